@@ -17,8 +17,9 @@ class BlockCopier:
 
     `device` is "cuda:N", "cpu" or "auto"; `policy` a file that `kvbench tune -p` wrote, without which built-in defaults
     serve. The way depends on the direction, on whether work is pending on the stream, on the mean block size and on the
-    number of blocks. Raises UsageError for a device or policy that is not valid and for a policy of another device,
-    EngineError where the driver fails; warns of a policy of another driver.
+    number of blocks. Memory for lists of `max_entries` is taken at once; a longer list takes more when it comes. Raises
+    UsageError for a device or policy that is not valid and for a policy of another device, EngineError where the driver
+    fails; warns of a policy of another driver.
 
     One instance serves one thread at a time; instances are independent. An instance remembers where pools lie: make
     another one when a pool was freed. The GPU's primary context is used, which is also PyTorch's.
@@ -29,17 +30,17 @@ class BlockCopier:
 
     `sources` and `destinations` are addresses, `sizes` bytes: contiguous CPU tensors or NumPy arrays of 64-bit integers
     of one length, of one direction. `stream` is a torch stream or the handle of a CUDA stream. The call returns when
-    the list is submitted; the arrays may change from then on, the blocks once the stream has passed. Destinations must
-    not overlap. `source_order_any` lets the driver read sources ahead of earlier work on the stream. Raises ValueError
-    for an invalid list, TypeError for arrays of another type, EngineError where the driver fails or for the legacy
-    default stream; a part of the list may have been submitted then.
+    the list is submitted; the arrays may change from then on, the blocks once the stream has passed. Where destinations
+    overlap, each byte is that of one of the entries. `source_order_any` lets the driver read sources ahead of earlier
+    work on the stream. Raises ValueError for an invalid list, TypeError for arrays of another type, EngineError where
+    the driver fails or for the legacy default stream; a part of the list may have been submitted then.
     """
 
-    def __init__(self, device: str = "auto", policy: Path | str | None = None) -> None:
+    def __init__(self, device: str = "auto", policy: Path | str | None = None, *, max_entries: int = 0) -> None:
         opened = open_device(resolve_device(device), FaultPlan())
         policies = (DEFAULTS,) if policy is None else (_policy_for(opened, Path(policy)), DEFAULTS)
         # The engine's own method: no Python code runs in a call.
-        self.copy = copier_for(opened, policies).copy
+        self.copy = copier_for(opened, policies, max_entries).engine.copy
 
 
 def _policy_for(device: Device, path: Path) -> Policy:

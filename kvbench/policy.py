@@ -16,7 +16,7 @@ import msgspec
 import tomli_w
 
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.backend_facts import AUTO
+from kvbench.cells.backend_facts import AUTO, BATCHED, MERGED, PER_BLOCK, PRIMED, SM
 from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import UsageError, brief
 from kvbench.files import read_toml
@@ -24,6 +24,8 @@ from kvbench.text import Line, convert, located
 
 NO_POLICY: Final = "auto had no policy and used its built-in defaults; build a policy with kvbench tune -p FILE"
 FORMAT: Final = 1
+# What auto and `kvbench.copy` do themselves; a choice of another backend is replaced.
+SERVING: Final = (BATCHED, PRIMED, MERGED, PER_BLOCK, SM)
 # The axes that a choice can set: all that the caller does not decide.
 CHOSEN_AXES: Final = tuple(axis.name for axis in AXES.values() if axis.chosen)
 _USUAL: Final = {name: axis.usual or axis.show(axis.unused) for name, axis in AXES.items()}
@@ -74,6 +76,12 @@ class Choice:
     def of(cls, backend: str, axes: Mapping[str, str | None]) -> Self:
         """Return the choice with `axes`, without values that are missing or the default."""
         return cls(backend, tuple((name, value) for name, value in axes.items() if value and value != _USUAL[name]))
+
+    @classmethod
+    def at(cls, cell: Cell) -> Self:
+        """Return what a cell runs."""
+        texts = cell.as_strings()
+        return cls.of(cell.backend, {name: texts.get(name) for name in CHOSEN_AXES})
 
     def apply(self, cell: Cell) -> Cell:
         """Return the cell that the chosen backend runs instead of `cell`."""
@@ -164,14 +172,6 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         tables = {table.stream_state: table for table in self.tables if table.direction is direction}
         alike = next(states for states in _ALIKE if state in states)
         return next((tables[one] for one in (state, *alike, *StreamState) if one in tables), None)
-
-    def choose(self, direction: Direction, state: StreamState, blocks: int, block_bytes: float) -> Choice | None:
-        """Return the choice for a swap of `blocks` blocks of `block_bytes` (the mean of mixed sizes).
-
-        None if there is no table for this direction.
-        """
-        known = self.table(direction, state)
-        return None if known is None else known.choose(blocks, block_bytes)
 
     def to_toml(self) -> str:
         """Return the policy as TOML text, which `load_policy` reads."""

@@ -24,8 +24,11 @@ Line = Annotated[
         extra={"meaning": f"one line of at most {MAX_LINE} characters"},
     ),
 ]
+# Sentences are wrapped at this many columns, or at the width of a narrower terminal.
+WIDEST: Final = 80
 _AT: Final = re.compile(r"(.*?) - at `\$\.?(.*)`", re.DOTALL)
-_JOINED: Final = re.compile(r"(?<=\d) (?=\d{3}\b|[KMG]?i?B\b|GB/s|us\b|SMs?\b|blocks?\b)")
+# A number stays on the line of its unit, and of the digits and the word behind it.
+_JOINED: Final = re.compile(r"(?<=\d) (?=[0-9A-Za-z])")
 _STEP: Final = re.compile(r"\[(\d+)\]|\[\.\.\.\]|\.?([^.\[\]]+)")
 
 T = TypeVar("T")
@@ -78,10 +81,17 @@ def short(text: str, most: int = 400) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def terminal_rows(lines: Iterable[str]) -> int:
+    """Return how many rows of a terminal of `WIDEST` columns lines take."""
+    return sum(wrapped(line, WIDEST).count("\n") + 1 for line in lines)
+
+
 def wrapped(text: str, width: int) -> str:
     """Return text in lines of at most `width`, later ones indented; no line ends inside a number or before its unit."""
     joined = _JOINED.sub("\N{NO-BREAK SPACE}", text)
-    return textwrap.fill(joined, width, subsequent_indent="  ").replace("\N{NO-BREAK SPACE}", " ")
+    indent = " " * (len(text) - len(text.lstrip()) + 2)
+    lines = textwrap.fill(joined, width, subsequent_indent=indent, break_on_hyphens=False)
+    return lines.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def counted(number: int, noun: str) -> str:

@@ -76,19 +76,22 @@ void copier(nb::module_& m) {
       .def(
           "__init__",
           [](CopyWay* self, unsigned sms, std::shared_ptr<SmKernel> bulk, std::shared_ptr<SmKernel> lanes,
-             std::size_t inline_up_to, bool sliced, bool by_host_address, bool merge, std::uint64_t prime_ns,
+             std::size_t inline_up_to, bool one_by_one, bool sliced, std::size_t descriptors_per_call,
+             bool prefer_overlap, bool by_host_address, bool merge, std::uint64_t prime_ns,
              std::size_t prime_up_to_bytes) {
             BatchOptions batch;
+            batch.attributes.prefer_overlap = prefer_overlap;
+            batch.descriptors_per_call = descriptors_per_call;
             batch.sliced = sliced;
             batch.by_host_address = by_host_address;
             batch.merge = merge;
             batch.prime_ns = prime_ns;
             batch.prime_up_to_bytes = prime_up_to_bytes;
-            new (self) CopyWay{sms, std::move(bulk), std::move(lanes), inline_up_to, batch};
+            new (self) CopyWay{sms, one_by_one, std::move(bulk), std::move(lanes), inline_up_to, batch};
           },
           nb::kw_only(), "sms"_a = 0, "bulk"_a = nb::none(), "lanes"_a = nb::none(), "inline_up_to"_a = 0,
-          "sliced"_a = false, "by_host_address"_a = false, "merge"_a = false, "prime_ns"_a = 0,
-          "prime_up_to_bytes"_a = 0);
+          "one_by_one"_a = false, "sliced"_a = false, "descriptors_per_call"_a = 0, "prefer_overlap"_a = false,
+          "by_host_address"_a = false, "merge"_a = false, "prime_ns"_a = 0, "prime_up_to_bytes"_a = 0);
   nb::class_<CopyTable>(m, "CopyTable", "Which way serves which lists, by mean block size and number of blocks.")
       .def(
           "__init__",
@@ -101,14 +104,14 @@ void copier(nb::module_& m) {
       .def(
           "__init__",
           [](BlockCopier* self, std::shared_ptr<Driver> driver, const std::vector<CopyWay*>& ways,
-             const std::vector<CopyTable*>& tables) {
+             const std::vector<CopyTable*>& tables, std::size_t max_entries) {
             std::vector<CopyWay> own_ways;
             for (const CopyWay* way : ways) own_ways.push_back(*way);
             std::vector<CopyTable> own_tables;
             for (const CopyTable* table : tables) own_tables.push_back(*table);
-            new (self) BlockCopier(std::move(driver), std::move(own_ways), std::move(own_tables));
+            new (self) BlockCopier(std::move(driver), std::move(own_ways), std::move(own_tables), max_entries);
           },
-          "driver"_a, "ways"_a, "tables"_a)
+          "driver"_a, "ways"_a, "tables"_a, "max_entries"_a = 0)
       .def(
           "copy",
           [](BlockCopier& copier, nb::handle sources, nb::handle destinations, nb::handle sizes, nb::handle stream,
@@ -120,6 +123,9 @@ void copier(nb::module_& m) {
           },
           "sources"_a.none(), "destinations"_a.none(), "sizes"_a.none(), "stream"_a, nb::kw_only(),
           "source_order_any"_a = false)
+      .def("way_of", &BlockCopier::way_of, "blocks"_a, "total_bytes"_a, "direction"_a, nb::kw_only(), "idle"_a,
+           "Return the index of the way of a list, by whether its stream is idle.")
+      .def("forget_places", &BlockCopier::forget_places, "Forget where blocks lie, after memory was freed.")
       .def("__repr__", [](const BlockCopier&) { return "<BlockCopier>"; });
   m.def(
       "copier_swap",

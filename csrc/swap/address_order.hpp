@@ -13,6 +13,11 @@ namespace kvbench {
 /// only for more addresses than before.
 class AddressOrder {
  public:
+  void reserve(std::size_t count) {
+    entries_.reserve(count);
+    scratch_.reserve(count);
+    indices_.reserve(count);
+  }
   /// Sorts `addresses`. Returns true, and leaves indices() as they are, if they ascend already.
   bool sort(std::span<const Address> addresses);
   /// The indices of the addresses in ascending order; of equal ones, in their order.
@@ -34,6 +39,10 @@ class HostOrder {
  public:
   explicit HostOrder(Direction direction) : direction_(direction) {}
 
+  void reserve(std::size_t entries) {
+    order_.reserve(entries);
+    ordered_.reserve(entries);
+  }
   /// Returns the list in this order: the caller's arrays if they ascend already, otherwise arrays that hold until the
   /// next call.
   Descriptors arrange(const Descriptors& descriptors);

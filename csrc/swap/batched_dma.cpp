@@ -66,6 +66,13 @@ class BatchCopier final : public ListCopier {
     }
   }
 
+  void reserve(std::size_t entries) override {
+    if (options_.by_host_address) order_.reserve(entries);
+    if (!options_.merge) return;
+    merged_.reserve(entries);
+    merged_first_.reserve(entries + 1);
+  }
+
   /// What calls() and descriptors() say before the first list.
   void expect(const Descriptors& descriptors) {
     submitted_ = descriptors;
@@ -132,7 +139,7 @@ class LoopCopier final : public ListCopier {
   LoopCopier(std::shared_ptr<Driver> driver, Direction direction) : driver_(std::move(driver)), direction_(direction) {}
 
   void copy(const Descriptors& descriptors, Stream stream) override {
-    make_per_block(driver_, descriptors, direction_)->submit(stream);
+    copy_each(*driver_, descriptors, direction_, stream);
     count_ = descriptors.size();
   }
   std::size_t calls() const override { return count_; }
@@ -169,8 +176,12 @@ std::unique_ptr<Swap> make_batched(std::shared_ptr<Driver> driver, Descriptors d
 
 std::unique_ptr<ListCopier> make_batch_copier(std::shared_ptr<Driver> driver, Direction direction,
                                               BatchOptions options) {
-  if (driver->batch_entry() == BatchEntry::none) return std::make_unique<LoopCopier>(std::move(driver), direction);
+  if (driver->batch_entry() == BatchEntry::none) return make_loop_copier(std::move(driver), direction);
   return std::make_unique<BatchCopier>(std::move(driver), direction, options);
+}
+
+std::unique_ptr<ListCopier> make_loop_copier(std::shared_ptr<Driver> driver, Direction direction) {
+  return std::make_unique<LoopCopier>(std::move(driver), direction);
 }
 
 }  // namespace kvbench

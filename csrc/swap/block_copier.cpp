@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -17,6 +16,18 @@ std::size_t range_of(std::span<const double> limits, double value) {
   return static_cast<std::size_t>(std::ranges::lower_bound(limits, value) - limits.begin());
 }
 
+std::size_t sum_of(const Descriptors& descriptors) {
+  std::size_t sum = 0;
+  bool fits = true;
+  if (descriptors.sizes->equal()) {
+    fits = !__builtin_mul_overflow(descriptors.size(), descriptors.sizes->first, &sum);
+  } else {
+    for (const std::size_t bytes : descriptors.bytes) fits = !__builtin_add_overflow(sum, bytes, &sum) && fits;
+  }
+  if (!fits) throw std::invalid_argument("sizes must add up to less than 2^64 bytes");
+  return sum;
+}
+
 void check(const CopyTable& table, std::size_t ways) {
   const std::size_t cells = (table.size_limits.size() + 1) * (table.count_limits.size() + 1);
   if (table.ways.size() != cells || std::ranges::any_of(table.ways, [=](std::size_t way) { return way >= ways; })) {
@@ -26,12 +37,24 @@ void check(const CopyTable& table, std::size_t ways) {
 
 }  // namespace
 
-BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> ways, std::vector<CopyTable> tables)
-    : driver_(std::move(driver)), ways_(std::move(ways)), tables_(std::move(tables)) {
+BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> ways, std::vector<CopyTable> tables,
+                         std::size_t max_entries)
+    : driver_(std::move(driver)),
+      ways_(std::move(ways)),
+      tables_(std::move(tables)),
+      route_(driver_),
+      slots_(std::make_shared<ListSlots>(driver_, SmOptions{}.lists)) {
   for (const CopyTable& table : tables_) check(table, ways_.size());
   for (const Direction direction : {Direction::h2d, Direction::d2h}) {
     if (std::ranges::none_of(tables_, [=](const CopyTable& table) { return table.direction == direction; })) {
       throw std::invalid_argument("each direction needs a table");
+    }
+  }
+  if (max_entries == 0) return;
+  filled_.reserve(max_entries);
+  for (const CopyTable& table : tables_) {
+    for (const std::size_t way : table.ways) {
+      for (const bool any : {false, true}) copier({way, table.direction, any}).reserve(max_entries);
     }
   }
 }
@@ -43,36 +66,27 @@ void BlockCopier::copy(Descriptors descriptors, bool source_order_any, Stream st
   if ((sizes.first | sizes.differing) >> 63) throw std::invalid_argument("sizes must not be negative");
   if (sizes.equal() && sizes.first == 0) return;
   descriptors.sizes = sizes;
-  std::size_t total_bytes = descriptors.size() * sizes.first;
-  if (!sizes.equal()) {
-    descriptors = without_empty(descriptors);
-    total_bytes = std::accumulate(descriptors.bytes.begin(), descriptors.bytes.end(), std::size_t{0});
-  }
-  const Direction direction = direction_of(descriptors);
-  const std::size_t way = way_of(descriptors.size(), total_bytes, direction, stream);
+  if (!sizes.equal()) descriptors = without_empty(descriptors);
+  const std::size_t total_bytes = sum_of(descriptors);
+  const Direction direction = route_.begin(descriptors.sources.front(), descriptors.destinations.front());
+  const auto [free, held] = ways_of(descriptors.size(), total_bytes, direction);
+  const std::size_t way = free == held || driver_->idle(stream) ? free : held;
   ListCopier& chosen = copier({way, direction, source_order_any});
   last_ = &chosen;
+  if (ways_[way].sms > 0) {
+    descriptors.route = &route_;  // checked where the list is written
+  } else {
+    for_each_on(&route_, descriptors.sources, descriptors.destinations, [](std::size_t) {});
+  }
   chosen.copy(descriptors, stream);
 }
 
-Direction BlockCopier::direction_of(const Descriptors& descriptors) {
-  const Place from = place_of(descriptors.sources.front());
-  const Place to = place_of(descriptors.destinations.front());
-  if (from == Place::pinned && to == Place::device) return Direction::h2d;
-  if (from == Place::device && to == Place::pinned) return Direction::d2h;
-  throw std::invalid_argument("blocks must go from pinned host memory to device memory, or from device to pinned");
+std::size_t BlockCopier::way_of(std::size_t count, std::size_t total_bytes, Direction direction, bool idle) const {
+  const auto [free, held] = ways_of(count, total_bytes, direction);
+  return idle ? free : held;
 }
 
-Place BlockCopier::place_of(Address address) {
-  for (const Region& region : regions_) {
-    if (region.holds(address)) return region.place;
-  }
-  const Region region = driver_->region_of(address);
-  if (region.place != Place::pageable) regions_[region.place == Place::device ? 0 : 1] = region;
-  return region.place;
-}
-
-std::size_t BlockCopier::way_of(std::size_t count, std::size_t total_bytes, Direction direction, Stream stream) {
+BlockCopier::Candidates BlockCopier::ways_of(std::size_t count, std::size_t total_bytes, Direction direction) const {
   const double blocks = static_cast<double>(count);
   const double block_bytes = static_cast<double>(total_bytes) / blocks;
   std::array<std::optional<std::size_t>, 2> found;
@@ -82,16 +96,18 @@ std::size_t BlockCopier::way_of(std::size_t count, std::size_t total_bytes, Dire
     found[table.pending ? 1 : 0] = table.ways[row + range_of(table.count_limits, blocks)];
   }
   const std::size_t free = found[0] ? *found[0] : *found[1];
-  const std::size_t held = found[1] ? *found[1] : free;
-  return free == held || total_bytes < kAskFromBytes || driver_->idle(stream) ? free : held;
+  return {free, found[1] && total_bytes >= kAskFromBytes ? *found[1] : free};
 }
 
-ListCopier& BlockCopier::copier(const Key& key) {
+ListCopier& BlockCopier::copier(Key key) {
+  const CopyWay& way = ways_[key.way];
+  key.any = key.any && way.sms == 0;  // makes no difference to a kernel
   std::unique_ptr<ListCopier>& found = copiers_[key];
   if (found) return *found;
-  const CopyWay& way = ways_[key.way];
   if (way.sms > 0) {
-    found = make_sm_copier({way.bulk, way.lanes}, {way.sms, key.direction, way.inline_up_to});
+    found = make_sm_copier({way.bulk, way.lanes}, {way.sms, key.direction, way.inline_up_to}, slots_);
+  } else if (way.one_by_one) {
+    found = make_loop_copier(driver_, key.direction);
   } else {
     BatchOptions options = way.batch;
     options.attributes.order = key.any ? AccessOrder::any : AccessOrder::stream;
@@ -112,7 +128,9 @@ Descriptors BlockCopier::without_empty(const Descriptors& descriptors) {
     filled_.destinations.push_back(descriptors.destinations[i]);
     filled_.bytes.push_back(descriptors.bytes[i]);
   }
-  return filled_.view();
+  Descriptors filled = filled_.view();
+  filled.sizes.emplace(filled.bytes);
+  return filled;
 }
 
 }  // namespace kvbench

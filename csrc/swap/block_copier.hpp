@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -13,10 +12,12 @@
 
 namespace kvbench {
 
-/// One way to copy: by kernel if `sms` is not 0, otherwise by batched calls with `batch`, whose access order comes with
-/// each list. `bulk` takes lists whose addresses and sizes are multiples of 16, `lanes` every list; `bulk` may be null.
+/// One way to copy: by kernel if `sms` is not 0, otherwise by single copies if `one_by_one`, otherwise by batched calls
+/// with `batch`, whose access order comes with each list. `bulk` takes lists whose addresses and sizes are multiples of
+/// 16, `lanes` every list; `bulk` may be null.
 struct CopyWay {
   unsigned sms = 0;
+  bool one_by_one = false;
   std::shared_ptr<const SmKernel> bulk;
   std::shared_ptr<const SmKernel> lanes;
   std::size_t inline_up_to = 0;
@@ -36,20 +37,27 @@ struct CopyTable {
 };
 
 /// Copies lists of blocks between pinned host memory and its device, each in the way that a table names. For one thread
-/// at a time; lists on different streams are ordered by their streams alone. Remembers where the first blocks of its
-/// lists lie: it must not be used any more when this memory was freed.
+/// at a time; lists on different streams are ordered by their streams alone. Remembers where the blocks of its lists
+/// lie: it must forget_places() when this memory was freed.
 class BlockCopier {
  public:
-  /// Throws std::invalid_argument for tables that name ways which are not there, or that have no row for a direction.
-  BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> ways, std::vector<CopyTable> tables);
+  /// Makes room for lists of `max_entries` entries of one size; 0: when they come. Throws std::invalid_argument for
+  /// tables that name ways which are not there, or that have no row for a direction.
+  BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> ways, std::vector<CopyTable> tables,
+              std::size_t max_entries = 0);
   BlockCopier(const BlockCopier&) = delete;
   BlockCopier& operator=(const BlockCopier&) = delete;
   ~BlockCopier() = default;
 
   /// Submits one list to `stream` and returns without waiting; its arrays may change as soon as it returns. Entries of
-  /// 0 bytes copy nothing. Throws DriverError, and std::invalid_argument for a list with a negative size or whose first
-  /// entry does not have exactly one side on the device and one in pinned memory.
+  /// 0 bytes copy nothing; where destinations overlap, each byte is one of those that go there. Throws DriverError, and
+  /// std::invalid_argument for a list with a negative size, or whose entries do not all begin on the device and go to
+  /// pinned memory, or the reverse.
   void copy(Descriptors descriptors, bool source_order_any, Stream stream);
+  /// The index of the way of a list, by whether its stream is idle.
+  [[nodiscard]] std::size_t way_of(std::size_t count, std::size_t total_bytes, Direction direction, bool idle) const;
+  /// Forgets where blocks lie, after memory was freed.
+  void forget_places() { route_ = Route(driver_); }
   /// What copied the last list; null before the first.
   [[nodiscard]] const ListCopier* last() const { return last_; }
 
@@ -61,18 +69,23 @@ class BlockCopier {
     auto operator<=>(const Key&) const = default;
   };
 
-  [[nodiscard]] Direction direction_of(const Descriptors& descriptors);
-  [[nodiscard]] Place place_of(Address address);
-  [[nodiscard]] std::size_t way_of(std::size_t count, std::size_t total_bytes, Direction direction, Stream stream);
-  [[nodiscard]] ListCopier& copier(const Key& key);
+  struct Candidates {
+    std::size_t free;
+    std::size_t held;
+  };
+
+  /// The ways of a list on an idle stream, and behind pending work.
+  [[nodiscard]] Candidates ways_of(std::size_t count, std::size_t total_bytes, Direction direction) const;
+  [[nodiscard]] ListCopier& copier(Key key);
   Descriptors without_empty(const Descriptors& descriptors);
 
   std::shared_ptr<Driver> driver_;
   std::vector<CopyWay> ways_;
   std::vector<CopyTable> tables_;
+  Route route_;
+  std::shared_ptr<ListSlots> slots_;  ///< for the lists of all ways
   std::map<Key, std::unique_ptr<ListCopier>> copiers_;
   DescriptorList filled_;
-  std::array<Region, 2> regions_;  ///< the last on the device and the last pinned
   const ListCopier* last_ = nullptr;
 };
 

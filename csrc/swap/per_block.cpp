@@ -11,6 +11,17 @@ void refuse_legacy_stream(Stream stream) {
   }
 }
 
+void copy_each(Driver& driver, const Descriptors& descriptors, Direction direction, Stream stream) {
+  refuse_legacy_stream(stream);
+  for (std::size_t i = 0; i < descriptors.size(); ++i) {
+    try {
+      driver.copy(descriptors.destinations[i], descriptors.sources[i], descriptors.bytes[i], direction, stream);
+    } catch (const DriverError& error) {
+      throw error.at(i);
+    }
+  }
+}
+
 namespace {
 
 class PerBlockSwap final : public Swap {
@@ -18,17 +29,7 @@ class PerBlockSwap final : public Swap {
   PerBlockSwap(std::shared_ptr<Driver> driver, Descriptors descriptors, Direction direction)
       : driver_(std::move(driver)), descriptors_(descriptors), direction_(direction) {}
 
-  void submit(Stream stream) override {
-    refuse_legacy_stream(stream);
-    for (std::size_t i = 0; i < descriptors_.size(); ++i) {
-      try {
-        driver_->copy(descriptors_.destinations[i], descriptors_.sources[i], descriptors_.bytes[i], direction_, stream);
-      } catch (const DriverError& error) {
-        throw error.at(i);
-      }
-    }
-  }
-
+  void submit(Stream stream) override { copy_each(*driver_, descriptors_, direction_, stream); }
   std::size_t calls() const override { return descriptors_.size(); }
   std::size_t descriptors() const override { return descriptors_.size(); }
 

@@ -2,13 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <limits>
 #include <stdexcept>
 #include <utility>
-#include <vector>
 
-#include "driver/resources.hpp"
 #include "kernels/piece_map.hpp"
 
 namespace kvbench {
@@ -77,20 +74,20 @@ class DescriptorListing final : public Listing {
     auto* row = static_cast<Row*>(table);
     Address bits = sizes_.first | sizes_.differing;
     if (sizes_.equal()) {
-      for (std::size_t i = 0; i < rows_; ++i) {
+      for_each_on(descriptors_.route, descriptors_.sources, descriptors_.destinations, [&](std::size_t i) {
         bits |= descriptors_.sources[i] | descriptors_.destinations[i];
         row[i] = {descriptors_.sources[i], descriptors_.destinations[i]};
-      }
+      });
       return bits;
     }
     auto* length = reinterpret_cast<u32*>(row + rows_);
-    for (std::size_t i = 0; i < descriptors_.size(); ++i) {
+    for_each_on(descriptors_.route, descriptors_.sources, descriptors_.destinations, [&](std::size_t i) {
       bits |= descriptors_.sources[i] | descriptors_.destinations[i];
       for (std::size_t at = 0; at < descriptors_.bytes[i]; at += piece_bytes_) {
         *row++ = {descriptors_.sources[i] + at, descriptors_.destinations[i] + at};
         *length++ = static_cast<u32>(std::min(piece_bytes_, descriptors_.bytes[i] - at));
       }
-    }
+    });
     return bits;
   }
 
@@ -137,35 +134,22 @@ class TensorListing final : public Listing {
   TensorBlocks blocks_;
 };
 
-/// A list in pinned memory; `done` marks the last launch that read it.
-struct Slot {
-  Slot(const std::shared_ptr<Driver>& driver, std::size_t bytes)
-      : pinned(driver, MemoryKind::allocated, bytes), done(driver) {}
-
-  Buffer pinned;
-  OwnedEvent done;
-};
-
 /// Launches a kernel over lists. A short list is passed with the launch, which copies it. A longer one is written into
 /// a slot of pinned memory, from which the kernel reads it.
 class SmQueue {
  public:
-  SmQueue(SmKernels kernels, SmOptions options)
+  /// Makes slots of its own unless some are given.
+  SmQueue(SmKernels kernels, SmOptions options, std::shared_ptr<ListSlots> slots = nullptr)
       : kernels_(std::move(kernels)),
         sms_(options.sms),
         inline_up_to_(std::min<std::size_t>(options.inline_up_to, kInlineTableBytes)),
-        slots_(options.lists) {
+        slots_(slots ? std::move(slots) : std::make_shared<ListSlots>(kernels_.any->driver(), options.lists)) {
     reserve(options.list_bytes);
   }
 
   /// Makes slots for lists of this size.
   void reserve(std::size_t table_bytes) {
-    if (table_bytes <= inline_up_to_) return;
-    for (auto& slot : slots_) {
-      if (slot && slot->pinned.bytes() >= table_bytes) continue;
-      if (slot) slot->done.wait();
-      slot = std::make_unique<Slot>(kernels_.any->driver(), std::bit_ceil(table_bytes));
-    }
+    if (table_bytes > inline_up_to_) slots_->reserve(table_bytes);
   }
 
   void launch(const Listing& listing, Stream stream) {
@@ -182,11 +166,8 @@ class SmQueue {
     kernel.launch(true, grid(inline_.list), arguments.data(), stream);
   }
 
-  /// The list goes into the least recently used slot, after the launch that read it has completed.
   void launch_listed(const Listing& listing, Stream stream) {
-    next_ = (next_ + 1) % slots_.size();
-    Slot& slot = *slots_[next_];
-    slot.done.wait();
+    ListSlot& slot = slots_->take(listing.table_bytes());
     const SmKernel& kernel = kernels_.serving(listing.write(reinterpret_cast<void*>(slot.pinned.address())));
     List list = listing.head(kernel.shape().piece_bytes);
     list.table = slot.pinned.device_address();
@@ -202,8 +183,7 @@ class SmQueue {
   unsigned sms_;
   std::size_t inline_up_to_;
   InlineList inline_{};
-  std::vector<std::unique_ptr<Slot>> slots_;
-  std::size_t next_ = 0;
+  std::shared_ptr<ListSlots> slots_;
 };
 
 class SmSwap final : public Swap {
@@ -224,12 +204,14 @@ class SmSwap final : public Swap {
 
 class SmCopier final : public ListCopier {
  public:
-  SmCopier(SmKernels kernels, SmOptions options)
-      : piece_bytes_(kernels.piece_bytes()), direction_(options.direction), queue_(std::move(kernels), options) {}
+  SmCopier(SmKernels kernels, SmOptions options, std::shared_ptr<ListSlots> slots)
+      : piece_bytes_(kernels.piece_bytes()),
+        direction_(options.direction),
+        queue_(std::move(kernels), options, std::move(slots)) {}
 
+  void reserve(std::size_t entries) override { queue_.reserve(entries * (sizeof(Row) + sizeof(u32))); }
   void copy(const Descriptors& descriptors, Stream stream) override {
     const DescriptorListing listing(descriptors, piece_bytes_, direction_);
-    queue_.reserve(listing.table_bytes());
     queue_.launch(listing, stream);
     count_ = descriptors.size();
   }
@@ -277,8 +259,8 @@ std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, Tenso
   return std::make_unique<SmSwap>(std::move(kernel), std::move(listing), options);
 }
 
-std::unique_ptr<ListCopier> make_sm_copier(SmKernels kernels, SmOptions options) {
-  return std::make_unique<SmCopier>(std::move(kernels), options);
+std::unique_ptr<ListCopier> make_sm_copier(SmKernels kernels, SmOptions options, std::shared_ptr<ListSlots> slots) {
+  return std::make_unique<SmCopier>(std::move(kernels), options, std::move(slots));
 }
 
 }  // namespace kvbench

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 
+#include "swap/list_slots.hpp"
 #include "swap/swap.hpp"
 
 namespace kvbench {
@@ -70,15 +71,16 @@ struct SmOptions {
   unsigned sms = 2;                      ///< thread blocks of the grid
   Direction direction = Direction::h2d;  ///< determines which side is on the host
   std::size_t inline_up_to = 0;          ///< a list of up to this many bytes is passed with the launch
-  std::size_t lists = 2;                 ///< longer lists that can be in flight; one more waits for the first
+  std::size_t lists = 2;                 ///< longer lists for which there are slots at once
   std::size_t list_bytes = 0;            ///< length of a list for which room is made at once
 };
 
 /// One kernel launch that copies every descriptor.
 std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, Descriptors descriptors, SmOptions options);
 
-/// The same for lists that differ. Its slots of pinned memory grow with the longest list.
-std::unique_ptr<ListCopier> make_sm_copier(SmKernels kernels, SmOptions options);
+/// The same for lists that differ, in `slots` that it may share with others, or in slots of its own.
+std::unique_ptr<ListCopier> make_sm_copier(SmKernels kernels, SmOptions options,
+                                           std::shared_ptr<ListSlots> slots = nullptr);
 
 /// The same for blocks of tensors, whose list is shorter by a factor of the number of tensors.
 std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, TensorBlocks blocks, SmOptions options);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "driver/driver.hpp"
+#include "swap/route.hpp"
 
 namespace kvbench {
 
@@ -29,6 +30,7 @@ struct Descriptors {
   std::span<const Address> destinations;
   std::span<const std::size_t> bytes;
   std::optional<BlockSizes> sizes = std::nullopt;  ///< of `bytes`, where they were read already
+  Route* route = nullptr;                          ///< that all entries have to go, where nobody checked this
 
   [[nodiscard]] std::size_t size() const { return bytes.size(); }
 };
@@ -40,6 +42,11 @@ struct DescriptorList {
   std::vector<std::size_t> bytes;
 
   [[nodiscard]] Descriptors view() const { return {sources, destinations, bytes}; }
+  void reserve(std::size_t entries) {
+    sources.reserve(entries);
+    destinations.reserve(entries);
+    bytes.reserve(entries);
+  }
 };
 
 /// One swap that can be submitted repeatedly. It reads the caller's arrays at every submission.
@@ -61,7 +68,8 @@ class Swap {
   [[nodiscard]] virtual bool fell_back() const { return false; }
 };
 
-/// One way to copy lists that differ from call to call; for one thread at a time.
+/// One way to copy lists that differ from call to call; for one thread at a time. A call allocates only for a longer
+/// list than before, or for more lists in flight.
 class ListCopier {
  public:
   ListCopier() = default;
@@ -69,6 +77,8 @@ class ListCopier {
   ListCopier& operator=(const ListCopier&) = delete;
   virtual ~ListCopier() = default;
 
+  /// Makes room for lists of this many entries.
+  virtual void reserve(std::size_t) {}
   /// As Swap::submit(), for these descriptors, whose arrays may change when it returns.
   virtual void copy(const Descriptors& descriptors, Stream stream) = 0;
   /// Driver calls of the last list, and the descriptors that were handed to them.
@@ -80,7 +90,10 @@ class ListCopier {
 /// CUDA_ERROR_INVALID_VALUE.
 void refuse_legacy_stream(Stream stream);
 
-/// One asynchronous copy per descriptor.
+/// Submits one asynchronous copy per descriptor.
+void copy_each(Driver& driver, const Descriptors& descriptors, Direction direction, Stream stream);
+
+/// The same as a swap.
 std::unique_ptr<Swap> make_per_block(std::shared_ptr<Driver> driver, Descriptors descriptors, Direction direction);
 
 struct BatchOptions {
@@ -100,6 +113,9 @@ std::unique_ptr<Swap> make_batched(std::shared_ptr<Driver> driver, Descriptors d
 /// The same for lists that differ.
 std::unique_ptr<ListCopier> make_batch_copier(std::shared_ptr<Driver> driver, Direction direction,
                                               BatchOptions options);
+
+/// One asynchronous copy per descriptor, for lists that differ.
+std::unique_ptr<ListCopier> make_loop_copier(std::shared_ptr<Driver> driver, Direction direction);
 
 /// Merges consecutive descriptors that are adjacent on both sides; `first` receives the index of each merged entry's
 /// first descriptor. The vectors of `merged` and `first` are reused.

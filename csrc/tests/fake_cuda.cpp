@@ -50,13 +50,21 @@ Result set_current(void* context) { return current = context, kSuccess; }
 Result mem_info(std::size_t* free_bytes, std::size_t* total) {
   return *free_bytes = current == contexts ? 1 : 2, *total = 2, kSuccess;
 }
+void note_allocation() { asked.allocated_on = current == contexts ? 0 : 1; }
 Result mem_alloc(std::uint64_t* pointer, std::size_t bytes) {
+  note_allocation();
   return *pointer = reinterpret_cast<std::uint64_t>(std::malloc(bytes)), kSuccess;
 }
 Result mem_free(std::uint64_t pointer) { return std::free(reinterpret_cast<void*>(pointer)), kSuccess; }
-Result host_alloc(void** pointer, std::size_t bytes, unsigned) { return *pointer = std::malloc(bytes), kSuccess; }
+Result host_alloc(void** pointer, std::size_t bytes, unsigned) {
+  note_allocation();
+  return *pointer = std::malloc(bytes), kSuccess;
+}
 Result host_free(void* pointer) { return std::free(pointer), kSuccess; }
-Result host_register(void* pointer, std::size_t, unsigned) { return asked.registered.insert(pointer), kSuccess; }
+Result host_register(void* pointer, std::size_t, unsigned) {
+  note_allocation();
+  return asked.registered.insert(pointer), kSuccess;
+}
 Result host_unregister(void* pointer) { return asked.registered.erase(pointer) == 1 ? kSuccess : kInvalidValue; }
 Result device_pointer(std::uint64_t* out, void* pointer, unsigned) {
   return *out = reinterpret_cast<std::uint64_t>(pointer), kSuccess;
@@ -64,6 +72,7 @@ Result device_pointer(std::uint64_t* out, void* pointer, unsigned) {
 Result create(void** out, unsigned) { return *out = new Handle{current}, kSuccess; }
 Result priorities(int* least, int* greatest) { return *least = 0, *greatest = -5, kSuccess; }
 Result create_stream(void** out, unsigned flags, int priority) {
+  asked.priority = priority;
   return priority == 0 || priority == -5 ? create(out, flags) : kInvalidValue;
 }
 Result destroy(void* handle) { return delete static_cast<Handle*>(handle), kSuccess; }

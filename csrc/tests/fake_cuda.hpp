@@ -10,5 +10,7 @@ struct FakeCuda {
   int order = 0;               ///< of the last batched copy
   unsigned flags = 0;          ///< of the last batched copy
   int waits = 0;               ///< of a stream for an event
+  int priority = 0;            ///< of the last stream
+  int allocated_on = 0;        ///< the device whose context was current when memory was last allocated
   bool hints = false;          ///< whether the last batched copy named locations
 };

@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -11,8 +13,41 @@
 #include "swap/block_copier.hpp"
 
 namespace {
+thread_local std::size_t allocated = 0;
+}
+
+void* operator new(std::size_t bytes) {
+  ++allocated;
+  if (void* memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace {
 
 using namespace kvbench;
+
+/// The host device, whose submissions do nothing, and so allocate nothing themselves.
+class QuietDriver final : public ForwardingDriver {
+ public:
+  explicit QuietDriver(BatchEntry entry) : entry_(entry) {}
+  BatchEntry batch_entry() const override { return entry_; }
+  Kernel load_kernel(std::span<const std::byte>, const char*, std::size_t) override { return 1; }
+  void launch(Kernel, Grid, void**, Stream) override {}
+  void record(Event, Stream) override {}
+  void delay(std::uint64_t, Stream) override {}
+  void copy(Address, Address, std::size_t, Direction, Stream) override {}
+  void copy_batch(std::span<const Address>, std::span<const Address>, std::span<const std::size_t>, BatchAttributes,
+                  Direction, Stream) override {}
+  Memory allocate(MemoryKind kind, std::size_t bytes) override {
+    ++allocated;
+    return ForwardingDriver::allocate(kind, bytes);
+  }
+
+ private:
+  BatchEntry entry_;
+};
 
 /// The host device, which notes what a copier requests: launches, batched calls, delays and questions.
 class AskedDriver final : public ForwardingDriver {
@@ -55,9 +90,11 @@ using Noted = std::vector<std::string>;
 
 constexpr std::size_t kPoolBytes = std::size_t{4} << 20;
 
-struct CopierBench {
-  CopierBench()
-      : stream(driver),
+template <class OneDriver>
+struct BenchOf {
+  explicit BenchOf(std::shared_ptr<OneDriver> with = std::make_shared<OneDriver>())
+      : driver(std::move(with)),
+        stream(driver),
         host(driver, MemoryKind::allocated, kPoolBytes),
         device(driver, MemoryKind::device, kPoolBytes) {}
 
@@ -65,15 +102,16 @@ struct CopierBench {
     return std::make_shared<SmKernel>(driver, std::span<const std::byte>{}, SmShape{.method = method});
   }
 
-  /// Ways: 0 batched, 1 primed, 2 a kernel on 3 SMs.
-  std::unique_ptr<BlockCopier> copier(std::vector<CopyTable> tables) {
-    std::vector<CopyWay> ways(3);
+  /// Ways: 0 batched, 1 primed, 2 a kernel on 3 SMs, 3 merged.
+  std::unique_ptr<BlockCopier> copier(std::vector<CopyTable> tables, std::size_t max_entries = 0) {
+    std::vector<CopyWay> ways(4);
+    ways[3].batch.by_host_address = ways[3].batch.merge = ways[3].batch.sliced = true;
     ways[1].batch.prime_ns = 2000;
     ways[1].batch.prime_up_to_bytes = 1 << 20;
     ways[2].sms = 3;
     ways[2].bulk = kernel(SmMethod::bulk);
     ways[2].lanes = kernel(SmMethod::lanes);
-    return std::make_unique<BlockCopier>(driver, std::move(ways), std::move(tables));
+    return std::make_unique<BlockCopier>(driver, std::move(ways), std::move(tables), max_entries);
   }
 
   /// `count` blocks of `bytes`, kept as long as the bench.
@@ -94,12 +132,15 @@ struct CopierBench {
     return driver->take();
   }
 
-  std::shared_ptr<AskedDriver> driver = std::make_shared<AskedDriver>();
+  std::shared_ptr<OneDriver> driver;
   OwnedStream stream;
   Buffer host;
   Buffer device;
   std::deque<DescriptorList> lists;
 };
+
+using CopierBench = BenchOf<AskedDriver>;
+using QuietBench = BenchOf<QuietDriver>;
 
 /// A table with one way for everything.
 CopyTable always(std::size_t way, Direction direction, bool pending = false) {
@@ -166,6 +207,60 @@ void the_driver_is_asked_once_for_each_pool() {
   check::equal(bench.driver->regions, 3, "questions for three");
 }
 
+void blocks_of_many_pools_are_one_list() {
+  for (const std::size_t way : {0, 2}) {
+    CopierBench bench;
+    const auto copier = bench.copier(both_ways(way));
+    bench.list(1000, 64);
+    DescriptorList& list = bench.lists.back();
+    std::deque<Buffer> pools;
+    for (int i = 0; i < 10; ++i) pools.emplace_back(bench.driver, MemoryKind::device, kPoolBytes);
+    for (std::size_t i = 0; i < 1000; ++i) list.destinations[i] = pools[i % 10].address() + i * kBlock;
+    check::equal(bench.copied(*copier, list.view()).size(), std::size_t{1}, "submissions");
+    const int before = bench.driver->regions;
+    check::that(before <= 11, "a question for each pool");
+    bench.copied(*copier, list.view());
+    check::equal(bench.driver->regions, before, "questions for known pools");
+  }
+}
+
+void an_entry_that_goes_another_way_is_refused() {
+  for (const std::size_t way : {0, 2}) {
+    for (const std::size_t entry : {1, 700, 999}) {
+      CopierBench bench;
+      const auto copier = bench.copier(both_ways(way));
+      bench.list(1000, 64);
+      DescriptorList& list = bench.lists.back();
+      const auto refused = [&] {
+        check::thrown<std::invalid_argument>([&] { copier->copy(list.view(), false, bench.stream.handle()); });
+        check::that(bench.driver->take().empty(), "nothing was submitted");
+      };
+      std::swap(list.sources[entry], list.destinations[entry]);
+      refused();
+      list.sources[entry] = list.destinations[entry];
+      refused();
+      list.sources[entry] = 4096;
+      refused();
+      list.sources[entry] = ~Address{0};
+      refused();
+    }
+  }
+}
+
+void sizes_that_add_up_to_too_much_are_refused() {
+  CopierBench bench;
+  const auto copier = bench.copier(both_ways(2));
+  const auto refused = [&] {
+    check::thrown<std::invalid_argument>(
+        [&] { copier->copy(bench.lists.back().view(), false, bench.stream.handle()); });
+    check::that(bench.driver->take().empty(), "nothing was submitted");
+  };
+  bench.list(4, std::size_t{1} << 62);  // 0 in 64 bits
+  refused();
+  ++bench.lists.back().bytes.back();
+  refused();
+}
+
 void each_list_has_its_access_order() {
   CopierBench bench;
   const auto copier = bench.copier(both_ways(0));
@@ -192,10 +287,49 @@ void entries_of_no_bytes_are_left_out() {
   check::that(bench.copied(*copier, Descriptors{}).empty(), "an empty list");
 }
 
+/// Copies lists of both directions, of one size and of several, with and without entries of no bytes, in any order;
+/// returns the number of allocations.
+std::size_t copy_every_kind(BlockCopier& copier, QuietBench& bench, std::size_t entries) {
+  std::size_t made = 0;
+  for (const Direction direction : {Direction::h2d, Direction::d2h}) {
+    bench.list(entries, 64, direction);
+    DescriptorList& list = bench.lists.back();
+    const auto copy = [&](bool any) {
+      const std::size_t before = allocated;
+      copier.copy(list.view(), any, bench.stream.handle());
+      made += allocated - before;
+    };
+    for (const bool any : {false, true}) copy(any);
+    std::ranges::reverse(list.destinations);
+    std::ranges::reverse(list.sources);
+    copy(false);
+    list.bytes[1] = 0;
+    copy(false);
+    list.bytes[1] = 48;
+    copy(false);
+  }
+  return made;
+}
+
+void a_call_allocates_nothing_once_a_list_as_long_was_copied() {
+  for (const BatchEntry entry : {BatchEntry::host, BatchEntry::none}) {
+    for (std::size_t way = 0; way < 4; ++way) {
+      for (const bool reserved : {false, true}) {
+        QuietBench bench(std::make_shared<QuietDriver>(entry));
+        const auto copier = bench.copier(both_ways(way), reserved ? 2000 : 0);
+        if (!reserved) check::that(copy_every_kind(*copier, bench, 2000) > 0, "the first lists make room");
+        for (const std::size_t entries : {2000, 3, 1000, 2000}) {
+          check::equal(copy_every_kind(*copier, bench, entries), std::size_t{0}, "allocations");
+        }
+      }
+    }
+  }
+}
+
 void what_a_copier_cannot_serve_is_refused() {
   CopierBench bench;
   check::thrown<std::invalid_argument>([&] { bench.copier({always(0, Direction::h2d)}); });
-  check::thrown<std::invalid_argument>([&] { bench.copier(both_ways(3)); });
+  check::thrown<std::invalid_argument>([&] { bench.copier(both_ways(4)); });
   const auto copier = bench.copier(both_ways(0));
   const std::vector<Address> here{bench.host.address()}, elsewhere{4096};
   const std::vector<std::size_t> bytes{64};
@@ -214,9 +348,14 @@ int main() {
       {"the stream is asked only where its answer matters", the_stream_is_asked_only_where_its_answer_matters},
       {"what is not aligned takes the other kernel", what_is_not_aligned_takes_the_other_kernel},
       {"the driver is asked once for each pool", the_driver_is_asked_once_for_each_pool},
+      {"blocks of many pools are one list", blocks_of_many_pools_are_one_list},
+      {"an entry that goes another way is refused", an_entry_that_goes_another_way_is_refused},
+      {"sizes that add up to too much are refused", sizes_that_add_up_to_too_much_are_refused},
       {"each list has its access order", each_list_has_its_access_order},
       {"only loads are primed", only_loads_are_primed},
       {"entries of no bytes are left out", entries_of_no_bytes_are_left_out},
+      {"a call allocates nothing once a list as long was copied",
+       a_call_allocates_nothing_once_a_list_as_long_was_copied},
       {"what a copier cannot serve is refused", what_a_copier_cannot_serve_is_refused},
   });
 }

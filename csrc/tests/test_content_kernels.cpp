@@ -35,6 +35,8 @@ class KernelDriver final : public ForwardingDriver {
   }
   void launch(Kernel kernel, Grid grid, void** arguments, Stream stream) override {
     synchronize(stream);
+    is_running = true;
+    most_blocks = std::max(most_blocks, grid.blocks);
     const auto work = *static_cast<const PoolWork*>(arguments[0]);
     gridDim.x = grid.blocks;
     blockDim.x = grid.threads;
@@ -44,12 +46,19 @@ class KernelDriver final : public ForwardingDriver {
       }
     }
   }
+  void synchronize(Stream stream) override {
+    ForwardingDriver::synchronize(stream);
+    is_running = false;
+  }
   void write_content(std::span<const Stretch> stretches, std::uint64_t seed, Stream stream) override {
     kernels_.write(stretches, seed, stream);
   }
   AuditCount audit_content(std::span<const Stretch> stretches, std::uint64_t seed, Stream stream) override {
     return kernels_.audit(stretches, seed, stream);
   }
+
+  bool is_running = false;  ///< whether a kernel was launched since the stream was last awaited
+  unsigned most_blocks = 0;
 
  private:
   ContentKernels kernels_{*this, {}};
@@ -97,6 +106,26 @@ void kernels_find_what_the_host_finds() {
   check::equal(audit.checked_bytes, 604'672U, "checked bytes");
 }
 
+void what_is_written_is_there_when_the_call_returns() {
+  Bench bench;
+  bench.device.write({kOffsets, kBytes, kSources}, 2, bench.stream.handle());
+  check::that(!bench.driver->is_running, "the kernel has ended");
+}
+
+void a_grid_is_no_larger_than_a_device_needs() {
+  Bench bench;
+  const std::size_t count = 5000;  // of ranges: more than a grid has blocks
+  Offsets offsets(count);
+  for (std::size_t i = 0; i < count; ++i) offsets[i] = 16 * i;
+  const Offsets bytes(count, 9);
+  const Ranges ranges{offsets, bytes, offsets};
+  bench.write(ranges, 3);
+  *bench.byte(16 * (count - 1)) ^= 1;
+  const Audit audit = bench.device.audit(ranges, 3, bench.stream.handle());
+  check::equal(audit.wrong_bytes, 1U, "every range is compared");
+  check::that(bench.driver->most_blocks > 0 && bench.driver->most_blocks <= 4096, "blocks of a grid");
+}
+
 void no_ranges_are_no_launch() {
   Bench bench;
   const Audit audit = bench.device.audit({}, 2, bench.stream.handle());
@@ -110,6 +139,8 @@ int main() {
   return check::run({
       {"kernels write what the host writes", kernels_write_what_the_host_writes},
       {"kernels find what the host finds", kernels_find_what_the_host_finds},
+      {"what is written is there when the call returns", what_is_written_is_there_when_the_call_returns},
+      {"a grid is no larger than a device needs", a_grid_is_no_larger_than_a_device_needs},
       {"no ranges are no launch", no_ranges_are_no_launch},
   });
 }

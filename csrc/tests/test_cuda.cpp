@@ -176,6 +176,14 @@ void a_stream_waits_for_an_event_through_the_driver() {
   check::equal(asked_of(13000).waits, before + 1, "waits");
 }
 
+void a_stream_of_high_priority_has_the_greatest() {
+  const auto driver = open_cuda(0, library(13000));
+  const OwnedStream urgent(driver, Priority::high);
+  check::equal(asked_of(13000).priority, -5, "high");
+  const OwnedStream usual(driver);
+  check::equal(asked_of(13000).priority, 0, "normal");
+}
+
 void each_device_keeps_to_its_context() {
   const auto first = open_cuda(0, library(12080));
   const auto second = open_cuda(1, library(12080));  // which makes its own context current
@@ -188,6 +196,11 @@ void each_device_keeps_to_its_context() {
   const auto swap = three.swap();
   region.measure([&](Stream on) { swap->submit(on); }, StreamState::idle);
   check::equal(three.sum(), 7 * 85, "bytes moved");
+  for (const MemoryKind kind : {MemoryKind::device, MemoryKind::allocated, MemoryKind::registered}) {
+    first->bind_thread();
+    const Buffer buffer(second, kind, 4096);
+    check::equal(asked_of(12080).allocated_on, 1, "memory of the second is allocated in its context");
+  }
   first->bind_thread();
   second->transfer(three.device.address(), three.host.address(), 192, Direction::h2d, stream.handle());
 }
@@ -205,6 +218,7 @@ int main() {
       {"a delay needs its kernel", a_delay_needs_its_kernel},
       {"content needs its kernels", content_needs_its_kernels},
       {"a stream waits for an event through the driver", a_stream_waits_for_an_event_through_the_driver},
+      {"a stream of high priority has the greatest", a_stream_of_high_priority_has_the_greatest},
       {"each device keeps to its context", each_device_keeps_to_its_context},
       {"a sample is taken through the driver's events", a_sample_is_taken_through_the_driver_s_events},
   });

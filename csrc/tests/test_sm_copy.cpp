@@ -2,6 +2,7 @@
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -212,37 +213,124 @@ void the_legacy_stream_is_refused() {
   }
 }
 
-/// Leaves launches in flight: it notes where their lists lie, and whether the first was over at the third.
+/// Leaves launches in flight: it notes where their lists lie, and whether the first was over at the last one; and
+/// counts what is allocated.
 class PendingDriver final : public ForwardingDriver {
  public:
   Kernel load_kernel(std::span<const std::byte>, const char*, std::size_t) override { return 1; }
   void launch(Kernel, Grid, void** arguments, Stream) override {
-    if (tables.size() == 2 && !marks.empty()) first_was_over = completed(marks.front());
+    first_was_over = !marks.empty() && completed(marks.front());
     tables.push_back(static_cast<List*>(arguments[0])->table);
   }
   void record(Event event, Stream stream) override {
     marks.push_back(event);
     ForwardingDriver::record(event, stream);
   }
+  Memory allocate(MemoryKind kind, std::size_t bytes) override {
+    ++allocations;
+    return ForwardingDriver::allocate(kind, bytes);
+  }
 
   std::vector<u64> tables;
   std::vector<Event> marks;
   bool first_was_over = false;
+  int allocations = 0;
 };
 
-void a_list_in_flight_is_not_overwritten() {
-  const auto driver = std::make_shared<PendingDriver>();
-  const OwnedStream stream(driver);
-  const auto kernel = std::make_shared<SmKernel>(driver, std::span<const std::byte>{}, SmShape{});
-  const std::vector<Address> addresses{4096, 8192};
-  const std::vector<std::size_t> bytes{512, 512};
-  auto swap = make_sm_copy(kernel, Descriptors{addresses, addresses, bytes}, {2, Direction::h2d, 0});
-  driver->delay(50'000'000, stream.handle());
-  for (int i = 0; i < 3; ++i) swap->submit(stream.handle());
-  check::equal(driver->marks.size(), std::size_t{3}, "a mark behind each launch");
-  check::that(driver->tables[0] != driver->tables[1], "two lists are in flight, each in a slot of its own");
-  check::that(driver->tables[0] == driver->tables[2] && driver->first_was_over, "the third waits for the first");
-  driver->synchronize(stream.handle());
+struct PendingBench {
+  PendingBench() : stream(driver), other(driver) {}
+
+  std::shared_ptr<PendingDriver> driver = std::make_shared<PendingDriver>();
+  OwnedStream stream;
+  OwnedStream other;
+  std::vector<Address> addresses = std::vector<Address>(100, 4096);
+  std::vector<std::size_t> bytes = std::vector<std::size_t>(100, 512);
+  std::unique_ptr<ListCopier> copier =
+      make_sm_copier({nullptr, std::make_shared<SmKernel>(driver, std::span<const std::byte>{}, SmShape{})}, {});
+
+  void submit(std::size_t entries, Stream to) {
+    copier->copy(
+        {std::span(addresses).first(entries), std::span(addresses).first(entries), std::span(bytes).first(entries)},
+        to);
+  }
+};
+
+void a_list_in_flight_is_not_overwritten_and_does_not_hold_the_caller() {
+  PendingBench bench;
+  bench.driver->delay(200'000'000, bench.stream.handle());
+  for (std::size_t i = 0; i < ListSlots::kMost; ++i) bench.submit(2, bench.stream.handle());
+  check::that(!bench.driver->first_was_over, "no call has waited");
+  check::equal(std::set(bench.driver->tables.begin(), bench.driver->tables.end()).size(), ListSlots::kMost,
+               "slots of lists in flight");
+  bench.submit(2, bench.stream.handle());
+  check::that(bench.driver->first_was_over, "one more waits for the first");
+  check::that(bench.driver->tables.back() == bench.driver->tables.front(), "and takes its slot");
+  bench.driver->synchronize(bench.stream.handle());
+}
+
+void a_longer_list_waits_for_none() {
+  PendingBench bench;
+  bench.driver->delay(200'000'000, bench.stream.handle());
+  bench.submit(2, bench.stream.handle());
+  bench.submit(100, bench.stream.handle());
+  check::that(!bench.driver->completed(bench.driver->marks.front()), "no call has waited");
+  bench.driver->synchronize(bench.stream.handle());
+}
+
+void a_slot_of_another_stream_is_taken_before_there_are_more() {
+  PendingBench bench;
+  bench.submit(2, bench.other.handle());
+  bench.driver->synchronize(bench.other.handle());
+  bench.driver->delay(200'000'000, bench.stream.handle());
+  bench.submit(2, bench.stream.handle());
+  const int before = bench.driver->allocations;
+  for (int i = 0; i < 100; ++i) {
+    bench.submit(2, bench.other.handle());
+    bench.driver->synchronize(bench.other.handle());
+  }
+  check::that(!bench.driver->completed(bench.driver->marks[1]), "no call has waited");
+  check::equal(bench.driver->allocations, before, "slots");
+  bench.driver->synchronize(bench.stream.handle());
+}
+
+void many_calls_take_no_more_memory_than_the_first() {
+  PendingBench bench;
+  const auto call = [&](int number) {
+    bench.submit(number % 2 == 0 ? 100 : 2, bench.stream.handle());
+    if (number % 8 == 0) bench.driver->synchronize(bench.stream.handle());
+    bench.driver->tables.clear();
+    bench.driver->marks.clear();
+  };
+  for (int i = 0; i < 200; ++i) call(i);
+  const int before = bench.driver->allocations;
+  for (int i = 0; i < 100'000; ++i) call(i);
+  check::that(bench.driver->allocations - before <= static_cast<int>(ListSlots::kMost), "slots");
+  bench.driver->synchronize(bench.stream.handle());
+}
+
+void a_byte_of_several_destinations_is_one_of_those_that_go_there() {
+  std::mt19937 random(11);
+  for (int round = 0; round < 40; ++round) {
+    Bench bench({SmMethod::lanes, 16, 8, 256});
+    std::vector<std::size_t> sizes(50, 700);
+    if (round % 2 == 0) {
+      for (auto& bytes : sizes) bytes = 1 + random() % 1500;
+    }
+    DescriptorList list = laid_out(bench, sizes);
+    for (Address& destination : list.destinations) destination = bench.destination.address() + random() % 10'000;
+    bench.run(*make_sm_copy(bench.kernel, list.view(), {2, Direction::h2d, round % 3 == 0 ? kInlineTableBytes : 0}));
+    for (std::size_t at = 0; at < 11'500; ++at) {
+      const Address to = bench.destination.address() + at;
+      const auto byte = *reinterpret_cast<const unsigned char*>(to);
+      bool covered = false, found = false;
+      for (std::size_t i = 0; i < sizes.size(); ++i) {
+        if (to - list.destinations[i] >= sizes[i]) continue;
+        covered = true;
+        found |= byte == *reinterpret_cast<const unsigned char*>(list.sources[i] + (to - list.destinations[i]));
+      }
+      check::that(covered ? found : byte == 0, "a byte of one of the blocks that go there, or none");
+    }
+  }
 }
 
 void nothing_to_copy_is_nothing_to_launch() {
@@ -273,7 +361,14 @@ int main() {
       {"a list comes with the launch only if it fits",
        a_list_comes_with_the_launch_only_if_it_fits_into_the_parameters},
       {"the legacy stream is refused", the_legacy_stream_is_refused},
-      {"a list in flight is not overwritten", a_list_in_flight_is_not_overwritten},
+      {"a list in flight is not overwritten, and does not hold the caller",
+       a_list_in_flight_is_not_overwritten_and_does_not_hold_the_caller},
+      {"a longer list waits for none", a_longer_list_waits_for_none},
+      {"a slot of another stream is taken before there are more",
+       a_slot_of_another_stream_is_taken_before_there_are_more},
+      {"many calls take no more memory than the first", many_calls_take_no_more_memory_than_the_first},
+      {"a byte of several destinations is one of those that go there",
+       a_byte_of_several_destinations_is_one_of_those_that_go_there},
       {"nothing to copy is nothing to launch", nothing_to_copy_is_nothing_to_launch},
   });
 }

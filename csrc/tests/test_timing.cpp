@@ -68,15 +68,15 @@ void a_swap_behind_a_gate_waits_for_it() {
 class CountingDriver final : public ForwardingDriver {
  public:
   void record(Event event, Stream stream) override {
-    if (records == 0) first = event;
     recorded = event;
+    last_is_over = false;
     ++records;
     ForwardingDriver::record(event, stream);
   }
   bool completed(Event event) override {
     if (event != recorded) ++queries_of_others;
     const bool done = ForwardingDriver::completed(event);
-    first_is_over = first_is_over || (done && event == first);
+    last_is_over = last_is_over || (done && event == recorded);
     return done;
   }
   bool idle(Stream stream) override {
@@ -90,8 +90,7 @@ class CountingDriver final : public ForwardingDriver {
   }
 
   Event recorded = 0;
-  Event first = 0;
-  bool first_is_over = false;
+  bool last_is_over = false;  ///< whether the event that was recorded last was seen to be over
   int copies = 0;
   int records = 0;
   int queries_of_others = 0;
@@ -107,12 +106,15 @@ void an_idle_sample_asks_only_for_its_own_end() {
   check::that(!sample.pending_after, "nothing was pending");
 }
 
-void an_idle_sample_begins_when_its_start_event_is_over() {
+void a_sample_begins_when_the_events_before_it_are_over() {
   const auto driver = std::make_shared<CountingDriver>();
   const OwnedStream stream(driver);
   TimedRegion region(driver, stream.handle(), 1000);
-  region.measure([&](Stream) { check::that(driver->first_is_over, "the start event was seen to be over"); },
-                 StreamState::idle);
+  const auto submit = [&](Stream) { check::that(driver->last_is_over, "the last event was seen to be over"); };
+  region.measure(submit, StreamState::idle);
+  check::equal(driver->records, 2, "idle: the start, and the end");
+  region.measure(submit, StreamState::opened);
+  check::equal(driver->records, 5, "opened: the gate too");
 }
 
 void a_sample_leaves_out_what_was_on_the_stream_before() {
@@ -330,7 +332,7 @@ int main() {
       {"a gate holds a swap back", a_gate_holds_a_swap_back_and_its_opening_starts_the_clock},
       {"a swap behind a gate waits for it", a_swap_behind_a_gate_waits_for_it},
       {"an idle sample asks only for its own end", an_idle_sample_asks_only_for_its_own_end},
-      {"an idle sample begins when its start event is over", an_idle_sample_begins_when_its_start_event_is_over},
+      {"a sample begins when the events before it are over", a_sample_begins_when_the_events_before_it_are_over},
       {"a sample leaves out what was on the stream before", a_sample_leaves_out_what_was_on_the_stream_before},
       {"a chain is divided by the swaps that it has more", a_chain_is_divided_by_the_swaps_that_it_has_more},
       {"CPU time leaves out what a submission slept", cpu_time_leaves_out_what_a_submission_slept},

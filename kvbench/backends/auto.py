@@ -1,55 +1,45 @@
-"""The backend auto, which chooses another backend for every swap according to a policy measured on this device."""
+"""The backend auto, which copies as `kvbench.copy.BlockCopier` does: each list in the way that a policy names."""
 
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Final
 
-from kvbench.backends.base import PreparedSwap, SwapRequest, backend_named, facts_of
-from kvbench.backends.copier import COPIES, copier_for
+from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
+from kvbench.backends.copier import Copier, Way, copier_for
+from kvbench.backends.per_block import PerBlock
 from kvbench.backends.sm import Sm
 from kvbench.cells.axes import DEFAULT_ORDER, Direction, Order, StreamState
-from kvbench.cells.backend_facts import AUTO
+from kvbench.cells.backend_facts import AUTO, PRIMED, SM
 from kvbench.cells.device_facts import DeviceFacts
-from kvbench.engine.device import BlockCopier, Device, Swap, copier_swap
+from kvbench.engine.device import DIRECTIONS, Device, copier_swap
 from kvbench.policy import NO_POLICY, Choice, Policy, Table
-from kvbench.sweep.plan import with_usual
 from kvbench.units import KIB
 
-# Runs on any device; without a batched copy in the driver it runs single copies.
-LAST_RESORT: Final = Choice("batched")
-# The defaults without a policy, from an H200 with driver 580 (reports/). A batched call costs host time for every
-# descriptor; a kernel does not. With large blocks the copy engine reaches more of the link, but on an idle stream only
-# with many blocks.
-_BY_DEFAULT: Final = {
-    StreamState.IDLE: (("sm", "sm"), ("sm", "primed"), ("primed", "primed")),
-    StreamState.BUSY: (("sm", "sm"), ("primed", "primed"), ("primed", "primed")),
-}
+# Without a policy: the smallest rule of the engine runs of an H200 and an H100 (reports/) is one line, `sm` with its
+# default SM counts. For blocks larger than there, copies that take no SM lose little.
 DEFAULTS: Final = Policy(
     device="any",
     tables=tuple(
         Table(
             direction=direction,
-            stream_state=state,
-            block_bytes=(16 * KIB, 64 * KIB, 256 * KIB),
-            blocks=(16, 1024),
-            choices=choices,
+            stream_state=StreamState.IDLE,
+            block_bytes=(64 * KIB, 256 * KIB),
+            blocks=(1024,),
+            choices=((SM,), (PRIMED,)),
         )
         for direction in Direction
-        for state, choices in _BY_DEFAULT.items()
     ),
 )
+_NOTHING_PENDING: Final = (StreamState.IDLE, StreamState.OPENED)
 
 
 class Auto:
-    """Runs a swap on the backend that the policy names for its direction, stream state, blocks and block size.
-
-    The choice is made before the swap is prepared, for the stream state of the cell; an engine would query the stream.
-    """
+    """Copies a list by the policy, which is asked when the list is submitted, as in an engine."""
 
     name = AUTO
     summary = "chooses backend and parameters for every swap by a policy measured on this device"
 
     def __init__(self) -> None:
-        self._copiers: list[tuple[Device, Policy | None, BlockCopier]] = []
+        self._made: tuple[Device, Policy | None, Copier] | None = None
 
     def axes(self, device: DeviceFacts) -> frozenset[str]:
         return frozenset({"memory"} if device.kind == "cuda" else ())
@@ -58,55 +48,42 @@ class Auto:
         return None
 
     def create(self, request: SwapRequest) -> PreparedSwap:
-        here = request.device.facts()
-        choice, warnings = _choose(request, here)
-        cell = with_usual(choice.apply(request.cell), facts_of(choice.backend, here), here)
-        chosen = backend_named(choice.backend)
-        assert chosen is not None  # an uninstalled backend is never chosen
-        prepared = chosen.create(replace(request, cell=cell))
-        if choice.backend in (*COPIES, Sm.name) and _has_lists(request):
-            prepared = replace(prepared, swap=self._swap(request))
-        return replace(prepared, chosen=str(choice), warnings=(*prepared.warnings, *warnings))
+        cell, memory = request.cell, request.memory
+        copier = self._copier(request.device, request.policy)
+        copier.engine.forget_places()  # pools come and go with the cells
+        order = cell.order or DEFAULT_ORDER[cell.direction]
+        swap = copier_swap(copier.engine, memory.sources, memory.destinations, memory.sizes, order is Order.ANY)
+        blocks, swap_bytes = len(memory.sizes), int(memory.sizes.sum())
+        idle = cell.stream_state in _NOTHING_PENDING
+        way = copier.ways[copier.engine.way_of(blocks, swap_bytes, DIRECTIONS[cell.direction], idle=idle)]
+        mechanism = _mechanism(way.choice, request.device)
+        orders = {"order": order.value} if mechanism is Mechanism.BATCHED_COPY else {}
+        chosen = Choice.of(way.choice.backend, {**dict(way.choice.axes), **orders})
+        return PreparedSwap(swap, mechanism, chosen=str(chosen), warnings=tuple(_warnings(request, way)))
 
-    def _swap(self, request: SwapRequest) -> Swap:
-        device, policy, memory = request.device, request.policy, request.memory
-        if not self._copiers or self._copiers[0][:2] != (device, policy):
+    def _copier(self, device: Device, policy: Policy | None) -> Copier:
+        if self._made is None or self._made[:2] != (device, policy):
             policies = (policy, DEFAULTS) if policy else (DEFAULTS,)
-            self._copiers = [(device, policy, copier_for(device, policies))]
-        order = request.cell.order or DEFAULT_ORDER[request.cell.direction]
-        return copier_swap(self._copiers[0][2], memory.sources, memory.destinations, memory.sizes, order is Order.ANY)
+            self._made = device, policy, copier_for(device, policies)
+        return self._made[2]
 
 
-def _has_lists(request: SwapRequest) -> bool:
-    """Whether the swap is a list to the copier, which chooses when it is submitted.
-
-    Tensors have a shorter list for kernels, and of swaps one behind the other the first would be another choice.
-    """
-    return not request.memory.grids and request.cell.stream_state is not StreamState.SUSTAINED
-
-
-def _choose(request: SwapRequest, here: DeviceFacts) -> tuple[Choice, tuple[str, ...]]:
-    choice = _look_up(request.policy, request) if request.policy else None
-    if choice is not None:
-        reason = _why_not(choice, here)
-        if reason is None:
-            return choice, ()
-        told = f"auto used its defaults: {choice.backend}, which the policy chooses, is unavailable ({reason})"
-    elif request.policy is not None:
-        told = f"auto used its defaults: the policy has no table for {request.cell.direction}"
-    else:
-        told = NO_POLICY
-    usual = _look_up(DEFAULTS, request)
-    assert usual is not None  # the defaults have every table
-    return (usual if _why_not(usual, here) is None else LAST_RESORT), (told,)
+def _warnings(request: SwapRequest, way: Way) -> Iterator[str]:
+    """Yield why a swap does not go by the policy of its sweep."""
+    direction, policy = request.cell.direction, request.policy
+    if policy is None:
+        yield NO_POLICY
+    elif policy.table(direction, request.cell.stream_state) is None:
+        yield f"{AUTO} used its defaults: the policy has no table for {direction}"
+    elif way.instead_of:
+        yield f"{AUTO} used {way.choice.backend}: it cannot use {way.instead_of}, which the policy chooses, here"
 
 
-def _why_not(choice: Choice, here: DeviceFacts) -> str | None:
-    if backend_named(choice.backend) is None:
-        return "the backend is not installed"
-    return facts_of(choice.backend, here).unavailable
-
-
-def _look_up(policy: Policy, request: SwapRequest) -> Choice | None:
-    cell = request.cell
-    return policy.choose(cell.direction, cell.stream_state, len(request.memory.sizes), cell.swap_bytes / cell.blocks)
+def _mechanism(choice: Choice, device: Device) -> Mechanism:
+    if choice.backend == Sm.name:
+        return Mechanism.SM_KERNEL
+    if choice.backend != PerBlock.name and device.batch_entry is None:
+        return Mechanism.FALLBACK
+    if not device.is_cuda:
+        return Mechanism.HOST_THREAD
+    return Mechanism.SINGLE_COPIES if choice.backend == PerBlock.name else Mechanism.BATCHED_COPY

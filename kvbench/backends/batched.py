@@ -5,8 +5,7 @@ from typing import Final
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Order
 from kvbench.cells.backend_facts import BATCHED, MERGED, PRIMED, QUEUE_AXES
-from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES as CPU_INLINE_UP_TO_BYTES
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES, DeviceFacts
 from kvbench.engine.device import ACCESS_ORDERS, DIRECTIONS, batched
 
 PRIME_NS: Final = 2000

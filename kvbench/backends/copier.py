@@ -6,31 +6,48 @@ from math import sqrt
 from typing import Final, NamedTuple
 
 from kvbench.backends.base import facts_of
-from kvbench.backends.batched import CPU_INLINE_UP_TO_BYTES, PRIME_NS
+from kvbench.backends.batched import PRIME_NS
+from kvbench.backends.per_block import PerBlock
 from kvbench.backends.sm import INLINE_UP_TO_BYTES, Sm, shape_for
 from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.backend_facts import BATCHED, MERGED, PRIMED, SM
 from kvbench.cells.cell import Cell
+from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES
 from kvbench.cells.kernel_shape import KernelShape
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.engine.device import DIRECTIONS, BlockCopier, CopyTable, CopyWay, Device
-from kvbench.policy import Choice, Policy, Table
+from kvbench.policy import SERVING, Choice, Policy, Table
 from kvbench.sweep.plan import with_usual
 from kvbench.units import KIB
 
 # Stream states that say whether something is pending when a list comes.
 _STATES: Final = {StreamState.IDLE: False, StreamState.GATED: True}
-COPIES: Final = ("batched", "primed", "merged")
 _UNALIGNED: Final = 1
 # Block sizes and numbers of blocks between which the rule of the copy kernel changes.
 _RULE_SIZES: Final = tuple(kib * KIB for kib in (1, 2, 4, 8, 16, 32, 64))
 _RULE_COUNTS: Final = (256, 1024)
 
 
-def copier_for(device: Device, policies: Sequence[Policy]) -> BlockCopier:
+class Way(NamedTuple):
+    """What a copier does with some lists: `choice`, `instead_of` another backend ("" for as the policy says)."""
+
+    choice: Choice
+    instead_of: str
+
+
+class Copier(NamedTuple):
+    """An engine's copier, and its ways by their indexes there."""
+
+    engine: BlockCopier
+    ways: Sequence[Way]
+
+
+def copier_for(device: Device, policies: Sequence[Policy], max_entries: int = 0) -> Copier:
     """Return a copier by these policies: for each direction, the first that has a table serves.
 
-    Only kvbench's own ways serve: a choice of another backend is replaced by the copy kernel, and on the device cpu by
-    batched copies.
+    It has room for lists of `max_entries` entries of one size; 0: room is made for each longer list. A choice of a
+    backend that is not one of `SERVING` is replaced by the copy kernel; on the device cpu, all but copies are replaced
+    by batched copies.
     """
     ways = _Ways(device)
     tables = [
@@ -39,13 +56,13 @@ def copier_for(device: Device, policies: Sequence[Policy]) -> BlockCopier:
             pending=pending,
             size_limits=_limits(sizes := sorted({*table.block_bytes, *_RULE_SIZES})),
             count_limits=_limits(counts := sorted({*table.blocks, *_RULE_COUNTS})),
-            ways=[ways.place(table, size, count) for size in sizes for count in counts],
+            ways=[ways.index(table, size, count) for size in sizes for count in counts],
         )
         for direction in Direction
         for state, pending in _STATES.items()
         if (table := next(filter(None, (policy.table(direction, state) for policy in policies)), None))
     ]
-    return BlockCopier(device.driver, ways.made, tables)
+    return Copier(BlockCopier(device.driver, ways.made, tables, max_entries), [key.way for key in ways.indexes])
 
 
 def _limits(values: Sequence[int]) -> list[float]:
@@ -53,12 +70,11 @@ def _limits(values: Sequence[int]) -> list[float]:
     return [sqrt(low * high) for low, high in pairwise(values)]
 
 
-class _Kernels(NamedTuple):
-    """An SM count with the shapes of the copy kernel for aligned and for all other lists."""
+class _Key(NamedTuple):
+    """A way, and the shapes of its copy kernel for aligned and for all other lists."""
 
-    sms: int | None
-    aligned: KernelShape
-    unaligned: KernelShape
+    way: Way
+    kernels: tuple[KernelShape, KernelShape] | None
 
 
 class _Ways:
@@ -67,37 +83,27 @@ class _Ways:
     def __init__(self, device: Device) -> None:
         self._device, self._sm = device, Sm()
         self._here = device.facts()
-        self._places: dict[Choice | _Kernels, int] = {}
+        self.indexes: dict[_Key, int] = {}
         self.made: list[CopyWay] = []
 
-    def place(self, table: Table, block_bytes: int, blocks: int) -> int:
+    def index(self, table: Table, block_bytes: int, blocks: int) -> int:
         """Return the index in `made` of what a table chooses at a point."""
-        choice = self._own(table.choose(blocks, block_bytes))
-        by_copies = choice.backend in COPIES
-        way = choice if by_copies else self._kernels(choice, table.direction, block_bytes, blocks)
-        if way not in self._places:
-            self._places[way] = len(self.made)
-            self.made.append(self._by_kernel(way) if isinstance(way, _Kernels) else self._by_copies(way))
-        return self._places[way]
+        wanted = table.choose(blocks, block_bytes)
+        choice = self._served(wanted)
+        key = self._key(choice, "" if choice == wanted else wanted.backend, table.direction, block_bytes, blocks)
+        if key not in self.indexes:
+            self.indexes[key] = len(self.made)
+            self.made.append(self._by_kernel(key) if key.kernels else self._by_copies(choice))
+        return self.indexes[key]
 
-    def _own(self, choice: Choice) -> Choice:
-        if choice.backend in COPIES:
-            return choice
+    def _served(self, wanted: Choice) -> Choice:
         if not self._device.is_cuda:
-            return Choice("batched")
-        return choice if choice.backend == Sm.name else Choice(Sm.name)
+            return wanted if wanted.backend in SERVING and wanted.backend != SM else Choice(BATCHED)
+        return wanted if wanted.backend in SERVING else Choice(Sm.name)
 
-    def _by_copies(self, choice: Choice) -> CopyWay:
-        merged, sliced = choice.backend == "merged", choice.backend != "batched"
-        return CopyWay(
-            sliced=sliced,
-            by_host_address=merged,
-            merge=merged,
-            prime_ns=PRIME_NS,
-            prime_up_to_bytes=CPU_INLINE_UP_TO_BYTES if sliced and self._device.is_cuda else 0,
-        )
-
-    def _kernels(self, choice: Choice, direction: Direction, block_bytes: int, blocks: int) -> _Kernels:
+    def _key(self, choice: Choice, instead_of: str, direction: Direction, block_bytes: int, blocks: int) -> _Key:
+        if choice.backend != Sm.name:
+            return _Key(Way(choice, instead_of), None)
         plain = Cell(Sm.name, direction, blocks, block_bytes, pool_bytes=SCATTERED_FROM_BYTES)
         cell = with_usual(choice.apply(plain), facts_of(Sm.name, self._here), self._here)
         info = self._device.driver.info
@@ -105,12 +111,28 @@ class _Ways:
         aligned, unaligned = (
             shape_for(cell, block_bytes, bits, compute, info.shared_bytes) for bits in (0, _UNALIGNED)
         )
-        return _Kernels(cell.sms, aligned, unaligned)
+        return _Key(Way(Choice.at(cell), instead_of), (aligned, unaligned))
 
-    def _by_kernel(self, way: _Kernels) -> CopyWay:
+    def _by_copies(self, choice: Choice) -> CopyWay:
+        merged, sliced = choice.backend == MERGED, choice.backend in (PRIMED, MERGED)
+        cell = choice.apply(Cell(choice.backend, Direction.H2D, 1, 1))
         return CopyWay(
-            sms=way.sms or 0,
-            bulk=self._sm.kernel(self._device, way.aligned) if way.aligned.method == "bulk" else None,
-            lanes=self._sm.kernel(self._device, way.unaligned),
+            one_by_one=choice.backend == PerBlock.name,
+            sliced=sliced,
+            descriptors_per_call=cell.descriptors_per_call or 0,
+            prefer_overlap=bool(cell.overlap),
+            by_host_address=merged,
+            merge=merged or bool(cell.coalesce),
+            prime_ns=PRIME_NS,
+            prime_up_to_bytes=CPU_INLINE_UP_TO_BYTES if sliced and self._device.is_cuda else 0,
+        )
+
+    def _by_kernel(self, key: _Key) -> CopyWay:
+        assert key.kernels is not None
+        aligned, unaligned = key.kernels
+        return CopyWay(
+            sms=int(dict(key.way.choice.axes)["sms"]),
+            bulk=self._sm.kernel(self._device, aligned) if aligned.method == "bulk" else None,
+            lanes=self._sm.kernel(self._device, unaligned),
             inline_up_to=INLINE_UP_TO_BYTES,
         )

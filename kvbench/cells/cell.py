@@ -5,7 +5,7 @@ import json
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Annotated, Final, Self
 
 from kvbench.cells.axes import Direction, Memory, Neighbour, Order, Priority, Reuse, StreamState
@@ -39,7 +39,7 @@ EQUAL: Final = "equal"
 AxisTexts = dict[str, str | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cell:
     """One point of a sweep. `None` on an axis means that the backend or the device does not support the axis.
 
@@ -186,7 +186,15 @@ class Cell:
         source, destination = (both[side] if one == AS_PATTERN else one for side, one in enumerate(ordered))
         return source, destination
 
-    @property
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Computed once: a report looks cells up tens of thousands of times."""
+        return hash(tuple(getattr(self, axis.field) for axis in AXES.values()))
+
+    @cached_property
     def id(self) -> str:
         """Twelve hex digits that depend only on the values: the same cell has the same id in every run."""
         return _id_of(self)

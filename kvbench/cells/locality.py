@@ -11,8 +11,10 @@ from kvbench.units import MIB, format_size
 # After swaps of this many bytes, neither the GPU's L2 (60 MiB on an H200) nor the host's last-level cache (300 MiB on
 # the measured hosts) still holds the first blocks.
 FORGOTTEN_AFTER_BYTES: Final = 512 * MIB
-# Where only time limits the swaps: tiny ones would need millions of sets, which take longer to lay out than to swap.
-MOST_SETS: Final = 1024
+# Laid out at most where only time limits the swaps: 512 MiB of blocks of 1 KiB. Smaller blocks would need millions,
+# which take longer to lay out than to swap. Each set takes as long as these descriptors more.
+MOST_DESCRIPTORS: Final = 1 << 19
+DESCRIPTORS_OF_A_SET: Final = 16
 # The default pool is the largest power of two that fits, up to these sizes. The cpu device is for trials: a small pool.
 LARGEST_POOL_BYTES: Final = {"cuda": 16 << 30, "cpu": 32 << 20}
 SMALLEST_POOL_BYTES: Final = 1 << 20
@@ -31,8 +33,13 @@ def sets_of(cell: Cell, submissions: int) -> int:
         return 1
     enough = 2 + FORGOTTEN_AFTER_BYTES // cell.swap_bytes
     until_time_is_up = cell.devices > 1 or cell.neighbour is not Neighbour.NONE
-    wanted = min(enough, MOST_SETS if until_time_is_up else submissions)
+    wanted = min(enough, most_sets(cell) if until_time_is_up else submissions)
     return max(1, min(wanted, cell.pool_bytes // cell.dense_bytes)) if cell.pool_bytes else wanted
+
+
+def most_sets(cell: Cell) -> int:
+    """Return the maximum number of sets of blocks for swaps of `cell` that only time limits."""
+    return max(1, MOST_DESCRIPTORS // (cell.blocks + DESCRIPTORS_OF_A_SET))
 
 
 def region_bytes(cell: Cell, submissions: int) -> int:

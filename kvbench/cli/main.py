@@ -1,23 +1,26 @@
 """The `kvbench` command: its subcommands, and the conversion of an error to a line and an exit code."""
 
 import errno
+import gc
 import io
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
+from shutil import get_terminal_size
 from traceback import extract_tb
-from typing import Final
+from typing import Any, Final
 
 import typer
+import typer.main
 
 from kvbench.cells.cell import AXES
-from kvbench.cli import doctor, gate, listing, probe, report, show, sweep, trace, tune
 from kvbench.cli.options import Command, Group
 from kvbench.cli.version import version_line
 from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError, brief
-from kvbench.text import printable, short
+from kvbench.text import printable, short, wrapped
 
 # Longer error messages are truncated to this many characters.
 MAX_LINE: Final = 2000
@@ -37,9 +40,42 @@ _EXPECTED: Final = {
 # The base class of the parser's errors: typer exports only a subclass, and since 0.26 the base is not click's own.
 _BAD_USAGE: Final[type[typer.BadParameter]] = typer.BadParameter.__bases__[0]
 
+# In the order of the help; imported when they are called.
+_COMMANDS: Final = {
+    "sweep": "sweep", "show": "show", "report": "report", "tune": "tune", "list": "listing", "doctor": "doctor",
+    "probe": "probe", "gate": "gate", "trace": "trace",
+}  # fmt: skip
+
+
+class _Commands(Group):
+    """The commands, each built from its module when it is asked for."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        names: Any = dict.fromkeys(_COMMANDS)
+        self.commands = names  # for suggestions
+
+    def list_commands(self, ctx: object) -> list[str]:
+        del ctx
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: object, cmd_name: str) -> Any:
+        del ctx
+        if cmd_name not in _COMMANDS:
+            return None
+        name = _COMMANDS[cmd_name]
+        module = import_module(f"kvbench.cli.{name}")
+        found = getattr(module, name)
+        if isinstance(found, typer.Typer):
+            return typer.main.get_group(found)
+        alone = typer.Typer(add_completion=False)
+        alone.command(cmd_name, cls=Command, epilog=getattr(module, "EPILOG", None))(found)
+        return typer.main.get_command(alone)
+
+
 app = typer.Typer(
     name="kvbench",
-    cls=Group,
+    cls=_Commands,
     help="Benchmark KV-cache block swaps between host memory and the GPU, on this machine.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -57,17 +93,6 @@ def _root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
     del version
-
-
-app.command(cls=Command, epilog=sweep.EPILOG)(sweep.sweep)
-app.command(cls=Command)(show.show)
-app.command(cls=Command)(report.report)
-app.command(cls=Command)(tune.tune)
-app.add_typer(gate.gate)
-app.add_typer(trace.trace)
-app.command("list", cls=Command)(listing.listing)
-app.command(cls=Command)(doctor.doctor)
-app.command(cls=Command)(probe.probe)
 
 
 class _Output(io.TextIOWrapper):
@@ -95,6 +120,7 @@ def _output_errors() -> Iterator[None]:
 
 def main() -> None:
     """Run the command line in this process and exit."""
+    gc.set_threshold(500_000)  # a run is hundreds of thousands of objects without cycles
     _fill_streams()
     # A replaced sys.stdout (as in tests) keeps its own encoding and buffering.
     if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
@@ -168,8 +194,10 @@ def _fill_streams() -> None:
 
 def _complain(message: str, code: ExitCode) -> ExitCode:
     if message:
+        line = f"kvbench: {printable(_cut(' '.join(message.splitlines())))}"
         with suppress(OSError):
-            print(f"kvbench: {printable(_cut(' '.join(message.splitlines())))}", file=sys.stderr, flush=True)
+            on_terminal = sys.stderr.isatty()
+            print(wrapped(line, get_terminal_size().columns) if on_terminal else line, file=sys.stderr, flush=True)
     return code
 
 

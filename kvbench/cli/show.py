@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvbench.report.view import View
 
 _Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories to read.", show_default=False)]
+_WARNING_ROWS: Final = 4
 _Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 
 
@@ -25,29 +26,56 @@ def show(runs: _Runs, as_json: _Json = False) -> None:
     # pandas takes a second to import; --help must not wait for it
     from kvbench.cli.tables import print_lines
     from kvbench.report.model import plain
-    from kvbench.report.preamble import first_warnings, host_note
+    from kvbench.report.preamble import first_warnings, host_note, left_out
     from kvbench.report.view import views_of
     from kvbench.results import load_run
     from kvbench.results.rundir import runs_in
+    from kvbench.text import terminal_rows
+    from kvbench.tune.headline import ROWS
 
     views = views_of([load_run(own) for path in runs for own in runs_in(path)])
-    note, lines, warnings = (
-        plain(host_note(views)),
-        [*map(plain, _answer(views))],
-        [*map(plain, first_warnings(views, 0))],
-    )
+    note, warnings = plain(host_note(views)), [*map(plain, first_warnings(views, 0))]
     if as_json:
-        typer.echo(json.dumps({"host_note": note, "answer": lines, "warnings": warnings}, indent=2))
-    else:
-        print_lines([*filter(None, [note]), *lines, *warnings])
+        around = {"host_note": note, "warnings": warnings, "without": left_out(views)}
+        typer.echo(json.dumps(around | _as_plain(views), indent=2))
+        return
+    warnings = _fitting(warnings, _WARNING_ROWS)
+    notes = [note] * bool(note)
+    rows = ROWS - terminal_rows([*notes, *warnings])
+    print_lines([*notes, *_fitting([*map(plain, _answer(views, rows))], rows), *warnings])
 
 
-def _answer(views: Sequence["View"]) -> list["Text"]:
+def _as_plain(views: Sequence["View"]) -> dict[str, Any]:
+    """Return the answer of runs as `kvbench tune --json` does, or what their sections found."""
+    from kvbench.report.model import plain
+    from kvbench.report.preamble import answered
+    from kvbench.tune.figures import to_plain
+    from kvbench.tune.headline import rule_for_all
+
+    runs = [view.run for view in answered(views)]
+    try:
+        return to_plain(rule_for_all(runs), runs)
+    except UsageError:
+        return {"findings": [*map(plain, _answer(views))]}
+
+
+def _fitting(lines: Sequence[str], rows: int) -> list[str]:
+    """Return the lines that fit into `rows` rows of a terminal, and the number of the others."""
+    from kvbench.text import terminal_rows
+
+    kept, more = list(lines), list[str]()
+    while terminal_rows(kept + more) > rows and kept:
+        kept.pop()
+        more = [f"{len(lines) - len(kept)} more: kvbench report"]
+    return kept + more
+
+
+def _answer(views: Sequence["View"], rows: int = 0) -> list["Text"]:
     """Return the answer of runs, or what their sections found where there is nothing to choose from."""
     from kvbench.report.preamble import answer
 
     try:
-        return answer(views)
+        return answer(views, rows)
     except UsageError:
         from kvbench.report.assemble import report_of  # the sections take as long to import as pandas
 

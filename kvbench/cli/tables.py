@@ -1,32 +1,36 @@
-"""Rows in aligned columns, identical on a terminal and in a pipe; and lines that fit the terminal."""
+"""Rows in aligned columns, and lines that fit the terminal."""
 
+import os
 import shutil
+import sys
 from collections.abc import Iterable, Sequence
-from typing import Final
 
-from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
+from kvbench.text import WIDEST, printable, wrapped
 
-from kvbench.text import printable, wrapped
-
-_WIDEST: Final = 80
+_BETWEEN = "  "
 
 
 def print_lines(lines: Iterable[str]) -> None:
     """Print lines of plain text, wrapped at the width of the terminal, at most 80 columns."""
-    width = min(_WIDEST, shutil.get_terminal_size().columns)
+    width = min(WIDEST, shutil.get_terminal_size().columns)
     for line in lines:
         print(wrapped(line, width))
 
 
-def print_rows(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of plain text in columns; lines are not wrapped."""
-    table = RichTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for row in rows:
-        table.add_row(*(Text(printable(text)) for text in row))
-    console = Console(width=100_000, highlight=False)  # wider than any line
-    with console.capture() as captured:
-        console.print(table, no_wrap=True)
-    for line in captured.get().splitlines():
-        print(line.rstrip())
+def print_rows(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:
+    """Print rows of plain text in columns. Columns that the terminal has no room for follow below each row, by name."""
+    shown = [[printable(text) for text in row] for row in ([header, *rows] if header else rows)]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    fitting = len(widths)
+    if "COLUMNS" in os.environ or sys.stdout.isatty():  # a pipe has no width
+        columns = shutil.get_terminal_size().columns
+        while fitting and sum(widths[:fitting]) + len(_BETWEEN) * (fitting - 1) > columns:
+            fitting -= 1
+    for number, row in enumerate(shown):
+        if fitting:
+            cells = zip(row[:fitting], widths, strict=False)
+            print(_BETWEEN.join(text.ljust(width) for text, width in cells).rstrip())
+        if number or not header:
+            rest = zip(header[fitting:] or [""] * len(row), row[fitting:], strict=False)
+            below = ", ".join(filter(None, (f"{name} {text}".strip() for name, text in rest if text not in ("", "-"))))
+            print_lines([f"{_BETWEEN}{below}"] if below else [])

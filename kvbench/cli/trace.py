@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kvbench.cells.backend_facts import MERGED
 from kvbench.cli.options import Command, FromStruct, Group, with_struct_options
 from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice
@@ -149,7 +150,7 @@ def _costs(paths: Sequence[Path], header: "Header") -> dict[str, dict[str, "Swap
     from kvbench.results import load_run
     from kvbench.results.replays import costs_by
 
-    return costs_by([load_run(path) for path in paths], "merged", header.row_bytes, _TIMES)
+    return costs_by([load_run(path) for path in paths], MERGED, header.row_bytes, _TIMES)
 
 
 def _with_times(side: Mapping[str, Any], costs: Mapping[str, "SwapCost"], header: "Header") -> Mapping[str, Any]:

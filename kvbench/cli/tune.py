@@ -62,6 +62,12 @@ class Allowed(msgspec.Struct, frozen=True):
 
         return self.keeps(choice) and (choice.backend in self.names or choice.backend not in ENGINE_BACKENDS)
 
+    def serves(self, choice: "Choice") -> bool:
+        """Return whether a choice is allowed in a policy: auto and `kvbench.copy` can run it."""
+        from kvbench.policy import SERVING
+
+        return self.keeps(choice) and choice.backend in SERVING
+
 
 _Runs = Annotated[
     list[Path] | None,
@@ -161,6 +167,8 @@ def tune(
     is_quiet = _prints_a_file(policy, targets, as_json=as_json)
     limit = _limit_of(neighbour, max_slowdown)
     axes = [*(axis or []), *_stream_axis(stream, axis or [])]
+    if exact and policy is None:
+        raise UsageError("--exact: it says what -p writes; add -p FILE")
     if neighbour is not None and (policy is not None or targets):
         raise UsageError("--neighbour gives neither a policy nor settings: leave out --policy and --export")
     if runs and (out or axis or where):
@@ -176,7 +184,7 @@ def tune(
         else:
             spec = engine_sweep(engine, axes) if engine else tuning_sweep(models, axes, neighbour, may.names)
         spec = spec.with_options(**where)
-        searching = None if neighbour or engine or trace else search_among(may.keeps, spec)
+        searching = None if neighbour or engine or trace else search_among(may.serves if policy else may.keeps, spec)
         outcome = _swept(spec, out or default_folder("tune"), sys.stderr if is_quiet else None, searching)
         runs, code = [outcome.path], outcome.exit_code
     loaded = [load_run(own) for path in runs for own in runs_in(path)]
@@ -193,11 +201,11 @@ def tune(
             _export(name, file, loaded, may, force=force)
         if policy is None and is_quiet and not as_json:
             raise typer.Exit(code)
-        rule = rule_of(answers_of(loaded, may.suits_all, stream))
+        rule = rule_of(answers_of(loaded, may.serves if policy else may.suits_all, stream))
         if policy is not None:
             _write_policy(policy, loaded, rule, exact=exact, force=force)
         if as_json:
-            typer.echo(to_json(loaded[0], rule, swaps), nl=False)
+            typer.echo(to_json(loaded, rule, swaps), nl=False)
         elif not is_quiet:
             show_rule(loaded, rule, swaps, table=table, open_=open_)
     if code:
@@ -296,7 +304,7 @@ def _export(name: str, file: Path | None, runs: Sequence["Run"], may: Allowed, *
     from kvbench.tune.rule import rule_of
 
     if name == "json":
-        text = to_json(runs[0], rule_of(answers_of(runs, may.suits_all)))
+        text = to_json(runs, rule_of(answers_of(runs, may.suits_all)))
     else:
         text = export(name, runs, answers_of(runs, may.keeps)).text(machine_words(*runs))
     if file is None:

@@ -4,9 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-import typer
-
 from kvbench.analysis.margins import TIED
+from kvbench.cells.backend_facts import BATCHED
 from kvbench.units import size_words, two_digits
 
 if TYPE_CHECKING:
@@ -18,69 +17,59 @@ if TYPE_CHECKING:
     from kvbench.tune.rule import SmallestRule
 
 
-def to_json(run: "Run", rule: "SmallestRule", swaps: Sequence["ModelSwap"] = ()) -> str:
-    """Return the rule, all answers and the swaps of models as JSON; `run` has the machine."""
+def to_json(runs: Sequence["Run"], rule: "SmallestRule", swaps: Sequence["ModelSwap"] = ()) -> str:
+    """Return the answer of a rule of `runs` and the swaps of models as JSON."""
+    from kvbench.tune.figures import to_plain
     from kvbench.tune.model_swaps import loads_of
 
-    losses = rule.losses.values()
-    return _json(
-        run,
-        rule=rule.to_plain(),
-        loss={"mean": round(sum(losses) / len(losses), 4), "worst": round(max(losses), 4)},
-        models=[load.to_plain() for swap in swaps for load in loads_of(rule, swap)],
-        answers=[answer.to_plain() for answer in rule.answers],
-    )
+    models = [load.to_plain() for swap in swaps for load in loads_of(rule, swap)]
+    return json.dumps({**to_plain(rule, runs), "models": models}, indent=2) + "\n"
 
 
 def beside_json(run: "Run", answers: Sequence["BesideAnswer"]) -> str:
     """Return the answers beside a neighbour as JSON; `run` has the machine."""
-    return _json(run, answers=[answer.to_plain() for answer in answers])
+    from kvbench.tune.answer import machine_plain
 
-
-def _json(run: "Run", **fields: object) -> str:
-    info = run.info
-    driver = info.identity.get("driver_version")
-    machine = {"kvbench": info.kvbench, "device": info.device.get("title"), "driver": driver, "created": info.created}
-    return json.dumps(machine | fields, indent=2) + "\n"
+    return json.dumps({**machine_plain(run), "answers": [answer.to_plain() for answer in answers]}, indent=2) + "\n"
 
 
 def show_rule(
     runs: Sequence["Run"], rule: "SmallestRule", swaps: Sequence["ModelSwap"], *, table: bool, open_: bool
 ) -> None:
-    """Print what was asked for: the swaps of models, the table, what is open; or, without any of these, the rule."""
+    """Print what was asked for: the table, what is open or, without these, the rule; and the swaps of models."""
     from kvbench.cli.tables import print_lines, print_rows
     from kvbench.tune.answer import open_points
     from kvbench.tune.headline import headline, origin
     from kvbench.tune.model_swaps import loads_of
 
-    print_lines([origin(runs), *(() if swaps or table or open_ else headline(rule, runs))])
+    print_lines([origin(runs)] if table or open_ else headline(rule, runs))
     for swap in swaps:
         size = size_words(swap.block_bytes)
         print_lines(["", f"{swap.geometry.name}, {swap.tokens} tokens: {swap.blocks} blocks of {size}"])
-        print_rows([_HEADER_MODEL, *map(_row_model, loads_of(rule, swap))])
+        print_rows([*map(_row_model, loads_of(rule, swap))], _HEADER_MODEL)
     if table:
-        typer.echo(f"\nTied with: another run could choose these; they differ by at most {TIED.fraction:.0%}")
-        print_rows([_HEADER, *map(_row, rule.answers)])
+        print_lines(["", f"Tied with: another run could choose these; they differ by at most {TIED.fraction:.0%}"])
+        print_rows([*map(_row, rule.answers)], _HEADER)
     if open_:
         lines = open_points(rule.answers)
-        typer.echo(f"\nOpen: another run could choose otherwise, by more than {TIED.fraction:.0%}")
-        typer.echo("\n".join(f"  {line}" for line in lines or ["nothing"]))
+        print_lines(["", f"Open: another run could choose otherwise, by more than {TIED.fraction:.0%}"])
+        print_lines(f"  {line}" for line in lines or ["nothing"])
 
 
 def show_beside(run: "Run", answers: Sequence["BesideAnswer"]) -> None:
     """Print the answers beside a neighbour: a sentence each, the table of all, and what is open."""
-    from kvbench.cli.tables import print_rows
+    from kvbench.cli.tables import print_lines, print_rows
     from kvbench.tune.answer import machine_words
 
-    typer.echo("\n".join((machine_words(run), "", *(answer.sentence() for answer in answers), "")))
-    print_rows([_HEADER_BESIDE, *(_row_beside(answer, way) for answer in answers for way in answer.ways)])
+    print_lines([machine_words(run), "", *(answer.sentence() for answer in answers), ""])
+    print_rows([_row_beside(answer, way) for answer in answers for way in answer.ways], _HEADER_BESIDE)
     if unsure := [line for answer in answers for line in answer.open_points()]:
-        typer.echo("\nOpen: another run could choose otherwise\n" + "\n".join(f"  {line}" for line in unsure))
+        print_lines(["", "Open: another run could choose otherwise", *(f"  {line}" for line in unsure)])
 
 
 _HEADER_MODEL: Final = ("Dir", "Stream", "Use", "us", "GB/s", "Thread us", "Measured at")
 _HEADER: Final = (
-    "Dir", "Stream", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "x batched", "Tied with",
+    "Dir", "Stream", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "Thread us", "The speed of batched", "Tied with",
 )  # fmt: skip
 _HEADER_BESIDE: Final = (
     "", "Dir", "Blocks", "Size", "Burst", "Swaps", "GB/s", "95%", "Slower", "95%", "p99", "Lost us/GB",
@@ -90,7 +79,7 @@ _HEADER_BESIDE: Final = (
 def _row(answer: "Answer") -> list[str]:
     interval = answer.interval_us
     known = "-" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}"
-    gain = answer.gain_over("batched")
+    gain = answer.gain_over(BATCHED)
     return [
         answer.direction.value,
         answer.state.value,
@@ -100,7 +89,8 @@ def _row(answer: "Answer") -> list[str]:
         f"{answer.time_us:.1f}",
         known,
         f"{answer.gbps:.1f}",
-        "-" if gain is None else two_digits(gain),
+        f"{answer.caller_us[answer.choice]:.1f}",
+        "-" if gain is None else f"{two_digits(gain)}x",
         "; ".join(map(str, answer.tied)) or "-",
     ]
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from kvbench.analysis.compare import compare_apart, paired_interval
+from kvbench.analysis.compare import MIN_PAIRS, compare_apart, paired_interval
 from kvbench.analysis.intervals import Floats, middle_of
 from kvbench.analysis.margins import CONTROL_CPU, INLINE, UPPER_HALF, Margin, between_runs
 from kvbench.cells.cell import Cell
@@ -198,7 +198,8 @@ def _estimate_apart(values: Floats, margin: float) -> Estimate:
         return Estimate()
     found = compare_apart(base, cand, Margin(math.expm1(margin), ""))
     centre, low, high = np.log([found.ratio, found.low, found.high]).tolist()
-    return Estimate(centre, low, high, found.verdict, True, min(base.size, cand.size), high <= margin)
+    visits = min(base.size, cand.size)
+    return Estimate(centre, low, high, found.verdict, visits >= MIN_PAIRS, visits, bool(high <= margin))
 
 
 def _ratio(log_ratio: float) -> float:

@@ -4,11 +4,16 @@ No probe raises: a field that cannot be read is None, and `observe` gives the re
 """
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TypeVar
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Final, TypeVar
 
 from kvbench.machine.probes import IDENTITY, OBSERVED
-from kvbench.machine.sources import Json, Machine, Scalar, Sources, open_machine, reason_of
+from kvbench.machine.sources import Json, Machine, Scalar, Sources, UnavailableError, open_machine, reason_of
 
+# NVML's event type of critical errors, and how many of them a run records at most.
+_XID: Final = 8
+_MOST_XIDS: Final = 100
 Value = TypeVar("Value", bound=Json)
 
 
@@ -30,16 +35,41 @@ def identity(
     return {"device_kind": device.partition(":")[0], **fields, "sm_count": sm_count, "engine_hash": engine_hash}
 
 
+class XidErrors:
+    """The numbers of the Xid errors that NVML reports for a GPU from now on; raises where it reports none."""
+
+    def __init__(self, device: str, pci_bus_id: str | None, sources: Sources | None = None) -> None:
+        self._open = ExitStack()  # a closed NVML drops its events
+        machine = self._open.enter_context(open_machine(device, pci_bus_id, sources or Sources()))
+        if not int(machine.ask("nvmlDeviceGetSupportedEventTypes")) & _XID:
+            raise UnavailableError("the GPU does not report Xid errors")
+        events = machine.nvml("nvmlEventSetCreate")
+        machine.ask("nvmlDeviceRegisterEvents", _XID, events)
+        self._wait, self._numbers = partial(machine.nvml, "nvmlEventSetWait_v2", events, 0), list[Json]()
+
+    def so_far(self) -> list[Json]:
+        """Return the numbers until now, in order."""
+        with suppress(Exception):  # raised when no event is left
+            while len(self._numbers) < _MOST_XIDS:
+                self._numbers.append(int(self._wait().eventData))
+        return [*self._numbers]
+
+
 def observe(
-    device: str, pci_bus_id: str | None = None, *, own_pids: Collection[int] = (), sources: Sources | None = None
+    device: str,
+    pci_bus_id: str | None = None,
+    *,
+    own_pids: Collection[int] = (),
+    sources: Sources | None = None,
+    **of_run: Callable[[Machine], Json],
 ) -> dict[str, Json]:
     """Return the current observations, with units in the names, and under "unavailable" why each missing field is None.
 
     The reasons also cover the fields of `identity`. `own_pids` are kvbench's processes on the GPU (the worker), which
-    do not count as other processes.
+    do not count as other processes; `of_run` are more probes.
     """
     with open_machine(device, pci_bus_id, sources or Sources(), own_pids) as machine:
-        fields, unavailable = _read_all(OBSERVED, machine)
+        fields, unavailable = _read_all({**OBSERVED, **of_run}, machine)
         _, unknown = _read_all(IDENTITY, machine)
     return {**fields, "unavailable": {**unknown, **unavailable}}
 

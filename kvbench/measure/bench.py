@@ -11,7 +11,7 @@ from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Memory, Neighbour, Priority, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import CEILING_BYTES
-from kvbench.cells.locality import MOST_SETS
+from kvbench.cells.locality import most_sets
 from kvbench.engine.device import DIRECTIONS, STREAM_STATES, Device, Stream, TimedRegion, per_block
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.layers import LayeredStep, create_swap
@@ -78,7 +78,7 @@ class Bench:
 
 def measure_ceiling(bench: Bench, direction: Direction, samples: int) -> tuple[int, list[float]]:
     """Time plain large copies in one direction; return the bytes per copy and the event times in microseconds."""
-    copy_bytes = CEILING_BYTES[bench.device.kind]
+    copy_bytes = min(CEILING_BYTES[bench.device.kind], bench.pools.pool_bytes)
     lists = bench.pools.large_copy(direction, copy_bytes)
     swap = per_block(bench.device.driver, *lists, DIRECTIONS[direction])
     busy = STREAM_STATES[StreamState.BUSY]
@@ -109,7 +109,7 @@ def set_up(
     state = cell.stream_state
     swaps_ahead = submissions(sampling, state)
     if many_visits and cell.pool_bytes:
-        swaps_ahead = max(swaps_ahead, MOST_SETS)
+        swaps_ahead = max(swaps_ahead, most_sets(cell))
     slots = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
     workload = Workload(bench.pools, cell, lay_out(cell, swaps_ahead, rng), rng, slots)
     requests = [SwapRequest(bench.device, cell, memory, bench.policy) for memory in workload.memories]

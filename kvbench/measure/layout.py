@@ -1,7 +1,7 @@
 """The layout of a swap: which row of the source pool is copied to which row of the destination pool. Pure functions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,6 +154,19 @@ def rows_of(tensors: tuple[TensorRows, ...]) -> Layout:
         return np.concatenate([part.reshape(-1) for part in sums])
 
     return Layout(rows("source"), rows("destination"), tensors)
+
+
+def stacked(layouts: Sequence[Layout]) -> Layout:
+    """Return the rows of all sets together, as arrays of shape (sets, rows)."""
+
+    def rows(parts: Sequence[object], names: Sequence[str]) -> list[Rows]:
+        return [np.stack([getattr(part, name) for part in parts]) for name in names]
+
+    kinds = zip(*(layout.tensors for layout in layouts), strict=True)
+    names = [part.name for part in fields(TensorRows)]
+    tensors = tuple(TensorRows(*rows(kind, names)) for kind in kinds)
+    sources, destinations = rows(layouts, ("source_rows", "destination_rows"))
+    return Layout(sources, destinations, tensors)
 
 
 def _distinct(wanted: int, below: int, rng: np.random.Generator) -> Rows:

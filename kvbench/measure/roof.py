@@ -2,7 +2,7 @@
 
 Small scattered blocks are limited not by the link but by the GPU's address translation: the translation limit, in
 blocks per second. Every rate is the slope between a short and a long swap, so that no launch counts, of the faster of
-the two kinds of kernels.
+the two kinds of kernels. The dense twin of the scattered blocks is copied by the same kernel.
 """
 
 from dataclasses import replace
@@ -38,10 +38,11 @@ def measure_roof(bench: Bench, direction: Direction, samples: int, number: int) 
     cell = Cell(SM, direction, 1, 1, StreamState.BUSY, pool_bytes=pool_bytes, reuse=Reuse.FRESH)
     (few, many), large_bytes = _LARGE
     large = replace(cell, sms=_LARGE_SMS, block_bytes=large_bytes)
-    copy_us = _slope(bench, large, (few, many), _LARGE_KERNELS, samples)
+    _, copy_us = _fastest(bench, large, (few, many), _LARGE_KERNELS, samples)
     bench.note_best(direction, (many - few) * large_bytes, median(copy_us))
     (fewer, more), small_bytes = _SMALL
     small = replace(cell, sms=all_sms, block_bytes=small_bytes)
+    scattered, scattered_us = _fastest(bench, small, (fewer, more), _SMALL_KERNELS, samples)
     return Roof(
         direction=direction.value,
         round=number,
@@ -50,20 +51,25 @@ def measure_roof(bench: Bench, direction: Direction, samples: int, number: int) 
         copy_us=copy_us,
         blocks=more - fewer,
         block_bytes=small_bytes,
-        scattered_us=_slope(bench, small, (fewer, more), _SMALL_KERNELS, samples),
-        dense_us=_slope(bench, replace(small, pool_bytes=0), (fewer, more), _SMALL_KERNELS, samples),
+        scattered_us=scattered_us,
+        dense_us=_slope(bench, replace(scattered, pool_bytes=0), (fewer, more), samples),
     )
 
 
-def _slope(bench: Bench, cell: Cell, blocks: tuple[int, int], kernels: tuple[str, str], samples: int) -> list[float]:
-    """Return how much longer the long swap takes than the short one, for the kernel for which that is least."""
+def _fastest(
+    bench: Bench, cell: Cell, blocks: tuple[int, int], kernels: tuple[str, str], samples: int
+) -> tuple[Cell, list[float]]:
+    """Return the cell with the kernel for which the slope is least, and that."""
     info = bench.device.driver.info
     has_bulk = 10 * info.compute_major + info.compute_minor >= BULK_FROM_COMPUTE
-    slopes = []
-    for kernel in kernels if has_bulk else kernels[:1]:
-        few_us, many_us = (_times(bench, replace(cell, blocks=count, kernel=kernel), samples) for count in blocks)
-        slopes.append([max(0.0, many - few) for few, many in zip(few_us, many_us, strict=True)])
-    return min(slopes, key=median)
+    cells = [replace(cell, kernel=kernel) for kernel in (kernels if has_bulk else kernels[:1])]
+    return min(((one, _slope(bench, one, blocks, samples)) for one in cells), key=lambda found: median(found[1]))
+
+
+def _slope(bench: Bench, cell: Cell, blocks: tuple[int, int], samples: int) -> list[float]:
+    """Return how much longer the long swap takes than the short one."""
+    few_us, many_us = (_times(bench, replace(cell, blocks=count), samples) for count in blocks)
+    return [max(0.0, many - few) for few, many in zip(few_us, many_us, strict=True)]
 
 
 def _times(bench: Bench, cell: Cell, samples: int) -> list[float]:

@@ -143,7 +143,8 @@ class Worker:
         return Control(direction=request.direction, round=request.round, copy_bytes=copy_bytes, gpu_us=gpu_us)
 
     def _measure_cell(self, request: protocol.MeasureCell) -> Visit | Failure:
-        cell = Cell.from_strings(request.cell)
+        cell, pools = Cell.from_strings(request.cell), self._bench.pools
+        is_sampled = pools.holds(cell.memory)  # a pool of other memory is made with its first cell
         began, start_ns = int(time.time()), time.monotonic_ns()
         try:
             made = self._replayed(cell, request) if cell.sequence == TRACE else self._visited(cell, request)
@@ -152,7 +153,11 @@ class Worker:
         end_ns = time.monotonic_ns()
         path = made.path if is_own(cell.backend) else f"{made.path}{CLAIMED}"
         took_ms, span_ns = (end_ns - start_ns) / 1e6, (start_ns, end_ns)
-        return msgspec.structs.replace(made, path=path, began=began, took_ms=took_ms, span_ns=span_ns)
+        far = [] if is_sampled else far_pages(pools.host_pool(cell.memory).address, pools.pool_bytes, self._node)
+        warnings = [*made.warnings, *far]
+        return msgspec.structs.replace(
+            made, path=path, began=began, took_ms=took_ms, span_ns=span_ns, warnings=warnings
+        )
 
     def _visited(self, cell: Cell, request: protocol.MeasureCell) -> Visit:
         begin = None if request.start is None else partial(_wait_for_others, request.start)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -22,11 +23,13 @@ from kvbench.engine.device import (
 )
 from kvbench.engine.memory import SwapMemory, TensorGrid
 from kvbench.errors import KvbenchError
-from kvbench.measure.layout import Layout
+from kvbench.measure.layout import Layout, stacked
 
 # A pool at rest holds the words of its side's seed, which differ at every place. This detects every byte that did not
 # arrive, arrived from elsewhere or was written elsewhere, and no pool needs to be filled twice.
 HOST_SEED, DEVICE_SEED = 1, 2
+# The source's bytes that a watched list names hold other words until the swap is submitted.
+SPOILED_SEED = 3
 # Bytes compared next to a copied block and at each spot in the rest of the pool, and the number of such spots.
 EDGE_BYTES = 256
 SPOT_CHECKS = 256
@@ -76,6 +79,17 @@ class Pools:
         """Restore ranges of the destination of `direction` to their bytes at rest."""
         _, destination = self.sides(direction, memory)
         write_words(destination, offsets, sizes, offsets, _seeds(direction)[1], self._stream.handle)
+
+    @contextmanager
+    def spoiled(self, cell: Cell, offsets: Addresses, sizes: Addresses) -> Iterator[None]:
+        """Within the context, ranges of the source hold other bytes. Does not wait for the measured stream."""
+        source, seeds = self.sides(cell.direction, cell.memory)[0], (SPOILED_SEED, _seeds(cell.direction)[0])
+        spoil, restore = (partial(write_words, source, offsets, sizes, offsets, seed) for seed in seeds)
+        spoil(self._beside.handle)
+        try:
+            yield
+        finally:
+            restore(self._beside.handle)
 
     def audit_arrived(self, cell: Cell, offsets: Addresses, sizes: Addresses, origins: Addresses) -> Audit:
         """Compare ranges of the destination with the source's bytes at `origins`."""
@@ -146,12 +160,16 @@ class Workload:
     def advance(self, slot: int = 0) -> None:
         """Write the descriptors of the next set of blocks into the memory of `slot`; the first call, of the first."""
         first = self._note_next()
-        if self._written[slot] is not self._layouts[self._place]:
-            self._written[slot] = self._layouts[self._place]
-            self._write(self.memories[slot], self._written[slot])
-        if self._watching and first and self._pools.at_rest:
+        if not (self._watching and first and self._pools.at_rest):
+            self._write(slot)
+            return
+        # What a thread reads ahead of the submission is not what the swap has to move.
+        starts, sizes = self._spots(self._layouts[self._place].source_rows)
+        inside = self._rng.integers(0, self._sizes.min() - sizes[0] + 1, len(starts), dtype=np.uint64)
+        with self._pools.spoiled(self._cell, starts + inside, sizes):
+            self._write(slot)
             time.sleep(WATCHED_S)
-            if self.arrived_early():
+            if self.arrived_early(self._some(self._cell.blocks, SPOT_CHECKS)):
                 self._pools.disturb()
                 raise VerificationError("bytes arrived before the swap was submitted")
 
@@ -170,9 +188,8 @@ class Workload:
     def contents(self) -> list[Addresses]:
         """Return the contents of `arrays` for all sets, from the next one on, as arrays of shape (sets, length)."""
         start = self._place + 1
-        turn = [*self._layouts[start:], *self._layouts[:start]]
-        sets = [_arrays(_memory_of(self._pools, self._cell, layout, self._sizes)) for layout in turn]
-        return [np.stack(content) for content in zip(*sets, strict=True)]
+        turn = stacked([*self._layouts[start:], *self._layouts[:start]])
+        return _arrays(_memory_of(self._pools, self._cell, turn, np.tile(self._sizes, (self.sets, 1))))
 
     def passed(self, swaps: int) -> None:
         """Note that the next sets were swapped, whose lists were written from `contents`."""
@@ -188,7 +205,7 @@ class Workload:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Within the context, `advance` raises VerificationError if bytes of a set that was not swapped since the last
-        `verify` are in their destination.
+        `verify` are in their destination; bytes that are read from the source by then are wrong ones.
         """
         self._watching = True
         try:
@@ -250,10 +267,13 @@ class Workload:
         self._used.clear()
         self._pools.disturb()
 
-    def arrived_early(self) -> bool:
-        """Whether bytes of the current swap, which must wait for other work, are already in the destination."""
+    def arrived_early(self, blocks: NDArray[np.int64] | None = None) -> bool:
+        """Whether bytes of the current swap, which must wait for other work, are already in the destination: of these
+        blocks, by default of the first and the last ones.
+        """
         _, offsets = self.current()
-        some = np.unique(np.concatenate([offsets[:SPOT_CHECKS], offsets[-SPOT_CHECKS:]]))
+        ends = np.concatenate([offsets[:SPOT_CHECKS], offsets[-SPOT_CHECKS:]])
+        some = np.unique(ends) if blocks is None else offsets[blocks]
         sizes = np.full(len(some), np.uint64(self._cell.block_bytes))
         return self._pools.audit_at_rest(self._cell, 1, some, sizes).wrong_bytes > 0
 
@@ -287,12 +307,17 @@ class Workload:
 
     def _spots(self, rows: NDArray[np.uint64]) -> tuple[Addresses, Addresses]:
         """Return (offsets, sizes) of the first bytes of some of `rows`."""
-        some = self._rng.choice(rows, min(len(rows), SPOT_CHECKS)) * np.uint64(self._cell.block_bytes)
-        return some, np.full(len(some), np.uint64(min(self._cell.block_bytes, EDGE_BYTES)))
+        some = self._rng.choice(rows, min(len(rows), SPOT_CHECKS), replace=False) * np.uint64(self._cell.block_bytes)
+        return some, np.full(len(some), np.uint64(min(int(self._sizes.min()), EDGE_BYTES)))
 
-    def _write(self, memory: SwapMemory, layout: Layout) -> None:
+    def _write(self, slot: int) -> None:
+        """Write the current set into the memory of `slot`."""
+        layout = self._layouts[self._place]
+        if self._written[slot] is layout:
+            return
+        self._written[slot] = layout
         fresh = _memory_of(self._pools, self._cell, layout, self._sizes)
-        for array, new in zip(_arrays(memory), _arrays(fresh), strict=True):
+        for array, new in zip(_arrays(self.memories[slot]), _arrays(fresh), strict=True):
             array[:] = new
 
 

@@ -4,12 +4,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 
-from kvbench.report.charts.plot import ChartText, LinePlot, MapPlot
 from kvbench.report.view import View
+
+if TYPE_CHECKING:
+    from kvbench.report.charts.plot import ChartText, LinePlot, MapPlot
 
 MOST_FINDINGS: Final = 8
 
@@ -64,8 +66,8 @@ class Chart:
     """A chart: the stem of its files, the text around it, what is drawn, and the numbers behind that."""
 
     stem: str
-    text: ChartText
-    plot: LinePlot | MapPlot
+    text: "ChartText"
+    plot: "LinePlot | MapPlot"
     points: pd.DataFrame
 
 

@@ -9,12 +9,11 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.report.model import Code, DataTable, Span, Strong, Text
 from kvbench.report.numbers import ABSENT, count, figure, noun
 from kvbench.report.select import DIRECTIONS, where
-from kvbench.report.table_rows import rows_of
 from kvbench.report.view import HOST_COPIES, MOVED, View, ceiling_of, faults_of, moved_ceilings, warnings_of
 from kvbench.results import COLUMNS, Note, Visit
 from kvbench.results.columns import NO_FIGURE
-from kvbench.text import short
-from kvbench.tune.headline import summary
+from kvbench.text import short, terminal_rows
+from kvbench.tune.headline import ROWS, summary
 
 TITLE: Final = "KV-block swaps between host and GPU"
 _MOST_FAILURES: Final = 50
@@ -31,17 +30,30 @@ def host_note(views: Sequence[View]) -> Text:
     return (Strong(HOST_COPIES), which) if on_host else ""
 
 
-def answer(views: Sequence[View]) -> list[Text]:
-    """Return the answer of a report, as `kvbench tune` prints it; of runs of several machines that of the first.
+def answered(views: Sequence[View]) -> list[View]:
+    """Return the runs that the answer is of: of the machine of the first, and of the newest clock there."""
+    alike = [view for view in views if (view.title, view.driver) == (views[0].title, views[0].driver)]
+    return [view for view in alike if view.run.info.clock == max(view.run.info.clock for view in alike)]
+
+
+def left_out(views: Sequence[View]) -> list[str]:
+    """Return the labels of the other runs."""
+    labels = {view.label for view in answered(views)}
+    return [view.label for view in views if view.label not in labels]
+
+
+def answer(views: Sequence[View], rows: int = ROWS) -> list[Text]:
+    """Return the answer of a report, as `kvbench tune` prints it, in at most `rows` rows of a terminal.
 
     Raises UsageError where there is nothing to choose from.
     """
-    first = views[0]
-    runs = [view.run for view in views if (view.title, view.driver) == (first.title, first.driver)]
+    runs = [view.run for view in answered(views)]
     if not any(isinstance(record, Visit) for run in runs for record in run.records):
         return []
-    origin, *lines = summary(runs)
-    parts = (line.partition(": ") for line in lines)
+    others = ", ".join(left_out(views))
+    without = [f"Without {others}: another machine or an older clock"] if others else []
+    origin, *lines = summary(runs, rows - terminal_rows(without))
+    parts = (line.partition(": ") for line in [*without, *lines])
     return [origin, *((Strong(head), colon, rest) if rest else head for head, colon, rest in parts)]
 
 
@@ -111,6 +123,8 @@ def skipped(views: Sequence[View]) -> list[Text]:
 
 
 def failed(views: Sequence[View]) -> DataTable | None:
+    from kvbench.report.table_rows import rows_of  # the answer alone does not need it
+
     cells = [(view.label, row) for view in views for row in rows_of(where(view.frame, status="failed"))]
     rows = [(label, short(str(row["reason"])), Code(short(str(row["command"]), 2000))) for label, row in cells]
     more = f"And {len(rows) - _MOST_FAILURES} more in summary.csv." if len(rows) > _MOST_FAILURES else ""

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import count, product
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 import pandas as pd
 
@@ -161,7 +161,7 @@ def faults_of(run: Run) -> list[str]:
     info = run.info
     running = "not finished: it still runs, was killed, or its disk is full"
     ended = {"running": running, "interrupted": "interrupted", "stopped": "stopped early"}
-    faults = list(run.warnings)
+    faults = [*run.warnings, *_gpu_errors(info.observed)]
     if info.status in ended:
         faults.append(": ".join(filter(None, (ended[info.status], short(info.status_reason or "")))))
     if failed := {record.cell for record in run.records if isinstance(record, Failure)}:
@@ -169,6 +169,22 @@ def faults_of(run: Run) -> list[str]:
     if not any(isinstance(record, Visit) for record in run.records):
         faults.append("no measured cell")
     return faults
+
+
+def _gpu_errors(looks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return in one line which errors the GPU reported between the first observation and the last."""
+    before, after = (_error_counts(look) for look in (looks[0], looks[-1])) if looks else ({}, {})
+    errors = [f"{more} {name}" for name in after if (more := after[name] - before.get(name, after[name])) > 0]
+    lists = (look.get("xids") for look in looks)
+    xids = dict.fromkeys(str(xid) for values in lists if isinstance(values, list) for xid in values)
+    errors += [f"Xid {', '.join(xids)}"] if xids else []
+    return [f"the GPU reported errors while it was measured: {', '.join(errors)}"] if errors else []
+
+
+def _error_counts(look: Mapping[str, Any]) -> dict[str, int]:
+    counts, ecc = {"PCIe replays": look.get("pcie_replays")}, look.get("ecc_errors")
+    counts |= {f"{kind} ECC errors": count for kind, count in ecc.items()} if isinstance(ecc, dict) else {}
+    return {name: count for name, count in counts.items() if isinstance(count, int)}
 
 
 def moved_ceilings(run: Run) -> dict[str, tuple[float, float]]:

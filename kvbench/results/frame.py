@@ -15,7 +15,7 @@ import pandas as pd
 from kvbench.analysis.intervals import Floats, grouped_outliers, grouped_quartiles, median_interval
 from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
 from kvbench.cells.axis import Role
-from kvbench.cells.cell import AXES, Cell, axes_of
+from kvbench.cells.cell import AXES, Cell, axes_of, command_of
 from kvbench.cells.layers import TRACE
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.results.columns import NO_FIGURE, SAMPLE_COLUMNS, TIMES, TYPES
@@ -200,9 +200,9 @@ def _words(cell: Cell, story: Sequence[CellRecord]) -> dict[str, Any]:
     failures = [record for record in story if isinstance(record, Failure)]
     skips = [record.reason for record in story if isinstance(record, Skip)]
     reasons = [f"{failure.kind}: {failure.message}" for failure in failures] or skips
-    status = _status(story)
+    status, texts = _status(story), cell.spelled_out()
     return (
-        cell.spelled_out()
+        texts
         | {axis.field: getattr(cell, axis.field) for axis in AXES.values() if axis.number}
         | {
             **layer_figures(cell, visits),
@@ -222,7 +222,7 @@ def _words(cell: Cell, story: Sequence[CellRecord]) -> dict[str, Any]:
             "verified_bytes": sum(visit.verified_bytes for visit in visits),
             "warnings": _joined(text for visit in visits for text in visit.warnings),
             "cell_id": cell.id,
-            "command": next((failure.command for failure in failures), cell.command()),
+            "command": next((failure.command for failure in failures), command_of(texts)),
         }
     )
 

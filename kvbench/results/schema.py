@@ -65,8 +65,8 @@ class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
         "engine's sources")]
     identity_hash: Annotated[str, msgspec.Meta(description="hash of `identity`")]
     observed: Annotated[list[dict[str, Any]], msgspec.Meta(
-        description='state of the machine, `at` "start" and "end": clocks, link, temperature, throttling, load, other '
-        "processes; and why a value is missing")] = []
+        description='state of the machine, `at` "start" and "end": clocks, link, temperature, throttling, GPU errors, '
+        "load, other processes; and why a value is missing")] = []
     backends: Annotated[list[BackendFacts], msgspec.Meta(
         description="the requested backends at the start of the run: package and version, axes, why one was "
         "unavailable; `--resume` continues with these")] = []

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Final, Literal, Protocol
@@ -17,7 +18,7 @@ from kvbench.cells.cell import Cell, command_of
 from kvbench.cells.device_facts import CEILING_BYTES
 from kvbench.cells.locality import region_bytes
 from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError
-from kvbench.machine.observation import observe
+from kvbench.machine.observation import XidErrors, observe
 from kvbench.results import RunWriter, load_run
 from kvbench.results.schema import Ceiling, Control, Failure, FailureKind, Note, Record, Roof, RunStatus, Skip, Visit
 from kvbench.run.progress import Progress
@@ -325,5 +326,10 @@ class Execution:
 
     def observe(self, at: Literal["start", "end"]) -> None:
         """Record the current observations of the machine."""
-        found = observe(self.opened.device.name, self.opened.pci_bus_id, own_pids=self.slot.pids)
+        gpu = self.opened.device.name, self.opened.pci_bus_id
+        found = observe(*gpu, own_pids=self.slot.pids, xids=lambda _: self._xids.so_far())
         self.writer.observe({"at": at, **found, "delay_us": self.opened.delay_us})
+
+    @cached_property
+    def _xids(self) -> XidErrors:
+        return XidErrors(self.opened.device.name, self.opened.pci_bus_id)

@@ -9,13 +9,14 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visi
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
+from kvbench.cells.backend_facts import BATCHED
 from kvbench.cells.cell import EQUAL
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.errors import UsageError
 from kvbench.policy import Choice
 from kvbench.results import Run
 from kvbench.results.replays import trace_of
-from kvbench.text import a_stream, counted, ends, printable, short
+from kvbench.text import a_stream, counted, printable, short
 from kvbench.tune.fit import (
     Arms,
     Decision,
@@ -66,7 +67,10 @@ class Answer:
     @property
     def interval_us(self) -> tuple[float, float] | None:
         """The 95% interval of the time, or None with too few visits."""
-        visits = list(self.visits_of(self.choice).values())
+        return self.interval_of(self.choice)
+
+    def interval_of(self, choice: Choice) -> tuple[float, float] | None:
+        visits = list(self.visits_of(choice).values())
         return median_interval(visits) if len(visits) >= MIN_PAIRS else None
 
     @property
@@ -90,6 +94,12 @@ class Answer:
         visits = self.fresh if {choice, other} <= self.fresh.keys() else self.measured
         return compare_visits(visits[choice], visits[other], IN_TURN).ratio
 
+    def loss(self, choice: Choice) -> float:
+        """Return how much more time than the fastest candidate a choice takes, as a fraction."""
+        fastest = self.decision.fastest
+        known = None if {choice, fastest} <= self.fresh.keys() else self.decision.ratios.get(choice)
+        return (self.ratio(fastest, choice) if known is None else known) - 1
+
     def best_of(self, *backends: str, sms: int | None = None) -> Choice | None:
         """Return the fastest of all that was measured of some backends, optionally with an SM count, or None."""
         own = [c for c in self.measured if c.backend in backends and sms in (None, sms_of(c))]
@@ -112,7 +122,7 @@ class Answer:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the answer as JSON-compatible data."""
-        interval, gain = self.interval_us, self.gain_over("batched")
+        gain = self.gain_over(BATCHED)
         return {
             "direction": self.direction.value,
             "stream_state": self.state.value,
@@ -120,13 +130,22 @@ class Answer:
             "block_bytes": self.block_bytes,
             "blocks": self.blocks,
             "choice": str(self.choice),
-            "us": round(self.time_us, 3),
-            "interval_us": None if interval is None else [round(end, 3) for end in interval],
+            **self._times(self.choice),
             "gbps": round(self.gbps, 3),
             "decided": self.decided,
-            "times_as_fast_as": {} if gain is None else {"batched": round(gain, 3)},
-            "tied": [str(choice) for choice in self.tied],
-            "open": [str(choice) for choice in self.open],
+            "times_the_speed_of": {} if gain is None else {BATCHED: round(gain, 3)},
+            "tied": [_alternative(choice, self.decision.others[choice]) for choice in self.tied],
+            "open": [_alternative(choice, found) for choice, found in self.open.items()],
+            "candidates": [{"choice": str(choice), **self._times(choice)} for choice in self.measured],
+        }
+
+    def _times(self, choice: Choice) -> dict[str, Any]:
+        interval, caller_us = self.interval_of(choice), self.caller_us.get(choice, math.nan)
+        return {
+            "us": round(self.time_of(choice), 3),
+            "interval_us": interval and [round(end, 3) for end in interval],
+            "caller_us": round(caller_us, 3) if math.isfinite(caller_us) else None,
+            "sms": sms_of(choice),
         }
 
 
@@ -178,7 +197,7 @@ def workload_of(runs: Sequence[Run]) -> str:
         return trace_words(runs)
     axes = workload_axes(runs)
     pool, reuse = axes["pool"], axes["reuse"]
-    place = "from a dense pool" if pool == "dense" else f"from a pool of {size_words(parse_size(pool))}"
+    place = "from a dense pool" if pool == "dense" else f"from {size_words(parse_size(pool))}"
     layout = "" if axes["pattern"] == str(SHUFFLED) else f" in the layout {axes['pattern']}"
     layout += "".join(
         f", {axes[name]} {where}"
@@ -190,13 +209,21 @@ def workload_of(runs: Sequence[Run]) -> str:
     return f"{'hot: ' if pool == 'dense' else ''}the same blocks{layout} in every swap, {place}"
 
 
+def machine_plain(run: Run) -> dict[str, Any]:
+    """Return what a run was measured on, and when, as JSON-compatible data."""
+    info = run.info
+    driver = info.identity.get("driver_version")
+    return {"kvbench": info.kvbench, "device": info.device.get("title"), "driver": driver, "created": info.created}
+
+
 def machine_words(*runs: Run) -> str:
     """Return what runs of one machine were measured on, and when the first and the last of them began."""
     info = runs[0].info
     on_host = info.device.get("kind") == "cpu"
     host = "; all figures are copies between two host buffers, without a GPU" if on_host else ""
     driver = info.identity.get("driver_version")
-    dates = ends((run.info.created[:10] for run in runs), str)
+    first, last = (end(run.info.created[:10] for run in runs) for end in (min, max))
+    dates = first if first == last else f"{first} to {last.removeprefix(first[:5])}"
     named = [info.device.get("title"), driver and f"driver {driver}", dates]
     return ", ".join(short(printable(part), 80) for part in named if part) + host
 
@@ -212,6 +239,13 @@ def open_points(answers: Sequence[Answer]) -> list[str]:
     """Return the shapes whose choice is open, with the cost of each alternative, the largest difference first."""
     every = [(answer, other, found) for answer in answers for other, found in answer.open.items()]
     return [_doubt(*one) for one in sorted(every, key=lambda one: -_apart(one[2]))]
+
+
+def _alternative(choice: Choice, found: Comparison) -> dict[str, Any]:
+    """Return what another run could choose, with its time over that of the choice; too few visits have no interval."""
+    known = math.isfinite(found.high)
+    ends = {"low": round(found.low, 4), "high": round(found.high, 4)} if known else {"low": None, "high": None}
+    return {"choice": str(choice), "ratio": round(found.ratio, 4), **ends}
 
 
 def _doubt(answer: Answer, other: Choice, found: Comparison) -> str:

@@ -13,7 +13,7 @@ from kvbench.analysis.compare import Verdict, Visits, compare_visits, paired_int
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction
-from kvbench.cells.backend_facts import AUTO
+from kvbench.cells.backend_facts import AUTO, BATCHED
 from kvbench.errors import UsageError
 from kvbench.policy import CHOSEN_AXES, Choice
 from kvbench.results import Run
@@ -114,10 +114,10 @@ class BesideAnswer:
         if self.chosen is None:
             return f"{said}: no way that was measured costs at most {percent(limit)}; the least is {words}"
         gain = ""
-        batched = [way for way in self.ways if way.choice.backend == "batched"]
-        if batched and way.choice.backend != "batched":
+        batched = [way for way in self.ways if way.choice.backend == BATCHED]
+        if batched and way.choice.backend != BATCHED:
             found = compare_visits(way.us_per_gb, max(batched, key=lambda one: one.gbps).us_per_gb, IN_TURN)
-            said_of = speed_words(found.ratio, "batched") if found.told_apart else "no clear difference from batched"
+            said_of = speed_words(found.ratio, BATCHED) if found.told_apart else f"no clear difference from {BATCHED}"
             gain = f", {said_of}"
         return f"{said}: {words}, p99 {percent(way.slowdown_p99)} slower{gain}"
 

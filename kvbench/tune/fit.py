@@ -14,8 +14,8 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visi
 from kvbench.analysis.intervals import MAD_TO_SIGMA, Floats
 from kvbench.analysis.margins import IN_TURN, OF_A_RUN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
-from kvbench.cells.backend_facts import AUTO
-from kvbench.cells.cell import AXES, EQUAL, Cell
+from kvbench.cells.backend_facts import AUTO, BATCHED, PER_BLOCK, PRIMED, SM, TRITON
+from kvbench.cells.cell import AXES, EQUAL
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.errors import UsageError
 from kvbench.policy import CHOSEN_AXES, MAX_VALUES, WORKLOAD_AXES, Choice, Policy, Table
@@ -24,7 +24,7 @@ from kvbench.results.frame import unqueued
 from kvbench.text import MAX_LINE
 
 # Backends without SMs come first, with the single batched call as the simplest; then kvbench's kernel, then others.
-_SIMPLEST: Final = ("batched", "primed", "per_block", "sm", "triton")
+_SIMPLEST: Final = (BATCHED, PRIMED, PER_BLOCK, SM, TRITON)
 
 _REDRAWS: Final = 2000
 _RARE: Final = 0.005
@@ -128,12 +128,14 @@ def candidates(runs: Sequence[Run]) -> Candidates:
 class Decision:
     """The decision at a point: `choice`, which ties with the `fastest` by the rule of `decide_all`.
 
-    `others` are the choices that the rule could make in another run, with their times divided by that of `choice`.
+    `others` are the choices that the rule could make in another run, with their times divided by that of `choice`;
+    `ratios` are the times of the candidates divided by that of the fastest.
     """
 
     choice: Choice
     fastest: Choice
     others: Mapping[Choice, Comparison]
+    ratios: Mapping[Choice, float]
 
 
 def decide_all(times: Mapping[Point, Arms]) -> dict[Point, Decision]:
@@ -167,12 +169,13 @@ def decide(arms: Arms, neighbours: Sequence[Choice] = ()) -> Decision:
     enough = min(MIN_PAIRS, max(len(visits) for visits in arms.values()))
     raced = [choice for choice in ordered if len(arms[choice]) >= enough - 1]
     fastest = min(raced, key=lambda choice: (typical(arms[choice].values()), str(choice)))
-    loss = {choice: compare_visits(arms[fastest], arms[choice], IN_TURN).ratio for choice in raced}
-    tied = [choice for choice in raced if choice == fastest or loss[choice] <= 1 + TIED.fraction]
+    ratios = {choice: compare_visits(arms[fastest], visits, IN_TURN).ratio for choice, visits in arms.items()}
+    tied = [choice for choice in raced if choice == fastest or ratios[choice] <= 1 + TIED.fraction]
     chosen = next((choice for choice in tied if len(arms[choice]) >= enough), tied[0])
     shares = _redrawn([np.log(list(arms[choice].values())) for choice in ordered])
     others = [choice for choice, share in zip(ordered, shares, strict=True) if share > _RARE and choice != chosen]
-    return Decision(chosen, fastest, {other: compare_visits(arms[chosen], arms[other], IN_TURN) for other in others})
+    found = {other: compare_visits(arms[chosen], arms[other], IN_TURN) for other in others}
+    return Decision(chosen, fastest, found, ratios)
 
 
 def standard_errors(arms: Arms) -> dict[Choice, float]:
@@ -269,11 +272,6 @@ def choice_of(row: Mapping[Any, Any], names: Iterable[str] = CHOSEN_AXES) -> Cho
     known = {name: row[name] for name in names if pd.notna(row[name])}
     texts = {name: AXES[name].show(int(value)) if AXES[name].number else str(value) for name, value in known.items()}
     return Choice.of(str(row["backend"]), texts)
-
-
-def choice_at(cell: Cell) -> Choice:
-    texts = cell.as_strings()
-    return Choice.of(cell.backend, {name: texts.get(name) for name in CHOSEN_AXES})
 
 
 def _table(direction: Direction, state: StreamState, chosen: Mapping[Point, Choice]) -> Table:

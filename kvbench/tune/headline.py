@@ -5,33 +5,32 @@ from statistics import mean, median
 from typing import Final
 
 from kvbench.analysis.compare import MIN_PAIRS
+from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.pattern import SHUFFLED
-from kvbench.errors import UsageError
-from kvbench.policy import Choice
 from kvbench.results import Run
-from kvbench.results.replays import trace_of
-from kvbench.text import ends
-from kvbench.tune.answer import Answer, answers_of, by_kind, machine_words, speed_words, words_of, workload_of
-from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES
-from kvbench.tune.fit import Kind, Point, candidates, decide_all, kind_words, workload_axes
-from kvbench.tune.layouts import MERGED, runs_line
-from kvbench.tune.rule import Line, Range, SmallestRule, rule_of
-from kvbench.tune.traced import losses_by
+from kvbench.text import ends, terminal_rows
+from kvbench.tune.answer import Answer, answers_of, machine_words, speed_words, words_of, workload_of
+from kvbench.tune.exports import ENGINE_BACKENDS
+from kvbench.tune.figures import closest_call, gains_of, gate_shares, losses_as_shuffled, merged_from
+from kvbench.tune.fit import kind_words
+from kvbench.tune.rule import MOST_LINES, WORST, Line, Range, SmallestRule, rule_of
 from kvbench.units import size_words, two_digits
 
-# A line for each direction and stream state has one line of a terminal; with many of them, others are left out.
-_LONGEST: Final = 80
-_FEW: Final = 4
-_MOST: Final = 6
+# The most rows of a terminal that the answer takes.
+ROWS: Final = 12
 
 
-def summary(runs: Sequence[Run]) -> list[str]:
-    """Return the answer of runs of one machine. Raises UsageError where there is nothing to choose from."""
-    clock = max(run.info.clock for run in runs)
-    runs = [run for run in runs if run.info.clock == clock]  # times of two clocks hold different things
-    rule = rule_of(answers_of(runs, lambda choice: choice.backend not in ENGINE_BACKENDS))
-    return [origin(runs), *headline(rule, runs)]
+def rule_for_all(runs: Sequence[Run]) -> SmallestRule:
+    """Return the rule of runs of one machine and clock, without the code of engines, which serves only these.
+
+    Raises UsageError where there is nothing to choose from.
+    """
+    return rule_of(answers_of(runs, lambda choice: choice.backend not in ENGINE_BACKENDS))
+
+
+def summary(runs: Sequence[Run], rows: int = ROWS) -> list[str]:
+    """Return the answer of `rule_for_all`."""
+    return headline(rule_for_all(runs), runs, rows)
 
 
 def origin(runs: Sequence[Run]) -> str:
@@ -39,38 +38,63 @@ def origin(runs: Sequence[Run]) -> str:
     return f"{machine_words(*runs)}; {workload_of(runs)}"
 
 
-def headline(rule: SmallestRule, runs: Sequence[Run]) -> list[str]:
-    """Return the answer of a rule of `runs`, a line each: what to use, what that loses and gains, how sure it is."""
+def headline(rule: SmallestRule, runs: Sequence[Run], rows: int = ROWS) -> list[str]:
+    """Return the answer of a rule of `runs`, in lines that take at most `rows` rows of a terminal.
+
+    They say what to use, what that loses and gains, and how sure it is.
+    """
     losses = rule.losses.values()
     average, worst = (f"{two_digits(max(loss, 0.0) * 100)}%" for loss in (mean(losses), max(losses)))
     loss = f"Loss against the best of each size and count: {average} on average, {worst} at worst"
-    rival = _rivals(rule) if len(rule.lines) <= _FEW else ()
-    gate, in_runs = [*_gate(rule.answers)], [*_in_runs(rule, runs)]
-    uses = [*map(_use, rule.lines, rule.lines.values())]
-    if len(uses) > (most := _MOST - 2 * len(gate) - len(in_runs)):
-        uses[most - 1 :] = [f"{len(uses) - most + 1} more directions and stream states: kvbench tune --stream STATE"]
-    return [*uses, loss, *_gains(rule), *gate, *in_runs, *_as_shuffled(rule, runs), *rival, _open(rule.answers)]
+    if rule.beyond:
+        kinds = ", ".join(map(kind_words, rule.beyond))
+        loss += f"; more than {TIED.fraction:.0%} or {WORST:.0%} with {MOST_LINES} choices: {kinds}"
+    uses, beside = _uses(rule), [*_rival(rule), *_in_runs(rule, runs), *_gate(rule.answers)]
+    tail = [*_as_shuffled(rule, runs), _open(rule.answers)]
+    gains, pooled = ([*_gains(rule, pooled=pooled)] for pooled in (False, True))
+    whole = [(len(uses), gains, len(beside)), *((len(uses), pooled, shown) for shown in range(len(beside), -1, -1))]
+    for kept, gained, shown in [*whole, *((kept, pooled, 0) for kept in range(len(uses) - 2, 0, -1))]:
+        left_out = len(uses) - kept
+        more = [f"{left_out} more, of other directions and stream states: kvbench tune --stream STATE"] * bool(left_out)
+        lines = [origin(runs), *uses[:kept], *more, loss, *gained, *beside[:shown], *tail]
+        if terminal_rows(lines) <= rows:
+            break
+    return lines
 
 
-def _use(kind: Kind, lines: Sequence[Line]) -> str:
-    """Return the lines of a kind: "h2d idle: sm with 4 SMs up to 4 KiB, 2 from 16 KiB"."""
+def _uses(rule: SmallestRule) -> list[str]:
+    """Return a line for all stream states of a direction with the same choices: "h2d idle, opened: sm with 4 SMs"."""
+    states: dict[tuple[Direction, str], list[StreamState]] = {}
+    for (direction, state), lines in rule.lines.items():
+        states.setdefault((direction, f"{_only(lines)}: {_choices(lines)}"), []).append(state)
+    return [f"{direction} {', '.join(alike)}{rest}" for (direction, rest), alike in states.items()]
+
+
+def _only(lines: Sequence[Line]) -> str:
+    """Return the block size and the number of blocks where a rule has one: " (16 KiB)"."""
+    answers = [answer for line in lines for answer in line.answers]
+    sizes, counts = {answer.block_bytes for answer in answers}, {answer.blocks for answer in answers}
+    found = [*map(size_words, sizes)] * (len(sizes) == 1) + [f"{count} blocks" for count in counts] * (len(counts) == 1)
+    return f" ({', '.join(found)})" if found else ""
+
+
+def _choices(lines: Sequence[Line]) -> str:
+    """Return the choices of a rule: "sm with 4 SMs up to 4 KiB, 2 from 16 KiB"."""
     parts: list[str] = []
     before = None
     for line in lines:
-        choice = words_of(line.choice)
-        alike = before is not None and before.backend == line.choice.backend == "sm" and len(line.choice.axes) == 1
-        parts.append(" ".join(filter(None, (dict(line.choice.axes)["sms"] if alike else choice, _ranges(line)))))
+        axes = dict(line.choice.axes)
+        only_sms = axes.keys() == {"sms"} and before is not None and before.backend == line.choice.backend
+        choice = axes["sms"] if only_sms else words_of(line.choice)
+        parts.append(" ".join(filter(None, (choice, _ranges(line)))))
         before = line.choice
-    text = f"{kind_words(kind)}: {', '.join(parts)}"
-    while len(text) > _LONGEST and len(parts) > 1:
-        parts.pop()
-        text = f"{kind_words(kind)}: {', '.join(parts)} and {len(lines) - len(parts)} more (tune --json)"
-    return text
+    more = len(parts) - MOST_LINES
+    return ", ".join(parts[:MOST_LINES]) + (f" and {more} more (tune --table)" if more > 0 else "")
 
 
 def _ranges(line: Line) -> str:
-    ranges = _range(line.sizes, size_words), _range(line.counts, lambda count: f"{count} blocks")
-    return " and ".join(filter(None, ranges))
+    counts = _range(line.counts, str)
+    return " and ".join(filter(None, (_range(line.sizes, size_words), counts and f"{counts} blocks")))
 
 
 def _range(span: Range, show: Callable[[int], str]) -> str:
@@ -80,83 +104,49 @@ def _range(span: Range, show: Callable[[int], str]) -> str:
     return f"at {low}" if low == high else f"from {low} to {high}"
 
 
-def _gains(rule: SmallestRule) -> Iterator[str]:
-    """Yield a line for batched copies, and one for each engine whose own code was measured."""
-    for name, backends in {
-        "batched": ("batched",),
-        **{name: engine.backends for name, engine in ENGINES.items()},
-    }.items():
-        parts: list[str] = []
-        for direction in Direction:
-            if ratios := rule.gains(direction, backends):
-                middle = f"{two_digits(median(ratios))}x" if parts else speed_words(median(ratios), name)
-                parts.append(f"{middle} for {direction} ({ends(ratios, lambda ratio: f'{two_digits(ratio)}x')})")
-        if parts:
-            yield f"Gain: {', '.join(parts)}"
+def _gains(rule: SmallestRule, *, pooled: bool) -> Iterator[str]:
+    """Yield lines over batched copies, then over each engine whose own code was measured."""
+    every = {state for _, state in rule.lines}
+    lines: dict[tuple[str, str], list[str]] = {}
+    for gain in gains_of(rule, pooled=pooled):
+        states = "all" if len(every) > 1 and every == {*gain.states} else ", ".join(gain.states)
+        parts, middle = lines.setdefault((gain.over, states), []), median(gain.ratios)
+        words = f"{two_digits(middle)}x" if parts else speed_words(middle, gain.over)
+        parts.append(f"{gain.direction} {words} ({ends(gain.ratios, lambda ratio: f'{two_digits(ratio)}x')})")
+    for (_, states), parts in lines.items():
+        yield f"Gain, {states}: {', '.join(parts)}"
 
 
 def _gate(answers: Sequence[Answer]) -> Iterator[str]:
     """Yield what batched copies take behind a gate that is closed, against one that is open."""
-    closed, opened = (
-        {
-            (one.direction, one.point): one.time_of(choice)
-            for one in answers
-            if one.state is state and (choice := one.best_of("batched"))
-        }
-        for state in (StreamState.GATED, StreamState.OPENED)
-    )
-    parts = [
-        f"{ends([100 * ratio for ratio in ratios], two_digits)}% ({direction})"
-        for direction in Direction
-        if (ratios := [closed[key] / opened[key] for key in closed.keys() & opened.keys() if key[0] is direction])
-    ]
+    shares = gate_shares(answers)
+    parts = [f"{ends([100 * own for own in shares[way]], two_digits)}% ({way})" for way in shares]
     if parts:
         yield f"batched from the opening of a gate takes {', '.join(parts)} of its time behind an open one"
 
 
 def _as_shuffled(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
     """Yield what the swaps of a trace would take by the choices for shuffled blocks, where these were measured."""
-    if not all(map(trace_of, runs)):
-        return
-    chosen: dict[Direction, dict[Point, Choice]] = {}
-    try:
-        contests = candidates(runs).to_choose
-    except UsageError:
-        return
-    for (direction, _), points in contests.items():
-        chosen[direction] = {point: decision.choice for point, decision in decide_all(points).items()}
-    measured = {
-        kind[0]: {own.point: own.measured for own in answers} for kind, answers in by_kind(rule.answers).items()
-    }
-    parts = [f"{loss:.1%} for {direction}" for direction, loss in losses_by(chosen, measured)]
+    parts = [f"{loss:.1%} for {direction}" for direction, loss in losses_as_shuffled(rule, runs).items()]
     if parts:
         yield f"By the choices for shuffled blocks, these swaps take {', '.join(parts)} longer"
 
 
 def _in_runs(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
     """Yield what would change if the blocks lay in runs, for an answer about shuffled blocks."""
-    if all(map(trace_of, runs)):
-        return
-    idle = {kind[0]: lines for kind, lines in rule.lines.items() if kind[1] is StreamState.IDLE}
-    other = [way for way, lines in idle.items() if any(line.choice.backend != MERGED for line in lines)]
-    found = [*runs_line(runs, other)]
-    if found and workload_axes(runs)["pattern"] == str(SHUFFLED):
-        yield from found
+    if lengths := merged_from(rule, runs):
+        where = ", ".join(f"{length.blocks} ({direction})" for direction, length in lengths.items())
+        gbps = ends([rate for length in lengths.values() for rate in length.gbps], two_digits)
+        yield f"In runs of blocks, from {where}: merged, {gbps} GB/s, no SMs"
 
 
-def _rivals(rule: SmallestRule) -> Iterator[str]:
+def _rival(rule: SmallestRule) -> Iterator[str]:
     """Yield the other choice that is nearest to replacing one of the rule."""
-    every = [
-        (abs(line.rival[1]), kind_words(kind), line, line.rival)
-        for kind, lines in rule.lines.items()
-        for line in lines
-        if line.rival is not None
-    ]
-    if every:
-        _, kind, line, (choice, more) = min(every, key=lambda one: one[0])
-        where = " ".join(filter(None, (kind, _ranges(line))))
-        words = f"{abs(more):.1%} {'slower' if more > 0 else 'faster'}" if abs(more) >= 0.0005 else "as fast"
-        yield f"Closest call: {where}, where {words_of(choice)} is {words}"
+    if call := closest_call(rule):
+        where = " ".join(filter(None, (kind_words(call.kind), _ranges(call.line))))
+        percent = 100 * abs(call.slower)
+        words = f"{two_digits(percent)}% {'slower' if call.slower > 0 else 'faster'}" if percent >= 0.05 else "as fast"
+        yield f"Closest call: {where}, where {words_of(call.other)} is {words}"
 
 
 def _open(answers: Sequence[Answer]) -> str:

@@ -1,20 +1,19 @@
 """What runs of adjacent blocks would change: the length from which merged copies, which take no SM, are the fastest."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from kvbench.analysis.compare import Visits, compare_visits
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import Direction
+from kvbench.cells.backend_facts import MERGED
 from kvbench.results import Run
 from kvbench.results.frame import unqueued
-from kvbench.text import ends
 from kvbench.tune.fit import typical
-from kvbench.units import gigabytes_per_second, two_digits
+from kvbench.units import gigabytes_per_second
 
-MERGED: Final = "merged"
 _IN_RUNS: Final = re.compile(r"runs-(\d+)")
 _ENOUGH: Final = 2 / 3
 
@@ -38,23 +37,32 @@ class _Contest:
         return gigabytes_per_second(self.swap_bytes, typical(self.merged.values()))
 
 
-def runs_line(runs: Sequence[Run], directions: Iterable[Direction]) -> Iterator[str]:
-    """Yield one line: the shortest runs in which merged copies are the choice, where there are such, by direction.
+@dataclass(frozen=True, slots=True)
+class RunLength:
+    """Runs of `blocks` blocks, and the GB/s of merged copies at the shapes where they are the fastest."""
+
+    blocks: int
+    gbps: Sequence[float]
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the length as JSON-compatible data."""
+        return {"from_blocks": self.blocks, "gbps": [round(end(self.gbps), 3) for end in (min, max)]}
+
+
+def shortest_runs(runs: Sequence[Run], directions: Iterable[Direction]) -> dict[Direction, RunLength]:
+    """Return the shortest runs in which merged copies are the choice, where there are such, by direction.
 
     There, they are the fastest beyond doubt in two thirds of the measured shapes on an idle stream.
     """
-    shortest: dict[Direction, tuple[int, list[float]]] = {}
+    shortest: dict[Direction, RunLength] = {}
     every = _by_length(runs)
     for direction in directions:
         lengths = every.get(direction, {})
         won = {length: [one for one in contests if one.won] for length, contests in sorted(lengths.items())}
         enough = [length for length, ours in won.items() if len(ours) >= _ENOUGH * len(lengths[length])]
         if enough:
-            shortest[direction] = enough[0], [one.gbps for one in won[enough[0]]]
-    if shortest:
-        where = ", ".join(f"{length} ({direction})" for direction, (length, _) in shortest.items())
-        gbps = ends([rate for _, rates in shortest.values() for rate in rates], two_digits)
-        yield f"In runs of blocks, from {where}: merged, {gbps} GB/s, no SMs"
+            shortest[direction] = RunLength(enough[0], [one.gbps for one in won[enough[0]]])
+    return shortest
 
 
 def _by_length(runs: Sequence[Run]) -> dict[str, dict[int, list[_Contest]]]:

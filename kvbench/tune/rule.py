@@ -7,20 +7,19 @@ lines.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from statistics import mean
 from typing import Any, Final, NamedTuple
 
-from kvbench.analysis.compare import compare_visits
-from kvbench.analysis.margins import IN_TURN, OF_A_RUN, TIED
-from kvbench.cells.axes import Direction
+from kvbench.analysis.margins import OF_A_RUN, TIED
 from kvbench.policy import Choice
 from kvbench.tune.answer import Answer, by_kind
 from kvbench.tune.fit import Kind, preference, standard_errors
 
 # The maximum loss at one shape, in another run too; on average it is `TIED`.
 WORST: Final = 0.10
-_MOST_LINES: Final = 4
+MOST_LINES: Final = 4
 _TOO_MUCH: Final = 1e6  # is added to the loss of a choice that exceeds `WORST`
 # Of choices whose average losses differ by less than this, the one with the fewest SMs is taken.
 _STEP: Final = 0.005
@@ -33,21 +32,21 @@ Range = tuple[int | None, int | None]
 class Line:
     """A choice for the shapes of `answers`, which have these block sizes in bytes and numbers of blocks.
 
-    `rival` is the best other choice for them, and by how much more it loses on average, None without any.
+    `rival` is the other choice that loses least, and by how much more on average; None if nothing else was measured.
     """
 
     choice: Choice
     sizes: Range
     counts: Range
     answers: Sequence[Answer]
-    rival: tuple[Choice, float] | None
+    rival: tuple[Choice, float] | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """Return the line as JSON-compatible data."""
         return {"choice": str(self.choice), "block_bytes": list(self.sizes), "blocks": list(self.counts)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SmallestRule:
     """The lines of a rule by direction and stream state."""
 
@@ -62,18 +61,19 @@ class SmallestRule:
         """The choice of the rule for every answer."""
         return {answer: line.choice for own in self.lines.values() for line in own for answer in line.answers}
 
-    @property
+    @cached_property
     def losses(self) -> dict[Answer, float]:
         """How much more time than the fastest candidate the choice of the rule takes, as a fraction, by answer."""
-        of_fastest = (
-            (answer, answer.ratio(answer.decision.fastest, choice)) for answer, choice in self.choices.items()
-        )
-        return {answer: ratio - 1 for answer, ratio in of_fastest}
+        return {answer: answer.loss(choice) for answer, choice in self.choices.items()}
 
-    def gains(self, direction: Direction, backends: Sequence[str]) -> list[float]:
-        """Return how many times the speed of the best of some backends the choices have, where these are decided."""
-        choices = ((a, choice, a.best_of(*backends)) for a, choice in self.choices.items() if a.direction is direction)
-        return [a.ratio(choice, other) for a, choice, other in choices if a.decided and other is not None]
+    @property
+    def beyond(self) -> list[Kind]:
+        """The directions and stream states where even `MOST_LINES` choices lose more than they may."""
+        losses = self.losses
+        of_kinds = {
+            kind: [losses[answer] for line in lines for answer in line.answers] for kind, lines in self.lines.items()
+        }
+        return [kind for kind, own in of_kinds.items() if mean(own) > TIED.fraction or max(own) > WORST]
 
     def nearest(self, kind: Kind, block_bytes: int, blocks: int) -> Answer:
         """Return the answer whose shape is nearest in ratio: by block size, then by number of blocks."""
@@ -119,7 +119,7 @@ class _Fit(NamedTuple):
 def rule_of(answers: Sequence[Answer]) -> SmallestRule:
     """Return the rule with the fewest lines that loses at most `TIED` on average and `WORST` at one shape.
 
-    If none of `_MOST_LINES` lines does, return the one that loses least.
+    If none of `MOST_LINES` lines does, return the one that loses least.
     """
     return SmallestRule({kind: _lines(own) for kind, own in by_kind(answers).items()})
 
@@ -150,24 +150,29 @@ def _lines(answers: Sequence[Answer]) -> tuple[Line, ...]:
         choice = min(
             (choice for choice in means if means[choice] <= enough), key=lambda one: (preference(one), str(one))
         )
-        others = (other for other in means if other != choice)
-        rival = min(others, key=lambda other: (means[other], str(other)), default=None)
-        line = Line(
-            choice,
-            _range(spans[0], sizes),
-            _range(spans[1], counts),
-            list(inside),
-            None if rival is None or means[rival] > 1 else (rival, means[rival] - means[choice]),
-        )
+        line = Line(choice, _range(spans[0], sizes), _range(spans[1], counts), list(inside))
         return _Fit(means[choice] * len(inside), (line,))
 
     whole = _Part((0, len(sizes)), (0, len(counts)))
     fits = [_Fit(math.inf)]
-    while fits[-1].loss > TIED.fraction * len(answers) and len(fits) <= _MOST_LINES:
+    while fits[-1].loss > TIED.fraction * len(answers) and len(fits) <= MOST_LINES:
         fits.append(best(whole, len(fits)))
     # A run may lack some candidates at some shapes: a line needs one that was measured at all of its shapes.
-    alone = (Line(a.choice, (a.block_bytes,) * 2, (a.blocks,) * 2, [a], None) for a in answers)
-    return min(fits, key=lambda fit: fit.loss).lines or tuple(alone)
+    alone = (Line(a.choice, (a.block_bytes,) * 2, (a.blocks,) * 2, [a]) for a in answers)
+    lines = min(fits, key=lambda fit: fit.loss).lines or alone
+    return tuple(replace(line, rival=_rival(line.choice, [losses[one] for one in line.answers])) for line in lines)
+
+
+def _rival(choice: Choice, losses: Sequence[Mapping[Choice, float]]) -> tuple[Choice, float] | None:
+    """Return the rival of a choice, by the losses at each shape; of what was measured at the most of them."""
+    more: dict[Choice, list[float]] = {}
+    for own in losses:
+        for other in own.keys() - {choice}:
+            more.setdefault(other, []).append(own[other] % _TOO_MUCH - own[choice] % _TOO_MUCH)
+    most = max(map(len, more.values()), default=0)
+    means = {other: sum(own) / most for other, own in more.items() if len(own) == most}
+    rival = min(means, key=lambda other: (means[other], str(other)), default=None)
+    return None if rival is None else (rival, means[rival])
 
 
 def _losses(answer: Answer) -> dict[Choice, float]:
@@ -177,8 +182,8 @@ def _losses(answer: Answer) -> dict[Choice, float]:
     """
     fastest, errors = answer.decision.fastest, standard_errors(answer.arms)
     losses = {fastest: 0.0}
-    for choice, visits in answer.arms.items():
-        loss = max(compare_visits(answer.arms[fastest], visits, IN_TURN).ratio - 1, 0.0)
+    for choice, ratio in answer.decision.ratios.items():
+        loss = max(ratio - 1, 0.0)
         error = math.hypot(errors[fastest], errors[choice], OF_A_RUN.fraction, OF_A_RUN.fraction)
         allowed = choice == fastest or loss <= max(WORST - error, WORST / 2)
         losses[choice] = loss if allowed else loss + _TOO_MUCH

@@ -14,12 +14,13 @@ from typing import Final
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.backend_facts import BATCHED
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.policy import Choice
 from kvbench.results import Visit
 from kvbench.tune.answer import Answer
-from kvbench.tune.fit import FRESH_FROM, Arms, Decision, choice_at, decide, decide_all, preference
+from kvbench.tune.fit import FRESH_FROM, Arms, Decision, decide, decide_all, preference
 from kvbench.tune.rule import rule_of
 
 # The visits between two halvings: one slow visit drops nothing.
@@ -64,7 +65,7 @@ class Search:
         for cell in cells:
             if cell.stream_state is not StreamState.SUSTAINED or cell.blocks in counts:
                 place = cell.direction, cell.stream_state, cell.blocks, cell.block_bytes
-                self._cells.setdefault(place, {})[choice_at(cell)] = cell
+                self._cells.setdefault(place, {})[Choice.at(cell)] = cell
         sizes = {place[-1] for place in self._cells}
         first = set(first_sizes) & sizes or sizes
         rows = [list(row) for _, row in groupby(sorted(self._cells), key=lambda place: place[:-1])]
@@ -144,7 +145,7 @@ class Search:
             answers += [_answer(*by_point[point], decision) for point, decision in decisions.items()]
         winners = []
         for answer, choice in rule_of(answers).choices.items():
-            wanted = {choice, answer.choice, answer.decision.fastest, answer.best_of("batched")}
+            wanted = {choice, answer.choice, answer.decision.fastest, answer.best_of(BATCHED)}
             candidates = self._cells[answer.direction, answer.state, answer.blocks, answer.block_bytes]
             winners += [candidates[one] for one in candidates if one in wanted]
         return winners
@@ -159,9 +160,7 @@ class Search:
                 continue
             ends = [(choice, cell) for end in (low, high) for choice, cell in self._cells[end].items()]
             able = {*decided[low].others, *decided[high].others}
-            able |= {
-                one for one, cell in ends if one.backend == "batched" or len(self._times.get(cell, {})) >= MIN_PAIRS
-            }
+            able |= {one for one, cell in ends if one.backend == BATCHED or len(self._times.get(cell, {})) >= MIN_PAIRS}
             place = between[len(between) // 2]
             middles[place] = {choice: cell for choice, cell in self._cells[place].items() if choice in able}
         return middles

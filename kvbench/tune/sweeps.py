@@ -16,7 +16,6 @@ from kvbench.sweep.config import find_config, load_config
 from kvbench.sweep.spec import SweepSpec, parse_assignments
 from kvbench.traces.selection import Numbered, choose, selected
 from kvbench.tune.exports import ENGINE_BACKENDS, EXPORTS
-from kvbench.tune.fit import choice_at
 from kvbench.tune.search import Search
 from kvbench.tune.traced import label_of, parts_of
 from kvbench.units import KIB
@@ -114,7 +113,7 @@ def search_among(keep: Callable[[Choice], bool], spec: SweepSpec) -> Callable[[S
     sizes, counts = ((), ()) if spec.models else (_FIRST_SIZES, _SUSTAINED_COUNTS)
 
     def searching(cells: Sequence[Cell]) -> Search:
-        allowed = [cell for cell in cells if keep(choice_at(cell))]
+        allowed = [cell for cell in cells if keep(Choice.at(cell))]
         if not allowed:
             raise UsageError("nothing to choose from: no allowed backend runs on this machine")
         return Search(allowed, sizes, counts, spec.seed, lambda: time.monotonic() < ends_s)

@@ -21,7 +21,7 @@ from kvbench.results import Run
 from kvbench.results.replays import replays_of, trace_name, trace_of
 from kvbench.text import printable
 from kvbench.traces.choice import SIDES
-from kvbench.tune.fit import Arms, Kind, Point, choice_at
+from kvbench.tune.fit import Arms, Kind, Point
 
 PARTS: Final = 4
 # A choice with more than this multiple of the fastest one's time does not win in another run.
@@ -113,7 +113,7 @@ def _swaps(runs: Sequence[Run], direction: Direction) -> dict[Choice, pd.DataFra
     for run in runs:
         for cell, swaps in replays_of(run).items():
             if cell.backend != AUTO and cell.direction is direction:
-                parts.setdefault(choice_at(cell), []).append(swaps)
+                parts.setdefault(Choice.at(cell), []).append(swaps)
     return {choice: pd.concat(own, ignore_index=True) for choice, own in parts.items()}
 
 

@@ -29,8 +29,8 @@ def test_the_answer_is_what_to_use_and_what_that_gains(run: Path) -> None:
     assert done.exit_code == 0, done.output
     words = " ".join(done.output.split())
     assert done.output.startswith("Synthetic H200, driver 580.159, 2026-11-20; hot: the same blocks")
-    assert "h2d idle: triton with 12 SMs up to 32 KiB, batched from 64 KiB Loss " in words
-    assert words.index("Loss ") < words.index("the speed of batched for h2d") < words.index("Open for ")
+    assert "h2d idle (256 blocks): triton with 12 SMs up to 32 KiB, batched from 64 KiB Loss " in words
+    assert words.index("Loss ") < words.index("the speed of batched") < words.index("Open for ")
 
 
 def test_what_was_wrong_with_a_run_is_said_first(tmp_path: Path) -> None:
@@ -40,7 +40,18 @@ def test_what_was_wrong_with_a_run_is_said_first(tmp_path: Path) -> None:
     )
     page = json.loads(CliRunner().invoke(app, ["show", run, "--json"]).output)
     assert page["warnings"] == ["Warning: run: interrupted", "Warning: run: no measured cell"]
-    assert (page["host_note"], page["answer"]) == ("", [])
+    assert (page["host_note"], page["findings"]) == ("", [])
+
+
+def test_runs_that_the_answer_leaves_out_are_named(run: Path, tmp_path: Path) -> None:
+    records = synthetic.rounds(synthetic.cliff_cells((256,))[:6])
+    older = synthetic.write_run(tmp_path / "older", records, synthetic.info(clock=1))
+    elsewhere = synthetic.write_run(tmp_path / "elsewhere", records, synthetic.info("Synthetic H100"))
+    alone = CliRunner().invoke(app, ["show", str(run)]).output
+    together = CliRunner().invoke(app, ["show", str(run), str(older), str(elsewhere)]).output
+    assert "\nWithout older, elsewhere: another machine or an older clock\n" in together
+    assert "Without" not in alone
+    assert set(alone.splitlines()) < set(together.splitlines())
 
 
 def test_a_stranger_s_words_stay_words(tmp_path: Path) -> None:
@@ -82,7 +93,10 @@ def test_the_box_is_of_one_machine(run: Path, tmp_path: Path) -> None:
     other = synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *flat], synthetic.info("Another card"))
     assert CliRunner().invoke(app, ["show", str(run), str(other)]).output.startswith("Synthetic H200, ")
     both = CliRunner().invoke(app, ["show", str(other), str(run)]).output
-    assert both == CliRunner().invoke(app, ["show", str(other)]).output
+    assert (
+        both.replace("Without run-2: another machine or an older clock\n", "")
+        == CliRunner().invoke(app, ["show", str(other)]).output
+    )
     assert both.startswith("Another card, ")
 
 

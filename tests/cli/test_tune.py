@@ -18,7 +18,7 @@ def test_it_measures_answers_and_writes_what_it_is_asked_for(tmp_path: Path) -> 
     slow = "--fault=slow=1000 when backend!=batched"
     done = kvbench("tune", *SMALL, slow, "-o", "run", "-p", "mine.toml", "--export", "json=all.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "h2d idle: batched\nh2d sustained: batched\n" in done.stdout
+    assert "h2d idle, sustained (4 blocks): batched\n" in done.stdout
     answers = json.loads((tmp_path / "all.json").read_text())["answers"]
     assert {answer["quantity"] for answer in answers} == {"latency", "sustained"}
     assert {answer["choice"] for answer in answers} == {"batched"}
@@ -54,7 +54,7 @@ def test_it_answers_for_one_stream_state(tmp_path: Path) -> None:
     done = kvbench("tune", *SMALL, *some, "--stream", "gated", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {answer["stream_state"] for answer in json.loads(done.stdout)["answers"]} == {"gated"}
-    assert "h2d gated: " in kvbench_here("tune", "run", "--stream", "gated", cwd=tmp_path).stdout
+    assert "h2d gated (" in kvbench_here("tune", "run", "--stream", "gated", cwd=tmp_path).stdout
     none = kvbench_here("tune", "run", "--stream", "idle", cwd=tmp_path)
     assert (none.returncode, "no swap was measured on an idle stream" in error_line(none)) == (2, True)
     wrong = kvbench_here("tune", "--stream", "closed", cwd=tmp_path)

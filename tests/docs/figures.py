@@ -46,8 +46,9 @@ def numbers() -> str:
             table(("one swap of 10 000 blocks of 4 KiB, GB/s", *heads), rows, numbers=len(places)),
             "\n".join(f"- {_origin(card, 'engine', 'engines')}" for card in CARDS),
             f"A figure is the median of {visits} visits, with its 95% interval: the latency of one swap on an idle "
-            "stream, with different blocks each time, scattered over 16 GiB on each side. A *visit* measures a series "
-            "of them; the visits of a figure are spread over the run. In the chart, [`primed`](docs/reference/"
+            "stream, with different blocks each time, scattered over 16 GiB on each side. A *visit* is a series of "
+            "such swaps; the visits of a figure are spread over the run. An SM is one of the multiprocessors of the "
+            "GPU. In the chart, [`primed`](docs/reference/"
             "backends.md#primed) is `batched` after a short kernel that keeps the driver from copying on the CPU.",
             f"![{chart}, with the ceiling of the card]({_LINK}/cliff-cliff.png)",
         )
@@ -78,7 +79,7 @@ def _cliff() -> str:
         f"**The cliff at {last} is the CPU.** On an idle stream, `cuMemcpyBatchAsync` copies host blocks of up to "
         f"{last} on the calling thread: {last} blocks move at {figure(below.gbps)} GB/s, {_size(above.block_size)} "
         f"blocks at {figure(above.gbps)}. With work pending on the stream, the copy engine moves the {last} blocks at "
-        f"{figure(busy.gbps)} GB/s (execution alone). ({_evidence('Cliff')}; "
+        f"{figure(busy.gbps)} GB/s, from the start of the copies to their end. ({_evidence('Cliff')}; "
         f"[why](reports/README.md#why-the-cliff-exists-and-how-to-check-it))"
     )
 
@@ -101,10 +102,11 @@ def _trace() -> str:
     return (
         "**Real swaps are scattered by the order of allocation.** In the loads of an hour of requests "
         "([Mooncake](docs/how-to/trace.md)'s public trace, `deepseek-v3`, the allocation order of vLLM), each side "
-        f"lies in runs, but in other orders: merging leaves {usual['merged'].left:.0%} of the copies. vLLM's batched "
-        f"copies load at {figure(vllm.gbps)} GB/s, `sm` at {figure(usual['sm'].gbps)}. With a free list that is kept "
-        f"sorted, merging would leave {ordered['merged'].left:.0%}, and `merged`, which takes no SM, would load at "
-        f"{figure(ordered['merged'].gbps)} GB/s with {figure(ordered['merged'].caller_us / 1e3)} ms of thread time a "
+        f"lies in runs, but in other orders: merging adjacent blocks leaves {usual['merged'].left:.0%} of the copies. "
+        f"vLLM's batched copies load at {figure(vllm.gbps)} GB/s, `sm` at {figure(usual['sm'].gbps)}. If vLLM kept its "
+        f"list of free blocks sorted, merging would leave {ordered['merged'].left:.0%}, and `merged`, which takes no "
+        f"SM, would load at {figure(ordered['merged'].gbps)} GB/s with "
+        f"{figure(ordered['merged'].caller_us / 1e3)} ms of thread time a "
         f"swap, not {figure(usual['merged'].gbps)} with {figure(usual['merged'].caller_us / 1e3)} ms. "
         f"({_evidence('Replay')})"
     )

@@ -19,7 +19,7 @@ class Example:
     pipe: str = "cat"
 
     def block(self) -> str:
-        done = kvbench(*self.arguments.split(), cwd=ROOT, env={"COLUMNS": "80"})
+        done = kvbench(*self.arguments.split(), cwd=ROOT, env={"COLUMNS": "160"})
         assert done.returncode == 0, done.stderr
         kept = subprocess.run(["bash", "-c", self.pipe], input=done.stdout, capture_output=True, text=True, check=True)
         behind = "" if self.pipe == "cat" else f" | {self.pipe}"
@@ -29,7 +29,7 @@ class Example:
 
 EXAMPLES: Final[Mapping[str, Example]] = {
     "output-show": Example(f"show {_RUN}"),
-    "output-tune": Example(f"tune {_RUN} --model llama-3-8b"),
+    "output-tune": Example(f"tune {_RUN} --model llama-3-8b", "tail -n 6"),
     "output-snippet": Example(f"report {_RUN} --snippet threshold"),
     "output-rules": Example(f"gate rules {_RUN}"),
     "output-models": Example("list models"),

@@ -148,7 +148,8 @@ def commands() -> str:
 
 def leaves(group: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield every command below a group, with the words that call it."""
-    for name, command in group.commands.items():
+    for name in group.commands:
+        command = group.get_command(None, name)
         if hasattr(command, "commands"):
             yield from leaves(command, *words, name)
         else:

@@ -1,8 +1,10 @@
 """Backends that do not do what they are timed for are caught on a GPU too, in every state of the stream."""
 
+import ctypes
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -11,7 +13,16 @@ from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import DeviceFacts
-from kvbench.engine.device import DIRECTIONS, Device, Stream, TimedRegion, per_block
+from kvbench.engine.device import (
+    DIRECTIONS,
+    Addresses,
+    Buffer,
+    Device,
+    MemoryKind,
+    Stream,
+    TimedRegion,
+    per_block,
+)
 from kvbench.measure.bench import Bench, measure_ceiling, set_up
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.steady_cpu import SteadyCpu
@@ -101,6 +112,80 @@ def a_wrong_block_now_and_then(request: SwapRequest, number: int, stream: int) -
         per_block(request.device.driver, *lists, DIRECTIONS[request.cell.direction]).submit(stream)
 
 
+@dataclass
+class Ahead(Cheat):
+    """Copies every `step`-th block on a stream and a thread of its own, as soon as other blocks are in the list, from
+    submission `first` on.
+    """
+
+    first: int = 1
+    step: int = 1
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def create(self, request: SwapRequest) -> PreparedSwap:
+        self.thread = threading.Thread(target=self._watch, args=(request,))
+        self.thread.start()
+        return super().create(request)
+
+    def _watch(self, request: SwapRequest) -> None:
+        last, own = 0, Stream(request.device.driver)
+        while not self.ended.is_set():
+            if (now := int(request.memory.destinations[-1])) != last and self.submissions + 1 >= self.first:
+                last = now
+                self.ahead(request, own)
+            time.sleep(1e-5)
+
+    def ahead(self, request: SwapRequest, own: Stream) -> None:
+        copies(request, own.handle, self.step)
+        own.synchronize()
+
+
+@dataclass
+class Gathering(Ahead):
+    """Gathers the blocks in a buffer on the host instead, and copies them out of it when the swap is submitted."""
+
+    staged: int = 0  # the last destination of the list that was gathered
+
+    def __post_init__(self) -> None:
+        self.copy = self._out_of_buffer
+
+    def create(self, request: SwapRequest) -> PreparedSwap:
+        self.buffer = Buffer(request.device.driver, MemoryKind.allocated, request.cell.swap_bytes)
+        return super().create(request)
+
+    def _places(self, request: SwapRequest) -> Addresses:
+        stride = np.uint64(request.cell.block_bytes)
+        return np.uint64(self.buffer.address) + np.arange(request.cell.blocks, dtype=np.uint64) * stride
+
+    def ahead(self, request: SwapRequest, own: Stream) -> None:
+        memory = request.memory
+        sources, last, sizes = memory.sources.copy(), int(memory.destinations[-1]), memory.sizes.copy()
+        if request.cell.direction is Direction.H2D:
+            moved(sources, self._places(request), sizes)
+        else:
+            lists = (sources, self._places(request), sizes)
+            per_block(request.device.driver, *lists, DIRECTIONS[Direction.D2H]).submit(own.handle)
+            own.synchronize()
+        self.staged = last
+
+    def _out_of_buffer(self, request: SwapRequest, _number: int, stream: int) -> None:
+        memory, places = request.memory, self._places(request)
+        if self.staged != int(memory.destinations[-1]):  # too late
+            copies(request, stream)
+        elif request.cell.direction is Direction.H2D:
+            lists = (places, memory.destinations, memory.sizes)
+            per_block(request.device.driver, *lists, DIRECTIONS[Direction.H2D]).submit(stream)
+        else:
+            request.device.driver.synchronize(stream)
+            moved(places, memory.destinations, memory.sizes)
+
+
+def moved(sources: Addresses, destinations: Addresses, sizes: Addresses) -> None:
+    """Copy host memory."""
+    for source, to, size in zip(sources, destinations, sizes, strict=True):
+        ctypes.memmove(int(to), int(source), int(size))
+
+
 @pytest.fixture(scope="module")
 def bench(gpu: Device) -> Bench:
     stream = Stream(gpu.driver)
@@ -122,6 +207,25 @@ def test_a_cheat_is_caught(bench: Bench, cheat: Copy, direction: Direction, stat
     with pytest.raises(VerificationError):
         measure(bench, Cheat(cheat), cell, SAMPLING, 1, None)
     assert len(measure(bench, Cheat(honest), cell, SAMPLING, 1, None).samples) == 3
+
+
+@pytest.mark.parametrize("first", [1, 3, 10])
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize(("cheat", "step"), [(Ahead, 1), (Ahead, 2), (Gathering, 1)], ids=["all", "half", "gathered"])
+def test_a_backend_that_works_ahead_of_its_submission_is_caught(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, cheat: type[Ahead], step: int, direction: Direction, first: int
+) -> None:
+    monkeypatch.setattr("kvbench.measure.workload.WATCHED_S", 0.02)
+    sampling = Sampling(warmups=2, min_samples=60, max_samples=60, rounds=1, cell_seconds=5)
+    cell = Cell("cheat", direction, 64, 16_384, pool_bytes=1 << 30, reuse=Reuse.FRESH)
+    backend = cheat(honest, first=first, step=step)
+    try:
+        with pytest.raises(VerificationError):
+            measure(bench, backend, cell, sampling, 1, None)
+    finally:
+        backend.ended.set()
+        backend.thread.join()
+    assert len(measure(bench, Cheat(honest), cell, sampling, 1, None).samples) == 60
 
 
 @pytest.mark.parametrize("reuse", Reuse)

@@ -1,6 +1,7 @@
 """`kvbench.copy.BlockCopier` on a GPU: right bytes, arrays that change, threads, and no growth."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -103,6 +104,38 @@ def test_many_calls_take_no_more_memory(gpu: Device) -> None:
     stream.synchronize()
     assert gpu.driver.free_memory()[0] >= free_bytes
     assert lists.arrived()
+
+
+def test_lists_behind_pending_work_do_not_hold_their_caller(gpu: Device) -> None:
+    copier, stream = BlockCopier(gpu.name), torch.cuda.Stream()
+    lists = Lists(Direction.H2D, mixed_swap(ALIGNED, seed=6))
+    tensors = lists.tensors()
+    copier.copy(*tensors, stream)
+    stream.synchronize()
+    gpu.driver.delay(1_000_000_000, stream.cuda_stream)
+    began_s = time.perf_counter()
+    for _ in range(60):
+        copier.copy(*tensors, stream)
+    assert time.perf_counter() - began_s < 0.5
+    stream.synchronize()
+    assert lists.arrived()
+
+
+@pytest.mark.parametrize("alignment", [1, 16], ids=["lanes", "bulk"])
+def test_a_byte_of_several_destinations_is_one_of_those_that_go_there(gpu: Device, alignment: int) -> None:
+    copier, stream = BlockCopier(gpu.name), torch.cuda.Stream()
+    source = torch.randint(0, 256, (400, 4096), dtype=torch.uint8).pin_memory()
+    destination = torch.zeros(1 << 16, dtype=torch.uint8, device="cuda")
+    offsets = alignment * torch.randint(0, ((1 << 16) - 4096) // alignment, (400,))
+    copier.copy(
+        source.data_ptr() + 4096 * torch.arange(400), destination.data_ptr() + offsets, torch.full((400,), 4096), stream
+    )
+    stream.synchronize()
+    allowed = np.zeros((1 << 16, 256), bool)
+    for offset, block in zip(offsets.tolist(), source.numpy(), strict=True):
+        allowed[np.arange(offset, offset + 4096), block] = True
+    allowed[~allowed.any(axis=1), 0] = True  # where nothing goes
+    assert allowed[np.arange(1 << 16), destination.cpu().numpy()].all()
 
 
 def test_pageable_memory_and_the_legacy_stream_are_refused(gpu: Device) -> None:

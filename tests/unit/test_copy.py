@@ -31,6 +31,12 @@ def device() -> Device:
     return open_device("cpu", FaultPlan())
 
 
+def always(backend: str) -> Policy:
+    """Return a policy with one choice for every list."""
+    shape = {"stream_state": StreamState.IDLE, "block_bytes": (4096,), "blocks": (16,)}
+    return Policy(device="any", tables=tuple(Table(direction=way, choices=((backend,),), **shape) for way in Direction))
+
+
 class Lists:
     """A list of mixed sizes and alignments in pinned and in device memory, with random bytes in its source."""
 
@@ -64,7 +70,7 @@ class Lists:
 def test_a_list_of_mixed_sizes_arrives_though_its_arrays_change_right_after_the_call(
     device: Device, direction: Direction
 ) -> None:
-    copier, stream = copier_for(device, [DEFAULTS]), Stream(device.driver)
+    copier, stream = copier_for(device, [DEFAULTS]).engine, Stream(device.driver)
     lists = Lists(device, direction, mixed_swap(SIZES * 20, seed=3))
     sources, destinations, sizes = lists.arguments()
     device.driver.delay(20_000_000, stream.handle)
@@ -80,7 +86,7 @@ def test_the_front_door_takes_a_device_a_policy_and_streams_of_torch(device: Dev
     here = structs.replace(DEFAULTS, device=device.driver.info.title)
     policy.write_text(here.to_toml())
     stream = Stream(device.driver)
-    for copier in (BlockCopier("cpu"), BlockCopier("cpu", policy)):
+    for copier in (BlockCopier("cpu"), BlockCopier("cpu", policy), BlockCopier("cpu", max_entries=10_000)):
         with pytest.raises(ValueError, match="pinned"):  # of another device's driver
             copier.copy(
                 *Lists(device, Direction.H2D, mixed_swap([64], 1)).arguments(),
@@ -120,7 +126,7 @@ def test_a_tensor_is_read_in_place(device: Device) -> None:
         def is_contiguous(self) -> object:
             return self._changes.get("is_contiguous", True)
 
-    copier, stream = copier_for(device, [DEFAULTS]), Stream(device.driver)
+    copier, stream = copier_for(device, [DEFAULTS]).engine, Stream(device.driver)
     lists = Lists(device, Direction.H2D, mixed_swap(SIZES, seed=4))
     copier.copy(*map(Tensor, lists.arguments()), SimpleNamespace(cuda_stream=stream.handle))
     stream.synchronize()
@@ -132,7 +138,7 @@ def test_a_tensor_is_read_in_place(device: Device) -> None:
 
 
 def test_an_entry_of_no_bytes_copies_nothing_and_an_empty_list_is_one(device: Device) -> None:
-    copier, stream = copier_for(device, [DEFAULTS]), Stream(device.driver)
+    copier, stream = copier_for(device, [DEFAULTS]).engine, Stream(device.driver)
     lists = Lists(device, Direction.D2H, mixed_swap([64, 4096], seed=5))
     sources, destinations, sizes = (np.insert(array, 1, 0) for array in lists.arguments())
     copier.copy(sources, destinations, sizes, stream.handle)
@@ -147,6 +153,7 @@ def test_an_entry_of_no_bytes_copies_nothing_and_an_empty_list_is_one(device: De
         (lambda s, d, n: (s, d, n[:-1]), ValueError, "the same length"),
         (lambda s, d, n: (s, d, -n), ValueError, "must not be negative"),
         (lambda s, d, n: (s, d, np.append(n[:-1], -n[-1:])), ValueError, "must not be negative"),
+        (lambda s, d, n: (s, d, np.full_like(n, 2**62)), ValueError, "must add up to less"),
         (lambda _, d, n: (d, d, n), ValueError, "pinned host memory"),
         (lambda _, d, n: (n, d, n), ValueError, "pinned host memory"),
         (lambda s, d, n: (s.astype(np.int32), d, n), TypeError, "sources must be"),
@@ -155,20 +162,23 @@ def test_an_entry_of_no_bytes_copies_nothing_and_an_empty_list_is_one(device: De
         (lambda s, d, n: (s, d, n.reshape(-1, 1)), TypeError, "sizes must be"),
         (lambda s, d, n: (s, d, np.repeat(n, 2)[::2]), TypeError, "sizes must be"),
     ],
-    ids=["lengths", "all negative", "a negative", "one side", "pageable", "int32", "float", "none", "2D", "strided"],
+    ids=[
+        "lengths", "all negative", "a negative", "too large", "one side", "pageable", "int32", "float", "none", "2D",
+        "strided",
+    ],
 )  # fmt: skip
 def test_a_list_that_is_not_one_is_refused(
     device: Device, change: Callable[[Words, Words, Words], tuple[object, ...]], error: type[Exception], message: str
 ) -> None:
     lists = Lists(device, Direction.H2D, mixed_swap([64] * 8, seed=6))
     with pytest.raises(error, match=message):
-        copier_for(device, [DEFAULTS]).copy(*change(*lists.arguments()), Stream(device.driver).handle)
+        copier_for(device, [DEFAULTS]).engine.copy(*change(*lists.arguments()), Stream(device.driver).handle)
 
 
 def test_the_legacy_default_stream_is_refused(device: Device) -> None:
     lists = Lists(device, Direction.H2D, mixed_swap([64], seed=6))
     with pytest.raises(EngineError, match="legacy default stream"):
-        copier_for(device, [DEFAULTS]).copy(*lists.arguments(), 0)
+        copier_for(device, [DEFAULTS]).engine.copy(*lists.arguments(), 0)
 
 
 def test_a_million_entries_that_share_a_source_arrive(device: Device) -> None:
@@ -176,14 +186,44 @@ def test_a_million_entries_that_share_a_source_arrive(device: Device) -> None:
     host, card = Buffer(device.driver, MemoryKind.allocated, 8), Buffer(device.driver, MemoryKind.device, 8 * count)
     host.array()[:] = 7
     destinations = card.address + 8 * np.arange(count, dtype=np.int64)
-    copier = copier_for(device, [DEFAULTS])
+    copier = copier_for(device, [DEFAULTS]).engine
     copier.copy(np.full(count, host.address), destinations, np.full(count, 8), stream.handle)
     stream.synchronize()
     assert set(ctypes.string_at(card.address, 8 * count)) == {7}
 
 
+@pytest.mark.parametrize("backend", ["batched", "merged", "primed"])
+@pytest.mark.parametrize("direction", Direction)
+def test_a_byte_of_several_destinations_is_one_of_those_that_go_there(
+    device: Device, direction: Direction, backend: str
+) -> None:
+    copier, stream = copier_for(device, [always(backend)]).engine, Stream(device.driver)
+    lists = Lists(device, direction, mixed_swap([64, 100, 4096] * 50, seed=9))
+    sources, _, sizes = lists.arguments()
+    destinations = np.random.default_rng(4).integers(0, 8192, len(sizes)) + lists.destination.address
+    destinations[3], sizes[3] = destinations[2], sizes[2]  # the same one twice
+    copier.copy(sources, destinations, sizes, stream.handle)
+    stream.synchronize()
+    source, destination = lists.memory(lists.source), lists.memory(lists.destination)
+    offsets = zip(sources - lists.source.address, destinations - lists.destination.address, sizes, strict=True)
+    allowed = np.zeros((len(destination), 256), bool)
+    for at, to, size in offsets:
+        allowed[np.arange(to, to + size), source[at : at + size]] = True
+    nothing = ~allowed.any(axis=1)
+    assert allowed[np.arange(len(destination)), destination][~nothing].all()
+    assert not destination[nothing].any()
+
+
+def test_a_list_of_both_directions_is_refused(device: Device) -> None:
+    lists = Lists(device, Direction.H2D, mixed_swap([64] * 2000, seed=6))
+    sources, destinations, sizes = lists.arguments()
+    sources[1500], destinations[1500] = destinations[1500], sources[1500]
+    with pytest.raises(ValueError, match="all blocks of a list must go from pinned host memory"):
+        copier_for(device, [DEFAULTS]).engine.copy(sources, destinations, sizes, Stream(device.driver).handle)
+
+
 def test_many_calls_do_not_make_the_process_larger(device: Device) -> None:
-    copier, stream = copier_for(device, [DEFAULTS]), Stream(device.driver)
+    copier, stream = copier_for(device, [DEFAULTS]).engine, Stream(device.driver)
     lists = Lists(device, Direction.H2D, mixed_swap([64] * 16, seed=7))
     arguments = lists.arguments()
 
@@ -205,7 +245,7 @@ def test_two_threads_with_a_copier_and_a_stream_each_do_not_meet(device: Device)
     every = [Lists(device, direction, mixed_swap(SIZES * 5, seed=8)) for direction in Direction]
 
     def work(lists: Lists) -> None:
-        copier, stream = copier_for(device, [DEFAULTS]), Stream(device.driver)
+        copier, stream = copier_for(device, [DEFAULTS]).engine, Stream(device.driver)
         for _ in range(200):
             copier.copy(*lists.arguments(), stream.handle)
         stream.synchronize()
@@ -225,7 +265,7 @@ def test_the_policy_decides_by_what_is_pending_on_the_stream(device: Device) -> 
         for way in Direction
         for state, choice in ((StreamState.IDLE, "merged"), (StreamState.GATED, "batched"))
     ]
-    copier, stream = copier_for(device, [Policy(device="any", tables=tuple(tables))]), Stream(device.driver)
+    copier, stream = copier_for(device, [Policy(device="any", tables=tuple(tables))]).engine, Stream(device.driver)
     block_bytes = 131_072  # small lists do not ask the stream
     host, card = (Buffer(device.driver, kind, 16 * block_bytes) for kind in (MemoryKind.allocated, MemoryKind.device))
     steps = np.arange(16, dtype=np.uint64) * np.uint64(block_bytes)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from msgspec.structs import fields
 
 from kvbench.backends.base import Mechanism
 from kvbench.cells.cell import AXES
@@ -24,6 +25,8 @@ from kvbench.results import COLUMNS, RunInfo
 from kvbench.results.columns import SAMPLE_COLUMNS
 from kvbench.results.schema import EffectivePath
 from kvbench.sweep.config import load_config, shipped_configs
+from kvbench.sweep.installed import installed
+from kvbench.sweep.spec import Sampling
 from tests.command import kvbench_here
 from tests.docs.blocks import DOCUMENTS, MAKERS, OTHERS, ROOT, filled, names_of, without_blocks
 from tests.docs.reference import leaves
@@ -131,6 +134,19 @@ def test_a_generated_block_is_markdown() -> None:
     assert {"table_open", "bullet_list_open", "fence", "image"} <= set(kinds)
     assert kinds.count("table_open") == 2
     assert kinds.count("fence") >= 8
+
+
+def test_what_each_backend_does_before_the_clock_is_documented() -> None:
+    own = {name for name, found in installed()[0].items() if found.own or found.engine}
+    assert sorted(names_in(rows_below(MEASURING, "backend"))) == sorted(own)
+
+
+def test_the_times_and_rates_in_the_documents_are_columns_or_settings() -> None:
+    known = {*COLUMNS, *SAMPLE_COLUMNS, *(field.name for field in fields(Sampling))}
+    for document in DOCUMENTS:
+        names = re.findall(r"`([a-z0-9_]+_(?:us|gbps|share))`", document.read_text())
+        lost = {name for name in names if name not in known and f"{name}_median" not in known}
+        assert not lost, f"{document.relative_to(ROOT)}: {lost}"
 
 
 def test_every_axis_is_documented_in_its_own_words() -> None:

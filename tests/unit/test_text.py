@@ -16,14 +16,14 @@ from kvbench.text import wrapped
     [
         "h2d idle: sm with 4 SMs up to 4 KiB at N = 64 to 1 024, and 2 from 16 KiB at N = 10 000",
         "Gain: 6.4 times the 49.5 GB/s of batched at 1 024 blocks, which take 12 us, as 10 000 000 B do",
+        "2063 loads of 2 048 tokens on 2026-11-23 take 3.2 times as long, 35 to 54 GB/s, p99 89% slower",
     ],
 )
 def test_no_line_breaks_inside_a_number_or_before_its_unit(text: str, width: int) -> None:
     lines = wrapped(text, width).splitlines()
     assert max(map(len, lines)) <= width
     for before, after in pairwise(lines):
-        unit = re.match(r"\s+(\d{3}\b|KiB|B\b|GB/s|us\b|SMs|blocks)", after)
-        assert not (before[-1].isdigit() and unit), (before, after)
+        assert not re.search(r"\d$|-$", before), (before, after)
 
 
 @given(st.text(alphabet="ab 1", max_size=200), st.integers(20, 80))

@@ -123,7 +123,7 @@ def _highlights(curves: Sequence[RateCurve]) -> list[Finding]:
         flat = any(any_decidable(curve.points) for curve in other) and not any(curve.cliff for curve in other)
         none = f"; no cliff on {a_stream(other[0].state)}" if flat else ""
         if rises:
-            ratio = f"{ends(heights, two_digits)} times the GB/s of"
+            ratio = f"{ends(heights, lambda height: f'{two_digits(height)}x')} the speed of"
             beyond = f", {ends(excess, two_digits)} times more than the size explains"
         else:
             ratio, beyond = f"{ends([100 * (1 - 1 / height) for height in heights], two_digits)}% less GB/s than", ""

@@ -162,7 +162,7 @@ def _findings(rows: ModelRows, state: str) -> list[Finding]:
     undecided = len(compared) - len(ratios)
     unclear = f"; no clear difference for {undecided} of {len(compared)}" if undecided else ""
     swaps = f"{BATCHED} {rows.direction} on {a_stream(state)}"
-    text = f"By model, {swaps} reaches {speed} the speed of {PER_BLOCK}{unclear}."
+    text = f"By model, {swaps} has {speed} the speed of {PER_BLOCK}{unclear}."
     return [Finding(text, math.log(most))]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.locality import MOST_SETS, default_pool_bytes, misfit, region_bytes, sets_of
+from kvbench.cells.locality import MOST_DESCRIPTORS, default_pool_bytes, misfit, region_bytes, sets_of
 from kvbench.errors import UsageError
 from tests.strategies import GIB
 
@@ -45,7 +45,14 @@ def test_swaps_until_the_time_is_up_are_fresh_however_many_they_are(by_time: dic
     assert region_bytes(cell, 20) >= sets_of(cell, 20) * cell.dense_bytes
     assert sets_of(replace(cell, pool_bytes=7 * cell.dense_bytes), 20) == 7
     assert sets_of(replace(cell, reuse=Reuse.SAME), 20) == 1
-    assert sets_of(replace(cell, blocks=1, block_bytes=1), 20) == MOST_SETS
+    small = replace(cell, blocks=16, block_bytes=4096)  # as fresh as large ones
+    assert (sets_of(small, 20) - 1) * small.swap_bytes >= 512 * MIB
+
+
+@pytest.mark.parametrize("blocks", [1, 16, 1024, 1 << 20])
+def test_tiny_blocks_are_not_laid_out_by_the_million(blocks: int) -> None:
+    cell = replace(FRESH, neighbour=Neighbour.MEMORY, blocks=blocks, block_bytes=1)
+    assert sets_of(cell, 20) * blocks <= max(blocks, MOST_DESCRIPTORS)
 
 
 def test_a_pool_that_holds_fewer_sets_gives_fewer() -> None:

@@ -1,6 +1,7 @@
 """Verdicts on runs whose truth is known: slower, faster, the same, unclear, disturbed, broken, not comparable."""
 
 import io
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from kvbench.errors import ExitCode, MismatchError, UsageError
 from kvbench.gate.judge import Judge, without_slot_bias
 from kvbench.gate.judgement import GateVerdict, Judgement, Margins, Row
 from kvbench.gate.looks import PLAN
+from kvbench.gate.output.formats import as_json, judgement_data
 from kvbench.report.build import report_files
 from kvbench.results import Record, Run, Visit, load_run
 from kvbench.results.schema import EffectivePath
@@ -339,6 +341,15 @@ def test_what_may_be_drift_is_no_regression_where_one_side_came_last(slower: flo
     assert any("not made in turn" in text for text in judgement.warnings)
     alternating = judge(*compared(Side(), Side(factor=lambda _: slower), noise=0.001))
     assert {row.verdict for row in alternating.rows if row.kind == "cell"} == {GateVerdict.SLOWER}
+
+
+@pytest.mark.parametrize(("rounds", "settled"), [(1, False), (5, False), (6, True)])
+def test_too_few_visits_settle_nothing_where_one_side_came_last(rounds: int, *, settled: bool) -> None:
+    """After its first pair, a gate that measures in turn looks the same."""
+    late = Side(changes={"created": "2026-11-21T10:00:00Z"})
+    judgement = judge(*compared(Side(), late, rounds=rounds))
+    assert {row.settled for row in judgement.rows} == {settled}
+    json.loads(as_json(judgement_data(judgement, 0)))
 
 
 @pytest.mark.parametrize("inline", [False, True])

@@ -169,6 +169,44 @@ def test_observed_of_a_gpu_machine(root: Path) -> None:
     }
 
 
+class Events:
+    """The events of a GPU, as NVML hands them out."""
+
+    def __init__(self) -> None:
+        self.left: list[int] = []
+
+    def wait(self, events: str, timeout_ms: int) -> SimpleNamespace:
+        assert (events, timeout_ms) == ("events", 0)
+        if not self.left:
+            raise RuntimeError("Timeout")
+        return SimpleNamespace(eventData=self.left.pop(0))
+
+    def nvml(self, supported: int) -> FakeNvml:
+        registered = {"nvmlDeviceGetSupportedEventTypes": supported, "nvmlEventSetCreate": "events"}
+        more = {"nvmlDeviceRegisterEvents": lambda *_: None, "nvmlEventSetWait_v2": self.wait}
+        return FakeNvml(ANSWERS | registered | more)
+
+
+def test_xid_errors_are_read_from_when_they_are_watched(root: Path) -> None:
+    events = Events()
+    where = sources(root, events.nvml(supported=0x1F))
+    watched = environment.XidErrors("cuda:0", BUS_ID, where)
+    looks = []
+    for happened in ([], [79, 94], [31]):
+        events.left += happened
+        looks.append(environment.observe("cuda:0", xids=lambda _: watched.so_far(), sources=where)["xids"])
+    assert looks == [[], [79, 94], [79, 94, 31]]
+
+
+def test_a_gpu_that_reports_no_xid_errors_says_so(root: Path) -> None:
+    where = sources(root, Events().nvml(supported=0x17))
+    look = environment.observe(
+        "cuda:0", xids=lambda _: environment.XidErrors("cuda:0", BUS_ID, where).so_far(), sources=where
+    )
+    assert look["xids"] is None
+    assert look["unavailable"]["xids"] == "the GPU does not report Xid errors"  # type: ignore[index, call-overload]
+
+
 def test_a_coherent_link_is_told(root: Path) -> None:
     nvml = FakeNvml(ANSWERS | {"nvmlDeviceGetC2cModeInfoV": SimpleNamespace(isC2cEnabled=1)})
     assert environment.identity("cuda:0", "", sources=sources(root, nvml))["link"] == "c2c"

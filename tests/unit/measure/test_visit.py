@@ -19,6 +19,7 @@ from kvbench.backends.per_block import PerBlock
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import CEILING_BYTES, DeviceFacts
+from kvbench.cells.locality import FORGOTTEN_AFTER_BYTES
 from kvbench.engine.device import DIRECTIONS, Stream, TimedRegion, open_device, per_block
 from kvbench.engine.faults import FaultPlan
 from kvbench.engine.memory import SwapMemory
@@ -206,42 +207,84 @@ def test_a_backend_that_copies_the_first_blocks_again_is_caught(bench: Bench, st
         measure(bench, Recorded(keeps_its_first_blocks), cell, SAMPLING, 1, None)
 
 
-class Ahead:
-    """Copies on a thread of its own, as soon as other blocks are in the list."""
+@dataclass
+class Ahead(Recorded):
+    """Copies `part` of the blocks on a thread, as soon as other blocks are in the list, from submission `first` on."""
 
-    def __init__(self) -> None:
-        self.ended = threading.Event()
-        self.threads: list[threading.Thread] = []
+    first: int = 1
+    part: slice = field(default_factory=lambda: slice(None))
+    ended: threading.Event = field(default_factory=threading.Event)
 
-    def __call__(self, request: SwapRequest, _number: int, _stream: int) -> None:
-        if not self.threads:  # from the second swap on
-            self.threads.append(threading.Thread(target=self._copy, args=(request.memory,)))
-            self.threads[0].start()
-        _copy_now(request.memory)
+    def create(self, request: SwapRequest) -> PreparedSwap:
+        self.thread = threading.Thread(target=self._watch, args=(request.memory,))
+        self.thread.start()
+        return super().create(request)
 
-    def _copy(self, memory: SwapMemory) -> None:
+    def _watch(self, memory: SwapMemory) -> None:
         last = 0
         while not self.ended.is_set():
-            if (now := int(memory.destinations[-1])) != last:
+            if (now := int(memory.destinations[-1])) != last and self.submissions + 1 >= self.first:
                 last = now
-                _copy_now(memory)
+                self.ahead(memory)
             time.sleep(1e-5)
 
+    def ahead(self, memory: SwapMemory) -> None:
+        for source, to, size in zip(*(part[self.part] for part in _lists(memory)), strict=True):
+            ctypes.memmove(int(to), int(source), int(size))
 
-def _copy_now(memory: SwapMemory) -> None:
-    for source, to, size in zip(memory.sources, memory.destinations, memory.sizes, strict=True):
-        ctypes.memmove(int(to), int(source), int(size))
+
+@dataclass
+class Gathering(Ahead):
+    """Gathers the blocks in a buffer instead, and copies them out of it when the swap is submitted."""
+
+    staged: int = 0  # the last destination of the list that was gathered
+
+    def __post_init__(self) -> None:
+        self.buffer = np.empty(1 << 20, dtype=np.uint8)
+        self.copy = self._out_of_buffer
+
+    def _places(self, memory: SwapMemory) -> NDArray[np.uint64]:
+        return np.uint64(self.buffer.ctypes.data) + np.cumsum(memory.sizes) - memory.sizes
+
+    def ahead(self, memory: SwapMemory) -> None:
+        sources, destinations, sizes = _lists(memory)
+        for source, to, size in zip(sources, self._places(memory), sizes, strict=True):
+            ctypes.memmove(int(to), int(source), int(size))
+        self.staged = int(destinations[-1])
+
+    def _out_of_buffer(self, request: SwapRequest, number: int, stream: int) -> None:
+        memory = request.memory
+        if self.staged != int(memory.destinations[-1]):  # too late
+            honest(request, number, stream)
+            return
+        lists = (self._places(memory), memory.destinations, memory.sizes)
+        per_block(request.device.driver, *lists, DIRECTIONS[request.cell.direction]).submit(stream)
 
 
-def test_a_backend_that_copies_ahead_of_its_submission_is_caught(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("first", [1, 3, 10])
+@pytest.mark.parametrize(
+    ("cheat", "blocks", "part"),
+    [
+        (Ahead, 16, slice(None)),
+        (Ahead, 16, slice(None, None, 2)),
+        (Ahead, 600, slice(256, 344)),  # neither the first nor the last ones
+        (Gathering, 16, slice(None)),
+    ],
+    ids=["all", "half", "middle", "gathered"],
+)
+def test_a_backend_that_works_ahead_of_its_submission_is_caught(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, cheat: type[Ahead], blocks: int, part: slice, first: int
+) -> None:
     monkeypatch.setattr("kvbench.measure.workload.WATCHED_S", 0.02)  # on a busy host, the thread is late
-    sampling = msgspec.structs.replace(SAMPLING, min_samples=60, max_samples=60, cell_seconds=5)
-    cell, ahead = Cell("cheat", Direction.H2D, 2, 4096, reuse=Reuse.FRESH, pool_bytes=4 << 20), Ahead()
-    monkeypatch.setattr(visit, "_check_order", lambda *_: None)
-    with pytest.raises(VerificationError, match="before the swap was submitted"):
-        measure(bench, Recorded(ahead), cell, sampling, 1, None)
-    ahead.ended.set()
-    ahead.threads[0].join()
+    sampling = msgspec.structs.replace(SAMPLING, min_samples=60, max_samples=60, rounds=1, cell_seconds=5)
+    cell = Cell("cheat", Direction.H2D, blocks, 512, reuse=Reuse.FRESH, pool_bytes=4 << 20)
+    backend = cheat(honest, first=first, part=part)
+    try:
+        with pytest.raises(VerificationError):
+            measure(bench, backend, cell, sampling, 1, None)
+    finally:
+        backend.ended.set()
+        backend.thread.join()
 
 
 def now_and_then(request: SwapRequest, number: int, stream: int) -> None:
@@ -278,6 +321,19 @@ def test_a_swap_is_no_faster_than_the_link(
         visit._check_speed(bench, cell, [cell.swap_bytes / (times * 50e3)] * 3)
 
 
+def test_a_new_worker_measures_large_copies_before_it_says_that_a_swap_is_too_fast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = mock.Mock(best_gbps={})
+    bench.device.kind = "cuda"
+    monkeypatch.setattr(visit, "measure_ceiling", lambda *_: bench.best_gbps.update({Direction.H2D: 50.0}))
+    cell = Cell("cheat", Direction.H2D, 1024, 65_536)
+    visit._check_speed(bench, cell, [cell.swap_bytes / 49e3] * 3)
+    bench.best_gbps.clear()
+    with pytest.raises(VerificationError, match="faster than the link: large copies reach only 50"):
+        visit._check_speed(bench, cell, [cell.swap_bytes / 75e3] * 3)
+
+
 @every_cell
 def test_an_honest_backend_passes_behind_every_cheat(bench: Bench, cell: Cell) -> None:
     """Whatever a cheat has left behind is put right before the next visit."""
@@ -296,6 +352,14 @@ def test_many_visits_of_a_small_swap_go_on_through_fresh_blocks(bench: Bench) ->
     )
     assert one == submissions(SAMPLING, cell.stream_state)
     assert many == cell.pool_bytes // cell.dense_bytes > 10 * one  # as many as the pool holds
+
+
+def test_in_a_gate_a_small_swap_comes_again_when_caches_have_forgotten_it() -> None:
+    cell = Cell("cheat", Direction.H2D, 16, 4096, reuse=Reuse.FRESH, pool_bytes=16 << 30)
+    on_gpu = mock.Mock()  # with a pool that no test machine has
+    on_gpu.pools.sides.return_value = (mock.Mock(address=0, device_address=0),) * 2
+    ready = set_up(on_gpu, Recorded(honest), cell, SAMPLING, 1, many_visits=True)
+    assert (ready.workload.sets - 1) * cell.swap_bytes >= FORGOTTEN_AFTER_BYTES
 
 
 def test_an_honest_backend_passes_where_visits_in_turn_leave_their_bytes(

@@ -1,5 +1,7 @@
 """What a worker keeps between requests: pools, and cells that are visited in turn."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvbench.cells.axes import Direction, Memory
@@ -32,6 +34,21 @@ def test_a_worker_keeps_no_more_cells_than_it_has_room_for(
         )  # fmt: skip
         assert isinstance(worker.answer(request), Visit)
     assert list(worker._kept) == kept
+
+
+def test_the_pages_of_every_pool_are_sampled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker()
+    worker.answer(protocol.Open(device="cpu", fault=None))
+    worker.answer(protocol.Reserve(pool_bytes=1 << 20, host_pools=2, busy_delay_us=10, policy=None))
+    monkeypatch.setattr(module, "far_pages", lambda *_: ["far"])
+    warnings = []
+    for memory in (Memory.ALLOCATED, Memory.REGISTERED, Memory.REGISTERED, Memory.ALLOCATED):
+        cell = replace(CELLS[0], memory=memory)
+        sampling = Sampling(min_samples=3, max_samples=3)
+        made = worker.answer(protocol.MeasureCell(cell=cell.as_strings(), round=0, seed=1, sampling=sampling))
+        assert isinstance(made, Visit)
+        warnings.append(made.warnings)
+    assert warnings == [[], ["far"], [], []]
 
 
 @pytest.mark.parametrize("host_pools", [1, 2])

@@ -95,7 +95,7 @@ def test_the_page_has_every_section_of_the_report(cliff: Run, page: str) -> None
     for chapter in report.chapters:
         assert chapter.section.title in outline.text
         assert {"id": chapter.section.name} in outline.named("h2")
-    assert "times the GB/s of" in outline.text
+    assert "x the speed of" in outline.text
 
 
 def test_the_page_loads_nothing_from_elsewhere(page: str) -> None:

@@ -390,6 +390,24 @@ def test_the_report_says_once_how_a_run_ended(tmp_path: Path) -> None:
     assert "interrupted: Ctrl-C" in warnings_of(run)
 
 
+@pytest.mark.parametrize(
+    ("after", "line"),
+    [
+        ({"pcie_replays": 7, "ecc_errors": {"corrected": 1, "uncorrected": 2}, "xids": []}, None),
+        ({"pcie_replays": 3, "ecc_errors": None, "xids": None}, None),  # counted anew, and unknown
+        (
+            {"pcie_replays": 12, "ecc_errors": {"corrected": 1, "uncorrected": 3}, "xids": [79, 79, 94]},
+            "the GPU reported errors while it was measured: 5 PCIe replays, 1 uncorrected ECC errors, Xid 79, 94",
+        ),
+        ({"pcie_replays": "8", "ecc_errors": [1], "xids": 79}, None),  # of an untrusted run
+    ],
+)
+def test_errors_of_the_gpu_make_one_line_of_warning(tmp_path: Path, after: dict[str, object], line: str | None) -> None:
+    before = {"at": "start", "pcie_replays": 7, "ecc_errors": {"corrected": 1, "uncorrected": 2}, "xids": []}
+    run = made_run(tmp_path, [], synthetic.info(observed=[before, {"at": "end", **after}]))
+    assert [text for text in warnings_of(run) if "errors" in text] == ([line] if line else [])
+
+
 def test_the_first_page_has_one_line_on_ceilings_that_moved(tmp_path: Path) -> None:
     moved = [msgspec.structs.replace(ceiling, gpu_us=[ceiling.gpu_us[0] * 2]) for ceiling in synthetic.ceilings()]
     records = [*synthetic.ceilings(), *moved, *synthetic.rounds(synthetic.cliff_cells((256,)))]
@@ -426,7 +444,7 @@ def test_the_answer_has_the_dates_of_the_first_and_the_last_of_its_runs(tmp_path
         return said(report_of(runs).headline[0])
 
     assert "2026-10-09;" in top(9, 9)
-    assert "2026-10-07 to 2026-10-11;" in top(9, 11, 7)
+    assert "2026-10-07 to 10-11;" in top(9, 11, 7)
 
 
 def test_warnings_name_cells_with_doubtful_samples(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from kvbench.sweep.plan import Plan, PlannedVisit
 from kvbench.sweep.spec import Sampling, SweepSpec
 from tests.synthetic import info, samples
 
-CELLS = tuple(Cell("per_block", Direction.H2D, blocks, 4096) for blocks in range(1, 11))
+CELLS = tuple(Cell("per_block", Direction.H2D, blocks, 4096) for blocks in range(1, 16))
 
 
 class Slot:
@@ -113,14 +113,15 @@ def test_a_disturbed_visit_is_made_again_behind_the_others_of_its_round(tmp_path
     execute(tmp_path, slot)
     for number in range(2):
         made = [(blocks, attempt) for round_, blocks, attempt in slot.made if round_ == number]
-        assert sorted(made) == [(1, 0), (1, 1), *((blocks, 0) for blocks in range(2, 11))]
+        assert sorted(made) == [(1, 0), (1, 1), *((cell.blocks, 0) for cell in CELLS[1:])]
         assert made[-1] == (1, 1)
     records = load_run(tmp_path).records
-    assert sum(isinstance(record, Visit) for record in records) == 22
+    assert sum(isinstance(record, Visit) for record in records) == 2 * (len(CELLS) + 1)
     assert not any(visit.disturbed for visit in visits_that_count(records))
 
 
 def test_a_visit_that_stays_disturbed_is_made_again_twice_at_most(tmp_path: Path) -> None:
+    assert len(CELLS) // VISITS_A_REPEAT > MAX_REPEATS  # the round has repeats left
     slot = Slot(disturbed=99)
     execute(tmp_path, slot)
     attempts = [attempt for round_, blocks, attempt in slot.made if (round_, blocks) == (0, 1)]

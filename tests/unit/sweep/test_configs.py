@@ -104,7 +104,7 @@ def test_a_shipped_config_survives_its_plain_form(name: str) -> None:
     ("name", "seconds"),
     [
         ("queue", 120),
-        ("quick", 60),
+        ("quick", 68),
         ("cliff", 300),
         ("engine", 300),
         ("layers", 100),
@@ -115,6 +115,11 @@ def test_a_shipped_config_survives_its_plain_form(name: str) -> None:
 )
 def test_the_estimate_keeps_what_the_config_promises(name: str, seconds: float) -> None:
     assert on_h200(name).estimate_s < seconds
+
+
+def test_quick_measures_back_to_back_swaps_of_small_and_of_large_blocks() -> None:
+    sizes = {cell.block_bytes for cell in on_h200("quick").cells if cell.stream_state is StreamState.SUSTAINED}
+    assert sizes == {4096, 16384, 65536}
 
 
 def test_quick_holds_the_swaps_that_tell_the_paths_of_a_batched_call_apart() -> None:
@@ -325,6 +330,16 @@ def test_engine_holds_auto_against_every_rival_where_it_is_measured() -> None:
     idle = {shape[2:] for shape in shapes["auto"] if shape[1] is StreamState.IDLE}
     assert {(n, kib * KIB) for n in (16, 64, 256, 1024, 10_000) for kib in (1, 4, 16, 64)} <= idle
     assert {(50_000, 576), (50_000, KIB)} <= idle
+
+
+def test_engine_compares_triton_at_its_best_sm_count() -> None:
+    """Its default is one count for all shapes."""
+    counts: dict[tuple[Direction, int, int], set[int | None]] = {}
+    for cell in on_h200("engine").cells:
+        if cell.backend == "triton" and cell.stream_state is StreamState.IDLE and cell.blocks <= 10_000:
+            counts.setdefault((cell.direction, cell.blocks, cell.block_bytes), set()).add(cell.sms)
+    too_long = {(direction, 10_000, 64 * KIB) for direction in Direction}
+    assert {shape for shape, own in counts.items() if not own >= {8, 12, 24, 32, 48}} == too_long
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "gate-suite"])  # the gate counts rounds itself

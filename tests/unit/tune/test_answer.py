@@ -76,7 +76,7 @@ def test_with_fewer_than_six_visits_nothing_is_decided_and_nothing_gained(tmp_pa
     answers = answers_of([run], anything)
     for answer in answers:
         plain = answer.to_plain()
-        assert (plain["decided"], plain["times_as_fast_as"], plain["interval_us"]) == (False, {}, None)
+        assert (plain["decided"], plain["times_the_speed_of"], plain["interval_us"]) == (False, {}, None)
     for command in ("show", "tune"):
         shown = CliRunner().invoke(app, [command, str(run.path)]).output
         assert f"Open for {len(answers)} of {len(answers)} sizes and counts: fewer than 6 visits" in shown
@@ -117,13 +117,15 @@ def test_what_differs_by_no_more_than_a_tie_is_tied_and_not_open(tmp_path: Path)
     assert open_points(answers) == []
     answer = at(answers, 4 * KIB, 16)
     assert [str(choice) for choice in (answer.choice, *answer.tied)] == ["sm sms=2", "sm sms=4"]
-    assert answer.to_plain()["tied"] == ["sm sms=4"]
+    (tied,) = answer.to_plain()["tied"]
+    assert (tied["choice"], tied["ratio"]) == ("sm sms=4", pytest.approx(0.985, abs=0.01))
+    assert tied["low"] <= tied["ratio"] <= tied["high"]
 
 
 def test_the_layout_that_is_answered_for_is_named(tmp_path: Path) -> None:
     runs = [replace(cell, pattern=Pattern.parse("runs-8")) for cell in cells()]
     run = run_of(tmp_path, runs)
-    assert workload_of([run]) == "fresh blocks in the layout runs-8 from a pool of 1 GiB"
+    assert workload_of([run]) == "fresh blocks in the layout runs-8 from 1 GiB"
     shown = " ".join(CliRunner().invoke(app, ["tune", str(run.path)]).output.split())
     assert shown.index("runs-8") < shown.index("h2d idle")
 
@@ -142,7 +144,7 @@ def test_answers_are_of_one_workload_whatever_the_order_of_the_runs(tmp_path: Pa
     for runs in ([fresh, others], [others, fresh]):
         answers = answers_of(runs, anything)
         assert [answer.gbps for answer in answers] == pytest.approx([answer.gbps for answer in expected])
-        assert workload_of(runs) == "fresh blocks from a pool of 1 GiB"
+        assert workload_of(runs) == "fresh blocks from 1 GiB"
 
 
 def test_the_command_writes_a_policy(tmp_path: Path) -> None:
@@ -172,6 +174,7 @@ def test_the_command_answers_in_json(tmp_path: Path) -> None:
         (["--json", "--export", "vllm"], "only one can go to standard output"),
         (["--export", "vllm", "--export", "json"], "only one can go to standard output"),
         (["--out", "somewhere"], "RUN: nothing is measured"),
+        (["--exact"], "--exact: it says what -p writes; add -p FILE"),
         (["--max-sms", "-1"], "max_sms"),
     ],
 )

@@ -161,7 +161,7 @@ def test_the_command_shows_the_answer_and_gives_it_as_json(tmp_path: Path) -> No
     path = run_of(tmp_path, ladder()).path
     code, text = command(path, "--neighbour", "decode", "--max-slowdown", "5%")
     assert code == 0
-    assert "sm with 1 SM, 30 GB/s, 4% slower" in text
+    assert "sm with 1 SM, 30 GB/s, 4% slower" in " ".join(text.split())
     (marked,) = [line.split() for line in text.splitlines() if line.startswith("->")]
     assert marked[1:4] == ["d2h", "4096", "16"]
     for limit in ("5%", "0.05"):

@@ -15,7 +15,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.policy import Choice
 from kvbench.tune.answer import Answer
-from kvbench.tune.fit import FRESH_FROM, choice_at, decide, decide_all
+from kvbench.tune.fit import FRESH_FROM, decide, decide_all
 from kvbench.tune.search import MOST_ROUNDS, Search
 from tests import synthetic
 
@@ -49,7 +49,7 @@ def arms_of(visits: Mapping[Cell, dict[int, float]]) -> dict[tuple[int, int], di
     """Return point -> choice -> round -> time."""
     arms: dict[tuple[int, int], dict[Choice, dict[int, float]]] = {}
     for cell, times in visits.items():
-        arms.setdefault((cell.block_bytes, cell.blocks), {})[choice_at(cell)] = times
+        arms.setdefault((cell.block_bytes, cell.blocks), {})[Choice.at(cell)] = times
     return arms
 
 
@@ -80,7 +80,7 @@ def test_it_finds_what_the_full_grid_would(tmp_path: object) -> None:
     full: dict[tuple[int, int], dict[Choice, dict[int, float]]] = {}
     for cell in cells():
         point = cell.block_bytes, cell.blocks
-        full.setdefault(point, {})[choice_at(cell)] = dict.fromkeys(range(6), time_us(cell))
+        full.setdefault(point, {})[Choice.at(cell)] = dict.fromkeys(range(6), time_us(cell))
     for point, choice in chosen.items():
         times = {other: visits[0] for other, visits in full[point].items()}
         assert times[choice] <= 1.05 * min(times.values())
@@ -111,7 +111,7 @@ def test_what_may_be_chosen_has_six_visits_and_nothing_has_too_many() -> None:
     chosen, visits, _ = searched(0)
     for cell, times in visits.items():
         assert len(times) <= MOST_ROUNDS
-        if chosen[cell.block_bytes, cell.blocks] == choice_at(cell):
+        if chosen[cell.block_bytes, cell.blocks] == Choice.at(cell):
             assert len(times) >= 6
 
 

@@ -86,7 +86,7 @@ def test_what_is_not_allowed_is_not_chosen(run: Run) -> None:
 def test_the_answer_says_what_the_choices_for_shuffled_blocks_would_lose(run: Run) -> None:
     lines = summary([run])
     assert "By the choices for shuffled blocks, these swaps take 30.0% for h2d longer" in lines
-    assert "h2d idle: merged" in lines
+    assert "h2d idle (4 KiB): merged" in lines
 
 
 def test_losses_are_of_the_nearest_shape() -> None:

@@ -1,0 +1,31 @@
+"""The roof: large copies, scattered blocks and their dense twin, from times that follow from the kernel."""
+
+from unittest import mock
+
+import pytest
+
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
+from kvbench.measure import roof
+from kvbench.measure.bench import Bench
+
+# Microseconds for each block: lanes are the faster kernel with dense blocks, bulk with scattered ones.
+SCATTERED, DENSE = {"lanes": 0.4, "bulk": 0.3}, {"lanes": 0.1, "bulk": 0.2}
+
+
+def times(_bench: Bench, cell: Cell, samples: int) -> list[float]:
+    a_block_us = (SCATTERED if cell.pool_bytes else DENSE)[str(cell.kernel).partition("-")[0]]
+    return [50.0 + cell.blocks * a_block_us] * samples
+
+
+@pytest.mark.parametrize(("compute", "kernel"), [(9, "bulk"), (8, "lanes")])
+def test_dense_blocks_are_copied_by_the_kernel_of_the_scattered_ones(
+    monkeypatch: pytest.MonkeyPatch, compute: int, kernel: str
+) -> None:
+    monkeypatch.setattr(roof, "_times", times)
+    bench = mock.Mock()
+    bench.pools.pool_bytes = 16 << 30
+    bench.device.driver.info = mock.Mock(sm_count=132, compute_major=compute, compute_minor=0)
+    found = roof.measure_roof(bench, Direction.H2D, 3, 0)
+    assert found.scattered_us == pytest.approx([found.blocks * SCATTERED[kernel]] * 3)
+    assert found.dense_us == pytest.approx([found.blocks * DENSE[kernel]] * 3)
