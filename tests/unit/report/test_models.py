@@ -115,7 +115,7 @@ def test_a_model_whose_visits_contradict_each_other_is_no_end_of_the_range(tmp_p
 
     made = report(tmp_path, [one for number in range(6) for one in records(number)], msgspec.to_builtins(swaps))
     (idle,) = [text for text in told_of(made, "models") if "idle" in text]
-    assert idle.endswith("is 2 times faster than per_block; no clear difference for 1 of 2.")
+    assert idle.endswith("has 2x the speed of per_block; no clear difference for 1 of 2.")
 
 
 def test_the_chart_has_every_model_with_the_rate_of_its_own_cell(tmp_path: Path) -> None:
