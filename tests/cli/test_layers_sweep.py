@@ -33,7 +33,8 @@ def test_the_report_says_what_is_hidden_and_what_submission_takes(run: Path) -> 
     assert done.returncode == 0, done.stderr
     text = (run.parent / "report" / "report.md").read_text()
     assert "## Layers" in text
-    assert "submission alone takes" in text
+    assert "| Hidden |" in text
+    assert "submission alone takes" not in text, "a visit or two decide nothing"
 
 
 def test_a_sequence_of_layers_has_as_many_as_each_model(tmp_path: Path) -> None:

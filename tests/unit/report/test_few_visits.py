@@ -60,7 +60,7 @@ def test_with_few_visits_the_answer_is_open_and_claims_no_gain(report: Report, r
 def test_with_few_visits_tune_decides_nothing(runs: list[Run]) -> None:
     answers = json.loads(output("tune", str(runs[0].path), "--json"))["answers"]
     assert len(answers) == 42
-    assert not any(answer["decided"] or answer["times_as_fast_as"] or answer["interval_us"] for answer in answers)
+    assert not any(answer["decided"] or answer["times_the_speed_of"] or answer["interval_us"] for answer in answers)
 
 
 def test_with_few_visits_tune_beside_a_neighbour_decides_nothing(runs: list[Run]) -> None:
