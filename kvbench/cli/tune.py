@@ -156,7 +156,7 @@ def tune(
     # pandas takes a second to import; --help must not wait for it
     from kvbench.results import load_run
     from kvbench.results.rundir import runs_in
-    from kvbench.tune.answer import answers_of
+    from kvbench.tune.answer import answers_of, check_measured
     from kvbench.tune.beside import answers_beside
     from kvbench.tune.rule import rule_of
 
@@ -177,18 +177,16 @@ def tune(
         raise UsageError(f"--trace {trace}: leave out RUN, --model, --engine, --neighbour and --stream")
     code = ExitCode.DONE
     if not runs:
-        from kvbench.tune.sweeps import engine_sweep, search_among, trace_sweep, tuning_sweep
+        from kvbench.tune.sweeps import search_among, sweep_for
 
-        if trace:
-            spec = trace_sweep(trace, axes, may.names, int(where.get("seed") or 0))
-        else:
-            spec = engine_sweep(engine, axes) if engine else tuning_sweep(models, axes, neighbour, may.names)
+        seed = int(where.get("seed") or 0)
+        spec = sweep_for(models, axes, may.names, neighbour=neighbour, engine=engine, trace=trace, seed=seed)
         spec = spec.with_options(**where)
         searching = None if neighbour or engine or trace else search_among(may.serves if policy else may.keeps, spec)
         outcome = _swept(spec, out or default_folder("tune"), sys.stderr if is_quiet else None, searching)
         runs, code = [outcome.path], outcome.exit_code
-    loaded = [load_run(own) for path in runs for own in runs_in(path)]
-    _check_measured(loaded, may)
+    loaded = [load_run(one) for path in runs for one in runs_in(path)]
+    check_measured(loaded, may.names)
     if neighbour is not None:
         points = [(swap.block_bytes, swap.blocks) for swap in swaps] or None
         beside = answers_beside(loaded, neighbour, limit, may.keeps, points)
@@ -224,22 +222,8 @@ def _write_policy(path: Path, runs: Sequence["Run"], rule: "SmallestRule", *, ex
     from kvbench.policy import load_policy
     from kvbench.tune.fit import policy_of
 
-    chosen = {
-        kind: {answer.point: answer.choice if exact else line.choice for line in lines for answer in line.answers}
-        for kind, lines in rule.lines.items()
-    }
-    write_output("-p", path, policy_of(runs, chosen).to_toml().encode(), load_policy, force=force)
-
-
-def _check_measured(runs: Sequence["Run"], may: Allowed) -> None:
-    """Raise UsageError for an allowed backend that no run measured."""
-    from kvbench.results import CellRecord
-
-    measured = {record.cell.backend for run in runs for record in run.records if isinstance(record, CellRecord)}
-    if not set(may.names) <= measured:
-        raise UsageError(
-            f"--backends {brief(','.join(may.names))}: these runs measured only {', '.join(sorted(measured))}"
-        )
+    text = policy_of(runs, rule.choices_by_point(exact=exact)).to_toml()
+    write_output("-p", path, text.encode(), load_policy, force=force)
 
 
 def _swept(

@@ -1,7 +1,7 @@
 """The answers of a tuning from the times of all candidates: the choice for each shape, and what is open."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +12,9 @@ from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.backend_facts import BATCHED
 from kvbench.cells.cell import EQUAL
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
-from kvbench.errors import UsageError
+from kvbench.errors import UsageError, brief
 from kvbench.policy import Choice
-from kvbench.results import Run
+from kvbench.results import CellRecord, Run
 from kvbench.results.replays import trace_of
 from kvbench.text import a_stream, counted, printable, short
 from kvbench.tune.fit import (
@@ -147,6 +147,15 @@ class Answer:
             "caller_us": round(caller_us, 3) if math.isfinite(caller_us) else None,
             "sms": sms_of(choice),
         }
+
+
+def check_measured(runs: Sequence[Run], backends: Collection[str]) -> None:
+    """Raise UsageError for one of these backends that no run measured."""
+    measured = {record.cell.backend for run in runs for record in run.records if isinstance(record, CellRecord)}
+    if not set(backends) <= measured:
+        raise UsageError(
+            f"--backends {brief(','.join(backends))}: these runs measured only {', '.join(sorted(measured))}"
+        )
 
 
 def answers_of(runs: Sequence[Run], keep: Callable[[Choice], bool], state: str | None = None) -> list[Answer]:

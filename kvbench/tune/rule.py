@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from kvbench.analysis.margins import OF_A_RUN, TIED
 from kvbench.policy import Choice
 from kvbench.tune.answer import Answer, by_kind
-from kvbench.tune.fit import Kind, preference, standard_errors
+from kvbench.tune.fit import Kind, Point, preference, standard_errors
 
 # The maximum loss at one shape, in another run too; on average it is `TIED`.
 WORST: Final = 0.10
@@ -60,6 +60,13 @@ class SmallestRule:
     def choices(self) -> dict[Answer, Choice]:
         """The choice of the rule for every answer."""
         return {answer: line.choice for own in self.lines.values() for line in own for answer in line.answers}
+
+    def choices_by_point(self, *, exact: bool) -> dict[Kind, dict[Point, Choice]]:
+        """Return the choice for every shape: that of the rule, or, if `exact`, the best of the shape."""
+        return {
+            kind: {answer.point: answer.choice if exact else line.choice for line in lines for answer in line.answers}
+            for kind, lines in self.lines.items()
+        }
 
     @cached_property
     def losses(self) -> dict[Answer, float]:

@@ -41,6 +41,22 @@ _SUSTAINED_COUNTS: Final = (128, 1024)
 _SECONDS: Final = 100.0
 
 
+def sweep_for(
+    models: ModelChoice,
+    axes: Sequence[str],
+    backends: Collection[str],
+    *,
+    neighbour: str | None = None,
+    engine: str | None = None,
+    trace: Path | None = None,
+    seed: int = 0,
+) -> SweepSpec:
+    """Return what to measure: for the swaps of a trace, for the settings of an engine, or for a policy."""
+    if trace:
+        return trace_sweep(trace, axes, backends, seed)
+    return engine_sweep(engine, axes) if engine else tuning_sweep(models, axes, neighbour, backends)
+
+
 def tuning_sweep(
     models: ModelChoice, axes: Sequence[str], neighbour: str | None, backends: Collection[str]
 ) -> SweepSpec:
