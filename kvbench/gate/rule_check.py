@@ -19,7 +19,7 @@ from kvbench.cells.cell import Cell
 from kvbench.errors import MismatchError, brief
 from kvbench.gate.judgement import GateVerdict, Row, worst
 from kvbench.gate.outcomes import MIN_SIZES, QUANTITIES, Outcomes, outcomes
-from kvbench.gate.selection import CEILING, Limit, Selection, UnknownError
+from kvbench.gate.rule_cells import CEILING, Limit, Selection, UnknownError
 from kvbench.results import Run
 from kvbench.units import format_size
 

@@ -12,8 +12,8 @@ from kvbench.cells.filter import parse_filters
 from kvbench.errors import UsageError
 from kvbench.files import read_toml, shipped_folder
 from kvbench.gate.outcomes import QUANTITIES
+from kvbench.gate.rule_cells import CEILING, Limit, Selection
 from kvbench.gate.rule_check import LARGEST, Bound, NoCliff, Rule, RuleSet
-from kvbench.gate.selection import CEILING, Limit, Selection
 from kvbench.text import NAME_PATTERN, check_keys, located, shown
 
 _MAX_RULES: Final = 1000

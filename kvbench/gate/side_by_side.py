@@ -21,10 +21,10 @@ from kvbench.gate.looks import PLAN
 from kvbench.gate.partners import check_identity, partners
 from kvbench.gate.sides import Side, half_of_memory
 from kvbench.results import Failure, Record, Run, RunInfo, RunWriter, Visit
+from kvbench.run.done import Progress
 from kvbench.run.execution import Execution, Observer, ended_by
 from kvbench.run.failures import FailuresTold
 from kvbench.run.opening import nothing_to_measure, run_info
-from kvbench.run.progress import Progress
 from kvbench.run.protocol import InTurn, Opened
 from kvbench.run.worker_process import WorkerSlot
 from kvbench.sweep.installed import asked_for, installed

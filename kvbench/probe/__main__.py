@@ -8,8 +8,8 @@ import msgspec
 from kvbench.engine.device import EngineError, Stream, die_with_parent, open_device
 from kvbench.engine.faults import parse_faults
 from kvbench.errors import KvbenchError
-from kvbench.probe.bench import ProbeBench
 from kvbench.probe.common import ProbeFinding, Unanswered
+from kvbench.probe.probe_bench import ProbeBench
 
 
 def _probe(name: str, device: str, fault: str) -> ProbeFinding | Unanswered:

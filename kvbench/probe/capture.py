@@ -5,8 +5,8 @@ from contextlib import suppress
 
 from kvbench.cells.axes import Direction
 from kvbench.engine.device import EngineError, begin_capture, end_capture
-from kvbench.probe.bench import Blocks, ProbeBench
 from kvbench.probe.common import ProbeFinding
+from kvbench.probe.probe_bench import Blocks, ProbeBench
 from kvbench.units import KIB
 
 # The driver's handles: CU_STREAM_LEGACY, which is also what 0 means, and CU_STREAM_PER_THREAD.

@@ -6,8 +6,8 @@ from typing import Final
 from kvbench.cells.axes import Direction
 from kvbench.engine.device import DIRECTIONS, Buffer, MemoryKind, copy
 from kvbench.machine.sources import Sources, open_machine, reason_of
-from kvbench.probe.bench import ProbeBench
 from kvbench.probe.common import ProbeFinding
+from kvbench.probe.probe_bench import ProbeBench
 from kvbench.units import MIB
 
 _BYTES: Final = 16 * MIB

@@ -7,8 +7,8 @@ from typing import Final
 from kvbench.cells.axes import Direction, Order
 from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES
 from kvbench.machine.observation import identity
-from kvbench.probe.bench import Arrays, Blocks, ProbeBench
 from kvbench.probe.common import ProbeFinding
+from kvbench.probe.probe_bench import Arrays, Blocks, ProbeBench
 from kvbench.units import KIB, MIB, size_words
 
 _BLOCKS: Final = 256

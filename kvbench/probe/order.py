@@ -4,8 +4,8 @@ from typing import Final
 
 from kvbench.cells.axes import Direction, Order
 from kvbench.engine.device import DIRECTIONS, Buffer, MemoryKind
-from kvbench.probe.bench import Blocks, ProbeBench
 from kvbench.probe.common import ProbeFinding
+from kvbench.probe.probe_bench import Blocks, ProbeBench
 from kvbench.units import KIB
 
 _SHAPES: Final = ((1, 64 * KIB), (64, 4 * KIB), (64, 64 * KIB), (1024, 4 * KIB))

@@ -5,8 +5,8 @@ from typing import Final
 
 from kvbench.cells.axes import Direction
 from kvbench.engine.device import Event
-from kvbench.probe.bench import Blocks, ProbeBench
 from kvbench.probe.common import ProbeFinding
+from kvbench.probe.probe_bench import Blocks, ProbeBench
 from kvbench.units import KIB, gigabytes_per_second
 
 _ALIGNMENTS: Final = (16, 4, 1)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from kvbench.errors import UsageError, brief
 from kvbench.files import raise_if_no_room
 from kvbench.text import printable, short
-from kvbench.traces.lines import lines_of
+from kvbench.traces.json_lines import lines_of
 
 FORMAT: Final = 1
 MOST_BLOCKS: Final = 1 << 22
