@@ -175,19 +175,19 @@ def pool(text: str) -> int:
     """Read the size of the pool in bytes, or 0 for the word dense; raises ValueError."""
     if text == "dense":
         return 0
-    found = parse_size(text)
-    if not 2**12 <= found <= 2**44:
+    size_bytes = parse_size(text)
+    if not 2**12 <= size_bytes <= 2**44:
         raise ValueError("not dense or a size from 4KiB to 16TiB")
-    return found
+    return size_bytes
 
 
 def pause(text: str) -> int:
     """Read a pause in microseconds: 0, 200us, 5ms; raises ValueError."""
     match = re.fullmatch(r"(\d{1,6})(us|ms)", text)
-    found = 0 if text == "0" else int(match[1]) * (1000 if match[2] == "ms" else 1) if match else -1
-    if not 0 <= found <= 1_000_000:
+    pause_us = 0 if text == "0" else int(match[1]) * (1000 if match[2] == "ms" else 1) if match else -1
+    if not 0 <= pause_us <= 1_000_000:
         raise ValueError("not a pause: write 0, or a number with us or ms, up to 1000ms")
-    return found
+    return pause_us
 
 
 def pause_words(value: AxisValue) -> str:

@@ -242,12 +242,12 @@ class Cell:
 
 def _entries(kind: type) -> dict[str, Axis]:
     """Return name -> axis of the fields of `kind`, in their order."""
-    found = {}
+    axes = {}
     for field, annotation in typing.get_type_hints(kind, include_extras=True).items():
         (entry,) = (extra for extra in typing.get_args(annotation)[1:] if isinstance(extra, Axis))
         axis = replace(entry, name=entry.name or field, field=field)
-        found[axis.name] = axis
-    return found
+        axes[axis.name] = axis
+    return axes
 
 
 AXES: Final = _entries(Cell)

@@ -83,10 +83,10 @@ class Pattern:
             return cls(text)
         head, _, tail = text.partition("/")
         order, tensors = _order(tail or head), _of_tensors(head)
-        found = replace(tensors, order=order if tail else None) if tensors else order
-        if found is None or str(found) != text or found.order == SHUFFLED:
+        pattern = replace(tensors, order=order if tail else None) if tensors else order
+        if pattern is None or str(pattern) != text or pattern.order == SHUFFLED:
             raise ValueError(f"{text!r} is not a pattern; {_RIGHT}")
-        return found
+        return pattern
 
     @classmethod
     def of_side(cls, text: str) -> "Pattern":

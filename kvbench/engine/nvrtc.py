@@ -51,10 +51,10 @@ def driver_version() -> int:
 
     Returns 0 if there is no driver.
     """
-    found = ctypes.c_int(0)
+    newest = ctypes.c_int(0)
     with suppress(OSError):
-        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(found))
-    return found.value
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(newest))
+    return newest.value
 
 
 @cache

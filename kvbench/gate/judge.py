@@ -196,9 +196,9 @@ def _estimate_apart(values: Floats, margin: float) -> Estimate:
     base, cand = (own[np.isfinite(own)] for own in values)
     if not (base.size and cand.size):
         return Estimate()
-    found = compare_apart(base, cand, Margin(math.expm1(margin), ""))
-    centre, low, high = np.log([found.ratio, found.low, found.high]).tolist()
-    return Estimate(centre, low, high, found.verdict, True, min(base.size, cand.size), high <= margin)
+    comparison = compare_apart(base, cand, Margin(math.expm1(margin), ""))
+    centre, low, high = np.log([comparison.ratio, comparison.low, comparison.high]).tolist()
+    return Estimate(centre, low, high, comparison.verdict, True, min(base.size, cand.size), high <= margin)
 
 
 def _ratio(log_ratio: float) -> float:

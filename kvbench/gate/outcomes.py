@@ -47,7 +47,7 @@ def outcomes(run: Run) -> dict[Cell, CellOutcome]:
     """
     cells = {record.cell.id: record.cell for record in run.records if isinstance(record, CellRecord)}
     times = {name: run.visit_times(name) for name in _TIMES}
-    found = {}
+    by_cell = {}
     for row in run.frame().to_dict("records"):
         cell = cells[str(row["cell_id"])]
         status, reason = str(row["status"]), "" if row["status"] == "ok" else str(row["reason"])
@@ -59,8 +59,8 @@ def outcomes(run: Run) -> dict[Cell, CellOutcome]:
         visits = {name: own.get(cell.id, {}) if ok else {} for name, own in times.items()}
         visits["gbps"] = {number: cell.swap_bytes / us / 1e3 for number, us in visits["swap_us"].items()}
         visits["ceiling_share"] = {number: gbps / figures["ceiling"] for number, gbps in visits["gbps"].items()}
-        found[cell] = CellOutcome(cell, status, reason, figures, visits)
-    return found
+        by_cell[cell] = CellOutcome(cell, status, reason, figures, visits)
+    return by_cell
 
 
 def curves_of(cells: Iterable[Cell]) -> list[list[Cell]]:

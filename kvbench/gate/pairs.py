@@ -125,12 +125,12 @@ class _Side:
 
     def copies_us(self, kind: type[Control] | type[Ceiling]) -> dict[str, Floats]:
         """Return direction -> time of the large copies of every round, NaN if there are none."""
-        found: dict[str, dict[tuple[int, int], float]] = {}
+        times_us: dict[str, dict[tuple[int, int], float]] = {}
         for place, run in enumerate(self.runs):
             for record in run.records:
                 if isinstance(record, kind) and record.gpu_us:
-                    found.setdefault(record.direction, {})[place, record.round] = fast_us(record.gpu_us)
-        every = {way: np.array([own.get(key, math.nan) for key in self.rounds]) for way, own in found.items()}
+                    times_us.setdefault(record.direction, {})[place, record.round] = fast_us(record.gpu_us)
+        every = {way: np.array([own.get(key, math.nan) for key in self.rounds]) for way, own in times_us.items()}
         return {way: np.where(own > 0, own, math.nan) for way, own in every.items()}  # a time of zero has no ratio
 
     def created_s(self) -> list[float]:
@@ -266,11 +266,11 @@ def _large_copies(base: _Side, cand: _Side) -> tuple[dict[str, Floats], list[str
 
 def _controls(probes_us: Floats, copies_us: Mapping[str, Floats], marks: Mapping[str, Mask]) -> dict[str, Floats]:
     """Return name -> log ratio of the candidate's time to the base's, by round; the CPU's is without spoiled pairs."""
-    found = {way: np.log(sides[1]) - np.log(sides[0]) for way, sides in copies_us.items()}
+    controls = {way: np.log(sides[1]) - np.log(sides[0]) for way, sides in copies_us.items()}
     if marks:
         logs = np.where(marks[CPU] | marks["disturbed visit"], math.nan, np.log(probes_us[1]) - np.log(probes_us[0]))
-        found[CPU] = np.array([middle_of(column) for column in logs.T])
-    return found
+        controls[CPU] = np.array([middle_of(column) for column in logs.T])
+    return controls
 
 
 def _created_s(run: Run) -> float:

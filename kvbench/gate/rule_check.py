@@ -48,13 +48,13 @@ class RulesReport:
 class Rule(msgspec.Struct, frozen=True):
     """A statement about the cells of one run; `str` gives the statement."""
 
-    def cases(self, found: Outcomes) -> list[Case]:
+    def cases(self, by_cell: Outcomes) -> list[Case]:
         """Return the cases of the rule, at least one; raises UnknownError if there is nothing to judge."""
         raise NotImplementedError
 
-    def check(self, found: Outcomes) -> Row:
+    def check(self, by_cell: Outcomes) -> Row:
         try:
-            cases = self.cases(found)
+            cases = self.cases(by_cell)
         except UnknownError as why:
             return Row("rule", str(self), GateVerdict.FAILED, [], reason=str(why))
         verdicts = [_verdict(slack) for slack, _, _ in cases]
@@ -96,12 +96,12 @@ class Bound(Rule, frozen=True, kw_only=True):
         assert limit is not None  # `read_rule` selects Bound by this key
         return limit
 
-    def cases(self, found: Outcomes) -> list[Case]:
+    def cases(self, by_cell: Outcomes) -> list[Case]:
         factor = self.limit.factor
         cases: list[Case] = []
-        for cell, outcome in self.cells.measured(found).items():
+        for cell, outcome in self.cells.measured(by_cell).items():
             value, visits = outcome.figures[self.quantity], outcome.visits[self.quantity]
-            for label, other, partner in self.limit.partners(outcome, self.quantity, found):
+            for label, other, partner in self.limit.partners(outcome, self.quantity, by_cell):
                 limit = factor * other
                 if not (math.isfinite(value) and math.isfinite(limit) and limit > 0):
                     raise UnknownError(f"{cell.label} has no {self.quantity} to compare with {label}")
@@ -139,9 +139,9 @@ class NoCliff(Rule, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return f"{self.cells}: no cliff above {self.no_cliff_above:g}"
 
-    def cases(self, found: Outcomes) -> list[Case]:
+    def cases(self, by_cell: Outcomes) -> list[Case]:
         cases: list[Case] = []
-        for curve in self.cells.curves(found):
+        for curve in self.cells.curves(by_cell):
             cell, cells = curve[0].cell, [outcome.cell for outcome in curve]
             slack, words = self._judge([outcome.visits["gbps"] for outcome in curve], cells)
             name = f"{cell.backend} {cell.direction} N={cell.blocks} {cell.stream_state}"
@@ -183,8 +183,8 @@ def check_rules(run: Run, rules: RuleSet) -> RulesReport:
             f"the rules are for runs of the config {rules.config}; {brief(str(run.path))} is of "
             f"{brief(str(config)) or 'no config'}; measure that config, or use other rules with --rules"
         )
-    found = outcomes(run)
-    rows = sorted((rule.check(found) for rule in rules.rules), key=lambda row: row.verdict.badness)
+    by_cell = outcomes(run)
+    rows = sorted((rule.check(by_cell) for rule in rules.rules), key=lambda row: row.verdict.badness)
     warnings = [*run.warnings]
     if run.info.status != "complete":
         warnings.append(f"the run is {run.info.status}, not complete")

@@ -47,7 +47,7 @@ class MeasuredSide(Observer):
     `start` finds out what it can measure, `create` makes its run; `names` are its cells by those of the base.
     """
 
-    found: Opened
+    opened: Opened
     plan: Plan
     info: RunInfo
     names: Mapping[Cell, Cell]
@@ -64,18 +64,18 @@ class MeasuredSide(Observer):
 
     def start(self) -> None:
         """Start the worker and plan; raises UsageError if there is nothing to measure, and errors of the worker."""
-        self.found = self._slot.start()
-        self.spec = replace(self.spec, limits=half_of_memory(self.spec.limits, self.found))
-        self.plan = expand(self.spec, self.found.device, self.found.backends)
+        self.opened = self._slot.start()
+        self.spec = replace(self.spec, limits=half_of_memory(self.spec.limits, self.opened))
+        self.plan = expand(self.spec, self.opened.device, self.opened.backends)
         if not self.plan.cells:
             raise UsageError(f"{self.side.option} {brief(self.side.text)}: {nothing_to_measure(self.plan)}")
-        self.info = run_info(self.spec, self.found, ["kvbench", *sys.argv[1:]])
+        self.info = run_info(self.spec, self.opened, ["kvbench", *sys.argv[1:]])
 
     def create(self, folder: Path, names: Mapping[Cell, Cell]) -> None:
         """Create the run directory below `folder`; raises StorageError."""
         self.names = names
         writer = self._stack.enter_context(RunWriter.create(folder / self.name, self.info))
-        self.execution = Execution(self.spec, self.plan, self.found, writer, self._slot, self, Progress())
+        self.execution = Execution(self.spec, self.plan, self.opened, writer, self._slot, self, Progress())
 
     def recorded(self, record: Record) -> None:
         self._records.append(record)
@@ -313,7 +313,7 @@ def _remarks(base: MeasuredSide, cand: MeasuredSide) -> list[str]:
         return []
     if base.side.interpreter == cand.side.interpreter:
         return ["both sides run the same kvbench: this compares it with itself"]
-    if base.found.engine_hash == cand.found.engine_hash:
+    if base.opened.engine_hash == cand.opened.engine_hash:
         return ["both sides have the same engine sources; only other installed packages differ"]
     return []
 

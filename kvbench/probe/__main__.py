@@ -26,5 +26,5 @@ def _probe(name: str, device: str, fault: str) -> ProbeFinding | Unanswered:
 
 if __name__ == "__main__":
     die_with_parent()
-    found = _probe(*sys.argv[1:])
-    sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+    answer = _probe(*sys.argv[1:])
+    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")

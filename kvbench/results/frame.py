@@ -161,11 +161,11 @@ def long_samples(records: Sequence[Record]) -> pd.DataFrame:
 
 def _histories(records: Sequence[Record]) -> dict[Cell, list[CellRecord]]:
     """Return the records of every cell; cells with figures come first, as `_figures` numbers them."""
-    found: dict[Cell, list[CellRecord]] = {}
+    records_of_cell: dict[Cell, list[CellRecord]] = {}
     others = (record for record in records if isinstance(record, Failure | Skip))
     for record in (*visits_that_count(records), *others):
-        found.setdefault(record.cell, []).append(record)
-    return dict(sorted(found.items(), key=lambda story: _status(story[1]) != "ok"))
+        records_of_cell.setdefault(record.cell, []).append(record)
+    return dict(sorted(records_of_cell.items(), key=lambda story: _status(story[1]) != "ok"))
 
 
 def _status(story: Sequence[CellRecord]) -> str:

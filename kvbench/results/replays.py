@@ -53,8 +53,8 @@ def _swaps(visits: Sequence[Visit], block_bytes: int) -> pd.DataFrame:
             "late_us": samples.late_us or [0.0] * len(samples),
         }
         parts.append(pd.DataFrame(fields).assign(round=visit.round))
-    found = pd.concat(parts, ignore_index=True)
-    return found.assign(swap_bytes=found["blocks"] * block_bytes, latency_us=found["wall_us"] + found["late_us"])
+    swaps = pd.concat(parts, ignore_index=True)
+    return swaps.assign(swap_bytes=swaps["blocks"] * block_bytes, latency_us=swaps["wall_us"] + swaps["late_us"])
 
 
 def rate_of(swaps: pd.DataFrame) -> float:
@@ -67,17 +67,17 @@ def replayed_by(run: Run, backend: str, descriptor_bytes: int) -> dict[str, pd.D
 
     Raises UsageError for a run without such swaps, or with descriptors of another size.
     """
-    found: dict[str, list[pd.DataFrame]] = {}
+    by_direction: dict[str, list[pd.DataFrame]] = {}
     for cell, swaps in replays_of(run).items():
         if cell.backend == backend:
             if cell.block_bytes != descriptor_bytes:
                 sizes = f"{cell.block_bytes} bytes, those of this trace {descriptor_bytes}"
                 raise UsageError(f"--run {run.path}: its descriptors have {sizes}; replay a trace of this model")
-            found.setdefault(cell.direction.value, []).append(swaps)
-    if not found:
+            by_direction.setdefault(cell.direction.value, []).append(swaps)
+    if not by_direction:
         wanted = f"kvbench sweep --trace FILE -a backend={backend}"
         raise UsageError(f"--run {run.path}: has no swaps of a trace by {backend}; measure them with {wanted}")
-    return {way: pd.concat(own, ignore_index=True) for way, own in found.items()}
+    return {way: pd.concat(own, ignore_index=True) for way, own in by_direction.items()}
 
 
 def costs_by(

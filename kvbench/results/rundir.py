@@ -89,11 +89,11 @@ class Run:
 
     def roofs(self) -> dict[str, Reach]:
         """Return direction -> what SM copies reach; empty if the run did not measure it."""
-        found: dict[str, list[Roof]] = {}
+        by_direction: dict[str, list[Roof]] = {}
         for record in self.records:
             if isinstance(record, Roof) and min(map(min, (record.copy_us, record.scattered_us, record.dense_us))) > 0:
-                found.setdefault(record.direction, []).append(record)
-        return {way: Reach.of(roofs) for way, roofs in found.items()}
+                by_direction.setdefault(record.direction, []).append(record)
+        return {way: Reach.of(roofs) for way, roofs in by_direction.items()}
 
     def write_summary(self) -> Path:
         """Write `summary.csv` into the run directory and return its path; raises StorageError."""

@@ -325,5 +325,5 @@ class Execution:
 
     def observe(self, at: Literal["start", "end"]) -> None:
         """Record the current observations of the machine."""
-        found = observe(self.opened.device.name, self.opened.pci_bus_id, own_pids=self.slot.pids)
-        self.writer.observe({"at": at, **found, "delay_us": self.opened.delay_us})
+        observation = observe(self.opened.device.name, self.opened.pci_bus_id, own_pids=self.slot.pids)
+        self.writer.observe({"at": at, **observation, "delay_us": self.opened.delay_us})

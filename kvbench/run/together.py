@@ -125,18 +125,18 @@ def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer
         spec, plans = _planned(spec, opened)
         stack.enter_context(_start_file(path, len(slots)))
         executions: list[Execution] = []
-        for slot, found, plan, name in zip(slots, opened, plans, _folders(spec), strict=True):
-            writer = stack.enter_context(RunWriter.create(path / name, run_info(spec, found, command)))
+        for slot, each, plan, name in zip(slots, opened, plans, _folders(spec), strict=True):
+            writer = stack.enter_context(RunWriter.create(path / name, run_info(spec, each, command)))
             shown = Observer() if executions else observer  # the others keep pace with the first
-            executions.append(Execution(spec, plan, found, writer, slot, shown, Progress()))
+            executions.append(Execution(spec, plan, each, writer, slot, shown, Progress()))
         return _run(executions, path, turns)
 
 
 def _planned(spec: SweepSpec, opened: Sequence[Opened]) -> tuple[SweepSpec, list[Plan]]:
     """Return `spec` on the opened devices, each cell on one and on all of them, and the plan of each."""
-    names, axis = [found.device.name for found in opened], {"devices": (1, len(opened))}
+    names, axis = [each.device.name for each in opened], {"devices": (1, len(opened))}
     spec = replace(spec, device=",".join(names), groups=tuple({**axis, **group} for group in spec.groups))
-    return spec, _common([planned(spec, found) for found in opened], spec)
+    return spec, _common([planned(spec, each) for each in opened], spec)
 
 
 def _folders(spec: SweepSpec) -> list[str]:
