@@ -181,8 +181,8 @@ class Cell:
     def sides(self) -> tuple[Pattern, Pattern]:
         """The patterns of the source and of the destination."""
         both = (DESCENDING, CONTIGUOUS) if self.pattern.kind == "reversed" else (self.pattern, self.pattern)
-        own = (self.host_pattern, self.device_pattern)
-        ordered = own if self.direction is Direction.H2D else own[::-1]
+        of_sides = (self.host_pattern, self.device_pattern)
+        ordered = of_sides if self.direction is Direction.H2D else of_sides[::-1]
         source, destination = (both[side] if one == AS_PATTERN else one for side, one in enumerate(ordered))
         return source, destination
 

@@ -82,7 +82,7 @@ def _disturbed(visits: VisitValues) -> Mask:
 def _by_cpu(visits: VisitValues) -> Mask:
     """Return a mask of the pairs in which only one of the CPUs was slow, or changed its speed."""
     probes_us = visits["probe_us"]
-    slow = np.array([own > (1 + SLOWED) * _of_each(own, 1 / 4) for own in visits["caller_us"]])
+    slow = np.array([times_us > (1 + SLOWED) * _of_each(times_us, 1 / 4) for times_us in visits["caller_us"]])
     slow &= probes_us > (1 + SLOWED) * np.min(probes_us, initial=math.inf, where=probes_us > 0)
     logs = np.log(visits["unevenness"][1] / visits["unevenness"][0])
     changed = np.abs(logs - _of_each(logs, 1 / 2)) > math.log1p(CHANGED)

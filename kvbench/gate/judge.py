@@ -193,7 +193,7 @@ def _made_apart(pairs: Pairs) -> bool:
 
 def _estimate_apart(values: Floats, margin: float) -> Estimate:
     """Return the estimate of `values` of two runs, of shape (2, rounds), as `kvbench report` compares them."""
-    base, cand = (own[np.isfinite(own)] for own in values)
+    base, cand = (side[np.isfinite(side)] for side in values)
     if not (base.size and cand.size):
         return Estimate()
     comparison = compare_apart(base, cand, Margin(math.expm1(margin), ""))

@@ -139,8 +139,8 @@ class Row:
         if not self.cells:
             return ""
         texts = [cell.spelled_out() for cell in self.cells]
-        values = {name: dict.fromkeys(value for own in texts if (value := own.get(name)) is not None) for name in AXES}
-        return command_of({name: ",".join(own) or None for name, own in values.items()})
+        values = {name: dict.fromkeys(text for each in texts if (text := each.get(name)) is not None) for name in AXES}
+        return command_of({name: ",".join(each) or None for name, each in values.items()})
 
 
 @dataclass(frozen=True, slots=True)

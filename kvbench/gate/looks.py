@@ -102,6 +102,6 @@ def _confirmed(verdict: Verdict, seen: Floats, margin: float, processes: Floats 
     """Whether several processes confirm a verdict about the pairs `seen`, if it needs to be confirmed."""
     if processes is None or verdict in (Verdict.SAME, Verdict.UNDECIDED):
         return True
-    own = processes[: seen.size]
-    centres = [paired_interval(seen[own == process])[0] for process in np.unique(own)]
+    numbers = processes[: seen.size]
+    centres = [paired_interval(seen[numbers == process])[0] for process in np.unique(numbers)]
     return len(centres) > 1 and all(verdict_of(centre, centre, margin) is verdict for centre in centres)

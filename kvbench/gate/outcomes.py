@@ -56,7 +56,7 @@ def outcomes(run: Run) -> dict[Cell, CellOutcome]:
         ok = status == "ok"
         columns = {**QUANTITIES, "ceiling": "ceiling_gbps"}
         figures = {name: float(row[column]) if ok else math.nan for name, column in columns.items()}
-        visits = {name: own.get(cell.id, {}) if ok else {} for name, own in times.items()}
+        visits = {name: by_cell_id.get(cell.id, {}) if ok else {} for name, by_cell_id in times.items()}
         visits["gbps"] = {number: cell.swap_bytes / us / 1e3 for number, us in visits["swap_us"].items()}
         visits["ceiling_share"] = {number: gbps / figures["ceiling"] for number, gbps in visits["gbps"].items()}
         by_cell[cell] = CellOutcome(cell, status, reason, figures, visits)

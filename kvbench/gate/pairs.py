@@ -92,7 +92,7 @@ class _Side:
     @property
     def has_spans(self) -> bool:
         """Whether every visit says when it began and ended."""
-        return all(visit.span_ns for own in self._visits.values() for visit in own.values())
+        return all(visit.span_ns for by_round in self._visits.values() for visit in by_round.values())
 
     def values(self, cells: Sequence[Cell]) -> VisitValues:
         """Return the values of every visit, of shape (cells, rounds)."""
@@ -130,8 +130,12 @@ class _Side:
             for record in run.records:
                 if isinstance(record, kind) and record.gpu_us:
                     times_us.setdefault(record.direction, {})[place, record.round] = fast_us(record.gpu_us)
-        every = {way: np.array([own.get(key, math.nan) for key in self.rounds]) for way, own in times_us.items()}
-        return {way: np.where(own > 0, own, math.nan) for way, own in every.items()}  # a time of zero has no ratio
+        every = {
+            way: np.array([by_round.get(key, math.nan) for key in self.rounds]) for way, by_round in times_us.items()
+        }
+        return {
+            way: np.where(by_round > 0, by_round, math.nan) for way, by_round in every.items()
+        }  # a time of zero has no ratio
 
     def created_s(self) -> list[float]:
         """Return when the run of each round was created, in seconds; NaN if unknown."""
@@ -170,7 +174,7 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     # Only runs made in turn overlap in time; the rounds of others are ordered by when their runs were created.
     began = visits["began_ns"] if in_turn else np.array([[side.created_s()] for side in (ours, theirs)])
     shares = shares_of(visits["caller_us"], visits["fast_us"])
-    inline = frozenset(cell for cell, own in paths.items() if {*own} == {EffectivePath.CPU_INLINE})
+    inline = frozenset(cell for cell, both in paths.items() if {*both} == {EffectivePath.CPU_INLINE})
     by_cpu = np.array([cell in inline for cell in cells], dtype=bool)  # their margin allows for its changes
     marks = spoiled(visits, (shares >= CPU_BOUND) & ~by_cpu, copies) if in_turn else {}
     controls = _controls(visits["probe_us"], copies, marks)

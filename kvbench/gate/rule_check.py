@@ -60,7 +60,7 @@ class Rule(msgspec.Struct, frozen=True):
         verdicts = [_verdict(slack) for slack, _, _ in cases]
         verdict = worst(verdicts)
         _, words, cells = min(
-            (case for case, own in zip(cases, verdicts, strict=True) if own is verdict), key=lambda case: case[0]
+            (case for case, each in zip(cases, verdicts, strict=True) if each is verdict), key=lambda case: case[0]
         )
         broken = verdicts.count(GateVerdict.FAIL)
         more = f" (broken in {broken} of {len(cases)})" if broken and len(cases) > 1 else ""
@@ -154,7 +154,7 @@ class NoCliff(Rule, frozen=True, kw_only=True):
         """Return the slack and the text for a curve; `visits` are the GB/s of its cells."""
         if (fewest := min(map(len, visits))) < MIN_PAIRS:
             return math.nan, _too_few(fewest)
-        rates = [[*own.values()] for own in visits]
+        rates = [[*by_round.values()] for by_round in visits]
         low, high = zip(*map(median_interval, rates), strict=True)
         sizes = [cell.block_bytes for cell in cells]
         cliff = find_cliff(sizes, [*map(median, rates)], low, high)

@@ -55,8 +55,8 @@ class MeasuredSide(Observer):
 
     def __init__(self, name: str, side: Side, spec: SweepSpec, stack: ExitStack, failures: FailuresTold, say: Say):
         self.name, self.side, self._stack, self._failures, self._say = name, side, stack, failures, say
-        own = spec if side.backend is None else spec.with_axes({"backend": side.backend})
-        self.spec = own.with_options(fault=side.fault)
+        narrowed = spec if side.backend is None else spec.with_axes({"backend": side.backend})
+        self.spec = narrowed.with_options(fault=side.fault)
         known, _ = installed()
         worker = WorkerSlot(self.spec, asked_for(self.spec, known), side.interpreter)
         self._slot = stack.enter_context(closing(worker))

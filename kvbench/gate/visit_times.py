@@ -79,7 +79,7 @@ def fast_us(times_us: Sequence[float] | Floats) -> float:
 
 def shares_of(callers_us: Floats, times_us: Floats) -> Floats:
     """Return the caller's share of each cell's time, 0 where the time does not hold it."""
-    return np.nan_to_num([middle_of(own) for own in np.swapaxes(callers_us / times_us, 0, 1)])
+    return np.nan_to_num([middle_of(shares) for shares in np.swapaxes(callers_us / times_us, 0, 1)])
 
 
 def _disturbances(visit: Visit) -> int:

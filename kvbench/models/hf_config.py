@@ -123,7 +123,7 @@ def _sliding(text: Table, layers: int) -> list[bool]:
     """Return, for every layer with its own KV cache, whether it has a sliding window."""
     shared = text.get("num_kv_shared_layers") or 0  # the last layers, which share an earlier layer's cache
     fewer = Annotated[int, msgspec.Meta(ge=0, le=layers - 1)]
-    own = layers - convert(shared, fewer, "num_kv_shared_layers")
+    caching = layers - convert(shared, fewer, "num_kv_shared_layers")
     types = text.get("layer_types")
     if types is not None:
         known = {"full_attention": False, "sliding_attention": True}
@@ -132,14 +132,14 @@ def _sliding(text: Table, layers: int) -> list[bool]:
         other = next((kind for kind in types if kind not in known), None)
         if other is not None:
             raise UsageError(f"layer_types: {shown(other)} is not one of {', '.join(known)}")
-        return [known[kind] for kind in types][:own]
+        return [known[kind] for kind in types][:caching]
     if text.get("sliding_window") is None or text.get("use_sliding_window") is False:
-        return [False] * own
+        return [False] * caching
     if text.get("use_sliding_window") is True:
         first: int = convert(text.get("max_window_layers"), _NoneOrMore, "max_window_layers")
-        return [layer >= first for layer in range(own)]
+        return [layer >= first for layer in range(caching)]
     every = _whole(text, "sliding_window_pattern") or _FULL_EVERY.get(str(text.get("model_type")))
-    return [every is None or (layer + 1) % every != 0 for layer in range(own)]
+    return [every is None or (layer + 1) % every != 0 for layer in range(caching)]
 
 
 def _refuse_other_caches(text: Table) -> None:

@@ -89,10 +89,10 @@ def at_rate(gbps: float, costs: Mapping[str, Mapping[int, Cost]]) -> AtRate | No
     The share of time that the neighbour loses lies on a line between the two cells next to that rate; of cells that
     move less at a higher cost none counts. The interval rests on the rounds that visited both.
     """
-    medians = [(cell, *_medians(own)) for cell, own in costs.items() if own]
+    medians = [(cell, *_medians(by_round)) for cell, by_round in costs.items() if by_round]
     kept = pareto_edge([rate for _, rate, _ in medians], [slowdown for *_, slowdown in medians])
     rates = sorted((rate, cell) for (cell, rate, _), on_edge in zip(medians, kept, strict=True) if on_edge)
-    rate, nearest = min(rates, key=lambda own: abs(own[0] - gbps), default=(0.0, ""))
+    rate, nearest = min(rates, key=lambda each: abs(each[0] - gbps), default=(0.0, ""))
     if abs(rate / gbps - 1) <= IN_TURN.fraction:
         return _between(costs, (nearest,), 1.0)
     below = max(((rate, cell) for rate, cell in rates if rate < gbps), default=(0.0, None))
@@ -108,8 +108,8 @@ def _medians(costs: Mapping[int, Cost]) -> tuple[float, float]:
 
 def _between(costs: Mapping[str, Mapping[int, Cost]], cells: tuple[str | None, ...], share: float) -> AtRate | None:
     """Return the slowdown that lies `share` of the way from the first of `cells` to the last."""
-    own = [costs[cell] for cell in cells if cell is not None]
-    rounds = sorted(set(own[0]).intersection(*own))
+    sides = [costs[cell] for cell in cells if cell is not None]
+    rounds = sorted(set(sides[0]).intersection(*sides))
     if not rounds:
         return None
     first, last = (
@@ -132,7 +132,7 @@ def neighbour_figures(turns: Sequence[Beside]) -> dict[str, float]:
         times = [getattr(turn, f"neighbour_{which}") for turn, _ in both]
         every, suffix = np.concatenate(times), which.removeprefix("beside_")
         p50, p99 = np.quantile(every, (0.5, 0.99)).tolist()
-        figures |= {f"neighbour_{which}": float(np.median([np.mean(own) for own in times]))}
+        figures |= {f"neighbour_{which}": float(np.median([np.mean(of_visit) for of_visit in times]))}
         figures |= {f"neighbour_p50_{suffix}": p50, f"neighbour_p99_{suffix}": p99}
         figures |= {f"neighbour_worst_{suffix}": float(every.max())}
     gbps = np.array([cost.gbps for cost in costs])

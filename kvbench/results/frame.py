@@ -127,7 +127,9 @@ def visit_times(frame: pd.DataFrame, samples: pd.DataFrame, time: str = "swap_us
     medians = samples[samples["cell_id"].isin(told)].groupby(["cell_id", "round"], sort=False)[time].median()
     medians = medians[(medians > 0) & np.isfinite(medians)]
     by_cell = medians.groupby(level="cell_id", sort=False)
-    return {str(cell): dict(zip(own.index.get_level_values("round"), own, strict=True)) for cell, own in by_cell}
+    return {
+        str(cell): dict(zip(rounds.index.get_level_values("round"), rounds, strict=True)) for cell, rounds in by_cell
+    }
 
 
 def visits_that_count(records: Sequence[Record]) -> list[Visit]:

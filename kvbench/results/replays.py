@@ -37,7 +37,7 @@ def replays_of(run: Run) -> dict[Cell, pd.DataFrame]:
     for visit in visits_that_count(run.records):
         if visit.cell.sequence == TRACE:
             visits.setdefault(visit.cell, []).append(visit)
-    return {cell: _swaps(own, cell.block_bytes) for cell, own in visits.items()}
+    return {cell: _swaps(replayed, cell.block_bytes) for cell, replayed in visits.items()}
 
 
 def _swaps(visits: Sequence[Visit], block_bytes: int) -> pd.DataFrame:
@@ -77,7 +77,7 @@ def replayed_by(run: Run, backend: str, descriptor_bytes: int) -> dict[str, pd.D
     if not by_direction:
         wanted = f"kvbench sweep --trace FILE -a backend={backend}"
         raise UsageError(f"--run {run.path}: has no swaps of a trace by {backend}; measure them with {wanted}")
-    return {way: pd.concat(own, ignore_index=True) for way, own in by_direction.items()}
+    return {way: pd.concat(parts, ignore_index=True) for way, parts in by_direction.items()}
 
 
 def costs_by(
@@ -90,10 +90,10 @@ def costs_by(
     replays = [replayed_by(run, backend, descriptor_bytes) for run in runs]
     costs: dict[str, dict[str, SwapCost]] = {}
     for way in map(str, Direction):
-        if own := [swaps[way] for swaps in replays if way in swaps]:
+        if parts := [swaps[way] for swaps in replays if way in swaps]:
             rates = [rate for run in runs for rate in run.ceilings().get(way, [])]
             least = {"wall_us": 1e-3 / median(rates)} if rates else {}
-            every = pd.concat(own)
+            every = pd.concat(parts)
             costs[way] = {time: SwapCost(every, time, least.get(time, 0.0)) for time in times}
     return costs
 

@@ -83,8 +83,8 @@ class Run:
         rates: dict[str, list[float]] = {}
         for record in self.records:
             if isinstance(record, Ceiling):
-                own = [gigabytes_per_second(record.swap_bytes, us) for us in record.gpu_us if us > 0]
-                rates.setdefault(record.direction, []).extend(own)
+                gbps = [gigabytes_per_second(record.swap_bytes, us) for us in record.gpu_us if us > 0]
+                rates.setdefault(record.direction, []).extend(gbps)
         return rates
 
     def roofs(self) -> dict[str, Reach]:

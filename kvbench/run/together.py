@@ -78,7 +78,7 @@ class Turns:
     def _is_on(self, place: int, key: Key, *, together: bool) -> bool:
         if set(self._come) != self._left or key != min(self._come.values()):
             return False
-        return together or place == min(other for other, own in self._come.items() if own == key)
+        return together or place == min(other for other, reached in self._come.items() if reached == key)
 
 
 class TurnSlot(WorkerSlot):

@@ -25,7 +25,7 @@ MAX_COMBINATIONS: Final = 200_000
 ALL_SMS: Final = 0
 DESCRIPTOR_BYTES: Final = 24
 # Sequences whose number of layers is the model's.
-OWN_LAYERS: Final = ("layers", "at-once")
+LAYERS_OF_MODEL: Final = ("layers", "at-once")
 # Generous bound on the GPU memory of neighbours that run through torch, including torch itself; each of these models.
 TORCH_BYTES: Final = {Neighbour.GEMM: 1 << 30, Neighbour.MEMORY: 3 << 30, Neighbour.DECODE: 22 << 30}
 # Share of the free memory that a sweep may use unless a limit says otherwise.
@@ -78,7 +78,7 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     # Without a policy, auto duplicates another backend, so it runs only on request.
     usual = tuple(one.name for one in backends if not one.on_request and (one.name != AUTO or spec.policy is not None))
     usual_pool = default_pool_bytes(device.kind, _free_for_a_pool(device, spec))
-    groups = [_with_own_layers(group, spec) for group in spec.groups]
+    groups = [_with_model_layers(group, spec) for group in spec.groups]
     grids = [grid for group in groups for grid in _grids(group.get("backend", usual), group, device, known)]
     combinations = sum(math.prod(map(len, values.values())) for _, values in grids)
     if combinations > MAX_COMBINATIONS:
@@ -125,15 +125,15 @@ def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
             yield PlannedVisit(number, cell)
 
 
-def _with_own_layers(group: Group, spec: SweepSpec) -> Group:
+def _with_model_layers(group: Group, spec: SweepSpec) -> Group:
     """Return the group with its model's number of layers where a sequence leaves it to the model."""
     asked = [str(value) for value in group.get("sequence", ())]
-    own = next((swap.geometry.layers for swap in spec.models if swap.axes.items() <= group.items()), None)
-    if own is None and (open_ended := next((text for text in asked if text in OWN_LAYERS), None)):
+    layers = next((swap.geometry.layers for swap in spec.models if swap.axes.items() <= group.items()), None)
+    if layers is None and (open_ended := next((text for text in asked if text in LAYERS_OF_MODEL), None)):
         raise UsageError(
             f"axis sequence={open_ended}: requires a model; choose one with --model, or write {open_ended}-L"
         )
-    named = [f"{text}-{own}" if text in OWN_LAYERS else text for text in asked]
+    named = [f"{text}-{layers}" if text in LAYERS_OF_MODEL else text for text in asked]
     return {**group, "sequence": tuple(dict.fromkeys(named))} if asked else group
 
 

@@ -159,8 +159,8 @@ class SweepSpec:
         for group in self.groups:
             for direction in group.get("direction", tuple(Direction)):
                 if of := trace.of(str(direction)).blocks:
-                    own = texts | {"direction": str(direction), "blocks": str(of * trace.descriptors)}
-                    groups.append({**group, **{name: AXES[name].parse(text) for name, text in own.items()}})
+                    values = texts | {"direction": str(direction), "blocks": str(of * trace.descriptors)}
+                    groups.append({**group, **{name: AXES[name].parse(text) for name, text in values.items()}})
         if not groups:
             raise UsageError("-a direction: the trace has no swaps in this direction")
         return replace(self, groups=tuple(groups), trace=trace)
