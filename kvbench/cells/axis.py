@@ -192,7 +192,7 @@ def pause(text: str) -> int:
     return pause_us
 
 
-def pause_words(value: AxisValue) -> str:
+def pause_text(value: AxisValue) -> str:
     """Write a pause given in microseconds."""
     time_us = int(str(value))
     return "0" if time_us == 0 else f"{time_us // 1000}ms" if time_us % 1000 == 0 else f"{time_us}us"
@@ -248,7 +248,7 @@ def switch(value: AxisValue) -> str:
     return "on" if value else "off"
 
 
-def word(text: str) -> str:
+def backend_name(text: str) -> str:
     """Read a backend's name; raises ValueError."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", text):
         raise ValueError("not a backend's name (letters, digits, '_', '.', '-')")

@@ -13,19 +13,19 @@ from kvbench.cells.axis import (
     Axis,
     Role,
     arrival,
+    backend_name,
     block_size,
     by_layers,
     choice,
     launch,
     on_off,
     pause,
-    pause_words,
+    pause_text,
     pool,
     size,
     sizes_within,
     switch,
     whole,
-    word,
     zero_as,
 )
 from kvbench.cells.device_facts import HARDWARE_QUEUES
@@ -52,7 +52,7 @@ class Cell:
 
     # fmt: off
     backend: Annotated[str, Axis(
-        "implementation of the swap (kvbench list backends)", "per_block,batched", word, role=Role.SERIES)]
+        "implementation of the swap (kvbench list backends)", "per_block,batched", backend_name, role=Role.SERIES)]
     direction: Annotated[Direction, Axis(
         "direction: h2d (onload) or d2h (offload)", "h2d,d2h", choice(Direction), role=Role.SERIES,
         default=tuple(Direction))]
@@ -115,7 +115,7 @@ class Cell:
         "fresh: every swap moves different blocks; same: every swap moves the same blocks", "fresh,same", choice(Reuse),
         default=(Reuse.FRESH,), unused=Reuse.SAME)] = Reuse.SAME
     pause_us: Annotated[int, Axis(
-        "duration of other CPU work before every swap, as between decode steps", "0,200us", pause, pause_words,
+        "duration of other CPU work before every swap, as between decode steps", "0,200us", pause, pause_text,
         ranged=True, unused=0, number=True, name="pause")] = 0
     launch_bytes: Annotated[int, Axis(
         "maximum size of a launch: larger swaps are split into consecutive launches", "whole,1MiB,16MiB",

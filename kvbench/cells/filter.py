@@ -38,7 +38,7 @@ _COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-# The words of axes for a limit that is not there, which count as more than any number.
+# What axes write where there is no limit, which counts as more than any number.
 _WITHOUT_LIMIT: Final = ("all", "whole", "none")
 _CONDITION: Final = re.compile(r"([A-Za-z_]+)\s*(!=|<=|>=|=|<|>)\s*([^=<>!].*)")
 _GRAMMAR: Final = "write axis OP value with OP one of = != < <= > >=, for example block_size<=24KiB"

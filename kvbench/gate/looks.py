@@ -91,9 +91,9 @@ def look_at(
         again = verdict in (Verdict.SAME, earlier) or (last and verdict is not Verdict.UNDECIDED)
         settles = again and confirmed
         if settles or short or last:
-            told, unconfirmed = (verdict, None) if confirmed else (Verdict.UNDECIDED, verdict)
+            final, unconfirmed = (verdict, None) if confirmed else (Verdict.UNDECIDED, verdict)
             settled, not_slower = settles and not short, bool(high <= margin)
-            return Estimate(centre, low, high, told, settled, seen.size, not_slower, unconfirmed)
+            return Estimate(centre, low, high, final, settled, seen.size, not_slower, unconfirmed)
         earlier = None if verdict is Verdict.UNDECIDED else verdict
     return Estimate()
 

@@ -59,12 +59,12 @@ class Rule(msgspec.Struct, frozen=True):
             return Row("rule", str(self), GateVerdict.FAILED, [], reason=str(why))
         verdicts = [_verdict(slack) for slack, _, _ in cases]
         verdict = worst(verdicts)
-        _, words, cells = min(
+        _, text, cells = min(
             (case for case, each in zip(cases, verdicts, strict=True) if each is verdict), key=lambda case: case[0]
         )
         broken = verdicts.count(GateVerdict.FAIL)
         more = f" (broken in {broken} of {len(cases)})" if broken and len(cases) > 1 else ""
-        return Row("rule", str(self), verdict, cells, reason=words + more)
+        return Row("rule", str(self), verdict, cells, reason=text + more)
 
 
 def _verdict(slack: float) -> GateVerdict:
@@ -105,14 +105,14 @@ class Bound(Rule, frozen=True, kw_only=True):
                 limit = factor * other
                 if not (math.isfinite(value) and math.isfinite(limit) and limit > 0):
                     raise UnknownError(f"{cell.label} has no {self.quantity} to compare with {label}")
-                words = f"against {factor:g}"
+                text = f"against {factor:g}"
                 if self.limit.partner is not None:
-                    words = f"is {value / other:.3g} of {label} ({other:.4g}); the rule says {factor:g}"
+                    text = f"is {value / other:.3g} of {label} ({other:.4g}); the rule says {factor:g}"
                 others = dict.fromkeys(visits, other) if partner is None else partner.visits[self.quantity]
                 ratios = [visits[number] / (factor * others[number]) for number in visits.keys() & others.keys()]
                 slack, why = _slack(ratios if self.at_least is not None else [1 / ratio for ratio in ratios])
                 cells = [cell] if partner is None else [cell, partner.cell]
-                cases.append((slack, f"{cell.label}: {self.quantity} {value:.4g} {words}{why}", cells))
+                cases.append((slack, f"{cell.label}: {self.quantity} {value:.4g} {text}{why}", cells))
         return cases
 
 
@@ -143,9 +143,9 @@ class NoCliff(Rule, frozen=True, kw_only=True):
         cases: list[Case] = []
         for curve in self.cells.curves(by_cell):
             cell, cells = curve[0].cell, [outcome.cell for outcome in curve]
-            slack, words = self._judge([outcome.visits["gbps"] for outcome in curve], cells)
+            slack, text = self._judge([outcome.visits["gbps"] for outcome in curve], cells)
             name = f"{cell.backend} {cell.direction} N={cell.blocks} {cell.stream_state}"
-            cases.append((slack, f"{name}: {words}", cells))
+            cases.append((slack, f"{name}: {text}", cells))
         if not cases:
             raise UnknownError(f"a cliff requires at least {MIN_SIZES} block sizes of {self.cells}")
         return cases

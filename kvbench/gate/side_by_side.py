@@ -23,7 +23,7 @@ from kvbench.gate.sides import Side, half_of_memory
 from kvbench.results import Failure, Record, Run, RunInfo, RunWriter, Visit
 from kvbench.run.done import Progress
 from kvbench.run.execution import Execution, Observer, ended_by
-from kvbench.run.failures import FailuresTold
+from kvbench.run.failures import ReportedFailures
 from kvbench.run.opening import nothing_to_measure, run_info
 from kvbench.run.protocol import InTurn, Opened
 from kvbench.run.worker_process import WorkerSlot
@@ -53,7 +53,7 @@ class MeasuredSide(Observer):
     names: Mapping[Cell, Cell]
     execution: Execution
 
-    def __init__(self, name: str, side: Side, spec: SweepSpec, stack: ExitStack, failures: FailuresTold, say: Say):
+    def __init__(self, name: str, side: Side, spec: SweepSpec, stack: ExitStack, failures: ReportedFailures, say: Say):
         self.name, self.side, self._stack, self._failures, self._say = name, side, stack, failures, say
         narrowed = spec if side.backend is None else spec.with_axes({"backend": side.backend})
         self.spec = narrowed.with_options(fault=side.fault)
@@ -253,7 +253,7 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
     with ExitStack() as stack:
         # A worker dies with the thread that started it; these threads end after their workers.
         pool = stack.enter_context(ThreadPoolExecutor(2))
-        failures = FailuresTold()
+        failures = ReportedFailures()
         sides = [MeasuredSide(name, side, spec, stack, failures, say) for name, side in ((BASE, base), (CAND, cand))]
         ours, theirs = sides
         _at_once(pool, [side.start for side in sides])

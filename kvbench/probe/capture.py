@@ -57,5 +57,5 @@ def _refusal(bench: ProbeBench, name: str, work: Callable[[Direction], None]) ->
             work(direction)
         except EngineError as error:
             refusals.append(f"{direction} refused ({error.name})")
-    both = {words.partition(" ")[2] for words in refusals}
+    both = {refusal.partition(" ")[2] for refusal in refusals}
     return both.pop() if len(refusals) == len(Direction) and len(both) == 1 else ", ".join(refusals)

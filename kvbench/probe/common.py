@@ -128,5 +128,5 @@ def _found(out: bytes, errors: bytes, end: str) -> ProbeFinding | Unanswered:
         return last
     if end and isinstance(last, Step):
         return ProbeFinding(answer=f"{end} ({last.doing})", number=last.number, unit=last.unit, of=end, expected=False)
-    words = errors.decode(errors="replace").strip().splitlines()[-1:]
-    return Unanswered(short("; ".join(filter(None, [end, *words])) or "the process ended without an answer"))
+    last_line = errors.decode(errors="replace").strip().splitlines()[-1:]
+    return Unanswered(short("; ".join(filter(None, [end, *last_line])) or "the process ended without an answer"))

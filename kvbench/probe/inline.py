@@ -75,12 +75,12 @@ def _answer(limits: dict[tuple[Direction, Order], int], busy: bool) -> str:
     for way in Direction:
         of_way = {order: limit for (direction, order), limit in limits.items() if direction is way}
         if len(set(of_way.values())) == 1:
-            parts.append(f"{way} {_words(of_way[Order.STREAM])}, every order")
+            parts.append(f"{way} {_limit_text(of_way[Order.STREAM])}, every order")
         else:
-            parts.append(f"{way} " + ", ".join(f"{order} {_words(limit)}" for order, limit in of_way.items()))
+            parts.append(f"{way} " + ", ".join(f"{order} {_limit_text(limit)}" for order, limit in of_way.items()))
     idle = f"on an idle stream: {'; '.join(parts)}" if any(limits.values()) else "on an idle stream: none"
     return f"{idle}; on a busy stream: {'the call waits' if busy else 'none'}"
 
 
-def _words(limit: int) -> str:
+def _limit_text(limit: int) -> str:
     return f"up to {size_words(limit)}" if limit else "none"

@@ -29,11 +29,11 @@ def probe(bench: ProbeBench) -> ProbeFinding:
                 unmarked, _ = _copy(bench, blocks, mark, case, write_first=False, busy=busy)
                 late[case] += count - unmarked
                 total += count
-    told = [_told(case, early[case], late[case]) for case in early if case[1] is not Order.DURING_API_CALL]
+    turns = [_turn(case, early[case], late[case]) for case in early if case[1] is not Order.DURING_API_CALL]
     during = "reads sources after it returned" if after_return else "reads every source before it returns"
     strict = sum(early[way, Order.STREAM] for way in Direction)
     return ProbeFinding(
-        answer="; ".join([*told, f"during_api_call {during}"]),
+        answer="; ".join([*turns, f"during_api_call {during}"]),
         number=sum(late.values()),
         unit=f"of {total} blocks",
         of="read after their turn",
@@ -80,6 +80,6 @@ def _copy(
     return len(arrays.sizes) - blocks.wrong(direction), held
 
 
-def _told(case: tuple[Direction, Order], early: int, late: int) -> str:
-    times = [words for words, count in (("before", early), ("after", late)) if count]
+def _turn(case: tuple[Direction, Order], early: int, late: int) -> str:
+    times = [moment for moment, count in (("before", early), ("after", late)) if count]
     return f"{case[0]} {case[1]} {' and '.join(times) + ' its turn' if times else 'in its turn'}"

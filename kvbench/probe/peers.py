@@ -31,13 +31,13 @@ def probe(bench: ProbeBench) -> ProbeFinding:
                 paths[key] = bench.copies_inline(blocks.arrays(direction), direction)
                 rates[key] = median(_rate(bench, blocks, direction) for _ in range(_TRIES))
     ratios = {key: rate / rates[*key[:2], 16] for key, rate in rates.items()}
-    told = [f"{alignment}-byte {_told(alignment, paths, ratios)}" for alignment in _ALIGNMENTS[1:]]
+    answers = [f"{alignment}-byte {_answer(alignment, paths, ratios)}" for alignment in _ALIGNMENTS[1:]]
     return ProbeFinding(
-        answer=f"against 16-byte alignment: {'; '.join(told)}",
+        answer=f"against 16-byte alignment: {'; '.join(answers)}",
         number=min(ratios.values()),
         unit="of that at 16 bytes",
         of="lowest speed",
-        expected=all(words.endswith("same path, same speed") for words in told),
+        expected=all(answer.endswith("same path, same speed") for answer in answers),
         figures={f"{way}_{size}_aligned_{by}_gbps": round(rate, 2) for (size, way, by), rate in rates.items()},
     )
 
@@ -52,7 +52,7 @@ def _rate(bench: ProbeBench, blocks: Blocks, direction: Direction) -> float:
     return gigabytes_per_second(int(arrays.sizes.sum()), ended.us_since(opened))
 
 
-def _told(
+def _answer(
     alignment: int, paths: dict[tuple[int, Direction, int], bool], ratios: dict[tuple[int, Direction, int], float]
 ) -> str:
     other = [key for key in paths if key[2] == alignment and paths[key] != paths[*key[:2], 16]]

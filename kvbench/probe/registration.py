@@ -32,10 +32,10 @@ def probe(bench: ProbeBench) -> ProbeFinding | Unanswered:
     gib = min(largest, 1024 * MIB) / (1024 * MIB)
     times_s = {threads: register(bench, min(largest, 1024 * MIB), threads)[0] / gib for threads in _THREADS}
     across = {name: _across(bench, name) for name in ("batched", "single")}
-    told = ", ".join(f"{name} {why or 'allowed'}" for name, why in across.items())
+    answers = ", ".join(f"{name} {why or 'allowed'}" for name, why in across.items())
     registered = f"refused ({refusal})" if refusal else "registers"
     return ProbeFinding(
-        answer=f"{size_words(largest)} in one call: {registered}; a copy across two registrations: {told}",
+        answer=f"{size_words(largest)} in one call: {registered}; a copy across two registrations: {answers}",
         number=times_s[1],
         unit="s a GiB",
         of="registration by one thread",

@@ -46,7 +46,7 @@ def cost_of(beside: Beside | None) -> Cost | None:
 
 
 def costs_of(visits: Iterable[Visit]) -> dict[str, dict[int, Cost]]:
-    """Return cell id -> round -> cost, for the visits beside a neighbour that tell it."""
+    """Return cell id -> round -> cost, for the visits that have one."""
     costs: dict[str, dict[int, Cost]] = {}
     for visit in visits:
         if (cost := cost_of(visit.beside)) is not None:

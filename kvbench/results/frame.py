@@ -51,7 +51,7 @@ def summarize(
     histories = _histories(records)
     limits = {way: median(rates) for way, rates in ceilings.items() if rates}
     measured = [cell for cell, story in histories.items() if _status(story) == "ok"]
-    rows = [_words(cell, story) | _limits(cell, limits, roofs) for cell, story in histories.items()]
+    rows = [_row(cell, story) | _limits(cell, limits, roofs) for cell, story in histories.items()]
     frame = pd.DataFrame(rows, columns=list(TYPES))
     figures = _figures(measured, samples).reindex(frame.index)
     frame[figures.columns] = figures
@@ -83,8 +83,8 @@ def _device_label(info: RunInfo) -> str:
 
 def as_csv(frame: pd.DataFrame) -> bytes:
     """Return a table as CSV; text that a spreadsheet would read as a formula starts with an apostrophe."""
-    words = frame.select_dtypes(["object", "str", "category"])
-    safe = {str(name): words[name].map(_no_formula) for name in words}
+    texts = frame.select_dtypes(["object", "str", "category"])
+    safe = {str(name): texts[name].map(_no_formula) for name in texts}
     return frame.assign(**safe).to_csv(index=False).encode()
 
 
@@ -123,8 +123,8 @@ def visit_times(frame: pd.DataFrame, samples: pd.DataFrame, time: str = "swap_us
 
     `frame` is from `summarize`, `samples` from `long_samples`; a visit without a positive time is omitted.
     """
-    told = frame.loc[frame[f"{time}_median"] > 0, "cell_id"]
-    medians = samples[samples["cell_id"].isin(told)].groupby(["cell_id", "round"], sort=False)[time].median()
+    with_figure = frame.loc[frame[f"{time}_median"] > 0, "cell_id"]
+    medians = samples[samples["cell_id"].isin(with_figure)].groupby(["cell_id", "round"], sort=False)[time].median()
     medians = medians[(medians > 0) & np.isfinite(medians)]
     by_cell = medians.groupby(level="cell_id", sort=False)
     return {
@@ -197,7 +197,7 @@ def _limits(cell: Cell, ceilings: Mapping[str, float], roofs: Mapping[str, Reach
     }
 
 
-def _words(cell: Cell, story: Sequence[CellRecord]) -> dict[str, Any]:
+def _row(cell: Cell, story: Sequence[CellRecord]) -> dict[str, Any]:
     visits = [record for record in story if isinstance(record, Visit)]
     failures = [record for record in story if isinstance(record, Failure)]
     skips = [record.reason for record in story if isinstance(record, Skip)]

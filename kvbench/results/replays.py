@@ -102,7 +102,7 @@ class SwapCost:
     """What swaps of one direction cost: so much a swap, a copy and a byte, fitted to a time of measured swaps.
 
     `error` is the median of the relative errors of the swaps that it was fitted to. No byte takes less than
-    `least_us_per_byte`: where all swaps leave about the same share of copies, the fit cannot tell copies from bytes.
+    `least_us_per_byte`: where all swaps leave about the same share of copies, a fit cannot separate copies from bytes.
     """
 
     def __init__(self, swaps: pd.DataFrame, time: str, least_us_per_byte: float = 0.0) -> None:

@@ -144,8 +144,8 @@ def check_one_clock(runs: Sequence[Run]) -> None:
     """Raise MismatchError for runs of different clocks: their times hold different things."""
     clocks = {run.info.clock: run for run in runs}
     if len(clocks) > 1:
-        told = " and ".join(f"{run.path} has clock {clock}" for clock, run in sorted(clocks.items()))
-        raise MismatchError(f"the times of these runs hold different things: {told}; measure the older one again")
+        which = " and ".join(f"{run.path} has clock {clock}" for clock, run in sorted(clocks.items()))
+        raise MismatchError(f"the times of these runs hold different things: {which}; measure the older one again")
 
 
 class RunWriter:

@@ -96,19 +96,19 @@ class WorkerProcess:
 
     def __init__(self, interpreter: Interpreter, stop: threading.Event) -> None:
         self._stop = stop
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close
         environment = os.environ if interpreter.environment is None else interpreter.environment
         try:
             self._process = subprocess.Popen(
                 interpreter.command("-m", "kvbench.measure.worker"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._words,
+                stderr=self._stderr,
                 env={**environment, **_ENVIRONMENT},
                 start_new_session=True,  # the parent handles Ctrl-C
             )
         except OSError as error:
-            self._words.close()
+            self._stderr.close()
             raise WorkerLostError(f"{interpreter.python} cannot be started: {error.strerror}") from None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -137,9 +137,9 @@ class WorkerProcess:
         return self._process.poll() is not None
 
     @property
-    def last_words(self) -> bytes:
+    def last_stderr(self) -> bytes:
         """The stderr output so far."""
-        return os.pread(self._words.fileno(), os.fstat(self._words.fileno()).st_size, 0)
+        return os.pread(self._stderr.fileno(), os.fstat(self._stderr.fileno()).st_size, 0)
 
     def kill(self) -> None:
         """Kill the worker, without waiting for one that is blocked in the driver."""
@@ -150,12 +150,12 @@ class WorkerProcess:
     def close(self) -> bytes:
         """Kill the worker, close its pipes, and return its stderr output."""
         self.kill()
-        words = self.last_words
+        stderr_text = self.last_stderr
         with suppress(BrokenPipeError):
             self._requests.close()
         self._answers.close()
-        self._words.close()
-        return words
+        self._stderr.close()
+        return stderr_text
 
     def _read_line(self, deadline_s: float) -> bytes:
         searched, ready = 0, self._ready(self._answers, selectors.EVENT_READ, deadline_s)
@@ -205,7 +205,7 @@ class WorkerProcess:
             how = f"died by {names.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"
         except subprocess.TimeoutExpired:
             how = "closed its pipes but still runs"
-        printed = self.last_words[-_TAIL_BYTES:].decode(errors="replace").strip()
+        printed = self.last_stderr[-_TAIL_BYTES:].decode(errors="replace").strip()
         return f"the worker {how}" + (f": {printed.splitlines()[-1]}" if printed else "")
 
 
@@ -322,8 +322,8 @@ class WorkerSlot:
     def close(self) -> None:
         if self._worker is None:
             return
-        words = self._worker.close()
+        stderr_text = self._worker.close()
         self._worker = None
-        if self.log is not None and words:
+        if self.log is not None and stderr_text:
             with suppress(OSError), open_log(self.log) as log:
-                log.write(words)
+                log.write(stderr_text)

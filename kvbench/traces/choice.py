@@ -66,4 +66,4 @@ class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     def options(self) -> list[str]:
         """The options of a sweep that replays the same swaps."""
         chosen = {"--trace": self.path, "--trace-swaps": self.swaps or None, "--speed": self.speed}
-        return [word for name, value in chosen.items() if value is not None for word in (name, f"{value}")]
+        return [part for name, value in chosen.items() if value is not None for part in (name, f"{value}")]

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[3] / "kvbench"
 ENTRY = """
     flavour: Annotated[
         str,
-        Axis("what a swap tastes of", "sweet,sour", word, unused="none", noun="flavour", usual="none"),
+        Axis("what a swap tastes of", "sweet,sour", backend_name, unused="none", noun="flavour", usual="none"),
     ] = "none"
 """
 SCRIPT = """
