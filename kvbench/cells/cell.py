@@ -191,7 +191,7 @@ class Cell:
         """Twelve hex digits that depend only on the values: the same cell has the same id in every run."""
         return _id_of(self)
 
-    def place_in(self, number: int, seed: int) -> bytes:
+    def shuffle_key(self, number: int, seed: int) -> bytes:
         """Return a key that sorts the cells of round `number` into an order shuffled by `seed`."""
         return hashlib.blake2s(f"{seed}/{number}/{self.id}".encode()).digest()
 

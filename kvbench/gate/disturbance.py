@@ -70,12 +70,12 @@ def _disturbed(visits: VisitValues) -> Mask:
     visit.
     """
     disturbed = visits["disturbed"] > 0
-    for place in range(visits.shape[1]):
-        alone = disturbed[:, place] & ~disturbed[::-1, place]
+    for index in range(visits.shape[1]):
+        alone = disturbed[:, index] & ~disturbed[::-1, index]
         counts = alone.sum(axis=1)
         rank = interval_rank(int(counts.sum()), BUILD_CONFIDENCE)
         if rank is not None and counts.min() <= rank:
-            disturbed[counts.argmax(), place] = False
+            disturbed[counts.argmax(), index] = False
     return np.asarray(disturbed.any(axis=0))
 
 

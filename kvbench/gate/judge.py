@@ -115,8 +115,8 @@ class Judge:
         rows = []
         apart = _made_apart(pairs)
         relative = math.log1p(self.margins.margin)
-        for place, (cell, margin) in enumerate(zip(pairs.cells, self._cell_margins(pairs, apart=apart), strict=True)):
-            visits = pairs.visits[:, place]
+        for index, (cell, margin) in enumerate(zip(pairs.cells, self._cell_margins(pairs, apart=apart), strict=True)):
+            visits = pairs.visits[:, index]
             if cell in pairs.failed:
                 failed = Estimate(settled=cell not in pairs.lacking)
                 rows.append(Row("cell", cell.label, GateVerdict.FAILED, [cell], failed, reason=pairs.failed[cell]))
@@ -125,7 +125,7 @@ class Judge:
                 row = _row("cell", cell, visits["middle_us"], margin, estimate(visits["middle_us"], margin))
             else:
                 upper = estimate(visits["upper_us"], margin + math.log1p(UPPER_HALF.fraction))
-                row = _row("cell", cell, visits["fast_us"], margin, look(logs[place], margin), upper)
+                row = _row("cell", cell, visits["fast_us"], margin, look(logs[index], margin), upper)
             path = pairs.paths.get(cell, "copied by the CPU" if cell in pairs.inline else "")
             rows.append(replace(row, reason="; ".join(filter(None, (row.reason, path)))))
             others: tuple[tuple[Kind, Floats, float], ...] = (

@@ -78,7 +78,7 @@ def look_at(
     known = np.isfinite(logs)
     logs, processes = logs[known], None if processes is None else processes[known]
     earlier = None
-    for place, look in enumerate(looks):
+    for index, look in enumerate(looks):
         seen = logs[: look.pairs]
         if not seen.size:
             break
@@ -86,7 +86,7 @@ def look_at(
         verdict = verdict_of(low, high, margin)
         if verdict not in (Verdict.SAME, verdict_of(low, high, margin + unsure)):
             verdict = Verdict.UNDECIDED
-        short, last = seen.size < look.pairs, place == len(looks) - 1
+        short, last = seen.size < look.pairs, index == len(looks) - 1
         confirmed = _confirmed(verdict, seen, margin, processes)
         again = verdict in (Verdict.SAME, earlier) or (last and verdict is not Verdict.UNDECIDED)
         settles = again and confirmed

@@ -72,15 +72,15 @@ class _Side:
         self._failures: dict[Cell, list[Failure]] = {}
         self._skips: dict[Cell, Skip] = {}
         rounds = set()
-        for place, run in enumerate(runs):
+        for index, run in enumerate(runs):
             for record in run.records:
                 match record:
                     case Visit():
-                        self._visits.setdefault(record.cell, {})[place, record.round] = record
-                        rounds.add((place, record.round))
+                        self._visits.setdefault(record.cell, {})[index, record.round] = record
+                        rounds.add((index, record.round))
                     case Failure():
                         self._failures.setdefault(record.cell, []).append(record)
-                        rounds.add((place, record.round))
+                        rounds.add((index, record.round))
                     case Skip():
                         self._skips[record.cell] = record
         self.rounds: Sequence[tuple[int, int]] = sorted(rounds)
@@ -96,11 +96,11 @@ class _Side:
 
     def values(self, cells: Sequence[Cell]) -> VisitValues:
         """Return the values of every visit, of shape (cells, rounds)."""
-        places = {key: place for place, key in enumerate(self.rounds)}
-        values = unknown(len(cells), len(places))
+        index_of = {key: index for index, key in enumerate(self.rounds)}
+        values = unknown(len(cells), len(index_of))
         for row, cell in zip(values, cells, strict=True):
             for key, visit in self._visits.get(cell, {}).items():
-                row[places[key]] = values_of(visit)
+                row[index_of[key]] = values_of(visit)
         return values
 
     def trouble(self, cell: Cell) -> list[str]:
@@ -126,10 +126,10 @@ class _Side:
     def copies_us(self, kind: type[Control] | type[Ceiling]) -> dict[str, Floats]:
         """Return direction -> time of the large copies of every round, NaN if there are none."""
         times_us: dict[str, dict[tuple[int, int], float]] = {}
-        for place, run in enumerate(self.runs):
+        for index, run in enumerate(self.runs):
             for record in run.records:
                 if isinstance(record, kind) and record.gpu_us:
-                    times_us.setdefault(record.direction, {})[place, record.round] = fast_us(record.gpu_us)
+                    times_us.setdefault(record.direction, {})[index, record.round] = fast_us(record.gpu_us)
         every = {
             way: np.array([by_round.get(key, math.nan) for key in self.rounds]) for way, by_round in times_us.items()
         }
@@ -139,7 +139,7 @@ class _Side:
 
     def created_s(self) -> list[float]:
         """Return when the run of each round was created, in seconds; NaN if unknown."""
-        return [_created_s(self.runs[place]) for place, _ in self.rounds]
+        return [_created_s(self.runs[index]) for index, _ in self.rounds]
 
     def unfinished(self) -> list[str]:
         """Return a fault for every run that is not complete."""

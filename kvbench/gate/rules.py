@@ -80,10 +80,10 @@ def read_rule(table: Mapping[str, object]) -> Rule:
         return msgspec.convert(table, kind, dec_hook=_read)
     except msgspec.ValidationError as error:
         why = str(error.__cause__ or "")
-        place = re.search(r"\$\.(\w+)|field `(\w+)`", str(error))
-        if place is None:  # the error is of the whole table
+        named = re.search(r"\$\.(\w+)|field `(\w+)`", str(error))
+        if named is None:  # the error is of the whole table
             raise UsageError(why) from None
-        key = place[1] or place[2]
+        key = named[1] or named[2]
         if key not in table:
             raise UsageError(f"{key} is missing; write {_RIGHT[key]}") from None
         raise _wrong(key, table[key], why) from None

@@ -184,7 +184,7 @@ class SideBySide:
                 execution.measure_ceilings(number)
                 execution.observe("start")
             execution.measure_controls(number)
-        for cell in sorted(cells, key=lambda cell: cell.place_in(number, self._seed)):
+        for cell in sorted(cells, key=lambda cell: cell.shuffle_key(number, self._seed)):
             if cell not in self._failed:
                 self._pair(number, cell, order, verify=verify)
 

@@ -32,12 +32,12 @@ def probe(bench: ProbeBench) -> ProbeFinding:
             raise
         end_capture(driver, stream)
 
-    places = {
+    calls = {
         "legacy stream": lambda direction: on(_LEGACY, direction),
         "per-thread stream": lambda direction: on(_PER_THREAD, direction),
         "capture": captured,
     }
-    refusals = {name: _refusal(bench, name, work) for name, work in places.items()}
+    refusals = {name: _refusal(bench, name, work) for name, work in calls.items()}
     answer = "; ".join(f"{name}: {why or 'allowed'}" for name, why in refusals.items())
     return ProbeFinding(
         answer=answer,

@@ -70,8 +70,8 @@ def _across(bench: ProbeBench, name: str) -> str:
             if name == "single":
                 copy(bench.device.driver, card.address, source, _BLOCK, DIRECTIONS[Direction.H2D], bench.stream.handle)
             else:
-                to, place, size = (np.array([number], np.uint64) for number in (card.address, source, _BLOCK))
-                bench.submit(arrays_of(to, place, size), Direction.H2D)
+                to, start, size = (np.array([number], np.uint64) for number in (card.address, source, _BLOCK))
+                bench.submit(arrays_of(to, start, size), Direction.H2D)
             bench.stream.synchronize()
         except EngineError as error:
             return f"refused ({error.name})"

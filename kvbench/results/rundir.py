@@ -124,13 +124,13 @@ def load_run(path: Path) -> Run:
 
 def _that_count(records: list[Record]) -> list[Record]:
     """Return the records without the failures of cells that were retried later."""
-    tried = {record.cell: place for place, record in enumerate(records) if isinstance(record, Retry)}
+    tried = {record.cell: index for index, record in enumerate(records) if isinstance(record, Retry)}
     if not tried:
         return records
     return [
         record
-        for place, record in enumerate(records)
-        if not isinstance(record, Failure) or place > tried.get(record.cell, -1)
+        for index, record in enumerate(records)
+        if not isinstance(record, Failure) or index > tried.get(record.cell, -1)
     ]
 
 

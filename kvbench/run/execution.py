@@ -186,11 +186,11 @@ class Execution:
         plan = replace(self.plan, estimate_s=schedule.visit_time * share * self.plan.estimate_s)
         self.observer.planned(plan, self.opened, 0, schedule.expected_visits)
         pool_bytes = self.reserve(self.plan.cells)
-        for place, stage in enumerate(schedule.stages()):
+        for index, stage in enumerate(schedule.stages()):
             number = stage[0][0]
             planned = (PlannedVisit(number, cell) for _, cell in stage)
             # A search has many short rounds: its roofs are measured once.
-            self._measure_round(number, planned, 0 if place else pool_bytes, first=place == 0)
+            self._measure_round(number, planned, 0 if index else pool_bytes, first=index == 0)
 
     def _measure_round(self, number: int, planned: Iterable[PlannedVisit], pool_bytes: int, *, first: bool) -> None:
         """Measure a round, which begins with large copies, and with the roofs where `pool_bytes` is large enough."""

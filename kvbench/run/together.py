@@ -43,13 +43,13 @@ class Turns:
         self._come: dict[int, Key] = {}
         self.stopped = threading.Event()
 
-    def join(self, place: int) -> None:
-        self._left.add(place)
+    def join(self, device: int) -> None:
+        self._left.add(device)
 
-    def leave(self, place: int) -> None:
+    def leave(self, device: int) -> None:
         with self._changed:
-            self._left.discard(place)
-            self._come.pop(place, None)
+            self._left.discard(device)
+            self._come.pop(device, None)
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -59,12 +59,12 @@ class Turns:
             self._changed.notify_all()
 
     @contextmanager
-    def taken(self, place: int, key: Key, *, together: bool) -> Iterator[int]:
+    def taken(self, device: int, key: Key, *, together: bool) -> Iterator[int]:
         """Wait for the visit `key` and yield how many devices make it; raises KeyboardInterrupt if stopped."""
         with self._changed:
-            self._come[place] = key
+            self._come[device] = key
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self.stopped.is_set() or self._is_on(place, key, together=together))
+            self._changed.wait_for(lambda: self.stopped.is_set() or self._is_on(device, key, together=together))
             if self.stopped.is_set():
                 raise KeyboardInterrupt
             present = list(self._come.values()).count(key)
@@ -72,13 +72,13 @@ class Turns:
             yield present
         finally:
             with self._changed:
-                self._come.pop(place, None)
+                self._come.pop(device, None)
                 self._changed.notify_all()
 
-    def _is_on(self, place: int, key: Key, *, together: bool) -> bool:
+    def _is_on(self, device: int, key: Key, *, together: bool) -> bool:
         if set(self._come) != self._left or key != min(self._come.values()):
             return False
-        return together or place == min(other for other, reached in self._come.items() if reached == key)
+        return together or device == min(other for other, reached in self._come.items() if reached == key)
 
 
 class TurnSlot(WorkerSlot):
@@ -141,7 +141,7 @@ def _planned(spec: SweepSpec, opened: Sequence[Opened]) -> tuple[SweepSpec, list
 
 def _folders(spec: SweepSpec) -> list[str]:
     names = enumerate(spec.devices)
-    return [f"cpu-{place}" if name == "cpu" else name.replace(":", "-") for place, name in names]
+    return [f"cpu-{index}" if name == "cpu" else name.replace(":", "-") for index, name in names]
 
 
 def _common(plans: Sequence[Plan], spec: SweepSpec) -> list[Plan]:
@@ -181,14 +181,14 @@ def _run(executions: Sequence[Execution], path: Path, turns: Turns) -> list[Outc
     in_order = enumerate(visits(first.plan, first.spec.sampling, first.spec.seed))
     turns.order = {(visit.round, visit.cell.id): index for index, visit in in_order}
 
-    def run(place: int) -> Outcome:
+    def run(index: int) -> Outcome:
         try:
-            return replace(executions[place].run(), folder=path)
+            return replace(executions[index].run(), folder=path)
         finally:
-            turns.leave(place)
+            turns.leave(index)
 
     with ThreadPoolExecutor(len(executions)) as pool:
-        running = [pool.submit(run, place) for place in range(len(executions))]
+        running = [pool.submit(run, index) for index in range(len(executions))]
         try:
             wait(running)
         except KeyboardInterrupt:

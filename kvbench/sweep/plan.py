@@ -121,7 +121,7 @@ def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
     groups = [kinds] if len(kinds) <= plan.host_pools else [[kind] for kind in kinds]
     for number, group in itertools.product(range(sampling.rounds), groups):
         cells = [cell for cell in plan.cells if (cell.memory or Memory.ALLOCATED) in group]
-        for cell in _interleaved(sorted(cells, key=lambda cell: cell.place_in(number, seed))):
+        for cell in _interleaved(sorted(cells, key=lambda cell: cell.shuffle_key(number, seed))):
             yield PlannedVisit(number, cell)
 
 

@@ -245,7 +245,7 @@ def read_memory(where: str, value: object) -> int:
 
 def _once(groups: Iterable[Group]) -> tuple[Group, ...]:
     each = list(groups)
-    return tuple(group for place, group in enumerate(each) if group not in each[:place])
+    return tuple(group for index, group in enumerate(each) if group not in each[:index])
 
 
 def _read_group(group: Mapping[str, list[str]]) -> Group:

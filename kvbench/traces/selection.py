@@ -88,10 +88,10 @@ def chunk(swaps: list[Swaps], number: int, rounds: int) -> list[Swaps]:
 
     Fewer swaps than visits come again.
     """
-    place, many = number % rounds, len(swaps)
+    index, many = number % rounds, len(swaps)
     if many < rounds:
-        return swaps[place % many :][:1] if many else []
-    return swaps[many * place // rounds : many * (place + 1) // rounds]
+        return swaps[index % many :][:1] if many else []
+    return swaps[many * index // rounds : many * (index + 1) // rounds]
 
 
 def _sha256(path: Path) -> str:
