@@ -118,7 +118,7 @@ class Judge:
         for index, (cell, margin) in enumerate(zip(pairs.cells, self._cell_margins(pairs, apart=apart), strict=True)):
             visits = pairs.visits[:, index]
             if cell in pairs.failed:
-                failed = Estimate(settled=cell not in pairs.lacking)
+                failed = Estimate(settled=cell not in pairs.without_figure)
                 rows.append(Row("cell", cell.label, GateVerdict.FAILED, [cell], failed, reason=pairs.failed[cell]))
                 continue
             if apart:

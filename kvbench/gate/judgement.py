@@ -192,6 +192,6 @@ class Judgement:
         missing: dict[Cell, int] = {}
         for row in self.rows:
             if not row.settled and row.decisive.pairs < pairs:
-                lack = pairs - row.decisive.pairs
-                missing |= {cell: max(missing.get(cell, 0), lack) for cell in row.cells}
+                more = pairs - row.decisive.pairs
+                missing |= {cell: max(missing.get(cell, 0), more) for cell in row.cells}
         return missing

@@ -39,10 +39,10 @@ class Pairs:
 
     `order` is 1 for every round in which the candidate ran second, -1 if it ran first, 0 if unknown. `controls` maps a
     name to the log ratios of the candidate's time to the base's, by round, of controls that no build affects. `failed`
-    has a reason for every cell that failed or is missing on a side; all its times are NaN. `lacking` are those of them
-    that ran but have no figure on a side. `faults` are failures of whole runs; `paths` are changes of the effective
-    path ("copy engine -> CPU inline"), `inline` the cells that the CPU copies on both sides. `disturbed` is the number
-    of pairs that each cause spoiled; `in_turn` is true if visits were paired with visits, not runs with runs.
+    has a reason for every cell that failed or is missing on a side; all its times are NaN. `without_figure` are those
+    of them that ran. `faults` are failures of whole runs; `paths` are changes of the effective path ("copy engine ->
+    CPU inline"), `inline` the cells that the CPU copies on both sides. `disturbed` is the number of pairs that each
+    cause spoiled; `in_turn` is true if visits were paired with visits, not runs with runs.
     `processes` counts, for every round, how often both sides had new worker processes before; None if unknown, and for
     runs that were not made in turn.
     """
@@ -52,7 +52,7 @@ class Pairs:
     order: Floats
     controls: Mapping[str, Floats]
     failed: Mapping[Cell, str] = field(default_factory=dict)
-    lacking: frozenset[Cell] = frozenset()
+    without_figure: frozenset[Cell] = frozenset()
     faults: Sequence[str] = ()
     paths: Mapping[Cell, str] = field(default_factory=dict)
     inline: frozenset[Cell] = frozenset()
@@ -103,7 +103,7 @@ class _Side:
                 row[index_of[key]] = values_of(visit)
         return values
 
-    def trouble(self, cell: Cell) -> list[str]:
+    def errors(self, cell: Cell) -> list[str]:
         """Return why the cell has no timing on this side, or []; an unverified cell has none."""
         visits = self._visits.get(cell, {}).values()
         why = [f"failed: {failure.kind}: {failure.message}" for failure in self._failures.get(cell, ())]
@@ -113,7 +113,7 @@ class _Side:
             why = ["failed: no bytes were verified"]
         return [f"{self.name}: {reason}" for reason in why]
 
-    def lack(self, cell: Cell) -> list[str]:
+    def no_figure(self, cell: Cell) -> list[str]:
         """Return that no visit of the cell has a figure on this side, or []."""
         visits = self._visits.get(cell, {}).values()
         return [] if any(has_figure(visit) for visit in visits) else [f"{self.name}: no figure: {NO_FIGURE}"]
@@ -160,7 +160,7 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     ours, theirs = _sides(base, cand)
     names = _partnered(ours, theirs)
     cells = list(names)
-    failed, lacking = _without_times(ours, theirs, names)
+    failed, without_figure = _without_times(ours, theirs, names)
     paths = {cell: (ours.paths(cell), theirs.paths(name)) for cell, name in names.items()}
     copies, notes = _large_copies(ours, theirs)
     # Both sides were interrupted together: this is not a fault of either.
@@ -190,7 +190,7 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
         order=np.nan_to_num(np.sign(np.subtract(*np.fmin.reduce(began, axis=1)[::-1]))),
         controls=controls,
         failed=failed,
-        lacking=lacking,
+        without_figure=without_figure,
         faults=[] if stopped else [*ours.unfinished(), *theirs.unfinished()],
         paths={cell: f"path: {old} -> {new}" for cell, (old, new) in paths.items() if new and old != new},
         inline=inline,
@@ -203,10 +203,12 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
 
 def _without_times(ours: _Side, theirs: _Side, names: Mapping[Cell, Cell]) -> tuple[dict[Cell, str], frozenset[Cell]]:
     """Return why cells have no times to compare, and which of them were measured but have no figure."""
-    troubles = {cell: [*ours.trouble(cell), *theirs.trouble(name)] for cell, name in names.items()}
-    lacking = {cell: [*ours.lack(cell), *theirs.lack(name)] for cell, name in names.items() if not troubles[cell]}
-    failed = {cell: few(list(dict.fromkeys(why))) for cell, why in {**troubles, **lacking}.items() if why}
-    return failed, frozenset(cell for cell, why in lacking.items() if why)
+    errors = {cell: [*ours.errors(cell), *theirs.errors(name)] for cell, name in names.items()}
+    no_figure = {
+        cell: [*ours.no_figure(cell), *theirs.no_figure(name)] for cell, name in names.items() if not errors[cell]
+    }
+    failed = {cell: few(list(dict.fromkeys(why))) for cell, why in {**errors, **no_figure}.items() if why}
+    return failed, frozenset(cell for cell, why in no_figure.items() if why)
 
 
 def _overlap(began: Floats, ended: Floats) -> bool:

@@ -1,4 +1,4 @@
-"""Checks rules about one run: which hold, which are broken, which are undecided, and which lack cells.
+"""Checks rules about one run: which hold, which are broken, which are undecided, and which have no cells.
 
 A figure and its limit are compared visit by visit: a rule holds or is broken where the whole 95% interval says so.
 """

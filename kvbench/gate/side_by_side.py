@@ -268,7 +268,7 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
             for side in sides:
                 side.execution.begin()
             if base.backend == cand.backend:
-                _fail_what_is_gone(theirs.execution, [cell for cell in ours.plan.cells if cell not in paired])
+                _fail_missing(theirs.execution, [cell for cell in ours.plan.cells if cell not in paired])
             for note in (*_remarks(ours, theirs), *ours.without_partner(), *theirs.without_partner()):
                 say(f"note: {note}")
             say(f"{len(paired)} cells on two sides in turn; reserving memory")
@@ -291,10 +291,10 @@ def _ended_together(sides: Iterable[MeasuredSide]) -> Iterator[None]:
         raise
 
 
-def _fail_what_is_gone(cand: Execution, gone: Iterable[Cell]) -> None:
+def _fail_missing(cand: Execution, missing: Iterable[Cell]) -> None:
     """Record a failure for every cell of the base that the candidate, a build of the same backends, cannot run."""
     reasons = {skip.cell: skip.reason for skip in cand.plan.skipped}
-    for cell in gone:
+    for cell in missing:
         why = reasons.get(cell, "its plan does not have this cell")
         cand.fail(PlannedVisit(0, cell), f"the candidate cannot run what the base can: {why}")
 

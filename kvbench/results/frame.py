@@ -48,10 +48,10 @@ def summarize(
     roofs: Mapping[str, Reach],
 ) -> pd.DataFrame:
     """Return one row per cell of a run, from its parts; a failed or skipped cell has its reason and no figures."""
-    histories = _histories(records)
+    records_of_cell = _records_of_cell(records)
     limits = {way: median(rates) for way, rates in ceilings.items() if rates}
-    measured = [cell for cell, story in histories.items() if _status(story) == "ok"]
-    rows = [_row(cell, story) | _limits(cell, limits, roofs) for cell, story in histories.items()]
+    measured = [cell for cell, of_cell in records_of_cell.items() if _status(of_cell) == "ok"]
+    rows = [_row(cell, of_cell) | _limits(cell, limits, roofs) for cell, of_cell in records_of_cell.items()]
     frame = pd.DataFrame(rows, columns=list(TYPES))
     figures = _figures(measured, samples).reindex(frame.index)
     frame[figures.columns] = figures
@@ -161,22 +161,22 @@ def long_samples(records: Sequence[Record]) -> pd.DataFrame:
     return frame.astype({"pending_before": "int8", "pending_after": "int8", "depth_held": "Int8"})
 
 
-def _histories(records: Sequence[Record]) -> dict[Cell, list[CellRecord]]:
+def _records_of_cell(records: Sequence[Record]) -> dict[Cell, list[CellRecord]]:
     """Return the records of every cell; cells with figures come first, as `_figures` numbers them."""
     records_of_cell: dict[Cell, list[CellRecord]] = {}
     others = (record for record in records if isinstance(record, Failure | Skip))
     for record in (*visits_that_count(records), *others):
         records_of_cell.setdefault(record.cell, []).append(record)
-    return dict(sorted(records_of_cell.items(), key=lambda story: _status(story[1]) != "ok"))
+    return dict(sorted(records_of_cell.items(), key=lambda item: _status(item[1]) != "ok"))
 
 
-def _status(story: Sequence[CellRecord]) -> str:
-    if any(isinstance(record, Failure) for record in story):
+def _status(records: Sequence[CellRecord]) -> str:
+    if any(isinstance(record, Failure) for record in records):
         return "failed"
-    if any(isinstance(record, Visit) and len(record.samples) for record in story):
+    if any(isinstance(record, Visit) and len(record.samples) for record in records):
         return "ok"
     # Only a journal not written by kvbench has visits without samples.
-    return "skipped" if any(isinstance(record, Skip) for record in story) else "failed"
+    return "skipped" if any(isinstance(record, Skip) for record in records) else "failed"
 
 
 def _limits(cell: Cell, ceilings: Mapping[str, float], roofs: Mapping[str, Reach]) -> dict[str, float]:
@@ -197,12 +197,12 @@ def _limits(cell: Cell, ceilings: Mapping[str, float], roofs: Mapping[str, Reach
     }
 
 
-def _row(cell: Cell, story: Sequence[CellRecord]) -> dict[str, Any]:
-    visits = [record for record in story if isinstance(record, Visit)]
-    failures = [record for record in story if isinstance(record, Failure)]
-    skips = [record.reason for record in story if isinstance(record, Skip)]
+def _row(cell: Cell, records: Sequence[CellRecord]) -> dict[str, Any]:
+    visits = [record for record in records if isinstance(record, Visit)]
+    failures = [record for record in records if isinstance(record, Failure)]
+    skips = [record.reason for record in records if isinstance(record, Skip)]
     reasons = [f"{failure.kind}: {failure.message}" for failure in failures] or skips
-    status = _status(story)
+    status = _status(records)
     return (
         cell.spelled_out()
         | {axis.field: getattr(cell, axis.field) for axis in AXES.values() if axis.number}

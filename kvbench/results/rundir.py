@@ -119,18 +119,18 @@ def load_run(path: Path) -> Run:
                 )
                 break
             records.append(record)
-    return Run(path, info, _that_count(records), warnings)
+    return Run(path, info, _without_retried(records), warnings)
 
 
-def _that_count(records: list[Record]) -> list[Record]:
+def _without_retried(records: list[Record]) -> list[Record]:
     """Return the records without the failures of cells that were retried later."""
-    tried = {record.cell: index for index, record in enumerate(records) if isinstance(record, Retry)}
-    if not tried:
+    retried = {record.cell: index for index, record in enumerate(records) if isinstance(record, Retry)}
+    if not retried:
         return records
     return [
         record
         for index, record in enumerate(records)
-        if not isinstance(record, Failure) or index > tried.get(record.cell, -1)
+        if not isinstance(record, Failure) or index > retried.get(record.cell, -1)
     ]
 
 

@@ -39,17 +39,17 @@ class Turns:
         self.order: Mapping[tuple[int, str], int] = {}
         self.copies = threading.Lock()  # serializes large copies: one device at a time
         self._changed = threading.Condition()
-        self._left: set[int] = set()
-        self._come: dict[int, Key] = {}
+        self._remaining: set[int] = set()
+        self._reached: dict[int, Key] = {}
         self.stopped = threading.Event()
 
     def join(self, device: int) -> None:
-        self._left.add(device)
+        self._remaining.add(device)
 
     def leave(self, device: int) -> None:
         with self._changed:
-            self._left.discard(device)
-            self._come.pop(device, None)
+            self._remaining.discard(device)
+            self._reached.pop(device, None)
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -62,23 +62,23 @@ class Turns:
     def taken(self, device: int, key: Key, *, together: bool) -> Iterator[int]:
         """Wait for the visit `key` and yield how many devices make it; raises KeyboardInterrupt if stopped."""
         with self._changed:
-            self._come[device] = key
+            self._reached[device] = key
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self.stopped.is_set() or self._is_on(device, key, together=together))
+            self._changed.wait_for(lambda: self.stopped.is_set() or self._may_begin(device, key, together=together))
             if self.stopped.is_set():
                 raise KeyboardInterrupt
-            present = list(self._come.values()).count(key)
+            present = list(self._reached.values()).count(key)
         try:
             yield present
         finally:
             with self._changed:
-                self._come.pop(device, None)
+                self._reached.pop(device, None)
                 self._changed.notify_all()
 
-    def _is_on(self, device: int, key: Key, *, together: bool) -> bool:
-        if set(self._come) != self._left or key != min(self._come.values()):
+    def _may_begin(self, device: int, key: Key, *, together: bool) -> bool:
+        if set(self._reached) != self._remaining or key != min(self._reached.values()):
             return False
-        return together or device == min(other for other, reached in self._come.items() if reached == key)
+        return together or device == min(other for other, reached in self._reached.items() if reached == key)
 
 
 class TurnSlot(WorkerSlot):

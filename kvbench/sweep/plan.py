@@ -185,13 +185,13 @@ def with_usual(cell: Cell, backend: BackendFacts, device: DeviceFacts) -> Cell:
 def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: SweepSpec) -> str | None:
     if backend.unavailable is not None:
         return backend.unavailable
-    lacking = [
-        _lacks(name, device, backend)
+    missing = [
+        _missing_axis(name, device, backend)
         for name, axis in AXES.items()
         if axis.depends_on_backend and name not in backend.axes and getattr(cell, axis.field) != axis.unused
     ]
-    if lacking:
-        return "; ".join(lacking)
+    if missing:
+        return "; ".join(missing)
     kernel, _, _ = cell.kernel.partition("-")
     if cell.kernel != RULE and kernel not in backend.kernels:
         return f"{backend.name} has no kernel {cell.kernel}; its kernels are {', '.join((RULE, *backend.kernels))}"
@@ -208,14 +208,14 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: Sweep
         return "queued swaps require a busy stream (stream_state=busy)"
     return (
         _unfit_beside(cell, device)
-        or _lacks_devices(cell, spec)
+        or _missing_devices(cell, spec)
         or misfit(cell)
         or unfit(cell)
         or _does_not_fit(cell, device, spec)
     )
 
 
-def _lacks_devices(cell: Cell, spec: SweepSpec) -> str | None:
+def _missing_devices(cell: Cell, spec: SweepSpec) -> str | None:
     if cell.devices in (1, len(spec.devices)):
         return None
     return f"devices={cell.devices} requires --device to name {cell.devices} devices"
@@ -244,9 +244,9 @@ def _unfit_beside(cell: Cell, device: DeviceFacts) -> str | None:
     return None
 
 
-def _lacks(axis: str, device: DeviceFacts, backend: BackendFacts) -> str:
-    lacking = "the cpu device" if device.kind == "cpu" and AXES[axis].cuda_only else backend.name
-    return f"{lacking} has no {AXES[axis].noun}"
+def _missing_axis(axis: str, device: DeviceFacts, backend: BackendFacts) -> str:
+    subject = "the cpu device" if device.kind == "cpu" and AXES[axis].cuda_only else backend.name
+    return f"{subject} has no {AXES[axis].noun}"
 
 
 def _does_not_fit(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> str | None:
