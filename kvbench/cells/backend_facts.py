@@ -5,7 +5,7 @@ from typing import Final
 
 from kvbench.cells.axes import Direction
 
-# The backends that some code treats in a way of their own.
+# The backends that some code treats specially.
 AUTO: Final = "auto"
 BATCHED: Final = "batched"
 MERGED: Final = "merged"

@@ -54,7 +54,7 @@ from kvbench.machine.sources import Sources
 
 Addresses = NDArray[np.uint64]
 SOURCE_HASH: Final = kvbench._engine.SOURCE_HASH
-DIRECTIONS: Final = {way: kvbench._engine.Direction[way] for way in Direction}
+DIRECTIONS: Final = {direction: kvbench._engine.Direction[direction] for direction in Direction}
 # The stream states in which a single submission can be timed.
 STREAM_STATES: Final[Mapping[StreamState, kvbench._engine.StreamState]] = {
     state: kvbench._engine.StreamState[state] for state in StreamState if state is not StreamState.SUSTAINED

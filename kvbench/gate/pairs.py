@@ -129,13 +129,12 @@ class _Side:
         for index, run in enumerate(self.runs):
             for record in run.records:
                 if isinstance(record, kind) and record.gpu_us:
-                    times_us.setdefault(record.direction, {})[index, record.round] = fast_us(record.gpu_us)
-        every = {
-            way: np.array([by_round.get(key, math.nan) for key in self.rounds]) for way, by_round in times_us.items()
-        }
+                    # a time of zero has no ratio
+                    times_us.setdefault(record.direction, {})[index, record.round] = fast_us(record.gpu_us) or math.nan
         return {
-            way: np.where(by_round > 0, by_round, math.nan) for way, by_round in every.items()
-        }  # a time of zero has no ratio
+            direction: np.array([by_round.get(key, math.nan) for key in self.rounds])
+            for direction, by_round in times_us.items()
+        }
 
     def created_s(self) -> list[float]:
         """Return when the run of each round was created, in seconds; NaN if unknown."""
@@ -267,12 +266,13 @@ def _large_copies(base: _Side, cand: _Side) -> tuple[dict[str, Floats], list[str
         ours, theirs = base.copies_us(Ceiling), cand.copies_us(Ceiling)
     if not ours or ours.keys() != theirs.keys():
         notes = ["no run has control copies or ceilings, so it is unknown whether the machine was steady"]
-    return {way: np.array([ours[way], theirs[way]]) for way in sorted(ours.keys() & theirs.keys())}, notes
+    directions = sorted(ours.keys() & theirs.keys())
+    return {direction: np.array([ours[direction], theirs[direction]]) for direction in directions}, notes
 
 
 def _controls(probes_us: Floats, copies_us: Mapping[str, Floats], marks: Mapping[str, Mask]) -> dict[str, Floats]:
     """Return name -> log ratio of the candidate's time to the base's, by round; the CPU's is without spoiled pairs."""
-    controls = {way: np.log(sides[1]) - np.log(sides[0]) for way, sides in copies_us.items()}
+    controls = {direction: np.log(sides[1]) - np.log(sides[0]) for direction, sides in copies_us.items()}
     if marks:
         logs = np.where(marks[CPU] | marks["disturbed visit"], math.nan, np.log(probes_us[1]) - np.log(probes_us[0]))
         controls[CPU] = np.array([middle_of(column) for column in logs.T])

@@ -30,10 +30,9 @@ def probe(bench: ProbeBench) -> ProbeFinding:
             limits[direction, order] = _limit(partial(_inline, bench, blocks, direction, order))
     largest = max(limits.values())
     size = largest or _TRIED[0]
-    busy = [_waits_when_busy(bench, blocks.arrays(way, size=size), way) for way in Direction]
-    h2d_only = {limit for (way, _), limit in limits.items() if way is Direction.H2D} == {largest} and not any(
-        limit for (way, _), limit in limits.items() if way is Direction.D2H
-    )
+    busy = [_waits_when_busy(bench, blocks.arrays(direction, size=size), direction) for direction in Direction]
+    by_direction = {direction: {limits[direction, order] for order in Order} for direction in Direction}
+    h2d_only = by_direction == {Direction.H2D: {largest}, Direction.D2H: {0}}
     device = bench.device
     bar1 = identity(device.name, "", pci_bus_id=device.driver.info.pci_bus_id or None)["bar1_bytes"]
     return ProbeFinding(
@@ -43,7 +42,7 @@ def probe(bench: ProbeBench) -> ProbeFinding:
         of="largest block that the CPU copies inside the call",
         expected=h2d_only and not any(busy) and largest == _EXPECTED[device.kind],
         figures={
-            **{f"{way}_{order}_kib": limit / KIB for (way, order), limit in limits.items()},
+            **{f"{direction}_{order}_kib": limit / KIB for (direction, order), limit in limits.items()},
             **({"bar1_mib": bar1 / MIB} if isinstance(bar1, int) else {}),
         },
     )
@@ -72,12 +71,12 @@ def _limit(inline: Callable[[int], bool]) -> int:
 
 def _answer(limits: dict[tuple[Direction, Order], int], busy: bool) -> str:
     parts = []
-    for way in Direction:
-        of_way = {order: limit for (direction, order), limit in limits.items() if direction is way}
-        if len(set(of_way.values())) == 1:
-            parts.append(f"{way} {_limit_text(of_way[Order.STREAM])}, every order")
+    for direction in Direction:
+        by_order = {order: _limit_text(limits[direction, order]) for order in Order}
+        if len(set(by_order.values())) == 1:
+            parts.append(f"{direction} {by_order[Order.STREAM]}, every order")
         else:
-            parts.append(f"{way} " + ", ".join(f"{order} {_limit_text(limit)}" for order, limit in of_way.items()))
+            parts.append(f"{direction} " + ", ".join(f"{order} {limit}" for order, limit in by_order.items()))
     idle = f"on an idle stream: {'; '.join(parts)}" if any(limits.values()) else "on an idle stream: none"
     return f"{idle}; on a busy stream: {'the call waits' if busy else 'none'}"
 

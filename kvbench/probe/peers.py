@@ -38,7 +38,9 @@ def probe(bench: ProbeBench) -> ProbeFinding:
         unit="of that at 16 bytes",
         of="lowest speed",
         expected=all(answer.endswith("same path, same speed") for answer in answers),
-        figures={f"{way}_{size}_aligned_{by}_gbps": round(rate, 2) for (size, way, by), rate in rates.items()},
+        figures={
+            f"{direction}_{size}_aligned_{by}_gbps": round(rate, 2) for (size, direction, by), rate in rates.items()
+        },
     )
 
 
@@ -57,5 +59,5 @@ def _answer(
 ) -> str:
     other = [key for key in paths if key[2] == alignment and paths[key] != paths[*key[:2], 16]]
     slower = [key for key in ratios if key[2] == alignment and ratios[key] < _SLOWER]
-    where = ", ".join(f"{size // KIB} KiB {way}" for size, way, _ in slower)
+    where = ", ".join(f"{size // KIB} KiB {direction}" for size, direction, _ in slower)
     return f"{'another' if other else 'same'} path, {f'slower ({where})' if slower else 'same speed'}"

@@ -89,10 +89,10 @@ class ProbeBench:
         """
         lists = arrays.destinations, arrays.sources, arrays.sizes
         first, second = attributes or (arrays.attributes.ctypes.data, arrays.firsts.ctypes.data)
-        way, handle = DIRECTIONS[direction], self.stream.handle if stream is None else stream
+        handle = self.stream.handle if stream is None else stream
         self.device.driver.bind_thread()
         wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
-        copy_arrays(self.device.driver, *lists, first, second, 1, way, handle)
+        copy_arrays(self.device.driver, *lists, first, second, 1, DIRECTIONS[direction], handle)
         return (time.perf_counter_ns() - wall_ns) / 1e3, (time.thread_time_ns() - cpu_ns) / 1e3
 
     def copies_inline(self, arrays: Arrays, direction: Direction, tries: int = 5) -> bool:

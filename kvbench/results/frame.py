@@ -49,7 +49,7 @@ def summarize(
 ) -> pd.DataFrame:
     """Return one row per cell of a run, from its parts; a failed or skipped cell has its reason and no figures."""
     records_of_cell = _records_of_cell(records)
-    limits = {way: median(rates) for way, rates in ceilings.items() if rates}
+    limits = {direction: median(rates) for direction, rates in ceilings.items() if rates}
     measured = [cell for cell, of_cell in records_of_cell.items() if _status(of_cell) == "ok"]
     rows = [_row(cell, of_cell) | _limits(cell, limits, roofs) for cell, of_cell in records_of_cell.items()]
     frame = pd.DataFrame(rows, columns=list(TYPES))

@@ -77,7 +77,7 @@ def replayed_by(run: Run, backend: str, descriptor_bytes: int) -> dict[str, pd.D
     if not by_direction:
         wanted = f"kvbench sweep --trace FILE -a backend={backend}"
         raise UsageError(f"--run {run.path}: has no swaps of a trace by {backend}; measure them with {wanted}")
-    return {way: pd.concat(parts, ignore_index=True) for way, parts in by_direction.items()}
+    return {direction: pd.concat(parts, ignore_index=True) for direction, parts in by_direction.items()}
 
 
 def costs_by(
@@ -89,12 +89,12 @@ def costs_by(
     """
     replays = [replayed_by(run, backend, descriptor_bytes) for run in runs]
     costs: dict[str, dict[str, SwapCost]] = {}
-    for way in map(str, Direction):
-        if parts := [swaps[way] for swaps in replays if way in swaps]:
-            rates = [rate for run in runs for rate in run.ceilings().get(way, [])]
+    for direction in map(str, Direction):
+        if parts := [swaps[direction] for swaps in replays if direction in swaps]:
+            rates = [rate for run in runs for rate in run.ceilings().get(direction, [])]
             least = {"wall_us": 1e-3 / median(rates)} if rates else {}
             every = pd.concat(parts)
-            costs[way] = {time: SwapCost(every, time, least.get(time, 0.0)) for time in times}
+            costs[direction] = {time: SwapCost(every, time, least.get(time, 0.0)) for time in times}
     return costs
 
 

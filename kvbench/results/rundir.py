@@ -93,7 +93,7 @@ class Run:
         for record in self.records:
             if isinstance(record, Roof) and min(map(min, (record.copy_us, record.scattered_us, record.dense_us))) > 0:
                 by_direction.setdefault(record.direction, []).append(record)
-        return {way: Reach.of(roofs) for way, roofs in by_direction.items()}
+        return {direction: Reach.of(roofs) for direction, roofs in by_direction.items()}
 
     def write_summary(self) -> Path:
         """Write `summary.csv` into the run directory and return its path; raises StorageError."""

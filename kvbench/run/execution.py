@@ -1,4 +1,4 @@
-"""A running sweep: requests cell after cell from the worker, journals every record, and ends in an orderly way."""
+"""A running sweep: requests cell after cell from the worker, journals every record, and ends cleanly."""
 
 import shlex
 from collections import deque

@@ -44,8 +44,8 @@ class PlannedSkip:
 class Plan:
     """A sweep on a device. Every requested cell is in `cells` or `skipped`, or counted in `filtered`.
 
-    `side_bytes` is the memory that the largest cell takes on each side. `host_pools` of that size, each pinned in
-    another way, exist at once. `estimate_s` is a rough upper estimate of the time in seconds.
+    `side_bytes` is the memory that the largest cell takes on each side. `host_pools` of that size, each pinned by
+    another method, exist at once. `estimate_s` is a rough upper estimate of the time in seconds.
     """
 
     cells: tuple[Cell, ...]
@@ -102,7 +102,7 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
 
 
 def _kinds(cells: Iterable[Cell]) -> list[Memory]:
-    """Return the ways in which host memory is pinned: for `cells`, and for large copies."""
+    """Return the methods that pin host memory: for `cells`, and for large copies."""
     return sorted({Memory.ALLOCATED, *(cell.memory for cell in cells if cell.memory is not None)})
 
 
@@ -115,7 +115,7 @@ def footprint(cell: Cell, sampling: Sampling, device_kind: str) -> int:
 def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
     """Yield every cell once per round, shuffled by `seed`, so that consecutive backends differ where possible.
 
-    Where the host pools do not fit side by side, a round goes from one way of pinning memory to the next.
+    Where the host pools do not fit side by side, a round goes from one method of pinning memory to the next.
     """
     kinds = _kinds(plan.cells)
     groups = [kinds] if len(kinds) <= plan.host_pools else [[kind] for kind in kinds]

@@ -23,7 +23,7 @@ _Positive = Annotated[int, msgspec.Meta(ge=1, le=2**50)]
 
 
 class Swap(NamedTuple):
-    """A swap: when, which way, and block ids; `host[i]` and `gpu[i]` belong together."""
+    """A swap: its time, direction and block ids; `host[i]` and `gpu[i]` belong together."""
 
     at_s: float
     direction: str
