@@ -25,6 +25,13 @@ from kvbench.units import format_size
 
 LARGEST: Final = 1e9
 _DEFAULT_QUANTITY: Final = "gbps"
+_A_FILTER: Final = msgspec.Meta(extra={"meaning": 'a filter such as "backend=sm,direction=h2d"'})
+_A_LIMIT: Final = msgspec.Meta(
+    extra={"meaning": 'a number, "0.8 ceiling", or a factor and a filter such as "2 backend=batched"'}
+)
+_A_QUANTITY: Final = msgspec.Meta(
+    pattern=f"^({'|'.join(QUANTITIES)})\\Z", extra={"meaning": f"one of {', '.join(QUANTITIES)}"}
+)
 
 # A case of a rule: its distance from breaking the rule (below 0: broken, NaN: undecided), the same as text, its cells.
 # (One rule can have many cases.)
@@ -73,13 +80,13 @@ def _verdict(slack: float) -> GateVerdict:
     return GateVerdict.FAIL if slack < 0 else GateVerdict.PASS
 
 
-class Bound(Rule, frozen=True, kw_only=True):
+class Bound(Rule, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`quantity` of each of `cells` must be at least, or at most, the limit."""
 
-    cells: Selection
-    at_least: Limit | None = None
-    at_most: Limit | None = None
-    quantity: Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(QUANTITIES)})\\Z")] = _DEFAULT_QUANTITY
+    cells: Annotated[Selection, _A_FILTER]
+    at_least: Annotated[Limit, _A_LIMIT] | None = None
+    at_most: Annotated[Limit, _A_LIMIT] | None = None
+    quantity: Annotated[str, _A_QUANTITY] = _DEFAULT_QUANTITY
 
     def __post_init__(self) -> None:
         if self.limit.partner == CEILING and self.quantity != _DEFAULT_QUANTITY:
@@ -130,11 +137,11 @@ def _too_few(visits: int) -> str:
     return f"{visits} visits; a verdict requires {MIN_PAIRS}: measure with --rounds {MIN_PAIRS}"
 
 
-class NoCliff(Rule, frozen=True, kw_only=True):
+class NoCliff(Rule, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """No curve of `cells` must have a cliff higher than `no_cliff_above`."""
 
-    cells: Selection
-    no_cliff_above: Annotated[float, msgspec.Meta(ge=MIN_HEIGHT, lt=LARGEST)]
+    cells: Annotated[Selection, _A_FILTER]
+    no_cliff_above: Annotated[float, msgspec.Meta(ge=MIN_HEIGHT, le=LARGEST)]
 
     def __str__(self) -> str:
         return f"{self.cells}: no cliff above {self.no_cliff_above:g}"
