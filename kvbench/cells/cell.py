@@ -145,7 +145,6 @@ class Cell:
 
     @property
     def swap_bytes(self) -> int:
-        """Bytes that one swap moves."""
         small, small_bytes = self.small_blocks
         return (self.blocks - len(small)) * self.block_bytes + len(small) * small_bytes
 
@@ -179,7 +178,6 @@ class Cell:
 
     @property
     def sides(self) -> tuple[Pattern, Pattern]:
-        """The patterns of the source and of the destination."""
         both = (DESCENDING, CONTIGUOUS) if self.pattern.kind == "reversed" else (self.pattern, self.pattern)
         of_sides = (self.host_pattern, self.device_pattern)
         ordered = of_sides if self.direction is Direction.H2D else of_sides[::-1]
@@ -254,14 +252,12 @@ AXES: Final = _entries(Cell)
 
 
 def axis_named(name: str) -> Axis:
-    """Return the axis `name`; raises UsageError, which lists the axes."""
     if name not in AXES:
         raise UsageError(f"unknown axis {brief(name)!r}; {hint(name, AXES, 'the axes are ' + ', '.join(AXES))}")
     return AXES[name]
 
 
 def axes_of(*roles: Role) -> tuple[str, ...]:
-    """Return the names of the axes that have one of these roles, in order."""
     return tuple(name for name, axis in AXES.items() if axis.role in roles)
 
 

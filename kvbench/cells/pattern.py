@@ -157,7 +157,6 @@ def unfit_sides(source: Pattern, destination: Pattern, blocks: int) -> str | Non
 
 
 def _order(text: str) -> Pattern | None:
-    """Return the order of blocks that `text` names, or None."""
     kind, _, run = text.rpartition("-")
     if kind in _RUNS and re.fullmatch(r"\d{1,6}", run) and int(run) >= 2:
         return Pattern(kind, int(run))

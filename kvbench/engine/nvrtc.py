@@ -139,7 +139,6 @@ def _strings(texts: Sequence[bytes]) -> ctypes.Array[ctypes.c_char_p]:
 
 
 def _output(nvrtc: ctypes.CDLL, kind: str, program: ctypes.c_void_p) -> bytes:
-    """Return the bytes of nvrtcGet`kind`; raises NvrtcError."""
     size = ctypes.c_size_t()
     _check(nvrtc[f"nvrtcGet{kind}Size"](program, ctypes.byref(size)), f"nvrtcGet{kind}Size")
     content = ctypes.create_string_buffer(size.value)

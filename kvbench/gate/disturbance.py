@@ -90,7 +90,6 @@ def _by_cpu(visits: VisitValues) -> Mask:
 
 
 def _apart(sides: Floats, least: float) -> Mask:
-    """Return a mark where one of two sides is slower than the other, unusually so."""
     apart = sides[1] / sides[0]
     return outlying(apart, least) | outlying(1 / apart, least)
 

@@ -91,7 +91,6 @@ class Judge:
         )
 
     def _control(self, name: str, logs: Floats, order: Floats) -> ControlEffect:
-        """Return how far a control moved."""
         logs, _ = without_slot_bias(logs[None], order)
         values = logs[np.isfinite(logs)]
         if not values.size:
@@ -187,7 +186,6 @@ def _logs(sides: Floats) -> Floats:
 
 
 def _made_apart(pairs: Pairs) -> bool:
-    """Return whether one side was measured after the other in every round."""
     return not pairs.in_turn and abs(pairs.order.sum()) == len(pairs.order)
 
 

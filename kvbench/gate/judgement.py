@@ -118,13 +118,11 @@ class Row:
 
     @property
     def decisive(self) -> Estimate:
-        """The estimate that the verdict comes from."""
         upper = self.upper is not None and self.upper.says_slower and self.estimate.verdict is not Verdict.SLOWER
         return self.upper if self.upper is not None and upper else self.estimate
 
     @property
     def settled(self) -> bool:
-        """Whether more pairs cannot change the verdict."""
         return self.decisive.settled and self.verdict is not GateVerdict.CONTAMINATED
 
     @property

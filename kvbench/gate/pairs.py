@@ -119,7 +119,6 @@ class _Side:
         return [] if any(has_figure(visit) for visit in visits) else [f"{self.name}: no figure: {NO_FIGURE}"]
 
     def paths(self, cell: Cell) -> str:
-        """Return the most frequent effective path."""
         counts = Counter(visit.path for visit in self._visits.get(cell, {}).values())
         return counts.most_common(1)[0][0] if counts else ""
 
@@ -141,7 +140,6 @@ class _Side:
         return [_created_s(self.runs[index]) for index, _ in self.rounds]
 
     def unfinished(self) -> list[str]:
-        """Return a fault for every run that is not complete."""
         return [
             f"{self.name}: {run.path} is {run.info.status}, not complete"
             for run in self.runs

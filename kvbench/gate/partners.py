@@ -83,6 +83,5 @@ def _by_values(cells: Sequence[Cell], fields: Sequence[str]) -> dict[tuple[objec
 
 
 def few(reasons: Sequence[str]) -> str:
-    """Return the first of some reasons and the number of the others."""
     more = len(reasons) - _SHOWN
     return "; ".join(reasons[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")

@@ -26,7 +26,6 @@ class Selection:
         return ",".join(map(str, self.filters))
 
     def of(self, by_cell: Outcomes) -> Outcomes:
-        """Return the outcomes of these cells, in their order."""
         return {cell: each for cell, each in by_cell.items() if all(one.holds(cell) for one in self.filters)}
 
     def measured(self, by_cell: Outcomes) -> Outcomes:

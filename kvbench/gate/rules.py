@@ -36,7 +36,6 @@ class _RulesFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def shipped_rules() -> Path:
-    """Return the shipped file of rules."""
     return shipped_folder() / "rules" / "gate.toml"
 
 

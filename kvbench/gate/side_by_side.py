@@ -157,7 +157,6 @@ class SideBySide:
                 raise StorageError(f"{outcome.path}: {outcome.reason}")
 
     def runs(self) -> tuple[Run, Run]:
-        """Return the runs of the base and of the candidate."""
         return self.running[BASE].run(), self.running[CAND].run()
 
     def _judged(self, judge: Judge, earlier: Judgement | None) -> Judgement:
@@ -282,7 +281,6 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
 
 @contextmanager
 def _ended_together(sides: Iterable[MeasuredSide]) -> Iterator[None]:
-    """Record how the runs ended if an interrupt or an error ends them inside."""
     try:
         yield
     except (KeyboardInterrupt, KvbenchError) as why:
@@ -308,7 +306,6 @@ def _at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], object]]) ->
 
 
 def _remarks(base: MeasuredSide, cand: MeasuredSide) -> list[str]:
-    """Return notes about two builds before they are compared."""
     if base.side.backend != cand.side.backend:
         return []
     if base.side.interpreter == cand.side.interpreter:

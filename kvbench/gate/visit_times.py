@@ -41,7 +41,6 @@ VisitValues = npt.NDArray[np.void]
 
 
 def unknown(*shape: int) -> VisitValues:
-    """Return visits without any value."""
     return np.full(shape, math.nan, VISIT)
 
 

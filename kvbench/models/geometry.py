@@ -126,7 +126,6 @@ class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
 
     @property
     def rank_kv_heads(self) -> int:
-        """KV heads on one rank."""
         return self.geometry.rank_kv_heads(self.tp)
 
     @property

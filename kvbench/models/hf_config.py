@@ -120,7 +120,6 @@ def _shape(text: Table) -> tuple[int, int, Literal[1, 2]]:
 
 
 def _sliding(text: Table, layers: int) -> list[bool]:
-    """Return, for every layer with its own KV cache, whether it has a sliding window."""
     shared = text.get("num_kv_shared_layers") or 0  # the last layers, which share an earlier layer's cache
     fewer = Annotated[int, msgspec.Meta(ge=0, le=layers - 1)]
     caching = layers - convert(shared, fewer, "num_kv_shared_layers")

@@ -49,7 +49,6 @@ def probe(bench: ProbeBench) -> ProbeFinding:
 
 
 def _refusal(bench: ProbeBench, name: str, work: Callable[[Direction], None]) -> str:
-    """Return the error by which the call is refused, or ""."""
     refusals = []
     for direction in Direction:
         bench.step(f"{name}, {direction}")

@@ -38,7 +38,6 @@ def probe(bench: ProbeBench) -> ProbeFinding:
 
 
 def _state(bench: ProbeBench) -> tuple[str, bool]:
-    """Return what NVML says of Confidential Computing, and whether it is on."""
     with open_machine(bench.device.name, bench.device.driver.info.pci_bus_id or None, Sources()) as machine:
         try:
             is_on = bool(machine.nvml("nvmlSystemGetConfComputeState").ccFeature)

@@ -66,7 +66,6 @@ def hidden_share(beside: Beside | None) -> float | None:
 
 
 def lost(slowdown: float) -> float:
-    """Return the share of its time that a neighbour loses."""
     return 1 - 1 / slowdown
 
 

@@ -105,7 +105,6 @@ def whole(frame: pd.DataFrame) -> "pd.Series[bool]":
 
 
 def of_trace(frame: pd.DataFrame) -> "pd.Series[bool]":
-    """Return which cells replay the swaps of a trace."""
     return frame["sequence"].astype(object) == TRACE
 
 
@@ -277,7 +276,6 @@ def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def _gather(visits: Sequence[Visit], name: str) -> Floats:
-    """Return one field of all samples, NaN if a visit does not have it."""
     lists = (
         repeat(math.nan, len(visit.samples)) if (values := getattr(visit.samples, name)) is None else values
         for visit in visits

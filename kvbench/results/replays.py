@@ -25,7 +25,6 @@ def trace_of(run: Run) -> Mapping[str, Any] | None:
 
 
 def trace_name(run: Run) -> str:
-    """Return the file name of the trace that a run replays."""
     return Path(str((trace_of(run) or {}).get("path", ""))).name or "the trace"
 
 
@@ -58,7 +57,6 @@ def _swaps(visits: Sequence[Visit], block_bytes: int) -> pd.DataFrame:
 
 
 def rate_of(swaps: pd.DataFrame) -> float:
-    """Return the GB/s of some swaps: all bytes over all time of swaps."""
     return gigabytes_per_second(float(swaps["swap_bytes"].sum()), float(swaps["wall_us"].sum()))
 
 
@@ -122,5 +120,4 @@ class SwapCost:
         self.error = float(np.median(np.abs(terms @ self.each_us / measured_us - 1)))
 
     def total_s(self, swaps: int, copies: float, swap_bytes: int) -> float:
-        """Return the seconds that `swaps` take in all."""
         return max(float(self.each_us @ (swaps, copies, swap_bytes)), self._least_us_per_byte * swap_bytes) / 1e6

@@ -181,7 +181,6 @@ class Execution:
             self._measure_round(number, planned, pool_bytes, first=number == missing[0].round)
 
     def _follow(self, schedule: Schedule) -> None:
-        """Measure what the schedule requests, until it requests nothing."""
         share = schedule.expected_visits / (len(self.plan.cells) * self.spec.sampling.rounds)
         plan = replace(self.plan, estimate_s=schedule.visit_time * share * self.plan.estimate_s)
         self.observer.planned(plan, self.opened, 0, schedule.expected_visits)
@@ -214,14 +213,12 @@ class Execution:
                     repeats -= 1
 
     def measure_ceilings(self, number: int) -> None:
-        """Measure the missing ceilings of a round."""
         swapped = {cell.direction for cell in self.plan.cells}
         for direction in Direction:
             if direction in swapped:
                 self._copies(MeasureCeiling(direction=direction.value, round=number, samples=CEILING_SAMPLES), Ceiling)
 
     def measure_controls(self, number: int) -> None:
-        """Measure the missing controls of a round, if the sweep has controls."""
         samples = self.spec.sampling.controls
         for direction in Direction if samples else ():
             self._copies(MeasureControl(direction=direction.value, round=number, samples=samples), Control)
@@ -249,7 +246,6 @@ class Execution:
             self.replace_worker("the worker process had ended between two requests and was replaced")
 
     def _measure_roofs(self, number: int, pool_bytes: int) -> None:
-        """Measure the missing roofs of a round, if the device has SM copies and the pool is large enough."""
         has_kernels = any(backend.name == SM and not backend.unavailable for backend in self.opened.backends)
         for direction in dict.fromkeys(cell.direction for cell in self.plan.cells):
             if has_kernels and pool_bytes >= ROOF_POOL_BYTES:
@@ -302,7 +298,6 @@ class Execution:
         return self._failure(visit, answer.kind, answer.message) if isinstance(answer, Failure) else answer
 
     def _command(self, cell: Cell) -> str:
-        """Return the command that measures only `cell`, with the options of this sweep."""
         device = self.spec.device if cell.devices > 1 else self.opened.device.name
         options = ["--device", device, "--seed", str(self.spec.seed)]
         for name, value in msgspec.structs.asdict(self.spec.sampling).items():
@@ -324,6 +319,5 @@ class Execution:
         self.observer.recorded(record)
 
     def observe(self, at: Literal["start", "end"]) -> None:
-        """Record the current observations of the machine."""
         observation = observe(self.opened.device.name, self.opened.pci_bus_id, own_pids=self.slot.pids)
         self.writer.observe({"at": at, **observation, "delay_us": self.opened.delay_us})

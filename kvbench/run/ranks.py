@@ -36,7 +36,6 @@ class Rank:
 
 
 def rank_of(environment: Mapping[str, str]) -> Rank | None:
-    """Return the rank of this process, or None if it is the only one."""
     for names in _VARIABLES:
         texts = [environment.get(name, "") for name in names]
         if all(text.isdecimal() for text in texts) and int(texts[2]) > 1:

@@ -99,7 +99,6 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, ret
 
 
 def _check_installed(run: Run) -> None:
-    """Raise MismatchError where a backend of `run` is no longer installed."""
     known, _ = installed()
     if lost := [f"{then.name} of {then.package}" for then in run.info.backends if then.name not in known]:
         raise MismatchError(f"--resume {run.path}: backends of the run are not installed: {', '.join(lost)}")

@@ -53,7 +53,6 @@ class Turns:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Interrupt every device, also in its visit."""
         self.stopped.set()
         with self._changed:
             self._changed.notify_all()

@@ -138,7 +138,6 @@ class WorkerProcess:
 
     @property
     def last_stderr(self) -> bytes:
-        """The stderr output so far."""
         return os.pread(self._stderr.fileno(), os.fstat(self._stderr.fileno()).st_size, 0)
 
     def kill(self) -> None:
@@ -309,11 +308,9 @@ class WorkerSlot:
 
     @property
     def ended(self) -> bool:
-        """Whether the worker ended without a request."""
         return self._worker is not None and self._worker.ended
 
     def replace(self) -> None:
-        """Replace a failed worker by a new one."""
         self.close()
         self.start()
         assert self._reserve is not None

@@ -26,7 +26,6 @@ class Installed:
 
     @property
     def own(self) -> bool:
-        """Whether kvbench itself provides the backend."""
         return self.entry is not None and _is_own(self.entry)
 
     @property

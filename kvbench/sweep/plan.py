@@ -289,7 +289,6 @@ def _usable_of_host(device: DeviceFacts, spec: SweepSpec) -> int:
 
 
 def usable_bytes(limit_bytes: int | None, free_bytes: int) -> int:
-    """Return how much of the free memory a sweep may use, with a limit or without."""
     return int(free_bytes * FREE_SHARE) if limit_bytes is None else min(limit_bytes, free_bytes)
 
 

@@ -59,7 +59,6 @@ class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def most_pauses_s(self) -> float:
-        """The most seconds for which a visit can pause."""
         return 0.0 if self.speed is None else MOST_SPAN_S
 
     @property

@@ -34,7 +34,6 @@ class Sheet:
 
     @property
     def loud(self) -> list[Row]:
-        """The rows that need attention."""
         return [row for row in self.rows if is_loud(row)]
 
     @property
@@ -69,7 +68,6 @@ def _is_counted(row: Row) -> bool:
 
 
 def sheet_of_judgement(judgement: Judgement, repeat: str = "") -> Sheet:
-    """Return the sheet of a comparison; `repeat` is the command that made it."""
     return Sheet(
         title="kvbench gate compare",
         verdict=judgement.verdict,
@@ -122,7 +120,6 @@ def _first(judgement: Judgement, repeat: str) -> list[str]:
 
 
 def _machine(controls: Sequence[ControlEffect]) -> str:
-    """Return the controls that moved, or else those that are unsure."""
     if moved := [control.name for control in controls if not control.steady]:
         return f"{', '.join(moved)} moved"
     unsure = [control.name for control in controls if _is_unsure(control)]
@@ -163,7 +160,6 @@ def _is_unsure(control: ControlEffect) -> bool:
 
 
 def _counts(verdicts: Iterable[str]) -> str:
-    """Return "2 SLOWER, 5 SAME", in order of first appearance."""
     return ", ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts).items())
 
 
