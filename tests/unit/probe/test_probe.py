@@ -6,15 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from kvbench.probe import common
 from kvbench.probe.common import HEALTH, PROBES, ProbeFinding, Unanswered, run_probe
 
 CPU = "cpu"
 
 
-def finding(name: str, fault: str = "", deadline_s: float = 60) -> ProbeFinding:
-    found = run_probe(name, CPU, fault, deadline_s).found
-    assert isinstance(found, ProbeFinding), found
-    return found
+@pytest.fixture(autouse=True)
+def busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "DEADLINE_S", 60)
+
+
+def finding(name: str, fault: str = "") -> ProbeFinding:
+    answer = run_probe(name, CPU, fault).found
+    assert isinstance(answer, ProbeFinding), answer
+    return answer
 
 
 # The answer on the host device, without what depends on how busy the machine is.
@@ -81,9 +87,10 @@ def test_wrong_bytes_are_counted() -> None:
     assert finding("count", "corrupt@descriptor=5000").answer == "1 blocks are wrong"
 
 
-def test_a_wedged_stream_is_a_finding_and_its_process_ends() -> None:
+def test_a_wedged_stream_is_a_finding_and_its_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "DEADLINE_S", 3)
     began_s = time.monotonic()
-    found = finding("lifetime", "hang@call=0", deadline_s=3)
+    found = finding("lifetime", "hang@call=0")
     assert found.answer == "the process hangs: no answer within 3 s (1 descriptors, h2d)"
     assert not found.expected
     assert time.monotonic() - began_s < 20
@@ -91,7 +98,7 @@ def test_a_wedged_stream_is_a_finding_and_its_process_ends() -> None:
 
 
 def test_an_error_is_no_answer() -> None:
-    found = run_probe("order", CPU, "error@call=0", 60).found
+    found = run_probe("order", CPU, "error@call=0").found
     assert found == Unanswered("copy_batch: INJECTED_ERROR")
 
 
