@@ -126,9 +126,7 @@ class Axis:
         if low and bool(units[0]) != bool(units[1]):
             bare = high if units[0] else low
             unit = "B" if bare >= KIB else "".join(units)
-            right = ":".join(
-                [end if has_unit else end + unit for end, has_unit in zip(ends, units, strict=True)] + [step]
-            )
+            right = ":".join([end if given else end + unit for end, given in zip(ends, units, strict=True)] + [step])
             raise self._refusal(item, f"{bare} has no unit; write {right}")
 
     def _step(self, text: str) -> int:

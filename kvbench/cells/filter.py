@@ -14,13 +14,7 @@ from kvbench.text import hint, located
 from kvbench.units import parse_size
 
 SWAP_BYTES: Final = Axis(
-    "bytes per swap: blocks x block size",
-    "2GiB",
-    parse_size,
-    size,
-    ranged=True,
-    name="swap_bytes",
-    field="swap_bytes",
+    "bytes per swap: blocks x block size", "2GiB", parse_size, size, ranged=True, name="swap_bytes", field="swap_bytes"
 )
 
 

@@ -70,10 +70,8 @@ class Pattern:
             tensors = str(self.terms[0].count // self.regions)
             return "page-first-" + "+".join([tensors if self.page == 1 else f"{tensors}x{self.page}"] * self.regions)
         if self.terms:
-            several = len(self.terms) > 1
-            return "tensors-" + "+".join(
-                f"{term.count}x{term.ids}" if several else str(term.count) for term in self.terms
-            )
+            many = len(self.terms) > 1
+            return "tensors-" + "+".join(f"{term.count}x{term.ids}" if many else str(term.count) for term in self.terms)
         return self.kind
 
     @classmethod

@@ -103,7 +103,8 @@ def cached_cubin(name: str, arch: str, defines: Sequence[str] = ()) -> bytes:
     headers = [kernel_source(header) for header in HEADERS]
     parts = (source, *headers, *OPTIONS, *defines, arch, version())
     key = hashlib.blake2s("\0".join(parts).encode(), digest_size=12).hexdigest()
-    path = _cache_folder() / f"{name}-{arch}-{key}.cubin"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = cache / "kvbench" / f"{name}-{arch}-{key}.cubin"
     with suppress(OSError):
         cached = path.read_bytes()
         if cached.startswith(ELF):  # a full disk can leave a file without content
@@ -120,10 +121,6 @@ def _kernel_folder() -> Traversable:
     checkout = Path(__file__).parents[2] / "csrc" / "kernels"
     # The checkout comes first: an editable install also has a copy, which is as old as the installation.
     return checkout if checkout.is_dir() else resources.files("kvbench") / "kernels"
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvbench"
 
 
 def _installed(file: str) -> Iterator[str]:

@@ -92,9 +92,9 @@ class MeasuredSide(Observer):
         """Return a note if cells have no partner on the other side and are not measured."""
         paired = {*self.names.values()}
         alone = [cell for cell in self.plan.cells if cell not in paired]
-        return (
-            [f"{counted(len(alone), 'cell')} only on the side {self.name}, such as {alone[0].label}"] if alone else []
-        )
+        if not alone:
+            return []
+        return [f"{counted(len(alone), 'cell')} only on the side {self.name}, such as {alone[0].label}"]
 
 
 class SideBySide:
@@ -263,7 +263,7 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
         _make(folder)
         ours.create(folder, {cell: cell for cell in paired})
         theirs.create(folder, paired)
-        with _ended_together(sides):
+        try:
             for side in sides:
                 side.execution.begin()
             if base.backend == cand.backend:
@@ -274,19 +274,13 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
             _at_once(pool, [partial(side.execution.reserve, side.names.values()) for side in sides])
             both = SideBySide(ours, theirs, say, pool, time.monotonic() - began_s)
             yield both
+        except (KeyboardInterrupt, KvbenchError) as why:
+            for side in sides:
+                side.execution.finish(*ended_by(why))
+            raise
         both.finish()
         for line in failures.others():
             say(line)
-
-
-@contextmanager
-def _ended_together(sides: Iterable[MeasuredSide]) -> Iterator[None]:
-    try:
-        yield
-    except (KeyboardInterrupt, KvbenchError) as why:
-        for side in sides:
-            side.execution.finish(*ended_by(why))
-        raise
 
 
 def _fail_missing(cand: Execution, missing: Iterable[Cell]) -> None:

@@ -147,14 +147,11 @@ def _refuse_other_caches(text: Table) -> None:
     for field, value in text.items():
         if value is not None and _NO_KV_BLOCKS.fullmatch(field):
             raise UsageError(f"{field}: the model has layers without KV blocks, which are not supported")
-        if value is not None and field in _KINDS and not _all_full(value):
+        full = isinstance(value, list) and all(kind in _FULL for kind in value)
+        if value is not None and field in _KINDS and not full:
             raise UsageError(f"{field}: {shown(value)} names layers without KV blocks, which are not supported")
         if value is not None and field in _OTHER_BLOCKS:
             raise UsageError(f"{field}: the model has blocks of different sizes; only equal sizes are supported")
-
-
-def _all_full(kinds: object) -> bool:
-    return isinstance(kinds, list) and all(kind in _FULL for kind in kinds)
 
 
 def _dtype(text: Table, config: Table) -> KvDtype:

@@ -25,11 +25,9 @@ def probe(bench: ProbeBench) -> ProbeFinding:
         _, held = bench.gated(partial(copy, driver, *arguments))
         waits += [] if held else [str(direction)]
     state, is_on = _state(bench)
-    synchronous = (
-        f"{' and '.join(waits)} copies of pinned memory wait for the stream" if waits else "copies do not wait"
-    )
+    copies = f"{' and '.join(waits)} copies of pinned memory wait for the stream" if waits else "copies do not wait"
     return ProbeFinding(
-        answer=f"Confidential Computing: {state}; {synchronous}",
+        answer=f"Confidential Computing: {state}; {copies}",
         number=len(waits),
         unit="of 2",
         of="directions whose copies are synchronous with the host",

@@ -8,7 +8,7 @@ from kvbench.cells.axes import Direction, Order
 from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES
 from kvbench.machine.observation import identity
 from kvbench.probe.common import ProbeFinding
-from kvbench.probe.probe_bench import Arrays, Blocks, ProbeBench
+from kvbench.probe.probe_bench import Blocks, ProbeBench
 from kvbench.units import KIB, MIB, size_words
 
 _BLOCKS: Final = 256
@@ -30,7 +30,8 @@ def probe(bench: ProbeBench) -> ProbeFinding:
             limits[direction, order] = _limit(partial(_inline, bench, blocks, direction, order))
     largest = max(limits.values())
     size = largest or _TRIED[0]
-    busy = [_waits_when_busy(bench, blocks.arrays(direction, size=size), direction) for direction in Direction]
+    calls = [partial(bench.submit, blocks.arrays(direction, size=size), direction) for direction in Direction]
+    busy = [not bench.gated(call)[1] for call in calls]
     by_direction = {direction: {limits[direction, order] for order in Order} for direction in Direction}
     h2d_only = by_direction == {Direction.H2D: {largest}, Direction.D2H: {0}}
     device = bench.device
@@ -52,11 +53,6 @@ def _inline(bench: ProbeBench, blocks: Blocks, direction: Direction, order: Orde
     return bench.copies_inline(blocks.arrays(direction, order, size), direction)
 
 
-def _waits_when_busy(bench: ProbeBench, arrays: Arrays, direction: Direction) -> bool:
-    _, held = bench.gated(lambda: bench.submit(arrays, direction))
-    return not held
-
-
 def _limit(inline: Callable[[int], bool]) -> int:
     """Return the largest block in bytes that is copied inside the call, 0 if none is; at most _LARGEST."""
     low = next((size for size in _TRIED if inline(size)), 0)
@@ -72,14 +68,11 @@ def _limit(inline: Callable[[int], bool]) -> int:
 def _answer(limits: dict[tuple[Direction, Order], int], busy: bool) -> str:
     parts = []
     for direction in Direction:
-        by_order = {order: _limit_text(limits[direction, order]) for order in Order}
+        of_orders = {order: limits[direction, order] for order in Order}
+        by_order = {order: f"up to {size_words(limit)}" if limit else "none" for order, limit in of_orders.items()}
         if len(set(by_order.values())) == 1:
             parts.append(f"{direction} {by_order[Order.STREAM]}, every order")
         else:
             parts.append(f"{direction} " + ", ".join(f"{order} {limit}" for order, limit in by_order.items()))
     idle = f"on an idle stream: {'; '.join(parts)}" if any(limits.values()) else "on an idle stream: none"
     return f"{idle}; on a busy stream: {'the call waits' if busy else 'none'}"
-
-
-def _limit_text(limit: int) -> str:
-    return f"up to {size_words(limit)}" if limit else "none"

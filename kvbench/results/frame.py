@@ -21,14 +21,7 @@ from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.results.columns import NO_FIGURE, SAMPLE_COLUMNS, TIMES, TYPES
 from kvbench.results.cost import layer_figures, median_or_nan, neighbour_figures
 from kvbench.results.reach import Rate, Reach
-from kvbench.results.schema import (
-    CellRecord,
-    Failure,
-    Record,
-    RunInfo,
-    Skip,
-    Visit,
-)
+from kvbench.results.schema import CellRecord, Failure, Record, RunInfo, Skip, Visit
 
 # Separates the texts of one column that differ between visits; the most frequent path comes first.
 BETWEEN: Final = "; "
@@ -69,8 +62,9 @@ def summarize(
         frame[f"{quantity}_gbps"] = frame["gbps"].where(quantities == quantity)
     frame["roof_share"] = frame["gbps"] / frame["roof_gbps"]
     frame["ceiling_share"] = frame["gbps"] / frame["ceiling_gbps"]
-    typed = _typed(frame[list(TYPES)]).sort_values(list(_ORDER), ignore_index=True)
-    return typed.copy()  # consolidates columns of one type: pandas warns about more than a hundred blocks
+    typed = frame[list(TYPES)].assign(samples=frame["samples"].fillna(0)).astype(TYPES)  # whatever the run holds
+    # The copy consolidates columns of one type: pandas warns about more than a hundred blocks.
+    return typed.sort_values(list(_ORDER), ignore_index=True).copy()
 
 
 def _device_label(info: RunInfo) -> str:
@@ -125,10 +119,8 @@ def visit_times(frame: pd.DataFrame, samples: pd.DataFrame, time: str = "swap_us
     with_figure = frame.loc[frame[f"{time}_median"] > 0, "cell_id"]
     medians = samples[samples["cell_id"].isin(with_figure)].groupby(["cell_id", "round"], sort=False)[time].median()
     medians = medians[(medians > 0) & np.isfinite(medians)]
-    by_cell = medians.groupby(level="cell_id", sort=False)
-    return {
-        str(cell): dict(zip(rounds.index.get_level_values("round"), rounds, strict=True)) for cell, rounds in by_cell
-    }
+    cells = medians.groupby(level="cell_id", sort=False)
+    return {str(cell): dict(zip(rounds.index.get_level_values("round"), rounds, strict=True)) for cell, rounds in cells}
 
 
 def visits_that_count(records: Sequence[Record]) -> list[Visit]:
@@ -236,9 +228,8 @@ def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
     submission did.
     """
     owner = pd.Index([cell.id for cell in measured], dtype="str").get_indexer(pd.Index(samples["cell_id"]))
-    order = np.argsort(owner, kind="stable")[
-        (owner < 0).sum() :
-    ]  # samples of failed cells (owner < 0) come first and are dropped
+    # Samples of failed cells (owner < 0) come first and are dropped.
+    order = np.argsort(owner, kind="stable")[(owner < 0).sum() :]
     owner = owner[order]
     raw = {name: samples[name].to_numpy(np.float64, na_value=np.nan)[order] for name in SAMPLE_COLUMNS}
     per_cell = np.bincount(owner, minlength=len(measured))
@@ -289,8 +280,3 @@ def _grouped_mean(values: Floats, owner: npt.NDArray[np.int64], counts: npt.NDAr
 
 def _joined(texts: Any) -> str | None:
     return BETWEEN.join(dict.fromkeys(texts)) or None
-
-
-def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Give every column one type, independent of the run's content."""
-    return frame.assign(samples=frame["samples"].fillna(0)).astype(TYPES)

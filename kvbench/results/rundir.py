@@ -170,9 +170,8 @@ class RunWriter:
                 raise UsageError(
                     f"{path} is not empty; choose another folder, or continue its run with --resume {again}"
                 )
-            journal = _lock_journal(
-                path, os.O_CREAT | os.O_EXCL
-            )  # first: of two processes that start here, only one succeeds
+            # First: of two processes that start here, only one succeeds.
+            journal = _lock_journal(path, os.O_CREAT | os.O_EXCL)
             try:
                 write_whole(path / RUN_FILE, _encode(info))
             except BaseException:

@@ -36,9 +36,6 @@ class Progress:
         made = (cell_id, visit.round, visit.attempt) in self.visits
         return not made and cell_id not in self.failed and cell_id not in self.skipped
 
-    def has_copies(self, kind: type[Record], direction: str, number: int) -> bool:
-        return (kind, direction, number) in self.copies
-
     @property
     def measured(self) -> int:
         return len({cell_id for cell_id, *_ in self.visits} - self.failed)

@@ -227,7 +227,7 @@ class Execution:
         self, request: MeasureCeiling | MeasureRoof | MeasureControl, kind: type[Ceiling | Roof | Control]
     ) -> None:
         """Measure large copies and record them, unless the run has them; a failure costs only these copies."""
-        if self.progress.has_copies(kind, request.direction, request.round):
+        if (kind, request.direction, request.round) in self.progress.copies:
             return
         self._revive()
         try:

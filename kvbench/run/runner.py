@@ -84,7 +84,9 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, ret
         raise MismatchError(
             f"--resume {path}: the run is of another sweep; to continue it, leave out all other options"
         )
-    _check_installed(run)
+    known, _ = installed()
+    if lost := [f"{then.name} of {then.package}" for then in run.info.backends if then.name not in known]:
+        raise MismatchError(f"--resume {path}: backends of the run are not installed: {', '.join(lost)}")
     with opened_for(spec) as (slot, opened):
         plan = plan_of(run, spec, opened)
         with RunWriter.reopen(path) as writer:
@@ -96,12 +98,6 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, ret
                     writer.append(retry)
                     progress.note(retry)
             return Execution(spec, plan, opened, writer, slot, observer, progress).run()
-
-
-def _check_installed(run: Run) -> None:
-    known, _ = installed()
-    if lost := [f"{then.name} of {then.package}" for then in run.info.backends if then.name not in known]:
-        raise MismatchError(f"--resume {run.path}: backends of the run are not installed: {', '.join(lost)}")
 
 
 def plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:

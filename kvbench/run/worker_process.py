@@ -247,22 +247,20 @@ class WorkerSlot:
         opened = self.ask(self._open, Opened, OPEN_DEADLINE_S)
         # A replacement opens the device that the first worker found.
         self._open = msgspec.structs.replace(self._open, device=opened.device.name)
-        described: list[BackendFacts] = []
+        facts: list[BackendFacts] = []
         for backend in self._backends:
             name, package = backend.name, backend.package
             if name in self._lost:
                 reason = f"{package} does not load: {self._lost[name]}"
-                described.append(
-                    BackendFacts(name, "does not load", frozenset(), reason, package=package, on_request=True)
-                )
+                facts.append(BackendFacts(name, "does not load", frozenset(), reason, package=package, on_request=True))
                 continue
             try:
-                described.append(self.ask(Describe(backend=name), Described, DESCRIBE_DEADLINE_S).backend)
+                facts.append(self.ask(Describe(backend=name), Described, DESCRIBE_DEADLINE_S).backend)
             except WorkerLostError as lost:
                 self._lost[name] = str(lost)
                 self.close()
                 return self.start()
-        return msgspec.structs.replace(opened, backends=described)
+        return msgspec.structs.replace(opened, backends=facts)
 
     def reserve(self, pool_bytes: int, host_pools: int = 1) -> list[str]:
         """Allocate the memory pools, now and in every replacement; raises UsageError if memory is short.

@@ -42,7 +42,8 @@ def installed() -> tuple[Mapping[str, Installed], Sequence[str]]:
         by_name.setdefault(entry.name, []).append(entry)
     backends, clashes = {}, []
     for name, entries in by_name.items():
-        packages = [_package(entry) for entry in entries]
+        versions = [entry.dist and f"{entry.dist.name}=={entry.dist.version}" for entry in entries]
+        packages = [printable(version or "without a name") for version in versions]
         if _is_own(entries[0]):
             clashes += [
                 f"package {package} also provides a backend {name}, which is not loaded: kvbench's own has that name"
@@ -70,7 +71,3 @@ def unknown_backend(name: str, known: Iterable[str]) -> UsageError:
 
 def _is_own(entry: EntryPoint) -> bool:
     return entry.value.startswith("kvbench.backends.") and (entry.dist is None or entry.dist.name == "kvbench")
-
-
-def _package(entry: EntryPoint) -> str:
-    return printable(f"{entry.dist.name}=={entry.dist.version}" if entry.dist else "without a name")

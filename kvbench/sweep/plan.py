@@ -80,11 +80,9 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     usual_pool = default_pool_bytes(device.kind, _free_for_a_pool(device, spec))
     groups = [_with_model_layers(group, spec) for group in spec.groups]
     grids = [grid for group in groups for grid in _grids(group.get("backend", usual), group, device, known)]
-    combinations = sum(math.prod(map(len, values.values())) for _, values in grids)
-    if combinations > MAX_COMBINATIONS:
-        raise UsageError(
-            f"the sweep has {combinations} combinations; the maximum is {MAX_COMBINATIONS}: name fewer values"
-        )
+    count = sum(math.prod(map(len, values.values())) for _, values in grids)
+    if count > MAX_COMBINATIONS:
+        raise UsageError(f"the sweep has {count} combinations; the maximum is {MAX_COMBINATIONS}: name fewer values")
     asked = dict.fromkeys(cell for grid in grids for cell in _grid_cells(grid, device, usual_pool))
     kept = [cell for cell in asked if all(condition.holds(cell) for condition in spec.filters)]
     reasons = {cell: _why_not(cell, device, known[cell.backend], spec) for cell in kept}
@@ -129,10 +127,8 @@ def _with_model_layers(group: Group, spec: SweepSpec) -> Group:
     """Return the group with its model's number of layers where a sequence leaves it to the model."""
     asked = [str(value) for value in group.get("sequence", ())]
     layers = next((swap.geometry.layers for swap in spec.models if swap.axes.items() <= group.items()), None)
-    if layers is None and (open_ended := next((text for text in asked if text in LAYERS_OF_MODEL), None)):
-        raise UsageError(
-            f"axis sequence={open_ended}: requires a model; choose one with --model, or write {open_ended}-L"
-        )
+    if layers is None and (sequence := next((text for text in asked if text in LAYERS_OF_MODEL), None)):
+        raise UsageError(f"axis sequence={sequence}: requires a model; choose one with --model, or write {sequence}-L")
     named = [f"{text}-{layers}" if text in LAYERS_OF_MODEL else text for text in asked]
     return {**group, "sequence": tuple(dict.fromkeys(named))} if asked else group
 

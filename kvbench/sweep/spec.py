@@ -149,12 +149,7 @@ class SweepSpec:
         asked = {name: values for group in self.groups for name, values in group.items()}
         if decided := next((name for name in asked if name in OF_TRACE), None):
             raise UsageError(f"-a {decided}: the trace sets it; leave it out")
-        texts = {
-            "block_size": str(trace.row_bytes),
-            "pattern": str(trace.pattern),
-            "sequence": TRACE,
-            "reuse": "same",
-        }
+        texts = {"block_size": str(trace.row_bytes), "pattern": str(trace.pattern), "sequence": TRACE, "reuse": "same"}
         groups = []
         for group in self.groups:
             for direction in group.get("direction", tuple(Direction)):

@@ -44,7 +44,10 @@ class Sheet:
     def listed(self) -> list[Row]:
         """The rows for a terminal: what changed, failed or is broken, and every undecided rule."""
         return [
-            row for row in self.rows if row.verdict is GateVerdict.FASTER or (is_loud(row) and not _is_counted(row))
+            row
+            for row in self.rows
+            if row.verdict is GateVerdict.FASTER
+            or (is_loud(row) and (row.verdict is not GateVerdict.UNDECIDED or row.kind == "rule"))
         ]
 
     @property
@@ -61,10 +64,6 @@ class Sheet:
 def is_loud(row: Row) -> bool:
     """Whether the row needs attention; a CONTAMINATED row does not, because no row is the cause."""
     return row.verdict is not GateVerdict.CONTAMINATED and not row.passes
-
-
-def _is_counted(row: Row) -> bool:
-    return row.verdict is GateVerdict.UNDECIDED and row.kind != "rule"
 
 
 def sheet_of_judgement(judgement: Judgement, repeat: str = "") -> Sheet:
