@@ -11,14 +11,10 @@ from typing import Final
 from kvbench.analysis.compare import Visits
 from kvbench.cells.cell import Cell
 from kvbench.results import CellRecord, Run
+from kvbench.results.columns import TIMES
 
 # name in a rule -> column of the summary
-QUANTITIES: Final = {
-    "gbps": "gbps",
-    "ceiling_share": "ceiling_share",
-    **{f"{part}_us": f"{part}_us_median" for part in ("swap", "caller", "gpu", "wall", "cpu")},
-}
-_TIMES: Final = tuple(name for name in QUANTITIES if name.endswith("_us"))
+QUANTITIES: Final = {"gbps": "gbps", "ceiling_share": "ceiling_share", **{name: f"{name}_median" for name in TIMES}}
 MIN_SIZES: Final = 2
 
 
@@ -46,7 +42,7 @@ def outcomes(run: Run) -> dict[Cell, CellOutcome]:
     A cell with samples but without verified bytes counts as failed, because its copies were never compared.
     """
     cells = {record.cell.id: record.cell for record in run.records if isinstance(record, CellRecord)}
-    times = {name: run.visit_times(name) for name in _TIMES}
+    times = {name: run.visit_times(name) for name in TIMES}
     by_cell = {}
     for row in run.frame().to_dict("records"):
         cell = cells[str(row["cell_id"])]
