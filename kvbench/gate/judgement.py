@@ -74,23 +74,15 @@ def worst(verdicts: Iterable[GateVerdict]) -> GateVerdict:
 class Margins(msgspec.Struct, frozen=True, kw_only=True):
     """The margins below which a change does not count. Each field is an option of `kvbench gate compare`."""
 
-    margin: Annotated[
-        float, msgspec.Meta(ge=0, le=10, description=f"ignore changes below this fraction (default: {GATE.fraction})")
-    ] = GATE.fraction
-    absolute_us: Annotated[
-        float,
-        msgspec.Meta(
-            ge=0, le=1e9, description=f"ignore changes below this many microseconds (default: {ABSOLUTE_US:g})"
-        ),
-    ] = ABSOLUTE_US
-    control_margin: Annotated[
-        float,
-        msgspec.Meta(
-            ge=0,
-            le=10,
-            description=f"judge nothing if control copies move more than this fraction (default: {CONTROL.fraction})",
-        ),
-    ] = CONTROL.fraction
+    # fmt: off
+    margin: Annotated[float, msgspec.Meta(ge=0, le=10,
+        description=f"ignore changes below this fraction (default: {GATE.fraction})")] = GATE.fraction
+    absolute_us: Annotated[float, msgspec.Meta(ge=0, le=1e9,
+        description=f"ignore changes below this many microseconds (default: {ABSOLUTE_US:g})")] = ABSOLUTE_US
+    control_margin: Annotated[float, msgspec.Meta(ge=0, le=10,
+        description=f"judge nothing if control copies move more than this fraction (default: {CONTROL.fraction})",
+        )] = CONTROL.fraction
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
