@@ -301,13 +301,20 @@ def _interleaved(cells: Sequence[Cell]) -> Iterator[Cell]:
 
 
 def _next_backend(remaining: Mapping[str, int], totals: Mapping[str, int], left: int, last: str | None) -> str:
+    """Return the backend of the next cell; `remaining` of the `totals` cells of each backend are left, `left` in all.
+
+    Usually it is the backend, other than the `last` one, with the largest share of its cells remaining; this spreads
+    each backend over the whole round. A backend that has more than half of all remaining cells follows every other one:
+    later its cells could not be kept apart. It also follows itself while a larger share of its cells remains than of
+    all others together, which spreads the others evenly among its cells.
+    """
     largest = max(remaining, key=lambda name: remaining[name])
     others = [name for name in remaining if name != last]
     if 2 * remaining[largest] > left:
         if largest != last or not others:
-            return largest  # one is needed between all remaining cells
+            return largest
         behind = left - remaining[largest]
         share_of_others = behind / (sum(totals.values()) - totals[largest])
         if remaining[largest] / totals[largest] > share_of_others:
-            return largest  # too many to keep apart: spread the others evenly among them
+            return largest
     return max(others, key=lambda name: remaining[name] / totals[name])
