@@ -3,9 +3,8 @@
 import math
 import operator
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from kvbench.cells.axis import Axis, AxisValue, size
 from kvbench.cells.cell import AXES, Cell
@@ -26,12 +25,7 @@ def _cell_id(text: str) -> str:
 
 CELL_ID: Final = Axis("id of a cell in the results", "0123456789ab", _cell_id, name="cell_id", field="id")
 _FILTERED: Final[dict[str, Axis]] = {**AXES, SWAP_BYTES.name: SWAP_BYTES, CELL_ID.name: CELL_ID}
-_COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+_COMPARISONS: Final = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 # What axes write where there is no limit, which counts as more than any number.
 _WITHOUT_LIMIT: Final = ("all", "whole", "none")
 _CONDITION: Final = re.compile(r"([A-Za-z_]+)\s*(!=|<=|>=|=|<|>)\s*([^=<>!].*)")
@@ -81,7 +75,7 @@ class Filter:
             return value not in self.values
         if value is None:
             return False
-        return _COMPARISONS[self.operator](self._size(value), self._size(self.values[0]))
+        return bool(_COMPARISONS[self.operator](self._size(value), self._size(self.values[0])))
 
     def _size(self, value: AxisValue) -> float:
         number = int(str(value))

@@ -140,11 +140,8 @@ class _Side:
         return [_created_s(self.runs[index]) for index, _ in self.rounds]
 
     def unfinished(self) -> list[str]:
-        return [
-            f"{self.name}: {run.path} is {run.info.status}, not complete"
-            for run in self.runs
-            if run.info.status != "complete"
-        ]
+        unfinished = (run for run in self.runs if run.info.status != "complete")
+        return [f"{self.name}: {run.path} is {run.info.status}, not complete" for run in unfinished]
 
 
 @np.errstate(all="ignore")  # an untrusted run can hold any time

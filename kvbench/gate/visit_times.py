@@ -28,15 +28,11 @@ STALLED: Final = 3.0
 # One visit; what is unknown, zero or negative is NaN. `fast_us`, `middle_us` and `upper_us` are times of the swap,
 # `caller_us` is the time that it takes from its thread, `slowdown` that of a neighbour, `disturbed` the number of
 # disturbances.
-VISIT: Final = np.dtype(
-    [
-        (name, np.float64)
-        for name in (
-            "fast_us", "middle_us", "upper_us", "caller_us", "unevenness", "slowdown",
-            "disturbed", "probe_us", "clock_mhz", "began_ns", "ended_ns", "began_s", "process",
-        )
-    ]
+_FIELDS: Final = (
+    "fast_us", "middle_us", "upper_us", "caller_us", "unevenness", "slowdown",
+    "disturbed", "probe_us", "clock_mhz", "began_ns", "ended_ns", "began_s", "process",
 )  # fmt: skip
+VISIT: Final = np.dtype([(name, np.float64) for name in _FIELDS])
 VisitValues = npt.NDArray[np.void]
 
 

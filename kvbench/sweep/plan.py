@@ -229,12 +229,9 @@ def _unfit_beside(cell: Cell, device: DeviceFacts) -> str | None:
     if cell.pause_us:
         return "pause is not supported beside a neighbour; use burst"
     if device.kind == "cpu":
-        on_gpu = cell.neighbour in (Neighbour.GEMM, Neighbour.DECODE)
-        return (
-            f"the neighbour {cell.neighbour} needs a GPU; the cpu device supports idle, memory, swap and smallcopy"
-            if on_gpu
-            else None
-        )
+        if cell.neighbour not in (Neighbour.GEMM, Neighbour.DECODE):
+            return None
+        return f"the neighbour {cell.neighbour} needs a GPU; the cpu device supports idle, memory, swap and smallcopy"
     if cell.neighbour in TORCH_BYTES and not device.has_torch:
         return f"the neighbour {cell.neighbour} needs torch; install kvbench[cuda]"
     return None

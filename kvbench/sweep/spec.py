@@ -178,12 +178,9 @@ class SweepSpec:
         device_memory: str | None = None,
     ) -> "SweepSpec":
         """Return the sweep with these options; None leaves an option unchanged. Raises UsageError."""
-        sizes = {"host_memory": host_memory, "device_memory": device_memory}
-        limits = {
-            LIMITS[name]: read_memory(f"--{name.replace('_', '-')}", text)
-            for name, text in sizes.items()
-            if text is not None
-        }
+        options = {"host_memory": host_memory, "device_memory": device_memory}
+        sizes = {name: text for name, text in options.items() if text is not None}
+        limits = {LIMITS[name]: read_memory(f"--{name.replace('_', '-')}", text) for name, text in sizes.items()}
         return replace(
             self,
             device=self.device if device is None else convert(device, DeviceName, "device"),
