@@ -132,23 +132,22 @@ def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer
 
 
 def _planned(spec: SweepSpec, opened: Sequence[Opened]) -> tuple[SweepSpec, list[Plan]]:
-    """Return `spec` on the opened devices, each cell on one and on all of them, and the plan of each."""
+    """Return `spec` on the opened devices, each cell on one and on all of them, and the plan of each.
+
+    The plans have the cells that all devices can run; raises UsageError where there is none.
+    """
     names, axis = [each.device.name for each in opened], {"devices": (1, len(opened))}
     spec = replace(spec, device=",".join(names), groups=tuple({**axis, **group} for group in spec.groups))
-    return spec, _common([planned(spec, each) for each in opened], spec)
+    plans = [planned(spec, each) for each in opened]
+    common = set(plans[0].cells).intersection(*(plan.cells for plan in plans))
+    if not common:
+        raise UsageError(f"nothing to measure: no cell can run on all of {', '.join(spec.devices)}")
+    return spec, [replace(plan, cells=tuple(cell for cell in plan.cells if cell in common)) for plan in plans]
 
 
 def _folders(spec: SweepSpec) -> list[str]:
     names = enumerate(spec.devices)
     return [f"cpu-{index}" if name == "cpu" else name.replace(":", "-") for index, name in names]
-
-
-def _common(plans: Sequence[Plan], spec: SweepSpec) -> list[Plan]:
-    """Return the plans with the cells that all of them hold; raises UsageError where there is none."""
-    common = set(plans[0].cells).intersection(*(plan.cells for plan in plans))
-    if not common:
-        raise UsageError(f"nothing to measure: no cell can run on all of {', '.join(spec.devices)}")
-    return [replace(plan, cells=tuple(cell for cell in plan.cells if cell in common)) for plan in plans]
 
 
 def _opened(spec: SweepSpec, path: Path, turns: Turns, stack: ExitStack) -> tuple[list[TurnSlot], list[Opened]]:
