@@ -48,7 +48,7 @@ def test_the_blocks_of_a_swap_are_divided_into_layers_by_tensors(cell: Cell, blo
         (replace(CELL, neighbour=Neighbour.IDLE, rate_cap=20), "has no rate_cap, no burst and one device"),
     ],
 )
-def test_a_cell_that_cannot_have_its_layers_says_why(cell: Cell, reason: str) -> None:
+def test_impossible_layers_are_refused_with_the_reason(cell: Cell, reason: str) -> None:
     assert reason in (unfit(cell) or "")
 
 

@@ -60,7 +60,7 @@ def bench() -> Bench:
 @pytest.mark.parametrize("kind", [MemoryKind.device, MemoryKind.allocated], ids=["device", "host"])
 @settings(max_examples=60, deadline=None)
 @given(ranges=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5000), st.integers(0, 10**12)), max_size=30))
-def test_what_is_written_is_found(kind: MemoryKind, ranges: list[tuple[int, int, int]]) -> None:
+def test_written_blocks_pass_the_audit(kind: MemoryKind, ranges: list[tuple[int, int, int]]) -> None:
     device = open_device("cpu", FaultPlan())
     pool, own_stream = Buffer(device.driver, kind, POOL_BYTES), Stream(device.driver)
     stream = own_stream.handle
@@ -96,7 +96,7 @@ def test_a_swap_in_a_large_pool_is_checked_without_touching_the_rest(bench: Benc
     assert audit_words(bench.source, words(0), words(POOL_BYTES), words(0), OTHER, stream).wrong_bytes == 0
 
 
-def test_bytes_that_were_never_copied_are_wrong(bench: Bench) -> None:
+def test_bytes_that_were_never_copied_count_as_wrong(bench: Bench) -> None:
     found = audit_words(bench.destination, words(800), words(800), words(800), OTHER, bench.stream.handle)
     assert found.wrong_bytes > 780
     assert found.first_wrong_range == 0

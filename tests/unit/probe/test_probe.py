@@ -63,7 +63,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_a_probe_without_a_fault_finds_none(name: str) -> None:
+def test_a_probe_of_a_sound_device_gives_the_expected_answer(name: str) -> None:
     found = finding(name)
     assert found.answer.startswith(ANSWERS[name])
     # Speeds on a shared host vary too much to be told from those of a fault that is small.
@@ -71,14 +71,14 @@ def test_a_probe_without_a_fault_finds_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_a_probe_finds_what_it_looks_for(name: str) -> None:
+def test_a_probe_detects_the_fault_that_it_is_for(name: str) -> None:
     fault, answer = FOUND[name]
     found = finding(name, fault)
     assert found.answer.startswith(answer)
     assert not found.expected
 
 
-def test_the_limit_of_inline_copies_is_found_to_512_bytes() -> None:
+def test_the_limit_of_inline_copies_is_exact_to_512_bytes() -> None:
     assert finding("inline", "inline=25087").number == 24
     assert finding("inline", "inline=25088").number == 24.5
 
@@ -87,7 +87,7 @@ def test_wrong_bytes_are_counted() -> None:
     assert finding("count", "corrupt@descriptor=5000").answer == "1 blocks are wrong"
 
 
-def test_a_wedged_stream_is_a_finding_and_its_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_stream_is_a_finding_and_its_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "DEADLINE_S", 3)
     began_s = time.monotonic()
     found = finding("lifetime", "hang@call=0")
@@ -97,7 +97,7 @@ def test_a_wedged_stream_is_a_finding_and_its_process_ends(monkeypatch: pytest.M
     assert not [process for process in children() if "kvbench.probe" in process]
 
 
-def test_an_error_is_no_answer() -> None:
+def test_an_error_gives_no_answer() -> None:
     found = run_probe("order", CPU, "error@call=0").found
     assert found == Unanswered("copy_batch: INJECTED_ERROR")
 

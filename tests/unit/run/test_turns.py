@@ -39,7 +39,7 @@ def test_visits_of_one_device_follow_each_other() -> None:
     assert len(most) == 40
 
 
-def test_visits_of_all_devices_are_made_at_once() -> None:
+def test_visits_of_all_devices_begin_together() -> None:
     turns, meeting = two(), threading.Barrier(2, timeout=10)
 
     def visit(place: int) -> int:
@@ -52,7 +52,7 @@ def test_visits_of_all_devices_are_made_at_once() -> None:
         assert list(pool.map(visit, (0, 1))) == [2, 2]
 
 
-def test_a_device_that_skips_a_visit_or_is_gone_is_not_waited_for() -> None:
+def test_nobody_waits_for_a_device_that_skipped_a_visit_or_left() -> None:
     turns = two()
 
     def skips(place: int) -> None:
@@ -78,7 +78,7 @@ def test_an_interrupt_ends_the_waiting() -> None:
         pass
 
 
-def test_a_swap_on_all_devices_is_not_asked_for_once_one_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swaps_on_all_devices_fail_after_one_device_left(monkeypatch: pytest.MonkeyPatch) -> None:
     cell, turns = Cell("batched", Direction.H2D, 1, 4096, devices=2), Turns()
     turns.order = {(0, cell.id): 0}
     monkeypatch.setattr(Turns, "taken", lambda *_, **__: nullcontext(1))
@@ -88,7 +88,7 @@ def test_a_swap_on_all_devices_is_not_asked_for_once_one_is_gone(monkeypatch: py
         slot.visit(request, 1.0)
 
 
-def test_later_visits_of_all_devices_have_higher_numbers_to_meet_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_visits_of_all_devices_have_higher_start_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Visits that are repeated follow the others of their round; at a number that was passed nobody would wait."""
     cells = [Cell("batched", Direction.H2D, blocks, 4096, devices=2) for blocks in (1, 2)]
     turns, numbers = Turns(), list[int]()
