@@ -29,7 +29,6 @@ class SmsRow:
     most_blocks: int = 1 << 62
 
     def fits(self, direction: Direction, pool_bytes: int, block_bytes: int, blocks: int) -> bool:
-        """Whether the row applies to swaps of `blocks` blocks of `block_bytes`, spread over `pool_bytes`."""
         return (
             self.direction in (None, direction)
             and pool_bytes >= self.least_pool_bytes

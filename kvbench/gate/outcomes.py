@@ -1,7 +1,4 @@
-"""The outcome of every cell of a run: its status, figures and visits; and the curves that cells make.
-
-A curve is a set of cells that differ only in block size.
-"""
+"""The outcome of every cell of a run: its status, figures and visits; and the curves that cells make."""
 
 import math
 from collections.abc import Iterable, Mapping

@@ -179,13 +179,8 @@ def _limits(cell: Cell, ceilings: Mapping[str, float], roofs: Mapping[str, Reach
         roof = Rate(ceiling) if cell.sms is None else reach.sm_gbps
         if cell.pool_bytes >= SCATTERED_FROM_BYTES and math.isfinite(limit.rate):
             roof = min(roof, limit.times(cell.block_bytes / 1e9), key=lambda one: one.rate)
-    return {
-        "ceiling_gbps": ceiling,
-        "limit_blocks_per_s": limit.rate,
-        "roof_gbps": roof.rate,
-        "roof_gbps_low": roof.low,
-        "roof_gbps_high": roof.high,
-    }
+    columns = dict(zip(("roof_gbps", "roof_gbps_low", "roof_gbps_high"), roof, strict=True))
+    return {"ceiling_gbps": ceiling, "limit_blocks_per_s": limit.rate, **columns}
 
 
 def _row(cell: Cell, records: Sequence[CellRecord]) -> dict[str, Any]:
@@ -194,30 +189,28 @@ def _row(cell: Cell, records: Sequence[CellRecord]) -> dict[str, Any]:
     skips = [record.reason for record in records if isinstance(record, Skip)]
     reasons = [f"{failure.kind}: {failure.message}" for failure in failures] or skips
     status = _status(records)
-    return (
-        cell.spelled_out()
-        | {axis.field: getattr(cell, axis.field) for axis in AXES.values() if axis.number}
-        | {
-            **layer_figures(cell, visits),
-            **neighbour_figures([visit.beside for visit in visits if visit.beside is not None]),
-            "swap_bytes": cell.swap_bytes,
-            "status": status,
-            "reason": None if status == "ok" else _joined(reasons) or "no reason recorded",
-            "rounds": len(visits),
-            "path": _joined(path for path, _ in Counter(visit.path for visit in visits).most_common()),
-            "staging_bytes": max((visit.staging_bytes or 0 for visit in visits), default=0) or math.nan,
-            "sm_us": median_or_nan(visit.sm_us for visit in visits if visit.sm_us is not None),
-            "chosen": _joined(visit.chosen for visit in visits if visit.chosen is not None),
-            "order_note": "any on d2h" if (cell.direction, cell.order) == (Direction.D2H, Order.ANY) else None,
-            "stopped_by": _joined(visit.stopped_by for visit in visits),
-            "repeated": sum(visit.attempt for visit in visits),
-            "disturbed": sum(bool(visit.disturbed) for visit in visits),
-            "verified_bytes": sum(visit.verified_bytes for visit in visits),
-            "warnings": _joined(text for visit in visits for text in visit.warnings),
-            "cell_id": cell.id,
-            "command": next((failure.command for failure in failures), cell.command()),
-        }
-    )
+    return {
+        **cell.spelled_out(),
+        **{axis.field: getattr(cell, axis.field) for axis in AXES.values() if axis.number},
+        **layer_figures(cell, visits),
+        **neighbour_figures([visit.beside for visit in visits if visit.beside is not None]),
+        "swap_bytes": cell.swap_bytes,
+        "status": status,
+        "reason": None if status == "ok" else _joined(reasons) or "no reason recorded",
+        "rounds": len(visits),
+        "path": _joined(path for path, _ in Counter(visit.path for visit in visits).most_common()),
+        "staging_bytes": max((visit.staging_bytes or 0 for visit in visits), default=0) or math.nan,
+        "sm_us": median_or_nan(visit.sm_us for visit in visits if visit.sm_us is not None),
+        "chosen": _joined(visit.chosen for visit in visits if visit.chosen is not None),
+        "order_note": "any on d2h" if (cell.direction, cell.order) == (Direction.D2H, Order.ANY) else None,
+        "stopped_by": _joined(visit.stopped_by for visit in visits),
+        "repeated": sum(visit.attempt for visit in visits),
+        "disturbed": sum(bool(visit.disturbed) for visit in visits),
+        "verified_bytes": sum(visit.verified_bytes for visit in visits),
+        "warnings": _joined(text for visit in visits for text in visit.warnings),
+        "cell_id": cell.id,
+        "command": next((failure.command for failure in failures), cell.command()),
+    }
 
 
 def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
