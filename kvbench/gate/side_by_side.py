@@ -192,37 +192,31 @@ class SideBySide:
         cpu = None
         self._failed.add(cell)  # until both visits are made
         for name in order:
-            arm = self.running[name]
-            planned = PlannedVisit(number, arm.names[cell])
+            side = self.running[name]
+            planned = PlannedVisit(number, side.names[cell])
             answer = None
-            with self._replacing(arm, number):
-                answer = arm.execution.visit(planned, InTurn(verify=verify, cpu=cpu))
-            if isinstance(answer, Visit):
-                cpu = answer.cpu
-                answer = self._checked(arm, planned, answer)
+            with self._replacing(side, number):
+                answer = side.execution.visit(planned, InTurn(verify=verify, cpu=cpu))
             if not isinstance(answer, Visit):
                 return
+            cpu, (began_ns, ended_ns) = answer.cpu, answer.span_ns or (0, 0)
+            if not self._last_ns <= began_ns <= ended_ns <= time.monotonic_ns():
+                side.execution.fail(planned, "its visit overlaps a visit of the other side")
+                return
+            self._last_ns = ended_ns
         self._failed.remove(cell)
-
-    def _checked(self, arm: MeasuredSide, planned: PlannedVisit, visit: Visit) -> Visit | Failure:
-        """Return the visit, or a failure if it overlaps a visit of the other side."""
-        began_ns, ended_ns = visit.span_ns or (0, 0)
-        if not self._last_ns <= began_ns <= ended_ns <= time.monotonic_ns():
-            return arm.execution.fail(planned, "its visit overlaps a visit of the other side")
-        self._last_ns = ended_ns
-        return visit
 
     def _renew(self) -> None:
         """Replace the workers of both sides; a side whose worker cannot be replaced fails."""
         note = "the worker process was replaced to see whether another one takes as long"
-        renewals = [(arm, self._pool.submit(arm.execution.replace_worker, note)) for arm in self.running.values()]
+        renewals = [(side, self._pool.submit(side.execution.replace_worker, note)) for side in self.running.values()]
         wait(renewal for _, renewal in renewals)
-        for arm, renewal in renewals:
-            with self._replacing(arm, self._rounds):
+        for side, renewal in renewals:
+            with self._replacing(side, self._rounds):
                 renewal.result()
 
     @contextmanager
-    def _replacing(self, arm: MeasuredSide, number: int) -> Iterator[None]:
+    def _replacing(self, side: MeasuredSide, number: int) -> Iterator[None]:
         """Fail the cells of a side whose worker is lost inside and cannot be replaced; raises StorageError."""
         try:
             yield
@@ -232,7 +226,7 @@ class SideBySide:
             for cell in self._cells:
                 if cell not in self._failed:
                     why = f"its worker could not be replaced: {error}"
-                    arm.execution.fail(PlannedVisit(number, arm.names[cell]), why)
+                    side.execution.fail(PlannedVisit(number, side.names[cell]), why)
             self._failed.update(self._cells)
 
 

@@ -253,33 +253,6 @@ class Execution:
 
     def visit(self, visit: PlannedVisit, in_turn: InTurn | None = None) -> Visit | Failure:
         """Make a visit and record it; raises KvbenchError if a failed worker cannot be replaced."""
-        try:
-            answer = self._measure(visit, in_turn)
-        except NotAskedError as why:
-            return self.fail(visit, str(why))
-        self._record(answer)
-        if isinstance(answer, Failure) and answer.kind != "mismatch":
-            self.replace_worker(f"the worker process was replaced after {visit.cell.label} failed")
-        return answer
-
-    def replace_worker(self, note: str) -> None:
-        """Replace the worker and record why; raises KvbenchError."""
-        self.slot.replace()
-        self._record(Note(text=note))
-
-    def fail(self, visit: PlannedVisit, message: str) -> Failure:
-        """Record that a visit cannot be made, or does not count."""
-        failure = self._failure(visit, "error", message)
-        self._record(failure)
-        return failure
-
-    def _failure(self, visit: PlannedVisit, kind: FailureKind, message: str) -> Failure:
-        command = self._command(visit.cell)
-        return Failure(
-            cell_text=visit.cell.as_strings(), round=visit.round, kind=kind, message=message, command=command
-        )
-
-    def _measure(self, visit: PlannedVisit, in_turn: InTurn | None) -> Visit | Failure:
         request = MeasureCell(
             cell=visit.cell.as_strings(),
             round=visit.round,
@@ -288,14 +261,35 @@ class Execution:
             sampling=self.spec.sampling,
             in_turn=in_turn,
         )
+        deadline_s = visit_deadline_s(visit.cell, self.spec.sampling, self.opened.device.kind)
+        pauses_s = self.spec.trace.most_pauses_s if self.spec.trace else 0.0
         self._revive()
         try:
-            deadline_s = visit_deadline_s(visit.cell, self.spec.sampling, self.opened.device.kind)
-            pauses_s = self.spec.trace.most_pauses_s if self.spec.trace else 0.0
             answer = self.slot.visit(request, deadline_s + pauses_s)
+        except NotAskedError as why:
+            return self.fail(visit, str(why))
         except WorkerLostError as lost:
-            return self._failure(visit, lost.kind, str(lost))
-        return self._failure(visit, answer.kind, answer.message) if isinstance(answer, Failure) else answer
+            answer = self.fail(visit, str(lost), lost.kind)
+        else:
+            if isinstance(answer, Visit):
+                self._record(answer)
+                return answer
+            answer = self.fail(visit, answer.message, answer.kind)
+        if answer.kind != "mismatch":
+            self.replace_worker(f"the worker process was replaced after {visit.cell.label} failed")
+        return answer
+
+    def replace_worker(self, note: str) -> None:
+        """Replace the worker and record why; raises KvbenchError."""
+        self.slot.replace()
+        self._record(Note(text=note))
+
+    def fail(self, visit: PlannedVisit, message: str, kind: FailureKind = "error") -> Failure:
+        """Record that a visit failed, cannot be made, or does not count."""
+        texts, command = visit.cell.as_strings(), self._command(visit.cell)
+        failure = Failure(cell_text=texts, round=visit.round, kind=kind, message=message, command=command)
+        self._record(failure)
+        return failure
 
     def _command(self, cell: Cell) -> str:
         device = self.spec.device if cell.devices > 1 else self.opened.device.name
