@@ -127,13 +127,6 @@ def test_an_invalid_pool_reuse_or_pause_is_refused_with_the_right_form(name: str
     assert right in str(caught.value)
 
 
-def test_a_cell_without_pool_reuse_and_pause_keeps_its_id() -> None:
-    assert not {"pool", "reuse", "pause"} & set(HOT.as_strings())
-    explicit = HOT.as_strings() | {"pool": "dense", "reuse": "same", "pause": "0"}
-    assert Cell.from_strings(explicit) == HOT
-    assert len({HOT.id, FRESH.id, replace(HOT, pool_bytes=GIB).id, replace(HOT, pause_us=5000).id}) == 4
-
-
 def test_the_command_always_names_pool_and_reuse_and_only_a_used_pause() -> None:
     assert "-a pool=dense -a reuse=same" in HOT.command()
     assert "pause" not in HOT.command()
