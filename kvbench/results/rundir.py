@@ -125,8 +125,6 @@ def load_run(path: Path) -> Run:
 def _without_retried(records: list[Record]) -> list[Record]:
     """Return the records without the failures of cells that were retried later."""
     retried = {record.cell: index for index, record in enumerate(records) if isinstance(record, Retry)}
-    if not retried:
-        return records
     return [
         record
         for index, record in enumerate(records)

@@ -120,7 +120,16 @@ class Execution:
 
         Raises UsageError if the required memory is not available.
         """
-        return self.finish(*self._attempt())
+        try:
+            self.begin()
+            self._measure_missing()
+        except UsageError as error:
+            with suppress(StorageError):
+                self.writer.set_status("stopped", str(error))
+            raise
+        except (KeyboardInterrupt, KvbenchError) as why:
+            return self.finish(*ended_by(why))
+        return self.finish("complete", None)
 
     def begin(self) -> None:
         """Record the start of the run and its plan; raises StorageError."""
@@ -154,18 +163,6 @@ class Execution:
         done = self.progress
         counts = done.measured, len(done.failed), len(done.skipped), done.copies_failed
         return Outcome(self.writer.path, status, reason, *counts, searched_by=self.writer.info.searched_by)
-
-    def _attempt(self) -> tuple[RunStatus, str | None]:
-        try:
-            self.begin()
-            self._measure_missing()
-        except UsageError as error:
-            with suppress(StorageError):
-                self.writer.set_status("stopped", str(error))
-            raise
-        except (KeyboardInterrupt, KvbenchError) as why:
-            return ended_by(why)
-        return "complete", None
 
     def _measure_missing(self) -> None:
         if self.schedule is not None:
