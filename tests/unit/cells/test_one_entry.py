@@ -62,9 +62,9 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     shutil.copytree(PACKAGE, folder / "kvbench", ignore=shutil.ignore_patterns("__pycache__"))
     cell = folder / "kvbench" / "cells" / "cell.py"
     text = cell.read_text()
-    place = "\n    @property\n    def swap_bytes"
-    assert text.count(place) == 1
-    cell.write_text(text.replace(place, ENTRY + place))
+    marker = "\n    @property\n    def swap_bytes"
+    assert text.count(marker) == 1
+    cell.write_text(text.replace(marker, ENTRY + marker))
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SCRIPT), folder], capture_output=True, text=True, check=False
     )
@@ -90,8 +90,4 @@ def test_the_summary_has_a_column_for_a_new_axis(known: dict[str, Any]) -> None:
 
 
 def test_the_listed_axes_include_a_new_one(known: dict[str, Any]) -> None:
-    assert known["listed"] == {
-        "axis": "flavour",
-        "help": "what a swap tastes of",
-        "example": "-a flavour=sweet,sour",
-    }
+    assert known["listed"] == {"axis": "flavour", "help": "what a swap tastes of", "example": "-a flavour=sweet,sour"}

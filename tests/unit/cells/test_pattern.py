@@ -103,9 +103,9 @@ def test_a_side_accepts_every_pattern_except_reversed(pattern: Pattern) -> None:
 @pytest.mark.parametrize("direction", Direction)
 def test_each_side_of_a_swap_has_its_own_pattern(direction: Direction) -> None:
     cell = Cell("any", direction, 64, 64, pattern=Pattern("runs", 8))
-    own = replace(cell, host_pattern=Pattern("runs", 2))
+    host_runs = replace(cell, host_pattern=Pattern("runs", 2))
     expected = (Pattern("runs", 2), Pattern("runs", 8))
-    assert own.sides == (expected if direction is Direction.H2D else expected[::-1])
+    assert host_runs.sides == (expected if direction is Direction.H2D else expected[::-1])
     assert cell.sides == (cell.pattern, cell.pattern)
     both = replace(cell, pattern=Pattern("reversed"))
     assert both.sides == (Pattern("descending"), Pattern("contiguous"))

@@ -187,16 +187,16 @@ def test_a_swap_that_never_ran_is_detected(cpu: Device) -> None:
 @st.composite
 def descriptor_lists(draw: st.DrawFn) -> list[tuple[int, int, int]]:
     """Up to 40 descriptors in any order; some adjoin the one before them on both sides, none of them overlap."""
-    found: list[tuple[int, int, int]] = []
+    blocks: list[tuple[int, int, int]] = []
     start, to = draw(st.integers(0, 64)), draw(st.integers(0, 64))
     for _ in range(draw(st.integers(1, 40))):
         size = draw(st.integers(1, 1000) | st.sampled_from([1, 15, 16, 17, 512]))
-        found.append((start, to, size))
+        blocks.append((start, to, size))
         adjoins = draw(st.booleans())
         start = start + size if adjoins else draw(st.integers(0, ROOM - 1000))
         to += size if adjoins else size + draw(st.integers(0, 33))
         start = min(start, ROOM - 1000)
-    return draw(st.sampled_from([found, found[::-1]]) | st.permutations(found))
+    return draw(st.sampled_from([blocks, blocks[::-1]]) | st.permutations(blocks))
 
 
 @pytest.fixture(scope="module")

@@ -165,13 +165,13 @@ def static_shared_bytes(cubin: bytes, kernel: str) -> int:
     size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", cubin, table + size * number) for number in range(count)]
     texts = headers[names][4]
-    found = {
+    shared_bytes = {
         cubin[texts + name : cubin.index(b"\0", texts + name)].decode(): header[5]
         for name, *_ in headers
         for header in headers
         if header[0] == name
     }
-    return found[f".nv.shared.{kernel}"]
+    return shared_bytes[f".nv.shared.{kernel}"]
 
 
 @pytest.mark.parametrize(("arch", "most_bytes"), [("sm_90", 227 * 1024), ("sm_120", 99 * 1024)])

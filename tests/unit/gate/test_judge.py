@@ -191,7 +191,7 @@ def doubled(cell: Cell, every: Sequence[int], count: int = 15) -> Callable[[Reco
     def changed(record: Record) -> Record:
         if not isinstance(record, Visit) or record.cell != cell:
             return record
-        times = [us * (1 + (place in every)) for place, us in enumerate([record.samples.wall_us[0]] * count)]
+        times = [us * (1 + (index in every)) for index, us in enumerate([record.samples.wall_us[0]] * count)]
         filled = {
             name: [values[0]] * count for name, values in msgspec.structs.asdict(record.samples).items() if values
         }
@@ -361,8 +361,8 @@ def test_two_stored_runs_have_the_verdicts_of_their_report(tmp_path: Path, *, in
 
 def test_slot_bias_is_corrected_only_after_two_rounds_of_each_order() -> None:
     ratios = np.array([[0.02, -0.02, 0.02, -0.02], [0.12, 0.08, 0.12, 0.08]])
-    found, bias = without_slot_bias(ratios, np.array([1.0, -1.0, 1.0, -1.0]))
+    corrected, bias = without_slot_bias(ratios, np.array([1.0, -1.0, 1.0, -1.0]))
     assert bias == pytest.approx(0.02)
-    assert found == pytest.approx(np.array([[0.0] * 4, [0.1] * 4]))
-    found, bias = without_slot_bias(ratios, np.ones(4))
-    assert (bias, found is ratios) == (0.0, True)
+    assert corrected == pytest.approx(np.array([[0.0] * 4, [0.1] * 4]))
+    corrected, bias = without_slot_bias(ratios, np.ones(4))
+    assert (bias, corrected is ratios) == (0.0, True)

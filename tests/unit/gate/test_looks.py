@@ -25,9 +25,9 @@ def test_all_planned_looks_together_have_the_error_rate_of_one_look() -> None:
 
 def test_same_is_settled_at_the_first_look_and_more_pairs_change_nothing() -> None:
     calm = noise(PLAN[0].pairs)
-    found = look_at(calm, MARGIN, PLAN)
-    assert (found.verdict, found.settled, found.pairs) == (Verdict.SAME, True, PLAN[0].pairs)
-    assert look_at(np.append(calm, np.full(50, 0.5)), MARGIN, PLAN) == found
+    estimate = look_at(calm, MARGIN, PLAN)
+    assert (estimate.verdict, estimate.settled, estimate.pairs) == (Verdict.SAME, True, PLAN[0].pairs)
+    assert look_at(np.append(calm, np.full(50, 0.5)), MARGIN, PLAN) == estimate
 
 
 def test_slower_requires_two_looks() -> None:
@@ -44,11 +44,11 @@ def test_slower_requires_several_processes() -> None:
     slow = noise(PLAN[-1].pairs, 0.2)
     one, two = np.zeros(slow.size), (np.arange(slow.size) >= PLAN[0].pairs).astype(float)
     for look in PLAN:
-        found = look_at(slow[: look.pairs], MARGIN, PLAN, processes=one[: look.pairs])
-        assert (found.verdict, found.unconfirmed, found.settled) == (Verdict.UNDECIDED, Verdict.SLOWER, False)
-    found = look_at(slow, MARGIN, PLAN, processes=two)
-    assert (found.verdict, found.unconfirmed, found.settled) == (Verdict.SLOWER, None, True)
-    assert found.pairs == PLAN[1].pairs
+        estimate = look_at(slow[: look.pairs], MARGIN, PLAN, processes=one[: look.pairs])
+        assert (estimate.verdict, estimate.unconfirmed, estimate.settled) == (Verdict.UNDECIDED, Verdict.SLOWER, False)
+    estimate = look_at(slow, MARGIN, PLAN, processes=two)
+    assert (estimate.verdict, estimate.unconfirmed, estimate.settled) == (Verdict.SLOWER, None, True)
+    assert estimate.pairs == PLAN[1].pairs
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["the first", "the second"])
@@ -56,14 +56,14 @@ def test_slower_requires_several_processes() -> None:
 def test_a_slowdown_in_only_one_process_is_not_slower(cost: float, *, first: bool) -> None:
     processes = (np.arange(PLAN[-1].pairs) >= PLAN[0].pairs).astype(float)
     logs = noise(PLAN[-1].pairs) + np.where(processes == (0 if first else 1), cost, 0.0)
-    found = [look_at(logs[: look.pairs], MARGIN, PLAN, processes=processes[: look.pairs]) for look in PLAN]
-    assert found[0].unconfirmed == (Verdict.SLOWER if first else None)
-    assert Verdict.SLOWER not in {estimate.verdict for estimate in found}
+    estimates = [look_at(logs[: look.pairs], MARGIN, PLAN, processes=processes[: look.pairs]) for look in PLAN]
+    assert estimates[0].unconfirmed == (Verdict.SLOWER if first else None)
+    assert Verdict.SLOWER not in {estimate.verdict for estimate in estimates}
 
 
 def test_same_requires_only_one_process() -> None:
-    found = look_at(noise(PLAN[0].pairs), MARGIN, PLAN, processes=np.zeros(PLAN[0].pairs))
-    assert (found.verdict, found.settled) == (Verdict.SAME, True)
+    estimate = look_at(noise(PLAN[0].pairs), MARGIN, PLAN, processes=np.zeros(PLAN[0].pairs))
+    assert (estimate.verdict, estimate.settled) == (Verdict.SAME, True)
 
 
 def test_too_few_pairs_for_a_look_give_a_verdict_but_settle_nothing() -> None:
@@ -77,8 +77,8 @@ def test_too_few_pairs_for_a_look_give_a_verdict_but_settle_nothing() -> None:
 
 def test_the_last_look_decides() -> None:
     wide = noise(PLAN[-1].pairs, MARGIN, 0.05)
-    found = look_at(wide, MARGIN, PLAN)
-    assert (found.verdict, found.settled, found.pairs) == (Verdict.UNDECIDED, False, PLAN[-1].pairs)
+    estimate = look_at(wide, MARGIN, PLAN)
+    assert (estimate.verdict, estimate.settled, estimate.pairs) == (Verdict.UNDECIDED, False, PLAN[-1].pairs)
     assert look_at(wide, MARGIN, ONCE).pairs == PLAN[-1].pairs
 
 
@@ -94,15 +94,15 @@ class Machine:
         }.items():  # fmt: skip
             self.visits[name] = rng.normal(usual, scatter, (2, 4, 20))
         self.cpu_bound = np.array([True, True, True, False])
-        self.copies_us = {way: rng.normal(5000, 10, (2, 20)) for way in ("h2d", "d2h")}
+        self.copies_us = {direction: rng.normal(5000, 10, (2, 20)) for direction in ("h2d", "d2h")}
 
     def __getattr__(self, name: str) -> Floats:
         return np.asarray(self.visits[name])
 
     def spoiled(self) -> dict[str, list[list[int]]]:
         """Return cause -> places of the pairs that it spoiled."""
-        found = spoiled(self.visits, self.cpu_bound, self.copies_us)
-        return {cause: np.argwhere(mark).tolist() for cause, mark in found.items() if mark.any()}
+        marks = spoiled(self.visits, self.cpu_bound, self.copies_us)
+        return {cause: np.argwhere(mark).tolist() for cause, mark in marks.items() if mark.any()}
 
 
 def test_nothing_is_spoiled_on_a_calm_machine() -> None:
@@ -164,12 +164,12 @@ def test_submissions_that_are_always_more_uneven_on_one_side_spoil_no_pair() -> 
     assert not machine.spoiled()
 
 
-@pytest.mark.parametrize("way", ["h2d", "d2h"])
+@pytest.mark.parametrize("direction", ["h2d", "d2h"])
 @pytest.mark.parametrize("side", [0, 1])
-def test_a_slow_link_spoils_pairs_of_its_round_that_differ_unusually(way: str, side: int) -> None:
+def test_a_slow_link_spoils_pairs_of_its_round_that_differ_unusually(direction: str, side: int) -> None:
     machine = Machine()
-    machine.copies_us[way][1, 5] *= 1.07
-    machine.copies_us[way][:, 6] *= 1.07  # slow for both
+    machine.copies_us[direction][1, 5] *= 1.07
+    machine.copies_us[direction][:, 6] *= 1.07  # slow for both
     machine.fast_us[side, :2, 5:8] *= 1.07
     machine.fast_us[:, 2, 5] *= 1.07
     assert machine.spoiled() == {"link": [[0, 5], [1, 5]]}

@@ -14,7 +14,7 @@ from kvbench.gate.judgement import GateVerdict, Judgement, Margins, Row
 from kvbench.gate.output.sheet import name_of_row
 from kvbench.results import Control, Record, Run, load_run
 from tests.synthetic import beside, failure, info, write_run
-from tests.unit.gate.gated import judge
+from tests.unit.gate.gated import DIRECTIONS, judge
 
 GEMM = Cell("sm", Direction.D2H, 4096, 16384, sms=2, neighbour=Neighbour.GEMM)
 DECODE = replace(GEMM, neighbour=Neighbour.DECODE)
@@ -26,10 +26,10 @@ def run_of(folder: Path, slowdowns: dict[Cell, float], gbps: float = 40.0, round
     noise = np.random.default_rng(int.from_bytes(folder.name.encode())).normal(0, 0.005, (rounds, len(slowdowns)))
     records: list[Record] = []
     for number in range(rounds):
-        for place, (cell, slowdown) in enumerate(slowdowns.items()):
-            (visit,) = beside(cell, slowdown * float(np.exp(noise[number, place])), gbps, 1)
+        for index, (cell, slowdown) in enumerate(slowdowns.items()):
+            (visit,) = beside(cell, slowdown * float(np.exp(noise[number, index])), gbps, 1)
             records.append(msgspec.structs.replace(visit, round=number))
-        records += [Control(direction=way, round=number, copy_bytes=1 << 28, gpu_us=[5e3]) for way in ("h2d", "d2h")]
+        records += [Control(direction=each, round=number, copy_bytes=1 << 28, gpu_us=[5e3]) for each in DIRECTIONS]
     created = f"2026-11-20T1{'01'[folder.name == 'cand']}:00:00Z"
     return load_run(write_run(folder, records, info(created=created)))
 

@@ -80,10 +80,10 @@ def test_junit_is_read_back_with_every_row_and_its_verdict() -> None:
     assert children["cell UNDECIDED"] == ["skipped"]
     assert children["cell CONTAMINATED"] == ["skipped"]
     assert children["cell SAME"] == []
-    found = root.find(".//failure")
-    assert found is not None
-    assert "+10.0%" in str(found.get("message"))
-    assert found.text == CELL.command()
+    failure = root.find(".//failure")
+    assert failure is not None
+    assert "+10.0%" in str(failure.get("message"))
+    assert failure.text == CELL.command()
 
 
 def test_hostile_text_is_escaped_in_junit() -> None:
@@ -159,9 +159,9 @@ def test_a_terminal_shows_the_verdict_then_changed_rows_then_the_number_of_undec
     Destinations().deliver(sheet(*rows), data)
     verdict, *lines = capsys.readouterr().out.splitlines()
     assert verdict.endswith("SLOWER")
-    at = [next(place for place, line in enumerate(lines) if line.startswith(word)) for word in ("SLOWER", "FASTER")]
+    at = [next(index for index, line in enumerate(lines) if line.startswith(word)) for word in ("SLOWER", "FASTER")]
     counts = [
-        next(place for place, line in enumerate(lines) if line.startswith(word)) for word in ("78 UND", "40 SAME")
+        next(index for index, line in enumerate(lines) if line.startswith(word)) for word in ("78 UND", "40 SAME")
     ]
     assert at < counts
     assert len([line for line in lines if "unclear" in line]) == 1  # an example
@@ -200,7 +200,7 @@ def test_every_output_handles_every_verdict() -> None:
     for verdict in GateVerdict:
         shown = sheet(row(verdict), verdict=verdict)
         root = ElementTree.fromstring(junit(shown))  # our own
-        found = {name for name in ("errors", "failures", "skipped") if root.get(name) == "1"}
-        assert found == {expected.get(verdict, "skipped")} - ({"skipped"} if verdict.exit_code == 0 else set())
+        outcomes = {name for name in ("errors", "failures", "skipped") if root.get(name) == "1"}
+        assert outcomes == {expected.get(verdict, "skipped")} - ({"skipped"} if verdict.exit_code == 0 else set())
         assert bool(annotations(shown)) is (verdict.exit_code != 0)
         assert verdict in page(shown, COMMENT_BYTES)

@@ -29,7 +29,7 @@ from kvbench.sweep.spec import Limits
 from tests import synthetic
 from tests.unit.gate.gated import judge
 
-CELLS = [Cell("batched", way, 64, size, coalesce=False) for way in Direction for size in (4096, 16384)]
+CELLS = [Cell("batched", direction, 64, size, coalesce=False) for direction in Direction for size in (4096, 16384)]
 
 
 def write(path: Path, records: list[Record], **changes: object) -> Run:
@@ -60,7 +60,7 @@ def test_an_environment_is_given_as_a_folder_or_as_its_python(tmp_path: Path) ->
     link.symlink_to(python)
     for path in (tmp_path / "link", link):
         side = parse_side("--base", f"env:{path}")
-        # Not what the link leads to: an environment is known by the place of its python.
+        # Not what the link leads to: an environment is known by the path of its python.
         assert side.interpreter.python == str(link)
         assert side.backend is None
 
@@ -125,12 +125,12 @@ def test_runs_of_two_backends_are_judged_cell_by_cell(tmp_path: Path) -> None:
     theirs = [replace(cell, backend="mine", coalesce=None) for cell in CELLS]
     base = write(tmp_path / "a", [synthetic.visit(cell, 1000.0, noise=0) for cell in CELLS])
     cand = write(tmp_path / "b", [synthetic.visit(cell, 2000.0, noise=0) for cell in theirs])
-    found = pair([base], [cand])
-    assert set(found.cells) == set(CELLS)
-    assert found.visits["fast_us"][0] == pytest.approx(np.full((4, 1), 1000.0))
-    assert found.visits["fast_us"][1] == pytest.approx(np.full((4, 1), 2000.0))
-    assert not found.failed
-    assert "batched (base) and mine (candidate)" in found.notes[0]
+    pairs = pair([base], [cand])
+    assert set(pairs.cells) == set(CELLS)
+    assert pairs.visits["fast_us"][0] == pytest.approx(np.full((4, 1), 1000.0))
+    assert pairs.visits["fast_us"][1] == pytest.approx(np.full((4, 1), 2000.0))
+    assert not pairs.failed
+    assert "batched (base) and mine (candidate)" in pairs.notes[0]
 
 
 def test_a_visit_has_its_lower_tenth_its_upper_quartile_and_the_time_of_its_caller() -> None:
@@ -154,11 +154,11 @@ def test_a_run_of_several_rounds_counts_as_one_run_for_each(tmp_path: Path) -> N
     visits = [[synthetic.visit(cell, 1000.0 + n, noise=0, round_=n) for cell in CELLS] for n in (0, 1, 2)]
     skip = synthetic.skip(replace(CELLS[0], blocks=9))
     run = write(tmp_path / "a", [skip, *visits[0], *visits[1], *visits[2]])
-    alone = [write(tmp_path / str(n), [skip, *own]) for n, own in enumerate(visits)]
-    found = pair([run], alone)
-    assert set(found.cells) == set(CELLS)
-    assert found.visits["fast_us"][0] == pytest.approx(np.tile([1000.0, 1001.0, 1002.0], (4, 1)))
-    assert found.visits["fast_us"][1] == pytest.approx(found.visits["fast_us"][0])
+    alone = [write(tmp_path / str(n), [skip, *records]) for n, records in enumerate(visits)]
+    pairs = pair([run], alone)
+    assert set(pairs.cells) == set(CELLS)
+    assert pairs.visits["fast_us"][0] == pytest.approx(np.tile([1000.0, 1001.0, 1002.0], (4, 1)))
+    assert pairs.visits["fast_us"][1] == pytest.approx(pairs.visits["fast_us"][0])
 
 
 def a_a_runs(folder: Path, offsets: list[float]) -> tuple[list[Run], list[Run]]:
@@ -174,21 +174,21 @@ def a_a_runs(folder: Path, offsets: list[float]) -> tuple[list[Run], list[Run]]:
 
 def test_a_floor_is_the_difference_of_a_build_from_itself(tmp_path: Path) -> None:
     base, cand = a_a_runs(tmp_path, [0.04, -0.05, 0.01, 0.0, 0.05, -0.04, 0.02, -0.01])
-    found = floors_of(judge(base, cand), base[0])
-    assert set(found.floors) == {cell.id for cell in CELLS}
-    assert all(0.01 < floor <= 0.055 for floor in found.floors.values())
-    assert found.rounds == 8
+    file = floors_of(judge(base, cand), base[0])
+    assert set(file.floors) == {cell.id for cell in CELLS}
+    assert all(0.01 < floor <= 0.055 for floor in file.floors.values())
+    assert file.rounds == 8
     path = tmp_path / "floor.json"
-    write_floors(path, found)
-    assert read_floors(path) == found
+    write_floors(path, file)
+    assert read_floors(path) == file
 
 
 def test_a_cell_within_its_floor_is_not_slower(tmp_path: Path) -> None:
     floors = floors_of(judge(*a_a_runs(tmp_path / "aa", [0.06, -0.06] * 4)), a_a_runs(tmp_path / "x", [0.0])[0][0])
     base, cand = a_a_runs(tmp_path / "ab", [0.05] * 8)
     assert {row.verdict for row in judge(base, cand).rows if row.kind == "cell"} == {GateVerdict.SLOWER}
-    found = judge(base, cand, floors=floors)
-    assert {row.verdict for row in found.rows if row.kind == "cell"} == {GateVerdict.SAME}
+    judgement = judge(base, cand, floors=floors)
+    assert {row.verdict for row in judgement.rows if row.kind == "cell"} == {GateVerdict.SAME}
 
 
 def test_too_few_rounds_give_no_floor(tmp_path: Path) -> None:
@@ -245,14 +245,14 @@ def in_turn(
     """Two sides visited in turn, with `changes` to visits, whose submissions take a `share` of their times."""
     calm: dict[str, object] = {"probe_us": 300.0, "sm_clock_mhz": 1980}
     runs = []
-    for place, name in enumerate(("base", "cand")):
+    for side, name in enumerate(("base", "cand")):
         records: list[Record] = []
         for number in range(count):
             for made in synthetic.visits(CELLS, count=5, round_=number):
-                began_ns = 1000 * number + 100 * place
-                made.samples.caller_us[:] = [share(place, made.cell) * us for us in made.samples.wall_us]
-                own = {**calm, **changes(place, made)}
-                records.append(msgspec.structs.replace(made, span_ns=(began_ns, began_ns + 50), **own))
+                began_ns = 1000 * number + 100 * side
+                made.samples.caller_us[:] = [share(side, made.cell) * us for us in made.samples.wall_us]
+                values = {**calm, **changes(side, made)}
+                records.append(msgspec.structs.replace(made, span_ns=(began_ns, began_ns + 50), **values))
         runs.append(write(folder / name, records))
     return runs
 
@@ -272,21 +272,19 @@ def in_turn(
 def test_a_pair_that_was_spoiled_on_one_side_does_not_count(
     tmp_path: Path, changes: Callable[[Visit], dict[str, object]], cause: str
 ) -> None:
-    def changed(place: int, made: Visit) -> dict[str, object]:
-        return changes(made) if (place, made.round, made.cell) == (1, 3, CELLS[0]) else {}
+    def changed(side: int, made: Visit) -> dict[str, object]:
+        return changes(made) if (side, made.round, made.cell) == (1, 3, CELLS[0]) else {}
 
-    base, cand = in_turn(tmp_path, changed, lambda _place, _cell: 0.5)
-    found = pair([base], [cand])
-    assert found.disturbed == {cause: 1}
-    place = list(found.cells).index(CELLS[0])
-    assert np.argwhere(np.isnan(found.visits["fast_us"][0])).tolist() == [[place, 3]]
+    base, cand = in_turn(tmp_path, changed, lambda _side, _cell: 0.5)
+    pairs = pair([base], [cand])
+    assert pairs.disturbed == {cause: 1}
+    index = list(pairs.cells).index(CELLS[0])
+    assert np.argwhere(np.isnan(pairs.visits["fast_us"][0])).tolist() == [[index, 3]]
 
 
 def test_a_slow_cpu_does_not_spoil_copies_by_the_gpu(tmp_path: Path) -> None:
     slow = {"disturbed": ["the CPU took 2.9 times as long as at its best"], "slowdown": 2.9}
-    runs = in_turn(
-        tmp_path, lambda place, made: slow if (place, made.round) == (1, 3) else {}, lambda _place, _cell: 0.1
-    )
+    runs = in_turn(tmp_path, lambda side, made: slow if (side, made.round) == (1, 3) else {}, lambda _side, _cell: 0.1)
     assert pair(runs[:1], runs[1:]).disturbed == {}
 
 
@@ -295,7 +293,7 @@ def test_runs_of_two_days_are_not_in_turn_even_if_their_spans_overlap(
     tmp_path: Path, later_s: int, in_turn_: bool
 ) -> None:
     began_s = 1_700_000_000
-    runs = in_turn(tmp_path, lambda place, _: {"began": began_s + place * later_s}, lambda _place, _cell: 0.1)
+    runs = in_turn(tmp_path, lambda side, _: {"began": began_s + side * later_s}, lambda _side, _cell: 0.1)
     assert pair(runs[:1], runs[1:]).in_turn is in_turn_
 
 
@@ -305,20 +303,20 @@ def slower(samples: Samples) -> Samples:
 
 
 def test_processes_count_only_when_both_sides_have_new_ones(tmp_path: Path) -> None:
-    def process(place: int, made: Visit) -> dict[str, object]:
-        return {"process": 1 + (made.round >= (2 if place == 0 else 4))}
+    def process(side: int, made: Visit) -> dict[str, object]:
+        return {"process": 1 + (made.round >= (2 if side == 0 else 4))}
 
-    base, cand = in_turn(tmp_path / "known", process, lambda _place, _cell: 0.1)
+    base, cand = in_turn(tmp_path / "known", process, lambda _side, _cell: 0.1)
     assert pair([base], [cand]).processes == pytest.approx([0, 0, 0, 0, 1, 1])
-    old, cand = in_turn(tmp_path / "old", lambda place, _: {"process": 1} if place else {}, lambda _place, _cell: 0.1)
+    old, cand = in_turn(tmp_path / "old", lambda side, _: {"process": 1} if side else {}, lambda _side, _cell: 0.1)
     assert pair([old], [cand]).processes is None
 
 
 def test_a_slower_submission_is_detected_even_if_the_swap_takes_as_long(tmp_path: Path) -> None:
-    def share(place: int, cell: Cell) -> float:
-        return 0.2 if cell == CELLS[1] else 0.60 + 0.06 * place * (cell == CELLS[0])
+    def share(side: int, cell: Cell) -> float:
+        return 0.2 if cell == CELLS[1] else 0.60 + 0.06 * side * (cell == CELLS[0])
 
-    base, cand = in_turn(tmp_path, lambda _place, _visit: {}, share, count=24)
+    base, cand = in_turn(tmp_path, lambda _side, _visit: {}, share, count=24)
     judgement = Judge().judge([base], [cand])
     assert {row.verdict for row in judgement.rows if row.kind == "cell"} == {GateVerdict.SAME}
     submissions = {row.cells[0]: row.verdict for row in judgement.rows if row.kind == "caller_us"}
@@ -346,7 +344,7 @@ def test_searching_a_run_on_both_sides_takes_time_proportional_to_the_runs(
 
 
 def test_two_sides_share_the_memory_of_one_sweep() -> None:
-    found = mock.Mock()
-    found.device.host_free_bytes, found.device.device_free_bytes = 1000, 600
-    assert half_of_memory(Limits(), found) == Limits(usable_bytes(None, 1000) // 2, usable_bytes(None, 600) // 2)
-    assert half_of_memory(Limits(200, 10_000), found) == Limits(100, 300)
+    opened = mock.Mock()
+    opened.device.host_free_bytes, opened.device.device_free_bytes = 1000, 600
+    assert half_of_memory(Limits(), opened) == Limits(usable_bytes(None, 1000) // 2, usable_bytes(None, 600) // 2)
+    assert half_of_memory(Limits(200, 10_000), opened) == Limits(100, 300)

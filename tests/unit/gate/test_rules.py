@@ -188,11 +188,7 @@ def test_a_rule_can_exclude_a_cliff() -> None:
 
 
 @pytest.mark.parametrize(
-    "table",
-    [
-        bound("backend=triton", "0.1 ceiling"),
-        {"cells": "backend=triton", "no_cliff_above": 9},
-    ],
+    "table", [bound("backend=triton", "0.1 ceiling"), {"cells": "backend=triton", "no_cliff_above": 9}]
 )
 @pytest.mark.parametrize("how", ["missing", "failed", "skipped"])
 def test_a_rule_fails_if_its_cells_are_missing_failed_or_skipped(table: Table, how: str) -> None:
@@ -236,8 +232,8 @@ def test_the_worst_rule_decides_and_comes_first() -> None:
     ]
     run = run_of([*six_rounds(cliff_cells()), *ceilings()], status="interrupted")
 
-    def report(*places: int) -> RulesReport:
-        return check_rules(run, RuleSet([read_rule(tables[place]) for place in places]))
+    def report(*indexes: int) -> RulesReport:
+        return check_rules(run, RuleSet([read_rule(tables[index]) for index in indexes]))
 
     assert [row.verdict for row in report(0, 1, 2).rows] == [GateVerdict.FAILED, GateVerdict.FAIL, GateVerdict.PASS]
     assert report(0, 1, 2).verdict.exit_code is ExitCode.FAILED_CELLS

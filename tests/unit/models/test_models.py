@@ -14,15 +14,7 @@ from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.locality import misfit
 from kvbench.cells.pattern import Tensors
 from kvbench.errors import UsageError
-from kvbench.models.geometry import (
-    MODEL_AXES,
-    Geometry,
-    KvDtype,
-    KvLayout,
-    ModelSwap,
-    model_swap,
-    swaps_from_plain,
-)
+from kvbench.models.geometry import MODEL_AXES, Geometry, KvDtype, KvLayout, ModelSwap, model_swap, swaps_from_plain
 from kvbench.models.hf_config import geometry_of, read_config_json
 from kvbench.models.presets import ModelChoice, find_model, presets
 from kvbench.results import Visit, load_run
@@ -482,7 +474,7 @@ def test_a_model_is_measured_and_verified_on_the_cpu(tmp_path: Path) -> None:
     # 2 full layers and 2 that keep the last 31 of 160 tokens, K and V apart: 4 tensors of 20 ids, 4 of 4
     assert {cell_of(visit).pattern.tensors(96) for visit in visits} == {(Tensors(4, 20), Tensors(4, 4))}
     assert {(cell_of(visit).backend, cell_of(visit).direction.value) for visit in visits} == {
-        (backend, way) for backend in ("per_block", "batched") for way in ("h2d", "d2h")
+        (backend, direction) for backend in ("per_block", "batched") for direction in ("h2d", "d2h")
     }
     assert {cell_of(visit).block_bytes for visit in visits} == {2 * 128 * 2 * 8}
     # every block is compared: of the first visit's first swap, of two samples, of the audit's swap

@@ -37,8 +37,8 @@ ANSWERS = {
     "stalls": "no",
     "largest": "256 MiB in one call; twice as much: more than is available",
 }
-# A fault for each probe, and the answer that shows that it was found.
-FOUND = {
+# A fault for each probe, and the answer that shows that it was detected.
+FAULTS = {
     "attributes": ("reads-beyond=64", "the process dies of SIGSEGV (one attribute for 64 descriptors"),
     "count": ("crash@call=20", "the process dies of SIGSEGV ("),
     "lifetime": ("late-arrays=16", "later than"),
@@ -64,18 +64,18 @@ FOUND = {
 
 @pytest.mark.parametrize("name", PROBES)
 def test_a_probe_of_a_sound_device_gives_the_expected_answer(name: str) -> None:
-    found = finding(name)
-    assert found.answer.startswith(ANSWERS[name])
-    # Speeds on a shared host vary too much to be told from those of a fault that is small.
-    assert found.expected or name == "peers"
+    result = finding(name)
+    assert result.answer.startswith(ANSWERS[name])
+    # Speeds on a shared host vary too much to be distinguished from those of a small fault.
+    assert result.expected or name == "peers"
 
 
 @pytest.mark.parametrize("name", PROBES)
 def test_a_probe_detects_the_fault_that_it_is_for(name: str) -> None:
-    fault, answer = FOUND[name]
-    found = finding(name, fault)
-    assert found.answer.startswith(answer)
-    assert not found.expected
+    fault, answer = FAULTS[name]
+    result = finding(name, fault)
+    assert result.answer.startswith(answer)
+    assert not result.expected
 
 
 def test_the_limit_of_inline_copies_is_exact_to_512_bytes() -> None:
@@ -90,16 +90,16 @@ def test_wrong_bytes_are_counted() -> None:
 def test_a_hanging_stream_is_a_finding_and_its_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "DEADLINE_S", 3)
     began_s = time.monotonic()
-    found = finding("lifetime", "hang@call=0")
-    assert found.answer == "the process hangs: no answer within 3 s (1 descriptors, h2d)"
-    assert not found.expected
+    result = finding("lifetime", "hang@call=0")
+    assert result.answer == "the process hangs: no answer within 3 s (1 descriptors, h2d)"
+    assert not result.expected
     assert time.monotonic() - began_s < 20
     assert not [process for process in children() if "kvbench.probe" in process]
 
 
 def test_an_error_gives_no_answer() -> None:
-    found = run_probe("order", CPU, "error@call=0").found
-    assert found == Unanswered("copy_batch: INJECTED_ERROR")
+    result = run_probe("order", CPU, "error@call=0").found
+    assert result == Unanswered("copy_batch: INJECTED_ERROR")
 
 
 def test_a_fresh_process_shows_wrong_bytes() -> None:
@@ -109,12 +109,12 @@ def test_a_fresh_process_shows_wrong_bytes() -> None:
 
 def children() -> list[str]:
     """Return the command lines of the processes that this one started."""
-    found = []
+    commands = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = folder.joinpath("stat").read_text().rpartition(")")[2].split()[1]
             if int(parent) == os.getpid():
-                found.append(folder.joinpath("cmdline").read_text())
+                commands.append(folder.joinpath("cmdline").read_text())
         except (FileNotFoundError, ProcessLookupError):
             continue
-    return found
+    return commands

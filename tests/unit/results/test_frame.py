@@ -57,9 +57,9 @@ def test_a_figure_belongs_to_the_quantity_of_its_stream_state(tmp_path: Path) ->
     frame = frame_of(tmp_path, *(visit(cell, 40.0) for cell in cells.values()))
     quantities = ["latency_gbps", "execution_gbps", "sustained_gbps"]
     for state, cell in cells.items():
-        told = frame.loc[cell.id, quantities].dropna()
-        assert list(told.index) == [f"{state.quantity}_gbps"]
-        assert told.iloc[0] == frame.loc[cell.id, "gbps"]
+        figures = frame.loc[cell.id, quantities].dropna()
+        assert list(figures.index) == [f"{state.quantity}_gbps"]
+        assert figures.iloc[0] == frame.loc[cell.id, "gbps"]
 
 
 def test_the_roof_of_scattered_small_blocks_is_the_translation_limit(tmp_path: Path) -> None:

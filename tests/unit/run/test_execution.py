@@ -65,7 +65,7 @@ class Silent:
 
 
 class Crashing(Slot):
-    """A worker that every large copy kills, and that is found dead before the first visit."""
+    """A worker that every large copy kills, and that is dead before the first visit."""
 
     def ask(self, *_: object) -> Ceiling:
         raise WorkerLostError("the worker died by SIGSEGV")

@@ -63,17 +63,17 @@ def test_a_backend_installed_since_the_start_is_not_part_of_the_run() -> None:
 
 @pytest.mark.usefixtures("_same_machine")
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "why"),
     [
         ({"package": "kvbench==9"}, r", is kvbench==9\)"),
         ({"unavailable": "it rains"}, r"\(it rains\)"),
         ({"axes": frozenset()}, r"\(it changed\)"),
     ],
 )
-def test_a_changed_backend_is_a_mismatch(changes: dict[str, Any], told: str) -> None:
+def test_a_changed_backend_is_a_mismatch(changes: dict[str, Any], why: str) -> None:
     changed = [replace(facts, **changes) if facts.name == "batched" else facts for facts in CPU_BACKENDS]
     opened = msgspec.structs.replace(here(), backends=changed)
-    with pytest.raises(MismatchError, match=r"backend batched differs from that of the run .*" + told):
+    with pytest.raises(MismatchError, match=r"backend batched differs from that of the run .*" + why):
         runner.plan_of(begun(), SPEC, opened)
 
 

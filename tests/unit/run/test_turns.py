@@ -25,13 +25,13 @@ def two() -> Turns:
 def test_visits_of_one_device_follow_each_other() -> None:
     turns, inside, most = two(), [0], []
 
-    def visit(place: int) -> None:
+    def visit(device: int) -> None:
         for index in range(20):
-            with turns.taken(place, (0, 0, index), together=False) as present:
+            with turns.taken(device, (0, 0, index), together=False) as present:
                 inside[0] += 1
                 most.append((inside[0], present))
                 inside[0] -= 1
-        turns.leave(place)
+        turns.leave(device)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(visit, (0, 1)))
@@ -42,10 +42,10 @@ def test_visits_of_one_device_follow_each_other() -> None:
 def test_visits_of_all_devices_begin_together() -> None:
     turns, meeting = two(), threading.Barrier(2, timeout=10)
 
-    def visit(place: int) -> int:
-        with turns.taken(place, (0, 0, 0), together=True) as present:
+    def visit(device: int) -> int:
+        with turns.taken(device, (0, 0, 0), together=True) as present:
             meeting.wait()
-        turns.leave(place)
+        turns.leave(device)
         return present
 
     with ThreadPoolExecutor(2) as pool:
@@ -55,10 +55,10 @@ def test_visits_of_all_devices_begin_together() -> None:
 def test_nobody_waits_for_a_device_that_skipped_a_visit_or_left() -> None:
     turns = two()
 
-    def skips(place: int) -> None:
-        with turns.taken(place, (0, 0, 1), together=False):
+    def skips(device: int) -> None:
+        with turns.taken(device, (0, 0, 1), together=False):
             pass
-        turns.leave(place)
+        turns.leave(device)
 
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(skips, 1)
@@ -92,7 +92,7 @@ def test_later_visits_of_all_devices_have_higher_start_numbers(monkeypatch: pyte
     """Visits that are repeated follow the others of their round; at a number that was passed nobody would wait."""
     cells = [Cell("batched", Direction.H2D, blocks, 4096, devices=2) for blocks in (1, 2)]
     turns, numbers = Turns(), list[int]()
-    turns.order = {(number, cell.id): 2 * number + place for number in (0, 1) for place, cell in enumerate(cells)}
+    turns.order = {(number, cell.id): 2 * number + index for number in (0, 1) for index, cell in enumerate(cells)}
     monkeypatch.setattr(Turns, "taken", lambda *_, **__: nullcontext(2))
 
     def visit(_slot: WorkerSlot, request: MeasureCell, _deadline_s: float) -> Failure:

@@ -116,9 +116,11 @@ def test_the_output_of_workers_is_logged_but_never_through_a_link(
     assert (tmp_path / "precious").read_text() == "kept"
 
 
-@pytest.mark.parametrize(("how", "told"), [("os._exit(3)", "exit code 3"), ("time.sleep(60)", "no answer within 1 s")])
+@pytest.mark.parametrize(
+    ("how", "reason"), [("os._exit(3)", "exit code 3"), ("time.sleep(60)", "no answer within 1 s")]
+)
 def test_a_backend_that_crashes_its_worker_costs_only_itself(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str, told: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str, reason: str
 ) -> None:
     (tmp_path / "kvbench_plugin.py").write_text(f"import os, time\n{how}\n")
     info = tmp_path / "kvbench_plugin-1.0.dist-info"
@@ -134,7 +136,7 @@ def test_a_backend_that_crashes_its_worker_costs_only_itself(
         plugin, batched = opened.backends
         assert plugin.unavailable is not None
         assert plugin.unavailable.startswith("kvbench-plugin==1.0 does not load: ")
-        assert told in plugin.unavailable
+        assert reason in plugin.unavailable
         assert batched.unavailable is None
 
 

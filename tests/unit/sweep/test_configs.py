@@ -128,7 +128,7 @@ def test_quick_has_the_swaps_that_distinguish_the_paths_of_a_batched_call() -> N
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_command_of_any_cell_measures_only_that_cell(name: str) -> None:
-    """A cell's command is `kvbench sweep -a …`, which starts from quick: nothing in quick may stand in its way."""
+    """A cell's command is `kvbench sweep -a …`, which starts from quick: nothing in quick may prevent it."""
     for cell in on_h200(name).cells[::25]:
         settings = {axis: value for axis, value in cell.spelled_out().items() if value is not None}
         plan = expand(shipped("quick").with_axes(settings), H200, EVERYWHERE)

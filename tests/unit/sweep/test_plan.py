@@ -21,9 +21,10 @@ from kvbench.sweep.plan import Plan, expand, footprint, visits
 from kvbench.sweep.spec import Limits, Sampling, SweepSpec
 from tests.strategies import AXIS_VALUES, CPU, CPU_BACKENDS, GIB, H200, H200_BACKENDS
 
-HEEDED = [name for name, axis in AXES.items() if axis.depends_on_backend]
+OPTIONAL = [name for name, axis in AXES.items() if axis.depends_on_backend]
 HOT = {"pool": "dense", "reuse": "same"}
 CELL = Cell(backend="batched", direction=Direction.H2D, blocks=1024, block_bytes=4096)
+Machine = tuple[DeviceFacts, tuple[BackendFacts, ...]]
 small_values = {**AXIS_VALUES, "blocks": st.integers(1, 5000), "block_size": st.integers(1, 2**20)}
 machines = st.sampled_from([(H200, H200_BACKENDS), (CPU, CPU_BACKENDS)])
 
@@ -69,9 +70,7 @@ def _fits(value: AxisValue | None, wanted: AxisValue, first: AxisValue, device: 
 
 
 @given(small_specs, machines)
-def test_every_requested_cell_is_planned_skipped_or_filtered(
-    spec: SweepSpec, machine: tuple[DeviceFacts, tuple[BackendFacts, ...]]
-) -> None:
+def test_every_requested_cell_is_planned_skipped_or_filtered(spec: SweepSpec, machine: Machine) -> None:
     device, backends = machine
     plan = expand(replace(spec, filters=()), device, backends)
     planned = [*plan.cells, *(skip.cell for skip in plan.skipped)]
@@ -88,9 +87,7 @@ def test_every_requested_cell_is_planned_skipped_or_filtered(
 
 
 @given(small_specs, machines)
-def test_filters_divide_the_cells_of_a_plan(
-    spec: SweepSpec, machine: tuple[DeviceFacts, tuple[BackendFacts, ...]]
-) -> None:
+def test_filters_divide_the_cells_of_a_plan(spec: SweepSpec, machine: Machine) -> None:
     plan, unfiltered = expand(spec, *machine), expand(replace(spec, filters=()), *machine)
     for part, whole in (
         (plan.cells, unfiltered.cells),
@@ -102,20 +99,18 @@ def test_filters_divide_the_cells_of_a_plan(
 
 
 @given(small_specs, machines)
-def test_a_plan_has_no_cell_twice(spec: SweepSpec, machine: tuple[DeviceFacts, tuple[BackendFacts, ...]]) -> None:
+def test_a_plan_has_no_cell_twice(spec: SweepSpec, machine: Machine) -> None:
     plan = expand(spec, *machine)
     ids = [cell.id for cell in plan.cells] + [skip.cell.id for skip in plan.skipped]
     assert len(set(ids)) == len(ids)
 
 
 @given(small_specs, machines)
-def test_a_cell_has_exactly_the_axes_that_its_backend_supports(
-    spec: SweepSpec, machine: tuple[DeviceFacts, tuple[BackendFacts, ...]]
-) -> None:
+def test_a_cell_has_exactly_the_axes_that_its_backend_supports(spec: SweepSpec, machine: Machine) -> None:
     device, backends = machine
     known = {facts.name: facts for facts in backends}
     for cell in expand(spec, device, backends).cells:
-        used = {name for name in HEEDED if getattr(cell, AXES[name].field) != AXES[name].unused}
+        used = {name for name in OPTIONAL if getattr(cell, AXES[name].field) != AXES[name].unused}
         axes = known[cell.backend].axes
         assert {name for name in axes if AXES[name].optional} <= used <= axes
         assert known[cell.backend].unavailable is None
@@ -123,9 +118,7 @@ def test_a_cell_has_exactly_the_axes_that_its_backend_supports(
 
 
 @given(small_specs, machines)
-def test_a_plan_stays_within_its_stated_memory(
-    spec: SweepSpec, machine: tuple[DeviceFacts, tuple[BackendFacts, ...]]
-) -> None:
+def test_a_plan_stays_within_its_stated_memory(spec: SweepSpec, machine: Machine) -> None:
     device, _ = machine
     plan = expand(spec, *machine)
     sizes = [footprint(cell, spec.sampling, device.kind) for cell in plan.cells]
@@ -270,9 +263,9 @@ def test_the_default_sms_follow_the_rule_for_direction_pool_and_block_size() -> 
     rows = (SmsRow(8, Direction.D2H, GIB, 2048), SmsRow(4, Direction.D2H, GIB), SmsRow(2))
     rule = BackendFacts("sm", "a kernel", frozenset({"sms"}), default_sms=rows)
     plan = plan_of(backends=(rule,), backend="sm", blocks="16", block_size="1KiB,4KiB", pool="512MiB,1GiB")
-    found = {(cell.direction, cell.pool_bytes, cell.block_bytes): cell.sms for cell in plan.cells}
-    assert {sms for (way, pool, _), sms in found.items() if way is Direction.H2D or pool < GIB} == {2}
-    assert (found[Direction.D2H, GIB, 1024], found[Direction.D2H, GIB, 4096]) == (8, 4)
+    sms_of = {(cell.direction, cell.pool_bytes, cell.block_bytes): cell.sms for cell in plan.cells}
+    assert {sms for (direction, pool, _), sms in sms_of.items() if direction is Direction.H2D or pool < GIB} == {2}
+    assert (sms_of[Direction.D2H, GIB, 1024], sms_of[Direction.D2H, GIB, 4096]) == (8, 4)
 
 
 def test_the_default_sms_follow_the_rule_for_the_number_of_blocks() -> None:
@@ -334,8 +327,8 @@ def test_several_devices_share_the_memory_of_their_host() -> None:
     plan = expand(replace(spec, device="cuda:0,cuda:1"), H200, H200_BACKENDS)
     (reason,) = reasons(plan)
     assert reason.endswith("of pinned memory; the limit is 4.0 GiB (--host-memory, shared by 2 devices)")
-    own = replace(spec, device="cuda:0,cuda:1", limits=Limits(device_bytes=8 * GIB))
-    assert expand(own, H200, H200_BACKENDS).cells  # each device has its own memory
+    limited = replace(spec, device="cuda:0,cuda:1", limits=Limits(device_bytes=8 * GIB))
+    assert expand(limited, H200, H200_BACKENDS).cells  # each device has its own memory
 
 
 def test_the_default_pools_of_several_devices_fit_into_their_host_together() -> None:

@@ -157,15 +157,15 @@ def test_unfinished_swaps_are_written_at_the_end(page: dict[str, Any], tmp_path:
 )
 def test_installed_engines_have_what_the_recorders_wrap(path: str, name: str, methods: dict[str, list[str]]) -> None:
     package = path.split(".")[0]
-    found = find_spec(package)
-    if found is None or not found.submodule_search_locations:
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
         pytest.skip(f"{package} is not installed: its class was not compared")
-    file = Path(found.submodule_search_locations[0], *path.split(".")[1:]).with_suffix(".py")
+    file = Path(spec.submodule_search_locations[0], *path.split(".")[1:]).with_suffix(".py")
     classes = [
         node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef) and node.name == name
     ]
-    (own,) = classes
+    (wrapped,) = classes
     arguments = {
-        node.name: [arg.arg for arg in node.args.args] for node in own.body if isinstance(node, ast.FunctionDef)
+        node.name: [arg.arg for arg in node.args.args] for node in wrapped.body if isinstance(node, ast.FunctionDef)
     }
     assert {method: arguments.get(method) for method in methods} == methods

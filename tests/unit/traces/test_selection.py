@@ -12,8 +12,8 @@ HEADER = Header(block_bytes=4 * 4096, descriptors=4)
 
 
 def trace_of(folder: Path, loads: int, stores: int, header: Header = HEADER) -> Path:
-    swaps = [Swap(0.1 * place, "d2h", place, [place], [place]) for place in range(stores)]
-    swaps += [Swap(99.0 + place, "h2d", place, [place, place + 1], [7, 8]) for place in range(loads)]
+    swaps = [Swap(0.1 * number, "d2h", number, [number], [number]) for number in range(stores)]
+    swaps += [Swap(99.0 + number, "h2d", number, [number, number + 1], [7, 8]) for number in range(loads)]
     write_trace(folder / "trace.gz", header, swaps, {})
     return folder / "trace.gz"
 
@@ -52,10 +52,10 @@ def test_a_replay_that_takes_too_long_is_refused_with_a_sufficient_speed(tmp_pat
 
 
 def test_the_choice_keeps_the_sizes_of_the_trace(tmp_path: Path) -> None:
-    found = choose(trace_of(tmp_path, loads=3, stores=5), 100, 0)
-    assert (found.h2d.total, found.h2d.blocks, found.h2d.step) == (3, 2, 1)
-    assert (found.d2h.total, found.d2h.blocks) == (5, 1)
-    assert found.row_bytes == 4096
+    replay = choose(trace_of(tmp_path, loads=3, stores=5), 100, 0)
+    assert (replay.h2d.total, replay.h2d.blocks, replay.h2d.step) == (3, 2, 1)
+    assert (replay.d2h.total, replay.d2h.blocks) == (5, 1)
+    assert replay.row_bytes == 4096
 
 
 def test_visits_divide_the_trace_and_repeat_a_short_one(tmp_path: Path) -> None:
