@@ -265,20 +265,20 @@ def test_nothing_is_judged_if_the_machine_became_faster_or_slower(control: float
 
 
 @pytest.mark.parametrize(
-    ("side", "words"),
+    ("side", "reason"),
     [
         (Side(extra=[failure(VICTIM, "byte 7 differs", "mismatch")]), "failed: mismatch: byte 7 differs"),
         (Side(without=[VICTIM]), "missing"),
         (Side(extra=[skip(VICTIM, "does not fit")]), "skipped: does not fit"),
     ],
 )
-def test_a_failed_or_missing_cell_is_a_failure_and_no_timing(side: Side, words: str) -> None:
+def test_a_failed_or_missing_cell_is_a_failure_and_no_timing(side: Side, reason: str) -> None:
     judgement = judge(*compared(Side(), replace(side, control=1.5), rounds=6))
     row = row_of(judgement, VICTIM)
     assert judgement.verdict is GateVerdict.FAILED  # also on a machine that moved
     assert judgement.exit_code(inconclusive_passes=True) is ExitCode.FAILED_CELLS
     assert row.verdict is GateVerdict.FAILED
-    assert f"cand: {words}" in row.reason
+    assert f"cand: {reason}" in row.reason
     assert np.isnan(row.base)
 
 

@@ -1,4 +1,4 @@
-"""What the gate writes: read back, within the platform's limits, and harmless whatever a run's words are."""
+"""What the gate writes: read back, within the platform's limits, and harmless whatever a run's text is."""
 
 import json
 import math
@@ -52,7 +52,7 @@ def hostile() -> Sheet:
 
 
 @pytest.mark.parametrize(
-    ("controls", "words"),
+    ("controls", "line"),
     [
         ([], "machine: steady"),
         ([("h2d", True, 0.0), ("cpu", True, 0.02)], "machine: cpu unsure"),
@@ -60,9 +60,9 @@ def hostile() -> Sheet:
         ([("h2d", False, 0.0), ("cpu", True, 0.02)], "machine: h2d moved"),
     ],
 )
-def test_the_first_lines_describe_the_machine(controls: list[tuple[str, bool, float]], words: str) -> None:
+def test_the_first_lines_describe_the_machine(controls: list[tuple[str, bool, float]], line: str) -> None:
     seen = [ControlEffect(name, 1.0, 0.9, 1.1, 24, steady, unsure) for name, steady, unsure in controls]
-    assert words in sheet_of_judgement(replace(judgement(row(GateVerdict.SAME)), controls=seen)).summary
+    assert line in sheet_of_judgement(replace(judgement(row(GateVerdict.SAME)), controls=seen)).summary
 
 
 def test_junit_is_read_back_with_every_row_and_its_verdict() -> None:

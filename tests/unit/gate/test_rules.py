@@ -55,7 +55,7 @@ def test_every_quantity_can_be_compared_with_a_number_and_with_other_cells(quant
 
 
 @pytest.mark.parametrize(
-    ("table", "words"),
+    ("table", "message"),
     [
         ({}, "a rule needs exactly one of at_least, at_most, no_cliff_above; it has none"),
         ({"cells": SM}, "needs exactly one of at_least"),
@@ -89,10 +89,10 @@ def test_every_quantity_can_be_compared_with_a_number_and_with_other_cells(quant
         ({"cells": SM, "\x1b[31m": 1, "at_least": 1}, "unknown key"),
     ],
 )
-def test_an_invalid_rule_is_refused_with_the_right_form(table: Table, words: str) -> None:
+def test_an_invalid_rule_is_refused_with_the_right_form(table: Table, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         read_rule(table)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).isprintable()
 
 
@@ -261,7 +261,7 @@ GOOD = '[[rule]]\ncells = "backend=sm"\nat_least = 1\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("rule = []", "rule: [] is not a non-empty list of tables"),
         ("", "rule is missing"),
@@ -274,12 +274,12 @@ GOOD = '[[rule]]\ncells = "backend=sm"\nat_least = 1\n'
         ("rule = [", "cannot be read as TOML"),
     ],
 )
-def test_a_file_of_rules_is_read_strictly(tmp_path: Path, text: str, words: str) -> None:
+def test_a_file_of_rules_is_read_strictly(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "rules.toml"
     file.write_text(text)
     with pytest.raises(UsageError) as caught:
         load_rules(file)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert f"--rules {file}" in str(caught.value)
 
 

@@ -263,10 +263,10 @@ def test_an_unknown_effective_path_is_refused(run: Path) -> None:
 
 
 def test_no_text_is_a_formula_in_csv() -> None:
-    words = ["=cmd|' /c calc'!A1", "@sum(1)", "+cmd", "-cmd", "\t=1", "-", "+5%", "-0.3", "plain", "1-2"]
-    text = as_csv(pd.DataFrame({"words": words, "numbers": [-1.5] * len(words)})).decode()
+    texts = ["=cmd|' /c calc'!A1", "@sum(1)", "+cmd", "-cmd", "\t=1", "-", "+5%", "-0.3", "plain", "1-2"]
+    text = as_csv(pd.DataFrame({"texts": texts, "numbers": [-1.5] * len(texts)})).decode()
     read = pd.read_csv(io.StringIO(text), keep_default_na=False)
-    assert read["words"].tolist() == [f"'{word}" for word in words[:5]] + words[5:]
+    assert read["texts"].tolist() == [f"'{text}" for text in texts[:5]] + texts[5:]
     assert (read["numbers"] == -1.5).all()
 
 

@@ -1,4 +1,4 @@
-"""A worker as its parent holds it: silence that counts, last words, an end that is not waited for."""
+"""A worker as its parent holds it: silence that counts, last lines of stderr, an end that is not waited for."""
 
 import os
 import signal
@@ -99,13 +99,13 @@ def test_a_process_blocked_in_the_driver_is_not_waited_for(monkeypatch: pytest.M
 def test_the_output_of_workers_is_logged_but_never_through_a_link(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    run_instead(monkeypatch, "import sys; sys.exit('words')")
+    run_instead(monkeypatch, "import sys; sys.exit('output')")
     slot = WorkerSlot(SweepSpec(name="test", device="cpu"))
     slot.log = tmp_path / "worker.log"
     with pytest.raises(WorkerLostError):
         slot.start()
     slot.close()
-    assert slot.log.read_text() == "words\n"
+    assert slot.log.read_text() == "output\n"
 
     (tmp_path / "precious").write_text("kept")
     slot.log = tmp_path / "link.log"
