@@ -116,13 +116,14 @@ def printable_tree(plain: Any) -> Any:
     return plain
 
 
-def convert(plain: object, kind: type[T] | Any, name: str = "") -> T:
+def convert(plain: object, kind: type[T] | Any, name: str = "", read: Callable[[type, Any], Any] | None = None) -> T:
     """Return `plain`, which is data from JSON or TOML, converted to `kind` with its constraints checked.
 
-    Raises UsageError, which names the key (below `name`), the value and what would be right.
+    `read` reads the types that msgspec does not know. Raises UsageError, which names the key (below `name`), the value
+    and what would be right.
     """
     try:
-        converted: T = msgspec.convert(plain, kind)
+        converted: T = msgspec.convert(plain, kind, dec_hook=read)
     except msgspec.ValidationError as error:
         raise UsageError(_refusal(str(error), plain, kind, name)) from None
     return converted
@@ -172,7 +173,7 @@ def _refusal(message: str, plain: object, kind: Any, name: str) -> str:
     if missing := re.fullmatch(r"Object missing required field `(.*)`", text):
         return f"{lead}{missing[1]} is missing"
     if info is None or not text.startswith(("Expected ", "Number ", "Invalid ")):
-        return f"{lead}{printable(text)[:300]}"
+        return f"{lead}{short(printable(text), 600)}"
     return f"{lead}{shown(value)} is not {meaning(info)}"
 
 

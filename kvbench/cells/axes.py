@@ -39,7 +39,6 @@ class StreamState(StrEnum):
 
     @property
     def pending(self) -> bool:
-        """Whether work is pending that outlasts the submission."""
         return self in (StreamState.BUSY, StreamState.GATED)
 
     @property

@@ -1,4 +1,4 @@
-"""The grammar of an axis: how one value, a list and a range are read and written."""
+"""The grammar of an axis: how one value, a list and a range are read (a bad value raises ValueError) and written."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -70,7 +70,6 @@ class Axis:
         return (self.name,) if self.name == self.field else (self.name, self.field)
 
     def parse_one(self, text: str) -> AxisValue:
-        """Read one value; raises UsageError, which names the axis, the value and what would be right."""
         try:
             return self.read(text)
         except ValueError as error:
@@ -127,7 +126,7 @@ class Axis:
         if low and bool(units[0]) != bool(units[1]):
             bare = high if units[0] else low
             unit = "B" if bare >= KIB else "".join(units)
-            right = ":".join([end if own else end + unit for end, own in zip(ends, units, strict=True)] + [step])
+            right = ":".join([end if given else end + unit for end, given in zip(ends, units, strict=True)] + [step])
             raise self._refusal(item, f"{bare} has no unit; write {right}")
 
     def _step(self, text: str) -> int:
@@ -164,7 +163,6 @@ def zero_as(word: str, write: Callable[[AxisValue], str] = str) -> Callable[[Axi
 
 
 def block_size(text: str) -> int:
-    """Read a size in bytes; raises ValueError."""
     size = parse_size(text)
     if not 1 <= size <= 2**34:
         raise ValueError("not a size from 1B to 16GiB")
@@ -172,32 +170,29 @@ def block_size(text: str) -> int:
 
 
 def pool(text: str) -> int:
-    """Read the size of the pool in bytes, or 0 for the word dense; raises ValueError."""
     if text == "dense":
         return 0
-    found = parse_size(text)
-    if not 2**12 <= found <= 2**44:
+    size_bytes = parse_size(text)
+    if not 2**12 <= size_bytes <= 2**44:
         raise ValueError("not dense or a size from 4KiB to 16TiB")
-    return found
+    return size_bytes
 
 
 def pause(text: str) -> int:
     """Read a pause in microseconds: 0, 200us, 5ms; raises ValueError."""
     match = re.fullmatch(r"(\d{1,6})(us|ms)", text)
-    found = 0 if text == "0" else int(match[1]) * (1000 if match[2] == "ms" else 1) if match else -1
-    if not 0 <= found <= 1_000_000:
+    pause_us = 0 if text == "0" else int(match[1]) * (1000 if match[2] == "ms" else 1) if match else -1
+    if not 0 <= pause_us <= 1_000_000:
         raise ValueError("not a pause: write 0, or a number with us or ms, up to 1000ms")
-    return found
+    return pause_us
 
 
-def pause_words(value: AxisValue) -> str:
-    """Write a pause given in microseconds."""
+def pause_text(value: AxisValue) -> str:
     time_us = int(str(value))
     return "0" if time_us == 0 else f"{time_us // 1000}ms" if time_us % 1000 == 0 else f"{time_us}us"
 
 
 def launch(text: str) -> int:
-    """Read the maximum bytes per launch, or 0 for the word whole; raises ValueError."""
     return 0 if text == "whole" else block_size(text)
 
 
@@ -212,7 +207,6 @@ def by_layers(text: str) -> str:
 
 
 def sizes_within(text: str) -> str:
-    """Read the sizes within a swap: equal, alternate-D or last-D; raises ValueError."""
     match = re.fullmatch(r"equal|(?:alternate|last)-([1-9]\d{0,3})", text)
     if match is None or match[1] == "1":
         raise ValueError("not equal, alternate-D or last-D with D from 2 to 9999")
@@ -220,7 +214,6 @@ def sizes_within(text: str) -> str:
 
 
 def arrival(text: str) -> str:
-    """Read how swaps arrive: none, or bursts as SIZE/PERIODms; raises ValueError."""
     if text == "none":
         return text
     burst_bytes, period_us = burst_of(text)
@@ -237,24 +230,20 @@ def burst_of(text: str) -> tuple[int, int]:
 
 
 def size(value: AxisValue) -> str:
-    """Write a size in bytes."""
     return format_size(int(str(value)))
 
 
 def switch(value: AxisValue) -> str:
-    """Write a switch."""
     return "on" if value else "off"
 
 
-def word(text: str) -> str:
-    """Read a backend's name; raises ValueError."""
+def backend_name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", text):
         raise ValueError("not a backend's name (letters, digits, '_', '.', '-')")
     return text
 
 
 def on_off(text: str) -> bool:
-    """Read a switch; raises ValueError."""
     if text not in ("on", "off"):
         raise ValueError("not on or off")
     return text == "on"

@@ -5,7 +5,7 @@ from typing import Final
 
 from kvbench.cells.axes import Direction
 
-# The backends that some code treats in a way of their own.
+# The backends that some code treats specially.
 AUTO: Final = "auto"
 BATCHED: Final = "batched"
 MERGED: Final = "merged"
@@ -29,7 +29,6 @@ class SmsRow:
     most_blocks: int = 1 << 62
 
     def fits(self, direction: Direction, pool_bytes: int, block_bytes: int, blocks: int) -> bool:
-        """Whether the row applies to swaps of `blocks` blocks of `block_bytes`, spread over `pool_bytes`."""
         return (
             self.direction in (None, direction)
             and pool_bytes >= self.least_pool_bytes

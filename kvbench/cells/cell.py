@@ -13,19 +13,19 @@ from kvbench.cells.axis import (
     Axis,
     Role,
     arrival,
+    backend_name,
     block_size,
     by_layers,
     choice,
     launch,
     on_off,
     pause,
-    pause_words,
+    pause_text,
     pool,
     size,
     sizes_within,
     switch,
     whole,
-    word,
     zero_as,
 )
 from kvbench.cells.device_facts import HARDWARE_QUEUES
@@ -52,7 +52,7 @@ class Cell:
 
     # fmt: off
     backend: Annotated[str, Axis(
-        "implementation of the swap (kvbench list backends)", "per_block,batched", word, role=Role.SERIES)]
+        "implementation of the swap (kvbench list backends)", "per_block,batched", backend_name, role=Role.SERIES)]
     direction: Annotated[Direction, Axis(
         "direction: h2d (onload) or d2h (offload)", "h2d,d2h", choice(Direction), role=Role.SERIES,
         default=tuple(Direction))]
@@ -115,7 +115,7 @@ class Cell:
         "fresh: every swap moves different blocks; same: every swap moves the same blocks", "fresh,same", choice(Reuse),
         default=(Reuse.FRESH,), unused=Reuse.SAME)] = Reuse.SAME
     pause_us: Annotated[int, Axis(
-        "duration of other CPU work before every swap, as between decode steps", "0,200us", pause, pause_words,
+        "duration of other CPU work before every swap, as between decode steps", "0,200us", pause, pause_text,
         ranged=True, unused=0, number=True, name="pause")] = 0
     launch_bytes: Annotated[int, Axis(
         "maximum size of a launch: larger swaps are split into consecutive launches", "whole,1MiB,16MiB",
@@ -145,7 +145,6 @@ class Cell:
 
     @property
     def swap_bytes(self) -> int:
-        """Bytes that one swap moves."""
         small, small_bytes = self.small_blocks
         return (self.blocks - len(small)) * self.block_bytes + len(small) * small_bytes
 
@@ -179,10 +178,9 @@ class Cell:
 
     @property
     def sides(self) -> tuple[Pattern, Pattern]:
-        """The patterns of the source and of the destination."""
         both = (DESCENDING, CONTIGUOUS) if self.pattern.kind == "reversed" else (self.pattern, self.pattern)
-        own = (self.host_pattern, self.device_pattern)
-        ordered = own if self.direction is Direction.H2D else own[::-1]
+        of_sides = (self.host_pattern, self.device_pattern)
+        ordered = of_sides if self.direction is Direction.H2D else of_sides[::-1]
         source, destination = (both[side] if one == AS_PATTERN else one for side, one in enumerate(ordered))
         return source, destination
 
@@ -199,7 +197,7 @@ class Cell:
         """Twelve hex digits that depend only on the values: the same cell has the same id in every run."""
         return _id_of(self)
 
-    def place_in(self, number: int, seed: int) -> bytes:
+    def shuffle_key(self, number: int, seed: int) -> bytes:
         """Return a key that sorts the cells of round `number` into an order shuffled by `seed`."""
         return hashlib.blake2s(f"{seed}/{number}/{self.id}".encode()).digest()
 
@@ -250,26 +248,24 @@ class Cell:
 
 def _entries(kind: type) -> dict[str, Axis]:
     """Return name -> axis of the fields of `kind`, in their order."""
-    found = {}
+    axes = {}
     for field, annotation in typing.get_type_hints(kind, include_extras=True).items():
         (entry,) = (extra for extra in typing.get_args(annotation)[1:] if isinstance(extra, Axis))
         axis = replace(entry, name=entry.name or field, field=field)
-        found[axis.name] = axis
-    return found
+        axes[axis.name] = axis
+    return axes
 
 
 AXES: Final = _entries(Cell)
 
 
 def axis_named(name: str) -> Axis:
-    """Return the axis `name`; raises UsageError, which lists the axes."""
     if name not in AXES:
         raise UsageError(f"unknown axis {brief(name)!r}; {hint(name, AXES, 'the axes are ' + ', '.join(AXES))}")
     return AXES[name]
 
 
 def axes_of(*roles: Role) -> tuple[str, ...]:
-    """Return the names of the axes that have one of these roles, in order."""
     return tuple(name for name, axis in AXES.items() if axis.role in roles)
 
 

@@ -3,9 +3,8 @@
 import math
 import operator
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from kvbench.cells.axis import Axis, AxisValue, size
 from kvbench.cells.cell import AXES, Cell
@@ -14,13 +13,7 @@ from kvbench.text import hint, located
 from kvbench.units import parse_size
 
 SWAP_BYTES: Final = Axis(
-    "bytes per swap: blocks x block size",
-    "2GiB",
-    parse_size,
-    size,
-    ranged=True,
-    name="swap_bytes",
-    field="swap_bytes",
+    "bytes per swap: blocks x block size", "2GiB", parse_size, size, ranged=True, name="swap_bytes", field="swap_bytes"
 )
 
 
@@ -32,13 +25,8 @@ def _cell_id(text: str) -> str:
 
 CELL_ID: Final = Axis("id of a cell in the results", "0123456789ab", _cell_id, name="cell_id", field="id")
 _FILTERED: Final[dict[str, Axis]] = {**AXES, SWAP_BYTES.name: SWAP_BYTES, CELL_ID.name: CELL_ID}
-_COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-# The words of axes for a limit that is not there, which count as more than any number.
+_COMPARISONS: Final = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+# What axes write where there is no limit, which counts as more than any number.
 _WITHOUT_LIMIT: Final = ("all", "whole", "none")
 _CONDITION: Final = re.compile(r"([A-Za-z_]+)\s*(!=|<=|>=|=|<|>)\s*([^=<>!].*)")
 _GRAMMAR: Final = "write axis OP value with OP one of = != < <= > >=, for example block_size<=24KiB"
@@ -87,7 +75,7 @@ class Filter:
             return value not in self.values
         if value is None:
             return False
-        return _COMPARISONS[self.operator](self._size(value), self._size(self.values[0]))
+        return bool(_COMPARISONS[self.operator](self._size(value), self._size(self.values[0])))
 
     def _size(self, value: AxisValue) -> float:
         number = int(str(value))

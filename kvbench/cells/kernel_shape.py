@@ -75,8 +75,5 @@ class KernelShape:
     @property
     def defines(self) -> tuple[str, ...]:
         """The compiler options that select this kernel."""
-        return (
-            f"-DKVBENCH_WARPS={self.warps}",
-            f"-DKVBENCH_DEPTH={self.depth}",
-            f"-DKVBENCH_PIECE_BYTES={self.piece_bytes}",
-        )
+        values = {"WARPS": self.warps, "DEPTH": self.depth, "PIECE_BYTES": self.piece_bytes}
+        return tuple(f"-DKVBENCH_{name}={value}" for name, value in values.items())

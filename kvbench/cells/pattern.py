@@ -70,10 +70,8 @@ class Pattern:
             tensors = str(self.terms[0].count // self.regions)
             return "page-first-" + "+".join([tensors if self.page == 1 else f"{tensors}x{self.page}"] * self.regions)
         if self.terms:
-            several = len(self.terms) > 1
-            return "tensors-" + "+".join(
-                f"{term.count}x{term.ids}" if several else str(term.count) for term in self.terms
-            )
+            many = len(self.terms) > 1
+            return "tensors-" + "+".join(f"{term.count}x{term.ids}" if many else str(term.count) for term in self.terms)
         return self.kind
 
     @classmethod
@@ -83,10 +81,10 @@ class Pattern:
             return cls(text)
         head, _, tail = text.partition("/")
         order, tensors = _order(tail or head), _of_tensors(head)
-        found = replace(tensors, order=order if tail else None) if tensors else order
-        if found is None or str(found) != text or found.order == SHUFFLED:
+        pattern = replace(tensors, order=order if tail else None) if tensors else order
+        if pattern is None or str(pattern) != text or pattern.order == SHUFFLED:
             raise ValueError(f"{text!r} is not a pattern; {_RIGHT}")
-        return found
+        return pattern
 
     @classmethod
     def of_side(cls, text: str) -> "Pattern":
@@ -157,7 +155,6 @@ def unfit_sides(source: Pattern, destination: Pattern, blocks: int) -> str | Non
 
 
 def _order(text: str) -> Pattern | None:
-    """Return the order of blocks that `text` names, or None."""
     kind, _, run = text.rpartition("-")
     if kind in _RUNS and re.fullmatch(r"\d{1,6}", run) and int(run) >= 2:
         return Pattern(kind, int(run))

@@ -67,11 +67,11 @@ def gather(asked: str) -> Findings:
     """Return the facts about the requested device, including errors; raises UsageError for an invalid device name."""
     from kvbench.machine.observation import identity, observe
     from kvbench.machine.probes import cpus_of_node
-    from kvbench.run import inspection
+    from kvbench.run import device_check
 
     resolve_device(asked, EngineReport(engine_error=None))  # reject a misspelt device before the engine loads
     try:
-        engine = inspection.describe()
+        engine = device_check.describe()
     except Exception as error:
         engine = EngineReport(engine_error=f"{type(error).__name__}: {error}")
     device = resolve_device(asked, engine)
@@ -93,10 +93,10 @@ def gather(asked: str) -> Findings:
 
 
 def _under_load(device: str) -> Mapping[str, Any] | str:
-    from kvbench.run import inspection
+    from kvbench.run import device_check
 
     try:
-        return inspection.observe_under_load(device)
+        return device_check.observe_under_load(device)
     except Exception as error:
         return f"copies failed: {type(error).__name__}: {error}"
 

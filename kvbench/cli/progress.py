@@ -17,7 +17,7 @@ from rich.table import Table
 
 from kvbench.results import Failure, Note, Record, Visit
 from kvbench.run.execution import Observer, Outcome
-from kvbench.run.failures import FailuresTold
+from kvbench.run.failures import ReportedFailures
 from kvbench.run.protocol import Opened
 from kvbench.sweep.plan import Plan, PlannedVisit
 from kvbench.text import counted, printable
@@ -40,7 +40,7 @@ class PlainReporter(Observer):
         self._visit_s = 0.0  # by the plan's estimate
         self._first_s = 0.0
         self._last_line_s = 0.0
-        self._failures = FailuresTold()
+        self._failures = ReportedFailures()
 
     def preview(self, plan: Plan, opened: Opened) -> None:
         self._say(device_line(opened))

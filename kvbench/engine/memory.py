@@ -24,8 +24,8 @@ class TensorGrid:
 
     def tensors(self, start: int, end: int) -> "TensorGrid":
         """Return the tensors from `start` up to, but not including, `end`, in the same memory."""
-        of = slice(start, end)
-        return replace(self, source_bases=self.source_bases[of], destination_bases=self.destination_bases[of])
+        sources, destinations = self.source_bases[start:end], self.destination_bases[start:end]
+        return replace(self, source_bases=sources, destination_bases=destinations)
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,5 @@ class SwapMemory:
 
     def part(self, start: int, end: int, grids: tuple[TensorGrid, ...] = ()) -> "SwapMemory":
         """Return the descriptors from `start` up to, but not including, `end`, in the same memory, with these grids."""
-        of = slice(start, end)
-        return SwapMemory(
-            self.sources[of],
-            self.destinations[of],
-            self.kernel_sources[of],
-            self.kernel_destinations[of],
-            self.sizes[of],
-            grids,
-        )
+        lists = ("sources", "destinations", "kernel_sources", "kernel_destinations", "sizes")
+        return replace(self, **{name: getattr(self, name)[start:end] for name in lists}, grids=grids)

@@ -51,10 +51,10 @@ def driver_version() -> int:
 
     Returns 0 if there is no driver.
     """
-    found = ctypes.c_int(0)
+    newest = ctypes.c_int(0)
     with suppress(OSError):
-        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(found))
-    return found.value
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(newest))
+    return newest.value
 
 
 @cache
@@ -103,7 +103,8 @@ def cached_cubin(name: str, arch: str, defines: Sequence[str] = ()) -> bytes:
     headers = [kernel_source(header) for header in HEADERS]
     parts = (source, *headers, *OPTIONS, *defines, arch, version())
     key = hashlib.blake2s("\0".join(parts).encode(), digest_size=12).hexdigest()
-    path = _cache_folder() / f"{name}-{arch}-{key}.cubin"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = cache / "kvbench" / f"{name}-{arch}-{key}.cubin"
     with suppress(OSError):
         cached = path.read_bytes()
         if cached.startswith(ELF):  # a full disk can leave a file without content
@@ -122,10 +123,6 @@ def _kernel_folder() -> Traversable:
     return checkout if checkout.is_dir() else resources.files("kvbench") / "kernels"
 
 
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvbench"
-
-
 def _installed(file: str) -> Iterator[str]:
     """Yield where a library may be: in every package of NVIDIA, then where the system looks."""
     packages = find_spec("nvidia")
@@ -139,7 +136,6 @@ def _strings(texts: Sequence[bytes]) -> ctypes.Array[ctypes.c_char_p]:
 
 
 def _output(nvrtc: ctypes.CDLL, kind: str, program: ctypes.c_void_p) -> bytes:
-    """Return the bytes of nvrtcGet`kind`; raises NvrtcError."""
     size = ctypes.c_size_t()
     _check(nvrtc[f"nvrtcGet{kind}Size"](program, ctypes.byref(size)), f"nvrtcGet{kind}Size")
     content = ctypes.create_string_buffer(size.value)

@@ -70,19 +70,19 @@ def _disturbed(visits: VisitValues) -> Mask:
     visit.
     """
     disturbed = visits["disturbed"] > 0
-    for place in range(visits.shape[1]):
-        alone = disturbed[:, place] & ~disturbed[::-1, place]
+    for index in range(visits.shape[1]):
+        alone = disturbed[:, index] & ~disturbed[::-1, index]
         counts = alone.sum(axis=1)
         rank = interval_rank(int(counts.sum()), BUILD_CONFIDENCE)
         if rank is not None and counts.min() <= rank:
-            disturbed[counts.argmax(), place] = False
+            disturbed[counts.argmax(), index] = False
     return np.asarray(disturbed.any(axis=0))
 
 
 def _by_cpu(visits: VisitValues) -> Mask:
     """Return a mask of the pairs in which only one of the CPUs was slow, or changed its speed."""
     probes_us = visits["probe_us"]
-    slow = np.array([own > (1 + SLOWED) * _of_each(own, 1 / 4) for own in visits["caller_us"]])
+    slow = np.array([times_us > (1 + SLOWED) * _of_each(times_us, 1 / 4) for times_us in visits["caller_us"]])
     slow &= probes_us > (1 + SLOWED) * np.min(probes_us, initial=math.inf, where=probes_us > 0)
     logs = np.log(visits["unevenness"][1] / visits["unevenness"][0])
     changed = np.abs(logs - _of_each(logs, 1 / 2)) > math.log1p(CHANGED)
@@ -90,7 +90,6 @@ def _by_cpu(visits: VisitValues) -> Mask:
 
 
 def _apart(sides: Floats, least: float) -> Mask:
-    """Return a mark where one of two sides is slower than the other, unusually so."""
     apart = sides[1] / sides[0]
     return outlying(apart, least) | outlying(1 / apart, least)
 

@@ -92,9 +92,9 @@ def check_floors(file: FloorFile, run: Run, cells: Sequence[Cell], *, forced: bo
 
     Raises MismatchError for another machine unless `forced`, and if none of `cells` has a floor.
     """
-    found = machine_differences(file.identity, run.info.identity)
-    text = f"the floors are of another machine: {'; '.join(found)}"
-    if found and not forced:
+    differing = machine_differences(file.identity, run.info.identity)
+    text = f"the floors are of another machine: {'; '.join(differing)}"
+    if differing and not forced:
         raise MismatchError(f"--floor: {text}; calibrate on this machine, or use them anyway with --force")
     without = [cell.label for cell in cells if cell.id not in file.floors]
     if cells and len(without) == len(cells):
@@ -102,7 +102,7 @@ def check_floors(file: FloorFile, run: Run, cells: Sequence[Cell], *, forced: bo
             f"--floor: none of its {counted(len(file.floors), 'floor')} is for a cell of this comparison, such as "
             f"{without[0]}; calibrate with the same suite, -a and --filter"
         )
-    warnings = [f"forced: {text}"] if found else []
+    warnings = [f"forced: {text}"] if differing else []
     if without:
         warnings.append(f"{counted(len(without), 'cell')} of {len(cells)} without a floor, for example {without[0]}")
     return warnings

@@ -91,7 +91,6 @@ class Judge:
         )
 
     def _control(self, name: str, logs: Floats, order: Floats) -> ControlEffect:
-        """Return how far a control moved."""
         logs, _ = without_slot_bias(logs[None], order)
         values = logs[np.isfinite(logs)]
         if not values.size:
@@ -115,17 +114,17 @@ class Judge:
         rows = []
         apart = _made_apart(pairs)
         relative = math.log1p(self.margins.margin)
-        for place, (cell, margin) in enumerate(zip(pairs.cells, self._cell_margins(pairs, apart=apart), strict=True)):
-            visits = pairs.visits[:, place]
+        for index, (cell, margin) in enumerate(zip(pairs.cells, self._cell_margins(pairs, apart=apart), strict=True)):
+            visits = pairs.visits[:, index]
             if cell in pairs.failed:
-                failed = Estimate(settled=cell not in pairs.lacking)
+                failed = Estimate(settled=cell not in pairs.without_figure)
                 rows.append(Row("cell", cell.label, GateVerdict.FAILED, [cell], failed, reason=pairs.failed[cell]))
                 continue
             if apart:
                 row = _row("cell", cell, visits["middle_us"], margin, estimate(visits["middle_us"], margin))
             else:
                 upper = estimate(visits["upper_us"], margin + math.log1p(UPPER_HALF.fraction))
-                row = _row("cell", cell, visits["fast_us"], margin, look(logs[place], margin), upper)
+                row = _row("cell", cell, visits["fast_us"], margin, look(logs[index], margin), upper)
             path = pairs.paths.get(cell, "copied by the CPU" if cell in pairs.inline else "")
             rows.append(replace(row, reason="; ".join(filter(None, (row.reason, path)))))
             others: tuple[tuple[Kind, Floats, float], ...] = (
@@ -187,19 +186,18 @@ def _logs(sides: Floats) -> Floats:
 
 
 def _made_apart(pairs: Pairs) -> bool:
-    """Return whether one side was measured after the other in every round."""
     return not pairs.in_turn and abs(pairs.order.sum()) == len(pairs.order)
 
 
 def _estimate_apart(values: Floats, margin: float) -> Estimate:
     """Return the estimate of `values` of two runs, of shape (2, rounds), as `kvbench report` compares them."""
-    base, cand = (own[np.isfinite(own)] for own in values)
+    base, cand = (side[np.isfinite(side)] for side in values)
     if not (base.size and cand.size):
         return Estimate()
-    found = compare_apart(base, cand, Margin(math.expm1(margin), ""))
-    centre, low, high = np.log([found.ratio, found.low, found.high]).tolist()
+    comparison = compare_apart(base, cand, Margin(math.expm1(margin), ""))
+    centre, low, high = np.log([comparison.ratio, comparison.low, comparison.high]).tolist()
     visits = min(base.size, cand.size)
-    return Estimate(centre, low, high, found.verdict, visits >= MIN_PAIRS, visits, bool(high <= margin))
+    return Estimate(centre, low, high, comparison.verdict, visits >= MIN_PAIRS, visits, bool(high <= margin))
 
 
 def _ratio(log_ratio: float) -> float:

@@ -74,23 +74,15 @@ def worst(verdicts: Iterable[GateVerdict]) -> GateVerdict:
 class Margins(msgspec.Struct, frozen=True, kw_only=True):
     """The margins below which a change does not count. Each field is an option of `kvbench gate compare`."""
 
-    margin: Annotated[
-        float, msgspec.Meta(ge=0, le=10, description=f"ignore changes below this fraction (default: {GATE.fraction})")
-    ] = GATE.fraction
-    absolute_us: Annotated[
-        float,
-        msgspec.Meta(
-            ge=0, le=1e9, description=f"ignore changes below this many microseconds (default: {ABSOLUTE_US:g})"
-        ),
-    ] = ABSOLUTE_US
-    control_margin: Annotated[
-        float,
-        msgspec.Meta(
-            ge=0,
-            le=10,
-            description=f"judge nothing if control copies move more than this fraction (default: {CONTROL.fraction})",
-        ),
-    ] = CONTROL.fraction
+    # fmt: off
+    margin: Annotated[float, msgspec.Meta(ge=0, le=10,
+        description=f"ignore changes below this fraction (default: {GATE.fraction})")] = GATE.fraction
+    absolute_us: Annotated[float, msgspec.Meta(ge=0, le=1e9,
+        description=f"ignore changes below this many microseconds (default: {ABSOLUTE_US:g})")] = ABSOLUTE_US
+    control_margin: Annotated[float, msgspec.Meta(ge=0, le=10,
+        description=f"judge nothing if control copies move more than this fraction (default: {CONTROL.fraction})",
+        )] = CONTROL.fraction
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +110,11 @@ class Row:
 
     @property
     def decisive(self) -> Estimate:
-        """The estimate that the verdict comes from."""
         upper = self.upper is not None and self.upper.says_slower and self.estimate.verdict is not Verdict.SLOWER
         return self.upper if self.upper is not None and upper else self.estimate
 
     @property
     def settled(self) -> bool:
-        """Whether more pairs cannot change the verdict."""
         return self.decisive.settled and self.verdict is not GateVerdict.CONTAMINATED
 
     @property
@@ -139,8 +129,8 @@ class Row:
         if not self.cells:
             return ""
         texts = [cell.spelled_out() for cell in self.cells]
-        values = {name: dict.fromkeys(value for own in texts if (value := own.get(name)) is not None) for name in AXES}
-        return command_of({name: ",".join(own) or None for name, own in values.items()})
+        values = {name: dict.fromkeys(text for each in texts if (text := each.get(name)) is not None) for name in AXES}
+        return command_of({name: ",".join(each) or None for name, each in values.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +182,6 @@ class Judgement:
         missing: dict[Cell, int] = {}
         for row in self.rows:
             if not row.settled and row.decisive.pairs < pairs:
-                lack = pairs - row.decisive.pairs
-                missing |= {cell: max(missing.get(cell, 0), lack) for cell in row.cells}
+                more = pairs - row.decisive.pairs
+                missing |= {cell: max(missing.get(cell, 0), more) for cell in row.cells}
         return missing

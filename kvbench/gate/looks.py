@@ -78,7 +78,7 @@ def look_at(
     known = np.isfinite(logs)
     logs, processes = logs[known], None if processes is None else processes[known]
     earlier = None
-    for place, look in enumerate(looks):
+    for index, look in enumerate(looks):
         seen = logs[: look.pairs]
         if not seen.size:
             break
@@ -86,14 +86,14 @@ def look_at(
         verdict = verdict_of(low, high, margin)
         if verdict not in (Verdict.SAME, verdict_of(low, high, margin + unsure)):
             verdict = Verdict.UNDECIDED
-        short, last = seen.size < look.pairs, place == len(looks) - 1
+        short, last = seen.size < look.pairs, index == len(looks) - 1
         confirmed = _confirmed(verdict, seen, margin, processes)
         again = verdict in (Verdict.SAME, earlier) or (last and verdict is not Verdict.UNDECIDED)
         settles = again and confirmed
         if settles or short or last:
-            told, unconfirmed = (verdict, None) if confirmed else (Verdict.UNDECIDED, verdict)
+            final, unconfirmed = (verdict, None) if confirmed else (Verdict.UNDECIDED, verdict)
             settled, not_slower = settles and not short, bool(high <= margin)
-            return Estimate(centre, low, high, told, settled, seen.size, not_slower, unconfirmed)
+            return Estimate(centre, low, high, final, settled, seen.size, not_slower, unconfirmed)
         earlier = None if verdict is Verdict.UNDECIDED else verdict
     return Estimate()
 
@@ -102,6 +102,6 @@ def _confirmed(verdict: Verdict, seen: Floats, margin: float, processes: Floats 
     """Whether several processes confirm a verdict about the pairs `seen`, if it needs to be confirmed."""
     if processes is None or verdict in (Verdict.SAME, Verdict.UNDECIDED):
         return True
-    own = processes[: seen.size]
-    centres = [paired_interval(seen[own == process])[0] for process in np.unique(own)]
+    numbers = processes[: seen.size]
+    centres = [paired_interval(seen[numbers == process])[0] for process in np.unique(numbers)]
     return len(centres) > 1 and all(verdict_of(centre, centre, margin) is verdict for centre in centres)

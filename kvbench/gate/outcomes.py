@@ -1,7 +1,4 @@
-"""The outcome of every cell of a run: its status, figures and visits; and the curves that cells make.
-
-A curve is a set of cells that differ only in block size.
-"""
+"""The outcome of every cell of a run: its status, figures and visits; and the curves that cells make."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,14 +8,10 @@ from typing import Final
 from kvbench.analysis.compare import Visits
 from kvbench.cells.cell import Cell
 from kvbench.results import CellRecord, Run
+from kvbench.results.columns import TIMES
 
 # name in a rule -> column of the summary
-QUANTITIES: Final = {
-    "gbps": "gbps",
-    "ceiling_share": "ceiling_share",
-    **{f"{part}_us": f"{part}_us_median" for part in ("swap", "caller", "gpu", "wall", "cpu")},
-}
-_TIMES: Final = tuple(name for name in QUANTITIES if name.endswith("_us"))
+QUANTITIES: Final = {"gbps": "gbps", "ceiling_share": "ceiling_share", **{name: f"{name}_median" for name in TIMES}}
 MIN_SIZES: Final = 2
 
 
@@ -46,8 +39,8 @@ def outcomes(run: Run) -> dict[Cell, CellOutcome]:
     A cell with samples but without verified bytes counts as failed, because its copies were never compared.
     """
     cells = {record.cell.id: record.cell for record in run.records if isinstance(record, CellRecord)}
-    times = {name: run.visit_times(name) for name in _TIMES}
-    found = {}
+    times = {name: run.visit_times(name) for name in TIMES}
+    by_cell = {}
     for row in run.frame().to_dict("records"):
         cell = cells[str(row["cell_id"])]
         status, reason = str(row["status"]), "" if row["status"] == "ok" else str(row["reason"])
@@ -56,11 +49,11 @@ def outcomes(run: Run) -> dict[Cell, CellOutcome]:
         ok = status == "ok"
         columns = {**QUANTITIES, "ceiling": "ceiling_gbps"}
         figures = {name: float(row[column]) if ok else math.nan for name, column in columns.items()}
-        visits = {name: own.get(cell.id, {}) if ok else {} for name, own in times.items()}
+        visits = {name: by_cell_id.get(cell.id, {}) if ok else {} for name, by_cell_id in times.items()}
         visits["gbps"] = {number: cell.swap_bytes / us / 1e3 for number, us in visits["swap_us"].items()}
         visits["ceiling_share"] = {number: gbps / figures["ceiling"] for number, gbps in visits["gbps"].items()}
-        found[cell] = CellOutcome(cell, status, reason, figures, visits)
-    return found
+        by_cell[cell] = CellOutcome(cell, status, reason, figures, visits)
+    return by_cell
 
 
 def curves_of(cells: Iterable[Cell]) -> list[list[Cell]]:

@@ -39,10 +39,10 @@ class Pairs:
 
     `order` is 1 for every round in which the candidate ran second, -1 if it ran first, 0 if unknown. `controls` maps a
     name to the log ratios of the candidate's time to the base's, by round, of controls that no build affects. `failed`
-    has a reason for every cell that failed or is missing on a side; all its times are NaN. `lacking` are those of them
-    that ran but have no figure on a side. `faults` are failures of whole runs; `paths` are changes of the effective
-    path ("copy engine -> CPU inline"), `inline` the cells that the CPU copies on both sides. `disturbed` is the number
-    of pairs that each cause spoiled; `in_turn` is true if visits were paired with visits, not runs with runs.
+    has a reason for every cell that failed or is missing on a side; all its times are NaN. `without_figure` are those
+    of them that ran. `faults` are failures of whole runs; `paths` are changes of the effective path ("copy engine ->
+    CPU inline"), `inline` the cells that the CPU copies on both sides. `disturbed` is the number of pairs that each
+    cause spoiled; `in_turn` is true if visits were paired with visits, not runs with runs.
     `processes` counts, for every round, how often both sides had new worker processes before; None if unknown, and for
     runs that were not made in turn.
     """
@@ -52,7 +52,7 @@ class Pairs:
     order: Floats
     controls: Mapping[str, Floats]
     failed: Mapping[Cell, str] = field(default_factory=dict)
-    lacking: frozenset[Cell] = frozenset()
+    without_figure: frozenset[Cell] = frozenset()
     faults: Sequence[str] = ()
     paths: Mapping[Cell, str] = field(default_factory=dict)
     inline: frozenset[Cell] = frozenset()
@@ -72,15 +72,15 @@ class _Side:
         self._failures: dict[Cell, list[Failure]] = {}
         self._skips: dict[Cell, Skip] = {}
         rounds = set()
-        for place, run in enumerate(runs):
+        for index, run in enumerate(runs):
             for record in run.records:
                 match record:
                     case Visit():
-                        self._visits.setdefault(record.cell, {})[place, record.round] = record
-                        rounds.add((place, record.round))
+                        self._visits.setdefault(record.cell, {})[index, record.round] = record
+                        rounds.add((index, record.round))
                     case Failure():
                         self._failures.setdefault(record.cell, []).append(record)
-                        rounds.add((place, record.round))
+                        rounds.add((index, record.round))
                     case Skip():
                         self._skips[record.cell] = record
         self.rounds: Sequence[tuple[int, int]] = sorted(rounds)
@@ -92,18 +92,18 @@ class _Side:
     @property
     def has_spans(self) -> bool:
         """Whether every visit says when it began and ended."""
-        return all(visit.span_ns for own in self._visits.values() for visit in own.values())
+        return all(visit.span_ns for by_round in self._visits.values() for visit in by_round.values())
 
     def values(self, cells: Sequence[Cell]) -> VisitValues:
         """Return the values of every visit, of shape (cells, rounds)."""
-        places = {key: place for place, key in enumerate(self.rounds)}
-        values = unknown(len(cells), len(places))
+        index_of = {key: index for index, key in enumerate(self.rounds)}
+        values = unknown(len(cells), len(index_of))
         for row, cell in zip(values, cells, strict=True):
             for key, visit in self._visits.get(cell, {}).items():
-                row[places[key]] = values_of(visit)
+                row[index_of[key]] = values_of(visit)
         return values
 
-    def trouble(self, cell: Cell) -> list[str]:
+    def errors(self, cell: Cell) -> list[str]:
         """Return why the cell has no timing on this side, or []; an unverified cell has none."""
         visits = self._visits.get(cell, {}).values()
         why = [f"failed: {failure.kind}: {failure.message}" for failure in self._failures.get(cell, ())]
@@ -113,37 +113,35 @@ class _Side:
             why = ["failed: no bytes were verified"]
         return [f"{self.name}: {reason}" for reason in why]
 
-    def lack(self, cell: Cell) -> list[str]:
+    def no_figure(self, cell: Cell) -> list[str]:
         """Return that no visit of the cell has a figure on this side, or []."""
         visits = self._visits.get(cell, {}).values()
         return [] if any(has_figure(visit) for visit in visits) else [f"{self.name}: no figure: {NO_FIGURE}"]
 
     def paths(self, cell: Cell) -> str:
-        """Return the most frequent effective path."""
         counts = Counter(visit.path for visit in self._visits.get(cell, {}).values())
         return counts.most_common(1)[0][0] if counts else ""
 
     def copies_us(self, kind: type[Control] | type[Ceiling]) -> dict[str, Floats]:
         """Return direction -> time of the large copies of every round, NaN if there are none."""
-        found: dict[str, dict[tuple[int, int], float]] = {}
-        for place, run in enumerate(self.runs):
+        times_us: dict[str, dict[tuple[int, int], float]] = {}
+        for index, run in enumerate(self.runs):
             for record in run.records:
                 if isinstance(record, kind) and record.gpu_us:
-                    found.setdefault(record.direction, {})[place, record.round] = fast_us(record.gpu_us)
-        every = {way: np.array([own.get(key, math.nan) for key in self.rounds]) for way, own in found.items()}
-        return {way: np.where(own > 0, own, math.nan) for way, own in every.items()}  # a time of zero has no ratio
+                    # a time of zero has no ratio
+                    times_us.setdefault(record.direction, {})[index, record.round] = fast_us(record.gpu_us) or math.nan
+        return {
+            direction: np.array([by_round.get(key, math.nan) for key in self.rounds])
+            for direction, by_round in times_us.items()
+        }
 
     def created_s(self) -> list[float]:
         """Return when the run of each round was created, in seconds; NaN if unknown."""
-        return [_created_s(self.runs[place]) for place, _ in self.rounds]
+        return [_created_s(self.runs[index]) for index, _ in self.rounds]
 
     def unfinished(self) -> list[str]:
-        """Return a fault for every run that is not complete."""
-        return [
-            f"{self.name}: {run.path} is {run.info.status}, not complete"
-            for run in self.runs
-            if run.info.status != "complete"
-        ]
+        unfinished = (run for run in self.runs if run.info.status != "complete")
+        return [f"{self.name}: {run.path} is {run.info.status}, not complete" for run in unfinished]
 
 
 @np.errstate(all="ignore")  # an untrusted run can hold any time
@@ -156,7 +154,7 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     ours, theirs = _sides(base, cand)
     names = _partnered(ours, theirs)
     cells = list(names)
-    failed, lacking = _without_times(ours, theirs, names)
+    failed, without_figure = _without_times(ours, theirs, names)
     paths = {cell: (ours.paths(cell), theirs.paths(name)) for cell, name in names.items()}
     copies, notes = _large_copies(ours, theirs)
     # Both sides were interrupted together: this is not a fault of either.
@@ -170,7 +168,7 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     # Only runs made in turn overlap in time; the rounds of others are ordered by when their runs were created.
     began = visits["began_ns"] if in_turn else np.array([[side.created_s()] for side in (ours, theirs)])
     shares = shares_of(visits["caller_us"], visits["fast_us"])
-    inline = frozenset(cell for cell, own in paths.items() if {*own} == {EffectivePath.CPU_INLINE})
+    inline = frozenset(cell for cell, both in paths.items() if {*both} == {EffectivePath.CPU_INLINE})
     by_cpu = np.array([cell in inline for cell in cells], dtype=bool)  # their margin allows for its changes
     marks = spoiled(visits, (shares >= CPU_BOUND) & ~by_cpu, copies) if in_turn else {}
     controls = _controls(visits["probe_us"], copies, marks)
@@ -186,7 +184,7 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
         order=np.nan_to_num(np.sign(np.subtract(*np.fmin.reduce(began, axis=1)[::-1]))),
         controls=controls,
         failed=failed,
-        lacking=lacking,
+        without_figure=without_figure,
         faults=[] if stopped else [*ours.unfinished(), *theirs.unfinished()],
         paths={cell: f"path: {old} -> {new}" for cell, (old, new) in paths.items() if new and old != new},
         inline=inline,
@@ -199,10 +197,12 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
 
 def _without_times(ours: _Side, theirs: _Side, names: Mapping[Cell, Cell]) -> tuple[dict[Cell, str], frozenset[Cell]]:
     """Return why cells have no times to compare, and which of them were measured but have no figure."""
-    troubles = {cell: [*ours.trouble(cell), *theirs.trouble(name)] for cell, name in names.items()}
-    lacking = {cell: [*ours.lack(cell), *theirs.lack(name)] for cell, name in names.items() if not troubles[cell]}
-    failed = {cell: few(list(dict.fromkeys(why))) for cell, why in {**troubles, **lacking}.items() if why}
-    return failed, frozenset(cell for cell, why in lacking.items() if why)
+    errors = {cell: [*ours.errors(cell), *theirs.errors(name)] for cell, name in names.items()}
+    no_figure = {
+        cell: [*ours.no_figure(cell), *theirs.no_figure(name)] for cell, name in names.items() if not errors[cell]
+    }
+    failed = {cell: few(list(dict.fromkeys(why))) for cell, why in {**errors, **no_figure}.items() if why}
+    return failed, frozenset(cell for cell, why in no_figure.items() if why)
 
 
 def _overlap(began: Floats, ended: Floats) -> bool:
@@ -261,16 +261,17 @@ def _large_copies(base: _Side, cand: _Side) -> tuple[dict[str, Floats], list[str
         ours, theirs = base.copies_us(Ceiling), cand.copies_us(Ceiling)
     if not ours or ours.keys() != theirs.keys():
         notes = ["no run has control copies or ceilings, so it is unknown whether the machine was steady"]
-    return {way: np.array([ours[way], theirs[way]]) for way in sorted(ours.keys() & theirs.keys())}, notes
+    directions = sorted(ours.keys() & theirs.keys())
+    return {direction: np.array([ours[direction], theirs[direction]]) for direction in directions}, notes
 
 
 def _controls(probes_us: Floats, copies_us: Mapping[str, Floats], marks: Mapping[str, Mask]) -> dict[str, Floats]:
     """Return name -> log ratio of the candidate's time to the base's, by round; the CPU's is without spoiled pairs."""
-    found = {way: np.log(sides[1]) - np.log(sides[0]) for way, sides in copies_us.items()}
+    controls = {direction: np.log(sides[1]) - np.log(sides[0]) for direction, sides in copies_us.items()}
     if marks:
         logs = np.where(marks[CPU] | marks["disturbed visit"], math.nan, np.log(probes_us[1]) - np.log(probes_us[0]))
-        found[CPU] = np.array([middle_of(column) for column in logs.T])
-    return found
+        controls[CPU] = np.array([middle_of(column) for column in logs.T])
+    return controls
 
 
 def _created_s(run: Run) -> float:

@@ -29,8 +29,8 @@ def partners(base: Iterable[Cell], cand: Iterable[Cell]) -> dict[Cell, Cell]:
         if name != "backend"
         and all(any(getattr(cell, axis.field) is not None for cell in side) for side in (ours, theirs))
     ]
-    found = _by_values(theirs, fields)
-    return {cell: found[values] for values, cell in _by_values(ours, fields).items() if values in found}
+    by_values = _by_values(theirs, fields)
+    return {cell: by_values[values] for values, cell in _by_values(ours, fields).items() if values in by_values}
 
 
 def check_two(base: Sequence[Run], cand: Sequence[Run]) -> None:
@@ -50,22 +50,22 @@ def check_identity(base: Sequence[Run], cand: Sequence[Run], *, forced: bool) ->
     The build can differ between the sides, but not within a side.
     """
     check_one_clock([*base, *cand])
-    found = []
+    differing = []
     for runs in (base, cand):
         build = {name: value for name, value in runs[0].info.identity.items() if name == OF_THE_BUILD}
         expected = {**base[0].info.identity, **build}
-        found += [f"{run.path}: {text}" for run in runs for text in differences(expected, run.info.identity)]
-    if found and not forced:
+        differing += [f"{run.path}: {text}" for run in runs for text in differences(expected, run.info.identity)]
+    if differing and not forced:
         raise MismatchError(
-            f"the runs are of different kinds of machines: {few(found)}; to compare them anyway, add --force"
+            f"the runs are of different kinds of machines: {few(differing)}; to compare them anyway, add --force"
         )
-    return [f"forced: different kinds of machines: {line}" for line in found]
+    return [f"forced: different kinds of machines: {line}" for line in differing]
 
 
 def about_backends(ours: Sequence[Cell], theirs: Sequence[Cell]) -> list[str]:
     """Return a note if each side has a single backend and the two differ."""
     names = {cell.backend for cell in ours}, {cell.backend for cell in theirs}
-    if names[0] == names[1] or any(len(found) != 1 for found in names):
+    if names[0] == names[1] or any(len(backends) != 1 for backends in names):
         return []
     first, second = ours[0].backend, theirs[0].backend
     return [f"comparing two backends, {first} (base) and {second} (candidate): cells are paired by the axes of both"]
@@ -83,6 +83,5 @@ def _by_values(cells: Sequence[Cell], fields: Sequence[str]) -> dict[tuple[objec
 
 
 def few(reasons: Sequence[str]) -> str:
-    """Return the first of some reasons and the number of the others."""
     more = len(reasons) - _SHOWN
     return "; ".join(reasons[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""Checks rules about one run: which hold, which are broken, which are undecided, and which lack cells.
+"""Checks rules about one run: which hold, which are broken, which are undecided, and which have no cells.
 
 A figure and its limit are compared visit by visit: a rule holds or is broken where the whole 95% interval says so.
 """
@@ -19,12 +19,19 @@ from kvbench.cells.cell import Cell
 from kvbench.errors import MismatchError, brief
 from kvbench.gate.judgement import GateVerdict, Row, worst
 from kvbench.gate.outcomes import MIN_SIZES, QUANTITIES, Outcomes, outcomes
-from kvbench.gate.selection import CEILING, Limit, Selection, UnknownError
+from kvbench.gate.rule_cells import CEILING, Limit, Selection, UnknownError
 from kvbench.results import Run
 from kvbench.units import format_size
 
 LARGEST: Final = 1e9
 _DEFAULT_QUANTITY: Final = "gbps"
+_A_FILTER: Final = msgspec.Meta(extra={"meaning": 'a filter such as "backend=sm,direction=h2d"'})
+_A_LIMIT: Final = msgspec.Meta(
+    extra={"meaning": 'a number, "0.8 ceiling", or a factor and a filter such as "2 backend=batched"'}
+)
+_A_QUANTITY: Final = msgspec.Meta(
+    pattern=f"^({'|'.join(QUANTITIES)})\\Z", extra={"meaning": f"one of {', '.join(QUANTITIES)}"}
+)
 
 # A case of a rule: its distance from breaking the rule (below 0: broken, NaN: undecided), the same as text, its cells.
 # (One rule can have many cases.)
@@ -48,23 +55,23 @@ class RulesReport:
 class Rule(msgspec.Struct, frozen=True):
     """A statement about the cells of one run; `str` gives the statement."""
 
-    def cases(self, found: Outcomes) -> list[Case]:
+    def cases(self, by_cell: Outcomes) -> list[Case]:
         """Return the cases of the rule, at least one; raises UnknownError if there is nothing to judge."""
         raise NotImplementedError
 
-    def check(self, found: Outcomes) -> Row:
+    def check(self, by_cell: Outcomes) -> Row:
         try:
-            cases = self.cases(found)
+            cases = self.cases(by_cell)
         except UnknownError as why:
             return Row("rule", str(self), GateVerdict.FAILED, [], reason=str(why))
         verdicts = [_verdict(slack) for slack, _, _ in cases]
         verdict = worst(verdicts)
-        _, words, cells = min(
-            (case for case, own in zip(cases, verdicts, strict=True) if own is verdict), key=lambda case: case[0]
+        _, text, cells = min(
+            (case for case, each in zip(cases, verdicts, strict=True) if each is verdict), key=lambda case: case[0]
         )
         broken = verdicts.count(GateVerdict.FAIL)
         more = f" (broken in {broken} of {len(cases)})" if broken and len(cases) > 1 else ""
-        return Row("rule", str(self), verdict, cells, reason=words + more)
+        return Row("rule", str(self), verdict, cells, reason=text + more)
 
 
 def _verdict(slack: float) -> GateVerdict:
@@ -73,13 +80,13 @@ def _verdict(slack: float) -> GateVerdict:
     return GateVerdict.FAIL if slack < 0 else GateVerdict.PASS
 
 
-class Bound(Rule, frozen=True, kw_only=True):
+class Bound(Rule, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`quantity` of each of `cells` must be at least, or at most, the limit."""
 
-    cells: Selection
-    at_least: Limit | None = None
-    at_most: Limit | None = None
-    quantity: Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(QUANTITIES)})\\Z")] = _DEFAULT_QUANTITY
+    cells: Annotated[Selection, _A_FILTER]
+    at_least: Annotated[Limit, _A_LIMIT] | None = None
+    at_most: Annotated[Limit, _A_LIMIT] | None = None
+    quantity: Annotated[str, _A_QUANTITY] = _DEFAULT_QUANTITY
 
     def __post_init__(self) -> None:
         if self.limit.partner == CEILING and self.quantity != _DEFAULT_QUANTITY:
@@ -96,23 +103,23 @@ class Bound(Rule, frozen=True, kw_only=True):
         assert limit is not None  # `read_rule` selects Bound by this key
         return limit
 
-    def cases(self, found: Outcomes) -> list[Case]:
+    def cases(self, by_cell: Outcomes) -> list[Case]:
         factor = self.limit.factor
         cases: list[Case] = []
-        for cell, outcome in self.cells.measured(found).items():
+        for cell, outcome in self.cells.measured(by_cell).items():
             value, visits = outcome.figures[self.quantity], outcome.visits[self.quantity]
-            for label, other, partner in self.limit.partners(outcome, self.quantity, found):
+            for label, other, partner in self.limit.partners(outcome, self.quantity, by_cell):
                 limit = factor * other
                 if not (math.isfinite(value) and math.isfinite(limit) and limit > 0):
                     raise UnknownError(f"{cell.label} has no {self.quantity} to compare with {label}")
-                words = f"against {factor:g}"
+                text = f"against {factor:g}"
                 if self.limit.partner is not None:
-                    words = f"is {value / other:.3g} of {label} ({other:.4g}); the rule says {factor:g}"
+                    text = f"is {value / other:.3g} of {label} ({other:.4g}); the rule says {factor:g}"
                 others = dict.fromkeys(visits, other) if partner is None else partner.visits[self.quantity]
                 ratios = [visits[number] / (factor * others[number]) for number in visits.keys() & others.keys()]
                 slack, why = _slack(ratios if self.at_least is not None else [1 / ratio for ratio in ratios])
                 cells = [cell] if partner is None else [cell, partner.cell]
-                cases.append((slack, f"{cell.label}: {self.quantity} {value:.4g} {words}{why}", cells))
+                cases.append((slack, f"{cell.label}: {self.quantity} {value:.4g} {text}{why}", cells))
         return cases
 
 
@@ -130,22 +137,22 @@ def _too_few(visits: int) -> str:
     return f"{visits} visits; a verdict requires {MIN_PAIRS}: measure with --rounds {MIN_PAIRS}"
 
 
-class NoCliff(Rule, frozen=True, kw_only=True):
+class NoCliff(Rule, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """No curve of `cells` must have a cliff higher than `no_cliff_above`."""
 
-    cells: Selection
-    no_cliff_above: Annotated[float, msgspec.Meta(ge=MIN_HEIGHT, lt=LARGEST)]
+    cells: Annotated[Selection, _A_FILTER]
+    no_cliff_above: Annotated[float, msgspec.Meta(ge=MIN_HEIGHT, le=LARGEST)]
 
     def __str__(self) -> str:
         return f"{self.cells}: no cliff above {self.no_cliff_above:g}"
 
-    def cases(self, found: Outcomes) -> list[Case]:
+    def cases(self, by_cell: Outcomes) -> list[Case]:
         cases: list[Case] = []
-        for curve in self.cells.curves(found):
+        for curve in self.cells.curves(by_cell):
             cell, cells = curve[0].cell, [outcome.cell for outcome in curve]
-            slack, words = self._judge([outcome.visits["gbps"] for outcome in curve], cells)
+            slack, text = self._judge([outcome.visits["gbps"] for outcome in curve], cells)
             name = f"{cell.backend} {cell.direction} N={cell.blocks} {cell.stream_state}"
-            cases.append((slack, f"{name}: {words}", cells))
+            cases.append((slack, f"{name}: {text}", cells))
         if not cases:
             raise UnknownError(f"a cliff requires at least {MIN_SIZES} block sizes of {self.cells}")
         return cases
@@ -154,7 +161,7 @@ class NoCliff(Rule, frozen=True, kw_only=True):
         """Return the slack and the text for a curve; `visits` are the GB/s of its cells."""
         if (fewest := min(map(len, visits))) < MIN_PAIRS:
             return math.nan, _too_few(fewest)
-        rates = [[*own.values()] for own in visits]
+        rates = [[*by_round.values()] for by_round in visits]
         low, high = zip(*map(median_interval, rates), strict=True)
         sizes = [cell.block_bytes for cell in cells]
         cliff = find_cliff(sizes, [*map(median, rates)], low, high)
@@ -183,8 +190,8 @@ def check_rules(run: Run, rules: RuleSet) -> RulesReport:
             f"the rules are for runs of the config {rules.config}; {brief(str(run.path))} is of "
             f"{brief(str(config)) or 'no config'}; measure that config, or use other rules with --rules"
         )
-    found = outcomes(run)
-    rows = sorted((rule.check(found) for rule in rules.rules), key=lambda row: row.verdict.badness)
+    by_cell = outcomes(run)
+    rows = sorted((rule.check(by_cell) for rule in rules.rules), key=lambda row: row.verdict.badness)
     warnings = [*run.warnings]
     if run.info.status != "complete":
         warnings.append(f"the run is {run.info.status}, not complete")

@@ -21,10 +21,10 @@ from kvbench.gate.looks import PLAN
 from kvbench.gate.partners import check_identity, partners
 from kvbench.gate.sides import Side, half_of_memory
 from kvbench.results import Failure, Record, Run, RunInfo, RunWriter, Visit
+from kvbench.run.done import Progress
 from kvbench.run.execution import Execution, Observer, ended_by
-from kvbench.run.failures import FailuresTold
+from kvbench.run.failures import ReportedFailures
 from kvbench.run.opening import nothing_to_measure, run_info
-from kvbench.run.progress import Progress
 from kvbench.run.protocol import InTurn, Opened
 from kvbench.run.worker_process import WorkerSlot
 from kvbench.sweep.installed import asked_for, installed
@@ -47,16 +47,16 @@ class MeasuredSide(Observer):
     `start` finds out what it can measure, `create` makes its run; `names` are its cells by those of the base.
     """
 
-    found: Opened
+    opened: Opened
     plan: Plan
     info: RunInfo
     names: Mapping[Cell, Cell]
     execution: Execution
 
-    def __init__(self, name: str, side: Side, spec: SweepSpec, stack: ExitStack, failures: FailuresTold, say: Say):
+    def __init__(self, name: str, side: Side, spec: SweepSpec, stack: ExitStack, failures: ReportedFailures, say: Say):
         self.name, self.side, self._stack, self._failures, self._say = name, side, stack, failures, say
-        own = spec if side.backend is None else spec.with_axes({"backend": side.backend})
-        self.spec = own.with_options(fault=side.fault)
+        narrowed = spec if side.backend is None else spec.with_axes({"backend": side.backend})
+        self.spec = narrowed.with_options(fault=side.fault)
         known, _ = installed()
         worker = WorkerSlot(self.spec, asked_for(self.spec, known), side.interpreter)
         self._slot = stack.enter_context(closing(worker))
@@ -64,18 +64,18 @@ class MeasuredSide(Observer):
 
     def start(self) -> None:
         """Start the worker and plan; raises UsageError if there is nothing to measure, and errors of the worker."""
-        self.found = self._slot.start()
-        self.spec = replace(self.spec, limits=half_of_memory(self.spec.limits, self.found))
-        self.plan = expand(self.spec, self.found.device, self.found.backends)
+        self.opened = self._slot.start()
+        self.spec = replace(self.spec, limits=half_of_memory(self.spec.limits, self.opened))
+        self.plan = expand(self.spec, self.opened.device, self.opened.backends)
         if not self.plan.cells:
             raise UsageError(f"{self.side.option} {brief(self.side.text)}: {nothing_to_measure(self.plan)}")
-        self.info = run_info(self.spec, self.found, ["kvbench", *sys.argv[1:]])
+        self.info = run_info(self.spec, self.opened, ["kvbench", *sys.argv[1:]])
 
     def create(self, folder: Path, names: Mapping[Cell, Cell]) -> None:
         """Create the run directory below `folder`; raises StorageError."""
         self.names = names
         writer = self._stack.enter_context(RunWriter.create(folder / self.name, self.info))
-        self.execution = Execution(self.spec, self.plan, self.found, writer, self._slot, self, Progress())
+        self.execution = Execution(self.spec, self.plan, self.opened, writer, self._slot, self, Progress())
 
     def recorded(self, record: Record) -> None:
         self._records.append(record)
@@ -92,9 +92,9 @@ class MeasuredSide(Observer):
         """Return a note if cells have no partner on the other side and are not measured."""
         paired = {*self.names.values()}
         alone = [cell for cell in self.plan.cells if cell not in paired]
-        return (
-            [f"{counted(len(alone), 'cell')} only on the side {self.name}, such as {alone[0].label}"] if alone else []
-        )
+        if not alone:
+            return []
+        return [f"{counted(len(alone), 'cell')} only on the side {self.name}, such as {alone[0].label}"]
 
 
 class SideBySide:
@@ -157,7 +157,6 @@ class SideBySide:
                 raise StorageError(f"{outcome.path}: {outcome.reason}")
 
     def runs(self) -> tuple[Run, Run]:
-        """Return the runs of the base and of the candidate."""
         return self.running[BASE].run(), self.running[CAND].run()
 
     def _judged(self, judge: Judge, earlier: Judgement | None) -> Judgement:
@@ -184,7 +183,7 @@ class SideBySide:
                 execution.measure_ceilings(number)
                 execution.observe("start")
             execution.measure_controls(number)
-        for cell in sorted(cells, key=lambda cell: cell.place_in(number, self._seed)):
+        for cell in sorted(cells, key=lambda cell: cell.shuffle_key(number, self._seed)):
             if cell not in self._failed:
                 self._pair(number, cell, order, verify=verify)
 
@@ -193,37 +192,31 @@ class SideBySide:
         cpu = None
         self._failed.add(cell)  # until both visits are made
         for name in order:
-            arm = self.running[name]
-            planned = PlannedVisit(number, arm.names[cell])
+            side = self.running[name]
+            planned = PlannedVisit(number, side.names[cell])
             answer = None
-            with self._replacing(arm, number):
-                answer = arm.execution.visit(planned, InTurn(verify=verify, cpu=cpu))
-            if isinstance(answer, Visit):
-                cpu = answer.cpu
-                answer = self._checked(arm, planned, answer)
+            with self._replacing(side, number):
+                answer = side.execution.visit(planned, InTurn(verify=verify, cpu=cpu))
             if not isinstance(answer, Visit):
                 return
+            cpu, (began_ns, ended_ns) = answer.cpu, answer.span_ns or (0, 0)
+            if not self._last_ns <= began_ns <= ended_ns <= time.monotonic_ns():
+                side.execution.fail(planned, "its visit overlaps a visit of the other side")
+                return
+            self._last_ns = ended_ns
         self._failed.remove(cell)
-
-    def _checked(self, arm: MeasuredSide, planned: PlannedVisit, visit: Visit) -> Visit | Failure:
-        """Return the visit, or a failure if it overlaps a visit of the other side."""
-        began_ns, ended_ns = visit.span_ns or (0, 0)
-        if not self._last_ns <= began_ns <= ended_ns <= time.monotonic_ns():
-            return arm.execution.fail(planned, "its visit overlaps a visit of the other side")
-        self._last_ns = ended_ns
-        return visit
 
     def _renew(self) -> None:
         """Replace the workers of both sides; a side whose worker cannot be replaced fails."""
         note = "the worker process was replaced to see whether another one takes as long"
-        renewals = [(arm, self._pool.submit(arm.execution.replace_worker, note)) for arm in self.running.values()]
+        renewals = [(side, self._pool.submit(side.execution.replace_worker, note)) for side in self.running.values()]
         wait(renewal for _, renewal in renewals)
-        for arm, renewal in renewals:
-            with self._replacing(arm, self._rounds):
+        for side, renewal in renewals:
+            with self._replacing(side, self._rounds):
                 renewal.result()
 
     @contextmanager
-    def _replacing(self, arm: MeasuredSide, number: int) -> Iterator[None]:
+    def _replacing(self, side: MeasuredSide, number: int) -> Iterator[None]:
         """Fail the cells of a side whose worker is lost inside and cannot be replaced; raises StorageError."""
         try:
             yield
@@ -233,7 +226,7 @@ class SideBySide:
             for cell in self._cells:
                 if cell not in self._failed:
                     why = f"its worker could not be replaced: {error}"
-                    arm.execution.fail(PlannedVisit(number, arm.names[cell]), why)
+                    side.execution.fail(PlannedVisit(number, side.names[cell]), why)
             self._failed.update(self._cells)
 
 
@@ -253,7 +246,7 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
     with ExitStack() as stack:
         # A worker dies with the thread that started it; these threads end after their workers.
         pool = stack.enter_context(ThreadPoolExecutor(2))
-        failures = FailuresTold()
+        failures = ReportedFailures()
         sides = [MeasuredSide(name, side, spec, stack, failures, say) for name, side in ((BASE, base), (CAND, cand))]
         ours, theirs = sides
         _at_once(pool, [side.start for side in sides])
@@ -264,37 +257,30 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
         _make(folder)
         ours.create(folder, {cell: cell for cell in paired})
         theirs.create(folder, paired)
-        with _ended_together(sides):
+        try:
             for side in sides:
                 side.execution.begin()
             if base.backend == cand.backend:
-                _fail_what_is_gone(theirs.execution, [cell for cell in ours.plan.cells if cell not in paired])
+                _fail_missing(theirs.execution, [cell for cell in ours.plan.cells if cell not in paired])
             for note in (*_remarks(ours, theirs), *ours.without_partner(), *theirs.without_partner()):
                 say(f"note: {note}")
             say(f"{len(paired)} cells on two sides in turn; reserving memory")
             _at_once(pool, [partial(side.execution.reserve, side.names.values()) for side in sides])
             both = SideBySide(ours, theirs, say, pool, time.monotonic() - began_s)
             yield both
+        except (KeyboardInterrupt, KvbenchError) as why:
+            for side in sides:
+                side.execution.finish(*ended_by(why))
+            raise
         both.finish()
         for line in failures.others():
             say(line)
 
 
-@contextmanager
-def _ended_together(sides: Iterable[MeasuredSide]) -> Iterator[None]:
-    """Record how the runs ended if an interrupt or an error ends them inside."""
-    try:
-        yield
-    except (KeyboardInterrupt, KvbenchError) as why:
-        for side in sides:
-            side.execution.finish(*ended_by(why))
-        raise
-
-
-def _fail_what_is_gone(cand: Execution, gone: Iterable[Cell]) -> None:
+def _fail_missing(cand: Execution, missing: Iterable[Cell]) -> None:
     """Record a failure for every cell of the base that the candidate, a build of the same backends, cannot run."""
     reasons = {skip.cell: skip.reason for skip in cand.plan.skipped}
-    for cell in gone:
+    for cell in missing:
         why = reasons.get(cell, "its plan does not have this cell")
         cand.fail(PlannedVisit(0, cell), f"the candidate cannot run what the base can: {why}")
 
@@ -308,12 +294,11 @@ def _at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], object]]) ->
 
 
 def _remarks(base: MeasuredSide, cand: MeasuredSide) -> list[str]:
-    """Return notes about two builds before they are compared."""
     if base.side.backend != cand.side.backend:
         return []
     if base.side.interpreter == cand.side.interpreter:
         return ["both sides run the same kvbench: this compares it with itself"]
-    if base.found.engine_hash == cand.found.engine_hash:
+    if base.opened.engine_hash == cand.opened.engine_hash:
         return ["both sides have the same engine sources; only other installed packages differ"]
     return []
 

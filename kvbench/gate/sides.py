@@ -71,9 +71,8 @@ def parse_side(option: str, text: str, fault: str | None = None) -> Side:
     raise UsageError(f"{option} {brief(text)}: {FORMS}")
 
 
-def half_of_memory(limits: Limits, found: Opened) -> Limits:
-    """Return limits that give half of the memory to each side."""
-    device = found.device
+def half_of_memory(limits: Limits, opened: Opened) -> Limits:
+    device = opened.device
     free = ((limits.host_bytes, device.host_free_bytes), (limits.device_bytes, device.device_free_bytes))
     return Limits(*(max(1, usable_bytes(limit, free_bytes) // 2) for limit, free_bytes in free))
 

@@ -28,20 +28,15 @@ STALLED: Final = 3.0
 # One visit; what is unknown, zero or negative is NaN. `fast_us`, `middle_us` and `upper_us` are times of the swap,
 # `caller_us` is the time that it takes from its thread, `slowdown` that of a neighbour, `disturbed` the number of
 # disturbances.
-VISIT: Final = np.dtype(
-    [
-        (name, np.float64)
-        for name in (
-            "fast_us", "middle_us", "upper_us", "caller_us", "unevenness", "slowdown",
-            "disturbed", "probe_us", "clock_mhz", "began_ns", "ended_ns", "began_s", "process",
-        )
-    ]
+_FIELDS: Final = (
+    "fast_us", "middle_us", "upper_us", "caller_us", "unevenness", "slowdown",
+    "disturbed", "probe_us", "clock_mhz", "began_ns", "ended_ns", "began_s", "process",
 )  # fmt: skip
+VISIT: Final = np.dtype([(name, np.float64) for name in _FIELDS])
 VisitValues = npt.NDArray[np.void]
 
 
 def unknown(*shape: int) -> VisitValues:
-    """Return visits without any value."""
     return np.full(shape, math.nan, VISIT)
 
 
@@ -79,7 +74,7 @@ def fast_us(times_us: Sequence[float] | Floats) -> float:
 
 def shares_of(callers_us: Floats, times_us: Floats) -> Floats:
     """Return the caller's share of each cell's time, 0 where the time does not hold it."""
-    return np.nan_to_num([middle_of(own) for own in np.swapaxes(callers_us / times_us, 0, 1)])
+    return np.nan_to_num([middle_of(shares) for shares in np.swapaxes(callers_us / times_us, 0, 1)])
 
 
 def _disturbances(visit: Visit) -> int:

@@ -97,7 +97,6 @@ class Geometry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
         return f"{label}, {self.dtype}"
 
     def rank_kv_heads(self, tp: int) -> int:
-        """Return the KV heads on one of `tp` ranks."""
         return max(1, self.kv_heads // tp)
 
 
@@ -126,7 +125,6 @@ class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
 
     @property
     def rank_kv_heads(self) -> int:
-        """KV heads on one rank."""
         return self.geometry.rank_kv_heads(self.tp)
 
     @property

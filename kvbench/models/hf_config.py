@@ -120,10 +120,9 @@ def _shape(text: Table) -> tuple[int, int, Literal[1, 2]]:
 
 
 def _sliding(text: Table, layers: int) -> list[bool]:
-    """Return, for every layer with its own KV cache, whether it has a sliding window."""
     shared = text.get("num_kv_shared_layers") or 0  # the last layers, which share an earlier layer's cache
     fewer = Annotated[int, msgspec.Meta(ge=0, le=layers - 1)]
-    own = layers - convert(shared, fewer, "num_kv_shared_layers")
+    caching = layers - convert(shared, fewer, "num_kv_shared_layers")
     types = text.get("layer_types")
     if types is not None:
         known = {"full_attention": False, "sliding_attention": True}
@@ -132,14 +131,14 @@ def _sliding(text: Table, layers: int) -> list[bool]:
         other = next((kind for kind in types if kind not in known), None)
         if other is not None:
             raise UsageError(f"layer_types: {shown(other)} is not one of {', '.join(known)}")
-        return [known[kind] for kind in types][:own]
+        return [known[kind] for kind in types][:caching]
     if text.get("sliding_window") is None or text.get("use_sliding_window") is False:
-        return [False] * own
+        return [False] * caching
     if text.get("use_sliding_window") is True:
         first: int = convert(text.get("max_window_layers"), _NoneOrMore, "max_window_layers")
-        return [layer >= first for layer in range(own)]
+        return [layer >= first for layer in range(caching)]
     every = _whole(text, "sliding_window_pattern") or _FULL_EVERY.get(str(text.get("model_type")))
-    return [every is None or (layer + 1) % every != 0 for layer in range(own)]
+    return [every is None or (layer + 1) % every != 0 for layer in range(caching)]
 
 
 def _refuse_other_caches(text: Table) -> None:
@@ -148,14 +147,11 @@ def _refuse_other_caches(text: Table) -> None:
     for field, value in text.items():
         if value is not None and _NO_KV_BLOCKS.fullmatch(field):
             raise UsageError(f"{field}: the model has layers without KV blocks, which are not supported")
-        if value is not None and field in _KINDS and not _all_full(value):
+        full = isinstance(value, list) and all(kind in _FULL for kind in value)
+        if value is not None and field in _KINDS and not full:
             raise UsageError(f"{field}: {shown(value)} names layers without KV blocks, which are not supported")
         if value is not None and field in _OTHER_BLOCKS:
             raise UsageError(f"{field}: the model has blocks of different sizes; only equal sizes are supported")
-
-
-def _all_full(kinds: object) -> bool:
-    return isinstance(kinds, list) and all(kind in _FULL for kind in kinds)
 
 
 def _dtype(text: Table, config: Table) -> KvDtype:

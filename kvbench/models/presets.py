@@ -23,23 +23,18 @@ class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of ranks, `@tokensN` behind it its own tokens.
     """
 
-    models: Annotated[
-        tuple[str, ...],
-        msgspec.Meta(
-            description="names of presets or paths of a config.json or its folder; `@tpN` gives a model its own ranks, "
-            "`@tokensN` its own tokens"
-        ),
-    ] = ()
+    # fmt: off
+    models: Annotated[tuple[str, ...], msgspec.Meta(
+        description="names of presets or paths of a config.json or its folder; `@tpN` gives a model its own ranks, "
+        "`@tokensN` its own tokens")] = ()
     tp: Annotated[Ranks | None, msgspec.Meta(description="tensor-parallel ranks of a model")] = None
     tokens: Annotated[Tokens | None, msgspec.Meta(description="tokens of a model per swap")] = None
     block_tokens: Annotated[BlockTokens | None, msgspec.Meta(description="tokens of a model per block")] = None
-    layout: Annotated[
-        KvLayout | None, msgspec.Meta(description=f"memory layout of a model's layers: {', '.join(KvLayout)}")
-    ] = None
-    kv_dtype: Annotated[
-        KvDtype | None,
-        msgspec.Meta(description="data type of a model's KV cache: bf16, fp16, fp32 or fp8 (default: the model's)"),
-    ] = None
+    layout: Annotated[KvLayout | None, msgspec.Meta(
+        description=f"memory layout of a model's layers: {', '.join(KvLayout)}")] = None
+    kv_dtype: Annotated[KvDtype | None, msgspec.Meta(
+        description="data type of a model's KV cache: bf16, fp16, fp32 or fp8 (default: the model's)")] = None
+    # fmt: on
 
     def over(self, other: "ModelChoice") -> "ModelChoice":
         """Return this choice, with unset settings taken from `other`."""

@@ -8,8 +8,8 @@ import msgspec
 from kvbench.engine.device import EngineError, Stream, die_with_parent, open_device
 from kvbench.engine.faults import parse_faults
 from kvbench.errors import KvbenchError
-from kvbench.probe.bench import ProbeBench
 from kvbench.probe.common import ProbeFinding, Unanswered
+from kvbench.probe.probe_bench import ProbeBench
 
 
 def _probe(name: str, device: str, fault: str) -> ProbeFinding | Unanswered:
@@ -26,5 +26,5 @@ def _probe(name: str, device: str, fault: str) -> ProbeFinding | Unanswered:
 
 if __name__ == "__main__":
     die_with_parent()
-    found = _probe(*sys.argv[1:])
-    sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+    answer = _probe(*sys.argv[1:])
+    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")

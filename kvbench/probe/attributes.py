@@ -6,8 +6,8 @@ import mmap
 import numpy as np
 
 from kvbench.cells.axes import Direction
-from kvbench.probe.bench import Blocks, ProbeBench
 from kvbench.probe.common import ProbeFinding
+from kvbench.probe.probe_bench import Blocks, ProbeBench
 from kvbench.units import KIB
 
 _COUNTS = (1, 64, 4096)

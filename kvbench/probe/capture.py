@@ -5,8 +5,8 @@ from contextlib import suppress
 
 from kvbench.cells.axes import Direction
 from kvbench.engine.device import EngineError, begin_capture, end_capture
-from kvbench.probe.bench import Blocks, ProbeBench
 from kvbench.probe.common import ProbeFinding
+from kvbench.probe.probe_bench import Blocks, ProbeBench
 from kvbench.units import KIB
 
 # The driver's handles: CU_STREAM_LEGACY, which is also what 0 means, and CU_STREAM_PER_THREAD.
@@ -32,12 +32,12 @@ def probe(bench: ProbeBench) -> ProbeFinding:
             raise
         end_capture(driver, stream)
 
-    places = {
+    calls = {
         "legacy stream": lambda direction: on(_LEGACY, direction),
         "per-thread stream": lambda direction: on(_PER_THREAD, direction),
         "capture": captured,
     }
-    refusals = {name: _refusal(bench, name, work) for name, work in places.items()}
+    refusals = {name: _refusal(bench, name, work) for name, work in calls.items()}
     answer = "; ".join(f"{name}: {why or 'allowed'}" for name, why in refusals.items())
     return ProbeFinding(
         answer=answer,
@@ -49,7 +49,6 @@ def probe(bench: ProbeBench) -> ProbeFinding:
 
 
 def _refusal(bench: ProbeBench, name: str, work: Callable[[Direction], None]) -> str:
-    """Return the error by which the call is refused, or ""."""
     refusals = []
     for direction in Direction:
         bench.step(f"{name}, {direction}")
@@ -57,5 +56,5 @@ def _refusal(bench: ProbeBench, name: str, work: Callable[[Direction], None]) ->
             work(direction)
         except EngineError as error:
             refusals.append(f"{direction} refused ({error.name})")
-    both = {words.partition(" ")[2] for words in refusals}
+    both = {refusal.partition(" ")[2] for refusal in refusals}
     return both.pop() if len(refusals) == len(Direction) and len(both) == 1 else ", ".join(refusals)

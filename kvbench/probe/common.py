@@ -89,9 +89,9 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
     took_s: float
 
 
-def run_probe(name: str, device: str, fault: str = "", deadline_s: float | None = None) -> Result:
+def run_probe(name: str, device: str, fault: str = "") -> Result:
     """Run a probe on `device` ("cpu", "cuda:N") in a process of its own; a crash or a hang is a finding."""
-    began_s, deadline_s = time.monotonic(), deadline_s or _LONG_S.get(name, DEADLINE_S)
+    began_s, deadline_s = time.monotonic(), _LONG_S.get(name, DEADLINE_S)
     # -P: a checkout in the working directory must not shadow the installed package.
     command = (sys.executable, "-P", "-m", "kvbench.probe", name, device, fault)
     process = subprocess.Popen(
@@ -128,5 +128,5 @@ def _found(out: bytes, errors: bytes, end: str) -> ProbeFinding | Unanswered:
         return last
     if end and isinstance(last, Step):
         return ProbeFinding(answer=f"{end} ({last.doing})", number=last.number, unit=last.unit, of=end, expected=False)
-    words = errors.decode(errors="replace").strip().splitlines()[-1:]
-    return Unanswered(short("; ".join(filter(None, [end, *words])) or "the process ended without an answer"))
+    last_line = errors.decode(errors="replace").strip().splitlines()[-1:]
+    return Unanswered(short("; ".join(filter(None, [end, *last_line])) or "the process ended without an answer"))

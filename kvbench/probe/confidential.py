@@ -6,8 +6,8 @@ from typing import Final
 from kvbench.cells.axes import Direction
 from kvbench.engine.device import DIRECTIONS, Buffer, MemoryKind, copy
 from kvbench.machine.sources import Sources, open_machine, reason_of
-from kvbench.probe.bench import ProbeBench
 from kvbench.probe.common import ProbeFinding
+from kvbench.probe.probe_bench import ProbeBench
 from kvbench.units import MIB
 
 _BYTES: Final = 16 * MIB
@@ -25,11 +25,9 @@ def probe(bench: ProbeBench) -> ProbeFinding:
         _, held = bench.gated(partial(copy, driver, *arguments))
         waits += [] if held else [str(direction)]
     state, is_on = _state(bench)
-    synchronous = (
-        f"{' and '.join(waits)} copies of pinned memory wait for the stream" if waits else "copies do not wait"
-    )
+    copies = f"{' and '.join(waits)} copies of pinned memory wait for the stream" if waits else "copies do not wait"
     return ProbeFinding(
-        answer=f"Confidential Computing: {state}; {synchronous}",
+        answer=f"Confidential Computing: {state}; {copies}",
         number=len(waits),
         unit="of 2",
         of="directions whose copies are synchronous with the host",
@@ -38,7 +36,6 @@ def probe(bench: ProbeBench) -> ProbeFinding:
 
 
 def _state(bench: ProbeBench) -> tuple[str, bool]:
-    """Return what NVML says of Confidential Computing, and whether it is on."""
     with open_machine(bench.device.name, bench.device.driver.info.pci_bus_id or None, Sources()) as machine:
         try:
             is_on = bool(machine.nvml("nvmlSystemGetConfComputeState").ccFeature)

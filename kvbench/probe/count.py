@@ -3,8 +3,8 @@
 from typing import Final
 
 from kvbench.cells.axes import Direction
-from kvbench.probe.bench import Blocks, ProbeBench
 from kvbench.probe.common import ProbeFinding
+from kvbench.probe.probe_bench import Blocks, ProbeBench
 from kvbench.units import KIB
 
 # 51 828 mixed descriptors crashed a driver in public, and more than 8192 another.

@@ -2,8 +2,8 @@
 
 from kvbench.cells.axes import Direction
 from kvbench.machine.observation import identity
-from kvbench.probe.bench import Blocks, ProbeBench
 from kvbench.probe.common import ProbeFinding
+from kvbench.probe.probe_bench import Blocks, ProbeBench
 from kvbench.units import KIB
 
 

@@ -7,8 +7,8 @@ from typing import Final
 from kvbench.cells.axes import Direction, Order
 from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES
 from kvbench.machine.observation import identity
-from kvbench.probe.bench import Arrays, Blocks, ProbeBench
 from kvbench.probe.common import ProbeFinding
+from kvbench.probe.probe_bench import Blocks, ProbeBench
 from kvbench.units import KIB, MIB, size_words
 
 _BLOCKS: Final = 256
@@ -30,10 +30,10 @@ def probe(bench: ProbeBench) -> ProbeFinding:
             limits[direction, order] = _limit(partial(_inline, bench, blocks, direction, order))
     largest = max(limits.values())
     size = largest or _TRIED[0]
-    busy = [_waits_when_busy(bench, blocks.arrays(way, size=size), way) for way in Direction]
-    h2d_only = {limit for (way, _), limit in limits.items() if way is Direction.H2D} == {largest} and not any(
-        limit for (way, _), limit in limits.items() if way is Direction.D2H
-    )
+    calls = [partial(bench.submit, blocks.arrays(direction, size=size), direction) for direction in Direction]
+    busy = [not bench.gated(call)[1] for call in calls]
+    by_direction = {direction: {limits[direction, order] for order in Order} for direction in Direction}
+    h2d_only = by_direction == {Direction.H2D: {largest}, Direction.D2H: {0}}
     device = bench.device
     bar1 = identity(device.name, "", pci_bus_id=device.driver.info.pci_bus_id or None)["bar1_bytes"]
     return ProbeFinding(
@@ -43,7 +43,7 @@ def probe(bench: ProbeBench) -> ProbeFinding:
         of="largest block that the CPU copies inside the call",
         expected=h2d_only and not any(busy) and largest == _EXPECTED[device.kind],
         figures={
-            **{f"{way}_{order}_kib": limit / KIB for (way, order), limit in limits.items()},
+            **{f"{direction}_{order}_kib": limit / KIB for (direction, order), limit in limits.items()},
             **({"bar1_mib": bar1 / MIB} if isinstance(bar1, int) else {}),
         },
     )
@@ -51,11 +51,6 @@ def probe(bench: ProbeBench) -> ProbeFinding:
 
 def _inline(bench: ProbeBench, blocks: Blocks, direction: Direction, order: Order, size: int) -> bool:
     return bench.copies_inline(blocks.arrays(direction, order, size), direction)
-
-
-def _waits_when_busy(bench: ProbeBench, arrays: Arrays, direction: Direction) -> bool:
-    _, held = bench.gated(lambda: bench.submit(arrays, direction))
-    return not held
 
 
 def _limit(inline: Callable[[int], bool]) -> int:
@@ -72,15 +67,12 @@ def _limit(inline: Callable[[int], bool]) -> int:
 
 def _answer(limits: dict[tuple[Direction, Order], int], busy: bool) -> str:
     parts = []
-    for way in Direction:
-        of_way = {order: limit for (direction, order), limit in limits.items() if direction is way}
-        if len(set(of_way.values())) == 1:
-            parts.append(f"{way} {_words(of_way[Order.STREAM])}, every order")
+    for direction in Direction:
+        of_orders = {order: limits[direction, order] for order in Order}
+        by_order = {order: f"up to {size_words(limit)}" if limit else "none" for order, limit in of_orders.items()}
+        if len(set(by_order.values())) == 1:
+            parts.append(f"{direction} {by_order[Order.STREAM]}, every order")
         else:
-            parts.append(f"{way} " + ", ".join(f"{order} {_words(limit)}" for order, limit in of_way.items()))
+            parts.append(f"{direction} " + ", ".join(f"{order} {limit}" for order, limit in by_order.items()))
     idle = f"on an idle stream: {'; '.join(parts)}" if any(limits.values()) else "on an idle stream: none"
     return f"{idle}; on a busy stream: {'the call waits' if busy else 'none'}"
-
-
-def _words(limit: int) -> str:
-    return f"up to {size_words(limit)}" if limit else "none"

@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 
 from kvbench.cells.axes import Direction
-from kvbench.probe.bench import Arrays, Blocks, ProbeBench
 from kvbench.probe.common import ProbeFinding, Unanswered
+from kvbench.probe.probe_bench import Arrays, Blocks, ProbeBench
 from kvbench.units import KIB
 
 _COUNTS: Final = (1, 16, 1024, 10_000)

@@ -4,8 +4,8 @@ from typing import Final
 
 from kvbench.cells.axes import Direction, Order
 from kvbench.engine.device import DIRECTIONS, Buffer, MemoryKind
-from kvbench.probe.bench import Blocks, ProbeBench
 from kvbench.probe.common import ProbeFinding
+from kvbench.probe.probe_bench import Blocks, ProbeBench
 from kvbench.units import KIB
 
 _SHAPES: Final = ((1, 64 * KIB), (64, 4 * KIB), (64, 64 * KIB), (1024, 4 * KIB))
@@ -14,13 +14,14 @@ _MARK: Final = 0x5A
 
 def probe(bench: ProbeBench) -> ProbeFinding:
     """Count the blocks whose source was read early or late, by direction and order, behind a gate and without."""
-    early, late = (dict.fromkeys(((way, order) for way in Direction for order in Order), 0) for _ in range(2))
+    cases = [(direction, order) for direction in Direction for order in Order]
+    early, late = dict.fromkeys(cases, 0), dict.fromkeys(cases, 0)
     after_return = total = 0
     for count, size in _SHAPES:
         blocks = Blocks(bench, [size] * count)
         mark = Buffer(bench.device.driver, MemoryKind.device, count * size)
         bench.device.driver.fill(mark.address, _MARK, mark.size_bytes, bench.stream.handle)
-        for case in early:
+        for case in cases:
             bench.step(f"{count} blocks of {size} bytes, {case[0]}, {case[1]}", count, "blocks")
             unmarked, held = _copy(bench, blocks, mark, case, write_first=True)
             early[case] += unmarked
@@ -29,16 +30,16 @@ def probe(bench: ProbeBench) -> ProbeFinding:
                 unmarked, _ = _copy(bench, blocks, mark, case, write_first=False, busy=busy)
                 late[case] += count - unmarked
                 total += count
-    told = [_told(case, early[case], late[case]) for case in early if case[1] is not Order.DURING_API_CALL]
+    turns = [_turn(case, early[case], late[case]) for case in cases if case[1] is not Order.DURING_API_CALL]
     during = "reads sources after it returned" if after_return else "reads every source before it returns"
-    strict = sum(early[way, Order.STREAM] for way in Direction)
+    strict = sum(early[direction, Order.STREAM] for direction in Direction)
     return ProbeFinding(
-        answer="; ".join([*told, f"during_api_call {during}"]),
+        answer="; ".join([*turns, f"during_api_call {during}"]),
         number=sum(late.values()),
         unit=f"of {total} blocks",
         of="read after their turn",
         expected=not strict and not any(late.values()) and not (after_return and bench.device.is_cuda),
-        figures={f"early_{way}_{order}": count for (way, order), count in early.items()},
+        figures={f"early_{direction}_{order}": count for (direction, order), count in early.items()},
     )
 
 
@@ -80,6 +81,6 @@ def _copy(
     return len(arrays.sizes) - blocks.wrong(direction), held
 
 
-def _told(case: tuple[Direction, Order], early: int, late: int) -> str:
-    times = [words for words, count in (("before", early), ("after", late)) if count]
+def _turn(case: tuple[Direction, Order], early: int, late: int) -> str:
+    times = [moment for moment, count in (("before", early), ("after", late)) if count]
     return f"{case[0]} {case[1]} {' and '.join(times) + ' its turn' if times else 'in its turn'}"

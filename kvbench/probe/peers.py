@@ -5,8 +5,8 @@ from typing import Final
 
 from kvbench.cells.axes import Direction
 from kvbench.engine.device import Event
-from kvbench.probe.bench import Blocks, ProbeBench
 from kvbench.probe.common import ProbeFinding
+from kvbench.probe.probe_bench import Blocks, ProbeBench
 from kvbench.units import KIB, gigabytes_per_second
 
 _ALIGNMENTS: Final = (16, 4, 1)
@@ -31,14 +31,16 @@ def probe(bench: ProbeBench) -> ProbeFinding:
                 paths[key] = bench.copies_inline(blocks.arrays(direction), direction)
                 rates[key] = median(_rate(bench, blocks, direction) for _ in range(_TRIES))
     ratios = {key: rate / rates[*key[:2], 16] for key, rate in rates.items()}
-    told = [f"{alignment}-byte {_told(alignment, paths, ratios)}" for alignment in _ALIGNMENTS[1:]]
+    answers = [f"{alignment}-byte {_answer(alignment, paths, ratios)}" for alignment in _ALIGNMENTS[1:]]
     return ProbeFinding(
-        answer=f"against 16-byte alignment: {'; '.join(told)}",
+        answer=f"against 16-byte alignment: {'; '.join(answers)}",
         number=min(ratios.values()),
         unit="of that at 16 bytes",
         of="lowest speed",
-        expected=all(words.endswith("same path, same speed") for words in told),
-        figures={f"{way}_{size}_aligned_{by}_gbps": round(rate, 2) for (size, way, by), rate in rates.items()},
+        expected=all(answer.endswith("same path, same speed") for answer in answers),
+        figures={
+            f"{direction}_{size}_aligned_{by}_gbps": round(rate, 2) for (size, direction, by), rate in rates.items()
+        },
     )
 
 
@@ -52,10 +54,10 @@ def _rate(bench: ProbeBench, blocks: Blocks, direction: Direction) -> float:
     return gigabytes_per_second(int(arrays.sizes.sum()), ended.us_since(opened))
 
 
-def _told(
+def _answer(
     alignment: int, paths: dict[tuple[int, Direction, int], bool], ratios: dict[tuple[int, Direction, int], float]
 ) -> str:
     other = [key for key in paths if key[2] == alignment and paths[key] != paths[*key[:2], 16]]
     slower = [key for key in ratios if key[2] == alignment and ratios[key] < _SLOWER]
-    where = ", ".join(f"{size // KIB} KiB {way}" for size, way, _ in slower)
+    where = ", ".join(f"{size // KIB} KiB {direction}" for size, direction, _ in slower)
     return f"{'another' if other else 'same'} path, {f'slower ({where})' if slower else 'same speed'}"

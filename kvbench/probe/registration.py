@@ -10,9 +10,9 @@ import numpy as np
 
 from kvbench.cells.axes import Direction
 from kvbench.engine.device import DIRECTIONS, Buffer, EngineError, MemoryKind, copy
-from kvbench.probe.bench import ProbeBench, arrays_of
 from kvbench.probe.common import ProbeFinding, Unanswered
 from kvbench.probe.pages import Pages, spare_bytes
+from kvbench.probe.probe_bench import ProbeBench, arrays_of
 from kvbench.units import MIB, rough_size, size_words
 
 _LARGEST: Final = {"cuda": 8192 * MIB, "cpu": 64 * MIB}
@@ -32,10 +32,10 @@ def probe(bench: ProbeBench) -> ProbeFinding | Unanswered:
     gib = min(largest, 1024 * MIB) / (1024 * MIB)
     times_s = {threads: register(bench, min(largest, 1024 * MIB), threads)[0] / gib for threads in _THREADS}
     across = {name: _across(bench, name) for name in ("batched", "single")}
-    told = ", ".join(f"{name} {why or 'allowed'}" for name, why in across.items())
+    answers = ", ".join(f"{name} {why or 'allowed'}" for name, why in across.items())
     registered = f"refused ({refusal})" if refusal else "registers"
     return ProbeFinding(
-        answer=f"{size_words(largest)} in one call: {registered}; a copy across two registrations: {told}",
+        answer=f"{size_words(largest)} in one call: {registered}; a copy across two registrations: {answers}",
         number=times_s[1],
         unit="s a GiB",
         of="registration by one thread",
@@ -70,8 +70,8 @@ def _across(bench: ProbeBench, name: str) -> str:
             if name == "single":
                 copy(bench.device.driver, card.address, source, _BLOCK, DIRECTIONS[Direction.H2D], bench.stream.handle)
             else:
-                to, place, size = (np.array([number], np.uint64) for number in (card.address, source, _BLOCK))
-                bench.submit(arrays_of(to, place, size), Direction.H2D)
+                to, start, size = (np.array([number], np.uint64) for number in (card.address, source, _BLOCK))
+                bench.submit(arrays_of(to, start, size), Direction.H2D)
             bench.stream.synchronize()
         except EngineError as error:
             return f"refused ({error.name})"

@@ -51,9 +51,9 @@ COLUMNS: Final[dict[str, str]] = {
     "rounds": "visits with these samples",
     "outliers": "samples more than 5 robust standard deviations (MAD) from the median of their visit, if it has 6",
     **{
-        f"{name}_{part}": f"{words} {name}: {text}"
+        f"{name}_{part}": f"{statistic} {name}: {text}"
         for name, text in TIMES.items()
-        for part, words in (
+        for part, statistic in (
             ("median", "median of the visits' medians of"),
             ("q1", "lower quartile of the samples'"),
             ("q3", "upper quartile of the samples'"),

@@ -40,18 +40,18 @@ def cost_of(beside: Beside | None) -> Cost | None:
     with np.errstate(all="ignore"):  # an untrusted run may hold any time
         slowdown = float(slowed.mean() / alone.mean())
         by_median = float(np.median(slowed) / np.median(alone))
-        found = Cost(slowdown, by_median, gbps, lost(slowdown) * 1e6 / gbps if gbps > 0 else 0.0)
-    known = np.array([found.slowdown, found.slowdown_median, found.gbps])
-    return found if (known > 0).all() and np.isfinite([*known, found.exposure_us_per_gb]).all() else None
+        cost = Cost(slowdown, by_median, gbps, lost(slowdown) * 1e6 / gbps if gbps > 0 else 0.0)
+    known = np.array([cost.slowdown, cost.slowdown_median, cost.gbps])
+    return cost if (known > 0).all() and np.isfinite([*known, cost.exposure_us_per_gb]).all() else None
 
 
 def costs_of(visits: Iterable[Visit]) -> dict[str, dict[int, Cost]]:
-    """Return cell id -> round -> cost, for the visits beside a neighbour that tell it."""
-    found: dict[str, dict[int, Cost]] = {}
+    """Return cell id -> round -> cost, for the visits that have one."""
+    costs: dict[str, dict[int, Cost]] = {}
     for visit in visits:
         if (cost := cost_of(visit.beside)) is not None:
-            found.setdefault(visit.cell.id, {})[visit.round] = cost
-    return found
+            costs.setdefault(visit.cell.id, {})[visit.round] = cost
+    return costs
 
 
 def hidden_share(beside: Beside | None) -> float | None:
@@ -66,7 +66,6 @@ def hidden_share(beside: Beside | None) -> float | None:
 
 
 def lost(slowdown: float) -> float:
-    """Return the share of its time that a neighbour loses."""
     return 1 - 1 / slowdown
 
 
@@ -89,10 +88,10 @@ def at_rate(gbps: float, costs: Mapping[str, Mapping[int, Cost]]) -> AtRate | No
     The share of time that the neighbour loses lies on a line between the two cells next to that rate; of cells that
     move less at a higher cost none counts. The interval rests on the rounds that visited both.
     """
-    medians = [(cell, *_medians(own)) for cell, own in costs.items() if own]
+    medians = [(cell, *_medians(by_round)) for cell, by_round in costs.items() if by_round]
     kept = pareto_edge([rate for _, rate, _ in medians], [slowdown for *_, slowdown in medians])
     rates = sorted((rate, cell) for (cell, rate, _), on_edge in zip(medians, kept, strict=True) if on_edge)
-    rate, nearest = min(rates, key=lambda own: abs(own[0] - gbps), default=(0.0, ""))
+    rate, nearest = min(rates, key=lambda each: abs(each[0] - gbps), default=(0.0, ""))
     if abs(rate / gbps - 1) <= IN_TURN.fraction:
         return _between(costs, (nearest,), 1.0)
     below = max(((rate, cell) for rate, cell in rates if rate < gbps), default=(0.0, None))
@@ -108,8 +107,8 @@ def _medians(costs: Mapping[int, Cost]) -> tuple[float, float]:
 
 def _between(costs: Mapping[str, Mapping[int, Cost]], cells: tuple[str | None, ...], share: float) -> AtRate | None:
     """Return the slowdown that lies `share` of the way from the first of `cells` to the last."""
-    own = [costs[cell] for cell in cells if cell is not None]
-    rounds = sorted(set(own[0]).intersection(*own))
+    sides = [costs[cell] for cell in cells if cell is not None]
+    rounds = sorted(set(sides[0]).intersection(*sides))
     if not rounds:
         return None
     first, last = (
@@ -127,23 +126,23 @@ def neighbour_figures(turns: Sequence[Beside]) -> dict[str, float]:
     if not both:
         return {}
     costs = [cost for _, cost in both]
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for which in ("alone_us", "beside_us"):
         times = [getattr(turn, f"neighbour_{which}") for turn, _ in both]
         every, suffix = np.concatenate(times), which.removeprefix("beside_")
         p50, p99 = np.quantile(every, (0.5, 0.99)).tolist()
-        found |= {f"neighbour_{which}": float(np.median([np.mean(own) for own in times]))}
-        found |= {f"neighbour_p50_{suffix}": p50, f"neighbour_p99_{suffix}": p99}
-        found |= {f"neighbour_worst_{suffix}": float(every.max())}
+        figures |= {f"neighbour_{which}": float(np.median([np.mean(of_visit) for of_visit in times]))}
+        figures |= {f"neighbour_p50_{suffix}": p50, f"neighbour_p99_{suffix}": p99}
+        figures |= {f"neighbour_worst_{suffix}": float(every.max())}
     gbps = np.array([cost.gbps for cost in costs])
     slowdown = paired_interval(np.log([cost.slowdown for cost in costs]))
     exposure = paired_interval(np.array([cost.exposure_us_per_gb for cost in costs]))
     return {
-        **found,
+        **figures,
         **_with_ends("neighbour_slowdown", math.exp(slowdown[0]), [math.exp(end) for end in slowdown[1:]]),
         "neighbour_slowdown_median": math.exp(paired_interval(np.log([cost.slowdown_median for cost in costs]))[0]),
-        "neighbour_slowdown_p99": found["neighbour_p99_us"] / found["neighbour_p99_alone_us"],
-        "neighbour_slowdown_worst": found["neighbour_worst_us"] / found["neighbour_worst_alone_us"],
+        "neighbour_slowdown_p99": figures["neighbour_p99_us"] / figures["neighbour_p99_alone_us"],
+        "neighbour_slowdown_worst": figures["neighbour_worst_us"] / figures["neighbour_worst_alone_us"],
         **_with_ends("exposure_us_per_gb", exposure[0], exposure[1:]),
         "swaps_alone_gbps": _median_of(turns, "swaps_alone_gbps"),
         **_with_ends("swaps_beside_gbps", float(np.median(gbps)), median_interval(gbps)),

@@ -21,14 +21,7 @@ from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.results.columns import NO_FIGURE, SAMPLE_COLUMNS, TIMES, TYPES
 from kvbench.results.cost import layer_figures, median_or_nan, neighbour_figures
 from kvbench.results.reach import Rate, Reach
-from kvbench.results.schema import (
-    CellRecord,
-    Failure,
-    Record,
-    RunInfo,
-    Skip,
-    Visit,
-)
+from kvbench.results.schema import CellRecord, Failure, Record, RunInfo, Skip, Visit
 
 # Separates the texts of one column that differ between visits; the most frequent path comes first.
 BETWEEN: Final = "; "
@@ -48,10 +41,10 @@ def summarize(
     roofs: Mapping[str, Reach],
 ) -> pd.DataFrame:
     """Return one row per cell of a run, from its parts; a failed or skipped cell has its reason and no figures."""
-    histories = _histories(records)
-    limits = {way: median(rates) for way, rates in ceilings.items() if rates}
-    measured = [cell for cell, story in histories.items() if _status(story) == "ok"]
-    rows = [_words(cell, story) | _limits(cell, limits, roofs) for cell, story in histories.items()]
+    records_of_cell = _records_of_cell(records)
+    limits = {direction: median(rates) for direction, rates in ceilings.items() if rates}
+    measured = [cell for cell, of_cell in records_of_cell.items() if _status(of_cell) == "ok"]
+    rows = [_row(cell, of_cell) | _limits(cell, limits, roofs) for cell, of_cell in records_of_cell.items()]
     frame = pd.DataFrame(rows, columns=list(TYPES))
     figures = _figures(measured, samples).reindex(frame.index)
     frame[figures.columns] = figures
@@ -69,8 +62,9 @@ def summarize(
         frame[f"{quantity}_gbps"] = frame["gbps"].where(quantities == quantity)
     frame["roof_share"] = frame["gbps"] / frame["roof_gbps"]
     frame["ceiling_share"] = frame["gbps"] / frame["ceiling_gbps"]
-    typed = _typed(frame[list(TYPES)]).sort_values(list(_ORDER), ignore_index=True)
-    return typed.copy()  # consolidates columns of one type: pandas warns about more than a hundred blocks
+    typed = frame[list(TYPES)].assign(samples=frame["samples"].fillna(0)).astype(TYPES)  # whatever the run holds
+    # The copy consolidates columns of one type: pandas warns about more than a hundred blocks.
+    return typed.sort_values(list(_ORDER), ignore_index=True).copy()
 
 
 def _device_label(info: RunInfo) -> str:
@@ -83,8 +77,8 @@ def _device_label(info: RunInfo) -> str:
 
 def as_csv(frame: pd.DataFrame) -> bytes:
     """Return a table as CSV; text that a spreadsheet would read as a formula starts with an apostrophe."""
-    words = frame.select_dtypes(["object", "str", "category"])
-    safe = {str(name): words[name].map(_no_formula) for name in words}
+    texts = frame.select_dtypes(["object", "str", "category"])
+    safe = {str(name): texts[name].map(_no_formula) for name in texts}
     return frame.assign(**safe).to_csv(index=False).encode()
 
 
@@ -105,7 +99,6 @@ def whole(frame: pd.DataFrame) -> "pd.Series[bool]":
 
 
 def of_trace(frame: pd.DataFrame) -> "pd.Series[bool]":
-    """Return which cells replay the swaps of a trace."""
     return frame["sequence"].astype(object) == TRACE
 
 
@@ -123,11 +116,11 @@ def visit_times(frame: pd.DataFrame, samples: pd.DataFrame, time: str = "swap_us
 
     `frame` is from `summarize`, `samples` from `long_samples`; a visit without a positive time is omitted.
     """
-    told = frame.loc[frame[f"{time}_median"] > 0, "cell_id"]
-    medians = samples[samples["cell_id"].isin(told)].groupby(["cell_id", "round"], sort=False)[time].median()
+    with_figure = frame.loc[frame[f"{time}_median"] > 0, "cell_id"]
+    medians = samples[samples["cell_id"].isin(with_figure)].groupby(["cell_id", "round"], sort=False)[time].median()
     medians = medians[(medians > 0) & np.isfinite(medians)]
-    by_cell = medians.groupby(level="cell_id", sort=False)
-    return {str(cell): dict(zip(own.index.get_level_values("round"), own, strict=True)) for cell, own in by_cell}
+    cells = medians.groupby(level="cell_id", sort=False)
+    return {str(cell): dict(zip(rounds.index.get_level_values("round"), rounds, strict=True)) for cell, rounds in cells}
 
 
 def visits_that_count(records: Sequence[Record]) -> list[Visit]:
@@ -159,22 +152,22 @@ def long_samples(records: Sequence[Record]) -> pd.DataFrame:
     return frame.astype({"pending_before": "int8", "pending_after": "int8", "depth_held": "Int8"})
 
 
-def _histories(records: Sequence[Record]) -> dict[Cell, list[CellRecord]]:
+def _records_of_cell(records: Sequence[Record]) -> dict[Cell, list[CellRecord]]:
     """Return the records of every cell; cells with figures come first, as `_figures` numbers them."""
-    found: dict[Cell, list[CellRecord]] = {}
+    records_of_cell: dict[Cell, list[CellRecord]] = {}
     others = (record for record in records if isinstance(record, Failure | Skip))
     for record in (*visits_that_count(records), *others):
-        found.setdefault(record.cell, []).append(record)
-    return dict(sorted(found.items(), key=lambda story: _status(story[1]) != "ok"))
+        records_of_cell.setdefault(record.cell, []).append(record)
+    return dict(sorted(records_of_cell.items(), key=lambda item: _status(item[1]) != "ok"))
 
 
-def _status(story: Sequence[CellRecord]) -> str:
-    if any(isinstance(record, Failure) for record in story):
+def _status(records: Sequence[CellRecord]) -> str:
+    if any(isinstance(record, Failure) for record in records):
         return "failed"
-    if any(isinstance(record, Visit) and len(record.samples) for record in story):
+    if any(isinstance(record, Visit) and len(record.samples) for record in records):
         return "ok"
     # Only a journal not written by kvbench has visits without samples.
-    return "skipped" if any(isinstance(record, Skip) for record in story) else "failed"
+    return "skipped" if any(isinstance(record, Skip) for record in records) else "failed"
 
 
 def _limits(cell: Cell, ceilings: Mapping[str, float], roofs: Mapping[str, Reach]) -> dict[str, float]:
@@ -186,45 +179,38 @@ def _limits(cell: Cell, ceilings: Mapping[str, float], roofs: Mapping[str, Reach
         roof = Rate(ceiling) if cell.sms is None else reach.sm_gbps
         if cell.pool_bytes >= SCATTERED_FROM_BYTES and math.isfinite(limit.rate):
             roof = min(roof, limit.times(cell.block_bytes / 1e9), key=lambda one: one.rate)
-    return {
-        "ceiling_gbps": ceiling,
-        "limit_blocks_per_s": limit.rate,
-        "roof_gbps": roof.rate,
-        "roof_gbps_low": roof.low,
-        "roof_gbps_high": roof.high,
-    }
+    columns = dict(zip(("roof_gbps", "roof_gbps_low", "roof_gbps_high"), roof, strict=True))
+    return {"ceiling_gbps": ceiling, "limit_blocks_per_s": limit.rate, **columns}
 
 
-def _words(cell: Cell, story: Sequence[CellRecord]) -> dict[str, Any]:
-    visits = [record for record in story if isinstance(record, Visit)]
-    failures = [record for record in story if isinstance(record, Failure)]
-    skips = [record.reason for record in story if isinstance(record, Skip)]
+def _row(cell: Cell, records: Sequence[CellRecord]) -> dict[str, Any]:
+    visits = [record for record in records if isinstance(record, Visit)]
+    failures = [record for record in records if isinstance(record, Failure)]
+    skips = [record.reason for record in records if isinstance(record, Skip)]
     reasons = [f"{failure.kind}: {failure.message}" for failure in failures] or skips
-    status, texts = _status(story), cell.spelled_out()
-    return (
-        texts
-        | {axis.field: getattr(cell, axis.field) for axis in AXES.values() if axis.number}
-        | {
-            **layer_figures(cell, visits),
-            **neighbour_figures([visit.beside for visit in visits if visit.beside is not None]),
-            "swap_bytes": cell.swap_bytes,
-            "status": status,
-            "reason": None if status == "ok" else _joined(reasons) or "no reason recorded",
-            "rounds": len(visits),
-            "path": _joined(path for path, _ in Counter(visit.path for visit in visits).most_common()),
-            "staging_bytes": max((visit.staging_bytes or 0 for visit in visits), default=0) or math.nan,
-            "sm_us": median_or_nan(visit.sm_us for visit in visits if visit.sm_us is not None),
-            "chosen": _joined(visit.chosen for visit in visits if visit.chosen is not None),
-            "order_note": "any on d2h" if (cell.direction, cell.order) == (Direction.D2H, Order.ANY) else None,
-            "stopped_by": _joined(visit.stopped_by for visit in visits),
-            "repeated": sum(visit.attempt for visit in visits),
-            "disturbed": sum(bool(visit.disturbed) for visit in visits),
-            "verified_bytes": sum(visit.verified_bytes for visit in visits),
-            "warnings": _joined(text for visit in visits for text in visit.warnings),
-            "cell_id": cell.id,
-            "command": next((failure.command for failure in failures), command_of(texts)),
-        }
-    )
+    status, texts = _status(records), cell.spelled_out()
+    return {
+        **texts,
+        **{axis.field: getattr(cell, axis.field) for axis in AXES.values() if axis.number},
+        **layer_figures(cell, visits),
+        **neighbour_figures([visit.beside for visit in visits if visit.beside is not None]),
+        "swap_bytes": cell.swap_bytes,
+        "status": status,
+        "reason": None if status == "ok" else _joined(reasons) or "no reason recorded",
+        "rounds": len(visits),
+        "path": _joined(path for path, _ in Counter(visit.path for visit in visits).most_common()),
+        "staging_bytes": max((visit.staging_bytes or 0 for visit in visits), default=0) or math.nan,
+        "sm_us": median_or_nan(visit.sm_us for visit in visits if visit.sm_us is not None),
+        "chosen": _joined(visit.chosen for visit in visits if visit.chosen is not None),
+        "order_note": "any on d2h" if (cell.direction, cell.order) == (Direction.D2H, Order.ANY) else None,
+        "stopped_by": _joined(visit.stopped_by for visit in visits),
+        "repeated": sum(visit.attempt for visit in visits),
+        "disturbed": sum(bool(visit.disturbed) for visit in visits),
+        "verified_bytes": sum(visit.verified_bytes for visit in visits),
+        "warnings": _joined(text for visit in visits for text in visit.warnings),
+        "cell_id": cell.id,
+        "command": next((failure.command for failure in failures), command_of(texts)),
+    }
 
 
 def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
@@ -235,9 +221,8 @@ def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
     submission did.
     """
     owner = pd.Index([cell.id for cell in measured], dtype="str").get_indexer(pd.Index(samples["cell_id"]))
-    order = np.argsort(owner, kind="stable")[
-        (owner < 0).sum() :
-    ]  # samples of failed cells (owner < 0) come first and are dropped
+    # Samples of failed cells (owner < 0) come first and are dropped.
+    order = np.argsort(owner, kind="stable")[(owner < 0).sum() :]
     owner = owner[order]
     raw = {name: samples[name].to_numpy(np.float64, na_value=np.nan)[order] for name in SAMPLE_COLUMNS}
     per_cell = np.bincount(owner, minlength=len(measured))
@@ -275,7 +260,6 @@ def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def _gather(visits: Sequence[Visit], name: str) -> Floats:
-    """Return one field of all samples, NaN if a visit does not have it."""
     lists = (
         repeat(math.nan, len(visit.samples)) if (values := getattr(visit.samples, name)) is None else values
         for visit in visits
@@ -289,8 +273,3 @@ def _grouped_mean(values: Floats, owner: npt.NDArray[np.int64], counts: npt.NDAr
 
 def _joined(texts: Any) -> str | None:
     return BETWEEN.join(dict.fromkeys(texts)) or None
-
-
-def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Give every column one type, independent of the run's content."""
-    return frame.assign(samples=frame["samples"].fillna(0)).astype(TYPES)

@@ -53,8 +53,8 @@ def seal(record: Record, crc: int) -> tuple[bytes, int]:
 def unseal(line: bytes, number: int, crc: int, where: Path) -> tuple[Record, int]:
     """Return the record of a complete line, with its cell checked, and its checksum; raises RunDirectoryError."""
     body = line[:-_SEAL_BYTES] + b"}"
-    found = zlib.crc32(body, crc)
-    if line[-_SEAL_BYTES:] != _SEAL % found:
+    checksum = zlib.crc32(body, crc)
+    if line[-_SEAL_BYTES:] != _SEAL % checksum:
         raise RunDirectoryError(
             f"{where}: journal line {number} was changed after it was written, or an earlier line was removed"
         )
@@ -66,7 +66,7 @@ def unseal(line: bytes, number: int, crc: int, where: Path) -> tuple[Record, int
             record = msgspec.convert(printable_tree(msgspec.json.decode(body)), Record)
         if isinstance(record, CellRecord | Retry):
             _ = record.cell
-        return record, found
+        return record, checksum
     except (msgspec.MsgspecError, RecursionError, UnicodeError, UsageError) as error:
         why = printable(error)
         raise RunDirectoryError(f"{where}: journal line {number} is not a record of this schema: {why}") from None

@@ -25,7 +25,6 @@ def trace_of(run: Run) -> Mapping[str, Any] | None:
 
 
 def trace_name(run: Run) -> str:
-    """Return the file name of the trace that a run replays."""
     return Path(str((trace_of(run) or {}).get("path", ""))).name or "the trace"
 
 
@@ -37,7 +36,7 @@ def replays_of(run: Run) -> dict[Cell, pd.DataFrame]:
     for visit in visits_that_count(run.records):
         if visit.cell.sequence == TRACE:
             visits.setdefault(visit.cell, []).append(visit)
-    return {cell: _swaps(own, cell.block_bytes) for cell, own in visits.items()}
+    return {cell: _swaps(replayed, cell.block_bytes) for cell, replayed in visits.items()}
 
 
 def _swaps(visits: Sequence[Visit], block_bytes: int) -> pd.DataFrame:
@@ -53,12 +52,11 @@ def _swaps(visits: Sequence[Visit], block_bytes: int) -> pd.DataFrame:
             "late_us": samples.late_us or [0.0] * len(samples),
         }
         parts.append(pd.DataFrame(fields).assign(round=visit.round))
-    found = pd.concat(parts, ignore_index=True)
-    return found.assign(swap_bytes=found["blocks"] * block_bytes, latency_us=found["wall_us"] + found["late_us"])
+    swaps = pd.concat(parts, ignore_index=True)
+    return swaps.assign(swap_bytes=swaps["blocks"] * block_bytes, latency_us=swaps["wall_us"] + swaps["late_us"])
 
 
 def rate_of(swaps: pd.DataFrame) -> float:
-    """Return the GB/s of some swaps: all bytes over all time of swaps."""
     return gigabytes_per_second(float(swaps["swap_bytes"].sum()), float(swaps["wall_us"].sum()))
 
 
@@ -67,17 +65,17 @@ def replayed_by(run: Run, backend: str, descriptor_bytes: int) -> dict[str, pd.D
 
     Raises UsageError for a run without such swaps, or with descriptors of another size.
     """
-    found: dict[str, list[pd.DataFrame]] = {}
+    by_direction: dict[str, list[pd.DataFrame]] = {}
     for cell, swaps in replays_of(run).items():
         if cell.backend == backend:
             if cell.block_bytes != descriptor_bytes:
                 sizes = f"{cell.block_bytes} bytes, those of this trace {descriptor_bytes}"
                 raise UsageError(f"--run {run.path}: its descriptors have {sizes}; replay a trace of this model")
-            found.setdefault(cell.direction.value, []).append(swaps)
-    if not found:
+            by_direction.setdefault(cell.direction.value, []).append(swaps)
+    if not by_direction:
         wanted = f"kvbench sweep --trace FILE -a backend={backend}"
         raise UsageError(f"--run {run.path}: has no swaps of a trace by {backend}; measure them with {wanted}")
-    return {way: pd.concat(own, ignore_index=True) for way, own in found.items()}
+    return {direction: pd.concat(parts, ignore_index=True) for direction, parts in by_direction.items()}
 
 
 def costs_by(
@@ -89,12 +87,12 @@ def costs_by(
     """
     replays = [replayed_by(run, backend, descriptor_bytes) for run in runs]
     costs: dict[str, dict[str, SwapCost]] = {}
-    for way in map(str, Direction):
-        if own := [swaps[way] for swaps in replays if way in swaps]:
-            rates = [rate for run in runs for rate in run.ceilings().get(way, [])]
+    for direction in map(str, Direction):
+        if parts := [swaps[direction] for swaps in replays if direction in swaps]:
+            rates = [rate for run in runs for rate in run.ceilings().get(direction, [])]
             least = {"wall_us": 1e-3 / median(rates)} if rates else {}
-            every = pd.concat(own)
-            costs[way] = {time: SwapCost(every, time, least.get(time, 0.0)) for time in times}
+            every = pd.concat(parts)
+            costs[direction] = {time: SwapCost(every, time, least.get(time, 0.0)) for time in times}
     return costs
 
 
@@ -102,7 +100,7 @@ class SwapCost:
     """What swaps of one direction cost: so much a swap, a copy and a byte, fitted to a time of measured swaps.
 
     `error` is the median of the relative errors of the swaps that it was fitted to. No byte takes less than
-    `least_us_per_byte`: where all swaps leave about the same share of copies, the fit cannot tell copies from bytes.
+    `least_us_per_byte`: where all swaps leave about the same share of copies, a fit cannot separate copies from bytes.
     """
 
     def __init__(self, swaps: pd.DataFrame, time: str, least_us_per_byte: float = 0.0) -> None:
@@ -122,5 +120,4 @@ class SwapCost:
         self.error = float(np.median(np.abs(terms @ self.each_us / measured_us - 1)))
 
     def total_s(self, swaps: int, copies: float, swap_bytes: int) -> float:
-        """Return the seconds that `swaps` take in all."""
         return max(float(self.each_us @ (swaps, copies, swap_bytes)), self._least_us_per_byte * swap_bytes) / 1e6

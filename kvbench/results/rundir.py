@@ -83,17 +83,17 @@ class Run:
         rates: dict[str, list[float]] = {}
         for record in self.records:
             if isinstance(record, Ceiling):
-                own = [gigabytes_per_second(record.swap_bytes, us) for us in record.gpu_us if us > 0]
-                rates.setdefault(record.direction, []).extend(own)
+                gbps = [gigabytes_per_second(record.swap_bytes, us) for us in record.gpu_us if us > 0]
+                rates.setdefault(record.direction, []).extend(gbps)
         return rates
 
     def roofs(self) -> dict[str, Reach]:
         """Return direction -> what SM copies reach; empty if the run did not measure it."""
-        found: dict[str, list[Roof]] = {}
+        by_direction: dict[str, list[Roof]] = {}
         for record in self.records:
             if isinstance(record, Roof) and min(map(min, (record.copy_us, record.scattered_us, record.dense_us))) > 0:
-                found.setdefault(record.direction, []).append(record)
-        return {way: Reach.of(roofs) for way, roofs in found.items()}
+                by_direction.setdefault(record.direction, []).append(record)
+        return {direction: Reach.of(roofs) for direction, roofs in by_direction.items()}
 
     def write_summary(self) -> Path:
         """Write `summary.csv` into the run directory and return its path; raises StorageError."""
@@ -119,18 +119,16 @@ def load_run(path: Path) -> Run:
                 )
                 break
             records.append(record)
-    return Run(path, info, _that_count(records), warnings)
+    return Run(path, info, _without_retried(records), warnings)
 
 
-def _that_count(records: list[Record]) -> list[Record]:
+def _without_retried(records: list[Record]) -> list[Record]:
     """Return the records without the failures of cells that were retried later."""
-    tried = {record.cell: place for place, record in enumerate(records) if isinstance(record, Retry)}
-    if not tried:
-        return records
+    retried = {record.cell: index for index, record in enumerate(records) if isinstance(record, Retry)}
     return [
         record
-        for place, record in enumerate(records)
-        if not isinstance(record, Failure) or place > tried.get(record.cell, -1)
+        for index, record in enumerate(records)
+        if not isinstance(record, Failure) or index > retried.get(record.cell, -1)
     ]
 
 
@@ -144,8 +142,8 @@ def check_one_clock(runs: Sequence[Run]) -> None:
     """Raise MismatchError for runs of different clocks: their times hold different things."""
     clocks = {run.info.clock: run for run in runs}
     if len(clocks) > 1:
-        told = " and ".join(f"{run.path} has clock {clock}" for clock, run in sorted(clocks.items()))
-        raise MismatchError(f"the times of these runs hold different things: {told}; measure the older one again")
+        which = " and ".join(f"{run.path} has clock {clock}" for clock, run in sorted(clocks.items()))
+        raise MismatchError(f"the times of these runs hold different things: {which}; measure the older one again")
 
 
 class RunWriter:
@@ -170,9 +168,8 @@ class RunWriter:
                 raise UsageError(
                     f"{path} is not empty; choose another folder, or continue its run with --resume {again}"
                 )
-            journal = _lock_journal(
-                path, os.O_CREAT | os.O_EXCL
-            )  # first: of two processes that start here, only one succeeds
+            # First: of two processes that start here, only one succeeds.
+            journal = _lock_journal(path, os.O_CREAT | os.O_EXCL)
             try:
                 write_whole(path / RUN_FILE, _encode(info))
             except BaseException:

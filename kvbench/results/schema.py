@@ -132,19 +132,7 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
             msgspec.structs.force_setattr(self, "caller_us", both)
             for name in ("prepare_us", "submit_us", "coalesce_us", "gap_us"):
                 msgspec.structs.force_setattr(self, name, None)
-        # unrolled for speed: a journal has many thousands of visits
-        count = len(self.wall_us)
-        if not (
-            len(self.caller_us) == len(self.cpu_us) == len(self.pending_before) == len(self.pending_after) == count
-            and (self.gpu_us is None or len(self.gpu_us) == count)
-            and (self.depth_held is None or len(self.depth_held) == count)
-            and (self.first_layer_us is None or len(self.first_layer_us) == count)
-            and (self.slowest_gap_us is None or len(self.slowest_gap_us) == count)
-            and (self.swap_blocks is None or len(self.swap_blocks) == count)
-            and (self.pieces is None or len(self.pieces) == count)
-            and (self.swap_numbers is None or len(self.swap_numbers) == count)
-            and (self.late_us is None or len(self.late_us) == count)
-        ):
+        if len({len(values) for values in msgspec.structs.astuple(self) if values is not None}) > 1:
             raise ValueError("the lists of a visit's samples differ in length")
 
     def __len__(self) -> int:

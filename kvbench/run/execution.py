@@ -1,4 +1,4 @@
-"""A running sweep: requests cell after cell from the worker, journals every record, and ends in an orderly way."""
+"""A running sweep: requests cell after cell from the worker, journals every record, and ends cleanly."""
 
 import shlex
 from collections import deque
@@ -21,7 +21,7 @@ from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError
 from kvbench.machine.observation import XidErrors, observe
 from kvbench.results import RunWriter, load_run
 from kvbench.results.schema import Ceiling, Control, Failure, FailureKind, Note, Record, Roof, RunStatus, Skip, Visit
-from kvbench.run.progress import Progress
+from kvbench.run.done import Progress
 from kvbench.run.protocol import InTurn, MeasureCeiling, MeasureCell, MeasureControl, MeasureRoof, Opened
 from kvbench.run.worker_process import NotAskedError, WorkerLostError, WorkerSlot
 from kvbench.sweep.estimate import submissions, visit_deadline_s
@@ -121,7 +121,16 @@ class Execution:
 
         Raises UsageError if the required memory is not available.
         """
-        return self.finish(*self._attempt())
+        try:
+            self.begin()
+            self._measure_missing()
+        except UsageError as error:
+            with suppress(StorageError):
+                self.writer.set_status("stopped", str(error))
+            raise
+        except (KeyboardInterrupt, KvbenchError) as why:
+            return self.finish(*ended_by(why))
+        return self.finish("complete", None)
 
     def begin(self) -> None:
         """Record the start of the run and its plan; raises StorageError."""
@@ -156,18 +165,6 @@ class Execution:
         counts = done.measured, len(done.failed), len(done.skipped), done.copies_failed
         return Outcome(self.writer.path, status, reason, *counts, searched_by=self.writer.info.searched_by)
 
-    def _attempt(self) -> tuple[RunStatus, str | None]:
-        try:
-            self.begin()
-            self._measure_missing()
-        except UsageError as error:
-            with suppress(StorageError):
-                self.writer.set_status("stopped", str(error))
-            raise
-        except (KeyboardInterrupt, KvbenchError) as why:
-            return ended_by(why)
-        return "complete", None
-
     def _measure_missing(self) -> None:
         if self.schedule is not None:
             self._follow(self.schedule)
@@ -182,16 +179,15 @@ class Execution:
             self._measure_round(number, planned, pool_bytes, first=number == missing[0].round)
 
     def _follow(self, schedule: Schedule) -> None:
-        """Measure what the schedule requests, until it requests nothing."""
         share = schedule.expected_visits / (len(self.plan.cells) * self.spec.sampling.rounds)
         plan = replace(self.plan, estimate_s=schedule.visit_time * share * self.plan.estimate_s)
         self.observer.planned(plan, self.opened, 0, schedule.expected_visits)
         pool_bytes = self.reserve(self.plan.cells)
-        for place, stage in enumerate(schedule.stages()):
+        for index, stage in enumerate(schedule.stages()):
             number = stage[0][0]
             planned = (PlannedVisit(number, cell) for _, cell in stage)
             # A search has many short rounds: its roofs are measured once.
-            self._measure_round(number, planned, 0 if place else pool_bytes, first=place == 0)
+            self._measure_round(number, planned, 0 if index else pool_bytes, first=index == 0)
 
     def _measure_round(self, number: int, planned: Iterable[PlannedVisit], pool_bytes: int, *, first: bool) -> None:
         """Measure a round, which begins with large copies, and with the roofs where `pool_bytes` is large enough."""
@@ -215,14 +211,12 @@ class Execution:
                     repeats -= 1
 
     def measure_ceilings(self, number: int) -> None:
-        """Measure the missing ceilings of a round."""
         swapped = {cell.direction for cell in self.plan.cells}
         for direction in Direction:
             if direction in swapped:
                 self._copies(MeasureCeiling(direction=direction.value, round=number, samples=CEILING_SAMPLES), Ceiling)
 
     def measure_controls(self, number: int) -> None:
-        """Measure the missing controls of a round, if the sweep has controls."""
         samples = self.spec.sampling.controls
         for direction in Direction if samples else ():
             self._copies(MeasureControl(direction=direction.value, round=number, samples=samples), Control)
@@ -231,7 +225,7 @@ class Execution:
         self, request: MeasureCeiling | MeasureRoof | MeasureControl, kind: type[Ceiling | Roof | Control]
     ) -> None:
         """Measure large copies and record them, unless the run has them; a failure costs only these copies."""
-        if self.progress.has_copies(kind, request.direction, request.round):
+        if (kind, request.direction, request.round) in self.progress.copies:
             return
         self._revive()
         try:
@@ -250,7 +244,6 @@ class Execution:
             self.replace_worker("the worker process had ended between two requests and was replaced")
 
     def _measure_roofs(self, number: int, pool_bytes: int) -> None:
-        """Measure the missing roofs of a round, if the device has SM copies and the pool is large enough."""
         has_kernels = any(backend.name == SM and not backend.unavailable for backend in self.opened.backends)
         for direction in dict.fromkeys(cell.direction for cell in self.plan.cells):
             if has_kernels and pool_bytes >= ROOF_POOL_BYTES:
@@ -258,33 +251,6 @@ class Execution:
 
     def visit(self, visit: PlannedVisit, in_turn: InTurn | None = None) -> Visit | Failure:
         """Make a visit and record it; raises KvbenchError if a failed worker cannot be replaced."""
-        try:
-            answer = self._measure(visit, in_turn)
-        except NotAskedError as why:
-            return self.fail(visit, str(why))
-        self._record(answer)
-        if isinstance(answer, Failure) and answer.kind != "mismatch":
-            self.replace_worker(f"the worker process was replaced after {visit.cell.label} failed")
-        return answer
-
-    def replace_worker(self, note: str) -> None:
-        """Replace the worker and record why; raises KvbenchError."""
-        self.slot.replace()
-        self._record(Note(text=note))
-
-    def fail(self, visit: PlannedVisit, message: str) -> Failure:
-        """Record that a visit cannot be made, or does not count."""
-        failure = self._failure(visit, "error", message)
-        self._record(failure)
-        return failure
-
-    def _failure(self, visit: PlannedVisit, kind: FailureKind, message: str) -> Failure:
-        command = self._command(visit.cell)
-        return Failure(
-            cell_text=visit.cell.as_strings(), round=visit.round, kind=kind, message=message, command=command
-        )
-
-    def _measure(self, visit: PlannedVisit, in_turn: InTurn | None) -> Visit | Failure:
         request = MeasureCell(
             cell=visit.cell.as_strings(),
             round=visit.round,
@@ -293,17 +259,37 @@ class Execution:
             sampling=self.spec.sampling,
             in_turn=in_turn,
         )
+        deadline_s = visit_deadline_s(visit.cell, self.spec.sampling, self.opened.device.kind)
+        pauses_s = self.spec.trace.most_pauses_s if self.spec.trace else 0.0
         self._revive()
         try:
-            deadline_s = visit_deadline_s(visit.cell, self.spec.sampling, self.opened.device.kind)
-            pauses_s = self.spec.trace.most_pauses_s if self.spec.trace else 0.0
             answer = self.slot.visit(request, deadline_s + pauses_s)
+        except NotAskedError as why:
+            return self.fail(visit, str(why))
         except WorkerLostError as lost:
-            return self._failure(visit, lost.kind, str(lost))
-        return self._failure(visit, answer.kind, answer.message) if isinstance(answer, Failure) else answer
+            answer = self.fail(visit, str(lost), lost.kind)
+        else:
+            if isinstance(answer, Visit):
+                self._record(answer)
+                return answer
+            answer = self.fail(visit, answer.message, answer.kind)
+        if answer.kind != "mismatch":
+            self.replace_worker(f"the worker process was replaced after {visit.cell.label} failed")
+        return answer
+
+    def replace_worker(self, note: str) -> None:
+        """Replace the worker and record why; raises KvbenchError."""
+        self.slot.replace()
+        self._record(Note(text=note))
+
+    def fail(self, visit: PlannedVisit, message: str, kind: FailureKind = "error") -> Failure:
+        """Record that a visit failed, cannot be made, or does not count."""
+        texts, command = visit.cell.as_strings(), self._command(visit.cell)
+        failure = Failure(cell_text=texts, round=visit.round, kind=kind, message=message, command=command)
+        self._record(failure)
+        return failure
 
     def _command(self, cell: Cell) -> str:
-        """Return the command that measures only `cell`, with the options of this sweep."""
         device = self.spec.device if cell.devices > 1 else self.opened.device.name
         options = ["--device", device, "--seed", str(self.spec.seed)]
         for name, value in msgspec.structs.asdict(self.spec.sampling).items():
@@ -325,10 +311,9 @@ class Execution:
         self.observer.recorded(record)
 
     def observe(self, at: Literal["start", "end"]) -> None:
-        """Record the current observations of the machine."""
         gpu = self.opened.device.name, self.opened.pci_bus_id
-        found = observe(*gpu, own_pids=self.slot.pids, xids=lambda _: self._xids.so_far())
-        self.writer.observe({"at": at, **found, "delay_us": self.opened.delay_us})
+        observation = observe(*gpu, own_pids=self.slot.pids, xids=lambda _: self._xids.so_far())
+        self.writer.observe({"at": at, **observation, "delay_us": self.opened.delay_us})
 
     @cached_property
     def _xids(self) -> XidErrors:

@@ -7,7 +7,7 @@ from kvbench.results import Failure
 from kvbench.text import counted
 
 
-class FailuresTold:
+class ReportedFailures:
     """The reported failures; two are of the same kind if they have the same source, such as a backend, and message."""
 
     def __init__(self) -> None:

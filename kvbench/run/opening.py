@@ -25,7 +25,7 @@ from kvbench.sweep.spec import SweepSpec
 
 @contextmanager
 def opened_for(spec: SweepSpec, rank: Rank | None = None) -> Iterator[tuple[WorkerSlot, Opened]]:
-    """Yield the worker slot for `spec`, started, and what its worker found."""
+    """Yield the worker slot for `spec`, started, and the opened device."""
     known, clashes = installed()
     backends = asked_for(spec, known)
     with closing(WorkerSlot(spec, backends) if rank is None else RankSlot(spec, backends, rank)) as slot:
@@ -45,15 +45,15 @@ def nothing_to_measure(plan: Plan) -> UsageError:
     return UsageError(f"nothing to measure: {reasons}")
 
 
-def fitting(spec: SweepSpec, found: Opened, clashes: Sequence[str]) -> Opened:
-    """Return `found` with a note for every plug-in whose name clashes, and for a policy of another driver or none.
+def fitting(spec: SweepSpec, opened: Opened, clashes: Sequence[str]) -> Opened:
+    """Return `opened` with a note for every plug-in whose name clashes, and for a policy of another driver or none.
 
     Raises UsageError for a policy of another device.
     """
-    notes, policy = [*found.notes, *clashes], spec.policy
+    notes, policy = [*opened.notes, *clashes], spec.policy
     if policy is not None:
-        driver = identity_of(found).get("driver_version") or ""
-        notes += filter(None, [policy.check_machine(found.device.title, str(driver))])
+        driver = identity_of(opened).get("driver_version") or ""
+        notes += filter(None, [policy.check_machine(opened.device.title, str(driver))])
         for name, value in policy.workload.items():
             groups = [group for group in spec.groups if AUTO in group.get("backend", (AUTO,))]
             others = {str(AXES[name].show(one)) for group in groups for one in group.get(name, ())} - {value}
@@ -62,7 +62,7 @@ def fitting(spec: SweepSpec, found: Opened, clashes: Sequence[str]) -> Opened:
                 notes.append(f"the policy was measured with {name} {value}, this sweep has {now}: build a new one")
     elif any(AUTO in group.get("backend", ()) for group in spec.groups):
         notes.append(NO_POLICY)
-    return msgspec.structs.replace(found, notes=notes)
+    return msgspec.structs.replace(opened, notes=notes)
 
 
 def run_info(spec: SweepSpec, opened: Opened, command: Sequence[str], searched_by: str | None = None) -> RunInfo:

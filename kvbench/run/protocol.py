@@ -53,7 +53,7 @@ class Described(_Message, tag="described", frozen=True, kw_only=True):
 class Reserve(_Message, tag="reserve", frozen=True, kw_only=True):
     """Allocate the memory pools, `pool_bytes` each, and other shared resources; answered by Reserved or Refused.
 
-    `host_pools` is the number of ways of pinning host memory whose pools can exist at once, `trace` what cells replay.
+    `host_pools` is the number of methods of pinning memory whose pools can exist at once, `trace` what cells replay.
     """
 
     pool_bytes: int

@@ -12,7 +12,7 @@ from kvbench.sweep.installed import Installed
 from kvbench.sweep.spec import SweepSpec
 
 # Environment variables of torchrun and srun: the rank, the rank on this host, the number of ranks.
-_TOLD = (("RANK", "LOCAL_RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"))
+_VARIABLES = (("RANK", "LOCAL_RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"))
 
 # A signal is heard between two steps of a wait.
 _STEP_S: Final = 0.2
@@ -36,8 +36,7 @@ class Rank:
 
 
 def rank_of(environment: Mapping[str, str]) -> Rank | None:
-    """Return the rank of this process, or None if it is the only one."""
-    for names in _TOLD:
+    for names in _VARIABLES:
         texts = [environment.get(name, "") for name in names]
         if all(text.isdecimal() for text in texts) and int(texts[2]) > 1:
             return Rank(*map(int, texts))

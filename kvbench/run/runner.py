@@ -12,9 +12,9 @@ from kvbench.machine.identity import PLUG_INS, differences, identity_hash
 from kvbench.results import Run, RunWriter, load_run
 from kvbench.results.rundir import runs_in
 from kvbench.results.schema import Retry
+from kvbench.run.done import Progress
 from kvbench.run.execution import Execution, Observer, Outcome, Schedule
 from kvbench.run.opening import fitting, identity_of, opened_for, planned, run_info
-from kvbench.run.progress import Progress
 from kvbench.run.protocol import Opened
 from kvbench.run.ranks import Rank
 from kvbench.run.worker_process import WorkerSlot
@@ -84,7 +84,9 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, ret
         raise MismatchError(
             f"--resume {path}: the run is of another sweep; to continue it, leave out all other options"
         )
-    _check_installed(run)
+    known, _ = installed()
+    if lost := [f"{then.name} of {then.package}" for then in run.info.backends if then.name not in known]:
+        raise MismatchError(f"--resume {path}: backends of the run are not installed: {', '.join(lost)}")
     with opened_for(spec) as (slot, opened):
         plan = plan_of(run, spec, opened)
         with RunWriter.reopen(path) as writer:
@@ -96,13 +98,6 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, ret
                     writer.append(retry)
                     progress.note(retry)
             return Execution(spec, plan, opened, writer, slot, observer, progress).run()
-
-
-def _check_installed(run: Run) -> None:
-    """Raise MismatchError where a backend of `run` is no longer installed."""
-    known, _ = installed()
-    if lost := [f"{then.name} of {then.package}" for then in run.info.backends if then.name not in known]:
-        raise MismatchError(f"--resume {run.path}: backends of the run are not installed: {', '.join(lost)}")
 
 
 def plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:

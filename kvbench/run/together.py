@@ -14,9 +14,9 @@ import msgspec
 from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
 from kvbench.results import Failure, RunWriter, Visit
+from kvbench.run.done import Progress
 from kvbench.run.execution import Execution, Observer, Outcome
 from kvbench.run.opening import fitting, planned, run_info
-from kvbench.run.progress import Progress
 from kvbench.run.protocol import MeasureCell, Opened, Request, Start
 from kvbench.run.worker_process import Kind, NotAskedError, WorkerSlot
 from kvbench.sweep.installed import Installed, asked_for, installed
@@ -39,46 +39,45 @@ class Turns:
         self.order: Mapping[tuple[int, str], int] = {}
         self.copies = threading.Lock()  # serializes large copies: one device at a time
         self._changed = threading.Condition()
-        self._left: set[int] = set()
-        self._come: dict[int, Key] = {}
+        self._remaining: set[int] = set()
+        self._reached: dict[int, Key] = {}
         self.stopped = threading.Event()
 
-    def join(self, place: int) -> None:
-        self._left.add(place)
+    def join(self, device: int) -> None:
+        self._remaining.add(device)
 
-    def leave(self, place: int) -> None:
+    def leave(self, device: int) -> None:
         with self._changed:
-            self._left.discard(place)
-            self._come.pop(place, None)
+            self._remaining.discard(device)
+            self._reached.pop(device, None)
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Interrupt every device, also in its visit."""
         self.stopped.set()
         with self._changed:
             self._changed.notify_all()
 
     @contextmanager
-    def taken(self, place: int, key: Key, *, together: bool) -> Iterator[int]:
+    def taken(self, device: int, key: Key, *, together: bool) -> Iterator[int]:
         """Wait for the visit `key` and yield how many devices make it; raises KeyboardInterrupt if stopped."""
         with self._changed:
-            self._come[place] = key
+            self._reached[device] = key
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self.stopped.is_set() or self._is_on(place, key, together=together))
+            self._changed.wait_for(lambda: self.stopped.is_set() or self._may_begin(device, key, together=together))
             if self.stopped.is_set():
                 raise KeyboardInterrupt
-            present = list(self._come.values()).count(key)
+            present = list(self._reached.values()).count(key)
         try:
             yield present
         finally:
             with self._changed:
-                self._come.pop(place, None)
+                self._reached.pop(device, None)
                 self._changed.notify_all()
 
-    def _is_on(self, place: int, key: Key, *, together: bool) -> bool:
-        if set(self._come) != self._left or key != min(self._come.values()):
+    def _may_begin(self, device: int, key: Key, *, together: bool) -> bool:
+        if set(self._reached) != self._remaining or key != min(self._reached.values()):
             return False
-        return together or place == min(other for other, own in self._come.items() if own == key)
+        return together or device == min(other for other, reached in self._reached.items() if reached == key)
 
 
 class TurnSlot(WorkerSlot):
@@ -125,31 +124,30 @@ def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer
         spec, plans = _planned(spec, opened)
         stack.enter_context(_start_file(path, len(slots)))
         executions: list[Execution] = []
-        for slot, found, plan, name in zip(slots, opened, plans, _folders(spec), strict=True):
-            writer = stack.enter_context(RunWriter.create(path / name, run_info(spec, found, command)))
+        for slot, each, plan, name in zip(slots, opened, plans, _folders(spec), strict=True):
+            writer = stack.enter_context(RunWriter.create(path / name, run_info(spec, each, command)))
             shown = Observer() if executions else observer  # the others keep pace with the first
-            executions.append(Execution(spec, plan, found, writer, slot, shown, Progress()))
+            executions.append(Execution(spec, plan, each, writer, slot, shown, Progress()))
         return _run(executions, path, turns)
 
 
 def _planned(spec: SweepSpec, opened: Sequence[Opened]) -> tuple[SweepSpec, list[Plan]]:
-    """Return `spec` on the opened devices, each cell on one and on all of them, and the plan of each."""
-    names, axis = [found.device.name for found in opened], {"devices": (1, len(opened))}
+    """Return `spec` on the opened devices, each cell on one and on all of them, and the plan of each.
+
+    The plans have the cells that all devices can run; raises UsageError where there is none.
+    """
+    names, axis = [each.device.name for each in opened], {"devices": (1, len(opened))}
     spec = replace(spec, device=",".join(names), groups=tuple({**axis, **group} for group in spec.groups))
-    return spec, _common([planned(spec, found) for found in opened], spec)
+    plans = [planned(spec, each) for each in opened]
+    common = set(plans[0].cells).intersection(*(plan.cells for plan in plans))
+    if not common:
+        raise UsageError(f"nothing to measure: no cell can run on all of {', '.join(spec.devices)}")
+    return spec, [replace(plan, cells=tuple(cell for cell in plan.cells if cell in common)) for plan in plans]
 
 
 def _folders(spec: SweepSpec) -> list[str]:
     names = enumerate(spec.devices)
-    return [f"cpu-{place}" if name == "cpu" else name.replace(":", "-") for place, name in names]
-
-
-def _common(plans: Sequence[Plan], spec: SweepSpec) -> list[Plan]:
-    """Return the plans with the cells that all of them hold; raises UsageError where there is none."""
-    common = set(plans[0].cells).intersection(*(plan.cells for plan in plans))
-    if not common:
-        raise UsageError(f"nothing to measure: no cell can run on all of {', '.join(spec.devices)}")
-    return [replace(plan, cells=tuple(cell for cell in plan.cells if cell in common)) for plan in plans]
+    return [f"cpu-{index}" if name == "cpu" else name.replace(":", "-") for index, name in names]
 
 
 def _opened(spec: SweepSpec, path: Path, turns: Turns, stack: ExitStack) -> tuple[list[TurnSlot], list[Opened]]:
@@ -181,14 +179,14 @@ def _run(executions: Sequence[Execution], path: Path, turns: Turns) -> list[Outc
     in_order = enumerate(visits(first.plan, first.spec.sampling, first.spec.seed))
     turns.order = {(visit.round, visit.cell.id): index for index, visit in in_order}
 
-    def run(place: int) -> Outcome:
+    def run(index: int) -> Outcome:
         try:
-            return replace(executions[place].run(), folder=path)
+            return replace(executions[index].run(), folder=path)
         finally:
-            turns.leave(place)
+            turns.leave(index)
 
     with ThreadPoolExecutor(len(executions)) as pool:
-        running = [pool.submit(run, place) for place in range(len(executions))]
+        running = [pool.submit(run, index) for index in range(len(executions))]
         try:
             wait(running)
         except KeyboardInterrupt:

@@ -96,19 +96,19 @@ class WorkerProcess:
 
     def __init__(self, interpreter: Interpreter, stop: threading.Event) -> None:
         self._stop = stop
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close
         environment = os.environ if interpreter.environment is None else interpreter.environment
         try:
             self._process = subprocess.Popen(
                 interpreter.command("-m", "kvbench.measure.worker"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._words,
+                stderr=self._stderr,
                 env={**environment, **_ENVIRONMENT},
                 start_new_session=True,  # the parent handles Ctrl-C
             )
         except OSError as error:
-            self._words.close()
+            self._stderr.close()
             raise WorkerLostError(f"{interpreter.python} cannot be started: {error.strerror}") from None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -137,9 +137,8 @@ class WorkerProcess:
         return self._process.poll() is not None
 
     @property
-    def last_words(self) -> bytes:
-        """The stderr output so far."""
-        return os.pread(self._words.fileno(), os.fstat(self._words.fileno()).st_size, 0)
+    def last_stderr(self) -> bytes:
+        return os.pread(self._stderr.fileno(), os.fstat(self._stderr.fileno()).st_size, 0)
 
     def kill(self) -> None:
         """Kill the worker, without waiting for one that is blocked in the driver."""
@@ -150,12 +149,12 @@ class WorkerProcess:
     def close(self) -> bytes:
         """Kill the worker, close its pipes, and return its stderr output."""
         self.kill()
-        words = self.last_words
+        stderr_text = self.last_stderr
         with suppress(BrokenPipeError):
             self._requests.close()
         self._answers.close()
-        self._words.close()
-        return words
+        self._stderr.close()
+        return stderr_text
 
     def _read_line(self, deadline_s: float) -> bytes:
         searched, ready = 0, self._ready(self._answers, selectors.EVENT_READ, deadline_s)
@@ -205,7 +204,7 @@ class WorkerProcess:
             how = f"died by {names.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"
         except subprocess.TimeoutExpired:
             how = "closed its pipes but still runs"
-        printed = self.last_words[-_TAIL_BYTES:].decode(errors="replace").strip()
+        printed = self.last_stderr[-_TAIL_BYTES:].decode(errors="replace").strip()
         return f"the worker {how}" + (f": {printed.splitlines()[-1]}" if printed else "")
 
 
@@ -248,22 +247,20 @@ class WorkerSlot:
         opened = self.ask(self._open, Opened, OPEN_DEADLINE_S)
         # A replacement opens the device that the first worker found.
         self._open = msgspec.structs.replace(self._open, device=opened.device.name)
-        described: list[BackendFacts] = []
+        facts: list[BackendFacts] = []
         for backend in self._backends:
             name, package = backend.name, backend.package
             if name in self._lost:
                 reason = f"{package} does not load: {self._lost[name]}"
-                described.append(
-                    BackendFacts(name, "does not load", frozenset(), reason, package=package, on_request=True)
-                )
+                facts.append(BackendFacts(name, "does not load", frozenset(), reason, package=package, on_request=True))
                 continue
             try:
-                described.append(self.ask(Describe(backend=name), Described, DESCRIBE_DEADLINE_S).backend)
+                facts.append(self.ask(Describe(backend=name), Described, DESCRIBE_DEADLINE_S).backend)
             except WorkerLostError as lost:
                 self._lost[name] = str(lost)
                 self.close()
                 return self.start()
-        return msgspec.structs.replace(opened, backends=described)
+        return msgspec.structs.replace(opened, backends=facts)
 
     def reserve(self, pool_bytes: int, host_pools: int = 1) -> list[str]:
         """Allocate the memory pools, now and in every replacement; raises UsageError if memory is short.
@@ -309,11 +306,9 @@ class WorkerSlot:
 
     @property
     def ended(self) -> bool:
-        """Whether the worker ended without a request."""
         return self._worker is not None and self._worker.ended
 
     def replace(self) -> None:
-        """Replace a failed worker by a new one."""
         self.close()
         self.start()
         assert self._reserve is not None
@@ -322,8 +317,8 @@ class WorkerSlot:
     def close(self) -> None:
         if self._worker is None:
             return
-        words = self._worker.close()
+        stderr_text = self._worker.close()
         self._worker = None
-        if self.log is not None and words:
+        if self.log is not None and stderr_text:
             with suppress(OSError), open_log(self.log) as log:
-                log.write(words)
+                log.write(stderr_text)

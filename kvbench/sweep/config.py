@@ -71,7 +71,7 @@ def load_config(path: Path, choice: ModelChoice | None = None) -> SweepSpec:
             raise UsageError(f"{misplaced[0]} is an axis; write it under [axes] or [[group]]")
         file: ConfigFile = convert(table, ConfigFile)
         common = _axes(file.axes, "[axes]")
-        groups = tuple(common | _axes(group, f"[[group]] {place}") for place, group in enumerate(file.group, start=1))
+        groups = tuple(common | _axes(group, f"[[group]] {number}") for number, group in enumerate(file.group, start=1))
         decided = next((axis for axis in MODEL_AXES if file.models and any(axis in group for group in groups)), None)
         if decided is not None:
             raise UsageError(f"{decided}: is set by the models; leave it out")

@@ -11,7 +11,7 @@ from kvbench.sweep.spec import Sampling
 
 # The verified first swap, the audit after the last sample, and the check of the stream's order.
 CHECKED_SWAPS: Final = 3
-# Swaps on a busy stream: they tell what the CPU copies of a swap on an idle one, or how long its delay must be.
+# Swaps on a busy stream: they show what the CPU copies of a swap on an idle one, or how long its delay must be.
 BUSY_TWINS: Final = 3
 # Watched swaps for each sample: of a cell of six visits with 30 samples, one in ten thousand has none.
 WATCHED_SHARE: Final = 0.05

@@ -26,7 +26,6 @@ class Installed:
 
     @property
     def own(self) -> bool:
-        """Whether kvbench itself provides the backend."""
         return self.entry is not None and _is_own(self.entry)
 
     @property
@@ -41,9 +40,10 @@ def installed() -> tuple[Mapping[str, Installed], Sequence[str]]:
     by_name: dict[str, list[EntryPoint]] = {}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, not _is_own(entry))):
         by_name.setdefault(entry.name, []).append(entry)
-    found, clashes = {}, []
+    backends, clashes = {}, []
     for name, entries in by_name.items():
-        packages = [_package(entry) for entry in entries]
+        versions = [entry.dist and f"{entry.dist.name}=={entry.dist.version}" for entry in entries]
+        packages = [printable(version or "without a name") for version in versions]
         if _is_own(entries[0]):
             clashes += [
                 f"package {package} also provides a backend {name}, which is not loaded: kvbench's own has that name"
@@ -51,15 +51,15 @@ def installed() -> tuple[Mapping[str, Installed], Sequence[str]]:
                 if not _is_own(entry)
             ]
             del packages[1:]
-        found[name] = Installed(name, " and ".join(packages), entries[0] if len(packages) == 1 else None)
-    return found, clashes
+        backends[name] = Installed(name, " and ".join(packages), entries[0] if len(packages) == 1 else None)
+    return backends, clashes
 
 
 def asked_for(spec: SweepSpec, known: Mapping[str, Installed]) -> list[Installed]:
     """Return kvbench's own backends and those that `spec` names, by name; raises UsageError for an unknown name."""
     names = {name for name, backend in known.items() if backend.own}
     for group in spec.groups:
-        names.update(map(str, group.get("backend", [name for name, found in known.items() if not found.engine])))
+        names.update(map(str, group.get("backend", [name for name, backend in known.items() if not backend.engine])))
     for name in sorted(names - known.keys()):
         raise unknown_backend(name, known)
     return [known[name] for name in sorted(names)]
@@ -71,7 +71,3 @@ def unknown_backend(name: str, known: Iterable[str]) -> UsageError:
 
 def _is_own(entry: EntryPoint) -> bool:
     return entry.value.startswith("kvbench.backends.") and (entry.dist is None or entry.dist.name == "kvbench")
-
-
-def _package(entry: EntryPoint) -> str:
-    return printable(f"{entry.dist.name}=={entry.dist.version}" if entry.dist else "without a name")

@@ -25,7 +25,7 @@ MAX_COMBINATIONS: Final = 200_000
 ALL_SMS: Final = 0
 DESCRIPTOR_BYTES: Final = 24
 # Sequences whose number of layers is the model's.
-OWN_LAYERS: Final = ("layers", "at-once")
+LAYERS_OF_MODEL: Final = ("layers", "at-once")
 # Generous bound on the GPU memory of neighbours that run through torch, including torch itself; each of these models.
 TORCH_BYTES: Final = {Neighbour.GEMM: 1 << 30, Neighbour.MEMORY: 3 << 30, Neighbour.DECODE: 22 << 30}
 # Share of the free memory that a sweep may use unless a limit says otherwise.
@@ -44,8 +44,8 @@ class PlannedSkip:
 class Plan:
     """A sweep on a device. Every requested cell is in `cells` or `skipped`, or counted in `filtered`.
 
-    `side_bytes` is the memory that the largest cell takes on each side. `host_pools` of that size, each pinned in
-    another way, exist at once. `estimate_s` is a rough upper estimate of the time in seconds.
+    `side_bytes` is the memory that the largest cell takes on each side. `host_pools` of that size, each pinned by
+    another method, exist at once. `estimate_s` is a rough upper estimate of the time in seconds.
     """
 
     cells: tuple[Cell, ...]
@@ -78,13 +78,11 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     # Without a policy, auto duplicates another backend, so it runs only on request.
     usual = tuple(one.name for one in backends if not one.on_request and (one.name != AUTO or spec.policy is not None))
     usual_pool = default_pool_bytes(device.kind, _free_for_a_pool(device, spec))
-    groups = [_with_own_layers(group, spec) for group in spec.groups]
+    groups = [_with_model_layers(group, spec) for group in spec.groups]
     grids = [grid for group in groups for grid in _grids(group.get("backend", usual), group, device, known)]
-    combinations = sum(math.prod(map(len, values.values())) for _, values in grids)
-    if combinations > MAX_COMBINATIONS:
-        raise UsageError(
-            f"the sweep has {combinations} combinations; the maximum is {MAX_COMBINATIONS}: name fewer values"
-        )
+    count = sum(math.prod(map(len, values.values())) for _, values in grids)
+    if count > MAX_COMBINATIONS:
+        raise UsageError(f"the sweep has {count} combinations; the maximum is {MAX_COMBINATIONS}: name fewer values")
     asked = dict.fromkeys(cell for grid in grids for cell in _grid_cells(grid, device, usual_pool))
     kept = [cell for cell in asked if all(condition.holds(cell) for condition in spec.filters)]
     reasons = {cell: _why_not(cell, device, known[cell.backend], spec) for cell in kept}
@@ -102,7 +100,7 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
 
 
 def _kinds(cells: Iterable[Cell]) -> list[Memory]:
-    """Return the ways in which host memory is pinned: for `cells`, and for large copies."""
+    """Return the methods that pin host memory: for `cells`, and for large copies."""
     return sorted({Memory.ALLOCATED, *(cell.memory for cell in cells if cell.memory is not None)})
 
 
@@ -115,25 +113,23 @@ def footprint(cell: Cell, sampling: Sampling, device_kind: str) -> int:
 def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
     """Yield every cell once per round, shuffled by `seed`, so that consecutive backends differ where possible.
 
-    Where the host pools do not fit side by side, a round goes from one way of pinning memory to the next.
+    Where the host pools do not fit side by side, a round goes from one method of pinning memory to the next.
     """
     kinds = _kinds(plan.cells)
     groups = [kinds] if len(kinds) <= plan.host_pools else [[kind] for kind in kinds]
     for number, group in itertools.product(range(sampling.rounds), groups):
         cells = [cell for cell in plan.cells if (cell.memory or Memory.ALLOCATED) in group]
-        for cell in _interleaved(sorted(cells, key=lambda cell: cell.place_in(number, seed))):
+        for cell in _interleaved(sorted(cells, key=lambda cell: cell.shuffle_key(number, seed))):
             yield PlannedVisit(number, cell)
 
 
-def _with_own_layers(group: Group, spec: SweepSpec) -> Group:
+def _with_model_layers(group: Group, spec: SweepSpec) -> Group:
     """Return the group with its model's number of layers where a sequence leaves it to the model."""
     asked = [str(value) for value in group.get("sequence", ())]
-    own = next((swap.geometry.layers for swap in spec.models if swap.axes.items() <= group.items()), None)
-    if own is None and (open_ended := next((text for text in asked if text in OWN_LAYERS), None)):
-        raise UsageError(
-            f"axis sequence={open_ended}: requires a model; choose one with --model, or write {open_ended}-L"
-        )
-    named = [f"{text}-{own}" if text in OWN_LAYERS else text for text in asked]
+    layers = next((swap.geometry.layers for swap in spec.models if swap.axes.items() <= group.items()), None)
+    if layers is None and (sequence := next((text for text in asked if text in LAYERS_OF_MODEL), None)):
+        raise UsageError(f"axis sequence={sequence}: requires a model; choose one with --model, or write {sequence}-L")
+    named = [f"{text}-{layers}" if text in LAYERS_OF_MODEL else text for text in asked]
     return {**group, "sequence": tuple(dict.fromkeys(named))} if asked else group
 
 
@@ -185,13 +181,13 @@ def with_usual(cell: Cell, backend: BackendFacts, device: DeviceFacts) -> Cell:
 def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: SweepSpec) -> str | None:
     if backend.unavailable is not None:
         return backend.unavailable
-    lacking = [
-        _lacks(name, device, backend)
+    missing = [
+        _missing_axis(name, device, backend)
         for name, axis in AXES.items()
         if axis.depends_on_backend and name not in backend.axes and getattr(cell, axis.field) != axis.unused
     ]
-    if lacking:
-        return "; ".join(lacking)
+    if missing:
+        return "; ".join(missing)
     kernel, _, _ = cell.kernel.partition("-")
     if cell.kernel != RULE and kernel not in backend.kernels:
         return f"{backend.name} has no kernel {cell.kernel}; its kernels are {', '.join((RULE, *backend.kernels))}"
@@ -208,14 +204,14 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: Sweep
         return "queued swaps require a busy stream (stream_state=busy)"
     return (
         _unfit_beside(cell, device)
-        or _lacks_devices(cell, spec)
+        or _missing_devices(cell, spec)
         or misfit(cell)
         or unfit(cell)
         or _does_not_fit(cell, device, spec)
     )
 
 
-def _lacks_devices(cell: Cell, spec: SweepSpec) -> str | None:
+def _missing_devices(cell: Cell, spec: SweepSpec) -> str | None:
     if cell.devices in (1, len(spec.devices)):
         return None
     return f"devices={cell.devices} requires --device to name {cell.devices} devices"
@@ -233,20 +229,17 @@ def _unfit_beside(cell: Cell, device: DeviceFacts) -> str | None:
     if cell.pause_us:
         return "pause is not supported beside a neighbour; use burst"
     if device.kind == "cpu":
-        on_gpu = cell.neighbour in (Neighbour.GEMM, Neighbour.DECODE)
-        return (
-            f"the neighbour {cell.neighbour} needs a GPU; the cpu device supports idle, memory, swap and smallcopy"
-            if on_gpu
-            else None
-        )
+        if cell.neighbour not in (Neighbour.GEMM, Neighbour.DECODE):
+            return None
+        return f"the neighbour {cell.neighbour} needs a GPU; the cpu device supports idle, memory, swap and smallcopy"
     if cell.neighbour in TORCH_BYTES and not device.has_torch:
         return f"the neighbour {cell.neighbour} needs torch; install kvbench[cuda]"
     return None
 
 
-def _lacks(axis: str, device: DeviceFacts, backend: BackendFacts) -> str:
-    lacking = "the cpu device" if device.kind == "cpu" and AXES[axis].cuda_only else backend.name
-    return f"{lacking} has no {AXES[axis].noun}"
+def _missing_axis(axis: str, device: DeviceFacts, backend: BackendFacts) -> str:
+    subject = "the cpu device" if device.kind == "cpu" and AXES[axis].cuda_only else backend.name
+    return f"{subject} has no {AXES[axis].noun}"
 
 
 def _does_not_fit(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> str | None:
@@ -289,7 +282,6 @@ def _usable_of_host(device: DeviceFacts, spec: SweepSpec) -> int:
 
 
 def usable_bytes(limit_bytes: int | None, free_bytes: int) -> int:
-    """Return how much of the free memory a sweep may use, with a limit or without."""
     return int(free_bytes * FREE_SHARE) if limit_bytes is None else min(limit_bytes, free_bytes)
 
 
@@ -306,13 +298,20 @@ def _interleaved(cells: Sequence[Cell]) -> Iterator[Cell]:
 
 
 def _next_backend(remaining: Mapping[str, int], totals: Mapping[str, int], left: int, last: str | None) -> str:
+    """Return the backend of the next cell; `remaining` of the `totals` cells of each backend are left, `left` in all.
+
+    Usually it is the backend, other than the `last` one, with the largest share of its cells remaining; this spreads
+    each backend over the whole round. A backend that has more than half of all remaining cells follows every other one:
+    later its cells could not be kept apart. It also follows itself while a larger share of its cells remains than of
+    all others together, which spreads the others evenly among its cells.
+    """
     largest = max(remaining, key=lambda name: remaining[name])
     others = [name for name in remaining if name != last]
     if 2 * remaining[largest] > left:
         if largest != last or not others:
-            return largest  # one is needed between all remaining cells
+            return largest
         behind = left - remaining[largest]
         share_of_others = behind / (sum(totals.values()) - totals[largest])
         if remaining[largest] / totals[largest] > share_of_others:
-            return largest  # too many to keep apart: spread the others evenly among them
+            return largest
     return max(others, key=lambda name: remaining[name] / totals[name])

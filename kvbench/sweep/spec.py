@@ -149,18 +149,13 @@ class SweepSpec:
         asked = {name: values for group in self.groups for name, values in group.items()}
         if decided := next((name for name in asked if name in OF_TRACE), None):
             raise UsageError(f"-a {decided}: the trace sets it; leave it out")
-        texts = {
-            "block_size": str(trace.row_bytes),
-            "pattern": str(trace.pattern),
-            "sequence": TRACE,
-            "reuse": "same",
-        }
+        texts = {"block_size": str(trace.row_bytes), "pattern": str(trace.pattern), "sequence": TRACE, "reuse": "same"}
         groups = []
         for group in self.groups:
             for direction in group.get("direction", tuple(Direction)):
                 if of := trace.of(str(direction)).blocks:
-                    own = texts | {"direction": str(direction), "blocks": str(of * trace.descriptors)}
-                    groups.append({**group, **{name: AXES[name].parse(text) for name, text in own.items()}})
+                    values = texts | {"direction": str(direction), "blocks": str(of * trace.descriptors)}
+                    groups.append({**group, **{name: AXES[name].parse(text) for name, text in values.items()}})
         if not groups:
             raise UsageError("-a direction: the trace has no swaps in this direction")
         return replace(self, groups=tuple(groups), trace=trace)
@@ -183,12 +178,9 @@ class SweepSpec:
         device_memory: str | None = None,
     ) -> "SweepSpec":
         """Return the sweep with these options; None leaves an option unchanged. Raises UsageError."""
-        sizes = {"host_memory": host_memory, "device_memory": device_memory}
-        limits = {
-            LIMITS[name]: read_memory(f"--{name.replace('_', '-')}", text)
-            for name, text in sizes.items()
-            if text is not None
-        }
+        options = {"host_memory": host_memory, "device_memory": device_memory}
+        sizes = {name: text for name, text in options.items() if text is not None}
+        limits = {LIMITS[name]: read_memory(f"--{name.replace('_', '-')}", text) for name, text in sizes.items()}
         return replace(
             self,
             device=self.device if device is None else convert(device, DeviceName, "device"),
@@ -245,7 +237,7 @@ def read_memory(where: str, value: object) -> int:
 
 def _once(groups: Iterable[Group]) -> tuple[Group, ...]:
     each = list(groups)
-    return tuple(group for place, group in enumerate(each) if group not in each[:place])
+    return tuple(group for index, group in enumerate(each) if group not in each[:index])
 
 
 def _read_group(group: Mapping[str, list[str]]) -> Group:

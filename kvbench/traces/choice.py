@@ -59,11 +59,10 @@ class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def most_pauses_s(self) -> float:
-        """The most seconds for which a visit can pause."""
         return 0.0 if self.speed is None else MOST_SPAN_S
 
     @property
     def options(self) -> list[str]:
         """The options of a sweep that replays the same swaps."""
         chosen = {"--trace": self.path, "--trace-swaps": self.swaps or None, "--speed": self.speed}
-        return [word for name, value in chosen.items() if value is not None for word in (name, f"{value}")]
+        return [part for name, value in chosen.items() if value is not None for part in (name, f"{value}")]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from kvbench.errors import UsageError, brief
 from kvbench.files import raise_if_no_room
 from kvbench.text import printable, short
-from kvbench.traces.lines import lines_of
+from kvbench.traces.json_lines import lines_of
 
 FORMAT: Final = 1
 MOST_BLOCKS: Final = 1 << 22
@@ -23,7 +23,7 @@ _Positive = Annotated[int, msgspec.Meta(ge=1, le=2**50)]
 
 
 class Swap(NamedTuple):
-    """A swap: when, which way, and block ids; `host[i]` and `gpu[i]` belong together."""
+    """A swap: its time, direction and block ids; `host[i]` and `gpu[i]` belong together."""
 
     at_s: float
     direction: str

@@ -27,7 +27,6 @@ class GpuPool:
         return key in self._ids_of
 
     def prefix(self, keys: Iterable[int]) -> list[int]:
-        """Return the ids of the longest cached prefix of `keys`."""
         return [self._ids_of[key][0] for key in takewhile(self.__contains__, keys)]
 
     def fits(self, blocks: int, hits: Sequence[int]) -> bool:
@@ -89,7 +88,6 @@ class HostPool:
         return key in self._id_of
 
     def prefix(self, keys: Iterable[int]) -> list[int]:
-        """Return the ids of the longest stored prefix of `keys`."""
         return [self._id_of[key] for key in takewhile(self.__contains__, keys)]
 
     def use(self, keys: Sequence[int]) -> None:
@@ -112,5 +110,4 @@ class HostPool:
         return ids + [self._free.pop() for _ in range(count - fresh)]
 
     def store(self, keys: Sequence[int], ids: Sequence[int]) -> None:
-        """Record that each chunk of `ids` holds the content of its key."""
         self._id_of.update(zip(keys, ids, strict=True))

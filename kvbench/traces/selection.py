@@ -41,18 +41,18 @@ def choose(path: Path, swaps: int, seed: int, speed: float | None = None) -> Rep
         times_s[swap.direction].append(swap.at_s)
     if not any(blocks.values()):
         raise UsageError(f"--trace {path}: it has no swaps")
-    rng, found = np.random.default_rng(seed), {}
+    rng, chosen = np.random.default_rng(seed), {}
     for direction, counts in blocks.items():
         total, median = len(counts), median_low(counts) if counts else 0
         if speed is None:
             step = max(1, -(-total // swaps))
-            found[direction] = SwapsOf(total, median, int(rng.integers(min(step, max(1, total)))), step)
+            chosen[direction] = SwapsOf(total, median, int(rng.integers(min(step, max(1, total)))), step)
             continue
         first = int(rng.integers(max(1, total - swaps + 1)))
-        found[direction] = SwapsOf(total, median, first, 1, swaps)
+        chosen[direction] = SwapsOf(total, median, first, 1, swaps)
         _check_span(direction, times_s[direction][first : first + swaps], speed)
     return Replay(
-        str(path.absolute()), _sha256(path), header.block_bytes, header.descriptors, **found, speed=speed, swaps=swaps
+        str(path.absolute()), _sha256(path), header.block_bytes, header.descriptors, **chosen, speed=speed, swaps=swaps
     )
 
 
@@ -74,13 +74,13 @@ def selected(replay: Replay) -> dict[str, list[Numbered]]:
     if not path.is_file() or _sha256(path) != replay.sha256:
         raise UsageError(f"--trace {path}: the file is not the one that the run began with")
     numbers = dict.fromkeys(map(str, Direction), 0)
-    found: dict[str, list[Numbered]] = {str(direction): [] for direction in Direction}
+    swaps: dict[str, list[Numbered]] = {str(direction): [] for direction in Direction}
     for swap in TraceReader(path):
         number, of = numbers[swap.direction], replay.of(swap.direction)
         numbers[swap.direction] += 1
-        if number >= of.first and (number - of.first) % of.step == 0 and len(found[swap.direction]) < of.most:
-            found[swap.direction].append(Numbered(number, swap))
-    return found
+        if number >= of.first and (number - of.first) % of.step == 0 and len(swaps[swap.direction]) < of.most:
+            swaps[swap.direction].append(Numbered(number, swap))
+    return swaps
 
 
 def chunk(swaps: list[Swaps], number: int, rounds: int) -> list[Swaps]:
@@ -88,10 +88,10 @@ def chunk(swaps: list[Swaps], number: int, rounds: int) -> list[Swaps]:
 
     Fewer swaps than visits come again.
     """
-    place, many = number % rounds, len(swaps)
+    index, many = number % rounds, len(swaps)
     if many < rounds:
-        return swaps[place % many :][:1] if many else []
-    return swaps[many * place // rounds : many * (place + 1) // rounds]
+        return swaps[index % many :][:1] if many else []
+    return swaps[many * index // rounds : many * (index + 1) // rounds]
 
 
 def _sha256(path: Path) -> str:

@@ -47,7 +47,6 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unit_blocks(self) -> int:
-        """Blocks that are given out together."""
         return CHUNK_BLOCKS if self.allocator is Allocator.CHUNKS_32 else 1
 
 

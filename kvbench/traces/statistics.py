@@ -124,5 +124,5 @@ def _quantiles(counts: Counter[int]) -> dict[str, int]:
         return {}
     values = sorted(counts)
     reached = np.cumsum([counts[value] for value in values])
-    found = np.searchsorted(reached, [reached[-1] * one / 100 for one in QUANTILES])
-    return {f"p{one}": values[at] for one, at in zip(QUANTILES, found.tolist(), strict=True)}
+    positions = np.searchsorted(reached, [reached[-1] * one / 100 for one in QUANTILES])
+    return {f"p{one}": values[at] for one, at in zip(QUANTILES, positions.tolist(), strict=True)}

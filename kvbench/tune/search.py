@@ -108,7 +108,7 @@ class Search:
             running = {place: candidates for place, candidates in kept.items() if candidates}
 
     def _shuffled(self, number: int, cells: Collection[Cell]) -> list[tuple[int, Cell]]:
-        return [(number, cell) for cell in sorted(cells, key=lambda cell: cell.place_in(number, self._seed))]
+        return [(number, cell) for cell in sorted(cells, key=lambda cell: cell.shuffle_key(number, self._seed))]
 
     def _still(self, place: Place, candidates: Mapping[Choice, Cell], made: int) -> dict[Choice, Cell]:
         """Return the candidates of a place that stay in the race after `made` visits."""

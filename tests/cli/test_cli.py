@@ -134,7 +134,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(("arguments", "words"), BAD_INPUT, ids=[" ".join(arguments) for arguments, _ in BAD_INPUT])
-def test_bad_input_is_one_line_that_says_what_would_be_right(
+def test_bad_input_is_refused_in_one_line_with_the_right_form(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -182,7 +182,7 @@ def test_options_override_a_file(tmp_path: Path) -> None:
 # What there is
 
 
-def test_version_is_that_of_the_package(tmp_path: Path) -> None:
+def test_version_prints_the_version_of_the_package(tmp_path: Path) -> None:
     said = kvbench("--version", cwd=tmp_path).stdout
     assert re.fullmatch(rf"kvbench {re.escape(version('kvbench'))}( \([0-9a-f]{{12}}(-dirty)?\))?\n", said)
 
@@ -200,7 +200,7 @@ def listed(folder: Path, what: str) -> list[dict[str, str]]:
     return rows
 
 
-def test_the_axes_are_listed_each_with_an_example_that_works(tmp_path: Path) -> None:
+def test_the_listed_axes_have_working_examples(tmp_path: Path) -> None:
     rows = listed(tmp_path, "axes")
     assert [row["axis"] for row in rows] == list(AXES)
     for row in rows:
@@ -210,7 +210,7 @@ def test_the_axes_are_listed_each_with_an_example_that_works(tmp_path: Path) -> 
         assert AXES[name].parse(values)
 
 
-def test_the_configs_are_listed_each_with_its_question(tmp_path: Path) -> None:
+def test_the_listed_configs_have_their_questions(tmp_path: Path) -> None:
     rows = listed(tmp_path, "configs")
     assert [row["config"] for row in rows] == list(shipped_configs())
     assert all(row["question"].endswith("?") for row in rows)
@@ -228,20 +228,20 @@ def test_the_configs_are_listed_without_a_worker(
     assert len(json.loads(capsys.readouterr().out)) == len(shipped_configs())
 
 
-def test_the_backends_are_listed_and_whether_they_run_here(tmp_path: Path) -> None:
+def test_the_listed_backends_say_whether_they_run_here(tmp_path: Path) -> None:
     rows = {row["backend"]: row for row in listed(tmp_path, "backends")}
     assert set(rows) >= {"per_block", "batched", "triton"}
     assert rows["per_block"]["here"] == rows["batched"]["here"] == "available"
 
 
-def test_the_models_are_listed_each_with_its_geometry(tmp_path: Path) -> None:
+def test_the_listed_models_have_their_geometry(tmp_path: Path) -> None:
     rows = {row["model"]: row["geometry"] for row in listed(tmp_path, "models")}
     assert rows["llama-3-8b"] == "32 layers x 8 KV heads x 128, bf16"
     assert rows["deepseek-v3"] == "61 layers x MLA of 576 elements, bf16"
     assert "18 of them with a window of 128 tokens" in rows["gpt-oss-120b"]
 
 
-def test_the_devices_are_listed_and_the_cpu_is_no_gpu(tmp_path: Path) -> None:
+def test_the_cpu_device_is_listed_as_host_copies(tmp_path: Path) -> None:
     last = listed(tmp_path, "devices")[-1]
     assert last["device"] == "cpu"
     assert "host copies, no GPU" in last["title"]
@@ -260,7 +260,7 @@ def complete(folder: Path, *words: str) -> list[str]:
     return kvbench(cwd=folder, env=environment).stdout.split()
 
 
-def test_commands_options_and_words_are_completed(tmp_path: Path) -> None:
+def test_commands_options_and_values_are_completed(tmp_path: Path) -> None:
     assert set(complete(tmp_path, "")) >= {"sweep", "report", "list", "doctor"}
     assert complete(tmp_path, "sw") == ["sweep"]
     assert complete(tmp_path, "sweep", "--res") == ["--resume"]
@@ -270,7 +270,7 @@ def test_commands_options_and_words_are_completed(tmp_path: Path) -> None:
     assert complete(tmp_path, "list", "") == ["axes", "backends", "configs", "devices", "models"]
 
 
-def test_bash_takes_the_completion(tmp_path: Path) -> None:
+def test_the_completion_works_in_bash(tmp_path: Path) -> None:
     """The script that `--show-completion` prints defines what completes `kvbench`."""
     bash = shutil.which("bash")
     if bash is None:
@@ -282,7 +282,7 @@ def test_bash_takes_the_completion(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["", "sweep", "show", "tune", "report", "gate compare", "trace make", "probe"])
-def test_help_shows_what_a_flag_does_and_no_type(command: str) -> None:
+def test_help_describes_a_flag_and_shows_no_type_for_it(command: str) -> None:
     done = kvbench_here(*command.split(), "--help", cwd=Path.cwd())
     assert done.returncode == 0
     assert "--help" in done.stdout

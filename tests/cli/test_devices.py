@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return swept(tmp_path_factory.mktemp("devices"), *two())
 
 
-def test_each_device_has_a_run_of_every_cell_alone_and_at_once(run: Path) -> None:
+def test_each_device_has_a_run_with_every_cell_alone_and_together(run: Path) -> None:
     assert sorted(path.name for path in run.iterdir()) == ["cpu-0", "cpu-1"]
     for path in run.iterdir():
         frame = load_run(path).frame()
@@ -49,7 +49,7 @@ def test_a_dry_run_shows_the_cells_that_would_be_measured(run: Path) -> None:
         assert {Cell.from_strings(texts).id for texts in preview["cells"]} == measured
 
 
-def test_at_once_a_visit_lasts_until_its_time_is_up(run: Path) -> None:
+def test_a_visit_on_all_devices_lasts_until_its_time_is_up(run: Path) -> None:
     for path in run.iterdir():
         stopped = {
             (cell_of(record).devices, record.stopped_by) for record in records(path) if isinstance(record, Visit)
@@ -57,7 +57,7 @@ def test_at_once_a_visit_lasts_until_its_time_is_up(run: Path) -> None:
         assert stopped == {(1, "max_samples"), (2, "time")}
 
 
-def test_the_report_puts_them_together(run: Path) -> None:
+def test_the_report_combines_the_runs_of_all_devices(run: Path) -> None:
     done = kvbench_here("report", run, cwd=run.parent)
     assert done.returncode == 0, done.stderr
     text = (run / "report" / "report.md").read_text()
@@ -67,7 +67,7 @@ def test_the_report_puts_them_together(run: Path) -> None:
     assert second.count("%") == 2  # its own share, and that of both
 
 
-def test_a_cell_that_fails_on_one_device_costs_its_share(tmp_path: Path) -> None:
+def test_a_fault_on_two_devices_spares_cells_of_one(tmp_path: Path) -> None:
     """Both devices meet the fault in cells of two devices; those of one go on."""
     done = kvbench_here("sweep", *two(), "--fault=error@call=2 when devices=2", "--out", "run", cwd=tmp_path)
     assert done.returncode == 5, done.stderr
@@ -88,7 +88,7 @@ def test_a_cell_that_fails_on_one_device_costs_its_share(tmp_path: Path) -> None
         (["--device=cpu", "-adevices=2"], "nothing to measure: devices=2 requires --device to name 2 devices"),
     ],
 )
-def test_what_cannot_be_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
+def test_impossible_devices_are_refused_in_one_line(tmp_path: Path, options: list[str], message: str) -> None:
     done = kvbench_here("sweep", *tiny()[1:], *options, cwd=tmp_path)
     assert done.returncode == 2
     assert message in error_line(done)
@@ -105,7 +105,7 @@ def test_two_devices_swap_at_the_same_time(run: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu,cpu", "cuda:all"])
-def test_what_measures_one_device_refuses_several(tmp_path: Path, device: str) -> None:
+def test_commands_for_one_device_refuse_several(tmp_path: Path, device: str) -> None:
     done = kvbench_here("tune", "--device", device, cwd=tmp_path)
     assert done.returncode == 2
     assert f"--device {device}: only a new kvbench sweep supports several devices" in error_line(done)
@@ -132,7 +132,7 @@ def test_an_interrupted_sweep_names_the_folder_to_report(tmp_path: Path) -> None
     assert "--resume" not in said
 
 
-def test_an_interrupt_is_heard_within_a_visit(tmp_path: Path) -> None:
+def test_an_interrupt_ends_a_visit(tmp_path: Path) -> None:
     long = ("--min-samples=100000", "--max-samples=100000", "--cell-seconds=30")
     with kvbench_started("sweep", *LONG, *long, "--out", "run", cwd=tmp_path) as process:
         while not list((tmp_path).glob("run/cpu-1/journal.jsonl")):

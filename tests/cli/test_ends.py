@@ -18,7 +18,7 @@ from tests import synthetic
 from tests.command import BRIEF, KVBENCH, error_line, kvbench, kvbench_here, only_line, tiny
 
 
-def test_what_nobody_foresaw_is_70_and_says_how_to_report_it(
+def test_an_internal_error_has_exit_code_70_and_says_how_to_report_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(listing._LISTINGS, "axes", lambda: [{"axis": 1 // 0}])
@@ -40,7 +40,7 @@ def into(shell: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[
 FULL = "standard output cannot be written: No space left on device"
 
 
-def test_a_full_standard_output_is_told_as_such(tmp_path: Path) -> None:
+def test_a_full_standard_output_is_reported(tmp_path: Path) -> None:
     done = into(">/dev/full", "list", "axes", cwd=tmp_path)
     assert done.returncode == 5
     assert error_line(done) == FULL
@@ -51,7 +51,7 @@ def test_a_full_standard_output_is_told_as_such(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_closed_standard_output_is_an_error_and_harms_nothing(tmp_path: Path) -> None:
+def test_a_closed_standard_output_is_an_error_without_damage(tmp_path: Path) -> None:
     done = into(">&-", "sweep", *tiny(), *BRIEF, "--out=run", cwd=tmp_path)
     assert done.returncode == 5
     assert error_line(done) == "standard output cannot be written: Bad file descriptor"
@@ -60,7 +60,7 @@ def test_a_closed_standard_output_is_an_error_and_harms_nothing(tmp_path: Path) 
     assert into("<&- 2>&-", "list", "axes", cwd=tmp_path).returncode == 0
 
 
-def test_a_long_input_is_echoed_short(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_input_is_shortened_in_the_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["sweep", "x" * 100_000]) == 2
     assert len(only_line(capsys.readouterr().err)) <= main.MAX_LINE
     assert main.run(["show", "x" * 100_000]) == 2
@@ -84,12 +84,14 @@ LONG = "x" * 300
     ],
     ids=lambda words: " ".join(words).replace(LONG, "LONG"),
 )
-def test_a_path_that_the_system_refuses_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_that_the_system_refuses_is_an_error_of_one_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main.run(arguments) == 2
     assert "file name too long" in only_line(capsys.readouterr().err).lower()
 
 
-def test_a_folder_that_the_user_must_not_enter_is_one_line(
+def test_a_forbidden_folder_is_an_error_of_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused = PermissionError(13, "Permission denied", "/root/mine.toml")  # root itself may enter all
@@ -129,7 +131,7 @@ def test_an_argument_that_is_not_utf_8_is_refused(
     ],
     ids=" ".join,
 )
-def test_a_near_miss_is_told_what_would_be_right(
+def test_a_misspelt_value_gets_a_suggestion(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run(arguments) == 2
@@ -154,7 +156,7 @@ def completed(*words: str, cwd: Path) -> list[str]:
     return done.stdout.split()
 
 
-def test_values_are_completed_and_no_space_follows_the_equals_sign(tmp_path: Path) -> None:
+def test_values_are_completed_without_a_space_after_the_equals_sign(tmp_path: Path) -> None:
     names = completed("sweep", "-a", "b", cwd=tmp_path)
     assert names == ["backend=", "blocks=", "block_size=", "burst="]
     values = completed("sweep", "-a", "backend=b", cwd=tmp_path)
@@ -175,7 +177,7 @@ def test_a_dry_run_without_cells_ends_as_the_sweep_would(tmp_path: Path) -> None
     assert "skipped 1 cell of triton: " in dry.stdout
 
 
-def test_quiet_shows_failures_once_and_the_end(tmp_path: Path) -> None:
+def test_quiet_shows_each_failure_once_and_the_outcome(tmp_path: Path) -> None:
     cells = tiny(backend="per_block", blocks="1,2,3")
     done = kvbench("sweep", *cells, *BRIEF, "--fault=error@call=0 when blocks!=3", "-q", "--out=run", cwd=tmp_path)
     assert done.returncode == 5
@@ -235,7 +237,7 @@ def test_a_command_stays_one_line_on_a_narrow_terminal(
     assert f"  to measure it again: {failure.command}\n" in capsys.readouterr().out
 
 
-def test_the_time_left_follows_the_estimate_until_visits_tell_more(
+def test_the_time_left_is_estimated_until_visits_were_timed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now_s = [0.0]
@@ -260,7 +262,7 @@ def test_the_time_left_follows_the_estimate_until_visits_tell_more(
     assert line_at(530) == "1002 of 1000 visits, more than expected"
 
 
-def test_a_report_that_takes_long_says_how_far_it_is(
+def test_a_slow_report_shows_its_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *synthetic.visits(synthetic.cliff_cells())])

@@ -52,7 +52,7 @@ def test_every_outcome_has_its_exit_code(tmp_path: Path, cand: Side, options: tu
         assert "warning: forced: different kinds of machines" in done.stdout
 
 
-def test_plain_text_names_the_cell_and_what_to_run(tmp_path: Path) -> None:
+def test_plain_text_names_the_cell_and_the_command_to_run(tmp_path: Path) -> None:
     done = compare(tmp_path, SLOW)
     lines = [line.strip() for line in done.stdout.splitlines()]
     (row,) = [line for line in lines if line.startswith("SLOWER")]
@@ -63,7 +63,7 @@ def test_plain_text_names_the_cell_and_what_to_run(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
 
 
-def test_files_json_and_github_say_the_same(tmp_path: Path) -> None:
+def test_files_json_and_github_have_the_same_content(tmp_path: Path) -> None:
     runs = compared(Side(), SLOW, cells=CELLS[:2])
     before, after = (written(tmp_path / "runs", side) for side in runs)
     summary = tmp_path / "summary.md"
@@ -103,13 +103,13 @@ def test_files_json_and_github_say_the_same(tmp_path: Path) -> None:
         (["rules", "a", "--rules=none.toml"], "none.toml"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_bad_input_is_refused_in_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
     done = kvbench_here("gate", *arguments, cwd=tmp_path, env={"GITHUB_STEP_SUMMARY": ""})
     assert done.returncode == 2
     assert words in error_line(done)
 
 
-def test_as_many_runs_of_either_are_wanted(tmp_path: Path) -> None:
+def test_both_sides_must_have_the_same_number_of_runs(tmp_path: Path) -> None:
     base, cand = compared(Side(), Side(), rounds=2, cells=CELLS[:1])
     before, after = written(tmp_path / "runs", base), written(tmp_path / "runs", cand)
     done = kvbench_here("gate", "compare", *before, "--", after[0], cwd=tmp_path)

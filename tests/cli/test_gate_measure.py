@@ -63,7 +63,7 @@ def pairs_of(folder: Path) -> list[tuple[Visit, Visit]]:
     return [(visit, theirs[visit.cell.blocks, visit.round]) for visit in visits_of(folder, "base")]
 
 
-def test_what_became_slower_and_faster_is_found_and_named(folder: Path) -> None:
+def test_slower_and_faster_cells_are_detected_and_named(folder: Path) -> None:
     done = compare(folder, "--cand-fault=slow=500 when blocks=16", "--base-fault=slow=500 when blocks=4")
     assert done.returncode == 1, done.stdout + done.stderr
     assert verdicts(folder) == {SMALL: "FASTER", LARGE: "SLOWER"}
@@ -83,7 +83,7 @@ def test_what_became_slower_and_faster_is_found_and_named(folder: Path) -> None:
     assert {row["name"]: row["verdict"] for row in json.loads(later.stdout)["rows"]} == verdicts(folder)
 
 
-def test_visits_are_made_in_turn_one_at_a_time_on_one_cpu_and_some_are_compared_byte_for_byte(folder: Path) -> None:
+def test_visits_alternate_on_one_cpu_and_some_are_compared_byte_for_byte(folder: Path) -> None:
     assert compare(folder, "--inconclusive=pass").returncode == 0
     pairs = pairs_of(folder)
     assert len(pairs) >= 24
@@ -103,7 +103,7 @@ def test_visits_are_made_in_turn_one_at_a_time_on_one_cpu_and_some_are_compared_
 @pytest.mark.parametrize(
     ("fault", "kind"), [("corrupt@descriptor=0", "mismatch"), ("error@call=0", "error"), ("crash@call=0", "crash")]
 )
-def test_a_cell_that_fails_on_one_side_fails_the_gate_and_the_others_are_judged(
+def test_a_cell_that_fails_on_one_side_fails_the_gate_but_others_are_judged(
     folder: Path, fault: str, kind: str
 ) -> None:
     done = compare(folder, f"--cand-fault={fault} when blocks=16")
@@ -113,7 +113,7 @@ def test_a_cell_that_fails_on_one_side_fails_the_gate_and_the_others_are_judged(
     assert len([visit for visit in visits_of(folder, "base") if visit.cell.blocks == 16]) <= 1
 
 
-def test_a_side_that_crashes_in_every_cell_is_told_once_with_a_count(folder: Path) -> None:
+def test_a_side_that_crashes_in_every_cell_is_reported_once_with_a_count(folder: Path) -> None:
     suite = folder / "suite.toml"
     suite.write_text(suite.read_text().replace("[4, 16]", "[4, 8, 16]"))
     done = compare(folder, "--cand-fault=crash@call=0")
@@ -154,7 +154,7 @@ for line in sys.stdin.buffer:
     ],
     ids=["no JSON", "no end", "another answer", "another visit", "a clock that lies", "no text"],
 )
-def test_a_side_that_answers_nonsense_fails_its_rows_and_no_others(folder: Path, lie: str, words: str) -> None:
+def test_a_side_with_invalid_answers_fails_only_those_rows(folder: Path, lie: str, words: str) -> None:
     python = folder / "python"
     python.write_text(LIAR.format(python=sys.executable, lie=lie))
     python.chmod(0o755)
@@ -165,7 +165,7 @@ def test_a_side_that_answers_nonsense_fails_its_rows_and_no_others(folder: Path,
     assert "Traceback" not in done.stderr
 
 
-def test_a_side_whose_worker_cannot_be_replaced_fails_what_is_left_of_it(folder: Path) -> None:
+def test_a_side_whose_worker_cannot_be_replaced_fails_its_remaining_cells(folder: Path) -> None:
     lie = f"open('{folder}/gone', 'w').close(); sys.exit(3)"
     python = folder / "python"
     refuse = f'if os.path.exists("{folder}/gone"): sys.exit("out of memory")\nfrom kvbench.engine'
@@ -179,7 +179,7 @@ def test_a_side_whose_worker_cannot_be_replaced_fails_what_is_left_of_it(folder:
     assert "Traceback" not in done.stderr
 
 
-def test_a_side_whose_environment_is_removed_meanwhile_fails(folder: Path) -> None:
+def test_a_side_fails_if_its_environment_is_removed(folder: Path) -> None:
     python = folder / "python"
     python.write_text(LIAR.format(python=sys.executable, lie=f"os.unlink('{python}'); sys.exit(3)"))
     python.chmod(0o755)
@@ -189,7 +189,7 @@ def test_a_side_whose_environment_is_removed_meanwhile_fails(folder: Path) -> No
     assert f"its worker could not be replaced: {python} cannot be started: No such file or directory" in done.stdout
 
 
-def test_a_side_of_which_no_second_process_starts_fails(folder: Path) -> None:
+def test_a_side_fails_if_its_second_process_does_not_start(folder: Path) -> None:
     python = folder / "python"
     once = f'if os.path.exists("{folder}/gone"): sys.exit("out of memory")\nopen("{folder}/gone", "w").close()\n'
     python.write_text(
@@ -203,7 +203,7 @@ def test_a_side_of_which_no_second_process_starts_fails(folder: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_side_that_hangs_fails_its_rows_and_no_others(folder: Path) -> None:
+def test_a_side_that_hangs_fails_only_those_rows(folder: Path) -> None:
     suite = folder / "suite.toml"
     suite.write_text(suite.read_text() + "deadline_s = 3\n")
     done = compare(folder, "--cand-fault=hang@call=0 when blocks=16")
@@ -222,14 +222,14 @@ def test_two_backends_are_compared_cell_by_cell(folder: Path) -> None:
     assert "per_block (base) and batched (candidate)" in done.stdout
 
 
-def test_an_environment_measures_with_the_kvbench_that_is_in_it(folder: Path) -> None:
+def test_an_environment_measures_with_its_installed_kvbench(folder: Path) -> None:
     done = compare(folder, "--json", base=f"env:{sys.prefix}", cand="here")
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["rows"]
     assert "2 cells on two sides in turn" in done.stderr
 
 
-def test_time_that_is_up_ends_it_with_what_there_is(folder: Path) -> None:
+def test_the_time_limit_ends_a_comparison_with_its_results_so_far(folder: Path) -> None:
     done = compare(folder, "--minutes=0.01")
     assert done.returncode == 3, done.stdout + done.stderr
     assert set(verdicts(folder).values()) == {"UNDECIDED"}
@@ -253,7 +253,7 @@ def test_time_that_is_up_ends_it_with_what_there_is(folder: Path) -> None:
         (("--base=here", "--cand=here", "--floor=none.json"), "--floor none.json: file not found"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_measured(folder: Path, options: tuple[str, ...], message: str) -> None:
+def test_bad_input_is_refused_before_measuring(folder: Path, options: tuple[str, ...], message: str) -> None:
     suite = () if any(option.startswith("--suite") for option in options) else ("--suite=suite.toml",)
     done = kvbench_here("gate", "compare", "--device=cpu", "--out=gate", *suite, *options, cwd=folder)
     assert done.returncode == 2, done.stdout + done.stderr
@@ -261,7 +261,7 @@ def test_bad_input_is_refused_before_anything_is_measured(folder: Path, options:
     assert not (folder / "gate").exists()
 
 
-def test_a_folder_in_use_is_not_written_to(folder: Path) -> None:
+def test_a_folder_that_is_not_empty_is_not_written_to(folder: Path) -> None:
     (folder / "gate").mkdir()
     (folder / "gate" / "mine").touch()
     done = compare(folder)
@@ -270,9 +270,7 @@ def test_a_folder_in_use_is_not_written_to(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
-def test_after_ctrl_c_or_sigterm_what_both_sides_have_can_be_judged(
-    folder: Path, number: signal.Signals, name: str
-) -> None:
+def test_after_an_interrupt_the_pairs_so_far_can_be_judged(folder: Path, number: signal.Signals, name: str) -> None:
     # Nothing can be settled at the first look, so that it goes on until it is stopped.
     margins = ("--margin=0", "--absolute-us=0")
     options = ("--base=here", "--cand=here", "--suite=suite.toml", "--device=cpu", "--out=gate", *margins)
@@ -293,7 +291,7 @@ def test_after_ctrl_c_or_sigterm_what_both_sides_have_can_be_judged(
     assert "both sides were interrupted" in judged.stdout
 
 
-def test_a_reader_that_goes_away_interrupts_and_keeps_what_was_measured(folder: Path) -> None:
+def test_a_closed_output_interrupts_and_keeps_the_measurements(folder: Path) -> None:
     sides = ("--base=here", "--cand=here", "--suite=suite.toml", "--device=cpu")
     command = [str(KVBENCH), "gate", "compare", *sides, *WIDE, "--out=gate"]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
@@ -323,16 +321,14 @@ def test_floors_are_measured_and_used(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "message"), [("none/floor.json", "its folder does not"), ("suite.toml", "choose")])
-def test_a_file_of_floors_that_cannot_be_written_is_refused_before_anything_is_measured(
-    folder: Path, name: str, message: str
-) -> None:
+def test_an_unwritable_file_of_floors_is_refused_before_measuring(folder: Path, name: str, message: str) -> None:
     done = kvbench("gate", "calibrate", "--suite=suite.toml", "--device=cpu", f"--floor={name}", "--out=a", cwd=folder)
     assert done.returncode == 2
     assert message in done.stderr
     assert not (folder / "a").exists()
 
 
-def test_what_the_candidate_cannot_run_any_more_fails(folder: Path) -> None:
+def test_a_cell_that_the_candidate_can_no_longer_run_fails(folder: Path) -> None:
     done = compare(folder, "-abackend=per_block,batched", "--cand-fault=no-batch", "--minutes=0.1")
     assert done.returncode == 5, done.stdout + done.stderr
     found = verdicts(folder)
@@ -340,7 +336,7 @@ def test_what_the_candidate_cannot_run_any_more_fails(folder: Path) -> None:
     assert "FAILED" not in {verdict for name, verdict in found.items() if name.startswith("per_block")}
 
 
-def test_the_module_is_the_command() -> None:
+def test_the_module_can_be_run_as_the_command() -> None:
     said = [
         subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
         for command in ([sys.executable, "-P", "-m", "kvbench"], [str(KVBENCH)])

@@ -28,7 +28,7 @@ def test_the_summary_has_the_times_of_layers_and_the_share_that_a_step_hides(run
     assert share.tolist() == pytest.approx(beside["hidden_share"].tolist(), abs=0.01)
 
 
-def test_the_report_says_what_is_hidden_and_what_submission_takes(run: Path) -> None:
+def test_the_report_has_the_hidden_share_and_the_submission_time(run: Path) -> None:
     done = kvbench_here("report", run, "-o", run.parent / "report", cwd=run.parent)
     assert done.returncode == 0, done.stderr
     text = (run.parent / "report" / "report.md").read_text()
@@ -37,7 +37,7 @@ def test_the_report_says_what_is_hidden_and_what_submission_takes(run: Path) -> 
     assert "submission alone takes" not in text, "a visit or two decide nothing"
 
 
-def test_a_sequence_of_layers_has_as_many_as_each_model(tmp_path: Path) -> None:
+def test_a_sequence_has_the_number_of_layers_of_each_model(tmp_path: Path) -> None:
     axes = ("-abackend=batched", "-asequence=layers,at-once", "-adirection=h2d", "-astream_state=idle")
     done = kvbench_here("sweep", *MODEL, *axes, *BRIEF, "--device=cpu", "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -53,7 +53,7 @@ def test_a_sequence_of_layers_has_as_many_as_each_model(tmp_path: Path) -> None:
         ("closed-gate@wait=9", "no answer within 1 s"),  # a layer of the step waits for ever
     ],
 )
-def test_a_layer_that_fails_or_a_step_that_hangs_costs_its_cell(tmp_path: Path, fault: str, said: str) -> None:
+def test_a_failed_layer_or_a_hanging_step_fails_only_its_cell(tmp_path: Path, fault: str, said: str) -> None:
     cells = tiny(backend="batched", blocks="64", sequence="whole,layers-4", neighbour="none,idle")
     only = f"--fault={fault} when sequence=layers-4,neighbour=idle"
     options = (*BRIEF, "--deadline-s=1", only, "--out=run")
@@ -67,7 +67,7 @@ def test_a_layer_that_fails_or_a_step_that_hangs_costs_its_cell(tmp_path: Path, 
     assert measured == {("whole", "none"), ("whole", "idle"), ("layers-4", "none")}
 
 
-def test_a_sequence_of_as_many_layers_as_the_model_has_requires_a_model(tmp_path: Path) -> None:
+def test_a_sequence_without_a_number_of_layers_requires_a_model(tmp_path: Path) -> None:
     done = kvbench_here("sweep", "-asequence=layers", "--device=cpu", cwd=tmp_path)
     assert done.returncode == 2
     message = "axis sequence=layers: requires a model; choose one with --model, or write layers-L"

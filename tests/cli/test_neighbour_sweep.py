@@ -17,14 +17,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return swept(tmp_path_factory.mktemp("neighbour"), *cells, *BESIDE)
 
 
-def test_a_visit_keeps_both_sides(run: Path) -> None:
+def test_a_visit_records_the_swaps_and_the_neighbour(run: Path) -> None:
     visits = {cell_of(record).neighbour: record for record in records(run) if isinstance(record, Visit)}
     assert set(visits) == {"none", "idle", "memory", "swap"}
     assert visits.pop("none").beside is None
     assert all(visit.beside and visit.beside.neighbour_beside_us for visit in visits.values())
 
 
-def test_the_summary_has_their_columns_for_cells_beside_a_neighbour_alone(run: Path) -> None:
+def test_only_cells_beside_a_neighbour_have_its_figures_in_the_summary(run: Path) -> None:
     table = pd.read_csv(run / "summary.csv")
     beside = table[table["neighbour"].isin(["idle", "memory", "swap"])]
     for column in ("neighbour_slowdown", "swaps_alone_gbps", "swaps_beside_gbps", "exposure_us_per_gb"):
@@ -33,7 +33,7 @@ def test_the_summary_has_their_columns_for_cells_beside_a_neighbour_alone(run: P
     assert set(table.loc[table["neighbour"] == "gemm", "status"]) == {"skipped"}
 
 
-def test_the_death_of_a_neighbour_costs_its_cell(tmp_path: Path) -> None:
+def test_a_neighbour_that_dies_fails_only_its_cell(tmp_path: Path) -> None:
     cells = tiny(backend="batched", neighbour="none,swap")
     fault = "--fault=error@call=2 when neighbour=swap"  # among the first that the neighbour makes
     done = kvbench("sweep", *cells, *BESIDE, fault, "--out", "run", cwd=tmp_path)
@@ -60,7 +60,7 @@ def test_the_death_of_a_neighbour_costs_its_cell(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_value_is_one_line(tmp_path: Path, axis: str, message: str) -> None:
+def test_an_invalid_value_is_refused_in_one_line(tmp_path: Path, axis: str, message: str) -> None:
     done = kvbench_here("sweep", f"-a{axis}", "--device=cpu", cwd=tmp_path)
     assert done.returncode == 2
     assert error_line(done) == message

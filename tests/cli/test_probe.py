@@ -12,7 +12,7 @@ from kvbench.probe.common import ProbeFinding, ProbeReport, Result, Unanswered
 from tests.command import kvbench_here
 
 
-def test_the_block_and_the_files_hold_the_same_answers(tmp_path: Path) -> None:
+def test_the_terminal_and_the_files_have_the_same_answers(tmp_path: Path) -> None:
     done = kvbench_here("probe", "capture", "attributes", "--device=cpu", "--json=p.json", "--out=made", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "made" / probe.MARKDOWN_FILE).read_text() == done.stdout
@@ -26,7 +26,7 @@ def test_the_block_and_the_files_hold_the_same_answers(tmp_path: Path) -> None:
     assert report.health.found.expected
 
 
-def test_a_finding_is_no_error_and_a_missing_answer_is(tmp_path: Path) -> None:
+def test_a_finding_is_not_an_error_but_a_missing_answer_is(tmp_path: Path) -> None:
     crash = kvbench_here("probe", "attributes", "--device=cpu", "--fault=reads-beyond=1", cwd=tmp_path)
     assert (crash.returncode, "surprising" in crash.stdout) == (0, True)
     error = kvbench_here("probe", "order", "--device=cpu", "--fault=error@call=0", cwd=tmp_path)
@@ -41,7 +41,7 @@ def test_a_finding_is_no_error_and_a_missing_answer_is(tmp_path: Path) -> None:
         (["--device=cpu", "--fault=hungry=1"], ["--fault 'hungry=1'"]),
     ],
 )
-def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
+def test_bad_input_is_refused_in_one_line(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
     done = kvbench_here("probe", *arguments, cwd=tmp_path)
     assert done.returncode == ExitCode.USAGE
     assert len(done.stderr.splitlines()) == 1
@@ -61,7 +61,7 @@ ILL = msgspec.structs.replace(HEALTHY, found=ProbeFinding(answer="ill", number=1
         ([], ILL, False, ExitCode.FAILED_CELLS),
     ],
 )
-def test_a_probe_that_is_off_fails_only_if_it_was_named(
+def test_a_disabled_probe_fails_only_if_it_was_named(
     results: list[Result], health: Result, named: bool, code: int
 ) -> None:
     report = ProbeReport(kvbench="", created="", device="cpu", results=results, health=health, took_s=1.0)

@@ -20,14 +20,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return swept(tmp_path_factory.mktemp("queue"), *QUEUED)
 
 
-def test_a_sample_says_whether_the_whole_queue_was_waiting(run: Path) -> None:
+def test_a_sample_records_whether_the_whole_queue_was_waiting(run: Path) -> None:
     visits = visits_that_count(records(run))
     held = {(cell_of(visit).queued, cell_of(visit).streams): visit.samples.depth_held for visit in visits}
     assert held == {(0, 1): None, (0, 2): None, (3, 1): [1], (3, 2): [1]}
     assert not any(visit.warnings for visit in visits)
 
 
-def test_the_summary_has_the_queue_and_how_it_stood(run: Path) -> None:
+def test_the_summary_has_the_queue_and_its_state(run: Path) -> None:
     table = pd.read_csv(run / "summary.csv")
     assert set(zip(table["queued"], table["streams"], strict=True)) == {(0, 1), (0, 2), (3, 1), (3, 2)}
     assert table.loc[table["queued"] == 0, "depth_held"].isna().all()
@@ -36,7 +36,7 @@ def test_the_summary_has_the_queue_and_how_it_stood(run: Path) -> None:
     assert (table["verified_bytes"] > 3 * 1024).all()  # the first swap, the sample, the audit's swap
 
 
-def test_the_raw_samples_have_it_too(run: Path) -> None:
+def test_the_raw_samples_have_the_state_of_the_queue(run: Path) -> None:
     samples = load_run(run).samples()
     assert samples["depth_held"].isna().sum() == (samples["depth_held"] == 1).sum() == len(samples) / 2
 
@@ -49,7 +49,7 @@ def test_queued_swaps_on_an_idle_stream_are_skipped_with_the_reason(tmp_path: Pa
 # The verified swap, the check of the order, three plain ones that tell how long the delay has to be, the sample behind
 # its queue of three and the audit's swap: ten calls, of which the fault strikes the last or one that is not made.
 @pytest.mark.parametrize(("call", "status"), [(2, "failed"), (4, "failed"), (6, "failed"), (9, "failed"), (10, "ok")])
-def test_calls_are_counted_through_queued_swaps(tmp_path: Path, call: int, status: str) -> None:
+def test_a_fault_counts_calls_of_queued_swaps_too(tmp_path: Path, call: int, status: str) -> None:
     cell = tiny(backend="per_block", blocks="1", stream_state="busy", queued="3", streams="2")
     done = kvbench_here("sweep", *cell, *ONE_SAMPLE, f"--fault=error@call={call}", "--out", "run", cwd=tmp_path)
     assert done.returncode == (0 if status == "ok" else 5), done.stderr
@@ -58,7 +58,7 @@ def test_calls_are_counted_through_queued_swaps(tmp_path: Path, call: int, statu
     )
 
 
-def test_a_byte_that_only_a_queued_swap_wrote_astray_fails_the_cell(tmp_path: Path) -> None:
+def test_a_stray_byte_of_a_queued_swap_fails_the_cell(tmp_path: Path) -> None:
     cell = tiny(backend="per_block", blocks="1", pattern="contiguous", stream_state="busy", queued="3")
     done = kvbench_here("sweep", *cell, *ONE_SAMPLE, "--fault=stray@descriptor=1", "--out", "run", cwd=tmp_path)
     assert done.returncode == 5

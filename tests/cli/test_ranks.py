@@ -27,14 +27,14 @@ def free_port() -> str:
 
 
 @pytest.mark.parametrize("environment", [TORCHRUN, SRUN])
-def test_a_rank_is_told_by_its_launcher(environment: dict[str, str]) -> None:
+def test_a_rank_is_read_from_the_variables_of_its_launcher(environment: dict[str, str]) -> None:
     assert rank_of(environment) == Rank(3, 1, 4)
 
 
 @pytest.mark.parametrize(
     "environment", [{}, TORCHRUN | {"WORLD_SIZE": "1"}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}]
 )
-def test_a_process_of_its_own_is_no_rank(environment: dict[str, str]) -> None:
+def test_a_single_process_is_not_a_rank(environment: dict[str, str]) -> None:
     assert rank_of(environment) is None
 
 
@@ -42,16 +42,16 @@ def test_a_process_of_its_own_is_no_rank(environment: dict[str, str]) -> None:
     ("asked", "visible", "device"),
     [("auto", None, "cuda:1"), ("cuda", "4,5", "cuda:1"), ("auto", "7", "cuda:0"), ("cpu", None, "cpu")],
 )
-def test_each_rank_takes_its_gpu(asked: str, visible: str | None, device: str) -> None:
+def test_each_rank_uses_its_gpu(asked: str, visible: str | None, device: str) -> None:
     assert Rank(3, 1, 4).device(asked, visible) == device
 
 
-def test_a_rank_takes_no_other_gpu() -> None:
+def test_a_rank_refuses_another_gpu() -> None:
     with pytest.raises(UsageError, match="--device cuda:all: each of 4 ranks takes its own GPU"):
         Rank(3, 1, 4).device("cuda:all", None)
 
 
-def test_ranks_need_a_folder_and_a_place_to_meet(tmp_path: Path) -> None:
+def test_ranks_require_a_folder_and_an_address_to_meet(tmp_path: Path) -> None:
     sweep = ("sweep", *tiny(), *BRIEF)
     assert error_line(kvbench(*sweep, cwd=tmp_path, env=TORCHRUN)) == "--out: required with 4 ranks; write --out DIR"
     done = kvbench(*sweep, "--out=run", cwd=tmp_path, env=TORCHRUN)
@@ -59,7 +59,7 @@ def test_ranks_need_a_folder_and_a_place_to_meet(tmp_path: Path) -> None:
     assert "MASTER_ADDR and MASTER_PORT not set" in error_line(done)
 
 
-def test_a_place_that_is_none_is_one_line(tmp_path: Path) -> None:
+def test_an_invalid_address_is_refused_in_one_line(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     place = TORCHRUN | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "abc"}
     done = kvbench("sweep", *tiny(), *BRIEF, "--out=run", cwd=tmp_path, env=place)
@@ -82,7 +82,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_a_rank_that_waits_for_the_others_hears_an_interrupt(free_port: str) -> None:
+def test_an_interrupt_ends_the_wait_for_other_ranks(free_port: str) -> None:
     pytest.importorskip("torch")
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port}
     command = [sys.executable, "-c", ALONE]
@@ -99,7 +99,7 @@ def test_a_rank_that_waits_for_the_others_hears_an_interrupt(free_port: str) -> 
             rank.kill()
 
 
-def test_two_ranks_write_a_run_each_and_are_reported_together(tmp_path: Path, free_port: str) -> None:
+def test_two_ranks_write_one_run_each_and_share_a_report(tmp_path: Path, free_port: str) -> None:
     pytest.importorskip("torch")
     own = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port}
     ranks = [

@@ -24,7 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return synthetic.write_run(tmp_path_factory.mktemp("show") / "run", records)
 
 
-def test_the_answer_is_what_to_use_and_what_that_gains(run: Path) -> None:
+def test_the_answer_has_the_backends_to_use_and_their_gain(run: Path) -> None:
     done = CliRunner().invoke(app, ["show", str(run)])
     assert done.exit_code == 0, done.output
     words = " ".join(done.output.split())
@@ -33,7 +33,7 @@ def test_the_answer_is_what_to_use_and_what_that_gains(run: Path) -> None:
     assert words.index("Loss ") < words.index("the speed of batched") < words.index("Open for ")
 
 
-def test_what_was_wrong_with_a_run_is_said_first(tmp_path: Path) -> None:
+def test_warnings_about_a_run_come_first(tmp_path: Path) -> None:
     run = str(synthetic.write_run(tmp_path / "run", [], synthetic.info(status="interrupted")))
     assert (
         CliRunner().invoke(app, ["show", run]).output.startswith("Warning: run: interrupted\nWarning: run: no measured")
@@ -54,7 +54,7 @@ def test_runs_that_the_answer_leaves_out_are_named(run: Path, tmp_path: Path) ->
     assert set(alone.splitlines()) < set(together.splitlines())
 
 
-def test_a_stranger_s_words_stay_words(tmp_path: Path) -> None:
+def test_untrusted_text_is_escaped(tmp_path: Path) -> None:
     info = synthetic.info("\x1b[2J<script>", command=["kvbench", "\x1b]0;x\x07"])
     run = synthetic.write_run(tmp_path / "run", synthetic.rounds(synthetic.cliff_cells((256,))[:6]), info)
     shown = CliRunner().invoke(app, ["show", str(run)]).output
@@ -66,7 +66,7 @@ def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
     assert isinstance(CliRunner().invoke(app, ["show", str(tmp_path)]).exception, RunDirectoryError)
 
 
-def test_a_snippet_is_one_table_with_its_machine_and_no_footnotes(run: Path) -> None:
+def test_a_snippet_is_one_table_with_its_machine_and_without_footnotes(run: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(run), "--snippet", "threshold"])
     assert done.exit_code == 0, done.output
     title, _, machine, _, *table = done.output.replace("\N{NO-BREAK SPACE}", " ").splitlines()
@@ -79,7 +79,7 @@ def test_a_snippet_is_one_table_with_its_machine_and_no_footnotes(run: Path) -> 
     assert [token.type for token in tokens(done.output)].count("table_open") == 1
 
 
-def test_a_snippet_leaves_out_no_run_in_silence(run: Path, tmp_path: Path) -> None:
+def test_a_snippet_names_every_omitted_run(run: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(run), str(tmp_path / "none"), "--snippet", "threshold"])
     assert done.output.startswith("**")
     assert isinstance(done.exception, RunDirectoryError)
@@ -88,7 +88,7 @@ def test_a_snippet_leaves_out_no_run_in_silence(run: Path, tmp_path: Path) -> No
         assert isinstance(error, UsageError)
 
 
-def test_the_box_is_of_one_machine(run: Path, tmp_path: Path) -> None:
+def test_the_headline_is_about_one_machine(run: Path, tmp_path: Path) -> None:
     flat = synthetic.rounds(synthetic.cliff_cells((256,))[:8], lambda _: 20.0)
     other = synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *flat], synthetic.info("Another card"))
     assert CliRunner().invoke(app, ["show", str(run), str(other)]).output.startswith("Synthetic H200, ")
@@ -108,7 +108,7 @@ def test_a_folder_of_several_devices_is_shown(run: Path, tmp_path: Path) -> None
     assert done.output.startswith("Synthetic H200")
 
 
-def test_a_snippet_of_no_section_names_those_there_are(run: Path) -> None:
+def test_an_unknown_section_is_refused_with_the_known_ones(run: Path) -> None:
     error = CliRunner().invoke(app, ["report", str(run), "--snippet", "nothing"]).exception
     assert isinstance(error, UsageError)
     assert str(error) == "--snippet nothing: these runs have tables of cliff, threshold, stages"

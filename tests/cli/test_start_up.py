@@ -53,18 +53,18 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_an_import_would_be_noticed(name: str) -> None:
+def test_a_heavy_import_is_detected(name: str) -> None:
     result = start(HEAVY, then=f"import {name}")
     assert result.returncode != 0
     assert f"imported {name.partition('.')[0]}" in result.stderr or f"imported {name}" in result.stderr
 
 
-def test_runs_are_judged_without_the_engine() -> None:
+def test_the_gate_judges_runs_without_the_engine() -> None:
     modules = "kvbench.gate.judge, kvbench.gate.rule_check, kvbench.gate.rules, kvbench.gate.output.sheet"
     result = start((*COMPILED, "scipy"), then=f"import {modules}")
     assert result.returncode == 0, result.stderr
 
 
-def test_reports_are_made_without_the_engine() -> None:
+def test_reports_are_written_without_the_engine() -> None:
     result = start(COMPILED, then="import kvbench.report.build, kvbench.results, kvbench.sweep.plan")
     assert result.returncode == 0, result.stderr

@@ -83,7 +83,7 @@ def status(run: Path) -> str:
 # What a sweep leaves
 
 
-def test_a_run_directory_tells_how_it_came_about(whole: Path) -> None:
+def test_a_run_directory_records_its_origin(whole: Path) -> None:
     assert {path.name for path in whole.iterdir()} == {"run.json", "journal.jsonl", "summary.csv"}
     read = load_run(whole)
     assert not read.warnings
@@ -126,7 +126,7 @@ def test_the_ceiling_is_measured_in_every_round_for_the_directions_of_the_sweep(
     assert all(us > 0 for ceiling in ceilings for us in ceiling.gpu_us)
 
 
-def test_without_out_a_run_lands_in_runs_under_its_config_s_name(tmp_path: Path) -> None:
+def test_without_out_a_run_is_created_in_runs_with_the_name_of_its_config(tmp_path: Path) -> None:
     assert kvbench("sweep", *tiny(), *BRIEF, cwd=tmp_path).returncode == 0
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("quick-")
@@ -142,7 +142,7 @@ def test_a_device_without_batch_is_measured_and_says_so(tmp_path: Path) -> None:
 # What it shows
 
 
-def test_a_dry_run_shows_everything_and_makes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_shows_the_plan_and_creates_nothing(tmp_path: Path) -> None:
     cells = tiny(backend="per_block,batched,triton", order="stream,any", blocks="4,8")
     done = kvbench("sweep", *cells, "-fblocks=4", "--dry-run", "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -175,7 +175,7 @@ def test_a_dry_run_as_json_is_one_event(tmp_path: Path) -> None:
     assert event["estimate_s"] > 0
 
 
-def test_json_tells_the_plan_every_record_and_the_end(tmp_path: Path) -> None:
+def test_json_has_the_plan_every_record_and_the_outcome(tmp_path: Path) -> None:
     told = events(kvbench("sweep", *tiny(backend="per_block,triton"), *BRIEF, "--json", "--out", "run", cwd=tmp_path))
     assert [event["event"] for event in told].count("planned") == 1
     planned = next(event for event in told if event["event"] == "planned")
@@ -196,7 +196,7 @@ def test_json_tells_the_plan_every_record_and_the_end(tmp_path: Path) -> None:
     }
 
 
-def test_plain_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
+def test_progress_is_plain_lines_without_a_terminal(tmp_path: Path) -> None:
     done = kvbench("sweep", *tiny(backend="per_block,triton"), *BRIEF, "--out", "run", cwd=tmp_path)
     assert not done.stderr
     assert "\x1b" not in done.stdout
@@ -210,7 +210,7 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "  backend=batched,sm or with all backends"  # it ends with the first page
 
 
-def test_on_a_terminal_a_table_grows_with_every_backend(tmp_path: Path) -> None:
+def test_progress_on_a_terminal_is_a_table_of_backends(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [str(KVBENCH), "sweep", *tiny(), *BRIEF, "--out", "run"]
     with subprocess.Popen(command, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs) as process:
@@ -277,7 +277,7 @@ def test_every_kind_of_failure_is_recorded_and_the_other_cells_are_measured(faul
     assert len([text for text in replaced if "replaced" in text]) == 4  # a mismatch leaves the worker in order
 
 
-def test_a_gate_that_never_opens_costs_its_cell_alone(tmp_path: Path) -> None:
+def test_a_gate_that_never_opens_fails_only_its_cell(tmp_path: Path) -> None:
     cells = tiny(backend="per_block", blocks="1,2", stream_state="gated,opened", **HOT)
     fault = "closed-gate@wait=1 when blocks=1, stream_state=gated"
     done = kvbench("sweep", *cells, *BRIEF, "--deadline-s=2", "--fault", fault, "--out", "run", cwd=tmp_path)
@@ -319,7 +319,7 @@ def test_the_command_of_a_failure_reproduces_it(faulty: tuple[Done, Path], tmp_p
     assert (again.cell, again.kind, again.message) == (failure.cell, failure.kind, failure.message)
 
 
-def test_a_run_with_failed_cells_stays_one_when_it_is_resumed(faulty: tuple[Done, Path]) -> None:
+def test_resuming_does_not_clear_failed_cells(faulty: tuple[Done, Path]) -> None:
     run = faulty[1]
     before = (run / "journal.jsonl").read_bytes()
     assert resume(run).returncode == 5
@@ -330,7 +330,7 @@ def test_a_run_with_failed_cells_stays_one_when_it_is_resumed(faulty: tuple[Done
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-def test_an_interrupted_sweep_keeps_its_data_and_is_finished_later(tmp_path: Path, number: signal.Signals) -> None:
+def test_an_interrupted_sweep_keeps_its_data_and_can_be_finished(tmp_path: Path, number: signal.Signals) -> None:
     run = tmp_path / "run"
     with kvbench_started(*SLOW, "--json", "--out", run, cwd=tmp_path) as process:
         await_records(process, "visit", 2)
@@ -350,7 +350,7 @@ def test_an_interrupted_sweep_keeps_its_data_and_is_finished_later(tmp_path: Pat
     check_that_the_rest_is_finished(run, kept)
 
 
-def test_a_killed_sweep_keeps_its_data_leaves_no_worker_and_is_finished_later(tmp_path: Path) -> None:
+def test_a_killed_sweep_keeps_its_data_leaves_no_worker_and_can_be_finished(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with kvbench_started(*SLOW, "--json", "--out", run, cwd=tmp_path) as process:
         await_records(process, "visit", 2)
@@ -365,7 +365,7 @@ def test_a_killed_sweep_keeps_its_data_leaves_no_worker_and_is_finished_later(tm
     check_that_the_rest_is_finished(run, kept)
 
 
-def test_a_killed_sweep_leaves_no_worker_not_even_one_that_hangs(tmp_path: Path) -> None:
+def test_a_killed_sweep_leaves_no_hanging_worker(tmp_path: Path) -> None:
     fault = ("--fault=hang@call=0", "--deadline-s=600")
     with kvbench_started("sweep", *tiny(), *BRIEF, *fault, "--json", "--out=run", cwd=tmp_path) as process:
         await_records(process, "ceiling")
@@ -398,7 +398,7 @@ def check_that_the_rest_is_finished(run: Path, kept: Counter[tuple[str, int]]) -
     assert status(run) == "complete"
 
 
-def test_a_second_sweep_cannot_write_to_a_run_under_way(tmp_path: Path) -> None:
+def test_a_second_sweep_cannot_write_to_a_running_one(tmp_path: Path) -> None:
     run = tmp_path / "run"
     hangs = ("--fault=hang@call=0", "--deadline-s=600")  # under way however long the second one takes to start
     with kvbench_started("sweep", *tiny(), *BRIEF, *hangs, "--json", "--out", run, cwd=tmp_path) as process:
@@ -411,7 +411,7 @@ def test_a_second_sweep_cannot_write_to_a_run_under_way(tmp_path: Path) -> None:
 # Resuming what was damaged, or is of another sweep
 
 
-def test_a_complete_run_is_left_as_it_is(run: Path) -> None:
+def test_resuming_a_complete_run_changes_nothing(run: Path) -> None:
     before = (run / "journal.jsonl").read_bytes()
     done = resume(run)
     assert done.returncode == 0, done.stderr
@@ -465,7 +465,7 @@ def test_another_machine_is_refused(run: Path) -> None:
     assert 'cpu_model: "a CPU of elsewhere" against ' in error_line(done)
 
 
-def test_an_identity_that_was_edited_is_refused(run: Path) -> None:
+def test_an_edited_identity_is_refused(run: Path) -> None:
     change_info(run, identity_hash="0" * 16)
     done = resume_here(run)
     assert done.returncode == 4
@@ -486,7 +486,7 @@ def test_other_options_are_refused(run: Path, options: list[str]) -> None:
     assert status(run) == "complete"
 
 
-def test_the_options_of_the_run_itself_are_accepted(run: Path) -> None:
+def test_the_options_of_the_same_run_are_accepted(run: Path) -> None:
     assert resume_here(run, *tiny(), *BRIEF, "--rounds=2").returncode == 0
 
 
@@ -506,14 +506,14 @@ def test_a_run_of_a_newer_kvbench_is_refused(run: Path) -> None:
         ('{"schema": "1"}', "Expected `int`"),
     ],
 )
-def test_a_run_directory_that_is_none_is_refused(run: Path, text: str, message: str) -> None:
+def test_another_folder_is_refused_as_a_run_directory(run: Path, text: str, message: str) -> None:
     (run / "run.json").write_text(text)
     done = resume_here(run)
     assert done.returncode == 2
     assert message in error_line(done)
 
 
-def test_a_spec_that_was_edited_is_refused(run: Path) -> None:
+def test_an_edited_spec_is_refused(run: Path) -> None:
     change_info(run, spec=load_run(run).info.spec | {"seed": -1})
     done = resume_here(run)
     assert done.returncode == 2
@@ -523,7 +523,7 @@ def test_a_spec_that_was_edited_is_refused(run: Path) -> None:
 # Where nothing can be written, and where memory is short
 
 
-def test_a_folder_below_a_file_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+def test_a_folder_below_a_file_is_refused_before_measuring(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
     done = kvbench_here("sweep", *tiny(), "--out", "file/run", cwd=tmp_path)
     assert done.returncode == 2
@@ -550,7 +550,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_full_disk_keeps_what_was_measured_and_the_rest_is_finished_later(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_measurements_and_the_sweep_can_be_finished(tmp_path: Path) -> None:
     """A limit on the size of files stands in for the full disk."""
     done = kvbench(*BULKY, "--out", "run", cwd=tmp_path, file_bytes=50_000)
     run = tmp_path / "run"
@@ -572,7 +572,7 @@ def test_a_full_disk_keeps_what_was_measured_and_the_rest_is_finished_later(tmp_
     assert kept <= counts
 
 
-def test_a_run_directory_that_disappears_stops_the_sweep_with_a_line(tmp_path: Path) -> None:
+def test_a_removed_run_directory_stops_the_sweep_with_one_line(tmp_path: Path) -> None:
     with kvbench_started(*SLOW, "--json", "--out=run", cwd=tmp_path) as process:
         await_records(process, "visit")
         shutil.rmtree(tmp_path / "run")
@@ -584,7 +584,7 @@ def test_a_run_directory_that_disappears_stops_the_sweep_with_a_line(tmp_path: P
     assert finished["reason"] == "run cannot be written: No such file or directory"
 
 
-def test_no_room_for_the_run_directory_is_told(tmp_path: Path) -> None:
+def test_a_full_disk_at_the_start_is_reported(tmp_path: Path) -> None:
     done = kvbench("sweep", *tiny(), "--out", "run", cwd=tmp_path, file_bytes=100)
     assert done.returncode == 5
     assert "cannot be written: File too large" in error_line(done)
@@ -608,14 +608,14 @@ def test_cells_that_do_not_fit_the_memory_are_skipped_with_the_reason(tmp_path: 
     assert sorted(pd.read_csv(tmp_path / "run" / "summary.csv")["status"]) == ["ok", "skipped"]
 
 
-def test_a_sweep_of_skips_alone_says_why_and_makes_nothing(tmp_path: Path) -> None:
+def test_a_sweep_with_only_skips_says_why_and_creates_nothing(tmp_path: Path) -> None:
     done = kvbench_here("sweep", *tiny(), *BRIEF, "--host-memory=1MiB", "--out", "run", cwd=tmp_path)
     assert done.returncode == 2
     assert error_line(done).startswith("nothing to measure: needs 128.")
     assert not (tmp_path / "run").exists()
 
 
-def test_memory_that_is_not_to_be_had_is_told(tmp_path: Path) -> None:
+def test_unavailable_memory_is_reported(tmp_path: Path) -> None:
     """The plan goes by what is free; a limit on the process stands in for memory that was taken meanwhile."""
     cells = tiny(backend="per_block", blocks="1", block_size="128MiB", **HOT)
     done = kvbench(

@@ -59,7 +59,7 @@ def test_the_swaps_of_a_trace_are_measured_and_reported(folder: Path) -> None:
     assert "blocks=" not in line
 
 
-def test_a_replay_at_the_times_of_the_trace_counts_what_is_late(folder: Path) -> None:
+def test_a_replay_at_the_times_of_the_trace_counts_late_swaps(folder: Path) -> None:
     # the pauses take longer than the deadline of a visit without them
     options = ("--speed", "2", "--deadline-s", "0.5", *ON_CPU, "-a", "direction=h2d")
     done = kvbench_here("sweep", "--trace", "trace.gz", "-a", "backend=batched", *options, "-o", "timed", cwd=folder)
@@ -73,7 +73,7 @@ def test_a_replay_at_the_times_of_the_trace_counts_what_is_late(folder: Path) ->
     assert "at their times divided by 2" in page
 
 
-def test_swaps_that_come_faster_than_they_are_made_are_late_by_what_the_report_says(folder: Path) -> None:
+def test_the_report_says_how_late_swaps_are_that_arrive_too_fast(folder: Path) -> None:
     options = ("--speed", "1e9", *ON_CPU, "-a", "direction=h2d")
     done = kvbench_here("sweep", "--trace", "trace.gz", "-a", "backend=batched", *options, "-o", "crowded", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -85,7 +85,7 @@ def test_swaps_that_come_faster_than_they_are_made_are_late_by_what_the_report_s
     assert f"| {len(late_us)} ({figure(median(late_us))} to {figure(max(late_us))} us) |" in page
 
 
-def test_orders_of_allocation_are_compared_by_the_times_of_a_replay(folder: Path) -> None:
+def test_orders_of_allocation_are_compared_by_replayed_times(folder: Path) -> None:
     """A replay of one order tells what the others would take; the model's rows decide which replays serve."""
     lines = [
         {
@@ -147,7 +147,7 @@ def test_tuning_for_a_trace_measures_its_swaps_and_shuffled_blocks(folder: Path)
     assert (folder / "policy.toml").read_text().count("[[tables]]") == 2
 
 
-def test_a_replay_is_resumed_with_its_own_file_alone(folder: Path) -> None:
+def test_a_replay_is_resumed_only_with_its_own_file(folder: Path) -> None:
     copy = folder / "copy.gz"
     copy.write_bytes((folder / "trace.gz").read_bytes())
     first = kvbench_here("sweep", "--trace", "copy.gz", "-a", "backend=batched", *ON_CPU, "-o", "early", cwd=folder)
@@ -193,7 +193,7 @@ def test_a_replay_is_resumed_with_its_own_file_alone(folder: Path) -> None:
         ("tune", ["--trace", "trace.gz", "--backends", "zzz"], "--backends zzz: kvbench tune measures only"),
     ],
 )
-def test_what_cannot_be_replayed_or_tuned_for_is_one_clear_line(
+def test_a_trace_that_cannot_be_replayed_or_tuned_for_is_refused_in_one_line(
     folder: Path, command: str, options: list[str], said: str
 ) -> None:
     (folder / "bad.gz").write_text(json.dumps({"requests": 3}))

@@ -13,7 +13,7 @@ from tests.command import error_line, kvbench, kvbench_here, records
 SMALL = ("--device=cpu", "-a", "blocks=4", "-a", "block_size=4KiB,64KiB", "-a", "pool=4MiB", "-a", "direction=h2d")
 
 
-def test_it_measures_answers_and_writes_what_it_is_asked_for(tmp_path: Path) -> None:
+def test_tune_measures_answers_and_writes_the_requested_files(tmp_path: Path) -> None:
     # The others are far behind on a busy host too, so that what may be chosen is visited often enough for an interval.
     slow = "--fault=slow=1000 when backend!=batched"
     done = kvbench("tune", *SMALL, slow, "-o", "run", "-p", "mine.toml", "--export", "json=all.json", cwd=tmp_path)
@@ -41,7 +41,7 @@ def test_it_measures_answers_and_writes_what_it_is_asked_for(tmp_path: Path) -> 
     assert load_run(tmp_path / "run").records == run.records
 
 
-def test_it_answers_from_what_did_not_fail_and_says_that_something_did(tmp_path: Path) -> None:
+def test_tune_answers_without_failed_cells_and_reports_them(tmp_path: Path) -> None:
     done = kvbench(
         "tune", *SMALL, "--fault=corrupt@descriptor=1 when backend!=batched", "--json", "-o", "run", cwd=tmp_path
     )
@@ -49,7 +49,7 @@ def test_it_answers_from_what_did_not_fail_and_says_that_something_did(tmp_path:
     assert {answer["choice"] for answer in json.loads(done.stdout)["answers"]} == {"batched"}
 
 
-def test_it_answers_for_one_stream_state(tmp_path: Path) -> None:
+def test_tune_answers_for_one_stream_state(tmp_path: Path) -> None:
     some = ("--backends", "batched,per_block", "--json", "-o", "run")
     done = kvbench("tune", *SMALL, *some, "--stream", "gated", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -61,7 +61,7 @@ def test_it_answers_for_one_stream_state(tmp_path: Path) -> None:
     assert error_line(wrong) == "--stream closed: not one of idle, busy, gated, opened, sustained"
 
 
-def test_every_model_has_answers_and_standard_output_holds_nothing_else(tmp_path: Path) -> None:
+def test_every_model_has_answers_and_standard_output_has_nothing_else(tmp_path: Path) -> None:
     """Also 112 blocks, and blocks of 32 KiB, with which a search does not begin if it chooses among many."""
     models = ("--model=qwen2.5-7b", "--model=llama-3-8b", "--tokens=32")
     small = ("--device=cpu", "-a", "direction=h2d", "-a", "pool=16MiB", "--backends=batched,per_block")
@@ -74,7 +74,7 @@ def test_every_model_has_answers_and_standard_output_holds_nothing_else(tmp_path
         assert [(answer["block_bytes"], answer["blocks"]) for answer in own] == [(16384, 112), (32768, 128)]
 
 
-def test_bad_input_is_one_line(tmp_path: Path) -> None:
+def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
     nothing = kvbench_here("tune", *SMALL, "--backends", "sm", "-o", "run", cwd=tmp_path)
     assert nothing.returncode == 2
     assert "nothing to measure" in error_line(nothing)
@@ -83,7 +83,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     assert error_line(unknown).startswith("--backends batched,bogus: kvbench tune measures only batched, primed")
 
 
-def test_the_help_offers_the_devices_that_the_command_takes(tmp_path: Path) -> None:
+def test_the_help_lists_the_devices_that_the_command_accepts(tmp_path: Path) -> None:
     several = kvbench_here("tune", "--device=cuda:all", "-o", "run", cwd=tmp_path)
     assert several.returncode == 2
     assert "name one device" in error_line(several)
@@ -93,7 +93,7 @@ def test_the_help_offers_the_devices_that_the_command_takes(tmp_path: Path) -> N
     assert "cuda:all" in kvbench_here("sweep", "--help", cwd=tmp_path).stdout
 
 
-def test_beside_a_neighbour_it_measures_and_answers(tmp_path: Path) -> None:
+def test_tune_measures_and_answers_beside_a_neighbour(tmp_path: Path) -> None:
     small = ("-a", "blocks=64", "-a", "block_size=4KiB", "-a", "direction=h2d", "-a", "burst=none", "-a", "pool=4MiB")
     asked = ("--neighbour=memory", "--max-slowdown=500%", "--device=cpu", "--backends=batched,staged")
     done = kvbench("tune", *asked, *small, "-o", "run", cwd=tmp_path)
@@ -107,7 +107,7 @@ def test_beside_a_neighbour_it_measures_and_answers(tmp_path: Path) -> None:
     assert answer["ways"][0]["slowdown_interval"]
 
 
-def test_bad_input_beside_a_neighbour_is_one_line(tmp_path: Path) -> None:
+def test_bad_input_beside_a_neighbour_is_refused_in_one_line(tmp_path: Path) -> None:
     twice = kvbench_here("tune", "--neighbour=memory", "--device=cpu", "-a", "neighbour=idle", cwd=tmp_path)
     assert twice.returncode == 2
     assert error_line(twice).startswith("-a neighbour=...: --neighbour names it")
@@ -116,7 +116,7 @@ def test_bad_input_beside_a_neighbour_is_one_line(tmp_path: Path) -> None:
     assert error_line(model).startswith("--model: with --neighbour it needs RUN")
 
 
-def test_blocks_in_runs_are_measured_beside_shuffled_ones(tmp_path: Path) -> None:
+def test_blocks_in_runs_are_measured_next_to_shuffled_ones(tmp_path: Path) -> None:
     many = ("--device=cpu", "-a", "blocks=64", "-a", "block_size=4KiB", "-a", "pool=4MiB", "-a", "direction=h2d")
     done = kvbench("tune", *many, "-o", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -125,7 +125,7 @@ def test_blocks_in_runs_are_measured_beside_shuffled_ones(tmp_path: Path) -> Non
     assert {name: in_runs[name] for name in ("runs-8", "runs-32")} == {"runs-8": 6, "runs-32": 6}
 
 
-def test_an_answer_is_for_one_layout(tmp_path: Path) -> None:
+def test_an_answer_applies_to_one_layout(tmp_path: Path) -> None:
     done = kvbench_here("tune", *SMALL, "-a", "pattern=runs-2,runs-4", cwd=tmp_path)
     assert done.returncode == 2
     assert error_line(done) == "-a pattern=runs-2,runs-4: an answer is for one layout; name one"

@@ -51,7 +51,7 @@ class Destinations:
         if self.folder is not None:
             _write_files(self.folder, sheet, as_json(data))
         if self.github:
-            _tell_github(sheet)
+            _write_github(sheet)
         if self.as_json:
             sys.stdout.write(as_json(data))
         else:
@@ -68,7 +68,7 @@ def _write_files(folder: Path, sheet: Sheet, json_text: str) -> None:
         raise UsageError(f"--out {folder} cannot be written: {error.strerror}") from None
 
 
-def _tell_github(sheet: Sheet) -> None:
+def _write_github(sheet: Sheet) -> None:
     summary = Path(os.environ[SUMMARY_VARIABLE])
     try:
         taken = summary.stat().st_size if summary.exists() else 0

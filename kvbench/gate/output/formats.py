@@ -95,8 +95,8 @@ def junit(sheet: Sheet) -> str:
         name = printable(name_of_row(row))
         case = ElementTree.SubElement(suite, "testcase", classname=f"kvbench.gate.{row.kind}", name=name)
         if element := _ELEMENTS.get(row.verdict):
-            found = ElementTree.SubElement(case, element, message=printable(f"{row.verdict}: {message(row)}"))
-            found.text = printable(row.command)
+            outcome = ElementTree.SubElement(case, element, message=printable(f"{row.verdict}: {message(row)}"))
+            outcome.text = printable(row.command)
     out = ElementTree.SubElement(suite, "system-out")
     out.text = "\n".join(map(printable, (*sheet.summary, *sheet.warnings)))
     ElementTree.indent(suite)
@@ -105,18 +105,18 @@ def junit(sheet: Sheet) -> str:
 
 def annotations(sheet: Sheet) -> list[str]:
     """Return one workflow command per line: the worst rows, and in the last line the number of other rows."""
-    found = [_command("error", "FAILED: run", fault) for fault in sheet.faults]
+    commands = [_command("error", "FAILED: run", fault) for fault in sheet.faults]
     for row in sheet.loud:
         if kind := _ANNOTATIONS.get(row.verdict):
             again = f" | to measure it again: {row.command}" if row.command else ""
-            found.append(_command(kind, f"{row.verdict}: {name_of_row(row)}", f"{message(row)}{again}"))
+            commands.append(_command(kind, f"{row.verdict}: {name_of_row(row)}", f"{message(row)}{again}"))
     if sheet.verdict is GateVerdict.CONTAMINATED:  # no row is to blame
-        found = [_command("warning", f"{sheet.title}: {sheet.verdict}", "; ".join(sheet.summary))]
-    if len(found) <= MOST_ANNOTATIONS:
-        return found
-    more = len(found) - MOST_ANNOTATIONS + 1
+        commands = [_command("warning", f"{sheet.title}: {sheet.verdict}", "; ".join(sheet.summary))]
+    if len(commands) <= MOST_ANNOTATIONS:
+        return commands
+    more = len(commands) - MOST_ANNOTATIONS + 1
     rest = f"and {more} more rows: see the step summary and gate.json"
-    return [*found[: MOST_ANNOTATIONS - 1], _command("warning", sheet.title, rest)]
+    return [*commands[: MOST_ANNOTATIONS - 1], _command("warning", sheet.title, rest)]
 
 
 def _command(kind: str, title: str, message: str) -> str:

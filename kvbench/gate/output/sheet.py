@@ -34,7 +34,6 @@ class Sheet:
 
     @property
     def loud(self) -> list[Row]:
-        """The rows that need attention."""
         return [row for row in self.rows if is_loud(row)]
 
     @property
@@ -45,7 +44,10 @@ class Sheet:
     def listed(self) -> list[Row]:
         """The rows for a terminal: what changed, failed or is broken, and every undecided rule."""
         return [
-            row for row in self.rows if row.verdict is GateVerdict.FASTER or (is_loud(row) and not _is_counted(row))
+            row
+            for row in self.rows
+            if row.verdict is GateVerdict.FASTER
+            or (is_loud(row) and (row.verdict is not GateVerdict.UNDECIDED or row.kind == "rule"))
         ]
 
     @property
@@ -64,12 +66,7 @@ def is_loud(row: Row) -> bool:
     return row.verdict is not GateVerdict.CONTAMINATED and not row.passes
 
 
-def _is_counted(row: Row) -> bool:
-    return row.verdict is GateVerdict.UNDECIDED and row.kind != "rule"
-
-
 def sheet_of_judgement(judgement: Judgement, repeat: str = "") -> Sheet:
-    """Return the sheet of a comparison; `repeat` is the command that made it."""
     return Sheet(
         title="kvbench gate compare",
         verdict=judgement.verdict,
@@ -122,7 +119,6 @@ def _first(judgement: Judgement, repeat: str) -> list[str]:
 
 
 def _machine(controls: Sequence[ControlEffect]) -> str:
-    """Return the controls that moved, or else those that are unsure."""
     if moved := [control.name for control in controls if not control.steady]:
         return f"{', '.join(moved)} moved"
     unsure = [control.name for control in controls if _is_unsure(control)]
@@ -163,7 +159,6 @@ def _is_unsure(control: ControlEffect) -> bool:
 
 
 def _counts(verdicts: Iterable[str]) -> str:
-    """Return "2 SLOWER, 5 SAME", in order of first appearance."""
     return ", ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts).items())
 
 

@@ -21,7 +21,7 @@ shapes = st.one_of(
 
 
 @given(shapes)
-def test_a_shape_reads_back_as_it_is_written(shape: KernelShape) -> None:
+def test_a_shape_is_read_back_as_written(shape: KernelShape) -> None:
     assert KernelShape.parse(str(shape)) == shape
 
 
@@ -40,12 +40,12 @@ def test_a_shape_reads_back_as_it_is_written(shape: KernelShape) -> None:
         ("bulk-32x6x4KiB", "of shared memory, more than"),
     ],
 )
-def test_what_no_kernel_can_be_is_refused(text: str, why: str) -> None:
+def test_an_impossible_kernel_shape_is_refused(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         KernelShape.parse(text)
 
 
-def test_the_axis_takes_a_shape_or_leaves_it_to_the_rule() -> None:
+def test_the_kernel_axis_accepts_a_shape_or_the_rule() -> None:
     texts = {"backend": "sm", "direction": "h2d", "blocks": "4", "block_size": "4KiB"}
     values = Cell.from_strings(texts | {"stream_state": "idle", "pattern": "shuffled"})
     assert values.kernel == "rule"
@@ -63,7 +63,7 @@ def asked(kernel: str = "rule", direction: Direction = Direction.H2D, pool_bytes
 
 @pytest.mark.parametrize("largest_bytes", [1, 656, 1024, 1025, 2048, 4096, 1 << 20])
 @pytest.mark.parametrize("odd_bits", [1, 2, 4, 8])
-def test_what_bulk_copies_cannot_do_is_left_to_the_lanes(largest_bytes: int, odd_bits: int) -> None:
+def test_lanes_copy_blocks_that_bulk_copies_cannot(largest_bytes: int, odd_bits: int) -> None:
     assert shape_for(asked(), largest_bytes, 4096 | odd_bits, 90).method == "lanes"
     assert shape_for(asked(), largest_bytes, 4096, 80).method == "lanes"
     assert shape_for(asked(), largest_bytes, 4096, 90).method == "bulk"
@@ -75,7 +75,7 @@ def test_larger_blocks_never_get_smaller_pieces(largest_bytes: int) -> None:
     assert small.piece_bytes <= large.piece_bytes
 
 
-def test_a_kernel_that_is_asked_for_is_taken_or_refused() -> None:
+def test_a_requested_kernel_is_used_or_refused() -> None:
     assert shape_for(asked("lanes-4x4x1KiB"), 4096, 16, 90) == KernelShape("lanes", 4, 4, 1024)
     for bits, compute in ((8, 90), (16, 80)):
         with pytest.raises(
@@ -85,7 +85,7 @@ def test_a_kernel_that_is_asked_for_is_taken_or_refused() -> None:
 
 
 @pytest.mark.parametrize("largest_bytes", [576, 1024, 4096, 16384])
-def test_scattered_blocks_leave_the_gpu_through_the_lanes(largest_bytes: int) -> None:
+def test_lanes_copy_scattered_blocks_from_the_gpu(largest_bytes: int) -> None:
     """Bulk stores have fewer misses of the address translation in flight; loads and dense blocks have none to spare."""
     scattered = 16 << 30
     assert shape_for(asked(direction=Direction.D2H, pool_bytes=scattered), largest_bytes, 16, 90).method == "lanes"
@@ -104,5 +104,5 @@ def test_the_rule_s_kernel_fits_the_device(shared_kib: int, largest_bytes: int) 
     assert (shape.depth, shape.piece_bytes) == (whole.depth, whole.piece_bytes)
 
 
-def test_where_not_one_warp_fits_lanes_copy() -> None:
+def test_lanes_copy_if_not_even_one_bulk_warp_fits() -> None:
     assert shape_for(asked(), 4096, 16, 120, 1024).method == "lanes"

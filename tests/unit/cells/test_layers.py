@@ -48,7 +48,7 @@ def test_the_blocks_of_a_swap_are_divided_into_layers_by_tensors(cell: Cell, blo
         (replace(CELL, neighbour=Neighbour.IDLE, rate_cap=20), "has no rate_cap, no burst and one device"),
     ],
 )
-def test_a_cell_that_cannot_have_its_layers_says_why(cell: Cell, reason: str) -> None:
+def test_impossible_layers_are_refused_with_the_reason(cell: Cell, reason: str) -> None:
     assert reason in (unfit(cell) or "")
 
 
@@ -56,8 +56,3 @@ def test_a_cell_that_cannot_have_its_layers_says_why(cell: Cell, reason: str) ->
 def test_a_sequence_that_does_not_exist_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"axis sequence=.*: not whole, layers-L or at-once-L with L from 2 to 1024"):
         AXES["sequence"].parse(text)
-
-
-def test_a_cell_without_layers_keeps_its_id() -> None:
-    assert "sequence" not in replace(CELL, sequence="whole").as_strings()
-    assert Cell.from_strings(CELL.as_strings()) == CELL

@@ -31,7 +31,7 @@ def test_the_same_blocks_are_one_set() -> None:
     assert sets_of(HOT, 1000) == sets_of(replace(HOT, pool_bytes=GIB), 1000) == 1
 
 
-def test_fresh_blocks_are_a_set_a_swap_until_caches_have_forgotten_the_first() -> None:
+def test_fresh_blocks_repeat_only_after_they_left_all_caches() -> None:
     assert sets_of(FRESH, 20) == 20
     many = sets_of(FRESH, 100_000)
     assert many < 1000
@@ -39,7 +39,7 @@ def test_fresh_blocks_are_a_set_a_swap_until_caches_have_forgotten_the_first() -
 
 
 @pytest.mark.parametrize("by_time", [{"devices": 2}, {"neighbour": Neighbour.MEMORY}])
-def test_swaps_until_the_time_is_up_are_fresh_however_many_they_are(by_time: dict[str, Any]) -> None:
+def test_any_number_of_timed_swaps_has_fresh_blocks(by_time: dict[str, Any]) -> None:
     cell = replace(FRESH, **by_time)
     assert (sets_of(cell, 20) - 1) * cell.swap_bytes >= 512 * MIB
     assert region_bytes(cell, 20) >= sets_of(cell, 20) * cell.dense_bytes
@@ -55,7 +55,7 @@ def test_tiny_blocks_are_not_laid_out_by_the_million(blocks: int) -> None:
     assert sets_of(cell, 20) * blocks <= max(blocks, MOST_DESCRIPTORS)
 
 
-def test_a_pool_that_holds_fewer_sets_gives_fewer() -> None:
+def test_a_small_pool_limits_the_number_of_sets() -> None:
     dense = FRESH.dense_bytes
     assert [sets_of(replace(FRESH, pool_bytes=dense * count), 20) for count in (1, 2, 7, 50)] == [1, 2, 7, 20]
 
@@ -67,7 +67,7 @@ def test_all_sets_fit_into_the_region(cell: Cell, submissions: int) -> None:
     assert count * cell.dense_bytes <= region_bytes(cell, submissions)
 
 
-def test_the_region_is_the_pool_where_there_is_one_and_as_small_as_can_be_otherwise() -> None:
+def test_the_region_is_the_pool_or_else_as_small_as_possible() -> None:
     assert region_bytes(replace(FRESH, pool_bytes=GIB), 20) == GIB
     assert region_bytes(HOT, 20) == HOT.dense_bytes
     assert region_bytes(FRESH, 20) == 20 * FRESH.dense_bytes
@@ -89,7 +89,7 @@ def test_the_default_pool_is_the_largest_power_of_two_that_fits(kind: str, usabl
     assert default_pool_bytes(kind, usable_bytes) == pool_bytes
 
 
-def test_a_pool_that_is_too_small_says_so() -> None:
+def test_a_pool_that_is_too_small_is_refused() -> None:
     dense = HOT.dense_bytes
     assert misfit(HOT) is None
     assert misfit(replace(HOT, pool_bytes=dense)) is None
@@ -107,7 +107,7 @@ def test_a_pool_that_is_too_small_says_so() -> None:
         ("pause", "200us:1ms:+200us", (200, 400, 600, 800, 1000)),
     ],
 )
-def test_the_grammar_of_pool_reuse_and_pause(name: str, text: str, values: tuple[object, ...]) -> None:
+def test_pool_reuse_and_pause_are_parsed_by_their_grammar(name: str, text: str, values: tuple[object, ...]) -> None:
     assert AXES[name].parse(text) == values
     assert AXES[name].parse(",".join(AXES[name].write(value) for value in AXES[name].parse(text))) == values
 
@@ -127,21 +127,14 @@ def test_the_grammar_of_pool_reuse_and_pause(name: str, text: str, values: tuple
         ("pause", "-1ms", "write 0, or a number with us or ms, up to 1000ms"),
     ],
 )
-def test_a_wrong_pool_reuse_or_pause_says_what_is_right(name: str, text: str, right: str) -> None:
+def test_an_invalid_pool_reuse_or_pause_is_refused_with_the_right_form(name: str, text: str, right: str) -> None:
     with pytest.raises(UsageError) as caught:
         AXES[name].parse(text)
     assert str(caught.value).startswith(f"axis {name}=")
     assert right in str(caught.value)
 
 
-def test_a_cell_that_does_not_use_them_has_the_id_from_before_there_were_any() -> None:
-    assert not {"pool", "reuse", "pause"} & set(HOT.as_strings())
-    explicit = HOT.as_strings() | {"pool": "dense", "reuse": "same", "pause": "0"}
-    assert Cell.from_strings(explicit) == HOT
-    assert len({HOT.id, FRESH.id, replace(HOT, pool_bytes=GIB).id, replace(HOT, pause_us=5000).id}) == 4
-
-
-def test_the_command_names_pool_and_reuse_always_and_a_pause_where_there_is_one() -> None:
+def test_the_command_always_names_pool_and_reuse_and_only_a_used_pause() -> None:
     assert "-a pool=dense -a reuse=same" in HOT.command()
     assert "pause" not in HOT.command()
     assert "-a pool=1GiB -a reuse=fresh -a pause=5ms" in replace(FRESH, pool_bytes=GIB, pause_us=5000).command()

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[3] / "kvbench"
 ENTRY = """
     flavour: Annotated[
         str,
-        Axis("what a swap tastes of", "sweet,sour", word, unused="none", noun="flavour", usual="none"),
+        Axis("what a swap tastes of", "sweet,sour", backend_name, unused="none", noun="flavour", usual="none"),
     ] = "none"
 """
 SCRIPT = """
@@ -62,9 +62,9 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     shutil.copytree(PACKAGE, folder / "kvbench", ignore=shutil.ignore_patterns("__pycache__"))
     cell = folder / "kvbench" / "cells" / "cell.py"
     text = cell.read_text()
-    place = "\n    @property\n    def swap_bytes"
-    assert text.count(place) == 1
-    cell.write_text(text.replace(place, ENTRY + place))
+    marker = "\n    @property\n    def swap_bytes"
+    assert text.count(marker) == 1
+    cell.write_text(text.replace(marker, ENTRY + marker))
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SCRIPT), folder], capture_output=True, text=True, check=False
     )
@@ -73,25 +73,21 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return answer
 
 
-def test_the_plan_takes_its_values_and_skips_where_a_backend_lacks_it(known: dict[str, Any]) -> None:
+def test_the_plan_uses_a_new_axis_and_skips_backends_without_it(known: dict[str, Any]) -> None:
     assert known["cells"] == ["sweet", "sour", "None"]
     assert known["skipped"] == ["b has no flavour"]
 
 
-def test_the_grammar_reads_and_writes_it(known: dict[str, Any]) -> None:
+def test_the_grammar_reads_and_writes_a_new_axis(known: dict[str, Any]) -> None:
     assert known["read back"] is True
     assert known["filter"] == [True, False, False]
     assert " -a flavour=sweet" in known["command"]
     assert known["label"].endswith("flavour=sweet")
 
 
-def test_the_summary_has_its_column(known: dict[str, Any]) -> None:
+def test_the_summary_has_a_column_for_a_new_axis(known: dict[str, Any]) -> None:
     assert known["summary"] == ["sweet"]
 
 
-def test_the_list_that_the_docs_are_made_from_has_it(known: dict[str, Any]) -> None:
-    assert known["listed"] == {
-        "axis": "flavour",
-        "help": "what a swap tastes of",
-        "example": "-a flavour=sweet,sour",
-    }
+def test_the_listed_axes_include_a_new_one(known: dict[str, Any]) -> None:
+    assert known["listed"] == {"axis": "flavour", "help": "what a swap tastes of", "example": "-a flavour=sweet,sour"}

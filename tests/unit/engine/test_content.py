@@ -1,4 +1,4 @@
-"""Pools whose bytes are known from their place: ranges are written and compared wherever they lie, on either side."""
+"""Pools whose bytes follow from their offset: ranges are written and compared anywhere, on both sides."""
 
 from dataclasses import dataclass
 
@@ -60,7 +60,7 @@ def bench() -> Bench:
 @pytest.mark.parametrize("kind", [MemoryKind.device, MemoryKind.allocated], ids=["device", "host"])
 @settings(max_examples=60, deadline=None)
 @given(ranges=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5000), st.integers(0, 10**12)), max_size=30))
-def test_what_is_written_is_found(kind: MemoryKind, ranges: list[tuple[int, int, int]]) -> None:
+def test_written_blocks_pass_the_audit(kind: MemoryKind, ranges: list[tuple[int, int, int]]) -> None:
     device = open_device("cpu", FaultPlan())
     pool, own_stream = Buffer(device.driver, kind, POOL_BYTES), Stream(device.driver)
     stream = own_stream.handle
@@ -68,8 +68,8 @@ def test_what_is_written_is_found(kind: MemoryKind, ranges: list[tuple[int, int,
     offsets = np.cumsum(words(*(gap for gap, *_ in ranges)) + np.concatenate([words(0), sizes])[: len(ranges)])
     offsets = offsets.astype(np.uint64)
     write_words(pool, offsets, sizes, sources, OWN, stream)
-    found = audit_words(pool, offsets, sizes, sources, OWN, stream)
-    assert (found.wrong_bytes, found.first_wrong_range, found.checked_bytes) == (0, None, int(sizes.sum()))
+    audit = audit_words(pool, offsets, sizes, sources, OWN, stream)
+    assert (audit.wrong_bytes, audit.first_wrong_range, audit.checked_bytes) == (0, None, int(sizes.sum()))
 
 
 def test_a_swap_in_a_large_pool_is_checked_without_touching_the_rest(bench: Bench) -> None:
@@ -96,16 +96,16 @@ def test_a_swap_in_a_large_pool_is_checked_without_touching_the_rest(bench: Benc
     assert audit_words(bench.source, words(0), words(POOL_BYTES), words(0), OTHER, stream).wrong_bytes == 0
 
 
-def test_bytes_that_were_never_copied_are_wrong(bench: Bench) -> None:
-    found = audit_words(bench.destination, words(800), words(800), words(800), OTHER, bench.stream.handle)
-    assert found.wrong_bytes > 780
-    assert found.first_wrong_range == 0
+def test_bytes_that_were_never_copied_count_as_wrong(bench: Bench) -> None:
+    audit = audit_words(bench.destination, words(800), words(800), words(800), OTHER, bench.stream.handle)
+    assert audit.wrong_bytes > 780
+    assert audit.first_wrong_range == 0
 
 
 def test_random_bytes_of_a_buffer_are_the_words_of_its_seed(bench: Bench) -> None:
     bench.source.fill_random(POOL_BYTES - 3, OWN)
-    found = audit_words(bench.source, words(0), words(POOL_BYTES - 3), words(0), OWN, bench.stream.handle)
-    assert found.wrong_bytes == 0
+    audit = audit_words(bench.source, words(0), words(POOL_BYTES - 3), words(0), OWN, bench.stream.handle)
+    assert audit.wrong_bytes == 0
 
 
 @pytest.mark.parametrize(

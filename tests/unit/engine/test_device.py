@@ -157,7 +157,7 @@ def test_aligned_swaps_arrive(cpu: Device, backend: Backend, direction: Directio
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 @pytest.mark.parametrize("direction", Direction)
-def test_a_wrong_byte_is_found_in_its_descriptor(faulty: Device, backend: Backend, direction: Direction) -> None:
+def test_a_wrong_byte_is_attributed_to_its_descriptor(faulty: Device, backend: Backend, direction: Direction) -> None:
     swap = mixed_swap([100] * 20, seed=2)
     faulty.arm(Fault("corrupt@descriptor", 13))
     last_byte = int(swap.destination_offsets[13]) + 99
@@ -166,14 +166,14 @@ def test_a_wrong_byte_is_found_in_its_descriptor(faulty: Device, backend: Backen
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 @pytest.mark.parametrize("direction", Direction)
-def test_a_byte_where_nothing_belongs_is_found(faulty: Device, backend: Backend, direction: Direction) -> None:
+def test_a_stray_byte_is_detected(faulty: Device, backend: Backend, direction: Direction) -> None:
     swap = mixed_swap([100] * 20, seed=2)  # with at least one byte between any two
     faulty.arm(Fault("stray@descriptor", 13))
     behind = int(swap.destination_offsets[13]) + 100
     assert run_and_compare(faulty, backend, direction, swap) == (1, behind, None)
 
 
-def test_a_swap_that_never_ran_is_found(cpu: Device) -> None:
+def test_a_swap_that_never_ran_is_detected(cpu: Device) -> None:
     """The comparison is no tautology: before any copy every byte of every range differs, save by chance."""
     swap = mixed_swap([1000] * 10, seed=4)
     source = Buffer(cpu.driver, MemoryKind.allocated, swap.span_bytes)
@@ -187,16 +187,16 @@ def test_a_swap_that_never_ran_is_found(cpu: Device) -> None:
 @st.composite
 def descriptor_lists(draw: st.DrawFn) -> list[tuple[int, int, int]]:
     """Up to 40 descriptors in any order; some adjoin the one before them on both sides, none of them overlap."""
-    found: list[tuple[int, int, int]] = []
+    blocks: list[tuple[int, int, int]] = []
     start, to = draw(st.integers(0, 64)), draw(st.integers(0, 64))
     for _ in range(draw(st.integers(1, 40))):
         size = draw(st.integers(1, 1000) | st.sampled_from([1, 15, 16, 17, 512]))
-        found.append((start, to, size))
+        blocks.append((start, to, size))
         adjoins = draw(st.booleans())
         start = start + size if adjoins else draw(st.integers(0, ROOM - 1000))
         to += size if adjoins else size + draw(st.integers(0, 33))
         start = min(start, ROOM - 1000)
-    return draw(st.sampled_from([found, found[::-1]]) | st.permutations(found))
+    return draw(st.sampled_from([blocks, blocks[::-1]]) | st.permutations(blocks))
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +211,7 @@ def merged_count(descriptors: list[tuple[int, int, int]]) -> int:
 
 @settings(max_examples=150, deadline=None)
 @given(descriptors=descriptor_lists(), per_call=st.integers(0, 45), coalesce=st.booleans())
-def test_any_list_is_moved_exactly(
+def test_any_list_of_blocks_is_moved_exactly(
     any_bench: Bench, descriptors: list[tuple[int, int, int]], per_call: int, coalesce: bool
 ) -> None:
     for swap, calls in (
@@ -245,7 +245,7 @@ def test_an_event_that_was_never_recorded_is_not_waited_for(cpu: Device) -> None
 
 
 @pytest.mark.parametrize(("per_call", "calls"), [(0, 1), (1, 10), (3, 4), (5, 2), (9, 2), (10, 1), (10**8, 1)])
-def test_descriptors_per_call_cuts_the_list(bench: Bench, per_call: int, calls: int) -> None:
+def test_descriptors_per_call_splits_the_list(bench: Bench, per_call: int, calls: int) -> None:
     swap = bench.batched(*row(10), per_call=per_call)
     assert swap.calls == calls
     bench.device.arm(Fault("error@call", calls))
@@ -255,7 +255,7 @@ def test_descriptors_per_call_cuts_the_list(bench: Bench, per_call: int, calls: 
         swap.submit(bench.stream.handle)
 
 
-def test_coalescing_merges_what_adjoins_on_both_sides(bench: Bench) -> None:
+def test_coalescing_merges_blocks_that_are_adjacent_on_both_sides(bench: Bench) -> None:
     descriptors = [*row(8), (4096, 8192, 64), (4160, 8256, 64), (0, 9000, 64), (64, 10_000, 64)]
     swap = bench.batched(*descriptors, per_call=1, coalesce=True)
     bench.run(swap)
@@ -279,7 +279,7 @@ def test_a_swap_reads_the_caller_s_arrays_at_every_submission(bench: Bench, kind
         assert bench.moved(*descriptors)
 
 
-def test_merging_starts_anew_with_other_blocks(bench: Bench) -> None:
+def test_merging_does_not_depend_on_earlier_blocks(bench: Bench) -> None:
     sources, destinations, sizes = bench.lists(*row(10))
     order = next(iter(ACCESS_ORDERS.values()))
     swap = batched(bench.device.driver, sources, destinations, sizes, H2D, order=order, merge=True)
@@ -372,7 +372,7 @@ def test_an_error_of_a_single_copy_names_its_descriptor(bench: Bench, kind: str)
     assert (caught.value.call, caught.value.name, caught.value.descriptor) == ("copy", "INJECTED_ERROR", 4)
 
 
-def test_an_error_in_a_merged_list_names_a_descriptor_of_the_list_that_was_given(bench: Bench) -> None:
+def test_an_error_in_a_merged_list_names_a_descriptor_of_the_original_list(bench: Bench) -> None:
     pairs = [(start, to + index * 4096, 64) for index in range(5) for start, to in ((0, 0), (64, 64))]
     bench.device.arm(Fault("error@descriptor", 3))
     with pytest.raises(EngineError) as caught:
@@ -380,7 +380,7 @@ def test_an_error_in_a_merged_list_names_a_descriptor_of_the_list_that_was_given
     assert caught.value.descriptor == 6
 
 
-def test_the_engine_works_on_after_an_error(bench: Bench) -> None:
+def test_the_engine_still_works_after_an_error(bench: Bench) -> None:
     bench.device.arm(Fault("error@call", 2))
     swap = bench.per_block(*row(10))
     with pytest.raises(EngineError):
@@ -403,12 +403,12 @@ def test_memory_of_the_device_cannot_be_touched_from_the_host(cpu: Device) -> No
         Buffer(cpu.driver, MemoryKind.allocated, 64).fill_value(65, 0)
 
 
-def test_a_gpu_s_faults_are_refused() -> None:
+def test_faults_on_a_gpu_are_refused() -> None:
     with pytest.raises(UsageError, match="not supported on cuda:0; use --device cpu"):
         open_device("cuda:0", FaultPlan((Fault("slow", 1),)))
 
 
-def test_a_device_that_is_not_there_is_refused_with_those_that_are() -> None:
+def test_a_missing_device_is_refused_with_the_available_ones() -> None:
     with pytest.raises(UsageError, match=r"--device cuda:99: not found; .*cpu"):
         resolve_device("cuda:99")
     assert resolve_device("cpu") == "cpu"
@@ -418,7 +418,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are() -> None:
 # What a sample says
 
 
-def test_an_idle_sample_finds_nothing_pending(bench: Bench) -> None:
+def test_nothing_is_pending_before_an_idle_sample(bench: Bench) -> None:
     for _ in range(20):
         sample = bench.region.measure(bench.per_block(*row(20)), IDLE)
         assert (sample.pending_before, sample.pending_after) == (False, False)
@@ -426,7 +426,7 @@ def test_an_idle_sample_finds_nothing_pending(bench: Bench) -> None:
         assert sample.gpu_us == 0
 
 
-def test_a_busy_sample_is_submitted_behind_the_delay_which_its_event_time_leaves_out(bench: Bench) -> None:
+def test_the_gpu_time_of_a_busy_sample_excludes_the_delay(bench: Bench) -> None:
     samples = [bench.region.measure(bench.per_block(*row(20)), BUSY) for _ in range(3)]
     assert all(sample.pending_before and sample.pending_after for sample in samples)
     assert all(sample.wall_us >= sample.caller_us > 0 for sample in samples)
@@ -449,7 +449,7 @@ def test_queued_swaps_are_submitted_before_the_measured_one(bench: Bench) -> Non
         bench.region.measure(swap, BUSY, queue)
 
 
-def test_a_queue_is_dealt_over_its_streams_in_turn(bench: Bench) -> None:
+def test_a_queue_is_distributed_over_its_streams_round_robin(bench: Bench) -> None:
     seen: list[int] = []
     bench.region.measure_python(seen.append, BUSY, Queue(depth=4, streams=3))
     first, second, third, *again = seen
@@ -458,7 +458,7 @@ def test_a_queue_is_dealt_over_its_streams_in_turn(bench: Bench) -> None:
     assert again == [first, second]
 
 
-def test_a_queue_that_began_to_run_before_the_submission_is_told(bench: Bench) -> None:
+def test_a_queue_that_started_before_the_submission_is_marked(bench: Bench) -> None:
     sample = bench.region.measure_python(bench.device.driver.synchronize, BUSY, Queue(depth=2))
     assert not sample.depth_held
 
@@ -469,18 +469,18 @@ def test_a_queue_on_an_idle_stream_is_refused(bench: Bench, queue: Queue) -> Non
         bench.region.measure(bench.per_block(*row(2)), IDLE, queue)
 
 
-def test_a_submission_that_outlasts_the_delay_is_told(bench: Bench) -> None:
+def test_a_submission_that_outlasts_the_delay_is_marked(bench: Bench) -> None:
     sample = bench.region.measure_python(lambda _: bench.stream.synchronize(), BUSY)
     assert (sample.pending_before, sample.pending_after) == (True, False)
 
 
-def test_a_delay_is_measured_without_the_one_in_front_of_it(bench: Bench) -> None:
+def test_a_delay_is_measured_without_the_previous_one(bench: Bench) -> None:
     short_us, long_us = (bench.region.measure_delay_us(delay_us * 1000) for delay_us in (10, 5000))
     assert 10 <= short_us < DELAY_US / 2
     assert long_us >= 5000
 
 
-def test_a_sustained_swap_takes_what_one_more_in_a_chain_takes(bench: Bench) -> None:
+def test_a_sustained_swap_has_the_time_that_one_more_adds_to_a_chain(bench: Bench) -> None:
     # Few long copies: on a busy host, every copy takes some milliseconds more.
     lists = [[(64 * index + start, 128 * index + start, 64) for index in range(2)] for start in range(0, 6 * 800, 800)]
     swaps = [bench.batched(*descriptors, coalesce=True) for descriptors in lists]
@@ -498,7 +498,7 @@ def test_a_sustained_swap_takes_what_one_more_in_a_chain_takes(bench: Bench) -> 
         bench.region.sustained(swaps, 2)
 
 
-def test_a_chain_from_python_is_timed_the_same(bench: Bench) -> None:
+def test_a_chain_from_python_is_timed_like_one_from_the_engine(bench: Bench) -> None:
     pause_s = 0.01
     made: list[int] = []
     swaps = [lambda stream: (time.sleep(pause_s), made.append(stream))] * 4
@@ -511,19 +511,19 @@ def test_a_chain_from_python_is_timed_the_same(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("count", "few"), [(0, 0), (3, 0), (2, 1)])
-def test_a_chain_needs_a_shorter_one(bench: Bench, count: int, few: int) -> None:
+def test_a_chain_requires_a_shorter_one(bench: Bench, count: int, few: int) -> None:
     with pytest.raises(ValueError, match="must have more swaps than the short one"):
         bench.region.sustained([bench.per_block(*row(2))] * count, few)
 
 
-def test_the_time_of_a_swap_from_python_holds_all_that_its_submission_does(bench: Bench) -> None:
+def test_the_time_of_a_swap_from_python_includes_its_whole_submission(bench: Bench) -> None:
     pause_s = 0.02
     sample = bench.region.measure_python(lambda _: time.sleep(pause_s), IDLE)
     assert sample.wall_us >= sample.caller_us >= 1e6 * pause_s
     assert sample.cpu_us < 0.5e6 * pause_s  # a thread that sleeps takes no CPU time
 
 
-def test_what_a_submission_from_python_raises_comes_through(bench: Bench) -> None:
+def test_an_error_of_a_submission_from_python_is_raised(bench: Bench) -> None:
     def refuse(stream: int) -> None:
         raise LookupError(f"not on {stream}")
 
@@ -533,7 +533,7 @@ def test_what_a_submission_from_python_raises_comes_through(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize("kind", ["per_block", "batched"])
-def test_slow_copies_take_longer_by_what_was_asked_for(bench: Bench, kind: str) -> None:
+def test_slow_copies_take_longer_by_the_requested_time(bench: Bench, kind: str) -> None:
     swap = bench.per_block(*row(4)) if kind == "per_block" else bench.batched(*row(4))
     quick = min(bench.region.measure(swap, IDLE).wall_us for _ in range(5))
     bench.device.arm(Fault("slow", 5000))

@@ -32,7 +32,7 @@ def refuse_to_compile(source: str, name: str, arch: str) -> bytes:
     raise AssertionError(f"{name} was compiled for {arch} ({len(source)} characters)")
 
 
-def test_there_are_sources_to_compile() -> None:
+def test_the_package_has_kernel_sources() -> None:
     assert SOURCES
 
 
@@ -55,7 +55,7 @@ def test_an_architecture_that_nvrtc_does_not_know_is_refused_with_its_name() -> 
         compile_cubin(kernel_source("delay.cu"), "delay", "sm_1")
 
 
-def test_a_kernel_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_is_compiled_only_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = cached_cubin("delay", "sm_90")
     assert first == compile_cubin(kernel_source("delay.cu"), "delay", "sm_90")
     assert [path.read_bytes() for path in cache.iterdir()] == [first]
@@ -64,7 +64,7 @@ def test_a_kernel_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("changed", ["delay.cu", *nvrtc.HEADERS, "architecture", "NVRTC"])
-def test_whatever_the_machine_code_depends_on_makes_another_entry(
+def test_every_input_of_the_machine_code_is_part_of_the_cache_key(
     cache: Path, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
     cached_cubin("delay", "sm_90")
@@ -78,7 +78,7 @@ def test_whatever_the_machine_code_depends_on_makes_another_entry(
     assert len(list(cache.iterdir())) == 2
 
 
-def test_a_cache_that_cannot_be_written_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_compile_if_the_cache_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.write_text("not a folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(in_the_way))
@@ -127,7 +127,7 @@ def of_major(major: int) -> str:
 
 
 @pytest.mark.parametrize(("driver", "major"), [(12040, 12), (12090, 12), (13000, 13), (13010, 13), (0, 13)])
-def test_kernels_are_compiled_by_the_newest_nvrtc_of_the_driver_s_age(
+def test_kernels_are_compiled_by_the_newest_nvrtc_that_the_driver_supports(
     monkeypatch: pytest.MonkeyPatch, driver: int, major: int
 ) -> None:
     expected = of_major(major)
@@ -135,7 +135,7 @@ def test_kernels_are_compiled_by_the_newest_nvrtc_of_the_driver_s_age(
     assert nvrtc.version().split(".")[0] == expected
 
 
-def test_a_new_driver_takes_what_an_old_nvrtc_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_driver_loads_cubins_of_an_old_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = of_major(12)
     only(monkeypatch, 12)
     monkeypatch.setattr(nvrtc, "driver_version", lambda: 13000)
@@ -152,7 +152,7 @@ def test_a_cubin_has_the_elf_abi_of_its_driver(arch: str, driver: int, abi: int)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 64])
-def test_a_cached_file_that_holds_no_machine_code_is_made_again(cache: Path, content: bytes) -> None:
+def test_a_cached_file_without_machine_code_is_replaced(cache: Path, content: bytes) -> None:
     first = cached_cubin("delay", "sm_90")
     (path,) = cache.iterdir()
     path.write_bytes(content)
@@ -165,13 +165,13 @@ def static_shared_bytes(cubin: bytes, kernel: str) -> int:
     size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", cubin, table + size * number) for number in range(count)]
     texts = headers[names][4]
-    found = {
+    shared_bytes = {
         cubin[texts + name : cubin.index(b"\0", texts + name)].decode(): header[5]
         for name, *_ in headers
         for header in headers
         if header[0] == name
     }
-    return found[f".nv.shared.{kernel}"]
+    return shared_bytes[f".nv.shared.{kernel}"]
 
 
 @pytest.mark.parametrize(("arch", "most_bytes"), [("sm_90", 227 * 1024), ("sm_120", 99 * 1024)])

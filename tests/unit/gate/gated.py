@@ -20,8 +20,8 @@ from tests.synthetic import info, visit, write_run
 
 KIB = 1024
 CELLS = [
-    Cell("batched", way, blocks, kib * KIB, order=Order.STREAM)
-    for way in Direction
+    Cell("batched", direction, blocks, kib * KIB, order=Order.STREAM)
+    for direction in Direction
     for blocks in (1024, 10_000)
     for kib in (4, 16, 64)
 ]
@@ -33,7 +33,7 @@ def same(cell: Cell) -> float:
     return 1.0
 
 
-WAYS: Final[tuple[Literal["h2d", "d2h"], ...]] = ("h2d", "d2h")
+DIRECTIONS: Final[tuple[Literal["h2d", "d2h"], ...]] = ("h2d", "d2h")
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def compared(
     rng = np.random.default_rng(1)
     runs: tuple[list[Run], list[Run]] = ([], [])
     for number in range(rounds):
-        for place, which in enumerate((0, 1) if number % 2 == 0 else (1, 0)):
-            side, slot = (base, cand)[which], 1 + place * second_slot
+        for position, which in enumerate((0, 1) if number % 2 == 0 else (1, 0)):
+            side, slot = (base, cand)[which], 1 + position * second_slot
 
             def records(side: Side = side, slot: float = slot) -> Iterable[Record]:
                 broken = [record.cell for record in side.extra if isinstance(record, Failure | Skip)]
@@ -75,13 +75,13 @@ def compared(
                         factor = side.factor(cell) * slot * float(np.exp(noise * rng.standard_normal()))
                         yield visit(cell, time_us(cell) * factor, count=3, noise=0.0)
                 yield from side.extra
-                for way in WAYS:
+                for direction in DIRECTIONS:
                     us = 5000.0 * side.control * slot * float(np.exp(noise / 4 * rng.standard_normal()))
                     if side.controls:
-                        yield Control(direction=way, round=0, copy_bytes=1 << 28, gpu_us=[us])
-                    yield Ceiling(direction=way, round=0, swap_bytes=1 << 28, gpu_us=[us])
+                        yield Control(direction=direction, round=0, copy_bytes=1 << 28, gpu_us=[us])
+                    yield Ceiling(direction=direction, round=0, swap_bytes=1 << 28, gpu_us=[us])
 
-            created = f"2026-11-20T10:{2 * number + place:02}:00Z"
+            created = f"2026-11-20T10:{2 * number + position:02}:00Z"
             path = Path(f"{number:02}-{'ab'[which]}")
             fields: dict[str, Any] = {"created": created, "device": {"name": "cuda:0", "kind": "cuda"}}
             runs[which].append(Run(path, info(**(fields | side.changes)), list(records()), []))
@@ -116,7 +116,7 @@ def judge(
 
 
 def floors(cell: Cell, floor: float, run: Run) -> FloorFile:
-    """Return what a calibration on the machine of `run` would have found for one cell."""
+    """Return what a calibration on the machine of `run` would give for one cell."""
     return FloorFile(
         kvbench="0.1.0",
         created="2026-11-20T10:00:00Z",

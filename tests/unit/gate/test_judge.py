@@ -58,7 +58,7 @@ def test_a_slower_cell_is_named_and_comes_first() -> None:
     assert [row.verdict for row in judgement.rows].count(GateVerdict.SLOWER) == 1
 
 
-def test_a_faster_cell_is_said_and_passes() -> None:
+def test_a_faster_cell_is_reported_and_passes() -> None:
     judgement = judge(*compared(Side(), only_victim(0.9)))
     assert judgement.verdict is GateVerdict.SAME
     assert row_of(judgement, VICTIM).verdict is GateVerdict.FASTER
@@ -86,7 +86,7 @@ def without_figure(run: Run, cell: Cell) -> Run:
     return replace(run, records=[ended(record) for record in run.records])
 
 
-def test_what_noise_hides_is_undecided_and_not_settled() -> None:
+def test_a_difference_within_the_noise_is_undecided_and_unsettled() -> None:
     judgement = judge(*compared(Side(), only_victim(1.03), noise=0.008))
     assert judgement.verdict is GateVerdict.UNDECIDED
     assert not row_of(judgement, VICTIM).settled
@@ -94,7 +94,7 @@ def test_what_noise_hides_is_undecided_and_not_settled() -> None:
     assert judgement.exit_code(inconclusive_passes=True) is ExitCode.DONE
 
 
-def test_rounds_of_those_cells_alone_are_added_to_the_others() -> None:
+def test_later_rounds_can_measure_only_the_undecided_cells() -> None:
     base, cand = compared(Side(), only_victim(1.06), noise=0.02)
     more = compared(Side(), only_victim(1.06), noise=0.02, cells=[VICTIM])
     judgement = judge([*base, *more[0]], [*cand, *more[1]])
@@ -103,7 +103,7 @@ def test_rounds_of_those_cells_alone_are_added_to_the_others() -> None:
     assert GateVerdict.FAILED not in {row.verdict for row in judgement.rows}
 
 
-def test_a_cell_may_differ_by_its_own_floor() -> None:
+def test_a_difference_within_the_floor_of_a_cell_passes() -> None:
     runs = compared(Side(), only_victim(1.05))
     judgement = judge(*runs, floors=floors(VICTIM, 0.08, runs[0][0]))
     assert row_of(judgement, VICTIM).verdict is GateVerdict.SAME
@@ -111,7 +111,7 @@ def test_a_cell_may_differ_by_its_own_floor() -> None:
     assert judge(*runs, floors=floors(VICTIM, 0.01, runs[0][0])).verdict is GateVerdict.SLOWER
 
 
-def test_cells_without_a_floor_are_told_and_floors_of_no_cell_are_refused() -> None:
+def test_cells_without_a_floor_cause_a_warning_and_floors_of_other_cells_are_refused() -> None:
     base, cand = compared(Side(), Side(), cells=CELLS[:3])
     (warning,) = (text for text in judge(base, cand, floors=floors(CELLS[1], 0.1, base[0])).warnings if "floor" in text)
     assert "2 cells of 3 without a floor" in warning
@@ -121,7 +121,7 @@ def test_cells_without_a_floor_are_told_and_floors_of_no_cell_are_refused() -> N
             judge(base, cand, floors=floors(CELLS[5], 0.1, base[0]), forced=forced)
 
 
-def test_runs_without_a_cell_in_common_are_no_comparison() -> None:
+def test_runs_without_a_common_cell_are_refused() -> None:
     base, _ = compared(Side(), Side(), cells=CELLS[:2])
     _, cand = compared(Side(), Side(), cells=CELLS[2:4])
     with pytest.raises(MismatchError, match="no cell in common") as caught:
@@ -130,13 +130,13 @@ def test_runs_without_a_cell_in_common_are_no_comparison() -> None:
     assert CELLS[2].label in str(caught.value)
 
 
-def test_a_difference_below_the_absolute_floor_is_none() -> None:
+def test_a_difference_below_the_absolute_margin_does_not_count() -> None:
     runs = compared(Side(), only_victim(1.2), time_us=lambda cell: 4.5 + cell.block_bytes / 1e9)
     assert judge(*runs).verdict is GateVerdict.SAME
     assert judge(*runs, margins=Margins(absolute_us=0.5)).verdict is GateVerdict.SLOWER
 
 
-def test_the_second_slot_costs_neither_side() -> None:
+def test_the_cost_of_running_second_is_charged_to_neither_side() -> None:
     judgement = judge(*compared(Side(), only_victim(1.05), second_slot=0.02))
     assert judgement.slot_bias == pytest.approx(1.02, abs=0.003)
     assert row_of(judgement, VICTIM).verdict is GateVerdict.SLOWER
@@ -144,7 +144,7 @@ def test_the_second_slot_costs_neither_side() -> None:
     assert all(control.steady for control in judgement.controls)
 
 
-def test_three_times_the_rounds_outvote_two_in_which_another_guest_was_on_the_link() -> None:
+def test_two_rounds_with_other_traffic_on_the_link_are_outvoted() -> None:
     moved = np.array([[0.0, 0.06, 0.0, 0.0, 0.0, 0.0, 0.05, 0.0]])
     calm = np.zeros((1, 16))
     always = np.full((1, 8), 0.04)
@@ -156,7 +156,7 @@ def test_three_times_the_rounds_outvote_two_in_which_another_guest_was_on_the_li
         assert (control.unsure == 0) is sure
 
 
-def test_where_the_controls_are_unsure_a_change_must_exceed_its_margin_by_as_much() -> None:
+def test_unsure_controls_widen_the_margin() -> None:
     order, unsure = np.resize([1.0, -1.0], 24), np.resize([-0.08, 0.08, 0.0], 24)
     for slower, verdict in ((0.04, GateVerdict.UNDECIDED), (0.15, GateVerdict.SLOWER), (0.0, GateVerdict.SAME)):
         base = np.full((1, 24), 100.0)
@@ -166,7 +166,7 @@ def test_where_the_controls_are_unsure_a_change_must_exceed_its_margin_by_as_muc
         assert judgement.verdict is verdict
 
 
-def test_an_undecided_row_is_never_the_same_and_passes_only_if_it_cannot_be_slower() -> None:
+def test_an_undecided_row_passes_only_if_it_excludes_a_slowdown() -> None:
     faster = np.resize([0.90, 1.0, 1.01], 24)
     for times, code in ((faster, ExitCode.DONE), (1 / faster, ExitCode.INCONCLUSIVE)):
         base = np.full((1, 24), 100.0)
@@ -176,7 +176,7 @@ def test_an_undecided_row_is_never_the_same_and_passes_only_if_it_cannot_be_slow
 
 
 @pytest.mark.parametrize("name", ["caller_us", "slowdown"])
-def test_an_undecided_row_of_a_caller_or_a_neighbour_that_may_be_slower_does_not_pass(name: str) -> None:
+def test_an_undecided_row_of_a_caller_or_neighbour_fails_if_it_may_be_slower(name: str) -> None:
     times = np.full((1, 24), 100.0)
     pairs = paired([VICTIM], times, times)
     pairs.visits[name][0] = 100.0
@@ -193,7 +193,7 @@ def doubled(cell: Cell, every: Sequence[int], count: int = 15) -> Callable[[Reco
     def changed(record: Record) -> Record:
         if not isinstance(record, Visit) or record.cell != cell:
             return record
-        times = [us * (1 + (place in every)) for place, us in enumerate([record.samples.wall_us[0]] * count)]
+        times = [us * (1 + (index in every)) for index, us in enumerate([record.samples.wall_us[0]] * count)]
         filled = {
             name: [values[0]] * count for name, values in msgspec.structs.asdict(record.samples).items() if values
         }
@@ -204,7 +204,7 @@ def doubled(cell: Cell, every: Sequence[int], count: int = 15) -> Callable[[Reco
 
 
 @pytest.mark.parametrize("every", [range(1, 15, 2), range(0, 15, 2), range(8, 15)], ids=["odd", "even", "second half"])
-def test_a_build_in_which_half_of_the_swaps_take_twice_as_long_is_slower(every: Sequence[int]) -> None:
+def test_a_build_is_slower_if_half_of_its_swaps_take_twice_as_long(every: Sequence[int]) -> None:
     base, cand = compared(Side(), Side(), noise=0.01)
     slow = [replace(run, records=[doubled(VICTIM, every)(record) for record in run.records]) for run in cand]
     same = [replace(run, records=[doubled(VICTIM, ())(record) for record in run.records]) for run in base]
@@ -218,7 +218,7 @@ def test_a_build_in_which_half_of_the_swaps_take_twice_as_long_is_slower(every: 
     assert row_of(judge(slow, same), VICTIM).verdict is GateVerdict.SAME
 
 
-def test_an_upper_half_keeps_a_row_from_same_only_beyond_its_own_margin() -> None:
+def test_the_upper_half_prevents_same_only_beyond_its_margin() -> None:
     times = np.full((1, 24), 100.0)
     scattered = np.random.default_rng(2).normal(0, 0.2, 24)
     for upper, verdict in ((1.15, GateVerdict.SAME), (1.5, GateVerdict.SLOWER), (np.exp(scattered), GateVerdict.SAME)):
@@ -227,7 +227,7 @@ def test_an_upper_half_keeps_a_row_from_same_only_beyond_its_own_margin() -> Non
         assert Judge().assess(pairs).verdict is verdict
 
 
-def test_an_upper_half_that_is_slower_in_one_process_is_undecided_until_another_confirms_it() -> None:
+def test_a_slower_upper_half_is_undecided_until_a_second_process_confirms_it() -> None:
     pairs = 2 * PLAN[0].pairs
     times = np.full((1, pairs), 100.0)
     for processes, expected in ((np.zeros(pairs), "UNDECIDED"), (np.arange(pairs) >= PLAN[0].pairs, "SLOWER")):
@@ -239,13 +239,13 @@ def test_an_upper_half_that_is_slower_in_one_process_is_undecided_until_another_
         assert bool(judgement.missing(PLAN[-1].pairs)) is (expected == "UNDECIDED")
 
 
-def test_too_few_rounds_say_nothing() -> None:
+def test_too_few_rounds_leave_every_row_undecided() -> None:
     judgement = judge(*compared(Side(), only_victim(2.0), rounds=5))
     assert judgement.verdict is GateVerdict.UNDECIDED
     assert "5 pairs are too few" in row_of(judgement, VICTIM).reason
 
 
-def test_too_few_rounds_do_not_show_that_the_machine_moved() -> None:
+def test_too_few_rounds_do_not_contaminate_a_comparison() -> None:
     judgement = judge(*compared(Side(), Side(control=1.5), rounds=5))
     assert judgement.verdict is GateVerdict.UNDECIDED
     assert {(control.steady, control.unsure) for control in judgement.controls} == {(True, math.inf)}
@@ -253,7 +253,7 @@ def test_too_few_rounds_do_not_show_that_the_machine_moved() -> None:
 
 @pytest.mark.parametrize("control", [1.03, 0.97])
 @pytest.mark.parametrize("controls", [True, False])
-def test_a_machine_that_moved_either_way_is_not_judged(control: float, controls: bool) -> None:
+def test_nothing_is_judged_if_the_machine_became_faster_or_slower(control: float, controls: bool) -> None:
     disturbed = Side(factor=lambda _: 1.1, control=control, controls=controls)
     judgement = judge(*compared(Side(controls=controls), disturbed))
     assert judgement.verdict is GateVerdict.CONTAMINATED
@@ -267,31 +267,31 @@ def test_a_machine_that_moved_either_way_is_not_judged(control: float, controls:
 
 
 @pytest.mark.parametrize(
-    ("side", "words"),
+    ("side", "reason"),
     [
         (Side(extra=[failure(VICTIM, "byte 7 differs", "mismatch")]), "failed: mismatch: byte 7 differs"),
         (Side(without=[VICTIM]), "missing"),
         (Side(extra=[skip(VICTIM, "does not fit")]), "skipped: does not fit"),
     ],
 )
-def test_a_failed_or_missing_cell_is_a_failure_and_no_timing(side: Side, words: str) -> None:
+def test_a_failed_or_missing_cell_is_a_failure_and_no_timing(side: Side, reason: str) -> None:
     judgement = judge(*compared(Side(), replace(side, control=1.5), rounds=6))
     row = row_of(judgement, VICTIM)
     assert judgement.verdict is GateVerdict.FAILED  # also on a machine that moved
     assert judgement.exit_code(inconclusive_passes=True) is ExitCode.FAILED_CELLS
     assert row.verdict is GateVerdict.FAILED
-    assert f"cand: {words}" in row.reason
+    assert f"cand: {reason}" in row.reason
     assert np.isnan(row.base)
 
 
-def test_cells_that_both_sides_skip_are_none() -> None:
+def test_cells_that_both_sides_skip_have_no_row() -> None:
     both = Side(extra=[skip(VICTIM)])
     judgement = judge(*compared(both, both))
     assert judgement.verdict is GateVerdict.SAME
     assert VICTIM not in {cell for row in judgement.rows for cell in row.cells}
 
 
-def test_a_run_without_its_end_is_a_failure() -> None:
+def test_an_incomplete_run_is_a_failure() -> None:
     judgement = judge(*compared(Side(changes={"status": "interrupted"}), Side(), rounds=6))
     assert judgement.verdict is GateVerdict.FAILED
     assert "interrupted, not complete" in judgement.faults[0]
@@ -318,7 +318,7 @@ def test_two_builds_may_differ_in_the_engine_and_only_between_the_sides() -> Non
         judge([*base[:-1], cand[-1]], cand)
 
 
-def test_lists_that_do_not_pair_are_refused() -> None:
+def test_sides_with_different_numbers_of_rounds_are_refused() -> None:
     base, cand = compared(Side(), Side(), rounds=2)
     with pytest.raises(UsageError, match="2 rounds of the base and 1 of the candidate"):
         judge(base, cand[:1])
@@ -326,14 +326,14 @@ def test_lists_that_do_not_pair_are_refused() -> None:
         judge([], [])
 
 
-def test_times_that_no_machine_has_are_judged_without_a_crash() -> None:
+def test_impossible_times_do_not_crash_the_judge() -> None:
     judgement = judge(*compared(Side(factor=lambda _: 1e-300), Side(factor=lambda _: 1e290), noise=0.0))
     assert judgement.verdict is GateVerdict.SLOWER
     assert {row.estimate.ratios[0] for row in judgement.rows} == {np.inf}
 
 
 @pytest.mark.parametrize(("slower", "verdict"), [(1.04, GateVerdict.SAME), (1.15, GateVerdict.SLOWER)])
-def test_what_may_be_drift_is_no_regression_where_one_side_came_last(slower: float, verdict: GateVerdict) -> None:
+def test_possible_drift_is_not_a_regression_if_one_side_always_ran_last(slower: float, verdict: GateVerdict) -> None:
     late = Side(factor=lambda _: slower, changes={"created": "2026-11-21T10:00:00Z"})
     judgement = judge(*compared(Side(), late, noise=0.001))
     assert {row.verdict for row in judgement.rows if row.kind == "cell"} == {verdict}
@@ -370,10 +370,10 @@ def test_two_stored_runs_have_the_verdicts_of_their_report(tmp_path: Path, *, in
     assert {judged[CELLS[0].id], judged[CELLS[5].id]} == {"FASTER", "SLOWER"}
 
 
-def test_slot_bias_is_taken_off_only_where_both_orders_were_seen_twice() -> None:
+def test_slot_bias_is_corrected_only_after_two_rounds_of_each_order() -> None:
     ratios = np.array([[0.02, -0.02, 0.02, -0.02], [0.12, 0.08, 0.12, 0.08]])
-    found, bias = without_slot_bias(ratios, np.array([1.0, -1.0, 1.0, -1.0]))
+    corrected, bias = without_slot_bias(ratios, np.array([1.0, -1.0, 1.0, -1.0]))
     assert bias == pytest.approx(0.02)
-    assert found == pytest.approx(np.array([[0.0] * 4, [0.1] * 4]))
-    found, bias = without_slot_bias(ratios, np.ones(4))
-    assert (bias, found is ratios) == (0.0, True)
+    assert corrected == pytest.approx(np.array([[0.0] * 4, [0.1] * 4]))
+    corrected, bias = without_slot_bias(ratios, np.ones(4))
+    assert (bias, corrected is ratios) == (0.0, True)

@@ -18,19 +18,19 @@ def noise(pairs: int, centre: float = 0.0, scatter: float = 0.01) -> Floats:
     return np.random.default_rng(3).normal(centre, scatter, pairs)
 
 
-def test_the_looks_of_the_plan_cost_together_what_one_look_does() -> None:
+def test_all_planned_looks_together_have_the_error_rate_of_one_look() -> None:
     assert sum(look.alpha for look in PLAN) == pytest.approx(1 - CONFIDENCE)
     assert [look.pairs for look in PLAN] == sorted({look.pairs for look in PLAN})
 
 
-def test_what_is_the_same_is_settled_at_the_first_look_and_more_pairs_change_nothing() -> None:
+def test_same_is_settled_at_the_first_look_and_more_pairs_change_nothing() -> None:
     calm = noise(PLAN[0].pairs)
-    found = look_at(calm, MARGIN, PLAN)
-    assert (found.verdict, found.settled, found.pairs) == (Verdict.SAME, True, PLAN[0].pairs)
-    assert look_at(np.append(calm, np.full(50, 0.5)), MARGIN, PLAN) == found
+    estimate = look_at(calm, MARGIN, PLAN)
+    assert (estimate.verdict, estimate.settled, estimate.pairs) == (Verdict.SAME, True, PLAN[0].pairs)
+    assert look_at(np.append(calm, np.full(50, 0.5)), MARGIN, PLAN) == estimate
 
 
-def test_what_is_slower_has_to_be_seen_twice() -> None:
+def test_slower_requires_two_looks() -> None:
     slow = noise(PLAN[1].pairs, 0.2)
     once = look_at(slow[: PLAN[0].pairs], MARGIN, PLAN)
     assert (once.verdict, once.settled) == (Verdict.SLOWER, False)
@@ -40,33 +40,33 @@ def test_what_is_slower_has_to_be_seen_twice() -> None:
     assert not look_at(calmed, MARGIN, PLAN).settled
 
 
-def test_what_is_slower_has_to_be_seen_in_several_processes() -> None:
+def test_slower_requires_several_processes() -> None:
     slow = noise(PLAN[-1].pairs, 0.2)
     one, two = np.zeros(slow.size), (np.arange(slow.size) >= PLAN[0].pairs).astype(float)
     for look in PLAN:
-        found = look_at(slow[: look.pairs], MARGIN, PLAN, processes=one[: look.pairs])
-        assert (found.verdict, found.unconfirmed, found.settled) == (Verdict.UNDECIDED, Verdict.SLOWER, False)
-    found = look_at(slow, MARGIN, PLAN, processes=two)
-    assert (found.verdict, found.unconfirmed, found.settled) == (Verdict.SLOWER, None, True)
-    assert found.pairs == PLAN[1].pairs
+        estimate = look_at(slow[: look.pairs], MARGIN, PLAN, processes=one[: look.pairs])
+        assert (estimate.verdict, estimate.unconfirmed, estimate.settled) == (Verdict.UNDECIDED, Verdict.SLOWER, False)
+    estimate = look_at(slow, MARGIN, PLAN, processes=two)
+    assert (estimate.verdict, estimate.unconfirmed, estimate.settled) == (Verdict.SLOWER, None, True)
+    assert estimate.pairs == PLAN[1].pairs
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["the first", "the second"])
 @pytest.mark.parametrize("cost", [0.05, 0.1, 0.5])
-def test_what_takes_longer_in_one_process_alone_is_not_slower(cost: float, *, first: bool) -> None:
+def test_a_slowdown_in_only_one_process_is_not_slower(cost: float, *, first: bool) -> None:
     processes = (np.arange(PLAN[-1].pairs) >= PLAN[0].pairs).astype(float)
     logs = noise(PLAN[-1].pairs) + np.where(processes == (0 if first else 1), cost, 0.0)
-    found = [look_at(logs[: look.pairs], MARGIN, PLAN, processes=processes[: look.pairs]) for look in PLAN]
-    assert found[0].unconfirmed == (Verdict.SLOWER if first else None)
-    assert Verdict.SLOWER not in {estimate.verdict for estimate in found}
+    estimates = [look_at(logs[: look.pairs], MARGIN, PLAN, processes=processes[: look.pairs]) for look in PLAN]
+    assert estimates[0].unconfirmed == (Verdict.SLOWER if first else None)
+    assert Verdict.SLOWER not in {estimate.verdict for estimate in estimates}
 
 
-def test_what_is_the_same_needs_one_process() -> None:
-    found = look_at(noise(PLAN[0].pairs), MARGIN, PLAN, processes=np.zeros(PLAN[0].pairs))
-    assert (found.verdict, found.settled) == (Verdict.SAME, True)
+def test_same_requires_only_one_process() -> None:
+    estimate = look_at(noise(PLAN[0].pairs), MARGIN, PLAN, processes=np.zeros(PLAN[0].pairs))
+    assert (estimate.verdict, estimate.settled) == (Verdict.SAME, True)
 
 
-def test_pairs_that_fall_short_of_a_look_say_what_they_can_and_settle_nothing() -> None:
+def test_too_few_pairs_for_a_look_give_a_verdict_but_settle_nothing() -> None:
     short = look_at(noise(PLAN[0].pairs - 2), MARGIN, PLAN)
     assert (short.verdict, short.settled) == (Verdict.SAME, False)
     for few in (3, 7):  # the first look asks more of an interval than six pairs can give
@@ -77,8 +77,8 @@ def test_pairs_that_fall_short_of_a_look_say_what_they_can_and_settle_nothing() 
 
 def test_the_last_look_decides() -> None:
     wide = noise(PLAN[-1].pairs, MARGIN, 0.05)
-    found = look_at(wide, MARGIN, PLAN)
-    assert (found.verdict, found.settled, found.pairs) == (Verdict.UNDECIDED, False, PLAN[-1].pairs)
+    estimate = look_at(wide, MARGIN, PLAN)
+    assert (estimate.verdict, estimate.settled, estimate.pairs) == (Verdict.UNDECIDED, False, PLAN[-1].pairs)
     assert look_at(wide, MARGIN, ONCE).pairs == PLAN[-1].pairs
 
 
@@ -94,15 +94,15 @@ class Machine:
         }.items():  # fmt: skip
             self.visits[name] = rng.normal(usual, scatter, (2, 4, 20))
         self.cpu_bound = np.array([True, True, True, False])
-        self.copies_us = {way: rng.normal(5000, 10, (2, 20)) for way in ("h2d", "d2h")}
+        self.copies_us = {direction: rng.normal(5000, 10, (2, 20)) for direction in ("h2d", "d2h")}
 
     def __getattr__(self, name: str) -> Floats:
         return np.asarray(self.visits[name])
 
     def spoiled(self) -> dict[str, list[list[int]]]:
         """Return cause -> places of the pairs that it spoiled."""
-        found = spoiled(self.visits, self.cpu_bound, self.copies_us)
-        return {cause: np.argwhere(mark).tolist() for cause, mark in found.items() if mark.any()}
+        marks = spoiled(self.visits, self.cpu_bound, self.copies_us)
+        return {cause: np.argwhere(mark).tolist() for cause, mark in marks.items() if mark.any()}
 
 
 def test_nothing_is_spoiled_on_a_calm_machine() -> None:
@@ -110,14 +110,14 @@ def test_nothing_is_spoiled_on_a_calm_machine() -> None:
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_a_visit_that_was_disturbed_spoils_its_pair_alone(side: int) -> None:
+def test_a_disturbed_visit_spoils_only_its_pair(side: int) -> None:
     machine = Machine()
     machine.disturbed[side, 2, 7] = 1
     assert machine.spoiled() == {"disturbed visit": [[2, 7]]}
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_visits_that_are_mostly_disturbed_on_one_side_are_its_build_and_spoil_nothing(side: int) -> None:
+def test_visits_disturbed_mostly_on_one_side_are_due_to_its_build_and_spoil_nothing(side: int) -> None:
     machine = Machine()
     machine.disturbed[side, 2, :12] = 1
     machine.disturbed[1 - side, 2, 15] = 1
@@ -131,7 +131,7 @@ def test_visits_that_are_mostly_disturbed_on_one_side_are_its_build_and_spoil_no
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_a_cpu_that_was_slow_on_one_side_spoils_its_pair_alone(side: int) -> None:
+def test_a_cpu_that_was_slow_on_one_side_spoils_only_that_pair(side: int) -> None:
     machine = Machine()
     for times_us in (machine.probe_us, machine.caller_us):
         times_us[side, 2, 7] *= 1.3
@@ -140,7 +140,7 @@ def test_a_cpu_that_was_slow_on_one_side_spoils_its_pair_alone(side: int) -> Non
     assert machine.spoiled() == {"CPU": [[2, 7]]}
 
 
-def test_a_submission_that_is_slow_on_a_fast_cpu_spoils_no_pair() -> None:
+def test_a_slow_submission_on_a_fast_cpu_spoils_no_pair() -> None:
     machine = Machine()
     machine.caller_us[1, 2] *= 1.3
     machine.caller_us[1, 2, ::3] *= 1.3
@@ -149,7 +149,7 @@ def test_a_submission_that_is_slow_on_a_fast_cpu_spoils_no_pair() -> None:
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_a_cpu_that_changed_its_speed_in_one_visit_spoils_its_pair_alone(side: int) -> None:
+def test_a_cpu_that_changed_its_speed_in_one_visit_spoils_only_that_pair(side: int) -> None:
     machine = Machine()
     machine.unevenness[side, 2, 7] *= 1.5
     machine.unevenness[side, 3, 8] *= 1.5  # of a cell that waits for no CPU
@@ -157,19 +157,19 @@ def test_a_cpu_that_changed_its_speed_in_one_visit_spoils_its_pair_alone(side: i
     assert machine.spoiled() == {"CPU": [[2, 7]]}
 
 
-def test_submissions_that_are_always_less_even_on_one_side_spoil_no_pair() -> None:
+def test_submissions_that_are_always_more_uneven_on_one_side_spoil_no_pair() -> None:
     machine = Machine()
     machine.unevenness[1] *= 1.5
     machine.unevenness[:, 1] = math.nan
     assert not machine.spoiled()
 
 
-@pytest.mark.parametrize("way", ["h2d", "d2h"])
+@pytest.mark.parametrize("direction", ["h2d", "d2h"])
 @pytest.mark.parametrize("side", [0, 1])
-def test_a_slow_link_spoils_the_pairs_of_its_round_that_differ_unusually(way: str, side: int) -> None:
+def test_a_slow_link_spoils_pairs_of_its_round_that_differ_unusually(direction: str, side: int) -> None:
     machine = Machine()
-    machine.copies_us[way][1, 5] *= 1.07
-    machine.copies_us[way][:, 6] *= 1.07  # slow for both
+    machine.copies_us[direction][1, 5] *= 1.07
+    machine.copies_us[direction][:, 6] *= 1.07  # slow for both
     machine.fast_us[side, :2, 5:8] *= 1.07
     machine.fast_us[:, 2, 5] *= 1.07
     assert machine.spoiled() == {"link": [[0, 5], [1, 5]]}
@@ -183,20 +183,20 @@ def test_a_cell_that_is_slower_on_one_side_is_not_spoiled_by_a_slow_link(side: i
     assert not machine.spoiled()
 
 
-def test_a_link_that_is_slow_for_one_side_throughout_spoils_no_pair() -> None:
+def test_a_link_that_is_always_slow_for_one_side_spoils_no_pair() -> None:
     machine = Machine()
     machine.copies_us["h2d"][1] *= 1.07
     assert not machine.spoiled()
 
 
-def test_a_clock_that_was_limited_spoils_its_pair_alone() -> None:
+def test_a_limited_clock_spoils_only_its_pair() -> None:
     machine = Machine()
     machine.clock_mhz[:, 1] = 1755  # a cell that always runs at another clock
     machine.clock_mhz[0, 2, 3] = 1755
     assert machine.spoiled() == {"clock": [[2, 3]]}
 
 
-def test_what_was_not_told_spoils_nothing() -> None:
+def test_unknown_values_spoil_nothing() -> None:
     machine = Machine()
     machine.probe_us[:] = machine.clock_mhz[:] = np.nan
     machine.copies_us.clear()

@@ -1,4 +1,4 @@
-"""What the gate writes: read back, within the platform's limits, and harmless whatever a run's words are."""
+"""What the gate writes: read back, within the platform's limits, and harmless whatever a run's text is."""
 
 import json
 import math
@@ -52,7 +52,7 @@ def hostile() -> Sheet:
 
 
 @pytest.mark.parametrize(
-    ("controls", "words"),
+    ("controls", "line"),
     [
         ([], "machine: steady"),
         ([("h2d", True, 0.0), ("cpu", True, 0.02)], "machine: cpu unsure"),
@@ -60,9 +60,9 @@ def hostile() -> Sheet:
         ([("h2d", False, 0.0), ("cpu", True, 0.02)], "machine: h2d moved"),
     ],
 )
-def test_the_first_lines_say_what_the_machine_did(controls: list[tuple[str, bool, float]], words: str) -> None:
+def test_the_first_lines_describe_the_machine(controls: list[tuple[str, bool, float]], line: str) -> None:
     seen = [ControlEffect(name, 1.0, 0.9, 1.1, 24, steady, unsure) for name, steady, unsure in controls]
-    assert words in sheet_of_judgement(replace(judgement(row(GateVerdict.SAME)), controls=seen)).summary
+    assert line in sheet_of_judgement(replace(judgement(row(GateVerdict.SAME)), controls=seen)).summary
 
 
 def test_junit_is_read_back_with_every_row_and_its_verdict() -> None:
@@ -80,19 +80,19 @@ def test_junit_is_read_back_with_every_row_and_its_verdict() -> None:
     assert children["cell UNDECIDED"] == ["skipped"]
     assert children["cell CONTAMINATED"] == ["skipped"]
     assert children["cell SAME"] == []
-    found = root.find(".//failure")
-    assert found is not None
-    assert "+10.0%" in str(found.get("message"))
-    assert found.text == CELL.command()
+    failure = root.find(".//failure")
+    assert failure is not None
+    assert "+10.0%" in str(failure.get("message"))
+    assert failure.text == CELL.command()
 
 
-def test_hostile_words_stay_words_in_junit() -> None:
+def test_hostile_text_is_escaped_in_junit() -> None:
     root = ElementTree.fromstring(junit(hostile()))  # our own
     assert root.find(".//script") is None
     assert "<script>" in str([error.get("message") for error in root.iter("error")])
 
 
-def test_hostile_words_start_no_workflow_command() -> None:
+def test_hostile_text_starts_no_workflow_command() -> None:
     lines = annotations(hostile())
     assert lines
     for line in lines:
@@ -104,7 +104,7 @@ def test_hostile_words_start_no_workflow_command() -> None:
         assert "%0A" not in message
 
 
-def test_hostile_words_are_no_markup_in_markdown() -> None:
+def test_hostile_text_is_escaped_in_markdown() -> None:
     text = page(hostile(), COMMENT_BYTES)
     assert "<script>" not in text
     assert "[l](" not in text
@@ -112,7 +112,7 @@ def test_hostile_words_are_no_markup_in_markdown() -> None:
     assert "\x1b" not in text
 
 
-def test_at_most_ten_annotations_the_worst_first_and_the_rest_counted() -> None:
+def test_there_are_at_most_ten_annotations_worst_first_and_the_rest_is_counted() -> None:
     rows = [*[row(GateVerdict.SLOWER)] * 3, *[row(GateVerdict.UNDECIDED)] * 30, *[row(GateVerdict.SAME)] * 5]
     lines = annotations(sheet(*rows))
     assert len(lines) == MOST_ANNOTATIONS == 10
@@ -123,13 +123,13 @@ def test_at_most_ten_annotations_the_worst_first_and_the_rest_counted() -> None:
     assert annotations(sheet(row(GateVerdict.SAME), row(GateVerdict.FASTER), verdict=GateVerdict.SAME)) == []
 
 
-def test_a_contaminated_comparison_is_annotated_though_no_row_is_to_blame() -> None:
+def test_a_contaminated_comparison_has_one_annotation() -> None:
     (line,) = annotations(sheet(row(GateVerdict.CONTAMINATED), verdict=GateVerdict.CONTAMINATED))
     assert line.startswith("::warning title=kvbench gate compare%3A CONTAMINATED::")
 
 
 @pytest.mark.parametrize("limit", [COMMENT_BYTES, SUMMARY_BYTES])
-def test_a_page_keeps_to_its_size_and_to_the_worst_rows(limit: int) -> None:
+def test_a_page_keeps_its_size_limit_and_the_worst_rows(limit: int) -> None:
     bad = [row(GateVerdict.SLOWER, name=f"bad {number} é") for number in range(5)]
     quiet = [row(GateVerdict.SAME, name=f"quiet {number}") for number in range(20_000)]
     text = page(sheet(*bad, *quiet), limit)
@@ -147,7 +147,7 @@ def test_a_small_page_has_every_row_and_folds_the_quiet_ones() -> None:
     assert len(columns) == 1
 
 
-def test_a_terminal_has_the_verdict_then_what_changed_then_a_count_of_what_is_undecided(
+def test_a_terminal_shows_the_verdict_then_changed_rows_then_the_number_of_undecided_rows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     undecided = [row(GateVerdict.UNDECIDED, name=f"unclear {number}") for number in range(78)]
@@ -159,9 +159,9 @@ def test_a_terminal_has_the_verdict_then_what_changed_then_a_count_of_what_is_un
     Destinations().deliver(sheet(*rows), data)
     verdict, *lines = capsys.readouterr().out.splitlines()
     assert verdict.endswith("SLOWER")
-    at = [next(place for place, line in enumerate(lines) if line.startswith(word)) for word in ("SLOWER", "FASTER")]
+    at = [next(index for index, line in enumerate(lines) if line.startswith(word)) for word in ("SLOWER", "FASTER")]
     counts = [
-        next(place for place, line in enumerate(lines) if line.startswith(word)) for word in ("78 UND", "40 SAME")
+        next(index for index, line in enumerate(lines) if line.startswith(word)) for word in ("78 UND", "40 SAME")
     ]
     assert at < counts
     assert len([line for line in lines if "unclear" in line]) == 1  # an example
@@ -169,7 +169,7 @@ def test_a_terminal_has_the_verdict_then_what_changed_then_a_count_of_what_is_un
     assert len(data["rows"]) == len(rows)
 
 
-def test_json_holds_the_figures_and_null_for_what_is_not_known() -> None:
+def test_json_has_figures_and_null_for_unknown_values() -> None:
     unknown = Row("cell", "lost", GateVerdict.FAILED, [CELL], reason="missing")
     data = json.loads(as_json(judgement_data(judgement(unknown, row(GateVerdict.SLOWER)), 5)))
     assert (data["kind"], data["verdict"], data["exit_code"]) == ("comparison", "SLOWER", 5)
@@ -180,7 +180,7 @@ def test_json_holds_the_figures_and_null_for_what_is_not_known() -> None:
     assert as_json(judgement_data(judgement(Row("cell", "é", GateVerdict.FAILED, [])), 5)).isascii()
 
 
-def test_rules_go_the_same_ways() -> None:
+def test_rules_are_written_to_the_same_outputs() -> None:
     results = [
         Row("rule", "sm >= 0.9 * ceiling", GateVerdict.FAIL, [CELL], reason="0.8"),
         Row("rule", "sm <= 1 * triton", GateVerdict.PASS, [CELL], reason="0.5"),
@@ -195,12 +195,12 @@ def test_rules_go_the_same_ways() -> None:
     assert "sm \\>= 0.9 \\* ceiling" in page(written, COMMENT_BYTES)
 
 
-def test_every_verdict_has_its_place_in_every_output() -> None:
+def test_every_output_handles_every_verdict() -> None:
     expected = {"FAILED": "errors", "SLOWER": "failures", "FAIL": "failures", "UNDECIDED": "skipped"}
     for verdict in GateVerdict:
         shown = sheet(row(verdict), verdict=verdict)
         root = ElementTree.fromstring(junit(shown))  # our own
-        found = {name for name in ("errors", "failures", "skipped") if root.get(name) == "1"}
-        assert found == {expected.get(verdict, "skipped")} - ({"skipped"} if verdict.exit_code == 0 else set())
+        outcomes = {name for name in ("errors", "failures", "skipped") if root.get(name) == "1"}
+        assert outcomes == {expected.get(verdict, "skipped")} - ({"skipped"} if verdict.exit_code == 0 else set())
         assert bool(annotations(shown)) is (verdict.exit_code != 0)
         assert verdict in page(shown, COMMENT_BYTES)

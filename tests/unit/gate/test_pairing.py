@@ -29,7 +29,7 @@ from kvbench.sweep.spec import Limits
 from tests import synthetic
 from tests.unit.gate.gated import judge
 
-CELLS = [Cell("batched", way, 64, size, coalesce=False) for way in Direction for size in (4096, 16384)]
+CELLS = [Cell("batched", direction, 64, size, coalesce=False) for direction in Direction for size in (4096, 16384)]
 
 
 def write(path: Path, records: list[Record], **changes: object) -> Run:
@@ -53,30 +53,30 @@ def environment(folder: Path, answer: str) -> Path:
 BUILD = {"version": "9", "package": "p", "schema": SCHEMA, "protocol": VERSION}
 
 
-def test_an_environment_is_a_folder_or_its_python(tmp_path: Path) -> None:
+def test_an_environment_is_given_as_a_folder_or_as_its_python(tmp_path: Path) -> None:
     python = environment(tmp_path / "env" / "bin", json.dumps(BUILD))
     link = tmp_path / "link" / "bin" / "python"
     link.parent.mkdir(parents=True)
     link.symlink_to(python)
     for path in (tmp_path / "link", link):
         side = parse_side("--base", f"env:{path}")
-        # Not what the link leads to: an environment is known by the place of its python.
+        # Not what the link leads to: an environment is known by the path of its python.
         assert side.interpreter.python == str(link)
         assert side.backend is None
 
 
-def test_a_backend_is_one_of_this_environment() -> None:
+def test_a_backend_runs_in_this_environment() -> None:
     side = parse_side("--cand", "backend:mine")
     assert (side.interpreter.python, side.backend) == (sys.executable, "mine")
 
 
 @pytest.mark.parametrize("text", ["", "env:", "backend:", "there", "env", "git:main", "env:/nowhere/at/all", ":x"])
-def test_what_is_no_side_is_refused_with_what_would_be_right(text: str) -> None:
+def test_an_invalid_side_is_refused_with_the_valid_forms(text: str) -> None:
     with pytest.raises(UsageError, match=r"--cand .*write env:PATH .*, backend:NAME, or here"):
         parse_side("--cand", text)
 
 
-def test_an_environment_of_its_own_gets_no_packages_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_environment_does_not_see_packages_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     side = parse_side("--base", f"env:{environment(tmp_path, json.dumps(BUILD))}")
     assert side.interpreter.environment is not None
@@ -101,19 +101,19 @@ def test_an_environment_without_kvbench_is_refused(tmp_path: Path) -> None:
         ('{"version": "\x1b[31m"}', "its kvbench gave an invalid answer"),
     ],
 )
-def test_an_environment_that_does_not_fit_is_refused(tmp_path: Path, answer: str, message: str) -> None:
+def test_an_environment_with_an_incompatible_kvbench_is_refused(tmp_path: Path, answer: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         parse_side("--base", f"env:{environment(tmp_path, answer)}")
     assert str(caught.value).isprintable()
 
 
-def test_the_cells_of_two_backends_belong_together_by_all_else() -> None:
+def test_cells_of_two_backends_are_paired_by_all_other_axes() -> None:
     theirs = [replace(cell, backend="mine") for cell in reversed(CELLS)]
     assert partners(CELLS, theirs[1:]) == {cell: replace(cell, backend="mine") for cell in CELLS[:-1]}
     assert partners(CELLS, CELLS[1:]) == {cell: cell for cell in CELLS[1:]}
 
 
-def test_an_axis_that_one_backend_does_not_support_keeps_no_cells_apart() -> None:
+def test_an_axis_that_one_backend_does_not_support_is_ignored_in_pairing() -> None:
     theirs = [replace(cell, backend="mine", coalesce=None, sms=4) for cell in CELLS]
     assert partners(CELLS, theirs) == dict(zip(CELLS, theirs, strict=True))
     more = [*theirs, replace(theirs[0], sms=8)]
@@ -125,15 +125,15 @@ def test_runs_of_two_backends_are_judged_cell_by_cell(tmp_path: Path) -> None:
     theirs = [replace(cell, backend="mine", coalesce=None) for cell in CELLS]
     base = write(tmp_path / "a", [synthetic.visit(cell, 1000.0, noise=0) for cell in CELLS])
     cand = write(tmp_path / "b", [synthetic.visit(cell, 2000.0, noise=0) for cell in theirs])
-    found = pair([base], [cand])
-    assert set(found.cells) == set(CELLS)
-    assert found.visits["fast_us"][0] == pytest.approx(np.full((4, 1), 1000.0))
-    assert found.visits["fast_us"][1] == pytest.approx(np.full((4, 1), 2000.0))
-    assert not found.failed
-    assert "batched (base) and mine (candidate)" in found.notes[0]
+    pairs = pair([base], [cand])
+    assert set(pairs.cells) == set(CELLS)
+    assert pairs.visits["fast_us"][0] == pytest.approx(np.full((4, 1), 1000.0))
+    assert pairs.visits["fast_us"][1] == pytest.approx(np.full((4, 1), 2000.0))
+    assert not pairs.failed
+    assert "batched (base) and mine (candidate)" in pairs.notes[0]
 
 
-def test_a_visit_counts_by_its_lower_tenth_its_upper_quartile_and_its_caller() -> None:
+def test_a_visit_has_its_lower_tenth_its_upper_quartile_and_the_time_of_its_caller() -> None:
     times = [100.0, 110.0, 120.0, 130.0, 200.0, 300.0, 400.0, 500.0, 600.0, 700.0, 5000.0]
     made = synthetic.visit(CELLS[0], 100.0, count=len(times), noise=0)
     samples = msgspec.structs.replace(made.samples, wall_us=times, caller_us=[us / 2 for us in times])
@@ -154,11 +154,11 @@ def test_a_run_of_several_rounds_counts_as_one_run_for_each(tmp_path: Path) -> N
     visits = [[synthetic.visit(cell, 1000.0 + n, noise=0, round_=n) for cell in CELLS] for n in (0, 1, 2)]
     skip = synthetic.skip(replace(CELLS[0], blocks=9))
     run = write(tmp_path / "a", [skip, *visits[0], *visits[1], *visits[2]])
-    alone = [write(tmp_path / str(n), [skip, *own]) for n, own in enumerate(visits)]
-    found = pair([run], alone)
-    assert set(found.cells) == set(CELLS)
-    assert found.visits["fast_us"][0] == pytest.approx(np.tile([1000.0, 1001.0, 1002.0], (4, 1)))
-    assert found.visits["fast_us"][1] == pytest.approx(found.visits["fast_us"][0])
+    alone = [write(tmp_path / str(n), [skip, *records]) for n, records in enumerate(visits)]
+    pairs = pair([run], alone)
+    assert set(pairs.cells) == set(CELLS)
+    assert pairs.visits["fast_us"][0] == pytest.approx(np.tile([1000.0, 1001.0, 1002.0], (4, 1)))
+    assert pairs.visits["fast_us"][1] == pytest.approx(pairs.visits["fast_us"][0])
 
 
 def a_a_runs(folder: Path, offsets: list[float]) -> tuple[list[Run], list[Run]]:
@@ -172,23 +172,23 @@ def a_a_runs(folder: Path, offsets: list[float]) -> tuple[list[Run], list[Run]]:
     return sides
 
 
-def test_a_floor_is_how_far_a_cell_moved_with_nothing_changed(tmp_path: Path) -> None:
+def test_a_floor_is_the_difference_of_a_build_from_itself(tmp_path: Path) -> None:
     base, cand = a_a_runs(tmp_path, [0.04, -0.05, 0.01, 0.0, 0.05, -0.04, 0.02, -0.01])
-    found = floors_of(judge(base, cand), base[0])
-    assert set(found.floors) == {cell.id for cell in CELLS}
-    assert all(0.01 < floor <= 0.055 for floor in found.floors.values())
-    assert found.rounds == 8
+    file = floors_of(judge(base, cand), base[0])
+    assert set(file.floors) == {cell.id for cell in CELLS}
+    assert all(0.01 < floor <= 0.055 for floor in file.floors.values())
+    assert file.rounds == 8
     path = tmp_path / "floor.json"
-    write_floors(path, found)
-    assert read_floors(path) == found
+    write_floors(path, file)
+    assert read_floors(path) == file
 
 
-def test_a_cell_within_its_floor_is_not_called_slower(tmp_path: Path) -> None:
+def test_a_cell_within_its_floor_is_not_slower(tmp_path: Path) -> None:
     floors = floors_of(judge(*a_a_runs(tmp_path / "aa", [0.06, -0.06] * 4)), a_a_runs(tmp_path / "x", [0.0])[0][0])
     base, cand = a_a_runs(tmp_path / "ab", [0.05] * 8)
     assert {row.verdict for row in judge(base, cand).rows if row.kind == "cell"} == {GateVerdict.SLOWER}
-    found = judge(base, cand, floors=floors)
-    assert {row.verdict for row in found.rows if row.kind == "cell"} == {GateVerdict.SAME}
+    judgement = judge(base, cand, floors=floors)
+    assert {row.verdict for row in judgement.rows if row.kind == "cell"} == {GateVerdict.SAME}
 
 
 def test_too_few_rounds_give_no_floor(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_too_few_rounds_give_no_floor(tmp_path: Path) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_file_that_holds_no_floors_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+def test_a_file_without_floors_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     base, cand = a_a_runs(tmp_path, [0.0] * 6)
     path = tmp_path / "floor.json"
     write_floors(path, floors_of(judge(base, cand), base[0]))
@@ -214,7 +214,7 @@ def test_a_file_that_holds_no_floors_is_refused(tmp_path: Path, change: dict[str
         read_floors(path)
 
 
-def test_floors_hold_for_another_build_and_not_for_another_machine(tmp_path: Path) -> None:
+def test_floors_apply_to_another_build_but_not_to_another_machine(tmp_path: Path) -> None:
     base, cand = a_a_runs(tmp_path, [0.0] * 6)
     floors = floors_of(judge(base, cand), base[0])
     identity = dict(base[0].info.identity)
@@ -228,7 +228,7 @@ def test_floors_hold_for_another_build_and_not_for_another_machine(tmp_path: Pat
     assert warning.isprintable()
 
 
-def test_a_missing_file_of_floors_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_of_floors_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="create one with kvbench gate calibrate"):
         read_floors(tmp_path / "floor.json")
     (tmp_path / "link.json").symlink_to("/etc/hostname")
@@ -245,14 +245,14 @@ def in_turn(
     """Two sides visited in turn, with `changes` to visits, whose submissions take a `share` of their times."""
     calm: dict[str, object] = {"probe_us": 300.0, "sm_clock_mhz": 1980}
     runs = []
-    for place, name in enumerate(("base", "cand")):
+    for side, name in enumerate(("base", "cand")):
         records: list[Record] = []
         for number in range(count):
             for made in synthetic.visits(CELLS, count=5, round_=number):
-                began_ns = 1000 * number + 100 * place
-                made.samples.caller_us[:] = [share(place, made.cell) * us for us in made.samples.wall_us]
-                own = {**calm, **changes(place, made)}
-                records.append(msgspec.structs.replace(made, span_ns=(began_ns, began_ns + 50), **own))
+                began_ns = 1000 * number + 100 * side
+                made.samples.caller_us[:] = [share(side, made.cell) * us for us in made.samples.wall_us]
+                values = {**calm, **changes(side, made)}
+                records.append(msgspec.structs.replace(made, span_ns=(began_ns, began_ns + 50), **values))
         runs.append(write(folder / name, records))
     return runs
 
@@ -269,33 +269,31 @@ def in_turn(
         (lambda _: {"sm_clock_mhz": 1500}, "clock"),
     ],
 )
-def test_a_pair_that_was_spoiled_on_one_side_counts_for_nothing(
+def test_a_pair_that_was_spoiled_on_one_side_does_not_count(
     tmp_path: Path, changes: Callable[[Visit], dict[str, object]], cause: str
 ) -> None:
-    def changed(place: int, made: Visit) -> dict[str, object]:
-        return changes(made) if (place, made.round, made.cell) == (1, 3, CELLS[0]) else {}
+    def changed(side: int, made: Visit) -> dict[str, object]:
+        return changes(made) if (side, made.round, made.cell) == (1, 3, CELLS[0]) else {}
 
-    base, cand = in_turn(tmp_path, changed, lambda _place, _cell: 0.5)
-    found = pair([base], [cand])
-    assert found.disturbed == {cause: 1}
-    place = list(found.cells).index(CELLS[0])
-    assert np.argwhere(np.isnan(found.visits["fast_us"][0])).tolist() == [[place, 3]]
+    base, cand = in_turn(tmp_path, changed, lambda _side, _cell: 0.5)
+    pairs = pair([base], [cand])
+    assert pairs.disturbed == {cause: 1}
+    index = list(pairs.cells).index(CELLS[0])
+    assert np.argwhere(np.isnan(pairs.visits["fast_us"][0])).tolist() == [[index, 3]]
 
 
-def test_a_cpu_at_half_its_speed_does_not_spoil_what_the_gpu_copies(tmp_path: Path) -> None:
+def test_a_slow_cpu_does_not_spoil_copies_by_the_gpu(tmp_path: Path) -> None:
     slow = {"disturbed": ["the CPU took 2.9 times as long as at its best"], "slowdown": 2.9}
-    runs = in_turn(
-        tmp_path, lambda place, made: slow if (place, made.round) == (1, 3) else {}, lambda _place, _cell: 0.1
-    )
+    runs = in_turn(tmp_path, lambda side, made: slow if (side, made.round) == (1, 3) else {}, lambda _side, _cell: 0.1)
     assert pair(runs[:1], runs[1:]).disturbed == {}
 
 
 @pytest.mark.parametrize(("later_s", "in_turn_"), [(0, True), (86_400, False)])
-def test_runs_of_two_days_are_not_in_turn_though_their_spans_overlap(
+def test_runs_of_two_days_are_not_in_turn_even_if_their_spans_overlap(
     tmp_path: Path, later_s: int, in_turn_: bool
 ) -> None:
     began_s = 1_700_000_000
-    runs = in_turn(tmp_path, lambda place, _: {"began": began_s + place * later_s}, lambda _place, _cell: 0.1)
+    runs = in_turn(tmp_path, lambda side, _: {"began": began_s + side * later_s}, lambda _side, _cell: 0.1)
     assert pair(runs[:1], runs[1:]).in_turn is in_turn_
 
 
@@ -304,21 +302,21 @@ def slower(samples: Samples) -> Samples:
     return msgspec.structs.replace(samples, caller_us=[1.2 * us for us in samples.caller_us])
 
 
-def test_processes_count_once_both_sides_have_new_ones(tmp_path: Path) -> None:
-    def process(place: int, made: Visit) -> dict[str, object]:
-        return {"process": 1 + (made.round >= (2 if place == 0 else 4))}
+def test_processes_count_only_when_both_sides_have_new_ones(tmp_path: Path) -> None:
+    def process(side: int, made: Visit) -> dict[str, object]:
+        return {"process": 1 + (made.round >= (2 if side == 0 else 4))}
 
-    base, cand = in_turn(tmp_path / "known", process, lambda _place, _cell: 0.1)
+    base, cand = in_turn(tmp_path / "known", process, lambda _side, _cell: 0.1)
     assert pair([base], [cand]).processes == pytest.approx([0, 0, 0, 0, 1, 1])
-    old, cand = in_turn(tmp_path / "old", lambda place, _: {"process": 1} if place else {}, lambda _place, _cell: 0.1)
+    old, cand = in_turn(tmp_path / "old", lambda side, _: {"process": 1} if side else {}, lambda _side, _cell: 0.1)
     assert pair([old], [cand]).processes is None
 
 
-def test_a_submission_that_is_slower_is_found_though_the_swap_takes_as_long(tmp_path: Path) -> None:
-    def share(place: int, cell: Cell) -> float:
-        return 0.2 if cell == CELLS[1] else 0.60 + 0.06 * place * (cell == CELLS[0])
+def test_a_slower_submission_is_detected_even_if_the_swap_takes_as_long(tmp_path: Path) -> None:
+    def share(side: int, cell: Cell) -> float:
+        return 0.2 if cell == CELLS[1] else 0.60 + 0.06 * side * (cell == CELLS[0])
 
-    base, cand = in_turn(tmp_path, lambda _place, _visit: {}, share, count=24)
+    base, cand = in_turn(tmp_path, lambda _side, _visit: {}, share, count=24)
     judgement = Judge().judge([base], [cand])
     assert {row.verdict for row in judgement.rows if row.kind == "cell"} == {GateVerdict.SAME}
     submissions = {row.cells[0]: row.verdict for row in judgement.rows if row.kind == "caller_us"}
@@ -327,7 +325,7 @@ def test_a_submission_that_is_slower_is_found_though_the_swap_takes_as_long(tmp_
     assert {*submissions.values()} == {GateVerdict.SAME}
 
 
-def test_looking_for_a_run_on_both_sides_takes_time_in_proportion_to_the_runs(
+def test_searching_a_run_on_both_sides_takes_time_proportional_to_the_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = synthetic.visits(CELLS[:1])
@@ -345,8 +343,8 @@ def test_looking_for_a_run_on_both_sides_takes_time_in_proportion_to_the_runs(
         check_two(both[0], [*both[1], twin])
 
 
-def test_two_sides_share_what_one_sweep_may_use() -> None:
-    found = mock.Mock()
-    found.device.host_free_bytes, found.device.device_free_bytes = 1000, 600
-    assert half_of_memory(Limits(), found) == Limits(usable_bytes(None, 1000) // 2, usable_bytes(None, 600) // 2)
-    assert half_of_memory(Limits(200, 10_000), found) == Limits(100, 300)
+def test_two_sides_share_the_memory_of_one_sweep() -> None:
+    opened = mock.Mock()
+    opened.device.host_free_bytes, opened.device.device_free_bytes = 1000, 600
+    assert half_of_memory(Limits(), opened) == Limits(usable_bytes(None, 1000) // 2, usable_bytes(None, 600) // 2)
+    assert half_of_memory(Limits(200, 10_000), opened) == Limits(100, 300)

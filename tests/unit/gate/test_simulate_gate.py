@@ -21,7 +21,7 @@ from tests.simulate_gate import (
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_quiet_suite_passes_and_its_slow_cells_are_found() -> None:
+def test_a_quiet_suite_passes_and_slower_cells_are_detected() -> None:
     assert len(set(cells())) == 40
     same, slower = (simulate(Scenario(0.005), change, seed=1) for change in (Change.NONE, Change.BY_5))
     assert (same.verdict, same.same_at_first, same.same) == (GateVerdict.SAME, 1, 1)
@@ -29,21 +29,21 @@ def test_a_quiet_suite_passes_and_its_slow_cells_are_found() -> None:
     assert slower.found == 1
 
 
-def test_noise_ends_in_undecided_and_not_in_slower() -> None:
+def test_noise_leads_to_undecided_and_not_to_slower() -> None:
     noisy = simulate(Scenario(0.05), Change.NONE, seed=2)
     assert noisy.verdict is GateVerdict.UNDECIDED
     assert noisy.same_at_first < noisy.same < 1
 
 
 @pytest.mark.parametrize("change", HALVES)
-def test_a_suite_in_which_half_of_all_swaps_take_twice_as_long_ends_slower(change: Change) -> None:
+def test_a_suite_is_slower_if_half_of_all_swaps_take_twice_as_long(change: Change) -> None:
     suites = [simulate(Scenario(0.03, spikes=0.1), change, seed) for seed in range(3)]
     assert {suite.verdict for suite in suites} == {GateVerdict.SLOWER}
     assert all(suite.found == 1 for suite in suites)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: ", ".join(scenario.words))
-def test_no_false_alarm_in_a_few_suites_of_any_noise(scenario: Scenario) -> None:
+def test_a_few_suites_of_each_noise_give_no_false_alarm(scenario: Scenario) -> None:
     assert GateVerdict.SLOWER not in {simulate(scenario, Change.NONE, seed).verdict for seed in range(3)}
 
 
@@ -59,7 +59,7 @@ def test_the_document_has_a_row_for_every_scenario() -> None:
     assert rows[1:-1] == [scenario.words for scenario in SCENARIOS]
 
 
-def test_the_table_goes_between_its_markers_and_nowhere_else(tmp_path: Path) -> None:
+def test_the_table_replaces_only_the_text_between_its_markers(tmp_path: Path) -> None:
     document = tmp_path / "doc.md"
     document.write_text(f"before\n{MARKERS[0]}\nold\n{MARKERS[1]}\nafter\n")
     write_between_markers(document, "new")

@@ -197,8 +197,8 @@ def run(engine: EngineReport | Exception, *arguments: str, probe: Mock | None = 
     app.command()(command.doctor)
     outcome = {"side_effect": engine} if isinstance(engine, Exception) else {"return_value": engine}
     with (
-        patch("kvbench.run.inspection.describe", **outcome),
-        patch("kvbench.run.inspection.observe_under_load", probe or Mock(side_effect=RuntimeError("no copies"))),
+        patch("kvbench.run.device_check.describe", **outcome),
+        patch("kvbench.run.device_check.observe_under_load", probe or Mock(side_effect=RuntimeError("no copies"))),
     ):
         return CliRunner().invoke(app, ["doctor", *arguments])
 

@@ -14,15 +14,7 @@ from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.locality import misfit
 from kvbench.cells.pattern import Tensors
 from kvbench.errors import UsageError
-from kvbench.models.geometry import (
-    MODEL_AXES,
-    Geometry,
-    KvDtype,
-    KvLayout,
-    ModelSwap,
-    model_swap,
-    swaps_from_plain,
-)
+from kvbench.models.geometry import MODEL_AXES, Geometry, KvDtype, KvLayout, ModelSwap, model_swap, swaps_from_plain
 from kvbench.models.hf_config import geometry_of, read_config_json
 from kvbench.models.presets import ModelChoice, find_model, presets
 from kvbench.results import Visit, load_run
@@ -70,7 +62,7 @@ def swap_of(text: str, tokens: int = 8192, **settings: Any) -> ModelSwap:
         ("llama-3-8b", 1, (Tensors(64, 1),), 32 * KIB),
     ],
 )
-def test_the_swap_of_a_model(model: str, tokens: int, tensors: tuple[Tensors, ...], block_bytes: int) -> None:
+def test_a_model_has_the_swap_of_vllm(model: str, tokens: int, tensors: tuple[Tensors, ...], block_bytes: int) -> None:
     swap = swap_of(model, tokens)
     assert swap.tensors == tensors
     assert swap.block_bytes == block_bytes
@@ -101,7 +93,7 @@ def test_a_cross_layer_block_holds_all_layers() -> None:
         ("deepseek-v3", "lmcache", "tensors-61", "page-first-61x16", 16 * 576 * 2),
     ],
 )
-def test_the_layout_of_an_engine(model: str, layout: str, device: str, host: str, block_bytes: int) -> None:
+def test_an_engine_layout_gives_its_patterns(model: str, layout: str, device: str, host: str, block_bytes: int) -> None:
     swap, usual = (swap_of(model, layout=kind) for kind in (layout, "per-layer"))
     assert (swap.pattern, swap.host_pattern, swap.block_bytes) == (device, host, block_bytes)
     assert swap.blocks * swap.block_bytes == usual.blocks * usual.block_bytes
@@ -121,7 +113,7 @@ def test_a_page_of_one_token_has_no_runs() -> None:
 
 
 @pytest.mark.parametrize(("kv_dtype", "factor"), [("fp8", 0.5), ("fp16", 1), ("bf16", 1), ("fp32", 2)])
-def test_the_type_of_the_cache_is_chosen(kv_dtype: str, factor: float) -> None:
+def test_the_type_of_the_cache_can_be_chosen(kv_dtype: str, factor: float) -> None:
     assert swap_of("llama-3-8b", kv_dtype=kv_dtype).block_bytes == factor * 32 * KIB
 
 
@@ -152,7 +144,7 @@ swaps = st.builds(
 
 
 @given(swaps)
-def test_a_swap_moves_what_the_tokens_take(swap: ModelSwap) -> None:
+def test_a_swap_moves_the_bytes_of_its_tokens(swap: ModelSwap) -> None:
     """All layers but those with a window hold every token; these hold no less than the window, and no more."""
     geometry = swap.geometry
     token_bytes = swap.rank_kv_heads * geometry.head_dim * geometry.kv_parts * geometry.dtype.size_bytes
@@ -193,7 +185,7 @@ def _changed(**changes: object) -> list[dict[str, object]]:
         _changed(geometry={"name": "m", "layers": 1, "kv_heads": 1, "head_dim": 1, "sliding_layers": 2, "window": 3}),
     ],
 )
-def test_a_stranger_s_models_are_checked(plain: object) -> None:
+def test_untrusted_models_are_checked(plain: object) -> None:
     with pytest.raises(UsageError, match=r"^models\b") as caught:
         swaps_from_plain(plain)
     assert str(caught.value).isprintable()
@@ -228,14 +220,16 @@ def test_a_preset_is_found_by_its_name_and_has_a_swap() -> None:
         ([], {"tokens": 5}, "tokens: 5 requires a model; choose one with --model"),
     ],
 )
-def test_an_impossible_choice_says_what_is_right(models: list[str], settings: dict[str, Any], message: str) -> None:
+def test_an_invalid_choice_is_refused_with_the_right_one(
+    models: list[str], settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         choice(models, **settings).swaps()
     assert message in str(caught.value)
     assert str(caught.value).isprintable()
 
 
-def test_what_a_command_says_takes_the_place_of_what_a_config_says() -> None:
+def test_settings_of_a_command_replace_those_of_a_config() -> None:
     config = choice(["a", "b"], tp=2, tokens=64)
     assert ModelChoice().over(config) == config
     assert choice(["c"], tokens=1).over(config) == choice(["c"], tp=2, tokens=1)
@@ -321,7 +315,7 @@ def test_a_config_json_is_read(config: dict[str, object], expected: dict[str, ob
         ),
     ],
 )
-def test_a_config_json_of_another_kind_is_refused(config: dict[str, object], message: str) -> None:
+def test_a_config_json_of_an_unsupported_model_is_refused(config: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         geometry_of("m", config)
     assert message in str(caught.value)
@@ -343,7 +337,7 @@ CONFIGS = Path(__file__).parent / "configs"
         ("minimax-m2", Geometry(name="minimax-m2", layers=62, kv_heads=8, head_dim=128)),
     ],
 )
-def test_files_of_models_are_read_as_their_classes_do(name: str, expected: Geometry) -> None:
+def test_absent_fields_have_the_defaults_of_their_model_classes(name: str, expected: Geometry) -> None:
     assert read_config_json(CONFIGS / f"{name}.json") == msgspec.structs.replace(expected, name=name)
 
 
@@ -365,7 +359,7 @@ FIELDS = [
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), json_values | st.integers(-1, 64)))
-def test_any_other_table_is_refused_or_read(config: dict[str, Any]) -> None:
+def test_any_table_is_read_or_refused(config: dict[str, Any]) -> None:
     try:
         geometry = geometry_of("m", {**DENSE, **config})
         swap = model_swap(geometry, tp=1, tokens=64, block_tokens=16, layout=KvLayout.PER_LAYER)
@@ -386,7 +380,7 @@ def test_any_other_table_is_refused_or_read(config: dict[str, Any]) -> None:
         (b" " * (2**20 + 1), "is not a regular file of up to 1 MiB"),
     ],
 )
-def test_a_file_that_is_no_config_json_is_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_file_that_is_not_a_config_json_is_refused_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
     with pytest.raises(UsageError) as caught:
@@ -396,7 +390,7 @@ def test_a_file_that_is_no_config_json_is_one_line(tmp_path: Path, content: byte
     assert str(caught.value).isprintable()
 
 
-def test_a_model_is_named_after_its_folder(tmp_path: Path) -> None:
+def test_a_model_has_the_name_of_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "My Model <1>"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(DENSE))
@@ -421,7 +415,7 @@ def test_models_are_groups_of_a_sweep() -> None:
     assert SweepSpec.from_plain(json.loads(json.dumps(changed.to_plain()))) == changed
 
 
-def test_a_run_from_before_there_were_models_is_read() -> None:
+def test_a_run_without_models_in_its_spec_is_read() -> None:
     plain = SweepSpec(name="x").to_plain()
     del plain["models"]
     assert SweepSpec.from_plain(plain) == SweepSpec(name="x")
@@ -480,7 +474,7 @@ def test_a_model_is_measured_and_verified_on_the_cpu(tmp_path: Path) -> None:
     # 2 full layers and 2 that keep the last 31 of 160 tokens, K and V apart: 4 tensors of 20 ids, 4 of 4
     assert {cell_of(visit).pattern.tensors(96) for visit in visits} == {(Tensors(4, 20), Tensors(4, 4))}
     assert {(cell_of(visit).backend, cell_of(visit).direction.value) for visit in visits} == {
-        (backend, way) for backend in ("per_block", "batched") for way in ("h2d", "d2h")
+        (backend, direction) for backend in ("per_block", "batched") for direction in ("h2d", "d2h")
     }
     assert {cell_of(visit).block_bytes for visit in visits} == {2 * 128 * 2 * 8}
     # every block is compared: of the first visit's first swap, of two samples, of the audit's swap
@@ -491,7 +485,7 @@ def test_a_model_is_measured_and_verified_on_the_cpu(tmp_path: Path) -> None:
     assert (swap.geometry.name, swap.tp, swap.tokens) == ("tiny", 4, 160)
 
 
-def test_a_damaged_block_of_a_model_is_found(tmp_path: Path) -> None:
+def test_a_damaged_block_of_a_model_is_detected(tmp_path: Path) -> None:
     options = ("--model=deepseek-v2-lite", "--tokens=32", "--block-tokens=1", "-fbackend=batched,direction=h2d")
     done = kvbench_here(
         "sweep", "--device=cpu", *options, *BRIEF, "--fault=corrupt@descriptor=40", "--out=run", cwd=tmp_path
@@ -500,7 +494,7 @@ def test_a_damaged_block_of_a_model_is_found(tmp_path: Path) -> None:
     assert "in the block of descriptor 40" in done.stdout
 
 
-def test_several_models_and_options_on_top_of_a_config(tmp_path: Path) -> None:
+def test_several_models_and_options_can_override_a_config(tmp_path: Path) -> None:
     options = ("--model=llama-3-8b", "--model=phi-4", "--tokens=16", "-adirection=h2d", "-abackend=batched")
     done = kvbench_here("sweep", "order", "--device=cpu", *options, "--dry-run", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -511,7 +505,7 @@ def test_several_models_and_options_on_top_of_a_config(tmp_path: Path) -> None:
     }
 
 
-def test_what_the_model_decides_is_no_other_option(tmp_path: Path) -> None:
+def test_axes_set_by_a_model_cannot_be_options(tmp_path: Path) -> None:
     done = kvbench_here("sweep", "--model=llama-3-8b", "-ablocks=4", "--dry-run", cwd=tmp_path)
     assert done.returncode == 2
     assert error_line(done) == "-a blocks: the model sets blocks, block_size, pattern, host_pattern; leave it out"

@@ -47,7 +47,7 @@ def nowhere(path: Path) -> Path:
         (nowhere, "folder not found"),
     ],
 )
-def test_what_can_be_read_is_reported_and_the_rest_named(
+def test_readable_runs_are_reported_and_the_others_named(
     tmp_path: Path, make: Callable[[Path], Path], said: str
 ) -> None:
     good, bad, out = good_run(tmp_path / "good"), make(tmp_path / "bad"), tmp_path / "out"
@@ -61,7 +61,7 @@ def test_what_can_be_read_is_reported_and_the_rest_named(
     assert "- A run: " in text.partition("## Not in this report")[2]
 
 
-def test_json_names_what_cannot_be_read(tmp_path: Path) -> None:
+def test_json_names_unreadable_runs(tmp_path: Path) -> None:
     runs = [str(good_run(tmp_path / "good")), str(newer_run(tmp_path / "bad"))]
     done = CliRunner().invoke(app, ["report", *runs, "-o", str(tmp_path / "out"), "--json"])
     said = json.loads(done.stdout)
@@ -69,13 +69,13 @@ def test_json_names_what_cannot_be_read(tmp_path: Path) -> None:
     assert any("schema 99" in warning for warning in said["warnings"])
 
 
-def test_a_run_that_cannot_be_read_alone_leaves_no_report(tmp_path: Path) -> None:
+def test_an_unreadable_run_alone_gives_no_report(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(newer_run(tmp_path / "bad")), "-o", str(tmp_path / "out")])
     assert isinstance(done.exception, RunDirectoryError)
     assert not (tmp_path / "out").exists()
 
 
-def test_runs_of_a_gpu_and_of_the_host_are_told_apart(tmp_path: Path) -> None:
+def test_runs_of_a_gpu_and_of_the_host_are_distinguished(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"][:16]
     host = synthetic.info("EPYC", "cpu", identity={"cpu_model": "EPYC"}, identity_hash="host")
     runs = [
@@ -92,12 +92,12 @@ def test_runs_of_a_gpu_and_of_the_host_are_told_apart(tmp_path: Path) -> None:
 def outlying(tmp_path: Path, each: int) -> Run:
     """Return a run whose first cell has every `each`-th of 30 samples far off."""
     first, *others = synthetic.visits(synthetic.order_cells())
-    far = [us * (50 if place % each == 0 else 1) for place, us in enumerate(first.samples.wall_us)]
+    far = [us * (50 if index % each == 0 else 1) for index, us in enumerate(first.samples.wall_us)]
     samples = msgspec.structs.replace(first.samples, wall_us=far)
     return load_run(synthetic.write_run(tmp_path / "run", [msgspec.structs.replace(first, samples=samples), *others]))
 
 
-def test_many_outliers_are_said_first_and_counted(tmp_path: Path) -> None:
+def test_many_outliers_are_reported_first_and_counted(tmp_path: Path) -> None:
     run = outlying(tmp_path, each=5)
     counts = run.frame().set_index("cell_id")["outliers"]
     assert counts[synthetic.order_cells()[0].id] == 6
@@ -106,7 +106,7 @@ def test_many_outliers_are_said_first_and_counted(tmp_path: Path) -> None:
     assert "run: 1 cell has outliers among more than 10% of the samples" in text
 
 
-def test_a_few_outliers_are_counted_and_not_said(tmp_path: Path) -> None:
+def test_a_few_outliers_are_counted_but_not_reported(tmp_path: Path) -> None:
     run = outlying(tmp_path, each=15)
     assert run.frame()["outliers"].max() >= 2
     assert "has outliers" not in report_files([run])["report.md"].decode()

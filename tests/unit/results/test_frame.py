@@ -45,7 +45,7 @@ def test_the_last_attempt_of_a_disturbed_visit_counts_and_all_are_kept(tmp_path:
     assert len(run.records) == 3
 
 
-def test_a_visit_that_stays_disturbed_is_told(tmp_path: Path) -> None:
+def test_a_visit_that_stays_disturbed_is_counted(tmp_path: Path) -> None:
     disturbed = [Disturbance.STEP]
     attempts = [msgspec.structs.replace(visit(FAR, 50.0), attempt=n, disturbed=disturbed) for n in range(3)]
     row = frame_of(tmp_path, *attempts).loc[FAR.id]
@@ -57,9 +57,9 @@ def test_a_figure_belongs_to_the_quantity_of_its_stream_state(tmp_path: Path) ->
     frame = frame_of(tmp_path, *(visit(cell, 40.0) for cell in cells.values()))
     quantities = ["latency_gbps", "execution_gbps", "sustained_gbps"]
     for state, cell in cells.items():
-        told = frame.loc[cell.id, quantities].dropna()
-        assert list(told.index) == [f"{state.quantity}_gbps"]
-        assert told.iloc[0] == frame.loc[cell.id, "gbps"]
+        figures = frame.loc[cell.id, quantities].dropna()
+        assert list(figures.index) == [f"{state.quantity}_gbps"]
+        assert figures.iloc[0] == frame.loc[cell.id, "gbps"]
 
 
 def test_the_roof_of_scattered_small_blocks_is_the_translation_limit(tmp_path: Path) -> None:
@@ -84,13 +84,13 @@ def test_a_roof_of_six_rounds_has_an_interval(tmp_path: Path) -> None:
     assert row[["roof_gbps_low", "roof_gbps_high"]].isna().all()
 
 
-def test_a_device_without_a_translation_limit_in_reach_has_none(tmp_path: Path) -> None:
+def test_a_device_whose_translation_limit_is_out_of_reach_has_none(tmp_path: Path) -> None:
     row = frame_of(tmp_path, roof(scattered_us=305.0, dense_us=300.0), visit(FAR, 40.0)).loc[FAR.id]
     assert row["roof_gbps"] == pytest.approx(50)
     assert str(row["limit_blocks_per_s"]) == "nan"
 
 
-def test_a_run_that_measured_no_roof_has_none(tmp_path: Path) -> None:
+def test_a_run_without_roofs_has_no_roof_columns(tmp_path: Path) -> None:
     frame = frame_of(tmp_path, visit(FAR, 40.0))
     assert frame[["limit_blocks_per_s", "roof_gbps", "roof_share"]].isna().all(axis=None)
 

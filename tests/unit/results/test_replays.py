@@ -20,7 +20,7 @@ def swaps(*each_us: float, noise: float = 0.0) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("each_us", [(20.0, 0.5, 2e-5), (0.0, 0.5, 2e-5), (20.0, 0.0, 2e-5), (5.0, 1.0, 0.0)])
-def test_the_cost_of_a_swap_of_a_copy_and_of_a_byte_is_found(each_us: tuple[float, float, float]) -> None:
+def test_the_fit_recovers_the_cost_of_a_swap_a_copy_and_a_byte(each_us: tuple[float, float, float]) -> None:
     cost = SwapCost(swaps(*each_us), "wall_us")
     wanted_us = each_us[0] * 3 + each_us[1] * 700 + each_us[2] * 5_000_000
     assert cost.total_s(3, 700, 5_000_000) == pytest.approx(wanted_us / 1e6, rel=1e-6)

@@ -39,14 +39,14 @@ def run(tmp_path: Path) -> Path:
     return synthetic.write_run(tmp_path / "run", records)
 
 
-def test_what_is_written_is_read(run: Path) -> None:
+def test_records_are_read_as_they_were_written(run: Path) -> None:
     read = load_run(run)
     assert read.info == synthetic.info()
     assert [type(record).__name__ for record in read.records] == ["Ceiling", "Ceiling", "Visit", "Visit", "Note"]
     assert not read.warnings
 
 
-def test_where_visits_took_two_paths_that_of_most_comes_first(tmp_path: Path) -> None:
+def test_the_path_of_most_visits_comes_first(tmp_path: Path) -> None:
     visits = [
         msgspec.structs.replace(visit, path=path)
         for number, path in enumerate(("CPU inline", "copy engine", "copy engine"))
@@ -82,7 +82,7 @@ def test_a_damaged_packed_journal_is_refused(run: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
-def test_a_torn_last_line_is_dropped_and_said(run: Path, kept: float) -> None:
+def test_a_torn_last_line_is_dropped_with_a_warning(run: Path, kept: float) -> None:
     journal = run / "journal.jsonl"
     data = journal.read_bytes()
     last = data.splitlines(keepends=True)[-1]
@@ -166,7 +166,7 @@ def _edit_info(run: Path, **changes: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def test_a_newer_schema_is_told_from_damage(run: Path) -> None:
+def test_a_newer_schema_is_distinguished_from_damage(run: Path) -> None:
     _edit_info(run, schema=2, something_new=True)
     with pytest.raises(RunDirectoryError, match=r"newer kvbench \(schema 2; this one reads 1\): upgrade kvbench"):
         load_run(run)
@@ -183,13 +183,13 @@ def test_run_json_is_parsed_strictly(run: Path, changes: dict[str, object]) -> N
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 50_000, '{"a":' * 50_000])
-def test_run_json_that_is_no_object(run: Path, text: str) -> None:
+def test_a_run_json_that_is_not_an_object_is_refused(run: Path, text: str) -> None:
     (run / "run.json").write_text(text)
     with pytest.raises(RunDirectoryError, match=r"run\.json cannot be read"):
         load_run(run)
 
 
-def test_what_is_no_run_directory(tmp_path: Path) -> None:
+def test_other_folders_are_refused_as_run_directories(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     with pytest.raises(RunDirectoryError, match=r"is not a run directory: it has no run\.json"):
@@ -226,7 +226,7 @@ def test_a_journal_too_large_is_refused(run: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("cap", ["MAX_LINE_BYTES", "MAX_JOURNAL_BYTES"])
-def test_what_could_not_be_read_again_is_not_written(run: Path, monkeypatch: pytest.MonkeyPatch, cap: str) -> None:
+def test_records_too_large_to_read_are_not_written(run: Path, monkeypatch: pytest.MonkeyPatch, cap: str) -> None:
     before = (run / "journal.jsonl").read_bytes()
     with RunWriter.reopen(run) as writer:
         monkeypatch.setattr(f"kvbench.results.journal.{cap}", 100)
@@ -246,7 +246,7 @@ def test_a_byte_that_is_not_utf_8_is_refused(run: Path, name: str) -> None:
         load_run(run)
 
 
-def test_of_two_that_start_in_one_folder_one_makes_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_of_two_processes_creates_a_run_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RunWriter.create(tmp_path / "run", synthetic.info()):
         before = (tmp_path / "run" / "run.json").read_bytes()
         monkeypatch.setattr(Path, "iterdir", lambda _: iter(()))  # both looked before either wrote
@@ -255,7 +255,7 @@ def test_of_two_that_start_in_one_folder_one_makes_the_run(tmp_path: Path, monke
         assert (tmp_path / "run" / "run.json").read_bytes() == before
 
 
-def test_a_path_is_one_of_its_words(run: Path) -> None:
+def test_an_unknown_effective_path_is_refused(run: Path) -> None:
     body = msgspec.json.encode(msgspec.structs.replace(synthetic.visits([CELL])[0], path="=cmd|' /c calc'!A1"))
     (run / "journal.jsonl").write_bytes(body[:-1] + b',"crc":"%08x"}\n' % zlib.crc32(body))
     with pytest.raises(RunDirectoryError, match="is not a record of this schema"):
@@ -263,14 +263,14 @@ def test_a_path_is_one_of_its_words(run: Path) -> None:
 
 
 def test_no_text_is_a_formula_in_csv() -> None:
-    words = ["=cmd|' /c calc'!A1", "@sum(1)", "+cmd", "-cmd", "\t=1", "-", "+5%", "-0.3", "plain", "1-2"]
-    text = as_csv(pd.DataFrame({"words": words, "numbers": [-1.5] * len(words)})).decode()
+    texts = ["=cmd|' /c calc'!A1", "@sum(1)", "+cmd", "-cmd", "\t=1", "-", "+5%", "-0.3", "plain", "1-2"]
+    text = as_csv(pd.DataFrame({"texts": texts, "numbers": [-1.5] * len(texts)})).decode()
     read = pd.read_csv(io.StringIO(text), keep_default_na=False)
-    assert read["words"].tolist() == [f"'{word}" for word in words[:5]] + words[5:]
+    assert read["texts"].tolist() == [f"'{text}" for text in texts[:5]] + texts[5:]
     assert (read["numbers"] == -1.5).all()
 
 
-def test_create_refuses_folders_that_hold_something(run: Path, tmp_path: Path) -> None:
+def test_create_refuses_folders_that_are_not_empty(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not empty"):
         RunWriter.create(run, synthetic.info())
     file = tmp_path / "file"
@@ -284,18 +284,18 @@ def test_create_refuses_folders_that_hold_something(run: Path, tmp_path: Path) -
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes to read-only folders")
-def test_create_in_a_read_only_folder(tmp_path: Path) -> None:
+def test_create_refuses_a_read_only_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(UsageError, match="permission denied"):
         RunWriter.create(tmp_path / "run", synthetic.info())
 
 
-def test_create_takes_an_empty_folder(tmp_path: Path) -> None:
+def test_create_accepts_an_empty_folder(tmp_path: Path) -> None:
     synthetic.write_run(tmp_path, [])
     assert load_run(tmp_path).frame().empty
 
 
-def test_a_run_directory_that_is_gone_cannot_be_written(run: Path) -> None:
+def test_a_removed_run_directory_cannot_be_written(run: Path) -> None:
     read = load_run(run)
     with RunWriter.reopen(run) as writer:
         shutil.rmtree(run)
@@ -305,7 +305,7 @@ def test_a_run_directory_that_is_gone_cannot_be_written(run: Path) -> None:
         read.write_summary()
 
 
-def test_one_writer_at_a_time(run: Path) -> None:
+def test_a_run_directory_has_one_writer_at_a_time(run: Path) -> None:
     with RunWriter.reopen(run), pytest.raises(UsageError, match="another kvbench process is writing"):
         RunWriter.reopen(run)
     RunWriter.reopen(run).close()
@@ -355,7 +355,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     assert not read.warnings
 
 
-def test_no_room_for_run_json_keeps_the_old_one(run: Path) -> None:
+def test_a_full_disk_keeps_the_old_run_json(run: Path) -> None:
     before = (run / "run.json").read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with RunWriter.reopen(run) as writer:
@@ -395,7 +395,7 @@ def _visits(draw: st.DrawFn) -> Visit:
 
 @settings(deadline=None)
 @given(st.lists(st.one_of(_visits(), st.builds(Note, text=_LINES))), st.integers(0, 10_000))
-def test_any_journal_survives_a_cut_anywhere(records: list[Record], cut: int) -> None:
+def test_a_journal_that_is_cut_anywhere_can_be_read(records: list[Record], cut: int) -> None:
     crc, lines = 0, []
     for record in records:
         line, crc = seal(record, crc)
@@ -427,7 +427,7 @@ def test_a_row_holds_the_cell_and_its_figures(run: Path) -> None:
     assert row["command"] == CELL.command()
 
 
-def test_the_swap_time_is_the_wall_when_idle_and_the_gpu_when_busy(run: Path) -> None:
+def test_the_swap_time_is_wall_time_when_idle_and_gpu_time_when_busy(run: Path) -> None:
     frame = load_run(run).frame().set_index("cell_id")
     assert frame.loc[CELL.id, "swap_us_median"] == frame.loc[CELL.id, "wall_us_median"]
     assert frame.loc[BUSY.id, "swap_us_median"] == frame.loc[BUSY.id, "gpu_us_median"]
@@ -437,7 +437,7 @@ def test_the_swap_time_is_the_wall_when_idle_and_the_gpu_when_busy(run: Path) ->
     assert (frame["state_held"] == 1).all()
 
 
-def test_the_median_is_that_of_the_visits_medians_and_the_spread_that_of_all_samples(tmp_path: Path) -> None:
+def test_the_median_is_of_the_visits_medians_and_the_spread_of_all_samples(tmp_path: Path) -> None:
     visits = [
         synthetic.visit(CELL, us, count=count, round_=number)
         for number, (us, count) in enumerate(((10.0, 21), (20.0, 5), (30.0, 7)))
@@ -460,7 +460,7 @@ INTERVAL = ["swap_us_low", "swap_us_high", "gbps_low", "gbps_high"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6, 9])
-def test_an_interval_needs_six_visits(tmp_path: Path, count: int) -> None:
+def test_an_interval_requires_six_visits(tmp_path: Path, count: int) -> None:
     visits = [synthetic.visit(CELL, 10.0 + number, count=7, round_=number) for number in range(count)]
     others = [synthetic.visit(BUSY, 99.0, round_=number) for number in range(6)]  # their visits count for themselves
     row = load_run(synthetic.write_run(tmp_path / "run", [*others, *visits])).frame().set_index("cell_id").loc[CELL.id]
@@ -475,7 +475,7 @@ def test_an_interval_needs_six_visits(tmp_path: Path, count: int) -> None:
     assert row["gbps_high"] == pytest.approx(CELL.swap_bytes / row["swap_us_low"] / 1e3)
 
 
-def test_latency_is_of_an_idle_stream_and_execution_of_a_busy_one(run: Path) -> None:
+def test_an_idle_stream_has_latency_and_a_busy_one_execution(run: Path) -> None:
     frame = load_run(run).frame().set_index("cell_id")
     assert frame.loc[CELL.id, "latency_gbps"] == frame.loc[CELL.id, "gbps"]
     assert np.isnan(frame.loc[CELL.id, "execution_gbps"])
@@ -483,7 +483,7 @@ def test_latency_is_of_an_idle_stream_and_execution_of_a_busy_one(run: Path) -> 
     assert np.isnan(frame.loc[BUSY.id, "latency_gbps"])
 
 
-def test_execution_has_figures_only_where_the_delay_outlasted_every_sample(tmp_path: Path) -> None:
+def test_execution_has_figures_only_if_the_delay_outlasted_every_sample(tmp_path: Path) -> None:
     outlasted = [synthetic.visit(BUSY, 10.0, count=7, round_=number) for number in range(6)]
     one_ended = msgspec.structs.replace(outlasted[5], samples=replaced(outlasted[5].samples))
     held, ended = (

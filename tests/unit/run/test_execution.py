@@ -12,8 +12,8 @@ from kvbench.cli.progress import PlainReporter
 from kvbench.results import RunWriter, load_run
 from kvbench.results.frame import visits_that_count
 from kvbench.results.schema import Ceiling, Disturbance, Failure, Note, Retry, Visit
+from kvbench.run.done import Progress
 from kvbench.run.execution import MAX_REPEATS, VISITS_A_REPEAT, Execution, Outcome
-from kvbench.run.progress import Progress
 from kvbench.run.protocol import MeasureCell, Opened
 from kvbench.run.worker_process import NotAskedError, WorkerLostError
 from kvbench.sweep.plan import Plan, PlannedVisit
@@ -65,7 +65,7 @@ class Silent:
 
 
 class Crashing(Slot):
-    """A worker that every large copy kills, and that is found dead before the first visit."""
+    """A worker that every large copy kills, and that is dead before the first visit."""
 
     def ask(self, *_: object) -> Ceiling:
         raise WorkerLostError("the worker died by SIGSEGV")
@@ -108,7 +108,7 @@ def execute(path: Path, slot: Slot, writer: RunWriter | None = None, search: Sto
         return Execution(spec, plan, opened, writer, slot, Silent(), progress, search).run()  # type: ignore[arg-type]
 
 
-def test_a_disturbed_visit_is_made_again_behind_the_others_of_its_round(tmp_path: Path) -> None:
+def test_a_disturbed_visit_is_repeated_after_the_others_of_its_round(tmp_path: Path) -> None:
     slot = Slot(disturbed=1)
     execute(tmp_path, slot)
     for number in range(2):
@@ -120,7 +120,7 @@ def test_a_disturbed_visit_is_made_again_behind_the_others_of_its_round(tmp_path
     assert not any(visit.disturbed for visit in visits_that_count(records))
 
 
-def test_a_visit_that_stays_disturbed_is_made_again_twice_at_most(tmp_path: Path) -> None:
+def test_a_visit_that_stays_disturbed_is_repeated_at_most_twice(tmp_path: Path) -> None:
     assert len(CELLS) // VISITS_A_REPEAT > MAX_REPEATS  # the round has repeats left
     slot = Slot(disturbed=99)
     execute(tmp_path, slot)
@@ -129,7 +129,7 @@ def test_a_visit_that_stays_disturbed_is_made_again_twice_at_most(tmp_path: Path
     assert sum(bool(visit.disturbed) for visit in visits_that_count(load_run(tmp_path).records)) == 2
 
 
-def test_on_a_host_that_is_never_quiet_repeats_are_few(tmp_path: Path) -> None:
+def test_repeats_are_limited_on_a_host_that_is_never_quiet(tmp_path: Path) -> None:
     slot = Slot(disturbed=99, disturbs=len(CELLS))
     execute(tmp_path, slot)
     for number in range(2):
@@ -137,7 +137,7 @@ def test_on_a_host_that_is_never_quiet_repeats_are_few(tmp_path: Path) -> None:
         assert len(repeats) == len(CELLS) // VISITS_A_REPEAT
 
 
-def test_large_copies_that_crash_and_a_worker_that_is_found_dead_cost_themselves(tmp_path: Path) -> None:
+def test_crashing_large_copies_and_a_dead_worker_cost_only_themselves(tmp_path: Path) -> None:
     slot = Crashing(disturbed=0)
     outcome = execute(tmp_path, slot)
     assert (outcome.status, outcome.measured, outcome.failed, outcome.copies_failed) == ("complete", len(CELLS), 0, 2)
@@ -148,7 +148,7 @@ def test_large_copies_that_crash_and_a_worker_that_is_found_dead_cost_themselves
     assert sum("had ended between two requests and was replaced" in note for note in notes) == 1
 
 
-def test_a_visit_that_no_worker_was_asked_for_fails_and_costs_no_worker(tmp_path: Path) -> None:
+def test_a_visit_that_was_not_requested_fails_without_replacing_a_worker(tmp_path: Path) -> None:
     slot = Left(disturbed=0)
     outcome = execute(tmp_path, slot)
     assert (outcome.status, outcome.measured, outcome.failed) == ("complete", len(CELLS) - 1, 1)
@@ -157,7 +157,7 @@ def test_a_visit_that_no_worker_was_asked_for_fails_and_costs_no_worker(tmp_path
     assert slot.replaced == 0
 
 
-def test_a_failed_cell_that_is_tried_again_has_its_figures(tmp_path: Path) -> None:
+def test_a_failed_cell_has_figures_after_a_successful_retry(tmp_path: Path) -> None:
     texts = CELLS[0].as_strings()
     with RunWriter.create(tmp_path, info()) as writer:
         writer.append(Failure(cell_text=texts, round=0, kind="timeout", message="asleep", command=""))
@@ -170,7 +170,7 @@ def test_a_failed_cell_that_is_tried_again_has_its_figures(tmp_path: Path) -> No
     assert set(load_run(tmp_path).frame()["status"]) == {"ok"}
 
 
-def test_what_was_made_is_not_made_again_on_resuming(tmp_path: Path) -> None:
+def test_resuming_does_not_repeat_visits(tmp_path: Path) -> None:
     execute(tmp_path, Slot(disturbed=0))
     again = Slot(disturbed=0)
     execute(tmp_path, again, RunWriter.reopen(tmp_path))
@@ -185,7 +185,7 @@ def test_what_was_made_is_not_made_again_on_resuming(tmp_path: Path) -> None:
         (None, "to continue: kvbench sweep --resume 'my run'"),
     ],
 )
-def test_what_was_interrupted_names_the_command_that_goes_on_from_there(
+def test_an_interrupted_sweep_names_the_command_that_continues_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: Stopped | None, advice: str
 ) -> None:
     """A search is not kept, so a sweep that continued it would measure every cell."""

@@ -47,7 +47,7 @@ def _same_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_same_machine")
-def test_memory_that_is_taken_meanwhile_changes_no_plan() -> None:
+def test_memory_taken_by_others_since_the_start_does_not_change_the_plan() -> None:
     plan = expand(SPEC, CPU, CPU_BACKENDS)
     assert runner.plan_of(begun(), SPEC, here()) == plan
     assert runner.plan_of(begun(), SPEC, here(host_free_bytes=1 << 27, device_free_bytes=1 << 27)) == plan
@@ -55,7 +55,7 @@ def test_memory_that_is_taken_meanwhile_changes_no_plan() -> None:
 
 
 @pytest.mark.usefixtures("_same_machine")
-def test_a_backend_that_came_meanwhile_is_no_part_of_the_run() -> None:
+def test_a_backend_installed_since_the_start_is_not_part_of_the_run() -> None:
     more = replace(CPU_BACKENDS[1], name="new")
     opened = msgspec.structs.replace(here(), backends=[*CPU_BACKENDS, more])
     assert runner.plan_of(begun(), SPEC, opened) == expand(SPEC, CPU, CPU_BACKENDS)
@@ -63,29 +63,29 @@ def test_a_backend_that_came_meanwhile_is_no_part_of_the_run() -> None:
 
 @pytest.mark.usefixtures("_same_machine")
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "why"),
     [
         ({"package": "kvbench==9"}, r", is kvbench==9\)"),
         ({"unavailable": "it rains"}, r"\(it rains\)"),
         ({"axes": frozenset()}, r"\(it changed\)"),
     ],
 )
-def test_a_backend_that_is_another_now_is_a_mismatch(changes: dict[str, Any], told: str) -> None:
+def test_a_changed_backend_is_a_mismatch(changes: dict[str, Any], why: str) -> None:
     changed = [replace(facts, **changes) if facts.name == "batched" else facts for facts in CPU_BACKENDS]
     opened = msgspec.structs.replace(here(), backends=changed)
-    with pytest.raises(MismatchError, match=r"backend batched differs from that of the run .*" + told):
+    with pytest.raises(MismatchError, match=r"backend batched differs from that of the run .*" + why):
         runner.plan_of(begun(), SPEC, opened)
 
 
 @pytest.mark.usefixtures("_same_machine")
-def test_a_run_of_a_device_of_another_kind_is_a_mismatch() -> None:
+def test_a_run_of_another_kind_of_device_is_a_mismatch() -> None:
     changed = msgspec.to_builtins(replace(CPU, kind="abacus"))
     run = replace(begun(), info=msgspec.structs.replace(begun().info, device=changed))
     with pytest.raises(MismatchError, match=r"the run is of a device of kind 'abacus', this is 'cpu'"):
         runner.plan_of(run, SPEC, here())
 
 
-def test_visits_that_another_process_made_before_the_lock_are_not_made_again(
+def test_visits_by_another_process_before_the_lock_are_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = kvbench_here("sweep", *tiny(), *BRIEF, "--device=cpu", "--out=run", cwd=tmp_path)

@@ -25,13 +25,13 @@ def two() -> Turns:
 def test_visits_of_one_device_follow_each_other() -> None:
     turns, inside, most = two(), [0], []
 
-    def visit(place: int) -> None:
+    def visit(device: int) -> None:
         for index in range(20):
-            with turns.taken(place, (0, 0, index), together=False) as present:
+            with turns.taken(device, (0, 0, index), together=False) as present:
                 inside[0] += 1
                 most.append((inside[0], present))
                 inside[0] -= 1
-        turns.leave(place)
+        turns.leave(device)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(visit, (0, 1)))
@@ -39,26 +39,26 @@ def test_visits_of_one_device_follow_each_other() -> None:
     assert len(most) == 40
 
 
-def test_visits_of_all_devices_are_made_at_once() -> None:
+def test_visits_of_all_devices_begin_together() -> None:
     turns, meeting = two(), threading.Barrier(2, timeout=10)
 
-    def visit(place: int) -> int:
-        with turns.taken(place, (0, 0, 0), together=True) as present:
+    def visit(device: int) -> int:
+        with turns.taken(device, (0, 0, 0), together=True) as present:
             meeting.wait()
-        turns.leave(place)
+        turns.leave(device)
         return present
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(visit, (0, 1))) == [2, 2]
 
 
-def test_a_device_that_skips_a_visit_or_is_gone_is_not_waited_for() -> None:
+def test_nobody_waits_for_a_device_that_skipped_a_visit_or_left() -> None:
     turns = two()
 
-    def skips(place: int) -> None:
-        with turns.taken(place, (0, 0, 1), together=False):
+    def skips(device: int) -> None:
+        with turns.taken(device, (0, 0, 1), together=False):
             pass
-        turns.leave(place)
+        turns.leave(device)
 
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(skips, 1)
@@ -78,7 +78,7 @@ def test_an_interrupt_ends_the_waiting() -> None:
         pass
 
 
-def test_a_swap_on_all_devices_is_not_asked_for_once_one_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swaps_on_all_devices_fail_after_one_device_left(monkeypatch: pytest.MonkeyPatch) -> None:
     cell, turns = Cell("batched", Direction.H2D, 1, 4096, devices=2), Turns()
     turns.order = {(0, cell.id): 0}
     monkeypatch.setattr(Turns, "taken", lambda *_, **__: nullcontext(1))
@@ -88,11 +88,11 @@ def test_a_swap_on_all_devices_is_not_asked_for_once_one_is_gone(monkeypatch: py
         slot.visit(request, 1.0)
 
 
-def test_later_visits_of_all_devices_have_higher_numbers_to_meet_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_visits_of_all_devices_have_higher_start_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Visits that are repeated follow the others of their round; at a number that was passed nobody would wait."""
     cells = [Cell("batched", Direction.H2D, blocks, 4096, devices=2) for blocks in (1, 2)]
     turns, numbers = Turns(), list[int]()
-    turns.order = {(number, cell.id): 2 * number + place for number in (0, 1) for place, cell in enumerate(cells)}
+    turns.order = {(number, cell.id): 2 * number + index for number in (0, 1) for index, cell in enumerate(cells)}
     monkeypatch.setattr(Turns, "taken", lambda *_, **__: nullcontext(2))
 
     def visit(_slot: WorkerSlot, request: MeasureCell, _deadline_s: float) -> Failure:

@@ -1,4 +1,4 @@
-"""A worker as its parent holds it: silence that counts, last words, an end that is not waited for."""
+"""A worker as its parent holds it: silence that counts, last lines of stderr, an end that is not waited for."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def run_instead(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     monkeypatch.setattr(Interpreter, "command", lambda *_: (sys.executable, "-c", code))
 
 
-def test_time_in_which_this_process_was_stopped_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_while_this_process_was_stopped_does_not_count_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that jumps stands for Ctrl-Z and for a closed lid; the worker answers right after."""
     answer = '{"type":"refused","message":"late","usage":false}'
     clock = iter([0.0, *(3600.0 * hour for hour in range(1, 100))])
@@ -44,14 +44,14 @@ def test_time_in_which_this_process_was_stopped_is_no_silence(monkeypatch: pytes
         assert worker.ask(OPEN, 60.0) == Refused(message="late", usage=False)
 
 
-def test_an_answer_that_waits_is_read_whatever_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_answer_is_read_even_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = '{"type":"refused","message":"there","usage":false}'
     with closing(worker_that(monkeypatch, f"print('{answer}', flush=True); input(); input()")) as worker:
         time.sleep(0.5)
         assert worker.ask(OPEN, 0.001) == Refused(message="there", usage=False)
 
 
-def test_silence_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_worker_is_killed_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(worker_that(monkeypatch, "import time; time.sleep(60)")) as worker:
         begin_s = time.monotonic()
         with pytest.raises(WorkerHungError, match=r"no answer within 0.3 s; the worker was killed"):
@@ -79,14 +79,14 @@ def test_a_long_request_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         assert worker.ask(Open(device="x" * (1 << 20), fault=None), 60.0) == Refused(message=str(1 << 20), usage=False)
 
 
-def test_the_first_worker_s_last_words_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_quotes_the_last_stderr_line_of_the_first_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(worker_that(monkeypatch, "import sys; input(); sys.exit('libcuda is not amused')")) as worker:
         with pytest.raises(WorkerLostError) as lost:
             worker.ask(OPEN, 20.0)
         assert str(lost.value) == "the worker ended with exit code 1: libcuda is not amused"
 
 
-def test_a_process_that_the_driver_holds_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_blocked_in_the_driver_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(worker_that(monkeypatch, "input()")) as worker:
         monkeypatch.setattr(worker_process, "_END_S", 0.2)
         monkeypatch.setattr(worker._process, "kill", lambda: None)  # as one in uninterruptible sleep takes it
@@ -96,14 +96,16 @@ def test_a_process_that_the_driver_holds_is_not_waited_for(monkeypatch: pytest.M
         monkeypatch.undo()
 
 
-def test_what_workers_print_is_in_the_log_which_is_no_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    run_instead(monkeypatch, "import sys; sys.exit('words')")
+def test_the_output_of_workers_is_logged_but_never_through_a_link(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run_instead(monkeypatch, "import sys; sys.exit('output')")
     slot = WorkerSlot(SweepSpec(name="test", device="cpu"))
     slot.log = tmp_path / "worker.log"
     with pytest.raises(WorkerLostError):
         slot.start()
     slot.close()
-    assert slot.log.read_text() == "words\n"
+    assert slot.log.read_text() == "output\n"
 
     (tmp_path / "precious").write_text("kept")
     slot.log = tmp_path / "link.log"
@@ -114,9 +116,11 @@ def test_what_workers_print_is_in_the_log_which_is_no_link(monkeypatch: pytest.M
     assert (tmp_path / "precious").read_text() == "kept"
 
 
-@pytest.mark.parametrize(("how", "told"), [("os._exit(3)", "exit code 3"), ("time.sleep(60)", "no answer within 1 s")])
-def test_a_backend_that_takes_the_worker_with_it_costs_itself(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str, told: str
+@pytest.mark.parametrize(
+    ("how", "reason"), [("os._exit(3)", "exit code 3"), ("time.sleep(60)", "no answer within 1 s")]
+)
+def test_a_backend_that_crashes_its_worker_costs_only_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str, reason: str
 ) -> None:
     (tmp_path / "kvbench_plugin.py").write_text(f"import os, time\n{how}\n")
     info = tmp_path / "kvbench_plugin-1.0.dist-info"
@@ -132,11 +136,11 @@ def test_a_backend_that_takes_the_worker_with_it_costs_itself(
         plugin, batched = opened.backends
         assert plugin.unavailable is not None
         assert plugin.unavailable.startswith("kvbench-plugin==1.0 does not load: ")
-        assert told in plugin.unavailable
+        assert reason in plugin.unavailable
         assert batched.unavailable is None
 
 
-def test_the_deadline_follows_the_work() -> None:
+def test_more_work_has_a_later_deadline() -> None:
     texts = {"backend": "batched", "direction": "h2d", "blocks": "4", "block_size": "4KiB", "stream_state": "idle"}
     cell = Cell.from_strings(texts | {"pattern": "shuffled"})
     for sampling in (Sampling(cell_seconds=600.0), Sampling(deadline_s=5.0), Sampling(max_samples=100_000)):
@@ -145,14 +149,14 @@ def test_the_deadline_follows_the_work() -> None:
         assert visit_deadline_s(larger, sampling, "cpu") > visit_deadline_s(cell, sampling, "cpu")
 
 
-def test_streams_beyond_eight_have_queues_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_eight_streams_have_separate_hardware_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as training frameworks set it
     code = "import os, sys; input(); sys.exit(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])"
     with closing(worker_that(monkeypatch, code)) as worker, pytest.raises(WorkerLostError, match=r"32$"):
         worker.ask(OPEN, 20.0)
 
 
-def test_a_worker_that_was_killed_while_nobody_asked_is_known_to_have_ended() -> None:
+def test_a_worker_killed_between_requests_counts_as_ended() -> None:
     with closing(WorkerSlot(SweepSpec(name="test", device="cpu"))) as slot:
         slot.start()
         assert not slot.ended

@@ -113,7 +113,7 @@ def test_a_shipped_config_survives_its_plain_form(name: str) -> None:
         ("staged", 200),
     ],
 )
-def test_the_estimate_keeps_what_the_config_promises(name: str, seconds: float) -> None:
+def test_the_estimate_of_a_config_is_within_its_promise(name: str, seconds: float) -> None:
     assert on_h200(name).estimate_s < seconds
 
 
@@ -122,7 +122,7 @@ def test_quick_measures_back_to_back_swaps_of_small_and_of_large_blocks() -> Non
     assert sizes == {4096, 16384, 65536}
 
 
-def test_quick_holds_the_swaps_that_tell_the_paths_of_a_batched_call_apart() -> None:
+def test_quick_has_the_swaps_that_distinguish_the_paths_of_a_batched_call() -> None:
     states = {
         cell.stream_state
         for cell in on_h200("quick").cells
@@ -132,8 +132,8 @@ def test_quick_holds_the_swaps_that_tell_the_paths_of_a_batched_call_apart() -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_command_of_any_cell_measures_that_cell_alone(name: str) -> None:
-    """A cell's command is `kvbench sweep -a …`, which starts from quick: nothing in quick may stand in its way."""
+def test_the_command_of_any_cell_measures_only_that_cell(name: str) -> None:
+    """A cell's command is `kvbench sweep -a …`, which starts from quick: nothing in quick may prevent it."""
     for cell in on_h200(name).cells[::25]:
         settings = {axis: value for axis, value in cell.spelled_out().items() if value is not None}
         plan = expand(shipped("quick").with_axes(settings), H200, EVERYWHERE)
@@ -141,7 +141,7 @@ def test_the_command_of_any_cell_measures_that_cell_alone(name: str) -> None:
         assert not plan.skipped
 
 
-def test_cliff_pins_the_edge_on_both_streams() -> None:
+def test_cliff_locates_the_edge_on_both_streams() -> None:
     cells = on_h200("cliff").cells
     for state in (StreamState.IDLE, StreamState.BUSY):
         sizes = {
@@ -179,13 +179,13 @@ def test_the_sm_ladder_ends_with_every_sm() -> None:
     assert sorted({cell.sms or 0 for cell in on_h200("sm-ladder").cells}) == counts
 
 
-def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_path_to_a_config_is_used_as_given(tmp_path: Path) -> None:
     path = write(tmp_path, "")
     assert find_config(str(path)) == path
     assert load_config(path) == SweepSpec(name="mine")
 
 
-def test_every_key_of_a_config(tmp_path: Path) -> None:
+def test_every_key_of_a_config_is_read(tmp_path: Path) -> None:
     text = """
         question = "why?"
         device = "cuda:1"
@@ -227,7 +227,7 @@ def test_every_key_of_a_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stem", "name"), [("my sweep", "my-sweep"), ("..", "sweep"), ("größe", "gr--e"), ("x" * 90, "x" * 64)]
 )
-def test_a_sweep_is_named_after_its_file(tmp_path: Path, stem: str, name: str) -> None:
+def test_a_sweep_has_the_name_of_its_file(tmp_path: Path, stem: str, name: str) -> None:
     path = tmp_path / f"{stem}.toml"
     path.write_text("")
     assert load_config(path).name == name
@@ -273,7 +273,7 @@ def test_a_sweep_is_named_after_its_file(tmp_path: Path, stem: str, name: str) -
         ("#" * 2**20 + "\n", "is not a TOML file of up to 1 MiB"),
     ],
 )
-def test_a_wrong_config_is_one_line_with_file_and_key(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_config_is_refused_with_its_file_and_key(tmp_path: Path, text: str, message: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(UsageError) as caught:
         load_config(path)
@@ -282,7 +282,7 @@ def test_a_wrong_config_is_one_line_with_file_and_key(tmp_path: Path, text: str,
     assert str(caught.value).isprintable()
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_a_config_that_is_not_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="cannot be read as TOML: 'utf-8' codec"):
@@ -300,13 +300,13 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         ("zzz", f"use one of {', '.join(NAMES)}, or a path ending in .toml"),
     ],
 )
-def test_a_config_that_is_not_there(name: str, message: str) -> None:
+def test_a_missing_config_is_refused_with_the_shipped_ones(name: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         load_config(find_config(name))
     assert message in str(caught.value)
 
 
-def test_a_cell_of_the_command_line_can_be_asked_for() -> None:
+def test_axes_of_the_command_line_narrow_a_config() -> None:
     spec = shipped("cliff").with_axes({"direction": "h2d", "blocks": "16", "block_size": "4KiB"})
     cells: tuple[Cell, ...] = expand(spec, H200, EVERYWHERE).cells
     assert [(cell.backend, cell.stream_state.value) for cell in cells] == [
@@ -318,7 +318,7 @@ def test_a_cell_of_the_command_line_can_be_asked_for() -> None:
     ]
 
 
-def test_engine_holds_auto_against_every_rival_where_it_is_measured() -> None:
+def test_engine_compares_auto_with_every_other_backend() -> None:
     cells = on_h200("engine").cells
     shapes = {
         name: {

@@ -21,9 +21,10 @@ from kvbench.sweep.plan import Plan, expand, footprint, visits
 from kvbench.sweep.spec import Limits, Sampling, SweepSpec
 from tests.strategies import AXIS_VALUES, CPU, CPU_BACKENDS, GIB, H200, H200_BACKENDS
 
-HEEDED = [name for name, axis in AXES.items() if axis.depends_on_backend]
+OPTIONAL = [name for name, axis in AXES.items() if axis.depends_on_backend]
 HOT = {"pool": "dense", "reuse": "same"}
 CELL = Cell(backend="batched", direction=Direction.H2D, blocks=1024, block_bytes=4096)
+Machine = tuple[DeviceFacts, tuple[BackendFacts, ...]]
 small_values = {**AXIS_VALUES, "blocks": st.integers(1, 5000), "block_size": st.integers(1, 2**20)}
 machines = st.sampled_from([(H200, H200_BACKENDS), (CPU, CPU_BACKENDS)])
 
@@ -69,7 +70,7 @@ def _fits(value: AxisValue | None, wanted: AxisValue, first: AxisValue, device: 
 
 
 @given(small_specs, machines)
-def test_nothing_asked_for_is_lost(spec: SweepSpec, machine: tuple[DeviceFacts, tuple[BackendFacts, ...]]) -> None:
+def test_every_requested_cell_is_planned_skipped_or_filtered(spec: SweepSpec, machine: Machine) -> None:
     device, backends = machine
     plan = expand(replace(spec, filters=()), device, backends)
     planned = [*plan.cells, *(skip.cell for skip in plan.skipped)]
@@ -86,9 +87,7 @@ def test_nothing_asked_for_is_lost(spec: SweepSpec, machine: tuple[DeviceFacts, 
 
 
 @given(small_specs, machines)
-def test_filters_divide_what_is_planned_without_them(
-    spec: SweepSpec, machine: tuple[DeviceFacts, tuple[BackendFacts, ...]]
-) -> None:
+def test_filters_divide_the_cells_of_a_plan(spec: SweepSpec, machine: Machine) -> None:
     plan, unfiltered = expand(spec, *machine), expand(replace(spec, filters=()), *machine)
     for part, whole in (
         (plan.cells, unfiltered.cells),
@@ -100,20 +99,18 @@ def test_filters_divide_what_is_planned_without_them(
 
 
 @given(small_specs, machines)
-def test_no_cell_comes_twice(spec: SweepSpec, machine: tuple[DeviceFacts, tuple[BackendFacts, ...]]) -> None:
+def test_a_plan_has_no_cell_twice(spec: SweepSpec, machine: Machine) -> None:
     plan = expand(spec, *machine)
     ids = [cell.id for cell in plan.cells] + [skip.cell.id for skip in plan.skipped]
     assert len(set(ids)) == len(ids)
 
 
 @given(small_specs, machines)
-def test_a_cell_has_exactly_the_axes_its_backend_heeds(
-    spec: SweepSpec, machine: tuple[DeviceFacts, tuple[BackendFacts, ...]]
-) -> None:
+def test_a_cell_has_exactly_the_axes_that_its_backend_supports(spec: SweepSpec, machine: Machine) -> None:
     device, backends = machine
     known = {facts.name: facts for facts in backends}
     for cell in expand(spec, device, backends).cells:
-        used = {name for name in HEEDED if getattr(cell, AXES[name].field) != AXES[name].unused}
+        used = {name for name in OPTIONAL if getattr(cell, AXES[name].field) != AXES[name].unused}
         axes = known[cell.backend].axes
         assert {name for name in axes if AXES[name].optional} <= used <= axes
         assert known[cell.backend].unavailable is None
@@ -121,9 +118,7 @@ def test_a_cell_has_exactly_the_axes_its_backend_heeds(
 
 
 @given(small_specs, machines)
-def test_a_plan_keeps_within_the_memory_it_says(
-    spec: SweepSpec, machine: tuple[DeviceFacts, tuple[BackendFacts, ...]]
-) -> None:
+def test_a_plan_stays_within_its_stated_memory(spec: SweepSpec, machine: Machine) -> None:
     device, _ = machine
     plan = expand(spec, *machine)
     sizes = [footprint(cell, spec.sampling, device.kind) for cell in plan.cells]
@@ -156,7 +151,7 @@ def test_without_a_backend_every_backend_is_planned() -> None:
     assert [cell.backend for cell in plan_of(direction="h2d").cells] == [name for name in every if name != AUTO]
 
 
-def test_auto_is_planned_by_itself_only_with_a_policy_and_always_when_asked_for() -> None:
+def test_auto_is_planned_with_a_policy_or_on_request() -> None:
     table = Table(
         direction=Direction.H2D,
         stream_state=StreamState.IDLE,
@@ -169,7 +164,7 @@ def test_auto_is_planned_by_itself_only_with_a_policy_and_always_when_asked_for(
     assert {cell.backend for cell in plan_of(backend="auto").cells} == {AUTO}
 
 
-def test_an_order_asked_for_replaces_the_default_both_ways() -> None:
+def test_a_requested_order_replaces_the_default_in_both_directions() -> None:
     cells = plan_of(backend="batched", order="stream,any").cells
     assert [(cell.direction.value, str(cell.order)) for cell in cells] == [
         ("h2d", "stream"),
@@ -179,7 +174,7 @@ def test_an_order_asked_for_replaces_the_default_both_ways() -> None:
     ]
 
 
-def test_groups_are_united_in_their_order() -> None:
+def test_groups_are_joined_in_their_order() -> None:
     spec = SweepSpec(name="x").with_axes({"backend": "triton", "direction": "h2d", "sms": "4"})
     spec = replace(spec, groups=({**spec.groups[0], "blocks": (4, 1)}, {**spec.groups[0], "blocks": (2, 4)}))
     assert [cell.blocks for cell in expand(spec, H200, H200_BACKENDS).cells] == [4, 1, 2]
@@ -195,7 +190,7 @@ def test_the_first_value_of_an_axis_that_does_not_apply_runs_and_the_others_are_
     ]
 
 
-def test_swaps_are_queued_on_a_busy_stream_only() -> None:
+def test_only_swaps_on_a_busy_stream_are_queued() -> None:
     plan = plan_of(backend="per_block", direction="h2d", stream_state="idle,busy", queued="0,4", streams="1,2")
     shapes = [(cell.stream_state, cell.queued, cell.streams) for cell in plan.cells]
     busy = StreamState.BUSY
@@ -213,7 +208,7 @@ def test_a_backend_that_cannot_queue_is_measured_without_a_queue() -> None:
     ]
 
 
-def test_a_queue_takes_its_time_in_the_estimate() -> None:
+def test_the_estimate_includes_the_time_of_a_queue() -> None:
     sampling = Sampling(rounds=1, warmups=0, min_samples=10, max_samples=10)
     shallow, deep = (replace(CELL, stream_state=StreamState.BUSY, queued=depth) for depth in (1, 100))
     swap_s = CELL.swap_bytes / 100e9
@@ -221,7 +216,7 @@ def test_a_queue_takes_its_time_in_the_estimate() -> None:
     assert longer_s > 10 * 99 * swap_s
 
 
-def test_the_cpu_device_says_itself_what_it_has_not() -> None:
+def test_a_skip_blames_the_cpu_device_for_its_missing_axes() -> None:
     plan = plan_of(CPU, CPU_BACKENDS, backend="batched", direction="h2d", sms="1,2", overlap="off,on")
     assert set(reasons(plan)) == {
         "the cpu device has no SMs to choose",
@@ -238,7 +233,7 @@ def test_a_backend_that_is_not_available_is_skipped_with_its_reason() -> None:
     ] * 2
 
 
-def test_a_backend_that_does_not_exist_lists_those_there_are() -> None:
+def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         UsageError, match=r"^unknown backend other; use one of auto, per_block, batched, primed, merged, sm, triton$"
     ):
@@ -268,9 +263,9 @@ def test_the_default_sms_follow_the_rule_for_direction_pool_and_block_size() -> 
     rows = (SmsRow(8, Direction.D2H, GIB, 2048), SmsRow(4, Direction.D2H, GIB), SmsRow(2))
     rule = BackendFacts("sm", "a kernel", frozenset({"sms"}), default_sms=rows)
     plan = plan_of(backends=(rule,), backend="sm", blocks="16", block_size="1KiB,4KiB", pool="512MiB,1GiB")
-    found = {(cell.direction, cell.pool_bytes, cell.block_bytes): cell.sms for cell in plan.cells}
-    assert {sms for (way, pool, _), sms in found.items() if way is Direction.H2D or pool < GIB} == {2}
-    assert (found[Direction.D2H, GIB, 1024], found[Direction.D2H, GIB, 4096]) == (8, 4)
+    sms_of = {(cell.direction, cell.pool_bytes, cell.block_bytes): cell.sms for cell in plan.cells}
+    assert {sms for (direction, pool, _), sms in sms_of.items() if direction is Direction.H2D or pool < GIB} == {2}
+    assert (sms_of[Direction.D2H, GIB, 1024], sms_of[Direction.D2H, GIB, 4096]) == (8, 4)
 
 
 def test_the_default_sms_follow_the_rule_for_the_number_of_blocks() -> None:
@@ -303,13 +298,13 @@ def test_runs_longer_than_the_swap_are_skipped() -> None:
         (Limits(device_bytes=8 * GIB), "needs 8.5 GiB of memory on cuda:0; the limit is 8.0 GiB (--device-memory)"),
     ],
 )
-def test_what_exceeds_a_limit_is_skipped_with_figures(limits: Limits, reason: str) -> None:
+def test_a_cell_beyond_a_memory_limit_is_skipped_with_both_sizes(limits: Limits, reason: str) -> None:
     plan = plan_of(limits=limits, backend="per_block", direction="h2d", blocks="32,128", block_size="64MiB", **HOT)
     assert [cell.blocks for cell in plan.cells] == [32]
     assert reasons(plan) == [reason]
 
 
-def test_without_limits_nine_tenths_of_what_is_free_may_be_used() -> None:
+def test_without_limits_nine_tenths_of_the_free_memory_may_be_used() -> None:
     cell = plan_of(backend="per_block", direction="h2d", blocks="1024", block_size="1MiB", **HOT).cells[0]
     needed = footprint(cell, Sampling(), "cuda")
     for free_bytes, fits in ((needed, False), (needed * 10 // 9 + 2, True)):
@@ -318,7 +313,7 @@ def test_without_limits_nine_tenths_of_what_is_free_may_be_used() -> None:
         assert bool(plan.cells) is fits
 
 
-def test_a_limit_above_what_is_free_does_not_make_more_memory() -> None:
+def test_a_limit_above_the_free_memory_has_no_effect() -> None:
     device = replace(H200, host_free_bytes=2 * GIB)
     limits = Limits(host_bytes=100 * GIB)
     plan = plan_of(device, limits=limits, backend="per_block", direction="h2d", blocks="2048", block_size="1MiB", **HOT)
@@ -332,8 +327,8 @@ def test_several_devices_share_the_memory_of_their_host() -> None:
     plan = expand(replace(spec, device="cuda:0,cuda:1"), H200, H200_BACKENDS)
     (reason,) = reasons(plan)
     assert reason.endswith("of pinned memory; the limit is 4.0 GiB (--host-memory, shared by 2 devices)")
-    own = replace(spec, device="cuda:0,cuda:1", limits=Limits(device_bytes=8 * GIB))
-    assert expand(own, H200, H200_BACKENDS).cells  # each device has its own memory
+    limited = replace(spec, device="cuda:0,cuda:1", limits=Limits(device_bytes=8 * GIB))
+    assert expand(limited, H200, H200_BACKENDS).cells  # each device has its own memory
 
 
 def test_the_default_pools_of_several_devices_fit_into_their_host_together() -> None:
@@ -354,7 +349,7 @@ def test_on_the_cpu_device_both_sides_share_the_memory() -> None:
     assert reasons(plan) == ["needs 1.0 GiB of host memory for both sides; the limit is 921.6 MiB (--host-memory)"]
 
 
-def test_an_endless_product_is_refused() -> None:
+def test_too_many_combinations_are_refused() -> None:
     with pytest.raises(UsageError, match=r"^the sweep has 60000000 combinations; the maximum is 200000"):
         plan_of(direction="h2d", blocks="1:10000:+1", block_size="1:1000:+1")
 
@@ -368,7 +363,7 @@ def test_an_endless_product_is_refused() -> None:
     ],
     ids=["dense", "scattered", "smaller than the ceiling's copy"],
 )
-def test_a_footprint_is_a_pool_and_descriptors_on_either_side(cell: Cell, pool_bytes: int) -> None:
+def test_a_footprint_is_a_pool_and_its_descriptors(cell: Cell, pool_bytes: int) -> None:
     assert footprint(cell, Sampling(), "cuda") == pool_bytes + cell.blocks * 24
 
 
@@ -391,22 +386,20 @@ def pools(plan: Plan) -> set[int]:
         (CPU, Limits(host_bytes=GIB // 20), GIB // 64),
     ],
 )
-def test_a_pool_that_nobody_names_is_the_largest_that_fits(
-    device: DeviceFacts, limits: Limits, pool_bytes: int
-) -> None:
+def test_the_default_pool_is_the_largest_that_fits(device: DeviceFacts, limits: Limits, pool_bytes: int) -> None:
     backends = CPU_BACKENDS if device.kind == "cpu" else H200_BACKENDS
     assert pools(plan_of(device, backends, limits, backend="per_block")) == {pool_bytes}
 
 
 # A limit that is a power of two leaves no room for descriptors beside the pool of that size: nothing is measured.
 @pytest.mark.parametrize("limits", [Limits(host_bytes=8 * GIB), Limits(device_bytes=8 * GIB)])
-def test_a_pool_that_nobody_names_leaves_room_for_descriptors(limits: Limits) -> None:
+def test_the_default_pool_leaves_room_for_descriptors(limits: Limits) -> None:
     plan = plan_of(limits=limits, backend="per_block", direction="h2d")
     assert not plan.skipped
     assert len(plan.cells) == 1
 
 
-def test_a_group_that_names_a_pool_keeps_it_beside_one_that_does_not() -> None:
+def test_a_group_with_a_pool_keeps_it_beside_a_group_without() -> None:
     spec = SweepSpec(name="x").with_axes({"backend": "per_block", "direction": "h2d"})
     spec = replace(spec, groups=({**spec.groups[0], "pool": (0,)}, spec.groups[0]))
     assert [cell.pool_bytes for cell in expand(spec, H200, H200_BACKENDS).cells] == [0, 16 * GIB]
@@ -439,7 +432,7 @@ def test_filters_choose_by_pause() -> None:
 
 
 @pytest.mark.parametrize("axes", [HOT, {}, {"pool": "64MiB", "reuse": "same"}, {"pause": "5ms"}], ids=str)
-def test_the_command_of_a_cell_measures_it_alone_whatever_blocks_it_takes(axes: dict[str, str]) -> None:
+def test_the_command_of_a_cell_measures_only_that_cell_for_any_pool(axes: dict[str, str]) -> None:
     (cell,) = plan_of(backend="per_block", direction="h2d", **axes).cells
     words = cell.command().split()
     named = dict(word.split("=", 1) for flag, word in itertools.pairwise(words) if flag == "-a")
@@ -500,7 +493,7 @@ def test_visits_cover_each_cell_once_a_round(counts: dict[str, int], rounds: int
 
 
 @given(counts, st.integers(0, 2**63 - 1))
-def test_neighbours_differ_in_backend_wherever_that_can_be(counts: dict[str, int], seed: int) -> None:
+def test_consecutive_cells_differ_in_backend_where_possible(counts: dict[str, int], seed: int) -> None:
     order = [visit.cell.backend for visit in visits(_plan_with(counts), Sampling(rounds=1), seed)]
     same = sum(one == other for one, other in itertools.pairwise(order))
     assert same == max(0, 2 * max(counts.values()) - sum(counts.values()) - 1)
@@ -516,7 +509,7 @@ def test_every_backend_is_spread_over_the_round(counts: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(("free", "pools", "changes"), [(40 * GIB, 2, 100), (20 * GIB, 1, 3)])
-def test_a_pool_is_pinned_anew_at_most_twice_a_round(free: int, pools: int, changes: int) -> None:
+def test_a_pool_is_pinned_again_at_most_twice_a_round(free: int, pools: int, changes: int) -> None:
     plan = plan_of(
         replace(H200, host_free_bytes=free), backend="sm", memory="allocated,registered", block_size="4KiB,8KiB",
         blocks="16,64,256,1024", pool="16GiB",
@@ -567,18 +560,20 @@ def test_seed_and_round_change_the_order() -> None:
     ],
     ids=lambda value: value.name if isinstance(value, DeviceFacts) else str(value),
 )
-def test_a_neighbour_that_cannot_be_had_is_a_skip(device: DeviceFacts, axes: dict[str, str], reason: str) -> None:
+def test_a_cell_with_an_unavailable_neighbour_is_skipped(
+    device: DeviceFacts, axes: dict[str, str], reason: str
+) -> None:
     plan = plan_of(device, H200_BACKENDS if device.kind == "cuda" else CPU_BACKENDS, backend="batched", **axes)
     assert not plan.cells
     assert set(reasons(plan)) == {reason}
 
 
-def test_the_memory_of_a_neighbour_counts() -> None:
+def test_the_memory_of_a_neighbour_counts_toward_the_limit() -> None:
     small = replace(H200, device_free_bytes=24 * GIB)
     assert plan_of(small, backend="batched", neighbour="gemm", pool="4GiB").cells
     assert not plan_of(small, backend="batched", neighbour="decode", pool="4GiB").cells
 
 
-def test_every_backend_has_neighbours() -> None:
+def test_every_backend_can_be_measured_beside_a_neighbour() -> None:
     plan = plan_of(neighbour="none,gemm", launch_bytes="whole,1MiB", priority="normal,high")
     assert len(plan.cells) == 8 * len({cell.backend for cell in plan.cells}) * len(Direction)

@@ -50,7 +50,7 @@ specs = st.builds(
 
 
 @given(conditions())
-def test_every_filter_written_is_read_back(condition: Filter) -> None:
+def test_every_filter_is_read_back_as_written(condition: Filter) -> None:
     assert parse_filters(str(condition)) == (condition,)
 
 
@@ -100,7 +100,7 @@ def test_no_limit_is_more_than_any_number() -> None:
     assert Filter.parse("pool<=64KiB").holds(replace(SMALL, pool_bytes=0))
 
 
-def test_several_conditions_stand_between_commas() -> None:
+def test_commas_separate_conditions() -> None:
     assert [str(item) for item in parse_filters("blocks>=16, backend=a|b")] == ["blocks>=16", "backend=a|b"]
 
 
@@ -120,7 +120,7 @@ def test_several_conditions_stand_between_commas() -> None:
         ("sms=all", "filter 'sms=all': a cell has a number of SMs, not 'all'; write the number"),
     ],
 )
-def test_a_wrong_filter_says_what_is_right(text: str, message: str) -> None:
+def test_an_invalid_filter_is_refused_with_the_right_form(text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_filters(text)
     assert message in str(caught.value)
@@ -182,7 +182,7 @@ def _drop(*path: str) -> Callable[[Any], None]:
         (_set("filters", value="blocks<3"), 'spec.filters: "blocks<3" is not a list of strings'),
     ],
 )
-def test_a_stranger_spec_is_checked(change: Callable[[Any], None], message: str) -> None:
+def test_an_untrusted_spec_is_checked(change: Callable[[Any], None], message: str) -> None:
     plain: Any = SweepSpec(name="x").to_plain()
     change(plain)
     with pytest.raises(UsageError) as caught:
@@ -192,7 +192,7 @@ def test_a_stranger_spec_is_checked(change: Callable[[Any], None], message: str)
 
 
 @pytest.mark.parametrize("plain", [None, [], "x", 3])
-def test_what_is_no_table_is_no_spec(plain: object) -> None:
+def test_a_spec_that_is_not_a_table_is_refused(plain: object) -> None:
     with pytest.raises(UsageError, match=r"^spec: .* is not a table"):
         SweepSpec.from_plain(plain)
 
@@ -220,7 +220,7 @@ def test_impossible_sampling_is_refused(options: dict[str, Any], message: str) -
     assert message in str(caught.value)
 
 
-def test_sampling_options_that_were_not_given_stay() -> None:
+def test_sampling_options_that_are_not_given_stay_unchanged() -> None:
     spec = SweepSpec(name="x", sampling=Sampling(rounds=7)).with_sampling({"warmups": 0})
     assert spec.sampling == Sampling(rounds=7, warmups=0)
 
@@ -235,12 +235,12 @@ def test_axes_are_overridden_in_every_group() -> None:
     assert spec.groups[1] == {"blocks": (3,)}
 
 
-def test_groups_that_an_override_makes_equal_become_one() -> None:
+def test_groups_that_become_equal_by_an_override_are_merged() -> None:
     spec = SweepSpec(name="x", groups=({"blocks": (1,)}, {"blocks": (3,)}))
     assert spec.with_axes({"blocks": "4"}).groups == ({"blocks": (4,)},)
 
 
-def test_filters_are_added_once() -> None:
+def test_a_filter_is_added_only_once() -> None:
     spec = SweepSpec(name="x").with_filters(["blocks<4"]).with_filters(["blocks<4,sms=1"])
     assert [str(condition) for condition in spec.filters] == ["blocks<4", "sms=1"]
 
@@ -251,12 +251,12 @@ def test_limits_are_sizes() -> None:
 
 
 @pytest.mark.parametrize("size", ["8Gb", "", "0", "9999999GiB"])
-def test_a_limit_that_is_no_size_names_its_option(size: str) -> None:
+def test_an_invalid_limit_is_refused_with_its_option(size: str) -> None:
     with pytest.raises(UsageError, match=r"^--host-memory: .*(is not a size|not a whole number from 1 to)"):
         SweepSpec(name="x").with_options(host_memory=size)
 
 
-def test_options_that_were_not_given_stay() -> None:
+def test_options_that_are_not_given_stay_unchanged() -> None:
     spec = SweepSpec(name="x", device="cuda:1", seed=4, fault="hang@1")
     assert spec.with_options() == spec
     assert spec.with_options(device="cpu", seed=0, fault="crash@2") == replace(
@@ -278,7 +278,7 @@ def test_assignments_are_split_at_the_first_equals_sign() -> None:
         (["block=4"], "unknown axis 'block'; did you mean blocks?"),
     ],
 )
-def test_a_wrong_assignment_says_what_is_right(items: list[str], message: str) -> None:
+def test_an_invalid_assignment_is_refused_with_the_right_form(items: list[str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_assignments(items)
     assert message in str(caught.value)

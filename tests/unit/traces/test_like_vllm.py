@@ -50,10 +50,10 @@ class _Finder(MetaPathFinder, Loader):
 
 @pytest.fixture
 def vllm() -> Iterator[None]:
-    found = next((root for root in sys.path if PathFinder.find_spec("vllm", [root])), None)
-    if found is None:
+    folder = next((root for root in sys.path if PathFinder.find_spec("vllm", [root])), None)
+    if folder is None:
         pytest.skip("vllm is not installed: its own classes were not compared")
-    finder = _Finder(found)
+    finder = _Finder(folder)
     with mock.patch.dict(sys.modules), mock.patch.object(sys, "meta_path", [finder, *sys.meta_path]):
         yield
 

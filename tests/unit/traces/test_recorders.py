@@ -84,7 +84,9 @@ def swaps_of(path: Path) -> list[Swap]:
     return list(TraceReader(path))
 
 
-def test_vllm(page: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_vllm_recorder_writes_its_swaps(
+    page: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     stand_in(monkeypatch, VLLM, SingleDirectionOffloadingHandler=Handler)
     recorder = page["Recorder"](tmp_path / "vllm.jsonl", 4096)
     page["record_vllm"](recorder)
@@ -107,7 +109,9 @@ def test_vllm(page: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert kvbench("trace", "show", "vllm.jsonl", cwd=tmp_path).returncode == 0
 
 
-def test_sglang(page: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_sglang_recorder_writes_its_swaps(
+    page: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     stand_in(monkeypatch, SGLANG, HiCacheController=Controller)
     recorder = page["Recorder"](tmp_path / "sglang.jsonl", 4096)
     page["record_sglang"](recorder)
@@ -128,11 +132,11 @@ def test_sglang(page: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 @pytest.mark.parametrize("ids", [[4], [4, 5, 6], [6, 5, 4], [1, 2, 1, 0], [7, 3, 4, 4 + 1, 0]])
-def test_runs_are_those_that_traces_have(page: dict[str, Any], ids: list[int]) -> None:
+def test_recorders_encode_runs_as_traces_do(page: dict[str, Any], ids: list[int]) -> None:
     assert page["runs"](ids) == runs_of(np.array(ids))
 
 
-def test_swaps_that_are_not_done_are_written_at_the_end(page: dict[str, Any], tmp_path: Path) -> None:
+def test_unfinished_swaps_are_written_at_the_end(page: dict[str, Any], tmp_path: Path) -> None:
     recorder = page["Recorder"](tmp_path / "cut.jsonl", 4096)
     recorder.record(0.5, "h2d", [1], [2], lambda: False)
     recorder.flush(everything=True)
@@ -153,15 +157,15 @@ def test_swaps_that_are_not_done_are_written_at_the_end(page: dict[str, Any], tm
 )
 def test_installed_engines_have_what_the_recorders_wrap(path: str, name: str, methods: dict[str, list[str]]) -> None:
     package = path.split(".")[0]
-    found = find_spec(package)
-    if found is None or not found.submodule_search_locations:
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
         pytest.skip(f"{package} is not installed: its class was not compared")
-    file = Path(found.submodule_search_locations[0], *path.split(".")[1:]).with_suffix(".py")
+    file = Path(spec.submodule_search_locations[0], *path.split(".")[1:]).with_suffix(".py")
     classes = [
         node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef) and node.name == name
     ]
-    (own,) = classes
+    (wrapped,) = classes
     arguments = {
-        node.name: [arg.arg for arg in node.args.args] for node in own.body if isinstance(node, ast.FunctionDef)
+        node.name: [arg.arg for arg in node.args.args] for node in wrapped.body if isinstance(node, ast.FunctionDef)
     }
     assert {method: arguments.get(method) for method in methods} == methods

@@ -12,8 +12,8 @@ HEADER = Header(block_bytes=4 * 4096, descriptors=4)
 
 
 def trace_of(folder: Path, loads: int, stores: int, header: Header = HEADER) -> Path:
-    swaps = [Swap(0.1 * place, "d2h", place, [place], [place]) for place in range(stores)]
-    swaps += [Swap(99.0 + place, "h2d", place, [place, place + 1], [7, 8]) for place in range(loads)]
+    swaps = [Swap(0.1 * number, "d2h", number, [number], [number]) for number in range(stores)]
+    swaps += [Swap(99.0 + number, "h2d", number, [number, number + 1], [7, 8]) for number in range(loads)]
     write_trace(folder / "trace.gz", header, swaps, {})
     return folder / "trace.gz"
 
@@ -32,7 +32,7 @@ def test_every_kth_swap_of_each_direction_is_replayed_in_order(tmp_path: Path) -
     assert len(starts) > 1
 
 
-def test_at_the_times_of_the_trace_swaps_follow_each_other(tmp_path: Path) -> None:
+def test_a_replay_at_the_times_of_the_trace_has_consecutive_swaps(tmp_path: Path) -> None:
     path = trace_of(tmp_path, loads=30, stores=400)
     starts = set()
     for seed in range(12):
@@ -44,21 +44,21 @@ def test_at_the_times_of_the_trace_swaps_follow_each_other(tmp_path: Path) -> No
     assert len(selected(choose(path, 1000, 0, speed=2.0))["h2d"]) == 30
 
 
-def test_times_that_take_too_long_are_refused_with_a_speed_that_does_not(tmp_path: Path) -> None:
+def test_a_replay_that_takes_too_long_is_refused_with_a_sufficient_speed(tmp_path: Path) -> None:
     path = trace_of(tmp_path, loads=500, stores=1)
     with pytest.raises(UsageError, match=r"--speed 4: 500 loads \(h2d\) of the trace span 499 s; .*--speed 5,"):
         choose(path, 1000, 0, speed=4.0)
     assert choose(path, 1000, 0, speed=5.0).speed == 5.0
 
 
-def test_the_choice_holds_the_sizes_of_the_trace(tmp_path: Path) -> None:
-    found = choose(trace_of(tmp_path, loads=3, stores=5), 100, 0)
-    assert (found.h2d.total, found.h2d.blocks, found.h2d.step) == (3, 2, 1)
-    assert (found.d2h.total, found.d2h.blocks) == (5, 1)
-    assert found.row_bytes == 4096
+def test_the_choice_keeps_the_sizes_of_the_trace(tmp_path: Path) -> None:
+    replay = choose(trace_of(tmp_path, loads=3, stores=5), 100, 0)
+    assert (replay.h2d.total, replay.h2d.blocks, replay.h2d.step) == (3, 2, 1)
+    assert (replay.d2h.total, replay.d2h.blocks) == (5, 1)
+    assert replay.row_bytes == 4096
 
 
-def test_visits_divide_the_trace_and_a_short_one_comes_again(tmp_path: Path) -> None:
+def test_visits_divide_the_trace_and_repeat_a_short_one(tmp_path: Path) -> None:
     swaps = selected(choose(trace_of(tmp_path, loads=20, stores=2), 20, 0))
     parts = [chunk(swaps["h2d"], number, 6) for number in range(6)]
     assert [one for part in parts for one in part] == swaps["h2d"]

@@ -31,11 +31,11 @@ def swaps_of(requests: list[Request], **more: object) -> list[Swap]:
 
 
 @given(st.lists(st.integers(0, 20), min_size=1))
-def test_runs_give_back_the_ids_in_their_order(ids: list[int]) -> None:
+def test_runs_restore_the_ids_in_their_order(ids: list[int]) -> None:
     assert ids_of(runs_of(np.array(ids))).tolist() == ids
 
 
-def test_a_prefix_that_the_gpu_has_lost_is_loaded_from_where_it_was_stored() -> None:
+def test_a_prefix_evicted_from_the_gpu_is_loaded_from_the_host() -> None:
     requests = [request(at_s, first) for at_s, first in ((0, 0), (10, 10), (20, 20), (30, 0))]
     swaps = swaps_of(requests)
     assert [swap.direction for swap in swaps] == ["d2h", "d2h", "d2h", "h2d"]
@@ -43,14 +43,14 @@ def test_a_prefix_that_the_gpu_has_lost_is_loaded_from_where_it_was_stored() -> 
     assert list(swaps[3].host) == list(swaps[0].host)[:63]
 
 
-def test_write_through_stores_after_prefill_and_on_evict_when_the_gpu_needs_the_blocks() -> None:
+def test_write_through_stores_after_prefill_and_on_evict_stores_at_eviction() -> None:
     requests = [request(0, 0), request(10, 10), request(20, 20)]
     assert [swap.at_s for swap in swaps_of(requests)] == [0.2, 10.2, 20.2]
     assert [swap.at_s for swap in swaps_of(requests, policy=StorePolicy.ON_EVICT)] == [20]
 
 
 @pytest.mark.parametrize("allocator", [Allocator.VLLM_SORTED, Allocator.CHUNKS_32])
-def test_orders_made_to_merge_leave_less_than_the_order_of_vllm(allocator: Allocator) -> None:
+def test_orders_made_for_merging_leave_fewer_copies_than_the_order_of_vllm(allocator: Allocator) -> None:
     requests = [request(at, 3 * (at * 7 % 23), 3) for at in range(200)]
     more = {"gpu_blocks": 400, "host_blocks": 4096}
     left = [
@@ -61,14 +61,14 @@ def test_orders_made_to_merge_leave_less_than_the_order_of_vllm(allocator: Alloc
 
 
 @pytest.mark.parametrize("allocator", Allocator)
-def test_swaps_never_hold_a_block_twice_and_come_in_order(allocator: Allocator) -> None:
+def test_swaps_are_in_order_and_have_no_block_twice(allocator: Allocator) -> None:
     swaps = swaps_of([request(at / 10, at * 5 % 31, 1 + at % 3, 40) for at in range(200)], allocator=allocator)
     assert swaps
     assert all(earlier.at_s <= later.at_s for earlier, later in pairwise(swaps))
     assert all(len(set(ids)) == len(swap.host) for swap in swaps for ids in (swap.host, swap.gpu))
 
 
-def test_a_request_larger_than_the_pool_is_counted_and_left_out() -> None:
+def test_a_request_larger_than_the_pool_is_counted_and_omitted() -> None:
     run = CacheRun([request(0, 0, 20), request(1, 50)], settings())
     assert len(list(run)) == 1
     assert run.counts["requests larger than the GPU pool"] == 1
@@ -86,7 +86,7 @@ def test_bad_lines_are_counted_and_named_and_the_rest_is_read(tmp_path: Path) ->
     assert min(reader.first_skipped.values()) == 2
 
 
-def test_a_request_before_endless_bad_lines_does_not_make_a_trace(tmp_path: Path) -> None:
+def test_one_request_before_endless_bad_lines_is_not_a_trace(tmp_path: Path) -> None:
     good = {"timestamp": 5, "input_length": 700, "output_length": 1, "hash_ids": [1, 2]}
     file = tmp_path / "requests.jsonl.gz"
     file.write_bytes(gzip.compress(json.dumps(good).encode() + b"\n" * 1_000_000))
@@ -95,7 +95,7 @@ def test_a_request_before_endless_bad_lines_does_not_make_a_trace(tmp_path: Path
         list(reader)
 
 
-def test_ids_beyond_the_input_of_a_request_make_no_keys() -> None:
+def test_ids_beyond_the_input_of_a_request_have_no_keys() -> None:
     assert Request(0.0, 40, 1, [7, 8, 9], 16).keys(8) == [14, 15, 16, 17, 18]
     tracemalloc.start()
     try:
@@ -105,7 +105,7 @@ def test_ids_beyond_the_input_of_a_request_make_no_keys() -> None:
         tracemalloc.stop()
 
 
-def test_a_line_with_chat_ids_is_of_bailian_in_seconds_and_16_tokens(tmp_path: Path) -> None:
+def test_a_line_with_a_chat_id_has_the_units_of_bailian(tmp_path: Path) -> None:
     file = tmp_path / "requests.jsonl"
     line = {"chat_id": 1, "timestamp": 2.5, "input_length": 40, "output_length": 9, "hash_ids": [4, 5, 6], "turn": 1}
     file.write_text(json.dumps(line))
@@ -118,7 +118,7 @@ def test_a_line_with_chat_ids_is_of_bailian_in_seconds_and_16_tokens(tmp_path: P
     [b"", b"\x00" * 99, b"{}\n" * 500, gzip.compress(b"0" * (9 << 20)), gzip.compress(b"{}\n" * 99)[:-9]],
     ids=["empty", "zeros", "other lines", "bomb", "broken"],  # a packed file holds the time at which it was packed
 )
-def test_a_file_of_another_format_a_bomb_and_a_broken_one_are_refused(tmp_path: Path, data: bytes) -> None:
+def test_files_of_other_formats_bombs_and_damaged_files_are_refused(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "bad"
     file.write_bytes(data)
     with pytest.raises(UsageError, match="bad"):
@@ -127,7 +127,7 @@ def test_a_file_of_another_format_a_bomb_and_a_broken_one_are_refused(tmp_path: 
         list(TraceReader(file))
 
 
-def test_a_trace_is_read_as_it_was_written_and_a_bad_swap_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_a_trace_is_read_as_written_and_a_bad_swap_is_refused_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "trace.gz"
     swaps = swaps_of([request(0, 0), request(10, 10), request(20, 20), request(30, 0)])
     write_trace(file, Header(block_bytes=4096), swaps, {"requests": 4})

@@ -32,14 +32,9 @@ class Progress:
                 self.copies.add((type(record), record.direction, record.round))
 
     def wants(self, visit: PlannedVisit) -> bool:
-        """Whether `visit` is still missing; a failed cell is not visited again."""
         cell_id = visit.cell.id
         made = (cell_id, visit.round, visit.attempt) in self.visits
         return not made and cell_id not in self.failed and cell_id not in self.skipped
-
-    def has_copies(self, kind: type[Record], direction: str, number: int) -> bool:
-        """Whether large copies of this kind were measured in round `number`."""
-        return (kind, direction, number) in self.copies
 
     @property
     def measured(self) -> int:

@@ -25,16 +25,15 @@ class Selection:
     def __str__(self) -> str:
         return ",".join(map(str, self.filters))
 
-    def of(self, found: Outcomes) -> Outcomes:
-        """Return the outcomes of these cells, in their order."""
-        return {cell: each for cell, each in found.items() if all(one.holds(cell) for one in self.filters)}
+    def of(self, by_cell: Outcomes) -> Outcomes:
+        return {cell: each for cell, each in by_cell.items() if all(one.holds(cell) for one in self.filters)}
 
-    def measured(self, found: Outcomes) -> Outcomes:
+    def measured(self, by_cell: Outcomes) -> Outcomes:
         """Return the outcomes of these cells without skipped ones; raises UnknownError if none is left or one failed.
 
-        The outcomes are in the order of `found`.
+        The outcomes are in the order of `by_cell`.
         """
-        chosen = self.of(found)
+        chosen = self.of(by_cell)
         ran = {cell: outcome for cell, outcome in chosen.items() if outcome.status != "skipped"}
         if not ran:
             asked = "measured; all are skipped" if chosen else "requested"
@@ -45,9 +44,9 @@ class Selection:
                 raise UnknownError(f"{outcome.cell.label} failed: {outcome.reason}")
         return ran
 
-    def curves(self, found: Outcomes) -> list[list[CellOutcome]]:
+    def curves(self, by_cell: Outcomes) -> list[list[CellOutcome]]:
         """Return the curves: outcomes that differ only in block size, at least two each, by size; raises as above."""
-        measured = self.measured(found)
+        measured = self.measured(by_cell)
         return [[measured[cell] for cell in curve] for curve in curves_of(measured)]
 
 
@@ -65,7 +64,7 @@ class Limit:
     def __str__(self) -> str:
         return " ".join(filter(None, (f"{self.factor:.9g}", str(self.partner or ""))))
 
-    def partners(self, outcome: CellOutcome, quantity: str, found: Outcomes) -> list[Partner]:
+    def partners(self, outcome: CellOutcome, quantity: str, by_cell: Outcomes) -> list[Partner]:
         """Return the partners of a cell; raises UnknownError if it has none."""
         if self.partner is None:
             return [("the number", 1.0, None)]
@@ -78,7 +77,7 @@ class Limit:
             values = ((getattr(outcome.cell, field), getattr(other, field)) for field in free)
             return all(ours == theirs or ours is None or theirs is None for ours, theirs in values)
 
-        alike = {cell: each for cell, each in self.partner.of(found).items() if like(cell)}
+        alike = {cell: each for cell, each in self.partner.of(by_cell).items() if like(cell)}
         if not alike:
             raise UnknownError(f"{outcome.cell.label} has no partner among {self.partner}")
         ran = self.partner.measured(alike)

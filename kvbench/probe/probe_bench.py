@@ -89,16 +89,16 @@ class ProbeBench:
         """
         lists = arrays.destinations, arrays.sources, arrays.sizes
         first, second = attributes or (arrays.attributes.ctypes.data, arrays.firsts.ctypes.data)
-        way, handle = DIRECTIONS[direction], self.stream.handle if stream is None else stream
+        handle = self.stream.handle if stream is None else stream
         self.device.driver.bind_thread()
         wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
-        copy_arrays(self.device.driver, *lists, first, second, 1, way, handle)
+        copy_arrays(self.device.driver, *lists, first, second, 1, DIRECTIONS[direction], handle)
         return (time.perf_counter_ns() - wall_ns) / 1e3, (time.thread_time_ns() - cpu_ns) / 1e3
 
-    def copies_inline(self, arrays: Arrays, direction: Direction, tries: int = 5) -> bool:
+    def copies_inline(self, arrays: Arrays, direction: Direction) -> bool:
         """Whether the CPU copies inside the call on an idle stream: the same call on a busy one takes far less CPU."""
         idle_us, busy_us = [], []
-        for _ in range(tries):
+        for _ in range(5):
             idle_us.append(self.submit(arrays, direction)[1])
             self.stream.synchronize()
             self.device.driver.delay(2_000_000, self.stream.handle)
@@ -129,10 +129,10 @@ class Blocks:
         to, source = (card, host) if direction is Direction.H2D else (host, card)
         return arrays_of(to[self._order], source[self._order], sizes[self._order], order)
 
-    def load(self, direction: Direction, seed: int = 1) -> None:
+    def load(self, direction: Direction) -> None:
         """Write random bytes into the source and a poison into the destination."""
         driver, stream = self._bench.device.driver, self._bench.stream
-        self._spare.fill_random(self.total_bytes, seed)
+        self._spare.fill_random(self.total_bytes, seed=1)
         self._expected = self._spare.array().copy()
         if direction is Direction.H2D:
             self.host.array()[:] = self._expected
