@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from hypothesis import settings
 # How long an example takes depends on who else uses the machine.
 settings.register_profile("kvbench", deadline=None)
 settings.load_profile("kvbench")
+
+# pytest-xdist exports the width of its terminal to its workers; commands that tests start write to pipes.
+os.environ.pop("COLUMNS", None)
 
 # `python -m pytest` puts the checkout first on the path. Where kvbench is installed and not editable, that copy lacks
 # the compiled module: the checkout goes last, for what tests import from each other.
