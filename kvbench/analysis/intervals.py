@@ -51,11 +51,17 @@ def grouped_outliers(values: Floats, counts: Counts) -> npt.NDArray[np.bool_]:
 def grouped_quartiles(values: Floats, counts: Counts) -> tuple[Floats, Floats, Floats]:
     """Return the quartiles of many groups, of shape (groups,) each: lower, median, upper.
 
-    `values` is the concatenation of non-empty groups of `counts` values.
+    `values` is the concatenation of groups of `counts` values. NaN are left out; a group of nothing else has none.
     """
-    found = np.empty((3, len(counts)))
+    known = ~np.isnan(values)
+    if not known.all():
+        counts = np.bincount(np.repeat(np.arange(len(counts)), counts), weights=known, minlength=len(counts)).astype(
+            int
+        )
+        values = values[known]
+    found = np.full((3, len(counts)), np.nan)
     first = np.cumsum(counts) - counts
-    for count in np.unique(counts):
+    for count in np.unique(counts[counts > 0]):
         alike = counts == count
         found[:, alike] = np.quantile(values[first[alike][:, None] + np.arange(count)], (0.25, 0.5, 0.75), axis=1)
     return found[0], found[1], found[2]

@@ -170,7 +170,7 @@ class TerminalReporter(PlainReporter):
         self._bar.update(self._task, advance=1, left=self._left())
         if isinstance(record, Visit):
             cell = record.cell
-            swap_us = median(getattr(record.samples, cell.stream_state.swap_clock))
+            swap_us = median(record.swap_times_us or record.samples.wall_us)
             own = self._rates.setdefault((cell.backend, cell.direction.value, cell.stream_state.quantity), {})
             own[cell.id] = gigabytes_per_second(cell.swap_bytes, swap_us)
 

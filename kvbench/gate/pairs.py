@@ -19,7 +19,6 @@ from kvbench.gate.visit_times import (
     CPU_BOUND,
     VisitValues,
     fast_us,
-    has_figure,
     shares_of,
     unknown,
     values_of,
@@ -116,7 +115,7 @@ class _Side:
     def no_figure(self, cell: Cell) -> list[str]:
         """Return that no visit of the cell has a figure on this side, or []."""
         visits = self._visits.get(cell, {}).values()
-        return [] if any(has_figure(visit) for visit in visits) else [f"{self.name}: no figure: {NO_FIGURE}"]
+        return [] if any(visit.swap_times_us for visit in visits) else [f"{self.name}: no figure: {NO_FIGURE}"]
 
     def paths(self, cell: Cell) -> str:
         counts = Counter(visit.path for visit in self._visits.get(cell, {}).values())

@@ -45,8 +45,7 @@ def values_of(visit: Visit) -> tuple[float, ...]:
     """Return the fields of `VISIT`; the times are NaN for a visit without a figure."""
     state, samples = visit.cell.stream_state, visit.samples
     fast, middle, upper, caller, uneven = (math.nan,) * 5
-    if has_figure(visit):
-        times_us = getattr(samples, state.swap_clock)
+    if times_us := visit.swap_times_us:
         fast, middle, upper = map(float, np.quantile(times_us, (FAST_SHARE, 0.5, UPPER_SHARE)))
         if not state.pending:  # there the time of the swap does not hold that of the caller
             caller = fast_us(samples.caller_us)
@@ -59,12 +58,6 @@ def values_of(visit: Visit) -> tuple[float, ...]:
         *(began_ns, ended_ns, visit.began, visit.process),
     )
     return tuple(float(value) if value and value > 0 else math.nan for value in values)
-
-
-def has_figure(visit: Visit) -> bool:
-    """Return whether a visit has samples and, on a busy stream, the delay outlasted the submission in all of them."""
-    samples = visit.samples
-    return len(samples) > 0 and (not visit.cell.stream_state.pending or all(samples.pending_after))
 
 
 def fast_us(times_us: Sequence[float] | Floats) -> float:

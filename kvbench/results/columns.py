@@ -5,7 +5,7 @@ from typing import Final
 from kvbench.cells.cell import AXES
 
 NO_FIGURE: Final = (
-    "the delay did not outlast preparation and submission in every sample, so execution could not be measured "
+    "the delay did not outlast preparation and submission in half of the samples, so execution could not be measured "
     "separately"
 )
 
@@ -20,8 +20,8 @@ TIMES: Final = {
     "cpu_us": "CPU time of the thread inside caller_us; on an idle stream the smaller of caller_us and the thread's "
     "CPU time until completion",
     "swap_us": "the time that GB/s are computed from: wall_us on an idle stream (latency), gpu_us on a busy one "
-    "(execution), the wall_us of one more swap in a chain (sustained); empty on a busy stream unless the delay "
-    "outlasted the submission in every sample",
+    "(execution), the wall_us of one more swap in a chain (sustained); empty in a sample on a busy stream whose delay "
+    "did not outlast the submission",
 }
 
 SAMPLE_COLUMNS: Final[dict[str, str]] = TIMES | {

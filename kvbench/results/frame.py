@@ -21,7 +21,7 @@ from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.results.columns import NO_FIGURE, SAMPLE_COLUMNS, TIMES, TYPES
 from kvbench.results.cost import layer_figures, median_or_nan, neighbour_figures
 from kvbench.results.reach import Rate, Reach
-from kvbench.results.schema import CellRecord, Failure, Record, RunInfo, Skip, Visit
+from kvbench.results.schema import LEAST_HELD, CellRecord, Failure, Record, RunInfo, Skip, Visit
 
 # Separates the texts of one column that differ between visits; the most frequent path comes first.
 BETWEEN: Final = "; "
@@ -147,7 +147,8 @@ def long_samples(records: Sequence[Record]) -> pd.DataFrame:
     }
     raw = {name: _gather(visits, name) for name in SAMPLE_COLUMNS if name != "swap_us"}
     clocks = np.array([visit.cell.stream_state.swap_clock for visit in visits], dtype=str)[owner]
-    raw["swap_us"] = np.where(clocks == "wall_us", raw["wall_us"], raw["gpu_us"])
+    executed_us = np.where(raw["pending_after"] == 1, raw["gpu_us"], np.nan)
+    raw["swap_us"] = np.where(clocks == "wall_us", raw["wall_us"], executed_us)
     frame = pd.DataFrame(columns | {name: raw[name] for name in SAMPLE_COLUMNS})
     return frame.astype({"pending_before": "int8", "pending_after": "int8", "depth_held": "Int8"})
 
@@ -217,8 +218,8 @@ def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
     """Return one row per cell of `measured`: its times, its sample count, and how often the stream state held.
 
     The median of a time is the median of the visits' medians; its quartiles, which show the spread, are of all samples.
-    The interval of swap_us comes from the visits. On a busy stream, swap_us is missing if the delay ended before a
-    submission did.
+    The interval of swap_us comes from the visits. On a busy stream, swap_us is missing if the delay ended before the
+    submission did in more than half of the samples.
     """
     owner = pd.Index([cell.id for cell in measured], dtype="str").get_indexer(pd.Index(samples["cell_id"]))
     # Samples of failed cells (owner < 0) come first and are dropped.
@@ -239,7 +240,8 @@ def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
         columns |= {f"{time}_median": middle, f"{time}_q1": low, f"{time}_q3": high}
         if time == "swap_us":
             by_cell = np.split(of_visits, np.cumsum(visits_of)[:-1])
-            ends = [median_interval(medians) for medians in by_cell if len(medians)]
+            held = [medians[~np.isnan(medians)] for medians in by_cell]
+            ends = [median_interval(medians) if len(medians) else (-math.inf, math.inf) for medians in held]
             known = np.array([end if np.isfinite(end).all() else (np.nan, np.nan) for end in ends]).reshape(-1, 2)
             columns |= {"swap_us_low": known[:, 0], "swap_us_high": known[:, 1]}
     states = np.array([cell.stream_state.value for cell in measured], dtype=str)
@@ -251,7 +253,7 @@ def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
     )
     columns["state_held"] = np.select([pending, free], [before, 1 - before], np.nan)
     columns["execution_only"] = np.where(pending, after, np.nan)
-    given_away = pending & (after < 1)
+    given_away = pending & (after < LEAST_HELD)
     for name in columns:
         if name.startswith("swap_us_"):
             columns[name] = np.where(given_away, np.nan, columns[name])

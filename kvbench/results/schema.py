@@ -3,6 +3,7 @@
 import re
 from enum import StrEnum
 from functools import cached_property, lru_cache
+from itertools import compress
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -14,6 +15,9 @@ SCHEMA: Final = 1
 # What a swap's time holds. 1: a swap began when its list was prepared; what the preparation took was kept apart. 2: it
 # begins with the caller's arrays. Runs of different clocks are not compared.
 CLOCK: Final = 2
+# The least share of samples, of a visit or of a cell, in which a delay has to outlast the submission. A busy host holds
+# the thread up for milliseconds in some.
+LEAST_HELD: Final = 0.5
 
 Scalar = str | int | float | bool | None
 RunStatus = Literal["running", "complete", "interrupted", "stopped"]
@@ -264,6 +268,15 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     beside: Beside | None = None
     staging_bytes: _Count | None = None
     sm_us: _TimeUs | None = None
+
+    @property
+    def swap_times_us(self) -> list[float]:
+        """The times of the swap, of the samples whose stream state held; none if it held in too few."""
+        state, samples = self.cell.stream_state, self.samples
+        if not state.pending:
+            return samples.wall_us
+        held = list(compress(samples.gpu_us or (), samples.pending_after))
+        return held if len(held) >= LEAST_HELD * len(samples) else []
 
 
 class Failure(_OfCell, tag="failure", frozen=True, kw_only=True):

@@ -78,8 +78,8 @@ class Search:
     def note(self, visit: Visit) -> None:
         """Record a visit; of several attempts the last one counts."""
         if visit.round < FRESH_FROM:
-            clock = visit.cell.stream_state.swap_clock
-            self._times.setdefault(visit.cell, {})[visit.round] = median(getattr(visit.samples, clock))
+            times_us = visit.swap_times_us or visit.samples.wall_us
+            self._times.setdefault(visit.cell, {})[visit.round] = median(times_us)
 
     @property
     def expected_visits(self) -> int:
