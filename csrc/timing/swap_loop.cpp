@@ -29,16 +29,21 @@ LoopTimes SwapLoop::run(std::chrono::nanoseconds time) {
   const Clock::time_point until = began + time;
   Clock::time_point burst = began;
   std::size_t in_burst = 0;
+  const std::int64_t cpu_start_ns = thread_cpu_ns();
+  std::int64_t cpu_waited_ns = 0;
   while (times.wall_us.empty() || Clock::now() < until) {
     if (bursts_.swaps > 0 && in_burst == bursts_.swaps) {
       burst = std::max(burst + bursts_.period, Clock::now());
       in_burst = 0;
+      const std::int64_t cpu_ns = thread_cpu_ns();
       wait_until(std::min(burst, until));
+      cpu_waited_ns += thread_cpu_ns() - cpu_ns;
       continue;
     }
     swap(times);
     ++in_burst;
   }
+  times.cpu_us = to_us(thread_cpu_ns() - cpu_start_ns - cpu_waited_ns);
   times.total_us = std::chrono::duration<double, std::micro>(Clock::now() - began).count();
   return times;
 }
@@ -50,17 +55,14 @@ void SwapLoop::finish() {
 }
 
 void SwapLoop::swap(LoopTimes& times) {
-  const std::int64_t cpu_start_ns = thread_cpu_ns();
   const std::int64_t start_ns = wall_ns();
   submit();
-  const double caller_us = to_us(wall_ns() - start_ns);
-  const double cpu_us = std::min(caller_us, to_us(thread_cpu_ns() - cpu_start_ns));
+  const std::int64_t returned_ns = wall_ns();
   done_.record(stream_);
   write_next();
   done_.wait();
   times.wall_us.push_back(to_us(wall_ns() - start_ns));
-  times.caller_us.push_back(caller_us);
-  times.cpu_us.push_back(cpu_us);
+  times.caller_us.push_back(to_us(returned_ns - start_ns));
   driver_->bind_thread();  // a submission from Python can have made another device current
 }
 

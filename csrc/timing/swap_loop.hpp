@@ -31,12 +31,12 @@ struct Bursts {
   std::chrono::nanoseconds period{0};
 };
 
-/// The swaps of a turn: times in microseconds, a value for each swap as in Sample, and the time of the whole turn.
+/// The swaps of a turn: times in microseconds, two for each swap as in Sample.
 struct LoopTimes {
   std::vector<double> caller_us;
   std::vector<double> wall_us;
-  std::vector<double> cpu_us;
-  double total_us = 0;
+  double cpu_us = 0;    ///< CPU time of the thread in all swaps; to read its clock takes half a microsecond
+  double total_us = 0;  ///< time of the whole turn
 };
 
 /// Consecutive swaps on one stream. The next list is written while a swap runs. The arrays stay the caller's memory.

@@ -28,7 +28,7 @@ MOST_KEPT: Final = 1000
 @dataclass(frozen=True, slots=True)
 class FlowSample:
     """One swap of a flow on an idle stream, with the fields of `engine.device.Sample`; caller_us and wall_us include
-    pacing.
+    pacing, cpu_us is at most the mean of its turn.
     """
 
     caller_us: float
@@ -69,10 +69,12 @@ class Flow:
         if self._period_us and (periods := round(seconds * 1e6 / self._period_us)):
             seconds = periods * self._period_us / 1e6
         times = self._loop.run(seconds)
-        rows = list(zip(times.caller_us, times.wall_us, times.cpu_us, strict=True))
+        rows = list(zip(times.caller_us, times.wall_us, strict=True))
+        cpu_us = times.cpu_us / len(rows)
         self._workload.passed(len(rows))
         gbps = gigabytes_per_second(len(rows) * self._cell.swap_bytes, times.total_us)
-        return [FlowSample(*row) for row in rows[:: -(-len(rows) // MOST_KEPT)]], gbps
+        kept = rows[:: -(-len(rows) // MOST_KEPT)]
+        return [FlowSample(caller_us, wall_us, min(caller_us, cpu_us)) for caller_us, wall_us in kept], gbps
 
     def finish(self) -> None:
         """Run the swap of the list that is written: swaps of one block have copied its first."""
