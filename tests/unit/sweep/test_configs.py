@@ -104,7 +104,7 @@ def test_a_shipped_config_survives_its_plain_form(name: str) -> None:
     ("name", "seconds"),
     [
         ("queue", 120),
-        ("quick", 68),
+        ("quick", 53),
         ("cliff", 300),
         ("engine", 300),
         ("layers", 100),
