@@ -12,7 +12,7 @@ from kvbench.results.frame import visits_that_count
 from kvbench.traces.file import Header, Swap, write_trace
 from tests.command import error_line, kvbench, kvbench_here
 
-COMMITTED = Path(__file__).parents[2] / "reports/nvidia-h200-2026-11-22/runs/quick"
+COMMITTED = Path(__file__).parents[2] / "reports/nvidia-h200-2026-11-22/runs/quick-first"
 ON_CPU = ("--device=cpu", "-a", "pool=8MiB", "--rounds=2")
 
 

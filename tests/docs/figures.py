@@ -1,6 +1,7 @@
 """The figures of README, from the runs of a committed report."""
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from kvbench.cells.axes import Direction
 from kvbench.report.numbers import figure, size
 from kvbench.results import Run, load_run
 from kvbench.results.replays import rate_of, replays_of
+from kvbench.text import ends
 from tests.docs.markup import code, table
 
 ROOT: Final = Path(__file__).parents[2]
@@ -166,11 +168,12 @@ def _origin(card: Path, *runs: str) -> str:
     """Return a sentence about a card and the commands of those of `runs` that it has."""
     infos = [committed(run, card).info for run in runs if (card / "runs" / run).is_dir()]
     identity, link = infos[0].identity, card.relative_to(ROOT).as_posix()
-    commands = " and ".join(code(" ".join(info.command)) for info in infos)
+    commands = " and ".join(code(shlex.join(info.command)) for info in infos)
+    dates = ends((info.created[:10] for info in infos), str)
     engines = {facts.package for info in infos for facts in info.backends if facts.name == "vllm_triton"}
     own = "".join(f", {package.partition(' ')[0]}" for package in sorted(engines))
     return (
-        f"{identity['gpu_name']}, driver {identity['driver_version']}{own}, {infos[0].created[:10]}: {commands} "
+        f"{identity['gpu_name']}, driver {identity['driver_version']}{own}, {dates}: {commands} "
         f"([report]({link}/report.md), [runs]({link}/runs))."
     )
 

@@ -133,7 +133,7 @@ def ragged(cell: Cell) -> float:
     [
         (H200, ("engine",)),
         (H200, ("engine", "engines", "engines-sglang", "runs")),
-        (H200, ("engine", "streams", "quick", "runs")),
+        (H200, ("engine", "streams", "quick-first", "runs")),
         (H100, ("engine", "quick", "streams")),
         (H200, ("8b",)),
         (H200, ("neighbour", "layers")),
