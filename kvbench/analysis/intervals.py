@@ -44,7 +44,8 @@ def grouped_outliers(values: Floats, counts: Counts) -> npt.NDArray[np.bool_]:
     distance = np.abs(values - np.repeat(middle, counts))
     _, spread, _ = grouped_quartiles(distance, counts)
     sigma = np.repeat(MAD_TO_SIGMA * spread, counts)
-    enough = np.repeat(counts >= _MIN_SPREAD, counts)
+    group = np.repeat(np.arange(len(counts)), counts)
+    enough = np.bincount(group, weights=~np.isnan(values), minlength=len(counts))[group] >= _MIN_SPREAD
     return (distance > OUTLIER_SIGMAS * sigma) & (sigma > 0) & enough
 
 

@@ -170,7 +170,11 @@ def tune(
     if exact and policy is None:
         raise UsageError("--exact: it says what -p writes; add -p FILE")
     if neighbour is not None and (policy is not None or targets):
-        raise UsageError("--neighbour gives neither a policy nor settings: leave out --policy and --export")
+        raise UsageError("--neighbour gives neither a policy nor settings: leave out --policy, --export and --engine")
+    if neighbour is not None and stream is not None:
+        raise UsageError(f"--stream {stream}: beside a neighbour, swaps begin on an idle stream; leave it out")
+    if engine and not runs and (models.models or may.names):
+        raise UsageError(f"--engine {engine} measures its own shapes and backends: leave out --model and --backends")
     if runs and (out or axis or where):
         raise UsageError("RUN: nothing is measured; leave out --out, --axis and the options of a measurement")
     if trace and (runs or models.models or engine or neighbour or stream):
@@ -196,7 +200,7 @@ def tune(
             show_beside(loaded[0], beside)
     else:
         for name, file in targets:
-            _export(name, file, loaded, may, force=force)
+            _export(name, file, loaded, may, stream, force=force)
         if policy is None and is_quiet and not as_json:
             raise typer.Exit(code)
         rule = rule_of(answers_of(loaded, may.serves if policy else may.suits_all, stream))
@@ -282,15 +286,17 @@ def _target(text: str, option: str = "--export") -> tuple[str, Path | None]:
     return name, Path(file) if equals else None
 
 
-def _export(name: str, file: Path | None, runs: Sequence["Run"], may: Allowed, *, force: bool) -> None:
+def _export(
+    name: str, file: Path | None, runs: Sequence["Run"], may: Allowed, stream: str | None, *, force: bool
+) -> None:
     from kvbench.tune.answer import answers_of, machine_words
     from kvbench.tune.exports import export
     from kvbench.tune.rule import rule_of
 
     if name == "json":
-        text = to_json(runs, rule_of(answers_of(runs, may.suits_all)))
+        text = to_json(runs, rule_of(answers_of(runs, may.suits_all, stream)))
     else:
-        text = export(name, runs, answers_of(runs, may.keeps)).text(machine_words(*runs))
+        text = export(name, runs, answers_of(runs, may.keeps, stream)).text(machine_words(*runs))
     if file is None:
         typer.echo(text, nl=False)
     else:

@@ -17,7 +17,7 @@ MIN_SIZES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class CellOutcome:
-    """One cell in one run: `status` is ok, failed or skipped, with its reason.
+    """One cell in one run: `status` is ok, no figure, failed or skipped, with its reason.
 
     `figures` are the cell's quantities and its ceiling (GB/s), and `visits` the same quantities by visit: name -> round
     -> the visit's median. Figures are NaN and visits empty unless ok.

@@ -41,7 +41,8 @@ class Selection:
             raise UnknownError(f"no cell of {self} was {asked}{why}")
         for outcome in ran.values():
             if outcome.status != "ok":
-                raise UnknownError(f"{outcome.cell.label} failed: {outcome.reason}")
+                status = "has no figure" if outcome.status == "no figure" else outcome.status
+                raise UnknownError(f"{outcome.cell.label} {status}: {outcome.reason}")
         return ran
 
     def curves(self, by_cell: Outcomes) -> list[list[CellOutcome]]:

@@ -137,7 +137,8 @@ def _full_times_us(samples: Sequence[AnySample], cell: Cell) -> list[float]:
 def record_of(request: MeasureCell, ready: SetUp, sampled: Sampled, verified_bytes: int) -> Visit:
     """Return the record of a visit, without its duration."""
     cell, prepared, samples = ready.cell, ready.swaps[0], sampled.samples
-    times_us = [getattr(sample, cell.stream_state.swap_clock) for sample in samples]
+    held = [sample for sample in samples if sample.pending_after or not cell.stream_state.pending]
+    times_us = [getattr(sample, cell.stream_state.swap_clock) for sample in held]
     return Visit(
         cell_text=request.cell,
         round=request.round,

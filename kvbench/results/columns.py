@@ -5,8 +5,8 @@ from typing import Final
 from kvbench.cells.cell import AXES
 
 NO_FIGURE: Final = (
-    "the delay did not outlast preparation and submission in half of the samples, so execution could not be measured "
-    "separately"
+    "the delay outlasted preparation and submission in fewer than half of the samples, so execution could not be "
+    "measured separately"
 )
 
 TIMES: Final = {
@@ -48,7 +48,7 @@ COLUMNS: Final[dict[str, str]] = {
     "status": "ok, no figure (samples, but no GB/s), failed (no timings) or skipped",
     "reason": "why the cell has no figure, failed or was skipped",
     "samples": "samples of the cell, all rounds together",
-    "rounds": "visits with these samples",
+    "rounds": "visits with a time of the swap",
     "outliers": "samples more than 5 robust standard deviations (MAD) from the median of their visit, if it has 6",
     **{
         f"{name}_{part}": f"{statistic} {name}: {text}"
@@ -67,8 +67,8 @@ COLUMNS: Final[dict[str, str]] = {
     "gbps_low": "GB/s at swap_us_high",
     "gbps_high": "GB/s at swap_us_low",
     "latency_gbps": "gbps of one swap on an idle stream, from wall_us: with preparation and submission",
-    "execution_gbps": "gbps after a delay that outlasted preparation and submission in every sample, from gpu_us, "
-    "which contains neither; else empty",
+    "execution_gbps": "gbps after a delay that outlasted preparation and submission, from gpu_us, which contains "
+    "neither; else empty",
     "sustained_gbps": "gbps of consecutive swaps: the slope of wall_us over the number of swaps",
     "neighbour_alone_us": "mean time of the neighbour's iterations in a visit, without swaps; median of the visits",
     "neighbour_beside_us": "the same beside swaps",

@@ -147,7 +147,9 @@ def long_samples(records: Sequence[Record]) -> pd.DataFrame:
     }
     raw = {name: _gather(visits, name) for name in SAMPLE_COLUMNS if name != "swap_us"}
     clocks = np.array([visit.cell.stream_state.swap_clock for visit in visits], dtype=str)[owner]
-    executed_us = np.where(raw["pending_after"] == 1, raw["gpu_us"], np.nan)
+    held = raw["pending_after"] == 1
+    enough = np.bincount(owner, weights=held, minlength=len(visits)) >= LEAST_HELD * np.array(counts)
+    executed_us = np.where(held & enough[owner], raw["gpu_us"], np.nan)
     raw["swap_us"] = np.where(clocks == "wall_us", raw["wall_us"], executed_us)
     frame = pd.DataFrame(columns | {name: raw[name] for name in SAMPLE_COLUMNS})
     return frame.astype({"pending_before": "int8", "pending_after": "int8", "depth_held": "Int8"})
@@ -198,7 +200,7 @@ def _row(cell: Cell, records: Sequence[CellRecord]) -> dict[str, Any]:
         "swap_bytes": cell.swap_bytes,
         "status": status,
         "reason": None if status == "ok" else _joined(reasons) or "no reason recorded",
-        "rounds": len(visits),
+        "rounds": len(visits) if cell.queued else sum(bool(visit.swap_times_us) for visit in visits),
         "path": _joined(path for path, _ in Counter(visit.path for visit in visits).most_common()),
         "staging_bytes": max((visit.staging_bytes or 0 for visit in visits), default=0) or math.nan,
         "sm_us": median_or_nan(visit.sm_us for visit in visits if visit.sm_us is not None),
@@ -218,8 +220,8 @@ def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
     """Return one row per cell of `measured`: its times, its sample count, and how often the stream state held.
 
     The median of a time is the median of the visits' medians; its quartiles, which show the spread, are of all samples.
-    The interval of swap_us comes from the visits. On a busy stream, swap_us is missing if the delay ended before the
-    submission did in more than half of the samples.
+    The interval of swap_us comes from the visits. On a busy stream, swap_us is missing in visits whose delay ended
+    before the submission did in more than half of the samples.
     """
     owner = pd.Index([cell.id for cell in measured], dtype="str").get_indexer(pd.Index(samples["cell_id"]))
     # Samples of failed cells (owner < 0) come first and are dropped.
@@ -239,7 +241,7 @@ def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
         _, middle, _ = grouped_quartiles(of_visits, visits_of)
         columns |= {f"{time}_median": middle, f"{time}_q1": low, f"{time}_q3": high}
         if time == "swap_us":
-            by_cell = np.split(of_visits, np.cumsum(visits_of)[:-1])
+            by_cell = np.split(of_visits, np.cumsum(visits_of))[:-1]
             held = [medians[~np.isnan(medians)] for medians in by_cell]
             ends = [median_interval(medians) if len(medians) else (-math.inf, math.inf) for medians in held]
             known = np.array([end if np.isfinite(end).all() else (np.nan, np.nan) for end in ends]).reshape(-1, 2)
@@ -253,10 +255,6 @@ def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
     )
     columns["state_held"] = np.select([pending, free], [before, 1 - before], np.nan)
     columns["execution_only"] = np.where(pending, after, np.nan)
-    given_away = pending & (after < LEAST_HELD)
-    for name in columns:
-        if name.startswith("swap_us_"):
-            columns[name] = np.where(given_away, np.nan, columns[name])
     columns["depth_held"] = _grouped_mean(raw["depth_held"], owner, per_cell)
     return pd.DataFrame(columns)
 

@@ -14,7 +14,7 @@ from kvbench.cells.layers import TRACE
 from kvbench.errors import UsageError
 from kvbench.results.frame import visits_that_count
 from kvbench.results.rundir import Run
-from kvbench.results.schema import Visit
+from kvbench.results.schema import Failure, Visit
 from kvbench.units import gigabytes_per_second
 
 
@@ -30,11 +30,12 @@ def trace_name(run: Run) -> str:
 
 def replays_of(run: Run) -> dict[Cell, pd.DataFrame]:
     """Return a table for each cell that replays a trace, with a row for each swap: its round, number in the trace,
-    times, descriptors, and the copies left of them.
+    times, descriptors, and the copies left of them. A cell that failed has none.
     """
     visits: dict[Cell, list[Visit]] = {}
+    failed = {record.cell for record in run.records if isinstance(record, Failure)}
     for visit in visits_that_count(run.records):
-        if visit.cell.sequence == TRACE:
+        if visit.cell.sequence == TRACE and visit.cell not in failed:
             visits.setdefault(visit.cell, []).append(visit)
     return {cell: _swaps(replayed, cell.block_bytes) for cell, replayed in visits.items()}
 

@@ -15,8 +15,8 @@ SCHEMA: Final = 1
 # What a swap's time holds. 1: a swap began when its list was prepared; what the preparation took was kept apart. 2: it
 # begins with the caller's arrays. Runs of different clocks are not compared.
 CLOCK: Final = 2
-# The least share of samples, of a visit or of a cell, in which a delay has to outlast the submission. A busy host holds
-# the thread up for milliseconds in some.
+# The least share of the samples of a visit in which a delay has to outlast the submission. A busy host holds the thread
+# up for milliseconds in some.
 LEAST_HELD: Final = 0.5
 
 Scalar = str | int | float | bool | None
@@ -271,7 +271,9 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
 
     @property
     def swap_times_us(self) -> list[float]:
-        """The times of the swap, of the samples whose stream state held; none if it held in too few."""
+        """The times of the swap; on a busy stream of the samples whose delay outlasted the submission, none if they are
+        too few.
+        """
         state, samples = self.cell.stream_state, self.samples
         if not state.pending:
             return samples.wall_us

@@ -105,7 +105,8 @@ def candidates(runs: Sequence[Run]) -> Candidates:
             point = int(row["block_bytes"]), int(row["blocks"])
             backends.setdefault((kind, point), set()).add(row["backend"])
             choice = choice_of(row)
-            caller_us.setdefault(kind, {}).setdefault(point, {})[choice] = float(row["caller_us_median"])
+            if row["status"] == "ok":
+                caller_us.setdefault(kind, {}).setdefault(point, {})[choice] = float(row["caller_us_median"])
             for number, us in visits.get(row["cell_id"], {}).items():
                 of_kind = times[number >= FRESH_FROM].setdefault(kind, {})
                 of_kind.setdefault(point, {}).setdefault(choice, {})[first + number] = us
@@ -145,8 +146,8 @@ def decide_all(times: Mapping[Point, Arms]) -> dict[Point, Decision]:
     the choice of an adjacent point: the one with fewer blocks, else the one with the smaller size. Points are decided
     in that order. Another run could make a different choice if the same rule makes it for times redrawn within their
     uncertainty in more than `_RARE` of the cases. A candidate that lacks two visits or more for a verdict, while others
-    have enough, was dropped by a search and is not chosen; one that lacks a single visit may be of a run that was
-    interrupted, and is chosen if no other ties with it.
+    have enough, was dropped by a search, or a busy host spoiled its visits, and is not chosen; one that lacks a single
+    visit may be of a run that was interrupted, and is chosen if no other ties with it.
     """
     found: dict[Point, Decision] = {}
     for size, count in sorted(times):

@@ -76,7 +76,7 @@ class Search:
         self._in_time = in_time
 
     def note(self, visit: Visit) -> None:
-        """Record a visit; of several attempts the last one counts."""
+        """Record a visit; of several attempts the last one counts. One without a time of the swap is a slow one."""
         if visit.round < FRESH_FROM:
             times_us = visit.swap_times_us or visit.samples.wall_us
             self._times.setdefault(visit.cell, {})[visit.round] = median(times_us)

@@ -16,6 +16,7 @@ import pandas as pd
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.backend_facts import AUTO
+from kvbench.errors import UsageError
 from kvbench.policy import Choice
 from kvbench.results import Run
 from kvbench.results.replays import replays_of, trace_name, trace_of
@@ -26,6 +27,7 @@ from kvbench.tune.fit import Arms, Kind, Point
 PARTS: Final = 4
 # A choice with more than this multiple of the fastest one's time does not win in another run.
 _IN_CONTENTION: Final = 1.5
+_SWAPS_OF: Final = ("sha256", "descriptors", *Direction)  # of a trace in a spec: its file, and which of its swaps
 _Blocks = npt.NDArray[np.int64]
 
 
@@ -68,14 +70,22 @@ def trace_parts(runs: Sequence[Run]) -> dict[Kind, dict[Point, Part]]:
     """Return what the parts of replays take by each choice, a time for each swap.
 
     It is what a swap of the size that stands for the part would take at the rate of the swap. Swaps are paired by their
-    number in the trace, as visits of a cell are.
+    number in the trace, as visits of a cell are. Raises UsageError for runs that replay different swaps.
     """
+    replayed = [{name: (trace_of(run) or {}).get(name) for name in _SWAPS_OF} for run in runs]
+    if any(one != replayed[0] for one in replayed):
+        names = " and ".join(sorted({trace_name(run) for run in runs}))
+        raise UsageError(
+            printable(f"RUN: the runs replay different swaps, of {names}; give runs of one trace and seed")
+        )
     found: dict[Kind, dict[Point, Part]] = {}
     for direction in Direction:
         swaps = _swaps(runs, direction)
         if not swaps:
             continue
         numbers = reduce(np.intersect1d, (own["number"].to_numpy() for own in swaps.values()))
+        if not len(numbers):
+            continue
         same = {choice: own[own["number"].isin(numbers)] for choice, own in swaps.items()}
         once = next(iter(same.values())).drop_duplicates("number")
         row_bytes = int(once["swap_bytes"].iloc[0] // once["blocks"].iloc[0])

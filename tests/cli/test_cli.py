@@ -35,6 +35,11 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "zzz"], ['config "zzz"', ", ".join(shipped_configs()), "a path ending in .toml"]),
     (["sweep", "mine.toml"], ["mine.toml: file not found"]),
     (["sweep", "bad.toml"], ["bad.toml: ", '"blokcs"', "did you mean blocks?"]),
+    # tune
+    (["tune", "--neighbour=decode", "--stream=gated"], ["--stream gated", "beside a neighbour", "leave it out"]),
+    (["tune", "--neighbour=decode", "--engine=vllm"], ["--neighbour", "leave out --policy, --export and --engine"]),
+    (["tune", "--engine=vllm", "--model=llama-3-8b"], ["--engine vllm", "leave out --model and --backends"]),
+    (["tune", "--engine=vllm", "--backends=sm"], ["--engine vllm", "leave out --model and --backends"]),
     # models
     (["sweep", "--model=llama"], ['model "llama"', "did you mean llama-3-8b?"]),
     (["sweep", "--model=config.json"], ["config.json: file not found"]),

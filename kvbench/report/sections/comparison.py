@@ -64,6 +64,8 @@ def make(view: View) -> Part | str:
         return ""
     pair = (base, view)
     cells, beside = _cells(*pair), _beside(*pair)
+    if cells.empty and beside.empty:
+        return ""
     origin = _origin(pair, cells)
     between = f"{view.label} against {base.label}"
     sentences = [(f"{between}, {noun(len(cells), 'cell')} in common: {_verdict_counts(cells)}.", cells)]

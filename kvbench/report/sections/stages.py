@@ -72,7 +72,7 @@ def _table(view: View, cells: pd.DataFrame, near: Mapping[Swap, Swap], pinned: P
         line = [name, count(row["blocks"]), size(row["block_size"]), *map(figure, times)]
         if busy:
             same = busy.get(tuple(row[name] for name in _KEY))
-            line.append(figure(same["gpu_us_median"]) if same else "")
+            line.append(figure(same["swap_us_median"]) if same else "")
         rows.append(line)
     header = ("Backend", "Blocks", "Block size", "Caller us", "Rest us", "Wall us")
     origin = caption(view, cells, f"{_INCLUDES}. {_BUSY}", pinned) if busy else caption(view, idle, _INCLUDES, pinned)

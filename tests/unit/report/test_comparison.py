@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -64,6 +65,15 @@ def slower_small_blocks(cell: Cell) -> float:
 
 def other_machine() -> RunInfo:
     return synthetic.info("Other GPU", identity={"gpu_name": "Other GPU", "driver_version": "600.1"}, identity_hash="f")
+
+
+def test_queues_without_a_time_of_the_swap_are_not_compared(tmp_path: Path) -> None:
+    visits = [
+        msgspec.structs.replace(one, samples=msgspec.structs.replace(one.samples, pending_after=[0] * len(one.samples)))
+        for one in synthetic.rounds(synthetic.queue_cells(), synthetic.queue_gbps)
+    ]
+    runs = [made_run(tmp_path, [*synthetic.ceilings(), *visits], None, name) for name in ("a", "bb")]
+    assert "comparison" not in sections_of(report_of(runs))
 
 
 def test_slower_cells_come_first_in_a_comparison(tmp_path: Path, cells: list[Cell]) -> None:

@@ -500,6 +500,15 @@ def test_execution_is_that_of_the_samples_whose_delay_outlasted_the_submission(t
     assert cells[4]["gpu_us_median"] > cells[0]["gpu_us_median"]  # what was measured stays
 
 
+def test_a_visit_with_too_few_such_samples_has_no_time(tmp_path: Path) -> None:
+    visits = [synthetic.visit(BUSY, 10.0, count=7, round_=number) for number in range(6)]
+    run = load_run(synthetic.write_run(tmp_path / "run", [with_ended(visits[0], 6), *visits[1:]]))
+    cell = run.frame().iloc[0]
+    assert list(run.visit_times()[BUSY.id]) == [1, 2, 3, 4, 5]
+    assert (cell["status"], cell["rounds"], cell["samples"]) == ("ok", 5, 42)
+    assert np.isnan(cell["gbps_low"])
+
+
 def with_ended(visit: Visit, count: int) -> Visit:
     """Return the visit with `count` samples whose delay was over before the submission: they hold its time too."""
     samples = visit.samples

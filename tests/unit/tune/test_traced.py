@@ -1,7 +1,9 @@
 """The choices for the swaps of a trace, from replays whose times come from formulas."""
 
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.errors import UsageError
 from kvbench.policy import Choice
 from kvbench.results import Run, load_run
 from kvbench.tune.answer import answers_of, workload_of
@@ -16,7 +19,7 @@ from kvbench.tune.headline import summary
 from kvbench.tune.traced import PARTS, losses_by, parts_of, trace_parts
 from tests import synthetic
 
-SPEC = {"trace": {"path": "/somewhere/hour.gz", "h2d": {"total": 400}, "d2h": {"total": 900}}}
+SPEC: Mapping[str, Any] = {"trace": {"path": "/somewhere/hour.gz", "h2d": {"total": 400}, "d2h": {"total": 900}}}
 KIB = 1024
 
 
@@ -35,8 +38,10 @@ def shuffled(backend: str, gbps: float) -> list[synthetic.Record]:
     return [*synthetic.rounds(cells, lambda _: gbps, noise=0.001)]
 
 
-def run_of(folder: Path, *records: synthetic.Record) -> Run:
-    return load_run(synthetic.write_run(folder / "run", [*synthetic.ceilings(), *records], synthetic.info(spec=SPEC)))
+def run_of(folder: Path, *records: synthetic.Record, spec: Mapping[str, Any] = SPEC) -> Run:
+    folder.mkdir(exist_ok=True)
+    info = synthetic.info(spec=dict(spec))
+    return load_run(synthetic.write_run(folder / "run", [*synthetic.ceilings(), *records], info))
 
 
 @pytest.fixture
@@ -100,6 +105,23 @@ def test_losses_are_of_the_nearest_shape() -> None:
     by = {Direction.H2D: {(4096, 20): small, (4096, 900): large}}
     assert list(losses_by(by, parts)) == [(Direction.H2D, pytest.approx(0.1))]
     assert list(losses_by({}, parts)) == []
+
+
+def test_a_backend_that_failed_is_not_chosen(tmp_path: Path) -> None:
+    merged = replayed("merged", 52.0)
+    failed = synthetic.failure(merged[0].cell, kind="mismatch")
+    found = run_of(tmp_path, *merged, failed, *replayed("sm", 40.0), *replayed("batched", 5.0))
+    assert {answer.choice.backend for answer in answers_of([found], lambda _: True)} == {"sm"}
+
+
+def test_replays_of_different_swaps_are_refused(tmp_path: Path) -> None:
+    other = {"trace": {**SPEC["trace"], "path": "/somewhere/day.gz", "sha256": "1" * 64}}
+    runs = [
+        run_of(tmp_path / name, *replayed(backend, 40.0), spec=spec)
+        for name, backend, spec in (("one", "merged", SPEC), ("two", "sm", other))
+    ]
+    with pytest.raises(UsageError, match=r"different swaps, of day\.gz and hour\.gz; give runs of one trace and seed"):
+        answers_of(runs, lambda _: True)
 
 
 def test_only_swaps_that_every_choice_made_count(tmp_path: Path) -> None:
