@@ -72,7 +72,7 @@ class CopierSwap final : public Swap {
 }  // namespace
 
 void copier(nb::module_& m) {
-  nb::class_<CopyWay>(m, "CopyWay", "One way to copy: by a kernel on some SMs, or by batched calls (sms=0).")
+  nb::class_<CopyWay>(m, "CopyWay", "One way to copy: by a kernel on some SMs; with sms=0 by single or batched copies.")
       .def(
           "__init__",
           [](CopyWay* self, unsigned sms, std::shared_ptr<SmKernel> bulk, std::shared_ptr<SmKernel> lanes,

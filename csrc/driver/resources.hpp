@@ -31,14 +31,15 @@ class Buffer {
     return {reinterpret_cast<unsigned char*>(memory_.address), bytes};
   }
 
-  /// Writes `content` into ranges, which must not overlap, after the work on `stream`; returns when it is written.
-  /// Throws std::invalid_argument for a range outside of the buffer.
+  /// Writes the content of `seed` into ranges, which must not overlap, after the work on `stream`; returns when it is
+  /// written. Throws std::invalid_argument for a range outside of the buffer.
   void write(const Ranges& ranges, std::uint64_t seed, Stream stream) {
     // The device also writes pinned memory: over the link it is faster than the CPUs.
     driver_->write_content(stretches_of(device_address(), bytes_, ranges), seed, stream);
   }
 
-  /// Compares ranges with `content` after the work on `stream`, on the side of the buffer; throws as write().
+  /// Compares ranges with the content of `seed` after the work on `stream`, on the side of the buffer; throws as
+  /// write().
   [[nodiscard]] Audit audit(const Ranges& ranges, std::uint64_t seed, Stream stream) const {
     const auto stretches = stretches_of(address(), bytes_, ranges);
     if (kind_ == MemoryKind::device) {

@@ -36,7 +36,9 @@ class ListSlots {
     if (bytes <= bytes_) return;
     const std::size_t room = std::bit_ceil(bytes);
     std::vector<std::unique_ptr<ListSlot>> larger;
-    for (std::size_t i = 0; i < count_; ++i) larger.push_back(std::make_unique<ListSlot>(driver_, room));
+    // As many as were in flight at once, so that lists after this one find theirs.
+    const std::size_t count = std::max(count_, slots_.size());
+    for (std::size_t i = 0; i < count; ++i) larger.push_back(std::make_unique<ListSlot>(driver_, room));
     std::ranges::move(slots_, std::back_inserter(outgrown_));
     slots_ = std::move(larger);
     bytes_ = room;

@@ -24,6 +24,10 @@ class Places {
     if (after != regions_.begin() && std::prev(after)->holds(address)) return *std::prev(after);
     Region found = driver_->region_of(address);
     if (found.place == Place::pageable) return found;
+    // Of pools that were freed.
+    std::erase_if(regions_, [&](const Region& old) {
+      return old.begin < found.begin + found.bytes && found.begin < old.begin + old.bytes;
+    });
     auto at = std::ranges::lower_bound(regions_, found.begin, {}, &Region::begin);
     if (at != regions_.end() && adjoin(found, *at)) {
       found.bytes += at->bytes;

@@ -14,7 +14,7 @@ namespace {
 std::size_t pieces_of(std::size_t bytes, std::size_t piece_bytes) { return (bytes + piece_bytes - 1) / piece_bytes; }
 
 u32 checked_pieces(std::size_t pieces) {
-  if (pieces > std::numeric_limits<u32>::max()) throw DriverError("sm_copy", "more than 2^32 pieces");
+  if (pieces > std::numeric_limits<u32>::max()) throw DriverError("sm_copy", "2^32 pieces or more");
   return static_cast<u32>(pieces);
 }
 

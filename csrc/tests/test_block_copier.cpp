@@ -69,7 +69,7 @@ class AskedDriver final : public ForwardingDriver {
   void delay(std::uint64_t, Stream) override { noted.emplace_back("delay"); }
   Region region_of(Address address) override {
     ++regions;
-    return ForwardingDriver::region_of(address);
+    return known.holds(address) ? known : ForwardingDriver::region_of(address);
   }
   bool idle(Stream) override {
     ++questions;
@@ -83,6 +83,7 @@ class AskedDriver final : public ForwardingDriver {
   std::vector<std::string> noted;
   int questions = 0;
   int regions = 0;
+  Region known{};  ///< beside the host device's
   bool pending = false;
 };
 
@@ -205,6 +206,25 @@ void the_driver_is_asked_once_for_each_pool() {
   bench.lists.back().sources[0] = another.address();
   bench.copied(*copier, bench.lists.back().view());
   check::equal(bench.driver->regions, 3, "questions for three");
+}
+
+void a_pool_where_a_smaller_one_was_is_asked_for_once() {
+  CopierBench bench;
+  const auto copier = bench.copier(both_ways(0));
+  const auto ask = [&](Address address) {
+    bench.list(1, 64);
+    bench.lists.back().sources[0] = address;
+    bench.copied(*copier, bench.lists.back().view());
+  };
+  const Buffer pool(bench.driver, MemoryKind::allocated, 4 * kBlock);
+  const Region larger{Place::pinned, pool.address(), 4 * kBlock};
+  bench.driver->known = Region{Place::pinned, larger.begin, kBlock};
+  ask(larger.begin);
+  bench.driver->known = larger;
+  ask(larger.begin + 2 * kBlock);
+  const int before = bench.driver->regions;
+  for (const std::size_t block : {0, 1, 2, 3}) ask(larger.begin + block * kBlock);
+  check::equal(bench.driver->regions, before, "questions for the larger pool");
 }
 
 void blocks_of_many_pools_are_one_list() {
@@ -348,6 +368,7 @@ int main() {
       {"the stream is asked only where its answer matters", the_stream_is_asked_only_where_its_answer_matters},
       {"what is not aligned takes the other kernel", what_is_not_aligned_takes_the_other_kernel},
       {"the driver is asked once for each pool", the_driver_is_asked_once_for_each_pool},
+      {"a pool where a smaller one was is asked for once", a_pool_where_a_smaller_one_was_is_asked_for_once},
       {"blocks of many pools are one list", blocks_of_many_pools_are_one_list},
       {"an entry that goes another way is refused", an_entry_that_goes_another_way_is_refused},
       {"sizes that add up to too much are refused", sizes_that_add_up_to_too_much_are_refused},

@@ -293,6 +293,20 @@ void a_slot_of_another_stream_is_taken_before_there_are_more() {
   bench.driver->synchronize(bench.stream.handle());
 }
 
+void lists_after_a_longer_one_find_as_many_slots_as_before() {
+  PendingBench bench;
+  const auto in_flight = [&](std::size_t entries) {
+    bench.driver->delay(20'000'000, bench.stream.handle());
+    for (int i = 0; i < 8; ++i) bench.submit(entries, bench.stream.handle());
+    bench.driver->synchronize(bench.stream.handle());
+  };
+  in_flight(2);
+  bench.submit(100, bench.stream.handle());
+  const int before = bench.driver->allocations;
+  in_flight(2);
+  check::equal(bench.driver->allocations, before, "slots");
+}
+
 void many_calls_take_no_more_memory_than_the_first() {
   PendingBench bench;
   const auto call = [&](int number) {
@@ -361,6 +375,7 @@ int main() {
       {"a list comes with the launch only if it fits",
        a_list_comes_with_the_launch_only_if_it_fits_into_the_parameters},
       {"the legacy stream is refused", the_legacy_stream_is_refused},
+      {"lists after a longer one find as many slots as before", lists_after_a_longer_one_find_as_many_slots_as_before},
       {"a list in flight is not overwritten, and does not hold the caller",
        a_list_in_flight_is_not_overwritten_and_does_not_hold_the_caller},
       {"a longer list waits for none", a_longer_list_waits_for_none},
