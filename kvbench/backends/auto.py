@@ -54,12 +54,16 @@ class Auto:
         order = cell.order or DEFAULT_ORDER[cell.direction]
         swap = copier_swap(copier.engine, memory.sources, memory.destinations, memory.sizes, order is Order.ANY)
         blocks, swap_bytes = len(memory.sizes), int(memory.sizes.sum())
-        idle = cell.stream_state in _NOTHING_PENDING
-        way = copier.ways[copier.engine.way_of(blocks, swap_bytes, DIRECTIONS[cell.direction], idle=idle)]
+        free, held = (
+            copier.ways[copier.engine.way_of(blocks, swap_bytes, DIRECTIONS[cell.direction], idle=idle)]
+            for idle in (True, False)
+        )
+        way = free if cell.stream_state in _NOTHING_PENDING else held
         mechanism = _mechanism(way.choice, request.device)
         orders = {"order": order.value} if mechanism is Mechanism.BATCHED_COPY else {}
         chosen = Choice.of(way.choice.backend, {**dict(way.choice.axes), **orders})
-        return PreparedSwap(swap, mechanism, chosen=str(chosen), warnings=tuple(_warnings(request, way)))
+        warnings = tuple(_warnings(request, way))
+        return PreparedSwap(swap, mechanism, chosen=str(chosen), warnings=warnings, same_when_busy=free == held)
 
     def _copier(self, device: Device, policy: Policy | None) -> Copier:
         if self._made is None or self._made[:2] != (device, policy):

@@ -76,6 +76,7 @@ class PreparedSwap:
     A backend that chooses among others sets `chosen` to its choice. `warnings` appear in the cell's row of the results,
     and so does `staging_bytes`, the device memory that the swap takes beside the blocks. `sm_us` makes the swap once
     more on a stream, waits, and returns its SM time: how many microseconds its kernels ran, times their SM count.
+    `same_when_busy` says that a busy stream gets the same submission.
     """
 
     swap: Swap | PythonSwap
@@ -84,6 +85,7 @@ class PreparedSwap:
     warnings: tuple[str, ...] = ()
     staging_bytes: int | None = None
     sm_us: Callable[[int], float] | None = None
+    same_when_busy: bool = True
 
 
 class Backend(Protocol):
@@ -138,6 +140,12 @@ def backend_named(name: str) -> Backend | None:
     """Return an installed backend, loaded once; a BrokenBackend if it fails to load, None for an unknown name."""
     known, _ = installed()
     return _load(known[name]) if name in known else None
+
+
+def another(backend: Backend) -> Backend:
+    """Return another instance of an installed backend, for another thread; `backend` itself if it is not installed."""
+    found = installed()[0].get(backend.name)
+    return backend if found is None else _load(found)
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from kvbench.backends.base import Backend, SwapRequest
+from kvbench.backends.base import Backend, SwapRequest, another
 from kvbench.cells.axes import Direction, Neighbour, Priority
 from kvbench.cells.cell import Cell
 from kvbench.cells.locality import opposite, region_bytes
@@ -29,6 +29,7 @@ from kvbench.engine.device import (
 from kvbench.errors import KvbenchError
 from kvbench.measure.layout import lay_out
 from kvbench.measure.workload import Pools, Workload
+from kvbench.policy import Policy
 
 # Work kept on the stream ahead of what runs, and its maximum in iterations: a driver's queue has room for about a
 # thousand operations, and a full queue also blocks the thread of the swaps.
@@ -92,13 +93,16 @@ class SwapsBack(NeighbourWork):
     Their blocks are fresh and scattered where the cell's are.
     """
 
-    def __init__(self, device: Device, stream: Stream, backend: Backend, cell: Cell) -> None:
+    def __init__(
+        self, device: Device, stream: Stream, backend: Backend, cell: Cell, policy: Policy | None = None
+    ) -> None:
+        backend = another(backend)
         own, rng = opposite(cell), np.random.default_rng(0)
         self._pools = Pools(device, stream, region_bytes(own, SWAPS_AHEAD))
         workload = Workload(self._pools, own, lay_out(own, SWAPS_AHEAD, rng), rng, SWAPS_AHEAD)
         self._contents, self._sets = workload.contents(), workload.sets
         self._lists = [workload.arrays(slot) for slot in range(SWAPS_AHEAD)]
-        self._swaps = [backend.create(SwapRequest(device, own, memory)).swap for memory in workload.memories]
+        self._swaps = [backend.create(SwapRequest(device, own, memory, policy)).swap for memory in workload.memories]
         self._done = [Event(device.driver) for _ in self._swaps]
         self._submitted = 0
         self._driver, self._handle = device.driver, stream.handle
@@ -269,20 +273,20 @@ class RunningCopies(RunningNeighbour):
         return self._copies.times_us[first:last]
 
 
-def open_neighbour(device: Device, backend: Backend, cell: Cell) -> RunningNeighbour:
+def open_neighbour(device: Device, backend: Backend, cell: Cell, policy: Policy | None) -> RunningNeighbour:
     """Return the neighbour of `cell`, which waits until it is wanted. Raises NeighbourError, EngineError."""
     stream = Stream(device.driver, HIGH_PRIORITY if cell.priority is Priority.LOW else NORMAL_PRIORITY)
     if cell.neighbour is Neighbour.SMALLCOPY:
         return RunningCopies(device, stream)
-    return RunningNeighbour(device, stream, _work(device, stream, backend, cell))
+    return RunningNeighbour(device, stream, _work(device, stream, backend, cell, policy))
 
 
-def _work(device: Device, stream: Stream, backend: Backend, cell: Cell) -> NeighbourWork:
+def _work(device: Device, stream: Stream, backend: Backend, cell: Cell, policy: Policy | None) -> NeighbourWork:
     match cell.neighbour:
         case Neighbour.IDLE:
             return IdleWork(device, stream)
         case Neighbour.SWAP:
-            return SwapsBack(device, stream, backend, cell)
+            return SwapsBack(device, stream, backend, cell, policy)
         case Neighbour.MEMORY if not device.is_cuda:
             return HostCopies()
         case _:

@@ -143,9 +143,11 @@ def replay(
         probes_us.append(bench.cpu.probe_us())
         slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
         clocks = bench.clocks.read()
-        busy_cpu_us = alone(bench, ready, StreamState.BUSY)().cpu_us
+        same = ready.swaps[0].same_when_busy
+        busy_cpu_us = alone(bench, ready, StreamState.BUSY)().cpu_us if same else None
         ready.workload.verify()
-    sampled = Sampled(samples, "max_samples", None, busy_cpu_us, None, cpu, max(probes_us), slowdowns, clocks)
+    calls = ready.swaps[0].swap.calls
+    sampled = Sampled(samples, "max_samples", None, calls, busy_cpu_us, None, cpu, max(probes_us), slowdowns, clocks)
     made = record_of(request, replace(ready, cell=cell), sampled, verified_bytes)
     moved = sum(swap.moved for swap in swaps)
     closer = f"swaps of the trace that were placed closer together, as the pool is smaller: {moved} of {len(swaps)}"

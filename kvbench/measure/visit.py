@@ -57,6 +57,7 @@ class Sampled:
     samples: Sequence[AnySample]
     stopped_by: StopReason
     beside: Beside | None
+    calls: int
     busy_cpu_us: float | None
     sm_us: float | None
     cpu: int | None
@@ -116,15 +117,16 @@ def _sample(bench: Bench, ready: SetUp, on_cpu: int | None, sample: TakeAll) -> 
     with bench.cpu.held(on_cpu) as cpu:
         probes_us = [bench.cpu.probe_us()]
         samples, stopped_by, beside = sample(take_busy)
+        calls = ready.swaps[0].swap.calls  # of a swap in the stream state of the cell
         probes_us.append(bench.cpu.probe_us())
         slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
         clocks = bench.clocks.read()
         batched = ready.swaps[0].mechanism is Mechanism.BATCHED_COPY
-        with_twins = batched and not ready.cell.stream_state.pending
+        with_twins = batched and ready.swaps[0].same_when_busy and not ready.cell.stream_state.pending
         busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS)) if with_twins else None
         time_kernels = ready.swaps[0].sm_us
         sm_us = time_kernels(bench.stream.handle) if time_kernels else None
-    return Sampled(samples, stopped_by, beside, busy_cpu_us, sm_us, cpu, max(probes_us), slowdowns, clocks)
+    return Sampled(samples, stopped_by, beside, calls, busy_cpu_us, sm_us, cpu, max(probes_us), slowdowns, clocks)
 
 
 def _full_times_us(samples: Sequence[AnySample], cell: Cell) -> list[float]:
@@ -146,7 +148,7 @@ def record_of(request: MeasureCell, ready: SetUp, sampled: Sampled, verified_byt
         samples=_columns(samples, cell),
         stopped_by=sampled.stopped_by,
         path=effective_path(prepared.mechanism, [sample.cpu_us for sample in samples], sampled.busy_cpu_us),
-        calls=prepared.swap.calls,
+        calls=sampled.calls,
         verified_bytes=verified_bytes,
         verify_ms=ready.workload.verify_ms,
         busy_cpu_us=sampled.busy_cpu_us,

@@ -153,7 +153,8 @@ class Worker:
         end_ns = time.monotonic_ns()
         path = made.path if is_own(cell.backend) else f"{made.path}{CLAIMED}"
         took_ms, span_ns = (end_ns - start_ns) / 1e6, (start_ns, end_ns)
-        far = [] if is_sampled else far_pages(pools.host_pool(cell.memory).address, pools.pool_bytes, self._node)
+        is_new = pools.holds(cell.memory) and not is_sampled  # to measure the ceiling can free it again
+        far = far_pages(pools.host_pool(cell.memory).address, pools.pool_bytes, self._node) if is_new else []
         warnings = [*made.warnings, *far]
         return msgspec.structs.replace(
             made, path=path, began=began, took_ms=took_ms, span_ns=span_ns, warnings=warnings

@@ -9,7 +9,7 @@ from time import perf_counter
 
 import pytest
 
-from kvbench.backends.base import PreparedSwap, SwapRequest
+from kvbench.backends.base import PreparedSwap, SwapRequest, backend_named
 from kvbench.backends.batched import Batched
 from kvbench.backends.per_block import PerBlock
 from kvbench.cells.axes import Direction, Neighbour, Reuse
@@ -194,6 +194,16 @@ def test_a_small_copy_follows_another_after_100_us_or_later(bench: Bench) -> Non
         before, began_s = len(copies.times_us), perf_counter()
         copies.submit()
         assert 1 <= len(copies.times_us) - before <= 1 + (perf_counter() - began_s) * 1e6 / 100
+
+
+def test_the_swaps_of_a_neighbour_have_a_backend_of_their_own(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that keeps something, as auto keeps its copier, serves one thread."""
+    auto = backend_named("auto")
+    assert auto is not None
+    monkeypatch.setattr(auto, "create", None)
+    work = SwapsBack(bench.device, stream := Stream(bench.device.driver), auto, replace(CELL, neighbour=Neighbour.SWAP))
+    work.submit()
+    stream.synchronize()
 
 
 def test_the_swaps_of_a_neighbour_are_fresh_and_scattered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
