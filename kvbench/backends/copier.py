@@ -25,7 +25,7 @@ _STATES: Final = {StreamState.IDLE: False, StreamState.GATED: True}
 _UNALIGNED: Final = 1
 # Block sizes and numbers of blocks between which the rule of the copy kernel changes.
 _RULE_SIZES: Final = tuple(kib * KIB for kib in (1, 2, 4, 8, 16, 32, 64))
-_RULE_COUNTS: Final = (256, 1024)
+_RULE_COUNTS: Final = (256, 257)
 
 
 class Way(NamedTuple):

@@ -18,7 +18,7 @@ TIMES: Final = {
     "wall_us": "host clock from the caller's arrays until the host sees completion; on a busy stream with the rest of "
     "the delay kernel and of queued swaps; for sustained swaps, like all times, what one more swap adds to a chain",
     "cpu_us": "CPU time of the thread inside caller_us; on an idle stream the smaller of caller_us and the thread's "
-    "CPU time until completion",
+    "CPU time until completion, beside a neighbour the mean of the turn",
     "swap_us": "the time that GB/s are computed from: wall_us on an idle stream (latency), gpu_us on a busy one "
     "(execution), the wall_us of one more swap in a chain (sustained); empty in a sample on a busy stream whose delay "
     "did not outlast the submission",
