@@ -8,7 +8,7 @@ from markdown_it.token import Token
 
 
 def section(text: str, heading: str) -> str:
-    """Return what stands below a heading ("## What was found"), up to the next of level two."""
+    """Return what stands below a heading ("## Findings"), up to the next of level two."""
     return text.partition(heading)[2].partition("\n## ")[0]
 
 

@@ -150,7 +150,7 @@ def replay(
     sampled = Sampled(samples, "max_samples", None, calls, busy_cpu_us, None, cpu, max(probes_us), slowdowns, clocks)
     made = record_of(request, replace(ready, cell=cell), sampled, verified_bytes)
     moved = sum(swap.moved for swap in swaps)
-    closer = f"swaps of the trace that were placed closer together, as the pool is smaller: {moved} of {len(swaps)}"
+    closer = f"{moved} of {len(swaps)} swaps of the trace placed closer together to fit the smaller pool"
     return msgspec.structs.replace(
         made,
         samples=msgspec.structs.replace(made.samples, **found, late_us=late_us if trace.speed else None),

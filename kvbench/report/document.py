@@ -51,7 +51,7 @@ def _parts(report: Report) -> Iterator[str]:
     if summary := report.summary:
         links = (f"[{markdown.inline(one.short_title)}](#{markdown.anchor(one.title)})" for one in summary.values())
         lines = (f"{_block(text)} ({link})" for text, link in zip(summary, links, strict=True))
-        yield f"## What was found\n\n{markdown.bullets(lines)}"
+        yield f"## Findings\n\n{markdown.bullets(lines)}"
     for chapter in report.chapters:
         yield from _chapter(chapter)
     yield f"## The runs\n\n{_table(report.runs)}"

@@ -145,7 +145,7 @@ def definitions() -> list[Text]:
             Code("limit_blocks_per_s"),
             ", for blocks scattered over 1 GiB or more",
         ),
-        f"≈: no clear difference: the 95% interval of the ratio lies within {IN_TURN.fraction:.0%}, because "
-        f"{IN_TURN.reason}, or does not decide",
+        f"≈: no clear difference: the 95% interval of the ratio lies within {IN_TURN.fraction:.0%}, as for two copies "
+        "of one cell, or the visits do not decide",
         "Visit: one turn of a cell; the cells of a round are visited in turn, and comparisons use medians of visits",
     ]

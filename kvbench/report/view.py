@@ -21,7 +21,7 @@ from kvbench.results import CLOCK, Ceiling, Failure, Run, Visit
 from kvbench.text import short
 
 HOST_COPIES: Final = "Host copies on a CPU device: no GPU was involved."
-MOVED: Final = "something else used the link or the host's memory, and other figures moved with it"
+MOVED: Final = "other work probably used the link or the host's memory; other figures may be affected"
 
 
 @dataclass(frozen=True)

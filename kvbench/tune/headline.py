@@ -48,14 +48,16 @@ def headline(rule: SmallestRule, runs: Sequence[Run], rows: int = ROWS) -> list[
     loss = f"Loss against the best of each size and count: {average} on average, {worst} at worst"
     if rule.beyond:
         kinds = ", ".join(map(kind_words, rule.beyond))
-        loss += f"; more than {TIED.fraction:.0%} or {WORST:.0%} with {MOST_LINES} choices: {kinds}"
+        loss += f"; beyond {TIED.fraction:.0%} or {WORST:.0%} with {MOST_LINES} choices: {kinds}"
     uses, beside = _uses(rule), [*_rival(rule), *_in_runs(rule, runs), *_gate(rule.answers)]
     tail = [*_as_shuffled(rule, runs), _open(rule.answers)]
     gains, pooled = ([*_gains(rule, pooled=pooled)] for pooled in (False, True))
     whole = [(len(uses), gains, len(beside)), *((len(uses), pooled, shown) for shown in range(len(beside), -1, -1))]
     for kept, gained, shown in [*whole, *((kept, pooled, 0) for kept in range(len(uses) - 2, 0, -1))]:
         left_out = len(uses) - kept
-        more = [f"{left_out} more, of other directions and stream states: kvbench tune --stream STATE"] * bool(left_out)
+        more = [f"{left_out} more, of other directions and stream states: kvbench tune RUN --stream STATE"] * bool(
+            left_out
+        )
         lines = [origin(runs), *uses[:kept], *more, loss, *gained, *beside[:shown], *tail]
         if terminal_rows(lines) <= rows:
             break

@@ -90,10 +90,11 @@ def _gate() -> str:
     swap = {"backend": "batched", "direction": "h2d", "blocks": 1024, "block_size": "16KiB"}
     opened, gated = (_cell("streams", **swap, stream_state=state) for state in ("opened", "gated"))
     return (
-        f"**The cliff depends on the load.** An engine's loads wait for an event of its compute stream. If "
-        f"the event was reached before the call, 1 024 blocks of 16 KiB take {figure(opened.swap_us_median)} us, on "
-        f"the CPU. Otherwise, the copy engine moves them in {figure(gated.swap_us_median)} us from that event, and "
-        f"the call returns after {figure(gated.caller_us_median)} us. ({_evidence('Stream states')})"
+        f"**The cliff depends on timing.** An engine's loads wait for an event of its compute stream. If "
+        f"the event was reached before the call, the CPU copies 1 024 blocks of 16 KiB in "
+        f"{figure(opened.swap_us_median)} us. Otherwise, the copy engine moves them within "
+        f"{figure(gated.swap_us_median)} us of it, and the call returns after {figure(gated.caller_us_median)} us. "
+        f"({_evidence('Stream states')})"
     )
 
 
@@ -103,13 +104,13 @@ def _trace() -> str:
     vllm = _replayed("mla", "vllm_batch")
     return (
         "**Real swaps are scattered by the order of allocation.** In the loads of an hour of requests "
-        "([Mooncake](docs/how-to/trace.md)'s public trace, `deepseek-v3`, the allocation order of vLLM), each side "
-        f"lies in runs, but in other orders: merging adjacent blocks leaves {usual['merged'].left:.0%} of the copies. "
-        f"vLLM's batched copies load at {figure(vllm.gbps)} GB/s, `sm` at {figure(usual['sm'].gbps)}. If vLLM kept its "
-        f"list of free blocks sorted, merging would leave {ordered['merged'].left:.0%}, and `merged`, which takes no "
-        f"SM, would load at {figure(ordered['merged'].gbps)} GB/s with "
-        f"{figure(ordered['merged'].caller_us / 1e3)} ms of thread time a "
-        f"swap, not {figure(usual['merged'].gbps)} with {figure(usual['merged'].caller_us / 1e3)} ms. "
+        "([Mooncake](docs/how-to/trace.md)'s public trace, `deepseek-v3`, the allocation order of vLLM), both sides "
+        f"consist of runs, but in different orders. Merging leaves {usual['merged'].left:.0%} of the copies. "
+        f"vLLM's batched copies load at {figure(vllm.gbps)} GB/s, `sm` at {figure(usual['sm'].gbps)}. With a "
+        f"sorted list of free blocks in vLLM, merging would leave {ordered['merged'].left:.0%}. `merged`, which has no "
+        f"copy kernel, would load at {figure(ordered['merged'].gbps)} GB/s instead of "
+        f"{figure(usual['merged'].gbps)}, and take {figure(ordered['merged'].caller_us / 1e3)} ms of thread time per "
+        f"swap instead of {figure(usual['merged'].caller_us / 1e3)}. "
         f"({_evidence('Replay')})"
     )
 
@@ -148,8 +149,8 @@ def _limit() -> str:
     return (
         f"**Small scattered blocks are limited by address translation, not by the link.** With all SMs, the "
         f"highest rate is {swap.limit_blocks_per_s / 1e6:.0f} million scattered blocks a second. Blocks below "
-        f"{large_gbps * 1e9 / swap.limit_blocks_per_s / 1024:.1f} KiB cannot fill the link: 1 KiB blocks stop at "
-        f"{figure(swap.gbps)} GB/s. ([Limits]({_LINK}/report.md))"
+        f"{large_gbps * 1e9 / swap.limit_blocks_per_s / 1024:.1f} KiB cannot fill the link: 1 KiB blocks reach "
+        f"{figure(swap.gbps)} GB/s. ([Run]({_LINK}/runs/engine))"
     )
 
 

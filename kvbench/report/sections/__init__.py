@@ -42,7 +42,7 @@ SECTIONS: Final = (
     Section("crossover-map", "Crossover map: time of batched copies over time of a kernel", crossover_map.make),
     Section("access-order", "Access order: STREAM against ANY", partial(settings.make, settings.ORDER)),
     Section("queue-depth", "Queue depth: submission time against queued swaps", queue_depth.make),
-    Section("neighbour", "Neighbours: what swaps cost the work beside them", neighbour.make),
+    Section("neighbour", "Neighbours: slowdown of work beside swaps", neighbour.make),
     Section("layers", "Layers: loads that a step waits for, layer by layer", layers.make, of_all=True),
     Section("devices", "Devices: swaps on all of them at once", devices.make, of_all=True),
     Section("stages", "Stages: time of the caller and of the rest", stages.make),

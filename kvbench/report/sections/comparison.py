@@ -46,8 +46,9 @@ _MARGIN: Final = (
 )
 _VERDICT: Final = (
     f"Slower, faster: the whole 95% interval of the ratio, from the medians of the visits, lies beyond the margin, "
-    f"{_MARGIN}. Same: the whole interval lies within, because {BETWEEN_RUNS.reason}; kvbench gate compare, which "
-    f"measures in turn, finds smaller differences. Undecided: neither, or fewer than {MIN_PAIRS} visits in a run"
+    f"{_MARGIN}. Same: the whole interval lies within; consecutive runs of one build differ by as much. kvbench gate "
+    f"compare, which alternates, detects smaller differences. Undecided: neither, or fewer than {MIN_PAIRS} visits in "
+    "a run"
 )
 _BESIDE_VERDICT: Final = (
     f"Slower, faster: the whole 95% interval of the ratio of slowdowns, by visit, lies beyond {GATE.fraction:.0%}. A "
@@ -160,7 +161,7 @@ def _differences(pair: Pair, origin: tuple[Span, ...]) -> DataTable:
     rows = [tuple(map(short, fields)) for fields in differing(*map(_identity, pair))]
     same = "Everything else in the identity is the same" if rows else "The identities are the same"
     header = ("Field", *(view.label for view in pair))
-    return DataTable("What differs in identity", header, rows, [], (f"{same}. ", *origin), left=3)
+    return DataTable("Differences of identity", header, rows, [], (f"{same}. ", *origin), left=3)
 
 
 def _by_backend(pair: Pair, shared: pd.DataFrame, origin: Text) -> DataTable:

@@ -24,8 +24,8 @@ _WEIGHT: Final = 0.3  # that two calls of one function agree is a check, not an 
 _INCLUDES: Final = (
     "Medians in us per swap: wall_us on an idle stream, gpu_us on a busy one; in parentheses caller_us, the time of "
     "the thread that makes the swap. A column for each method of the engine: as shipped, or its kernel alone with a "
-    "chosen SM count (sms). Takes: what the engine takes with its own thresholds and SM count. Best: the fastest "
-    f"backend of no engine. x: time of what the engine takes / time of the best. {UNCLEAR}"
+    "chosen SM count (sms). Takes: the method that the engine picks with its thresholds and SM count. Best: the "
+    f"fastest other backend. x: time of Takes / time of Best. {UNCLEAR}"
 )
 
 

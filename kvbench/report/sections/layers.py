@@ -125,7 +125,7 @@ def _finding(what: str, unit: str, rows: Sequence[Row]) -> Finding:
         text += f"{' and '.join(hiding)} {'hide' if len(hiding) > 1 else 'hides'} at least {HIDDEN:.0%} of the loads"
     else:
         text += (
-            f"no backend certainly hides {HIDDEN:.0%} of the loads; most is {_share(loads[0])} by {loads[0]['method']}"
+            f"no backend clearly hides {HIDDEN:.0%} of the loads; the best is {loads[0]['method']}: {_share(loads[0])}"
         )
     if callers:
         (least_us, least), (most_us, most) = callers[0], callers[-1]

@@ -30,25 +30,24 @@ _WIDE_US_PER_GB: Final = 1000.0
 _INCLUDES: Final = (
     "Slowdown: mean time of an iteration of the neighbour beside swaps over the mean without, by visits that measured "
     "both in turn; median, p99 and worst: of the iterations, us without → beside swaps. GB/s: bytes swapped over the "
-    "whole time, gaps included. Lost: time that the neighbour lost per GB swapped (95% interval), left out where "
-    "its interval is wider than itself. Start: how much later a swap starts because of the neighbour, by swaps of one "
-    "block; End: how much later it completes"
+    "whole time, gaps included. Lost: time that the neighbour lost per GB swapped (95% interval), blank if "
+    "the interval is wider than the value. Start: how much later a swap starts because of the neighbour, by swaps of "
+    "one block; End: how much later it completes"
 )
 _EDGE: Final = (
     Strong("Bold"),
-    ": nothing else moves as much at a lower slowdown. ≈: the visits do not decide on which side of "
-    f"{1 + IN_TURN.fraction:.2f} a slowdown lies, or whether any time was lost",
+    ": no other cell moves as much with less slowdown. ≈: undecided whether the slowdown exceeds "
+    f"{1 + IN_TURN.fraction:.2f}, or whether any time was lost",
 )
 
 _EQUAL_COLUMNS: Final = ("neighbour", "direction", "swaps", "gbps", "slowdown", "slowdown_low", "slowdown_high", "from")
 _EQUAL_INCLUDES: Final = (
-    "Slowdown as above, at these GB/s: the share of its time that the neighbour loses, on a line between the two cells "
-    "of the method next to that rate, by SM count or rate cap; between no swaps and the slowest where no cell is "
-    "slower"
+    "Slowdown as above, at these GB/s: lost time interpolated between the two nearest cells of the method, by SM count "
+    "or rate cap; below its slowest cell, between that and no swaps"
 )
 _EQUAL_MARKS: Final = (
     Strong("Bold"),
-    ": the least at this rate, intervals aside. ≈: no cell is as slow, or too few visits",
+    ": the least at this rate, intervals aside. ≈: below the slowest cell, or too few visits",
 )
 _HEADER: Final = (
     "Swaps", "GB/s alone", "GB/s beside", "Slowdown", "Median, us", "p99, us", "Worst, us", "Lost, us per GB",

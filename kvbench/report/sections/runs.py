@@ -84,10 +84,10 @@ def _changes(view: View, cells: pd.DataFrame) -> dict[tuple[int, int], Crossover
 def _line(shape: tuple[int, int], change: Crossover | None) -> str:
     head = f"{count(shape[0])} {TIMES} {bytes_size(shape[1])}"
     if change is None:
-        return f"{head}: merged copies are at no long run clearly the fastest"
+        return f"{head}: merged is never clearly the fastest at long runs"
     before = f"{change.before} up to {count(change.below_bytes)}"
-    rest = "the shortest that is decided" if change.before == MERGED else before
-    return f"{head}: merged copies win from runs of {count(change.above_bytes)} blocks on, {rest}"
+    rest = "the shortest decided length" if change.before == MERGED else before
+    return f"{head}: merged wins from runs of {count(change.above_bytes)} blocks, {rest}"
 
 
 def _highlights(direction: str, changes: Sequence[Crossover | None]) -> list[Finding]:

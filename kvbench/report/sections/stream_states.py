@@ -19,9 +19,7 @@ from kvbench.units import two_digits
 
 _STATES: Final = (StreamState.IDLE, StreamState.OPENED, StreamState.GATED, StreamState.BUSY)
 _KEY: Final = ("backend", "direction", "blocks", "block_bytes")
-_NOTE: Final = (
-    f"Open / closed: time of the swap whose gate is open over the time that it takes from the opening. {UNCLEAR}"
-)
+_NOTE: Final = f"Open / closed: time with an open gate over time from the opening of a closed one. {UNCLEAR}"
 
 _Swap = Mapping[StreamState, Row]
 

@@ -71,7 +71,7 @@ def test_every_swap_is_made_and_all_its_bytes_are_compared(
     assert made.samples.swap_numbers == [0, 1, 2]
     assert made.verified_bytes >= 2 * sum(len(swap.gpu) for swap in SWAPS) * 4 * 4096
     assert all(us > 0 for us in made.samples.wall_us)
-    assert made.warnings == ["swaps of the trace that were placed closer together, as the pool is smaller: 1 of 3"]
+    assert made.warnings == ["1 of 3 swaps of the trace placed closer together to fit the smaller pool"]
 
 
 def test_merging_is_told_for_each_swap(bench: Bench, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_comparison_of_two_machines_comes_first_and_names_their_differences(
     assert sections_of(report)[0] == "comparison"
     beside = run(tmp_path, "of-other-cells", synthetic.ladder_cells())
     assert sections_of(report_of([*runs, beside]))[-1] == "comparison"
-    differing = rows_of(table_of(part_of(report, "comparison"), "What differs in identity"))
+    differing = rows_of(table_of(part_of(report, "comparison"), "Differences of identity"))
     assert differing["driver_version"] == ['"580.159"', '"600.1"']
     assert differing["device"] == ['"Synthetic H200"', '"Other GPU"']
     assert differing["cuda_driver_api"] == ['"13.0"', "not recorded"]
@@ -130,7 +130,7 @@ def test_a_comparison_of_two_machines_comes_first_and_names_their_differences(
 def test_a_comparison_of_two_runs_of_one_machine_comes_last(tmp_path: Path, cells: list[Cell]) -> None:
     report = report_of([run(tmp_path, "a", cells), run(tmp_path, "bb", cells)])
     assert sections_of(report)[-1] == "comparison"
-    differing = table_of(part_of(report, "comparison"), "What differs in identity")
+    differing = table_of(part_of(report, "comparison"), "Differences of identity")
     assert said(differing.caption).startswith("The identities are the same")
 
 

@@ -38,8 +38,8 @@ def test_the_finding_names_the_run_lengths_around_the_change_to_merged_copies(tm
     report = made_report(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(cells, rate, noise=0.001)])
     part = part_of(report, "runs")
     assert [said(line) for line in part.findings] == [
-        f"h2d, 1 504 {TIMES} 16 KiB: merged copies win from runs of 32 blocks on, sm up to 8.",
-        f"d2h, 1 504 {TIMES} 16 KiB: merged copies are at no long run clearly the fastest.",
+        f"h2d, 1 504 {TIMES} 16 KiB: merged wins from runs of 32 blocks, sm up to 8.",
+        f"d2h, 1 504 {TIMES} 16 KiB: merged is never clearly the fastest at long runs.",
     ]
     (highlight,) = highlights_of(report, "runs")
     assert highlight.startswith(
@@ -58,7 +58,7 @@ def test_the_finding_says_when_merged_copies_win_at_every_length(tmp_path: Path)
     cells = [cell(backend, run) for backend in ("batched", "merged") for run in LENGTHS[2:]]
     part = part_of(made_report(tmp_path, synthetic.rounds(cells, rate, noise=0.001)), "runs")
     (line,) = part.findings
-    assert said(line).endswith("merged copies win from runs of 8 blocks on, the shortest that is decided.")
+    assert said(line).endswith("merged wins from runs of 8 blocks, the shortest decided length.")
 
 
 def test_the_section_needs_three_run_lengths(tmp_path: Path) -> None:
