@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kvbench.models.geometry import ModelSwap
     from kvbench.results import Run
     from kvbench.tune.answer import Answer
-    from kvbench.tune.beside import BesideAnswer, Way
+    from kvbench.tune.beside import BesideAnswer, WayBeside
     from kvbench.tune.model_swaps import Load
     from kvbench.tune.rule import SmallestRule
 
@@ -109,7 +109,7 @@ def _row_model(load: "Load") -> list[str]:
     ]
 
 
-def _row_beside(answer: "BesideAnswer", way: "Way") -> list[str]:
+def _row_beside(answer: "BesideAnswer", way: "WayBeside") -> list[str]:
     from kvbench.tune.answer import words_of
     from kvbench.tune.beside import percent
 

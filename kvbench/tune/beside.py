@@ -41,7 +41,7 @@ class Shape(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class WayBeside:
     """One way to swap beside the neighbour, with 95% intervals, None with too few visits for one.
 
     `slowdown` (of the mean iteration) and `slowdown_p99` (of the 99th percentile) are ratios. `us_per_gb` is what the
@@ -104,8 +104,8 @@ class BesideAnswer:
     neighbour: str
     max_slowdown: float
     shape: Shape
-    ways: Sequence[Way]
-    chosen: Way | None
+    ways: Sequence[WayBeside]
+    chosen: WayBeside | None
 
     def sentence(self) -> str:
         said, limit = f"{self.neighbour} beside {self.shape.words()}", 1 + self.max_slowdown
@@ -189,7 +189,7 @@ def answers_beside(
         raise UsageError(f"--neighbour {neighbour}: none of the swaps beside it were made in a way that is allowed")
     answers = []
     for shape, by_choice in sorted(found.items()):
-        ways = [Way.of(choice, own, median(tails)) for choice, (own, tails) in by_choice.items()]
+        ways = [WayBeside.of(choice, own, median(tails)) for choice, (own, tails) in by_choice.items()]
         ways.sort(key=lambda way: -way.gbps)
         answers.append(BesideAnswer(neighbour, max_slowdown, shape, ways, _chosen(ways, max_slowdown)))
     return answers
@@ -207,7 +207,7 @@ def percent(slowdown: float) -> str:
     return f"{two_digits((slowdown - 1) * 100)}%" if slowdown >= 1.0005 else "0%"
 
 
-def _chosen(ways: Sequence[Way], max_slowdown: float) -> Way | None:
+def _chosen(ways: Sequence[WayBeside], max_slowdown: float) -> WayBeside | None:
     """Return the fastest that costs no more; of those as fast that with the fewest SMs, the simplest, the cheapest."""
     allowed = [way for way in ways if way.slowdown <= 1 + max_slowdown]
     if not allowed:
