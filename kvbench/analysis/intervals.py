@@ -44,8 +44,7 @@ def grouped_outliers(values: Floats, counts: Counts) -> npt.NDArray[np.bool_]:
     distance = np.abs(values - np.repeat(middle, counts))
     _, spread, _ = grouped_quartiles(distance, counts)
     sigma = np.repeat(MAD_TO_SIGMA * spread, counts)
-    group = np.repeat(np.arange(len(counts)), counts)
-    enough = np.bincount(group, weights=~np.isnan(values), minlength=len(counts))[group] >= _MIN_SPREAD
+    enough = np.repeat(_counts_known(values, counts) >= _MIN_SPREAD, counts)
     return (distance > OUTLIER_SIGMAS * sigma) & (sigma > 0) & enough
 
 
@@ -54,18 +53,19 @@ def grouped_quartiles(values: Floats, counts: Counts) -> tuple[Floats, Floats, F
 
     `values` is the concatenation of groups of `counts` values. NaN are left out; a group of nothing else has none.
     """
-    known = ~np.isnan(values)
-    if not known.all():
-        counts = np.bincount(np.repeat(np.arange(len(counts)), counts), weights=known, minlength=len(counts)).astype(
-            int
-        )
-        values = values[known]
+    counts, values = _counts_known(values, counts), values[~np.isnan(values)]
     found = np.full((3, len(counts)), np.nan)
     first = np.cumsum(counts) - counts
     for count in np.unique(counts[counts > 0]):
         alike = counts == count
         found[:, alike] = np.quantile(values[first[alike][:, None] + np.arange(count)], (0.25, 0.5, 0.75), axis=1)
     return found[0], found[1], found[2]
+
+
+def _counts_known(values: Floats, counts: Counts) -> Counts:
+    """Return how many values of each group are not NaN."""
+    group = np.repeat(np.arange(len(counts)), counts)
+    return np.bincount(group[~np.isnan(values)], minlength=len(counts))
 
 
 @lru_cache(maxsize=4096)

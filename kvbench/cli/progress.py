@@ -168,9 +168,9 @@ class TerminalReporter(PlainReporter):
 
     def _advance(self, record: Visit | Failure) -> None:
         self._bar.update(self._task, advance=1, left=self._left())
-        if isinstance(record, Visit) and record.swap_times_us:
+        if isinstance(record, Visit) and (times_us := record.swap_times_us):
             cell = record.cell
-            swap_us = median(record.swap_times_us)
+            swap_us = median(times_us)
             own = self._rates.setdefault((cell.backend, cell.direction.value, cell.stream_state.quantity), {})
             own[cell.id] = gigabytes_per_second(cell.swap_bytes, swap_us)
 

@@ -93,9 +93,7 @@ class SwapsBack(NeighbourWork):
     Their blocks are fresh and scattered where the cell's are.
     """
 
-    def __init__(
-        self, device: Device, stream: Stream, backend: Backend, cell: Cell, policy: Policy | None = None
-    ) -> None:
+    def __init__(self, device: Device, stream: Stream, backend: Backend, cell: Cell, policy: Policy | None) -> None:
         backend = another(backend)
         own, rng = opposite(cell), np.random.default_rng(0)
         self._pools = Pools(device, stream, region_bytes(own, SWAPS_AHEAD))

@@ -21,7 +21,7 @@ from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.results.columns import NO_FIGURE, SAMPLE_COLUMNS, TIMES, TYPES
 from kvbench.results.cost import layer_figures, median_or_nan, neighbour_figures
 from kvbench.results.reach import Rate, Reach
-from kvbench.results.schema import LEAST_HELD, CellRecord, Failure, Record, RunInfo, Skip, Visit
+from kvbench.results.schema import CellRecord, Failure, Record, RunInfo, Skip, Visit
 
 # Separates the texts of one column that differ between visits; the most frequent path comes first.
 BETWEEN: Final = "; "
@@ -145,13 +145,7 @@ def long_samples(records: Sequence[Record]) -> pd.DataFrame:
         "round": rounds[owner],
         "sample": np.arange(len(owner)) - first[owner],
     }
-    raw = {name: _gather(visits, name) for name in SAMPLE_COLUMNS if name != "swap_us"}
-    clocks = np.array([visit.cell.stream_state.swap_clock for visit in visits], dtype=str)[owner]
-    held = raw["pending_after"] == 1
-    enough = np.bincount(owner, weights=held, minlength=len(visits)) >= LEAST_HELD * np.array(counts)
-    executed_us = np.where(held & enough[owner], raw["gpu_us"], np.nan)
-    raw["swap_us"] = np.where(clocks == "wall_us", raw["wall_us"], executed_us)
-    frame = pd.DataFrame(columns | {name: raw[name] for name in SAMPLE_COLUMNS})
+    frame = pd.DataFrame(columns | {name: _gather(visits, name) for name in SAMPLE_COLUMNS})
     return frame.astype({"pending_before": "int8", "pending_after": "int8", "depth_held": "Int8"})
 
 
@@ -200,6 +194,7 @@ def _row(cell: Cell, records: Sequence[CellRecord]) -> dict[str, Any]:
         "swap_bytes": cell.swap_bytes,
         "status": status,
         "reason": None if status == "ok" else _joined(reasons) or "no reason recorded",
+        # A queue measures the submission.
         "rounds": len(visits) if cell.queued else sum(bool(visit.swap_times_us) for visit in visits),
         "path": _joined(path for path, _ in Counter(visit.path for visit in visits).most_common()),
         "staging_bytes": max((visit.staging_bytes or 0 for visit in visits), default=0) or math.nan,
@@ -242,10 +237,8 @@ def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
         columns |= {f"{time}_median": middle, f"{time}_q1": low, f"{time}_q3": high}
         if time == "swap_us":
             by_cell = np.split(of_visits, np.cumsum(visits_of))[:-1]
-            held = [medians[~np.isnan(medians)] for medians in by_cell]
-            ends = [median_interval(medians) if len(medians) else (-math.inf, math.inf) for medians in held]
-            known = np.array([end if np.isfinite(end).all() else (np.nan, np.nan) for end in ends]).reshape(-1, 2)
-            columns |= {"swap_us_low": known[:, 0], "swap_us_high": known[:, 1]}
+            ends = np.array([_known_interval(medians[~np.isnan(medians)]) for medians in by_cell]).reshape(-1, 2)
+            columns |= {"swap_us_low": ends[:, 0], "swap_us_high": ends[:, 1]}
     states = np.array([cell.stream_state.value for cell in measured], dtype=str)
     before = _grouped_mean(raw["pending_before"], owner, per_cell)
     after = _grouped_mean(raw["pending_after"], owner, per_cell)
@@ -259,10 +252,17 @@ def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
+def _known_interval(medians: Floats) -> tuple[float, float]:
+    """Return the interval of the median of some visits, NaN where they are too few for one."""
+    low, high = median_interval(medians) if len(medians) else (-math.inf, math.inf)
+    return (low, high) if math.isfinite(low) else (math.nan, math.nan)
+
+
 def _gather(visits: Sequence[Visit], name: str) -> Floats:
+    owners = visits if name == "swap_us" else [visit.samples for visit in visits]
     lists = (
-        repeat(math.nan, len(visit.samples)) if (values := getattr(visit.samples, name)) is None else values
-        for visit in visits
+        repeat(math.nan, len(visit.samples)) if (values := getattr(owner, name)) is None else values
+        for visit, owner in zip(visits, owners, strict=True)
     )
     return np.fromiter(chain.from_iterable(lists), dtype=np.float64)
 

@@ -1,9 +1,9 @@
 """The schema of a run directory: run.json and the records of the journal."""
 
+import math
 import re
 from enum import StrEnum
 from functools import cached_property, lru_cache
-from itertools import compress
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -270,15 +270,21 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     sm_us: _TimeUs | None = None
 
     @property
-    def swap_times_us(self) -> list[float]:
-        """The times of the swap; on a busy stream of the samples whose delay outlasted the submission, none if they are
-        too few.
+    def swap_us(self) -> list[float]:
+        """The time of the swap in each sample. On a busy stream, NaN where the delay did not outlast the submission,
+        and everywhere in a visit with too few other samples.
         """
-        state, samples = self.cell.stream_state, self.samples
-        if not state.pending:
+        samples = self.samples
+        if not self.cell.stream_state.pending:
             return samples.wall_us
-        held = list(compress(samples.gpu_us or (), samples.pending_after))
-        return held if len(held) >= LEAST_HELD * len(samples) else []
+        if samples.gpu_us is None or sum(samples.pending_after) < LEAST_HELD * len(samples):
+            return [math.nan] * len(samples)
+        return [us if held else math.nan for us, held in zip(samples.gpu_us, samples.pending_after, strict=True)]
+
+    @property
+    def swap_times_us(self) -> list[float]:
+        """The times of the swap that are known."""
+        return [us for us in self.swap_us if not math.isnan(us)]
 
 
 class Failure(_OfCell, tag="failure", frozen=True, kw_only=True):

@@ -55,10 +55,8 @@ def headline(rule: SmallestRule, runs: Sequence[Run], rows: int = ROWS) -> list[
     whole = [(len(uses), gains, len(beside)), *((len(uses), pooled, shown) for shown in range(len(beside), -1, -1))]
     for kept, gained, shown in [*whole, *((kept, pooled, 0) for kept in range(len(uses) - 2, 0, -1))]:
         left_out = len(uses) - kept
-        more = [f"{left_out} more, of other directions and stream states: kvbench tune RUN --stream STATE"] * bool(
-            left_out
-        )
-        lines = [origin(runs), *uses[:kept], *more, loss, *gained, *beside[:shown], *tail]
+        more = f"{left_out} more, of other directions and stream states: kvbench tune RUN --stream STATE"
+        lines = [origin(runs), *uses[:kept], *([more] if left_out else []), loss, *gained, *beside[:shown], *tail]
         if terminal_rows(lines) <= rows:
             break
     return lines

@@ -201,7 +201,9 @@ def test_the_swaps_of_a_neighbour_have_a_backend_of_their_own(bench: Bench, monk
     auto = backend_named("auto")
     assert auto is not None
     monkeypatch.setattr(auto, "create", None)
-    work = SwapsBack(bench.device, stream := Stream(bench.device.driver), auto, replace(CELL, neighbour=Neighbour.SWAP))
+    work = SwapsBack(
+        bench.device, stream := Stream(bench.device.driver), auto, replace(CELL, neighbour=Neighbour.SWAP), None
+    )
     work.submit()
     stream.synchronize()
 
@@ -210,7 +212,7 @@ def test_the_swaps_of_a_neighbour_are_fresh_and_scattered(bench: Bench, monkeypa
     monkeypatch.setattr("kvbench.cells.locality.SCATTERED_FROM_BYTES", 8 << 20)
     cell = replace(CELL, neighbour=Neighbour.SWAP, pool_bytes=4 << 20)
     swaps = Recorded(honest)
-    work = SwapsBack(bench.device, stream := Stream(bench.device.driver), swaps, cell)
+    work = SwapsBack(bench.device, stream := Stream(bench.device.driver), swaps, cell, None)
     for _ in range(20):
         work.submit()
     stream.synchronize()
