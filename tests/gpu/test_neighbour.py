@@ -22,6 +22,7 @@ pytestmark = pytest.mark.gpu
 SAMPLING = Sampling(warmups=1, cell_seconds=0.3)
 LONG = Sampling(warmups=1, cell_seconds=0.9)  # for neighbours with long iterations
 CELL = Cell("sm", Direction.D2H, 1024, 16384, sms=2, reuse=Reuse.FRESH, pool_bytes=1 << 28, neighbour=Neighbour.GEMM)
+VISITS = 5  # to compare: single visits of swaps that the thread makes slow differ by a tenth on a busy host
 NEIGHBOURS = [neighbour for neighbour in Neighbour if neighbour is not Neighbour.NONE]
 
 
@@ -64,9 +65,11 @@ def test_every_neighbour_beside_every_backend(
 
 def test_a_neighbour_that_does_nothing_costs_nothing(bench: Bench) -> None:
     # An SM kernel that saturates the link delays the launches of every other stream; the copy engine does not.
-    turns = beside(bench, replace(CELL, backend="batched", sms=None, neighbour=Neighbour.IDLE))
-    assert median(turns.neighbour_beside_us) == pytest.approx(median(turns.neighbour_alone_us), rel=0.005)
-    assert median(turns.swaps_beside_gbps) > 0.95 * median(turns.swaps_alone_gbps)
+    cell = replace(CELL, backend="batched", sms=None, neighbour=Neighbour.IDLE)
+    visits = [beside(bench, cell) for _ in range(VISITS)]
+    for turns in visits:
+        assert median(turns.neighbour_beside_us) == pytest.approx(median(turns.neighbour_alone_us), rel=0.005)
+    assert median(median(turns.swaps_beside_gbps) / median(turns.swaps_alone_gbps) for turns in visits) > 0.95
 
 
 def test_a_memory_bound_neighbour_runs_at_the_speed_of_device_memory(bench: Bench) -> None:
@@ -92,11 +95,15 @@ def test_launches_and_a_rate_cap(bench: Bench, backend: str, direction: Directio
 def test_small_swaps_are_as_fast_in_the_loop_beside_an_idle_neighbour_as_alone(bench: Bench, backend: str) -> None:
     cell = replace(CELL, backend=backend, direction=Direction.H2D, blocks=16, block_bytes=4096)
     cell = replace(cell, sms=2 if backend == "sm" else None)
-    alone = measure(bench, load_backends()[backend], replace(cell, neighbour=Neighbour.NONE), LONG, 3, None)
-    turns = beside(bench, replace(cell, neighbour=Neighbour.IDLE))
-    gbps = cell.swap_bytes / median(alone.samples.wall_us) / 1e3
-    assert median(turns.swaps_alone_gbps) == pytest.approx(gbps, rel=0.05)
-    assert median(turns.swaps_beside_gbps) == pytest.approx(gbps, rel=0.05)
+    paused, running = [], []
+    for _ in range(VISITS):
+        alone = measure(bench, load_backends()[backend], replace(cell, neighbour=Neighbour.NONE), LONG, 3, None)
+        gbps = cell.swap_bytes / median(alone.samples.wall_us) / 1e3
+        turns = beside(bench, replace(cell, neighbour=Neighbour.IDLE))
+        paused.append(median(turns.swaps_alone_gbps) / gbps)
+        running.append(median(turns.swaps_beside_gbps) / gbps)
+    assert median(paused) == pytest.approx(1, rel=0.05)
+    assert median(running) == pytest.approx(1, rel=0.05)
 
 
 def test_small_copies_stand_behind_swaps_of_the_copy_engine(bench: Bench) -> None:
