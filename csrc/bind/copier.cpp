@@ -75,7 +75,7 @@ void copier(nb::module_& m) {
   nb::class_<CopyWay>(m, "CopyWay", "One way to copy: by a kernel on some SMs; with sms=0 by single or batched copies.")
       .def(
           "__init__",
-          [](CopyWay* self, unsigned sms, std::shared_ptr<SmKernel> bulk, std::shared_ptr<SmKernel> lanes,
+          [](CopyWay* self, unsigned sms, std::shared_ptr<SmKernel> aligned, std::shared_ptr<SmKernel> any,
              std::size_t inline_up_to, bool one_by_one, bool sliced, std::size_t descriptors_per_call,
              bool prefer_overlap, bool by_host_address, bool merge, std::uint64_t prime_ns,
              std::size_t prime_up_to_bytes) {
@@ -87,9 +87,9 @@ void copier(nb::module_& m) {
             batch.merge = merge;
             batch.prime_ns = prime_ns;
             batch.prime_up_to_bytes = prime_up_to_bytes;
-            new (self) CopyWay{sms, one_by_one, std::move(bulk), std::move(lanes), inline_up_to, batch};
+            new (self) CopyWay{sms, one_by_one, std::move(aligned), std::move(any), inline_up_to, batch};
           },
-          nb::kw_only(), "sms"_a = 0, "bulk"_a = nb::none(), "lanes"_a = nb::none(), "inline_up_to"_a = 0,
+          nb::kw_only(), "sms"_a = 0, "aligned"_a = nb::none(), "any"_a = nb::none(), "inline_up_to"_a = 0,
           "one_by_one"_a = false, "sliced"_a = false, "descriptors_per_call"_a = 0, "prefer_overlap"_a = false,
           "by_host_address"_a = false, "merge"_a = false, "prime_ns"_a = 0, "prime_up_to_bytes"_a = 0);
   nb::class_<CopyTable>(m, "CopyTable", "Which way serves which lists, by mean block size and number of blocks.")

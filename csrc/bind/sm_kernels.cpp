@@ -9,7 +9,10 @@
 namespace kvbench::bind {
 
 void sm_kernels(nb::module_& m) {
-  nb::enum_<SmMethod>(m, "SmMethod").value("lanes", SmMethod::lanes).value("bulk", SmMethod::bulk);
+  nb::enum_<SmMethod>(m, "SmMethod")
+      .value("lanes", SmMethod::lanes)
+      .value("words", SmMethod::words)
+      .value("bulk", SmMethod::bulk);
   nb::class_<SmKernel>(m, "SmKernel", "A copy kernel of one shape, loaded on one device.")
       .def(
           "__init__",

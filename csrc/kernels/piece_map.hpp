@@ -7,8 +7,9 @@
 namespace kvbench {
 
 /// The maximum size of a list passed with the launch; with its head it fits into the 4 KiB of parameters
-/// that every driver supports.
+/// that every driver supports. A launch copies all parameters of its kernel: shorter lists have kernels of their own.
 constexpr u32 kInlineTableBytes = 3968;
+constexpr u32 kShortTableBytes = 1024;
 
 /// A line of host memory: accesses over the link within a line are not split.
 constexpr u32 kLineBytes = 128;
@@ -51,7 +52,8 @@ struct Ids {
 
 /// A swap as written by the host, in one of three forms; offsets are into the bytes at `table`.
 /// Blocks of one size: one Row per block. Mixed sizes (lengths_at > 0): one Row per piece, and their lengths.
-/// Tensors (ids_at > 0): one Row per tensor (its first block), and the Ids of the blocks, the same in every tensor.
+/// Tensors (ids_at > 0): one Row per tensor (its first block), and the Ids of the blocks, the same in every tensor. An
+/// inline list takes this form for blocks of one size too, with half of the bytes: one Row, and Ids of 16-byte words.
 struct List {
   u64 table;
   u64 lengths_at;
@@ -65,10 +67,13 @@ struct List {
 };
 
 /// A list short enough to be passed with the launch.
-struct InlineList {
+template <u32 kTableBytes>
+struct PassedList {
   List list;
-  u64 table[kInlineTableBytes / sizeof(u64)];
+  u64 table[kTableBytes / sizeof(u64)];
 };
+using InlineList = PassedList<kInlineTableBytes>;
+using ShortList = PassedList<kShortTableBytes>;
 static_assert(sizeof(InlineList) <= 4096, "every driver supports 4 KiB of parameters");
 
 struct Piece {

@@ -1,11 +1,13 @@
 // Copies the blocks of a swap with a few SMs. Warps take contiguous shares of the pieces. The descriptors of the next
 // 32 pieces are read while the bytes of the current ones move, so that the list can be in pinned host memory.
 //
-// One kernel shape per compilation: KVBENCH_WARPS warps per thread block, each with KVBENCH_DEPTH stages (bulk) or
-// loads per lane (lanes) in flight, and pieces of KVBENCH_PIECE_BYTES.
+// One kernel shape per compilation: the method KVBENCH_METHOD (lanes, words or bulk), KVBENCH_WARPS warps per thread
+// block, each with KVBENCH_DEPTH stages (bulk) or loads per lane (lanes, words) in flight, and pieces of
+// KVBENCH_PIECE_BYTES.
 #include "bulk_ring.hpp"
 
-#ifndef KVBENCH_WARPS
+#ifndef KVBENCH_METHOD
+#define KVBENCH_METHOD lanes
 #define KVBENCH_WARPS 8
 #define KVBENCH_DEPTH 6
 #define KVBENCH_PIECE_BYTES 4096
@@ -118,7 +120,7 @@ __device__ __forceinline__ void store_16(void* to, uint4 value) {
 /// Copies words [0, words) with a whole warp; every lane issues kDepth loads before its first store. Lanes begin `skew`
 /// words early, so that the accesses of a warp are aligned to lines of the host side.
 template <typename Word, typename Load, typename Store>
-__device__ __forceinline__ void copy_words(const char* from, char* to, u32 words, u32 skew, Load load, Store store) {
+__device__ __forceinline__ void move_words(const char* from, char* to, u32 words, u32 skew, Load load, Store store) {
   const u32 end = words + skew;
   for (u32 done = 0; done < end; done += 32 * kDepth) {
     Word held[kDepth];
@@ -137,9 +139,21 @@ __device__ __forceinline__ void copy_words(const char* from, char* to, u32 words
 
 template <typename Word>
 __device__ __forceinline__ void copy_plain(const char* from, char* to, u32 words, u32 skew = 0) {
-  copy_words<Word>(
+  move_words<Word>(
       from, to, words, skew, [](const char* at) { return *reinterpret_cast<const volatile Word*>(at); },
       [](char* at, Word value) { *reinterpret_cast<Word*>(at) = value; });
+}
+
+/// Every address and size a multiple of 16.
+__device__ __forceinline__ void copy_wide(const char* from, char* to, u32 words, u32 skew) {
+  move_words<uint4>(
+      from, to, words, skew, [](const char* at) { return load_16(at); },
+      [](char* at, uint4 value) { store_16(at, value); });
+}
+
+/// The words of a piece by which lanes begin early; see move_words.
+__device__ __forceinline__ u32 skew_of(u64 source, u64 destination, bool host_is_source, u32 width) {
+  return static_cast<u32>((host_is_source ? source : destination) % kLineBytes) / width;
 }
 
 __device__ __forceinline__ void copy_piece(const Piece& piece, bool host_is_source) {
@@ -149,13 +163,10 @@ __device__ __forceinline__ void copy_piece(const Piece& piece, bool host_is_sour
   copy_plain<unsigned char>(from, to, accesses.head);
   from += accesses.head;
   to += accesses.head;
-  const u64 host = host_is_source ? reinterpret_cast<u64>(from) : reinterpret_cast<u64>(to);
-  const u32 skew = static_cast<u32>(host % kLineBytes) / accesses.width;
+  const u32 skew = skew_of(reinterpret_cast<u64>(from), reinterpret_cast<u64>(to), host_is_source, accesses.width);
   switch (accesses.width) {
     case 16:
-      copy_words<uint4>(
-          from, to, accesses.words, skew, [](const char* at) { return load_16(at); },
-          [](char* at, uint4 value) { store_16(at, value); });
+      copy_wide(from, to, accesses.words, skew);
       break;
     case 8:
       copy_plain<u64>(from, to, accesses.words, skew);
@@ -184,6 +195,17 @@ __device__ __forceinline__ void copy_lanes(const List& list) {
   for (u32 piece = share.first; piece < share.last; ++piece) copy_piece(reader.at(piece), list.host_is_source != 0);
 }
 
+/// Every address and size a multiple of 16, for few blocks: one loop, and warps that take every n-th piece. An idle GPU
+/// fetches each instruction anew, and more of them take longer than to copy few blocks.
+__device__ __forceinline__ void copy_words(const List& list) {
+  const bool host_is_source = list.host_is_source != 0;
+  for (u32 i = threadIdx.x / 32 * gridDim.x + blockIdx.x; i < list.pieces; i += gridDim.x * kWarps) {
+    const Piece piece = read_piece(list, i, kPieceBytes);
+    copy_wide(reinterpret_cast<const char*>(piece.source), reinterpret_cast<char*>(piece.destination),
+              piece.bytes / sizeof(uint4), skew_of(piece.source, piece.destination, host_is_source, sizeof(uint4)));
+  }
+}
+
 /// Every address and size a multiple of 16: bulk copies into and out of shared memory. Needs sm_90.
 __device__ __forceinline__ void copy_bulk(const List& list) {
 #if __CUDA_ARCH__ >= 900
@@ -197,7 +219,8 @@ __device__ __forceinline__ void copy_bulk(const List& list) {
 #endif
 }
 
-__device__ __forceinline__ List unpacked(const InlineList& given) {
+template <u32 kTableBytes>
+__device__ __forceinline__ List unpacked(const PassedList<kTableBytes>& given) {
   List list = given.list;
   list.table = reinterpret_cast<u64>(given.table);
   return list;
@@ -205,20 +228,13 @@ __device__ __forceinline__ List unpacked(const InlineList& given) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kWarps * 32) kvbench_sm_lanes(const __grid_constant__ List list) {
-  copy_lanes(list);
-}
+#define KVBENCH_JOINED(left, right) left##right
+#define KVBENCH_NAME(left, right) KVBENCH_JOINED(left, right)
+#define KVBENCH_COPY KVBENCH_NAME(copy_, KVBENCH_METHOD)
+#define KVBENCH_KERNEL(suffix)                              \
+  extern "C" __global__ void __launch_bounds__(kWarps * 32) \
+      KVBENCH_NAME(KVBENCH_NAME(kvbench_sm_, KVBENCH_METHOD), suffix)
 
-extern "C" __global__ void __launch_bounds__(kWarps * 32)
-    kvbench_sm_lanes_inline(const __grid_constant__ InlineList list) {
-  copy_lanes(unpacked(list));
-}
-
-extern "C" __global__ void __launch_bounds__(kWarps * 32) kvbench_sm_bulk(const __grid_constant__ List list) {
-  copy_bulk(list);
-}
-
-extern "C" __global__ void __launch_bounds__(kWarps * 32)
-    kvbench_sm_bulk_inline(const __grid_constant__ InlineList list) {
-  copy_bulk(unpacked(list));
-}
+KVBENCH_KERNEL()(const __grid_constant__ List list) { KVBENCH_COPY(list); }
+KVBENCH_KERNEL(_inline)(const __grid_constant__ InlineList given) { KVBENCH_COPY(unpacked(given)); }
+KVBENCH_KERNEL(_short)(const __grid_constant__ ShortList given) { KVBENCH_COPY(unpacked(given)); }

@@ -105,7 +105,7 @@ ListCopier& BlockCopier::copier(Key key) {
   std::unique_ptr<ListCopier>& found = copiers_[key];
   if (found) return *found;
   if (way.sms > 0) {
-    found = make_sm_copier({way.bulk, way.lanes}, {way.sms, key.direction, way.inline_up_to}, slots_);
+    found = make_sm_copier({way.aligned, way.any}, {way.sms, key.direction, way.inline_up_to}, slots_);
   } else if (way.one_by_one) {
     found = make_loop_copier(driver_, key.direction);
   } else {

@@ -13,13 +13,13 @@
 namespace kvbench {
 
 /// One way to copy: by kernel if `sms` is not 0, otherwise by single copies if `one_by_one`, otherwise by batched calls
-/// with `batch`, whose access order comes with each list. `bulk` takes lists whose addresses and sizes are multiples of
-/// 16, `lanes` every list; `bulk` may be null.
+/// with `batch`, whose access order comes with each list. `aligned` takes lists whose addresses and sizes are multiples
+/// of 16, `any` every list; `aligned` may be null.
 struct CopyWay {
   unsigned sms = 0;
   bool one_by_one = false;
-  std::shared_ptr<const SmKernel> bulk;
-  std::shared_ptr<const SmKernel> lanes;
+  std::shared_ptr<const SmKernel> aligned;
+  std::shared_ptr<const SmKernel> any;
   std::size_t inline_up_to = 0;
   BatchOptions batch;
 };

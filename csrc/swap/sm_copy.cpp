@@ -4,6 +4,7 @@
 #include <array>
 #include <limits>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "kernels/piece_map.hpp"
@@ -17,6 +18,12 @@ u32 checked_pieces(std::size_t pieces) {
   if (pieces > std::numeric_limits<u32>::max()) throw DriverError("sm_copy", "2^32 pieces or more");
   return static_cast<u32>(pieces);
 }
+
+/// A list in half of the bytes, for blocks of one size whose addresses are multiples of 16: see List.
+struct Packed {
+  std::size_t bytes = 0;  ///< 0 if the list cannot be packed
+  u32 ids = 0;
+};
 
 /// A list: its head and its bytes.
 class Listing {
@@ -36,6 +43,8 @@ class Listing {
   [[nodiscard]] virtual std::size_t descriptors() const = 0;
   /// Writes the current list of the caller and returns the bitwise or of its addresses and sizes.
   virtual Address write(void* table) const = 0;
+  /// The same in half of the bytes, if the list can be packed into `room` bytes.
+  virtual Packed pack(void*, std::size_t) const { return {}; }
 
  protected:
   List head_{};
@@ -89,6 +98,29 @@ class DescriptorListing final : public Listing {
       }
     });
     return bits;
+  }
+
+  Packed pack(void* table, std::size_t room) const override {
+    constexpr unsigned kWord = 4;  // log2 of the bytes of a word
+    const std::size_t bytes = sizeof(Row) + rows_ * sizeof(Ids);
+    if (!sizes_.equal() || bytes > room) return {};
+    Row first{~u64{0}, ~u64{0}}, last{0, 0};
+    Address bits = sizes_.first;
+    for_each_on(descriptors_.route, descriptors_.sources, descriptors_.destinations, [&](std::size_t i) {
+      const Address source = descriptors_.sources[i], destination = descriptors_.destinations[i];
+      bits |= source | destination;
+      first = {std::min<u64>(first.source, source), std::min<u64>(first.destination, destination)};
+      last = {std::max<u64>(last.source, source), std::max<u64>(last.destination, destination)};
+    });
+    const Address apart = (last.source - first.source) | (last.destination - first.destination);
+    if (bits % SmKernels::kAlignment != 0 || apart >> (32 + kWord) != 0) return {};
+    *static_cast<Row*>(table) = first;
+    auto* ids = reinterpret_cast<Ids*>(static_cast<Row*>(table) + 1);
+    for (std::size_t i = 0; i < rows_; ++i) {
+      ids[i] = {static_cast<u32>((descriptors_.sources[i] - first.source) >> kWord),
+                static_cast<u32>((descriptors_.destinations[i] - first.destination) >> kWord)};
+    }
+    return {bytes, static_cast<u32>(rows_)};
   }
 
  private:
@@ -155,15 +187,26 @@ class SmQueue {
   void launch(const Listing& listing, Stream stream) {
     refuse_legacy_stream(stream);
     if (listing.table_bytes() == 0) return;
-    listing.table_bytes() <= inline_up_to_ ? launch_inline(listing, stream) : launch_listed(listing, stream);
+    if (const Packed packed = listing.pack(inline_.table, inline_up_to_); packed.bytes > 0) {
+      const SmKernel& kernel = kernels_.serving(0);
+      inline_.list = listing.head(kernel.shape().piece_bytes);
+      inline_.list.ids_at = sizeof(Row);
+      inline_.list.ids = packed.ids;
+      inline_.list.stride = SmKernels::kAlignment;
+      launch_inline(kernel, packed.bytes, stream);
+    } else if (listing.table_bytes() <= inline_up_to_) {
+      const SmKernel& kernel = kernels_.serving(listing.write(inline_.table));
+      inline_.list = listing.head(kernel.shape().piece_bytes);
+      launch_inline(kernel, listing.table_bytes(), stream);
+    } else {
+      launch_listed(listing, stream);
+    }
   }
 
  private:
-  void launch_inline(const Listing& listing, Stream stream) {
-    const SmKernel& kernel = kernels_.serving(listing.write(inline_.table));
-    inline_.list = listing.head(kernel.shape().piece_bytes);
+  void launch_inline(const SmKernel& kernel, std::size_t table_bytes, Stream stream) {
     std::array<void*, 1> arguments{&inline_};
-    kernel.launch(true, grid(inline_.list), arguments.data(), stream);
+    kernel.launch(table_bytes, grid(inline_.list), arguments.data(), stream);
   }
 
   void launch_listed(const Listing& listing, Stream stream) {
@@ -172,7 +215,7 @@ class SmQueue {
     List list = listing.head(kernel.shape().piece_bytes);
     list.table = slot.pinned.device_address();
     std::array<void*, 1> arguments{&list};
-    kernel.launch(false, grid(list), arguments.data(), stream);
+    kernel.launch(0, grid(list), arguments.data(), stream);
     slot.done.record(stream);
   }
 
@@ -238,13 +281,17 @@ SmKernel::SmKernel(std::shared_ptr<Driver> driver, std::span<const std::byte> cu
     : driver_(std::move(driver)),
       shape_(shape),
       shared_bytes_(shape.method == SmMethod::bulk ? shape.warps * shape.depth * (shape.piece_bytes + kLineBytes) : 0) {
-  const bool bulk = shape.method == SmMethod::bulk;
-  reads_ = driver_->load_kernel(cubin, bulk ? "kvbench_sm_bulk" : "kvbench_sm_lanes", shared_bytes_);
-  inline_ = driver_->load_kernel(cubin, bulk ? "kvbench_sm_bulk_inline" : "kvbench_sm_lanes_inline", shared_bytes_);
+  constexpr std::array kMethods{"kvbench_sm_lanes", "kvbench_sm_words", "kvbench_sm_bulk"};
+  const std::string name = kMethods[static_cast<std::size_t>(shape.method)];
+  const auto load = [&](const std::string& of) { return driver_->load_kernel(cubin, of.c_str(), shared_bytes_); };
+  reads_ = load(name);
+  inline_ = load(name + "_inline");
+  short_ = load(name + "_short");
 }
 
-void SmKernel::launch(bool comes_inline, unsigned sms, void** arguments, Stream stream) const {
-  driver_->launch(comes_inline ? inline_ : reads_, {sms, shape_.warps * 32, shared_bytes_}, arguments, stream);
+void SmKernel::launch(std::size_t inline_bytes, unsigned sms, void** arguments, Stream stream) const {
+  const Kernel kernel = inline_bytes == 0 ? reads_ : inline_bytes <= kShortTableBytes ? short_ : inline_;
+  driver_->launch(kernel, {sms, shape_.warps * 32, shared_bytes_}, arguments, stream);
 }
 
 std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, Descriptors descriptors, SmOptions options) {

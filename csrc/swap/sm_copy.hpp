@@ -10,9 +10,10 @@
 
 namespace kvbench {
 
-/// The method of a copy kernel: `bulk` moves pieces through a ring of stages in shared memory (sm_90 or newer, every
-/// address and size a multiple of 16), `lanes` loads and stores with all threads (any size, any alignment).
-enum class SmMethod : std::uint8_t { lanes, bulk };
+/// The method of a copy kernel: `lanes` loads and stores with all threads (any size, any alignment). The others require
+/// every address and size to be a multiple of 16: `words` does the same with fewer instructions, for few blocks, and
+/// `bulk` moves pieces through a ring of stages in shared memory (sm_90 or newer).
+enum class SmMethod : std::uint8_t { lanes, words, bulk };
 
 /// The shape a kernel was compiled for: warps per thread block, stages or loads in flight per warp, bytes per piece.
 struct SmShape {
@@ -30,8 +31,9 @@ class SmKernel {
 
   [[nodiscard]] std::shared_ptr<Driver> driver() const { return driver_; }
   [[nodiscard]] const SmShape& shape() const { return shape_; }
-  /// Launches `sms` thread blocks with `arguments`; `comes_inline`: the list is part of the arguments.
-  void launch(bool comes_inline, unsigned sms, void** arguments, Stream stream) const;
+  /// Launches `sms` thread blocks with `arguments`, of which `inline_bytes` are the table of an inline list; 0: the
+  /// list is read in place.
+  void launch(std::size_t inline_bytes, unsigned sms, void** arguments, Stream stream) const;
 
  private:
   std::shared_ptr<Driver> driver_;
@@ -39,6 +41,7 @@ class SmKernel {
   unsigned shared_bytes_;
   Kernel reads_;
   Kernel inline_;
+  Kernel short_;
 };
 
 /// The kernels of a copier: `aligned` serves lists whose addresses and sizes are multiples of 16, and may be null;

@@ -110,8 +110,8 @@ struct BenchOf {
     ways[1].batch.prime_ns = 2000;
     ways[1].batch.prime_up_to_bytes = 1 << 20;
     ways[2].sms = 3;
-    ways[2].bulk = kernel(SmMethod::bulk);
-    ways[2].lanes = kernel(SmMethod::lanes);
+    ways[2].aligned = kernel(SmMethod::bulk);
+    ways[2].any = kernel(SmMethod::lanes);
     return std::make_unique<BlockCopier>(driver, std::move(ways), std::move(tables), max_entries);
   }
 

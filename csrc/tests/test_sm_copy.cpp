@@ -34,7 +34,7 @@ class LaunchingDriver final : public ForwardingDriver {
     launched = names[kernel - 1];
     last_grid = grid;
     List list;
-    if (launched.ends_with("_inline")) {
+    if (launched.ends_with("_inline") || launched.ends_with("_short")) {
       auto* given = static_cast<InlineList*>(arguments[0]);
       list = given->list;
       list.table = reinterpret_cast<u64>(given->table);
@@ -180,9 +180,12 @@ void short_lists_come_with_the_launch_and_the_grid_is_no_larger_than_the_work() 
   Bench bench({SmMethod::lanes, 16, 8, 4096});
   const DescriptorList few = laid_out(bench, {100, 100, 100});
   bench.run(*make_sm_copy(bench.kernel, few.view(), {8, Direction::h2d, kInlineTableBytes}));
-  check::equal(bench.driver->launched, std::string("kvbench_sm_lanes_inline"), "kernel");
+  check::equal(bench.driver->launched, std::string("kvbench_sm_lanes_short"), "kernel");
   check::equal(bench.driver->last_grid.blocks, 3U, "blocks");
   check::equal(bench.driver->last_grid.threads, 512U, "threads");
+  const DescriptorList more = laid_out(bench, std::vector<std::size_t>(kShortTableBytes / sizeof(Row) + 1, 100));
+  bench.run(*make_sm_copy(bench.kernel, more.view(), {8, Direction::h2d, kInlineTableBytes}));
+  check::equal(bench.driver->launched, std::string("kvbench_sm_lanes_inline"), "kernel of more parameters");
   const DescriptorList many = laid_out(bench, std::vector<std::size_t>(kInlineTableBytes / sizeof(Row) + 1, 100));
   bench.run(*make_sm_copy(bench.kernel, many.view(), {8, Direction::h2d, kInlineTableBytes}));
   check::equal(bench.driver->launched, std::string("kvbench_sm_lanes"), "kernel of a longer list");
@@ -201,6 +204,47 @@ void a_list_comes_with_the_launch_only_if_it_fits_into_the_parameters() {
     check::equal(bench.driver->launched.ends_with("_inline"), rows == kRows, "inline");
     for (std::size_t i = 0; i < rows; ++i) {
       check::that(Bench::same(list.sources[i], list.destinations[i], 100), "a block arrived");
+    }
+  }
+}
+
+void aligned_blocks_of_one_size_come_with_the_launch_in_half_of_the_bytes() {
+  constexpr std::size_t kMost = (kInlineTableBytes - sizeof(Row)) / sizeof(Ids);
+  constexpr std::size_t kFew = (kShortTableBytes - sizeof(Row)) / sizeof(Ids);
+  for (const std::size_t rows : {std::size_t{1}, kFew, kFew + 1, kMost, kMost + 1}) {
+    Bench bench({SmMethod::words, 16, 8, 4096});
+    const DescriptorList list = laid_out(bench, std::vector<std::size_t>(rows, 1008));
+    bench.run(*make_sm_copy(bench.kernel, list.view(), {8, Direction::h2d, kInlineTableBytes}));
+    const std::string end = rows <= kFew ? "_short" : rows <= kMost ? "_inline" : "";
+    check::equal(bench.driver->launched, "kvbench_sm_words" + end, "kernel");
+    for (std::size_t i = 0; i < rows; ++i) {
+      check::that(Bench::same(list.sources[i], list.destinations[i], 1008), "a block arrived");
+    }
+  }
+}
+
+/// Notes how lists come, without copying.
+class NotingDriver final : public ForwardingDriver {
+ public:
+  Kernel load_kernel(std::span<const std::byte>, const char*, std::size_t) override { return 1; }
+  void launch(Kernel, Grid, void** arguments, Stream) override { list = *static_cast<List*>(arguments[0]); }
+
+  List list{};
+};
+
+void blocks_that_lie_too_far_apart_keep_their_addresses() {
+  const auto driver = std::make_shared<NotingDriver>();
+  const OwnedStream stream(driver);
+  const auto kernel = std::make_shared<SmKernel>(driver, std::span<const std::byte>{}, SmShape{SmMethod::words});
+  constexpr Address kReach = Address{16} << 32;
+  for (const Address apart : {kReach - 16, kReach}) {
+    for (const bool of_sources : {true, false}) {
+      DescriptorList list;
+      list.sources = {4096, 4096 + (of_sources ? apart : 64)};
+      list.destinations = {1 << 20, (1 << 20) + (of_sources ? 64 : apart)};
+      list.bytes = {64, 64};
+      make_sm_copy(kernel, list.view(), {8, Direction::h2d, kInlineTableBytes})->submit(stream.handle());
+      check::equal(driver->list.ids_at > 0, apart < kReach, "by ids");
     }
   }
 }
@@ -381,6 +425,9 @@ int main() {
        short_lists_come_with_the_launch_and_the_grid_is_no_larger_than_the_work},
       {"a list comes with the launch only if it fits",
        a_list_comes_with_the_launch_only_if_it_fits_into_the_parameters},
+      {"aligned blocks of one size come with the launch in half of the bytes",
+       aligned_blocks_of_one_size_come_with_the_launch_in_half_of_the_bytes},
+      {"blocks that lie too far apart keep their addresses", blocks_that_lie_too_far_apart_keep_their_addresses},
       {"the legacy stream is refused", the_legacy_stream_is_refused},
       {"lists after a longer one find as many slots as before", lists_after_a_longer_one_find_as_many_slots_as_before},
       {"a list in flight is not overwritten, and does not hold the caller",

@@ -19,7 +19,7 @@ constexpr std::size_t kMiB = std::size_t{1} << 20;
 class LaunchingDriver final : public ForwardingDriver {
  public:
   Kernel load_kernel(std::span<const std::byte>, const char* name, std::size_t) override {
-    return std::string(name).ends_with("_inline") ? 2 : 1;
+    return std::string(name).ends_with("_inline") || std::string(name).ends_with("_short") ? 2 : 1;
   }
   void launch(Kernel kernel, Grid, void** arguments, Stream stream) override {
     ++launches;

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from kvbench.backends.base import facts_of
 from kvbench.backends.batched import PRIME_NS
 from kvbench.backends.per_block import PerBlock
-from kvbench.backends.sm import INLINE_UP_TO_BYTES, Sm, shape_for
+from kvbench.backends.sm import FEW_BLOCKS, INLINE_UP_TO_BYTES, Sm, shape_for
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.backend_facts import BATCHED, MERGED, PRIMED, SM
 from kvbench.cells.cell import Cell
@@ -25,7 +25,7 @@ _STATES: Final = {StreamState.IDLE: False, StreamState.GATED: True}
 _UNALIGNED: Final = 1
 # Block sizes and numbers of blocks between which the rule of the copy kernel changes.
 _RULE_SIZES: Final = tuple(kib * KIB for kib in (1, 2, 4, 8, 16, 32, 64))
-_RULE_COUNTS: Final = (256, 257)
+_RULE_COUNTS: Final = (FEW_BLOCKS, FEW_BLOCKS + 1)
 
 
 class Way(NamedTuple):
@@ -132,7 +132,7 @@ class _Ways:
         aligned, unaligned = key.kernels
         return CopyWay(
             sms=int(dict(key.way.choice.axes)["sms"]),
-            bulk=self._sm.kernel(self._device, aligned) if aligned.method == "bulk" else None,
-            lanes=self._sm.kernel(self._device, unaligned),
+            aligned=self._sm.kernel(self._device, aligned) if aligned != unaligned else None,
+            any=self._sm.kernel(self._device, unaligned),
             inline_up_to=INLINE_UP_TO_BYTES,
         )

@@ -105,7 +105,7 @@ class Cell:
         "streams over which the queued and the measured swaps are distributed round-robin", "1,8",
         whole(1, HARDWARE_QUEUES), role=Role.QUEUE, ranged=True, unused=1, noun="pool of streams", number=True)] = 1
     kernel: Annotated[str, Axis(
-        "shape of the sm kernel: bulk-WARPSxSTAGESxSIZE, lanes-WARPSxLOADSxSIZE, or rule for the kernel's default",
+        "shape of the sm kernel: bulk-WARPSxSTAGESxSIZE, lanes- or words-WARPSxLOADSxSIZE, or rule for its default",
         "rule,bulk-8x6x4KiB,lanes-16x8x4KiB", KernelShape.canonical,
         unused=RULE, noun="kernel to shape", chosen=True)] = RULE
     pool_bytes: Annotated[int, Axis(

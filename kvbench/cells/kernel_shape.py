@@ -20,6 +20,7 @@ MAX_SHARED_BYTES: Final = 227 * 1024
 class KernelShape:
     """`bulk`: `warps` rings of `depth` stages of `piece_bytes` in shared memory (sm_90 or newer, 16-byte alignment).
     `lanes`: `warps` warps that keep `depth` loads per thread in flight, in pieces of `piece_bytes` (any alignment).
+    `words`: the same with fewer instructions, for few blocks (16-byte alignment).
 
     Raises ValueError for an invalid shape.
     """
@@ -60,10 +61,11 @@ class KernelShape:
     @classmethod
     def parse(cls, text: str) -> "KernelShape":
         """Read a shape in the form that `str` writes; raises ValueError."""
-        match = re.fullmatch(r"(bulk|lanes)-(\d{1,2})x(\d{1,2})x(\d{1,6}[A-Za-z]*)", text)
+        match = re.fullmatch(r"(bulk|lanes|words)-(\d{1,2})x(\d{1,2})x(\d{1,6}[A-Za-z]*)", text)
         if match is None:
             raise ValueError(
-                f"{text!r} is not a kernel; write bulk-WARPSxSTAGESxSIZE, lanes-WARPSxLOADSxSIZE or {RULE}"
+                f"{text!r} is not a kernel; write bulk-WARPSxSTAGESxSIZE, lanes-WARPSxLOADSxSIZE, "
+                f"words-WARPSxLOADSxSIZE or {RULE}"
             )
         return cls(match[1], int(match[2]), int(match[3]), parse_size(match[4]))
 
@@ -75,5 +77,5 @@ class KernelShape:
     @property
     def defines(self) -> tuple[str, ...]:
         """The compiler options that select this kernel."""
-        values = {"WARPS": self.warps, "DEPTH": self.depth, "PIECE_BYTES": self.piece_bytes}
+        values = {"METHOD": self.method, "WARPS": self.warps, "DEPTH": self.depth, "PIECE_BYTES": self.piece_bytes}
         return tuple(f"-DKVBENCH_{name}={value}" for name, value in values.items())

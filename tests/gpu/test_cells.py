@@ -29,6 +29,7 @@ PATTERNS = [
 KERNELS = [
     "bulk-8x6x4KiB", "bulk-1x3x128B", "bulk-32x6x1KiB", "bulk-16x12x656B", "bulk-2x8x8KiB",
     "lanes-16x8x4KiB", "lanes-1x1x128B", "lanes-32x2x1KiB", "lanes-4x32x64KiB",
+    "words-32x4x2KiB", "words-1x1x128B", "words-16x8x656B",
 ]  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Kernel shapes: their texts, what no kernel can be, and which one a swap gets."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,11 @@ from kvbench.errors import UsageError
 
 shapes = st.one_of(
     st.builds(
-        KernelShape, st.just("lanes"), st.integers(1, 32), st.integers(1, 32), st.sampled_from([128, 1024, 65_536])
+        KernelShape,
+        st.sampled_from(["lanes", "words"]),
+        st.integers(1, 32),
+        st.integers(1, 32),
+        st.sampled_from([128, 1024, 65_536]),
     ),
     st.builds(
         KernelShape, st.just("bulk"), st.integers(1, 8), st.integers(3, 8), st.sampled_from([128, 656, 1024, 2048])
@@ -57,8 +63,19 @@ def test_the_kernel_axis_accepts_a_shape_or_the_rule() -> None:
         Cell.from_strings(values.as_strings() | {"kernel": "bulk-8x6"})
 
 
-def asked(kernel: str = "rule", direction: Direction = Direction.H2D, pool_bytes: int = 0) -> Cell:
-    return Cell("sm", direction, 4, 4096, kernel=kernel, pool_bytes=pool_bytes)
+def asked(kernel: str = "rule", direction: Direction = Direction.H2D, pool_bytes: int = 0, blocks: int = 1024) -> Cell:
+    return Cell("sm", direction, blocks, 4096, kernel=kernel, pool_bytes=pool_bytes)
+
+
+@pytest.mark.parametrize("compute", [80, 90, 120])
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("largest_bytes", [16, 4096, 16384])
+def test_words_copy_few_small_blocks(largest_bytes: int, direction: Direction, compute: int) -> None:
+    few = asked(direction=direction, pool_bytes=16 << 30, blocks=256)
+    assert shape_for(few, largest_bytes, 16, compute).method == "words"
+    assert shape_for(few, largest_bytes, 8, compute).method == "lanes"
+    assert shape_for(few, 2 * largest_bytes + (1 << 20), 16, compute).method != "words"
+    assert shape_for(replace(few, blocks=257), largest_bytes, 16, compute).method != "words"
 
 
 @pytest.mark.parametrize("largest_bytes", [1, 656, 1024, 1025, 2048, 4096, 1 << 20])
@@ -82,6 +99,8 @@ def test_a_requested_kernel_is_used_or_refused() -> None:
             UsageError, match=r"^axis kernel=bulk-8x6x4KiB: bulk copies need sm_90 or newer and multiples of 16"
         ):
             shape_for(asked("bulk-8x6x4KiB"), 4096, bits, compute)
+    with pytest.raises(UsageError, match=r"^axis kernel=words-8x4x4KiB: words need multiples of 16 bytes$"):
+        shape_for(asked("words-8x4x4KiB"), 4096, 8, 90)
 
 
 @pytest.mark.parametrize("largest_bytes", [576, 1024, 4096, 16384])

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.backends.sm import shape_for
+from kvbench.backends.sm import Sm, shape_for
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
+from kvbench.cells.kernel_shape import KernelShape
 from kvbench.engine import nvrtc
 from kvbench.engine.nvrtc import NvrtcError, cached_cubin, compile_cubin, kernel_source
 
@@ -40,6 +41,15 @@ def test_the_package_has_kernel_sources() -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_a_shipped_source_compiles(path: Path, arch: str) -> None:
     assert compile_cubin(kernel_source(path.name), path.stem, arch).startswith(ELF)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize("method", Sm.kernels)
+def test_every_method_of_the_copy_kernel_compiles(method: str, arch: str) -> None:
+    shape = KernelShape(method, 8, 6, 4096)
+    cubin = compile_cubin(kernel_source("sm_copy.cu"), "sm_copy", arch, shape.defines)
+    for end in ("", "_inline", "_short"):
+        assert f"kvbench_sm_{method}{end}".encode() + b"\0" in cubin
 
 
 def test_a_broken_source_is_refused_with_the_compiler_s_log() -> None:
@@ -177,7 +187,7 @@ def static_shared_bytes(cubin: bytes, kernel: str) -> int:
 @pytest.mark.parametrize(("arch", "most_bytes"), [("sm_90", 227 * 1024), ("sm_120", 99 * 1024)])
 @pytest.mark.parametrize("largest_bytes", [1024, 2048, 4096])
 def test_the_bulk_kernel_fits_into_a_block_s_shared_memory(arch: str, most_bytes: int, largest_bytes: int) -> None:
-    cell = Cell("sm", Direction.H2D, 256, largest_bytes)
+    cell = Cell("sm", Direction.H2D, 1024, largest_bytes)
     shape = shape_for(cell, largest_bytes, 16, int(arch.removeprefix("sm_")), most_bytes)
     assert shape.method == "bulk"
     cubin = compile_cubin(kernel_source("sm_copy.cu"), "sm_copy", arch, shape.defines)
