@@ -28,6 +28,14 @@ std::size_t sum_of(const Descriptors& descriptors) {
   return sum;
 }
 
+/// Whether a look at three sizes says that all are equal.
+bool look_equal(std::span<const std::size_t> bytes) {
+  if (bytes.empty() || bytes.front() == 0 || bytes.front() >> 63) return false;
+  std::size_t sum = 0;
+  return bytes[bytes.size() / 2] == bytes.front() && bytes.back() == bytes.front() &&
+         !__builtin_mul_overflow(bytes.size(), bytes.front(), &sum);
+}
+
 void check(const CopyTable& table, std::size_t ways) {
   const std::size_t cells = (table.size_limits.size() + 1) * (table.count_limits.size() + 1);
   if (table.ways.size() != cells || std::ranges::any_of(table.ways, [=](std::size_t way) { return way >= ways; })) {
@@ -62,11 +70,18 @@ BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> wa
 void BlockCopier::copy(Descriptors descriptors, bool source_order_any, Stream stream) {
   refuse_legacy_stream(stream);
   driver_->bind_thread();
+  if (look_equal(descriptors.bytes)) {
+    descriptors.sizes = BlockSizes::presumed(descriptors.bytes.front());
+    if (submit(descriptors, source_order_any, stream)) return;
+  }
   const BlockSizes sizes(descriptors.bytes);
   if ((sizes.first | sizes.differing) >> 63) throw std::invalid_argument("sizes must not be negative");
   if (sizes.equal() && sizes.first == 0) return;
   descriptors.sizes = sizes;
-  if (!sizes.equal()) descriptors = without_empty(descriptors);
+  submit(sizes.equal() ? descriptors : without_empty(descriptors), source_order_any, stream);
+}
+
+bool BlockCopier::submit(Descriptors descriptors, bool source_order_any, Stream stream) {
   const std::size_t total_bytes = sum_of(descriptors);
   const Direction direction = route_.begin(descriptors.sources.front(), descriptors.destinations.front());
   const auto [free, held] = ways_of(descriptors.size(), total_bytes, direction);
@@ -75,10 +90,16 @@ void BlockCopier::copy(Descriptors descriptors, bool source_order_any, Stream st
   last_ = &chosen;
   if (ways_[way].sms > 0) {
     descriptors.route = &route_;  // checked where the list is written
+    if (!descriptors.sizes->known) return chosen.copy_unread(descriptors, stream);
   } else {
+    if (!descriptors.sizes->known) {
+      descriptors.sizes.emplace(descriptors.bytes);
+      if (!descriptors.sizes->equal()) return false;
+    }
     for_each_on(&route_, descriptors.sources, descriptors.destinations, [](std::size_t) {});
   }
   chosen.copy(descriptors, stream);
+  return true;
 }
 
 std::size_t BlockCopier::way_of(std::size_t count, std::size_t total_bytes, Direction direction, bool idle) const {

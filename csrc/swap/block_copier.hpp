@@ -76,6 +76,8 @@ class BlockCopier {
 
   /// The ways of a list on an idle stream, and behind pending work.
   [[nodiscard]] Candidates ways_of(std::size_t count, std::size_t total_bytes, Direction direction) const;
+  /// Submits one list. Returns false, with nothing submitted, if its sizes were presumed and have to be read first.
+  bool submit(Descriptors descriptors, bool source_order_any, Stream stream);
   [[nodiscard]] ListCopier& copier(Key key);
   Descriptors without_empty(const Descriptors& descriptors);
 

@@ -19,12 +19,6 @@ u32 checked_pieces(std::size_t pieces) {
   return static_cast<u32>(pieces);
 }
 
-/// A list in half of the bytes, for blocks of one size whose addresses are multiples of 16: see List.
-struct Packed {
-  std::size_t bytes = 0;  ///< 0 if the list cannot be packed
-  u32 ids = 0;
-};
-
 /// A list: its head and its bytes.
 class Listing {
  public:
@@ -43,8 +37,11 @@ class Listing {
   [[nodiscard]] virtual std::size_t descriptors() const = 0;
   /// Writes the current list of the caller and returns the bitwise or of its addresses and sizes.
   virtual Address write(void* table) const = 0;
-  /// The same in half of the bytes, if the list can be packed into `room` bytes.
-  virtual Packed pack(void*, std::size_t) const { return {}; }
+  /// The length of the same list in half of the bytes, by ids (see List); 0 if it has no such form.
+  [[nodiscard]] virtual std::size_t packed_bytes() const { return 0; }
+  /// Writes that, and completes its head. Returns false if it cannot be: addresses and sizes must be multiples of 16,
+  /// all sizes those of the first block, all addresses within 32 GiB of it.
+  virtual bool pack(void*, List&) const { return false; }
 
  protected:
   List head_{};
@@ -100,27 +97,36 @@ class DescriptorListing final : public Listing {
     return bits;
   }
 
-  Packed pack(void* table, std::size_t room) const override {
+  std::size_t packed_bytes() const override { return sizes_.equal() ? sizeof(Row) + rows_ * sizeof(Ids) : 0; }
+
+  bool pack(void* table, List& head) const override {
     constexpr unsigned kWord = 4;  // log2 of the bytes of a word
-    const std::size_t bytes = sizeof(Row) + rows_ * sizeof(Ids);
-    if (!sizes_.equal() || bytes > room) return {};
-    Row first{~u64{0}, ~u64{0}}, last{0, 0};
-    Address bits = sizes_.first;
-    for_each_on(descriptors_.route, descriptors_.sources, descriptors_.destinations, [&](std::size_t i) {
-      const Address source = descriptors_.sources[i], destination = descriptors_.destinations[i];
-      bits |= source | destination;
-      first = {std::min<u64>(first.source, source), std::min<u64>(first.destination, destination)};
-      last = {std::max<u64>(last.source, source), std::max<u64>(last.destination, destination)};
-    });
-    const Address apart = (last.source - first.source) | (last.destination - first.destination);
-    if (bits % SmKernels::kAlignment != 0 || apart >> (32 + kWord) != 0) return {};
-    *static_cast<Row*>(table) = first;
+    constexpr Address kHalf = Address{1} << (31 + kWord);
+    const Row base{descriptors_.sources[0] - kHalf, descriptors_.destinations[0] - kHalf};
     auto* ids = reinterpret_cast<Ids*>(static_cast<Row*>(table) + 1);
-    for (std::size_t i = 0; i < rows_; ++i) {
-      ids[i] = {static_cast<u32>((descriptors_.sources[i] - first.source) >> kWord),
-                static_cast<u32>((descriptors_.destinations[i] - first.destination) >> kWord)};
+    Address bits = sizes_.first, distant = 0;
+    std::size_t differing = 0;
+    const auto write_with = [&](const auto& size_of) {
+      for_each_on(descriptors_.route, descriptors_.sources, descriptors_.destinations, [&](std::size_t i) {
+        const Address source = descriptors_.sources[i], destination = descriptors_.destinations[i];
+        differing |= size_of(i) ^ sizes_.first;
+        bits |= source | destination;
+        distant |= (source - base.source) | (destination - base.destination);
+        ids[i] = {static_cast<u32>((source - base.source) >> kWord),
+                  static_cast<u32>((destination - base.destination) >> kWord)};
+      });
+    };
+    if (sizes_.known) {
+      write_with([&](std::size_t) { return sizes_.first; });
+    } else {
+      write_with([&](std::size_t i) { return descriptors_.bytes[i]; });
     }
-    return {bytes, static_cast<u32>(rows_)};
+    if (bits % SmKernels::kAlignment != 0 || distant >> (32 + kWord) != 0 || differing != 0) return false;
+    *static_cast<Row*>(table) = base;
+    head.ids_at = sizeof(Row);
+    head.ids = static_cast<u32>(rows_);
+    head.stride = SmKernels::kAlignment;
+    return true;
   }
 
  private:
@@ -186,33 +192,42 @@ class SmQueue {
 
   void launch(const Listing& listing, Stream stream) {
     refuse_legacy_stream(stream);
-    if (listing.table_bytes() == 0) return;
-    if (const Packed packed = listing.pack(inline_.table, inline_up_to_); packed.bytes > 0) {
-      const SmKernel& kernel = kernels_.serving(0);
-      inline_.list = listing.head(kernel.shape().piece_bytes);
-      inline_.list.ids_at = sizeof(Row);
-      inline_.list.ids = packed.ids;
-      inline_.list.stride = SmKernels::kAlignment;
-      launch_inline(kernel, packed.bytes, stream);
-    } else if (listing.table_bytes() <= inline_up_to_) {
+    if (listing.table_bytes() == 0 || launch_packed(listing, stream)) return;
+    if (listing.table_bytes() <= inline_up_to_) {
       const SmKernel& kernel = kernels_.serving(listing.write(inline_.table));
-      inline_.list = listing.head(kernel.shape().piece_bytes);
-      launch_inline(kernel, listing.table_bytes(), stream);
+      launch_inline(listing.head(kernel.shape().piece_bytes), kernel, listing.table_bytes(), stream);
     } else {
-      launch_listed(listing, stream);
+      ListSlot& slot = slots_->take(listing.table_bytes());
+      const SmKernel& kernel = kernels_.serving(listing.write(reinterpret_cast<void*>(slot.pinned.address())));
+      launch_listed(listing.head(kernel.shape().piece_bytes), kernel, slot, stream);
     }
   }
 
- private:
-  void launch_inline(const SmKernel& kernel, std::size_t table_bytes, Stream stream) {
-    std::array<void*, 1> arguments{&inline_};
-    kernel.launch(table_bytes, grid(inline_.list), arguments.data(), stream);
+  /// Returns false, with nothing launched, if the list cannot be packed.
+  bool launch_packed(const Listing& listing, Stream stream) {
+    const std::size_t bytes = listing.packed_bytes();
+    if (bytes == 0) return false;
+    const SmKernel& kernel = kernels_.serving(0);
+    List list = listing.head(kernel.shape().piece_bytes);
+    if (bytes <= inline_up_to_) {
+      if (!listing.pack(inline_.table, list)) return false;
+      launch_inline(list, kernel, bytes, stream);
+    } else {
+      ListSlot& slot = slots_->take(std::max(bytes, listing.table_bytes()));
+      if (!listing.pack(reinterpret_cast<void*>(slot.pinned.address()), list)) return false;
+      launch_listed(list, kernel, slot, stream);
+    }
+    return true;
   }
 
-  void launch_listed(const Listing& listing, Stream stream) {
-    ListSlot& slot = slots_->take(listing.table_bytes());
-    const SmKernel& kernel = kernels_.serving(listing.write(reinterpret_cast<void*>(slot.pinned.address())));
-    List list = listing.head(kernel.shape().piece_bytes);
+ private:
+  void launch_inline(const List& list, const SmKernel& kernel, std::size_t table_bytes, Stream stream) {
+    inline_.list = list;
+    std::array<void*, 1> arguments{&inline_};
+    kernel.launch(table_bytes, grid(list), arguments.data(), stream);
+  }
+
+  void launch_listed(List list, const SmKernel& kernel, ListSlot& slot, Stream stream) {
     list.table = slot.pinned.device_address();
     std::array<void*, 1> arguments{&list};
     kernel.launch(0, grid(list), arguments.data(), stream);
@@ -257,6 +272,10 @@ class SmCopier final : public ListCopier {
     const DescriptorListing listing(descriptors, piece_bytes_, direction_);
     queue_.launch(listing, stream);
     count_ = descriptors.size();
+  }
+  bool copy_unread(const Descriptors& descriptors, Stream stream) override {
+    count_ = descriptors.size();
+    return queue_.launch_packed(DescriptorListing(descriptors, piece_bytes_, direction_), stream);
   }
   std::size_t calls() const override { return 1; }
   std::size_t descriptors() const override { return count_; }

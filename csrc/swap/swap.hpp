@@ -17,10 +17,18 @@ struct BlockSizes {
   explicit BlockSizes(std::span<const std::size_t> bytes) : first(bytes.empty() ? 0 : bytes.front()) {
     for (const std::size_t size : bytes) differing |= size ^ first;
   }
+  /// Of blocks whose sizes whoever writes their list has to compare with this one.
+  static BlockSizes presumed(std::size_t first) {
+    BlockSizes sizes({});
+    sizes.first = first;
+    sizes.known = false;
+    return sizes;
+  }
   [[nodiscard]] bool equal() const { return differing == 0; }
 
   std::size_t first;
   std::size_t differing = 0;  ///< bits in which some size differs from the first
+  bool known = true;
 };
 
 /// The descriptors of one swap: three parallel arrays of the caller, who may change the addresses between submissions.
@@ -81,6 +89,9 @@ class ListCopier {
   virtual void reserve(std::size_t) {}
   /// As Swap::submit(), for these descriptors, whose arrays may change when it returns.
   virtual void copy(const Descriptors& descriptors, Stream stream) = 0;
+  /// The same for a list of which only the first size was read. Returns false, with nothing submitted, if it has to be
+  /// read first.
+  virtual bool copy_unread(const Descriptors&, Stream) { return false; }
   /// Driver calls of the last list, and the descriptors that were handed to them.
   [[nodiscard]] virtual std::size_t calls() const = 0;
   [[nodiscard]] virtual std::size_t descriptors() const = 0;

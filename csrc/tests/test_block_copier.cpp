@@ -10,6 +10,7 @@
 #include "bench.hpp"
 #include "check.hpp"
 #include "forwarding_driver.hpp"
+#include "kernels/piece_map.hpp"
 #include "swap/block_copier.hpp"
 
 namespace {
@@ -56,8 +57,9 @@ class AskedDriver final : public ForwardingDriver {
     names.emplace_back(name);
     return names.size();
   }
-  void launch(Kernel kernel, Grid grid, void**, Stream) override {
+  void launch(Kernel kernel, Grid grid, void** arguments, Stream) override {
     noted.push_back(names[kernel - 1] + " " + std::to_string(grid.blocks));
+    launched = *static_cast<List*>(arguments[0]);
   }
   void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
                   std::span<const std::size_t> bytes, BatchAttributes attributes, Direction direction,
@@ -81,6 +83,7 @@ class AskedDriver final : public ForwardingDriver {
 
   std::vector<std::string> names;
   std::vector<std::string> noted;
+  List launched{};
   int questions = 0;
   int regions = 0;
   Region known{};  ///< beside the host device's
@@ -267,6 +270,27 @@ void an_entry_that_goes_another_way_is_refused() {
   }
 }
 
+void a_size_that_differs_is_found_wherever_it_is() {
+  for (const std::size_t entry : {1, 250, 700, 998}) {
+    CopierBench bench;
+    const auto batched = bench.copier(both_ways(0)), kernel = bench.copier(both_ways(2));
+    bench.list(1000, 64);
+    DescriptorList& list = bench.lists.back();
+    bench.copied(*kernel, list.view());
+    check::equal(bench.driver->launched.lengths_at, u64{0}, "a list of one size has no lengths");
+    list.bytes[entry] = 48;
+    bench.copied(*kernel, list.view());
+    check::that(bench.driver->launched.lengths_at > 0, "a list of two sizes has lengths");
+    list.bytes[entry] = 0;
+    check::that(bench.copied(*batched, list.view()) == Noted{"batch 999 stream"}, "without the empty entry");
+    list.bytes[entry] = std::size_t{1} << 63;
+    for (BlockCopier* copier : {batched.get(), kernel.get()}) {
+      check::thrown<std::invalid_argument>([&] { copier->copy(list.view(), false, bench.stream.handle()); });
+      check::that(bench.driver->take().empty(), "nothing was submitted");
+    }
+  }
+}
+
 void sizes_that_add_up_to_too_much_are_refused() {
   CopierBench bench;
   const auto copier = bench.copier(both_ways(2));
@@ -371,6 +395,7 @@ int main() {
       {"a pool where a smaller one was is asked for once", a_pool_where_a_smaller_one_was_is_asked_for_once},
       {"blocks of many pools are one list", blocks_of_many_pools_are_one_list},
       {"an entry that goes another way is refused", an_entry_that_goes_another_way_is_refused},
+      {"a size that differs is found wherever it is", a_size_that_differs_is_found_wherever_it_is},
       {"sizes that add up to too much are refused", sizes_that_add_up_to_too_much_are_refused},
       {"each list has its access order", each_list_has_its_access_order},
       {"only loads are primed", only_loads_are_primed},

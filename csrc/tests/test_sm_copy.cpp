@@ -236,7 +236,7 @@ void blocks_that_lie_too_far_apart_keep_their_addresses() {
   const auto driver = std::make_shared<NotingDriver>();
   const OwnedStream stream(driver);
   const auto kernel = std::make_shared<SmKernel>(driver, std::span<const std::byte>{}, SmShape{SmMethod::words});
-  constexpr Address kReach = Address{16} << 32;
+  constexpr Address kReach = Address{8} << 32;
   for (const Address apart : {kReach - 16, kReach}) {
     for (const bool of_sources : {true, false}) {
       DescriptorList list;
