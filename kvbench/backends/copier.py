@@ -83,6 +83,7 @@ class _Ways:
     def __init__(self, device: Device) -> None:
         self._device, self._sm = device, Sm()
         self._here = device.facts()
+        self._facts = facts_of(Sm.name, self._here)  # reads the metadata of every installed package
         self.indexes: dict[_Key, int] = {}
         self.made: list[CopyWay] = []
 
@@ -105,7 +106,7 @@ class _Ways:
         if choice.backend != Sm.name:
             return _Key(Way(choice, instead_of), None)
         plain = Cell(Sm.name, direction, blocks, block_bytes, pool_bytes=SCATTERED_FROM_BYTES)
-        cell = with_usual(choice.apply(plain), facts_of(Sm.name, self._here), self._here)
+        cell = with_usual(choice.apply(plain), self._facts, self._here)
         info = self._device.driver.info
         compute = 10 * info.compute_major + info.compute_minor
         aligned, unaligned = (
