@@ -99,7 +99,8 @@ def run_probe(name: str, device: str, fault: str = "") -> Result:
     )
     try:
         out, errors = process.communicate(timeout=deadline_s)
-        end = _end(process.returncode)
+        code = process.returncode
+        end = f"the process dies of {signal.Signals(-code).name}" if code < 0 else ""
     except subprocess.TimeoutExpired as late:
         process.kill()
         out, errors = late.stdout or b"", b""
@@ -111,11 +112,6 @@ def run_probe(name: str, device: str, fault: str = "") -> Result:
         process.wait(_KILL_S)
         raise
     return Result(name, PROBES.get(name, ""), _found(out, errors, end), round(time.monotonic() - began_s, 3))
-
-
-def _end(code: int) -> str:
-    """Return how a process ended that was killed by a signal; "" for any other end."""
-    return f"the process dies of {signal.Signals(-code).name}" if code < 0 else ""
 
 
 def _found(out: bytes, errors: bytes, end: str) -> ProbeFinding | Unanswered:

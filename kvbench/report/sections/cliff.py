@@ -151,9 +151,8 @@ def _falls(cells: pd.DataFrame) -> list[Finding]:
                 f"{two_digits(fall.below_gbps)} to {two_digits(fall.above_gbps)} GB/s between N = "
                 f"{count(fall.below_bytes)} and {count(fall.above_bytes)}."
             )
-            key = (backend, direction, state)
-            if key not in falls or falls[key].weight < math.log(fall.height):
-                falls[key] = Finding(text, math.log(fall.height))
+            finding, series = Finding(text, math.log(fall.height)), (backend, direction, state)
+            falls[series] = max(falls.get(series, finding), finding, key=lambda one: one.weight)
     return list(falls.values())
 
 

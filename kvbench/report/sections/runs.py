@@ -1,7 +1,7 @@
 """Runs: GB/s against the length of the runs in which blocks lie, and the length from which merged copies win."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import pandas as pd
@@ -39,9 +39,7 @@ def make(view: View) -> Part | str:
         findings=[f"{direction}, {_line(*swap)}." for direction, swaps in changes.items() for swap in swaps.items()],
         charts=[_chart(view, pinned, where(measured, blocks=blocks), blocks) for blocks in counts],
         tables=[_table(view, pinned, *side) for side in sides.items()],
-        highlights=[
-            finding for direction, swaps in changes.items() for finding in _highlights(direction, list(swaps.values()))
-        ],
+        highlights=[Finding(text, _WEIGHT) for side in changes.items() if (text := _wins(*side))],
     )
 
 
@@ -90,15 +88,12 @@ def _line(shape: tuple[int, int], change: Crossover | None) -> str:
     return f"{head}: merged wins from runs of {count(change.above_bytes)} blocks, {rest}"
 
 
-def _highlights(direction: str, changes: Sequence[Crossover | None]) -> list[Finding]:
-    lengths = [change.above_bytes for change in changes if change]
+def _wins(direction: str, changes: Mapping[tuple[int, int], Crossover | None]) -> str:
+    lengths = [change.above_bytes for change in changes.values() if change]
     if not lengths:
-        return []
-    text = (
-        f"{direction} on an idle stream: merged copies are the fastest from runs of {ends(lengths, count)} blocks on, "
-        f"in {len(lengths)} of {len(changes)} swaps."
-    )
-    return [Finding(text, _WEIGHT)]
+        return ""
+    wins = f"merged copies are the fastest from runs of {ends(lengths, count)} blocks on"
+    return f"{direction} on an idle stream: {wins}, in {len(lengths)} of {len(changes)} swaps."
 
 
 def _chart(view: View, pinned: Pinned, cells: pd.DataFrame, blocks: int) -> Chart:

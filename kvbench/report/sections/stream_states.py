@@ -18,6 +18,7 @@ from kvbench.report.view import View
 from kvbench.units import two_digits
 
 _STATES: Final = (StreamState.IDLE, StreamState.OPENED, StreamState.GATED, StreamState.BUSY)
+_COMPARED: Final = (StreamState.GATED, StreamState.OPENED)
 _KEY: Final = ("backend", "direction", "blocks", "block_bytes")
 _NOTE: Final = f"Open / closed: time with an open gate over time from the opening of a closed one. {UNCLEAR}"
 
@@ -26,25 +27,17 @@ _Swap = Mapping[StreamState, Row]
 
 def make(view: View) -> Part | str:
     pinned = pin(view.measured, shown=())
-    swaps: dict[tuple[object, ...], dict[StreamState, Row]] = {}
-    for row in rows_of(pinned.cells):
-        swaps.setdefault(tuple(row[name] for name in _KEY), {})[StreamState(row["stream_state"])] = row
-    both = [swap for _, swap in sorted(swaps.items()) if {StreamState.GATED, StreamState.OPENED} <= swap.keys()]
+    alike = grouped(rows_of(pinned.cells), lambda row: tuple(row[name] for name in _KEY))
+    swaps = [{StreamState(row["stream_state"]): row for row in rows} for _, rows in sorted(alike.items())]
+    both = [swap for swap in swaps if swap.keys() >= {*_COMPARED}]
     if not both:
         return "it needs cells measured with stream_state=gated and with stream_state=opened that are otherwise equal"
-    sides: dict[str, list[tuple[_Swap, Comparison]]] = {}
-    for swap in both:
-        closed, opened = swap[StreamState.GATED], swap[StreamState.OPENED]
-        gate = view.compare(closed["cell_id"], opened["cell_id"])
-        sides.setdefault(closed["direction"], []).append((swap, gate))
-    tables: list[DataTable] = []
-    highlights: list[Finding] = []
-    for direction, gates in sorted(sides.items(), reverse=True):
-        tables.append(_table(view, pinned, direction, gates))
-        known = [(swap, gate) for swap, gate in gates if math.isfinite(gate.high)]
-        backends = grouped(known, lambda pair: str(pair[0][StreamState.GATED]["backend"]))
-        highlights += map(_finding, backends.values())
-    return Part(charts=_charts(view, pinned), tables=tables, highlights=highlights)
+    gates = [(swap, view.compare(*(swap[state]["cell_id"] for state in _COMPARED))) for swap in both]
+    sides = sorted(grouped(gates, lambda gate: str(gate[0][StreamState.GATED]["direction"])).items(), reverse=True)
+    known = [gate for _, side in sides for gate in side if math.isfinite(gate[1].high)]
+    backends = grouped(known, lambda gate: tuple(gate[0][StreamState.GATED][name] for name in ("direction", "backend")))
+    tables = [_table(view, pinned, *side) for side in sides]
+    return Part(charts=_charts(view, pinned), tables=tables, highlights=[*map(_finding, backends.values())])
 
 
 def _charts(view: View, pinned: Pinned) -> list[Chart]:
