@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final
 
 from kvbench.cells.device_facts import DeviceFacts, plain_device
@@ -92,6 +93,10 @@ class Findings:
         return str(self.observed.get("unavailable", {}).get(name, "it was not read"))
 
 
+# What a check returns: its status, what was found and, if something is wrong, the remedy.
+_Result = tuple[Status, str] | tuple[Status, str, str]
+
+
 def resolve_device(asked: str, engine: EngineReport) -> str:
     """Return the requested device; "auto" is the first GPU, else "cpu". Raises UsageError for an invalid name."""
     if asked == "auto":
@@ -105,139 +110,133 @@ def resolve_device(asked: str, engine: EngineReport) -> str:
 
 def diagnose(findings: Findings) -> list[Check]:
     """Return every check that applies to the device, in the order in which to fix problems."""
-    engine, on_gpu = findings.engine, findings.device != "cpu"
-    gpu = (_driver, _batch_entry, _link, _bar1, _numa, _clocks, _throttle, _others) if on_gpu else ()
+    engine = findings.engine
+    of_gpu = {"driver": _driver, "batch entry": _batch_entry, "link": _link, "BAR1": _bar1, "NUMA": _numa}
+    of_gpu |= {"clocks": _clocks, "throttle": _throttle, "other processes": _others}
     libraries = {"NVRTC": engine.nvrtc, "Triton": engine.triton, "torch": engine.torch}
-    return [
-        *(check(findings) for check in (_engine, _device, *gpu)),
-        *(_library(name, part, on_gpu=on_gpu) for name, part in libraries.items()),
-        *(check(findings) for check in (_free_memory, _memlock, _load)),
-    ]
+    checks = {"engine": _engine, "device": _device} | (of_gpu if findings.device != "cpu" else {})
+    checks |= {name: partial(_library, part) for name, part in libraries.items()}
+    checks |= {"host memory": _free_memory, "memlock": _memlock, "host load": _load}
+    return [Check(name, *check(findings)) for name, check in checks.items()]
 
 
-def _engine(findings: Findings) -> Check:
+def _engine(findings: Findings) -> _Result:
     engine = findings.engine
     if engine.engine_error is None:
-        return Check("engine", Status.OK, f"loads ({engine.engine_version or 'no version'})")
+        return Status.OK, f"loads ({engine.engine_version or 'no version'})"
     remedy = "install a C++20 compiler, then reinstall kvbench (in a checkout: make clean, then make sweep)"
-    return Check("engine", Status.FAIL, f"does not load: {engine.engine_error}", remedy)
+    return Status.FAIL, f"does not load: {engine.engine_error}", remedy
 
 
-def _device(findings: Findings) -> Check:
+def _device(findings: Findings) -> _Result:
     facts = findings.facts
     if findings.engine.engine_error is not None:
-        return Check("device", Status.INFO, f"{findings.device}; the engine did not load, so the devices are unknown")
+        return Status.INFO, f"{findings.device}; the engine did not load, so the devices are unknown"
     why = f" ({findings.engine.cuda_error})" if findings.engine.cuda_error else ""
     if findings.device == "cpu":
         if any(device.kind == "cuda" for device in findings.engine.devices):
-            return Check(
-                "device", Status.INFO, "cpu, as requested: copies between host buffers; this machine also has a GPU"
-            )
+            return Status.INFO, "cpu, as requested: copies between host buffers; this machine also has a GPU"
         found = (
             f"no GPU{why}: sweeps run on the device cpu, which copies between host buffers and says nothing about a GPU"
         )
         remedy = "if the machine has a GPU: check that nvidia-smi works here, and start containers with --gpus all"
-        return Check("device", Status.WARN, found, remedy)
+        return Status.WARN, found, remedy
     if facts is None:
         names = ", ".join(device.name for device in findings.engine.devices) or "none"
         remedy = "check that nvidia-smi works here, start containers with --gpus all, and check CUDA_VISIBLE_DEVICES"
-        return Check("device", Status.FAIL, f"{findings.device} not found{why}; devices: {names}", remedy)
+        return Status.FAIL, f"{findings.device} not found{why}; devices: {names}", remedy
     free = f"{facts.device_free_bytes // MIB} MiB free"
-    return Check("device", Status.OK, f"{facts.name}: {facts.title}, {facts.sm_count} SMs, {free}")
+    return Status.OK, f"{facts.name}: {facts.title}, {facts.sm_count} SMs, {free}"
 
 
-def _driver(findings: Findings) -> Check:
+def _driver(findings: Findings) -> _Result:
     version = findings.identity.get("driver_version")
     if version is None:
         remedy = "install nvidia-ml-py and the driver's NVML; without them, runs do not record what NVML reports"
-        return Check("driver", Status.WARN, findings.reason("driver_version"), remedy)
-    return Check("driver", Status.OK, f"{version}, CUDA driver API {findings.identity.get('cuda_driver_api')}")
+        return Status.WARN, findings.reason("driver_version"), remedy
+    return Status.OK, f"{version}, CUDA driver API {findings.identity.get('cuda_driver_api')}"
 
 
-def _batch_entry(findings: Findings) -> Check:
+def _batch_entry(findings: Findings) -> _Result:
     if findings.facts is None:
-        return Check("batch entry", Status.INFO, "unknown without the device")
+        return Status.INFO, "unknown without the device"
     if findings.facts.batch_entry is None:
         remedy = "install a driver for CUDA 12.8 or newer (570 or newer)"
         found = "no cuMemcpyBatchAsync: the backend batched falls back to one copy per descriptor, and reports it"
-        return Check("batch entry", Status.WARN, found, remedy)
+        return Status.WARN, found, remedy
     found = f"{findings.facts.batch_entry}; kvbench probe finds out what it does"
-    return Check("batch entry", Status.OK, found)
+    return Status.OK, found
 
 
-def _link(findings: Findings) -> Check:
+def _link(findings: Findings) -> _Result:
     if findings.identity.get("link") == "c2c":
-        return Check("link", Status.OK, "NVLink-C2C")
+        return Status.OK, "NVLink-C2C"
     now, idle = findings.busiest, isinstance(findings.under_load, str)
     how = f"read idle: {findings.under_load}" if idle else "under load"
     generation, width = now.get("pcie_generation"), now.get("pcie_width")
     most = findings.identity.get("pcie_max_generation"), findings.identity.get("pcie_max_width")
     if None in (generation, width, *most):
-        return Check("link", Status.INFO, f"unknown: {findings.reason('pcie_generation')}")
+        return Status.INFO, f"unknown: {findings.reason('pcie_generation')}"
     found = f"PCIe gen {generation} x{width} of gen {most[0]} x{most[1]} ({how})"
     if (generation, width) == most:
-        return Check("link", Status.OK, found)
+        return Status.OK, found
     if idle:
-        return Check("link", Status.INFO, f"{found}; the link of an idle GPU runs at a lower speed")
+        return Status.INFO, f"{found}; the link of an idle GPU runs at a lower speed"
     remedy = "reseat the card, use a slot with all lanes, and check the slot's speed in the firmware settings"
-    return Check("link", Status.WARN, found, remedy)
+    return Status.WARN, found, remedy
 
 
-def _bar1(findings: Findings) -> Check:
+def _bar1(findings: Findings) -> _Result:
     bar1, memory = findings.identity.get("bar1_bytes"), findings.observed.get("gpu_memory_total_bytes")
     if bar1 is None or memory is None:
         missing = "bar1_bytes" if bar1 is None else "gpu_memory_total_bytes"
-        return Check("BAR1", Status.INFO, f"unknown: {findings.reason(missing)}")
+        return Status.INFO, f"unknown: {findings.reason(missing)}"
     found = f"{bar1 // MIB} MiB for {memory // MIB} MiB of GPU memory"
     if bar1 >= memory:
-        return Check("BAR1", Status.OK, found)
+        return Status.OK, found
     remedy = "enable Resizable BAR and Above 4G Decoding; in a virtual machine, enlarge the 64-bit MMIO window"
-    return Check(
-        "BAR1", Status.WARN, f"{found}: inline copies by the CPU presumably need a BAR1 of the full size", remedy
-    )
+    return Status.WARN, f"{found}: inline copies by the CPU presumably need a BAR1 of the full size", remedy
 
 
-def _numa(findings: Findings) -> Check:
+def _numa(findings: Findings) -> _Result:
     node, allowed, near = findings.identity.get("gpu_numa_node"), findings.allowed_cpus, findings.gpu_cpus
     if node is None or not near:
-        return Check("NUMA", Status.INFO, f"the GPU's node is unknown: {findings.reason('gpu_numa_node')}")
+        return Status.INFO, f"the GPU's node is unknown: {findings.reason('gpu_numa_node')}"
     if allowed & near:
-        return Check(
-            "NUMA", Status.OK, f"node {node}; this process may use {len(allowed & near)} of its {len(near)} CPUs"
-        )
+        return Status.OK, f"node {node}; this process may use {len(allowed & near)} of its {len(near)} CPUs"
     remedy = f"numactl --cpunodebind={node} --membind={node} kvbench …, or a container cpuset with CPUs of that node"
-    return Check("NUMA", Status.WARN, f"the GPU is on node {node}, whose CPUs this process cannot use", remedy)
+    return Status.WARN, f"the GPU is on node {node}, whose CPUs this process cannot use", remedy
 
 
-def _clocks(findings: Findings) -> Check:
+def _clocks(findings: Findings) -> _Result:
     now = findings.busiest
     how = "read idle" if isinstance(findings.under_load, str) else "under load"
     clock, most = now.get("sm_clock_mhz"), findings.observed.get("sm_clock_max_mhz")
     if clock is None or most is None:
-        return Check("clocks", Status.INFO, f"unknown: {findings.reason('sm_clock_mhz')}")
+        return Status.INFO, f"unknown: {findings.reason('sm_clock_mhz')}"
     found = f"SM {clock} of {most} MHz, memory {now.get('memory_clock_mhz')} MHz ({how})"
-    return Check("clocks", Status.OK if clock >= most * 3 // 4 else Status.INFO, found)
+    return Status.OK if clock >= most * 3 // 4 else Status.INFO, found
 
 
-def _throttle(findings: Findings) -> Check:
+def _throttle(findings: Findings) -> _Result:
     now = findings.busiest
     limits = now.get("clock_limits")
     if limits is None:
-        return Check("throttle", Status.INFO, f"unknown: {findings.reason('clock_limits')}")
+        return Status.INFO, f"unknown: {findings.reason('clock_limits')}"
     found = f"{', '.join(limits) or 'none'} at {now.get('temperature_c')} °C, {now.get('power_w')} W"
     harmful = [word for word in limits if word not in _HARMLESS_LIMITS]
     if not harmful:
-        return Check("throttle", Status.OK, found)
+        return Status.OK, found
     if any("thermal" in word for word in harmful):
         remedy = "cool the card, or wait until it has cooled"
     elif "application_clocks" in harmful:
         remedy = "unless you locked the clocks yourself, unlock them: nvidia-smi -rgc and nvidia-smi -rac"
     else:
         remedy = "check the power limit and the power supply (nvidia-smi -q -d POWER,PERFORMANCE)"
-    return Check("throttle", Status.WARN, found, remedy)
+    return Status.WARN, found, remedy
 
 
-def _others(findings: Findings) -> Check:
+def _others(findings: Findings) -> _Result:
     others, busy = findings.observed.get("other_processes"), findings.observed.get("gpu_utilisation_percent")
     remedy = "stop them, or choose another GPU with --device or CUDA_VISIBLE_DEVICES"
     if others:
@@ -245,53 +244,49 @@ def _others(findings: Findings) -> Check:
         named = ", ".join(
             f"{other['name'] or 'a process'} ({other['pid']}{size})" for other, size in zip(others, sizes, strict=True)
         )
-        return Check("other processes", Status.WARN, f"{named}; the GPU is {busy}% busy", remedy)
+        return Status.WARN, f"{named}; the GPU is {busy}% busy", remedy
     if others is None:
-        return Check("other processes", Status.INFO, f"unknown: {findings.reason('other_processes')}")
+        return Status.INFO, f"unknown: {findings.reason('other_processes')}"
     if busy is not None and busy >= _BUSY_PERCENT:
         found = f"none visible from here, but the GPU is {busy}% busy"
-        return Check("other processes", Status.WARN, found, "check from outside the container, or choose another GPU")
-    return Check("other processes", Status.OK, "none seen")
+        return Status.WARN, found, "check from outside the container, or choose another GPU"
+    return Status.OK, "none seen"
 
 
-def _library(name: str, part: Component, *, on_gpu: bool) -> Check:
+def _library(part: Component, findings: Findings) -> _Result:
     if part.error is None:
-        return Check(name, Status.OK, f"loads ({part.version or 'no version'})")
-    if not on_gpu:
-        return Check(name, Status.INFO, f"does not load: {part.error}; not needed for the device cpu")
-    return Check(name, Status.WARN, f"does not load: {part.error}; its backends are skipped", _INSTALL_CUDA)
+        return Status.OK, f"loads ({part.version or 'no version'})"
+    if findings.device == "cpu":
+        return Status.INFO, f"does not load: {part.error}; not needed for the device cpu"
+    return Status.WARN, f"does not load: {part.error}; its backends are skipped", _INSTALL_CUDA
 
 
-def _free_memory(findings: Findings) -> Check:
+def _free_memory(findings: Findings) -> _Result:
     free = findings.observed.get("host_available_bytes")
     if free is None:
-        return Check("host memory", Status.INFO, f"unknown: {findings.reason('host_available_bytes')}")
+        return Status.INFO, f"unknown: {findings.reason('host_available_bytes')}"
     found = f"up to {free // MIB} MiB can be pinned"
     if free >= _FREE_ENOUGH_BYTES:
-        return Check("host memory", Status.OK, found)
+        return Status.OK, found
     remedy = "free memory, raise the container's limit, or sweep fewer and smaller blocks"
-    return Check("host memory", Status.WARN, f"{found}: large cells are skipped", remedy)
+    return Status.WARN, f"{found}: large cells are skipped", remedy
 
 
-def _memlock(findings: Findings) -> Check:
+def _memlock(findings: Findings) -> _Result:
     if findings.memlock_bytes is None:
-        return Check("memlock", Status.OK, "no limit")
+        return Status.OK, "no limit"
     found = f"limit {format_size(findings.memlock_bytes)}; memory pinned by the CUDA driver probably does not count"
-    return Check(
-        "memlock", Status.INFO, found, "if pinning fails: ulimit -l unlimited, or --ulimit memlock=-1 for a container"
-    )
+    return Status.INFO, found, "if pinning fails: ulimit -l unlimited, or --ulimit memlock=-1 for a container"
 
 
-def _load(findings: Findings) -> Check:
+def _load(findings: Findings) -> _Result:
     load, cpus = findings.observed.get("host_load_1min"), findings.identity.get("logical_cpus")
     governor = findings.observed.get("cpu_governor")
     if load is None or cpus is None:
-        return Check("host load", Status.INFO, f"unknown: {findings.reason('host_load_1min')}")
+        return Status.INFO, f"unknown: {findings.reason('host_load_1min')}"
     found = f"{load:.2f} on {cpus} CPUs, governor {governor or 'unknown'}"
     if load > cpus / 2:
-        return Check("host load", Status.WARN, found, "stop other programs: submission is timed on a CPU")
+        return Status.WARN, found, "stop other programs: submission is timed on a CPU"
     if governor in ("powersave", "ondemand", "conservative"):
-        return Check(
-            "host load", Status.INFO, found, "for steadier submission times: cpupower frequency-set -g performance"
-        )
-    return Check("host load", Status.OK, found)
+        return Status.INFO, found, "for steadier submission times: cpupower frequency-set -g performance"
+    return Status.OK, found
