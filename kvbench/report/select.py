@@ -1,9 +1,9 @@
 """Which cells a table or chart shows, when a run holds more axes than a page has."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,8 @@ LATER: Final = {name: str(AXES[name].show(AXES[name].unused)) for name in SIDE_A
 _USUAL: Final = {name: usual for name in SIDE_AXES if (usual := AXES[name].usual) is not None}
 _HOT: Final = {"pool": "dense", "reuse": Reuse.SAME.value}
 _PREFERRED: Final = LATER | _USUAL | {"order": "stream"}
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,8 @@ def pin(cells: pd.DataFrame, shown: tuple[str, ...]) -> Pinned:
     axes = sorted((axis for axis in SIDE_AXES if axis not in shown), key=lambda axis: axis not in _HOT)
     hidden: dict[str, set[str]] = {axis: set() for axis in axes}
     texts = {name: texts_of(cells[name]) for name in ("backend", "direction", "status", *_SHAPE, *axes)}
-    groups: dict[tuple[str | None, str | None], list[int]] = {}
-    for row, key in enumerate(zip(texts["backend"], texts["direction"], strict=True)):
-        groups.setdefault(key, []).append(row)
     kept: list[int] = []
-    for rows in groups.values():
+    for rows in grouped(range(len(cells)), lambda row: (texts["backend"][row], texts["direction"][row])).values():
         for axis in axes:
             values = texts[axis]
             measured = [row for row in rows if texts["status"][row] == "ok"] or rows
@@ -100,6 +99,14 @@ def fullest(cells: pd.DataFrame, axis: str, over: str) -> int:
     return int(max(numbers[numbers == numbers.max()].index))
 
 
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return the items by their key, in the order in which the keys come."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
 def texts_of(column: "pd.Series[Any]") -> list[str | None]:
     """Return the values of a column as text, None where there is none."""
     return [None if absent else str(value) for value, absent in zip(column.tolist(), column.isna(), strict=True)]
@@ -113,14 +120,10 @@ def _usual_sms(texts: Mapping[str, Sequence[str | None]], rows: Sequence[int], k
     """
     shapes = {row: tuple(texts[name][row] for name in _SHAPE) for row in rows}
     sms = {row: count for row in rows if (count := texts["sms"][row]) is not None}
-    ladders: dict[tuple[str | None, ...], set[str]] = {}
-    for row, count in sms.items():
-        ladders.setdefault(shapes[row], set()).add(count)
-    alone = {row for row in rows if len(ladders.get(shapes[row], ())) == 1}
-    of_size: dict[str | None, list[str]] = {}
-    for row in alone & sms.keys():
-        of_size.setdefault(texts["block_bytes"][row], []).append(sms[row])
-    usual = {size: _most_frequent(counts)[-1] for size, counts in of_size.items()}
+    ladders = grouped(sms, lambda row: shapes[row])
+    alone = {row for row in rows if len({sms[one] for one in ladders.get(shapes[row], ())}) == 1}
+    of_size = grouped(alone & sms.keys(), lambda row: texts["block_bytes"][row])
+    usual = {size: _most_frequent([sms[row] for row in same])[-1] for size, same in of_size.items()}
     known = alone | {row for row, count in sms.items() if count == usual.get(texts["block_bytes"][row])}
     decided = {shapes[row] for row in known}
     return known | {row for row in keep if shapes[row] not in decided}

@@ -26,8 +26,6 @@ MARKS: Final[Text] = (Strong("Bold"), f": faster than all others in its row. {UN
 _SUPERSCRIPTS: Final = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 Row = dict[str, Any]
-Item = TypeVar("Item")
-Key = TypeVar("Key")
 Shown = TypeVar("Shown", str, Text)
 
 
@@ -194,14 +192,6 @@ def grid_table(cells: pd.DataFrame, show: Callable[[Row], Text]) -> tuple[list[s
     sizes, counts = (sorted(set(values)) for values in zip(*grid, strict=True))
     body = [[bytes_size(one), *(format_cell(grid.get((one, n)), show) for n in counts)] for one in sizes]
     return ["Block size", *(f"N = {count(n)}" for n in counts)], body
-
-
-def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Return the items by their key, in the order in which the keys come."""
-    groups: dict[Key, list[Item]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
 
 
 def line_of(

@@ -23,17 +23,8 @@ from kvbench.report.rate_curves import (
     evenly_spaced,
     left_out,
 )
-from kvbench.report.select import SERIES, where
-from kvbench.report.table_rows import (
-    Row,
-    any_decidable,
-    grid_table,
-    grouped,
-    main_path,
-    measured_table,
-    primed_inline,
-    rate,
-)
+from kvbench.report.select import SERIES, grouped, where
+from kvbench.report.table_rows import Row, any_decidable, grid_table, main_path, measured_table, primed_inline, rate
 from kvbench.report.view import View, ceiling_of
 from kvbench.text import a_stream, ends, short
 from kvbench.units import two_digits

@@ -14,7 +14,8 @@ from kvbench.report.captions import chart_text, includes_of
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
-from kvbench.report.table_rows import Row, comma_separated, grouped, line_of, measured_table, rows_of, sms_text
+from kvbench.report.select import grouped
+from kvbench.report.table_rows import Row, comma_separated, line_of, measured_table, rows_of, sms_text
 from kvbench.report.view import View
 from kvbench.results.frame import by_layers
 

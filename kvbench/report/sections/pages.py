@@ -11,8 +11,8 @@ from kvbench.cells.backend_facts import STAGED
 from kvbench.report.captions import includes_of
 from kvbench.report.model import DataTable, Finding, Part, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure
-from kvbench.report.select import Pinned, by_direction, pin, where
-from kvbench.report.table_rows import MARKS, Row, fastest_marked, grouped, measured_table, rate, rows_of, with_sms
+from kvbench.report.select import Pinned, by_direction, grouped, pin, where
+from kvbench.report.table_rows import MARKS, Row, fastest_marked, measured_table, rate, rows_of, with_sms
 from kvbench.report.view import View
 from kvbench.text import ends
 from kvbench.units import MIB

@@ -15,8 +15,8 @@ from kvbench.report.captions import chart_text
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_text
-from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, pin, where
-from kvbench.report.table_rows import Row, any_decidable, format_cell, grouped, line_of, measured_table, rows_of
+from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, grouped, pin, where
+from kvbench.report.table_rows import Row, any_decidable, format_cell, line_of, measured_table, rows_of
 from kvbench.report.view import View
 from kvbench.units import two_digits
 

@@ -14,8 +14,8 @@ from kvbench.report.captions import includes_of
 from kvbench.report.model import Chart, DataTable, Finding, Part, Text
 from kvbench.report.numbers import TIMES, bytes_size, count
 from kvbench.report.rate_curves import RateCurves, curve_chart, curves_over
-from kvbench.report.select import Pinned, by_direction, pin, where
-from kvbench.report.table_rows import MARKS, fastest_marked, grouped, measured_table, rate, rows_of
+from kvbench.report.select import Pinned, by_direction, grouped, pin, where
+from kvbench.report.table_rows import MARKS, fastest_marked, measured_table, rate, rows_of
 from kvbench.report.view import View
 from kvbench.text import ends
 

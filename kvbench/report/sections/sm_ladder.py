@@ -7,8 +7,8 @@ from kvbench.report.captions import includes_of
 from kvbench.report.model import DataTable, Finding, Part, Strong, Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.rate_curves import RateCurve, RateCurves, curve_chart, evenly_spaced, ladder_curves, left_out
-from kvbench.report.select import where
-from kvbench.report.table_rows import format_cell, grouped, measured_table, rate, rows_of
+from kvbench.report.select import grouped, where
+from kvbench.report.table_rows import format_cell, measured_table, rate, rows_of
 from kvbench.report.view import View
 from kvbench.text import a_stream
 

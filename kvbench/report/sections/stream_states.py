@@ -12,8 +12,8 @@ from kvbench.report.captions import includes_of
 from kvbench.report.model import Chart, DataTable, Finding, Part
 from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.rate_curves import cliff_curves, curve_chart
-from kvbench.report.select import Pinned, pin, where
-from kvbench.report.table_rows import UNCLEAR, Row, grouped, main_path, measured_table, ratio_text, rows_of, sms_text
+from kvbench.report.select import Pinned, grouped, pin, where
+from kvbench.report.table_rows import UNCLEAR, Row, main_path, measured_table, ratio_text, rows_of, sms_text
 from kvbench.report.view import View
 from kvbench.units import two_digits
 
