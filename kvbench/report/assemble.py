@@ -68,20 +68,17 @@ def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, d
     def weight(view: View) -> tuple[float, ...]:
         return (len(view.earlier),) if section.of_all else (section.weight(view), *view.weight)
 
-    best: tuple[View, Part] | None = None
-    others: list[View] = []
+    filled: list[tuple[View, Part]] = []
     reasons: dict[int, str] = {}  # by the number of earlier runs, as all orders here
     for view in sorted(views, key=weight, reverse=True):
         made = section.make(view)
         if isinstance(made, str):
             reasons[len(view.earlier)] = made
-        elif best is not None:
-            others.append(view)
         else:
-            best = view, made
-        if best and (section.of_all or len(views) > _MOST_NAMED):
-            break
-    if best is None:
+            filled.append((view, made))
+            if section.of_all or len(views) > _MOST_NAMED:
+                break
+    if not filled:
         return None, dict.fromkeys(reasons[number] for number in sorted(reasons) if reasons[number])
-    searched = section.of_all or len(views) <= _MOST_NAMED
-    return Chapter(section, *best, sorted(others, key=lambda view: len(view.earlier)) if searched else None), {}
+    others = sorted((view for view, _ in filled[1:]), key=lambda view: len(view.earlier))
+    return Chapter(section, *filled[0], others if section.of_all or len(views) <= _MOST_NAMED else None), {}
