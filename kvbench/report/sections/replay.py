@@ -93,11 +93,12 @@ def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
 
 
 def _table(view: View, direction: str, cells: pd.DataFrame, replays: Sequence[Replayed]) -> DataTable:
-    paced = bool(_speed(view))
+    trace = trace_of(view.run) or {}
+    paced = bool(trace.get("speed"))
     ordered = sorted(replays, key=lambda replay: replay.swaps["wall_us"].sum())
     quantiles = (f"{name}, us" for name in ("p50", "p90", "p99", "Worst"))
     header = ("Method", "Swaps", *(["Late"] if paced else []), *quantiles, "GB/s", "Caller, us", "Copies left")
-    choice = (trace_of(view.run) or {}).get(direction)
+    choice = trace.get(direction)
     of = f"of {count(total)} " if isinstance(choice, dict) and (total := int(choice["total"])) else ""
     title = f"{SIDES[direction]}: {count(replays[0].swaps['number'].nunique())} {of}swaps of {trace_name(view.run)}"
     body = [_row(replay, late=paced) for replay in ordered]
@@ -105,12 +106,8 @@ def _table(view: View, direction: str, cells: pd.DataFrame, replays: Sequence[Re
 
 
 def _note(view: View) -> str:
-    speed = _speed(view)
+    speed = (trace_of(view.run) or {}).get("speed")
     return _NOTE.format(which=_AT_TIMES.format(speed=speed) if speed else _EVERY_KTH)
-
-
-def _speed(view: View) -> float | None:
-    return (trace_of(view.run) or {}).get("speed")
 
 
 def _row(replay: Replayed, *, late: bool) -> list[Text]:
