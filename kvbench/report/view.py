@@ -69,11 +69,7 @@ class View:
     @cached_property
     def visits(self) -> Mapping[str, Visits]:
         """What is compared: the median of swap_us in every visit, by cell id."""
-        return self.visits_of("swap_us")
-
-    def visits_of(self, time: str) -> Mapping[str, Visits]:
-        """Return the median of a time of `kvbench.results.columns.TIMES` in every visit, by cell id."""
-        return self.run.visit_times(time)
+        return self.run.visit_times()
 
     def compare(self, base: str, other: str) -> Comparison:
         """Compare the times of a swap of two cells of this run, which stand there by their ids."""

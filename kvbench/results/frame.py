@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,13 @@ from kvbench.cells.layers import TRACE
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.results.columns import NO_FIGURE, SAMPLE_COLUMNS, TIMES, TYPES
 from kvbench.results.cost import layer_figures, median_or_nan, neighbour_figures
-from kvbench.results.reach import Rate, Reach
-from kvbench.results.schema import CellRecord, Failure, Record, RunInfo, Skip, Visit
+from kvbench.results.schema import CellRecord, Failure, Record, Roof, RunInfo, Skip, Visit
 
 # Separates the texts of one column that differ between visits; the most frequent path comes first.
 BETWEEN: Final = "; "
+# If scattered small blocks take less than this factor times the time of the same blocks laid out densely, no
+# translation limit is in reach.
+_LIMITED: Final = 1.1
 _FORMULA: Final = re.compile(r"[=@\t\r]|[+-](?![\d.,]*%?$)")
 _ORDER: Final = tuple(
     AXES[name].columns[-1]
@@ -33,18 +35,37 @@ _ORDER: Final = tuple(
 )
 
 
+class _Rate(NamedTuple):
+    """The highest rate that was reached, a median of rounds, and its interval: NaN with fewer than six rounds."""
+
+    rate: float
+    low: float = math.nan
+    high: float = math.nan
+
+    @classmethod
+    def of(cls, amount: float, times_us: Sequence[float]) -> Self:
+        """Return the rate of `amount` in the times of the rounds, per microsecond; NaN for a time of 0."""
+        ends_us = median_interval(times_us)
+        low, high = (amount / us if 0 < us < math.inf else math.nan for us in reversed(ends_us))
+        middle_us = median(times_us)
+        return cls(amount / middle_us if middle_us > 0 else math.nan, low, high)
+
+    def times(self, factor: float) -> "_Rate":
+        return _Rate(*(factor * value for value in self))
+
+
 def summarize(
-    info: RunInfo,
-    records: Sequence[Record],
-    samples: pd.DataFrame,
-    ceilings: Mapping[str, Sequence[float]],
-    roofs: Mapping[str, Reach],
+    info: RunInfo, records: Sequence[Record], samples: pd.DataFrame, ceilings: Mapping[str, Sequence[float]]
 ) -> pd.DataFrame:
     """Return one row per cell of a run, from its parts; a failed or skipped cell has its reason and no figures."""
     records_of_cell = _records_of_cell(records)
     limits = {direction: median(rates) for direction, rates in ceilings.items() if rates}
+    reached = {direction: _reached(records, direction) for direction in Direction}
     measured = [cell for cell, of_cell in records_of_cell.items() if _status(of_cell) == "ok"]
-    rows = [_row(cell, of_cell) | _limits(cell, limits, roofs) for cell, of_cell in records_of_cell.items()]
+    rows = [
+        _row(cell, of_cell) | _limits(cell, limits, reached[cell.direction])
+        for cell, of_cell in records_of_cell.items()
+    ]
     frame = pd.DataFrame(rows, columns=list(TYPES))
     figures = _figures(measured, samples).reindex(frame.index)
     frame[figures.columns] = figures
@@ -167,13 +188,29 @@ def _status(records: Sequence[CellRecord]) -> str:
     return "skipped" if any(isinstance(record, Skip) for record in records) else "failed"
 
 
-def _limits(cell: Cell, ceilings: Mapping[str, float], roofs: Mapping[str, Reach]) -> dict[str, float]:
+def _reached(records: Sequence[Record], direction: Direction) -> tuple[_Rate, _Rate] | None:
+    """Return what SM copies reach in a direction, in GB/s in large blocks, and the translation limit in scattered
+    blocks per second, NaN where it is not in reach; None if the run measured neither.
+    """
+    roofs = [one for one in records if isinstance(one, Roof) and one.direction == direction]
+    roofs = [roof for roof in roofs if min(map(min, (roof.copy_us, roof.scattered_us, roof.dense_us))) > 0]
+    if not roofs:
+        return None
+    scattered_us, dense_us, copy_us = (
+        [median(getattr(roof, name)) for roof in roofs] for name in ("scattered_us", "dense_us", "copy_us")
+    )
+    limited = median(scattered_us) > _LIMITED * median(dense_us)
+    limit = _Rate.of(roofs[0].blocks, scattered_us).times(1e6) if limited else _Rate(math.nan)
+    return _Rate.of(roofs[0].copy_bytes, copy_us).times(1e-3), limit
+
+
+def _limits(cell: Cell, ceilings: Mapping[str, float], reached: tuple[_Rate, _Rate] | None) -> dict[str, float]:
     """Return the ceiling, the translation limit and the roof of the cell; NaN if the run does not have them."""
-    ceiling, reach = ceilings.get(cell.direction, math.nan), roofs.get(cell.direction)
-    limit, roof = Rate(math.nan), Rate(math.nan)
-    if reach is not None:
-        limit = reach.limit_blocks_per_s or limit
-        roof = Rate(ceiling) if cell.sms is None else reach.sm_gbps
+    ceiling = ceilings.get(cell.direction, math.nan)
+    limit = roof = _Rate(math.nan)
+    if reached is not None:
+        sm_gbps, limit = reached
+        roof = _Rate(ceiling) if cell.sms is None else sm_gbps
         if cell.pool_bytes >= SCATTERED_FROM_BYTES and math.isfinite(limit.rate):
             roof = min(roof, limit.times(cell.block_bytes / 1e9), key=lambda one: one.rate)
     columns = dict(zip(("roof_gbps", "roof_gbps_low", "roof_gbps_high"), roof, strict=True))

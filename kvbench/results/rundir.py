@@ -20,8 +20,7 @@ import msgspec
 from kvbench.errors import MismatchError, RunDirectoryError, StorageError, UsageError, brief
 from kvbench.files import open_regular, raise_if_no_room, read_capped, sync_folder, write_whole
 from kvbench.results.journal import MAX_JOURNAL_BYTES, MAX_LINE_BYTES, JournalWriter, Position, read_lines
-from kvbench.results.reach import Reach
-from kvbench.results.schema import SCHEMA, Ceiling, Failure, Record, Retry, Roof, RunInfo, RunStatus
+from kvbench.results.schema import SCHEMA, Ceiling, Failure, Record, Retry, RunInfo, RunStatus
 from kvbench.text import printable, printable_tree
 from kvbench.units import gigabytes_per_second
 
@@ -61,7 +60,7 @@ class Run:
     def _frame(self) -> "pd.DataFrame":
         from kvbench.results.frame import summarize
 
-        return summarize(self.info, self.records, self._samples, self.ceilings(), self.roofs())
+        return summarize(self.info, self.records, self._samples, self.ceilings())
 
     @cached_property
     def _samples(self) -> "pd.DataFrame":
@@ -86,14 +85,6 @@ class Run:
                 gbps = [gigabytes_per_second(record.swap_bytes, us) for us in record.gpu_us if us > 0]
                 rates.setdefault(record.direction, []).extend(gbps)
         return rates
-
-    def roofs(self) -> dict[str, Reach]:
-        """Return direction -> what SM copies reach; empty if the run did not measure it."""
-        by_direction: dict[str, list[Roof]] = {}
-        for record in self.records:
-            if isinstance(record, Roof) and min(map(min, (record.copy_us, record.scattered_us, record.dense_us))) > 0:
-                by_direction.setdefault(record.direction, []).append(record)
-        return {direction: Reach.of(roofs) for direction, roofs in by_direction.items()}
 
     def write_summary(self) -> Path:
         """Write `summary.csv` into the run directory and return its path; raises StorageError."""

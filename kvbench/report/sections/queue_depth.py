@@ -61,7 +61,7 @@ class QueueLine:
 
 def make(view: View) -> Part | str:
     pinned = pin(view.frame, shown=QUEUE)
-    caller_us = view.visits_of("caller_us")
+    caller_us = view.run.visit_times("caller_us")
     busy = where(pinned.cells, stream_state="busy").sort_values("queued")
     cells = busy.assign(batches=busy["backend"] != PER_BLOCK, is_d2h=busy["direction"] != DIRECTIONS[0])
     groups = cells.groupby(["block_bytes", "is_d2h", "batches", "backend", "blocks", "streams"])

@@ -71,7 +71,7 @@ def make(setting: Setting, view: View) -> Part | str:
         values = " and with ".join(f"{setting.axis}={value}" for value in (setting.base, setting.other))
         return f"it needs cells measured with {values} that are otherwise equal"
     for time in setting.times:
-        visits = view.visits_of(time)
+        visits = view.run.visit_times(time)
         pairs = zip(both["cell_id_base"], both["cell_id_other"], strict=True)
         changes = [compare_visits(visits.get(base, {}), visits.get(other, {}), IN_TURN) for base, other in pairs]
         both[f"{time}_change"] = pd.Series(changes, dtype=object)
