@@ -61,39 +61,30 @@ def rate_of(swaps: pd.DataFrame) -> float:
     return gigabytes_per_second(float(swaps["swap_bytes"].sum()), float(swaps["wall_us"].sum()))
 
 
-def replayed_by(run: Run, backend: str, descriptor_bytes: int) -> dict[str, pd.DataFrame]:
-    """Return the swaps that `backend` replayed, by direction.
-
-    Raises UsageError for a run without such swaps, or with descriptors of another size.
-    """
-    by_direction: dict[str, list[pd.DataFrame]] = {}
-    for cell, swaps in replays_of(run).items():
-        if cell.backend == backend:
-            if cell.block_bytes != descriptor_bytes:
-                sizes = f"{cell.block_bytes} bytes, those of this trace {descriptor_bytes}"
-                raise UsageError(f"--run {run.path}: its descriptors have {sizes}; replay a trace of this model")
-            by_direction.setdefault(cell.direction.value, []).append(swaps)
-    if not by_direction:
-        wanted = f"kvbench sweep --trace FILE -a backend={backend}"
-        raise UsageError(f"--run {run.path}: has no swaps of a trace by {backend}; measure them with {wanted}")
-    return {direction: pd.concat(parts, ignore_index=True) for direction, parts in by_direction.items()}
-
-
 def costs_by(
     runs: Sequence[Run], backend: str, descriptor_bytes: int, times: Iterable[str]
 ) -> dict[str, dict[str, "SwapCost"]]:
     """Return what swaps by `backend` cost in replays, by direction and time; the latency is held to the ceilings.
 
-    Raises UsageError as replayed_by does.
+    Raises UsageError for a run without such swaps, or with descriptors of another size.
     """
-    replays = [replayed_by(run, backend, descriptor_bytes) for run in runs]
+    replayed: dict[str, list[pd.DataFrame]] = {}
+    for run in runs:
+        replays = {cell: swaps for cell, swaps in replays_of(run).items() if cell.backend == backend}
+        if not replays:
+            wanted = f"kvbench sweep --trace FILE -a backend={backend}"
+            raise UsageError(f"--run {run.path}: has no swaps of a trace by {backend}; measure them with {wanted}")
+        for cell, swaps in replays.items():
+            if cell.block_bytes != descriptor_bytes:
+                sizes = f"{cell.block_bytes} bytes, those of this trace {descriptor_bytes}"
+                raise UsageError(f"--run {run.path}: its descriptors have {sizes}; replay a trace of this model")
+            replayed.setdefault(cell.direction.value, []).append(swaps)
     costs: dict[str, dict[str, SwapCost]] = {}
-    for direction in map(str, Direction):
-        if parts := [swaps[direction] for swaps in replays if direction in swaps]:
-            rates = [rate for run in runs for rate in run.ceilings().get(direction, [])]
-            least = {"wall_us": 1e-3 / median(rates)} if rates else {}
-            every = pd.concat(parts)
-            costs[direction] = {time: SwapCost(every, time, least.get(time, 0.0)) for time in times}
+    for direction in sorted(replayed, key=[*Direction].index):
+        rates = [rate for run in runs for rate in run.ceilings().get(direction, [])]
+        least = {"wall_us": 1e-3 / median(rates)} if rates else {}
+        every = pd.concat(replayed[direction])
+        costs[direction] = {time: SwapCost(every, time, least.get(time, 0.0)) for time in times}
     return costs
 
 

@@ -23,11 +23,8 @@ class GpuPool:
         # Equal contents can lie in several blocks: a prompt that is cached whole computes its last block again.
         self._ids_of: dict[int, tuple[int, ...]] = {}
 
-    def __contains__(self, key: int) -> bool:
-        return key in self._ids_of
-
     def prefix(self, keys: Iterable[int]) -> list[int]:
-        return [self._ids_of[key][0] for key in takewhile(self.__contains__, keys)]
+        return [self._ids_of[key][0] for key in takewhile(self._ids_of.__contains__, keys)]
 
     def fits(self, blocks: int, hits: Sequence[int]) -> bool:
         """Return whether a request of `blocks` blocks, of which `hits` are cached, can start now."""
