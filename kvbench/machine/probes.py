@@ -180,11 +180,6 @@ def _process_name(machine: Machine, pid: int) -> str | None:
         return None
 
 
-def _ecc(machine: Machine) -> bool:
-    current, _ = machine.ask("nvmlDeviceGetEccMode")
-    return bool(current)
-
-
 def _ecc_errors(machine: Machine) -> dict[str, Json]:
     """Return the ECC errors in all memories of the GPU since the driver was loaded; raises."""
     errors = enumerate(("corrected", "uncorrected"))  # by NVML's numbers
@@ -266,7 +261,7 @@ OBSERVED: Final[Mapping[str, Callable[[Machine], Json]]] = {
     "gpu_memory_total_bytes": _member("nvmlDeviceGetMemoryInfo", "total"),
     "other_processes": _other_processes,
     "gpu_uuid": lambda machine: str(machine.ask("nvmlDeviceGetUUID")),
-    "ecc": _ecc,
+    "ecc": lambda machine: bool(machine.ask("nvmlDeviceGetEccMode")[0]),  # [1] is the mode after a restart
     "ecc_errors": _ecc_errors,
     "pcie_replays": _number("nvmlDeviceGetPcieReplayCounter"),
     "power_limit_w": lambda machine: int(machine.ask("nvmlDeviceGetEnforcedPowerLimit")) / 1000,

@@ -119,10 +119,6 @@ def whole(frame: pd.DataFrame) -> "pd.Series[bool]":
     return pd.Series([one != TRACE and not _is_layers(one) for one in sequences], frame.index, dtype=bool)
 
 
-def of_trace(frame: pd.DataFrame) -> "pd.Series[bool]":
-    return frame["sequence"].astype(object) == TRACE
-
-
 def by_layers(frame: pd.DataFrame) -> "pd.Series[bool]":
     """Return which cells have swaps of layers, or a step whose layers wait for them."""
     return pd.Series([_is_layers(one) for one in frame["sequence"].tolist()], frame.index, dtype=bool)

@@ -9,6 +9,7 @@ import pandas as pd
 from kvbench.analysis.compare import MIN_PAIRS, leaders
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN
+from kvbench.cells.layers import TRACE
 from kvbench.report.captions import chart_text, includes_of
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Text
@@ -16,7 +17,6 @@ from kvbench.report.numbers import count, figure
 from kvbench.report.select import by_direction
 from kvbench.report.table_rows import comma_separated, measured_table, rows_of, sms_text
 from kvbench.report.view import View
-from kvbench.results.frame import of_trace
 from kvbench.results.replays import rate_of, replays_of, trace_name, trace_of
 from kvbench.text import ends
 from kvbench.traces.choice import SIDES
@@ -56,7 +56,7 @@ def make(view: View) -> Part | str:
 
 
 def _cells_of(view: View) -> pd.DataFrame:
-    return view.measured[of_trace(view.measured)]
+    return view.measured[view.measured["sequence"].astype(object) == TRACE]
 
 
 def _part(view: View) -> Part:
