@@ -115,17 +115,13 @@ def unqueued(frame: pd.DataFrame) -> pd.DataFrame:
 
 def whole(frame: pd.DataFrame) -> "pd.Series[bool]":
     """Return which cells have swaps of one size whose layers nothing waits for."""
-    sequences = frame["sequence"].tolist()
-    return pd.Series([one != TRACE and not _is_layers(one) for one in sequences], frame.index, dtype=bool)
+    return ~by_layers(frame) & (frame["sequence"].astype(object) != TRACE)
 
 
 def by_layers(frame: pd.DataFrame) -> "pd.Series[bool]":
     """Return which cells have swaps of layers, or a step whose layers wait for them."""
-    return pd.Series([_is_layers(one) for one in frame["sequence"].tolist()], frame.index, dtype=bool)
-
-
-def _is_layers(sequence: object) -> bool:
-    return isinstance(sequence, str) and sequence[-1:].isdigit()
+    layers = [isinstance(one, str) and one[-1:].isdigit() for one in frame["sequence"].tolist()]
+    return pd.Series(layers, frame.index, dtype=bool)
 
 
 def visit_times(frame: pd.DataFrame, samples: pd.DataFrame, time: str = "swap_us") -> dict[str, dict[int, float]]:
