@@ -115,11 +115,10 @@ def run_probe(name: str, device: str, fault: str = "") -> Result:
 
 
 def _found(out: bytes, errors: bytes, end: str) -> ProbeFinding | Unanswered:
-    messages: list[Message] = []
+    last: Message | None = None
     for line in out.splitlines():
         with suppress(msgspec.DecodeError):
-            messages.append(_MESSAGES.decode(line))
-    last = messages[-1] if messages else None
+            last = _MESSAGES.decode(line)
     if not end and isinstance(last, ProbeFinding | Unanswered):
         return last
     if end and isinstance(last, Step):

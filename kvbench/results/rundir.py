@@ -99,18 +99,11 @@ class Run:
 def load_run(path: Path) -> Run:
     """Read a run directory. Executes nothing in it and follows no path in it. Raises RunDirectoryError."""
     info = _read_info(path)
-    records: list[Record] = []
-    warnings: list[str] = []
     with _open_journal(path) as (file, name):
-        where = path / name
-        for record, _ in read_lines(_lines(file, where), where):
-            if record is None:
-                warnings.append(
-                    f"the last line of {name} is incomplete, because of a kill or a full disk, and was dropped"
-                )
-                break
-            records.append(record)
-    return Run(path, info, _without_retried(records), warnings)
+        lines = [record for record, _ in read_lines(_lines(file, path / name), path / name)]
+    records = [record for record in lines if record is not None]
+    torn = f"the last line of {name} is incomplete, because of a kill or a full disk, and was dropped"
+    return Run(path, info, _without_retried(records), [torn] if len(records) < len(lines) else [])
 
 
 def _without_retried(records: list[Record]) -> list[Record]:
