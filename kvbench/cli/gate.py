@@ -112,8 +112,7 @@ def rules(
     from kvbench.gate.output.deliver import Destinations
     from kvbench.gate.output.formats import rules_data
     from kvbench.gate.output.sheet import sheet_of_rules
-    from kvbench.gate.rule_check import check_rules
-    from kvbench.gate.rules import load_rules, shipped_rules
+    from kvbench.gate.rules import check_rules, load_rules, shipped_rules
     from kvbench.results import load_run
 
     to = Destinations(as_json, out, github)

@@ -1,23 +1,34 @@
-"""Reads a file of rules: TOML tables, each a statement about cells of one run, selected as by `--filter`."""
+"""Rules about one run, in a file of TOML tables: which hold, which are broken, undecided, or without cells.
 
+A figure and its limit are compared visit by visit: a rule holds or is broken where the whole 95% interval says so.
+"""
+
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any, Final
 
 import msgspec
+import numpy as np
 
-from kvbench.analysis.curves import MIN_HEIGHT
+from kvbench.analysis.compare import MIN_PAIRS, Visits, paired_interval
+from kvbench.analysis.curves import MIN_HEIGHT, find_cliff
+from kvbench.analysis.intervals import median_interval
+from kvbench.cells.cell import Cell
 from kvbench.cells.filter import parse_filters
-from kvbench.errors import UsageError
+from kvbench.errors import MismatchError, UsageError, brief
 from kvbench.files import read_toml, shipped_folder
-from kvbench.gate.rule_cells import CEILING, Limit, Selection
-from kvbench.gate.rule_check import LARGEST, Bound, NoCliff, Rule, RuleSet
+from kvbench.gate.judgement import GateVerdict, Row, worst
+from kvbench.gate.rule_cells import CEILING, MIN_SIZES, QUANTITIES, Limit, Outcomes, Selection, UnknownError, outcomes
+from kvbench.results import Run
 from kvbench.text import NAME_PATTERN, check_keys, convert, located
+from kvbench.units import format_size
 
 _MAX_RULES: Final = 1000
 _FACTOR: Final = re.compile(r"\d{1,9}(?:\.\d{1,9})?")
-_KINDS: Final[dict[str, type[Rule]]] = {"at_least": Bound, "at_most": Bound, "no_cliff_above": NoCliff}
 KEYS: Final = {
     "cells": "the cells of the rule, in the grammar of `--filter`",
     "at_least": "lower bound on each of these cells: a number, or a factor followed by `ceiling` or by a filter",
@@ -25,9 +36,185 @@ KEYS: Final = {
     "quantity": "the quantity that the bound is on, as the median of the cell (default: gbps)",
     "no_cliff_above": f"no curve of these cells has a higher cliff; a jump below {MIN_HEIGHT} is not a cliff",
 }
+LARGEST: Final = 1e9
+_DEFAULT_QUANTITY: Final = "gbps"
+_A_FILTER: Final = msgspec.Meta(extra={"meaning": 'a filter such as "backend=sm,direction=h2d"'})
+_A_LIMIT: Final = msgspec.Meta(
+    extra={"meaning": 'a number, "0.8 ceiling", or a factor and a filter such as "2 backend=batched"'}
+)
+_A_QUANTITY: Final = msgspec.Meta(
+    pattern=f"^({'|'.join(QUANTITIES)})\\Z", extra={"meaning": f"one of {', '.join(QUANTITIES)}"}
+)
 _A_CONFIG: Final = msgspec.Meta(
     pattern=f"^{NAME_PATTERN}\\Z", extra={"meaning": 'the name of a config, such as "cliff"'}
 )
+
+# A case of a rule: its distance from breaking the rule (below 0: broken, NaN: undecided), the same as text, its cells.
+# (One rule can have many cases.)
+Case = tuple[float, str, Sequence[Cell]]
+
+
+@dataclass(frozen=True, slots=True)
+class RulesReport:
+    """The results of all rules for one run, worst first, one row each; `config` is that of the runs, or None."""
+
+    run: str
+    config: str | None
+    rows: Sequence[Row]
+    warnings: Sequence[str]
+
+    @property
+    def verdict(self) -> GateVerdict:
+        return worst(row.verdict for row in self.rows)
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """A statement about the cells of one run; `str` gives the statement."""
+
+    def cases(self, by_cell: Outcomes) -> list[Case]:
+        """Return the cases of the rule, at least one; raises UnknownError if there is nothing to judge."""
+        raise NotImplementedError
+
+    def check(self, by_cell: Outcomes) -> Row:
+        try:
+            cases = self.cases(by_cell)
+        except UnknownError as why:
+            return Row("rule", str(self), GateVerdict.FAILED, [], reason=str(why))
+        verdicts = [_verdict(slack) for slack, _, _ in cases]
+        verdict = worst(verdicts)
+        _, text, cells = min(
+            (case for case, each in zip(cases, verdicts, strict=True) if each is verdict), key=lambda case: case[0]
+        )
+        broken = verdicts.count(GateVerdict.FAIL)
+        more = f" (broken in {broken} of {len(cases)})" if broken and len(cases) > 1 else ""
+        return Row("rule", str(self), verdict, cells, reason=text + more)
+
+
+def _verdict(slack: float) -> GateVerdict:
+    if math.isnan(slack):
+        return GateVerdict.UNDECIDED
+    return GateVerdict.FAIL if slack < 0 else GateVerdict.PASS
+
+
+class Bound(Rule, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`quantity` of each of `cells` must be at least, or at most, the limit."""
+
+    cells: Annotated[Selection, _A_FILTER]
+    at_least: Annotated[Limit, _A_LIMIT] | None = None
+    at_most: Annotated[Limit, _A_LIMIT] | None = None
+    quantity: Annotated[str, _A_QUANTITY] = _DEFAULT_QUANTITY
+
+    def __post_init__(self) -> None:
+        if self.limit.partner == CEILING and self.quantity != _DEFAULT_QUANTITY:
+            raise ValueError(
+                f"quantity: {self.quantity} cannot be compared with the ceiling, which is GB/s; leave quantity out"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.cells}: {self.quantity} {'at most' if self.at_least is None else 'at least'} {self.limit}"
+
+    @property
+    def limit(self) -> Limit:
+        limit = self.at_most if self.at_least is None else self.at_least
+        assert limit is not None  # `read_rule` selects Bound by this key
+        return limit
+
+    def cases(self, by_cell: Outcomes) -> list[Case]:
+        factor = self.limit.factor
+        cases: list[Case] = []
+        for cell, outcome in self.cells.measured(by_cell).items():
+            value, visits = outcome.figures[self.quantity], outcome.visits[self.quantity]
+            for label, other, partner in self.limit.partners(outcome, self.quantity, by_cell):
+                limit = factor * other
+                if not (math.isfinite(value) and math.isfinite(limit) and limit > 0):
+                    raise UnknownError(f"{cell.label} has no {self.quantity} to compare with {label}")
+                text = f"against {factor:g}"
+                if self.limit.partner is not None:
+                    text = f"is {value / other:.3g} of {label} ({other:.4g}); the rule says {factor:g}"
+                others = dict.fromkeys(visits, other) if partner is None else partner.visits[self.quantity]
+                ratios = [visits[number] / (factor * others[number]) for number in visits.keys() & others.keys()]
+                slack, why = _slack(ratios if self.at_least is not None else [1 / ratio for ratio in ratios])
+                cells = [cell] if partner is None else [cell, partner.cell]
+                cases.append((slack, f"{cell.label}: {self.quantity} {value:.4g} {text}{why}", cells))
+        return cases
+
+
+def _slack(ratios: Sequence[float]) -> tuple[float, str]:
+    """Return the slack of what must be at least 1, from its value in every visit, and why it is undecided, or ""."""
+    if len(ratios) < MIN_PAIRS:
+        return math.nan, f"; {_too_few(len(ratios))}"
+    _, low, high = np.expm1(paired_interval(np.log(ratios))).tolist()
+    if low < 0 <= high:
+        return math.nan, "; its 95% interval reaches across the limit"
+    return low if low >= 0 else high, ""
+
+
+def _too_few(visits: int) -> str:
+    return f"{visits} visits; a verdict requires {MIN_PAIRS}: measure with --rounds {MIN_PAIRS}"
+
+
+class NoCliff(Rule, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """No curve of `cells` must have a cliff higher than `no_cliff_above`."""
+
+    cells: Annotated[Selection, _A_FILTER]
+    no_cliff_above: Annotated[float, msgspec.Meta(ge=MIN_HEIGHT, le=LARGEST)]
+
+    def __str__(self) -> str:
+        return f"{self.cells}: no cliff above {self.no_cliff_above:g}"
+
+    def cases(self, by_cell: Outcomes) -> list[Case]:
+        cases: list[Case] = []
+        for curve in self.cells.curves(by_cell):
+            cell, cells = curve[0].cell, [outcome.cell for outcome in curve]
+            slack, text = self._judge([outcome.visits["gbps"] for outcome in curve], cells)
+            name = f"{cell.backend} {cell.direction} N={cell.blocks} {cell.stream_state}"
+            cases.append((slack, f"{name}: {text}", cells))
+        if not cases:
+            raise UnknownError(f"a cliff requires at least {MIN_SIZES} block sizes of {self.cells}")
+        return cases
+
+    def _judge(self, visits: Sequence[Visits], cells: Sequence[Cell]) -> tuple[float, str]:
+        """Return the slack and the text for a curve; `visits` are the GB/s of its cells."""
+        if (fewest := min(map(len, visits))) < MIN_PAIRS:
+            return math.nan, _too_few(fewest)
+        rates = [[*by_round.values()] for by_round in visits]
+        low, high = zip(*map(median_interval, rates), strict=True)
+        sizes = [cell.block_bytes for cell in cells]
+        cliff = find_cliff(sizes, [*map(median, rates)], low, high)
+        if cliff is None:
+            return math.inf, "no cliff"
+        below, above = (visits[sizes.index(size)] for size in (cliff.below_bytes, cliff.above_bytes))
+        first, second = (below, above) if cliff.rises else (above, below)
+        slack, why = _slack([self.no_cliff_above * first[at] / second[at] for at in first.keys() & second.keys()])
+        between = f"between {format_size(cliff.below_bytes)} and {format_size(cliff.above_bytes)}"
+        return slack, f"{cliff.height:.2f}x {between}{why}"
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSet:
+    """One or more rules, and the name of the config whose runs they are for, or None for any config."""
+
+    rules: Sequence[Rule]
+    config: str | None = None
+
+
+def check_rules(run: Run, rules: RuleSet) -> RulesReport:
+    """Judge every rule by the visits of `run`; raises MismatchError for rules of another config."""
+    config = run.info.spec.get("name", "")
+    if rules.config not in (None, config):
+        raise MismatchError(
+            f"the rules are for runs of the config {rules.config}; {brief(str(run.path))} is of "
+            f"{brief(str(config)) or 'no config'}; measure that config, or use other rules with --rules"
+        )
+    by_cell = outcomes(run)
+    rows = sorted((rule.check(by_cell) for rule in rules.rules), key=lambda row: row.verdict.badness)
+    warnings = [*run.warnings]
+    if run.info.status != "complete":
+        warnings.append(f"the run is {run.info.status}, not complete")
+    return RulesReport(run.path.name, rules.config, rows, warnings)
+
+
+_KINDS: Final[dict[str, type[Rule]]] = {"at_least": Bound, "at_most": Bound, "no_cliff_above": NoCliff}
 
 
 class _RulesFile(msgspec.Struct, forbid_unknown_fields=True):

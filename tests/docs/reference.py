@@ -16,7 +16,7 @@ from kvbench.cli.sweep import WhereOptions
 from kvbench.engine.faults import KINDS
 from kvbench.errors import EXIT_CODES
 from kvbench.gate.judgement import VERDICTS, GateVerdict
-from kvbench.gate.outcomes import QUANTITIES
+from kvbench.gate.rule_cells import QUANTITIES
 from kvbench.gate.rules import KEYS
 from kvbench.results import COLUMNS, RunInfo
 from kvbench.results.columns import SAMPLE_COLUMNS

@@ -18,7 +18,7 @@ from kvbench.cli.main import app
 from kvbench.engine.faults import KINDS, NO_BATCH
 from kvbench.errors import ExitCode
 from kvbench.gate.judgement import GateVerdict
-from kvbench.gate.outcomes import QUANTITIES
+from kvbench.gate.rule_cells import QUANTITIES
 from kvbench.gate.rules import load_rules
 from kvbench.policy import load_policy
 from kvbench.results import COLUMNS, RunInfo

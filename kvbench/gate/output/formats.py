@@ -12,7 +12,7 @@ import msgspec
 
 from kvbench.gate.judgement import GateVerdict, Judgement, Row
 from kvbench.gate.output.sheet import Sheet, figures, message, name_of_row
-from kvbench.gate.rule_check import RulesReport
+from kvbench.gate.rules import RulesReport
 from kvbench.report.markdown import bullets, code, escape, table
 from kvbench.text import counted, printable, short
 

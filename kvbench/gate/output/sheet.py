@@ -12,7 +12,7 @@ from typing import Final
 from kvbench.errors import ExitCode
 from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Row
 from kvbench.gate.looks import Estimate
-from kvbench.gate.rule_check import RulesReport
+from kvbench.gate.rules import RulesReport
 
 # From this ratio on, a factor is easier to read than a percentage.
 _MANY_TIMES = 3.0

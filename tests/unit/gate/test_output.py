@@ -25,7 +25,7 @@ from kvbench.gate.output.formats import (
     rules_data,
 )
 from kvbench.gate.output.sheet import Sheet, sheet_of_judgement, sheet_of_rules
-from kvbench.gate.rule_check import RulesReport
+from kvbench.gate.rules import RulesReport
 from tests.synthetic import failure
 from tests.unit.gate.gated import CELLS, Side, compared, judge
 

@@ -14,9 +14,8 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import ExitCode, MismatchError, UsageError
 from kvbench.gate.judgement import GateVerdict, Row
-from kvbench.gate.outcomes import QUANTITIES
-from kvbench.gate.rule_check import RuleSet, RulesReport, check_rules
-from kvbench.gate.rules import load_rules, read_rule, shipped_rules
+from kvbench.gate.rule_cells import QUANTITIES
+from kvbench.gate.rules import RuleSet, RulesReport, check_rules, load_rules, read_rule, shipped_rules
 from kvbench.results import Ceiling, Record, Run, load_run
 from tests.synthetic import CEILING_GBPS, ceilings, cliff_cells, failure, info, skip, visit, visits
 
