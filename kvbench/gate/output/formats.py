@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
+from kvbench.errors import ExitCode
 from kvbench.gate.judgement import GateVerdict, Judgement, Row
 from kvbench.gate.output.sheet import Sheet, figures, message, name_of_row
 from kvbench.gate.rules import RulesReport
@@ -26,19 +27,11 @@ _MOST_NOTES: Final = 20
 MOST_ANNOTATIONS: Final = 10
 _LONGEST: Final = 1000
 SCHEMA: Final = 1
-# The element of a verdict in JUnit XML, and its GitHub annotation; none if there is nothing to examine.
-_ELEMENTS: Final[Mapping[str, str]] = {
-    GateVerdict.FAILED: "error",
-    GateVerdict.SLOWER: "failure",
-    GateVerdict.FAIL: "failure",
-    GateVerdict.UNDECIDED: "skipped",
-    GateVerdict.CONTAMINATED: "skipped",
-}
-_ANNOTATIONS: Final[Mapping[str, str]] = {
-    GateVerdict.FAILED: "error",
-    GateVerdict.SLOWER: "error",
-    GateVerdict.FAIL: "error",
-    GateVerdict.UNDECIDED: "warning",
+# The element of a row in JUnit XML, by the exit code of its verdict; none if there is nothing to examine.
+_ELEMENTS: Final[Mapping[ExitCode, str]] = {
+    ExitCode.FAILED_CELLS: "error",
+    ExitCode.REGRESSION: "failure",
+    ExitCode.INCONCLUSIVE: "skipped",
 }
 
 
@@ -80,7 +73,7 @@ def _size(text: str) -> int:
 def junit(sheet: Sheet) -> str:
     """Return JUnit XML: FAILED is an error, SLOWER or FAIL a failure; inconclusive rows are skipped."""
     rows = [*(Row("rule", fault, GateVerdict.FAILED, [], reason=fault) for fault in sheet.faults), *sheet.rows]
-    counts = Counter(_ELEMENTS.get(row.verdict) for row in rows)
+    counts = Counter(_ELEMENTS.get(row.verdict.exit_code) for row in rows)
     suite = ElementTree.Element(
         "testsuite",
         name=printable(sheet.title),
@@ -94,7 +87,7 @@ def junit(sheet: Sheet) -> str:
     for row in rows:
         name = printable(name_of_row(row))
         case = ElementTree.SubElement(suite, "testcase", classname=f"kvbench.gate.{row.kind}", name=name)
-        if element := _ELEMENTS.get(row.verdict):
+        if element := _ELEMENTS.get(row.verdict.exit_code):
             outcome = ElementTree.SubElement(case, element, message=printable(f"{row.verdict}: {message(row)}"))
             outcome.text = printable(row.command)
     out = ElementTree.SubElement(suite, "system-out")
@@ -107,9 +100,9 @@ def annotations(sheet: Sheet) -> list[str]:
     """Return one workflow command per line: the worst rows, and in the last line the number of other rows."""
     commands = [_command("error", "FAILED: run", fault) for fault in sheet.faults]
     for row in sheet.loud:
-        if kind := _ANNOTATIONS.get(row.verdict):
-            again = f" | to measure it again: {row.command}" if row.command else ""
-            commands.append(_command(kind, f"{row.verdict}: {name_of_row(row)}", f"{message(row)}{again}"))
+        kind = "warning" if row.verdict is GateVerdict.UNDECIDED else "error"
+        again = f" | to measure it again: {row.command}" if row.command else ""
+        commands.append(_command(kind, f"{row.verdict}: {name_of_row(row)}", f"{message(row)}{again}"))
     if sheet.verdict is GateVerdict.CONTAMINATED:  # no row is to blame
         commands = [_command("warning", f"{sheet.title}: {sheet.verdict}", "; ".join(sheet.summary))]
     if len(commands) <= MOST_ANNOTATIONS:
