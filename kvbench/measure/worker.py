@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +17,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.layers import TRACE
 from kvbench.engine.device import (
     HIGH_PRIORITY,
+    SOURCE_HASH,
     Device,
     EngineError,
     Stream,
@@ -25,6 +27,7 @@ from kvbench.engine.device import (
     resolve_device,
 )
 from kvbench.engine.faults import FaultPlan, parse_faults
+from kvbench.engine.nvrtc import kernel_texts
 from kvbench.errors import KvbenchError
 from kvbench.machine.numa import far_pages, stay_near
 from kvbench.measure.bench import Bench, SetUp, measure_ceiling, set_up
@@ -34,7 +37,6 @@ from kvbench.measure.replay import Placed, place, replay
 from kvbench.measure.roof import measure_roof
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import visit
-from kvbench.measure.what_runs import hash_of_what_runs
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.results.schema import CLAIMED, Ceiling, Control, Failure, FailureKind, Visit
 from kvbench.run import protocol
@@ -48,6 +50,12 @@ DELAYS_US: Final = (0, 2, 200)
 MOST_KEPT: Final = 1 << 24
 # Maximum seconds that a device waits for the others before a joint visit.
 START_DEADLINE_S: Final = 20
+# The code that shapes a measurement; outside of the wings: lengths of chains, defaults of sampling, the environment of
+# workers, repeats of visits, policies.
+_WINGS: Final = ("backends", "cells", "engine", "engines", "measure")
+_FILES: Final = (
+    "sweep/estimate.py", "sweep/spec.py", "run/worker_process.py", "run/execution.py", "policy.py",
+)  # fmt: skip
 
 
 class Worker:
@@ -190,6 +198,15 @@ class Worker:
             while len(self._kept) > 1 and sum(kept.workload.descriptors for kept in self._kept.values()) > MOST_KEPT:
                 del self._kept[next(iter(self._kept))]
         return ready
+
+
+def hash_of_what_runs() -> str:
+    """Return a hash, as 16 hex digits, of the compiled engine's sources, the kernel texts and the Python files."""
+    package = Path(__file__).parents[1]
+    files = sorted(file for wing in _WINGS for file in (package / wing).rglob("*.py"))
+    files += [package / name for name in _FILES]
+    parts = [SOURCE_HASH, *kernel_texts(), *(file.read_text() for file in files)]
+    return hashlib.blake2s("\0".join(parts).encode(), digest_size=8).hexdigest()
 
 
 def _wait_for_others(start: protocol.Start) -> None:

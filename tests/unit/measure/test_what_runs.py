@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.measure import what_runs
+from kvbench.measure import worker
 
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     copy = tmp_path / "kvbench"
-    shutil.copytree(Path(what_runs.__file__).parents[1], copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    monkeypatch.setattr(what_runs, "__file__", str(copy / "measure" / "what_runs.py"))
+    shutil.copytree(Path(worker.__file__).parents[1], copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    monkeypatch.setattr(worker, "__file__", str(copy / "measure" / "worker.py"))
     return copy
 
 
@@ -32,7 +32,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_change_of_what_shapes_a_measurement_is_another_build(package: Path, file: str, shapes: bool) -> None:
-    before = what_runs.hash_of_what_runs()
+    before = worker.hash_of_what_runs()
     with (package / file).open("a") as changed:
         changed.write("# changed\n")
-    assert (what_runs.hash_of_what_runs() != before) is shapes
+    assert (worker.hash_of_what_runs() != before) is shapes
