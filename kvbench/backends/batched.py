@@ -16,6 +16,7 @@ class Batched:
 
     name = BATCHED
     summary = "cuMemcpyBatchAsync: many descriptors per call"
+    sliced = merged = False
 
     def axes(self, device: DeviceFacts) -> frozenset[str]:
         if device.batch_entry is None:
@@ -27,7 +28,25 @@ class Batched:
         return None
 
     def create(self, request: SwapRequest) -> PreparedSwap:
-        return _prepared(request)
+        cell, memory = request.cell, request.memory
+        primed = self.sliced and request.device.is_cuda and cell.direction is Direction.H2D
+        swap = batched(
+            request.device.driver,
+            memory.sources,
+            memory.destinations,
+            memory.sizes,
+            DIRECTIONS[cell.direction],
+            order=ACCESS_ORDERS[cell.order or Order.STREAM],
+            prefer_overlap=bool(cell.overlap),
+            descriptors_per_call=cell.descriptors_per_call or 0,
+            sliced=self.sliced,
+            by_host_address=self.merged,
+            merge=self.merged or bool(cell.coalesce),
+            prime_ns=PRIME_NS,
+            prime_up_to_bytes=CPU_INLINE_UP_TO_BYTES if primed else 0,
+        )
+        mechanism = Mechanism.BATCHED_COPY if request.device.is_cuda else Mechanism.HOST_THREAD
+        return PreparedSwap(swap, Mechanism.FALLBACK if swap.fell_back else mechanism)
 
 
 class Primed(Batched):
@@ -40,6 +59,7 @@ class Primed(Batched):
 
     name = PRIMED
     summary = "batched, in slices, after a short kernel where the driver would copy on the CPU"
+    sliced = True
 
     def axes(self, device: DeviceFacts) -> frozenset[str]:
         return super().axes(device) - {"descriptors_per_call"}
@@ -48,9 +68,6 @@ class Primed(Batched):
         if device.kind != "cuda":
             return "priming runs a kernel; the cpu device has no kernels"
         return None if device.batch_entry else "the driver has no batched copy to prime"
-
-    def create(self, request: SwapRequest) -> PreparedSwap:
-        return _prepared(request, sliced=True)
 
 
 class Merged(Primed):
@@ -62,34 +79,10 @@ class Merged(Primed):
 
     name = MERGED
     summary = "primed, after blocks that adjoin on both sides are merged into one descriptor"
+    merged = True
 
     def axes(self, device: DeviceFacts) -> frozenset[str]:
         return super().axes(device) - {"coalesce"}
 
     def unavailable(self, device: DeviceFacts) -> str | None:
         return None if device.batch_entry else "the driver has no batched copy"
-
-    def create(self, request: SwapRequest) -> PreparedSwap:
-        return _prepared(request, sliced=True, merged=True)
-
-
-def _prepared(request: SwapRequest, *, sliced: bool = False, merged: bool = False) -> PreparedSwap:
-    cell, memory = request.cell, request.memory
-    primed = sliced and request.device.is_cuda and cell.direction is Direction.H2D
-    swap = batched(
-        request.device.driver,
-        memory.sources,
-        memory.destinations,
-        memory.sizes,
-        DIRECTIONS[cell.direction],
-        order=ACCESS_ORDERS[cell.order or Order.STREAM],
-        prefer_overlap=bool(cell.overlap),
-        descriptors_per_call=cell.descriptors_per_call or 0,
-        sliced=sliced,
-        by_host_address=merged,
-        merge=merged or bool(cell.coalesce),
-        prime_ns=PRIME_NS,
-        prime_up_to_bytes=CPU_INLINE_UP_TO_BYTES if primed else 0,
-    )
-    mechanism = Mechanism.BATCHED_COPY if request.device.is_cuda else Mechanism.HOST_THREAD
-    return PreparedSwap(swap, Mechanism.FALLBACK if swap.fell_back else mechanism)

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from kvbench.backends.base import facts_of
 from kvbench.backends.batched import PRIME_NS
 from kvbench.backends.per_block import PerBlock
-from kvbench.backends.sm import FEW_BLOCKS, INLINE_UP_TO_BYTES, Sm, shape_for
+from kvbench.backends.sm import FEW_BLOCKS, INLINE_UP_TO_BYTES, Sm, shape_on
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.backend_facts import BATCHED, MERGED, PRIMED, SM
 from kvbench.cells.cell import Cell
@@ -107,11 +107,7 @@ class _Ways:
             return _Key(Way(choice, instead_of), None)
         plain = Cell(Sm.name, direction, blocks, block_bytes, pool_bytes=SCATTERED_FROM_BYTES)
         cell = with_usual(choice.apply(plain), self._facts, self._here)
-        info = self._device.driver.info
-        compute = 10 * info.compute_major + info.compute_minor
-        aligned, unaligned = (
-            shape_for(cell, block_bytes, bits, compute, info.shared_bytes) for bits in (0, _UNALIGNED)
-        )
+        aligned, unaligned = (shape_on(self._device, cell, block_bytes, bits) for bits in (0, _UNALIGNED))
         return _Key(Way(Choice.at(cell), instead_of), (aligned, unaligned))
 
     def _by_copies(self, choice: Choice) -> CopyWay:

@@ -81,6 +81,13 @@ def shape_for(
     return shape.fitted(shared_bytes) or _LANES
 
 
+def shape_on(device: Device, cell: Cell, largest_bytes: int, address_bits: int) -> KernelShape:
+    """Return the kernel shape for a swap on a GPU; see `shape_for`."""
+    info = device.driver.info
+    compute = 10 * info.compute_major + info.compute_minor
+    return shape_for(cell, largest_bytes, address_bits, compute, info.shared_bytes)
+
+
 class Sm:
     """csrc/kernels/sm_copy.cu, compiled by NVRTC for this GPU."""
 
@@ -100,10 +107,9 @@ class Sm:
         return None if device.kind == "cuda" else "kernels need a GPU; the cpu device has no SMs"
 
     def create(self, request: SwapRequest) -> PreparedSwap:
-        memory, info = request.memory, request.device.driver.info
+        memory = request.memory
         bits = _bits(memory.kernel_sources) | _bits(memory.kernel_destinations) | _bits(memory.sizes)
-        compute = 10 * info.compute_major + info.compute_minor
-        shape = shape_for(request.cell, int(memory.sizes.max()), bits, compute, info.shared_bytes)
+        shape = shape_on(request.device, request.cell, int(memory.sizes.max()), bits)
         return _prepared(request, self.kernel(request.device, shape))
 
     def kernel(self, device: Device, shape: KernelShape) -> SmKernel:

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.backends.sm import INLINE_UP_TO_BYTES, Sm, shape_for
+from kvbench.backends.sm import INLINE_UP_TO_BYTES, Sm, shape_on
 from kvbench.cells.axes import Direction
 from kvbench.cells.backend_facts import STAGED, SmsRow, SmsRule
 from kvbench.cells.device_facts import DeviceFacts
@@ -61,11 +61,8 @@ class Staged:
 
     def _kernel(self, request: SwapRequest) -> SmKernel:
         """Return the kernel for copies on the device, where no block waits for the link: the shapes for h2d."""
-        memory, info = request.memory, request.device.driver.info
+        memory = request.memory
         blocks = memory.kernel_destinations if request.cell.direction is Direction.H2D else memory.kernel_sources
         bits = int(np.bitwise_or.reduce(blocks)) | int(np.bitwise_or.reduce(memory.sizes))
-        compute = 10 * info.compute_major + info.compute_minor
         cell = replace(request.cell, direction=Direction.H2D, pool_bytes=0)
-        return self._sm.kernel(
-            request.device, shape_for(cell, int(memory.sizes.max()), bits, compute, info.shared_bytes)
-        )
+        return self._sm.kernel(request.device, shape_on(request.device, cell, int(memory.sizes.max()), bits))
