@@ -15,18 +15,14 @@ from kvbench.cells.cell import Cell
 from kvbench.cli.completion import complete_run
 from kvbench.cli.options import FromStruct, with_struct_options
 from kvbench.cli.sweep import NO_OPTIONS, Axis, WhereOptions, default_folder, terminated
-from kvbench.cli.tune_answers import beside_json, show_beside, show_rule, to_json
 from kvbench.errors import ExitCode, UsageError, brief
-from kvbench.files import write_output
 from kvbench.models.presets import ModelChoice
+from kvbench.policy import SERVING, Choice
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
 
 if TYPE_CHECKING:
-    from kvbench.policy import Choice
-    from kvbench.results import Run
     from kvbench.run.execution import Outcome
-    from kvbench.tune.rule import SmallestRule
     from kvbench.tune.search import Search
 
 _NEIGHBOURS: Final = tuple(name.value for name in Neighbour if name is not Neighbour.NONE)
@@ -50,22 +46,20 @@ class Allowed(msgspec.Struct, frozen=True):
         """The backends; () for all."""
         return tuple(name for text in (self.backends or "").split(",") if (name := text.strip()))
 
-    def keeps(self, choice: "Choice") -> bool:
+    def keeps(self, choice: Choice) -> bool:
         from kvbench.tune.fit import sms_of
 
         fits = self.max_sms is None or sms_of(choice) <= self.max_sms
         return fits and (not self.names or choice.backend in self.names)
 
-    def suits_all(self, choice: "Choice") -> bool:
+    def suits_all(self, choice: Choice) -> bool:
         """Return whether a choice is allowed, and not the code of one engine, which serves only that engine."""
         from kvbench.tune.exports import ENGINE_BACKENDS
 
         return self.keeps(choice) and (choice.backend in self.names or choice.backend not in ENGINE_BACKENDS)
 
-    def serves(self, choice: "Choice") -> bool:
+    def serves(self, choice: Choice) -> bool:
         """Return whether a choice is allowed in a policy: auto and `kvbench.copy` can run it."""
-        from kvbench.policy import SERVING
-
         return self.keeps(choice) and choice.backend in SERVING
 
 
@@ -154,6 +148,7 @@ def tune(
 ) -> None:
     """Find the smallest rule for fast swaps on this machine, and its gain. With RUN, needs no GPU and no torch."""
     # pandas takes a second to import; --help must not wait for it
+    from kvbench.cli import tune_answers
     from kvbench.results import load_run
     from kvbench.results.rundir import runs_in
     from kvbench.tune.answer import answers_of, check_measured
@@ -195,21 +190,22 @@ def tune(
         points = [(swap.block_bytes, swap.blocks) for swap in swaps] or None
         beside = answers_beside(loaded, neighbour, limit, may.keeps, points)
         if as_json:
-            typer.echo(beside_json(loaded[0], beside), nl=False)
+            typer.echo(tune_answers.beside_json(loaded[0], beside), nl=False)
         else:
-            show_beside(loaded[0], beside)
+            tune_answers.show_beside(loaded[0], beside)
     else:
         for name, file in targets:
-            _export(name, file, loaded, may, stream, force=force)
+            answers = answers_of(loaded, may.suits_all if name == "json" else may.keeps, stream)
+            tune_answers.write_export(name, file, loaded, answers, force=force)
         if policy is None and is_quiet and not as_json:
             raise typer.Exit(code)
         rule = rule_of(answers_of(loaded, may.serves if policy else may.suits_all, stream))
         if policy is not None:
-            _write_policy(policy, loaded, rule, exact=exact, force=force)
+            tune_answers.write_policy(policy, loaded, rule, exact=exact, force=force)
         if as_json:
-            typer.echo(to_json(loaded, rule, swaps), nl=False)
+            typer.echo(tune_answers.to_json(loaded, rule, swaps), nl=False)
         elif not is_quiet:
-            show_rule(loaded, rule, swaps, table=table, open_=open_)
+            tune_answers.show_rule(loaded, rule, swaps, table=table, open_=open_)
     if code:
         raise typer.Exit(code)
 
@@ -220,14 +216,6 @@ def _prints_a_file(policy: Path | None, targets: Sequence[tuple[str, Path | None
     if files > 1:
         raise UsageError("--json, -p - and --export NAME: only one can go to standard output; give the others a file")
     return files == 1
-
-
-def _write_policy(path: Path, runs: Sequence["Run"], rule: "SmallestRule", *, exact: bool, force: bool) -> None:
-    from kvbench.policy import load_policy
-    from kvbench.tune.fit import policy_of
-
-    text = policy_of(runs, rule.choices_by_point(exact=exact)).to_toml()
-    write_output("-p", path, text.encode(), load_policy, force=force)
 
 
 def _swept(
@@ -284,25 +272,3 @@ def _target(text: str, option: str = "--export") -> tuple[str, Path | None]:
             f"--export {brief(text)}: not an export; write {', '.join(EXPORTS)} or json, with =FILE for a file"
         )
     return name, Path(file) if equals else None
-
-
-def _export(
-    name: str, file: Path | None, runs: Sequence["Run"], may: Allowed, stream: str | None, *, force: bool
-) -> None:
-    from kvbench.tune.answer import answers_of, machine_words
-    from kvbench.tune.exports import export
-    from kvbench.tune.rule import rule_of
-
-    if name == "json":
-        text = to_json(runs, rule_of(answers_of(runs, may.suits_all, stream)))
-    else:
-        text = export(name, runs, answers_of(runs, may.keeps, stream)).text(machine_words(*runs))
-    if file is None:
-        typer.echo(text, nl=False)
-    else:
-        write_output(f"--export {name}=", file, text.encode(), _no_telling, force=force)
-
-
-def _no_telling(file: Path) -> None:
-    """Raise UsageError: kvbench cannot recognize settings of another program."""
-    raise UsageError(str(file))

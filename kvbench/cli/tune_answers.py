@@ -1,47 +1,63 @@
-"""The answers of `kvbench tune` as they are printed: the rule, the table of all answers, and what is open."""
+"""The answers of `kvbench tune` as they are printed and written: the rule, the table of all, what is open."""
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
+
+import typer
 
 from kvbench.analysis.margins import TIED
 from kvbench.cells.backend_facts import BATCHED
+from kvbench.cli.tables import print_lines, print_rows
+from kvbench.errors import UsageError
+from kvbench.files import write_output
+from kvbench.models.geometry import ModelSwap
+from kvbench.policy import load_policy
+from kvbench.results import Run
+from kvbench.tune.answer import Answer, machine_plain, machine_words, open_points, words_of
+from kvbench.tune.beside import BesideAnswer, WayBeside, percent
+from kvbench.tune.exports import export
+from kvbench.tune.figures import to_plain
+from kvbench.tune.fit import policy_of
+from kvbench.tune.headline import headline, origin
+from kvbench.tune.model_swaps import Load, loads_of
+from kvbench.tune.rule import SmallestRule, rule_of
 from kvbench.units import size_words, two_digits
 
-if TYPE_CHECKING:
-    from kvbench.models.geometry import ModelSwap
-    from kvbench.results import Run
-    from kvbench.tune.answer import Answer
-    from kvbench.tune.beside import BesideAnswer, WayBeside
-    from kvbench.tune.model_swaps import Load
-    from kvbench.tune.rule import SmallestRule
 
-
-def to_json(runs: Sequence["Run"], rule: "SmallestRule", swaps: Sequence["ModelSwap"] = ()) -> str:
+def to_json(runs: Sequence[Run], rule: SmallestRule, swaps: Sequence[ModelSwap] = ()) -> str:
     """Return the answer of a rule of `runs` and the swaps of models as JSON."""
-    from kvbench.tune.figures import to_plain
-    from kvbench.tune.model_swaps import loads_of
-
     models = [load.to_plain() for swap in swaps for load in loads_of(rule, swap)]
     return json.dumps({**to_plain(rule, runs), "models": models}, indent=2) + "\n"
 
 
-def beside_json(run: "Run", answers: Sequence["BesideAnswer"]) -> str:
+def beside_json(run: Run, answers: Sequence[BesideAnswer]) -> str:
     """Return the answers beside a neighbour as JSON; `run` has the machine."""
-    from kvbench.tune.answer import machine_plain
-
     return json.dumps({**machine_plain(run), "answers": [answer.to_plain() for answer in answers]}, indent=2) + "\n"
 
 
-def show_rule(
-    runs: Sequence["Run"], rule: "SmallestRule", swaps: Sequence["ModelSwap"], *, table: bool, open_: bool
-) -> None:
-    """Print what was asked for: the table, what is open or, without these, the rule; and the swaps of models."""
-    from kvbench.cli.tables import print_lines, print_rows
-    from kvbench.tune.answer import open_points
-    from kvbench.tune.headline import headline, origin
-    from kvbench.tune.model_swaps import loads_of
+def write_policy(path: Path, runs: Sequence[Run], rule: SmallestRule, *, exact: bool, force: bool) -> None:
+    text = policy_of(runs, rule.choices_by_point(exact=exact)).to_toml()
+    write_output("-p", path, text.encode(), load_policy, force=force)
 
+
+def write_export(name: str, file: Path | None, runs: Sequence[Run], answers: Sequence[Answer], *, force: bool) -> None:
+    """Write an export to a file, or to standard output."""
+    text = to_json(runs, rule_of(answers)) if name == "json" else export(name, runs, answers).text(machine_words(*runs))
+    if file is None:
+        typer.echo(text, nl=False)
+    else:
+        write_output(f"--export {name}=", file, text.encode(), _no_telling, force=force)
+
+
+def _no_telling(file: Path) -> None:
+    """Raise UsageError: kvbench cannot recognize settings of another program."""
+    raise UsageError(str(file))
+
+
+def show_rule(runs: Sequence[Run], rule: SmallestRule, swaps: Sequence[ModelSwap], *, table: bool, open_: bool) -> None:
+    """Print what was asked for: the table, what is open or, without these, the rule; and the swaps of models."""
     print_lines([origin(runs)] if table or open_ else headline(rule, runs))
     for swap in swaps:
         size = size_words(swap.block_bytes)
@@ -56,11 +72,8 @@ def show_rule(
         print_lines(f"  {line}" for line in lines or ["nothing"])
 
 
-def show_beside(run: "Run", answers: Sequence["BesideAnswer"]) -> None:
+def show_beside(run: Run, answers: Sequence[BesideAnswer]) -> None:
     """Print the answers beside a neighbour: a sentence each, the table of all, and what is open."""
-    from kvbench.cli.tables import print_lines, print_rows
-    from kvbench.tune.answer import machine_words
-
     print_lines([machine_words(run), "", *(answer.sentence() for answer in answers), ""])
     print_rows([_row_beside(answer, way) for answer in answers for way in answer.ways], _HEADER_BESIDE)
     if unsure := [line for answer in answers for line in answer.open_points()]:
@@ -76,7 +89,7 @@ _HEADER_BESIDE: Final = (
 )  # fmt: skip
 
 
-def _row(answer: "Answer") -> list[str]:
+def _row(answer: Answer) -> list[str]:
     interval = answer.interval_us
     known = "-" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}"
     gain = answer.gain_over(BATCHED)
@@ -95,9 +108,7 @@ def _row(answer: "Answer") -> list[str]:
     ]
 
 
-def _row_model(load: "Load") -> list[str]:
-    from kvbench.tune.answer import words_of
-
+def _row_model(load: Load) -> list[str]:
     return [
         load.nearest.direction.value,
         load.nearest.state.value,
@@ -109,10 +120,7 @@ def _row_model(load: "Load") -> list[str]:
     ]
 
 
-def _row_beside(answer: "BesideAnswer", way: "WayBeside") -> list[str]:
-    from kvbench.tune.answer import words_of
-    from kvbench.tune.beside import percent
-
+def _row_beside(answer: BesideAnswer, way: WayBeside) -> list[str]:
     shape, rates, slowdowns = answer.shape, way.gbps_interval, way.slowdown_interval
     return [
         "->" if way is answer.chosen else "",
