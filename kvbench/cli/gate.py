@@ -16,8 +16,8 @@ import msgspec
 import typer
 import typer.core
 
-from kvbench.cli.options import Command, FromStruct, Group, with_struct_options
-from kvbench.cli.sweep import NO_OPTIONS, Axis, Filters, default_folder, terminated
+from kvbench.cli.options import NO_OPTIONS, Command, FromStruct, Group, with_struct_options
+from kvbench.cli.sweep import Axis, Filters, default_folder, terminated
 from kvbench.errors import ExitCode, KvbenchError, UsageError, brief
 from kvbench.gate.judgement import Margins
 from kvbench.text import convert, counted, printable

@@ -1,9 +1,10 @@
 """Options generated from a struct, one per field with its type, range and description; and how help shows flags."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
+from types import MappingProxyType
 from typing import Annotated, Any, Final, get_type_hints
 
 import msgspec
@@ -13,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from kvbench.cli.completion import complete_device
 from kvbench.text import plain_type
 
+NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 _CLICK_TYPES: Final = {msgspec.inspect.IntType: int, msgspec.inspect.FloatType: float}
 
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -16,7 +15,7 @@ import typer
 
 from kvbench.cells.backend_facts import AUTO
 from kvbench.cli.completion import complete_axis, complete_run
-from kvbench.cli.options import FromStruct, with_struct_options
+from kvbench.cli.options import NO_OPTIONS, FromStruct, with_struct_options
 from kvbench.cli.show import show
 from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice, presets
@@ -33,7 +32,6 @@ DEFAULT_CONFIG: Final = "quick"
 TRACE_SWAPS: Final = 120
 MODELS_CONFIG: Final = "models"
 POLICY_VARIABLE: Final = "KVBENCH_POLICY"
-NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 EPILOG: Final = (
     "Axes take lists and ranges:  -a blocks=16,64,256   -a block_size=1KiB:256KiB:x2   -a sms=1:32:x2   "
     "-a blocks=1000:5000:+1000.   List all axes with: kvbench list axes"

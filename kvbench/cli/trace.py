@@ -1,14 +1,15 @@
 """`kvbench trace`: turn the requests that an engine served into its swaps, and describe the swaps."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 import typer
 
 from kvbench.cells.backend_facts import MERGED
-from kvbench.cli.options import Command, FromStruct, Group, with_struct_options
+from kvbench.cli.options import NO_OPTIONS, Command, FromStruct, Group, with_struct_options
 from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice
 from kvbench.text import printable
@@ -35,7 +36,6 @@ _Prefill = Annotated[float, typer.Option(min=0, max=3600, help="Seconds from the
 _Token = Annotated[float, typer.Option(min=0, max=60_000, help="Milliseconds for each token of output.")]
 _Geometry = Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models", "tokens", "layout"))]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-_NO_OPTIONS: Final[Mapping[str, Any]] = {}
 
 
 @trace.command(cls=Command)
@@ -50,7 +50,7 @@ def make(
     policy: _Policy = StorePolicy.WRITE_THROUGH,
     prefill_s: _Prefill = 0.2,
     token_ms: _Token = 20.0,
-    geometry: _Geometry = _NO_OPTIONS,
+    geometry: _Geometry = NO_OPTIONS,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is not a trace.")] = False,
 ) -> None:
     """Run requests through a GPU cache and a host cache of blocks, and write the swaps."""
@@ -63,7 +63,7 @@ def make(
             TraceReader(out)
         except UsageError:
             raise UsageError(f"-o {out}: the file exists with other content; add --force to replace it") from None
-    header, settings = _cache(requests, model, gpu_pool, host_pool, geometry)(allocator, policy, prefill_s, token_ms)
+    header, settings = _cache(requests, model, gpu_pool, host_pool, geometry, policy, prefill_s, token_ms, allocator)
     reader = RequestReader(requests)
     run = CacheRun(reader, settings)
     write_trace(out, header, run, run.counts)
@@ -110,7 +110,7 @@ def compare(
     policy: _Policy = StorePolicy.WRITE_THROUGH,
     prefill_s: _Prefill = 0.2,
     token_ms: _Token = 20.0,
-    geometry: _Geometry = _NO_OPTIONS,
+    geometry: _Geometry = NO_OPTIONS,
     run: Annotated[
         list[Path] | None,
         typer.Option(metavar="RUN", help="Finished replay whose times say what is saved. Repeatable."),
@@ -122,13 +122,18 @@ def compare(
     from kvbench.traces.simulate import CacheRun
     from kvbench.traces.statistics import TraceStatistics
 
-    cache = _cache(requests, model, gpu_pool, host_pool, geometry)
-    header, _ = cache(Allocator.VLLM, policy, prefill_s, token_ms)
-    costs = _costs(run, header) if run else {}
+    header, settings = _cache(requests, model, gpu_pool, host_pool, geometry, policy, prefill_s, token_ms)
+    costs: Mapping[str, Mapping[str, SwapCost]] = {}
+    if run:
+        from kvbench.results import load_run
+        from kvbench.results.replays import costs_by
+
+        # what merged copies of such swaps cost, by direction and time
+        costs = costs_by([load_run(path) for path in run], MERGED, header.row_bytes, _TIMES)
     found: dict[str, dict[str, Any]] = {}
     for allocator in Allocator:
-        _, settings = cache(allocator, policy, prefill_s, token_ms)
-        summary = TraceStatistics(CacheRun(RequestReader(requests), settings)).summary(header.block_bytes)
+        one = msgspec.structs.replace(settings, allocator=allocator)
+        summary = TraceStatistics(CacheRun(RequestReader(requests), one)).summary(header.block_bytes)
         found[str(allocator)] = dict(summary)
         for way, cost in costs.items():
             found[str(allocator)][way] = _with_times(summary[way], cost, header)
@@ -145,14 +150,6 @@ _TIMES: Final = {"wall_us": "merged_s", "caller_us": "merged_caller_s"}
 _MERGED: Final = {"merged_s": "", "merged_caller_s": " of the thread"}
 
 
-def _costs(paths: Sequence[Path], header: "Header") -> dict[str, dict[str, "SwapCost"]]:
-    """Return what merged copies of such swaps cost in some runs, by direction and time."""
-    from kvbench.results import load_run
-    from kvbench.results.replays import costs_by
-
-    return costs_by([load_run(path) for path in paths], MERGED, header.row_bytes, _TIMES)
-
-
 def _with_times(side: Mapping[str, Any], costs: Mapping[str, "SwapCost"], header: "Header") -> Mapping[str, Any]:
     """Return the side with the seconds that its swaps take as merged copies, and that they take from the thread."""
     copies = header.descriptors * side["blocks"] * (side["share_left_by_merging"] or 0.0)
@@ -162,9 +159,17 @@ def _with_times(side: Mapping[str, Any], costs: Mapping[str, "SwapCost"], header
 
 
 def _cache(
-    requests: Path, model: str, gpu_pool: str, host_pool: str, geometry: Mapping[str, Any]
-) -> Callable[[Allocator, StorePolicy, float, float], tuple["Header", CacheSettings]]:
-    """Return what makes the header of a trace and the settings of the cache; raises UsageError for bad options."""
+    requests: Path,
+    model: str,
+    gpu_pool: str,
+    host_pool: str,
+    geometry: Mapping[str, Any],
+    policy: StorePolicy,
+    prefill_s: float,
+    token_ms: float,
+    allocator: Allocator = Allocator.VLLM,
+) -> tuple["Header", CacheSettings]:
+    """Return the header of a trace and the settings of the cache; raises UsageError for bad options."""
     from kvbench.text import convert
     from kvbench.traces.file import Header
 
@@ -173,27 +178,17 @@ def _cache(
     choice: ModelChoice = convert({"models": [model], **wanted}, ModelChoice)
     swap = choice.swaps()[0]
     block_bytes = swap.blocks * swap.block_bytes
-    gpu, host = (_blocks(*pool, block_bytes) for pool in (("--gpu-pool", gpu_pool), ("--host-pool", host_pool)))
-
-    def made(
-        allocator: Allocator, policy: StorePolicy, prefill_s: float, token_ms: float
-    ) -> tuple[Header, CacheSettings]:
-        settings = CacheSettings(
-            gpu_blocks=gpu,
-            host_blocks=host,
-            block_tokens=block_tokens,
-            allocator=allocator,
-            policy=policy,
-            prefill_s=prefill_s,
-            token_s=token_ms / 1e3,
-        )
-        origin = {"requests": requests.name, "model": model, **{name: getattr(settings, name) for name in _RECORDED}}
-        return Header(block_bytes=block_bytes, descriptors=swap.blocks, made_from=origin), settings
-
-    return made
-
-
-_RECORDED: Final = CacheSettings.__struct_fields__
+    settings = CacheSettings(
+        gpu_blocks=_blocks("--gpu-pool", gpu_pool, block_bytes),
+        host_blocks=_blocks("--host-pool", host_pool, block_bytes),
+        block_tokens=block_tokens,
+        allocator=allocator,
+        policy=policy,
+        prefill_s=prefill_s,
+        token_s=token_ms / 1e3,
+    )
+    origin = {"requests": requests.name, "model": model, **msgspec.structs.asdict(settings)}
+    return Header(block_bytes=block_bytes, descriptors=swap.blocks, made_from=origin), settings
 
 
 def _blocks(option: str, text: str, block_bytes: int) -> int:
