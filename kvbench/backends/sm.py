@@ -110,7 +110,33 @@ class Sm:
         memory = request.memory
         bits = _bits(memory.kernel_sources) | _bits(memory.kernel_destinations) | _bits(memory.sizes)
         shape = shape_on(request.device, request.cell, int(memory.sizes.max()), bits)
-        return _prepared(request, self.kernel(request.device, shape))
+        kernel, direction = self.kernel(request.device, shape), DIRECTIONS[request.cell.direction]
+        sms = request.cell.sms or DEFAULT_SMS[-1].sms
+        if len(memory.grids) == 1:
+            (grid,) = memory.grids
+            swap = sm_copy_tensors(
+                kernel,
+                grid.source_bases,
+                grid.destination_bases,
+                grid.source_ids,
+                grid.destination_ids,
+                direction,
+                stride=grid.row_bytes,
+                block_bytes=grid.row_bytes,
+                sms=sms,
+                inline_up_to=INLINE_UP_TO_BYTES,
+            )
+        else:
+            swap = sm_copy(
+                kernel,
+                memory.kernel_sources,
+                memory.kernel_destinations,
+                memory.sizes,
+                direction,
+                sms=sms,
+                inline_up_to=INLINE_UP_TO_BYTES,
+            )
+        return PreparedSwap(swap, Mechanism.SM_KERNEL)
 
     def kernel(self, device: Device, shape: KernelShape) -> SmKernel:
         """Return the kernel of a shape, compiled and loaded once for a device."""
@@ -126,36 +152,6 @@ class Sm:
                 piece_bytes=shape.piece_bytes,
             )
         return self._kernels[shape]
-
-
-def _prepared(request: SwapRequest, kernel: SmKernel) -> PreparedSwap:
-    memory, direction = request.memory, DIRECTIONS[request.cell.direction]
-    sms = request.cell.sms or DEFAULT_SMS[-1].sms
-    if len(memory.grids) == 1:
-        (grid,) = memory.grids
-        swap = sm_copy_tensors(
-            kernel,
-            grid.source_bases,
-            grid.destination_bases,
-            grid.source_ids,
-            grid.destination_ids,
-            direction,
-            stride=grid.row_bytes,
-            block_bytes=grid.row_bytes,
-            sms=sms,
-            inline_up_to=INLINE_UP_TO_BYTES,
-        )
-        return PreparedSwap(swap, Mechanism.SM_KERNEL)
-    swap = sm_copy(
-        kernel,
-        memory.kernel_sources,
-        memory.kernel_destinations,
-        memory.sizes,
-        direction,
-        sms=sms,
-        inline_up_to=INLINE_UP_TO_BYTES,
-    )
-    return PreparedSwap(swap, Mechanism.SM_KERNEL)
 
 
 def _bits(addresses: NDArray[np.uint64]) -> int:

@@ -52,7 +52,7 @@ def engine_checks() -> list[Check]:
     backends = [facts_of(name, gpu) for name, found in installed()[0].items() if found.engine]
     found = [
         *((facts.name, facts.package, facts.unavailable) for facts in backends),
-        *((name, code.title, code.missing() or code.load_error(*code.files)) for name, code in native.CODES.items()),
+        *((name, code.title, code.missing() or code.load_error()) for name, code in native.CODES.items()),
     ]
     return [_engine_check(*one) for one in found]
 

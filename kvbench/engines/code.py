@@ -72,7 +72,7 @@ class EngineCode:
         lost = [file for file in self.files if not self.path(file).is_file()]
         return f"{self.package} {self.version} has no file {lost[0]}" if lost else None
 
-    def unavailable(self, device: DeviceFacts, modules: Sequence[str] = ("torch",)) -> str | None:
+    def unavailable(self, device: DeviceFacts, modules: Sequence[str]) -> str | None:
         """Return why the code cannot run on `device`, apart from its libraries, or None."""
         if device.kind != "cuda":
             return f"the code of {self.package} needs a GPU"
@@ -81,20 +81,18 @@ class EngineCode:
         lost = [name for name in modules if util.find_spec(name) is None]
         return f"{self.package} {self.version} needs {' and '.join(lost)}, not installed" if lost else None
 
-    def load_error(self, library: str) -> str | None:
-        """Return why torch cannot load `library`, one of the files, or None; tried in a process of its own."""
-        return self._explained(library.rpartition("/")[2], _error_of("library", str(self.path(library))))
+    def load_error(self, loader: str = "") -> str | None:
+        """Return why torch, or `loader` ("module:function"), cannot load the first file, or None.
 
-    def call_error(self, loader: str) -> str | None:
-        """Return why `loader`, "module:function", cannot load the first file, or None; tried in its own process."""
-        return self._explained(next(iter(self.files)).rpartition("/")[2], _error_of("call", loader))
-
-    def _explained(self, name: str, error: str | None) -> str | None:
+        It is tried in a process of its own.
+        """
+        file = next(iter(self.files))
+        error = _error_of("call", loader) if loader else _error_of("library", str(self.path(file)))
         if error is None:
             return None
         needed = next((text for text in metadata.requires(self.package) or () if _is_torch(text)), "torch")
         here = f"this is torch {metadata.version('torch')}"
-        return f"{self.package} {self.version} needs {needed}, {here}: {name} {error}"
+        return f"{self.package} {self.version} needs {needed}, {here}: {file.rpartition('/')[2]} {error}"
 
     def settings(self, file: str) -> tuple[EngineSetting, ...]:
         """Return the settings, names in capitals, of a Python file; raises KvbenchError for one that it lacks."""
@@ -106,9 +104,16 @@ class EngineCode:
 
 
 class OfPackage:
-    """What the backends of engines share; `codes` are forms of the code, of which the first that is there counts."""
+    """What the backends of engines share; `codes` are forms of the code, of which the first that is there counts.
+
+    The code needs `modules`. `loader` is the function of the backend's module that loads it; without one, torch loads
+    its first file. `settings_in` is the file that has its settings, if it has any.
+    """
 
     codes: ClassVar[tuple[EngineCode, ...]]
+    modules: ClassVar[tuple[str, ...]] = ("torch",)
+    loader: ClassVar[str] = ""
+    settings_in: ClassVar[str] = ""
     default_sms = ()
 
     @property
@@ -119,8 +124,16 @@ class OfPackage:
     def package(self) -> str:
         return self.code.title
 
+    @property
+    def settings(self) -> tuple[EngineSetting, ...]:
+        return self.code.settings(self.settings_in) if self.settings_in and self.code.missing() is None else ()
+
     def axes(self, _device: DeviceFacts) -> frozenset[str]:
         return frozenset({"memory", "sms"})
+
+    def unavailable(self, device: DeviceFacts) -> str | None:
+        loader = f"{type(self).__module__}:{self.loader}" if self.loader else ""
+        return self.code.unavailable(device, self.modules) or self.code.load_error(loader)
 
 
 def _is_torch(requirement: str) -> bool:

@@ -46,9 +46,6 @@ class LmCache(OfPackage):
     def axes(self, _device: DeviceFacts) -> frozenset[str]:
         return frozenset({"memory"})
 
-    def unavailable(self, device: DeviceFacts) -> str | None:
-        return self.code.unavailable(device) or self.code.call_error(f"{__name__}:{self.loader}")
-
     def create(self, request: SwapRequest) -> PreparedSwap:
         return PreparedSwap(LmCacheSwap(request), Mechanism.SM_KERNEL)
 

@@ -13,8 +13,6 @@ from typing import Any, Final
 import numpy as np
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.cells.backend_facts import EngineSetting
-from kvbench.cells.device_facts import DeviceFacts
 from kvbench.engine.device import Addresses
 from kvbench.engines.code import EngineCode, OfPackage, stand_ins
 from kvbench.engines.torch_call import PinnedLists, TorchStream, load_op
@@ -44,9 +42,6 @@ class SglangAot(OfPackage):
     summary = "SGLang's copy kernel of sglang-kernel: as shipped, or with a chosen SM count"
     codes = tuple(_AOT_CODES.values())
 
-    def unavailable(self, device: DeviceFacts) -> str | None:
-        return self.code.unavailable(device) or self.code.load_error(*self.code.files)
-
     def create(self, request: SwapRequest) -> PreparedSwap:
         info = request.device.driver.info
         code = _AOT_CODES["sm90" if (info.compute_major, info.compute_minor) == (9, 0) else "sm100"]
@@ -70,13 +65,9 @@ class SglangJit(OfPackage):
     name = "sglang_jit"
     summary = "SGLang's copy kernels, compiled by SGLang: as shipped, or with a chosen SM count"
     codes = (_JIT_CODE,)
-
-    @property
-    def settings(self) -> tuple[EngineSetting, ...]:
-        return () if _JIT_CODE.missing() else _JIT_CODE.settings(_JIT)
-
-    def unavailable(self, device: DeviceFacts) -> str | None:
-        return self.code.unavailable(device, ("torch", "tvm_ffi")) or self.code.call_error(f"{__name__}:load_jit")
+    modules = ("torch", "tvm_ffi")
+    loader = "load_jit"
+    settings_in = _JIT
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         module, sms = load_jit(), request.cell.sms

@@ -8,7 +8,6 @@ import numpy as np
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Order
-from kvbench.cells.backend_facts import EngineSetting
 from kvbench.cells.device_facts import DeviceFacts
 from kvbench.engine.memory import SwapMemory
 from kvbench.engines.code import EngineCode, OfPackage, stand_ins
@@ -33,9 +32,6 @@ class VllmBatch(OfPackage):
 
     def axes(self, _device: DeviceFacts) -> frozenset[str]:
         return frozenset({"memory", "order"})
-
-    def unavailable(self, device: DeviceFacts) -> str | None:
-        return _BATCH_CODE.unavailable(device) or _BATCH_CODE.load_error(_LIBRARY)
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         return PreparedSwap(VllmBatchSwap(request), Mechanism.BATCHED_COPY)
@@ -69,14 +65,9 @@ class VllmTriton(OfPackage):
     name = "vllm_triton"
     summary = "vLLM's Triton path, from its installed package: as shipped, or with a chosen SM count"
     codes = (_TRITON_CODE,)
-
-    @property
-    def settings(self) -> tuple[EngineSetting, ...]:
-        return () if _TRITON_CODE.missing() else _TRITON_CODE.settings(_TRITON)
-
-    def unavailable(self, device: DeviceFacts) -> str | None:
-        needs = _TRITON_CODE.unavailable(device, ("torch", "triton"))
-        return needs or _TRITON_CODE.call_error(f"{__name__}:load_wrapper")
+    modules = ("torch", "triton")
+    loader = "load_wrapper"
+    settings_in = _TRITON
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         swap = VllmTritonSwap(request)
