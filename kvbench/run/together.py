@@ -123,7 +123,8 @@ def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer
         spec, plans = _planned(spec, opened)
         stack.enter_context(_start_file(path, len(slots)))
         executions: list[Execution] = []
-        for slot, each, plan, name in zip(slots, opened, plans, _folders(spec), strict=True):
+        for index, (slot, each, plan) in enumerate(zip(slots, opened, plans, strict=True)):
+            name = f"cpu-{index}" if each.device.name == "cpu" else each.device.name.replace(":", "-")
             writer = stack.enter_context(RunWriter.create(path / name, run_info(spec, each, command)))
             shown = Observer() if executions else observer  # the others keep pace with the first
             executions.append(Execution(spec, plan, each, writer, slot, shown, Progress()))
@@ -142,11 +143,6 @@ def _planned(spec: SweepSpec, opened: Sequence[Opened]) -> tuple[SweepSpec, list
     if not common:
         raise UsageError(f"nothing to measure: no cell can run on all of {', '.join(spec.devices)}")
     return spec, [replace(plan, cells=tuple(cell for cell in plan.cells if cell in common)) for plan in plans]
-
-
-def _folders(spec: SweepSpec) -> list[str]:
-    names = enumerate(spec.devices)
-    return [f"cpu-{index}" if name == "cpu" else name.replace(":", "-") for index, name in names]
 
 
 def _opened(spec: SweepSpec, path: Path, turns: Turns, stack: ExitStack) -> tuple[list[TurnSlot], list[Opened]]:

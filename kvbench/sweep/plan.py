@@ -182,7 +182,7 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: Sweep
     if backend.unavailable is not None:
         return backend.unavailable
     missing = [
-        _missing_axis(name, device, backend)
+        f"{'the cpu device' if device.kind == 'cpu' and axis.cuda_only else backend.name} has no {axis.noun}"
         for name, axis in AXES.items()
         if axis.depends_on_backend and name not in backend.axes and getattr(cell, axis.field) != axis.unused
     ]
@@ -235,11 +235,6 @@ def _unfit_beside(cell: Cell, device: DeviceFacts) -> str | None:
     if cell.neighbour in TORCH_BYTES and not device.has_torch:
         return f"the neighbour {cell.neighbour} needs torch; install kvbench[cuda]"
     return None
-
-
-def _missing_axis(axis: str, device: DeviceFacts, backend: BackendFacts) -> str:
-    subject = "the cpu device" if device.kind == "cpu" and AXES[axis].cuda_only else backend.name
-    return f"{subject} has no {AXES[axis].noun}"
 
 
 def _does_not_fit(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> str | None:
