@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
+from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.copier import Copier, Way, copier_for
 from kvbench.backends.per_block import PerBlock
 from kvbench.backends.sm import Sm
@@ -32,7 +32,7 @@ DEFAULTS: Final = Policy(
 _NOTHING_PENDING: Final = (StreamState.IDLE, StreamState.OPENED)
 
 
-class Auto:
+class Auto(Backend):
     """Copies a list by the policy, which is asked when the list is submitted, as in an engine."""
 
     name = AUTO
@@ -43,9 +43,6 @@ class Auto:
 
     def axes(self, device: DeviceFacts) -> frozenset[str]:
         return frozenset({"memory"} if device.kind == "cuda" else ())
-
-    def unavailable(self, _device: DeviceFacts) -> str | None:
-        return None
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         cell, memory = request.cell, request.memory

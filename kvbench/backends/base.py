@@ -110,7 +110,9 @@ class Backend(Protocol):
         """Return the optional axes that this backend supports on `device`."""
 
     def unavailable(self, device: DeviceFacts, /) -> str | None:
-        """Return why it cannot run on `device`, or None if it can."""
+        """Return why it cannot run on `device`, or None if it can; the default can run everywhere."""
+        del device
+        return None
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         """Return the swap of `request`, ready to be submitted repeatedly."""

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
+from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Order
 from kvbench.cells.backend_facts import BATCHED, MERGED, PRIMED, QUEUE_AXES
 from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES, DeviceFacts
@@ -11,7 +11,7 @@ from kvbench.engine.device import ACCESS_ORDERS, DIRECTIONS, batched
 PRIME_NS: Final = 2000
 
 
-class Batched:
+class Batched(Backend):
     """cuMemcpyBatchAsync; if the driver does not have it, single copies, which the results report."""
 
     name = BATCHED
@@ -23,9 +23,6 @@ class Batched:
             return QUEUE_AXES | ({"memory"} if device.kind == "cuda" else set())
         everywhere = QUEUE_AXES | {"descriptors_per_call", "coalesce"}
         return everywhere | {"memory", "order", "overlap"} if device.kind == "cuda" else everywhere
-
-    def unavailable(self, _device: DeviceFacts) -> str | None:
-        return None
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         cell, memory = request.cell, request.memory

@@ -1,12 +1,12 @@
 """One asynchronous copy per block, as engines did before the batched call existed."""
 
-from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
+from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.backend_facts import PER_BLOCK, QUEUE_AXES
 from kvbench.cells.device_facts import DeviceFacts
 from kvbench.engine.device import DIRECTIONS, per_block
 
 
-class PerBlock:
+class PerBlock(Backend):
     """cuMemcpyHtoDAsync or cuMemcpyDtoHAsync for each descriptor."""
 
     name = PER_BLOCK
@@ -14,9 +14,6 @@ class PerBlock:
 
     def axes(self, device: DeviceFacts) -> frozenset[str]:
         return QUEUE_AXES | ({"memory"} if device.kind == "cuda" else set())
-
-    def unavailable(self, _device: DeviceFacts) -> str | None:
-        return None
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         memory = request.memory

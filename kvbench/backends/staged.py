@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
+from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.sm import INLINE_UP_TO_BYTES, Sm, shape_on
 from kvbench.cells.axes import Direction
 from kvbench.cells.backend_facts import STAGED, SmsRow, SmsRule
@@ -17,7 +17,7 @@ from kvbench.engine.device import DIRECTIONS, SmKernel, StagedSwap
 DEFAULT_SMS: Final[SmsRule] = (SmsRow(16),)
 
 
-class Staged:
+class Staged(Backend):
     """A kernel between the blocks and a ring of two buffers on the device, and large copies between ring and host.
 
     Serves every list. It is made for lists whose host side lies in long pieces: each piece is one copy.
@@ -34,9 +34,6 @@ class Staged:
 
     def axes(self, device: DeviceFacts) -> frozenset[str]:
         return self._sm.axes(device) if device.kind == "cuda" else frozenset()
-
-    def unavailable(self, _device: DeviceFacts) -> str | None:
-        return None
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         memory, sms = request.memory, request.cell.sms or DEFAULT_SMS[-1].sms
