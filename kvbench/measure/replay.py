@@ -162,13 +162,9 @@ def replay(
     )
 
 
-def _cell_of(cell: Cell, ids: int, trace: Replay) -> Cell:
-    """Return the cell of one swap, whose sequence is whole."""
-    return replace(cell, blocks=ids * trace.descriptors, pattern=trace.pattern, sequence="whole")
-
-
 def _set_up(bench: Bench, backend: Backend, cell: Cell, swap: Placed, trace: Replay, rng: np.random.Generator) -> SetUp:
-    room, own = capacity(bench.pools.pool_bytes, trace), _cell_of(cell, len(swap.source), trace)
+    room, blocks = capacity(bench.pools.pool_bytes, trace), len(swap.source) * trace.descriptors
+    own = replace(cell, blocks=blocks, pattern=trace.pattern, sequence="whole")
     shifted = (((swap.source + by) % room, (swap.destination + by) % room) for by in (room // 2, 0))
     layouts = [_layout(source, destination, trace, room) for source, destination in shifted]
     workload = Workload(bench.pools, own, layouts, rng)

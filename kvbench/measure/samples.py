@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
+from kvbench.backends.base import PreparedSwap, SwapRequest
 from kvbench.backends.split import create_launches
 from kvbench.cells.axes import StreamState
 from kvbench.cells.cell import Cell
@@ -75,7 +75,10 @@ def sample_beside(
     request = SwapRequest(bench.device, ready.cell, ready.workload.memories[0], bench.policy)
     flow = Flow(bench.device, bench.stream, ready.workload, ready.cell, create_launches(ready.backend, request))
     seconds = max(LEAST_BESIDE_S, sampling.cell_seconds)
-    return measure_beside(flow, neighbour, _one_block(bench.region, ready.backend, request), seconds)
+    first = ready.backend.create(replace(request, memory=request.memory.part(0, 1)))
+    return measure_beside(
+        flow, neighbour, lambda: _timed(bench.region, first, StreamState.IDLE, Queue()).wall_us, seconds
+    )
 
 
 def sample_beside_step(
@@ -115,16 +118,6 @@ def sample_beside_step(
         if len(samples) >= sampling.min_samples and time.monotonic() >= deadline_s:
             return samples, "time", beside
     return samples, "max_samples", beside
-
-
-def _one_block(region: TimedRegion, backend: Backend, request: SwapRequest) -> Callable[[], float]:
-    """Return a function that swaps the first block of the current swap again and returns its wall time in us."""
-    prepared = backend.create(replace(request, memory=request.memory.part(0, 1)))
-
-    def take_us() -> float:
-        return _timed(region, prepared, StreamState.IDLE, Queue()).wall_us
-
-    return take_us
 
 
 def _sampler(bench: Bench, ready: SetUp, state: StreamState, queue: Queue, pause_us: int) -> TakeOne:
