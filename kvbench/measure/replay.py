@@ -16,11 +16,10 @@ from kvbench.engine.faults import Fault
 from kvbench.errors import KvbenchError
 from kvbench.measure.bench import Bench, SetUp
 from kvbench.measure.disturbance import disturbances
-from kvbench.measure.effective_path import effective_path
 from kvbench.measure.layers import create_swap
 from kvbench.measure.layout import Layout, TensorRows, rows_of
 from kvbench.measure.samples import AnySample, alone
-from kvbench.measure.visit import Sampled, record_of
+from kvbench.measure.visit import Sampled, effective_path, record_of
 from kvbench.measure.workload import Workload
 from kvbench.results.schema import Visit
 from kvbench.run.protocol import MeasureCell

@@ -3,7 +3,7 @@
 import pytest
 
 from kvbench.backends.base import Mechanism
-from kvbench.measure.effective_path import effective_path
+from kvbench.measure.visit import effective_path
 from kvbench.results.schema import EffectivePath
 
 
