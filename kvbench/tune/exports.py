@@ -141,9 +141,6 @@ class Change:
     value: int
     gain: str
 
-    def line(self) -> str:
-        return f"{self.setting.name} {self.setting.default} -> {self.value}: {self.gain}"
-
 
 @dataclass(frozen=True, slots=True)
 class Export:
@@ -158,8 +155,9 @@ class Export:
         """Return the export, measured on `origin`, as lines NAME=VALUE; everything else is a comment."""
         lines = [f"# {line}" for line in (*self.about, origin)]
         for change in self.changes:
-            where = f"# {change.setting.place}, {self.how}"
-            lines += ["", f"# {change.line()}", where, f"{change.setting.name}={change.value}"]
+            setting, value = change.setting, change.value
+            told = f"# {setting.name} {setting.default} -> {value}: {change.gain}"
+            lines += ["", told, f"# {setting.place}, {self.how}", f"{setting.name}={value}"]
         rest = "nothing else changes" if self.changes else "nothing to change"
         return "\n".join([*lines, "", *(f"# {line}" for line in (rest, *self.notes))]) + "\n"
 
