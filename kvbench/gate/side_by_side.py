@@ -25,7 +25,7 @@ from kvbench.run.execution import Execution, Observer, Progress, ReportedFailure
 from kvbench.run.opening import nothing_to_measure, run_info
 from kvbench.run.protocol import InTurn, Opened
 from kvbench.run.worker_process import WorkerSlot
-from kvbench.sweep.installed import asked_for, installed
+from kvbench.sweep.installed import asked_for
 from kvbench.sweep.plan import Plan, PlannedVisit, expand
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import counted
@@ -55,9 +55,7 @@ class MeasuredSide(Observer):
         self.name, self.side, self._stack, self._failures, self._say = name, side, stack, failures, say
         narrowed = spec if side.backend is None else spec.with_axes({"backend": side.backend})
         self.spec = narrowed.with_options(fault=side.fault)
-        known, _ = installed()
-        worker = WorkerSlot(self.spec, asked_for(self.spec, known), side.interpreter)
-        self._slot = stack.enter_context(closing(worker))
+        self._slot = stack.enter_context(closing(WorkerSlot(self.spec, asked_for(self.spec), side.interpreter)))
         self._records: list[Record] = []
 
     def start(self) -> None:

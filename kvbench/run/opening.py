@@ -26,10 +26,9 @@ from kvbench.sweep.spec import SweepSpec
 @contextmanager
 def opened_for(spec: SweepSpec, rank: Rank | None = None) -> Iterator[tuple[WorkerSlot, Opened]]:
     """Yield the worker slot for `spec`, started, and the opened device."""
-    known, clashes = installed()
-    backends = asked_for(spec, known)
+    backends = asked_for(spec)
     with closing(WorkerSlot(spec, backends) if rank is None else RankSlot(spec, backends, rank)) as slot:
-        yield slot, fitting(spec, slot.start(), clashes)
+        yield slot, fitting(spec, slot.start())
 
 
 def planned(spec: SweepSpec, opened: Opened) -> Plan:
@@ -45,12 +44,12 @@ def nothing_to_measure(plan: Plan) -> UsageError:
     return UsageError(f"nothing to measure: {reasons}")
 
 
-def fitting(spec: SweepSpec, opened: Opened, clashes: Sequence[str]) -> Opened:
+def fitting(spec: SweepSpec, opened: Opened) -> Opened:
     """Return `opened` with a note for every plug-in whose name clashes, and for a policy of another driver or none.
 
     Raises UsageError for a policy of another device.
     """
-    notes, policy = [*opened.notes, *clashes], spec.policy
+    notes, policy = [*opened.notes, *installed()[1]], spec.policy
     if policy is not None:
         driver = identity_of(opened).get("driver_version") or ""
         notes += filter(None, [policy.check_machine(opened.device.title, str(driver))])

@@ -34,10 +34,9 @@ def survey(device: str, *, backends: bool = False) -> Opened:
 
     Raises KvbenchError.
     """
-    known, clashes = installed()
     spec = SweepSpec(name="survey", device=device)
-    with closing(WorkerSlot(spec, known.values() if backends else ())) as slot:
-        return fitting(spec, slot.start(), clashes)
+    with closing(WorkerSlot(spec, installed()[0].values() if backends else ())) as slot:
+        return fitting(spec, slot.start())
 
 
 def start_sweep(

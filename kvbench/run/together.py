@@ -18,7 +18,7 @@ from kvbench.run.execution import Execution, Observer, Outcome, Progress
 from kvbench.run.opening import fitting, planned, run_info
 from kvbench.run.protocol import MeasureCell, Opened, Request, Start
 from kvbench.run.worker_process import Kind, NotAskedError, WorkerSlot
-from kvbench.sweep.installed import Installed, asked_for, installed
+from kvbench.sweep.installed import Installed, asked_for
 from kvbench.sweep.plan import Plan, visits
 from kvbench.sweep.spec import EVERY_GPU, SweepSpec
 
@@ -152,13 +152,12 @@ def _opened(spec: SweepSpec, path: Path, turns: Turns, stack: ExitStack) -> tupl
             raise UsageError(f"--device {spec.device}: {name} is named {count} times; name each GPU once")
     slots: list[TurnSlot] = []
     opened: list[Opened] = []
-    known, clashes = installed()
-    backends = asked_for(spec, known)
+    backends = asked_for(spec)
     for name in spec.devices:
         start = Start(path=str(path.absolute() / START_FILE), place=len(slots), number=0)
         slot = stack.enter_context(closing(TurnSlot(replace(spec, device=name), backends, turns, start)))
         try:
-            opened.append(fitting(spec, slot.start(), clashes))
+            opened.append(fitting(spec, slot.start()))
         except UsageError:
             if spec.device == EVERY_GPU and opened:
                 break

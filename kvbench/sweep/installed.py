@@ -55,8 +55,9 @@ def installed() -> tuple[Mapping[str, Installed], Sequence[str]]:
     return backends, clashes
 
 
-def asked_for(spec: SweepSpec, known: Mapping[str, Installed]) -> list[Installed]:
+def asked_for(spec: SweepSpec) -> list[Installed]:
     """Return kvbench's own backends and those that `spec` names, by name; raises UsageError for an unknown name."""
+    known, _ = installed()
     names = {name for name, backend in known.items() if backend.own}
     for group in spec.groups:
         names.update(map(str, group.get("backend", [name for name, backend in known.items() if not backend.engine])))
