@@ -29,7 +29,7 @@ from kvbench.measure.samples import (
 )
 from kvbench.measure.workload import VerificationError, Workload
 from kvbench.results.schema import Beside, EffectivePath, Samples, StopReason, Visit
-from kvbench.run.protocol import InTurn, MeasureCell
+from kvbench.run.protocol import MeasureCell
 from kvbench.sweep.estimate import BUSY_TWINS
 from kvbench.sweep.spec import Sampling
 from kvbench.units import gigabytes_per_second
@@ -49,9 +49,6 @@ SPEED_CHECKED_FROM_BYTES: Final = 1 << 20
 # decides, because a CPU can run at half its speed for some samples. Observed on an H200: a ratio of 1.5 to 8 if the CPU
 # copied and of 0.9 to 1.4 if it did not; fewer than one visit in a hundred is misclassified.
 CPU_INLINE_RATIO: Final = 1.5
-
-# Warms up and takes all samples; gets a function that takes a sample on a busy stream.
-TakeAll = Callable[[TakeOne], tuple[Sequence[AnySample], StopReason, Beside | None]]
 
 
 @dataclass(frozen=True)
@@ -75,52 +72,47 @@ def visit(
 ) -> Visit:
     """Measure one visit of a cell beside its neighbour, if it has one, and return its record, without its duration.
 
-    `begin` waits until other devices are ready to swap too; samples are then taken until the time is up. Raises
-    EngineError, NeighbourError, VerificationError, and any error of a backend.
-    """
-    bench = bench.at(ready.cell.priority)
-    with bench.device.injecting(fault), bench.neighbour(ready.backend, ready.cell) as neighbour:
-
-        def sample(take_busy: TakeOne) -> tuple[Sequence[AnySample], StopReason, Beside | None]:
-            return _take_all(bench, ready, request.sampling, take_busy, neighbour, begin)
-
-        return measure(bench, ready, request, sample)
-
-
-def measure(bench: Bench, ready: SetUp, request: MeasureCell, sample: TakeAll) -> Visit:
-    """Fill, take a swap, verify it, warm up, sample, verify.
-
     The visits of a cell in round 0 compare one swap byte for byte before they time any, and check that a swap is
     ordered in its stream. After the last sample, every set of blocks that the samples used is compared, and one more
     swap, to detect a backend that stopped copying; in one visit of the cell also a row of swaps, to detect one that
     fails now and then. If the request is not to verify, nothing is compared, and the pools stay as the swaps left them.
+
+    `begin` waits until other devices are ready to swap too; samples are then taken until the time is up. Raises
+    EngineError, NeighbourError, VerificationError, and any error of a backend.
     """
-    cell, workload, prepared = ready.cell, ready.workload, ready.swaps[0]
-    in_turn = request.in_turn or InTurn(verify=True)
-    workload.verify_ms = 0.0
-    if in_turn.verify:
-        bench.pools.rest()
-    take = alone(bench, ready, StreamState.IDLE)
-    verified_bytes = 0
-    if request.round == 0:  # with any attempt: a device may have lost the others
-        verified_bytes = _check_one(workload, take) if in_turn.verify else 0
-        _check_order(bench, prepared, workload)
-    sampled = _sample(bench, ready, in_turn.cpu, sample)
-    if in_turn.verify:
-        verified_bytes += workload.verify() + _check_one(workload, take)
-        verified_bytes += _check_in_a_row(bench, ready, request, take)
-    else:
-        workload.leave()
-    _check_speed(bench, cell, _full_times_us(sampled.samples, cell))
-    return record_of(request, ready, sampled, verified_bytes)
+    bench = bench.at(ready.cell.priority)
+    workload, verifies = ready.workload, request.in_turn is None or request.in_turn.verify
+    with bench.device.injecting(fault), bench.neighbour(ready.backend, ready.cell) as neighbour:
+        workload.verify_ms = 0.0
+        if verifies:
+            bench.pools.rest()
+        take = alone(bench, ready, StreamState.IDLE)
+        verified_bytes = 0
+        if request.round == 0:  # with any attempt: a device may have lost the others
+            verified_bytes = _check_one(workload, take) if verifies else 0
+            _check_order(bench, ready.swaps[0], workload)
+        sampled = _sample(bench, ready, request, neighbour, begin)
+        if verifies:
+            verified_bytes += workload.verify() + _check_one(workload, take)
+            verified_bytes += _check_in_a_row(bench, ready, request, take)
+        else:
+            workload.leave()
+        _check_speed(bench, ready.cell, _full_times_us(sampled.samples, ready.cell))
+        return record_of(request, ready, sampled, verified_bytes)
 
 
-def _sample(bench: Bench, ready: SetUp, on_cpu: int | None, sample: TakeAll) -> Sampled:
-    """Warm up and sample, pinned to this CPU, by default to a CPU of full speed."""
+def _sample(
+    bench: Bench,
+    ready: SetUp,
+    request: MeasureCell,
+    neighbour: RunningNeighbour | LayeredStep | None,
+    begin: Callable[[], None] | None,
+) -> Sampled:
+    """Warm up and sample, pinned to the CPU of the request, by default to a CPU of full speed."""
     take_busy = alone(bench, ready, StreamState.BUSY)
-    with bench.cpu.held(on_cpu) as cpu:
+    with bench.cpu.held(None if request.in_turn is None else request.in_turn.cpu) as cpu:
         probes_us = [bench.cpu.probe_us()]
-        samples, stopped_by, beside = sample(take_busy)
+        samples, stopped_by, beside = _take_all(bench, ready, request.sampling, take_busy, neighbour, begin)
         calls = ready.swaps[0].swap.calls  # of a swap in the stream state of the cell
         probes_us.append(bench.cpu.probe_us())
         slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
