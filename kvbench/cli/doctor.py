@@ -54,13 +54,11 @@ def engine_checks() -> list[Check]:
         *((facts.name, facts.package, facts.unavailable) for facts in backends),
         *((name, code.title, code.missing() or code.load_error()) for name, code in native.CODES.items()),
     ]
-    return [_engine_check(*one) for one in found]
-
-
-def _engine_check(name: str, package: str, reason: str | None) -> Check:
-    if reason is None:
-        return Check(name, Status.OK, f"{package} loads")
-    return Check(name, Status.INFO if reason.endswith("is not installed") else Status.WARN, reason)
+    checks = []
+    for name, package, reason in found:
+        trouble = Status.INFO if reason and reason.endswith("is not installed") else Status.WARN
+        checks.append(Check(name, trouble, reason) if reason else Check(name, Status.OK, f"{package} loads"))
+    return checks
 
 
 def gather(asked: str) -> Findings:

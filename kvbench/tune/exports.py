@@ -186,9 +186,11 @@ def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
         notes.append(f"{settings[0].name}={values[0]} is the largest count that was measured; larger ones may gain")
     notes.append(f"{state} stream; SM counts compared: {', '.join(map(str, shapes.counts))}")
     for other, found in others:
-        notes.append(_other_state(other, found, settings, defaults))
+        best = _fit(found, defaults)
+        named = ", ".join(f"{setting.name}={value}" for setting, value in zip(settings, best, strict=True))
+        notes.append(f"{other} stream ({counted(len(found.answers), 'shape')}): {named}")
         if {state, other} == {StreamState.GATED, StreamState.OPENED}:
-            notes.append(_share_words(shapes, found, values, _fit(found, defaults)))
+            notes.append(_share_words(shapes, found, values, best))
     notes.append(f"{state} stream; against the free choice: {_loss(shapes, values)}")
     about = [f"{engine.title}: {package}", f"{workload_of(runs)}; {_extent(shapes.answers)}, {state} stream"]
     return Export(about, changes, engine.how, notes)
@@ -287,11 +289,6 @@ def _loss(shapes: _Shapes, values: Values) -> str:
         return f"within {TIED.fraction:.0%} of it at all shapes"
     where = f"{worst.direction}, {worst.blocks} x {size_words(worst.block_bytes)}, {worst.choice}"
     return f"takes {lost.mean:z.0%} more time on average, at worst {lost.worst:.0%} ({where})"
-
-
-def _other_state(state: str, shapes: _Shapes, settings: Sequence[EngineSetting], defaults: Values) -> str:
-    best = zip(settings, _fit(shapes, defaults), strict=True)
-    return f"{state} stream ({counted(len(shapes.answers), 'shape')}): " + ", ".join(f"{s.name}={v}" for s, v in best)
 
 
 def break_even(gated_loss: float, opened_loss: float) -> float:
