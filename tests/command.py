@@ -69,13 +69,6 @@ def kvbench(
     )
 
 
-def swept(folder: Path, *arguments: str) -> Path:
-    """Run a sweep that has to succeed in `folder`, and return its run directory."""
-    done = kvbench("sweep", *arguments, "--out", "run", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return folder / "run"
-
-
 def kvbench_here(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> Done:
     """Run `kvbench ARGUMENTS…` in `cwd` and in this process: a start of the command can take longer than what it does.
 
@@ -96,6 +89,26 @@ def kvbench_here(*arguments: str | Path, cwd: Path, env: dict[str, str] | None =
     finally:
         signal.signal(signal.SIGTERM, handler)
     return Done(words, code, out.getvalue(), err.getvalue())
+
+
+def succeeds(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> Done:
+    """Run `kvbench ARGUMENTS…` in this process; it has to end with exit code 0."""
+    done = kvbench_here(*arguments, cwd=cwd, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def refused(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, code: int = 2) -> str:
+    """Run `kvbench ARGUMENTS…` in this process and return the one line with which it refuses its input."""
+    done = kvbench_here(*arguments, cwd=cwd, env=env)
+    assert done.returncode == code, done.stdout + done.stderr
+    return error_line(done)
+
+
+def swept(folder: Path, *arguments: str | Path, env: dict[str, str] | None = None, name: str = "run") -> Path:
+    """Run a sweep that has to succeed in `folder`, and return its run directory."""
+    succeeds("sweep", *arguments, "--out", name, cwd=folder, env=env)
+    return folder / name
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pytest
 from kvbench.cells.cell import AXES
 from kvbench.cli.main import main, run
 from kvbench.sweep.config import shipped_configs
-from tests.command import KVBENCH, error_line, events, kvbench, kvbench_here, only_line
+from tests.command import KVBENCH, error_line, events, kvbench, kvbench_here, only_line, refused, succeeds, tiny
 
 # Arguments, then words that the error has to hold: the option or key, the value, and what would be right.
 BAD_INPUT: list[tuple[list[str], list[str]]] = [
@@ -40,8 +40,13 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["tune", "--neighbour=decode", "--engine=vllm"], ["--neighbour", "leave out --policy, --export and --engine"]),
     (["tune", "--engine=vllm", "--model=llama-3-8b"], ["--engine vllm", "leave out --model and --backends"]),
     (["tune", "--engine=vllm", "--backends=sm"], ["--engine vllm", "leave out --model and --backends"]),
+    # probe
+    (["probe", "ordr"], ["ordr", "did you mean order?"]),
+    (["probe", "--device=gpu"], ["--device gpu"]),
+    (["probe", "--device=cpu", "--fault=hungry=1"], ["--fault 'hungry=1'"]),
     # models
     (["sweep", "--model=llama"], ['model "llama"', "did you mean llama-3-8b?"]),
+    (["sweep", "--model", "meta-llama/Llama-3-8B"], ["download its config.json and give the path, or "]),
     (["sweep", "--model=config.json"], ["config.json: file not found"]),
     (["sweep", "--model=./bad.toml"], ["bad.toml: cannot be read as JSON"]),
     (["sweep", "--model=llama-3-8b", "--tp=3"], ["tp: 8 KV heads", "3 ranks"]),
@@ -81,6 +86,8 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "-a", "sms=0"], ["sms=0", "from 1 to 4096 or all"]),
     (["sweep", "-a", "coalesce=yes"], ["coalesce=yes", "on or off"]),
     (["sweep", "-a", "backend=a b"], ["backend=a b", "not a backend's name"]),
+    (["sweep", "-a", "backend=bached", "--dry-run"], ["did you mean batched?"]),
+    (["sweep", "--direction", "h2d"], ["direction is an axis: write -a direction="]),
     (["sweep", "-a", "backend=per-block"], ["unknown backend per-block", "did you mean per_block?"]),
     (["sweep", "-a", "blocks=1:9000:+1", "-a", "block_size=1:200:+1"], ["combinations", "maximum is 200000"]),
     (["sweep", "-a", "blocks=4\n5"], [r"argument 'blocks=4\n5'", "one line of printable text"]),
@@ -90,9 +97,15 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "-f", "backend<3"], ["filter 'backend<3'", "has no order", "= or !="]),
     (["sweep", "-f", "blocks<some"], ["filter 'blocks<some'", "a whole number from 1"]),
     (["sweep", "-f", ""], ["filter ''", "axis OP value"]),
+    (["sweep", *tiny(), "--filter=cell_id=batched", "--out=run"], ["twelve hex digits"]),
     # devices, sampling, limits
     (["sweep", "--device=gpu"], ['"gpu"', "auto, cpu, cuda or cuda:N"]),
     (["sweep", "--device=cuda:"], ['"cuda:"', "auto, cpu, cuda or cuda:N"]),
+    (["sweep", "--device=cpu,auto"], ["device:"]),
+    (
+        ["sweep", *tiny()[1:], "--device=cpu", "-adevices=2"],
+        ["nothing to measure: devices=2 requires --device to name 2 devices"],
+    ),
     (["sweep", "--device=cuda:99"], ["--device cuda:99: not found", "cpu"]),
     (["sweep", "--rounds=two"], ["--rounds", "'two'", "whole number"]),
     (["sweep", "--rounds=0"], ["rounds: 0", "from 1 to 1000"]),
@@ -117,15 +130,96 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "--resume=nowhere"], ["nowhere is not a run directory: folder not found"]),
     (["sweep", "--resume=."], [". is not a run directory: it has no run.json"]),
     (["sweep", "--resume=bad.toml"], ["bad.toml is not a run directory"]),
+    (["sweep", "--retry-failed", "--device=cpu"], ["--retry-failed: requires --resume RUN"]),
     (["sweep", "--resume=nowhere", "--out=there"], ["--resume", "leave out --dry-run and --out"]),
     (["sweep", "--resume=nowhere", "--dry-run"], ["--resume", "leave out --dry-run and --out"]),
-    (["sweep", "--out=bad.toml/a"], ["bad.toml/a", "cannot be written: not a directory"]),
     (["sweep", "--out=a\nb"], [r"'--out=a\nb'", "one line of printable text"]),
     (["report", "nowhere", "-o", "a\nb"], [r"'a\nb'", "one line of printable text"]),
     (["probe", "--out", "a\x7fb"], [r"'a\x7fb'", "one line of printable text"]),
     (["sweep", "--trace-swaps=0"], ["--trace-swaps", "'0' is not 1 or more"]),
     (["trace", "make", "--prefill-s=1e9"], ["--prefill-s", "'1e9' is not 3600 or less"]),
     (["report", "nowhere", "-o", "there"], ["nowhere is not a run directory: folder not found"]),
+    # gate
+    (["gate", "compare"], ["nothing to compare: write RUN_A... -- RUN_B..."]),
+    (["gate", "compare", "a", "b"], ["the runs of the base, --, the runs of the candidate"]),
+    (["gate", "compare", "--", "b"], ["the runs of the base, --, the runs of the candidate"]),
+    (["gate", "compare", "a", "--"], ["the runs of the base, --, the runs of the candidate"]),
+    (["gate", "compare", "a", "--", "b", "--json"], ["--json: only runs can follow --"]),
+    (["gate", "compare", "--minutes=4", "a", "--", "b"], ["--minutes: requires --base and --cand"]),
+    (["gate", "compare", "--base-fault=slow=1", "a", "--", "b"], ["--base-fault: requires --base and --cand"]),
+    (["gate", "compare", "--base=here"], ["--base and --cand: give both"]),
+    (["gate", "compare", "a", "--", "b"], ["a is not a run directory"]),
+    (["gate", "compare", "--floor=none.json", "a", "--", "b"], ["--floor none.json: file not found"]),
+    (["gate", "compare", "--margin=-1", "a", "--", "b"], ["margin: -1.0 is not a number from 0 to 10"]),
+    (
+        ["gate", "compare", "--absolute-us=inf", "a", "--", "b"],
+        ["absolute_us: Infinity is not a number from 0 to 1e+09"],
+    ),
+    (["gate", "compare", "--control-margin=nan", "a", "--", "b"], ["control_margin: NaN is not a number from 0 to 10"]),
+    (["gate", "compare", "--inconclusive=maybe", "a", "--", "b"], ["--inconclusive"]),
+    (["gate", "compare", "--github", "a", "--", "b"], ["--github: GITHUB_STEP_SUMMARY is not set"]),
+    (["gate", "rules", "a"], ["a is not a run directory"]),
+    (["gate", "rules", "a", "--rules=none.toml"], ["none.toml"]),
+]
+SEVERAL_DEVICES = "only a new kvbench sweep supports several devices; name one device"
+# Arguments, then the whole line.
+REFUSALS: list[tuple[list[str], str]] = [
+    (["sweep", "--out=bad.toml/a"], "bad.toml/a cannot be written: not a directory"),
+    (
+        ["sweep", "--model=llama-3-8b", "-ablocks=4", "--dry-run"],
+        "-a blocks: the model sets blocks, block_size, pattern, host_pattern; leave it out",
+    ),
+    (
+        ["sweep", "-aneighbour=cat", "--device=cpu"],
+        "axis neighbour=cat: not one of none, idle, gemm, memory, decode, swap, smallcopy",
+    ),
+    (
+        ["sweep", "-aburst=64MiB", "--device=cpu"],
+        "axis burst=64MiB: not none, or a size and a period from 1ms to 10000ms, such as 64MiB/50ms",
+    ),
+    (["sweep", "-arate_cap=fast", "--device=cpu"], "axis rate_cap=fast: not a whole number from 1 to 10000 or none"),
+    (["sweep", "-alaunch_bytes=0", "--device=cpu"], "axis launch_bytes=0: not a size from 1B to 16GiB"),
+    (["sweep", "-apriority=urgent", "--device=cpu"], "axis priority=urgent: not one of normal, low, high"),
+    (
+        ["sweep", "-asequence=layers-1", "--device=cpu"],
+        "axis sequence=layers-1: not whole, layers-L or at-once-L with L from 2 to 1024; "
+        "with --model also layers or at-once",
+    ),
+    (
+        ["sweep", "-asequence=layers", "--device=cpu"],
+        "axis sequence=layers: requires a model; choose one with --model, or write layers-L",
+    ),
+    (
+        ["sweep", "--device=cuda:0,cuda:0"],
+        "--device cuda:0,cuda:0: cuda:0 is named 2 times; name each GPU once",
+    ),
+    (
+        ["sweep", "--device=cuda:0,cuda:00"],
+        "--device cuda:0,cuda:00: cuda:0 is named 2 times; name each GPU once",
+    ),
+    (["tune", "--device=cpu,cpu"], f"--device cpu,cpu: {SEVERAL_DEVICES}"),
+    (["tune", "--device=cuda:all"], f"--device cuda:all: {SEVERAL_DEVICES}"),
+    (["tune", "--stream=closed"], "--stream closed: not one of idle, busy, gated, opened, sustained"),
+    (
+        ["tune", *tiny()[2:], "--device=cpu", "--backends=sm"],
+        "nothing to measure: kernels need a GPU; the cpu device has no SMs",
+    ),
+    (
+        ["tune", "--device=cpu", "--backends=batched,bogus"],
+        "--backends batched,bogus: kvbench tune measures only batched, primed, merged, per_block, staged, sm, triton",
+    ),
+    (
+        ["tune", "--device=cpu", "-a", "blocks=4", "-a", "pattern=runs-2,runs-4"],
+        "-a pattern=runs-2,runs-4: an answer is for one layout; name one",
+    ),
+    (
+        ["tune", "--neighbour=memory", "--device=cpu", "-a", "neighbour=idle"],
+        "-a neighbour=...: --neighbour names it; leave it out",
+    ),
+    (
+        ["tune", "--neighbour=memory", "--device=cpu", "--model=llama-3-8b"],
+        "--model: with --neighbour it needs RUN; to measure, use -a blocks=... and -a block_size=...",
+    ),
 ]
 
 
@@ -133,30 +227,41 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "bad.toml").write_text("[axes]\nblokcs = 4\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "")
     handler = signal.getsignal(signal.SIGTERM)
     yield tmp_path
     signal.signal(signal.SIGTERM, handler)
 
 
+@pytest.fixture
+def refusal(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Give `kvbench ARGUMENTS…` in this process, because a start for each takes too long, and return its one line."""
+
+    def line_of(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["kvbench", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        assert exit_.value.code == 2
+        shown = capsys.readouterr()
+        assert not shown.out
+        assert [path.name for path in folder.iterdir()] == ["bad.toml"]
+        return only_line(shown.err)
+
+    return line_of
+
+
 @pytest.mark.parametrize(("arguments", "words"), BAD_INPUT, ids=[" ".join(arguments) for arguments, _ in BAD_INPUT])
 def test_bad_input_is_refused_in_one_line_with_the_right_form(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    words: list[str],
+    refusal: Callable[..., str], arguments: list[str], words: list[str]
 ) -> None:
-    # In this process: a start for each takes too long. That the command does the same is the next test.
-    monkeypatch.setattr(sys, "argv", ["kvbench", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    assert exit_.value.code == 2
-    shown = capsys.readouterr()
-    line = only_line(shown.err)
+    line = refusal(*arguments)
     for word in words:
         assert word in line
-    assert not shown.out
-    assert [path.name for path in folder.iterdir()] == ["bad.toml"]
+
+
+@pytest.mark.parametrize(("arguments", "line"), REFUSALS, ids=[" ".join(arguments) for arguments, _ in REFUSALS])
+def test_bad_input_is_refused_in_these_words(refusal: Callable[..., str], arguments: list[str], line: str) -> None:
+    assert refusal(*arguments) == line
 
 
 @pytest.mark.parametrize(
@@ -171,15 +276,15 @@ def test_the_command_refuses_bad_input_in_the_same_way(tmp_path: Path, arguments
 
 def test_a_sweep_in_a_file_with_impossible_values_is_refused_with_file_and_key(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("[sampling]\nrounds = true\n")
-    done = kvbench_here("sweep", "mine.toml", cwd=tmp_path)
-    assert done.returncode == 2
-    assert error_line(done) == "mine.toml: sampling.rounds: true is not a whole number from 1 to 1000"
+    assert (
+        refused("sweep", "mine.toml", cwd=tmp_path)
+        == "mine.toml: sampling.rounds: true is not a whole number from 1 to 1000"
+    )
 
 
 def test_options_override_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('device = "cpu"\n[axes]\nbackend = "per_block"\nblocks = [4, 8]\n')
-    done = kvbench_here("sweep", "mine.toml", "-adirection=h2d", "-ablocks=16", "--dry-run", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("sweep", "mine.toml", "-adirection=h2d", "-ablocks=16", "--dry-run", "--json", cwd=tmp_path)
     (event,) = events(done)
     assert [(cell["direction"], cell["blocks"]) for cell in event["cells"]] == [("h2d", "16")]
 
@@ -288,7 +393,6 @@ def test_the_completion_works_in_bash(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["", "sweep", "show", "tune", "report", "gate compare", "trace make", "probe"])
 def test_help_describes_a_flag_and_shows_no_type_for_it(command: str) -> None:
-    done = kvbench_here(*command.split(), "--help", cwd=Path.cwd())
-    assert done.returncode == 0
+    done = succeeds(*command.split(), "--help", cwd=Path.cwd())
     assert "--help" in done.stdout
     assert "bool" not in done.stdout

@@ -118,26 +118,6 @@ def test_an_argument_that_is_not_utf_8_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["sweep", "-a", "bloks=4"], "did you mean blocks?"),
-        (["sweep", "-f", "bloks=4"], "did you mean blocks?"),
-        (["sweep", "-a", "backend=bached", "--dry-run"], "did you mean batched?"),
-        (["sweep", "quik"], "did you mean quick?"),
-        (["sweep", "--direction", "h2d"], "direction is an axis: write -a direction="),
-        (["sweep", "--model", "meta-llama/Llama-3-8B"], "download its config.json and give the path, or "),
-        (["sweep", "--retry-failed", "--device=cpu"], "--retry-failed: requires --resume RUN"),
-    ],
-    ids=" ".join,
-)
-def test_a_misspelt_value_gets_a_suggestion(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.run(arguments) == 2
-    assert told in only_line(capsys.readouterr().err)
-
-
 def completed(*words: str, cwd: Path) -> list[str]:
     """Return what fish is told to complete the last word with: a shell that leaves `=` inside of words."""
     done = subprocess.run(

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from kvbench.results import Visit
-from tests.command import cell_of, error_line, failures, kvbench, kvbench_here, records, swept, tiny
+from tests.command import cell_of, failures, kvbench_here, records, swept, tiny
 
 BESIDE = ("--rounds=1", "--warmups=0", "--cell-seconds=0.3")
 
@@ -36,31 +36,10 @@ def test_only_cells_beside_a_neighbour_have_its_figures_in_the_summary(run: Path
 def test_a_neighbour_that_dies_fails_only_its_cell(tmp_path: Path) -> None:
     cells = tiny(backend="batched", neighbour="none,swap")
     fault = "--fault=error@call=2 when neighbour=swap"  # among the first that the neighbour makes
-    done = kvbench("sweep", *cells, *BESIDE, fault, "--out", "run", cwd=tmp_path)
+    done = kvbench_here("sweep", *cells, *BESIDE, fault, "--out", "run", cwd=tmp_path)
     assert done.returncode == 5, done.stderr
     (failure,) = failures(tmp_path / "run")
     assert failure.message.startswith("the neighbour died: EngineError: copy_batch: INJECTED_ERROR")
     assert " -a neighbour=swap " in failure.command
     visits = [record for record in records(tmp_path / "run") if isinstance(record, Visit)]
     assert [cell_of(visit).neighbour for visit in visits if not visit.attempt] == ["none"]  # a busy host adds attempts
-
-
-@pytest.mark.parametrize(
-    ("axis", "message"),
-    [
-        ("neighbour=cat", "axis neighbour=cat: not one of none, idle, gemm, memory, decode, swap, smallcopy"),
-        ("burst=64MiB", "axis burst=64MiB: not none, or a size and a period from 1ms to 10000ms, such as 64MiB/50ms"),
-        ("rate_cap=fast", "axis rate_cap=fast: not a whole number from 1 to 10000 or none"),
-        ("launch_bytes=0", "axis launch_bytes=0: not a size from 1B to 16GiB"),
-        ("priority=urgent", "axis priority=urgent: not one of normal, low, high"),
-        (
-            "sequence=layers-1",
-            "axis sequence=layers-1: not whole, layers-L or at-once-L with L from 2 to 1024; "
-            "with --model also layers or at-once",
-        ),
-    ],
-)
-def test_an_invalid_value_is_refused_in_one_line(tmp_path: Path, axis: str, message: str) -> None:
-    done = kvbench_here("sweep", f"-a{axis}", "--device=cpu", cwd=tmp_path)
-    assert done.returncode == 2
-    assert error_line(done) == message

@@ -10,7 +10,7 @@ from kvbench.report.numbers import figure
 from kvbench.results import Visit, load_run
 from kvbench.results.frame import visits_that_count
 from kvbench.traces.file import Header, Swap, write_trace
-from tests.command import error_line, kvbench, kvbench_here
+from tests.command import kvbench_here, refused, succeeds
 
 COMMITTED = Path(__file__).parents[2] / "reports/nvidia-h200-2026-11-22/runs/quick-first"
 ON_CPU = ("--device=cpu", "-a", "pool=8MiB", "--rounds=2")
@@ -32,10 +32,7 @@ def visits(run: Path) -> list[Visit]:
 
 
 def test_the_swaps_of_a_trace_are_measured_and_reported(folder: Path) -> None:
-    done = kvbench_here(
-        "sweep", "--trace", "trace.gz", "-a", "backend=batched,merged", *ON_CPU, "-o", "run", cwd=folder
-    )
-    assert done.returncode == 0, done.stderr
+    done = succeeds("sweep", "--trace", "trace.gz", "-a", "backend=batched,merged", *ON_CPU, "-o", "run", cwd=folder)
     assert "trace, d2h: 1 of 20 selected swaps do not fit into a pool of" in done.stdout
     found = visits(folder / "run")
     swaps = {(visit.cell.backend, visit.cell.direction.value): 0 for visit in found}
@@ -45,8 +42,7 @@ def test_the_swaps_of_a_trace_are_measured_and_reported(folder: Path) -> None:
     spec = load_run(folder / "run").info.spec
     assert isinstance(spec["trace"], dict)
     assert (spec["trace"]["h2d"]["total"], spec["trace"]["d2h"]["total"]) == (10, 20)
-    told = kvbench_here("report", "run", cwd=folder)
-    assert told.returncode == 0, told.stderr
+    succeeds("report", "run", cwd=folder)
     page = (folder / "run" / "report" / "report.md").read_text()
     assert "## Replay: the swaps of a trace" in page
     assert "**Loads (h2d): 10 of 10 swaps of trace.gz**" in page
@@ -62,8 +58,7 @@ def test_the_swaps_of_a_trace_are_measured_and_reported(folder: Path) -> None:
 def test_a_replay_at_the_times_of_the_trace_counts_late_swaps(folder: Path) -> None:
     # the pauses take longer than the deadline of a visit without them
     options = ("--speed", "2", "--deadline-s", "0.5", *ON_CPU, "-a", "direction=h2d")
-    done = kvbench_here("sweep", "--trace", "trace.gz", "-a", "backend=batched", *options, "-o", "timed", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    succeeds("sweep", "--trace", "trace.gz", "-a", "backend=batched", *options, "-o", "timed", cwd=folder)
     samples = [visit.samples for visit in visits(folder / "timed")]
     assert [number for one in samples for number in one.swap_numbers or []] == list(range(10))
     assert all(one.late_us is not None and len(one.late_us) == len(one) for one in samples)
@@ -75,8 +70,7 @@ def test_a_replay_at_the_times_of_the_trace_counts_late_swaps(folder: Path) -> N
 
 def test_the_report_says_how_late_swaps_are_that_arrive_too_fast(folder: Path) -> None:
     options = ("--speed", "1e9", *ON_CPU, "-a", "direction=h2d")
-    done = kvbench_here("sweep", "--trace", "trace.gz", "-a", "backend=batched", *options, "-o", "crowded", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    succeeds("sweep", "--trace", "trace.gz", "-a", "backend=batched", *options, "-o", "crowded", cwd=folder)
     of_visits = [visit.samples.late_us or [] for visit in visits(folder / "crowded")]
     late_us = [one for own in of_visits for one in own if one > 0]
     assert len(late_us) == 10 - len(of_visits), "all but the first of a visit"
@@ -98,13 +92,10 @@ def test_orders_of_allocation_are_compared_by_replayed_times(folder: Path) -> No
     ]
     (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     cache = ("requests.jsonl", "--gpu-pool=200MiB", "--host-pool=2GiB", "--model")
-    made = kvbench_here("trace", "make", *cache, "deepseek-v2-lite", "-o", "mla.gz", cwd=folder)
-    assert made.returncode == 0, made.stderr
+    succeeds("trace", "make", *cache, "deepseek-v2-lite", "-o", "mla.gz", cwd=folder)
     options = ("--trace-swaps=6", "--device=cpu", "-a", "pool=256MiB", "--rounds=1")
-    done = kvbench_here("sweep", "--trace", "mla.gz", "-a", "backend=merged", *options, "-o", "mla", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    compared = kvbench_here("trace", "compare", *cache, "deepseek-v2-lite", "--run", "mla", "--json", cwd=folder)
-    assert compared.returncode == 0, compared.stderr
+    succeeds("sweep", "--trace", "mla.gz", "-a", "backend=merged", *options, "-o", "mla", cwd=folder)
+    compared = succeeds("trace", "compare", *cache, "deepseek-v2-lite", "--run", "mla", "--json", cwd=folder)
     orders = json.loads(compared.stdout)
     for side in (orders[order][way] for order in orders for way in ("h2d", "d2h")):
         assert side["merged_s"] > 0
@@ -117,32 +108,27 @@ def test_orders_of_allocation_are_compared_by_replayed_times(folder: Path) -> No
         ("deepseek-v2-lite", str(COMMITTED), "has no swaps of a trace by merged; measure them with"),
         ("deepseek-v2-lite", "none", "none is not a run directory"),
     ):
-        refused = kvbench_here("trace", "compare", *cache, model, "--run", run, cwd=folder)
-        assert refused.returncode == 2
-        assert said in error_line(refused)
+        assert said in refused("trace", "compare", *cache, model, "--run", run, cwd=folder)
 
 
 def test_show_writes_a_page_of_a_trace(folder: Path) -> None:
-    done = kvbench_here("trace", "show", "trace.gz", "-o", "page", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    succeeds("trace", "show", "trace.gz", "-o", "page", cwd=folder)
     assert (folder / "page" / "trace.md").read_text().startswith("# The swaps of trace.gz")
     assert (folder / "page" / "trace-runs.png").read_bytes().startswith(b"\x89PNG")
     (folder / "taken").write_text("")
-    refused = kvbench_here("trace", "show", "trace.gz", "-o", "taken/page", cwd=folder)
-    assert refused.returncode == 2
-    assert "cannot write the report to taken/page" in error_line(refused)
+    assert "cannot write the report to taken/page" in refused(
+        "trace", "show", "trace.gz", "-o", "taken/page", cwd=folder
+    )
 
 
 def test_tuning_for_a_trace_measures_its_swaps_and_shuffled_blocks(folder: Path) -> None:
     options = ("--trace", "trace.gz", "--device=cpu", "-a", "pool=8MiB")
-    done = kvbench_here("tune", *options, "-o", "tuned", "-p", "policy.toml", "--json", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("tune", *options, "-o", "tuned", "-p", "policy.toml", "--json", cwd=folder)
     answers = json.loads(done.stdout)["answers"]
     assert {(answer["direction"], answer["stream_state"]) for answer in answers} == {("h2d", "idle"), ("d2h", "idle")}
     sequences = {(visit.cell.sequence, visit.cell.direction.value) for visit in visits(folder / "tuned")}
     assert sequences == {(kind, way) for kind in ("trace", "whole") for way in ("h2d", "d2h")}
-    again = kvbench_here("tune", "tuned", cwd=folder)
-    assert again.returncode == 0, again.stderr
+    again = succeeds("tune", "tuned", cwd=folder)
     assert "the swaps of trace.gz: 10 loads and 20 stores" in " ".join(again.stdout.split())
     assert (folder / "policy.toml").read_text().count("[[tables]]") == 2
 
@@ -150,18 +136,17 @@ def test_tuning_for_a_trace_measures_its_swaps_and_shuffled_blocks(folder: Path)
 def test_a_replay_is_resumed_only_with_its_own_file(folder: Path) -> None:
     copy = folder / "copy.gz"
     copy.write_bytes((folder / "trace.gz").read_bytes())
-    first = kvbench_here("sweep", "--trace", "copy.gz", "-a", "backend=batched", *ON_CPU, "-o", "early", cwd=folder)
-    assert first.returncode == 0, first.stderr
+    succeeds("sweep", "--trace", "copy.gz", "-a", "backend=batched", *ON_CPU, "-o", "early", cwd=folder)
     journal = folder / "early" / "journal.jsonl"
     lines = [line for line in journal.read_text().splitlines() if '"round":1' not in line or '"visit"' not in line]
     journal.write_text("\n".join(lines) + "\n")
     write_trace(copy, Header(block_bytes=4096), [Swap(0, "h2d", 1, [1], [1])], {})
-    refused = kvbench_here("sweep", "--resume", "early", cwd=folder)
-    assert refused.returncode == 2
-    assert error_line(refused) == f"--trace {copy}: the file is not the one that the run began with"
+    assert (
+        refused("sweep", "--resume", "early", cwd=folder)
+        == f"--trace {copy}: the file is not the one that the run began with"
+    )
     copy.write_bytes((folder / "trace.gz").read_bytes())
-    again = kvbench_here("sweep", "--resume", "early", cwd=folder)
-    assert again.returncode == 0, again.stderr
+    succeeds("sweep", "--resume", "early", cwd=folder)
     assert {visit.round for visit in visits(folder / "early")} == {0, 1}
 
 
@@ -197,6 +182,4 @@ def test_a_trace_that_cannot_be_replayed_or_tuned_for_is_refused_in_one_line(
     folder: Path, command: str, options: list[str], said: str
 ) -> None:
     (folder / "bad.gz").write_text(json.dumps({"requests": 3}))
-    done = kvbench(command, *options, "--device=cpu", cwd=folder)
-    assert done.returncode == 2
-    assert said in error_line(done)
+    assert said in refused(command, *options, "--device=cpu", cwd=folder)

@@ -8,16 +8,16 @@ from kvbench.cells.axes import StreamState
 from kvbench.policy import load_policy
 from kvbench.results import load_run
 from kvbench.results.frame import visits_that_count
-from tests.command import error_line, kvbench, kvbench_here, records
+from tests.command import kvbench_here, records, refused, succeeds
 
-SMALL = ("--device=cpu", "-a", "blocks=4", "-a", "block_size=4KiB,64KiB", "-a", "pool=4MiB", "-a", "direction=h2d")
+ON_CPU = ("--device=cpu", "-a", "direction=h2d", "-a", "pool=4MiB")
+SMALL = (*ON_CPU, "-a", "blocks=4", "-a", "block_size=4KiB,64KiB")
 
 
 def test_tune_measures_answers_and_writes_the_requested_files(tmp_path: Path) -> None:
     # The others are far behind on a busy host too, so that what may be chosen is visited often enough for an interval.
     slow = "--fault=slow=1000 when backend!=batched"
-    done = kvbench("tune", *SMALL, slow, "-o", "run", "-p", "mine.toml", "--export", "json=all.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("tune", *SMALL, slow, "-o", "run", "-p", "mine.toml", "--export", "json=all.json", cwd=tmp_path)
     assert "h2d idle, sustained (4 blocks): batched\n" in done.stdout
     answers = json.loads((tmp_path / "all.json").read_text())["answers"]
     assert {answer["quantity"] for answer in answers} == {"latency", "sustained"}
@@ -33,16 +33,14 @@ def test_tune_measures_answers_and_writes_the_requested_files(tmp_path: Path) ->
     again = kvbench_here("tune", "run", "--export", "json", cwd=tmp_path)
     assert json.loads(again.stdout)["answers"] == answers
 
-    resumed = kvbench_here("sweep", "--resume", "run", cwd=tmp_path)
-    assert resumed.returncode == 2
-    assert error_line(resumed) == (
+    assert refused("sweep", "--resume", "run", cwd=tmp_path) == (
         "--resume run: kvbench tune cannot continue a search; to use what was measured: kvbench tune run"
     )
     assert load_run(tmp_path / "run").records == run.records
 
 
 def test_tune_answers_without_failed_cells_and_reports_them(tmp_path: Path) -> None:
-    done = kvbench(
+    done = kvbench_here(
         "tune", *SMALL, "--fault=corrupt@descriptor=1 when backend!=batched", "--json", "-o", "run", cwd=tmp_path
     )
     assert done.returncode == 5, done.stderr
@@ -51,22 +49,17 @@ def test_tune_answers_without_failed_cells_and_reports_them(tmp_path: Path) -> N
 
 def test_tune_answers_for_one_stream_state(tmp_path: Path) -> None:
     some = ("--backends", "batched,per_block", "--json", "-o", "run")
-    done = kvbench("tune", *SMALL, *some, "--stream", "gated", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("tune", *SMALL, *some, "--stream", "gated", cwd=tmp_path)
     assert {answer["stream_state"] for answer in json.loads(done.stdout)["answers"]} == {"gated"}
     assert "h2d gated (" in kvbench_here("tune", "run", "--stream", "gated", cwd=tmp_path).stdout
-    none = kvbench_here("tune", "run", "--stream", "idle", cwd=tmp_path)
-    assert (none.returncode, "no swap was measured on an idle stream" in error_line(none)) == (2, True)
-    wrong = kvbench_here("tune", "--stream", "closed", cwd=tmp_path)
-    assert error_line(wrong) == "--stream closed: not one of idle, busy, gated, opened, sustained"
+    assert "no swap was measured on an idle stream" in refused("tune", "run", "--stream", "idle", cwd=tmp_path)
 
 
 def test_every_model_has_answers_and_standard_output_has_nothing_else(tmp_path: Path) -> None:
     """Also 112 blocks, and blocks of 32 KiB, with which a search does not begin if it chooses among many."""
     models = ("--model=qwen2.5-7b", "--model=llama-3-8b", "--tokens=32")
     small = ("--device=cpu", "-a", "direction=h2d", "-a", "pool=16MiB", "--backends=batched,per_block")
-    done = kvbench("tune", *models, *small, "--json", "-o", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("tune", *models, *small, "--json", "-o", "run", cwd=tmp_path)
     assert "cells measured" in done.stderr
     answers = json.loads(done.stdout)["answers"]
     for quantity in ("latency", "sustained"):
@@ -74,19 +67,7 @@ def test_every_model_has_answers_and_standard_output_has_nothing_else(tmp_path: 
         assert [(answer["block_bytes"], answer["blocks"]) for answer in own] == [(16384, 112), (32768, 128)]
 
 
-def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
-    nothing = kvbench_here("tune", *SMALL, "--backends", "sm", "-o", "run", cwd=tmp_path)
-    assert nothing.returncode == 2
-    assert "nothing to measure" in error_line(nothing)
-    unknown = kvbench_here("tune", *SMALL, "--backends", "batched,bogus", cwd=tmp_path)
-    assert unknown.returncode == 2
-    assert error_line(unknown).startswith("--backends batched,bogus: kvbench tune measures only batched, primed")
-
-
 def test_the_help_lists_the_devices_that_the_command_accepts(tmp_path: Path) -> None:
-    several = kvbench_here("tune", "--device=cuda:all", "-o", "run", cwd=tmp_path)
-    assert several.returncode == 2
-    assert "name one device" in error_line(several)
     shown = kvbench_here("tune", "--help", cwd=tmp_path).stdout
     assert "auto, cpu, cuda or cuda:N" in shown
     assert "cuda:all" not in shown
@@ -94,10 +75,9 @@ def test_the_help_lists_the_devices_that_the_command_accepts(tmp_path: Path) -> 
 
 
 def test_tune_measures_and_answers_beside_a_neighbour(tmp_path: Path) -> None:
-    small = ("-a", "blocks=64", "-a", "block_size=4KiB", "-a", "direction=h2d", "-a", "burst=none", "-a", "pool=4MiB")
-    asked = ("--neighbour=memory", "--max-slowdown=500%", "--device=cpu", "--backends=batched,staged")
-    done = kvbench("tune", *asked, *small, "-o", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    small = ("-a", "blocks=64", "-a", "block_size=4KiB", "-a", "burst=none")
+    asked = ("--neighbour=memory", "--max-slowdown=500%", "--backends=batched,staged")
+    done = succeeds("tune", *ON_CPU, *asked, *small, "-o", "run", cwd=tmp_path)
     assert "memory beside h2d swaps of 64 blocks of 4 KiB: batched" in done.stdout
     visits = [record for record in load_run(tmp_path / "run").records if hasattr(record, "samples")]
     assert {visit.cell.neighbour for visit in visits} == {"memory"}
@@ -107,25 +87,8 @@ def test_tune_measures_and_answers_beside_a_neighbour(tmp_path: Path) -> None:
     assert answer["ways"][0]["slowdown_interval"]
 
 
-def test_bad_input_beside_a_neighbour_is_refused_in_one_line(tmp_path: Path) -> None:
-    twice = kvbench_here("tune", "--neighbour=memory", "--device=cpu", "-a", "neighbour=idle", cwd=tmp_path)
-    assert twice.returncode == 2
-    assert error_line(twice).startswith("-a neighbour=...: --neighbour names it")
-    model = kvbench_here("tune", "--neighbour=memory", "--device=cpu", "--model=llama-3-8b", cwd=tmp_path)
-    assert model.returncode == 2
-    assert error_line(model).startswith("--model: with --neighbour it needs RUN")
-
-
 def test_blocks_in_runs_are_measured_next_to_shuffled_ones(tmp_path: Path) -> None:
-    many = ("--device=cpu", "-a", "blocks=64", "-a", "block_size=4KiB", "-a", "pool=4MiB", "-a", "direction=h2d")
-    done = kvbench("tune", *many, "-o", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeeds("tune", *ON_CPU, "-a", "blocks=64", "-a", "block_size=4KiB", "-o", "run", cwd=tmp_path)
     visits = visits_that_count(records(tmp_path / "run"))  # a disturbed visit is repeated
     in_runs = Counter(str(visit.cell.pattern) for visit in visits if visit.cell.backend == "merged")
     assert {name: in_runs[name] for name in ("runs-8", "runs-32")} == {"runs-8": 6, "runs-32": 6}
-
-
-def test_an_answer_applies_to_one_layout(tmp_path: Path) -> None:
-    done = kvbench_here("tune", *SMALL, "-a", "pattern=runs-2,runs-4", cwd=tmp_path)
-    assert done.returncode == 2
-    assert error_line(done) == "-a pattern=runs-2,runs-4: an answer is for one layout; name one"

@@ -5,7 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ from kvbench.results.schema import EffectivePath
 from kvbench.sweep.config import load_config, shipped_configs
 from kvbench.sweep.installed import installed
 from kvbench.sweep.spec import Sampling
-from tests.command import kvbench_here
+from tests.command import kvbench_here, succeeds
 from tests.docs.blocks import DOCUMENTS, MAKERS, OTHERS, ROOT, filled, names_of, without_blocks
 from tests.docs.reference import leaves
 from tests.markdown import anchors, tokens
@@ -101,10 +101,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cells = ("-abackend=per_block,batched", "-adirection=h2d", "-ablocks=4", "-ablock_size=1KiB,2KiB")
     for name in ("mine", "other"):
         options = ("-astream_state=idle", "--rounds=1", f"--out=runs/{name}")
-        done = kvbench_here("sweep", "--device=cpu", *cells, *options, cwd=folder)
-        assert done.returncode == 0, done.stderr
-    done = kvbench_here("tune", "runs/mine", "-p", "mine.toml", cwd=folder)
-    assert done.returncode == 0, done.stderr
+        succeeds("sweep", "--device=cpu", *cells, *options, cwd=folder)
+    succeeds("tune", "runs/mine", "-p", "mine.toml", cwd=folder)
     (folder / "reports").symlink_to(ROOT / "reports")
     return folder
 
@@ -211,25 +209,21 @@ def test_the_contract_of_a_backend_names_every_mechanism_and_every_optional_axis
     assert re.findall("`([a-z_]+)`", axes) == [axis.name for axis in AXES.values() if axis.depends_on_backend]
 
 
-def test_the_documented_rules_are_rules(tmp_path: Path) -> None:
-    text = (HOW_TO / "gate.md").read_text()
-    (block,) = re.findall(r"^```toml\n(config = .*?)^```", text, re.DOTALL | re.MULTILINE)
-    (tmp_path / "rules.toml").write_text(block)
-    assert len(load_rules(tmp_path / "rules.toml").rules) == block.count("[[rule]]")
-
-
-def test_the_documented_config_is_a_config(tmp_path: Path) -> None:
-    text = (REFERENCE / "config.md").read_text()
-    (block,) = re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+@pytest.mark.parametrize(
+    ("document", "start", "read", "table"),
+    [
+        (HOW_TO / "gate.md", "config = ", lambda path: load_rules(path).rules, "[[rule]]"),
+        (REFERENCE / "config.md", "", lambda path: load_config(path).groups, "[[group]]"),
+        (REFERENCE / "policy.md", "", lambda path: load_policy(path).tables, "[[tables]]"),
+    ],
+    ids=["rules", "config", "policy"],
+)
+def test_a_documented_file_can_be_read(
+    tmp_path: Path, document: Path, start: str, read: Callable[[Path], Sized], table: str
+) -> None:
+    (block,) = re.findall(rf"^```toml\n({start}.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE)
     (tmp_path / "mine.toml").write_text(block)
-    assert len(load_config(tmp_path / "mine.toml").groups) == block.count("[[group]]")
-
-
-def test_the_documented_policy_is_a_policy(tmp_path: Path) -> None:
-    text = (REFERENCE / "policy.md").read_text()
-    (block,) = re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    (tmp_path / "policy.toml").write_text(block)
-    assert len(load_policy(tmp_path / "policy.toml").tables) == block.count("[[tables]]")
+    assert len(read(tmp_path / "mine.toml")) == block.count(table)
 
 
 def test_every_fault_is_documented_in_its_own_words() -> None:
@@ -271,8 +265,7 @@ def test_a_documented_sweep_can_be_planned(arguments: tuple[str, ...], tmp_path:
     ids=shlex.join,
 )
 def test_a_documented_command_on_a_run_runs(arguments: list[str], folder: Path) -> None:
-    done = kvbench_here(*arguments, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    succeeds(*arguments, cwd=folder)
 
 
 @pytest.mark.parametrize("block", python_blocks())

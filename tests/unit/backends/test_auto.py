@@ -32,7 +32,8 @@ from kvbench.tune.exports import ENGINE_BACKENDS
 from kvbench.tune.fit import sms_of
 from kvbench.tune.rule import WORST
 from tests import markdown, synthetic
-from tests.command import BRIEF, error_line, failures, kvbench_here, records, tiny
+from tests.command import BRIEF, failures, kvbench_here, records, refused, succeeds, tiny
+from tests.reports import made_run
 from tests.strategies import H200
 
 H200_RUNS, H100_RUNS = (Path(f"reports/nvidia-{card}-2026-11-22/runs") for card in ("h200", "h100-80gb-hbm3"))
@@ -52,10 +53,8 @@ choices = [["per_block", "batched"], ["batched descriptors_per_call=8", "{far}"]
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the run `first` and the policy `mine.toml` made of it."""
     folder = tmp_path_factory.mktemp("fitted")
-    done = kvbench_here("sweep", *tiny(**AXES), *BRIEF, "--out", "first", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    done = kvbench_here("tune", "first", "-p", "mine.toml", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    succeeds("sweep", *tiny(**AXES), *BRIEF, "--out", "first", cwd=folder)
+    succeeds("tune", "first", "-p", "mine.toml", cwd=folder)
     return folder
 
 
@@ -77,8 +76,7 @@ def test_a_policy_is_made_of_a_run_and_shown(fitted: Path) -> None:
     assert (table.direction, table.stream_state) == (Direction.H2D, StreamState.IDLE)
     assert (table.block_bytes, table.blocks) == ((1024, 16384), (4, 64))
     assert {text for row in table.choices for text in row} <= {"batched", "per_block"}
-    shown = kvbench_here("tune", "first", cwd=fitted)
-    assert shown.returncode == 0
+    shown = succeeds("tune", "first", cwd=fitted)
     in_full = kvbench_here("tune", "first", "--table", cwd=fitted).stdout
     for text in ("16 KiB", *table.choices[0]):
         assert text in in_full
@@ -98,8 +96,7 @@ def test_a_policy_is_made_of_a_run_and_shown(fitted: Path) -> None:
 def test_auto_runs_what_the_policy_says_and_the_run_says_so(fitted: Path, tmp_path: Path) -> None:
     policy = write_policy(tmp_path, fitted)
     cells = tiny(**AXES, backend="auto,batched")
-    done = kvbench_here("sweep", *cells, *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeeds("sweep", *cells, *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
     table = summary(tmp_path / "run").set_index(["backend", "block_size", "blocks"])
     assert table["chosen"]["auto"].to_dict() == {
         ("1KiB", 4): "per_block",
@@ -123,17 +120,15 @@ def test_auto_runs_what_the_policy_says_and_the_run_says_so(fitted: Path, tmp_pa
 
 def test_a_resumed_run_keeps_its_policy(fitted: Path, tmp_path: Path) -> None:
     policy = write_policy(tmp_path, fitted)
-    done = kvbench_here(
+    succeeds(
         "sweep", *tiny(**AXES, backend="auto"), *BRIEF, "--policy", policy, "--out", "run", "--rounds=2", cwd=tmp_path
     )
-    assert done.returncode == 0, done.stderr
     before = summary(tmp_path / "run")
     journal = tmp_path / "run" / "journal.jsonl"
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:-5]))
     policy.unlink()
-    done = kvbench_here("sweep", "--resume", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeeds("sweep", "--resume", "run", cwd=tmp_path)
     after = summary(tmp_path / "run")
     assert after["chosen"].tolist() == before["chosen"].tolist()
     assert (after["rounds"] == 2).all()
@@ -141,17 +136,14 @@ def test_a_resumed_run_keeps_its_policy(fitted: Path, tmp_path: Path) -> None:
 
 def test_the_environment_names_a_policy_for_sweeps_that_go_by_one(fitted: Path, tmp_path: Path) -> None:
     env = {"KVBENCH_POLICY": str(write_policy(tmp_path, fitted))}
-    done = kvbench_here("sweep", *tiny(backend="auto"), *BRIEF, "--out", "with", cwd=tmp_path, env=env)
-    assert done.returncode == 0, done.stderr
+    succeeds("sweep", *tiny(backend="auto"), *BRIEF, "--out", "with", cwd=tmp_path, env=env)
     assert summary(tmp_path / "with")["chosen"].tolist() == ["per_block"]
-    done = kvbench_here("sweep", *tiny(), *BRIEF, "--out", "without", cwd=tmp_path, env=env)
-    assert done.returncode == 0, done.stderr
+    succeeds("sweep", *tiny(), *BRIEF, "--out", "without", cwd=tmp_path, env=env)
     assert load_run(tmp_path / "without").info.spec["policy"] is None
 
 
 def test_without_a_policy_auto_says_so(tmp_path: Path) -> None:
-    done = kvbench_here("sweep", *tiny(backend="auto"), *BRIEF, "--out", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeeds("sweep", *tiny(backend="auto"), *BRIEF, "--out", "run", cwd=tmp_path)
     (row,) = summary(tmp_path / "run").to_dict("records")
     assert row["chosen"] == "batched"  # the built-in default, a kernel, does not run here
     assert "auto had no policy and used its built-in defaults" in row["warnings"]
@@ -165,8 +157,7 @@ def test_without_a_policy_auto_is_measured_only_when_it_is_asked_for(fitted: Pat
 
 def planned(folder: Path, *options: str) -> set[str]:
     """Return the backends of the cells that a sweep would measure."""
-    done = kvbench_here("sweep", *options, "--dry-run", "--json", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("sweep", *options, "--dry-run", "--json", cwd=folder)
     return {cell["backend"] for cell in json.loads(done.stdout)["cells"]}
 
 
@@ -177,8 +168,7 @@ def planned(folder: Path, *options: str) -> set[str]:
 def test_a_choice_that_cannot_run_here_is_said(fitted: Path, tmp_path: Path, backend: str) -> None:
     policy = write_policy(tmp_path, fitted, far=backend)
     cells = tiny(backend="auto", blocks="64", block_size="16KiB")
-    done = kvbench_here("sweep", *cells, *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeeds("sweep", *cells, *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
     (row,) = summary(tmp_path / "run").to_dict("records")
     assert row["chosen"] == "batched"
     expected = f"auto used batched: it cannot use {backend.split()[0]}, which the policy chooses, here"
@@ -188,25 +178,23 @@ def test_a_choice_that_cannot_run_here_is_said(fitted: Path, tmp_path: Path, bac
 def test_a_direction_without_a_table_is_said(fitted: Path, tmp_path: Path) -> None:
     cells = tiny(backend="auto", direction="d2h")
     options = ("--policy", write_policy(tmp_path, fitted), "--out", "run")
-    done = kvbench_here("sweep", *cells, *BRIEF, *options, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeeds("sweep", *cells, *BRIEF, *options, cwd=tmp_path)
     (warning,) = summary(tmp_path / "run")["warnings"]
     assert warning == "auto used its defaults: the policy has no table for d2h"
 
 
 def test_a_policy_of_another_device_is_refused(fitted: Path, tmp_path: Path) -> None:
     policy = write_policy(tmp_path, fitted, device="NVIDIA Other")
-    done = kvbench_here("sweep", *tiny(backend="auto"), *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
-    assert done.returncode == 2
-    assert error_line(done).startswith("policy: it was measured on 'NVIDIA Other', this is ")
+    assert refused("sweep", *tiny(backend="auto"), *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path).startswith(
+        "policy: it was measured on 'NVIDIA Other', this is "
+    )
     assert not (tmp_path / "run").exists()
 
 
 def test_a_policy_of_another_driver_is_used_and_noted(fitted: Path, tmp_path: Path) -> None:
     policy = write_policy(tmp_path, fitted)
     policy.write_text(f'driver = "1.2"\n{policy.read_text()}')
-    done = kvbench_here("sweep", *tiny(backend="auto"), *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeeds("sweep", *tiny(backend="auto"), *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
     notes = [record.text for record in records(tmp_path / "run") if isinstance(record, Note)]
     assert any("the policy was measured with driver 1.2, this is none" in text for text in notes)
 
@@ -214,17 +202,16 @@ def test_a_policy_of_another_driver_is_used_and_noted(fitted: Path, tmp_path: Pa
 def test_a_policy_of_another_workload_is_used_and_noted(fitted: Path, tmp_path: Path) -> None:
     cells = tiny(backend="auto", reuse="same", pattern="shuffled")
     options = ("--policy", fitted / "mine.toml", "--out", "run")
-    done = kvbench_here("sweep", *cells, *BRIEF, *options, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeeds("sweep", *cells, *BRIEF, *options, cwd=tmp_path)
     notes = [record.text for record in records(tmp_path / "run") if isinstance(record, Note)]
     assert any("the policy was measured with reuse fresh, this sweep has same" in text for text in notes)
     assert not any("with pattern" in text for text in notes)
 
 
 def test_a_policy_that_no_cell_would_go_by_is_refused(fitted: Path, tmp_path: Path) -> None:
-    done = kvbench_here("sweep", *tiny(), "--policy", fitted / "mine.toml", "--dry-run", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "no cell uses the backend auto; add -a backend=auto,batched" in error_line(done)
+    assert "no cell uses the backend auto; add -a backend=auto,batched" in refused(
+        "sweep", *tiny(), "--policy", fitted / "mine.toml", "--dry-run", cwd=tmp_path
+    )
 
 
 def test_auto_fails_as_its_choice_does(fitted: Path, tmp_path: Path) -> None:
@@ -239,16 +226,16 @@ def test_auto_fails_as_its_choice_does(fitted: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_that_went_by_no_policy_has_none_to_give(fitted: Path) -> None:
-    done = kvbench_here("sweep", *tiny(backend="auto"), "--policy", "first", "--dry-run", cwd=fitted)
-    assert done.returncode == 2
+    line = refused("sweep", *tiny(backend="auto"), "--policy", "first", "--dry-run", cwd=fitted)
     expected = "--policy first: this run used no policy; build one with kvbench tune first -p FILE"
-    assert error_line(done) == expected
+    assert line == expected
 
 
 def test_a_policy_that_cannot_be_written_is_one_line(fitted: Path) -> None:
-    done = kvbench_here("tune", "first", "-p", "nowhere/mine.toml", cwd=fitted)
-    assert done.returncode == 2
-    assert error_line(done) == "-p nowhere/mine.toml: cannot be written: no such file or directory"
+    assert (
+        refused("tune", "first", "-p", "nowhere/mine.toml", cwd=fitted)
+        == "-p nowhere/mine.toml: cannot be written: no such file or directory"
+    )
 
 
 @pytest.mark.parametrize("run", [H200_RUNS / "engine", H200_RUNS / "cliff", H100_RUNS / "engine"], ids=str)
@@ -359,7 +346,7 @@ def report(folder: Path, times: list[tuple[Cell, float, str | None]]) -> str:
         for number in range(6)
         for cell, time_us, chosen in times
     ]
-    run = load_run(synthetic.write_run(folder / "run", [*synthetic.ceilings(), *visits]))
+    run = made_run(folder, [*synthetic.ceilings(), *visits])
     return report_files([run])["report.md"].decode()
 
 

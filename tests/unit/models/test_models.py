@@ -21,7 +21,7 @@ from kvbench.results import Visit, load_run
 from kvbench.sweep.config import find_config, load_config
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
-from tests.command import BRIEF, cell_of, error_line, events, kvbench_here
+from tests.command import BRIEF, cell_of, events, kvbench_here, succeeds
 
 KIB = 1024
 DENSE = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
@@ -467,8 +467,7 @@ def test_a_model_is_measured_and_verified_on_the_cpu(tmp_path: Path) -> None:
         json.dumps({**DENSE, "num_hidden_layers": 4, "sliding_window": 32, "sliding_window_pattern": 2})
     )
     options = ("--device=cpu", "--model=tiny/config.json", "--tp=4", "--tokens=160", "--block-tokens=8", *BRIEF)
-    done = kvbench_here("sweep", *options, "-fbackend=per_block|batched", "--out=run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeeds("sweep", *options, "-fbackend=per_block|batched", "--out=run", cwd=tmp_path)
     run = load_run(tmp_path / "run")
     visits = [record for record in run.records if isinstance(record, Visit)]
     # 2 full layers and 2 that keep the last 31 of 160 tokens, K and V apart: 4 tensors of 20 ids, 4 of 4
@@ -496,16 +495,9 @@ def test_a_damaged_block_of_a_model_is_detected(tmp_path: Path) -> None:
 
 def test_several_models_and_options_can_override_a_config(tmp_path: Path) -> None:
     options = ("--model=llama-3-8b", "--model=phi-4", "--tokens=16", "-adirection=h2d", "-abackend=batched")
-    done = kvbench_here("sweep", "order", "--device=cpu", *options, "--dry-run", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("sweep", "order", "--device=cpu", *options, "--dry-run", "--json", cwd=tmp_path)
     (event,) = events(done)
     assert {(cell["blocks"], cell["block_size"], cell["pattern"]) for cell in event["cells"]} == {
         ("64", "32KiB", "tensors-64"),
         ("80", "40KiB", "tensors-80"),
     }
-
-
-def test_axes_set_by_a_model_cannot_be_options(tmp_path: Path) -> None:
-    done = kvbench_here("sweep", "--model=llama-3-8b", "-ablocks=4", "--dry-run", cwd=tmp_path)
-    assert done.returncode == 2
-    assert error_line(done) == "-a blocks: the model sets blocks, block_size, pattern, host_pattern; leave it out"

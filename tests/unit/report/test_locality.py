@@ -12,9 +12,8 @@ from kvbench.report.model import Part
 from kvbench.report.numbers import TIMES
 from kvbench.report.sections.locality import make
 from kvbench.report.view import views_of
-from kvbench.results import load_run
-from tests.reports import lines_of, said
-from tests.synthetic import ceilings, failure, visit, write_run
+from tests.reports import lines_of, made_run, said
+from tests.synthetic import ceilings, failure, visit
 
 GIB = 1 << 30
 SWAP = Cell("sm", Direction.D2H, 1024, 4096, sms=2)
@@ -25,7 +24,7 @@ def part_of(tmp_path: Path, times_us: dict[Cell, float]) -> Part | str:
     visits = [
         visit(cell, us, count=5, noise=0.001, round_=number) for number in range(6) for cell, us in times_us.items()
     ]
-    run = load_run(write_run(tmp_path / "run", [*ceilings(), *visits]))
+    run = made_run(tmp_path, [*ceilings(), *visits])
     return make(views_of([run])[0])
 
 
@@ -61,7 +60,7 @@ def test_the_swap_that_scattering_slows_most_is_one_that_visits_agree_on(tmp_pat
             (replace(FAR, blocks=4096), 800.0),
         )
     ]
-    part = make(views_of([load_run(write_run(tmp_path / "run", [*ceilings(), *records]))])[0])
+    part = make(views_of([made_run(tmp_path, [*ceilings(), *records])])[0])
     assert isinstance(part, Part)
     (highlight,) = part.highlights
     assert f"4 096 {TIMES} 4 KiB takes 2x as long" in said(highlight.text)
@@ -70,7 +69,7 @@ def test_the_swap_that_scattering_slows_most_is_one_that_visits_agree_on(tmp_pat
 def test_a_failed_arm_does_not_change_the_caption_and_has_a_footnote(tmp_path: Path) -> None:
     records = [visit(cell, 100.0, count=5, round_=number) for number in range(6) for cell in (SWAP, FAR)]
     gone = failure(replace(SWAP, reuse=Reuse.FRESH), "error 719")
-    part = make(views_of([load_run(write_run(tmp_path / "run", [*ceilings(), *records, gone]))])[0])
+    part = make(views_of([made_run(tmp_path, [*ceilings(), *records, gone])])[0])
     assert isinstance(part, Part)
     (table,) = part.tables
     assert " · 30 samples per cell" in said(table.caption)
@@ -80,7 +79,7 @@ def test_a_failed_arm_does_not_change_the_caption_and_has_a_footnote(tmp_path: P
 
 def test_swaps_that_all_failed_are_not_compared(tmp_path: Path) -> None:
     gone = [failure(cell, "error 719") for cell in (SWAP, FAR)]
-    part = make(views_of([load_run(write_run(tmp_path / "run", [*ceilings(), *gone]))])[0])
+    part = make(views_of([made_run(tmp_path, [*ceilings(), *gone])])[0])
     assert isinstance(part, str)
 
 
@@ -93,7 +92,7 @@ def test_a_highlight_says_when_priming_did_not_stop_the_cpu_from_copying(tmp_pat
         for number in range(6)
         for cell in primed
     ]
-    part = make(views_of([load_run(write_run(tmp_path / "run", [*ceilings(), *visits]))])[0])
+    part = make(views_of([made_run(tmp_path, [*ceilings(), *visits])])[0])
     assert isinstance(part, Part)
     assert "primed took the path CPU inline, in some visits or all, in 1 of 2 cells." in [
         one.text for one in part.highlights
@@ -119,7 +118,7 @@ def test_a_run_of_hot_swaps_only_says_what_the_section_needs(tmp_path: Path) -> 
 def test_other_sections_prefer_fresh_scattered_blocks(tmp_path: Path) -> None:
     hot = {replace(SWAP, block_bytes=size): 50.0 for size in (1024, 2048, 4096, 8192)}
     far = {replace(FAR, block_bytes=size): 200.0 for size in (1024, 4096)}
-    run = load_run(write_run(tmp_path / "run", [visit(cell, us) for cell, us in (hot | far).items()]))
+    run = made_run(tmp_path, [visit(cell, us) for cell, us in (hot | far).items()])
     shown = views_of([run])[0].pinned
     assert set(shown.cells["reuse"]) == {"fresh"}
     assert set(shown.cells["pool"]) == {"16GiB"}

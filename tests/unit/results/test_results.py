@@ -28,6 +28,7 @@ from kvbench.results.journal import Position, read_lines, seal
 from kvbench.results.schema import EffectivePath
 from kvbench.text import printable
 from tests import synthetic
+from tests.reports import made_run
 
 CELL = Cell("batched", Direction.H2D, 256, 4096, order=Order.ANY)
 BUSY = Cell("batched", Direction.H2D, 256, 4096, StreamState.BUSY, order=Order.ANY)
@@ -52,7 +53,7 @@ def test_the_path_of_most_visits_comes_first(tmp_path: Path) -> None:
         for number, path in enumerate(("CPU inline", "copy engine", "copy engine"))
         for visit in synthetic.visits([CELL], round_=number)
     ]
-    frame = load_run(synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *visits])).frame()
+    frame = made_run(tmp_path, [*synthetic.ceilings(), *visits]).frame()
     assert frame["path"].tolist() == ["copy engine; CPU inline"]
 
 
@@ -442,7 +443,7 @@ def test_the_median_is_of_the_visits_medians_and_the_spread_of_all_samples(tmp_p
         synthetic.visit(CELL, us, count=count, round_=number)
         for number, (us, count) in enumerate(((10.0, 21), (20.0, 5), (30.0, 7)))
     ]
-    read = load_run(synthetic.write_run(tmp_path / "run", visits))
+    read = made_run(tmp_path, visits)
     row = read.frame().iloc[0]
     pooled = np.concatenate([visit.samples.wall_us for visit in visits])
     assert (row["samples"], row["rounds"]) == (33, 3)
@@ -463,7 +464,7 @@ INTERVAL = ["swap_us_low", "swap_us_high", "gbps_low", "gbps_high"]
 def test_an_interval_requires_six_visits(tmp_path: Path, count: int) -> None:
     visits = [synthetic.visit(CELL, 10.0 + number, count=7, round_=number) for number in range(count)]
     others = [synthetic.visit(BUSY, 99.0, round_=number) for number in range(6)]  # their visits count for themselves
-    row = load_run(synthetic.write_run(tmp_path / "run", [*others, *visits])).frame().set_index("cell_id").loc[CELL.id]
+    row = made_run(tmp_path, [*others, *visits]).frame().set_index("cell_id").loc[CELL.id]
     if count < 6:
         assert row[INTERVAL].isna().all()
         return
@@ -486,9 +487,7 @@ def test_an_idle_stream_has_latency_and_a_busy_one_execution(run: Path) -> None:
 def test_execution_is_that_of_the_samples_whose_delay_outlasted_the_submission(tmp_path: Path) -> None:
     outlasted = [synthetic.visit(BUSY, 10.0, count=7, round_=number) for number in range(6)]
     cells = {
-        ended: load_run(synthetic.write_run(tmp_path / str(ended), [with_ended(visit, ended) for visit in outlasted]))
-        .frame()
-        .iloc[0]
+        ended: made_run(tmp_path, [with_ended(visit, ended) for visit in outlasted], name=str(ended)).frame().iloc[0]
         for ended in (0, 3, 4)
     }
     figures = ["swap_us_median", "swap_us_q1", "swap_us_q3", "gbps", "execution_gbps", *INTERVAL]
@@ -502,7 +501,7 @@ def test_execution_is_that_of_the_samples_whose_delay_outlasted_the_submission(t
 
 def test_a_visit_with_too_few_such_samples_has_no_time(tmp_path: Path) -> None:
     visits = [synthetic.visit(BUSY, 10.0, count=7, round_=number) for number in range(6)]
-    run = load_run(synthetic.write_run(tmp_path / "run", [with_ended(visits[0], 6), *visits[1:]]))
+    run = made_run(tmp_path, [with_ended(visits[0], 6), *visits[1:]])
     cell = run.frame().iloc[0]
     assert list(run.visit_times()[BUSY.id]) == [1, 2, 3, 4, 5]
     assert (cell["status"], cell["rounds"], cell["samples"]) == ("ok", 5, 42)
@@ -524,7 +523,7 @@ def with_ended(visit: Visit, count: int) -> Visit:
 
 def test_a_failed_cell_has_no_figures_but_keeps_its_samples(tmp_path: Path) -> None:
     records = [*synthetic.visits([CELL, BUSY]), synthetic.failure(CELL, "17 bytes differ", "mismatch")]
-    read = load_run(synthetic.write_run(tmp_path / "run", records))
+    read = made_run(tmp_path, records)
     row = read.frame().set_index("cell_id").loc[CELL.id]
     assert (row["status"], row["reason"], row["samples"]) == ("failed", "mismatch: 17 bytes differ", 0)
     assert row[[name for name in row.index if name.endswith(("_median", "_q1", "_q3")) or name == "gbps"]].isna().all()
@@ -534,15 +533,15 @@ def test_a_failed_cell_has_no_figures_but_keeps_its_samples(tmp_path: Path) -> N
 def test_skipped_cells_are_rows_and_any_on_d2h_is_marked(tmp_path: Path) -> None:
     odd = Cell("batched", Direction.D2H, 16, 4096, order=Order.ANY)
     records = [synthetic.skip(CELL, "needs 9 GB"), *synthetic.visits([odd])]
-    frame = load_run(synthetic.write_run(tmp_path / "run", records)).frame().set_index("cell_id")
+    frame = made_run(tmp_path, records).frame().set_index("cell_id")
     assert (frame.loc[CELL.id, "status"], frame.loc[CELL.id, "reason"]) == ("skipped", "needs 9 GB")
     assert frame.loc[odd.id, "order_note"] == "any on d2h"
 
 
 @pytest.mark.parametrize("records", [[], [synthetic.failure(CELL)], [synthetic.skip(CELL)], synthetic.visits([CELL])])
 def test_the_columns_and_their_types_are_always_the_same(tmp_path: Path, records: list[Record]) -> None:
-    read = load_run(synthetic.write_run(tmp_path / "run", records))
-    full = load_run(synthetic.write_run(tmp_path / "full", synthetic.visits([CELL, BUSY])))
+    read = made_run(tmp_path, records)
+    full = made_run(tmp_path, synthetic.visits([CELL, BUSY]), name="full")
     pd.testing.assert_series_equal(read.frame().dtypes, full.frame().dtypes)
     assert len(read.samples()) == 30 * sum(isinstance(record, Visit) for record in records)
 

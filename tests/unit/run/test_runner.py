@@ -17,7 +17,7 @@ from kvbench.run.worker_process import WorkerSlot
 from kvbench.sweep.plan import expand
 from kvbench.sweep.spec import SweepSpec
 from tests import synthetic
-from tests.command import BRIEF, kvbench_here, records, tiny
+from tests.command import BRIEF, records, succeeds, tiny
 from tests.strategies import CPU, CPU_BACKENDS
 
 SPEC = SweepSpec(name="test", groups=({"backend": ("batched", "per_block")}, {"blocks": (4,)}))
@@ -88,8 +88,7 @@ def test_a_run_of_another_kind_of_device_is_a_mismatch() -> None:
 def test_visits_by_another_process_before_the_lock_are_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = kvbench_here("sweep", *tiny(), *BRIEF, "--device=cpu", "--out=run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeeds("sweep", *tiny(), *BRIEF, "--device=cpu", "--out=run", cwd=tmp_path)
     for journal in (tmp_path / "run").glob("**/journal.jsonl"):
         first = journal.read_bytes().splitlines(keepends=True)[0]
         journal.write_bytes(first)

@@ -13,9 +13,10 @@ from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
 from kvbench.errors import UsageError
 from kvbench.policy import Choice
-from kvbench.results import Record, Run, load_run
+from kvbench.results import Record, Run
 from kvbench.tune.beside import BesideAnswer, answers_beside
 from tests import synthetic
+from tests.reports import made_run
 
 SM = Cell("sm", Direction.D2H, 4096, 16384, sms=2, neighbour=Neighbour.DECODE)
 BATCHED = replace(SM, backend="batched", sms=None, order=Order.STREAM)
@@ -33,10 +34,6 @@ def visits(cell: Cell, slowdowns: list[float], gbps: float) -> list[Record]:
 
 def ladder(rounds: int = 6) -> list[Record]:
     return [record for cell, slowdown, gbps in WAYS for record in visits(cell, [slowdown] * rounds, gbps)]
-
-
-def run_of(folder: Path, records: list[Record], name: str = "run") -> Run:
-    return load_run(synthetic.write_run(folder / name, records))
 
 
 def anything(_: Choice) -> bool:
@@ -63,18 +60,18 @@ def chosen(answer: BesideAnswer) -> str | None:
     ],
 )
 def test_the_fastest_that_costs_no_more_is_chosen(tmp_path: Path, max_slowdown: float, choice: str | None) -> None:
-    assert chosen(only([run_of(tmp_path, ladder())], max_slowdown)) == choice
+    assert chosen(only([made_run(tmp_path, ladder())], max_slowdown)) == choice
 
 
 def test_what_is_as_fast_with_fewer_sms_and_settings_is_taken(tmp_path: Path) -> None:
     urgent = replace(SM, sms=1, priority=Priority.HIGH)
     many = replace(SM, sms=12)
     records = [*ladder(), *visits(urgent, [1.039] * 6, 30.2), *visits(many, [1.01] * 6, 30.5)]
-    assert chosen(only([run_of(tmp_path, records)])) == "sm sms=1"
+    assert chosen(only([made_run(tmp_path, records)])) == "sm sms=1"
 
 
 def test_the_sentence_says_both_sides_the_tail_and_the_gain(tmp_path: Path) -> None:
-    assert only([run_of(tmp_path, ladder())]).sentence() == (
+    assert only([made_run(tmp_path, ladder())]).sentence() == (
         "decode beside d2h swaps of 4096 blocks of 16 KiB: sm with 1 SM, 30 GB/s, 4% slower, p99 400% slower, 3x the "
         "speed of batched"
     )
@@ -82,7 +79,7 @@ def test_the_sentence_says_both_sides_the_tail_and_the_gain(tmp_path: Path) -> N
 
 def test_where_everything_costs_more_the_least_is_named(tmp_path: Path) -> None:
     assert (
-        only([run_of(tmp_path, ladder())], 0.001)
+        only([made_run(tmp_path, ladder())], 0.001)
         .sentence()
         .endswith("no way that was measured costs at most 0.1%; the least is batched, 10 GB/s, 1% slower")
     )
@@ -91,13 +88,13 @@ def test_where_everything_costs_more_the_least_is_named(tmp_path: Path) -> None:
 def test_an_interval_that_reaches_beyond_the_limit_is_open(tmp_path: Path) -> None:
     unsure = visits(replace(SM, sms=1), [1.01, 1.03, 1.04, 1.045, 1.06, 1.09], 30.0)
     faster = visits(replace(SM, sms=4), [1.03, 1.05, 1.07, 1.07, 1.09, 1.1], 35.0)
-    first, second = only([run_of(tmp_path, [*unsure, *faster, *visits(CAPPED, [1.03] * 6, 19.0)])]).open_points()
+    first, second = only([made_run(tmp_path, [*unsure, *faster, *visits(CAPPED, [1.03] * 6, 19.0)])]).open_points()
     assert "sm with 1 SM, 30 GB/s, 4.5% slower (1% to 9%) may cost more than 5%; sm with 2 SMs, launch_bytes" in first
     assert "sm with 4 SMs, 35 GB/s, 7% slower (3% to 10%) may cost no more than 5%" in second
 
 
 def test_with_few_visits_everything_is_open(tmp_path: Path) -> None:
-    answer = only([run_of(tmp_path, ladder(rounds=5))])
+    answer = only([made_run(tmp_path, ladder(rounds=5))])
     first, second = answer.open_points()
     assert "sm with 1 SM, 30 GB/s, 4% slower (too few visits for an interval) may cost more than 5%" in first
     assert "sm with 2 SMs, 40 GB/s, 20% slower (too few visits for an interval) may cost no more than 5%" in second
@@ -108,7 +105,7 @@ def test_with_few_visits_everything_is_open(tmp_path: Path) -> None:
 def test_directions_sizes_and_bursts_have_answers_of_their_own(tmp_path: Path) -> None:
     others = (replace(SM, direction=Direction.H2D), replace(SM, block_bytes=4096), replace(SM, burst="64MiB/50ms"))
     records = [*ladder(), *(record for cell in others for record in visits(cell, [1.01] * 6, 5.0))]
-    run = run_of(tmp_path, records)
+    run = made_run(tmp_path, records)
     answers = answers_beside([run], "decode", 0.05, anything)
     assert len({answer.shape for answer in answers}) == 4
     assert any("in bursts of 64MiB every 50ms" in answer.sentence() for answer in answers)
@@ -117,7 +114,7 @@ def test_directions_sizes_and_bursts_have_answers_of_their_own(tmp_path: Path) -
 
 
 def test_runs_are_taken_together_and_what_is_not_allowed_is_left_out(tmp_path: Path) -> None:
-    runs = [run_of(tmp_path, ladder(rounds=3), name) for name in ("one", "two")]
+    runs = [made_run(tmp_path, ladder(rounds=3), name=name) for name in ("one", "two")]
     answer = only(runs)
     # An interval takes six visits, which each run has half of.
     assert len(answer.ways) == 4
@@ -130,14 +127,14 @@ def test_runs_are_taken_together_and_what_is_not_allowed_is_left_out(tmp_path: P
 
 def test_failed_cells_are_no_ways(tmp_path: Path) -> None:
     records = [*ladder(), synthetic.failure(replace(SM, sms=1), "the neighbour died")]
-    assert chosen(only([run_of(tmp_path, records)])) == "sm sms=2 launch_bytes=4MiB rate_cap=20"
+    assert chosen(only([made_run(tmp_path, records)])) == "sm sms=2 launch_bytes=4MiB rate_cap=20"
 
 
 def test_a_cell_that_failed_in_one_of_the_runs_counts_as_in_the_others(tmp_path: Path) -> None:
     slow = replace(SM, sms=1)
     broken = [*visits(slow, [1.9] * 6, 1.0), synthetic.failure(slow, "the neighbour died")]
-    one = run_of(tmp_path, ladder(), "one")
-    assert only([one, run_of(tmp_path, broken, "two")]) == only([one])
+    one = made_run(tmp_path, ladder(), name="one")
+    assert only([one, made_run(tmp_path, broken, name="two")]) == only([one])
 
 
 @pytest.mark.parametrize(
@@ -149,7 +146,7 @@ def test_a_cell_that_failed_in_one_of_the_runs_counts_as_in_the_others(tmp_path:
 )
 def test_runs_without_the_neighbour_are_refused(tmp_path: Path, records: list[Record], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        only([run_of(tmp_path, records)])
+        only([made_run(tmp_path, records)])
 
 
 def command(*arguments: object) -> tuple[int, str]:
@@ -158,7 +155,7 @@ def command(*arguments: object) -> tuple[int, str]:
 
 
 def test_the_command_shows_the_answer_and_gives_it_as_json(tmp_path: Path) -> None:
-    path = run_of(tmp_path, ladder()).path
+    path = made_run(tmp_path, ladder()).path
     code, text = command(path, "--neighbour", "decode", "--max-slowdown", "5%")
     assert code == 0
     assert "sm with 1 SM, 30 GB/s, 4% slower" in " ".join(text.split())
@@ -191,7 +188,7 @@ def test_the_command_shows_the_answer_and_gives_it_as_json(tmp_path: Path) -> No
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
-    path = run_of(tmp_path, ladder()).path
+    path = made_run(tmp_path, ladder()).path
     done = CliRunner().invoke(app, ["tune", str(path), *options])
     assert isinstance(done.exception, UsageError)
     assert message in str(done.exception)
