@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -33,7 +35,9 @@ from tests.command import (
     kvbench_here,
     kvbench_started,
     records,
+    refused,
     skips,
+    succeeds,
     swept,
     tiny,
     visit_counts,
@@ -69,10 +73,6 @@ def run(whole: Path, tmp_path: Path) -> Path:
 
 
 def resume(run: Path, *options: str) -> Done:
-    return kvbench("sweep", "--resume", run, *options, cwd=run.parent)
-
-
-def resume_here(run: Path, *options: str) -> Done:
     return kvbench_here("sweep", "--resume", run, *options, cwd=run.parent)
 
 
@@ -127,7 +127,7 @@ def test_the_ceiling_is_measured_in_every_round_for_the_directions_of_the_sweep(
 
 
 def test_without_out_a_run_is_created_in_runs_with_the_name_of_its_config(tmp_path: Path) -> None:
-    assert kvbench("sweep", *tiny(), *BRIEF, cwd=tmp_path).returncode == 0
+    succeeds("sweep", *tiny(), *BRIEF, cwd=tmp_path)
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("quick-")
     assert status(folder) == "complete"
@@ -144,8 +144,7 @@ def test_a_device_without_batch_is_measured_and_says_so(tmp_path: Path) -> None:
 
 def test_a_dry_run_shows_the_plan_and_creates_nothing(tmp_path: Path) -> None:
     cells = tiny(backend="per_block,batched,triton", order="stream,any", blocks="4,8")
-    done = kvbench("sweep", *cells, "-fblocks=4", "--dry-run", "--out", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("sweep", *cells, "-fblocks=4", "--dry-run", "--out", "run", cwd=tmp_path)
     shown = done.stdout.splitlines()
     assert shown[0].startswith("device cpu: ")
     assert "without a GPU" in shown[0]
@@ -176,7 +175,9 @@ def test_a_dry_run_as_json_is_one_event(tmp_path: Path) -> None:
 
 
 def test_json_has_the_plan_every_record_and_the_outcome(tmp_path: Path) -> None:
-    told = events(kvbench("sweep", *tiny(backend="per_block,triton"), *BRIEF, "--json", "--out", "run", cwd=tmp_path))
+    told = events(
+        kvbench_here("sweep", *tiny(backend="per_block,triton"), *BRIEF, "--json", "--out", "run", cwd=tmp_path)
+    )
     assert [event["event"] for event in told].count("planned") == 1
     planned = next(event for event in told if event["event"] == "planned")
     assert (planned["cells"], planned["skipped"], planned["visits"], planned["done"]) == (1, 1, 1, 0)
@@ -249,7 +250,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Path]:
     ]
     cells = tiny(backend="per_block", blocks="1:8:+1", pattern="contiguous", **HOT)
     options = ("--deadline-s=2", "--fault", "; ".join(faults), "--out", "run")
-    return kvbench("sweep", *cells, *BRIEF, *options, cwd=folder), folder / "run"
+    return kvbench_here("sweep", *cells, *BRIEF, *options, cwd=folder), folder / "run"
 
 
 def test_every_kind_of_failure_is_recorded_and_the_other_cells_are_measured(faulty: tuple[Done, Path]) -> None:
@@ -280,7 +281,7 @@ def test_every_kind_of_failure_is_recorded_and_the_other_cells_are_measured(faul
 def test_a_gate_that_never_opens_fails_only_its_cell(tmp_path: Path) -> None:
     cells = tiny(backend="per_block", blocks="1,2", stream_state="gated,opened", **HOT)
     fault = "closed-gate@wait=1 when blocks=1, stream_state=gated"
-    done = kvbench("sweep", *cells, *BRIEF, "--deadline-s=2", "--fault", fault, "--out", "run", cwd=tmp_path)
+    done = kvbench_here("sweep", *cells, *BRIEF, "--deadline-s=2", "--fault", fault, "--out", "run", cwd=tmp_path)
     assert done.returncode == 5
     failed = [(cell_of(failure), failure.kind) for failure in failures(tmp_path / "run")]
     assert [(cell.blocks, cell.stream_state, kind) for cell, kind in failed] == [(1, "gated", "timeout")]
@@ -435,41 +436,72 @@ def test_an_edited_line_is_refused(run: Path) -> None:
     journal = run / "journal.jsonl"
     text = journal.read_text()
     journal.write_text(text.replace('"round":1', '"round":2', 1))
-    done = resume_here(run)
+    done = resume(run)
     assert done.returncode == 2
     edited = 1 + text[: text.index('"round":1')].count("\n")  # a disturbed visit before it is there twice
     assert f"journal line {edited} was changed after it was written" in error_line(done)
     assert journal.read_text() == text.replace('"round":1', '"round":2', 1)
 
 
-def test_a_missing_line_is_refused(run: Path) -> None:
+def without_the_second_line(run: Path) -> None:
     journal = run / "journal.jsonl"
-    lines = journal.read_text().splitlines(keepends=True)
-    journal.write_text("".join(lines[:1] + lines[2:]))
-    done = resume_here(run)
-    assert done.returncode == 2
-    assert "journal line 2 was changed after it was written, or an earlier line was removed" in error_line(done)
+    first, _, *rest = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join((first, *rest)))
 
 
-def change_info(run: Path, **changes: object) -> None:
-    path = run / "run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+def changing(change: Callable[[dict[str, Any]], dict[str, object]]) -> Callable[[Path], None]:
+    """Return what changes fields of run.json to those that `change` makes of them."""
+
+    def changed(run: Path) -> None:
+        info = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps(info | change(info)))
+
+    return changed
 
 
-def test_another_machine_is_refused(run: Path) -> None:
-    identity = load_run(run).info.identity | {"cpu_model": "a CPU of elsewhere"}
-    change_info(run, identity=identity, identity_hash=identity_hash(identity))
-    done = resume_here(run)
-    assert done.returncode == 4
-    assert "the run is of another machine" in error_line(done)
-    assert 'cpu_model: "a CPU of elsewhere" against ' in error_line(done)
+def elsewhere(info: dict[str, Any]) -> dict[str, object]:
+    identity = info["identity"] | {"cpu_model": "a CPU of elsewhere"}
+    return {"identity": identity, "identity_hash": identity_hash(identity)}
 
 
-def test_an_edited_identity_is_refused(run: Path) -> None:
-    change_info(run, identity_hash="0" * 16)
-    done = resume_here(run)
-    assert done.returncode == 4
-    assert "its record was changed" in error_line(done)
+@pytest.mark.parametrize(
+    ("damage", "code", "words"),
+    [
+        (
+            without_the_second_line,
+            2,
+            ["journal line 2 was changed after it was written, or an earlier line was removed"],
+        ),
+        (changing(elsewhere), 4, ["the run is of another machine", 'cpu_model: "a CPU of elsewhere" against ']),
+        (changing(lambda _: {"identity_hash": "0" * 16}), 4, ["its record was changed"]),
+        (
+            changing(lambda _: {"schema": 99}),
+            2,
+            ["was written by a newer kvbench (schema 99; this one reads 1): upgrade kvbench"],
+        ),
+        (changing(lambda info: {"spec": info["spec"] | {"seed": -1}}), 2, ["seed: -1 is not a whole number"]),
+        *(
+            (lambda run, text=text: (run / "run.json").write_text(text), 2, [message])
+            for text, message in (
+                ("{", "cannot be read"),
+                ("[]", "cannot be read"),
+                ('{"schema": 1}', "missing required field"),
+                ('{"schema": "1"}', "Expected `int`"),
+            )
+        ),
+    ],
+    ids=[
+        "a missing line", "another machine", "an edited identity", "a newer kvbench", "an edited spec", "no end",
+        "a list", "no fields", "a schema that is text",
+    ],
+)  # fmt: skip
+def test_a_run_that_was_changed_is_refused(
+    run: Path, damage: Callable[[Path], object], code: int, words: list[str]
+) -> None:
+    damage(run)
+    line = refused("sweep", "--resume", run, cwd=run.parent, code=code)
+    for word in words:
+        assert word in line
 
 
 @pytest.mark.parametrize(
@@ -478,7 +510,7 @@ def test_an_edited_identity_is_refused(run: Path) -> None:
     ids=" ".join,
 )
 def test_other_options_are_refused(run: Path, options: list[str]) -> None:
-    done = resume_here(run, *options)
+    done = resume(run, *options)
     assert done.returncode == 4
     assert error_line(done) == (
         f"--resume {run}: the run is of another sweep; to continue it, leave out all other options"
@@ -487,64 +519,24 @@ def test_other_options_are_refused(run: Path, options: list[str]) -> None:
 
 
 def test_the_options_of_the_same_run_are_accepted(run: Path) -> None:
-    assert resume_here(run, *tiny(), *BRIEF, "--rounds=2").returncode == 0
-
-
-def test_a_run_of_a_newer_kvbench_is_refused(run: Path) -> None:
-    change_info(run, schema=99)
-    done = resume_here(run)
-    assert done.returncode == 2
-    assert "was written by a newer kvbench (schema 99; this one reads 1): upgrade kvbench" in error_line(done)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "cannot be read"),
-        ("[]", "cannot be read"),
-        ('{"schema": 1}', "missing required field"),
-        ('{"schema": "1"}', "Expected `int`"),
-    ],
-)
-def test_another_folder_is_refused_as_a_run_directory(run: Path, text: str, message: str) -> None:
-    (run / "run.json").write_text(text)
-    done = resume_here(run)
-    assert done.returncode == 2
-    assert message in error_line(done)
-
-
-def test_an_edited_spec_is_refused(run: Path) -> None:
-    change_info(run, spec=load_run(run).info.spec | {"seed": -1})
-    done = resume_here(run)
-    assert done.returncode == 2
-    assert "seed: -1 is not a whole number" in error_line(done)
+    assert resume(run, *tiny(), *BRIEF, "--rounds=2").returncode == 0
 
 
 # Where nothing can be written, and where memory is short
 
 
-def test_a_folder_below_a_file_is_refused_before_measuring(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("kept")
-    done = kvbench_here("sweep", *tiny(), "--out", "file/run", cwd=tmp_path)
-    assert done.returncode == 2
-    assert error_line(done) == "file/run cannot be written: not a directory"
-    assert not done.stdout
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes to read-only folders")
 def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o555)
-    done = kvbench_here("sweep", *tiny(), "--out", "locked/run", cwd=tmp_path)
-    assert done.returncode == 2
-    assert error_line(done) == "locked/run cannot be written: permission denied"
+    assert (
+        refused("sweep", *tiny(), "--out", "locked/run", cwd=tmp_path)
+        == "locked/run cannot be written: permission denied"
+    )
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    done = kvbench_here("sweep", *tiny(), "--out", tmp_path, cwd=tmp_path)
-    assert done.returncode == 2
-    assert error_line(done) == (
+    assert refused("sweep", *tiny(), "--out", tmp_path, cwd=tmp_path) == (
         f"{tmp_path} is not empty; choose another folder, or continue its run with --resume {tmp_path}"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
@@ -599,8 +591,7 @@ def test_a_full_disk_at_the_start_is_reported(tmp_path: Path) -> None:
 )
 def test_cells_that_do_not_fit_the_memory_are_skipped_with_the_reason(tmp_path: Path, option: str, reason: str) -> None:
     cells = tiny(backend="batched", direction="h2d", blocks="1", block_size="4KiB,256MiB", **HOT)
-    done = kvbench_here("sweep", *cells, *BRIEF, option, "--out", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("sweep", *cells, *BRIEF, option, "--out", "run", cwd=tmp_path)
     assert "1 cell measured, 0 failed, 1 skipped: run" in done.stdout
     (found,) = [skip.reason for skip in skips(tmp_path / "run")]
     assert found.startswith("needs ")
@@ -609,9 +600,9 @@ def test_cells_that_do_not_fit_the_memory_are_skipped_with_the_reason(tmp_path: 
 
 
 def test_a_sweep_with_only_skips_says_why_and_creates_nothing(tmp_path: Path) -> None:
-    done = kvbench_here("sweep", *tiny(), *BRIEF, "--host-memory=1MiB", "--out", "run", cwd=tmp_path)
-    assert done.returncode == 2
-    assert error_line(done).startswith("nothing to measure: needs 128.")
+    assert refused("sweep", *tiny(), *BRIEF, "--host-memory=1MiB", "--out", "run", cwd=tmp_path).startswith(
+        "nothing to measure: needs 128."
+    )
     assert not (tmp_path / "run").exists()
 
 
