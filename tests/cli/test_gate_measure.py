@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ import pytest
 
 from kvbench.gate.looks import PLAN
 from kvbench.results import Control, Note, Visit, load_run
-from tests.command import KVBENCH, Done, error_line, kvbench, kvbench_here, kvbench_started
+from tests.command import KVBENCH, Done, error_line, kvbench_here, kvbench_started, refused, succeeds
 
 SUITE = """
 [axes]
 backend = "batched"
 direction = "h2d"
 stream_state = "idle"
-blocks = [4, 16]
+blocks = {blocks}
 block_size = "16KiB"
 [sampling]
 warmups = 0
@@ -32,25 +33,39 @@ controls = 2
 """
 # Wide enough for a busy host: what is injected is far beyond.
 WIDE = ("--margin=10", "--absolute-us=200", "--control-margin=10")
-SMALL = "batched h2d 4 x 16KiB idle pool=32MiB reuse=fresh"
-LARGE = "batched h2d 16 x 16KiB idle pool=32MiB reuse=fresh"
+
+
+def cell(blocks: int, backend: str = "batched") -> str:
+    return f"{backend} h2d {blocks} x 16KiB idle pool=32MiB reuse=fresh"
+
+
+SMALL, LARGE = cell(4), cell(16)
+
+
+def write_suite(folder: Path, *blocks: int, more: str = "") -> Path:
+    (folder / "suite.toml").write_text(SUITE.format(blocks=[*blocks]) + more)
+    return folder
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "suite.toml").write_text(SUITE)
-    return tmp_path
+    return write_suite(tmp_path, 4, 16)
 
 
 def compare(folder: Path, *options: str, base: str = "here", cand: str = "here") -> Done:
     sides = (f"--base={base}", f"--cand={cand}", "--suite=suite.toml", "--device=cpu")
-    return kvbench("gate", "compare", *sides, *WIDE, "--out=gate", *options, cwd=folder)
+    return kvbench_here("gate", "compare", *sides, *WIDE, "--out=gate", *options, cwd=folder)
 
 
 def verdicts(folder: Path) -> dict[str, str]:
     """Return label -> verdict of the cells in gate.json."""
     data: dict[str, Any] = json.loads((folder / "gate" / "gate.json").read_text())
     return {row["name"]: row["verdict"] for row in data["rows"] if row["kind"] == "cell"}
+
+
+def reasons(folder: Path) -> dict[str, str]:
+    data: dict[str, Any] = json.loads((folder / "gate" / "gate.json").read_text())
+    return {row["name"]: row["reason"] for row in data["rows"]}
 
 
 def visits_of(folder: Path, side: str) -> list[Visit]:
@@ -78,7 +93,7 @@ def test_slower_and_faster_cells_are_detected_and_named(folder: Path) -> None:
         first = next(record for record in run.records[places[-1] :] if isinstance(record, Visit))
         assert first.verified_bytes
     # Judged once more by their names, the same runs say the same.
-    later = kvbench("gate", "compare", *WIDE, "--json", "gate/base", "--", "gate/cand", cwd=folder)
+    later = kvbench_here("gate", "compare", *WIDE, "--json", "gate/base", "--", "gate/cand", cwd=folder)
     assert later.returncode == 1, later.stderr
     assert {row["name"]: row["verdict"] for row in json.loads(later.stdout)["rows"]} == verdicts(folder)
 
@@ -100,23 +115,36 @@ def test_visits_alternate_on_one_cpu_and_some_are_compared_byte_for_byte(folder:
     assert sum(not verified for verified in by_round.values()) > 2
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind"), [("corrupt@descriptor=0", "mismatch"), ("error@call=0", "error"), ("crash@call=0", "crash")]
-)
+# Number of blocks -> fault of the candidate in the cell of so many, and what is said of it.
+FAULTS = {
+    8: ("corrupt@descriptor=0", "mismatch"),
+    16: ("error@call=0", "error"),
+    32: ("crash@call=0", "crash"),
+    64: ("hang@call=0", "no answer within 3 s"),
+}
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Path]:
+    folder = write_suite(tmp_path_factory.mktemp("faulty"), 4, *FAULTS, more="deadline_s = 3\n")
+    faults = "; ".join(f"{fault} when blocks={blocks}" for blocks, (fault, _) in FAULTS.items())
+    return compare(folder, f"--cand-fault={faults}"), folder
+
+
+@pytest.mark.parametrize("blocks", FAULTS, ids=[fault for fault, _ in FAULTS.values()])
 def test_a_cell_that_fails_on_one_side_fails_the_gate_but_others_are_judged(
-    folder: Path, fault: str, kind: str
+    faulty: tuple[Done, Path], blocks: int
 ) -> None:
-    done = compare(folder, f"--cand-fault={fault} when blocks=16")
+    done, folder = faulty
     assert done.returncode == 5, done.stdout + done.stderr
-    assert verdicts(folder) == {LARGE: "FAILED", SMALL: "SAME"}
-    assert kind in done.stdout
-    assert len([visit for visit in visits_of(folder, "base") if visit.cell.blocks == 16]) <= 1
+    assert verdicts(folder) == dict.fromkeys(map(cell, FAULTS), "FAILED") | {SMALL: "SAME"}
+    assert FAULTS[blocks][1] in reasons(folder)[cell(blocks)]
+    assert FAULTS[blocks][1] in done.stdout
+    assert len([visit for visit in visits_of(folder, "base") if visit.cell.blocks == blocks]) <= 1
 
 
 def test_a_side_that_crashes_in_every_cell_is_reported_once_with_a_count(folder: Path) -> None:
-    suite = folder / "suite.toml"
-    suite.write_text(suite.read_text().replace("[4, 16]", "[4, 8, 16]"))
-    done = compare(folder, "--cand-fault=crash@call=0")
+    done = compare(write_suite(folder, 4, 8, 16), "--cand-fault=crash@call=0")
     assert done.returncode == 5, done.stdout + done.stderr
     told = [line for line in done.stdout.splitlines() if line.startswith("FAILED (crash)")]
     assert len(told) == 2, told
@@ -128,6 +156,7 @@ LIAR = """#!{python}
 import os, subprocess, sys
 if "kvbench.measure.worker" not in sys.argv:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+{first}
 from kvbench.engine.device import die_with_parent
 die_with_parent()
 worker = subprocess.Popen([{python!r}, *sys.argv[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -135,90 +164,78 @@ for line in sys.stdin.buffer:
     worker.stdin.write(line)
     worker.stdin.flush()
     said = worker.stdout.readline()
-    if b'"blocks":"16"' in line:
-        {lie}
+{lies}
     sys.stdout.buffer.write(said)
     sys.stdout.buffer.flush()
 """
 
 
+def write_liar(folder: Path, lies: Mapping[int, str], first: str = "") -> Path:
+    """Write what spoils the answers about cells of so many blocks in these ways."""
+    python = folder / "python"
+    spoils = "\n".join(f'    if b\'"blocks":"{blocks}"\' in line: {lie}' for blocks, lie in lies.items())
+    python.write_text(LIAR.format(python=sys.executable, lies=spoils, first=first))
+    python.chmod(0o755)
+    return python
+
+
+# Number of blocks -> lie about the cell of so many, and what is said of it.
+LIES = {
+    8: ("said = b'kvbench: warming up\\n'", "answer is invalid"),
+    16: ("said = b'x' * (65 << 20)", "longer than 64 MiB"),
+    32: ('said = b\'{"type":"reserved","notes":[]}\\n\'', "does not match the request"),
+    64: ("said = said.replace(b'\"round\":0', b'\"round\":7')", "of another visit"),
+    128: ("said = said.replace(b'\"span_ns\":[', b'\"span_ns\":[1')", "overlaps a visit of the other side"),
+    256: ("said = b'\\xff' * 99 + b'\\n'", "answer is invalid"),
+}
+
+
+@pytest.fixture(scope="module")
+def lied_to(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Path]:
+    folder = write_suite(tmp_path_factory.mktemp("lied_to"), 4, *LIES)
+    return compare(folder, cand=f"env:{write_liar(folder, {at: lie for at, (lie, _) in LIES.items()})}"), folder
+
+
 @pytest.mark.parametrize(
-    ("lie", "words"),
-    [
-        ("said = b'kvbench: warming up\\n'", "answer is invalid"),
-        ("said = b'x' * (65 << 20)", "longer than 64 MiB"),
-        ('said = b\'{"type":"reserved","notes":[]}\\n\'', "does not match the request"),
-        ("said = said.replace(b'\"round\":0', b'\"round\":7')", "of another visit"),
-        ("said = said.replace(b'\"span_ns\":[', b'\"span_ns\":[1')", "overlaps a visit of the other side"),
-        ("said = b'\\xff' * 99 + b'\\n'", "answer is invalid"),
-    ],
-    ids=["no JSON", "no end", "another answer", "another visit", "a clock that lies", "no text"],
+    "blocks", LIES, ids=["no JSON", "no end", "another answer", "another visit", "a clock that lies", "no text"]
 )
-def test_a_side_with_invalid_answers_fails_only_those_rows(folder: Path, lie: str, words: str) -> None:
-    python = folder / "python"
-    python.write_text(LIAR.format(python=sys.executable, lie=lie))
-    python.chmod(0o755)
-    done = compare(folder, cand=f"env:{python}")
+def test_a_side_with_invalid_answers_fails_only_those_rows(lied_to: tuple[Done, Path], blocks: int) -> None:
+    done, folder = lied_to
     assert done.returncode == 5, done.stdout + done.stderr
-    assert verdicts(folder) == {LARGE: "FAILED", SMALL: "SAME"}
-    assert words in done.stdout
+    assert verdicts(folder) == dict.fromkeys(map(cell, LIES), "FAILED") | {SMALL: "SAME"}
+    assert LIES[blocks][1] in reasons(folder)[cell(blocks)]
+    assert LIES[blocks][1] in done.stdout
     assert "Traceback" not in done.stderr
 
 
-def test_a_side_whose_worker_cannot_be_replaced_fails_its_remaining_cells(folder: Path) -> None:
-    lie = f"open('{folder}/gone', 'w').close(); sys.exit(3)"
-    python = folder / "python"
-    refuse = f'if os.path.exists("{folder}/gone"): sys.exit("out of memory")\nfrom kvbench.engine'
-    text = LIAR.format(python=sys.executable, lie=lie).replace("from kvbench.engine", refuse)
-    python.write_text(text)
-    python.chmod(0o755)
-    done = compare(folder, base=f"env:{python}")
+LOST = "the worker ended with exit code 1: out of memory"
+IF_GONE = 'if os.path.exists("gone"): sys.exit("out of memory")'
+
+
+@pytest.mark.parametrize(
+    ("liar", "lie", "first", "options", "reason"),
+    [
+        ("base", "open('gone', 'w').close(); sys.exit(3)", IF_GONE, (), LOST),
+        ("cand", "os.unlink(__file__); sys.exit(3)", "", (), "{python} cannot be started: No such file or directory"),
+        ("cand", "pass", f"{IF_GONE}\nopen('gone', 'w').close()", ("--base-fault=slow=500",), LOST),
+    ],
+    ids=["out of memory", "environment removed", "second process"],
+)
+def test_a_side_whose_worker_cannot_be_replaced_fails_its_remaining_cells(
+    folder: Path, liar: str, lie: str, first: str, options: tuple[str, ...], reason: str
+) -> None:
+    python = write_liar(folder, {16: lie}, first)
+    done = compare(folder, *options, **{liar: f"env:{python}"})
     assert done.returncode == 5, done.stdout + done.stderr
     assert verdicts(folder) == {LARGE: "FAILED", SMALL: "FAILED"}
-    assert "its worker could not be replaced: the worker ended with exit code 1: out of memory" in done.stdout
+    assert f"its worker could not be replaced: {reason.format(python=python)}" in done.stdout
     assert "Traceback" not in done.stderr
-
-
-def test_a_side_fails_if_its_environment_is_removed(folder: Path) -> None:
-    python = folder / "python"
-    python.write_text(LIAR.format(python=sys.executable, lie=f"os.unlink('{python}'); sys.exit(3)"))
-    python.chmod(0o755)
-    done = compare(folder, cand=f"env:{python}")
-    assert done.returncode == 5, done.stdout + done.stderr
-    assert verdicts(folder) == {LARGE: "FAILED", SMALL: "FAILED"}
-    assert f"its worker could not be replaced: {python} cannot be started: No such file or directory" in done.stdout
-
-
-def test_a_side_fails_if_its_second_process_does_not_start(folder: Path) -> None:
-    python = folder / "python"
-    once = f'if os.path.exists("{folder}/gone"): sys.exit("out of memory")\nopen("{folder}/gone", "w").close()\n'
-    python.write_text(
-        LIAR.format(python=sys.executable, lie="pass").replace("from kvbench.engine", f"{once}from kvbench.engine")
-    )
-    python.chmod(0o755)
-    done = compare(folder, "--base-fault=slow=500", cand=f"env:{python}")
-    assert done.returncode == 5, done.stdout + done.stderr
-    assert verdicts(folder) == {LARGE: "FAILED", SMALL: "FAILED"}
-    assert "its worker could not be replaced: the worker ended with exit code 1: out of memory" in done.stdout
-    assert "Traceback" not in done.stderr
-
-
-def test_a_side_that_hangs_fails_only_those_rows(folder: Path) -> None:
-    suite = folder / "suite.toml"
-    suite.write_text(suite.read_text() + "deadline_s = 3\n")
-    done = compare(folder, "--cand-fault=hang@call=0 when blocks=16")
-    assert done.returncode == 5, done.stdout + done.stderr
-    assert verdicts(folder) == {LARGE: "FAILED", SMALL: "SAME"}
-    assert "no answer within 3 s" in done.stdout
 
 
 def test_two_backends_are_compared_cell_by_cell(folder: Path) -> None:
     done = compare(folder, base="backend:per_block", cand="backend:batched")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert verdicts(folder) == {
-        "per_block h2d 4 x 16KiB idle pool=32MiB reuse=fresh": "SAME",
-        "per_block h2d 16 x 16KiB idle pool=32MiB reuse=fresh": "SAME",
-    }
+    assert verdicts(folder) == {cell(4, "per_block"): "SAME", cell(16, "per_block"): "SAME"}
     assert "per_block (base) and batched (candidate)" in done.stdout
 
 
@@ -255,9 +272,7 @@ def test_the_time_limit_ends_a_comparison_with_its_results_so_far(folder: Path) 
 )
 def test_bad_input_is_refused_before_measuring(folder: Path, options: tuple[str, ...], message: str) -> None:
     suite = () if any(option.startswith("--suite") for option in options) else ("--suite=suite.toml",)
-    done = kvbench_here("gate", "compare", "--device=cpu", "--out=gate", *suite, *options, cwd=folder)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert message in error_line(done)
+    assert message in refused("gate", "compare", "--device=cpu", "--out=gate", *suite, *options, cwd=folder)
     assert not (folder / "gate").exists()
 
 
@@ -286,8 +301,7 @@ def test_after_an_interrupt_the_pairs_so_far_can_be_judged(folder: Path, number:
     ended = {(info.status, info.status_reason) for info in infos}
     assert ended == {("interrupted", name)}
     # So few pairs of a busy host may leave a cell undecided.
-    judged = kvbench("gate", "compare", *WIDE, "--inconclusive=pass", "gate/base", "--", "gate/cand", cwd=folder)
-    assert judged.returncode == 0, judged.stdout + judged.stderr
+    judged = succeeds("gate", "compare", *WIDE, "--inconclusive=pass", "gate/base", "--", "gate/cand", cwd=folder)
     assert "both sides were interrupted" in judged.stdout
 
 
@@ -305,7 +319,7 @@ def test_a_closed_output_interrupts_and_keeps_the_measurements(folder: Path) -> 
 def test_floors_are_measured_and_used(folder: Path) -> None:
     for minutes in ("0.06", "0.6", "3"):  # a busy host needs longer for as many rounds
         options = ("--suite=suite.toml", "--device=cpu", f"--minutes={minutes}", f"--out={minutes}", "--force")
-        done = kvbench("gate", "calibrate", *options, cwd=folder)
+        done = kvbench_here("gate", "calibrate", *options, cwd=folder)
         if "floors of 2 of 2 cells" in done.stdout:
             break
         assert "use more --minutes" in done.stdout + done.stderr
@@ -322,7 +336,9 @@ def test_floors_are_measured_and_used(folder: Path) -> None:
 
 @pytest.mark.parametrize(("name", "message"), [("none/floor.json", "its folder does not"), ("suite.toml", "choose")])
 def test_an_unwritable_file_of_floors_is_refused_before_measuring(folder: Path, name: str, message: str) -> None:
-    done = kvbench("gate", "calibrate", "--suite=suite.toml", "--device=cpu", f"--floor={name}", "--out=a", cwd=folder)
+    done = kvbench_here(
+        "gate", "calibrate", "--suite=suite.toml", "--device=cpu", f"--floor={name}", "--out=a", cwd=folder
+    )
     assert done.returncode == 2
     assert message in done.stderr
     assert not (folder / "a").exists()
