@@ -1,16 +1,28 @@
-"""Visits of cells that are set up for one alone, by any installed backend."""
+"""Benches on the cpu device, and visits of cells that are set up for one alone, by any installed backend."""
 
 from collections.abc import Mapping
 
 from kvbench.backends.base import Backend, backend_named
 from kvbench.cells.cell import Cell
-from kvbench.engine.faults import Fault
+from kvbench.engine.device import Device, Stream, TimedRegion, open_device
+from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.measure.bench import Bench, set_up
+from kvbench.measure.disturbance import GpuClocks
+from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import visit
+from kvbench.measure.workload import Pools
 from kvbench.results import Visit
 from kvbench.run.protocol import MeasureCell
 from kvbench.sweep.installed import installed
 from kvbench.sweep.spec import Sampling
+
+
+def cpu_bench(pool_bytes: int, delay_us: int = 200, device: Device | None = None) -> Bench:
+    """Return a bench whose pools have this size, on a device cpu of its own by default."""
+    device = device or open_device("cpu", FaultPlan())
+    stream = Stream(device.driver)
+    region = TimedRegion(device.driver, stream.handle, delay_us * 1000)
+    return Bench(device, stream, region, Pools(device, stream, pool_bytes), SteadyCpu(), GpuClocks("cpu", None))
 
 
 def load_backends() -> Mapping[str, Backend]:

@@ -10,18 +10,16 @@ from kvbench.backends.staged import Staged
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
-from kvbench.engine.device import STREAM_STATES, Device, EngineError, Stream, Swap, TimedRegion, open_device
+from kvbench.engine.device import STREAM_STATES, Device, EngineError, Swap, open_device
 from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.measure.bench import Bench, set_up
-from kvbench.measure.disturbance import GpuClocks
-from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.workload import Pools, VerificationError
+from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
 from kvbench.results.schema import EffectivePath
 from kvbench.sweep.spec import Sampling
 from kvbench.units import KIB, MIB
 from tests.swaps import mixed_swap, run_and_compare
-from tests.visits import measure
+from tests.visits import cpu_bench, measure
 
 SAMPLING = Sampling(warmups=1, min_samples=3, max_samples=3, busy_delay_us=3000)
 MIXED_SIZES = [*range(1, 130), 255, 576, 1000, 4097, 65_537, 1 << 20, (1 << 20) - 3]
@@ -44,9 +42,7 @@ def cpu() -> Device:
 
 @pytest.fixture(scope="module")
 def bench(cpu: Device) -> Bench:
-    stream = Stream(cpu.driver)
-    region = TimedRegion(cpu.driver, stream.handle, SAMPLING.busy_delay_us * 1000)
-    return Bench(cpu, stream, region, Pools(cpu, stream, 32 * MIB), SteadyCpu(), GpuClocks(cpu.name, None))
+    return cpu_bench(32 * MIB, SAMPLING.busy_delay_us, cpu)
 
 
 def visit(bench: Bench, cell: Cell, fault: Fault | None = None) -> Visit:

@@ -14,19 +14,16 @@ from kvbench.backends.batched import Batched
 from kvbench.backends.per_block import PerBlock
 from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import Cell
-from kvbench.engine.device import Stream, TimedRegion, open_device
-from kvbench.engine.faults import FaultPlan
+from kvbench.engine.device import Stream
 from kvbench.measure.bench import Bench, set_up
-from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.neighbour import IDLE_US, IdleWork, NeighbourError, RunningNeighbour, SmallCopies, SwapsBack
-from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import visit
-from kvbench.measure.workload import Pools, VerificationError
+from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
 from kvbench.run.protocol import InTurn, MeasureCell
 from kvbench.sweep.spec import Sampling
 from tests.unit.measure.test_visit import Recorded, every_other_block, honest
-from tests.visits import measure
+from tests.visits import cpu_bench, measure
 
 SAMPLING = Sampling(warmups=1, cell_seconds=0.3)
 CELL = Cell("batched", Direction.H2D, 16, 4096, reuse=Reuse.FRESH, pool_bytes=1 << 20, neighbour=Neighbour.IDLE)
@@ -34,11 +31,7 @@ CELL = Cell("batched", Direction.H2D, 16, 4096, reuse=Reuse.FRESH, pool_bytes=1 
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
-    device = open_device("cpu", FaultPlan())
-    stream = Stream(device.driver)
-    region = TimedRegion(device.driver, stream.handle, 200_000)
-    made = Bench(device, stream, region, Pools(device, stream, 32 << 20), SteadyCpu(), GpuClocks("cpu", None))
-    yield made
+    yield (made := cpu_bench(32 << 20))
     for neighbour in made.neighbours.values():
         neighbour.close()
 

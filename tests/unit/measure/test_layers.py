@@ -11,18 +11,15 @@ from kvbench.backends.per_block import PerBlock
 from kvbench.cells.axes import Direction, Neighbour, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
-from kvbench.engine.device import Event, Stream, TimedRegion, open_device
-from kvbench.engine.faults import FaultPlan
+from kvbench.engine.device import Event, Stream
 from kvbench.measure.bench import Bench, set_up
-from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.layers import IDLE_LAYER_US, LayeredStep, LayeredSwap
 from kvbench.measure.neighbour import NeighbourError
-from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.workload import Pools, VerificationError
+from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
 from kvbench.results.cost import hidden_share
 from kvbench.sweep.spec import Sampling
-from tests.visits import measure
+from tests.visits import cpu_bench, measure
 
 LAYERS = 4
 SAMPLING = Sampling(warmups=1, min_samples=4, max_samples=8, cell_seconds=0.05)
@@ -32,10 +29,7 @@ BESIDE = replace(CELL, neighbour=Neighbour.IDLE)
 
 @pytest.fixture
 def bench() -> Bench:
-    device = open_device("cpu", FaultPlan())
-    stream = Stream(device.driver)
-    region = TimedRegion(device.driver, stream.handle, 200_000)
-    return Bench(device, stream, region, Pools(device, stream, 16 << 20), SteadyCpu(), GpuClocks("cpu", None))
+    return cpu_bench(16 << 20)
 
 
 def measured(bench: Bench, cell: Cell, backend: Any = None) -> Visit:

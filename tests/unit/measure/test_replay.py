@@ -13,19 +13,17 @@ from kvbench.backends.per_block import PerBlock
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
-from kvbench.engine.device import Stream, TimedRegion, open_device
 from kvbench.engine.faults import parse_faults
 from kvbench.measure.bench import Bench
-from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.replay import Pace, capacity, place, places, replay
-from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.workload import Pools, VerificationError
+from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
 from kvbench.run.protocol import MeasureCell
 from kvbench.sweep.spec import Sampling
 from kvbench.traces.choice import Replay
 from kvbench.traces.file import Header, Swap, write_trace
 from kvbench.traces.selection import Numbered, choose, selected
+from tests.visits import cpu_bench
 
 POOL_BYTES = 1 << 20
 SWAPS = [
@@ -37,11 +35,8 @@ SWAPS = [
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
-    device = open_device("cpu", parse_faults(None))
-    stream = Stream(device.driver)
-    region = TimedRegion(device.driver, stream.handle, 200_000)
-    yield Bench(device, stream, region, Pools(device, stream, POOL_BYTES), SteadyCpu(), GpuClocks("cpu", None))
-    stream.synchronize()
+    yield (bench := cpu_bench(POOL_BYTES))
+    bench.stream.synchronize()
 
 
 def trace_of(folder: Path, descriptors: int, direction: Direction = Direction.H2D) -> Replay:

@@ -20,18 +20,15 @@ from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import CEILING_BYTES, DeviceFacts
 from kvbench.cells.locality import FORGOTTEN_AFTER_BYTES
-from kvbench.engine.device import DIRECTIONS, Stream, TimedRegion, open_device, per_block
-from kvbench.engine.faults import FaultPlan
+from kvbench.engine.device import DIRECTIONS, Stream, per_block
 from kvbench.engine.memory import SwapMemory
 from kvbench.measure import visit
 from kvbench.measure.bench import Bench, measure_ceiling, set_up
-from kvbench.measure.disturbance import GpuClocks
-from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.workload import Pools, VerificationError, Workload
 from kvbench.run.protocol import InTurn, MeasureCell
 from kvbench.sweep.estimate import CHAIN, SHORT_CHAIN, submissions
 from kvbench.sweep.spec import Sampling
-from tests.visits import measure
+from tests.visits import cpu_bench, measure
 
 SAMPLING = Sampling(warmups=2, min_samples=6, max_samples=6)
 CELLS = [
@@ -139,11 +136,8 @@ def _lists(memory: SwapMemory) -> Lists:
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
-    device = open_device("cpu", FaultPlan())
-    stream = Stream(device.driver)
-    region = TimedRegion(device.driver, stream.handle, 200_000)
-    yield Bench(device, stream, region, Pools(device, stream, 4 << 20), SteadyCpu(), GpuClocks("cpu", None))
-    stream.synchronize()
+    yield (bench := cpu_bench(4 << 20))
+    bench.stream.synchronize()
 
 
 every_cell = pytest.mark.parametrize(
