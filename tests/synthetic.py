@@ -13,6 +13,8 @@ from kvbench.results import CLOCK, Beside, Ceiling, Failure, Record, RunInfo, Ru
 CEILING_GBPS = 55.5
 STATES = (StreamState.IDLE, StreamState.BUSY)
 FULL_CHANNEL = 1024
+CLIFF_KIB = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 64, 128, 256)
+FEW_KIB = (1, 4, 24, 28, 64)  # where it does not matter how many sizes there are
 
 
 def info(title: str = "Synthetic H200", kind: str = "cuda", **changes: object) -> RunInfo:
@@ -139,8 +141,8 @@ def ceilings() -> list[Ceiling]:
     ]
 
 
-def cliff_cells(counts: tuple[int, ...] = (256, 10_000)) -> list[Cell]:
-    sizes = [kib * 1024 for kib in (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 64, 128, 256)]
+def cliff_cells(counts: tuple[int, ...] = (256, 10_000), kib: tuple[int, ...] = CLIFF_KIB) -> list[Cell]:
+    sizes = [number * 1024 for number in kib]
     shapes = [(way, n, size, state) for way in Direction for n in counts for size in sizes for state in STATES]
     return [
         cell

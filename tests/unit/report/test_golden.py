@@ -29,14 +29,14 @@ from tests.unit.report.test_html import Outline, pictures_of
 
 GOLDEN: Final = Path(__file__).parent / "golden" / "report.md"
 REMAKE: Final = "KVBENCH_REMAKE_GOLDEN" in os.environ
+CLIFF_KIB: Final = (4, 16, 24, 28, 64)
 PAGES: Final = Pattern.parse("page-first-8")
 SWAPS: Final = ModelChoice(("llama-3-8b", "gpt-oss-20b"), tokens=2048).swaps()
 
 
 def cells() -> list[Cell]:
     """Return cells for every section."""
-    sizes = {kib * 1024 for kib in (4, 16, 24, 28, 64)}
-    cliff = [cell for cell in synthetic.cliff_cells((256, 10_000)) if cell.block_bytes in sizes]
+    cliff = synthetic.cliff_cells(kib=CLIFF_KIB)
     ladder = [cell for cell in synthetic.ladder_cells() if cell.block_bytes == 16 * 1024 and cell.sms in (1, 2, 4, 8)]
     orders = [cell for cell in synthetic.order_cells() if cell.block_bytes == 4096]
     batched = [cell for cell in cliff if cell.backend == "batched" and cell.blocks == 256]
@@ -56,7 +56,7 @@ def cells() -> list[Cell]:
         for cell in (batch, replace(batch, backend="merged", descriptors_per_call=None, coalesce=None))
         for pattern in ("shuffled", "runs-8", "runs-32")
     ]
-    auto = [Cell("auto", Direction.H2D, 256, size) for size in sorted(sizes)]
+    auto = [Cell("auto", Direction.H2D, 256, kib * 1024) for kib in CLIFF_KIB]
     engines = [
         Cell("vllm_batch", Direction.H2D, 256, 4096, order=Order.ANY),
         Cell("vllm_triton", Direction.H2D, 256, 4096),

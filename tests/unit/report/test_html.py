@@ -75,7 +75,7 @@ def pictures_of(report: Report) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def cliff(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    records = [*synthetic.ceilings(), *synthetic.rounds(synthetic.cliff_cells((256, 10_000)))]
+    records = [*synthetic.ceilings(), *synthetic.rounds(synthetic.cliff_cells(kib=synthetic.FEW_KIB))]
     return load_run(synthetic.write_run(tmp_path_factory.mktemp("cliff") / "cliff", records))
 
 
@@ -150,7 +150,7 @@ def test_strings_from_a_run_stay_text(tmp_path: Path, bad: str, harmless: Outlin
 
 def outline_with(text: str, folder: Path) -> Outline:
     """Return the page of a run in which every string that a stranger could choose is `text`."""
-    cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.direction == "h2d"]
+    cells = [cell for cell in synthetic.cliff_cells((256,), synthetic.FEW_KIB) if cell.direction == "h2d"]
     visits = [msgspec.structs.replace(visit, chosen=text, warnings=[text]) for visit in synthetic.visits(cells[2:])]
     failure = msgspec.structs.replace(synthetic.failure(cells[1], text), command=text)
     records: list[Record] = [*visits, synthetic.skip(cells[0], text), failure, Note(text=text)]
@@ -219,7 +219,7 @@ def test_links_of_the_summary_lead_to_their_sections(cliff: Run, page: str) -> N
 
 
 def test_host_copies_are_named_in_the_page(tmp_path: Path) -> None:
-    cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend != "triton"]
+    cells = [cell for cell in synthetic.cliff_cells((256,), synthetic.FEW_KIB) if cell.backend != "triton"]
     run = load_run(synthetic.write_run(tmp_path / "run", synthetic.visits(cells), synthetic.info("EPYC", "cpu")))
     html = page_of(run)
     said = "Host copies on a CPU device: no GPU was involved."

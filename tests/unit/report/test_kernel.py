@@ -34,7 +34,7 @@ NOT_SHOWN = f"kernel {RULE} (not shown: {BULK}, {LANES})"
 
 
 SIZES = tuple(kib * 1024 for kib in (1, 4, 16, 64))
-CLIFF_CELLS = [cell for cell in synthetic.cliff_cells() if cell.block_bytes in (*SIZES, 32 * 1024)]
+CLIFF_CELLS = synthetic.cliff_cells(kib=(1, 4, 16, 32, 64))
 
 
 def rate(cell: Cell) -> float:

@@ -148,7 +148,7 @@ def test_large_tables_are_files_with_short_names(cliff: Report, cliff_files: dic
 
 
 def test_a_table_does_not_replace_the_points_of_a_chart(tmp_path: Path) -> None:
-    run = made_run(tmp_path, synthetic.rounds(synthetic.cliff_cells((256,))), name="d2h-triton-idle")
+    run = made_run(tmp_path, synthetic.rounds(synthetic.cliff_cells((256,), synthetic.FEW_KIB)), name="d2h-triton-idle")
     files = report_files([run])
     assert files["cliff-d2h-triton-idle.csv"].startswith(b"device,")
     assert files["cliff-d2h-triton-idle-2.csv"].startswith(b"Block size,")
@@ -187,17 +187,18 @@ def test_charts_draw_the_roof_of_copies_and_of_kernels(tmp_path: Path) -> None:
     assert b">roof of SM copies<" in report_files([run])["cliff-run.svg"]
 
 
-def test_the_csv_behind_a_chart_holds_its_points(cliff_run: Run, tmp_path: Path) -> None:
-    write_report([cliff_run], tmp_path)
-    points = pd.read_csv(tmp_path / "cliff-cliff.csv")
+def test_the_csv_behind_a_chart_holds_its_points(cliff_files: dict[str, bytes]) -> None:
+    points = pd.read_csv(io.BytesIO(cliff_files["cliff-cliff.csv"]))
     assert set(points["blocks"]) == {10_000}
     assert len(points) == 13 * 2 * 2 * 3
     assert points["gbps"].between(points["gbps_q1"], points["gbps_q3"]).all()
 
 
-def test_the_same_runs_give_the_same_bytes(cliff_run: Run, cliff_files: dict[str, bytes]) -> None:
-    assert cliff_files == report_files([cliff_run])
-    assert b"<dc:date>" not in cliff_files["cliff-cliff.svg"]
+def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
+    run = made_run(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(synthetic.cliff_cells(kib=synthetic.FEW_KIB))])
+    files = report_files([run])
+    assert files == report_files([run])
+    assert b"<dc:date>" not in files["cliff-run.svg"]
 
 
 def test_images_and_links_are_files_of_the_report(cliff_files: dict[str, bytes]) -> None:
@@ -206,7 +207,7 @@ def test_images_and_links_are_files_of_the_report(cliff_files: dict[str, bytes])
 
 
 def test_cells_without_figures_say_why(tmp_path: Path) -> None:
-    first, second, *rest = synthetic.cliff_cells((256,))
+    first, second, *rest = synthetic.cliff_cells((256,), synthetic.FEW_KIB)
     records = [*synthetic.rounds(rest), synthetic.skip(first, "needs 9 GB"), synthetic.failure(second, "error 719")]
     report = made_report(tmp_path, records)
     part = part_of(report, "cliff")
@@ -286,7 +287,11 @@ def test_the_threshold_names_winners_and_crossovers(cliff: Report) -> None:
 
 def test_stream_states_are_not_mixed(tmp_path: Path) -> None:
     """A kernel measured on an idle stream alone says nothing about a busy one, where another clock counts."""
-    idle = [cell for cell in synthetic.cliff_cells() if cell.backend == "batched" or cell.stream_state == "idle"]
+    idle = [
+        cell
+        for cell in synthetic.cliff_cells(kib=synthetic.FEW_KIB)
+        if cell.backend == "batched" or cell.stream_state == "idle"
+    ]
     report = made_report(tmp_path, synthetic.rounds(idle))
     titles = [table.title for table in part_of(report, "threshold").tables]
     assert titles
@@ -410,7 +415,7 @@ def test_errors_of_the_gpu_make_one_line_of_warning(tmp_path: Path, after: dict[
 
 def test_the_first_page_has_one_line_on_ceilings_that_moved(tmp_path: Path) -> None:
     moved = [msgspec.structs.replace(ceiling, gpu_us=[ceiling.gpu_us[0] * 2]) for ceiling in synthetic.ceilings()]
-    records = [*synthetic.ceilings(), *moved, *synthetic.rounds(synthetic.cliff_cells((256,)))]
+    records = [*synthetic.ceilings(), *moved, *synthetic.rounds(synthetic.cliff_cells((256,), synthetic.FEW_KIB))]
     runs = [made_run(tmp_path, records, name=name) for name in ("one", "two")]
     report = report_of(runs, ["a folder"])
     ceiling, unread = lines_of(report.first_warnings)
@@ -457,7 +462,7 @@ def test_warnings_name_cells_with_doubtful_samples(tmp_path: Path) -> None:
 
 
 def test_every_table_and_chart_of_host_copies_says_so(tmp_path: Path) -> None:
-    cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend != "triton"]
+    cells = [cell for cell in synthetic.cliff_cells((256,), synthetic.FEW_KIB) if cell.backend != "triton"]
     info = synthetic.info("EPYC", "cpu", identity={"cpu_model": "EPYC"})
     run = made_run(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(cells)], info)
     report, files = report_of([run]), report_files([run])
@@ -486,7 +491,7 @@ def test_several_runs_share_a_report(cliff_run: Run, tmp_path: Path) -> None:
 
 
 def test_a_section_shows_the_run_with_most_visits_and_names_the_others(tmp_path: Path) -> None:
-    cells = synthetic.order_cells()
+    cells = [cell for cell in synthetic.order_cells() if cell.block_bytes == 4096]
     once = [load_run(synthetic.write_run(tmp_path / name, synthetic.visits(cells))) for name in ("a", "b", "c")]
     most = load_run(synthetic.write_run(tmp_path / "most", synthetic.rounds(cells)))
     runs = [*once[:2], most, *once[2:]]
@@ -498,7 +503,7 @@ def test_a_section_shows_the_run_with_most_visits_and_names_the_others(tmp_path:
 
 
 def test_captions_name_the_value_at_which_a_side_axis_was_pinned(tmp_path: Path) -> None:
-    cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
+    cells = [cell for cell in synthetic.cliff_cells((256,), synthetic.FEW_KIB) if cell.backend == "batched"]
     few = [coalesced(cell) for cell in cells[:4]]
     table = table_of(part_of(made_report(tmp_path, synthetic.rounds([*cells, *few])), "cliff"), "h2d, batched, idle")
     assert "coalesce off (not shown: on)" in said(table.caption)
@@ -511,7 +516,7 @@ def coalesced(cell: Cell) -> Cell:
 
 @pytest.mark.parametrize("bad", HOSTILE)
 def test_strings_from_a_run_stay_text(tmp_path: Path, bad: str) -> None:
-    cells = synthetic.cliff_cells((256,))
+    cells = synthetic.cliff_cells((256,), synthetic.FEW_KIB)
     info = synthetic.info(
         bad,
         created=bad,
@@ -601,10 +606,11 @@ def test_an_output_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> No
             write_report([run], out)
 
 
-def test_the_command_writes_into_the_run_directory(cliff_run: Run) -> None:
-    done = CliRunner().invoke(app, ["report", str(cliff_run.path)], catch_exceptions=False)
+def test_the_command_writes_into_the_run_directory(tmp_path: Path) -> None:
+    run = made_run(tmp_path, synthetic.rounds(synthetic.cliff_cells((256,), synthetic.FEW_KIB)))
+    done = CliRunner().invoke(app, ["report", str(run.path)], catch_exceptions=False)
     assert done.exit_code == 0
-    assert (cliff_run.path / "report" / "report.md").exists()
+    assert (run.path / "report" / "report.md").exists()
 
 
 def test_the_command_prints_json(tmp_path: Path) -> None:
@@ -666,7 +672,7 @@ def test_a_kernel_whose_sms_depend_on_the_swap_size_has_one_line(tmp_path: Path)
 
 
 def test_a_note_says_that_blank_cells_were_filtered_out(tmp_path: Path) -> None:
-    cells = [cell for cell in synthetic.cliff_cells((256, 10_000)) if cell.swap_bytes <= 10**9]
+    cells = [cell for cell in synthetic.cliff_cells(kib=(1, 4, 64, 128, 256)) if cell.swap_bytes <= 10**9]
     spec = {"filters": ["swap_bytes<=1GB"]}
     path = synthetic.write_run(
         tmp_path / "run", [*synthetic.ceilings(), *synthetic.rounds(cells)], synthetic.info(spec=spec)
@@ -678,7 +684,7 @@ def test_a_note_says_that_blank_cells_were_filtered_out(tmp_path: Path) -> None:
 
 def test_ceilings_of_zero_time_are_ignored(tmp_path: Path) -> None:
     nothing = [msgspec.structs.replace(ceiling, gpu_us=[0.0]) for ceiling in synthetic.ceilings()]
-    run = made_run(tmp_path, [*nothing, *synthetic.rounds(synthetic.cliff_cells((256,)))])
+    run = made_run(tmp_path, [*nothing, *synthetic.rounds(synthetic.cliff_cells((256,), synthetic.FEW_KIB))])
     assert warnings_of(run) == []
     assert report_of([run]).chapters
 
@@ -689,7 +695,7 @@ def test_slower_is_a_percentage_below_twice_the_time(ratio: float, text: str) ->
 
 
 def test_the_captions_of_an_older_clock_leave_preparation_out(tmp_path: Path) -> None:
-    visits = [visit for number in range(6) for visit in synthetic.visits(synthetic.cliff_cells((256,)), round_=number)]
+    visits = synthetic.rounds(synthetic.cliff_cells((256,), synthetic.FEW_KIB))
     for clock, words in ((1, "excludes preparation"), (2, "includes preparation")):
         info = synthetic.info(clock=clock)
         part = part_of(made_report(tmp_path / str(clock), [*synthetic.ceilings(), *visits], info), "cliff")
