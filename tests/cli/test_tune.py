@@ -4,39 +4,57 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from kvbench.cells.axes import StreamState
 from kvbench.policy import load_policy
 from kvbench.results import load_run
 from kvbench.results.frame import visits_that_count
-from tests.command import kvbench_here, records, refused, succeeds
+from tests.command import Done, kvbench_here, records, refused, succeeds
 
 ON_CPU = ("--device=cpu", "-a", "direction=h2d", "-a", "pool=4MiB")
-SMALL = (*ON_CPU, "-a", "blocks=4", "-a", "block_size=4KiB,64KiB")
+SMALL = (*ON_CPU, "-a", "blocks=64", "-a", "block_size=4KiB")
 
 
-def test_tune_measures_answers_and_writes_the_requested_files(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Path]:
+    folder = tmp_path_factory.mktemp("tuned")
     # The others are far behind on a busy host too, so that what may be chosen is visited often enough for an interval.
-    slow = "--fault=slow=1000 when backend!=batched"
-    done = succeeds("tune", *SMALL, slow, "-o", "run", "-p", "mine.toml", "--export", "json=all.json", cwd=tmp_path)
-    assert "h2d idle, sustained (4 blocks): batched\n" in done.stdout
-    answers = json.loads((tmp_path / "all.json").read_text())["answers"]
+    slow = "--fault=slow=100 when backend!=batched"
+    files = ("-p", "mine.toml", "--export", "json=all.json")
+    return succeeds("tune", *SMALL, slow, "-o", "run", *files, cwd=folder), folder
+
+
+def test_tune_measures_answers_and_writes_the_requested_files(tuned: tuple[Done, Path]) -> None:
+    done, folder = tuned
+    assert "h2d idle, sustained (4 KiB, 64 blocks): batched\n" in done.stdout
+    answers = json.loads((folder / "all.json").read_text())["answers"]
     assert {answer["quantity"] for answer in answers} == {"latency", "sustained"}
     assert {answer["choice"] for answer in answers} == {"batched"}
     assert all(answer["interval_us"] for answer in answers)
-    tables = load_policy(tmp_path / "mine.toml").tables
+    tables = load_policy(folder / "mine.toml").tables
     assert {table.stream_state for table in tables} == {StreamState.IDLE, StreamState.SUSTAINED}
-    run = load_run(tmp_path / "run")
+    run = load_run(folder / "run")
     assert run.info.status == "complete"
     measured = {visit.cell.backend for visit in run.records if hasattr(visit, "samples")}
     assert measured <= {"batched", "merged", "per_block", "staged"}
-
-    again = kvbench_here("tune", "run", "--export", "json", cwd=tmp_path)
+    again = succeeds("tune", "run", "--export", "json", cwd=folder)
     assert json.loads(again.stdout)["answers"] == answers
 
-    assert refused("sweep", "--resume", "run", cwd=tmp_path) == (
+
+def test_a_search_cannot_be_resumed(tuned: tuple[Done, Path]) -> None:
+    folder = tuned[1]
+    before = load_run(folder / "run").records
+    assert refused("sweep", "--resume", "run", cwd=folder) == (
         "--resume run: kvbench tune cannot continue a search; to use what was measured: kvbench tune run"
     )
-    assert load_run(tmp_path / "run").records == run.records
+    assert load_run(folder / "run").records == before
+
+
+def test_blocks_in_runs_are_measured_next_to_shuffled_ones(tuned: tuple[Done, Path]) -> None:
+    visits = visits_that_count(records(tuned[1] / "run"))  # a disturbed visit is repeated
+    in_runs = Counter(str(visit.cell.pattern) for visit in visits if visit.cell.backend == "merged")
+    assert {name: in_runs[name] for name in ("runs-8", "runs-32")} == {"runs-8": 6, "runs-32": 6}
 
 
 def test_tune_answers_without_failed_cells_and_reports_them(tmp_path: Path) -> None:
@@ -75,9 +93,8 @@ def test_the_help_lists_the_devices_that_the_command_accepts(tmp_path: Path) -> 
 
 
 def test_tune_measures_and_answers_beside_a_neighbour(tmp_path: Path) -> None:
-    small = ("-a", "blocks=64", "-a", "block_size=4KiB", "-a", "burst=none")
-    asked = ("--neighbour=memory", "--max-slowdown=500%", "--backends=batched,staged")
-    done = succeeds("tune", *ON_CPU, *asked, *small, "-o", "run", cwd=tmp_path)
+    asked = ("--neighbour=memory", "--max-slowdown=500%", "--backends=batched,staged", "-a", "burst=none")
+    done = succeeds("tune", *SMALL, *asked, "-o", "run", cwd=tmp_path)
     assert "memory beside h2d swaps of 64 blocks of 4 KiB: batched" in done.stdout
     visits = [record for record in load_run(tmp_path / "run").records if hasattr(record, "samples")]
     assert {visit.cell.neighbour for visit in visits} == {"memory"}
@@ -85,10 +102,3 @@ def test_tune_measures_and_answers_beside_a_neighbour(tmp_path: Path) -> None:
     (answer,) = json.loads(again.stdout)["answers"]
     assert answer["choice"] == "batched"
     assert answer["ways"][0]["slowdown_interval"]
-
-
-def test_blocks_in_runs_are_measured_next_to_shuffled_ones(tmp_path: Path) -> None:
-    succeeds("tune", *ON_CPU, "-a", "blocks=64", "-a", "block_size=4KiB", "-o", "run", cwd=tmp_path)
-    visits = visits_that_count(records(tmp_path / "run"))  # a disturbed visit is repeated
-    in_runs = Counter(str(visit.cell.pattern) for visit in visits if visit.cell.backend == "merged")
-    assert {name: in_runs[name] for name in ("runs-8", "runs-32")} == {"runs-8": 6, "runs-32": 6}
