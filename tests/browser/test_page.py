@@ -13,8 +13,10 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.report.build import write_report
-from kvbench.results import Note, Record, Run, load_run
+from kvbench.results import Note, Record, Run
 from tests import synthetic
+from tests.reports import made_run
+from tests.unit.report.test_html import page_of as html_of
 from tests.unit.report.test_report import HOSTILE
 
 Open = Callable[..., Page]
@@ -23,10 +25,11 @@ WANTED = Cell.from_strings(
 )
 
 
-def report_of(folder: Path, records: list[Record], **info: object) -> tuple[Run, Path]:
-    run = load_run(synthetic.write_run(folder / "run", records, synthetic.info(**info)))  # type: ignore[arg-type]
-    write_report([run], folder / "report")
-    return run, folder / "report" / "report.html"
+def page_of(folder: Path, records: list[Record], **info: object) -> Path:
+    """Write the page of a run without pictures of its charts, which take long to draw."""
+    file = folder / "report.html"
+    file.write_text(html_of(made_run(folder, records, synthetic.info(**info))))  # type: ignore[arg-type]
+    return file
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,15 @@ def cliff(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
     measured = synthetic.visits(rest)
     again = synthetic.visits([WANTED], round_=1)
     records = [*synthetic.ceilings(), *measured, *again, synthetic.failure(first, "error 719")]
-    return report_of(tmp_path_factory.mktemp("cliff"), [*records, synthetic.skip(second, "needs 9 GB")])
+    folder = tmp_path_factory.mktemp("cliff")
+    run = made_run(folder, [*records, synthetic.skip(second, "needs 9 GB")])
+    write_report([run], folder / "report")
+    return run, folder / "report" / "report.html"
+
+
+@pytest.fixture
+def page(opened: Open, cliff: tuple[Run, Path]) -> Page:
+    return opened(cliff[1])
 
 
 def figure_of(page: Page, name: str = "chart-cliff-run") -> Locator:
@@ -71,8 +82,7 @@ def tip_at(page: Page, over: Locator, x: float) -> str:
     return ""
 
 
-def test_a_drag_zooms_and_a_double_click_resets(opened: Open, cliff: tuple[Run, Path]) -> None:
-    page = opened(cliff[1])
+def test_a_drag_zooms_and_a_double_click_resets(page: Page) -> None:
     figure = figure_of(page)
     over = figure.locator(".u-over").first
     whole = painted(page, figure)
@@ -99,7 +109,7 @@ LABELS = """canvas => {
 
 def test_labels_stand_above_the_lines_after_a_zoom_too(opened: Open, tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
-    page = opened(report_of(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(cells)])[1])
+    page = opened(page_of(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(cells)]))
     figure = figure_of(page)
     canvas = figure.locator("canvas").first
     height, labels = canvas.evaluate(LABELS)
@@ -112,16 +122,14 @@ def test_labels_stand_above_the_lines_after_a_zoom_too(opened: Open, tmp_path: P
     assert canvas.evaluate(LABELS) == [height, labels]
 
 
-def test_no_two_keys_of_a_legend_look_alike(opened: Open, cliff: tuple[Run, Path]) -> None:
-    page = opened(cliff[1])
+def test_no_two_keys_of_a_legend_look_alike(page: Page) -> None:
     keys = figure_of(page).locator(".legend svg").evaluate_all("keys => keys.map(key => key.outerHTML)")
     assert len(keys) == 3 * 2 + 1
     assert len(set(keys)) == len(keys)
 
 
 @pytest.mark.parametrize("width", [1440, 390])
-def test_the_list_of_contents_fits(opened: Open, cliff: tuple[Run, Path], width: int) -> None:
-    page = opened(cliff[1])
+def test_the_list_of_contents_fits(page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     cut = "nodes => nodes.filter(node => node.scrollWidth > node.clientWidth).length"
@@ -129,8 +137,7 @@ def test_the_list_of_contents_fits(opened: Open, cliff: tuple[Run, Path], width:
     assert page.evaluate("document.querySelector('nav').offsetHeight") <= (50 if width == 1440 else 150)
 
 
-def test_tables_that_scroll_say_so(opened: Open, cliff: tuple[Run, Path]) -> None:
-    page = opened(cliff[1])
+def test_tables_that_scroll_say_so(page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 900})
     page.wait_for_timeout(200)
     wide = "nodes => nodes.map(node => [node.scrollWidth > node.clientWidth + 1, node.hasAttribute('data-scrolls')])"
@@ -142,10 +149,9 @@ def test_tables_that_scroll_say_so(opened: Open, cliff: tuple[Run, Path]) -> Non
 
 
 def test_tables_of_seven_numbers_of_blocks_fit_a_wide_window(opened: Open, tmp_path: Path) -> None:
-    cells = [
-        cell for cell in synthetic.cliff_cells((16, 64, 256, 1024, 4096, 10_000, 16_384)) if cell.backend == "batched"
-    ]
-    page = opened(report_of(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(cells)])[1])
+    counts = (16, 64, 256, 1024, 4096, 10_000, 16_384)
+    cells = [cell for cell in synthetic.cliff_cells(counts, synthetic.FEW_KIB) if cell.backend == "batched"]
+    page = opened(page_of(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(cells)]))
     page.set_viewport_size({"width": 1440, "height": 900})
     page.wait_for_timeout(200)
     expect(
@@ -155,8 +161,7 @@ def test_tables_of_seven_numbers_of_blocks_fit_a_wide_window(opened: Open, tmp_p
     assert page.locator("h2#cliff ~ .table").evaluate_all(wide) == []
 
 
-def test_the_look_up_shows_rate_share_and_path_first(opened: Open, cliff: tuple[Run, Path]) -> None:
-    page = opened(cliff[1])
+def test_the_look_up_shows_rate_share_and_path_first(page: Page) -> None:
     heads = page.locator(".cells thead th").all_inner_texts()
     assert heads[:4] == ["cell", "GB/s", "share", "path"]
     page.get_by_role("searchbox").fill("batched h2d blocks=10000 16 KiB idle")
@@ -167,8 +172,7 @@ def test_the_look_up_shows_rate_share_and_path_first(opened: Open, cliff: tuple[
     assert path == "copy engine"
 
 
-def test_the_keyboard_zooms_every_panel(opened: Open, cliff: tuple[Run, Path]) -> None:
-    page = opened(cliff[1])
+def test_the_keyboard_zooms_every_panel(page: Page) -> None:
     figure = figure_of(page)
     whole = painted(page, figure)
     for name in ("Zoom in", "Right"):
@@ -181,8 +185,7 @@ def test_the_keyboard_zooms_every_panel(opened: Open, cliff: tuple[Run, Path]) -
     assert painted(page, figure) == whole
 
 
-def test_the_keyboard_switches_between_linear_and_logarithmic_rates(opened: Open, cliff: tuple[Run, Path]) -> None:
-    page = opened(cliff[1])
+def test_the_keyboard_switches_between_linear_and_logarithmic_rates(page: Page) -> None:
     figure = figure_of(page)
     linear = painted(page, figure)
     switch = figure.get_by_role("button", name="Logarithmic GB/s")
@@ -195,14 +198,13 @@ def test_the_keyboard_switches_between_linear_and_logarithmic_rates(opened: Open
 
 def test_charts_of_other_figures_have_no_switch_of_rates(opened: Open, tmp_path: Path) -> None:
     cell = Cell("sm", Direction.D2H, 4096, 16384, sms=1, neighbour=Neighbour.GEMM)
-    page = opened(report_of(tmp_path, [*synthetic.ceilings(), *synthetic.beside(cell, 1.2, 20.0)])[1])
+    page = opened(page_of(tmp_path, [*synthetic.ceilings(), *synthetic.beside(cell, 1.2, 20.0)]))
     figure = figure_of(page, "chart-neighbour-gemm-run")
     expect(figure.get_by_role("button", name="Reset")).to_be_visible()
     expect(figure.get_by_role("button", name="Logarithmic GB/s")).to_have_count(0)
 
 
-def test_a_line_is_switched_off_and_on(opened: Open, cliff: tuple[Run, Path]) -> None:
-    page = opened(cliff[1])
+def test_a_line_is_switched_off_and_on(page: Page) -> None:
     figure = figure_of(page)
     whole = painted(page, figure)
     line = figure.get_by_role("button", name="triton (12 SMs), idle stream")
@@ -231,7 +233,7 @@ def test_auto_is_seen_where_it_lies_on_another_line(opened: Open, tmp_path: Path
     batched = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
     auto = [Cell("auto", cell.direction, 256, cell.block_bytes, cell.stream_state) for cell in batched]
     visits = synthetic.visits([*batched, *auto])
-    page = opened(report_of(tmp_path, [*synthetic.ceilings(), *visits])[1])
+    page = opened(page_of(tmp_path, [*synthetic.ceilings(), *visits]))
     figure = figure_of(page)
     seen = figure.locator("canvas").first.evaluate(GOLD)
     for state in ("idle", "busy"):
@@ -240,8 +242,7 @@ def test_auto_is_seen_where_it_lies_on_another_line(opened: Open, tmp_path: Path
     assert seen > 0.4 * figure.locator("canvas").first.evaluate(GOLD) > 100
 
 
-def test_a_point_says_its_figures_and_opens_its_cell(opened: Open, cliff: tuple[Run, Path]) -> None:
-    page = opened(cliff[1])
+def test_a_point_says_its_figures_and_opens_its_cell(page: Page) -> None:
     said = tip_at(page, figure_of(page).locator(".u-over").first, 0.04)
     line, point = r"(\w+)(?: \(12 SMs\))?, (\w+) stream", r"block size (.*): ([\d.]+) GB/s"
     found = re.search(rf"{line}\n{point}\nquartiles [\d.]+ to [\d.]+", said)
@@ -263,7 +264,7 @@ def test_a_band_of_intervals_is_not_called_quartiles(opened: Open, tmp_path: Pat
         msgspec.structs.replace(synthetic.beside(cell, 1.2 + 0.01 * number, 20.0, 1)[0], round=number)
         for number in range(6)
     ]
-    page = opened(report_of(tmp_path, [*synthetic.ceilings(), *visits])[1])
+    page = opened(page_of(tmp_path, [*synthetic.ceilings(), *visits]))
     over = figure_of(page, "chart-neighbour-gemm-run").locator(".u-over").first
     said = tip_at(page, over, 0.5)
     assert re.fullmatch(r"sm\nGB/s of the swaps 20.0: 1\.2\d slowdown\n95% interval 1\.20 to 1\.25", said)
@@ -303,8 +304,7 @@ def test_a_cell_is_looked_up_with_its_samples_and_command(opened: Open, cliff: t
     expect(dialog).to_have_count(0)
 
 
-def test_cells_without_figures_say_why(opened: Open, cliff: tuple[Run, Path]) -> None:
-    page = opened(cliff[1])
+def test_cells_without_figures_say_why(page: Page) -> None:
     for status, reason in (("failed", "error: error 719"), ("skipped", "needs 9 GB")):
         page.locator("select[data-axis=status]").select_option(label=status)
         expect(page.locator("#found")).to_contain_text("1 of ")
@@ -333,14 +333,12 @@ def test_cells_are_filtered_and_sorted(opened: Open, cliff: tuple[Run, Path]) ->
 
 def test_nothing_of_a_stranger_runs_or_loads(opened: Open, tmp_path: Path) -> None:
     bad = " ".join((*HOSTILE, "</script><script>window.pwned=1</script>", "<img src=x onerror=window.pwned=1>"))
-    cells = synthetic.cliff_cells((256,))
+    cells = synthetic.cliff_cells((256,), synthetic.FEW_KIB)
     visits = [msgspec.structs.replace(visit, chosen=bad, warnings=[bad]) for visit in synthetic.visits(cells[2:])]
     failure = msgspec.structs.replace(synthetic.failure(cells[1], bad), command=bad)
     records: list[Record] = [*visits, synthetic.skip(cells[0], bad), failure, Note(text=bad)]
     identity = {"driver_version": bad, bad: bad}
-    _, file = report_of(
-        tmp_path, records, title=bad, created=bad, command=["kvbench", bad], kvbench=bad, identity=identity
-    )
+    file = page_of(tmp_path, records, title=bad, created=bad, command=["kvbench", bad], kvbench=bad, identity=identity)
     page = opened(file)
     for status in ("ok", "failed", "skipped"):
         page.locator("select[data-axis=status]").select_option(label=status)
@@ -395,8 +393,8 @@ def test_without_scripts_words_tables_and_maps_remain(opened: Open, cliff: tuple
 
 
 def test_links_of_the_summary_lead_to_their_section(opened: Open, tmp_path: Path) -> None:
-    _, file = report_of(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(synthetic.cliff_cells((10_000,)))])
-    page = opened(file)
+    cells = synthetic.cliff_cells((10_000,), synthetic.FEW_KIB)
+    page = opened(page_of(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(cells)]))
     anchors = page.locator("main a").evaluate_all("links => links.map(link => link.getAttribute('href'))")
     assert anchors
     assert all(page.evaluate("id => !!document.getElementById(id)", anchor.removeprefix("#")) for anchor in anchors)

@@ -14,7 +14,7 @@ from kvbench.cells.cell import Cell
 from kvbench.report.assemble import report_of
 from kvbench.report.build import report_files
 from kvbench.report.document import render_markdown
-from kvbench.report.model import Part
+from kvbench.report.model import Part, Report
 from kvbench.results import Record, Run, RunInfo
 from tests import synthetic
 from tests.markdown import tokens
@@ -63,8 +63,15 @@ def slower_small_blocks(cell: Cell) -> float:
     return synthetic.gbps_of(cell) * (0.8 if cell.block_bytes <= 4096 else 1.0)
 
 
-def other_machine() -> RunInfo:
-    return synthetic.info("Other GPU", identity={"gpu_name": "Other GPU", "driver_version": "600.1"}, identity_hash="f")
+@pytest.fixture(scope="module")
+def slower(tmp_path_factory: pytest.TempPathFactory, cells: list[Cell]) -> list[Run]:
+    folder = tmp_path_factory.mktemp("slower")
+    return [run(folder, "before", cells), run(folder, "afterwards", cells, slower_small_blocks)]
+
+
+@pytest.fixture(scope="module")
+def report(slower: list[Run]) -> Report:
+    return report_of(slower)
 
 
 def test_queues_without_a_time_of_the_swap_are_not_compared(tmp_path: Path) -> None:
@@ -76,9 +83,7 @@ def test_queues_without_a_time_of_the_swap_are_not_compared(tmp_path: Path) -> N
     assert "comparison" not in sections_of(report_of(runs))
 
 
-def test_slower_cells_come_first_in_a_comparison(tmp_path: Path, cells: list[Cell]) -> None:
-    before, after = run(tmp_path, "before", cells), run(tmp_path, "afterwards", cells, slower_small_blocks)
-    report = report_of([before, after])
+def test_slower_cells_come_first_in_a_comparison(report: Report, cells: list[Cell]) -> None:
     part = part_of(report, "comparison")
     assert list(part.files) == ["comparison-before-afterwards.csv"]
     points = points_of(part)
@@ -116,7 +121,9 @@ def test_comparison_rows_of_a_ladder_name_the_sm_count(tmp_path: Path) -> None:
 def test_a_comparison_of_two_machines_comes_first_and_names_their_differences(
     tmp_path: Path, cells: list[Cell]
 ) -> None:
-    runs = [run(tmp_path, "a", cells), run(tmp_path, "bb", cells, info=other_machine())]
+    identity = {"gpu_name": "Other GPU", "driver_version": "600.1"}
+    other = synthetic.info("Other GPU", identity=identity, identity_hash="f")
+    runs = [run(tmp_path, "a", cells), run(tmp_path, "bb", cells, info=other)]
     report = report_of(runs)
     assert sections_of(report)[0] == "comparison"
     beside = run(tmp_path, "of-other-cells", synthetic.ladder_cells())
@@ -149,15 +156,14 @@ def test_runs_without_a_cell_in_common_are_not_compared(tmp_path: Path, cells: l
     assert "Comparison" not in render_markdown(report)
 
 
-def test_the_chart_shows_the_ratio_of_the_two_runs(tmp_path: Path, cells: list[Cell]) -> None:
-    runs = [run(tmp_path, "a", cells), run(tmp_path, "bb", cells, slower_small_blocks)]
-    points = chart_of(report_of(runs), "comparison-cliff-a-bb").points
+def test_the_chart_shows_the_ratio_of_the_two_runs(slower: list[Run], report: Report) -> None:
+    points = chart_of(report, "comparison-cliff-before-afterwards").points
     slow = points["block_bytes"] <= 4096
     assert np.allclose(points.loc[slow, "ratio"], 1.25, atol=0.03)
     assert np.allclose(points.loc[~slow, "ratio"], 1.0, atol=0.03)
     assert points["ratio"].between(points["ratio_low"], points["ratio_high"]).all()
-    svg = report_files(runs)["comparison-cliff-a-bb.svg"].decode()
-    assert ">Time of bb over time of a, against block size, N = 256 blocks</text>" in svg
+    svg = report_files(slower)["comparison-cliff-before-afterwards.svg"].decode()
+    assert ">Time of afterwards over time of before, against block size, N = 256 blocks</text>" in svg
 
 
 @pytest.mark.parametrize("bad", HOSTILE)
