@@ -53,13 +53,25 @@ def anything(_: Choice) -> bool:
     return True
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_of(tmp_path_factory.mktemp("answer"))
+
+
+def with_wide_kernel(ratio: float) -> Callable[[Cell], float]:
+    """Return rates at which four SMs take so much of the time of two for the smallest blocks."""
+    return lambda cell: (
+        gbps(cell) / (ratio if cell.block_bytes == 4 * KIB and (cell.backend, cell.sms) == ("sm", 4) else 1)
+    )
+
+
 def at(answers: list[Answer], size: int, blocks: int, way: Direction = Direction.H2D) -> Answer:
     (found,) = [one for one in answers if (one.block_bytes, one.blocks, one.direction) == (size, blocks, way)]
     return found
 
 
-def test_the_choice_is_the_cheapest_of_the_fastest_with_its_gains(tmp_path: Path) -> None:
-    answers = answers_of([run_of(tmp_path)], anything)
+def test_the_choice_is_the_cheapest_of_the_fastest_with_its_gains(run: Run) -> None:
+    answers = answers_of([run], anything)
     small = at(answers, 4 * KIB, 16)
     assert str(small.choice) == "sm sms=2"
     assert small.gbps == pytest.approx(50.0, rel=0.01)
@@ -69,51 +81,24 @@ def test_the_choice_is_the_cheapest_of_the_fastest_with_its_gains(tmp_path: Path
     assert at(answers, 64 * KIB, 16).choice.backend == "batched"
 
 
-@pytest.mark.parametrize("visits", [1, 5])
-def test_with_fewer_than_six_visits_nothing_is_decided_and_nothing_gained(tmp_path: Path, visits: int) -> None:
-    records = [record for record in synthetic.rounds(cells(), gbps, noise=0.001) if record.round < visits]
-    run = load_run(synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *records]))
-    answers = answers_of([run], anything)
-    for answer in answers:
-        plain = answer.to_plain()
-        assert (plain["decided"], plain["times_the_speed_of"], plain["interval_us"]) == (False, {}, None)
-    for command in ("show", "tune"):
-        shown = CliRunner().invoke(app, [command, str(run.path)]).output
-        assert f"Open for {len(answers)} of {len(answers)} sizes and counts: fewer than 6 visits" in shown
-        assert "the speed of" not in shown
-
-
-def test_an_open_shape_has_no_gain(tmp_path: Path) -> None:
-    def close(cell: Cell) -> float:
-        return gbps(cell) / (0.97 if (cell.backend, cell.sms) == ("sm", 4) and cell.block_bytes == 4 * KIB else 1.0)
-
-    answers = answers_of([run_of(tmp_path, rate=close)], anything)
+def test_an_open_shape_has_no_gain_and_names_both_and_the_cost(tmp_path: Path) -> None:
+    answers = answers_of([run_of(tmp_path, rate=with_wide_kernel(0.97))], anything)
     assert {answer.block_bytes for answer in answers if not answer.decided} == {4 * KIB}
     assert [answer.gain_over("batched") is not None for answer in answers] == [answer.decided for answer in answers]
+    lines = open_points(answers)
+    assert len(lines) == 4
+    assert all(("sm with 2 SMs" in line) and ("sm with 4 SMs" in line) and "%" in line for line in lines)
 
 
-def test_what_is_not_allowed_is_not_chosen(tmp_path: Path) -> None:
-    run = run_of(tmp_path)
+def test_what_is_not_allowed_is_not_chosen(run: Run) -> None:
     without = answers_of([run], lambda choice: choice.backend == "batched")
     assert {answer.choice.backend for answer in without} == {"batched"}
     with pytest.raises(UsageError, match="nothing to choose from"):
         answers_of([run], lambda _: False)
 
 
-def test_a_point_that_is_open_names_both_and_the_cost(tmp_path: Path) -> None:
-    def close(cell: Cell) -> float:
-        return gbps(cell) / (0.97 if (cell.backend, cell.sms) == ("sm", 4) and cell.block_bytes == 4 * KIB else 1.0)
-
-    lines = open_points(answers_of([run_of(tmp_path, rate=close)], anything))
-    assert len(lines) == 4
-    assert all(("sm with 2 SMs" in line) and ("sm with 4 SMs" in line) and "%" in line for line in lines)
-
-
 def test_what_differs_by_no_more_than_a_tie_is_tied_and_not_open(tmp_path: Path) -> None:
-    def close(cell: Cell) -> float:
-        return gbps(cell) / (0.985 if (cell.backend, cell.sms) == ("sm", 4) and cell.block_bytes == 4 * KIB else 1.0)
-
-    answers = answers_of([run_of(tmp_path, rate=close)], anything)
+    answers = answers_of([run_of(tmp_path, rate=with_wide_kernel(0.985))], anything)
     assert open_points(answers) == []
     answer = at(answers, 4 * KIB, 16)
     assert [str(choice) for choice in (answer.choice, *answer.tied)] == ["sm sms=2", "sm sms=4"]
@@ -136,28 +121,26 @@ def test_the_hot_end_is_left_out_where_there_are_fresh_blocks(tmp_path: Path) ->
     assert at(answers_of([run], anything), 4 * KIB, 16).gbps == pytest.approx(50.0, rel=0.01)
 
 
-def test_answers_are_of_one_workload_whatever_the_order_of_the_runs(tmp_path: Path) -> None:
-    fresh = run_of(tmp_path / "fresh")
+def test_answers_are_of_one_workload_whatever_the_order_of_the_runs(run: Run, tmp_path: Path) -> None:
     hot = [replace(cell, reuse=Reuse.SAME, pool_bytes=2 << 30) for cell in cells()]
     others = run_of(tmp_path / "hot", hot, lambda cell: 3 * gbps(cell))
-    expected = answers_of([fresh], anything)
-    for runs in ([fresh, others], [others, fresh]):
+    expected = answers_of([run], anything)
+    for runs in ([run, others], [others, run]):
         answers = answers_of(runs, anything)
         assert [answer.gbps for answer in answers] == pytest.approx([answer.gbps for answer in expected])
         assert workload_of(runs) == "fresh blocks from 1 GiB"
 
 
-def test_the_command_writes_a_policy(tmp_path: Path) -> None:
-    run, policy = run_of(tmp_path).path, tmp_path / "policy.toml"
-    done = CliRunner().invoke(app, ["tune", str(run), "-p", str(policy)])
+def test_the_command_writes_a_policy(run: Run, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    done = CliRunner().invoke(app, ["tune", str(run.path), "-p", str(policy)])
     assert done.exit_code == 0, done.output
     assert "h2d idle: sm with 2 SMs up to 16 KiB, batched from 64 KiB\n" in done.output
     assert load_policy(policy).tables[0].choices[0] == ("sm sms=2", "sm sms=2")
 
 
-def test_the_command_answers_in_json(tmp_path: Path) -> None:
-    run = run_of(tmp_path).path
-    done = CliRunner().invoke(app, ["tune", str(run), "--json", "--max-sms", "1"])
+def test_the_command_answers_in_json(run: Run) -> None:
+    done = CliRunner().invoke(app, ["tune", str(run.path), "--json", "--max-sms", "1"])
     answers = json.loads(done.output)["answers"]
     assert len(answers) == len(Direction) * len(SIZES) * len(COUNTS)
     assert {answer["choice"] for answer in answers} == {"sm sms=1", "batched order=any"}
@@ -178,8 +161,8 @@ def test_the_command_answers_in_json(tmp_path: Path) -> None:
         (["--max-sms", "-1"], "max_sms"),
     ],
 )
-def test_bad_input_is_one_clear_line(tmp_path: Path, options: list[str], message: str) -> None:
-    error = CliRunner().invoke(app, ["tune", str(run_of(tmp_path).path), *options]).exception
+def test_bad_input_is_one_clear_line(run: Run, options: list[str], message: str) -> None:
+    error = CliRunner().invoke(app, ["tune", str(run.path), *options]).exception
     assert isinstance(error, UsageError)
     assert message in str(error)
     assert "\n" not in str(error)

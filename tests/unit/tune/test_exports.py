@@ -59,6 +59,11 @@ def run_of(folder: Path, made: list[Cell], rate: Callable[[Cell], float] = gbps,
     return load_run(synthetic.write_run(folder / "run", records, synthetic.info(**({"backends": [VLLM]} | info))))
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_of(tmp_path_factory.mktemp("exports"), cells())
+
+
 def vllm(run: Run) -> Export:
     return export("vllm", [run], answers_of([run], lambda _: True))
 
@@ -67,8 +72,8 @@ def changed(made: Export) -> dict[str, int]:
     return {change.setting.name: change.value for change in made.changes}
 
 
-def test_only_what_differs_is_printed_with_its_place_and_its_gain(tmp_path: Path) -> None:
-    made = vllm(run_of(tmp_path, cells()))
+def test_only_what_differs_is_printed_with_its_place_and_its_gain(run: Run) -> None:
+    made = vllm(run)
     assert changed(made) == {"NUM_SMS": 24}
     text = made.text("a card")
     assert f"# NUM_SMS 12 -> 24: gains 50% on average at 9 shapes, loses nowhere\n# {FILE}:19, a constant" in text
@@ -92,16 +97,16 @@ def test_few_blocks_take_the_batched_copy_where_it_is_faster(tmp_path: Path) -> 
     assert gains["MIN_N"] == "gains 75% on average at 3 shapes, loses nowhere"
 
 
-def test_the_loss_against_the_free_choice_comes_last_and_names_the_worst(tmp_path: Path) -> None:
-    last = vllm(run_of(tmp_path, cells())).text("a card").splitlines()[-1]
+def test_the_loss_against_the_free_choice_comes_last_and_names_the_worst(run: Run) -> None:
+    last = vllm(run).text("a card").splitlines()[-1]
     assert "against the free choice" in last
     assert re.search(r"at worst 125% \(h2d, 16 x \d+ KiB, sm sms=2\)$", last)
 
 
-def test_a_best_count_at_the_end_of_its_grid_is_said_to_be_there(tmp_path: Path) -> None:
+def test_a_best_count_at_the_end_of_its_grid_is_said_to_be_there(run: Run, tmp_path: Path) -> None:
     made = vllm(run_of(tmp_path, cells(sms=(8, 12, 24))))
     assert any("NUM_SMS=24 is the largest count" in note for note in made.notes)
-    assert not any("largest count" in note for note in vllm(run_of(tmp_path / "b", cells())).notes)
+    assert not any("largest count" in note for note in vllm(run).notes)
 
 
 def test_a_count_that_was_measured_at_few_shapes_is_not_offered(tmp_path: Path) -> None:
@@ -127,9 +132,9 @@ def test_without_enough_cells_of_its_own_code_there_is_no_export(
         vllm(run_of(tmp_path, made, **info))
 
 
-def test_runs_of_different_code_are_not_mixed(tmp_path: Path) -> None:
+def test_runs_of_different_code_are_not_mixed(run: Run, tmp_path: Path) -> None:
     other = replace(VLLM, package="vllm==0.34.0 (fedcba9876543210)")
-    runs = [run_of(tmp_path / "a", cells()), run_of(tmp_path / "b", cells(), backends=[other])]
+    runs = [run, run_of(tmp_path, cells(), backends=[other])]
     with pytest.raises(UsageError, match=r"different code: vllm==0\.33\.0 .* and vllm==0\.34\.0"):
         export("vllm", runs, answers_of(runs, lambda _: True))
 
@@ -166,9 +171,9 @@ def test_the_share_of_closed_gates_from_which_a_choice_is_right(
     assert break_even(gated_loss, opened_loss) == pytest.approx(share)
 
 
-def test_an_export_is_written_twice_and_not_over_other_content(tmp_path: Path) -> None:
-    run, file = run_of(tmp_path, cells()).path, tmp_path / "vllm.env"
-    command = ["tune", str(run), "--export", f"vllm={file}"]
+def test_an_export_is_written_twice_and_not_over_other_content(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "vllm.env"
+    command = ["tune", str(run.path), "--export", f"vllm={file}"]
     for _ in range(2):
         assert CliRunner().invoke(app, command).exit_code == 0
     assert "NUM_SMS=24" in file.read_text()
@@ -187,7 +192,7 @@ def test_the_answer_for_one_engine_is_its_export_and_other_answers_leave_its_cod
 
 
 @pytest.mark.parametrize("name", EXPORTS)
-def test_an_engines_settings_choose_among_its_own_backends(name: str, tmp_path: Path) -> None:
-    answer = answers_of([run_of(tmp_path, cells())], lambda _: True)[0]
+def test_an_engines_settings_choose_among_its_own_backends(name: str, run: Run) -> None:
+    answer = answers_of([run], lambda _: True)[0]
     defaults = {"vllm": (12, 28 * KIB, 16), "sglang": (4,)}[name]
     assert EXPORTS[name].choose(answer, defaults).backend in EXPORTS[name].backends
