@@ -16,7 +16,7 @@ import pytest
 from kvbench.cells.cell import AXES
 from kvbench.cli.main import main, run
 from kvbench.sweep.config import shipped_configs
-from tests.command import KVBENCH, error_line, events, kvbench, kvbench_here, only_line, refused, succeeds, tiny
+from tests.command import KVBENCH, error_line, events, kvbench, kvbench_here, only_line, succeeds, tiny
 
 # Arguments, then words that the error has to hold: the option or key, the value, and what would be right.
 BAD_INPUT: list[tuple[list[str], list[str]]] = [
@@ -32,8 +32,6 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["doctor", "--device=gpu"], ["--device gpu", "auto, cpu", "cuda:N"]),
     # configs
     (["sweep", "quik"], ['config "quik"', "did you mean quick?"]),
-    (["sweep", "zzz"], ['config "zzz"', ", ".join(shipped_configs()), "a path ending in .toml"]),
-    (["sweep", "mine.toml"], ["mine.toml: file not found"]),
     (["sweep", "bad.toml"], ["bad.toml: ", '"blokcs"', "did you mean blocks?"]),
     # tune
     (["tune", "--neighbour=decode", "--stream=gated"], ["--stream gated", "beside a neighbour", "leave it out"]),
@@ -62,19 +60,10 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "-a", "blocks="], ["-a blocks=", "for example -a blocks=16,64,256"]),
     (["sweep", "-a", "=4"], ["-a =4", "for example -a blocks=16,64,256"]),
     (["sweep", "-a", "blocks=1", "-a", "blocks=2"], ["-a blocks=2", "given twice", "-a blocks=1,2"]),
-    (["sweep", "-a", "blocks=0"], ["blocks=0", "a whole number from 1 to 100000000"]),
     (["sweep", "-a", "blocks=-4"], ["blocks=-4", "a whole number from 1"]),
-    (["sweep", "-a", "blocks=4.5"], ["blocks=4.5", "a whole number from 1"]),
     (["sweep", "-a", "blocks=many"], ["blocks=many", "a whole number from 1"]),
-    (["sweep", "-a", "blocks=4,,5"], ["blocks=4,,5", "an empty value", "blocks=16,64,256"]),
-    (["sweep", "-a", "blocks=8:4:x2"], ["blocks=8:4:x2", "a range must ascend"]),
-    (["sweep", "-a", "blocks=4:8"], ["blocks=4:8", "lo:hi:xK or lo:hi:+K"]),
-    (["sweep", "-a", "blocks=1:99999999:+1"], ["blocks=1:99999999:+1", "more than 10000 values"]),
-    (["sweep", "-a", "block_size=4Kb"], ["block_size=4Kb", "KiB, MiB, GiB"]),
     (["sweep", "-a", "block_size=0"], ["block_size=0", "from 1B to 16GiB"]),
-    (["sweep", "-a", "block_size=32GiB"], ["block_size=32GiB", "from 1B to 16GiB"]),
     (["sweep", "-a", "block_size=0.3B"], ["block_size=0.3B", "not a whole number of bytes"]),
-    (["sweep", "-a", "direction=up"], ["direction=up", "h2d, d2h"]),
     (["sweep", "-a", "stream_state=both"], ["stream_state=both", "idle, busy"]),
     (["sweep", "-a", "order=fifo"], ["order=fifo", "stream, during_api_call, any"]),
     (["sweep", "-a", "memory=paged"], ["memory=paged", "allocated, registered"]),
@@ -84,7 +73,6 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
         ["pattern=runs-1", "write shuffled, contiguous,", "reversed, runs-R with R >= 2"],
     ),
     (["sweep", "-a", "sms=0"], ["sms=0", "from 1 to 4096 or all"]),
-    (["sweep", "-a", "coalesce=yes"], ["coalesce=yes", "on or off"]),
     (["sweep", "-a", "backend=a b"], ["backend=a b", "not a backend's name"]),
     (["sweep", "-a", "backend=bached", "--dry-run"], ["did you mean batched?"]),
     (["sweep", "--direction", "h2d"], ["direction is an axis: write -a direction="]),
@@ -93,10 +81,7 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "-a", "blocks=4\n5"], [r"argument 'blocks=4\n5'", "one line of printable text"]),
     # filters
     (["sweep", "-f", "blocks~3"], ["filter 'blocks~3'", "axis OP value", "block_size<=24KiB"]),
-    (["sweep", "-f", "blokcs=3"], ["filter 'blokcs=3'", "unknown axis 'blokcs'", "did you mean blocks?"]),
-    (["sweep", "-f", "backend<3"], ["filter 'backend<3'", "has no order", "= or !="]),
     (["sweep", "-f", "blocks<some"], ["filter 'blocks<some'", "a whole number from 1"]),
-    (["sweep", "-f", ""], ["filter ''", "axis OP value"]),
     (["sweep", *tiny(), "--filter=cell_id=batched", "--out=run"], ["twelve hex digits"]),
     # devices, sampling, limits
     (["sweep", "--device=gpu"], ['"gpu"', "auto, cpu, cuda or cuda:N"]),
@@ -138,6 +123,7 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["probe", "--out", "a\x7fb"], [r"'a\x7fb'", "one line of printable text"]),
     (["sweep", "--trace-swaps=0"], ["--trace-swaps", "'0' is not 1 or more"]),
     (["trace", "make", "--prefill-s=1e9"], ["--prefill-s", "'1e9' is not 3600 or less"]),
+    (["show", "."], [". is not a run directory: it has no run.json"]),
     (["report", "nowhere", "-o", "there"], ["nowhere is not a run directory: folder not found"]),
     # gate
     (["gate", "compare"], ["nothing to compare: write RUN_A... -- RUN_B..."]),
@@ -272,14 +258,6 @@ def test_the_command_refuses_bad_input_in_the_same_way(tmp_path: Path, arguments
     assert done.returncode == 2
     assert word in error_line(done)
     assert not done.stdout
-
-
-def test_a_sweep_in_a_file_with_impossible_values_is_refused_with_file_and_key(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text("[sampling]\nrounds = true\n")
-    assert (
-        refused("sweep", "mine.toml", cwd=tmp_path)
-        == "mine.toml: sampling.rounds: true is not a whole number from 1 to 1000"
-    )
 
 
 def test_options_override_a_file(tmp_path: Path) -> None:

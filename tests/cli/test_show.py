@@ -62,10 +62,6 @@ def test_untrusted_text_is_escaped(tmp_path: Path) -> None:
     assert "\x07" not in shown
 
 
-def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
-    assert isinstance(CliRunner().invoke(app, ["show", str(tmp_path)]).exception, RunDirectoryError)
-
-
 def test_a_snippet_is_one_table_with_its_machine_and_without_footnotes(run: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(run), "--snippet", "threshold"])
     assert done.exit_code == 0, done.output

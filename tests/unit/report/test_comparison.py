@@ -141,16 +141,6 @@ def test_a_comparison_of_two_runs_of_one_machine_comes_last(tmp_path: Path, cell
     assert said(differing.caption).startswith("The identities are the same")
 
 
-def test_cells_with_few_visits_are_undecided_and_no_highlight(tmp_path: Path, cells: list[Cell]) -> None:
-    runs = [run(tmp_path, "a", cells, rounds=3), run(tmp_path, "bb", cells, slower_small_blocks, rounds=3)]
-    report = report_of(runs)
-    (said_of_it,) = lines_of(part_of(report, "comparison").findings)
-    assert said_of_it.startswith(
-        f"bb against a, {len(cells)} cells in common: 0 slower, 0 faster, 0 the same, 52 undecided"
-    )
-    assert highlights_of(report, "comparison") == []
-
-
 def test_runs_without_a_cell_in_common_are_not_compared(tmp_path: Path, cells: list[Cell]) -> None:
     report = report_of([run(tmp_path, "a", cells), run(tmp_path, "bb", synthetic.ladder_cells()[:13])])
     assert "Comparison" not in render_markdown(report)

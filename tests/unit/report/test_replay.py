@@ -61,11 +61,6 @@ def test_the_chart_has_a_line_over_swap_sizes_for_every_backend(report: Report) 
     assert lines["batched"].y[0] == pytest.approx(16 * 4096 / 5.0 / 1e6, rel=0.01)  # ms
 
 
-def test_with_few_visits_no_method_is_named_the_fastest(tmp_path: Path) -> None:
-    made = [visit for backend, gbps in GBPS.items() for visit in synthetic.replayed(cell(backend), gbps, rounds=5)]
-    assert highlights_of(made_report(tmp_path, made), "replay") == []
-
-
 def test_swaps_of_a_trace_stay_out_of_other_sections(report: Report) -> None:
     assert sections_of(report) == ["replay"]
 

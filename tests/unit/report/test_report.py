@@ -201,11 +201,6 @@ def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
     assert b"<dc:date>" not in files["cliff-run.svg"]
 
 
-def test_images_and_links_are_files_of_the_report(cliff_files: dict[str, bytes]) -> None:
-    text = cliff_files["report.md"].decode()
-    assert {target_of(token) for token in tokens(text)} <= {None, *cliff_files, *links_within(text)}
-
-
 def test_cells_without_figures_say_why(tmp_path: Path) -> None:
     first, second, *rest = synthetic.cliff_cells((256,), synthetic.FEW_KIB)
     records = [*synthetic.rounds(rest), synthetic.skip(first, "needs 9 GB"), synthetic.failure(second, "error 719")]

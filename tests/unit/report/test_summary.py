@@ -120,10 +120,6 @@ def test_the_highlight_of_access_order_says_what_any_changes(
     assert words in highlight
 
 
-def test_too_few_rounds_make_no_highlight_of_access_order(tmp_path: Path) -> None:
-    assert not highlights_for(tmp_path, synthetic.visits(synthetic.order_cells(), count=10), "access-order")
-
-
 def test_a_run_without_figures_has_no_highlights(tmp_path: Path) -> None:
     cell = synthetic.order_cells()[0]
     assert made_report(tmp_path, [synthetic.failure(cell)]).summary == {}
