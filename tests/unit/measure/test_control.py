@@ -7,7 +7,7 @@ import pytest
 from kvbench.cells.axes import Direction
 from kvbench.measure.control import COPY_BYTES, ControlError, HostControl, open_control, time_copies
 from kvbench.results import Control, load_run
-from tests.command import BRIEF, succeeds, tiny
+from tests.command import BRIEF, swept, tiny
 
 
 def controls(run: Path) -> list[Control]:
@@ -36,8 +36,7 @@ def test_a_control_on_a_gpu_that_is_not_there_says_so(monkeypatch: pytest.Monkey
 
 
 def test_every_round_has_controls_both_ways_when_asked_for(tmp_path: Path) -> None:
-    succeeds("sweep", *tiny(), *BRIEF, "--rounds=2", "--controls=3", "--out=run", cwd=tmp_path)
-    found = controls(tmp_path / "run")
+    found = controls(swept(tmp_path, *tiny(), *BRIEF, "--rounds=2", "--controls=3"))
     # The sweep copies h2d alone; the machine is looked at both ways.
     assert sorted((record.direction, record.round) for record in found) == [
         ("d2h", 0), ("d2h", 1), ("h2d", 0), ("h2d", 1),
@@ -45,15 +44,20 @@ def test_every_round_has_controls_both_ways_when_asked_for(tmp_path: Path) -> No
     assert {(record.copy_bytes, len(record.gpu_us)) for record in found} == {(COPY_BYTES["cpu"], 3)}
 
 
-def test_an_ordinary_sweep_makes_none(tmp_path: Path) -> None:
-    succeeds("sweep", *tiny(), *BRIEF, "--out=run", cwd=tmp_path)
-    assert not controls(tmp_path / "run")
+CELLS = tiny(blocks="4,8", block_size="1KiB,2KiB")
 
 
-def test_cells_are_chosen_by_their_ids(tmp_path: Path) -> None:
-    cells = tiny(blocks="4,8", block_size="1KiB,2KiB")
-    succeeds("sweep", *cells, *BRIEF, "--out=whole", cwd=tmp_path)
-    frame = load_run(tmp_path / "whole").frame()
+@pytest.fixture(scope="module")
+def ordinary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return swept(tmp_path_factory.mktemp("ordinary"), *CELLS, *BRIEF)
+
+
+def test_an_ordinary_sweep_makes_none(ordinary: Path) -> None:
+    assert not controls(ordinary)
+
+
+def test_cells_are_chosen_by_their_ids(ordinary: Path, tmp_path: Path) -> None:
+    frame = load_run(ordinary).frame()
     chosen = sorted(frame["cell_id"][frame["status"] == "ok"])[:3]
-    succeeds("sweep", *cells, *BRIEF, f"--filter=cell_id={'|'.join(chosen)}", "--out=some", cwd=tmp_path)
-    assert sorted(load_run(tmp_path / "some").frame()["cell_id"]) == chosen
+    some = swept(tmp_path, *CELLS, *BRIEF, f"--filter=cell_id={'|'.join(chosen)}")
+    assert sorted(load_run(some).frame()["cell_id"]) == chosen
