@@ -32,7 +32,7 @@ from kvbench.tune.exports import ENGINE_BACKENDS
 from kvbench.tune.fit import sms_of
 from kvbench.tune.rule import WORST
 from tests import markdown, synthetic
-from tests.command import BRIEF, failures, kvbench_here, records, refused, succeeds, tiny
+from tests.command import BRIEF, failures, kvbench_here, records, refused, succeeds, swept, tiny
 from tests.reports import made_run
 from tests.strategies import H200
 
@@ -66,6 +66,20 @@ def write_policy(folder: Path, fitted: Path, far: str = "per_block", device: str
     return path
 
 
+@pytest.fixture
+def policy(fitted: Path, tmp_path: Path) -> Path:
+    return write_policy(tmp_path, fitted)
+
+
+@pytest.fixture(scope="module")
+def by_policy(fitted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of auto and batched by a policy of another driver, which has no table for d2h."""
+    folder = tmp_path_factory.mktemp("by_policy")
+    policy = write_policy(folder, fitted)
+    policy.write_text(f'driver = "1.2"\n{policy.read_text()}')
+    return swept(folder, *tiny(**AXES, backend="auto,batched", direction="h2d,d2h"), *BRIEF, "--policy", policy)
+
+
 def summary(run: Path) -> pd.DataFrame:
     return pd.read_csv(run / "summary.csv")
 
@@ -93,11 +107,9 @@ def test_a_policy_is_made_of_a_run_and_shown(fitted: Path) -> None:
     }
 
 
-def test_auto_runs_what_the_policy_says_and_the_run_says_so(fitted: Path, tmp_path: Path) -> None:
-    policy = write_policy(tmp_path, fitted)
-    cells = tiny(**AXES, backend="auto,batched")
-    succeeds("sweep", *cells, *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
-    table = summary(tmp_path / "run").set_index(["backend", "block_size", "blocks"])
+def test_auto_runs_what_the_policy_says_and_the_run_says_so(by_policy: Path) -> None:
+    every = summary(by_policy)
+    table = every[every["direction"] == "h2d"].set_index(["backend", "block_size", "blocks"])
     assert table["chosen"]["auto"].to_dict() == {
         ("1KiB", 4): "per_block",
         ("1KiB", 64): "batched",
@@ -106,53 +118,59 @@ def test_auto_runs_what_the_policy_says_and_the_run_says_so(fitted: Path, tmp_pa
     }
     assert table["chosen"]["batched"].isna().all()
     assert table["warnings"].isna().all()
-    assert (table["path"] == "host thread").all()
-    assert (table["verified_bytes"] > 0).all()
-    visits = [record for record in records(tmp_path / "run") if isinstance(record, Visit)]
+    assert (every["path"] == "host thread").all()
+    assert (every["verified_bytes"] > 0).all()
+    cells = [(visit.cell_text, visit.calls) for visit in records(by_policy) if isinstance(visit, Visit)]
     calls = {
-        (visit.cell_text["block_size"], visit.cell_text["blocks"]): visit.calls
-        for visit in visits
-        if visit.cell_text["backend"] == "auto"
+        (cell["block_size"], cell["blocks"]): made
+        for cell, made in cells
+        if (cell["backend"], cell["direction"]) == ("auto", "h2d")
     }
     assert calls == {("1KiB", "4"): 4, ("1KiB", "64"): 1, ("16KiB", "4"): 1, ("16KiB", "64"): 64}
-    assert convert(load_run(tmp_path / "run").info.spec["policy"], Policy) == load_policy(policy)
+    assert convert(load_run(by_policy).info.spec["policy"], Policy) == load_policy(by_policy.parent / "known.toml")
 
 
-def test_a_resumed_run_keeps_its_policy(fitted: Path, tmp_path: Path) -> None:
-    policy = write_policy(tmp_path, fitted)
-    succeeds(
-        "sweep", *tiny(**AXES, backend="auto"), *BRIEF, "--policy", policy, "--out", "run", "--rounds=2", cwd=tmp_path
-    )
-    before = summary(tmp_path / "run")
-    journal = tmp_path / "run" / "journal.jsonl"
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join(lines[:-5]))
+def test_a_direction_without_a_table_is_said(by_policy: Path) -> None:
+    table = summary(by_policy)
+    warnings = table.loc[(table["direction"] == "d2h") & (table["backend"] == "auto"), "warnings"]
+    assert set(warnings) == {"auto used its defaults: the policy has no table for d2h"}
+
+
+def test_a_policy_of_another_driver_is_used_and_noted(by_policy: Path) -> None:
+    notes = [record.text for record in records(by_policy) if isinstance(record, Note)]
+    assert any("the policy was measured with driver 1.2, this is none" in text for text in notes)
+
+
+def test_a_resumed_run_keeps_its_policy(policy: Path, tmp_path: Path) -> None:
+    run = swept(tmp_path, *tiny(**AXES, backend="auto"), *BRIEF, "--policy", policy, "--rounds=2")
+    before = summary(run)
+    lines = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "journal.jsonl").write_bytes(b"".join(lines[:-5]))
     policy.unlink()
     succeeds("sweep", "--resume", "run", cwd=tmp_path)
-    after = summary(tmp_path / "run")
+    after = summary(run)
     assert after["chosen"].tolist() == before["chosen"].tolist()
     assert (after["rounds"] == 2).all()
 
 
-def test_the_environment_names_a_policy_for_sweeps_that_go_by_one(fitted: Path, tmp_path: Path) -> None:
-    env = {"KVBENCH_POLICY": str(write_policy(tmp_path, fitted))}
-    succeeds("sweep", *tiny(backend="auto"), *BRIEF, "--out", "with", cwd=tmp_path, env=env)
-    assert summary(tmp_path / "with")["chosen"].tolist() == ["per_block"]
-    succeeds("sweep", *tiny(), *BRIEF, "--out", "without", cwd=tmp_path, env=env)
-    assert load_run(tmp_path / "without").info.spec["policy"] is None
+def test_the_environment_names_a_policy_for_sweeps_that_go_by_one(policy: Path, tmp_path: Path) -> None:
+    env = {"KVBENCH_POLICY": str(policy)}
+    run = swept(tmp_path, *tiny(backend="auto"), *BRIEF, env=env, name="with")
+    assert summary(run)["chosen"].tolist() == ["per_block"]
+    run = swept(tmp_path, *tiny(), *BRIEF, env=env, name="without")
+    assert load_run(run).info.spec["policy"] is None
 
 
 def test_without_a_policy_auto_says_so(tmp_path: Path) -> None:
-    succeeds("sweep", *tiny(backend="auto"), *BRIEF, "--out", "run", cwd=tmp_path)
-    (row,) = summary(tmp_path / "run").to_dict("records")
+    (row,) = summary(swept(tmp_path, *tiny(backend="auto"), *BRIEF)).to_dict("records")
     assert row["chosen"] == "batched"  # the built-in default, a kernel, does not run here
     assert "auto had no policy and used its built-in defaults" in row["warnings"]
 
 
-def test_without_a_policy_auto_is_measured_only_when_it_is_asked_for(fitted: Path, tmp_path: Path) -> None:
+def test_without_a_policy_auto_is_measured_only_when_it_is_asked_for(policy: Path, tmp_path: Path) -> None:
     every = [option for option in tiny() if "backend" not in option]
     assert "auto" not in planned(tmp_path, *every)
-    assert "auto" in planned(tmp_path, *every, "--policy", str(write_policy(tmp_path, fitted)))
+    assert "auto" in planned(tmp_path, *every, "--policy", str(policy))
 
 
 def planned(folder: Path, *options: str) -> set[str]:
@@ -161,63 +179,33 @@ def planned(folder: Path, *options: str) -> set[str]:
     return {cell["backend"] for cell in json.loads(done.stdout)["cells"]}
 
 
-@pytest.mark.parametrize(
-    "backend",
-    ["sm sms=2", "nobody"],
-)
+@pytest.mark.parametrize("backend", ["sm sms=2", "nobody"])
 def test_a_choice_that_cannot_run_here_is_said(fitted: Path, tmp_path: Path, backend: str) -> None:
     policy = write_policy(tmp_path, fitted, far=backend)
-    cells = tiny(backend="auto", blocks="64", block_size="16KiB")
-    succeeds("sweep", *cells, *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
-    (row,) = summary(tmp_path / "run").to_dict("records")
+    run = swept(tmp_path, *tiny(backend="auto", blocks="64", block_size="16KiB"), *BRIEF, "--policy", policy)
+    (row,) = summary(run).to_dict("records")
     assert row["chosen"] == "batched"
-    expected = f"auto used batched: it cannot use {backend.split()[0]}, which the policy chooses, here"
-    assert row["warnings"] == expected
-
-
-def test_a_direction_without_a_table_is_said(fitted: Path, tmp_path: Path) -> None:
-    cells = tiny(backend="auto", direction="d2h")
-    options = ("--policy", write_policy(tmp_path, fitted), "--out", "run")
-    succeeds("sweep", *cells, *BRIEF, *options, cwd=tmp_path)
-    (warning,) = summary(tmp_path / "run")["warnings"]
-    assert warning == "auto used its defaults: the policy has no table for d2h"
+    assert row["warnings"] == f"auto used batched: it cannot use {backend.split()[0]}, which the policy chooses, here"
 
 
 def test_a_policy_of_another_device_is_refused(fitted: Path, tmp_path: Path) -> None:
     policy = write_policy(tmp_path, fitted, device="NVIDIA Other")
-    assert refused("sweep", *tiny(backend="auto"), *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path).startswith(
-        "policy: it was measured on 'NVIDIA Other', this is "
-    )
+    line = refused("sweep", *tiny(backend="auto"), *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
+    assert line.startswith("policy: it was measured on 'NVIDIA Other', this is ")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_policy_of_another_driver_is_used_and_noted(fitted: Path, tmp_path: Path) -> None:
-    policy = write_policy(tmp_path, fitted)
-    policy.write_text(f'driver = "1.2"\n{policy.read_text()}')
-    succeeds("sweep", *tiny(backend="auto"), *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
-    notes = [record.text for record in records(tmp_path / "run") if isinstance(record, Note)]
-    assert any("the policy was measured with driver 1.2, this is none" in text for text in notes)
 
 
 def test_a_policy_of_another_workload_is_used_and_noted(fitted: Path, tmp_path: Path) -> None:
     cells = tiny(backend="auto", reuse="same", pattern="shuffled")
-    options = ("--policy", fitted / "mine.toml", "--out", "run")
-    succeeds("sweep", *cells, *BRIEF, *options, cwd=tmp_path)
-    notes = [record.text for record in records(tmp_path / "run") if isinstance(record, Note)]
+    run = swept(tmp_path, *cells, *BRIEF, "--policy", fitted / "mine.toml")
+    notes = [record.text for record in records(run) if isinstance(record, Note)]
     assert any("the policy was measured with reuse fresh, this sweep has same" in text for text in notes)
     assert not any("with pattern" in text for text in notes)
 
 
-def test_a_policy_that_no_cell_would_go_by_is_refused(fitted: Path, tmp_path: Path) -> None:
-    assert "no cell uses the backend auto; add -a backend=auto,batched" in refused(
-        "sweep", *tiny(), "--policy", fitted / "mine.toml", "--dry-run", cwd=tmp_path
-    )
-
-
-def test_auto_fails_as_its_choice_does(fitted: Path, tmp_path: Path) -> None:
-    options = ("--policy", write_policy(tmp_path, fitted), "--fault=corrupt@descriptor=3", "--out", "run")
-    done = kvbench_here("sweep", *tiny(backend="auto"), *BRIEF, *options, cwd=tmp_path)
-    assert done.returncode == 5
+def test_auto_fails_as_its_choice_does(policy: Path, tmp_path: Path) -> None:
+    options = ("--policy", policy, "--fault=corrupt@descriptor=3", "--out", "run")
+    assert kvbench_here("sweep", *tiny(backend="auto"), *BRIEF, *options, cwd=tmp_path).returncode == 5
     (failure,) = failures(tmp_path / "run")
     assert failure.kind == "mismatch"
     again = kvbench_here(*shlex.split(failure.command)[1:], "--out", "again", cwd=tmp_path)
@@ -225,17 +213,28 @@ def test_auto_fails_as_its_choice_does(fitted: Path, tmp_path: Path) -> None:
     assert load_run(tmp_path / "again").info.spec["policy"] == load_run(tmp_path / "run").info.spec["policy"]
 
 
-def test_a_run_that_went_by_no_policy_has_none_to_give(fitted: Path) -> None:
-    line = refused("sweep", *tiny(backend="auto"), "--policy", "first", "--dry-run", cwd=fitted)
-    expected = "--policy first: this run used no policy; build one with kvbench tune first -p FILE"
-    assert line == expected
-
-
-def test_a_policy_that_cannot_be_written_is_one_line(fitted: Path) -> None:
-    assert (
-        refused("tune", "first", "-p", "nowhere/mine.toml", cwd=fitted)
-        == "-p nowhere/mine.toml: cannot be written: no such file or directory"
-    )
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ("sweep", *tiny(), "--policy", "mine.toml", "--dry-run"),
+            "--policy mine.toml: no cell uses the backend auto; add -a backend=auto,batched",
+        ),
+        (
+            ("sweep", *tiny(backend="auto"), "--policy", "first", "--dry-run"),
+            "--policy first: this run used no policy; build one with kvbench tune first -p FILE",
+        ),
+        (
+            ("tune", "first", "-p", "nowhere/mine.toml"),
+            "-p nowhere/mine.toml: cannot be written: no such file or directory",
+        ),
+    ],
+    ids=["no cell of auto", "a run without a policy", "no folder"],
+)
+def test_a_policy_that_cannot_be_used_or_written_is_one_line(
+    fitted: Path, arguments: tuple[str, ...], line: str
+) -> None:
+    assert refused(*arguments, cwd=fitted) == line
 
 
 @pytest.mark.parametrize("run", [H200_RUNS / "engine", H200_RUNS / "cliff", H100_RUNS / "engine"], ids=str)
