@@ -45,6 +45,7 @@ RIGHT = (0, 0, None)
 BACKENDS: list[Backend] = [PerBlock(), Batched()]
 IDLE, BUSY = STREAM_STATES[StreamState.IDLE], STREAM_STATES[StreamState.BUSY]
 H2D, D2H = (DIRECTIONS[direction] for direction in Direction)
+ORDER = next(iter(ACCESS_ORDERS.values()))
 DELAY_US = 100_000
 ROOM = 1 << 16
 
@@ -104,7 +105,7 @@ class Bench:
             self.device.driver,
             *self.lists(*descriptors),
             H2D,
-            order=next(iter(ACCESS_ORDERS.values())),
+            order=ORDER,
             descriptors_per_call=per_call,
             merge=coalesce,
         )
@@ -157,20 +158,17 @@ def test_aligned_swaps_arrive(cpu: Device, backend: Backend, direction: Directio
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 @pytest.mark.parametrize("direction", Direction)
-def test_a_wrong_byte_is_attributed_to_its_descriptor(faulty: Device, backend: Backend, direction: Direction) -> None:
+@pytest.mark.parametrize(
+    ("kind", "at", "owner"),
+    [("corrupt@descriptor", 99, 13), ("stray@descriptor", 100, None)],  # with at least one byte between any two
+    ids=["wrong byte", "stray byte"],
+)
+def test_a_byte_is_attributed_to_its_descriptor_or_to_none(
+    faulty: Device, backend: Backend, direction: Direction, kind: str, at: int, owner: int | None
+) -> None:
     swap = mixed_swap([100] * 20, seed=2)
-    faulty.arm(Fault("corrupt@descriptor", 13))
-    last_byte = int(swap.destination_offsets[13]) + 99
-    assert run_and_compare(faulty, backend, direction, swap) == (1, last_byte, 13)
-
-
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
-@pytest.mark.parametrize("direction", Direction)
-def test_a_stray_byte_is_detected(faulty: Device, backend: Backend, direction: Direction) -> None:
-    swap = mixed_swap([100] * 20, seed=2)  # with at least one byte between any two
-    faulty.arm(Fault("stray@descriptor", 13))
-    behind = int(swap.destination_offsets[13]) + 100
-    assert run_and_compare(faulty, backend, direction, swap) == (1, behind, None)
+    faulty.arm(Fault(kind, 13))
+    assert run_and_compare(faulty, backend, direction, swap) == (1, int(swap.destination_offsets[13]) + at, owner)
 
 
 def test_a_swap_that_never_ran_is_detected(cpu: Device) -> None:
@@ -271,8 +269,7 @@ def test_a_swap_reads_the_caller_s_arrays_at_every_submission(bench: Bench, kind
     if kind == "per_block":
         swap = per_block(bench.device.driver, sources, destinations, sizes, H2D)
     else:
-        order = next(iter(ACCESS_ORDERS.values()))
-        swap = batched(bench.device.driver, sources, destinations, sizes, H2D, order=order, merge=kind == "coalesced")
+        swap = batched(bench.device.driver, sources, destinations, sizes, H2D, order=ORDER, merge=kind == "coalesced")
     for descriptors in lists:
         sources[:], destinations[:], _ = bench.lists(*descriptors)
         bench.region.measure(swap, IDLE)
@@ -281,8 +278,7 @@ def test_a_swap_reads_the_caller_s_arrays_at_every_submission(bench: Bench, kind
 
 def test_merging_does_not_depend_on_earlier_blocks(bench: Bench) -> None:
     sources, destinations, sizes = bench.lists(*row(10))
-    order = next(iter(ACCESS_ORDERS.values()))
-    swap = batched(bench.device.driver, sources, destinations, sizes, H2D, order=order, merge=True)
+    swap = batched(bench.device.driver, sources, destinations, sizes, H2D, order=ORDER, merge=True)
     bench.run(swap)
     assert (swap.descriptors, swap.calls) == (1, 1)
     sources[:], destinations[:], _ = bench.lists(*row(10, gap=8))
@@ -293,9 +289,8 @@ def test_merging_does_not_depend_on_earlier_blocks(bench: Bench) -> None:
 
 
 def test_blocks_that_descend_together_merge_once_they_are_sorted(bench: Bench) -> None:
-    order = next(iter(ACCESS_ORDERS.values()))
     lists = bench.lists(*reversed(row(10)))
-    swap = batched(bench.device.driver, *lists, H2D, order=order, merge=True, by_host_address=True)
+    swap = batched(bench.device.driver, *lists, H2D, order=ORDER, merge=True, by_host_address=True)
     bench.run(swap)
     assert swap.descriptors == 1
     assert bench.moved(*row(10))
@@ -349,27 +344,26 @@ def test_the_legacy_default_stream_is_refused(bench: Bench, legacy: int) -> None
     assert bench.moved()
 
 
-def test_an_error_names_call_error_and_descriptor(bench: Bench) -> None:
-    bench.device.arm(Fault("error@descriptor", 7))
+@pytest.mark.parametrize(
+    ("how", "fault", "call", "descriptor"),
+    [
+        ("batched", Fault("error@descriptor", 7), "copy_batch", 7),
+        ("batched", Fault("error@call", 1), "copy_batch", None),
+        ("per_block", Fault("error@descriptor", 4), "copy", 4),
+        ("per_block", Fault("error@call", 4), "copy", 4),
+    ],
+    ids=["of a batch", "of a whole call", "of a single copy", "of a single call"],
+)
+def test_an_error_names_call_error_and_descriptor(
+    bench: Bench, how: str, fault: Fault, call: str, descriptor: int | None
+) -> None:
+    bench.device.arm(fault)
+    swap = bench.batched(*row(10), per_call=4) if how == "batched" else bench.per_block(*row(10))
     with pytest.raises(EngineError) as caught:
-        bench.region.measure(bench.batched(*row(10), per_call=4), IDLE)
-    assert (caught.value.call, caught.value.name, caught.value.descriptor) == ("copy_batch", "INJECTED_ERROR", 7)
-    assert str(caught.value) == "copy_batch: INJECTED_ERROR (descriptor 7)"
-
-
-def test_an_error_of_a_whole_call_names_no_descriptor(bench: Bench) -> None:
-    bench.device.arm(Fault("error@call", 1))
-    with pytest.raises(EngineError) as caught:
-        bench.region.measure(bench.batched(*row(10), per_call=4), IDLE)
-    assert (caught.value.call, caught.value.descriptor) == ("copy_batch", None)
-
-
-@pytest.mark.parametrize("kind", ["error@call", "error@descriptor"])
-def test_an_error_of_a_single_copy_names_its_descriptor(bench: Bench, kind: str) -> None:
-    bench.device.arm(Fault(kind, 4))
-    with pytest.raises(EngineError) as caught:
-        bench.region.measure(bench.per_block(*row(10)), IDLE)
-    assert (caught.value.call, caught.value.name, caught.value.descriptor) == ("copy", "INJECTED_ERROR", 4)
+        bench.region.measure(swap, IDLE)
+    assert (caught.value.call, caught.value.name, caught.value.descriptor) == (call, "INJECTED_ERROR", descriptor)
+    where = "" if descriptor is None else f" (descriptor {descriptor})"
+    assert str(caught.value) == f"{call}: INJECTED_ERROR{where}"
 
 
 def test_an_error_in_a_merged_list_names_a_descriptor_of_the_original_list(bench: Bench) -> None:
