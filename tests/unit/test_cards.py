@@ -21,7 +21,7 @@ from reports import cards
 from tests import synthetic
 
 KEPT = ("batched", StreamState.IDLE)
-CELLS = [cell for cell in synthetic.cliff_cells((256,)) if (cell.backend, cell.stream_state) == KEPT]
+CELLS = [cell for cell in synthetic.cliff_cells((256,), synthetic.FEW_KIB) if (cell.backend, cell.stream_state) == KEPT]
 SEEN: Sequence[Record] = [*synthetic.ceilings(), *synthetic.rounds(CELLS)]
 
 
@@ -76,7 +76,7 @@ def test_a_whole_card_is_taken(card: Path) -> None:
 
 def test_a_row_of_the_table(card: Path) -> None:
     *_, row = cards.table([card]).splitlines()
-    assert row == "| [Synthetic H200](card/report.md) | 580.159 | 2026-11-20 | 1 | 26 | 6 | 55.5 | 55.5 |"
+    assert row == "| [Synthetic H200](card/report.md) | 580.159 | 2026-11-20 | 1 | 10 | 6 | 55.5 | 55.5 |"
 
 
 def test_a_title_from_a_run_starts_no_markup(tmp_path: Path) -> None:
