@@ -390,11 +390,3 @@ def test_without_scripts_words_tables_and_maps_remain(opened: Open, cliff: tuple
     assert images.evaluate_all("images => images.every(image => image.complete && image.naturalWidth > 300)")
     expect(images.first).to_be_visible()
     expect(page.get_by_text("The look-up needs JavaScript").first).to_be_visible()
-
-
-def test_links_of_the_summary_lead_to_their_section(opened: Open, tmp_path: Path) -> None:
-    cells = synthetic.cliff_cells((10_000,), synthetic.FEW_KIB)
-    page = opened(page_of(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(cells)]))
-    anchors = page.locator("main a").evaluate_all("links => links.map(link => link.getAttribute('href'))")
-    assert anchors
-    assert all(page.evaluate("id => !!document.getElementById(id)", anchor.removeprefix("#")) for anchor in anchors)

@@ -84,10 +84,6 @@ def page(cliff: Run) -> str:
     return page_of(cliff)
 
 
-def test_the_same_run_gives_the_same_bytes(cliff: Run, page: str) -> None:
-    assert page_of(cliff) == page
-
-
 def test_the_page_has_every_section_of_the_report(cliff: Run, page: str) -> None:
     report = report_of([cliff])
     outline = Outline(page)

@@ -599,13 +599,6 @@ def test_an_output_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> No
             write_report([run], out)
 
 
-def test_the_command_writes_into_the_run_directory(tmp_path: Path) -> None:
-    run = made_run(tmp_path, synthetic.rounds(synthetic.cliff_cells((256,), synthetic.FEW_KIB)))
-    done = CliRunner().invoke(app, ["report", str(run.path)], catch_exceptions=False)
-    assert done.exit_code == 0
-    assert (run.path / "report" / "report.md").exists()
-
-
 def test_the_command_prints_json(tmp_path: Path) -> None:
     run = made_run(tmp_path, [], synthetic.info(status="interrupted"))
     with (run.path / "journal.jsonl").open("a") as journal:

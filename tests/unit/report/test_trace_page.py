@@ -1,5 +1,6 @@
 """The page of a trace: its table, its charts and the numbers behind them."""
 
+from functools import cache
 from io import BytesIO
 
 import pandas as pd
@@ -16,6 +17,7 @@ LOADS = [
 ]
 
 
+@cache
 def made(title: str = "one") -> dict[str, bytes]:
     return trace_files(title, TraceStatistics(LOADS), 1_000_000)
 
