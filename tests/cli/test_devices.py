@@ -89,10 +89,16 @@ def test_two_devices_swap_at_the_same_time(run: Path) -> None:
     assert np.abs(np.subtract(*began)).max() <= 1
 
 
-def test_one_of_several_runs_cannot_be_resumed(run: Path) -> None:
-    assert "--device cpu,cpu: only a new kvbench sweep supports several devices" in refused(
-        "sweep", "--resume", run / "cpu-1", cwd=run.parent
-    )
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cpu-1", "--device cpu,cpu: only a new kvbench sweep supports several devices"),
+        ("", "cannot continue the runs of several devices; to use what was measured: kvbench report"),
+    ],
+    ids=["one", "all"],
+)
+def test_the_runs_of_several_devices_cannot_be_continued(run: Path, name: str, message: str) -> None:
+    assert message in refused("sweep", "--resume", run / name, cwd=run.parent)
 
 
 LONG = (*two(blocks="4,8,16", direction="h2d,d2h"), "--rounds=3", "--cell-seconds=0.1")
@@ -121,9 +127,3 @@ def test_an_interrupt_ends_a_visit(tmp_path: Path) -> None:
         process.wait(30)
     assert time.monotonic() - began_s < 5
     assert process.returncode == 130
-
-
-def test_the_runs_of_several_devices_cannot_be_continued(run: Path) -> None:
-    assert "cannot continue the runs of several devices; to use what was measured: kvbench report" in refused(
-        "sweep", "--resume", run, cwd=run.parent
-    )

@@ -130,12 +130,17 @@ def test_visits_disturbed_mostly_on_one_side_are_due_to_its_build_and_spoil_noth
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_a_cpu_that_was_slow_on_one_side_spoils_only_that_pair(side: int) -> None:
+@pytest.mark.parametrize(
+    ("names", "factor"), [(("probe_us", "caller_us"), 1.3), (("unevenness",), 1.5)], ids=["slow", "changed its speed"]
+)
+def test_a_cpu_that_was_slow_or_changed_its_speed_on_one_side_spoils_only_that_pair(
+    names: tuple[str, ...], factor: float, side: int
+) -> None:
     machine = Machine()
-    for times_us in (machine.probe_us, machine.caller_us):
-        times_us[side, 2, 7] *= 1.3
-        times_us[side, 3, 8] *= 1.3  # of a cell that waits for no CPU
-        times_us[:, 1, 9] *= 2  # slow for both
+    for name in names:
+        machine.visits[name][side, 2, 7] *= factor
+        machine.visits[name][side, 3, 8] *= factor  # of a cell that waits for no CPU
+        machine.visits[name][:, 1, 9] *= 2  # in both visits
     assert machine.spoiled() == {"CPU": [[2, 7]]}
 
 
@@ -145,15 +150,6 @@ def test_a_slow_submission_on_a_fast_cpu_spoils_no_pair() -> None:
     machine.caller_us[1, 2, ::3] *= 1.3
     machine.probe_us[1, 1, 7] *= 1.3
     assert not machine.spoiled()
-
-
-@pytest.mark.parametrize("side", [0, 1])
-def test_a_cpu_that_changed_its_speed_in_one_visit_spoils_only_that_pair(side: int) -> None:
-    machine = Machine()
-    machine.unevenness[side, 2, 7] *= 1.5
-    machine.unevenness[side, 3, 8] *= 1.5  # of a cell that waits for no CPU
-    machine.unevenness[:, 1, 9] *= 1.5  # in both visits
-    assert machine.spoiled() == {"CPU": [[2, 7]]}
 
 
 def test_submissions_that_are_always_more_uneven_on_one_side_spoil_no_pair() -> None:
