@@ -58,17 +58,21 @@ def rate(cell: Cell) -> float:
 
 
 def report(folder: Path, records: list[Record], models: object) -> Report:
-    return made_report(folder, records, synthetic.info(spec={"models": models}))
+    return made_report(folder, records, synthetic.info(spec={"models": msgspec.to_builtins(models)}))
+
+
+@pytest.fixture(scope="module")
+def of_models(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    swaps = swaps_of(*MODELS)
+    return report(tmp_path_factory.mktemp("models"), synthetic.rounds(cells_of(swaps), rate, noise=0.001), swaps)
 
 
 def table(made: Report, title: str) -> DataTable:
     return table_of(part_of(made, "models"), title)
 
 
-def test_the_table_has_a_row_for_every_model_in_the_order_of_the_sweep(tmp_path: Path) -> None:
-    swaps = swaps_of(*MODELS)
-    made = report(tmp_path, synthetic.rounds(cells_of(swaps), rate, noise=0.001), msgspec.to_builtins(swaps))
-    rows = rows_of(table(made, "h2d: per_block against batched, by model, 2 048 tokens in blocks of 16"))
+def test_the_table_has_a_row_for_every_model_in_the_order_of_the_sweep(of_models: Report) -> None:
+    rows = rows_of(table(of_models, "h2d: per_block against batched, by model, 2 048 tokens in blocks of 16"))
     geometry = {name: row[:7] for name, row in rows.items()}
     # layers, KV heads, head dim, tensors, block, ids, N
     assert geometry == {
@@ -81,26 +85,17 @@ def test_the_table_has_a_row_for_every_model_in_the_order_of_the_sweep(tmp_path:
     assert list(rows) == list(geometry)
 
 
-def test_times_and_speed_ups_come_from_the_cells_of_each_model(tmp_path: Path) -> None:
-    swaps = swaps_of(*MODELS)
-    made = report(tmp_path, synthetic.rounds(cells_of(swaps), rate, noise=0.001), msgspec.to_builtins(swaps))
-    rows = rows_of(table(made, "h2d: per_block against batched"))
-    for swap, row in zip(swaps, rows.values(), strict=True):
+def test_times_and_speed_ups_come_from_the_cells_of_each_model(of_models: Report) -> None:
+    rows = rows_of(table(of_models, "h2d: per_block against batched"))
+    for swap, row in zip(swaps_of(*MODELS), rows.values(), strict=True):
         single, batched, ratio, gbps, single_busy, batched_busy, ratio_busy, gbps_busy = row[7:]
         ms = {arm: swap.blocks * swap.block_bytes / gbps / 1e6 for arm, gbps in RATES.items()}
         shown = [float(text) for text in (single, batched, single_busy, batched_busy, gbps, gbps_busy)]
-        expected = [
-            ms["per_block", "idle"],
-            ms["batched", "idle"],
-            ms["per_block", "busy"],
-            ms["batched", "busy"],
-            8,
-            20,
-        ]
-        assert shown == pytest.approx(expected, rel=0.01)
+        arms = [(backend, state) for state in ("idle", "busy") for backend in ("per_block", "batched")]
+        assert shown == pytest.approx([*(ms[arm] for arm in arms), 8, 20], rel=0.01)
         assert (ratio, ratio_busy) == (f"{TIMES}2.00", f"{TIMES}4.00")
     words = "By model, batched h2d on an idle stream has 2x the speed of per_block."
-    assert any(text.startswith(words) for text in highlights_of(made, "models"))
+    assert any(text.startswith(words) for text in highlights_of(of_models, "models"))
 
 
 def test_the_range_of_speed_ups_leaves_out_a_model_whose_visits_disagree(tmp_path: Path) -> None:
@@ -113,7 +108,7 @@ def test_the_range_of_speed_ups_leaves_out_a_model_whose_visits_disagree(tmp_pat
 
         return synthetic.visits(cells_of(swaps), unsteady, count=5, noise=0.001, round_=number)
 
-    made = report(tmp_path, [one for number in range(6) for one in records(number)], msgspec.to_builtins(swaps))
+    made = report(tmp_path, [one for number in range(6) for one in records(number)], swaps)
     (idle,) = [text for text in highlights_of(made, "models") if "idle" in text]
     assert idle.endswith("has 2x the speed of per_block; no clear difference for 1 of 2.")
 
@@ -122,7 +117,7 @@ def test_the_chart_shows_the_rate_of_each_model(tmp_path: Path) -> None:
     swaps = swaps_of(*MODELS)
     first, *rest = cells_of(swaps)
     records = [*synthetic.rounds(rest, rate, noise=0.001), synthetic.failure(first, "error 719")]
-    plot = chart_of(report(tmp_path, records, msgspec.to_builtins(swaps)), "models-run").plot
+    plot = chart_of(report(tmp_path, records, swaps), "models-run").plot
     assert isinstance(plot, LinePlot)
     assert list(plot.x.names) == ["llama-3-8b", "mistral-7b", "llama-3-70b, TP 4", "gpt-oss-20b", "deepseek-v3"]
     lines = {line.label: line for line in plot.lines}
@@ -138,7 +133,7 @@ def test_the_chart_shows_the_rate_of_each_model(tmp_path: Path) -> None:
 def test_a_speed_up_within_the_noise_is_marked_unclear(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b")
     cells = [cell_of(swaps[0], backend) for backend in ("per_block", "batched")]
-    made = report(tmp_path, synthetic.rounds(cells, lambda _: 8.0, noise=0.5), msgspec.to_builtins(swaps))
+    made = report(tmp_path, synthetic.rounds(cells, lambda _: 8.0, noise=0.5), swaps)
     ratio = rows_of(table(made, "h2d: per_block against batched"))["llama-3-8b"][9]
     assert re.fullmatch(rf"≈ {TIMES}[01]\.\d+", ratio)
 
@@ -148,7 +143,7 @@ def test_a_second_table_has_all_backends_with_the_fastest_in_bold(tmp_path: Path
     swaps = swaps_of("llama-3-8b", "llama-3-70b@tp4")
     kernels = [cell_of(swap, "sm", sms=number) for number, swap in enumerate(swaps, start=2)]
     records = synthetic.rounds([*cells_of(swaps), *kernels], rate, noise=0.001)
-    made = report(tmp_path, records, msgspec.to_builtins(swaps))
+    made = report(tmp_path, records, swaps)
     shown = table(made, "h2d, idle stream: ms per swap, by model and backend")
     rows = rows_of(shown)
     assert set(rows) == {"llama-3-8b", "llama-3-70b, TP 4"}
@@ -165,7 +160,7 @@ def test_swaps_of_one_block_size_are_compared_separately(tmp_path: Path) -> None
     assert len({swap.block_bytes for swap in swaps}) == 1
     kernels = [cell_of(swap, "sm", sms=2) for swap in swaps]
     records = synthetic.rounds([*cells_of(swaps), *kernels], rate, noise=0.001)
-    shown = table(report(tmp_path, records, msgspec.to_builtins(swaps)), "h2d, idle stream: ms per swap")
+    shown = table(report(tmp_path, records, swaps), "h2d, idle stream: ms per swap")
     assert any("in 4 comparisons" in note for note in lines_of(shown.notes))
 
 
@@ -173,7 +168,7 @@ def test_a_cell_without_figures_says_why(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b", "phi-4")
     gone, *rest = cells_of(swaps)
     records = [*synthetic.rounds(rest, rate), synthetic.failure(gone, "error 719")]
-    made = report(tmp_path, records, msgspec.to_builtins(swaps))
+    made = report(tmp_path, records, swaps)
     row = rows_of(table(made, "h2d: per_block against batched"))["llama-3-8b"]
     assert row[7] == f"{ABSENT}¹"
     assert row[9] == ""
@@ -185,7 +180,7 @@ def test_a_cell_without_figures_says_why(tmp_path: Path) -> None:
         ([], "Models: it needs a sweep of models"),
         ([{"geometry": {"name": "[x](javascript:alert(1))"}}], "its run.json describes models that cannot be"),
         ({"<script>": 1}, "its run.json describes models that cannot be"),
-        (msgspec.to_builtins(swaps_of("deepseek-v3")), "none of the run's models has a measured cell"),
+        (swaps_of("deepseek-v3"), "none of the run's models has a measured cell"),
     ],
 )
 def test_the_report_says_why_a_run_has_no_table_of_models(tmp_path: Path, models: object, reason: str) -> None:
@@ -198,7 +193,7 @@ def test_the_report_says_why_a_run_has_no_table_of_models(tmp_path: Path, models
 
 def test_an_unusual_length_or_layout_is_part_of_the_models_name(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b", layout="cross-layer", kv_dtype="fp8", tp=2)
-    made = report(tmp_path, synthetic.rounds(cells_of(swaps), rate), msgspec.to_builtins(swaps))
+    made = report(tmp_path, synthetic.rounds(cells_of(swaps), rate), swaps)
     row = rows_of(table(made, "h2d: per_block against batched"))["llama-3-8b, TP 2, cross-layer, fp8"]
     assert row[:7] == ["32", "4", "128", "1", "512 KiB", "128", "128"]
 
@@ -206,9 +201,7 @@ def test_an_unusual_length_or_layout_is_part_of_the_models_name(tmp_path: Path) 
 def test_without_single_copies_a_busy_stream_has_batched_times_and_no_speed_up(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b")
     cells = [cell for cell in cells_of(swaps) if (cell.backend, cell.stream_state) != ("per_block", StreamState.BUSY)]
-    made = report(
-        tmp_path, [*synthetic.ceilings(), *synthetic.rounds(cells, rate, noise=0.001)], msgspec.to_builtins(swaps)
-    )
+    made = report(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(cells, rate, noise=0.001)], swaps)
     shown = table(made, "h2d: per")
     assert list(shown.header[-2:]) == ["batched ms, busy", "batched GB/s, busy"]
     assert "Speed-up, idle" in shown.header
