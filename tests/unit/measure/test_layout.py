@@ -67,6 +67,11 @@ def laid_out(cell: Cell, count: int, seed: int) -> Sequence[Layout]:
     return lay_out(cell, count, np.random.default_rng(seed))
 
 
+def fresh(text: str, blocks: int, pool_bytes: int) -> Cell:
+    cell = Cell("any", Direction.H2D, blocks, BLOCK_BYTES, pattern=Pattern.parse(text), reuse=Reuse.FRESH)
+    return replace(cell, pool_bytes=pool_bytes)
+
+
 def steps(rows: NDArray[np.uint64]) -> list[int]:
     """Return how far each descriptor's row lies behind the one before it."""
     return [int(step) for step in np.diff(rows.astype(np.int64))]
@@ -97,15 +102,7 @@ def test_a_seed_gives_the_same_sets_again(cell: Cell, count: int, seed: int) -> 
 @pytest.mark.parametrize("pool_bytes", [0, 1 << 30], ids=["dense", "scattered"])
 @pytest.mark.parametrize("text", ["shuffled", "runs-4", "tensors-4"])
 def test_another_seed_and_the_other_side_give_other_places(text: str, pool_bytes: int) -> None:
-    cell = Cell(
-        "any",
-        Direction.H2D,
-        400,
-        BLOCK_BYTES,
-        pattern=Pattern.parse(text),
-        reuse=Reuse.FRESH,
-        pool_bytes=pool_bytes,
-    )
+    cell = fresh(text, 400, pool_bytes)
     for first, second in zip(laid_out(cell, 3, 1), laid_out(cell, 3, 2), strict=True):
         assert not np.array_equal(first.source_rows, second.source_rows)
         assert not np.array_equal(first.destination_rows, second.destination_rows)
@@ -114,8 +111,7 @@ def test_another_seed_and_the_other_side_give_other_places(text: str, pool_bytes
 
 @pytest.mark.parametrize("pattern", ["contiguous", "reversed"])
 def test_sets_of_a_large_pool_lie_elsewhere_on_the_other_side(pattern: str) -> None:
-    cell = Cell("any", Direction.H2D, 16, BLOCK_BYTES, pattern=Pattern(pattern), reuse=Reuse.FRESH, pool_bytes=1 << 30)
-    layouts = laid_out(cell, 20, 3)
+    layouts = laid_out(fresh(pattern, 16, 1 << 30), 20, 3)
     assert [layout.source_rows.min() for layout in layouts] != [layout.destination_rows.min() for layout in layouts]
 
 
@@ -186,15 +182,7 @@ def test_other_patterns_have_no_tensors() -> None:
 
 @pytest.mark.parametrize("text", ["shuffled", "runs-16", "contiguous", "reversed", "tensors-8"])
 def test_blocks_of_a_large_pool_are_spread_over_all_of_it(text: str) -> None:
-    cell = Cell(
-        "any",
-        Direction.H2D,
-        256,
-        BLOCK_BYTES,
-        pattern=Pattern.parse(text),
-        reuse=Reuse.FRESH,
-        pool_bytes=1 << 32,
-    )
+    cell = fresh(text, 256, 1 << 32)
     layouts = laid_out(cell, 120, 5)
     assert len(layouts) == 120
     for name in ("source_rows", "destination_rows"):
