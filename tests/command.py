@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from typer.testing import CliRunner
+
 from kvbench.cells.cell import Cell
 from kvbench.cli import main
+from kvbench.cli.main import app
 from kvbench.results import Failure, Record, Skip, Visit, load_run
 from kvbench.results.frame import visits_that_count
 
@@ -109,6 +112,13 @@ def swept(folder: Path, *arguments: str | Path, env: dict[str, str] | None = Non
     """Run a sweep that has to succeed in `folder`, and return its run directory."""
     succeeds("sweep", *arguments, "--out", name, cwd=folder, env=env)
     return folder / name
+
+
+def output(*arguments: str | Path, columns: int = 80) -> str:
+    """Return what `kvbench ARGUMENTS…` prints about runs; it has to end with exit code 0."""
+    done = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": str(columns)})
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 @contextmanager

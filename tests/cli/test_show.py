@@ -10,6 +10,7 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cli.main import app
 from kvbench.errors import RunDirectoryError, UsageError
 from tests import synthetic
+from tests.command import output
 from tests.markdown import tokens
 
 
@@ -25,20 +26,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_answer_has_the_backends_to_use_and_their_gain(run: Path) -> None:
-    done = CliRunner().invoke(app, ["show", str(run)])
-    assert done.exit_code == 0, done.output
-    words = " ".join(done.output.split())
-    assert done.output.startswith("Synthetic H200, driver 580.159, 2026-11-20; hot: the same blocks")
+    printed = output("show", run)
+    words = " ".join(printed.split())
+    assert printed.startswith("Synthetic H200, driver 580.159, 2026-11-20; hot: the same blocks")
     assert "h2d idle (256 blocks): triton with 12 SMs up to 32 KiB, batched from 64 KiB Loss " in words
     assert words.index("Loss ") < words.index("the speed of batched") < words.index("Open for ")
 
 
 def test_warnings_about_a_run_come_first(tmp_path: Path) -> None:
     run = str(synthetic.write_run(tmp_path / "run", [], synthetic.info(status="interrupted")))
-    assert (
-        CliRunner().invoke(app, ["show", run]).output.startswith("Warning: run: interrupted\nWarning: run: no measured")
-    )
-    page = json.loads(CliRunner().invoke(app, ["show", run, "--json"]).output)
+    assert output("show", run).startswith("Warning: run: interrupted\nWarning: run: no measured")
+    page = json.loads(output("show", run, "--json"))
     assert page["warnings"] == ["Warning: run: interrupted", "Warning: run: no measured cell"]
     assert (page["host_note"], page["findings"]) == ("", [])
 
@@ -47,8 +45,8 @@ def test_runs_that_the_answer_leaves_out_are_named(run: Path, tmp_path: Path) ->
     records = synthetic.rounds(synthetic.cliff_cells((256,))[:6])
     older = synthetic.write_run(tmp_path / "older", records, synthetic.info(clock=1))
     elsewhere = synthetic.write_run(tmp_path / "elsewhere", records, synthetic.info("Synthetic H100"))
-    alone = CliRunner().invoke(app, ["show", str(run)]).output
-    together = CliRunner().invoke(app, ["show", str(run), str(older), str(elsewhere)]).output
+    alone = output("show", run)
+    together = output("show", run, older, elsewhere)
     assert "\nWithout older, elsewhere: another machine or an older clock\n" in together
     assert "Without" not in alone
     assert set(alone.splitlines()) < set(together.splitlines())
@@ -57,22 +55,21 @@ def test_runs_that_the_answer_leaves_out_are_named(run: Path, tmp_path: Path) ->
 def test_untrusted_text_is_escaped(tmp_path: Path) -> None:
     info = synthetic.info("\x1b[2J<script>", command=["kvbench", "\x1b]0;x\x07"])
     run = synthetic.write_run(tmp_path / "run", synthetic.rounds(synthetic.cliff_cells((256,))[:6]), info)
-    shown = CliRunner().invoke(app, ["show", str(run)]).output
+    shown = output("show", run)
     assert "\x1b" not in shown
     assert "\x07" not in shown
 
 
 def test_a_snippet_is_one_table_with_its_machine_and_without_footnotes(run: Path) -> None:
-    done = CliRunner().invoke(app, ["report", str(run), "--snippet", "threshold"])
-    assert done.exit_code == 0, done.output
-    title, _, machine, _, *table = done.output.replace("\N{NO-BREAK SPACE}", " ").splitlines()
+    printed = output("report", run, "--snippet", "threshold")
+    title, _, machine, _, *table = printed.replace("\N{NO-BREAK SPACE}", " ").splitlines()
     assert title == "**h2d, idle stream, N = 256: GB/s**"
     assert machine == "Synthetic H200 · driver 580.159 · 2026-11-20"
     assert table[0] == "| Block size | batched | per_block | triton (12 SMs) |"
     assert len(table) == 2 + 13
-    assert "\\" not in done.output
+    assert "\\" not in printed
     assert not (run / "report").exists()
-    assert [token.type for token in tokens(done.output)].count("table_open") == 1
+    assert [token.type for token in tokens(printed)].count("table_open") == 1
 
 
 def test_a_snippet_names_every_omitted_run(run: Path, tmp_path: Path) -> None:
@@ -87,21 +84,16 @@ def test_a_snippet_names_every_omitted_run(run: Path, tmp_path: Path) -> None:
 def test_the_headline_is_about_one_machine(run: Path, tmp_path: Path) -> None:
     flat = synthetic.rounds(synthetic.cliff_cells((256,))[:8], lambda _: 20.0)
     other = synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *flat], synthetic.info("Another card"))
-    assert CliRunner().invoke(app, ["show", str(run), str(other)]).output.startswith("Synthetic H200, ")
-    both = CliRunner().invoke(app, ["show", str(other), str(run)]).output
-    assert (
-        both.replace("Without run-2: another machine or an older clock\n", "")
-        == CliRunner().invoke(app, ["show", str(other)]).output
-    )
+    assert output("show", run, other).startswith("Synthetic H200, ")
+    both = output("show", other, run)
+    assert both.replace("Without run-2: another machine or an older clock\n", "") == output("show", other)
     assert both.startswith("Another card, ")
 
 
 def test_a_folder_of_several_devices_is_shown(run: Path, tmp_path: Path) -> None:
     for place in (0, 1):
         (tmp_path / f"cpu-{place}").symlink_to(run)
-    done = CliRunner().invoke(app, ["show", str(tmp_path)])
-    assert done.exit_code == 0, done.output
-    assert done.output.startswith("Synthetic H200")
+    assert output("show", tmp_path).startswith("Synthetic H200")
 
 
 def test_an_unknown_section_is_refused_with_the_known_ones(run: Path) -> None:

@@ -3,14 +3,13 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
 from kvbench.analysis.compare import MIN_PAIRS, Verdict
-from kvbench.cli.main import app
 from kvbench.report.assemble import report_of
 from kvbench.report.model import Report
 from kvbench.report.sections import COMPARISON, SECTIONS
 from kvbench.results import Run
+from tests.command import output
 from tests.reports import is_bold, lines_of, part_of, sections_of
 from tests.unit.report.test_golden import again, everything
 
@@ -24,12 +23,6 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def report(runs: list[Run]) -> Report:
     return report_of(runs)
-
-
-def output(*arguments: str) -> str:
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.output
-    return done.stdout
 
 
 def test_with_few_visits_every_section_is_present_and_none_has_a_highlight(report: Report) -> None:
@@ -52,21 +45,21 @@ def test_with_few_visits_no_table_marks_a_winner(report: Report) -> None:
 
 
 def test_with_few_visits_the_answer_is_open_and_claims_no_gain(report: Report, runs: list[Run]) -> None:
-    path = str(runs[0].path)
+    path = runs[0].path
     for lines in (lines_of(report.headline), output("show", path).splitlines(), output("tune", path).splitlines()):
         assert any(line.startswith("Open for 42 of 42 sizes and counts: fewer than 6 visits") for line in lines)
         assert not any("Gain" in line or "the speed of" in line for line in lines)
 
 
 def test_with_few_visits_tune_decides_nothing(runs: list[Run]) -> None:
-    answers = json.loads(output("tune", str(runs[0].path), "--json"))["answers"]
+    answers = json.loads(output("tune", runs[0].path, "--json"))["answers"]
     assert len(answers) == 42
     plain = [(answer["decided"], answer["times_the_speed_of"], answer["interval_us"]) for answer in answers]
     assert plain == [(False, {}, None)] * 42
 
 
 def test_with_few_visits_tune_beside_a_neighbour_decides_nothing(runs: list[Run]) -> None:
-    command = ("tune", str(runs[0].path), "--neighbour", "gemm", "--max-slowdown")
+    command = ("tune", runs[0].path, "--neighbour", "gemm", "--max-slowdown")
     for limit, choice in (("300%", "sm sms=2"), ("15%", "sm sms=1"), ("5%", None)):
         (answer,) = json.loads(output(*command, limit, "--json"))["answers"]
         assert (answer["choice"], answer["decided"]) == (choice, False)

@@ -6,17 +6,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
 from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
-from kvbench.cli.main import app
 from kvbench.models.presets import ModelChoice
 from kvbench.report.assemble import report_of
 from kvbench.report.model import Report
 from kvbench.results import RunInfo, Visit
 from tests import synthetic
+from tests.command import output
 from tests.reports import chart_of, highlights_of, made_report, made_run, part_of, rows_of, said, sections_of, table_of
 
 MODELS = ModelChoice(models=("llama-3-8b@tokens512", "llama-3-8b@tokens2048", "llama-3-8b@tokens4096"))
@@ -100,9 +99,7 @@ def test_runs_of_one_machine_stand_side_by_side(tmp_path: Path) -> None:
 
 def test_show_prints_highlights_when_there_is_nothing_to_choose_from(tmp_path: Path) -> None:
     run = synthetic.write_run(tmp_path / "run", visits(cell(2048), [0.97] * 6), info())
-    done = CliRunner().invoke(app, ["show", str(run)])
-    assert done.exit_code == 0, done.output
-    machine, *rest = " ".join(done.output.split()).partition(TITLE)
+    machine, *rest = " ".join(output("show", run).split()).partition(TITLE)
     assert machine == "Synthetic H200, driver 580.159, 2026-11-20 "
     assert "batched hides at least 95% of the loads" in "".join(rest)
 

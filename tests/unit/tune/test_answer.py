@@ -17,6 +17,7 @@ from kvbench.policy import Choice, load_policy
 from kvbench.results import Record, Run, load_run
 from kvbench.tune.answer import Answer, answers_of, open_points, workload_of
 from tests import synthetic
+from tests.command import output
 
 KIB = 1024
 SIZES = tuple(kib * KIB for kib in (4, 16, 64))
@@ -111,7 +112,7 @@ def test_the_layout_that_is_answered_for_is_named(tmp_path: Path) -> None:
     runs = [replace(cell, pattern=Pattern.parse("runs-8")) for cell in cells()]
     run = run_of(tmp_path, runs)
     assert workload_of([run]) == "fresh blocks in the layout runs-8 from 1 GiB"
-    shown = " ".join(CliRunner().invoke(app, ["tune", str(run.path)]).output.split())
+    shown = " ".join(output("tune", run.path).split())
     assert shown.index("runs-8") < shown.index("h2d idle")
 
 
@@ -133,15 +134,12 @@ def test_answers_are_of_one_workload_whatever_the_order_of_the_runs(run: Run, tm
 
 def test_the_command_writes_a_policy(run: Run, tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
-    done = CliRunner().invoke(app, ["tune", str(run.path), "-p", str(policy)])
-    assert done.exit_code == 0, done.output
-    assert "h2d idle: sm with 2 SMs up to 16 KiB, batched from 64 KiB\n" in done.output
+    assert "h2d idle: sm with 2 SMs up to 16 KiB, batched from 64 KiB\n" in output("tune", run.path, "-p", policy)
     assert load_policy(policy).tables[0].choices[0] == ("sm sms=2", "sm sms=2")
 
 
 def test_the_command_answers_in_json(run: Run) -> None:
-    done = CliRunner().invoke(app, ["tune", str(run.path), "--json", "--max-sms", "1"])
-    answers = json.loads(done.output)["answers"]
+    answers = json.loads(output("tune", run.path, "--json", "--max-sms", "1"))["answers"]
     assert len(answers) == len(Direction) * len(SIZES) * len(COUNTS)
     assert {answer["choice"] for answer in answers} == {"sm sms=1", "batched order=any"}
     assert answers[0]["quantity"] == "latency"

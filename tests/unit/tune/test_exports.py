@@ -17,6 +17,7 @@ from kvbench.results import Record, Run, load_run
 from kvbench.tune.answer import answers_of
 from kvbench.tune.exports import EXPORTS, Export, break_even, export
 from tests import synthetic
+from tests.command import output
 
 KIB = 1024
 SIZES = tuple(kib * KIB for kib in (4, 16, 24, 64))
@@ -185,8 +186,8 @@ def test_the_answer_for_one_engine_is_its_export_and_other_answers_leave_its_cod
     run = str(
         run_of(tmp_path, [*cells(), *(replace(cell, backend="batched") for cell in cells(sms=()) if not cell.sms)]).path
     )
-    assert "NUM_SMS=24" in CliRunner().invoke(app, ["tune", run, "--engine", "vllm"]).output
-    plain = CliRunner().invoke(app, ["tune", run]).output
+    assert "NUM_SMS=24" in output("tune", run, "--engine", "vllm")
+    plain = output("tune", run)
     assert "sm with 2 SMs" in plain
     assert "vllm_" not in plain
 

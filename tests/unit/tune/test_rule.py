@@ -25,6 +25,7 @@ from kvbench.tune.answer import answers_of
 from kvbench.tune.headline import gains_of, summary
 from kvbench.tune.rule import WORST, SmallestRule, rule_of
 from tests import synthetic
+from tests.command import output
 
 KIB = 1024
 SIZES = tuple(kib * KIB for kib in (1, 4, 16, 64, 256))
@@ -119,9 +120,7 @@ def test_a_candidate_that_a_shape_lacks_is_in_no_line_for_it(tmp_path: Path) -> 
 @cache
 def shown(command: str, *arguments: Path | str, columns: int = 80) -> list[str]:
     """Return the lines that a command prints about runs; those of several widths differ in nothing else."""
-    done = CliRunner().invoke(app, [command, *map(str, arguments)], env={"COLUMNS": str(columns)})
-    assert done.exit_code == 0, done.output
-    return done.output.splitlines()
+    return output(command, *arguments, columns=columns).splitlines()
 
 
 def ragged(cell: Cell) -> float:
@@ -190,7 +189,7 @@ def test_no_choice_of_a_rule_is_left_out_where_stream_states_share_them() -> Non
 
 def test_tune_show_and_the_report_give_the_same_answer(tmp_path: Path) -> None:
     run = run_of(tmp_path, crossing)
-    answer, tuned = (CliRunner().invoke(app, [command, str(run.path)]).output for command in ("show", "tune"))
+    answer, tuned = (output(command, run.path) for command in ("show", "tune"))
     assert answer == tuned
     words = " ".join(answer.split())
     assert all(line in words for line in summary([run]))
@@ -206,9 +205,7 @@ def test_json_has_all_that_the_answer_is_made_of(tmp_path: Path) -> None:
 
     lengths = [replace(in_runs(cell, 8), backend="merged" if cell.backend == "batched" else "sm") for cell in cells()]
     run = run_of(tmp_path, close, cells() + [cell for cell in lengths if cell.sms in (None, 2)])
-    tuned, told = (
-        json.loads(CliRunner().invoke(app, [command, str(run.path), "--json"]).output) for command in ("tune", "show")
-    )
+    tuned, told = (json.loads(output(command, run.path, "--json")) for command in ("tune", "show"))
     assert {name: told.get(name, []) for name in tuned} == tuned
     assert (told["host_note"], told["warnings"], told["without"]) == ("", [], [])
     assert tuned["workload"]["words"] in summary([run])[0]
@@ -344,8 +341,7 @@ def test_the_policy_is_the_rule_and_with_exact_the_best_of_every_shape(tmp_path:
     chosen = {}
     for option in ((), ("--exact",)):
         file = tmp_path / f"policy{len(option)}.toml"
-        done = CliRunner().invoke(app, ["tune", str(run.path), "-p", str(file), *option])
-        assert done.exit_code == 0, done.output
+        output("tune", run.path, "-p", file, *option)
         chosen[option] = {text for row in load_policy(file).tables[0].choices for text in row}
     assert chosen[()] == {"batched order=any"}
     assert chosen["--exact",] == {"batched order=any", "sm sms=1"}
@@ -356,29 +352,27 @@ def test_a_policy_has_only_what_auto_can_run_and_the_answer_beside_it_too(tmp_pa
     run = run_of(tmp_path, lambda cell: 80.0 if cell.backend == "triton" else crossing(cell), made)
     assert "h2d idle: triton with 12 SMs" in " ".join(shown("tune", run.path))
     policy = tmp_path / "policy.toml"
-    done = CliRunner().invoke(app, ["tune", str(run.path), "-p", str(policy)])
-    assert "triton" not in done.output.partition("Closest call")[0]
+    assert "triton" not in output("tune", run.path, "-p", policy).partition("Closest call")[0]
     assert {text for row in load_policy(policy).tables[0].choices for text in row} == {"sm sms=2", "batched order=any"}
 
 
 def test_a_model_is_answered_from_the_nearest_shapes_in_its_own_unit(tmp_path: Path) -> None:
     run = run_of(tmp_path, crossing)
-    done = CliRunner().invoke(app, ["tune", str(run.path), "--model", "llama-3-8b", "--json"])
-    (load,) = json.loads(done.output)["models"]
+    (load,) = json.loads(output("tune", run.path, "--model", "llama-3-8b", "--json"))["models"]
     assert (load["tokens"], load["blocks"], load["block_bytes"]) == (2048, 8192, 32 * KIB)
     assert (load["choice"], load["sms"]) == ("sm sms=2", 2)
     assert load["measured"] == {"block_bytes": 16 * KIB, "blocks": 4096}
     assert load["us"] == pytest.approx(8192 * 32 * KIB / 50e3, rel=0.01)
     assert load["gbps"] == pytest.approx(50, rel=0.01)
     assert load["caller_us"] > 0
-    table = CliRunner().invoke(app, ["tune", str(run.path), "--model", "llama-3-8b"]).output
+    table = output("tune", run.path, "--model", "llama-3-8b")
     assert table.startswith("\n".join(shown("tune", run.path)))  # the rule comes first
     assert "\n\nllama-3-8b, 2048 tokens: 8192 blocks of 32 KiB\n" in table
 
 
 def test_the_table_and_what_is_open_are_printed_on_request(tmp_path: Path) -> None:
     run = run_of(tmp_path, crossing)
-    table = CliRunner().invoke(app, ["tune", str(run.path), "--table"]).output.splitlines()
+    table = output("tune", run.path, "--table", columns=200).splitlines()
     machine, blank, tied, header, *rows = table
     assert (machine != "", blank) == (True, "")
     assert "Tied with" in header
@@ -387,7 +381,7 @@ def test_the_table_and_what_is_open_are_printed_on_request(tmp_path: Path) -> No
     assert " 10x " in rows[0]
     assert tied.startswith("Tied with: another run")  # said before it is used
     assert len(rows) == len(SIZES) * len(COUNTS)
-    opened = CliRunner().invoke(app, ["tune", str(run.path), "--open"]).output
+    opened = output("tune", run.path, "--open")
     assert opened.endswith("by more than 3%\n  nothing\n")
 
 
