@@ -1,6 +1,7 @@
 """Rules: what may be written, what it means for a run, and what is refused."""
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from kvbench.gate.judgement import GateVerdict, Row
 from kvbench.gate.rule_cells import QUANTITIES
 from kvbench.gate.rules import RuleSet, RulesReport, check_rules, load_rules, read_rule, shipped_rules
 from kvbench.results import Ceiling, Record, Run, load_run
-from tests.synthetic import CEILING_GBPS, ceilings, cliff_cells, failure, info, skip, visit, visits
+from tests.synthetic import CEILING_GBPS, ceilings, cliff_cells, failure, info, rounds, skip, visit, visits
 
 KIB = 1024
 REPORTS = Path(__file__).parents[3] / "reports"
@@ -113,13 +114,15 @@ def run_of(records: Iterable[Record], **changes: object) -> Run:
     return Run(Path("some-run"), info(**changes), list(records), [])
 
 
-def six_rounds(cells: Iterable[Cell], **options: Any) -> list[Record]:
-    return [record for number in range(6) for record in visits(cells, round_=number, noise=0.01, **options)]
+@cache
+def cliff_run() -> Run:
+    """Return a run of six rounds, whose frame is made once too."""
+    return run_of([*rounds(cliff_cells(), noise=0.01), *ceilings()])
 
 
 def check(table: Table, records: Iterable[Record] | None = None) -> Row:
-    records = [*six_rounds(cliff_cells()), *ceilings()] if records is None else records
-    return check_rules(run_of(records), RuleSet([read_rule(table)])).rows[0]
+    run = cliff_run() if records is None else run_of(records)
+    return check_rules(run, RuleSet([read_rule(table)])).rows[0]
 
 
 def bound(cells: str, at_least: str) -> Table:
@@ -147,7 +150,7 @@ def test_two_backends_are_compared_cell_by_cell() -> None:
 
 def test_a_time_is_compared_with_a_number() -> None:
     cell = Cell("sm", Direction.H2D, 64, 4 * KIB, sms=2)
-    records = six_rounds([cell], rate=lambda cell: cell.swap_bytes / 50.0 / 1e3)  # 50 us, 15 of them submission
+    records = rounds([cell], noise=0.01, rate=lambda cell: cell.swap_bytes / 50.0 / 1e3)  # 50 us, 15 of them submission
     assert check({"cells": SM, "quantity": "caller_us", "at_most": 20}, records).verdict is GateVerdict.PASS
     assert check({"cells": SM, "quantity": "swap_us", "at_most": 20}, records).verdict is GateVerdict.FAIL
 
@@ -174,7 +177,7 @@ def test_a_cliff_near_its_limit_is_undecided_and_so_are_too_few_visits() -> None
     few = check(rule, [*visits(cliff_cells(), noise=0.01)])
     assert (few.verdict, "1 visits; a verdict requires 6" in few.reason) == (GateVerdict.UNDECIDED, True)
     height = float(check(rule).reason.split(": ")[1].split("x ")[0])
-    near = check(rule | {"no_cliff_above": height}, [*six_rounds(cliff_cells())])
+    near = check(rule | {"no_cliff_above": height})
     assert near.verdict is GateVerdict.UNDECIDED
 
 
@@ -229,7 +232,7 @@ def test_the_worst_rule_decides_and_comes_first() -> None:
         bound("backend=triton", "2 ceiling"),
         bound("backend=nobody", "1 ceiling"),
     ]
-    run = run_of([*six_rounds(cliff_cells()), *ceilings()], status="interrupted")
+    run = run_of([*rounds(cliff_cells(), noise=0.01), *ceilings()], status="interrupted")
 
     def report(*indexes: int) -> RulesReport:
         return check_rules(run, RuleSet([read_rule(tables[index]) for index in indexes]))

@@ -123,8 +123,6 @@ def test_lines_cannot_be_moved_or_removed(run: Path, edit: str) -> None:
 
 def _write_raw(run: Path, *bodies: bytes) -> None:
     """Write lines with right seals whatever they hold, as someone who knows the format would."""
-    import zlib
-
     crc, lines = 0, []
     for body in bodies:
         crc = zlib.crc32(body, crc)
