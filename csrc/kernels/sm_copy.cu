@@ -196,7 +196,7 @@ __device__ __forceinline__ void copy_lanes(const List& list) {
 }
 
 /// Every address and size a multiple of 16, for few blocks: one loop, and warps that take every n-th piece. An idle GPU
-/// fetches each instruction anew, and more of them take longer than to copy few blocks.
+/// fetches each instruction again, and more of them take longer than to copy few blocks.
 __device__ __forceinline__ void copy_words(const List& list) {
   const bool host_is_source = list.host_is_source != 0;
   for (u32 i = threadIdx.x / 32 * gridDim.x + blockIdx.x; i < list.pieces; i += gridDim.x * kWarps) {

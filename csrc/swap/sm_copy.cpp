@@ -37,7 +37,7 @@ class Listing {
   [[nodiscard]] virtual std::size_t descriptors() const = 0;
   /// Writes the current list of the caller and returns the bitwise or of its addresses and sizes.
   virtual Address write(void* table) const = 0;
-  /// The length of the same list in half of the bytes, by ids (see List); 0 if it has no such form.
+  /// The length of the same list in half of the bytes, by ids (see List); 0 if there is none.
   [[nodiscard]] virtual std::size_t packed_bytes() const { return 0; }
   /// Writes that, and completes its head. Returns false if it cannot be: addresses and sizes must be multiples of 16,
   /// all sizes those of the first block, all addresses within 32 GiB of it.
