@@ -5,6 +5,7 @@ blocks per second. Every rate is the slope between a short and a long swap, so t
 the two kinds of kernels. The dense twin of the scattered blocks is copied by the same kernel.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from statistics import median
 from typing import Final
@@ -16,7 +17,9 @@ from kvbench.backends.sm import BULK_FROM_COMPUTE
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.backend_facts import SM
 from kvbench.cells.cell import Cell
-from kvbench.engine.device import STREAM_STATES, Queue, Swap
+from kvbench.cells.kernel_shape import KernelShape
+from kvbench.engine.device import STREAM_STATES, Device, Queue, Swap
+from kvbench.engine.nvrtc import cached_cubin
 from kvbench.measure.bench import Bench
 from kvbench.measure.layout import lay_out
 from kvbench.measure.workload import Workload
@@ -30,6 +33,17 @@ _LARGE_SMS: Final = 16
 _LARGE_KERNELS: Final = ("lanes-16x8x4KiB", "bulk-8x6x4KiB")
 _SMALL_KERNELS: Final = ("lanes-32x4x4KiB", "bulk-32x6x1KiB")
 _DELAY: Final = Queue(delay_ns=200_000)
+
+
+def compiling(device: Device) -> ThreadPoolExecutor:
+    """Return threads that compile the kernels of the roof, one each, while the caller does something else.
+
+    What fails there fails again, with its error, where the roof is measured.
+    """
+    threads = ThreadPoolExecutor()
+    for kernel in (*_LARGE_KERNELS, *_SMALL_KERNELS) if device.is_cuda else ():
+        threads.submit(cached_cubin, "sm_copy", device.arch, KernelShape.parse(kernel).defines)
+    return threads
 
 
 def measure_roof(bench: Bench, direction: Direction, samples: int, number: int) -> Roof:

@@ -34,7 +34,7 @@ from kvbench.measure.bench import Bench, SetUp, measure_ceiling, set_up
 from kvbench.measure.control import ControlCopies, open_control, time_copies
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.replay import Placed, place, replay
-from kvbench.measure.roof import measure_roof
+from kvbench.measure.roof import compiling, measure_roof
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import visit
 from kvbench.measure.workload import Pools, VerificationError
@@ -115,8 +115,9 @@ class Worker:
         stream, urgent = Stream(driver), Stream(driver, HIGH_PRIORITY)
         region, urgent_region = (TimedRegion(driver, each.handle, delay_ns) for each in (stream, urgent))
         try:
-            pools = Pools(self._device, stream, request.pool_bytes, request.host_pools)
-            host = pools.host_pool(None)
+            with compiling(self._device):
+                pools = Pools(self._device, stream, request.pool_bytes, request.host_pools)
+                host = pools.host_pool(None)
         except EngineError as error:
             size = rough_size(request.pool_bytes)
             raise KvbenchError(

@@ -6,6 +6,7 @@ import pytest
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
+from kvbench.engine.nvrtc import NvrtcError
 from kvbench.measure import roof
 from kvbench.measure.bench import Bench
 
@@ -29,3 +30,20 @@ def test_dense_blocks_are_copied_by_the_kernel_of_the_scattered_ones(
     found = roof.measure_roof(bench, Direction.H2D, 3, 0)
     assert found.scattered_us == pytest.approx([found.blocks * SCATTERED[kernel]] * 3)
     assert found.dense_us == pytest.approx([found.blocks * DENSE[kernel]] * 3)
+
+
+@pytest.mark.parametrize(("is_cuda", "kernels"), [(True, {"lanes", "bulk"}), (False, set())])
+def test_the_kernels_of_the_roof_are_compiled_beside_other_work(
+    monkeypatch: pytest.MonkeyPatch, is_cuda: bool, kernels: set[str]
+) -> None:
+    compiled = []
+
+    def compile_later(name: str, arch: str, defines: tuple[str, ...]) -> bytes:
+        compiled.append((name, arch, defines[0].partition("METHOD=")[2]))
+        raise NvrtcError("shown where the roof is measured")
+
+    monkeypatch.setattr(roof, "cached_cubin", compile_later)
+    with roof.compiling(mock.Mock(is_cuda=is_cuda, arch="sm_90")):
+        pass
+    assert {(name, arch) for name, arch, _ in compiled} == ({("sm_copy", "sm_90")} if is_cuda else set())
+    assert {method for *_, method in compiled} == kernels
