@@ -52,8 +52,9 @@ struct Ids {
 
 /// A swap as written by the host, in one of three forms; offsets are into the bytes at `table`.
 /// Blocks of one size: one Row per block. Mixed sizes (lengths_at > 0): one Row per piece, and their lengths.
-/// Tensors (ids_at > 0): one Row per tensor (its first block), and the Ids of the blocks, the same in every tensor. An
-/// inline list takes this form for blocks of one size too, with half of the bytes: one Row, and Ids of 16-byte words.
+/// Tensors (ids_at > 0): one Row per tensor (its first block), and the Ids of the blocks, the same in every tensor.
+/// Where they can, blocks of one size take this form too, which has half of the bytes: as ids of 16-byte words from one
+/// Row.
 struct List {
   u64 table;
   u64 lengths_at;
