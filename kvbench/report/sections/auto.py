@@ -11,7 +11,6 @@ from kvbench.policy import Choice, Policy
 from kvbench.report.captions import caption
 from kvbench.report.model import DataTable, Finding, Part, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, slower_text
-from kvbench.report.select import where
 from kvbench.report.table_rows import UNCLEAR, Row, grid_table, measured_table, rows_of, unclear_mark
 from kvbench.report.view import View
 from kvbench.text import convert, short
@@ -58,11 +57,11 @@ def _against_best(view: View, cells: pd.DataFrame) -> pd.DataFrame:
     `compared`; whether the whole interval lies from CLOSE on (`close`) or `below`.
     """
     rows = []
-    for _, point in cells.groupby(_POINT):
-        autos = rows_of(where(point, backend=AUTO))
-        others = rows_of(point[point["backend"] != AUTO].sort_values("swap_us_median", kind="stable"))
-        if autos and others:
-            auto, best = autos[0], others[0]
+    by_auto = cells["backend"] == AUTO
+    for _, point in cells.groupby(_POINT) if by_auto.any() else ():
+        autos = rows_of(point[by_auto[point.index]].head(1))
+        others = rows_of(point[~by_auto[point.index]].sort_values("swap_us_median", kind="stable").head(1))
+        for auto, best in zip(autos, others, strict=False):
             compared = view.compare(auto["cell_id"], best["cell_id"])
             auto["chosen"] = short(auto["chosen"]) if isinstance(auto["chosen"], str) else ""
             fastest = {"best": best["cell_id"], "best_us": best["swap_us_median"], "fastest": str(choice_of(best))}
