@@ -69,10 +69,11 @@ def footnoted(body: Sequence[Sequence[Text]]) -> tuple[list[list[Text]], list[st
 def rows_of(cells: pd.DataFrame, *names: str) -> list[Row]:
     """Return the rows of `cells` as {column: value}, of the columns `names`, by default all.
 
-    `DataFrame.to_dict("records")` takes ten times as long on as many columns as a run has.
+    `DataFrame.to_dict("records")`, or a look-up of each column, takes ten times as long on as many as a run has.
     """
-    names = names or tuple(map(str, cells))
-    return [dict(zip(names, row, strict=True)) for row in zip(*(cells[name].tolist() for name in names), strict=True)]
+    columns = cells[[*names]] if names else cells
+    keys = tuple(map(str, columns))
+    return [dict(zip(keys, row, strict=True)) for row in columns.to_numpy(dtype=object).tolist()]
 
 
 def format_cell(row: Row | None, show: Callable[[Row], Shown]) -> Shown | str:

@@ -8,7 +8,7 @@ import pytest
 from tests.bench_report import COMMITTED, pandas_s, report_s, write
 
 # Measured; the test allows half as much again.
-USUAL: Final = {"two committed runs": 10.0, "40 runs of 8 cells": 14.0}
+USUAL: Final = {"two committed runs": 10.0, "40 runs of 8 cells": 11.0}
 
 
 @pytest.mark.parametrize("subject", USUAL)
