@@ -150,9 +150,8 @@ def another(backend: Backend) -> Backend:
     return backend if found is None else _load(found)
 
 
-@cache
 def is_own(name: str) -> bool:
-    """Return whether an installed backend comes with kvbench; to look them all up takes as long as a short visit."""
+    """Return whether an installed backend comes with kvbench."""
     return installed()[0][name].own
 
 

@@ -83,7 +83,7 @@ class _Ways:
     def __init__(self, device: Device) -> None:
         self._device, self._sm = device, Sm()
         self._here = device.facts()
-        self._facts = facts_of(Sm.name, self._here)  # reads the metadata of every installed package
+        self._facts = facts_of(Sm.name, self._here)
         self.indexes: dict[_Key, int] = {}
         self.made: list[CopyWay] = []
 

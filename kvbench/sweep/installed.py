@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
@@ -35,6 +36,7 @@ class Installed:
         return module.removeprefix(_ENGINES) if module.startswith(_ENGINES) else ""
 
 
+@cache  # the metadata of packages take 10 ms to read
 def installed() -> tuple[Mapping[str, Installed], Sequence[str]]:
     """Return every backend by name, and a note for each package whose backend has the name of a built-in one."""
     by_name: dict[str, list[EntryPoint]] = {}
