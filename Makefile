@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Without the bytecode of every file: an import makes it for those that are used.
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 # `make sweep` installs PyTorch and Triton only if the NVIDIA driver loads. Tests always need them: without a GPU, they
 # run the kernels in Triton's interpreter.
 DRIVER := $(shell $(PYTHON) -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null && echo cuda)
@@ -45,7 +46,7 @@ check-reports: $(RUNNING) ## Check that every committed report is complete and f
 	@$(BIN)/python -m reports.cards
 
 dist: $(RUNNING) ## Build an sdist and a wheel in dist/, check their contents, run the wheel in a clean environment
-	$(PIP) install --quiet -c constraints.txt build
+	$(INSTALL) build
 	.ci/dist $(BIN)/python
 
 # Two at a time, each with its output in one piece; the tests have the machine to themselves.
@@ -115,10 +116,10 @@ define make_venv
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV) || \
 	    { echo "$(PYTHON) cannot make a virtual environment (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	$(first) "Installing the build tools (about 30 MB) ..."
-	@$(PIP) install --quiet -c constraints.txt scikit-build-core nanobind cmake ninja
+	@$(INSTALL) scikit-build-core nanobind cmake ninja
 endef
 
-BUILD := $(PIP) install --quiet -c constraints.txt --no-build-isolation \
+BUILD := $(INSTALL) --no-build-isolation \
     --config-settings=cmake.define.KVBENCH_WERROR=ON --editable
 
 $(VENV)/.installed-to-run: $(INSTALLED)
@@ -139,7 +140,7 @@ $(STAMP): $(INSTALLED)
 	$(make_venv)
 ifeq ($(DRIVER),)
 	$(first) "Installing PyTorch for the CPU (about 200 MB) ..."
-	@$(PIP) install --quiet --retries 0 --no-deps -c constraints.txt --index-url $(CPU_TORCH) torch 2>/dev/null || \
+	@$(INSTALL) --retries 0 --no-deps --index-url $(CPU_TORCH) torch 2>/dev/null || \
 	    echo "$(CPU_TORCH) is not reachable: installing the CUDA build instead (about 2.4 GB)"
 endif
 	$(or_compiling) "Installing Triton and the test tools (about $(if $(DRIVER),3 GB,600 MB)), then compiling the engine ..."
