@@ -213,7 +213,7 @@ def _clocks(findings: Findings) -> _Result:
     how = "read idle" if isinstance(findings.under_load, str) else "under load"
     clock, most = now.get("sm_clock_mhz"), findings.observed.get("sm_clock_max_mhz")
     if clock is None or most is None:
-        return Status.INFO, f"unknown: {findings.reason('sm_clock_mhz')}"
+        return Status.INFO, f"unknown: {findings.reason('sm_clock_mhz' if clock is None else 'sm_clock_max_mhz')}"
     found = f"SM {clock} of {most} MHz, memory {now.get('memory_clock_mhz')} MHz ({how})"
     return Status.OK if clock >= most * 3 // 4 else Status.INFO, found
 
@@ -283,7 +283,7 @@ def _load(findings: Findings) -> _Result:
     load, cpus = findings.observed.get("host_load_1min"), findings.identity.get("logical_cpus")
     governor = findings.observed.get("cpu_governor")
     if load is None or cpus is None:
-        return Status.INFO, f"unknown: {findings.reason('host_load_1min')}"
+        return Status.INFO, f"unknown: {findings.reason('host_load_1min' if load is None else 'logical_cpus')}"
     found = f"{load:.2f} on {cpus} CPUs, governor {governor or 'unknown'}"
     if load > cpus / 2:
         return Status.WARN, found, "stop other programs: submission is timed on a CPU"

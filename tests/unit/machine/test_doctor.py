@@ -120,6 +120,18 @@ def test_a_healthy_machine_has_nothing_to_mend() -> None:
         (replace(HEALTHY, allowed_cpus=frozenset({9})), "NUMA", Status.WARN, "node 0"),
         (identity(gpu_numa_node=None), "NUMA", Status.INFO, "unknown"),
         (replace(HEALTHY, under_load="no copies"), "clocks", Status.INFO, "345 of 1980 MHz"),
+        (
+            observed(sm_clock_max_mhz=None, unavailable={"sm_clock_mhz": "not this", "sm_clock_max_mhz": "no limit"}),
+            "clocks",
+            Status.INFO,
+            "unknown: no limit",
+        ),
+        (
+            replace(identity(logical_cpus=None), observed={**IDLE, "unavailable": {"logical_cpus": "no sysfs"}}),
+            "host load",
+            Status.INFO,
+            "unknown: no sysfs",
+        ),
         (loaded(clock_limits=["hw_thermal_slowdown"]), "throttle", Status.WARN, "hw_thermal_slowdown"),
         (loaded(clock_limits=["application_clocks"]), "throttle", Status.WARN, "application_clocks"),
         (loaded(clock_limits=["sw_power_cap"]), "throttle", Status.WARN, "sw_power_cap"),
