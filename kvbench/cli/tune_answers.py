@@ -18,9 +18,10 @@ from kvbench.results import Run
 from kvbench.tune.answer import Answer, machine_plain, machine_words, open_points, words_of
 from kvbench.tune.beside import BesideAnswer, WayBeside, percent
 from kvbench.tune.exports import export
-from kvbench.tune.figures import Load, loads_of, to_plain
+from kvbench.tune.figures import to_plain
 from kvbench.tune.fit import policy_of
 from kvbench.tune.headline import headline, origin
+from kvbench.tune.model_swaps import Load, loads_of
 from kvbench.tune.rule import SmallestRule, rule_of
 from kvbench.units import size_words, two_digits
 

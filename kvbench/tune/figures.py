@@ -1,34 +1,24 @@
-"""The figures of an answer: what the rule gains, what would change it, what it makes of models; the answer as JSON.
+"""The figures of an answer: what the rule gains, what would change it; and the answer as JSON."""
 
-Runs of adjacent blocks would change it from the length on from which merged copies, which take no SM, are the fastest.
-"""
-
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any, Final, NamedTuple
 
-from kvbench.analysis.compare import Visits, compare_visits
-from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.backend_facts import BATCHED, MERGED
 from kvbench.cells.pattern import SHUFFLED
 from kvbench.errors import UsageError
-from kvbench.models.geometry import ModelSwap
 from kvbench.policy import Choice
 from kvbench.results import Run
-from kvbench.results.frame import unqueued
 from kvbench.results.replays import trace_of
 from kvbench.tune.answer import Answer, by_kind, machine_plain, workload_of
 from kvbench.tune.exports import ENGINES
-from kvbench.tune.fit import Kind, Point, candidates, decide_all, sms_of, typical, workload_axes
+from kvbench.tune.fit import Kind, Point, candidates, decide_all, workload_axes
+from kvbench.tune.layouts import RunLength, shortest_runs
 from kvbench.tune.rule import Line, SmallestRule
 from kvbench.tune.traced import losses_by
-from kvbench.units import gigabytes_per_second
 
-_IN_RUNS: Final = re.compile(r"runs-(\d+)")
-_ENOUGH: Final = 2 / 3
 _COMPARED: Final[Mapping[str, Sequence[str]]] = {
     BATCHED: (BATCHED,),
     **{name: engine.backends for name, engine in ENGINES.items()},
@@ -134,137 +124,12 @@ def losses_as_shuffled(rule: SmallestRule, runs: Sequence[Run]) -> dict[Directio
     return dict(losses_by(chosen, measured))
 
 
-@dataclass
-class _Contest:
-    """The times of merged copies and of other ways, for the swaps of one shape in runs of one length."""
-
-    swap_bytes: int
-    merged: Visits = field(default_factory=dict)
-    others: list[Visits] = field(default_factory=list)
-
-    @property
-    def won(self) -> bool:
-        """Whether merged copies are the fastest beyond doubt."""
-        rival = min(self.others, key=lambda visits: typical(visits.values()))
-        return compare_visits(self.merged, rival, IN_TURN).low > 1
-
-    @property
-    def gbps(self) -> float:
-        return gigabytes_per_second(self.swap_bytes, typical(self.merged.values()))
-
-
-@dataclass(frozen=True, slots=True)
-class RunLength:
-    """Runs of `blocks` blocks, and the GB/s of merged copies at the shapes where they are the fastest."""
-
-    blocks: int
-    gbps: Sequence[float]
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the length as JSON-compatible data."""
-        return {"from_blocks": self.blocks, "gbps": [round(end(self.gbps), 3) for end in (min, max)]}
-
-
-def shortest_runs(runs: Sequence[Run], directions: Iterable[Direction]) -> dict[Direction, RunLength]:
-    """Return the shortest runs in which merged copies are the choice, where there are such, by direction.
-
-    There, they are the fastest beyond doubt in two thirds of the measured shapes on an idle stream.
-    """
-    shortest: dict[Direction, RunLength] = {}
-    every = _by_length(runs)
-    for direction in directions:
-        lengths = every.get(direction, {})
-        won = {length: [one for one in contests if one.won] for length, contests in sorted(lengths.items())}
-        enough = [length for length, ours in won.items() if len(ours) >= _ENOUGH * len(lengths[length])]
-        if enough:
-            shortest[direction] = RunLength(enough[0], [one.gbps for one in won[enough[0]]])
-    return shortest
-
-
-def _by_length(runs: Sequence[Run]) -> dict[str, dict[int, list[_Contest]]]:
-    """Return the contests on an idle stream by direction, then by the length of runs."""
-    found: dict[tuple[str, int, int, int, int], _Contest] = {}
-    for number, run in enumerate(runs):
-        frame = run.frame()
-        frame = unqueued(frame[frame["pattern"].str.startswith("runs-") & (frame["status"] == "ok")])
-        cells = frame[frame["stream_state"] == "idle"]
-        alike = cells[["host_pattern", "device_pattern", "sizes"]].isna().all(axis="columns")
-        visits = {} if cells.empty else run.visit_times()
-        for row in cells[alike].to_dict("records"):
-            match = _IN_RUNS.fullmatch(str(row["pattern"]))
-            if match is None or row["cell_id"] not in visits:
-                continue
-            key = str(row["direction"]), int(match[1]), int(row["block_bytes"]), int(row["blocks"]), number
-            contest = found.setdefault(key, _Contest(int(row["swap_bytes"])))
-            if row["backend"] == MERGED:
-                contest.merged = visits[row["cell_id"]]
-            else:
-                contest.others.append(visits[row["cell_id"]])
-    lengths: dict[str, dict[int, list[_Contest]]] = {}
-    for (direction, length, *_), contest in found.items():
-        if contest.merged and contest.others:
-            lengths.setdefault(direction, {}).setdefault(length, []).append(contest)
-    return lengths
-
-
 def merged_from(rule: SmallestRule, runs: Sequence[Run]) -> dict[Direction, RunLength]:
     """Return the shortest runs of blocks in which merged copies would replace a choice for shuffled blocks."""
     if all(map(trace_of, runs)) or workload_axes(runs)["pattern"] != str(SHUFFLED):
         return {}
     idle = {kind[0]: lines for kind, lines in rule.lines.items() if kind[1] is StreamState.IDLE}
     return shortest_runs(runs, [way for way in idle if any(line.choice.backend != MERGED for line in idle[way])])
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The swap of a model in one direction and stream state: at the GB/s, and the time of the calling thread per block,
-    of the choice for the `nearest` measured shape.
-    """
-
-    swap: ModelSwap
-    nearest: Answer
-    choice: Choice
-
-    @property
-    def us(self) -> float:
-        """The time of the swap in microseconds."""
-        return self.swap.block_bytes * self.swap.blocks / self.gbps / 1e3
-
-    @property
-    def gbps(self) -> float:
-        moved = self.nearest.block_bytes * self.nearest.blocks
-        return gigabytes_per_second(moved, self.nearest.time_of(self.choice))
-
-    @property
-    def caller_us(self) -> float:
-        """What the swap takes from the thread that makes it, in microseconds."""
-        return self.nearest.caller_us[self.choice] / self.nearest.blocks * self.swap.blocks
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the load as JSON-compatible data."""
-        return {
-            "model": self.swap.geometry.name,
-            "tokens": self.swap.tokens,
-            "block_bytes": self.swap.block_bytes,
-            "blocks": self.swap.blocks,
-            "direction": self.nearest.direction.value,
-            "stream_state": self.nearest.state.value,
-            "quantity": self.nearest.state.quantity,
-            "choice": str(self.choice),
-            "us": round(self.us, 1),
-            "gbps": round(self.gbps, 3),
-            "caller_us": round(self.caller_us, 1),
-            "sms": sms_of(self.choice),
-            "measured": {"block_bytes": self.nearest.block_bytes, "blocks": self.nearest.blocks},
-        }
-
-
-def loads_of(rule: SmallestRule, swap: ModelSwap) -> Iterator[Load]:
-    """Yield the swap of a model in every direction and stream state of a rule."""
-    choices = rule.choices
-    for kind in rule.lines:
-        nearest = rule.nearest(kind, swap.block_bytes, swap.blocks)
-        yield Load(swap, nearest, choices[nearest])
 
 
 def to_plain(rule: SmallestRule, runs: Sequence[Run]) -> dict[str, Any]:

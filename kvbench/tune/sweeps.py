@@ -54,11 +54,17 @@ def sweep_for(
     """Return what to measure: for the swaps of a trace, for the settings of an engine, or for a policy."""
     if trace:
         return trace_sweep(trace, axes, backends, seed)
-    return engine_sweep(engine, axes) if engine else _of_backends(_every_way(models, axes, neighbour), backends)
+    return engine_sweep(engine, axes) if engine else tuning_sweep(models, axes, neighbour, backends)
+
+
+def tuning_sweep(
+    models: ModelChoice, axes: Sequence[str], neighbour: str | None, backends: Collection[str]
+) -> SweepSpec:
+    """Return what to measure: every way to swap, or `backends` alone, beside a neighbour if one is named."""
+    return _of_backends(_every_way(models, axes, neighbour), backends)
 
 
 def _every_way(models: ModelChoice, axes: Sequence[str], neighbour: str | None) -> SweepSpec:
-    """Return what to measure for a policy: every way to swap, beside a neighbour if one is named."""
     settings = parse_assignments(axes)
     if neighbour is None:
         if several := sorted(name for name in _LAYOUTS & settings.keys() if "," in settings[name]):
