@@ -17,12 +17,12 @@ from kvbench.analysis.compare import MIN_PAIRS, compare_apart, paired_interval
 from kvbench.analysis.intervals import Floats, middle_of
 from kvbench.analysis.margins import CONTROL_CPU, INLINE, UPPER_HALF, Margin, between_runs
 from kvbench.cells.cell import Cell
+from kvbench.gate.disturbance import CPU
 from kvbench.gate.floors import FloorFile, check_floors
 from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Kind, Margins, Row, worst
 from kvbench.gate.looks import ONCE, PLAN, Estimate, Look, look_at
 from kvbench.gate.pairs import Pairs, pair
 from kvbench.gate.partners import check_identity
-from kvbench.gate.visit_times import CPU
 from kvbench.results import Run
 
 _APART: Final = (

@@ -12,16 +12,14 @@ import numpy as np
 from kvbench.analysis.intervals import Floats, middle_of
 from kvbench.cells.cell import Cell
 from kvbench.errors import MismatchError, UsageError
+from kvbench.gate.disturbance import CPU, Mask, spoiled
 from kvbench.gate.partners import about_backends, few, partners
 from kvbench.gate.visit_times import (
     CALLER_BOUND,
-    CPU,
     CPU_BOUND,
-    Mask,
     VisitValues,
     fast_us,
     shares_of,
-    spoiled,
     unknown,
     values_of,
 )

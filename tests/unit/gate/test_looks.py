@@ -7,8 +7,9 @@ import pytest
 
 from kvbench.analysis.compare import Verdict
 from kvbench.analysis.intervals import CONFIDENCE, Floats
+from kvbench.gate.disturbance import spoiled
 from kvbench.gate.looks import ONCE, PLAN, look_at
-from kvbench.gate.visit_times import spoiled, unknown
+from kvbench.gate.visit_times import unknown
 
 MARGIN = 0.03
 
