@@ -16,7 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kvbench.results import Failure, Note, Record, Visit
-from kvbench.run.execution import Observer, Outcome, ReportedFailures
+from kvbench.run.execution import Observer, Outcome
+from kvbench.run.failures import ReportedFailures
 from kvbench.run.protocol import Opened
 from kvbench.sweep.plan import Plan, PlannedVisit
 from kvbench.text import counted, printable

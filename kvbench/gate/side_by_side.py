@@ -21,7 +21,9 @@ from kvbench.gate.looks import PLAN
 from kvbench.gate.partners import check_identity, partners
 from kvbench.gate.sides import Side, half_of_memory
 from kvbench.results import Failure, Record, Run, RunInfo, RunWriter, Visit
-from kvbench.run.execution import Execution, Observer, Progress, ReportedFailures, ended_by
+from kvbench.run.done import Progress
+from kvbench.run.execution import Execution, Observer, ended_by
+from kvbench.run.failures import ReportedFailures
 from kvbench.run.opening import nothing_to_measure, run_info
 from kvbench.run.protocol import InTurn, Opened
 from kvbench.run.worker_process import WorkerSlot
