@@ -3,7 +3,8 @@
 from typing import Final
 
 from kvbench.probe.common import ProbeFinding, Unanswered
-from kvbench.probe.probe_bench import ProbeBench, spare_bytes
+from kvbench.probe.pages import spare_bytes
+from kvbench.probe.probe_bench import ProbeBench
 from kvbench.probe.registration import register
 from kvbench.units import MIB, size_words
 

@@ -1,10 +1,8 @@
-"""What probes share inside their process: a device with a stream, a gate before it, blocks to copy, and host pages."""
+"""What probes share inside their process: a device with a stream, a gate before it, and blocks to copy and compare."""
 
-import mmap
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final, TypeVar
@@ -24,11 +22,7 @@ from kvbench.engine.device import (
     MemoryKind,
     Stream,
     copy_arrays,
-    register_pages,
-    unregister_pages,
 )
-from kvbench.machine.probes import available_bytes
-from kvbench.machine.sources import Sources
 from kvbench.probe.common import Step
 
 POISON: Final = 0xA5
@@ -161,26 +155,3 @@ class Blocks:
         seen = (self._spare if direction is Direction.H2D else self.host).array()
         differ = np.add.reduceat(seen != self._expected, self._starts.astype(np.int64))
         return int(np.count_nonzero(differ))
-
-
-class Pages:
-    """Fresh private pages, not yet in memory; `size_bytes` is rounded by the kernel."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self._map = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.size_bytes = size_bytes
-        self.address = np.frombuffer(self._map, np.uint8).ctypes.data
-
-    @contextmanager
-    def registered(self, device: Device, start: int = 0, size_bytes: int = 0) -> Iterator[None]:
-        """Pin a part of the pages (default: all) within the context. Raises EngineError."""
-        register_pages(device.driver, self.address + start, size_bytes or self.size_bytes)
-        try:
-            yield
-        finally:
-            unregister_pages(device.driver, self.address + start)
-
-
-def spare_bytes(share: float = 0.25) -> int:
-    """Return how much memory a probe may pin: a share of what is available, by default one that others do not miss."""
-    return int(available_bytes(Sources()) * share)

@@ -11,7 +11,8 @@ import numpy as np
 from kvbench.cells.axes import Direction
 from kvbench.engine.device import DIRECTIONS, Buffer, EngineError, MemoryKind, copy
 from kvbench.probe.common import ProbeFinding, Unanswered
-from kvbench.probe.probe_bench import Pages, ProbeBench, arrays_of, spare_bytes
+from kvbench.probe.pages import Pages, spare_bytes
+from kvbench.probe.probe_bench import ProbeBench, arrays_of
 from kvbench.units import MIB, rough_size, size_words
 
 _LARGEST: Final = {"cuda": 8192 * MIB, "cpu": 64 * MIB}

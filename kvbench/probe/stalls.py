@@ -12,7 +12,8 @@ import numpy as np
 from kvbench.cells.axes import Direction
 from kvbench.engine.device import EngineError
 from kvbench.probe.common import ProbeFinding, Unanswered
-from kvbench.probe.probe_bench import Arrays, Blocks, Pages, ProbeBench, spare_bytes
+from kvbench.probe.pages import Pages, spare_bytes
+from kvbench.probe.probe_bench import Arrays, Blocks, ProbeBench
 from kvbench.units import KIB, MIB, rough_size
 
 _PINNED: Final = {"cuda": 4096 * MIB, "cpu": 16 * MIB}
