@@ -37,7 +37,7 @@ class Listing {
   [[nodiscard]] virtual std::size_t descriptors() const = 0;
   /// Writes the current list of the caller and returns the bitwise or of its addresses and sizes.
   virtual Address write(void* table) const = 0;
-  /// The length of the same list in half of the bytes, by ids (see List); 0 if there is none.
+  /// The length of the same list in half of the bytes, by ids (see List); 0 if there can be none.
   [[nodiscard]] virtual std::size_t packed_bytes() const { return 0; }
   /// Writes that, and completes its head. Returns false if it cannot be: addresses and sizes must be multiples of 16,
   /// all sizes those of the first block, all addresses within 32 GiB of it.
@@ -97,7 +97,11 @@ class DescriptorListing final : public Listing {
     return bits;
   }
 
-  std::size_t packed_bytes() const override { return sizes_.equal() ? sizeof(Row) + rows_ * sizeof(Ids) : 0; }
+  std::size_t packed_bytes() const override {
+    if (rows_ == 0 || !sizes_.equal()) return 0;
+    const Address bits = sizes_.first | descriptors_.sources[0] | descriptors_.destinations[0];
+    return bits % SmKernels::kAlignment == 0 ? sizeof(Row) + rows_ * sizeof(Ids) : 0;
+  }
 
   bool pack(void* table, List& head) const override {
     constexpr unsigned kWord = 4;  // log2 of the bytes of a word

@@ -223,6 +223,20 @@ void aligned_blocks_of_one_size_come_with_the_launch_in_half_of_the_bytes() {
   }
 }
 
+void a_list_with_one_unaligned_block_keeps_its_addresses() {
+  for (const std::size_t block : {0, 1, 2}) {
+    for (const std::size_t inline_up_to : {std::size_t{0}, std::size_t{kInlineTableBytes}}) {
+      Bench bench({SmMethod::lanes, 16, 8, 4096});
+      DescriptorList list = laid_out(bench, {1008, 1008, 1008});
+      list.sources[block] += 4;
+      bench.run(*make_sm_copy(bench.kernel, list.view(), {8, Direction::h2d, inline_up_to}));
+      for (std::size_t i = 0; i < 3; ++i) {
+        check::that(Bench::same(list.sources[i], list.destinations[i], 1008), "a block arrived");
+      }
+    }
+  }
+}
+
 /// Notes how lists come, without copying.
 class NotingDriver final : public ForwardingDriver {
  public:
@@ -427,6 +441,7 @@ int main() {
        a_list_comes_with_the_launch_only_if_it_fits_into_the_parameters},
       {"aligned blocks of one size come with the launch in half of the bytes",
        aligned_blocks_of_one_size_come_with_the_launch_in_half_of_the_bytes},
+      {"a list with one unaligned block keeps its addresses", a_list_with_one_unaligned_block_keeps_its_addresses},
       {"blocks that lie too far apart keep their addresses", blocks_that_lie_too_far_apart_keep_their_addresses},
       {"the legacy stream is refused", the_legacy_stream_is_refused},
       {"lists after a longer one find as many slots as before", lists_after_a_longer_one_find_as_many_slots_as_before},
