@@ -1,8 +1,8 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -55,38 +55,34 @@ class BlockCopier {
   /// pinned memory, or the reverse.
   void copy(Descriptors descriptors, bool source_order_any, Stream stream);
   /// The index of the way of a list, by whether its stream is idle.
-  [[nodiscard]] std::size_t way_of(std::size_t count, std::size_t total_bytes, Direction direction, bool idle) const;
+  [[nodiscard]] std::size_t way_of(std::size_t count, std::size_t total_bytes, Direction direction, bool idle);
   /// Forgets where blocks lie, after memory was freed.
   void forget_places() { route_ = Route(driver_); }
   /// What copied the last list; null before the first.
   [[nodiscard]] const ListCopier* last() const { return last_; }
 
  private:
-  struct Key {
-    std::size_t way;
-    Direction direction;
-    bool any;
-    auto operator<=>(const Key&) const = default;
-  };
-
   struct Candidates {
     std::size_t free;
     std::size_t held;
   };
 
   /// The ways of a list on an idle stream, and behind pending work.
-  [[nodiscard]] Candidates ways_of(std::size_t count, std::size_t total_bytes, Direction direction) const;
+  [[nodiscard]] Candidates ways_of(std::size_t count, std::size_t total_bytes, Direction direction);
   /// Submits one list. Returns false, with nothing submitted, if its sizes were presumed and have to be read first.
   bool submit(Descriptors descriptors, bool source_order_any, Stream stream);
-  [[nodiscard]] ListCopier& copier(Key key);
+  [[nodiscard]] CopyTable& table_of(Direction direction, bool pending) {
+    return tables_[(direction == Direction::d2h ? 2 : 0) + (pending ? 1 : 0)];
+  }
+  [[nodiscard]] ListCopier& copier(std::size_t way_at, Direction direction, bool any);
   Descriptors without_empty(const Descriptors& descriptors);
 
   std::shared_ptr<Driver> driver_;
   std::vector<CopyWay> ways_;
-  std::vector<CopyTable> tables_;
+  std::array<CopyTable, 4> tables_;
+  std::vector<std::unique_ptr<ListCopier>> copiers_;  ///< four for each way: by direction and access order
   Route route_;
   std::shared_ptr<ListSlots> slots_;  ///< for the lists of all ways
-  std::map<Key, std::unique_ptr<ListCopier>> copiers_;
   DescriptorList filled_;
   const ListCopier* last_ = nullptr;
 };

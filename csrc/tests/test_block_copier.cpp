@@ -170,7 +170,7 @@ void the_stream_is_asked_only_where_its_answer_matters() {
   CopierBench bench;
   const auto copier = bench.copier({always(2, Direction::h2d), always(0, Direction::h2d, true),
                                     always(0, Direction::d2h), always(0, Direction::d2h, true)});
-  constexpr std::size_t kLarge = kPoolBytes / 8;
+  constexpr std::size_t kLarge = kPoolBytes / 2;
   check::that(bench.copied(*copier, bench.list(4, kLarge)) == Noted{"kvbench_sm_bulk 3"}, "an idle stream");
   bench.driver->pending = true;
   check::that(bench.copied(*copier, bench.list(4, kLarge)) == Noted{"batch 4 stream"}, "a stream with pending work");

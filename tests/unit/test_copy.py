@@ -266,7 +266,7 @@ def test_the_policy_decides_by_what_is_pending_on_the_stream(device: Device) -> 
         for state, choice in ((StreamState.IDLE, "merged"), (StreamState.GATED, "batched"))
     ]
     copier, stream = copier_for(device, [Policy(device="any", tables=tuple(tables))]).engine, Stream(device.driver)
-    block_bytes = 131_072  # small lists do not ask the stream
+    block_bytes = 524_288  # small lists do not ask the stream
     host, card = (Buffer(device.driver, kind, 16 * block_bytes) for kind in (MemoryKind.allocated, MemoryKind.device))
     steps = np.arange(16, dtype=np.uint64) * np.uint64(block_bytes)
     lists = steps + np.uint64(host.address), steps + np.uint64(card.address), np.full(16, block_bytes, np.uint64)

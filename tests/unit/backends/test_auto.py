@@ -288,9 +288,9 @@ def test_auto_runs_each_choice_as_the_copier_does_and_names_it(
 def test_auto_names_the_choice_for_what_is_pending_and_that_for_small_lists(
     monkeypatch: pytest.MonkeyPatch, state: StreamState
 ) -> None:
-    """A list of less than 2 MiB does not ask its stream."""
+    """A list of less than 8 MiB does not ask its stream."""
     pending = state not in (StreamState.IDLE, StreamState.OPENED)
-    for blocks, backend in ((600, "merged" if pending else "sm"), (500, "sm")):
+    for blocks, backend in ((2100, "merged" if pending else "sm"), (2000, "sm")):
         prepared = prepared_by(monkeypatch, "sm", Direction.H2D, H200, blocks=blocks, state=state, held="merged")
         assert (prepared.chosen or "").startswith(backend)
 
