@@ -12,10 +12,11 @@ from functools import cache, cached_property
 from statistics import mean
 from typing import Any, Final, NamedTuple
 
-from kvbench.analysis.margins import OF_A_RUN, TIED
+from kvbench.analysis.margins import AFTER_A_KERNEL, OF_A_RUN, TIED
+from kvbench.cells.axes import StreamState
 from kvbench.policy import Choice
 from kvbench.tune.answer import Answer, by_kind
-from kvbench.tune.fit import Kind, Point, preference, standard_errors
+from kvbench.tune.fit import Kind, Point, preference, sms_of, standard_errors
 
 # The maximum loss at one shape, in another run too; on average it is `TIED`.
 WORST: Final = 0.10
@@ -126,14 +127,18 @@ class _Fit(NamedTuple):
 def rule_of(answers: Sequence[Answer]) -> SmallestRule:
     """Return the rule with the fewest lines that loses at most `TIED` on average and `WORST` at one shape.
 
-    If none of `MOST_LINES` lines does, return the one that loses least.
+    If none of `MOST_LINES` lines does, return the one that loses least. A chain of swaps begins on an idle stream:
+    where the rule copies with SMs there, copies of the copy engine behind it count as slower by `AFTER_A_KERNEL`.
     """
-    return SmallestRule({kind: _lines(own) for kind, own in by_kind(answers).items()})
+    rule = SmallestRule({})
+    for kind, own in by_kind(answers).items():
+        rule = SmallestRule({**rule.lines, kind: _lines(own, rule)})
+    return rule
 
 
-def _lines(answers: Sequence[Answer]) -> tuple[Line, ...]:
+def _lines(answers: Sequence[Answer], idle: SmallestRule) -> tuple[Line, ...]:
     sizes, counts = (sorted({answer.point[axis] for answer in answers}) for axis in (0, 1))
-    losses = {answer: _losses(answer) for answer in answers}
+    losses = {answer: _losses(answer, _after(answer, idle)) for answer in answers}
 
     @cache
     def best(part: _Part, lines: int) -> _Fit:
@@ -182,15 +187,27 @@ def _rival(choice: Choice, losses: Sequence[Mapping[Choice, float]]) -> tuple[Ch
     return None if rival is None else (rival, means[rival])
 
 
-def _losses(answer: Answer) -> dict[Choice, float]:
+def _after(answer: Answer, idle: SmallestRule) -> float:
+    """Return how many times as long copies of the copy engine take in the chain of an answer as measured."""
+    begin = answer.direction, StreamState.IDLE
+    if answer.state is not StreamState.SUSTAINED or begin not in idle.lines:
+        return 1.0
+    return 1 + AFTER_A_KERNEL.fraction * (sms_of(idle.choices[idle.nearest(begin, *answer.point)]) > 0)
+
+
+def _losses(answer: Answer, after: float) -> dict[Choice, float]:
     """Return how much more time than the fastest each candidate takes, as a fraction.
 
     A loss must stay below `WORST` when it is larger by its standard error, or be below half.
     """
-    fastest, errors = answer.decision.fastest, standard_errors(answer.arms)
-    losses = {fastest: 0.0}
-    for choice, ratio in answer.decision.ratios.items():
-        loss = max(ratio - 1, 0.0)
+    errors = standard_errors(answer.arms)
+    ratios = {
+        choice: max(ratio, 1.0) * (1 if sms_of(choice) else after) for choice, ratio in answer.decision.ratios.items()
+    }
+    fastest = min(ratios, key=lambda choice: (ratios[choice], choice != answer.decision.fastest))
+    losses = {}
+    for choice, ratio in ratios.items():
+        loss = ratio / ratios[fastest] - 1
         error = math.hypot(errors[fastest], errors[choice], OF_A_RUN.fraction, OF_A_RUN.fraction)
         allowed = choice == fastest or loss <= max(WORST - error, WORST / 2)
         losses[choice] = loss if allowed else loss + _TOO_MUCH

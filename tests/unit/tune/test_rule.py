@@ -111,6 +111,22 @@ def test_of_equal_rules_the_one_with_the_fewest_sms_is_taken(tmp_path: Path) -> 
     assert texts(rule_at(tmp_path, level)) == [("sm sms=1", (None, None), (None, None))]
 
 
+@pytest.mark.parametrize(
+    ("idle_by", "gain", "backend"), [("sm", 1.05, "sm"), ("sm", 1.2, "batched"), ("batched", 1.05, "batched")]
+)
+def test_a_chain_that_a_kernel_begins_changes_to_copies_only_for_more_than_that_costs(
+    tmp_path: Path, idle_by: str, gain: float, backend: str
+) -> None:
+    def rate(cell: Cell) -> float:
+        if cell.stream_state is StreamState.IDLE:
+            return 40.0 if cell.backend == idle_by else 20.0
+        return 40.0 * gain if cell.backend == "batched" else 40.0
+
+    rule = rule_at(tmp_path, rate, cells(states=STATES))
+    assert {choice.backend for answer, choice in rule.choices.items() if answer.state is STATES[1]} == {backend}
+    assert max(rule.losses.values()) == pytest.approx(gain - 1 if backend == "sm" else 0, abs=0.01)
+
+
 def test_a_candidate_that_a_shape_lacks_is_in_no_line_for_it(tmp_path: Path) -> None:
     made = [cell for cell in cells() if cell.backend == "batched" or cell.block_bytes < 64 * KIB]
     for answer, choice in rule_at(tmp_path, lambda cell: 50.0 if cell.backend == "sm" else 5.0, made).choices.items():
