@@ -66,7 +66,8 @@ def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, d
     """Return the chapter of the run with most to say in a section, or why no run fills it."""
 
     def weight(view: View) -> tuple[float, ...]:
-        return (len(view.earlier),) if section.of_all else (section.weight(view), *view.weight)
+        visits, cells = view.weight
+        return (len(view.earlier),) if section.of_all else (visits, section.weight(view), cells)
 
     filled: list[tuple[View, Part]] = []
     reasons: dict[int, str] = {}  # by the number of earlier runs, as all orders here

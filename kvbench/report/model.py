@@ -97,8 +97,8 @@ class Part:
 class Section:
     """A kind of finding; `make` returns what a run adds, or why it adds nothing ("" where that goes without saying).
 
-    Of several runs, a report shows the one with most `weight`, then the one with most visits. With `of_all`, what a run
-    adds covers the runs before it too, and the last one is shown.
+    Of several runs, a report shows the one with most visits, then with most `weight`, then with most cells. With
+    `of_all`, what a run adds covers the runs before it too, and the last one is shown.
     """
 
     name: str

@@ -97,6 +97,10 @@ class View:
         return min(float(visits), float(MIN_PAIRS)), len(self.measured)
 
     @property
+    def block_sizes(self) -> int:
+        return int(self.measured["block_bytes"].nunique())
+
+    @property
     def on_host(self) -> bool:
         return self.run.info.device.get("kind") == "cpu"
 

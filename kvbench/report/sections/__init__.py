@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 from kvbench.report.model import Section
@@ -28,18 +29,24 @@ from kvbench.report.sections import (
 )
 from kvbench.report.view import View
 
+_sizes: Final = attrgetter("block_sizes")
 SECTIONS: Final = (
     Section("replay", "Replay: the swaps of a trace", replay.make, of_all=True),
     Section("models", "Models: copy by copy against batched", models.make),
     Section("locality", "Locality: fresh, scattered blocks against hot, dense ones", locality.make),
     Section("runs", "Runs: throughput against the length of runs of blocks", runs.make),
     Section("pages", "Pages: swaps of blocks that lie in pages on the host", pages.make),
-    Section("cliff", "Cliff: throughput against block size", cliff.make),
+    Section("cliff", "Cliff: throughput against block size", cliff.make, weight=_sizes),
     Section("stream-states", "Stream states: idle, opened, gated, busy", stream_states.make),
     Section("sm-ladder", "SM ladder: throughput against SM count", sm_ladder.make),
     Section("engines", "Engines: their own code, and the best backend of the run", engines.make, of_all=True),
-    Section("threshold", "Threshold: batched copies against the other backends", threshold.make),
-    Section("crossover-map", "Crossover map: time of batched copies over time of a kernel", crossover_map.make),
+    Section("threshold", "Threshold: batched copies against the other backends", threshold.make, weight=_sizes),
+    Section(
+        "crossover-map",
+        "Crossover map: time of batched copies over time of a kernel",
+        crossover_map.make,
+        weight=_sizes,
+    ),
     Section("access-order", "Access order: STREAM against ANY", partial(settings.make, settings.ORDER)),
     Section("queue-depth", "Queue depth: submission time against queued swaps", queue_depth.make),
     Section("neighbour", "Neighbours: slowdown of work beside swaps", neighbour.make),
