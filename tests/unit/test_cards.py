@@ -142,7 +142,7 @@ def keep_the_journal_twice(card: Path) -> None:
         (lambda card: (card / "other.png").touch(), "is not a chart of this report"),
         (lambda card: (card / "notes.txt").touch(), "is not a file of a card"),
         (lambda card: (card / "link.png").symlink_to("report.md"), "symbolic link"),
-        (lambda card: (card / "large.png").write_bytes(bytes(5_000_001)), "the maximum is 5 MB"),
+        (lambda card: (card / "large.png").write_bytes(bytes(6_000_001)), "the maximum is 6 MB"),
         (lambda card: shutil.rmtree(card / "runs/quick"), "no runs"),
         (add_another_machine, "several devices"),
     ],
