@@ -153,5 +153,5 @@ class Blocks:
             self.move(self._spare, self.card, Direction.D2H)
         self._bench.stream.synchronize()
         seen = (self._spare if direction is Direction.H2D else self.host).array()
-        differ = np.add.reduceat(seen != self._expected, self._starts.astype(np.int64))
+        differ = np.logical_or.reduceat(seen != self._expected, self._starts.astype(np.int64))
         return int(np.count_nonzero(differ))
