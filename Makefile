@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Without the bytecode of every file: an import makes it for those that are used.
+# Without the bytecode of every file: an import makes it for those that are used, and keeps it, although some images of
+# containers turn that off.
+export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 # `make sweep` installs PyTorch and Triton only if the NVIDIA driver loads. Tests always need them: without a GPU, they
 # run the kernels in Triton's interpreter.
