@@ -5,8 +5,10 @@ blocks per second. Every rate is the slope between a short and a long swap, so t
 the two kinds of kernels. The dense twin of the scattered blocks is copied by the same kernel.
 """
 
+from collections.abc import Container
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib import import_module
 from statistics import median
 from typing import Final
 
@@ -15,7 +17,7 @@ import numpy as np
 from kvbench.backends.base import SwapRequest, backend_named
 from kvbench.backends.sm import BULK_FROM_COMPUTE
 from kvbench.cells.axes import Direction, Reuse, StreamState
-from kvbench.cells.backend_facts import SM
+from kvbench.cells.backend_facts import SM, TRITON
 from kvbench.cells.cell import Cell
 from kvbench.cells.kernel_shape import KernelShape
 from kvbench.engine.device import STREAM_STATES, Device, Queue, Swap
@@ -35,13 +37,18 @@ _SMALL_KERNELS: Final = ("lanes-32x4x4KiB", "bulk-32x6x1KiB")
 _DELAY: Final = Queue(delay_ns=200_000)
 
 
-def compiling(device: Device) -> ThreadPoolExecutor:
-    """Return threads that compile the kernels of the roof, one each, while the caller does something else.
+def compiling(device: Device, backends: Container[str]) -> ThreadPoolExecutor:
+    """Return threads that compile the kernels of the roof and import Triton for `backends`, while the caller does
+    something else.
 
-    What fails there fails again, with its error, where the roof is measured.
+    What fails there fails again, with its error, where it is needed.
     """
     threads = ThreadPoolExecutor()
-    for kernel in (*_LARGE_KERNELS, *_SMALL_KERNELS) if device.is_cuda else ():
+    if not device.is_cuda:
+        return threads
+    if TRITON in backends:
+        threads.submit(import_module, "kvbench.backends.triton_kernel")
+    for kernel in (*_LARGE_KERNELS, *_SMALL_KERNELS):
         threads.submit(cached_cubin, "sm_copy", device.arch, KernelShape.parse(kernel).defines)
     return threads
 

@@ -32,18 +32,27 @@ def test_dense_blocks_are_copied_by_the_kernel_of_the_scattered_ones(
     assert found.dense_us == pytest.approx([found.blocks * DENSE[kernel]] * 3)
 
 
-@pytest.mark.parametrize(("is_cuda", "kernels"), [(True, {"lanes", "bulk"}), (False, set())])
-def test_the_kernels_of_the_roof_are_compiled_beside_other_work(
-    monkeypatch: pytest.MonkeyPatch, is_cuda: bool, kernels: set[str]
+@pytest.mark.parametrize(
+    ("is_cuda", "backends", "kernels", "imported"),
+    [
+        (True, {"sm", "triton"}, {"lanes", "bulk"}, ["kvbench.backends.triton_kernel"]),
+        (True, {"sm"}, {"lanes", "bulk"}, []),
+        (False, {"triton"}, set(), []),
+    ],
+)
+def test_what_takes_long_to_load_is_loaded_beside_other_work(
+    monkeypatch: pytest.MonkeyPatch, is_cuda: bool, backends: set[str], kernels: set[str], imported: list[str]
 ) -> None:
-    compiled = []
+    compiled, imports = [], []
 
     def compile_later(name: str, arch: str, defines: tuple[str, ...]) -> bytes:
         compiled.append((name, arch, defines[0].partition("METHOD=")[2]))
         raise NvrtcError("shown where the roof is measured")
 
     monkeypatch.setattr(roof, "cached_cubin", compile_later)
-    with roof.compiling(mock.Mock(is_cuda=is_cuda, arch="sm_90")):
+    monkeypatch.setattr(roof, "import_module", imports.append)
+    with roof.compiling(mock.Mock(is_cuda=is_cuda, arch="sm_90"), backends):
         pass
     assert {(name, arch) for name, arch, _ in compiled} == ({("sm_copy", "sm_90")} if is_cuda else set())
     assert {method for *_, method in compiled} == kernels
+    assert imports == imported
