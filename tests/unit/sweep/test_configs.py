@@ -14,6 +14,7 @@ from tests.strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS
 
 KIB = 1024
 NAMES = (
+    "auto",
     "cliff",
     "engine",
     "engines",
@@ -318,18 +319,30 @@ def test_axes_of_the_command_line_narrow_a_config() -> None:
     ]
 
 
-def test_engine_compares_auto_with_every_other_backend() -> None:
-    cells = on_h200("engine").cells
-    shapes = {
-        name: {
-            (cell.direction, cell.stream_state, cell.blocks, cell.block_bytes) for cell in cells if cell.backend == name
-        }
-        for name in ("auto", "batched", "sm", "triton")
+Swaps = set[tuple[Direction, StreamState, int, int]]
+
+
+def swaps_of(config: str, backend: str) -> Swaps:
+    return {
+        (cell.direction, cell.stream_state, cell.blocks, cell.block_bytes)
+        for cell in on_h200(config).cells
+        if cell.backend == backend
     }
-    assert shapes["auto"] <= shapes["batched"] & shapes["sm"] & shapes["triton"]
-    idle = {shape[2:] for shape in shapes["auto"] if shape[1] is StreamState.IDLE}
+
+
+def test_engine_compares_every_backend_at_the_same_swaps() -> None:
+    batched = swaps_of("engine", "batched")
+    assert batched <= swaps_of("engine", "sm") & swaps_of("engine", "triton") & swaps_of("engine", "merged")
+    idle = {swap[2:] for swap in batched if swap[1] is StreamState.IDLE}
     assert {(n, kib * KIB) for n in (16, 64, 256, 1024, 10_000) for kib in (1, 4, 16, 64)} <= idle
     assert {(50_000, 576), (50_000, KIB)} <= idle
+
+
+def test_auto_is_compared_at_swaps_that_its_policy_was_not_measured_at() -> None:
+    chosen = swaps_of("auto", "auto")
+    assert {swap[:2] for swap in chosen} == {swap[:2] for swap in swaps_of("engine", "sm")}
+    assert chosen == swaps_of("auto", "sm") == swaps_of("auto", "batched") == swaps_of("auto", "merged")
+    assert not chosen & swaps_of("engine", "sm")
 
 
 def test_engine_compares_triton_at_its_best_sm_count() -> None:
