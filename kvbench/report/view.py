@@ -21,7 +21,7 @@ from kvbench.results import CLOCK, Ceiling, Failure, Run, Visit
 from kvbench.text import short
 
 HOST_COPIES: Final = "Host copies on a CPU device: no GPU was involved."
-MOVED: Final = "other work probably used the link or the host's memory; other figures may be affected"
+MOVED: Final = "other work on the link or the host's memory probably affected figures"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ lines.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from statistics import mean
@@ -21,6 +22,8 @@ from kvbench.tune.fit import Kind, Point, preference, sms_of, standard_errors
 # The maximum loss at one shape, in another run too; on average it is `TIED`.
 WORST: Final = 0.10
 MOST_LINES: Final = 4
+# The share of the shapes of a line at which its choice was measured itself.
+_MEASURED: Final = 0.5
 _TOO_MUCH: Final = 1e6  # is added to the loss of a choice that exceeds `WORST`
 # Of choices whose average losses differ by less than this, the one with the fewest SMs is taken.
 _STEP: Final = 0.005
@@ -59,8 +62,14 @@ class SmallestRule:
 
     @property
     def choices(self) -> dict[Answer, Choice]:
-        """The choice of the rule for every answer."""
-        return {answer: line.choice for own in self.lines.values() for line in own for answer in line.answers}
+        """The choice of the rule for every answer, or what stands for it there."""
+        return {
+            answer: stand
+            for own in self.lines.values()
+            for line in own
+            for answer in line.answers
+            if (stand := _standing_for(line.choice, answer.decision.ratios))
+        }
 
     def choices_by_point(self, *, exact: bool) -> dict[Kind, dict[Point, Choice]]:
         """Return the choice for every shape: that of the rule, or, if `exact`, the best of the shape."""
@@ -138,7 +147,8 @@ def rule_of(answers: Sequence[Answer]) -> SmallestRule:
 
 def _lines(answers: Sequence[Answer], idle: SmallestRule) -> tuple[Line, ...]:
     sizes, counts = (sorted({answer.point[axis] for answer in answers}) for axis in (0, 1))
-    losses = {answer: _losses(answer, _after(answer, idle)) for answer in answers}
+    every = {choice for answer in answers for choice in answer.decision.ratios}
+    losses = {answer: _losses(answer, every, _after(answer, idle)) for answer in answers}
 
     @cache
     def best(part: _Part, lines: int) -> _Fit:
@@ -155,7 +165,12 @@ def _lines(answers: Sequence[Answer], idle: SmallestRule) -> tuple[Line, ...]:
         if not inside:
             return _Fit(0.0)
         common = set.intersection(*(set(own) for own in inside.values()))
-        means = {choice: sum(own[choice] for own in inside.values()) / len(inside) for choice in common}
+        measured = Counter(choice for answer in inside for choice in answer.decision.ratios)
+        means = {
+            choice: sum(own[choice] for own in inside.values()) / len(inside)
+            for choice in common
+            if measured[choice] >= _MEASURED * len(inside)
+        }
         if not means:
             return _Fit(math.inf)
         enough = min(means.values()) + _STEP
@@ -195,8 +210,24 @@ def _after(answer: Answer, idle: SmallestRule) -> float:
     return 1 + AFTER_A_KERNEL.fraction * (sms_of(idle.choices[idle.nearest(begin, *answer.point)]) > 0)
 
 
-def _losses(answer: Answer, after: float) -> dict[Choice, float]:
-    """Return how much more time than the fastest each candidate takes, as a fraction.
+def _standing_for(choice: Choice, measured: Iterable[Choice]) -> Choice | None:
+    """Return what was measured of a choice: itself, or the same with the largest smaller SM count.
+
+    A kernel with more SMs is at least about as fast.
+    """
+    kin, sms = _without_sms(choice), sms_of(choice)
+    alike = [
+        one for one in measured if one.backend == choice.backend and sms_of(one) <= sms and _without_sms(one) == kin
+    ]
+    return max(alike, key=sms_of, default=None)
+
+
+def _without_sms(choice: Choice) -> tuple[tuple[str, str], ...]:
+    return tuple(axis for axis in choice.axes if axis[0] != "sms")
+
+
+def _losses(answer: Answer, choices: Iterable[Choice], after: float) -> dict[Choice, float]:
+    """Return how much more time than the fastest each candidate takes, as a fraction, also those that others stand for.
 
     A loss must stay below `WORST` when it is larger by its standard error, or be below half.
     """
@@ -206,10 +237,13 @@ def _losses(answer: Answer, after: float) -> dict[Choice, float]:
     }
     fastest = min(ratios, key=lambda choice: (ratios[choice], choice != answer.decision.fastest))
     losses = {}
-    for choice, ratio in ratios.items():
-        loss = ratio / ratios[fastest] - 1
-        error = math.hypot(errors[fastest], errors[choice], OF_A_RUN.fraction, OF_A_RUN.fraction)
-        allowed = choice == fastest or loss <= max(WORST - error, WORST / 2)
+    for choice in choices:
+        stand = _standing_for(choice, ratios)
+        if stand is None:
+            continue
+        loss = ratios[stand] / ratios[fastest] - 1
+        error = math.hypot(errors[fastest], errors[stand], OF_A_RUN.fraction, OF_A_RUN.fraction)
+        allowed = stand == fastest or loss <= max(WORST - error, WORST / 2)
         losses[choice] = loss if allowed else loss + _TOO_MUCH
     return losses
 

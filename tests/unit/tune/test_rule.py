@@ -22,6 +22,7 @@ from kvbench.cli.main import app
 from kvbench.policy import Choice, load_policy
 from kvbench.results import Run, load_run
 from kvbench.tune.answer import answers_of
+from kvbench.tune.fit import sms_of
 from kvbench.tune.headline import gains_of, summary
 from kvbench.tune.rule import WORST, SmallestRule, rule_of
 from tests import synthetic
@@ -131,6 +132,18 @@ def test_a_candidate_that_a_shape_lacks_is_in_no_line_for_it(tmp_path: Path) -> 
     made = [cell for cell in cells() if cell.backend == "batched" or cell.block_bytes < 64 * KIB]
     for answer, choice in rule_at(tmp_path, lambda cell: 50.0 if cell.backend == "sm" else 5.0, made).choices.items():
         assert choice in answer.arms
+
+
+@pytest.mark.parametrize(("best", "stands", "lines"), [(4, 2, ["4"]), (2, 4, ["2", "4", "2"])])
+def test_a_smaller_sm_count_stands_for_one_that_a_size_lacks_but_no_larger_one(
+    tmp_path: Path, best: int, stands: int, lines: list[str]
+) -> None:
+    made = [cell for cell in cells() if cell.sms != best or cell.block_bytes != 16 * KIB]
+    rule = rule_at(tmp_path, lambda cell: {best: 45.0, stands: 40.0}.get(cell.sms or 0, 5.0), made)
+    assert [text for text, *_ in texts(rule)] == [f"sm sms={sms}" for sms in lines]
+    assert {answer.block_bytes: sms_of(choice) for answer, choice in rule.choices.items()} == {
+        size: stands if size == 16 * KIB else best for size in SIZES
+    }
 
 
 @cache
