@@ -17,7 +17,16 @@ from typing import Final
 
 import numpy as np
 
-from kvbench.analysis.intervals import CONFIDENCE, Floats, Samples, checked, ends_at, interval_rank, rank_of
+from kvbench.analysis.intervals import (
+    CONFIDENCE,
+    Floats,
+    Samples,
+    checked,
+    ends_at,
+    interval_rank,
+    middle_of_sorted,
+    rank_of,
+)
 from kvbench.analysis.margins import Margin
 
 # Fewer pairs have no 95% interval; so few visits of one of two runs decide nothing either.
@@ -85,7 +94,7 @@ def compare_apart(base: Samples, other: Samples, margin: Margin) -> Comparison:
     differences = np.sort(np.subtract.outer(second, first), axis=None)
     few = min(len(first), len(second)) < MIN_PAIRS
     rank = None if few else rank_of(_rank_sums(len(first), len(second)), CONFIDENCE)
-    return _judged(float(np.median(differences)), *ends_at(differences, rank), margin)
+    return _judged(middle_of_sorted(differences), *ends_at(differences, rank), margin)
 
 
 def paired_interval(logs: Floats, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
@@ -99,7 +108,7 @@ def paired_interval(logs: Floats, confidence: float = CONFIDENCE) -> tuple[float
     else:
         values = np.sort(np.add.outer(logs, logs)[np.triu_indices(len(logs))] / 2)
         rank = rank_of(_signed_ranks(len(logs)), confidence)
-    return float(np.median(values)), *ends_at(values, rank)
+    return middle_of_sorted(values), *ends_at(values, rank)
 
 
 def verdict_of(low: float, high: float, margin: float) -> Verdict:

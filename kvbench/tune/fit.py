@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from statistics import median, median_low
 from typing import Any, Final, NamedTuple
@@ -201,12 +202,17 @@ def _redrawn(logs: Sequence[Floats]) -> Floats:
     The error of a median is its standard error times Student's t: few visits tell little of their outliers.
     `OF_A_RUN` is the standard deviation of what a run adds.
     """
-    visits, shape = np.array([len(own) for own in logs]), (_REDRAWS, len(logs))
-    rng = np.random.default_rng(0)
-    errors = _errors(logs) * rng.standard_t(np.maximum(visits - 1, _LEAST_FREEDOM), shape)
-    draws = [typical(own) for own in logs] + errors + math.log1p(OF_A_RUN.fraction) * rng.standard_normal(shape)
+    scatter, of_a_run = _random(tuple(max(len(own) - 1, _LEAST_FREEDOM) for own in logs))
+    draws = [typical(own) for own in logs] + _errors(logs) * scatter + math.log1p(OF_A_RUN.fraction) * of_a_run
     ties = draws <= draws.min(axis=1, keepdims=True) + math.log1p(TIED.fraction)
     return np.bincount(ties.argmax(axis=1), minlength=len(logs)) / _REDRAWS
+
+
+@lru_cache(maxsize=16)  # most points have as many candidates and visits
+def _random(freedom: tuple[int, ...]) -> tuple[Floats, Floats]:
+    """Return draws of Student's t with these degrees of freedom, and of the normal distribution."""
+    rng, shape = np.random.default_rng(0), (_REDRAWS, len(freedom))
+    return rng.standard_t(freedom, shape), rng.standard_normal(shape)
 
 
 def typical(times: Collection[float]) -> float:
