@@ -18,6 +18,8 @@ INSTALLED := pyproject.toml constraints.txt $(wildcard configs/*.toml configs/*/
 # What people read.
 PROSE := README.md CONTRIBUTING.md CHANGELOG.md .github configs csrc kvbench $(wildcard docs)
 CXX_SOURCES = $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.cu')
+# One more than CPUs, as tests wait for the processes that they start; at most 4.
+WORKERS = $(shell $(BIN)/python -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 RUN := runs/make-$(shell date -u +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
@@ -83,7 +85,7 @@ sanitize-memory sanitize-threads: $(STAMP)
 
 # Side by side, but for those that measure a GPU: they have the machine to themselves.
 unit: $(STAMP) ## pytest; tests that need a GPU are skipped, and said so, where there is none
-	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=worksteal --ignore=tests/gpu
+	$(BIN)/python -m pytest -n $(WORKERS) --dist=worksteal --ignore=tests/gpu
 	$(BIN)/python -m pytest tests/gpu
 
 .PHONY: docs
