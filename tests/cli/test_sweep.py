@@ -423,9 +423,9 @@ def test_resuming_a_complete_run_changes_nothing(run: Path) -> None:
 
 def test_a_torn_last_line_is_measured_again(run: Path) -> None:
     journal = run / "journal.jsonl"
-    whole_lines, before = journal.read_bytes()[:-40], visit_counts(run).total()  # a disturbed visit is repeated
-    journal.write_bytes(whole_lines)
-    assert visit_counts(run).total() == before - 1
+    before = len(records(run))
+    journal.write_bytes(journal.read_bytes()[:-40])
+    assert len(records(run)) == before - 1
     done = resume(run)
     assert done.returncode == 0, done.stderr
     assert len(visit_counts(run)) == 4
