@@ -33,7 +33,7 @@ UPPER_HALF: Final = Margin(
 TIED: Final = Margin(0.03, "a smaller gain does not justify taking SMs from a model")
 # A smaller difference of two times is no more than an interrupt takes.
 ABSOLUTE_US: Final = 1.0
-AFTER_A_KERNEL: Final = Margin(0.12, "behind a kernel that copies, the copy engine takes up to this much longer")
+AFTER_A_KERNEL: Final = Margin(0.12, "behind a kernel that copies, the copy engine takes at least this much longer")
 CLIFF: Final = Margin(0.25, "at a constant cost per descriptor, GB/s grow up to in proportion to the size")
 KNEE: Final = Margin(0.05, "beyond it, more SMs cost the neighbour more than they gain")
 QUEUE_KNEE: Final = Margin(1.0, "on some drivers, a submission after a few swaps takes up to twice as long")
