@@ -117,7 +117,7 @@ _Stream = Annotated[
     ),
 ]
 _Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to create (default: runs/tune-TIME).")]
-_Exact = Annotated[bool, typer.Option("--exact", help="With -p: write the best choice of every shape, not the rule.")]
+_Exact = Annotated[bool, typer.Option("--exact", help="With -p: write the best of each size and count, not the rule.")]
 _Table = Annotated[bool, typer.Option("--table", help="Print the table of all sizes and numbers of blocks.")]
 _Open = Annotated[bool, typer.Option("--open", help="Print choices that could differ in another run.")]
 _Force = Annotated[bool, typer.Option("--force", help="Replace files with other content.")]

@@ -14,7 +14,7 @@ from kvbench.errors import UsageError
 from kvbench.policy import Choice
 from kvbench.results import Run
 from kvbench.sweep.installed import installed
-from kvbench.text import counted, ends
+from kvbench.text import ends
 from kvbench.tune.answer import Answer, workload_of
 from kvbench.tune.fit import sms_of
 from kvbench.units import size_words
@@ -128,9 +128,9 @@ class _Times:
 
     def gain(self) -> str:
         """Return the change of time as text, seen as a gain."""
-        shapes = counted(len(self.ratios), "shape")
         worst = f"at worst loses {self.worst:.0%}" if self.worst >= 0.005 else "loses nowhere"
-        return f"{'gains' if self.mean <= 0 else 'loses'} {abs(self.mean):.0%} on average at {shapes}, {worst}"
+        mean = f"{'gains' if self.mean <= 0 else 'loses'} {abs(self.mean):.0%} on average"
+        return f"{mean} at {_sizes_and_counts(len(self.ratios))}, {worst}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
         if (shapes := _shapes(engine, [answer for answer in answers if answer.state == state], defaults))
     }
     if not by_state or len(next(iter(by_state.values())).answers) < _LEAST_SHAPES:
-        raise _needs(name, engine, f"at {_LEAST_SHAPES} shapes, each with the SM counts that are compared")
+        raise _needs(name, engine, f"at {_LEAST_SHAPES} sizes and counts, each with the SM counts that are compared")
     (state, shapes), *others = by_state.items()
     values = _fit(shapes, defaults)
     changes = [
@@ -188,7 +188,7 @@ def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
     for other, found in others:
         best = _fit(found, defaults)
         named = ", ".join(f"{setting.name}={value}" for setting, value in zip(settings, best, strict=True))
-        notes.append(f"{other} stream ({counted(len(found.answers), 'shape')}): {named}")
+        notes.append(f"{other} stream ({_sizes_and_counts(len(found.answers))}): {named}")
         if {state, other} == {StreamState.GATED, StreamState.OPENED}:
             notes.append(_share_words(shapes, found, values, best))
     notes.append(f"{state} stream; against the free choice: {_loss(shapes, values)}")
@@ -312,4 +312,8 @@ def _extent(answers: Iterable[Answer]) -> str:
     shapes = [*answers]
     blocks, sizes = ends((a.blocks for a in shapes), str), ends((a.block_bytes for a in shapes), size_words)
     ways = " and ".join(dict.fromkeys(answer.direction.value for answer in shapes))
-    return f"{counted(len(shapes), 'shape')}: {ways}, {blocks} blocks of {sizes}"
+    return f"{_sizes_and_counts(len(shapes))}: {ways}, {blocks} blocks of {sizes}"
+
+
+def _sizes_and_counts(number: int) -> str:
+    return "1 size and count" if number == 1 else f"{number} sizes and counts"

@@ -26,8 +26,8 @@ _INCLUDES: Final = (
 )
 _MARKS: Final = (Strong("Bold"), f": below {CLOSE}, interval included. {UNCLEAR}")
 _KNOWN: Final = (
-    "In parentheses: shapes that the policy was measured at. They show that its choice repeats, not how well it serves "
-    "other shapes, and do not count"
+    "In parentheses: sizes and counts that the policy was measured at. They show that its choice repeats, not how well "
+    "it serves others, and are left out of the verdict"
 )
 
 

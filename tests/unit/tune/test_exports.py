@@ -77,7 +77,10 @@ def test_only_what_differs_is_printed_with_its_place_and_its_gain(run: Run) -> N
     made = vllm(run)
     assert changed(made) == {"NUM_SMS": 24}
     text = made.text("a card")
-    assert f"# NUM_SMS 12 -> 24: gains 50% on average at 9 shapes, loses nowhere\n# {FILE}:19, a constant" in text
+    assert (
+        f"# NUM_SMS 12 -> 24: gains 50% on average at 9 sizes and counts, loses nowhere\n# {FILE}:19, a constant"
+        in text
+    )
     assert text.splitlines()[0] == "# vLLM: vllm==0.33.0 (0123456789abcdef)"
     assert [line for line in text.splitlines() if line and not line.startswith("#")] == ["NUM_SMS=24"]
 
@@ -95,7 +98,7 @@ def test_few_blocks_take_the_batched_copy_where_it_is_faster(tmp_path: Path) -> 
     made = vllm(run_of(tmp_path, cells(), slow_launch))
     assert changed(made) == {"NUM_SMS": 24, "MIN_N": 64}
     gains = {change.setting.name: change.gain for change in made.changes}
-    assert gains["MIN_N"] == "gains 75% on average at 3 shapes, loses nowhere"
+    assert gains["MIN_N"] == "gains 75% on average at 3 sizes and counts, loses nowhere"
 
 
 def test_the_loss_against_the_free_choice_comes_last_and_names_the_worst(run: Run) -> None:
@@ -124,7 +127,7 @@ def test_a_count_that_was_measured_at_few_shapes_is_not_offered(tmp_path: Path) 
         (cells(sms=(8, 24)), {}),
         (cells(), {"backends": []}),
     ],
-    ids=["no kernel", "no copies", "four shapes", "not the default", "nothing read"],
+    ids=["no kernel", "no copies", "four sizes and counts", "not the default", "nothing read"],
 )
 def test_without_enough_cells_of_its_own_code_there_is_no_export(
     tmp_path: Path, made: list[Cell], info: dict[str, object]
