@@ -65,7 +65,7 @@ def _chapters(views: Sequence[View], progress: Progress) -> tuple[list[Chapter],
 def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, dict[str, None]]:
     """Return the chapter of the run with most to say in a section, or why no run fills it."""
 
-    def weight(view: View) -> tuple[float, ...]:
+    def weight(view: View) -> tuple[float | str, ...]:
         visits, cells = view.weight
         return (len(view.earlier),) if section.of_all else (visits, section.weight(view), cells)
 

@@ -105,7 +105,7 @@ class Section:
     title: str
     make: Callable[[View], Part | str]
     of_all: bool = False
-    weight: Callable[[View], int] = lambda _: 0
+    weight: Callable[[View], int | str] = lambda _: 0
 
     @property
     def short_title(self) -> str:

@@ -30,6 +30,7 @@ from kvbench.report.sections import (
 from kvbench.report.view import View
 
 _sizes: Final = attrgetter("block_sizes")
+_created: Final = attrgetter("run.info.created")
 SECTIONS: Final = (
     Section("replay", "Replay: the swaps of a trace", replay.make, of_all=True),
     Section("models", "Models: copy by copy against batched", models.make),
@@ -56,7 +57,7 @@ SECTIONS: Final = (
     Section(
         "merging", "Merging: what merging adjacent blocks costs and saves", partial(settings.make, settings.MERGING)
     ),
-    Section("auto", "Auto: the backend auto against the fastest other backend", auto.make),
+    Section("auto", "Auto: the backend auto against the fastest other backend", auto.make, weight=_created),
 )
 COMPARISON: Final = Section(
     "comparison", "Comparison: runs against each other", comparison.make, weight=comparison.shared_cells

@@ -121,7 +121,7 @@ def _policy_text(policy: Policy | str, compared: pd.DataFrame) -> str:
     line = f"auto used a policy measured on {policy.made[:10] or 'an unknown day'}"
     known = compared[compared["known"]]
     close = count(known["close"].sum())
-    repeated = f". At {noun(len(known), 'shape')} of the policy itself, auto was as close in {close}"
+    repeated = f". In {noun(len(known), 'cell')} that the policy was measured at, auto was as close in {close}"
     return line if known.empty else f"{line}{repeated}"
 
 

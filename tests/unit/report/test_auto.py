@@ -8,8 +8,9 @@ import pytest
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
+from kvbench.report.assemble import report_of
 from kvbench.report.model import Part
-from kvbench.results import Visit
+from kvbench.results import Visit, load_run
 from tests import synthetic
 from tests.reports import highlights_of, is_bold, lines_of, made_report, part_of, said
 
@@ -45,7 +46,7 @@ def test_shapes_that_the_policy_was_measured_at_do_not_count(tmp_path: Path, slo
     verdict, *rest = lines_of(made.findings)
     assert verdict.startswith(f"auto is within 3% of the fastest in {close} of 1 cell new to its policy")
     assert [said(finding.text) for finding in made.highlights] == [verdict]
-    assert any("At 1 shape of the policy itself, auto was as close in " in line for line in rest)
+    assert any("In 1 cell that the policy was measured at, auto was as close in " in line for line in rest)
     known, new = (row[1] for row in made.tables[0].rows)
     assert said(known).startswith("(")
     assert is_bold(new) == (slow_bytes == NEW)
@@ -58,6 +59,19 @@ def test_without_a_policy_every_shape_counts(tmp_path: Path) -> None:
         "auto is within 3% of the fastest in 1 of 2 cells; at worst it takes 2x as long (h2d, idle, 256"
     )
     assert "auto had no policy and used built-in defaults" in rest
+
+
+def test_of_several_runs_the_latest_shows_auto_though_it_has_fewer_cells(tmp_path: Path) -> None:
+    """Its policy is the latest too."""
+    batched = [Cell("batched", Direction.H2D, 256, size) for size in (KNOWN, NEW)]
+    cells = [*batched, *(replace(cell, backend="auto") for cell in batched)]
+    runs = []
+    for day, kept in (("2026-11-21", [cells[0], cells[2]]), ("2026-11-20", cells)):
+        info = synthetic.info(created=f"{day}T10:00:00+00:00")
+        records = [*synthetic.ceilings(), *synthetic.rounds(kept, lambda _: 20.0, noise=0.001)]
+        runs.append(load_run(synthetic.write_run(tmp_path / day, records, info)))
+    (chapter,) = (one for one in report_of(runs).chapters if one.section.name == "auto")
+    assert chapter.view.run.path.name == "2026-11-21"
 
 
 def test_the_worst_case_is_a_cell_whose_visits_agree(tmp_path: Path) -> None:
