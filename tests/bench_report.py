@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from itertools import islice, product
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,11 @@ COMMITTED: Final = sorted((Path(__file__).parents[1] / "reports/nvidia-h200-2026
 SIZES: Final = [int(kib * 1024) for kib in (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 48, 64, 96, 128, 192, 256)]
 COUNTS: Final = (16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 10_000, 20_000, 50_000, 100_000, 200_000)
 SMS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 64)
+
+
+@cache
+def distinct() -> tuple[Cell, ...]:
+    return tuple(dict.fromkeys(cells()))
 
 
 def cells() -> Iterator[Cell]:
@@ -35,7 +41,7 @@ def cells() -> Iterator[Cell]:
 
 def write(path: Path, count: int, rounds: int, samples: int) -> Path:
     """Write a run of `count` cells, each visited `rounds` times for `samples` samples."""
-    chosen = list(islice(dict.fromkeys(cells()), count))
+    chosen = distinct()[:count]
     assert len(chosen) == count, f"there are only {len(chosen)} different cells"
     records = (
         visit
