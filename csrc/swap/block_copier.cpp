@@ -53,21 +53,21 @@ BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> wa
                          std::size_t max_entries)
     : driver_(std::move(driver)),
       ways_(std::move(ways)),
-      copiers_(ways_.size() * 4),
+      copiers_(ways_.size() * kCombinations),
       route_(driver_),
       slots_(std::make_shared<ListSlots>(driver_, SmOptions{}.lists)) {
-  // Of the other stream state first, for a direction with one table.
-  for (const bool other : {true, false}) {
-    for (const CopyTable& table : tables) {
-      check(table, ways_.size());
-      table_of(table.direction, table.pending != other) = table;
-    }
+  for (const CopyTable& table : tables) {
+    check(table, ways_.size());
+    tables_[index_of(table.direction, table.pending)] = table;
   }
   for (const Direction direction : {Direction::h2d, Direction::d2h}) {
-    if (table_of(direction, false).ways.empty()) throw std::invalid_argument("each direction needs a table");
+    CopyTable &free = tables_[index_of(direction, false)], &held = tables_[index_of(direction, true)];
+    if (free.ways.empty()) free = held;
+    if (held.ways.empty()) held = free;
+    if (free.ways.empty()) throw std::invalid_argument("each direction needs a table");
     if (max_entries == 0) continue;
-    for (const bool pending : {false, true}) {
-      for (const std::size_t way : table_of(direction, pending).ways) {
+    for (const CopyTable* table : {&free, &held}) {
+      for (const std::size_t way : table->ways) {
         for (const bool any : {false, true}) copier(way, direction, any).reserve(max_entries);
       }
     }
@@ -110,22 +110,22 @@ bool BlockCopier::submit(Descriptors descriptors, bool source_order_any, Stream 
   return true;
 }
 
-std::size_t BlockCopier::way_of(std::size_t count, std::size_t total_bytes, Direction direction, bool idle) {
+std::size_t BlockCopier::way_of(std::size_t count, std::size_t total_bytes, Direction direction, bool idle) const {
   const auto [free, held] = ways_of(count, total_bytes, direction);
   return idle ? free : held;
 }
 
-BlockCopier::Candidates BlockCopier::ways_of(std::size_t count, std::size_t total_bytes, Direction direction) {
+BlockCopier::Candidates BlockCopier::ways_of(std::size_t count, std::size_t total_bytes, Direction direction) const {
   const auto blocks = static_cast<double>(count);
   const double block_bytes = static_cast<double>(total_bytes) / blocks;
-  const std::size_t free = way_in(table_of(direction, false), block_bytes, blocks);
-  return {free, total_bytes < kAskFromBytes ? free : way_in(table_of(direction, true), block_bytes, blocks)};
+  const std::size_t free = way_in(tables_[index_of(direction, false)], block_bytes, blocks);
+  return {free, total_bytes < kAskFromBytes ? free : way_in(tables_[index_of(direction, true)], block_bytes, blocks)};
 }
 
 ListCopier& BlockCopier::copier(std::size_t way_at, Direction direction, bool any) {
   const CopyWay& way = ways_[way_at];
   any = any && way.sms == 0;  // makes no difference to a kernel
-  std::unique_ptr<ListCopier>& made = copiers_[way_at * 4 + (direction == Direction::d2h ? 2 : 0) + (any ? 1 : 0)];
+  std::unique_ptr<ListCopier>& made = copiers_[way_at * kCombinations + index_of(direction, any)];
   if (made) return *made;
   if (way.sms > 0) {
     made = make_sm_copier({way.aligned, way.any}, {way.sms, direction, way.inline_up_to}, slots_);

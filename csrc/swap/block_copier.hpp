@@ -55,32 +55,35 @@ class BlockCopier {
   /// pinned memory, or the reverse.
   void copy(Descriptors descriptors, bool source_order_any, Stream stream);
   /// The index of the way of a list, by whether its stream is idle.
-  [[nodiscard]] std::size_t way_of(std::size_t count, std::size_t total_bytes, Direction direction, bool idle);
+  [[nodiscard]] std::size_t way_of(std::size_t count, std::size_t total_bytes, Direction direction, bool idle) const;
   /// Forgets where blocks lie, after memory was freed.
   void forget_places() { route_ = Route(driver_); }
   /// What copied the last list; null before the first.
   [[nodiscard]] const ListCopier* last() const { return last_; }
 
  private:
+  static constexpr std::size_t kCombinations = 4;
+  /// The index of what there is for each direction twice, with and without something.
+  [[nodiscard]] static constexpr std::size_t index_of(Direction direction, bool flag) {
+    return (direction == Direction::d2h ? 2U : 0U) + (flag ? 1U : 0U);
+  }
+
   struct Candidates {
     std::size_t free;
     std::size_t held;
   };
 
   /// The ways of a list on an idle stream, and behind pending work.
-  [[nodiscard]] Candidates ways_of(std::size_t count, std::size_t total_bytes, Direction direction);
+  [[nodiscard]] Candidates ways_of(std::size_t count, std::size_t total_bytes, Direction direction) const;
   /// Submits one list. Returns false, with nothing submitted, if its sizes were presumed and have to be read first.
   bool submit(Descriptors descriptors, bool source_order_any, Stream stream);
-  [[nodiscard]] CopyTable& table_of(Direction direction, bool pending) {
-    return tables_[(direction == Direction::d2h ? 2 : 0) + (pending ? 1 : 0)];
-  }
   [[nodiscard]] ListCopier& copier(std::size_t way_at, Direction direction, bool any);
   Descriptors without_empty(const Descriptors& descriptors);
 
   std::shared_ptr<Driver> driver_;
   std::vector<CopyWay> ways_;
-  std::array<CopyTable, 4> tables_;
-  std::vector<std::unique_ptr<ListCopier>> copiers_;  ///< four for each way: by direction and access order
+  std::array<CopyTable, kCombinations> tables_;       ///< by direction and whether work is pending
+  std::vector<std::unique_ptr<ListCopier>> copiers_;  ///< for each way by direction and access order
   Route route_;
   std::shared_ptr<ListSlots> slots_;  ///< for the lists of all ways
   DescriptorList filled_;
