@@ -60,7 +60,7 @@ class SmallestRule:
     def answers(self) -> list[Answer]:
         return [answer for own in self.lines.values() for line in own for answer in line.answers]
 
-    @property
+    @cached_property
     def choices(self) -> dict[Answer, Choice]:
         """The choice of the rule for every answer, or what stands for it there."""
         return {
