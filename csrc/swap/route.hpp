@@ -105,15 +105,19 @@ template <typename Each>
 void for_each_on(Route* route, std::span<const Address> sources, std::span<const Address> destinations,
                  const Each& each) {
   constexpr std::size_t kAtOnce = 512;
+  if (!route) {
+    for (std::size_t i = 0; i < sources.size(); ++i) each(i);
+    return;
+  }
   for (std::size_t begin = 0; begin < sources.size(); begin += kAtOnce) {
     const std::size_t end = std::min(begin + kAtOnce, sources.size());
-    const Ends ends = route ? route->ends() : Ends{};
+    const Ends ends = route->ends();
     Address left = 0;
     for (std::size_t i = begin; i < end; ++i) {
       left |= ends.left_by(sources[i], destinations[i]);
       each(i);
     }
-    if (route && left >> 63) {
+    if (left >> 63) {
       route->check(sources.subspan(begin, end - begin), destinations.subspan(begin, end - begin));
     }
   }

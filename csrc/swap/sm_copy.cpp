@@ -104,20 +104,36 @@ class DescriptorListing final : public Listing {
   }
 
   bool pack(void* table, List& head) const override {
-    constexpr unsigned kWord = 4;  // log2 of the bytes of a word
-    constexpr Address kHalf = Address{1} << (31 + kWord);
-    const Row base{descriptors_.sources[0] - kHalf, descriptors_.destinations[0] - kHalf};
+    if (descriptors_.route) {
+      // Most lists have one region on each side; the offsets in it are also what a check of the route computes.
+      const Ends& ends = descriptors_.route->ends();
+      const bool in_one = ends.left_by(descriptors_.sources.back(), descriptors_.destinations.back()) >> 63 == 0;
+      const bool reached = std::max(ends.from.bytes, ends.to.bytes) <= kReach;
+      if (in_one && reached && pack_within(ends, nullptr, table, head)) return true;
+    }
+    const auto around = [](Address first) { return Region{.begin = first - kReach / 2, .bytes = kReach}; };
+    const Ends ends{around(descriptors_.sources.front()), around(descriptors_.destinations.front())};
+    return pack_within(ends, descriptors_.route, table, head);
+  }
+
+ private:
+  static constexpr unsigned kWord = 4;  // log2 of the bytes of a word
+  static constexpr Address kReach = Address{1} << (32 + kWord);
+
+  /// Packs the list by ids from the start of `ends`. Returns false if it leaves them, or cannot be packed.
+  bool pack_within(const Ends& ends, Route* route, void* table, List& head) const {
+    const Row base{ends.from.begin, ends.to.begin}, last{ends.from.bytes - 1, ends.to.bytes - 1};
     auto* ids = reinterpret_cast<Ids*>(static_cast<Row*>(table) + 1);
-    Address bits = sizes_.first, distant = 0;
+    Address offsets = sizes_.first, beyond = 0;
     std::size_t differing = 0;
     const auto write_with = [&](const auto& size_of) {
-      for_each_on(descriptors_.route, descriptors_.sources, descriptors_.destinations, [&](std::size_t i) {
-        const Address source = descriptors_.sources[i], destination = descriptors_.destinations[i];
+      for_each_on(route, descriptors_.sources, descriptors_.destinations, [&](std::size_t i) {
+        const Address source = descriptors_.sources[i] - base.source;
+        const Address destination = descriptors_.destinations[i] - base.destination;
         differing |= size_of(i) ^ sizes_.first;
-        bits |= source | destination;
-        distant |= (source - base.source) | (destination - base.destination);
-        ids[i] = {static_cast<u32>((source - base.source) >> kWord),
-                  static_cast<u32>((destination - base.destination) >> kWord)};
+        offsets |= source | destination;
+        beyond |= (last.source - source) | (last.destination - destination);
+        ids[i] = {static_cast<u32>(source >> kWord), static_cast<u32>(destination >> kWord)};
       });
     };
     if (sizes_.known) {
@@ -125,7 +141,7 @@ class DescriptorListing final : public Listing {
     } else {
       write_with([&](std::size_t i) { return descriptors_.bytes[i]; });
     }
-    if (bits % SmKernels::kAlignment != 0 || distant >> (32 + kWord) != 0 || differing != 0) return false;
+    if (offsets % SmKernels::kAlignment != 0 || (offsets | beyond) >> 63 || differing != 0) return false;
     *static_cast<Row*>(table) = base;
     head.ids_at = sizeof(Row);
     head.ids = static_cast<u32>(rows_);
@@ -133,7 +149,6 @@ class DescriptorListing final : public Listing {
     return true;
   }
 
- private:
   Descriptors descriptors_;
   std::size_t piece_bytes_;
   BlockSizes sizes_;

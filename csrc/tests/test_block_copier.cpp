@@ -60,6 +60,8 @@ class AskedDriver final : public ForwardingDriver {
   void launch(Kernel kernel, Grid grid, void** arguments, Stream) override {
     noted.push_back(names[kernel - 1] + " " + std::to_string(grid.blocks));
     launched = *static_cast<List*>(arguments[0]);
+    pieces.clear();
+    for (u32 i = 0; i < launched.pieces; ++i) pieces.push_back(read_piece(launched, i, SmShape{}.piece_bytes));
   }
   void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
                   std::span<const std::size_t> bytes, BatchAttributes attributes, Direction direction,
@@ -84,6 +86,7 @@ class AskedDriver final : public ForwardingDriver {
   std::vector<std::string> names;
   std::vector<std::string> noted;
   List launched{};
+  std::vector<Piece> pieces;  ///< of the last launch
   int questions = 0;
   int regions = 0;
   Region known{};  ///< beside the host device's
@@ -128,6 +131,17 @@ struct BenchOf {
       kept.bytes.push_back(bytes);
     }
     return kept.view();
+  }
+
+  /// Copies a list of small blocks by a kernel, and checks what it was told.
+  void check_launched(BlockCopier& copier, const Descriptors& descriptors) {
+    check::equal(copied(copier, descriptors).size(), std::size_t{1}, "launches");
+    check::equal(driver->pieces.size(), descriptors.size(), "pieces");
+    for (std::size_t i = 0; i < descriptors.size(); ++i) {
+      check::equal(driver->pieces[i].source, descriptors.sources[i], "source");
+      check::equal(driver->pieces[i].destination, descriptors.destinations[i], "destination");
+      check::equal(std::size_t{driver->pieces[i].bytes}, descriptors.bytes[i], "bytes");
+    }
   }
 
   Noted copied(BlockCopier& copier, const Descriptors& descriptors, bool any = false) {
@@ -245,6 +259,33 @@ void blocks_of_many_pools_are_one_list() {
     bench.copied(*copier, list.view());
     check::equal(bench.driver->regions, before, "questions for known pools");
   }
+}
+
+void a_kernel_is_told_the_blocks_of_one_pool_and_of_many() {
+  CopierBench bench;
+  const auto copier = bench.copier(both_ways(2));
+  bench.check_launched(*copier, bench.list(1000, 64));
+  check::that(bench.driver->launched.ids_at > 0, "by ids");
+  std::deque<Buffer> pools;
+  for (int i = 0; i < 10; ++i) pools.emplace_back(bench.driver, MemoryKind::device, kPoolBytes);
+  for (const std::size_t entries : {1000, 991}) {  // the last lies in another pool than the first, or in the same
+    bench.list(entries, 64);
+    DescriptorList& list = bench.lists.back();
+    for (std::size_t i = 0; i < entries; ++i) list.destinations[i] = pools[i % 10].address() + i * kBlock;
+    bench.check_launched(*copier, list.view());
+  }
+}
+
+void a_kernel_is_told_the_blocks_of_a_pool_that_ids_do_not_reach() {
+  CopierBench bench;
+  const auto copier = bench.copier(both_ways(2));
+  constexpr std::size_t kReach = std::size_t{64} << 30;
+  bench.driver->known = {Place::pinned, Address{1} << 44, 2 * kReach};  // read by nobody
+  bench.list(1000, 64);
+  for (Address& source : bench.lists.back().sources) {
+    source = source - bench.host.address() + bench.driver->known.begin + kReach;
+  }
+  bench.check_launched(*copier, bench.lists.back().view());
 }
 
 void an_entry_that_goes_another_way_is_refused() {
@@ -394,6 +435,9 @@ int main() {
       {"the driver is asked once for each pool", the_driver_is_asked_once_for_each_pool},
       {"a pool where a smaller one was is asked for once", a_pool_where_a_smaller_one_was_is_asked_for_once},
       {"blocks of many pools are one list", blocks_of_many_pools_are_one_list},
+      {"a kernel is told the blocks of one pool and of many", a_kernel_is_told_the_blocks_of_one_pool_and_of_many},
+      {"a kernel is told the blocks of a pool that ids do not reach",
+       a_kernel_is_told_the_blocks_of_a_pool_that_ids_do_not_reach},
       {"an entry that goes another way is refused", an_entry_that_goes_another_way_is_refused},
       {"a size that differs is found wherever it is", a_size_that_differs_is_found_wherever_it_is},
       {"sizes that add up to too much are refused", sizes_that_add_up_to_too_much_are_refused},
