@@ -123,8 +123,7 @@ def replay(
     verified_bytes, verify_ms = 0, 0.0
     rng = np.random.default_rng((request.seed, request.round))
     bench.pools.rest()
-    with bench.device.injecting(fault), bench.cpu.held(None) as cpu:
-        probes_us = [bench.cpu.probe_us()]
+    with bench.device.injecting(fault), bench.cpu.held() as (cpu, before_us):
         for swap in swaps:
             ready = _set_up(bench, backend, cell, swap, trace, rng)
             most = None if not samples or rng.random() < _COMPARED_IN_FULL else _COMPARED_BLOCKS
@@ -139,7 +138,7 @@ def replay(
             pieces = getattr(ready.swaps[0].swap, "descriptors", ready.cell.blocks)
             for name, value in zip(found, (ready.cell.blocks, pieces, swap.number), strict=True):
                 found[name].append(value)
-        probes_us.append(bench.cpu.probe_us())
+        probes_us = [before_us, bench.cpu.probe_us()]
         slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
         clocks = bench.clocks.read()
         same = ready.swaps[0].same_when_busy

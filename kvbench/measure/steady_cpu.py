@@ -30,8 +30,11 @@ class SteadyCpu:
         self._best_us = float("inf")
 
     @contextmanager
-    def held(self, cpu: int | None = None) -> Iterator[int]:
-        """Pin the calling thread to `cpu`, by default to one of full speed, within the context; yield its number."""
+    def held(self, cpu: int | None = None) -> Iterator[tuple[int, float]]:
+        """Pin the calling thread to `cpu`, by default to one of full speed, within the context.
+
+        Yield its number, and how long the fixed piece of work takes on it, in microseconds.
+        """
         try:
             yield self._settle(cpu)
         finally:
@@ -47,15 +50,14 @@ class SteadyCpu:
         """Return the ratio of `took_us` to the time on the best CPU seen."""
         return took_us / self._best_us
 
-    def _settle(self, wanted: int | None) -> int:
-        if wanted is not None and wanted in self._allowed:
-            self._cpu = wanted
-            os.sched_setaffinity(0, {wanted})
-            return wanted
+    def _settle(self, wanted: int | None) -> tuple[int, float]:
         cpus = sorted(self._allowed)
-        if self._cpu is not None:
-            if self._time_on(self._cpu) <= TOLERANCE * self._best_us:
-                return self._cpu
+        if wanted in self._allowed:
+            cpus = [wanted]
+        elif self._cpu is not None:
+            took_us = self._time_on(self._cpu)
+            if took_us <= TOLERANCE * self._best_us:
+                return self._cpu, took_us
             after = cpus.index(self._cpu) + 1
             cpus = (cpus[after:] + cpus[:after])[:SEARCHED]
         times_us: dict[int, float] = {}
@@ -65,7 +67,7 @@ class SteadyCpu:
                 break
         self._cpu = min(times_us, key=lambda cpu: times_us[cpu])
         os.sched_setaffinity(0, {self._cpu})
-        return self._cpu
+        return self._cpu, times_us[self._cpu]
 
     def _time_on(self, cpu: int) -> float:
         os.sched_setaffinity(0, {cpu})

@@ -110,11 +110,10 @@ def _sample(
 ) -> Sampled:
     """Warm up and sample, pinned to the CPU of the request, by default to a CPU of full speed."""
     take_busy = alone(bench, ready, StreamState.BUSY)
-    with bench.cpu.held(None if request.in_turn is None else request.in_turn.cpu) as cpu:
-        probes_us = [bench.cpu.probe_us()]
+    with bench.cpu.held(None if request.in_turn is None else request.in_turn.cpu) as (cpu, before_us):
         samples, stopped_by, beside = _take_all(bench, ready, request.sampling, take_busy, neighbour, begin)
         calls = ready.swaps[0].swap.calls  # of a swap in the stream state of the cell
-        probes_us.append(bench.cpu.probe_us())
+        probes_us = [before_us, bench.cpu.probe_us()]
         slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
         clocks = bench.clocks.read()
         batched = ready.swaps[0].mechanism is Mechanism.BATCHED_COPY

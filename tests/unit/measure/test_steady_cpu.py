@@ -35,12 +35,12 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 def chosen(steady: SteadyCpu) -> int:
-    with steady.held() as cpu:
+    with steady.held() as (cpu, _):
         return cpu
 
 
 def test_a_visit_stays_on_one_cpu_and_gives_it_back() -> None:
-    with SteadyCpu().held() as cpu:
+    with SteadyCpu().held() as (cpu, _):
         assert os.sched_getaffinity(0) == {cpu}
     assert os.sched_getaffinity(0) == set(ALLOWED)
     with pytest.raises(RuntimeError), SteadyCpu().held():
@@ -68,3 +68,11 @@ def test_where_every_cpu_is_slow_a_visit_does_not_search_them_all(host: Host) ->
     host.times_us[first + 2] = 190.0
     assert chosen(steady) == first + 2
     assert len(host.probed) == (1 + SEARCHED) * PROBES
+
+
+def test_a_visit_knows_how_fast_its_cpu_is(host: Host) -> None:
+    host.times_us |= {2: 90.0, 3: 300.0}
+    steady = SteadyCpu(host.probe)
+    for wanted, expected in ((None, (2, 90.0)), (None, (2, 90.0)), (3, (3, 300.0)), (99, (4, 100.0))):
+        with steady.held(wanted) as found:
+            assert found == expected
