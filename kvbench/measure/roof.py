@@ -5,9 +5,10 @@ blocks per second. Every rate is the slope between a short and a long swap, so t
 the two kinds of kernels. The dense twin of the scattered blocks is copied by the same kernel.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from statistics import median
 from typing import Final
@@ -19,11 +20,11 @@ from kvbench.backends.sm import BULK_FROM_COMPUTE
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.backend_facts import SM, TRITON
 from kvbench.cells.cell import Cell
-from kvbench.cells.kernel_shape import KernelShape
+from kvbench.cells.kernel_shape import RULE, KernelShape
 from kvbench.engine.device import STREAM_STATES, Device, Queue, Swap
 from kvbench.engine.nvrtc import cached_cubin
 from kvbench.measure.bench import Bench
-from kvbench.measure.layout import lay_out
+from kvbench.measure.layout import Layout, lay_out
 from kvbench.measure.workload import Workload
 from kvbench.results.schema import Roof
 
@@ -96,8 +97,8 @@ def _slope(bench: Bench, cell: Cell, blocks: tuple[int, int], samples: int) -> l
 def _times(bench: Bench, cell: Cell, samples: int) -> list[float]:
     backend = backend_named(cell.backend)
     assert backend is not None
-    rng = np.random.default_rng(0)
-    workload = Workload(bench.pools, cell, lay_out(cell, samples + 1, rng), rng)
+    sets = _sets(replace(cell, kernel=RULE), samples + 1)
+    workload = Workload(bench.pools, cell, sets, np.random.default_rng(0))
     prepared = backend.create(SwapRequest(bench.device, cell, workload.memories[0]))
     assert isinstance(prepared.swap, Swap)
     times_us = []
@@ -106,3 +107,8 @@ def _times(bench: Bench, cell: Cell, samples: int) -> list[float]:
         times_us.append(bench.region.measure(prepared.swap, STREAM_STATES[StreamState.BUSY], _DELAY).gpu_us)
     workload.verify()
     return times_us[1:]
+
+
+@cache  # the same in every round and for every kernel; those of a long swap take 10 to 50 ms
+def _sets(cell: Cell, submissions: int) -> Sequence[Layout]:
+    return lay_out(cell, submissions, np.random.default_rng(0))
