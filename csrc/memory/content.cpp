@@ -22,14 +22,9 @@ std::size_t grain_of(std::span<const Stretch> stretches) {
 /// Whether a stretch and its content are whole words: nearly all are, and their loops are much faster.
 bool is_of_words(const Stretch& stretch) { return (stretch.address | stretch.bytes | stretch.source) % 8 == 0; }
 
-void write_stretch(const Stretch& stretch, std::uint64_t seed) {
-  if (!is_of_words(stretch)) {
-    for (u64 word = 0; word < words_of(stretch); ++word) write_word(stretch, word, seed);
-    return;
-  }
-  u64* to = reinterpret_cast<u64*>(stretch.address);
-  const u64 start = pool_start(seed) + stretch.source / 8;
-  for (u64 word = 0; word < stretch.bytes / 8; ++word) to[word] = splitmix64(start + word);
+/// Writes `words` words of a pool from `start` on.
+[[gnu::always_inline]] inline void put(u64* to, u64 start, u64 words) {
+  for (u64 word = 0; word < words; ++word) to[word] = splitmix64(start + word);
 }
 
 /// The bits in which any of `words` words differs from the words of a pool from `start` on.
@@ -40,24 +35,41 @@ void write_stretch(const Stretch& stretch, std::uint64_t seed) {
 }
 
 #if defined(__x86_64__)
-/// The same with instructions that multiply several words at once: several times as fast.
-[[gnu::target("avx512f,avx512dq")]] u64 wide_difference(const u64* have, u64 start, u64 words) {
+[[gnu::target("avx512f,avx512dq")]] void put_wide(u64* to, u64 start, u64 words) { put(to, start, words); }
+[[gnu::target("avx512f,avx512dq")]] u64 difference_wide(const u64* have, u64 start, u64 words) {
   return difference(have, start, words);
 }
 #endif
 
-bool is_right(const u64* have, u64 start, u64 words) {
+/// The loops for this CPU: with instructions that multiply several words at once, they are several times as fast.
+struct Loops {
+  void (*put)(u64* to, u64 start, u64 words);
+  u64 (*difference)(const u64* have, u64 start, u64 words);
+};
+
+const Loops& loops() {
+  static const Loops fastest = [] {
 #if defined(__x86_64__)
-  static const bool is_wide = __builtin_cpu_supports("avx512dq") != 0;
-  if (is_wide) return wide_difference(have, start, words) == 0;
+    if (__builtin_cpu_supports("avx512dq")) return Loops{put_wide, difference_wide};
 #endif
-  return difference(have, start, words) == 0;
+    return Loops{put, difference};
+  }();
+  return fastest;
+}
+
+void write_stretch(const Stretch& stretch, std::uint64_t seed) {
+  if (!is_of_words(stretch)) {
+    for (u64 word = 0; word < words_of(stretch); ++word) write_word(stretch, word, seed);
+    return;
+  }
+  const u64 start = pool_start(seed) + stretch.source / 8;
+  loops().put(reinterpret_cast<u64*>(stretch.address), start, stretch.bytes / 8);
 }
 
 void audit_stretch(const Stretch& stretch, std::uint64_t seed, AuditCount& found) {
   if (is_of_words(stretch)) {
     const u64 start = pool_start(seed) + stretch.source / 8;
-    if (is_right(reinterpret_cast<const u64*>(stretch.address), start, stretch.bytes / 8)) return;
+    if (loops().difference(reinterpret_cast<const u64*>(stretch.address), start, stretch.bytes / 8) == 0) return;
   }
   for (u64 word = 0; word < words_of(stretch); ++word) audit_word(stretch, word, seed, found);
 }
