@@ -127,9 +127,9 @@ def test_quick_has_the_swaps_that_distinguish_the_paths_of_a_batched_call() -> N
     states = {
         cell.stream_state
         for cell in on_h200("quick").cells
-        if (cell.backend, cell.direction, cell.blocks, cell.block_bytes) == ("batched", Direction.H2D, 10_000, 16 * KIB)
+        if (cell.backend, cell.direction, cell.blocks, cell.block_bytes) == ("batched", Direction.H2D, 1024, 16 * KIB)
     }
-    assert states == {StreamState.IDLE, StreamState.BUSY}
+    assert states >= {StreamState.IDLE, StreamState.BUSY}
 
 
 @pytest.mark.parametrize("name", NAMES)
