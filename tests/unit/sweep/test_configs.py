@@ -342,7 +342,9 @@ def test_engine_compares_every_backend_at_the_same_swaps() -> None:
 def test_auto_is_compared_at_swaps_that_its_policy_was_not_measured_at() -> None:
     chosen = swaps_of("auto", "auto")
     assert {swap[:2] for swap in chosen} == {swap[:2] for swap in swaps_of("engine", "sm")}
-    assert chosen == swaps_of("auto", "sm") == swaps_of("auto", "batched") == swaps_of("auto", "merged")
+    assert chosen == swaps_of("auto", "sm")
+    large = {swap for swap in chosen if swap[2] >= 128 and swap[3] >= 32 * KIB}
+    assert all(swaps_of("auto", backend) == large for backend in ("batched", "merged", "primed"))
     assert not chosen & swaps_of("engine", "sm")
 
 
