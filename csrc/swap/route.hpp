@@ -52,8 +52,7 @@ class Places {
 /// The regions of one entry's ends. Every entry of a list has to go from one place to another; most have the same
 /// regions.
 struct Ends {
-  Region from{.place = Place::pageable, .begin = 0, .bytes = std::size_t{1} << 63};
-  Region to = from;
+  Region from, to;
 
   /// Has the highest bit set if an entry leaves these regions: without a branch, so that loops are vectorized.
   [[nodiscard]] Address left_by(Address source, Address destination) const {
