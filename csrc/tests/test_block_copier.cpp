@@ -133,7 +133,7 @@ struct BenchOf {
     return kept.view();
   }
 
-  /// Copies a list of small blocks by a kernel, and checks what it was told.
+  /// Copies a list of small blocks by a kernel, and checks the pieces of its launch.
   void check_launched(BlockCopier& copier, const Descriptors& descriptors) {
     check::equal(copied(copier, descriptors).size(), std::size_t{1}, "launches");
     check::equal(driver->pieces.size(), descriptors.size(), "pieces");
@@ -261,7 +261,7 @@ void blocks_of_many_pools_are_one_list() {
   }
 }
 
-void a_kernel_is_told_the_blocks_of_one_pool_and_of_many() {
+void a_kernel_gets_the_blocks_of_one_pool_and_of_many() {
   CopierBench bench;
   const auto copier = bench.copier(both_ways(2));
   bench.check_launched(*copier, bench.list(1000, 64));
@@ -276,7 +276,7 @@ void a_kernel_is_told_the_blocks_of_one_pool_and_of_many() {
   }
 }
 
-void a_kernel_is_told_the_blocks_of_a_pool_that_ids_do_not_reach() {
+void a_kernel_gets_the_blocks_of_a_pool_that_ids_do_not_reach() {
   CopierBench bench;
   const auto copier = bench.copier(both_ways(2));
   constexpr std::size_t kReach = std::size_t{64} << 30;
@@ -435,9 +435,9 @@ int main() {
       {"the driver is asked once for each pool", the_driver_is_asked_once_for_each_pool},
       {"a pool where a smaller one was is asked for once", a_pool_where_a_smaller_one_was_is_asked_for_once},
       {"blocks of many pools are one list", blocks_of_many_pools_are_one_list},
-      {"a kernel is told the blocks of one pool and of many", a_kernel_is_told_the_blocks_of_one_pool_and_of_many},
-      {"a kernel is told the blocks of a pool that ids do not reach",
-       a_kernel_is_told_the_blocks_of_a_pool_that_ids_do_not_reach},
+      {"a kernel gets the blocks of one pool and of many", a_kernel_gets_the_blocks_of_one_pool_and_of_many},
+      {"a kernel gets the blocks of a pool that ids do not reach",
+       a_kernel_gets_the_blocks_of_a_pool_that_ids_do_not_reach},
       {"an entry that goes another way is refused", an_entry_that_goes_another_way_is_refused},
       {"a size that differs is found wherever it is", a_size_that_differs_is_found_wherever_it_is},
       {"sizes that add up to too much are refused", sizes_that_add_up_to_too_much_are_refused},
