@@ -38,25 +38,25 @@ void ContentKernels::write(std::span<const Stretch> stretches, std::uint64_t see
 }
 
 AuditCount ContentKernels::audit(std::span<const Stretch> stretches, std::uint64_t seed, Stream stream) {
-  AuditCount found{0, kNowhere};
-  if (stretches.empty()) return found;
-  const Memory& counted = counted_.of(sizeof(found));
-  const Memory& staged = staged_.of(sizeof(found));
+  AuditCount mismatches{0, kNowhere};
+  if (stretches.empty()) return mismatches;
+  const Memory& counted = counted_.of(sizeof(mismatches));
+  const Memory& staged = staged_.of(sizeof(mismatches));
   auto* host = reinterpret_cast<void*>(staged.address);
-  std::memcpy(host, &found, sizeof(found));
-  driver_.transfer(counted.address, staged.address, sizeof(found), Direction::h2d, stream);
+  std::memcpy(host, &mismatches, sizeof(mismatches));
+  driver_.transfer(counted.address, staged.address, sizeof(mismatches), Direction::h2d, stream);
   launch(audit_, stretches, counted.address, seed, stream);
-  driver_.transfer(staged.address, counted.address, sizeof(found), Direction::d2h, stream);
+  driver_.transfer(staged.address, counted.address, sizeof(mismatches), Direction::d2h, stream);
   driver_.synchronize(stream);
-  std::memcpy(&found, host, sizeof(found));
-  return found;
+  std::memcpy(&mismatches, host, sizeof(mismatches));
+  return mismatches;
 }
 
-void ContentKernels::launch(Kernel kernel, std::span<const Stretch> stretches, Address found, std::uint64_t seed,
+void ContentKernels::launch(Kernel kernel, std::span<const Stretch> stretches, Address mismatches, std::uint64_t seed,
                             Stream stream) {
   const Memory& table = table_.of(stretches.size_bytes());
   std::memcpy(reinterpret_cast<void*>(table.address), stretches.data(), stretches.size_bytes());
-  PoolWork work{table.device_address, stretches.size(), found, seed};
+  PoolWork work{table.device_address, stretches.size(), mismatches, seed};
   std::array<void*, 1> arguments{&work};
   const Grid grid{static_cast<unsigned>(std::min(stretches.size(), kMostBlocks)), kThreads, 0};
   driver_.launch(kernel, grid, arguments.data(), stream);

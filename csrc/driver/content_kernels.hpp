@@ -39,7 +39,7 @@ class ContentKernels {
   AuditCount audit(std::span<const Stretch> stretches, std::uint64_t seed, Stream stream);
 
  private:
-  void launch(Kernel kernel, std::span<const Stretch> stretches, Address found, std::uint64_t seed, Stream stream);
+  void launch(Kernel kernel, std::span<const Stretch> stretches, Address mismatches, std::uint64_t seed, Stream stream);
 
   Driver& driver_;
   Kernel write_;

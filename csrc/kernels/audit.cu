@@ -16,14 +16,14 @@ extern "C" __global__ void kvbench_write_content(const PoolWork work) {
 
 extern "C" __global__ void kvbench_audit_content(const PoolWork work) {
   const Stretch* stretches = reinterpret_cast<const Stretch*>(work.stretches);
-  AuditCount found{0, kNowhere};
+  AuditCount mismatches{0, kNowhere};
   for (u64 i = blockIdx.x; i < work.count; i += gridDim.x) {
     const Stretch stretch = stretches[i];
     const u64 words = words_of(stretch);
-    for (u64 word = threadIdx.x; word < words; word += blockDim.x) audit_word(stretch, word, work.seed, found);
+    for (u64 word = threadIdx.x; word < words; word += blockDim.x) audit_word(stretch, word, work.seed, mismatches);
   }
-  if (found.wrong_bytes == 0) return;
-  AuditCount* total = reinterpret_cast<AuditCount*>(work.found);
-  atomicAdd(&total->wrong_bytes, found.wrong_bytes);
-  atomicMin(&total->first, found.first);
+  if (mismatches.wrong_bytes == 0) return;
+  AuditCount* total = reinterpret_cast<AuditCount*>(work.mismatches);
+  atomicAdd(&total->wrong_bytes, mismatches.wrong_bytes);
+  atomicMin(&total->first, mismatches.first);
 }

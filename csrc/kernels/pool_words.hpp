@@ -37,7 +37,7 @@ struct Stretch {
 struct PoolWork {
   u64 stretches;
   u64 count;
-  u64 found;
+  u64 mismatches;
   u64 seed;
 };
 
@@ -79,15 +79,15 @@ KVBENCH_BOTH void write_word(const Stretch& stretch, u64 word, u64 seed) {
   for (u32 i = 0; i < part.bytes; ++i) to[i] = static_cast<u8>(wanted >> (8 * i));
 }
 
-KVBENCH_BOTH void audit_word(const Stretch& stretch, u64 word, u64 seed, AuditCount& found) {
+KVBENCH_BOTH void audit_word(const Stretch& stretch, u64 word, u64 seed, AuditCount& mismatches) {
   const WordPart part = part_of(stretch, word);
   const u64 wanted = pool_bytes(seed, part.source);
   if (part.bytes == 8 && *reinterpret_cast<const u64*>(part.address) == wanted) return;
   const u8* have = reinterpret_cast<const u8*>(part.address);
   for (u32 i = 0; i < part.bytes; ++i) {
     if (have[i] == static_cast<u8>(wanted >> (8 * i))) continue;
-    ++found.wrong_bytes;
-    if (part.address + i < found.first) found.first = part.address + i;
+    ++mismatches.wrong_bytes;
+    if (part.address + i < mismatches.first) mismatches.first = part.address + i;
   }
 }
 

@@ -66,12 +66,12 @@ void write_stretch(const Stretch& stretch, std::uint64_t seed) {
   loops().put(reinterpret_cast<u64*>(stretch.address), start, stretch.bytes / 8);
 }
 
-void audit_stretch(const Stretch& stretch, std::uint64_t seed, AuditCount& found) {
+void audit_stretch(const Stretch& stretch, std::uint64_t seed, AuditCount& mismatches) {
   if (is_of_words(stretch)) {
     const u64 start = pool_start(seed) + stretch.source / 8;
     if (loops().difference(reinterpret_cast<const u64*>(stretch.address), start, stretch.bytes / 8) == 0) return;
   }
-  for (u64 word = 0; word < words_of(stretch); ++word) audit_word(stretch, word, seed, found);
+  for (u64 word = 0; word < words_of(stretch); ++word) audit_word(stretch, word, seed, mismatches);
 }
 
 }  // namespace
@@ -96,12 +96,12 @@ std::vector<Stretch> stretches_of(std::uint64_t base, std::size_t memory_bytes, 
   return stretches;
 }
 
-Audit audit_of(const AuditCount& found, std::uint64_t base, const Ranges& ranges) {
+Audit audit_of(const AuditCount& mismatches, std::uint64_t base, const Ranges& ranges) {
   Audit audit;
   audit.checked_bytes = std::accumulate(ranges.bytes.begin(), ranges.bytes.end(), std::uint64_t{0});
-  audit.wrong_bytes = found.wrong_bytes;
-  if (found.wrong_bytes == 0) return audit;
-  audit.first_wrong_offset = found.first - base;
+  audit.wrong_bytes = mismatches.wrong_bytes;
+  if (mismatches.wrong_bytes == 0) return audit;
+  audit.first_wrong_offset = mismatches.first - base;
   for (std::size_t i = 0; i < ranges.bytes.size() && !audit.first_wrong_range; ++i) {
     const bool behind = audit.first_wrong_offset >= ranges.offsets[i];
     if (behind && audit.first_wrong_offset - ranges.offsets[i] < ranges.bytes[i]) audit.first_wrong_range = i;
@@ -119,11 +119,11 @@ AuditCount audit_stretches(std::span<const Stretch> stretches, std::uint64_t see
   AuditCount total{0, kNowhere};
   std::mutex merging;
   in_parallel(stretches.size(), grain_of(stretches), [&](std::size_t begin, std::size_t end) {
-    AuditCount found{0, kNowhere};
-    for (const Stretch& stretch : stretches.subspan(begin, end - begin)) audit_stretch(stretch, seed, found);
+    AuditCount mismatches{0, kNowhere};
+    for (const Stretch& stretch : stretches.subspan(begin, end - begin)) audit_stretch(stretch, seed, mismatches);
     const std::lock_guard lock(merging);
-    total.wrong_bytes += found.wrong_bytes;
-    total.first = std::min(total.first, found.first);
+    total.wrong_bytes += mismatches.wrong_bytes;
+    total.first = std::min(total.first, mismatches.first);
   });
   return total;
 }

@@ -31,8 +31,8 @@ struct Audit {
 /// arrays differ in length or a range exceeds the memory.
 std::vector<Stretch> stretches_of(std::uint64_t base, std::size_t memory_bytes, const Ranges& ranges);
 
-/// Converts `found` to the result for `ranges`, whose memory is at `base`.
-Audit audit_of(const AuditCount& found, std::uint64_t base, const Ranges& ranges);
+/// Converts `mismatches` to the result for `ranges`, whose memory is at `base`.
+Audit audit_of(const AuditCount& mismatches, std::uint64_t base, const Ranges& ranges);
 
 /// Writes stretches of host memory, which must not overlap, on several threads.
 void write_stretches(std::span<const Stretch> stretches, std::uint64_t seed);

@@ -22,22 +22,22 @@ class Places {
   Region around(Address address) {
     const auto after = std::ranges::upper_bound(regions_, address, {}, &Region::begin);
     if (after != regions_.begin() && std::prev(after)->holds(address)) return *std::prev(after);
-    Region found = driver_->region_of(address);
-    if (found.place == Place::pageable) return found;
+    Region region = driver_->region_of(address);
+    if (region.place == Place::pageable) return region;
     // Of pools that were freed.
     std::erase_if(regions_, [&](const Region& old) {
-      return old.begin < found.begin + found.bytes && found.begin < old.begin + old.bytes;
+      return old.begin < region.begin + region.bytes && region.begin < old.begin + old.bytes;
     });
-    auto at = std::ranges::lower_bound(regions_, found.begin, {}, &Region::begin);
-    if (at != regions_.end() && adjoin(found, *at)) {
-      found.bytes += at->bytes;
+    auto at = std::ranges::lower_bound(regions_, region.begin, {}, &Region::begin);
+    if (at != regions_.end() && adjoin(region, *at)) {
+      region.bytes += at->bytes;
       at = regions_.erase(at);
     }
-    if (at != regions_.begin() && adjoin(*std::prev(at), found)) {
-      std::prev(at)->bytes += found.bytes;
+    if (at != regions_.begin() && adjoin(*std::prev(at), region)) {
+      std::prev(at)->bytes += region.bytes;
       return *std::prev(at);
     }
-    return *regions_.insert(at, found);
+    return *regions_.insert(at, region);
   }
 
  private:
@@ -89,9 +89,9 @@ class Route {
  private:
   bool follow(Region& end, Address address) {
     if (end.holds(address)) return true;
-    const Region found = places_.around(address);
-    if (found.place != end.place) return false;
-    end = found;
+    const Region region = places_.around(address);
+    if (region.place != end.place) return false;
+    end = region;
     return true;
   }
 

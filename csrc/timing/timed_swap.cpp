@@ -9,7 +9,7 @@
 namespace kvbench {
 namespace {
 
-Stream own(Stream stream) {
+Stream not_legacy(Stream stream) {
   refuse_legacy_stream(stream);
   return stream;
 }
@@ -27,7 +27,7 @@ void check(StreamState state, const Queue& queue) {
 TimedRegion::TimedRegion(std::shared_ptr<Driver> driver, Stream stream, std::uint64_t busy_delay_ns)
     : driver_(std::move(driver)),
       busy_delay_ns_(busy_delay_ns),
-      lanes_{own(stream)},
+      lanes_{not_legacy(stream)},
       gatekeeper_(driver_),
       gate_(driver_),
       start_(driver_),
