@@ -136,11 +136,11 @@ def _device(findings: Findings) -> _Result:
     if findings.device == "cpu":
         if any(device.kind == "cuda" for device in findings.engine.devices):
             return Status.INFO, "cpu, as requested: copies between host buffers; this machine also has a GPU"
-        found = (
+        message = (
             f"no GPU{why}: sweeps run on the device cpu, which copies between host buffers and says nothing about a GPU"
         )
         remedy = "if the machine has a GPU: check that nvidia-smi works here, and start containers with --gpus all"
-        return Status.WARN, found, remedy
+        return Status.WARN, message, remedy
     if facts is None:
         names = ", ".join(device.name for device in findings.engine.devices) or "none"
         remedy = "check that nvidia-smi works here, start containers with --gpus all, and check CUDA_VISIBLE_DEVICES"
@@ -162,10 +162,10 @@ def _batch_entry(findings: Findings) -> _Result:
         return Status.INFO, "unknown without the device"
     if findings.facts.batch_entry is None:
         remedy = "install a driver for CUDA 12.8 or newer (570 or newer)"
-        found = "no cuMemcpyBatchAsync: the backend batched falls back to one copy per descriptor, and reports it"
-        return Status.WARN, found, remedy
-    found = f"{findings.facts.batch_entry}; kvbench probe finds out what it does"
-    return Status.OK, found
+        message = "no cuMemcpyBatchAsync: the backend batched falls back to one copy per descriptor, and reports it"
+        return Status.WARN, message, remedy
+    message = f"{findings.facts.batch_entry}; kvbench probe finds out what it does"
+    return Status.OK, message
 
 
 def _link(findings: Findings) -> _Result:
@@ -177,13 +177,13 @@ def _link(findings: Findings) -> _Result:
     most = findings.identity.get("pcie_max_generation"), findings.identity.get("pcie_max_width")
     if None in (generation, width, *most):
         return Status.INFO, f"unknown: {findings.reason('pcie_generation')}"
-    found = f"PCIe gen {generation} x{width} of gen {most[0]} x{most[1]} ({how})"
+    message = f"PCIe gen {generation} x{width} of gen {most[0]} x{most[1]} ({how})"
     if (generation, width) == most:
-        return Status.OK, found
+        return Status.OK, message
     if idle:
-        return Status.INFO, f"{found}; the link of an idle GPU runs at a lower speed"
+        return Status.INFO, f"{message}; the link of an idle GPU runs at a lower speed"
     remedy = "reseat the card, use a slot with all lanes, and check the slot's speed in the firmware settings"
-    return Status.WARN, found, remedy
+    return Status.WARN, message, remedy
 
 
 def _bar1(findings: Findings) -> _Result:
@@ -191,11 +191,11 @@ def _bar1(findings: Findings) -> _Result:
     if bar1 is None or memory is None:
         missing = "bar1_bytes" if bar1 is None else "gpu_memory_total_bytes"
         return Status.INFO, f"unknown: {findings.reason(missing)}"
-    found = f"{bar1 // MIB} MiB for {memory // MIB} MiB of GPU memory"
+    message = f"{bar1 // MIB} MiB for {memory // MIB} MiB of GPU memory"
     if bar1 >= memory:
-        return Status.OK, found
+        return Status.OK, message
     remedy = "enable Resizable BAR and Above 4G Decoding; in a virtual machine, enlarge the 64-bit MMIO window"
-    return Status.WARN, f"{found}: inline copies by the CPU presumably need a BAR1 of the full size", remedy
+    return Status.WARN, f"{message}: inline copies by the CPU presumably need a BAR1 of the full size", remedy
 
 
 def _numa(findings: Findings) -> _Result:
@@ -214,8 +214,8 @@ def _clocks(findings: Findings) -> _Result:
     clock, most = now.get("sm_clock_mhz"), findings.observed.get("sm_clock_max_mhz")
     if clock is None or most is None:
         return Status.INFO, f"unknown: {findings.reason('sm_clock_mhz' if clock is None else 'sm_clock_max_mhz')}"
-    found = f"SM {clock} of {most} MHz, memory {now.get('memory_clock_mhz')} MHz ({how})"
-    return Status.OK if clock >= most * 3 // 4 else Status.INFO, found
+    message = f"SM {clock} of {most} MHz, memory {now.get('memory_clock_mhz')} MHz ({how})"
+    return Status.OK if clock >= most * 3 // 4 else Status.INFO, message
 
 
 def _throttle(findings: Findings) -> _Result:
@@ -223,17 +223,17 @@ def _throttle(findings: Findings) -> _Result:
     limits = now.get("clock_limits")
     if limits is None:
         return Status.INFO, f"unknown: {findings.reason('clock_limits')}"
-    found = f"{', '.join(limits) or 'none'} at {now.get('temperature_c')} °C, {now.get('power_w')} W"
+    message = f"{', '.join(limits) or 'none'} at {now.get('temperature_c')} °C, {now.get('power_w')} W"
     harmful = [word for word in limits if word not in _HARMLESS_LIMITS]
     if not harmful:
-        return Status.OK, found
+        return Status.OK, message
     if any("thermal" in word for word in harmful):
         remedy = "cool the card, or wait until it has cooled"
     elif "application_clocks" in harmful:
         remedy = "unless you locked the clocks yourself, unlock them: nvidia-smi -rgc and nvidia-smi -rac"
     else:
         remedy = "check the power limit and the power supply (nvidia-smi -q -d POWER,PERFORMANCE)"
-    return Status.WARN, found, remedy
+    return Status.WARN, message, remedy
 
 
 def _others(findings: Findings) -> _Result:
@@ -248,8 +248,8 @@ def _others(findings: Findings) -> _Result:
     if others is None:
         return Status.INFO, f"unknown: {findings.reason('other_processes')}"
     if busy is not None and busy >= _BUSY_PERCENT:
-        found = f"none visible from here, but the GPU is {busy}% busy"
-        return Status.WARN, found, "check from outside the container, or choose another GPU"
+        message = f"none visible from here, but the GPU is {busy}% busy"
+        return Status.WARN, message, "check from outside the container, or choose another GPU"
     return Status.OK, "none seen"
 
 
@@ -265,18 +265,18 @@ def _free_memory(findings: Findings) -> _Result:
     free = findings.observed.get("host_available_bytes")
     if free is None:
         return Status.INFO, f"unknown: {findings.reason('host_available_bytes')}"
-    found = f"up to {free // MIB} MiB can be pinned"
+    message = f"up to {free // MIB} MiB can be pinned"
     if free >= _FREE_ENOUGH_BYTES:
-        return Status.OK, found
+        return Status.OK, message
     remedy = "free memory, raise the container's limit, or sweep fewer and smaller blocks"
-    return Status.WARN, f"{found}: large cells are skipped", remedy
+    return Status.WARN, f"{message}: large cells are skipped", remedy
 
 
 def _memlock(findings: Findings) -> _Result:
     if findings.memlock_bytes is None:
         return Status.OK, "no limit"
-    found = f"limit {format_size(findings.memlock_bytes)}; memory pinned by the CUDA driver probably does not count"
-    return Status.INFO, found, "if pinning fails: ulimit -l unlimited, or --ulimit memlock=-1 for a container"
+    message = f"limit {format_size(findings.memlock_bytes)}; memory pinned by the CUDA driver probably does not count"
+    return Status.INFO, message, "if pinning fails: ulimit -l unlimited, or --ulimit memlock=-1 for a container"
 
 
 def _load(findings: Findings) -> _Result:
@@ -284,9 +284,9 @@ def _load(findings: Findings) -> _Result:
     governor = findings.observed.get("cpu_governor")
     if load is None or cpus is None:
         return Status.INFO, f"unknown: {findings.reason('host_load_1min' if load is None else 'logical_cpus')}"
-    found = f"{load:.2f} on {cpus} CPUs, governor {governor or 'unknown'}"
+    message = f"{load:.2f} on {cpus} CPUs, governor {governor or 'unknown'}"
     if load > cpus / 2:
-        return Status.WARN, found, "stop other programs: submission is timed on a CPU"
+        return Status.WARN, message, "stop other programs: submission is timed on a CPU"
     if governor in ("powersave", "ondemand", "conservative"):
-        return Status.INFO, found, "for steadier submission times: cpupower frequency-set -g performance"
-    return Status.OK, found
+        return Status.INFO, message, "for steadier submission times: cpupower frequency-set -g performance"
+    return Status.OK, message
