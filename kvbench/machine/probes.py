@@ -99,12 +99,12 @@ def _control_groups(sources: Sources) -> Iterator[tuple[PurePosixPath, tuple[str
     except OSError:
         lines = ["0::/"]
     for line in lines:
-        _, controllers, place = line.split(":", 2)
+        _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
         root = PurePosixPath("sys/fs/cgroup", "memory" if controllers else "")
         files = _GROUP_FILES_OF_VERSION_1 if controllers else _GROUP_FILES
-        within = PurePosixPath(place.lstrip("/"))
+        within = PurePosixPath(path.lstrip("/"))
         for group in dict.fromkeys((within, *within.parents)):
             if ".." not in group.parts:  # a group that this process cannot see
                 yield root / group, files
@@ -120,8 +120,8 @@ def _left_in_group(sources: Sources, folder: PurePosixPath, limit: str, used: st
 
 def _pci_folder(bus_id: str) -> str:
     """Return the folder of a PCI address of the driver or of NVML ("00000000:1B:00.0")."""
-    domain, _, place = bus_id.partition(":")
-    return f"sys/bus/pci/devices/{int(domain, 16):04x}:{place.lower()}"
+    domain, _, bus_and_device = bus_id.partition(":")
+    return f"sys/bus/pci/devices/{int(domain, 16):04x}:{bus_and_device.lower()}"
 
 
 def _folder(machine: Machine) -> str:
@@ -165,11 +165,11 @@ def clock_limits(machine: Machine) -> list[Json]:
 
 
 def _other_processes(machine: Machine) -> list[Json]:
-    own = {*machine.own_pids, os.getpid()}
+    kvbench_pids = {*machine.own_pids, os.getpid()}
     return [
         {"pid": process.pid, "name": _process_name(machine, process.pid), "bytes": process.usedGpuMemory}
         for process in machine.ask("nvmlDeviceGetComputeRunningProcesses")
-        if process.pid not in own
+        if process.pid not in kvbench_pids
     ]
 
 
@@ -212,8 +212,8 @@ def _pool_pages(machine: Machine) -> dict[str, Json]:
 
 
 def _huge_pages(machine: Machine) -> str:
-    words = machine.sources.text("sys/kernel/mm/transparent_hugepage/enabled")
-    return words.partition("[")[2].partition("]")[0]
+    modes = machine.sources.text("sys/kernel/mm/transparent_hugepage/enabled")
+    return modes.partition("[")[2].partition("]")[0]
 
 
 def _number(function: str, *arguments: int) -> Callable[[Machine], int]:
