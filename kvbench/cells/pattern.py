@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final
 
-_WORDS: Final = ("shuffled", "contiguous", "descending")
+_PLAIN_ORDERS: Final = ("shuffled", "contiguous", "descending")
 _RUNS: Final = ("runs", "turning", "runs-geometric")
 _MAX_TERMS: Final = 16
 _TERM: Final = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,8})")
@@ -158,7 +158,7 @@ def _order(text: str) -> Pattern | None:
     kind, _, run = text.rpartition("-")
     if kind in _RUNS and re.fullmatch(r"\d{1,6}", run) and int(run) >= 2:
         return Pattern(kind, int(run))
-    return Pattern(text) if text in _WORDS else None
+    return Pattern(text) if text in _PLAIN_ORDERS else None
 
 
 def _of_tensors(text: str) -> Pattern | None:
