@@ -111,10 +111,10 @@ def run_probe(name: str, device: str, fault: str = "") -> Result:
         process.kill()
         process.wait(_KILL_S)
         raise
-    return Result(name, PROBES.get(name, ""), _found(out, errors, end), round(time.monotonic() - began_s, 3))
+    return Result(name, PROBES.get(name, ""), _finding(out, errors, end), round(time.monotonic() - began_s, 3))
 
 
-def _found(out: bytes, errors: bytes, end: str) -> ProbeFinding | Unanswered:
+def _finding(out: bytes, errors: bytes, end: str) -> ProbeFinding | Unanswered:
     last: Message | None = None
     for line in out.splitlines():
         with suppress(msgspec.DecodeError):
