@@ -27,7 +27,7 @@ class Installed:
 
     @property
     def own(self) -> bool:
-        return self.entry is not None and _is_own(self.entry)
+        return self.entry is not None and _is_built_in(self.entry)
 
     @property
     def engine(self) -> str:
@@ -40,17 +40,17 @@ class Installed:
 def installed() -> tuple[Mapping[str, Installed], Sequence[str]]:
     """Return every backend by name, and a note for each package whose backend has the name of a built-in one."""
     by_name: dict[str, list[EntryPoint]] = {}
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, not _is_own(entry))):
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, not _is_built_in(entry))):
         by_name.setdefault(entry.name, []).append(entry)
     backends, clashes = {}, []
     for name, entries in by_name.items():
         versions = [entry.dist and f"{entry.dist.name}=={entry.dist.version}" for entry in entries]
         packages = [printable(version or "without a name") for version in versions]
-        if _is_own(entries[0]):
+        if _is_built_in(entries[0]):
             clashes += [
                 f"package {package} also provides a backend {name}, which is not loaded: kvbench's own has that name"
                 for package, entry in zip(packages, entries, strict=True)
-                if not _is_own(entry)
+                if not _is_built_in(entry)
             ]
             del packages[1:]
         backends[name] = Installed(name, " and ".join(packages), entries[0] if len(packages) == 1 else None)
@@ -72,5 +72,5 @@ def unknown_backend(name: str, known: Iterable[str]) -> UsageError:
     return UsageError(f"unknown backend {name}; {hint(name, known)}")
 
 
-def _is_own(entry: EntryPoint) -> bool:
+def _is_built_in(entry: EntryPoint) -> bool:
     return entry.value.startswith("kvbench.backends.") and (entry.dist is None or entry.dist.name == "kvbench")
