@@ -186,7 +186,7 @@ def load_policy(path: Path) -> Policy:
 
 def _nearest(values: Sequence[int], value: float) -> int:
     """Return the value that is nearest in ratio, of two the smaller; `values` ascend."""
-    return min(values, key=lambda own: _apart(own, value))
+    return min(values, key=lambda candidate: _apart(candidate, value))
 
 
 def _apart(one: float, other: float) -> float:

@@ -159,8 +159,8 @@ def _plural(info: Any) -> str:
 
 
 def _refusal(message: str, plain: object, kind: Any, name: str) -> str:
-    found = _AT.fullmatch(message)
-    text, path = (found[1], found[2]) if found else (message, "")
+    match = _AT.fullmatch(message)
+    text, path = (match[1], match[2]) if match else (message, "")
     value: Any = plain
     info: Any = msgspec.inspect.type_info(kind)
     for index, key in _STEP.findall(path):

@@ -166,8 +166,8 @@ def layer_figures(cell: Cell, visits: Sequence[Visit]) -> dict[str, float]:
 
 def median_or_nan(values: Iterable[float]) -> float:
     """Return the median, nan of no values."""
-    own = list(values)
-    return float(np.median(own)) if own else math.nan
+    numbers = list(values)
+    return float(np.median(numbers)) if numbers else math.nan
 
 
 def _delay_us(turns: Sequence[Beside], name: str) -> float:
