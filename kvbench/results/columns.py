@@ -32,7 +32,6 @@ SAMPLE_COLUMNS: Final[dict[str, str]] = TIMES | {
 
 
 def _with_interval(name: str, meaning: str) -> dict[str, str]:
-    """Return the meaning of a figure and of the ends of its interval."""
     return {
         name: meaning,
         f"{name}_low": "lower end of its 95% interval, from the visits; empty with fewer than six",
