@@ -127,8 +127,10 @@ def leaders(arms: Mapping[str, Visits], margin: Margin) -> dict[str, Verdict]:
     be empty.
     """
     ordered = sorted(arms, key=lambda name: (median(arms[name].values()), name))
-    found = {name: compare_visits(arms[ordered[0]], arms[name], margin).verdict for name in ordered[1:]}
-    return {ordered[0]: Verdict.SAME} | {name: said for name, said in found.items() if said is not Verdict.SLOWER}
+    verdicts = {name: compare_visits(arms[ordered[0]], arms[name], margin).verdict for name in ordered[1:]}
+    return {ordered[0]: Verdict.SAME} | {
+        name: verdict for name, verdict in verdicts.items() if verdict is not Verdict.SLOWER
+    }
 
 
 def winners(arms: Mapping[str, Mapping[int, Visits]], margin: Margin) -> dict[int, str | None]:
@@ -137,11 +139,11 @@ def winners(arms: Mapping[str, Mapping[int, Visits]], margin: Margin) -> dict[in
     `arms` is arm -> size -> visits.
     """
     common = sorted(set[int].intersection(*(set(times) for times in arms.values()))) if arms else []
-    found: dict[int, str | None] = {}
+    fastest: dict[int, str | None] = {}
     for size in common:
         first, *others = leaders({name: times[size] for name, times in arms.items()}, margin)
-        found[size] = None if others else first
-    return found
+        fastest[size] = None if others else first
+    return fastest
 
 
 def by_chance(comparisons: int) -> int:

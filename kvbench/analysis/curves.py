@@ -50,7 +50,7 @@ def find_cliff(
     the ratio of the nearest ends must exceed the ratio of the sizes: larger blocks take less time than smaller ones.
     """
     points = sorted(zip(sizes, gbps, low, high, strict=True))
-    found: list[Cliff] = []
+    cliffs: list[Cliff] = []
     for (size, rate, least, most), (next_size, next_rate, next_least, next_most) in pairwise(points):
         if not np.isfinite([rate, least, most, next_rate, next_least, next_most]).all() or min(least, next_least) <= 0:
             continue
@@ -58,8 +58,8 @@ def find_cliff(
         fall = next_most < least
         cliff = Cliff(size, next_size, rate, next_rate)
         if (rise or fall) and cliff.height >= MIN_HEIGHT:
-            found.append(cliff)
-    return max(found, key=lambda cliff: cliff.excess, default=None)
+            cliffs.append(cliff)
+    return max(cliffs, key=lambda cliff: cliff.excess, default=None)
 
 
 def knee(sm_counts: Sequence[int], gbps: Sequence[float], low: Sequence[float]) -> int | None:
@@ -69,8 +69,8 @@ def knee(sm_counts: Sequence[int], gbps: Sequence[float], low: Sequence[float]) 
     """
     points = [point for point in zip(sm_counts, gbps, low, strict=True) if np.isfinite(point[1])]
     enough = (1 - KNEE.fraction) * max((rate for _, rate, _ in points), default=0.0)
-    found = min((count for count, _, least in points if least >= enough), default=None)
-    return None if found == max((count for count, _, _ in points), default=None) else found
+    smallest = min((count for count, _, least in points if least >= enough), default=None)
+    return None if smallest == max((count for count, _, _ in points), default=None) else smallest
 
 
 @dataclass(frozen=True, slots=True)

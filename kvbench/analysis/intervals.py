@@ -54,12 +54,12 @@ def grouped_quartiles(values: Floats, counts: Counts) -> tuple[Floats, Floats, F
     `values` is the concatenation of groups of `counts` values. NaN are left out; a group of nothing else has none.
     """
     counts, values = _counts_known(values, counts), values[~np.isnan(values)]
-    found = np.full((3, len(counts)), np.nan)
+    quartiles = np.full((3, len(counts)), np.nan)
     first = np.cumsum(counts) - counts
     for count in np.unique(counts[counts > 0]):
         alike = counts == count
-        found[:, alike] = np.quantile(values[first[alike][:, None] + np.arange(count)], (0.25, 0.5, 0.75), axis=1)
-    return found[0], found[1], found[2]
+        quartiles[:, alike] = np.quantile(values[first[alike][:, None] + np.arange(count)], (0.25, 0.5, 0.75), axis=1)
+    return quartiles[0], quartiles[1], quartiles[2]
 
 
 def _counts_known(values: Floats, counts: Counts) -> Counts:
@@ -78,7 +78,7 @@ def interval_rank(count: int, confidence: float = CONFIDENCE) -> int | None:
     if count > _EXACT_UP_TO:
         quantile = NormalDist().inv_cdf((1 + confidence) / 2)
         return math.floor((count - 1 - quantile * math.sqrt(count)) / 2)
-    return rank_of([math.comb(count, place) for place in range(count + 1)], confidence)
+    return rank_of([math.comb(count, below) for below in range(count + 1)], confidence)
 
 
 def rank_of(ways: Sequence[int], confidence: float) -> int | None:
