@@ -12,9 +12,9 @@ class CellPanel {
   }
 
   open(label, id) {
-    const found = this.runs.find(label, id);
-    if (!found) return;
-    const { run, row } = found;
+    const cell = this.runs.find(label, id);
+    if (!cell) return;
+    const { run, row } = cell;
     const close = el("button", { type: "button", class: "close", onclick: () => this.dialog.close() }, "Close");
     const visits = samplesOf(run, row);
     const measured = run.words.status[row] === "ok";
@@ -80,7 +80,7 @@ function facts(run, row) {
 function times(run, row) {
   const shown = (name, part) => el("td", { class: "right" }, figure(figureOf(run, row, `${name}_${part}`)));
   return el("div", { class: "table" }, el("table", {},
-    el("thead", {}, el("tr", {}, ...["Time, us", "median", "lower quartile", "upper quartile"].map((words) => el("th", { scope: "col" }, words)))),
+    el("thead", {}, el("tr", {}, ...["Time, us", "median", "lower quartile", "upper quartile"].map((head) => el("th", { scope: "col" }, head)))),
     el("tbody", {}, ...TIMES.map((name) => el("tr", {}, el("th", { scope: "row" }, name), ...["median", "q1", "q3"].map((part) => shown(name, part)))))));
 }
 
@@ -93,8 +93,8 @@ function command(run, row) {
 
 function raw(run, row, visits) {
   const quartiles = (name) => ["q1", "median", "q3"].map((part) => figureOf(run, row, `${name}_${part}`));
-  const place = el("div", {});
-  const show = (name) => place.replaceChildren(strip(visits, name, quartiles(name)));
+  const picture = el("div", {});
+  const show = (name) => picture.replaceChildren(strip(visits, name, quartiles(name)));
   const choice = el("select", { id: "time" }, ...TIMES.map((name) => el("option", { value: name }, name)));
   choice.addEventListener("change", () => show(choice.value));
   show(TIMES[0]);
@@ -102,7 +102,7 @@ function raw(run, row, visits) {
   numbers.addEventListener("toggle", () => {
     if (numbers.open && numbers.children.length === 1) numbers.append(numberTable(visits));
   });
-  return [el("p", {}, el("label", { for: "time" }, "Time "), choice), place, numbers];
+  return [el("p", {}, el("label", { for: "time" }, "Time "), choice), picture, numbers];
 }
 
 function numberTable(visits) {
@@ -110,6 +110,6 @@ function numberTable(visits) {
   const rows = visits.flatMap((visit) => visit.columns[names[0]].map((_, sample) =>
     el("tr", {}, ...[visit.round, sample, ...names.map((name) => visit.columns[name][sample] ?? "–")].map((value) => el("td", { class: "right" }, String(value))))));
   return el("div", { class: "table" }, el("table", { class: "numbers" },
-    el("thead", {}, el("tr", {}, ...["round", "sample", ...names].map((words) => el("th", { scope: "col" }, words)))),
+    el("thead", {}, el("tr", {}, ...["round", "sample", ...names].map((head) => el("th", { scope: "col" }, head)))),
     el("tbody", {}, ...rows)));
 }

@@ -31,8 +31,8 @@ class LookUp {
       text: ({ run, row }) => sized(run.axes[name][row] ?? ""),
       key: ({ run, row }) => (NUMBER_KEYS[name] ? NUMBER_KEYS[name](run, row) : run.axes[name][row] ?? ""),
     });
-    const number = (name, words) => ({
-      name: words,
+    const number = (name, head) => ({
+      name: head,
       number: true,
       key: ({ run, row }) => figureOf(run, row, name) ?? -1,
       text: ({ run, row }) => figure(figureOf(run, row, name)),
@@ -73,9 +73,9 @@ class LookUp {
   }
 
   makeFilter(column) {
-    const found = new Map(this.cells.map((cell) => [column.key(cell), textOf(column, cell)]));
-    if (found.size < 2) return null;
-    const sorted = [...found].sort(([a], [b]) => compare(a, b));
+    const texts = new Map(this.cells.map((cell) => [column.key(cell), textOf(column, cell)]));
+    if (texts.size < 2) return null;
+    const sorted = [...texts].sort(([a], [b]) => compare(a, b));
     const choice = el("select", { "data-axis": column.name }, el("option", { value: "" }, "all"));
     choice.append(...sorted.map(([, text], number) => el("option", { value: String(number + 1) }, text === "" ? "none" : text)));
     choice.addEventListener("change", () => {
@@ -99,7 +99,7 @@ class LookUp {
     this.show();
   }
 
-  found() {
+  matches() {
     const whole = this.search.value.toLowerCase().replace(/(\d)\s+(?=[kmg]?i?b(\s|$))/g, "$1");  // "16 KiB" is one word
     const asked = whole.split(/\s+/).filter(Boolean);
     const cells = this.cells.filter((cell) =>
@@ -111,7 +111,7 @@ class LookUp {
   }
 
   show() {
-    const cells = this.found();
+    const cells = this.matches();
     this.said.textContent = `${count(cells.length)} of ${count(this.cells.length)} cells`;
     this.body.replaceChildren(...cells.slice(0, this.rows).map((cell) => this.line(cell)));
     this.more.hidden = cells.length <= this.rows;
@@ -119,8 +119,8 @@ class LookUp {
 
   line(cell) {
     const open = () => this.open(cell.run.label, cell.id);
-    const words = { type: "button", class: "open", "aria-label": `Open ${cellName(cell.run, cell.row)}` };
-    return el("tr", { onclick: open, "data-cell": cell.id }, el("td", {}, el("button", words, shortName(cell))), ...this.columns.map((column) =>
+    const attributes = { type: "button", class: "open", "aria-label": `Open ${cellName(cell.run, cell.row)}` };
+    return el("tr", { onclick: open, "data-cell": cell.id }, el("td", {}, el("button", attributes, shortName(cell))), ...this.columns.map((column) =>
       el("td", { class: column.number ? "right" : null }, textOf(column, cell))));
   }
 }
@@ -133,9 +133,9 @@ function shortName({ run, row }) {
 
 // "16KiB" as people read it; other text stays as it is.
 function sized(text) {
-  const found = /^(\d+)([KMG]?i?B)$/.exec(text);
-  const factor = found && { B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30 }[found[2]];
-  return factor ? size(Number(found[1]) * factor) : text;
+  const match = /^(\d+)([KMG]?i?B)$/.exec(text);
+  const factor = match && { B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30 }[match[2]];
+  return factor ? size(Number(match[1]) * factor) : text;
 }
 
 function textOf(column, cell) {
