@@ -13,12 +13,12 @@ class LineChart {
     this.xs = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
     this.roofs = [...new Set(panels.flatMap((panel) => panel.roofs.map((roof) => roof.label)))].sort();
     this.full = { x: padded(spec.x.scale, this.xs), y: this.fullY() };
-    const place = node.querySelector(".panels");
-    place.classList.toggle("wide", panels.length > 1);
+    const container = node.querySelector(".panels");
+    container.classList.toggle("wide", panels.length > 1);
     this.panels = panels.map((panel) => {
-      const own = el("div", { class: "panel" });
-      place.append(own);
-      return new Panel(this, panel, own);
+      const panelNode = el("div", { class: "panel" });
+      container.append(panelNode);
+      return new Panel(this, panel, panelNode);
     });
     this.makeLegend(lines);
     this.makeTools();
@@ -39,7 +39,7 @@ class LineChart {
 
   build() {
     const width = document.documentElement.dataset.theme === "light" ? PRINTED_PX : null;
-    for (const panel of this.panels) panel.build(width ?? Math.max(280, panel.place.clientWidth));
+    for (const panel of this.panels) panel.build(width ?? Math.max(280, panel.node.clientWidth));
     this.built = true;
   }
 
@@ -53,7 +53,7 @@ class LineChart {
   }
 
   levelKeys() {
-    const key = (words, stroke, ink) => el("span", { class: "key" }, strokeKey(stroke, ink, 1.2), words);
+    const key = (label, stroke, ink) => el("span", { class: "key" }, strokeKey(stroke, ink, 1.2), label);
     const ceiling = this.spec.grid.flat().some((panel) => panel.ceiling !== null);
     return [
       ...(ceiling ? [key("ceiling", CEILING_STROKE, "var(--faint)")] : []),
@@ -85,7 +85,7 @@ class LineChart {
       ["Save points", () => save(`${this.spec.stem}.csv`, this.csv())],
     ];
     this.node.querySelector(".tools").append(...[
-      ...tools.map(([words, act]) => el("button", { type: "button", onclick: act }, words)),
+      ...tools.map(([label, act]) => el("button", { type: "button", onclick: act }, label)),
       this.spec.y.label === "GB/s" ? this.makeLogSwitch() : null,
       el("span", { class: "small" }, "Drag in a chart to zoom, double-click to reset, click a point for its cell."),
     ].filter(Boolean));

@@ -72,9 +72,9 @@ const SCROLLING = new ResizeObserver((entries) => {
 });
 
 function watchTables(node) {
-  for (const place of node.querySelectorAll(".table")) {
-    SCROLLING.observe(place);
-    place.toggleAttribute("data-scrolls", place.scrollWidth > place.clientWidth + 1);
+  for (const table of node.querySelectorAll(".table")) {
+    SCROLLING.observe(table);
+    table.toggleAttribute("data-scrolls", table.scrollWidth > table.clientWidth + 1);
   }
 }
 

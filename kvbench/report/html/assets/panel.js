@@ -7,10 +7,10 @@ const ABOVE_PX = 6;  // between labels and lines: markers of points at the edge 
 
 class Panel {
   // `chart` has what its panels share: the axes, their full ranges, the hidden lines.
-  constructor(chart, panel, place) {
+  constructor(chart, panel, node) {
     this.chart = chart;
     this.panel = panel;
-    this.place = place;
+    this.node = node;
     this.view = null;  // {x: [low, high], y: [low, high]} while zoomed
     this.plot = null;
   }
@@ -18,7 +18,7 @@ class Panel {
   build(width) {
     this.plot?.destroy();
     const height = Math.round(Math.max(220, Math.min(340, 0.62 * width)));
-    this.plot = new uPlot(this.options(width, height), this.data(), this.place);
+    this.plot = new uPlot(this.options(width, height), this.data(), this.node);
     this.plot.root.setAttribute("aria-hidden", "true");  // the tables say the same in words
   }
 
@@ -227,9 +227,9 @@ class Panel {
     ctx.textAlign = "left";
     ctx.fillStyle = colour("text");
     const first = bbox.top - (ABOVE_PX - 2 + MARK_PX * this.markCount()) * devicePixelRatio;
-    marks.forEach(({ line, mark }, place) => {
-      const words = `${line.label}: ${mark.words}`;
-      ctx.fillText(words, bbox.left, first + (place + 0.7) * MARK_PX * devicePixelRatio, bbox.width);
+    marks.forEach(({ line, mark }, index) => {
+      const label = `${line.label}: ${mark.words}`;
+      ctx.fillText(label, bbox.left, first + (index + 0.7) * MARK_PX * devicePixelRatio, bbox.width);
     });
     ctx.restore();
   }
@@ -284,7 +284,7 @@ function forward(scale, value) {
   return Math.log2(value) + (scale === "symlog2" ? 1 : 0);
 }
 
-function backward(scale, place) {
-  if (scale === "linear" || (scale === "symlog2" && place <= 1)) return place;
-  return 2 ** (place - (scale === "symlog2" ? 1 : 0));
+function backward(scale, position) {
+  if (scale === "linear" || (scale === "symlog2" && position <= 1)) return position;
+  return 2 ** (position - (scale === "symlog2" ? 1 : 0));
 }

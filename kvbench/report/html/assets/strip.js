@@ -11,15 +11,15 @@ function strip(visits, name, quartiles) {
   const x = (value) => STRIP.left + (high > low ? (inner * (value - low)) / (high - low) : inner / 2);
   const bottom = known.length * STRIP.row + 6;
   const height = bottom + STRIP.foot;
-  const words = `${name}: ${all.length} values from ${figure(low)} to ${figure(high)}`;
-  const picture = drawn("svg", { viewBox: `0 0 ${STRIP.width} ${height}`, class: "strip", role: "img", "aria-label": words });
+  const label = `${name}: ${all.length} values from ${figure(low)} to ${figure(high)}`;
+  const picture = drawn("svg", { viewBox: `0 0 ${STRIP.width} ${height}`, class: "strip", role: "img", "aria-label": label });
   const [q1, median, q3] = quartiles;
   if (q1 !== null && q3 !== null) {
     picture.append(drawn("rect", { x: x(q1), y: 2, width: Math.max(1, x(q3) - x(q1)), height: bottom - 2, class: "box" }));
     picture.append(drawn("line", { x1: x(median), x2: x(median), y1: 2, y2: bottom, class: "median" }));
   }
-  known.forEach((visit, place) => {
-    const y = 6 + (place + 0.5) * STRIP.row;
+  known.forEach((visit, index) => {
+    const y = 6 + (index + 0.5) * STRIP.row;
     picture.append(drawn("text", { x: 0, y: y + 4 }, `round ${visit.round}`));
     picture.append(...visit.values.map((value, sample) => {
       // side by side where they would lie on one another
