@@ -173,7 +173,6 @@ class Report:
 
     @property
     def files(self) -> dict[str, DataTable]:
-        """The tables that are CSV files, by the names of these."""
         return {name: table for chapter in self.chapters for name, table in chapter.files.items()}
 
     @property

@@ -128,7 +128,6 @@ class View:
 
     @property
     def heading(self) -> str:
-        """What was measured, and when."""
         older = "" if self.run.info.clock == CLOCK else f" · clock {self.run.info.clock}, without preparation"
         return f"{self.title} · {self.driver} · {self.date}{older}"
 
