@@ -17,10 +17,10 @@ def complete_axis(incomplete: str) -> list[str]:
     if len(fitting) > 1:
         return [f"{axis}=" for axis in fitting]
     done, comma, _ = value.rpartition(",")
-    return [f"{axis}={done}{comma}{word}" for axis in fitting for word in ("", *_words(axis))]
+    return [f"{axis}={done}{comma}{word}" for axis in fitting for word in ("", *_values_of(axis))]
 
 
-def _words(axis: str) -> list[str]:
+def _values_of(axis: str) -> list[str]:
     return list(installed()[0]) if axis == "backend" else AXES[axis].example.split(",")
 
 
@@ -32,5 +32,5 @@ def complete_device() -> list[str]:
 
 def complete_run(incomplete: str) -> list[str]:
     """Return the run directories in the current directory and in runs/."""
-    found = sorted({*Path().glob(f"*/{RUN_FILE}"), *Path("runs").glob(f"*/{RUN_FILE}")})
-    return [str(file.parent) for file in found if str(file.parent).startswith(incomplete)]
+    run_files = sorted({*Path().glob(f"*/{RUN_FILE}"), *Path("runs").glob(f"*/{RUN_FILE}")})
+    return [str(file.parent) for file in run_files if str(file.parent).startswith(incomplete)]

@@ -49,15 +49,15 @@ def engine_checks() -> list[Check]:
     from kvbench.sweep.installed import installed
 
     gpu = DeviceFacts("cuda:0", "cuda", "a GPU", None, 0, 0, None)
-    backends = [facts_of(name, gpu) for name, found in installed()[0].items() if found.engine]
-    found = [
+    backends = [facts_of(name, gpu) for name, backend in installed()[0].items() if backend.engine]
+    codes = [
         *((facts.name, facts.package, facts.unavailable) for facts in backends),
         *((name, code.title, code.missing() or code.load_error()) for name, code in native.CODES.items()),
     ]
     checks = []
-    for name, package, reason in found:
-        trouble = Status.INFO if reason and reason.endswith("is not installed") else Status.WARN
-        checks.append(Check(name, trouble, reason) if reason else Check(name, Status.OK, f"{package} loads"))
+    for name, package, reason in codes:
+        status = Status.INFO if reason and reason.endswith("is not installed") else Status.WARN
+        checks.append(Check(name, status, reason) if reason else Check(name, Status.OK, f"{package} loads"))
     return checks
 
 

@@ -229,8 +229,8 @@ def calibrate(
     cells, middle, largest = len(file.floors), median(file.floors.values()), max(file.floors.values())
     every = sum(row.kind == "cell" for row in judgement.rows)
     if as_json:
-        told = {"floor": str(path), "cells": cells, "of": every, "median": middle, "largest": largest}
-        typer.echo(json.dumps(told))
+        summary = {"floor": str(path), "cells": cells, "of": every, "median": middle, "largest": largest}
+        typer.echo(json.dumps(summary))
         return
     typer.echo(f"floors of {cells} of {counted(every, 'cell')}: median {middle:.1%}, maximum {largest:.1%}: {path}")
     if cells < every:

@@ -44,7 +44,7 @@ def _configs() -> list[dict[str, str]]:
 
     usual = DeviceFacts("cuda:0", "cuda", "a GPU", 132, 80 << 30, 80 << 30, "cuMemcpyBatchAsync", 227 << 10)
     known = installed()[0].items()
-    backends = [facts_of(name, usual, tried=found.own) for name, found in known if found.own or found.engine]
+    backends = [facts_of(name, usual, tried=backend.own) for name, backend in known if backend.own or backend.engine]
     rows = []
     for name, path in shipped_configs().items():
         spec = load_config(path)
@@ -73,14 +73,14 @@ def _devices() -> list[dict[str, str]]:
     from kvbench.errors import UsageError
     from kvbench.run.runner import survey
 
-    found = []
+    devices = []
     for ordinal in range(64):
         try:
             device = survey(f"cuda:{ordinal}").device
         except UsageError:
             break
-        found.append({"device": device.name, "title": device.title})
-    return [*found, {"device": "cpu", "title": survey("cpu").device.title + " (host copies, no GPU)"}]
+        devices.append({"device": device.name, "title": device.title})
+    return [*devices, {"device": "cpu", "title": survey("cpu").device.title + " (host copies, no GPU)"}]
 
 
 def _models() -> list[dict[str, str]]:

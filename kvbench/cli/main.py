@@ -65,11 +65,11 @@ class _Commands(Group):
             return None
         name = _COMMANDS[cmd_name]
         module = import_module(f"kvbench.cli.{name}")
-        found = getattr(module, name)
-        if isinstance(found, typer.Typer):
-            return typer.main.get_group(found)
+        command = getattr(module, name)
+        if isinstance(command, typer.Typer):
+            return typer.main.get_group(command)
         alone = typer.Typer(add_completion=False)
-        alone.command(cmd_name, cls=Command, epilog=getattr(module, "EPILOG", None))(found)
+        alone.command(cmd_name, cls=Command, epilog=getattr(module, "EPILOG", None))(command)
         return typer.main.get_command(alone)
 
 
@@ -217,9 +217,9 @@ def _plain(error: Exception, message: str) -> str:
     details = getattr(error.__cause__, "errors", None)
     if not details:
         return message
-    found = details()[0]
-    option, value = message.partition(": ")[0], brief(repr(found["input"]))
-    if expected := _EXPECTED.get(found["type"]):
-        return f"{option}: {value} is not {expected.format(**found.get('ctx', {}))}"
+    first_error = details()[0]
+    option, value = message.partition(": ")[0], brief(repr(first_error["input"]))
+    if expected := _EXPECTED.get(first_error["type"]):
+        return f"{option}: {value} is not {expected.format(**first_error.get('ctx', {}))}"
     plain = message.replace("Value error, ", "")
     return plain if value in plain else f"{plain} (given: {value})"

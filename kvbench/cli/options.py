@@ -37,8 +37,8 @@ def with_struct_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def spread(**given: Any) -> None:
-        for name, own in options.items():
-            values = {option.name: given.pop(option.name) for option in own}
+        for name, struct_options in options.items():
+            values = {option.name: given.pop(option.name) for option in struct_options}
             given[name] = {key: value for key, value in values.items() if value is not None}
         command(**given)
 
@@ -59,11 +59,11 @@ def _options(mark: FromStruct) -> list[inspect.Parameter]:
 
 def _option(option: msgspec.inspect.Field) -> inspect.Parameter:
     assert isinstance(option.type, msgspec.inspect.Metadata)
-    words = str((option.type.extra_json_schema or {})["description"])
+    description = str((option.type.extra_json_schema or {})["description"])
     kind = _CLICK_TYPES.get(type(plain_type(option.type)), str)
     completion = complete_device if option.name == "device" else None
-    told = typer.Option(help=words[0].upper() + words[1:] + ".", autocompletion=completion)
-    annotation = Annotated[kind | None, told]  # type: ignore[valid-type]  # known at run time only
+    typer_option = typer.Option(help=description[0].upper() + description[1:] + ".", autocompletion=completion)
+    annotation = Annotated[kind | None, typer_option]  # type: ignore[valid-type]  # known at run time only
     return inspect.Parameter(option.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
 
 

@@ -107,11 +107,11 @@ def markdown_of(report: ProbeReport) -> str:
 
 def words_of(result: Result) -> tuple[str, str, str]:
     """Return a result in words: its answer, its evidence, and whether it was expected."""
-    found = result.found
-    if isinstance(found, Unanswered):
-        return f"{'off' if found.off else 'no answer'}: {found.reason}", "", ""
-    evidence = f"{found.of}: {found.number:.4g} {found.unit}".strip()
-    return found.answer, evidence, "expected" if found.expected else "surprising"
+    outcome = result.found
+    if isinstance(outcome, Unanswered):
+        return f"{'off' if outcome.off else 'no answer'}: {outcome.reason}", "", ""
+    evidence = f"{outcome.of}: {outcome.number:.4g} {outcome.unit}".strip()
+    return outcome.answer, evidence, "expected" if outcome.expected else "surprising"
 
 
 def _figures(report: ProbeReport) -> Iterator[tuple[str, str]]:

@@ -171,8 +171,8 @@ class TerminalReporter(PlainReporter):
         if isinstance(record, Visit) and (times_us := record.swap_times_us):
             cell = record.cell
             swap_us = median(times_us)
-            own = self._rates.setdefault((cell.backend, cell.direction.value, cell.stream_state.quantity), {})
-            own[cell.id] = gigabytes_per_second(cell.swap_bytes, swap_us)
+            rates = self._rates.setdefault((cell.backend, cell.direction.value, cell.stream_state.quantity), {})
+            rates[cell.id] = gigabytes_per_second(cell.swap_bytes, swap_us)
 
     def _screen(self) -> Group:
         """Return a row for every backend, direction and quantity: its cells, and minimum, median and maximum GB/s."""

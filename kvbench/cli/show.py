@@ -33,7 +33,7 @@ def show(runs: _Runs, as_json: _Json = False) -> None:
     from kvbench.text import terminal_rows
     from kvbench.tune.headline import ROWS
 
-    views = views_of([load_run(own) for path in runs for own in runs_in(path)])
+    views = views_of([load_run(folder) for path in runs for folder in runs_in(path)])
     note, warnings = plain(host_note(views)), [*map(plain, first_warnings(views, 0))]
     if as_json:
         around = {"host_note": note, "warnings": warnings, "without": left_out(views)}

@@ -169,8 +169,8 @@ def sweep(
     if resume is not None:
         if dry_run or out is not None:
             raise UsageError("--resume continues an existing run: leave out --dry-run and --out")
-        told = any((config, axis, filters, trace, policy, sampling, where)) or choice != ModelChoice()
-        outcomes = [resume_sweep(resume, asked() if told else None, reporter, retry_failed=retry_failed)]
+        has_settings = any((config, axis, filters, trace, policy, sampling, where)) or choice != ModelChoice()
+        outcomes = [resume_sweep(resume, asked() if has_settings else None, reporter, retry_failed=retry_failed)]
     elif retry_failed:
         raise UsageError("--retry-failed: requires --resume RUN")
     elif dry_run:

@@ -130,20 +130,20 @@ def compare(
 
         # what merged copies of such swaps cost, by direction and time
         costs = costs_by([load_run(path) for path in run], MERGED, header.row_bytes, _TIMES)
-    found: dict[str, dict[str, Any]] = {}
+    summaries: dict[str, dict[str, Any]] = {}
     for allocator in Allocator:
         one = msgspec.structs.replace(settings, allocator=allocator)
         summary = TraceStatistics(CacheRun(RequestReader(requests), one)).summary(header.block_bytes)
-        found[str(allocator)] = dict(summary)
+        summaries[str(allocator)] = dict(summary)
         for way, cost in costs.items():
-            found[str(allocator)][way] = _with_times(summary[way], cost, header)
+            summaries[str(allocator)][way] = _with_times(summary[way], cost, header)
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(summaries, indent=2))
         return
-    for allocator_name, summary in found.items():
+    for allocator_name, summary in summaries.items():
         typer.echo(allocator_name)
         for name, title in SIDES.items():
-            _print_side(title, summary[name], found[str(Allocator.VLLM)][name])
+            _print_side(title, summary[name], summaries[str(Allocator.VLLM)][name])
 
 
 _TIMES: Final = {"wall_us": "merged_s", "caller_us": "merged_caller_s"}

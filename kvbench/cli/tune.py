@@ -243,10 +243,10 @@ def _limit_of(neighbour: str | None, max_slowdown: str | None) -> float:
     if neighbour not in (None, *_NEIGHBOURS):
         raise UsageError(f"--neighbour {brief(str(neighbour))}: not one of {', '.join(_NEIGHBOURS)}")
     text = max_slowdown or _USUAL
-    found = _LIMIT.fullmatch(text)
-    if found is None:
+    match = _LIMIT.fullmatch(text)
+    if match is None:
         raise UsageError(f"--max-slowdown {brief(text)}: write a percentage (5%) or a fraction below 1 (0.05)")
-    return float(found["percent"]) / 100 if found["percent"] else float(found["fraction"])
+    return float(match["percent"]) / 100 if match["percent"] else float(match["fraction"])
 
 
 def _stream_axis(stream: str | None, axes: Sequence[str]) -> list[str]:

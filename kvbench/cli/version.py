@@ -10,8 +10,8 @@ from kvbench._version import __version__
 
 def version_line() -> str:
     """Return "kvbench VERSION (COMMIT)", without the commit if it is unknown; never raises."""
-    found = commit(Path(kvbench.__file__).parent)
-    return f"kvbench {__version__} ({found})" if found else f"kvbench {__version__}"
+    commit_id = commit(Path(kvbench.__file__).parent)
+    return f"kvbench {__version__} ({commit_id})" if commit_id else f"kvbench {__version__}"
 
 
 def commit(package: Path) -> str | None:
