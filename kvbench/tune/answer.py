@@ -102,18 +102,18 @@ class Answer:
 
     def best_of(self, *backends: str, sms: int | None = None) -> Choice | None:
         """Return the fastest of all that was measured of some backends, optionally with an SM count, or None."""
-        own = [c for c in self.measured if c.backend in backends and sms in (None, sms_of(c))]
-        return min(own, key=self.time_of, default=None)
+        choices = [c for c in self.measured if c.backend in backends and sms in (None, sms_of(c))]
+        return min(choices, key=self.time_of, default=None)
 
     @property
     def tied(self) -> list[Choice]:
         """What another run could choose instead for a difference within `TIED`."""
-        return [other for other, found in self.decision.others.items() if _is_tie(found)]
+        return [other for other, comparison in self.decision.others.items() if _is_tie(comparison)]
 
     @property
     def open(self) -> Mapping[Choice, Comparison]:
         """What another run could choose instead for a larger difference, with its time over that of the choice."""
-        return {other: found for other, found in self.decision.others.items() if not _is_tie(found)}
+        return {other: comparison for other, comparison in self.decision.others.items() if not _is_tie(comparison)}
 
     def gain_over(self, *backends: str) -> float | None:
         """Return how many times the speed of the best of some backends the choice has, None unless it is decided."""
@@ -135,7 +135,7 @@ class Answer:
             "decided": self.decided,
             "times_the_speed_of": {} if gain is None else {BATCHED: round(gain, 3)},
             "tied": [_alternative(choice, self.decision.others[choice]) for choice in self.tied],
-            "open": [_alternative(choice, found) for choice, found in self.open.items()],
+            "open": [_alternative(choice, comparison) for choice, comparison in self.open.items()],
             "candidates": [{"choice": str(choice), **self._times(choice)} for choice in self.measured],
         }
 
@@ -187,7 +187,9 @@ def _of_trace(runs: Sequence[Run], keep: Callable[[Choice], bool], state: str | 
     machine_of(runs)
     answers = []
     for kind, parts in trace_parts(runs).items():
-        kept = {point: {one: own for one, own in times.items() if keep(one)} for point, (times, _) in parts.items()}
+        kept = {
+            point: {one: visits for one, visits in times.items() if keep(one)} for point, (times, _) in parts.items()
+        }
         allowed = {point: in_contention(arms) for point, arms in kept.items() if len({one.backend for one in arms}) > 1}
         for point, decision in decide_all(allowed).items():
             times, caller_us = parts[point]
@@ -206,7 +208,7 @@ def workload_of(runs: Sequence[Run]) -> str:
         return trace_words(runs)
     axes = workload_axes(runs)
     pool, reuse = axes["pool"], axes["reuse"]
-    place = "from a dense pool" if pool == "dense" else f"from {size_words(parse_size(pool))}"
+    from_pool = "from a dense pool" if pool == "dense" else f"from {size_words(parse_size(pool))}"
     layout = "" if axes["pattern"] == str(SHUFFLED) else f" in the layout {axes['pattern']}"
     layout += "".join(
         f", {axes[name]} {where}"
@@ -214,8 +216,8 @@ def workload_of(runs: Sequence[Run]) -> str:
         if axes[name] not in (AS_PATTERN.kind, EQUAL)
     )
     if reuse == Reuse.FRESH.value:
-        return f"fresh blocks{layout} {place}"
-    return f"{'hot: ' if pool == 'dense' else ''}the same blocks{layout} in every swap, {place}"
+        return f"fresh blocks{layout} {from_pool}"
+    return f"{'hot: ' if pool == 'dense' else ''}the same blocks{layout} in every swap, {from_pool}"
 
 
 def machine_plain(run: Run) -> dict[str, Any]:
@@ -238,39 +240,41 @@ def machine_words(*runs: Run) -> str:
 
 
 def by_kind(answers: Sequence[Answer]) -> Mapping[Kind, list[Answer]]:
-    found: dict[Kind, list[Answer]] = {}
+    kinds: dict[Kind, list[Answer]] = {}
     for answer in answers:
-        found.setdefault((answer.direction, answer.state), []).append(answer)
-    return found
+        kinds.setdefault((answer.direction, answer.state), []).append(answer)
+    return kinds
 
 
 def open_points(answers: Sequence[Answer]) -> list[str]:
     """Return the shapes whose choice is open, with the cost of each alternative, the largest difference first."""
-    every = [(answer, other, found) for answer in answers for other, found in answer.open.items()]
+    every = [(answer, other, comparison) for answer in answers for other, comparison in answer.open.items()]
     return [_doubt(*one) for one in sorted(every, key=lambda one: -_apart(one[2]))]
 
 
-def _alternative(choice: Choice, found: Comparison) -> dict[str, Any]:
+def _alternative(choice: Choice, comparison: Comparison) -> dict[str, Any]:
     """Return what another run could choose, with its time over that of the choice; too few visits have no interval."""
-    known = math.isfinite(found.high)
-    ends = {"low": round(found.low, 4), "high": round(found.high, 4)} if known else {"low": None, "high": None}
-    return {"choice": str(choice), "ratio": round(found.ratio, 4), **ends}
+    known = math.isfinite(comparison.high)
+    ends = (
+        {"low": round(comparison.low, 4), "high": round(comparison.high, 4)} if known else {"low": None, "high": None}
+    )
+    return {"choice": str(choice), "ratio": round(comparison.ratio, 4), **ends}
 
 
-def _doubt(answer: Answer, other: Choice, found: Comparison) -> str:
+def _doubt(answer: Answer, other: Choice, comparison: Comparison) -> str:
     shape = f"{kind_words((answer.direction, answer.state))}, {answer.blocks} x {size_words(answer.block_bytes)}"
-    cost, low, high = (f"{(ratio - 1) * 100:+.1f}%" for ratio in (found.ratio, found.low, found.high))
-    interval = f" ({low} to {high})" if math.isfinite(found.high) else ", too few visits for an interval"
+    cost, low, high = (f"{(ratio - 1) * 100:+.1f}%" for ratio in (comparison.ratio, comparison.low, comparison.high))
+    interval = f" ({low} to {high})" if math.isfinite(comparison.high) else ", too few visits for an interval"
     return f"{shape}: {words_of(answer.choice)}, or {words_of(other)} for {cost}{interval} of the time"
 
 
-def _apart(found: Comparison) -> float:
+def _apart(comparison: Comparison) -> float:
     """Return the ratio of the larger time to the smaller; times of an untrusted run can have any ratio."""
-    return max(found.ratio, 1 / found.ratio if found.ratio else math.inf)
+    return max(comparison.ratio, 1 / comparison.ratio if comparison.ratio else math.inf)
 
 
-def _is_tie(found: Comparison) -> bool:
-    return not _apart(found) > 1 + TIED.fraction  # NaN ties
+def _is_tie(comparison: Comparison) -> bool:
+    return not _apart(comparison) > 1 + TIED.fraction  # NaN ties
 
 
 def words_of(choice: Choice) -> str:

@@ -110,16 +110,20 @@ class BesideAnswer:
     def sentence(self) -> str:
         said, limit = f"{self.neighbour} beside {self.shape.words()}", 1 + self.max_slowdown
         way = self.chosen or min(self.ways, key=lambda way: (way.slowdown, -way.gbps))
-        words = f"{way.words()}{' (open)' if way.verdict(limit) is Verdict.UNDECIDED else ''}"
+        way_text = f"{way.words()}{' (open)' if way.verdict(limit) is Verdict.UNDECIDED else ''}"
         if self.chosen is None:
-            return f"{said}: no way that was measured costs at most {percent(limit)}; the least is {words}"
+            return f"{said}: no way that was measured costs at most {percent(limit)}; the least is {way_text}"
         gain = ""
         batched = [way for way in self.ways if way.choice.backend == BATCHED]
         if batched and way.choice.backend != BATCHED:
-            found = compare_visits(way.us_per_gb, max(batched, key=lambda one: one.gbps).us_per_gb, IN_TURN)
-            said_of = speed_words(found.ratio, BATCHED) if found.told_apart else f"no clear difference from {BATCHED}"
+            comparison = compare_visits(way.us_per_gb, max(batched, key=lambda one: one.gbps).us_per_gb, IN_TURN)
+            said_of = (
+                speed_words(comparison.ratio, BATCHED)
+                if comparison.told_apart
+                else f"no clear difference from {BATCHED}"
+            )
             gain = f", {said_of}"
-        return f"{said}: {words}, p99 {percent(way.slowdown_p99)} slower{gain}"
+        return f"{said}: {way_text}, p99 {percent(way.slowdown_p99)} slower{gain}"
 
     def open_points(self) -> list[str]:
         """Return what another run could choose otherwise."""
@@ -162,7 +166,7 @@ def answers_beside(
     UsageError where that leaves none, and for runs of several devices.
     """
     machine_of(runs)
-    found: dict[Shape, dict[Choice, tuple[dict[int, Cost], list[float]]]] = {}
+    by_shape: dict[Shape, dict[Choice, tuple[dict[int, Cost], list[float]]]] = {}
     frames = [_measured(run.frame()) for run in runs]
     every = pd.concat(frames)
     seen = set(every["neighbour"])
@@ -175,21 +179,21 @@ def answers_beside(
             shape = Shape(Direction(row["direction"]), int(row["block_bytes"]), int(row["blocks"]), burst)
             choice = choice_of(row, _CHOSEN)
             if keep(choice) and (points is None or (shape.block_bytes, shape.blocks) in points):
-                own, tails = found.setdefault(shape, {}).setdefault(choice, ({}, []))
-                own |= {first + number: cost for number, cost in costs[row["cell_id"]].items()}
+                by_round, tails = by_shape.setdefault(shape, {}).setdefault(choice, ({}, []))
+                by_round |= {first + number: cost for number, cost in costs[row["cell_id"]].items()}
                 tails.append(float(row["neighbour_slowdown_p99"]))
-        first += 1 + max((number for own in costs.values() for number in own), default=0)
+        first += 1 + max((number for by_round in costs.values() for number in by_round), default=0)
     if neighbour not in seen:
         beside = f"beside {', '.join(sorted(seen))}" if seen else "without a neighbour"
         raise UsageError(
             f"--neighbour {neighbour}: these runs measured swaps {beside}; measure with kvbench sweep neighbour -a "
             f"neighbour={neighbour}"
         )
-    if not found:
+    if not by_shape:
         raise UsageError(f"--neighbour {neighbour}: none of the swaps beside it were made in a way that is allowed")
     answers = []
-    for shape, by_choice in sorted(found.items()):
-        ways = [WayBeside.of(choice, own, median(tails)) for choice, (own, tails) in by_choice.items()]
+    for shape, by_choice in sorted(by_shape.items()):
+        ways = [WayBeside.of(choice, by_round, median(tails)) for choice, (by_round, tails) in by_choice.items()]
         ways.sort(key=lambda way: -way.gbps)
         answers.append(BesideAnswer(neighbour, max_slowdown, shape, ways, _chosen(ways, max_slowdown)))
     return answers
