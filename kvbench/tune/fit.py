@@ -150,14 +150,16 @@ def decide_all(times: Mapping[Point, Arms]) -> dict[Point, Decision]:
     have enough, was dropped by a search, or a busy host spoiled its visits, and is not chosen; one that lacks a single
     visit may be of a run that was interrupted, and is chosen if no other ties with it.
     """
-    found: dict[Point, Decision] = {}
+    decisions: dict[Point, Decision] = {}
     for size, count in sorted(times):
         near = (
-            max((point for point in found if point[0] == size), default=None),
-            max((point for point in found if point[1] == count), default=None),
+            max((point for point in decisions if point[0] == size), default=None),
+            max((point for point in decisions if point[1] == count), default=None),
         )
-        found[size, count] = decide(times[size, count], [found[point].choice for point in near if point is not None])
-    return found
+        decisions[size, count] = decide(
+            times[size, count], [decisions[point].choice for point in near if point is not None]
+        )
+    return decisions
 
 
 def decide(arms: Arms, neighbours: Sequence[Choice] = ()) -> Decision:
@@ -176,8 +178,8 @@ def decide(arms: Arms, neighbours: Sequence[Choice] = ()) -> Decision:
     chosen = next((choice for choice in tied if len(arms[choice]) >= enough), tied[0])
     shares = _redrawn([np.log(list(arms[choice].values())) for choice in ordered])
     others = [choice for choice, share in zip(ordered, shares, strict=True) if share > _RARE and choice != chosen]
-    found = {other: compare_visits(arms[chosen], arms[other], IN_TURN) for other in others}
-    return Decision(chosen, fastest, found, ratios)
+    comparisons = {other: compare_visits(arms[chosen], arms[other], IN_TURN) for other in others}
+    return Decision(chosen, fastest, comparisons, ratios)
 
 
 def standard_errors(arms: Arms) -> dict[Choice, float]:
@@ -191,9 +193,9 @@ def _errors(logs: Sequence[Floats]) -> Floats:
 
     The scatter of a visit is that of all candidates, robustly.
     """
-    apart = np.concatenate([np.abs(own - typical(own)) for own in logs])
+    apart = np.concatenate([np.abs(visits - typical(visits)) for visits in logs])
     sigma = MAD_TO_SIGMA * float(np.median(apart[apart > 0])) if apart.any() else 0.0
-    return 1.25 * sigma / np.sqrt([len(own) for own in logs])
+    return 1.25 * sigma / np.sqrt([len(visits) for visits in logs])
 
 
 def _redrawn(logs: Sequence[Floats]) -> Floats:
@@ -202,8 +204,8 @@ def _redrawn(logs: Sequence[Floats]) -> Floats:
     The error of a median is its standard error times Student's t: few visits tell little of their outliers.
     `OF_A_RUN` is the standard deviation of what a run adds.
     """
-    scatter, of_a_run = _random(tuple(max(len(own) - 1, _LEAST_FREEDOM) for own in logs))
-    draws = [typical(own) for own in logs] + _errors(logs) * scatter + math.log1p(OF_A_RUN.fraction) * of_a_run
+    scatter, of_a_run = _random(tuple(max(len(visits) - 1, _LEAST_FREEDOM) for visits in logs))
+    draws = [typical(visits) for visits in logs] + _errors(logs) * scatter + math.log1p(OF_A_RUN.fraction) * of_a_run
     ties = draws <= draws.min(axis=1, keepdims=True) + math.log1p(TIED.fraction)
     return np.bincount(ties.argmax(axis=1), minlength=len(logs)) / _REDRAWS
 
@@ -234,12 +236,12 @@ def sms_of(choice: Choice) -> int:
 def machine_of(runs: Sequence[Run]) -> tuple[str, str]:
     """Return the one device and driver of `runs`; raises UsageError where they are of several."""
     pairs = [(run.info.device.get("title"), run.info.identity.get("driver_version")) for run in runs]
-    found = {(str(title or "")[:MAX_LINE], str(driver or "")[:MAX_LINE]) for title, driver in pairs}
-    if len(found) > 1:
-        told = sorted(f"{title or 'an unnamed device'} with driver {driver or 'none'}" for title, driver in found)
-        raise UsageError(f"runs must be of one device and driver; these are of {'; '.join(told)}")
+    machines = {(str(title or "")[:MAX_LINE], str(driver or "")[:MAX_LINE]) for title, driver in pairs}
+    if len(machines) > 1:
+        names = sorted(f"{title or 'an unnamed device'} with driver {driver or 'none'}" for title, driver in machines)
+        raise UsageError(f"runs must be of one device and driver; these are of {'; '.join(names)}")
     check_one_clock(runs)
-    return found.pop()
+    return machines.pop()
 
 
 def tried(frame: pd.DataFrame) -> pd.DataFrame:
@@ -282,7 +284,7 @@ def choice_of(row: Mapping[Any, Any], names: Iterable[str] = CHOSEN_AXES) -> Cho
 
 
 def _table(direction: Direction, state: StreamState, chosen: Mapping[Point, Choice]) -> Table:
-    sizes, counts = (tuple(sorted({point[place] for point in chosen})) for place in (0, 1))
+    sizes, counts = (tuple(sorted({point[axis] for point in chosen})) for axis in (0, 1))
     if max(len(sizes), len(counts)) > MAX_VALUES:
         raise UsageError(
             f"the maximum is {MAX_VALUES} block sizes and numbers of blocks per table of a policy; these runs have "

@@ -67,7 +67,7 @@ def shortest_runs(runs: Sequence[Run], directions: Iterable[Direction]) -> dict[
 
 def _by_length(runs: Sequence[Run]) -> dict[str, dict[int, list[_Contest]]]:
     """Return the contests on an idle stream by direction, then by the length of runs."""
-    found: dict[tuple[str, int, int, int, int], _Contest] = {}
+    contests: dict[tuple[str, int, int, int, int], _Contest] = {}
     for number, run in enumerate(runs):
         frame = run.frame()
         frame = unqueued(frame[frame["pattern"].str.startswith("runs-") & (frame["status"] == "ok")])
@@ -79,13 +79,13 @@ def _by_length(runs: Sequence[Run]) -> dict[str, dict[int, list[_Contest]]]:
             if match is None or row["cell_id"] not in visits:
                 continue
             key = str(row["direction"]), int(match[1]), int(row["block_bytes"]), int(row["blocks"]), number
-            contest = found.setdefault(key, _Contest(int(row["swap_bytes"])))
+            contest = contests.setdefault(key, _Contest(int(row["swap_bytes"])))
             if row["backend"] == MERGED:
                 contest.merged = visits[row["cell_id"]]
             else:
                 contest.others.append(visits[row["cell_id"]])
     lengths: dict[str, dict[int, list[_Contest]]] = {}
-    for (direction, length, *_), contest in found.items():
+    for (direction, length, *_), contest in contests.items():
         if contest.merged and contest.others:
             lengths.setdefault(direction, {}).setdefault(length, []).append(contest)
     return lengths

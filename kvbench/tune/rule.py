@@ -58,15 +58,15 @@ class SmallestRule:
 
     @property
     def answers(self) -> list[Answer]:
-        return [answer for own in self.lines.values() for line in own for answer in line.answers]
+        return [answer for lines in self.lines.values() for line in lines for answer in line.answers]
 
     @cached_property
     def choices(self) -> dict[Answer, Choice]:
         """The choice of the rule for every answer, or what stands for it there."""
         return {
             answer: stand
-            for own in self.lines.values()
-            for line in own
+            for lines in self.lines.values()
+            for line in lines
             for answer in line.answers
             if (stand := _standing_for(line.choice, answer.decision.ratios))
         }
@@ -90,7 +90,7 @@ class SmallestRule:
         of_kinds = {
             kind: [losses[answer] for line in lines for answer in line.answers] for kind, lines in self.lines.items()
         }
-        return [kind for kind, own in of_kinds.items() if mean(own) > TIED.fraction or max(own) > WORST]
+        return [kind for kind, of_kind in of_kinds.items() if mean(of_kind) > TIED.fraction or max(of_kind) > WORST]
 
     def nearest(self, kind: Kind, block_bytes: int, blocks: int) -> Answer:
         """Return the answer whose shape is nearest in ratio: by block size, then by number of blocks."""
@@ -140,8 +140,8 @@ def rule_of(answers: Sequence[Answer]) -> SmallestRule:
     where the rule copies with SMs there, copies of the copy engine behind it count as slower by `AFTER_A_KERNEL`.
     """
     rule = SmallestRule({})
-    for kind, own in by_kind(answers).items():
-        rule = SmallestRule({**rule.lines, kind: _lines(own, rule)})
+    for kind, kind_answers in by_kind(answers).items():
+        rule = SmallestRule({**rule.lines, kind: _lines(kind_answers, rule)})
     return rule
 
 
@@ -164,10 +164,10 @@ def _lines(answers: Sequence[Answer], idle: SmallestRule) -> tuple[Line, ...]:
         inside = {answer: losses[answer] for answer in answers if all(map(list.__contains__, spans, answer.point))}
         if not inside:
             return _Fit(0.0)
-        common = set.intersection(*(set(own) for own in inside.values()))
+        common = set.intersection(*(set(by_choice) for by_choice in inside.values()))
         measured = Counter(choice for answer in inside for choice in answer.decision.ratios)
         means = {
-            choice: sum(own[choice] for own in inside.values()) / len(inside)
+            choice: sum(by_choice[choice] for by_choice in inside.values()) / len(inside)
             for choice in common
             if measured[choice] >= _MEASURED * len(inside)
         }
@@ -193,11 +193,11 @@ def _lines(answers: Sequence[Answer], idle: SmallestRule) -> tuple[Line, ...]:
 def _rival(choice: Choice, losses: Sequence[Mapping[Choice, float]]) -> tuple[Choice, float] | None:
     """Return the rival of a choice, by the losses at each shape; of what was measured at the most of them."""
     more: dict[Choice, list[float]] = {}
-    for own in losses:
-        for other in own.keys() - {choice}:
-            more.setdefault(other, []).append(own[other] % _TOO_MUCH - own[choice] % _TOO_MUCH)
+    for by_choice in losses:
+        for other in by_choice.keys() - {choice}:
+            more.setdefault(other, []).append(by_choice[other] % _TOO_MUCH - by_choice[choice] % _TOO_MUCH)
     most = max(map(len, more.values()), default=0)
-    means = {other: sum(own) / most for other, own in more.items() if len(own) == most}
+    means = {other: sum(differences) / most for other, differences in more.items() if len(differences) == most}
     rival = min(means, key=lambda other: (means[other], str(other)), default=None)
     return None if rival is None else (rival, means[rival])
 
