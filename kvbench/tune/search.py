@@ -56,7 +56,7 @@ class Search:
         than six visits, and for more sizes. Cells in another layout than most of their shape are in no race: each gets
         six visits.
         """
-        layouts = {shape: own.most_common(1)[0][0] for shape, own in _layouts(cells).items()}
+        layouts = {shape: layout_counts.most_common(1)[0][0] for shape, layout_counts in _layouts(cells).items()}
         self._beside = [cell for cell in cells if cell.sides != layouts[cell.blocks, cell.block_bytes]]
         cells = [cell for cell in cells if cell.sides == layouts[cell.blocks, cell.block_bytes]]
         counts = {cell.blocks for cell in cells}
@@ -70,7 +70,9 @@ class Search:
         first = set(first_sizes) & sizes or sizes
         rows = [list(row) for _, row in groupby(sorted(self._cells), key=lambda place: place[:-1])]
         ends = {place for row in rows for place in (row[0], row[-1])}
-        self._first = {place: own for place, own in self._cells.items() if place in ends or place[-1] in first}
+        self._first = {
+            place: candidates for place, candidates in self._cells.items() if place in ends or place[-1] in first
+        }
         self._times: dict[Cell, dict[int, float]] = {}
         self._seed = seed
         self._in_time = in_time
@@ -168,10 +170,10 @@ class Search:
 
 def _layouts(cells: Collection[Cell]) -> dict[tuple[int, int], Counter[tuple[Pattern, Pattern]]]:
     """Return the numbers of cells by blocks and block bytes, then by layout."""
-    found: dict[tuple[int, int], Counter[tuple[Pattern, Pattern]]] = {}
+    layouts: dict[tuple[int, int], Counter[tuple[Pattern, Pattern]]] = {}
     for cell in cells:
-        found.setdefault((cell.blocks, cell.block_bytes), Counter())[cell.sides] += 1
-    return found
+        layouts.setdefault((cell.blocks, cell.block_bytes), Counter())[cell.sides] += 1
+    return layouts
 
 
 def _answer(place: Place, arms: Arms, decision: Decision) -> Answer:

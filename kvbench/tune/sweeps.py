@@ -94,8 +94,8 @@ def trace_sweep(path: Path, axes: Sequence[str], backends: Collection[str], seed
     trace = choose(path, _TRACE_SWAPS, seed)
     replayed = ways.with_trace(trace)
     groups = [*replayed.groups]
-    for direction, own in selected(trace).items():
-        ids = [min(label, max(1, _SHUFFLED_BYTES // trace.block_bytes)) for label in labels_of(own)]
+    for direction, swaps in selected(trace).items():
+        ids = [min(label, max(1, _SHUFFLED_BYTES // trace.block_bytes)) for label in labels_of(swaps)]
         if ids:
             blocks = ",".join(str(count * trace.descriptors) for count in sorted(set(ids)))
             size, pattern = str(trace.row_bytes), str(trace.pattern)
@@ -115,9 +115,9 @@ def engine_sweep(name: str, axes: Sequence[str]) -> SweepSpec:
     engine, spec = EXPORTS[name], load_config(find_config("engines"))
     left_out = ENGINE_BACKENDS - {*engine.backends}
     groups = tuple(group for group in spec.groups if not left_out & {*map(str, group["backend"])})
-    own = {"direction": ",".join(engine.directions), "stream_state": ",".join(engine.states)}
+    engine_axes = {"direction": ",".join(engine.directions), "stream_state": ",".join(engine.states)}
     fewer = _ENGINE_SHAPES if len(engine.states) > 1 else {}
-    return replace(spec, groups=groups).with_axes({**own, **fewer, **parse_assignments(axes)})
+    return replace(spec, groups=groups).with_axes({**engine_axes, **fewer, **parse_assignments(axes)})
 
 
 def search_among(keep: Callable[[Choice], bool], spec: SweepSpec) -> Callable[[Sequence[Cell]], Search]:

@@ -40,14 +40,14 @@ def parts_of(blocks: _Blocks) -> list[_Blocks]:
     order = np.argsort(blocks, kind="stable")
     before = np.cumsum(blocks[order]) - blocks[order]
     part = before * PARTS // max(1, int(blocks.sum()))
-    found: list[_Blocks] = []
-    for own in (order[part == number] for number in range(PARTS)):
-        few = bool(found) and min(len(own), len(found[-1])) < MIN_PAIRS
-        if few or (found and label_of(blocks[own]) == label_of(blocks[found[-1]])):
-            found[-1] = np.concatenate([found[-1], own])
-        elif len(own):
-            found.append(own)
-    return found
+    parts: list[_Blocks] = []
+    for indices in (order[part == number] for number in range(PARTS)):
+        few = bool(parts) and min(len(indices), len(parts[-1])) < MIN_PAIRS
+        if few or (parts and label_of(blocks[indices]) == label_of(blocks[parts[-1]])):
+            parts[-1] = np.concatenate([parts[-1], indices])
+        elif len(indices):
+            parts.append(indices)
+    return parts
 
 
 def label_of(blocks: _Blocks) -> int:
@@ -78,28 +78,28 @@ def trace_parts(runs: Sequence[Run]) -> dict[Kind, dict[Point, Part]]:
         raise UsageError(
             printable(f"RUN: the runs replay different swaps, of {names}; give runs of one trace and seed")
         )
-    found: dict[Kind, dict[Point, Part]] = {}
+    parts: dict[Kind, dict[Point, Part]] = {}
     for direction in Direction:
         swaps = _swaps(runs, direction)
         if not swaps:
             continue
-        numbers = reduce(np.intersect1d, (own["number"].to_numpy() for own in swaps.values()))
+        numbers = reduce(np.intersect1d, (frame["number"].to_numpy() for frame in swaps.values()))
         if not len(numbers):
             continue
-        same = {choice: own[own["number"].isin(numbers)] for choice, own in swaps.items()}
+        same = {choice: frame[frame["number"].isin(numbers)] for choice, frame in swaps.items()}
         once = next(iter(same.values())).drop_duplicates("number")
         row_bytes = int(once["swap_bytes"].iloc[0] // once["blocks"].iloc[0])
         for part in parts_of(once["blocks"].to_numpy()):
-            own = once.iloc[part]
-            blocks = label_of(own["blocks"].to_numpy())
-            inside = {choice: every[every["number"].isin(own["number"])] for choice, every in same.items()}
+            part_swaps = once.iloc[part]
+            blocks = label_of(part_swaps["blocks"].to_numpy())
+            inside = {choice: every[every["number"].isin(part_swaps["number"])] for choice, every in same.items()}
             times = {choice: _times(each, blocks, "wall_us") for choice, each in inside.items()}
             caller_us = {
                 choice: float(np.median([*_times(each, blocks, "caller_us").values()]))
                 for choice, each in inside.items()
             }
-            found.setdefault((direction, StreamState.IDLE), {})[row_bytes, blocks] = times, caller_us
-    return found
+            parts.setdefault((direction, StreamState.IDLE), {})[row_bytes, blocks] = times, caller_us
+    return parts
 
 
 def in_contention(arms: Arms) -> Arms:
@@ -124,7 +124,7 @@ def _swaps(runs: Sequence[Run], direction: Direction) -> dict[Choice, pd.DataFra
         for cell, swaps in replays_of(run).items():
             if cell.backend != AUTO and cell.direction is direction:
                 parts.setdefault(Choice.at(cell), []).append(swaps)
-    return {choice: pd.concat(own, ignore_index=True) for choice, own in parts.items()}
+    return {choice: pd.concat(frames, ignore_index=True) for choice, frames in parts.items()}
 
 
 def losses_by(
@@ -134,12 +134,12 @@ def losses_by(
 
     0.04 is 4% longer than by the fastest choice of each part.
     """
-    for direction, own in chosen.items():
+    for direction, points in chosen.items():
         ratios = []
         for (_, blocks), times in parts.get(direction, {}).items():
-            nearest = min(own, key=lambda point: abs(np.log(point[1] / blocks)))
+            nearest = min(points, key=lambda point: abs(np.log(point[1] / blocks)))
             slower = _over_fastest(times)
-            ratios += [slower[own[nearest]] - 1] if own[nearest] in slower else []
+            ratios += [slower[points[nearest]] - 1] if points[nearest] in slower else []
         if ratios:
             yield direction, float(np.mean(ratios))
 
