@@ -73,7 +73,7 @@ def _vllm_choice(answer: Answer, values: Values) -> Choice:
 
 
 def _vllm_values(answers: Sequence[Answer], defaults: Values) -> tuple[Sequence[int], ...]:
-    sizes, counts = (sorted({answer.point[place] for answer in answers}) for place in (0, 1))
+    sizes, counts = (sorted({answer.point[axis] for answer in answers}) for axis in (0, 1))
     _, below_bytes, from_blocks = defaults
     return sorted({below_bytes, *sizes, sizes[-1] + 1}), sorted({from_blocks, *counts})
 
@@ -105,7 +105,7 @@ _KNOWN: Final = (
 )
 _BY_NAME: Final = {engine.name: engine for engine in _KNOWN}
 EXPORTS: Final = {engine.name: engine for engine in _KNOWN if isinstance(engine, Settable)}
-_ENGINE_OF: Final = {name: found.engine for name, found in installed()[0].items() if found.engine}
+_ENGINE_OF: Final = {name: backend.engine for name, backend in installed()[0].items() if backend.engine}
 ENGINE_BACKENDS: Final = frozenset(_ENGINE_OF)
 MEASURED: Final = tuple(_BY_NAME.get(name) or Engine(name) for name in sorted({*_ENGINE_OF.values()}))
 # Those that an answer about any blocks can be compared with.
@@ -156,8 +156,8 @@ class Export:
         lines = [f"# {line}" for line in (*self.about, origin)]
         for change in self.changes:
             setting, value = change.setting, change.value
-            told = f"# {setting.name} {setting.default} -> {value}: {change.gain}"
-            lines += ["", told, f"# {setting.place}, {self.how}", f"{setting.name}={value}"]
+            comment = f"# {setting.name} {setting.default} -> {value}: {change.gain}"
+            lines += ["", comment, f"# {setting.place}, {self.how}", f"{setting.name}={value}"]
         rest = "nothing else changes" if self.changes else "nothing to change"
         return "\n".join([*lines, "", *(f"# {line}" for line in (rest, *self.notes))]) + "\n"
 
@@ -177,20 +177,20 @@ def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
     (state, shapes), *others = by_state.items()
     values = _fit(shapes, defaults)
     changes = [
-        Change(setting, value, _times(shapes, _with(values, place, setting.default), values).gain())
-        for place, (setting, value) in enumerate(zip(settings, values, strict=True))
+        Change(setting, value, _times(shapes, _with(values, index, setting.default), values).gain())
+        for index, (setting, value) in enumerate(zip(settings, values, strict=True))
         if value != setting.default
     ]
     notes = []
     if values[0] == max(shapes.counts):
         notes.append(f"{settings[0].name}={values[0]} is the largest count that was measured; larger ones may gain")
     notes.append(f"{state} stream; SM counts compared: {', '.join(map(str, shapes.counts))}")
-    for other, found in others:
-        best = _fit(found, defaults)
+    for other, other_shapes in others:
+        best = _fit(other_shapes, defaults)
         named = ", ".join(f"{setting.name}={value}" for setting, value in zip(settings, best, strict=True))
-        notes.append(f"{other} stream ({_sizes_and_counts(len(found.answers))}): {named}")
+        notes.append(f"{other} stream ({_sizes_and_counts(len(other_shapes.answers))}): {named}")
         if {state, other} == {StreamState.GATED, StreamState.OPENED}:
-            notes.append(_share_words(shapes, found, values, best))
+            notes.append(_share_words(shapes, other_shapes, values, best))
     notes.append(f"{state} stream; against the free choice: {_loss(shapes, values)}")
     about = [f"{engine.title}: {package}", f"{workload_of(runs)}; {_extent(shapes.answers)}, {state} stream"]
     return Export(about, changes, engine.how, notes)
@@ -249,15 +249,15 @@ def _shapes(engine: Settable, answers: Sequence[Answer], defaults: Values) -> _S
         for answer in answers
         if answer.direction in engine.directions
     }
-    own = [answer for answer, found in counts.items() if found]
-    shapes = Counter(count for found in counts.values() for count in found)
-    offered = sorted(count for count, number in shapes.items() if number >= _OFFERED_FROM * len(own))
+    measured = [answer for answer, sm_counts in counts.items() if sm_counts]
+    shapes = Counter(count for sm_counts in counts.values() for count in sm_counts)
+    offered = sorted(count for count, number in shapes.items() if number >= _OFFERED_FROM * len(measured))
     if defaults[0] not in offered:
         return None
-    needed = [*product(offered, *engine.values(own, defaults))]
+    needed = [*product(offered, *engine.values(measured, defaults))]
     complete = [
         answer
-        for answer in own
+        for answer in measured
         if counts[answer] >= set(offered) and all(engine.choose(answer, values) in answer.arms for values in needed)
     ]
     return _Shapes(engine, complete, offered) if complete else None
@@ -278,8 +278,8 @@ def _times(shapes: _Shapes, before: Values, after: Values) -> _Times:
     return _Times([shapes.time_of(a, after) / shapes.time_of(a, before) for a in differing] or [1.0])
 
 
-def _with(values: Values, place: int, value: int) -> Values:
-    return (*values[:place], value, *values[place + 1 :])
+def _with(values: Values, index: int, value: int) -> Values:
+    return (*values[:index], value, *values[index + 1 :])
 
 
 def _loss(shapes: _Shapes, values: Values) -> str:

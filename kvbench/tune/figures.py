@@ -51,16 +51,16 @@ class Gain:
 
 def gains_of(rule: SmallestRule, *, pooled: bool = False) -> list[Gain]:
     """Return the gains by the quantity that stream states measure, or `pooled` over all states, and by direction."""
-    found: dict[tuple[str, str, Direction], list[tuple[StreamState, float]]] = {}
+    ratios: dict[tuple[str, str, Direction], list[tuple[StreamState, float]]] = {}
     for over, backends in _COMPARED.items():
         for answer, choice in rule.choices.items():
             other = answer.best_of(*backends) if answer.decided else None
             if other is not None:
                 key = over, "" if pooled else answer.state.quantity, answer.direction
-                found.setdefault(key, []).append((answer.state, answer.ratio(choice, other)))
+                ratios.setdefault(key, []).append((answer.state, answer.ratio(choice, other)))
     return [
-        Gain(over, direction, [*dict.fromkeys(state for state, _ in own)], [ratio for _, ratio in own])
-        for (over, _, direction), own in found.items()
+        Gain(over, direction, [*dict.fromkeys(state for state, _ in pairs)], [ratio for _, ratio in pairs])
+        for (over, _, direction), pairs in ratios.items()
     ]
 
 
@@ -119,7 +119,7 @@ def losses_as_shuffled(rule: SmallestRule, runs: Sequence[Run]) -> dict[Directio
     for (direction, _), points in contests.items():
         chosen[direction] = {point: decision.choice for point, decision in decide_all(points).items()}
     measured = {
-        kind[0]: {own.point: own.measured for own in answers} for kind, answers in by_kind(rule.answers).items()
+        kind[0]: {one.point: one.measured for one in answers} for kind, answers in by_kind(rule.answers).items()
     }
     return dict(losses_by(chosen, measured))
 

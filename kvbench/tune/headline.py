@@ -74,8 +74,8 @@ def _only(lines: Sequence[Line]) -> str:
     """Return the block size and the number of blocks where a rule has one: " (16 KiB)"."""
     answers = [answer for line in lines for answer in line.answers]
     sizes, counts = {answer.block_bytes for answer in answers}, {answer.blocks for answer in answers}
-    found = [*map(size_words, sizes)] * (len(sizes) == 1) + [f"{count} blocks" for count in counts] * (len(counts) == 1)
-    return f" ({', '.join(found)})" if found else ""
+    parts = [*map(size_words, sizes)] * (len(sizes) == 1) + [f"{count} blocks" for count in counts] * (len(counts) == 1)
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _choices(lines: Sequence[Line]) -> str:
@@ -111,8 +111,8 @@ def _gains(rule: SmallestRule, *, pooled: bool) -> Iterator[str]:
     for gain in gains_of(rule, pooled=pooled):
         states = "all" if len(every) > 1 and every == {*gain.states} else ", ".join(gain.states)
         parts, middle = lines.setdefault((gain.over, states), []), median(gain.ratios)
-        words = f"{two_digits(middle)}x" if parts else speed_words(middle, gain.over)
-        parts.append(f"{gain.direction} {words} ({ends(gain.ratios, lambda ratio: f'{two_digits(ratio)}x')})")
+        speed = f"{two_digits(middle)}x" if parts else speed_words(middle, gain.over)
+        parts.append(f"{gain.direction} {speed} ({ends(gain.ratios, lambda ratio: f'{two_digits(ratio)}x')})")
     for (_, states), parts in lines.items():
         yield f"Gain, {states}: {', '.join(parts)}"
 
@@ -120,7 +120,7 @@ def _gains(rule: SmallestRule, *, pooled: bool) -> Iterator[str]:
 def _gate(answers: Sequence[Answer]) -> Iterator[str]:
     """Yield what batched copies take behind a gate that is closed, against one that is open."""
     shares = gate_shares(answers)
-    parts = [f"{ends([100 * own for own in shares[way]], two_digits)}% ({way})" for way in shares]
+    parts = [f"{ends([100 * share for share in shares[way]], two_digits)}% ({way})" for way in shares]
     if parts:
         yield f"batched from the opening of a gate takes {', '.join(parts)} of its time behind an open one"
 
@@ -145,8 +145,8 @@ def _rival(rule: SmallestRule) -> Iterator[str]:
     if call := closest_call(rule):
         where = " ".join(filter(None, (kind_words(call.kind), _ranges(call.line))))
         percent = 100 * abs(call.slower)
-        words = f"{two_digits(percent)}% {'slower' if call.slower > 0 else 'faster'}" if percent >= 0.05 else "as fast"
-        yield f"Closest call: {where}, where {words_of(call.other)} is {words}"
+        speed = f"{two_digits(percent)}% {'slower' if call.slower > 0 else 'faster'}" if percent >= 0.05 else "as fast"
+        yield f"Closest call: {where}, where {words_of(call.other)} is {speed}"
 
 
 def _open(answers: Sequence[Answer]) -> str:
