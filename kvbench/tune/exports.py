@@ -41,7 +41,6 @@ class Engine:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """The backends that run its code."""
         return tuple(backend for backend, engine in _ENGINE_OF.items() if engine == self.name)
 
 

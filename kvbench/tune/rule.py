@@ -121,7 +121,6 @@ class _Part(NamedTuple):
     counts: tuple[int, int]
 
     def halves(self) -> Iterator[tuple["_Part", "_Part"]]:
-        """Yield both sides of every cut."""
         for at in range(self.sizes[0] + 1, self.sizes[1]):
             yield self._replace(sizes=(self.sizes[0], at)), self._replace(sizes=(at, self.sizes[1]))
         for at in range(self.counts[0] + 1, self.counts[1]):

@@ -85,7 +85,6 @@ class Search:
 
     @property
     def expected_visits(self) -> int:
-        """The estimated number of visits."""
         return round(VISITS_PER_CANDIDATE * sum(map(len, self._first.values()))) + MIN_PAIRS * len(self._beside)
 
     def stages(self) -> Iterator[list[tuple[int, Cell]]]:

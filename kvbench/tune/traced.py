@@ -118,7 +118,6 @@ def _times(swaps: pd.DataFrame, blocks: int, column: str) -> dict[int, float]:
 
 
 def _swaps(runs: Sequence[Run], direction: Direction) -> dict[Choice, pd.DataFrame]:
-    """Return the replayed swaps of each choice."""
     parts: dict[Choice, list[pd.DataFrame]] = {}
     for run in runs:
         for cell, swaps in replays_of(run).items():
