@@ -56,15 +56,15 @@ def lay_out(cell: Cell, submissions: int, rng: np.random.Generator) -> Sequence[
 def _scattered(cell: Cell, rows: int, count: int, rng: np.random.Generator) -> list[Layout]:
     """Distribute `count` sets over `rows` rows; the sides share nothing but the lengths of runs that are drawn."""
     drawn = any("runs-geometric" in str(side) for side in cell.sides)
-    place = _Place(rng, int(rng.integers(2**63)) if drawn else 0, count)
+    placer = _Placer(rng, int(rng.integers(2**63)) if drawn else 0, count)
     if cell.sides[0].terms:
-        return _tensors(cell, rows, place)
-    sources, destinations = (place.ordered(side, cell.blocks, rows) for side in cell.sides)
+        return _tensors(cell, rows, placer)
+    sources, destinations = (placer.ordered(side, cell.blocks, rows) for side in cell.sides)
     return [Layout(source, destination) for source, destination in zip(sources, destinations, strict=True)]
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Placer:
     """Places `count` sets of blocks; `seed` draws the lengths of runs, the same on both sides."""
 
     rng: np.random.Generator
@@ -76,13 +76,13 @@ class _Place:
         if order.kind == "runs-geometric":
             return self._drawn_runs(blocks, order.run, rows)
         run = {"shuffled": 1, "runs": order.run, "turning": order.run}.get(order.kind, blocks)
-        found = _runs(blocks, run, rows, self.count, self.rng)
+        set_rows = _runs(blocks, run, rows, self.count, self.rng)
         if order.kind == "turning":
             whole = blocks - blocks % run
-            runs = found[:, :whole].reshape(self.count, -1, run)
+            runs = set_rows[:, :whole].reshape(self.count, -1, run)
             down = self.rng.random(runs.shape[:2]) < 0.5
-            found[:, :whole] = np.where(down[:, :, None], runs[:, :, ::-1], runs).reshape(self.count, whole)
-        return found[:, ::-1].copy() if order.kind == "descending" else found
+            set_rows[:, :whole] = np.where(down[:, :, None], runs[:, :, ::-1], runs).reshape(self.count, whole)
+        return set_rows[:, ::-1].copy() if order.kind == "descending" else set_rows
 
     def _drawn_runs(self, blocks: int, mean: int, rows: int) -> Rows:
         """Return runs of geometric lengths with this mean at random places; the last of a set may be cut."""
@@ -93,8 +93,8 @@ class _Place:
         gaps = np.sort(self.rng.integers(0, rows - 1 - self.count * blocks, len(lengths)))
         starts = np.empty_like(gaps)
         starts[order] = gaps + _before(lengths[order])
-        found = np.repeat(starts - _before(lengths), lengths) + np.arange(self.count * blocks)
-        return (found.reshape(self.count, blocks) + 1).astype(np.uint64)
+        run_rows = np.repeat(starts - _before(lengths), lengths) + np.arange(self.count * blocks)
+        return (run_rows.reshape(self.count, blocks) + 1).astype(np.uint64)
 
     def of_tensors(self, side: Pattern, kind: Tensors, first: int, rows: int) -> tuple[Rows, Rows]:
         """Return where the tensors of a kind begin, with `rows` rows each from row `first` on, and their ids by set."""
@@ -128,22 +128,22 @@ def _runs(blocks: int, run: int, rows: int, count: int, rng: np.random.Generator
     return np.concatenate([taken, short], axis=1) + np.uint64(1)
 
 
-def _tensors(cell: Cell, rows: int, place: _Place) -> list[Layout]:
+def _tensors(cell: Cell, rows: int, placer: _Placer) -> list[Layout]:
     """Divide the region among the kinds of tensors as an engine allocates them."""
     kinds = cell.sides[0].tensors(cell.blocks)
-    wanted = [pool_rows(place.count * kind.ids) for kind in kinds]
-    dense = sum(kind.count * own for kind, own in zip(kinds, wanted, strict=True))
-    parts: list[list[TensorRows]] = [[] for _ in range(place.count)]
+    wanted = [pool_rows(placer.count * kind.ids) for kind in kinds]
+    dense = sum(kind.count * tensor_rows for kind, tensor_rows in zip(kinds, wanted, strict=True))
+    parts: list[list[TensorRows]] = [[] for _ in range(placer.count)]
     first = 0
-    for kind, own in zip(kinds, wanted, strict=True):
-        region = rows * own // dense
+    for kind, tensor_rows in zip(kinds, wanted, strict=True):
+        region = rows * tensor_rows // dense
         (source, source_ids), (destination, destination_ids) = (
-            place.of_tensors(side, kind, first, region) for side in cell.sides
+            placer.of_tensors(side, kind, first, region) for side in cell.sides
         )
         for part, *ids in zip(parts, source_ids, destination_ids, strict=True):
             part.append(TensorRows(source, destination, *ids))
         first += kind.count * region
-    return [rows_of(tuple(own_parts)) for own_parts in parts]
+    return [rows_of(tuple(part)) for part in parts]
 
 
 def rows_of(tensors: tuple[TensorRows, ...]) -> Layout:
