@@ -73,7 +73,7 @@ class Pools:
         from, where to, and its size.
         """
         source, destination = self.sides(direction, Memory.ALLOCATED)
-        return _words(source.address), _words(destination.address), _words(copy_bytes)
+        return _one_entry(source.address), _one_entry(destination.address), _one_entry(copy_bytes)
 
     def put_back(self, direction: Direction, memory: Memory | None, offsets: Addresses, sizes: Addresses) -> None:
         """Restore ranges of the destination of `direction` to their bytes at rest."""
@@ -130,7 +130,7 @@ class Pools:
         return buffer
 
     def _fill(self, buffer: Buffer, seed: int) -> None:
-        write_words(buffer, _words(0), _words(self.pool_bytes), _words(0), seed, self._stream.handle)
+        write_words(buffer, _one_entry(0), _one_entry(self.pool_bytes), _one_entry(0), seed, self._stream.handle)
 
 
 class Workload:
@@ -146,7 +146,7 @@ class Workload:
         self._cell = cell
         self._rng = rng
         self._layouts = layouts
-        self._place = -1
+        self._set_index = -1
         self._used: set[int] = set()
         self._watching = False
         self.overwrote = False  # whether a set was swapped again before it was verified
@@ -164,7 +164,7 @@ class Workload:
             self._write(slot)
             return
         # What a thread reads ahead of the submission is not what the swap has to move.
-        starts, sizes = self._spots(self._layouts[self._place].source_rows)
+        starts, sizes = self._spots(self._layouts[self._set_index].source_rows)
         inside = self._rng.integers(0, self._sizes.min() - sizes[0] + 1, len(starts), dtype=np.uint64)
         with self._pools.spoiled(self._cell, starts + inside, sizes):
             self._write(slot)
@@ -175,10 +175,10 @@ class Workload:
 
     def _note_next(self) -> bool:
         """Go to the next set; return whether it was not swapped since the last `verify`."""
-        self._place = (self._place + 1) % len(self._layouts)
-        first = self._place not in self._used
+        self._set_index = (self._set_index + 1) % len(self._layouts)
+        first = self._set_index not in self._used
         self.overwrote = self.overwrote or not first
-        self._used.add(self._place)
+        self._used.add(self._set_index)
         return first
 
     def arrays(self, slot: int = 0) -> list[Addresses]:
@@ -187,7 +187,7 @@ class Workload:
 
     def contents(self) -> list[Addresses]:
         """Return the contents of `arrays` for all sets, from the next one on, as arrays of shape (sets, length)."""
-        start = self._place + 1
+        start = self._set_index + 1
         turn = stacked([*self._layouts[start:], *self._layouts[:start]])
         return _arrays(_memory_of(self._pools, self._cell, turn, np.tile(self._sizes, (self.sets, 1))))
 
@@ -195,8 +195,8 @@ class Workload:
         """Note that the next sets were swapped, whose lists were written from `contents`."""
         for _ in range(min(swaps, 2 * self.sets)):
             self._note_next()
-        self._place = (self._place + max(0, swaps - 2 * self.sets)) % self.sets
-        self._written[0] = self._layouts[self._place]
+        self._set_index = (self._set_index + max(0, swaps - 2 * self.sets)) % self.sets
+        self._written[0] = self._layouts[self._set_index]
 
     def chance(self, share: float) -> bool:
         """Return True in this share of the calls, at random."""
@@ -221,11 +221,11 @@ class Workload:
     @contextmanager
     def on_other_blocks(self, layouts: Sequence[Layout]) -> Iterator[None]:
         """Within the context, swaps go through these sets; `verify` before its end."""
-        usual, self._layouts, self._place = self._layouts, layouts, -1
+        usual, self._layouts, self._set_index = self._layouts, layouts, -1
         try:
             yield
         finally:
-            self._layouts, self._place = usual, -1
+            self._layouts, self._set_index = usual, -1
 
     @property
     def descriptors(self) -> int:
@@ -234,7 +234,7 @@ class Workload:
 
     def current(self) -> tuple[Addresses, Addresses]:
         """Return the offsets of the current blocks in the source and in the destination, in bytes."""
-        layout, stride = self._layouts[self._place], np.uint64(self._cell.block_bytes)
+        layout, stride = self._layouts[self._set_index], np.uint64(self._cell.block_bytes)
         return layout.source_rows * stride, layout.destination_rows * stride
 
     def verify(self, most: int | None = None) -> int:
@@ -244,7 +244,7 @@ class Workload:
         sample of the rest. Raises VerificationError, after everything is restored.
         """
         began_s = time.perf_counter()
-        used, stride = [self._layouts[place] for place in sorted(self._used)], np.uint64(self._cell.block_bytes)
+        used, stride = [self._layouts[index] for index in sorted(self._used)], np.uint64(self._cell.block_bytes)
         self._used.clear()
         sources = np.concatenate([layout.source_rows for layout in used])
         destinations = np.concatenate([layout.destination_rows for layout in used])
@@ -257,7 +257,7 @@ class Workload:
         if copied.wrong_bytes or around.wrong_bytes or spoiled.wrong_bytes:
             self._pools.refill()
             block = None if copied.first_wrong_range is None else some[copied.first_wrong_range] % self._cell.blocks
-            raise VerificationError(_told(copied, around, spoiled, block))
+            raise VerificationError(_mismatch_message(copied, around, spoiled, block))
         self._pools.put_back(self._cell.direction, self._cell.memory, offsets, sizes)
         self.verify_ms += (time.perf_counter() - began_s) * 1e3
         return copied.checked_bytes + around.checked_bytes + spoiled.checked_bytes
@@ -312,7 +312,7 @@ class Workload:
 
     def _write(self, slot: int) -> None:
         """Write the current set into the memory of `slot`."""
-        layout = self._layouts[self._place]
+        layout = self._layouts[self._set_index]
         if self._written[slot] is layout:
             return
         self._written[slot] = layout
@@ -358,11 +358,11 @@ def _seeds(direction: Direction) -> tuple[int, int]:
     return (HOST_SEED, DEVICE_SEED) if direction is Direction.H2D else (DEVICE_SEED, HOST_SEED)
 
 
-def _words(value: int) -> Addresses:
+def _one_entry(value: int) -> Addresses:
     return np.array([value], dtype=np.uint64)
 
 
-def _told(copied: Audit, around: Audit, spoiled: Audit, block: int | None) -> str:
+def _mismatch_message(copied: Audit, around: Audit, spoiled: Audit, block: int | None) -> str:
     if not copied.wrong_bytes and not around.wrong_bytes:
         return f"the swap wrote into its own source, first at offset {spoiled.first_wrong_offset}"
     wrong_bytes = copied.wrong_bytes + around.wrong_bytes
