@@ -66,14 +66,14 @@ class Placed(NamedTuple):
 def place(swaps: Iterable[Numbered], trace: Replay, pool_bytes: int) -> list[Placed]:
     """Return the swaps that fit into pools of this size."""
     room = capacity(pool_bytes, trace)
-    found = []
+    placed = []
     for number, swap in swaps:
-        own = (swap.host, swap.gpu) if swap.direction == "h2d" else (swap.gpu, swap.host)
-        source, destination = (places(np.asarray(side), room) for side in own)
+        sides = (swap.host, swap.gpu) if swap.direction == "h2d" else (swap.gpu, swap.host)
+        source, destination = (places(np.asarray(side), room) for side in sides)
         if source is not None and destination is not None:
-            moved = not all(map(np.array_equal, (source, destination), own))
-            found.append(Placed(number, swap.at_s, source, destination, moved))
-    return found
+            moved = not all(map(np.array_equal, (source, destination), sides))
+            placed.append(Placed(number, swap.at_s, source, destination, moved))
+    return placed
 
 
 class Pace:
@@ -117,7 +117,7 @@ def replay(
         raise KvbenchError("no selected swap of the trace fits into the pool; name a larger -a pool")
     cell = Cell.from_strings(request.cell)
     samples: list[AnySample] = []
-    found: dict[str, list[int]] = {"swap_blocks": [], "pieces": [], "swap_numbers": []}
+    columns: dict[str, list[int]] = {"swap_blocks": [], "pieces": [], "swap_numbers": []}
     late_us: list[float] = []
     pace = Pace(trace.speed, swaps[0].at_s)
     verified_bytes, verify_ms = 0, 0.0
@@ -136,8 +136,8 @@ def replay(
             verified_bytes += ready.workload.verify(most)
             verify_ms += ready.workload.verify_ms
             pieces = getattr(ready.swaps[0].swap, "descriptors", ready.cell.blocks)
-            for name, value in zip(found, (ready.cell.blocks, pieces, swap.number), strict=True):
-                found[name].append(value)
+            for name, value in zip(columns, (ready.cell.blocks, pieces, swap.number), strict=True):
+                columns[name].append(value)
         probes_us = [before_us, bench.cpu.probe_us()]
         slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
         clocks = bench.clocks.read()
@@ -151,7 +151,7 @@ def replay(
     closer = f"{moved} of {len(swaps)} swaps of the trace placed closer together to fit the smaller pool"
     return msgspec.structs.replace(
         made,
-        samples=msgspec.structs.replace(made.samples, **found, late_us=late_us if trace.speed else None),
+        samples=msgspec.structs.replace(made.samples, **columns, late_us=late_us if trace.speed else None),
         # swaps of several sizes: only the last has its twin on a busy stream, and slow ones are not disturbed ones
         path=effective_path(ready.swaps[0].mechanism, [samples[-1].cpu_us], busy_cpu_us),
         disturbed=disturbances(slowdowns, clocks, []),
@@ -162,17 +162,17 @@ def replay(
 
 def _set_up(bench: Bench, backend: Backend, cell: Cell, swap: Placed, trace: Replay, rng: np.random.Generator) -> SetUp:
     room, blocks = capacity(bench.pools.pool_bytes, trace), len(swap.source) * trace.descriptors
-    own = replace(cell, blocks=blocks, pattern=trace.pattern, sequence="whole")
+    cell = replace(cell, blocks=blocks, pattern=trace.pattern, sequence="whole")
     shifted = (((swap.source + by) % room, (swap.destination + by) % room) for by in (room // 2, 0))
     layouts = [_layout(source, destination, trace, room) for source, destination in shifted]
-    workload = Workload(bench.pools, own, layouts, rng)
-    request = SwapRequest(bench.device, own, workload.memories[0], bench.policy)
-    return SetUp(own, backend, workload, [create_swap(backend, request)])
+    workload = Workload(bench.pools, cell, layouts, rng)
+    request = SwapRequest(bench.device, cell, workload.memories[0], bench.policy)
+    return SetUp(cell, backend, workload, [create_swap(backend, request)])
 
 
 def _layout(source: _Ids, destination: _Ids, trace: Replay, room: int) -> Layout:
     """Place a tensor of `room` rows, and one that stays free, for every descriptor of a block."""
     starts = np.arange(trace.descriptors, dtype=np.uint64) * np.uint64(room + 1) + np.uint64(1)
     part = TensorRows(starts, starts, source.astype(np.uint64), destination.astype(np.uint64))
-    found = rows_of((part,))
-    return replace(found, tensors=() if trace.descriptors == 1 else found.tensors)
+    layout = rows_of((part,))
+    return replace(layout, tensors=() if trace.descriptors == 1 else layout.tensors)
