@@ -137,13 +137,13 @@ class Worker:
         if trace is None:
             return []
         chosen = selected(trace)
-        placed = {way: place(own, trace, request.pool_bytes) for way, own in chosen.items()}
+        placed = {way: place(swaps, trace, request.pool_bytes) for way, swaps in chosen.items()}
         self._trace = trace, placed
         return [
-            f"trace, {way}: {left} of {len(own)} selected swaps do not fit into a pool of "
+            f"trace, {way}: {left} of {len(swaps)} selected swaps do not fit into a pool of "
             f"{rough_size(request.pool_bytes)} and are left out"
-            for way, own in chosen.items()
-            if (left := len(own) - len(placed[way]))
+            for way, swaps in chosen.items()
+            if (left := len(swaps) - len(placed[way]))
         ]
 
     def _measure_control(self, request: protocol.MeasureControl) -> Control:
@@ -178,11 +178,11 @@ class Worker:
     def _replayed(self, cell: Cell, request: protocol.MeasureCell) -> Visit:
         if self._trace is None:
             raise KvbenchError("sequence=trace needs a trace: kvbench sweep --trace FILE")
-        trace, swaps = self._trace
-        own = chunk(swaps[cell.direction.value], request.round, request.sampling.rounds)
+        trace, placed = self._trace
+        swaps = chunk(placed[cell.direction.value], request.round, request.sampling.rounds)
         backend = backend_named(cell.backend)
         assert backend is not None  # the plan has only described backends
-        return replay(self._bench, backend, request, trace, own, self._faults.for_cell(cell))
+        return replay(self._bench, backend, request, trace, swaps, self._faults.for_cell(cell))
 
     def _set_up(self, cell: Cell, request: protocol.MeasureCell) -> SetUp:
         """Return the cell set up; a cell that is visited in turn keeps its setup, while there is room."""
@@ -190,8 +190,8 @@ class Worker:
             self._kept.clear()  # their pool is released
         if cell in self._kept:
             return self._kept[cell]
-        place = f"{request.seed}/{cell.id}/{request.round}" + "/again" * request.attempt
-        seed = int.from_bytes(hashlib.blake2s(place.encode(), digest_size=8).digest())
+        seed_text = f"{request.seed}/{cell.id}/{request.round}" + "/again" * request.attempt
+        seed = int.from_bytes(hashlib.blake2s(seed_text.encode(), digest_size=8).digest())
         backend = backend_named(cell.backend)
         assert backend is not None  # the plan has only described backends
         in_turn = request.in_turn is not None
