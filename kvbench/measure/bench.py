@@ -68,8 +68,8 @@ class Bench:
                 self.steps[*key, cell.layers] = LayeredStep(self.device, cell)
             yield self.steps[*key, cell.layers]
         elif cell.neighbour is Neighbour.SWAP:  # its work depends on the cell
-            with closing(open_neighbour(self.device, backend, cell, self.policy)) as own:
-                yield own
+            with closing(open_neighbour(self.device, backend, cell, self.policy)) as neighbour:
+                yield neighbour
         else:
             if key not in self.neighbours:
                 self.neighbours[key] = open_neighbour(self.device, backend, cell, self.policy)

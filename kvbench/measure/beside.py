@@ -99,7 +99,7 @@ def measure_beside(
     `one_block_us` swaps one block and returns its wall time. Raises NeighbourError, and any error of a swap.
     """
     together: list[FlowSample] = []
-    found = Beside()
+    record = Beside()
     dry = neighbour.dry
     for turn in TURNS:
         both = turn == "both"
@@ -110,15 +110,15 @@ def measure_beside(
             else:
                 samples, gbps = flow.run(seconds / len(TURNS))
                 together += samples if both else []
-                (found.swaps_beside_gbps if both else found.swaps_alone_gbps).append(gbps)
+                (record.swaps_beside_gbps if both else record.swaps_alone_gbps).append(gbps)
                 usual_us = median(sample.wall_us for sample in samples)
-                (found.swaps_beside_us if both else found.swaps_alone_us).append(usual_us)
+                (record.swaps_beside_us if both else record.swaps_alone_us).append(usual_us)
             last = neighbour.completed()
             if turn != "swaps":
-                times_us = found.neighbour_beside_us if both else found.neighbour_alone_us
+                times_us = record.neighbour_beside_us if both else record.neighbour_alone_us
                 times_us += neighbour.times_us(first, last)
             if turn != "neighbour":
-                blocks_us = found.one_block_beside_us if both else found.one_block_alone_us
+                blocks_us = record.one_block_beside_us if both else record.one_block_alone_us
                 blocks_us += [one_block_us() for _ in range(ONE_BLOCK_SWAPS)]
     flow.finish()
-    return together, msgspec.structs.replace(found, dry=neighbour.dry - dry)
+    return together, msgspec.structs.replace(record, dry=neighbour.dry - dry)

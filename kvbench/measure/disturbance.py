@@ -49,11 +49,11 @@ def disturbances(slowdowns: Sequence[float], clocks: Clocks, times_us: Sequence[
 
     `slowdowns` are those of the CPU before and after the samples; `times_us` are the samples in their order.
     """
-    found = []
+    detected = []
     if max(slowdowns) > 1 + SLOW_CPU.fraction:
-        found.append(Disturbance.SLOW_CPU)
+        detected.append(Disturbance.SLOW_CPU)
     if _LIMITS.intersection(clocks.limits):
-        found.append(Disturbance.LIMITED_CLOCKS)
+        detected.append(Disturbance.LIMITED_CLOCKS)
     half = len(times_us) // 2
     if len(times_us) >= _MIN_STEPPING:
         first, second = times_us[:half], times_us[-half:]
@@ -61,5 +61,5 @@ def disturbances(slowdowns: Sequence[float], clocks: Clocks, times_us: Sequence[
         before = median(first)
         step = median(second) / before if before else math.inf
         if apart and not 1 / STEP <= step <= STEP:
-            found.append(Disturbance.STEP)
-    return found
+            detected.append(Disturbance.STEP)
+    return detected

@@ -77,7 +77,7 @@ def _memories(memory: SwapMemory, cell: Cell, blocks: Sequence[int]) -> list[Swa
     starts = ((grid, at) for grid in memory.grids for at in range(0, len(grid.source_bases), each))
     grids: list[tuple[TensorGrid, ...]] = [(grid.tensors(at, at + each),) for grid, at in starts]
     bounds = pairwise(accumulate(blocks, initial=0))
-    return [memory.part(*ends, own) for ends, own in zip(bounds, grids or [()] * len(blocks), strict=True)]
+    return [memory.part(*ends, tensors) for ends, tensors in zip(bounds, grids or [()] * len(blocks), strict=True)]
 
 
 class LayeredStep:

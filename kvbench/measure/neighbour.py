@@ -95,12 +95,12 @@ class SwapsBack(NeighbourWork):
 
     def __init__(self, device: Device, stream: Stream, backend: Backend, cell: Cell, policy: Policy | None) -> None:
         backend = another(backend)
-        own, rng = opposite(cell), np.random.default_rng(0)
-        self._pools = Pools(device, stream, region_bytes(own, SWAPS_AHEAD))
-        workload = Workload(self._pools, own, lay_out(own, SWAPS_AHEAD, rng), rng, SWAPS_AHEAD)
+        cell, rng = opposite(cell), np.random.default_rng(0)
+        self._pools = Pools(device, stream, region_bytes(cell, SWAPS_AHEAD))
+        workload = Workload(self._pools, cell, lay_out(cell, SWAPS_AHEAD, rng), rng, SWAPS_AHEAD)
         self._contents, self._sets = workload.contents(), workload.sets
         self._lists = [workload.arrays(slot) for slot in range(SWAPS_AHEAD)]
-        self._swaps = [backend.create(SwapRequest(device, own, memory, policy)).swap for memory in workload.memories]
+        self._swaps = [backend.create(SwapRequest(device, cell, memory, policy)).swap for memory in workload.memories]
         self._done = [Event(device.driver) for _ in self._swaps]
         self._submitted = 0
         self._driver, self._handle = device.driver, stream.handle

@@ -85,7 +85,7 @@ def _fastest(
     info = bench.device.driver.info
     has_bulk = 10 * info.compute_major + info.compute_minor >= BULK_FROM_COMPUTE
     cells = [replace(cell, kernel=kernel) for kernel in (kernels if has_bulk else kernels[:1])]
-    return min(((one, _slope(bench, one, blocks, samples)) for one in cells), key=lambda found: median(found[1]))
+    return min(((one, _slope(bench, one, blocks, samples)) for one in cells), key=lambda timed: median(timed[1]))
 
 
 def _slope(bench: Bench, cell: Cell, blocks: tuple[int, int], samples: int) -> list[float]:

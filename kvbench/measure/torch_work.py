@@ -167,8 +167,8 @@ def decode_layers(
     # not cuDNN's attention, which makes a new plan for every shape
     kinds = [attention.SDPBackend.FLASH_ATTENTION, attention.SDPBackend.EFFICIENT_ATTENTION, attention.SDPBackend.MATH]
 
-    def layer(own: Sequence[Any], hidden: Any) -> Any:
-        project, out, up, down, keys, values = own
+    def layer(tensors: Sequence[Any], hidden: Any) -> Any:
+        project, out, up, down, keys, values = tensors
         query, key, value = (functional.rms_norm(hidden, (width,)) @ project).split(sizes, dim=1)
         keys[:, :, -1] = key.view(batch, kv_heads, head_dim)
         values[:, :, -1] = value.view(batch, kv_heads, head_dim)
@@ -179,4 +179,4 @@ def decode_layers(
         gate, lifted = (functional.rms_norm(hidden, (width,)) @ up).chunk(2, dim=1)
         return hidden + (functional.silu(gate) * lifted) @ down
 
-    return random(batch, width), [partial(layer, own) for own in owned]
+    return random(batch, width), [partial(layer, tensors) for tensors in owned]
