@@ -146,8 +146,8 @@ def backend_named(name: str) -> Backend | None:
 
 def another(backend: Backend) -> Backend:
     """Return another instance of an installed backend, for another thread; `backend` itself if it is not installed."""
-    found = installed()[0].get(backend.name)
-    return backend if found is None else _load(found)
+    registration = installed()[0].get(backend.name)
+    return backend if registration is None else _load(registration)
 
 
 def is_own(name: str) -> bool:
@@ -155,18 +155,18 @@ def is_own(name: str) -> bool:
     return installed()[0][name].own
 
 
-def _load(found: Installed) -> Backend:
-    if found.entry is None:
+def _load(registration: Installed) -> Backend:
+    if registration.entry is None:
         return BrokenBackend(
-            found.name, f"packages {found.package} provide a backend of this name: uninstall all but one"
+            registration.name, f"packages {registration.package} provide a backend of this name: uninstall all but one"
         )
-    told = f"{found.entry.value} of {found.package}"
+    source = f"{registration.entry.value} of {registration.package}"
     try:
-        backend: Backend = found.entry.load()()
+        backend: Backend = registration.entry.load()()
         name = backend.name
     except Exception as error:  # the import of another package can fail in any way
-        return BrokenBackend(found.name, f"{told} does not load: {_line(error)}")
-    return backend if name == found.name else BrokenBackend(found.name, f"{told} calls itself {name!r}")
+        return BrokenBackend(registration.name, f"{source} does not load: {_line(error)}")
+    return backend if name == registration.name else BrokenBackend(registration.name, f"{source} calls itself {name!r}")
 
 
 def facts_of(name: str, device: DeviceFacts, *, tried: bool = True) -> BackendFacts:
@@ -174,30 +174,30 @@ def facts_of(name: str, device: DeviceFacts, *, tried: bool = True) -> BackendFa
 
     Without `tried`, the backend counts as available: to find out can take seconds.
     """
-    found, backend = installed()[0][name], backend_named(name)
+    registration, backend = installed()[0][name], backend_named(name)
     assert backend is not None
     try:
         usual = getattr(backend, "default_sms", DEFAULT_SMS)
-        told = {
+        description = {
             "name": name,
             "summary": backend.summary,
             "axes": backend.axes(device),
             "unavailable": backend.unavailable(device) if tried else None,
             "default_sms": (SmsRow(usual),) if isinstance(usual, int) else usual,
             "kernels": getattr(backend, "kernels", ()),
-            "package": getattr(backend, "package", None) or found.package,
+            "package": getattr(backend, "package", None) or registration.package,
             "settings": getattr(backend, "settings", ()),
-            "on_request": bool(found.engine) or getattr(backend, "on_request", False),
+            "on_request": bool(registration.engine) or getattr(backend, "on_request", False),
         }
         # Another package can return anything.
-        facts: BackendFacts = msgspec.convert(msgspec.to_builtins(told), BackendFacts)
+        facts: BackendFacts = msgspec.convert(msgspec.to_builtins(description), BackendFacts)
         if facts.default_sms and not facts.default_sms[-1].fits(Direction.H2D, 0, 1 << 34, 1 << 62):
             raise ValueError("the last row of default_sms must apply to every swap")
         return facts
     except Exception as error:  # as in _load
-        reason = f"{found.package} fails to describe it: {_line(error)}"
+        reason = f"{registration.package} fails to describe it: {_line(error)}"
         return BackendFacts(
-            name, "does not describe itself", frozenset(), reason, package=found.package, on_request=True
+            name, "does not describe itself", frozenset(), reason, package=registration.package, on_request=True
         )
 
 
