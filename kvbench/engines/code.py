@@ -181,15 +181,15 @@ def stand_ins(modules: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
 
 def _constants(text: str) -> dict[str, tuple[int, int]]:
     """Return the whole-number constants of a module: name -> (value, line)."""
-    found = {}
+    constants = {}
     for statement in ast.parse(text).body:
         match statement:
             case (
                 ast.Assign(targets=[ast.Name(id=name)], value=value)
                 | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
             ) if (number := _number(value)) is not None:
-                found[name] = number, statement.lineno
-    return found
+                constants[name] = number, statement.lineno
+    return constants
 
 
 def _number(node: ast.expr) -> int | None:
