@@ -46,7 +46,6 @@ class EngineCode:
 
     @property
     def version(self) -> str | None:
-        """The installed version, or None."""
         try:
             return metadata.version(self.package)
         except metadata.PackageNotFoundError:

@@ -121,7 +121,6 @@ def sample_beside_step(
 
 
 def _sampler(bench: Bench, ready: SetUp, state: StreamState, queue: Queue, pause_us: int) -> TakeOne:
-    """Return a function that takes a sample: choose the next blocks, pause, time one swap."""
     prepared = ready.swaps[0]
 
     def take() -> AnySample:

@@ -109,7 +109,6 @@ def _captured_layers(count: int, torch: Any, device: Any) -> list[Iterate]:
 
 
 def _decode(torch: Any, device: Any) -> list[Iterate]:
-    """Return a function that replays a captured decode step."""
     step = decode_step(torch, device, find_model(MODEL))
     for _ in range(WARMUPS):
         step()

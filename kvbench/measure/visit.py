@@ -236,7 +236,6 @@ def _take_all(
     neighbour: RunningNeighbour | LayeredStep | None,
     begin: Callable[[], None] | None,
 ) -> tuple[Sequence[AnySample], StopReason, Beside | None]:
-    """Warm up, wait for the other devices and take the samples, beside the neighbour if there is one."""
     take = taker(bench, ready, take_busy)
     for _ in range(sampling.warmups):
         take()

@@ -215,7 +215,6 @@ class Workload:
 
     @property
     def sets(self) -> int:
-        """The number of different sets of blocks."""
         return len(self._layouts)
 
     @contextmanager
@@ -311,7 +310,6 @@ class Workload:
         return some, np.full(len(some), np.uint64(min(int(self._sizes.min()), EDGE_BYTES)))
 
     def _write(self, slot: int) -> None:
-        """Write the current set into the memory of `slot`."""
         layout = self._layouts[self._set_index]
         if self._written[slot] is layout:
             return
