@@ -36,7 +36,7 @@ def format_size(size_bytes: int) -> str:
     return f"{size_bytes}B"
 
 
-def size_words(size_bytes: int) -> str:
+def size_text(size_bytes: int) -> str:
     """Return a size as people read it: 4096 -> "4 KiB", 25088 -> "24.5 KiB", 576 -> "576 B"."""
     exact = format_size(size_bytes)
     if exact == f"{size_bytes}B" and size_bytes >= KIB:

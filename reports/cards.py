@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from kvbench.cli.probe import JSON_FILE, MARKDOWN_FILE, markdown_of, words_of
+from kvbench.cli.probe import JSON_FILE, MARKDOWN_FILE, answer_columns, markdown_of
 from kvbench.errors import KvbenchError
 from kvbench.machine.identity import identity_hash
 from kvbench.probe.common import PROBES, ProbeFinding, ProbeReport
@@ -168,7 +168,7 @@ def probe_table(folders: Iterable[Path]) -> str:
     if not probed:
         return "No card has probes."
     titles = [f"[{markdown.inline(_driver(one))}]({card.name}/{MARKDOWN_FILE})" for card, one in probed.items()]
-    answers = [{result.name: words_of(result)[0] for result in one.results} for one in probed.values()]
+    answers = [{result.name: answer_columns(result)[0] for result in one.results} for one in probed.values()]
     rows = [[name, *(markdown.inline(answer.get(name, "")) for answer in answers)] for name in PROBES]
     return markdown.table(["Probe", *titles], rows, left=1 + len(titles))
 

@@ -250,7 +250,7 @@ def word(chance: random.Random, *known: str) -> str:
     return os.fsdecode(text.replace("\x00", "").encode("utf-8", "surrogatepass"))  # as the shell passes it
 
 
-def axis_words(chance: random.Random) -> str:
+def axis_text(chance: random.Random) -> str:
     axis = chance.choice(list(AXES))
     named = axis if chance.random() < 0.8 else word(chance, axis)
     return f"{named}={word(chance, AXES[axis].example, *AXES[axis].example.split(','))}"
@@ -293,7 +293,7 @@ SMALL = ("-ablocks=4", "-ablock_size=4KiB", "-abackend=batched")
 
 
 def axes_case(_: Bench, chance: random.Random) -> list[str]:
-    return ["sweep", *DRY, *(f"-a{axis_words(chance)}" for _ in range(chance.randint(1, 3)))]
+    return ["sweep", *DRY, *(f"-a{axis_text(chance)}" for _ in range(chance.randint(1, 3)))]
 
 
 def filter_case(_: Bench, chance: random.Random) -> list[str]:

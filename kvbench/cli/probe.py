@@ -93,19 +93,19 @@ def markdown_of(report: ProbeReport) -> str:
     facts = report.health.found.figures if isinstance(report.health.found, ProbeFinding) else {}
     driver = f", driver {facts['driver_version']}" if "driver_version" in facts else ""
     title = markdown.inline(f"{facts.get('title', report.device)}{driver}")
-    rows = [list(map(markdown.inline, (result.name, *words_of(result)))) for result in report.results]
+    rows = [list(map(markdown.inline, (result.name, *answer_columns(result)))) for result in report.results]
     parts = [
         f"### kvbench probe: {title}",
         markdown.table(["probe", "answer", "evidence", ""], rows, left=4),
         markdown.bullets(f"{name}: {markdown.inline(text)}" for name, text in _figures(report)),
         markdown.escape(
-            f"{report.kvbench}, {report.created}, {report.took_s:g} s. Afterwards: {words_of(report.health)[0]}."
+            f"{report.kvbench}, {report.created}, {report.took_s:g} s. Afterwards: {answer_columns(report.health)[0]}."
         ),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def words_of(result: Result) -> tuple[str, str, str]:
+def answer_columns(result: Result) -> tuple[str, str, str]:
     """Return a result in words: its answer, its evidence, and whether it was expected."""
     outcome = result.found
     if isinstance(outcome, Unanswered):

@@ -15,7 +15,7 @@ from kvbench.files import write_output
 from kvbench.models.geometry import ModelSwap
 from kvbench.policy import load_policy
 from kvbench.results import Run
-from kvbench.tune.answer import Answer, machine_plain, machine_words, open_points, words_of
+from kvbench.tune.answer import Answer, choice_text, machine_plain, machine_text, open_points
 from kvbench.tune.beside import BesideAnswer, WayBeside, percent
 from kvbench.tune.exports import export
 from kvbench.tune.figures import to_plain
@@ -23,7 +23,7 @@ from kvbench.tune.fit import policy_of
 from kvbench.tune.headline import headline, origin
 from kvbench.tune.model_swaps import Load, loads_of
 from kvbench.tune.rule import SmallestRule, rule_of
-from kvbench.units import size_words, two_digits
+from kvbench.units import size_text, two_digits
 
 
 def to_json(runs: Sequence[Run], rule: SmallestRule, swaps: Sequence[ModelSwap] = ()) -> str:
@@ -44,7 +44,7 @@ def write_policy(path: Path, runs: Sequence[Run], rule: SmallestRule, *, exact: 
 
 def write_export(name: str, file: Path | None, runs: Sequence[Run], answers: Sequence[Answer], *, force: bool) -> None:
     """Write an export to a file, or to standard output."""
-    text = to_json(runs, rule_of(answers)) if name == "json" else export(name, runs, answers).text(machine_words(*runs))
+    text = to_json(runs, rule_of(answers)) if name == "json" else export(name, runs, answers).text(machine_text(*runs))
     if file is None:
         typer.echo(text, nl=False)
     else:
@@ -60,7 +60,7 @@ def show_rule(runs: Sequence[Run], rule: SmallestRule, swaps: Sequence[ModelSwap
     """Print what was asked for: the table, what is open or, without these, the rule; and the swaps of models."""
     print_lines([origin(runs)] if table or open_ else headline(rule, runs))
     for swap in swaps:
-        size = size_words(swap.block_bytes)
+        size = size_text(swap.block_bytes)
         print_lines(["", f"{swap.geometry.name}, {swap.tokens} tokens: {swap.blocks} blocks of {size}"])
         print_rows([*map(_row_model, loads_of(rule, swap))], _HEADER_MODEL)
     if table:
@@ -74,7 +74,7 @@ def show_rule(runs: Sequence[Run], rule: SmallestRule, swaps: Sequence[ModelSwap
 
 def show_beside(run: Run, answers: Sequence[BesideAnswer]) -> None:
     """Print the answers beside a neighbour: a sentence each, the table of all, and what is open."""
-    print_lines([machine_words(run), "", *(answer.sentence() for answer in answers), ""])
+    print_lines([machine_text(run), "", *(answer.sentence() for answer in answers), ""])
     print_rows([_row_beside(answer, way) for answer in answers for way in answer.ways], _HEADER_BESIDE)
     if unsure := [line for answer in answers for line in answer.open_points()]:
         print_lines(["", "Open: another run could choose otherwise", *(f"  {line}" for line in unsure)])
@@ -97,7 +97,7 @@ def _row(answer: Answer) -> list[str]:
         answer.direction.value,
         answer.state.value,
         str(answer.blocks),
-        size_words(answer.block_bytes),
+        size_text(answer.block_bytes),
         str(answer.choice),
         f"{answer.time_us:.1f}",
         known,
@@ -112,11 +112,11 @@ def _row_model(load: Load) -> list[str]:
     return [
         load.nearest.direction.value,
         load.nearest.state.value,
-        words_of(load.choice),
+        choice_text(load.choice),
         f"{load.us:.0f}",
         f"{load.gbps:.1f}",
         f"{load.caller_us:.0f}",
-        f"{load.nearest.blocks} x {size_words(load.nearest.block_bytes)}",
+        f"{load.nearest.blocks} x {size_text(load.nearest.block_bytes)}",
     ]
 
 
@@ -126,9 +126,9 @@ def _row_beside(answer: BesideAnswer, way: WayBeside) -> list[str]:
         "->" if way is answer.chosen else "",
         shape.direction.value,
         str(shape.blocks),
-        size_words(shape.block_bytes),
+        size_text(shape.block_bytes),
         shape.burst,
-        words_of(way.choice),
+        choice_text(way.choice),
         f"{way.gbps:.1f}",
         "-" if rates is None else f"{rates[0]:.1f} to {rates[1]:.1f}",
         percent(way.slowdown),

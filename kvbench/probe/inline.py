@@ -9,7 +9,7 @@ from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES
 from kvbench.machine.observation import identity
 from kvbench.probe.common import ProbeFinding
 from kvbench.probe.probe_bench import Blocks, ProbeBench
-from kvbench.units import KIB, MIB, size_words
+from kvbench.units import KIB, MIB, size_text
 
 _BLOCKS: Final = 256
 _STEP: Final = 512
@@ -69,7 +69,7 @@ def _answer(limits: dict[tuple[Direction, Order], int], busy: bool) -> str:
     parts = []
     for direction in Direction:
         of_orders = {order: limits[direction, order] for order in Order}
-        by_order = {order: f"up to {size_words(limit)}" if limit else "none" for order, limit in of_orders.items()}
+        by_order = {order: f"up to {size_text(limit)}" if limit else "none" for order, limit in of_orders.items()}
         if len(set(by_order.values())) == 1:
             parts.append(f"{direction} {by_order[Order.STREAM]}, every order")
         else:

@@ -6,7 +6,7 @@ from kvbench.probe.common import ProbeFinding, Unanswered
 from kvbench.probe.pages import spare_bytes
 from kvbench.probe.probe_bench import ProbeBench
 from kvbench.probe.registration import register
-from kvbench.units import MIB, size_words
+from kvbench.units import MIB, size_text
 
 _SHARE: Final = 0.75
 # Of the device cpu, which pins nothing.
@@ -18,11 +18,11 @@ def probe(bench: ProbeBench) -> ProbeFinding | Unanswered:
     spare = spare_bytes(_SHARE) if bench.device.kind == "cuda" else _CPU_BYTES
     refusal = ""
     for exponent in range(spare.bit_length() - 1, MIB.bit_length() - 2, -1):
-        bench.step(f"registering {size_words(1 << exponent)}", 2.0**exponent / MIB, "MiB")
+        bench.step(f"registering {size_text(1 << exponent)}", 2.0**exponent / MIB, "MiB")
         took_s, error = register(bench, 1 << exponent, 1)
         if not error:
             return ProbeFinding(
-                answer=f"{size_words(1 << exponent)} in one call; twice as much: {refusal or 'more than is available'}",
+                answer=f"{size_text(1 << exponent)} in one call; twice as much: {refusal or 'more than is available'}",
                 number=round(took_s / 2 ** (exponent - 30), 4),
                 unit="s a GiB",
                 of="registration by one thread",

@@ -13,7 +13,7 @@ from kvbench.engine.device import DIRECTIONS, Buffer, EngineError, MemoryKind, c
 from kvbench.probe.common import ProbeFinding, Unanswered
 from kvbench.probe.pages import Pages, spare_bytes
 from kvbench.probe.probe_bench import ProbeBench, arrays_of
-from kvbench.units import MIB, rough_size, size_words
+from kvbench.units import MIB, rough_size, size_text
 
 _LARGEST: Final = {"cuda": 8192 * MIB, "cpu": 64 * MIB}
 _THREADS: Final = (1, 8, 32)
@@ -27,7 +27,7 @@ def probe(bench: ProbeBench) -> ProbeFinding | Unanswered:
     largest = min(_LARGEST[kind], 1 << (spare_bytes().bit_length() - 1))
     if largest < _LARGEST["cpu"]:
         return Unanswered(f"only {rough_size(spare_bytes())} of host memory can be pinned without taking others'", True)
-    bench.step(f"registering {size_words(largest)}", largest / MIB, "MiB")
+    bench.step(f"registering {size_text(largest)}", largest / MIB, "MiB")
     whole_s, refusal = register(bench, largest, 1)
     gib = min(largest, 1024 * MIB) / (1024 * MIB)
     times_s = {threads: register(bench, min(largest, 1024 * MIB), threads)[0] / gib for threads in _THREADS}
@@ -35,7 +35,7 @@ def probe(bench: ProbeBench) -> ProbeFinding | Unanswered:
     answers = ", ".join(f"{name} {why or 'allowed'}" for name, why in across.items())
     registered = f"refused ({refusal})" if refusal else "registers"
     return ProbeFinding(
-        answer=f"{size_words(largest)} in one call: {registered}; a copy across two registrations: {answers}",
+        answer=f"{size_text(largest)} in one call: {registered}; a copy across two registrations: {answers}",
         number=times_s[1],
         unit="s a GiB",
         of="registration by one thread",

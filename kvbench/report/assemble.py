@@ -9,7 +9,7 @@ from kvbench.report.model import Chapter, Code, Part, Report, Section, Text
 from kvbench.report.sections import sections_of
 from kvbench.report.view import View, views_of
 from kvbench.results import Run
-from kvbench.tune.answer import machine_words
+from kvbench.tune.answer import machine_text
 
 # In a report of more runs, a section does not name the others that could fill it: to know takes as long as its tables.
 _MOST_NAMED: Final = 20
@@ -47,7 +47,7 @@ def _headline(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
         return preamble.answer(views)
     except UsageError as none:
         reason = [] if any(chapter.part.highlights for chapter in chapters) else [str(none)]
-        return [machine_words(views[0].run), *reason]
+        return [machine_text(views[0].run), *reason]
 
 
 def _chapters(views: Sequence[View], progress: Progress) -> tuple[list[Chapter], list[Text]]:

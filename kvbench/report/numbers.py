@@ -4,7 +4,7 @@ import math
 import re
 from typing import Final
 
-from kvbench.units import parse_size, size_words, two_digits
+from kvbench.units import parse_size, size_text, two_digits
 
 TIMES: Final = "\N{MULTIPLICATION SIGN}"
 ABSENT: Final = "\N{EN DASH}"
@@ -46,7 +46,7 @@ def size(text: str) -> str:
 
 def bytes_size(size_bytes: int) -> str:
     """Return 4096 as "4 KiB"."""
-    return size_words(size_bytes).replace(" ", "\N{NO-BREAK SPACE}")
+    return size_text(size_bytes).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def noun(number: int, singular: str) -> str:

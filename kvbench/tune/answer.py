@@ -24,14 +24,14 @@ from kvbench.tune.fit import (
     Point,
     candidates,
     decide_all,
-    kind_words,
+    kind_text,
     machine_of,
     sms_of,
     typical,
     workload_axes,
 )
-from kvbench.tune.traced import in_contention, trace_parts, trace_words
-from kvbench.units import gigabytes_per_second, parse_size, size_words, two_digits
+from kvbench.tune.traced import in_contention, trace_parts, trace_text
+from kvbench.units import gigabytes_per_second, parse_size, size_text, two_digits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,10 +205,10 @@ def workload_of(runs: Sequence[Run]) -> str:
     Blocks are shuffled unless a layout is named.
     """
     if all(map(trace_of, runs)):
-        return trace_words(runs)
+        return trace_text(runs)
     axes = workload_axes(runs)
     pool, reuse = axes["pool"], axes["reuse"]
-    from_pool = "from a dense pool" if pool == "dense" else f"from {size_words(parse_size(pool))}"
+    from_pool = "from a dense pool" if pool == "dense" else f"from {size_text(parse_size(pool))}"
     layout = "" if axes["pattern"] == str(SHUFFLED) else f" in the layout {axes['pattern']}"
     layout += "".join(
         f", {axes[name]} {where}"
@@ -227,7 +227,7 @@ def machine_plain(run: Run) -> dict[str, Any]:
     return {"kvbench": info.kvbench, "device": info.device.get("title"), "driver": driver, "created": info.created}
 
 
-def machine_words(*runs: Run) -> str:
+def machine_text(*runs: Run) -> str:
     """Return what runs of one machine were measured on, and when the first and the last of them began."""
     info = runs[0].info
     on_host = info.device.get("kind") == "cpu"
@@ -262,10 +262,10 @@ def _alternative(choice: Choice, comparison: Comparison) -> dict[str, Any]:
 
 
 def _doubt(answer: Answer, other: Choice, comparison: Comparison) -> str:
-    shape = f"{kind_words((answer.direction, answer.state))}, {answer.blocks} x {size_words(answer.block_bytes)}"
+    shape = f"{kind_text((answer.direction, answer.state))}, {answer.blocks} x {size_text(answer.block_bytes)}"
     cost, low, high = (f"{(ratio - 1) * 100:+.1f}%" for ratio in (comparison.ratio, comparison.low, comparison.high))
     interval = f" ({low} to {high})" if math.isfinite(comparison.high) else ", too few visits for an interval"
-    return f"{shape}: {words_of(answer.choice)}, or {words_of(other)} for {cost}{interval} of the time"
+    return f"{shape}: {choice_text(answer.choice)}, or {choice_text(other)} for {cost}{interval} of the time"
 
 
 def _apart(comparison: Comparison) -> float:
@@ -277,7 +277,7 @@ def _is_tie(comparison: Comparison) -> bool:
     return not _apart(comparison) > 1 + TIED.fraction  # NaN ties
 
 
-def words_of(choice: Choice) -> str:
+def choice_text(choice: Choice) -> str:
     """Return a readable choice: "sm with 4 SMs, kernel bulk-8x6x4KiB"."""
     settings = dict(choice.axes)
     sms = settings.pop("sms", None)
@@ -286,6 +286,6 @@ def words_of(choice: Choice) -> str:
     return ", ".join((f"{choice.backend}{with_sms}", *(f"{name} {value}" for name, value in settings.items())))
 
 
-def speed_words(ratio: float, of: str) -> str:
+def speed_text(ratio: float, of: str) -> str:
     """Return a gain as text: "8.7x the speed of batched"."""
     return f"{two_digits(ratio)}x the speed of {of}"

@@ -19,9 +19,9 @@ from kvbench.policy import CHOSEN_AXES, Choice
 from kvbench.results import Run
 from kvbench.results.cost import Cost, costs_of
 from kvbench.results.frame import visits_that_count, whole
-from kvbench.tune.answer import speed_words, words_of
+from kvbench.tune.answer import choice_text, speed_text
 from kvbench.tune.fit import Point, choice_of, machine_of, one_workload, preference
-from kvbench.units import size_words, two_digits
+from kvbench.units import size_text, two_digits
 
 # What the one who swaps may set, besides what a policy sets.
 _CHOSEN: Final = (*CHOSEN_AXES, "launch_bytes", "priority", "rate_cap")
@@ -35,9 +35,9 @@ class Shape(NamedTuple):
     blocks: int
     burst: str
 
-    def words(self) -> str:
+    def text(self) -> str:
         arriving = "" if self.burst == "none" else f" in bursts of {self.burst.replace('/', ' every ')}"
-        return f"{self.direction} swaps of {self.blocks} blocks of {size_words(self.block_bytes)}{arriving}"
+        return f"{self.direction} swaps of {self.blocks} blocks of {size_text(self.block_bytes)}{arriving}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,13 @@ class WayBeside:
         within = Verdict.SAME if high <= limit else Verdict.UNDECIDED
         return Verdict.SLOWER if low > limit else within
 
-    def words(self) -> str:
+    def text(self) -> str:
         """Return "sm with 2 SMs, 29 GB/s, 1.2% slower"."""
-        return f"{words_of(self.choice)}, {two_digits(self.gbps)} GB/s, {percent(self.slowdown)} slower"
+        return f"{choice_text(self.choice)}, {two_digits(self.gbps)} GB/s, {percent(self.slowdown)} slower"
 
-    def words_with_interval(self) -> str:
+    def text_with_interval(self) -> str:
         ends = map(percent, self.slowdown_interval or ())
-        return f"{self.words()} ({' to '.join(ends) or 'too few visits for an interval'})"
+        return f"{self.text()} ({' to '.join(ends) or 'too few visits for an interval'})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,9 @@ class BesideAnswer:
     chosen: WayBeside | None
 
     def sentence(self) -> str:
-        said, limit = f"{self.neighbour} beside {self.shape.words()}", 1 + self.max_slowdown
+        said, limit = f"{self.neighbour} beside {self.shape.text()}", 1 + self.max_slowdown
         way = self.chosen or min(self.ways, key=lambda way: (way.slowdown, -way.gbps))
-        way_text = f"{way.words()}{' (open)' if way.verdict(limit) is Verdict.UNDECIDED else ''}"
+        way_text = f"{way.text()}{' (open)' if way.verdict(limit) is Verdict.UNDECIDED else ''}"
         if self.chosen is None:
             return f"{said}: no way that was measured costs at most {percent(limit)}; the least is {way_text}"
         gain = ""
@@ -118,7 +118,7 @@ class BesideAnswer:
         if batched and way.choice.backend != BATCHED:
             comparison = compare_visits(way.us_per_gb, max(batched, key=lambda one: one.gbps).us_per_gb, IN_TURN)
             said_of = (
-                speed_words(comparison.ratio, BATCHED)
+                speed_text(comparison.ratio, BATCHED)
                 if comparison.told_apart
                 else f"no clear difference from {BATCHED}"
             )
@@ -127,15 +127,15 @@ class BesideAnswer:
 
     def open_points(self) -> list[str]:
         """Return what another run could choose otherwise."""
-        limit, said = 1 + self.max_slowdown, f"{self.neighbour} beside {self.shape.words()}"
+        limit, said = 1 + self.max_slowdown, f"{self.neighbour} beside {self.shape.text()}"
         lines = []
         if self.chosen is not None and self.chosen.verdict(limit) is Verdict.UNDECIDED:
             sure = [way for way in self.ways if way.verdict(limit) is Verdict.SAME]
-            then = f"; {sure[0].words_with_interval()} does not" if sure else ""
-            lines.append(f"{said}: {self.chosen.words_with_interval()} may cost more than {percent(limit)}{then}")
+            then = f"; {sure[0].text_with_interval()} does not" if sure else ""
+            lines.append(f"{said}: {self.chosen.text_with_interval()} may cost more than {percent(limit)}{then}")
         slowest = self.chosen.gbps * (1 + TIED.fraction) if self.chosen is not None else 0.0
         lines += [
-            f"{said}: {way.words_with_interval()} may cost no more than {percent(limit)}"
+            f"{said}: {way.text_with_interval()} may cost no more than {percent(limit)}"
             for way in self.ways
             if way.slowdown > limit and way.gbps > slowest and way.verdict(limit) is Verdict.UNDECIDED
         ]

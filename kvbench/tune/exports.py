@@ -17,7 +17,7 @@ from kvbench.sweep.installed import installed
 from kvbench.text import ends
 from kvbench.tune.answer import Answer, workload_of
 from kvbench.tune.fit import sms_of
-from kvbench.units import size_words
+from kvbench.units import size_text
 
 _LEAST_SHAPES: Final = 10
 _OFFERED_FROM: Final = 0.9  # share of the shapes at which an SM count must have been measured
@@ -189,7 +189,7 @@ def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
         named = ", ".join(f"{setting.name}={value}" for setting, value in zip(settings, best, strict=True))
         notes.append(f"{other} stream ({_sizes_and_counts(len(other_shapes.answers))}): {named}")
         if {state, other} == {StreamState.GATED, StreamState.OPENED}:
-            notes.append(_share_words(shapes, other_shapes, values, best))
+            notes.append(_share_text(shapes, other_shapes, values, best))
     notes.append(f"{state} stream; against the free choice: {_loss(shapes, values)}")
     about = [f"{engine.title}: {package}", f"{workload_of(runs)}; {_extent(shapes.answers)}, {state} stream"]
     return Export(about, changes, engine.how, notes)
@@ -286,7 +286,7 @@ def _loss(shapes: _Shapes, values: Values) -> str:
     lost, worst = _Times([*ratios.values()]), max(ratios, key=lambda answer: ratios[answer])
     if lost.worst <= TIED.fraction:
         return f"within {TIED.fraction:.0%} of it at all shapes"
-    where = f"{worst.direction}, {worst.blocks} x {size_words(worst.block_bytes)}, {worst.choice}"
+    where = f"{worst.direction}, {worst.blocks} x {size_text(worst.block_bytes)}, {worst.choice}"
     return f"takes {lost.mean:z.0%} more time on average, at worst {lost.worst:.0%} ({where})"
 
 
@@ -300,7 +300,7 @@ def break_even(gated_loss: float, opened_loss: float) -> float:
     return opened / (gated + opened) if gated + opened else 0.0
 
 
-def _share_words(gated: _Shapes, opened: _Shapes, of_gated: Values, of_opened: Values) -> str:
+def _share_text(gated: _Shapes, opened: _Shapes, of_gated: Values, of_opened: Values) -> str:
     if of_gated == of_opened:
         return "the settings are the same whether a load finds the gate closed or open"
     share = break_even(_times(gated, of_gated, of_opened).mean, _times(opened, of_opened, of_gated).mean)
@@ -309,7 +309,7 @@ def _share_words(gated: _Shapes, opened: _Shapes, of_gated: Values, of_opened: V
 
 def _extent(answers: Iterable[Answer]) -> str:
     shapes = [*answers]
-    blocks, sizes = ends((a.blocks for a in shapes), str), ends((a.block_bytes for a in shapes), size_words)
+    blocks, sizes = ends((a.blocks for a in shapes), str), ends((a.block_bytes for a in shapes), size_text)
     ways = " and ".join(dict.fromkeys(answer.direction.value for answer in shapes))
     return f"{_sizes_and_counts(len(shapes))}: {ways}, {blocks} blocks of {sizes}"
 

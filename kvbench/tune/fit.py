@@ -52,7 +52,7 @@ Kind = tuple[Direction, StreamState]
 Contests = dict[Kind, dict[Point, Arms]]
 
 
-def kind_words(kind: Kind) -> str:
+def kind_text(kind: Kind) -> str:
     """Return a direction and stream state as text: "h2d idle"."""
     return f"{kind[0]} {kind[1]}"
 

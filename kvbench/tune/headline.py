@@ -9,12 +9,12 @@ from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.results import Run
 from kvbench.text import ends, terminal_rows
-from kvbench.tune.answer import Answer, answers_of, machine_words, speed_words, words_of, workload_of
+from kvbench.tune.answer import Answer, answers_of, choice_text, machine_text, speed_text, workload_of
 from kvbench.tune.exports import ENGINE_BACKENDS
 from kvbench.tune.figures import closest_call, gains_of, gate_shares, losses_as_shuffled, merged_from
-from kvbench.tune.fit import kind_words
+from kvbench.tune.fit import kind_text
 from kvbench.tune.rule import MOST_LINES, WORST, Line, Range, SmallestRule, rule_of
-from kvbench.units import size_words, two_digits
+from kvbench.units import size_text, two_digits
 
 # The most rows of a terminal that the answer takes.
 ROWS: Final = 12
@@ -35,7 +35,7 @@ def summary(runs: Sequence[Run], rows: int = ROWS) -> list[str]:
 
 def origin(runs: Sequence[Run]) -> str:
     """Return what a rule is about: the machine, and which blocks are swapped."""
-    return f"{machine_words(*runs)}; {workload_of(runs)}"
+    return f"{machine_text(*runs)}; {workload_of(runs)}"
 
 
 def headline(rule: SmallestRule, runs: Sequence[Run], rows: int = ROWS) -> list[str]:
@@ -47,7 +47,7 @@ def headline(rule: SmallestRule, runs: Sequence[Run], rows: int = ROWS) -> list[
     average, worst = (f"{two_digits(max(loss, 0.0) * 100)}%" for loss in (mean(losses), max(losses)))
     loss = f"Loss against the best of each size and count: {average} on average, {worst} at worst"
     if rule.beyond:
-        kinds = ", ".join(map(kind_words, rule.beyond))
+        kinds = ", ".join(map(kind_text, rule.beyond))
         loss += f"; beyond {TIED.fraction:.0%} or {WORST:.0%} with {MOST_LINES} choices: {kinds}"
     uses, beside = _uses(rule), [*_rival(rule), *_in_runs(rule, runs), *_gate(rule.answers)]
     tail = [*_as_shuffled(rule, runs), _open(rule.answers)]
@@ -74,7 +74,7 @@ def _only(lines: Sequence[Line]) -> str:
     """Return the block size and the number of blocks where a rule has one: " (16 KiB)"."""
     answers = [answer for line in lines for answer in line.answers]
     sizes, counts = {answer.block_bytes for answer in answers}, {answer.blocks for answer in answers}
-    parts = [*map(size_words, sizes)] * (len(sizes) == 1) + [f"{count} blocks" for count in counts] * (len(counts) == 1)
+    parts = [*map(size_text, sizes)] * (len(sizes) == 1) + [f"{count} blocks" for count in counts] * (len(counts) == 1)
     return f" ({', '.join(parts)})" if parts else ""
 
 
@@ -85,7 +85,7 @@ def _choices(lines: Sequence[Line]) -> str:
     for line in lines:
         axes = dict(line.choice.axes)
         only_sms = axes.keys() == {"sms"} and before is not None and before.backend == line.choice.backend
-        choice = axes["sms"] if only_sms else words_of(line.choice)
+        choice = axes["sms"] if only_sms else choice_text(line.choice)
         parts.append(" ".join(filter(None, (choice, _ranges(line)))))
         before = line.choice
     more = len(parts) - MOST_LINES
@@ -94,7 +94,7 @@ def _choices(lines: Sequence[Line]) -> str:
 
 def _ranges(line: Line) -> str:
     counts = _range(line.counts, str)
-    return " and ".join(filter(None, (_range(line.sizes, size_words), counts and f"{counts} blocks")))
+    return " and ".join(filter(None, (_range(line.sizes, size_text), counts and f"{counts} blocks")))
 
 
 def _range(span: Range, show: Callable[[int], str]) -> str:
@@ -111,7 +111,7 @@ def _gains(rule: SmallestRule, *, pooled: bool) -> Iterator[str]:
     for gain in gains_of(rule, pooled=pooled):
         states = "all" if len(every) > 1 and every == {*gain.states} else ", ".join(gain.states)
         parts, middle = lines.setdefault((gain.over, states), []), median(gain.ratios)
-        speed = f"{two_digits(middle)}x" if parts else speed_words(middle, gain.over)
+        speed = f"{two_digits(middle)}x" if parts else speed_text(middle, gain.over)
         parts.append(f"{gain.direction} {speed} ({ends(gain.ratios, lambda ratio: f'{two_digits(ratio)}x')})")
     for (_, states), parts in lines.items():
         yield f"Gain, {states}: {', '.join(parts)}"
@@ -143,10 +143,10 @@ def _in_runs(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
 def _rival(rule: SmallestRule) -> Iterator[str]:
     """Yield the other choice that is nearest to replacing one of the rule."""
     if call := closest_call(rule):
-        where = " ".join(filter(None, (kind_words(call.kind), _ranges(call.line))))
+        where = " ".join(filter(None, (kind_text(call.kind), _ranges(call.line))))
         percent = 100 * abs(call.slower)
         speed = f"{two_digits(percent)}% {'slower' if call.slower > 0 else 'faster'}" if percent >= 0.05 else "as fast"
-        yield f"Closest call: {where}, where {words_of(call.other)} is {speed}"
+        yield f"Closest call: {where}, where {choice_text(call.other)} is {speed}"
 
 
 def _open(answers: Sequence[Answer]) -> str:

@@ -55,7 +55,7 @@ def label_of(blocks: _Blocks) -> int:
     return int(np.sort(blocks)[len(blocks) // 2])
 
 
-def trace_words(runs: Sequence[Run]) -> str:
+def trace_text(runs: Sequence[Run]) -> str:
     """Return which swaps the answers of replays are for."""
     trace = trace_of(runs[0]) or {}
     sides = {title.split()[0].lower(): trace.get(way) for way, title in SIDES.items()}

@@ -10,7 +10,7 @@ from kvbench.units import (
     gigabytes_per_second,
     parse_size,
     rough_size,
-    size_words,
+    size_text,
     two_digits,
 )
 
@@ -68,7 +68,7 @@ def test_a_rough_size_has_one_decimal(size_bytes: int, text: str) -> None:
     ("size_bytes", "text"), [(576, "576 B"), (4096, "4 KiB"), (25_088, "24.5 KiB"), (2**34, "16 GiB")]
 )
 def test_a_size_is_read_by_people(size_bytes: int, text: str) -> None:
-    assert size_words(size_bytes) == text
+    assert size_text(size_bytes) == text
 
 
 def test_two_digits_are_shown() -> None:

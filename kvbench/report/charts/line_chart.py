@@ -44,7 +44,7 @@ def draw_lines(plot: LinePlot, text: ChartText, inks: Mapping[str, Ink]) -> dict
         below = 0.55 + 0.06 * max(map(len, plot.x.names), default=0) * math.sin(math.radians(_NAME_TURN))  # inches
         fig, axes = new_figure(text, _legend(plot, inks), plot.grid, below=below)
         panel_points = 72 * axes[0][0].get_position().height * fig.get_figheight()
-        labels = max(sum(bool(mark.words) for line in panel.lines for mark in line.marks) for panel in plot.panels)
+        labels = max(sum(bool(mark.text) for line in panel.lines for mark in line.marks) for panel in plot.panels)
         limits = _limits(plot, labels * _LABEL_POINTS / panel_points)
         for ax, panel in axes:
             _scale(ax, plot, limits)
@@ -71,8 +71,8 @@ def _draw(ax: Axes, plot: LinePlot, panel: PlotPanel, inks: Mapping[str, Ink]) -
     marks = [(line, mark) for line in panel.lines for mark in line.marks]
     for line, mark in marks:
         _mark(ax, mark, dict(zip(line.x, line.y, strict=True)), inks[line.backend].colour)
-        if mark.words:
-            _label(ax, f"{line.label}: {mark.words}", inks[line.backend], labels)
+        if mark.text:
+            _label(ax, f"{line.label}: {mark.text}", inks[line.backend], labels)
             labels += 1
 
 

@@ -37,11 +37,11 @@ class PlotAxis:
 
 @dataclass(frozen=True, slots=True)
 class PlotMark:
-    """A jump of a line from the point at `low` to that at `high`, or one point; `words` stand beside it, if any."""
+    """A jump of a line from the point at `low` to that at `high`, or one point; `text` stands beside it, if any."""
 
     low: float
     high: float
-    words: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

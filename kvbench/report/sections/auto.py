@@ -14,7 +14,7 @@ from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size,
 from kvbench.report.table_rows import UNCLEAR, Row, grid_table, measured_table, rows_of, unclear_mark
 from kvbench.report.view import View
 from kvbench.text import convert, short
-from kvbench.tune.answer import words_of
+from kvbench.tune.answer import choice_text
 from kvbench.tune.fit import choice_of, tried
 
 CLOSE: Final = 0.97
@@ -90,7 +90,7 @@ def _verdict(new: pd.DataFrame, missed: pd.DataFrame, policy: Policy | str) -> l
 
 def _choice_text(choice: str) -> str:
     try:
-        return size(words_of(Choice.parse(choice)))
+        return size(choice_text(Choice.parse(choice)))
     except UsageError:  # a run of another version, or an untrusted one
         return choice or "an unknown choice"
 

@@ -20,7 +20,7 @@ from kvbench.report.view import View
 from kvbench.results.replays import rate_of, replays_of, trace_name, trace_of
 from kvbench.text import ends
 from kvbench.traces.choice import SIDES
-from kvbench.tune.answer import speed_words
+from kvbench.tune.answer import speed_text
 from kvbench.tune.exports import ENGINE_BACKENDS
 
 _WEIGHT: Final = 1.2
@@ -83,7 +83,7 @@ def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
     rates = {replay.method: rate_of(replay.swaps) for replay in replays}
     usual = [replay.method for replay in replays if replay.backend in ("batched", *ENGINE_BACKENDS)]
     rivals = [method for method in usual if method not in fastest]
-    gains = ", ".join(speed_words(rates[first.method] / rates[name], name) for name in rivals)
+    gains = ", ".join(speed_text(rates[first.method] / rates[name], name) for name in rivals)
     p99_us = float(first.swaps["latency_us"].quantile(0.99))
     p99 = f"{figure(p99_us)} us" if p99_us < 1000 else f"{figure(p99_us / 1e3)} ms"
     names = f"{' and '.join(fastest)} {'is' if len(fastest) == 1 else 'are'}"

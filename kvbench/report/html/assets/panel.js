@@ -95,7 +95,7 @@ class Panel {
   }
 
   markCount() {
-    return this.panel.lines.flatMap((line) => line.marks).filter((mark) => mark.words).length;
+    return this.panel.lines.flatMap((line) => line.marks).filter((mark) => mark.text).length;
   }
 
   axis(axis, more) {
@@ -193,7 +193,7 @@ class Panel {
     for (const { line, mark } of marks) this.drawMark(ctx, bbox, line, mark, x, y);
     if (!this.panel.lines.length) ctx.fillText("not measured", bbox.left + bbox.width / 2, bbox.top + bbox.height / 2);
     ctx.restore();
-    this.drawLabels(marks.filter(({ mark }) => mark.words));
+    this.drawLabels(marks.filter(({ mark }) => mark.text));
   }
 
   drawPath(ctx, points, stroke, ink) {
@@ -228,7 +228,7 @@ class Panel {
     ctx.fillStyle = colour("text");
     const first = bbox.top - (ABOVE_PX - 2 + MARK_PX * this.markCount()) * devicePixelRatio;
     marks.forEach(({ line, mark }, index) => {
-      const label = `${line.label}: ${mark.words}`;
+      const label = `${line.label}: ${mark.text}`;
       ctx.fillText(label, bbox.left, first + (index + 0.7) * MARK_PX * devicePixelRatio, bbox.width);
     });
     ctx.restore();
