@@ -19,6 +19,7 @@ import numpy as np
 
 from kvbench.analysis.intervals import (
     CONFIDENCE,
+    Counts,
     Floats,
     Samples,
     checked,
@@ -106,9 +107,14 @@ def paired_interval(logs: Floats, confidence: float = CONFIDENCE) -> tuple[float
         values = np.sort(logs)
         rank = interval_rank(len(values), confidence)
     else:
-        values = np.sort(np.add.outer(logs, logs)[np.triu_indices(len(logs))] / 2)
+        values = np.sort(np.add.outer(logs, logs)[_pairs_of(len(logs))] / 2)
         rank = rank_of(_signed_ranks(len(logs)), confidence)
     return middle_of_sorted(values), *ends_at(values, rank)
+
+
+@lru_cache(64)  # most comparisons of a run have as many visits
+def _pairs_of(count: int) -> tuple[Counts, Counts]:
+    return np.triu_indices(count)
 
 
 def verdict_of(low: float, high: float, margin: float) -> Verdict:

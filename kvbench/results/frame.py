@@ -132,8 +132,10 @@ def visit_times(frame: pd.DataFrame, samples: pd.DataFrame, time: str = "swap_us
     with_figure = frame.loc[frame[f"{time}_median"] > 0, "cell_id"]
     medians = samples[samples["cell_id"].isin(with_figure)].groupby(["cell_id", "round"], sort=False)[time].median()
     medians = medians[(medians > 0) & np.isfinite(medians)]
-    cells = medians.groupby(level="cell_id", sort=False)
-    return {str(cell): dict(zip(rounds.index.get_level_values("round"), rounds, strict=True)) for cell, rounds in cells}
+    times: dict[str, dict[int, float]] = {}
+    for (cell, number), us in zip(medians.index.tolist(), medians.tolist(), strict=True):
+        times.setdefault(str(cell), {})[number] = us
+    return times
 
 
 def visits_that_count(records: Sequence[Record]) -> list[Visit]:
