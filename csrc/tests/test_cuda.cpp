@@ -105,7 +105,7 @@ void registered_memory_is_unregistered_and_unmapped() {
   check::equal(msync(pages, 8192, MS_ASYNC), -1, "mapped after its release");
 }
 
-void the_failing_index_is_told_where_the_driver_tells_it() {
+void the_failing_index_is_reported_where_the_driver_reports_it() {
   const auto old_driver = open_cuda(0, library(12080));
   const OwnedStream old_stream(old_driver);
   const auto with_index =
@@ -213,7 +213,8 @@ int main() {
       {"every age moves the bytes", every_age_moves_the_bytes},
       {"the driver gets the access order and the overlap flag", the_driver_gets_the_access_order_and_the_overlap_flag},
       {"registered memory is unregistered and unmapped", registered_memory_is_unregistered_and_unmapped},
-      {"the failing index is told where the driver tells it", the_failing_index_is_told_where_the_driver_tells_it},
+      {"the failing index is reported where the driver reports it",
+       the_failing_index_is_reported_where_the_driver_reports_it},
       {"what is missing is named", what_is_missing_is_named},
       {"a delay needs its kernel", a_delay_needs_its_kernel},
       {"content needs its kernels", content_needs_its_kernels},

@@ -102,7 +102,7 @@ void a_device_without_batch_falls_back_and_says_so() {
   Bench bench(false);
   const auto swap = bench.batched(bench.reversed());
   bench.run(*swap);
-  check::that(swap->fell_back(), "the fallback is told");
+  check::that(swap->fell_back(), "the fallback is reported");
   check::equal(swap->calls(), kBlocks, "calls of the fallback");
   check::that(bench.arrived(bench.reversed()), "the fallback moved every block");
 }

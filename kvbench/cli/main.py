@@ -112,7 +112,7 @@ def _output_errors() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        # Typer would make an exit code 1 of it, and nothing would be told how it ended.
+        # Typer would make an exit code 1 of it, and nobody would learn how it ended.
         raise KeyboardInterrupt("the reader of the output closed it") from None
     except OSError as error:
         raise StorageError(f"standard output cannot be written: {error.strerror}") from None

@@ -31,7 +31,7 @@ VISITS_PER_CANDIDATE: Final = 7.0
 MOST_ROUNDS: Final = 12
 BISECTIONS: Final = 2
 
-Place = tuple[Direction, StreamState, int, int]  # with blocks and block bytes
+SwapShape = tuple[Direction, StreamState, int, int]  # with blocks and block bytes
 
 
 class Search:
@@ -61,17 +61,17 @@ class Search:
         cells = [cell for cell in cells if cell.sides == layouts[cell.blocks, cell.block_bytes]]
         counts = {cell.blocks for cell in cells}
         counts = counts & set(sustained_counts) or counts
-        self._cells: dict[Place, dict[Choice, Cell]] = {}
+        self._cells: dict[SwapShape, dict[Choice, Cell]] = {}
         for cell in cells:
             if cell.stream_state is not StreamState.SUSTAINED or cell.blocks in counts:
-                place = cell.direction, cell.stream_state, cell.blocks, cell.block_bytes
-                self._cells.setdefault(place, {})[Choice.at(cell)] = cell
-        sizes = {place[-1] for place in self._cells}
+                shape = cell.direction, cell.stream_state, cell.blocks, cell.block_bytes
+                self._cells.setdefault(shape, {})[Choice.at(cell)] = cell
+        sizes = {shape[-1] for shape in self._cells}
         first = set(first_sizes) & sizes or sizes
-        rows = [list(row) for _, row in groupby(sorted(self._cells), key=lambda place: place[:-1])]
-        ends = {place for row in rows for place in (row[0], row[-1])}
+        rows = [list(row) for _, row in groupby(sorted(self._cells), key=lambda shape: shape[:-1])]
+        ends = {shape for row in rows for shape in (row[0], row[-1])}
         self._first = {
-            place: candidates for place, candidates in self._cells.items() if place in ends or place[-1] in first
+            shape: candidates for shape, candidates in self._cells.items() if shape in ends or shape[-1] in first
         }
         self._times: dict[Cell, dict[int, float]] = {}
         self._seed = seed
@@ -99,26 +99,26 @@ class Search:
         for number in range(MIN_PAIRS if self._beside else 0):
             yield self._shuffled(number, self._beside)
 
-    def _race(self, running: Mapping[Place, Mapping[Choice, Cell]]) -> Iterator[list[tuple[int, Cell]]]:
+    def _race(self, running: Mapping[SwapShape, Mapping[Choice, Cell]]) -> Iterator[list[tuple[int, Cell]]]:
         for number in range(MOST_ROUNDS):
             if number >= MIN_PAIRS and not self._in_time():
                 return
             if stage := [cell for candidates in running.values() for cell in candidates.values()]:
                 yield self._shuffled(number, stage)
-            kept = {place: self._still(place, candidates, number + 1) for place, candidates in running.items()}
-            running = {place: candidates for place, candidates in kept.items() if candidates}
+            kept = {shape: self._still(shape, candidates, number + 1) for shape, candidates in running.items()}
+            running = {shape: candidates for shape, candidates in kept.items() if candidates}
 
     def _shuffled(self, number: int, cells: Collection[Cell]) -> list[tuple[int, Cell]]:
         return [(number, cell) for cell in sorted(cells, key=lambda cell: cell.shuffle_key(number, self._seed))]
 
-    def _still(self, place: Place, candidates: Mapping[Choice, Cell], made: int) -> dict[Choice, Cell]:
-        """Return the candidates of a place that stay in the race after `made` visits."""
+    def _still(self, shape: SwapShape, candidates: Mapping[Choice, Cell], made: int) -> dict[Choice, Cell]:
+        """Return the candidates of a shape that stay in the race after `made` visits."""
         measured = {choice: cell for choice, cell in candidates.items() if len(self._times.get(cell, {})) == made}
         if not measured:
             return {}
         if made >= MIN_PAIRS:
-            arms = self._arms(place)
-            answer = _answer(place, arms, decide(arms))
+            arms = self._arms(shape)
+            answer = _answer(shape, arms, decide(arms))
             wanted = {answer.choice, answer.decision.fastest, *answer.open} if answer.open else set()
             return {choice: cell for choice, cell in measured.items() if choice in wanted}
         if made % STAGE_VISITS:
@@ -134,14 +134,14 @@ class Search:
 
         return {choice: measured[choice] for choice in sorted(measured, key=rank)[: max(2, (len(measured) + 1) // 2)]}
 
-    def _arms(self, place: Place) -> dict[Choice, dict[int, float]]:
-        return {choice: self._times[cell] for choice, cell in self._cells[place].items() if cell in self._times}
+    def _arms(self, shape: SwapShape) -> dict[Choice, dict[int, float]]:
+        return {choice: self._times[cell] for choice, cell in self._cells[shape].items() if cell in self._times}
 
     def _winners(self) -> list[Cell]:
         """Return the cells of what `answers_of` and `rule_of` will choose, and of what these are compared with."""
         answers = []
-        for _, places in groupby(sorted(self._cells), key=lambda place: place[:2]):
-            by_point = {place[:1:-1]: (place, arms) for place in places if (arms := self._arms(place))}
+        for _, shapes in groupby(sorted(self._cells), key=lambda shape: shape[:2]):
+            by_point = {shape[:1:-1]: (shape, arms) for shape in shapes if (arms := self._arms(shape))}
             decisions = decide_all({point: arms for point, (_, arms) in by_point.items()})
             answers += [_answer(*by_point[point], decision) for point, decision in decisions.items()]
         winners = []
@@ -151,19 +151,19 @@ class Search:
             winners += [candidates[one] for one in candidates if one in wanted]
         return winners
 
-    def _between(self) -> dict[Place, dict[Choice, Cell]]:
+    def _between(self) -> dict[SwapShape, dict[Choice, Cell]]:
         """Return the size between two consecutive sizes with different choices, with all that can win at either."""
-        decided = {place: decide(arms) for place in sorted(self._cells) if (arms := self._arms(place))}
-        middles: dict[Place, dict[Choice, Cell]] = {}
+        decided = {shape: decide(arms) for shape in sorted(self._cells) if (arms := self._arms(shape))}
+        middles: dict[SwapShape, dict[Choice, Cell]] = {}
         for low, high in pairwise(decided):
-            between = [place for place in sorted(self._cells) if low < place < high]
+            between = [shape for shape in sorted(self._cells) if low < shape < high]
             if low[:-1] != high[:-1] or decided[low].choice == decided[high].choice or not between:
                 continue
             ends = [(choice, cell) for end in (low, high) for choice, cell in self._cells[end].items()]
             able = {*decided[low].others, *decided[high].others}
             able |= {one for one, cell in ends if one.backend == BATCHED or len(self._times.get(cell, {})) >= MIN_PAIRS}
-            place = between[len(between) // 2]
-            middles[place] = {choice: cell for choice, cell in self._cells[place].items() if choice in able}
+            shape = between[len(between) // 2]
+            middles[shape] = {choice: cell for choice, cell in self._cells[shape].items() if choice in able}
         return middles
 
 
@@ -175,6 +175,6 @@ def _layouts(cells: Collection[Cell]) -> dict[tuple[int, int], Counter[tuple[Pat
     return layouts
 
 
-def _answer(place: Place, arms: Arms, decision: Decision) -> Answer:
-    direction, state, blocks, block_bytes = place
+def _answer(shape: SwapShape, arms: Arms, decision: Decision) -> Answer:
+    direction, state, blocks, block_bytes = shape
     return Answer(direction, state, block_bytes, blocks, arms, decision, arms)
