@@ -71,8 +71,8 @@ def test_the_interval_of_pairs_leaves_out_as_much_as_it_claims(pairs: int) -> No
     ranks = np.arange(1, pairs + 1) / 100
     wrong = 0
     for signs in product((-1, 1), repeat=pairs):  # every outcome that no difference makes equally likely
-        found = compare_pairs(np.ones(pairs), np.exp(ranks * signs), NO_MARGIN)
-        wrong += found.verdict in (Verdict.FASTER, Verdict.SLOWER)
+        comparison = compare_pairs(np.ones(pairs), np.exp(ranks * signs), NO_MARGIN)
+        wrong += comparison.verdict in (Verdict.FASTER, Verdict.SLOWER)
     assert 0.02 < wrong / 2**pairs <= 0.05
 
 
@@ -82,23 +82,23 @@ def test_the_interval_of_two_runs_leaves_out_as_much_as_it_claims(m: int, n: int
     wrong = total = 0
     for first in combinations(range(m + n), m):
         second = sorted(set(range(m + n)) - set(first))
-        found = compare_apart(values[list(first)], values[second], NO_MARGIN)
-        wrong += found.verdict in (Verdict.FASTER, Verdict.SLOWER)
+        comparison = compare_apart(values[list(first)], values[second], NO_MARGIN)
+        wrong += comparison.verdict in (Verdict.FASTER, Verdict.SLOWER)
         total += 1
     assert 0.01 < wrong / total <= 0.05
 
 
 def test_many_pairs_take_little_time_and_say_the_same() -> None:
     noise = np.random.default_rng(1).normal(0, 0.02, 60_000)
-    found = compare_pairs(np.ones(60_000), np.exp(noise + 0.05), IN_TURN)
-    assert found.verdict is Verdict.SLOWER
-    assert found.high / found.low < 1.001
+    comparison = compare_pairs(np.ones(60_000), np.exp(noise + 0.05), IN_TURN)
+    assert comparison.verdict is Verdict.SLOWER
+    assert comparison.high / comparison.low < 1.001
 
 
 @pytest.mark.parametrize("pairs", [6, 20, 21, 60, 200])
 def test_the_centre_of_up_to_200_pairs_is_the_median_of_their_pairwise_averages(pairs: int) -> None:
     logs = np.random.default_rng(3).exponential(0.1, pairs) ** 2  # so skewed that it is not their median
-    averages = [(one + other) / 2 for place, one in enumerate(logs) for other in logs[place:]]
+    averages = [(one + other) / 2 for index, one in enumerate(logs) for other in logs[index:]]
     centre, low, high = paired_interval(logs)
     assert centre == pytest.approx(np.median(averages))
     assert centre != pytest.approx(np.median(logs), rel=0.01)
@@ -126,8 +126,8 @@ def test_noise_is_not_a_difference_and_a_shift_is() -> None:
 
 
 def test_cells_without_a_round_in_common_are_undecided() -> None:
-    found = compare_visits({0: 100.0, 1: 110.0}, {2: 210.0}, IN_TURN)
-    assert (found.ratio, found.verdict) == (2.0, Verdict.UNDECIDED)
+    comparison = compare_visits({0: 100.0, 1: 110.0}, {2: 210.0}, IN_TURN)
+    assert (comparison.ratio, comparison.verdict) == (2.0, Verdict.UNDECIDED)
     assert math.isnan(compare_visits({}, {2: 210.0}, IN_TURN).ratio)
 
 

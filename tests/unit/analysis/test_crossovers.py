@@ -59,19 +59,19 @@ def test_only_common_sizes_count() -> None:
 
 @given(Names)
 def test_crossovers_chain_and_never_stay(fastest: dict[int, str | None]) -> None:
-    found = crossovers(fastest)
-    for change in found:
+    changes = crossovers(fastest)
+    for change in changes:
         assert change.below_bytes < change.above_bytes
         assert change.before != change.after
         assert fastest[change.below_bytes] == change.before
         assert fastest[change.above_bytes] == change.after
         between = [size for size in fastest if change.below_bytes < size < change.above_bytes]
         assert all(fastest[size] is None for size in between)
-    for first, second in itertools.pairwise(found):
+    for first, second in itertools.pairwise(changes):
         assert first.after == second.before
         assert first.above_bytes <= second.below_bytes
     names = [name for _, name in sorted(fastest.items()) if name is not None]
-    assert len(found) == sum(a != b for a, b in itertools.pairwise(names))
+    assert len(changes) == sum(a != b for a, b in itertools.pairwise(names))
 
 
 @given(Names, st.randoms(use_true_random=False))

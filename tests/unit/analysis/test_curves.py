@@ -109,8 +109,8 @@ def around(median: float, spread: float = 0.1, first: int = 0) -> Visits:
 
 
 def curve(*medians: float, spread: float = 0.1) -> dict[int, Visits]:
-    found = zip(DEPTHS, medians, strict=False)
-    return {depth: around(median, spread, first) for first, (depth, median) in enumerate(found)}
+    points = zip(DEPTHS, medians, strict=False)
+    return {depth: around(median, spread, first) for first, (depth, median) in enumerate(points)}
 
 
 def test_the_knee_is_the_first_depth_that_takes_more_than_twice_as_long() -> None:

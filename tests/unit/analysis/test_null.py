@@ -36,7 +36,7 @@ def test_visits_of_one_run_are_rarely_told_apart(cells: list[tuple[Visits, Visit
     """Each visit against the next, in both runs: six pairs of the same cell."""
     verdicts: Counter[Verdict] = Counter()
     for both in cells:
-        ones, others = ([times[number + place] for times in both for number in (0, 2, 4)] for place in (0, 1))
+        ones, others = ([times[number + offset] for times in both for number in (0, 2, 4)] for offset in (0, 1))
         verdicts[compare_pairs(ones, others, IN_TURN).verdict] += 1
     assert sum(verdicts[verdict] for verdict in FALSE) <= 0.05 * len(cells)
     assert verdicts[Verdict.SAME] > 0
