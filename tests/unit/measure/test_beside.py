@@ -62,7 +62,7 @@ class Tiring(PerBlock):
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         return Recorded(
-            lambda own, number, stream: (honest, every_other_block)[number > 3](own, number, stream)
+            lambda swap, number, stream: (honest, every_other_block)[number > 3](swap, number, stream)
         ).create(request)
 
 
@@ -72,18 +72,18 @@ def test_both_sides_are_timed_alone_and_beside_the_other(
     bench: Bench, neighbour: Neighbour, direction: Direction
 ) -> None:
     cell = replace(CELL, neighbour=neighbour, direction=direction)
-    found = measure(bench, Batched(), cell, Sampling(warmups=1, cell_seconds=0.6), 1, None)
-    beside = found.beside
+    measurement = measure(bench, Batched(), cell, Sampling(warmups=1, cell_seconds=0.6), 1, None)
+    beside = measurement.beside
     assert beside is not None
     assert min(len(beside.neighbour_alone_us), len(beside.neighbour_beside_us)) > 5
     assert len(beside.swaps_alone_gbps) == len(beside.swaps_beside_gbps) == 2
     assert min(*beside.swaps_alone_gbps, *beside.swaps_beside_gbps) > 0
     assert min(*beside.swaps_alone_us, *beside.swaps_beside_us) > 0
     assert min(*beside.one_block_alone_us, *beside.one_block_beside_us) > 0
-    assert len(found.samples) > 5
-    both = zip(found.samples.wall_us, found.samples.caller_us, strict=True)
+    assert len(measurement.samples) > 5
+    both = zip(measurement.samples.wall_us, measurement.samples.caller_us, strict=True)
     assert all(wall_us >= caller_us > 0 for wall_us, caller_us in both)
-    assert found.verified_bytes >= 3 * CELL.swap_bytes
+    assert measurement.verified_bytes >= 3 * CELL.swap_bytes
 
 
 def test_an_idle_neighbour_takes_the_time_that_it_is_asked_for(bench: Bench) -> None:
@@ -120,23 +120,23 @@ def test_a_backend_that_leaves_blocks_out_beside_a_neighbour_is_caught(bench: Be
 
 @pytest.mark.parametrize("neighbour", [Neighbour.NONE, Neighbour.IDLE])
 def test_a_swap_in_launches_moves_every_block(bench: Bench, neighbour: Neighbour) -> None:
-    found = measured(bench, launch_bytes=5 * 4096, neighbour=neighbour)
-    assert found.calls == 4
-    assert found.verified_bytes >= 3 * CELL.swap_bytes
+    measurement = measured(bench, launch_bytes=5 * 4096, neighbour=neighbour)
+    assert measurement.calls == 4
+    assert measurement.verified_bytes >= 3 * CELL.swap_bytes
 
 
 def test_a_rate_cap_is_kept_launch_by_launch(bench: Bench) -> None:
-    found = measured(bench, blocks=200, rate_cap=1, launch_bytes=10 * 4096)
+    measurement = measured(bench, blocks=200, rate_cap=1, launch_bytes=10 * 4096)
     least_us = 200 * 4096 / 1e3  # at 1 GB/s
-    assert min(found.samples.wall_us) >= least_us
+    assert min(measurement.samples.wall_us) >= least_us
 
 
 def test_bursts_are_as_far_apart_as_asked_for(bench: Bench) -> None:
-    found = measured(bench, burst="64KiB/20ms")
-    assert found.beside is not None
-    assert len(found.samples) <= 6  # in two turns of 50 ms
+    measurement = measured(bench, burst="64KiB/20ms")
+    assert measurement.beside is not None
+    assert len(measurement.samples) <= 6  # in two turns of 50 ms
     # the pause behind the last burst counts
-    assert max(found.beside.swaps_beside_gbps) <= 1.001 * CELL.swap_bytes / 20e-3 / 1e9
+    assert max(measurement.beside.swaps_beside_gbps) <= 1.001 * CELL.swap_bytes / 20e-3 / 1e9
 
 
 def test_a_cell_that_stays_set_up_is_visited_again_beside_its_neighbour(bench: Bench) -> None:
@@ -144,25 +144,25 @@ def test_a_cell_that_stays_set_up_is_visited_again_beside_its_neighbour(bench: B
     for verify in (True, False, True):
         in_turn = InTurn(verify=verify)
         request = MeasureCell(cell=CELL.as_strings(), round=1, seed=1, sampling=SAMPLING, in_turn=in_turn)
-        found = visit(bench, ready, request, None)
-        assert found.beside is not None
-        assert len(found.samples) > 5
-        assert (found.verified_bytes > 0) is verify
+        measurement = visit(bench, ready, request, None)
+        assert measurement.beside is not None
+        assert len(measurement.samples) > 5
+        assert (measurement.verified_bytes > 0) is verify
 
 
 def test_small_swaps_follow_each_other_without_a_gap(bench: Bench) -> None:
-    found = measured(bench)
-    assert found.beside is not None
-    one_by_one = CELL.swap_bytes / mean(found.samples.wall_us) / 1e3
+    measurement = measured(bench)
+    assert measurement.beside is not None
+    one_by_one = CELL.swap_bytes / mean(measurement.samples.wall_us) / 1e3
     # Writing the lists in Python takes several times as long as the swap.
-    assert mean(found.beside.swaps_beside_gbps) > 0.8 * one_by_one
+    assert mean(measurement.beside.swaps_beside_gbps) > 0.8 * one_by_one
 
 
 @pytest.mark.parametrize("pattern", ["shuffled", "tensors-4"])
 def test_all_sets_of_blocks_are_swapped_and_verified(bench: Bench, pattern: str) -> None:
-    found = measured(bench, pattern=Cell.from_strings({**CELL.as_strings(), "pattern": pattern}).pattern)
+    measurement = measured(bench, pattern=Cell.from_strings({**CELL.as_strings(), "pattern": pattern}).pattern)
     sets = 6
-    assert found.verified_bytes >= sets * CELL.swap_bytes
+    assert measurement.verified_bytes >= sets * CELL.swap_bytes
 
 
 def test_of_very_many_swaps_an_even_share_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,12 +36,12 @@ def test_a_control_on_a_gpu_that_is_not_there_says_so(monkeypatch: pytest.Monkey
 
 
 def test_every_round_has_controls_both_ways_when_asked_for(tmp_path: Path) -> None:
-    found = controls(swept(tmp_path, *tiny(), *BRIEF, "--rounds=2", "--controls=3"))
+    records = controls(swept(tmp_path, *tiny(), *BRIEF, "--rounds=2", "--controls=3"))
     # The sweep copies h2d alone; the machine is looked at both ways.
-    assert sorted((record.direction, record.round) for record in found) == [
+    assert sorted((record.direction, record.round) for record in records) == [
         ("d2h", 0), ("d2h", 1), ("h2d", 0), ("h2d", 1),
     ]  # fmt: skip
-    assert {(record.copy_bytes, len(record.gpu_us)) for record in found} == {(COPY_BYTES["cpu"], 3)}
+    assert {(record.copy_bytes, len(record.gpu_us)) for record in records} == {(COPY_BYTES["cpu"], 3)}
 
 
 CELLS = tiny(blocks="4,8", block_size="1KiB,2KiB")

@@ -63,12 +63,12 @@ def test_every_layer_is_swapped_verified_and_marked(
     bench: Bench, backend: Any, direction: Direction, pattern: str
 ) -> None:
     cell = replace(CELL, backend=backend.name, direction=direction, pattern=Pattern.parse(pattern))
-    found = measured(bench, cell, backend)
-    assert found.verified_bytes >= 5 * cell.swap_bytes
-    first, gaps = found.samples.first_layer_us, found.samples.slowest_gap_us
+    measurement = measured(bench, cell, backend)
+    assert measurement.verified_bytes >= 5 * cell.swap_bytes
+    first, gaps = measurement.samples.first_layer_us, measurement.samples.slowest_gap_us
     assert first is not None
     assert gaps is not None
-    for first_us, gap_us, wall_us in zip(first, gaps, found.samples.wall_us, strict=True):
+    for first_us, gap_us, wall_us in zip(first, gaps, measurement.samples.wall_us, strict=True):
         assert 0 < first_us < wall_us
         assert (wall_us - first_us) / (LAYERS - 1) <= gap_us <= wall_us - first_us
 
@@ -101,11 +101,11 @@ def test_a_layer_that_cannot_be_swapped_costs_its_visit_alone(bench: Bench) -> N
 
 @pytest.mark.parametrize("sequence", ["layers-4", "at-once-4"])
 def test_beside_a_step_each_side_is_timed_alone_and_both_together(bench: Bench, sequence: str) -> None:
-    found = measured(bench, replace(BESIDE, sequence=sequence))
-    beside = found.beside
+    measurement = measured(bench, replace(BESIDE, sequence=sequence))
+    beside = measurement.beside
     assert beside is not None
     assert len(beside.neighbour_alone_us) == len(beside.neighbour_beside_us) == len(beside.swaps_alone_us) >= 4
-    assert beside.swaps_alone_us == found.samples.wall_us
+    assert beside.swaps_alone_us == measurement.samples.wall_us
     assert min(beside.neighbour_alone_us) >= LAYERS * IDLE_LAYER_US
     for both_us, arrived_us in zip(beside.neighbour_beside_us, beside.swaps_beside_us, strict=True):
         assert both_us >= arrived_us + IDLE_LAYER_US  # the last layer is computed after it has arrived
@@ -114,11 +114,11 @@ def test_beside_a_step_each_side_is_timed_alone_and_both_together(bench: Bench, 
 
 def test_a_step_that_computes_nothing_takes_as_long_as_its_loads(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvbench.measure.layers.IDLE_LAYER_US", 1)
-    found = measured(bench, replace(BESIDE, blocks=64, block_bytes=64 << 10, pool_bytes=16 << 20))
-    assert found.beside is not None
+    timings = measured(bench, replace(BESIDE, blocks=64, block_bytes=64 << 10, pool_bytes=16 << 20))
+    assert timings.beside is not None
     assert all(
         both_us >= arrived_us
-        for both_us, arrived_us in zip(found.beside.neighbour_beside_us, found.beside.swaps_beside_us, strict=True)
+        for both_us, arrived_us in zip(timings.beside.neighbour_beside_us, timings.beside.swaps_beside_us, strict=True)
     )
 
 

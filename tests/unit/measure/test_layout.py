@@ -132,7 +132,7 @@ def test_reversed_blocks_descend_in_the_source_alone(cell: Cell, count: int, see
 def test_the_blocks_of_a_run_are_neighbours_on_both_sides(cell: Cell, count: int, seed: int) -> None:
     for layout in laid_out(cell, count, seed):
         for rows in (layout.source_rows, layout.destination_rows):
-            inside = [step for place, step in enumerate(steps(rows), start=1) if place % cell.pattern.run]
+            inside = [step for index, step in enumerate(steps(rows), start=1) if index % cell.pattern.run]
             assert set(inside) <= {1}
 
 
@@ -142,7 +142,7 @@ def test_runs_are_shuffled_and_shuffled_blocks_are_hardly_ever_neighbours(pool_b
         return laid_out(Cell("any", Direction.H2D, 1000, BLOCK_BYTES, pattern=pattern, pool_bytes=pool_bytes), 1, 3)[0]
 
     between = [
-        step for place, step in enumerate(steps(first(Pattern("runs", 10)).source_rows), start=1) if place % 10 == 0
+        step for index, step in enumerate(steps(first(Pattern("runs", 10)).source_rows), start=1) if index % 10 == 0
     ]
     assert between.count(1) < 10
     assert steps(first(Pattern("shuffled")).source_rows).count(1) < 10
@@ -162,11 +162,11 @@ def test_tensors_share_their_ids_and_each_is_a_region_of_its_own(cell: Cell, cou
             assert np.array_equal(part.source_starts, part.destination_starts)
             for start in part.source_starts.tolist():
                 for rows, ids in ((sources, part.source_ids), (destinations, part.destination_ids)):
-                    own = [start + row for row in ids.tolist()]
-                    assert len(set(own)) == len(own)
-                    low, high = regions.get(start, (own[0], own[0]))
-                    regions[start] = min(low, *own), max(high, *own)
-                    rows += own
+                    tensor_rows = [start + row for row in ids.tolist()]
+                    assert len(set(tensor_rows)) == len(tensor_rows)
+                    low, high = regions.get(start, (tensor_rows[0], tensor_rows[0]))
+                    regions[start] = min(low, *tensor_rows), max(high, *tensor_rows)
+                    rows += tensor_rows
         assert layout.source_rows.tolist() == sources
         assert layout.destination_rows.tolist() == destinations
     starts = sorted(regions)
@@ -202,8 +202,8 @@ def test_ids_are_scattered_and_differ_between_the_sides() -> None:
 
 def one_layout(pattern: str, blocks: int, seed: int = 1, **sides: str) -> Layout:
     """Return the only set of a swap out of a large pool; its source is the host."""
-    own = {name: Pattern.parse(text) for name, text in sides.items()}
-    cell = Cell("any", Direction.H2D, blocks, BLOCK_BYTES, pattern=Pattern.parse(pattern), pool_bytes=1 << 32, **own)
+    axes = {name: Pattern.parse(text) for name, text in sides.items()}
+    cell = Cell("any", Direction.H2D, blocks, BLOCK_BYTES, pattern=Pattern.parse(pattern), pool_bytes=1 << 32, **axes)
     assert misfit(cell) is None
     return laid_out(cell, 1, seed)[0]
 
@@ -219,7 +219,7 @@ def pieces(layout: Layout) -> int:
 def test_a_page_holds_the_blocks_of_all_tensors_side_by_side() -> None:
     layout = one_layout("tensors-8", 8 * 32, host_pattern="page-first-8")
     page = layout.source_rows.reshape(8, 32)  # by tensor, by id
-    assert all(steps(page[:, place]) == [1] * 7 for place in range(32))
+    assert all(steps(page[:, column]) == [1] * 7 for column in range(32))
     device = layout.destination_rows.reshape(8, 32)
     assert len({int(step) for step in np.diff(device[:, 0])}) == 1
     assert np.count_nonzero(np.abs(np.diff(device[0].astype(np.int64))) == 1) < 4
@@ -236,7 +236,7 @@ def test_a_page_of_a_chunk_holds_its_ids_tensor_by_tensor() -> None:
 def test_pages_of_k_and_v_lie_apart() -> None:
     rows = one_layout("tensors-8", 8 * 32, host_pattern="page-first-4+4").source_rows.reshape(2, 4, 32)
     for half in rows:
-        assert all(steps(half[:, place]) == [1] * 3 for place in range(32))
+        assert all(steps(half[:, column]) == [1] * 3 for column in range(32))
     assert int(rows[0].max()) < int(rows[1].min())
 
 

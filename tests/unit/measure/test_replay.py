@@ -143,16 +143,16 @@ def test_a_large_swap_that_leaves_blocks_out_is_found(bench: Bench, large_swaps:
 def test_a_swap_larger_than_the_pool_is_left_out(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, 4)
     ids = list(range(capacity(POOL_BYTES, trace) + 1))
-    swaps = [Numbered(number, Swap(0.0, "h2d", 1, own, own)) for number, own in enumerate((ids, ids[1:]))]
+    swaps = [Numbered(number, Swap(0.0, "h2d", 1, blocks, blocks)) for number, blocks in enumerate((ids, ids[1:]))]
     assert [one.number for one in place(swaps, trace, POOL_BYTES)] == [1]
 
 
 def test_a_smaller_pool_keeps_runs_and_keeps_ids_apart() -> None:
-    found = places(np.array([100, 101, 102, 0, 50]), 10)
-    assert found is not None
-    assert len(set(found.tolist())) == 5
-    assert np.diff(found[:3]).tolist() == [1, 1]
-    assert found.max() < 10
+    placed_ids = places(np.array([100, 101, 102, 0, 50]), 10)
+    assert placed_ids is not None
+    assert len(set(placed_ids.tolist())) == 5
+    assert np.diff(placed_ids[:3]).tolist() == [1, 1]
+    assert placed_ids.max() < 10
 
 
 @pytest.mark.parametrize("direction", Direction)

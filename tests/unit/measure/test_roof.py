@@ -27,9 +27,9 @@ def test_dense_blocks_are_copied_by_the_kernel_of_the_scattered_ones(
     bench = mock.Mock()
     bench.pools.pool_bytes = 16 << 30
     bench.device.driver.info = mock.Mock(sm_count=132, compute_major=compute, compute_minor=0)
-    found = roof.measure_roof(bench, Direction.H2D, 3, 0)
-    assert found.scattered_us == pytest.approx([found.blocks * SCATTERED[kernel]] * 3)
-    assert found.dense_us == pytest.approx([found.blocks * DENSE[kernel]] * 3)
+    measurement = roof.measure_roof(bench, Direction.H2D, 3, 0)
+    assert measurement.scattered_us == pytest.approx([measurement.blocks * SCATTERED[kernel]] * 3)
+    assert measurement.dense_us == pytest.approx([measurement.blocks * DENSE[kernel]] * 3)
 
 
 @pytest.mark.parametrize(

@@ -74,5 +74,5 @@ def test_a_visit_knows_how_fast_its_cpu_is(host: Host) -> None:
     host.times_us |= {2: 90.0, 3: 300.0}
     steady = SteadyCpu(host.probe)
     for wanted, expected in ((None, (2, 90.0)), (None, (2, 90.0)), (3, (3, 300.0)), (99, (4, 100.0))):
-        with steady.held(wanted) as found:
-            assert found == expected
+        with steady.held(wanted) as cpu_and_time:
+            assert cpu_and_time == expected

@@ -303,15 +303,15 @@ def test_a_wrong_byte_in_every_twentieth_swap_is_found_in_one_of_the_visits(benc
         visits(now_and_then)
 
 
-@pytest.mark.parametrize(("kind", "times", "found"), [("cuda", 1.5, True), ("cuda", 1.02, False), ("cpu", 20, True)])
+@pytest.mark.parametrize(("kind", "times", "caught"), [("cuda", 1.5, True), ("cuda", 1.02, False), ("cpu", 20, True)])
 def test_a_swap_is_no_faster_than_the_link(
-    monkeypatch: pytest.MonkeyPatch, kind: str, times: float, *, found: bool
+    monkeypatch: pytest.MonkeyPatch, kind: str, times: float, *, caught: bool
 ) -> None:
     monkeypatch.setattr(visit, "measure_ceiling", lambda *_: None)
     bench = mock.Mock(best_gbps={Direction.H2D: 50.0})
     bench.device.kind = kind
     cell = Cell("cheat", Direction.H2D, 1024, 65_536)
-    with pytest.raises(VerificationError, match="faster than the link") if found else nullcontext():
+    with pytest.raises(VerificationError, match="faster than the link") if caught else nullcontext():
         visit._check_speed(bench, cell, [cell.swap_bytes / (times * 50e3)] * 3)
 
 
@@ -334,9 +334,9 @@ def test_an_honest_backend_passes_behind_every_cheat(bench: Bench, cell: Cell) -
     for cheat in (stops_after_two, every_other_block):
         with pytest.raises(VerificationError):
             measure(bench, Recorded(cheat), cell, SAMPLING, 1, None)
-        found = measure(bench, Recorded(honest), cell, SAMPLING, 1, None)
-        assert len(found.samples) == 6
-        assert found.verified_bytes >= 3 * cell.swap_bytes  # the first swap, those of the samples, the audit's
+        measurement = measure(bench, Recorded(honest), cell, SAMPLING, 1, None)
+        assert len(measurement.samples) == 6
+        assert measurement.verified_bytes >= 3 * cell.swap_bytes  # the first swap, those of the samples, the audit's
 
 
 def test_many_visits_of_a_small_swap_go_on_through_fresh_blocks(bench: Bench) -> None:
@@ -443,15 +443,15 @@ def test_the_same_blocks_are_swapped_again_where_that_is_asked_for(bench: Bench)
 
 def test_a_pause_comes_before_every_swap_and_is_no_part_of_it(bench: Bench) -> None:
     begin_s = time.perf_counter()
-    found = measure(bench, Recorded(honest), replace(CELLS[0], pause_us=50_000), SAMPLING, 1, None)
-    assert time.perf_counter() - begin_s >= len(found.samples) * 0.05
-    assert min(found.samples.wall_us) < 50_000
+    measurement = measure(bench, Recorded(honest), replace(CELLS[0], pause_us=50_000), SAMPLING, 1, None)
+    assert time.perf_counter() - begin_s >= len(measurement.samples) * 0.05
+    assert min(measurement.samples.wall_us) < 50_000
 
 
 def test_a_ceiling_leaves_the_pools_whole(bench: Bench) -> None:
     pools = Pools(bench.device, bench.stream, CEILING_BYTES["cpu"])
-    own = replace(bench, pools=pools, best_gbps={})
+    ceiling_bench = replace(bench, pools=pools, best_gbps={})
     for direction in Direction:
-        measure_ceiling(own, direction, 1)
-        measure(own, Recorded(honest), replace(CELLS[1], direction=direction), SAMPLING, 1, None)
-    assert set(own.best_gbps) == set(Direction)
+        measure_ceiling(ceiling_bench, direction, 1)
+        measure(ceiling_bench, Recorded(honest), replace(CELLS[1], direction=direction), SAMPLING, 1, None)
+    assert set(ceiling_bench.best_gbps) == set(Direction)

@@ -104,7 +104,7 @@ def checked(rows: NDArray[np.uint64], cell: Cell) -> tuple[list[int], list[int]]
     """Return the offsets of all bytes of the blocks in `rows`, and of those that lie right beside them."""
     size, edge = cell.block_bytes, min(cell.block_bytes, EDGE_BYTES)
     small, small_bytes = cell.small_blocks
-    lengths = [small_bytes if place in small else size for place in range(len(rows))]
+    lengths = [small_bytes if index in small else size for index in range(len(rows))]
     inside = [row * size + byte for row, length in zip(rows.tolist(), lengths, strict=True) for byte in range(length)]
     beside = {
         at
