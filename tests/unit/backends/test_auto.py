@@ -98,8 +98,8 @@ def test_a_policy_is_made_of_a_run_and_shown(fitted: Path) -> None:
         assert text in shown.stdout
     assert kvbench_here("tune", "first", "--exact", "-p", "exact.toml", cwd=fitted).returncode == 0
     (exact,) = load_policy(fitted / "exact.toml").tables
-    told = json.loads(kvbench_here("tune", "first", "--json", cwd=fitted).stdout)
-    chosen = {(one["block_bytes"], one["blocks"]): one["choice"] for one in told["answers"]}
+    output = json.loads(kvbench_here("tune", "first", "--json", cwd=fitted).stdout)
+    chosen = {(one["block_bytes"], one["blocks"]): one["choice"] for one in output["answers"]}
     assert chosen == {
         (size, count): text
         for size, row in zip(exact.block_bytes, exact.choices, strict=True)

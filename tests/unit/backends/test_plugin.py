@@ -55,8 +55,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def install(folder: Path, code: str, name: str = "plugin") -> Path:
     """Put a package with the entry point `name` into `folder`, as an installer lays it out."""
-    own = textwrap.dedent(code).replace('name = "plugin"', f'name = "{name}"')
-    (folder / f"kvbench_{name}.py").write_text(own)
+    source = textwrap.dedent(code).replace('name = "plugin"', f'name = "{name}"')
+    (folder / f"kvbench_{name}.py").write_text(source)
     info = folder / f"kvbench_{name}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kvbench-{name}\nVersion: 1.0\n")
@@ -150,10 +150,10 @@ UNUSABLE = {
 def test_the_cells_of_packages_that_cannot_be_used_are_skipped(site: Path) -> None:
     done, run = swept_beside_batched(site, {name: code for name, (code, _) in UNUSABLE.items()})
     assert done.returncode == 0, done.stderr
-    found = {cell_of(skip).backend: skip.reason for skip in skips(run)}
-    assert set(found) == set(UNUSABLE)
+    reasons = {cell_of(skip).backend: skip.reason for skip in skips(run)}
+    assert set(reasons) == set(UNUSABLE)
     for name, (_, reason) in UNUSABLE.items():
-        assert reason in found[name]
+        assert reason in reasons[name]
     assert len(skips(run)) == len(UNUSABLE)
 
 
@@ -174,11 +174,11 @@ MISBEHAVING = {
 def test_packages_that_misbehave_cost_their_own_cells(site: Path) -> None:
     done, run = swept_beside_batched(site, {name: code for name, (code, *_) in MISBEHAVING.items()}, "--deadline-s=3")
     assert done.returncode == 5, done.stderr
-    found = {cell_of(failure).backend: failure for failure in failures(run)}
-    assert set(found) == set(MISBEHAVING)
+    failed = {cell_of(failure).backend: failure for failure in failures(run)}
+    assert set(failed) == set(MISBEHAVING)
     for name, (_, kind, message) in MISBEHAVING.items():
-        assert found[name].kind == kind
-        assert message in found[name].message
+        assert failed[name].kind == kind
+        assert message in failed[name].message
     assert len(failures(run)) == len(MISBEHAVING)
 
 
@@ -198,9 +198,9 @@ def test_packages_that_cheat_have_no_figures(site: Path) -> None:
     codes = {name: code for name, (code, _) in CHEATS.items()}
     done, run = swept_beside_batched(site, codes, stream_state="idle,busy")
     assert done.returncode == 5, done.stderr
-    found = {(cell_of(failure).backend, str(cell_of(failure).stream_state)): failure for failure in failures(run)}
-    assert set(found) == {(name, state) for name in CHEATS for state in ("idle", "busy")}
-    for (name, _), failure in found.items():
+    failed = {(cell_of(failure).backend, str(cell_of(failure).stream_state)): failure for failure in failures(run)}
+    assert set(failed) == {(name, state) for name in CHEATS for state in ("idle", "busy")}
+    for (name, _), failure in failed.items():
         assert failure.kind == "mismatch"
         assert CHEATS[name][1] in failure.message
     assert len(failures(run)) == 2 * len(CHEATS)

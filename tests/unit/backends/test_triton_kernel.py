@@ -76,11 +76,11 @@ def check(folder: Path, launches: list[tuple[int, Descriptors]]) -> None:
 
 def spread(sizes_and_alignments: list[tuple[int, int, int]], at: int = 0) -> Descriptors:
     """Lay (size, source alignment, destination alignment) out with gaps, from multiples of 16 on."""
-    found, start = [], at
+    descriptors, start = [], at
     for size, source_alignment, destination_alignment in sizes_and_alignments:
-        found.append((start + source_alignment, start + destination_alignment, size))
+        descriptors.append((start + source_alignment, start + destination_alignment, size))
         start += -(-(size + 32) // 16) * 16
-    return found
+    return descriptors
 
 
 def end_of(descriptors: Descriptors) -> int:

@@ -23,7 +23,7 @@ from kvbench.engine.device import (
 from kvbench.engine.faults import Fault, FaultPlan
 
 POOL_BYTES = 1 << 20
-OWN, OTHER, POISON = 11, 12, 13
+SEED, OTHER, POISON = 11, 12, 13
 
 Words = NDArray[np.uint64]
 
@@ -48,7 +48,7 @@ class Bench:
         destination = Buffer(device.driver, MemoryKind.device, POOL_BYTES)
         whole = words(0), words(POOL_BYTES), words(0)
         write_words(source, *whole, OTHER, stream.handle)
-        write_words(destination, *whole, OWN, stream.handle)
+        write_words(destination, *whole, SEED, stream.handle)
         return cls(device, source, destination, stream)
 
 
@@ -62,13 +62,13 @@ def bench() -> Bench:
 @given(ranges=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5000), st.integers(0, 10**12)), max_size=30))
 def test_written_blocks_pass_the_audit(kind: MemoryKind, ranges: list[tuple[int, int, int]]) -> None:
     device = open_device("cpu", FaultPlan())
-    pool, own_stream = Buffer(device.driver, kind, POOL_BYTES), Stream(device.driver)
-    stream = own_stream.handle
+    pool, pool_stream = Buffer(device.driver, kind, POOL_BYTES), Stream(device.driver)
+    stream = pool_stream.handle
     sizes, sources = words(*(size for _, size, _ in ranges)), words(*(source for *_, source in ranges))
     offsets = np.cumsum(words(*(gap for gap, *_ in ranges)) + np.concatenate([words(0), sizes])[: len(ranges)])
     offsets = offsets.astype(np.uint64)
-    write_words(pool, offsets, sizes, sources, OWN, stream)
-    audit = audit_words(pool, offsets, sizes, sources, OWN, stream)
+    write_words(pool, offsets, sizes, sources, SEED, stream)
+    audit = audit_words(pool, offsets, sizes, sources, SEED, stream)
     assert (audit.wrong_bytes, audit.first_wrong_range, audit.checked_bytes) == (0, None, int(sizes.sum()))
 
 
@@ -91,7 +91,7 @@ def test_a_swap_in_a_large_pool_is_checked_without_touching_the_rest(bench: Benc
     swap.submit(stream)
     assert audit_words(bench.destination, destinations, sizes, sources, OTHER, stream).wrong_bytes == 0
     behind = destinations + sizes
-    beside = audit_words(bench.destination, behind, words(64, 64, 64), behind, OWN, stream)
+    beside = audit_words(bench.destination, behind, words(64, 64, 64), behind, SEED, stream)
     assert (beside.wrong_bytes, beside.first_wrong_offset, beside.first_wrong_range) == (1, 16 + 577, 1)
     assert audit_words(bench.source, words(0), words(POOL_BYTES), words(0), OTHER, stream).wrong_bytes == 0
 
@@ -103,8 +103,8 @@ def test_bytes_that_were_never_copied_count_as_wrong(bench: Bench) -> None:
 
 
 def test_random_bytes_of_a_buffer_are_the_words_of_its_seed(bench: Bench) -> None:
-    bench.source.fill_random(POOL_BYTES - 3, OWN)
-    audit = audit_words(bench.source, words(0), words(POOL_BYTES - 3), words(0), OWN, bench.stream.handle)
+    bench.source.fill_random(POOL_BYTES - 3, SEED)
+    audit = audit_words(bench.source, words(0), words(POOL_BYTES - 3), words(0), SEED, bench.stream.handle)
     assert audit.wrong_bytes == 0
 
 
@@ -116,6 +116,6 @@ def test_random_bytes_of_a_buffer_are_the_words_of_its_seed(bench: Bench) -> Non
 def test_ranges_outside_of_the_buffer_are_refused(bench: Bench, offsets: list[int], sizes: list[int]) -> None:
     for buffer in (bench.source, bench.destination):
         with pytest.raises(ValueError, match="range"):
-            write_words(buffer, words(*offsets), words(*sizes), words(*offsets), OWN, bench.stream.handle)
+            write_words(buffer, words(*offsets), words(*sizes), words(*offsets), SEED, bench.stream.handle)
         with pytest.raises(ValueError, match="range"):
-            audit_words(buffer, words(*offsets), words(*sizes), words(*offsets), OWN, bench.stream.handle)
+            audit_words(buffer, words(*offsets), words(*sizes), words(*offsets), SEED, bench.stream.handle)

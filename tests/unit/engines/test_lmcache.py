@@ -69,8 +69,8 @@ class Library:
     ) -> None:
         assert len(chunks) <= 4
         for number, chunk in enumerate(chunks):
-            own = ids.tolist()[number * len(ids) // len(chunks) :][: len(ids) // len(chunks)]
-            self._copy(direction, bases.view(torch.int64).tolist(), chunk, own, *how)
+            chunk_ids = ids.tolist()[number * len(ids) // len(chunks) :][: len(ids) // len(chunks)]
+            self._copy(direction, bases.view(torch.int64).tolist(), chunk, chunk_ids, *how)
 
     def execute_direct_copy_transfer(
         self, direction: Direction, _device: object, pinned: int, groups: Any, objects: Any

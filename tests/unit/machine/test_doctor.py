@@ -70,8 +70,8 @@ NOTHING: Mapping[str, Any] = {
 
 
 def check(findings: Findings, name: str) -> Check:
-    (found,) = [one for one in diagnose(findings) if one.name == name]
-    return found
+    (diagnosis,) = [one for one in diagnose(findings) if one.name == name]
+    return diagnosis
 
 
 def observed(**changes: Any) -> Findings:
@@ -158,10 +158,10 @@ def test_a_healthy_machine_has_nothing_to_mend() -> None:
     ],
 )
 def test_what_is_found(findings: Findings, name: str, status: Status, said: str) -> None:
-    found = check(findings, name)
-    assert found.status is status
-    assert said in found.found
-    assert found.remedy or status in (Status.OK, Status.INFO)
+    diagnosis = check(findings, name)
+    assert diagnosis.status is status
+    assert said in diagnosis.found
+    assert diagnosis.remedy or status in (Status.OK, Status.INFO)
 
 
 def test_remedies_fit_what_slows_the_clock() -> None:
@@ -187,9 +187,9 @@ def test_without_nvml_every_check_says_so() -> None:
 
 
 def test_a_device_of_an_engine_that_does_not_load_is_unknown() -> None:
-    found = check(engine(engine_error="broken", devices=()), "device")
-    assert found.status is Status.INFO
-    assert "unknown" in found.found
+    diagnosis = check(engine(engine_error="broken", devices=()), "device")
+    assert diagnosis.status is Status.INFO
+    assert "unknown" in diagnosis.found
 
 
 def test_devices_are_resolved() -> None:

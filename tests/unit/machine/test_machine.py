@@ -373,12 +373,12 @@ def test_the_tightest_control_group_above_this_process_counts(
 ) -> None:
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text("0::/slice/job\n")
-    for place, limit, used in (("slice", outer, 500_000), ("slice/job", inner, 450_000)):
-        group = root / "sys/fs/cgroup" / place
+    for path, limit, used in (("slice", outer, 500_000), ("slice/job", inner, 450_000)):
+        group = root / "sys/fs/cgroup" / path
         group.mkdir(parents=True)
         (group / "memory.max").write_text(limit)
         (group / "memory.current").write_text(str(used))
-        (group / "memory.stat").write_text(f"inactive_file {100_000 if place == 'slice' else 0}\n")
+        (group / "memory.stat").write_text(f"inactive_file {100_000 if path == 'slice' else 0}\n")
     assert available_bytes(sources(root)) == available
 
 
