@@ -18,8 +18,8 @@ TAKES = ["layer_refs_per_group", "gpu_to_cpu", "host_memory_is_pinned"]
 
 def recipe() -> str:
     text = (ROOT / "docs/how-to/adopt.md").read_text()
-    (found,) = re.findall(r"^```python gpu\n(import torch\n.*?)```", text, re.DOTALL | re.MULTILINE)
-    return str(found)
+    (block,) = re.findall(r"^```python gpu\n(import torch\n.*?)```", text, re.DOTALL | re.MULTILINE)
+    return str(block)
 
 
 class Copier:

@@ -127,7 +127,7 @@ def keep_the_journal_twice(card: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "words"),
+    ("harm", "complaint"),
     [
         (cut_the_end, "has 5 visits; 6 are needed"),
         (tear_the_last_line, "incomplete"),
@@ -147,17 +147,17 @@ def keep_the_journal_twice(card: Path) -> None:
         (add_another_machine, "several devices"),
     ],
 )
-def test_a_card_that_is_not_whole_is_refused(card: Path, harm: Callable[[Path], object], words: str) -> None:
+def test_a_card_that_is_not_whole_is_refused(card: Path, harm: Callable[[Path], object], complaint: str) -> None:
     harm(card)
     complaints = cards.complaints_about(card)
-    assert any(words in text for text in complaints), complaints
+    assert any(complaint in text for text in complaints), complaints
 
 
 UNVERIFIED = msgspec.structs.replace(synthetic.visit(CELLS[0], 10.0), verified_bytes=0)
 
 
 @pytest.mark.parametrize(
-    ("records", "info_", "words"),
+    ("records", "info_", "complaint"),
     [
         ([*SEEN, UNVERIFIED], info(), "was not verified"),
         ([*SEEN, synthetic.failure(CELLS[0])], info(), "failed (error)"),
@@ -168,10 +168,10 @@ UNVERIFIED = msgspec.structs.replace(synthetic.visit(CELLS[0], 10.0), verified_b
     ],
 )
 def test_a_run_that_is_not_whole_is_refused(
-    tmp_path: Path, records: Sequence[Record], info_: RunInfo, words: str
+    tmp_path: Path, records: Sequence[Record], info_: RunInfo, complaint: str
 ) -> None:
     complaints = cards.complaints_about(add_run(tmp_path / "card", "quick", records, info_))
-    assert any(words in text for text in complaints), complaints
+    assert any(complaint in text for text in complaints), complaints
 
 
 def add_probes(card: Path, driver: str) -> None:

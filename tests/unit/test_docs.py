@@ -80,13 +80,13 @@ def code_lines(document: Path) -> Iterator[str]:
 def kvbench_commands() -> list[list[str]]:
     """Return the arguments of every `kvbench …` in the documents, each once."""
     lines = dict.fromkeys(line for document in DOCUMENTS for line in code_lines(document))
-    return [words[1:] for line in lines if (words := shlex.split(line, comments=True)) and words[0] == "kvbench"]
+    return [argv[1:] for line in lines if (argv := shlex.split(line, comments=True)) and argv[0] == "kvbench"]
 
 
-def planned(words: list[str]) -> list[str]:
+def planned(argv: list[str]) -> list[str]:
     """Return a sweep's arguments without those that its plan does not depend on."""
-    where = words.index("--out") if "--out" in words else len(words)
-    return words[:where] + words[where + 2 :]
+    where = argv.index("--out") if "--out" in argv else len(argv)
+    return argv[:where] + argv[where + 2 :]
 
 
 def python_blocks() -> list[str]:
@@ -135,8 +135,8 @@ def test_a_generated_block_is_markdown() -> None:
 
 
 def test_what_each_backend_does_before_the_clock_is_documented() -> None:
-    own = {name for name, found in installed()[0].items() if found.own or found.engine}
-    assert sorted(names_in(rows_below(MEASURING, "backend"))) == sorted(own)
+    backends = {name for name, backend in installed()[0].items() if backend.own or backend.engine}
+    assert sorted(names_in(rows_below(MEASURING, "backend"))) == sorted(backends)
 
 
 def test_the_times_and_rates_in_the_documents_are_columns_or_settings() -> None:
@@ -186,9 +186,9 @@ def test_every_effective_path_is_explained(path: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS, ids=" ".join)
 def test_every_command_and_option_is_documented(name: tuple[str, ...]) -> None:
     _, _, shown = (REFERENCE / "commands.md").read_text().partition(f"\n## kvbench {' '.join(name)}\n")
-    own, _, _ = shown.partition("\n## ")
+    section, _, _ = shown.partition("\n## ")
     options = {text for option in COMMANDS[name].params for text in option.opts if text.startswith("-")}
-    assert options <= set(re.findall(r"`(-[^`]+)`", own))
+    assert options <= set(re.findall(r"`(-[^`]+)`", section))
 
 
 @pytest.mark.parametrize("document", [README, *sorted(HOW_TO.glob("*.md")), ROOT / "docs" / "tutorial.md"], ids=str)
@@ -242,15 +242,15 @@ def test_a_documented_command_parses(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    sorted({tuple(planned(words)) for words in kvbench_commands() if words[0] == "sweep" and "--resume" not in words}),
+    sorted({tuple(planned(argv)) for argv in kvbench_commands() if argv[0] == "sweep" and "--resume" not in argv}),
     ids=shlex.join,
 )
 def test_a_documented_sweep_can_be_planned(arguments: tuple[str, ...], tmp_path: Path, folder: Path) -> None:
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "mine.toml").symlink_to(folder / "mine.toml")
     # A backend that is yet to be written stands for one that is there.
-    words = [word.replace("my_kernel", "per_block") for word in arguments]
-    done = kvbench_here(*words, "--device=cpu", "--dry-run", cwd=tmp_path)
+    argv = [word.replace("my_kernel", "per_block") for word in arguments]
+    done = kvbench_here(*argv, "--device=cpu", "--dry-run", cwd=tmp_path)
     if done.returncode == 2:  # only what has SMs can be asked for some of them
         assert "nothing to measure: " in done.stderr
         assert "the cpu device has no SMs" in done.stderr
@@ -261,7 +261,7 @@ def test_a_documented_sweep_can_be_planned(arguments: tuple[str, ...], tmp_path:
 
 @pytest.mark.parametrize(
     "arguments",
-    [words for words in kvbench_commands() if "runs/mine" in words and "--out" not in words],
+    [argv for argv in kvbench_commands() if "runs/mine" in argv and "--out" not in argv],
     ids=shlex.join,
 )
 def test_a_documented_command_on_a_run_runs(arguments: list[str], folder: Path) -> None:

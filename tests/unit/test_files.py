@@ -90,36 +90,36 @@ def test_a_dash_is_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) ->
 
 def syncs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, list[str]]]:
     """Return a list that grows with every fsync: what is synced, and the names in `folder` at that time."""
-    found: list[tuple[Path, list[str]]] = []
+    synced: list[tuple[Path, list[str]]] = []
     fsync = os.fsync
 
     def noted(descriptor: int) -> None:
         fsync(descriptor)
-        found.append((Path(f"/proc/self/fd/{descriptor}").readlink(), sorted(path.name for path in folder.iterdir())))
+        synced.append((Path(f"/proc/self/fd/{descriptor}").readlink(), sorted(path.name for path in folder.iterdir())))
 
     monkeypatch.setattr(os, "fsync", noted)
-    return found
+    return synced
 
 
 def test_a_file_is_on_disk_before_its_name_and_the_name_before_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_bytes(b"old")
-    found = syncs(tmp_path, monkeypatch)
+    synced = syncs(tmp_path, monkeypatch)
     write_whole(tmp_path / "file", b"new")
-    (temporary, before), (folder, after) = found
+    (temporary, before), (folder, after) = synced
     assert temporary.parent == tmp_path
     assert before == sorted([temporary.name, "file"])
     assert (folder, after) == (tmp_path, ["file"])
     write_whole(tmp_path / "file", b"newer", wait=False)
-    assert len(found) == 2
+    assert len(synced) == 2
 
 
 def test_a_new_run_directory_is_on_disk_with_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = syncs(tmp_path, monkeypatch)
+    synced = syncs(tmp_path, monkeypatch)
     RunWriter.create(tmp_path / "run", synthetic.info()).close()
-    assert (tmp_path, ["run"]) in found
-    assert (tmp_path / "run", ["run"]) in found
+    assert (tmp_path, ["run"]) in synced
+    assert (tmp_path / "run", ["run"]) in synced
 
 
 def test_a_disk_that_does_not_read_is_told() -> None:

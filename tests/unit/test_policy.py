@@ -33,7 +33,7 @@ choices = st.builds(
     ),
 )
 axis_values = st.lists(st.integers(1, 10**8), min_size=1, max_size=5, unique=True).map(
-    lambda found: tuple(sorted(found))
+    lambda numbers: tuple(sorted(numbers))
 )
 
 
@@ -82,10 +82,10 @@ def policy(*tables: Table) -> Policy:
     return Policy(device="a GPU", tables=tables)
 
 
-def choose(found: Policy, direction: Direction, state: StreamState, blocks: int, block_bytes: float) -> Choice | None:
+def choose(policy: Policy, direction: Direction, state: StreamState, blocks: int, block_bytes: float) -> Choice | None:
     """Return the choice of a policy, None without a table for the direction."""
-    own = found.table(direction, state)
-    return None if own is None else own.choose(blocks, block_bytes)
+    table = policy.table(direction, state)
+    return None if table is None else table.choose(blocks, block_bytes)
 
 
 SMALL = table([["primed", "sm sms=2"], ["batched order=any", "sm sms=4"]])
@@ -111,8 +111,8 @@ def test_every_measured_point_gets_its_own_choice(table: Table) -> None:
     fitted = policy(table)
     for size, row in zip(table.block_bytes, table.choices, strict=True):
         for count, text in zip(table.blocks, row, strict=True):
-            found = choose(fitted, table.direction, table.stream_state, count, size)
-            assert str(found) == text or not text
+            choice = choose(fitted, table.direction, table.stream_state, count, size)
+            assert str(choice) == text or not text
 
 
 @given(tables(holes=False), st.integers(1, 10**8), st.integers(1, 2**34))
@@ -120,7 +120,7 @@ def test_between_points_the_nearest_in_ratio_decides(table: Table, blocks: int, 
     def distances(values: tuple[int, ...], value: int) -> list[float]:
         return [abs(math.log(other / value)) for other in values]
 
-    found = choose(policy(table), table.direction, table.stream_state, blocks, block_bytes)
+    choice = choose(policy(table), table.direction, table.stream_state, blocks, block_bytes)
     by_size, by_count = distances(table.block_bytes, block_bytes), distances(table.blocks, blocks)
     allowed = {
         text
@@ -128,7 +128,7 @@ def test_between_points_the_nearest_in_ratio_decides(table: Table, blocks: int, 
         for text, count_distance in zip(row, by_count, strict=True)
         if size_distance <= min(by_size) + 1e-9 and count_distance <= min(by_count) + 1e-9
     }
-    assert str(found) in allowed
+    assert str(choice) in allowed
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_a_look_up(blocks: int, block_bytes: float, expected: str) -> None:
 
 
 def test_where_nothing_was_measured_the_nearest_point_of_that_size_decides() -> None:
-    found = choose(policy(table([["sm sms=2", "triton sms=12"], ["batched", ""]])), H2D, IDLE, 10_000, 65_536)
-    assert str(found) == "batched"  # of 64 KiB, if with other numbers of blocks: the size decides
+    choice = choose(policy(table([["sm sms=2", "triton sms=12"], ["batched", ""]])), H2D, IDLE, 10_000, 65_536)
+    assert str(choice) == "batched"  # of 64 KiB, if with other numbers of blocks: the size decides
 
 
 def test_one_stream_state_answers_for_the_other_and_no_direction_for_the_other() -> None:
@@ -163,9 +163,9 @@ def test_a_state_with_the_same_path_answers_before_others() -> None:
         table([[choice]], stream_state=state, block_bytes=(4096,), blocks=(16,))
         for state, choice in ((IDLE, "batched"), (StreamState.SUSTAINED, "sm"))
     ]
-    found = policy(*tables)
+    fitted = policy(*tables)
     for state, expected in ((StreamState.OPENED, "batched"), (StreamState.GATED, "sm"), (BUSY, "sm")):
-        assert str(choose(found, H2D, state, 16, 4096)) == expected
+        assert str(choose(fitted, H2D, state, 16, 4096)) == expected
 
 
 def test_a_choice_becomes_the_cell_of_its_backend() -> None:

@@ -55,10 +55,10 @@ def test_without_git_there_is_none(package: Path, monkeypatch: pytest.MonkeyPatc
     assert commit(package) is None
 
 
-@pytest.mark.parametrize(("recorded", "told"), [(b"0123456789ab\n", "0123456789ab"), (b"\n", None), (b"\xff", None)])
-def test_a_build_tells_the_commit_that_it_recorded(package: Path, recorded: bytes, told: str | None) -> None:
+@pytest.mark.parametrize(("recorded", "sha"), [(b"0123456789ab\n", "0123456789ab"), (b"\n", None), (b"\xff", None)])
+def test_a_build_tells_the_commit_that_it_recorded(package: Path, recorded: bytes, sha: str | None) -> None:
     (package / "_commit.txt").write_bytes(recorded)
-    assert commit(package) == told
+    assert commit(package) == sha
 
 
 def test_a_build_that_recorded_none_has_none(package: Path) -> None:
