@@ -74,7 +74,7 @@ def test_a_whole_card_is_taken(card: Path) -> None:
     assert not cards.complaints_about(card)
 
 
-def test_a_row_of_the_table(card: Path) -> None:
+def test_the_table_has_a_row_for_a_card(card: Path) -> None:
     *_, row = cards.table([card]).splitlines()
     assert row == "| [Synthetic H200](card/report.md) | 580.159 | 2026-11-20 | 1 | 10 | 6 | 55.5 | 55.5 |"
 

@@ -81,7 +81,7 @@ def test_a_list_of_mixed_sizes_arrives_though_its_arrays_change_right_after_the_
     assert lists.arrived()
 
 
-def test_the_front_door_takes_a_device_a_policy_and_streams_of_torch(device: Device, tmp_path: Path) -> None:
+def test_the_block_copier_takes_a_device_a_policy_and_streams_of_torch(device: Device, tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     here = structs.replace(DEFAULTS, device=device.driver.info.title)
     policy.write_text(here.to_toml())
@@ -137,7 +137,7 @@ def test_a_tensor_is_read_in_place(device: Device) -> None:
             copier.copy(Tensor(sources, **changes), *rest, stream.handle)
 
 
-def test_an_entry_of_no_bytes_copies_nothing_and_an_empty_list_is_one(device: Device) -> None:
+def test_an_entry_of_no_bytes_and_an_empty_list_copy_nothing(device: Device) -> None:
     copier, stream = copier_for(device, [DEFAULTS]).engine, Stream(device.driver)
     lists = Lists(device, Direction.D2H, mixed_swap([64, 4096], seed=5))
     sources, destinations, sizes = (np.insert(array, 1, 0) for array in lists.arguments())
@@ -167,7 +167,7 @@ def test_an_entry_of_no_bytes_copies_nothing_and_an_empty_list_is_one(device: De
         "strided",
     ],
 )  # fmt: skip
-def test_a_list_that_is_not_one_is_refused(
+def test_an_invalid_list_is_refused(
     device: Device, change: Callable[[Words, Words, Words], tuple[object, ...]], error: type[Exception], message: str
 ) -> None:
     lists = Lists(device, Direction.H2D, mixed_swap([64] * 8, seed=6))

@@ -120,7 +120,7 @@ def test_every_block_has_a_maker() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_the_front_door_is_short_and_shows_numbers_first() -> None:
+def test_the_readme_is_short_and_shows_numbers_first() -> None:
     lines = README.read_text().splitlines()
     assert len(lines) <= 200
     assert any(re.search(r"\*\*\d.*GB/s|\| \*\*\d", line) for line in lines[:24])  # the first screen
@@ -147,7 +147,7 @@ def test_the_times_and_rates_in_the_documents_are_columns_or_settings() -> None:
         assert not lost, f"{document.relative_to(ROOT)}: {lost}"
 
 
-def test_every_axis_is_documented_in_its_own_words() -> None:
+def test_every_axis_is_documented_with_its_help_and_example() -> None:
     expected = [(code(axis.name), axis.help, code(f"-a {axis.name}={axis.example}")) for axis in AXES.values()]
     assert [row[:3] for row in rows_below(REFERENCE / "axes.md", "axis")] == expected
 
@@ -165,7 +165,7 @@ def test_every_column_of_the_summary_is_documented() -> None:
     }
 
 
-def test_every_column_of_the_samples_is_documented_in_its_own_words() -> None:
+def test_every_column_of_the_samples_is_documented_with_its_text() -> None:
     expected = [(code(name), text) for name, text in SAMPLE_COLUMNS.items()]
     assert rows_below(REFERENCE / "columns.md", "sample column") == expected
 
@@ -226,7 +226,7 @@ def test_a_documented_file_can_be_read(
     assert len(read(tmp_path / "mine.toml")) == block.count(table)
 
 
-def test_every_fault_is_documented_in_its_own_words() -> None:
+def test_every_fault_is_documented_with_its_text() -> None:
     assert rows_below(CONTRIBUTING, "kind") == [(code(kind), text) for kind, text in KINDS.items()]
     assert code(NO_BATCH) in CONTRIBUTING.read_text()
 

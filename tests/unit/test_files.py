@@ -40,7 +40,7 @@ def test_a_file_of_another_kind_is_replaced_on_request_only(tmp_path: Path) -> N
     assert path.read_bytes() == b"new"
 
 
-def test_a_device_is_written_to_and_stays_one() -> None:
+def test_a_device_is_written_to_and_stays_a_device() -> None:
     before = Path("/dev/null").stat().st_rdev
     write(Path("/dev/null"))
     assert Path("/dev/null").stat().st_rdev == before != 0
@@ -48,7 +48,7 @@ def test_a_device_is_written_to_and_stays_one() -> None:
         write(Path("/dev/full"))
 
 
-def test_a_link_stays_one_and_its_file_is_written(tmp_path: Path) -> None:
+def test_a_link_stays_a_link_and_its_file_is_written(tmp_path: Path) -> None:
     (tmp_path / "real").write_bytes(b"ours")
     (tmp_path / "link").symlink_to("real")
     write(tmp_path / "link")
@@ -122,6 +122,6 @@ def test_a_new_run_directory_is_on_disk_with_its_own_name(tmp_path: Path, monkey
     assert (tmp_path / "run", ["run"]) in synced
 
 
-def test_a_disk_that_does_not_read_is_told() -> None:
+def test_a_disk_that_cannot_be_read_is_an_error() -> None:
     with pytest.raises(RunDirectoryError, match=r"/proc/self/mem cannot be read: input/output error"):
         read_capped(Path("/proc/self/mem"), 100)

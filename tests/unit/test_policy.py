@@ -143,7 +143,7 @@ def test_between_points_the_nearest_in_ratio_decides(table: Table, blocks: int, 
         (20_000, 65_535.5, "sm sms=4"),
     ],
 )
-def test_a_look_up(blocks: int, block_bytes: float, expected: str) -> None:
+def test_a_look_up_takes_the_nearest_choice(blocks: int, block_bytes: float, expected: str) -> None:
     assert str(choose(policy(SMALL), H2D, IDLE, blocks, block_bytes)) == expected
 
 

@@ -49,7 +49,7 @@ def test_a_checkout_that_git_cannot_read_has_none(package: Path) -> None:
     assert commit(package) is None
 
 
-def test_without_git_there_is_none(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkout_has_no_commit_without_git(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (package.parent / ".git").mkdir()
     monkeypatch.setenv("PATH", "")
     assert commit(package) is None
@@ -61,5 +61,5 @@ def test_a_build_tells_the_commit_that_it_recorded(package: Path, recorded: byte
     assert commit(package) == sha
 
 
-def test_a_build_that_recorded_none_has_none(package: Path) -> None:
+def test_a_build_without_a_recorded_commit_has_no_commit(package: Path) -> None:
     assert commit(package) is None

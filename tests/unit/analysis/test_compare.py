@@ -158,7 +158,7 @@ def test_a_winner_is_faster_than_all_others() -> None:
     assert winners({}, IN_TURN) == {}
 
 
-def test_what_chance_alone_shows() -> None:
+def test_one_comparison_in_twenty_differs_by_chance() -> None:
     assert [by_chance(count) for count in (0, 1, 20, 100)] == [0, 1, 1, 5]
 
 

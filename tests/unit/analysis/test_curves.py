@@ -18,7 +18,7 @@ def cliff_of(sizes: list[int], rates: list[float], noise: float = 0.02) -> Cliff
     return find_cliff(sizes, rates, [rate * (1 - noise) for rate in rates], [rate * (1 + noise) for rate in rates])
 
 
-def test_a_step_is_found_where_it_is() -> None:
+def test_a_cliff_lies_at_the_step() -> None:
     rates = [2.3, 2.4, 2.6, 3.5, 4.2, 4.7, 5.2, 5.6, 28.1, 29.0, 45.0, 52.0, 54.0]
     cliff = cliff_of(SIZES, rates)
     assert cliff is not None
@@ -38,7 +38,7 @@ def test_a_constant_cost_per_descriptor_is_no_cliff() -> None:
     assert cliff_of(SIZES, [size / 3e3 for size in SIZES]) is None
 
 
-def test_a_jump_above_that_is_one_on_a_coarse_grid_too() -> None:
+def test_a_jump_above_a_constant_cost_is_a_cliff_on_a_coarse_grid() -> None:
     sizes = [4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB]
     cliff = cliff_of(sizes, [2.3, 3.5, 4.7, 29.0, 45.0])
     assert cliff is not None
@@ -51,14 +51,14 @@ def test_a_fall_is_a_cliff() -> None:
     assert (cliff.rises, cliff.height, cliff.below_bytes) == (False, 5.0, 12 * KIB)
 
 
-def test_jumps_inside_the_noise_or_too_small_are_none() -> None:
+def test_jumps_that_are_small_or_inside_the_noise_are_no_cliffs() -> None:
     step = [10.0] * 8 + [40.0] * 5
     assert cliff_of(SIZES, step, noise=0.02) is not None
     assert cliff_of(SIZES, step, noise=0.8) is None
     assert cliff_of(SIZES, [10.0] * 8 + [14.9] * 5, noise=0.001) is None
 
 
-def test_too_few_or_unknown_points() -> None:
+def test_too_few_or_unknown_points_have_no_cliff() -> None:
     assert find_cliff([], [], [], []) is None
     assert cliff_of([4096], [1.0]) is None
     assert cliff_of([4096, 8192], [math.nan, 40.0]) is None
@@ -93,7 +93,7 @@ def test_a_curve_that_still_rises_has_no_knee() -> None:
     assert knee_of([4], [10.0]) is None
 
 
-def test_no_knee_without_figures() -> None:
+def test_a_curve_without_figures_has_no_knee() -> None:
     assert knee_of([], []) is None
     assert knee_of([1, 2], [math.nan, math.nan]) is None
     assert knee([1, 2], [10.0, 10.0], [math.nan, math.nan]) is None

@@ -14,7 +14,7 @@ PAIRS = sorted(again.parent for again in REPORTS.glob("*/runs/quick-again"))
 FALSE = (Verdict.FASTER, Verdict.SLOWER)
 
 
-def test_there_are_such_runs() -> None:
+def test_the_reports_have_pairs_of_runs() -> None:
     assert PAIRS
 
 

@@ -130,7 +130,7 @@ def test_auto_runs_what_the_policy_says_and_the_run_says_so(by_policy: Path) -> 
     assert convert(load_run(by_policy).info.spec["policy"], Policy) == load_policy(by_policy.parent / "known.toml")
 
 
-def test_a_direction_without_a_table_is_said(by_policy: Path) -> None:
+def test_auto_names_a_direction_without_a_table(by_policy: Path) -> None:
     table = summary(by_policy)
     warnings = table.loc[(table["direction"] == "d2h") & (table["backend"] == "auto"), "warnings"]
     assert set(warnings) == {"auto used its defaults: the policy has no table for d2h"}
@@ -180,7 +180,7 @@ def planned(folder: Path, *options: str) -> set[str]:
 
 
 @pytest.mark.parametrize("backend", ["sm sms=2", "nobody"])
-def test_a_choice_that_cannot_run_here_is_said(fitted: Path, tmp_path: Path, backend: str) -> None:
+def test_auto_names_a_choice_that_cannot_run_here(fitted: Path, tmp_path: Path, backend: str) -> None:
     policy = write_policy(tmp_path, fitted, far=backend)
     run = swept(tmp_path, *tiny(backend="auto", blocks="64", block_size="16KiB"), *BRIEF, "--policy", policy)
     (row,) = summary(run).to_dict("records")

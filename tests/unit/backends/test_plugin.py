@@ -171,7 +171,7 @@ MISBEHAVING = {
 }
 
 
-def test_packages_that_misbehave_cost_their_own_cells(site: Path) -> None:
+def test_packages_that_misbehave_fail_only_in_their_cells(site: Path) -> None:
     done, run = swept_beside_batched(site, {name: code for name, (code, *_) in MISBEHAVING.items()}, "--deadline-s=3")
     assert done.returncode == 5, done.stderr
     failed = {cell_of(failure).backend: failure for failure in failures(run)}
@@ -206,7 +206,7 @@ def test_packages_that_cheat_have_no_figures(site: Path) -> None:
     assert len(failures(run)) == 2 * len(CHEATS)
 
 
-def test_a_package_under_a_name_of_kvbench_s_own_is_not_loaded_and_named(site: Path) -> None:
+def test_a_package_with_the_name_of_a_kvbench_backend_is_named_but_not_loaded(site: Path) -> None:
     install(site, "raise SystemExit('it was loaded')")
     entries = site / "kvbench_plugin-1.0.dist-info" / "entry_points.txt"
     entries.write_text(entries.read_text().replace("plugin = ", "batched = "))

@@ -33,7 +33,7 @@ def site(tmp_path: Path) -> Path:
     return folder
 
 
-def test_all_of_them_are_measured_and_verified_on_the_host(site: Path, tmp_path: Path) -> None:
+def test_all_slow_backends_are_measured_and_verified_on_the_host(site: Path, tmp_path: Path) -> None:
     names = ["sm_same", "sm_slow5", "sm_slow10", "sm_second", "sm_later", "calls_same", "calls_slow5"]
     cells = tiny(backend=",".join(names), direction="h2d,d2h", stream_state="idle,busy")
     done = kvbench("sweep", *cells, *BRIEF, "--out=run", cwd=tmp_path, env={"PYTHONPATH": str(site)})

@@ -117,7 +117,7 @@ def test_several_launches_have_the_buffers_of_all(bench: Bench) -> None:
     assert joined(launches).staging_bytes == sum(launch.staging_bytes or 0 for launch in launches)
 
 
-def test_on_a_gpu_it_takes_the_axes_of_the_kernel(cpu: Device) -> None:
+def test_staged_takes_the_axes_of_the_kernel_on_a_gpu(cpu: Device) -> None:
     facts = cpu.facts()
     assert Staged().axes(facts) == frozenset()
     assert Staged().axes(replace(facts, kind="cuda")) == {"memory", "sms", "kernel"}

@@ -98,7 +98,7 @@ def test_the_reason_names_the_version_and_the_missing_file(site: Path) -> None:
     assert why_not("vllm_triton") == f"vllm 0.99.0 has no file {WRAPPER}"
 
 
-def test_a_library_that_is_none_is_one_line_with_the_torch_that_is_needed(site: Path) -> None:
+def test_a_damaged_library_is_one_line_with_the_torch_that_is_needed(site: Path) -> None:
     put(site, LIBRARY, "no library")
     reason = why_not("vllm_batch")
     assert reason.startswith("vllm 0.99.0 needs torch==9.9, this is torch ")

@@ -157,7 +157,7 @@ def test_a_healthy_machine_has_nothing_to_mend() -> None:
         (observed(cpu_governor="powersave"), "host load", Status.INFO, "powersave"),
     ],
 )
-def test_what_is_found(findings: Findings, name: str, status: Status, said: str) -> None:
+def test_a_finding_decides_the_status_of_its_check(findings: Findings, name: str, status: Status, said: str) -> None:
     diagnosis = check(findings, name)
     assert diagnosis.status is status
     assert said in diagnosis.found
@@ -247,7 +247,7 @@ def test_a_misspelt_device_is_refused_before_any_work() -> None:
     assert isinstance(result.exception, UsageError)
 
 
-def test_the_table_for_people(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_shows_each_remedy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     command._write_table("cuda:0", diagnose(identity(bar1_bytes=GIB)))
     written = capsys.readouterr().out

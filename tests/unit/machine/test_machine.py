@@ -104,7 +104,7 @@ def sources(root: Path, nvml: FakeNvml | None = None, **environ: str) -> Sources
     return Sources(nvml=(nvml or FakeNvml(ANSWERS)).open, root=root, environ=environ)
 
 
-def test_identity_of_a_gpu_machine(root: Path) -> None:
+def test_the_identity_of_a_gpu_machine_has_every_field(root: Path) -> None:
     fields = environment.identity("cuda:0", "e1", sm_count=132, sources=sources(root))
 
     assert fields | {"python": "-", "torch": "-", "triton": "-"} == {
@@ -132,7 +132,7 @@ def test_identity_of_a_gpu_machine(root: Path) -> None:
     }
 
 
-def test_observed_of_a_gpu_machine(root: Path) -> None:
+def test_the_observation_of_a_gpu_machine_has_every_field(root: Path) -> None:
     fields = environment.observe("cuda:0", own_pids=[4_000_002], sources=sources(root))
 
     assert fields.pop("time_utc")
@@ -207,7 +207,7 @@ def test_a_gpu_that_reports_no_xid_errors_says_so(root: Path) -> None:
     assert look["unavailable"]["xids"] == "the GPU does not report Xid errors"  # type: ignore[index, call-overload]
 
 
-def test_a_coherent_link_is_told(root: Path) -> None:
+def test_the_identity_names_a_coherent_link(root: Path) -> None:
     nvml = FakeNvml(ANSWERS | {"nvmlDeviceGetC2cModeInfoV": SimpleNamespace(isC2cEnabled=1)})
     assert environment.identity("cuda:0", "", sources=sources(root, nvml))["link"] == "c2c"
 
@@ -217,7 +217,7 @@ def test_a_driver_that_knows_no_coherent_link_has_pcie(root: Path) -> None:
     assert environment.identity("cuda:0", "", sources=sources(root, FakeNvml(answers)))["link"] == "pcie"
 
 
-def test_clock_limits_of_an_old_driver_and_of_a_newer_one_than_known(root: Path) -> None:
+def test_clock_limits_of_older_and_newer_drivers_are_read(root: Path) -> None:
     answers = {name: answer for name, answer in ANSWERS.items() if name != "nvmlDeviceGetCurrentClocksEventReasons"}
     nvml = FakeNvml(answers | {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x004 | 0x1000})
     observed = environment.observe("cuda:0", sources=sources(root, nvml))
@@ -246,7 +246,7 @@ def test_an_nvml_that_does_not_open_leaves_reasons(root: Path) -> None:
     assert environment.identity("cuda:0", "", sources=where)["gpu_numa_node"] is None
 
 
-def test_nothing_at_all_to_read(tmp_path: Path) -> None:
+def test_every_field_that_cannot_be_read_has_a_reason(tmp_path: Path) -> None:
     where = sources(tmp_path, FakeNvml({}))
     identity, observed = environment.identity("cpu", "e", sources=where), environment.observe("cpu", sources=where)
     reasons = observed["unavailable"]
@@ -257,7 +257,7 @@ def test_nothing_at_all_to_read(tmp_path: Path) -> None:
     assert json.loads(json.dumps(observed)) == observed
 
 
-def test_this_machine_tells_something_and_nothing_raises() -> None:
+def test_this_machine_is_read_without_an_error() -> None:
     for device in ("cpu", "cuda:0", "cuda:77"):
         assert environment.identity(device, "e")["logical_cpus"]
         assert environment.observe(device)["time_utc"]
@@ -298,7 +298,7 @@ def test_gpus_of_several_kinds_are_not_guessed(root: Path) -> None:
     assert environment.identity("cuda:1", "", sources=where)["gpu_name"] == "kind 1"
 
 
-def test_numa_node_of_a_gpu(root: Path) -> None:
+def test_the_numa_node_of_a_gpu_is_read(root: Path) -> None:
     where = sources(root)
     node = root / "sys/bus/pci/devices/0000:1b:00.0/numa_node"
     assert environment.identity("cuda:0", "", sources=where)["gpu_numa_node"] == 1
@@ -309,13 +309,13 @@ def test_numa_node_of_a_gpu(root: Path) -> None:
     assert environment.identity("cpu", "", sources=where)["gpu_numa_node"] is None
 
 
-def test_cpus_of_a_node(root: Path) -> None:
+def test_the_cpus_of_a_node_are_read(root: Path) -> None:
     assert cpus_of_node(1, sources=sources(root)) == {4, 5, 6, 15}
     assert cpus_of_node(9, sources=sources(root)) == set()
 
 
 @pytest.mark.parametrize(("limit", "available"), [("max", 2000 * 1024), ("1000000", 600_000), ("100", 0)])
-def test_memory_that_a_control_group_leaves(root: Path, limit: str, available: int) -> None:
+def test_a_control_group_limits_the_available_memory(root: Path, limit: str, available: int) -> None:
     group = root / "sys/fs/cgroup"
     group.mkdir(parents=True)
     (group / "memory.max").write_text(limit)
@@ -357,7 +357,7 @@ def test_one_changed_field_is_one_difference(fields: dict[str, Any], data: st.Da
     assert line.startswith(f"{name}: ")
 
 
-def test_differences_read_well() -> None:
+def test_differences_name_the_field_and_both_values() -> None:
     a: dict[str, Scalar] = {"triton": "3.6.0", "sm_count": 132, "link": "pcie"}
     b: dict[str, Scalar] = {"triton": "3.7.1", "sm_count": None}
     assert differences(a, b) == [

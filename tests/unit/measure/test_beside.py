@@ -105,7 +105,7 @@ def test_a_neighbour_runs_only_while_it_is_wanted(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("iterations", [2, 8])
-def test_the_death_of_a_neighbour_is_told(bench: Bench, iterations: int) -> None:
+def test_the_death_of_a_neighbour_is_an_error(bench: Bench, iterations: int) -> None:
     with pytest.raises(NeighbourError, match="the neighbour died: RuntimeError: out of breath"):  # noqa: PT012
         neighbour = RunningNeighbour(bench.device, Stream(bench.device.driver), Mortal(iterations))
         with neighbour.running():

@@ -52,7 +52,7 @@ def ordinary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return swept(tmp_path_factory.mktemp("ordinary"), *CELLS, *BRIEF)
 
 
-def test_an_ordinary_sweep_makes_none(ordinary: Path) -> None:
+def test_an_ordinary_sweep_makes_no_control_copies(ordinary: Path) -> None:
     assert not controls(ordinary)
 
 

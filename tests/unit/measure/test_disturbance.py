@@ -26,7 +26,7 @@ def test_a_quiet_visit_is_not_marked() -> None:
         ([1.0], Clocks(), [15.0, 15.1, 15.2, 10.0, 10.1, 10.2], Disturbance.STEP),
     ],
 )
-def test_what_the_machine_did_is_named(
+def test_each_disturbance_is_named(
     slowdowns: list[float], clocks: Clocks, times_us: list[float], cause: Disturbance
 ) -> None:
     assert disturbances(slowdowns, clocks, times_us) == [cause]

@@ -149,7 +149,7 @@ def test_a_layer_waits_for_its_own_mark_and_no_other(bench: Bench, sequence: str
     assert computed[layers_before].us_since(marks[layers_before]) >= IDLE_LAYER_US
 
 
-def test_a_step_that_dies_is_told_and_the_next_visit_goes_on(bench: Bench) -> None:
+def test_a_step_that_dies_is_an_error_and_later_visits_go_on(bench: Bench) -> None:
     ready = measured(bench, BESIDE)
     assert ready.beside is not None
     (step,) = bench.steps.values()

@@ -69,7 +69,7 @@ def test_every_swap_is_made_and_all_its_bytes_are_compared(
     assert made.warnings == ["1 of 3 swaps of the trace placed closer together to fit the smaller pool"]
 
 
-def test_merging_is_told_for_each_swap(bench: Bench, tmp_path: Path) -> None:
+def test_each_swap_records_its_merged_pieces(bench: Bench, tmp_path: Path) -> None:
     """The first swap descends on one side alone, the third ascends on both."""
     made = replayed(bench, Merged(), trace_of(tmp_path, 4))
     assert made.samples.pieces == [12, 8, 4]
