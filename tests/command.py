@@ -77,7 +77,7 @@ def kvbench_here(*arguments: str | Path, cwd: Path, env: dict[str, str] | None =
 
     A worker is a process of its own here too.
     """
-    words = [str(argument) for argument in arguments]
+    command = [str(argument) for argument in arguments]
     out, err = io.StringIO(), io.StringIO()
     handler = signal.getsignal(signal.SIGTERM)
     try:
@@ -85,13 +85,13 @@ def kvbench_here(*arguments: str | Path, cwd: Path, env: dict[str, str] | None =
             chdir(cwd),
             redirect_stdout(out),
             redirect_stderr(err),
-            mock.patch.object(sys, "argv", ["kvbench", *words]),
+            mock.patch.object(sys, "argv", ["kvbench", *command]),
             mock.patch.dict(os.environ, env or {}),
         ):
-            code = main.run(words)
+            code = main.run(command)
     finally:
         signal.signal(signal.SIGTERM, handler)
-    return Done(words, code, out.getvalue(), err.getvalue())
+    return Done(command, code, out.getvalue(), err.getvalue())
 
 
 def succeeds(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> Done:
@@ -188,7 +188,7 @@ def await_cpu_time(pid: int, more_s: float) -> None:
 
 def workers_of(pid: int) -> list[int]:
     """Return the worker processes whose parent is `pid`."""
-    found = []
+    workers = []
     for entry in Path("/proc").iterdir():
         try:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
@@ -196,8 +196,8 @@ def workers_of(pid: int) -> list[int]:
         except (OSError, ValueError, IndexError):
             continue  # no process, or one that has ended meanwhile
         if parent == pid and b"kvbench.measure.worker" in arguments:
-            found.append(int(entry.name))
-    return found
+            workers.append(int(entry.name))
+    return workers
 
 
 @contextmanager

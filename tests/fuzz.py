@@ -460,12 +460,12 @@ def outcome(arguments: list[str], *, show: bool = False) -> tuple[int, str]:
     if show:
         print(arguments, code, err.getvalue(), sep="\n")
     lines = err.getvalue().splitlines()
-    told = [line for line in lines if line.startswith("kvbench: ")]
+    messages = [line for line in lines if line.startswith("kvbench: ")]
     if code not in FORESEEN:
         return code, f"exit code {code}: {err.getvalue()[-400:]}"
-    if code == ExitCode.USAGE and len(told) != 1:
-        return code, f"{len(told)} lines for bad input: {err.getvalue()[-400:]!r}"
-    if any(len(line) > MOST_LINE or not line.isprintable() for line in told):
+    if code == ExitCode.USAGE and len(messages) != 1:
+        return code, f"{len(messages)} lines for bad input: {err.getvalue()[-400:]!r}"
+    if any(len(line) > MOST_LINE or not line.isprintable() for line in messages):
         return code, f"a line that is long or not printable: {err.getvalue()[:400]!r}"
     return code, ""
 

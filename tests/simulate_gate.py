@@ -66,7 +66,7 @@ class Scenario:
     drift: float = 0.05
 
     @property
-    def words(self) -> tuple[str, str, str]:
+    def labels(self) -> tuple[str, str, str]:
         bias = "0 to 2%, each cell its own" if self.uneven_slots else f"{self.slot_bias:.0%}"
         law = ["Student t, 3 degrees" if self.heavy_tails else "normal"]
         law += [f"bursts in {self.bursts:.0%}"] if self.bursts else []
@@ -118,13 +118,13 @@ HALVES: Final = (Change.EVERY_SECOND, Change.AT_RANDOM, Change.SECOND_HALF)
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """What became of one made-up suite; the shares are of all rows, `found` is of the slowed cells."""
+    """What became of one made-up suite; the shares are of all rows, `detected` is of the slowed cells."""
 
     verdict: GateVerdict
     passed: bool
     same_at_first: float
     same: float
-    found: float
+    detected: float
 
 
 def cells() -> list[Cell]:
@@ -159,33 +159,33 @@ def simulate(scenario: Scenario, change: Change, seed: int) -> Suite:
     logs = [_visits(scenario, bias, sign * order, rng) for sign in (-1, 1)]
     visits = _halves(scenario, change, slowed, rng)
     moved = _noise(scenario, CONTROL_NOISE, (2, rounds), rng) - _noise(scenario, CONTROL_NOISE, (2, rounds), rng)
-    found: Judgement | None = None
+    judgement: Judgement | None = None
     shares = []
     before, processes, slower = 0, np.zeros(rounds), _slower_cells(scenario, len(suite), rng)
     for look in PLAN:
-        if found is not None and any(row.decisive.unconfirmed for row in found.rows):
+        if judgement is not None and any(row.decisive.unconfirmed for row in judgement.rows):
             slower = _slower_cells(scenario, len(suite), rng)
             processes[before:] += 1
-        for own, cost in zip(logs, slower, strict=True):
-            own[:, before : look.pairs] += cost[:, None]
+        for log, cost in zip(logs, slower, strict=True):
+            log[:, before : look.pairs] += cost[:, None]
         before = look.pairs
         seen = visits[:, :, : look.pairs].copy()
         for name in ("fast_us", "upper_us"):
             seen[name] *= np.exp(np.array(logs)[:, :, : look.pairs])
-        controls = {way: moved[place, : look.pairs] for place, way in enumerate(("d2h", "h2d"))}
+        controls = {way: moved[index, : look.pairs] for index, way in enumerate(("d2h", "h2d"))}
         made = Pairs(suite, seen, order[: look.pairs], controls, in_turn=True, processes=processes[: look.pairs])
-        found = Judge().assess(made, found)
-        shares.append([row.verdict for row in found.rows].count(GateVerdict.SAME) / len(found.rows))
-        if all(row.settled for row in found.rows):
+        judgement = Judge().assess(made, judgement)
+        shares.append([row.verdict for row in judgement.rows].count(GateVerdict.SAME) / len(judgement.rows))
+        if all(row.settled for row in judgement.rows):
             break
-    assert found is not None
-    caught = {row.cells[0] for row in found.rows if row.verdict is GateVerdict.SLOWER}
+    assert judgement is not None
+    caught = {row.cells[0] for row in judgement.rows if row.verdict is GateVerdict.SLOWER}
     return Suite(
-        verdict=found.verdict,
-        passed=found.exit_code() == 0,
+        verdict=judgement.verdict,
+        passed=judgement.exit_code() == 0,
         same_at_first=shares[0],
         same=shares[-1],
-        found=sum(suite[place] in caught for place in slowed) / len(slowed),
+        detected=sum(suite[index] in caught for index in slowed) / len(slowed),
     )
 
 
@@ -200,9 +200,9 @@ def table(suites: int, workers: int) -> str:
     with ProcessPoolExecutor(workers) as pool:
         for number, scenario in enumerate(SCENARIOS):
             results = []
-            for place, changes in enumerate(((Change.NONE,), (Change.BY_5,), (Change.BY_10,), HALVES)):
-                count = max(1, round(suites * SHARES[place]))
-                first = 100_000 * (4 * number + place)
+            for index, changes in enumerate(((Change.NONE,), (Change.BY_5,), (Change.BY_10,), HALVES)):
+                count = max(1, round(suites * SHARES[index]))
+                first = 100_000 * (4 * number + index)
                 seeds = range(first, first + count)
                 results.append(list(pool.map(simulate, [scenario] * count, islice(cycle(changes), count), seeds)))
             lines.append(_line(scenario, *results))
@@ -232,10 +232,10 @@ def _line(scenario: Scenario, same: Sequence[Suite], *slower: Sequence[Suite]) -
         f"{sum(suite.passed for suite in same)} of {len(same)}",
         _share(suite.same_at_first for suite in same),
         _share(suite.same for suite in same),
-        *(_share(suite.found for suite in suites) for suites in slower),
+        *(_share(suite.detected for suite in suites) for suites in slower),
         f"{_count(slower[-1], GateVerdict.SLOWER)} of {len(slower[-1])}",
     )
-    return f"| {' | '.join((*scenario.words, *figures))} |"
+    return f"| {' | '.join((*scenario.labels, *figures))} |"
 
 
 def _count(suites: Iterable[Suite], verdict: GateVerdict) -> int:
@@ -258,14 +258,14 @@ def _halves(scenario: Scenario, change: Change, slowed: npt.NDArray[np.int64], r
     """Return the lower tenths and upper halves of visits that nothing but their own swaps disturbs."""
     suite, rounds = cells(), PLAN[-1].pairs
     visits = unknown(2, len(suite), rounds)
-    for place, cell in enumerate(suite):
+    for index, cell in enumerate(suite):
         shape = 2, rounds, int(rng.integers(SAMPLES[0], SAMPLES[1] + 1))
         swaps_us = true_us(cell) * np.exp(WITHIN_VISIT * np.abs(rng.standard_normal(shape)))
         swaps_us *= np.where(rng.random(shape) < scenario.spikes, rng.uniform(1, SPIKE, shape), 1.0)
-        if place in slowed:
+        if index in slowed:
             swaps_us[1] *= change.factors(shape[1:], rng)
         for name, share in (("fast_us", FAST_SHARE), ("upper_us", UPPER_SHARE)):
-            visits[name][:, place] = np.quantile(swaps_us, share, axis=-1)
+            visits[name][:, index] = np.quantile(swaps_us, share, axis=-1)
     return visits
 
 
@@ -297,10 +297,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="processes")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table between the markers of FILE")
     options = parser.parse_args()
-    found = table(options.suites, options.workers)
-    print(found)
+    rows = table(options.suites, options.workers)
+    print(rows)
     if options.write is not None:
-        write_between_markers(options.write, found)
+        write_between_markers(options.write, rows)
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ def complaints(text: str) -> Iterator[tuple[int, str]]:
     """Yield the number of a line of `text` and what is wrong in it."""
     for number, line in enumerate(text.splitlines(), start=1):
         for phrase, plain in _PHRASES.items():
-            for found in phrase.finditer(line):
-                yield number, f'"{found[0]}": write {plain}'
+            for match in phrase.finditer(line):
+                yield number, f'"{match[0]}": write {plain}'
 
 
 def files(root: Path) -> Iterator[Path]:
@@ -67,13 +67,13 @@ def files(root: Path) -> Iterator[Path]:
 
 def main() -> int:
     """Print every complaint; return 1 if there is one."""
-    found = [
+    lines = [
         f"{file.relative_to(ROOT)}:{number}: {complaint}"
         for file in files(ROOT)
         for number, complaint in complaints(file.read_text(encoding="utf-8"))
     ]
-    print("\n".join(found), file=sys.stderr, end="\n" if found else "")
-    return 1 if found else 0
+    print("\n".join(lines), file=sys.stderr, end="\n" if lines else "")
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":

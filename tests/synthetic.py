@@ -82,7 +82,7 @@ def beside(cell: Cell, slowdown: float, gbps: float, rounds: int = 6) -> list[Vi
 
 def beside_step(cell: Cell, loads_us: float, hidden: Sequence[float]) -> list[Visit]:
     """Visits of a cell by layers beside a step of 4 ms, one for each share of the loads that the step hides."""
-    found = []
+    step_visits = []
     for number, share in enumerate(hidden):
         one = visit(cell, loads_us, count=4, noise=0.0, round_=number)
         times = msgspec.structs.replace(one.samples, first_layer_us=[60.0] * 4, slowest_gap_us=[90.0] * 4)
@@ -91,22 +91,22 @@ def beside_step(cell: Cell, loads_us: float, hidden: Sequence[float]) -> list[Vi
             neighbour_alone_us=[4000.0] * 4, neighbour_beside_us=[both_us] * 4, swaps_alone_us=[loads_us] * 4,
             swaps_beside_us=[loads_us] * 4, swaps_alone_gbps=[50.0] * 4, swaps_beside_gbps=[20.0] * 4,
         )  # fmt: skip
-        found.append(msgspec.structs.replace(one, samples=times, beside=turns))
-    return found
+        step_visits.append(msgspec.structs.replace(one, samples=times, beside=turns))
+    return step_visits
 
 
 def replayed(cell: Cell, gbps: float, rounds: int = 6) -> list[Visit]:
     """Visits that replay swaps of 16 to 512 blocks at this rate; merging leaves half of the copies."""
     sizes = [1 << power for power in range(4, 10)]
-    found = []
+    replays = []
     for number in range(rounds):
         one = visit(cell, 1.0, count=len(sizes), noise=0.0, round_=number)
         walls = [size * cell.block_bytes / gbps / 1e3 * (1 + 0.001 * number) for size in sizes]
         fields = {"swap_blocks": sizes, "pieces": [size // 2 for size in sizes]}
-        numbers = [10 * (number * len(sizes) + place) for place in range(len(sizes))]
+        numbers = [10 * (number * len(sizes) + index) for index in range(len(sizes))]
         times = msgspec.structs.replace(one.samples, wall_us=walls, swap_numbers=numbers, **fields)
-        found.append(msgspec.structs.replace(one, samples=times))
-    return found
+        replays.append(msgspec.structs.replace(one, samples=times))
+    return replays
 
 
 def gbps_of(cell: Cell) -> float:
@@ -129,8 +129,8 @@ def rounds(
     cells: Iterable[Cell], rate: Callable[[Cell], float] = gbps_of, count: int = 5, **options: object
 ) -> list[Visit]:
     """Return as many visits of every cell as a verdict needs."""
-    own = list(cells)
-    return [visit for number in range(6) for visit in visits(own, rate, count=count, round_=number, **options)]
+    every_cell = list(cells)
+    return [visit for number in range(6) for visit in visits(every_cell, rate, count=count, round_=number, **options)]
 
 
 def ceilings() -> list[Ceiling]:

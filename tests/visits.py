@@ -26,7 +26,7 @@ def cpu_bench(pool_bytes: int, delay_us: int = 200, device: Device | None = None
 
 
 def load_backends() -> Mapping[str, Backend]:
-    every = ((name, backend_named(name)) for name, found in installed()[0].items() if not found.engine)
+    every = ((name, backend_named(name)) for name, installation in installed()[0].items() if not installation.engine)
     return {name: backend for name, backend in every if backend is not None}
 
 

@@ -103,7 +103,7 @@ LABELS = """canvas => {
   const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
   copy.drawImage(canvas, -left, 0);
   const pixels = copy.getImageData(0, 0, width, height).data;
-  return [height, pixels.reduce((sum, value, place) => (sum * 31 + value * (place % 997)) % 2147483647, 0)];
+  return [height, pixels.reduce((sum, value, index) => (sum * 31 + value * (index % 997)) % 2147483647, 0)];
 }"""
 
 
@@ -141,9 +141,9 @@ def test_tables_that_scroll_say_so(page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 900})
     page.wait_for_timeout(200)
     wide = "nodes => nodes.map(node => [node.scrollWidth > node.clientWidth + 1, node.hasAttribute('data-scrolls')])"
-    found = page.locator(".table").evaluate_all(wide)
-    assert {scrolls for scrolls, _ in found} == {True, False}
-    assert all(scrolls == said for scrolls, said in found)
+    tables = page.locator(".table").evaluate_all(wide)
+    assert {scrolls for scrolls, _ in tables} == {True, False}
+    assert all(scrolls == said for scrolls, said in tables)
     hint = page.locator(".table[data-scrolls]").first.evaluate("node => getComputedStyle(node, '::before').content")
     assert "Scroll sideways" in hint
 
@@ -222,10 +222,10 @@ GOLD = """canvas => {
   const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
   copy.drawImage(canvas, 0, 0);
   const pixels = copy.getImageData(0, 0, width, height).data;
-  let found = 0;
+  let count = 0;
   for (let at = 0; at < pixels.length; at += 4)
-    found += Math.abs(pixels[at] - 0xb6) + Math.abs(pixels[at + 1] - 0x8c) + Math.abs(pixels[at + 2] - 0x0c) < 30;
-  return found;
+    count += Math.abs(pixels[at] - 0xb6) + Math.abs(pixels[at + 1] - 0x8c) + Math.abs(pixels[at + 2] - 0x0c) < 30;
+  return count;
 }"""
 
 
@@ -245,11 +245,11 @@ def test_auto_is_seen_where_it_lies_on_another_line(opened: Open, tmp_path: Path
 def test_a_point_says_its_figures_and_opens_its_cell(page: Page) -> None:
     said = tip_at(page, figure_of(page).locator(".u-over").first, 0.04)
     line, point = r"(\w+)(?: \(12 SMs\))?, (\w+) stream", r"block size (.*): ([\d.]+) GB/s"
-    found = re.search(rf"{line}\n{point}\nquartiles [\d.]+ to [\d.]+", said)
-    assert found
+    match = re.search(rf"{line}\n{point}\nquartiles [\d.]+ to [\d.]+", said)
+    assert match
     page.mouse.down()
     page.mouse.up()
-    backend, state, size, gbps = found.groups()
+    backend, state, size, gbps = match.groups()
     dialog = page.get_by_role("dialog")
     expect(dialog.get_by_role("heading").first).to_have_text(
         f"{backend} h2d, 10\N{NO-BREAK SPACE}000 blocks of {size}, {state} stream"
@@ -294,9 +294,9 @@ def test_a_cell_is_looked_up_with_its_samples_and_command(opened: Open, cliff: t
         "rows => rows.map(row => [...row.cells].map(cell => Number(cell.textContent)))"
     )
     samples = run.samples()
-    own = samples[samples["cell_id"] == WANTED.id]
+    cell_samples = samples[samples["cell_id"] == WANTED.id]
     for at, name in ((0, "round"), (1, "sample"), (2, "caller_us"), (4, "wall_us")):
-        assert [row[at] for row in shown] == pytest.approx(list(own[name]), rel=6e-4)
+        assert [row[at] for row in shown] == pytest.approx(list(cell_samples[name]), rel=6e-4)
 
     dialog.get_by_role("combobox").select_option("caller_us")
     expect(dialog.locator(".strip")).to_contain_text("caller_us, microseconds")
@@ -321,13 +321,13 @@ def test_cells_are_filtered_and_sorted(opened: Open, cliff: tuple[Run, Path]) ->
     page.locator("select[data-axis=direction]").select_option(label="d2h")
     page.locator("select[data-axis=blocks]").select_option(label="256")
     frame = run.frame()
-    own = frame[(frame["direction"] == "d2h") & (frame["blocks"] == 256)]
-    expect(page.locator("#found")).to_have_text(f"{len(own)} of {len(frame)} cells")
+    selected = frame[(frame["direction"] == "d2h") & (frame["blocks"] == 256)]
+    expect(page.locator("#found")).to_have_text(f"{len(selected)} of {len(frame)} cells")
     head = page.locator(".cells thead").get_by_role("button", name="GB/s")
     head.click()
     head.click()
     expect(page.locator("th[aria-sort=descending]")).to_have_text("GB/s")
-    best = own.loc[own["gbps"].idxmax(), "cell_id"]
+    best = selected.loc[selected["gbps"].idxmax(), "cell_id"]
     expect(page.locator("tr[data-cell]").first).to_have_attribute("data-cell", best)
 
 

@@ -236,13 +236,13 @@ def refusal(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return line_of
 
 
-@pytest.mark.parametrize(("arguments", "words"), BAD_INPUT, ids=[" ".join(arguments) for arguments, _ in BAD_INPUT])
+@pytest.mark.parametrize(("arguments", "terms"), BAD_INPUT, ids=[" ".join(arguments) for arguments, _ in BAD_INPUT])
 def test_bad_input_is_refused_in_one_line_with_the_right_form(
-    refusal: Callable[..., str], arguments: list[str], words: list[str]
+    refusal: Callable[..., str], arguments: list[str], terms: list[str]
 ) -> None:
     line = refusal(*arguments)
-    for word in words:
-        assert word in line
+    for term in terms:
+        assert term in line
 
 
 @pytest.mark.parametrize(("arguments", "line"), REFUSALS, ids=[" ".join(arguments) for arguments, _ in REFUSALS])
@@ -338,12 +338,12 @@ def test_the_cpu_device_is_listed_as_host_copies(tmp_path: Path) -> None:
 # Shell completion
 
 
-def complete(folder: Path, *words: str) -> list[str]:
-    """Return what bash is offered behind `kvbench WORDS…`, the last of them under way."""
+def complete(folder: Path, *arguments: str) -> list[str]:
+    """Return what bash is offered behind `kvbench ARGUMENTS…`, the last of them under way."""
     environment = {
         "_KVBENCH_COMPLETE": "complete_bash",
-        "COMP_WORDS": " ".join(("kvbench", *words)),
-        "COMP_CWORD": str(len(words)),
+        "COMP_WORDS": " ".join(("kvbench", *arguments)),
+        "COMP_CWORD": str(len(arguments)),
     }
     return kvbench(cwd=folder, env=environment).stdout.split()
 

@@ -33,8 +33,8 @@ def test_an_internal_error_has_exit_code_70_and_says_how_to_report_it(
 
 def into(shell: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run a command whose standard output the shell redirects."""
-    words = ["sh", "-c", f'"$@" {shell}', "sh", str(KVBENCH), *arguments]
-    return subprocess.run(words, cwd=cwd, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    command = ["sh", "-c", f'"$@" {shell}', "sh", str(KVBENCH), *arguments]
+    return subprocess.run(command, cwd=cwd, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
 
 
 FULL = "standard output cannot be written: No space left on device"
@@ -82,7 +82,7 @@ LONG = "x" * 300
         ["gate", "compare", "--base", f"env:{LONG}", "--cand", "here"],
         ["gate", "calibrate", "--suite", f"{LONG}.toml"],
     ],
-    ids=lambda words: " ".join(words).replace(LONG, "LONG"),
+    ids=lambda arguments: " ".join(arguments).replace(LONG, "LONG"),
 )
 def test_a_path_that_the_system_refuses_is_an_error_of_one_line(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
@@ -118,7 +118,7 @@ def test_an_argument_that_is_not_utf_8_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def completed(*words: str, cwd: Path) -> list[str]:
+def completed(*arguments: str, cwd: Path) -> list[str]:
     """Return what fish is told to complete the last word with: a shell that leaves `=` inside of words."""
     done = subprocess.run(
         [KVBENCH],
@@ -127,7 +127,7 @@ def completed(*words: str, cwd: Path) -> list[str]:
         | {
             "_KVBENCH_COMPLETE": "complete_fish",
             "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-            "_TYPER_COMPLETE_ARGS": " ".join(("kvbench", *words)),
+            "_TYPER_COMPLETE_ARGS": " ".join(("kvbench", *arguments)),
         },
         capture_output=True,
         text=True,
@@ -204,8 +204,8 @@ def test_the_command_of_an_interrupted_comparison_is_quoted(
     assert main.run(command) == 130
     assert "kept" not in capsys.readouterr().err  # nothing was measured yet
     assert main.run(command) == 130
-    words = copied(capsys.readouterr().err, "to judge it: ")
-    assert words == ["kvbench", "gate", "compare", f"{FOLDER}/base", "--", f"{FOLDER}/cand"]
+    printed_command = copied(capsys.readouterr().err, "to judge it: ")
+    assert printed_command == ["kvbench", "gate", "compare", f"{FOLDER}/base", "--", f"{FOLDER}/cand"]
 
 
 def test_a_command_stays_one_line_on_a_narrow_terminal(
@@ -224,21 +224,21 @@ def test_the_time_left_is_estimated_until_visits_were_timed(
     monkeypatch.setattr(progress.time, "monotonic", lambda: now_s[0])
     [visit] = synthetic.visits([Cell("batched", Direction.H2D, 4, 4096)])
     opened = mock.Mock(device=mock.Mock(kind="cpu", title="a host"))
-    told = progress.PlainReporter()
-    told.planned(mock.Mock(cells=[visit.cell], skipped=[], estimate_s=100.0), opened, 0, 1000)
+    reporter = progress.PlainReporter()
+    reporter.planned(mock.Mock(cells=[visit.cell], skipped=[], estimate_s=100.0), opened, 0, 1000)
     capsys.readouterr()
 
     def line_at(second: float) -> str:
         now_s[0] = second
-        told.recorded(visit)
+        reporter.recorded(visit)
         return capsys.readouterr().out.strip()
 
     assert line_at(30) == "1 of 1000 visits, 100 s left"  # the first visit opened the device
     for _ in range(499):
-        told.recorded(visit)
+        reporter.recorded(visit)
     assert line_at(280) == "501 of 1000 visits, 3 min 36 s left"  # 250 s for 500 visits, and 10 s for 100 by the plan
     for _ in range(500):
-        told.recorded(visit)
+        reporter.recorded(visit)
     assert line_at(530) == "1002 of 1000 visits, more than expected"
 
 
@@ -248,7 +248,7 @@ def test_a_slow_report_shows_its_progress(
     synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *synthetic.visits(synthetic.cliff_cells())])
     monkeypatch.setattr(report, "PLAIN_EVERY_S", 0.0)
     assert main.run(["report", str(tmp_path / "run")]) == 0
-    told = capsys.readouterr().err.splitlines()
-    assert "run 1 of 1" in told
-    assert any(line.startswith("section 1 of ") for line in told)
-    assert any(line.startswith("chart 1 of ") for line in told)
+    lines = capsys.readouterr().err.splitlines()
+    assert "run 1 of 1" in lines
+    assert any(line.startswith("section 1 of ") for line in lines)
+    assert any(line.startswith("chart 1 of ") for line in lines)

@@ -89,8 +89,8 @@ def test_slower_and_faster_cells_are_detected_and_named(folder: Path) -> None:
     for run in (base, cand):
         assert {record.direction for record in run.records if isinstance(record, Control)} == {"h2d", "d2h"}
         assert [record.text for record in run.records if isinstance(record, Note) and "was replaced" in record.text]
-        places = [place for place, record in enumerate(run.records) if isinstance(record, Note)]
-        first = next(record for record in run.records[places[-1] :] if isinstance(record, Visit))
+        indices = [index for index, record in enumerate(run.records) if isinstance(record, Note)]
+        first = next(record for record in run.records[indices[-1] :] if isinstance(record, Visit))
         assert first.verified_bytes
     # Judged once more by their names, the same runs say the same.
     later = kvbench_here("gate", "compare", *WIDE, "--json", "gate/base", "--", "gate/cand", cwd=folder)
@@ -146,9 +146,9 @@ def test_a_cell_that_fails_on_one_side_fails_the_gate_but_others_are_judged(
 def test_a_side_that_crashes_in_every_cell_is_reported_once_with_a_count(folder: Path) -> None:
     done = compare(write_suite(folder, 4, 8, 16), "--cand-fault=crash@call=0")
     assert done.returncode == 5, done.stdout + done.stderr
-    told = [line for line in done.stdout.splitlines() if line.startswith("FAILED (crash)")]
-    assert len(told) == 2, told
-    assert "FAILED (crash) 2 more cells of cand: " in told[1]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FAILED (crash)")]
+    assert len(lines) == 2, lines
+    assert "FAILED (crash) 2 more cells of cand: " in lines[1]
 
 
 # What stands in for an environment's python: kvbench's own worker, behind something that spoils its lines.
@@ -209,15 +209,15 @@ def test_a_side_with_invalid_answers_fails_only_those_rows(lied_to: tuple[Done, 
 
 
 LOST = "the worker ended with exit code 1: out of memory"
-IF_GONE = 'if os.path.exists("gone"): sys.exit("out of memory")'
+IF_ENDED = 'if os.path.exists("ended"): sys.exit("out of memory")'
 
 
 @pytest.mark.parametrize(
     ("liar", "lie", "first", "options", "reason"),
     [
-        ("base", "open('gone', 'w').close(); sys.exit(3)", IF_GONE, (), LOST),
+        ("base", "open('ended', 'w').close(); sys.exit(3)", IF_ENDED, (), LOST),
         ("cand", "os.unlink(__file__); sys.exit(3)", "", (), "{python} cannot be started: No such file or directory"),
-        ("cand", "pass", f"{IF_GONE}\nopen('gone', 'w').close()", ("--base-fault=slow=500",), LOST),
+        ("cand", "pass", f"{IF_ENDED}\nopen('ended', 'w').close()", ("--base-fault=slow=500",), LOST),
     ],
     ids=["out of memory", "environment removed", "second process"],
 )
@@ -347,9 +347,9 @@ def test_an_unwritable_file_of_floors_is_refused_before_measuring(folder: Path, 
 def test_a_cell_that_the_candidate_can_no_longer_run_fails(folder: Path) -> None:
     done = compare(folder, "-abackend=per_block,batched", "--cand-fault=no-batch", "--minutes=0.1")
     assert done.returncode == 5, done.stdout + done.stderr
-    found = verdicts(folder)
-    assert {verdict for name, verdict in found.items() if name.startswith("batched")} == {"FAILED"}
-    assert "FAILED" not in {verdict for name, verdict in found.items() if name.startswith("per_block")}
+    cell_verdicts = verdicts(folder)
+    assert {verdict for name, verdict in cell_verdicts.items() if name.startswith("batched")} == {"FAILED"}
+    assert "FAILED" not in {verdict for name, verdict in cell_verdicts.items() if name.startswith("per_block")}
 
 
 def test_the_module_can_be_run_as_the_command() -> None:

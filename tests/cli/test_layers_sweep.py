@@ -40,8 +40,8 @@ def test_a_sequence_has_the_number_of_layers_of_each_model(tmp_path: Path) -> No
     axes = ("-abackend=batched", "-asequence=layers,at-once", "-adirection=h2d", "-astream_state=idle")
     succeeds("sweep", *MODEL, *axes, *BRIEF, "--device=cpu", "--out", "run", cwd=tmp_path)
     visits = [record for record in records(tmp_path / "run") if isinstance(record, Visit)]
-    found = {(cell_of(visit).sequence, cell_of(visit).blocks) for visit in visits}
-    assert found == {("layers-32", 64), ("at-once-32", 64), ("layers-80", 160), ("at-once-80", 160)}
+    swaps = {(cell_of(visit).sequence, cell_of(visit).blocks) for visit in visits}
+    assert swaps == {("layers-32", 64), ("at-once-32", 64), ("layers-80", 160), ("at-once-80", 160)}
 
 
 @pytest.mark.parametrize(

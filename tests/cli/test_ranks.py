@@ -61,8 +61,8 @@ def test_ranks_require_a_folder_and_an_address_to_meet(tmp_path: Path) -> None:
 
 def test_an_invalid_address_is_refused_in_one_line(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    place = TORCHRUN | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "abc"}
-    done = kvbench("sweep", *tiny(), *BRIEF, "--out=run", cwd=tmp_path, env=place)
+    variables = TORCHRUN | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "abc"}
+    done = kvbench("sweep", *tiny(), *BRIEF, "--out=run", cwd=tmp_path, env=variables)
     assert done.returncode == 2
     assert error_line(done).startswith("MASTER_ADDR, MASTER_PORT: the ranks cannot meet: ")
 
@@ -84,10 +84,10 @@ except KeyboardInterrupt:
 
 def test_an_interrupt_ends_the_wait_for_other_ranks(free_port: str) -> None:
     pytest.importorskip("torch")
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port}
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port}
     command = [sys.executable, "-c", ALONE]
     with interruptible():
-        started = subprocess.Popen(command, env=os.environ | place, stdout=subprocess.PIPE, text=True)
+        started = subprocess.Popen(command, env=os.environ | variables, stdout=subprocess.PIPE, text=True)
     with started as rank:
         try:
             assert rank.stdout is not None
@@ -101,12 +101,12 @@ def test_an_interrupt_ends_the_wait_for_other_ranks(free_port: str) -> None:
 
 def test_two_ranks_write_one_run_each_and_share_a_report(tmp_path: Path, free_port: str) -> None:
     pytest.importorskip("torch")
-    own = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port}
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port}
     ranks = [
         subprocess.Popen(
             [KVBENCH, "sweep", *tiny(), *BRIEF, "--out=run"],
             cwd=tmp_path,
-            env=os.environ | own | {"RANK": str(number), "LOCAL_RANK": str(number)},
+            env=os.environ | variables | {"RANK": str(number), "LOCAL_RANK": str(number)},
             stdout=subprocess.DEVNULL,
             stderr=sys.stderr,
         )

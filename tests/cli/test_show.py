@@ -27,10 +27,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_answer_has_the_backends_to_use_and_their_gain(run: Path) -> None:
     printed = output("show", run)
-    words = " ".join(printed.split())
+    text = " ".join(printed.split())
     assert printed.startswith("Synthetic H200, driver 580.159, 2026-11-20; hot: the same blocks")
-    assert "h2d idle (256 blocks): triton with 12 SMs up to 32 KiB, batched from 64 KiB Loss " in words
-    assert words.index("Loss ") < words.index("the speed of batched") < words.index("Open for ")
+    assert "h2d idle (256 blocks): triton with 12 SMs up to 32 KiB, batched from 64 KiB Loss " in text
+    assert text.index("Loss ") < text.index("the speed of batched") < text.index("Open for ")
 
 
 def test_warnings_about_a_run_come_first(tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def test_the_headline_is_about_one_machine(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_of_several_devices_is_shown(run: Path, tmp_path: Path) -> None:
-    for place in (0, 1):
-        (tmp_path / f"cpu-{place}").symlink_to(run)
+    for number in (0, 1):
+        (tmp_path / f"cpu-{number}").symlink_to(run)
     assert output("show", tmp_path).startswith("Synthetic H200")
 
 

@@ -175,17 +175,17 @@ def test_a_dry_run_as_json_is_one_event(tmp_path: Path) -> None:
 
 
 def test_json_has_the_plan_every_record_and_the_outcome(tmp_path: Path) -> None:
-    told = events(
+    json_events = events(
         kvbench_here("sweep", *tiny(backend="per_block,triton"), *BRIEF, "--json", "--out", "run", cwd=tmp_path)
     )
-    assert [event["event"] for event in told].count("planned") == 1
-    planned = next(event for event in told if event["event"] == "planned")
+    assert [event["event"] for event in json_events].count("planned") == 1
+    planned = next(event for event in json_events if event["event"] == "planned")
     assert (planned["cells"], planned["skipped"], planned["visits"], planned["done"]) == (1, 1, 1, 0)
     kept = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
     for line in kept:
         del line["crc"]
-    assert [event["record"] for event in told if event["event"] == "record"] == kept
-    assert told[-1] == {
+    assert [event["record"] for event in json_events if event["event"] == "record"] == kept
+    assert json_events[-1] == {
         "event": "finished",
         "run": "run",
         "status": "complete",
@@ -258,21 +258,21 @@ def test_every_kind_of_failure_is_recorded_and_the_other_cells_are_measured(faul
     assert done.returncode == 5
     assert not done.stderr
     assert status(run) == "complete"
-    found = {cell_of(failure).blocks: (failure.kind, failure.message) for failure in failures(run)}
-    wrong = {blocks: found[blocks][1].partition(" bytes are wrong, ")[2] for blocks in (3, 4)}
+    errors = {cell_of(failure).blocks: (failure.kind, failure.message) for failure in failures(run)}
+    wrong = {blocks: errors[blocks][1].partition(" bytes are wrong, ")[2] for blocks in (3, 4)}
     assert wrong == {
         3: "the first at offset 2047, in the block of descriptor 0",
         4: "the first at offset 5120, outside of every copied block",
     }
-    assert found == {
+    assert errors == {
         1: ("error", "copy: INJECTED_ERROR (descriptor 0)"),
         2: ("error", "copy: INJECTED_ERROR (descriptor 1)"),
-        3: ("mismatch", found[3][1]),
-        4: ("mismatch", found[4][1]),
-        5: ("crash", found[5][1]),
+        3: ("mismatch", errors[3][1]),
+        4: ("mismatch", errors[4][1]),
+        5: ("crash", errors[5][1]),
         6: ("timeout", "no answer within 2 s; the worker was killed"),
     }
-    assert found[5][1].startswith("the worker died by SIGSEGV")
+    assert errors[5][1].startswith("the worker died by SIGSEGV")
     assert {cell_of(record).blocks for record in records(run) if isinstance(record, Visit)} == {7, 8}
     replaced = [record.text for record in records(run) if isinstance(record, Note)]
     assert len([text for text in replaced if "replaced" in text]) == 4  # a mismatch leaves the worker in order
@@ -312,9 +312,9 @@ def test_every_failure_is_shown_with_the_command_that_reproduces_it(faulty: tupl
 @pytest.mark.parametrize("blocks", [3, 5])
 def test_the_command_of_a_failure_reproduces_it(faulty: tuple[Done, Path], tmp_path: Path, blocks: int) -> None:
     failure = next(failure for failure in failures(faulty[1]) if cell_of(failure).blocks == blocks)
-    words = shlex.split(failure.command)
-    assert words[0] == "kvbench"
-    done = kvbench_here(*words[1:], "--out", "again", cwd=tmp_path)
+    command = shlex.split(failure.command)
+    assert command[0] == "kvbench"
+    done = kvbench_here(*command[1:], "--out", "again", cwd=tmp_path)
     assert done.returncode == 5, done.stderr
     (again,) = failures(tmp_path / "again")
     assert (again.cell, again.kind, again.message) == (failure.cell, failure.kind, failure.message)
@@ -465,7 +465,7 @@ def elsewhere(info: dict[str, Any]) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("damage", "code", "words"),
+    ("damage", "code", "terms"),
     [
         (
             without_the_second_line,
@@ -496,12 +496,12 @@ def elsewhere(info: dict[str, Any]) -> dict[str, object]:
     ],
 )  # fmt: skip
 def test_a_run_that_was_changed_is_refused(
-    run: Path, damage: Callable[[Path], object], code: int, words: list[str]
+    run: Path, damage: Callable[[Path], object], code: int, terms: list[str]
 ) -> None:
     damage(run)
     line = refused("sweep", "--resume", run, cwd=run.parent, code=code)
-    for word in words:
-        assert word in line
+    for term in terms:
+        assert term in line
 
 
 @pytest.mark.parametrize(
@@ -593,9 +593,9 @@ def test_cells_that_do_not_fit_the_memory_are_skipped_with_the_reason(tmp_path: 
     cells = tiny(backend="batched", direction="h2d", blocks="1", block_size="4KiB,256MiB", **HOT)
     done = succeeds("sweep", *cells, *BRIEF, option, "--out", "run", cwd=tmp_path)
     assert "1 cell measured, 0 failed, 1 skipped: run" in done.stdout
-    (found,) = [skip.reason for skip in skips(tmp_path / "run")]
-    assert found.startswith("needs ")
-    assert found.endswith(reason)
+    (skip_reason,) = [skip.reason for skip in skips(tmp_path / "run")]
+    assert skip_reason.startswith("needs ")
+    assert skip_reason.endswith(reason)
     assert sorted(pd.read_csv(tmp_path / "run" / "summary.csv")["status"]) == ["ok", "skipped"]
 
 

@@ -19,12 +19,12 @@ ON_CPU = ("--device=cpu", "-a", "pool=8MiB", "--rounds=2")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a trace of ten loads and twenty stores, one of them too large for the pool."""
-    found = tmp_path_factory.mktemp("traced")
-    loads = [Swap(place, "h2d", place, [*range(place, place + 8)], [*range(8)]) for place in range(10)]
-    stores = [Swap(20 + place, "d2h", place, [place], [99 - place]) for place in range(19)]
+    path = tmp_path_factory.mktemp("traced")
+    loads = [Swap(number, "h2d", number, [*range(number, number + 8)], [*range(8)]) for number in range(10)]
+    stores = [Swap(20 + number, "d2h", number, [number], [99 - number]) for number in range(19)]
     large = Swap(50, "d2h", 99, [*range(9000)], [*range(9000)])
-    write_trace(found / "trace.gz", Header(block_bytes=2 * 4096, descriptors=2), [*loads, *stores, large], {})
-    return found
+    write_trace(path / "trace.gz", Header(block_bytes=2 * 4096, descriptors=2), [*loads, *stores, large], {})
+    return path
 
 
 def visits(run: Path) -> list[Visit]:
@@ -34,9 +34,9 @@ def visits(run: Path) -> list[Visit]:
 def test_the_swaps_of_a_trace_are_measured_and_reported(folder: Path) -> None:
     done = succeeds("sweep", "--trace", "trace.gz", "-a", "backend=batched,merged", *ON_CPU, "-o", "run", cwd=folder)
     assert "trace, d2h: 1 of 20 selected swaps do not fit into a pool of" in done.stdout
-    found = visits(folder / "run")
-    swaps = {(visit.cell.backend, visit.cell.direction.value): 0 for visit in found}
-    for visit in found:
+    measured = visits(folder / "run")
+    swaps = {(visit.cell.backend, visit.cell.direction.value): 0 for visit in measured}
+    for visit in measured:
         swaps[visit.cell.backend, visit.cell.direction.value] += len(visit.samples)
     assert swaps == {(name, way): count for name in ("batched", "merged") for way, count in (("h2d", 10), ("d2h", 19))}
     spec = load_run(folder / "run").info.spec
@@ -72,7 +72,7 @@ def test_the_report_says_how_late_swaps_are_that_arrive_too_fast(folder: Path) -
     options = ("--speed", "1e9", *ON_CPU, "-a", "direction=h2d")
     succeeds("sweep", "--trace", "trace.gz", "-a", "backend=batched", *options, "-o", "crowded", cwd=folder)
     of_visits = [visit.samples.late_us or [] for visit in visits(folder / "crowded")]
-    late_us = [one for own in of_visits for one in own if one > 0]
+    late_us = [one for times in of_visits for one in times if one > 0]
     assert len(late_us) == 10 - len(of_visits), "all but the first of a visit"
     assert kvbench_here("report", "crowded", cwd=folder).returncode == 0
     page = (folder / "crowded" / "report" / "report.md").read_text()
@@ -83,12 +83,12 @@ def test_orders_of_allocation_are_compared_by_replayed_times(folder: Path) -> No
     """A replay of one order tells what the others would take; the model's rows decide which replays serve."""
     lines = [
         {
-            "timestamp": 900 * place,
+            "timestamp": 900 * number,
             "input_length": 4096,
             "output_length": 1,
-            "hash_ids": [*range(place % 6 * 8, place % 6 * 8 + 8)],
+            "hash_ids": [*range(number % 6 * 8, number % 6 * 8 + 8)],
         }
-        for place in range(24)
+        for number in range(24)
     ]
     (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     cache = ("requests.jsonl", "--gpu-pool=200MiB", "--host-pool=2GiB", "--model")

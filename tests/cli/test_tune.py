@@ -81,8 +81,8 @@ def test_every_model_has_answers_and_standard_output_has_nothing_else(tmp_path: 
     assert "cells measured" in done.stderr
     answers = json.loads(done.stdout)["answers"]
     for quantity in ("latency", "sustained"):
-        own = [answer for answer in answers if answer["quantity"] == quantity]
-        assert [(answer["block_bytes"], answer["blocks"]) for answer in own] == [(16384, 112), (32768, 128)]
+        of_quantity = [answer for answer in answers if answer["quantity"] == quantity]
+        assert [(answer["block_bytes"], answer["blocks"]) for answer in of_quantity] == [(16384, 112), (32768, 128)]
 
 
 def test_the_help_lists_the_devices_that_the_command_accepts(tmp_path: Path) -> None:

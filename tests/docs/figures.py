@@ -35,8 +35,8 @@ def numbers() -> str:
     }
     places = [(card, way) for card in CARDS for way in ("h2d", "d2h")]
     rows = [
-        (words, *(_figure(card, run, **values, direction=way) for card, way in places))
-        for words, (run, values) in ways.items()
+        (label, *(_figure(card, run, **values, direction=way) for card, way in places))
+        for label, (run, values) in ways.items()
     ]
     ceilings = [_cell("engine", card, **_SWAP, backend="batched", direction=way).ceiling_gbps for card, way in places]
     rows.append(("the ceiling: large plain copies", *map(figure, ceilings)))
@@ -172,18 +172,18 @@ def _origin(card: Path, *runs: str) -> str:
     commands = " and ".join(code(shlex.join(info.command)) for info in infos)
     dates = ends((info.created[:10] for info in infos), str)
     engines = {facts.package for info in infos for facts in info.backends if facts.name == "vllm_triton"}
-    own = "".join(f", {package.partition(' ')[0]}" for package in sorted(engines))
+    packages = "".join(f", {package.partition(' ')[0]}" for package in sorted(engines))
     return (
-        f"{identity['gpu_name']}, driver {identity['driver_version']}{own}, {dates}: {commands} "
+        f"{identity['gpu_name']}, driver {identity['driver_version']}{packages}, {dates}: {commands} "
         f"([report]({link}/report.md), [runs]({link}/runs))."
     )
 
 
 def _evidence(heading: str) -> str:
     """Return a link to the section of the report whose heading begins so."""
-    found = re.findall(rf"^#+ ({re.escape(heading)}.*)$", (REPORT / "report.md").read_text(), re.MULTILINE)
-    assert len(found) == 1, f"{REPORT.name}/report.md has {len(found)} headings that begin with {heading}"
-    anchor = re.sub(r"[^\w\- ]", "", found[0].lower()).replace(" ", "-")
+    headings = re.findall(rf"^#+ ({re.escape(heading)}.*)$", (REPORT / "report.md").read_text(), re.MULTILINE)
+    assert len(headings) == 1, f"{REPORT.name}/report.md has {len(headings)} headings that begin with {heading}"
+    anchor = re.sub(r"[^\w\- ]", "", headings[0].lower()).replace(" ", "-")
     return f"[{heading}]({_LINK}/report.md#{anchor})"
 
 
@@ -208,9 +208,9 @@ def _cells(run: str, card: Path = REPORT, **values: Any) -> pd.DataFrame:
 
 
 def _cell(run: str, card: Path = REPORT, **values: Any) -> Any:
-    found = _cells(run, card, **values)
-    assert len(found) == 1, f"{card.name}/{run} has {len(found)} cells of {values}"
-    return found.iloc[0]
+    cells = _cells(run, card, **values)
+    assert len(cells) == 1, f"{card.name}/{run} has {len(cells)} cells of {values}"
+    return cells.iloc[0]
 
 
 def _with_interval(cell: Any) -> str:

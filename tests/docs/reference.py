@@ -51,13 +51,13 @@ def columns() -> str:
     """The three columns of a time (its median and quartiles) share a row."""
     rows, times = [], set()
     for name, text in COLUMNS.items():
-        found = re.fullmatch(r"(\w+_us)_(median|q1|q3)", name)
-        if found is None:
+        match = re.fullmatch(r"(\w+_us)_(median|q1|q3)", name)
+        if match is None:
             rows.append((code(name), text))
-        elif found[1] not in times:
-            times.add(found[1])
-            names = ", ".join(code(f"{found[1]}_{part}") for part in ("median", "q1", "q3"))
-            rows.append((names, f"median of the visits' medians, and quartiles of all samples' `{found[1]}`"))
+        elif match[1] not in times:
+            times.add(match[1])
+            names = ", ".join(code(f"{match[1]}_{part}") for part in ("median", "q1", "q3"))
+            rows.append((names, f"median of the visits' medians, and quartiles of all samples' `{match[1]}`"))
     return table(("column", "meaning"), rows)
 
 
@@ -117,9 +117,9 @@ def sampling() -> str:
 def backends() -> str:
     """The built-in ones, with the optional axes that they support on a GPU."""
     rows = []
-    for name, found in installed()[0].items():
+    for name, installation in installed()[0].items():
         backend = backend_named(name)
-        if found.own and backend is not None:
+        if installation.own and backend is not None:
             supported = [axis for axis in AXES if axis in backend.axes(A_GPU)]
             rows.append((code(name), backend.summary, ", ".join(map(code, supported))))
     return table(("backend", "how it copies", "optional axes on a GPU"), rows)
@@ -135,45 +135,45 @@ def exports() -> str:
 
 def engines() -> str:
     rows = []
-    for name, found in installed()[0].items():
+    for name, installation in installed()[0].items():
         backend = backend_named(name)
-        if found.engine and backend is not None:
+        if installation.engine and backend is not None:
             rows.append((code(name), backend.summary, ", ".join(map(code, sorted(backend.axes(A_GPU))))))
     return table(("backend", "what it runs", "optional axes"), rows)
 
 
 def commands() -> str:
-    return "\n\n".join(_command(words, command) for words, command in leaves(typer.main.get_command(app)))
+    return "\n\n".join(_command(names, command) for names, command in leaves(typer.main.get_command(app)))
 
 
-def leaves(group: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield every command below a group, with the words that call it."""
+def leaves(group: Any, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every command below a group, with the names that call it."""
     for name in group.commands:
         command = group.get_command(None, name)
         if hasattr(command, "commands"):
-            yield from leaves(command, *words, name)
+            yield from leaves(command, *names, name)
         else:
-            yield (*words, name), command
+            yield (*names, name), command
 
 
-def _command(words: tuple[str, ...], command: Any) -> str:
+def _command(names: tuple[str, ...], command: Any) -> str:
     arguments = [param for param in command.params if param.param_type_name == "argument"]
     rows = []
     for param in command.params:
-        text, default = _told(param)
+        text, default = _help_and_default(param)
         name = ", ".join(code(word) for word in param.opts) if param not in arguments else code(_metavar(param))
         value = _choices(param) or ("" if param in arguments else _metavar(param))
         rows.append((name, code(value), default, text))
-    usage = " ".join(("kvbench", *words, "[OPTIONS]", *map(_metavar, arguments)))
-    parts = [f"## kvbench {' '.join(words)}", command.help, f"```\n{usage}\n```"]
+    usage = " ".join(("kvbench", *names, "[OPTIONS]", *map(_metavar, arguments)))
+    parts = [f"## kvbench {' '.join(names)}", command.help, f"```\n{usage}\n```"]
     return "\n\n".join([*parts, table(("option or argument", "value", "default", "meaning"), rows)])
 
 
-def _told(param: Any) -> tuple[str, str]:
+def _help_and_default(param: Any) -> tuple[str, str]:
     """Return what a parameter's help says, and its default."""
     text, _, written = (param.help or "").partition("[default: ")
-    if found := re.search(r"\s*\(default: (.*?)\)", text):
-        text, written = text.replace(found[0], ""), found[1]
+    if match := re.search(r"\s*\(default: (.*?)\)", text):
+        text, written = text.replace(match[0], ""), match[1]
     usual = "" if param.default in (None, False) or callable(param.default) else str(param.default)
     return text.strip(), written.rstrip("].") or usual
 

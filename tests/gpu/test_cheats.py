@@ -90,9 +90,9 @@ def every_other_block(request: SwapRequest, _number: int, stream: int) -> None:
 
 
 def on_a_stream_of_its_own(request: SwapRequest, _number: int, _stream: int) -> None:
-    own = Stream(request.device.driver)
-    copies(request, own.handle)
-    own.synchronize()
+    stream = Stream(request.device.driver)
+    copies(request, stream.handle)
+    stream.synchronize()
 
 
 def on_a_thread_of_its_own(request: SwapRequest, number: int, stream: int) -> None:
@@ -128,16 +128,16 @@ class Ahead(Cheat):
         return super().create(request)
 
     def _watch(self, request: SwapRequest) -> None:
-        last, own = 0, Stream(request.device.driver)
+        last, stream = 0, Stream(request.device.driver)
         while not self.ended.is_set():
             if (now := int(request.memory.destinations[-1])) != last and self.submissions + 1 >= self.first:
                 last = now
-                self.ahead(request, own)
+                self.ahead(request, stream)
             time.sleep(1e-5)
 
-    def ahead(self, request: SwapRequest, own: Stream) -> None:
-        copies(request, own.handle, self.step)
-        own.synchronize()
+    def ahead(self, request: SwapRequest, stream: Stream) -> None:
+        copies(request, stream.handle, self.step)
+        stream.synchronize()
 
 
 @dataclass
@@ -157,15 +157,15 @@ class Gathering(Ahead):
         stride = np.uint64(request.cell.block_bytes)
         return np.uint64(self.buffer.address) + np.arange(request.cell.blocks, dtype=np.uint64) * stride
 
-    def ahead(self, request: SwapRequest, own: Stream) -> None:
+    def ahead(self, request: SwapRequest, stream: Stream) -> None:
         memory = request.memory
         sources, last, sizes = memory.sources.copy(), int(memory.destinations[-1]), memory.sizes.copy()
         if request.cell.direction is Direction.H2D:
             moved(sources, self._places(request), sizes)
         else:
             lists = (sources, self._places(request), sizes)
-            per_block(request.device.driver, *lists, DIRECTIONS[Direction.D2H]).submit(own.handle)
-            own.synchronize()
+            per_block(request.device.driver, *lists, DIRECTIONS[Direction.D2H]).submit(stream.handle)
+            stream.synchronize()
         self.staged = last
 
     def _out_of_buffer(self, request: SwapRequest, _number: int, stream: int) -> None:

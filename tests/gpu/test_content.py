@@ -19,14 +19,14 @@ from kvbench.engine.device import (
 pytestmark = pytest.mark.gpu
 
 POOL_BYTES = 64 << 20
-OWN, OTHER = 21, 22
+SEED, OTHER_SEED = 21, 22
 
 
-def words(*numbers: int) -> NDArray[np.uint64]:
+def uint64_array(*numbers: int) -> NDArray[np.uint64]:
     return np.array(numbers, dtype=np.uint64)
 
 
-WHOLE = words(0), words(POOL_BYTES), words(0)
+WHOLE = uint64_array(0), uint64_array(POOL_BYTES), uint64_array(0)
 
 
 def any_ranges(count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
@@ -43,10 +43,10 @@ def test_kernels_write_what_the_host_writes_and_find_what_it_finds(gpu: Device) 
     pool, host = (Buffer(gpu.driver, kind, POOL_BYTES) for kind in (MemoryKind.device, MemoryKind.allocated))
     offsets, sizes, sources = any_ranges(4000)
     for buffer in (pool, host):
-        write_words(buffer, *WHOLE, OWN, stream.handle)
-        write_words(buffer, offsets, sizes, sources, OTHER, stream.handle)
-    assert audit_words(pool, offsets, sizes, sources, OTHER, stream.handle).wrong_bytes == 0
-    wrong = [audit_words(buffer, *WHOLE, OWN, stream.handle) for buffer in (pool, host)]
+        write_words(buffer, *WHOLE, SEED, stream.handle)
+        write_words(buffer, offsets, sizes, sources, OTHER_SEED, stream.handle)
+    assert audit_words(pool, offsets, sizes, sources, OTHER_SEED, stream.handle).wrong_bytes == 0
+    wrong = [audit_words(buffer, *WHOLE, SEED, stream.handle) for buffer in (pool, host)]
     assert wrong[0].wrong_bytes == wrong[1].wrong_bytes > 0
     assert wrong[0].first_wrong_offset == wrong[1].first_wrong_offset
     expected = host.array().copy()
@@ -60,15 +60,15 @@ def test_a_wrong_byte_on_the_gpu_is_named(gpu: Device) -> None:
     pool = Buffer(gpu.driver, MemoryKind.device, POOL_BYTES)
     offsets, sizes, sources = any_ranges(4000)
     sources[1234] = 7
-    write_words(pool, offsets, sizes, sources, OWN, stream.handle)
+    write_words(pool, offsets, sizes, sources, SEED, stream.handle)
     host = Buffer(gpu.driver, MemoryKind.allocated, POOL_BYTES)
-    write_words(host, *WHOLE, OWN, stream.handle)
+    write_words(host, *WHOLE, SEED, stream.handle)
     at = int(offsets[1234]) + int(sizes[1234]) - 1
     wrong = int(host.array()[7 + int(sizes[1234]) - 1]) ^ 1
     gpu.driver.fill(pool.address + at, wrong, 1, stream.handle)
-    found = audit_words(pool, offsets, sizes, sources, OWN, stream.handle)
-    assert (found.wrong_bytes, found.first_wrong_offset, found.first_wrong_range) == (1, at, 1234)
-    assert found.checked_bytes == int(sizes.sum())
+    audit = audit_words(pool, offsets, sizes, sources, SEED, stream.handle)
+    assert (audit.wrong_bytes, audit.first_wrong_offset, audit.first_wrong_range) == (1, at, 1234)
+    assert audit.checked_bytes == int(sizes.sum())
 
 
 def test_a_delay_is_as_long_as_asked_for(gpu: Device) -> None:

@@ -11,7 +11,7 @@ from tests.swaps import aligned_swap, run_and_compare
 pytestmark = pytest.mark.gpu
 
 RIGHT = (0, 0, None)
-ENGINES = [name for name, found in installed()[0].items() if found.engine]
+ENGINES = [name for name, installation in installed()[0].items() if installation.engine]
 
 
 @pytest.fixture(params=ENGINES)

@@ -36,15 +36,15 @@ def bench(gpu: Device) -> Bench:
 
 def measured(bench: Bench, cell: Cell) -> Visit:
     cell = replace(cell, sms=2 if cell.backend in ("sm", "triton") else None)
-    found = measure(bench, load_backends()[cell.backend], cell, SAMPLING, 3, None)
-    assert found.verified_bytes > 2 * cell.swap_bytes
-    return found
+    visit = measure(bench, load_backends()[cell.backend], cell, SAMPLING, 3, None)
+    assert visit.verified_bytes > 2 * cell.swap_bytes
+    return visit
 
 
 def beside(bench: Bench, cell: Cell) -> Beside:
-    found = measured(bench, cell)
-    assert found.beside is not None
-    return found.beside
+    visit = measured(bench, cell)
+    assert visit.beside is not None
+    return visit.beside
 
 
 @pytest.mark.parametrize("pattern", ["shuffled", f"tensors-{2 * LAYERS}"])

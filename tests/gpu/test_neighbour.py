@@ -39,10 +39,10 @@ def bench(gpu: Device) -> Iterator[Bench]:
 
 def beside(bench: Bench, cell: Cell) -> Beside:
     sampling = LONG if cell.neighbour in (Neighbour.IDLE, Neighbour.DECODE) else SAMPLING
-    found = measure(bench, load_backends()[cell.backend], cell, sampling, 3, None)
-    assert found.verified_bytes > 2 * cell.swap_bytes
-    assert found.beside is not None
-    return found.beside
+    visit = measure(bench, load_backends()[cell.backend], cell, sampling, 3, None)
+    assert visit.verified_bytes > 2 * cell.swap_bytes
+    assert visit.beside is not None
+    return visit.beside
 
 
 def is_supplied(turns: Beside) -> bool:

@@ -27,8 +27,8 @@ def test_runs_give_the_same_answers(gpu: Device) -> None:
         assert exit_code(run, named=True) == ExitCode.DONE, run
         assert run.took_s <= MOST_S, {result.name: result.took_s for result in run.results}
     for number, name in enumerate(PROBES):
-        found = [run.results[number].found for run in runs]
-        answers = {one.answer for one in found if isinstance(one, ProbeFinding)}
+        findings = [run.results[number].found for run in runs]
+        answers = {one.answer for one in findings if isinstance(one, ProbeFinding)}
         assert len(answers) == 1, (name, answers)
     assert not [process for process in children() if "kvbench.probe" in process]
     free_after, _ = gpu.driver.free_memory()

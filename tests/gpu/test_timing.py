@@ -162,15 +162,15 @@ def test_execution_does_not_depend_on_the_delay(gpu: Device, bench: Bench, backe
     times_us: dict[int, list[float]] = {50: [], 5000: []}
     held: list[float] = []
     for _ in range(5):
-        for delay_us, found in times_us.items():
+        for delay_us, executions_us in times_us.items():
             delayed = replace(bench, region=TimedRegion(gpu.driver, bench.stream.handle, delay_us * 1000))
             # a busy host can hold a submission up for longer than the delay: then the sample has no execution
             samples = taken(delayed, cell).samples
             outlasted = list(compress(samples.gpu_us or [], samples.pending_after))
             held.append(len(outlasted) / len(samples))
-            found += outlasted
+            executions_us += outlasted
     assert mean(held) > 0.5
-    short_us, long_us = (median(found) for found in times_us.values())
+    short_us, long_us = (median(executions_us) for executions_us in times_us.values())
     assert short_us == pytest.approx(long_us, rel=0.03)
 
 

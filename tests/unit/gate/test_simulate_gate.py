@@ -26,7 +26,7 @@ def test_a_quiet_suite_passes_and_slower_cells_are_detected() -> None:
     same, slower = (simulate(Scenario(0.005), change, seed=1) for change in (Change.NONE, Change.BY_5))
     assert (same.verdict, same.same_at_first, same.same) == (GateVerdict.SAME, 1, 1)
     assert slower.verdict is GateVerdict.SLOWER
-    assert slower.found == 1
+    assert slower.detected == 1
 
 
 def test_noise_leads_to_undecided_and_not_to_slower() -> None:
@@ -39,10 +39,10 @@ def test_noise_leads_to_undecided_and_not_to_slower() -> None:
 def test_a_suite_is_slower_if_half_of_all_swaps_take_twice_as_long(change: Change) -> None:
     suites = [simulate(Scenario(0.03, spikes=0.1), change, seed) for seed in range(3)]
     assert {suite.verdict for suite in suites} == {GateVerdict.SLOWER}
-    assert all(suite.found == 1 for suite in suites)
+    assert all(suite.detected == 1 for suite in suites)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: ", ".join(scenario.words))
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: ", ".join(scenario.labels))
 def test_a_few_suites_of_each_noise_give_no_false_alarm(scenario: Scenario) -> None:
     assert GateVerdict.SLOWER not in {simulate(scenario, Change.NONE, seed).verdict for seed in range(3)}
 
@@ -56,7 +56,7 @@ def test_a_count_is_quoted_with_its_bound() -> None:
 def test_the_document_has_a_row_for_every_scenario() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text().partition(MARKERS[0])[2].partition(MARKERS[1])[0]
     rows = [tuple(cell.strip() for cell in line.strip("|").split("|"))[:3] for line in text.splitlines() if "%" in line]
-    assert rows[1:-1] == [scenario.words for scenario in SCENARIOS]
+    assert rows[1:-1] == [scenario.labels for scenario in SCENARIOS]
 
 
 def test_the_table_replaces_only_the_text_between_its_markers(tmp_path: Path) -> None:

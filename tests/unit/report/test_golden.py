@@ -90,7 +90,7 @@ def slower(cell: Cell) -> float:
 
 
 def everything(folder: Path, visits: int = 6) -> Run:
-    gone, left_out, *measured = cells()
+    failed, left_out, *measured = cells()
     records: list[Record] = [*synthetic.ceilings(), Note(text="the worker was replaced once")]
     records += [visit for number in range(visits) for visit in synthetic.visits(measured, rate, count=7, round_=number)]
     several = [
@@ -111,7 +111,7 @@ def everything(folder: Path, visits: int = 6) -> Run:
     for backend, gbps in (("batched", 5.0), ("sm", 48.0)):
         cell = Cell(backend, Direction.H2D, 256, 4096, sms=4 if backend == "sm" else None, sequence="trace")
         records += synthetic.replayed(cell, gbps, visits)
-    records += [synthetic.failure(gone, "error 719"), synthetic.skip(left_out, "needs 9 GB")]
+    records += [synthetic.failure(failed, "error 719"), synthetic.skip(left_out, "needs 9 GB")]
     info = synthetic.info(
         spec={"models": msgspec.to_builtins(SWAPS), "filters": ["swap_bytes<=1GB"]}, status="interrupted"
     )

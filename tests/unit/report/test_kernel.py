@@ -112,9 +112,9 @@ def test_tables_show_the_rule_and_name_the_other_shapes(report: Report) -> None:
     assert all(cell.startswith(("19.", "20.")) for row in figures for cell in row)
     for backend in ("batched", "triton"):
         others = table_of(part_of(report, "cliff"), f"h2d, {backend}, idle stream: GB/s")
-        words = " ".join(map(said, [others.caption, *others.notes, *(cell for row in others.rows for cell in row)]))
-        assert "kernel" not in words
-        assert "skipped" not in words
+        text = " ".join(map(said, [others.caption, *others.notes, *(cell for row in others.rows for cell in row)]))
+        assert "kernel" not in text
+        assert "skipped" not in text
     stages = table_of(part_of(report, "stages"), "h2d: us per swap")
     rows = [tuple(row[:3]) for row in stages.rows if row[0].startswith("sm")]
     assert len(rows) == len(set(rows)) == 4

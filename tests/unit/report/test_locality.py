@@ -68,8 +68,8 @@ def test_the_swap_that_scattering_slows_most_is_one_that_visits_agree_on(tmp_pat
 
 def test_a_failed_arm_does_not_change_the_caption_and_has_a_footnote(tmp_path: Path) -> None:
     records = [visit(cell, 100.0, count=5, round_=number) for number in range(6) for cell in (SWAP, FAR)]
-    gone = failure(replace(SWAP, reuse=Reuse.FRESH), "error 719")
-    part = make(views_of([made_run(tmp_path, [*ceilings(), *records, gone])])[0])
+    failed = failure(replace(SWAP, reuse=Reuse.FRESH), "error 719")
+    part = make(views_of([made_run(tmp_path, [*ceilings(), *records, failed])])[0])
     assert isinstance(part, Part)
     (table,) = part.tables
     assert " · 30 samples per cell" in said(table.caption)
@@ -78,8 +78,8 @@ def test_a_failed_arm_does_not_change_the_caption_and_has_a_footnote(tmp_path: P
 
 
 def test_swaps_that_all_failed_are_not_compared(tmp_path: Path) -> None:
-    gone = [failure(cell, "error 719") for cell in (SWAP, FAR)]
-    part = make(views_of([made_run(tmp_path, [*ceilings(), *gone])])[0])
+    failed = [failure(cell, "error 719") for cell in (SWAP, FAR)]
+    part = make(views_of([made_run(tmp_path, [*ceilings(), *failed])])[0])
     assert isinstance(part, str)
 
 

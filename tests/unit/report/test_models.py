@@ -94,8 +94,8 @@ def test_times_and_speed_ups_come_from_the_cells_of_each_model(of_models: Report
         arms = [(backend, state) for state in ("idle", "busy") for backend in ("per_block", "batched")]
         assert shown == pytest.approx([*(ms[arm] for arm in arms), 8, 20], rel=0.01)
         assert (ratio, ratio_busy) == (f"{TIMES}2.00", f"{TIMES}4.00")
-    words = "By model, batched h2d on an idle stream has 2x the speed of per_block."
-    assert any(text.startswith(words) for text in highlights_of(of_models, "models"))
+    sentence = "By model, batched h2d on an idle stream has 2x the speed of per_block."
+    assert any(text.startswith(sentence) for text in highlights_of(of_models, "models"))
 
 
 def test_the_range_of_speed_ups_leaves_out_a_model_whose_visits_disagree(tmp_path: Path) -> None:
@@ -166,8 +166,8 @@ def test_swaps_of_one_block_size_are_compared_separately(tmp_path: Path) -> None
 
 def test_a_cell_without_figures_says_why(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b", "phi-4")
-    gone, *rest = cells_of(swaps)
-    records = [*synthetic.rounds(rest, rate), synthetic.failure(gone, "error 719")]
+    failed, *rest = cells_of(swaps)
+    records = [*synthetic.rounds(rest, rate), synthetic.failure(failed, "error 719")]
     made = report(tmp_path, records, swaps)
     row = rows_of(table(made, "h2d: per_block against batched"))["llama-3-8b"]
     assert row[7] == f"{ABSENT}¹"

@@ -34,7 +34,7 @@ CLEARLY_APART = 15.0
 
 
 def linear(colour: str) -> Floats:
-    channels = np.array([int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)])
+    channels = np.array([int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)])
     return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
 
 

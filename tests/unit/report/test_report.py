@@ -435,9 +435,9 @@ def test_the_answer_has_the_dates_of_the_first_and_the_last_of_its_runs(tmp_path
                 tmp_path,
                 records,
                 synthetic.info(created=f"2026-10-{day:02}T10:00:00+00:00"),
-                name="-".join(map(str, (place, *days))),
+                name="-".join(map(str, (index, *days))),
             )
-            for place, day in enumerate(days)
+            for index, day in enumerate(days)
         ]
         return said(report_of(runs).headline[0])
 
@@ -682,7 +682,7 @@ def test_slower_is_a_percentage_below_twice_the_time(ratio: float, text: str) ->
 
 def test_the_captions_of_an_older_clock_leave_preparation_out(tmp_path: Path) -> None:
     visits = synthetic.rounds(synthetic.cliff_cells((256,), synthetic.FEW_KIB))
-    for clock, words in ((1, "excludes preparation"), (2, "includes preparation")):
+    for clock, phrase in ((1, "excludes preparation"), (2, "includes preparation")):
         info = synthetic.info(clock=clock)
         part = part_of(made_report(tmp_path / str(clock), [*synthetic.ceilings(), *visits], info), "cliff")
-        assert any(words in said(table.caption) for table in part.tables if "idle" in table.title)
+        assert any(phrase in said(table.caption) for table in part.tables if "idle" in table.title)

@@ -105,11 +105,11 @@ def test_a_ladder_that_still_rises_has_no_knee(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("faster", "noise", "words"),
+    ("faster", "noise", "text"),
     [(1.04, 1e-4, "swap time differs in 8 of 8 cells (-3.8%)"), (1.0, 0.2, "no clear difference in 16 cells")],
 )
 def test_the_highlight_of_access_order_says_what_any_changes(
-    tmp_path: Path, faster: float, noise: float, words: str
+    tmp_path: Path, faster: float, noise: float, text: str
 ) -> None:
     def rate(cell: Cell) -> float:
         return synthetic.gbps_of(cell) * (faster if cell.order is Order.ANY else 1)
@@ -117,7 +117,7 @@ def test_the_highlight_of_access_order_says_what_any_changes(
     rounds = [synthetic.visits(synthetic.order_cells(), rate, count=10, noise=noise, round_=n) for n in range(8)]
     (highlight,) = highlights_for(tmp_path, [visit for visits in rounds for visit in visits], "access-order")
     assert highlight.startswith("ANY against STREAM, batched on an idle stream: ")
-    assert words in highlight
+    assert text in highlight
 
 
 def test_a_run_without_figures_has_no_highlights(tmp_path: Path) -> None:

@@ -355,7 +355,7 @@ def test_engine_compares_triton_at_its_best_sm_count() -> None:
         if cell.backend == "triton" and cell.stream_state is StreamState.IDLE and cell.blocks <= 10_000:
             counts.setdefault((cell.direction, cell.blocks, cell.block_bytes), set()).add(cell.sms)
     too_long = {(direction, 10_000, 64 * KIB) for direction in Direction}
-    assert {shape for shape, own in counts.items() if not own >= {8, 12, 24, 32, 48}} == too_long
+    assert {shape for shape, sms in counts.items() if not sms >= {8, 12, 24, 32, 48}} == too_long
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "gate-suite"])  # the gate counts rounds itself

@@ -434,8 +434,8 @@ def test_filters_choose_by_pause() -> None:
 @pytest.mark.parametrize("axes", [HOT, {}, {"pool": "64MiB", "reuse": "same"}, {"pause": "5ms"}], ids=str)
 def test_the_command_of_a_cell_measures_only_that_cell_for_any_pool(axes: dict[str, str]) -> None:
     (cell,) = plan_of(backend="per_block", direction="h2d", **axes).cells
-    words = cell.command().split()
-    named = dict(word.split("=", 1) for flag, word in itertools.pairwise(words) if flag == "-a")
+    arguments = cell.command().split()
+    named = dict(word.split("=", 1) for flag, word in itertools.pairwise(arguments) if flag == "-a")
     assert {"pool", "reuse"} <= set(named)
     assert plan_of(**named).cells == (cell,)
 

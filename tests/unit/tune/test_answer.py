@@ -67,8 +67,8 @@ def with_wide_kernel(ratio: float) -> Callable[[Cell], float]:
 
 
 def at(answers: list[Answer], size: int, blocks: int, way: Direction = Direction.H2D) -> Answer:
-    (found,) = [one for one in answers if (one.block_bytes, one.blocks, one.direction) == (size, blocks, way)]
-    return found
+    (answer,) = [one for one in answers if (one.block_bytes, one.blocks, one.direction) == (size, blocks, way)]
+    return answer
 
 
 def test_the_choice_is_the_cheapest_of_the_fastest_with_its_gains(run: Run) -> None:

@@ -163,7 +163,7 @@ def test_an_export_for_loads_behind_a_gate_says_when_the_open_gate_would_decide(
         made.text("a card").splitlines()[-1][2:]
     ]
     shares = [re.search(r"more than (\d+)% of the loads find the gate closed", note) for note in made.notes]
-    assert [int(found[1]) for found in shares if found] == [50]
+    assert [int(match[1]) for match in shares if match] == [50]
     alike = vllm(run_of(tmp_path / "alike", [cell for state in states for cell in cells(state=state)]))
     assert any("the same whether a load finds the gate closed or open" in note for note in alike.notes)
 

@@ -222,10 +222,10 @@ def test_no_choice_is_more_than_a_little_slower_than_the_fastest(
     chosen = choose_all(times)
     assert set(chosen) == set(times)
     for point, choice in chosen.items():
-        own = times[point][choice]
+        chosen_visits = times[point][choice]
         for other in times[point].values():
             if median(other.values()) == min(median(visits.values()) for visits in times[point].values()):
-                assert compare_visits(other, own, IN_TURN).ratio <= (1 + TIED.fraction) * (1 + 1e-12)
+                assert compare_visits(other, chosen_visits, IN_TURN).ratio <= (1 + TIED.fraction) * (1 + 1e-12)
 
 
 def test_of_too_few_visits_a_slow_one_counts_for_nothing() -> None:

@@ -154,8 +154,8 @@ def shown(command: str, *arguments: Path | str, columns: int = 80) -> list[str]:
 
 def ragged(cell: Cell) -> float:
     """No rule is small: every shape has another best."""
-    place = SIZES.index(cell.block_bytes) + COUNTS.index(cell.blocks) * 7
-    return 10.0 + 90.0 * (place % 4 == {"batched": 0, "sm": cell.sms or 0}[cell.backend] % 4)
+    number = SIZES.index(cell.block_bytes) + COUNTS.index(cell.blocks) * 7
+    return 10.0 + 90.0 * (number % 4 == {"batched": 0, "sm": cell.sms or 0}[cell.backend] % 4)
 
 
 @pytest.mark.parametrize(
@@ -192,14 +192,14 @@ def test_the_answer_says_where_even_the_most_choices_lose_too_much(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("size", "count", "words"),
+    ("size", "count", "shape"),
     [(16 * KIB, None, " (16 KiB)"), (None, 256, " (256 blocks)"), (16 * KIB, 256, " (16 KiB, 256 blocks)")],
 )
 def test_a_line_names_the_only_size_and_number_of_blocks_that_were_measured(
-    tmp_path: Path, size: int | None, count: int | None, words: str
+    tmp_path: Path, size: int | None, count: int | None, shape: str
 ) -> None:
     made = [cell for cell in cells() if size in (None, cell.block_bytes) and count in (None, cell.blocks)]
-    assert summary([run_of(tmp_path, crossing, made)])[1].startswith(f"h2d idle{words}: sm with 2 SMs")
+    assert summary([run_of(tmp_path, crossing, made)])[1].startswith(f"h2d idle{shape}: sm with 2 SMs")
 
 
 def test_no_choice_of_a_rule_is_left_out_where_stream_states_share_them() -> None:
@@ -208,10 +208,10 @@ def test_no_choice_of_a_rule_is_left_out_where_stream_states_share_them() -> Non
         [H200 / "engine", H200 / "streams", H200 / "runs"],
         [H100 / "engine", H100 / "quick", H100 / "streams"],
     ):
-        words = " ".join(" ".join(shown("show", *runs)).split())
+        text = " ".join(" ".join(shown("show", *runs)).split())
         rule = rule_of(answers_of([load_run(run) for run in runs], lambda _: True))
         for (direction, state), lines in rule.lines.items():
-            alike = re.search(rf"{direction} [a-z, ]*\b{state}\b[a-z, ]*: (.*?)(?= [hd]2[hd] | Loss )", words)
+            alike = re.search(rf"{direction} [a-z, ]*\b{state}\b[a-z, ]*: (.*?)(?= [hd]2[hd] | Loss )", text)
             assert alike is not None
             assert alike[1].count(", ") + 1 == len(lines)
 
@@ -220,9 +220,9 @@ def test_tune_show_and_the_report_give_the_same_answer(tmp_path: Path) -> None:
     run = run_of(tmp_path, crossing)
     answer, tuned = (output(command, run.path) for command in ("show", "tune"))
     assert answer == tuned
-    words = " ".join(answer.split())
-    assert all(line in words for line in summary([run]))
-    assert "Gain, idle: h2d 10x the speed of batched (1x to 10x)" in words
+    text = " ".join(answer.split())
+    assert all(line in text for line in summary([run]))
+    assert "Gain, idle: h2d 10x the speed of batched (1x to 10x)" in text
     assert CliRunner().invoke(app, ["report", str(run.path)]).exit_code == 0
     page = (run.path / "report" / "report.md").read_text().replace("**", "")
     assert all(line in page for line in summary([run]))
@@ -234,9 +234,9 @@ def test_json_has_all_that_the_answer_is_made_of(tmp_path: Path) -> None:
 
     lengths = [replace(in_runs(cell, 8), backend="merged" if cell.backend == "batched" else "sm") for cell in cells()]
     run = run_of(tmp_path, close, cells() + [cell for cell in lengths if cell.sms in (None, 2)])
-    tuned, told = (json.loads(output(command, run.path, "--json")) for command in ("tune", "show"))
-    assert {name: told.get(name, []) for name in tuned} == tuned
-    assert (told["host_note"], told["warnings"], told["without"]) == ("", [], [])
+    tuned, from_show = (json.loads(output(command, run.path, "--json")) for command in ("tune", "show"))
+    assert {name: from_show.get(name, []) for name in tuned} == tuned
+    assert (from_show["host_note"], from_show["warnings"], from_show["without"]) == ("", [], [])
     assert tuned["workload"]["words"] in summary([run])[0]
     assert tuned["runs"][0]["created"] == run.info.created
     (gain,) = tuned["gains"]
@@ -281,17 +281,17 @@ def test_tables_fit_the_terminal_and_say_all_that_they_say_in_a_wide_one(
 ) -> None:
     wide, narrow = (shown("tune", run, *options, columns=width) for width in (1000, columns))
     assert max(map(len, narrow)) <= columns
-    words = " ".join(" ".join(narrow).split())
+    narrow_text = " ".join(" ".join(narrow).split())
     for line in wide:
         for text in re.split(r"\s{2,}", line.strip()):
-            assert " ".join(text.split()) in words
+            assert " ".join(text.split()) in narrow_text
 
 
 def test_gains_are_over_the_own_code_of_an_engine_where_it_was_measured(tmp_path: Path) -> None:
     assert not any("vllm" in line for line in summary([run_of(tmp_path / "without", crossing)]))
-    own = [replace(cell, backend="vllm_batch") for cell in cells() if cell.backend == "batched"]
+    vllm_cells = [replace(cell, backend="vllm_batch") for cell in cells() if cell.backend == "batched"]
     lines = summary(
-        [run_of(tmp_path, lambda cell: 2.5 if cell.backend == "vllm_batch" else crossing(cell), cells() + own)]
+        [run_of(tmp_path, lambda cell: 2.5 if cell.backend == "vllm_batch" else crossing(cell), cells() + vllm_cells)]
     )
     assert "Gain, idle: h2d 20x the speed of vllm (20x to 22x)" in lines
 

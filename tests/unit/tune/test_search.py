@@ -89,12 +89,12 @@ def test_it_finds_what_the_full_grid_would(tmp_path: object) -> None:
 def test_another_layout_of_some_shapes_is_visited_beside_the_race() -> None:
     """Every way gets the visits of a verdict there, and the race is as it would be without."""
     beside = [replace(cell, pattern=Pattern("runs", 8)) for cell in cells()[:2]]
-    search, alone = (Search(own, FIRST, COUNTS, 0, lambda: True) for own in (cells() + beside, cells()))
+    search, alone = (Search(candidates, FIRST, COUNTS, 0, lambda: True) for candidates in (cells() + beside, cells()))
     visits: list[list[tuple[int, Cell]]] = [[], []]
-    for place, one in enumerate((search, alone)):
+    for index, one in enumerate((search, alone)):
         for stage in one.stages():
             for number, cell in stage:
-                visits[place].append((number, cell))
+                visits[index].append((number, cell))
                 one.note(synthetic.visit(cell, time_us(cell), count=3, noise=0.0, round_=number))
     assert [number for number, cell in visits[0] if cell == beside[0]] == [*range(6)]
     assert [made for made in visits[0] if made[1] not in beside] == visits[1]
@@ -167,9 +167,9 @@ def test_sustained_swaps_are_measured_at_a_few_numbers_of_blocks(counts: tuple[i
     every = cells()
     every += [replace(cell, stream_state=StreamState.SUSTAINED) for cell in every]
     first = next(Search(every, FIRST, counts, 0, lambda: True).stages())
-    found = {state: {cell.blocks for _, cell in first if cell.stream_state is state} for state in StreamState}
-    assert found[StreamState.IDLE] == set(COUNTS)
-    assert found[StreamState.SUSTAINED] == wanted
+    visited_counts = {state: {cell.blocks for _, cell in first if cell.stream_state is state} for state in StreamState}
+    assert visited_counts[StreamState.IDLE] == set(COUNTS)
+    assert visited_counts[StreamState.SUSTAINED] == wanted
 
 
 @pytest.mark.parametrize(

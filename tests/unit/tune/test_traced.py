@@ -110,8 +110,8 @@ def test_losses_are_of_the_nearest_shape() -> None:
 def test_a_backend_that_failed_is_not_chosen(tmp_path: Path) -> None:
     merged = replayed("merged", 52.0)
     failed = synthetic.failure(merged[0].cell, kind="mismatch")
-    found = run_of(tmp_path, *merged, failed, *replayed("sm", 40.0), *replayed("batched", 5.0))
-    assert {answer.choice.backend for answer in answers_of([found], lambda _: True)} == {"sm"}
+    run = run_of(tmp_path, *merged, failed, *replayed("sm", 40.0), *replayed("batched", 5.0))
+    assert {answer.choice.backend for answer in answers_of([run], lambda _: True)} == {"sm"}
 
 
 def test_replays_of_different_swaps_are_refused(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_replays_of_different_swaps_are_refused(tmp_path: Path) -> None:
 
 
 def test_only_swaps_that_every_choice_made_count(tmp_path: Path) -> None:
-    found = run_of(tmp_path, *replayed("merged", 52.0), *replayed("sm", 40.0)[:4])
-    ((points),) = trace_parts([found]).values()
+    run = run_of(tmp_path, *replayed("merged", 52.0), *replayed("sm", 40.0)[:4])
+    ((points),) = trace_parts([run]).values()
     swaps = {frozenset(times) for times, _ in points.values() for times in times.values()}
     assert sum(map(len, swaps)) == 4 * 6
 
