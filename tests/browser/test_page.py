@@ -331,7 +331,7 @@ def test_cells_are_filtered_and_sorted(opened: Open, cliff: tuple[Run, Path]) ->
     expect(page.locator("tr[data-cell]").first).to_have_attribute("data-cell", best)
 
 
-def test_nothing_of_a_stranger_runs_or_loads(opened: Open, tmp_path: Path) -> None:
+def test_untrusted_content_does_not_run_or_load(opened: Open, tmp_path: Path) -> None:
     bad = " ".join((*HOSTILE, "</script><script>window.pwned=1</script>", "<img src=x onerror=window.pwned=1>"))
     cells = synthetic.cliff_cells((256,), synthetic.FEW_KIB)
     visits = [msgspec.structs.replace(visit, chosen=bad, warnings=[bad]) for visit in synthetic.visits(cells[2:])]
@@ -352,7 +352,7 @@ def test_nothing_of_a_stranger_runs_or_loads(opened: Open, tmp_path: Path) -> No
     assert all(target.startswith("#") for target in targets)
 
 
-def test_the_policy_stops_what_is_not_the_pages_own(browser: Browser, cliff: tuple[Run, Path], tmp_path: Path) -> None:
+def test_the_content_policy_blocks_foreign_content(browser: Browser, cliff: tuple[Run, Path], tmp_path: Path) -> None:
     """Were what keeps a run's strings text to fail, this would still hold."""
     broken = tmp_path / "report.html"
     more = "<script>window.pwned=1</script><style>h1{display:none}</style><img src='http://evil.example/x.png'>"

@@ -246,7 +246,7 @@ def test_bad_input_is_refused_in_one_line_with_the_right_form(
 
 
 @pytest.mark.parametrize(("arguments", "line"), REFUSALS, ids=[" ".join(arguments) for arguments, _ in REFUSALS])
-def test_bad_input_is_refused_in_these_words(refusal: Callable[..., str], arguments: list[str], line: str) -> None:
+def test_bad_input_is_refused_with_this_line(refusal: Callable[..., str], arguments: list[str], line: str) -> None:
     assert refusal(*arguments) == line
 
 

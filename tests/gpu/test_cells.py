@@ -66,7 +66,7 @@ def batched(direction: Direction, **axes: object) -> Cell:
     ],
     ids=str,
 )
-def test_options_of_the_batched_copy(
+def test_the_batched_copy_is_correct_with_every_option(
     bench: Bench, axes: dict[str, object], direction: Direction, state: StreamState
 ) -> None:
     assert verified_bytes(bench, batched(direction, stream_state=state, **axes)) > 2 * 800 * 4096
@@ -75,7 +75,7 @@ def test_options_of_the_batched_copy(
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("backend", ["per_block", "batched", "primed", "sm", "triton"])
-def test_patterns(bench: Bench, backend: str, pattern: str, direction: Direction) -> None:
+def test_swaps_of_every_pattern_are_correct(bench: Bench, backend: str, pattern: str, direction: Direction) -> None:
     sms = 3 if backend in ("sm", "triton") else None
     assert verified_bytes(bench, Cell(backend, direction, 800, 9216, pattern=Pattern.parse(pattern), sms=sms)) > 0
 
@@ -83,7 +83,7 @@ def test_patterns(bench: Bench, backend: str, pattern: str, direction: Direction
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("host", ["page-first-8", "page-first-4+4", "page-first-8x4", "page-first-8/turning-4"])
 @pytest.mark.parametrize("backend", ["per_block", "batched", "merged", "primed", "sm", "triton"])
-def test_a_host_pool_of_pages(bench: Bench, backend: str, host: str, direction: Direction) -> None:
+def test_swaps_with_pages_on_the_host_are_correct(bench: Bench, backend: str, host: str, direction: Direction) -> None:
     sides = {"pattern": Pattern.parse("tensors-8"), "host_pattern": Pattern.parse(host)}
     sms = 3 if backend in ("sm", "triton") else None
     assert verified_bytes(bench, Cell(backend, direction, 800, 9216, sms=sms, **sides)) > 0
@@ -93,7 +93,7 @@ def test_a_host_pool_of_pages(bench: Bench, backend: str, host: str, direction: 
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("sizes", ["alternate-8", "alternate-9", "last-2"])
 @pytest.mark.parametrize("backend", ["per_block", "batched", "merged", "primed", "staged", "sm", "triton"])
-def test_blocks_of_two_sizes(bench: Bench, backend: str, sizes: str, direction: Direction, pattern: str) -> None:
+def test_blocks_of_two_sizes_arrive(bench: Bench, backend: str, sizes: str, direction: Direction, pattern: str) -> None:
     cell = Cell(backend, direction, 800, 4752, pattern=Pattern.parse(pattern), sizes=sizes)
     assert verified_bytes(bench, cell) >= 2 * cell.swap_bytes
 
@@ -102,7 +102,7 @@ def test_blocks_of_two_sizes(bench: Bench, backend: str, sizes: str, direction: 
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("block_bytes", [16, 656, 4096, 9232])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_shapes_of_the_sm_kernel(
+def test_every_shape_of_the_sm_kernel_is_correct(
     bench: Bench, kernel: str, block_bytes: int, direction: Direction, pattern: str
 ) -> None:
     for blocks in (8, 1200):
@@ -114,6 +114,6 @@ def test_shapes_of_the_sm_kernel(
 @pytest.mark.parametrize("queued", [1, 50])
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("backend", ["per_block", "batched"])
-def test_queued_swaps(bench: Bench, backend: str, direction: Direction, queued: int, streams: int) -> None:
+def test_queued_swaps_are_correct(bench: Bench, backend: str, direction: Direction, queued: int, streams: int) -> None:
     cell = Cell(backend, direction, 20, 4096, StreamState.BUSY, queued=queued, streams=streams)
     assert verified_bytes(bench, cell) > 0

@@ -53,7 +53,7 @@ def is_supplied(turns: Beside) -> bool:
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("backend", ["per_block", "batched", "primed", "sm", "triton"])
 @pytest.mark.parametrize("neighbour", NEIGHBOURS)
-def test_every_neighbour_beside_every_backend(
+def test_every_neighbour_runs_beside_every_backend(
     bench: Bench, neighbour: Neighbour, backend: str, direction: Direction
 ) -> None:
     sms = 2 if backend in ("sm", "triton") else None
@@ -79,13 +79,13 @@ def test_a_memory_bound_neighbour_runs_at_the_speed_of_device_memory(bench: Benc
 
 @pytest.mark.parametrize("priority", Priority)
 @pytest.mark.parametrize("neighbour", [Neighbour.GEMM, Neighbour.DECODE])
-def test_priorities(bench: Bench, neighbour: Neighbour, priority: Priority) -> None:
+def test_a_neighbour_runs_at_every_priority(bench: Bench, neighbour: Neighbour, priority: Priority) -> None:
     assert is_supplied(beside(bench, replace(CELL, neighbour=neighbour, priority=priority)))
 
 
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("backend", ["batched", "sm", "triton"])
-def test_launches_and_a_rate_cap(bench: Bench, backend: str, direction: Direction) -> None:
+def test_divided_launches_keep_to_a_rate_cap(bench: Bench, backend: str, direction: Direction) -> None:
     sms = 2 if backend in ("sm", "triton") else None
     cell = replace(CELL, backend=backend, direction=direction, sms=sms, launch_bytes=1 << 20, rate_cap=5)
     assert max(beside(bench, cell).swaps_beside_gbps) <= 5.1

@@ -85,7 +85,7 @@ def report(swept: Run) -> Report:
     return report_of([swept])
 
 
-def test_a_report_has_a_place_for_every_axis() -> None:
+def test_a_report_shows_every_axis() -> None:
     assert set(AXES) == {*SERIES, "blocks", "block_size", *SIDE_AXES, *QUEUE, *axes_of(Role.BESIDE)}
 
 

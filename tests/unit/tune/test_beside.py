@@ -102,7 +102,7 @@ def test_with_few_visits_everything_is_open(tmp_path: Path) -> None:
     assert answer.sentence().endswith("no clear difference from batched")
 
 
-def test_directions_sizes_and_bursts_have_answers_of_their_own(tmp_path: Path) -> None:
+def test_each_direction_size_and_burst_has_its_answer(tmp_path: Path) -> None:
     others = (replace(SM, direction=Direction.H2D), replace(SM, block_bytes=4096), replace(SM, burst="64MiB/50ms"))
     records = [*ladder(), *(record for cell in others for record in visits(cell, [1.01] * 6, 5.0))]
     run = made_run(tmp_path, records)
@@ -125,7 +125,7 @@ def test_runs_are_taken_together_and_what_is_not_allowed_is_left_out(tmp_path: P
     assert chosen(allowed) == "batched order=stream"
 
 
-def test_failed_cells_are_no_ways(tmp_path: Path) -> None:
+def test_failed_cells_are_not_chosen(tmp_path: Path) -> None:
     records = [*ladder(), synthetic.failure(replace(SM, sms=1), "the neighbour died")]
     assert chosen(only([made_run(tmp_path, records)])) == "sm sms=2 launch_bytes=4MiB rate_cap=20"
 

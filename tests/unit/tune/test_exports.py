@@ -73,7 +73,7 @@ def changed(made: Export) -> dict[str, int]:
     return {change.setting.name: change.value for change in made.changes}
 
 
-def test_only_what_differs_is_printed_with_its_place_and_its_gain(run: Run) -> None:
+def test_only_changed_settings_are_printed_with_their_line_and_gain(run: Run) -> None:
     made = vllm(run)
     assert changed(made) == {"NUM_SMS": 24}
     text = made.text("a card")
@@ -107,7 +107,7 @@ def test_the_loss_against_the_free_choice_comes_last_and_names_the_worst(run: Ru
     assert re.search(r"at worst 125% \(h2d, 16 x \d+ KiB, sm sms=2\)$", last)
 
 
-def test_a_best_count_at_the_end_of_its_grid_is_said_to_be_there(run: Run, tmp_path: Path) -> None:
+def test_a_note_names_a_best_count_that_is_the_largest_measured(run: Run, tmp_path: Path) -> None:
     made = vllm(run_of(tmp_path, cells(sms=(8, 12, 24))))
     assert any("NUM_SMS=24 is the largest count" in note for note in made.notes)
     assert not any("largest count" in note for note in vllm(run).notes)
@@ -129,7 +129,7 @@ def test_a_count_that_was_measured_at_few_shapes_is_not_offered(tmp_path: Path) 
     ],
     ids=["no kernel", "no copies", "four sizes and counts", "not the default", "nothing read"],
 )
-def test_without_enough_cells_of_its_own_code_there_is_no_export(
+def test_an_engine_without_enough_measured_cells_has_no_export(
     tmp_path: Path, made: list[Cell], info: dict[str, object]
 ) -> None:
     with pytest.raises(UsageError, match=r"requires cells of vLLM's own code .*: kvbench tune --engine vllm"):
@@ -143,7 +143,7 @@ def test_runs_of_different_code_are_not_mixed(run: Run, tmp_path: Path) -> None:
         export("vllm", runs, answers_of(runs, lambda _: True))
 
 
-def test_no_other_backend_stands_for_an_engines_own(tmp_path: Path) -> None:
+def test_another_backend_does_not_replace_the_code_of_an_engine(tmp_path: Path) -> None:
     stand_in = [replace(cell, backend="triton") if cell.backend == "vllm_triton" else cell for cell in cells()]
     with pytest.raises(UsageError, match="requires cells of vLLM's own code"):
         vllm(run_of(tmp_path, stand_in))

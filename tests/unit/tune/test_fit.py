@@ -127,7 +127,7 @@ def test_a_run_without_a_contest_is_refused(tmp_path: Path) -> None:
         fit_policy([run_of(tmp_path / "run", [synthetic.visit(cell_of("sm", KIB, 16), 1.0)])])
 
 
-def test_what_a_stranger_wrote_is_read_back_as_text(tmp_path: Path) -> None:
+def test_untrusted_text_is_read_back_as_text(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", grid(), title='x"\n[[tables]]\x1b[2J', command=["kvbench", '"""\nrm'])
     policy = fit_policy([run])
     assert policy.device == 'x"\ufffd[[tables]]\ufffd[2J'

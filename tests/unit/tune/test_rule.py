@@ -87,7 +87,7 @@ def test_a_rule_is_cut_by_the_number_of_blocks_where_that_decides(tmp_path: Path
 
 
 @pytest.mark.parametrize(("loss", "lines"), [(0.04, 1), (0.15, 2)])
-def test_a_line_is_saved_where_that_loses_little(tmp_path: Path, loss: float, lines: int) -> None:
+def test_a_rule_omits_a_line_where_that_loses_little(tmp_path: Path, loss: float, lines: int) -> None:
     def close(cell: Cell) -> float:
         return 20.0 if cell.backend == "batched" else 20.0 * (1 + loss) if cell.block_bytes == KIB else 10.0
 
@@ -287,7 +287,7 @@ def test_tables_fit_the_terminal_and_say_all_that_they_say_in_a_wide_one(
             assert " ".join(text.split()) in narrow_text
 
 
-def test_gains_are_over_the_own_code_of_an_engine_where_it_was_measured(tmp_path: Path) -> None:
+def test_gains_are_over_the_code_of_an_engine_if_it_was_measured(tmp_path: Path) -> None:
     assert not any("vllm" in line for line in summary([run_of(tmp_path / "without", crossing)]))
     vllm_cells = [replace(cell, backend="vllm_batch") for cell in cells() if cell.backend == "batched"]
     lines = summary(
@@ -385,7 +385,7 @@ def test_a_policy_has_only_what_auto_can_run_and_the_answer_beside_it_too(tmp_pa
     assert {text for row in load_policy(policy).tables[0].choices for text in row} == {"sm sms=2", "batched order=any"}
 
 
-def test_a_model_is_answered_from_the_nearest_shapes_in_its_own_unit(tmp_path: Path) -> None:
+def test_a_model_is_answered_from_the_nearest_shapes_in_its_unit(tmp_path: Path) -> None:
     run = run_of(tmp_path, crossing)
     (load,) = json.loads(output("tune", run.path, "--model", "llama-3-8b", "--json"))["models"]
     assert (load["tokens"], load["blocks"], load["block_bytes"]) == (2048, 8192, 32 * KIB)

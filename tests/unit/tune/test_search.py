@@ -74,7 +74,7 @@ def searched(
     )
 
 
-def test_it_finds_what_the_full_grid_would(tmp_path: object) -> None:
+def test_the_search_finds_what_the_full_grid_finds(tmp_path: object) -> None:
     del tmp_path
     chosen, _, _ = searched(0)
     full: dict[tuple[int, int], dict[Choice, dict[int, float]]] = {}
@@ -101,7 +101,7 @@ def test_another_layout_of_some_shapes_is_visited_beside_the_race() -> None:
     assert search.expected_visits == alone.expected_visits + 6 * len(beside)
 
 
-def test_it_makes_a_fraction_of_the_visits_of_a_full_grid() -> None:
+def test_the_search_makes_a_fraction_of_the_visits_of_a_full_grid() -> None:
     _, visits, _ = searched(0)
     made = sum(len(times) for times in visits.values())
     assert made < 2 / 3 * 6 * len(cells())
@@ -148,7 +148,7 @@ def test_several_slow_visits_drop_nothing_that_was_fast_once(slow: set[int]) -> 
     assert 1 in visited[max(slow) + 1]
 
 
-def test_between_two_sizes_it_tries_all_that_either_may_choose() -> None:
+def test_between_two_sizes_the_search_tries_the_choices_of_both() -> None:
     _, visits, _ = searched(0, noise=0.03)
     arms = arms_of(visits)
     tried = 0
@@ -176,7 +176,7 @@ def test_sustained_swaps_are_measured_at_a_few_numbers_of_blocks(counts: tuple[i
     ("first", "wanted"),
     [((4 * KIB,), {KIB, 4 * KIB, 256 * KIB}), ((5 * KIB,), set(SIZES)), ((), set(SIZES)), (FIRST, set(FIRST))],
 )
-def test_it_begins_with_some_sizes_and_always_with_the_ends(first: tuple[int, ...], wanted: set[int]) -> None:
+def test_the_search_begins_with_some_sizes_and_always_with_both_ends(first: tuple[int, ...], wanted: set[int]) -> None:
     stage = next(Search(cells(), first, COUNTS, 0, lambda: True).stages())
     assert {cell.block_bytes for _, cell in stage} == wanted
 
@@ -189,7 +189,7 @@ def test_the_largest_size_of_each_number_of_blocks_comes_first() -> None:
     assert largest == {16: 256 * KIB, 1024: 128 * KIB}
 
 
-def test_it_looks_between_the_sizes_where_the_choice_changes() -> None:
+def test_the_search_visits_sizes_between_those_where_the_choice_changes() -> None:
     chosen, _, _ = searched(0)
     extra = {size for size, _ in chosen} - set(FIRST)
     assert extra

@@ -70,7 +70,7 @@ def test_a_part_has_the_swaps_that_a_verdict_needs(large: int) -> None:
     assert parts_of(np.array([], dtype=np.int64)) == []
 
 
-def test_the_choice_for_a_trace_is_the_fastest_of_its_own_swaps(run: Run) -> None:
+def test_the_choice_for_a_trace_is_the_fastest_for_its_swaps(run: Run) -> None:
     answers = answers_of([run], lambda _: True)
     assert {(answer.direction, answer.state) for answer in answers} == {(Direction.H2D, StreamState.IDLE)}
     assert len(answers) > 1
