@@ -21,7 +21,7 @@ def test_what_people_read_is_in_plain_words(capsys: pytest.CaptureFixture[str]) 
         ("at most so many calls", '"at most so many": write maximum …; the number of …'),
     ],
 )
-def test_a_phrase_is_found_with_its_plain_form(line: str, complaint: str) -> None:
+def test_a_complaint_names_the_plain_form_of_a_phrase(line: str, complaint: str) -> None:
     assert list(style.complaints(f"plain\n{line}")) == [(2, complaint)]
 
 

@@ -381,7 +381,7 @@ def test_dark_and_printed_pages_have_their_colours(opened: Open, cliff: tuple[Ru
     expect(dark.locator("nav")).to_be_hidden()
 
 
-def test_without_scripts_words_tables_and_maps_remain(opened: Open, cliff: tuple[Run, Path]) -> None:
+def test_without_scripts_text_tables_and_maps_remain(opened: Open, cliff: tuple[Run, Path]) -> None:
     page = opened(cliff[1], java_script_enabled=False)
     expect(page.locator("h1")).to_be_visible()
     expect(page.locator("table.map").first).to_be_visible()

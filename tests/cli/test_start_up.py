@@ -32,9 +32,9 @@ sys.meta_path.insert(0, Refuse())
 RUN_EACH = """
 from kvbench.cli.main import run
 
-for words in {commands!r}:
-    assert run(words.split()) == 0
-    print("end of", words)
+for command in {commands!r}:
+    assert run(command.split()) == 0
+    print("end of", command)
 """
 
 
