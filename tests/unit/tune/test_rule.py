@@ -2,8 +2,6 @@
 
 import json
 import re
-import resource
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +24,7 @@ from kvbench.tune.fit import sms_of
 from kvbench.tune.headline import gains_of, summary
 from kvbench.tune.rule import WORST, SmallestRule, rule_of
 from tests import synthetic
+from tests.bench_report import cpu_s
 from tests.command import output
 
 KIB = 1024
@@ -414,17 +413,9 @@ def test_the_table_and_what_is_open_are_printed_on_request(tmp_path: Path) -> No
     assert opened.endswith("by more than 3%\n  nothing\n")
 
 
-def cpu_s(*code: str) -> float:
-    """Return the CPU time of a Python process."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-c", *code], check=True, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
 def test_show_takes_three_times_the_cpu_time_of_importing_pandas_at_most() -> None:
-    show = "from kvbench.cli.main import main; main()", "show", str(ENGINE)
+    show = sys.executable, "-c", "from kvbench.cli.main import main; main()", "show", ENGINE
     # the lowest of several in turn: a busy sibling thread makes some of both slower
-    times_s = [(cpu_s(*show), cpu_s("import pandas")) for _ in range(5)]
+    times_s = [(cpu_s(*show), cpu_s(sys.executable, "-c", "import pandas")) for _ in range(5)]
     show_s, pandas_s = map(min, zip(*times_s, strict=True))
     assert show_s <= 3 * pandas_s
