@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import Final
 
 from kvbench.errors import UsageError
@@ -44,7 +44,7 @@ def installed() -> tuple[Mapping[str, Installed], Sequence[str]]:
         by_name.setdefault(entry.name, []).append(entry)
     backends, clashes = {}, []
     for name, entries in by_name.items():
-        versions = [entry.dist and f"{entry.dist.name}=={entry.dist.version}" for entry in entries]
+        versions = [entry.dist and "{}=={}".format(*_name_and_version(entry.dist)) for entry in entries]
         packages = [printable(version or "without a name") for version in versions]
         if _is_built_in(entries[0]):
             clashes += [
@@ -73,4 +73,10 @@ def unknown_backend(name: str, known: Iterable[str]) -> UsageError:
 
 
 def _is_built_in(entry: EntryPoint) -> bool:
-    return entry.value.startswith("kvbench.backends.") and (entry.dist is None or entry.dist.name == "kvbench")
+    of_backends = entry.value.startswith("kvbench.backends.")
+    return of_backends and (entry.dist is None or _name_and_version(entry.dist)[0] == "kvbench")
+
+
+@cache  # either reads the metadata of the package, and a worker needs them at every visit
+def _name_and_version(package: Distribution) -> tuple[str, str]:
+    return package.name, package.version
