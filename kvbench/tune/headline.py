@@ -135,7 +135,10 @@ def _as_shuffled(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
 def _in_runs(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
     """Yield what would change if the blocks lay in runs, for an answer about shuffled blocks."""
     if lengths := merged_from(rule, runs):
-        where = ", ".join(f"{length.blocks} ({direction})" for direction, length in lengths.items())
+        directions: dict[int, list[str]] = {}
+        for direction, length in lengths.items():
+            directions.setdefault(length.blocks, []).append(direction)
+        where = ", ".join(f"{blocks} ({', '.join(of_length)})" for blocks, of_length in directions.items())
         gbps = ends([rate for length in lengths.values() for rate in length.gbps], two_digits)
         yield f"In runs of blocks, from {where}: merged, {gbps} GB/s, no SMs"
 

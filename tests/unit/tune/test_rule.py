@@ -316,18 +316,22 @@ def in_runs(cell: Cell, length: int) -> Cell:
     return replace(cell, pattern=Pattern.parse(f"runs-{length}"))
 
 
+@pytest.mark.parametrize("directions", [("h2d",), ("h2d", "d2h")])
 @pytest.mark.parametrize(("from_blocks", "said"), [(8, 8), (32, 32), (64, None)])
 def test_the_answer_says_from_which_runs_on_merged_copies_would_be_the_choice(
-    tmp_path: Path, from_blocks: int, said: int | None
+    tmp_path: Path, from_blocks: int, said: int | None, directions: tuple[str, ...]
 ) -> None:
     def rate(cell: Cell) -> float:
         return (53.0 if cell.pattern.run >= from_blocks else 10.0) if cell.backend == "merged" else crossing(cell)
 
     ways = [cell for cell in cells() if cell.blocks == 256 and cell.sms in (None, 2)]
     ways = [replace(cell, backend="merged") if cell.backend == "batched" else cell for cell in ways]
-    run = run_of(tmp_path, rate, cells() + [in_runs(cell, length) for cell in ways for length in (8, 32)])
+    every = cells() + [in_runs(cell, length) for cell in ways for length in (8, 32)]
+    run = run_of(tmp_path, rate, [replace(cell, direction=Direction(name)) for name in directions for cell in every])
     lines = [line for line in summary([run]) if line.startswith("In runs of blocks")]
-    assert lines == ([f"In runs of blocks, from {said} (h2d): merged, 53 GB/s, no SMs"] if said else [])
+    assert lines == (
+        [f"In runs of blocks, from {said} ({', '.join(directions)}): merged, 53 GB/s, no SMs"] if said else []
+    )
     assert summary([run])[0].endswith("; fresh blocks from 1 GiB")
 
 
