@@ -105,7 +105,7 @@ def test_a_shipped_config_survives_its_plain_form(name: str) -> None:
     ("name", "seconds"),
     [
         ("queue", 120),
-        ("quick", 53),
+        ("quick", 48),
         ("cliff", 300),
         ("engine", 300),
         ("layers", 100),
