@@ -9,6 +9,7 @@ INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no
 # `make sweep` installs PyTorch and Triton only if the NVIDIA driver loads. Tests always need them: without a GPU, they
 # run the kernels in Triton's interpreter.
 DRIVER := $(shell $(PYTHON) -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null && echo cuda)
+TOOLS := $(VENV)/.build-tools
 STAMP := $(VENV)/.installed
 RUNNING := $(or $(wildcard $(STAMP)),$(VENV)/.installed-to-run$(DRIVER:%=-%))
 CPU_TORCH := https://download.pytorch.org/whl/cpu
@@ -53,9 +54,10 @@ dist: $(RUNNING) ## Build an sdist and a wheel in dist/, check their contents, r
 	$(INSTALL) build
 	.ci/dist $(BIN)/python
 
-# Two at a time, each with its output in one piece; the tests have the machine to themselves.
-test: $(STAMP) ## Every check that CI runs
-	@$(MAKE) --jobs=2 --output-sync=target lint types imports cxx-format sanitize
+# Two at a time, each command with its output in one piece: the C++ tests need the build tools alone, and so do not wait
+# for the installation. The other tests have the machine to themselves.
+test: $(TOOLS) ## Every check that CI runs
+	@$(MAKE) --jobs=2 --output-sync=line lint types imports cxx-format sanitize
 	@$(MAKE) unit
 
 lint: $(STAMP) ## ruff: rules and format; codespell and the list of plain words (tests/style.py)
@@ -77,7 +79,7 @@ sanitize: sanitize-memory sanitize-threads ## C++ tests under AddressSanitizer w
 
 sanitize-memory: SANITIZERS := address,undefined
 sanitize-threads: SANITIZERS := thread
-sanitize-memory sanitize-threads: $(STAMP)
+sanitize-memory sanitize-threads: $(TOOLS)
 	$(BIN)/cmake -S csrc -B build/$@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	    -DCMAKE_BUILD_TYPE=Debug -DKVBENCH_WERROR=ON -DKVBENCH_SANITIZE=$(SANITIZERS)
 	$(BIN)/cmake --build build/$@
@@ -112,7 +114,7 @@ clean: ## Remove what was built and installed (runs/ stays)
 # the stub of the compiled module beside them. Warnings of the compiler are errors here, not in a user's installation.
 first = @[ -e $@ ] || echo
 or_compiling = @[ -e $@ ] && echo "Compiling the engine ..." || echo
-define make_venv
+$(TOOLS): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "kvbench needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@command -v $${CXX:-c++} g++ clang++ >/dev/null || \
@@ -121,27 +123,24 @@ define make_venv
 	    { echo "$(PYTHON) cannot make a virtual environment (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	$(first) "Installing the build tools (about 30 MB) ..."
 	@$(INSTALL) scikit-build-core nanobind cmake ninja
-endef
+	@touch $@
 
 BUILD := $(INSTALL) --no-build-isolation \
     --config-settings=cmake.define.KVBENCH_WERROR=ON --editable
 
-$(VENV)/.installed-to-run: $(INSTALLED)
-	$(make_venv)
+$(VENV)/.installed-to-run: $(TOOLS) $(INSTALLED)
 	$(or_compiling) "Installing the dependencies (about 60 MB), then compiling the engine ..."
 	@$(BUILD) .
 	@touch $@
 
-$(VENV)/.installed-to-run-cuda: $(INSTALLED)
-	$(make_venv)
+$(VENV)/.installed-to-run-cuda: $(TOOLS) $(INSTALLED)
 	$(or_compiling) "Installing PyTorch, Triton and the other dependencies (about 2.9 GB), then compiling the engine ..."
 	@$(BUILD) '.[cuda]'
 	@touch $@
 
 # Without a driver, the CPU build of PyTorch is enough. If its index is not reachable, the next step installs the CUDA
 # build.
-$(STAMP): $(INSTALLED)
-	$(make_venv)
+$(STAMP): $(TOOLS) $(INSTALLED)
 ifeq ($(DRIVER),)
 	$(first) "Installing PyTorch for the CPU (about 200 MB) ..."
 	@$(INSTALL) --retries 0 --no-deps --index-url $(CPU_TORCH) torch 2>/dev/null || \
