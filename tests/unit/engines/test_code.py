@@ -153,23 +153,21 @@ def test_doctor_lists_every_engine_and_what_keeps_it_from_running(site: Path) ->
     assert "lmcache is not installed" in lines["lmcache"]
 
 
-def test_sglang_loads_without_its_package_being_imported(site: Path) -> None:
+def test_engines_load_without_their_packages_being_imported(site: Path) -> None:
     put_sglang(site, HICACHE)
-    assert "loads" in doctor(site)["sglang_jit"]
-
-
-def test_sglang_that_does_not_load_is_one_line_with_the_file_and_the_cause(site: Path) -> None:
-    put_sglang(site, f"{HICACHE}\nfrom sglang.srt.environ import gone")
-    line = doctor(site)["sglang_jit"]
-    assert "sglang 0.99.0 needs torch==9.9, this is torch " in line
-    assert "hicache.py does not load: cannot import name 'gone'" in line
-
-
-def test_a_wrapper_of_vllm_that_does_not_load_is_one_line_with_the_file_and_the_cause(site: Path) -> None:
     put(site, WRAPPER, TEXT)
-    assert "loads" in doctor(site)["vllm_triton"]
+    lines = doctor(site)
+    assert "loads" in lines["sglang_jit"]
+    assert "loads" in lines["vllm_triton"]
+
+
+def test_an_engine_that_does_not_load_is_one_line_with_the_file_and_the_cause(site: Path) -> None:
+    put_sglang(site, f"{HICACHE}\nfrom sglang.srt.environ import gone")
     put(site, WRAPPER, f"from vllm.utils import gone\n{TEXT}")
-    assert "swap_blocks_triton.py does not load: No module named 'vllm.utils'" in doctor(site)["vllm_triton"]
+    lines = doctor(site)
+    assert "sglang 0.99.0 needs torch==9.9, this is torch " in lines["sglang_jit"]
+    assert "hicache.py does not load: cannot import name 'gone'" in lines["sglang_jit"]
+    assert "swap_blocks_triton.py does not load: No module named 'vllm.utils'" in lines["vllm_triton"]
 
 
 def test_an_engine_is_measured_on_request_only(tmp_path: Path) -> None:

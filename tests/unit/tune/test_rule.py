@@ -9,6 +9,7 @@ from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
@@ -145,10 +146,14 @@ def test_a_smaller_sm_count_stands_for_one_that_a_size_lacks_but_no_larger_one(
     }
 
 
+READ_ONCE = cache(load_run)  # to read a committed run takes longer than what its answer is made of
+
+
 @cache
 def shown(command: str, *arguments: Path | str, columns: int = 80) -> list[str]:
     """Return the lines that a command prints about runs; those of several widths differ in nothing else."""
-    return output(command, *arguments, columns=columns).splitlines()
+    with mock.patch("kvbench.results.load_run", READ_ONCE):
+        return output(command, *arguments, columns=columns).splitlines()
 
 
 def ragged(cell: Cell) -> float:
