@@ -69,7 +69,7 @@ def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, d
         visits, cells = view.weight
         return (len(view.earlier),) if section.of_all else (visits, section.weight(view), cells)
 
-    filled: list[tuple[View, Part]] = []
+    filled: list[tuple[View, Callable[[], Part]]] = []
     reasons: dict[int, str] = {}  # by the number of earlier runs, as all orders here
     for view in sorted(views, key=weight, reverse=True):
         made = section.make(view)
@@ -82,4 +82,5 @@ def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, d
     if not filled:
         return None, dict.fromkeys(reasons[number] for number in sorted(reasons) if reasons[number])
     others = sorted((view for view, _ in filled[1:]), key=lambda view: len(view.earlier))
-    return Chapter(section, *filled[0], others if section.of_all or len(views) <= _MOST_NAMED else None), {}
+    shown, make_part = filled[0]
+    return Chapter(section, shown, make_part(), others if section.of_all or len(views) <= _MOST_NAMED else None), {}

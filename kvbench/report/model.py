@@ -93,9 +93,14 @@ class Part:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
+# What makes the part of a run, or why there is none: "" where that goes without saying. It is called for the run that
+# is shown alone.
+PartOrReason = Callable[[], Part] | str
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A kind of finding; `make` returns what a run adds, or why it adds nothing ("" where that goes without saying).
+    """A kind of finding; `make` returns what a run adds, or why it adds nothing.
 
     Of several runs, a report shows the one with most visits, then with most `weight`, then with most cells. With
     `of_all`, what a run adds covers the runs before it too, and the last one is shown.
@@ -103,7 +108,7 @@ class Section:
 
     name: str
     title: str
-    make: Callable[[View], Part | str]
+    make: Callable[[View], PartOrReason]
     of_all: bool = False
     weight: Callable[[View], int | str] = lambda _: 0
 

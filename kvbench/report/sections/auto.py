@@ -1,6 +1,7 @@
 """The backend `auto` against the best of the others, cell by cell, where both were measured."""
 
 import math
+from functools import partial
 from typing import Final
 
 import pandas as pd
@@ -9,7 +10,7 @@ from kvbench.cells.backend_facts import AUTO
 from kvbench.errors import UsageError
 from kvbench.policy import Choice, Policy
 from kvbench.report.captions import caption
-from kvbench.report.model import DataTable, Finding, Part, Strong, Text
+from kvbench.report.model import DataTable, Finding, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, slower_text
 from kvbench.report.table_rows import UNCLEAR, Row, grid_table, measured_table, rows_of, unclear_mark
 from kvbench.report.view import View
@@ -31,7 +32,7 @@ _KNOWN: Final = (
 )
 
 
-def make(view: View) -> Part | str:
+def make(view: View) -> PartOrReason:
     cells = tried(view.frame)
     cells = cells[cells["cell_id"].isin(view.visits)]
     compared = _against_best(view, cells)
@@ -39,6 +40,10 @@ def make(view: View) -> Part | str:
         return f"it needs {AUTO} and another backend measured at the same block size and number of blocks"
     policy = _policy_of(view)
     compared = compared.assign(known=_known(compared, policy))
+    return partial(_part, view, compared, policy)
+
+
+def _part(view: View, compared: pd.DataFrame, policy: Policy | str) -> Part:
     tables = [_ratios(view, kind) for _, kind in compared.groupby(["direction", "stream_state"], sort=False)]
     new = compared[~compared["known"]]
     missed = new[new["below"]].sort_values("ratio", kind="stable")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 
@@ -10,7 +11,7 @@ from kvbench.analysis.curves import Cliff, find_cliff
 from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
 from kvbench.cells.backend_facts import AUTO
 from kvbench.report.captions import includes_of
-from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Text
+from kvbench.report.model import Chart, Code, DataTable, Finding, Part, PartOrReason, Text
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.rate_curves import (
     MIN_SIZES,
@@ -38,10 +39,12 @@ _HEIGHT = (
 )
 
 
-def make(view: View) -> Part | str:
+def make(view: View) -> PartOrReason:
     curves = cliff_curves(view.pinned)
-    if isinstance(curves, str):
-        return curves
+    return curves if isinstance(curves, str) else partial(_part, view, curves)
+
+
+def _part(view: View, curves: RateCurves) -> Part:
     findings = [_finding(curve, cliff) for curve in curves.curves if (cliff := curve.cliff)]
     highlights = [*_highlights(curves.curves), *_falls(curves.cells), *primed_inline(curves.cells)]
     groups = grouped(curves.curves, lambda curve: (curve.direction, curve.backend, curve.state))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
 from statistics import median
 from typing import Final
@@ -17,7 +18,7 @@ from kvbench.cells.cell import AXES, axes_of
 from kvbench.machine.identity import differing
 from kvbench.report.captions import host_mark, includes
 from kvbench.report.charts.plot import ChartText, PlotAxis
-from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Span, Text
+from kvbench.report.model import Chart, Code, DataTable, Finding, Part, PartOrReason, Span, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size
 from kvbench.report.rate_curves import POINT_COLUMNS, RateCurves, cliff_curves, curve_plot, evenly_spaced, ladder_curves
 from kvbench.report.select import LATER, SIDE_AXES, pin, where
@@ -59,14 +60,17 @@ _BESIDE_VERDICT: Final = (
 Pair = tuple[View, View]  # the earlier run, and the one that is held against it
 
 
-def make(view: View) -> Part | str:
+def make(view: View) -> PartOrReason:
     base = view.base
     if base is None:
         return ""
     pair = (base, view)
     cells, beside = _cells(*pair), _beside(*pair)
-    if cells.empty and beside.empty:
-        return ""
+    return "" if cells.empty and beside.empty else partial(_part, pair, cells, beside)
+
+
+def _part(pair: tuple[View, View], cells: pd.DataFrame, beside: pd.DataFrame) -> Part:
+    base, view = pair
     origin = _origin(pair, cells)
     between = f"{view.label} against {base.label}"
     sentences = [(f"{between}, {noun(len(cells), 'cell')} in common: {_verdict_counts(cells)}.", cells)]

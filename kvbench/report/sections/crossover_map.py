@@ -8,7 +8,7 @@ from kvbench.cells.backend_facts import BATCHED
 from kvbench.report.captions import chart_text, includes
 from kvbench.report.charts.palette import UNDECIDED
 from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
-from kvbench.report.model import Chart, Part
+from kvbench.report.model import Chart, Part, PartOrReason
 from kvbench.report.numbers import bytes_size, count, figure
 from kvbench.report.select import DIRECTIONS, where
 from kvbench.report.table_rows import Row, chance_note, few_visits_note, rows_of, with_sms
@@ -20,14 +20,14 @@ _AXES: Final = ["block_bytes", "blocks"]
 _FIGURES: Final = ["samples", "rounds", "swap_us_median", "swap_us_low", "swap_us_high", "cell_id"]
 
 
-def make(view: View) -> Part | str:
+def make(view: View) -> PartOrReason:
     kernels = {
         backend for arms in view.contests.values() for backend, cells in arms.items() if cells["sms"].notna().any()
     }
     charts = [chart for kernel in sorted(kernels) if (chart := _chart(view, kernel))]
     if not charts:
         return f"it needs {BATCHED} and a kernel backend measured at {MIN_CELLS} cells, with two block sizes and two N"
-    return Part(charts=charts)
+    return lambda: Part(charts=charts)
 
 
 def _chart(view: View, kernel: str) -> Chart | None:

@@ -6,7 +6,7 @@ import pandas as pd
 
 from kvbench.cells.cell import AXES
 from kvbench.report.captions import caption
-from kvbench.report.model import DataTable, Part, Text
+from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, figure, noun, size
 from kvbench.report.table_rows import Row, comma_separated, rows_of, sms_text
 from kvbench.report.view import View
@@ -18,11 +18,11 @@ _INCLUDES = (
 _KEY = [name for name in AXES if name != "devices"]
 
 
-def make(view: View) -> Part | str:
+def make(view: View) -> PartOrReason:
     if _pairs(view).empty:
         return "it needs cells that several devices swapped at once (--device cuda:all)"
     runs = [run for run in (*view.earlier, view) if not _pairs(run).empty]
-    return Part(tables=[_table(runs[:number], named=len(runs) > 1) for number in range(1, len(runs) + 1)])
+    return lambda: Part(tables=[_table(runs[:number], named=len(runs) > 1) for number in range(1, len(runs) + 1)])
 
 
 def _table(runs: Sequence[View], *, named: bool) -> DataTable:

@@ -8,7 +8,7 @@ from kvbench.analysis.compare import Verdict, compare_visits
 from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN
 from kvbench.errors import UsageError
 from kvbench.policy import Choice
-from kvbench.report.model import DataTable, Finding, Part
+from kvbench.report.model import DataTable, Finding, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
 from kvbench.report.select import where
 from kvbench.report.table_rows import UNCLEAR, comma_separated, measured_table, unclear_mark
@@ -29,7 +29,7 @@ _INCLUDES: Final = (
 )
 
 
-def make(view: View) -> Part | str:
+def make(view: View) -> PartOrReason:
     if isinstance(reason := _answers(view), str):
         return reason
     runs = [(run, answers) for run in view.of_machine if not isinstance(answers := _answers(run), str)]
@@ -45,7 +45,7 @@ def make(view: View) -> Part | str:
         return "the engine's code copies blocks in pages on the host (host_pattern=page-first-TxC)"
     every = [answer for _, answers in runs for answer in answers]
     highlights = [Finding(text, _WEIGHT) for engine in MEASURED if (text := _same_api(engine, every))]
-    return Part(tables=tables, highlights=highlights)
+    return lambda: Part(tables=tables, highlights=highlights)
 
 
 def _answers(view: View) -> list[Answer] | str:

@@ -12,7 +12,7 @@ from kvbench.errors import UsageError
 from kvbench.models.geometry import swaps_from_plain
 from kvbench.report.captions import chart_text, includes_of
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel, told_apart
-from kvbench.report.model import Chart, DataTable, Finding, Part
+from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
 from kvbench.report.select import grouped
 from kvbench.report.table_rows import Row, comma_separated, line_of, measured_table, rows_of, sms_text
@@ -44,7 +44,7 @@ _TIMES: Final = {
 }
 
 
-def make(view: View) -> Part | str:
+def make(view: View) -> PartOrReason:
     if _layers_of(view).empty:
         return "it needs swaps by layers (sequence=layers-L)"
     named = {run.label: (run, *_named(run)) for run in view.of_machine if not _layers_of(run).empty}
@@ -57,10 +57,10 @@ def make(view: View) -> Part | str:
     ]
     loads = pd.concat(cells for _, cells in runs)
     if (waited := loads[loads["hidden_share"].notna()]).empty:
-        return Part(tables=tables)
+        return lambda: Part(tables=tables)
     decided = waited[waited["hidden_share_low"].notna()]
     highlights = [_finding(str(what), unit, rows_of(group)) for what, group in decided.groupby("what", sort=False)]
-    return Part([one.text for one in highlights], [_chart(runs[0][0], unit, waited)], tables, highlights)
+    return lambda: Part([one.text for one in highlights], [_chart(runs[0][0], unit, waited)], tables, highlights)
 
 
 def _layers_of(view: View) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import pandas as pd
 from kvbench.analysis.compare import Comparison, Verdict
 from kvbench.cells.axes import Reuse
 from kvbench.report.captions import includes_of
-from kvbench.report.model import Finding, Part, Text
+from kvbench.report.model import Finding, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, slower_text
 from kvbench.report.rate_curves import RateCurves, curve_chart, curves_over
 from kvbench.report.select import pin, where
@@ -45,7 +45,7 @@ Arm = tuple[str, Reuse]
 Shape = tuple[str, str, int, int]  # direction, backend, blocks, block bytes
 
 
-def make(view: View) -> Part | str:
+def make(view: View) -> PartOrReason:
     pinned = pin(view.frame, shown=("pool", "reuse", "sms"))
     compared = _compared(pinned.cells)
     curves = _pool_curves(view.frame)
@@ -70,7 +70,7 @@ def make(view: View) -> Part | str:
         sizes = {curve.panel: f", {bytes_size(curve.panel)} blocks" for curve in curves.curves}
         title = f"GB/s against the size of the pool, N = {count(curves.main)} fresh blocks"
         charts = [curve_chart(view, "locality", curves, sizes, title)]
-    return Part(charts=charts, tables=tables, highlights=highlights)
+    return lambda: Part(charts=charts, tables=tables, highlights=highlights)
 
 
 def _compared(cells: pd.DataFrame) -> dict[Shape, dict[Arm, Row]]:

@@ -15,7 +15,7 @@ from kvbench.models.geometry import ModelSwap, swaps_from_plain
 from kvbench.models.presets import USUAL_TOKENS
 from kvbench.report.captions import chart_text, includes
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel
-from kvbench.report.model import Chart, DataTable, Finding, Part
+from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.rate_curves import GBPS, POINT_COLUMNS, RATES
 from kvbench.report.select import STATES, Pinned, by_direction, pin, where
@@ -72,13 +72,13 @@ class ModelRows:
         return None
 
 
-def make(view: View) -> Part | str:
+def make(view: View) -> PartOrReason:
     sides = _model_rows(view)
     if isinstance(sides, str):
         return sides
     tables = [table for rows in sides for table in _tables(rows)]
     highlights = [finding for rows in sides for state in STATES for finding in _findings(rows, state)]
-    return Part(charts=[_chart(view, sides)], tables=tables, highlights=highlights)
+    return lambda: Part(charts=[_chart(view, sides)], tables=tables, highlights=highlights)
 
 
 def _model_rows(view: View) -> list[ModelRows] | str:

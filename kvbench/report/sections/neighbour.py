@@ -13,7 +13,7 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import Neighbour
 from kvbench.report.captions import caption, chart_text
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
-from kvbench.report.model import Chart, DataTable, Finding, Part, Strong, Text
+from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import figure, noun
 from kvbench.report.select import DIRECTIONS, by_direction, where
 from kvbench.report.table_rows import Row, footnoted, format_cell, line_of, rows_of, sms_text, with_methods
@@ -65,7 +65,7 @@ _POINT_COLUMNS: Final = (
 )  # fmt: skip
 
 
-def make(view: View) -> Part | str:
+def make(view: View) -> PartOrReason:
     cells = view.frame[view.frame["neighbour"].notna() & (view.frame["status"] != "skipped") & whole(view.frame)]
     if not (cells["neighbour_slowdown"] > 0).any():
         return "it needs swaps that were measured beside a neighbour"
@@ -85,7 +85,7 @@ def make(view: View) -> Part | str:
         tables.append(_equal_table(view, points, equal))
         files[f"neighbour-equal-rates-{view.label}.csv"] = as_csv(equal)
     charts = [_chart(view, name, where(points, neighbour=name)) for name in points["neighbour"].unique()]
-    return Part([finding.text for finding in highlights], charts, tables, highlights, files)
+    return lambda: Part([finding.text for finding in highlights], charts, tables, highlights, files)
 
 
 def _edge(points: pd.DataFrame) -> set[str]:

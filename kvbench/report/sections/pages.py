@@ -9,7 +9,7 @@ from kvbench.analysis.compare import Visits, winners
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.backend_facts import STAGED
 from kvbench.report.captions import includes_of
-from kvbench.report.model import DataTable, Finding, Part, Text
+from kvbench.report.model import DataTable, Finding, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure
 from kvbench.report.select import Pinned, by_direction, grouped, pin, where
 from kvbench.report.table_rows import MARKS, Row, fastest_marked, measured_table, rate, rows_of, with_sms
@@ -25,7 +25,7 @@ _NOTE: Final = (
 _COSTS: Final = {"caller, us": ("caller_us_median", 1), "SM, us": ("sm_us", 1), "buffer, MiB": ("staging_bytes", MIB)}
 
 
-def make(view: View) -> Part | str:
+def make(view: View) -> PartOrReason:
     frame = view.frame
     paged = frame[frame["host_pattern"].astype(object).fillna("").str.startswith("page-first").astype(bool)]
     pinned = pin(where(paged, stream_state="idle"), shown=("host_pattern",))
@@ -34,7 +34,8 @@ def make(view: View) -> Part | str:
         return "it needs two backends on pages of the host (host_pattern=page-first-T) when idle"
     sides = by_direction(measured).items()
     highlights = [Finding(text, _WEIGHT) for side in sides if (text := _finding(view, *side))]
-    return Part([one.text for one in highlights], (), [_table(view, pinned, *side) for side in sides], highlights)
+    said = [one.text for one in highlights]
+    return lambda: Part(said, (), [_table(view, pinned, *side) for side in sides], highlights)
 
 
 def _swaps(cells: pd.DataFrame) -> dict[tuple[str, int, int], list[Row]]:

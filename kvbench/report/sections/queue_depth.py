@@ -13,7 +13,7 @@ from kvbench.analysis.margins import QUEUE_KNEE
 from kvbench.cells.backend_facts import PER_BLOCK
 from kvbench.report.captions import chart_text
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
-from kvbench.report.model import Chart, DataTable, Finding, Part, Strong, Text
+from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_text
 from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, grouped, pin, where
 from kvbench.report.table_rows import Row, any_decidable, format_cell, line_of, measured_table, rows_of
@@ -59,7 +59,7 @@ class QueueLine:
         return where(self.cells, status="ok")
 
 
-def make(view: View) -> Part | str:
+def make(view: View) -> PartOrReason:
     pinned = pin(view.frame, shown=QUEUE)
     caller_us = view.run.visit_times("caller_us")
     busy = where(pinned.cells, stream_state="busy").sort_values("queued")
@@ -74,7 +74,8 @@ def make(view: View) -> Part | str:
     panels = grouped(lines, lambda line: line.panel)
     tables = [_table(view, title, panel, pinned) for title, panel in panels.items()]
     none = [_NO_KNEE] if any(any_decidable(line.cells) for line in lines) else []
-    return Part([finding.text for finding in highlights] or none, [_chart(view, panels, pinned)], tables, highlights)
+    findings = [finding.text for finding in highlights] or none
+    return lambda: Part(findings, [_chart(view, panels, pinned)], tables, highlights)
 
 
 def _line(cells: pd.DataFrame, caller_us: Mapping[str, Visits]) -> QueueLine:

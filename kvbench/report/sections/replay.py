@@ -12,7 +12,7 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.layers import TRACE
 from kvbench.report.captions import chart_text, includes_of
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
-from kvbench.report.model import Chart, DataTable, Finding, Part, Text
+from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Text
 from kvbench.report.numbers import count, figure
 from kvbench.report.select import by_direction
 from kvbench.report.table_rows import comma_separated, measured_table, rows_of, sms_text
@@ -46,13 +46,13 @@ class Replayed(NamedTuple):
     swaps: pd.DataFrame
 
 
-def make(view: View) -> Part | str:
+def make(view: View) -> PartOrReason:
     if _cells_of(view).empty:
         return "it needs swaps of a trace (kvbench sweep --trace FILE)"
     parts = [_part(run) for run in view.of_machine if not _cells_of(run).empty]
     highlights = [finding for part in parts for finding in part.highlights]
     charts, tables = ([one for part in parts for one in getattr(part, name)] for name in ("charts", "tables"))
-    return Part([finding.text for finding in highlights], charts, tables, highlights)
+    return lambda: Part([finding.text for finding in highlights], charts, tables, highlights)
 
 
 def _cells_of(view: View) -> pd.DataFrame:

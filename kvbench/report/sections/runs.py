@@ -11,7 +11,7 @@ from kvbench.analysis.curves import Crossover, crossovers
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.backend_facts import MERGED
 from kvbench.report.captions import includes_of
-from kvbench.report.model import Chart, DataTable, Finding, Part, Text
+from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count
 from kvbench.report.rate_curves import RateCurves, curve_chart, curves_over
 from kvbench.report.select import Pinned, by_direction, grouped, pin, where
@@ -28,14 +28,14 @@ _NOTE: Final = (
 )
 
 
-def make(view: View) -> Part | str:
+def make(view: View) -> PartOrReason:
     pinned, measured = _cells_in_runs(view.frame)
     if measured.empty:
         return f"it needs a backend measured at {MIN_LENGTHS} run lengths (pattern=shuffled,runs-8,runs-32) when idle"
     sides = by_direction(measured)
     changes = {direction: _changes(view, cells) for direction, cells in sides.items()}
     counts = sorted({int(blocks) for blocks in measured["blocks"]}, reverse=True)
-    return Part(
+    return lambda: Part(
         findings=[f"{direction}, {_line(*swap)}." for direction, swaps in changes.items() for swap in swaps.items()],
         charts=[_chart(view, pinned, where(measured, blocks=blocks), blocks) for blocks in counts],
         tables=[_table(view, pinned, *side) for side in sides.items()],

@@ -10,7 +10,7 @@ import pandas as pd
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, compare_visits
 from kvbench.analysis.margins import IN_TURN
 from kvbench.report.captions import includes_of
-from kvbench.report.model import DataTable, Finding, Part
+from kvbench.report.model import DataTable, Finding, Part, PartOrReason
 from kvbench.report.numbers import count, figure, noun, size
 from kvbench.report.select import SERIES, SIDE_AXES, by_direction, where
 from kvbench.report.table_rows import UNCLEAR, Row, comma_separated, measured_table, rows_of, unclear_mark
@@ -63,7 +63,7 @@ MERGING: Final = Setting(
 )
 
 
-def make(setting: Setting, view: View) -> Part | str:
+def make(setting: Setting, view: View) -> PartOrReason:
     measured = unqueued(view.measured)
     sides = (where(measured, **{setting.axis: value}) for value in (setting.base, setting.other))
     both = next(sides).merge(next(sides), on=setting.equal, suffixes=("_base", "_other"))
@@ -86,7 +86,7 @@ def make(setting: Setting, view: View) -> Part | str:
         if (group["rounds"] >= MIN_PAIRS).any():
             weight = max((abs(math.log(change.ratio)) for change in changes), default=0.0)
             highlights.append(Finding(_sentence(setting, group), weight))
-    return Part(tables=tables, highlights=highlights)
+    return lambda: Part(tables=tables, highlights=highlights)
 
 
 def _change_text(rounds: int, change: Comparison) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kvbench.analysis.margins import KNEE
 from kvbench.report.captions import includes_of
-from kvbench.report.model import DataTable, Finding, Part, Strong, Text
+from kvbench.report.model import DataTable, Finding, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.rate_curves import RateCurve, RateCurves, curve_chart, evenly_spaced, ladder_curves, left_out
 from kvbench.report.select import grouped, where
@@ -20,7 +20,7 @@ _BOLD = (
 )
 
 
-def make(view: View) -> Part | str:
+def make(view: View) -> PartOrReason:
     curves = ladder_curves(view.frame)
     if isinstance(curves, str):
         return curves
@@ -28,7 +28,7 @@ def make(view: View) -> Part | str:
     rows = {size: f", {bytes_size(size)} blocks" for size in evenly_spaced(sizes)}
     title = f"GB/s against the SM count, N = {count(curves.main)} blocks{left_out(sizes)}"
     groups = grouped(curves.curves, lambda curve: (curve.backend, curve.state))
-    return Part(
+    return lambda: Part(
         charts=[curve_chart(view, "sm-ladder", curves, rows, title)],
         tables=[_table(view, curves, group) for group in groups.values()],
         highlights=[Finding(text, _WEIGHT) for group in groups.values() if (text := _sentence(group, curves.main))],

@@ -8,7 +8,7 @@ from typing import Final
 import pandas as pd
 
 from kvbench.report.captions import caption
-from kvbench.report.model import DataTable, Part
+from kvbench.report.model import DataTable, Part, PartOrReason
 from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.select import Pinned, by_direction, pin, where
 from kvbench.report.table_rows import rows_of, sms_text
@@ -33,7 +33,7 @@ _BUSY: Final = (
 )
 
 
-def make(view: View) -> Part | str:
+def make(view: View) -> PartOrReason:
     if view.run.info.clock < CLOCK:
         return "it needs a run whose times hold preparation"
     pinned = pin(view.measured, shown=())
@@ -43,8 +43,8 @@ def make(view: View) -> Part | str:
         return "it needs cells on an idle stream near N = 16, 256 or 10 000 with blocks of 4, 16 or 32 KiB"
     shapes = pd.DataFrame(sorted(set(near.values())), columns=["blocks", "block_bytes"])
     cells = pinned.cells.merge(shapes, on=["blocks", "block_bytes"])
-    directions = by_direction(where(cells, stream_state="idle"))
-    return Part(tables=[_table(view, where(cells, direction=direction), near, pinned) for direction in directions])
+    sides = [where(cells, direction=direction) for direction in by_direction(where(cells, stream_state="idle"))]
+    return lambda: Part(tables=[_table(view, side, near, pinned) for side in sides])
 
 
 def nearest(shapes: Collection[Swap]) -> dict[Swap, Swap]:

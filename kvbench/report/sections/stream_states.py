@@ -9,7 +9,7 @@ from kvbench.analysis.compare import Comparison
 from kvbench.cells.axes import StreamState
 from kvbench.cells.backend_facts import BATCHED
 from kvbench.report.captions import includes_of
-from kvbench.report.model import Chart, DataTable, Finding, Part
+from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason
 from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.rate_curves import cliff_curves, curve_chart
 from kvbench.report.select import Pinned, grouped, pin, where
@@ -25,7 +25,7 @@ _NOTE: Final = f"Open / closed: time with an open gate over time from the openin
 _Swap = Mapping[StreamState, Row]
 
 
-def make(view: View) -> Part | str:
+def make(view: View) -> PartOrReason:
     pinned = pin(view.measured, shown=())
     alike = grouped(rows_of(pinned.cells), lambda row: tuple(row[name] for name in _KEY))
     swaps = [{StreamState(row["stream_state"]): row for row in rows} for _, rows in sorted(alike.items())]
@@ -36,8 +36,11 @@ def make(view: View) -> Part | str:
     sides = sorted(grouped(gates, lambda gate: str(gate[0][StreamState.GATED]["direction"])).items(), reverse=True)
     known = [gate for _, side in sides for gate in side if math.isfinite(gate[1].high)]
     backends = grouped(known, lambda gate: tuple(gate[0][StreamState.GATED][name] for name in ("direction", "backend")))
-    tables = [_table(view, pinned, *side) for side in sides]
-    return Part(charts=_charts(view, pinned), tables=tables, highlights=[*map(_finding, backends.values())])
+    return lambda: Part(
+        charts=_charts(view, pinned),
+        tables=[_table(view, pinned, *side) for side in sides],
+        highlights=[*map(_finding, backends.values())],
+    )
 
 
 def _charts(view: View, pinned: Pinned) -> list[Chart]:

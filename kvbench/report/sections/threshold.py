@@ -10,7 +10,7 @@ from kvbench.analysis.curves import crossovers
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.backend_facts import BATCHED
 from kvbench.report.captions import includes_of
-from kvbench.report.model import DataTable, Finding, Part, Text
+from kvbench.report.model import DataTable, Finding, Part, PartOrReason, Text
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import where
 from kvbench.report.table_rows import MARKS, fastest_marked, measured_table, rate, rows_of, with_sms
@@ -29,7 +29,7 @@ Times = Mapping[str, Mapping[int, Visits]]  # of swap_us, by backend and block b
 Winners = Mapping[int, str | None]  # by block bytes
 
 
-def make(view: View) -> Part | str:
+def make(view: View) -> PartOrReason:
     cells = [arm for arms in view.contests.values() for arm in arms.values()]
     if not cells:
         return _NEEDED
@@ -48,7 +48,7 @@ def make(view: View) -> Part | str:
         if lines:
             text = f"{direction} on {a_stream(state)}, N = {count(blocks)}: {'; '.join(lines)}."
             highlights.append(Finding(text, _WEIGHT))
-    return Part(tables=tables, highlights=highlights) if tables else _NEEDED
+    return (lambda: Part(tables=tables, highlights=highlights)) if tables else _NEEDED
 
 
 def common_blocks(measured: pd.DataFrame) -> int:

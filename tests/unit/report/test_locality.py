@@ -1,5 +1,6 @@
 """The section on locality: the four arms of a swap, what scattered blocks cost, and GB/s against the pool."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from kvbench.report.model import Part
 from kvbench.report.numbers import TIMES
 from kvbench.report.sections.locality import make
 from kvbench.report.view import views_of
+from kvbench.results import Record
 from tests.reports import lines_of, made_run, said
 from tests.synthetic import ceilings, failure, visit
 
@@ -24,8 +26,12 @@ def part_of(tmp_path: Path, times_us: dict[Cell, float]) -> Part | str:
     visits = [
         visit(cell, us, count=5, noise=0.001, round_=number) for number in range(6) for cell, us in times_us.items()
     ]
-    run = made_run(tmp_path, [*ceilings(), *visits])
-    return make(views_of([run])[0])
+    return made(tmp_path, visits)
+
+
+def made(tmp_path: Path, records: Sequence[Record]) -> Part | str:
+    part = make(views_of([made_run(tmp_path, [*ceilings(), *records])])[0])
+    return part if isinstance(part, str) else part()
 
 
 def test_the_table_compares_scattered_blocks_with_hot_ones(tmp_path: Path) -> None:
@@ -60,7 +66,7 @@ def test_the_swap_that_scattering_slows_most_is_one_that_visits_agree_on(tmp_pat
             (replace(FAR, blocks=4096), 800.0),
         )
     ]
-    part = make(views_of([made_run(tmp_path, [*ceilings(), *records])])[0])
+    part = made(tmp_path, records)
     assert isinstance(part, Part)
     (highlight,) = part.highlights
     assert f"4 096 {TIMES} 4 KiB takes 2x as long" in said(highlight.text)
@@ -69,7 +75,7 @@ def test_the_swap_that_scattering_slows_most_is_one_that_visits_agree_on(tmp_pat
 def test_a_failed_arm_does_not_change_the_caption_and_has_a_footnote(tmp_path: Path) -> None:
     records = [visit(cell, 100.0, count=5, round_=number) for number in range(6) for cell in (SWAP, FAR)]
     failed = failure(replace(SWAP, reuse=Reuse.FRESH), "error 719")
-    part = make(views_of([made_run(tmp_path, [*ceilings(), *records, failed])])[0])
+    part = made(tmp_path, [*records, failed])
     assert isinstance(part, Part)
     (table,) = part.tables
     assert " · 30 samples per cell" in said(table.caption)
@@ -79,7 +85,7 @@ def test_a_failed_arm_does_not_change_the_caption_and_has_a_footnote(tmp_path: P
 
 def test_swaps_that_all_failed_are_not_compared(tmp_path: Path) -> None:
     failed = [failure(cell, "error 719") for cell in (SWAP, FAR)]
-    part = make(views_of([made_run(tmp_path, [*ceilings(), *failed])])[0])
+    part = made(tmp_path, failed)
     assert isinstance(part, str)
 
 
@@ -92,7 +98,7 @@ def test_a_highlight_says_when_priming_did_not_stop_the_cpu_from_copying(tmp_pat
         for number in range(6)
         for cell in primed
     ]
-    part = make(views_of([made_run(tmp_path, [*ceilings(), *visits])])[0])
+    part = made(tmp_path, visits)
     assert isinstance(part, Part)
     assert "primed took the path CPU inline, in some visits or all, in 1 of 2 cells." in [
         one.text for one in part.highlights
