@@ -69,7 +69,7 @@ def make(view: View) -> PartOrReason:
     return "" if cells.empty and beside.empty else partial(_part, pair, cells, beside)
 
 
-def _part(pair: tuple[View, View], cells: pd.DataFrame, beside: pd.DataFrame) -> Part:
+def _part(pair: Pair, cells: pd.DataFrame, beside: pd.DataFrame) -> Part:
     base, view = pair
     origin = _origin(pair, cells)
     between = f"{view.label} against {base.label}"
