@@ -104,7 +104,7 @@ bool BlockCopier::submit(Descriptors descriptors, bool source_order_any, Stream 
       descriptors.sizes.emplace(descriptors.bytes);
       if (!descriptors.sizes->equal()) return false;
     }
-    for_each_on(&route_, descriptors.sources, descriptors.destinations, [](std::size_t) {});
+    check_entries(route_, descriptors.sources, descriptors.destinations);
   }
   chosen.copy(descriptors, stream);
   return true;

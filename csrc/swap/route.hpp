@@ -122,4 +122,9 @@ void for_each_on(Route* route, std::span<const Address> sources, std::span<const
   }
 }
 
+/// Checks every entry of a list against a route that its first entry began.
+inline void check_entries(Route& route, std::span<const Address> sources, std::span<const Address> destinations) {
+  for_each_on(&route, sources, destinations, [](std::size_t) {});
+}
+
 }  // namespace kvbench

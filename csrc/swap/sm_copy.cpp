@@ -164,7 +164,7 @@ class DescriptorListing final : public Listing {
     auto* ids = reinterpret_cast<Ids*>(static_cast<Row*>(table) + 1);
     const Packed packed = packing(sizes_.known)(descriptors_, sizes_.first, ends, ids);
     if (packed.offsets % SmKernels::kAlignment != 0 || packed.left >> 63 || packed.differing != 0) return false;
-    if (route) for_each_on(route, descriptors_.sources, descriptors_.destinations, [](std::size_t) {});
+    if (route) check_entries(*route, descriptors_.sources, descriptors_.destinations);
     *static_cast<Row*>(table) = {ends.from.begin, ends.to.begin};
     head.ids_at = sizeof(Row);
     head.ids = static_cast<u32>(rows_);
