@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "kernels/piece_map.hpp"
+#include "swap/pack_ids.hpp"
 
 namespace kvbench {
 namespace {
@@ -46,46 +47,6 @@ class Listing {
  protected:
   List head_{};
 };
-
-constexpr unsigned kWord = 4;  // log2 of the bytes of a word
-
-/// Bits over all entries of a list that was packed.
-struct Packed {
-  Address offsets;        ///< of the size, and of every offset from its region
-  Address left;           ///< has the highest bit set if an entry leaves its regions
-  std::size_t differing;  ///< in which a size differs from the first; 0 if sizes are known
-};
-
-template <bool known_sizes>
-[[gnu::always_inline]] inline Packed pack_ids(const Descriptors& list, std::size_t size, const Ends& ends, Ids* ids) {
-  Packed packed{.offsets = size, .left = 0, .differing = 0};
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    const Address source = list.sources[i] - ends.from.begin, destination = list.destinations[i] - ends.to.begin;
-    if constexpr (!known_sizes) packed.differing |= list.bytes[i] ^ size;
-    packed.offsets |= source | destination;
-    packed.left |= ends.left_by(list.sources[i], list.destinations[i]);
-    ids[i] = {static_cast<u32>(source >> kWord), static_cast<u32>(destination >> kWord)};
-  }
-  return packed;
-}
-
-using Packing = Packed (*)(const Descriptors&, std::size_t, const Ends&, Ids*);
-
-#if defined(__x86_64__)
-template <bool known_sizes>
-[[gnu::target("avx512f")]] Packed pack_wide(const Descriptors& list, std::size_t size, const Ends& ends, Ids* ids) {
-  return pack_ids<known_sizes>(list, size, ends, ids);
-}
-#endif
-
-/// The loop for this CPU: with wide registers it takes half the time.
-Packing packing(bool known_sizes) {
-#if defined(__x86_64__)
-  static const bool is_wide = __builtin_cpu_supports("avx512f") != 0;
-  if (is_wide) return known_sizes ? pack_wide<true> : pack_wide<false>;
-#endif
-  return known_sizes ? pack_ids<true> : pack_ids<false>;
-}
 
 /// One row per block if all have the same size, else one row and one length per piece of `piece_bytes`.
 class DescriptorListing final : public Listing {
@@ -157,12 +118,12 @@ class DescriptorListing final : public Listing {
   }
 
  private:
-  static constexpr Address kReach = Address{1} << (32 + kWord);
+  static constexpr Address kReach = Address{1} << (32 + kIdWord);
 
   /// Packs the list by ids from the start of `ends`. Returns false if it leaves them, or cannot be packed.
   bool pack_within(const Ends& ends, Route* route, void* table, List& head) const {
     auto* ids = reinterpret_cast<Ids*>(static_cast<Row*>(table) + 1);
-    const Packed packed = packing(sizes_.known)(descriptors_, sizes_.first, ends, ids);
+    const PackedIds packed = pack_ids(descriptors_, sizes_, ends, ids);
     if (packed.offsets % SmKernels::kAlignment != 0 || packed.left >> 63 || packed.differing != 0) return false;
     if (route) check_entries(*route, descriptors_.sources, descriptors_.destinations);
     *static_cast<Row*>(table) = {ends.from.begin, ends.to.begin};
