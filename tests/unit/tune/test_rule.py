@@ -192,7 +192,7 @@ def test_the_answer_says_where_even_the_most_choices_lose_too_much(tmp_path: Pat
 
     lines = summary([run_of(tmp_path, rate, cells(states=STATES))])
     assert any(line.startswith("Loss") and line.endswith("with 4 choices: h2d sustained") for line in lines)
-    assert not any("choices: " in line for line in summary([load_run(ENGINE)]))
+    assert not any("choices: " in line for line in summary([READ_ONCE(ENGINE)]))
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_no_choice_of_a_rule_is_left_out_where_stream_states_share_them() -> Non
         [H100 / "engine", H100 / "quick", H100 / "streams"],
     ):
         text = " ".join(" ".join(shown("show", *runs)).split())
-        rule = rule_of(answers_of([load_run(run) for run in runs], lambda _: True))
+        rule = rule_of(answers_of([*map(READ_ONCE, runs)], lambda _: True))
         for (direction, state), lines in rule.lines.items():
             alike = re.search(rf"{direction} [a-z, ]*\b{state}\b[a-z, ]*: (.*?)(?= [hd]2[hd] | Loss )", text)
             assert alike is not None
