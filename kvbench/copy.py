@@ -16,11 +16,11 @@ class BlockCopier:
     """Copies lists of blocks between pinned host memory and a GPU, in the way that a policy names for each.
 
     `device` is "cuda:N", "cpu" or "auto"; `policy` a file that `kvbench tune -p` wrote, without which built-in defaults
-    serve. The way depends on the direction, on the mean block size and on the number of blocks; from 8 MiB on also on
-    whether work is pending on the stream. Memory for lists of `max_entries` blocks of one size is taken at once; a list
-    that needs more takes it when it comes. Raises
-    UsageError for a device or policy that is not valid and for a policy of another device, EngineError where the driver
-    fails; warns of a policy of another driver.
+    serve. The way depends on the direction, on the mean block size and on the number of blocks; from 8 MiB on (64 MiB
+    between SM counts) also on whether work is pending on the stream. Memory for lists of `max_entries` blocks of one
+    size is taken at once; a list that needs more takes it when it comes. Raises UsageError for a device or policy that
+    is not valid and for a policy of another device, EngineError where the driver fails; warns of a policy of another
+    driver.
 
     One instance serves one thread at a time; instances are independent. An instance remembers where pools lie: make
     another one when a pool was freed. The GPU's primary context is used, which is also PyTorch's.

@@ -109,15 +109,17 @@ struct BenchOf {
     return std::make_shared<SmKernel>(driver, std::span<const std::byte>{}, SmShape{.method = method});
   }
 
-  /// Ways: 0 batched, 1 primed, 2 a kernel on 3 SMs, 3 merged.
+  /// Ways: 0 batched, 1 primed, 2 a kernel on 3 SMs, 3 merged, 4 the kernel on one SM.
   std::unique_ptr<BlockCopier> copier(std::vector<CopyTable> tables, std::size_t max_entries = 0) {
-    std::vector<CopyWay> ways(4);
+    std::vector<CopyWay> ways(5);
     ways[3].batch.by_host_address = ways[3].batch.merge = ways[3].batch.sliced = true;
     ways[1].batch.prime_ns = 2000;
     ways[1].batch.prime_up_to_bytes = 1 << 20;
     ways[2].sms = 3;
     ways[2].aligned = kernel(SmMethod::bulk);
     ways[2].any = kernel(SmMethod::lanes);
+    ways[4] = ways[2];
+    ways[4].sms = 1;
     return std::make_unique<BlockCopier>(driver, std::move(ways), std::move(tables), max_entries);
   }
 
@@ -193,6 +195,18 @@ void the_stream_is_asked_only_where_its_answer_matters() {
   check::equal(bench.driver->questions, 2, "questions, where both tables name one way");
   check::that(bench.copied(*copier, bench.list(4, 64)) == Noted{"kvbench_sm_bulk 3"}, "a small list");
   check::equal(bench.driver->questions, 2, "questions, where a swap is about as short as one");
+}
+
+void between_kernels_the_stream_is_asked_for_larger_lists_only() {
+  CopierBench bench;
+  const auto copier =
+      bench.copier({always(2, Direction::h2d), always(4, Direction::h2d, true), always(2, Direction::d2h)});
+  constexpr std::size_t kLarge = kPoolBytes / 2;
+  bench.driver->pending = true;
+  check::that(bench.copied(*copier, bench.list(4, kLarge)) == Noted{"kvbench_sm_bulk 3"}, "8 MiB");
+  check::equal(bench.driver->questions, 0, "questions");
+  check::that(bench.copied(*copier, bench.list(32, kLarge)) == Noted{"kvbench_sm_bulk 1"}, "64 MiB");
+  check::equal(bench.driver->questions, 1, "questions");
 }
 
 void what_is_not_aligned_takes_the_other_kernel() {
@@ -414,7 +428,7 @@ void a_call_allocates_nothing_once_a_list_as_long_was_copied() {
 void what_a_copier_cannot_serve_is_refused() {
   CopierBench bench;
   check::thrown<std::invalid_argument>([&] { bench.copier({always(0, Direction::h2d)}); });
-  check::thrown<std::invalid_argument>([&] { bench.copier(both_ways(4)); });
+  check::thrown<std::invalid_argument>([&] { bench.copier(both_ways(5)); });
   const auto copier = bench.copier(both_ways(0));
   const std::vector<Address> here{bench.host.address()}, elsewhere{4096};
   const std::vector<std::size_t> bytes{64};
@@ -431,6 +445,8 @@ int main() {
   return check::run({
       {"the table decides by size and count", the_table_decides_by_size_and_count},
       {"the stream is asked only where its answer matters", the_stream_is_asked_only_where_its_answer_matters},
+      {"between kernels the stream is asked for larger lists only",
+       between_kernels_the_stream_is_asked_for_larger_lists_only},
       {"what is not aligned takes the other kernel", what_is_not_aligned_takes_the_other_kernel},
       {"the driver is asked once for each pool", the_driver_is_asked_once_for_each_pool},
       {"a pool where a smaller one was is asked for once", a_pool_where_a_smaller_one_was_is_asked_for_once},
