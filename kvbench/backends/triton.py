@@ -10,11 +10,14 @@ from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction
 from kvbench.cells.backend_facts import TRITON
 from kvbench.cells.device_facts import DeviceFacts
-from kvbench.engine.device import DIRECTIONS, Addresses, Buffer, Device, Event, MemoryKind
+from kvbench.engine.device import DIRECTIONS, Addresses, Buffer, Device, Event, MemoryKind, Stream
 
 WARPS: Final = 8
 PIECE_BYTES: Final = 16 * 1024
 SLOTS: Final = 2
+MOST_LANES: Final = 1024
+# Triton compiles for the types of its arguments, and an integer of more than 32 bits has the type of every address.
+_ANY_ADDRESS: Final = 1 << 40
 
 
 class Triton:
@@ -50,7 +53,35 @@ def shape_of(sizes: Addresses) -> LaunchShape:
     largest = int(sizes.max())
     pieces = -(-largest // PIECE_BYTES)
     words = max(1, min(largest, PIECE_BYTES) // 8)
-    return LaunchShape(len(sizes) * pieces, pieces, min(1024, max(128, 1 << (words - 1).bit_length())))
+    return LaunchShape(len(sizes) * pieces, pieces, min(MOST_LANES, max(128, 1 << (words - 1).bit_length())))
+
+
+class _Launcher:
+    """Launches the kernel on a stream of a device."""
+
+    def __init__(self, device: Device) -> None:
+        # Imported here: torch and Triton take seconds to load, and a machine without a GPU can lack both.
+        import torch
+
+        from kvbench.backends.triton_kernel import copy_descriptors
+
+        self._cuda: Any = torch.cuda
+        self._kernel: Any = copy_descriptors
+        self._ordinal = int(device.name.partition(":")[2] or 0)
+
+    def launch(self, table_address: int, shape: LaunchShape, sms: int, stream: int) -> None:
+        with self._cuda.stream(self._cuda.ExternalStream(stream, device=self._ordinal)):
+            self._kernel[(sms,)](
+                table_address, shape.items, shape.pieces, piece_bytes=PIECE_BYTES, lanes=shape.lanes, num_warps=WARPS
+            )
+
+
+def load_and_compile(device: Device) -> None:
+    """Load what launches take seconds to load and to compile on a new machine, for blocks of at least 8 KiB."""
+    device.driver.bind_thread()
+    stream = Stream(device.driver)
+    _Launcher(device).launch(_ANY_ADDRESS, LaunchShape(items=0, pieces=1, lanes=MOST_LANES), 1, stream.handle)
+    stream.synchronize()
 
 
 class _Slot:
@@ -68,18 +99,11 @@ class TritonSwap:
     calls = 2
 
     def __init__(self, request: SwapRequest) -> None:
-        # Imported here: torch and Triton take seconds to load, and a machine without a GPU can lack both.
-        import torch
-
-        from kvbench.backends.triton_kernel import copy_descriptors
-
-        self._torch: Any = torch
-        self._kernel: Any = copy_descriptors
+        self._launcher = _Launcher(request.device)
         self._driver = request.device.driver
-        self._ordinal = int(request.device.name.partition(":")[2] or 0)
         self._memory = request.memory
         self._shape = shape_of(request.memory.sizes)
-        self._grid = (request.cell.sms or 1,)
+        self._sms = request.cell.sms or 1
         table_bytes = 3 * 8 * len(request.memory.sizes)
         self._slots = [_Slot(request.device, table_bytes) for _ in range(SLOTS)]
         self._next = 0
@@ -100,14 +124,5 @@ class TritonSwap:
         self._driver.transfer(
             slot.uploaded.address, slot.pinned.address, slot.pinned.size_bytes, DIRECTIONS[Direction.H2D], stream
         )
-        cuda = self._torch.cuda
-        with cuda.stream(cuda.ExternalStream(stream, device=self._ordinal)):
-            self._kernel[self._grid](
-                slot.uploaded.address,
-                self._shape.items,
-                self._shape.pieces,
-                piece_bytes=PIECE_BYTES,
-                lanes=self._shape.lanes,
-                num_warps=WARPS,
-            )
+        self._launcher.launch(slot.uploaded.address, self._shape, self._sms, stream)
         slot.done.record(stream)

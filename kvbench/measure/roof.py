@@ -9,7 +9,6 @@ from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
-from importlib import import_module
 from statistics import median
 from typing import Final
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from kvbench.backends.base import SwapRequest, backend_named
 from kvbench.backends.sm import BULK_FROM_COMPUTE
+from kvbench.backends.triton import load_and_compile
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.backend_facts import SM, TRITON
 from kvbench.cells.cell import Cell
@@ -39,8 +39,8 @@ _DELAY: Final = Queue(delay_ns=200_000)
 
 
 def compiling(device: Device, backends: Container[str]) -> ThreadPoolExecutor:
-    """Return threads that compile the kernels of the roof and import Triton for `backends`, while the caller does
-    something else.
+    """Return threads that compile the kernels of the roof and load the Triton kernel for `backends`, while the caller
+    does something else.
 
     What fails there fails again, with its error, where it is needed.
     """
@@ -48,7 +48,7 @@ def compiling(device: Device, backends: Container[str]) -> ThreadPoolExecutor:
     if not device.is_cuda:
         return threads
     if TRITON in backends:
-        threads.submit(import_module, "kvbench.backends.triton_kernel")
+        threads.submit(load_and_compile, device)
     for kernel in (*_LARGE_KERNELS, *_SMALL_KERNELS):
         threads.submit(cached_cubin, "sm_copy", device.arch, KernelShape.parse(kernel).defines)
     return threads

@@ -33,26 +33,27 @@ def test_dense_blocks_are_copied_by_the_kernel_of_the_scattered_ones(
 
 
 @pytest.mark.parametrize(
-    ("is_cuda", "backends", "kernels", "imported"),
+    ("is_cuda", "backends", "kernels", "loads_triton"),
     [
-        (True, {"sm", "triton"}, {"lanes", "bulk"}, ["kvbench.backends.triton_kernel"]),
-        (True, {"sm"}, {"lanes", "bulk"}, []),
-        (False, {"triton"}, set(), []),
+        (True, {"sm", "triton"}, {"lanes", "bulk"}, True),
+        (True, {"sm"}, {"lanes", "bulk"}, False),
+        (False, {"triton"}, set(), False),
     ],
 )
 def test_what_takes_long_to_load_is_loaded_beside_other_work(
-    monkeypatch: pytest.MonkeyPatch, is_cuda: bool, backends: set[str], kernels: set[str], imported: list[str]
+    monkeypatch: pytest.MonkeyPatch, is_cuda: bool, backends: set[str], kernels: set[str], loads_triton: bool
 ) -> None:
-    compiled, imports = [], []
+    compiled, loaded = [], []
+    device = mock.Mock(is_cuda=is_cuda, arch="sm_90")
 
     def compile_later(name: str, arch: str, defines: tuple[str, ...]) -> bytes:
         compiled.append((name, arch, defines[0].partition("METHOD=")[2]))
         raise NvrtcError("shown where the roof is measured")
 
     monkeypatch.setattr(roof, "cached_cubin", compile_later)
-    monkeypatch.setattr(roof, "import_module", imports.append)
-    with roof.compiling(mock.Mock(is_cuda=is_cuda, arch="sm_90"), backends):
+    monkeypatch.setattr(roof, "load_and_compile", loaded.append)
+    with roof.compiling(device, backends):
         pass
     assert {(name, arch) for name, arch, _ in compiled} == ({("sm_copy", "sm_90")} if is_cuda else set())
     assert {method for *_, method in compiled} == kernels
-    assert imports == imported
+    assert loaded == [device] * loads_triton
