@@ -10,7 +10,6 @@ from tests.unit.probe.test_probe import children
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 RUNS = 2
-MOST_S = 60
 
 
 def probed() -> ProbeReport:
@@ -25,7 +24,6 @@ def test_runs_give_the_same_answers(gpu: Device) -> None:
     runs = [probed() for _ in range(RUNS)]
     for run in runs:
         assert exit_code(run, named=True) == ExitCode.DONE, run
-        assert run.took_s <= MOST_S, {result.name: result.took_s for result in run.results}
     for number, name in enumerate(PROBES):
         findings = [run.results[number].found for run in runs]
         answers = {one.answer for one in findings if isinstance(one, ProbeFinding)}
