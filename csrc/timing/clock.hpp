@@ -18,6 +18,7 @@ inline std::int64_t clock_ns(clockid_t clock) {
 inline std::int64_t wall_ns() { return clock_ns(CLOCK_MONOTONIC); }
 inline std::int64_t thread_cpu_ns() { return clock_ns(CLOCK_THREAD_CPUTIME_ID); }
 inline double to_us(std::int64_t ns) { return static_cast<double>(ns) / 1e3; }
+inline double to_us(Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); }
 
 inline void wait_until(Clock::time_point end) {
   // Sleeping is coarse: the last part spins, so that short delays are accurate.

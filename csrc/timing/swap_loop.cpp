@@ -28,46 +28,51 @@ LoopTimes SwapLoop::run(std::chrono::nanoseconds time) {
   const Clock::time_point began = Clock::now();
   const Clock::time_point until = began + time;
   Clock::time_point burst = began;
+  Clock::time_point ended = began;  // of the last swap or pause
+  Clock::duration own{0};
   std::size_t in_burst = 0;
   const std::int64_t cpu_start_ns = thread_cpu_ns();
   std::int64_t cpu_waited_ns = 0;
-  while (times.wall_us.empty() || Clock::now() < until) {
+  while (times.wall_us.empty() || ended < until) {
     if (bursts_.swaps > 0 && in_burst == bursts_.swaps) {
       burst = std::max(burst + bursts_.period, Clock::now());
       in_burst = 0;
       const std::int64_t cpu_ns = thread_cpu_ns();
       wait_until(std::min(burst, until));
       cpu_waited_ns += thread_cpu_ns() - cpu_ns;
+      ended = Clock::now();
       continue;
     }
-    swap(times);
+    const Clock::time_point start = Clock::now();
+    if (bursts_.swaps == 0) own += start - ended;  // otherwise it is part of the period
+    ended = swap(start, times);
     ++in_burst;
   }
   times.cpu_us = to_us(thread_cpu_ns() - cpu_start_ns - cpu_waited_ns);
-  times.total_us = std::chrono::duration<double, std::micro>(Clock::now() - began).count();
+  times.total_us = to_us(ended - began - own);
   return times;
 }
 
 void SwapLoop::finish() {
   driver_->bind_thread();
-  submit();
+  submit(Clock::now());
   driver_->synchronize(stream_);
 }
 
-void SwapLoop::swap(LoopTimes& times) {
-  const std::int64_t start_ns = wall_ns();
-  submit();
-  const std::int64_t returned_ns = wall_ns();
+Clock::time_point SwapLoop::swap(Clock::time_point start, LoopTimes& times) {
+  submit(start);
+  const Clock::time_point returned = Clock::now();
   done_.record(stream_);
   write_next();
   done_.wait();
-  times.wall_us.push_back(to_us(wall_ns() - start_ns));
-  times.caller_us.push_back(to_us(returned_ns - start_ns));
+  const Clock::time_point ended = Clock::now();
+  times.wall_us.push_back(to_us(ended - start));
+  times.caller_us.push_back(to_us(returned - start));
   driver_->bind_thread();  // a submission from Python can have made another device current
+  return ended;
 }
 
-void SwapLoop::submit() {
-  Clock::time_point due = Clock::now();
+void SwapLoop::submit(Clock::time_point due) {
   for (const auto& [submit_part, least] : launches_) {
     submit_part(stream_);
     if (least.count() > 0) wait_until(due += least);

@@ -36,7 +36,7 @@ struct LoopTimes {
   std::vector<double> caller_us;
   std::vector<double> wall_us;
   double cpu_us = 0;    ///< CPU time of the thread in all swaps; to read its clock takes half a microsecond
-  double total_us = 0;  ///< time of the whole turn
+  double total_us = 0;  ///< time of the whole turn; without bursts, not what the loop does between two swaps
 };
 
 /// Consecutive swaps on one stream. The next list is written while a swap runs. The arrays stay the caller's memory.
@@ -54,8 +54,9 @@ class SwapLoop {
 
  private:
   void write_next();
-  void submit();
-  void swap(LoopTimes& times);
+  void submit(Clock::time_point due);
+  /// Returns when the swap ended.
+  Clock::time_point swap(Clock::time_point start, LoopTimes& times);
 
   std::shared_ptr<Driver> driver_;
   Stream stream_;

@@ -61,7 +61,7 @@ class Flow:
 
     def run(self, seconds: float) -> tuple[list[FlowSample], float]:
         """Swap for `seconds`, at least once; return MOST_KEPT of the swaps at most, evenly spaced, and the GB/s of all
-        over the whole time, including gaps.
+        over the whole time: with bursts including the gaps, otherwise without what the loop does between two swaps.
 
         Bursts come for the nearest number of whole periods, since a burst without the pause behind it would add to the
         GB/s; for `seconds` if that number is 0.
