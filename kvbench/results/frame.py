@@ -66,6 +66,7 @@ def summarize(
         _row(cell, of_cell) | _limits(cell, limits, reached[cell.direction])
         for cell, of_cell in records_of_cell.items()
     ]
+    in_order = sorted(range(len(rows)), key=lambda number: [_key(rows[number].get(name)) for name in _ORDER])
     frame = pd.DataFrame(rows, columns=list(TYPES))
     figures = _figures(measured, samples).reindex(frame.index)
     frame[figures.columns] = figures
@@ -83,9 +84,17 @@ def summarize(
         frame[f"{quantity}_gbps"] = frame["gbps"].where(quantities == quantity)
     frame["roof_share"] = frame["gbps"] / frame["roof_gbps"]
     frame["ceiling_share"] = frame["gbps"] / frame["ceiling_gbps"]
-    typed = frame[list(TYPES)].assign(samples=frame["samples"].fillna(0)).astype(TYPES)  # whatever the run holds
+    frame["samples"] = frame["samples"].fillna(0)
+    # the same types, whatever the run holds
+    others: dict[str, Any] = {name: kind for name, kind in TYPES.items() if frame.dtypes[name] != kind}
+    typed = frame.assign(**{name: frame[name].astype(kind) for name, kind in others.items()}).iloc[in_order]
     # The copy consolidates columns of one type: pandas warns about more than a hundred blocks.
-    return typed.sort_values(list(_ORDER), ignore_index=True).copy()
+    return typed[list(TYPES)].reset_index(drop=True).copy()
+
+
+def _key(value: Any) -> tuple[bool, Any]:
+    """Return a key that sorts a value of an axis before its absence."""
+    return value is None, value
 
 
 def _device_label(info: RunInfo) -> str:
