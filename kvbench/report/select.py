@@ -71,12 +71,14 @@ def pin(cells: pd.DataFrame, shown: tuple[str, ...]) -> Pinned:
 
 def spelled_out(frame: pd.DataFrame) -> pd.DataFrame:
     """Give the cells of a run that leave a later axis out their value on it, where the run has swept their backend."""
+    skipped = (frame["status"] == "skipped").to_numpy(bool)
     for axis, value in LATER.items():
+        absent = frame[axis].isna().to_numpy()
+        if not absent.any() or absent.all():
+            continue
         # a backend without the axis was skipped wherever it was asked for
-        swept = frame.loc[frame[axis].notna() & (frame["status"] != "skipped"), "backend"]
-        if not swept.empty:
-            left_out = frame[axis].isna() & frame["backend"].isin(set(swept))
-            frame = frame.assign(**{axis: frame[axis].mask(left_out, value)})
+        swept = set(frame["backend"][~absent & ~skipped])
+        frame = frame.assign(**{axis: frame[axis].mask(absent & frame["backend"].isin(swept), value)})
     return frame
 
 
@@ -109,7 +111,8 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 
 def texts_of(column: "pd.Series[Any]") -> list[str | None]:
     """Return the values of a column as text, None where there is none."""
-    return [None if absent else str(value) for value, absent in zip(column.tolist(), column.isna(), strict=True)]
+    # not by isna, which takes longer than all else: NA is one object, and NaN differs from itself
+    return [None if value is None or value is pd.NA or value != value else str(value) for value in column.tolist()]
 
 
 def _usual_sms(texts: Mapping[str, Sequence[str | None]], rows: Sequence[int], keep: Set[int]) -> set[int]:

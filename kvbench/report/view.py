@@ -82,7 +82,8 @@ class View:
         Cells by backend, batched first; failed and skipped ones too.
         """
         contests = {}
-        for direction, state in product(DIRECTIONS, STATES):
+        backends = set(self.measured["backend"])
+        for direction, state in product(DIRECTIONS, STATES) if BATCHED in backends and len(backends) > 1 else ():
             cells = where(self.pinned.cells, direction=direction, stream_state=state)
             others = set(cells[cells["cell_id"].isin(self.visits)]["backend"])
             if BATCHED in others and len(others) > 1:

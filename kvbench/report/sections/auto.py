@@ -33,11 +33,13 @@ _KNOWN: Final = (
 
 
 def make(view: View) -> PartOrReason:
+    needed = f"it needs {AUTO} and another backend measured at the same block size and number of blocks"
+    if AUTO not in set(view.measured["backend"]):
+        return needed
     cells = tried(view.frame)
-    cells = cells[cells["cell_id"].isin(view.visits)]
-    compared = _against_best(view, cells)
+    compared = _against_best(view, cells[cells["cell_id"].isin(view.visits)])
     if compared.empty:
-        return f"it needs {AUTO} and another backend measured at the same block size and number of blocks"
+        return needed
     policy = _policy_of(view)
     compared = compared.assign(known=_known(compared, policy))
     return partial(_part, view, compared, policy)
@@ -63,7 +65,7 @@ def _against_best(view: View, cells: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     by_auto = cells["backend"] == AUTO
-    for _, point in cells.groupby(_POINT) if by_auto.any() else ():
+    for _, point in cells.groupby(_POINT):
         autos = rows_of(point[by_auto[point.index]].head(1))
         others = rows_of(point[~by_auto[point.index]].sort_values("swap_us_median", kind="stable").head(1))
         for auto, best in zip(autos, others, strict=False):

@@ -41,9 +41,11 @@ def _table(runs: Sequence[View], *, named: bool) -> DataTable:
 
 
 def _pairs(view: View) -> pd.DataFrame:
-    """Return the measured cells of several devices with their rate alone, `gbps_alone`."""
-    alone = view.measured[view.measured["devices"] == 1][[*_KEY, "gbps"]]
+    """Return the measured cells of several devices with their rate alone, `gbps_alone`, where there are any."""
     together = view.measured[view.measured["devices"] > 1]
+    if together.empty:
+        return together
+    alone = view.measured[view.measured["devices"] == 1][[*_KEY, "gbps"]]
     return together.merge(alone, on=_KEY, suffixes=("", "_alone"))
 
 

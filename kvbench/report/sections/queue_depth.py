@@ -60,6 +60,9 @@ class QueueLine:
 
 
 def make(view: View) -> PartOrReason:
+    needed = f"it needs a backend measured on a busy stream behind {MIN_DEPTHS} numbers of queued swaps or more"
+    if view.measured["queued"].nunique() < MIN_DEPTHS:
+        return needed
     pinned = pin(view.frame, shown=QUEUE)
     caller_us = view.run.visit_times("caller_us")
     busy = where(pinned.cells, stream_state="busy").sort_values("queued")
@@ -69,7 +72,7 @@ def make(view: View) -> PartOrReason:
         _line(group, caller_us) for _, group in groups if where(group, status="ok")["queued"].nunique() >= MIN_DEPTHS
     ]
     if not lines:
-        return f"it needs a backend measured on a busy stream behind {MIN_DEPTHS} numbers of queued swaps or more"
+        return needed
     highlights = [_finding(line, knee) for line in lines if (knee := line.knee)]
     panels = grouped(lines, lambda line: line.panel)
     tables = [_table(view, title, panel, pinned) for title, panel in panels.items()]

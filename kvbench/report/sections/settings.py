@@ -65,8 +65,8 @@ MERGING: Final = Setting(
 
 def make(setting: Setting, view: View) -> PartOrReason:
     measured = unqueued(view.measured)
-    sides = (where(measured, **{setting.axis: value}) for value in (setting.base, setting.other))
-    both = next(sides).merge(next(sides), on=setting.equal, suffixes=("_base", "_other"))
+    base, other = (where(measured, **{setting.axis: value}) for value in (setting.base, setting.other))
+    both = base.merge(other, on=setting.equal, suffixes=("_base", "_other")) if len(base) and len(other) else other[:0]
     if both.empty:
         values = " and with ".join(f"{setting.axis}={value}" for value in (setting.base, setting.other))
         return f"it needs cells measured with {values} that are otherwise equal"
