@@ -92,7 +92,7 @@ class FakeSlot:
             notes=[],
         )
 
-    def reserve(self, pool_bytes: int, _host_pools: int) -> None:
+    def reserve(self, pool_bytes: int, *_: object) -> None:
         raise UsageError(f"no {pool_bytes} bytes here")
 
     def close(self) -> None:

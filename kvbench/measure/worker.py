@@ -66,7 +66,6 @@ class Worker:
 
     def __init__(self) -> None:
         self._faults = FaultPlan()
-        self._described: set[str] = set()
         self._control: ControlCopies | None = None
         self._kept: dict[Cell, SetUp] = {}
         self._trace: tuple[Replay, dict[str, list[Placed]]] | None = None
@@ -79,7 +78,6 @@ class Worker:
                 case protocol.Open():
                     return self._open(request)
                 case protocol.Describe():
-                    self._described.add(request.backend)
                     return protocol.Described(backend=facts_of(request.backend, self._device.facts()))
                 case protocol.Reserve():
                     return self._reserve(request)
@@ -117,7 +115,7 @@ class Worker:
         stream, urgent = Stream(driver), Stream(driver, HIGH_PRIORITY)
         region, urgent_region = (TimedRegion(driver, each.handle, delay_ns) for each in (stream, urgent))
         try:
-            with compiling(self._device, self._described):
+            with compiling(self._device, request.backends):
                 pools = Pools(self._device, stream, request.pool_bytes, request.host_pools)
                 host = pools.host_pool(None)
         except EngineError as error:

@@ -2,7 +2,7 @@
 
 import shlex
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -142,12 +142,12 @@ class Execution:
         for note in self.opened.notes:
             self._record(Note(text=note))
 
-    def reserve(self, cells: Iterable[Cell]) -> int:
+    def reserve(self, cells: Collection[Cell]) -> int:
         """Allocate the memory pools for `cells`, at least one, and return their bytes; raises KvbenchError."""
         sampling = self.spec.sampling
         largest = max(region_bytes(cell, submissions(sampling, cell.stream_state)) for cell in cells)
         pool_bytes = max(largest, CEILING_BYTES[self.opened.device.kind])
-        for note in self.slot.reserve(pool_bytes, self.plan.host_pools):
+        for note in self.slot.reserve(pool_bytes, self.plan.host_pools, {cell.backend for cell in cells}):
             self._record(Note(text=note))
         return pool_bytes
 
@@ -174,7 +174,7 @@ class Execution:
         self.observer.planned(self.plan, self.opened, len(every) - len(missing), len(every))
         if not missing:
             return
-        pool_bytes = self.reserve(visit.cell for visit in missing)
+        pool_bytes = self.reserve([visit.cell for visit in missing])
         for number, planned in groupby(missing, key=lambda visit: visit.round):
             self._measure_round(number, planned, pool_bytes, first=number == missing[0].round)
 

@@ -13,7 +13,7 @@ from kvbench.sweep.spec import Sampling
 from kvbench.traces.choice import Replay
 
 # The version of this protocol. If two builds are measured in turn, one parent speaks to the workers of both.
-VERSION: Final = 6
+VERSION: Final = 7
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="type"):
@@ -53,11 +53,13 @@ class Described(_Message, tag="described", frozen=True, kw_only=True):
 class Reserve(_Message, tag="reserve", frozen=True, kw_only=True):
     """Allocate the memory pools, `pool_bytes` each, and other shared resources; answered by Reserved or Refused.
 
-    `host_pools` is the number of methods of pinning memory whose pools can exist at once, `trace` what cells replay.
+    `host_pools` is the number of methods of pinning memory whose pools can exist at once, `backends` the names of those
+    that are measured, `trace` what cells replay.
     """
 
     pool_bytes: int
     host_pools: int
+    backends: list[str]
     busy_delay_us: int
     policy: Policy | None
     trace: Replay | None = None

@@ -51,8 +51,8 @@ class RankSlot(WorkerSlot):
         super().__init__(replace(spec, device=device), backends)
         self._rank = rank
 
-    def reserve(self, pool_bytes: int, host_pools: int = 1) -> list[str]:
-        notes = super().reserve(pool_bytes, host_pools)
+    def reserve(self, pool_bytes: int, host_pools: int = 1, backends: Iterable[str] = ()) -> list[str]:
+        notes = super().reserve(pool_bytes, host_pools, backends)
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if missing:
             raise UsageError(f"{' and '.join(missing)} not set: the ranks need it to begin together; torchrun sets it")

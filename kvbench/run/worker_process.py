@@ -262,14 +262,16 @@ class WorkerSlot:
                 return self.start()
         return msgspec.structs.replace(opened, backends=facts)
 
-    def reserve(self, pool_bytes: int, host_pools: int = 1) -> list[str]:
-        """Allocate the memory pools, now and in every replacement; raises UsageError if memory is short.
+    def reserve(self, pool_bytes: int, host_pools: int = 1, backends: Iterable[str] = ()) -> list[str]:
+        """Allocate the memory pools, now and in every replacement, and load what `backends` take long to load; raises
+        UsageError if memory is short.
 
         Returns the notes of the worker.
         """
         self._reserve = Reserve(
             pool_bytes=pool_bytes,
             host_pools=host_pools,
+            backends=sorted(backends),
             busy_delay_us=self._spec.sampling.busy_delay_us,
             policy=self._spec.policy,
             trace=self._spec.trace,

@@ -25,7 +25,7 @@ def test_a_worker_keeps_no_more_cells_than_it_has_room_for(
     monkeypatch.setattr(module, "MOST_KEPT", most)
     worker = Worker()
     worker.answer(protocol.Open(device="cpu", fault=None))
-    asked = protocol.Reserve(pool_bytes=1 << 20, host_pools=1, busy_delay_us=10, policy=None)
+    asked = protocol.Reserve(pool_bytes=1 << 20, host_pools=1, backends=[], busy_delay_us=10, policy=None)
     assert worker.answer(asked) == protocol.Reserved(notes=[])
     for cell in CELLS:
         request = protocol.MeasureCell(
@@ -39,7 +39,7 @@ def test_a_worker_keeps_no_more_cells_than_it_has_room_for(
 def test_the_pages_of_every_pool_are_sampled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker()
     worker.answer(protocol.Open(device="cpu", fault=None))
-    worker.answer(protocol.Reserve(pool_bytes=1 << 20, host_pools=2, busy_delay_us=10, policy=None))
+    worker.answer(protocol.Reserve(pool_bytes=1 << 20, host_pools=2, backends=[], busy_delay_us=10, policy=None))
     monkeypatch.setattr(module, "far_pages", lambda *_: ["far"])
     warnings = []
     for memory in (Memory.ALLOCATED, Memory.REGISTERED, Memory.REGISTERED, Memory.ALLOCATED):

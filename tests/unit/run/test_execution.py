@@ -36,8 +36,8 @@ class Slot:
         self.cells = CELLS[:disturbs]
         self.made: list[tuple[int, int, int]] = []
 
-    def reserve(self, pool_bytes: int, host_pools: int) -> list[str]:
-        return [f"{host_pools} of {pool_bytes} bytes"]
+    def reserve(self, _pool_bytes: int, _host_pools: int, backends: set[str]) -> list[str]:
+        return [f"room for {', '.join(backends)}"]
 
     def ask(self, request: Any, *_: object) -> Ceiling:
         return Ceiling(direction=request.direction, round=request.round, swap_bytes=1, gpu_us=[1.0])
@@ -106,6 +106,12 @@ def execute(path: Path, slot: Slot, writer: RunWriter | None = None, search: Sto
         progress = Progress(load_run(path).records)
         plan = Plan(CELLS, (), 0, 0, 0.0)
         return Execution(spec, plan, opened, writer, slot, Silent(), progress, search).run()  # type: ignore[arg-type]
+
+
+def test_a_worker_prepares_the_backends_of_the_plan(tmp_path: Path) -> None:
+    execute(tmp_path, Slot(disturbed=0))
+    notes = [record.text for record in load_run(tmp_path).records if isinstance(record, Note)]
+    assert notes == [f"room for {CELLS[0].backend}"]
 
 
 def test_a_disturbed_visit_is_repeated_after_the_others_of_its_round(tmp_path: Path) -> None:
