@@ -55,10 +55,16 @@ class _Rate(NamedTuple):
 
 
 def summarize(
-    info: RunInfo, records: Sequence[Record], samples: pd.DataFrame, ceilings: Mapping[str, Sequence[float]]
+    info: RunInfo,
+    records: Sequence[Record],
+    visits: Sequence[Visit],
+    samples: pd.DataFrame,
+    ceilings: Mapping[str, Sequence[float]],
 ) -> pd.DataFrame:
-    """Return one row per cell of a run, from its parts; a failed or skipped cell has its reason and no figures."""
-    records_of_cell = _records_of_cell(records)
+    """Return one row per cell of a run, from its parts: of the visits those that count, with their `long_samples`. A
+    failed or skipped cell has its reason and no figures.
+    """
+    records_of_cell = _records_of_cell(visits, records)
     limits = {direction: median(rates) for direction, rates in ceilings.items() if rates}
     reached = {direction: _reached(records, direction) for direction in Direction}
     measured = [cell for cell, of_cell in records_of_cell.items() if _status(of_cell) == "ok"]
@@ -147,18 +153,8 @@ def visit_times(frame: pd.DataFrame, samples: pd.DataFrame, time: str = "swap_us
     return times
 
 
-def visits_that_count(records: Sequence[Record]) -> list[Visit]:
-    """Return the last attempt of every visit, in journal order."""
-    visits = [record for record in records if isinstance(record, Visit)]
-    last = {(visit.cell.id, visit.round): visit.attempt for visit in visits}
-    return [visit for visit in visits if visit.attempt == last[visit.cell.id, visit.round]]
-
-
-def long_samples(records: Sequence[Record]) -> pd.DataFrame:
-    """Return one row per raw sample of the visits that count, in journal order: cell_id, round, sample, then
-    `SAMPLE_COLUMNS`.
-    """
-    visits = visits_that_count(records)
+def long_samples(visits: Sequence[Visit]) -> pd.DataFrame:
+    """Return one row per raw sample of `visits`, in order: cell_id, round, sample, then `SAMPLE_COLUMNS`."""
     counts = [len(visit.samples) for visit in visits]
     owner = np.repeat(np.arange(len(visits)), counts)
     first = np.cumsum([0, *counts])[:-1]
@@ -173,11 +169,11 @@ def long_samples(records: Sequence[Record]) -> pd.DataFrame:
     return frame.astype({"pending_before": "int8", "pending_after": "int8", "depth_held": "Int8"})
 
 
-def _records_of_cell(records: Sequence[Record]) -> dict[Cell, list[CellRecord]]:
+def _records_of_cell(visits: Sequence[Visit], records: Sequence[Record]) -> dict[Cell, list[CellRecord]]:
     """Return the records of every cell; cells with figures come first, as `_figures` numbers them."""
     records_of_cell: dict[Cell, list[CellRecord]] = {}
     others = (record for record in records if isinstance(record, Failure | Skip))
-    for record in (*visits_that_count(records), *others):
+    for record in (*visits, *others):
         records_of_cell.setdefault(record.cell, []).append(record)
     return dict(sorted(records_of_cell.items(), key=lambda item: _status(item[1]) != "ok"))
 

@@ -12,7 +12,6 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.layers import TRACE
 from kvbench.errors import UsageError
-from kvbench.results.frame import visits_that_count
 from kvbench.results.rundir import Run
 from kvbench.results.schema import Failure, Visit
 from kvbench.units import gigabytes_per_second
@@ -34,7 +33,7 @@ def replays_of(run: Run) -> dict[Cell, pd.DataFrame]:
     """
     visits: dict[Cell, list[Visit]] = {}
     failed = {record.cell for record in run.records if isinstance(record, Failure)}
-    for visit in visits_that_count(run.records):
+    for visit in run.visits:
         if visit.cell.sequence == TRACE and visit.cell not in failed:
             visits.setdefault(visit.cell, []).append(visit)
     return {cell: _swaps(replayed, cell.block_bytes) for cell, replayed in visits.items()}

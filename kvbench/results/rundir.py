@@ -20,7 +20,7 @@ import msgspec
 from kvbench.errors import MismatchError, RunDirectoryError, StorageError, UsageError, brief
 from kvbench.files import open_regular, raise_if_no_room, read_capped, sync_folder, write_whole
 from kvbench.results.journal import MAX_JOURNAL_BYTES, MAX_LINE_BYTES, JournalWriter, Position, read_lines
-from kvbench.results.schema import SCHEMA, Ceiling, Failure, Record, Retry, RunInfo, RunStatus
+from kvbench.results.schema import SCHEMA, Ceiling, Failure, Record, Retry, RunInfo, RunStatus, Visit
 from kvbench.text import printable, printable_tree
 from kvbench.units import gigabytes_per_second
 
@@ -48,6 +48,11 @@ class Run:
     records: Sequence[Record]
     warnings: Sequence[str]
 
+    @cached_property
+    def visits(self) -> Sequence[Visit]:
+        """The visits that count, in journal order."""
+        return visits_that_count(self.records)
+
     def frame(self) -> "pd.DataFrame":
         """Return the tidy table: one row per cell, axes first, columns as in `COLUMNS`."""
         return self._frame.copy(deep=False)
@@ -60,13 +65,13 @@ class Run:
     def _frame(self) -> "pd.DataFrame":
         from kvbench.results.frame import summarize
 
-        return summarize(self.info, self.records, self._samples, self.ceilings())
+        return summarize(self.info, self.records, self.visits, self._samples, self.ceilings())
 
     @cached_property
     def _samples(self) -> "pd.DataFrame":
         from kvbench.results.frame import long_samples
 
-        return long_samples(self.records)
+        return long_samples(self.visits)
 
     def visit_times(self, time: str = "swap_us") -> dict[str, dict[int, float]]:
         """Return cell id -> round -> median of a time of the visit in microseconds, for every cell with a figure.
@@ -104,6 +109,13 @@ def load_run(path: Path) -> Run:
     records = [record for record in lines if record is not None]
     torn = f"the last line of {name} is incomplete, because of a kill or a full disk, and was dropped"
     return Run(path, info, _without_retried(records), [torn] if len(records) < len(lines) else [])
+
+
+def visits_that_count(records: Sequence[Record]) -> Sequence[Visit]:
+    """Return the last attempt of every visit, in journal order."""
+    visits = [record for record in records if isinstance(record, Visit)]
+    last = {(visit.cell.id, visit.round): visit.attempt for visit in visits}
+    return [visit for visit in visits if visit.attempt == last[visit.cell.id, visit.round]]
 
 
 def _without_retried(records: list[Record]) -> list[Record]:

@@ -18,7 +18,7 @@ from kvbench.errors import UsageError
 from kvbench.policy import CHOSEN_AXES, Choice
 from kvbench.results import Run
 from kvbench.results.cost import Cost, costs_of
-from kvbench.results.frame import visits_that_count, whole
+from kvbench.results.frame import whole
 from kvbench.tune.answer import choice_text, speed_text
 from kvbench.tune.fit import Point, choice_of, machine_of, one_workload, preference
 from kvbench.units import size_text, two_digits
@@ -173,7 +173,7 @@ def answers_beside(
     kept = set(one_workload(every[every["neighbour"] == neighbour])["cell_id"])
     first = 0  # the rounds of several runs are numbered consecutively
     for run, frame in zip(runs, frames, strict=True):
-        costs = costs_of(visits_that_count(run.records))
+        costs = costs_of(run.visits)
         for row in frame[frame["cell_id"].isin(kept)].to_dict("records"):
             burst = row["burst"] if pd.notna(row["burst"]) else "none"
             shape = Shape(Direction(row["direction"]), int(row["block_bytes"]), int(row["blocks"]), burst)

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from kvbench.results import load_run
-from kvbench.results.frame import visits_that_count
+from kvbench.results.rundir import visits_that_count
 from tests.command import cell_of, failures, kvbench_here, records, swept, tiny
 
 ONE_SAMPLE = ("--rounds=1", "--warmups=0", "--min-samples=1", "--max-samples=1")

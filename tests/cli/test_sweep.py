@@ -18,7 +18,7 @@ import pytest
 from kvbench.cells.cell import AXES
 from kvbench.machine.identity import identity_hash
 from kvbench.results import COLUMNS, Ceiling, Note, Visit, load_run
-from kvbench.results.frame import visits_that_count
+from kvbench.results.rundir import visits_that_count
 from tests.command import (
     BRIEF,
     HOT,

@@ -8,7 +8,7 @@ import pytest
 
 from kvbench.report.numbers import figure
 from kvbench.results import Visit, load_run
-from kvbench.results.frame import visits_that_count
+from kvbench.results.rundir import visits_that_count
 from kvbench.traces.file import Header, Swap, write_trace
 from tests.command import kvbench_here, refused, succeeds
 

@@ -26,7 +26,7 @@ from kvbench.report.table_rows import Row, axis_text, chance_note, main_path, ro
 from kvbench.report.view import HOST_COPIES, View, sample_text
 from kvbench.results import Scalar
 from kvbench.results.cost import costs_of
-from kvbench.results.frame import as_csv, visits_that_count
+from kvbench.results.frame import as_csv
 from kvbench.results.schema import EffectivePath
 from kvbench.text import short
 from kvbench.units import two_digits
@@ -115,7 +115,7 @@ def _beside(base: View, other: View) -> pd.DataFrame:
 
     Columns: cell_id, `_BESIDE_NAMES`, figures with `_base` and `_other`, `_compared` of slowdowns.
     """
-    costs = [costs_of(visits_that_count(view.run.records)) for view in (base, other)]
+    costs = [costs_of(view.run.visits) for view in (base, other)]
     cells = base.measured[base.measured["cell_id"].isin(costs[0].keys() & costs[1].keys())]
     both = cells.merge(other.measured[["cell_id", *_BESIDE_FIGURES]], on="cell_id", suffixes=("_base", "_other"))
     if both.empty:

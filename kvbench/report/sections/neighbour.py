@@ -19,7 +19,7 @@ from kvbench.report.select import DIRECTIONS, by_direction, where
 from kvbench.report.table_rows import Row, footnoted, format_cell, line_of, rows_of, sms_text, with_methods
 from kvbench.report.view import View
 from kvbench.results.cost import Cost, at_rate, costs_of
-from kvbench.results.frame import as_csv, visits_that_count, whole
+from kvbench.results.frame import as_csv, whole
 from kvbench.units import two_digits
 
 # GB/s at which the methods of swapping are compared.
@@ -71,7 +71,7 @@ def make(view: View) -> PartOrReason:
         return "it needs swaps that were measured beside a neighbour"
     cells = with_methods(cells)
     points = cells[cells["neighbour_slowdown"] > 0]
-    costs = costs_of(visits_that_count(view.run.records))
+    costs = costs_of(view.run.visits)
     slowdowns = {cell: {number: cost.slowdown for number, cost in visits.items()} for cell, visits in costs.items()}
     tables: list[DataTable] = []
     highlights: list[Finding] = []

@@ -10,7 +10,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import DeviceFacts
 from kvbench.cli.progress import PlainReporter
 from kvbench.results import RunWriter, load_run
-from kvbench.results.frame import visits_that_count
+from kvbench.results.rundir import visits_that_count
 from kvbench.results.schema import Ceiling, Disturbance, Failure, Note, Retry, Visit
 from kvbench.run.done import Progress
 from kvbench.run.execution import MAX_REPEATS, VISITS_A_REPEAT, Execution, Outcome
