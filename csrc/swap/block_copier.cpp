@@ -121,9 +121,10 @@ BlockCopier::Candidates BlockCopier::ways_of(std::size_t count, std::size_t tota
   const auto blocks = static_cast<double>(count);
   const double block_bytes = static_cast<double>(total_bytes) / blocks;
   const std::size_t free = way_in(tables_[index_of(direction, false)], block_bytes, blocks);
+  if (total_bytes < kAskFromBytes) return {free, free};
   const std::size_t held = way_in(tables_[index_of(direction, true)], block_bytes, blocks);
   const bool both_kernels = ways_[free].sms > 0 && ways_[held].sms > 0;
-  return {free, total_bytes < (both_kernels ? kAskOfKernelsFromBytes : kAskFromBytes) ? free : held};
+  return {free, both_kernels && total_bytes < kAskOfKernelsFromBytes ? free : held};
 }
 
 ListCopier& BlockCopier::copier(std::size_t way_at, Direction direction, bool any) {
