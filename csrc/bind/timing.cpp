@@ -31,7 +31,8 @@ Launch launch_of(nb::handle swap, double least_us) {
 void swap_loop(nb::module_& m) {
   nb::class_<LoopTimes>(
       m, "LoopTimes",
-      "The swaps of a turn, and the CPU time and time of the whole turn without the loop's own, in microseconds.")
+      "The swaps of a turn, their CPU time, and the time of the whole turn with bursts, of all swaps without, in "
+      "microseconds.")
       .def_ro("caller_us", &LoopTimes::caller_us)
       .def_ro("wall_us", &LoopTimes::wall_us)
       .def_ro("cpu_us", &LoopTimes::cpu_us)

@@ -1,6 +1,7 @@
 #include "timing/swap_loop.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -29,7 +30,6 @@ LoopTimes SwapLoop::run(std::chrono::nanoseconds time) {
   const Clock::time_point until = began + time;
   Clock::time_point burst = began;
   Clock::time_point ended = began;  // of the last swap or pause
-  Clock::duration own{0};
   std::size_t in_burst = 0;
   const std::int64_t cpu_start_ns = thread_cpu_ns();
   std::int64_t cpu_waited_ns = 0;
@@ -43,13 +43,12 @@ LoopTimes SwapLoop::run(std::chrono::nanoseconds time) {
       ended = Clock::now();
       continue;
     }
-    const Clock::time_point start = Clock::now();
-    if (bursts_.swaps == 0) own += start - ended;  // otherwise it is part of the period
-    ended = swap(start, times);
+    ended = swap(times);
     ++in_burst;
   }
   times.cpu_us = to_us(thread_cpu_ns() - cpu_start_ns - cpu_waited_ns);
-  times.total_us = to_us(ended - began - own);
+  // without a period, what this loop does between two swaps is not theirs
+  times.total_us = bursts_.swaps > 0 ? to_us(ended - began) : std::reduce(times.wall_us.begin(), times.wall_us.end());
   return times;
 }
 
@@ -59,7 +58,8 @@ void SwapLoop::finish() {
   driver_->synchronize(stream_);
 }
 
-Clock::time_point SwapLoop::swap(Clock::time_point start, LoopTimes& times) {
+Clock::time_point SwapLoop::swap(LoopTimes& times) {
+  const Clock::time_point start = Clock::now();
   submit(start);
   const Clock::time_point returned = Clock::now();
   done_.record(stream_);

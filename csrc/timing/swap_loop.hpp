@@ -36,7 +36,7 @@ struct LoopTimes {
   std::vector<double> caller_us;
   std::vector<double> wall_us;
   double cpu_us = 0;    ///< CPU time of the thread in all swaps; to read its clock takes half a microsecond
-  double total_us = 0;  ///< time of the whole turn; without bursts, not what the loop does between two swaps
+  double total_us = 0;  ///< time of the whole turn with bursts, of all swaps without
 };
 
 /// Consecutive swaps on one stream. The next list is written while a swap runs. The arrays stay the caller's memory.
@@ -56,7 +56,7 @@ class SwapLoop {
   void write_next();
   void submit(Clock::time_point due);
   /// Returns when the swap ended.
-  Clock::time_point swap(Clock::time_point start, LoopTimes& times);
+  Clock::time_point swap(LoopTimes& times);
 
   std::shared_ptr<Driver> driver_;
   Stream stream_;

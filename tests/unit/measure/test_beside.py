@@ -16,6 +16,7 @@ from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Stream
 from kvbench.measure.bench import Bench, set_up
+from kvbench.measure.beside import TURNS
 from kvbench.measure.neighbour import IDLE_US, IdleWork, NeighbourError, RunningNeighbour, SmallCopies, SwapsBack
 from kvbench.measure.visit import visit
 from kvbench.measure.workload import VerificationError
@@ -150,11 +151,19 @@ def test_a_cell_that_stays_set_up_is_visited_again_beside_its_neighbour(bench: B
         assert (measurement.verified_bytes > 0) is verify
 
 
+def test_small_swaps_follow_each_other_without_a_gap(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvbench.measure.beside.MOST_KEPT", 1 << 20)
+    measurement = measured(bench)
+    # Writing the lists in Python takes several times as long as the swap.
+    assert sum(measurement.samples.wall_us) > 0.8 * 2 * SAMPLING.cell_seconds / len(TURNS) * 1e6
+
+
 def test_what_the_loop_does_between_two_swaps_does_not_count(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvbench.measure.beside.MOST_KEPT", 1 << 20)
     measurement = measured(bench)
     assert measurement.beside is not None
     one_by_one = CELL.swap_bytes / mean(measurement.samples.wall_us) / 1e3
+    assert mean(measurement.beside.swaps_beside_gbps) > 0.8 * one_by_one
     turns = sorted(measurement.beside.swaps_beside_gbps)
     assert turns[0] / 1.0001 <= one_by_one <= turns[-1] * 1.0001
 
