@@ -81,9 +81,11 @@ class View:
 
         Cells by backend, batched first; failed and skipped ones too.
         """
-        contests = {}
+        contests: dict[tuple[str, str], Mapping[str, pd.DataFrame]] = {}
         backends = set(self.measured["backend"])
-        for direction, state in product(DIRECTIONS, STATES) if BATCHED in backends and len(backends) > 1 else ():
+        if BATCHED not in backends or len(backends) == 1:
+            return contests
+        for direction, state in product(DIRECTIONS, STATES):
             cells = where(self.pinned.cells, direction=direction, stream_state=state)
             others = set(cells[cells["cell_id"].isin(self.visits)]["backend"])
             if BATCHED in others and len(others) > 1:

@@ -72,7 +72,6 @@ def summarize(
         _row(cell, of_cell) | _limits(cell, limits, reached[cell.direction])
         for cell, of_cell in records_of_cell.items()
     ]
-    in_order = sorted(range(len(rows)), key=lambda number: [_key(rows[number].get(name)) for name in _ORDER])
     frame = pd.DataFrame(rows, columns=list(TYPES))
     figures = _figures(measured, samples).reindex(frame.index)
     frame[figures.columns] = figures
@@ -93,6 +92,7 @@ def summarize(
     frame["samples"] = frame["samples"].fillna(0)
     # the same types, whatever the run holds
     others: dict[str, Any] = {name: kind for name, kind in TYPES.items() if frame.dtypes[name] != kind}
+    in_order = sorted(range(len(rows)), key=lambda number: [_key(rows[number].get(name)) for name in _ORDER])
     typed = frame.assign(**{name: frame[name].astype(kind) for name, kind in others.items()}).iloc[in_order]
     # The copy consolidates columns of one type: pandas warns about more than a hundred blocks.
     return typed[list(TYPES)].reset_index(drop=True).copy()
