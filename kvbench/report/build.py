@@ -50,7 +50,7 @@ def report_files(runs: Sequence[Run], unread: Sequence[str] = (), progress: Prog
     drawn: dict[str, dict[str, bytes]] = {}
     for number, chart in enumerate(report.charts, start=1):
         progress("chart", number, len(report.charts))
-        plot, text = chart.plot, chart.text
+        plot, text = chart.plot, chart.head
         drawn[chart.stem] = draw_lines(plot, text, colours) if isinstance(plot, LinePlot) else draw_map(plot, text)
     pictures = {stem: formats["png"] for stem, formats in drawn.items()}
     files = {REPORT_FILE: render_markdown(report).encode(), PAGE_FILE: html_page(report, colours, pictures).encode()}

@@ -77,7 +77,7 @@ def _chapter(chapter: Chapter) -> Iterator[str]:
         yield markdown.escape(note)
     for chart in part.charts:
         stem = chart.stem
-        yield f"![{markdown.inline(chart.text.alternative)}]({stem}.png)\n\n[SVG]({stem}.svg), [data]({stem}.csv)"
+        yield f"![{markdown.inline(chart.head.alternative)}]({stem}.png)\n\n[SVG]({stem}.svg), [data]({stem}.csv)"
     if part.findings:
         yield _list(part.findings)
     before: Text = ""

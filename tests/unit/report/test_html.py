@@ -108,7 +108,7 @@ def test_the_page_loads_nothing_from_elsewhere(page: str) -> None:
 def test_every_line_chart_has_a_picture_for_readers_without_scripts(cliff: Run, page: str) -> None:
     charts = [chart for chart in report_of([cliff]).charts if isinstance(chart.plot, LinePlot)]
     shown = Outline(page).named("img")
-    assert [image["alt"] for image in shown] == [chart.text.alternative for chart in charts]
+    assert [image["alt"] for image in shown] == [chart.head.alternative for chart in charts]
     for chart, image in zip(charts, shown, strict=True):
         assert base64.b64decode(str(image["src"]).partition(",")[2]) == f"picture of {chart.stem}".encode()
     assert page.count("<noscript><img ") == len(charts) > 0
