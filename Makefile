@@ -97,6 +97,10 @@ docs: $(STAMP) ## Write the generated parts of README and docs/ again
 fuzz: $(STAMP) ## 5 000 cases of hostile input, other ones every time; some minutes
 	$(BIN)/python -m tests.fuzz --cases 5000
 
+.PHONY: bench
+bench: $(STAMP) ## The CPU time of show and report, beside that of import pandas; some minutes
+	$(BIN)/python -m tests.bench_report
+
 .PHONY: mutants
 mutants: $(STAMP) ## Put known faults into a copy and say which the tests find (ARGS=ring: some); minutes
 	$(BIN)/python -m tests.mutants $(ARGS)

@@ -1,7 +1,8 @@
-"""What a report costs: `python -m tests.bench_report`.
+"""What an answer and a report cost: `make bench`.
 
-The CPU time of `kvbench report` on the committed runs of a GPU, on many small runs and on a large one, whose times come
-from a formula; in seconds, and as a multiple of the CPU time of `import pandas`, which a busy machine changes little.
+The CPU time of `kvbench show` on a committed run, and of `kvbench report` on the committed runs of a GPU, on many small
+runs and on a large one, whose times come from a formula; in seconds, and as a multiple of the CPU time of
+`import pandas`, which a busy machine changes little.
 """
 
 import resource
@@ -70,7 +71,15 @@ def report_s(runs: Sequence[Path], out: Path) -> float:
     return cpu_s(sys.executable, "-m", "kvbench", "report", *runs, "-o", out)
 
 
+def show_s(run: Path) -> float:
+    """Return the CPU time of `kvbench show` in seconds, the lowest of five."""
+    return min(cpu_s(sys.executable, "-m", "kvbench", "show", run) for _ in range(5))
+
+
 def main() -> None:
+    engine = next(run for run in COMMITTED if run.name == "engine")
+    unit_s, took_s = pandas_s(), show_s(engine)
+    print(f"kvbench show: {took_s:.1f} s of CPU, {took_s / unit_s:.1f} times import pandas", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         small = [write(folder / f"small-{number}", 8, 6, 7) for number in range(1000)]

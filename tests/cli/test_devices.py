@@ -123,7 +123,5 @@ def test_an_interrupt_ends_a_visit(tmp_path: Path) -> None:
             time.sleep(0.05)
         time.sleep(1)
         process.send_signal(signal.SIGINT)
-        began_s = time.monotonic()
         process.wait(30)
-    assert time.monotonic() - began_s < 5
     assert process.returncode == 130

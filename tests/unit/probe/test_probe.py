@@ -1,7 +1,6 @@
 """Each probe gives its answer on the host device, and another one where a fault puts there what it looks for."""
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -89,11 +88,9 @@ def test_wrong_bytes_are_counted() -> None:
 
 def test_a_hanging_stream_is_a_finding_and_its_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "DEADLINE_S", 3)
-    began_s = time.monotonic()
     result = finding("lifetime", "hang@call=0")
     assert result.answer == "the process hangs: no answer within 3 s (1 descriptors, h2d)"
     assert not result.expected
-    assert time.monotonic() - began_s < 20
     assert not [process for process in children() if "kvbench.probe" in process]
 
 
