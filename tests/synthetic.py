@@ -8,7 +8,7 @@ import numpy as np
 
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.results import CLOCK, Beside, Ceiling, Failure, Record, RunInfo, RunWriter, Samples, Skip, Visit
+from kvbench.results import Beside, Ceiling, Failure, Record, RunInfo, RunWriter, Samples, Skip, Visit
 
 CEILING_GBPS = 55.5
 STATES = (StreamState.IDLE, StreamState.BUSY)
@@ -19,7 +19,6 @@ FEW_KIB = (1, 4, 24, 28, 64)  # where it does not matter how many sizes there ar
 
 def info(title: str = "Synthetic H200", kind: str = "cuda", **changes: object) -> RunInfo:
     fields: dict[str, object] = {
-        "clock": CLOCK,
         "kvbench": "0.1.0",
         "created": "2026-11-20T10:00:00Z",
         "command": ["kvbench", "sweep", "configs/cliff.toml"],

@@ -9,7 +9,6 @@ from kvbench.report.charts.plot import ChartText
 from kvbench.report.model import Code, Span, Strong, Text
 from kvbench.report.select import STATES, Pinned
 from kvbench.report.view import HOST_COPIES, View, sample_text
-from kvbench.results import CLOCK
 from kvbench.text import short
 
 _INCLUDES: Final = {
@@ -28,28 +27,16 @@ _INCLUDES: Final = {
     "caller_us": "Host time that a swap takes from its thread: preparation and submission",
 }
 
-# What differs in runs of clock 1.
-_WITHOUT_PREPARATION: Final = {
-    "idle": "GB/s from wall_us on an idle stream: host clock from just before the submission to completion; includes "
-    "submission and execution, excludes preparation",
-    "busy": "GB/s from gpu_us on a busy stream: time between the events around the submission; includes descriptor "
-    "upload, and submission only where pending work does not hide it; excludes preparation",
-    "sustained": "GB/s from the wall_us that one more swap adds to a chain of back-to-back swaps; includes submission "
-    "and execution, excludes preparation",
-    "swap_us": "Time of a swap: wall_us on an idle stream, gpu_us on a busy one, without preparation",
-}
+
+def includes_of(name: str) -> str:
+    """Return what the figures of a stream state, or a time, include."""
+    return _INCLUDES[name]
 
 
-def includes_of(view: View, name: str) -> str:
-    """Return what the figures of a stream state, or a time, include by the clock of the run."""
-    older = _WITHOUT_PREPARATION if view.run.info.clock < CLOCK else {}
-    return older.get(name, _INCLUDES[name])
-
-
-def includes(view: View, states: Iterable[str], figures: str) -> list[str]:
+def includes(states: Iterable[str], figures: str) -> list[str]:
     """Return what `figures`, such as "GB/s", include in each of these stream states, idle first."""
     held = set(states)
-    return [includes_of(view, state).replace("GB/s", figures, 1) for state in STATES if state in held]
+    return [includes_of(state).replace("GB/s", figures, 1) for state in STATES if state in held]
 
 
 def caption(view: View, cells: pd.DataFrame, includes: str, pinned: Pinned | None = None) -> Text:

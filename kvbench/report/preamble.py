@@ -31,9 +31,8 @@ def host_note(views: Sequence[View]) -> Text:
 
 
 def answered(views: Sequence[View]) -> list[View]:
-    """Return the runs that the answer is of: of the machine of the first, and of the newest clock there."""
-    alike = [view for view in views if (view.title, view.driver) == (views[0].title, views[0].driver)]
-    return [view for view in alike if view.run.info.clock == max(view.run.info.clock for view in alike)]
+    """Return the runs that the answer is of: of the machine of the first."""
+    return [view for view in views if (view.title, view.driver) == (views[0].title, views[0].driver)]
 
 
 def left_out(views: Sequence[View]) -> list[str]:
@@ -51,7 +50,7 @@ def answer(views: Sequence[View], rows: int = ROWS) -> list[Text]:
     if not any(isinstance(record, Visit) for run in runs for record in run.records):
         return []
     others = ", ".join(left_out(views))
-    without = [f"Without {others}: another machine or an older clock"] if others else []
+    without = [f"Without {others}: another machine"] if others else []
     origin, *lines = summary(runs, rows - terminal_rows(without))
     parts = (line.partition(": ") for line in [*without, *lines])
     return [origin, *((Strong(head), colon, rest) if rest else head for head, colon, rest in parts)]

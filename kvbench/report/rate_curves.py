@@ -124,7 +124,7 @@ def curve_chart(view: View, stem: str, curves: RateCurves, rows: Mapping[int, st
     """Return the chart of a run's curves, a row of panels for each of `rows`, which ends their titles."""
     shown = [curve for panel in rows for direction in DIRECTIONS for curve in curves.at(panel, direction)]
     points = pd.concat([curve.points for curve in shown])
-    footer = [*includes(view, points["stream_state"], "GB/s"), curves.pinned.settings(points)]
+    footer = [*includes(points["stream_state"], "GB/s"), curves.pinned.settings(points)]
     text = chart_text(view, title, points, "band: quartiles", footer)
     plot = curve_plot(view.label, curves, rows)
     columns = list(dict.fromkeys((*POINT_COLUMNS, curves.over)))

@@ -17,7 +17,7 @@ from kvbench.analysis.margins import CONTROL, IN_TURN
 from kvbench.cells.backend_facts import BATCHED
 from kvbench.report.numbers import noun
 from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin, spelled_out, where
-from kvbench.results import CLOCK, Ceiling, Failure, Run, Visit
+from kvbench.results import Ceiling, Failure, Run, Visit
 from kvbench.text import short
 
 HOST_COPIES: Final = "Host copies on a CPU device: no GPU was involved."
@@ -56,10 +56,9 @@ class View:
 
     @cached_property
     def base(self) -> "View | None":
-        """The earlier run that shares most measured cells with this one, None where none of its clock shares any."""
-        alike = [base for base in self.earlier if base.run.info.clock == self.run.info.clock]
-        shared = [len(self.measured_ids & base.measured_ids) for base in alike]
-        return alike[shared.index(max(shared))] if any(shared) else None
+        """The earlier run that shares most measured cells with this one, None where none shares any."""
+        shared = [len(self.measured_ids & base.measured_ids) for base in self.earlier]
+        return self.earlier[shared.index(max(shared))] if any(shared) else None
 
     @cached_property
     def pinned(self) -> Pinned:
@@ -121,9 +120,8 @@ class View:
 
     @property
     def of_machine(self) -> "list[View]":
-        """The runs of this machine and clock, up to this one."""
-        machine = (self.title, self.driver, self.run.info.clock)
-        return [view for view in (*self.earlier, self) if (view.title, view.driver, view.run.info.clock) == machine]
+        """The runs of this machine, up to this one."""
+        return [view for view in (*self.earlier, self) if (view.title, view.driver) == (self.title, self.driver)]
 
     @property
     def date(self) -> str:
@@ -131,8 +129,7 @@ class View:
 
     @property
     def heading(self) -> str:
-        older = "" if self.run.info.clock == CLOCK else f" · clock {self.run.info.clock}, without preparation"
-        return f"{self.title} · {self.driver} · {self.date}{older}"
+        return f"{self.title} · {self.driver} · {self.date}"
 
     @property
     def command(self) -> str:

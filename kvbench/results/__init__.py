@@ -1,9 +1,8 @@
 """A run on disk: its schema, its journal, its directory (rundir) and its DataFrame (frame)."""
 
 from kvbench.results.columns import COLUMNS
-from kvbench.results.rundir import Run, RunWriter, check_one_clock, load_run
+from kvbench.results.rundir import Run, RunWriter, load_run
 from kvbench.results.schema import (
-    CLOCK,
     SCHEMA,
     Beside,
     Ceiling,
@@ -20,6 +19,6 @@ from kvbench.results.schema import (
 )
 
 __all__ = [
-    "CLOCK", "COLUMNS", "SCHEMA", "Beside", "Ceiling", "CellRecord", "Control", "Failure", "Note", "Record", "Run",
-    "RunInfo", "RunWriter", "Samples", "Scalar", "Skip", "Visit", "check_one_clock", "load_run",
+    "COLUMNS", "SCHEMA", "Beside", "Ceiling", "CellRecord", "Control", "Failure", "Note", "Record", "Run",
+    "RunInfo", "RunWriter", "Samples", "Scalar", "Skip", "Visit", "load_run",
 ]  # fmt: skip

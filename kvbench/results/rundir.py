@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 
 import msgspec
 
-from kvbench.errors import MismatchError, RunDirectoryError, StorageError, UsageError, brief
+from kvbench.errors import RunDirectoryError, StorageError, UsageError, brief
 from kvbench.files import open_regular, raise_if_no_room, read_capped, sync_folder, write_whole
 from kvbench.results.journal import MAX_JOURNAL_BYTES, MAX_LINE_BYTES, JournalWriter, Position, read_lines
 from kvbench.results.schema import SCHEMA, Ceiling, Failure, Record, Retry, RunInfo, RunStatus, Visit
@@ -132,14 +132,6 @@ def runs_in(path: Path) -> list[Path]:
     """Return the runs in a folder: one per device or rank of a sweep on several of them, else `path` itself."""
     inner = (file.parent for file in path.glob(f"*/{RUN_FILE}"))
     return sorted(folder for folder in inner if _ONE_OF_SEVERAL.fullmatch(folder.name)) or [path]
-
-
-def check_one_clock(runs: Sequence[Run]) -> None:
-    """Raise MismatchError for runs of different clocks: their times hold different things."""
-    clocks = {run.info.clock: run for run in runs}
-    if len(clocks) > 1:
-        which = " and ".join(f"{run.path} has clock {clock}" for clock, run in sorted(clocks.items()))
-        raise MismatchError(f"the times of these runs hold different things: {which}; measure the older one again")
 
 
 class RunWriter:

@@ -12,9 +12,6 @@ from kvbench.cells.backend_facts import BackendFacts
 from kvbench.cells.cell import AxisTexts, Cell
 
 SCHEMA: Final = 1
-# What a swap's time holds. 1: a swap began when its list was prepared; what the preparation took was kept apart. 2: it
-# begins with the caller's arrays. Runs of different clocks are not compared.
-CLOCK: Final = 2
 # The least share of the samples of a visit in which a delay has to outlast the submission. A busy host holds the thread
 # up for milliseconds in some.
 LEAST_HELD: Final = 0.5
@@ -54,9 +51,8 @@ class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
     # fmt: off
     schema: Annotated[int, msgspec.Meta(
         description="version of this layout; a reader refuses a newer one than it knows")] = SCHEMA
-    clock: Annotated[int, msgspec.Meta(
-        description="what a swap's time holds: 2 begins with the caller's arrays, 1 began after their preparation; a "
-        "run without this field has 1")] = 1
+    clock: Annotated[Literal[2], msgspec.Meta(
+        description="what a swap's time holds: it begins with the caller's arrays")] = 2
     kvbench: Annotated[str, msgspec.Meta(description="version of kvbench")]
     created: Annotated[str, msgspec.Meta(description="when the run began, ISO 8601 in UTC")]
     command: Annotated[list[str], msgspec.Meta(description="the command line")]
@@ -108,11 +104,10 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
     `gpu_us` is None on an idle stream, where no event is timed, `depth_held` if no swap was queued, and the times of
     layers if the swap has none. Swaps of a trace have a size and a number each, the copies that merging left of them
     (`pieces`), and, at the times of the trace, how much later than it they began. Beside a step whose layers wait for
-    the swaps, samples are without the step. Samples of clock 1 have `prepare_us` and `submit_us`, which become
-    `caller_us`, and two more times, which are dropped.
+    the swaps, samples are without the step.
     """
 
-    caller_us: list[_TimeUs] = []
+    caller_us: list[_TimeUs]
     wall_us: list[_TimeUs]
     cpu_us: list[_TimeUs]
     gpu_us: list[_TimeUs] | None = None
@@ -125,17 +120,8 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
     pieces: list[_Count] | None = None
     swap_numbers: list[_Count] | None = None
     late_us: list[_TimeUs] | None = None
-    prepare_us: list[_TimeUs] | None = None
-    submit_us: list[_TimeUs] | None = None
-    coalesce_us: list[_TimeUs] | None = None
-    gap_us: list[float] | None = None
 
     def __post_init__(self) -> None:
-        if self.prepare_us is not None and self.submit_us is not None and not self.caller_us:
-            both = [sum(pair) for pair in zip(self.prepare_us, self.submit_us, strict=True)]
-            msgspec.structs.force_setattr(self, "caller_us", both)
-            for name in ("prepare_us", "submit_us", "coalesce_us", "gap_us"):
-                msgspec.structs.force_setattr(self, name, None)
         if len({len(values) for values in msgspec.structs.astuple(self) if values is not None}) > 1:
             raise ValueError("the lists of a visit's samples differ in length")
 

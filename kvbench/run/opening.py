@@ -14,7 +14,7 @@ from kvbench.errors import UsageError
 from kvbench.machine.identity import PLUG_INS, identity_hash
 from kvbench.machine.observation import identity
 from kvbench.policy import NO_POLICY
-from kvbench.results import CLOCK, RunInfo, Scalar
+from kvbench.results import RunInfo, Scalar
 from kvbench.run.protocol import Opened
 from kvbench.run.ranks import Rank, RankSlot
 from kvbench.run.worker_process import WorkerSlot
@@ -67,7 +67,6 @@ def fitting(spec: SweepSpec, opened: Opened) -> Opened:
 def run_info(spec: SweepSpec, opened: Opened, command: Sequence[str], searched_by: str | None = None) -> RunInfo:
     fields = identity_of(opened)
     return RunInfo(
-        clock=CLOCK,
         kvbench=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=list(command),

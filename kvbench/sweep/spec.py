@@ -89,9 +89,8 @@ class _SpecText(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     limits: Limits
     seed: Seed
     fault: Line | None
-    # Absent from runs made before policies and models existed.
-    policy: Policy | None = None
-    models: tuple[ModelSwap, ...] = ()
+    policy: Policy | None
+    models: tuple[ModelSwap, ...]
     trace: Replay | None = None
 
 

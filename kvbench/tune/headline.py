@@ -21,7 +21,7 @@ ROWS: Final = 12
 
 
 def rule_for_all(runs: Sequence[Run]) -> SmallestRule:
-    """Return the rule of runs of one machine and clock, without the code of engines, which serves only these.
+    """Return the rule of runs of one machine, without the code of engines, which serves only these.
 
     Raises UsageError where there is nothing to choose from.
     """

@@ -79,7 +79,7 @@ def _table(view: View, curves: RateCurves, group: Sequence[RateCurve]) -> DataTa
     stem = "" if backend == "batched" else f"{direction}-{backend}-{state}"
     notes = [_HEIGHT] if any(curve.cliff for curve in group) else []
     table = measured_table(
-        view, where(rows, status="ok"), title, header, body, includes_of(view, state), curves.pinned, notes, stem=stem
+        view, where(rows, status="ok"), title, header, body, includes_of(state), curves.pinned, notes, stem=stem
     )
     return replace(table, notes=[*table.notes, *blank])
 

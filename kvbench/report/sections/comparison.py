@@ -186,7 +186,7 @@ def _cell_table(pair: Pair, cells: pd.DataFrame, origin: tuple[Span, ...]) -> Da
     more = f" (the {_MOST_ROWS} slowest of {count(len(cells))})" if len(cells) > len(shown) else ""
     labels = (f"{view.label} us" for view in pair)
     header = ("Backend", "Dir", "Stream", "Blocks", "Block size", "Other axes", *labels, "Ratio (95%)", "Verdict")
-    states = ". ".join(includes(pair[0], shown["stream_state"], "Time"))
+    states = ". ".join(includes(shown["stream_state"], "Time"))
     caption = (f"Medians of swap_us. {states}. ", *origin)
     return DataTable(f"Cell by cell, worst first{more}", header, rows, [], caption, left=6, stem="cells")
 
@@ -248,7 +248,7 @@ def _chart(pair: Pair, curves: RateCurves, ratios: pd.DataFrame) -> Chart:
     text = ChartText(
         title=f"Time of {other} over time of {base}, against {subject}, N = {count(curves.main)} blocks",
         subtitle=f"{'; '.join(f'{view.label}: {view.heading}' for view in pair)} · band: 95% interval",
-        footer=includes(pair[0], (curve.state for curve in drawn), "Time"),
+        footer=includes((curve.state for curve in drawn), "Time"),
         warning=HOST_COPIES if any(view.on_host for view in pair) else "",
     )
     points = pd.concat([curve.points[[*POINT_COLUMNS, *_BAND]] for curve in drawn])

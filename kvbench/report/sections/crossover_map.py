@@ -42,7 +42,7 @@ def _chart(view: View, kernel: str) -> Chart | None:
         return None
     points, measured = pd.concat(maps), where(pd.concat(drawn), status="ok")
     footer = [
-        *includes(view, points["stream_state"], "Time"),
+        *includes(points["stream_state"], "Time"),
         f"{view.pinned.settings(measured)}; reproduced by {short(view.command, 300)}",
         *map(str, (*few_visits_note(measured), *chance_note(len(points)))),
     ]

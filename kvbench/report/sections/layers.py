@@ -104,7 +104,7 @@ def _table(view: View, title: str, unit: str, cells: pd.DataFrame) -> DataTable:
     times = [[figure(row[name]) for name in _TIMES.values()] for row in rows]
     body = [[count(row["size"]), row["method"], *us, _share(row)] for row, us in zip(rows, times, strict=True)]
     header = (unit.capitalize(), "Method", *_TIMES, "Hidden")
-    return measured_table(view, cells, title, header, body, includes_of(view, "swap_us"), notes=[_NOTE], left=2)
+    return measured_table(view, cells, title, header, body, includes_of("swap_us"), notes=[_NOTE], left=2)
 
 
 def _share(row: Row) -> str:

@@ -59,7 +59,7 @@ def make(view: View) -> PartOrReason:
     for direction in sorted({shape[0] for shape in compared}, reverse=True):
         swaps = {shape: arms for shape, arms in compared.items() if shape[0] == direction}
         title = f"{direction}, idle stream: GB/s of hot and fresh, dense and scattered blocks"
-        body, included = _rows(swaps, costs), includes_of(view, "idle")
+        body, included = _rows(swaps, costs), includes_of("idle")
         notes = [_NOTE, *chance_note(len(swaps))]
         tables.append(measured_table(view, cells, title, _HEADER, body, included, pinned, notes, left=2))
         both = [shape for shape, arms in swaps.items() if arms[_HOT]["status"] == arms[_FAR]["status"] == "ok"]

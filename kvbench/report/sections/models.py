@@ -125,7 +125,7 @@ def _chart(view: View, sides: Sequence[ModelRows]) -> Chart:
     grid = [[_panel(rows, labels) for rows in sides]]
     swaps = sides[0].swaps
     x = PlotAxis("model", "name", "linear", [_name(swap) for swap in swaps])
-    footer = [*includes(view, cells["stream_state"], "GB/s"), sides[0].pinned.settings(cells)]
+    footer = [*includes(cells["stream_state"], "GB/s"), sides[0].pinned.settings(cells)]
     title = f"GB/s by model, {_lengths(swaps)}"
     text = chart_text(view, title, cells, "medians · band: quartiles", footer)
     points = cells[list(POINT_COLUMNS)].drop_duplicates("cell_id")
@@ -185,7 +185,7 @@ def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
     cells = rows.measured[rows.measured["backend"].isin((PER_BLOCK, BATCHED))]
     cells = cells[cells["stream_state"].isin(states)]
     header, lines, notes = list(body[0]), [list(line.values()) for line in body], [_COLUMNS, _RATIO]
-    included = ". ".join(includes(rows.view, cells["stream_state"], "ms and GB/s"))
+    included = ". ".join(includes(cells["stream_state"], "ms and GB/s"))
     compared = len(where(cells, backend=PER_BLOCK))
     return measured_table(rows.view, cells, title, header, lines, included, rows.pinned, notes, compared)
 
@@ -200,7 +200,7 @@ def _all(rows: ModelRows, state: str) -> DataTable:
     title = f"{rows.direction}, {state} stream: ms per swap, by model and backend, {_lengths(rows.swaps)}"
     header = ["Model", "N", "Block", *(with_sms(name, where(cells, backend=name)["sms"]) for name in backends)]
     shapes = cells.drop_duplicates(["blocks", "block_bytes", "pattern"])
-    included, compared = ". ".join(includes(rows.view, [state], "ms")), len(cells) - len(shapes)
+    included, compared = ". ".join(includes([state], "ms")), len(cells) - len(shapes)
     return measured_table(rows.view, cells, title, header, body, included, rows.pinned, [MARKS], compared)
 
 

@@ -75,4 +75,4 @@ def _table(view: View, pinned: Pinned, direction: str, cells: pd.DataFrame) -> D
     heads = [with_sms(backend, where(cells, backend=backend)["sms"]) for backend in backends]
     header = ("Host", "Swap", *heads, *(f"staged: {name}" for name in costs))
     compared, notes = len(cells) - len(body), [*([_NOTE] if costs else []), MARKS]
-    return measured_table(view, cells, title, header, body, includes_of(view, "idle"), pinned, notes, compared, left=2)
+    return measured_table(view, cells, title, header, body, includes_of("idle"), pinned, notes, compared, left=2)

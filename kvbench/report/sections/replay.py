@@ -102,7 +102,7 @@ def _table(view: View, direction: str, cells: pd.DataFrame, replays: Sequence[Re
     of = f"of {count(total)} " if isinstance(choice, dict) and (total := int(choice["total"])) else ""
     title = f"{SIDES[direction]}: {count(replays[0].swaps['number'].nunique())} {of}swaps of {trace_name(view.run)}"
     body = [_row(replay, late=paced) for replay in ordered]
-    return measured_table(view, cells, title, header, body, includes_of(view, "idle"), notes=[_note(view)])
+    return measured_table(view, cells, title, header, body, includes_of("idle"), notes=[_note(view)])
 
 
 def _note(view: View) -> str:

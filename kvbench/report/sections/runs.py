@@ -112,4 +112,4 @@ def _table(view: View, pinned: Pinned, direction: str, cells: pd.DataFrame) -> D
     header = ("Swap", "Run", *backends)
     title = f"{direction}, idle stream: GB/s by the length of runs"
     compared, notes = len(cells) - len(body), [_NOTE, MARKS]
-    return measured_table(view, cells, title, header, body, includes_of(view, "idle"), pinned, notes, compared)
+    return measured_table(view, cells, title, header, body, includes_of("idle"), pinned, notes, compared)

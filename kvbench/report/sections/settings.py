@@ -118,7 +118,7 @@ def _table(view: View, setting: Setting, time: str, rows: Sequence[Row]) -> Data
     notes = [*filter(None, (f"{delta} {UNCLEAR}", *setting.notes, note))]
     header = (*setting.columns, f"{base} med {unit}", f"{other} med {unit}", "Delta (95%)")
     title = f"{base} against {other}: {setting.times[time]} ({title})"
-    included = f"{includes_of(view, time)}. Axes: {axes}"
+    included = f"{includes_of(time)}. Axes: {axes}"
     return measured_table(view, cells, title, header, body, included, notes=notes, compared=len(rows))
 
 

@@ -47,7 +47,7 @@ def _table(view: View, curves: RateCurves, columns: Sequence[RateCurve]) -> Data
     body.append(["knee", *(str(curve.knee or "none") for curve in columns)])
     title = f"{backend}, {state} stream, N = {count(curves.main)}: GB/s against the SM count"
     header = ("SMs", *(f"{curve.direction} {bytes_size(curve.panel)}" for curve in columns))
-    measured, included = where(rows, status="ok"), includes_of(view, state)
+    measured, included = where(rows, status="ok"), includes_of(state)
     return measured_table(view, measured, title, header, body, included, curves.pinned, [_BOLD])
 
 

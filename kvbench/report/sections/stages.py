@@ -13,7 +13,6 @@ from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.select import Pinned, by_direction, pin, where
 from kvbench.report.table_rows import rows_of, sms_text
 from kvbench.report.view import View
-from kvbench.results import CLOCK
 from kvbench.units import KIB
 
 Swap = tuple[int, int]  # N, block bytes
@@ -34,8 +33,6 @@ _BUSY: Final = (
 
 
 def make(view: View) -> PartOrReason:
-    if view.run.info.clock < CLOCK:
-        return "it needs a run whose times hold preparation"
     pinned = pin(view.measured, shown=())
     idle = where(pinned.cells, stream_state="idle")
     near = nearest({(int(blocks), int(size)) for blocks, size in zip(idle["blocks"], idle["block_bytes"], strict=True)})

@@ -69,7 +69,7 @@ def _table(view: View, pinned: Pinned, direction: str, swaps: Sequence[tuple[_Sw
     ids = {row["cell_id"] for swap, _ in swaps for row in swap.values()}
     cells = pinned.cells[pinned.cells["cell_id"].isin(ids)]
     title = f"{direction}: us per swap by stream state"
-    included = includes_of(view, "swap_us")
+    included = includes_of("swap_us")
     return measured_table(view, cells, title, header, body, included, pinned, [_NOTE], compared=len(swaps))
 
 

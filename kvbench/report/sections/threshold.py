@@ -115,6 +115,6 @@ def _table(
     for size in sorted({int(size) for size in cells["block_bytes"]}):
         rows = rows_of(where(cells, block_bytes=size))
         body.append([bytes_size(size), *fastest_marked(rows, times, rate, view.visits)])
-    header, included = ("Block size", *heads.values()), includes_of(view, str(cells["stream_state"].iloc[0]))
+    header, included = ("Block size", *heads.values()), includes_of(str(cells["stream_state"].iloc[0]))
     compared = len(measured) - len(body)
     return measured_table(view, measured, title, header, body, included, view.pinned, [*comparisons, MARKS], compared)

@@ -22,7 +22,7 @@ from kvbench.gate.partners import check_two, partners
 from kvbench.gate.sides import half_of_memory, parse_side
 from kvbench.gate.visit_times import VISIT, values_of
 from kvbench.results import SCHEMA, Note, Record, Run, Visit, load_run
-from kvbench.results.schema import Samples
+from kvbench.results.schema import Disturbance, Samples
 from kvbench.run.protocol import VERSION
 from kvbench.sweep.plan import usable_bytes
 from kvbench.sweep.spec import Limits
@@ -260,9 +260,9 @@ def in_turn(
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
-        (lambda _: {"disturbed": ["the GPU's clocks were limited: hw_slowdown"]}, "disturbed visit"),
+        (lambda _: {"disturbed": [Disturbance.LIMITED_CLOCKS]}, "disturbed visit"),
         (
-            lambda _: {"disturbed": ["the CPU took 3.1 times as long as at its best"], "slowdown": 3.1},
+            lambda _: {"disturbed": [Disturbance.SLOW_CPU], "slowdown": 3.1},
             "disturbed visit",
         ),
         (lambda made: {"probe_us": 360.0, "samples": slower(made.samples)}, "CPU"),
@@ -283,7 +283,7 @@ def test_a_pair_that_was_spoiled_on_one_side_does_not_count(
 
 
 def test_a_slow_cpu_does_not_spoil_copies_by_the_gpu(tmp_path: Path) -> None:
-    slow = {"disturbed": ["the CPU took 2.9 times as long as at its best"], "slowdown": 2.9}
+    slow = {"disturbed": [Disturbance.SLOW_CPU], "slowdown": 2.9}
     runs = in_turn(tmp_path, lambda side, made: slow if (side, made.round) == (1, 3) else {}, lambda _side, _cell: 0.1)
     assert pair(runs[:1], runs[1:]).disturbed == {}
 

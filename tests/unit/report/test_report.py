@@ -678,11 +678,3 @@ def test_ceilings_of_zero_time_are_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ratio", "text"), [(1.25, "is 25% slower"), (1.94, "is 94% slower"), (2, "takes 2x as long")])
 def test_slower_is_a_percentage_below_twice_the_time(ratio: float, text: str) -> None:
     assert slower_text(ratio) == text
-
-
-def test_the_captions_of_an_older_clock_leave_preparation_out(tmp_path: Path) -> None:
-    visits = synthetic.rounds(synthetic.cliff_cells((256,), synthetic.FEW_KIB))
-    for clock, phrase in ((1, "excludes preparation"), (2, "includes preparation")):
-        info = synthetic.info(clock=clock)
-        part = part_of(made_report(tmp_path / str(clock), [*synthetic.ceilings(), *visits], info), "cliff")
-        assert any(phrase in said(table.caption) for table in part.tables if "idle" in table.title)
