@@ -3,6 +3,7 @@
 import math
 import operator
 import re
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -77,9 +78,24 @@ class Filter:
             return False
         return bool(_COMPARISONS[self.operator](self._size(value), self._size(self.values[0])))
 
+    def values_text(self, cells: Iterable[Cell]) -> str:
+        """Return the values that the condition met, at most four: "64MiB, 256MiB"."""
+        axis = _FILTERED[self.axis]
+        values = dict.fromkeys(getattr(cell, axis.field) for cell in cells)
+        texts = ["no value" if value is None else axis.write(value) for value in values]
+        return f"{', '.join(texts[:4])}{', ...' if len(texts) > 4 else ''}"
+
     def _size(self, value: AxisValue) -> float:
         number = int(str(value))
         return math.inf if _FILTERED[self.axis].write(number) in _WITHOUT_LIMIT else number
+
+
+def refusal(filters: Sequence[Filter], cells: Collection[Cell]) -> str:
+    """Return why none of `cells` meets all `filters`: the first that none meets, and what it met."""
+    for condition in filters:
+        if not any(map(condition.holds, cells)):
+            return f"no cell meets the filter {condition}: {condition.axis} is {condition.values_text(cells)}"
+    return f"no cell meets all of the filters {', '.join(map(str, filters))}"
 
 
 def parse_filters(text: str) -> tuple[Filter, ...]:

@@ -40,7 +40,7 @@ def planned(spec: SweepSpec, opened: Opened) -> Plan:
 
 
 def nothing_to_measure(plan: Plan) -> UsageError:
-    reasons = "; ".join(dict.fromkeys(skip.reason for skip in plan.skipped)) or "no cell meets the filters"
+    reasons = "; ".join(dict.fromkeys(skip.reason for skip in plan.skipped)) or plan.refusal
     return UsageError(f"nothing to measure: {reasons}")
 
 

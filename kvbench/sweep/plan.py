@@ -12,6 +12,7 @@ from kvbench.cells.axis import AxisValue
 from kvbench.cells.backend_facts import AUTO, BackendFacts
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.device_facts import CEILING_BYTES, DeviceFacts
+from kvbench.cells.filter import refusal
 from kvbench.cells.kernel_shape import RULE, KernelShape
 from kvbench.cells.layers import LAYERS_OF_8B, LAYERS_OF_70B, unfit
 from kvbench.cells.locality import default_pool_bytes, misfit, opposite, region_bytes
@@ -44,6 +45,7 @@ class PlannedSkip:
 class Plan:
     """A sweep on a device. Every requested cell is in `cells` or `skipped`, or counted in `filtered`.
 
+    `refusal` says which filter left no cell, "" if one is left.
     `side_bytes` is the memory that the largest cell takes on each side. `host_pools` of that size, each pinned by
     another method, exist at once. `estimate_s` is a rough upper estimate of the time in seconds.
     """
@@ -54,6 +56,7 @@ class Plan:
     side_bytes: int
     estimate_s: float
     host_pools: int = 1
+    refusal: str = ""
 
 
 # The cross product of one group for one backend: axis name -> values, in the order of AXES.
@@ -96,6 +99,7 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
         side_bytes=side_bytes,
         estimate_s=estimate_seconds(cells, spec.sampling, device.kind),
         host_pools=max(1, min(kinds, fitting)),
+        refusal="" if kept else refusal(spec.filters, asked),
     )
 
 

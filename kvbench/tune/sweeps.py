@@ -70,6 +70,8 @@ def _every_way(models: ModelChoice, axes: Sequence[str], neighbour: str | None) 
         if several := sorted(name for name in _LAYOUTS & settings.keys() if "," in settings[name]):
             raise UsageError(f"-a {several[0]}={brief(settings[several[0]])}: an answer is for one layout; name one")
         spec = load_config(find_config("tune"), models).with_axes({**({} if models.models else _SHAPES), **settings})
+        if models.models:  # the filter limits the shapes above; a model's swap is measured whatever its size
+            spec = replace(spec, filters=())
         if (
             models.models
             or (_LAYOUTS | {"backend"}) & settings.keys()

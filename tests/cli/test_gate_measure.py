@@ -260,7 +260,7 @@ def test_the_time_limit_ends_a_comparison_with_its_results_so_far(folder: Path) 
         (("--base=nowhere", "--cand=here"), "--base nowhere: write env:PATH"),
         (("--base=here", "--cand=backend:batched"), "a backend can only be compared with a backend"),
         (("--base=here", "--cand=here", "--suite=none"), 'config "none"'),
-        (("--base=here", "--cand=here", "--filter=blocks=5"), "nothing to measure: no cell meets the filters"),
+        (("--base=here", "--cand=here", "--filter=blocks=5"), "nothing to measure: no cell meets the filter blocks=5"),
         (
             ("--base=here", "--cand=here", "--cand-fault=burn=1"),
             "--cand-fault 'burn=1': not a fault; write KIND=NUMBER",
