@@ -1,9 +1,11 @@
 """Facts about a backend that its worker reports, so that the parent can plan without loading it; kvbench's names."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
 from kvbench.cells.axes import Direction
+from kvbench.text import ends
 
 # The backends that some code treats specially.
 AUTO: Final = "auto"
@@ -81,3 +83,14 @@ class BackendFacts:
         """
         rows = (row.sms for row in self.default_sms if row.fits(direction, pool_bytes, block_bytes, blocks))
         return next(rows, None)
+
+
+def method_label(backend: str, sms: int | Collection[int] | None = None, kernel: str | None = None) -> str:
+    """Return the name of a method of swapping, everywhere: "batched", "sm (1 SM)", "sm (4 SMs, bulk-8x6x4KiB)".
+
+    Several SM counts, of the cells of one column, give their ends: "triton (2 to 12 SMs)".
+    """
+    counts = [] if sms is None else [sms] if isinstance(sms, int) else list(sms)
+    shown = f"{ends(counts, str)} SM{'s' if max(counts) > 1 else ''}" if counts else ""
+    settings = ", ".join(filter(None, (shown, kernel)))
+    return f"{backend} ({settings})" if settings else backend

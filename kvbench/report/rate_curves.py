@@ -15,7 +15,7 @@ from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, P
 from kvbench.report.model import Chart
 from kvbench.report.numbers import TIMES, bytes_size, noun
 from kvbench.report.select import DIRECTIONS, SERIES, STATES, Pinned, by_direction, fullest, pin, where
-from kvbench.report.table_rows import line_of, rows_of, with_sms
+from kvbench.report.table_rows import label_of, line_of, rows_of
 from kvbench.report.view import View, ceiling_of
 from kvbench.units import two_digits
 
@@ -143,7 +143,7 @@ def curve_plot(
 
     def line(curve: RateCurve) -> PlotLine:
         alike = where(points, backend=curve.backend, stream_state=curve.state)
-        backend = curve.backend if curves.over == "sms" else with_sms(curve.backend, alike["sms"])
+        backend = curve.backend if curves.over == "sms" else label_of(curve.backend, alike)
         marks = _marks(curve, curves.over) if y is GBPS else ()
         label, variant = f"{backend}, {curve.state} stream", STATES.index(curve.state)
         rows = rows_of(curve.points, "backend", "cell_id", *columns)

@@ -9,7 +9,7 @@ import pandas as pd
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, by_chance, leaders
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axis import Role
-from kvbench.cells.backend_facts import PRIMED
+from kvbench.cells.backend_facts import PRIMED, method_label
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.report.captions import caption
 from kvbench.report.charts.plot import PlotLine, PlotMark
@@ -19,7 +19,7 @@ from kvbench.report.select import Pinned, where
 from kvbench.report.view import View
 from kvbench.results.frame import BETWEEN
 from kvbench.results.schema import EffectivePath
-from kvbench.text import ends, short
+from kvbench.text import short
 
 UNCLEAR: Final = f"≈: no clear difference (within {IN_TURN.fraction:.0%}, or undecided)"
 MARKS: Final[Text] = (Strong("Bold"), f": faster than all others in its row. {UNCLEAR} from the fastest")
@@ -142,10 +142,9 @@ def chance_note(comparisons: int) -> list[Text]:
     return [f"Expect up to {wrong} in {count(comparisons)} comparisons"] if comparisons > 1 else []
 
 
-def with_sms(backend: str, sms: "pd.Series[int]") -> str:
-    """Return a backend as a head of a table, with the SMs that its cells take: "triton (12 SMs)"."""
-    counts = [int(number) for number in sms.dropna()]
-    return f"{backend} ({ends(counts, str)} SM{'s' if max(counts) > 1 else ''})" if counts else backend
+def label_of(backend: str, cells: pd.DataFrame) -> str:
+    """Return the label of the method that `cells` of a backend share, with the SMs that they take."""
+    return method_label(backend, [int(number) for number in cells["sms"].dropna()])
 
 
 def main_path(path: object) -> str:
@@ -153,9 +152,9 @@ def main_path(path: object) -> str:
     return short(str(path).partition(BETWEEN)[0])
 
 
-def sms_text(row: Row) -> str:
-    """Return the SMs that a cell takes, "4 SMs"; "" where its backend takes none."""
-    return noun(row["sms"], "SM") if isinstance(row["sms"], int) else ""
+def sms_of(row: Row) -> int | None:
+    """Return the SMs that a cell takes, None where its backend takes none."""
+    return row["sms"] if isinstance(row["sms"], int) else None
 
 
 def axis_text(name: str, value: object) -> str:
@@ -179,7 +178,10 @@ def with_methods(cells: pd.DataFrame, *skipped: str) -> pd.DataFrame:
     apart = {neighbour: [name for name in names if axes[name]] for neighbour, axes in varied.items()}
     settings = [[axis_text(name, row[name]) for name in apart[row["neighbour"]]] for row in rows]
     methods = [comma_separated(row["backend"], *texts) for row, texts in zip(rows, settings, strict=True)]
-    labels = [comma_separated(method, sms_text(row)) for method, row in zip(methods, rows, strict=True)]
+    labels = [
+        comma_separated(method_label(row["backend"], sms_of(row)), *texts)
+        for row, texts in zip(rows, settings, strict=True)
+    ]
     return cells.assign(method=methods, label=labels)
 
 

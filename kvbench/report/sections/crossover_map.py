@@ -11,7 +11,7 @@ from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
 from kvbench.report.model import Chart, Part, PartOrReason
 from kvbench.report.numbers import bytes_size, count, figure
 from kvbench.report.select import DIRECTIONS, where
-from kvbench.report.table_rows import Row, chance_note, few_visits_note, rows_of, with_sms
+from kvbench.report.table_rows import Row, chance_note, few_visits_note, label_of, rows_of
 from kvbench.report.view import View
 from kvbench.text import short
 
@@ -46,7 +46,7 @@ def _chart(view: View, kernel: str) -> Chart | None:
         f"{view.pinned.settings(measured)}; reproduced by {short(view.command, 300)}",
         *map(str, (*few_visits_note(measured), *chance_note(len(points)))),
     ]
-    name = with_sms(kernel, points["sms"])
+    name = label_of(kernel, points)
     title = f"Time of {BATCHED} copies over time of {name}, by block size and number of blocks"
     text = chart_text(view, title, measured, "medians", footer)
     rows = [[_panel(cells) for cells in maps if cells["direction"].iloc[0] == direction] for direction in DIRECTIONS]
@@ -66,7 +66,7 @@ def _ratios(view: View, *arms: pd.DataFrame) -> pd.DataFrame:
 
 def _panel(cells: pd.DataFrame) -> MapPanel:
     rows = rows_of(cells)
-    kernel = with_sms(rows[0]["kernel"], cells["sms"])
+    kernel = label_of(rows[0]["kernel"], cells)
     title = f"{rows[0]['direction']}, {rows[0]['stream_state']} stream: {BATCHED} / {kernel}"
     return MapPanel(title, {(row["block_bytes"], row["blocks"]): _tile(row) for row in rows})
 

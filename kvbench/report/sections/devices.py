@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from kvbench.cells.backend_facts import method_label
 from kvbench.cells.cell import AXES
 from kvbench.report.captions import caption
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, figure, noun, size
-from kvbench.report.table_rows import Row, comma_separated, rows_of, sms_text
+from kvbench.report.table_rows import Row, comma_separated, rows_of, sms_of
 from kvbench.report.view import View
 
 _INCLUDES = (
@@ -52,7 +53,8 @@ def _pairs(view: View) -> pd.DataFrame:
 def _row(row: Row) -> list[Text]:
     swap = f"{row['blocks']} {TIMES} {size(row['block_size'])}"
     beside = f"beside {row['neighbour']}" if isinstance(row["neighbour"], str) else ""
-    label = comma_separated(row["backend"], row["direction"], swap, row["stream_state"], sms_text(row), beside)
+    method = method_label(row["backend"], sms_of(row))
+    label = comma_separated(method, row["direction"], swap, row["stream_state"], beside)
     return [label, *_share(row["gbps_alone"], row["gbps"]), *_share(row["gbps_alone_all"], row["gbps_all"])]
 
 

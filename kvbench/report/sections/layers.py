@@ -6,6 +6,7 @@ from typing import Final
 
 import pandas as pd
 
+from kvbench.cells.backend_facts import method_label
 from kvbench.cells.layers import AT_ONCE
 from kvbench.cells.pattern import AS_PATTERN
 from kvbench.errors import UsageError
@@ -15,7 +16,7 @@ from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
 from kvbench.report.select import grouped
-from kvbench.report.table_rows import Row, comma_separated, line_of, measured_table, rows_of, sms_text
+from kvbench.report.table_rows import Row, comma_separated, line_of, measured_table, rows_of, sms_of
 from kvbench.report.view import View
 from kvbench.results.frame import by_layers
 
@@ -84,7 +85,10 @@ def _named(view: View) -> tuple[pd.DataFrame, str]:
     sizes = [swap.tokens if swap and tokens else int(row["blocks"]) for row, swap in zip(rows, known, strict=True)]
     callers = [row["caller_us_median"] / _layers(row) for row in rows]
     at_once = ["at once" if str(row["sequence"]).startswith(AT_ONCE) else "" for row in rows]
-    methods = [comma_separated(row["backend"], sms_text(row), once) for row, once in zip(rows, at_once, strict=True)]
+    methods = [
+        comma_separated(method_label(row["backend"], sms_of(row)), once)
+        for row, once in zip(rows, at_once, strict=True)
+    ]
     named = cells.assign(what=what, size=sizes, method=methods, caller_of_layer_us=callers, run=view.label)
     return named, "tokens" if tokens else "blocks"
 

@@ -8,6 +8,7 @@ import pandas as pd
 
 from kvbench.analysis.compare import Comparison, Verdict
 from kvbench.cells.axes import Reuse
+from kvbench.cells.backend_facts import method_label
 from kvbench.report.captions import includes_of
 from kvbench.report.model import Finding, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, slower_text
@@ -23,7 +24,7 @@ from kvbench.report.table_rows import (
     rate,
     ratio_text,
     rows_of,
-    sms_text,
+    sms_of,
 )
 from kvbench.report.view import View
 
@@ -103,7 +104,7 @@ def _rows(swaps: Mapping[Shape, Mapping[Arm, Row]], costs: Mapping[Shape, Compar
 
 
 def _rate(row: Row) -> str:
-    return f"{rate(row)} ({sms})" if (sms := sms_text(row)) else rate(row)
+    return method_label(rate(row), sms_of(row))
 
 
 def _finding(direction: str, costs: Mapping[Shape, Comparison]) -> list[Finding]:

@@ -25,13 +25,13 @@ from kvbench.report.table_rows import (
     Row,
     fastest_marked,
     format_cell,
+    label_of,
     line_of,
     measured_table,
     milliseconds,
     rate,
     ratio_text,
     rows_of,
-    with_sms,
 )
 from kvbench.report.view import View, ceiling_of
 from kvbench.text import a_stream, short
@@ -118,7 +118,7 @@ def _shape(swap: ModelSwap) -> tuple[int, int, str, str]:
 def _chart(view: View, sides: Sequence[ModelRows]) -> Chart:
     cells = pd.concat([rows.measured for rows in sides])
     labels = {
-        (str(backend), state): f"{with_sms(str(backend), alike['sms'])}, {state} stream"
+        (str(backend), state): f"{label_of(str(backend), alike)}, {state} stream"
         for state in STATES
         for backend, alike in where(cells, stream_state=state).groupby("backend")
     }
@@ -198,7 +198,7 @@ def _all(rows: ModelRows, state: str) -> DataTable:
         texts = fastest_marked(cells_of_swap, backends, milliseconds, rows.view.visits)
         body.append([_name(swap), count(swap.blocks), bytes_size(swap.block_bytes), *texts])
     title = f"{rows.direction}, {state} stream: ms per swap, by model and backend, {_lengths(rows.swaps)}"
-    header = ["Model", "N", "Block", *(with_sms(name, where(cells, backend=name)["sms"]) for name in backends)]
+    header = ["Model", "N", "Block", *(label_of(name, where(cells, backend=name)) for name in backends)]
     shapes = cells.drop_duplicates(["blocks", "block_bytes", "pattern"])
     included, compared = ". ".join(includes([state], "ms")), len(cells) - len(shapes)
     return measured_table(rows.view, cells, title, header, body, included, rows.pinned, [MARKS], compared)

@@ -16,7 +16,7 @@ from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, P
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import figure, noun
 from kvbench.report.select import DIRECTIONS, by_direction, where
-from kvbench.report.table_rows import Row, footnoted, format_cell, line_of, rows_of, sms_text, with_methods
+from kvbench.report.table_rows import Row, footnoted, format_cell, line_of, rows_of, sms_of, with_methods
 from kvbench.report.view import View
 from kvbench.results.cost import Cost, at_rate, costs_of
 from kvbench.results.frame import as_csv, whole
@@ -97,7 +97,7 @@ def _edge(points: pd.DataFrame) -> set[str]:
 
 def _table(view: View, title: str, cells: pd.DataFrame, edge: set[str]) -> DataTable:
     body: list[list[Text]] = []
-    for row in sorted(rows_of(cells), key=lambda row: (row["method"], row["sms"] if sms_text(row) else 0)):
+    for row in sorted(rows_of(cells), key=lambda row: (row["method"], sms_of(row) or 0)):
         if row["status"] != "ok" or not row["neighbour_slowdown"] > 0:
             body.append([row["label"], format_cell(row, lambda _: "no whole iteration"), *[""] * (len(_HEADER) - 2)])
             continue
@@ -239,5 +239,6 @@ def _equal_table(view: View, cells: pd.DataFrame, equal: pd.DataFrame) -> DataTa
 def _point(row: Row) -> str:
     """Return a cell that a slowdown comes from: "1 SM at 20 GB/s"."""
     cap, gbps = row["rate_cap"], f"{two_digits(row['swaps_beside_gbps'])} GB/s"
-    settings = " ".join(filter(None, (sms_text(row), f"rate_cap {cap}" if isinstance(cap, int) and cap else "")))
+    shown = noun(sms, "SM") if (sms := sms_of(row)) else ""
+    settings = " ".join(filter(None, (shown, f"rate_cap {cap}" if isinstance(cap, int) and cap else "")))
     return f"{settings} at {gbps}" if settings else gbps

@@ -12,7 +12,7 @@ from kvbench.report.captions import includes_of
 from kvbench.report.model import DataTable, Finding, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure
 from kvbench.report.select import Pinned, by_direction, grouped, pin, where
-from kvbench.report.table_rows import MARKS, Row, fastest_marked, measured_table, rate, rows_of, with_sms
+from kvbench.report.table_rows import MARKS, Row, fastest_marked, label_of, measured_table, rate, rows_of
 from kvbench.report.view import View
 from kvbench.text import ends
 from kvbench.units import MIB
@@ -72,7 +72,7 @@ def _table(view: View, pinned: Pinned, direction: str, cells: pd.DataFrame) -> D
         spent = ["" if of_staged is None else figure(of_staged[name] / unit) for name, unit in costs.values()]
         body.append([layout, swap, *fastest_marked(rows, backends, rate, view.visits), *spent])
     title = f"{direction}, idle stream: GB/s of swaps with pages on the host"
-    heads = [with_sms(backend, where(cells, backend=backend)["sms"]) for backend in backends]
+    heads = [label_of(backend, where(cells, backend=backend)) for backend in backends]
     header = ("Host", "Swap", *heads, *(f"staged: {name}" for name in costs))
     compared, notes = len(cells) - len(body), [*([_NOTE] if costs else []), MARKS]
     return measured_table(view, cells, title, header, body, includes_of("idle"), pinned, notes, compared, left=2)

@@ -9,13 +9,14 @@ import pandas as pd
 from kvbench.analysis.compare import MIN_PAIRS, leaders
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN
+from kvbench.cells.backend_facts import method_label
 from kvbench.cells.layers import TRACE
 from kvbench.report.captions import chart_text, includes_of
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Text
 from kvbench.report.numbers import count, figure
 from kvbench.report.select import by_direction
-from kvbench.report.table_rows import comma_separated, measured_table, rows_of, sms_text
+from kvbench.report.table_rows import measured_table, rows_of, sms_of
 from kvbench.report.view import View
 from kvbench.results.replays import rate_of, replays_of, trace_name, trace_of
 from kvbench.text import ends
@@ -65,7 +66,7 @@ def _part(view: View) -> Part:
     sides = by_direction(cells)
     replays: dict[str, list[Replayed]] = {direction: [] for direction in sides}
     for row in rows_of(cells):
-        method = comma_separated(row["backend"], sms_text(row))
+        method = method_label(row["backend"], sms_of(row))
         replays[row["direction"]].append(Replayed(method, row["backend"], row["cell_id"], swaps[row["cell_id"]]))
     highlights = [Finding(text, _WEIGHT) for side in replays.items() if (text := _finding(view, *side))]
     tables = [_table(view, direction, side, replays[direction]) for direction, side in sides.items()]

@@ -7,11 +7,12 @@ from typing import Final
 
 import pandas as pd
 
+from kvbench.cells.backend_facts import method_label
 from kvbench.report.captions import caption
 from kvbench.report.model import DataTable, Part, PartOrReason
 from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.select import Pinned, by_direction, pin, where
-from kvbench.report.table_rows import rows_of, sms_text
+from kvbench.report.table_rows import rows_of, sms_of
 from kvbench.report.view import View
 from kvbench.units import KIB
 
@@ -65,7 +66,7 @@ def _table(view: View, cells: pd.DataFrame, near: Mapping[Swap, Swap], pinned: P
     rows = []
     for row in rows_of(idle):
         times = (row["caller_us_median"], float(rest_us[row["cell_id"]]), row["wall_us_median"])
-        name = f"{row['backend']} ({sms})" if (sms := sms_text(row)) else row["backend"]
+        name = method_label(row["backend"], sms_of(row))
         line = [name, count(row["blocks"]), size(row["block_size"]), *map(figure, times)]
         if busy:
             same = busy.get(tuple(row[name] for name in _KEY))

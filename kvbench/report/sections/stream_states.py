@@ -7,13 +7,13 @@ from typing import Final
 
 from kvbench.analysis.compare import Comparison
 from kvbench.cells.axes import StreamState
-from kvbench.cells.backend_facts import BATCHED
+from kvbench.cells.backend_facts import BATCHED, method_label
 from kvbench.report.captions import includes_of
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason
 from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.rate_curves import cliff_curves, curve_chart
 from kvbench.report.select import Pinned, grouped, pin, where
-from kvbench.report.table_rows import UNCLEAR, Row, main_path, measured_table, ratio_text, rows_of, sms_text
+from kvbench.report.table_rows import UNCLEAR, Row, main_path, measured_table, ratio_text, rows_of, sms_of
 from kvbench.report.view import View
 from kvbench.units import two_digits
 
@@ -56,7 +56,7 @@ def _table(view: View, pinned: Pinned, direction: str, swaps: Sequence[tuple[_Sw
     body = []
     for swap, gate in swaps:
         row = swap[StreamState.GATED]
-        name = " ".join(filter(None, (str(row["backend"]), sms_text(row))))
+        name = method_label(str(row["backend"]), sms_of(row))
         times = [figure(swap[state]["swap_us_median"]) if state in swap else "" for state in states]
         callers = [figure(swap[state]["caller_us_median"]) for state in (StreamState.OPENED, StreamState.GATED)]
         paths = f"{main_path(swap[StreamState.OPENED]['path'])} / {main_path(row['path'])}"

@@ -13,7 +13,7 @@ from kvbench.report.captions import includes_of
 from kvbench.report.model import DataTable, Finding, Part, PartOrReason, Text
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import where
-from kvbench.report.table_rows import MARKS, fastest_marked, measured_table, rate, rows_of, with_sms
+from kvbench.report.table_rows import MARKS, fastest_marked, label_of, measured_table, rate, rows_of
 from kvbench.report.view import View
 from kvbench.text import a_stream
 
@@ -41,7 +41,7 @@ def make(view: View) -> PartOrReason:
         times = {backend: visits for backend, cells in rows.items() if (visits := _times(view, cells))}
         if max((len(_shared_sizes(times, other)) for other in times), default=0) < _MIN_SIZES:
             continue
-        heads = {backend: with_sms(backend, rows[backend]["sms"]) for backend in times}
+        heads = {backend: label_of(backend, rows[backend]) for backend in times}
         lines = _compare_with_batched(times, heads)
         title = f"{direction}, {state} stream, N = {count(blocks)}: GB/s"
         tables.append(_table(view, title, pd.concat([rows[backend] for backend in times]), times, heads, lines))

@@ -56,7 +56,7 @@ def test_the_table_has_the_times_of_layers_and_what_is_hidden(report: Report) ->
     assert caller == "18.8"  # 0.3 of 2000 us over 32 layers
     assert (step, both) == ("4000", "4380")
     assert hidden == "81% (80% to 82%)"
-    assert by_method["2 048", "sm, 4 SMs"][-1] == "98% (97% to 98%)"
+    assert by_method["2 048", "sm (4 SMs)"][-1] == "98% (97% to 98%)"
     assert by_method["2 048", "batched, at once"][-1] == "1% (0% to 2%)"
     assert len(rows_of(table)) == 3  # of tokens
 
@@ -64,7 +64,7 @@ def test_the_table_has_the_times_of_layers_and_what_is_hidden(report: Report) ->
 def test_the_first_page_names_the_backend_that_hides_the_loads_of_2048_tokens(report: Report) -> None:
     (highlight,) = highlights_of(report, "layers")
     assert highlight.startswith(
-        "llama-3-8b, h2d beside decode, 2 048 tokens: sm, 4 SMs hides at least 95% of the loads;"
+        "llama-3-8b, h2d beside decode, 2 048 tokens: sm (4 SMs) hides at least 95% of the loads;"
     )
     assert "submission alone takes 18.8 us a layer" in highlight
 
@@ -80,7 +80,7 @@ def test_the_chart_has_a_line_over_tokens_for_every_method(report: Report) -> No
     lines = {line.label: (list(line.x), list(line.y)) for line in panel.lines}
     assert lines["batched"][0] == [512, 2048, 4096]
     assert lines["batched"][1] == pytest.approx([0.9, 0.81, 0.5])
-    assert lines["sm, 4 SMs"][0] == [2048]
+    assert lines["sm (4 SMs)"][0] == [2048]
 
 
 def test_runs_of_one_machine_stand_side_by_side(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_runs_of_one_machine_stand_side_by_side(tmp_path: Path) -> None:
     elsewhere = made_run(tmp_path, visits(cell(2048), [1.0] * 6), synthetic.info("Another card"), "elsewhere")
     report = report_of([elsewhere, first, engine])
     (panel,) = chart_of(report, "layers-first").plot.panels  # type: ignore[union-attr]
-    assert [(line.run, line.label) for line in panel.lines] == [("first", "sm, 4 SMs"), ("engine", "vllm_batch")]
+    assert [(line.run, line.label) for line in panel.lines] == [("first", "sm (4 SMs)"), ("engine", "vllm_batch")]
     titles = [said(table.title) for table in part_of(report, "layers").tables]
     assert titles == [f"first: {TITLE}", f"engine: {TITLE}"]
     (highlight,) = highlights_of(report, "layers")

@@ -51,7 +51,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 def test_the_table_has_times_of_swaps_and_neighbour_and_the_tail(report: Report) -> None:
     table = table_of(part_of(report, "neighbour"), "gemm, d2h: 200 us per iteration")
-    alone, gbps, slowdown, typical, p99, worst, lost, start, end = rows_of(table)["sm, 2 SMs"]
+    alone, gbps, slowdown, typical, p99, worst, lost, start, end = rows_of(table)["sm (2 SMs)"]
     assert (alone, gbps, slowdown) == ("50.0", "41.0", "1.20")
     assert (typical, p99, worst) == ("200 → 224", "200 → 1000", "200 → 1000")
     assert (start, end) == ("2.0", "300")  # beside the neighbour, in microseconds
@@ -143,9 +143,9 @@ def test_the_pareto_edge_is_bold_and_marked(report: Report) -> None:
 def test_the_finding_names_the_smallest_slowdown_at_a_high_rate(report: Report) -> None:
     (line,) = lines_of(part_of(report, "neighbour").findings)
     assert line.startswith(
-        "gemm slows down at least 20% next to d2h swaps at 40 GB/s or more, p99 5x (sm, 2 SMs, 41 GB/s)"
+        "gemm slows down at least 20% next to d2h swaps at 40 GB/s or more, p99 5x (sm (2 SMs), 41 GB/s)"
     )
-    assert line.endswith("; sm, 1 SM costs least: 10% at 20 GB/s.")
+    assert line.endswith("; sm (1 SM) costs least: 10% at 20 GB/s.")
 
 
 def test_the_finding_says_when_visits_do_not_separate_the_cells(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_comparison_finds_a_neighbour_that_is_slower_by_5_percent(tmp_path: Pa
     )
     assert beside in highlights_of(report, "comparison")
     first, *others = table_of(part, "Slowdown of neighbours").rows
-    assert [said(text) for text in (*first[:3], first[-1])] == ["gemm", "d2h", "sm, 2 SMs", "slower"]
+    assert [said(text) for text in (*first[:3], first[-1])] == ["gemm", "d2h", "sm (2 SMs)", "slower"]
     assert [said(row[-1]) for row in others] == ["same", "same"]
     assert "comparison-neighbours-before-afterwards.csv" in part.files
     cells = table_of(part, "Cell by cell").rows

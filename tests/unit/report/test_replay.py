@@ -29,7 +29,7 @@ def test_the_table_has_the_latencies_of_all_swaps(report: Report) -> None:
     table = table_of(part_of(report, "replay"), "Loads (h2d)")
     assert said(table.title) == "Loads (h2d): 36 of 400 swaps of the trace"
     rows = rows_of(table)
-    assert list(rows) == ["sm, 4 SMs", "vllm_batch", "batched"]  # the fastest first
+    assert list(rows) == ["sm (4 SMs)", "vllm_batch", "batched"]  # the fastest first
     swaps, p50, p90, p99, worst, gbps, caller, left = rows["batched"]
     assert swaps == "36"
     assert float(worst) == pytest.approx(512 * 4096 / 5.0 / 1e3, rel=0.01)
@@ -42,22 +42,22 @@ def test_the_table_has_the_latencies_of_all_swaps(report: Report) -> None:
 
 def test_the_first_page_names_the_fastest_and_its_gain_over_batched_copies_and_an_engine(report: Report) -> None:
     (highlight,) = highlights_of(report, "replay")
-    assert highlight.startswith("Loads (h2d) of the trace: sm, 4 SMs is the fastest, 47.9 GB/s, p99 ")
+    assert highlight.startswith("Loads (h2d) of the trace: sm (4 SMs) is the fastest, 47.9 GB/s, p99 ")
     assert highlight.endswith("; 9.6x the speed of batched, 8x the speed of vllm_batch.")
 
 
 def test_two_methods_without_a_clear_difference_are_both_named(tmp_path: Path) -> None:
     made = [visit for name, gbps in (GBPS | {"merged": 48.0}).items() for visit in synthetic.replayed(cell(name), gbps)]
     (highlight,) = highlights_of(made_report(tmp_path, made), "replay")
-    assert highlight.startswith("Loads (h2d) of the trace: merged and sm, 4 SMs are the fastest, 47.9 GB/s, p99 ")
+    assert highlight.startswith("Loads (h2d) of the trace: merged and sm (4 SMs) are the fastest, 47.9 GB/s, p99 ")
     assert highlight.endswith("; 9.6x the speed of batched, 8x the speed of vllm_batch.")
 
 
 def test_the_chart_has_a_line_over_swap_sizes_for_every_backend(report: Report) -> None:
     (panel,) = chart_of(report, "replay-run").plot.panels  # type: ignore[union-attr]
     lines = {line.label: line for line in panel.lines}
-    assert set(lines) == {"sm, 4 SMs", "vllm_batch", "batched"}
-    assert list(lines["sm, 4 SMs"].x) == [16, 32, 64, 128, 256, 512]
+    assert set(lines) == {"sm (4 SMs)", "vllm_batch", "batched"}
+    assert list(lines["sm (4 SMs)"].x) == [16, 32, 64, 128, 256, 512]
     assert lines["batched"].y[0] == pytest.approx(16 * 4096 / 5.0 / 1e6, rel=0.01)  # ms
 
 
