@@ -34,7 +34,7 @@ def cells() -> Iterator[Cell]:
     """Yield the cells of every section first, then ever more SM counts of the kernels."""
     yield from synthetic.order_cells()
     for way, blocks, size, state in product(Direction, COUNTS, SIZES, StreamState):
-        yield Cell("batched", way, blocks, size, state, order=synthetic.default_order(way), coalesce=False)
+        yield Cell("batched", way, blocks, size, state, order=synthetic.default_order(way))
         yield Cell("per_block", way, blocks, size, state)
     for sms, way, blocks, size, backend in product(SMS, Direction, COUNTS, SIZES, ("triton", "sm")):
         yield Cell(backend, way, blocks, size, StreamState.IDLE, sms=sms)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from kvbench.cells.axes import Direction, Memory, Neighbour, Order, Priority, Reuse, StreamState
+from kvbench.cells.axes import Direction, Memory, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.backend_facts import QUEUE_AXES, BackendFacts, SmsRow
 from kvbench.cells.cell import AXES, Cell
@@ -42,7 +42,6 @@ AXIS_VALUES: dict[str, st.SearchStrategy[AxisValue]] = {
     "order": st.sampled_from(Order),
     "sms": st.integers(0, 4096),
     "descriptors_per_call": st.integers(0, 10**8),
-    "coalesce": st.booleans(),
     "overlap": st.booleans(),
     "queued": st.integers(0, 100_000),
     "streams": st.integers(1, 32),
@@ -51,11 +50,7 @@ AXIS_VALUES: dict[str, st.SearchStrategy[AxisValue]] = {
     "pool": st.just(0) | st.integers(2**12, 2**44),
     "reuse": st.sampled_from(Reuse),
     "pause": st.integers(0, 1_000_000),
-    "launch_bytes": st.integers(0, 2**34),
-    "priority": st.sampled_from(Priority),
     "neighbour": st.sampled_from(Neighbour),
-    "rate_cap": st.integers(0, 10_000),
-    "burst": st.sampled_from(["none", "64MiB/50ms", "1B/1ms"]),
     "sequence": st.sampled_from(["whole", "layers-4", "layers-1024", "at-once-32"]),
     "devices": st.integers(1, 64),
 }
@@ -84,20 +79,20 @@ CPU = DeviceFacts(
     host_free_bytes=8 * GIB,
     batch_entry="host",
 )
-BATCH_AXES = QUEUE_AXES | {"memory", "order", "descriptors_per_call", "coalesce", "overlap"}
+BATCH_AXES = QUEUE_AXES | {"memory", "order", "descriptors_per_call", "overlap"}
 H200_BACKENDS = (
     BackendFacts("auto", "one of the others", frozenset({"memory"})),
     BackendFacts("per_block", "one copy a descriptor", QUEUE_AXES | {"memory"}),
     BackendFacts("batched", "one call", BATCH_AXES),
     BackendFacts("primed", "one call", BATCH_AXES - {"descriptors_per_call"}),
-    BackendFacts("merged", "one call", BATCH_AXES - {"descriptors_per_call", "coalesce"}),
+    BackendFacts("merged", "one call", BATCH_AXES - {"descriptors_per_call"}),
     BackendFacts("sm", "a kernel", frozenset({"memory", "sms", "kernel"}), default_sms=(SmsRow(2),)),
     BackendFacts("triton", "a kernel", frozenset({"memory", "sms"})),
 )
 CPU_BACKENDS = (
     BackendFacts("auto", "one of the others", frozenset()),
     BackendFacts("per_block", "one copy a descriptor", QUEUE_AXES | {"memory"}),
-    BackendFacts("batched", "one call", QUEUE_AXES | {"memory", "descriptors_per_call", "coalesce"}),
+    BackendFacts("batched", "one call", QUEUE_AXES | {"memory", "descriptors_per_call"}),
     BackendFacts("merged", "one call", QUEUE_AXES | {"memory"}),
     BackendFacts("primed", "one call", frozenset(), unavailable="the cpu device runs no kernels"),
     BackendFacts("sm", "a kernel", frozenset(), unavailable="the cpu device runs no kernels", default_sms=(SmsRow(2),)),

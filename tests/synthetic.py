@@ -148,7 +148,7 @@ def cliff_cells(counts: tuple[int, ...] = (256, 10_000), kib: tuple[int, ...] = 
         for way, n, size, state in shapes
         for cell in (
             Cell("per_block", way, n, size, state),
-            Cell("batched", way, n, size, state, order=default_order(way), coalesce=False, overlap=False),
+            Cell("batched", way, n, size, state, order=default_order(way), overlap=False),
             Cell("triton", way, n, size, state, sms=12),
         )
     ]

@@ -21,7 +21,7 @@ class Batched(Backend):
     def axes(self, device: DeviceFacts) -> frozenset[str]:
         if device.batch_entry is None:
             return QUEUE_AXES | ({"memory"} if device.kind == "cuda" else set())
-        everywhere = QUEUE_AXES | {"descriptors_per_call", "coalesce"}
+        everywhere = QUEUE_AXES | {"descriptors_per_call"}
         return everywhere | {"memory", "order", "overlap"} if device.kind == "cuda" else everywhere
 
     def create(self, request: SwapRequest) -> PreparedSwap:
@@ -38,7 +38,7 @@ class Batched(Backend):
             descriptors_per_call=cell.descriptors_per_call or 0,
             sliced=self.sliced,
             by_host_address=self.merged,
-            merge=self.merged or bool(cell.coalesce),
+            merge=self.merged,
             prime_ns=PRIME_NS,
             prime_up_to_bytes=CPU_INLINE_UP_TO_BYTES if primed else 0,
         )
@@ -77,9 +77,6 @@ class Merged(Primed):
     name = MERGED
     summary = "primed, after blocks that adjoin on both sides are merged into one descriptor"
     merged = True
-
-    def axes(self, device: DeviceFacts) -> frozenset[str]:
-        return super().axes(device) - {"coalesce"}
 
     def unavailable(self, device: DeviceFacts) -> str | None:
         return None if device.batch_entry else "the driver has no batched copy"

@@ -119,7 +119,7 @@ class _Ways:
             descriptors_per_call=cell.descriptors_per_call or 0,
             prefer_overlap=bool(cell.overlap),
             by_host_address=merged,
-            merge=merged or bool(cell.coalesce),
+            merge=merged,
             prime_ns=PRIME_NS,
             prime_up_to_bytes=CPU_INLINE_UP_TO_BYTES if sliced and self._device.is_cuda else 0,
         )

@@ -72,18 +72,8 @@ class Neighbour(StrEnum):
     NONE = "none"
     IDLE = "idle"
     GEMM = "gemm"
-    MEMORY = "memory"
     DECODE = "decode"
     SWAP = "swap"
-    SMALLCOPY = "smallcopy"
-
-
-class Priority(StrEnum):
-    """Which stream the device serves first: the swaps' or the neighbour's; normal means neither."""
-
-    NORMAL = "normal"
-    LOW = "low"
-    HIGH = "high"
 
 
 class Memory(StrEnum):

@@ -23,7 +23,7 @@ class Role(StrEnum):
     SHAPE = "shape"  # the size of a swap: the x-axis of curves
     SIDE = "side"  # a chart shows one value and names the others
     QUEUE = "queue"  # queued swaps: has its own section
-    BESIDE = "beside"  # the neighbour, and how swaps arrive: has its own section
+    BESIDE = "beside"  # the neighbour, layers, other devices: has its own section
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +192,6 @@ def pause_text(value: AxisValue) -> str:
     return "0" if time_us == 0 else f"{time_us // 1000}ms" if time_us % 1000 == 0 else f"{time_us}us"
 
 
-def launch(text: str) -> int:
-    return 0 if text == "whole" else block_size(text)
-
-
 def by_layers(text: str) -> str:
     """Read a sequence: whole, layers-L or at-once-L, with a model layers or at-once, and trace; raises ValueError."""
     match = re.fullmatch(r"whole|trace|(?:layers|at-once)(?:-([1-9]\d{0,3}))?", text)
@@ -211,22 +207,6 @@ def sizes_within(text: str) -> str:
     if match is None or match[1] == "1":
         raise ValueError("not equal, alternate-D or last-D with D from 2 to 9999")
     return text
-
-
-def arrival(text: str) -> str:
-    if text == "none":
-        return text
-    burst_bytes, period_us = burst_of(text)
-    return f"{format_size(burst_bytes)}/{period_us // 1000}ms"
-
-
-def burst_of(text: str) -> tuple[int, int]:
-    """Return the bytes of a burst and the period of bursts in microseconds, from 64MiB/50ms; raises ValueError."""
-    size_text, _, period = text.partition("/")
-    match = re.fullmatch(r"(\d{1,5})ms", period)
-    if match is None or not 1 <= int(match[1]) <= 10_000:
-        raise ValueError("not none, or a size and a period from 1ms to 10000ms, such as 64MiB/50ms")
-    return block_size(size_text), int(match[1]) * 1000
 
 
 def size(value: AxisValue) -> str:

@@ -59,8 +59,8 @@ class EngineSetting:
 class BackendFacts:
     """A backend as the plan sees it.
 
-    `axes` are the optional axes that it supports on this device (of memory, order, sms, descriptors_per_call, coalesce,
-    overlap, queued, streams, kernel). `unavailable` is the reason why it cannot run there, or None. `default_sms` is
+    `axes` are the optional axes that it supports on this device (of memory, order, sms, descriptors_per_call, overlap,
+    queued, streams, kernel). `unavailable` is the reason why it cannot run there, or None. `default_sms` is
     the rule for its default SM count, empty if the backend decides. `kernels` are the kinds of kernels that the axis
     kernel accepts. `package` is the package that provides it ("name==version"), `settings` are those of the engine
     whose code the backend runs. A backend with `on_request` is measured only if it is named.

@@ -8,16 +8,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Annotated, Final, Self
 
-from kvbench.cells.axes import Direction, Memory, Neighbour, Order, Priority, Reuse, StreamState
+from kvbench.cells.axes import Direction, Memory, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.axis import (
     Axis,
     Role,
-    arrival,
     backend_name,
     block_size,
     by_layers,
     choice,
-    launch,
     on_off,
     pause,
     pause_text,
@@ -92,9 +90,6 @@ class Cell:
     descriptors_per_call: Annotated[int | None, Axis(
         "maximum descriptors per batched call", "all,8192", whole(1, 10**8, "all"), zero_as("all"), default=(0,),
         ranged=True, optional=True, noun="descriptors per call", chosen=True, usual="all")] = None
-    coalesce: Annotated[bool | None, Axis(
-        "merge descriptors that are adjacent on both sides before the call", "off,on", on_off, switch, default=(False,),
-        optional=True, noun="coalescing", chosen=True, usual="off")] = None
     overlap: Annotated[bool | None, Axis(
         "set CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE on batched copies", "off,on", on_off, switch, default=(False,),
         optional=True, noun="overlap flag", cuda_only=True, chosen=True, usual="off")] = None
@@ -117,22 +112,9 @@ class Cell:
     pause_us: Annotated[int, Axis(
         "duration of other CPU work before every swap, as between decode steps", "0,200us", pause, pause_text,
         ranged=True, unused=0, number=True, name="pause")] = 0
-    launch_bytes: Annotated[int, Axis(
-        "maximum size of a launch: larger swaps are split into consecutive launches", "whole,1MiB,16MiB",
-        launch, zero_as("whole", size), ranged=True, unused=0)] = 0
-    priority: Annotated[Priority, Axis(
-        "priority of the swaps' stream; low: the neighbour's stream has the higher priority", "normal,low,high",
-        choice(Priority), unused=Priority.NORMAL)] = Priority.NORMAL
     neighbour: Annotated[Neighbour, Axis(
-        "work beside the swaps: none, idle, gemm, memory (device copies), decode, swap (opposite direction), smallcopy",
+        "work beside the swaps: none, idle, gemm, decode, swap (opposite direction)",
         "none,gemm,decode", choice(Neighbour), role=Role.BESIDE, unused=Neighbour.NONE)] = Neighbour.NONE
-    rate_cap: Annotated[int, Axis(
-        "maximum GB/s of swaps beside a neighbour, paced launch by launch", "none,20",
-        whole(1, 10_000, "none"), zero_as("none"),
-        role=Role.BESIDE, ranged=True, unused=0, number=True)] = 0
-    burst: Annotated[str, Axis(
-        "arrival of swaps beside a neighbour: without gaps (none), or bursts of SIZE every PERIOD",
-        "none,64MiB/50ms", arrival, role=Role.BESIDE, unused="none")] = "none"
     sequence: Annotated[str, Axis(
         "whole: one swap; layers-L: a swap for each of L layers, back to back; at-once-L: one swap, for which "
         "all L layers of a step wait; L is the model's own if left out; trace: set by --trace",

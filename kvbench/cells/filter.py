@@ -28,7 +28,7 @@ CELL_ID: Final = Axis("id of a cell in the results", "0123456789ab", _cell_id, n
 _FILTERED: Final[dict[str, Axis]] = {**AXES, SWAP_BYTES.name: SWAP_BYTES, CELL_ID.name: CELL_ID}
 _COMPARISONS: Final = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 # What axes write where there is no limit, which counts as more than any number.
-_WITHOUT_LIMIT: Final = ("all", "whole", "none")
+_WITHOUT_LIMIT: Final = "all"
 _CONDITION: Final = re.compile(r"([A-Za-z_]+)\s*(!=|<=|>=|=|<|>)\s*([^=<>!].*)")
 _GRAMMAR: Final = "write axis OP value with OP one of = != < <= > >=, for example block_size<=24KiB"
 
@@ -87,7 +87,7 @@ class Filter:
 
     def _size(self, value: AxisValue) -> float:
         number = int(str(value))
-        return math.inf if _FILTERED[self.axis].write(number) in _WITHOUT_LIMIT else number
+        return math.inf if _FILTERED[self.axis].write(number) == _WITHOUT_LIMIT else number
 
 
 def refusal(filters: Sequence[Filter], cells: Collection[Cell]) -> str:

@@ -33,8 +33,8 @@ def layer_tensors(cell: Cell) -> int:
 def unfit(cell: Cell) -> str | None:
     """Return why the layers of `cell` cannot be swapped, or wait, as it says, or a trace replayed; None if they can."""
     if cell.sequence == TRACE:
-        alone = cell.neighbour is Neighbour.NONE and cell.devices == 1 and not (cell.pause_us or cell.launch_bytes)
-        return None if alone else "a trace is replayed without a neighbour, a pause and split launches, on one device"
+        alone = cell.neighbour is Neighbour.NONE and cell.devices == 1 and not cell.pause_us
+        return None if alone else "a trace is replayed without a neighbour and a pause, on one device"
     if not cell.layers:
         return None
     if cell.stream_state is StreamState.SUSTAINED or cell.queued or cell.streams > 1:
@@ -49,8 +49,8 @@ def _unfit_step(cell: Cell) -> str | None:
         return f"sequence={cell.sequence} needs a neighbour whose layers wait: {' or '.join(STEPS)}"
     if cell.direction is not Direction.H2D:
         return "the layers of a step wait for loads (direction=h2d)"
-    if cell.rate_cap or cell.burst != "none" or cell.devices > 1:
-        return f"sequence={cell.sequence} beside a neighbour has no rate_cap, no burst and one device"
+    if cell.devices > 1:
+        return f"sequence={cell.sequence} beside a neighbour needs one device"
     return None
 
 

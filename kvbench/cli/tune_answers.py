@@ -85,7 +85,7 @@ _HEADER: Final = (
     "Dir", "Stream", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "Thread us", "The speed of batched", "Tied with",
 )  # fmt: skip
 _HEADER_BESIDE: Final = (
-    "", "Dir", "Blocks", "Size", "Burst", "Swaps", "GB/s", "95%", "Slower", "95%", "p99", "Lost us/GB",
+    "", "Dir", "Blocks", "Size", "Swaps", "GB/s", "95%", "Slower", "95%", "p99", "Lost us/GB",
 )  # fmt: skip
 
 
@@ -127,7 +127,6 @@ def _row_beside(answer: BesideAnswer, way: WayBeside) -> list[str]:
         shape.direction.value,
         str(shape.blocks),
         size_text(shape.block_bytes),
-        shape.burst,
         choice_text(way.choice),
         f"{way.gbps:.1f}",
         "-" if rates is None else f"{rates[0]:.1f} to {rates[1]:.1f}",

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
 from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
-from kvbench.cells.axes import Direction, Memory, Neighbour, Priority, StreamState
+from kvbench.cells.axes import Direction, Memory, Neighbour, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import CEILING_BYTES
 from kvbench.cells.locality import most_sets
@@ -31,7 +31,7 @@ CEILING_WARMUPS: Final = 2
 class Bench:
     """Shared by all measurements: device, memory, the measured stream, its timed region, the best large copies.
 
-    `urgent` is a stream of high priority and its region; `neighbours` and `steps` are kept for later visits.
+    `neighbours` and `steps` are kept for later visits.
     """
 
     device: Device
@@ -42,38 +42,31 @@ class Bench:
     clocks: GpuClocks
     policy: Policy | None = None
     best_gbps: dict[Direction, float] = field(default_factory=dict)
-    urgent: tuple[Stream, TimedRegion] | None = None
-    neighbours: dict[tuple[Neighbour, bool], RunningNeighbour] = field(default_factory=dict)
-    steps: dict[tuple[Neighbour, bool, int], LayeredStep] = field(default_factory=dict)
+    neighbours: dict[Neighbour, RunningNeighbour] = field(default_factory=dict)
+    steps: dict[tuple[Neighbour, int], LayeredStep] = field(default_factory=dict)
 
     def note_best(self, direction: Direction, copy_bytes: int, copy_us: float) -> None:
         """Keep the rate of the best large copies, by copy engine or SMs: on a coherent link SMs can be faster."""
         gbps = gigabytes_per_second(copy_bytes, copy_us)
         self.best_gbps[direction] = max(gbps, self.best_gbps.get(direction, 0.0))
 
-    def at(self, priority: Priority) -> "Bench":
-        """Return the bench with the measured stream at `priority`."""
-        if priority is not Priority.HIGH or self.urgent is None:
-            return self
-        return replace(self, stream=self.urgent[0], region=self.urgent[1])
-
     @contextmanager
     def neighbour(self, backend: Backend, cell: Cell) -> Iterator[RunningNeighbour | LayeredStep | None]:
         """Yield the neighbour of `cell`, or None if it has none. Raises NeighbourError, EngineError."""
-        key = cell.neighbour, cell.priority is Priority.LOW
-        if cell.neighbour is Neighbour.NONE:
+        kind = cell.neighbour
+        if kind is Neighbour.NONE:
             yield None
         elif cell.layers:
-            if (*key, cell.layers) not in self.steps:
-                self.steps[*key, cell.layers] = LayeredStep(self.device, cell)
-            yield self.steps[*key, cell.layers]
-        elif cell.neighbour is Neighbour.SWAP:  # its work depends on the cell
+            if (kind, cell.layers) not in self.steps:
+                self.steps[kind, cell.layers] = LayeredStep(self.device, cell)
+            yield self.steps[kind, cell.layers]
+        elif kind is Neighbour.SWAP:  # its work depends on the cell
             with closing(open_neighbour(self.device, backend, cell, self.policy)) as neighbour:
                 yield neighbour
         else:
-            if key not in self.neighbours:
-                self.neighbours[key] = open_neighbour(self.device, backend, cell, self.policy)
-            yield self.neighbours[key]
+            if kind not in self.neighbours:
+                self.neighbours[kind] = open_neighbour(self.device, backend, cell, self.policy)
+            yield self.neighbours[kind]
 
 
 def measure_ceiling(bench: Bench, direction: Direction, samples: int) -> tuple[int, list[float]]:

@@ -1,7 +1,7 @@
 """Swaps beside a neighbour: each alone and both together, in an order of turns that cancels drift (ABBA)."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import median
@@ -10,7 +10,6 @@ from typing import Final
 import msgspec
 
 from kvbench.backends.base import PreparedSwap
-from kvbench.cells.axis import burst_of
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Device, Stream, Swap, SwapLoop
 from kvbench.measure.neighbour import RunningNeighbour
@@ -27,8 +26,8 @@ MOST_KEPT: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class FlowSample:
-    """One swap of a flow on an idle stream, with the fields of `engine.device.Sample`; caller_us and wall_us include
-    pacing, cpu_us is at most the mean of its turn.
+    """One swap of a flow on an idle stream, with the fields of `engine.device.Sample`; cpu_us is at most the mean of a
+    turn.
     """
 
     caller_us: float
@@ -42,32 +41,19 @@ class FlowSample:
 
 
 class Flow:
-    """Consecutive swaps by the compiled loop, without gaps or paced by the cell's `burst` and `rate_cap`.
+    """Consecutive swaps by the compiled loop, without gaps."""
 
-    `launches` are the swap in parts of at most launch_bytes.
-    """
-
-    def __init__(
-        self, device: Device, stream: Stream, workload: Workload, cell: Cell, launches: Sequence[PreparedSwap]
-    ) -> None:
+    def __init__(self, device: Device, stream: Stream, workload: Workload, cell: Cell, prepared: PreparedSwap) -> None:
         self._workload, self._cell = workload, cell
-        burst_bytes, self._period_us = burst_of(cell.burst) if cell.burst != "none" else (0, 0)
-        swaps = [launch.swap if isinstance(launch.swap, Swap) else launch.swap.submit for launch in launches]
-        parts = zip(swaps, _least_us(cell, len(launches)), strict=True)
-        burst_swaps = -(-burst_bytes // cell.swap_bytes)
+        swap = prepared.swap if isinstance(prepared.swap, Swap) else prepared.swap.submit
         contents = [content.reshape(-1) for content in workload.contents()]
         columns = list(zip(workload.arrays(), contents, strict=True))
-        self._loop = SwapLoop(device.driver, stream.handle, list(parts), columns, burst_swaps, self._period_us)
+        self._loop = SwapLoop(device.driver, stream.handle, [(swap, 0.0)], columns)
 
     def run(self, seconds: float) -> tuple[list[FlowSample], float]:
         """Swap for `seconds`, at least once; return MOST_KEPT of the swaps at most, evenly spaced, and the GB/s of all
-        over the whole time: with bursts including the gaps, otherwise without what the loop does between two swaps.
-
-        Bursts come for the nearest number of whole periods, since a burst without the pause behind it would add to the
-        GB/s; for `seconds` if that number is 0.
+        over the whole time, without what the loop does between two swaps.
         """
-        if self._period_us and (periods := round(seconds * 1e6 / self._period_us)):
-            seconds = periods * self._period_us / 1e6
         times = self._loop.run(seconds)
         rows = list(zip(times.caller_us, times.wall_us, strict=True))
         cpu_us = times.cpu_us / len(rows)
@@ -80,15 +66,6 @@ class Flow:
         """Run the swap of the list that is written: swaps of one block have copied its first."""
         self._loop.finish()
         self._workload.passed(1)
-
-
-def _least_us(cell: Cell, launches: int) -> list[float]:
-    """Return the least time of each launch under the cell's rate cap; 0 without one."""
-    if not cell.rate_cap:
-        return [0.0] * launches
-    step = max(1, cell.launch_bytes // cell.block_bytes) if cell.launch_bytes else cell.blocks
-    blocks = (min(step, cell.blocks - start) for start in range(0, cell.blocks, step))
-    return [count * cell.swap_bytes / cell.blocks / (cell.rate_cap * 1e3) for count in blocks]
 
 
 def measure_beside(

@@ -7,11 +7,10 @@ from itertools import accumulate, pairwise
 from typing import Final
 
 from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
-from kvbench.backends.split import create_launches, joined
-from kvbench.cells.axes import Neighbour, Priority
+from kvbench.cells.axes import Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.cells.layers import layer_blocks, layer_tensors
-from kvbench.engine.device import HIGH_PRIORITY, NORMAL_PRIORITY, Device, Event, Sample, Stream
+from kvbench.engine.device import Device, Event, Sample, Stream
 from kvbench.engine.memory import SwapMemory, TensorGrid
 from kvbench.measure.beside import FlowSample
 from kvbench.measure.neighbour import NeighbourError
@@ -59,12 +58,11 @@ class LayeredSwap:
 def create_swap(backend: Backend, request: SwapRequest) -> PreparedSwap:
     """Return the swap of a cell, by layers if its sequence says so. Raises any error of the backend."""
     if not request.cell.layers:
-        return joined(create_launches(backend, request))
+        return backend.create(request)
     cells = [replace(request.cell, blocks=blocks, sequence="whole") for blocks in layer_blocks(request.cell)]
     memories = _memories(request.memory, request.cell, [cell.blocks for cell in cells])
     layers = [
-        joined(create_launches(backend, replace(request, cell=cell, memory=memory)))
-        for cell, memory in zip(cells, memories, strict=True)
+        backend.create(replace(request, cell=cell, memory=memory)) for cell, memory in zip(cells, memories, strict=True)
     ]
     return replace(layers[0], swap=LayeredSwap(request.device, layers))
 
@@ -89,7 +87,7 @@ class LayeredStep:
     """
 
     def __init__(self, device: Device, cell: Cell) -> None:
-        self._stream = Stream(device.driver, HIGH_PRIORITY if cell.priority is Priority.LOW else NORMAL_PRIORITY)
+        self._stream = Stream(device.driver)
         self.end = Event(device.driver)
         self._thread: Callable[[], AbstractContextManager[object]] = nullcontext
         if cell.neighbour is Neighbour.IDLE:

@@ -11,21 +11,10 @@ from typing import Final, Protocol
 import numpy as np
 
 from kvbench.backends.base import Backend, SwapRequest, another
-from kvbench.cells.axes import Direction, Neighbour, Priority
+from kvbench.cells.axes import Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.cells.locality import opposite, region_bytes
-from kvbench.engine.device import (
-    DIRECTIONS,
-    HIGH_PRIORITY,
-    NORMAL_PRIORITY,
-    Buffer,
-    Device,
-    Event,
-    MemoryKind,
-    Stream,
-    SwapLoop,
-    per_block,
-)
+from kvbench.engine.device import Device, Event, Stream
 from kvbench.errors import KvbenchError
 from kvbench.measure.layout import lay_out
 from kvbench.measure.workload import Pools, Workload
@@ -40,12 +29,7 @@ WARMUP_S: Final = 0.02
 NAP_S: Final = 0.0005
 # Long, since launches beside a swap's kernel delay the begin of another kernel by some 20 us (H200, driver 580.159.04).
 IDLE_US: Final = 10_000
-HOST_COPY_BYTES: Final = 8 << 20
 SWAPS_AHEAD: Final = 16
-# Input ids, positions and sampling parameters of a step.
-SMALL_BYTES: Final = 4096
-SMALL_PERIOD_US: Final = 100
-SLICE_S: Final = 0.001
 
 
 class NeighbourError(KvbenchError):
@@ -53,9 +37,7 @@ class NeighbourError(KvbenchError):
 
 
 class NeighbourWork(Protocol):
-    """The work of a neighbour. `in_stream` is False for work that is complete when `submit` returns."""
-
-    in_stream: bool = True
+    """The work of a neighbour."""
 
     def thread(self) -> AbstractContextManager[object]:
         """Return the context that the submitting thread enters once."""
@@ -73,18 +55,6 @@ class IdleWork(NeighbourWork):
 
     def submit(self) -> None:
         self._driver.delay(IDLE_US * 1000, self._handle)
-
-
-class HostCopies(NeighbourWork):
-    """Copies between two arrays in host memory, on the submitting thread."""
-
-    in_stream = False
-
-    def __init__(self) -> None:
-        self._source, self._destination = (np.ones(HOST_COPY_BYTES, dtype=np.uint8) for _ in range(2))
-
-    def submit(self) -> None:
-        np.copyto(self._destination, self._source)
 
 
 class SwapsBack(NeighbourWork):
@@ -113,26 +83,6 @@ class SwapsBack(NeighbourWork):
             array[:] = content[number]
         self._swaps[slot].submit(self._handle)
         self._done[slot].record(self._handle)
-
-
-class SmallCopies(NeighbourWork):
-    """Copies of SMALL_BYTES to the device, one every SMALL_PERIOD_US: what an engine sends with each step.
-
-    `times_us` has the time of each, from its submission to its completion. A late copy delays those behind it.
-    """
-
-    in_stream = False
-
-    def __init__(self, device: Device, stream: Stream) -> None:
-        host, there = (Buffer(device.driver, kind, SMALL_BYTES) for kind in (MemoryKind.allocated, MemoryKind.device))
-        self._memory = host, there
-        source, destination, size = (np.full(1, word, np.uint64) for word in (host.address, there.address, SMALL_BYTES))
-        copy = per_block(device.driver, source, destination, size, DIRECTIONS[Direction.H2D])
-        self._loop = SwapLoop(device.driver, stream.handle, [(copy, 0.0)], [], 1, SMALL_PERIOD_US)
-        self.times_us: list[float] = []
-
-    def submit(self) -> None:
-        self.times_us += self._loop.run(SLICE_S).wall_us
 
 
 class RunningNeighbour:
@@ -228,7 +178,7 @@ class RunningNeighbour:
         with self._lock:
             self._reap()
             waiting = len(self._flying)
-            self.dry += waiting == 0 and submitted > 0 and self._work.in_stream
+            self.dry += waiting == 0 and submitted > 0
         if waiting >= self._ahead:
             time.sleep(NAP_S)
             return False
@@ -255,27 +205,9 @@ class RunningNeighbour:
             self._last = end
 
 
-class RunningCopies(RunningNeighbour):
-    """Small copies while they are wanted. An iteration is one copy."""
-
-    def __init__(self, device: Device, stream: Stream) -> None:
-        self._copies = SmallCopies(device, stream)
-        super().__init__(device, stream, self._copies)
-
-    def completed(self) -> int:
-        time.sleep(2 * SLICE_S)  # a copy that stands behind the last swap counts as well
-        super().completed()
-        return len(self._copies.times_us)
-
-    def times_us(self, first: int, last: int) -> list[float]:
-        return self._copies.times_us[first:last]
-
-
 def open_neighbour(device: Device, backend: Backend, cell: Cell, policy: Policy | None) -> RunningNeighbour:
     """Return the neighbour of `cell`, which waits until it is wanted. Raises NeighbourError, EngineError."""
-    stream = Stream(device.driver, HIGH_PRIORITY if cell.priority is Priority.LOW else NORMAL_PRIORITY)
-    if cell.neighbour is Neighbour.SMALLCOPY:
-        return RunningCopies(device, stream)
+    stream = Stream(device.driver)
     return RunningNeighbour(device, stream, _work(device, stream, backend, cell, policy))
 
 
@@ -285,8 +217,6 @@ def _work(device: Device, stream: Stream, backend: Backend, cell: Cell, policy: 
             return IdleWork(device, stream)
         case Neighbour.SWAP:
             return SwapsBack(device, stream, backend, cell, policy)
-        case Neighbour.MEMORY if not device.is_cuda:
-            return HostCopies()
         case _:
             from kvbench.measure.torch_work import TorchWork
 

@@ -8,7 +8,6 @@ from typing import Final
 import numpy as np
 
 from kvbench.backends.base import PreparedSwap, SwapRequest
-from kvbench.backends.split import create_launches
 from kvbench.cells.axes import StreamState
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import STREAM_STATES, Queue, Sample, Swap, TimedRegion
@@ -73,7 +72,7 @@ def sample_beside(
 ) -> tuple[Sequence[FlowSample], Beside]:
     """Swap beside the neighbour and without it, in turn; return the swaps beside it, and the record of the turns."""
     request = SwapRequest(bench.device, ready.cell, ready.workload.memories[0], bench.policy)
-    flow = Flow(bench.device, bench.stream, ready.workload, ready.cell, create_launches(ready.backend, request))
+    flow = Flow(bench.device, bench.stream, ready.workload, ready.cell, ready.backend.create(request))
     seconds = max(LEAST_BESIDE_S, sampling.cell_seconds)
     first = ready.backend.create(replace(request, memory=request.memory.part(0, 1)))
     return measure_beside(

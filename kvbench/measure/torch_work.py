@@ -14,7 +14,6 @@ from kvbench.models.geometry import Geometry
 from kvbench.models.presets import find_model
 
 GEMM_SIDE: Final = 4096
-COPY_BYTES: Final = 512 << 20
 WARMUPS: Final = 3
 # The decode step uses this model: the KV cache of its preset, and the widths of its layers.
 MODEL: Final = "llama-3-8b"
@@ -33,8 +32,6 @@ class TorchWork:
     With `layers`, an iteration is a decode step of that number of layers, a part each.
     """
 
-    in_stream = True
-
     def __init__(self, kind: Neighbour, ordinal: int, handle: int, layers: int = 0) -> None:
         import torch
         import torch.nn.attention
@@ -42,7 +39,7 @@ class TorchWork:
         self._torch: Any = torch
         self._ordinal = ordinal
         self._stream = self._torch.cuda.ExternalStream(handle, device=ordinal)
-        make = {Neighbour.GEMM: _gemm, Neighbour.MEMORY: _copies, Neighbour.DECODE: _decode}[kind]
+        make = {Neighbour.GEMM: _gemm, Neighbour.DECODE: _decode}[kind]
         make = partial(_captured_layers, layers) if layers else make
         with self.thread():
             self.parts = make(torch, torch.device("cuda", ordinal))
@@ -64,11 +61,6 @@ class TorchWork:
 def _gemm(torch: Any, device: Any) -> list[Iterate]:
     a, b, out = (torch.randn(GEMM_SIDE, GEMM_SIDE, dtype=torch.bfloat16, device=device) for _ in range(3))
     return [lambda: torch.mm(a, b, out=out)]
-
-
-def _copies(torch: Any, device: Any) -> list[Iterate]:
-    source, destination = (torch.ones(COPY_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
-    return [lambda: destination.copy_(source)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,6 @@ def visit(
     `begin` waits until other devices are ready to swap too; samples are then taken until the time is up. Raises
     EngineError, NeighbourError, VerificationError, and any error of a backend.
     """
-    bench = bench.at(ready.cell.priority)
     workload, verifies = ready.workload, request.in_turn is None or request.in_turn.verify
     with bench.device.injecting(fault), bench.neighbour(ready.backend, ready.cell) as neighbour:
         workload.verify_ms = 0.0

@@ -16,7 +16,6 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.layers import TRACE
 from kvbench.engine.device import (
-    HIGH_PRIORITY,
     SOURCE_HASH,
     Device,
     EngineError,
@@ -112,8 +111,8 @@ class Worker:
 
     def _reserve(self, request: protocol.Reserve) -> protocol.Reserved:
         driver, delay_ns = self._device.driver, request.busy_delay_us * 1000
-        stream, urgent = Stream(driver), Stream(driver, HIGH_PRIORITY)
-        region, urgent_region = (TimedRegion(driver, each.handle, delay_ns) for each in (stream, urgent))
+        stream = Stream(driver)
+        region = TimedRegion(driver, stream.handle, delay_ns)
         try:
             with compiling(self._device, request.backends):
                 pools = Pools(self._device, stream, request.pool_bytes, request.host_pools)
@@ -124,8 +123,7 @@ class Worker:
                 f"not enough memory for a pool of {size} on each side ({error}); "
                 "use smaller swaps, or a smaller pool (-a pool=1GiB)"
             ) from None
-        cpu, urgent_lane = SteadyCpu(), (urgent, urgent_region)
-        self._bench = Bench(self._device, stream, region, pools, cpu, self._clocks, request.policy, urgent=urgent_lane)
+        self._bench = Bench(self._device, stream, region, pools, SteadyCpu(), self._clocks, request.policy)
         notes = far_pages(host.address, request.pool_bytes, self._node)
         return protocol.Reserved(notes=notes + self._read_trace(request))
 

@@ -165,13 +165,12 @@ def axis_text(name: str, value: object) -> str:
     return f"{name} {size(str(text))}" if used else ""
 
 
-def with_methods(cells: pd.DataFrame, *skipped: str) -> pd.DataFrame:
+def with_methods(cells: pd.DataFrame) -> pd.DataFrame:
     """Return cells beside a neighbour with the columns `method` of swapping, and `label`, which adds the SM count.
 
-    A method is a backend with the axes that vary among its cells beside that neighbour, but for those `skipped`.
+    A method is a backend with the axes that vary among its cells beside that neighbour.
     """
-    unnamed = {"sms", "neighbour", *skipped}
-    names = [name for name in axes_of(Role.SHAPE, Role.SIDE, Role.BESIDE) if name not in unnamed]
+    names = [name for name in axes_of(Role.SHAPE, Role.SIDE, Role.BESIDE) if name not in ("sms", "neighbour")]
     values = cells.groupby(["neighbour", "direction", "backend"])[names].nunique(dropna=False)
     varied = (values.groupby("neighbour").max() > 1).to_dict("index")
     rows = rows_of(cells)

@@ -20,7 +20,18 @@ import msgspec
 from kvbench.errors import RunDirectoryError, StorageError, UsageError, brief
 from kvbench.files import open_regular, raise_if_no_room, read_capped, sync_folder, write_whole
 from kvbench.results.journal import MAX_JOURNAL_BYTES, MAX_LINE_BYTES, JournalWriter, Position, read_lines
-from kvbench.results.schema import SCHEMA, Ceiling, Failure, Record, Retry, RunInfo, RunStatus, Visit
+from kvbench.results.schema import (
+    SCHEMA,
+    Ceiling,
+    CellRecord,
+    Failure,
+    Record,
+    Retry,
+    RunInfo,
+    RunStatus,
+    Visit,
+    names_what_is_gone,
+)
 from kvbench.text import printable, printable_tree
 from kvbench.units import gigabytes_per_second
 
@@ -108,7 +119,12 @@ def load_run(path: Path) -> Run:
         lines = [record for record, _ in read_lines(_lines(file, path / name), path / name)]
     records = [record for record in lines if record is not None]
     torn = f"the last line of {name} is incomplete, because of a kill or a full disk, and was dropped"
-    return Run(path, info, _without_retried(records), [torn] if len(records) < len(lines) else [])
+    warnings = [torn] if len(records) < len(lines) else []
+    of_cells = [record for record in records if isinstance(record, CellRecord | Retry)]
+    if gone := {str(one.cell_text): one for one in of_cells if names_what_is_gone(one.cell_text)}:
+        records = [one for one in records if str(getattr(one, "cell_text", None)) not in gone]
+        warnings.append(f"left out {len(gone)} cells with a neighbour or an axis that this kvbench no longer has")
+    return Run(path, info, _without_retried(records), warnings)
 
 
 def visits_that_count(records: Sequence[Record]) -> Sequence[Visit]:

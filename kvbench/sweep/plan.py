@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvbench.cells.axes import DEFAULT_ORDER, Memory, Neighbour, Priority, StreamState
+from kvbench.cells.axes import DEFAULT_ORDER, Memory, Neighbour, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.backend_facts import AUTO, BackendFacts
 from kvbench.cells.cell import AXES, Cell
@@ -28,7 +28,7 @@ DESCRIPTOR_BYTES: Final = 24
 # Sequences whose number of layers is the model's.
 LAYERS_OF_MODEL: Final = ("layers", "at-once")
 # Generous bound on the GPU memory of neighbours that run through torch, including torch itself; each of these models.
-TORCH_BYTES: Final = {Neighbour.GEMM: 1 << 30, Neighbour.MEMORY: 3 << 30, Neighbour.DECODE: 22 << 30}
+TORCH_BYTES: Final = {Neighbour.GEMM: 1 << 30, Neighbour.DECODE: 22 << 30}
 # Share of the free memory that a sweep may use unless a limit says otherwise.
 FREE_SHARE: Final = 0.9
 
@@ -222,20 +222,17 @@ def _missing_devices(cell: Cell, spec: SweepSpec) -> str | None:
 
 
 def _unfit_beside(cell: Cell, device: DeviceFacts) -> str | None:
-    """Return why `cell` cannot have its neighbour, priority or pace, or None if it can."""
-    if cell.priority is not Priority.NORMAL and device.kind == "cpu":
-        return "the cpu device has no stream priorities"
+    """Return why `cell` cannot have its neighbour, or None if it can."""
     if cell.neighbour is Neighbour.NONE:
-        paced = cell.rate_cap or cell.burst != "none"
-        return "paced swaps require a neighbour (neighbour=...)" if paced else None
+        return None
     if cell.stream_state is not StreamState.IDLE:
         return "swaps beside a neighbour require an idle stream (stream_state=idle)"
     if cell.pause_us:
-        return "pause is not supported beside a neighbour; use burst"
+        return "pause is not supported beside a neighbour"
     if device.kind == "cpu":
         if cell.neighbour not in (Neighbour.GEMM, Neighbour.DECODE):
             return None
-        return f"the neighbour {cell.neighbour} needs a GPU; the cpu device supports idle, memory, swap and smallcopy"
+        return f"the neighbour {cell.neighbour} needs a GPU; the cpu device supports idle and swap"
     if cell.neighbour in TORCH_BYTES and not device.has_torch:
         return f"the neighbour {cell.neighbour} needs torch; install kvbench[cuda]"
     return None

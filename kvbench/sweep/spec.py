@@ -24,7 +24,7 @@ Group = Mapping[str, tuple[AxisValue, ...]]
 # Axes that a trace decides; its swaps are replayed one at a time on an idle stream.
 OF_TRACE: Final = (
     "blocks", "block_size", "pattern", "host_pattern", "device_pattern", "sizes", "sequence", "stream_state", "reuse",
-    "neighbour", "queued", "streams", "pause", "launch_bytes", "rate_cap", "burst", "devices",
+    "neighbour", "queued", "streams", "pause", "devices",
 )  # fmt: skip
 _MAX_BYTES: Final = 2**50
 Name = Annotated[

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from statistics import median
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,7 @@ from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction
 from kvbench.cells.backend_facts import AUTO, BATCHED
 from kvbench.errors import UsageError
-from kvbench.policy import CHOSEN_AXES, Choice
+from kvbench.policy import Choice
 from kvbench.results import Run
 from kvbench.results.cost import Cost, costs_of
 from kvbench.results.frame import whole
@@ -23,21 +23,16 @@ from kvbench.tune.answer import choice_text, speed_text
 from kvbench.tune.fit import Point, choice_of, machine_of, one_workload, preference
 from kvbench.units import size_text, two_digits
 
-# What the one who swaps may set, besides what a policy sets.
-_CHOSEN: Final = (*CHOSEN_AXES, "launch_bytes", "priority", "rate_cap")
-
 
 class Shape(NamedTuple):
-    """Swaps that one way is chosen for: `burst` says how they arrive, "none" for without a gap."""
+    """Swaps that one way is chosen for."""
 
     direction: Direction
     block_bytes: int
     blocks: int
-    burst: str
 
     def text(self) -> str:
-        arriving = "" if self.burst == "none" else f" in bursts of {self.burst.replace('/', ' every ')}"
-        return f"{self.direction} swaps of {self.blocks} blocks of {size_text(self.block_bytes)}{arriving}"
+        return f"{self.direction} swaps of {self.blocks} blocks of {size_text(self.block_bytes)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +157,7 @@ def answers_beside(
 ) -> list[BesideAnswer]:
     """Return an answer for every shape that was measured beside `neighbour`, from the ways that `keep` takes.
 
-    They stand by direction, block size, number of blocks and burst; `points` narrows them to some shapes. Raises
+    They stand by direction, block size and number of blocks; `points` narrows them to some shapes. Raises
     UsageError where that leaves none, and for runs of several devices.
     """
     machine_of(runs)
@@ -175,9 +170,8 @@ def answers_beside(
     for run, frame in zip(runs, frames, strict=True):
         costs = costs_of(run.visits)
         for row in frame[frame["cell_id"].isin(kept)].to_dict("records"):
-            burst = row["burst"] if pd.notna(row["burst"]) else "none"
-            shape = Shape(Direction(row["direction"]), int(row["block_bytes"]), int(row["blocks"]), burst)
-            choice = choice_of(row, _CHOSEN)
+            shape = Shape(Direction(row["direction"]), int(row["block_bytes"]), int(row["blocks"]))
+            choice = choice_of(row)
             if keep(choice) and (points is None or (shape.block_bytes, shape.blocks) in points):
                 by_round, tails = by_shape.setdefault(shape, {}).setdefault(choice, ({}, []))
                 by_round |= {first + number: cost for number, cost in costs[row["cell_id"]].items()}

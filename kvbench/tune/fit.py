@@ -1,7 +1,7 @@
 """Fit a policy to runs: the fastest measured candidate at every point, with a rule for ties."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -275,9 +275,9 @@ def one_workload(frame: pd.DataFrame) -> pd.DataFrame:
     return cells if pools.empty else cells[cells["pool_bytes"] == pools.max()]
 
 
-def choice_of(row: Mapping[Any, Any], names: Iterable[str] = CHOSEN_AXES) -> Choice:
-    """Return the choice that a row of a run's table measured, in the axes `names`."""
-    known = {name: row[name] for name in names if pd.notna(row[name])}
+def choice_of(row: Mapping[Any, Any]) -> Choice:
+    """Return the choice that a row of a run's table measured."""
+    known = {name: row[name] for name in CHOSEN_AXES if pd.notna(row[name])}
     texts = {name: AXES[name].show(int(value)) if AXES[name].number else str(value) for name, value in known.items()}
     return Choice.of(str(row["backend"]), texts)
 

@@ -157,15 +157,8 @@ REFUSALS: list[tuple[list[str], str]] = [
     ),
     (
         ["sweep", "-aneighbour=cat", "--device=cpu"],
-        "axis neighbour=cat: not one of none, idle, gemm, memory, decode, swap, smallcopy",
+        "axis neighbour=cat: not one of none, idle, gemm, decode, swap",
     ),
-    (
-        ["sweep", "-aburst=64MiB", "--device=cpu"],
-        "axis burst=64MiB: not none, or a size and a period from 1ms to 10000ms, such as 64MiB/50ms",
-    ),
-    (["sweep", "-arate_cap=fast", "--device=cpu"], "axis rate_cap=fast: not a whole number from 1 to 10000 or none"),
-    (["sweep", "-alaunch_bytes=0", "--device=cpu"], "axis launch_bytes=0: not a size from 1B to 16GiB"),
-    (["sweep", "-apriority=urgent", "--device=cpu"], "axis priority=urgent: not one of normal, low, high"),
     (
         ["sweep", "-asequence=layers-1", "--device=cpu"],
         "axis sequence=layers-1: not whole, layers-L or at-once-L with L from 2 to 1024; "
@@ -199,11 +192,11 @@ REFUSALS: list[tuple[list[str], str]] = [
         "-a pattern=runs-2,runs-4: an answer is for one layout; name one",
     ),
     (
-        ["tune", "--neighbour=memory", "--device=cpu", "-a", "neighbour=idle"],
+        ["tune", "--neighbour=swap", "--device=cpu", "-a", "neighbour=idle"],
         "-a neighbour=...: --neighbour names it; leave it out",
     ),
     (
-        ["tune", "--neighbour=memory", "--device=cpu", "--model=llama-3-8b"],
+        ["tune", "--neighbour=swap", "--device=cpu", "--model=llama-3-8b"],
         "--model: with --neighbour it needs RUN; to measure, use -a blocks=... and -a block_size=...",
     ),
 ]

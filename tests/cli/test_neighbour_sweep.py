@@ -13,20 +13,20 @@ BESIDE = ("--rounds=1", "--warmups=0", "--cell-seconds=0.3")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    cells = tiny(backend="batched", blocks="64", neighbour="none,idle,memory,swap,gemm", launch_bytes="whole,16KiB")
+    cells = tiny(backend="batched", blocks="64", neighbour="none,idle,swap,gemm")
     return swept(tmp_path_factory.mktemp("neighbour"), *cells, *BESIDE)
 
 
 def test_a_visit_records_the_swaps_and_the_neighbour(run: Path) -> None:
     visits = {cell_of(record).neighbour: record for record in records(run) if isinstance(record, Visit)}
-    assert set(visits) == {"none", "idle", "memory", "swap"}
+    assert set(visits) == {"none", "idle", "swap"}
     assert visits.pop("none").beside is None
     assert all(visit.beside and visit.beside.neighbour_beside_us for visit in visits.values())
 
 
 def test_only_cells_beside_a_neighbour_have_its_figures_in_the_summary(run: Path) -> None:
     table = pd.read_csv(run / "summary.csv")
-    beside = table[table["neighbour"].isin(["idle", "memory", "swap"])]
+    beside = table[table["neighbour"].isin(["idle", "swap"])]
     for column in ("neighbour_slowdown", "swaps_alone_gbps", "swaps_beside_gbps", "exposure_us_per_gb"):
         assert beside[column].notna().all()
         assert table.loc[table["neighbour"].isna(), column].isna().all()

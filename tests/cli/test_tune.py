@@ -93,12 +93,12 @@ def test_the_help_lists_the_devices_that_the_command_accepts(tmp_path: Path) -> 
 
 
 def test_tune_measures_and_answers_beside_a_neighbour(tmp_path: Path) -> None:
-    asked = ("--neighbour=memory", "--max-slowdown=500%", "--backends=batched,staged", "-a", "burst=none")
+    asked = ("--neighbour=swap", "--max-slowdown=500%", "--backends=batched,staged")
     done = succeeds("tune", *SMALL, *asked, "-o", "run", cwd=tmp_path)
-    assert "memory beside h2d swaps of 64 blocks of 4 KiB: batched" in done.stdout
+    assert "swap beside h2d swaps of 64 blocks of 4 KiB: batched" in done.stdout
     visits = [record for record in load_run(tmp_path / "run").records if hasattr(record, "samples")]
-    assert {visit.cell.neighbour for visit in visits} == {"memory"}
-    again = kvbench_here("tune", "run", "--neighbour=memory", "--max-slowdown=500%", "--json", cwd=tmp_path)
+    assert {visit.cell.neighbour for visit in visits} == {"swap"}
+    again = kvbench_here("tune", "run", "--neighbour=swap", "--max-slowdown=500%", "--json", cwd=tmp_path)
     (answer,) = json.loads(again.stdout)["answers"]
     assert answer["choice"] == "batched"
     assert answer["ways"][0]["slowdown_interval"]

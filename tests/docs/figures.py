@@ -23,7 +23,7 @@ REPORT: Final = ROOT / "reports" / "nvidia-h200-2026-11-22"
 RUNS: Final = REPORT / "runs"
 CARDS: Final = (REPORT, ROOT / "reports" / "nvidia-h100-80gb-hbm3-2026-11-22")
 _LINK: Final = REPORT.relative_to(ROOT).as_posix()
-_SWAP: Final = {"blocks": 10_000, "block_size": "4KiB", "stream_state": "idle", "coalesce": ("", "off")}
+_SWAP: Final = {"blocks": 10_000, "block_size": "4KiB", "stream_state": "idle"}
 
 
 def numbers() -> str:

@@ -46,7 +46,7 @@ def verified_bytes(bench: Bench, cell: Cell) -> int:
 
 
 def batched(direction: Direction, **axes: object) -> Cell:
-    usual = {"order": Order.STREAM, "descriptors_per_call": 0, "coalesce": False, "overlap": False}
+    usual = {"order": Order.STREAM, "descriptors_per_call": 0, "overlap": False}
     return Cell("batched", direction, 800, 4096, **{**usual, **axes})  # type: ignore[arg-type]
 
 
@@ -59,9 +59,6 @@ def batched(direction: Direction, **axes: object) -> Cell:
         {"overlap": True},
         {"descriptors_per_call": 1},
         {"descriptors_per_call": 333},
-        {"coalesce": True, "pattern": Pattern.parse("runs-16")},
-        {"coalesce": True, "pattern": Pattern.parse("contiguous")},
-        {"coalesce": True, "pattern": Pattern.parse("runs-3"), "descriptors_per_call": 100},
         {"memory": Memory.REGISTERED},
     ],
     ids=str,

@@ -6,9 +6,9 @@ from statistics import median
 
 import pytest
 
-from kvbench.cells.axes import Direction, Neighbour, Priority, Reuse
+from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import Cell
-from kvbench.engine.device import HIGH_PRIORITY, Device, Stream, TimedRegion
+from kvbench.engine.device import Device, Stream, TimedRegion
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.steady_cpu import SteadyCpu
@@ -28,10 +28,9 @@ NEIGHBOURS = [neighbour for neighbour in Neighbour if neighbour is not Neighbour
 
 @pytest.fixture(scope="module")
 def bench(gpu: Device) -> Iterator[Bench]:
-    stream, urgent = Stream(gpu.driver), Stream(gpu.driver, HIGH_PRIORITY)
-    region, urgent_region = (TimedRegion(gpu.driver, each.handle, 300_000) for each in (stream, urgent))
-    pools, clocks = Pools(gpu, stream, 1 << 28), GpuClocks(gpu.name, None)
-    made = Bench(gpu, stream, region, pools, SteadyCpu(), clocks, urgent=(urgent, urgent_region))
+    stream = Stream(gpu.driver)
+    region = TimedRegion(gpu.driver, stream.handle, 300_000)
+    made = Bench(gpu, stream, region, Pools(gpu, stream, 1 << 28), SteadyCpu(), GpuClocks(gpu.name, None))
     yield made
     for neighbour in made.neighbours.values():
         neighbour.close()
@@ -73,25 +72,6 @@ def test_a_neighbour_that_does_nothing_costs_nothing(bench: Bench) -> None:
     assert median(median(turns.swaps_beside_gbps) / median(turns.swaps_alone_gbps) for turns in visits) > 0.95
 
 
-def test_a_memory_bound_neighbour_runs_at_the_speed_of_device_memory(bench: Bench) -> None:
-    turns = beside(bench, replace(CELL, neighbour=Neighbour.MEMORY))
-    assert 100 < median(turns.neighbour_alone_us) < 2000  # 512 MiB read and written
-
-
-@pytest.mark.parametrize("priority", Priority)
-@pytest.mark.parametrize("neighbour", [Neighbour.GEMM, Neighbour.DECODE])
-def test_a_neighbour_runs_at_every_priority(bench: Bench, neighbour: Neighbour, priority: Priority) -> None:
-    assert is_supplied(beside(bench, replace(CELL, neighbour=neighbour, priority=priority)))
-
-
-@pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("backend", ["batched", "sm", "triton"])
-def test_divided_launches_keep_to_a_rate_cap(bench: Bench, backend: str, direction: Direction) -> None:
-    sms = 2 if backend in ("sm", "triton") else None
-    cell = replace(CELL, backend=backend, direction=direction, sms=sms, launch_bytes=1 << 20, rate_cap=5)
-    assert max(beside(bench, cell).swaps_beside_gbps) <= 5.1
-
-
 @pytest.mark.parametrize("backend", ["batched", "sm"])
 def test_small_swaps_are_as_fast_in_the_loop_beside_an_idle_neighbour_as_alone(bench: Bench, backend: str) -> None:
     cell = replace(CELL, backend=backend, direction=Direction.H2D, blocks=16, block_bytes=4096)
@@ -106,11 +86,3 @@ def test_small_swaps_are_as_fast_in_the_loop_beside_an_idle_neighbour_as_alone(b
     # Of each, the visit that other work on the host held up least.
     assert max(paused) == pytest.approx(max(sampled), rel=0.05)
     assert max(running) == pytest.approx(max(sampled), rel=0.05)
-
-
-def test_small_copies_stand_behind_swaps_of_the_copy_engine(bench: Bench) -> None:
-    cell = replace(CELL, backend="batched", sms=None, direction=Direction.H2D, blocks=64, block_bytes=1 << 20)
-    turns = beside(bench, replace(cell, neighbour=Neighbour.SMALLCOPY))
-    assert 500 < len(turns.neighbour_alone_us) <= 1100  # one every 100 us
-    assert median(turns.neighbour_alone_us) < 30
-    assert max(turns.neighbour_beside_us) > 2 * median(turns.neighbour_alone_us)

@@ -27,7 +27,6 @@ choices = st.builds(
             "order": st.sampled_from(["stream", "any", "during_api_call"]),
             "sms": st.integers(1, 200).map(str),
             "descriptors_per_call": st.sampled_from(["all", "64", "8192"]),
-            "coalesce": st.sampled_from(["on", "off"]),
             "overlap": st.sampled_from(["on", "off"]),
         },
     ),
@@ -170,8 +169,8 @@ def test_a_state_with_the_same_path_answers_before_others() -> None:
 
 def test_a_choice_becomes_the_cell_of_its_backend() -> None:
     cell = Cell("auto", H2D, 16, 4096)
-    chosen = Choice.parse("batched order=any descriptors_per_call=8192 coalesce=on").apply(cell)
-    assert (chosen.backend, chosen.order, chosen.descriptors_per_call, chosen.coalesce) == (
+    chosen = Choice.parse("batched order=any descriptors_per_call=8192 overlap=on").apply(cell)
+    assert (chosen.backend, chosen.order, chosen.descriptors_per_call, chosen.overlap) == (
         "batched",
         Order.ANY,
         8192,

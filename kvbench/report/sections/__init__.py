@@ -54,9 +54,6 @@ SECTIONS: Final = (
     Section("layers", "Layers: loads that a step waits for, layer by layer", layers.make, of_all=True),
     Section("devices", "Devices: swaps on all of them at once", devices.make, of_all=True),
     Section("stages", "Stages: time of the caller and of the rest", stages.make),
-    Section(
-        "merging", "Merging: what merging adjacent blocks costs and saves", partial(settings.make, settings.MERGING)
-    ),
     Section("auto", "Auto: the backend auto against the fastest other backend", auto.make, weight=_created),
 )
 COMPARISON: Final = Section(

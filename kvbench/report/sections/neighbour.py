@@ -10,7 +10,6 @@ import pandas as pd
 from kvbench.analysis.compare import Verdict, Visits, compare_visits, verdict_of
 from kvbench.analysis.curves import pareto_edge
 from kvbench.analysis.margins import IN_TURN
-from kvbench.cells.axes import Neighbour
 from kvbench.report.captions import caption, chart_text
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Strong, Text
@@ -30,7 +29,7 @@ _WIDE_US_PER_GB: Final = 1000.0
 _INCLUDES: Final = (
     "Slowdown: mean time of an iteration of the neighbour beside swaps over the mean without, by visits that measured "
     "both in turn; median, p99 and worst: of the iterations, us without → beside swaps. GB/s: bytes swapped over the "
-    "whole time, gaps included. Lost: time that the neighbour lost per GB swapped (95% interval), blank if "
+    "whole time. Lost: time that the neighbour lost per GB swapped (95% interval), blank if "
     "the interval is wider than the value. Start: how much later a swap starts because of the neighbour, by swaps of "
     "one block; End: how much later it completes"
 )
@@ -42,8 +41,8 @@ _EDGE: Final = (
 
 _EQUAL_COLUMNS: Final = ("neighbour", "direction", "swaps", "gbps", "slowdown", "slowdown_low", "slowdown_high", "from")
 _EQUAL_INCLUDES: Final = (
-    "Slowdown as above, at these GB/s: lost time interpolated between the two nearest cells of the method, by SM count "
-    "or rate cap; below its slowest cell, between that and no swaps"
+    "Slowdown as above, at these GB/s: lost time interpolated between the two nearest cells of the method, by SM "
+    "count; below its slowest cell, between that and no swaps"
 )
 _EQUAL_MARKS: Final = (
     Strong("Bold"),
@@ -54,8 +53,8 @@ _HEADER: Final = (
     "Start, us later", "End, us later",
 )  # fmt: skip
 _POINT_COLUMNS: Final = (
-    "device", "neighbour", "backend", "direction", "blocks", "block_size", "sms", "launch_bytes", "priority",
-    "rate_cap", "burst", "swaps_alone_gbps", "swaps_beside_gbps", "swaps_beside_gbps_low", "swaps_beside_gbps_high",
+    "device", "neighbour", "backend", "direction", "blocks", "block_size", "sms",
+    "swaps_alone_gbps", "swaps_beside_gbps", "swaps_beside_gbps_low", "swaps_beside_gbps_high",
     "neighbour_alone_us", "neighbour_beside_us", "neighbour_p50_alone_us", "neighbour_p50_us",
     "neighbour_p99_alone_us", "neighbour_p99_us", "neighbour_worst_alone_us", "neighbour_worst_us",
     "neighbour_slowdown",
@@ -108,7 +107,7 @@ def _table(view: View, title: str, cells: pd.DataFrame, edge: set[str]) -> DataT
                 *(figure(row[name]) for name in ("swaps_alone_gbps", "swaps_beside_gbps")),
                 f"{'' if _is_decided(row) else '≈ '}{row['neighbour_slowdown']:.2f}",
                 *(f"{figure(alone_us)} → {figure(beside_us)}" for alone_us, beside_us in times),
-                "" if row["neighbour"] == Neighbour.SMALLCOPY else _exposure(row),
+                _exposure(row),
                 *(_later(row[name]) for name in ("swap_start_delay_us", "swap_delay_us")),
             ]
         )
@@ -210,7 +209,7 @@ def _line(view: View, label: str, rows: Sequence[Row], edge: set[str]) -> PlotLi
 
 def _equal_rates(costs: Mapping[str, Mapping[int, Cost]], cells: pd.DataFrame) -> pd.DataFrame:
     equal = []
-    for key, members in with_methods(cells, "rate_cap").groupby(["neighbour", "direction", "method"], sort=False):
+    for key, members in with_methods(cells).groupby(["neighbour", "direction", "method"], sort=False):
         by_id = {str(row["cell_id"]): row for row in rows_of(members)}
         known = {cell: costs[cell] for cell in by_id if cell in costs}
         for rate in RATES:
@@ -238,7 +237,5 @@ def _equal_table(view: View, cells: pd.DataFrame, equal: pd.DataFrame) -> DataTa
 
 def _point(row: Row) -> str:
     """Return a cell that a slowdown comes from: "1 SM at 20 GB/s"."""
-    cap, gbps = row["rate_cap"], f"{two_digits(row['swaps_beside_gbps'])} GB/s"
-    shown = noun(sms, "SM") if (sms := sms_of(row)) else ""
-    settings = " ".join(filter(None, (shown, f"rate_cap {cap}" if isinstance(cap, int) and cap else "")))
-    return f"{settings} at {gbps}" if settings else gbps
+    gbps = f"{two_digits(row['swaps_beside_gbps'])} GB/s"
+    return f"{noun(sms, 'SM')} at {gbps}" if (sms := sms_of(row)) else gbps

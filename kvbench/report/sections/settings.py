@@ -1,4 +1,4 @@
-"""Access order and merging: one value of an axis against another, in cells that are equal in all else."""
+"""Access order: one value of an axis against another, in cells that are equal in all else."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -52,14 +52,6 @@ ORDER: Final = Setting(
     {"swap_us": "swap time", "caller_us": "host time"},
     note_d2h="† ANY on d2h lets the driver read the source before earlier work on the stream has finished: use it only "
     "where no pending work writes the source",
-)
-MERGING: Final = Setting(
-    "coalesce",
-    *("off", "on"),
-    ("off", "on"),
-    {"Pattern": "pattern", "Blocks": "blocks", "Block size": "block_size"},
-    {"swap_us": "swap time"},
-    ("Off: blocks as listed. On: blocks that are adjacent on both sides are merged, without sorting",),
 )
 
 

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from kvbench.backends.base import SwapRequest
-from kvbench.backends.split import create_launches, joined
 from kvbench.backends.staged import Staged
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
@@ -108,13 +106,6 @@ def test_each_piece_of_host_memory_is_one_copy(bench: Bench, host: str, pieces: 
     bench.pools.refill()
     # Pages that lie side by side by chance are one piece, and the end of a chunk makes two of one.
     assert 0.6 * pieces < prepared.swap.descriptors <= pieces + prepared.swap.calls // 2
-
-
-def test_several_launches_have_the_buffers_of_all(bench: Bench) -> None:
-    ready = set_up(bench, Staged(), PAGES, SAMPLING, seed=1)
-    request = SwapRequest(bench.device, replace(PAGES, launch_bytes=4 * MIB), ready.workload.memories[0])
-    launches = create_launches(Staged(), request)
-    assert joined(launches).staging_bytes == sum(launch.staging_bytes or 0 for launch in launches)
 
 
 def test_staged_takes_the_axes_of_the_kernel_on_a_gpu(cpu: Device) -> None:

@@ -45,7 +45,7 @@ def test_the_blocks_of_a_swap_are_divided_into_layers_by_tensors(cell: Cell, blo
         (replace(CELL, queued=3, stream_state=StreamState.BUSY), "needs a stream state in which one swap is timed"),
         (replace(CELL, neighbour=Neighbour.GEMM), "needs a neighbour whose layers wait: idle or decode"),
         (replace(CELL, neighbour=Neighbour.IDLE, direction=Direction.D2H), "wait for loads (direction=h2d)"),
-        (replace(CELL, neighbour=Neighbour.IDLE, rate_cap=20), "has no rate_cap, no burst and one device"),
+        (replace(CELL, neighbour=Neighbour.IDLE, devices=2), "beside a neighbour needs one device"),
     ],
 )
 def test_impossible_layers_are_refused_with_the_reason(cell: Cell, reason: str) -> None:

@@ -38,7 +38,7 @@ def test_fresh_blocks_repeat_only_after_they_left_all_caches() -> None:
     assert (many - 1) * FRESH.swap_bytes >= 512 * MIB
 
 
-@pytest.mark.parametrize("by_time", [{"devices": 2}, {"neighbour": Neighbour.MEMORY}])
+@pytest.mark.parametrize("by_time", [{"devices": 2}, {"neighbour": Neighbour.IDLE}])
 def test_any_number_of_timed_swaps_has_fresh_blocks(by_time: dict[str, Any]) -> None:
     cell = replace(FRESH, **by_time)
     assert (sets_of(cell, 20) - 1) * cell.swap_bytes >= 512 * MIB
@@ -51,7 +51,7 @@ def test_any_number_of_timed_swaps_has_fresh_blocks(by_time: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("blocks", [1, 16, 1024, 1 << 20])
 def test_tiny_blocks_are_not_laid_out_by_the_million(blocks: int) -> None:
-    cell = replace(FRESH, neighbour=Neighbour.MEMORY, blocks=blocks, block_bytes=1)
+    cell = replace(FRESH, neighbour=Neighbour.IDLE, blocks=blocks, block_bytes=1)
     assert sets_of(cell, 20) * blocks <= max(blocks, MOST_DESCRIPTORS)
 
 

@@ -29,7 +29,7 @@ from kvbench.sweep.spec import Limits
 from tests import synthetic
 from tests.unit.gate.gated import judge
 
-CELLS = [Cell("batched", direction, 64, size, coalesce=False) for direction in Direction for size in (4096, 16384)]
+CELLS = [Cell("batched", direction, 64, size, overlap=False) for direction in Direction for size in (4096, 16384)]
 
 
 def write(path: Path, records: list[Record], **changes: object) -> Run:
@@ -114,7 +114,7 @@ def test_cells_of_two_backends_are_paired_by_all_other_axes() -> None:
 
 
 def test_an_axis_that_one_backend_does_not_support_is_ignored_in_pairing() -> None:
-    theirs = [replace(cell, backend="mine", coalesce=None, sms=4) for cell in CELLS]
+    theirs = [replace(cell, backend="mine", overlap=None, sms=4) for cell in CELLS]
     assert partners(CELLS, theirs) == dict(zip(CELLS, theirs, strict=True))
     more = [*theirs, replace(theirs[0], sms=8)]
     with pytest.raises(UsageError, match=r"sms=4 and .* sms=8 differ only in an axis that .* not support"):
@@ -122,7 +122,7 @@ def test_an_axis_that_one_backend_does_not_support_is_ignored_in_pairing() -> No
 
 
 def test_runs_of_two_backends_are_judged_cell_by_cell(tmp_path: Path) -> None:
-    theirs = [replace(cell, backend="mine", coalesce=None) for cell in CELLS]
+    theirs = [replace(cell, backend="mine", overlap=None) for cell in CELLS]
     base = write(tmp_path / "a", [synthetic.visit(cell, 1000.0, noise=0) for cell in CELLS])
     cand = write(tmp_path / "b", [synthetic.visit(cell, 2000.0, noise=0) for cell in theirs])
     pairs = pair([base], [cand])

@@ -1,11 +1,10 @@
-"""Swaps beside a neighbour on the cpu device: both sides are timed, swaps are paced and verified, a death is told."""
+"""Swaps beside a neighbour on the cpu device: both sides are timed, swaps are verified, a death is an error."""
 
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from statistics import mean
-from time import perf_counter
 
 import pytest
 
@@ -16,7 +15,7 @@ from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Stream
 from kvbench.measure.bench import Bench, set_up
-from kvbench.measure.neighbour import IDLE_US, IdleWork, NeighbourError, RunningNeighbour, SmallCopies, SwapsBack
+from kvbench.measure.neighbour import IDLE_US, IdleWork, NeighbourError, RunningNeighbour, SwapsBack
 from kvbench.measure.visit import visit
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
@@ -43,8 +42,6 @@ def measured(bench: Bench, **axes: object) -> Visit:
 class Mortal:
     """Works some iterations long."""
 
-    in_stream = False
-
     def __init__(self, iterations: int) -> None:
         self.left = iterations
 
@@ -66,7 +63,7 @@ class Tiring(PerBlock):
         ).create(request)
 
 
-@pytest.mark.parametrize("neighbour", [Neighbour.IDLE, Neighbour.MEMORY, Neighbour.SWAP, Neighbour.SMALLCOPY])
+@pytest.mark.parametrize("neighbour", [Neighbour.IDLE, Neighbour.SWAP])
 @pytest.mark.parametrize("direction", Direction)
 def test_both_sides_are_timed_alone_and_beside_the_other(
     bench: Bench, neighbour: Neighbour, direction: Direction
@@ -118,27 +115,6 @@ def test_a_backend_that_leaves_blocks_out_beside_a_neighbour_is_caught(bench: Be
     assert measured(bench).beside is not None
 
 
-@pytest.mark.parametrize("neighbour", [Neighbour.NONE, Neighbour.IDLE])
-def test_a_swap_in_launches_moves_every_block(bench: Bench, neighbour: Neighbour) -> None:
-    measurement = measured(bench, launch_bytes=5 * 4096, neighbour=neighbour)
-    assert measurement.calls == 4
-    assert measurement.verified_bytes >= 3 * CELL.swap_bytes
-
-
-def test_a_rate_cap_is_kept_launch_by_launch(bench: Bench) -> None:
-    measurement = measured(bench, blocks=200, rate_cap=1, launch_bytes=10 * 4096)
-    least_us = 200 * 4096 / 1e3  # at 1 GB/s
-    assert min(measurement.samples.wall_us) >= least_us
-
-
-def test_bursts_are_as_far_apart_as_asked_for(bench: Bench) -> None:
-    measurement = measured(bench, burst="64KiB/20ms")
-    assert measurement.beside is not None
-    assert len(measurement.samples) <= 6  # in two turns of 50 ms
-    # the pause behind the last burst counts
-    assert max(measurement.beside.swaps_beside_gbps) <= 1.001 * CELL.swap_bytes / 20e-3 / 1e9
-
-
 def test_a_cell_that_stays_set_up_is_visited_again_beside_its_neighbour(bench: Bench) -> None:
     ready = set_up(bench, Batched(), CELL, SAMPLING, 1)
     for verify in (True, False, True):
@@ -170,25 +146,6 @@ def test_all_sets_of_blocks_are_swapped_and_verified(bench: Bench, pattern: str)
 def test_of_very_many_swaps_an_even_share_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvbench.measure.beside.MOST_KEPT", 10)
     assert 10 <= len(measured(bench).samples) <= 20  # of two turns
-
-
-def test_small_copies_start_no_sooner_than_every_100_us_alone_and_beside_swaps(bench: Bench) -> None:
-    began_s = perf_counter()
-    beside = measure(bench, Batched(), replace(CELL, neighbour=Neighbour.SMALLCOPY), SAMPLING, 1, None).beside
-    took_us = (perf_counter() - began_s) * 1e6
-    assert beside is not None
-    alone, with_swaps = beside.neighbour_alone_us, beside.neighbour_beside_us
-    assert min(len(alone), len(with_swaps)) > 10  # a busy host starts some late, but none early
-    assert len(alone) + len(with_swaps) <= took_us / 100
-    assert min(*alone, *with_swaps) > 0
-
-
-def test_a_small_copy_follows_another_after_100_us_or_later(bench: Bench) -> None:
-    copies = SmallCopies(bench.device, bench.stream)
-    for _ in range(20):
-        before, began_s = len(copies.times_us), perf_counter()
-        copies.submit()
-        assert 1 <= len(copies.times_us) - before <= 1 + (perf_counter() - began_s) * 1e6 / 100
 
 
 def test_the_swaps_of_a_neighbour_have_a_backend_of_their_own(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,8 +39,6 @@ def cells() -> list[Cell]:
     cliff = synthetic.cliff_cells(kib=CLIFF_KIB)
     ladder = [cell for cell in synthetic.ladder_cells() if cell.block_bytes == 16 * 1024 and cell.sms in (1, 2, 4, 8)]
     orders = [cell for cell in synthetic.order_cells() if cell.block_bytes == 4096]
-    batched = [cell for cell in cliff if cell.backend == "batched" and cell.blocks == 256]
-    merging = [replace(cell, coalesce=on, pattern=Pattern.parse("runs-16")) for cell in batched for on in (False, True)]
     queues = [cell for cell in synthetic.queue_cells() if cell.queued in (0, 1, 4, 64, 1024, 4096)]
     models = [
         Cell(name, Direction.H2D, swap.blocks, swap.block_bytes, state, Pattern.parse(swap.pattern), order=order)
@@ -50,10 +48,10 @@ def cells() -> list[Cell]:
     ]
     hot = Cell("sm", Direction.H2D, 1024, 4096, sms=2)
     locality = [hot, replace(hot, pool_bytes=16 << 30, reuse=Reuse.FRESH)]
-    batch = Cell("batched", Direction.H2D, 320, 16384, order=Order.ANY, descriptors_per_call=0, coalesce=False)
+    batch = Cell("batched", Direction.H2D, 320, 16384, order=Order.ANY, descriptors_per_call=0)
     runs = [
         replace(cell, pattern=Pattern.parse(pattern))
-        for cell in (batch, replace(batch, backend="merged", descriptors_per_call=None, coalesce=None))
+        for cell in (batch, replace(batch, backend="merged", descriptors_per_call=None))
         for pattern in ("shuffled", "runs-8", "runs-32")
     ]
     auto = [Cell("auto", Direction.H2D, 256, kib * 1024) for kib in CLIFF_KIB]
@@ -62,14 +60,14 @@ def cells() -> list[Cell]:
         Cell("vllm_triton", Direction.H2D, 256, 4096),
     ]
     gates = [
-        replace(batch, blocks=256, stream_state=state, coalesce=None, descriptors_per_call=None)
+        replace(batch, blocks=256, stream_state=state, descriptors_per_call=None)
         for state in (StreamState.GATED, StreamState.OPENED)
     ]
     pages = [
         Cell(backend, Direction.D2H, 1024, 4096, pattern=Pattern.parse("tensors-8"), host_pattern=PAGES, sms=sms)
         for backend, sms in (("batched", None), ("staged", None), ("sm", 4))
     ]
-    groups = (cliff, ladder, orders, merging, queues, models, auto, locality, runs, engines, gates, pages)
+    groups = (cliff, ladder, orders, queues, models, auto, locality, runs, engines, gates, pages)
     return list(dict.fromkeys(cell for group in groups for cell in group))
 
 

@@ -198,21 +198,6 @@ def test_runs_of_different_shapes_have_no_cell_in_common(tmp_path: Path) -> None
     assert [view.base for view in views_of(runs)] == [None, None]
 
 
-def test_merging_is_compared_within_a_shape_and_a_number_of_sms(tmp_path: Path) -> None:
-    """No shipped backend both merges descriptors and has a kernel to shape; one of somebody else's may."""
-    cells = [
-        Cell("theirs", Direction.H2D, 1024, 4096, sms=sms, coalesce=coalesce, kernel=kernel)
-        for sms in (1, 2)
-        for coalesce in (False, True)
-        for kernel in (RULE, BULK)
-    ]
-    tables = part_of(report_of([make(tmp_path, measured(*cells))]), "merging").tables
-    assert [list(rows_of(table)) for table in tables] == [["shuffled"]] * 4
-    for sms in (1, 2):
-        for kernel in (RULE, BULK):
-            assert sum(f"sms {sms}, kernel {kernel}" in said(table.caption) for table in tables) == 1
-
-
 def test_the_look_up_of_the_page_has_the_kernel_shape_of_each_cell(swept: Run) -> None:
     packed = json.loads(figures_json(view_of(swept)))
     axes, status = packed["axes"], packed["words"]["status"]

@@ -168,17 +168,17 @@ def test_slowdowns_of_fewer_than_six_visits_are_marked_unclear(tmp_path: Path) -
 
 
 def test_methods_that_differ_in_another_axis_have_separate_lines(tmp_path: Path) -> None:
-    capped = replace(SM, sms=2, rate_cap=20, launch_bytes=4 << 20)
-    report = made_report(tmp_path, [*ladder(), *synthetic.beside(capped, 1.05, 19.0)])
+    shaped = replace(SM, sms=2, kernel="bulk-8x6x4KiB")
+    report = made_report(tmp_path, [*ladder(), *synthetic.beside(shaped, 1.05, 19.0)])
     plot = chart_of(report, "neighbour-gemm-run").plot
     labels = lines_of([line.label for line in plot.lines])  # type: ignore[union-attr]
-    assert labels == ["sm", "sm, launch_bytes 4 MiB, rate_cap 20"]
+    assert labels == ["sm", "sm, kernel bulk-8x6x4KiB"]
 
 
 def test_only_axes_that_vary_beside_a_neighbour_are_named(tmp_path: Path) -> None:
-    cells = [replace(SM, sms=2), replace(SM, sms=2, blocks=8192), replace(SM, sms=2, neighbour=Neighbour.MEMORY)]
+    cells = [replace(SM, sms=2), replace(SM, sms=2, blocks=8192), replace(SM, sms=2, neighbour=Neighbour.DECODE)]
     report = made_report(tmp_path, [visit for cell in cells for visit in synthetic.beside(cell, 1.2, 40.0)])
-    charts = (chart_of(report, f"neighbour-{name}-run").plot for name in ("gemm", "memory"))
+    charts = (chart_of(report, f"neighbour-{name}-run").plot for name in ("gemm", "decode"))
     labels = [{line.label for line in plot.lines} for plot in charts]  # type: ignore[union-attr]
     assert labels == [{"sm, blocks 4096", "sm, blocks 8192"}, {"sm"}]
 

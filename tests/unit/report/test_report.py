@@ -97,7 +97,7 @@ def test_the_cliff_is_in_the_table_the_chart_and_a_finding(cliff: Report, cliff_
     findings = lines_of(part.findings)
     (finding,) = [line for line in findings if line.startswith("batched h2d, idle stream, N = 10 000: ")]
     assert (
-        "\N{MULTIPLICATION SIGN}5.4, \N{MULTIPLICATION SIGN}4.6 beyond the size" in finding
+        "\N{MULTIPLICATION SIGN}5.4, \N{MULTIPLICATION SIGN}4.7 beyond the size" in finding
     )  # 5.4 times the GB/s of blocks that are smaller by a sixth
     assert "24 KiB → 28 KiB" in finding
     assert table_of(part, "h2d, batched, busy stream: GB/s (share of the ceiling, 55.5 GB/s)")
@@ -106,7 +106,7 @@ def test_the_cliff_is_in_the_table_the_chart_and_a_finding(cliff: Report, cliff_
     assert [row[-1] for row in cliff_rows] == [
         "24 KiB → 28 KiB",
         "\N{MULTIPLICATION SIGN}5.4",
-        "\N{MULTIPLICATION SIGN}4.6",
+        "\N{MULTIPLICATION SIGN}4.7",
     ]
     assert not any(re.match(r"batched (d2h|h2d, busy)", line) for line in findings)
     assert cliff_files["cliff-cliff.png"].startswith(b"\x89PNG")
@@ -497,14 +497,14 @@ def test_a_section_shows_the_run_with_most_visits_and_names_the_others(tmp_path:
 
 def test_captions_name_the_value_at_which_a_side_axis_was_pinned(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,), synthetic.FEW_KIB) if cell.backend == "batched"]
-    few = [coalesced(cell) for cell in cells[:4]]
+    few = [overlapping(cell) for cell in cells[:4]]
     table = table_of(part_of(made_report(tmp_path, synthetic.rounds([*cells, *few])), "cliff"), "h2d, batched, idle")
-    assert "coalesce off (not shown: on)" in said(table.caption)
+    assert "overlap off (not shown: on)" in said(table.caption)
     assert "1 KiB" in rows_of(table)
 
 
-def coalesced(cell: Cell) -> Cell:
-    return Cell.from_strings(cell.as_strings() | {"coalesce": "on"})
+def overlapping(cell: Cell) -> Cell:
+    return Cell.from_strings(cell.as_strings() | {"overlap": "on"})
 
 
 @pytest.mark.parametrize("bad", HOSTILE)

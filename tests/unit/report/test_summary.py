@@ -71,7 +71,7 @@ def test_the_highlight_of_a_crossover_names_the_sizes_around_it(tmp_path: Path) 
 
 def test_differences_within_the_noise_are_called_unclear(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend != "per_block"]
-    few = [cell for cell in cells if cell.block_bytes in (1024, 16 * 1024)]
+    few = [cell for cell in cells if cell.block_bytes in (4096, 16 * 1024)]
     highlights = highlights_for(tmp_path, synthetic.rounds(few, lambda _: 20.0, noise=0.3), "threshold")
     assert len(highlights) == 4
     assert all(text.endswith("batched and triton (12 SMs) show no clear difference.") for text in highlights)

@@ -555,3 +555,17 @@ def test_the_summary_is_read_by_pandas_in_one_line(run: Path) -> None:
     summary = pd.read_csv(run / "summary.csv")
     assert list(summary.columns) == list(read.frame().columns)
     assert summary["gbps"].tolist() == pytest.approx(read.frame()["gbps"].tolist())
+
+
+def test_cells_of_axes_and_neighbours_that_are_gone_are_left_out(run: Path) -> None:
+    """Of the committed runs; goes with the table of what is gone."""
+    kept = load_run(run)
+    visit = next(record for record in kept.records if isinstance(record, Visit))
+    changes = ({"coalesce": "off"}, {"coalesce": "on"}, {"neighbour": "smallcopy"}, {"neighbour": "memory"})
+    with RunWriter.reopen(run) as writer:
+        for change in changes:
+            writer.append(msgspec.structs.replace(visit, round=9, cell_text=visit.cell_text | change))
+    read = load_run(run)
+    assert len(read.visits) == len(kept.visits) + 1
+    assert read.visits[-1].cell == visit.cell
+    assert any("left out 3 cells" in warning for warning in read.warnings)

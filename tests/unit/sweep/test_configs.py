@@ -194,7 +194,7 @@ def test_every_key_of_a_config_is_read(tmp_path: Path) -> None:
         filters = ["blocks<9, sms=1|2"]
         [axes]
         blocks = [4, "8:16:x2"]
-        coalesce = [true, "off"]
+        overlap = [true, "off"]
         [[group]]
         backend = "batched"
         [[group]]
@@ -211,8 +211,8 @@ def test_every_key_of_a_config_is_read(tmp_path: Path) -> None:
         "question": "why?",
         "device": "cuda:1",
         "groups": [
-            {"blocks": ["4", "8", "16"], "coalesce": ["on", "off"], "backend": ["batched"]},
-            {"blocks": ["2"], "coalesce": ["on", "off"]},
+            {"blocks": ["4", "8", "16"], "overlap": ["on", "off"], "backend": ["batched"]},
+            {"blocks": ["2"], "overlap": ["on", "off"]},
         ],
         "filters": ["blocks<9", "sms=1|2"],
         "sampling": SweepSpec(name="x", sampling=Sampling(rounds=2, cell_seconds=0.5)).to_plain()["sampling"],
@@ -252,7 +252,7 @@ def test_a_sweep_has_the_name_of_its_file(tmp_path: Path, stem: str, name: str) 
         ("[axes]\nbackend = 5", "[axes]: backend: 5 is not a string such as 'per_block,batched'"),
         ("[axes]\nbackend = 'a\\nb'", "[axes]: axis backend=a\\nb: not a backend's name"),
         ('[axes]\nbackend = "a\\nb"', "[axes]: axis backend='a\\nb': not a backend's name"),
-        ("[axes]\ncoalesce = 1", "[axes]: coalesce: 1 is not true, false, a string such as 'off,on'"),
+        ("[axes]\noverlap = 1", "[axes]: overlap: 1 is not true, false, a string such as 'off,on'"),
         ("axes = 4", "axes: 4 is not a table"),
         ("group = 3", "group: 3 is not a non-empty list of tables"),
         ("[group]\nblocks = 4", "is not a non-empty list of tables"),

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from kvbench.cells.axes import Direction, Neighbour, Order, Priority
+from kvbench.cells.axes import Direction, Neighbour, Order
 from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
 from kvbench.errors import UsageError
@@ -20,9 +20,9 @@ from tests.reports import made_run
 
 SM = Cell("sm", Direction.D2H, 4096, 16384, sms=2, neighbour=Neighbour.DECODE)
 BATCHED = replace(SM, backend="batched", sms=None, order=Order.STREAM)
-CAPPED = replace(SM, launch_bytes=4 << 20, rate_cap=20)
+SHAPED = replace(SM, kernel="bulk-8x6x4KiB")
 # Each with the slowdown of the neighbour and the GB/s beside it.
-WAYS = [(SM, 1.2, 40.0), (replace(SM, sms=1), 1.04, 30.0), (CAPPED, 1.03, 19.0), (BATCHED, 1.01, 10.0)]
+WAYS = [(SM, 1.2, 40.0), (replace(SM, sms=1), 1.04, 30.0), (SHAPED, 1.03, 19.0), (BATCHED, 1.01, 10.0)]
 
 
 def visits(cell: Cell, slowdowns: list[float], gbps: float) -> list[Record]:
@@ -54,7 +54,7 @@ def chosen(answer: BesideAnswer) -> str | None:
     [
         (0.3, "sm sms=2"),
         (0.05, "sm sms=1"),
-        (0.035, "sm sms=2 launch_bytes=4MiB rate_cap=20"),
+        (0.035, "sm sms=2 kernel=bulk-8x6x4KiB"),
         (0.02, "batched order=stream"),
         (0.0, None),
     ],
@@ -64,9 +64,9 @@ def test_the_fastest_that_costs_no_more_is_chosen(tmp_path: Path, max_slowdown: 
 
 
 def test_what_is_as_fast_with_fewer_sms_and_settings_is_taken(tmp_path: Path) -> None:
-    urgent = replace(SM, sms=1, priority=Priority.HIGH)
+    shaped = replace(SHAPED, sms=1)
     many = replace(SM, sms=12)
-    records = [*ladder(), *visits(urgent, [1.039] * 6, 30.2), *visits(many, [1.01] * 6, 30.5)]
+    records = [*ladder(), *visits(shaped, [1.039] * 6, 30.2), *visits(many, [1.01] * 6, 30.5)]
     assert chosen(only([made_run(tmp_path, records)])) == "sm sms=1"
 
 
@@ -88,8 +88,8 @@ def test_where_everything_costs_more_the_least_is_named(tmp_path: Path) -> None:
 def test_an_interval_that_reaches_beyond_the_limit_is_open(tmp_path: Path) -> None:
     unsure = visits(replace(SM, sms=1), [1.01, 1.03, 1.04, 1.045, 1.06, 1.09], 30.0)
     faster = visits(replace(SM, sms=4), [1.03, 1.05, 1.07, 1.07, 1.09, 1.1], 35.0)
-    first, second = only([made_run(tmp_path, [*unsure, *faster, *visits(CAPPED, [1.03] * 6, 19.0)])]).open_points()
-    assert "sm with 1 SM, 30 GB/s, 4.5% slower (1% to 9%) may cost more than 5%; sm with 2 SMs, launch_bytes" in first
+    first, second = only([made_run(tmp_path, [*unsure, *faster, *visits(SHAPED, [1.03] * 6, 19.0)])]).open_points()
+    assert "sm with 1 SM, 30 GB/s, 4.5% slower (1% to 9%) may cost more than 5%; sm with 2 SMs, kernel" in first
     assert "sm with 4 SMs, 35 GB/s, 7% slower (3% to 10%) may cost no more than 5%" in second
 
 
@@ -102,13 +102,12 @@ def test_with_few_visits_everything_is_open(tmp_path: Path) -> None:
     assert answer.sentence().endswith("no clear difference from batched")
 
 
-def test_each_direction_size_and_burst_has_its_answer(tmp_path: Path) -> None:
-    others = (replace(SM, direction=Direction.H2D), replace(SM, block_bytes=4096), replace(SM, burst="64MiB/50ms"))
+def test_each_direction_and_size_has_its_answer(tmp_path: Path) -> None:
+    others = (replace(SM, direction=Direction.H2D), replace(SM, block_bytes=4096))
     records = [*ladder(), *(record for cell in others for record in visits(cell, [1.01] * 6, 5.0))]
     run = made_run(tmp_path, records)
     answers = answers_beside([run], "decode", 0.05, anything)
-    assert len({answer.shape for answer in answers}) == 4
-    assert any("in bursts of 64MiB every 50ms" in answer.sentence() for answer in answers)
+    assert len({answer.shape for answer in answers}) == 3
     (narrowed,) = answers_beside([run], "decode", 0.05, anything, [(4096, 4096)])
     assert narrowed.shape.block_bytes == 4096
 
@@ -127,7 +126,7 @@ def test_runs_are_taken_together_and_what_is_not_allowed_is_left_out(tmp_path: P
 
 def test_failed_cells_are_not_chosen(tmp_path: Path) -> None:
     records = [*ladder(), synthetic.failure(replace(SM, sms=1), "the neighbour died")]
-    assert chosen(only([made_run(tmp_path, records)])) == "sm sms=2 launch_bytes=4MiB rate_cap=20"
+    assert chosen(only([made_run(tmp_path, records)])) == "sm sms=2 kernel=bulk-8x6x4KiB"
 
 
 def test_a_cell_that_failed_in_one_of_the_runs_counts_as_in_the_others(tmp_path: Path) -> None:
@@ -164,7 +163,7 @@ def test_the_command_shows_the_answer_and_gives_it_as_json(tmp_path: Path) -> No
     for limit in ("5%", "0.05"):
         code, text = command(path, "--neighbour", "decode", "--max-slowdown", limit, "--json")
         (answer,) = json.loads(text)["answers"]
-        assert (answer["choice"], answer["max_slowdown"], answer["burst"]) == ("sm sms=1", 0.05, "none")
+        assert (answer["choice"], answer["max_slowdown"]) == ("sm sms=1", 0.05)
         assert answer["ways"][1]["slowdown_interval"] == pytest.approx([1.04, 1.04])
     assert command(path, "--neighbour", "decode")[0] == 0  # 5% without --max-slowdown
 
@@ -172,7 +171,7 @@ def test_the_command_shows_the_answer_and_gives_it_as_json(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--neighbour", "cat"], "--neighbour cat: not one of idle, gemm, memory, decode, swap, smallcopy"),
+        (["--neighbour", "cat"], "--neighbour cat: not one of idle, gemm, decode, swap"),
         (["--neighbour", "none"], "--neighbour none: not one of"),
         (["--max-slowdown", "5%"], "--max-slowdown 5%: it limits what a neighbour loses; add --neighbour"),
         *(

@@ -40,9 +40,7 @@ def fit_policy(runs: Sequence[Run]) -> Policy:
 def cell_of(backend: str, size: int, count: int, state: StreamState = IDLE, sms: int = 2) -> Cell:
     if backend == "sm":
         return Cell(backend, H2D, count, size, state, sms=sms)
-    return Cell(
-        backend, H2D, count, size, state, order=Order.ANY, descriptors_per_call=0, coalesce=False, overlap=False
-    )
+    return Cell(backend, H2D, count, size, state, order=Order.ANY, descriptors_per_call=0, overlap=False)
 
 
 def time_us(cell: Cell) -> float:
