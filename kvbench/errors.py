@@ -22,8 +22,7 @@ EXIT_CODES: Final = {
     ExitCode.REGRESSION: "`kvbench gate` found a regression or a broken rule",
     ExitCode.USAGE: "bad input: one line names the option, the value and what would be right",
     ExitCode.INCONCLUSIVE: "`kvbench gate` cannot tell: the comparison is undecided, or something else disturbed it",
-    ExitCode.MISMATCH: "two things that must match do not: a run to resume or to compare with, floors or rules of "
-    "another sweep or machine",
+    ExitCode.MISMATCH: "two things that must match do not: a run to resume, or rules of another sweep or machine",
     ExitCode.FAILED_CELLS: "cells failed or are missing, the sweep stopped early, `kvbench doctor` failed a "
     "check, or a probe of `kvbench probe` gave no answer",
     ExitCode.UNFORESEEN: "an internal error: one line describes it and says how to report it",

@@ -1,5 +1,5 @@
-"""Hostile input, thousands of cases: configs, axes, filters, options, policies, models, rules, runs,
-floors and traces.
+"""Hostile input, thousands of cases: configs, axes, filters, options, policies, models, rules, runs
+and traces.
 
 Every case is a command that runs in this process, its worker stood in for. It must end soon, with an exit code that is
 documented and foreseen, in bounded memory, and with one line where it fails. `python -m tests.fuzz --cases 5000` runs
@@ -37,7 +37,6 @@ from kvbench.cli import main
 from kvbench.errors import ExitCode, UsageError
 from kvbench.files import shipped_folder
 from kvbench.report import build
-from kvbench.results import Visit, load_run
 from kvbench.run import opening, runner
 from kvbench.run.protocol import Opened
 from tests.command import KVBENCH, tiny
@@ -114,7 +113,6 @@ class Bench:
         shipped = [tomllib.loads(file.read_text()) for file in sorted((shipped_folder() / "rules").glob("*.toml"))]
         # Rules that the run `a` is judged by, so that cases reach the judge.
         self.rules = [*shipped, {"rule": RULES}, {"rule": RULES[:1]}]
-        cells = {record.cell.id for record in load_run(folder / "a").records if isinstance(record, Visit)}
         self.policy = {
             "device": CPU.title,
             "tables": [
@@ -137,15 +135,6 @@ class Bench:
             "head_dim": 128,
             "torch_dtype": "bfloat16",
             "max_position_embeddings": 8192,
-        }
-        self.floor = {
-            "schema": 1,
-            "kvbench": "0.1.0",
-            "created": "2025-01-01T00:00:00+00:00",
-            "identity_hash": self.info["identity_hash"],
-            "identity": self.info["identity"],
-            "rounds": 6,
-            "floors": dict.fromkeys(sorted(cells), 0.02),
         }
 
     def write(self, name: str, data: bytes) -> str:
@@ -331,11 +320,6 @@ def rules_case(bench: Bench, chance: random.Random) -> list[str]:
     return ["gate", "rules", str(bench.folder / "a"), "--rules", rules, *chance.choice(((), ("--json",)))]
 
 
-def floor_case(bench: Bench, chance: random.Random) -> list[str]:
-    floor = bench.write("floor.json", either(bench.floor, as_json, chance))
-    return ["gate", "compare", "--floor", floor, str(bench.folder / "a"), "--", str(bench.folder / "b")]
-
-
 def path_case(bench: Bench, chance: random.Random) -> list[str]:
     good = str(bench.folder / "a")
     path = word(chance, good, f"{good}/run.json", ".", "/dev/zero", "/proc/self/mem", "x" * 300)
@@ -345,7 +329,7 @@ def path_case(bench: Bench, chance: random.Random) -> list[str]:
             ["sweep", *DRY, f"--model={path}/config.json"],
             ["sweep", *DRY, "-ablocks=4", "-abackend=auto", f"--policy={path}"],
             ["gate", "rules", good, f"--rules={path}"],
-            ["gate", "compare", f"--floor={path}", good, "--", str(bench.folder / "b")],
+            ["gate", "compare", path, good],
             ["gate", "compare", f"--base=env:{path}", "--cand=here"],
             ["gate", "compare", "--base=here", "--cand=here", f"--suite={path}.toml", "--minutes=0.01"],
             ["report", f"-o{bench.folder / 'out'}", "--", path],
@@ -371,8 +355,6 @@ def run_case(bench: Bench, chance: random.Random) -> list[str]:
     return chance.choice(
         (
             ["gate", "rules", folder],
-            ["gate", "compare", folder, "--", good],
-            ["gate", "compare", "--force", good, "--", folder],
             ["tune", folder, "--json"],
             ["tune", folder, good, "--export", "json"],
             ["sweep", "--resume", folder, "-q"],
@@ -411,7 +393,7 @@ def drawn(*_: object) -> dict[str, bytes]:
 
 
 CASES = (
-    axes_case, filter_case, option_case, config_case, policy_case, model_case, rules_case, floor_case, path_case,
+    axes_case, filter_case, option_case, config_case, policy_case, model_case, rules_case, path_case,
     run_case, trace_case,
 )  # fmt: skip
 

@@ -21,11 +21,11 @@ import numpy.typing as npt
 from kvbench.analysis.intervals import CONFIDENCE, Floats
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
-from kvbench.gate.judge import Judge
-from kvbench.gate.judgement import GateVerdict, Judgement
+from kvbench.gate.judge import assess
+from kvbench.gate.judgement import GateVerdict, Judgement, Margins
 from kvbench.gate.looks import PLAN
 from kvbench.gate.pairs import Pairs
-from kvbench.gate.visit_times import FAST_SHARE, UPPER_SHARE, VisitValues, unknown
+from kvbench.gate.visits import FAST_SHARE, UPPER_SHARE, VisitValues, unknown
 
 MARKERS: Final = ("<!-- simulation: begin -->", "<!-- simulation: end -->")
 SLOWED_CELLS: Final = 8
@@ -173,8 +173,8 @@ def simulate(scenario: Scenario, change: Change, seed: int) -> Suite:
         for name in ("fast_us", "upper_us"):
             seen[name] *= np.exp(np.array(logs)[:, :, : look.pairs])
         controls = {way: moved[index, : look.pairs] for index, way in enumerate(("d2h", "h2d"))}
-        made = Pairs(suite, seen, order[: look.pairs], controls, in_turn=True, processes=processes[: look.pairs])
-        judgement = Judge().assess(made, judgement)
+        made = Pairs(suite, seen, order[: look.pairs], processes[: look.pairs], controls)
+        judgement = assess(made, Margins(), judgement)
         shares.append([row.verdict for row in judgement.rows].count(GateVerdict.SAME) / len(judgement.rows))
         if all(row.settled for row in judgement.rows):
             break

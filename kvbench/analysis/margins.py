@@ -17,7 +17,7 @@ BETWEEN_RUNS: Final = Margin(
     0.05, "two consecutive runs of one build differ by up to this much: other work on the host affects the CPU"
 )
 OF_A_RUN: Final = Margin(0.02, "in consecutive runs of one build, a cell moves by this much relative to the others")
-GATE: Final = Margin(0.03, "it is the smallest change that a gate must find; cells with a floor have their own margin")
+GATE: Final = Margin(0.03, "it is the smallest change that a gate must find")
 CONTROL: Final = Margin(0.02, "large plain copies on a quiet link repeat more closely")
 CONTROL_CPU: Final = Margin(0.10, "a fixed piece of work takes this much longer on a CPU with a busy sibling thread")
 SLOW_CPU: Final = Margin(

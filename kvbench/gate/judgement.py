@@ -43,15 +43,14 @@ class GateVerdict(StrEnum):
 
 
 VERDICTS: Final[Mapping[GateVerdict, str]] = {
-    GateVerdict.FAILED: "a cell failed, was not verified, has no figure or is missing on one side, or a rule has no "
-    "cells to judge",
+    GateVerdict.FAILED: "a cell failed, was not verified or is missing on one side, or a rule has no cells to judge",
     GateVerdict.CONTAMINATED: "a control, which no build changes, moved: its whole interval lies outside its margin",
     GateVerdict.SLOWER: "the whole interval of the lower tenths or of the upper halves lies above its margin, at two "
-    "looks in a row or at the last; where visits were made in turn, several processes of each side confirm it",
+    "looks in a row or at the last, and several processes of each side confirm it",
     GateVerdict.FAIL: "a rule about one run is broken",
     GateVerdict.UNDECIDED: "the interval crosses the margin, or nothing confirmed what it says, and the plan or the "
-    "time has ended, or a rule has too few visits; the exit code is 0 if each such row excludes a slowdown beyond its "
-    "margin",
+    "time has ended, or a cell has no figure, or a rule has too few visits; the exit code is 0 if each such row "
+    "excludes a slowdown beyond its margin, or the base has no figure either",
     GateVerdict.SAME: "the whole interval lies within the margin, and that of the upper halves not above its own",
     GateVerdict.PASS: "a rule about one run holds",
     GateVerdict.FASTER: "the whole interval lies below the margin, at two looks in a row or at the last, and is "
@@ -154,22 +153,20 @@ class ControlEffect:
 class Judgement:
     """The outcome of a comparison; `rows` are sorted worst first.
 
-    `faults` are failures of whole runs. `geometric_mean` is that of the ratios of all judged cells (shown, not gated).
-    `slot_bias` is the cost of running second in a pair (a ratio; 1 if unknown). `disturbed` is the number of pairs that
-    each cause spoiled; they are kept but do not count. `statistic` is the one that stands for the time of a visit.
+    `geometric_mean` is that of the ratios of all judged cells (shown, not gated). `slot_bias` is the cost of running
+    second in a pair (a ratio; 1 if unknown). `disturbed` is the number of pairs that each cause spoiled; they are kept
+    but do not count.
     """
 
     verdict: GateVerdict
     rows: Sequence[Row]
     controls: Sequence[ControlEffect]
-    faults: Sequence[str]
-    warnings: Sequence[str]
     rounds: int
     geometric_mean: float
     slot_bias: float
     disturbed: Mapping[str, int] = field(default_factory=dict)
     margins: Margins = field(default_factory=Margins)
-    statistic: Literal["lower tenth", "median"] = "lower tenth"
+    warnings: Sequence[str] = ()
 
     def exit_code(self, *, inconclusive_passes: bool = False) -> ExitCode:
         """Return the exit code of the command; `inconclusive_passes` lets UNDECIDED and CONTAMINATED pass."""

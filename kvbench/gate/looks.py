@@ -1,14 +1,13 @@
 """The planned looks at paired times and the false-alarm rate of each look, fixed before anything is measured."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from kvbench.analysis.compare import Verdict, paired_interval, verdict_of
-from kvbench.analysis.intervals import CONFIDENCE, Floats
+from kvbench.analysis.intervals import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +20,6 @@ class Look:
 
 # Together the looks have an error probability of 5%, like one look at 95%. CONTRIBUTING shows the resulting rates.
 PLAN: Final = (Look(12, 0.01), Look(24, 0.01), Look(40, 0.015), Look(60, 0.015))
-# One look at all pairs.
-ONCE: Final = (Look(1_000_000, 1 - CONFIDENCE),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class Estimate:
     @property
     def ratios(self) -> tuple[float, float, float]:
         """The centre and the ends of the interval as ratios of the candidate's time to the base's."""
-        with np.errstate(over="ignore"):  # an untrusted run can hold any time
+        with np.errstate(over="ignore"):  # an untrusted side can report any time
             centre, low, high = np.exp([self.centre, self.low, self.high]).tolist()
         return centre, low, high
 
@@ -62,9 +59,7 @@ class Estimate:
         return f"{self.unconfirmed}, but not in several processes of each side" if self.unconfirmed else ""
 
 
-def look_at(
-    logs: Floats, margin: float, looks: Sequence[Look], unsure: float = 0.0, processes: Floats | None = None
-) -> Estimate:
+def look_at(logs: Floats, processes: Floats, margin: float, unsure: float = 0.0) -> Estimate:
     """Return the estimate of the first look that settles the verdict, or of the last look that has enough pairs.
 
     SAME settles at once. SLOWER and FASTER require two consecutive looks, or the last one, because heavy tails rarely
@@ -72,13 +67,12 @@ def look_at(
     A NaN among `logs` is no pair; `margin` is a log ratio. By `unsure`, a log ratio too, a machine may have moved
     without being noticed: SLOWER and FASTER must exceed the margin by as much. `processes` has a number for each of
     `logs` that increases with new processes of both sides: two processes of one build can differ in all their visits,
-    so SLOWER and FASTER require several, and that the centre of the pairs of each lies beyond the margin. None: it is
-    unknown which processes made the pairs.
+    so SLOWER and FASTER require several, and that the centre of the pairs of each lies beyond the margin.
     """
     known = np.isfinite(logs)
-    logs, processes = logs[known], None if processes is None else processes[known]
+    logs, processes = logs[known], processes[known]
     earlier = None
-    for index, look in enumerate(looks):
+    for look in PLAN:
         seen = logs[: look.pairs]
         if not seen.size:
             break
@@ -86,7 +80,7 @@ def look_at(
         verdict = verdict_of(low, high, margin)
         if verdict not in (Verdict.SAME, verdict_of(low, high, margin + unsure)):
             verdict = Verdict.UNDECIDED
-        short, last = seen.size < look.pairs, index == len(looks) - 1
+        short, last = seen.size < look.pairs, look is PLAN[-1]
         confirmed = _confirmed(verdict, seen, margin, processes)
         again = verdict in (Verdict.SAME, earlier) or (last and verdict is not Verdict.UNDECIDED)
         settles = again and confirmed
@@ -98,9 +92,9 @@ def look_at(
     return Estimate()
 
 
-def _confirmed(verdict: Verdict, seen: Floats, margin: float, processes: Floats | None) -> bool:
+def _confirmed(verdict: Verdict, seen: Floats, margin: float, processes: Floats) -> bool:
     """Whether several processes confirm a verdict about the pairs `seen`, if it needs to be confirmed."""
-    if processes is None or verdict in (Verdict.SAME, Verdict.UNDECIDED):
+    if verdict in (Verdict.SAME, Verdict.UNDECIDED):
         return True
     numbers = processes[: seen.size]
     centres = [paired_interval(seen[numbers == process])[0] for process in np.unique(numbers)]

@@ -10,16 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import numpy as np
 
 from kvbench.cells.cell import Cell
-from kvbench.errors import KvbenchError, StorageError, UsageError, brief
-from kvbench.gate.judge import Judge
-from kvbench.gate.judgement import Judgement
+from kvbench.errors import KvbenchError, MismatchError, StorageError, UsageError, brief
+from kvbench.gate.judge import judge
+from kvbench.gate.judgement import Judgement, Margins
 from kvbench.gate.looks import PLAN
-from kvbench.gate.partners import check_identity, partners
+from kvbench.gate.pairs import BASE, CAND, about_backends, few, partners
 from kvbench.gate.sides import Side, half_of_memory
+from kvbench.machine.identity import PLUG_INS, machine_differences
 from kvbench.results import Failure, Record, Run, RunInfo, RunWriter, Visit
 from kvbench.run.done import Progress
 from kvbench.run.execution import Execution, Observer, ended_by
@@ -32,8 +32,6 @@ from kvbench.sweep.plan import Plan, PlannedVisit, expand
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import counted
 
-BASE: Final = "base"
-CAND: Final = "cand"
 # One in this many rounds, chosen by the seed, is compared byte for byte, besides the first and the last.
 AUDITED: Final = 16
 # The maximum number of times that spoiled pairs are repeated for one look.
@@ -82,9 +80,8 @@ class MeasuredSide(Observer):
             self._say(f"  to measure it again: {record.command}")
 
     def run(self) -> Run:
-        """Return the run so far, as if it were complete."""
-        writer = self.execution.writer
-        return Run(writer.path, msgspec.structs.replace(writer.info, status="complete"), [*self._records], [])
+        """Return the run so far."""
+        return Run(self.execution.writer.path, self.info, [*self._records], [])
 
     def without_partner(self) -> list[str]:
         """Return a note if cells have no partner on the other side and are not measured."""
@@ -106,20 +103,25 @@ class SideBySide:
         self._pool = pool
         self._opening_s = opening_s
         self._cells = list(base.names)
+        # What the candidate cannot run has failed there.
+        alone = base.plan.cells if base.side.backend == cand.side.backend else ()
+        self._names = {**{cell: cell for cell in alone}, **cand.names}
         self._failed: set[Cell] = set()
         self._rounds = 0
         self._seed = base.execution.spec.seed
         self._last_ns = 0
 
-    def compare(self, judge: Judge, deadline_s: float) -> Judgement:
+    def compare(self, margins: Margins, deadline_s: float) -> Judgement:
         """Measure and judge until every row is settled, or the plan or the time ends; `deadline_s` is monotonic.
 
         Only the planned looks are made: stopping as soon as a result appears would find regressions in noise. When a
-        row became SLOWER or FASTER in one process of each side, new ones go on. Raises StorageError, any error of
-        `judge`, and KvbenchError if the control copies fail.
+        row became SLOWER or FASTER in one process of each side, new ones go on. Raises StorageError, and KvbenchError
+        if the control copies fail.
         """
-        closing_s = self._timed_round()
-        judgement = self._judged(judge, None)
+        began_s = time.monotonic()
+        self._round(self._cells, verify=True)
+        closing_s = time.monotonic() - began_s
+        judgement = self._judged(margins, None)
         for look in PLAN:
             differ = sum(row.decisive.unconfirmed is not None for row in judgement.rows)
             renewed = differ > 0 and time.monotonic() + self._opening_s + closing_s < deadline_s
@@ -132,20 +134,13 @@ class SideBySide:
                     if time.monotonic() + closing_s < deadline_s:
                         self._round([cell for cell, count in missing.items() if count > number], verify=renewed)
                         renewed = False
-                judgement = self._judged(judge, judgement)
+                judgement = self._judged(margins, judgement)
             settled = sum(row.settled for row in judgement.rows)
             self._say(f"{look.pairs} pairs: {settled} of {len(judgement.rows)} rows are settled")
             if settled == len(judgement.rows) or time.monotonic() + closing_s >= deadline_s:
                 break
         self._round(self._cells, verify=True)
-        return self._judged(judge, judgement)
-
-    def measure(self, rounds: int, deadline_s: float) -> None:
-        """Measure every cell equally often, up to `rounds` times or until `deadline_s`; raises as `compare` does."""
-        closing_s = self._timed_round()
-        while self._rounds < rounds - 1 and time.monotonic() + closing_s < deadline_s:
-            self._round(self._cells)
-        self._round(self._cells, verify=True)
+        return self._judged(margins, judgement)
 
     def finish(self) -> None:
         """Record that both runs are complete; raises StorageError if one could not be written."""
@@ -154,17 +149,10 @@ class SideBySide:
             if outcome.status != "complete":
                 raise StorageError(f"{outcome.path}: {outcome.reason}")
 
-    def runs(self) -> tuple[Run, Run]:
-        return self.running[BASE].run(), self.running[CAND].run()
-
-    def _judged(self, judge: Judge, earlier: Judgement | None) -> Judgement:
-        base, cand = self.runs()
-        return judge.judge([base], [cand], earlier)
-
-    def _timed_round(self) -> float:
-        began_s = time.monotonic()
-        self._round(self._cells, verify=True)
-        return time.monotonic() - began_s
+    def _judged(self, margins: Margins, earlier: Judgement | None) -> Judgement:
+        base, cand = self.running.values()
+        judgement = judge(base.run(), cand.run(), self._names, margins, earlier)
+        return replace(judgement, warnings=about_backends(base.plan.cells, cand.plan.cells))
 
     def _round(self, cells: Sequence[Cell], *, verify: bool = False) -> None:
         """Visit the `cells` that did not fail on both sides, in shuffled order; the sides alternate in going first."""
@@ -229,11 +217,11 @@ class SideBySide:
 
 
 @contextmanager
-def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, forced: bool) -> Iterator[SideBySide]:
+def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say) -> Iterator[SideBySide]:
     """Open both sides with a worker each, plan, and create their run directories in `folder`, which must be empty.
 
-    `say` receives progress lines; `forced` allows sides of two kinds of machines. Raises UsageError if a side cannot
-    measure, if only one side is a backend, or if no cell has a partner, and MismatchError.
+    `say` receives progress lines. Raises UsageError if a side cannot measure, if only one side is a backend, or if no
+    cell has a partner, and MismatchError if the sides measure different machines.
     """
     if (base.backend is None) != (cand.backend is None):
         raise UsageError(
@@ -251,7 +239,8 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
         paired = partners(ours.plan.cells, theirs.plan.cells)
         if not paired:
             raise UsageError("--base and --cand have no cell in common")
-        check_identity(*([Run(folder / side.name, side.info, [], [])] for side in sides), forced=forced)
+        if differing := machine_differences(ours.info.identity, theirs.info.identity):
+            raise MismatchError(f"--base and --cand measure different machines: {few(differing)}")
         _make(folder)
         ours.create(folder, {cell: cell for cell in paired})
         theirs.create(folder, paired)
@@ -296,9 +285,11 @@ def _remarks(base: MeasuredSide, cand: MeasuredSide) -> list[str]:
         return []
     if base.side.interpreter == cand.side.interpreter:
         return ["both sides run the same kvbench: this compares it with itself"]
+    remarks = []
     if base.opened.engine_hash == cand.opened.engine_hash:
-        return ["both sides have the same engine sources; only other installed packages differ"]
-    return []
+        remarks = ["both sides have the same engine sources; only other installed packages differ"]
+    packages = [str(side.info.identity.get(PLUG_INS, "none")) for side in (base, cand)]
+    return remarks + ([f"plug-ins: {' (base) and '.join(packages)} (candidate)"] if len({*packages}) > 1 else [])
 
 
 def _make(folder: Path) -> None:

@@ -100,7 +100,7 @@ def _check(where: str, interpreter: Interpreter) -> None:
     if (build.schema, build.protocol) != (SCHEMA, VERSION):
         raise UsageError(
             f"{where}: its kvbench {printable(build.version)} has schema {build.schema} and protocol {build.protocol}, "
-            f"this one {SCHEMA} and {VERSION}; measure each side with its own kvbench and compare the runs"
+            f"this one {SCHEMA} and {VERSION}; sweep with each kvbench, and compare the runs with kvbench report"
         )
 
 

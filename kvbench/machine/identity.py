@@ -7,10 +7,10 @@ from typing import Final
 
 from kvbench.results import Scalar
 
-# This field identifies the build of the engine; all other fields describe the machine.
-OF_THE_BUILD: Final = "engine_hash"
 # The packages of the requested backends that kvbench does not provide; missing if there is none.
 PLUG_INS: Final = "plug_ins"
+# What is under test when two builds or backends are compared; all other fields describe the machine.
+_UNDER_TEST: Final = ("engine_hash", PLUG_INS)
 
 
 def identity_hash(fields: Mapping[str, Scalar]) -> str:
@@ -34,8 +34,9 @@ def differing(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> list[tuple[st
 
 
 def machine_differences(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> list[str]:
-    """Return the `differences` of two machines, ignoring the build of the engine."""
-    return differences({**a, OF_THE_BUILD: None}, {**b, OF_THE_BUILD: None})
+    """Return the `differences` of two machines: of all fields but those that are under test in a comparison."""
+    without = dict.fromkeys(_UNDER_TEST)
+    return differences({**a, **without}, {**b, **without})
 
 
 def _show(name: str, fields: Mapping[str, Scalar]) -> str:

@@ -80,7 +80,7 @@ LONG = "x" * 300
         ["report", LONG],
         ["gate", "rules", LONG],
         ["gate", "compare", "--base", f"env:{LONG}", "--cand", "here"],
-        ["gate", "calibrate", "--suite", f"{LONG}.toml"],
+        ["gate", "compare", "--base", "here", "--cand", "here", "--suite", f"{LONG}.toml"],
     ],
     ids=lambda arguments: " ".join(arguments).replace(LONG, "LONG"),
 )
@@ -204,8 +204,8 @@ def test_the_command_of_an_interrupted_comparison_is_quoted(
     assert main.run(command) == 130
     assert "kept" not in capsys.readouterr().err  # nothing was measured yet
     assert main.run(command) == 130
-    printed_command = copied(capsys.readouterr().err, "to judge it: ")
-    assert printed_command == ["kvbench", "gate", "compare", f"{FOLDER}/base", "--", f"{FOLDER}/cand"]
+    printed_command = copied(capsys.readouterr().err, "to compare it: ")
+    assert printed_command == ["kvbench", "report", f"{FOLDER}/base", f"{FOLDER}/cand"]
 
 
 def test_a_command_stays_one_line_on_a_narrow_terminal(

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,9 +15,11 @@ from typing import Any
 import pytest
 
 from kvbench.gate.looks import PLAN
+from kvbench.gate.outputs import LOG_COLUMNS
 from kvbench.results import Control, Note, Visit, load_run
-from tests.command import KVBENCH, Done, error_line, kvbench_here, kvbench_started, refused, succeeds
+from tests.command import KVBENCH, Done, error_line, kvbench, kvbench_here, kvbench_started, refused
 
+EXAMPLE = Path(__file__).parents[1] / "example_backend"
 SUITE = """
 [axes]
 backend = "batched"
@@ -68,6 +71,11 @@ def reasons(folder: Path) -> dict[str, str]:
     return {row["name"]: row["reason"] for row in data["rows"]}
 
 
+def unfolded(done: Done) -> str:
+    """Return what was printed, without the line ends that keep a log narrow."""
+    return " ".join(done.stdout.split())
+
+
 def visits_of(folder: Path, side: str) -> list[Visit]:
     return [record for record in load_run(folder / "gate" / side).records if isinstance(record, Visit)]
 
@@ -92,10 +100,9 @@ def test_slower_and_faster_cells_are_detected_and_named(folder: Path) -> None:
         indices = [index for index, record in enumerate(run.records) if isinstance(record, Note)]
         first = next(record for record in run.records[indices[-1] :] if isinstance(record, Visit))
         assert first.verified_bytes
-    # Judged once more by their names, the same runs say the same.
-    later = kvbench_here("gate", "compare", *WIDE, "--json", "gate/base", "--", "gate/cand", cwd=folder)
-    assert later.returncode == 1, later.stderr
-    assert {row["name"]: row["verdict"] for row in json.loads(later.stdout)["rows"]} == verdicts(folder)
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= LOG_COLUMNS
+    assert f"SLOWER  {LARGE}" in lines
 
 
 def test_visits_alternate_on_one_cpu_and_some_are_compared_byte_for_byte(folder: Path) -> None:
@@ -139,7 +146,7 @@ def test_a_cell_that_fails_on_one_side_fails_the_gate_but_others_are_judged(
     assert done.returncode == 5, done.stdout + done.stderr
     assert verdicts(folder) == dict.fromkeys(map(cell, FAULTS), "FAILED") | {SMALL: "SAME"}
     assert FAULTS[blocks][1] in reasons(folder)[cell(blocks)]
-    assert FAULTS[blocks][1] in done.stdout
+    assert FAULTS[blocks][1] in unfolded(done)
     assert len([visit for visit in visits_of(folder, "base") if visit.cell.blocks == blocks]) <= 1
 
 
@@ -204,7 +211,7 @@ def test_a_side_with_invalid_answers_fails_only_those_rows(lied_to: tuple[Done, 
     assert done.returncode == 5, done.stdout + done.stderr
     assert verdicts(folder) == dict.fromkeys(map(cell, LIES), "FAILED") | {SMALL: "SAME"}
     assert LIES[blocks][1] in reasons(folder)[cell(blocks)]
-    assert LIES[blocks][1] in done.stdout
+    assert LIES[blocks][1] in unfolded(done)
     assert "Traceback" not in done.stderr
 
 
@@ -228,7 +235,7 @@ def test_a_side_whose_worker_cannot_be_replaced_fails_its_remaining_cells(
     done = compare(folder, *options, **{liar: f"env:{python}"})
     assert done.returncode == 5, done.stdout + done.stderr
     assert verdicts(folder) == {LARGE: "FAILED", SMALL: "FAILED"}
-    assert f"its worker could not be replaced: {reason.format(python=python)}" in done.stdout
+    assert f"its worker could not be replaced: {reason.format(python=python)}" in unfolded(done)
     assert "Traceback" not in done.stderr
 
 
@@ -236,7 +243,7 @@ def test_two_backends_are_compared_cell_by_cell(folder: Path) -> None:
     done = compare(folder, base="backend:per_block", cand="backend:batched")
     assert done.returncode == 0, done.stdout + done.stderr
     assert verdicts(folder) == {cell(4, "per_block"): "SAME", cell(16, "per_block"): "SAME"}
-    assert "per_block (base) and batched (candidate)" in done.stdout
+    assert "per_block (base) and batched (candidate)" in unfolded(done)
 
 
 def test_an_environment_measures_with_its_installed_kvbench(folder: Path) -> None:
@@ -244,6 +251,80 @@ def test_an_environment_measures_with_its_installed_kvbench(folder: Path) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["rows"]
     assert "2 cells on two sides in turn" in done.stderr
+
+
+PLUG_IN = """
+from kvbench import Mechanism, PreparedSwap
+from kvbench_memmove import Memmove
+
+class Mine(Memmove):
+    name, summary = "mine", "the example, in a package of another name"
+"""
+
+
+@pytest.fixture
+def versions(tmp_path: Path) -> dict[str, Path]:
+    """Two versions of a package with a backend, each as its installation is."""
+    folders = {}
+    for version in ("0.1", "0.2"):
+        folder = folders[version] = tmp_path / f"plug-in {version}"
+        about = folder / f"kvbench_mine-{version}.dist-info"
+        about.mkdir(parents=True)
+        (folder / "kvbench_mine.py").write_text(PLUG_IN)
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kvbench-mine\nVersion: {version}\n")
+        (about / "entry_points.txt").write_text("[kvbench.backends]\nmine = kvbench_mine:Mine\n")
+    return folders
+
+
+def python_with(folder: Path, packages: Path) -> str:
+    """Write what stands in for the python of an environment with these packages, as a side."""
+    python = folder / f"python {packages.name}"
+    path = shlex.quote(f"{packages}:{EXAMPLE}")
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    return f"env:{python}"
+
+
+def with_plug_in(folder: Path, packages: Path, *arguments: str, code: int = 0) -> Done:
+    """Run a command where the plug-in is installed, on the device cpu; it has to end with `code`."""
+    done = kvbench(*arguments, "--device=cpu", cwd=folder, env={"PYTHONPATH": f"{packages}:{EXAMPLE}"})
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+COMPARE = ("gate", "compare", "--suite=suite.toml", *WIDE)
+
+
+def test_a_plug_in_is_compared_with_a_backend(folder: Path, versions: dict[str, Path]) -> None:
+    with_plug_in(folder, versions["0.1"], *COMPARE, "--base=backend:per_block", "--cand=backend:mine", "--out=gate")
+    assert verdicts(folder) == {cell(4, "per_block"): "SAME", cell(16, "per_block"): "SAME"}
+    assert "plug_ins" in load_run(folder / "gate" / "cand").info.identity
+
+
+def test_two_versions_of_a_plug_in_are_compared(folder: Path, versions: dict[str, Path]) -> None:
+    base, cand = (python_with(folder, packages) for packages in versions.values())
+    sides = (f"--base={base}", f"--cand={cand}", "-abackend=mine", "--out=gate")
+    done = with_plug_in(folder, versions["0.1"], *COMPARE, *sides)
+    assert verdicts(folder) == {cell(4, "mine"): "SAME", cell(16, "mine"): "SAME"}
+    made = [load_run(folder / "gate" / side).info.identity["plug_ins"] for side in ("base", "cand")]
+    assert made == ["kvbench-mine==0.1", "kvbench-mine==0.2"]
+    assert "kvbench-mine==0.1 (base) and kvbench-mine==0.2 (candidate)" in unfolded(done)
+
+
+def test_a_busy_stream_that_leaves_no_figure_fails_neither_a_sweep_nor_the_gate(
+    folder: Path, versions: dict[str, Path]
+) -> None:
+    """The device cpu cannot launch Python code on a stream, so nothing of the swap is behind the delay."""
+    here, busy = versions["0.1"], ("-astream_state=idle,busy", "-ablocks=4")
+    with_plug_in(folder, here, "sweep", "suite.toml", *busy, "-abackend=mine", "--rounds=1")
+    python = python_with(folder, here)
+    sides = (f"--base={python}", f"--cand={python}", "-abackend=mine", "--out=gate")
+    with_plug_in(folder, here, *COMPARE, *busy, *sides)
+    idle = cell(4, "mine")
+    assert verdicts(folder) == {idle: "SAME", idle.replace("idle", "busy"): "UNDECIDED"}
+    sides = ("--base=backend:per_block", "--cand=backend:mine", "--out=two")
+    done = with_plug_in(folder, here, *COMPARE, *busy, *sides, code=3)
+    assert "no figure of cand" in unfolded(done)
 
 
 def test_the_time_limit_ends_a_comparison_with_its_results_so_far(folder: Path) -> None:
@@ -267,7 +348,6 @@ def test_the_time_limit_ends_a_comparison_with_its_results_so_far(folder: Path) 
         ),
         (("--base=here", "--cand=backend:no-such", "--base=backend:batched"), "unknown backend no-such"),
         (("--base=backend:batched", "--cand=backend:per_block", "-abackend=sm"), "the sides set the backends"),
-        (("--base=here", "--cand=here", "--floor=none.json"), "--floor none.json: file not found"),
     ],
 )
 def test_bad_input_is_refused_before_measuring(folder: Path, options: tuple[str, ...], message: str) -> None:
@@ -285,7 +365,7 @@ def test_a_folder_that_is_not_empty_is_not_written_to(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
-def test_after_an_interrupt_the_pairs_so_far_can_be_judged(folder: Path, number: signal.Signals, name: str) -> None:
+def test_an_interrupt_keeps_the_pairs_so_far(folder: Path, number: signal.Signals, name: str) -> None:
     # Nothing can be settled at the first look, so that it goes on until it is stopped.
     margins = ("--margin=0", "--absolute-us=0")
     options = ("--base=here", "--cand=here", "--suite=suite.toml", "--device=cpu", "--out=gate", *margins)
@@ -300,9 +380,6 @@ def test_after_an_interrupt_the_pairs_so_far_can_be_judged(folder: Path, number:
     infos = [load_run(folder / "gate" / side).info for side in ("base", "cand")]
     ended = {(info.status, info.status_reason) for info in infos}
     assert ended == {("interrupted", name)}
-    # So few pairs of a busy host may leave a cell undecided.
-    judged = succeeds("gate", "compare", *WIDE, "--inconclusive=pass", "gate/base", "--", "gate/cand", cwd=folder)
-    assert "both sides were interrupted" in judged.stdout
 
 
 def test_a_closed_output_interrupts_and_keeps_the_measurements(folder: Path) -> None:
@@ -314,34 +391,6 @@ def test_a_closed_output_interrupts_and_keeps_the_measurements(folder: Path) -> 
         process.stdout.close()
         assert process.wait(120) == 130
     assert {load_run(folder / "gate" / side).info.status for side in ("base", "cand")} == {"interrupted"}
-
-
-def test_floors_are_measured_and_used(folder: Path) -> None:
-    for minutes in ("0.06", "0.6", "3"):  # a busy host needs longer for as many rounds
-        options = ("--suite=suite.toml", "--device=cpu", f"--minutes={minutes}", f"--out={minutes}", "--force")
-        done = kvbench_here("gate", "calibrate", *options, cwd=folder)
-        if "floors of 2 of 2 cells" in done.stdout:
-            break
-        assert "use more --minutes" in done.stdout + done.stderr
-    assert done.returncode == 0, done.stdout + done.stderr
-    measured = json.loads((folder / minutes / "floor.json").read_text())
-    assert len(measured["floors"]) == 2
-    wide = folder / "wide.json"
-    wide.write_text(json.dumps(measured | {"floors": dict.fromkeys(measured["floors"], 20.0)}))
-    done = compare(folder, f"--floor={wide}", "--out=judged")
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads((folder / "judged" / "gate.json").read_text())["rows"]
-    assert [row["margin"] for row in rows if row["kind"] == "cell"] == pytest.approx([20.0, 20.0])
-
-
-@pytest.mark.parametrize(("name", "message"), [("none/floor.json", "its folder does not"), ("suite.toml", "choose")])
-def test_an_unwritable_file_of_floors_is_refused_before_measuring(folder: Path, name: str, message: str) -> None:
-    done = kvbench_here(
-        "gate", "calibrate", "--suite=suite.toml", "--device=cpu", f"--floor={name}", "--out=a", cwd=folder
-    )
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert not (folder / "a").exists()
 
 
 def test_a_cell_that_the_candidate_can_no_longer_run_fails(folder: Path) -> None:

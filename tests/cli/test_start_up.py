@@ -60,7 +60,7 @@ def test_a_heavy_import_is_detected(name: str) -> None:
 
 
 def test_the_gate_judges_runs_without_the_engine() -> None:
-    modules = "kvbench.gate.judge, kvbench.gate.rules, kvbench.gate.output.sheet"
+    modules = "kvbench.gate.judge, kvbench.gate.rules, kvbench.gate.sheet"
     result = start((*COMPILED, "scipy"), then=f"import {modules}")
     assert result.returncode == 0, result.stderr
 

@@ -16,8 +16,7 @@ from kvbench.cli.sweep import WhereOptions
 from kvbench.engine.faults import KINDS
 from kvbench.errors import EXIT_CODES
 from kvbench.gate.judgement import VERDICTS, GateVerdict
-from kvbench.gate.rule_cells import QUANTITIES
-from kvbench.gate.rules import KEYS
+from kvbench.gate.rules import KEYS, QUANTITIES
 from kvbench.results import COLUMNS, RunInfo
 from kvbench.results.columns import SAMPLE_COLUMNS
 from kvbench.results.schema import Record

@@ -18,8 +18,7 @@ from kvbench.cli.main import app
 from kvbench.engine.faults import KINDS, NO_BATCH
 from kvbench.errors import ExitCode
 from kvbench.gate.judgement import GateVerdict
-from kvbench.gate.rule_cells import QUANTITIES
-from kvbench.gate.rules import load_rules
+from kvbench.gate.rules import QUANTITIES, load_rules
 from kvbench.policy import load_policy
 from kvbench.results import COLUMNS, RunInfo
 from kvbench.results.columns import SAMPLE_COLUMNS

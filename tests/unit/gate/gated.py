@@ -1,22 +1,23 @@
-"""Comparisons for tests: two lists of runs, one a round, whose times follow from what is wanted."""
+"""Comparisons for tests: two runs whose visits were made in turn, with times that follow from what is wanted."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import msgspec
 import numpy as np
 
 from kvbench.analysis.intervals import Floats
 from kvbench.cells.axes import Direction, Order
 from kvbench.cells.cell import Cell
-from kvbench.gate.floors import FloorFile
-from kvbench.gate.judge import Judge
+from kvbench.gate import judge as judging
 from kvbench.gate.judgement import Judgement, Margins
+from kvbench.gate.looks import PLAN
 from kvbench.gate.pairs import Pairs
-from kvbench.gate.visit_times import unknown
-from kvbench.results import Ceiling, Control, Failure, Record, Run, Skip
-from tests.synthetic import info, visit, write_run
+from kvbench.gate.visits import unknown
+from kvbench.results import Control, Failure, Record, Run, Skip, Visit
+from tests.synthetic import info, visit
 
 KIB = 1024
 CELLS = [
@@ -25,15 +26,15 @@ CELLS = [
     for blocks in (1024, 10_000)
     for kib in (4, 16, 64)
 ]
+DIRECTIONS: Final[tuple[Literal["h2d", "d2h"], ...]] = ("h2d", "d2h")
+# Enough for two looks.
+ROUNDS: Final = PLAN[1].pairs
 Slowdown = Callable[[Cell], float]
 
 
 def same(cell: Cell) -> float:
     del cell
     return 1.0
-
-
-DIRECTIONS: Final[tuple[Literal["h2d", "d2h"], ...]] = ("h2d", "d2h")
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,6 @@ class Side:
     extra: Sequence[Record] = ()
     without: Sequence[Cell] = ()
     control: float = 1.0
-    controls: bool = True
-    changes: dict[str, object] = field(default_factory=dict)
 
 
 def usual_us(cell: Cell) -> float:
@@ -55,37 +54,46 @@ def usual_us(cell: Cell) -> float:
 def compared(
     base: Side,
     cand: Side,
-    rounds: int = 8,
+    rounds: int = ROUNDS,
     noise: float = 0.002,
     cells: Sequence[Cell] = tuple(CELLS),
     time_us: Callable[[Cell], float] = usual_us,
     second_slot: float = 0.0,
-) -> tuple[list[Run], list[Run]]:
+) -> tuple[Run, Run]:
     """Return both sides' runs, made in turn: a b, b a, ..."""
     rng = np.random.default_rng(1)
-    runs: tuple[list[Run], list[Run]] = ([], [])
+    records: tuple[list[Record], list[Record]] = ([*base.extra], [*cand.extra])
     for number in range(rounds):
-        for position, which in enumerate((0, 1) if number % 2 == 0 else (1, 0)):
-            side, slot = (base, cand)[which], 1 + position * second_slot
+        for which in (0, 1):
+            side = (base, cand)[which]
+            slot = 1 + second_slot * (position(which, number) == 1)
+            broken = [record.cell for record in side.extra if isinstance(record, Failure | Skip)]
+            for cell in cells:
+                if cell not in side.without and cell not in broken:
+                    factor = side.factor(cell) * slot * float(np.exp(noise * rng.standard_normal()))
+                    records[which].append(visit(cell, time_us(cell) * factor, count=3, noise=0.0, round_=number))
+            for direction in DIRECTIONS:
+                us = 5000.0 * side.control * slot * float(np.exp(noise / 4 * rng.standard_normal()))
+                records[which].append(Control(direction=direction, round=number, copy_bytes=1 << 28, gpu_us=[us]))
+    return made(0, records[0]), made(1, records[1])
 
-            def records(side: Side = side, slot: float = slot) -> Iterable[Record]:
-                broken = [record.cell for record in side.extra if isinstance(record, Failure | Skip)]
-                for cell in cells:
-                    if cell not in side.without and cell not in broken:
-                        factor = side.factor(cell) * slot * float(np.exp(noise * rng.standard_normal()))
-                        yield visit(cell, time_us(cell) * factor, count=3, noise=0.0)
-                yield from side.extra
-                for direction in DIRECTIONS:
-                    us = 5000.0 * side.control * slot * float(np.exp(noise / 4 * rng.standard_normal()))
-                    if side.controls:
-                        yield Control(direction=direction, round=0, copy_bytes=1 << 28, gpu_us=[us])
-                    yield Ceiling(direction=direction, round=0, swap_bytes=1 << 28, gpu_us=[us])
 
-            created = f"2026-11-20T10:{2 * number + position:02}:00Z"
-            path = Path(f"{number:02}-{'ab'[which]}")
-            fields: dict[str, Any] = {"created": created, "device": {"name": "cuda:0", "kind": "cuda"}}
-            runs[which].append(Run(path, info(**(fields | side.changes)), list(records()), []))
-    return runs
+def position(which: int, number: int) -> int:
+    """Return whether a side comes first or second in a round: a b, b a, ..."""
+    return which if number % 2 == 0 else 1 - which
+
+
+def made(which: int, records: Iterable[Record]) -> Run:
+    """Return the run of a side with these records, its visits in turn with the other's and by two processes."""
+
+    def turned(record: Record) -> Record:
+        if not isinstance(record, Visit):
+            return record
+        began_ns = 1000 * (record.round + 1) + 100 * position(which, record.round)
+        process = record.process if record.process is not None else 1 + record.round % 2
+        return msgspec.structs.replace(record, span_ns=(began_ns, began_ns + 50), process=process)
+
+    return Run(Path(("base", "cand")[which]), info(), [*map(turned, records)], [])
 
 
 def paired(
@@ -95,33 +103,11 @@ def paired(
     visits = unknown(2, *base_us.shape)
     visits["fast_us"] = visits["upper_us"] = np.array([base_us, cand_us])
     rounds = base_us.shape[1]
-    fields.setdefault("controls", {})
-    return Pairs(cells, visits, np.zeros(rounds) if order is None else order, **fields)
+    given = {"controls": {}, "processes": np.arange(rounds) % 2.0, **fields}
+    return Pairs(cells, visits, np.zeros(rounds) if order is None else order, **given)
 
 
-def written(folder: Path, runs: Sequence[Run]) -> list[Path]:
-    """Write runs into `folder` and return where each is."""
-    return [write_run(folder / run.path, run.records, run.info) for run in runs]
-
-
-def judge(
-    base: Sequence[Run],
-    cand: Sequence[Run],
-    *,
-    floors: FloorFile | None = None,
-    margins: Margins | None = None,
-    forced: bool = False,
-) -> Judgement:
-    return Judge(margins or Margins(), floors, forced).judge(base, cand)
-
-
-def floors(cell: Cell, floor: float, run: Run) -> FloorFile:
-    """Return what a calibration on the machine of `run` would give for one cell."""
-    return FloorFile(
-        kvbench="0.1.0",
-        created="2026-11-20T10:00:00Z",
-        identity_hash=run.info.identity_hash,
-        identity=run.info.identity,
-        rounds=8,
-        floors={cell.id: floor},
-    )
+def judge(base: Run, cand: Run, margins: Margins | None = None, earlier: Judgement | None = None) -> Judgement:
+    """Judge two runs of the same backends."""
+    cells = [record.cell for run in (base, cand) for record in run.records if isinstance(record, Visit | Failure)]
+    return judging.judge(base, cand, {cell: cell for cell in cells}, margins or Margins(), earlier)

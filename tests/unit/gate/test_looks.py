@@ -7,15 +7,19 @@ import pytest
 
 from kvbench.analysis.compare import Verdict
 from kvbench.analysis.intervals import CONFIDENCE, Floats
-from kvbench.gate.disturbance import spoiled
-from kvbench.gate.looks import ONCE, PLAN, look_at
-from kvbench.gate.visit_times import unknown
+from kvbench.gate.looks import PLAN, Estimate, look_at
+from kvbench.gate.visits import spoiled, unknown
 
 MARGIN = 0.03
 
 
 def noise(pairs: int, centre: float = 0.0, scatter: float = 0.01) -> Floats:
     return np.random.default_rng(3).normal(centre, scatter, pairs)
+
+
+def seen(logs: Floats, processes: Floats | None = None) -> Estimate:
+    """Look at pairs, which two processes made in turn unless `processes` says otherwise."""
+    return look_at(logs, np.arange(logs.size) % 2.0 if processes is None else processes, MARGIN)
 
 
 def test_all_planned_looks_together_have_the_error_rate_of_one_look() -> None:
@@ -25,28 +29,28 @@ def test_all_planned_looks_together_have_the_error_rate_of_one_look() -> None:
 
 def test_same_is_settled_at_the_first_look_and_more_pairs_change_nothing() -> None:
     calm = noise(PLAN[0].pairs)
-    estimate = look_at(calm, MARGIN, PLAN)
+    estimate = seen(calm)
     assert (estimate.verdict, estimate.settled, estimate.pairs) == (Verdict.SAME, True, PLAN[0].pairs)
-    assert look_at(np.append(calm, np.full(50, 0.5)), MARGIN, PLAN) == estimate
+    assert seen(np.append(calm, np.full(50, 0.5))) == estimate
 
 
 def test_slower_requires_two_looks() -> None:
     slow = noise(PLAN[1].pairs, 0.2)
-    once = look_at(slow[: PLAN[0].pairs], MARGIN, PLAN)
+    once = seen(slow[: PLAN[0].pairs])
     assert (once.verdict, once.settled) == (Verdict.SLOWER, False)
-    twice = look_at(slow, MARGIN, PLAN)
+    twice = seen(slow)
     assert (twice.verdict, twice.settled, twice.pairs) == (Verdict.SLOWER, True, PLAN[1].pairs)
     calmed = np.append(slow[: PLAN[0].pairs], noise(PLAN[1].pairs - PLAN[0].pairs))
-    assert not look_at(calmed, MARGIN, PLAN).settled
+    assert not seen(calmed).settled
 
 
 def test_slower_requires_several_processes() -> None:
     slow = noise(PLAN[-1].pairs, 0.2)
     one, two = np.zeros(slow.size), (np.arange(slow.size) >= PLAN[0].pairs).astype(float)
     for look in PLAN:
-        estimate = look_at(slow[: look.pairs], MARGIN, PLAN, processes=one[: look.pairs])
+        estimate = seen(slow[: look.pairs], one[: look.pairs])
         assert (estimate.verdict, estimate.unconfirmed, estimate.settled) == (Verdict.UNDECIDED, Verdict.SLOWER, False)
-    estimate = look_at(slow, MARGIN, PLAN, processes=two)
+    estimate = seen(slow, two)
     assert (estimate.verdict, estimate.unconfirmed, estimate.settled) == (Verdict.SLOWER, None, True)
     assert estimate.pairs == PLAN[1].pairs
 
@@ -56,30 +60,29 @@ def test_slower_requires_several_processes() -> None:
 def test_a_slowdown_in_only_one_process_is_not_slower(cost: float, *, first: bool) -> None:
     processes = (np.arange(PLAN[-1].pairs) >= PLAN[0].pairs).astype(float)
     logs = noise(PLAN[-1].pairs) + np.where(processes == (0 if first else 1), cost, 0.0)
-    estimates = [look_at(logs[: look.pairs], MARGIN, PLAN, processes=processes[: look.pairs]) for look in PLAN]
+    estimates = [seen(logs[: look.pairs], processes[: look.pairs]) for look in PLAN]
     assert estimates[0].unconfirmed == (Verdict.SLOWER if first else None)
     assert Verdict.SLOWER not in {estimate.verdict for estimate in estimates}
 
 
 def test_same_requires_only_one_process() -> None:
-    estimate = look_at(noise(PLAN[0].pairs), MARGIN, PLAN, processes=np.zeros(PLAN[0].pairs))
+    estimate = seen(noise(PLAN[0].pairs), np.zeros(PLAN[0].pairs))
     assert (estimate.verdict, estimate.settled) == (Verdict.SAME, True)
 
 
 def test_too_few_pairs_for_a_look_give_a_verdict_but_settle_nothing() -> None:
-    short = look_at(noise(PLAN[0].pairs - 2), MARGIN, PLAN)
+    short = seen(noise(PLAN[0].pairs - 2))
     assert (short.verdict, short.settled) == (Verdict.SAME, False)
     for few in (3, 7):  # the first look asks more of an interval than six pairs can give
-        assert look_at(noise(few), MARGIN, PLAN).reason == f"{few} pairs are too few for an interval"
-    none = look_at(noise(0), MARGIN, PLAN)
+        assert seen(noise(few)).reason == f"{few} pairs are too few for an interval"
+    none = seen(noise(0))
     assert (none.verdict, none.settled, none.pairs) == (Verdict.UNDECIDED, False, 0)
 
 
 def test_the_last_look_decides() -> None:
     wide = noise(PLAN[-1].pairs, MARGIN, 0.05)
-    estimate = look_at(wide, MARGIN, PLAN)
+    estimate = seen(wide)
     assert (estimate.verdict, estimate.settled, estimate.pairs) == (Verdict.UNDECIDED, False, PLAN[-1].pairs)
-    assert look_at(wide, MARGIN, ONCE).pairs == PLAN[-1].pairs
 
 
 class Machine:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -12,20 +13,22 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Row
 from kvbench.gate.looks import Estimate
-from kvbench.gate.output.deliver import Destinations
-from kvbench.gate.output.formats import (
+from kvbench.gate.outputs import (
     COMMENT_BYTES,
+    LOG_COLUMNS,
     MOST_ANNOTATIONS,
     SUMMARY_BYTES,
+    Destinations,
     annotations,
     as_json,
+    folded,
     judgement_data,
     junit,
     page,
     rules_data,
 )
-from kvbench.gate.output.sheet import Sheet, sheet_of_judgement, sheet_of_rules
 from kvbench.gate.rules import RulesReport
+from kvbench.gate.sheet import Sheet, message, sheet_of_judgement, sheet_of_rules
 from tests.synthetic import failure
 from tests.unit.gate.gated import CELLS, Side, compared, judge
 
@@ -39,7 +42,7 @@ def row(verdict: GateVerdict, name: str = "sm h2d", reason: str = "") -> Row:
 
 
 def judgement(*rows: Row, verdict: GateVerdict = GateVerdict.SLOWER) -> Judgement:
-    return Judgement(verdict, rows, [], [], [], 8, 1.0, 1.0)
+    return Judgement(verdict, rows, [], 8, 1.0, 1.0)
 
 
 def sheet(*rows: Row, verdict: GateVerdict = GateVerdict.SLOWER) -> Sheet:
@@ -47,8 +50,8 @@ def sheet(*rows: Row, verdict: GateVerdict = GateVerdict.SLOWER) -> Sheet:
 
 
 def hostile() -> Sheet:
-    broken = Side(extra=[failure(CELLS[0], HOSTILE)], changes={"status": "stopped", "status_reason": HOSTILE})
-    return sheet_of_judgement(judge(*compared(Side(), broken, rounds=6)))
+    broken = Side(extra=[failure(CELLS[0], HOSTILE)])
+    return sheet_of_judgement(judge(*compared(Side(), broken, rounds=12)))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +169,35 @@ def test_a_terminal_shows_the_verdict_then_changed_rows_then_the_number_of_undec
     assert at < counts
     assert len([line for line in lines if "unclear" in line]) == 1  # an example
     assert not any("alike" in line for line in lines)
-    assert len(data["rows"]) == len(rows)
+    assert len(data.rows) == len(rows)
+
+
+def test_a_verdict_is_one_sentence_with_units() -> None:
+    slow = row(GateVerdict.UNDECIDED)
+    found = replace(slow, base=80.0, cand=83.2, estimate=Estimate(*np.log([1.011, 0.962, 1.06]), pairs=60))
+    assert message(found) == "80.0 -> 83.2 us, +1.1% (95%: -3.8 to +6.0%), margin 3%"
+    upper = replace(found, upper=Estimate(*np.log([1.046, 0.87, 1.173])), reason="copied by the CPU")
+    assert message(upper) == f"{message(found)}; upper half +4.6% (95%: -13.0 to +17.3%); copied by the CPU"
+    many = Estimate(*np.log([40.0, 2.0, 50.0]))
+    assert message(replace(found, estimate=many)) == "80.0 -> 83.2 us, 40.0x (95%: +100.0% to 50.0x), margin 3%"
+    assert message(replace(found, estimate=Estimate())) == "80.0 -> 83.2 us, margin 3%"
+    assert sheet(found).summary[0] == f"worst: UNDECIDED sm h2d: {message(found)}"
+    assert message(found) in junit(sheet(found)).replace("&gt;", ">")
+    assert message(found).replace("%", "%25") in annotations(sheet(found))[0]
+
+
+def test_no_line_of_a_log_is_wider_than_120_and_its_commands_run(capsys: pytest.CaptureFixture[str]) -> None:
+    long = row(GateVerdict.SLOWER, name="name " * 60, reason="reason " * 60)
+    repeat = shlex.join(["kvbench", "gate", "compare", "--base", "env:a folder/" + "x" * 60, *["-a", "sms=1"] * 20])
+    written = sheet_of_judgement(judgement(long), repeat)
+    Destinations().deliver(written, judgement_data(judgement(long), 1))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= LOG_COLUMNS
+    joined = "\n".join(lines).replace(" \\\n", " ")
+    (again,) = [line for line in joined.splitlines() if line.startswith("to repeat: ")]
+    assert shlex.split(again.removeprefix("to repeat: ")) == shlex.split(repeat)
+    assert shlex.split(CELL.command()) in [shlex.split(line) for line in joined.splitlines() if "kvbench sweep" in line]
+    assert folded("x " * 100, terminal=True) == "x " * 100
 
 
 def test_json_has_figures_and_null_for_unknown_values() -> None:
@@ -174,9 +205,9 @@ def test_json_has_figures_and_null_for_unknown_values() -> None:
     data = json.loads(as_json(judgement_data(judgement(unknown, row(GateVerdict.SLOWER)), 5)))
     assert (data["kind"], data["verdict"], data["exit_code"]) == ("comparison", "SLOWER", 5)
     lost, slow = data["rows"]
-    assert (lost["effect"], lost["verdict"], lost["cells"]) == (None, "FAILED", [CELL.id])
+    assert (lost["effect"]["ratio"], lost["verdict"], lost["cells"]) == (None, "FAILED", [CELL.id])
     assert (slow["base"], slow["unit"], slow["pairs"]) == (100, "us", 8)
-    assert (slow["effect"], slow["low"]) == pytest.approx((1.1, 1.05))
+    assert (slow["effect"]["ratio"], slow["effect"]["low"]) == pytest.approx((1.1, 1.05))
     assert as_json(judgement_data(judgement(Row("cell", "é", GateVerdict.FAILED, [])), 5)).isascii()
 
 
@@ -191,7 +222,7 @@ def test_rules_are_written_to_the_same_outputs() -> None:
     assert annotations(written)[0].startswith("::error title=FAIL%3A sm >= 0.9 * ceiling::0.8")
     root = ElementTree.fromstring(junit(written))  # our own
     assert (root.get("tests"), root.get("failures")) == ("2", "1")
-    assert rules_data(report)["exit_code"] == 1
+    assert rules_data(report).exit_code == 1
     assert "sm \\>= 0.9 \\* ceiling" in page(written, COMMENT_BYTES)
 
 

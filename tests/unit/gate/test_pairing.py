@@ -1,4 +1,4 @@
-"""Two sides measured in turn: what a side is, whose turn it is, which cells belong together, what a floor is."""
+"""Two sides measured in turn: what a side is, which cells belong together, what spoils a pair."""
 
 import json
 import sys
@@ -13,23 +13,23 @@ import pytest
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
-from kvbench.errors import MismatchError, RunDirectoryError, UsageError
-from kvbench.gate.floors import check_floors, floors_of, read_floors, write_floors
-from kvbench.gate.judge import Judge
+from kvbench.errors import UsageError
 from kvbench.gate.judgement import GateVerdict
-from kvbench.gate.pairs import pair
-from kvbench.gate.partners import check_two, partners
+from kvbench.gate.pairs import about_backends, pair, partners
 from kvbench.gate.sides import half_of_memory, parse_side
-from kvbench.gate.visit_times import VISIT, values_of
-from kvbench.results import SCHEMA, Note, Record, Run, Visit, load_run
+from kvbench.gate.visits import VISIT, values_of
+from kvbench.results import SCHEMA, Record, Run, Visit, load_run
 from kvbench.results.schema import Disturbance, Samples
 from kvbench.run.protocol import VERSION
 from kvbench.sweep.plan import usable_bytes
 from kvbench.sweep.spec import Limits
 from tests import synthetic
-from tests.unit.gate.gated import judge
+from tests.unit.gate.gated import judge, made, position
 
 CELLS = [Cell("batched", direction, 64, size, overlap=False) for direction in Direction for size in (4096, 16384)]
+
+
+SAME = {cell: cell for cell in CELLS}
 
 
 def write(path: Path, records: list[Record], **changes: object) -> Run:
@@ -121,16 +121,17 @@ def test_an_axis_that_one_backend_does_not_support_is_ignored_in_pairing() -> No
         partners(CELLS, more)
 
 
-def test_runs_of_two_backends_are_judged_cell_by_cell(tmp_path: Path) -> None:
+def test_runs_of_two_backends_are_judged_cell_by_cell() -> None:
     theirs = [replace(cell, backend="mine", overlap=None) for cell in CELLS]
-    base = write(tmp_path / "a", [synthetic.visit(cell, 1000.0, noise=0) for cell in CELLS])
-    cand = write(tmp_path / "b", [synthetic.visit(cell, 2000.0, noise=0) for cell in theirs])
-    pairs = pair([base], [cand])
+    base = made(0, [synthetic.visit(cell, 1000.0, noise=0) for cell in CELLS])
+    cand = made(1, [synthetic.visit(cell, 2000.0, noise=0) for cell in theirs])
+    pairs = pair(base, cand, partners(CELLS, theirs))
     assert set(pairs.cells) == set(CELLS)
     assert pairs.visits["fast_us"][0] == pytest.approx(np.full((4, 1), 1000.0))
     assert pairs.visits["fast_us"][1] == pytest.approx(np.full((4, 1), 2000.0))
     assert not pairs.failed
-    assert "batched (base) and mine (candidate)" in pairs.notes[0]
+    assert "batched (base) and mine (candidate)" in about_backends(CELLS, theirs)[0]
+    assert about_backends(CELLS, CELLS) == []
 
 
 def test_a_visit_has_its_lower_tenth_its_upper_quartile_and_the_time_of_its_caller() -> None:
@@ -141,99 +142,14 @@ def test_a_visit_has_its_lower_tenth_its_upper_quartile_and_the_time_of_its_call
     assert (values["fast_us"], values["upper_us"], values["caller_us"]) == (110.0, 550.0, 55.0)
 
 
-def test_runs_of_the_same_backends_are_paired_cell_by_cell(tmp_path: Path) -> None:
+def test_runs_of_the_same_backends_are_paired_cell_by_cell() -> None:
     several = [*CELLS, replace(CELLS[0], backend="mine")]
-    base = write(tmp_path / "a", [synthetic.visit(cell, 1000.0) for cell in several])
-    cand = write(tmp_path / "b", [synthetic.visit(cell, 1000.0) for cell in CELLS])
-    assert pair([base], [cand]).failed == {several[-1]: "cand: missing"}
-    assert pair([cand], [base]).failed == {several[-1]: "base: missing"}
-    assert not pair([cand], [cand]).failed
-
-
-def test_a_run_of_several_rounds_counts_as_one_run_for_each(tmp_path: Path) -> None:
-    visits = [[synthetic.visit(cell, 1000.0 + n, noise=0, round_=n) for cell in CELLS] for n in (0, 1, 2)]
-    skip = synthetic.skip(replace(CELLS[0], blocks=9))
-    run = write(tmp_path / "a", [skip, *visits[0], *visits[1], *visits[2]])
-    alone = [write(tmp_path / str(n), [skip, *records]) for n, records in enumerate(visits)]
-    pairs = pair([run], alone)
-    assert set(pairs.cells) == set(CELLS)
-    assert pairs.visits["fast_us"][0] == pytest.approx(np.tile([1000.0, 1001.0, 1002.0], (4, 1)))
-    assert pairs.visits["fast_us"][1] == pytest.approx(pairs.visits["fast_us"][0])
-
-
-def a_a_runs(folder: Path, offsets: list[float]) -> tuple[list[Run], list[Run]]:
-    """Return rounds in which the candidate is off by these fractions, every cell alike."""
-    sides: tuple[list[Run], list[Run]] = ([], [])
-    for number, offset in enumerate(offsets):
-        for side, us in zip(sides, (10_000.0, 10_000.0 * (1 + offset)), strict=True):
-            records: list[Record] = [synthetic.visit(cell, us, noise=0.0, round_=0) for cell in CELLS]
-            records += synthetic.ceilings()
-            side.append(write(folder / f"{number}-{len(sides[0])}-{len(sides[1])}", records))
-    return sides
-
-
-def test_a_floor_is_the_difference_of_a_build_from_itself(tmp_path: Path) -> None:
-    base, cand = a_a_runs(tmp_path, [0.04, -0.05, 0.01, 0.0, 0.05, -0.04, 0.02, -0.01])
-    file = floors_of(judge(base, cand), base[0])
-    assert set(file.floors) == {cell.id for cell in CELLS}
-    assert all(0.01 < floor <= 0.055 for floor in file.floors.values())
-    assert file.rounds == 8
-    path = tmp_path / "floor.json"
-    write_floors(path, file)
-    assert read_floors(path) == file
-
-
-def test_a_cell_within_its_floor_is_not_slower(tmp_path: Path) -> None:
-    floors = floors_of(judge(*a_a_runs(tmp_path / "aa", [0.06, -0.06] * 4)), a_a_runs(tmp_path / "x", [0.0])[0][0])
-    base, cand = a_a_runs(tmp_path / "ab", [0.05] * 8)
-    assert {row.verdict for row in judge(base, cand).rows if row.kind == "cell"} == {GateVerdict.SLOWER}
-    judgement = judge(base, cand, floors=floors)
-    assert {row.verdict for row in judgement.rows if row.kind == "cell"} == {GateVerdict.SAME}
-
-
-def test_too_few_rounds_give_no_floor(tmp_path: Path) -> None:
-    base, cand = a_a_runs(tmp_path, [0.0, 0.01])
-    with pytest.raises(UsageError, match="after 2 rounds; use more --minutes"):
-        floors_of(judge(base, cand), base[0])
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"schema": 2}, {"more": 1}, {"rounds": 0}, {"floors": {"batched": 0.1}}, {"floors": {"0" * 12: -0.1}},
-        {"floors": {"0" * 12: "much"}},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_file_without_floors_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
-    base, cand = a_a_runs(tmp_path, [0.0] * 6)
-    path = tmp_path / "floor.json"
-    write_floors(path, floors_of(judge(base, cand), base[0]))
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(RunDirectoryError, match="not a file of floors"):
-        read_floors(path)
-
-
-def test_floors_apply_to_another_build_but_not_to_another_machine(tmp_path: Path) -> None:
-    base, cand = a_a_runs(tmp_path, [0.0] * 6)
-    floors = floors_of(judge(base, cand), base[0])
-    identity = dict(base[0].info.identity)
-    build = write(tmp_path / "build", [], identity=identity | {"engine_hash": "another"})
-    assert check_floors(floors, build, CELLS, forced=False) == []
-    other = write(tmp_path / "other", [], identity=identity | {"gpu_name": "another \x1b[31m"})
-    with pytest.raises(MismatchError, match="gpu_name"):
-        check_floors(floors, other, CELLS, forced=False)
-    (warning,) = check_floors(floors, other, CELLS, forced=True)
-    assert warning.startswith("forced: ")
-    assert warning.isprintable()
-
-
-def test_a_missing_file_of_floors_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="create one with kvbench gate calibrate"):
-        read_floors(tmp_path / "floor.json")
-    (tmp_path / "link.json").symlink_to("/etc/hostname")
-    with pytest.raises(RunDirectoryError, match="symbolic link"):
-        read_floors(tmp_path / "link.json")
+    names = {cell: cell for cell in several}
+    base = made(0, [synthetic.visit(cell, 1000.0) for cell in several])
+    cand = made(1, [synthetic.visit(cell, 1000.0) for cell in CELLS])
+    assert pair(base, cand, names).failed == {several[-1]: "cand: missing"}
+    assert pair(cand, base, names).failed == {several[-1]: "base: missing"}
+    assert not pair(cand, cand, names).failed
 
 
 def in_turn(
@@ -248,11 +164,11 @@ def in_turn(
     for side, name in enumerate(("base", "cand")):
         records: list[Record] = []
         for number in range(count):
-            for made in synthetic.visits(CELLS, count=5, round_=number):
-                began_ns = 1000 * number + 100 * side
-                made.samples.caller_us[:] = [share(side, made.cell) * us for us in made.samples.wall_us]
-                values = {**calm, **changes(side, made)}
-                records.append(msgspec.structs.replace(made, span_ns=(began_ns, began_ns + 50), **values))
+            for visit in synthetic.visits(CELLS, count=5, round_=number):
+                began_ns = 1000 * (number + 1) + 100 * position(side, number)
+                visit.samples.caller_us[:] = [share(side, visit.cell) * us for us in visit.samples.wall_us]
+                values = {**calm, "process": 1 + number % 2, **changes(side, visit)}
+                records.append(msgspec.structs.replace(visit, span_ns=(began_ns, began_ns + 50), **values))
         runs.append(write(folder / name, records))
     return runs
 
@@ -276,7 +192,7 @@ def test_a_pair_that_was_spoiled_on_one_side_does_not_count(
         return changes(made) if (side, made.round, made.cell) == (1, 3, CELLS[0]) else {}
 
     base, cand = in_turn(tmp_path, changed, lambda _side, _cell: 0.5)
-    pairs = pair([base], [cand])
+    pairs = pair(base, cand, SAME)
     assert pairs.disturbed == {cause: 1}
     index = list(pairs.cells).index(CELLS[0])
     assert np.argwhere(np.isnan(pairs.visits["fast_us"][0])).tolist() == [[index, 3]]
@@ -285,16 +201,7 @@ def test_a_pair_that_was_spoiled_on_one_side_does_not_count(
 def test_a_slow_cpu_does_not_spoil_copies_by_the_gpu(tmp_path: Path) -> None:
     slow = {"disturbed": [Disturbance.SLOW_CPU], "slowdown": 2.9}
     runs = in_turn(tmp_path, lambda side, made: slow if (side, made.round) == (1, 3) else {}, lambda _side, _cell: 0.1)
-    assert pair(runs[:1], runs[1:]).disturbed == {}
-
-
-@pytest.mark.parametrize(("later_s", "in_turn_"), [(0, True), (86_400, False)])
-def test_runs_of_two_days_are_not_in_turn_even_if_their_spans_overlap(
-    tmp_path: Path, later_s: int, in_turn_: bool
-) -> None:
-    began_s = 1_700_000_000
-    runs = in_turn(tmp_path, lambda side, _: {"began": began_s + side * later_s}, lambda _side, _cell: 0.1)
-    assert pair(runs[:1], runs[1:]).in_turn is in_turn_
+    assert pair(*runs, SAME).disturbed == {}
 
 
 def slower(samples: Samples) -> Samples:
@@ -306,10 +213,8 @@ def test_processes_count_only_when_both_sides_have_new_ones(tmp_path: Path) -> N
     def process(side: int, made: Visit) -> dict[str, object]:
         return {"process": 1 + (made.round >= (2 if side == 0 else 4))}
 
-    base, cand = in_turn(tmp_path / "known", process, lambda _side, _cell: 0.1)
-    assert pair([base], [cand]).processes == pytest.approx([0, 0, 0, 0, 1, 1])
-    old, cand = in_turn(tmp_path / "old", lambda side, _: {"process": 1} if side else {}, lambda _side, _cell: 0.1)
-    assert pair([old], [cand]).processes is None
+    base, cand = in_turn(tmp_path, process, lambda _side, _cell: 0.1)
+    assert pair(base, cand, SAME).processes == pytest.approx([0, 0, 0, 0, 1, 1])
 
 
 def test_a_slower_submission_is_detected_even_if_the_swap_takes_as_long(tmp_path: Path) -> None:
@@ -317,30 +222,12 @@ def test_a_slower_submission_is_detected_even_if_the_swap_takes_as_long(tmp_path
         return 0.2 if cell == CELLS[1] else 0.60 + 0.06 * side * (cell == CELLS[0])
 
     base, cand = in_turn(tmp_path, lambda _side, _visit: {}, share, count=24)
-    judgement = Judge().judge([base], [cand])
+    judgement = judge(base, cand)
     assert {row.verdict for row in judgement.rows if row.kind == "cell"} == {GateVerdict.SAME}
     submissions = {row.cells[0]: row.verdict for row in judgement.rows if row.kind == "caller_us"}
     assert submissions.pop(CELLS[0]) is GateVerdict.SLOWER
     assert CELLS[1] not in submissions
     assert {*submissions.values()} == {GateVerdict.SAME}
-
-
-def test_searching_a_run_on_both_sides_takes_time_proportional_to_the_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    records = synthetic.visits(CELLS[:1])
-    both = [
-        [Run(tmp_path / f"{side}-{number}", synthetic.info(), [*records, Note(text=f"{side}{number}")], [])
-         for number in range(50)]
-        for side in "ab"
-    ]  # fmt: skip
-    looks = mock.Mock(side_effect=Path.absolute)
-    monkeypatch.setattr(Path, "resolve", lambda path: looks(path))
-    check_two(*both)
-    assert looks.call_count == 100
-    twin = Run(tmp_path / "twin", synthetic.info(), list(both[0][30].records), [])
-    with pytest.raises(UsageError, match=r"a-30 and .*twin"):
-        check_two(both[0], [*both[1], twin])
 
 
 def test_two_sides_share_the_memory_of_one_sweep() -> None:

@@ -15,8 +15,7 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import ExitCode, MismatchError, UsageError
 from kvbench.gate.judgement import GateVerdict, Row
-from kvbench.gate.rule_cells import QUANTITIES
-from kvbench.gate.rules import RuleSet, RulesReport, check_rules, load_rules, read_rule, shipped_rules
+from kvbench.gate.rules import QUANTITIES, RuleSet, RulesReport, check_rules, load_rules, read_rule, shipped_rules
 from kvbench.results import Ceiling, Record, Run, load_run
 from tests.synthetic import CEILING_GBPS, ceilings, cliff_cells, failure, info, rounds, skip, visit, visits
 

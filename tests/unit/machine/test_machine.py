@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.machine import observation as environment
-from kvbench.machine.identity import differences, identity_hash
+from kvbench.machine.identity import differences, identity_hash, machine_differences
 from kvbench.machine.probes import available_bytes, cpus_of_node
 from kvbench.machine.sources import Nvml, Scalar, Sources
 
@@ -365,6 +365,12 @@ def test_differences_name_the_field_and_both_values() -> None:
         "sm_count: 132 against unknown",
         'triton: "3.6.0" against "3.7.1"',
     ]
+
+
+def test_what_is_under_test_is_not_the_machine() -> None:
+    a: dict[str, Scalar] = {"gpu_name": "one", "engine_hash": "old", "plug_ins": "mine==0.1"}
+    assert machine_differences(a, {"gpu_name": "one", "engine_hash": "new"}) == []
+    assert machine_differences(a, {**a, "gpu_name": "two"}) == ['gpu_name: "one" against "two"']
 
 
 @pytest.mark.parametrize(("inner", "outer", "available"), [("max", "1000000", 600_000), ("700000", "max", 250_000)])

@@ -15,22 +15,18 @@ from kvbench.gate.looks import Estimate
 from kvbench.gate.rules import RulesReport
 
 # From this ratio on, a factor is easier to read than a percentage.
-_MANY_TIMES = 3.0
-_HEADINGS: Final = ("effect", "interval of the effect", "margin", "effect, upper half")
-_NONE: Final = Estimate()
+_MANY_TIMES: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """The content for the reader; `faults` fail the gate without belonging to a row."""
+    """The content for the reader."""
 
     title: str
     verdict: GateVerdict
     rows: Sequence[Row]
     summary: Sequence[str]
     warnings: Sequence[str]
-    headings: Sequence[str] = ()
-    faults: Sequence[str] = ()
 
     @property
     def loud(self) -> list[Row]:
@@ -70,10 +66,8 @@ def sheet_of_judgement(judgement: Judgement, repeat: str = "") -> Sheet:
     return Sheet(
         title="kvbench gate compare",
         verdict=judgement.verdict,
-        headings=(f"base, {judgement.statistic}", f"candidate, {judgement.statistic}", *_HEADINGS),
         rows=judgement.rows,
         summary=[*_first(judgement, repeat), *_summary(judgement)],
-        faults=judgement.faults,
         warnings=judgement.warnings,
     )
 
@@ -93,21 +87,19 @@ def name_of_row(row: Row) -> str:
     return row.name if row.kind in ("cell", "rule") else f"{row.kind}: {row.name}"
 
 
-def figures(row: Row) -> Sequence[str]:
-    """Return the table cells of a row of a comparison; empty for a rule, and if nothing was measured."""
-    if row.kind == "rule" or row.verdict is GateVerdict.FAILED:
-        return ()
-    sides = _quantity(row.base, row.unit), _quantity(row.cand, row.unit)
-    effect, upper = (
-        (_percent(one.ratios[0]), _interval(*one.ratios[1:])) for one in (row.estimate, row.upper or _NONE)
-    )
-    return (*sides, *effect, f"{row.margin:.1%}", " ".join(filter(None, upper)))
-
-
 def message(row: Row) -> str:
-    """Return the row in one sentence, without its name."""
+    """Return the row in one sentence, without its name.
+
+    "80.0 -> 83.2 us, +1.1% (95%: -3.8 to +6.0%), margin 3%". The effect is that of the pairs, so it can differ from
+    the ratio of the medians.
+    """
+    parts = []
+    if row.kind != "rule" and row.verdict is not GateVerdict.FAILED and math.isfinite(row.margin):
+        effects = [_sides(row), _effect(row.estimate), f"margin {100 * row.margin:.3g}%"]
+        upper = _effect(row.upper) if row.upper is not None else ""
+        parts = [", ".join(filter(None, effects)), upper and f"upper half {upper}"]
     passes = "not slower" if row.verdict is GateVerdict.UNDECIDED and row.passes else ""
-    return "; ".join(filter(None, (", ".join(filter(None, figures(row))), passes, row.reason)))
+    return "; ".join(filter(None, (*parts, passes, row.reason)))
 
 
 def _first(judgement: Judgement, repeat: str) -> list[str]:
@@ -162,9 +154,18 @@ def _counts(verdicts: Iterable[str]) -> str:
     return ", ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts).items())
 
 
+def _effect(estimate: Estimate) -> str:
+    """Return the centre and the interval of an estimate, or "" if it is unknown."""
+    centre, low, high = estimate.ratios
+    return " ".join(filter(None, (_percent(centre), _interval(low, high))))
+
+
 def _interval(low: float, high: float) -> str:
-    """Return an interval of ratios in percent, or "" if there is none."""
-    return f"[{_percent(low)}, {_percent(high)}]" if low > 0 and math.isfinite(high) else ""
+    """Return an interval of ratios: "(95%: -3.8 to +6.0%)", or "" if there is none."""
+    if not (low > 0 and math.isfinite(high)):
+        return ""
+    first, last = _percent(low), _percent(high)
+    return f"(95%: {first.removesuffix('%') if last.endswith('%') else first} to {last})"
 
 
 def _percent(ratio: float) -> str:
@@ -174,8 +175,8 @@ def _percent(ratio: float) -> str:
     return f"{ratio - 1:+.1%}" if ratio < _MANY_TIMES else f"{ratio:.1f}x"
 
 
-def _quantity(value: float, unit: str) -> str:
-    """Return a median with its unit: "12.3 us", "4.08x", or "" if unknown."""
-    if not math.isfinite(value):
+def _sides(row: Row) -> str:
+    """Return the medians of both sides with their unit: "80.0 -> 83.2 us", "1.20x -> 1.26x", or "" if unknown."""
+    if not (math.isfinite(row.base) and math.isfinite(row.cand)):
         return ""
-    return f"{value:.2f}x" if unit == "x" else f"{value:.1f} us"
+    return f"{row.base:.2f}x -> {row.cand:.2f}x" if row.unit == "x" else f"{row.base:.1f} -> {row.cand:.1f} us"

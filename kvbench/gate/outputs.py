@@ -1,0 +1,380 @@
+"""The outputs of the gate: lines on a terminal or in a log, Markdown, JUnit XML, annotations for GitHub, JSON.
+
+Each escapes for itself.
+"""
+
+import json
+import math
+import os
+import re
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from xml.etree import ElementTree
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from kvbench.errors import ExitCode, UsageError
+from kvbench.files import write_whole
+from kvbench.gate.judgement import GateVerdict, Judgement, Kind, Margins, Row
+from kvbench.gate.rules import RulesReport
+from kvbench.gate.sheet import Sheet, message, name_of_row
+from kvbench.report.markdown import bullets, code, escape, table
+from kvbench.text import counted, printable, short, wrapped
+
+SUMMARY_VARIABLE: Final = "GITHUB_STEP_SUMMARY"
+# https://docs.github.com/actions: a step summary has at most 1 MiB, a comment at most 65 536 characters.
+SUMMARY_BYTES: Final = 1 << 20
+COMMENT_BYTES: Final = 65_536
+# Room for the headings of two tables, the line about hidden rows, and the separators.
+_FRAME_BYTES: Final = 1024
+_MOST_NOTES: Final = 20
+# https://docs.github.com/actions: a step shows 10 warnings and 10 errors and silently drops the rest.
+MOST_ANNOTATIONS: Final = 10
+_LONGEST: Final = 1000
+# The width of a line in a log.
+LOG_COLUMNS: Final = 120
+_A_COMMAND: Final = re.compile(r"(\s*|to repeat: |  to measure it again: )(?=kvbench )")
+_HEADER: Final = ("verdict", "what", "finding", "command")
+# The element of a row in JUnit XML, by the exit code of its verdict; none if there is nothing to examine.
+_ELEMENTS: Final[Mapping[ExitCode, str]] = {
+    ExitCode.FAILED_CELLS: "error",
+    ExitCode.REGRESSION: "failure",
+    ExitCode.INCONCLUSIVE: "skipped",
+}
+_COLOURS: Final[Mapping[str, str]] = {
+    GateVerdict.FAILED: "bold red",
+    GateVerdict.SLOWER: "red",
+    GateVerdict.FAIL: "red",
+    GateVerdict.UNDECIDED: "yellow",
+    GateVerdict.FASTER: "green",
+}
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """The ratio of the candidate's value to the base's, and the ends of its 95% interval; unknown values are null."""
+
+    ratio: float | None
+    low: float | None
+    high: float | None
+
+
+class RowData(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of a comparison: medians of both sides in `unit`, the margin as a fraction, and the effect.
+
+    `effect` is of the lower tenths of visits, `upper` of their upper halves. `pairs` is the number of pairs behind the
+    verdict, `command` measures the cells of the row, `cells` are their ids on the base's side. Unknown values are null.
+    """
+
+    kind: Kind
+    name: str
+    verdict: GateVerdict
+    unit: str
+    base: float | None
+    cand: float | None
+    margin: float | None
+    effect: Effect
+    upper: Effect | None
+    pairs: int
+    settled: bool
+    passes: bool
+    reason: str
+    command: str
+    cells: list[str]
+
+
+class ControlData(msgspec.Struct, frozen=True, kw_only=True):
+    """A control, which no build changes. Unless it is `steady`, its interval lies outside its margin; `unsure` is how
+    far the interval of a steady one reaches beyond it, null with too few pairs for an interval.
+    """
+
+    name: str
+    effect: Effect
+    pairs: int
+    steady: bool
+    unsure: float | None
+
+
+class ComparisonData(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="comparison"):
+    """The outcome of `kvbench gate compare`, with its rows sorted worst first."""
+
+    schema: int = 1
+    verdict: GateVerdict
+    exit_code: int
+    rounds: int
+    geometric_mean: float | None
+    slot_bias: float | None
+    disturbed: dict[str, int]
+    margins: Margins
+    controls: list[ControlData]
+    rows: list[RowData]
+    warnings: list[str]
+
+
+class RuleData(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule, its verdict, the reason, and the command that measures its cells."""
+
+    rule: str
+    verdict: GateVerdict
+    reason: str
+    command: str
+
+
+class RulesData(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="rules"):
+    """The outcome of `kvbench gate rules`, with its rules sorted worst first."""
+
+    schema: int = 1
+    verdict: GateVerdict
+    exit_code: int
+    run: str
+    config: str | None
+    rules: list[RuleData]
+    warnings: list[str]
+
+
+GateData = ComparisonData | RulesData
+
+
+@dataclass(frozen=True, slots=True)
+class Destinations:
+    """The requested outputs: JSON on stdout, a folder for the files, annotations and a step summary for GitHub.
+
+    Raises UsageError if GitHub's summary cannot be written, before anything is measured or judged.
+    """
+
+    as_json: bool = False
+    folder: Path | None = None
+    github: bool = False
+
+    def __post_init__(self) -> None:
+        if self.github and not os.environ.get(SUMMARY_VARIABLE):
+            raise UsageError(f"--github: {SUMMARY_VARIABLE} is not set; use --github only in GitHub Actions")
+
+    def deliver(self, sheet: Sheet, data: GateData) -> None:
+        """Write the outcome to all requested outputs; raises UsageError for a file that cannot be written."""
+        if self.folder is not None:
+            _write_files(self.folder, sheet, as_json(data))
+        if self.github:
+            _write_github(sheet)
+        if self.as_json:
+            sys.stdout.write(as_json(data))
+        else:
+            _show(sheet)
+
+
+def _write_files(folder: Path, sheet: Sheet, json_text: str) -> None:
+    files = {"gate.json": json_text, "gate.xml": junit(sheet), "gate.md": page(sheet, COMMENT_BYTES)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            write_whole(folder / name, text.encode())
+    except OSError as error:
+        raise UsageError(f"--out {folder} cannot be written: {error.strerror}") from None
+
+
+def _write_github(sheet: Sheet) -> None:
+    summary = Path(os.environ[SUMMARY_VARIABLE])
+    try:
+        taken = summary.stat().st_size if summary.exists() else 0
+        with summary.open("a", encoding="utf-8") as file:
+            file.write(page(sheet, SUMMARY_BYTES - taken))
+    except OSError as error:
+        raise UsageError(f"--github: {SUMMARY_VARIABLE} cannot be written: {error.strerror}") from None
+    for line in annotations(sheet):  # the runner reads both streams; stdout can be JSON
+        print(line, file=sys.stderr)
+
+
+def _show(sheet: Sheet) -> None:
+    console = Console()
+
+    def show(text: str, verdict: str = "") -> None:
+        for line in folded(text, terminal=console.is_terminal).splitlines():
+            console.print(Text(line, _COLOURS.get(verdict, "")), soft_wrap=True)
+
+    show(f"{sheet.title}: {sheet.verdict}", sheet.verdict)
+    for row in sheet.listed:
+        show(f"{row.verdict}  {name_of_row(row)}", row.verdict)
+        for text in filter(None, (message(row), row.command)):
+            show(f"  {text}")
+    for text in (*sheet.counts, *(f"warning: {text}" for text in sheet.warnings), *sheet.summary):
+        show(text)
+
+
+def folded(text: str, *, terminal: bool) -> str:
+    """Return text for a terminal, which folds it, or in lines for a log; a command goes on behind a backslash."""
+    text = printable(text)
+    if terminal or len(text) <= LOG_COLUMNS:
+        return text
+    before = _A_COMMAND.match(text)
+    if before is None:
+        return wrapped(text, LOG_COLUMNS)
+    parts: list[str] = []
+    for word in map(shlex.quote, shlex.split(text[before.end() :])):
+        if parts and parts[-1].startswith("-") and " " not in parts[-1] and not word.startswith("-"):
+            parts[-1] += f" {word}"  # an option with its value
+        else:
+            parts.append(word)
+    lines = [before[0] + parts[0]]
+    for part in parts[1:]:
+        if len(f"{lines[-1]} {part} \\") > LOG_COLUMNS:
+            lines.append("   ")
+        lines[-1] += f" {part}"
+    return " \\\n".join(lines)
+
+
+def page(sheet: Sheet, limit_bytes: int) -> str:
+    """Return Markdown of at most `limit_bytes` bytes of UTF-8; the worst rows are kept, the others counted."""
+    parts = [
+        f"## {escape(sheet.title)}: {escape(sheet.verdict)}",
+        bullets(map(escape, sheet.summary)),
+        bullets(f"warning: {escape(text)}" for text in sheet.warnings[:_MOST_NOTES]),
+    ]
+    left = limit_bytes - sum(map(_size, parts)) - _FRAME_BYTES
+    fitting: list[list[str]] = []
+    for row in (*sheet.loud, *sheet.quiet):
+        command = code(row.command) if row.command else ""
+        cells = [escape(row.verdict), escape(name_of_row(row)), escape(message(row)), command]
+        left -= _size(f"| {' | '.join(cells)} |")
+        if left < 0:
+            break
+        fitting.append(cells)
+    loud, quiet = fitting[: len(sheet.loud)], fitting[len(sheet.loud) :]
+    if loud:
+        parts.append(table(_HEADER, loud, left=len(_HEADER)))
+    if quiet:
+        others = table(_HEADER, quiet, left=len(_HEADER))
+        parts.append(f"<details><summary>{len(quiet)} others</summary>\n\n{others}\n\n</details>")
+    hidden = len(sheet.rows) - len(fitting)
+    if hidden:
+        parts.append(f"{counted(hidden, 'row')} more than fit here; gate.json has all.")
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _size(text: str) -> int:
+    return len(text.encode()) + 2
+
+
+def junit(sheet: Sheet) -> str:
+    """Return JUnit XML: FAILED is an error, SLOWER or FAIL a failure; inconclusive rows are skipped."""
+    counts = Counter(_ELEMENTS.get(row.verdict.exit_code) for row in sheet.rows)
+    suite = ElementTree.Element(
+        "testsuite",
+        name=printable(sheet.title),
+        tests=str(len(sheet.rows)),
+        errors=str(counts["error"]),
+        failures=str(counts["failure"]),
+        skipped=str(counts["skipped"]),
+    )
+    properties = ElementTree.SubElement(suite, "properties")
+    ElementTree.SubElement(properties, "property", name="verdict", value=sheet.verdict)
+    for row in sheet.rows:
+        name = printable(name_of_row(row))
+        case = ElementTree.SubElement(suite, "testcase", classname=f"kvbench.gate.{row.kind}", name=name)
+        if element := _ELEMENTS.get(row.verdict.exit_code):
+            outcome = ElementTree.SubElement(case, element, message=printable(f"{row.verdict}: {message(row)}"))
+            outcome.text = printable(row.command)
+    out = ElementTree.SubElement(suite, "system-out")
+    out.text = "\n".join(map(printable, (*sheet.summary, *sheet.warnings)))
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def annotations(sheet: Sheet) -> list[str]:
+    """Return one workflow command per line: the worst rows, and in the last line the number of other rows."""
+    commands = []
+    for row in sheet.loud:
+        kind = "warning" if row.verdict is GateVerdict.UNDECIDED else "error"
+        again = f" | to measure it again: {row.command}" if row.command else ""
+        commands.append(_command(kind, f"{row.verdict}: {name_of_row(row)}", f"{message(row)}{again}"))
+    if sheet.verdict is GateVerdict.CONTAMINATED:  # no row is to blame
+        commands = [_command("warning", f"{sheet.title}: {sheet.verdict}", "; ".join(sheet.summary))]
+    if len(commands) <= MOST_ANNOTATIONS:
+        return commands
+    more = len(commands) - MOST_ANNOTATIONS + 1
+    rest = f"and {more} more rows: see the step summary and gate.json"
+    return [*commands[: MOST_ANNOTATIONS - 1], _command("warning", sheet.title, rest)]
+
+
+def _command(kind: str, title: str, message: str) -> str:
+    return f"::{kind} title={_data(title).replace(':', '%3A').replace(',', '%2C')}::{_data(message)}"
+
+
+def _data(text: str) -> str:
+    """Escape as the runner expects (actions/toolkit, command.ts), so that no text ends or starts a command."""
+    return short(printable(text), _LONGEST).replace("%", "%25")
+
+
+def judgement_data(judgement: Judgement, exit_code: int) -> ComparisonData:
+    return ComparisonData(
+        verdict=judgement.verdict,
+        exit_code=int(exit_code),
+        rounds=judgement.rounds,
+        geometric_mean=_known(judgement.geometric_mean),
+        slot_bias=_known(judgement.slot_bias),
+        disturbed=dict(judgement.disturbed),
+        margins=judgement.margins,
+        controls=[
+            ControlData(
+                name=control.name,
+                effect=_effect(control.effect, control.low, control.high),
+                pairs=control.pairs,
+                steady=control.steady,
+                unsure=_known(control.unsure),
+            )
+            for control in judgement.controls
+        ],
+        rows=[_row_data(row) for row in judgement.rows],
+        warnings=list(judgement.warnings),
+    )
+
+
+def _row_data(row: Row) -> RowData:
+    return RowData(
+        kind=row.kind,
+        name=row.name,
+        verdict=row.verdict,
+        unit=row.unit,
+        base=_known(row.base),
+        cand=_known(row.cand),
+        margin=_known(row.margin),
+        effect=_effect(*row.estimate.ratios),
+        upper=_effect(*row.upper.ratios) if row.upper is not None else None,
+        pairs=row.decisive.pairs,
+        settled=row.settled,
+        passes=row.passes,
+        reason=row.reason,
+        command=row.command,
+        cells=[cell.id for cell in row.cells],
+    )
+
+
+def _effect(*ratios: float) -> Effect:
+    return Effect(*map(_known, ratios))
+
+
+def rules_data(report: RulesReport) -> RulesData:
+    return RulesData(
+        verdict=report.verdict,
+        exit_code=int(report.verdict.exit_code),
+        run=report.run,
+        config=report.config,
+        rules=[
+            RuleData(rule=row.name, verdict=row.verdict, reason=row.reason, command=row.command) for row in report.rows
+        ],
+        warnings=list(report.warnings),
+    )
+
+
+def as_json(data: GateData) -> str:
+    """Return `data` as ASCII text, which is also safe on a terminal."""
+    return json.dumps(msgspec.to_builtins(data), indent=2, allow_nan=False) + "\n"
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
