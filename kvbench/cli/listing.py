@@ -86,7 +86,7 @@ def _devices() -> list[dict[str, str]]:
 def _models() -> list[dict[str, str]]:
     from kvbench.models.presets import presets
 
-    return [{"model": name, "geometry": geometry.label} for name, geometry in presets().items()]
+    return [{"model": name, "geometry": model.text} for name, model in presets().items()]
 
 
 _LISTINGS: Final = {"axes": _axes, "backends": _backends, "configs": _configs, "devices": _devices, "models": _models}

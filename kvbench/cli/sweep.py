@@ -18,6 +18,7 @@ from kvbench.cli.completion import complete_axis, complete_run
 from kvbench.cli.options import NO_OPTIONS, FromStruct, with_struct_options
 from kvbench.cli.show import show
 from kvbench.errors import UsageError
+from kvbench.models.geometry import models_of
 from kvbench.models.presets import ModelChoice, presets
 from kvbench.policy import Policy, load_policy
 from kvbench.sweep.config import find_config, load_config, shipped_configs
@@ -159,6 +160,8 @@ def sweep(
             from kvbench.traces.selection import choose  # imports numpy
 
             spec = spec.with_trace(choose(trace, trace_swaps or TRACE_SWAPS, spec.seed, speed))
+        for known in models_of(spec.models) if not (as_json or quiet) else ():
+            typer.echo(f"{known.name}: {known.text}")
         return _with_policy(spec.with_filters(filters or []).with_sampling(sampling), policy)
 
     for option, value in (("--trace-swaps", trace_swaps), ("--speed", speed)):

@@ -21,7 +21,7 @@ from kvbench.tune.exports import export
 from kvbench.tune.figures import to_plain
 from kvbench.tune.fit import policy_of
 from kvbench.tune.headline import headline, origin
-from kvbench.tune.model_swaps import Load, loads_of
+from kvbench.tune.model_swaps import Load, loads_of, totals_of
 from kvbench.tune.rule import SmallestRule, rule_of
 from kvbench.units import size_text, two_digits
 
@@ -61,8 +61,9 @@ def show_rule(runs: Sequence[Run], rule: SmallestRule, swaps: Sequence[ModelSwap
     print_lines([origin(runs)] if table or open_ else headline(rule, runs))
     for swap in swaps:
         size = size_text(swap.block_bytes)
-        print_lines(["", f"{swap.geometry.name}, {swap.tokens} tokens: {swap.blocks} blocks of {size}"])
+        print_lines(["", f"{swap.title}, {swap.tokens} tokens: {swap.blocks} blocks of {size}"])
         print_rows([*map(_row_model, loads_of(rule, swap))], _HEADER_MODEL)
+    print_lines(line for total in totals_of(rule, swaps) for line in ("", total))
     if table:
         print_lines(["", f"Tied with: another run could choose these; they differ by at most {TIED.fraction:.0%}"])
         print_rows([*map(_row, rule.answers)], _HEADER)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kvbench.cells.axes import Neighbour
 from kvbench.cells.layers import LAYERS_OF_70B
-from kvbench.models.geometry import Geometry
+from kvbench.models.geometry import LayerGroup
 from kvbench.models.presets import find_model
 
 GEMM_SIDE: Final = 4096
@@ -74,10 +74,10 @@ class CapturedStep:
         self.graph.replay()
 
 
-def step_model(count: int) -> tuple[Geometry, dict[str, int]]:
+def step_model(count: int) -> tuple[LayerGroup, dict[str, int]]:
     """Return the geometry of a step of `count` layers on one rank, and the sizes of its layers that are not usual."""
     large = count == LAYERS_OF_70B
-    model = replace(find_model(MODEL), layers=count)
+    model = replace(find_model(MODEL).groups[0], layers=count)
     return (replace(model, kv_heads=1), _SIZES_OF_70B) if large else (model, {})
 
 
@@ -101,7 +101,7 @@ def _captured_layers(count: int, torch: Any, device: Any) -> list[Iterate]:
 
 
 def _decode(torch: Any, device: Any) -> list[Iterate]:
-    step = decode_step(torch, device, find_model(MODEL))
+    step = decode_step(torch, device, find_model(MODEL).groups[0])
     for _ in range(WARMUPS):
         step()
     graph = torch.cuda.CUDAGraph()
@@ -111,7 +111,7 @@ def _decode(torch: Any, device: Any) -> list[Iterate]:
     return [CapturedStep(graph, step)]
 
 
-def decode_step(torch: Any, device: Any, model: Geometry, **sizes: int) -> Iterate:
+def decode_step(torch: Any, device: Any, model: LayerGroup, **sizes: int) -> Iterate:
     """Return a function that runs one decode step through every layer; it returns hidden states of (batch, width).
 
     `sizes` are those of `decode_layers`.
@@ -123,7 +123,7 @@ def decode_step(torch: Any, device: Any, model: Geometry, **sizes: int) -> Itera
 def decode_layers(
     torch: Any,
     device: Any,
-    model: Geometry,
+    model: LayerGroup,
     *,
     width: int = WIDTH,
     heads: int = HEADS,

@@ -1,4 +1,4 @@
-"""The swap that offloads a model's KV cache: from its geometry to tensors, block sizes and ids.
+"""The swaps that offload a model's KV cache: from groups of its layers to tensors, block sizes and ids.
 
 The formulas are those of vLLM: a block of one layer's K (or V) has block tokens x KV heads x head dim x bytes per
 element (`AttentionSpec.page_size_bytes` is K and V together); multi-head latent attention has one tensor per layer,
@@ -8,7 +8,7 @@ heads, and replicates them if there are fewer heads than ranks (`ModelConfig.get
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
@@ -18,7 +18,7 @@ from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES
 from kvbench.cells.pattern import AS_PATTERN, Pattern, Tensors, unfit_sides
 from kvbench.errors import UsageError
-from kvbench.text import NAME_PATTERN, convert, located
+from kvbench.text import NAME_PATTERN, Line, convert, counted, located
 
 # The axes that a model sets.
 MODEL_AXES: Final = ("blocks", "block_size", "pattern", "host_pattern")
@@ -34,16 +34,46 @@ BlockTokens = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 
 
 class KvDtype(StrEnum):
-    """The type of an element of the KV cache."""
+    """The type of the KV cache, by its name in vLLM."""
 
     BF16 = "bf16"
     FP16 = "fp16"
     FP32 = "fp32"
     FP8 = "fp8"
+    FP8_E4M3 = "fp8_e4m3"
+    FP8_E5M2 = "fp8_e5m2"
+    NVFP4 = "nvfp4"
+    FP8_DS_MLA = "fp8_ds_mla"
+    NVFP4_DS_MLA = "nvfp4_ds_mla"
 
-    @property
-    def size_bytes(self) -> int:
-        return {KvDtype.FP8: 1, KvDtype.FP32: 4}.get(self, 2)
+    def row_bytes(self, elements: int, *, latent: bool) -> int:
+        """Return the bytes of one head's `elements` of one token, scales included; raises UsageError."""
+        if self in _LATENT_ROW_BYTES:
+            if not latent or elements != _LATENT_ELEMENTS:
+                raise UsageError(f"kv_dtype: {self} is of multi-head latent attention of {_LATENT_ELEMENTS} elements")
+            return _LATENT_ROW_BYTES[self]
+        if self is not KvDtype.NVFP4:
+            return elements * {KvDtype.BF16: 2, KvDtype.FP16: 2, KvDtype.FP32: 4}.get(self, 1)
+        if elements % _NVFP4_GROUP:
+            raise UsageError(f"kv_dtype: nvfp4 has a scale for {_NVFP4_GROUP} elements, but a head has {elements}")
+        return elements // 2 + elements // _NVFP4_GROUP
+
+
+# Elements of one scale, which has a byte.
+_NVFP4_GROUP: Final = 16
+# The latent elements of a token, and the bytes of their formats, in which the rotary part keeps 16 bits.
+_LATENT_ELEMENTS: Final = 576
+_LATENT_ROW_BYTES: Final = {KvDtype.FP8_DS_MLA: 656, KvDtype.NVFP4_DS_MLA: 368}
+
+
+class Part(StrEnum):
+    """What the blocks of a group hold."""
+
+    KV = ""
+    K = "K"
+    V = "V"
+    INDEX = "index rows"
+    STATES = "states"
 
 
 class KvLayout(StrEnum):
@@ -65,11 +95,15 @@ class KvLayout(StrEnum):
     LMCACHE = "lmcache"
 
 
-class Geometry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """The parameters that determine the size of a model's KV cache, for all ranks together.
+class LayerGroup(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Layers of a model whose blocks have the same size, for all ranks together; `name` is the model's.
 
-    `kv_parts` is 2 if K and V are separate, 1 for multi-head latent attention, where `kv_heads` is 1 and `head_dim` is
-    the number of elements per token. `sliding_layers` of the `layers` attend only to the last `window` tokens.
+    `kv_parts` is 2 if K and V are separate tensors of equal blocks, else 1: multi-head latent attention, where
+    `kv_heads` is 1 and `head_dim` is the number of elements per token, or what `part` names (`K`, `V`, `index rows`,
+    `states`). `sliding_layers` of the `layers` attend only to the last `window` tokens or, if `chunked`, to those of
+    their chunk of `window` tokens. `row_bytes` are the bytes of a head's row where the type does not tell. Of `states`
+    a layer has one block for each sequence. `label` tells the group from the others of its model; `left_out` says what
+    of the model's state is in no group, because its size is not known.
     Raises ValueError if these contradict each other.
     """
 
@@ -81,23 +115,93 @@ class Geometry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     sliding_layers: NoneOrMore = 0
     window: NoneOrMore = 0
     dtype: KvDtype = KvDtype.BF16
+    part: Part = Part.KV
+    chunked: bool = False
+    row_bytes: NoneOrMore = 0
+    label: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9 .]{0,64}$")] = ""
+    left_out: Line = ""
 
     def __post_init__(self) -> None:
         if self.sliding_layers > self.layers or bool(self.sliding_layers) != bool(self.window):
             raise ValueError(f"{self.sliding_layers} of {self.layers} layers with a window of {self.window} tokens")
 
     @property
-    def label(self) -> str:
+    def is_latent(self) -> bool:
+        return self.kv_parts == 1 and self.part is Part.KV
+
+    @property
+    def head_bytes(self) -> int:
+        """The bytes of one part of a head: of a token, or of a sequence's state."""
+        return self.row_bytes or self.dtype.row_bytes(self.head_dim, latent=self.is_latent)
+
+    @property
+    def layer_bytes(self) -> int:
+        """The bytes of a layer: of a token, or of a sequence's state."""
+        return self.kv_parts * self.kv_heads * self.head_bytes
+
+    @property
+    def text(self) -> str:
         """A description: "36 layers (18 of them with a window of 128 tokens) x 8 KV heads x 64, bf16"."""
-        label = f"{self.layers} layers"
+        text = counted(self.layers, "layer")
         if self.sliding_layers:
-            label += f" ({self.sliding_layers} of them with a window of {self.window} tokens)"
-        latent = self.kv_parts == 1
-        label += f" x MLA of {self.head_dim} elements" if latent else f" x {self.kv_heads} KV heads x {self.head_dim}"
-        return f"{label}, {self.dtype}"
+            which = f"{'in chunks' if self.chunked else 'with a window'} of {self.window} tokens"
+            text += f" {which}" if self.sliding_layers == self.layers else f" ({self.sliding_layers} of them {which})"
+        if self.row_bytes:
+            return f"{text} x {self.part or 'rows'} of {self.kv_heads * self.row_bytes} B"
+        shape = (
+            f"MLA of {self.head_dim} elements"
+            if self.is_latent
+            else f"{counted(self.kv_heads, 'KV head')} x {self.head_dim}"
+        )
+        part = f" ({self.part})" if self.part is not Part.KV else ""
+        return f"{text} x {shape}{part}, {self.dtype}"
 
     def rank_kv_heads(self, tp: int) -> int:
+        """Return the heads of one of `tp` ranks; raises UsageError if they cannot be distributed."""
+        if max(self.kv_heads, tp) % min(self.kv_heads, tp) or (self.part is Part.STATES and tp > self.kv_heads):
+            what = "parts of the states" if self.part is Part.STATES else "KV heads"
+            raise UsageError(
+                f"tp: {self.kv_heads} {what} of {self.name} cannot be distributed over {tp} ranks; one must divide "
+                "the other"
+            )
         return max(1, self.kv_heads // tp)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model as groups of layers with equal blocks."""
+
+    name: str
+    groups: tuple[LayerGroup, ...]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """The bytes of a token in all layers that hold it, on all ranks together, without repeated heads."""
+        return sum(group.layers * group.layer_bytes for group in self.groups if group.part is not Part.STATES)
+
+    @property
+    def bytes_per_sequence(self) -> int:
+        """The bytes of the states of a sequence, whatever its length."""
+        return sum(group.layers * group.layer_bytes for group in self.groups if group.part is Part.STATES)
+
+    @property
+    def text(self) -> str:
+        """A description: its groups, bytes of a token and, where it has them, states."""
+        states = f", {self.bytes_per_sequence} B a sequence" if self.bytes_per_sequence else ""
+        missing = f"; {self.groups[0].left_out}" if self.groups[0].left_out else ""
+        groups = " + ".join(group.text for group in self.groups)
+        return f"{groups}: {self.bytes_per_token} B a token{states}{missing}"
+
+    def swaps(self, *, tp: int, tokens: int, block_tokens: int, layout: KvLayout) -> tuple["ModelSwap", ...]:
+        """Return the swaps of one of `tp` ranks, one for each group; raises UsageError as `model_swap` does."""
+        if len(self.groups) > 1 and layout not in (KvLayout.PER_LAYER, KvLayout.SGLANG_LAYER_FIRST):
+            raise UsageError(
+                f"layout: {self.name} has blocks of {len(self.groups)} sizes, which {layout} is not known to place; "
+                f"choose {KvLayout.PER_LAYER}"
+            )
+        return tuple(
+            model_swap(group, tp=tp, tokens=tokens, block_tokens=block_tokens, layout=layout) for group in self.groups
+        )
 
 
 class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -108,7 +212,7 @@ class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     inconsistent.
     """
 
-    geometry: Geometry
+    geometry: LayerGroup
     tp: Ranks
     tokens: Tokens
     block_tokens: BlockTokens
@@ -131,9 +235,10 @@ class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     def title(self) -> str:
         """The model and what is unusual about its swaps: "llama-3-70b, TP 8"."""
         remarks = (
+            self.geometry.label,
             f"TP {self.tp}" if self.tp > 1 else "",
             self.layout.value if self.layout is not KvLayout.PER_LAYER else "",
-            self.geometry.dtype.value if self.geometry.dtype is not KvDtype.BF16 else "",
+            "" if self.geometry.row_bytes or self.geometry.dtype is KvDtype.BF16 else self.geometry.dtype.value,
         )
         return ", ".join(filter(None, (self.geometry.name, *remarks)))
 
@@ -151,20 +256,16 @@ class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
 
 
 def model_swap(
-    geometry: Geometry, *, tp: Ranks, tokens: Tokens, block_tokens: BlockTokens, layout: KvLayout
+    geometry: LayerGroup, *, tp: Ranks, tokens: Tokens, block_tokens: BlockTokens, layout: KvLayout
 ) -> ModelSwap:
     """Return what one of `tp` ranks swaps for `tokens` tokens, rounded up to whole blocks; arguments are in range.
 
     Raises UsageError if the KV heads cannot be distributed over the ranks, for a layout that cannot hold these layers
     or blocks, and for a swap that no cell can have.
     """
-    heads = geometry.kv_heads
-    if max(heads, tp) % min(heads, tp):
-        raise UsageError(
-            f"tp: {heads} KV heads of {geometry.name} cannot be distributed over {tp} ranks; one must divide the other"
-        )
     kinds = _kinds(geometry, tokens, block_tokens)
-    layer_bytes = geometry.rank_kv_heads(tp) * geometry.head_dim * geometry.dtype.size_bytes * block_tokens
+    rows = 1 if geometry.part is Part.STATES else block_tokens
+    layer_bytes = geometry.rank_kv_heads(tp) * geometry.head_bytes * rows
     device, host, block_bytes = _laid_out(geometry, kinds, layer_bytes, block_tokens, layout)
     swap = ModelSwap(
         geometry=geometry,
@@ -182,7 +283,7 @@ def model_swap(
 
 
 def _laid_out(
-    geometry: Geometry, kinds: Sequence[tuple[int, int]], layer_bytes: int, block_tokens: int, layout: KvLayout
+    geometry: LayerGroup, kinds: Sequence[tuple[int, int]], layer_bytes: int, block_tokens: int, layout: KvLayout
 ) -> tuple[list[Tensors], Pattern, int]:
     """Return the tensors of the device, the pattern of the host, whose order of ids is that of both, and the bytes of a
     block; `kinds` are (layers, ids), `layer_bytes` the bytes of K or V of a block in a layer.
@@ -191,6 +292,10 @@ def _laid_out(
     if layout in (KvLayout.PER_LAYER, KvLayout.SGLANG_LAYER_FIRST):
         return [Tensors(layers * parts, ids) for layers, ids in kinds], AS_PATTERN, layer_bytes
     counts = {layers for layers, _ in kinds}
+    tensors_of_kinds = min(counts)
+    if layout is KvLayout.VLLM and not geometry.chunked and not any(count % tensors_of_kinds for count in counts):
+        # kinds share the tensors: each group of as many layers as the smaller kind has ids of its own
+        kinds = [(tensors_of_kinds, sum(layers // tensors_of_kinds * ids for layers, ids in kinds))]
     if len(counts if layout is KvLayout.CROSS_LAYER else kinds) > 1:
         raise UsageError(
             f"layout: {geometry.name} has {' and '.join(map(str, sorted(counts)))} layers of two kinds, whose blocks "
@@ -214,16 +319,27 @@ def _laid_out(
     return [Tensors(tensors, ids * block_tokens)], replace(host, order=runs), layer_bytes // block_tokens
 
 
+def models_of(swaps: Sequence[ModelSwap]) -> list[Model]:
+    """Return the models that swaps are of, each with those of its groups that are swapped."""
+    groups: dict[str, list[LayerGroup]] = {}
+    for group in dict.fromkeys(swap.geometry for swap in swaps):
+        groups.setdefault(group.name, []).append(group)
+    return [Model(name, tuple(of_model)) for name, of_model in groups.items()]
+
+
 def swaps_from_plain(plain: object) -> tuple[ModelSwap, ...]:
     """Read the model swaps of a run. They may come from an untrusted source and are checked. Raises UsageError."""
     swaps: tuple[ModelSwap, ...] = convert(plain, tuple[ModelSwap, ...], "models")
+    with located("models"):
+        assert all(swap.geometry.head_bytes for swap in swaps)
     return swaps
 
 
-def _kinds(geometry: Geometry, tokens: int, block_tokens: int) -> list[tuple[int, int]]:
+def _kinds(geometry: LayerGroup, tokens: int, block_tokens: int) -> list[tuple[int, int]]:
     """Return (layers, ids) of the layers without a sliding window and of those with one."""
-    all_ids = -(-tokens // block_tokens)
-    skipped_ids = max(0, tokens - geometry.window + 1) // block_tokens
+    all_ids = 1 if geometry.part is Part.STATES else -(-tokens // block_tokens)
+    skipped = tokens // geometry.window * geometry.window if geometry.chunked else tokens - geometry.window + 1
+    skipped_ids = max(0, skipped) // block_tokens
     kept_ids = max(1, all_ids - skipped_ids)  # a window of 1 token keeps no block, but a swap needs one
     kinds = [(geometry.layers - geometry.sliding_layers, all_ids), (geometry.sliding_layers, kept_ids)]
     return [(layers, ids) for layers, ids in kinds if layers]

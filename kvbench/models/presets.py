@@ -3,15 +3,15 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from kvbench.errors import UsageError
 from kvbench.files import read_toml, shipped_folder
-from kvbench.models.geometry import BlockTokens, Geometry, KvDtype, KvLayout, ModelSwap, Ranks, Tokens, model_swap
-from kvbench.models.hf_config import geometry_of, read_config_json
-from kvbench.text import convert, hint, shown
+from kvbench.models.geometry import BlockTokens, KvDtype, KvLayout, LayerGroup, Model, ModelSwap, Ranks, Tokens
+from kvbench.models.hf_config import labelled, model_of, read_config_json
+from kvbench.text import check_keys, convert, hint, located, shown
 
 USUAL_TOKENS: Final = 2048
 
@@ -19,21 +19,21 @@ USUAL_TOKENS: Final = 2048
 class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The models whose swaps a sweep measures, with their settings; None leaves a setting at its default.
 
-    A model is the name of a preset, or the path of a config.json or its folder; the suffix `@tpN` sets its own number
-    of ranks, `@tokensN` behind it its own tokens.
+    A model is the name of a preset, the path of a config.json or its folder, or the numbers of its layers; the suffix
+    `@tpN` sets its own number of ranks, `@tokensN` behind it its own tokens.
     """
 
     # fmt: off
     models: Annotated[tuple[str, ...], msgspec.Meta(
-        description="names of presets or paths of a config.json or its folder; `@tpN` gives a model its own ranks, "
-        "`@tokensN` its own tokens")] = ()
+        description="names of presets, paths of a config.json or its folder, or numbers such as "
+        "`layers=32,kv_heads=8,head_size=128`; `@tpN` gives a model its own ranks, `@tokensN` its own tokens")] = ()
     tp: Annotated[Ranks | None, msgspec.Meta(description="tensor-parallel ranks of a model")] = None
     tokens: Annotated[Tokens | None, msgspec.Meta(description="tokens of a model per swap")] = None
     block_tokens: Annotated[BlockTokens | None, msgspec.Meta(description="tokens of a model per block")] = None
     layout: Annotated[KvLayout | None, msgspec.Meta(
         description=f"memory layout of a model's layers: {', '.join(KvLayout)}")] = None
     kv_dtype: Annotated[KvDtype | None, msgspec.Meta(
-        description="data type of a model's KV cache: bf16, fp16, fp32 or fp8 (default: the model's)")] = None
+        description=f"data type of a model's KV cache: {', '.join(KvDtype)} (default: the model's)")] = None
     # fmt: on
 
     def over(self, other: "ModelChoice") -> "ModelChoice":
@@ -45,16 +45,11 @@ class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in self.__struct_fields__ if not self.models else ():
             if value := getattr(self, name):
                 raise UsageError(f"{name}: {shown(value)} requires a model; choose one with --model")
-        return tuple(dict.fromkeys(self._swap(text) for text in self.models))
+        return tuple(dict.fromkeys(swap for text in self.models for swap in self._swaps(text)))
 
-    def _swap(self, text: str) -> ModelSwap:
-        match = re.fullmatch(r"(.+?)(?:@tp(\d{1,6}))?(?:@tokens(\d{1,9}))?", text)
-        name, tp, tokens = match.groups() if match else (text, None, None)
-        geometry = find_model(name)
-        if self.kv_dtype is not None:
-            geometry = msgspec.structs.replace(geometry, dtype=self.kv_dtype)
-        return model_swap(
-            geometry,
+    def _swaps(self, text: str) -> tuple[ModelSwap, ...]:
+        name, tp, tokens = _parts(text)
+        return find_model(name, self.kv_dtype).swaps(
             tp=convert(int(tp), Ranks, "tp") if tp else self.tp or 1,
             tokens=convert(int(tokens), Tokens, "tokens") if tokens else self.tokens or USUAL_TOKENS,
             block_tokens=self.block_tokens or 16,
@@ -62,27 +57,75 @@ class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-def presets() -> Mapping[str, Geometry]:
-    """Return name -> geometry of the presets, in the order of their file."""
+class _Numbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The numbers of a group of layers; `row_bytes` are those of a head's row where no type tells them."""
+
+    layers: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
+    kv_heads: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
+    head_size: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
+    parts: Literal[1, 2] = 2
+    window: Annotated[int, msgspec.Meta(ge=0, le=10**7)] = 0
+    row_bytes: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
+    kv_dtype: KvDtype = KvDtype.BF16
+
+
+def _parts(text: str) -> tuple[str, str | None, str | None]:
+    """Return the model that a text names, its ranks and its tokens."""
+    match = re.fullmatch(r"(.+?)(?:@tp(\d{1,6}))?(?:@tokens(\d{1,9}))?", text)
+    return (match[1], match[2], match[3]) if match else (text, None, None)
+
+
+def _of_numbers(text: str, kv_dtype: KvDtype | None) -> Model:
+    """Read groups of layers written as numbers: layers=32,kv_heads=8,head_size=128, joined by "+"."""
+    groups = []
+    with located(f"model {shown(text)}"):
+        for part in text.split("+"):
+            pairs = [pair.partition("=") for pair in part.split(",")]
+            plain = {key.strip(): int(value) if value.strip().isdecimal() else value.strip() for key, _, value in pairs}
+            check_keys(plain, _Numbers.__struct_fields__)
+            if missing := next((key for key in ("layers", "kv_heads", "head_size") if key not in plain), None):
+                raise UsageError(f"{missing}: missing; write layers=32,kv_heads=8,head_size=128")
+            numbers: _Numbers = convert(plain, _Numbers)
+            groups.append(
+                LayerGroup(
+                    name="custom",
+                    layers=numbers.layers,
+                    kv_heads=numbers.kv_heads,
+                    head_dim=numbers.head_size,
+                    kv_parts=numbers.parts,
+                    sliding_layers=numbers.layers if numbers.window else 0,
+                    window=numbers.window,
+                    dtype=kv_dtype or numbers.kv_dtype,
+                    row_bytes=numbers.row_bytes,
+                )
+            )
+    return Model("custom", labelled(groups))
+
+
+def presets() -> Mapping[str, Model]:
+    """Return name -> model of the presets, in the order of their file."""
     tables = read_toml(shipped_folder() / "presets" / "models.toml")
-    return {name: geometry_of(name, table) for name, table in tables.items()}
+    return {name: model_of(name, table) for name, table in tables.items()}
 
 
-def find_model(name_or_path: str) -> Geometry:
-    """Return the geometry of a preset, or of the config.json at a path: a file ending in .json, or a folder.
+def find_model(name_or_path: str, kv_dtype: KvDtype | None = None) -> Model:
+    """Return a preset, the model of the config.json at a path (a file ending in .json, or a folder), or of numbers.
 
-    Raises UsageError for an unknown preset, and for a file that is not a supported config.json.
+    `kv_dtype` replaces the type that the model has. Raises UsageError for an unknown preset, and for a file that is not
+    a supported config.json.
     """
-    known = presets()
-    if name_or_path in known:
-        return known[name_or_path]
+    tables = read_toml(shipped_folder() / "presets" / "models.toml")
+    if name_or_path in tables:
+        return model_of(name_or_path, tables[name_or_path], kv_dtype)
+    if "=" in name_or_path and not Path(name_or_path).exists():
+        return _of_numbers(name_or_path, kv_dtype)
     path = Path(name_or_path)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name_or_path) and path.suffix != ".json" and not path.exists():
         raise UsageError(
             f"model {shown(name_or_path)}: kvbench does not download models: download its config.json and give "
-            f"the path, or {hint(path.name, known, 'see kvbench list models')}"
+            f"the path, or {hint(path.name, tables, 'see kvbench list models')}"
         )
     if name_or_path.endswith(".json") or "/" in name_or_path or path.is_dir():
-        return read_config_json(path)
-    near = hint(name_or_path, known, "list the presets with kvbench list models, or give the path of a config.json")
+        return read_config_json(path, kv_dtype)
+    near = hint(name_or_path, tables, "list the presets with kvbench list models, or give the path of a config.json")
     raise UsageError(f"model {shown(name_or_path)}: kvbench ships no model of that name; {near}")

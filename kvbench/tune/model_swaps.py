@@ -1,6 +1,6 @@
 """What the swaps of models take by a rule, from the nearest measured shapes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ class Load:
         """Return the load as JSON-compatible data."""
         return {
             "model": self.swap.geometry.name,
+            "group": self.swap.geometry.label,
             "tokens": self.swap.tokens,
             "block_bytes": self.swap.block_bytes,
             "blocks": self.swap.blocks,
@@ -62,3 +63,19 @@ def loads_of(rule: SmallestRule, swap: ModelSwap) -> Iterator[Load]:
     for kind in rule.lines:
         nearest = rule.nearest(kind, swap.block_bytes, swap.blocks)
         yield Load(swap, nearest, choices[nearest])
+
+
+def totals_of(rule: SmallestRule, swaps: Sequence[ModelSwap]) -> Iterator[str]:
+    """Yield a line for each model of several groups: what all of them take, one after another."""
+    of_model: dict[tuple[str, int, int], list[ModelSwap]] = {}
+    for swap in swaps:
+        of_model.setdefault((swap.geometry.name, swap.tp, swap.tokens), []).append(swap)
+    for (name, tp, tokens), groups in of_model.items():
+        if len(groups) > 1:
+            times: dict[tuple[str, str], float] = {}
+            for load in (load for swap in groups for load in loads_of(rule, swap)):
+                kind = load.nearest.direction.value, load.nearest.state.value
+                times[kind] = times.get(kind, 0) + load.us
+            texts = ", ".join(f"{direction} {state} {us:.0f} us" for (direction, state), us in times.items())
+            ranks = f", TP {tp}" if tp > 1 else ""
+            yield f"{name}{ranks}, {tokens} tokens, all {len(groups)} groups: {texts}"

@@ -11,7 +11,7 @@ from kvbench.analysis.compare import Comparison
 from kvbench.cells.backend_facts import BATCHED, PER_BLOCK
 from kvbench.cells.pattern import AS_PATTERN
 from kvbench.errors import UsageError
-from kvbench.models.geometry import ModelSwap, swaps_from_plain
+from kvbench.models.geometry import ModelSwap, models_of, swaps_from_plain
 from kvbench.models.presets import USUAL_TOKENS
 from kvbench.report.captions import chart_text, includes
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel
@@ -184,7 +184,9 @@ def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
     title = f"{rows.direction}: {PER_BLOCK} against {BATCHED}, by model, {_lengths(rows.swaps)}"
     cells = rows.measured[rows.measured["backend"].isin((PER_BLOCK, BATCHED))]
     cells = cells[cells["stream_state"].isin(states)]
-    header, lines, notes = list(body[0]), [list(line.values()) for line in body], [_COLUMNS, _RATIO]
+    several = [model for model in models_of(rows.swaps) if len(model.groups) > 1 or model.groups[0].left_out]
+    totals = [f"{model.name}: {model.text}" for model in several]
+    header, lines, notes = list(body[0]), [list(line.values()) for line in body], [_COLUMNS, _RATIO, *totals]
     included = ". ".join(includes(cells["stream_state"], "ms and GB/s"))
     compared = len(where(cells, backend=PER_BLOCK))
     return measured_table(rows.view, cells, title, header, lines, included, rows.pinned, notes, compared)
@@ -209,7 +211,7 @@ def _geometry(swap: ModelSwap) -> dict[str, str]:
     return {
         "Model": _name(swap),
         "Layers": count(geometry.layers),
-        "KV heads": "MLA" if geometry.kv_parts == 1 else count(swap.rank_kv_heads),
+        "KV heads": "MLA" if geometry.is_latent else count(swap.rank_kv_heads),
         "Head dim": count(geometry.head_dim),
         "Tensors": " + ".join(count(kind.count) for kind in kinds),
         "Block": bytes_size(swap.block_bytes),

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from kvbench.measure.torch_work import decode_step
-from kvbench.models.geometry import Geometry
+from kvbench.models.geometry import LayerGroup
 
 torch: Any = pytest.importorskip("torch")
-MODEL = Geometry(name="small", layers=2, kv_heads=2, head_dim=8)
+MODEL = LayerGroup(name="small", layers=2, kv_heads=2, head_dim=8)
 SIZES: dict[str, int] = {"width": 32, "heads": 4, "mlp_width": 48, "batch": 3, "context": 10}
 
 
@@ -27,6 +27,6 @@ def test_the_neighbour_of_a_gpu_is_of_a_model_that_there_is() -> None:
     from kvbench.measure.torch_work import HEADS, MODEL, WIDTH
     from kvbench.models.presets import find_model
 
-    model = find_model(MODEL)
+    model = find_model(MODEL).groups[0]
     assert HEADS * model.head_dim == WIDTH
     assert HEADS % model.kv_heads == 0

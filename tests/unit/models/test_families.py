@@ -1,0 +1,167 @@
+"""The cache of each family of models: small made-up configurations, and the bytes of a token and of a state."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbench.cells.pattern import Tensors
+from kvbench.errors import UsageError
+from kvbench.models.geometry import KvDtype, KvLayout, Model, Part
+from kvbench.models.hf_config import model_of, read_config_json
+from kvbench.models.presets import ModelChoice, find_model
+
+PLAIN: dict[str, Any] = {"num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64}
+# Bytes of a layer of PLAIN for a token.
+LAYER = 2 * 4 * 64 * 2
+LATENT = {"num_hidden_layers": 8, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128, "head_dim": 192}
+LINEAR = {
+    "linear_num_key_heads": 4, "linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+CLASSES = json.loads((Path(__file__).parent / "configs" / "families.json").read_text())
+each_class = pytest.mark.parametrize("case", CLASSES, ids=[case["what"] for case in CLASSES])
+
+
+@each_class
+def test_a_family_has_the_bytes_of_its_cache(case: dict[str, Any]) -> None:
+    model = model_of("m", case["config"])
+    assert model.bytes_per_token == case["token_bytes"]
+    swaps = model.swaps(tp=1, tokens=32, block_tokens=16, layout=KvLayout.PER_LAYER)
+    kept = sum(swap.blocks * swap.block_bytes for swap in swaps if swap.geometry.part is not Part.STATES)
+    assert kept == 32 * model.bytes_per_token
+
+
+@each_class
+@pytest.mark.parametrize("field", ["cla_share_factor", "kv_rank", "memory_layers", "attn_state_dim", "head_types"])
+def test_a_field_that_may_shape_the_cache_is_refused_by_name(case: dict[str, Any], field: str) -> None:
+    config = case["config"]
+    with pytest.raises(UsageError, match=f"^{field}: 2 may change the KV cache.*--model layers="):
+        model_of("m", {**config, field: 2})
+    assert model_of("m", {**config, field: None}) == model_of("m", config)
+
+
+def test_states_have_a_block_for_each_layer_and_sequence() -> None:
+    model = model_of("m", {"model_type": "qwen3_next", **PLAIN, **LINEAR, "mamba_ssm_dtype": "float32"})
+    # of the convolution the last 3 inputs of 16 bits; of the recurrence a matrix of 32 bits for each of 6 heads
+    state = 3 * (2 * 4 * 16 + 6 * 32) * 2 + 6 * 16 * 32 * 4
+    assert model.bytes_per_sequence == 6 * state
+    attention, states = model.swaps(tp=2, tokens=64, block_tokens=16, layout=KvLayout.PER_LAYER)
+    assert (attention.tensors, attention.block_bytes) == ((Tensors(4, 4),), LAYER // 4 * 16)
+    assert (states.tensors, states.block_bytes) == ((Tensors(6, 1),), state // 2)
+
+
+def test_a_chunk_is_kept_until_the_next_begins() -> None:
+    config = {"model_type": "llama4_text", **PLAIN, "attention_chunk_size": 64}
+    (swap,) = model_of("m", config).swaps(tp=1, tokens=160, block_tokens=16, layout=KvLayout.PER_LAYER)
+    assert swap.tensors == (Tensors(4, 10), Tensors(12, 2))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda text: {"model_type": "x_vl", "text_config": text, "vision_config": PLAIN},
+        lambda text: {"llm_config": text, "hidden_size": 3},
+        lambda text: {"language_config": text},
+        lambda text: {"thinker_config": {"text_config": text, "audio_config": PLAIN}, "talker_config": PLAIN},
+        lambda text: {"thinker_config": {"llm_config": {"language_model": text}}},
+        lambda text: {"backbone_of_text": text, "vision_tower": PLAIN},
+    ],
+)
+def test_a_nested_text_model_is_found(wrap: Any) -> None:
+    text = {"model_type": "qwen3", **PLAIN}
+    assert model_of("m", wrap(text)) == model_of("m", text)
+
+
+def test_two_nested_text_models_are_refused() -> None:
+    with pytest.raises(UsageError, match="text_config and llm_config: which of them is the text model"):
+        model_of("m", {"text_config": PLAIN, "llm_config": {**PLAIN, "head_dim": 8}})
+
+
+# Types
+
+
+@pytest.mark.parametrize(
+    ("quantization", "dtype"),
+    [
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}}, KvDtype.FP8),
+        ({"kv_cache_scheme": "FP8"}, KvDtype.FP8),
+        ({"kv_cache_quant_algo": "FP8"}, KvDtype.FP8),
+        ({"kv_cache_quant_algo": "NVFP4"}, KvDtype.NVFP4),
+        ({"kv_cache_scheme": None, "kv_cache_quant_algo": "auto"}, KvDtype.BF16),
+        ({"quantization": {"kv_cache_quant_algo": "fp8_e5m2"}}, KvDtype.FP8_E5M2),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, KvDtype.BF16),
+    ],
+)
+def test_the_type_of_the_cache_is_read(quantization: dict[str, Any], dtype: KvDtype) -> None:
+    model = model_of("m", {**PLAIN, "quantization_config": quantization})
+    assert {group.dtype for group in model.groups} == {dtype}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layer_bytes"),
+    [("bf16", 1152), ("fp8", 576), ("fp8_e5m2", 576), ("nvfp4", 324), ("fp8_ds_mla", 656), ("nvfp4_ds_mla", 368)],
+)
+def test_a_type_has_its_real_bytes(dtype: str, layer_bytes: int) -> None:
+    config = {"model_type": "deepseek_v32", **LATENT, "index_head_dim": 128}
+    assert model_of("m", config, KvDtype(dtype)).bytes_per_token == 8 * (layer_bytes + 132)
+
+
+def test_a_type_that_is_given_wins_over_the_file() -> None:
+    config = {**PLAIN, "torch_dtype": "int8", "quantization_config": {"kv_cache_scheme": {"num_bits": 4}}}
+    with pytest.raises(UsageError, match="choose it with --kv-dtype"):
+        model_of("m", config)
+    assert model_of("m", config, KvDtype.NVFP4).bytes_per_token == 8 * 2 * 4 * 36
+
+
+def test_a_type_beside_the_config_counts_where_the_config_has_none(tmp_path: Path) -> None:
+    beside = {"quantization": {"kv_cache_quant_algo": "FP8"}}
+    for name, config in (("config", PLAIN), ("own_config", {**PLAIN, "quantization_config": {"quant_method": "fp8"}})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(config))
+    for name in ("hf_quant_config", "own_hf_quant_config"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(beside))
+    assert read_config_json(tmp_path).bytes_per_token == 8 * LAYER // 2
+    assert read_config_json(tmp_path / "own_config.json").bytes_per_token == 8 * LAYER
+    assert read_config_json(tmp_path, KvDtype.FP32).bytes_per_token == 8 * LAYER * 2
+
+
+# Numbers in place of a file
+
+
+@pytest.mark.parametrize(
+    ("text", "token_bytes"),
+    [
+        ("layers=8,kv_heads=4,head_size=64", 8 * LAYER),
+        ("layers=8,kv_heads=4,head_size=64,kv_dtype=fp8", 4 * LAYER),
+        ("layers=8,kv_heads=1,head_size=576,parts=1,kv_dtype=fp8_ds_mla", 8 * 656),
+        ("layers=8, kv_heads=4, head_size=64 + layers=4, kv_heads=1, head_size=128, window=64", 8 * LAYER + 4 * 512),
+        ("layers=3,kv_heads=1,head_size=128,parts=1,row_bytes=132", 3 * 132),
+    ],
+)
+def test_a_model_can_be_given_by_its_numbers(text: str, token_bytes: int) -> None:
+    assert find_model(text).bytes_per_token == token_bytes
+    assert len(ModelChoice((f"{text}@tokens64",)).swaps()) == text.count("+") + 1
+
+
+def test_the_numbers_of_a_refusal_are_read_once_they_are_complete() -> None:
+    with pytest.raises(UsageError) as caught:
+        model_of("m", {**PLAIN, "hidden_size": 1024, "odd_layers": 2})
+    line = str(caught.value).rpartition("--model ")[2]
+    known: Model = find_model(line)
+    assert known.bytes_per_token == 8 * LAYER
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("layers=8,kv_heads=4", "head_size: missing; write layers=32,kv_heads=8,head_size=128"),
+        ("layers=8,kv_heads=4,head_size=?", 'head_size: "?" is not a whole number'),
+        ("layers=8,kv_heads=4,head_sise=64", 'unknown key "head_sise"; did you mean head_size?'),
+        ("layers=8,kv_heads=4,head_size=24,kv_dtype=nvfp4", "nvfp4 has a scale for 16 elements, but a head has 24"),
+    ],
+)
+def test_numbers_that_are_wrong_are_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        ModelChoice((text,)).swaps()
+    assert message in str(caught.value)
