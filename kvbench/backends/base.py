@@ -188,6 +188,7 @@ def facts_of(name: str, device: DeviceFacts, *, tried: bool = True) -> BackendFa
             "package": getattr(backend, "package", None) or registration.package,
             "settings": getattr(backend, "settings", ()),
             "on_request": bool(registration.engine) or getattr(backend, "on_request", False),
+            "plug_in": registration.plug_in,
         }
         # Another package can return anything.
         facts: BackendFacts = msgspec.convert(msgspec.to_builtins(description), BackendFacts)

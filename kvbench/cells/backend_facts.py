@@ -63,7 +63,8 @@ class BackendFacts:
     queued, streams, kernel). `unavailable` is the reason why it cannot run there, or None. `default_sms` is
     the rule for its default SM count, empty if the backend decides. `kernels` are the kinds of kernels that the axis
     kernel accepts. `package` is the package that provides it ("name==version"), `settings` are those of the engine
-    whose code the backend runs. A backend with `on_request` is measured only if it is named.
+    whose code the backend runs. A backend with `on_request` is measured only if it is named. The code of a `plug_in` is
+    of another package: its rows, and what shares a process with it, are only as true as that.
     """
 
     name: str
@@ -75,6 +76,7 @@ class BackendFacts:
     package: str = ""
     settings: tuple[EngineSetting, ...] = ()
     on_request: bool = False
+    plug_in: bool = False
 
     def sms_for(self, direction: Direction, pool_bytes: int, block_bytes: int, blocks: int) -> int | None:
         """Return the default SM count of a swap, or None if the backend decides.

@@ -25,8 +25,6 @@ from kvbench.units import format_duration, gigabytes_per_second, rough_size
 
 PLAIN_EVERY_S = 10.0
 SHOWN_CELLS = 20
-# The time left follows the plan's estimate first: it counts like this share of all visits.
-ESTIMATE_WEIGHT = 0.1
 
 
 class PlainReporter(Observer):
@@ -37,7 +35,6 @@ class PlainReporter(Observer):
         self._made = 0
         self._done_before = 0
         self._total = 0
-        self._visit_s = 0.0  # by the plan's estimate
         self._first_s = 0.0
         self._last_line_s = 0.0
         self._failures = ReportedFailures()
@@ -60,7 +57,6 @@ class PlainReporter(Observer):
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
         self._done_before, self._total = done, total
-        self._visit_s = plan.estimate_s / max(total - done, 1)
         self._last_line_s = time.monotonic()
         self._say(device_line(opened))
         before = f", {done} already done" if done else ""
@@ -102,16 +98,16 @@ class PlainReporter(Observer):
         now_s = time.monotonic()
         if now_s - self._last_line_s >= PLAIN_EVERY_S:
             self._last_line_s = now_s
-            self._say(f"{self._done_before + self._made} of {self._total} visits, {self._left()}")
+            made = f"{self._done_before + self._made} of {self._total} visits"
+            self._say(", ".join(filter(None, [made, self._left()])))
 
     def _left(self) -> str:
+        """Return the time that the missing visits take if they are as long as those made; "" before there are two."""
         missing = self._total - self._done_before - self._made
         if missing < 0:
             return "more than expected"
-        # The first visit does not count: it includes opening the device and compiling kernels.
-        weight = ESTIMATE_WEIGHT * (self._total - self._done_before)
-        spent_s = time.monotonic() - self._first_s + weight * self._visit_s
-        return f"{format_duration(spent_s / (self._made - 1 + weight) * missing)} left"
+        timed = self._made - 1  # the first visit also opens the device and compiles kernels
+        return f"{format_duration((time.monotonic() - self._first_s) / timed * missing)} left" if timed else ""
 
     def _say_skips(self, plan: Plan) -> None:
         for reason, count in Counter(skip.reason for skip in plan.skipped).most_common():

@@ -169,7 +169,10 @@ class SideBySide:
                 execution.measure_ceilings(number)
                 execution.observe("start")
             execution.measure_controls(number)
-        for cell in sorted(cells, key=lambda cell: cell.shuffle_key(number, self._seed)):
+        plug_ins = self.running[BASE].plan.plug_ins  # a plug-in package has a worker of its own
+        for cell in sorted(
+            cells, key=lambda cell: (plug_ins.get(cell.backend, ""), cell.shuffle_key(number, self._seed))
+        ):
             if cell not in self._failed:
                 self._pair(number, cell, order, verify=verify)
 

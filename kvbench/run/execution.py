@@ -1,12 +1,12 @@
 """A running sweep: requests cell after cell from the worker, journals every record, and ends cleanly."""
 
 import shlex
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
@@ -23,9 +23,10 @@ from kvbench.results import RunWriter, load_run
 from kvbench.results.schema import Ceiling, Control, Failure, FailureKind, Note, Record, Roof, RunStatus, Skip, Visit
 from kvbench.run.done import Progress
 from kvbench.run.protocol import InTurn, MeasureCeiling, MeasureCell, MeasureControl, MeasureRoof, Opened
-from kvbench.run.worker_process import NotAskedError, WorkerLostError, WorkerSlot
-from kvbench.sweep.estimate import submissions, visit_deadline_s
-from kvbench.sweep.plan import Plan, PlannedVisit, visits
+from kvbench.run.supervised import LostError
+from kvbench.run.worker_process import NotAskedError, WorkerSlot
+from kvbench.sweep.estimate import submissions, usual_seconds, visit_deadline_s
+from kvbench.sweep.plan import Plan, PlannedVisit, by_package, visits
 from kvbench.sweep.spec import OF_TRACE, SweepSpec
 
 CEILING_SAMPLES: Final = 4
@@ -55,20 +56,47 @@ class Observer:
 class Schedule(Protocol):
     """Decides from the results so far which cells of a plan are visited next."""
 
-    command: str
-    """The command that makes the schedule, and that can use its run."""
-    visit_time: float
-    """The mean time of a visit, as a share of that of the plan."""
+    @property
+    def command(self) -> str | None:
+        """The command that makes the schedule as it goes, and that can use its run."""
+
+    @property
+    def measures_roofs_once(self) -> bool:
+        """Whether the stages are too short to measure the roofs in each."""
+
+    @property
+    def made(self) -> int:
+        """The number of visits that the run already has."""
 
     @property
     def expected_visits(self) -> int:
-        """The estimated number of visits."""
+        """The estimated number of visits, with those made."""
 
     def stages(self) -> Iterator[list[tuple[int, Cell]]]:
         """Yield the visits (round, cell) stage by stage; each stage depends on the results of all before it."""
 
     def note(self, visit: Visit) -> None:
         """Record a visit."""
+
+
+class Rounds:
+    """The schedule of a plain sweep: in every round each cell of the plan once, without what the run already has."""
+
+    command = None
+    measures_roofs_once = False
+
+    def __init__(self, plan: Plan, spec: SweepSpec, progress: Progress) -> None:
+        every = list(visits(plan, spec.sampling, spec.seed))
+        self.expected_visits = len(every)
+        self._missing = [(visit.round, visit.cell) for visit in every if progress.wants(visit)]
+        self.made = len(every) - len(self._missing)
+
+    def stages(self) -> Iterator[list[tuple[int, Cell]]]:
+        for _, stage in groupby(self._missing, key=itemgetter(0)):
+            yield list(stage)
+
+    def note(self, visit: Visit) -> None:
+        """Nothing depends on the results."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +133,7 @@ def ended_by(why: KeyboardInterrupt | KvbenchError) -> tuple[RunStatus, str]:
 
 @dataclass(frozen=True)
 class Execution:
-    """A planned sweep, its worker and its journal; an optional `schedule` chooses the next visits from the results."""
+    """A planned sweep, its worker and its journal; a `schedule` can choose the next visits from the results."""
 
     spec: SweepSpec
     plan: Plan
@@ -123,7 +151,7 @@ class Execution:
         """
         try:
             self.begin()
-            self._measure_missing()
+            self._follow(self.schedule or Rounds(self.plan, self.spec, self.progress))
         except UsageError as error:
             with suppress(StorageError):
                 self.writer.set_status("stopped", str(error))
@@ -165,50 +193,39 @@ class Execution:
         counts = done.measured, len(done.failed), len(done.skipped), done.copies_failed
         return Outcome(self.writer.path, status, reason, *counts, searched_by=self.writer.info.searched_by)
 
-    def _measure_missing(self) -> None:
-        if self.schedule is not None:
-            self._follow(self.schedule)
-            return
-        every = list(visits(self.plan, self.spec.sampling, self.spec.seed))
-        missing = [*filter(self.progress.wants, every)]
-        self.observer.planned(self.plan, self.opened, len(every) - len(missing), len(every))
-        if not missing:
-            return
-        pool_bytes = self.reserve([visit.cell for visit in missing])
-        for number, planned in groupby(missing, key=lambda visit: visit.round):
-            self._measure_round(number, planned, pool_bytes, first=number == missing[0].round)
-
     def _follow(self, schedule: Schedule) -> None:
-        share = schedule.expected_visits / (len(self.plan.cells) * self.spec.sampling.rounds)
-        plan = replace(self.plan, estimate_s=schedule.visit_time * share * self.plan.estimate_s)
-        self.observer.planned(plan, self.opened, 0, schedule.expected_visits)
-        pool_bytes = self.reserve(self.plan.cells)
+        """Measure what `schedule` has left, stage by stage."""
+        left = schedule.expected_visits - schedule.made
+        plan = replace(self.plan, estimate_s=usual_seconds(self.plan.cells, left, self.spec.sampling))
+        self.observer.planned(plan, self.opened, schedule.made, schedule.expected_visits)
+        pool_bytes = self.reserve(self.plan.cells) if left else 0
         for index, stage in enumerate(schedule.stages()):
-            number = stage[0][0]
-            planned = (PlannedVisit(number, cell) for _, cell in stage)
-            # A search has many short rounds: its roofs are measured once.
-            self._measure_round(number, planned, 0 if index else pool_bytes, first=index == 0)
+            has_roofs = not (index and schedule.measures_roofs_once)
+            self._measure_stage([PlannedVisit(*visit) for visit in stage], pool_bytes if has_roofs else 0, index)
 
-    def _measure_round(self, number: int, planned: Iterable[PlannedVisit], pool_bytes: int, *, first: bool) -> None:
-        """Measure a round, which begins with large copies, and with the roofs where `pool_bytes` is large enough."""
+    def _measure_stage(self, planned: list[PlannedVisit], pool_bytes: int, index: int) -> None:
+        """Measure visits of a round: first large copies, and the roofs where `pool_bytes` is large enough."""
+        number = planned[0].round
         self.measure_ceilings(number)
         self.measure_controls(number)
-        if first:
+        if index == 0:
             # Right after the large copies: an idle GPU lowers the speed of its link.
             self.observe("start")
         self._measure_roofs(number, pool_bytes)
-        waiting = deque(planned)
-        repeats = max(1, len(waiting) // VISITS_A_REPEAT)
-        while waiting:
-            visit = waiting.popleft()
-            if self.progress.wants(visit):
-                self.observer.visiting(visit)
-                made = self.visit(visit)
-                again = isinstance(made, Visit) and made.disturbed and visit.attempt < MAX_REPEATS and repeats > 0
-                if again and visit.cell.devices == 1:
-                    # After all other visits of the round, when the disturbance may be over.
-                    waiting.append(replace(visit, attempt=visit.attempt + 1))
-                    repeats -= 1
+        repeats = max(1, len(planned) // VISITS_A_REPEAT)
+        for attempt in range(1 + MAX_REPEATS):
+            # Repeats come after all other visits of the round, when the disturbance may be over.
+            disturbed = [visit for visit in by_package(planned, self.plan.plug_ins) if self._is_disturbed(visit)]
+            planned = [replace(visit, attempt=attempt + 1) for visit in disturbed[:repeats]]
+            repeats -= len(planned)
+
+    def _is_disturbed(self, visit: PlannedVisit) -> bool:
+        """Make a visit, unless the run has it; return whether it was disturbed and can be repeated."""
+        if not self.progress.wants(visit):
+            return False
+        self.observer.visiting(visit)
+        made = self.visit(visit)
+        return isinstance(made, Visit) and bool(made.disturbed) and visit.cell.devices == 1
 
     def measure_ceilings(self, number: int) -> None:
         swapped = {cell.direction for cell in self.plan.cells}
@@ -236,7 +253,7 @@ class Execution:
             self.progress.copies_failed += 1
             name = f"{kind.__name__.lower()} {request.direction} of round {request.round}"
             self._record(Note(text=f"{name} failed: {error}"))
-            if isinstance(error, WorkerLostError):
+            if isinstance(error, LostError):
                 self.slot.replace()
 
     def _revive(self) -> None:
@@ -259,22 +276,23 @@ class Execution:
             sampling=self.spec.sampling,
             in_turn=in_turn,
         )
-        deadline_s = visit_deadline_s(visit.cell, self.spec.sampling, self.opened.device.kind)
+        deadline_s = visit_deadline_s(visit.cell, self.spec.sampling)
         pauses_s = self.spec.trace.most_pauses_s if self.spec.trace else 0.0
         self._revive()
+        self.slot.serve(visit.cell.backend)
         try:
             answer = self.slot.visit(request, deadline_s + pauses_s)
         except NotAskedError as why:
             return self.fail(visit, str(why))
-        except WorkerLostError as lost:
+        except LostError as lost:
             answer = self.fail(visit, str(lost), lost.kind)
         else:
             if isinstance(answer, Visit):
                 self._record(answer)
                 return answer
             answer = self.fail(visit, answer.message, answer.kind)
-        if answer.kind != "mismatch":
-            self.replace_worker(f"the worker process was replaced after {visit.cell.label} failed")
+        # Also after a mismatch: what wrote other bytes may still be at work.
+        self.replace_worker(f"the worker process was replaced after {visit.cell.label} failed")
         return answer
 
     def replace_worker(self, note: str) -> None:

@@ -1,18 +1,13 @@
 """A worker process from the parent's side: started, asked with a deadline, killed if it hangs, and replaced."""
 
 import os
-import selectors
-import signal
-import subprocess
 import sys
-import tempfile
 import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -20,7 +15,7 @@ from kvbench.cells.backend_facts import BackendFacts
 from kvbench.cells.device_facts import HARDWARE_QUEUES
 from kvbench.errors import ExitCode, KvbenchError, UsageError
 from kvbench.files import open_log
-from kvbench.results.schema import Failure, FailureKind, Visit
+from kvbench.results.schema import Failure, Visit
 from kvbench.run.protocol import (
     ANSWERS,
     Answer,
@@ -35,36 +30,17 @@ from kvbench.run.protocol import (
     Reserved,
     encode,
 )
+from kvbench.run.supervised import LostError, Supervised
 from kvbench.sweep.installed import Installed
 from kvbench.sweep.spec import SweepSpec
 
 OPEN_DEADLINE_S: Final = 120.0
 DESCRIBE_DEADLINE_S: Final = 60.0
 RESERVE_DEADLINE_S: Final = 300.0
-_CHUNK_BYTES: Final = 1 << 16
-_TAIL_BYTES: Final = 2000
-# Silence is counted in steps, so that at most one step counts while this process is stopped (Ctrl-Z, suspend).
-_STEP_S: Final = 0.1
-# A process that is blocked in a driver call cannot be killed; kvbench leaves it running.
-_END_S: Final = 10.0
 # The driver's default is 8, and some training frameworks set 1.
 _ENVIRONMENT: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": str(HARDWARE_QUEUES)}
-_LONGEST_BYTES: Final = 64 << 20
 
 Kind = TypeVar("Kind", bound=Answer)
-
-
-class WorkerLostError(KvbenchError):
-    """The worker ended; the message says how."""
-
-    exit_code = ExitCode.FAILED_CELLS
-    kind: FailureKind = "crash"
-
-
-class WorkerHungError(WorkerLostError):
-    """The worker did not answer within the deadline and was killed."""
-
-    kind = "timeout"
 
 
 class EngineRefusedError(KvbenchError):
@@ -89,129 +65,35 @@ class Interpreter:
         return (self.python, "-P", *arguments)
 
 
-class WorkerProcess:
-    """One worker. Raises WorkerLostError if its interpreter cannot be started, KeyboardInterrupt where it waits once
-    `stop` is set.
-    """
+class WorkerProcess(Supervised):
+    """One worker; see `Supervised` for what it raises."""
 
     def __init__(self, interpreter: Interpreter, stop: threading.Event) -> None:
-        self._stop = stop
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close
         environment = os.environ if interpreter.environment is None else interpreter.environment
-        try:
-            self._process = subprocess.Popen(
-                interpreter.command("-m", "kvbench.measure.worker"),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                env={**environment, **_ENVIRONMENT},
-                start_new_session=True,  # the parent handles Ctrl-C
-            )
-        except OSError as error:
-            self._stderr.close()
-            raise WorkerLostError(f"{interpreter.python} cannot be started: {error.strerror}") from None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self.pid = self._process.pid
-        self._requests = self._process.stdin
-        os.set_blocking(self._requests.fileno(), False)
-        self._answers = self._process.stdout
-        self._received = bytearray()
+        command = interpreter.command("-m", "kvbench.measure.worker")
+        super().__init__("the worker", command, {**environment, **_ENVIRONMENT}, stop)
 
     def ask(self, request: Request, deadline_s: float) -> Answer:
         """Send `request` and return the answer.
 
-        Raises WorkerLostError after a crash, or WorkerHungError after `deadline_s` seconds without taking the request
-        or without an answer.
+        Raises LostError after a crash, or HungError after `deadline_s` seconds without taking the request or without an
+        answer.
         """
-        self._write(encode(request), deadline_s)
-        line = self._read_line(deadline_s)
+        self.write(encode(request), deadline_s)
+        line = self.read_line(deadline_s)
         try:
             return ANSWERS.decode(line)
         except msgspec.DecodeError as error:
             self.kill()
-            raise WorkerLostError(f"the worker's answer is invalid ({error})") from None
-
-    @property
-    def ended(self) -> bool:
-        return self._process.poll() is not None
-
-    @property
-    def last_stderr(self) -> bytes:
-        return os.pread(self._stderr.fileno(), os.fstat(self._stderr.fileno()).st_size, 0)
-
-    def kill(self) -> None:
-        """Kill the worker, without waiting for one that is blocked in the driver."""
-        self._process.kill()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
-
-    def close(self) -> bytes:
-        """Kill the worker, close its pipes, and return its stderr output."""
-        self.kill()
-        stderr_text = self.last_stderr
-        with suppress(BrokenPipeError):
-            self._requests.close()
-        self._answers.close()
-        self._stderr.close()
-        return stderr_text
-
-    def _read_line(self, deadline_s: float) -> bytes:
-        searched, ready = 0, self._ready(self._answers, selectors.EVENT_READ, deadline_s)
-        while (end := self._received.find(b"\n", searched)) < 0:
-            searched = len(self._received)
-            next(ready)
-            chunk = os.read(self._answers.fileno(), _CHUNK_BYTES)
-            if not chunk:
-                raise WorkerLostError(self._obituary())
-            self._received += chunk
-            if len(self._received) > _LONGEST_BYTES:
-                self.kill()
-                raise WorkerLostError(f"the worker's answer is longer than {_LONGEST_BYTES >> 20} MiB")
-        line = bytes(self._received[:end])
-        del self._received[: end + 1]
-        return line
-
-    def _write(self, line: bytes, deadline_s: float) -> None:
-        for _ in self._ready(self._requests, selectors.EVENT_WRITE, deadline_s):
-            try:
-                line = line[os.write(self._requests.fileno(), line) :]
-            except BrokenPipeError:
-                raise WorkerLostError(self._obituary()) from None
-            if not line:
-                return
-
-    def _ready(self, pipe: IO[bytes], event: int, deadline_s: float) -> Iterator[None]:
-        """Yield whenever the pipe is ready; kill the worker and raise WorkerHungError after `deadline_s` of silence."""
-        left_s = deadline_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(pipe, event)
-            while left_s > 0:
-                step_s, begin_s = min(left_s, _STEP_S), time.monotonic()
-                if selector.select(step_s):
-                    yield
-                else:
-                    left_s -= min(step_s, time.monotonic() - begin_s)
-                if self._stop.is_set():
-                    raise KeyboardInterrupt
-        self.kill()
-        raise WorkerHungError(f"no answer within {round(deadline_s, 1):g} s; the worker was killed")
-
-    def _obituary(self) -> str:
-        try:
-            code = self._process.wait(_END_S)
-            names = {number.value: number.name for number in signal.Signals}
-            how = f"died by {names.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"
-        except subprocess.TimeoutExpired:
-            how = "closed its pipes but still runs"
-        printed = self.last_stderr[-_TAIL_BYTES:].decode(errors="replace").strip()
-        return f"the worker {how}" + (f": {printed.splitlines()[-1]}" if printed else "")
+            raise LostError(f"the worker's answer is invalid ({error})") from None
 
 
 class WorkerSlot:
     """Holds the current worker of a sweep. Every worker opens the same device and gets the same memory.
 
-    The output of workers goes to `log` when they end. Use it with `contextlib.closing`.
+    A worker serves one plug-in package at a time: what such a package leaves behind in a process, a thread for
+    instance, cannot reach the visits of others. The output of workers goes to `log` when they end. Use it with
+    `contextlib.closing`.
     """
 
     def __init__(
@@ -224,6 +106,8 @@ class WorkerSlot:
         self._spec = spec
         self._interpreter = interpreter or Interpreter()
         self._backends = list(backends)
+        self._plug_ins = {backend.name: backend.package for backend in self._backends if backend.plug_in}
+        self._loaded: set[str] = set()  # the plug-in packages that the current worker has loaded
         self._lost: dict[str, str] = {}  # backends that crashed a worker, and how
         self._open = Open(device=spec.device, fault=spec.fault)
         self._reserve: Reserve | None = None
@@ -238,15 +122,11 @@ class WorkerSlot:
         return frozenset({self._worker.pid} if self._worker else ())
 
     def start(self) -> Opened:
-        """Start a worker, open its device, load its backends; raises UsageError, EngineRefusedError, WorkerLostError.
+        """Start a worker, open its device, load its backends; raises UsageError, EngineRefusedError, LostError.
 
         A backend that crashes the worker, or that does not return, is described as unavailable.
         """
-        self._worker = WorkerProcess(self._interpreter, self._stop)
-        self._started += 1
-        opened = self.ask(self._open, Opened, OPEN_DEADLINE_S)
-        # A replacement opens the device that the first worker found.
-        self._open = msgspec.structs.replace(self._open, device=opened.device.name)
+        opened = self._launch()
         facts: list[BackendFacts] = []
         for backend in self._backends:
             name, package = backend.name, backend.package
@@ -254,13 +134,22 @@ class WorkerSlot:
                 reason = f"{package} does not load: {self._lost[name]}"
                 facts.append(BackendFacts(name, "does not load", frozenset(), reason, package=package, on_request=True))
                 continue
+            self._loaded.update(filter(None, [self._plug_ins.get(name)]))
             try:
                 facts.append(self.ask(Describe(backend=name), Described, DESCRIBE_DEADLINE_S).backend)
-            except WorkerLostError as lost:
+            except LostError as lost:
                 self._lost[name] = str(lost)
                 self.close()
                 return self.start()
         return msgspec.structs.replace(opened, backends=facts)
+
+    def _launch(self) -> Opened:
+        self._worker, self._loaded = WorkerProcess(self._interpreter, self._stop), set()
+        self._started += 1
+        opened = self.ask(self._open, Opened, OPEN_DEADLINE_S)
+        # A replacement opens the device that the first worker found.
+        self._open = msgspec.structs.replace(self._open, device=opened.device.name)
+        return opened
 
     def reserve(self, pool_bytes: int, host_pools: int = 1, backends: Iterable[str] = ()) -> list[str]:
         """Allocate the memory pools, now and in every replacement, and load what `backends` take long to load; raises
@@ -276,7 +165,18 @@ class WorkerSlot:
             policy=self._spec.policy,
             trace=self._spec.trace,
         )
+        if self._loaded:  # to describe them
+            self.close()
+            self._launch()
         return self.ask(self._reserve, Reserved, RESERVE_DEADLINE_S).notes
+
+    def serve(self, backend: str) -> None:
+        """Replace the worker if it has loaded a plug-in package that does not provide `backend`; raises as `start`."""
+        package = self._plug_ins.get(backend)
+        if self._loaded - {package}:
+            self.replace()
+        if package is not None:
+            self._loaded.add(package)
 
     def ask(self, request: Request, kind: type[Kind], deadline_s: float) -> Kind:
         """Ask the worker, as `WorkerProcess.ask`; raises UsageError or EngineRefusedError for Refused."""
@@ -287,7 +187,7 @@ class WorkerSlot:
         return self._expect(answer, kind)
 
     def visit(self, request: MeasureCell, deadline_s: float) -> Visit | Failure:
-        """Measure a cell; raises WorkerLostError, also if the answer is of another visit."""
+        """Measure a cell; raises LostError, also if the answer is of another visit."""
         assert self._worker is not None
         answer = self._worker.ask(request, deadline_s)
         if isinstance(answer, Failure):
@@ -295,24 +195,25 @@ class WorkerSlot:
         visit = self._expect(answer, Visit)
         if (visit.cell_text, visit.round, visit.attempt) != (request.cell, request.round, request.attempt):
             self._worker.kill()
-            raise WorkerLostError("the worker's answer is of another visit")
+            raise LostError("the worker's answer is of another visit")
         return msgspec.structs.replace(visit, process=self._started)
 
     def _expect(self, answer: Answer, kind: type[Kind]) -> Kind:
-        """Return `answer`; if it has the wrong type, kill the worker and raise WorkerLostError."""
+        """Return `answer`; if it has the wrong type, kill the worker and raise LostError."""
         assert self._worker is not None
         if isinstance(answer, kind):
             return answer
         self._worker.kill()
-        raise WorkerLostError(f"the worker's answer does not match the request ({type(answer).__name__})")
+        raise LostError(f"the worker's answer does not match the request ({type(answer).__name__})")
 
     @property
     def ended(self) -> bool:
         return self._worker is not None and self._worker.ended
 
     def replace(self) -> None:
+        """Start another worker, with the same memory; raises as `start`."""
         self.close()
-        self.start()
+        self._launch()
         assert self._reserve is not None
         self.ask(self._reserve, Reserved, RESERVE_DEADLINE_S)
 

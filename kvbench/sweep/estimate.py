@@ -1,12 +1,10 @@
-"""How many swaps a visit makes, and about how long it takes."""
+"""How many swaps a visit makes, when it counts as hung, and about how long visits take."""
 
 from collections.abc import Sequence
 from typing import Final
 
-from kvbench.cells.axes import Direction, Neighbour, StreamState
+from kvbench.cells.axes import Neighbour, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES
-from kvbench.cells.locality import sets_of
 from kvbench.sweep.spec import Sampling
 
 # The verified first swap, the audit after the last sample, and the check of the stream's order.
@@ -21,73 +19,42 @@ LEAST_BESIDE_S: Final = 0.3
 CHAIN: Final = 8
 SHORT_CHAIN: Final = 2
 
-# For the time estimate only, never a result: visit times on an H200 and an H100 (driver 580.159), and on two CPUs.
-_EST_START_S: Final = {"cuda": 14.0, "cpu": 1.0}
-_EST_VISIT_S: Final = 0.007
-# The first visit of a cell also checks, with a delay, that its swaps are ordered in their stream.
-_EST_FIRST_VISIT_S: Final = 0.025
-_EST_SWAP_BYTES_PER_S: Final = {"cuda": 45e9, "cpu": 5e9}
-# Copies that the driver makes on the CPU.
-_EST_INLINE_BYTES_PER_S: Final = 5e9
-_EST_BLOCK_S: Final = {"kernel": 0.04e-6, "copies": 0.5e-6}
-# Around a sample: the descriptors of the next blocks are written.
-_EST_SAMPLE_S: Final = 50e-6
-_EST_NAMED_BLOCK_S: Final = 0.04e-6
-_EST_VERIFY_BYTES_PER_S: Final = {"cuda": 15e9, "cpu": 1.5e9}
-_EST_VERIFY_BLOCK_S: Final = 0.15e-6
-# Around a visit beside a neighbour: each turn starts and drains the neighbour.
-_EST_NEIGHBOUR_S: Final = 0.4
-# What a layer adds to a swap, and a step beside which swaps are measured.
-_EST_LAYER_S: Final = 10e-6
-_EST_STEP_S: Final = 5e-3
-# Disturbed visits, which are repeated.
-_EST_REPEATS: Final = 1.1
+# For a deadline: no machine moves, fills or compares the bytes of large swaps more slowly.
+_SLOWEST_BYTES_PER_S: Final = 1e9
+# The maximum time to compare the bytes that swaps moved, relative to that of moving them.
+_COMPARED: Final = 3
+# Before the first visit is made: the start of the worker with its memory, and a visit on an H100 or H200, most of which
+# took 0.03 to 0.2 s.
+_USUAL_START_S: Final = 10.0
+_USUAL_VISIT_S: Final = 0.06
 
 
 def submissions(sampling: Sampling, state: StreamState) -> int:
-    """Return the number of swaps that a visit submits at most, hardly ever more: checks, warm-ups, twins, samples and
-    watched swaps.
+    """Return how many sets of fresh blocks a visit gets: one for each swap that it probably submits.
+
+    These are checks, warm-ups, twins, samples and watched swaps. A visit that submits more swaps, because swaps are
+    watched at random and a chain that was held up is repeated, begins again with the first set.
     """
-    a_sample = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
-    watched = 1 + round(2 * WATCHED_SHARE * sampling.max_samples)
-    return CHECKED_SWAPS + BUSY_TWINS + (sampling.warmups + sampling.max_samples + watched) * a_sample
+    return _swaps(sampling, state, sampling.max_samples)
 
 
-def estimate_seconds(cells: Sequence[Cell], sampling: Sampling, device_kind: str) -> float:
-    """Return an estimate of the seconds that measuring `cells` takes, including start-up."""
-    visits_s = sum(_visit_seconds(cell, sampling, device_kind) for cell in cells)
-    first_s = len(cells) * _EST_FIRST_VISIT_S
-    return _EST_START_S[device_kind] + first_s + _EST_REPEATS * sampling.rounds * visits_s
-
-
-def visit_deadline_s(cell: Cell, sampling: Sampling, device_kind: str) -> float:
+def visit_deadline_s(cell: Cell, sampling: Sampling) -> float:
     """Return the seconds of silence after which a visit of `cell` counts as hung; more work allows more time."""
-    return sampling.deadline_s + sampling.cell_seconds + _visit_seconds(cell, sampling, device_kind)
+    swaps = _swaps(sampling, cell.stream_state, sampling.min_samples) * (1 + cell.queued)
+    around_us = cell.pause_us + (sampling.busy_delay_us if cell.stream_state.pending else 0)
+    least_s = swaps * (cell.swap_bytes / _SLOWEST_BYTES_PER_S + around_us / 1e6)
+    return sampling.deadline_s + (1 + _COMPARED) * sampling.cell_seconds + least_s
 
 
-def _visit_seconds(cell: Cell, sampling: Sampling, device_kind: str) -> float:
-    if cell.neighbour is not Neighbour.NONE and not cell.layers:
-        return _EST_NEIGHBOUR_S + max(LEAST_BESIDE_S, sampling.cell_seconds)
-    state = cell.stream_state
-    block_s = _EST_BLOCK_S["copies" if cell.sms is None else "kernel"]
-    swap_s = cell.swap_bytes / _EST_SWAP_BYTES_PER_S[device_kind] + cell.blocks * block_s
-    inline = cell.order is not None and state.ungated is StreamState.IDLE and cell.block_bytes <= CPU_INLINE_UP_TO_BYTES
-    if inline and device_kind == "cuda":
-        swap_s = max(swap_s, cell.swap_bytes / _EST_INLINE_BYTES_PER_S)
-    named_s = _EST_SAMPLE_S + cell.blocks * _EST_NAMED_BLOCK_S
-    sample_s = swap_s + named_s + cell.pause_us / 1e6 + cell.layers * _EST_LAYER_S
-    if cell.neighbour is not Neighbour.NONE:
-        sample_s += swap_s + named_s + 2 * _EST_STEP_S
-    if state.pending:
-        # after a delay of twice the submission; queued swaps are submitted after it, and then run
-        sample_s += sampling.busy_delay_us / 1e6 + 1e-3 + (2 + 2 * cell.queued) * cell.blocks * block_s
-        sample_s += cell.queued * swap_s
-    elif state is StreamState.SUSTAINED:
-        sample_s *= CHAIN + SHORT_CHAIN
-    count = max(sampling.min_samples, min(sampling.max_samples, sampling.cell_seconds / sample_s))
-    swaps = submissions(sampling, state) - sampling.max_samples + round(count)
-    sets = sets_of(cell, swaps) + 1  # also the audit
-    # The device checks its own side.
-    checked_bytes = sets * cell.swap_bytes * (1 if cell.direction is Direction.D2H or device_kind == "cpu" else 0.1)
-    verify_s = checked_bytes / _EST_VERIFY_BYTES_PER_S[device_kind] + sets * cell.blocks * _EST_VERIFY_BLOCK_S
-    return _EST_VISIT_S + (count + sampling.warmups) * sample_s + 3 * swap_s + verify_s
+def usual_seconds(cells: Sequence[Cell], visits: int, sampling: Sampling) -> float:
+    """Return about how many seconds `visits` visits of `cells` take on a GPU, with the start before them."""
+    beside = sum(cell.neighbour is not Neighbour.NONE and not cell.layers for cell in cells)
+    beside_s = max(LEAST_BESIDE_S, sampling.cell_seconds)
+    of_one_s = beside * beside_s + (len(cells) - beside) * min(_USUAL_VISIT_S, sampling.cell_seconds)
+    return _USUAL_START_S + visits * of_one_s / max(1, len(cells))
+
+
+def _swaps(sampling: Sampling, state: StreamState, samples: int) -> int:
+    a_sample = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
+    watched = 1 + round(2 * WATCHED_SHARE * samples)
+    return CHECKED_SWAPS + BUSY_TWINS + (sampling.warmups + samples + watched) * a_sample

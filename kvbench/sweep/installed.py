@@ -30,6 +30,11 @@ class Installed:
         return self.entry is not None and _is_built_in(self.entry)
 
     @property
+    def plug_in(self) -> bool:
+        """Whether the code is of a package that kvbench does not know: it may leave anything behind in its process."""
+        return not (self.own or self.engine)
+
+    @property
     def engine(self) -> str:
         """The engine whose installed code kvbench runs in this backend, on request only; "" for other backends."""
         module = "" if self.entry is None else self.entry.module

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kvbench.cells.axes import DEFAULT_ORDER, Memory, Neighbour, StreamState
@@ -17,7 +17,7 @@ from kvbench.cells.kernel_shape import RULE, KernelShape
 from kvbench.cells.layers import LAYERS_OF_8B, LAYERS_OF_70B, unfit
 from kvbench.cells.locality import default_pool_bytes, misfit, opposite, region_bytes
 from kvbench.errors import UsageError
-from kvbench.sweep.estimate import estimate_seconds, submissions
+from kvbench.sweep.estimate import submissions, usual_seconds
 from kvbench.sweep.installed import unknown_backend
 from kvbench.sweep.spec import Group, Sampling, SweepSpec
 from kvbench.units import rough_size
@@ -45,9 +45,9 @@ class PlannedSkip:
 class Plan:
     """A sweep on a device. Every requested cell is in `cells` or `skipped`, or counted in `filtered`.
 
-    `refusal` says which filter left no cell, "" if one is left.
-    `side_bytes` is the memory that the largest cell takes on each side. `host_pools` of that size, each pinned by
-    another method, exist at once. `estimate_s` is a rough upper estimate of the time in seconds.
+    `refusal` says which filter left no cell, "" if one is left. `side_bytes` is the memory that the largest cell takes
+    on each side. `host_pools` of that size, each pinned by another method, exist at once. `estimate_s` is about how
+    long the sweep takes on a GPU. `plug_ins` are the packages of those backends that are plug-ins.
     """
 
     cells: tuple[Cell, ...]
@@ -57,6 +57,7 @@ class Plan:
     estimate_s: float
     host_pools: int = 1
     refusal: str = ""
+    plug_ins: Mapping[str, str] = field(default_factory=dict)
 
 
 # The cross product of one group for one backend: axis name -> values, in the order of AXES.
@@ -97,8 +98,9 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
         skipped=tuple(PlannedSkip(cell, reason) for cell, reason in reasons.items() if reason is not None),
         filtered=len(asked) - len(kept),
         side_bytes=side_bytes,
-        estimate_s=estimate_seconds(cells, spec.sampling, device.kind),
+        estimate_s=usual_seconds(cells, len(cells) * spec.sampling.rounds, spec.sampling),
         host_pools=max(1, min(kinds, fitting)),
+        plug_ins={facts.name: facts.package for facts in backends if facts.plug_in},
         refusal="" if kept else refusal(spec.filters, asked),
     )
 
@@ -117,14 +119,27 @@ def footprint(cell: Cell, sampling: Sampling, device_kind: str) -> int:
 def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
     """Yield every cell once per round, shuffled by `seed`, so that consecutive backends differ where possible.
 
-    Where the host pools do not fit side by side, a round goes from one method of pinning memory to the next.
+    Where the host pools do not fit side by side, a round goes from one method of pinning memory to the next. The cells
+    of each plug-in package follow each other, see `by_package`.
     """
     kinds = _kinds(plan.cells)
     groups = [kinds] if len(kinds) <= plan.host_pools else [[kind] for kind in kinds]
-    for number, group in itertools.product(range(sampling.rounds), groups):
-        cells = [cell for cell in plan.cells if (cell.memory or Memory.ALLOCATED) in group]
-        for cell in _interleaved(sorted(cells, key=lambda cell: cell.shuffle_key(number, seed))):
-            yield PlannedVisit(number, cell)
+    for number in range(sampling.rounds):
+        order: list[Cell] = []
+        for group in groups:
+            cells = [cell for cell in plan.cells if (cell.memory or Memory.ALLOCATED) in group]
+            order += _interleaved(sorted(cells, key=lambda cell: cell.shuffle_key(number, seed)))
+        yield from by_package([PlannedVisit(number, cell) for cell in order], plan.plug_ins)
+
+
+def by_package(planned: Sequence[PlannedVisit], plug_ins: Mapping[str, str]) -> list[PlannedVisit]:
+    """Return the visits of one attempt in a round with those of each plug-in package together, otherwise in order.
+
+    A package has a worker of its own, so each change of the package costs the start of one. The order of packages
+    alternates from round to round: none is always first, and a round begins with the last package of the one before.
+    """
+    backwards = any((visit.round + visit.attempt) % 2 for visit in planned[:1])
+    return sorted(planned, key=lambda visit: plug_ins.get(visit.cell.backend, ""), reverse=backwards)
 
 
 def _with_model_layers(group: Group, spec: SweepSpec) -> Group:

@@ -38,7 +38,8 @@ class Search:
     """A search among the cells of a plan; `note` takes the results, `stages` yields the next visits."""
 
     command = "kvbench tune"
-    visit_time = 0.7  # as a share of that of the plan: most visits are of the fastest candidates
+    made = 0
+    measures_roofs_once = True
 
     def __init__(
         self,

@@ -15,7 +15,8 @@ from kvbench.results.schema import Ceiling, Disturbance, Failure, Note, Retry, V
 from kvbench.run.done import Progress
 from kvbench.run.execution import MAX_REPEATS, VISITS_A_REPEAT, Execution, Outcome
 from kvbench.run.protocol import MeasureCell, Opened
-from kvbench.run.worker_process import NotAskedError, WorkerLostError
+from kvbench.run.supervised import LostError
+from kvbench.run.worker_process import NotAskedError
 from kvbench.sweep.plan import Plan, PlannedVisit
 from kvbench.sweep.spec import Sampling, SweepSpec
 from tests.synthetic import info, samples
@@ -38,6 +39,8 @@ class Slot:
 
     def reserve(self, _pool_bytes: int, _host_pools: int, backends: set[str]) -> list[str]:
         return [f"room for {', '.join(backends)}"]
+
+    def serve(self, backend: str) -> None: ...
 
     def ask(self, request: Any, *_: object) -> Ceiling:
         return Ceiling(direction=request.direction, round=request.round, swap_bytes=1, gpu_us=[1.0])
@@ -68,11 +71,23 @@ class Crashing(Slot):
     """A worker that every large copy kills, and that is dead before the first visit."""
 
     def ask(self, *_: object) -> Ceiling:
-        raise WorkerLostError("the worker died by SIGSEGV")
+        raise LostError("the worker died by SIGSEGV")
 
     def replace(self) -> None:
         self.replaced += 1
         self.ended = self.replaced == 2
+
+
+class Mismatching(Slot):
+    """A worker that finds wrong bytes in every visit of the first cell."""
+
+    def visit(self, request: MeasureCell, *_: object) -> Visit | Failure:
+        if Cell.from_strings(request.cell) == CELLS[0]:
+            return Failure(cell_text=request.cell, round=request.round, kind="mismatch", message="wrong", command="")
+        return super().visit(request)
+
+    def replace(self) -> None:
+        self.replaced += 1
 
 
 class Left(Slot):
@@ -91,8 +106,9 @@ class Stopped:
     """A search that is interrupted before its first visit."""
 
     command = "kvbench tune"
+    made = 0
+    measures_roofs_once = True
     expected_visits = 1
-    visit_time = 1.0
 
     def stages(self) -> Any:
         raise KeyboardInterrupt
@@ -161,6 +177,12 @@ def test_a_visit_that_was_not_requested_fails_without_replacing_a_worker(tmp_pat
     (failure,) = (record for record in load_run(tmp_path).records if isinstance(record, Failure))
     assert (failure.cell, failure.kind, failure.message) == (CELLS[1], "error", "only 1 of 2 devices are left")
     assert slot.replaced == 0
+
+
+def test_a_worker_that_found_wrong_bytes_is_replaced(tmp_path: Path) -> None:
+    slot = Mismatching(disturbed=0)
+    outcome = execute(tmp_path, slot)
+    assert (outcome.measured, outcome.failed, slot.replaced) == (len(CELLS) - 1, 1, 1)
 
 
 def test_a_failed_cell_has_figures_after_a_successful_retry(tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from kvbench.cells.cell import Cell
-from kvbench.run import worker_process
+from kvbench.run import supervised, worker_process
 from kvbench.run.protocol import Open, Opened, Refused
-from kvbench.run.worker_process import Interpreter, WorkerHungError, WorkerLostError, WorkerProcess, WorkerSlot
+from kvbench.run.supervised import HungError, LostError
+from kvbench.run.worker_process import Interpreter, WorkerProcess, WorkerSlot
 from kvbench.sweep.estimate import visit_deadline_s
-from kvbench.sweep.installed import Installed
+from kvbench.sweep.installed import Installed, installed
 from kvbench.sweep.spec import Sampling, SweepSpec
 
 OPEN = Open(device="cpu", fault=None)
@@ -39,8 +40,8 @@ def test_time_while_this_process_was_stopped_does_not_count_as_silence(monkeypat
     with closing(
         worker_that(monkeypatch, f"import time; input(); time.sleep(0.7); print('{answer}', flush=True); input()")
     ) as worker:
-        monkeypatch.setattr(worker_process, "_STEP_S", 0.2)
-        monkeypatch.setattr(worker_process.time, "monotonic", lambda: next(clock))
+        monkeypatch.setattr(supervised, "_STEP_S", 0.2)
+        monkeypatch.setattr(supervised.time, "monotonic", lambda: next(clock))
         assert worker.ask(OPEN, 60.0) == Refused(message="late", usage=False)
 
 
@@ -53,7 +54,7 @@ def test_a_waiting_answer_is_read_even_after_the_deadline(monkeypatch: pytest.Mo
 
 def test_a_silent_worker_is_killed_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(worker_that(monkeypatch, "import time; time.sleep(60)")) as worker:
-        with pytest.raises(WorkerHungError, match=r"no answer within 0.3 s; the worker was killed"):
+        with pytest.raises(HungError, match=r"no answer within 0.3 s; the worker was killed"):
             worker.ask(OPEN, 0.3)
         assert worker.ended
 
@@ -61,7 +62,7 @@ def test_a_silent_worker_is_killed_at_the_deadline(monkeypatch: pytest.MonkeyPat
 def test_a_worker_that_does_not_take_its_request_is_killed_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     long = Open(device="x" * (1 << 20), fault=None)  # more than a pipe holds
     with closing(worker_that(monkeypatch, "import time; time.sleep(60)")) as worker:
-        with pytest.raises(WorkerHungError):
+        with pytest.raises(HungError):
             worker.ask(long, 0.3)
         assert worker.ended
 
@@ -77,14 +78,14 @@ def test_a_long_request_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_error_quotes_the_last_stderr_line_of_the_first_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(worker_that(monkeypatch, "import sys; input(); sys.exit('libcuda is not amused')")) as worker:
-        with pytest.raises(WorkerLostError) as lost:
+        with pytest.raises(LostError) as lost:
             worker.ask(OPEN, 20.0)
         assert str(lost.value) == "the worker ended with exit code 1: libcuda is not amused"
 
 
 def test_a_process_blocked_in_the_driver_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(worker_that(monkeypatch, "input()")) as worker:
-        monkeypatch.setattr(worker_process, "_END_S", 0.2)
+        monkeypatch.setattr(supervised, "_END_S", 0.2)
         monkeypatch.setattr(worker._process, "kill", lambda: None)  # as one in uninterruptible sleep takes it
         worker.kill()
         monkeypatch.undo()
@@ -96,7 +97,7 @@ def test_the_output_of_workers_is_logged_but_never_through_a_link(
     run_instead(monkeypatch, "import sys; sys.exit('output')")
     slot = WorkerSlot(SweepSpec(name="test", device="cpu"))
     slot.log = tmp_path / "worker.log"
-    with pytest.raises(WorkerLostError):
+    with pytest.raises(LostError):
         slot.start()
     slot.close()
     assert slot.log.read_text() == "output\n"
@@ -104,10 +105,37 @@ def test_the_output_of_workers_is_logged_but_never_through_a_link(
     (tmp_path / "precious").write_text("kept")
     slot.log = tmp_path / "link.log"
     slot.log.symlink_to("precious")
-    with pytest.raises(WorkerLostError):
+    with pytest.raises(LostError):
         slot.start()
     slot.close()
     assert (tmp_path / "precious").read_text() == "kept"
+
+
+def write_plug_in(folder: Path, name: str, code: str) -> Installed:
+    """Write a package as if it was installed in `folder`, with a backend of its name."""
+    (folder / f"kvbench_{name}.py").write_text(code)
+    info = folder / f"kvbench_{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kvbench-{name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[kvbench.backends]\n{name} = kvbench_{name}:Plugin\n")
+    return Installed(name, f"kvbench-{name}==1.0", None)
+
+
+def test_a_worker_serves_one_plug_in_package_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = [write_plug_in(tmp_path, name, "Plugin = None\n") for name in ("one", "two")]
+    asked.append(installed()[0]["batched"])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with closing(WorkerSlot(SweepSpec(name="test", device="cpu"), asked)) as slot:
+        slot.start()
+        described = slot.pids
+        slot.reserve(1 << 20)
+        pids = [slot.pids]
+        for name in ("batched", "one", "one", "batched", "two", "one"):
+            slot.serve(name)
+            pids.append(slot.pids)
+    assert described != pids[0]  # that worker loaded both packages
+    assert pids[0] == pids[1] == pids[2] == pids[3]  # kvbench's own code leaves nothing behind
+    assert pids[3] != pids[4] == pids[5] != pids[6]
 
 
 @pytest.mark.parametrize(
@@ -116,11 +144,7 @@ def test_the_output_of_workers_is_logged_but_never_through_a_link(
 def test_a_backend_that_crashes_its_worker_costs_only_itself(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str, reason: str
 ) -> None:
-    (tmp_path / "kvbench_plugin.py").write_text(f"import os, time\n{how}\n")
-    info = tmp_path / "kvbench_plugin-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvbench-plugin\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[kvbench.backends]\nplugin = kvbench_plugin:Plugin\n")
+    write_plug_in(tmp_path, "plugin", f"import os, time\n{how}\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(worker_process, "DESCRIBE_DEADLINE_S", 1.0)
     asked = [Installed("plugin", "kvbench-plugin==1.0", None), Installed("batched", "kvbench==0.1.0", None)]
@@ -138,15 +162,15 @@ def test_more_work_has_a_later_deadline() -> None:
     texts = {"backend": "batched", "direction": "h2d", "blocks": "4", "block_size": "4KiB", "stream_state": "idle"}
     cell = Cell.from_strings(texts | {"pattern": "shuffled"})
     for sampling in (Sampling(cell_seconds=600.0), Sampling(deadline_s=5.0), Sampling(max_samples=100_000)):
-        assert visit_deadline_s(cell, sampling, "cpu") >= sampling.deadline_s + sampling.cell_seconds
+        assert visit_deadline_s(cell, sampling) >= sampling.deadline_s + sampling.cell_seconds
         larger = replace(cell, block_bytes=100 * cell.block_bytes)
-        assert visit_deadline_s(larger, sampling, "cpu") > visit_deadline_s(cell, sampling, "cpu")
+        assert visit_deadline_s(larger, sampling) > visit_deadline_s(cell, sampling)
 
 
 def test_more_than_eight_streams_have_separate_hardware_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as training frameworks set it
     code = "import os, sys; input(); sys.exit(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])"
-    with closing(worker_that(monkeypatch, code)) as worker, pytest.raises(WorkerLostError, match=r"32$"):
+    with closing(worker_that(monkeypatch, code)) as worker, pytest.raises(LostError, match=r"32$"):
         worker.ask(OPEN, 20.0)
 
 

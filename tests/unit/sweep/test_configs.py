@@ -101,23 +101,6 @@ def test_a_shipped_config_survives_its_plain_form(name: str) -> None:
     assert SweepSpec.from_plain(shipped(name).to_plain()) == shipped(name)
 
 
-@pytest.mark.parametrize(
-    ("name", "seconds"),
-    [
-        ("queue", 120),
-        ("quick", 48),
-        ("cliff", 300),
-        ("engine", 300),
-        ("layers", 100),
-        ("neighbour", 330),
-        ("runs", 300),
-        ("staged", 200),
-    ],
-)
-def test_the_estimate_of_a_config_is_within_its_promise(name: str, seconds: float) -> None:
-    assert on_h200(name).estimate_s < seconds
-
-
 def test_quick_measures_back_to_back_swaps_of_small_and_of_large_blocks() -> None:
     sizes = {cell.block_bytes for cell in on_h200("quick").cells if cell.stream_state is StreamState.SUSTAINED}
     assert sizes == {4096, 16384, 65536}

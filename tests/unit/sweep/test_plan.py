@@ -2,7 +2,6 @@ import itertools
 from collections import Counter
 from dataclasses import replace
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +15,6 @@ from kvbench.cells.filter import Filter
 from kvbench.cells.pattern import Pattern, pool_rows
 from kvbench.errors import UsageError
 from kvbench.policy import Policy, Table
-from kvbench.sweep.estimate import estimate_seconds
 from kvbench.sweep.plan import Plan, expand, footprint, visits
 from kvbench.sweep.spec import Limits, Sampling, SweepSpec
 from tests.strategies import AXIS_VALUES, CPU, CPU_BACKENDS, GIB, H200, H200_BACKENDS
@@ -205,14 +203,6 @@ def test_a_backend_that_cannot_queue_is_measured_without_a_queue() -> None:
         "triton has no queue of swaps",
         "triton has no queue of swaps; triton has no pool of streams",
     ]
-
-
-def test_the_estimate_includes_the_time_of_a_queue() -> None:
-    sampling = Sampling(rounds=1, warmups=0, min_samples=10, max_samples=10)
-    shallow, deep = (replace(CELL, stream_state=StreamState.BUSY, queued=depth) for depth in (1, 100))
-    swap_s = CELL.swap_bytes / 100e9
-    longer_s = estimate_seconds([deep], sampling, "cuda") - estimate_seconds([shallow], sampling, "cuda")
-    assert longer_s > 10 * 99 * swap_s
 
 
 def test_a_skip_blames_the_cpu_device_for_its_missing_axes() -> None:
@@ -444,36 +434,6 @@ def test_a_pool_always_has_spare_rows(blocks: int) -> None:
     assert pool_rows(blocks) - blocks >= max(2, blocks // 16)
 
 
-@given(st.integers(1, 10), st.integers(0, 100))
-def test_the_estimate_grows_with_rounds_and_warm_ups(rounds: int, warmups: int) -> None:
-    sampling = Sampling(rounds=rounds, warmups=warmups)
-    base_s = estimate_seconds([CELL], sampling, "cuda")
-    assert base_s > estimate_seconds([], sampling, "cuda")
-    assert estimate_seconds([CELL], msgspec.structs.replace(sampling, rounds=rounds + 1), "cuda") > base_s
-    assert estimate_seconds([CELL], msgspec.structs.replace(sampling, warmups=warmups + 1), "cuda") > base_s
-    assert (
-        estimate_seconds([], sampling, "cuda")
-        == estimate_seconds([], msgspec.structs.replace(sampling, rounds=rounds + 1), "cuda")
-        > 0
-    )
-
-
-def test_the_estimate_of_one_visit_is_capped_by_its_time() -> None:
-    capped = Sampling(rounds=1, warmups=0, min_samples=1, max_samples=100_000, cell_seconds=2.0)
-    longer = msgspec.structs.replace(capped, cell_seconds=4.0)
-    empty_s, capped_s, longer_s = (
-        estimate_seconds(*given, "cpu") for given in (([], capped), ([CELL], capped), ([CELL], longer))
-    )
-    assert 2.0 <= capped_s - empty_s < 2.5
-    assert 2.0 <= longer_s - capped_s < 2.5
-
-
-def test_a_busy_sample_takes_its_delay_longer() -> None:
-    sampling = Sampling(rounds=1, warmups=0, min_samples=10, max_samples=10, busy_delay_us=100_000)
-    busy_s = estimate_seconds([replace(CELL, stream_state=StreamState.BUSY)], sampling, "cuda")
-    assert 10 * 0.1 <= busy_s - estimate_seconds([CELL], sampling, "cuda") < 12 * 0.1
-
-
 def _plan_with(counts: dict[str, int]) -> Plan:
     cells = [replace(CELL, backend=name, blocks=n + 1) for name, count in counts.items() for n in range(count)]
     return Plan(tuple(cells), (), 0, 0, 0.0)
@@ -519,6 +479,16 @@ def test_a_pool_is_pinned_again_at_most_twice_a_round(free: int, pools: int, cha
     made = sum(one != other for one, other in itertools.pairwise(kinds))
     assert 3 <= made <= changes
     assert pools == 1 or made > 3  # where both fit, the order stays shuffled
+
+
+def test_a_plug_in_package_has_one_turn_a_round_and_the_turns_alternate() -> None:
+    plan = replace(_plan_with({"a": 4, "b": 4, "c": 4, "d": 4}), plug_ins={"b": "one==1", "c": "two==1", "d": "one==1"})
+    order = [(visit.round, plan.plug_ins.get(visit.cell.backend)) for visit in visits(plan, Sampling(rounds=3), 0)]
+    packages = {number: [package for of, package in order if of == number] for number in range(3)}
+    turns = {number: [package for package, _ in itertools.groupby(each)] for number, each in packages.items()}
+    assert turns == {0: [None, "one==1", "two==1"], 1: ["two==1", "one==1", None], 2: [None, "one==1", "two==1"]}
+    in_turn = [visit.cell.backend for visit in visits(plan, Sampling(rounds=1), 0)][4:12]
+    assert in_turn[:2] == in_turn[2:4] != in_turn[:1] * 2  # the backends of one package still take turns
 
 
 def test_seed_and_round_change_the_order() -> None:
