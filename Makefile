@@ -60,11 +60,12 @@ test: $(TOOLS) ## Every check that CI runs
 	@$(MAKE) --jobs=2 --output-sync=line lint types imports cxx-format sanitize
 	@$(MAKE) unit
 
-lint: $(STAMP) ## ruff: rules and format; codespell and the list of plain words (tests/style.py)
+lint: $(STAMP) ## ruff: rules and format; codespell, the list of plain words, and the size of the package
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell $(PROSE) tests
 	$(BIN)/python -m tests.style
+	$(BIN)/python -m tests.size
 
 types: $(STAMP) ## mypy, strict
 	$(BIN)/mypy

@@ -1,0 +1,96 @@
+"""The size of the house: `python -m tests.size` prints it, and fails where the package outgrew CONTRIBUTING's figure.
+
+A user reads none of these figures; whoever adds a feature does. The package may grow by 2% over the figure; to raise
+it takes a commit of its own, which says what went for it.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).parents[1]
+GUESTS: Final = ("kvbench/engines/", "kvbench/probe/", "kvbench/traces/")
+MOST_GROWTH: Final = 0.02
+LONGEST_FUNCTION: Final = 60
+_FIGURE: Final = re.compile(r"^The package has (?P<lines>\d+ \d{3}) lines of Python", re.MULTILINE)
+
+
+class Function(NamedTuple):
+    lines: int
+    name: str
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Return the files of the checkout that match, as git sees them."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return [ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+def lines_of(files: Iterable[Path]) -> int:
+    return sum(len(file.read_bytes().splitlines()) for file in files)
+
+
+def functions_of(file: Path) -> Iterator[Function]:
+    """Yield the functions of a file with the lines of their body, without docstring and decorators."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            if body and node.end_lineno is not None:
+                yield Function(node.end_lineno - body[0].lineno + 1, f"{file.relative_to(ROOT)}:{node.name}")
+
+
+def allowed_lines(text: str) -> int:
+    """Return the figure of CONTRIBUTING with what it may grow by; raises ValueError where it has none."""
+    found = _FIGURE.search(text)
+    if found is None:
+        raise ValueError("CONTRIBUTING.md: no sentence 'The package has N lines of Python'")
+    return round(int(found["lines"].replace(" ", "")) * (1 + MOST_GROWTH))
+
+
+def figures() -> dict[str, int]:
+    """Return the name and value of each figure."""
+    package = tracked("kvbench/*.py")
+    guests = [file for file in package if file.relative_to(ROOT).as_posix().startswith(GUESTS)]
+    sources = [file for file in tracked("csrc/*") if file.suffix in (".cpp", ".hpp", ".cu")]
+    return {
+        "lines of Python in the package": lines_of(package),
+        "of them neither probe, traces nor engines": lines_of(package) - lines_of(guests),
+        "files of the package": len(package),
+        "lines of csrc without tests": lines_of(file for file in sources if "tests" not in file.parts),
+        "lines of Python in tests": lines_of(tracked("tests/*.py")),
+        "lines of JavaScript": lines_of(tracked("kvbench/*.js")),
+    }
+
+
+def too_long(files: Sequence[Path]) -> list[Function]:
+    """Return the functions that are longer than a screen."""
+    return sorted(
+        (each for file in files for each in functions_of(file) if each.lines > LONGEST_FUNCTION), reverse=True
+    )
+
+
+def main() -> int:
+    sizes = figures()
+    for name, value in sizes.items():
+        print(f"{value:6d} {name}")
+    faults = [
+        f"{each.name} has {each.lines} lines; {LONGEST_FUNCTION} are allowed"
+        for each in too_long(tracked("kvbench/*.py"))
+    ]
+    most = allowed_lines((ROOT / "CONTRIBUTING.md").read_text())
+    if (now := sizes["lines of Python in the package"]) > most:
+        faults.append(f"the package has {now} lines; CONTRIBUTING.md allows {most}: what can go for what you add?")
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
