@@ -5,6 +5,8 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "driver/content_kernels.hpp"
@@ -24,12 +26,11 @@ std::string name_of(Result result, const Api& api) {
 
 class CudaDriver final : public Driver {
  public:
-  CudaDriver(int ordinal, const std::string& library) : api_(cuda::load_api(library)) {
+  CudaDriver(int ordinal, const std::string& library) : api_(cuda::load_api(library)), ordinal_(ordinal) {
     check(api_.init(0), "cuInit");
     check(api_.device_get(&device_, ordinal), "cuDeviceGet");
     check(api_.primary_ctx_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
     try {
-      bind();
       describe();
     } catch (...) {
       api_.primary_ctx_release(device_);
@@ -38,9 +39,11 @@ class CudaDriver final : public Driver {
   }
 
   ~CudaDriver() override {
-    api_.ctx_set_current(context_);
-    content_kernels_.reset();  // while the context that owns its memory still exists
-    for (const cuda::Module module : modules_) api_.module_unload(module);
+    {
+      const Here here(*this);
+      content_kernels_.reset();  // while the context that owns its memory still exists
+      for (const cuda::Module module : modules_) api_.module_unload(module);
+    }
     api_.primary_ctx_release(device_);
   }
 
@@ -53,15 +56,24 @@ class CudaDriver final : public Driver {
 
   FreeMemory free_memory() const override {
     FreeMemory memory;
-    bind();
+    const CurrentDevice current(*this);
     check(api_.mem_get_info(&memory.free_bytes, &memory.total_bytes), "cuMemGetInfo");
     return memory;
   }
 
-  void bind_thread() override { bind(); }
+  /// torch and other libraries change the context of the thread, and expect it as they left it.
+  Previous enter() const override {
+    cuda::Context before = nullptr;
+    check(api_.ctx_get_current(&before), "cuCtxGetCurrent");
+    if (before != context_) check(api_.ctx_set_current(context_), "cuCtxSetCurrent");
+    return reinterpret_cast<Previous>(before);
+  }
+  void leave(Previous previous) const noexcept override {
+    if (handle(previous) != context_) api_.ctx_set_current(handle(previous));
+  }
 
   Memory allocate(MemoryKind kind, std::size_t bytes) override {
-    bind();
+    const CurrentDevice current(*this);
     if (kind == MemoryKind::device) {
       cuda::DevicePointer pointer = 0;
       check(api_.mem_alloc(&pointer, bytes), "cuMemAlloc");
@@ -80,7 +92,7 @@ class CudaDriver final : public Driver {
 
   void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept override {
     void* pointer = reinterpret_cast<void*>(memory.address);
-    api_.ctx_set_current(context_);
+    const Here here(*this);
     switch (kind) {
       case MemoryKind::device:
         api_.mem_free(memory.address);
@@ -96,19 +108,32 @@ class CudaDriver final : public Driver {
   }
 
   Region region_of(Address address) override {
-    unsigned type = 0;  // stays 0 for memory that the driver does not know
-    cuda::DevicePointer begin = 0;
+    unsigned type = 0, managed = 0;  // type stays 0 for memory that the driver does not know
+    int device = -1;
+    cuda::DevicePointer begin = 0, for_kernels = 0;
     std::size_t bytes = 0;
-    std::array attributes{cuda::kPointerMemoryType, cuda::kPointerRangeStart, cuda::kPointerRangeSize};
-    std::array<void*, 3> values{&type, &begin, &bytes};
+    std::array attributes{cuda::kPointerMemoryType,    cuda::kPointerIsManaged,  cuda::kPointerDeviceOrdinal,
+                          cuda::kPointerDevicePointer, cuda::kPointerRangeStart, cuda::kPointerRangeSize};
+    std::array<void*, 6> values{&type, &managed, &device, &for_kernels, &begin, &bytes};
     check(api_.pointer_get_attributes(attributes.size(), attributes.data(), values.data(), address),
           "cuPointerGetAttributes");
-    if (type == 0) return {};
-    return {type == cuda::kMemoryTypeHost ? Place::pinned : Place::device, begin, bytes};
+    Region region{.begin = begin, .bytes = bytes, .device = device};
+    if (managed != 0) {
+      region.place = Place::managed;
+    } else if (type == cuda::kMemoryTypeHost) {
+      region.place = Place::pinned;
+    } else if (type == cuda::kMemoryTypeDevice) {
+      region.place = device == ordinal_ ? Place::device : Place::other_device;
+    } else {
+      return {};
+    }
+    region.other_address = region.place == Place::pinned && for_kernels != address;
+    region.mapped = region.place == Place::device && is_mapped(address);
+    return region;
   }
 
   Stream create_stream(Priority priority) override {
-    bind();
+    const CurrentDevice current(*this);
     int least = 0;  // a smaller number has the higher priority; 0 is the default
     int greatest = 0;
     check(api_.ctx_get_stream_priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
@@ -128,8 +153,19 @@ class CudaDriver final : public Driver {
     return true;
   }
 
+  bool capturing(Stream stream) override {
+    // A handle is the address of a structure of the driver, which reads it. These are none.
+    constexpr Stream kLowest = 1 << 16, kHighest = Stream{1} << 56;
+    if (stream > cuda::kStreamPerThread && (stream < kLowest || stream >= kHighest || stream % sizeof(void*) != 0)) {
+      throw std::invalid_argument("stream " + std::to_string(stream) + " is not the handle of a CUDA stream");
+    }
+    int status = 0;  // 1: a capture, 2: one that an error has ended
+    check(api_.stream_is_capturing(handle(stream), &status), "cuStreamIsCapturing");
+    return status != 0;
+  }
+
   Event create_event(EventKind kind) override {
-    bind();
+    const CurrentDevice current(*this);
     cuda::EventHandle event = nullptr;
     check(api_.event_create(&event, kind == EventKind::timed ? cuda::kEventDefault : cuda::kEventDisableTiming),
           "cuEventCreate");
@@ -165,7 +201,7 @@ class CudaDriver final : public Driver {
   }
 
   void transfer(Address destination, Address source, std::size_t bytes, Direction direction, Stream stream) override {
-    bind();
+    const CurrentDevice current(*this);
     copy(destination, source, bytes, direction, stream);
   }
 
@@ -204,11 +240,11 @@ class CudaDriver final : public Driver {
   }
 
   void register_pages(Address address, std::size_t bytes) override {
-    bind();
+    const CurrentDevice current(*this);
     check(api_.mem_host_register(reinterpret_cast<void*>(address), bytes, 0), "cuMemHostRegister");
   }
   void unregister_pages(Address address) override {
-    bind();
+    const CurrentDevice current(*this);
     check(api_.mem_host_unregister(reinterpret_cast<void*>(address)), "cuMemHostUnregister");
   }
 
@@ -226,19 +262,19 @@ class CudaDriver final : public Driver {
   }
 
   void fill(Address device_memory, std::uint8_t value, std::size_t bytes, Stream stream) override {
-    bind();
+    const CurrentDevice current(*this);
     check(api_.memset_d8_async(device_memory, value, bytes, handle(stream)), "cuMemsetD8Async");
   }
 
   void write_content(std::span<const Stretch> stretches, std::uint64_t seed, Stream stream) override {
     if (!content_kernels_) throw DriverError("write_content", "its kernel was not loaded");
-    bind();
+    const CurrentDevice current(*this);
     content_kernels_->write(stretches, seed, stream);
   }
 
   AuditCount audit_content(std::span<const Stretch> stretches, std::uint64_t seed, Stream stream) override {
     if (!content_kernels_) throw DriverError("audit_content", "its kernel was not loaded");
-    bind();
+    const CurrentDevice current(*this);
     return content_kernels_->audit(stretches, seed, stream);
   }
 
@@ -255,7 +291,7 @@ class CudaDriver final : public Driver {
   }
 
   Kernel load_kernel(std::span<const std::byte> cubin, const char* name, std::size_t shared_bytes) override {
-    bind();
+    const CurrentDevice current(*this);
     cuda::Module module = nullptr;
     check(api_.module_load_data(&module, cubin.data()), "cuModuleLoadData");
     modules_.push_back(module);
@@ -275,8 +311,29 @@ class CudaDriver final : public Driver {
   }
 
  private:
-  /// torch and other libraries change the context of the thread.
-  void bind() const { check(api_.ctx_set_current(context_), "cuCtxSetCurrent"); }
+  /// As CurrentDevice, for what must not throw: where the driver fails, there is nothing left to release.
+  class Here {
+   public:
+    explicit Here(const CudaDriver& driver) noexcept : driver_(driver) {
+      driver_.api_.ctx_get_current(&before_);
+      if (before_ != driver_.context_) driver_.api_.ctx_set_current(driver_.context_);
+    }
+    Here(const Here&) = delete;
+    Here& operator=(const Here&) = delete;
+    ~Here() { driver_.leave(reinterpret_cast<Previous>(before_)); }
+
+   private:
+    const CudaDriver& driver_;
+    cuda::Context before_ = nullptr;
+  };
+
+  /// Whether memory was mapped by cuMemMap, as torch's expandable segments are.
+  bool is_mapped(Address address) const {
+    cuda::MappedHandle mapping = 0;
+    if (api_.mem_retain_allocation_handle(&mapping, handle(address)) != cuda::kSuccess) return false;
+    api_.mem_release(mapping);
+    return true;
+  }
 
   static void* handle(std::uintptr_t value) { return reinterpret_cast<void*>(value); }
 
@@ -324,6 +381,7 @@ class CudaDriver final : public Driver {
   }
 
   Api api_;
+  int ordinal_;
   cuda::Device device_ = 0;
   cuda::Context context_ = nullptr;
   std::vector<cuda::Module> modules_;

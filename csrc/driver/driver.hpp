@@ -25,16 +25,23 @@ enum class Priority : std::uint8_t { normal, high };
 /// CUmemcpySrcAccessOrder, by the driver's values.
 enum class AccessOrder : std::uint8_t { stream = 1, during_api_call = 2, any = 3 };
 
-/// Where an address points to; pageable: neither device memory nor pinned.
-enum class Place : std::uint8_t { device, pinned, pageable };
+/// What an address points to. Managed memory and memory of another device are places of their own, since nothing is
+/// copied from or to them; pageable: memory that the driver does not know.
+enum class Place : std::uint8_t { device, pinned, pageable, managed, other_device };
 
 /// Memory that was allocated or registered in one piece. A pageable region has no bytes.
 struct Region {
   Place place = Place::pageable;
   Address begin = 0;
   std::size_t bytes = 0;
+  bool mapped = false;         ///< by cuMemMap: adjoining mappings are one region to copies and kernels
+  bool other_address = false;  ///< kernels reach this host memory at another address
+  int device = -1;             ///< the ordinal of the device whose memory it is, if known
 
-  [[nodiscard]] bool holds(Address address) const { return address - begin < bytes; }
+  [[nodiscard]] Address end() const { return begin + bytes; }
+  [[nodiscard]] bool holds(Address address, std::size_t size = 1) const {
+    return address - begin < bytes && size <= bytes - (address - begin);
+  }
 };
 
 /// Whether an event has a time stamp, or only marks completion.
@@ -103,9 +110,14 @@ class Driver {
   [[nodiscard]] virtual const DeviceInfo& info() const = 0;
   [[nodiscard]] virtual BatchEntry batch_entry() const = 0;
   [[nodiscard]] virtual FreeMemory free_memory() const = 0;
-  /// Makes the device current for the calling thread. Calls that create or fill something do this themselves; before
-  /// submissions (copy, copy_batch, launch, record) the caller does it, outside the timed region.
-  virtual void bind_thread() = 0;
+  /// What was current in a thread before this device.
+  using Previous = std::uintptr_t;
+  /// Makes the device current for the calling thread, until leave(). Calls that create or fill something do both
+  /// themselves; before submissions (copy, copy_batch, launch, record) the caller does it, outside the timed region.
+  virtual Previous enter() const = 0;
+  virtual void leave(Previous previous) const noexcept = 0;
+  /// Makes the device current for the calling thread and leaves it so.
+  void bind_thread() const { enter(); }
 
   virtual Memory allocate(MemoryKind kind, std::size_t bytes) = 0;
   virtual void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept = 0;
@@ -118,6 +130,9 @@ class Driver {
   virtual void synchronize(Stream stream) = 0;
   /// Whether nothing is pending on the stream.
   [[nodiscard]] virtual bool idle(Stream stream) = 0;
+  /// Whether a graph is being captured on the stream. Throws std::invalid_argument for a handle that is no stream, as
+  /// far as this can be known.
+  [[nodiscard]] virtual bool capturing(Stream stream) = 0;
 
   virtual Event create_event(EventKind kind) = 0;
   virtual void destroy_event(Event event) noexcept = 0;
@@ -158,6 +173,19 @@ class Driver {
   /// Loads kernel `name` of a module compiled for this device; it lives as long as the driver.
   virtual Kernel load_kernel(std::span<const std::byte> cubin, const char* name, std::size_t shared_bytes) = 0;
   virtual void launch(Kernel kernel, Grid grid, void** arguments, Stream stream) = 0;
+};
+
+/// Makes a device current for the calling thread, and at its end what was current before.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(const Driver& driver) : driver_(driver), previous_(driver.enter()) {}
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+  ~CurrentDevice() { driver_.leave(previous_); }
+
+ private:
+  const Driver& driver_;
+  Driver::Previous previous_;
 };
 
 }  // namespace kvbench

@@ -12,6 +12,9 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "driver/api.hpp"
@@ -42,10 +45,6 @@ struct CopyFault {
   bool corrupt = false;
   bool stray = false;
 };
-
-/// The driver's handles of the two default streams.
-constexpr Stream kLegacyStream = 1;
-constexpr Stream kPerThreadStream = 2;
 
 /// The arrays of a batch, copied.
 struct Lists {
@@ -99,37 +98,57 @@ class PlainHostDriver final : public HostDriver {
             static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * page};
   }
 
-  void bind_thread() override {}
+  Previous enter() const override { return 0; }
+  void leave(Previous) const noexcept override {}
 
   Memory allocate(MemoryKind kind, std::size_t bytes) override {
     void* pointer = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (pointer == MAP_FAILED) throw DriverError("mmap", "ENOMEM");
     const auto address = reinterpret_cast<Address>(pointer);
-    const std::lock_guard lock(places_);
-    allocated_[address] = {bytes, kind};
+    const std::lock_guard lock(known_);
+    allocated_[address] = {kind == MemoryKind::device ? Place::device : Place::pinned, address, bytes};
     return {address, address};
   }
   void release(MemoryKind, const Memory& memory, std::size_t bytes) noexcept override {
     {
-      const std::lock_guard lock(places_);
+      const std::lock_guard lock(known_);
       allocated_.erase(memory.address);
     }
     munmap(reinterpret_cast<void*>(memory.address), bytes);
   }
 
   Region region_of(Address address) override {
-    const std::lock_guard lock(places_);
-    const auto after = allocated_.upper_bound(address);
-    if (after == allocated_.begin()) return {};
-    const auto& [start, memory] = *std::prev(after);
-    const Region region{memory.kind == MemoryKind::device ? Place::device : Place::pinned, start, memory.bytes};
-    return region.holds(address) ? region : Region{};
+    const std::lock_guard lock(known_);
+    const auto holding = [&](const auto& regions) {
+      const auto after = regions.upper_bound(address);
+      return after == regions.begin() ? Region{} : std::prev(after)->second;
+    };
+    const Region registered = holding(registered_);
+    return registered.holds(address) ? registered : holding(allocated_).holds(address) ? holding(allocated_) : Region{};
   }
 
-  Stream create_stream(Priority) override { return reinterpret_cast<Stream>(new HostStream); }
-  void destroy_stream(Stream stream) noexcept override { delete reinterpret_cast<HostStream*>(stream); }
+  Stream create_stream(Priority) override {
+    const auto stream = reinterpret_cast<Stream>(new HostStream);
+    const std::lock_guard lock(known_);
+    streams_.insert(stream);
+    return stream;
+  }
+  void destroy_stream(Stream stream) noexcept override {
+    {
+      const std::lock_guard lock(known_);
+      streams_.erase(stream);
+    }
+    delete reinterpret_cast<HostStream*>(stream);
+  }
   void synchronize(Stream stream) override { at(stream)->synchronize(); }
   bool idle(Stream stream) override { return at(stream)->idle(); }
+  bool capturing(Stream stream) override {
+    const std::lock_guard lock(known_);
+    if (stream > cuda::kStreamPerThread && !streams_.contains(stream)) {
+      throw std::invalid_argument("stream " + std::to_string(stream) + " is not the handle of a stream");
+    }
+    return capturing_ == stream;
+  }
 
   Event create_event(EventKind) override { return reinterpret_cast<Event>(new HostEvent); }
   void destroy_event(Event event) noexcept override { delete reinterpret_cast<HostEvent*>(event); }
@@ -179,7 +198,7 @@ class PlainHostDriver final : public HostDriver {
   void copy_arrays(const BatchArrays& arrays, Direction direction, Stream stream) override {
     if (!with_batch_) throw DriverError("copy_batch", "not found on this device");
     begin_call("copy_batch", stream);
-    if (stream <= kLegacyStream && !(fault_.kind == FaultKind::legacy_stream && arrays.count <= fault_.at)) {
+    if (stream <= cuda::kStreamLegacy && !(fault_.kind == FaultKind::legacy_stream && arrays.count <= fault_.at)) {
       throw DriverError("copy_batch", "INVALID_VALUE");
     }
     if (capturing_ == stream) throw DriverError("copy_batch", "STREAM_CAPTURE_UNSUPPORTED");
@@ -211,14 +230,20 @@ class PlainHostDriver final : public HostDriver {
     if (applies(FaultKind::pin_limit, bytes)) throw DriverError("register_pages", "OUT_OF_MEMORY");
     if (madvise(reinterpret_cast<void*>(address), bytes, MADV_POPULATE_WRITE) != 0)
       throw DriverError("madvise", "ENOMEM");
-    registered_[address] = bytes;
+    const std::lock_guard known(known_);
+    registered_[address] = {Place::pinned, address, bytes};
   }
   void unregister_pages(Address address) override {
+    const std::lock_guard known(known_);
     if (registered_.erase(address) == 0) throw DriverError("unregister_pages", "HOST_MEMORY_NOT_REGISTERED");
   }
 
-  void begin_capture(Stream stream) override { capturing_ = stream; }
+  void begin_capture(Stream stream) override {
+    const std::lock_guard lock(known_);
+    capturing_ = stream;
+  }
   std::size_t end_capture(Stream) override {
+    const std::lock_guard lock(known_);
     capturing_.reset();
     return 0;
   }
@@ -261,7 +286,7 @@ class PlainHostDriver final : public HostDriver {
  private:
   /// The default streams, legacy and per thread, are one stream here, which starts when it is first used.
   HostStream* at(Stream stream) {
-    if (stream > kPerThreadStream) return reinterpret_cast<HostStream*>(stream);
+    if (stream > cuda::kStreamPerThread) return reinterpret_cast<HostStream*>(stream);
     if (!default_stream_) default_stream_.emplace();
     return &*default_stream_;
   }
@@ -312,8 +337,8 @@ class PlainHostDriver final : public HostDriver {
   [[nodiscard]] bool leaves_registration(Address address, std::size_t bytes) const {
     const auto after = registered_.upper_bound(address);
     if (after == registered_.begin()) return false;
-    const auto& [start, size] = *std::prev(after);
-    return address < start + size && address + bytes > start + size;
+    const Region& region = std::prev(after)->second;
+    return region.holds(address) && !region.holds(address, bytes);
   }
 
   bool with_batch_;
@@ -323,13 +348,10 @@ class PlainHostDriver final : public HostDriver {
   std::uint64_t calls_ = 0;
   std::uint64_t descriptors_ = 0;
   std::uint64_t waits_ = 0;
-  struct Allocated {
-    std::size_t bytes = 0;
-    MemoryKind kind = MemoryKind::device;
-  };
-  std::mutex places_;
-  std::map<Address, Allocated> allocated_;
-  std::map<Address, std::size_t> registered_;
+  std::mutex known_;
+  std::map<Address, Region> allocated_;
+  std::map<Address, Region> registered_;
+  std::set<Stream> streams_;
   std::optional<Stream> capturing_;
   std::optional<HostStream> default_stream_;
 };

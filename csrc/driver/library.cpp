@@ -63,6 +63,7 @@ Api load_api(const std::string& path) {
   library.require("cuDeviceGetPCIBusId", api.device_get_pci_bus_id);
   library.require("cuDevicePrimaryCtxRetain", api.primary_ctx_retain);
   library.require("cuDevicePrimaryCtxRelease", api.primary_ctx_release);
+  library.require("cuCtxGetCurrent", api.ctx_get_current);
   library.require("cuCtxSetCurrent", api.ctx_set_current);
   library.require("cuCtxGetStreamPriorityRange", api.ctx_get_stream_priority_range);
   library.require("cuMemGetInfo", api.mem_get_info);
@@ -76,9 +77,12 @@ Api load_api(const std::string& path) {
   library.require("cuStreamCreateWithPriority", api.stream_create_with_priority);
   library.require("cuStreamDestroy", api.stream_destroy);
   library.require("cuPointerGetAttributes", api.pointer_get_attributes);
+  library.require("cuMemRetainAllocationHandle", api.mem_retain_allocation_handle);
+  library.require("cuMemRelease", api.mem_release);
   library.require("cuStreamSynchronize", api.stream_synchronize);
   library.require("cuStreamWaitEvent", api.stream_wait_event);
   library.require("cuStreamQuery", api.stream_query);
+  library.require("cuStreamIsCapturing", api.stream_is_capturing);
   library.require("cuStreamBeginCapture", api.stream_begin_capture);
   library.require("cuStreamEndCapture", api.stream_end_capture);
   library.require("cuGraphGetNodes", api.graph_get_nodes);

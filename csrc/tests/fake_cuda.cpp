@@ -46,6 +46,7 @@ Result attribute(int* value, int, int) { return *value = 9, kSuccess; }
 Result retain(void** context, int device) { return *context = contexts + device, kSuccess; }
 Result release(int) { return kSuccess; }
 Result set_current(void* context) { return current = context, kSuccess; }
+Result get_current(void** context) { return *context = current, kSuccess; }
 /// Device 0 has one byte free, device 1 two.
 Result mem_info(std::size_t* free_bytes, std::size_t* total) {
   return *free_bytes = current == contexts ? 1 : 2, *total = 2, kSuccess;
@@ -77,7 +78,9 @@ Result create_stream(void** out, unsigned flags, int priority) {
 }
 Result destroy(void* handle) { return delete static_cast<Handle*>(handle), kSuccess; }
 Result synchronize(void*) { return kSuccess; }
-Result record(void*, void*) { return kSuccess; }
+Result record(void* event, void* stream) {
+  return static_cast<Handle*>(event)->context == static_cast<Handle*>(stream)->context ? kSuccess : kInvalidContext;
+}
 Result query(void*) { return kSuccess; }
 Result elapsed(float* ms, void*, void*) { return *ms = 0.5F, kSuccess; }
 Result htod(std::uint64_t to, const void* from, std::size_t bytes, void* stream) {
@@ -94,6 +97,31 @@ Result memset8(std::uint64_t to, unsigned char value, std::size_t bytes, void* s
 }
 Result wait_event(void*, void*, unsigned) {
   ++asked.waits;
+  return kSuccess;
+}
+Result capturing(void*, int* status) { return *status = asked.capture_status, kSuccess; }
+/// Modules belong to the current context.
+Result load_module(void** module, const void*) { return ++asked.modules, create(module, 0); }
+Result unload_module(void* module) {
+  if (static_cast<Handle*>(module)->context != current) return kInvalidContext;
+  return --asked.modules, destroy(module);
+}
+Result find_function(void** function, void* module, const char*) { return *function = module, kSuccess; }
+Result retain_mapping(std::uint64_t*, void*) {
+  return asked.memory.mapped ? (++asked.mappings, kSuccess) : kInvalidValue;
+}
+Result release_mapping(std::uint64_t) { return --asked.mappings, kSuccess; }
+/// Every region has 4096 bytes.
+Result pointer_attributes(unsigned count, const int* attributes, void** values, std::uint64_t address) {
+  for (unsigned i = 0; i < count; ++i) {
+    const auto set = [to = values[i]](auto value) { std::memcpy(to, &value, sizeof(value)); };
+    if (attributes[i] == 2) set(asked.memory.type);
+    if (attributes[i] == 3) set(address + asked.memory.kernel_offset);
+    if (attributes[i] == 8) set(asked.memory.managed);
+    if (attributes[i] == 9) set(asked.memory.device);
+    if (attributes[i] == 11) set(address / 4096 * 4096);
+    if (attributes[i] == 12) set(std::size_t{4096});
+  }
   return kSuccess;
 }
 Result unused() { return kInvalidValue; }
@@ -156,6 +184,14 @@ void* find(const std::string& name, int version) {
   if (name == "cuDevicePrimaryCtxRetain") return as_pointer(retain);
   if (name == "cuDevicePrimaryCtxRelease") return as_pointer(release);
   if (name == "cuCtxSetCurrent") return as_pointer(set_current);
+  if (name == "cuCtxGetCurrent") return as_pointer(get_current);
+  if (name == "cuStreamIsCapturing") return as_pointer(capturing);
+  if (name == "cuModuleLoadData") return as_pointer(load_module);
+  if (name == "cuModuleUnload") return as_pointer(unload_module);
+  if (name == "cuModuleGetFunction") return as_pointer(find_function);
+  if (name == "cuMemRetainAllocationHandle") return as_pointer(retain_mapping);
+  if (name == "cuMemRelease") return as_pointer(release_mapping);
+  if (name == "cuPointerGetAttributes") return as_pointer(pointer_attributes);
   if (name == "cuMemGetInfo") return as_pointer(mem_info);
   if (name == "cuMemAlloc") return as_pointer(mem_alloc);
   if (name == "cuMemFree") return as_pointer(mem_free);
@@ -187,3 +223,10 @@ extern "C" Result cuGetProcAddress_v2(const char* name, void** function, int ver
 }
 
 extern "C" FakeCuda* fake_cuda() { return &asked; }
+
+/// The ordinal of the device whose context is current in this thread, -1: none.
+extern "C" int fake_cuda_current() {
+  return current == nullptr ? -1 : static_cast<int>(static_cast<int*>(current) - contexts);
+}
+/// Makes that of a device current; -1: none.
+extern "C" void fake_cuda_use(int device) { current = device < 0 ? nullptr : contexts + device; }

@@ -1,7 +1,17 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <set>
+
+/// What the fake driver says of an address.
+struct FakeMemory {
+  unsigned type = 0;
+  unsigned managed = 0;
+  int device = 0;
+  std::uint64_t kernel_offset = 0;  ///< of its address for kernels
+  bool mapped = false;
+};
 
 /// What the fake driver was asked for, for tests of what reaches it.
 struct FakeCuda {
@@ -13,4 +23,8 @@ struct FakeCuda {
   int priority = 0;            ///< of the last stream
   int allocated_on = 0;        ///< the device whose context was current when memory was last allocated
   bool hints = false;          ///< whether the last batched copy named locations
+  int modules = 0;             ///< that are loaded
+  int mappings = 0;            ///< whose handles are held
+  int capture_status = 0;      ///< of every stream
+  FakeMemory memory;           ///< of every address
 };

@@ -10,7 +10,8 @@ class ForwardingDriver : public Driver {
   const DeviceInfo& info() const override { return host_->info(); }
   BatchEntry batch_entry() const override { return host_->batch_entry(); }
   FreeMemory free_memory() const override { return host_->free_memory(); }
-  void bind_thread() override { host_->bind_thread(); }
+  Previous enter() const override { return host_->enter(); }
+  void leave(Previous previous) const noexcept override { host_->leave(previous); }
   Memory allocate(MemoryKind kind, std::size_t bytes) override { return host_->allocate(kind, bytes); }
   void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept override {
     host_->release(kind, memory, bytes);
@@ -20,6 +21,7 @@ class ForwardingDriver : public Driver {
   void destroy_stream(Stream stream) noexcept override { host_->destroy_stream(stream); }
   void synchronize(Stream stream) override { host_->synchronize(stream); }
   bool idle(Stream stream) override { return host_->idle(stream); }
+  bool capturing(Stream stream) override { return host_->capturing(stream); }
   Event create_event(EventKind kind) override { return host_->create_event(kind); }
   void destroy_event(Event event) noexcept override { host_->destroy_event(event); }
   void record(Event event, Stream stream) override { host_->record(event, stream); }

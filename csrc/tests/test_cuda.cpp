@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 
 #include <cstring>
+#include <stdexcept>
 #include <string>
 
 #include "check.hpp"
@@ -25,10 +26,16 @@ FakeCuda& asked_of(int version) {
   return *reinterpret_cast<FakeCuda* (*)()>(dlsym(loaded, "fake_cuda"))();
 }
 
+template <typename Function>
+Function* exported(int version, const char* name) {
+  return reinterpret_cast<Function*>(dlsym(dlopen(library(version).c_str(), RTLD_NOW), name));
+}
+
 /// Three descriptors of `sizes` bytes, 64 bytes apart.
 struct Three {
   Three(const std::shared_ptr<Driver>& on, std::vector<std::size_t> sizes)
       : driver(on), host(on, MemoryKind::allocated, 192), device(on, MemoryKind::device, 192) {
+    on->bind_thread();
     list.bytes = std::move(sizes);
     std::memset(reinterpret_cast<void*>(host.address()), 7, 192);
     std::memset(reinterpret_cast<void*>(device.address()), 0, 192);
@@ -190,6 +197,9 @@ void each_device_keeps_to_its_context() {
   check::equal(first->free_memory().free_bytes, std::size_t{1}, "free memory of the first");
   check::equal(second->free_memory().free_bytes, std::size_t{2}, "free memory of the second");
   const OwnedStream stream(second);
+  first->bind_thread();
+  OwnedEvent event(second);
+  event.record(stream.handle());
   Three three(second, {1, 20, 64});
   TimedRegion region(second, stream.handle(), 1000);
   first->bind_thread();  // as torch does when it looks at its own device
@@ -203,6 +213,80 @@ void each_device_keeps_to_its_context() {
   }
   first->bind_thread();
   second->transfer(three.device.address(), three.host.address(), 192, Direction::h2d, stream.handle());
+}
+
+void what_was_current_in_a_thread_is_current_again() {
+  const auto use = exported<void(int)>(13000, "fake_cuda_use");
+  const auto current = exported<int()>(13000, "fake_cuda_current");
+  for (const int before : {-1, 0, 1}) {
+    use(before);
+    const auto unchanged = [&](const char* after) { check::equal(current(), before, after); };
+    auto driver = open_cuda(1, library(13000));
+    unchanged("opened");
+    {
+      const OwnedStream stream(driver);
+      const OwnedEvent event(driver);
+      unchanged("stream and event");
+      for (const MemoryKind kind : {MemoryKind::device, MemoryKind::allocated, MemoryKind::registered}) {
+        const Buffer buffer(driver, kind, 4096);
+        unchanged("allocated");
+        driver->fill(buffer.address(), 1, 64, stream.handle());
+        unchanged("filled");
+      }
+      unchanged("released");
+      event.hold(stream.handle());
+      driver->free_memory();
+      driver->region_of(4096);
+      driver->load_kernel({}, "kernel", 0);
+      unchanged("asked");
+      {
+        const CurrentDevice here(*driver);
+        check::equal(current(), 1, "current in between");
+      }
+      unchanged("left");
+    }
+    driver.reset();
+    unchanged("closed");
+    check::equal(asked_of(13000).modules, 0, "modules that are loaded");
+  }
+  use(-1);
+}
+
+void each_kind_of_memory_has_its_place() {
+  const auto driver = open_cuda(0, library(13000));
+  const auto place = [&](FakeMemory memory) {
+    asked_of(13000).memory = memory;
+    return driver->region_of(8200);
+  };
+  check::that(place({.type = 1}).place == Place::pinned, "host");
+  check::that(place({.type = 1, .device = 1}).place == Place::pinned, "host memory of another context");
+  check::that(place({.type = 2}).place == Place::device, "device");
+  check::that(place({.type = 2, .device = 1}).place == Place::other_device, "another device");
+  check::equal(place({.type = 2, .device = 1}).device, 1, "its ordinal");
+  for (const unsigned type : {1, 2, 4})
+    check::that(place({.type = type, .managed = 1}).place == Place::managed, "managed");
+  for (const unsigned type : {0, 3, 4}) check::that(place({.type = type}).place == Place::pageable, "neither");
+  check::that(!place({.type = 1}).other_address, "the address for kernels");
+  check::that(place({.type = 1, .kernel_offset = 4096}).other_address, "another address for kernels");
+  check::that(place({.type = 2, .mapped = true}).mapped && !place({.type = 2}).mapped, "mapped");
+  check::equal(asked_of(13000).mappings, 0, "handles of mappings that are held");
+  const Region region = place({.type = 2});
+  check::equal(region.begin, Address{8192}, "begin");
+  check::equal(region.bytes, std::size_t{4096}, "bytes");
+}
+
+void a_capture_is_known_and_a_number_that_is_no_stream() {
+  const auto driver = open_cuda(0, library(13000));
+  const OwnedStream stream(driver);
+  for (const int status : {0, 1, 2}) {
+    asked_of(13000).capture_status = status;
+    check::equal(driver->capturing(stream.handle()), status != 0, "captured");
+  }
+  asked_of(13000).capture_status = 0;
+  check::that(!driver->capturing(2), "the stream of the thread");
+  for (const Stream number : {Stream{3}, Stream{12'344}, stream.handle() + 1, ~Stream{7}}) {
+    check::thrown<std::invalid_argument>([&] { driver->capturing(number); });
+  }
 }
 
 }  // namespace
@@ -221,6 +305,9 @@ int main() {
       {"a stream waits for an event through the driver", a_stream_waits_for_an_event_through_the_driver},
       {"a stream of high priority has the greatest", a_stream_of_high_priority_has_the_greatest},
       {"each device keeps to its context", each_device_keeps_to_its_context},
+      {"what was current in a thread is current again", what_was_current_in_a_thread_is_current_again},
+      {"each kind of memory has its place", each_kind_of_memory_has_its_place},
+      {"a capture is known, and a number that is no stream", a_capture_is_known_and_a_number_that_is_no_stream},
       {"a sample is taken through the driver's events", a_sample_is_taken_through_the_driver_s_events},
   });
 }

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import kvbench._engine
 from kvbench._engine import Audit as Audit
+from kvbench._engine import BatchOptions as BatchOptions
 from kvbench._engine import BlockCopier as BlockCopier
 from kvbench._engine import Buffer as Buffer
 from kvbench._engine import CopyTable as CopyTable
@@ -153,7 +154,7 @@ def resolve_device(name: str) -> str:
 
 
 def open_device(name: str, faults: FaultPlan) -> Device:
-    """Open "cpu" or "cuda:N", with its kernels loaded.
+    """Open "cpu" or "cuda:N", with its kernels loaded; what is current in the thread stays so.
 
     Raises EngineError, NvrtcError, and UsageError for faults on a GPU.
     """

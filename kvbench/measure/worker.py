@@ -97,6 +97,7 @@ class Worker:
     def _open(self, request: protocol.Open) -> protocol.Opened:
         self._faults = parse_faults(request.fault)
         self._device = device = open_device(resolve_device(request.device), self._faults)
+        device.driver.bind_thread()
         self._clocks = GpuClocks(device.name, device.driver.info.pci_bus_id or None)
         info = device.driver.info
         self._node, notes = stay_near(info.numa_node, info.pci_bus_id) if device.is_cuda else (-1, [])

@@ -16,6 +16,7 @@ def _probe(name: str, device: str, fault: str) -> ProbeFinding | Unanswered:
     plan = parse_faults(fault)
     try:
         opened = open_device(device, plan)
+        opened.driver.bind_thread()
         bench = ProbeBench(opened, Stream(opened.driver))
         opened.arm(plan.faults[0] if plan.faults else None)
         answer: ProbeFinding | Unanswered = importlib.import_module(f"kvbench.probe.{name}").probe(bench)

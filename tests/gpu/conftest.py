@@ -6,4 +6,6 @@ from kvbench.engine.faults import FaultPlan
 
 @pytest.fixture(scope="session")
 def gpu() -> Device:
-    return open_device("cuda:0", FaultPlan())
+    device = open_device("cuda:0", FaultPlan())
+    device.driver.bind_thread()
+    return device
