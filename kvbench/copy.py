@@ -22,8 +22,9 @@ class BlockCopier:
     is not valid and for a policy of another device, EngineError where the driver fails; warns of a policy of another
     driver.
 
-    One instance serves one thread at a time; instances are independent. An instance remembers where pools lie: make
-    another one when a pool was freed. The GPU's primary context is used, which is also PyTorch's.
+    One instance serves one thread at a time: a call of a second one raises RuntimeError. Instances are independent. The
+    GPU's primary context is used, which is also PyTorch's; the constructor, a call and the end of an instance leave the
+    thread's current device and context as they were. The constructor loads every kernel.
     """
 
     copy: Callable[..., None]
@@ -33,15 +34,20 @@ class BlockCopier:
     of one length, of one direction. `stream` is a torch stream or the handle of a CUDA stream. The call returns when
     the list is submitted; the arrays may change from then on, the blocks once the stream has passed. Where destinations
     overlap, each byte is that of one of the entries. `source_order_any` lets the driver read sources ahead of earlier
-    work on the stream. Raises ValueError for an invalid list, TypeError for arrays of another type, EngineError where
-    the driver fails or for the legacy default stream; a part of the list may have been submitted then.
+    work on the stream. With nothing submitted, raises ValueError for an invalid list, with the number of its first
+    invalid entry, or for no stream; TypeError for arguments of another type; EngineError for the legacy default stream,
+    for a stream that is captured, and in a process that was forked since. Raises EngineError also where the driver
+    fails; a part of the list may have been submitted then.
     """
+    forget: Callable[[], None]
+    """Forget where pools lie: `forget()`. To be called after a pool was freed and before its addresses come again."""
 
     def __init__(self, device: str = "auto", policy: Path | str | None = None, *, max_entries: int = 0) -> None:
         opened = open_device(resolve_device(device), FaultPlan())
         policies = (DEFAULTS,) if policy is None else (_policy_for(opened, Path(policy)), DEFAULTS)
-        # The engine's own method: no Python code runs in a call.
-        self.copy = copier_for(opened, policies, max_entries).engine.copy
+        copier = copier_for(opened, policies, max_entries).engine
+        # The engine's own methods: no Python code runs in a call.
+        self.copy, self.forget = copier.copy, copier.forget
 
 
 def _policy_for(device: Device, path: Path) -> Policy:

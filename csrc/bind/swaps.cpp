@@ -12,6 +12,18 @@ void swaps(nb::module_& m) {
       .value("stream", AccessOrder::stream)
       .value("during_api_call", AccessOrder::during_api_call)
       .value("any", AccessOrder::any);
+  nb::class_<BatchOptions>(m, "BatchOptions", "How lists go to batched copies.")
+      .def(
+          "__init__",
+          [](BatchOptions* self, AccessOrder order, bool prefer_overlap, std::size_t descriptors_per_call, bool sliced,
+             bool by_host_address, bool merge, std::uint64_t prime_ns, std::size_t prime_up_to_bytes) {
+            new (self)
+                BatchOptions{{order, prefer_overlap}, descriptors_per_call, sliced, by_host_address, merge, prime_ns,
+                             prime_up_to_bytes};
+          },
+          nb::kw_only(), "order"_a = AccessOrder::stream, "prefer_overlap"_a = false, "descriptors_per_call"_a = 0,
+          "sliced"_a = false, "by_host_address"_a = false, "merge"_a = false, "prime_ns"_a = 0,
+          "prime_up_to_bytes"_a = 0);
   nb::class_<Swap>(m, "Swap",
                    "One swap that can be submitted repeatedly. It reads the arrays that it was made of at every "
                    "submission; their lengths, the sizes and the alignment must stay the same.")
@@ -30,21 +42,11 @@ void swaps(nb::module_& m) {
   m.def(
       "batched",
       [](std::shared_ptr<Driver> driver, const Words& sources, const Words& destinations, const Words& bytes,
-         Direction direction, AccessOrder order, bool prefer_overlap, std::size_t descriptors_per_call, bool sliced,
-         bool by_host_address, bool merge, std::uint64_t prime_ns, std::size_t prime_up_to_bytes) {
-        return make_batched(std::move(driver), list_of(sources, destinations, bytes), direction,
-                            {{order, prefer_overlap},
-                             descriptors_per_call,
-                             sliced,
-                             by_host_address,
-                             merge,
-                             prime_ns,
-                             prime_up_to_bytes});
+         Direction direction, const BatchOptions& options) {
+        return make_batched(std::move(driver), list_of(sources, destinations, bytes), direction, options);
       },
       "driver"_a, "sources"_a.noconvert(), "destinations"_a.noconvert(), "sizes"_a.noconvert(), "direction"_a,
-      nb::kw_only(), "order"_a, "prefer_overlap"_a = false, "descriptors_per_call"_a = 0, "sliced"_a = false,
-      "by_host_address"_a = false, "merge"_a = false, "prime_ns"_a = 0, "prime_up_to_bytes"_a = 0,
-      nb::keep_alive<0, 2>(), nb::keep_alive<0, 3>(), nb::keep_alive<0, 4>());
+      "options"_a, nb::keep_alive<0, 2>(), nb::keep_alive<0, 3>(), nb::keep_alive<0, 4>());
 }
 
 }  // namespace kvbench::bind

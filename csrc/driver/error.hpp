@@ -36,4 +36,19 @@ class DriverError : public std::runtime_error {
   std::optional<std::size_t> descriptor_;
 };
 
+/// An entry of a list that is not valid, by its index in the list.
+class InvalidEntry : public std::invalid_argument {
+ public:
+  InvalidEntry(std::size_t entry, std::string why)
+      : std::invalid_argument("entry " + std::to_string(entry) + ": " + why), entry_(entry), why_(std::move(why)) {}
+
+  [[nodiscard]] std::size_t entry() const noexcept { return entry_; }
+  /// The same error for entry `index` of the caller's list.
+  [[nodiscard]] InvalidEntry at(std::size_t index) const { return {index, why_}; }
+
+ private:
+  std::size_t entry_;
+  std::string why_;
+};
+
 }  // namespace kvbench

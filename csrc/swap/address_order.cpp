@@ -61,7 +61,9 @@ Descriptors HostOrder::arrange(const Descriptors& descriptors) {
     ordered_.destinations[i] = descriptors.destinations[index];
     ordered_.bytes[i] = descriptors.bytes[index];
   }
-  return ordered_.view();
+  Descriptors ordered = ordered_.view();
+  ordered.route = descriptors.route;
+  return ordered;
 }
 
 }  // namespace kvbench

@@ -6,6 +6,28 @@
 #include "swap/swap.hpp"
 
 namespace kvbench {
+namespace {
+
+/// Breaks runs, by their first descriptors, where a region ends: a copy across two registrations is an invalid
+/// argument.
+void break_at_regions(const Descriptors& list, std::vector<std::size_t>& first, std::vector<std::size_t>& broken) {
+  const auto in_one_region = [&](std::size_t begin, std::size_t last) {
+    return list.route->in_one_region(list.sources[begin], list.destinations[begin],
+                                     list.sources[last] + list.bytes[last] - list.sources[begin]);
+  };
+  broken.clear();
+  for (std::size_t run = 0; run < first.size(); ++run) {
+    const std::size_t end = run + 1 < first.size() ? first[run + 1] : list.size();
+    broken.push_back(first[run]);
+    if (in_one_region(first[run], end - 1)) continue;
+    for (std::size_t i = first[run] + 1; i < end; ++i) {
+      if (!in_one_region(broken.back(), i)) broken.push_back(i);
+    }
+  }
+  first.swap(broken);
+}
+
+}  // namespace
 
 void merge_adjacent(const Descriptors& descriptors, DescriptorList& merged, std::vector<std::size_t>& first) {
   const std::size_t count = descriptors.size();
@@ -23,6 +45,10 @@ void merge_adjacent(const Descriptors& descriptors, DescriptorList& merged, std:
                                      (destination[i] != destination[i - 1] + bytes[i - 1]));
   }
   first.resize(runs);
+  if (descriptors.route) {
+    break_at_regions(descriptors, first, merged.bytes);
+    runs = first.size();
+  }
   merged.sources.resize(runs);
   merged.destinations.resize(runs);
   merged.bytes.resize(runs);
@@ -50,8 +76,9 @@ class BatchCopier final : public ListCopier {
   BatchCopier(std::shared_ptr<Driver> driver, Direction direction, BatchOptions options)
       : driver_(std::move(driver)), direction_(direction), options_(options), order_(direction) {}
 
-  void copy(const Descriptors& descriptors, Stream stream) override {
+  bool copy(const Descriptors& descriptors, Stream stream) override {
     refuse_legacy_stream(stream);
+    if (descriptors.route) descriptors.route->check(descriptors);
     arrange(descriptors);
     stride_ = stride_of(descriptors.size());
     for (std::size_t begin = 0; begin < submitted_.size(); begin += stride_) {
@@ -64,20 +91,16 @@ class BatchCopier final : public ListCopier {
         throw error.descriptor() ? error.at(original_index(begin + *error.descriptor())) : error;
       }
     }
+    return true;
   }
 
   void reserve(std::size_t entries) override {
     if (options_.by_host_address) order_.reserve(entries);
     if (!options_.merge) return;
-    merged_.reserve(entries);
+    merged_.reserve(entries + 1);
     merged_first_.reserve(entries + 1);
   }
 
-  /// What calls() and descriptors() say before the first list.
-  void expect(const Descriptors& descriptors) {
-    submitted_ = descriptors;
-    stride_ = stride_of(descriptors.size());
-  }
   std::size_t calls() const override { return (submitted_.size() + stride_ - 1) / stride_; }
   std::size_t descriptors() const override { return submitted_.size(); }
 
@@ -117,71 +140,20 @@ class BatchCopier final : public ListCopier {
   std::size_t stride_ = 1;
 };
 
-class BatchedSwap final : public Swap {
- public:
-  BatchedSwap(std::shared_ptr<Driver> driver, Descriptors descriptors, Direction direction, BatchOptions options)
-      : copier_(std::move(driver), direction, options), descriptors_(descriptors) {
-    copier_.expect(descriptors_);
-  }
-
-  void submit(Stream stream) override { copier_.copy(descriptors_, stream); }
-  std::size_t calls() const override { return copier_.calls(); }
-  std::size_t descriptors() const override { return copier_.descriptors(); }
-
- private:
-  BatchCopier copier_;
-  Descriptors descriptors_;
-};
-
-/// Single copies, for lists that differ.
-class LoopCopier final : public ListCopier {
- public:
-  LoopCopier(std::shared_ptr<Driver> driver, Direction direction) : driver_(std::move(driver)), direction_(direction) {}
-
-  void copy(const Descriptors& descriptors, Stream stream) override {
-    copy_each(*driver_, descriptors, direction_, stream);
-    count_ = descriptors.size();
-  }
-  std::size_t calls() const override { return count_; }
-  std::size_t descriptors() const override { return count_; }
-
- private:
-  std::shared_ptr<Driver> driver_;
-  Direction direction_;
-  std::size_t count_ = 0;
-};
-
-/// The fallback for drivers without cuMemcpyBatchAsync: a loop over single copies, which reports fell_back().
-class FallbackSwap final : public Swap {
- public:
-  explicit FallbackSwap(std::unique_ptr<Swap> loop) : loop_(std::move(loop)) {}
-  void submit(Stream stream) override { loop_->submit(stream); }
-  std::size_t calls() const override { return loop_->calls(); }
-  std::size_t descriptors() const override { return loop_->descriptors(); }
-  bool fell_back() const override { return true; }
-
- private:
-  std::unique_ptr<Swap> loop_;
-};
-
 }  // namespace
 
 std::unique_ptr<Swap> make_batched(std::shared_ptr<Driver> driver, Descriptors descriptors, Direction direction,
                                    BatchOptions options) {
   if (driver->batch_entry() == BatchEntry::none) {
-    return std::make_unique<FallbackSwap>(make_per_block(std::move(driver), descriptors, direction));
+    return keep_list(make_loop_copier(std::move(driver), direction), descriptors, true);
   }
-  return std::make_unique<BatchedSwap>(std::move(driver), descriptors, direction, options);
+  return keep_list(make_batch_copier(std::move(driver), direction, options), descriptors);
 }
 
 std::unique_ptr<ListCopier> make_batch_copier(std::shared_ptr<Driver> driver, Direction direction,
                                               BatchOptions options) {
   if (driver->batch_entry() == BatchEntry::none) return make_loop_copier(std::move(driver), direction);
   return std::make_unique<BatchCopier>(std::move(driver), direction, options);
-}
-
-std::unique_ptr<ListCopier> make_loop_copier(std::shared_ptr<Driver> driver, Direction direction) {
-  return std::make_unique<LoopCopier>(std::move(driver), direction);
 }
 
 }  // namespace kvbench

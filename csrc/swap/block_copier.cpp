@@ -1,5 +1,7 @@
 #include "swap/block_copier.hpp"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <stdexcept>
 #include <utility>
@@ -20,8 +22,8 @@ std::size_t range_of(std::span<const double> limits, double value) {
 std::size_t sum_of(const Descriptors& descriptors) {
   std::size_t sum = 0;
   bool fits = true;
-  if (descriptors.sizes->equal()) {
-    fits = !__builtin_mul_overflow(descriptors.size(), descriptors.sizes->first, &sum);
+  if (descriptors.sizes.equal()) {
+    fits = !__builtin_mul_overflow(descriptors.size(), descriptors.sizes.first, &sum);
   } else {
     for (const std::size_t bytes : descriptors.bytes) fits = !__builtin_add_overflow(sum, bytes, &sum) && fits;
   }
@@ -49,15 +51,39 @@ void check(const CopyTable& table, std::size_t ways) {
   }
 }
 
+/// How often this process was forked, seen from the child.
+unsigned forks() {
+  static std::atomic<unsigned> count{0};
+  [[maybe_unused]] static const int counting = pthread_atfork(nullptr, nullptr, [] { ++count; });
+  return count.load(std::memory_order_relaxed);
+}
+
+/// Keeps other threads out of a copier.
+class Turn {
+ public:
+  explicit Turn(std::atomic_flag& in_use) : in_use_(in_use) {
+    if (in_use_.test_and_set(std::memory_order_acquire)) {
+      throw std::runtime_error("another thread is in a call of this copier; make one for each thread");
+    }
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  ~Turn() { in_use_.clear(std::memory_order_release); }
+
+ private:
+  std::atomic_flag& in_use_;
+};
+
 }  // namespace
 
 BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> ways, std::vector<CopyTable> tables,
                          std::size_t max_entries)
     : driver_(std::move(driver)),
       ways_(std::move(ways)),
-      copiers_(ways_.size() * kCombinations),
+      copiers_((ways_.size() + 1) * kCombinations),
       route_(driver_),
-      slots_(std::make_shared<ListSlots>(driver_, SmOptions{}.lists)) {
+      slots_(std::make_shared<ListSlots>(driver_, SmOptions{}.lists)),
+      forks_(forks()) {
   for (const CopyTable& table : tables) {
     check(table, ways_.size());
     tables_[index_of(table.direction, table.pending)] = table;
@@ -74,42 +100,87 @@ BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> wa
       }
     }
   }
+  ways_.emplace_back();  // plain batched copies, where kernels cannot be used
   filled_.reserve(max_entries);
+  indices_.reserve(max_entries);
 }
 
-void BlockCopier::copy(Descriptors descriptors, bool source_order_any, Stream stream) {
+bool BlockCopier::copy(const Descriptors& descriptors, Stream stream) {
+  if (forks() != forks_) throw DriverError("copy", "the process was forked from the one that made this copier");
+  const Turn turn(in_use_);
   refuse_legacy_stream(stream);
-  driver_->bind_thread();
-  if (look_equal(descriptors.bytes)) {
-    descriptors.sizes = BlockSizes::presumed(descriptors.bytes.front());
-    if (submit(descriptors, source_order_any, stream)) return;
+  const CurrentDevice current(*driver_);
+  if (driver_->capturing(stream)) throw DriverError("copy", "not supported while a graph is captured on the stream");
+  Descriptors list = descriptors;
+  Seen seen;
+  if (look_equal(list.bytes)) {
+    list.sizes = BlockSizes::presumed(list.bytes.front());
+    if (submit(list, stream, seen)) return true;
   }
-  const BlockSizes sizes(descriptors.bytes);
-  if ((sizes.first | sizes.differing) >> 63) throw std::invalid_argument("sizes must not be negative");
-  if (sizes.equal() && sizes.first == 0) return;
-  descriptors.sizes = sizes;
-  submit(sizes.equal() ? descriptors : without_empty(descriptors), source_order_any, stream);
+  list.sizes = BlockSizes(list.bytes);
+  if ((list.sizes.first | list.sizes.differing) >> 63) {
+    const auto negative = std::ranges::find_if(list.bytes, [](std::size_t bytes) { return bytes >> 63 != 0; });
+    throw InvalidEntry(static_cast<std::size_t>(negative - list.bytes.begin()), "sizes must not be negative");
+  }
+  if (list.sizes.equal() && list.sizes.first == 0) return true;
+  if (!list.sizes.equal() && std::ranges::find(list.bytes, std::size_t{0}) != list.bytes.end()) {
+    submit_filled(list, stream, seen);
+  } else {
+    submit(list, stream, seen);
+  }
+  return true;
 }
 
-bool BlockCopier::submit(Descriptors descriptors, bool source_order_any, Stream stream) {
-  const std::size_t total_bytes = sum_of(descriptors);
-  const Direction direction = route_.begin(descriptors.sources.front(), descriptors.destinations.front());
-  const auto [free, held] = ways_of(descriptors.size(), total_bytes, direction);
-  const std::size_t way = free == held || driver_->idle(stream) ? free : held;
-  ListCopier& chosen = copier(way, direction, source_order_any);
-  last_ = &chosen;
-  if (ways_[way].sms > 0) {
-    descriptors.route = &route_;  // checked where the list is written
-    if (!descriptors.sizes->known) return chosen.copy_unread(descriptors, stream);
-  } else {
-    if (!descriptors.sizes->known) {
-      descriptors.sizes.emplace(descriptors.bytes);
-      if (!descriptors.sizes->equal()) return false;
-    }
-    check_entries(route_, descriptors.sources, descriptors.destinations);
+bool BlockCopier::submit(Descriptors list, Stream stream, Seen& seen) {
+  const std::size_t total_bytes = sum_of(list);
+  if (!seen.direction) seen.direction = route_.begin(list);
+  list.route = &route_;
+  const auto [free, held] = ways_of(list.size(), total_bytes, *seen.direction);
+  if (free != held && !seen.idle) seen.idle = driver_->idle(stream);
+  const std::size_t way = free == held || *seen.idle ? free : held;
+  const bool is_presumed = list.sizes.are == BlockSizes::Are::presumed;
+  const auto copied_by = [&](std::size_t chosen) {
+    ListCopier& copier = this->copier(chosen, *seen.direction, list.source_order_any);
+    last_ = &copier;
+    return copier.copy(list, stream);
+  };
+  const bool is_kernel = ways_[way].sms > 0;
+  if (is_kernel && !route_.other_address()) {
+    if (copied_by(way)) return true;
+    if (is_presumed) return false;
   }
-  chosen.copy(descriptors, stream);
-  return true;
+  if (is_presumed) list.sizes = BlockSizes(list.bytes);
+  if (is_presumed && !list.sizes.equal()) return false;
+  return copied_by(is_kernel ? ways_.size() - 1 : way);
+}
+
+void BlockCopier::submit_filled(const Descriptors& descriptors, Stream stream, Seen& seen) {
+  filled_.sources.clear();
+  filled_.destinations.clear();
+  filled_.bytes.clear();
+  indices_.clear();
+  for (std::size_t i = 0; i < descriptors.size(); ++i) {
+    if (descriptors.bytes[i] == 0) continue;
+    filled_.sources.push_back(descriptors.sources[i]);
+    filled_.destinations.push_back(descriptors.destinations[i]);
+    filled_.bytes.push_back(descriptors.bytes[i]);
+    indices_.push_back(i);
+  }
+  Descriptors filled = filled_.view();
+  filled.sizes = BlockSizes(filled.bytes);
+  filled.source_order_any = descriptors.source_order_any;
+  try {
+    submit(filled, stream, seen);
+  } catch (const InvalidEntry& error) {
+    throw error.at(indices_[error.entry()]);
+  } catch (const DriverError& error) {
+    throw error.descriptor() ? error.at(indices_[*error.descriptor()]) : error;
+  }
+}
+
+void BlockCopier::forget() {
+  const Turn turn(in_use_);
+  route_ = Route(driver_);
 }
 
 std::size_t BlockCopier::way_of(std::size_t count, std::size_t total_bytes, Direction direction, bool idle) const {
@@ -143,22 +214,6 @@ ListCopier& BlockCopier::copier(std::size_t way_at, Direction direction, bool an
     made = make_batch_copier(driver_, direction, options);
   }
   return *made;
-}
-
-Descriptors BlockCopier::without_empty(const Descriptors& descriptors) {
-  if (std::ranges::find(descriptors.bytes, std::size_t{0}) == descriptors.bytes.end()) return descriptors;
-  filled_.sources.clear();
-  filled_.destinations.clear();
-  filled_.bytes.clear();
-  for (std::size_t i = 0; i < descriptors.size(); ++i) {
-    if (descriptors.bytes[i] == 0) continue;
-    filled_.sources.push_back(descriptors.sources[i]);
-    filled_.destinations.push_back(descriptors.destinations[i]);
-    filled_.bytes.push_back(descriptors.bytes[i]);
-  }
-  Descriptors filled = filled_.view();
-  filled.sizes.emplace(filled.bytes);
-  return filled;
 }
 
 }  // namespace kvbench

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -36,30 +38,29 @@ struct CopyTable {
   std::vector<std::size_t> ways;
 };
 
-/// Copies lists of blocks between pinned host memory and its device, each in the way that a table names. For one thread
-/// at a time; lists on different streams are ordered by their streams alone. Remembers where the blocks of its lists
-/// lie: it must forget_places() when this memory was freed.
-class BlockCopier {
+/// Copies lists of blocks between pinned host memory and its device, each in the way that a table names. A call changes
+/// nothing of its thread. Lists on different streams are ordered by their streams alone. Remembers where the blocks of
+/// its lists lie: it must forget() when this memory was freed.
+class BlockCopier final : public ListCopier {
  public:
   /// Makes room for lists of `max_entries` entries of one size; 0: when they come. Throws std::invalid_argument for
   /// tables that name ways which are not there, or that have no row for a direction.
   BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> ways, std::vector<CopyTable> tables,
               std::size_t max_entries = 0);
-  BlockCopier(const BlockCopier&) = delete;
-  BlockCopier& operator=(const BlockCopier&) = delete;
-  ~BlockCopier() = default;
 
   /// Submits one list to `stream` and returns without waiting; its arrays may change as soon as it returns. Entries of
-  /// 0 bytes copy nothing; where destinations overlap, each byte is one of those that go there. Throws DriverError, and
-  /// std::invalid_argument for a list with a negative size, or whose entries do not all begin on the device and go to
-  /// pinned memory, or the reverse.
-  void copy(Descriptors descriptors, bool source_order_any, Stream stream);
+  /// 0 bytes copy nothing; where destinations overlap, each byte is one of those that go there. Throws, with nothing
+  /// submitted, InvalidEntry for the first entry that has a negative size or does not lie wholly in a region of pinned
+  /// memory and one of the device, in the direction of the list; std::invalid_argument for sizes that add up to 2^64 or
+  /// for no stream; std::runtime_error while another thread is in a call; DriverError for a stream that is captured,
+  /// and after a fork. Throws DriverError also where the driver fails.
+  bool copy(const Descriptors& descriptors, Stream stream) override;
   /// The index of the way of a list, by whether its stream is idle.
   [[nodiscard]] std::size_t way_of(std::size_t count, std::size_t total_bytes, Direction direction, bool idle) const;
   /// Forgets where blocks lie, after memory was freed.
-  void forget_places() { route_ = Route(driver_); }
-  /// What copied the last list; null before the first.
-  [[nodiscard]] const ListCopier* last() const { return last_; }
+  void forget();
+  [[nodiscard]] std::size_t calls() const override { return last_ ? last_->calls() : 0; }
+  [[nodiscard]] std::size_t descriptors() const override { return last_ ? last_->descriptors() : 0; }
 
  private:
   static constexpr std::size_t kCombinations = 4;
@@ -75,10 +76,17 @@ class BlockCopier {
 
   /// The ways of a list on an idle stream, and behind pending work.
   [[nodiscard]] Candidates ways_of(std::size_t count, std::size_t total_bytes, Direction direction) const;
+  /// What is known of a list and its stream, each asked once.
+  struct Seen {
+    std::optional<Direction> direction;
+    std::optional<bool> idle;
+  };
+
   /// Submits one list. Returns false, with nothing submitted, if its sizes were presumed and have to be read first.
-  bool submit(Descriptors descriptors, bool source_order_any, Stream stream);
+  bool submit(Descriptors descriptors, Stream stream, Seen& seen);
+  /// The same for a list with entries of no bytes, whose others it names by their indexes there.
+  void submit_filled(const Descriptors& descriptors, Stream stream, Seen& seen);
   [[nodiscard]] ListCopier& copier(std::size_t way_at, Direction direction, bool any);
-  Descriptors without_empty(const Descriptors& descriptors);
 
   std::shared_ptr<Driver> driver_;
   std::vector<CopyWay> ways_;
@@ -86,8 +94,11 @@ class BlockCopier {
   std::vector<std::unique_ptr<ListCopier>> copiers_;  ///< for each way by direction and access order
   Route route_;
   std::shared_ptr<ListSlots> slots_;  ///< for the lists of all ways
-  DescriptorList filled_;
-  const ListCopier* last_ = nullptr;
+  DescriptorList filled_;             ///< the entries that have bytes
+  std::vector<std::size_t> indices_;  ///< theirs in the caller's list
+  const ListCopier* last_ = nullptr;  ///< what copied the last list
+  std::atomic_flag in_use_;
+  unsigned forks_;  ///< of the process, when the copier was made
 };
 
 }  // namespace kvbench

@@ -20,45 +20,24 @@ u32 checked_pieces(std::size_t pieces) {
   return static_cast<u32>(pieces);
 }
 
-/// A list: its head and its bytes.
-class Listing {
- public:
-  explicit Listing(Direction direction) {
-    head_.pieces_a_block = 1;
-    head_.host_is_source = direction == Direction::h2d ? 1 : 0;
-  }
-  Listing(const Listing&) = delete;
-  Listing& operator=(const Listing&) = delete;
-  virtual ~Listing() = default;
-  /// The head for a kernel with pieces of this size.
-  [[nodiscard]] virtual List head(std::size_t piece_bytes) const = 0;
-  /// 0 if nothing is to be copied.
-  [[nodiscard]] virtual std::size_t table_bytes() const = 0;
-  /// Descriptors or rows of blocks that the caller's arrays name.
-  [[nodiscard]] virtual std::size_t descriptors() const = 0;
-  /// Writes the current list of the caller and returns the bitwise or of its addresses and sizes.
-  virtual Address write(void* table) const = 0;
-  /// The length of the same list in half of the bytes, by ids (see List); 0 if there can be none.
-  [[nodiscard]] virtual std::size_t packed_bytes() const { return 0; }
-  /// Writes that, and completes its head. Returns false if it cannot be: addresses and sizes must be multiples of 16,
-  /// all sizes those of the first block, all addresses within 32 GiB of it.
-  virtual bool pack(void*, List&) const { return false; }
+List new_head(Direction direction) {
+  List head{};
+  head.pieces_a_block = 1;
+  head.host_is_source = direction == Direction::h2d ? 1 : 0;
+  return head;
+}
 
- protected:
-  List head_{};
-};
-
-/// One row per block if all have the same size, else one row and one length per piece of `piece_bytes`.
-class DescriptorListing final : public Listing {
+/// A list of blocks: one row per block if all have the same size, else one row and one length per piece of
+/// `piece_bytes`.
+class BlockListing {
  public:
-  DescriptorListing(Descriptors descriptors, std::size_t piece_bytes, Direction direction)
-      : Listing(direction),
-        descriptors_(descriptors),
-        piece_bytes_(piece_bytes),
-        sizes_(descriptors.sizes ? *descriptors.sizes : BlockSizes(descriptors.bytes)) {
-    if (sizes_.equal()) {
-      head_.block_bytes = sizes_.first;
-      rows_ = sizes_.first == 0 ? 0 : descriptors_.size();
+  BlockListing(Descriptors descriptors, std::size_t piece_bytes, Direction direction)
+      : descriptors_(descriptors), piece_bytes_(piece_bytes), head_(new_head(direction)) {
+    BlockSizes& sizes = descriptors_.sizes;
+    if (sizes.are == BlockSizes::Are::unread) sizes = BlockSizes(descriptors.bytes);
+    if (sizes.equal()) {
+      head_.block_bytes = sizes.first;
+      rows_ = sizes.first == 0 ? 0 : descriptors_.size();
       return;
     }
     for (const std::size_t bytes : descriptors_.bytes) rows_ += pieces_of(bytes, piece_bytes_);
@@ -66,67 +45,76 @@ class DescriptorListing final : public Listing {
     head_.lengths_at = rows_ * sizeof(Row);
   }
 
-  List head(std::size_t piece_bytes) const override {
+  /// The head for a kernel with pieces of this size.
+  [[nodiscard]] List head(std::size_t piece_bytes) const {
     List head = head_;
-    if (!sizes_.equal()) return head;
-    const std::size_t pieces_a_block = pieces_of(sizes_.first, piece_bytes);
+    if (!descriptors_.sizes.equal()) return head;
+    const std::size_t pieces_a_block = pieces_of(descriptors_.sizes.first, piece_bytes);
     head.pieces = checked_pieces(rows_ * pieces_a_block);
     head.pieces_a_block = static_cast<u32>(pieces_a_block);
     return head;
   }
-  std::size_t table_bytes() const override { return rows_ * (sizeof(Row) + (sizes_.equal() ? 0 : sizeof(u32))); }
-  std::size_t descriptors() const override { return descriptors_.size(); }
+  /// 0 if nothing is to be copied.
+  [[nodiscard]] std::size_t table_bytes() const {
+    return rows_ * (sizeof(Row) + (descriptors_.sizes.equal() ? 0 : sizeof(u32)));
+  }
 
-  Address write(void* table) const override {
+  /// Writes the list and checks its route. Returns the bitwise or of its addresses and sizes.
+  Address write(void* table) const {
     auto* row = static_cast<Row*>(table);
-    Address bits = sizes_.first | sizes_.differing;
-    if (sizes_.equal()) {
-      for_each_on(descriptors_.route, descriptors_.sources, descriptors_.destinations, [&](std::size_t i) {
+    Address bits = descriptors_.sizes.first | descriptors_.sizes.differing;
+    if (descriptors_.sizes.equal()) {
+      for (std::size_t i = 0; i < descriptors_.size(); ++i) {
         bits |= descriptors_.sources[i] | descriptors_.destinations[i];
         row[i] = {descriptors_.sources[i], descriptors_.destinations[i]};
-      });
+      }
+      if (descriptors_.route) descriptors_.route->check(descriptors_);
       return bits;
     }
     auto* length = reinterpret_cast<u32*>(row + rows_);
-    for_each_on(descriptors_.route, descriptors_.sources, descriptors_.destinations, [&](std::size_t i) {
+    for (std::size_t i = 0; i < descriptors_.size(); ++i) {
       bits |= descriptors_.sources[i] | descriptors_.destinations[i];
       for (std::size_t at = 0; at < descriptors_.bytes[i]; at += piece_bytes_) {
         *row++ = {descriptors_.sources[i] + at, descriptors_.destinations[i] + at};
         *length++ = static_cast<u32>(std::min(piece_bytes_, descriptors_.bytes[i] - at));
       }
-    });
+    }
     return bits;
   }
 
-  std::size_t packed_bytes() const override {
-    if (rows_ == 0 || !sizes_.equal()) return 0;
-    const Address bits = sizes_.first | descriptors_.sources[0] | descriptors_.destinations[0];
+  /// The length of the same list in half of the bytes, by ids (see List); 0 if there can be none.
+  [[nodiscard]] std::size_t packed_bytes() const {
+    if (rows_ == 0 || !descriptors_.sizes.equal()) return 0;
+    const Address bits = descriptors_.sizes.first | descriptors_.sources[0] | descriptors_.destinations[0];
     return bits % SmKernels::kAlignment == 0 ? sizeof(Row) + rows_ * sizeof(Ids) : 0;
   }
 
-  bool pack(void* table, List& head) const override {
+  /// Writes that, checks its route, and completes its head. Returns false if it cannot be: addresses and sizes must be
+  /// multiples of 16, all sizes those of the first block, all addresses within 32 GiB of it.
+  bool pack(void* table, List& head) const {
     if (descriptors_.route) {
       // Most lists have one region on each side; the offsets in it are also what a check of the route computes.
       const Ends& ends = descriptors_.route->ends();
-      const bool in_one = ends.left_by(descriptors_.sources.back(), descriptors_.destinations.back()) >> 63 == 0;
+      const bool in_one =
+          ends.hold(descriptors_.sources.back(), descriptors_.destinations.back(), descriptors_.sizes.first);
       const bool reached = std::max(ends.from.bytes, ends.to.bytes) <= kReach;
-      if (in_one && reached && pack_within(ends, nullptr, table, head)) return true;
+      if (in_one && reached && pack_within(ends.bounds(descriptors_.sizes.first), nullptr, table, head)) return true;
     }
     const auto around = [](Address first) { return Region{.begin = first - kReach / 2, .bytes = kReach}; };
     const Ends ends{around(descriptors_.sources.front()), around(descriptors_.destinations.front())};
-    return pack_within(ends, descriptors_.route, table, head);
+    return pack_within(ends.bounds(1), descriptors_.route, table, head);
   }
 
  private:
   static constexpr Address kReach = Address{1} << (32 + kIdWord);
 
-  /// Packs the list by ids from the start of `ends`. Returns false if it leaves them, or cannot be packed.
-  bool pack_within(const Ends& ends, Route* route, void* table, List& head) const {
+  /// Packs the list by ids. Returns false if it leaves the bounds, or cannot be packed.
+  bool pack_within(const Bounds& bounds, Route* route, void* table, List& head) const {
     auto* ids = reinterpret_cast<Ids*>(static_cast<Row*>(table) + 1);
-    const PackedIds packed = pack_ids(descriptors_, sizes_, ends, ids);
+    const PackedIds packed = pack_ids(descriptors_, descriptors_.sizes, bounds, ids);
     if (packed.offsets % SmKernels::kAlignment != 0 || packed.left >> 63 || packed.differing != 0) return false;
-    if (route) check_entries(*route, descriptors_.sources, descriptors_.destinations);
-    *static_cast<Row*>(table) = {ends.from.begin, ends.to.begin};
+    if (route) route->check(descriptors_);
+    *static_cast<Row*>(table) = {bounds.from_begin, bounds.to_begin};
     head.ids_at = sizeof(Row);
     head.ids = static_cast<u32>(rows_);
     head.stride = SmKernels::kAlignment;
@@ -135,29 +123,32 @@ class DescriptorListing final : public Listing {
 
   Descriptors descriptors_;
   std::size_t piece_bytes_;
-  BlockSizes sizes_;
+  List head_;
   std::size_t rows_ = 0;
 };
 
-/// One row per tensor, and the ids of the blocks.
-class TensorListing final : public Listing {
+/// One row per tensor, and the ids of the blocks in it.
+class TensorListing {
  public:
   TensorListing(TensorBlocks blocks, std::size_t piece_bytes, Direction direction)
-      : Listing(direction), blocks_(blocks) {
+      : blocks_(blocks), head_(new_head(direction)) {
+    if (descriptors() == 0) return;
     const std::size_t pieces_a_block = pieces_of(blocks_.block_bytes, piece_bytes);
     head_.ids_at = blocks_.source_bases.size() * sizeof(Row);
     head_.ids = static_cast<u32>(blocks_.source_ids.size());
     head_.stride = blocks_.stride;
     head_.block_bytes = blocks_.block_bytes;
     head_.pieces_a_block = static_cast<u32>(pieces_a_block);
-    head_.pieces = checked_pieces(blocks_.source_bases.size() * blocks_.source_ids.size() * pieces_a_block);
+    head_.pieces = checked_pieces(descriptors() * pieces_a_block);
   }
 
-  List head(std::size_t) const override { return head_; }
-  std::size_t table_bytes() const override { return head_.pieces == 0 ? 0 : head_.ids_at + head_.ids * sizeof(Ids); }
-  std::size_t descriptors() const override { return blocks_.source_bases.size() * blocks_.source_ids.size(); }
+  [[nodiscard]] List head(std::size_t) const { return head_; }
+  [[nodiscard]] std::size_t table_bytes() const {
+    return head_.pieces == 0 ? 0 : head_.ids_at + head_.ids * sizeof(Ids);
+  }
+  [[nodiscard]] std::size_t descriptors() const { return blocks_.source_bases.size() * blocks_.source_ids.size(); }
 
-  Address write(void* table) const override {
+  Address write(void* table) const {
     Address bits = blocks_.stride | blocks_.block_bytes;
     auto* row = static_cast<Row*>(table);
     for (std::size_t i = 0; i < blocks_.source_bases.size(); ++i) {
@@ -173,6 +164,7 @@ class TensorListing final : public Listing {
 
  private:
   TensorBlocks blocks_;
+  List head_;
 };
 
 /// Launches a kernel over lists. A short list is passed with the launch, which copies it. A longer one is written into
@@ -183,6 +175,7 @@ class SmQueue {
   SmQueue(SmKernels kernels, SmOptions options, std::shared_ptr<ListSlots> slots = nullptr)
       : kernels_(std::move(kernels)),
         sms_(options.sms),
+        lists_(options.lists),
         inline_up_to_(std::min<std::size_t>(options.inline_up_to, kInlineTableBytes)),
         slots_(slots ? std::move(slots) : std::make_shared<ListSlots>(kernels_.any->driver(), options.lists)) {
     reserve(options.list_bytes);
@@ -190,77 +183,57 @@ class SmQueue {
 
   /// Makes slots for lists of this size.
   void reserve(std::size_t table_bytes) {
-    if (table_bytes > inline_up_to_) slots_->reserve(table_bytes);
+    if (table_bytes > inline_up_to_) slots_->reserve(table_bytes, lists_);
   }
 
-  void launch(const Listing& listing, Stream stream) {
-    refuse_legacy_stream(stream);
-    if (listing.table_bytes() == 0 || launch_packed(listing, stream)) return;
-    if (listing.table_bytes() <= inline_up_to_) {
-      const SmKernel& kernel = kernels_.serving(listing.write(inline_.table));
-      launch_inline(listing.head(kernel.shape().piece_bytes), kernel, listing.table_bytes(), stream);
-    } else {
-      ListSlot& slot = slots_->take(listing.table_bytes());
-      const SmKernel& kernel = kernels_.serving(listing.write(reinterpret_cast<void*>(slot.pinned.address())));
-      launch_listed(listing.head(kernel.shape().piece_bytes), kernel, slot, stream);
-    }
+  /// Launches nothing, and returns false, if the addresses of the list's `route` are not those of a kernel.
+  template <typename Listing>
+  bool launch(const Listing& listing, const Route* route, Stream stream) {
+    const std::size_t bytes = listing.table_bytes();
+    if (bytes == 0) return true;
+    ListSlot* slot = bytes <= inline_up_to_ ? nullptr : &slots_->take(bytes);
+    const SmKernel& kernel = kernels_.serving(listing.write(slot ? table_of(*slot) : inline_.table));
+    if (route && route->other_address()) return false;
+    submit(listing.head(kernel.shape().piece_bytes), kernel, slot, bytes, stream);
+    return true;
   }
 
-  /// Returns false, with nothing launched, if the list cannot be packed.
-  bool launch_packed(const Listing& listing, Stream stream) {
+  /// The same by ids; also returns false if the list cannot be packed.
+  bool launch_packed(const BlockListing& listing, const Route* route, Stream stream) {
     const std::size_t bytes = listing.packed_bytes();
     if (bytes == 0) return false;
     const SmKernel& kernel = kernels_.serving(0);
     List list = listing.head(kernel.shape().piece_bytes);
-    if (bytes <= inline_up_to_) {
-      if (!listing.pack(inline_.table, list)) return false;
-      launch_inline(list, kernel, bytes, stream);
-    } else {
-      ListSlot& slot = slots_->take(std::max(bytes, listing.table_bytes()));
-      if (!listing.pack(reinterpret_cast<void*>(slot.pinned.address()), list)) return false;
-      launch_listed(list, kernel, slot, stream);
-    }
+    ListSlot* slot = bytes <= inline_up_to_ ? nullptr : &slots_->take(bytes);
+    if (!listing.pack(slot ? table_of(*slot) : inline_.table, list)) return false;
+    if (route && route->other_address()) return false;
+    submit(list, kernel, slot, bytes, stream);
     return true;
   }
 
  private:
-  void launch_inline(const List& list, const SmKernel& kernel, std::size_t table_bytes, Stream stream) {
-    inline_.list = list;
-    std::array<void*, 1> arguments{&inline_};
-    kernel.launch(table_bytes, grid(list), arguments.data(), stream);
-  }
+  static void* table_of(const ListSlot& slot) { return reinterpret_cast<void*>(slot.pinned.address()); }
 
-  void launch_listed(List list, const SmKernel& kernel, ListSlot& slot, Stream stream) {
-    list.table = slot.pinned.device_address();
+  void submit(List list, const SmKernel& kernel, ListSlot* slot, std::size_t bytes, Stream stream) {
+    const unsigned grid = std::min(list.pieces, sms_);  // thread blocks without pieces would only start and end
+    if (!slot) {
+      inline_.list = list;
+      std::array<void*, 1> arguments{&inline_};
+      kernel.launch(bytes, grid, arguments.data(), stream);
+      return;
+    }
+    list.table = slot->pinned.device_address();
     std::array<void*, 1> arguments{&list};
-    kernel.launch(0, grid(list), arguments.data(), stream);
-    slot.done.record(stream);
+    kernel.launch(0, grid, arguments.data(), stream);
+    slot->done.record(stream);
   }
-
-  /// Additional thread blocks without pieces would only start and end.
-  [[nodiscard]] unsigned grid(const List& list) const { return std::min(list.pieces, sms_); }
 
   SmKernels kernels_;
   unsigned sms_;
+  std::size_t lists_;
   std::size_t inline_up_to_;
   InlineList inline_{};
   std::shared_ptr<ListSlots> slots_;
-};
-
-class SmSwap final : public Swap {
- public:
-  SmSwap(std::shared_ptr<const SmKernel> kernel, std::unique_ptr<Listing> listing, SmOptions options)
-      : listing_(std::move(listing)), queue_({.aligned = nullptr, .any = std::move(kernel)}, options) {
-    queue_.reserve(listing_->table_bytes());
-  }
-
-  void submit(Stream stream) override { queue_.launch(*listing_, stream); }
-  std::size_t calls() const override { return 1; }
-  std::size_t descriptors() const override { return listing_->descriptors(); }
-
- private:
-  std::unique_ptr<Listing> listing_;
-  SmQueue queue_;
 };
 
 class SmCopier final : public ListCopier {
@@ -271,14 +244,14 @@ class SmCopier final : public ListCopier {
         queue_(std::move(kernels), options, std::move(slots)) {}
 
   void reserve(std::size_t entries) override { queue_.reserve(entries * (sizeof(Row) + sizeof(u32))); }
-  void copy(const Descriptors& descriptors, Stream stream) override {
-    const DescriptorListing listing(descriptors, piece_bytes_, direction_);
-    queue_.launch(listing, stream);
+  bool copy(const Descriptors& descriptors, Stream stream) override {
+    refuse_legacy_stream(stream);
     count_ = descriptors.size();
-  }
-  bool copy_unread(const Descriptors& descriptors, Stream stream) override {
-    count_ = descriptors.size();
-    return queue_.launch_packed(DescriptorListing(descriptors, piece_bytes_, direction_), stream);
+    // A size that leaves its region could need a table of any length.
+    if (descriptors.route && !descriptors.sizes.equal()) descriptors.route->check(descriptors);
+    const BlockListing listing(descriptors, piece_bytes_, direction_);
+    if (queue_.launch_packed(listing, descriptors.route, stream)) return true;
+    return descriptors.sizes.are != BlockSizes::Are::presumed && queue_.launch(listing, descriptors.route, stream);
   }
   std::size_t calls() const override { return 1; }
   std::size_t descriptors() const override { return count_; }
@@ -287,6 +260,25 @@ class SmCopier final : public ListCopier {
   std::size_t count_ = 0;
   std::size_t piece_bytes_;
   Direction direction_;
+  SmQueue queue_;
+};
+
+class TensorSwap final : public Swap {
+ public:
+  TensorSwap(std::shared_ptr<const SmKernel> kernel, TensorListing listing, SmOptions options)
+      : listing_(listing), queue_({.aligned = nullptr, .any = std::move(kernel)}, options) {
+    queue_.reserve(listing_.table_bytes());
+  }
+
+  void submit(Stream stream) override {
+    refuse_legacy_stream(stream);
+    queue_.launch(listing_, nullptr, stream);
+  }
+  std::size_t calls() const override { return 1; }
+  std::size_t descriptors() const override { return listing_.descriptors(); }
+
+ private:
+  TensorListing listing_;
   SmQueue queue_;
 };
 
@@ -317,15 +309,14 @@ void SmKernel::launch(std::size_t inline_bytes, unsigned sms, void** arguments, 
 }
 
 std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, Descriptors descriptors, SmOptions options) {
-  const std::size_t piece_bytes = kernel->shape().piece_bytes;
-  auto listing = std::make_unique<DescriptorListing>(descriptors, piece_bytes, options.direction);
-  return std::make_unique<SmSwap>(std::move(kernel), std::move(listing), options);
+  descriptors.sizes = BlockSizes(descriptors.bytes);
+  options.list_bytes = BlockListing(descriptors, kernel->shape().piece_bytes, options.direction).table_bytes();
+  return keep_list(make_sm_copier({.aligned = nullptr, .any = std::move(kernel)}, options), descriptors);
 }
 
 std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, TensorBlocks blocks, SmOptions options) {
-  const std::size_t piece_bytes = kernel->shape().piece_bytes;
-  auto listing = std::make_unique<TensorListing>(blocks, piece_bytes, options.direction);
-  return std::make_unique<SmSwap>(std::move(kernel), std::move(listing), options);
+  const TensorListing listing(blocks, kernel->shape().piece_bytes, options.direction);
+  return std::make_unique<TensorSwap>(std::move(kernel), listing, options);
 }
 
 std::unique_ptr<ListCopier> make_sm_copier(SmKernels kernels, SmOptions options, std::shared_ptr<ListSlots> slots) {

@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -14,21 +13,24 @@ namespace kvbench {
 
 /// Whether blocks have one size: found in one pass with an operation an entry.
 struct BlockSizes {
-  explicit BlockSizes(std::span<const std::size_t> bytes) : first(bytes.empty() ? 0 : bytes.front()) {
+  enum class Are : std::uint8_t { unread, presumed, read };
+
+  BlockSizes() = default;
+  explicit BlockSizes(std::span<const std::size_t> bytes) : are(Are::read), first(bytes.empty() ? 0 : bytes.front()) {
     for (const std::size_t size : bytes) differing |= size ^ first;
   }
-  /// Of blocks whose sizes whoever writes their list has to compare with this one.
+  /// Assumed sizes; the writer of the list verifies them.
   static BlockSizes presumed(std::size_t first) {
-    BlockSizes sizes({});
+    BlockSizes sizes;
+    sizes.are = Are::presumed;
     sizes.first = first;
-    sizes.known = false;
     return sizes;
   }
   [[nodiscard]] bool equal() const { return differing == 0; }
 
-  std::size_t first;
+  Are are = Are::unread;
+  std::size_t first = 0;
   std::size_t differing = 0;  ///< bits in which some size differs from the first
-  bool known = true;
 };
 
 /// The descriptors of one swap: three parallel arrays of the caller, who may change the addresses between submissions.
@@ -37,8 +39,9 @@ struct Descriptors {
   std::span<const Address> sources;
   std::span<const Address> destinations;
   std::span<const std::size_t> bytes;
-  std::optional<BlockSizes> sizes = std::nullopt;  ///< of `bytes`, where they were read already
-  Route* route = nullptr;                          ///< that all entries have to go, where nobody checked this
+  BlockSizes sizes = {};
+  bool source_order_any = false;  ///< sources may be read ahead of earlier work; for what copies by a policy
+  Route* route = nullptr;         ///< what every entry must follow, begun; null: unchecked
 
   [[nodiscard]] std::size_t size() const { return bytes.size(); }
 };
@@ -87,11 +90,9 @@ class ListCopier {
 
   /// Makes room for lists of this many entries.
   virtual void reserve(std::size_t) {}
-  /// As Swap::submit(), for these descriptors, whose arrays may change when it returns.
-  virtual void copy(const Descriptors& descriptors, Stream stream) = 0;
-  /// The same for a list of which only the first size was read. Returns false, with nothing submitted, if it has to be
-  /// read first.
-  virtual bool copy_unread(const Descriptors&, Stream) { return false; }
+  /// As Swap::submit(), for these descriptors, whose arrays may change when it returns. Returns false, with nothing
+  /// submitted, for a list whose sizes are presumed and have to be read, or whose addresses are not those of a kernel.
+  virtual bool copy(const Descriptors& descriptors, Stream stream) = 0;
   /// Driver calls of the last list, and the descriptors that were handed to them.
   [[nodiscard]] virtual std::size_t calls() const = 0;
   [[nodiscard]] virtual std::size_t descriptors() const = 0;
@@ -101,11 +102,12 @@ class ListCopier {
 /// CUDA_ERROR_INVALID_VALUE.
 void refuse_legacy_stream(Stream stream);
 
-/// Submits one asynchronous copy per descriptor.
-void copy_each(Driver& driver, const Descriptors& descriptors, Direction direction, Stream stream);
+/// A list that is kept, and submitted by a copier; `fell_back` as in Swap.
+std::unique_ptr<Swap> keep_list(std::shared_ptr<ListCopier> copier, Descriptors descriptors, bool fell_back = false);
 
-/// The same as a swap.
+/// One asynchronous copy per descriptor.
 std::unique_ptr<Swap> make_per_block(std::shared_ptr<Driver> driver, Descriptors descriptors, Direction direction);
+std::unique_ptr<ListCopier> make_loop_copier(std::shared_ptr<Driver> driver, Direction direction);
 
 struct BatchOptions {
   BatchAttributes attributes{};
@@ -125,11 +127,8 @@ std::unique_ptr<Swap> make_batched(std::shared_ptr<Driver> driver, Descriptors d
 std::unique_ptr<ListCopier> make_batch_copier(std::shared_ptr<Driver> driver, Direction direction,
                                               BatchOptions options);
 
-/// One asynchronous copy per descriptor, for lists that differ.
-std::unique_ptr<ListCopier> make_loop_copier(std::shared_ptr<Driver> driver, Direction direction);
-
-/// Merges consecutive descriptors that are adjacent on both sides; `first` receives the index of each merged entry's
-/// first descriptor. The vectors of `merged` and `first` are reused.
+/// Merges consecutive descriptors that are adjacent on both sides, and in one region of their route; `first` receives
+/// the index of each merged entry's first descriptor. The vectors of `merged` and `first` are reused.
 void merge_adjacent(const Descriptors& descriptors, DescriptorList& merged, std::vector<std::size_t>& first);
 
 }  // namespace kvbench

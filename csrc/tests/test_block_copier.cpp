@@ -1,10 +1,17 @@
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "bench.hpp"
@@ -57,8 +64,18 @@ class AskedDriver final : public ForwardingDriver {
     names.emplace_back(name);
     return names.size();
   }
+  Previous enter() const override {
+    ++entered;
+    return kPrevious;
+  }
+  void leave(Previous previous) const noexcept override {
+    check::equal(previous, kPrevious, "what was current before");
+    --entered;
+  }
   void launch(Kernel kernel, Grid grid, void** arguments, Stream) override {
+    check::equal(entered, 1, "the device is current");
     noted.push_back(names[kernel - 1] + " " + std::to_string(grid.blocks));
+    if (during_launch) during_launch();
     launched = *static_cast<List*>(arguments[0]);
     pieces.clear();
     for (u32 i = 0; i < launched.pieces; ++i) pieces.push_back(read_piece(launched, i, SmShape{}.piece_bytes));
@@ -66,15 +83,18 @@ class AskedDriver final : public ForwardingDriver {
   void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
                   std::span<const std::size_t> bytes, BatchAttributes attributes, Direction direction,
                   Stream stream) override {
+    check::equal(entered, 1, "the device is current");
     noted.push_back("batch " + std::to_string(bytes.size()) +
                     (attributes.order == AccessOrder::any ? " any" : " stream"));
-    ForwardingDriver::copy_batch(destinations, sources, bytes, attributes, direction, stream);
+    if (!discards) ForwardingDriver::copy_batch(destinations, sources, bytes, attributes, direction, stream);
   }
   void delay(std::uint64_t, Stream) override { noted.emplace_back("delay"); }
   Region region_of(Address address) override {
     ++regions;
-    return known.holds(address) ? known : ForwardingDriver::region_of(address);
+    const auto at = std::ranges::find_if(known, [=](const Region& region) { return region.holds(address); });
+    return at != known.end() ? *at : ForwardingDriver::region_of(address);
   }
+  bool capturing(Stream stream) override { return captured || ForwardingDriver::capturing(stream); }
   bool idle(Stream) override {
     ++questions;
     return !pending;
@@ -89,8 +109,13 @@ class AskedDriver final : public ForwardingDriver {
   std::vector<Piece> pieces;  ///< of the last launch
   int questions = 0;
   int regions = 0;
-  Region known{};  ///< beside the host device's
+  std::vector<Region> known;  ///< beside the host device's
   bool pending = false;
+  bool captured = false;
+  bool discards = false;  ///< batched copies
+  std::function<void()> during_launch;
+  mutable int entered = 0;
+  static constexpr Previous kPrevious = 7;
 };
 
 using Noted = std::vector<std::string>;
@@ -147,7 +172,9 @@ struct BenchOf {
   }
 
   Noted copied(BlockCopier& copier, const Descriptors& descriptors, bool any = false) {
-    copier.copy(descriptors, any, stream.handle());
+    Descriptors list = descriptors;
+    list.source_order_any = any;
+    copier.copy(list, stream.handle());
     driver->synchronize(stream.handle());
     return driver->take();
   }
@@ -249,9 +276,9 @@ void a_pool_where_a_smaller_one_was_is_asked_for_once() {
   };
   const Buffer pool(bench.driver, MemoryKind::allocated, 4 * kBlock);
   const Region larger{Place::pinned, pool.address(), 4 * kBlock};
-  bench.driver->known = Region{Place::pinned, larger.begin, kBlock};
+  bench.driver->known = {{Place::pinned, larger.begin, kBlock}};
   ask(larger.begin);
-  bench.driver->known = larger;
+  bench.driver->known = {larger};
   ask(larger.begin + 2 * kBlock);
   const int before = bench.driver->regions;
   for (const std::size_t block : {0, 1, 2, 3}) ask(larger.begin + block * kBlock);
@@ -294,10 +321,10 @@ void a_kernel_gets_the_blocks_of_a_pool_that_ids_do_not_reach() {
   CopierBench bench;
   const auto copier = bench.copier(both_ways(2));
   constexpr std::size_t kReach = std::size_t{64} << 30;
-  bench.driver->known = {Place::pinned, Address{1} << 44, 2 * kReach};  // read by nobody
+  bench.driver->known = {{Place::pinned, Address{1} << 44, 2 * kReach}};  // read by nobody
   bench.list(1000, 64);
   for (Address& source : bench.lists.back().sources) {
-    source = source - bench.host.address() + bench.driver->known.begin + kReach;
+    source = source - bench.host.address() + bench.driver->known[0].begin + kReach;
   }
   bench.check_launched(*copier, bench.lists.back().view());
 }
@@ -310,7 +337,7 @@ void an_entry_that_goes_another_way_is_refused() {
       bench.list(1000, 64);
       DescriptorList& list = bench.lists.back();
       const auto refused = [&] {
-        check::thrown<std::invalid_argument>([&] { copier->copy(list.view(), false, bench.stream.handle()); });
+        check::thrown<std::invalid_argument>([&] { copier->copy(list.view(), bench.stream.handle()); });
         check::that(bench.driver->take().empty(), "nothing was submitted");
       };
       std::swap(list.sources[entry], list.destinations[entry]);
@@ -340,7 +367,7 @@ void a_size_that_differs_is_found_wherever_it_is() {
     check::that(bench.copied(*batched, list.view()) == Noted{"batch 999 stream"}, "without the empty entry");
     list.bytes[entry] = std::size_t{1} << 63;
     for (BlockCopier* copier : {batched.get(), kernel.get()}) {
-      check::thrown<std::invalid_argument>([&] { copier->copy(list.view(), false, bench.stream.handle()); });
+      check::thrown<std::invalid_argument>([&] { copier->copy(list.view(), bench.stream.handle()); });
       check::that(bench.driver->take().empty(), "nothing was submitted");
     }
   }
@@ -350,8 +377,7 @@ void sizes_that_add_up_to_too_much_are_refused() {
   CopierBench bench;
   const auto copier = bench.copier(both_ways(2));
   const auto refused = [&] {
-    check::thrown<std::invalid_argument>(
-        [&] { copier->copy(bench.lists.back().view(), false, bench.stream.handle()); });
+    check::thrown<std::invalid_argument>([&] { copier->copy(bench.lists.back().view(), bench.stream.handle()); });
     check::that(bench.driver->take().empty(), "nothing was submitted");
   };
   bench.list(4, std::size_t{1} << 62);  // 0 in 64 bits
@@ -395,7 +421,9 @@ std::size_t copy_every_kind(BlockCopier& copier, QuietBench& bench, std::size_t 
     DescriptorList& list = bench.lists.back();
     const auto copy = [&](bool any) {
       const std::size_t before = allocated;
-      copier.copy(list.view(), any, bench.stream.handle());
+      Descriptors descriptors = list.view();
+      descriptors.source_order_any = any;
+      copier.copy(descriptors, bench.stream.handle());
       made += allocated - before;
     };
     for (const bool any : {false, true}) copy(any);
@@ -425,6 +453,227 @@ void a_call_allocates_nothing_once_a_list_as_long_was_copied() {
   }
 }
 
+/// Calls of every way that are refused, with the message, before anything is submitted; the copier works on.
+template <typename Error>
+Error refused(CopierBench& bench, BlockCopier& copier, const Descriptors& list) {
+  const Error error = check::thrown<Error>([&] { copier.copy(list, bench.stream.handle()); });
+  check::that(bench.driver->take().empty(), "nothing was submitted");
+  check::equal(bench.driver->entered, 0, "what was current is current again");
+  check::that(!bench.copied(copier, bench.list(4, 64)).empty(), "the next list is submitted");
+  return error;
+}
+
+void an_entry_lies_wholly_in_one_region() {
+  constexpr std::size_t kHuge = std::size_t{1} << 62;
+  for (const std::size_t way : {0, 1, 2, 3}) {
+    for (const std::size_t entries : {1, 5, 1000}) {
+      for (const std::size_t entry : {std::size_t{0}, entries / 2, entries - 1}) {
+        CopierBench bench;
+        const auto copier = bench.copier(both_ways(way));
+        for (const Direction direction : {Direction::h2d, Direction::d2h}) {
+          for (const bool at_source : {true, false}) {
+            bench.list(entries, 64, direction);
+            DescriptorList& list = bench.lists.back();
+            auto& side = at_source ? list.sources : list.destinations;
+            const Address pool = side[0];
+            side[entry] = pool + kPoolBytes - 64;
+            check::that(!bench.copied(*copier, list.view()).empty(), "the last block of a pool");
+            for (const Address address : {pool + kPoolBytes - 48, pool - 16, pool + kPoolBytes}) {
+              side[entry] = address;
+              check::equal(refused<InvalidEntry>(bench, *copier, list.view()).entry(), entry, "entry");
+            }
+            side[entry] = pool + kPoolBytes - 64;
+            for (const std::size_t bytes : {std::size_t{80}, 2 * kPoolBytes, kHuge - 1, kHuge, 2 * kHuge - 1}) {
+              list.bytes[entry] = bytes;
+              check::equal(refused<InvalidEntry>(bench, *copier, list.view()).entry(), entry, "entry");
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+void an_entry_has_the_number_that_it_has_in_the_callers_list() {
+  for (const std::size_t way : {0, 2}) {
+    CopierBench bench;
+    const auto copier = bench.copier(both_ways(way));
+    bench.list(6, 64);
+    DescriptorList& list = bench.lists.back();
+    list.bytes = {0, 64, 0, 48, 0, kPoolBytes};
+    check::equal(refused<InvalidEntry>(bench, *copier, list.view()).entry(), std::size_t{5}, "entry beyond its pool");
+    list.bytes[5] = std::size_t{1} << 63;
+    check::equal(refused<InvalidEntry>(bench, *copier, list.view()).entry(), std::size_t{5},
+                 "entry of a negative size");
+  }
+}
+
+void memory_that_is_nobodys_is_refused_by_its_name() {
+  for (const std::size_t way : {0, 2}) {
+    CopierBench bench;
+    const auto copier = bench.copier(both_ways(way));
+    bench.driver->known = {{.place = Place::managed, .begin = 1 << 20, .bytes = 1 << 20, .device = 0},
+                           {.place = Place::other_device, .begin = 1 << 21, .bytes = 1 << 20, .device = 1}};
+    for (const std::size_t entry : {0, 3}) {
+      for (const auto& [address, name] :
+           {std::pair(Address{1} << 20, "managed memory of cuda:0"), std::pair(Address{1} << 21, "memory of cuda:1"),
+            std::pair(Address{4096}, "pageable memory")}) {
+        for (const bool at_source : {true, false}) {
+          bench.list(4, 64);
+          (at_source ? bench.lists.back().sources : bench.lists.back().destinations)[entry] = address;
+          const auto error = refused<InvalidEntry>(bench, *copier, bench.lists.back().view());
+          check::equal(error.entry(), entry, "entry");
+          check::that(std::string(error.what()).find(name) != std::string::npos, error.what());
+        }
+      }
+    }
+  }
+}
+
+void runs_are_not_merged_across_registrations() {
+  CopierBench bench;
+  const auto copier = bench.copier(both_ways(3));
+  constexpr std::size_t kHalf = 8 * kBlock;
+  bench.driver->known = {{Place::pinned, bench.host.address(), kHalf},
+                         {Place::pinned, bench.host.address() + kHalf, kHalf}};
+  bench.list(16, kBlock);
+  check::that(bench.copied(*copier, bench.lists.back().view()) == Noted{"batch 2 stream"}, "one for each registration");
+  check::equal(copier->descriptors(), std::size_t{2}, "descriptors");
+  bench.lists.back().sources[7] += 16;
+  bench.lists.back().destinations[7] += 16;
+  check::equal(refused<InvalidEntry>(bench, *copier, bench.lists.back().view()).entry(), std::size_t{7},
+               "an entry across both");
+}
+
+void a_block_may_lie_across_memory_that_is_mapped_in_pieces() {
+  for (const std::size_t way : {0, 2, 3}) {
+    CopierBench bench;
+    const auto copier = bench.copier(both_ways(way));
+    const Address pieces = bench.device.address() + kPoolBytes - 400 * kBlock;
+    for (std::size_t piece = 0; piece < 4; ++piece) {
+      bench.driver->known.push_back(
+          {.place = Place::device, .begin = pieces + piece * 100 * kBlock, .bytes = 100 * kBlock, .mapped = true});
+    }
+    bench.list(4, 64);
+    DescriptorList& list = bench.lists.back();
+    list.destinations[2] = pieces + 100 * kBlock - 32;
+    list.bytes.assign(4, 150 * kBlock);
+    check::equal(bench.copied(*copier, list.view()).size(), std::size_t{1}, "submissions");
+    list.destinations[2] = pieces + 400 * kBlock - 32;
+    check::equal(refused<InvalidEntry>(bench, *copier, list.view()).entry(), std::size_t{2}, "beyond the last piece");
+  }
+}
+
+void a_pool_that_has_grown_is_asked_for_again() {
+  CopierBench bench;
+  const auto copier = bench.copier(both_ways(2));
+  bench.driver->known = {{Place::device, bench.device.address(), kBlock}};
+  bench.copied(*copier, bench.list(1, 64));
+  bench.driver->known.clear();
+  check::equal(bench.copied(*copier, bench.list(4, kBlock)).size(), std::size_t{1}, "submissions");
+}
+
+void memory_that_kernels_reach_elsewhere_is_copied_without_them() {
+  for (const std::size_t entry : {0, 2}) {
+    for (const std::size_t bytes : {64, 65}) {
+      CopierBench bench;
+      const auto copier = bench.copier(both_ways(2));
+      bench.driver->known = {{.place = Place::pinned, .begin = 1 << 20, .bytes = 1 << 20, .other_address = true}};
+      bench.list(4, bytes);
+      bench.lists.back().sources[entry] = 1 << 20;
+      bench.driver->discards = true;
+      check::that(bench.copied(*copier, bench.lists.back().view()) == Noted{"batch 4 stream"}, "by copies");
+    }
+  }
+}
+
+void a_second_thread_is_refused_at_once() {
+  CopierBench bench;
+  const auto copier = bench.copier(both_ways(2));
+  bool was_refused = false;
+  bench.driver->during_launch = [&] {
+    std::jthread([&] {
+      for (const auto& call : {std::function([&] { copier->copy(Descriptors{}, bench.stream.handle()); }),
+                               std::function([&] { copier->forget(); })}) {
+        const auto error = check::thrown<std::runtime_error>(call);
+        was_refused = std::string(error.what()).starts_with("another thread");
+      }
+    });
+  };
+  bench.copied(*copier, bench.list(4, 64));
+  check::that(was_refused, "refused");
+  bench.driver->during_launch = nullptr;
+  check::equal(bench.copied(*copier, bench.list(4, 64)).size(), std::size_t{1}, "submissions after that");
+}
+
+void a_stream_that_is_captured_is_refused_before_anything_is_touched() {
+  for (const std::size_t way : {0, 2}) {
+    CopierBench bench;
+    const auto copier = bench.copier(both_ways(way));
+    for (const std::size_t entries : {0, 4, 2000}) {
+      bench.list(entries, 64);
+      const int regions = bench.driver->regions;
+      bench.driver->captured = true;
+      const auto error =
+          check::thrown<DriverError>([&] { copier->copy(bench.lists.back().view(), bench.stream.handle()); });
+      check::that(std::string(error.what()).find("captured") != std::string::npos, error.what());
+      check::that(bench.driver->take().empty(), "nothing was submitted");
+      check::equal(bench.driver->regions, regions, "questions");
+      bench.driver->captured = false;
+      bench.copied(*copier, bench.lists.back().view());
+    }
+  }
+}
+
+void after_a_fork_a_call_is_an_error() {
+  CopierBench bench;
+  const auto copier = bench.copier(both_ways(2));
+  bench.copied(*copier, bench.list(4, 64));
+  const pid_t child = fork();
+  if (child == 0) {
+    try {
+      copier->copy(bench.lists.back().view(), bench.stream.handle());
+    } catch (const DriverError& error) {
+      _exit(std::string(error.what()).find("forked") != std::string::npos ? 0 : 2);
+    }
+    _exit(1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  check::equal(status, 0, "status of the child");
+  check::equal(bench.copied(*copier, bench.list(4, 64)).size(), std::size_t{1}, "submissions of the parent");
+}
+
+void a_pool_that_was_freed_can_be_forgotten() {
+  CopierBench bench;
+  const auto copier = bench.copier(both_ways(2));
+  auto pool = std::make_optional<Buffer>(bench.driver, MemoryKind::allocated, kPoolBytes);
+  const DescriptorList list{{pool->address()}, {bench.device.address()}, {64}};
+  bench.copied(*copier, list.view());
+  pool.reset();
+  copier->forget();
+  refused<InvalidEntry>(bench, *copier, list.view());
+}
+
+void kernels_are_loaded_when_the_copier_is_made() {
+  CopierBench bench;
+  const auto copier = bench.copier(both_ways(2));
+  const std::size_t before = bench.driver->names.size();
+  check::that(before > 0, "kernels are loaded");
+  for (const std::size_t bytes : {64, 65}) {
+    for (const std::size_t entries : {1, 100, 2000}) bench.copied(*copier, bench.list(entries, bytes));
+  }
+  check::equal(bench.driver->names.size(), before, "kernels");
+}
+
+void what_is_no_stream_is_refused() {
+  CopierBench bench;
+  const auto copier = bench.copier(both_ways(2));
+  for (const Stream stream : {Stream{12'345}, ~Stream{0}, bench.stream.handle() + 8}) {
+    check::thrown<std::invalid_argument>([&] { copier->copy(bench.list(4, 64), stream); });
+  }
+}
+
 void what_a_copier_cannot_serve_is_refused() {
   CopierBench bench;
   check::thrown<std::invalid_argument>([&] { bench.copier({always(0, Direction::h2d)}); });
@@ -434,9 +683,9 @@ void what_a_copier_cannot_serve_is_refused() {
   const std::vector<std::size_t> bytes{64};
   for (const auto& sources : {elsewhere, here}) {
     check::thrown<std::invalid_argument>(
-        [&] { copier->copy(Descriptors{sources, here, bytes}, false, bench.stream.handle()); });
+        [&] { copier->copy(Descriptors{sources, here, bytes}, bench.stream.handle()); });
   }
-  check::thrown<DriverError>([&] { copier->copy(bench.list(1, 64), false, 0); });
+  check::thrown<DriverError>([&] { copier->copy(bench.list(1, 64), 0); });
 }
 
 }  // namespace
@@ -462,6 +711,23 @@ int main() {
       {"entries of no bytes are left out", entries_of_no_bytes_are_left_out},
       {"a call allocates nothing once a list as long was copied",
        a_call_allocates_nothing_once_a_list_as_long_was_copied},
+      {"an entry lies wholly in one region", an_entry_lies_wholly_in_one_region},
+      {"an entry has the number that it has in the callers list",
+       an_entry_has_the_number_that_it_has_in_the_callers_list},
+      {"memory that is nobodys is refused by its name", memory_that_is_nobodys_is_refused_by_its_name},
+      {"runs are not merged across registrations", runs_are_not_merged_across_registrations},
+      {"a block may lie across memory that is mapped in pieces",
+       a_block_may_lie_across_memory_that_is_mapped_in_pieces},
+      {"a pool that has grown is asked for again", a_pool_that_has_grown_is_asked_for_again},
+      {"memory that kernels reach elsewhere is copied without them",
+       memory_that_kernels_reach_elsewhere_is_copied_without_them},
+      {"a second thread is refused at once", a_second_thread_is_refused_at_once},
+      {"a stream that is captured is refused before anything is touched",
+       a_stream_that_is_captured_is_refused_before_anything_is_touched},
+      {"after a fork a call is an error", after_a_fork_a_call_is_an_error},
+      {"a pool that was freed can be forgotten", a_pool_that_was_freed_can_be_forgotten},
+      {"kernels are loaded when the copier is made", kernels_are_loaded_when_the_copier_is_made},
+      {"what is no stream is refused", what_is_no_stream_is_refused},
       {"what a copier cannot serve is refused", what_a_copier_cannot_serve_is_refused},
   });
 }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <numeric>
@@ -286,7 +287,12 @@ class PendingDriver final : public ForwardingDriver {
     in_flight[event] = stream;
   }
   bool completed(Event event) override {
-    constexpr int kWaitedFor = 1000;
+    ++questions;
+    if (opens_at != std::chrono::steady_clock::time_point{}) {
+      if (std::chrono::steady_clock::now() < opens_at) return false;
+      in_flight.clear();
+    }
+    constexpr int kWaitedFor = 20;
     asked = event == last_asked ? asked + 1 : 1;
     last_asked = event;
     if (asked == kWaitedFor) in_flight.erase(event);
@@ -297,9 +303,18 @@ class PendingDriver final : public ForwardingDriver {
   }
   Memory allocate(MemoryKind kind, std::size_t bytes) override {
     ++allocations;
+    allocated_bytes += bytes;
     return ForwardingDriver::allocate(kind, bytes);
   }
 
+  void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept override {
+    released.push_back(memory.address);
+    ForwardingDriver::release(kind, memory, bytes);
+  }
+
+  std::vector<Address> released;
+  std::chrono::steady_clock::time_point opens_at;  ///< when all launches complete, if set
+  int questions = 0;
   std::vector<u64> tables;
   std::vector<Event> marks;
   std::map<Event, Stream> in_flight;
@@ -307,6 +322,7 @@ class PendingDriver final : public ForwardingDriver {
   int asked = 0;
   bool first_was_over = false;
   int allocations = 0;
+  std::size_t allocated_bytes = 0;
 };
 
 struct PendingBench {
@@ -345,11 +361,49 @@ void a_longer_list_waits_for_none() {
   check::that(!bench.driver->completed(bench.driver->marks.front()), "no call has waited");
 }
 
+void a_longer_list_takes_one_slot_of_its_own() {
+  PendingBench bench;
+  bench.addresses.resize(100'000, 4096);
+  bench.bytes.resize(100'000, 512);
+  for (std::size_t i = 0; i < ListSlots::kMost; ++i) bench.submit(2, bench.stream.handle());
+  bench.driver->synchronize(bench.stream.handle());
+  const std::size_t before = bench.driver->allocated_bytes;
+  bench.submit(100'000, bench.stream.handle());
+  check::that(bench.driver->allocated_bytes - before <= 2 * 100'000 * sizeof(Ids), "twice its table at most");
+  bench.driver->synchronize(bench.stream.handle());
+  const int slots = bench.driver->allocations;
+  for (const std::size_t entries : {100'000, 1000, 2}) {
+    bench.submit(entries, bench.stream.handle());
+    bench.driver->synchronize(bench.stream.handle());
+  }
+  check::equal(bench.driver->allocations, slots, "slots");
+}
+
+void a_slot_that_a_launch_reads_is_never_freed() {
+  PendingBench bench;
+  for (const std::size_t entries : {2, 100, 1000, 10'000}) {
+    bench.addresses.resize(entries, 4096);
+    bench.bytes.resize(entries, 512);
+    bench.submit(entries, bench.stream.handle());
+  }
+  check::that(bench.driver->released.empty(), "nothing is released while launches read it");
+}
+
+void to_wait_for_a_slot_leaves_the_cpu_to_others() {
+  PendingBench bench;
+  for (std::size_t i = 0; i < ListSlots::kMost; ++i) bench.submit(2, bench.stream.handle());
+  bench.driver->opens_at = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+  bench.driver->questions = 0;
+  bench.submit(2, bench.stream.handle());
+  check::that(std::chrono::steady_clock::now() >= bench.driver->opens_at, "it waits for the gate");
+  check::that(bench.driver->questions < 1000, "it asks now and then");
+}
+
 void a_slot_of_another_stream_is_taken_before_there_are_more() {
   PendingBench bench;
   bench.submit(2, bench.other.handle());
-  bench.driver->synchronize(bench.other.handle());
   bench.submit(2, bench.stream.handle());
+  bench.driver->synchronize(bench.other.handle());
   const int before = bench.driver->allocations;
   for (int i = 0; i < 100; ++i) {
     bench.submit(2, bench.other.handle());
@@ -448,6 +502,9 @@ int main() {
       {"a list in flight is not overwritten, and does not hold the caller",
        a_list_in_flight_is_not_overwritten_and_does_not_hold_the_caller},
       {"a longer list waits for none", a_longer_list_waits_for_none},
+      {"a longer list takes one slot of its own", a_longer_list_takes_one_slot_of_its_own},
+      {"a slot that a launch reads is never freed", a_slot_that_a_launch_reads_is_never_freed},
+      {"to wait for a slot leaves the CPU to others", to_wait_for_a_slot_leaves_the_cpu_to_others},
       {"a slot of another stream is taken before there are more",
        a_slot_of_another_stream_is_taken_before_there_are_more},
       {"many calls take no more memory than the first", many_calls_take_no_more_memory_than_the_first},

@@ -47,7 +47,7 @@ class Auto(Backend):
     def create(self, request: SwapRequest) -> PreparedSwap:
         cell, memory = request.cell, request.memory
         copier = self._copier(request.device, request.policy)
-        copier.engine.forget_places()  # pools come and go with the cells
+        copier.engine.forget()  # pools come and go with the cells
         order = cell.order or DEFAULT_ORDER[cell.direction]
         swap = copier_swap(copier.engine, memory.sources, memory.destinations, memory.sizes, order is Order.ANY)
         blocks, swap_bytes = len(memory.sizes), int(memory.sizes.sum())

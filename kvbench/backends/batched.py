@@ -6,7 +6,7 @@ from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Order
 from kvbench.cells.backend_facts import BATCHED, MERGED, PRIMED, QUEUE_AXES
 from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES, DeviceFacts
-from kvbench.engine.device import ACCESS_ORDERS, DIRECTIONS, batched
+from kvbench.engine.device import ACCESS_ORDERS, DIRECTIONS, BatchOptions, batched
 
 PRIME_NS: Final = 2000
 
@@ -27,12 +27,7 @@ class Batched(Backend):
     def create(self, request: SwapRequest) -> PreparedSwap:
         cell, memory = request.cell, request.memory
         primed = self.sliced and request.device.is_cuda and cell.direction is Direction.H2D
-        swap = batched(
-            request.device.driver,
-            memory.sources,
-            memory.destinations,
-            memory.sizes,
-            DIRECTIONS[cell.direction],
+        options = BatchOptions(
             order=ACCESS_ORDERS[cell.order or Order.STREAM],
             prefer_overlap=bool(cell.overlap),
             descriptors_per_call=cell.descriptors_per_call or 0,
@@ -42,6 +37,8 @@ class Batched(Backend):
             prime_ns=PRIME_NS,
             prime_up_to_bytes=CPU_INLINE_UP_TO_BYTES if primed else 0,
         )
+        lists = memory.sources, memory.destinations, memory.sizes
+        swap = batched(request.device.driver, *lists, DIRECTIONS[cell.direction], options)
         mechanism = Mechanism.BATCHED_COPY if request.device.is_cuda else Mechanism.HOST_THREAD
         return PreparedSwap(swap, Mechanism.FALLBACK if swap.fell_back else mechanism)
 

@@ -15,7 +15,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES
 from kvbench.cells.kernel_shape import KernelShape
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
-from kvbench.engine.device import DIRECTIONS, BlockCopier, CopyTable, CopyWay, Device
+from kvbench.engine.device import DIRECTIONS, BatchOptions, BlockCopier, CopyTable, CopyWay, Device
 from kvbench.policy import SERVING, Choice, Policy, Table
 from kvbench.sweep.plan import with_usual
 from kvbench.units import KIB
@@ -113,8 +113,7 @@ class _Ways:
     def _by_copies(self, choice: Choice) -> CopyWay:
         merged, sliced = choice.backend == MERGED, choice.backend in (PRIMED, MERGED)
         cell = choice.apply(Cell(choice.backend, Direction.H2D, 1, 1))
-        return CopyWay(
-            one_by_one=choice.backend == PerBlock.name,
+        batch = BatchOptions(
             sliced=sliced,
             descriptors_per_call=cell.descriptors_per_call or 0,
             prefer_overlap=bool(cell.overlap),
@@ -123,6 +122,7 @@ class _Ways:
             prime_ns=PRIME_NS,
             prime_up_to_bytes=CPU_INLINE_UP_TO_BYTES if sliced and self._device.is_cuda else 0,
         )
+        return CopyWay(one_by_one=choice.backend == PerBlock.name, batch=batch)
 
     def _by_kernel(self, key: _Key) -> CopyWay:
         assert key.kernels is not None

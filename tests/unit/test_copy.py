@@ -4,6 +4,7 @@ import ctypes
 import resource
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,13 +17,25 @@ from kvbench.backends.auto import DEFAULTS
 from kvbench.backends.copier import copier_for
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.copy import BlockCopier
-from kvbench.engine.device import Buffer, Device, EngineError, MemoryKind, Stream, copier_swap, open_device
-from kvbench.engine.faults import FaultPlan
+from kvbench.engine.device import (
+    Buffer,
+    Device,
+    EngineError,
+    MemoryKind,
+    Stream,
+    begin_capture,
+    copier_swap,
+    end_capture,
+    open_device,
+)
+from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.errors import UsageError
 from kvbench.policy import Policy, Table
 from tests.swaps import MixedSwap, mixed_swap
 
 Words = NDArray[np.int64]
+# A stream that every driver has.
+PER_THREAD_STREAM = 2
 SIZES = [1, 7, 16, 24, 64, 100, 4096, 65_536]
 
 
@@ -85,13 +98,10 @@ def test_the_block_copier_takes_a_device_a_policy_and_streams_of_torch(device: D
     policy = tmp_path / "policy.toml"
     here = structs.replace(DEFAULTS, device=device.driver.info.title)
     policy.write_text(here.to_toml())
-    stream = Stream(device.driver)
+    lists = Lists(device, Direction.H2D, mixed_swap([64], 1)).arguments()
     for copier in (BlockCopier("cpu"), BlockCopier("cpu", policy), BlockCopier("cpu", max_entries=10_000)):
-        with pytest.raises(ValueError, match="pinned"):  # of another device's driver
-            copier.copy(
-                *Lists(device, Direction.H2D, mixed_swap([64], 1)).arguments(),
-                SimpleNamespace(cuda_stream=stream.handle),
-            )
+        with pytest.raises(ValueError, match=r"entry 0: source 0x[0-9a-f]+ is pageable memory"):  # of another driver
+            copier.copy(*lists, SimpleNamespace(cuda_stream=PER_THREAD_STREAM))
     with pytest.raises(UsageError, match="not found"):
         BlockCopier("cuda:99")
     with pytest.raises(UsageError, match=r"missing\.toml"):
@@ -104,37 +114,104 @@ def test_the_block_copier_takes_a_device_a_policy_and_streams_of_torch(device: D
         BlockCopier("cpu", policy)
 
 
-def test_a_tensor_is_read_in_place(device: Device) -> None:
-    class Tensor:
-        """What the copier asks of a CPU tensor of torch."""
-
-        def __init__(self, words: Words, **changes: object) -> None:
-            self._words, self.ndim, self.is_cuda, self._changes = words, 1, False, changes
-
-        def data_ptr(self) -> int:
-            return int(self._words.ctypes.data)
-
-        def numel(self) -> int:
-            return len(self._words)
-
-        def element_size(self) -> object:
-            return self._changes.get("element_size", 8)
-
-        def is_floating_point(self) -> bool:
-            return False
-
-        def is_contiguous(self) -> object:
-            return self._changes.get("is_contiguous", True)
-
+@pytest.mark.parametrize("type_", ["int64", "uint64"])
+def test_a_tensor_is_read_in_place(device: Device, type_: str) -> None:
+    torch = pytest.importorskip("torch")
     copier, stream = copier_for(device, [DEFAULTS]).engine, Stream(device.driver)
     lists = Lists(device, Direction.H2D, mixed_swap(SIZES, seed=4))
-    copier.copy(*map(Tensor, lists.arguments()), SimpleNamespace(cuda_stream=stream.handle))
+    tensors = [torch.from_numpy(array).to(getattr(torch, type_)) for array in lists.arguments()]
+    copier.copy(*tensors, SimpleNamespace(cuda_stream=stream.handle))
     stream.synchronize()
     assert lists.arrived()
-    sources, *rest = lists.arguments()
-    for changes in ({"element_size": 4}, {"is_contiguous": False}):
-        with pytest.raises(TypeError, match="sources must be a contiguous CPU array or tensor of 64-bit integers"):
-            copier.copy(Tensor(sources, **changes), *rest, stream.handle)
+
+
+class Looks:
+    """What an attribute of a tensor would say, without being one."""
+
+    ndim, is_cuda, is_cpu, dtype = 1, False, True, "int64"
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+
+    def data_ptr(self) -> int:
+        return int(self._words.ctypes.data)
+
+    def numel(self) -> int:
+        return len(self._words)
+
+
+def _changed(kind: str, words: Words) -> object:
+    """Return a list in an array that a copier refuses."""
+    if kind == "looks":
+        return Looks(words)
+    torch = pytest.importorskip("torch")
+    tensor = torch.from_numpy(words)
+    match kind:
+        case "fake":
+            from torch._subclasses.fake_tensor import FakeTensorMode
+
+            with FakeTensorMode():
+                return torch.zeros(len(words), dtype=torch.int64)
+        case "strided":
+            return tensor.repeat_interleave(2)[::2]
+        case "2D":
+            return tensor.reshape(-1, 1)
+        case "sparse":
+            return tensor.to_sparse()
+        case "subclass":
+            return tensor.double().as_subclass(torch.nn.Parameter)
+        case "meta":
+            return torch.zeros(len(words), dtype=torch.int64, device="meta")
+    return tensor.to(getattr(torch, kind))
+
+
+@pytest.mark.parametrize(
+    "kind", ["looks", "fake", "strided", "2D", "sparse", "subclass", "meta", "complex64", "float64", "int32"]
+)
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_what_is_no_tensor_of_64_bit_integers_is_refused(device: Device, kind: str, which: int) -> None:
+    copier, stream = copier_for(device, [DEFAULTS]).engine, Stream(device.driver)
+    lists = Lists(device, Direction.H2D, mixed_swap(SIZES, seed=4))
+    arguments: list[object] = list(lists.arguments())
+    arguments[which] = _changed(kind, lists.arguments()[which])
+    name = ("sources", "destinations", "sizes")[which]
+    with pytest.raises(TypeError, match=f"{name} must be a contiguous CPU array or tensor of 64-bit integers"):
+        copier.copy(*arguments, stream.handle)
+    copier.copy(*lists.arguments(), stream.handle)
+    stream.synchronize()
+    assert lists.arrived()
+
+
+def test_an_array_that_was_exported_for_the_call_lives_until_it_returns(device: Device) -> None:
+    class Exporter:
+        """Exports an array that nobody else keeps; large enough to be unmapped when it is freed."""
+
+        def __init__(self, words: Words) -> None:
+            self._words = words
+
+        def __dlpack__(self, **_: object) -> object:
+            return self._words.copy().__dlpack__()
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 1, 0
+
+    copier, stream = copier_for(device, [DEFAULTS]).engine, Stream(device.driver)
+    lists = Lists(device, Direction.H2D, mixed_swap([64] * 50_000, seed=4))
+    copier.copy(*map(Exporter, lists.arguments()), stream.handle)
+    stream.synchronize()
+    assert lists.arrived()
+
+
+@pytest.mark.parametrize(
+    ("stream", "error"),
+    [(-1, ValueError), (2**64, ValueError), (12_345, ValueError), (None, TypeError), (True, TypeError),
+     (1.5, TypeError), ("stream", TypeError), (SimpleNamespace(cuda_stream=None), TypeError)],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_stream_is_refused(device: Device, stream: object, error: type[Exception]) -> None:
+    lists = Lists(device, Direction.H2D, mixed_swap([64], seed=6))
+    with pytest.raises(error, match="stream"):
+        copier_for(device, [DEFAULTS]).engine.copy(*lists.arguments(), stream)
 
 
 def test_an_entry_of_no_bytes_and_an_empty_list_copy_nothing(device: Device) -> None:
@@ -172,7 +249,7 @@ def test_an_invalid_list_is_refused(
 ) -> None:
     lists = Lists(device, Direction.H2D, mixed_swap([64] * 8, seed=6))
     with pytest.raises(error, match=message):
-        copier_for(device, [DEFAULTS]).engine.copy(*change(*lists.arguments()), Stream(device.driver).handle)
+        copier_for(device, [DEFAULTS]).engine.copy(*change(*lists.arguments()), PER_THREAD_STREAM)
 
 
 def test_the_legacy_default_stream_is_refused(device: Device) -> None:
@@ -218,8 +295,22 @@ def test_a_list_of_both_directions_is_refused(device: Device) -> None:
     lists = Lists(device, Direction.H2D, mixed_swap([64] * 2000, seed=6))
     sources, destinations, sizes = lists.arguments()
     sources[1500], destinations[1500] = destinations[1500], sources[1500]
-    with pytest.raises(ValueError, match="all blocks of a list must go from pinned host memory"):
-        copier_for(device, [DEFAULTS]).engine.copy(sources, destinations, sizes, Stream(device.driver).handle)
+    with pytest.raises(ValueError, match=r"entry 1500: source 0x[0-9a-f]+ is device memory; all blocks must go"):
+        copier_for(device, [DEFAULTS]).engine.copy(sources, destinations, sizes, PER_THREAD_STREAM)
+
+
+def test_an_entry_is_named_by_its_number_in_the_list(device: Device) -> None:
+    lists = Lists(device, Direction.H2D, mixed_swap([64] * 8, seed=6))
+    sources, destinations, sizes = lists.arguments()
+    sizes[[0, 2]], sizes[5] = 0, lists.memory(lists.source).nbytes + 1
+    with pytest.raises(ValueError, match=r"^entry 5: .* bytes left in its"):
+        copier_for(device, [DEFAULTS]).engine.copy(sources, destinations, sizes, PER_THREAD_STREAM)
+    device.arm(Fault("error@descriptor", 3))
+    sizes[5] = 64
+    with pytest.raises(EngineError) as failed:
+        copier_for(device, [DEFAULTS]).engine.copy(sources, destinations, sizes, PER_THREAD_STREAM)
+    device.arm(None)
+    assert failed.value.descriptor == 5
 
 
 def test_many_calls_do_not_make_the_process_larger(device: Device) -> None:
@@ -256,6 +347,53 @@ def test_two_threads_with_a_copier_and_a_stream_each_do_not_meet(device: Device)
     for thread in threads:
         thread.join()
     assert all(lists.arrived() for lists in every)
+
+
+def test_threads_in_one_copier_are_refused_or_served_but_never_mixed(device: Device) -> None:
+    copier = copier_for(device, [always("merged")]).engine
+    every = [Lists(device, direction, mixed_swap(SIZES * 100, seed=8)) for direction in Direction for _ in range(2)]
+    served = [0] * len(every)
+
+    def work(number: int) -> None:
+        stream, arguments = Stream(device.driver), every[number].arguments()
+        while served[number] < 50:
+            with suppress(RuntimeError):
+                copier.copy(*arguments, stream.handle)
+                served[number] += 1
+        stream.synchronize()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(every))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(lists.arrived() for lists in every)
+
+
+def test_a_pool_that_was_freed_can_be_forgotten(device: Device) -> None:
+    copier, stream = copier_for(device, [DEFAULTS]).engine, Stream(device.driver)
+    lists = Lists(device, Direction.H2D, mixed_swap([64] * 8, seed=6))
+    arguments = lists.arguments()
+    copier.copy(*arguments, stream.handle)
+    stream.synchronize()
+    assert lists.arrived()
+    del lists
+    copier.forget()
+    with pytest.raises(ValueError, match=r"entry 0: .* pageable memory"):
+        copier.copy(*arguments, stream.handle)
+
+
+def test_a_stream_that_is_captured_is_refused_and_the_copier_works_on(device: Device) -> None:
+    copier, stream = copier_for(device, [DEFAULTS]).engine, Stream(device.driver)
+    lists = Lists(device, Direction.H2D, mixed_swap([64] * 8, seed=6))
+    begin_capture(device.driver, stream.handle)
+    for entries in (8, 0):
+        with pytest.raises(EngineError, match="captured"):
+            copier.copy(*(array[:entries] for array in lists.arguments()), stream.handle)
+    end_capture(device.driver, stream.handle)
+    copier.copy(*lists.arguments(), stream.handle)
+    stream.synchronize()
+    assert lists.arrived()
 
 
 def test_the_policy_decides_by_what_is_pending_on_the_stream(device: Device) -> None:
