@@ -1,5 +1,6 @@
 """Rules: what may be written, what it means for a run, and what is refused."""
 
+import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -289,10 +290,20 @@ def test_a_missing_file_of_rules_is_named(tmp_path: Path) -> None:
         load_rules(tmp_path / "none.toml")
 
 
-def test_the_shipped_rules_hold_on_the_committed_runs() -> None:
-    runs = sorted(REPORTS.glob("*/runs/engine"))
+def example_rules() -> str:
+    page = (REPORTS.parent / "docs" / "how-to" / "gate.md").read_text()
+    (block,) = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    return str(block)
+
+
+@pytest.mark.parametrize("rules", ["shipped", "of the page"])
+def test_the_shipped_rules_and_those_of_the_page_hold_on_the_committed_runs(tmp_path: Path, rules: str) -> None:
+    (tmp_path / "rules.toml").write_text(example_rules())
+    wanted = load_rules(shipped_rules() if rules == "shipped" else tmp_path / "rules.toml")
+    assert wanted.config is not None
+    runs = sorted(REPORTS.glob(f"*/runs/{wanted.config}"))
     assert runs
     for path in runs:
-        report = check_rules(load_run(path), load_rules(shipped_rules()))
+        report = check_rules(load_run(path), wanted)
         assert report.verdict is GateVerdict.PASS, report.rows[0]
         assert not report.warnings
