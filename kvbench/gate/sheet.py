@@ -129,9 +129,12 @@ def _summary(judgement: Judgement) -> list[str]:
         lines.append(f"geometric mean of all cells: {_percent(judgement.geometric_mean)} (shown, not gated)")
     if judgement.disturbed:
         causes = ", ".join(f"{cause}: {count}" for cause, count in judgement.disturbed.items())
-        lines.append(f"spoiled pairs ({causes}) are kept and do not count")
+        lines.append(f"disturbed pairs are recorded but not counted ({causes})")
     if judgement.slot_bias != 1:
-        lines.append(f"running second in a pair cost {_percent(judgement.slot_bias)}; corrected on both sides")
+        how = "slower" if judgement.slot_bias > 1 else "faster"
+        lines.append(
+            f"the second visit of a pair was {abs(judgement.slot_bias - 1):.1%} {how}; both sides are corrected"
+        )
     return lines
 
 
