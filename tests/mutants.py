@@ -47,9 +47,12 @@ def main() -> int:
     """Return 0 if every chosen mutant is killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("only", nargs="?", default="", help="mutants whose name, file or test contains this")
-    only = parser.parse_args().only
+    parser.add_argument("--most", type=int, metavar="COUNT", help="no more than so many")
+    parser.add_argument("--turn", type=int, default=0, metavar="NUMBER", help="which of them: the next ones every turn")
+    options = parser.parse_args()
     every = [Mutant(**each) for each in tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["mutant"]]
-    chosen = [mutant for mutant in every if only in f"{mutant.name}\n{mutant.file}\n{mutant.test}"]
+    chosen = [mutant for mutant in every if options.only in f"{mutant.name}\n{mutant.file}\n{mutant.test}"]
+    chosen = in_turn(chosen, options.most or len(chosen), options.turn)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "kvbench"
         _copy(copy)
@@ -57,6 +60,12 @@ def main() -> int:
         survivors = [mutant for mutant in chosen if not _killed(copy, mutant)]
     print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants killed")
     return 1 if survivors or not chosen else 0
+
+
+def in_turn(mutants: Sequence[Mutant], most: int, turn: int) -> list[Mutant]:
+    """Return at most so many mutants: the first ones in turn 0, those after them in turn 1, and so on, in a circle."""
+    first = turn * most % max(1, len(mutants))
+    return [*mutants[first:], *mutants[:first]][:most]
 
 
 def _copy(copy: Path) -> None:
