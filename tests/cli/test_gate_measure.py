@@ -127,7 +127,7 @@ FAULTS = {
     8: ("corrupt@descriptor=0", "mismatch"),
     16: ("error@call=0", "error"),
     32: ("crash@call=0", "crash"),
-    64: ("hang@call=0", "no answer within 3 s"),
+    64: ("hang@call=0", "no answer within 3"),
 }
 
 
