@@ -12,7 +12,7 @@ from kvbench.errors import UsageError, brief
 from kvbench.results import SCHEMA
 from kvbench.run.protocol import VERSION, Opened
 from kvbench.run.worker_process import Interpreter
-from kvbench.sweep.plan import usable_bytes
+from kvbench.sweep.checks import usable_bytes
 from kvbench.sweep.spec import Limits
 from kvbench.text import printable
 

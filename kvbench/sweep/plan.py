@@ -7,30 +7,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from kvbench.cells.axes import DEFAULT_ORDER, Memory, Neighbour, StreamState
+from kvbench.cells.axes import DEFAULT_ORDER, Memory
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.backend_facts import AUTO, BackendFacts
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.device_facts import CEILING_BYTES, DeviceFacts
+from kvbench.cells.device_facts import DeviceFacts
 from kvbench.cells.filter import refusal
-from kvbench.cells.kernel_shape import RULE, KernelShape
-from kvbench.cells.layers import LAYERS_OF_8B, LAYERS_OF_70B, unfit
-from kvbench.cells.locality import default_pool_bytes, misfit, opposite, region_bytes
+from kvbench.cells.locality import default_pool_bytes
 from kvbench.errors import UsageError
-from kvbench.sweep.estimate import submissions, usual_seconds
+from kvbench.sweep.checks import ALL_SMS, Context, footprint, free_for_a_pool, usable_of_host, why_not
+from kvbench.sweep.estimate import usual_seconds
 from kvbench.sweep.installed import unknown_backend
 from kvbench.sweep.spec import Group, Sampling, SweepSpec
-from kvbench.units import rough_size
 
 MAX_COMBINATIONS: Final = 200_000
-ALL_SMS: Final = 0
-DESCRIPTOR_BYTES: Final = 24
 # Sequences whose number of layers is the model's.
 LAYERS_OF_MODEL: Final = ("layers", "at-once")
-# Generous bound on the GPU memory of neighbours that run through torch, including torch itself; each of these models.
-TORCH_BYTES: Final = {Neighbour.GEMM: 1 << 30, Neighbour.DECODE: 22 << 30}
-# Share of the free memory that a sweep may use unless a limit says otherwise.
-FREE_SHARE: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +73,7 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     known = {facts.name: facts for facts in backends}
     # Without a policy, auto duplicates another backend, so it runs only on request.
     usual = tuple(one.name for one in backends if not one.on_request and (one.name != AUTO or spec.policy is not None))
-    usual_pool = default_pool_bytes(device.kind, _free_for_a_pool(device, spec))
+    usual_pool = default_pool_bytes(device.kind, free_for_a_pool(device, spec))
     groups = [_with_model_layers(group, spec) for group in spec.groups]
     grids = [grid for group in groups for grid in _grids(group.get("backend", usual), group, device, known)]
     count = sum(math.prod(map(len, values.values())) for _, values in grids)
@@ -89,10 +81,10 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
         raise UsageError(f"the sweep has {count} combinations; the maximum is {MAX_COMBINATIONS}: name fewer values")
     asked = dict.fromkeys(cell for grid in grids for cell in _grid_cells(grid, device, usual_pool))
     kept = [cell for cell in asked if all(condition.holds(cell) for condition in spec.filters)]
-    reasons = {cell: _why_not(cell, device, known[cell.backend], spec) for cell in kept}
+    reasons = {cell: why_not(cell, Context(device, known[cell.backend], spec)) for cell in kept}
     cells = tuple(cell for cell, reason in reasons.items() if reason is None)
     side_bytes = max((footprint(cell, spec.sampling, device.kind) for cell in cells), default=0)
-    kinds, fitting = len(_kinds(cells)), _usable_of_host(device, spec) // max(1, side_bytes)
+    kinds, fitting = len(_kinds(cells)), usable_of_host(device, spec) // max(1, side_bytes)
     return Plan(
         cells=cells,
         skipped=tuple(PlannedSkip(cell, reason) for cell, reason in reasons.items() if reason is not None),
@@ -108,12 +100,6 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
 def _kinds(cells: Iterable[Cell]) -> list[Memory]:
     """Return the methods that pin host memory: for `cells`, and for large copies."""
     return sorted({Memory.ALLOCATED, *(cell.memory for cell in cells if cell.memory is not None)})
-
-
-def footprint(cell: Cell, sampling: Sampling, device_kind: str) -> int:
-    """Return the bytes that measuring `cell` takes on each side: a pool (also used for the ceiling) and descriptors."""
-    pool_bytes = max(region_bytes(cell, submissions(sampling, cell.stream_state)), CEILING_BYTES[device_kind])
-    return pool_bytes + cell.blocks * DESCRIPTOR_BYTES
 
 
 def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
@@ -195,105 +181,6 @@ def with_usual(cell: Cell, backend: BackendFacts, device: DeviceFacts) -> Cell:
         usual = backend.sms_for(cell.direction, cell.spread_bytes, cell.block_bytes, cell.blocks)
         cell = replace(cell, sms=None if usual is None else min(usual, device.sm_count or usual))
     return cell
-
-
-def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: SweepSpec) -> str | None:
-    if backend.unavailable is not None:
-        return backend.unavailable
-    missing = [
-        f"{'the cpu device' if device.kind == 'cpu' and axis.cuda_only else backend.name} has no {axis.noun}"
-        for name, axis in AXES.items()
-        if axis.depends_on_backend and name not in backend.axes and getattr(cell, axis.field) != axis.unused
-    ]
-    if missing:
-        return "; ".join(missing)
-    kernel, _, _ = cell.kernel.partition("-")
-    if cell.kernel != RULE and kernel not in backend.kernels:
-        return f"{backend.name} has no kernel {cell.kernel}; its kernels are {', '.join((RULE, *backend.kernels))}"
-    if cell.sms == ALL_SMS:
-        return f"the number of SMs of {device.name} is not known"
-    if cell.sms is not None and device.sm_count is not None and cell.sms > device.sm_count:
-        return f"{cell.sms} SMs requested; {device.name} has {device.sm_count}"
-    if cell.kernel != RULE and device.shared_bytes is not None:
-        needed = KernelShape.parse(cell.kernel).shared_bytes
-        if needed > device.shared_bytes:
-            has = f"a thread block on {device.name} has {rough_size(device.shared_bytes)}"
-            return f"kernel {cell.kernel} needs {rough_size(needed)} of shared memory; {has}"
-    if cell.stream_state is not StreamState.BUSY and (cell.queued > 0 or cell.streams > 1):
-        return "queued swaps require a busy stream (stream_state=busy)"
-    return (
-        _unfit_beside(cell, device)
-        or _missing_devices(cell, spec)
-        or misfit(cell)
-        or unfit(cell)
-        or _does_not_fit(cell, device, spec)
-    )
-
-
-def _missing_devices(cell: Cell, spec: SweepSpec) -> str | None:
-    if cell.devices in (1, len(spec.devices)):
-        return None
-    return f"devices={cell.devices} requires --device to name {cell.devices} devices"
-
-
-def _unfit_beside(cell: Cell, device: DeviceFacts) -> str | None:
-    """Return why `cell` cannot have its neighbour, or None if it can."""
-    if cell.neighbour is Neighbour.NONE:
-        return None
-    if cell.stream_state is not StreamState.IDLE:
-        return "swaps beside a neighbour require an idle stream (stream_state=idle)"
-    if cell.pause_us:
-        return "pause is not supported beside a neighbour"
-    if device.kind == "cpu":
-        if cell.neighbour not in (Neighbour.GEMM, Neighbour.DECODE):
-            return None
-        return f"the neighbour {cell.neighbour} needs a GPU; the cpu device supports idle and swap"
-    if cell.neighbour in TORCH_BYTES and not device.has_torch:
-        return f"the neighbour {cell.neighbour} needs torch; install kvbench[cuda]"
-    return None
-
-
-def _does_not_fit(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> str | None:
-    side_bytes, limits = footprint(cell, spec.sampling, device.kind), spec.limits
-    if cell.neighbour is Neighbour.SWAP:
-        side_bytes += region_bytes(opposite(cell), 0)
-    # The cpu device takes both sides from the host's memory.
-    of_host = (2 * side_bytes, "host memory for both sides") if device.kind == "cpu" else (side_bytes, "pinned memory")
-    of_device = side_bytes + _neighbour_bytes(cell, device), f"memory on {device.name}"
-    count = len(spec.devices)
-    shared = f"--host-memory, shared by {count} devices" if count > 1 else "--host-memory"
-    for (needed, what), usable, option in (
-        (of_host, _usable_of_host(device, spec), shared),
-        (of_device, usable_bytes(limits.device_bytes, device.device_free_bytes), "--device-memory"),
-    ):
-        if needed > usable:
-            return f"needs {rough_size(needed)} of {what}; the limit is {rough_size(usable)} ({option})"
-    return None
-
-
-def _neighbour_bytes(cell: Cell, device: DeviceFacts) -> int:
-    layers = 0 if cell.layers == LAYERS_OF_70B else cell.layers
-    bound = TORCH_BYTES.get(cell.neighbour, 0) * max(layers, LAYERS_OF_8B) // LAYERS_OF_8B
-    return bound if device.kind == "cuda" else 0
-
-
-def _free_for_a_pool(device: DeviceFacts, spec: SweepSpec) -> int:
-    """Return the bytes that a pool may take on each side, leaving room for descriptors."""
-    usable = _usable_of_host(device, spec)
-    if device.kind == "cpu":  # both sides
-        usable //= 2
-    else:
-        usable = min(usable, usable_bytes(spec.limits.device_bytes, device.device_free_bytes))
-    return usable - usable // 16
-
-
-def _usable_of_host(device: DeviceFacts, spec: SweepSpec) -> int:
-    """Return the bytes of host memory for one device: all devices of a sweep take theirs from one host."""
-    return usable_bytes(spec.limits.host_bytes, device.host_free_bytes) // len(spec.devices)
-
-
-def usable_bytes(limit_bytes: int | None, free_bytes: int) -> int:
-    return int(free_bytes * FREE_SHARE) if limit_bytes is None else min(limit_bytes, free_bytes)
 
 
 def _interleaved(cells: Sequence[Cell]) -> Iterator[Cell]:

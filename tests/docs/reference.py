@@ -20,9 +20,9 @@ from kvbench.gate.rules import KEYS, QUANTITIES
 from kvbench.results import COLUMNS, RunInfo
 from kvbench.results.columns import SAMPLE_COLUMNS
 from kvbench.results.schema import Record
+from kvbench.sweep.checks import FREE_SHARE
 from kvbench.sweep.config import ConfigFile, load_config, shipped_configs
 from kvbench.sweep.installed import installed
-from kvbench.sweep.plan import FREE_SHARE
 from kvbench.sweep.spec import LIMITS, Sampling
 from kvbench.text import meaning
 from kvbench.tune.exports import EXPORTS

@@ -21,7 +21,7 @@ from kvbench.gate.visits import VISIT, values_of
 from kvbench.results import SCHEMA, Record, Run, Visit, load_run
 from kvbench.results.schema import Disturbance, Samples
 from kvbench.run.protocol import VERSION
-from kvbench.sweep.plan import usable_bytes
+from kvbench.sweep.checks import usable_bytes
 from kvbench.sweep.spec import Limits
 from tests import synthetic
 from tests.unit.gate.gated import judge, made, position

@@ -15,7 +15,8 @@ from kvbench.cells.filter import Filter
 from kvbench.cells.pattern import Pattern, pool_rows
 from kvbench.errors import UsageError
 from kvbench.policy import Policy, Table
-from kvbench.sweep.plan import Plan, expand, footprint, visits
+from kvbench.sweep.checks import footprint
+from kvbench.sweep.plan import Plan, expand, visits
 from kvbench.sweep.spec import Limits, Sampling, SweepSpec
 from tests.strategies import AXIS_VALUES, CPU, CPU_BACKENDS, GIB, H200, H200_BACKENDS
 

@@ -1,0 +1,172 @@
+"""Why a cell cannot run: a list of checks, and the memory that a cell takes and may take."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvbench.cells.axes import Neighbour, StreamState
+from kvbench.cells.backend_facts import BackendFacts
+from kvbench.cells.cell import AXES, Cell
+from kvbench.cells.device_facts import CEILING_BYTES, DeviceFacts
+from kvbench.cells.kernel_shape import RULE, KernelShape
+from kvbench.cells.layers import LAYERS_OF_8B, LAYERS_OF_70B, unfit
+from kvbench.cells.locality import misfit, opposite, region_bytes
+from kvbench.sweep.estimate import submissions
+from kvbench.sweep.spec import Sampling, SweepSpec
+from kvbench.units import rough_size
+
+ALL_SMS: Final = 0
+DESCRIPTOR_BYTES: Final = 24
+# Generous bound on the GPU memory of neighbours that run through torch, including torch itself; each of these models.
+TORCH_BYTES: Final = {Neighbour.GEMM: 1 << 30, Neighbour.DECODE: 22 << 30}
+# Share of the free memory that a sweep may use unless a limit says otherwise.
+FREE_SHARE: Final = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where a cell is to run: the device, its backend there, and the sweep."""
+
+    device: DeviceFacts
+    backend: BackendFacts
+    spec: SweepSpec
+
+
+def why_not(cell: Cell, context: Context) -> str | None:
+    """Return the first reason why `cell` cannot run, or None if it can."""
+    return next(filter(None, (check(cell, context) for check in CHECKS)), None)
+
+
+def _unavailable(_: Cell, context: Context) -> str | None:
+    return context.backend.unavailable
+
+
+def _without_axes(cell: Cell, context: Context) -> str:
+    device, backend = context.device, context.backend
+    return "; ".join(
+        f"{'the cpu device' if device.kind == 'cpu' and axis.cuda_only else backend.name} has no {axis.noun}"
+        for name, axis in AXES.items()
+        if axis.depends_on_backend and name not in backend.axes and getattr(cell, axis.field) != axis.unused
+    )
+
+
+def _without_kernel(cell: Cell, context: Context) -> str | None:
+    kernel, _, _ = cell.kernel.partition("-")
+    name, kernels = context.backend.name, context.backend.kernels
+    if cell.kernel == RULE or kernel in kernels:
+        return None
+    return f"{name} has no kernel {cell.kernel}; its kernels are {', '.join((RULE, *kernels))}"
+
+
+def _without_sms(cell: Cell, context: Context) -> str | None:
+    name, most = context.device.name, context.device.sm_count
+    if cell.sms == ALL_SMS:
+        return f"the number of SMs of {name} is not known"
+    if cell.sms is not None and most is not None and cell.sms > most:
+        return f"{cell.sms} SMs requested; {name} has {most}"
+    return None
+
+
+def _without_shared_memory(cell: Cell, context: Context) -> str | None:
+    most_bytes = context.device.shared_bytes
+    if cell.kernel == RULE or most_bytes is None:
+        return None
+    needed_bytes = KernelShape.parse(cell.kernel).shared_bytes
+    if needed_bytes <= most_bytes:
+        return None
+    has = f"a thread block on {context.device.name} has {rough_size(most_bytes)}"
+    return f"kernel {cell.kernel} needs {rough_size(needed_bytes)} of shared memory; {has}"
+
+
+def _queued_on_no_busy_stream(cell: Cell, _: Context) -> str | None:
+    if cell.stream_state is not StreamState.BUSY and (cell.queued > 0 or cell.streams > 1):
+        return "queued swaps require a busy stream (stream_state=busy)"
+    return None
+
+
+def _without_neighbour(cell: Cell, context: Context) -> str | None:
+    if cell.neighbour is Neighbour.NONE:
+        return None
+    if cell.stream_state is not StreamState.IDLE:
+        return "swaps beside a neighbour require an idle stream (stream_state=idle)"
+    if cell.pause_us:
+        return "pause is not supported beside a neighbour"
+    if context.device.kind == "cpu":
+        if cell.neighbour not in TORCH_BYTES:
+            return None
+        return f"the neighbour {cell.neighbour} needs a GPU; the cpu device supports idle and swap"
+    if cell.neighbour in TORCH_BYTES and not context.device.has_torch:
+        return f"the neighbour {cell.neighbour} needs torch; install kvbench[cuda]"
+    return None
+
+
+def _without_devices(cell: Cell, context: Context) -> str | None:
+    if cell.devices in (1, len(context.spec.devices)):
+        return None
+    return f"devices={cell.devices} requires --device to name {cell.devices} devices"
+
+
+def _without_memory(cell: Cell, context: Context) -> str | None:
+    device, spec = context.device, context.spec
+    side_bytes = footprint(cell, spec.sampling, device.kind)
+    if cell.neighbour is Neighbour.SWAP:
+        side_bytes += region_bytes(opposite(cell), 0)
+    # The cpu device takes both sides from the host's memory.
+    of_host = (2 * side_bytes, "host memory for both sides") if device.kind == "cpu" else (side_bytes, "pinned memory")
+    of_device = side_bytes + _neighbour_bytes(cell, device), f"memory on {device.name}"
+    count = len(spec.devices)
+    shared = f"--host-memory, shared by {count} devices" if count > 1 else "--host-memory"
+    for (needed, what), usable, option in (
+        (of_host, usable_of_host(device, spec), shared),
+        (of_device, usable_bytes(spec.limits.device_bytes, device.device_free_bytes), "--device-memory"),
+    ):
+        if needed > usable:
+            return f"needs {rough_size(needed)} of {what}; the limit is {rough_size(usable)} ({option})"
+    return None
+
+
+# In the order in which they are asked: a later check may rely on the earlier ones.
+CHECKS: Final[Sequence[Callable[[Cell, Context], str | None]]] = (
+    _unavailable,
+    _without_axes,
+    _without_kernel,
+    _without_sms,
+    _without_shared_memory,
+    _queued_on_no_busy_stream,
+    _without_neighbour,
+    _without_devices,
+    lambda cell, _: misfit(cell),
+    lambda cell, _: unfit(cell),
+    _without_memory,
+)
+
+
+def footprint(cell: Cell, sampling: Sampling, device_kind: str) -> int:
+    """Return the bytes that measuring `cell` takes on each side: a pool (also used for the ceiling) and descriptors."""
+    pool_bytes = max(region_bytes(cell, submissions(sampling, cell.stream_state)), CEILING_BYTES[device_kind])
+    return pool_bytes + cell.blocks * DESCRIPTOR_BYTES
+
+
+def _neighbour_bytes(cell: Cell, device: DeviceFacts) -> int:
+    layers = 0 if cell.layers == LAYERS_OF_70B else cell.layers
+    bound = TORCH_BYTES.get(cell.neighbour, 0) * max(layers, LAYERS_OF_8B) // LAYERS_OF_8B
+    return bound if device.kind == "cuda" else 0
+
+
+def free_for_a_pool(device: DeviceFacts, spec: SweepSpec) -> int:
+    """Return the bytes that a pool may take on each side, leaving room for descriptors."""
+    usable = usable_of_host(device, spec)
+    if device.kind == "cpu":  # both sides
+        usable //= 2
+    else:
+        usable = min(usable, usable_bytes(spec.limits.device_bytes, device.device_free_bytes))
+    return usable - usable // 16
+
+
+def usable_of_host(device: DeviceFacts, spec: SweepSpec) -> int:
+    """Return the bytes of host memory for one device: all devices of a sweep take theirs from one host."""
+    return usable_bytes(spec.limits.host_bytes, device.host_free_bytes) // len(spec.devices)
+
+
+def usable_bytes(limit_bytes: int | None, free_bytes: int) -> int:
+    return int(free_bytes * FREE_SHARE) if limit_bytes is None else min(limit_bytes, free_bytes)
