@@ -18,7 +18,7 @@ from kvbench.errors import KvbenchError
 from kvbench.machine.identity import identity_hash
 from kvbench.probe.common import PROBES, ProbeFinding, ProbeReport
 from kvbench.report import markdown
-from kvbench.report.assemble import report_of
+from kvbench.report.build import report_of
 from kvbench.report.document import render_markdown
 from kvbench.results import Run, load_run
 from kvbench.results.rundir import PACKED_JOURNAL_FILE, RUN_FILE, runs_in

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvbench.report.assemble import report_of
+from kvbench.report.build import report_of
 from kvbench.report.model import Chart, DataTable, Part, Report, Strong, Text, plain, spans
 from kvbench.results import Record, Run, RunInfo, load_run
 from tests import synthetic

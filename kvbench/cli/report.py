@@ -38,7 +38,7 @@ def report(runs: _Runs, output: _Out = None, as_json: _Json = False, snippet: _S
     # pandas and matplotlib take a second to import; --help must not wait for them
     progress = _Progress()
     if snippet is not None:
-        from kvbench.report.assemble import report_of
+        from kvbench.report.build import report_of
         from kvbench.report.document import snippet as snippet_of
 
         if output is not None or as_json:

@@ -77,7 +77,7 @@ def _answer(views: Sequence["View"], rows: int = 0) -> list["Text"]:
     try:
         return answer(views, rows)
     except UsageError:
-        from kvbench.report.assemble import report_of  # the sections take as long to import as pandas
+        from kvbench.report.build import report_of  # the sections take as long to import as pandas
 
         report = report_of([view.run for view in views])
         return [*report.headline, *report.summary]

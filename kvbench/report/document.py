@@ -10,6 +10,7 @@ from kvbench.errors import UsageError, brief
 from kvbench.report import markdown
 from kvbench.report.model import Chapter, Code, DataTable, Report, Strong, Text, spans
 from kvbench.report.preamble import TITLE
+from kvbench.report.tables import chance_note
 from kvbench.report.view import HOST_COPIES
 
 PAGE_FILE: Final = "report.html"
@@ -53,7 +54,7 @@ def _parts(report: Report) -> Iterator[str]:
         lines = (f"{_block(text)} ({link})" for text, link in zip(summary, links, strict=True))
         yield f"## Findings\n\n{markdown.bullets(lines)}"
     for chapter in report.chapters:
-        yield from _chapter(chapter)
+        yield from _chapter(report, chapter)
     yield f"## The runs\n\n{_table(report.runs)}"
     yield f"Commands:\n\n{_list(report.commands)}"
     yield from _listed("Warnings", report.warnings)
@@ -61,7 +62,7 @@ def _parts(report: Report) -> Iterator[str]:
     yield from _listed("Skipped cells", report.skipped)
     if report.failed:
         yield f"## Failed cells\n\nThey have no figures.\n\n{_table(report.failed)}"
-    yield from _listed("Definitions", report.definitions)
+    yield from _listed("Definitions", [*report.definitions, *chance_note(report.comparisons)])
     yield f"[{PAGE_FILE}]({PAGE_FILE}) has the same content, charts that zoom, and every cell with its raw samples."
 
 
@@ -70,7 +71,7 @@ def _listed(heading: str, lines: Sequence[Text]) -> Iterator[str]:
         yield f"## {heading}\n\n{_list(lines)}"
 
 
-def _chapter(chapter: Chapter) -> Iterator[str]:
+def _chapter(report: Report, chapter: Chapter) -> Iterator[str]:
     part = chapter.part
     yield f"## {markdown.inline(chapter.section.title)}"
     if note := chapter.origin:
@@ -78,8 +79,8 @@ def _chapter(chapter: Chapter) -> Iterator[str]:
     for chart in part.charts:
         stem = chart.stem
         yield f"![{markdown.inline(chart.head.alternative)}]({stem}.png)\n\n[SVG]({stem}.svg), [data]({stem}.csv)"
-    if part.findings:
-        yield _list(part.findings)
+    if findings := report.findings_of(chapter):
+        yield _list(findings)
     before: Text = ""
     for pasted in (one for one in part.tables if not one.stem):
         yield _table(replace(pasted, caption=_without_shared_end(pasted.caption, before)))

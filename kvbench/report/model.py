@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 
-from kvbench.report.view import View
-
 if TYPE_CHECKING:
     from kvbench.report.charts.plot import ChartText, LinePlot, MapPlot
+    from kvbench.report.view import View
 
 MOST_FINDINGS: Final = 8
+MOST_OF_A_SECTION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ def plain(text: Text) -> str:
 class DataTable:
     """A table; the first `left` columns are text, the others numbers. `title` and `caption` may be "".
 
+    Of `compared` comparisons chance alone shows some.
+
     A table with a `stem` is for looking things up, not for pasting: in Markdown it is a CSV file, named after its
     section and the stem, such as "d2h-auto-idle".
     """
@@ -59,6 +61,7 @@ class DataTable:
     caption: Text = ""
     left: int = 1
     stem: str = ""
+    compared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +123,9 @@ class Section:
 
     name: str
     title: str
-    make: Callable[[View], PartOrReason]
+    make: Callable[["View"], PartOrReason]
     of_all: bool = False
-    weight: Callable[[View], int | str] = lambda _: 0
+    weight: Callable[["View"], int | str] = lambda _: 0
 
     @property
     def short_title(self) -> str:
@@ -134,9 +137,9 @@ class Chapter:
     """A section, what one run adds to it, and the other runs that could fill it; None where that is not known."""
 
     section: Section
-    view: View
+    view: "View"
     part: Part
-    others: Sequence[View] | None = ()
+    others: Sequence["View"] | None = ()
 
     @property
     def origin(self) -> str:
@@ -167,7 +170,7 @@ class Report:
     could not be read, are not there.
     """
 
-    views: Sequence[View]
+    views: Sequence["View"]
     host_note: Text
     headline: Sequence[Text]
     first_warnings: Sequence[Text]
@@ -194,8 +197,22 @@ class Report:
 
     @property
     def summary(self) -> dict[Text, Section]:
-        """The weightiest findings, each once, with the sections that they come from."""
-        highlights = [(chapter.section, finding) for chapter in self.chapters for finding in chapter.part.highlights]
-        highlights.sort(key=lambda highlight: -abs(highlight[1].weight))
-        sections = {finding.text: section for section, finding in highlights}
-        return dict(list(sections.items())[:MOST_FINDINGS])
+        """The weightiest findings, each once and few of a section, with their sections, in the order of these."""
+        first = [
+            (finding, chapter.section)
+            for chapter in self.chapters
+            for finding in sorted(chapter.part.highlights, key=lambda finding: -finding.weight)[:MOST_OF_A_SECTION]
+            if finding.weight > 0
+        ]
+        kept = sorted(first, key=lambda pair: -pair[0].weight)[:MOST_FINDINGS]
+        return {finding.text: section for finding, section in first if (finding, section) in kept}
+
+    def findings_of(self, chapter: Chapter) -> list[Text]:
+        """Return what a chapter finds and the first page does not say."""
+        texts = dict.fromkeys([*chapter.part.findings, *(finding.text for finding in chapter.part.highlights)])
+        return [text for text in texts if text not in self.summary]
+
+    @property
+    def comparisons(self) -> int:
+        """Return how many comparisons the tables make."""
+        return sum(table.compared for part in self.parts for table in part.tables)

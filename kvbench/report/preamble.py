@@ -8,8 +8,17 @@ import pandas as pd
 from kvbench.analysis.margins import IN_TURN
 from kvbench.report.model import Code, DataTable, Span, Strong, Text
 from kvbench.report.numbers import ABSENT, count, figure, noun
-from kvbench.report.select import DIRECTIONS, where
-from kvbench.report.view import HOST_COPIES, MOVED, View, ceiling_of, faults_of, moved_ceilings, warnings_of
+from kvbench.report.view import (
+    DIRECTIONS,
+    HOST_COPIES,
+    MOVED,
+    View,
+    ceiling_of,
+    faults_of,
+    moved_ceilings,
+    warnings_of,
+    where,
+)
 from kvbench.results import COLUMNS, Note, Visit
 from kvbench.results.columns import NO_FIGURE
 from kvbench.text import short, terminal_rows
@@ -122,7 +131,7 @@ def skipped(views: Sequence[View]) -> list[Text]:
 
 
 def failed(views: Sequence[View]) -> DataTable | None:
-    from kvbench.report.table_rows import rows_of  # the answer alone does not need it
+    from kvbench.report.tables import rows_of  # the answer alone does not need it
 
     cells = [(view.label, row) for view in views for row in rows_of(where(view.frame, status="failed"))]
     rows = [(label, short(str(row["reason"])), Code(short(str(row["command"]), 2000))) for label, row in cells]

@@ -10,13 +10,11 @@ import pandas as pd
 
 from kvbench.analysis.curves import Cliff, find_cliff, knee
 from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
-from kvbench.report.captions import chart_text, includes
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, PlotRoof
 from kvbench.report.model import Chart
 from kvbench.report.numbers import TIMES, bytes_size, noun
-from kvbench.report.select import DIRECTIONS, SERIES, STATES, Pinned, by_direction, fullest, pin, where
-from kvbench.report.table_rows import label_of, line_of, rows_of
-from kvbench.report.view import View, ceiling_of
+from kvbench.report.tables import chart_text, includes, label_of, line_of, rows_of
+from kvbench.report.view import DIRECTIONS, SERIES, STATES, Pinned, View, by_direction, ceiling_of, fullest, pin, where
 from kvbench.units import two_digits
 
 MIN_SIZES: Final = 4
@@ -103,6 +101,13 @@ def ladder_curves(cells: pd.DataFrame) -> RateCurves | str:
     return RateCurves("sms", curves, pinned, where(pinned.cells, blocks=blocks), blocks)
 
 
+def knee_text(curve: RateCurve) -> str:
+    """Return "4 SMs", or "at most 2 SMs" where the knee is the least measured count; "" for none."""
+    if curve.knee is None:
+        return ""
+    return f"{'at most ' if curve.knee == curve.x[0] > 1 else ''}{noun(curve.knee, 'SM')}"
+
+
 def cliff_text(cliff: Cliff) -> str:
     """Return where a cliff is and how high, in all and beyond the ratio of the sizes.
 
@@ -165,7 +170,7 @@ def _marks(curve: RateCurve, over: str) -> list[PlotMark]:
     if over == "block_bytes" and (cliff := curve.cliff):
         return [PlotMark(cliff.below_bytes, cliff.above_bytes, cliff_text(cliff))]
     if over == "sms" and (knee := curve.knee):
-        return [PlotMark(knee, knee, f"knee at {noun(knee, 'SM')}")]
+        return [PlotMark(knee, knee, f"knee: {knee_text(curve)}")]
     return []
 
 

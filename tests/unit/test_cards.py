@@ -13,7 +13,7 @@ from kvbench.cells.axes import StreamState
 from kvbench.cli.probe import JSON_FILE, MARKDOWN_FILE, markdown_of
 from kvbench.machine.identity import identity_hash
 from kvbench.probe.common import ProbeFinding, ProbeReport, Result
-from kvbench.report.assemble import report_of
+from kvbench.report.build import report_of
 from kvbench.report.document import render_markdown
 from kvbench.results import Record, RunInfo, load_run
 from kvbench.sweep.spec import SweepSpec

@@ -18,8 +18,7 @@ from kvbench.cells.cell import AXES
 from kvbench.report.charts.palette import Ink
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.model import Chart
-from kvbench.report.select import texts_of
-from kvbench.report.view import HOST_COPIES, View
+from kvbench.report.view import HOST_COPIES, View, texts_of
 from kvbench.results.columns import SAMPLE_COLUMNS
 from kvbench.text import short
 

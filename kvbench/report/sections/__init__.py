@@ -1,4 +1,4 @@
-"""The sections of a report, in their order: each file says what its section selects, finds, tabulates and draws."""
+"""The sections of a report, in their order: the cliff and what explains it first, then what is specific."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -10,51 +10,47 @@ from kvbench.report.sections import (
     auto,
     cliff,
     comparison,
-    crossover_map,
-    devices,
+    contrast,
     engines,
+    kernels,
     layers,
-    locality,
     models,
     neighbour,
-    pages,
-    queue_depth,
+    placement,
     replay,
-    runs,
-    settings,
-    sm_ladder,
-    stages,
-    stream_states,
-    threshold,
+    submission,
 )
 from kvbench.report.view import View
+
+
+def _contrast(name: str, title: str, *contrasts: contrast.Contrast, **options: object) -> Section:
+    return Section(name, title, partial(contrast.make, contrasts), **options)  # type: ignore[arg-type]
+
 
 _sizes: Final = attrgetter("block_sizes")
 _created: Final = attrgetter("run.info.created")
 SECTIONS: Final = (
-    Section("replay", "Replay: the swaps of a trace", replay.make, of_all=True),
-    Section("models", "Models: copy by copy against batched", models.make),
-    Section("locality", "Locality: fresh, scattered blocks against hot, dense ones", locality.make),
-    Section("runs", "Runs: throughput against the length of runs of blocks", runs.make),
-    Section("pages", "Pages: swaps of blocks that lie in pages on the host", pages.make),
     Section("cliff", "Cliff: throughput against block size", cliff.make, weight=_sizes),
-    Section("stream-states", "Stream states: idle, opened, gated, busy", stream_states.make),
-    Section("sm-ladder", "SM ladder: throughput against SM count", sm_ladder.make),
-    Section("engines", "Engines: their own code, and the best backend of the run", engines.make, of_all=True),
-    Section("threshold", "Threshold: batched copies against the other backends", threshold.make, weight=_sizes),
+    _contrast("stream-states", "Stream states: idle, opened, gated, busy", *submission.STREAM_STATES),
+    _contrast("threshold", "Threshold: batched copies against the other backends", kernels.THRESHOLD, weight=_sizes),
     Section(
-        "crossover-map",
-        "Crossover map: time of batched copies over time of a kernel",
-        crossover_map.make,
-        weight=_sizes,
+        "crossover-map", "Crossover map: time of batched copies over time of a kernel", kernels.make_map, weight=_sizes
     ),
-    Section("access-order", "Access order: STREAM against ANY", partial(settings.make, settings.ORDER)),
-    Section("queue-depth", "Queue depth: submission time against queued swaps", queue_depth.make),
+    _contrast("sm-ladder", "SM ladder: throughput against SM count", kernels.SM_LADDER),
+    _contrast("locality", "Locality: fresh, scattered blocks against hot, dense ones", placement.LOCALITY),
+    _contrast("runs", "Adjacent blocks: throughput against their number", placement.RUNS),
+    _contrast("pages", "Pages: swaps of blocks that lie in pages on the host", placement.PAGES),
+    Section("models", "Models: copy by copy against batched", models.make),
+    Section("replay", "Replay: the swaps of a trace", replay.make, of_all=True),
+    Section("engines", "Engines: their own code, and the best backend of the run", engines.make, of_all=True),
+    _contrast("call", "An engine's call: the thread's time, tight and after a step", submission.CALL),
+    _contrast("stages", "Stages: time of the caller and of the rest", submission.STAGES),
+    Section("auto", "Auto: the backend auto against the fastest other backend", auto.make, weight=_created),
     Section("neighbour", "Neighbours: slowdown of work beside swaps", neighbour.make),
     Section("layers", "Layers: loads that a step waits for, layer by layer", layers.make, of_all=True),
-    Section("devices", "Devices: swaps on all of them at once", devices.make, of_all=True),
-    Section("stages", "Stages: time of the caller and of the rest", stages.make),
-    Section("auto", "Auto: the backend auto against the fastest other backend", auto.make, weight=_created),
+    _contrast("devices", "Devices: swaps on all of them at once", placement.DEVICES, of_all=True),
+    _contrast("access-order", "Access order: STREAM against ANY", *submission.ACCESS_ORDER),
+    _contrast("queue-depth", "Queue depth: submission time against queued swaps", submission.QUEUE_DEPTH),
 )
 COMPARISON: Final = Section(
     "comparison", "Comparison: runs against each other", comparison.make, weight=comparison.shared_cells

@@ -9,10 +9,9 @@ import pandas as pd
 from kvbench.cells.backend_facts import AUTO
 from kvbench.errors import UsageError
 from kvbench.policy import Choice, Policy
-from kvbench.report.captions import caption
 from kvbench.report.model import DataTable, Finding, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, slower_text
-from kvbench.report.table_rows import UNCLEAR, Row, grid_table, measured_table, rows_of, unclear_mark
+from kvbench.report.tables import UNCLEAR, Measured, Row, caption, grid_table, rows_of, unclear_mark
 from kvbench.report.view import View
 from kvbench.text import convert, short
 from kvbench.tune.answer import choice_text
@@ -137,7 +136,7 @@ def _ratios(view: View, kind: pd.DataFrame) -> DataTable:
     direction, state = kind[["direction", "stream_state"]].iloc[0]
     title = f"{direction}, {state} stream: time of the fastest / time of auto"
     notes: list[Text] = [_MARKS, *([_KNOWN] if kind["known"].any() else [])]
-    return measured_table(view, _both(view, kind), title, header, rows, _INCLUDES, notes=notes, compared=len(kind))
+    return Measured(view, _both(view, kind), _INCLUDES).table(title, header, rows, notes, len(kind))
 
 
 def _ratio(row: Row) -> Text:

@@ -10,7 +10,6 @@ import pandas as pd
 from kvbench.analysis.curves import Cliff, find_cliff
 from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
 from kvbench.cells.backend_facts import AUTO
-from kvbench.report.captions import includes_of
 from kvbench.report.model import Chart, Code, DataTable, Finding, Part, PartOrReason, Text
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.rate_curves import (
@@ -24,9 +23,17 @@ from kvbench.report.rate_curves import (
     evenly_spaced,
     left_out,
 )
-from kvbench.report.select import SERIES, grouped, where
-from kvbench.report.table_rows import Row, any_decidable, grid_table, main_path, measured_table, primed_inline, rate
-from kvbench.report.view import View, ceiling_of
+from kvbench.report.tables import (
+    Measured,
+    Row,
+    any_decidable,
+    grid_table,
+    includes_of,
+    main_path,
+    primed_inline,
+    rate,
+)
+from kvbench.report.view import SERIES, View, ceiling_of, grouped, where
 from kvbench.text import a_stream, ends, short
 from kvbench.units import two_digits
 
@@ -78,9 +85,8 @@ def _table(view: View, curves: RateCurves, group: Sequence[RateCurve]) -> DataTa
     title = f"{direction}, {backend}, {state} stream: GB/s (share of the ceiling{ceiling})"
     stem = "" if backend == "batched" else f"{direction}-{backend}-{state}"
     notes = [_HEIGHT] if any(curve.cliff for curve in group) else []
-    table = measured_table(
-        view, where(rows, status="ok"), title, header, body, includes_of(state), curves.pinned, notes, stem=stem
-    )
+    measured = Measured(view, where(rows, status="ok"), includes_of(state), curves.pinned)
+    table = measured.table(title, header, body, notes, stem=stem)
     return replace(table, notes=[*table.notes, *blank])
 
 

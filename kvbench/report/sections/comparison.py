@@ -16,14 +16,12 @@ from kvbench.analysis.margins import ABSOLUTE_US, BETWEEN_RUNS, GATE, INLINE, Ma
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.machine.identity import differing
-from kvbench.report.captions import host_mark, includes
 from kvbench.report.charts.plot import ChartText, PlotAxis
 from kvbench.report.model import Chart, Code, DataTable, Finding, Part, PartOrReason, Span, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size
 from kvbench.report.rate_curves import POINT_COLUMNS, RateCurves, cliff_curves, curve_plot, evenly_spaced, ladder_curves
-from kvbench.report.select import LATER, SIDE_AXES, pin, where
-from kvbench.report.table_rows import Row, axis_text, chance_note, main_path, rows_of, with_methods
-from kvbench.report.view import HOST_COPIES, View, sample_text
+from kvbench.report.tables import Row, axis_text, chance_note, host_mark, includes, main_path, rows_of, with_methods
+from kvbench.report.view import HOST_COPIES, LATER, SIDE_AXES, View, pin, sample_text, where
 from kvbench.results import Scalar
 from kvbench.results.cost import costs_of
 from kvbench.results.frame import as_csv

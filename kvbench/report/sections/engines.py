@@ -10,9 +10,8 @@ from kvbench.errors import UsageError
 from kvbench.policy import Choice
 from kvbench.report.model import DataTable, Finding, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
-from kvbench.report.select import where
-from kvbench.report.table_rows import UNCLEAR, comma_separated, measured_table, unclear_mark
-from kvbench.report.view import View
+from kvbench.report.tables import UNCLEAR, Measured, comma_separated, unclear_mark
+from kvbench.report.view import View, where
 from kvbench.results.frame import unqueued
 from kvbench.results.replays import trace_of
 from kvbench.text import counted, ends
@@ -71,7 +70,7 @@ def _table(view: View, before: str, engine: Engine, answers: Sequence[Answer]) -
         f"{before}{comma_separated(*dict.fromkeys(packages)) or engine.name}, {first.direction}, {first.state} stream"
     )
     header = ("Blocks", "Block size", *map(str, ordered), "Takes", "Best", "us", "x")
-    return measured_table(view, cells, title, header, rows, _INCLUDES, compared=len(rows))
+    return Measured(view, cells, _INCLUDES).table(title, header, rows, compared=len(rows))
 
 
 def _row(view: View, engine: Engine, methods: Sequence[Choice], answer: Answer) -> list[str]:

@@ -11,13 +11,20 @@ from kvbench.cells.layers import AT_ONCE
 from kvbench.cells.pattern import AS_PATTERN
 from kvbench.errors import UsageError
 from kvbench.models.geometry import swaps_from_plain
-from kvbench.report.captions import chart_text, includes_of
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
-from kvbench.report.select import grouped
-from kvbench.report.table_rows import Row, comma_separated, line_of, measured_table, rows_of, sms_of
-from kvbench.report.view import View
+from kvbench.report.tables import (
+    Measured,
+    Row,
+    chart_text,
+    comma_separated,
+    includes_of,
+    line_of,
+    rows_of,
+    sms_of,
+)
+from kvbench.report.view import View, grouped
 from kvbench.results.frame import by_layers
 
 # The share that counts as hidden, and the length of the loads that findings speak of.
@@ -108,7 +115,7 @@ def _table(view: View, title: str, unit: str, cells: pd.DataFrame) -> DataTable:
     times = [[figure(row[name]) for name in _TIMES.values()] for row in rows]
     body = [[count(row["size"]), row["method"], *us, _share(row)] for row, us in zip(rows, times, strict=True)]
     header = (unit.capitalize(), "Method", *_TIMES, "Hidden")
-    return measured_table(view, cells, title, header, body, includes_of("swap_us"), notes=[_NOTE], left=2)
+    return Measured(view, cells, includes_of("swap_us")).table(title, header, body, [_NOTE], left=2)
 
 
 def _share(row: Row) -> str:

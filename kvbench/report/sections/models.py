@@ -13,27 +13,27 @@ from kvbench.cells.pattern import AS_PATTERN
 from kvbench.errors import UsageError
 from kvbench.models.geometry import ModelSwap, models_of, swaps_from_plain
 from kvbench.models.presets import USUAL_TOKENS
-from kvbench.report.captions import chart_text, includes
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.rate_curves import GBPS, POINT_COLUMNS, RATES
-from kvbench.report.select import STATES, Pinned, by_direction, pin, where
-from kvbench.report.table_rows import (
+from kvbench.report.tables import (
     MARKS,
     UNCLEAR,
+    Measured,
     Row,
+    chart_text,
     fastest_marked,
     format_cell,
+    includes,
     label_of,
     line_of,
-    measured_table,
     milliseconds,
     rate,
     ratio_text,
     rows_of,
 )
-from kvbench.report.view import View, ceiling_of
+from kvbench.report.view import STATES, Pinned, View, by_direction, ceiling_of, pin, where
 from kvbench.text import a_stream, short
 from kvbench.units import two_digits
 
@@ -189,7 +189,7 @@ def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
     header, lines, notes = list(body[0]), [list(line.values()) for line in body], [_COLUMNS, _RATIO, *totals]
     included = ". ".join(includes(cells["stream_state"], "ms and GB/s"))
     compared = len(where(cells, backend=PER_BLOCK))
-    return measured_table(rows.view, cells, title, header, lines, included, rows.pinned, notes, compared)
+    return Measured(rows.view, cells, included, rows.pinned).table(title, header, lines, notes, compared)
 
 
 def _all(rows: ModelRows, state: str) -> DataTable:
@@ -203,7 +203,7 @@ def _all(rows: ModelRows, state: str) -> DataTable:
     header = ["Model", "N", "Block", *(label_of(name, where(cells, backend=name)) for name in backends)]
     shapes = cells.drop_duplicates(["blocks", "block_bytes", "pattern"])
     included, compared = ". ".join(includes([state], "ms")), len(cells) - len(shapes)
-    return measured_table(rows.view, cells, title, header, body, included, rows.pinned, [MARKS], compared)
+    return Measured(rows.view, cells, included, rows.pinned).table(title, header, body, [MARKS], compared)
 
 
 def _geometry(swap: ModelSwap) -> dict[str, str]:

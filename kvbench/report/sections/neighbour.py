@@ -10,13 +10,21 @@ import pandas as pd
 from kvbench.analysis.compare import Verdict, Visits, compare_visits, verdict_of
 from kvbench.analysis.curves import pareto_edge
 from kvbench.analysis.margins import IN_TURN
-from kvbench.report.captions import caption, chart_text
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import figure, noun
-from kvbench.report.select import DIRECTIONS, by_direction, where
-from kvbench.report.table_rows import Row, footnoted, format_cell, line_of, rows_of, sms_of, with_methods
-from kvbench.report.view import View
+from kvbench.report.tables import (
+    Row,
+    caption,
+    chart_text,
+    footnoted,
+    format_cell,
+    line_of,
+    rows_of,
+    sms_of,
+    with_methods,
+)
+from kvbench.report.view import DIRECTIONS, View, by_direction, where
 from kvbench.results.cost import Cost, at_rate, costs_of
 from kvbench.results.frame import as_csv, whole
 from kvbench.units import two_digits

@@ -11,13 +11,11 @@ from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.backend_facts import method_label
 from kvbench.cells.layers import TRACE
-from kvbench.report.captions import chart_text, includes_of
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Text
 from kvbench.report.numbers import count, figure
-from kvbench.report.select import by_direction
-from kvbench.report.table_rows import measured_table, rows_of, sms_of
-from kvbench.report.view import View
+from kvbench.report.tables import Measured, chart_text, includes_of, rows_of, sms_of
+from kvbench.report.view import View, by_direction
 from kvbench.results.replays import rate_of, replays_of, trace_name, trace_of
 from kvbench.text import ends
 from kvbench.traces.choice import SIDES
@@ -103,7 +101,7 @@ def _table(view: View, direction: str, cells: pd.DataFrame, replays: Sequence[Re
     of = f"of {count(total)} " if isinstance(choice, dict) and (total := int(choice["total"])) else ""
     title = f"{SIDES[direction]}: {count(replays[0].swaps['number'].nunique())} {of}swaps of {trace_name(view.run)}"
     body = [_row(replay, late=paced) for replay in ordered]
-    return measured_table(view, cells, title, header, body, includes_of("idle"), notes=[_note(view)])
+    return Measured(view, cells, includes_of("idle")).table(title, header, body, [_note(view)])
 
 
 def _note(view: View) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
-from kvbench.report.assemble import report_of
+from kvbench.report.build import report_of
 from kvbench.report.model import Part
 from kvbench.results import Visit, load_run
 from tests import synthetic

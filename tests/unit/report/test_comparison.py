@@ -11,8 +11,7 @@ import pandas as pd
 import pytest
 
 from kvbench.cells.cell import Cell
-from kvbench.report.assemble import report_of
-from kvbench.report.build import report_files
+from kvbench.report.build import report_files, report_of
 from kvbench.report.document import render_markdown
 from kvbench.report.model import Part, Report
 from kvbench.results import Record, Run, RunInfo

@@ -7,7 +7,7 @@ from kvbench.cells.axes import Direction, Order, Reuse
 from kvbench.cells.backend_facts import BackendFacts, EngineSetting
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED, Pattern
-from kvbench.report.assemble import report_of
+from kvbench.report.build import report_of
 from kvbench.report.model import DataTable
 from kvbench.results import Visit
 from kvbench.tune.headline import summary

@@ -15,7 +15,7 @@ from kvbench.cells.axes import Direction, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.presets import ModelChoice
-from kvbench.report.assemble import report_of
+from kvbench.report.build import report_of
 from kvbench.report.charts.palette import STROKES, inks, is_hollow, spokes_of
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.document import render_markdown
@@ -67,7 +67,8 @@ def cells() -> list[Cell]:
         Cell(backend, Direction.D2H, 1024, 4096, pattern=Pattern.parse("tensors-8"), host_pattern=PAGES, sms=sms)
         for backend, sms in (("batched", None), ("staged", None), ("sm", 4))
     ]
-    groups = (cliff, ladder, orders, queues, models, auto, locality, runs, engines, gates, pages)
+    calls = [Cell("sm", Direction.H2D, 64, 4096, sms=2, pause_us=pause) for pause in (0, 5000)]
+    groups = (cliff, ladder, orders, queues, models, auto, locality, runs, engines, gates, pages, calls)
     return list(dict.fromkeys(cell for group in groups for cell in group))
 
 
@@ -144,7 +145,7 @@ def test_no_two_keys_of_a_legend_look_alike(report: Report) -> None:
     plots = {chart.stem: chart.plot for chart in report.charts if isinstance(chart.plot, LinePlot)}
     assert {stem.partition("-")[0] for stem in plots} == {
         "models",
-        "runs",
+        "contiguous",
         "cliff",
         "stream",
         "sm",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from kvbench.cells.cell import Cell
-from kvbench.report.assemble import report_of
+from kvbench.report.build import report_of
 from kvbench.report.charts.palette import inks
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.html.data import figures_json, rounded, samples_json, script_json

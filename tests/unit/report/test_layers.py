@@ -11,7 +11,7 @@ from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.presets import ModelChoice
-from kvbench.report.assemble import report_of
+from kvbench.report.build import report_of
 from kvbench.report.model import Report
 from kvbench.results import RunInfo, Visit
 from tests import synthetic

@@ -6,7 +6,7 @@ import pytest
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
-from kvbench.report.assemble import report_of
+from kvbench.report.build import report_of
 from kvbench.report.model import Report
 from tests import synthetic
 from tests.reports import chart_of, highlights_of, made_report, made_run, part_of, rows_of, said, sections_of, table_of

@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
-import pytest
 
-from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.results import Record, Visit
 from tests import synthetic
@@ -62,40 +61,6 @@ def test_a_fall_between_the_same_sizes_does_not_count_in_the_highlight_of_a_jump
     assert "(N = 64 to 256)" in jump
 
 
-def test_the_highlight_of_a_crossover_names_the_sizes_around_it(tmp_path: Path) -> None:
-    highlights = highlights_for(tmp_path, synthetic.rounds(synthetic.cliff_cells((10_000,))), "threshold")
-    assert len(highlights) == 4
-    idle = next(text for text in highlights if text.startswith("h2d on an idle stream, N = 10 000: "))
-    assert "triton (12 SMs) is faster than batched up to 32 KiB, batched from 64 KiB on" in idle
-
-
-def test_differences_within_the_noise_are_called_unclear(tmp_path: Path) -> None:
-    cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend != "per_block"]
-    few = [cell for cell in cells if cell.block_bytes in (4096, 16 * 1024)]
-    highlights = highlights_for(tmp_path, synthetic.rounds(few, lambda _: 20.0, noise=0.3), "threshold")
-    assert len(highlights) == 4
-    assert all(text.endswith("batched and triton (12 SMs) show no clear difference.") for text in highlights)
-
-
-def test_sizes_with_too_few_visits_are_named_and_not_judged(tmp_path: Path) -> None:
-    cells = synthetic.cliff_cells((10_000,))
-    assert highlights_for(tmp_path / "one", synthetic.visits(cells), "threshold") == []
-    few = [visit for visit in synthetic.rounds(cells) if visit.round < 5 or visit.cell.block_bytes < 32 * 1024]
-    highlights = highlights_for(tmp_path / "some", few, "threshold")
-    assert any(
-        "triton (12 SMs) is faster than batched (too few visits at 32 KiB, 64 KiB" in text for text in highlights
-    )
-    assert not any("at every size" in text or "no clear difference" in text for text in highlights)
-
-
-def test_the_highlight_of_a_ladder_has_the_knee_of_each_shape(tmp_path: Path) -> None:
-    highlights = highlights_for(tmp_path, synthetic.rounds(synthetic.ladder_cells()), "sm-ladder")
-    shapes = "h2d 4 KiB, h2d 8 KiB, h2d 16 KiB, d2h 4 KiB, d2h 8 KiB, d2h 16 KiB"
-    assert sorted(highlights) == [
-        f"triton on {state} stream, N = 10 000: knee at 4 SMs ({shapes})." for state in ("a busy", "an idle")
-    ]
-
-
 def test_a_ladder_that_still_rises_has_no_knee(tmp_path: Path) -> None:
     cells = [Cell("triton", Direction.H2D, 16, 4096, sms=count) for count in (1, 2, 4)]
     report = made_report(tmp_path, synthetic.rounds(cells, lambda cell: 5.0 * (cell.sms or 1)))
@@ -104,20 +69,11 @@ def test_a_ladder_that_still_rises_has_no_knee(tmp_path: Path) -> None:
     assert highlights_of(report, "sm-ladder") == []
 
 
-@pytest.mark.parametrize(
-    ("faster", "noise", "text"),
-    [(1.04, 1e-4, "swap time differs in 8 of 8 cells (-3.8%)"), (1.0, 0.2, "no clear difference in 16 cells")],
-)
-def test_the_highlight_of_access_order_says_what_any_changes(
-    tmp_path: Path, faster: float, noise: float, text: str
-) -> None:
-    def rate(cell: Cell) -> float:
-        return synthetic.gbps_of(cell) * (faster if cell.order is Order.ANY else 1)
-
-    rounds = [synthetic.visits(synthetic.order_cells(), rate, count=10, noise=noise, round_=n) for n in range(8)]
-    (highlight,) = highlights_for(tmp_path, [visit for visits in rounds for visit in visits], "access-order")
-    assert highlight.startswith("ANY against STREAM, batched on an idle stream: ")
-    assert text in highlight
+def test_the_highlight_of_access_order_says_where_any_changes_nothing(tmp_path: Path) -> None:
+    rounds = synthetic.rounds(synthetic.order_cells(), noise=0.2)
+    swap, host = highlights_for(tmp_path, rounds, "access-order")
+    assert swap == "ANY against STREAM, batched on an idle stream: no clear difference of swap time in 16 cells."
+    assert "of host time" in host
 
 
 def test_a_run_without_figures_has_no_highlights(tmp_path: Path) -> None:

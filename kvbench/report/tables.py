@@ -1,7 +1,8 @@
-"""What the tables of a report have in common: rows, footnotes, marks and notes."""
+"""What the tables and charts of a report have in common: rows, marks, footnotes, notes and captions."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import pandas as pd
@@ -11,51 +12,108 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axis import Role
 from kvbench.cells.backend_facts import PRIMED, method_label
 from kvbench.cells.cell import AXES, axes_of
-from kvbench.report.captions import caption
-from kvbench.report.charts.plot import PlotLine, PlotMark
-from kvbench.report.model import DataTable, Finding, Strong, Text
+from kvbench.report.charts.plot import ChartText, PlotLine, PlotMark
+from kvbench.report.model import Code, DataTable, Finding, Span, Strong, Text, plain
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, size
-from kvbench.report.select import Pinned, where
-from kvbench.report.view import View
+from kvbench.report.view import HOST_COPIES, STATES, Pinned, View, sample_text, where
 from kvbench.results.frame import BETWEEN
 from kvbench.results.schema import EffectivePath
 from kvbench.text import short
 
+_INCLUDES: Final = {
+    "idle": "GB/s from wall_us on an idle stream: host clock from the caller's list to completion; includes "
+    "preparation, submission and execution",
+    "busy": "GB/s from gpu_us on a busy stream: time between the events around the swap; includes descriptor upload "
+    "and execution, excludes preparation and submission",
+    "gated": "GB/s from gpu_us on a gated stream: time from the opening of the gate, an event that another stream "
+    "reaches after the submission, to completion; includes execution, excludes preparation and submission",
+    "opened": "GB/s from wall_us on an opened stream, whose wait for an event is over before the swap: host clock from "
+    "the caller's list to completion; includes preparation, submission and execution",
+    "sustained": "GB/s from the wall_us that one more swap adds to a chain of back-to-back swaps; includes "
+    "preparation, submission and execution",
+    "swap_us": "Time of a swap: wall_us on an idle or opened stream, with preparation and submission; gpu_us on a busy "
+    "or gated one, without them",
+    "caller_us": "Host time that a swap takes from its thread: preparation and submission",
+}
+
+
+def includes_of(name: str) -> str:
+    """Return what the figures of a stream state, or a time, include."""
+    return _INCLUDES[name]
+
+
+def includes(states: Iterable[str], figures: str) -> list[str]:
+    """Return what `figures`, such as "GB/s", include in each of these stream states, idle first."""
+    held = set(states)
+    return [includes_of(state).replace("GB/s", figures, 1) for state in STATES if state in held]
+
+
+def caption(view: View, cells: pd.DataFrame, includes: str, pinned: Pinned | None = None) -> Text:
+    """Return the caption of a table of `cells`, a span for each sentence that tables of a section may share.
+
+    `pinned` adds what the axes that the table does not show were set to.
+    """
+    settings = pinned.settings(cells) or "no other axes" if pinned else ""
+    return (
+        *host_mark(view),
+        f"{view.heading} · {sample_text(cells['samples'])}. ",
+        f"{includes}. ",
+        f"{settings[:1].upper()}{settings[1:]}. " if settings else "",
+        f"kvbench {short(view.run.info.kvbench, 80)}, reproduced by ",
+        Code(view.command),
+        ".",
+    )
+
+
+def host_mark(view: View) -> tuple[Span, ...]:
+    return (Strong(HOST_COPIES), " ") if view.on_host else ()
+
+
+def chart_text(view: View, title: str, cells: pd.DataFrame, drawn: str, footer: Sequence[str]) -> ChartText:
+    """Return what stands around a chart of `cells`; `drawn` says what is shown of their samples."""
+    subtitle = f"{view.heading} · {sample_text(cells['samples'])} · {drawn}"
+    return ChartText(title, subtitle, [line for line in footer if line], HOST_COPIES if view.on_host else "")
+
+
 UNCLEAR: Final = f"≈: no clear difference (within {IN_TURN.fraction:.0%}, or undecided)"
 MARKS: Final[Text] = (Strong("Bold"), f": faster than all others in its row. {UNCLEAR} from the fastest")
-_SUPERSCRIPTS: Final = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+FOOTMARKS: Final = "⁰¹²³⁴⁵⁶⁷⁸⁹†"
+_SUPERSCRIPTS: Final = str.maketrans("0123456789", FOOTMARKS[:10])
 
 Row = dict[str, Any]
 Shown = TypeVar("Shown", str, Text)
 
 
 class Reason(str):
-    """Why a cell of a table has no figure, which `measured_table` makes a footnote."""
+    """Why a cell of a table has no figure, which `Measured.table` makes a footnote."""
 
     __slots__ = ()
 
 
-def measured_table(
-    view: View,
-    cells: pd.DataFrame,
-    title: str,
-    header: Sequence[str],
-    body: Sequence[Sequence[Text]],
-    includes: str,
-    pinned: Pinned | None = None,
-    notes: Sequence[Text] = (),
-    compared: int = 0,
-    left: int = 1,
-    stem: str = "",
-) -> DataTable:
-    """Return a table of the measured `cells` with the notes and the caption that every such table needs.
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The measured cells of a table, and what its caption says of them: see `caption`."""
 
-    `notes` are its own; more tell of too few visits, of as many comparisons as were `compared`, and of each
-    `Reason` in the body once. `includes` and `pinned` are those of `caption`.
-    """
-    rows, reasons = footnoted(body)
-    more = [*few_visits_note(cells), *chance_note(compared), *reasons]
-    return DataTable(title, header, rows, [*notes, *more], caption(view, cells, includes, pinned), left, stem)
+    view: View
+    cells: pd.DataFrame
+    includes: str
+    pinned: Pinned | None = None
+
+    def table(
+        self,
+        title: str,
+        header: Sequence[str],
+        body: Sequence[Sequence[Text]],
+        notes: Sequence[Text] = (),
+        compared: int = 0,
+        left: int = 1,
+        stem: str = "",
+    ) -> DataTable:
+        """Return the table with its `notes`, that of too few visits, and one of each `Reason` in the body."""
+        rows, reasons = footnoted(body)
+        notes = [*notes, *few_visits_note(self.cells), *reasons]
+        of = caption(self.view, self.cells, self.includes, self.pinned)
+        return DataTable(title, header, rows, notes, of, left, stem, compared)
 
 
 def footnoted(body: Sequence[Sequence[Text]]) -> tuple[list[list[Text]], list[str]]:
@@ -64,6 +122,10 @@ def footnoted(body: Sequence[Sequence[Text]]) -> tuple[list[list[Text]], list[st
     marks = {reason: str(number).translate(_SUPERSCRIPTS) for number, reason in enumerate(reasons, start=1)}
     rows = [[f"{ABSENT}{marks[text]}" if isinstance(text, Reason) else text for text in row] for row in body]
     return rows, [f"{mark} {reason}" for reason, mark in marks.items()]
+
+
+def is_footnote(note: Text) -> bool:
+    return plain(note)[:1] in FOOTMARKS
 
 
 def rows_of(cells: pd.DataFrame, *names: str) -> list[Row]:
@@ -113,6 +175,14 @@ def ratio_text(compared: Comparison) -> str:
     return f"{unclear_mark(compared)}{TIMES}{figure(compared.ratio)}"
 
 
+def change_text(compared: Comparison) -> str:
+    """Return a change in percent with its interval."""
+    low, value, high = ((ratio - 1) * 100 for ratio in (compared.low, compared.ratio, compared.high))
+    if math.isinf(high):
+        return f"undecided: fewer than {MIN_PAIRS} rounds"
+    return f"{unclear_mark(compared)}{value:+.1f}% ({low:+.1f} to {high:+.1f})"
+
+
 def unclear_mark(compared: Comparison) -> str:
     """Return the mark of a comparison that has an interval and still no verdict of a difference."""
     return "≈ " if compared.high < math.inf and not compared.told_apart else ""
@@ -138,6 +208,7 @@ def few_visits_note(cells: pd.DataFrame) -> list[Text]:
 
 
 def chance_note(comparisons: int) -> list[Text]:
+    """Return how many differences chance alone shows among comparisons of equal things."""
     wrong = noun(by_chance(comparisons), "false positive")
     return [f"Expect up to {wrong} in {count(comparisons)} comparisons"] if comparisons > 1 else []
 

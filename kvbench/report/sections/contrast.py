@@ -1,0 +1,254 @@
+"""The pattern of most sections: the values of one axis stand side by side in cells that are otherwise equal.
+
+A `Contrast` selects cells, gives each an arm (the column `arm`), and names what tells tables and lines apart. A line
+holds a cell for each arm; two arms are compared, or the fastest is marked.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final
+
+import pandas as pd
+
+from kvbench.analysis.compare import Comparison, Visits, compare_visits, winners
+from kvbench.analysis.margins import IN_TURN
+from kvbench.cells.backend_facts import BATCHED, method_label
+from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Text
+from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
+from kvbench.report.tables import (
+    MARKS,
+    UNCLEAR,
+    Measured,
+    Row,
+    fastest_marked,
+    format_cell,
+    label_of,
+    rate,
+    ratio_text,
+    rows_of,
+    sms_of,
+)
+from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, grouped, where
+from kvbench.text import a_stream, ends
+
+Line = Mapping[str, Row]  # by arm
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A column that tells lines apart: its head, the columns of a cell that it shows, and their text."""
+
+    head: str
+    columns: tuple[str, ...]
+    text: Callable[[Row], Text]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A column of figures: its head, and the arm whose cells it shows."""
+
+    head: str
+    arm: str
+    show: Callable[[Row], Text] = rate
+
+
+DIRECTION: Final = Key("Dir", ("direction",), lambda row: str(row["direction"]))
+BACKEND: Final = Key("Backend", ("backend",), lambda row: str(row["backend"]))
+METHOD: Final = Key("Method", ("backend",), lambda row: method_label(row["backend"], sms_of(row)))
+BLOCKS: Final = Key("Blocks", ("blocks",), lambda row: count(row["blocks"]))
+SIZE: Final = Key("Block size", ("block_bytes",), lambda row: bytes_size(row["block_bytes"]))
+SWAP: Final = Key(
+    "Swap", ("block_bytes", "blocks"), lambda row: f"{count(row['blocks'])} {TIMES} {bytes_size(row['block_bytes'])}"
+)
+
+
+def backends(side: "Side") -> list[Figure]:
+    """Return a column for each backend, batched copies first."""
+    names = sorted(set(side.measured["backend"]), key=lambda name: (name != BATCHED, name))
+    return [Figure(label_of(name, where(side.measured, backend=name)), name) for name in names]
+
+
+def microseconds(column: str) -> Callable[[Row], str]:
+    return lambda row: figure(row[column])
+
+
+@dataclass(frozen=True)
+class Side:
+    """The cells of one table, and its lines in their order."""
+
+    contrast: "Contrast"
+    view: View
+    pinned: Pinned
+    cells: pd.DataFrame
+    lines: Sequence[Line]
+
+    @property
+    def first(self) -> Row:
+        return _any(self.lines[0])
+
+    @cached_property
+    def measured(self) -> pd.DataFrame:
+        return where(self.cells, status="ok")
+
+    @cached_property
+    def arms(self) -> list[str]:
+        return list(dict.fromkeys(self.cells["arm"]))
+
+    @cached_property
+    def comparisons(self) -> list[tuple[Line, Comparison]]:
+        """How the time of the second compared arm differs from that of the first, where both were measured."""
+        base, other = self.contrast.compared or ("", "")
+        both = [line for line in self.lines if all(line.get(arm, {}).get("status") == "ok" for arm in (base, other))]
+        return [(line, self.compare(line[base], line[other])) for line in both]
+
+    def compare(self, base: Row, other: Row) -> Comparison:
+        visits = self.view.run.visit_times(self.contrast.time)
+        return compare_visits(visits.get(base["cell_id"], {}), visits.get(other["cell_id"], {}), IN_TURN)
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """How a section selects, groups, compares and shows its cells.
+
+    `select` returns cells with the column `arm`, None for none; `needed` is what a run needs to have some. A table has
+    the cells that are equal in the columns `apart`. Of `compared` arms the second is held against the first, a line
+    without both is left out, and `ratio` is the head of the column. `last` is a line below, by arm.
+    """
+
+    needed: str
+    select: Callable[[View], Pinned | None]
+    apart: Sequence[str]
+    keys: Sequence[Key]
+    title: Callable[[Side], str]
+    columns: Callable[[Side], Sequence[Figure]]
+    includes: Callable[[Side], str]
+    compared: tuple[str, str] | None = None
+    ratio: str = ""
+    show_ratio: Callable[[Comparison], str] = ratio_text
+    time: str = "swap_us"
+    fastest: bool = False
+    more: Callable[[Side], Mapping[str, Callable[[Line], Text]]] = lambda _: {}
+    last: Callable[[Side], tuple[str, Mapping[str, Text]]] | None = None
+    notes: Callable[[Side], Sequence[Text]] = lambda _: ()
+    find: Callable[[Side], Iterable[Finding]] = lambda _: ()
+    charts: Callable[[View, Pinned], Sequence[Chart]] = lambda _view, _pinned: ()
+    stem: Callable[[Side], str] = lambda _: ""
+
+
+def make(contrasts: Sequence[Contrast], view: View) -> PartOrReason:
+    """Return what a run adds to a section of one or more contrasts, or what it lacks."""
+    selected = [(contrast, pinned) for contrast in contrasts if (pinned := contrast.select(view))]
+    sides = [side for contrast, pinned in selected for side in sides_of(contrast, view, pinned)]
+    charts = [chart for contrast, pinned in selected for chart in contrast.charts(view, pinned)]
+    if not sides and not charts:
+        return contrasts[0].needed
+    highlights = [finding for side in sides for finding in side.contrast.find(side)]
+    return lambda: Part(charts=charts, tables=[_table(side) for side in sides], highlights=highlights)
+
+
+def sides_of(contrast: Contrast, view: View, pinned: Pinned) -> list[Side]:
+    cells = pinned.cells
+    if cells.empty:
+        return []
+    keys = [column for key in contrast.keys for column in key.columns]
+    order = cells.assign(
+        nth_direction=cells["direction"].map(DIRECTIONS.index), nth_state=cells["stream_state"].map(STATES.index)
+    )
+    ranks = {"direction": "nth_direction", "stream_state": "nth_state"}
+    groups = [(None, order)]
+    if contrast.apart:
+        groups = [*order.groupby([ranks.get(column, column) for column in contrast.apart])]
+    sides = []
+    for _, group in groups:
+        lines: dict[tuple[Any, ...], dict[str, Row]] = {}
+        for row in rows_of(group.sort_values(keys, kind="stable")):
+            lines.setdefault(tuple(row[column] for column in keys), {}).setdefault(row["arm"], row)
+        compared = set(contrast.compared or ())
+        kept = [line for line in lines.values() if line.keys() >= compared]
+        if kept:
+            ids = {row["cell_id"] for line in kept for row in line.values()}
+            sides.append(Side(contrast, view, pinned, group[group["cell_id"].isin(ids)], kept))
+    return sides
+
+
+def _table(side: Side) -> DataTable:
+    contrast, columns = side.contrast, side.contrast.columns(side)
+    ratios = {id(line): contrast.show_ratio(compared) for line, compared in side.comparisons}
+    more = contrast.more(side)
+    body = []
+    for line in side.lines:
+        keys = [key.text(_any(line)) for key in contrast.keys]
+        figures = _fastest(side, line, columns) if contrast.fastest else [_shown(line, column) for column in columns]
+        ratio = [ratios.get(id(line), "")] if contrast.compared else []
+        body.append([*keys, *figures, *ratio, *(show(line) for show in more.values())])
+    if contrast.last:
+        name, texts = contrast.last(side)
+        body.append([name, *[""] * (len(contrast.keys) - 1), *(texts.get(column.arm, "") for column in columns)])
+    ratio = [contrast.ratio] if contrast.compared else []
+    header = [*(key.head for key in contrast.keys), *(column.head for column in columns), *ratio, *more]
+    unclear = [MARKS] if contrast.fastest else [UNCLEAR] if contrast.compared else []
+    tested = sum(len(line) - 1 for line in side.lines) if contrast.fastest else len(side.comparisons)
+    notes, left = [*contrast.notes(side), *unclear], len(contrast.keys)
+    measured = Measured(side.view, side.measured, contrast.includes(side), side.pinned)
+    return measured.table(contrast.title(side), header, body, notes, tested, left, contrast.stem(side))
+
+
+def _shown(line: Line, column: Figure) -> Text:
+    return format_cell(line.get(column.arm), column.show)
+
+
+def _fastest(side: Side, line: Line, columns: Sequence[Figure]) -> list[Text]:
+    return fastest_marked(line.values(), [column.arm for column in columns], rate, side.view.visits)
+
+
+def turns(side: Side, over: Key, weight: float, shape: str = "") -> Iterable[Finding]:
+    """Say which backend is the fastest at which values of a key, for the lines that are equal in the other keys.
+
+    `shape` is what all lines have in common.
+    """
+    others = [key for key in side.contrast.keys if key is not over]
+    (column,) = over.columns
+    heads = {column.arm: column.head for column in side.contrast.columns(side)}
+    head = f"{side.first['direction']} on {a_stream(side.first['stream_state'])}"
+    for names, lines in grouped(side.lines, lambda line: tuple(key.text(_any(line)) for key in others)).items():
+        rows = [row for line in lines for row in line.values() if row["cell_id"] in side.view.visits]
+        texts = {int(row[column]): str(over.text(row)) for row in rows}
+        times: dict[str, dict[int, Visits]] = {}
+        for row in rows:
+            times.setdefault(row["backend"], {})[int(row[column])] = side.view.visits[row["cell_id"]]
+        fastest = winners(times, IN_TURN) if len(times) > 1 else {}
+        decided = [(value, name) for value, name in fastest.items() if name is not None]
+        parts: list[str] = []
+        for name, stretch in groupby(decided, key=itemgetter(1)):
+            values = [texts[value] for value, _ in stretch]
+            at = " to ".join(dict.fromkeys((values[0], values[-1])))
+            parts.append(f"{heads[name]} {'at' if parts else 'is fastest at'} {at}")
+        if parts:
+            open_at = [texts[value] for value, name in fastest.items() if name is None]
+            unclear = f" (no clear difference at {', '.join(open_at)})" if open_at else ""
+            where_ = "".join(f", {name}" for name in (*([shape] if shape else []), *names))
+            yield Finding(f"{head}{where_}: {', '.join(parts)}{unclear}.", weight)
+
+
+def _any(line: Line) -> Row:
+    return next(iter(line.values()))
+
+
+def arms_of(axis: str, cells: pd.DataFrame) -> pd.DataFrame:
+    """Return cells whose arms are the values of an axis."""
+    return cells.assign(arm=cells[axis])
+
+
+def changes(side: Side, subject: str, of: str) -> list[Finding]:
+    """Return in how many cells of a table the compared arms differ, and by how much."""
+    known = [compared for _, compared in side.comparisons if math.isfinite(compared.high)]
+    told = [compared.ratio for compared in known if compared.told_apart]
+    if not told:
+        return [Finding(f"{subject}: no clear difference of {of} in {noun(len(known), 'cell')}.", 0.0)] if known else []
+    by = ends(told, lambda ratio: f"{ratio - 1:+.1%}")
+    text = f"{subject}: {of} differs in {len(told)} of {noun(len(known), 'cell')} ({by})."
+    return [Finding(text, max(abs(math.log(ratio)) for ratio in told))]

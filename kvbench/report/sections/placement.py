@@ -1,0 +1,247 @@
+"""Where blocks lie: hot or fresh and scattered, in runs, in pages on the host, on several devices."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Final
+
+import pandas as pd
+
+from kvbench.analysis.compare import Verdict
+from kvbench.cells.axes import Reuse
+from kvbench.cells.backend_facts import STAGED, method_label
+from kvbench.cells.cell import AXES
+from kvbench.report.model import Chart, Finding, Text
+from kvbench.report.numbers import bytes_size, count, figure, slower_text
+from kvbench.report.rate_curves import RateCurves, curve_chart, curves_over
+from kvbench.report.sections.contrast import (
+    BACKEND,
+    BLOCKS,
+    METHOD,
+    SIZE,
+    SWAP,
+    Contrast,
+    Figure,
+    Key,
+    Line,
+    Side,
+    arms_of,
+    backends,
+    turns,
+)
+from kvbench.report.tables import Row, includes_of, primed_inline, rate, sms_of
+from kvbench.report.view import Pinned, View, pin, where
+from kvbench.units import MIB
+
+MIN_POOLS: Final = 3
+MIN_LENGTHS: Final = 3
+_HOT, _FAR = "hot, dense", "fresh, scattered"
+_ARMS: Final = {
+    (False, Reuse.SAME): _HOT,
+    (False, Reuse.FRESH): "fresh, dense",
+    (True, Reuse.SAME): "same, scattered",
+    (True, Reuse.FRESH): _FAR,
+}
+_RUN: Final = Key("Run", ("run_blocks",), lambda row: count(row["run_blocks"]))
+_HOST: Final = Key("Host", ("host_pattern",), lambda row: str(row["host_pattern"]))
+_COSTS: Final[dict[str, tuple[str, float]]] = {
+    "caller, us": ("caller_us_median", 1),
+    "SM, us": ("sm_us", 1),
+    "buffer, MiB": ("staging_bytes", MIB),
+}
+_WIN_WEIGHT: Final = 1.0  # whether copies without an SM win decides which backend to use
+_PAGES_WEIGHT: Final = 0.5
+
+
+def _idle(_: Side) -> str:
+    return includes_of("idle")
+
+
+def _hot_and_far(view: View) -> Pinned | None:
+    pinned = pin(view.frame, shown=("pool", "reuse", "sms"))
+    idle = where(pinned.cells, stream_state="idle")
+    largest = int(idle["pool_bytes"].max()) if len(idle) else 0
+    cells = idle[idle["pool_bytes"].isin([0, largest])] if largest else idle.iloc[:0]
+    far, reuse = cells["pool_bytes"] > 0, cells["reuse"].fillna(Reuse.SAME.value)
+    cells = cells.assign(arm=[_ARMS[bool(one), Reuse(other)] for one, other in zip(far, reuse, strict=True)])
+    # a swap of which nothing was measured has nothing to compare
+    swaps = cells.assign(measured=cells["status"] == "ok").groupby(["direction", "backend", "blocks", "block_bytes"])
+    return Pinned(cells[swaps["measured"].transform("any").astype(bool)], pinned.hidden)
+
+
+def _scattered(side: Side) -> Iterable[Finding]:
+    """Say which backend pays most for scattered blocks, and which pay nothing; nothing where that is undecided."""
+    costs = [(line[_HOT], cost) for line, cost in side.comparisons]
+    dearer = [(row, cost.ratio) for row, cost in costs if cost.verdict is Verdict.SLOWER]
+    doubtful = {row["backend"] for row, cost in costs if cost.verdict in (Verdict.SLOWER, Verdict.UNDECIDED)}
+    parts = []
+    if dearer:
+        row, ratio = max(dearer, key=lambda one: one[1])
+        parts.append(f"{row['backend']} of {SWAP.text(row)} {slower_text(ratio)}")
+    if unharmed := sorted({row["backend"] for row, _ in costs} - doubtful):
+        parts.append(f"{' and '.join(unharmed)} {'is' if len(unharmed) == 1 else 'are'} not slower")
+    if parts:
+        text = f"{side.first['direction']} of fresh, scattered blocks against hot, dense ones: {'; '.join(parts)}."
+        yield Finding(text, math.log(max((ratio for _, ratio in dearer), default=1.0)))
+    yield from primed_inline(side.cells)
+
+
+def _pool_chart(view: View, _: Pinned) -> list[Chart]:
+    """Return GB/s over the size of the pool, a panel per block size; nothing with fewer than `MIN_POOLS` sizes."""
+    pinned = pin(view.frame[view.frame["reuse"] == Reuse.FRESH.value], shown=("pool", "sms"))
+    fresh = where(pinned.cells, status="ok", stream_state="idle")
+    fresh = fresh[fresh["pool_bytes"] > 0]
+    swaps = [swap for _, swap in fresh.groupby(["blocks", "block_bytes"])]
+    widest = max(swaps, key=lambda swap: int(swap["pool_bytes"].nunique()), default=fresh)
+    widest = widest[widest.groupby(["backend", "direction"])["pool_bytes"].transform("nunique") >= MIN_POOLS]
+    if widest.empty:
+        return []
+    blocks, lines = int(widest["blocks"].iloc[0]), curves_over(widest, "block_bytes", "pool_bytes")
+    panels = {curve.panel: f", {bytes_size(curve.panel)} blocks" for curve in lines}
+    title = f"GB/s against the size of the pool, N = {count(blocks)} fresh blocks"
+    return [curve_chart(view, "locality", RateCurves("pool_bytes", lines, pinned, widest, blocks), panels, title)]
+
+
+def _rate_and_sms(row: Row) -> str:
+    return method_label(rate(row), sms_of(row))
+
+
+LOCALITY: Final = Contrast(
+    needed=f"it needs a swap measured both hot and dense and from a large pool, or {MIN_POOLS} sizes of the pool",
+    select=_hot_and_far,
+    apart=("direction",),
+    keys=(SWAP, BACKEND),
+    title=lambda side: f"{side.first['direction']}, idle stream: GB/s of hot and fresh, dense and scattered blocks",
+    columns=lambda _: [Figure(arm, arm, _rate_and_sms) for arm in _ARMS.values()],
+    includes=_idle,
+    compared=(_HOT, _FAR),
+    ratio="Cost",
+    notes=lambda _: [
+        "Hot, dense: every swap moves the same blocks of a pool that is just large enough. Fresh: every swap moves "
+        "blocks that the caches no longer hold. Scattered: blocks of the largest pool of the run, on both sides. Cost: "
+        "time of a fresh, scattered swap over that of a hot, dense one"
+    ],
+    find=_scattered,
+    charts=_pool_chart,
+)
+
+
+def run_length(pattern: str) -> int | None:
+    """Return the blocks in a run of a pattern: 1 where none are adjacent, None where runs have no one length."""
+    match = re.fullmatch(r"runs-(\d+)", pattern)
+    return int(match[1]) if match else 1 if pattern == "shuffled" else None
+
+
+def _in_runs(view: View) -> Pinned | None:
+    lengths = view.frame["pattern"].map(run_length, na_action="ignore")
+    known = view.frame[lengths.notna()].assign(run_blocks=lengths.dropna().astype("int64"))
+    pinned = pin(where(known, stream_state="idle"), shown=("pattern",))
+    measured = where(pinned.cells, status="ok")
+    several = measured.groupby(["backend", "direction", *SWAP.columns])["run_blocks"].transform("nunique")
+    cells = measured[several >= MIN_LENGTHS]
+    return Pinned(arms_of("backend", cells), pinned.hidden) if len(cells) else None
+
+
+def _run_charts(view: View, pinned: Pinned) -> list[Chart]:
+    charts = []
+    for blocks in sorted({int(blocks) for blocks in pinned.cells["blocks"]}, reverse=True):
+        cells = where(pinned.cells, blocks=blocks)
+        curves = RateCurves("run_blocks", curves_over(cells, "block_bytes", "run_blocks"), pinned, cells, blocks)
+        rows = {size: f", {bytes_size(size)} blocks" for size in sorted({curve.panel for curve in curves.curves})}
+        title = f"GB/s against the number of adjacent blocks, N = {count(blocks)} blocks"
+        charts.append(curve_chart(view, f"contiguous-{blocks}", curves, rows, title))
+    return charts
+
+
+RUNS: Final = Contrast(
+    needed=f"it needs a backend measured at {MIN_LENGTHS} run lengths (pattern=shuffled,runs-8,runs-32) when idle",
+    select=_in_runs,
+    apart=("direction",),
+    keys=(SWAP, _RUN),
+    title=lambda side: f"{side.first['direction']}, idle stream: GB/s by the number of adjacent blocks",
+    columns=backends,
+    includes=_idle,
+    fastest=True,
+    notes=lambda _: [
+        "Run: adjacent blocks in the same order on both sides; a run of 1 block is the pattern shuffled",
+    ],
+    find=lambda side: turns(side, _RUN, _WIN_WEIGHT),
+    charts=_run_charts,
+)
+
+
+def _in_pages(view: View) -> Pinned | None:
+    host = view.frame["host_pattern"].astype(object).fillna("").str.startswith("page-first").astype(bool)
+    pinned = pin(where(view.frame[host], stream_state="idle"), shown=("host_pattern",))
+    cells = where(pinned.cells, status="ok")
+    return Pinned(arms_of("backend", cells), pinned.hidden) if cells["backend"].nunique() > 1 else None
+
+
+def _staging_costs(side: Side) -> dict[str, Callable[[Line], Text]]:
+    def cost(column: str, unit: float, line: Line) -> str:
+        return figure(line[STAGED][column] / unit) if STAGED in line else ""
+
+    return {f"staged: {name}": partial(cost, *at) for name, at in _COSTS.items()} if STAGED in side.arms else {}
+
+
+PAGES: Final = Contrast(
+    needed="it needs two backends on pages of the host (host_pattern=page-first-T) when idle",
+    select=_in_pages,
+    apart=("direction",),
+    keys=(_HOST, SIZE, BLOCKS),
+    title=lambda side: f"{side.first['direction']}, idle stream: GB/s of swaps with pages on the host",
+    columns=backends,
+    includes=_idle,
+    fastest=True,
+    more=_staging_costs,
+    notes=lambda side: (
+        [
+            "staged: a kernel gathers blocks in a buffer on the device and the copy engine copies the buffer, or the "
+            "reverse. caller: time of the thread that submits. SM: time of the kernels, times their SMs. buffer: "
+            "device memory"
+        ]
+        * (STAGED in side.arms)
+    ),
+    find=lambda side: turns(side, BLOCKS, _PAGES_WEIGHT),
+)
+
+_ALONE, _AT_ONCE = "alone", "at once"
+_DEVICE: Final = Key("Device", ("of_device",), lambda row: str(row["of_device"]))
+_STATE: Final = Key("Stream", ("stream_state", "neighbour"), lambda row: ", beside ".join(_state_of(row)))
+
+
+def _state_of(row: Row) -> Sequence[str]:
+    return [row["stream_state"], *([row["neighbour"]] if isinstance(row["neighbour"], str) else [])]
+
+
+def _together(view: View) -> Pinned | None:
+    """Return the swaps that several devices made at once, and alone."""
+    axes = [name for name in AXES if name != "devices"]
+    parts = []
+    for run in (*view.earlier, view):
+        together = run.measured[run.measured["devices"] > 1]
+        alone = where(run.measured, devices=1).merge(together[axes], on=axes)
+        parts += [pd.concat([alone, together]).assign(of_device=run.run.info.device.get("name"))] if len(alone) else []
+    if not parts:
+        return None
+    cells = pd.concat(parts, ignore_index=True)
+    cells = cells.assign(arm=[_AT_ONCE if devices > 1 else _ALONE for devices in cells["devices"]])
+    return Pinned(cells, {})
+
+
+def _share(line: Line) -> str:
+    alone, at_once = line[_ALONE]["gbps"], line[_AT_ONCE]["gbps"]
+    return f"{at_once / alone:.0%}" if alone > 0 else ""
+
+
+DEVICES: Final = Contrast(
+    needed="it needs cells that several devices swapped at once (--device cuda:all)",
+    select=_together,
+    apart=("direction",),
+    keys=(METHOD, SWAP, _STATE, _DEVICE),
+    title=lambda side: f"{side.first['direction']}: GB/s of swaps alone, and of all devices at once",
+    columns=lambda _: [Figure("GB/s alone", _ALONE), Figure("GB/s at once", _AT_ONCE)],
+    includes=lambda _: "GB/s of a cell alone, and while every device swaps its own blocks at the same time",
+    more=lambda _: {"Share": _share},
+)

@@ -1,0 +1,365 @@
+"""What a swap's submission meets: the stream's state, a queue, an order of access, merging; and what the call takes."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from itertools import product
+from typing import Final
+
+import numpy as np
+
+from kvbench.analysis.curves import QueueKnee, find_queue_knee
+from kvbench.analysis.margins import QUEUE_KNEE
+from kvbench.cells.axes import StreamState
+from kvbench.cells.backend_facts import BATCHED
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
+from kvbench.report.model import Chart, Finding, Text
+from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_text
+from kvbench.report.rate_curves import cliff_curves, curve_chart
+from kvbench.report.sections.contrast import (
+    BLOCKS,
+    DIRECTION,
+    METHOD,
+    SIZE,
+    SWAP,
+    Contrast,
+    Figure,
+    Key,
+    Line,
+    Side,
+    arms_of,
+    changes,
+    microseconds,
+)
+from kvbench.report.tables import Row, change_text, chart_text, includes_of, line_of, main_path, rows_of
+from kvbench.report.view import QUEUE, Pinned, View, grouped, pin, where
+from kvbench.text import a_stream
+from kvbench.units import KIB, two_digits
+
+_swap_us: Final = microseconds("swap_us_median")
+_caller_us: Final = microseconds("caller_us_median")
+_wall_us: Final = microseconds("wall_us_median")
+
+
+def _states(view: View) -> Pinned | None:
+    pinned = pin(view.measured, shown=())
+    cells = arms_of("stream_state", pinned.cells)
+    return Pinned(cells, pinned.hidden) if {*_GATES} <= set(cells["arm"]) else None
+
+
+_GATES: Final = (StreamState.GATED.value, StreamState.OPENED.value)
+_SHOWN: Final = (StreamState.IDLE, StreamState.OPENED, StreamState.GATED, StreamState.BUSY)
+
+
+def _states_chart(view: View, pinned: Pinned) -> list[Chart]:
+    curves = cliff_curves(replace(pinned, cells=where(pinned.cells, backend=BATCHED)))
+    if isinstance(curves, str):
+        return []
+    title = f"GB/s of batched copies by stream state, N = {count(curves.main)} blocks"
+    return [curve_chart(view, "stream-states", curves, {curves.main: ""}, title)]
+
+
+def _gate_effect(side: Side) -> Iterable[Finding]:
+    """Say how much it changes the time of a backend that the event of a gate has fired before: where most."""
+    known = [pair for pair in side.comparisons if math.isfinite(pair[1].high)]
+    for backend, pairs in grouped(known, lambda pair: str(pair[0][_GATES[0]]["backend"])).items():
+        line, compared = max(pairs, key=lambda pair: abs(math.log(pair[1].ratio)) if pair[1].told_apart else 0.0)
+        closed, opened = (line[state] for state in _GATES)
+        head = f"{backend} {closed['direction']}"
+        if not compared.told_apart:
+            yield Finding(f"{head}: no clear difference between an open and a closed gate.", 0.0)
+            continue
+        ratio = max(compared.ratio, 1 / compared.ratio)
+        when = "has already fired" if compared.ratio >= 1 else "has not fired yet"
+        yield Finding(
+            f"{head}: a swap takes up to {two_digits(ratio)} times as long if the event it waits for {when} "
+            f"({SWAP.text(closed)}: {figure(opened['swap_us_median'])} us after it, "
+            f"{figure(closed['swap_us_median'])} us before it; path: {main_path(opened['path'])} after, "
+            f"{main_path(closed['path'])} before).",
+            math.log(ratio),
+        )
+
+
+def _state_columns(side: Side) -> list[Figure]:
+    states = [state for state in _SHOWN if state in side.arms]
+    times = [Figure(f"{state.value.capitalize()} us", state.value, _swap_us) for state in states]
+    return [*times, *(Figure(f"Caller us, {state}", state, _caller_us) for state in reversed(_GATES))]
+
+
+def _paths(line: Line) -> str:
+    closed, opened = (main_path(line[state]["path"]) for state in _GATES)
+    return opened if opened == closed else f"{opened} / {closed}"
+
+
+def _stream_states(name: str, *, of_batched: bool) -> Contrast:
+    """Return the table of batched copies, which the driver makes by the state of the stream, or of the others."""
+
+    def select(view: View) -> Pinned | None:
+        pinned = _states(view)
+        if pinned is None:
+            return None
+        cells = pinned.cells[(pinned.cells["backend"] == BATCHED) == of_batched]
+        return Pinned(cells, pinned.hidden) if len(cells) else None
+
+    return Contrast(
+        needed="it needs cells measured with stream_state=gated and with stream_state=opened that are otherwise equal",
+        select=select,
+        apart=("direction",),
+        keys=(METHOD, BLOCKS, SIZE),
+        title=lambda side: f"{side.first['direction']}, {name}: us per swap by stream state",
+        columns=_state_columns,
+        includes=lambda _: includes_of("swap_us"),
+        compared=_GATES,
+        ratio="Opened / gated",
+        more=lambda _: {"Path, opened / gated": _paths},
+        notes=lambda _: ["Opened / gated: time if the event has fired, over the time from when it fires"],
+        find=_gate_effect,
+        charts=_states_chart if of_batched else lambda _view, _pinned: (),
+        stem=lambda side: "" if of_batched else f"{side.first['direction']}-others",
+    )
+
+
+STREAM_STATES: Final = (
+    _stream_states("batched copies", of_batched=True),
+    _stream_states("the other backends", of_batched=False),
+)
+
+
+def _orders(view: View) -> Pinned | None:
+    pinned = pin(view.measured, shown=("order",))
+    cells = pinned.cells[pinned.cells["order"].isin(("stream", "any"))]
+    return Pinned(arms_of("order", cells), pinned.hidden) if cells["order"].nunique() > 1 else None
+
+
+def _access_order(of: str, time: str, show: Callable[[Row], str]) -> Contrast:
+    """Return the table of one time of STREAM against ANY, in cells that are otherwise equal."""
+    return Contrast(
+        needed="it needs cells measured with order=stream and with order=any that are otherwise equal",
+        select=_orders,
+        apart=("backend", "stream_state"),
+        keys=(DIRECTION, BLOCKS, SIZE),
+        title=lambda side: f"STREAM against ANY: {of} ({side.first['backend']}, {side.first['stream_state']} stream)",
+        columns=lambda _: [Figure("STREAM us", "stream", show), Figure("ANY us", "any", show)],
+        includes=lambda _: includes_of(time),
+        compared=("stream", "any"),
+        ratio="Delta (95%)",
+        show_ratio=change_text,
+        time=time,
+        notes=lambda _: [
+            "Delta: ANY / STREAM - 1, from the medians of the visits of each round, with its 95% interval. ANY on d2h "
+            "lets the driver read the source before earlier work on the stream has finished: use it only where no "
+            "pending work writes the source"
+        ],
+        find=lambda side: changes(
+            side, f"ANY against STREAM, {side.first['backend']} on {a_stream(side.first['stream_state'])}", of
+        ),
+    )
+
+
+ACCESS_ORDER: Final = (
+    _access_order("swap time", "swap_us", _swap_us),
+    _access_order("host time", "caller_us", _caller_us),
+)
+
+WANTED: Final = tuple(product((16, 256, 10_000), (4 * KIB, 32 * KIB)))
+
+
+def _stages(view: View) -> Pinned | None:
+    pinned = pin(view.measured, shown=())
+    idle = where(pinned.cells, stream_state="idle")
+    if idle.empty:
+        return None
+    shapes = idle[["blocks", "block_bytes"]].drop_duplicates()
+    logs = np.log(shapes.to_numpy(float))
+    near = {int(np.abs(logs - np.log(wanted)).sum(axis=1).argmin()) for wanted in WANTED}
+    shapes = shapes.iloc[sorted(near)]
+    cells = arms_of("stream_state", pinned.cells.merge(shapes, on=["blocks", "block_bytes"]))
+    samples = view.run.samples()
+    samples = samples[samples["cell_id"].isin(cells["cell_id"])]
+    rest_us = (samples["wall_us"] - samples["caller_us"]).groupby(samples["cell_id"]).median()
+    kept = cells[cells["arm"].isin(("idle", "busy")) & cells["backend"].isin(set(idle["backend"]))]
+    return Pinned(kept.assign(rest_us=kept["cell_id"].map(rest_us)), pinned.hidden)
+
+
+def _stage_columns(side: Side) -> list[Figure]:
+    times = {"Caller us": _caller_us, "Rest us": microseconds("rest_us"), "Wall us": _wall_us}
+    busy = [Figure("GPU us, busy", "busy", _swap_us)] if "busy" in side.arms else []
+    return [*(Figure(head, "idle", show) for head, show in times.items()), *busy]
+
+
+STAGES: Final = Contrast(
+    needed="it needs cells on an idle stream",
+    select=_stages,
+    apart=("direction",),
+    keys=(BLOCKS, SIZE, METHOD),
+    title=lambda side: f"{side.first['direction']}: us per swap",
+    columns=_stage_columns,
+    includes=lambda side: (
+        "Medians in us on an idle stream. Caller: host time from the list of blocks to the return of the last call, "
+        "with preparation and submission, and with what the GPU does meanwhile. Rest: wall_us - caller_us of each "
+        "sample, until the host sees completion"
+        + (". GPU, busy: gpu_us of the same swap on a busy stream" if "busy" in side.arms else "")
+    ),
+)
+
+_TIGHT, _AFTER = "tight", "after a step"
+
+
+def _calls(view: View) -> Pinned | None:
+    pinned = pin(where(view.measured, stream_state="idle"), shown=("pause",))
+    cells = pinned.cells.assign(arm=[_AFTER if pause > 0 else _TIGHT for pause in pinned.cells["pause_us"].fillna(0)])
+    return Pinned(cells, pinned.hidden) if {_TIGHT, _AFTER} <= set(cells["arm"]) else None
+
+
+def _call_effect(side: Side) -> Iterable[Finding]:
+    """Say what the call takes after an engine's step, against a tight loop, where it differs most."""
+    if told := [pair for pair in side.comparisons if pair[1].told_apart]:
+        line, compared = max(told, key=lambda pair: pair[1].ratio)
+        tight, after = line[_TIGHT], line[_AFTER]
+        yield Finding(
+            f"{METHOD.text(tight)} {tight['direction']}, {SWAP.text(tight)}: the call takes {_caller_us(tight)} us of "
+            f"the thread in a tight loop and {_caller_us(after)} us after a step of an engine, until completion "
+            f"{_wall_us(tight)} and {_wall_us(after)} us.",
+            math.log(compared.ratio),
+        )
+
+
+CALL: Final = Contrast(
+    needed="it needs cells measured with pause=0 and with a pause (kvbench sweep call)",
+    select=_calls,
+    apart=("direction",),
+    keys=(BLOCKS, SIZE, METHOD),
+    title=lambda side: f"{side.first['direction']}: us of the thread, and until completion",
+    columns=lambda _: [
+        Figure(f"{of}, {arm}", arm, show)
+        for arm in (_TIGHT, _AFTER)
+        for of, show in (("Thread us", _caller_us), ("Completion us", _wall_us))
+    ],
+    includes=lambda _: (
+        "Medians in us on an idle stream, from the caller's list. Thread: until the call returns. Completion: until "
+        "the host sees it. Tight: one call behind the other. After a step: the thread works between two calls, as an "
+        "engine does, in other memory and code. empty launches a kernel that copies nothing: the floor"
+    ),
+    compared=(_TIGHT, _AFTER),
+    ratio="After / tight",
+    find=_call_effect,
+)
+
+MIN_DEPTHS: Final = 4
+_RISE: Final = f"{1 + QUEUE_KNEE.fraction:g} times"
+_BEGUN: Final = "†"
+_QUEUED: Final = (
+    "Time of one submission (caller_us, medians) behind the given number of queued swaps of the same kind on a busy "
+    "stream: host time from the list to the return of the last call. Several streams take the queued swaps and this "
+    "one in turn. Where the driver's queue is full, the time includes the wait for room, which can last as long as the "
+    "delay that holds the queue"
+)
+_POINT_COLUMNS: Final = (
+    "device", "backend", "direction", "stream_state", "blocks", "block_size", "block_bytes", "streams", "queued",
+    "caller_us_median", "caller_us_q1", "caller_us_q3", "depth_held", "samples", "rounds", "cell_id",
+)  # fmt: skip
+
+
+def _queues(view: View) -> Pinned | None:
+    if view.measured["queued"].nunique() < MIN_DEPTHS:
+        return None
+    pinned = pin(view.frame, shown=QUEUE)
+    busy = where(pinned.cells, stream_state="busy").sort_values("queued")
+    lines = ["block_bytes", "direction", "backend", "blocks", "streams"]
+    depths = busy["queued"].where(busy["status"] == "ok").groupby([busy[name] for name in lines]).transform("nunique")
+    cells = busy[depths >= MIN_DEPTHS]
+    cells = cells.sort_values(["blocks", "backend", "streams", "queued"])
+    return Pinned(cells.assign(arm=[*map(_queue_label, rows_of(cells))]), pinned.hidden) if len(cells) else None
+
+
+def _queue_label(row: Row) -> str:
+    return f"{row['backend']}, N = {count(row['blocks'])}, {noun(row['streams'], 'stream')}"
+
+
+def _queue_panel(row: Row) -> str:
+    return f"{row['direction']}, {bytes_size(row['block_bytes'])} blocks"
+
+
+def _queue_knee(view: View, rows: Iterable[Row]) -> QueueKnee | None:
+    caller_us = view.run.visit_times("caller_us")
+    return find_queue_knee(
+        {int(row["queued"]): caller_us[row["cell_id"]] for row in rows if row["cell_id"] in caller_us}
+    )
+
+
+def _queue_columns(side: Side) -> list[Figure]:
+    def time(row: Row) -> str:
+        return f"{_caller_us(row)}{_BEGUN if row['depth_held'] < 0.5 else ''}"
+
+    return [Figure(arm, arm, time) for arm in side.arms]
+
+
+def _queue_knees(side: Side) -> dict[str, QueueKnee | None]:
+    rows = {arm: [line[arm] for line in side.lines if arm in line] for arm in side.arms}
+    return {arm: _queue_knee(side.view, of_arm) for arm, of_arm in rows.items()}
+
+
+def _queue_last(side: Side) -> tuple[str, Mapping[str, Text]]:
+    knees = _queue_knees(side).items()
+    return "knee", {arm: f"{count(at.depth)} ({TIMES}{figure(at.height)})" if at else "none" for arm, at in knees}
+
+
+def _queue_findings(side: Side) -> Iterable[Finding]:
+    for arm, knee in _queue_knees(side).items():
+        if knee:
+            text = (
+                f"{arm}, {_queue_panel(side.first)}: a submission behind {count(knee.depth)} queued swaps "
+                f"{slower_text(knee.height)} ({two_digits(knee.shallow_us)} to {two_digits(knee.submit_us)} us)."
+            )
+            yield Finding(text, math.log(knee.height))
+
+
+def _queue_chart(view: View, pinned: Pinned) -> list[Chart]:
+    points = where(pinned.cells, status="ok")
+
+    def line(rows: list[Row]) -> PlotLine:
+        knee = _queue_knee(view, rows)
+        marks = (
+            [PlotMark(knee.depth, knee.depth, f"knee at {count(knee.depth)}, {TIMES}{figure(knee.height)}")]
+            if knee
+            else []
+        )
+        columns = ("caller_us_median", "caller_us_q1", "caller_us_q3")
+        return line_of(view.label, _queue_label(rows[0]), [row["queued"] for row in rows], rows, columns, marks)
+
+    panels = []
+    for title, rows in grouped(rows_of(points.sort_values(["block_bytes", "queued"])), _queue_panel).items():
+        panels.append(PlotPanel(title, [line(of_line) for of_line in grouped(rows, _queue_label).values()]))
+    grid = list(grouped(panels, lambda panel: panel.title.partition(", ")[2]).values())
+    text = chart_text(
+        view,
+        "Time of one more submission against queued swaps",
+        points,
+        "medians · band: quartiles",
+        [_QUEUED, pinned.settings(points)],
+    )
+    x, y = PlotAxis("queued swaps", "count", "symlog2"), PlotAxis("us per submission", "figure", "log10")
+    return [Chart(f"queue-depth-{view.label}", text, LinePlot(x, y, told_apart(grid)), points[list(_POINT_COLUMNS)])]
+
+
+QUEUE_DEPTH: Final = Contrast(
+    needed=f"it needs a backend measured on a busy stream behind {MIN_DEPTHS} numbers of queued swaps or more",
+    select=_queues,
+    apart=("block_bytes", "direction"),
+    keys=(Key("Queued", ("queued",), lambda row: count(row["queued"])),),
+    title=lambda side: f"{_queue_panel(side.first)}: us per submission against queued swaps",
+    columns=_queue_columns,
+    includes=lambda _: _QUEUED,
+    last=_queue_last,
+    notes=lambda side: [
+        f"Knee: the first depth at which a submission takes more than {_RISE} as long as at the three smallest depths, "
+        f"interval included, and the ratio. Smaller rises do not count: {QUEUE_KNEE.reason}",
+        *[
+            f"{_BEGUN} in most samples some of the queued swaps had started before the submission, because the "
+            "driver's queue does not hold them all (depth_held)"
+        ]
+        * bool((side.measured["depth_held"] < 0.5).any()),
+    ],
+    find=_queue_findings,
+    charts=_queue_chart,
+)

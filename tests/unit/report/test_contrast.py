@@ -1,0 +1,307 @@
+"""Sections that put the values of one axis side by side: their lines, comparisons and findings."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kvbench.cells.axes import Direction, Order, Reuse, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
+from kvbench.report.build import report_of
+from kvbench.report.model import Text
+from kvbench.report.numbers import ABSENT, TIMES
+from kvbench.report.sections.kernels import common_blocks
+from kvbench.report.sections.placement import run_length
+from kvbench.report.view import views_of
+from kvbench.results import Visit
+from kvbench.units import KIB
+from tests import synthetic
+from tests.reports import chart_of, highlights_of, is_bold, lines_of, made_report, made_run, part_of, said, sections_of
+
+GIB = 1 << 30
+PAGES = Pattern.parse("page-first-8")
+HOT = Cell("sm", Direction.D2H, 1024, 4 * KIB, sms=2)
+FAR = replace(HOT, pool_bytes=16 * GIB, reuse=Reuse.FRESH, sms=4)
+IN_RUNS = Cell("batched", Direction.H2D, 1504, 16 * KIB, order=Order.ANY, pool_bytes=16 * GIB, reuse=Reuse.FRESH)
+PAGED = Cell("sm", Direction.H2D, 1024, 4 * KIB, pattern=Pattern.parse("tensors-8"), host_pattern=PAGES, sms=4)
+GATED = Cell("batched", Direction.H2D, 256, 16 * KIB, StreamState.GATED, order=Order.ANY)
+
+
+def in_runs(backend: str, run: int) -> Cell:
+    pattern = Pattern("runs", run) if run > 1 else Pattern("shuffled")
+    return replace(IN_RUNS, backend=backend, pattern=pattern, order=None if backend == "sm" else Order.ANY,
+                   sms=2 if backend == "sm" else None)  # fmt: skip
+
+
+def plain_text(text: Text) -> str:
+    return said(text).replace("†", "").replace(TIMES, "x")
+
+
+def by_run(cell: Cell) -> float:
+    """Merged copies overtake the kernel between runs of 8 and 32."""
+    if cell.backend == "sm":
+        return 49.0
+    return 5.0 if cell.backend == "batched" else {1: 4.9, 8: 45.7, 32: 51.6, 128: 53.5}[cell.pattern.run]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A section, the cells and rates of a run, and what its first table and findings say.
+
+    `line` is one line of the table, `bold` its texts that stand out; the cells that are `too_little` make no section.
+    """
+
+    section: str
+    cells: Sequence[Cell]
+    gbps: Callable[[Cell], float]
+    header: Sequence[str]
+    line: Sequence[str]
+    finding: str
+    too_little: Callable[[Cell], bool]
+    bold: Sequence[str] = ()
+
+
+CASES = (
+    Case(
+        "runs",
+        [in_runs(backend, run) for backend in ("batched", "merged", "sm") for run in (1, 8, 32, 128)],
+        by_run,
+        ["Swap", "Run", "batched", "merged", "sm (2 SMs)"],
+        ["1 504 x 16 KiB", "32", "5.00", "51.6", "49.0"],
+        "h2d on an idle stream, 1 504 x 16 KiB: sm (2 SMs) is fastest at 1 to 8, merged at 32 to 128.",
+        lambda cell: cell.pattern.run <= 8,
+        bold=["51.6"],
+    ),
+    Case(
+        "pages",
+        [replace(PAGED, backend=name, sms=4 if name == "sm" else None) for name in ("batched", "sm", "staged")],
+        lambda cell: {"sm": 50.0, "staged": 40.0, "batched": 5.0}[cell.backend],
+        ["Host", "Block size", "Blocks", "batched", "sm (4 SMs)", "staged"],
+        ["page-first-8", "4 KiB", "1 024", "5.00", "50.0", "40.0"],
+        "h2d on an idle stream, page-first-8, 4 KiB: sm (4 SMs) is fastest at 1 024.",
+        lambda cell: cell.backend == "batched",
+        bold=["50.0"],
+    ),
+    Case(
+        "locality",
+        [HOT, replace(HOT, reuse=Reuse.FRESH), replace(FAR, reuse=Reuse.SAME), FAR],
+        lambda cell: 14.0 if cell == FAR else 42.0 if cell == HOT else 35.0,
+        ["Swap", "Backend", "hot, dense", "fresh, dense", "same, scattered", "fresh, scattered", "Cost"],
+        ["1 024 x 4 KiB", "sm", "42.0 (2 SMs)", "35.0 (2 SMs)", "35.0 (4 SMs)", "14.0 (4 SMs)", "x3.00"],
+        "d2h of fresh, scattered blocks against hot, dense ones: sm of 1 024 x 4 KiB takes 3x as long.",
+        lambda cell: cell.pool_bytes > 0,
+    ),
+    Case(
+        "stream-states",
+        [replace(GATED, stream_state=state) for state in (StreamState.GATED, StreamState.OPENED)],
+        lambda cell: 28.0 if cell.stream_state is StreamState.GATED else 4.0,
+        ["Method", "Blocks", "Block size", "Opened us", "Gated us"],
+        ["batched", "256", "16 KiB", "1049", "150"],
+        "batched h2d: a swap takes up to 7 times as long if the event it waits for has already fired",
+        lambda cell: cell.stream_state is StreamState.OPENED,
+    ),
+    Case(
+        "access-order",
+        synthetic.order_cells(),
+        lambda cell: 20.0 if cell.order is Order.ANY and cell.direction is Direction.H2D else 10.0,
+        ["Dir", "Blocks", "Block size", "STREAM us", "ANY us", "Delta (95%)"],
+        ["h2d", "64", "4 KiB", "26.2", "13.1", "-50.0%"],
+        "ANY against STREAM, batched on an idle stream: swap time differs in 8 of 16 cells",
+        lambda cell: cell.order is Order.STREAM,
+    ),
+    Case(
+        "sm-ladder",
+        [cell for cell in synthetic.ladder_cells() if cell.stream_state is StreamState.IDLE],
+        synthetic.gbps_of,
+        ["SMs", "h2d 4 KiB", "h2d 8 KiB", "h2d 16 KiB", "d2h 4 KiB", "d2h 8 KiB", "d2h 16 KiB"],
+        ["4", "49.0"],
+        "triton on an idle stream, N = 10 000: knee: 4 SMs (h2d 4 KiB, h2d 8 KiB, h2d 16 KiB",
+        lambda cell: (cell.sms or 0) <= 2,
+        bold=["49.0"] * 6,
+    ),
+    Case(
+        "queue-depth",
+        synthetic.queue_cells(),
+        synthetic.queue_gbps,
+        ["Queued", "per_block, N = 1, 1 stream", "per_block, N = 1, 8 streams"],
+        ["256", "2.10", "2.10", "30.0"],
+        "per_block, N = 1, 1 stream, h2d, 32 KiB blocks: a submission behind 1 024 queued swaps takes 50x as long",
+        lambda cell: cell.queued <= 4,
+    ),
+    Case(
+        "threshold",
+        [cell for cell in synthetic.cliff_cells((10_000,)) if cell.stream_state is StreamState.IDLE],
+        synthetic.gbps_of,
+        ["Block size", "batched", "per_block", "triton (12 SMs)"],
+        ["16 KiB", "4.50", "5.46", "49.0"],
+        "h2d on an idle stream, N = 10 000: triton (12 SMs) is fastest at 1 KiB to 32 KiB, batched at 64 KiB",
+        lambda cell: cell.backend != "batched",
+        bold=["49.0"],
+    ),
+    Case(
+        "stages",
+        [cell for cell in synthetic.cliff_cells((10_000,)) if cell.backend == "batched"],
+        synthetic.gbps_of,
+        ["Blocks", "Block size", "Method", "Caller us", "Rest us", "Wall us", "GPU us, busy"],
+        ["10 000", "32 KiB", "batched", "2926", "6827", "9752", "9752"],
+        "",
+        lambda cell: cell.stream_state is StreamState.BUSY,
+    ),
+    Case(
+        "call",
+        [Cell("sm", Direction.H2D, 64, 4 * KIB, sms=2, pause_us=pause) for pause in (0, 5000)],
+        lambda cell: 4.0 if cell.pause_us else 16.0,
+        ["Blocks", "Block size", "Method", "Thread us, tight", "Completion us, tight", "Thread us, after a step"],
+        ["64", "4 KiB", "sm (2 SMs)", "4.92", "16.4", "19.7", "65.5", "x4.00"],
+        "sm (2 SMs) h2d, 64 x 4 KiB: the call takes 4.92 us of the thread in a tight loop and 19.7 us after a step",
+        lambda cell: cell.pause_us == 0,
+    ),
+    Case(
+        "devices",
+        [Cell("sm", Direction.H2D, 64, 4 * KIB, sms=2, devices=devices) for devices in (1, 2)],
+        lambda cell: 50.0 if cell.devices == 1 else 40.0,
+        ["Method", "Swap", "Stream", "Device", "GB/s alone", "GB/s at once", "Share"],
+        ["sm (2 SMs)", "64 x 4 KiB", "idle", "cuda:0", "50.0", "40.0", "80%"],
+        "",
+        lambda cell: cell.devices == 1,
+    ),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.section)
+def test_a_contrast_shows_its_arms_side_by_side_and_says_what_differs(case: Case, tmp_path: Path) -> None:
+    report = made_report(tmp_path, synthetic.rounds(case.cells, case.gbps, noise=0.0))
+    table = part_of(report, case.section).tables[0]
+    assert [said(head) for head in table.header][: len(case.header)] == list(case.header)
+    rows = [([plain_text(text) for text in row], row) for row in table.rows]
+    keys = table.left if case.section != "devices" else 4
+    ((line, row),) = [pair for pair in rows if pair[0][:keys] == list(case.line[:keys])]
+    assert [text.split(" (-")[0] for text in line[: len(case.line)]] == list(case.line)
+    assert [said(text) for text in row if is_bold(text)] == list(case.bold)
+    assert (
+        any(text.replace(TIMES, "x").startswith(case.finding) for text in highlights_of(report, case.section))
+        or not case.finding
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.section)
+def test_without_an_arm_the_report_says_what_the_section_needs(case: Case, tmp_path: Path) -> None:
+    cells = [cell for cell in case.cells if case.too_little(cell)]
+    report = made_report(tmp_path, synthetic.rounds(cells, case.gbps, noise=0.0))
+    assert case.section not in sections_of(report)
+    assert any("it needs" in line for line in lines_of(report.missing))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.section)
+def test_too_few_visits_find_nothing(case: Case, tmp_path: Path) -> None:
+    report = made_report(tmp_path, synthetic.visits(case.cells, case.gbps))
+    assert not [text for text in highlights_of(report, case.section) if "knee" not in text]
+
+
+def test_a_difference_within_the_noise_is_marked_unclear(tmp_path: Path) -> None:
+    report = made_report(tmp_path, synthetic.rounds([HOT, FAR], lambda cell: 40.0 if cell == HOT else 39.8))
+    assert said(part_of(report, "locality").tables[0].rows[0][-1]).startswith("≈")
+    assert "sm are not slower" not in " ".join(highlights_of(report, "locality"))
+
+
+def test_a_disturbance_of_whole_visits_is_not_taken_for_a_difference(tmp_path: Path) -> None:
+    """Half of the visits of one arm are fast, half are slow: its median says nothing."""
+    visits = [
+        synthetic.visit(cell, us, count=5, noise=0.001, round_=number)
+        for number in range(6)
+        for cell, us in ((HOT, 100.0), (FAR, 900.0 if number % 2 else 50.0))
+    ]
+    report = made_report(tmp_path, visits)
+    assert said(part_of(report, "locality").tables[0].rows[0][-1]).startswith("≈")
+    assert not highlights_of(report, "locality")
+
+
+def test_a_failed_arm_has_a_footnote_and_does_not_change_the_caption(tmp_path: Path) -> None:
+    failed = synthetic.failure(replace(HOT, reuse=Reuse.FRESH), "error 719")
+    report = made_report(tmp_path, [*synthetic.rounds([HOT, FAR], lambda _: 40.0), failed])
+    table = part_of(report, "locality").tables[0]
+    assert f"{ABSENT}¹" in [said(text) for text in table.rows[0]]
+    assert lines_of(table.notes)[-1] == "¹ failed: error: error 719"
+    assert " · 30 samples per cell" in said(table.caption)
+
+
+def test_a_highlight_says_when_priming_did_not_stop_the_cpu_from_copying(tmp_path: Path) -> None:
+    primed = [replace(cell, backend="primed", sms=None) for cell in (HOT, FAR)]
+    made = [
+        msgspec.structs.replace(one, path="CPU inline" if one.cell.pool_bytes else "copy engine")
+        for one in synthetic.rounds(primed, lambda _: 40.0)
+    ]
+    text = "primed took the path CPU inline, in some visits or all, in 1 of 2 cells."
+    assert text in highlights_of(made_report(tmp_path, made), "locality")
+
+
+def test_three_pool_sizes_make_a_chart(tmp_path: Path) -> None:
+    cells = [replace(FAR, pool_bytes=size * GIB) for size in (1, 2, 4)]
+    report = made_report(tmp_path, synthetic.rounds(cells, lambda cell: 40.0 * GIB / cell.pool_bytes))
+    points = chart_of(report, "locality-run").points
+    assert list(points["pool_bytes"]) == [GIB, 2 * GIB, 4 * GIB]
+
+
+def test_other_sections_prefer_fresh_scattered_blocks(tmp_path: Path) -> None:
+    hot = [replace(HOT, block_bytes=size) for size in (1024, 2048, 4096, 8192)]
+    far = [replace(FAR, block_bytes=size) for size in (1024, 4096)]
+    shown = views_of([made_run(tmp_path, synthetic.visits([*hot, *far]))])[0].pinned
+    assert set(shown.cells["reuse"]) == {"fresh"}
+    assert shown.hidden["pool"] == {"dense"}
+
+
+def test_depths_that_the_queue_did_not_hold_are_marked_and_the_knee_stands_below(tmp_path: Path) -> None:
+    report = made_report(tmp_path, synthetic.rounds(synthetic.queue_cells(), synthetic.queue_gbps))
+    (table,) = part_of(report, "queue-depth").tables
+    rows = {said(row[0]): [said(text) for text in row[1:]] for row in table.rows}
+    assert not any("†" in text for text in rows["256"])
+    assert all("†" in text for text in rows["1 024"])
+    assert [bool(re.fullmatch(r"1 024 \(\D\d+\.\d\)", text)) for text in rows["knee"]] == [True, False, False, False]
+    points = chart_of(report, "queue-depth-run").points
+    assert set(points["queued"]) == {0, 1, 4, 16, 64, 256, 1024, 4096}
+
+
+def test_queued_cells_stay_out_of_other_sections(tmp_path: Path) -> None:
+    """More cells with a queue than without must not move the cliff's tables to the cells with one."""
+    plain = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
+    busy = [cell for cell in plain if cell.stream_state is StreamState.BUSY]
+    queued = [replace(cell, queued=depth, streams=n) for cell in busy for depth, n in ((4, 1), (16, 1), (4, 8))]
+    visits: list[Visit] = synthetic.rounds(plain)
+    alone = made_report(tmp_path / "alone", visits)
+    both = made_report(tmp_path / "both", visits + synthetic.rounds(queued, lambda _: 1.0))
+    assert part_of(both, "cliff").tables == part_of(alone, "cliff").tables
+
+
+def test_a_knee_at_the_least_measured_count_is_an_upper_bound(tmp_path: Path) -> None:
+    cells = [Cell("sm", Direction.H2D, 10_000, 64 * KIB, sms=sms) for sms in (2, 4, 8)]
+    report = made_report(tmp_path, synthetic.rounds(cells, lambda _: 50.0, noise=0.001))
+    assert highlights_of(report, "sm-ladder") == ["sm on an idle stream, N = 10 000: knee: at most 2 SMs (h2d 64 KiB)."]
+
+
+def test_devices_of_several_runs_stand_together(tmp_path: Path) -> None:
+    runs = []
+    for name in ("cuda:0", "cuda:1"):
+        info = synthetic.info()
+        info = msgspec.structs.replace(info, device={**info.device, "name": name})
+        cells = [replace(HOT, devices=devices) for devices in (1, 2)]
+        runs.append(made_run(tmp_path, synthetic.rounds(cells, lambda _: 40.0), info, name.replace(":", "-")))
+    (table,) = part_of(report_of(runs), "devices").tables
+    assert [said(row[3]) for row in table.rows] == ["cuda:0", "cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "blocks"),
+    [("shuffled", 1), ("runs-8", 8), ("runs-geometric-8", None), ("contiguous", None)],
+)
+def test_run_length_is_none_for_patterns_of_mixed_runs(pattern: str, blocks: int | None) -> None:
+    assert run_length(pattern) == blocks
+
+
+def test_the_threshold_is_at_the_number_of_blocks_that_most_backends_have(tmp_path: Path) -> None:
+    cells = [*synthetic.cliff_cells((256,)), *synthetic.cliff_cells((10_000, 64), synthetic.FEW_KIB)]
+    view = views_of([made_run(tmp_path, synthetic.visits(cells))])[0]
+    assert common_blocks(view.measured) == 10_000
