@@ -29,6 +29,7 @@ from kvbench.sweep.spec import Sampling
 from tests.command import kvbench_here, succeeds
 from tests.docs.blocks import DOCUMENTS, MAKERS, OTHERS, ROOT, filled, names_of, without_blocks
 from tests.docs.reference import leaves
+from tests.docs.schemas import FOLDER, TYPES, schema
 from tests.markdown import anchors, tokens
 
 README = ROOT / "README.md"
@@ -111,6 +112,10 @@ def test_a_generated_block_is_as_it_is_made_now(name: str) -> None:
     (document,) = [document for document in DOCUMENTS if name in names_of(document.read_text())]
     (text,) = re.findall(rf"<!-- {name}: begin -->.*?<!-- {name}: end -->", document.read_text(), re.DOTALL)
     assert filled(text) == text, f"{document.relative_to(ROOT)}: run make docs"
+
+
+def test_every_schema_is_as_its_type_is_now() -> None:
+    assert {path.name: path.read_text() for path in FOLDER.iterdir()} == {name: schema(name) for name in TYPES}
 
 
 def test_every_block_has_a_maker() -> None:

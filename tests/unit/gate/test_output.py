@@ -6,6 +6,7 @@ import shlex
 from dataclasses import replace
 from xml.etree import ElementTree
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ from kvbench.gate.outputs import (
     MOST_ANNOTATIONS,
     SUMMARY_BYTES,
     Destinations,
+    GateData,
     annotations,
     as_json,
     folded,
@@ -209,6 +211,17 @@ def test_json_has_figures_and_null_for_unknown_values() -> None:
     assert (slow["base"], slow["unit"], slow["pairs"]) == (100, "us", 8)
     assert (slow["effect"]["ratio"], slow["effect"]["low"]) == pytest.approx((1.1, 1.05))
     assert as_json(judgement_data(judgement(Row("cell", "é", GateVerdict.FAILED, [])), 5)).isascii()
+
+
+@pytest.mark.parametrize("kind", ["comparison", "rules"])
+def test_json_is_what_its_schema_describes(kind: str) -> None:
+    unknown = Row("cell", "lost", GateVerdict.FAILED, [CELL], reason="missing")
+    compared_ = judgement_data(judge(*compared(Side(), Side(), rounds=6)), 3), judgement_data(judgement(unknown), 5)
+    rules = rules_data(RulesReport("a-run", None, [Row("rule", "sm", GateVerdict.PASS, [CELL])], ["late"]))
+    for data in compared_ if kind == "comparison" else [rules]:
+        text = as_json(data)
+        read: GateData = msgspec.json.decode(text, type=GateData)
+        assert (json.loads(text)["kind"], as_json(read)) == (kind, text)
 
 
 def test_rules_are_written_to_the_same_outputs() -> None:
