@@ -10,6 +10,7 @@ import typer
 
 from kvbench.cells.backend_facts import MERGED
 from kvbench.cli.options import NO_OPTIONS, Command, FromStruct, Group, with_struct_options
+from kvbench.cli.tables import print_rows
 from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice
 from kvbench.text import printable
@@ -20,12 +21,15 @@ from kvbench.units import parse_size
 if TYPE_CHECKING:
     from kvbench.results.replays import SwapCost
     from kvbench.traces.file import Header
+    from kvbench.traces.requests import Request
 
 trace = typer.Typer(
     name="trace", cls=Group, help="Turn request traces into swaps, and describe the swaps. Needs no GPU."
 )
 
-_Requests = Annotated[Path, typer.Argument(help="Requests: JSON lines in the format of Mooncake or Bailian.")]
+_Requests = Annotated[
+    Path, typer.Argument(help="Requests as JSON lines: Mooncake, Bailian, AIPerf, Weka and their like.")
+]
 _Model = Annotated[str, typer.Option(help="Model: a name (kvbench list models) or a config.json.")]
 _GpuPool = Annotated[str, typer.Option(metavar="SIZE", help="GPU memory for the KV cache: 40GiB.")]
 _HostPool = Annotated[str, typer.Option(metavar="SIZE", help="Host memory for the KV cache: 400GiB.")]
@@ -35,6 +39,10 @@ _Policy = Annotated[
 _Prefill = Annotated[float, typer.Option(min=0, max=3600, help="Seconds from the start of a request to its output.")]
 _Token = Annotated[float, typer.Option(min=0, max=60_000, help="Milliseconds for each token of output.")]
 _Geometry = Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models", "tokens", "layout"))]
+_HashTokens = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, max=1 << 20, help="Tokens of one id of the requests (default: told by the file)."),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -50,12 +58,12 @@ def make(
     policy: _Policy = StorePolicy.WRITE_THROUGH,
     prefill_s: _Prefill = 0.2,
     token_ms: _Token = 20.0,
+    hash_tokens: _HashTokens = None,
     geometry: _Geometry = NO_OPTIONS,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is not a trace.")] = False,
 ) -> None:
     """Run requests through a GPU cache and a host cache of blocks, and write the swaps."""
     from kvbench.traces.file import TraceReader, write_trace
-    from kvbench.traces.requests import RequestReader
     from kvbench.traces.simulate import CacheRun
 
     if out.exists() and not force:
@@ -64,13 +72,23 @@ def make(
         except UsageError:
             raise UsageError(f"-o {out}: the file exists with other content; add --force to replace it") from None
     header, settings = _cache(requests, model, gpu_pool, host_pool, geometry, policy, prefill_s, token_ms, allocator)
-    reader = RequestReader(requests)
-    run = CacheRun(reader, settings)
+    run = CacheRun(_read(requests, hash_tokens, settings), settings)
     write_trace(out, header, run, run.counts)
     for name, count in run.counts.items():
         typer.echo(f"{count:>12,} {name}")
-    for reason, count in reader.skipped.items():
-        typer.echo(f"{count:>12,} lines skipped, the first is line {reader.first_skipped[reason]}: {printable(reason)}")
+
+
+def _read(path: Path, hash_tokens: int | None, settings: CacheSettings, *, quiet: bool = False) -> "list[Request]":
+    """Return the requests of a file whose ids fit the blocks; say what is left out. Raises UsageError."""
+    from kvbench.traces.requests import check_block, read_requests
+
+    made = read_requests(path, hash_tokens, lambda tokens: settings.prefill_s + settings.token_s * tokens)
+    check_block(settings.block_tokens, made.hash_tokens)
+    for reason, count in made.skipped.items() if not quiet else ():
+        typer.echo(
+            f"{count:>12,} requests left out, the first in line {made.first_skipped[reason]}: {printable(reason)}"
+        )
+    return made.requests
 
 
 @trace.command(cls=Command)
@@ -110,6 +128,7 @@ def compare(
     policy: _Policy = StorePolicy.WRITE_THROUGH,
     prefill_s: _Prefill = 0.2,
     token_ms: _Token = 20.0,
+    hash_tokens: _HashTokens = None,
     geometry: _Geometry = NO_OPTIONS,
     run: Annotated[
         list[Path] | None,
@@ -118,7 +137,6 @@ def compare(
     as_json: _Json = False,
 ) -> None:
     """Compare the descriptors left after merging the same requests under each order of allocation."""
-    from kvbench.traces.requests import RequestReader
     from kvbench.traces.simulate import CacheRun
     from kvbench.traces.statistics import TraceStatistics
 
@@ -131,19 +149,37 @@ def compare(
         # what merged copies of such swaps cost, by direction and time
         costs = costs_by([load_run(path) for path in run], MERGED, header.row_bytes, _TIMES)
     summaries: dict[str, dict[str, Any]] = {}
+    everything = _read(requests, hash_tokens, settings, quiet=as_json)
     for allocator in Allocator:
         one = msgspec.structs.replace(settings, allocator=allocator)
-        summary = TraceStatistics(CacheRun(RequestReader(requests), one)).summary(header.block_bytes)
+        summary = TraceStatistics(CacheRun(everything, one)).summary(header.block_bytes)
         summaries[str(allocator)] = dict(summary)
         for way, cost in costs.items():
             summaries[str(allocator)][way] = _with_times(summary[way], cost, header)
     if as_json:
         typer.echo(json.dumps(summaries, indent=2))
         return
+    print_rows([_row(name, summary) for name, summary in summaries.items()], _HEADER)
     for allocator_name, summary in summaries.items():
-        typer.echo(allocator_name)
+        typer.echo(f"\n{allocator_name}")
         for name, title in SIDES.items():
             _print_side(title, summary[name], summaries[str(Allocator.VLLM)][name])
+
+
+_HEADER: Final = ("Order of allocation", "Loads", "Left by merging", "Merged", "Stores", "Left by merging", "Merged")
+
+
+def _row(name: str, summary: Mapping[str, Any]) -> list[str]:
+    """Return the line of an order: swaps of each direction, what merging leaves of the descriptors, and its time."""
+    row = [name]
+    for side in (summary[direction] for direction in SIDES):
+        left, merged = side["share_left_by_merging"], side.get("merged_s")
+        row += [
+            str(side["swaps"]),
+            "-" if left is None else f"{left:.1%}",
+            "-" if merged is None else f"{merged:.1f} s",
+        ]
+    return row
 
 
 _TIMES: Final = {"wall_us": "merged_s", "caller_us": "merged_caller_s"}
@@ -176,7 +212,12 @@ def _cache(
     block_tokens = geometry.get("block_tokens", 16)
     wanted = {**geometry, "block_tokens": block_tokens, "tokens": block_tokens}
     choice: ModelChoice = convert({"models": [model], **wanted}, ModelChoice)
-    swap = choice.swaps()[0]
+    swap, *others = choice.swaps()
+    if others:
+        raise UsageError(
+            f"--model {model}: blocks of {len(others) + 1} sizes, but a trace has one; give the numbers of one "
+            "group, such as layers=15,kv_heads=2,head_size=256"
+        )
     block_bytes = swap.blocks * swap.block_bytes
     settings = CacheSettings(
         gpu_blocks=_blocks("--gpu-pool", gpu_pool, block_bytes),

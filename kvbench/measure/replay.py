@@ -34,12 +34,6 @@ _COMPARED_IN_FULL: Final = 1 / 20
 _COMPARED_BLOCKS: Final = 256
 
 
-def capacity(pool_bytes: int, trace: Replay) -> int:
-    """Return how many block ids fit into a pool; no swap uses its first row, nor the row behind a tensor."""
-    rows = pool_bytes // trace.row_bytes
-    return max(0, (rows - 1) // trace.descriptors - 1)
-
-
 def places(ids: _Ids, room: int) -> _Ids | None:
     """Return distinct places below `room`, where runs of `ids` stay runs; None if the swap does not fit.
 
@@ -65,7 +59,7 @@ class Placed(NamedTuple):
 
 def place(swaps: Iterable[Numbered], trace: Replay, pool_bytes: int) -> list[Placed]:
     """Return the swaps that fit into pools of this size."""
-    room = capacity(pool_bytes, trace)
+    room = trace.capacity(pool_bytes)
     placed = []
     for number, swap in swaps:
         sides = (swap.host, swap.gpu) if swap.direction == "h2d" else (swap.gpu, swap.host)
@@ -113,9 +107,10 @@ def replay(
     at random, every byte, of the others a sample of blocks. Raises EngineError, VerificationError, KvbenchError without
     a swap, and any error of a backend.
     """
-    if not swaps:
-        raise KvbenchError("no selected swap of the trace fits into the pool; name a larger -a pool")
     cell = Cell.from_strings(request.cell)
+    if not swaps:
+        enough = trace.enough_for(trace.of(cell.direction).blocks)
+        raise KvbenchError(f"no selected swap of the trace fits into the pool; -a pool={enough} holds most of them")
     samples: list[AnySample] = []
     columns: dict[str, list[int]] = {"swap_blocks": [], "pieces": [], "swap_numbers": []}
     late_us: list[float] = []
@@ -161,7 +156,7 @@ def replay(
 
 
 def _set_up(bench: Bench, backend: Backend, cell: Cell, swap: Placed, trace: Replay, rng: np.random.Generator) -> SetUp:
-    room, blocks = capacity(bench.pools.pool_bytes, trace), len(swap.source) * trace.descriptors
+    room, blocks = trace.capacity(bench.pools.pool_bytes), len(swap.source) * trace.descriptors
     cell = replace(cell, blocks=blocks, pattern=trace.pattern, sequence="whole")
     shifted = (((swap.source + by) % room, (swap.destination + by) % room) for by in (room // 2, 0))
     layouts = [_layout(source, destination, trace, room) for source, destination in shifted]

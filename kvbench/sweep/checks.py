@@ -13,7 +13,7 @@ from kvbench.cells.layers import LAYERS_OF_8B, LAYERS_OF_70B, unfit
 from kvbench.cells.locality import misfit, opposite, region_bytes
 from kvbench.sweep.estimate import submissions
 from kvbench.sweep.spec import Sampling, SweepSpec
-from kvbench.units import rough_size
+from kvbench.units import format_size, rough_size
 
 ALL_SMS: Final = 0
 DESCRIPTOR_BYTES: Final = 24
@@ -106,6 +106,18 @@ def _without_devices(cell: Cell, context: Context) -> str | None:
     return f"devices={cell.devices} requires --device to name {cell.devices} devices"
 
 
+def _without_room(cell: Cell, context: Context) -> str | None:
+    """Return why no swap of `cell` fits into the pool; swaps of a trace are left out one by one when they are made."""
+    trace = context.spec.trace
+    if trace is None or not cell.pool_bytes:
+        return misfit(cell)
+    least = trace.of(cell.direction).least
+    if least <= trace.capacity(cell.pool_bytes):
+        return None
+    pool, enough = format_size(cell.pool_bytes), trace.enough_for(least)
+    return f"the smallest swap of the trace, of {least} blocks, does not fit a pool of {pool}; -a pool={enough} does"
+
+
 def _without_memory(cell: Cell, context: Context) -> str | None:
     device, spec = context.device, context.spec
     side_bytes = footprint(cell, spec.sampling, device.kind)
@@ -135,7 +147,7 @@ CHECKS: Final[Sequence[Callable[[Cell, Context], str | None]]] = (
     _queued_on_no_busy_stream,
     _without_neighbour,
     _without_devices,
-    lambda cell, _: misfit(cell),
+    _without_room,
     lambda cell, _: unfit(cell),
     _without_memory,
 )

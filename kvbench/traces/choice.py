@@ -5,6 +5,7 @@ from typing import Annotated, Final
 import msgspec
 
 from kvbench.cells.pattern import SHUFFLED, Pattern, Tensors
+from kvbench.units import format_size
 
 MOST_SWAPS: Final = 10_000
 # The longest time that the swaps of one direction may be apart in a replay at the times of the trace.
@@ -18,7 +19,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 
 class SwapsOf(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The swaps of a trace in one direction: how many there are, their median number of blocks, and which are replayed:
-    number `first` (from 0) and every `step`-th from there, up to `most`.
+    number `first` (from 0) and every `step`-th from there, up to `most`. The smallest has `least` blocks, 0 if unknown.
     """
 
     total: _Count
@@ -26,6 +27,7 @@ class SwapsOf(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     first: _Count
     step: Annotated[int, msgspec.Meta(ge=1, le=2**40)]
     most: _Count = MOST_SWAPS
+    least: _Count = 0
 
 
 class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -48,6 +50,15 @@ class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     def row_bytes(self) -> int:
         """The bytes of a descriptor; all descriptors of a block have equal parts of it."""
         return self.block_bytes // self.descriptors
+
+    def capacity(self, pool_bytes: int) -> int:
+        """Return how many block ids fit into a pool; no swap uses its first row, nor the row behind a tensor."""
+        rows = pool_bytes // self.row_bytes
+        return max(0, (rows - 1) // self.descriptors - 1)
+
+    def enough_for(self, blocks: int) -> str:
+        """Return the power of two of a pool into which `blocks` scattered blocks fit."""
+        return format_size(1 << (((2 * blocks + 1) * self.descriptors + 1) * self.row_bytes - 1).bit_length())
 
     @property
     def pattern(self) -> Pattern:

@@ -43,13 +43,13 @@ def choose(path: Path, swaps: int, seed: int, speed: float | None = None) -> Rep
         raise UsageError(f"--trace {path}: it has no swaps")
     rng, chosen = np.random.default_rng(seed), {}
     for direction, counts in blocks.items():
-        total, median = len(counts), median_low(counts) if counts else 0
+        total, median, least = len(counts), median_low(counts) if counts else 0, min(counts, default=0)
         if speed is None:
             step = max(1, -(-total // swaps))
-            chosen[direction] = SwapsOf(total, median, int(rng.integers(min(step, max(1, total)))), step)
+            chosen[direction] = SwapsOf(total, median, int(rng.integers(min(step, max(1, total)))), step, least=least)
             continue
         first = int(rng.integers(max(1, total - swaps + 1)))
-        chosen[direction] = SwapsOf(total, median, first, 1, swaps)
+        chosen[direction] = SwapsOf(total, median, first, 1, swaps, least)
         _check_span(direction, times_s[direction][first : first + swaps], speed)
     return Replay(
         str(path.absolute()), _sha256(path), header.block_bytes, header.descriptors, **chosen, speed=speed, swaps=swaps

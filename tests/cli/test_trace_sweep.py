@@ -55,6 +55,19 @@ def test_the_swaps_of_a_trace_are_measured_and_reported(folder: Path) -> None:
     assert "blocks=" not in line
 
 
+def test_swaps_that_fit_are_replayed_where_typical_ones_do_not(tmp_path: Path) -> None:
+    sizes = (20, 300, 300, 300, 40)
+    swaps = [Swap(number, "h2d", number, [*range(size)], [*range(size)]) for number, size in enumerate(sizes)]
+    write_trace(tmp_path / "trace.gz", Header(block_bytes=1 << 20), swaps, {})
+    options = ("--trace", "trace.gz", "-a", "backend=batched", "--device=cpu", "--rounds=2")
+    done = succeeds("sweep", *options, "-a", "pool=64MiB", "-o", "run", cwd=tmp_path)
+    assert "trace, h2d: 3 of 5 selected swaps do not fit into a pool of" in done.stdout
+    assert sorted(number for visit in visits(tmp_path / "run") for number in visit.samples.swap_numbers or ()) == [0, 4]
+    none = kvbench_here("sweep", *options, "-a", "pool=16MiB", "-o", "none", cwd=tmp_path)
+    assert none.returncode == 2
+    assert "of 20 blocks, does not fit a pool of 16MiB; -a pool=64MiB does" in none.stderr
+
+
 def test_a_replay_at_the_times_of_the_trace_counts_late_swaps(folder: Path) -> None:
     # the pauses take longer than the deadline of a visit without them
     options = ("--speed", "2", "--deadline-s", "0.5", *ON_CPU, "-a", "direction=h2d")

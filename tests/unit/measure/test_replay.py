@@ -15,7 +15,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.engine.faults import parse_faults
 from kvbench.measure.bench import Bench
-from kvbench.measure.replay import Pace, capacity, place, places, replay
+from kvbench.measure.replay import Pace, place, places, replay
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
 from kvbench.run.protocol import MeasureCell
@@ -142,7 +142,7 @@ def test_a_large_swap_that_leaves_blocks_out_is_found(bench: Bench, large_swaps:
 
 def test_a_swap_larger_than_the_pool_is_left_out(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, 4)
-    ids = list(range(capacity(POOL_BYTES, trace) + 1))
+    ids = list(range(trace.capacity(POOL_BYTES) + 1))
     swaps = [Numbered(number, Swap(0.0, "h2d", 1, blocks, blocks)) for number, blocks in enumerate((ids, ids[1:]))]
     assert [one.number for one in place(swaps, trace, POOL_BYTES)] == [1]
 

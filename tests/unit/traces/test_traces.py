@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvbench.errors import UsageError
 from kvbench.traces.file import Header, Swap, TraceReader, ids_of, runs_of, write_trace
-from kvbench.traces.requests import Request, RequestReader
+from kvbench.traces.requests import Request, read_requests
 from kvbench.traces.simulate import Allocator, CacheRun, CacheSettings, StorePolicy
 from kvbench.traces.statistics import TraceStatistics
 
@@ -74,27 +74,6 @@ def test_a_request_larger_than_the_pool_is_counted_and_omitted() -> None:
     assert run.counts["requests larger than the GPU pool"] == 1
 
 
-def test_bad_lines_are_counted_and_named_and_the_rest_is_read(tmp_path: Path) -> None:
-    good = {"timestamp": 5, "input_length": 700, "output_length": 1, "hash_ids": [1, 2]}
-    bad = [{"timestamp": -1}, {"timestamp": 1}, {"hash_ids": [1, 1]}, {"hash_ids": []}, {"hash_ids": [1]}]
-    lines = [good, *(good | one for one in bad), good]
-    file = tmp_path / "requests.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines) + "{")
-    reader = RequestReader(file)
-    assert [one.arrival_s for one in reader] == [0.005, 0.005]
-    assert reader.skipped.total() == 6
-    assert min(reader.first_skipped.values()) == 2
-
-
-def test_one_request_before_endless_bad_lines_is_not_a_trace(tmp_path: Path) -> None:
-    good = {"timestamp": 5, "input_length": 700, "output_length": 1, "hash_ids": [1, 2]}
-    file = tmp_path / "requests.jsonl.gz"
-    file.write_bytes(gzip.compress(json.dumps(good).encode() + b"\n" * 1_000_000))
-    reader = RequestReader(file)
-    with pytest.raises(UsageError, match="1 of 200 lines"):
-        list(reader)
-
-
 def test_ids_beyond_the_input_of_a_request_have_no_keys() -> None:
     assert Request(0.0, 40, 1, [7, 8, 9], 16).keys(8) == [14, 15, 16, 17, 18]
     tracemalloc.start()
@@ -103,14 +82,6 @@ def test_ids_beyond_the_input_of_a_request_have_no_keys() -> None:
         assert tracemalloc.get_traced_memory()[1] < 10 << 20
     finally:
         tracemalloc.stop()
-
-
-def test_a_line_with_a_chat_id_has_the_units_of_bailian(tmp_path: Path) -> None:
-    file = tmp_path / "requests.jsonl"
-    line = {"chat_id": 1, "timestamp": 2.5, "input_length": 40, "output_length": 9, "hash_ids": [4, 5, 6], "turn": 1}
-    file.write_text(json.dumps(line))
-    (one,) = RequestReader(file)
-    assert (one.arrival_s, one.keys(16), one.keys(32)) == (2.5, [4, 5], [5])
 
 
 @pytest.mark.parametrize(
@@ -122,7 +93,7 @@ def test_files_of_other_formats_bombs_and_damaged_files_are_refused(tmp_path: Pa
     file = tmp_path / "bad"
     file.write_bytes(data)
     with pytest.raises(UsageError, match="bad"):
-        list(RequestReader(file))
+        read_requests(file)
     with pytest.raises(UsageError, match="bad"):
         list(TraceReader(file))
 
