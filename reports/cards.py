@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from kvbench.cli.probe import JSON_FILE, MARKDOWN_FILE, answer_columns, markdown_of
 from kvbench.errors import KvbenchError
 from kvbench.machine.identity import identity_hash
+from kvbench.probe.command import JSON_FILE, MARKDOWN_FILE, answer_columns, markdown_of
 from kvbench.probe.common import PROBES, ProbeFinding, ProbeReport
 from kvbench.report import markdown
 from kvbench.report.build import report_of

@@ -23,8 +23,8 @@ from kvbench.measure.visit import Sampled, effective_path, record_of
 from kvbench.measure.workload import Workload
 from kvbench.results.schema import Visit
 from kvbench.run.protocol import MeasureCell
-from kvbench.traces.choice import Replay
-from kvbench.traces.selection import Numbered
+from kvbench.sweep.replay_spec import Replay
+from kvbench.sweep.replay_swaps import Numbered
 
 _Ids = npt.NDArray[np.int64]
 

@@ -39,8 +39,8 @@ from kvbench.measure.visit import visit
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.results.schema import CLAIMED, Ceiling, Control, Failure, FailureKind, Visit
 from kvbench.run import protocol
-from kvbench.traces.choice import Replay
-from kvbench.traces.selection import chunk, selected
+from kvbench.sweep.replay_spec import Replay
+from kvbench.sweep.replay_swaps import chunk, selected
 from kvbench.units import rough_size
 
 # Delays measured when a device is opened: none, the one of `primed`, and a long one.

@@ -9,8 +9,8 @@ from kvbench.cells.cell import AxisTexts
 from kvbench.cells.device_facts import DeviceFacts
 from kvbench.policy import Policy
 from kvbench.results.schema import Ceiling, Control, Failure, Roof, Visit
+from kvbench.sweep.replay_spec import Replay
 from kvbench.sweep.spec import Sampling
-from kvbench.traces.choice import Replay
 
 # The version of this protocol. If two builds are measured in turn, one parent speaks to the workers of both.
 VERSION: Final = 7

@@ -15,8 +15,8 @@ from kvbench.cells.layers import TRACE
 from kvbench.errors import UsageError, brief
 from kvbench.models.geometry import MODEL_AXES, ModelSwap
 from kvbench.policy import Policy
+from kvbench.sweep.replay_spec import Replay
 from kvbench.text import NAME_PATTERN, Line, check_keys, convert, located, shown
-from kvbench.traces.choice import Replay
 from kvbench.units import parse_size
 
 Group = Mapping[str, tuple[AxisValue, ...]]

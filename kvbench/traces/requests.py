@@ -15,8 +15,8 @@ from typing import Any, Final
 import msgspec
 
 from kvbench.errors import UsageError
+from kvbench.sweep.json_lines import lines_of
 from kvbench.text import printable, short
-from kvbench.traces.json_lines import lines_of
 
 # From this line on, a file of which fewer than one line in GOOD_LINE_IN is a request has another format, or is a bomb.
 LINES_TO_DECIDE: Final = 100

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from kvbench.traces.file import Swap
+from kvbench.sweep.swap_file import Swap
 
 _Numbers = npt.NDArray[np.int64]
 QUANTILES: Final = (10, 50, 90, 99)

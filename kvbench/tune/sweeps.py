@@ -13,8 +13,8 @@ from kvbench.errors import UsageError, brief
 from kvbench.models.presets import ModelChoice
 from kvbench.policy import Choice
 from kvbench.sweep.config import find_config, load_config
+from kvbench.sweep.replay_swaps import Numbered, choose, selected
 from kvbench.sweep.spec import SweepSpec, parse_assignments
-from kvbench.traces.selection import Numbered, choose, selected
 from kvbench.tune.exports import ENGINE_BACKENDS, EXPORTS
 from kvbench.tune.search import Search
 from kvbench.tune.traced import label_of, parts_of

@@ -20,8 +20,8 @@ from kvbench.errors import UsageError
 from kvbench.policy import Choice
 from kvbench.results import Run
 from kvbench.results.replays import replays_of, trace_name, trace_of
+from kvbench.sweep.replay_spec import SIDES
 from kvbench.text import printable
-from kvbench.traces.choice import SIDES
 from kvbench.tune.fit import Arms, Kind, Point
 
 PARTS: Final = 4

@@ -9,7 +9,7 @@ import pytest
 from kvbench.report.numbers import figure
 from kvbench.results import Visit, load_run
 from kvbench.results.rundir import visits_that_count
-from kvbench.traces.file import Header, Swap, write_trace
+from kvbench.sweep.swap_file import Header, Swap, write_trace
 from tests.command import kvbench_here, refused, succeeds
 
 COMMITTED = Path(__file__).parents[2] / "reports/nvidia-h200-2026-11-22/runs/quick-first"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvbench.cli.probe import exit_code
 from kvbench.engine.device import Device
 from kvbench.errors import ExitCode
+from kvbench.probe.command import exit_code
 from kvbench.probe.common import HEALTH, PROBES, ProbeFinding, ProbeReport, run_probe
 from tests.unit.probe.test_probe import children
 

@@ -14,9 +14,9 @@ from kvbench.measure.replay import place, replay
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.workload import Pools
 from kvbench.run.protocol import MeasureCell
+from kvbench.sweep.replay_swaps import choose, selected
 from kvbench.sweep.spec import Sampling
-from kvbench.traces.file import Header, Swap, write_trace
-from kvbench.traces.selection import choose, selected
+from kvbench.sweep.swap_file import Header, Swap, write_trace
 from tests.visits import load_backends
 
 pytestmark = pytest.mark.gpu

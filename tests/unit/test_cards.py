@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from kvbench.cells.axes import StreamState
-from kvbench.cli.probe import JSON_FILE, MARKDOWN_FILE, markdown_of
 from kvbench.machine.identity import identity_hash
+from kvbench.probe.command import JSON_FILE, MARKDOWN_FILE, markdown_of
 from kvbench.probe.common import ProbeFinding, ProbeReport, Result
 from kvbench.report.build import report_of
 from kvbench.report.document import render_markdown

@@ -17,8 +17,8 @@ from kvbench.report.numbers import count, figure
 from kvbench.report.tables import Measured, chart_text, includes_of, rows_of, sms_of
 from kvbench.report.view import View, by_direction
 from kvbench.results.replays import rate_of, replays_of, trace_name, trace_of
+from kvbench.sweep.replay_spec import SIDES
 from kvbench.text import ends
-from kvbench.traces.choice import SIDES
 from kvbench.tune.answer import speed_text
 from kvbench.tune.exports import ENGINE_BACKENDS
 

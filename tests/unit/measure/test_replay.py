@@ -19,10 +19,10 @@ from kvbench.measure.replay import Pace, place, places, replay
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
 from kvbench.run.protocol import MeasureCell
+from kvbench.sweep.replay_spec import Replay
+from kvbench.sweep.replay_swaps import Numbered, choose, selected
 from kvbench.sweep.spec import Sampling
-from kvbench.traces.choice import Replay
-from kvbench.traces.file import Header, Swap, write_trace
-from kvbench.traces.selection import Numbered, choose, selected
+from kvbench.sweep.swap_file import Header, Swap, write_trace
 from tests.visits import cpu_bench
 
 POOL_BYTES = 1 << 20

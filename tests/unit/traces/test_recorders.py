@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvbench.traces.file import Swap, TraceReader, runs_of
+from kvbench.sweep.swap_file import Swap, TraceReader, runs_of
 from tests.command import kvbench
 
 ROOT = Path(__file__).parents[3]

@@ -10,8 +10,8 @@ import numpy as np
 
 from kvbench.cells.axes import Direction
 from kvbench.errors import UsageError
-from kvbench.traces.choice import MOST_SPAN_S, SIDES, Replay, SwapsOf
-from kvbench.traces.file import Header, Swap, TraceReader
+from kvbench.sweep.replay_spec import MOST_SPAN_S, SIDES, Replay, SwapsOf
+from kvbench.sweep.swap_file import Header, Swap, TraceReader
 
 Swaps = TypeVar("Swaps")
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from kvbench.errors import UsageError, brief
 from kvbench.files import raise_if_no_room
+from kvbench.sweep.json_lines import lines_of
 from kvbench.text import printable, short
-from kvbench.traces.json_lines import lines_of
 
 FORMAT: Final = 1
 MOST_BLOCKS: Final = 1 << 22

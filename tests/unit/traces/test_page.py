@@ -6,8 +6,8 @@ from io import BytesIO
 import pandas as pd
 import pytest
 
-from kvbench.report.trace_page import trace_files
-from kvbench.traces.file import Swap
+from kvbench.sweep.swap_file import Swap
+from kvbench.traces.page import trace_files
 from kvbench.traces.statistics import TraceStatistics
 
 # Two loads: 4 blocks in one run on both sides, and 12 in the same order on the host alone.

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from kvbench.errors import UsageError
-from kvbench.traces.file import Header, Swap, write_trace
-from kvbench.traces.selection import choose, chunk, selected
+from kvbench.sweep.replay_swaps import choose, chunk, selected
+from kvbench.sweep.swap_file import Header, Swap, write_trace
 
 HEADER = Header(block_bytes=4 * 4096, descriptors=4)
 

@@ -11,7 +11,7 @@ from kvbench.report.charts.palette import inks
 from kvbench.report.charts.plot import ChartText, LinePlot, PlotAxis, PlotLine, PlotPanel
 from kvbench.report.numbers import count, figure
 from kvbench.results.frame import as_csv
-from kvbench.traces.choice import RUNS_BY, RUNS_OF, SIDES
+from kvbench.sweep.replay_spec import RUNS_BY, RUNS_OF, SIDES
 from kvbench.traces.statistics import TraceStatistics
 
 _PAGE: Final = "trace.md"

@@ -13,14 +13,14 @@ from kvbench.cli.options import NO_OPTIONS, Command, FromStruct, Group, with_str
 from kvbench.cli.tables import print_rows
 from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice
+from kvbench.sweep.replay_spec import RUNS_BY, RUNS_OF, SIDES
 from kvbench.text import printable
-from kvbench.traces.choice import RUNS_BY, RUNS_OF, SIDES
 from kvbench.traces.simulate import Allocator, CacheSettings, StorePolicy
 from kvbench.units import parse_size
 
 if TYPE_CHECKING:
     from kvbench.results.replays import SwapCost
-    from kvbench.traces.file import Header
+    from kvbench.sweep.swap_file import Header
     from kvbench.traces.requests import Request
 
 trace = typer.Typer(
@@ -63,7 +63,7 @@ def make(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is not a trace.")] = False,
 ) -> None:
     """Run requests through a GPU cache and a host cache of blocks, and write the swaps."""
-    from kvbench.traces.file import TraceReader, write_trace
+    from kvbench.sweep.swap_file import TraceReader, write_trace
     from kvbench.traces.simulate import CacheRun
 
     if out.exists() and not force:
@@ -98,7 +98,7 @@ def show(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for a page with charts: trace.md.")] = None,
 ) -> None:
     """Show sizes, rates and run lengths of the swaps of a trace, and the descriptors left after merging."""
-    from kvbench.traces.file import TraceReader
+    from kvbench.sweep.swap_file import TraceReader
     from kvbench.traces.statistics import TraceStatistics
 
     reader = TraceReader(file)
@@ -106,7 +106,7 @@ def show(
     summary = statistics.summary(reader.header.block_bytes)
     if out is not None:
         from kvbench.report.build import write_files
-        from kvbench.report.trace_page import trace_files
+        from kvbench.traces.page import trace_files
 
         write_files(trace_files(f"The swaps of {file.name}", statistics, reader.header.block_bytes), out)
     if as_json:
@@ -206,8 +206,8 @@ def _cache(
     allocator: Allocator = Allocator.VLLM,
 ) -> tuple["Header", CacheSettings]:
     """Return the header of a trace and the settings of the cache; raises UsageError for bad options."""
+    from kvbench.sweep.swap_file import Header
     from kvbench.text import convert
-    from kvbench.traces.file import Header
 
     block_tokens = geometry.get("block_tokens", 16)
     wanted = {**geometry, "block_tokens": block_tokens, "tokens": block_tokens}
