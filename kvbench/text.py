@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Final, TypeVar
 
@@ -159,6 +159,10 @@ def _plural(info: Any) -> str:
 
 
 def _refusal(message: str, plain: object, kind: Any, name: str) -> str:
+    """Return msgspec's message with the path as a user writes it, the value there, and a hint where the type has one.
+
+    Of the message only the path is read, so that any wording of msgspec serves.
+    """
     match = _AT.fullmatch(message)
     text, path = (match[1], match[2]) if match else (message, "")
     value: Any = plain
@@ -167,14 +171,18 @@ def _refusal(message: str, plain: object, kind: Any, name: str) -> str:
         value, info = _step(value, info, index, key)
     where = name + (path if path.startswith("[") or not name else f".{path}" if path else "")
     lead = f"{where}: " if where else ""
-    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", text, re.DOTALL):
-        known = [field.encode_name for field in plain_type(info).fields]
-        return f"{lead}unknown key {shown(unknown[1])}; {hint(unknown[1], known)}"
-    if missing := re.fullmatch(r"Object missing required field `(.*)`", text):
-        return f"{lead}{missing[1]} is missing"
-    if info is None or not text.startswith(("Expected ", "Number ", "Invalid ")):
-        return f"{lead}{short(printable(text), 600)}"
-    return f"{lead}{shown(value)} is not {meaning(info)}"
+    inner = None if info is None else plain_type(info)
+    if isinstance(inner, msgspec.inspect.StructType) and isinstance(value, Mapping):
+        fields = {field.encode_name: field.required for field in inner.fields}
+        for key in value if inner.forbid_unknown_fields else ():
+            if key not in fields:
+                return f"{lead}unknown key {shown(key)}; {hint(key, fields)}"
+        for key, required in fields.items():
+            if required and key not in value:
+                return f"{lead}{key} is missing"
+    elif inner is not None and not isinstance(inner, msgspec.inspect.CustomType):
+        return f"{lead}{shown(value)} is not {meaning(info)}"
+    return f"{lead}{short(printable(text), 600)}"
 
 
 def _step(value: Any, info: Any, index: str, key: str) -> tuple[Any, Any]:
