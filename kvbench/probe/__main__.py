@@ -5,11 +5,15 @@ import sys
 
 import msgspec
 
+from kvbench.cells.axes import Direction
 from kvbench.engine.device import EngineError, Stream, die_with_parent, open_device
 from kvbench.engine.faults import parse_faults
 from kvbench.errors import KvbenchError
-from kvbench.probe.common import ProbeFinding, Unanswered
-from kvbench.probe.probe_bench import ProbeBench
+from kvbench.machine.observation import identity
+from kvbench.probe.common import HEALTH, MODULES, ProbeFinding, Unanswered
+from kvbench.probe.probe_bench import Blocks, ProbeBench
+from kvbench.probe.registration import RegistrationRefusedError
+from kvbench.units import KIB, MIB
 
 
 def _probe(name: str, device: str, fault: str) -> ProbeFinding | Unanswered:
@@ -19,10 +23,37 @@ def _probe(name: str, device: str, fault: str) -> ProbeFinding | Unanswered:
         opened.driver.bind_thread()
         bench = ProbeBench(opened, Stream(opened.driver))
         opened.arm(plan.faults[0] if plan.faults else None)
-        answer: ProbeFinding | Unanswered = importlib.import_module(f"kvbench.probe.{name}").probe(bench)
+        if name == HEALTH:
+            return _health(bench)
+        module = importlib.import_module(f"kvbench.probe.{MODULES.get(name, name)}")
+        answer: ProbeFinding | Unanswered = getattr(module, name)(bench)
+    except RegistrationRefusedError as refused:
+        size_mib = refused.size_bytes / MIB
+        return ProbeFinding(
+            answer=f"refused: {refused}", number=size_mib, unit="MiB", of="refused registration", expected=False
+        )
     except (EngineError, KvbenchError) as error:
         return Unanswered(str(error))
     return answer
+
+
+def _health(bench: ProbeBench) -> ProbeFinding:
+    """Copy 256 blocks in both directions and compare them."""
+    blocks, wrong = Blocks(bench, [16 * KIB] * 256), 0
+    for direction in Direction:
+        blocks.load(direction)
+        bench.submit(blocks.arrays(direction), direction)
+        wrong += blocks.wrong(direction)
+    info = bench.device.driver.info
+    known = identity(bench.device.name, "", pci_bus_id=info.pci_bus_id or None, sm_count=info.sm_count)
+    return ProbeFinding(
+        answer=f"{wrong} of 512 blocks are wrong" if wrong else "a fresh process copies correctly",
+        number=wrong,
+        unit="blocks",
+        of="wrong",
+        expected=wrong == 0,
+        figures={"title": info.title, **{name: value for name, value in known.items() if value not in (None, "")}},
+    )
 
 
 if __name__ == "__main__":

@@ -1,22 +1,22 @@
 """The list of probes, and how one is run in a process of its own with a deadline. Needs neither engine nor GPU."""
 
-import signal
-import subprocess
-import sys
 import time
-from contextlib import suppress
+from contextlib import closing
 from typing import Final
 
 import msgspec
 
+from kvbench.run.supervised import LostError, Supervised
+from kvbench.run.worker_process import Interpreter
 from kvbench.text import short
 
-# Name of each probe (its module in this folder) -> its question.
+# Name of each probe -> its question.
 PROBES: Final = {
     "attributes": "are attrs and attrsIdxs read beyond their count?",
     "count": "how many descriptors does one call take, and where does it begin to block?",
     "lifetime": "when may the caller reuse the arrays of a call?",
     "inline": "up to which block size does the CPU copy, inside the call?",
+    "engine": "does a batched copy need SMs, with and without the prefer-overlap flag?",
     "order": "is a source ever read before or after its turn in the stream?",
     "capture": "is the call allowed in a graph capture, on the legacy stream, on the per-thread stream?",
     "registration": "does one call register 8 GiB, at which cost, and may a copy span two registrations?",
@@ -25,14 +25,22 @@ PROBES: Final = {
     "stalls": "does pinning memory in another thread stall swaps?",
     "largest": "how much host memory does one registration take?",
 }
+# Name of each probe whose function is not in a module of its own name in this folder -> that module.
+MODULES: Final = {
+    "attributes": "arrays",
+    "lifetime": "arrays",
+    "capture": "call",
+    "count": "call",
+    "engine": "path",
+    "inline": "path",
+    "largest": "registration",
+}
 # Name of each probe that runs only where it is named -> why.
 OFF: Final = {"largest": "it pins most of the host's memory, which other processes may need"}
 HEALTH: Final = "health"
 DEADLINE_S: Final = 30.0
 # Registration takes about a third of a second a GiB.
 _LONG_S: Final = {"largest": 600.0}
-# A process that waits inside the driver can outlive its kill for a while.
-_KILL_S: Final = 5.0
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
@@ -91,37 +99,26 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_probe(name: str, device: str, fault: str = "") -> Result:
     """Run a probe on `device` ("cpu", "cuda:N") in a process of its own; a crash or a hang is a finding."""
-    began_s, deadline_s = time.monotonic(), _LONG_S.get(name, DEADLINE_S)
-    # -P: a checkout in the working directory must not shadow the installed package.
-    command = (sys.executable, "-P", "-m", "kvbench.probe", name, device, fault)
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
-    try:
-        out, errors = process.communicate(timeout=deadline_s)
-        code = process.returncode
-        end = f"the process dies of {signal.Signals(-code).name}" if code < 0 else ""
-    except subprocess.TimeoutExpired as late:
-        process.kill()
-        out, errors = late.stdout or b"", b""
-        with suppress(subprocess.TimeoutExpired):
-            out, errors = process.communicate(timeout=_KILL_S)
-        end = f"the process hangs: no answer within {deadline_s:g} s"
-    except BaseException:
-        process.kill()
-        process.wait(_KILL_S)
-        raise
-    return Result(name, PROBES.get(name, ""), _finding(out, errors, end), round(time.monotonic() - began_s, 3))
+    began_s, command = time.monotonic(), Interpreter().command("-m", "kvbench.probe", name, device, fault)
+    with closing(Supervised("the process", command)) as process:
+        found = _finding(process, _LONG_S.get(name, DEADLINE_S))
+    return Result(name, PROBES.get(name, ""), found, round(time.monotonic() - began_s, 3))
 
 
-def _finding(out: bytes, errors: bytes, end: str) -> ProbeFinding | Unanswered:
+def _finding(process: Supervised, deadline_s: float) -> ProbeFinding | Unanswered:
+    """Return the last message of a probe, which ends without a crash, or else what happened at its last step."""
     last: Message | None = None
-    for line in out.splitlines():
-        with suppress(msgspec.DecodeError):
-            last = _MESSAGES.decode(line)
-    if not end and isinstance(last, ProbeFinding | Unanswered):
-        return last
-    if end and isinstance(last, Step):
-        return ProbeFinding(answer=f"{end} ({last.doing})", number=last.number, unit=last.unit, of=end, expected=False)
-    last_line = errors.decode(errors="replace").strip().splitlines()[-1:]
-    return Unanswered(short("; ".join(filter(None, [end, *last_line])) or "the process ended without an answer"))
+    while True:
+        try:
+            last = _MESSAGES.decode(process.read_line(deadline_s))
+        except msgspec.DecodeError:
+            continue
+        except LostError as lost:
+            if not lost.crashed and isinstance(last, ProbeFinding | Unanswered):
+                return last
+            if lost.crashed and isinstance(last, Step):
+                how = lost.how
+                return ProbeFinding(
+                    answer=f"{how} ({last.doing})", number=last.number, unit=last.unit, of=how, expected=False
+                )
+            return Unanswered(short(str(lost)))

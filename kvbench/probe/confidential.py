@@ -13,7 +13,7 @@ from kvbench.units import MIB
 _BYTES: Final = 16 * MIB
 
 
-def probe(bench: ProbeBench) -> ProbeFinding:
+def confidential(bench: ProbeBench) -> ProbeFinding:
     """Ask NVML, and see whether a copy returns while its stream is busy; with bounce buffers it cannot."""
     driver = bench.device.driver
     host, card = (Buffer(driver, kind, _BYTES) for kind in (MemoryKind.allocated, MemoryKind.device))

@@ -12,7 +12,7 @@ _SHAPES: Final = ((1, 64 * KIB), (64, 4 * KIB), (64, 64 * KIB), (1024, 4 * KIB))
 _MARK: Final = 0x5A
 
 
-def probe(bench: ProbeBench) -> ProbeFinding:
+def order(bench: ProbeBench) -> ProbeFinding:
     """Count the blocks whose source was read early or late, by direction and order, behind a gate and without."""
     cases = [(direction, order) for direction in Direction for order in Order]
     early, late = dict.fromkeys(cases, 0), dict.fromkeys(cases, 0)

@@ -18,7 +18,7 @@ _TRIES: Final = 15
 _SLOWER: Final = 0.5
 
 
-def probe(bench: ProbeBench) -> ProbeFinding:
+def peers(bench: ProbeBench) -> ProbeFinding:
     """Compare path (inside the call or not) and speed behind a gate, for two block sizes and both directions."""
     paths: dict[tuple[int, Direction, int], bool] = {}
     rates: dict[tuple[int, Direction, int], float] = {}

@@ -45,6 +45,7 @@ class Arrays:
 
 def arrays_of(destinations: Addresses, sources: Addresses, sizes: Addresses, order: Order = Order.STREAM) -> Arrays:
     """Return the arguments of a batched copy with one CUmemcpyAttributes for all."""
+    # The access order, two hints of a location with two numbers each, the flags.
     attributes = np.array([ACCESS_ORDERS[order].value, 0, 0, 0, 0, 0], np.int32)
     return Arrays(destinations.copy(), sources.copy(), sizes.copy(), attributes, np.zeros(1, np.uint64))
 

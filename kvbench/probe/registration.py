@@ -1,51 +1,89 @@
-"""What registering host memory costs, and whether a copy may span two registrations."""
+"""Registering host memory: what it costs, how much one takes, and whether a copy may span two registrations."""
 
+import mmap
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import Final
 
 import numpy as np
 
 from kvbench.cells.axes import Direction
-from kvbench.engine.device import DIRECTIONS, Buffer, EngineError, MemoryKind, copy
+from kvbench.engine.device import (
+    DIRECTIONS,
+    Buffer,
+    Device,
+    EngineError,
+    MemoryKind,
+    copy,
+    register_pages,
+    unregister_pages,
+)
+from kvbench.machine.probes import available_bytes
+from kvbench.machine.sources import Sources
 from kvbench.probe.common import ProbeFinding, Unanswered
-from kvbench.probe.pages import Pages, spare_bytes
 from kvbench.probe.probe_bench import ProbeBench, arrays_of
 from kvbench.units import MIB, rough_size, size_text
 
 _LARGEST: Final = {"cuda": 8192 * MIB, "cpu": 64 * MIB}
 _THREADS: Final = (1, 8, 32)
+# Tries of the largest registration, each also beside memory of the GPU that is in use: one success is no promise.
+_TRIES: Final = 2
+# The share of the GPU's free memory that is in use meanwhile, and its bytes on the device cpu.
+_USED_SHARE: Final = 0.5
+_USED_CPU_BYTES: Final = 16 * MIB
 _BLOCK: Final = 2 * MIB
 _COPIES: Final = 5
 
 
-def probe(bench: ProbeBench) -> ProbeFinding | Unanswered:
+def registration(bench: ProbeBench) -> ProbeFinding | Unanswered:
     """Register up to 8 GiB, at most a quarter of the available memory; copy across two registrations."""
     kind = bench.device.kind
     largest = min(_LARGEST[kind], 1 << (spare_bytes().bit_length() - 1))
     if largest < _LARGEST["cpu"]:
         return Unanswered(f"only {rough_size(spare_bytes())} of host memory can be pinned without taking others'", True)
-    bench.step(f"registering {size_text(largest)}", largest / MIB, "MiB")
-    whole_s, refusal = register(bench, largest, 1)
+    whole_s, refusals = _tried(bench, largest)
     gib = min(largest, 1024 * MIB) / (1024 * MIB)
     times_s = {threads: register(bench, min(largest, 1024 * MIB), threads)[0] / gib for threads in _THREADS}
     across = {name: _across(bench, name) for name in ("batched", "single")}
     answers = ", ".join(f"{name} {why or 'allowed'}" for name, why in across.items())
-    registered = f"refused ({refusal})" if refusal else "registers"
+    registered = ", ".join(refusals) or "registers"
     return ProbeFinding(
         answer=f"{size_text(largest)} in one call: {registered}; a copy across two registrations: {answers}",
         number=times_s[1],
         unit="s a GiB",
         of="registration by one thread",
-        expected=not refusal and (kind == "cpu") != bool(across["batched"]),
+        expected=not refusals and (kind == "cpu") != bool(across["batched"]),
         figures={
             "whole_s": round(whole_s, 3),
             **{f"threads_{threads}_s_a_gib": round(time_s, 3) for threads, time_s in times_s.items()},
             **{f"{name}_h2d_gbps": round(rate, 2) for name, rate in _rates(bench).items()},
         },
     )
+
+
+def _tried(bench: ProbeBench, size_bytes: int) -> tuple[float, list[str]]:
+    """Return the median seconds of a registration, and its refusals with the GPU's memory free and in use."""
+    times_s, refusals = [], []
+    free_bytes, _ = bench.device.driver.free_memory()
+    used_bytes = int(free_bytes * _USED_SHARE) if bench.device.is_cuda else _USED_CPU_BYTES
+    for state, in_use_bytes in (("free", MIB), ("in use", used_bytes)):
+        used = Buffer(bench.device.driver, MemoryKind.device, in_use_bytes)
+        bench.device.driver.fill(used.address, 1, used.size_bytes, bench.stream.handle)
+        bench.stream.synchronize()
+        errors = []
+        for number in range(_TRIES):
+            doing = f"registering {size_text(size_bytes)}, memory of the device {state}, try {number + 1}"
+            bench.step(doing, size_bytes / MIB, "MiB")
+            took_s, error = register(bench, size_bytes, 1)
+            times_s.append(took_s)
+            errors += [error] if error else []
+        if errors:
+            how_often = f"refused {len(errors)} of {_TRIES} times with memory of the device {state}"
+            refusals.append(f"{how_often} ({errors[-1]})")
+    return median(times_s), refusals
 
 
 def register(bench: ProbeBench, size_bytes: int, threads: int) -> tuple[float, str]:
@@ -55,8 +93,8 @@ def register(bench: ProbeBench, size_bytes: int, threads: int) -> tuple[float, s
         began_s = time.monotonic()
         try:
             list(pool.map(lambda pages: stack.enter_context(pages.registered(bench.device)), parts))
-        except EngineError as error:
-            return time.monotonic() - began_s, error.name
+        except RegistrationRefusedError as refused:
+            return time.monotonic() - began_s, refused.name
         return time.monotonic() - began_s, ""
 
 
@@ -80,7 +118,7 @@ def _across(bench: ProbeBench, name: str) -> str:
 
 def _rates(bench: ProbeBench) -> dict[str, float]:
     """Return GB/s of a single h2d copy from pinned, registered and pageable memory, with its synchronization."""
-    size = 64 * MIB
+    size = 32 * MIB
     card, pinned = (Buffer(bench.device.driver, kind, size) for kind in (MemoryKind.device, MemoryKind.allocated))
     pages, pageable = Pages(size), np.ones(size, np.uint8)
     rates = {}
@@ -95,3 +133,62 @@ def _rates(bench: ProbeBench) -> dict[str, float]:
                 times_s.append(time.perf_counter() - began_s)
             rates[name] = size / median(times_s) / 1e9
     return rates
+
+
+_SHARE: Final = 0.75
+# Of the device cpu, which pins nothing.
+_CPU_BYTES: Final = 256 * MIB
+
+
+def largest(bench: ProbeBench) -> ProbeFinding:
+    """Register powers of two, from three quarters of the available memory down, until one is not refused."""
+    spare = spare_bytes(_SHARE) if bench.device.kind == "cuda" else _CPU_BYTES
+    refusal = ""
+    for exponent in range(spare.bit_length() - 1, MIB.bit_length() - 2, -1):
+        bench.step(f"registering {size_text(1 << exponent)}", 2.0**exponent / MIB, "MiB")
+        took_s, error = register(bench, 1 << exponent, 1)
+        if not error:
+            return ProbeFinding(
+                answer=f"{size_text(1 << exponent)} in one call; twice as much: {refusal or 'more than is available'}",
+                number=round(took_s / 2 ** (exponent - 30), 4),
+                unit="s a GiB",
+                of="registration by one thread",
+                expected=not refusal,
+                figures={"whole_s": round(took_s, 3), "spare_mib": spare // MIB},
+            )
+        refusal = f"refused ({error})"
+    raise RegistrationRefusedError(MIB, error)
+
+
+class RegistrationRefusedError(Exception):
+    """The driver refused to register host memory; `name` is its error."""
+
+    def __init__(self, size_bytes: int, name: str) -> None:
+        super().__init__(f"register {size_text(size_bytes)} {name}")
+        self.size_bytes, self.name = size_bytes, name
+
+
+class Pages:
+    """Fresh private pages, not yet in memory; `size_bytes` is rounded by the kernel."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._map = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.size_bytes = size_bytes
+        self.address = np.frombuffer(self._map, np.uint8).ctypes.data
+
+    @contextmanager
+    def registered(self, device: Device, start: int = 0, size_bytes: int = 0) -> Iterator[None]:
+        """Pin a part of the pages (default: all) within the context. Raises RegistrationRefusedError."""
+        try:
+            register_pages(device.driver, self.address + start, size_bytes or self.size_bytes)
+        except EngineError as error:
+            raise RegistrationRefusedError(size_bytes or self.size_bytes, error.name) from None
+        try:
+            yield
+        finally:
+            unregister_pages(device.driver, self.address + start)
+
+
+def spare_bytes(share: float = 0.25) -> int:
+    """Return how much memory a probe may pin: a share of what is available, by default one that others do not miss."""
+    return int(available_bytes(Sources()) * share)

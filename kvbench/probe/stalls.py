@@ -3,17 +3,15 @@
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from statistics import median
 from typing import Final
 
 import numpy as np
 
 from kvbench.cells.axes import Direction
-from kvbench.engine.device import EngineError
 from kvbench.probe.common import ProbeFinding, Unanswered
-from kvbench.probe.pages import Pages, spare_bytes
 from kvbench.probe.probe_bench import Arrays, Blocks, ProbeBench
+from kvbench.probe.registration import Pages, RegistrationRefusedError, spare_bytes
 from kvbench.units import KIB, MIB, rough_size
 
 _PINNED: Final = {"cuda": 4096 * MIB, "cpu": 16 * MIB}
@@ -26,33 +24,39 @@ _TIMES: Final = 2
 _STALL_US: Final = 10_000
 
 
-def probe(bench: ProbeBench) -> ProbeFinding | Unanswered:
-    """Pin 4 GiB in another thread three times while swaps of 64 blocks run."""
+def stalls(bench: ProbeBench) -> ProbeFinding | Unanswered:
+    """Pin 4 GiB in another thread three times while swaps of 64 blocks run.
+
+    Raises RegistrationRefusedError if nothing could be pinned.
+    """
     size = _PINNED[bench.device.kind]
     if size > spare_bytes():
         return Unanswered(f"pinning {rough_size(size)} would take more than a quarter of the available memory", True)
     blocks = Blocks(bench, [64 * KIB] * 64)
     arrays = blocks.arrays(Direction.H2D)
     alone_us, beside_us = [], []
+    refusals: list[RegistrationRefusedError] = []
     for number in range(_ROUNDS):
         bench.step(f"round {number + 1}, {rough_size(size)}", size / MIB, "MiB")
         alone_us.append(_times_us(bench, arrays, lambda: False))
-        thread = threading.Thread(target=_pin, args=(bench, size))
+        thread = threading.Thread(target=_pin, args=(bench, size, refusals))
         thread.start()
         beside_us.append(_times_us(bench, arrays, thread.is_alive))
         thread.join()
+    if refusals:  # without pinning nothing was beside the swaps
+        raise refusals[0]
     worst_us = max(map(max, alone_us))
     longest_us = min(map(max, beside_us))
-    stalls = longest_us > max(_TIMES * worst_us, worst_us + _STALL_US)
+    is_stalled = longest_us > max(_TIMES * worst_us, worst_us + _STALL_US)
     p99_alone_us, p99_beside_us = (
         median(float(np.percentile(one, 99)) for one in times) for times in (alone_us, beside_us)
     )
     return ProbeFinding(
-        answer="yes" if stalls else "no",
+        answer="yes" if is_stalled else "no",
         number=longest_us / worst_us,
         unit="times the longest alone",
         of="longest swap beside the pinning",
-        expected=not stalls,
+        expected=not is_stalled,
         figures={
             "p99_alone_us": round(p99_alone_us, 1),
             "p99_beside_us": round(p99_beside_us, 1),
@@ -73,6 +77,9 @@ def _times_us(bench: ProbeBench, arrays: Arrays, goes_on: Callable[[], bool]) ->
     return times_us
 
 
-def _pin(bench: ProbeBench, size_bytes: int) -> None:
-    with suppress(EngineError), Pages(size_bytes).registered(bench.device):
-        pass
+def _pin(bench: ProbeBench, size_bytes: int, refusals: list[RegistrationRefusedError]) -> None:
+    try:
+        with Pages(size_bytes).registered(bench.device):
+            pass
+    except RegistrationRefusedError as refused:
+        refusals.append(refused)

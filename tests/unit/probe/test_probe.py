@@ -38,8 +38,8 @@ ANSWERS = {
 }
 # A fault for each probe, and the answer that shows that it was detected.
 FAULTS = {
-    "attributes": ("reads-beyond=64", "the process dies of SIGSEGV (one attribute for 64 descriptors"),
-    "count": ("crash@call=20", "the process dies of SIGSEGV ("),
+    "attributes": ("reads-beyond=64", "the process died by SIGSEGV (one attribute for 64 descriptors"),
+    "count": ("crash@call=20", "the process died by SIGSEGV ("),
     "lifetime": ("late-arrays=16", "later than"),
     "inline": ("inline=24576", "on an idle stream: h2d up to 24 KiB, every order; d2h none"),
     "order": (
@@ -61,7 +61,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", PROBES)
+@pytest.mark.parametrize("name", ANSWERS)
 def test_a_probe_of_a_sound_device_gives_the_expected_answer(name: str) -> None:
     result = finding(name)
     assert result.answer.startswith(ANSWERS[name])
@@ -69,12 +69,30 @@ def test_a_probe_of_a_sound_device_gives_the_expected_answer(name: str) -> None:
     assert result.expected or name == "peers"
 
 
-@pytest.mark.parametrize("name", PROBES)
+@pytest.mark.parametrize("name", ANSWERS)
 def test_a_probe_detects_the_fault_that_it_is_for(name: str) -> None:
     fault, answer = FAULTS[name]
     result = finding(name, fault)
     assert result.answer.startswith(answer)
     assert not result.expected
+
+
+def test_what_needs_sms_is_off_on_a_device_without_them() -> None:
+    assert PROBES.keys() - ANSWERS.keys() == {"engine"}
+    assert run_probe("engine", CPU).found == Unanswered("the device cpu has no SMs", off=True)
+
+
+@pytest.mark.parametrize(("name", "size"), [("stalls", "16 MiB"), ("registration", "2 MiB"), ("largest", "1 MiB")])
+def test_a_probe_that_could_pin_nothing_says_so(name: str, size: str) -> None:
+    result = finding(name, "pin-limit=1")
+    assert result.answer == f"refused: register {size} OUT_OF_MEMORY"
+    assert not result.expected
+
+
+def test_a_refused_registration_is_counted() -> None:
+    tries = "refused 2 of 2 times with memory of the device"
+    expected = f"64 MiB in one call: {tries} free (OUT_OF_MEMORY), {tries} in use (OUT_OF_MEMORY); a copy across"
+    assert finding("registration", "pin-limit=67108864").answer.startswith(expected)
 
 
 def test_the_limit_of_inline_copies_is_exact_to_512_bytes() -> None:
@@ -89,7 +107,7 @@ def test_wrong_bytes_are_counted() -> None:
 def test_a_hanging_stream_is_a_finding_and_its_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "DEADLINE_S", 3)
     result = finding("lifetime", "hang@call=0")
-    assert result.answer == "the process hangs: no answer within 3 s (1 descriptors, h2d)"
+    assert result.answer == "no answer within 3 s; the process was killed (1 descriptors, h2d)"
     assert not result.expected
     assert not [process for process in children() if "kvbench.probe" in process]
 

@@ -1,11 +1,65 @@
-"""How many descriptors one call takes, of mixed sizes and repeated, and from how many on it blocks its caller."""
+"""What a call accepts: streams and captures, and numbers of descriptors."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from kvbench.cells.axes import Direction
+from kvbench.engine.device import EngineError, begin_capture, end_capture
 from kvbench.probe.common import ProbeFinding
 from kvbench.probe.probe_bench import Blocks, ProbeBench
 from kvbench.units import KIB
+
+# The driver's handles: CU_STREAM_LEGACY, which is also what 0 means, and CU_STREAM_PER_THREAD.
+_LEGACY, _PER_THREAD = 0, 2
+
+
+def capture(bench: ProbeBench) -> ProbeFinding:
+    """Call on each stream and in a capture, in both directions; the answer names the error of each refusal."""
+    blocks = Blocks(bench, [16 * KIB] * 16)
+
+    def on(stream: int, direction: Direction) -> None:
+        bench.submit(blocks.arrays(direction), direction, stream)
+        bench.device.driver.synchronize(stream)
+
+    def captured(direction: Direction) -> None:
+        driver, stream, arrays = bench.device.driver, bench.stream.handle, blocks.arrays(direction)
+        begin_capture(driver, stream)
+        try:
+            bench.submit(arrays, direction)
+        except EngineError:
+            with suppress(EngineError):  # the refused call can have ended the capture
+                end_capture(driver, stream)
+            raise
+        end_capture(driver, stream)
+
+    calls = {
+        "legacy stream": lambda direction: on(_LEGACY, direction),
+        "per-thread stream": lambda direction: on(_PER_THREAD, direction),
+        "capture": captured,
+    }
+    refusals = {name: _refusal(bench, name, work) for name, work in calls.items()}
+    answer = "; ".join(f"{name}: {why or 'allowed'}" for name, why in refusals.items())
+    return ProbeFinding(
+        answer=answer,
+        number=sum(map(bool, refusals.values())),
+        unit="of 3",
+        of="places that refuse the call",
+        expected=bool(refusals["legacy stream"]) and not refusals["per-thread stream"],
+    )
+
+
+def _refusal(bench: ProbeBench, name: str, work: Callable[[Direction], None]) -> str:
+    refusals = []
+    for direction in Direction:
+        bench.step(f"{name}, {direction}")
+        try:
+            work(direction)
+        except EngineError as error:
+            refusals.append(f"{direction} refused ({error.name})")
+    both = {refusal.partition(" ")[2] for refusal in refusals}
+    return both.pop() if len(refusals) == len(Direction) and len(both) == 1 else ", ".join(refusals)
+
 
 # 51 828 mixed descriptors crashed a driver in public, and more than 8192 another.
 _COUNTS: Final = (1, 1024, 8192, 32_768, 51_828, 65_536, 131_072, 200_000)
@@ -19,7 +73,7 @@ def _sizes(count: int) -> list[int]:
     return [28 * KIB if i % 256 == 255 else _SIZES[i % len(_SIZES)] for i in range(count)]
 
 
-def probe(bench: ProbeBench) -> ProbeFinding:
+def count(bench: ProbeBench) -> ProbeFinding:
     """Copy up to 200 000 blocks in one call, on an idle and on a busy stream, in both directions, and compare them."""
     wrong = blocking = 0
     us_each = taken_us = 0.0

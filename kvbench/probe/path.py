@@ -1,0 +1,186 @@
+"""What moves the bytes of a batched copy: the CPU inside the call, or the copy engine, or SMs."""
+
+import ctypes
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from kvbench.cells.axes import Direction, Order
+from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES
+from kvbench.engine.device import Event, Stream
+from kvbench.engine.nvrtc import cached_cubin
+from kvbench.errors import KvbenchError
+from kvbench.machine.observation import identity
+from kvbench.probe.common import ProbeFinding, Unanswered
+from kvbench.probe.probe_bench import Arrays, Blocks, ProbeBench
+from kvbench.units import KIB, MIB, size_text
+
+_BLOCKS: Final = 256
+_STEP: Final = 512
+_LARGEST: Final = 256 * KIB
+# Where to look for a size that is copied inside the call, before the limit is bisected.
+_TRIED: Final = (16 * KIB, 8 * KIB, 4 * KIB)
+# Of the probe `engine`. The kernel holds the SMs so long; what completes within this share of it did not need them.
+_ENGINE_SIZES: Final = (4 * KIB, 64 * KIB)
+_FLAGS: Final = {"without the prefer-overlap flag": 0, "with it": 1}
+_HOLD_MS: Final = 100
+_SEEN_SHARE: Final = 0.7
+_STARTED_S: Final = 0.002
+# About 5 ms of a link of 50 GB/s.
+_PENDING_BYTES: Final = 256 * MIB
+_WARP: Final = 32
+# CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR
+_BLOCKS_A_SM: Final = 106
+# The host device does not copy inside the call.
+_EXPECTED: Final = {"cuda": CPU_INLINE_UP_TO_BYTES, "cpu": 0}
+
+
+def inline(bench: ProbeBench) -> ProbeFinding:
+    """Bisect the limit to 512 bytes for each direction and order on an idle stream; then try it on a busy one."""
+    blocks = Blocks(bench, [_LARGEST] * _BLOCKS)
+    limits: dict[tuple[Direction, Order], int] = {}
+    for direction in Direction:
+        for order in Order:
+            bench.step(f"{direction}, order {order}")
+            limits[direction, order] = _limit(partial(_inline, bench, blocks, direction, order))
+    largest = max(limits.values())
+    size = largest or _TRIED[0]
+    calls = [partial(bench.submit, blocks.arrays(direction, size=size), direction) for direction in Direction]
+    busy = [not bench.gated(call)[1] for call in calls]
+    by_direction = {direction: {limits[direction, order] for order in Order} for direction in Direction}
+    h2d_only = by_direction == {Direction.H2D: {largest}, Direction.D2H: {0}}
+    device = bench.device
+    bar1 = identity(device.name, "", pci_bus_id=device.driver.info.pci_bus_id or None)["bar1_bytes"]
+    return ProbeFinding(
+        answer=_answer(limits, any(busy)),
+        number=largest / KIB,
+        unit="KiB",
+        of="largest block that the CPU copies inside the call",
+        expected=h2d_only and not any(busy) and largest == _EXPECTED[device.kind],
+        figures={
+            **{f"{direction}_{order}_kib": limit / KIB for (direction, order), limit in limits.items()},
+            **({"bar1_mib": bar1 / MIB} if isinstance(bar1, int) else {}),
+        },
+    )
+
+
+def _inline(bench: ProbeBench, blocks: Blocks, direction: Direction, order: Order, size: int) -> bool:
+    return bench.copies_inline(blocks.arrays(direction, order, size), direction)
+
+
+def _limit(inline: Callable[[int], bool]) -> int:
+    """Return the largest block in bytes that is copied inside the call, 0 if none is; at most _LARGEST."""
+    low = next((size for size in _TRIED if inline(size)), 0)
+    if not low or inline(_LARGEST):
+        return low and _LARGEST
+    high = _LARGEST
+    while high - low > _STEP:
+        middle = (low + high) // 2 // _STEP * _STEP
+        low, high = (middle, high) if inline(middle) else (low, middle)
+    return low
+
+
+def _answer(limits: dict[tuple[Direction, Order], int], busy: bool) -> str:
+    parts = []
+    for direction in Direction:
+        of_orders = {order: limits[direction, order] for order in Order}
+        by_order = {order: f"up to {size_text(limit)}" if limit else "none" for order, limit in of_orders.items()}
+        if len(set(by_order.values())) == 1:
+            parts.append(f"{direction} {by_order[Order.STREAM]}, every order")
+        else:
+            parts.append(f"{direction} " + ", ".join(f"{order} {limit}" for order, limit in by_order.items()))
+    idle = f"on an idle stream: {'; '.join(parts)}" if any(limits.values()) else "on an idle stream: none"
+    return f"{idle}; on a busy stream: {'the call waits' if busy else 'none'}"
+
+
+def engine(bench: ProbeBench) -> ProbeFinding | Unanswered:
+    """Hold every SM by a kernel, and see whether a batched copy on another stream completes meanwhile.
+
+    A plain copy keeps that stream busy at the call, so that the CPU does not copy. A kernel in place of the batched
+    copy must not complete: then the answer would mean nothing.
+    """
+    if not bench.device.is_cuda:
+        return Unanswered(f"the device {bench.device.name} has no SMs", off=True)
+    sms, pending, needs_sms = _HeldSms(bench), Blocks(bench, [_PENDING_BYTES]), {}
+    if _completes(bench, sms, lambda: bench.device.driver.delay(1000, bench.stream.handle)):
+        return Unanswered("a kernel ran although another one held every SM")
+    for size in _ENGINE_SIZES:
+        blocks = Blocks(bench, [size] * _BLOCKS)
+        for direction in Direction:
+            for flag in _FLAGS:
+                bench.step(f"{size_text(size)} blocks, {direction}, {flag}", size / KIB, "KiB")
+                arrays = blocks.arrays(direction)
+                arrays.attributes[-1] = _FLAGS[flag]
+
+                def submit(arrays: Arrays = arrays, direction: Direction = direction) -> None:
+                    sides = pending.card, pending.host
+                    pending.move(*(sides if direction is Direction.H2D else sides[::-1]), direction)
+                    bench.submit(arrays, direction)
+
+                needs_sms[size, direction, flag] = not _completes(bench, sms, submit)
+    answers = {flag: _movers({key[:2]: needs for key, needs in needs_sms.items() if key[2] == flag}) for flag in _FLAGS}
+    return ProbeFinding(
+        answer="; ".join(f"{flag}: {answer}" for flag, answer in answers.items()),
+        number=sum(needs_sms.values()),
+        unit=f"of {len(needs_sms)} cases",
+        of="batched copies that need SMs",
+        expected=not any(needs_sms.values()),
+    )
+
+
+def _movers(needs_sms: dict[tuple[int, Direction], bool]) -> str:
+    if len(set(needs_sms.values())) == 1:
+        return "SMs" if any(needs_sms.values()) else "the copy engine"
+    return "SMs for " + ", ".join(f"{size_text(key[0])} {key[1]}" for key, needs in needs_sms.items() if needs)
+
+
+def _completes(bench: ProbeBench, sms: "_HeldSms", work: Callable[[], object]) -> bool:
+    """Whether `work` on the stream completes while every SM is held."""
+    done = Event(bench.device.driver)
+    until_s = sms.hold() + _SEEN_SHARE * _HOLD_MS / 1e3
+    work()
+    done.record(bench.stream.handle)
+    completed = done.completed()
+    while not completed and time.monotonic() < until_s:
+        completed = done.completed()
+    in_time = completed and time.monotonic() < until_s
+    sms.release()
+    bench.stream.synchronize()
+    return in_time
+
+
+class _HeldSms:
+    """A kernel that takes every slot for thread blocks on the GPU, so that no other kernel can start."""
+
+    def __init__(self, bench: ProbeBench) -> None:
+        self._driver, self._stream = bench.device.driver, Stream(bench.device.driver)
+        self._library = ctypes.CDLL("libcuda.so.1")
+        self._driver.bind_thread()
+        module, self._kernel = ctypes.c_void_p(), ctypes.c_void_p()
+        cubin, device, slots = cached_cubin("delay", bench.device.arch), ctypes.c_int(), ctypes.c_int()
+        self._call("cuModuleLoadData", ctypes.byref(module), cubin)
+        self._call("cuModuleGetFunction", ctypes.byref(self._kernel), module, b"kvbench_delay")
+        self._call("cuCtxGetDevice", ctypes.byref(device))
+        self._call("cuDeviceGetAttribute", ctypes.byref(slots), _BLOCKS_A_SM, device)
+        self._blocks = slots.value * bench.device.driver.info.sm_count
+
+    def hold(self) -> float:
+        """Hold every SM for _HOLD_MS from now on; return the time, monotonic, at which the kernel was launched."""
+        delay_ns = ctypes.c_uint64(_HOLD_MS * 1_000_000)
+        arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(delay_ns), ctypes.c_void_p))
+        stream = ctypes.c_void_p(self._stream.handle)
+        self._driver.bind_thread()
+        began_s = time.monotonic()
+        self._call("cuLaunchKernel", self._kernel, self._blocks, 1, 1, _WARP, 1, 1, 0, stream, arguments, None)
+        time.sleep(_STARTED_S)
+        return began_s
+
+    def release(self) -> None:
+        """Wait until the kernel has ended."""
+        self._stream.synchronize()
+
+    def _call(self, function: str, *arguments: object) -> None:
+        error = getattr(self._library, function)(*arguments)
+        if error:
+            raise KvbenchError(f"{function}: CUDA error {error}")
