@@ -3,17 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 
 from kvbench.errors import UsageError
 from kvbench.files import write_whole
 from kvbench.report import preamble
-from kvbench.report.charts.palette import inks
-from kvbench.report.charts.plot import LinePlot
 from kvbench.report.document import PAGE_FILE, render_markdown
-from kvbench.report.html.page import html_page
+from kvbench.report.html import html_page
 from kvbench.report.model import Chapter, Code, Part, Report, Section, Text, plain
 from kvbench.report.sections import sections_of
 from kvbench.report.tables import is_footnote
@@ -21,6 +19,9 @@ from kvbench.report.view import View, views_of
 from kvbench.results import Run
 from kvbench.results.frame import as_csv
 from kvbench.tune.answer import machine_text
+
+if TYPE_CHECKING:
+    from kvbench.report.charts.figure import Drawing
 
 # In a report of more runs, a section does not name the others that could fill it: to know takes as long as its tables.
 _MOST_NAMED: Final = 20
@@ -136,20 +137,16 @@ def write_files(files: Mapping[str, bytes], out: Path) -> list[Path]:
 def report_files(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progress = silent) -> dict[str, bytes]:
     """Return the report of `runs` as file name -> content, report.md first; the same runs give the same bytes."""
     # matplotlib takes a third of a second to import, which a report without files does not need
-    from kvbench.report.charts.heatmap import draw_map
-    from kvbench.report.charts.line_chart import draw_lines
+    from kvbench.report.charts.panels import draw
 
     report = report_of(runs, unread, progress)
-    colours = inks(backend for view in report.views for backend in view.frame["backend"])
-    drawn: dict[str, dict[str, bytes]] = {}
+    drawn: dict[str, Drawing] = {}
     for number, chart in enumerate(report.charts, start=1):
         progress("chart", number, len(report.charts))
-        plot, text = chart.plot, chart.head
-        drawn[chart.stem] = draw_lines(plot, text, colours) if isinstance(plot, LinePlot) else draw_map(plot, text)
-    pictures = {stem: formats["png"] for stem, formats in drawn.items()}
-    files = {REPORT_FILE: render_markdown(report).encode(), PAGE_FILE: html_page(report, colours, pictures).encode()}
+        drawn[chart.stem] = draw(chart.plot, chart.head)
+    files = {REPORT_FILE: render_markdown(report).encode(), PAGE_FILE: html_page(report, drawn).encode()}
     for chart in report.charts:
-        files |= {f"{chart.stem}.{suffix}": data for suffix, data in drawn[chart.stem].items()}
+        files |= {f"{chart.stem}.{suffix}": data for suffix, data in drawn[chart.stem].files.items()}
         files[f"{chart.stem}.csv"] = as_csv(chart.points)
     for name, table in report.files.items():
         rows = [[plain(cell) for cell in row] for row in table.rows]

@@ -63,7 +63,7 @@ def _parts(report: Report) -> Iterator[str]:
     if report.failed:
         yield f"## Failed cells\n\nThey have no figures.\n\n{_table(report.failed)}"
     yield from _listed("Definitions", [*report.definitions, *chance_note(report.comparisons)])
-    yield f"[{PAGE_FILE}]({PAGE_FILE}) has the same content, charts that zoom, and every cell with its raw samples."
+    yield f"[{PAGE_FILE}]({PAGE_FILE}) has the same content, the figures of every point, and a table of every cell."
 
 
 def _listed(heading: str, lines: Sequence[Text]) -> Iterator[str]:

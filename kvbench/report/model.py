@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pandas as pd
 
 if TYPE_CHECKING:
-    from kvbench.report.charts.plot import ChartText, LinePlot, MapPlot
+    from kvbench.report.charts.plot import ChartText, Plot
     from kvbench.report.view import View
 
 MOST_FINDINGS: Final = 8
@@ -74,7 +74,7 @@ class Chart:
 
     stem: str
     text: "ChartText"
-    plot: "LinePlot | MapPlot"
+    plot: "Plot"
     points: pd.DataFrame
     finding: str = ""
 

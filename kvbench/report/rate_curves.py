@@ -13,15 +13,17 @@ from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, PlotRoof
 from kvbench.report.model import Chart
 from kvbench.report.numbers import TIMES, bytes_size, noun
-from kvbench.report.tables import chart_text, includes, label_of, line_of, rows_of
+from kvbench.report.tables import chart_text, includes, label_of, line_of, main_path, rows_of
 from kvbench.report.view import DIRECTIONS, SERIES, STATES, Pinned, View, by_direction, ceiling_of, fullest, pin, where
+from kvbench.results.schema import EffectivePath
+from kvbench.text import ends
 from kvbench.units import two_digits
 
 MIN_SIZES: Final = 4
 MIN_COUNTS: Final = 3
 # More rows of panels than these take longer to draw than to read: the tables have them all.
 MOST_ROWS: Final = 4
-GBPS: Final = PlotAxis("GB/s", "figure", "linear")
+GBPS: Final = PlotAxis("GB/s", "figure", "rate")
 RATES: Final = ("gbps", "gbps_q1", "gbps_q3")
 _AXES: Final = {
     "block_bytes": PlotAxis("block size", "bytes", "log2"),
@@ -60,6 +62,10 @@ class RateCurve:
 
     def column(self, name: str) -> list[float]:
         return [float(value) for value in self.points[name]]
+
+    def path_at(self, x: int) -> str:
+        """Return the path of most visits at a point."""
+        return main_path(self.points["path"].iloc[list(self.x).index(x)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,52 +131,73 @@ def cliff_parts(cliff: Cliff) -> tuple[str, str, str]:
     return sizes, f"{TIMES}{two_digits(cliff.height)}", f"{TIMES}{two_digits(cliff.excess)}"
 
 
-def curve_chart(view: View, stem: str, curves: RateCurves, rows: Mapping[int, str], title: str) -> Chart:
-    """Return the chart of a run's curves, a row of panels for each of `rows`, which ends their titles."""
+def curve_chart(
+    view: View, stem: str, curves: RateCurves, rows: Mapping[int, str], title: str, finding: str = ""
+) -> Chart:
+    """Return the chart of a run's curves, a row of panels for each of `rows`, which ends their titles.
+
+    Without a `finding` it is titled by its largest jump, or by the SMs that suffice.
+    """
     shown = [curve for panel in rows for direction in DIRECTIONS for curve in curves.at(panel, direction)]
     points = pd.concat([curve.points for curve in shown])
     footer = [*includes(points["stream_state"], "GB/s"), curves.pinned.settings(points)]
     text = chart_text(view, title, points, "band: quartiles", footer)
-    plot = curve_plot(view.label, curves, rows)
     columns = list(dict.fromkeys((*POINT_COLUMNS, curves.over)))
-    return Chart(f"{stem}-{view.label}", text, plot, points[columns])
+    found = finding or _finding(shown, curves.over)
+    return Chart(f"{stem}-{view.label}", text, _curve_plot(curves, rows), points[columns], found)
 
 
-def curve_plot(
-    run: str, curves: RateCurves, rows: Mapping[int, str], y: PlotAxis = GBPS, columns: Sequence[str] = RATES
-) -> LinePlot:
+def _finding(curves: Sequence[RateCurve], over: str) -> str:
+    """Return what a chart of curves shows, "" where they show no jump and no knee."""
+    cliffs = [(curve, cliff) for curve in curves if (cliff := curve.cliff)] if over == "block_bytes" else []
+    if cliffs:
+        curve, cliff = max(cliffs, key=lambda one: one[1].excess)
+        below, above = (curve.path_at(size) for size in (cliff.below_bytes, cliff.above_bytes))
+        if not cliff.rises:
+            return f"{curve.backend} {curve.direction}, from {bytes_size(cliff.above_bytes)} on: {_height(cliff)} GB/s"
+        cause = "the CPU copies, " if below == EffectivePath.CPU_INLINE != above else ""
+        where_slow = f"{curve.backend} {curve.direction}, {bytes_size(cliff.below_bytes)} and below"
+        return f"{where_slow}: {cause}{_height(cliff)} slower"
+    knees: dict[str, list[int]] = {}
+    for curve in curves if over == "sms" else ():
+        knees.setdefault(curve.backend, []).extend([curve.knee] if curve.knee else [])
+    known = [f"{backend}: {ends(counts, str)} SMs suffice" for backend, counts in knees.items() if counts]
+    return "; ".join(known)
+
+
+def _curve_plot(curves: RateCurves, rows: Mapping[int, str]) -> LinePlot:
     """Return a row of panels for each of `rows`, a panel for each direction.
 
-    Lines of one backend are told apart by the stream's state; `columns` of the points hold what is drawn and the ends
-    of its band. Only GB/s have a ceiling, roofs and marks.
+    Lines of one backend are told apart by the stream's state.
     """
     points = pd.concat([curve.points for curve in curves.curves if curve.panel in rows])
 
     def line(curve: RateCurve) -> PlotLine:
         alike = where(points, backend=curve.backend, stream_state=curve.state)
         backend = curve.backend if curves.over == "sms" else label_of(curve.backend, alike)
-        marks = _marks(curve, curves.over) if y is GBPS else ()
         label, variant = f"{backend}, {curve.state} stream", STATES.index(curve.state)
-        rows = rows_of(curve.points, "backend", "cell_id", *columns)
-        return line_of(run, label, curve.x, rows, columns, marks, variant)
+        rows = rows_of(curve.points, "backend", *RATES)
+        return line_of(label, curve.x, rows, RATES, _marks(curve, curves.over), variant)
 
     def panel(number: int, label: str, direction: str, cells: pd.DataFrame) -> PlotPanel:
         panel_curves = curves.at(number, direction)
         title, lines = f"{direction}{label}", [line(curve) for curve in panel_curves]
-        if y is not GBPS:
-            return PlotPanel(title, lines)
         return PlotPanel(title, lines, ceiling_of(cells), _roofs(panel_curves, curves.over))
 
     sides = by_direction(where(curves.cells, status="ok")).items()
     grid = [[panel(number, label, *side) for side in sides] for number, label in rows.items()]
-    return LinePlot(_AXES[curves.over], y, grid)
+    return LinePlot(_AXES[curves.over], GBPS, grid)
+
+
+def _height(cliff: Cliff) -> str:
+    return f"{two_digits(cliff.height)}x" if cliff.rises else f"{two_digits(100 * (1 - 1 / cliff.height))}% less"
 
 
 def _marks(curve: RateCurve, over: str) -> list[PlotMark]:
     if over == "block_bytes" and (cliff := curve.cliff):
-        return [PlotMark(cliff.below_bytes, cliff.above_bytes, cliff_text(cliff))]
+        return [PlotMark(cliff.below_bytes, cliff.above_bytes, _height(cliff))]
     if over == "sms" and (knee := curve.knee):
-        return [PlotMark(knee, knee, f"knee: {knee_text(curve)}")]
+        return [PlotMark(knee, knee, knee_text(curve))]
     return []
 
 

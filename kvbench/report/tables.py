@@ -268,7 +268,6 @@ def grid_table(cells: pd.DataFrame, show: Callable[[Row], Text]) -> tuple[list[s
 
 
 def line_of(
-    run: str,
     label: str,
     x: Sequence[float],
     rows: Sequence[Row],
@@ -279,5 +278,4 @@ def line_of(
     """Return the line of cells of one backend; `columns` hold what is drawn and the ends of its band, if it has one."""
     middle, *_ = columns
     y, low, high = ([float(row[name] if math.isfinite(row[name]) else row[middle]) for row in rows] for name in columns)
-    ids = [str(row["cell_id"]) for row in rows]
-    return PlotLine(run, label, str(rows[0]["backend"]), x, y, low, high, ids, marks, variant)
+    return PlotLine(label, str(rows[0]["backend"]), x, y, low, high, marks, variant)

@@ -6,8 +6,7 @@ from typing import Any, Final
 import pandas as pd
 
 from kvbench.report import markdown
-from kvbench.report.charts.line_chart import draw_lines
-from kvbench.report.charts.palette import inks
+from kvbench.report.charts.panels import draw
 from kvbench.report.charts.plot import ChartText, LinePlot, PlotAxis, PlotLine, PlotPanel
 from kvbench.report.numbers import count, figure
 from kvbench.results.frame import as_csv
@@ -96,18 +95,23 @@ def _powers(most: int) -> list[int]:
 def _chart(
     stem: str, heading: str, axis: str, title: str, shares: Mapping[str, Mapping[str, Mapping[int, float]]]
 ) -> dict[str, bytes]:
-    panels = [PlotPanel(SIDES[direction], [*map(_line, lines, lines.values())]) for direction, lines in shares.items()]
+    panels = [
+        PlotPanel(SIDES[direction], [_line(*line, variant) for variant, line in enumerate(lines.items())])
+        for direction, lines in shares.items()
+    ]
     plot = LinePlot(PlotAxis(axis, "count", "log2"), PlotAxis("share, %", "figure", "linear"), [panels])
-    drawn = draw_lines(plot, ChartText(heading, title, (), ""), inks(line.backend for line in plot.lines))
+    drawn = draw(plot, ChartText(heading, title, (), ""))
     points = [
         {"direction": direction, "line": name, "blocks": at, "share_percent": share}
         for direction, lines in shares.items()
         for name, steps in lines.items()
         for at, share in steps.items()
     ]
-    return {f"{stem}.{kind}": data for kind, data in drawn.items()} | {f"{stem}.csv": as_csv(pd.DataFrame(points))}
+    return {f"{stem}.{kind}": data for kind, data in drawn.files.items()} | {
+        f"{stem}.csv": as_csv(pd.DataFrame(points))
+    }
 
 
-def _line(name: str, shares: Mapping[int, float]) -> PlotLine:
+def _line(name: str, shares: Mapping[int, float], variant: int) -> PlotLine:
     x, y = list(map(float, shares)), list(shares.values())
-    return PlotLine("", name, name, x, y, y, y, [""] * len(x))
+    return PlotLine(name, name, x, y, y, y, variant=variant)

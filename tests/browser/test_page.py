@@ -1,4 +1,4 @@
-"""The report's page in a real browser: charts that zoom and switch lines, cells looked up, strings that stay text."""
+"""The report's page in a real browser: lines and scales switched, cells looked up, strings that stay text."""
 
 import re
 from collections.abc import Callable
@@ -12,11 +12,12 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
-from kvbench.report.build import write_report
+from kvbench.report.build import report_files, report_of, write_report
 from kvbench.results import Note, Record, Run
+from kvbench.units import parse_size
 from tests import synthetic
 from tests.reports import made_run
-from tests.unit.report.test_html import page_of as html_of
+from tests.reports import page_of as html_of
 from tests.unit.report.test_report import HOSTILE
 
 Open = Callable[..., Page]
@@ -25,10 +26,11 @@ WANTED = Cell.from_strings(
 )
 
 
-def page_of(folder: Path, records: list[Record], **info: object) -> Path:
-    """Write the page of a run without pictures of its charts, which take long to draw."""
+def page_of(folder: Path, records: list[Record], *, drawn: bool = False, **info: object) -> Path:
+    """Write the page of a run, by default without its charts, which take long to draw."""
     file = folder / "report.html"
-    file.write_text(html_of(made_run(folder, records, synthetic.info(**info))))  # type: ignore[arg-type]
+    run = made_run(folder, records, synthetic.info(**info))  # type: ignore[arg-type]
+    file.write_text(report_files([run])["report.html"].decode() if drawn else html_of(report_of([run])))
     return file
 
 
@@ -52,80 +54,90 @@ def page(opened: Open, cliff: tuple[Run, Path]) -> Page:
 def figure_of(page: Page, name: str = "chart-cliff-run") -> Locator:
     figure = page.locator(f"#{name}")
     figure.scroll_into_view_if_needed()
-    expect(figure.locator("canvas").first).to_be_visible()
     return figure
 
 
-def painted(page: Page, figure: Locator) -> list[str]:
-    """Return what the panels of a chart look like."""
-    page.mouse.move(0, 0)
-    page.wait_for_timeout(100)
-    return figure.locator("canvas").evaluate_all("canvases => canvases.map(canvas => canvas.toDataURL())")
+def seen(figure: Locator, series: int) -> int:
+    """Return how many parts of a line are shown."""
+    return figure.locator(f".s{series} > path:visible").count()
 
 
-def drag(page: Page, over: Locator, start: tuple[float, float], end: tuple[float, float]) -> None:
-    box = over.bounding_box()
-    assert box
-    for act, (x, y) in ((page.mouse.down, start), (page.mouse.up, end)):
-        page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=5)
-        act()
-
-
-def tip_at(page: Page, over: Locator, x: float) -> str:
-    """Move the pointer down along one place of a chart until it is near a point, and return what is said of it."""
-    box = over.bounding_box()
-    assert box
-    for step in range(50):
-        page.mouse.move(box["x"] + x * box["width"], box["y"] + step / 50 * box["height"])
-        if (tip := page.locator("#tip")).is_visible():
-            return tip.inner_text()
-    return ""
-
-
-def test_a_drag_zooms_and_a_double_click_resets(page: Page) -> None:
+def test_a_key_of_the_legend_switches_its_line(page: Page) -> None:
     figure = figure_of(page)
-    over = figure.locator(".u-over").first
-    whole = painted(page, figure)
-    assert "1\N{NO-BREAK SPACE}KiB" in tip_at(page, over, 0.04)
-    drag(page, over, (0.5, 0.5), (0.9, 0.5))
-    zoomed = painted(page, figure)
-    assert zoomed[0] != whole[0]
-    assert zoomed[1] == whole[1]
-    assert "1\N{NO-BREAK SPACE}KiB" not in tip_at(page, over, 0.04)
-    over.dblclick()
-    assert painted(page, figure) == whole
+    key = figure.get_by_label("triton (12 SMs), idle stream")
+    series = int(re.sub(r"\D", "", key.get_attribute("class") or ""))
+    others, shown = seen(figure, 0), seen(figure, series)
+    key.focus()
+    page.keyboard.press("Space")
+    assert seen(figure, series) == 0 < shown
+    assert seen(figure, 0) == others > 0
+    key.click()
+    assert seen(figure, series) == shown
 
 
-# What stands above the lines of a panel: how high that is in pixels, and what is painted there.
-LABELS = """canvas => {
-  const { offsetTop, offsetLeft, offsetWidth } = canvas.parentNode.querySelector(".u-over");
-  const [height, left, width] = [offsetTop - 4, offsetLeft, offsetWidth].map((size) => size * devicePixelRatio);
-  const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
-  copy.drawImage(canvas, -left, 0);
-  const pixels = copy.getImageData(0, 0, width, height).data;
-  return [height, pixels.reduce((sum, value, index) => (sum * 31 + value * (index % 997)) % 2147483647, 0)];
-}"""
-
-
-def test_labels_stand_above_the_lines_after_a_zoom_too(opened: Open, tmp_path: Path) -> None:
-    cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
-    page = opened(page_of(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(cells)]))
+def test_a_switch_changes_between_two_scales(page: Page) -> None:
     figure = figure_of(page)
-    canvas = figure.locator("canvas").first
-    height, labels = canvas.evaluate(LABELS)
-    other_height, blank = figure.locator("canvas").last.evaluate(LABELS)
-    assert height >= other_height + 15
-    assert labels != 0 == blank
-    drag(page, figure.locator(".u-over").first, (0.5, 0.5), (0.9, 0.9))
-    page.mouse.move(0, 0)
-    page.wait_for_timeout(100)
-    assert canvas.evaluate(LABELS) == [height, labels]
+    panels = figure.locator(".panels")
+    assert [view.is_visible() for view in panels.all()] == [True, False]
+    figure.get_by_label("Linear axis").click()
+    assert [view.is_visible() for view in panels.all()] == [False, True]
+
+
+def test_charts_of_other_figures_have_no_switch_of_scales(opened: Open, tmp_path: Path) -> None:
+    cells = [Cell("sm", Direction.D2H, 4096, 16384, sms=sms, neighbour=Neighbour.GEMM) for sms in (1, 2)]
+    visits = [visit for cell in cells for visit in synthetic.beside(cell, 1.2, 20.0 + (cell.sms or 0))]
+    page = opened(page_of(tmp_path, [*synthetic.ceilings(), *visits], drawn=True))
+    figure = figure_of(page, "chart-neighbour-gemm-run")
+    expect(figure.locator("svg[role=img]")).to_have_count(1)
+    expect(figure.locator(".scale")).to_have_count(0)
+    for sms in ("1 SM", "2 SMs"):
+        expect(figure.locator("svg text", has_text=re.compile(f"^{sms}$"))).to_have_count(1)
+
+
+def test_a_point_says_its_figures_where_the_pointer_is(page: Page) -> None:
+    tip = figure_of(page).locator(".tip:visible").last
+    box = tip.bounding_box()
+    assert box
+    hit = "([x, y]) => document.elementFromPoint(x, y)?.querySelector('title')?.textContent ?? ''"
+    said = page.evaluate(hit, [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2])
+    line, point = r"\w+(?: \(12 SMs\))?, \w+ stream", r"block size .*: [\d.]+ GB/s"
+    assert re.fullmatch(rf"{line}\n{point}\nquartiles [\d.]+ to [\d.]+", said)
 
 
 def test_no_two_keys_of_a_legend_look_alike(page: Page) -> None:
-    keys = figure_of(page).locator(".legend svg").evaluate_all("keys => keys.map(key => key.outerHTML)")
-    assert len(keys) == 3 * 2 + 1
+    keys = figure_of(page).locator(".legend svg").evaluate_all(KEYS)
+    assert len(keys) == 3 * 2
     assert len(set(keys)) == len(keys)
+
+
+# What keys are made of, wherever they stand.
+KEYS = """keys => keys.map(key => key.innerHTML.replace(/ [xy]="[^"]*"| d="[^"]*"/g, ""))"""
+# The labels of the x axis that overlap another.
+TOUCHING = """svgs => svgs.flatMap((svg) => {
+  const { bottom, height } = svg.getBoundingClientRect();
+  const boxes = [...svg.querySelectorAll("text")].map((text) => [text.textContent, text.getBoundingClientRect()]);
+  const ticks = boxes.filter(([, box]) => box.top > bottom - 0.14 * height);
+  const touch = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom - 2 && b.top < a.bottom - 2;
+  return ticks.filter(([, a], n) => ticks.some(([, b], m) => m > n && touch(a, b))).map(([text]) => text);
+})"""
+WIDTHS = "svgs => svgs.map((svg) => svg.getBoundingClientRect().width)"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_tick_labels_do_not_touch_and_drawings_use_the_width(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    panels = figure_of(page).locator(".panels:visible svg")
+    assert panels.evaluate_all(TOUCHING) == []
+    assert min(panels.evaluate_all(WIDTHS)) > (560 if width == 1280 else 340)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_printed_drawings_use_the_width(page: Page) -> None:
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 700, "height": 900})
+    panels = figure_of(page).locator(".panels:visible svg")
+    assert panels.evaluate_all(TOUCHING) == []
+    assert min(panels.evaluate_all(WIDTHS)) > 330
 
 
 @pytest.mark.parametrize("width", [1440, 390])
@@ -135,17 +147,6 @@ def test_the_list_of_contents_fits(page: Page, width: int) -> None:
     cut = "nodes => nodes.filter(node => node.scrollWidth > node.clientWidth).length"
     assert page.locator("nav, nav li").evaluate_all(cut) == 0
     assert page.evaluate("document.querySelector('nav').offsetHeight") <= (50 if width == 1440 else 150)
-
-
-def test_tables_that_scroll_say_so(page: Page) -> None:
-    page.set_viewport_size({"width": 390, "height": 900})
-    page.wait_for_timeout(200)
-    wide = "nodes => nodes.map(node => [node.scrollWidth > node.clientWidth + 1, node.hasAttribute('data-scrolls')])"
-    tables = page.locator(".table").evaluate_all(wide)
-    assert {scrolls for scrolls, _ in tables} == {True, False}
-    assert all(scrolls == said for scrolls, said in tables)
-    hint = page.locator(".table[data-scrolls]").first.evaluate("node => getComputedStyle(node, '::before').content")
-    assert "Scroll sideways" in hint
 
 
 def test_tables_of_seven_numbers_of_blocks_fit_a_wide_window(opened: Open, tmp_path: Path) -> None:
@@ -161,174 +162,38 @@ def test_tables_of_seven_numbers_of_blocks_fit_a_wide_window(opened: Open, tmp_p
     assert page.locator("h2#cliff ~ .table").evaluate_all(wide) == []
 
 
-def test_the_look_up_shows_rate_share_and_path_first(page: Page) -> None:
-    heads = page.locator(".cells thead th").all_inner_texts()
-    assert heads[:4] == ["cell", "GB/s", "share", "path"]
-    page.get_by_role("searchbox").fill("batched h2d blocks=10000 16 KiB idle")
-    expect(page.locator("#found")).to_contain_text("1 of ")
-    name, gbps, share, path = page.locator(".cells tbody td").all_inner_texts()[:4]
-    assert name.replace("\N{NO-BREAK SPACE}", " ") == "batched h2d 10 000 \N{MULTIPLICATION SIGN} 16 KiB, idle"
-    assert share == f"{float(gbps) / synthetic.CEILING_GBPS:.0%}"
-    assert path == "copy engine"
-
-
-def test_the_keyboard_zooms_every_panel(page: Page) -> None:
-    figure = figure_of(page)
-    whole = painted(page, figure)
-    for name in ("Zoom in", "Right"):
-        before = painted(page, figure)
-        figure.get_by_role("button", name=name).focus()
-        page.keyboard.press("Enter")
-        assert all(old != new for old, new in zip(before, painted(page, figure), strict=True))
-    figure.get_by_role("button", name="Reset").focus()
-    page.keyboard.press("Enter")
-    assert painted(page, figure) == whole
-
-
-def test_the_keyboard_switches_between_linear_and_logarithmic_rates(page: Page) -> None:
-    figure = figure_of(page)
-    linear = painted(page, figure)
-    switch = figure.get_by_role("button", name="Logarithmic GB/s")
-    for pressed, changed in (("true", True), ("false", False)):
-        switch.focus()
-        page.keyboard.press("Enter")
-        expect(switch).to_have_attribute("aria-pressed", pressed)
-        assert all((old != new) == changed for old, new in zip(linear, painted(page, figure), strict=True))
-
-
-def test_charts_of_other_figures_have_no_switch_of_rates(opened: Open, tmp_path: Path) -> None:
-    cell = Cell("sm", Direction.D2H, 4096, 16384, sms=1, neighbour=Neighbour.GEMM)
-    page = opened(page_of(tmp_path, [*synthetic.ceilings(), *synthetic.beside(cell, 1.2, 20.0)]))
-    figure = figure_of(page, "chart-neighbour-gemm-run")
-    expect(figure.get_by_role("button", name="Reset")).to_be_visible()
-    expect(figure.get_by_role("button", name="Logarithmic GB/s")).to_have_count(0)
-
-
-def test_a_line_is_switched_off_and_on(page: Page) -> None:
-    figure = figure_of(page)
-    whole = painted(page, figure)
-    line = figure.get_by_role("button", name="triton (12 SMs), idle stream")
-    line.click()
-    expect(line).to_have_attribute("aria-pressed", "false")
-    assert painted(page, figure)[0] != whole[0]
-    over = figure.locator(".u-over").first
-    assert not any("triton (12 SMs), idle" in tip_at(page, over, step / 10) for step in range(11))
-    line.click()
-    assert painted(page, figure) == whole
-
-
-GOLD = """canvas => {
-  const { width, height } = canvas;
-  const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
-  copy.drawImage(canvas, 0, 0);
-  const pixels = copy.getImageData(0, 0, width, height).data;
-  let count = 0;
-  for (let at = 0; at < pixels.length; at += 4)
-    count += Math.abs(pixels[at] - 0xb6) + Math.abs(pixels[at + 1] - 0x8c) + Math.abs(pixels[at + 2] - 0x0c) < 30;
-  return count;
-}"""
-
-
-def test_auto_is_seen_where_it_lies_on_another_line(opened: Open, tmp_path: Path) -> None:
-    batched = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
-    auto = [Cell("auto", cell.direction, 256, cell.block_bytes, cell.stream_state) for cell in batched]
-    visits = synthetic.visits([*batched, *auto])
-    page = opened(page_of(tmp_path, [*synthetic.ceilings(), *visits]))
-    figure = figure_of(page)
-    seen = figure.locator("canvas").first.evaluate(GOLD)
-    for state in ("idle", "busy"):
-        figure.get_by_role("button", name=f"batched, {state} stream").click()
-    painted(page, figure)
-    assert seen > 0.4 * figure.locator("canvas").first.evaluate(GOLD) > 100
-
-
-def test_a_point_says_its_figures_and_opens_its_cell(page: Page) -> None:
-    said = tip_at(page, figure_of(page).locator(".u-over").first, 0.04)
-    line, point = r"(\w+)(?: \(12 SMs\))?, (\w+) stream", r"block size (.*): ([\d.]+) GB/s"
-    match = re.search(rf"{line}\n{point}\nquartiles [\d.]+ to [\d.]+", said)
-    assert match
-    page.mouse.down()
-    page.mouse.up()
-    backend, state, size, gbps = match.groups()
-    dialog = page.get_by_role("dialog")
-    expect(dialog.get_by_role("heading").first).to_have_text(
-        f"{backend} h2d, 10\N{NO-BREAK SPACE}000 blocks of {size}, {state} stream"
-        + (", 12 SMs" if backend == "triton" else "")
-    )
-    expect(dialog).to_contain_text(f"{gbps} (quartiles")
-
-
-def test_a_band_of_intervals_is_not_called_quartiles(opened: Open, tmp_path: Path) -> None:
-    cell = Cell("sm", Direction.D2H, 4096, 16384, sms=1, neighbour=Neighbour.GEMM)
-    visits = [
-        msgspec.structs.replace(synthetic.beside(cell, 1.2 + 0.01 * number, 20.0, 1)[0], round=number)
-        for number in range(6)
-    ]
-    page = opened(page_of(tmp_path, [*synthetic.ceilings(), *visits]))
-    over = figure_of(page, "chart-neighbour-gemm-run").locator(".u-over").first
-    said = tip_at(page, over, 0.5)
-    assert re.fullmatch(r"sm\nGB/s of the swaps 20.0: 1\.2\d slowdown\n95% interval 1\.20 to 1\.25", said)
-    page.mouse.down()
-    page.mouse.up()
-    expect(page.get_by_role("dialog").get_by_role("heading").first).to_contain_text("idle stream, 1 SM")
-    expect(page.get_by_role("dialog").get_by_role("heading").first).not_to_contain_text("SMs")
-
-
-def test_a_cell_is_looked_up_with_its_samples_and_command(opened: Open, cliff: tuple[Run, Path]) -> None:
-    run, file = cliff
-    page = opened(file, permissions=["clipboard-read", "clipboard-write"])
-    page.get_by_role("searchbox").fill("batched h2d blocks=10000 16KiB idle")
-    expect(page.locator("#found")).to_contain_text("1 of ")
-    page.locator(".cells tbody tr").click()
-    dialog = page.get_by_role("dialog")
-    expect(dialog.locator("circle")).to_have_count(60)
-    expect(dialog.locator(".strip")).to_contain_text("round 1")
-
-    dialog.get_by_role("button", name="Copy").click()
-    expect(dialog.locator("#copy")).to_have_text("Copied")
-    assert page.evaluate("navigator.clipboard.readText()") == WANTED.command()
-
-    dialog.locator("summary").click()
-    expect(dialog.locator(".numbers tbody tr")).to_have_count(60)
-    shown = dialog.locator(".numbers tbody tr").evaluate_all(
-        "rows => rows.map(row => [...row.cells].map(cell => Number(cell.textContent)))"
-    )
-    samples = run.samples()
-    cell_samples = samples[samples["cell_id"] == WANTED.id]
-    for at, name in ((0, "round"), (1, "sample"), (2, "caller_us"), (4, "wall_us")):
-        assert [row[at] for row in shown] == pytest.approx(list(cell_samples[name]), rel=6e-4)
-
-    dialog.get_by_role("combobox").select_option("caller_us")
-    expect(dialog.locator(".strip")).to_contain_text("caller_us, microseconds")
-    page.keyboard.press("Escape")
-    expect(dialog).to_have_count(0)
-
-
-def test_cells_without_figures_say_why(page: Page) -> None:
-    for status, reason in (("failed", "error: error 719"), ("skipped", "needs 9 GB")):
-        page.locator("select[data-axis=status]").select_option(label=status)
-        expect(page.locator("#found")).to_contain_text("1 of ")
-        page.locator(".open").focus()
-        page.keyboard.press("Enter")
-        expect(page.get_by_role("dialog")).to_contain_text(reason)
-        expect(page.get_by_role("dialog")).to_contain_text("This cell has none")
-        page.get_by_role("button", name="Close").click()
-
-
-def test_cells_are_filtered_and_sorted(opened: Open, cliff: tuple[Run, Path]) -> None:
+def test_a_cell_is_looked_up(opened: Open, cliff: tuple[Run, Path]) -> None:
     run, file = cliff
     page = opened(file)
-    page.locator("select[data-axis=direction]").select_option(label="d2h")
-    page.locator("select[data-axis=blocks]").select_option(label="256")
+    page.get_by_role("searchbox").fill("batched h2d 10000 16 KiB idle")
+    expect(page.get_by_role("status")).to_have_text(f"1 of {len(run.frame())} cells")
+    cells = page.locator("#all-cells tbody tr:visible td").all_inner_texts()
+    frame = run.frame().set_index("cell_id")
+    assert cells[1:4] == ["batched", "h2d", "idle"]
+    assert float(cells[6]) == pytest.approx(frame.loc[WANTED.id, "gbps"], rel=6e-3)
+    assert cells[8] == f"{frame.loc[WANTED.id, 'ceiling_share']:.0%}"
+    assert cells[10] == "copy engine"
+    for reason in ("719", "needs"):
+        page.get_by_role("searchbox").fill(reason)
+        expect(page.get_by_role("status")).to_contain_text("1 of ")
+
+
+def test_tables_are_sorted_by_a_column(opened: Open, cliff: tuple[Run, Path]) -> None:
+    run, file = cliff
+    page = opened(file)
+    page.get_by_role("searchbox").fill("d2h 256")
     frame = run.frame()
     selected = frame[(frame["direction"] == "d2h") & (frame["blocks"] == 256)]
-    expect(page.locator("#found")).to_have_text(f"{len(selected)} of {len(frame)} cells")
-    head = page.locator(".cells thead").get_by_role("button", name="GB/s")
-    head.click()
-    head.click()
-    expect(page.locator("th[aria-sort=descending]")).to_have_text("GB/s")
-    best = selected.loc[selected["gbps"].idxmax(), "cell_id"]
-    expect(page.locator("tr[data-cell]").first).to_have_attribute("data-cell", best)
+    expect(page.get_by_role("status")).to_contain_text(f"{len(selected)} of ")
+    heads = page.locator("#all-cells thead")
+    for _ in range(2):
+        heads.get_by_role("button", name="GB/s").click()
+    expect(page.locator("#all-cells th[aria-sort=descending]")).to_have_text("GB/s")
+    rates = [float(text) for text in page.locator("#all-cells tr:visible td:nth-child(7)").all_inner_texts() if text]
+    assert rates == sorted(rates, reverse=True)
+    heads.get_by_role("button", name="Block size").click()
+    sizes = page.locator("#all-cells tr:visible td:nth-child(6)").all_inner_texts()
+    assert [parse_size(text.replace("\N{NO-BREAK SPACE}", "")) for text in sizes] == sorted(selected["block_bytes"])
 
 
 def test_untrusted_content_does_not_run_or_load(opened: Open, tmp_path: Path) -> None:
@@ -340,11 +205,8 @@ def test_untrusted_content_does_not_run_or_load(opened: Open, tmp_path: Path) ->
     identity = {"driver_version": bad, bad: bad}
     file = page_of(tmp_path, records, title=bad, created=bad, command=["kvbench", bad], kvbench=bad, identity=identity)
     page = opened(file)
-    for status in ("ok", "failed", "skipped"):
-        page.locator("select[data-axis=status]").select_option(label=status)
-        page.locator(".open").first.click()
-        expect(page.get_by_role("dialog")).to_contain_text("<script>alert(1)</script>")
-        page.get_by_role("button", name="Close").click()
+    page.get_by_role("searchbox").fill("failed")
+    expect(page.locator("#all-cells")).to_contain_text("<script>alert(1)</script>")
     expect(page.locator("main")).to_contain_text("<img src=x onerror=alert(1)>")
     assert page.evaluate("window.pwned") is None
     assert page.evaluate("document.querySelectorAll('img, iframe, object, embed, base, form').length") == 0
@@ -372,21 +234,23 @@ def test_dark_and_printed_pages_have_their_colours(opened: Open, cliff: tuple[Ru
     ground = "getComputedStyle(document.body).backgroundColor"
     dark = opened(cliff[1], color_scheme="dark")
     assert dark.evaluate(ground) == "rgb(22, 25, 29)"
-    on_dark = painted(dark, figure_of(dark))
+    ink, line = "node => getComputedStyle(node).stroke", "#chart-cliff-run .s0 > path:not(.tip)"
+    on_dark = dark.locator(line).last.evaluate(ink)
     light = opened(cliff[1], color_scheme="light")
     assert light.evaluate(ground) == "rgb(255, 255, 255)"
-    assert painted(light, figure_of(light)) != on_dark
+    assert light.locator(line).last.evaluate(ink) != on_dark
     dark.emulate_media(media="print")
     assert dark.evaluate(ground) == "rgb(255, 255, 255)"
     expect(dark.locator("nav")).to_be_hidden()
 
 
-def test_without_scripts_text_tables_and_maps_remain(opened: Open, cliff: tuple[Run, Path]) -> None:
-    page = opened(cliff[1], java_script_enabled=False)
+def test_without_scripts_everything_is_shown(opened: Open, cliff: tuple[Run, Path]) -> None:
+    run, file = cliff
+    page = opened(file, java_script_enabled=False)
     expect(page.locator("h1")).to_be_visible()
-    expect(page.locator("table.map").first).to_be_visible()
-    images = page.locator("figure img")
-    assert images.count() == page.locator("figure[data-stem]:not(:has(.maps))").count() > 0
-    assert images.evaluate_all("images => images.every(image => image.complete && image.naturalWidth > 300)")
-    expect(images.first).to_be_visible()
-    expect(page.get_by_text("The look-up needs JavaScript").first).to_be_visible()
+    figure = figure_of(page)
+    expect(figure.locator(".panels:visible svg[role=img]")).to_have_count(2)
+    figure.get_by_label("batched, idle stream").click()
+    assert seen(figure, 0) == 0
+    page.get_by_text("All cells", exact=True).click()
+    expect(page.locator("#all-cells tbody tr:visible")).to_have_count(len(run.frame()))

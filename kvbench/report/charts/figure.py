@@ -6,8 +6,9 @@ Positions are worked out here because matplotlib's own layouts differ in the las
 import io
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import matplotlib.style
@@ -16,16 +17,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
+from kvbench.report.charts.palette import FAINT, GRID, TEXT
 from kvbench.report.charts.plot import ChartText
 
-PANEL_WIDTH: Final = 5.6
+PANEL_WIDTH: Final = 4.9
+LEFT: Final = 0.62  # of the axes in their panel: tick labels and the label of the y axis
+RIGHT: Final = 0.14
+_TITLE: Final = 0.26
+X_LABEL: Final = 0.45
 _STYLE: Final = {
     "font.family": ["DejaVu Sans", "sans-serif"],
     "svg.fonttype": "none",  # text stays text
     "font.size": 9.0,
+    "text.color": TEXT,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": "#555555",
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": TEXT,
+    "axes.labelsize": 8.5,
     "axes.titlesize": 10.0,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
@@ -33,31 +42,90 @@ _STYLE: Final = {
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.axisbelow": True,
-    "grid.color": "#E3E3E3",
+    "grid.color": GRID,
     "grid.linewidth": 0.8,
-    "xtick.color": "#333333",
-    "ytick.color": "#333333",
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": TEXT,
+    "ytick.labelcolor": TEXT,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
     "legend.fontsize": 8.5,
     "legend.handlelength": 3.4,
     "svg.hashsalt": "kvbench",
     "text.parse_math": False,
 }
-_DRAWN: Final = frozenset("\N{HORIZONTAL ELLIPSIS}\N{RIGHTWARDS ARROW}")
+_DRAWN: Final = frozenset("\N{HORIZONTAL ELLIPSIS}\N{RIGHTWARDS ARROW}\N{LEFTWARDS ARROW}")
 _LETTERS_PER_INCH: Final = 18  # of a footnote
-_ROW_GAP: Final = 0.45
-_X_LABEL: Final = 0.55
 _DPI: Final = 120
 _COLOURS: Final = 256
 # Of the title, the subtitle and the warning: letters per inch, and the style.
 _HEAD: Final[Sequence[tuple[int, dict[str, Any]]]] = (
     (9, {"fontsize": 12.5, "fontweight": "bold"}),
-    (15, {"fontsize": 8.5, "color": "#444444"}),
+    (15, {"fontsize": 8.5, "color": FAINT}),
     (12, {"fontsize": 9, "fontweight": "bold", "color": "#B00020"}),
 )
-_FOOTNOTE: Final[dict[str, Any]] = {"fontsize": 7, "color": "#555555"}
-
+_FOOTNOTE: Final[dict[str, Any]] = {"fontsize": 7, "color": FAINT}
 
 Panel = TypeVar("Panel")
+Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A chart drawn once: its SVG, the box (x, y, width, height) of every panel in it, and what is said on hover.
+
+    Everything that belongs to key N of the legend has an id "sN-...", the key itself "key-N". `titles` has texts by
+    such ids, one for each point.
+    """
+
+    svg: bytes
+    boxes: Sequence[Box]
+    titles: Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A chart as a picture, and its views by name; the first is what the picture shows. `keys` are its legend."""
+
+    png: bytes
+    views: Mapping[str, View]
+    keys: Sequence[str]
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The files of the chart by suffix."""
+        return {"png": self.png, "svg": next(iter(self.views.values())).svg}
+
+
+@dataclass(slots=True)
+class Sheet:
+    """A figure while it is drawn: the axes with their panels, and the titles of what is on them."""
+
+    figure: Figure
+    panels: Sequence[tuple[Axes, Any]]
+    boxes: Sequence[Box]
+    titles: dict[str, Sequence[str]] = field(default_factory=dict)
+
+    def tag(self, artist: Artist, series: int, titles: Sequence[str] = ()) -> None:
+        """Mark that an artist belongs to a key of the legend, and what is said of its points on hover."""
+        name = f"s{series}-{len(self.titles)}"
+        artist.set_gid(name)
+        self.titles[name] = titles
+
+    def view(self) -> View:
+        """Return the same bytes for the same figure: no date, no random ids."""
+        svg = io.BytesIO()
+        self.figure.savefig(svg, format="svg", metadata={"Date": None})
+        return View(svg.getvalue(), self.boxes, self.titles)
+
+    def png(self) -> bytes:
+        drawn, png = io.BytesIO(), io.BytesIO()
+        self.figure.savefig(drawn, format="png", dpi=_DPI, pil_kwargs={"compress_level": 0})
+        # a chart has few colours: a palette makes the file a quarter of what it would be
+        pixels = Image.open(drawn).convert("RGB")
+        pixels.quantize(_COLOURS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(png, "PNG")
+        return png.getvalue()
 
 
 @contextmanager
@@ -74,53 +142,54 @@ def drawable(text: str) -> str:
     )
 
 
-def new_figure(
+def new_sheet(
     text: ChartText,
     keys: Sequence[Artist],
     grid: Sequence[Sequence[Panel]],
     panel_height: float | None = None,
-    below: float = _X_LABEL,
-) -> tuple[Figure, list[tuple[Axes, Panel]]]:
+    below: float = X_LABEL,
+    right: float = RIGHT,
+) -> Sheet:
     """Return a figure with its head, legend and footnotes, and empty axes with each panel of `grid`.
 
-    The height of a panel and the room `below` the panels for the x axis are in inches.
+    The height of the axes, the room `below` them for the x axis and that to the `right` are in inches.
     """
     rows, columns = len(grid), max(map(len, grid))
-    width = max(7.6, PANEL_WIDTH * columns)
-    panel = panel_height or (3.6 if rows == 1 else 2.2)
+    width = PANEL_WIDTH * max(columns, 1.4)
+    panel_width = width / columns
+    axes_height = panel_height or (3.3 if rows == 1 else 2.1)
+    pitch = _TITLE + axes_height + below
     head = [
         (part, style)
         for line, (letters, style) in zip((text.title, text.subtitle, text.warning), _HEAD, strict=True)
         for part in textwrap.wrap(drawable(line), int(width * letters))
     ]
     foot = [part for line in text.footer for part in textwrap.wrap(drawable(line), int(width * _LETTERS_PER_INCH))]
-    longest = max(len(str(key.get_label())) for key in keys)
+    longest = max((len(str(key.get_label())) for key in keys), default=0)
     keys_per_row = max(1, int(width / (0.85 + 0.085 * longest)))
-    top = 0.42 + 0.24 * len(head)
-    bottom = top + rows * panel + (rows - 1) * _ROW_GAP
-    legend = bottom + below
-    notes = legend + 0.2 * math.ceil(len(keys) / keys_per_row) + 0.25
+    top = 0.2 + 0.24 * len(head)
+    legend = top + rows * pitch + 0.05
+    notes = legend + 0.2 * math.ceil(len(keys) / keys_per_row) + 0.2
     height = notes + 0.15 * len(foot) + 0.05
     figure = Figure(figsize=(width, height))
-    left = 0.15 / width
     for number, (line, style) in enumerate(head):
-        figure.text(left, 1 - (0.24 + 0.24 * number) / height, line, va="center", **style)
+        figure.text(0.15 / width, 1 - (0.24 + 0.24 * number) / height, line, va="center", **style)
     for number, line in enumerate(foot):
-        figure.text(left, 1 - (notes + 0.15 * number) / height, line, va="center", **_FOOTNOTE)
-    anchor = (0.5, 1 - legend / height)
-    figure.legend(handles=keys, loc="upper center", bbox_to_anchor=anchor, ncols=keys_per_row, frameon=False)
-    spec = figure.add_gridspec(rows, columns, hspace=_ROW_GAP / panel, wspace=0.06)
-    spec.update(left=0.62 / width, right=1 - 0.15 / width, top=1 - top / height, bottom=1 - bottom / height)
-    cells = [(row, column, item) for row, line in enumerate(grid) for column, item in enumerate(line)]
-    return figure, [(figure.add_subplot(spec[row, column]), item) for row, column, item in cells]
-
-
-def render(figure: Figure) -> dict[str, bytes]:
-    """Return the same bytes for the same figure: no date, no random ids."""
-    drawn, png, svg = io.BytesIO(), io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=_DPI, pil_kwargs={"compress_level": 0})
-    # a chart has few colours: a palette makes the file a quarter of what it would be
-    pixels = Image.open(drawn).convert("RGB")
-    pixels.quantize(_COLOURS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(png, "PNG")
-    figure.savefig(svg, format="svg", metadata={"Date": None})
-    return {"png": png.getvalue(), "svg": svg.getvalue()}
+        figure.text(0.15 / width, 1 - (notes + 0.15 * number) / height, line, va="center", **_FOOTNOTE)
+    if keys:
+        anchor = (0.5, 1 - legend / height)
+        drawn = figure.legend(
+            handles=keys, loc="upper center", bbox_to_anchor=anchor, ncols=keys_per_row, frameon=False
+        )
+        for number, key in enumerate(drawn.legend_handles):
+            if key is not None:
+                key.set_gid(f"key-{number}")
+    panels, boxes = [], []
+    for row, side_by_side in enumerate(grid):
+        for column, panel in enumerate(side_by_side):
+            x, y = column * panel_width, top + row * pitch
+            lower = 1 - (y + _TITLE + axes_height) / height
+            place = (x + LEFT) / width, lower, (panel_width - LEFT - right) / width, axes_height / height
+            panels.append((figure.add_axes(place), panel))
+            boxes.append((72 * x, 72 * y, 72 * panel_width, 72 * pitch))
+    return Sheet(figure, panels, boxes)

@@ -1,15 +1,19 @@
-"""Colours and marks of backends: the same in every chart, told apart by colour-blind readers and in grey print.
+"""Colours and marks of backends: the same in every chart of every card, told apart by colour-blind readers.
 
-Every colour has a contrast of 3 or more (WCAG 2, for lines) on a white page and on the dark one, so that a chart needs
-one set of colours; black stands for the colour of the text.
+Every colour has a contrast of 3 or more (WCAG 2, for lines) on a white page; `on_dark` returns what it becomes on a
+dark one.
 """
 
+import colorsys
 import math
-from collections.abc import Iterable
+import zlib
 from dataclasses import dataclass
 from typing import Final
 
 from kvbench.cells.backend_facts import AUTO, BATCHED, MERGED, PER_BLOCK, PRIMED, SM, STAGED, TRITON
+
+# The name of a marker, or (points, 1, degrees) of a star.
+Marker = str | tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,7 @@ class Ink:
     """
 
     colour: str
-    marker: str
+    marker: Marker
     wide: bool = False
 
     @property
@@ -30,12 +34,73 @@ class Ink:
         red, green, blue = rgb_of(self.colour)
         while contrast((red, green, blue), _WHITE) < 4.5:
             red, green, blue = (channel * 0.95 for channel in (red, green, blue))
-        return "#" + "".join(f"{round(channel * 255):02X}" for channel in (red, green, blue))
+        return _hex((red, green, blue))
 
 
 Rgb = tuple[float, float, float]
 _WHITE: Final[Rgb] = (1.0, 1.0, 1.0)
 _BLACK: Final[Rgb] = (0.0, 0.0, 0.0)
+
+PAPER: Final = "#FFFFFF"
+TEXT: Final = "#1B1F24"
+FAINT: Final = "#57606A"
+GRID: Final = "#E3E3E3"
+SHADE: Final = "#E6E6E6"  # behind a jump
+_ON_DARK: Final = {PAPER: "#16191D", TEXT: "#E6E9ED", FAINT: "#A3ACB7", GRID: "#3A4149", SHADE: "#30363D"}
+_BLACK_INK: Final = "#000000"
+
+_KNOWN: Final = {
+    PER_BLOCK: Ink("#B05426", "^"),
+    BATCHED: Ink("#2C60DD", "o"),
+    TRITON: Ink("#00825B", "s"),
+    SM: Ink("#A553AB", "D"),
+    PRIMED: Ink("#1A3E0C", "P"),
+    MERGED: Ink("#FF196B", "d"),
+    STAGED: Ink("#421D45", "p"),
+    AUTO: Ink("#B68C0C", "v", wide=True),  # it is one of the others, and as fast
+    "vllm_batch": Ink(_BLACK_INK, "X"),
+    "vllm_triton": Ink("#949596", "<"),
+    "sglang_aot": Ink("#7303F7", ">"),
+    "sglang_jit": Ink("#9F0E32", "h"),
+    "lmcache": Ink("#0F9BD8", "*"),
+    "lmcache_direct": Ink("#2D1B6D", "8"),
+    "copier": Ink("#16507A", "H"),
+    "empty": Ink("#5601A6", (4, 1, 0)),
+}
+_FREE_COLOURS: Final = ("#7F6A00", "#B0008B", "#5F7F8F", "#3F6F00", "#8A4A6A", "#6F6F6F", "#D0561A")
+_FREE_MARKERS: Final[tuple[Marker, ...]] = ((3, 1, 0), (4, 1, 45), (6, 1, 0), (3, 1, 180), (8, 1, 0))
+
+
+def ink_of(backend: str) -> Ink:
+    """Return the ink of a backend; that of another package's comes from its name alone, and is no built-in's."""
+    if known := _KNOWN.get(backend):
+        return known
+    turn, index = divmod(zlib.crc32(backend.encode()), len(_FREE_COLOURS))
+    return Ink(_FREE_COLOURS[index], _FREE_MARKERS[turn % len(_FREE_MARKERS)])
+
+
+def known_backends() -> frozenset[str]:
+    return frozenset(_KNOWN)
+
+
+def on_dark(colour: str) -> str:
+    """Return what a colour of a chart becomes on a dark page: as light as text needs, of the same hue."""
+    if known := (_ON_DARK | {_BLACK_INK: _ON_DARK[TEXT]}).get(colour):
+        return known
+    hue, light, saturation = colorsys.rgb_to_hls(*rgb_of(colour))
+    dark = rgb_of(_ON_DARK[PAPER])
+    while contrast(colorsys.hls_to_rgb(hue, light, saturation), dark) < 4.5:
+        light += 0.02
+    return _hex(colorsys.hls_to_rgb(hue, light, saturation))
+
+
+def is_page_colour(colour: str) -> bool:
+    """Return whether a colour is that of the page and its text, not of something drawn."""
+    return colour in _ON_DARK
+
+
+def _hex(rgb: Rgb) -> str:
+    return "#" + "".join(f"{round(channel * 255):02X}" for channel in rgb)
 
 
 def rgb_of(colour: str) -> Rgb:
@@ -53,29 +118,6 @@ def contrast(one: Rgb, other: Rgb) -> float:
 def _luminance(colour: Rgb) -> float:
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
     return sum(weight * channel for weight, channel in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-_KNOWN: Final = {
-    PER_BLOCK: Ink("#B05426", "^"),
-    BATCHED: Ink("#2C60DD", "o"),
-    TRITON: Ink("#00825B", "s"),
-    SM: Ink("#A553AB", "D"),
-    PRIMED: Ink("#0A9AED", "P"),
-    MERGED: Ink("#FF196B", "d"),
-    STAGED: Ink("#A884A8", "p"),
-    AUTO: Ink("#B68C0C", "v", wide=True),  # it is one of the others, and as fast
-}
-_FREE: Final = (Ink("#000000", "X"), Ink("#7F7F7F", "<"), Ink("#008B9A", "h"), Ink("#D0406A", ">"))
-
-
-def inks(backends: Iterable[str]) -> dict[str, Ink]:
-    """Return an ink for every backend; those of other packages take the free ones in the order of their names."""
-    others = sorted(set(backends) - set(_KNOWN))
-    free = {}
-    for number, name in enumerate(others):
-        turn, index = divmod(number, len(_FREE))  # where the colours come again, they come with other markers
-        free[name] = Ink(_FREE[index].colour, _FREE[(index + turn) % len(_FREE)].marker)
-    return _KNOWN | free
 
 
 def is_hollow(variant: int) -> bool:

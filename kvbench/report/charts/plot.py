@@ -1,4 +1,4 @@
-"""What a chart draws, as data: lines on axes, or maps of ratios."""
+"""What a chart draws, as data: lines on axes, sorted ratios, or maps of ratios."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,13 +24,14 @@ class ChartText:
 class PlotAxis:
     """What an axis counts: its label, and whether its numbers are bytes, whole numbers, any figure or indices of names.
 
-    "symlog2" (of x) is linear up to 1 and logarithmic from there, so that it holds 0. An axis of the unit
+    "symlog2" (of x) is linear up to 1 and logarithmic from there, so that it holds 0. A "rate" (of y) is drawn both
+    linearly and logarithmically. An axis of the unit
     "name" has `names`: 0 stands for the first. A linear y axis begins at 0, unless `zero` is false.
     """
 
     label: str
     unit: Literal["bytes", "count", "figure", "name"]
-    scale: Literal["log2", "symlog2", "log10", "linear"]
+    scale: Literal["log2", "symlog2", "log10", "linear", "rate"]
     names: Sequence[str] = ()
     zero: bool = True
 
@@ -46,23 +47,22 @@ class PlotMark:
 
 @dataclass(frozen=True, slots=True)
 class PlotLine:
-    """A line of points ascending in x: medians in `y`, the ends of its band in `low` and `high`, in the unit of y.
+    """A line of points: medians in `y`, the ends of its band in `low` and `high`, in the unit of y.
 
     `backend` decides colour and marker, `variant` the stroke and what is inside the marker: a plot's lines of one
-    label have the same of both, and lines of two labels do not (`told_apart`). `cell_ids` are the cells behind the
-    points, of the run labelled `run`.
+    label have the same of both, and lines of two labels do not (`told_apart`). `notes` stand at the points, one for
+    each, if any.
     """
 
-    run: str
     label: str
     backend: str
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float]
     high: Sequence[float]
-    cell_ids: Sequence[str]
     marks: Sequence[PlotMark] = ()
     variant: int = 0
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +101,6 @@ class LinePlot:
     def panels(self) -> list[PlotPanel]:
         return [panel for row in self.grid for panel in row]
 
-    @property
-    def roof_labels(self) -> list[str]:
-        return sorted({roof.label for panel in self.panels for roof in panel.roofs})
-
 
 def told_apart(grid: Sequence[Sequence[PlotPanel]]) -> list[list[PlotPanel]]:
     """Return the panels with a variant for every label of a backend, counted from 0 in the order of the lines."""
@@ -117,6 +113,34 @@ def told_apart(grid: Sequence[Sequence[PlotPanel]]) -> list[list[PlotPanel]]:
         return replace(panel, lines=[replace(line, variant=labels[line.backend][line.label]) for line in panel.lines])
 
     return [[numbered(panel) for panel in row] for row in grid]
+
+
+@dataclass(frozen=True, slots=True)
+class PlotDot:
+    """A ratio of times with its interval, whether it is beyond the margin, and the cell that it is of."""
+
+    label: str
+    backend: str
+    ratio: float
+    low: float
+    high: float
+    decided: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DotPanel:
+    """Ratios from the largest to the smallest."""
+
+    title: str
+    dots: Sequence[PlotDot]
+
+
+@dataclass(frozen=True, slots=True)
+class DotPlot:
+    """Rows of panels on one axis of ratios; more than 1 is slower."""
+
+    label: str
+    grid: Sequence[Sequence[DotPanel]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +173,6 @@ class MapPlot:
     """Rows of maps with the same colours."""
 
     grid: Sequence[Sequence[MapPanel]]
+
+
+Plot = LinePlot | DotPlot | MapPlot

@@ -1,7 +1,6 @@
 """The comparison of runs: what differs in identity, and the times of the cells that both measured."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from statistics import median
@@ -14,14 +13,24 @@ from kvbench.analysis.compare import MIN_PAIRS, Verdict, compare_apart
 from kvbench.analysis.intervals import Samples
 from kvbench.analysis.margins import ABSOLUTE_US, BETWEEN_RUNS, GATE, INLINE, Margin, between_runs
 from kvbench.cells.axis import Role
+from kvbench.cells.backend_facts import method_label
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.machine.identity import differing
-from kvbench.report.charts.plot import ChartText, PlotAxis
+from kvbench.report.charts.plot import ChartText, DotPanel, DotPlot, PlotDot
 from kvbench.report.model import Chart, Code, DataTable, Finding, Part, PartOrReason, Span, Text
-from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size
-from kvbench.report.rate_curves import POINT_COLUMNS, RateCurves, cliff_curves, curve_plot, evenly_spaced, ladder_curves
-from kvbench.report.tables import Row, axis_text, chance_note, host_mark, includes, main_path, rows_of, with_methods
-from kvbench.report.view import HOST_COPIES, LATER, SIDE_AXES, View, pin, sample_text, where
+from kvbench.report.numbers import TIMES, count, figure, noun, size
+from kvbench.report.tables import (
+    Row,
+    axis_text,
+    chance_note,
+    comma_separated,
+    host_mark,
+    includes,
+    main_path,
+    rows_of,
+    with_methods,
+)
+from kvbench.report.view import HOST_COPIES, LATER, SIDE_AXES, View, by_direction, sample_text, where
 from kvbench.results import Scalar
 from kvbench.results.cost import costs_of
 from kvbench.results.frame import as_csv
@@ -37,8 +46,7 @@ _BESIDE_NAMES: Final = ("neighbour", "direction", "swaps")
 _CHANGE: Final = ("change", "change_low", "change_high")
 _SIDES: Final = ("base", "other")
 _MOST_ROWS: Final = 40
-_BAND: Final = ("ratio", "ratio_low", "ratio_high")
-_RATIO: Final = PlotAxis("ratio of times", "figure", "linear", zero=False)
+_MOST_DOTS: Final = 16  # of a direction
 _ORDER: Final = (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.UNDECIDED)
 _MARGIN: Final = (
     f"{BETWEEN_RUNS.fraction:.0%} ({INLINE.fraction:.0%} where the CPU copies in both), at least {ABSOLUTE_US:g} us"
@@ -81,7 +89,8 @@ def _part(pair: Pair, cells: pd.DataFrame, beside: pd.DataFrame) -> Part:
     highlights = [
         Finding(sentence, _weight(rows)) for sentence, rows in sentences if (rows["verdict"] != Verdict.UNDECIDED).any()
     ]
-    return Part([sentence for sentence, _ in sentences], _charts(pair, cells), tables, highlights, files)
+    charts = [_chart(pair, cells)] if len(cells) > 1 else []
+    return Part([sentence for sentence, _ in sentences], charts, tables, highlights, files)
 
 
 def shared_cells(view: View) -> int:
@@ -224,31 +233,40 @@ def _origin(pair: Pair, cells: pd.DataFrame) -> tuple[Span, ...]:
     return tuple(origin)
 
 
-def _charts(pair: Pair, cells: pd.DataFrame) -> list[Chart]:
-    ratios = (cells.set_index("cell_id")[list(_CHANGE)] + 1).set_axis(_BAND, axis="columns")
-    known = np.isfinite(ratios["ratio_high"])  # where there is no interval there is no band
-    ratios = ratios.assign(**{end: ratios[end].where(known, ratios["ratio"]) for end in _BAND[1:]})
-    both = pair[0].frame[pair[0].frame["cell_id"].isin(cells["cell_id"])]
-    picked = (cliff_curves(pin(both, shown=())), ladder_curves(both))
-    return [_chart(pair, curves, ratios) for curves in picked if isinstance(curves, RateCurves)]
-
-
-def _chart(pair: Pair, curves: RateCurves, ratios: pd.DataFrame) -> Chart:
-    """Return the chart of `ratios`, which have the columns `_BAND` and stand by cell id, over the axis of `curves`."""
+def _chart(pair: Pair, cells: pd.DataFrame) -> Chart:
+    """Return the chart of the largest changes of each direction, those beyond the margin first."""
     base, other = (view.label for view in pair)
-    name, subject, rows = "cliff", "block size", {curves.main: ""}
-    if curves.over == "sms":
-        sizes = evenly_spaced(sorted({curve.panel for curve in curves.curves}))
-        name, subject, rows = "sm-ladder", "the SM count", {size: f", {bytes_size(size)} blocks" for size in sizes}
-    drawn = [
-        replace(curve, points=curve.points.join(ratios, on="cell_id")) for curve in curves.curves if curve.panel in rows
-    ]
+    decided = cells["verdict"].isin([Verdict.SLOWER, Verdict.FASTER])
+    order = np.lexsort((-np.abs(np.log1p(cells["change"])), ~decided))
+    sides = by_direction(cells.iloc[order].groupby("direction", sort=False).head(_MOST_DOTS))
+    drawn = {direction: rows.sort_values("change", ascending=False) for direction, rows in sides.items()}
+    others = [axis for axis in (*SIDE_AXES, *_BESIDE) if axis in cells and axis != "sms"]
+    values = cells.groupby(["backend", "direction", "stream_state", "blocks", "block_bytes"])[others].nunique(
+        dropna=False
+    )
+    varying = [axis for axis in others if values[axis].max() > 1]
+    panels = [DotPanel(direction, [_dot(row, varying) for row in rows_of(rows)]) for direction, rows in drawn.items()]
+    most = "" if len(cells) == (shown := sum(map(len, drawn.values()))) else f", the {shown} largest of {len(cells)}"
     text = ChartText(
-        title=f"Time of {other} over time of {base}, against {subject}, N = {count(curves.main)} blocks",
-        subtitle=f"{'; '.join(f'{view.label}: {view.heading}' for view in pair)} · band: 95% interval",
-        footer=includes((curve.state for curve in drawn), "Time"),
+        title=f"Time of {other} over time of {base}{most}",
+        subtitle=f"{'; '.join(f'{view.label}: {view.heading}' for view in pair)} · line: 95% interval · filled: "
+        "beyond the margin",
+        footer=includes(cells["stream_state"], "Time"),
         warning=HOST_COPIES if any(view.on_host for view in pair) else "",
     )
-    points = pd.concat([curve.points[[*POINT_COLUMNS, *_BAND]] for curve in drawn])
-    plot = replace(curve_plot(base, replace(curves, curves=drawn), rows, _RATIO, _BAND), band="95% interval")
-    return Chart(f"comparison-{name}-{base}-{other}", text, plot, points)
+    counts = cells["verdict"].value_counts()
+    found = f"{other} against {base}: " + ", ".join(
+        f"{count(counts.get(verdict, 0))} of {noun(len(cells), 'cell')} {verdict.lower()}"
+        for verdict in (Verdict.SLOWER, Verdict.FASTER)
+    )
+    points = pd.concat(drawn.values())
+    return Chart(f"comparison-changes-{base}-{other}", text, DotPlot("ratio of times", [panels]), points, found)
+
+
+def _dot(row: Row, varying: Sequence[str]) -> PlotDot:
+    method = method_label(row["backend"], None if pd.isna(row.get("sms")) else int(row["sms"]))
+    name = f"{method} {count(row['blocks'])} {TIMES} {size(row['block_size'])}"
+    label = comma_separated(name, row["stream_state"], *(axis_text(axis, row[axis]) for axis in varying))
+    known = np.isfinite(row["change_high"])  # without an interval there is no line
+    ratio, low, high = (1 + row[name] if known else 1 + row["change"] for name in _CHANGE)
+    return PlotDot(label, row["backend"], ratio, low, high, row["verdict"] in (Verdict.SLOWER, Verdict.FASTER))

@@ -157,7 +157,7 @@ def _chart(view: View, unit: str, cells: pd.DataFrame) -> Chart:
 def _panel(title: str, rows: Sequence[Row]) -> PlotPanel:
     lines = []
     by_method = grouped(sorted(rows, key=lambda row: row["size"]), lambda row: (str(row["run"]), str(row["method"])))
-    for (run, method), points in by_method.items():
+    for (_, method), points in by_method.items():
         sizes = [float(row["size"]) for row in points]
-        lines.append(line_of(run, method, sizes, points, ("hidden_share", "hidden_share_low", "hidden_share_high")))
+        lines.append(line_of(method, sizes, points, ("hidden_share", "hidden_share_low", "hidden_share_high")))
     return PlotPanel(title, lines)

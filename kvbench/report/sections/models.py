@@ -139,7 +139,7 @@ def _panel(rows: ModelRows, labels: Mapping[tuple[str, str], str]) -> PlotPanel:
         points = {index: row for index, row in cells if row and row["status"] == "ok"}
         if points:
             variant = STATES.index(state)
-            lines.append(line_of(rows.view.label, label, list(points), list(points.values()), RATES, variant=variant))
+            lines.append(line_of(label, list(points), list(points.values()), RATES, variant=variant))
     return PlotPanel(rows.direction, lines, ceiling_of(rows.measured))
 
 

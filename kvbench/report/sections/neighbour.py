@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Final
 
@@ -91,7 +92,8 @@ def make(view: View) -> PartOrReason:
     if not (equal := _equal_rates(costs, points)).empty:
         tables.append(_equal_table(view, points, equal))
         files[f"neighbour-equal-rates-{view.label}.csv"] = as_csv(equal)
-    charts = [_chart(view, name, where(points, neighbour=name)) for name in points["neighbour"].unique()]
+    drawn = [where(points, neighbour=name) for name in points["neighbour"].unique()]
+    charts = [_chart(view, side) for side in drawn if side["direction"].value_counts().max() > 1]
     return lambda: Part([finding.text for finding in highlights], charts, tables, highlights, files)
 
 
@@ -194,11 +196,11 @@ def _slower(slowdown: float) -> str:
     return f"{two_digits(slowdown)}x" if slowdown >= 1.95 else f"{two_digits((slowdown - 1) * 100)}%"
 
 
-def _chart(view: View, name: str, points: pd.DataFrame) -> Chart:
-    panels = []
+def _chart(view: View, points: pd.DataFrame) -> Chart:
+    panels, name = [], points["neighbour"].iloc[0]
     for direction, side in by_direction(points).items():
         edge = _edge(side)
-        lines = [_line(view, str(method), rows_of(cells), edge) for method, cells in side.groupby("method")]
+        lines = [_line(str(method), rows_of(cells), edge) for method, cells in side.groupby("method")]
         panels.append(PlotPanel(direction, lines))
     title = f"Slowdown of {name} against GB/s of the swaps beside it"
     drawn = "medians of visits · band: 95% interval · ring: nothing as fast costs less"
@@ -208,11 +210,14 @@ def _chart(view: View, name: str, points: pd.DataFrame) -> Chart:
     return Chart(f"neighbour-{name}-{view.label}", text, plot, points[list(_POINT_COLUMNS)])
 
 
-def _line(view: View, label: str, rows: Sequence[Row], edge: set[str]) -> PlotLine:
-    ordered = sorted(rows, key=lambda row: row["swaps_beside_gbps"])
+def _line(label: str, rows: Sequence[Row], edge: set[str]) -> PlotLine:
+    """Return the line of a method through its SM counts, which stand at the points."""
+    ordered = sorted(rows, key=lambda row: (sms_of(row) or 0, row["swaps_beside_gbps"]))
+    notes = [noun(sms, "SM") if (sms := sms_of(row)) else "" for row in ordered]
     x = [float(row["swaps_beside_gbps"]) for row in ordered]
     marks = [PlotMark(gbps, gbps, "") for gbps, row in zip(x, ordered, strict=True) if row["cell_id"] in edge]
-    return line_of(view.label, label, x, ordered, [f"neighbour_slowdown{end}" for end in ("", "_low", "_high")], marks)
+    line = line_of(label, x, ordered, [f"neighbour_slowdown{end}" for end in ("", "_low", "_high")], marks)
+    return replace(line, notes=notes)
 
 
 def _equal_rates(costs: Mapping[str, Mapping[int, Cost]], cells: pd.DataFrame) -> pd.DataFrame:

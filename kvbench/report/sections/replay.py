@@ -131,7 +131,7 @@ def _lateness(late_us: "pd.Series[float]") -> str:
 
 
 def _chart(view: View, cells: pd.DataFrame, replays: Mapping[str, Sequence[Replayed]]) -> Chart:
-    panels = [PlotPanel(SIDES[name], [_line(view, replay) for replay in side]) for name, side in replays.items()]
+    panels = [PlotPanel(SIDES[name], [_line(replay) for replay in side]) for name, side in replays.items()]
     x, y = PlotAxis("descriptors of a swap", "count", "log2"), PlotAxis("latency, ms", "figure", "log10")
     drawn = "medians of swaps of about this size · band: quartiles"
     every = [(direction, replay) for direction, side in replays.items() for replay in side]
@@ -141,9 +141,9 @@ def _chart(view: View, cells: pd.DataFrame, replays: Mapping[str, Sequence[Repla
     return Chart(f"replay-{view.label}", text, LinePlot(x, y, told_apart([panels]), "quartiles"), points)
 
 
-def _line(view: View, replay: Replayed) -> PlotLine:
+def _line(replay: Replayed) -> PlotLine:
     """Return the line of a method through the sizes, which are grouped by powers of two."""
     bins = replay.swaps.groupby(np.log2(replay.swaps["blocks"]).round())
     x = bins["blocks"].median().tolist()
     y, low, high = ((bins["latency_us"].quantile(share) / 1e3).tolist() for share in (0.5, 0.25, 0.75))
-    return PlotLine(view.label, replay.method, replay.backend, x, y, low, high, [replay.cell_id] * len(x))
+    return PlotLine(replay.method, replay.backend, x, y, low, high)

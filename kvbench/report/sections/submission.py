@@ -325,7 +325,7 @@ def _queue_chart(view: View, pinned: Pinned) -> list[Chart]:
             else []
         )
         columns = ("caller_us_median", "caller_us_q1", "caller_us_q3")
-        return line_of(view.label, _queue_label(rows[0]), [row["queued"] for row in rows], rows, columns, marks)
+        return line_of(_queue_label(rows[0]), [row["queued"] for row in rows], rows, columns, marks)
 
     panels = []
     for title, rows in grouped(rows_of(points.sort_values(["block_bytes", "queued"])), _queue_panel).items():

@@ -16,16 +16,15 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.presets import ModelChoice
 from kvbench.report.build import report_of
-from kvbench.report.charts.palette import STROKES, inks, is_hollow, spokes_of
+from kvbench.report.charts.palette import STROKES, ink_of, is_hollow, spokes_of
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.document import render_markdown
-from kvbench.report.html.page import html_page
 from kvbench.report.model import Report
 from kvbench.report.sections import COMPARISON, SECTIONS
 from kvbench.results import Note, Record, Run, Visit
 from tests import synthetic
-from tests.reports import made_run, said, sections_of
-from tests.unit.report.test_html import Outline, pictures_of
+from tests.reports import made_run, page_of, said, sections_of
+from tests.unit.report.test_html import Outline
 
 GOLDEN: Final = Path(__file__).parent / "golden" / "report.md"
 REMAKE: Final = "KVBENCH_REMAKE_GOLDEN" in os.environ
@@ -141,7 +140,6 @@ def test_the_golden_report_has_every_section(report: Report) -> None:
 
 
 def test_no_two_keys_of_a_legend_look_alike(report: Report) -> None:
-    colours = inks(backend for view in report.views for backend in view.frame["backend"])
     plots = {chart.stem: chart.plot for chart in report.charts if isinstance(chart.plot, LinePlot)}
     assert {stem.partition("-")[0] for stem in plots} == {
         "models",
@@ -153,15 +151,14 @@ def test_no_two_keys_of_a_legend_look_alike(report: Report) -> None:
         "replay",
         "neighbour",
         "layers",
-        "comparison",
     }
     for plot in plots.values():
         drawn = {
-            line.label: (colours[line.backend], line.variant % STROKES, is_hollow(line.variant)) for line in plot.lines
+            line.label: (ink_of(line.backend), line.variant % STROKES, is_hollow(line.variant)) for line in plot.lines
         }
         assert len(set(drawn.values())) == len(drawn)
         lone = {
-            line.label: (colours[line.backend], is_hollow(line.variant), spokes_of(line.variant))
+            line.label: (ink_of(line.backend), is_hollow(line.variant), spokes_of(line.variant))
             for line in plot.lines
             if len(line.x) == 1
         }
@@ -176,9 +173,8 @@ def test_the_markdown_is_that_of_the_golden_file(report: Report) -> None:
 
 
 def test_the_page_has_the_text_of_the_report_in_the_same_order(report: Report) -> None:
-    colours = inks(backend for view in report.views for backend in view.frame["backend"])
-    page = html_page(report, colours, pictures_of(report))
-    body = " ".join(Outline(page[page.index("<main") : page.index('<script type="application/json"')]).text.split())
+    page = page_of(report)
+    body = " ".join(Outline(page[page.index("<main") : page.index('<h2 id="cells"')]).text.split())
     at = 0
     for chapter in report.chapters:
         tables = chapter.part.tables

@@ -90,7 +90,7 @@ def test_runs_of_one_machine_stand_side_by_side(tmp_path: Path) -> None:
     elsewhere = made_run(tmp_path, visits(cell(2048), [1.0] * 6), synthetic.info("Another card"), "elsewhere")
     report = report_of([elsewhere, first, engine])
     (panel,) = chart_of(report, "layers-first").plot.panels  # type: ignore[union-attr]
-    assert [(line.run, line.label) for line in panel.lines] == [("first", "sm (4 SMs)"), ("engine", "vllm_batch")]
+    assert [line.label for line in panel.lines] == ["sm (4 SMs)", "vllm_batch"]
     titles = [said(table.title) for table in part_of(report, "layers").tables]
     assert titles == [f"first: {TITLE}", f"engine: {TITLE}"]
     (highlight,) = highlights_of(report, "layers")

@@ -136,7 +136,8 @@ def test_the_pareto_edge_is_bold_and_marked(report: Report) -> None:
     assert [is_bold(row[0]) for row in table.rows] == [True, True, False]
     chart = chart_of(report, "neighbour-gemm-run")
     (line,) = chart.plot.lines  # type: ignore[union-attr]
-    assert list(line.x) == [20.0, 40.0, 41.0]
+    assert list(line.x) == [20.0, 41.0, 40.0]  # by the SM count
+    assert list(line.notes) == ["1 SM", "2 SMs", "4 SMs"]
     assert [mark.low for mark in line.marks] == [20.0, 41.0]
 
 
@@ -176,7 +177,8 @@ def test_methods_that_differ_in_another_axis_have_separate_lines(tmp_path: Path)
 
 
 def test_only_axes_that_vary_beside_a_neighbour_are_named(tmp_path: Path) -> None:
-    cells = [replace(SM, sms=2), replace(SM, sms=2, blocks=8192), replace(SM, sms=2, neighbour=Neighbour.DECODE)]
+    decode = [replace(SM, sms=sms, neighbour=Neighbour.DECODE) for sms in (2, 4)]
+    cells = [replace(SM, sms=2), replace(SM, sms=2, blocks=8192), *decode]
     report = made_report(tmp_path, [visit for cell in cells for visit in synthetic.beside(cell, 1.2, 40.0)])
     charts = (chart_of(report, f"neighbour-{name}-run").plot for name in ("gemm", "decode"))
     labels = [{line.label for line in plot.lines} for plot in charts]  # type: ignore[union-attr]
