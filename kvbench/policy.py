@@ -16,7 +16,7 @@ import msgspec
 import tomli_w
 
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.backend_facts import AUTO, BATCHED, MERGED, PER_BLOCK, PRIMED, SM
+from kvbench.cells.backend_facts import AUTO, BATCHED, MERGED, PER_BLOCK, PRIMED, SM, method_label
 from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import UsageError, brief
 from kvbench.files import read_toml
@@ -30,7 +30,7 @@ SERVING: Final = (BATCHED, PRIMED, MERGED, PER_BLOCK, SM)
 CHOSEN_AXES: Final = tuple(axis.name for axis in AXES.values() if axis.chosen)
 _USUAL: Final = {name: axis.usual or axis.show(axis.unused) for name, axis in AXES.items()}
 # Axes that decide which choice is fastest, and that a choice does not set.
-WORKLOAD_AXES: Final = ("pool", "reuse", "pattern", "host_pattern", "device_pattern", "sizes")
+WORKLOAD_AXES: Final = ("pool", "reuse", "pause", "pattern", "host_pattern", "device_pattern", "sizes")
 MAX_VALUES: Final = 64  # per axis of a table
 
 # Stream states in which the driver takes the same path, by how well one serves for another.
@@ -53,6 +53,16 @@ class Choice:
 
     def __str__(self) -> str:
         return " ".join((self.backend, *(f"{name}={value}" for name, value in self.axes)))
+
+    @property
+    def label(self) -> str:
+        """The choice as readers see it: "sm (4 SMs, bulk-8x6x4KiB)"; the access order follows a rule, so it is left
+        out.
+        """
+        settings = {name: value for name, value in self.axes if name != "order"}
+        sms = settings.pop("sms", None)
+        label = method_label(self.backend, int(sms) if sms else None, settings.pop("kernel", None))
+        return ", ".join((label, *(f"{name} {value}" for name, value in settings.items())))
 
     @classmethod
     def parse(cls, text: str) -> Self:

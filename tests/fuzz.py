@@ -357,7 +357,7 @@ def run_case(bench: Bench, chance: random.Random) -> list[str]:
         (
             ["gate", "rules", folder],
             ["tune", folder, "--json"],
-            ["tune", folder, good, "--export", "json"],
+            ["tune", folder, good, "--open"],
             ["sweep", "--resume", folder, "-q"],
             ["report", folder, good, "-o", out],
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
 
@@ -16,12 +16,14 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.backend_facts import DEFAULT_SMS, BackendFacts, SmsRow
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import DeviceFacts
-from kvbench.engine.device import Device, Swap
-from kvbench.engine.memory import SwapMemory
 from kvbench.errors import UsageError
 from kvbench.policy import Policy
 from kvbench.sweep.installed import Installed, installed
 from kvbench.text import printable, short
+
+if TYPE_CHECKING:
+    from kvbench.engine.device import Device, Swap
+    from kvbench.engine.memory import SwapMemory
 
 
 class Mechanism(StrEnum):
@@ -46,9 +48,9 @@ class SwapRequest:
     `policy` is the policy of the sweep, for a backend that chooses among others.
     """
 
-    device: Device
+    device: "Device"
     cell: Cell
-    memory: SwapMemory
+    memory: "SwapMemory"
     policy: Policy | None = None
 
 
@@ -79,7 +81,7 @@ class PreparedSwap:
     `same_when_busy` says that a busy stream gets the same submission.
     """
 
-    swap: Swap | PythonSwap
+    swap: "Swap | PythonSwap"
     mechanism: Mechanism
     chosen: str | None = None
     warnings: tuple[str, ...] = ()

@@ -48,11 +48,14 @@ QUEUE_AXES: Final = frozenset({"queued", "streams"})
 
 @dataclass(frozen=True, slots=True)
 class EngineSetting:
-    """A setting of an engine as its installed files define it: its name, its default, and the place (file:line)."""
+    """A setting of an engine as its installed files define it: its name, its default, the place (file:line), and the
+    line there, which older runs lack.
+    """
 
     name: str
     default: int
     place: str
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,14 +45,13 @@ def engine_checks() -> list[Check]:
     """Return for every engine's code whether it would load on a machine with a GPU, that of backends first."""
     from kvbench.backends.base import facts_of
     from kvbench.cells.device_facts import DeviceFacts
-    from kvbench.engines import native
-    from kvbench.sweep.installed import installed
+    from kvbench.sweep.installed import engines, installed
 
     gpu = DeviceFacts("cuda:0", "cuda", "a GPU", None, 0, 0, None)
     backends = [facts_of(name, gpu) for name, backend in installed()[0].items() if backend.engine]
     codes = [
         *((facts.name, facts.package, facts.unavailable) for facts in backends),
-        *((name, code.title, code.missing() or code.load_error()) for name, code in native.CODES.items()),
+        *((name, *engine.unused_code()) for name, engine in engines().items() if engine.unused_code),
     ]
     checks = []
     for name, package, reason in codes:

@@ -46,6 +46,9 @@ _COMMANDS: Final = {
     "show": "kvbench.cli.show:show",
     "report": "kvbench.cli.report:report",
     "tune": "kvbench.cli.tune:tune",
+    "tune engine": "kvbench.cli.tune:tune_engine",
+    "tune trace": "kvbench.cli.tune:tune_trace",
+    "tune beside": "kvbench.cli.tune:tune_beside",
     "list": "kvbench.cli.listing:listing",
     "doctor": "kvbench.cli.doctor:doctor",
     "probe": "kvbench.probe.command:probe",
@@ -65,6 +68,10 @@ class _Commands(Group):
     def list_commands(self, ctx: object) -> list[str]:
         del ctx
         return list(_COMMANDS)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        two = " ".join(args[:2])
+        return (two, self.get_command(ctx, two), args[2:]) if two in _COMMANDS else super().resolve_command(ctx, args)
 
     def get_command(self, ctx: object, cmd_name: str) -> Any:
         del ctx

@@ -31,7 +31,7 @@ def show(runs: _Runs, as_json: _Json = False) -> None:
     from kvbench.results import load_run
     from kvbench.results.rundir import runs_in
     from kvbench.text import terminal_rows
-    from kvbench.tune.headline import ROWS
+    from kvbench.tune.text import ROWS
 
     views = views_of([load_run(folder) for path in runs for folder in runs_in(path)])
     note, warnings = plain(host_note(views)), [*map(plain, first_warnings(views, 0))]
@@ -39,18 +39,18 @@ def show(runs: _Runs, as_json: _Json = False) -> None:
         around = {"host_note": note, "warnings": warnings, "without": left_out(views)}
         typer.echo(json.dumps(around | _as_plain(views), indent=2))
         return
-    warnings = _fitting(warnings, _WARNING_ROWS)
     notes = [note] * bool(note)
-    rows = ROWS - terminal_rows([*notes, *warnings])
-    print_lines([*notes, *_fitting([*map(plain, _answer(views, rows))], rows), *warnings])
+    rows = ROWS - terminal_rows(notes)
+    lines = [*map(plain, _answer(views, rows - min(_WARNING_ROWS, terminal_rows(warnings))))]
+    lines = lines if terminal_rows(lines) <= rows else _fitting(lines, rows - min(1, len(warnings)))
+    print_lines([*notes, *lines, *_fitting(warnings, max(1, rows - terminal_rows(lines)))])
 
 
 def _as_plain(views: Sequence["View"]) -> dict[str, Any]:
     """Return the answer of runs as `kvbench tune --json` does, or what their sections found."""
     from kvbench.report.model import plain
     from kvbench.report.preamble import answered
-    from kvbench.tune.figures import to_plain
-    from kvbench.tune.headline import rule_for_all
+    from kvbench.tune.text import rule_for_all, to_plain
 
     runs = [view.run for view in answered(views)]
     try:
@@ -70,7 +70,7 @@ def _fitting(lines: Sequence[str], rows: int) -> list[str]:
     return kept + more
 
 
-def _answer(views: Sequence["View"], rows: int = 0) -> list["Text"]:
+def _answer(views: Sequence["View"], rows: int = 60) -> list["Text"]:
     """Return the answer of runs, or what their sections found where there is nothing to choose from."""
     from kvbench.report.preamble import answer
 

@@ -1,32 +1,33 @@
-"""`kvbench tune`: find the best backend for each swap, from a new measurement or from finished runs."""
+"""`kvbench tune`: recommend backends, from a new measurement or from finished runs."""
 
+import json
 import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 
 from kvbench.cells.axes import Neighbour, StreamState
-from kvbench.cells.cell import Cell
 from kvbench.cli.completion import complete_run
 from kvbench.cli.options import NO_OPTIONS, FromStruct, with_struct_options
 from kvbench.cli.sweep import Axis, WhereOptions, default_folder, terminated
 from kvbench.errors import ExitCode, UsageError, brief
 from kvbench.models.presets import ModelChoice
 from kvbench.policy import SERVING, Choice
-from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
 
 if TYPE_CHECKING:
-    from kvbench.run.execution import Outcome
-    from kvbench.tune.search import Search
+    from kvbench.models.geometry import ModelSwap
+    from kvbench.results import Run
+    from kvbench.sweep.spec import SweepSpec
+    from kvbench.tune.rule import SmallestRule
 
+EPILOG: Final = "See also: kvbench tune engine NAME, kvbench tune trace FILE, kvbench tune beside NEIGHBOUR."
 _NEIGHBOURS: Final = tuple(name.value for name in Neighbour if name is not Neighbour.NONE)
-_USUAL: Final = "5%"
 _LIMIT: Final = re.compile(r"(?P<percent>\d{1,4}(\.\d{1,6})?)%|(?P<fraction>0(\.\d{1,8})?)", re.ASCII)
 
 
@@ -54,9 +55,9 @@ class Allowed(msgspec.Struct, frozen=True):
 
     def suits_all(self, choice: Choice) -> bool:
         """Return whether a choice is allowed, and not the code of one engine, which serves only that engine."""
-        from kvbench.tune.exports import ENGINE_BACKENDS
+        from kvbench.sweep.installed import of_engine
 
-        return self.keeps(choice) and (choice.backend in self.names or choice.backend not in ENGINE_BACKENDS)
+        return self.keeps(choice) and (choice.backend in self.names or not of_engine(choice.backend))
 
     def serves(self, choice: Choice) -> bool:
         """Return whether a choice is allowed in a policy: auto and `kvbench.copy` can run it."""
@@ -65,62 +66,33 @@ class Allowed(msgspec.Struct, frozen=True):
 
 _Runs = Annotated[
     list[Path] | None,
-    typer.Argument(
-        metavar="[RUN]...", help="Finished runs to use instead of a new measurement.", autocompletion=complete_run
-    ),
-]
-_Policy = Annotated[
-    Path | None,
-    typer.Option("--policy", "-p", metavar="FILE", help="Write a policy for the backend auto (TOML); - for stdout."),
-]
-_Export = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME[=FILE]",
-        help="Write settings for vllm or sglang, or json, to stdout or a file. Repeatable.",
-    ),
-]
-_Engine = Annotated[
-    str | None,
-    typer.Option("--engine", metavar="NAME", help="Choose among this installed engine's settings: vllm or sglang."),
+    typer.Argument(metavar="RUN", help="Finished runs to use instead of measuring.", autocompletion=complete_run),
 ]
 _Models = Annotated[
     list[str] | None,
     typer.Option(metavar="MODEL", help="Tune for the swaps of a model: a name or a config.json. Repeatable."),
 ]
-_Trace = Annotated[
+_Geometry = Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models",))]
+_Allowed = Annotated[Mapping[str, Any], FromStruct(Allowed)]
+_Where = Annotated[Mapping[str, Any], FromStruct(WhereOptions)]
+_Policy = Annotated[
+    Path | None, typer.Option("--policy", "-p", metavar="FILE", help="Write a policy for the backend auto (TOML).")
+]
+_ExactPolicy = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Tune for the swaps of a trace (kvbench trace make), with their ids."),
-]
-_Neighbour = Annotated[
-    str | None,
-    typer.Option(
-        "--neighbour",
-        metavar="NAME",
-        help=f"Pick the fastest choice that slows this neighbour by at most --max-slowdown: {', '.join(_NEIGHBOURS)}.",
-    ),
-]
-_MaxSlowdown = Annotated[
-    str | None,
-    typer.Option(
-        "--max-slowdown",
-        metavar="PERCENT",
-        help=f"With --neighbour: maximum slowdown of its mean iteration, 5% or 0.05.  [default: {_USUAL}]",
-    ),
+    typer.Option(metavar="FILE", help="Write a policy with the best choice of every shape, not those of the rule."),
 ]
 _Stream = Annotated[
-    str | None,
+    StreamState | None,
     typer.Option(
-        "--stream",
         metavar="STATE",
         help=f"Answer for this stream state only: {', '.join(StreamState)}.  [default: all measured states]",
     ),
 ]
 _Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to create (default: runs/tune-TIME).")]
-_Exact = Annotated[bool, typer.Option("--exact", help="With -p: write the best of each size and count, not the rule.")]
-_Table = Annotated[bool, typer.Option("--table", help="Print the table of all sizes and numbers of blocks.")]
+_Table = Annotated[bool, typer.Option("--table", help="Print the table of all shapes.")]
 _Open = Annotated[bool, typer.Option("--open", help="Print choices that could differ in another run.")]
-_Force = Annotated[bool, typer.Option("--force", help="Replace files with other content.")]
+_Force = Annotated[bool, typer.Option("--force", help="Replace a file with other content.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 
 
@@ -128,147 +100,239 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")
 def tune(
     runs: _Runs = None,
     model: _Models = None,
-    geometry: Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models",))] = NO_OPTIONS,
-    allowed: Annotated[Mapping[str, Any], FromStruct(Allowed)] = NO_OPTIONS,
-    policy: _Policy = None,
-    export: _Export = None,
-    engine: _Engine = None,
-    trace: _Trace = None,
-    neighbour: _Neighbour = None,
-    max_slowdown: _MaxSlowdown = None,
+    geometry: _Geometry = NO_OPTIONS,
+    allowed: _Allowed = NO_OPTIONS,
     stream: _Stream = None,
-    exact: _Exact = False,
+    policy: _Policy = None,
+    exact_policy: _ExactPolicy = None,
     table: _Table = False,
     open_: _Open = False,
     force: _Force = False,
     as_json: _Json = False,
     out: _Out = None,
     axis: Axis = None,
-    where: Annotated[Mapping[str, Any], FromStruct(WhereOptions)] = NO_OPTIONS,
+    where: _Where = NO_OPTIONS,
 ) -> None:
-    """Find the smallest rule for fast swaps on this machine, and its gain. With RUN, needs no GPU and no torch."""
+    """Recommend backends for this machine and show what they gain. With RUN, needs no GPU and no torch."""
     # pandas takes a second to import; --help must not wait for it
-    from kvbench.cli import tune_answers
-    from kvbench.results import load_run
-    from kvbench.results.rundir import runs_in
-    from kvbench.tune.answer import answers_of, check_measured
-    from kvbench.tune.beside import answers_beside
-    from kvbench.tune.rule import rule_of
+    from kvbench.tune.search import search_among, tuning_sweep
 
     may: Allowed = convert(allowed, Allowed)
     models: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
     swaps = models.swaps()
-    targets = [*map(_target, export or []), *([_target(engine, "--engine")] if engine else [])]
-    is_quiet = _prints_a_file(policy, targets, as_json=as_json)
-    limit = _limit_of(neighbour, max_slowdown)
-    axes = [*(axis or []), *_stream_axis(stream, axis or [])]
-    if exact and policy is None:
-        raise UsageError("--exact: it says what -p writes; add -p FILE")
-    if neighbour is not None and (policy is not None or targets):
-        raise UsageError("--neighbour gives neither a policy nor settings: leave out --policy, --export and --engine")
-    if neighbour is not None and stream is not None:
-        raise UsageError(f"--stream {stream}: beside a neighbour, swaps begin on an idle stream; leave it out")
-    if engine and not runs and (models.models or may.names):
-        raise UsageError(f"--engine {engine} measures its own shapes and backends: leave out --model and --backends")
-    if runs and (out or axis or where):
-        raise UsageError("RUN: nothing is measured; leave out --out, --axis and the options of a measurement")
-    if trace and (runs or models.models or engine or neighbour or stream):
-        raise UsageError(f"--trace {trace}: leave out RUN, --model, --engine, --neighbour and --stream")
-    code = ExitCode.DONE
-    if not runs:
-        from kvbench.tune.sweeps import search_among, sweep_for
-
-        seed = int(where.get("seed") or 0)
-        spec = sweep_for(models, axes, may.names, neighbour=neighbour, engine=engine, trace=trace, seed=seed)
-        spec = spec.with_options(**where)
-        searching = None if neighbour or engine or trace else search_among(may.serves if policy else may.keeps, spec)
-        outcome = _swept(spec, out or default_folder("tune"), sys.stderr if is_quiet else None, searching)
-        runs, code = [outcome.path], outcome.exit_code
-    loaded = [load_run(one) for path in runs for one in runs_in(path)]
-    check_measured(loaded, may.names)
-    if neighbour is not None:
-        points = [(swap.block_bytes, swap.blocks) for swap in swaps] or None
-        beside = answers_beside(loaded, neighbour, limit, may.keeps, points)
-        if as_json:
-            typer.echo(tune_answers.beside_json(loaded[0], beside), nl=False)
-        else:
-            tune_answers.show_beside(loaded[0], beside)
+    writes = bool(policy or exact_policy)
+    if runs:
+        loaded, code = _finished(runs, may, out, axis, where), ExitCode.DONE
     else:
-        for name, file in targets:
-            answers = answers_of(loaded, may.suits_all if name == "json" else may.keeps, stream)
-            tune_answers.write_export(name, file, loaded, answers, force=force)
-        if policy is None and is_quiet and not as_json:
-            raise typer.Exit(code)
-        rule = rule_of(answers_of(loaded, may.serves if policy else may.suits_all, stream))
-        if policy is not None:
-            tune_answers.write_policy(policy, loaded, rule, exact=exact, force=force)
-        if as_json:
-            typer.echo(tune_answers.to_json(loaded, rule, swaps), nl=False)
-        elif not is_quiet:
-            tune_answers.show_rule(loaded, rule, swaps, table=table, open_=open_)
+        states = [f"stream_state={stream}"] if stream else []
+        spec = tuning_sweep(models, [*(axis or []), *states], may.names).with_options(**where)
+        searching = search_among(may.serves if writes else may.keeps, spec)
+        loaded, code = _measured(spec, out, searching, quiet=as_json)
+    rule = _rule(loaded, may.serves if writes else may.suits_all, stream)
+    _print_rule(rule, loaded, swaps, table=table, open_=open_, as_json=as_json)
+    for option, file, exact in (("-p", policy, False), ("--exact-policy", exact_policy, True)):
+        if file is not None:
+            _write_policy(option, file, loaded, rule, exact=exact, force=force)
     if code:
         raise typer.Exit(code)
 
 
-def _prints_a_file(policy: Path | None, targets: Sequence[tuple[str, Path | None]], *, as_json: bool) -> bool:
-    """Return whether standard output takes a file in place of the answer; raises UsageError for two of them."""
-    files = as_json + (str(policy) == "-") + sum(file is None for _, file in targets)
-    if files > 1:
-        raise UsageError("--json, -p - and --export NAME: only one can go to standard output; give the others a file")
-    return files == 1
+@with_struct_options
+def tune_engine(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The engine.", show_default=False)],
+    runs: _Runs = None,
+    out: _Out = None,
+    axis: Axis = None,
+    where: _Where = NO_OPTIONS,
+) -> None:
+    """Print which settings of an engine should change, as a diff of its files, from cells of its own code."""
+    from kvbench.sweep.installed import engines
+    from kvbench.tune.answer import answers_of
+    from kvbench.tune.exports import export
+    from kvbench.tune.search import engine_sweep
+
+    known = [engine.name for engine in engines().values() if engine.settings]
+    if name not in known:
+        raise UsageError(f"engine {brief(name)}: not an engine with settings; write {' or '.join(known)}")
+    if runs:
+        loaded, code = _finished(runs, Allowed(), out, axis, where), ExitCode.DONE
+    else:
+        spec = engine_sweep(name, axis or []).with_options(**where)
+        _check_engine(name, spec.device)
+        loaded, code = _measured(spec, out, quiet=True)
+    typer.echo(export(name, loaded, answers_of(loaded, lambda _: True)).text(), nl=False)
+    if code:
+        raise typer.Exit(code)
 
 
-def _swept(
-    spec: SweepSpec, folder: Path, to: TextIO | None, searching: Callable[[Sequence[Cell]], "Search"] | None
-) -> "Outcome":
-    """Measure, with progress `to` a file (None: standard output). An interruption ends the command."""
+@with_struct_options
+def tune_trace(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace (kvbench trace make).", show_default=False)],
+    allowed: _Allowed = NO_OPTIONS,
+    policy: _Policy = None,
+    force: _Force = False,
+    as_json: _Json = False,
+    out: _Out = None,
+    axis: Axis = None,
+    where: _Where = NO_OPTIONS,
+) -> None:
+    """Measure the swaps of a trace with their ids, and recommend backends for them."""
+    from kvbench.tune.search import trace_sweep
+
+    may: Allowed = convert(allowed, Allowed)
+    spec = trace_sweep(file, axis or [], may.names, int(where.get("seed") or 0)).with_options(**where)
+    loaded, code = _measured(spec, out, quiet=as_json)
+    rule = _rule(loaded, may.serves if policy else may.suits_all)
+    _print_rule(rule, loaded, as_json=as_json)
+    if policy is not None:
+        _write_policy("-p", policy, loaded, rule, exact=False, force=force)
+    if code:
+        raise typer.Exit(code)
+
+
+@with_struct_options
+def tune_beside(
+    neighbour: Annotated[str, typer.Argument(metavar="NEIGHBOUR", help=", ".join(_NEIGHBOURS), show_default=False)],
+    runs: _Runs = None,
+    max_slowdown: Annotated[
+        str, typer.Option(metavar="PERCENT", help="Maximum slowdown of its mean iteration: 5% or 0.05.")
+    ] = "5%",
+    allowed: _Allowed = NO_OPTIONS,
+    as_json: _Json = False,
+    out: _Out = None,
+    axis: Axis = None,
+    where: _Where = NO_OPTIONS,
+) -> None:
+    """Pick the fastest choice that slows the work beside the swaps by no more than a limit."""
+    from kvbench.cli.tables import print_lines, print_rows
+    from kvbench.tune import text
+    from kvbench.tune.beside import answers_beside
+    from kvbench.tune.search import beside_sweep
+
+    may: Allowed = convert(allowed, Allowed)
+    limit = _limit_of(max_slowdown)
+    if neighbour not in _NEIGHBOURS:
+        raise UsageError(f"neighbour {brief(neighbour)}: not one of {', '.join(_NEIGHBOURS)}")
+    if runs:
+        loaded, code = _finished(runs, may, out, axis, where), ExitCode.DONE
+    else:
+        spec = beside_sweep(neighbour, axis or [], may.names).with_options(**where)
+        loaded, code = _measured(spec, out, quiet=as_json)
+    answers = answers_beside(loaded, neighbour, limit, may.keeps)
+    if as_json:
+        plain = {**text.machine_plain(loaded[0]), "answers": [answer.to_plain() for answer in answers]}
+        typer.echo(json.dumps(plain, indent=2))
+    else:
+        print_lines([text.machine_text(loaded[0]), "", *(answer.sentence() for answer in answers), ""])
+        print_rows([text.row_beside(answer, way) for answer in answers for way in answer.ways], text.HEADER_BESIDE)
+        if unsure := [line for answer in answers for line in answer.open_points()]:
+            print_lines(["", "Open: another run could choose otherwise", *(f"  {line}" for line in unsure)])
+    if code:
+        raise typer.Exit(code)
+
+
+def _finished(
+    paths: Sequence[Path], may: Allowed, out: Path | None, axis: Sequence[str] | None, where: Mapping[str, Any]
+) -> "list[Run]":
+    """Return finished runs; raises UsageError for an option of a measurement, and for a backend that none measured."""
+    from kvbench.results import load_run
+    from kvbench.results.rundir import runs_in
+    from kvbench.tune.answer import check_measured
+
+    if out or axis or where:
+        raise UsageError("RUN: nothing is measured; leave out --out, --axis and the options of a measurement")
+    loaded = [load_run(one) for path in paths for one in runs_in(path)]
+    check_measured(loaded, may.names)
+    return loaded
+
+
+def _measured(
+    spec: "SweepSpec", out: Path | None, searching: Callable[..., Any] | None = None, *, quiet: bool
+) -> "tuple[list[Run], ExitCode]":
+    """Measure, with progress on standard error if `quiet`. An interruption ends the command."""
     from kvbench.cli.progress import make_reporter
+    from kvbench.results import load_run
     from kvbench.run.runner import start_sweep
 
     signal.signal(signal.SIGTERM, terminated)
-    reporter = make_reporter(as_json=False, file=to)
-    outcome = start_sweep(spec, folder, ["kvbench", *sys.argv[1:]], reporter, searching)
+    reporter = make_reporter(as_json=False, file=sys.stderr if quiet else None)
+    outcome = start_sweep(spec, out or default_folder("tune"), ["kvbench", *sys.argv[1:]], reporter, searching)
     reporter.finished(outcome)
     if outcome.status == "interrupted":
         raise typer.Exit(outcome.exit_code)
-    return outcome
+    return [load_run(outcome.path)], outcome.exit_code
 
 
-def _limit_of(neighbour: str | None, max_slowdown: str | None) -> float:
+def _rule(runs: "Sequence[Run]", keep: Callable[[Choice], bool], stream: StreamState | None = None) -> "SmallestRule":
+    from kvbench.tune.answer import answers_of
+    from kvbench.tune.rule import rule_of
+
+    return rule_of(answers_of(runs, keep, stream))
+
+
+def _print_rule(
+    rule: "SmallestRule",
+    runs: "Sequence[Run]",
+    swaps: "Sequence[ModelSwap]" = (),
+    *,
+    table: bool = False,
+    open_: bool = False,
+    as_json: bool,
+) -> None:
+    """Print what was asked for: the table, what is open or, without these, the rule; and the swaps of models."""
+    from kvbench.cli.tables import print_lines, print_rows
+    from kvbench.tune import text
+    from kvbench.tune.model_swaps import loads_of, totals_of
+
+    if as_json:
+        typer.echo(json.dumps(text.to_plain(rule, runs, swaps), indent=2))
+        return
+    print_lines(text.origin(runs) if table or open_ else text.headline(rule, runs))
+    for swap in swaps:
+        print_lines(["", text.swap_title(swap)])
+        print_rows([*map(text.row_model, loads_of(rule, swap))], text.HEADER_MODEL)
+    print_lines(line for total in totals_of(rule, swaps) for line in ("", total))
+    if table:
+        print_lines(["", text.TIED_WITH])
+        print_rows([*map(text.row, rule.answers)], text.HEADER)
+    if open_:
+        print_lines(["", text.OPEN, *(f"  {line}" for line in text.open_points(rule.answers) or ["nothing"])])
+
+
+def _write_policy(
+    option: str, file: Path, runs: "Sequence[Run]", rule: "SmallestRule", *, exact: bool, force: bool
+) -> None:
+    """Write a policy and say so."""
+    from kvbench.files import write_output
+    from kvbench.policy import load_policy
+    from kvbench.tune.fit import policy_of
+
+    made = policy_of(runs, rule.choices_by_point(exact=exact))
+    write_output(option, file, made.to_toml().encode(), load_policy, force=force)
+    kinds = ", ".join(f"{table.direction} {table.stream_state}" for table in made.tables)
+    typer.echo(f"{file}: a policy for {made.device}, {kinds}", err=True)
+
+
+def _check_engine(name: str, device: str) -> None:
+    """Raise UsageError if the code of an engine cannot run here: without a GPU, or without its package."""
+    from kvbench.backends.base import facts_of
+    from kvbench.cells.device_facts import DeviceFacts
+    from kvbench.machine.doctor import resolve_device
+    from kvbench.run import device_check
+    from kvbench.sweep.installed import engines
+
+    engine = engines()[name]
+    gpu = DeviceFacts("cuda:0", "cuda", "a GPU", None, 0, 0, None)
+    reasons = [why for backend in engine.backends if (why := facts_of(backend, gpu).unavailable)]
+    if len(reasons) == len(engine.backends):
+        raise UsageError(f"engine {name}: {reasons[0]}; install it beside kvbench, and see kvbench doctor --engines")
+    if resolve_device(device, device_check.describe()) == "cpu":
+        raise UsageError(f"engine {name}: its code needs a GPU, and this machine shows none; see kvbench doctor")
+
+
+def _limit_of(text: str) -> float:
     """Return --max-slowdown as a fraction: 0.05 for "5%" and "0.05"; raises UsageError."""
-    if neighbour is None and max_slowdown is not None:
-        raise UsageError(
-            f"--max-slowdown {brief(max_slowdown)}: it limits what a neighbour loses; add --neighbour decode"
-        )
-    if neighbour not in (None, *_NEIGHBOURS):
-        raise UsageError(f"--neighbour {brief(str(neighbour))}: not one of {', '.join(_NEIGHBOURS)}")
-    text = max_slowdown or _USUAL
     match = _LIMIT.fullmatch(text)
     if match is None:
         raise UsageError(f"--max-slowdown {brief(text)}: write a percentage (5%) or a fraction below 1 (0.05)")
     return float(match["percent"]) / 100 if match["percent"] else float(match["fraction"])
-
-
-def _stream_axis(stream: str | None, axes: Sequence[str]) -> list[str]:
-    """Return --stream as an axis; raises UsageError for an unknown state, and for one that -a names too."""
-    if stream is None:
-        return []
-    if stream not in tuple(StreamState):
-        raise UsageError(f"--stream {brief(stream)}: not one of {', '.join(StreamState)}")
-    if any(text.partition("=")[0].strip() == "stream_state" for text in axes):
-        raise UsageError("-a stream_state=...: --stream names it; leave it out")
-    return [f"stream_state={stream}"]
-
-
-def _target(text: str, option: str = "--export") -> tuple[str, Path | None]:
-    """Return the name of an export and its file, or None for standard output."""
-    from kvbench.tune.exports import EXPORTS
-
-    name, equals, file = text.partition("=")
-    if option == "--engine" and text not in EXPORTS:
-        raise UsageError(f"--engine {brief(text)}: not an engine with settings; write {' or '.join(EXPORTS)}")
-    if name not in (*EXPORTS, "json") or (equals and not file):
-        raise UsageError(
-            f"--export {brief(text)}: not an export; write {', '.join(EXPORTS)} or json, with =FILE for a file"
-        )
-    return name, Path(file) if equals else None

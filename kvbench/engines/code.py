@@ -95,11 +95,15 @@ class EngineCode:
 
     def settings(self, file: str) -> tuple[EngineSetting, ...]:
         """Return the settings, names in capitals, of a Python file; raises KvbenchError for one that it lacks."""
-        known = _constants(self.path(file).read_text())
+        text = self.path(file).read_text()
+        known, lines = _constants(text), text.splitlines()
         names = [name for name in self.files[file] if name.isupper()]
         if lost := [name for name in names if name not in known]:
             raise KvbenchError(f"{self.package} {self.version}: {file} has no whole number {' and no '.join(lost)}")
-        return tuple(EngineSetting(name, known[name][0], f"{file}:{known[name][1]}") for name in names)
+        return tuple(
+            EngineSetting(name, value, f"{file}:{number}", lines[number - 1])
+            for name, (value, number) in ((name, known[name]) for name in names)
+        )
 
 
 class OfPackage:

@@ -8,17 +8,20 @@ import math
 from functools import cache
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction
 from kvbench.cells.device_facts import DeviceFacts
-from kvbench.engine.device import Addresses
 from kvbench.engines.code import EngineCode, OfPackage, stand_ins
 from kvbench.engines.torch_call import PinnedLists, TorchStream
 from kvbench.errors import KvbenchError
+from kvbench.sweep.installed import Engine
+
+if TYPE_CHECKING:
+    from kvbench.engine.device import Addresses
 
 _OP: Final = "multi_layer_block_kv_transfer"
 _DIRECT_OP: Final = "execute_direct_copy_transfer"
@@ -33,6 +36,8 @@ _CALL_CHUNKS: Final = 4
 _PINNED_BYTES: Final = 1 << 26  # LMCache pins host memory in pieces of this size, at whose ends it splits a copy
 _BLOCK_TOKENS: Final = 16  # with elements of two bytes, a block is a multiple of 32 bytes
 _HEAD_BYTES: Final = 256 * _BLOCK_TOKENS  # of 128 elements of two bytes; the kernel has a warp for each of up to 8
+
+ENGINE: Final = Engine(name="lmcache", title="LMCache", prefers="lmcache_direct", pages=True)
 
 
 class LmCache(OfPackage):
@@ -83,7 +88,7 @@ class _ChunkSwap:
         self._format, self._tokens = enums.EngineKVFormat.NL_X_NB_BS_HS, self._blocks * _BLOCK_TOKENS
         self._shape = _shape(enums.PageBufferShapeDesc(), self._block_bytes, tensors)
 
-    def _ids(self) -> Addresses:
+    def _ids(self) -> "Addresses":
         return (self._gpu - np.uint64(self._start)) // np.uint64(self._block_bytes)
 
 
@@ -126,7 +131,7 @@ class LmCacheDirectSwap(_ChunkSwap):
             self._op(self._direction, self._device, _PINNED_BYTES, [group], objects)
 
 
-def check(host: Addresses, gpu: Addresses, sizes: Addresses) -> None:
+def check(host: "Addresses", gpu: "Addresses", sizes: "Addresses") -> None:
     """Check that blocks lie as LMCache's kernel copies them; raises KvbenchError.
 
     `host` has the shape (tensors, chunks, blocks of a chunk), `gpu` (tensors, blocks), `sizes` (tensors x blocks,).

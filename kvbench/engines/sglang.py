@@ -8,15 +8,19 @@ grid can be given to them.
 from functools import cache
 from importlib import import_module
 from itertools import count
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.engine.device import Addresses
 from kvbench.engines.code import EngineCode, OfPackage, stand_ins
 from kvbench.engines.torch_call import PinnedLists, TorchStream, load_op
 from kvbench.errors import KvbenchError
+from kvbench.policy import Choice
+from kvbench.sweep.installed import Engine
+
+if TYPE_CHECKING:
+    from kvbench.engine.device import Addresses
 
 _AOT: Final = "sgl_kernel/{}/common_ops.abi3.so"
 _AOT_OP: Final = "transfer_kv_all_layer_mla"
@@ -33,6 +37,15 @@ _JIT_CODE: Final = EngineCode("sglang", {_JIT: _JIT_NAMES, **dict.fromkeys(_JIT_
 CODES: Final = (*_AOT_CODES.values(), _JIT_CODE)
 # Their __init__ imports what SGLang depends on; hicache.py needs them as folders only.
 _JIT_FOLDERS: Final = ("sglang", "sglang.kernels", "sglang.kernels.ops", "sglang.kernels.ops.kvcache", "sglang.srt")
+
+ENGINE: Final = Engine(
+    name="sglang",
+    title="SGLang",
+    kernel="sglang_jit",
+    settings=("TMA_BLOCK_QUOTA",),
+    takes=lambda _direction, _bytes, _blocks, values: Choice("sglang_jit", (("sms", str(values[0])),)),
+    remark="SGLANG_HICACHE_TMA_TRANSFER=0 takes the other kernel, which was not measured",
+)
 
 
 class SglangAot(OfPackage):
@@ -121,7 +134,7 @@ def row_of(block_bytes: int, limit: int) -> int:
     return next(block_bytes // n for n in count(-(-block_bytes // limit)) if block_bytes % n == 0)
 
 
-def base_of(side: Addresses, row_bytes: int) -> int:
+def base_of(side: "Addresses", row_bytes: int) -> int:
     """Return the address of row 0; raises KvbenchError where addresses differ by other than whole rows."""
     rests = side % row_bytes
     if (rests != rests[0]).any():
@@ -129,7 +142,7 @@ def base_of(side: Addresses, row_bytes: int) -> int:
     return int(rests[0])
 
 
-def ids_of(side: Addresses, row_bytes: int, rows: int) -> Addresses:
+def ids_of(side: "Addresses", row_bytes: int, rows: int) -> "Addresses":
     """Return the ids of the rows of blocks at these addresses, `rows` a block, in their order."""
     first: Addresses = side // np.uint64(row_bytes)
     return first if rows == 1 else np.add.outer(first, np.arange(rows, dtype=np.uint64)).ravel()

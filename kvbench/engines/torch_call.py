@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench.engine.device import Device
+if TYPE_CHECKING:
+    from kvbench.engine.device import Device
 
 # Engines keep a pinned set of lists for each transfer in flight; more than this many are never in flight here.
 _SETS: Final = 4
@@ -27,7 +28,7 @@ def load_op(library: Path, namespace: str, name: str) -> Any:
 class TorchStream:
     """Makes CUDA streams, given by handle, torch's current stream; a torch object is created once per stream."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: "Device") -> None:
         # Imported here: torch takes seconds to load, and a machine without a GPU can lack it.
         import torch
 

@@ -1,18 +1,23 @@
 """vLLM: the batched copy of its compiled library and its Triton path, as gpu_worker.py of vLLM calls them."""
 
+from collections.abc import Sequence
 from functools import cache
 from importlib import util
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.cells.axes import Direction, Order
+from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.device_facts import DeviceFacts
-from kvbench.engine.memory import SwapMemory
 from kvbench.engines.code import EngineCode, OfPackage, stand_ins
 from kvbench.engines.torch_call import PinnedLists, TorchStream, load_op
 from kvbench.errors import KvbenchError
+from kvbench.policy import Choice
+from kvbench.sweep.installed import Engine, Values
+
+if TYPE_CHECKING:
+    from kvbench.engine.memory import SwapMemory
 
 _LIBRARY: Final = "vllm/_C_stable_libtorch.abi3.so"
 _TRITON: Final = "vllm/v1/kv_offload/cpu/swap_blocks_triton.py"
@@ -21,6 +26,33 @@ _TRITON_CODE: Final = EngineCode("vllm", {_TRITON: ("NUM_SMS", "THRESHOLD_BYTES"
 CODES: Final = (_BATCH_CODE, _TRITON_CODE)
 _WORD_BYTES: Final = 8
 _MAX_CHUNK_BYTES: Final = 8192
+
+
+def _takes(direction: Direction, block_bytes: int, blocks: int, values: Values) -> Choice:
+    sms, below_bytes, from_blocks = values
+    if direction is Direction.H2D and block_bytes < below_bytes and blocks >= from_blocks:
+        return Choice(VllmTriton.name, (("sms", str(sms)),))
+    return Choice(VllmBatch.name)
+
+
+def _tries(sizes: Sequence[int], counts: Sequence[int], defaults: Values) -> tuple[Sequence[int], ...]:
+    _, below_bytes, from_blocks = defaults
+    return sorted({below_bytes, *sizes, sizes[-1] + 1}), sorted({from_blocks, *counts})
+
+
+ENGINE: Final = Engine(
+    name="vllm",
+    title="vLLM",
+    same_as="vllm_batch",
+    kernel="vllm_triton",
+    settings=("NUM_SMS", "THRESHOLD_BYTES", "MIN_N"),
+    takes=_takes,
+    tries=_tries,
+    remark="THRESHOLD_BYTES acts on the largest page of all groups",
+    directions=(Direction.H2D,),
+    # Loads wait for an event of the compute stream from version 0.28 on.
+    states=(StreamState.GATED, StreamState.OPENED),
+)
 
 
 class VllmBatch(OfPackage):
@@ -101,7 +133,7 @@ class VllmTritonSwap:
         self._module.swap_blocks_batch(*lists, self._any_order, bytes_per_chunk=self._chunk_bytes)
 
 
-def _lists(memory: SwapMemory) -> tuple[Any, Any, Any]:
+def _lists(memory: "SwapMemory") -> tuple[Any, Any, Any]:
     return memory.kernel_sources, memory.kernel_destinations, memory.sizes
 
 

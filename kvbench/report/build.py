@@ -18,7 +18,7 @@ from kvbench.report.tables import is_footnote
 from kvbench.report.view import View, views_of
 from kvbench.results import Run
 from kvbench.results.frame import as_csv
-from kvbench.tune.answer import machine_text
+from kvbench.tune.text import machine_text
 
 if TYPE_CHECKING:
     from kvbench.report.charts.figure import Drawing

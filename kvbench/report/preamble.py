@@ -22,10 +22,11 @@ from kvbench.report.view import (
 from kvbench.results import COLUMNS, Note, Visit
 from kvbench.results.columns import NO_FIGURE
 from kvbench.text import short, terminal_rows
-from kvbench.tune.headline import ROWS, summary
+from kvbench.tune.text import summary
 
 TITLE: Final = "KV-block swaps between host and GPU"
 _MOST_FAILURES: Final = 50
+_ROWS: Final = 60
 _MOST_NOTES: Final = 20
 _MOST_FIRST: Final = 2
 _MOST_LETTERS: Final = 200
@@ -50,8 +51,8 @@ def left_out(views: Sequence[View]) -> list[str]:
     return [view.label for view in views if view.label not in labels]
 
 
-def answer(views: Sequence[View], rows: int = ROWS) -> list[Text]:
-    """Return the answer of a report, as `kvbench tune` prints it, in at most `rows` rows of a terminal.
+def answer(views: Sequence[View], rows: int = _ROWS) -> list[Text]:
+    """Return the answer of a report; `kvbench show` has room for fewer `rows` of a terminal.
 
     Raises UsageError where there is nothing to choose from.
     """

@@ -1,17 +1,59 @@
-"""Which backends are installed, according to their entry points; loads no package."""
+"""Which backends are installed, according to their entry points, and what kvbench knows of the engines among them.
 
-from collections.abc import Iterable, Mapping, Sequence
+Loads no package of others.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, entry_points
+from pkgutil import iter_modules
 from typing import Final
 
+from kvbench.cells.axes import Direction, StreamState
 from kvbench.errors import UsageError
+from kvbench.policy import Choice
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import hint, printable
 
 GROUP: Final = "kvbench.backends"
-_ENGINES: Final = "kvbench.engines."
+_ENGINES: Final = "kvbench.engines"
+
+Values = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """What a module of `kvbench.engines` says of its engine, as `ENGINE`.
+
+    `same_as` is the backend that calls the function of the driver that kvbench's `batched` calls, `prefers` the one
+    that the engine takes wherever it runs. An engine of `pages` copies blocks that lie in pages on the host, and no
+    others. `unused_code` returns, for an engine without a backend, its package and why its code does not load, or None.
+
+    `kernel` is the backend that takes an SM count, by the first of `settings`. `takes` returns what the engine takes
+    for a swap (direction, bytes of a block, blocks) with some values of its settings, `tries` the values to try for the
+    settings after the first, from the sizes and counts that were measured and the defaults. `remark` says what a diff
+    of the settings does not. `states` are those in which the engine's swaps begin, the one that decides first.
+    """
+
+    name: str
+    title: str
+    same_as: str = ""
+    prefers: str = ""
+    pages: bool = False
+    unused_code: Callable[[], tuple[str, str | None]] | None = None
+    kernel: str = ""
+    settings: tuple[str, ...] = ()
+    takes: Callable[[Direction, int, int, Values], Choice] | None = None
+    tries: Callable[[Sequence[int], Sequence[int], Values], tuple[Sequence[int], ...]] = lambda *_: ()
+    remark: str = ""
+    directions: tuple[Direction, ...] = tuple(Direction)
+    states: tuple[StreamState, ...] = (StreamState.IDLE,)
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        return tuple(name for name, backend in installed()[0].items() if backend.engine == self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +80,8 @@ class Installed:
     def engine(self) -> str:
         """The engine whose installed code kvbench runs in this backend, on request only; "" for other backends."""
         module = "" if self.entry is None else self.entry.module
-        return module.removeprefix(_ENGINES) if module.startswith(_ENGINES) else ""
+        package, _, name = module.rpartition(".")
+        return name if package == _ENGINES else ""
 
 
 @cache  # the metadata of packages take 10 ms to read
@@ -60,6 +103,20 @@ def installed() -> tuple[Mapping[str, Installed], Sequence[str]]:
             del packages[1:]
         backends[name] = Installed(name, " and ".join(packages), entries[0] if len(packages) == 1 else None)
     return backends, clashes
+
+
+@cache
+def engines() -> Mapping[str, Engine]:
+    """Return every engine that kvbench knows, by name."""
+    modules = (one.name for one in iter_modules(import_module(_ENGINES).__path__, f"{_ENGINES}."))
+    found = [engine for name in modules if (engine := getattr(import_module(name), "ENGINE", None))]
+    return {engine.name: engine for engine in found}
+
+
+def of_engine(backend: str) -> str:
+    """Return the engine whose code a backend runs; "" for other backends."""
+    known = installed()[0].get(backend)
+    return known.engine if known else ""
 
 
 def asked_for(spec: SweepSpec) -> list[Installed]:

@@ -8,30 +8,28 @@ from typing import Any
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visits
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN, TIED
-from kvbench.cells.axes import Direction, Reuse, StreamState
+from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.backend_facts import BATCHED
-from kvbench.cells.cell import EQUAL
-from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.errors import UsageError, brief
 from kvbench.policy import Choice
 from kvbench.results import CellRecord, Run
 from kvbench.results.replays import trace_of
-from kvbench.text import a_stream, counted, printable, short
+from kvbench.text import a_stream
 from kvbench.tune.fit import (
+    SHAPE,
     Arms,
     Decision,
     Kind,
     Point,
     candidates,
+    contests_of,
     decide_all,
-    kind_text,
     machine_of,
     sms_of,
     typical,
-    workload_axes,
 )
-from kvbench.tune.traced import in_contention, trace_parts, trace_text
-from kvbench.units import gigabytes_per_second, parse_size, size_text, two_digits
+from kvbench.tune.traced import in_contention, trace_parts
+from kvbench.units import gigabytes_per_second
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,14 +165,17 @@ def answers_of(runs: Sequence[Run], keep: Callable[[Choice], bool], state: str |
     if all(map(trace_of, runs)):
         return _of_trace(runs, keep, state)
     answers = []
-    to_choose, fresh, caller_us = candidates(runs)
-    for kind, times in to_choose.items():
+    visits = candidates(runs)
+    fresh = contests_of(visits[visits["fresh"]])
+    by_shape: Any = visits.groupby([*SHAPE])  # pandas types its keys as Hashable
+    caller_us = {key: rows.set_index("choice")["caller_us"].to_dict() for key, rows in by_shape}
+    for kind, times in contests_of(visits[~visits["fresh"]]).items():
         if state not in (None, kind[1].value):
             continue
         kept = {point: {choice: arms[choice] for choice in arms if keep(choice)} for point, arms in times.items()}
         allowed = {point: arms for point, arms in sorted(kept.items()) if arms}
         for point, decision in decide_all(allowed).items():
-            again, of_caller = fresh.get(kind, {}).get(point, {}), caller_us[kind][point]
+            again, of_caller = fresh.get(kind, {}).get(point, {}), caller_us[(*kind, *point)]
             answers.append(Answer(*kind, *point, allowed[point], decision, times[point], again, of_caller))
     if not answers:
         where = f" on {a_stream(state)}" if state else ""
@@ -199,57 +200,11 @@ def _of_trace(runs: Sequence[Run], keep: Callable[[Choice], bool], state: str | 
     return answers
 
 
-def workload_of(runs: Sequence[Run]) -> str:
-    """Return which blocks most of the swaps behind answers move; "hot" means the same adjacent blocks every time.
-
-    Blocks are shuffled unless a layout is named.
-    """
-    if all(map(trace_of, runs)):
-        return trace_text(runs)
-    axes = workload_axes(runs)
-    pool, reuse = axes["pool"], axes["reuse"]
-    from_pool = "from a dense pool" if pool == "dense" else f"from {size_text(parse_size(pool))}"
-    layout = "" if axes["pattern"] == str(SHUFFLED) else f" in the layout {axes['pattern']}"
-    layout += "".join(
-        f", {axes[name]} {where}"
-        for name, where in (("host_pattern", "on the host"), ("device_pattern", "on the GPU"), ("sizes", "in size"))
-        if axes[name] not in (AS_PATTERN.kind, EQUAL)
-    )
-    if reuse == Reuse.FRESH.value:
-        return f"fresh blocks{layout} {from_pool}"
-    return f"{'hot: ' if pool == 'dense' else ''}the same blocks{layout} in every swap, {from_pool}"
-
-
-def machine_plain(run: Run) -> dict[str, Any]:
-    """Return what a run was measured on, and when, as JSON-compatible data."""
-    info = run.info
-    driver = info.identity.get("driver_version")
-    return {"kvbench": info.kvbench, "device": info.device.get("title"), "driver": driver, "created": info.created}
-
-
-def machine_text(*runs: Run) -> str:
-    """Return what runs of one machine were measured on, and when the first and the last of them began."""
-    info = runs[0].info
-    on_host = info.device.get("kind") == "cpu"
-    host = "; all figures are copies between two host buffers, without a GPU" if on_host else ""
-    driver = info.identity.get("driver_version")
-    first, last = (end(run.info.created[:10] for run in runs) for end in (min, max))
-    dates = first if first == last else f"{first} to {last.removeprefix(first[:5])}"
-    named = [info.device.get("title"), driver and f"driver {driver}", dates]
-    return ", ".join(short(printable(part), 80) for part in named if part) + host
-
-
 def by_kind(answers: Sequence[Answer]) -> Mapping[Kind, list[Answer]]:
     kinds: dict[Kind, list[Answer]] = {}
     for answer in answers:
         kinds.setdefault((answer.direction, answer.state), []).append(answer)
     return kinds
-
-
-def open_points(answers: Sequence[Answer]) -> list[str]:
-    """Return the shapes whose choice is open, with the cost of each alternative, the largest difference first."""
-    every = [(answer, other, comparison) for answer in answers for other, comparison in answer.open.items()]
-    return [_doubt(*one) for one in sorted(every, key=lambda one: -_apart(one[2]))]
 
 
 def _alternative(choice: Choice, comparison: Comparison) -> dict[str, Any]:
@@ -261,31 +216,10 @@ def _alternative(choice: Choice, comparison: Comparison) -> dict[str, Any]:
     return {"choice": str(choice), "ratio": round(comparison.ratio, 4), **ends}
 
 
-def _doubt(answer: Answer, other: Choice, comparison: Comparison) -> str:
-    shape = f"{kind_text((answer.direction, answer.state))}, {answer.blocks} x {size_text(answer.block_bytes)}"
-    cost, low, high = (f"{(ratio - 1) * 100:+.1f}%" for ratio in (comparison.ratio, comparison.low, comparison.high))
-    interval = f" ({low} to {high})" if math.isfinite(comparison.high) else ", too few visits for an interval"
-    return f"{shape}: {choice_text(answer.choice)}, or {choice_text(other)} for {cost}{interval} of the time"
-
-
-def _apart(comparison: Comparison) -> float:
+def apart(comparison: Comparison) -> float:
     """Return the ratio of the larger time to the smaller; times of an untrusted run can have any ratio."""
     return max(comparison.ratio, 1 / comparison.ratio if comparison.ratio else math.inf)
 
 
 def _is_tie(comparison: Comparison) -> bool:
-    return not _apart(comparison) > 1 + TIED.fraction  # NaN ties
-
-
-def choice_text(choice: Choice) -> str:
-    """Return a readable choice: "sm with 4 SMs, kernel bulk-8x6x4KiB"."""
-    settings = dict(choice.axes)
-    sms = settings.pop("sms", None)
-    settings.pop("order", None)  # follows a rule that the reader does not need
-    with_sms = f" with {counted(int(sms), 'SM')}" if sms else ""
-    return ", ".join((f"{choice.backend}{with_sms}", *(f"{name} {value}" for name, value in settings.items())))
-
-
-def speed_text(ratio: float, of: str) -> str:
-    """Return a gain as text: "8.7x the speed of batched"."""
-    return f"{two_digits(ratio)}x the speed of {of}"
+    return not apart(comparison) > 1 + TIED.fraction  # NaN ties

@@ -19,8 +19,7 @@ from kvbench.policy import Choice
 from kvbench.results import Run
 from kvbench.results.cost import Cost, costs_of
 from kvbench.results.frame import whole
-from kvbench.tune.answer import choice_text, speed_text
-from kvbench.tune.fit import Point, choice_of, machine_of, one_workload, preference
+from kvbench.tune.fit import choice_of, machine_of, one_workload, preference
 from kvbench.units import size_text, two_digits
 
 
@@ -81,8 +80,8 @@ class WayBeside:
         return Verdict.SLOWER if low > limit else within
 
     def text(self) -> str:
-        """Return "sm with 2 SMs, 29 GB/s, 1.2% slower"."""
-        return f"{choice_text(self.choice)}, {two_digits(self.gbps)} GB/s, {percent(self.slowdown)} slower"
+        """Return "sm (2 SMs), 29 GB/s, 1.2% slower"."""
+        return f"{self.choice.label}, {two_digits(self.gbps)} GB/s, {percent(self.slowdown)} slower"
 
     def text_with_interval(self) -> str:
         ends = map(percent, self.slowdown_interval or ())
@@ -113,7 +112,7 @@ class BesideAnswer:
         if batched and way.choice.backend != BATCHED:
             comparison = compare_visits(way.us_per_gb, max(batched, key=lambda one: one.gbps).us_per_gb, IN_TURN)
             said_of = (
-                speed_text(comparison.ratio, BATCHED)
+                f"{two_digits(comparison.ratio)}x as fast as {BATCHED}"
                 if comparison.told_apart
                 else f"no clear difference from {BATCHED}"
             )
@@ -149,16 +148,12 @@ class BesideAnswer:
 
 
 def answers_beside(
-    runs: Sequence[Run],
-    neighbour: str,
-    max_slowdown: float,
-    keep: Callable[[Choice], bool],
-    points: Sequence[Point] | None = None,
+    runs: Sequence[Run], neighbour: str, max_slowdown: float, keep: Callable[[Choice], bool]
 ) -> list[BesideAnswer]:
     """Return an answer for every shape that was measured beside `neighbour`, from the ways that `keep` takes.
 
-    They stand by direction, block size and number of blocks; `points` narrows them to some shapes. Raises
-    UsageError where that leaves none, and for runs of several devices.
+    They stand by direction, block size and number of blocks. Raises UsageError where there is none, and for runs of
+    several devices.
     """
     machine_of(runs)
     by_shape: dict[Shape, dict[Choice, tuple[dict[int, Cost], list[float]]]] = {}
@@ -172,7 +167,7 @@ def answers_beside(
         for row in frame[frame["cell_id"].isin(kept)].to_dict("records"):
             shape = Shape(Direction(row["direction"]), int(row["block_bytes"]), int(row["blocks"]))
             choice = choice_of(row)
-            if keep(choice) and (points is None or (shape.block_bytes, shape.blocks) in points):
+            if keep(choice):
                 by_round, tails = by_shape.setdefault(shape, {}).setdefault(choice, ({}, []))
                 by_round |= {first + number: cost for number, cost in costs[row["cell_id"]].items()}
                 tails.append(float(row["neighbour_slowdown_p99"]))
@@ -180,11 +175,11 @@ def answers_beside(
     if neighbour not in seen:
         beside = f"beside {', '.join(sorted(seen))}" if seen else "without a neighbour"
         raise UsageError(
-            f"--neighbour {neighbour}: these runs measured swaps {beside}; measure with kvbench sweep neighbour -a "
+            f"{neighbour}: these runs measured swaps {beside}; measure with kvbench sweep neighbour -a "
             f"neighbour={neighbour}"
         )
     if not by_shape:
-        raise UsageError(f"--neighbour {neighbour}: none of the swaps beside it were made in a way that is allowed")
+        raise UsageError(f"{neighbour}: none of the swaps beside it were made in a way that is allowed")
     answers = []
     for shape, by_choice in sorted(by_shape.items()):
         ways = [WayBeside.of(choice, by_round, median(tails)) for choice, (by_round, tails) in by_choice.items()]

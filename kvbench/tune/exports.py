@@ -1,114 +1,31 @@
-"""Settings of serving engines, from cells of each engine's own code, as a difference to its defaults."""
+"""Settings of serving engines, from cells of each engine's own code, as a diff against its defaults."""
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import groupby, product
 from statistics import geometric_mean
 from typing import Final
 
 from kvbench.analysis.margins import KNEE, TIED
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.axes import StreamState
 from kvbench.cells.backend_facts import EngineSetting
 from kvbench.errors import UsageError
 from kvbench.policy import Choice
 from kvbench.results import Run
-from kvbench.sweep.installed import installed
-from kvbench.text import ends
-from kvbench.tune.answer import Answer, workload_of
+from kvbench.sweep.installed import Engine, Values, engines
+from kvbench.text import counted, ends
+from kvbench.tune.answer import Answer
+from kvbench.tune.beside import answers_beside
 from kvbench.tune.fit import sms_of
+from kvbench.tune.text import machine_text, workload_text
 from kvbench.units import size_text
 
 _LEAST_SHAPES: Final = 10
 _OFFERED_FROM: Final = 0.9  # share of the shapes at which an SM count must have been measured
-
-Values = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """An engine whose code was measured.
-
-    `same_as` is the backend that calls the function of the driver that kvbench's `batched` calls, `prefers` the one
-    that the engine takes wherever it runs. An engine of `pages` copies blocks that lie in pages on the host, and no
-    others.
-    """
-
-    name: str
-    same_as: str = ""
-    prefers: str = ""
-    pages: bool = False
-
-    @property
-    def backends(self) -> tuple[str, ...]:
-        return tuple(backend for backend, engine in _ENGINE_OF.items() if engine == self.name)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settable(Engine):
-    """An engine with settings, and which of its backends they choose.
-
-    `kernel` is the backend that takes an SM count, by the first of `settings`. `choose` returns what the engine takes
-    for a swap with some values of its settings, `values` the values to try for the settings after the first, from the
-    shapes and the defaults. `how` says how the settings are set. `states` are those in which the engine's swaps begin,
-    the one that decides first.
-    """
-
-    title: str
-    kernel: str
-    settings: tuple[str, ...]
-    how: str
-    directions: tuple[Direction, ...] = tuple(Direction)
-    states: tuple[StreamState, ...] = (StreamState.IDLE,)
-    choose: Callable[[Answer, Values], Choice]
-    values: Callable[[Sequence[Answer], Values], tuple[Sequence[int], ...]] = lambda _answers, _defaults: ()
-
-
-def _vllm_choice(answer: Answer, values: Values) -> Choice:
-    sms, below_bytes, from_blocks = values
-    if answer.direction is Direction.H2D and answer.block_bytes < below_bytes and answer.blocks >= from_blocks:
-        return Choice("vllm_triton", (("sms", str(sms)),))
-    return answer.best_of("vllm_batch") or Choice("vllm_batch")
-
-
-def _vllm_values(answers: Sequence[Answer], defaults: Values) -> tuple[Sequence[int], ...]:
-    sizes, counts = (sorted({answer.point[axis] for answer in answers}) for axis in (0, 1))
-    _, below_bytes, from_blocks = defaults
-    return sorted({below_bytes, *sizes, sizes[-1] + 1}), sorted({from_blocks, *counts})
-
-
-_EDIT: Final = "a constant: nobody can set it without editing the file"
-_KNOWN: Final = (
-    Engine("lmcache", prefers="lmcache_direct", pages=True),
-    Settable(
-        "vllm",
-        same_as="vllm_batch",
-        title="vLLM",
-        kernel="vllm_triton",
-        settings=("NUM_SMS", "THRESHOLD_BYTES", "MIN_N"),
-        how=f"{_EDIT}. THRESHOLD_BYTES acts on the largest page of all groups",
-        directions=(Direction.H2D,),
-        # Loads wait for an event of the compute stream from version 0.28 on.
-        states=(StreamState.GATED, StreamState.OPENED),
-        choose=_vllm_choice,
-        values=_vllm_values,
-    ),
-    Settable(
-        "sglang",
-        title="SGLang",
-        kernel="sglang_jit",
-        settings=("TMA_BLOCK_QUOTA",),
-        how=f"{_EDIT}. SGLANG_HICACHE_TMA_TRANSFER=0 takes the other kernel, which was not measured",
-        choose=lambda _, values: Choice("sglang_jit", (("sms", str(values[0])),)),
-    ),
-)
-_BY_NAME: Final = {engine.name: engine for engine in _KNOWN}
-EXPORTS: Final = {engine.name: engine for engine in _KNOWN if isinstance(engine, Settable)}
-_ENGINE_OF: Final = {name: backend.engine for name, backend in installed()[0].items() if backend.engine}
-ENGINE_BACKENDS: Final = frozenset(_ENGINE_OF)
-MEASURED: Final = tuple(_BY_NAME.get(name) or Engine(name) for name in sorted({*_ENGINE_OF.values()}))
-# Those that an answer about any blocks can be compared with.
-ENGINES: Final = {engine.name: engine for engine in MEASURED if not engine.pages}
+# The neighbour beside which the cost of a setting's SMs is told.
+_BESIDE: Final = "decode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +57,17 @@ class Change:
     value: int
     gain: str
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """The file and the line."""
+        file, _, line = self.setting.place.rpartition(":")
+        return file, int(line)
+
+    def hunk(self) -> list[str]:
+        before = self.setting.line or f"{self.setting.name} = {self.setting.default}"
+        after = re.sub(r"=\s*[^#]*?(?=\s*(#|$))", f"= {self.value}", before, count=1)
+        return [f"@@ -{self.place[1]} +{self.place[1]} @@", f"-{before}", f"+{after}"]
+
 
 @dataclass(frozen=True, slots=True)
 class Export:
@@ -147,23 +75,21 @@ class Export:
 
     about: Sequence[str]
     changes: Sequence[Change]
-    how: str
     notes: Sequence[str]
 
-    def text(self, origin: str) -> str:
-        """Return the export, measured on `origin`, as lines NAME=VALUE; everything else is a comment."""
-        lines = [f"# {line}" for line in (*self.about, origin)]
-        for change in self.changes:
-            setting, value = change.setting, change.value
-            comment = f"# {setting.name} {setting.default} -> {value}: {change.gain}"
-            lines += ["", comment, f"# {setting.place}, {self.how}", f"{setting.name}={value}"]
-        rest = "nothing else changes" if self.changes else "nothing to change"
-        return "\n".join([*lines, "", *(f"# {line}" for line in (rest, *self.notes))]) + "\n"
+    def text(self) -> str:
+        """Return the export as a diff that `patch -p1` and `git apply --unidiff-zero` take; the rest are comments."""
+        notes = [*self.notes, *([] if self.changes else ["nothing to change"])]
+        gains = [f"{one.setting.name} {one.setting.default} -> {one.value}: {one.gain}" for one in self.changes]
+        lines = [f"# {line}" if line else "" for line in (*self.about, "", *gains, *notes, "")]
+        for file, changes in groupby(sorted(self.changes, key=lambda one: one.place), key=lambda one: one.place[0]):
+            lines += [f"--- a/{file}", f"+++ b/{file}", *(line for change in changes for line in change.hunk())]
+        return "\n".join(lines).rstrip() + "\n"
 
 
 def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
     """Return the settings of the engine `name`; raises UsageError without enough cells of its own code."""
-    engine = EXPORTS[name]
+    engine = engines()[name]
     package, settings = _recorded(name, engine, runs)
     defaults = tuple(setting.default for setting in settings)
     by_state = {
@@ -180,7 +106,7 @@ def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
         for index, (setting, value) in enumerate(zip(settings, values, strict=True))
         if value != setting.default
     ]
-    notes = []
+    notes = [engine.remark] * bool(engine.remark)
     if values[0] == max(shapes.counts):
         notes.append(f"{settings[0].name}={values[0]} is the largest count that was measured; larger ones may gain")
     notes.append(f"{state} stream; SM counts compared: {', '.join(map(str, shapes.counts))}")
@@ -191,57 +117,92 @@ def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
         if {state, other} == {StreamState.GATED, StreamState.OPENED}:
             notes.append(_share_text(shapes, other_shapes, values, best))
     notes.append(f"{state} stream; against the free choice: {_loss(shapes, values)}")
-    about = [f"{engine.title}: {package}", f"{workload_of(runs)}; {_extent(shapes.answers)}, {state} stream"]
-    return Export(about, changes, engine.how, notes)
+    if values[0] > defaults[0]:
+        notes.append(_cost_text(runs, engine, values[0]))
+    about = [
+        f"{engine.title}: {package}",
+        f"{workload_text(runs)}; {_extent(shapes.answers)}, {state} stream",
+        machine_text(*runs),
+    ]
+    return Export(about, changes, notes)
+
+
+def _cost_text(runs: Sequence[Run], engine: Engine, sms: int) -> str:
+    """Return what swaps by a kernel with `sms` SMs cost a decode step beside them."""
+    try:
+        beside = answers_beside(runs, _BESIDE, 0.0, lambda choice: sms_of(choice) == sms)
+    except UsageError:
+        return (
+            f"what {counted(sms, 'SM')} cost a decode step was not measured: kvbench sweep neighbour "
+            f"-a backend={engine.kernel} -a sms={sms} -a neighbour={_BESIDE}, and give that run too"
+        )
+    way, shape = max(((way, one.shape) for one in beside for way in one.ways), key=lambda pair: pair[0].slowdown)
+    return f"beside {shape.text()} by {way.choice.label} a decode step takes {way.slowdown - 1:.0%} longer"
 
 
 def shipped_choice(engine: Engine, answer: Answer, run: Run) -> Choice | None:
     """Return what the engine takes with the settings that `run` recorded, or None if it was not measured."""
     recorded = {one.name: one.default for facts in run.info.backends for one in facts.settings}
     as_shipped = [Choice(name) for name in (engine.prefers, *engine.backends)]
-    if isinstance(engine, Settable) and recorded.keys() >= set(engine.settings):
-        wanted = engine.choose(answer, tuple(recorded[name] for name in engine.settings))
+    if engine.takes and recorded.keys() >= set(engine.settings):
+        wanted = _taken(engine, answer, tuple(recorded[name] for name in engine.settings))
         as_shipped = [Choice(wanted.backend), wanted] if wanted.backend == engine.kernel else [wanted]
     return next((choice for choice in as_shipped if choice in answer.arms), None)
+
+
+def _taken(engine: Engine, answer: Answer, values: Values) -> Choice:
+    """Return what the engine takes for the swap of an answer, in the form in which it was measured."""
+    assert engine.takes is not None
+    choice = engine.takes(answer.direction, answer.block_bytes, answer.blocks, values)
+    return choice if choice.axes else answer.best_of(choice.backend) or choice
 
 
 @dataclass(frozen=True, slots=True)
 class _Shapes:
     """The shapes at which every candidate was measured, and the SM counts that are compared."""
 
-    engine: Settable
+    engine: Engine
     answers: Sequence[Answer]
     counts: Sequence[int]
 
+    def tried(self, defaults: Values) -> Iterable[Values]:
+        """Return all values of the settings that are compared."""
+        return product(self.counts, *_tries(self.engine, self.answers, defaults))
+
     def time_of(self, answer: Answer, values: Values) -> float:
-        return answer.time_of(self.engine.choose(answer, values))
+        return answer.time_of(_taken(self.engine, answer, values))
 
 
-def _rank(engine: Settable, state: StreamState) -> tuple[int, str]:
+def _tries(engine: Engine, answers: Sequence[Answer], defaults: Values) -> tuple[Sequence[int], ...]:
+    sizes, counts = (sorted({answer.point[axis] for answer in answers}) for axis in (0, 1))
+    return engine.tries(sizes, counts, defaults)
+
+
+def _rank(engine: Engine, state: StreamState) -> tuple[int, str]:
     return (engine.states.index(state) if state in engine.states else len(engine.states)), state
 
 
-def _recorded(name: str, engine: Settable, runs: Sequence[Run]) -> tuple[str, Sequence[EngineSetting]]:
+def _recorded(name: str, engine: Engine, runs: Sequence[Run]) -> tuple[str, Sequence[EngineSetting]]:
     """Return the engine's package and its settings as the runs recorded them; raises UsageError."""
     facts = {one.package: one for run in runs for one in run.info.backends if one.name == engine.kernel}
     known = {title: {setting.name: setting for setting in one.settings} for title, one in facts.items() if one.settings}
     if len(known) > 1:
-        raise UsageError(f"--export {name}: the runs measured different code: {' and '.join(sorted(known))}")
+        raise UsageError(f"{name}: the runs measured different code: {' and '.join(sorted(known))}")
     for title, settings in known.items():
         if set(engine.settings) <= settings.keys():
             return title, [settings[one] for one in engine.settings]
     raise _needs(name, engine, "and what its package says")
 
 
-def _needs(name: str, engine: Settable, what: str) -> UsageError:
+def _needs(name: str, engine: Engine, what: str) -> UsageError:
     backends = " and ".join(engine.backends)
     return UsageError(
-        f"--export {name}: requires cells of {engine.title}'s own code ({backends}) {what}; "
-        f"measure them: kvbench tune --engine {name}"
+        f"{name}: the settings require cells of {engine.title}'s own code ({backends}) {what}; "
+        f"measure them: kvbench tune engine {name}"
     )
 
 
-def _shapes(engine: Settable, answers: Sequence[Answer], defaults: Values) -> _Shapes | None:
+def _shapes(engine: Engine, answers: Sequence[Answer], defaults: Values) -> _Shapes | None:
     """Return the shapes with all candidates, or None if there are none."""
     counts = {
         answer: {sms_of(choice) for choice in answer.arms if choice.backend == engine.kernel} - {0}
@@ -253,19 +214,20 @@ def _shapes(engine: Settable, answers: Sequence[Answer], defaults: Values) -> _S
     offered = sorted(count for count, number in shapes.items() if number >= _OFFERED_FROM * len(measured))
     if defaults[0] not in offered:
         return None
-    needed = [*product(offered, *engine.values(measured, defaults))]
+    needed = [*product(offered, *_tries(engine, measured, defaults))]
     complete = [
         answer
         for answer in measured
-        if counts[answer] >= set(offered) and all(engine.choose(answer, values) in answer.arms for values in needed)
+        if counts[answer] >= set(offered) and all(_taken(engine, answer, values) in answer.arms for values in needed)
     ]
     return _Shapes(engine, complete, offered) if complete else None
 
 
 def _fit(shapes: _Shapes, defaults: Values) -> Values:
     """Return the values with the fewest changes among those whose mean time is within `KNEE` of the best."""
-    tried = product(shapes.counts, *shapes.engine.values(shapes.answers, defaults))
-    ordered = sorted(tried, key=lambda values: (sum(a != b for a, b in zip(values, defaults, strict=True)), values))
+    ordered = sorted(
+        shapes.tried(defaults), key=lambda values: (sum(a != b for a, b in zip(values, defaults, strict=True)), values)
+    )
     means = {values: geometric_mean(shapes.time_of(one, values) for one in shapes.answers) for values in ordered}
     enough = min(means.values()) * (1 + KNEE.fraction)
     return next(values for values, mean in means.items() if mean <= enough)
@@ -273,7 +235,8 @@ def _fit(shapes: _Shapes, defaults: Values) -> Values:
 
 def _times(shapes: _Shapes, before: Values, after: Values) -> _Times:
     """Return the times with `after` over those with `before`, at the shapes where they differ in what they choose."""
-    differing = [a for a in shapes.answers if shapes.engine.choose(a, before) != shapes.engine.choose(a, after)]
+    engine = shapes.engine
+    differing = [one for one in shapes.answers if _taken(engine, one, before) != _taken(engine, one, after)]
     return _Times([shapes.time_of(a, after) / shapes.time_of(a, before) for a in differing] or [1.0])
 
 
@@ -286,7 +249,7 @@ def _loss(shapes: _Shapes, values: Values) -> str:
     lost, worst = _Times([*ratios.values()]), max(ratios, key=lambda answer: ratios[answer])
     if lost.worst <= TIED.fraction:
         return f"within {TIED.fraction:.0%} of it at all shapes"
-    where = f"{worst.direction}, {worst.blocks} x {size_text(worst.block_bytes)}, {worst.choice}"
+    where = f"{worst.direction}, {worst.blocks} x {size_text(worst.block_bytes)}, {worst.choice.label}"
     return f"takes {lost.mean:z.0%} more time on average, at worst {lost.worst:.0%} ({where})"
 
 

@@ -1,40 +1,86 @@
-"""The figures of an answer: what the rule gains, what would change it; and the answer as JSON."""
+"""What follows from a rule: its figures at known shapes, what it gains, what would change it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import mean, median
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Final, NamedTuple
 
+from kvbench.analysis.compare import Visits, compare_visits
+from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.backend_facts import BATCHED, MERGED
 from kvbench.cells.pattern import SHUFFLED
 from kvbench.errors import UsageError
 from kvbench.policy import Choice
 from kvbench.results import Run
+from kvbench.results.frame import unqueued
 from kvbench.results.replays import trace_of
-from kvbench.tune.answer import Answer, by_kind, machine_plain, workload_of
-from kvbench.tune.exports import ENGINES
-from kvbench.tune.fit import Kind, Point, candidates, decide_all, workload_axes
-from kvbench.tune.layouts import RunLength, shortest_runs
+from kvbench.sweep.installed import engines
+from kvbench.tune.answer import Answer, by_kind
+from kvbench.tune.fit import Kind, Point, candidates, contests_of, decide_all, typical, workload_axes
 from kvbench.tune.rule import Line, SmallestRule
 from kvbench.tune.traced import losses_by
+from kvbench.units import KIB, gigabytes_per_second
 
-_COMPARED: Final[Mapping[str, Sequence[str]]] = {
-    BATCHED: (BATCHED,),
-    **{name: engine.backends for name, engine in ENGINES.items()},
-}
+# The shapes at which every answer has figures: a small swap, for its time, and a large one, for its rate.
+SMALL: Final[Point] = (4 * KIB, 64)
+LARGE: Final[Point] = (4 * KIB, 10_000)
+_IN_RUNS: Final = re.compile(r"runs-(\d+)")
+_ENOUGH: Final = 2 / 3
+
+
+@dataclass(frozen=True, slots=True)
+class AtShape:
+    """What swaps of the measured shape nearest to `asked` take by the choice of a rule, and by batched copies."""
+
+    asked: Point
+    answer: Answer
+    choice: Choice
+
+    @property
+    def batched(self) -> Choice | None:
+        """The batched copies to compare with; None if they were not measured, or are the choice."""
+        return None if self.choice.backend == BATCHED else self.answer.best_of(BATCHED)
+
+    def us(self, choice: Choice) -> float:
+        return self.answer.time_of(choice)
+
+    def gbps(self, choice: Choice) -> float:
+        return gigabytes_per_second(self.answer.block_bytes * self.answer.blocks, self.us(choice))
+
+    def to_plain(self) -> dict[str, Any]:
+        batched = self.batched
+        return {
+            "direction": self.answer.direction.value,
+            "stream_state": self.answer.state.value,
+            "block_bytes": self.answer.block_bytes,
+            "blocks": self.answer.blocks,
+            "choice": str(self.choice),
+            "us": round(self.us(self.choice), 3),
+            "gbps": round(self.gbps(self.choice), 3),
+            "batched_us": batched and round(self.us(batched), 3),
+            "batched_gbps": batched and round(self.gbps(batched), 3),
+        }
+
+
+def at_known_shapes(rule: SmallestRule) -> dict[Kind, tuple[AtShape, AtShape]]:
+    """Return the figures of a rule at the measured shapes nearest to `SMALL` and to `LARGE`."""
+    choices = rule.choices
+    nearest = {kind: [(asked, rule.nearest(kind, *asked)) for asked in (SMALL, LARGE)] for kind in rule.lines}
+    figures = {kind: [AtShape(asked, one, choices[one]) for asked, one in pairs] for kind, pairs in nearest.items()}
+    return {kind: (small, large) for kind, (small, large) in figures.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """How many times the speed of `over`, batched copies or the code of an engine, the choices of a rule have.
+    """How many times as fast as `over`, batched copies or the code of an engine, the choices of a rule are.
 
-    There is a ratio for each shape whose choice is decided, in one direction and some stream states.
+    There is a ratio for each shape whose choice is decided, in one direction and stream state.
     """
 
     over: str
-    direction: Direction
-    states: Sequence[StreamState]
+    kind: Kind
     ratios: Sequence[float]
 
     def to_plain(self) -> dict[str, Any]:
@@ -42,25 +88,29 @@ class Gain:
         times = {"median": median(self.ratios), "low": min(self.ratios), "high": max(self.ratios)}
         return {
             "over": self.over,
-            "direction": self.direction.value,
-            "stream_states": [state.value for state in self.states],
+            "direction": self.kind[0].value,
+            "stream_state": self.kind[1].value,
             "shapes": len(self.ratios),
-            "times_the_speed": {name: round(ratio, 3) for name, ratio in times.items()},
+            "times_as_fast": {name: round(ratio, 3) for name, ratio in times.items()},
         }
 
 
-def gains_of(rule: SmallestRule, *, pooled: bool = False) -> list[Gain]:
-    """Return the gains by the quantity that stream states measure, or `pooled` over all states, and by direction."""
-    ratios: dict[tuple[str, str, Direction], list[tuple[StreamState, float]]] = {}
-    for over, backends in _COMPARED.items():
+def gains_of(rule: SmallestRule) -> list[Gain]:
+    """Return the gains over batched copies, unless they are the choice throughout, and over the code of engines that
+    was measured.
+    """
+    compared = {BATCHED: (BATCHED,), **{one.name: one.backends for one in engines().values() if not one.pages}}
+    ratios: dict[tuple[str, Kind], list[tuple[Choice, float]]] = {}
+    for over, backends in compared.items():
         for answer, choice in rule.choices.items():
             other = answer.best_of(*backends) if answer.decided else None
             if other is not None:
-                key = over, "" if pooled else answer.state.quantity, answer.direction
-                ratios.setdefault(key, []).append((answer.state, answer.ratio(choice, other)))
+                kind = answer.direction, answer.state
+                ratios.setdefault((over, kind), []).append((choice, answer.ratio(choice, other)))
     return [
-        Gain(over, direction, [*dict.fromkeys(state for state, _ in pairs)], [ratio for _, ratio in pairs])
-        for (over, _, direction), pairs in ratios.items()
+        Gain(over, kind, [ratio for _, ratio in pairs])
+        for (over, kind), pairs in ratios.items()
+        if any(choice.backend not in compared[over] for choice, _ in pairs)
     ]
 
 
@@ -113,15 +163,47 @@ def losses_as_shuffled(rule: SmallestRule, runs: Sequence[Run]) -> dict[Directio
         return {}
     chosen: dict[Direction, dict[Point, Choice]] = {}
     try:
-        contests = candidates(runs).to_choose
+        visits = candidates(runs)
     except UsageError:
         return {}
+    contests = contests_of(visits[~visits["fresh"]])
     for (direction, _), points in contests.items():
         chosen[direction] = {point: decision.choice for point, decision in decide_all(points).items()}
     measured = {
         kind[0]: {one.point: one.measured for one in answers} for kind, answers in by_kind(rule.answers).items()
     }
     return dict(losses_by(chosen, measured))
+
+
+@dataclass
+class _Contest:
+    """The times of merged copies and of other ways, for the swaps of one shape in runs of one length."""
+
+    swap_bytes: int
+    merged: Visits = field(default_factory=dict)
+    others: list[Visits] = field(default_factory=list)
+
+    @property
+    def won(self) -> bool:
+        """Whether merged copies are the fastest beyond doubt."""
+        rival = min(self.others, key=lambda visits: typical(visits.values()))
+        return compare_visits(self.merged, rival, IN_TURN).low > 1
+
+    @property
+    def gbps(self) -> float:
+        return gigabytes_per_second(self.swap_bytes, typical(self.merged.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class RunLength:
+    """Runs of `blocks` blocks, and the GB/s of merged copies at the shapes where they are the fastest."""
+
+    blocks: int
+    gbps: Sequence[float]
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the length as JSON-compatible data."""
+        return {"from_blocks": self.blocks, "gbps": [round(end(self.gbps), 3) for end in (min, max)]}
 
 
 def merged_from(rule: SmallestRule, runs: Sequence[Run]) -> dict[Direction, RunLength]:
@@ -132,29 +214,43 @@ def merged_from(rule: SmallestRule, runs: Sequence[Run]) -> dict[Direction, RunL
     return shortest_runs(runs, [way for way in idle if any(line.choice.backend != MERGED for line in idle[way])])
 
 
-def to_plain(rule: SmallestRule, runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the answer of a rule of `runs` as JSON-compatible data."""
-    losses, call = rule.losses, closest_call(rule)
-    return {
-        **machine_plain(runs[0]),
-        "runs": [{"created": run.info.created, "command": run.info.command} for run in runs],
-        "workload": {"words": workload_of(runs), **workload_axes(runs)},
-        "rule": rule.to_plain(),
-        "loss": {
-            "mean": round(mean(losses.values()), 4),
-            "worst": round(max(losses.values()), 4),
-            "beyond": [{"direction": direction.value, "stream_state": state.value} for direction, state in rule.beyond],
-        },
-        "gains": [gain.to_plain() for gain in gains_of(rule)],
-        "closest_call": call and call.to_plain(),
-        "merged_in_runs": {way.value: length.to_plain() for way, length in merged_from(rule, runs).items()},
-        "gated_over_opened": {
-            way.value: [round(end(shares), 3) for end in (min, max)]
-            for way, shares in gate_shares(rule.answers).items()
-        },
-        "loss_as_shuffled": {way.value: round(loss, 4) for way, loss in losses_as_shuffled(rule, runs).items()},
-        "answers": [
-            {**answer.to_plain(), "rule": {"choice": str(choice), "loss": round(losses[answer], 4)}}
-            for answer, choice in rule.choices.items()
-        ],
-    }
+def shortest_runs(runs: Sequence[Run], directions: Iterable[Direction]) -> dict[Direction, RunLength]:
+    """Return the shortest runs in which merged copies are the choice, where there are such, by direction.
+
+    There, they are the fastest beyond doubt in two thirds of the measured shapes on an idle stream.
+    """
+    shortest: dict[Direction, RunLength] = {}
+    every = _by_length(runs)
+    for direction in directions:
+        lengths = every.get(direction, {})
+        won = {length: [one for one in contests if one.won] for length, contests in sorted(lengths.items())}
+        enough = [length for length, ours in won.items() if len(ours) >= _ENOUGH * len(lengths[length])]
+        if enough:
+            shortest[direction] = RunLength(enough[0], [one.gbps for one in won[enough[0]]])
+    return shortest
+
+
+def _by_length(runs: Sequence[Run]) -> dict[str, dict[int, list[_Contest]]]:
+    """Return the contests on an idle stream by direction, then by the length of runs."""
+    contests: dict[tuple[str, int, int, int, int], _Contest] = {}
+    for number, run in enumerate(runs):
+        frame = run.frame()
+        frame = unqueued(frame[frame["pattern"].str.startswith("runs-") & (frame["status"] == "ok")])
+        cells = frame[frame["stream_state"] == "idle"]
+        alike = cells[["host_pattern", "device_pattern", "sizes"]].isna().all(axis="columns")
+        visits = {} if cells.empty else run.visit_times()
+        for row in cells[alike].to_dict("records"):
+            match = _IN_RUNS.fullmatch(str(row["pattern"]))
+            if match is None or row["cell_id"] not in visits:
+                continue
+            key = str(row["direction"]), int(match[1]), int(row["block_bytes"]), int(row["blocks"]), number
+            contest = contests.setdefault(key, _Contest(int(row["swap_bytes"])))
+            if row["backend"] == MERGED:
+                contest.merged = visits[row["cell_id"]]
+            else:
+                contest.others.append(visits[row["cell_id"]])
+    lengths: dict[str, dict[int, list[_Contest]]] = {}
+    for (direction, length, *_), contest in contests.items():
+        if contest.merged and contest.others:
+            lengths.setdefault(direction, {}).setdefault(length, []).append(contest)
+    return lengths

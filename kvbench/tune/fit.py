@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from statistics import median, median_low
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -36,6 +36,7 @@ _LEAST_FREEDOM: Final = 4
 _FEW: Final = 1 / 3
 
 _USUAL: Final = {
+    "pause": "0",
     "reuse": Reuse.FRESH.value,
     "pattern": str(SHUFFLED),
     "host_pattern": str(AS_PATTERN),
@@ -50,23 +51,12 @@ Point = tuple[int, int]  # block bytes, blocks
 Arms = Mapping[Choice, Visits]
 Kind = tuple[Direction, StreamState]
 Contests = dict[Kind, dict[Point, Arms]]
+SHAPE: Final = ("direction", "stream_state", "block_bytes", "blocks")
 
 
 def kind_text(kind: Kind) -> str:
     """Return a direction and stream state as text: "h2d idle"."""
     return f"{kind[0]} {kind[1]}"
-
-
-class Candidates(NamedTuple):
-    """The times of all candidates, by direction and stream state, then by point.
-
-    `to_choose` are the visits to choose by, `fresh` those that a search made after it had chosen. `caller_us` are the
-    times that the candidates take from the thread that makes the swap.
-    """
-
-    to_choose: Contests
-    fresh: Contests
-    caller_us: dict[Kind, dict[Point, dict[Choice, float]]]
 
 
 def policy_of(runs: Sequence[Run], chosen: Mapping[Kind, Mapping[Point, Choice]]) -> Policy:
@@ -84,46 +74,51 @@ def policy_of(runs: Sequence[Run], chosen: Mapping[Kind, Mapping[Point, Choice]]
     )
 
 
-def candidates(runs: Sequence[Run]) -> Candidates:
-    """Return the times of all candidates of a policy.
+def candidates(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return the visits of all candidates of a policy: a row each, with `SHAPE`, `choice`, `round`, `us` and
+    `caller_us`.
 
-    A point is a block size and a number of blocks for which at least two backends other than `auto` were measured. A
+    `fresh` are visits that a search made after it had chosen. A shape has at least two backends other than `auto`. A
     failed cell is not a candidate. Rounds of several runs are numbered consecutively, so that only visits of one run
-    are paired. Raises UsageError if there is no point, and for runs of several devices.
+    are paired. Raises UsageError if there is no shape, and for runs of several devices.
     """
     machine_of(runs)
-    times: tuple[dict[Kind, dict[Point, dict[Choice, dict[int, float]]]], ...] = ({}, {})
-    caller_us: dict[Kind, dict[Point, dict[Choice, float]]] = {}
-    backends: dict[tuple[Kind, Point], set[str]] = {}
-    first = 0
     frames = [run.frame() for run in runs]
-    kept = set(tried(pd.concat(frames))["cell_id"])
+    kept = tried(pd.concat(frames))["cell_id"]
+    parts, first = [], 0
     for run, frame in zip(runs, frames, strict=True):
-        visits = run.visit_times()
-        cells = frame[frame["cell_id"].isin(kept)]
-        for row in cells[cells["backend"] != AUTO].to_dict("records"):
-            kind = Direction(row["direction"]), StreamState(row["stream_state"])
-            point = int(row["block_bytes"]), int(row["blocks"])
-            backends.setdefault((kind, point), set()).add(row["backend"])
-            choice = choice_of(row)
-            if row["status"] == "ok":
-                caller_us.setdefault(kind, {}).setdefault(point, {})[choice] = float(row["caller_us_median"])
-            for number, us in visits.get(row["cell_id"], {}).items():
-                of_kind = times[number >= FRESH_FROM].setdefault(kind, {})
-                of_kind.setdefault(point, {}).setdefault(choice, {})[first + number] = us
+        cells = frame[frame["cell_id"].isin(kept) & (frame["backend"] != AUTO)]
+        choices: list[Any] = [choice_of(row) for row in cells.to_dict("records")]
+        cells = cells[[*SHAPE, "cell_id", "backend"]].assign(choice=choices, caller_us=cells["caller_us_median"])
+        times = [
+            (cell_id, first + number, us, number >= FRESH_FROM)
+            for cell_id, visits in run.visit_times().items()
+            for number, us in visits.items()
+        ]
+        parts.append(cells.merge(pd.DataFrame(times, columns=["cell_id", "round", "us", "fresh"]), "left", "cell_id"))
         first += 1 + max(run.samples()["round"], default=0)
-    contests: Contests = {}
-    for kind in product(Direction, StreamState):
-        for point, arms in times[0].get(kind, {}).items():
-            if len(backends[kind, point]) > 1:
-                contests.setdefault(kind, {})[point] = arms
-    if not contests:
-        raise UsageError(
-            "nothing to choose from: the runs have no block size and number of blocks for which two or more backends "
-            "were measured on the same blocks; sweep with -a backend=batched,sm or with all backends"
-        )
-    fresh: Contests = {kind: dict(points) for kind, points in times[1].items()}
-    return Candidates(contests, fresh, caller_us)
+    every = pd.concat(parts, ignore_index=True)
+    several = every.groupby([*SHAPE])["backend"].transform("nunique") > 1
+    measured = every[several & every["us"].notna()]
+    if measured.empty:
+        names = sorted(set(every["backend"]))
+        what = f"{names[0]} alone was measured" if len(names) == 1 else "no shape was measured with two backends"
+        raise UsageError(f"nothing to choose from: {what}; measure more, such as -a backend=batched,sm")
+    return measured.astype({"round": int, "fresh": bool})
+
+
+def contests_of(visits: pd.DataFrame) -> Contests:
+    """Return the times of some rows of `candidates` by direction and stream state, by point, and by choice."""
+    contests: Contests = {kind: {} for kind in product(Direction, StreamState)}
+    key: Any  # pandas types the keys of a group as Hashable
+    for key, rows in visits.groupby([*SHAPE]):
+        direction, state, size, count = key
+        arms: dict[Any, Visits] = {
+            choice: dict(zip(of["round"].tolist(), of["us"].tolist(), strict=True))
+            for choice, of in rows.groupby("choice", sort=False)
+        }
+        contests[Direction(direction), StreamState(state)][int(size), int(count)] = arms
+    return {kind: points for kind, points in contests.items() if points}
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,12 +252,11 @@ def workload_axes(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def one_workload(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells of one workload: memory allocated by the driver and no pause; fresh blocks before reused ones,
-    shuffled blocks before other patterns, one pattern for both sides and blocks of one size, unless there are few; the
-    pool of most cells.
+    """Return the cells of one workload: memory allocated by the driver; no pause before pauses, fresh blocks before
+    reused ones, shuffled blocks before other patterns, one pattern for both sides and blocks of one size, unless there
+    are few; the pool of most cells.
     """
     cells = frame[frame["memory"].isna() | (frame["memory"] == "allocated")]
-    cells = cells[cells["pause_us"] == 0]
     for axis, usual in _USUAL.items():
         values = cells[axis].fillna(usual)
         shares = values.value_counts(normalize=True)

@@ -24,7 +24,6 @@ WORST: Final = 0.10
 MOST_LINES: Final = 4
 # The share of the shapes of a line at which its choice was measured itself.
 _MEASURED: Final = 0.5
-_TOO_MUCH: Final = 1e6  # is added to the loss of a choice that exceeds `WORST`
 # Of choices whose average losses differ by less than this, the one with the fewest SMs is taken.
 _STEP: Final = 0.005
 
@@ -127,9 +126,20 @@ class _Part(NamedTuple):
             yield self._replace(counts=(self.counts[0], at)), self._replace(counts=(at, self.counts[1]))
 
 
+class _Loss(NamedTuple):
+    """What a choice loses, as a fraction, and how often that is more than it may."""
+
+    too_much: int
+    fraction: float
+
+
 class _Fit(NamedTuple):
-    loss: float  # the sum over all shapes
+    too_much: float = math.inf
+    loss: float = math.inf  # the sum over all shapes
     lines: tuple[Line, ...] = ()
+
+    def beside(self, other: "_Fit") -> "_Fit":
+        return _Fit(self.too_much + other.too_much, self.loss + other.loss, self.lines + other.lines)
 
 
 def rule_of(answers: Sequence[Answer]) -> SmallestRule:
@@ -140,11 +150,17 @@ def rule_of(answers: Sequence[Answer]) -> SmallestRule:
     """
     rule = SmallestRule({})
     for kind, kind_answers in by_kind(answers).items():
-        rule = SmallestRule({**rule.lines, kind: _lines(kind_answers, rule)})
+        rule = SmallestRule({**rule.lines, kind: _fewest_lines(kind_answers, rule)})
     return rule
 
 
-def _lines(answers: Sequence[Answer], idle: SmallestRule) -> tuple[Line, ...]:
+def _fewest_lines(answers: Sequence[Answer], idle: SmallestRule) -> tuple[Line, ...]:
+    """Return the lines of one direction and stream state.
+
+    Every cut goes through a whole part, from edge to edge, which makes the optimum a dynamic program over rectangles:
+    the guillotine cuts of Gilmore and Gomory, "Multistage cutting stock problems of two and more dimensions",
+    Operations Research 13 (1965).
+    """
     sizes, counts = (sorted({answer.point[axis] for answer in answers}) for axis in (0, 1))
     every = {choice for answer in answers for choice in answer.decision.ratios}
     losses = {answer: _losses(answer, every, _after(answer, idle)) for answer in answers}
@@ -152,49 +168,59 @@ def _lines(answers: Sequence[Answer], idle: SmallestRule) -> tuple[Line, ...]:
     @cache
     def best(part: _Part, lines: int) -> _Fit:
         if lines > 1:
-            pairs = (
-                (best(one, number), best(other, lines - number))
+            fits = (
+                best(one, number).beside(best(other, lines - number))
                 for one, other in part.halves()
                 for number in range(1, lines)
             )
-            fits = (_Fit(one.loss + other.loss, one.lines + other.lines) for one, other in pairs)
-            return min(fits, key=lambda fit: fit.loss, default=_Fit(math.inf))
+            return min(fits, key=lambda fit: fit[:2], default=_Fit())
         spans = (sizes[slice(*part.sizes)], counts[slice(*part.counts)])
         inside = {answer: losses[answer] for answer in answers if all(map(list.__contains__, spans, answer.point))}
         if not inside:
-            return _Fit(0.0)
-        common = set.intersection(*(set(by_choice) for by_choice in inside.values()))
-        measured = Counter(choice for answer in inside for choice in answer.decision.ratios)
-        means = {
-            choice: sum(by_choice[choice] for by_choice in inside.values()) / len(inside)
-            for choice in common
-            if measured[choice] >= _MEASURED * len(inside)
-        }
-        if not means:
-            return _Fit(math.inf)
-        enough = min(means.values()) + _STEP
-        choice = min(
-            (choice for choice in means if means[choice] <= enough), key=lambda one: (preference(one), str(one))
-        )
+            return _Fit(0, 0.0)
+        found = _best_choice(inside)
+        if found is None:
+            return _Fit()
+        choice, loss = found
         line = Line(choice, _range(spans[0], sizes), _range(spans[1], counts), list(inside))
-        return _Fit(means[choice] * len(inside), (line,))
+        return _Fit(loss.too_much, loss.fraction * len(inside), (line,))
 
     whole = _Part((0, len(sizes)), (0, len(counts)))
-    fits = [_Fit(math.inf)]
-    while fits[-1].loss > TIED.fraction * len(answers) and len(fits) <= MOST_LINES:
+    fits = [_Fit()]
+    while fits[-1][:2] > (0, TIED.fraction * len(answers)) and len(fits) <= MOST_LINES:
         fits.append(best(whole, len(fits)))
     # A run may lack some candidates at some shapes: a line needs one that was measured at all of its shapes.
     alone = (Line(a.choice, (a.block_bytes,) * 2, (a.blocks,) * 2, [a]) for a in answers)
-    lines = min(fits, key=lambda fit: fit.loss).lines or alone
+    lines = min(fits, key=lambda fit: fit[:2]).lines or alone
     return tuple(replace(line, rival=_rival(line.choice, [losses[one] for one in line.answers])) for line in lines)
 
 
-def _rival(choice: Choice, losses: Sequence[Mapping[Choice, float]]) -> tuple[Choice, float] | None:
+def _best_choice(losses: Mapping[Answer, Mapping[Choice, _Loss]]) -> tuple[Choice, _Loss] | None:
+    """Return the choice of a line for these shapes, with its mean loss; None if no choice has one at all of them."""
+    common = set.intersection(*(set(by_choice) for by_choice in losses.values()))
+    measured = Counter(choice for answer in losses for choice in answer.decision.ratios)
+    means = {
+        choice: _Loss(
+            sum(by_choice[choice].too_much for by_choice in losses.values()),
+            sum(by_choice[choice].fraction for by_choice in losses.values()) / len(losses),
+        )
+        for choice in common
+        if measured[choice] >= _MEASURED * len(losses)
+    }
+    if not means:
+        return None
+    least = min(means.values())
+    enough = least._replace(fraction=least.fraction + _STEP)
+    choice = min((one for one in means if means[one] <= enough), key=lambda one: (preference(one), str(one)))
+    return choice, means[choice]
+
+
+def _rival(choice: Choice, losses: Sequence[Mapping[Choice, _Loss]]) -> tuple[Choice, float] | None:
     """Return the rival of a choice, by the losses at each shape; of what was measured at the most of them."""
     more: dict[Choice, list[float]] = {}
     for by_choice in losses:
         for other in by_choice.keys() - {choice}:
-            more.setdefault(other, []).append(by_choice[other] % _TOO_MUCH - by_choice[choice] % _TOO_MUCH)
+            more.setdefault(other, []).append(by_choice[other].fraction - by_choice[choice].fraction)
     most = max(map(len, more.values()), default=0)
     means = {other: sum(differences) / most for other, differences in more.items() if len(differences) == most}
     rival = min(means, key=lambda other: (means[other], str(other)), default=None)
@@ -225,7 +251,7 @@ def _without_sms(choice: Choice) -> tuple[tuple[str, str], ...]:
     return tuple(axis for axis in choice.axes if axis[0] != "sms")
 
 
-def _losses(answer: Answer, choices: Iterable[Choice], after: float) -> dict[Choice, float]:
+def _losses(answer: Answer, choices: Iterable[Choice], after: float) -> dict[Choice, _Loss]:
     """Return how much more time than the fastest each candidate takes, as a fraction, also those that others stand for.
 
     A loss must stay below `WORST` when it is larger by its standard error, or be below half.
@@ -242,8 +268,7 @@ def _losses(answer: Answer, choices: Iterable[Choice], after: float) -> dict[Cho
             continue
         loss = ratios[stand] / ratios[fastest] - 1
         error = math.hypot(errors[fastest], errors[stand], OF_A_RUN.fraction, OF_A_RUN.fraction)
-        allowed = stand == fastest or loss <= max(WORST - error, WORST / 2)
-        losses[choice] = loss if allowed else loss + _TOO_MUCH
+        losses[choice] = _Loss(stand != fastest and loss > max(WORST - error, WORST / 2), loss)
     return losses
 
 

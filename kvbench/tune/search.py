@@ -1,15 +1,21 @@
-"""The visits of a tuning: all candidates, then the faster half of them again and again, then sizes in between.
+"""What `kvbench tune` measures: the sweeps, and the search among the cells of one.
 
-After every two visits, the half that the rule of `decide_all` ranks last is dropped, until the rest has the six visits
-of a verdict. What was chosen is then visited afresh: the fastest of many visits is fast by chance too, so those visits
-that chose it would flatter it.
+A search visits all candidates, then the faster half of them again and again, then sizes in between. After every two
+visits, the half that the rule of `decide_all` ranks last is dropped, until the rest has the six visits of a verdict.
+What was chosen is then visited afresh: the fastest of many visits is fast by chance too, so those visits that chose it
+would flatter it.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby, pairwise
+from pathlib import Path
 from statistics import median
 from typing import Final
+
+import numpy as np
 
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.analysis.margins import TIED
@@ -17,12 +23,39 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.backend_facts import BATCHED
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
+from kvbench.errors import UsageError, brief
+from kvbench.models.presets import ModelChoice
 from kvbench.policy import Choice
 from kvbench.results import Visit
+from kvbench.sweep.config import find_config, load_config
+from kvbench.sweep.installed import engines, of_engine
+from kvbench.sweep.replay_swaps import Numbered, choose, selected
+from kvbench.sweep.spec import SweepSpec, parse_assignments
 from kvbench.tune.answer import Answer
 from kvbench.tune.fit import FRESH_FROM, Arms, Decision, decide, decide_all, preference
 from kvbench.tune.rule import rule_of
+from kvbench.tune.traced import label_of, parts_of
+from kvbench.units import KIB
 
+_SHAPES: Final = {
+    "blocks": "16,128,1024,10000",
+    "block_size": "1KiB,2KiB,4KiB,8KiB,16KiB,24KiB,32KiB,48KiB,64KiB,96KiB,128KiB,192KiB,256KiB",
+}
+# With two stream states, an engine's ways are measured at fewer shapes, to take three minutes.
+_ENGINE_SHAPES: Final = {"blocks": "16,64,256,1024", "block_size": "4KiB,16KiB,32KiB,64KiB"}
+# Whether blocks in runs would change the answer, at a few shapes.
+_IN_RUNS: Final = {
+    "blocks": "1024", "block_size": "4KiB,16KiB,64KiB", "backend": "merged,sm", "pattern": "runs-8,runs-32",
+}  # fmt: skip
+# Swaps of a trace in each direction.
+_TRACE_SWAPS: Final = 60
+# Swaps of shuffled blocks beside those of a trace are no larger: their choice no longer depends on the number.
+_SHUFFLED_BYTES: Final = 200_000_000
+_ONE_VALUE: Final = {"pattern", "device_pattern", "host_pattern", "sizes", "pause"}
+_FIRST_SIZES: Final = tuple(kib * KIB for kib in (1, 4, 16, 64, 256))
+_SUSTAINED_COUNTS: Final = (128, 1024)
+# After this time a search makes only necessary visits, so that tuning takes three minutes, start and end included.
+_SECONDS: Final = 100.0
 # The visits between two halvings: one slow visit drops nothing.
 STAGE_VISITS: Final = 2
 # Visits per candidate of the first sizes, including those of the sizes between them and the fresh ones.
@@ -32,6 +65,75 @@ MOST_ROUNDS: Final = 12
 BISECTIONS: Final = 2
 
 SwapShape = tuple[Direction, StreamState, int, int]  # with blocks and block bytes
+
+
+def tuning_sweep(models: ModelChoice, axes: Sequence[str], backends: Collection[str]) -> SweepSpec:
+    """Return what to measure: every way to swap, or `backends` alone, for the swaps of models or for many shapes.
+
+    The filter of the config limits those shapes; the swap of a model is measured whatever its size.
+    """
+    settings = parse_assignments(axes)
+    if several := sorted(name for name in _ONE_VALUE & settings.keys() if "," in settings[name]):
+        raise UsageError(f"-a {several[0]}={brief(settings[several[0]])}: an answer is for one {several[0]}; name one")
+    spec = load_config(find_config("tune"), models)
+    if models.models:
+        return _of_backends(replace(spec, filters=()).with_axes(settings), backends)
+    spec = spec.with_axes({**_SHAPES, **settings})
+    if not (_ONE_VALUE | {"backend"}) & settings.keys() and "idle" in settings.get("stream_state", "idle"):
+        in_runs = load_config(find_config("runs")).with_axes({**_IN_RUNS, **settings, "stream_state": "idle"})
+        spec = replace(spec, groups=spec.groups + in_runs.groups)
+    return _of_backends(spec, backends)
+
+
+def beside_sweep(neighbour: str, axes: Sequence[str], backends: Collection[str]) -> SweepSpec:
+    """Return what to measure beside a neighbour."""
+    spec = _of_backends(load_config(find_config("neighbour")), backends)
+    return spec.with_axes({"neighbour": neighbour, **parse_assignments(axes)})
+
+
+def trace_sweep(path: Path, axes: Sequence[str], backends: Collection[str], seed: int) -> SweepSpec:
+    """Return what to measure for the swaps of a trace: every way, with their own ids and on shuffled blocks.
+
+    Raises UsageError for a file that cannot be replayed.
+    """
+    ways = _of_backends(load_config(find_config("trace")), backends).with_axes(parse_assignments(axes))
+    trace = choose(path, _TRACE_SWAPS, seed)
+    replayed = ways.with_trace(trace)
+    groups = [*replayed.groups]
+    for direction, swaps in selected(trace).items():
+        ids = [min(label, max(1, _SHUFFLED_BYTES // trace.block_bytes)) for label in labels_of(swaps)]
+        if ids:
+            blocks = ",".join(str(count * trace.descriptors) for count in sorted(set(ids)))
+            size, pattern = str(trace.row_bytes), str(trace.pattern)
+            shape = {"direction": direction, "blocks": blocks, "block_size": size, "pattern": pattern}
+            groups += ways.with_axes({**shape, "stream_state": "idle"}).groups
+    return replace(replayed, groups=tuple(groups))
+
+
+def labels_of(swaps: Sequence[Numbered]) -> list[int]:
+    """Return the number of ids of the swap that stands for each part of these swaps."""
+    sizes = np.array([len(one.swap.gpu) for one in swaps], dtype=np.int64)
+    return [label_of(sizes[part]) for part in parts_of(sizes)]
+
+
+def engine_sweep(name: str, axes: Sequence[str]) -> SweepSpec:
+    """Return what to measure for an engine: its own ways, in the directions that its settings act on, and others."""
+    engine, spec = engines()[name], load_config(find_config("engines"))
+    groups = tuple(group for group in spec.groups if {*map(of_engine, map(str, group["backend"]))} <= {"", name})
+    engine_axes = {"direction": ",".join(engine.directions), "stream_state": ",".join(engine.states)}
+    fewer = _ENGINE_SHAPES if len(engine.states) > 1 else {}
+    return replace(spec, groups=groups).with_axes({**engine_axes, **fewer, **parse_assignments(axes)})
+
+
+def _of_backends(spec: SweepSpec, backends: Collection[str]) -> SweepSpec:
+    """Return the sweep with some backends alone, if any; raises UsageError for one that it does not measure."""
+    if not backends:
+        return spec
+    known = dict.fromkeys(str(name) for group in spec.groups for name in group["backend"])
+    if not set(backends) <= set(known):
+        raise UsageError(f"--backends {brief(','.join(backends))}: kvbench tune measures only {', '.join(known)}")
+    kept = ({**group, "backend": tuple(name for name in group["backend"] if name in backends)} for group in spec.groups)
+    return replace(spec, groups=tuple(group for group in kept if group["backend"]))
 
 
 class Search:
@@ -166,6 +268,23 @@ class Search:
             shape = between[len(between) // 2]
             middles[shape] = {choice: cell for choice, cell in self._cells[shape].items() if choice in able}
         return middles
+
+
+def search_among(keep: Callable[[Choice], bool], spec: SweepSpec) -> Callable[[Sequence[Cell]], Search]:
+    """Return what starts a search, from now, for the best ways that `keep` accepts among the cells of a plan.
+
+    It measures every swap of a model.
+    """
+    ends_s = time.monotonic() + _SECONDS
+    sizes, counts = ((), ()) if spec.models else (_FIRST_SIZES, _SUSTAINED_COUNTS)
+
+    def searching(cells: Sequence[Cell]) -> Search:
+        allowed = [cell for cell in cells if keep(Choice.at(cell))]
+        if not allowed:
+            raise UsageError("nothing to choose from: no allowed backend runs on this machine")
+        return Search(allowed, sizes, counts, spec.seed, lambda: time.monotonic() < ends_s)
+
+    return searching
 
 
 def _layouts(cells: Collection[Cell]) -> dict[tuple[int, int], Counter[tuple[Pattern, Pattern]]]:

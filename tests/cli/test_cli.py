@@ -35,10 +35,6 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "quik"], ['config "quik"', "did you mean quick?"]),
     (["sweep", "bad.toml"], ["bad.toml: ", '"blokcs"', "did you mean blocks?"]),
     # tune
-    (["tune", "--neighbour=decode", "--stream=gated"], ["--stream gated", "beside a neighbour", "leave it out"]),
-    (["tune", "--neighbour=decode", "--engine=vllm"], ["--neighbour", "leave out --policy, --export and --engine"]),
-    (["tune", "--engine=vllm", "--model=llama-3-8b"], ["--engine vllm", "leave out --model and --backends"]),
-    (["tune", "--engine=vllm", "--backends=sm"], ["--engine vllm", "leave out --model and --backends"]),
     # probe
     (["probe", "ordr"], ["ordr", "did you mean order?"]),
     (["probe", "--device=gpu"], ["--device gpu"]),
@@ -170,7 +166,10 @@ REFUSALS: list[tuple[list[str], str]] = [
     ),
     (["tune", "--device=cpu,cpu"], f"--device cpu,cpu: {SEVERAL_DEVICES}"),
     (["tune", "--device=cuda:all"], f"--device cuda:all: {SEVERAL_DEVICES}"),
-    (["tune", "--stream=closed"], "--stream closed: not one of idle, busy, gated, opened, sustained"),
+    (
+        ["tune", "--stream=closed"],
+        "Invalid value for '--stream': 'closed' is not one of 'idle', 'busy', 'gated', 'opened', 'sustained'.",
+    ),
     (
         ["tune", *tiny()[2:], "--device=cpu", "--backends=sm"],
         "nothing to measure: kernels need a GPU; the cpu device has no SMs",
@@ -181,16 +180,13 @@ REFUSALS: list[tuple[list[str], str]] = [
     ),
     (
         ["tune", "--device=cpu", "-a", "blocks=4", "-a", "pattern=runs-2,runs-4"],
-        "-a pattern=runs-2,runs-4: an answer is for one layout; name one",
+        "-a pattern=runs-2,runs-4: an answer is for one pattern; name one",
     ),
     (
-        ["tune", "--neighbour=swap", "--device=cpu", "-a", "neighbour=idle"],
-        "-a neighbour=...: --neighbour names it; leave it out",
+        ["tune", "--device=cpu", "-a", "blocks=4", "-a", "pause=0,200us"],
+        "-a pause=0,200us: an answer is for one pause; name one",
     ),
-    (
-        ["tune", "--neighbour=swap", "--device=cpu", "--model=llama-3-8b"],
-        "--model: with --neighbour it needs RUN; to measure, use -a blocks=... and -a block_size=...",
-    ),
+    (["tune", "beside", "cat"], "neighbour cat: not one of idle, gemm, decode, swap"),
 ]
 
 

@@ -28,9 +28,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_answer_has_the_backends_to_use_and_their_gain(run: Path) -> None:
     printed = output("show", run)
     text = " ".join(printed.split())
-    assert printed.startswith("Synthetic H200, driver 580.159, 2026-11-20; hot: the same blocks")
-    assert "h2d idle (256 blocks): triton with 12 SMs up to 32 KiB, batched from 64 KiB Loss " in text
-    assert text.index("Loss ") < text.index("the speed of batched") < text.index("Open for ")
+    assert printed.startswith("Synthetic H200, driver 580.159, 2026-11-20\nCeiling 55.5 GB/s h2d, ")
+    assert "; hot, the same blocks" in text
+    use = text.index("h2d idle (256 blocks): triton (12 SMs) up to 32 KiB, batched from 64 KiB; ")
+    assert use < text.index("Decided for all 13 shapes") < text.index("Cost against ")
 
 
 def test_warnings_about_a_run_come_first(tmp_path: Path) -> None:

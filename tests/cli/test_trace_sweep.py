@@ -135,7 +135,7 @@ def test_show_writes_a_page_of_a_trace(folder: Path) -> None:
 
 
 def test_tuning_for_a_trace_measures_its_swaps_and_shuffled_blocks(folder: Path) -> None:
-    options = ("--trace", "trace.gz", "--device=cpu", "-a", "pool=8MiB")
+    options = ("trace", "trace.gz", "--device=cpu", "-a", "pool=8MiB")
     done = succeeds("tune", *options, "-o", "tuned", "-p", "policy.toml", "--json", cwd=folder)
     answers = json.loads(done.stdout)["answers"]
     assert {(answer["direction"], answer["stream_state"]) for answer in answers} == {("h2d", "idle"), ("d2h", "idle")}
@@ -184,11 +184,9 @@ def test_a_replay_is_resumed_only_with_its_own_file(folder: Path) -> None:
         ("sweep", ["--trace", "trace.gz", "--speed", "-1"], "--speed -1: must be above 0 and at most 1e9"),
         ("sweep", ["--trace", "trace.gz", "--speed", "nan"], "--speed nan: must be above 0"),
         ("sweep", ["--trace", "trace.gz", "--speed", "0.01"], "--speed 0.01: 10 loads (h2d) of the trace span 9 s"),
-        ("tune", ["--trace", "trace.gz", "--model", "llama-3-8b"], "--trace trace.gz: leave out RUN, --model"),
-        ("tune", ["--trace", "trace.gz", "--stream", "idle"], "--trace trace.gz: leave out RUN, --model"),
-        ("tune", ["--trace", "trace.gz", "-a", "blocks=4"], "-a blocks: the trace sets it; leave it out"),
-        ("tune", ["--trace", "bad.gz"], "bad.gz: not a trace of kvbench"),
-        ("tune", ["--trace", "trace.gz", "--backends", "zzz"], "--backends zzz: kvbench tune measures only"),
+        ("tune", ["trace", "trace.gz", "-a", "blocks=4"], "-a blocks: the trace sets it; leave it out"),
+        ("tune", ["trace", "bad.gz"], "bad.gz: not a trace of kvbench"),
+        ("tune", ["trace", "trace.gz", "--backends", "zzz"], "--backends zzz: kvbench tune measures only"),
     ],
 )
 def test_a_trace_that_cannot_be_replayed_or_tuned_for_is_refused_in_one_line(

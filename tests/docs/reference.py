@@ -22,10 +22,10 @@ from kvbench.results.columns import SAMPLE_COLUMNS
 from kvbench.results.schema import Record
 from kvbench.sweep.checks import FREE_SHARE
 from kvbench.sweep.config import ConfigFile, load_config, shipped_configs
+from kvbench.sweep.installed import engines as known_engines
 from kvbench.sweep.installed import installed
 from kvbench.sweep.spec import LIMITS, Sampling
 from kvbench.text import meaning
-from kvbench.tune.exports import EXPORTS
 from tests.docs.markup import code, table
 
 A_GPU: Final = DeviceFacts("cuda:0", "cuda", "a GPU", 132, 80 << 30, 80 << 30, "cuMemcpyBatchAsync", 227 << 10)
@@ -126,10 +126,11 @@ def backends() -> str:
 
 def exports() -> str:
     rows = [
-        (code(name), ", ".join(map(code, engine.backends)), ", ".join(map(code, engine.settings)), engine.how)
-        for name, engine in EXPORTS.items()
+        (code(name), ", ".join(map(code, engine.backends)), ", ".join(map(code, engine.settings)), engine.remark)
+        for name, engine in known_engines().items()
+        if engine.settings
     ]
-    return table(("export", "the engine's own code", "settings", "how to set them"), rows)
+    return table(("engine", "its own code", "settings", "remark"), rows)
 
 
 def engines() -> str:
@@ -178,9 +179,14 @@ def _help_and_default(param: Any) -> tuple[str, str]:
 
 
 def _metavar(param: Any) -> str:
-    if param.metavar or param.param_type_name == "argument":
-        name = param.name.upper()
-        return str(param.metavar or (name if param.required else f"[{name}]"))
+    if param.param_type_name == "argument":
+        name = str(param.metavar or param.name.upper())
+        if "[" in name:
+            return name
+        name += "..." * (param.nargs == -1 and not name.endswith("..."))
+        return name if param.required else f"[{name}]"
+    if param.metavar:
+        return str(param.metavar)
     if getattr(param, "is_flag", False):
         return ""
     return {int: "NUMBER", float: "NUMBER", Path: "PATH"}.get(param.type_descriptor.annotation, "TEXT")

@@ -14,7 +14,6 @@ from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size,
 from kvbench.report.tables import UNCLEAR, Measured, Row, caption, grid_table, rows_of, unclear_mark
 from kvbench.report.view import View
 from kvbench.text import convert, short
-from kvbench.tune.answer import choice_text
 from kvbench.tune.fit import choice_of, tried
 
 CLOSE: Final = 0.97
@@ -96,7 +95,7 @@ def _verdict(new: pd.DataFrame, missed: pd.DataFrame, policy: Policy | str) -> l
 
 def _choice_text(choice: str) -> str:
     try:
-        return size(choice_text(Choice.parse(choice)))
+        return size(Choice.parse(choice).label)
     except UsageError:  # a run of another version, or an untrusted one
         return choice or "an unknown choice"
 

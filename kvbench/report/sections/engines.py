@@ -14,9 +14,10 @@ from kvbench.report.tables import UNCLEAR, Measured, comma_separated, unclear_ma
 from kvbench.report.view import View, where
 from kvbench.results.frame import unqueued
 from kvbench.results.replays import trace_of
+from kvbench.sweep.installed import Engine, engines, of_engine
 from kvbench.text import counted, ends
 from kvbench.tune.answer import Answer, answers_of, by_kind
-from kvbench.tune.exports import ENGINE_BACKENDS, MEASURED, Engine, shipped_choice
+from kvbench.tune.exports import shipped_choice
 from kvbench.tune.fit import sms_of, workload_axes
 
 _WEIGHT: Final = 0.3  # that two calls of one function agree is a check, not an effect
@@ -35,7 +36,7 @@ def make(view: View) -> PartOrReason:
     tables = [
         _table(run, f"{run.label}: " if len(runs) > 1 else "", engine, measured)
         for run, answers in runs
-        for engine in MEASURED
+        for engine in engines().values()
         if not engine.pages or str(workload_axes([run.run])["host_pattern"]).startswith("page-first")
         for group in by_kind(answers).values()
         if (measured := [answer for answer in group if answer.best_of(*engine.backends)])
@@ -43,13 +44,13 @@ def make(view: View) -> PartOrReason:
     if not tables:
         return "the engine's code copies blocks in pages on the host (host_pattern=page-first-TxC)"
     every = [answer for _, answers in runs for answer in answers]
-    highlights = [Finding(text, _WEIGHT) for engine in MEASURED if (text := _same_api(engine, every))]
+    highlights = [Finding(text, _WEIGHT) for engine in engines().values() if (text := _same_api(engine, every))]
     return lambda: Part(tables=tables, highlights=highlights)
 
 
 def _answers(view: View) -> list[Answer] | str:
-    if view.measured.empty or not view.measured["backend"].isin(ENGINE_BACKENDS).any():
-        return "it needs cells of an engine's own code, such as backend=vllm_batch"
+    if view.measured.empty or not any(map(of_engine, view.measured["backend"].unique())):
+        return "it needs cells of an engine's own code"
     if trace_of(view.run):
         return "it needs swaps of equal blocks; the section on the replay has those of a trace"
     try:
@@ -75,7 +76,7 @@ def _table(view: View, before: str, engine: Engine, answers: Sequence[Answer]) -
 
 def _row(view: View, engine: Engine, methods: Sequence[Choice], answer: Answer) -> list[str]:
     shipped = shipped_choice(engine, answer, view.run)
-    best = answer.best_of(*{choice.backend for choice in answer.arms} - ENGINE_BACKENDS)
+    best = answer.best_of(*(choice.backend for choice in answer.arms if not of_engine(choice.backend)))
     ratio = ABSENT
     if shipped and best:
         compared = compare_visits(answer.arms[best], answer.arms[shipped], IN_TURN)

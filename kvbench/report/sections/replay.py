@@ -17,10 +17,10 @@ from kvbench.report.numbers import count, figure
 from kvbench.report.tables import Measured, chart_text, includes_of, rows_of, sms_of
 from kvbench.report.view import View, by_direction
 from kvbench.results.replays import rate_of, replays_of, trace_name, trace_of
+from kvbench.sweep.installed import of_engine
 from kvbench.sweep.replay_spec import SIDES
 from kvbench.text import ends
-from kvbench.tune.answer import speed_text
-from kvbench.tune.exports import ENGINE_BACKENDS
+from kvbench.tune.text import speed_text
 
 _WEIGHT: Final = 1.2
 _NOTE: Final = (
@@ -80,7 +80,7 @@ def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
         return ""
     first = next(replay for replay in replays if replay.method == fastest[0])
     rates = {replay.method: rate_of(replay.swaps) for replay in replays}
-    usual = [replay.method for replay in replays if replay.backend in ("batched", *ENGINE_BACKENDS)]
+    usual = [replay.method for replay in replays if replay.backend == "batched" or of_engine(replay.backend)]
     rivals = [method for method in usual if method not in fastest]
     gains = ", ".join(speed_text(rates[first.method] / rates[name], name) for name in rivals)
     p99_us = float(first.swaps["latency_us"].quantile(0.99))

@@ -26,9 +26,9 @@ from kvbench.engine.memory import SwapMemory, TensorGrid
 from kvbench.policy import SERVING, Choice, Policy, Table, load_policy
 from kvbench.report.build import report_files
 from kvbench.results import Note, Visit, load_run
+from kvbench.sweep.installed import of_engine
 from kvbench.text import convert
 from kvbench.tune.answer import Answer, answers_of
-from kvbench.tune.exports import ENGINE_BACKENDS
 from kvbench.tune.fit import sms_of
 from kvbench.tune.rule import WORST
 from tests import markdown, synthetic
@@ -94,9 +94,9 @@ def test_a_policy_is_made_of_a_run_and_shown(fitted: Path) -> None:
     in_full = kvbench_here("tune", "first", "--table", cwd=fitted).stdout
     for text in ("16 KiB", *table.choices[0]):
         assert text in in_full
-    for text in ("h2d idle", "Open for 4 of 4 sizes and counts"):
+    for text in ("h2d idle", "Undecided for 4 of 4 shapes"):
         assert text in shown.stdout
-    assert kvbench_here("tune", "first", "--exact", "-p", "exact.toml", cwd=fitted).returncode == 0
+    assert kvbench_here("tune", "first", "--exact-policy", "exact.toml", cwd=fitted).returncode == 0
     (exact,) = load_policy(fitted / "exact.toml").tables
     output = json.loads(kvbench_here("tune", "first", "--json", cwd=fitted).stdout)
     chosen = {(one["block_bytes"], one["blocks"]): one["choice"] for one in output["answers"]}
@@ -244,7 +244,7 @@ def test_the_defaults_lose_as_little_as_a_rule_may_in_the_committed_runs(
     monkeypatch.setattr(Sm, "kernel", lambda *_: None)
     driver = open_device("cpu", FaultPlan()).driver
     copier = copier_for(mock.Mock(driver=driver, facts=lambda: H200, is_cuda=True), [DEFAULTS])
-    answers = answers_of([load_run(run)], lambda choice: choice.backend not in ENGINE_BACKENDS)
+    answers = answers_of([load_run(run)], lambda choice: not of_engine(choice.backend))
     losses = [answer.loss(by_default(answer, copier)) for answer in answers]
     assert sum(losses) / len(losses) <= TIED.fraction
     assert max(losses) <= WORST
@@ -371,7 +371,7 @@ def test_auto_is_held_against_the_best_of_the_others(tmp_path: Path) -> None:
     section = markdown.section(text, "## Auto: the backend auto against the fastest other backend")
     assert "within 3% of the fastest in 2 of 4 cells" in section
     assert "at worst it is 25% slower (h2d, idle, 1\N{NO-BREAK SPACE}024 " in section
-    assert "batched instead of sm with 2 SMs)" in section
+    assert "batched instead of sm (2 SMs))" in section
     assert "2 slower cells: 1 with the fastest choice itself" in section
     assert "auto had no policy" in section
     row = next(line for line in section.splitlines() if line.startswith("| 16\N{NO-BREAK SPACE}KiB |"))

@@ -10,7 +10,7 @@ from kvbench.cells.pattern import AS_PATTERN, SHUFFLED, Pattern
 from kvbench.report.build import report_of
 from kvbench.report.model import DataTable
 from kvbench.results import Visit
-from kvbench.tune.headline import summary
+from kvbench.tune.text import summary
 from tests import synthetic
 from tests.reports import lines_of, made_report, made_run, part_of, said
 
@@ -97,7 +97,7 @@ def test_engine_code_for_pages_is_compared_only_on_swaps_with_pages(tmp_path: Pa
     run = made_run(tmp_path, [*synthetic.ceilings(), *measured], synthetic.info(backends=[VLLM, LMCACHE]))
     assert titles(part_of(report_of([run]), "engines").tables) == ["vllm==0.33.0, h2d, idle stream"]
     answer = "\n".join(summary([run]))
-    assert "the speed of vllm" in answer
+    assert "Times as fast as vLLM's code" in answer
     assert "lmcache" not in answer
 
 

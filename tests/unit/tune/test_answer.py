@@ -15,7 +15,8 @@ from kvbench.cli.main import app
 from kvbench.errors import UsageError
 from kvbench.policy import Choice, load_policy
 from kvbench.results import Record, Run, load_run
-from kvbench.tune.answer import Answer, answers_of, open_points, workload_of
+from kvbench.tune.answer import Answer, answers_of
+from kvbench.tune.text import open_points, workload_text
 from tests import synthetic
 from tests.command import output
 
@@ -88,7 +89,7 @@ def test_an_open_shape_has_no_gain_and_names_both_and_the_cost(tmp_path: Path) -
     assert [answer.gain_over("batched") is not None for answer in answers] == [answer.decided for answer in answers]
     lines = open_points(answers)
     assert len(lines) == 4
-    assert all(("sm with 2 SMs" in line) and ("sm with 4 SMs" in line) and "%" in line for line in lines)
+    assert all(("sm (2 SMs)" in line) and ("sm (4 SMs)" in line) and "%" in line for line in lines)
 
 
 def test_what_is_not_allowed_is_not_chosen(run: Run) -> None:
@@ -111,7 +112,7 @@ def test_what_differs_by_no_more_than_a_tie_is_tied_and_not_open(tmp_path: Path)
 def test_the_layout_that_is_answered_for_is_named(tmp_path: Path) -> None:
     runs = [replace(cell, pattern=Pattern.parse("runs-8")) for cell in cells()]
     run = run_of(tmp_path, runs)
-    assert workload_of([run]) == "fresh blocks in the layout runs-8 from 1 GiB"
+    assert workload_text([run]) == "fresh blocks in the layout runs-8 from 1 GiB, tight C++ loop"
     shown = " ".join(output("tune", run.path).split())
     assert shown.index("runs-8") < shown.index("h2d idle")
 
@@ -129,13 +130,31 @@ def test_answers_are_of_one_workload_whatever_the_order_of_the_runs(run: Run, tm
     for runs in ([run, others], [others, run]):
         answers = answers_of(runs, anything)
         assert [answer.gbps for answer in answers] == pytest.approx([answer.gbps for answer in expected])
-        assert workload_of(runs) == "fresh blocks from 1 GiB"
+        assert workload_text(runs).startswith("fresh blocks from 1 GiB,")
 
 
 def test_the_command_writes_a_policy(run: Run, tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
-    assert "h2d idle: sm with 2 SMs up to 16 KiB, batched from 64 KiB\n" in output("tune", run.path, "-p", policy)
+    assert "h2d idle: sm (2 SMs) up to 16 KiB, batched from 64 KiB; " in output("tune", run.path, "-p", policy)
     assert load_policy(policy).tables[0].choices[0] == ("sm sms=2", "sm sms=2")
+
+
+def test_swaps_after_a_pause_are_answered_for_where_most_have_one_and_the_answer_says_so(tmp_path: Path) -> None:
+    """Swaps after a gap, as between an engine's steps, and swaps in a tight loop are not mixed."""
+    paused = [replace(cell, pause_us=200) for cell in cells()]
+
+    def rate(cell: Cell) -> float:
+        return gbps(cell) / (4 if cell.pause_us and cell.backend == "sm" else 1)
+
+    tight = answers_of([run_of(tmp_path / "both", [*cells(), *paused[:24]], rate)], anything)
+    assert at(tight, 4 * KIB, 16).gbps == pytest.approx(50.0, rel=0.01)
+    after = run_of(tmp_path / "after", paused, rate)
+    assert at(answers_of([after], anything), 4 * KIB, 16).choice.backend == "triton"
+    assert "after 200us of other work each" in " ".join(output("tune", after.path).split())
+    assert "tight C++ loop" in " ".join(output("tune", run_of(tmp_path / "tight").path).split())
+    policy = tmp_path / "after.toml"
+    output("tune", after.path, "-p", policy)
+    assert load_policy(policy).workload["pause"] == "200us"
 
 
 def test_the_command_answers_in_json(run: Run) -> None:
@@ -148,14 +167,9 @@ def test_the_command_answers_in_json(run: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--export", "nothing"], "--export nothing: not an export; write vllm, sglang or json"),
         (["--backends", "bogus"], "--backends bogus: these runs measured only batched, sm, triton"),
         (["--max-sms", "0", "--backends", "sm"], "nothing to choose from"),
-        (["--engine", "nothing"], "--engine nothing: not an engine with settings; write vllm or sglang"),
-        (["--json", "--export", "vllm"], "only one can go to standard output"),
-        (["--export", "vllm", "--export", "json"], "only one can go to standard output"),
         (["--out", "somewhere"], "RUN: nothing is measured"),
-        (["--exact"], "--exact: it says what -p writes; add -p FILE"),
         (["--max-sms", "-1"], "max_sms"),
     ],
 )

@@ -1,23 +1,27 @@
 """Settings of engines from finished runs of their own code, whose times come from formulas."""
 
 import re
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from kvbench.cells.axes import Direction, Order, Reuse, StreamState
+from kvbench.cells.axes import Direction, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.backend_facts import BackendFacts, EngineSetting
 from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
 from kvbench.errors import UsageError
 from kvbench.results import Record, Run, load_run
+from kvbench.sweep.installed import engines
 from kvbench.tune.answer import answers_of
-from kvbench.tune.exports import EXPORTS, Export, break_even, export
+from kvbench.tune.exports import Export, break_even, export
 from tests import synthetic
 from tests.command import output
+from tests.reports import made_run
 
 KIB = 1024
 SIZES = tuple(kib * KIB for kib in (4, 16, 24, 64))
@@ -55,6 +59,11 @@ def gbps(cell: Cell) -> float:
     return (1.0 if cell.blocks == 16 else 2.0) * min(24, cell.sms or 12)
 
 
+def few_and_wide(cell: Cell) -> float:
+    """The same, and Triton is slower than batched copies for few blocks."""
+    return 2.0 if cell.backend == "vllm_triton" and cell.blocks == 16 else gbps(cell)
+
+
 def run_of(folder: Path, made: list[Cell], rate: Callable[[Cell], float] = gbps, **info: object) -> Run:
     records: list[Record] = [*synthetic.ceilings(), *synthetic.rounds(made, rate, noise=0.001)]
     return load_run(synthetic.write_run(folder / "run", records, synthetic.info(**({"backends": [VLLM]} | info))))
@@ -76,35 +85,52 @@ def changed(made: Export) -> dict[str, int]:
 def test_only_changed_settings_are_printed_with_their_line_and_gain(run: Run) -> None:
     made = vllm(run)
     assert changed(made) == {"NUM_SMS": 24}
-    text = made.text("a card")
-    assert (
-        f"# NUM_SMS 12 -> 24: gains 50% on average at 9 sizes and counts, loses nowhere\n# {FILE}:19, a constant"
-        in text
-    )
+    text = made.text()
+    assert "# NUM_SMS 12 -> 24: gains 50% on average at 9 sizes and counts, loses nowhere\n" in text
     assert text.splitlines()[0] == "# vLLM: vllm==0.33.0 (0123456789abcdef)"
-    assert [line for line in text.splitlines() if line and not line.startswith("#")] == ["NUM_SMS=24"]
+    assert [line for line in text.splitlines() if line and not line.startswith("#")] == [
+        f"--- a/{FILE}", f"+++ b/{FILE}", "@@ -19 +19 @@", "-NUM_SMS = 12", "+NUM_SMS = 24",
+    ]  # fmt: skip
+
+
+def test_an_export_is_a_patch_of_the_engines_file(tmp_path: Path) -> None:
+    lines = ["NUM_SMS: int = 12  # a quarter", "THRESHOLD_BYTES = 28 * 1024", "MIN_N = 16"]
+    settings = tuple(replace(setting, line=line) for setting, line in zip(SETTINGS, lines, strict=True))
+    made = vllm(run_of(tmp_path, cells(), few_and_wide, backends=[replace(VLLM, settings=settings)]))
+    assert changed(made) == {"NUM_SMS": 24, "MIN_N": 64}
+    file = tmp_path / FILE
+    file.parent.mkdir(parents=True)
+    file.write_text("\n" * 18 + "\n".join(lines) + "\n")
+    subprocess.run(["git", "apply", "--unidiff-zero", "-"], input=made.text(), text=True, cwd=tmp_path, check=True)
+    after = ["NUM_SMS: int = 24  # a quarter", lines[1], "MIN_N = 64"]
+    assert file.read_text().splitlines()[18:] == after
+
+
+def test_what_the_sms_of_a_setting_cost_a_decode_step_stands_beside_it(run: Run, tmp_path: Path) -> None:
+    assert any("what 24 SMs cost a decode step was not measured: kvbench sweep" in note for note in vllm(run).notes)
+    beside = Cell("sm", Direction.H2D, 1024, 16 * KIB, sms=24, neighbour=Neighbour.DECODE)
+    records = [msgspec.structs.replace(synthetic.beside(beside, 1.3, 40.0, 1)[0], round=number) for number in range(6)]
+    runs = [run, made_run(tmp_path, records)]
+    made = export("vllm", runs, answers_of([run], lambda _: True))
+    assert any("by sm (24 SMs) a decode step takes 30% longer" in note for note in made.notes)
 
 
 def test_nothing_changes_where_the_defaults_are_as_good(tmp_path: Path) -> None:
     made = vllm(run_of(tmp_path, cells(), lambda cell: 50.0 if cell.backend == "vllm_triton" else gbps(cell)))
     assert changed(made) == {}
-    assert "# nothing to change" in made.text("a card")
+    assert "# nothing to change" in made.text()
 
 
 def test_few_blocks_take_the_batched_copy_where_it_is_faster(tmp_path: Path) -> None:
-    def slow_launch(cell: Cell) -> float:
-        return 2.0 if cell.backend == "vllm_triton" and cell.blocks == 16 else gbps(cell)
-
-    made = vllm(run_of(tmp_path, cells(), slow_launch))
+    made = vllm(run_of(tmp_path, cells(), few_and_wide))
     assert changed(made) == {"NUM_SMS": 24, "MIN_N": 64}
     gains = {change.setting.name: change.gain for change in made.changes}
     assert gains["MIN_N"] == "gains 75% on average at 3 sizes and counts, loses nowhere"
 
 
-def test_the_loss_against_the_free_choice_comes_last_and_names_the_worst(run: Run) -> None:
-    last = vllm(run).text("a card").splitlines()[-1]
-    assert "against the free choice" in last
-    assert re.search(r"at worst 125% \(h2d, 16 x \d+ KiB, sm sms=2\)$", last)
+def test_the_loss_against_the_free_choice_names_the_worst(run: Run) -> None:
+    (loss,) = [note for note in vllm(run).notes if "against the free choice" in note]
+    assert re.search(r"at worst 125% \(h2d, 16 x \d+ KiB, sm \(2 SMs\)\)$", loss)
 
 
 def test_a_note_names_a_best_count_that_is_the_largest_measured(run: Run, tmp_path: Path) -> None:
@@ -132,7 +158,7 @@ def test_a_count_that_was_measured_at_few_shapes_is_not_offered(tmp_path: Path) 
 def test_an_engine_without_enough_measured_cells_has_no_export(
     tmp_path: Path, made: list[Cell], info: dict[str, object]
 ) -> None:
-    with pytest.raises(UsageError, match=r"requires cells of vLLM's own code .*: kvbench tune --engine vllm"):
+    with pytest.raises(UsageError, match=r"require cells of vLLM's own code .*: kvbench tune engine vllm"):
         vllm(run_of(tmp_path, made, **info))
 
 
@@ -145,7 +171,7 @@ def test_runs_of_different_code_are_not_mixed(run: Run, tmp_path: Path) -> None:
 
 def test_another_backend_does_not_replace_the_code_of_an_engine(tmp_path: Path) -> None:
     stand_in = [replace(cell, backend="triton") if cell.backend == "vllm_triton" else cell for cell in cells()]
-    with pytest.raises(UsageError, match="requires cells of vLLM's own code"):
+    with pytest.raises(UsageError, match="require cells of vLLM's own code"):
         vllm(run_of(tmp_path, stand_in))
 
 
@@ -159,9 +185,6 @@ def test_an_export_for_loads_behind_a_gate_says_when_the_open_gate_would_decide(
     made = vllm(run_of(tmp_path, [cell for state in states for cell in cells(state=state)], by_gate))
     assert changed(made)["NUM_SMS"] == 8
     assert any("gated stream" in line for line in made.about)
-    assert [note for note in made.notes if "against the free choice" in note] == [
-        made.text("a card").splitlines()[-1][2:]
-    ]
     shares = [re.search(r"more than (\d+)% of the loads find the gate closed", note) for note in made.notes]
     assert [int(match[1]) for match in shares if match] == [50]
     alike = vllm(run_of(tmp_path / "alike", [cell for state in states for cell in cells(state=state)]))
@@ -175,28 +198,31 @@ def test_the_share_of_closed_gates_from_which_a_choice_is_right(
     assert break_even(gated_loss, opened_loss) == pytest.approx(share)
 
 
-def test_an_export_is_written_twice_and_not_over_other_content(run: Run, tmp_path: Path) -> None:
-    file = tmp_path / "vllm.env"
-    command = ["tune", str(run.path), "--export", f"vllm={file}"]
-    for _ in range(2):
-        assert CliRunner().invoke(app, command).exit_code == 0
-    assert "NUM_SMS=24" in file.read_text()
-    file.write_text("mine")
-    assert isinstance(CliRunner().invoke(app, command).exception, UsageError)
-
-
 def test_the_answer_for_one_engine_is_its_export_and_other_answers_leave_its_code_out(tmp_path: Path) -> None:
     run = str(
         run_of(tmp_path, [*cells(), *(replace(cell, backend="batched") for cell in cells(sms=()) if not cell.sms)]).path
     )
-    assert "NUM_SMS=24" in output("tune", run, "--engine", "vllm")
+    assert "+NUM_SMS = 24\n" in output("tune", "engine", "vllm", run)
     plain = output("tune", run)
-    assert "sm with 2 SMs" in plain
+    assert "sm (2 SMs)" in plain
     assert "vllm_" not in plain
 
 
-@pytest.mark.parametrize("name", EXPORTS)
-def test_an_engines_settings_choose_among_its_own_backends(name: str, run: Run) -> None:
-    answer = answers_of([run], lambda _: True)[0]
-    defaults = {"vllm": (12, 28 * KIB, 16), "sglang": (4,)}[name]
-    assert EXPORTS[name].choose(answer, defaults).backend in EXPORTS[name].backends
+@pytest.mark.parametrize("name", [engine.name for engine in engines().values() if engine.takes])
+def test_an_engines_settings_choose_among_its_own_backends(name: str) -> None:
+    engine, defaults = engines()[name], {"vllm": (12, 28 * KIB, 16), "sglang": (4,)}[name]
+    assert engine.takes is not None
+    assert engine.takes(Direction.H2D, 4 * KIB, 64, defaults).backend in engine.backends
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing", "engine nothing: not an engine with settings; write sglang or vllm"),
+        ("vllm", "engine vllm: vllm is not installed; install it beside kvbench"),
+    ],
+)
+def test_an_engine_that_cannot_be_measured_is_refused_before_anything_is(name: str, message: str) -> None:
+    error = CliRunner().invoke(app, ["tune", "engine", name]).exception
+    assert isinstance(error, UsageError)
+    assert message in str(error)

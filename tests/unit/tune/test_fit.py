@@ -18,7 +18,7 @@ from kvbench.errors import UsageError
 from kvbench.policy import Choice, Policy
 from kvbench.results import Record, Run, load_run
 from kvbench.text import convert
-from kvbench.tune.fit import Arms, Point, candidates, decide_all, policy_of, typical
+from kvbench.tune.fit import Arms, Point, candidates, contests_of, decide_all, policy_of, typical
 from tests import synthetic
 
 KIB = 1024
@@ -32,7 +32,7 @@ PER_BLOCK = Choice("per_block")
 def fit_policy(runs: Sequence[Run]) -> Policy:
     chosen = {
         kind: {point: decision.choice for point, decision in decide_all(times).items()}
-        for kind, times in candidates(runs).to_choose.items()
+        for kind, times in contests_of(candidates(runs)).items()
     }
     return policy_of(runs, chosen)
 
@@ -121,7 +121,7 @@ def test_runs_of_two_machines_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_contest_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nothing to choose from"):
+    with pytest.raises(UsageError, match="nothing to choose from: sm alone was measured;"):
         fit_policy([run_of(tmp_path / "run", [synthetic.visit(cell_of("sm", KIB, 16), 1.0)])])
 
 

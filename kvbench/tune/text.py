@@ -1,0 +1,372 @@
+"""The words of an answer: in a terminal, in a report, and as JSON."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from statistics import mean, median
+from typing import Any, Final
+
+from kvbench.analysis.compare import MIN_PAIRS, Comparison
+from kvbench.analysis.margins import TIED
+from kvbench.cells.axes import Direction, Reuse
+from kvbench.cells.backend_facts import BATCHED
+from kvbench.cells.cell import EQUAL
+from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
+from kvbench.models.geometry import ModelSwap
+from kvbench.policy import Choice
+from kvbench.results import Run
+from kvbench.results.replays import trace_of
+from kvbench.sweep.installed import engines, of_engine
+from kvbench.text import WIDEST, ends, printable, short, terminal_rows
+from kvbench.tune.answer import Answer, answers_of, apart
+from kvbench.tune.beside import BesideAnswer, WayBeside, percent
+from kvbench.tune.figures import (
+    AtShape,
+    at_known_shapes,
+    closest_call,
+    gains_of,
+    gate_shares,
+    losses_as_shuffled,
+    merged_from,
+)
+from kvbench.tune.fit import Kind, Point, kind_text, workload_axes
+from kvbench.tune.model_swaps import Load, loads_of
+from kvbench.tune.rule import MOST_LINES, WORST, Line, Range, SmallestRule, rule_of
+from kvbench.tune.traced import trace_text
+from kvbench.units import parse_size, size_text, two_digits
+
+# The most rows of a terminal that the answer takes.
+ROWS: Final = 14
+HEADER: Final = (
+    "Dir", "Stream", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "Thread us", "Times as fast as batched",
+    "Tied with",
+)  # fmt: skip
+HEADER_MODEL: Final = ("Dir", "Stream", "Use", "us", "GB/s", "Thread us", "Measured at")
+HEADER_BESIDE: Final = (
+    "", "Dir", "Blocks", "Size", "Swaps", "GB/s", "95%", "Slower", "95%", "p99", "Lost us/GB",
+)  # fmt: skip
+
+_IN_PARENTHESES: Final = re.compile(r" \([^)]*\)")
+TIED_WITH: Final = f"Tied with: another run could choose these; they differ by at most {TIED.fraction:.0%}"
+OPEN: Final = f"Open: another run could choose otherwise, by more than {TIED.fraction:.0%}"
+
+
+def rule_for_all(runs: Sequence[Run]) -> SmallestRule:
+    """Return the rule of runs of one machine, without the code of engines, which serves only these.
+
+    Raises UsageError where there is nothing to choose from.
+    """
+    return rule_of(answers_of(runs, lambda choice: not of_engine(choice.backend)))
+
+
+def summary(runs: Sequence[Run], rows: int = ROWS) -> list[str]:
+    """Return the answer of `rule_for_all`."""
+    return headline(rule_for_all(runs), runs, rows)
+
+
+def headline(rule: SmallestRule, runs: Sequence[Run], rows: int = ROWS) -> list[str]:
+    """Return the answer of a rule of `runs`, in lines that take at most `rows` rows of a terminal where they can.
+
+    They say what was measured, what to use in each direction and stream state, and how sure that is.
+    """
+    known = at_known_shapes(rule)
+    usual = [Counter(pair[which].answer.point for pair in known.values()).most_common(1)[0][0] for which in (0, 1)]
+    beside = f" ({BATCHED} in parentheses)" if any(at.batched for pair in known.values() for at in pair) else ""
+    figures = f"Figures: {shape_text(usual[0])} in us, {shape_text(usual[1])} in GB/s{beside}"
+    lines = [*origin(runs), figures]
+    uses = [_use(kind, of_kind, *known[kind], usual) for kind, of_kind in rule.lines.items()]
+    whole = [f"{head}: {', '.join(parts)}; {numbers}" for head, parts, numbers in uses]
+    further = [*_further(rule, runs)]
+    fit = terminal_rows([*lines, *whole, further[0]]) <= rows
+    lines += whole if fit else [_in_one_row(*use) for use in uses]
+    for line in further:
+        if terminal_rows([*lines, line]) <= rows:
+            lines.append(line)
+    return lines
+
+
+def origin(runs: Sequence[Run]) -> list[str]:
+    """Return what an answer is of: the machine, its link, what large copies reach, and which swaps were measured."""
+    rates = {direction: [one for run in runs for one in run.ceilings().get(direction, [])] for direction in Direction}
+    ceilings = [f"{median(gbps):.1f} GB/s {direction}" for direction, gbps in rates.items() if gbps]
+    ceiling = f"Ceiling {', '.join(ceilings)}; " if ceilings else ""
+    link = link_text(runs[0])
+    return [machine_text(*runs) + (f", {link}" if link else ""), ceiling + workload_text(runs)]
+
+
+def machine_text(*runs: Run) -> str:
+    """Return what runs of one machine were measured on, and when the first and the last of them began."""
+    info = runs[0].info
+    on_host = info.device.get("kind") == "cpu"
+    host = "; all figures are copies between two host buffers, without a GPU" if on_host else ""
+    driver = info.identity.get("driver_version")
+    first, last = (end(run.info.created[:10] for run in runs) for end in (min, max))
+    dates = first if first == last else f"{first} to {last.removeprefix(first[:5])}"
+    named = [info.device.get("title"), driver and f"driver {driver}", dates]
+    return ", ".join(short(printable(part), 80) for part in named if part) + host
+
+
+def link_text(run: Run) -> str:
+    """Return the link between host and GPU as it was seen: "PCIe 5 x16"; "" where it is not known."""
+    if run.info.identity.get("link") == "c2c":
+        return "NVLink-C2C"
+    seen = [(look.get("pcie_generation"), look.get("pcie_width")) for look in run.info.observed]
+    known = [
+        (generation, width) for generation, width in seen if isinstance(generation, int) and isinstance(width, int)
+    ]
+    return "PCIe {} x{}".format(*max(known)) if known else ""
+
+
+def workload_text(runs: Sequence[Run]) -> str:
+    """Return which blocks most of the swaps behind answers move, and who calls; "hot" means the same adjacent blocks
+    every time.
+
+    Blocks are shuffled unless a layout is named.
+    """
+    if all(map(trace_of, runs)):
+        return trace_text(runs)
+    axes = workload_axes(runs)
+    pool, reuse = axes["pool"], axes["reuse"]
+    from_pool = "from a dense pool" if pool == "dense" else f"from {size_text(parse_size(pool))}"
+    layout = "" if axes["pattern"] == str(SHUFFLED) else f" in the layout {axes['pattern']}"
+    layout += "".join(
+        f", {axes[name]} {where}"
+        for name, where in (("host_pattern", "on the host"), ("device_pattern", "on the GPU"), ("sizes", "in size"))
+        if axes[name] not in (AS_PATTERN.kind, EQUAL)
+    )
+    blocks = f"the same blocks{layout} in every swap, {from_pool}"
+    if reuse == Reuse.FRESH.value:
+        blocks = f"fresh blocks{layout} {from_pool}"
+    elif pool == "dense":
+        blocks = f"hot, {blocks}"
+    pause = axes["pause"]
+    return f"{blocks}, {'tight C++ loop' if pause == '0' else f'after {pause} of other work each'}"
+
+
+def shape_text(point: Point) -> str:
+    return f"{point[1]} x {size_text(point[0])}"
+
+
+def swap_title(swap: ModelSwap) -> str:
+    return f"{swap.title}, {swap.tokens} tokens: {swap.blocks} blocks of {size_text(swap.block_bytes)}"
+
+
+def speed_text(ratio: float, of: str) -> str:
+    """Return a gain as text: "8.7x as fast as batched"."""
+    return f"{two_digits(ratio)}x as fast as {of}"
+
+
+def _use(
+    kind: Kind, lines: Sequence[Line], small: AtShape, large: AtShape, usual: Sequence[Point]
+) -> tuple[str, list[str], str]:
+    """Return a direction and stream state, the choices there, and their figures at two shapes."""
+    figures = (_figure(small, small.us, "us", usual[0]), _figure(large, large.gbps, "GB/s", usual[1]))
+    return f"{kind_text(kind)}{_only(lines)}", _choices(lines), ", ".join(figures)
+
+
+def _figure(at: AtShape, quantity: Callable[[Choice], float], unit: str, usual: Point) -> str:
+    """Return "18.8 us (35.1)", the figure of batched copies in parentheses, with a shape that is not the usual one."""
+    where = "" if at.answer.point == usual else f" at {shape_text(at.answer.point)}"
+    beside = f" ({_three_digits(quantity(at.batched))})" if at.batched else ""
+    return f"{_three_digits(quantity(at.choice))} {unit}{where}{beside}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _in_one_row(head: str, parts: Sequence[str], numbers: str) -> str:
+    """Return a use with as many of its choices as a row has room for, if need be without the figures of batched."""
+    fewer = [", ".join([*parts[:kept], f"{len(parts) - kept} more"]) for kept in range(len(parts) - 1, 0, -1)]
+    uses = [", ".join(parts), *fewer, *([f"{len(parts)} choices"] if fewer else [])]
+    own = _IN_PARENTHESES.sub("", numbers)
+    lines = [f"{head}: {use}; {figures}" for figures in (numbers, own) for use in uses]
+    return next((line for line in lines if len(line) <= WIDEST), short(lines[-1], WIDEST))
+
+
+def _only(lines: Sequence[Line]) -> str:
+    """Return the block size and the number of blocks where a rule has one: " (16 KiB)"."""
+    answers = [answer for line in lines for answer in line.answers]
+    sizes, counts = {answer.block_bytes for answer in answers}, {answer.blocks for answer in answers}
+    parts = [*map(size_text, sizes)] * (len(sizes) == 1) + [f"{count} blocks" for count in counts] * (len(counts) == 1)
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _choices(lines: Sequence[Line]) -> list[str]:
+    """Return the choices of a rule: "sm (4 SMs) up to 4 KiB", "2 from 16 KiB"."""
+    parts: list[str] = []
+    before = None
+    for line in lines[:MOST_LINES]:
+        axes = dict(line.choice.axes)
+        only_sms = axes.keys() == {"sms"} and before is not None and before.backend == line.choice.backend
+        choice = axes["sms"] if only_sms else line.choice.label
+        parts.append(" ".join(filter(None, (choice, _ranges(line)))))
+        before = line.choice
+    return [*parts, *([f"{len(lines) - MOST_LINES} more (tune --table)"] if len(lines) > MOST_LINES else [])]
+
+
+def _ranges(line: Line) -> str:
+    counts = _range(line.counts, str)
+    return " and ".join(filter(None, (_range(line.sizes, size_text), counts and f"{counts} blocks")))
+
+
+def _range(span: Range, show: Callable[[int], str]) -> str:
+    low, high = (None if end is None else show(end) for end in span)
+    if low is None or high is None:
+        return f"up to {high}" if high else f"from {low}" if low else ""
+    return f"at {low}" if low == high else f"from {low} to {high}"
+
+
+def _further(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
+    """Yield what else an answer says, what matters most first."""
+    losses = rule.losses.values()
+    average, worst = (f"{two_digits(max(loss, 0.0) * 100)}%" for loss in (mean(losses), max(losses)))
+    loss = f"Cost against the best of each shape: {average} on average, {worst} at worst"
+    if rule.beyond:
+        kinds = ", ".join(map(kind_text, rule.beyond))
+        loss += f"; beyond {TIED.fraction:.0%} or {WORST:.0%} with {MOST_LINES} choices: {kinds}"
+    yield _undecided(rule.answers)
+    yield loss
+    if parts := [f"{loss:.1%} ({direction})" for direction, loss in losses_as_shuffled(rule, runs).items()]:
+        yield f"By the choices for shuffled blocks, these swaps take {', '.join(parts)} longer"
+    if call := closest_call(rule):
+        where = " ".join(filter(None, (kind_text(call.kind), _ranges(call.line))))
+        by = 100 * abs(call.slower)
+        speed = f"{two_digits(by)}% {'slower' if call.slower > 0 else 'faster'}" if by >= 0.05 else "as fast"
+        yield f"Closest alternative: {call.other.label}, {speed} for {where}"
+    for engine in engines().values():
+        gains = [gain for gain in gains_of(rule) if gain.over == engine.name]
+        if parts := [f"{kind_text(one.kind)} {_range_of(one.ratios)}" for one in gains]:
+            yield f"Times as fast as {engine.title}'s code: {', '.join(parts)}"
+    yield from _in_runs(rule, runs)
+    if shares := gate_shares(rule.answers):
+        parts = [f"{_range_of([1 / share for share in shares[way]])} as long ({way})" for way in shares]
+        yield f"batched takes {', '.join(parts)} if the event it waits for has already fired"
+
+
+def _range_of(ratios: Sequence[float]) -> str:
+    return f"{two_digits(median(ratios))}x (median; {ends(ratios, lambda ratio: f'{two_digits(ratio)}x')})"
+
+
+def _in_runs(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
+    """Yield what would change if the blocks lay in contiguous runs, for an answer about shuffled blocks."""
+    if lengths := merged_from(rule, runs):
+        directions: dict[int, list[str]] = {}
+        for direction, length in lengths.items():
+            directions.setdefault(length.blocks, []).append(direction)
+        where = ", ".join(f"{blocks} blocks ({', '.join(of_length)})" for blocks, of_length in directions.items())
+        gbps = ends([rate for length in lengths.values() for rate in length.gbps], two_digits)
+        yield f"In contiguous runs of at least {where}: merged, {gbps} GB/s, no SMs"
+
+
+def _undecided(answers: Sequence[Answer]) -> str:
+    undecided = [answer for answer in answers if not answer.decided]
+    if not undecided:
+        return f"Decided for all {len(answers)} shapes"
+    few = any(len(answer.visits_of(answer.choice)) < MIN_PAIRS for answer in undecided)
+    how = f": fewer than {MIN_PAIRS} visits decide nothing" if few else "; list them with kvbench tune RUN --open"
+    return f"Undecided for {len(undecided)} of {len(answers)} shapes{how}"
+
+
+def open_points(answers: Sequence[Answer]) -> list[str]:
+    """Return the shapes whose choice is open, with the cost of each alternative, the largest difference first."""
+    every = [(answer, other, comparison) for answer in answers for other, comparison in answer.open.items()]
+    return [_doubt(*one) for one in sorted(every, key=lambda one: -apart(one[2]))]
+
+
+def _doubt(answer: Answer, other: Choice, comparison: Comparison) -> str:
+    shape = f"{kind_text((answer.direction, answer.state))}, {shape_text(answer.point)}"
+    cost, low, high = (f"{(ratio - 1) * 100:+.1f}%" for ratio in (comparison.ratio, comparison.low, comparison.high))
+    interval = f" ({low} to {high})" if math.isfinite(comparison.high) else ", too few visits for an interval"
+    return f"{shape}: {answer.choice.label}, or {other.label} for {cost}{interval} of the time"
+
+
+def row(answer: Answer) -> list[str]:
+    """Return the row of a shape under `HEADER`."""
+    interval = answer.interval_us
+    gain = None if answer.choice.backend == BATCHED else answer.gain_over(BATCHED)
+    return [
+        answer.direction.value,
+        answer.state.value,
+        str(answer.blocks),
+        size_text(answer.block_bytes),
+        answer.choice.label,
+        f"{answer.time_us:.1f}",
+        "-" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}",
+        f"{answer.gbps:.1f}",
+        f"{answer.caller_us[answer.choice]:.1f}",
+        "-" if gain is None else f"{two_digits(gain)}x",
+        "; ".join(choice.label for choice in answer.tied) or "-",
+    ]
+
+
+def row_model(load: Load) -> list[str]:
+    """Return the row of a model's swap under `HEADER_MODEL`."""
+    return [
+        load.nearest.direction.value,
+        load.nearest.state.value,
+        load.choice.label,
+        f"{load.us:.0f}",
+        f"{load.gbps:.1f}",
+        f"{load.caller_us:.0f}",
+        shape_text(load.nearest.point),
+    ]
+
+
+def row_beside(answer: BesideAnswer, way: WayBeside) -> list[str]:
+    """Return the row of a choice beside a neighbour under `HEADER_BESIDE`."""
+    shape, rates, slowdowns = answer.shape, way.gbps_interval, way.slowdown_interval
+    return [
+        "->" if way is answer.chosen else "",
+        shape.direction.value,
+        str(shape.blocks),
+        size_text(shape.block_bytes),
+        way.choice.label,
+        f"{way.gbps:.1f}",
+        "-" if rates is None else f"{rates[0]:.1f} to {rates[1]:.1f}",
+        percent(way.slowdown),
+        "-" if slowdowns is None else " to ".join(map(percent, slowdowns)),
+        percent(way.slowdown_p99),
+        f"{way.exposure_us_per_gb:.0f}",
+    ]
+
+
+def machine_plain(run: Run) -> dict[str, Any]:
+    """Return what a run was measured on, and when, as JSON-compatible data."""
+    info = run.info
+    driver = info.identity.get("driver_version")
+    return {"kvbench": info.kvbench, "device": info.device.get("title"), "driver": driver, "created": info.created}
+
+
+def to_plain(rule: SmallestRule, runs: Sequence[Run], swaps: Sequence[ModelSwap] = ()) -> dict[str, Any]:
+    """Return the answer of a rule of `runs`, and for the swaps of models, as JSON-compatible data."""
+    losses, call = rule.losses, closest_call(rule)
+    rates = {way.value: [one for run in runs for one in run.ceilings().get(way, [])] for way in Direction}
+    return {
+        **machine_plain(runs[0]),
+        "link": link_text(runs[0]),
+        "ceiling_gbps": {way: round(median(gbps), 3) for way, gbps in rates.items() if gbps},
+        "runs": [{"created": run.info.created, "command": run.info.command} for run in runs],
+        "workload": {"words": workload_text(runs), **workload_axes(runs)},
+        "rule": rule.to_plain(),
+        "shapes": [at.to_plain() for pair in at_known_shapes(rule).values() for at in pair],
+        "loss": {
+            "mean": round(mean(losses.values()), 4),
+            "worst": round(max(losses.values()), 4),
+            "beyond": [{"direction": direction.value, "stream_state": state.value} for direction, state in rule.beyond],
+        },
+        "gains": [gain.to_plain() for gain in gains_of(rule)],
+        "closest_call": call and call.to_plain(),
+        "merged_in_runs": {way.value: length.to_plain() for way, length in merged_from(rule, runs).items()},
+        "gated_over_opened": {
+            way.value: [round(end(shares), 3) for end in (min, max)]
+            for way, shares in gate_shares(rule.answers).items()
+        },
+        "loss_as_shuffled": {way.value: round(loss, 4) for way, loss in losses_as_shuffled(rule, runs).items()},
+        "answers": [
+            {**answer.to_plain(), "rule": {"choice": str(choice), "loss": round(losses[answer], 4)}}
+            for answer, choice in rule.choices.items()
+        ],
+        "models": [load.to_plain() for swap in swaps for load in loads_of(rule, swap)],
+    }

@@ -1,0 +1,28 @@
+"""Engines know themselves: no other module names one, its backends or its settings."""
+
+import ast
+from pathlib import Path
+
+from kvbench.sweep.installed import engines
+
+PACKAGE = Path("kvbench")
+# The layouts of engines' pools, the order in which an engine allocates its blocks, and a former name of a kernel.
+OF_LAYOUTS = {PACKAGE / name for name in ("models/geometry.py", "traces/simulate.py", "cells/kernel_shape.py")}
+
+
+def strings_in(file: Path) -> set[str]:
+    """Return the strings of a module that are whole names, so no docstrings."""
+    return {
+        node.value
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def test_no_other_module_names_an_engine() -> None:
+    names = {name for engine in engines().values() for name in (engine.name, *engine.backends, *engine.settings)}
+    assert {"vllm", "vllm_triton", "NUM_SMS", "sglang_jit", "lmcache_direct", "trtllm"} <= names
+    files = {file for file in PACKAGE.rglob("*.py") if file.parent.name != "engines"} - OF_LAYOUTS
+    assert {str(file): found for file in files if (found := strings_in(file) & names)} == {}
+    quoted = {f"{file}: {name}" for file in files for name in names if "_" in name and name in file.read_text()}
+    assert quoted == set()
