@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from kvbench.analysis.compare import Verdict, paired_interval, verdict_of
+from kvbench.analysis.compare import MIN_PAIRS, Verdict, paired_interval, verdict_of
 from kvbench.analysis.intervals import Floats
 
 
@@ -67,7 +67,8 @@ def look_at(logs: Floats, processes: Floats, margin: float, unsure: float = 0.0)
     A NaN among `logs` is no pair; `margin` is a log ratio. By `unsure`, a log ratio too, a machine may have moved
     without being noticed: SLOWER and FASTER must exceed the margin by as much. `processes` has a number for each of
     `logs` that increases with new processes of both sides: two processes of one build can differ in all their visits,
-    so SLOWER and FASTER require several, and that the centre of the pairs of each lies beyond the margin.
+    so SLOWER and FASTER require several, and that the centre of the pairs of each lies beyond the margin (of each six
+    pairs, where processes made fewer).
     """
     known = np.isfinite(logs)
     logs, processes = logs[known], processes[known]
@@ -97,5 +98,10 @@ def _confirmed(verdict: Verdict, seen: Floats, margin: float, processes: Floats)
     if verdict in (Verdict.SAME, Verdict.UNDECIDED):
         return True
     numbers = processes[: seen.size]
-    centres = [paired_interval(seen[numbers == process])[0] for process in np.unique(numbers)]
+    groups = [seen[:0]]
+    for process in np.unique(numbers):
+        # Where a plug-in has a worker of its own, every round has new processes: those in a row are judged together.
+        before = groups.pop() if groups[-1].size < MIN_PAIRS else seen[:0]
+        groups.append(np.append(before, seen[numbers == process]))
+    centres = [paired_interval(group)[0] for group in groups]
     return len(centres) > 1 and all(verdict_of(centre, centre, margin) is verdict for centre in centres)

@@ -65,6 +65,15 @@ def test_a_slowdown_in_only_one_process_is_not_slower(cost: float, *, first: boo
     assert Verdict.SLOWER not in {estimate.verdict for estimate in estimates}
 
 
+def test_processes_of_one_round_each_confirm_a_slowdown_together() -> None:
+    slow = noise(PLAN[1].pairs, 0.2, 0.1)
+    assert slow.min() < MARGIN
+    estimate = seen(slow, np.arange(slow.size, dtype=float))
+    assert (estimate.verdict, estimate.settled) == (Verdict.SLOWER, True)
+    half = slow - 0.2 * (np.arange(slow.size) >= PLAN[0].pairs)
+    assert seen(half, np.arange(slow.size, dtype=float)).verdict is not Verdict.SLOWER
+
+
 def test_same_requires_only_one_process() -> None:
     estimate = seen(noise(PLAN[0].pairs), np.zeros(PLAN[0].pairs))
     assert (estimate.verdict, estimate.settled) == (Verdict.SAME, True)
