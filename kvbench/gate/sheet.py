@@ -98,7 +98,8 @@ def message(row: Row) -> str:
         effects = [_sides(row), _effect(row.estimate), f"margin {100 * row.margin:.3g}%"]
         upper = _effect(row.upper) if row.upper is not None else ""
         parts = [", ".join(filter(None, effects)), upper and f"upper half {upper}"]
-    passes = "not slower" if row.verdict is GateVerdict.UNDECIDED and row.passes else ""
+    undecided = row.verdict is GateVerdict.UNDECIDED and row.decisive.pairs
+    passes = "not slower" if undecided and row.passes else ""
     return "; ".join(filter(None, (*parts, passes, row.reason)))
 
 
@@ -124,7 +125,7 @@ def _summary(judgement: Judgement) -> list[str]:
         moved = " ".join(filter(None, (_percent(control.effect), _interval(control.low, control.high))))
         lines.append(f"control {control.name}: {moved}, {_steadiness(control)}")
     if judgement.verdict is GateVerdict.UNDECIDED and judgement.exit_code() is ExitCode.DONE:
-        lines.append("exit code 0: no undecided row is slower by more than its margin")
+        lines.append("exit code 0: no undecided row that can be compared is slower by more than its margin")
     if math.isfinite(judgement.geometric_mean):
         lines.append(f"geometric mean of all cells: {_percent(judgement.geometric_mean)} (shown, not gated)")
     if judgement.disturbed:

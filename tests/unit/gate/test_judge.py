@@ -15,6 +15,7 @@ from kvbench.errors import ExitCode
 from kvbench.gate.judge import assess, without_slot_bias
 from kvbench.gate.judgement import GateVerdict, Judgement, Margins, Row
 from kvbench.gate.looks import PLAN
+from kvbench.gate.sheet import message
 from kvbench.results import Record, Run, Visit
 from tests.synthetic import failure, skip
 from tests.unit.gate.gated import CELLS, Side, compared, judge, paired
@@ -70,6 +71,7 @@ def test_a_cell_without_a_figure_does_not_fail_but_passes_only_if_the_base_has_n
     judgement = judge(*(without_figure(run, BUSY) if side in without else run for side, run in enumerate(both)))
     row = row_of(judgement, BUSY)
     assert (row.verdict, row.settled, judgement.exit_code()) == (verdict, True, code)
+    assert not (without and "not slower" in message(row))
     assert all(name in row.reason for side, name in enumerate(("base", "cand")) if side in without)
 
 
