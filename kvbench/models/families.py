@@ -29,11 +29,11 @@ _SHAPING: Final = re.compile(
     r"ratios?|retention|rwkv|channels|causal|loops?)(_|$)"
 )
 _HARMLESS: Final = re.compile(
-    r"(?i).*(expert|moe|mlp|ffn|feed_forward|router|gate|rope|rotary|norm|drop|bias|vision|image|video|audio|speech|visual|"
+    r"(?i).*(expert|moe|mlp|ffn|feed_forward|router|(^|_)gate($|_)|rope|rotary|norm|drop|bias|vision|image|video|audio|speech|visual|"
     r"_token_(id|ids|index)$|loss|initializer|mtp|nextn|softcap|logit|embed|vocab|multiplier|intermediate|lm_head|reward|"
     r"softmax).*|model_type|use_cache|cache_implementation|_?attn_implementation(_autoset)?|attn_temperature_tuning|"
     r"attn_scale|attn_factor|attention_value_scale|add_(full|swa)_attention_sink_bias|scale_attn_\w+|reorder_and_upcast_attn|"
-    r"parallel_attn|query_pre_attn_scalar|hidden_size_per_layer_input|decoder_sparse_step|dim_model_base|type_vocab_size|"
+    r"(num_ln_in_)?parallel_attn|pre_allocate_kv_cache|query_pre_attn_scalar|hidden_size_per_layer_input|decoder_sparse_step|dim_model_base|type_vocab_size|"
     r"apply_query_key_layer_scaling|num_return_sequences|first_k_dense_replace|laurel_rank|activation_sparsity_pattern|"
     r"interleave_\w*_layer_step|num_beam_groups|\w+_act|\w+_beta|keys_to_ignore_at_inference|problem_type|summary_\w+"
 )
@@ -73,9 +73,9 @@ class Fields:
         self._read.add(name)
         return self._table.get(name)
 
-    def skip(self, *names: str) -> None:
-        """Mark fields as known not to shape the cache."""
-        self._read.update(names)
+    def skip(self, names: str) -> None:
+        """Mark fields, separated by spaces, as known not to shape the cache."""
+        self._read.update(names.split())
 
     def has(self, name: str) -> bool:
         return self._table.get(name) is not None
@@ -112,6 +112,13 @@ class Fields:
             raise UsageError(f"{self._path}{name}: {shown(value)} is not a list of {count} items, one for each layer")
         return list(value)[:count]
 
+    def flags(self, name: str, count: int) -> list[bool] | None:
+        """Return a list with 0 or 1 for each of `count` layers as booleans, or None if it is absent."""
+        values = self.items(name, count)
+        if set(values or ()) - {0, 1}:
+            raise UsageError(f"{self._path}{name}: {shown(values)} has other values than 0 and 1")
+        return values and [bool(value) for value in values]
+
     def table(self, name: str) -> "Fields":
         value = self.get(name)
         if not isinstance(value, dict):
@@ -136,8 +143,10 @@ class Fields:
 def layers_of(fields: Fields, model_type: str) -> tuple[Layers, str]:
     """Return what each layer caches, and what of the state is left out; raises UsageError that names the field."""
     left_out = ""
-    read = _FAMILIES.get(model_type, dense)
-    layers = read(fields)
+    fields.skip(_IGNORED.get(model_type, ""))
+    if fields.get("use_cla") is False:
+        fields.skip("cla_share_factor")
+    layers = _FAMILIES.get(model_type, dense)(fields)
     if model_type in _STATES_UNKNOWN and [] in layers:
         left_out = "the states of its linear layers are left out, since the file does not give their size"
     layers = layers[: len(layers) - fields.upto("num_kv_shared_layers", len(layers) - 1)]
@@ -173,7 +182,7 @@ def kv_heads(fields: Fields, *names: str) -> int:
     """Return the number of KV heads: by default that of the query heads."""
     heads = fields.whole("num_attention_heads", "n_head", "n_heads")
     single = fields.get("multi_query") is True and fields.get("new_decoder_architecture") is not True
-    given = fields.whole(*(names or ("num_key_value_heads", "num_kv_heads", "n_head_kv")))
+    given = fields.whole(*(names or ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads")))
     if single:
         return 1
     return given or heads or fields.needed("num_attention_heads")
@@ -200,7 +209,7 @@ def kinds_of(fields: Fields, layers: int, *names: str, at_least: bool = False) -
 
 
 def window_of(fields: Fields, kinds: Sequence[str]) -> int:
-    window = fields.whole("sliding_window")
+    window = fields.whole("sliding_window", "sliding_window_size")
     if "sliding" in kinds and window is None:
         raise UsageError("sliding_window: missing, but layers with sliding attention need it")
     return window or 0
@@ -242,22 +251,18 @@ def dense(fields: Fields, every: int = 0, *, all_slide: bool = False, heads: Seq
 
 def _qwen(fields: Fields) -> Layers:
     """Return layers whose window counts only where the file says that it is used."""
-    uses = fields.get("use_sliding_window")
-    if uses is True:
+    if fields.get("use_sliding_window") is True:
         return dense(fields)
-    fields.skip("sliding_window", "max_window_layers", "layer_types")
+    fields.skip("sliding_window max_window_layers layer_types")
     return [k_and_v(kv_heads(fields), head_size(fields), None)] * layer_count(fields)
 
 
 def _by_type_lists(fields: Fields) -> Layers:
     """MiniMax: 1 is a layer of attention, 0 a linear one."""
     layers = layer_count(fields)
-    kinds = fields.items("attn_type_list", layers) or [1] * layers
-    if set(kinds) - {0, 1}:
-        raise UsageError(f"attn_type_list: {shown(kinds)} has other values than 0 and 1")
-    fields.skip("sliding_window")
+    attends = fields.flags("attn_type_list", layers) or [True] * layers
     cache = k_and_v(kv_heads(fields), head_size(fields), None)
-    return [cache if kind else [] for kind in kinds]
+    return [cache if one else [] for one in attends]
 
 
 def _minimax_m3(fields: Fields) -> Layers:
@@ -266,13 +271,13 @@ def _minimax_m3(fields: Fields) -> Layers:
     if not fields.has("sparse_attention_config"):
         return caches
     sparse = fields.table("sparse_attention_config")
-    sparse.skip("sparse_block_size", "sparse_init_block", "sparse_local_block", "sparse_num_index_heads")
-    sparse.skip("sparse_score_type", "sparse_topk_blocks")
+    sparse.skip("sparse_block_size sparse_init_block sparse_local_block sparse_num_index_heads sparse_topk_blocks")
+    sparse.skip("sparse_score_type")
+    has_index = sparse.flags("sparse_attention_freq", layers) or [True] * layers
+    without_value = sparse.flags("sparse_disable_index_value", layers) or [True] * layers
     if sparse.get("use_sparse_attention") is False:
-        sparse.skip("sparse_attention_freq", "sparse_disable_index_value", "sparse_index_dim")
+        sparse.skip("sparse_index_dim")
         return caches
-    has_index = sparse.items("sparse_attention_freq", layers) or [1] * layers
-    without_value = sparse.items("sparse_disable_index_value", layers) or [1] * layers
     size = sparse.needed("sparse_index_dim")
     for cache, index, key_only in zip(caches, has_index, without_value, strict=True):
         if index:
@@ -280,16 +285,16 @@ def _minimax_m3(fields: Fields) -> Layers:
     return caches
 
 
-def _latent(fields: Fields, attentions: int = 1) -> Layers:
+def _latent(fields: Fields, layers: int = 0, *, attentions: int = 1) -> Layers:
     """Multi-head latent attention: one row of K, and index rows of 8 bits with scales where attention is sparse."""
-    fields.skip("q_lora_rank", "v_head_dim", "qk_head_dim", "num_key_value_heads", "num_attention_heads", "use_mla")
+    fields.skip("q_lora_rank v_head_dim qk_head_dim num_key_value_heads num_attention_heads use_mla")
     rank = fields.get("kv_lora_rank")
     if not rank:  # written with 0 or null where attention is plain
-        fields.skip("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
+        fields.skip("kv_lora_rank qk_nope_head_dim qk_rope_head_dim")
         return [k_and_v(kv_heads(fields), head_size(fields), None)] * layer_count(fields)
-    fields.skip("qk_nope_head_dim", "head_dim", "mla_use_nope")
+    fields.skip("qk_nope_head_dim head_dim mla_use_nope")
     row = Cache(1, fields.needed("kv_lora_rank") + fields.needed("qk_rope_head_dim"), 1)
-    layers = layer_count(fields)
+    layers = layers or layer_count(fields)
     kinds = kinds_of(fields, layers) or ["full"] * layers
     if set(kinds) != {"full"}:
         raise UsageError(f"layer_types: {shown(sorted(set(kinds)))}: latent attention is known for full layers only")
@@ -301,7 +306,7 @@ def _latent(fields: Fields, attentions: int = 1) -> Layers:
 
 def _indexed(fields: Fields, layers: int) -> list[bool]:
     """Return which layers have index rows of their own; the others use those of a layer before."""
-    fields.skip("index_n_heads", "index_topk", "index_share_for_mtp_iteration", "indexer_rope_interleave")
+    fields.skip("index_n_heads index_topk index_share_for_mtp_iteration indexer_rope_interleave")
     every, offset = fields.whole("index_topk_freq") or 1, fields.get("index_skip_topk_offset")
     pattern = fields.items("index_topk_pattern", layers)
     types = fields.items("indexer_types", layers)
@@ -316,14 +321,10 @@ def _indexed(fields: Fields, layers: int) -> list[bool]:
 
 def _longcat(fields: Fields) -> Layers:
     """Return layers of two attentions; `num_hidden_layers` counts either the layers or the attentions."""
-    layers = fields.needed("num_layers")
-    fields.skip("num_hidden_layers")
-    if fields.get("num_hidden_layers") not in (None, layers, 2 * layers):
-        raise UsageError(f"num_hidden_layers: neither num_layers {layers} nor twice as many")
-    fields.skip("q_lora_rank", "v_head_dim", "qk_head_dim", "num_attention_heads", "num_key_value_heads")
-    fields.skip("qk_nope_head_dim", "head_dim")
-    row = Cache(1, fields.needed("kv_lora_rank") + fields.needed("qk_rope_head_dim"), 1)
-    return [[row, row]] * layers
+    layers, others = fields.needed("num_layers"), fields.whole("num_hidden_layers")
+    if others not in (None, layers, 2 * layers):
+        raise UsageError(f"num_hidden_layers: {others} is neither num_layers {layers} nor twice as many")
+    return _latent(fields, layers, attentions=2)
 
 
 def _mllama(fields: Fields) -> Layers:
@@ -344,9 +345,9 @@ def _llama4(fields: Fields) -> Layers:
     """Layers with rotary positions attend within chunks, the others to all tokens."""
     layers = layer_count(fields)
     every = fields.whole("no_rope_layer_interval") or 4
-    rotary = fields.items("no_rope_layers", layers) if fields.get("no_rope_layers") else None
-    rotary = rotary or [(layer + 1) % every for layer in range(layers)]
-    kinds = kinds_of(fields, layers) or ["chunked" if one else "full" for one in rotary]
+    by_period = [(layer + 1) % every != 0 for layer in range(layers)]
+    rotary = fields.flags("no_rope_layers", layers) if fields.get("no_rope_layers") else by_period
+    kinds = kinds_of(fields, layers) or ["chunked" if one else "full" for one in rotary or by_period]
     chunk = fields.whole("attention_chunk_size")
     if set(kinds) - {"full", "chunked"}:
         raise UsageError(f"layer_types: {shown(sorted(set(kinds)))}: only full and chunked attention are known here")
@@ -357,11 +358,9 @@ def _llama4(fields: Fields) -> Layers:
 
 def _mimo_v2(fields: Fields) -> Layers:
     """Sliding layers have heads of their own; engines ignore `attention_chunk_size`."""
-    fields.skip("attention_chunk_size", "sliding_window_size", "swa_num_attention_heads")
+    fields.skip("attention_chunk_size swa_num_attention_heads")
     layers = layer_count(fields)
-    slides = fields.items("hybrid_layer_pattern", layers) or [0] * layers
-    if set(slides) - {0, 1}:
-        raise UsageError(f"hybrid_layer_pattern: {shown(slides)} has other values than 0 and 1")
+    slides = fields.flags("hybrid_layer_pattern", layers) or [False] * layers
     window = window_of(fields, ["sliding"] if any(slides) else [])
     heads, head_dim, value_dim = kv_heads(fields), head_size(fields), fields.whole("v_head_dim")
     full = k_and_v(heads, head_dim, value_dim)
@@ -390,7 +389,7 @@ def _gemma4(fields: Fields) -> Layers:
 
 def _step(fields: Fields) -> Layers:
     """`num_attention_groups` is the number of KV heads; sliding layers may have other heads."""
-    fields.skip("share_q_dim", "yarn_only_types")
+    fields.skip("share_q_dim yarn_only_types swiglu_limits_shared att_impl_type")
     names = ("num_attention_groups", "num_key_value_heads")
     layers = layer_count(fields)
     kinds = kinds_of(fields, layers, at_least=True) or ["full"] * layers
@@ -409,7 +408,7 @@ def _step(fields: Fields) -> Layers:
 def _nemotron_nas(fields: Fields) -> Layers:
     """Read a table for each layer: its query heads of one KV head, or no attention at all."""
     layers, size, heads = layer_count(fields), head_size(fields), fields.needed("num_attention_heads")
-    fields.skip("num_key_value_heads", "num_key_value_heads_per_layer")
+    fields.skip("num_key_value_heads")
     blocks: list[Any] | None = fields.items("block_configs", layers)
     if blocks is None:
         raise UsageError("block_configs: missing; a config.json of this kind of model must have it")
@@ -418,7 +417,7 @@ def _nemotron_nas(fields: Fields) -> Layers:
         table = Fields({"attention": {}} | block if isinstance(block, dict) else {}, f"block_configs[{at}].")
         attention = table.table("attention")
         absent = attention.get("no_op") is True or attention.get("replace_with_linear") is True
-        attention.skip("use_prefill_window_in_sink_attention", "unshifted_sink", "n_heads_in_group", "window_length")
+        attention.skip("use_prefill_window_in_sink_attention unshifted_sink")
         if absent:
             caches.append([])
             continue
@@ -468,19 +467,14 @@ def _of_kind(kind: str, full: list[Cache], state: list[Cache]) -> list[Cache]:
 def _kimi_linear(fields: Fields) -> Layers:
     """Layers of latent attention, and of delta attention with states; both lists count layers from 1."""
     linear = fields.table("linear_attn_config")
-    linear.skip("gate_lower_bound", "use_full_rank_gate")
+    linear.skip("gate_lower_bound use_full_rank_gate")
     fields.skip("attn_res_block_size")
     caches = _latent(fields)
     everyone = list(range(1, len(caches) + 1))
-    full, states = (linear.get(name) for name in ("full_attn_layers", "kda_layers"))
-    if (
-        not isinstance(full, list)
-        or not isinstance(states, list)
-        or sorted(full + states, key=str) != sorted(everyone, key=str)
-    ):
-        raise UsageError(
-            f"linear_attn_config: full_attn_layers and kda_layers do not name each of {len(caches)} layers"
-        )
+    full: list[int] = convert(linear.get("full_attn_layers"), list[int], "linear_attn_config.full_attn_layers")
+    states: list[int] = convert(linear.get("kda_layers"), list[int], "linear_attn_config.kda_layers")
+    if sorted(full + states) != everyone:
+        raise UsageError(f"linear_attn_config: its lists do not name each of {len(caches)} layers once")
     heads, size = linear.needed("num_heads"), linear.needed("head_dim")
     conv = 3 * (linear.needed("short_conv_kernel_size") - 1) * heads * size
     state = _state(heads, conv, heads * size * size, 4)
@@ -489,15 +483,7 @@ def _kimi_linear(fields: Fields) -> Layers:
 
 def _mamba2(fields: Fields, names: Sequence[str], kinds: Sequence[str] = ("layer_types",)) -> Layers:
     """Layers of attention and of Mamba 2; `names` are the fields of heads, head size, groups, states and kernel."""
-    fields.skip(
-        "mamba_expand",
-        "expand",
-        "chunk_size",
-        "mamba_chunk_size",
-        "time_step_rank",
-        "time_step_limit",
-        "use_mamba_kernels",
-    )
+    fields.skip("mamba_expand expand chunk_size mamba_chunk_size time_step_rank time_step_limit use_mamba_kernels")
     given = next((value for name in kinds if isinstance(value := fields.get(name), list | str)), None)
     layers = fields.whole("num_hidden_layers") or (len(given) if given else fields.needed("num_hidden_layers"))
     found = kinds_of(fields, layers, *kinds)
@@ -510,9 +496,6 @@ def _mamba2(fields: Fields, names: Sequence[str], kinds: Sequence[str] = ("layer
     conv = (kernel - 1) * (heads * size + 2 * groups * state_size)
     bytes_of_state = _element_bytes(fields, "mamba_ssm_cache_dtype")
     state = _state(math.gcd(heads, groups), conv, heads * size * state_size, bytes_of_state)
-    window = fields.get("sliding_window")
-    if window is not None:
-        raise UsageError(f"sliding_window: {shown(window)} is not known for models with states")
     full = k_and_v(kv_heads(fields), head_size(fields), None)
     return [_of_kind(kind, full, state) for kind in found]
 
@@ -526,33 +509,37 @@ def _chatglm(fields: Fields) -> Layers:
 
 _GRANITE: Final = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
 _NEMOTRON: Final = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
-_nemotron_h = partial(_mamba2, names=_NEMOTRON, kinds=("hybrid_override_pattern", "layers_block_type", "layer_types"))
-_slides = partial(dense, all_slide=True)
+_NEMOTRON_KINDS: Final = ("hybrid_override_pattern", "layers_block_type", "layer_types")
 _STATES_UNKNOWN: Final = ("minimax_m2", "minimax_m1", "minimax_text_01", "minimax")
-_FAMILIES: Final[Mapping[str, Callable[[Fields], Layers]]] = {
-    **dict.fromkeys(
-        ("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3"), _qwen
-    ),
-    **dict.fromkeys(("qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_omni_moe_text", "mimo", "dots1"), _qwen),
-    **dict.fromkeys(("mistral", "ministral", "mixtral", "phi3", "phimoe", "starcoder2"), _slides),
-    **dict.fromkeys(("gemma2", "gpt_oss"), partial(dense, every=2)),
-    **dict.fromkeys(("gemma3", "gemma3_text"), partial(dense, every=6)),
-    **dict.fromkeys(("cohere2", "olmo3", "exaone4", "exaone_moe"), partial(dense, every=4)),
-    "gemma3n_text": partial(dense, every=5),
-    **dict.fromkeys(("gemma4", "gemma4_text"), _gemma4),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite"), _latent),
-    **dict.fromkeys(("deepseek_v4", "deepseek_ref"), _deepseek_v4),
-    "longcat_flash": _longcat,
-    "kimi_linear": _kimi_linear,
-    **dict.fromkeys(_STATES_UNKNOWN, _by_type_lists),
-    **dict.fromkeys(("minimax_m3", "minimax_m3_vl", "minimax_m3_text"), _minimax_m3),
-    **dict.fromkeys(("llama4", "llama4_text"), _llama4),
-    **dict.fromkeys(("mllama", "mllama_text_model"), _mllama),
-    "mimo_v2_flash": _mimo_v2,
-    **dict.fromkeys(("step3_text", "step3p5", "step3p7", "step3p7_text"), _step),
-    **dict.fromkeys(("nemotron-nas", "deci"), _nemotron_nas),
-    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _gated_delta),
-    "nemotron_h": _nemotron_h,
-    **dict.fromkeys(("granitemoehybrid", "bamba"), partial(_mamba2, names=_GRANITE)),
-    "chatglm": _chatglm,
+# Fields that a family's files have and its cache does not depend on.
+_IGNORED: Final = {
+    "cohere2": "layer_switch order_of_interleaved_layers use_parallel_block",
+    "ernie4_5": "compression_ratio",
+    "ernie4_5_moe": "compression_ratio",
 }
+_READERS: Final[Sequence[tuple[Callable[[Fields], Layers], str]]] = (
+    (_qwen, "qwen2 qwen2_moe qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text mimo"),
+    (_qwen, "qwen3 qwen3_moe qwen3_vl_text qwen3_vl_moe_text qwen3_omni_moe_text"),
+    (partial(dense, all_slide=True), "mistral ministral mixtral phi3 phimoe starcoder2"),
+    (partial(dense, every=2), "gemma2 gpt_oss"),
+    (partial(dense, every=4), "cohere2 olmo3 exaone4 exaone_moe"),
+    (partial(dense, every=5), "gemma3n_text"),
+    (partial(dense, every=6), "gemma3 gemma3_text"),
+    (_gemma4, "gemma4 gemma4_text"),
+    (_latent, "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm_moe_dsa glm4_moe_lite"),
+    (_deepseek_v4, "deepseek_v4 deepseek_ref"),
+    (_longcat, "longcat_flash"),
+    (_kimi_linear, "kimi_linear"),
+    (_by_type_lists, " ".join(_STATES_UNKNOWN)),
+    (_minimax_m3, "minimax_m3 minimax_m3_vl minimax_m3_text"),
+    (_llama4, "llama4 llama4_text"),
+    (_mllama, "mllama mllama_text_model"),
+    (_mimo_v2, "mimo_v2_flash"),
+    (_step, "step3_text step3p5 step3p7 step3p7_text"),
+    (_nemotron_nas, "nemotron-nas deci"),
+    (_gated_delta, "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text"),
+    (partial(_mamba2, names=_NEMOTRON, kinds=_NEMOTRON_KINDS), "nemotron_h"),
+    (partial(_mamba2, names=_GRANITE), "granitemoehybrid bamba"),
+    (_chatglm, "chatglm"),
+)
+_FAMILIES: Final = {name: read for read, names in _READERS for name in names.split()}

@@ -98,6 +98,8 @@ def test_a_cross_layer_block_holds_all_layers() -> None:
         ("llama-3-70b@tp8", "sglang-page-first", "tensors-160/runs-16", "page-first-80+80/runs-16", 256),
         ("llama-3-70b@tp8", "sglang-page-first-direct", "tensors-160", "page-first-80+80", 4 * KIB),
         ("llama-3-70b@tp8", "lmcache", "tensors-160", "page-first-160x16", 4 * KIB),
+        # full and sliding layers share the tensors: 512 ids and 8
+        ("gpt-oss-20b", "vllm", "tensors-12", "page-first-12", 32 * KIB),
         ("deepseek-v3", "vllm", "tensors-61", "page-first-61", 16 * 576 * 2),
         ("deepseek-v3", "sglang-page-first", "tensors-61/runs-16", "page-first-61/runs-16", 576 * 2),
         ("deepseek-v3", "lmcache", "tensors-61", "page-first-61x16", 16 * 576 * 2),
