@@ -1,0 +1,382 @@
+"""Hostile calls of a copier on a GPU, each for a process of its own: `python -m tests.gpu.trust_cases NAME`.
+
+A case ends with exit code 0 if the call was refused, nothing was touched, and the copier works on.
+"""
+
+import ctypes
+import mmap
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvbench.backends.copier import copier_for
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.copy import BlockCopier
+from kvbench.engine.device import DIRECTIONS, Buffer, EngineError, MemoryKind, Stream, open_device, register_pages
+from kvbench.engine.faults import FaultPlan
+from kvbench.machine.probes import available_bytes
+from kvbench.machine.sources import Sources
+from kvbench.policy import Policy, Table
+
+Words = NDArray[np.int64]
+BLOCK: Final = 4096
+ROOM: Final = 64 * BLOCK
+BACKENDS: Final = ("sm", "batched", "merged", "per_block")
+
+
+def always(backend: str) -> Policy:
+    """Return a policy with one choice for every list."""
+    shape = {"stream_state": StreamState.IDLE, "block_bytes": (4096,), "blocks": (16,)}
+    return Policy(device="any", tables=tuple(Table(direction=way, choices=((backend,),), **shape) for way in Direction))
+
+
+@contextmanager
+def refused(error: type[Exception], *words: str) -> Iterator[None]:
+    """Pass if the block raises `error` with these words."""
+    try:
+        yield
+    except error as raised:
+        missing = [word for word in words if word not in str(raised)]
+        if missing:
+            raise SystemExit(f"{raised!r} does not say {missing}") from raised
+    else:
+        raise SystemExit(f"no {error.__name__}")
+
+
+def expect(holds: object, what: str) -> None:
+    if not holds:
+        raise SystemExit(f"not so: {what}")
+
+
+class Pools:
+    """Pools of 64 blocks on both sides, the host's with known bytes, and a copier by one backend."""
+
+    def __init__(self, backend: str = "sm") -> None:
+        self.device = open_device("cuda:0", FaultPlan())
+        self.copier = copier_for(self.device, [always(backend)]).engine
+        self.stream = torch.cuda.Stream()
+        self.host = Buffer(self.device.driver, MemoryKind.allocated, ROOM)
+        self.card = Buffer(self.device.driver, MemoryKind.device, ROOM)
+        self.behind = Buffer(self.device.driver, MemoryKind.device, ROOM)
+        self.device.driver.fill(self.behind.address, 0xEE, ROOM, self.stream.cuda_stream)
+        self.device.driver.fill(self.card.address, 0, ROOM, self.stream.cuda_stream)
+        self.host.array()[:] = np.random.default_rng(1).integers(0, 256, ROOM, np.uint8)
+
+    def lists(self, blocks: int = 8, size: int = BLOCK) -> tuple[Words, Words, Words]:
+        starts = np.arange(blocks, dtype=np.int64) * BLOCK
+        return self.host.address + starts, self.card.address + starts, np.full(blocks, size, np.int64)
+
+    def copy(self, *lists: object) -> None:
+        self.copier.copy(*lists, self.stream)
+
+    def check(self) -> None:
+        """Check that the copier works on, and that what lies behind the pool is as it was."""
+        self.copy(*self.lists())
+        self.stream.synchronize()
+        expect((self.bytes_of(self.card, 8 * BLOCK) == self.host.array()[: 8 * BLOCK]).all(), "the next list arrives")
+        expect((self.bytes_of(self.behind, ROOM) == 0xEE).all(), "the memory of others is as it was")
+
+    def bytes_of(self, buffer: Buffer, count: int) -> NDArray[np.uint8]:
+        seen = Buffer(self.device.driver, MemoryKind.allocated, count)
+        d2h = DIRECTIONS[Direction.D2H]
+        self.device.driver.transfer(seen.address, buffer.address, count, d2h, self.stream.cuda_stream)
+        self.stream.synchronize()
+        return seen.array()[:count].copy()
+
+
+def a_block_that_leaves_its_pool() -> None:
+    for backend in BACKENDS:
+        pools = Pools(backend)
+        for entry in (0, 3, 7):
+            for side in (0, 1):
+                for beyond in (16, BLOCK - 16):
+                    lists = pools.lists()
+                    lists[side][entry] = (pools.host.address, pools.card.address)[side] + ROOM - BLOCK + beyond
+                    with refused(ValueError, f"entry {entry}: "):
+                        pools.copy(*lists)
+                for size in (ROOM + 1, 1 << 40, (1 << 62) - 1, 1 << 62):
+                    lists = pools.lists()
+                    lists[2][entry] = size
+                    with refused(ValueError, f"entry {entry}: "):
+                        pools.copy(*lists)
+        pools.check()
+
+
+def a_block_that_leaves_its_pool_is_named_as_the_caller_counts() -> None:
+    pools = Pools()
+    lists = pools.lists()
+    lists[2][:] = 0, BLOCK, 0, 0, BLOCK, 0, ROOM + 1, 0
+    with refused(ValueError, "entry 6: "):
+        pools.copy(*lists)
+    pools.check()
+
+
+def adjacent_blocks_of_two_registrations() -> None:
+    pools = Pools("merged")
+    pages = mmap.mmap(-1, ROOM)
+    host = np.frombuffer(pages, np.uint8)
+    host[:] = pools.host.array()[:ROOM]
+    for half in range(2):
+        register_pages(pools.device.driver, host.ctypes.data + half * ROOM // 2, ROOM // 2)
+    _, destinations, sizes = pools.lists(64)
+    starts = np.arange(64, dtype=np.int64) * BLOCK + host.ctypes.data
+    pools.copy(starts, destinations, sizes)
+    pools.stream.synchronize()
+    expect((pools.bytes_of(pools.card, ROOM) == host).all(), "all blocks arrive")
+    starts[31] += 64
+    with refused(ValueError, "entry 31: "):
+        pools.copy(starts, destinations, sizes)
+    pools.check()
+
+
+def memory_of_another_gpu() -> None:
+    other = torch.zeros(ROOM, dtype=torch.uint8, device="cuda:1")
+    for backend in BACKENDS:
+        pools = Pools(backend)
+        for entry in (0, 5):
+            lists = pools.lists()
+            lists[1][entry] = other.data_ptr()
+            with refused(ValueError, f"entry {entry}: ", "cuda:1"):
+                pools.copy(*lists)
+        pools.check()
+    expect(not other.any().item(), "the other GPU's memory is as it was")
+
+
+def managed_memory() -> None:
+    pools = Pools()
+    managed = ctypes.c_uint64()
+    with_global = 1
+    pools.device.driver.bind_thread()
+    status = ctypes.CDLL("libcuda.so.1").cuMemAllocManaged(ctypes.byref(managed), ctypes.c_size_t(ROOM), with_global)
+    expect(status == 0, "managed memory is there")
+    for entry in (0, 5):
+        for side in (0, 1):
+            lists = pools.lists()
+            lists[side][entry] = managed.value
+            with refused(ValueError, f"entry {entry}: ", "managed memory of cuda:0"):
+                pools.copy(*lists)
+    pools.check()
+
+
+def memory_that_is_mapped_in_pieces() -> None:
+    """With torch's expandable segments, which pieces of 20 MiB make."""
+    for backend in BACKENDS:
+        copier = copier_for(open_device("cuda:0", FaultPlan()), [always(backend)]).engine
+        stream = torch.cuda.Stream()
+        blocks, size = 40, 3 << 20
+        card = torch.zeros(blocks * size, dtype=torch.uint8, device="cuda")
+        host = torch.randint(0, 256, (blocks * size,), dtype=torch.uint8).pin_memory()
+        torch.cuda.synchronize()
+        starts = torch.arange(blocks) * size
+        copier.copy(starts + host.data_ptr(), starts + card.data_ptr(), torch.full((blocks,), size), stream)
+        stream.synchronize()
+        expect(torch.equal(card.cpu(), host), f"{backend}: blocks across pieces arrive")
+
+
+def threads_in_one_copier() -> None:
+    pools = Pools()
+    wrong: list[str] = []
+
+    def work(number: int) -> None:
+        stream = torch.cuda.Stream()
+        cards = torch.zeros(700 * BLOCK, dtype=torch.uint8, device="cuda")
+        hosts = torch.full((700 * BLOCK,), number + 1, dtype=torch.uint8).pin_memory()
+        torch.cuda.synchronize()
+        starts = torch.arange(700) * BLOCK
+        lists = starts + hosts.data_ptr(), starts + cards.data_ptr(), torch.full((700,), BLOCK)
+        served = 0
+        while served < 100:
+            try:
+                pools.copier.copy(*lists, stream)
+                served += 1
+            except RuntimeError as error:
+                if "another thread" not in str(error):
+                    wrong.append(repr(error))
+                    return
+        stream.synchronize()
+        if not (cards == number + 1).all().item():
+            wrong.append(f"bytes of thread {number}")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expect(not wrong, f"no thread meets another: {wrong}")
+    pools.check()
+
+
+def a_stream_that_is_captured() -> None:
+    pools = Pools()
+    pools.check()
+    counted, graph = torch.zeros(1, device="cuda"), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=pools.stream):
+        for blocks in (0, 4, 64):
+            with refused(EngineError, "captured"):
+                pools.copy(*pools.lists(blocks))
+        counted.add_(1)
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    expect(counted.item() == 3, "the graph replays what was captured")
+    pools.check()
+
+
+def _current() -> int | None:
+    """Return the context that is current in this thread."""
+    context = ctypes.c_void_p()
+    ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(context))
+    return context.value
+
+
+def _leaves_no_trace(device: str) -> None:
+    before = _current()
+    copier = BlockCopier(device)
+    expect(_current() == before, "current after the constructor")
+    with refused(ValueError):
+        copier.copy(*(np.ones(1, np.int64),) * 3, 2)
+    expect(_current() == before, "current after a call")
+    opened = open_device(device, FaultPlan())
+    stream = Stream(opened.driver)
+    pools = [Buffer(opened.driver, kind, ROOM) for kind in (MemoryKind.allocated, MemoryKind.device)]
+    for blocks in (4, 4000):
+        copier.copy(*(np.full(blocks, pool.address, np.int64) for pool in pools), np.full(blocks, 64), stream.handle)
+        expect(_current() == before, "current after a list")
+    opened.driver.bind_thread()
+    stream.synchronize()
+    ctypes.CDLL("libcuda.so.1").cuCtxSetCurrent(ctypes.c_void_p(before))
+    del copier, pools, stream, opened
+    expect(_current() == before, "current after the end")
+
+
+def a_thread_without_a_context() -> None:
+    wrong: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            expect(_current() is None, "nothing is current")
+            _leaves_no_trace("cuda:0")
+        except BaseException as error:  # also SystemExit, which would end the thread alone
+            wrong.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    expect(not wrong, f"no trace: {wrong}")
+
+
+def a_copier_of_another_gpu() -> None:
+    torch.zeros(1, device="cuda:0")
+    _leaves_no_trace("cuda:1")
+    expect(torch.cuda.current_device() == 0, "torch's device")
+    expect(torch.empty(1, device="cuda").device.index == 0, "where torch allocates")
+
+
+def arguments_that_are_no_lists() -> None:
+    pools = Pools()
+    tensors = [torch.from_numpy(array) for array in pools.lists()]
+    for changed in (
+        tensors[0].cuda(),
+        tensors[0].to("meta"),
+        tensors[0].to(torch.complex64),
+        tensors[0].double(),
+        tensors[0].int(),
+    ):
+        with refused(TypeError, "sources must be"):
+            pools.copier.copy(changed, *tensors[1:], pools.stream)
+    for stream, error in ((-1, ValueError), (12_345, ValueError), (None, TypeError), (0, EngineError)):
+        with refused(error, "stream"):
+            pools.copier.copy(*tensors, stream)
+    pools.copier.copy(*(tensor.pin_memory() for tensor in tensors), pools.stream)
+    pools.stream.synchronize()
+    pools.check()
+
+
+def a_long_list_after_many_in_flight() -> None:
+    pools = Pools()
+    held = [np.tile(array, 20) for array in pools.lists(64)]
+    pools.device.driver.delay(300_000_000, pools.stream.cuda_stream)
+    for _ in range(64):
+        pools.copy(*held)
+    pools.stream.synchronize()
+    million = [np.resize(array, 1_000_000) for array in pools.lists(64)]
+    before = available_bytes(Sources())
+    pools.copy(*million)
+    pools.stream.synchronize()
+    taken = before - available_bytes(Sources())
+    expect(taken < 128 << 20, f"one slot of 10 MB is pinned, not {taken >> 20} MiB")
+    pools.check()
+
+
+def a_pool_that_was_freed() -> None:
+    pools = Pools()
+    pools.check()
+    lists = pools.lists()
+    other = Buffer(pools.device.driver, MemoryKind.allocated, ROOM)
+    pools.copy(other.address + np.arange(8) * BLOCK, *lists[1:])
+    pools.stream.synchronize()
+    gone = other.address
+    del other
+    pools.copier.forget()
+    with refused(ValueError, "entry 0: ", "pageable"):
+        pools.copy(gone + np.arange(8) * BLOCK, *lists[1:])
+    pools.check()
+
+
+def a_process_that_was_forked() -> None:
+    pools = Pools()
+    pools.check()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            with refused(EngineError, "forked"):
+                pools.copy(*pools.lists())
+            status = 0
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    expect(status == 0, "the child's call is an error")
+    pools.check()
+
+
+def a_first_call_behind_a_closed_gate() -> None:
+    for backend in BACKENDS:
+        pools = Pools(backend)
+        pools.stream.synchronize()
+        pools.device.driver.delay(1_000_000_000, pools.stream.cuda_stream)
+        for size in (BLOCK, BLOCK - 1):
+            for blocks in (4, 64):
+                pools.copy(*pools.lists(blocks, size))
+        expect(not pools.stream.query(), f"{backend}: the calls return while the gate is closed")
+        pools.stream.synchronize()
+        pools.check()
+
+
+ON_ONE: Final[tuple[Callable[[], None], ...]] = (
+    a_block_that_leaves_its_pool,
+    a_block_that_leaves_its_pool_is_named_as_the_caller_counts,
+    adjacent_blocks_of_two_registrations,
+    managed_memory,
+    memory_that_is_mapped_in_pieces,
+    threads_in_one_copier,
+    a_stream_that_is_captured,
+    a_thread_without_a_context,
+    arguments_that_are_no_lists,
+    a_long_list_after_many_in_flight,
+    a_pool_that_was_freed,
+    a_process_that_was_forked,
+    a_first_call_behind_a_closed_gate,
+)
+ON_TWO: Final[tuple[Callable[[], None], ...]] = (memory_of_another_gpu, a_copier_of_another_gpu)
+
+if __name__ == "__main__":
+    next(case for case in ON_ONE + ON_TWO if case.__name__ == sys.argv[1])()
