@@ -3,6 +3,7 @@
 import ctypes
 import hashlib
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
@@ -106,7 +107,7 @@ def cached_cubin(name: str, arch: str, defines: Sequence[str] = ()) -> bytes:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     path = cache / "kvbench" / f"{name}-{arch}-{key}.cubin"
     with suppress(OSError):
-        cached = path.read_bytes()
+        cached = _read_own(path)
         if cached.startswith(ELF):  # a full disk can leave a file without content
             return cached
     cubin = compile_cubin(source, name, arch, defines)
@@ -115,6 +116,14 @@ def cached_cubin(name: str, arch: str, defines: Sequence[str] = ()) -> bytes:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, cubin, wait=False)
     return cubin
+
+
+def _read_own(path: Path) -> bytes:
+    """Return the content of a file that belongs to this user and that nobody else may write, else nothing."""
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        return b"" if others_write or status.st_uid != os.geteuid() else file.read()
 
 
 def _kernel_folder() -> Traversable:

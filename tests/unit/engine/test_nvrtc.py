@@ -1,5 +1,6 @@
 """Every CUDA source that is shipped compiles, for every GPU generation and driver that is supported, once."""
 
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,6 +168,25 @@ def test_a_cached_file_without_machine_code_is_replaced(cache: Path, content: by
     (path,) = cache.iterdir()
     path.write_bytes(content)
     assert cached_cubin("delay", "sm_90") == first == path.read_bytes()
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_a_cached_file_that_others_may_write_is_not_used(cache: Path, mode: int) -> None:
+    first = cached_cubin("delay", "sm_90")
+    (path,) = cache.iterdir()
+    path.write_bytes(ELF + b"of somebody else")
+    assert cached_cubin("delay", "sm_90") != first
+    path.chmod(mode)
+    assert cached_cubin("delay", "sm_90") == first
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
+def test_a_cached_file_of_another_user_is_not_used(cache: Path) -> None:
+    first = cached_cubin("delay", "sm_90")
+    (path,) = cache.iterdir()
+    path.write_bytes(ELF + b"of somebody else")
+    os.chown(path, 12_345, -1)
+    assert cached_cubin("delay", "sm_90") == first
 
 
 def static_shared_bytes(cubin: bytes, kernel: str) -> int:
