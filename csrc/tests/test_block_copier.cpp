@@ -88,6 +88,8 @@ class AskedDriver final : public ForwardingDriver {
                     (attributes.order == AccessOrder::any ? " any" : " stream"));
     ForwardingDriver::copy_batch(destinations, sources, bytes, attributes, direction, stream);
   }
+  void copy(Address, Address, std::size_t, Direction, Stream) override { noted.emplace_back("copy"); }
+  BatchEntry batch_entry() const override { return entry; }
   void delay(std::uint64_t, Stream) override { noted.emplace_back("delay"); }
   Region region_of(Address address) override {
     ++regions;
@@ -112,6 +114,7 @@ class AskedDriver final : public ForwardingDriver {
   std::vector<Region> known;  ///< beside the host device's
   bool pending = false;
   bool captured = false;
+  BatchEntry entry = BatchEntry::host;
   std::function<void()> during_launch;
   mutable int entered = 0;
   static constexpr Previous kPrevious = 7;
@@ -391,6 +394,15 @@ void each_list_has_its_access_order() {
   for (const bool any : {true, false, true}) {
     const Noted expected{any ? "batch 4 any" : "batch 4 stream"};
     check::that(bench.copied(*copier, bench.list(4, 64), any) == expected, "the order of this list");
+  }
+}
+
+void a_driver_without_batched_copies_gets_single_ones() {
+  CopierBench bench;
+  bench.driver->entry = BatchEntry::none;
+  for (const std::size_t way : {0, 1, 3}) {
+    const auto copier = bench.copier(both_ways(way));
+    check::that(bench.copied(*copier, bench.list(3, 64)) == Noted{"copy", "copy", "copy"}, "one for each block");
   }
 }
 
@@ -708,6 +720,7 @@ int main() {
       {"a size that differs is found wherever it is", a_size_that_differs_is_found_wherever_it_is},
       {"sizes that add up to too much are refused", sizes_that_add_up_to_too_much_are_refused},
       {"each list has its access order", each_list_has_its_access_order},
+      {"a driver without batched copies gets single ones", a_driver_without_batched_copies_gets_single_ones},
       {"only loads are primed", only_loads_are_primed},
       {"entries of no bytes are left out", entries_of_no_bytes_are_left_out},
       {"a call allocates nothing once a list as long was copied",

@@ -8,6 +8,7 @@
 #include "bench.hpp"
 #include "check.hpp"
 #include "forwarding_driver.hpp"
+#include "timing/swap_loop.hpp"
 #include "timing/timed_swap.hpp"
 
 namespace {
@@ -150,6 +151,46 @@ void cpu_time_leaves_out_what_a_submission_slept() {
         state);
     check::that(worked.cpu_us > 3'000 && worked.cpu_us <= worked.caller_us, "CPU time of a thread at work");
   }
+}
+
+void the_cpu_time_of_a_chain_is_no_more_than_its_time() {
+  Bench bench;
+  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
+  const TimedRegion::Submit sleeps = [](Stream) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
+  const TimedRegion::Submit works = [](Stream) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(5);
+    while (std::chrono::steady_clock::now() < end) {
+    }
+  };
+  std::vector<TimedRegion::Submit> chain(4, sleeps);
+  chain.resize(10, works);
+  const Sample sample = region.sustained(chain, 4);
+  check::that(sample.cpu_us <= sample.caller_us, "CPU time within the caller's time");
+}
+
+/// Notes whether the device is current.
+class CurrentDriver final : public ForwardingDriver {
+ public:
+  Previous enter() const override {
+    is_current = true;
+    return 0;
+  }
+  mutable bool is_current = false;
+};
+
+void a_loop_is_current_again_after_a_submission_that_was_not() {
+  const auto driver = std::make_shared<CurrentDriver>();
+  const OwnedStream stream(driver);
+  std::size_t submissions = 0;
+  const Launch elsewhere{[&](Stream) {
+                           check::that(driver->is_current, "current at a submission");
+                           driver->is_current = false;  // as Python code can leave it
+                           ++submissions;
+                         },
+                         {}};
+  SwapLoop loop(driver, stream.handle(), {elsewhere}, {}, {});
+  while (submissions < 3) loop.run(std::chrono::milliseconds(1));
+  check::that(driver->is_current, "current after the loop");
 }
 
 void sustained_swaps_run_behind_each_other_and_ask_only_for_their_end() {
@@ -336,6 +377,9 @@ int main() {
       {"a sample leaves out what was on the stream before", a_sample_leaves_out_what_was_on_the_stream_before},
       {"a chain is divided by the swaps that it has more", a_chain_is_divided_by_the_swaps_that_it_has_more},
       {"CPU time leaves out what a submission slept", cpu_time_leaves_out_what_a_submission_slept},
+      {"the CPU time of a chain is no more than its time", the_cpu_time_of_a_chain_is_no_more_than_its_time},
+      {"a loop is current again after a submission that was not",
+       a_loop_is_current_again_after_a_submission_that_was_not},
       {"sustained swaps run behind each other", sustained_swaps_run_behind_each_other_and_ask_only_for_their_end},
       {"a sustained swap costs what one more costs", a_sustained_swap_costs_what_one_more_costs},
       {"a chain that always waits behind the longer one is measured",

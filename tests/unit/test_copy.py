@@ -18,6 +18,7 @@ from kvbench.backends.copier import copier_for
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.copy import BlockCopier
 from kvbench.engine.device import (
+    DIRECTIONS,
     Buffer,
     Device,
     EngineError,
@@ -401,8 +402,10 @@ def test_the_policy_decides_by_what_is_pending_on_the_stream(device: Device) -> 
     tables = [
         Table(direction=way, stream_state=state, block_bytes=(4096,), blocks=(16,), choices=((choice,),))
         for way in Direction
-        for state, choice in ((StreamState.IDLE, "merged"), (StreamState.GATED, "batched"))
-    ]
+        for state, choice in (
+            (StreamState.IDLE, "merged"), (StreamState.BUSY, "merged"), (StreamState.GATED, "batched")
+        )
+    ]  # fmt: skip
     copier, stream = copier_for(device, [Policy(device="any", tables=tuple(tables))]).engine, Stream(device.driver)
     block_bytes = 524_288  # small lists do not ask the stream
     host, card = (Buffer(device.driver, kind, 16 * block_bytes) for kind in (MemoryKind.allocated, MemoryKind.device))
@@ -416,3 +419,32 @@ def test_the_policy_decides_by_what_is_pending_on_the_stream(device: Device) -> 
     swap.submit(stream.handle)
     assert swap.descriptors == 16
     stream.synchronize()
+
+
+def test_between_two_points_of_a_policy_the_nearest_in_ratio_serves(device: Device) -> None:
+    table = Table(
+        direction=Direction.H2D,
+        stream_state=StreamState.IDLE,
+        block_bytes=(65_536, 1_048_576),
+        blocks=(1024, 16_384),
+        choices=(("batched", "merged"), ("primed", "per_block")),
+    )
+    copier = copier_for(device, [Policy(device="any", tables=(table,)), DEFAULTS])
+
+    def served(blocks: int, block_bytes: int) -> str:
+        way = copier.engine.way_of(blocks, blocks * block_bytes, DIRECTIONS[Direction.H2D], idle=True)
+        return str(copier.ways[way].choice)
+
+    assert [served(blocks, 65_536) for blocks in (1024, 4000, 4200, 16_384)] == ["batched", "batched", "merged", "merged"]
+    assert [served(1024, size) for size in (65_536, 250_000, 280_000, 1_048_576)] == [
+        "batched", "batched", "primed", "primed",
+    ]  # fmt: skip
+
+
+def test_a_policy_of_one_direction_leaves_the_other_to_the_defaults(tmp_path: Path, device: Device) -> None:
+    policy = always("merged")
+    only = [table for table in policy.tables if table.direction is Direction.H2D]
+    path = tmp_path / "policy.toml"
+    path.write_text(structs.replace(policy, device=device.driver.info.title, tables=tuple(only)).to_toml())
+    with pytest.raises(ValueError, match="entry 0"):  # so it serves lists
+        BlockCopier("cpu", path).copy(*Lists(device, Direction.D2H, mixed_swap([64], 1)).arguments(), PER_THREAD_STREAM)

@@ -167,6 +167,14 @@ def test_a_state_with_the_same_path_answers_before_others() -> None:
         assert str(choose(fitted, H2D, state, 16, 4096)) == expected
 
 
+def test_of_the_states_with_pending_work_a_gate_answers_first() -> None:
+    tables = [
+        table([[choice]], stream_state=state, block_bytes=(4096,), blocks=(16,))
+        for state, choice in ((BUSY, "batched"), (StreamState.GATED, "sm"))
+    ]
+    assert str(choose(policy(*tables), H2D, StreamState.SUSTAINED, 16, 4096)) == "sm"
+
+
 def test_a_choice_becomes_the_cell_of_its_backend() -> None:
     cell = Cell("auto", H2D, 16, 4096)
     chosen = Choice.parse("batched order=any descriptors_per_call=8192 overlap=on").apply(cell)
