@@ -16,44 +16,34 @@ using Submit = nb::typed<nb::callable, nb::object(Stream)>;
 using Writable = nb::ndarray<std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 /// `swap` is a Swap or a function that submits; the caller keeps it.
-Launch launch_of(nb::handle swap, double least_us) {
-  const auto least = std::chrono::nanoseconds(static_cast<std::int64_t>(least_us * 1e3));
+TimedRegion::Submit submit_of(nb::handle swap) {
   if (nb::isinstance<Swap>(swap)) {
-    return {[compiled = nb::cast<Swap*>(swap)](Stream stream) { compiled->submit(stream); }, least};
+    return [compiled = nb::cast<Swap*>(swap)](Stream stream) { compiled->submit(stream); };
   }
-  return {[swap](Stream stream) {
-            const nb::gil_scoped_acquire gil;
-            swap(stream);
-          },
-          least};
+  return [swap](Stream stream) {
+    const nb::gil_scoped_acquire gil;
+    swap(stream);
+  };
 }
 
 void swap_loop(nb::module_& m) {
-  nb::class_<LoopTimes>(
-      m, "LoopTimes",
-      "The swaps of a turn, their CPU time, and the time of the whole turn with bursts, of all swaps without, in "
-      "microseconds.")
+  nb::class_<LoopTimes>(m, "LoopTimes", "The swaps of a turn and the CPU time of all, in microseconds.")
       .def_ro("caller_us", &LoopTimes::caller_us)
       .def_ro("wall_us", &LoopTimes::wall_us)
-      .def_ro("cpu_us", &LoopTimes::cpu_us)
-      .def_ro("total_us", &LoopTimes::total_us);
-  nb::class_<SwapLoop>(m, "SwapLoop", "Consecutive swaps on one stream, without gaps or paced.")
+      .def_ro("cpu_us", &LoopTimes::cpu_us);
+  nb::class_<SwapLoop>(m, "SwapLoop", "Consecutive swaps on one stream, without gaps.")
       .def(
           "__init__",
-          [](SwapLoop* self, std::shared_ptr<Driver> driver, Stream stream,
-             const std::vector<std::pair<nb::object, double>>& launches,
-             const std::vector<std::pair<Writable, Words>>& columns, std::size_t burst_swaps, double period_us) {
-            std::vector<Launch> parts;
-            for (const auto& [swap, least_us] : launches) parts.push_back(launch_of(swap, least_us));
+          [](SwapLoop* self, std::shared_ptr<Driver> driver, Stream stream, nb::object swap,
+             const std::vector<std::pair<Writable, Words>>& columns) {
             std::vector<ListColumn> lists;
             for (const auto& [array, sets] : columns) lists.push_back({{array.data(), array.size()}, view(sets)});
-            const auto period = std::chrono::nanoseconds(static_cast<std::int64_t>(period_us * 1e3));
-            new (self) SwapLoop(std::move(driver), stream, std::move(parts), std::move(lists), {burst_swaps, period});
+            new (self) SwapLoop(std::move(driver), stream, submit_of(swap), std::move(lists));
           },
-          "driver"_a, "stream"_a, "launches"_a, "columns"_a.noconvert(), "burst_swaps"_a = 0, "period_us"_a = 0.0,
-          nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(),
-          "`launches` are the parts of the swap, each with the least microseconds until the next; `columns` the arrays "
-          "of its list, each with its content for all sets of blocks in turn.")
+          "driver"_a, "stream"_a, "swap"_a, "columns"_a.noconvert(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(),
+          "`swap` is a Swap or a function that submits one; `columns` the arrays of its list, each with its content "
+          "for "
+          "all sets of blocks in turn.")
       .def(
           "run",
           [](SwapLoop& loop, double seconds) {

@@ -182,13 +182,12 @@ void a_loop_is_current_again_after_a_submission_that_was_not() {
   const auto driver = std::make_shared<CurrentDriver>();
   const OwnedStream stream(driver);
   std::size_t submissions = 0;
-  const Launch elsewhere{[&](Stream) {
-                           check::that(driver->is_current, "current at a submission");
-                           driver->is_current = false;  // as Python code can leave it
-                           ++submissions;
-                         },
-                         {}};
-  SwapLoop loop(driver, stream.handle(), {elsewhere}, {}, {});
+  const auto elsewhere = [&](Stream) {
+    check::that(driver->is_current, "current at a submission");
+    driver->is_current = false;  // as Python code can leave it
+    ++submissions;
+  };
+  SwapLoop loop(driver, stream.handle(), elsewhere, {});
   while (submissions < 3) loop.run(std::chrono::milliseconds(1));
   check::that(driver->is_current, "current after the loop");
 }

@@ -19,32 +19,19 @@ struct ListColumn {
   std::span<const std::uint64_t> sets;
 };
 
-/// A part of a swap, and the least time until the next part follows, for a rate cap.
-struct Launch {
-  std::function<void(Stream)> submit;
-  std::chrono::nanoseconds least{0};
-};
-
-/// Swaps come in bursts of this many, each `period` after the one before; 0: without gaps.
-struct Bursts {
-  std::size_t swaps = 0;
-  std::chrono::nanoseconds period{0};
-};
-
 /// The swaps of a turn: times in microseconds, two for each swap as in Sample.
 struct LoopTimes {
   std::vector<double> caller_us;
   std::vector<double> wall_us;
-  double cpu_us = 0;    ///< CPU time of the thread in all swaps; to read its clock takes half a microsecond
-  double total_us = 0;  ///< time of the whole turn with bursts, of all swaps without
+  double cpu_us = 0;  ///< CPU time of the thread in all swaps; to read its clock takes half a microsecond
 };
 
 /// Consecutive swaps on one stream. The next list is written while a swap runs. The arrays stay the caller's memory.
 class SwapLoop {
  public:
   /// Writes the first list. Throws std::invalid_argument for a column that does not hold whole sets.
-  SwapLoop(std::shared_ptr<Driver> driver, Stream stream, std::vector<Launch> launches, std::vector<ListColumn> columns,
-           Bursts bursts);
+  SwapLoop(std::shared_ptr<Driver> driver, Stream stream, std::function<void(Stream)> submit,
+           std::vector<ListColumn> columns);
 
   /// Swaps for this long, at least once; waits for each swap.
   LoopTimes run(std::chrono::nanoseconds time);
@@ -54,15 +41,13 @@ class SwapLoop {
 
  private:
   void write_next();
-  void submit(Clock::time_point due);
   /// Returns when the swap ended.
   Clock::time_point swap(LoopTimes& times);
 
   std::shared_ptr<Driver> driver_;
   Stream stream_;
-  std::vector<Launch> launches_;
+  std::function<void(Stream)> submit_;
   std::vector<ListColumn> columns_;
-  Bursts bursts_;
   std::size_t written_ = 0;
   OwnedEvent done_;
 };

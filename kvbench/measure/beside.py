@@ -48,7 +48,7 @@ class Flow:
         swap = prepared.swap if isinstance(prepared.swap, Swap) else prepared.swap.submit
         contents = [content.reshape(-1) for content in workload.contents()]
         columns = list(zip(workload.arrays(), contents, strict=True))
-        self._loop = SwapLoop(device.driver, stream.handle, [(swap, 0.0)], columns)
+        self._loop = SwapLoop(device.driver, stream.handle, swap, columns)
 
     def run(self, seconds: float) -> tuple[list[FlowSample], float]:
         """Swap for `seconds`, at least once; return MOST_KEPT of the swaps at most, evenly spaced, and the GB/s of all
@@ -58,7 +58,7 @@ class Flow:
         rows = list(zip(times.caller_us, times.wall_us, strict=True))
         cpu_us = times.cpu_us / len(rows)
         self._workload.passed(len(rows))
-        gbps = gigabytes_per_second(len(rows) * self._cell.swap_bytes, times.total_us)
+        gbps = gigabytes_per_second(len(rows) * self._cell.swap_bytes, sum(times.wall_us))
         kept = rows[:: -(-len(rows) // MOST_KEPT)]
         return [FlowSample(caller_us, wall_us, min(caller_us, cpu_us)) for caller_us, wall_us in kept], gbps
 

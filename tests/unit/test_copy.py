@@ -435,7 +435,12 @@ def test_between_two_points_of_a_policy_the_nearest_in_ratio_serves(device: Devi
         way = copier.engine.way_of(blocks, blocks * block_bytes, DIRECTIONS[Direction.H2D], idle=True)
         return str(copier.ways[way].choice)
 
-    assert [served(blocks, 65_536) for blocks in (1024, 4000, 4200, 16_384)] == ["batched", "batched", "merged", "merged"]
+    assert [served(blocks, 65_536) for blocks in (1024, 4000, 4200, 16_384)] == [
+        "batched",
+        "batched",
+        "merged",
+        "merged",
+    ]
     assert [served(1024, size) for size in (65_536, 250_000, 280_000, 1_048_576)] == [
         "batched", "batched", "primed", "primed",
     ]  # fmt: skip
