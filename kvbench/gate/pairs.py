@@ -28,6 +28,7 @@ from kvbench.results.schema import EffectivePath
 
 BASE: Final = "base"
 CAND: Final = "cand"
+_MISSING: Final = "missing"
 _SHOWN: Final = 3
 
 
@@ -98,7 +99,7 @@ class _Side:
         visits = self.visits.get(cell, {}).values()
         why = [f"failed: {failure.kind}: {failure.message}" for failure in self.failures.get(cell, ())]
         if not visits and not why:
-            why = [f"skipped: {self._skips[cell].reason}" if cell in self._skips else "missing"]
+            why = [f"skipped: {self._skips[cell].reason}" if cell in self._skips else _MISSING]
         elif not why and not any(visit.verified_bytes for visit in visits):
             why = ["failed: no bytes were verified"]
         return [f"{self.name}: {reason}" for reason in why]
@@ -132,7 +133,7 @@ def pair(base: Run, cand: Run, names: Mapping[Cell, Cell]) -> Pairs:
     rounds = sorted(ours.rounds | theirs.rounds)
     measured = np.stack([ours.values(cells, rounds), theirs.values([names[cell] for cell in cells], rounds)])
     copies_us = _of_both(ours.copies_us(rounds), theirs.copies_us(rounds))
-    failed = {cell: few(why) for cell in cells if (why := [*ours.errors(cell), *theirs.errors(names[cell])])}
+    failed = {cell: few(why) for cell in cells if (why := _errors(ours.errors(cell), theirs.errors(names[cell])))}
     ok = np.array([cell not in failed for cell in cells], dtype=bool)
     has_figure = {cell: (ours.has_figure(cell), theirs.has_figure(names[cell])) for cell in cells if cell not in failed}
     paths = {cell: (ours.path(cell), theirs.path(names[cell])) for cell in cells}
@@ -157,6 +158,12 @@ def pair(base: Run, cand: Run, names: Mapping[Cell, Cell]) -> Pairs:
         inline=inline,
         disturbed={cause: count for cause, mark in marks.items() if (count := int((mark & complete).sum()))},
     )
+
+
+def _errors(base: Sequence[str], cand: Sequence[str]) -> list[str]:
+    """Return the errors of both sides; one side is not visited where the other failed, so that is no error then."""
+    every = [*base, *cand]
+    return [error for error in every if not error.endswith(f": {_MISSING}")] or every
 
 
 def _counting(measured: VisitValues, marks: Mapping[str, Mask], ok: Mask, *, callers: Mask) -> VisitValues:

@@ -261,8 +261,14 @@ def test_a_failed_or_missing_cell_is_a_failure_and_no_timing(side: Side, reason:
     assert judgement.verdict is GateVerdict.FAILED  # also on a machine that moved
     assert judgement.exit_code(inconclusive_passes=True) is ExitCode.FAILED_CELLS
     assert row.verdict is GateVerdict.FAILED
-    assert f"cand: {reason}" in row.reason
+    assert row.reason == f"cand: {reason}"
     assert np.isnan(row.base)
+
+
+def test_a_failure_of_one_side_is_not_also_a_missing_cell_of_the_other() -> None:
+    broken = Side(extra=[failure(VICTIM, "byte 7 differs", "mismatch")])
+    judgement = judge(*compared(Side(without=[VICTIM]), broken, rounds=6))
+    assert row_of(judgement, VICTIM).reason == "cand: failed: mismatch: byte 7 differs"
 
 
 def test_cells_that_both_sides_skip_have_no_row() -> None:
