@@ -9,6 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -120,7 +121,7 @@ def read_requests(
     reader = _Reader(made)
     for number, text in enumerate(lines_of(path), start=1):
         line = text.removeprefix(b"\xef\xbb\xbf").strip() if number == 1 else text.strip()
-        if number == 1 and re.match(rb"[\w \"]+(,[\w \"]+)+$", line):
+        if number == 1 and re.fullmatch(rb"[^{\[\x00-\x1f\x7f-\xff][ -~]*,[ -~]*", line):
             raise UsageError(
                 f"{path}: a CSV has no ids of prefixes, so nothing in it can be found again; use JSON lines"
             )
@@ -166,8 +167,10 @@ class _Reader:
             if isinstance(inner := fields.get("requests"), list):
                 scope = None if plain.get("hash_id_scope") == "global" else number
                 self._conversation(number, fields, inner, scope)
-            elif "tokens" in fields and not {"ids", "input"} & fields.keys():
-                self._found(fields["tokens"])
+            elif number == 1 and not {"ids", "input", "time"} & fields.keys():
+                below = (_named(value) for value in plain.values() if isinstance(value, dict))
+                for tokens in (one["tokens"] for one in (fields, *below) if "tokens" in one):
+                    self._found(tokens)
             else:
                 if "tokens" in fields:
                     self._found(fields["tokens"])
@@ -245,6 +248,8 @@ def _whole(name: str, value: object, least: int) -> int:
 def _seconds(value: object, per_second: float, name: str) -> float | None:
     if value is None:
         return None
+    if isinstance(value, str):  # a date
+        return datetime.fromisoformat(value).timestamp()
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e15:
         raise ValueError(f"{name}: not a number from 0 to 1e15")
     return value / per_second

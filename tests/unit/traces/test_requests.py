@@ -55,9 +55,16 @@ def test_ids_of_another_number_of_tokens_are_told_where_the_requests_allow_one(t
     assert read(tmp_path, lines).hash_tokens == 784
 
 
-def test_a_header_says_how_many_tokens_an_id_is_for(tmp_path: Path) -> None:
-    lines = [{"version": 2, "block_size": 32}, line(0, [1], 20), line(5, [1], 30)]
-    assert read(tmp_path, lines).hash_tokens == 32
+@pytest.mark.parametrize("header", [{"version": 2, "block_size": 32}, {"metadata": {"hash_block_size": 32}}])
+def test_a_header_says_how_many_tokens_an_id_is_for(tmp_path: Path, header: dict[str, Any]) -> None:
+    made = read(tmp_path, [header, line(0, [1], 20), line(5, [1], 30)])
+    assert (made.hash_tokens, len(made.requests), made.skipped.total()) == (32, 2, 0)
+
+
+def test_a_time_may_be_a_date(tmp_path: Path) -> None:
+    dates = [line(0, [at, at + 9], timestamp=f"2026-11-16T18:15:{40 + at}.5Z") for at in (1, 0)]
+    first, second = read(tmp_path, dates).requests
+    assert second.arrival_s - first.arrival_s == 1.0
 
 
 @pytest.mark.parametrize("lines", [[line(0, [1], 20)], [line(0, [1, 2], 20), line(1, [1, 2, 3], 9000)]])
@@ -128,9 +135,10 @@ def test_the_ids_of_a_conversation_count_in_it_alone(tmp_path: Path) -> None:
     assert not {*first, *later} & {*other, *of_other}
 
 
-def test_a_table_without_prefixes_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("header", ["TIMESTAMP,ContextTokens,GeneratedTokens", '"2023-11-16 18:15:46.68",374,44'])
+def test_a_table_without_prefixes_is_refused(tmp_path: Path, header: str) -> None:
     with pytest.raises(UsageError, match="a CSV has no ids of prefixes, so nothing in it can be found again"):
-        read(tmp_path, ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.6805900,374,44"])
+        read(tmp_path, [header, "2023-11-16 18:15:46.6805900,374,44"])
 
 
 # Order
