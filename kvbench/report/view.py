@@ -291,7 +291,7 @@ class View:
 
     @property
     def command(self) -> str:
-        return short(shlex.join(self.run.info.command), 2000)
+        return short(shlex.join(self.run.reproducing()), 2000)
 
 
 def views_of(runs: Sequence[Run]) -> list[View]:

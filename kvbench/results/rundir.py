@@ -59,6 +59,17 @@ class Run:
     records: Sequence[Record]
     warnings: Sequence[str]
 
+    def reproducing(self) -> list[str]:
+        """Return the command of the run, with the policy that the run recorded in place of a file: that may change."""
+        words = list(self.info.command)
+        if not self.info.spec.get("policy") or words[1:2] != ["sweep"]:
+            return words
+        for at, word in enumerate(words):
+            if word.partition("=")[0] == "--policy":
+                del words[at : at + (1 if "=" in word else 2)]
+                break
+        return [*words, "--policy", str(self.path)]
+
     @cached_property
     def visits(self) -> Sequence[Visit]:
         """The visits that count, in journal order."""

@@ -167,9 +167,10 @@ def _locality() -> str:
 
 def _origin(card: Path, *runs: str) -> str:
     """Return a sentence about a card and the commands of those of `runs` that it has."""
-    infos = [committed(run, card).info for run in runs if (card / "runs" / run).is_dir()]
+    origins = [committed(run, card) for run in runs if (card / "runs" / run).is_dir()]
+    infos = [run.info for run in origins]
     identity, link = infos[0].identity, card.relative_to(ROOT).as_posix()
-    commands = " and ".join(code(shlex.join(info.command)) for info in infos)
+    commands = " and ".join(code(shlex.join(run.reproducing()).replace(f"{ROOT}/", "")) for run in origins)
     dates = ends((info.created[:10] for info in infos), str)
     engines = {facts.package for info in infos for facts in info.backends if facts.name == "vllm_triton"}
     packages = "".join(f", {package.partition(' ')[0]}" for package in sorted(engines))

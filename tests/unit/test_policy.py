@@ -167,12 +167,31 @@ def test_a_state_with_the_same_path_answers_before_others() -> None:
         assert str(choose(fitted, H2D, state, 16, 4096)) == expected
 
 
-def test_of_the_states_with_pending_work_a_gate_answers_first() -> None:
-    tables = [
-        table([[choice]], stream_state=state, block_bytes=(4096,), blocks=(16,))
-        for state, choice in ((BUSY, "batched"), (StreamState.GATED, "sm"))
-    ]
-    assert str(choose(policy(*tables), H2D, StreamState.SUSTAINED, 16, 4096)) == "sm"
+@pytest.mark.parametrize(
+    ("asked", "tables", "expected"),
+    [
+        ("gated", ("busy", "sustained", "idle"), "busy"),
+        ("busy", ("sustained", "gated", "opened"), "gated"),
+        ("sustained", ("busy", "gated", "idle"), "gated"),
+        ("opened", ("gated", "idle"), "idle"),
+        ("idle", ("sustained", "opened"), "opened"),
+        ("idle", ("sustained", "busy"), "busy"),
+    ],
+)
+def test_of_several_tables_the_one_of_the_state_most_alike_answers(
+    asked: str, tables: tuple[str, ...], expected: str
+) -> None:
+    every = [table([["batched"]], stream_state=StreamState(name), block_bytes=(1,), blocks=(1,)) for name in tables]
+    for order in (every, every[::-1]):
+        found = policy(*order).table(H2D, StreamState(asked))
+        assert found is not None
+        assert found.stream_state == expected
+
+
+def test_a_policy_of_one_direction_has_no_table_for_the_other() -> None:
+    only_h2d = policy(*(table([["sm sms=2"] * 2] * 2, stream_state=state) for state in StreamState))
+    assert all(only_h2d.table(H2D, state) for state in StreamState)
+    assert not any(only_h2d.table(D2H, state) for state in StreamState)
 
 
 def test_a_choice_becomes_the_cell_of_its_backend() -> None:

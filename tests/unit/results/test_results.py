@@ -310,6 +310,17 @@ def test_a_run_directory_has_one_writer_at_a_time(run: Path) -> None:
     RunWriter.reopen(run).close()
 
 
+@pytest.mark.parametrize("option", [["--policy", "mine.toml"], ["--policy=mine.toml"], []])
+def test_the_command_of_a_run_names_the_policy_that_the_run_recorded(tmp_path: Path, option: list[str]) -> None:
+    """The file may have changed since, and the environment may have named it."""
+    command = ["kvbench", "sweep", "engine", *option, "--out", "engine"]
+    for name, spec in (("with", {"policy": {"format": 1}}), ("without", {})):
+        info = synthetic.info(command=command, spec=spec)
+        run = load_run(synthetic.write_run(tmp_path / name, [], info))
+        recorded = ["kvbench", "sweep", "engine", "--out", "engine", "--policy", str(run.path)]
+        assert run.reproducing() == (recorded if name == "with" else command)
+
+
 def test_status_and_observations_are_kept(run: Path) -> None:
     with RunWriter.reopen(run) as writer:
         writer.observe({"at": "end", "clocks": {"sm_mhz": 1980}})
