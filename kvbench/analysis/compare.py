@@ -89,13 +89,19 @@ def compare_visits(base: Visits, other: Visits, margin: Margin) -> Comparison:
     return compare_pairs([base[number] for number in rounds], [other[number] for number in rounds], margin)
 
 
-def compare_apart(base: Samples, other: Samples, margin: Margin) -> Comparison:
-    """Compare medians of visits of two runs, in any order and number; raises ValueError as `compare_pairs` does."""
+def compare_apart(base: Samples, other: Samples, margin: Margin, between: float = 0.0) -> Comparison:
+    """Compare medians of visits of two runs, in any order and number; raises ValueError as `compare_pairs` does.
+
+    `between` is the spread between runs as a fraction (`between_runs.spread_between`), by which the interval is wider
+    on both sides: what lies within it is UNDECIDED, because one run a side cannot tell it from a difference of builds.
+    """
     first, second = _logs(base), _logs(other)
     differences = np.sort(np.subtract.outer(second, first), axis=None)
     few = min(len(first), len(second)) < MIN_PAIRS
     rank = None if few else rank_of(_rank_sums(len(first), len(second)), CONFIDENCE)
-    return _judged(middle_of_sorted(differences), *ends_at(differences, rank), margin)
+    low, high = ends_at(differences, rank)
+    wider = math.log1p(between)
+    return _judged(middle_of_sorted(differences), low - wider, high + wider, margin)
 
 
 def paired_interval(logs: Floats, confidence: float = CONFIDENCE) -> tuple[float, float, float]:

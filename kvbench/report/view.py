@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import pandas as pd
 
+from kvbench.analysis.between_runs import CORRELATED, correlation_of_successive
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visits
 from kvbench.analysis.margins import CONTROL, IN_TURN
 from kvbench.cells.axes import Reuse, StreamState
@@ -311,7 +312,17 @@ def warnings_of(run: Run) -> list[str]:
         f"the {direction} ceiling moved between {low:.1f} and {high:.1f} GB/s from round to round: {MOVED}"
         for direction, (low, high) in moved_ceilings(run).items()
     ]
-    return [*faults_of(run), *ceilings]
+    return [*faults_of(run), *ceilings, *_drifts(run)]
+
+
+def _drifts(run: Run) -> list[str]:
+    correlation = correlation_of_successive(run.visit_times().values())
+    if correlation is None or correlation < CORRELATED:
+        return []
+    return [
+        f"successive visits of a cell are correlated ({correlation:.2f} on average): the machine or a process "
+        "drifted, so intervals within this run are too narrow"
+    ]
 
 
 def faults_of(run: Run) -> list[str]:

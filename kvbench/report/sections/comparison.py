@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
+from kvbench.analysis.between_runs import kind_of, spread_between
 from kvbench.analysis.compare import MIN_PAIRS, Verdict, compare_apart
 from kvbench.analysis.intervals import Samples
 from kvbench.analysis.margins import ABSOLUTE_US, BETWEEN_RUNS, GATE, INLINE, Margin, between_runs
@@ -52,10 +53,9 @@ _MARGIN: Final = (
     f"{BETWEEN_RUNS.fraction:.0%} ({INLINE.fraction:.0%} where the CPU copies in both), at least {ABSOLUTE_US:g} us"
 )
 _VERDICT: Final = (
-    f"Slower, faster: the whole 95% interval of the ratio, from the medians of the visits, lies beyond the margin, "
-    f"{_MARGIN}. Same: the whole interval lies within; consecutive runs of one build differ by as much. kvbench gate "
-    f"compare, which alternates, detects smaller differences. Undecided: neither, or fewer than {MIN_PAIRS} visits in "
-    "a run"
+    f"Slower, faster: the whole 95% interval of the ratio, from the medians of the visits and the spread between runs "
+    f"of one build, lies beyond the margin, {_MARGIN}. Same: the whole interval lies within. Undecided: neither, or "
+    f"fewer than {MIN_PAIRS} visits in a run. kvbench gate compare, which alternates, detects smaller differences"
 )
 _BESIDE_VERDICT: Final = (
     f"Slower, faster: the whole 95% interval of the ratio of slowdowns, by visit, lies beyond {GATE.fraction:.0%}. A "
@@ -113,7 +113,9 @@ def _cells(base: View, other: View) -> pd.DataFrame:
     paths = zip(both["path_base"], both["path_other"], strict=True)
     inline = [all(main_path(path) == EffectivePath.CPU_INLINE for path in pair) for pair in paths]
     margins = [between_runs(median(before), inline=one) for (before, _), one in zip(times, inline, strict=True)]
-    both = _compared(both, times, margins)
+    swaps = zip(both["backend"], both["blocks"] * both["block_bytes"], strict=True)
+    spreads = [spread_between(base.title, kind_of(backend, swap_bytes)).fraction for backend, swap_bytes in swaps]
+    both = _compared(both, times, margins, spreads)
     return both.iloc[np.lexsort((-both["change"], both["verdict"] != Verdict.SLOWER))]
 
 
@@ -130,13 +132,18 @@ def _beside(base: View, other: View) -> pd.DataFrame:
     both = with_methods(both).rename(columns={"label": "swaps"})
     slowdowns = [[[cost.slowdown for cost in side[cell].values()] for side in costs] for cell in both["cell_id"]]
     figures = [f"{name}_{side}" for name in _BESIDE_FIGURES for side in _SIDES]
-    made = _compared(both[["cell_id", *_BESIDE_NAMES, *figures]], slowdowns, repeat(GATE))
+    made = _compared(both[["cell_id", *_BESIDE_NAMES, *figures]], slowdowns, repeat(GATE), repeat(0.0))
     return made.sort_values("change", ascending=False, ignore_index=True)
 
 
-def _compared(cells: pd.DataFrame, values: Iterable[Sequence[Samples]], margins: Iterable[Margin]) -> pd.DataFrame:
+def _compared(
+    cells: pd.DataFrame, values: Iterable[Sequence[Samples]], margins: Iterable[Margin], spreads: Iterable[float]
+) -> pd.DataFrame:
     """Return cells with `change` (other over base, less 1), its interval `change_low` to `change_high`, `verdict`."""
-    compared = [compare_apart(before, after, margin) for (before, after), margin in zip(values, margins, strict=False)]
+    compared = [
+        compare_apart(before, after, margin, between)
+        for (before, after), margin, between in zip(values, margins, spreads, strict=False)
+    ]
     return cells.assign(
         change=[one.ratio - 1 for one in compared],
         change_low=[one.low - 1 for one in compared],

@@ -29,6 +29,7 @@ NAMES = (
     "quick",
     "runs",
     "sm-ladder",
+    "spread",
     "staged",
     "streams",
     "threshold",
