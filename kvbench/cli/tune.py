@@ -281,6 +281,7 @@ def _print_rule(
 ) -> None:
     """Print what was asked for: the table, what is open or, without these, the rule; and the swaps of models."""
     from kvbench.cli.tables import print_lines, print_rows
+    from kvbench.models.geometry import models_of
     from kvbench.tune import text
     from kvbench.tune.model_swaps import loads_of, totals_of
 
@@ -288,6 +289,7 @@ def _print_rule(
         typer.echo(json.dumps(text.to_plain(rule, runs, swaps), indent=2))
         return
     print_lines(text.origin(runs) if table or open_ else text.headline(rule, runs))
+    print_lines(line for model in models_of(swaps) for line in ("", f"{model.name}: {model.text}"))
     for swap in swaps:
         print_lines(["", text.swap_title(swap)])
         print_rows([*map(text.row_model, loads_of(rule, swap))], text.HEADER_MODEL)

@@ -7,7 +7,7 @@ where that is absent from the file `hf_quant_config.json` beside, else it is the
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -68,12 +68,10 @@ def read_config_json(path: Path, kv_dtype: KvDtype | None = None) -> Model:
     with located(str(path)):
         config = _object_in(path)
         beside = path.with_name(path.name.removesuffix("config.json") + "hf_quant_config.json")
-        if (
-            kv_dtype is None
-            and not any(given.get("quantization_config") for given in _levels(config))
-            and beside.is_file()
-        ):
-            config = {**config, "quantization_config": _object_in(beside)}
+        says_none = not any(given.get("quantization_config") for given in _levels(config))
+        if kv_dtype is None and says_none and beside.is_file():
+            with located(beside.name):
+                config = {**config, "quantization_config": _object_in(beside)}
         return model_of(name_of(stem, "model"), config, kv_dtype)
 
 
@@ -215,13 +213,13 @@ def _quantized(config: object) -> KvDtype | None:
 def _numbers_known(text: Table) -> str:
     """Return the numbers of `--model`, with a question mark for each that the file does not tell."""
 
-    def or_unknown(read: object) -> object:
+    def known(read: Callable[[Fields], int]) -> object:
         try:
-            return read(Fields(text)) if callable(read) else read
+            return read(Fields(text)) if not text.get("compress_ratios") else "?"
         except UsageError:
             return "?"
 
     if text.get("kv_lora_rank"):
-        size = or_unknown(lambda given: given.needed("kv_lora_rank") + given.needed("qk_rope_head_dim"))
-        return f"layers={or_unknown(layer_count)},kv_heads=1,head_size={size},parts=1"
-    return f"layers={or_unknown(layer_count)},kv_heads={or_unknown(kv_heads)},head_size={or_unknown(head_size)}"
+        size = known(lambda fields: fields.needed("kv_lora_rank") + fields.needed("qk_rope_head_dim"))
+        return f"layers={known(layer_count)},kv_heads=1,head_size={size},parts=1"
+    return f"layers={known(layer_count)},kv_heads={known(kv_heads)},head_size={known(head_size)}"
