@@ -1,5 +1,6 @@
 """Curves of a run (GB/s over block sizes or SM counts, submission times over queued swaps) and charts of them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,11 +13,11 @@ from kvbench.analysis.curves import Cliff, find_cliff, knee
 from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, PlotRoof
 from kvbench.report.model import Chart
-from kvbench.report.numbers import TIMES, bytes_size, noun
+from kvbench.report.numbers import TIMES, bytes_size, count, noun
 from kvbench.report.tables import chart_text, includes, label_of, line_of, main_path, rows_of
 from kvbench.report.view import DIRECTIONS, SERIES, STATES, Pinned, View, by_direction, ceiling_of, fullest, pin, where
 from kvbench.results.schema import EffectivePath
-from kvbench.text import ends
+from kvbench.text import a_stream, ends
 from kvbench.units import two_digits
 
 MIN_SIZES: Final = 4
@@ -29,7 +30,7 @@ _AXES: Final = {
     "block_bytes": PlotAxis("block size", "bytes", "log2"),
     "sms": PlotAxis("SMs", "count", "log2"),
     "pool_bytes": PlotAxis("pool size", "bytes", "log2"),
-    "run_blocks": PlotAxis("blocks in a run", "count", "log2"),
+    "run_blocks": PlotAxis("blocks in a contiguous run", "count", "log2"),
 }
 POINT_COLUMNS: Final = (
     "device", "backend", "direction", "stream_state", "blocks", "block_size", "block_bytes", "sms", "gbps", "gbps_low",
@@ -148,7 +149,15 @@ def curve_chart(
 
 
 def _finding(curves: Sequence[RateCurve], over: str) -> str:
-    """Return what a chart of curves shows, "" where they show no jump and no knee."""
+    """Return what a chart of curves shows: a stream state that matters, the largest jump, the SMs that suffice.
+
+    Of other axes it is what the largest value changes. "" where there is nothing of these.
+    """
+    one_backend = len({curve.backend for curve in curves}) == 1
+    if one_backend and over == "block_bytes" and (states := _states_finding(curves)):
+        return states
+    if over in ("pool_bytes", "run_blocks"):
+        return _change_finding(curves, over)
     cliffs = [(curve, cliff) for curve in curves if (cliff := curve.cliff)] if over == "block_bytes" else []
     if cliffs:
         curve, cliff = max(cliffs, key=lambda one: one[1].excess)
@@ -163,6 +172,38 @@ def _finding(curves: Sequence[RateCurve], over: str) -> str:
         knees.setdefault(curve.backend, []).extend([curve.knee] if curve.knee else [])
     known = [f"{backend}: {ends(counts, str)} SMs suffice" for backend, counts in knees.items() if counts]
     return "; ".join(known)
+
+
+def _states_finding(curves: Sequence[RateCurve]) -> str:
+    """Return in which stream state a backend reaches the most GB/s against an idle stream."""
+    ratios = []
+    for idle in (curve for curve in curves if curve.state == "idle"):
+        rates = dict(zip(idle.x, idle.column("gbps"), strict=True))
+        for curve in (one for one in curves if (one.direction, one.panel) == (idle.direction, idle.panel)):
+            shared = [(rate, rates[x]) for x, rate in zip(curve.x, curve.column("gbps"), strict=True) if x in rates]
+            ratios += [(rate / of_idle, curve) for rate, of_idle in shared]
+    if not ratios:
+        return ""
+    ratio, curve = max(ratios, key=lambda one: one[0])
+    head = f"{curve.backend} {curve.direction} on {a_stream(curve.state)}"
+    return f"{head}: up to {two_digits(ratio)}x the GB/s of an idle one" if ratio > 1 + CLIFF_MARGIN.fraction else ""
+
+
+def _change_finding(curves: Sequence[RateCurve], over: str) -> str:
+    """Return which backend gains or loses most from the least to the largest value of an axis."""
+    long = [curve for curve in curves if len(curve.x) > 1]
+    ends_of = {index: (curve.column("gbps")[0], curve.column("gbps")[-1]) for index, curve in enumerate(long)}
+    if not ends_of:
+        return ""
+    at = max(ends_of, key=lambda index: abs(math.log(ends_of[index][1] / ends_of[index][0])))
+    curve, (first, last) = long[at], ends_of[at]
+    ratio = last / first
+    change = f"{two_digits(ratio)}x as fast" if ratio >= 1 else f"{two_digits(100 * (1 - ratio))}% slower"
+    if over == "pool_bytes":
+        between = f"in a pool of {bytes_size(curve.x[-1])} as in one of {bytes_size(curve.x[0])}"
+    else:
+        between = f"with {count(curve.x[-1])} adjacent blocks as with {count(curve.x[0])}"
+    return f"{curve.backend} {curve.direction}: {change} {between if ratio >= 1 else between.replace(' as ', ' than ')}"
 
 
 def _curve_plot(curves: RateCurves, rows: Mapping[int, str]) -> LinePlot:

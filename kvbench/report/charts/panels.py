@@ -139,6 +139,7 @@ def _line_sheet(plot: LinePlot, scale: Literal["log10", "linear"], text: ChartTe
             for mark in line.marks:
                 if (mark.low, mark.high) not in marked:
                     _mark(sheet, ax, mark, line, series[drawable(line.label)])
+        _note_points(sheet, ax, panel, series)
         _name_lines(ax, plot, panel)
         if not panel.lines:
             ax.text(0.5, 0.5, "not measured", transform=ax.transAxes, ha="center", color=FAINT)
@@ -194,9 +195,28 @@ def _draw_line(sheet: Sheet, ax: Axes, plot: LinePlot, line: PlotLine, series: i
     artist = _line(line, ink, line.x, line.y)
     ax.add_line(artist)
     sheet.tag(artist, series, _titles(plot, line))
-    for (x, y), note in zip(_points(line), line.notes, strict=False):
-        if note:
-            sheet.tag(_say(ax, note, (x, y), (5, 4), ("left", "bottom"), ink.text), series)
+
+
+def _note_points(sheet: Sheet, ax: Axes, panel: PlotPanel, series: Mapping[str, int]) -> None:
+    """Write the notes of points beside them, where no point and no other note is."""
+    noted = [(line, at, note) for line in panel.lines for at, note in zip(_points(line), line.notes, strict=False)]
+    taken = [(x - 5, x + 5, y - 5, y + 5) for line in panel.lines for x, y in ax.transData.transform(_points(line))]
+    for line, at, note in (one for one in noted if one[2]):
+        x, y = ax.transData.transform(at)
+        width, height = _LETTER * ax.figure.dpi * len(note), 0.14 * ax.figure.dpi
+        sides = [(x + 6 if right else x - 6 - width, y + up) for up in (3, -3 - height) for right in (True, False)]
+        boxes = [(left, left + width, bottom, bottom + height) for left, bottom in sides]
+        free = [sum(_overlap(box, other) for other in taken) for box in boxes]
+        best = min(range(len(boxes)), key=free.__getitem__)
+        taken.append(boxes[best])
+        offset = tuple(72 / ax.figure.dpi * (place - point) for place, point in zip(sides[best], (x, y), strict=True))
+        said = _say(ax, note, at, (offset[0], offset[1]), ("left", "bottom"), ink_of(line.backend).text)
+        sheet.tag(said, series[drawable(line.label)])
+
+
+def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    left, right, bottom, top = one
+    return left < other[1] and other[0] < right and bottom < other[3] and other[2] < top
 
 
 def _titles(plot: LinePlot, line: PlotLine) -> list[str]:
@@ -247,16 +267,19 @@ def _name_lines(ax: Axes, plot: LinePlot, panel: PlotPanel) -> None:
             groups.append([line])
         else:
             alike.append(line)
+    named: set[int] = set()  # the points that have a name at them
     for group in groups:
         others = [other for rest in groups if rest is not group for other in rest]
         line = group[0]
         room = [min((abs(math.log(y / _height(other, x))) for other in others), default=0.0) for x, y in _points(line)]
-        at = max(range(1, len(room) - 1) or range(len(room)), key=room.__getitem__)
+        inner = set(range(1, len(room) - 1)) - named or set(range(len(room)))
+        at = max(sorted(inner), key=room.__getitem__)
+        named.add(at)
         names = [(one.label.partition(", ")[2] or one.label).removesuffix(" stream") for one in group]
         text = f"{' and '.join(names)}{': one line' if len(names) > 1 else ''}"
         above = all(line.y[at] >= _height(other, line.x[at]) for other in others)
         # rates rise to the right, so what stands above a line reaches to the left
-        offset, align = ((-3, 3), _ABOVE_LEFT) if above else ((3, -3), _BELOW_RIGHT)
+        offset, align = ((-5, 5), _ABOVE_LEFT) if above else ((5, -5), _BELOW_RIGHT)
         _say(ax, text, (line.x[at], line.y[at]), offset, align, ink_of(line.backend).text)
 
 
@@ -438,7 +461,7 @@ def _dot_sheet(plot: DotPlot, text: ChartText) -> Sheet:
     reach = 2 ** min(6.0, max(0.2, 1.15 * max(ends, default=0.0)))
     for ax, panel in sheet.panels:
         _draw_dots(sheet, ax, panel, reach)
-        ax.set_ylim(rows + 0.3, -0.9)
+        ax.set_ylim(rows - 0.4, -1.5)
         ax.set_xlabel(drawable(plot.label))
     return sheet
 
@@ -454,7 +477,8 @@ def _draw_dots(sheet: Sheet, ax: Axes, panel: DotPanel, reach: float) -> None:
     ax.set_yticks([])
     ax.axvline(1, color=FAINT, linewidth=1.0)
     for side, said, x in (("left", "\N{LEFTWARDS ARROW} faster", 0.0), ("right", "slower \N{RIGHTWARDS ARROW}", 1.0)):
-        ax.text(x, 1.0, said, transform=ax.transAxes, ha=side, va="top", fontsize=8.5, fontweight="bold", color=FAINT)
+        place: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "ha": side, "va": "center"}
+        ax.text(x, -1.1, said, fontsize=8.5, fontweight="bold", color=FAINT, **place)
     for row, dot in enumerate(panel.dots):
         ink = ink_of(dot.backend)
         ax.plot([max(dot.low, 1 / reach), min(dot.high, reach)], [row, row], color=ink.colour, linewidth=1.2)
@@ -463,7 +487,7 @@ def _draw_dots(sheet: Sheet, ax: Axes, panel: DotPanel, reach: float) -> None:
         interval = f" ({figure(dot.low)} to {figure(dot.high)})" if dot.low < dot.high else ""
         sheet.tag(point, 0, [f"{dot.label}\n{figure(dot.ratio)}{interval}"])
         align, x = ("right", 0.995) if dot.ratio < 1 else ("left", 0.005)
-        place: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "ha": align, "va": "center"}
+        place = {"transform": ax.get_yaxis_transform(), "ha": align, "va": "center"}
         ax.text(x, row - 0.36, drawable(dot.label), fontsize=7.5, **place)
 
 

@@ -11,7 +11,7 @@ from kvbench.cells.backend_facts import BATCHED
 from kvbench.report.charts.palette import UNDECIDED
 from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
 from kvbench.report.model import Chart, Finding, Part, PartOrReason, Strong, Text
-from kvbench.report.numbers import bytes_size, count, figure
+from kvbench.report.numbers import bytes_size, count, figure, noun
 from kvbench.report.rate_curves import RateCurve, curve_chart, evenly_spaced, knee_text, ladder_curves, left_out
 from kvbench.report.sections.contrast import SIZE, Contrast, Figure, Key, Side, arms_of, backends, turns
 from kvbench.report.tables import (
@@ -27,6 +27,7 @@ from kvbench.report.tables import (
 )
 from kvbench.report.view import DIRECTIONS, Pinned, View, where
 from kvbench.text import a_stream, short
+from kvbench.units import two_digits
 
 USUAL_BLOCKS: Final = 10_000
 _MIN_SIZES: Final = 2
@@ -177,8 +178,11 @@ def _chart(view: View, kernel: str) -> Chart | None:
     name = label_of(kernel, points)
     title = f"Time of {BATCHED} copies over time of {name}, by block size and number of blocks"
     text = chart_text(view, title, measured, "medians", footer)
+    faster = points[points["decided"] & (points["ratio"] > 1)]["ratio"]
+    found = f"{name} is faster than {BATCHED} in {len(faster)} of {noun(len(points), 'cell')}"
+    found += f", by up to {two_digits(float(faster.max()))}x" if len(faster) else ""
     rows = [[_panel(cells) for cells in maps if cells["direction"].iloc[0] == direction] for direction in DIRECTIONS]
-    return Chart(f"crossover-map-{kernel}-{view.label}", text, MapPlot([row for row in rows if row]), points)
+    return Chart(f"crossover-map-{kernel}-{view.label}", text, MapPlot([row for row in rows if row]), points, found)
 
 
 def _ratios(view: View, *arms: pd.DataFrame) -> pd.DataFrame:

@@ -11,6 +11,7 @@ import pandas as pd
 from kvbench.analysis.compare import Verdict, Visits, compare_visits, verdict_of
 from kvbench.analysis.curves import pareto_edge
 from kvbench.analysis.margins import IN_TURN
+from kvbench.cells.backend_facts import method_label
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import figure, noun
@@ -207,7 +208,18 @@ def _chart(view: View, points: pd.DataFrame) -> Chart:
     text = chart_text(view, title, points, drawn, [_INCLUDES])
     x = PlotAxis("GB/s of the swaps", "figure", "linear")
     plot = LinePlot(x, PlotAxis("slowdown", "figure", "linear", zero=False), told_apart([panels]), "95% interval")
-    return Chart(f"neighbour-{name}-{view.label}", text, plot, points[list(_POINT_COLUMNS)])
+    found = f"{name} takes {', '.join(_least(*side) for side in by_direction(points).items())}"
+    return Chart(f"neighbour-{name}-{view.label}", text, plot, points[list(_POINT_COLUMNS)], found)
+
+
+def _least(direction: str, points: pd.DataFrame) -> str:
+    """Return the least slowdown of the neighbour at the highest of `RATES` that was reached, or at any rate."""
+    reached = [rate for rate in RATES if (points["swaps_beside_gbps"] >= rate).any()]
+    fast = points[points["swaps_beside_gbps"] >= max(reached, default=0)]
+    row = min(rows_of(fast), key=lambda row: row["neighbour_slowdown"])
+    slowdown, gbps = row["neighbour_slowdown"], row["swaps_beside_gbps"]
+    method = method_label(row["backend"], sms_of(row))
+    return f"{slowdown:.2f}x as long beside {method} {direction} at {gbps:.0f} GB/s"
 
 
 def _line(label: str, rows: Sequence[Row], edge: set[str]) -> PlotLine:

@@ -9,7 +9,7 @@ import pandas as pd
 from kvbench.analysis.compare import MIN_PAIRS, leaders
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN
-from kvbench.cells.backend_facts import method_label
+from kvbench.cells.backend_facts import BATCHED, method_label
 from kvbench.cells.layers import TRACE
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Text
@@ -21,6 +21,7 @@ from kvbench.sweep.installed import of_engine
 from kvbench.sweep.replay_spec import SIDES
 from kvbench.text import ends
 from kvbench.tune.text import speed_text
+from kvbench.units import two_digits
 
 _WEIGHT: Final = 1.2
 _NOTE: Final = (
@@ -73,8 +74,7 @@ def _part(view: View) -> Part:
 
 def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
     """Return which one or two methods make the swaps in the least time, and their gain over an engine's own code."""
-    sums = {replay.method: replay.swaps.groupby("round")["wall_us"].sum() for replay in replays}
-    times = {name: dict(zip(map(int, visits.index), visits.tolist(), strict=True)) for name, visits in sums.items()}
+    times = _times(replays)
     fastest = [*leaders(times, IN_TURN)]
     if len(replays) < 2 or len(fastest) > min(2, len(replays) - 1) or min(map(len, times.values())) < MIN_PAIRS:
         return ""
@@ -138,7 +138,24 @@ def _chart(view: View, cells: pd.DataFrame, replays: Mapping[str, Sequence[Repla
     points = pd.concat([replay.swaps.assign(way=replay.method, direction=direction) for direction, replay in every])
     title = f"Latency against the size of the swaps of {trace_name(view.run)}"
     text = chart_text(view, title, cells, drawn, [_note(view)])
-    return Chart(f"replay-{view.label}", text, LinePlot(x, y, told_apart([panels]), "quartiles"), points)
+    found = "; ".join(f"{SIDES[name]}: {_fastest(side)}" for name, side in replays.items())
+    return Chart(f"replay-{view.label}", text, LinePlot(x, y, told_apart([panels]), "quartiles"), points, found)
+
+
+def _times(replays: Sequence[Replayed]) -> dict[str, dict[int, float]]:
+    """Return the time of all swaps by method and round."""
+    sums = {replay.method: replay.swaps.groupby("round")["wall_us"].sum() for replay in replays}
+    return {name: dict(zip(map(int, visits.index), visits.tolist(), strict=True)) for name, visits in sums.items()}
+
+
+def _fastest(replays: Sequence[Replayed]) -> str:
+    """Return the methods that no other is clearly faster than, and how much faster than batched they are."""
+    fastest = [*leaders(_times(replays), IN_TURN)]
+    rates = {replay.method: rate_of(replay.swaps) for replay in replays}
+    known = BATCHED in rates and BATCHED not in fastest
+    gains = [rates[name] / rates[BATCHED] for name in fastest] if known else []
+    gain = f", {ends(gains, two_digits)}x as fast as {BATCHED}" if gains else ""
+    return f"{' and '.join(fastest)}{gain}"
 
 
 def _line(replay: Replayed) -> PlotLine:
