@@ -66,56 +66,64 @@ using BatchAsync128 = Result (*)(DevicePointer*, DevicePointer*, std::size_t*, s
 using BatchAsync130 = Result (*)(DevicePointer*, DevicePointer*, std::size_t*, std::size_t, MemcpyAttributes*,
                                  std::size_t*, std::size_t, StreamHandle);
 
-/// Every other entry point, resolved at run time.
+/// Every entry point but the batched copy: its member of Api, its name, and its parameters.
+#define KVBENCH_CUDA_ENTRIES(ENTRY)                                                                         \
+  ENTRY(init, "cuInit", (unsigned))                                                                         \
+  ENTRY(driver_get_version, "cuDriverGetVersion", (int*))                                                   \
+  ENTRY(get_error_name, "cuGetErrorName", (Result, const char**))                                           \
+  ENTRY(device_get_count, "cuDeviceGetCount", (int*))                                                       \
+  ENTRY(device_get, "cuDeviceGet", (Device*, int))                                                          \
+  ENTRY(device_get_name, "cuDeviceGetName", (char*, int, Device))                                           \
+  ENTRY(device_get_attribute, "cuDeviceGetAttribute", (int*, DeviceAttribute, Device))                      \
+  ENTRY(device_get_pci_bus_id, "cuDeviceGetPCIBusId", (char*, int, Device))                                 \
+  ENTRY(primary_ctx_retain, "cuDevicePrimaryCtxRetain", (Context*, Device))                                 \
+  ENTRY(primary_ctx_release, "cuDevicePrimaryCtxRelease", (Device))                                         \
+  ENTRY(ctx_get_current, "cuCtxGetCurrent", (Context*))                                                     \
+  ENTRY(ctx_set_current, "cuCtxSetCurrent", (Context))                                                      \
+  ENTRY(ctx_get_stream_priority_range, "cuCtxGetStreamPriorityRange", (int* least, int* greatest))          \
+  ENTRY(mem_get_info, "cuMemGetInfo", (std::size_t*, std::size_t*))                                         \
+  ENTRY(mem_alloc, "cuMemAlloc", (DevicePointer*, std::size_t))                                             \
+  ENTRY(mem_free, "cuMemFree", (DevicePointer))                                                             \
+  ENTRY(mem_host_alloc, "cuMemHostAlloc", (void**, std::size_t, unsigned))                                  \
+  ENTRY(mem_free_host, "cuMemFreeHost", (void*))                                                            \
+  ENTRY(mem_host_register, "cuMemHostRegister", (void*, std::size_t, unsigned))                             \
+  ENTRY(mem_host_unregister, "cuMemHostUnregister", (void*))                                                \
+  ENTRY(mem_host_get_device_pointer, "cuMemHostGetDevicePointer", (DevicePointer*, void*, unsigned))        \
+  ENTRY(pointer_get_attributes, "cuPointerGetAttributes",                                                   \
+        (unsigned count, int* attributes, void** data, DevicePointer))                                      \
+  ENTRY(mem_retain_allocation_handle, "cuMemRetainAllocationHandle", (MappedHandle*, void*))                \
+  ENTRY(mem_release, "cuMemRelease", (MappedHandle))                                                        \
+  ENTRY(stream_create_with_priority, "cuStreamCreateWithPriority", (StreamHandle*, unsigned, int priority)) \
+  ENTRY(stream_destroy, "cuStreamDestroy", (StreamHandle))                                                  \
+  ENTRY(stream_synchronize, "cuStreamSynchronize", (StreamHandle))                                          \
+  ENTRY(stream_query, "cuStreamQuery", (StreamHandle))                                                      \
+  ENTRY(stream_wait_event, "cuStreamWaitEvent", (StreamHandle, EventHandle, unsigned))                      \
+  ENTRY(stream_is_capturing, "cuStreamIsCapturing", (StreamHandle, int* status))                            \
+  ENTRY(stream_begin_capture, "cuStreamBeginCapture", (StreamHandle, int mode))                             \
+  ENTRY(stream_end_capture, "cuStreamEndCapture", (StreamHandle, Graph*))                                   \
+  ENTRY(graph_get_nodes, "cuGraphGetNodes", (Graph, void** nodes, std::size_t* count))                      \
+  ENTRY(graph_destroy, "cuGraphDestroy", (Graph))                                                           \
+  ENTRY(event_create, "cuEventCreate", (EventHandle*, unsigned))                                            \
+  ENTRY(event_destroy, "cuEventDestroy", (EventHandle))                                                     \
+  ENTRY(event_record, "cuEventRecord", (EventHandle, StreamHandle))                                         \
+  ENTRY(event_query, "cuEventQuery", (EventHandle))                                                         \
+  ENTRY(event_elapsed_time, "cuEventElapsedTime", (float*, EventHandle, EventHandle))                       \
+  ENTRY(memcpy_htod_async, "cuMemcpyHtoDAsync", (DevicePointer, const void*, std::size_t, StreamHandle))    \
+  ENTRY(memcpy_dtoh_async, "cuMemcpyDtoHAsync", (void*, DevicePointer, std::size_t, StreamHandle))          \
+  ENTRY(memset_d8_async, "cuMemsetD8Async", (DevicePointer, unsigned char, std::size_t, StreamHandle))      \
+  ENTRY(module_load_data, "cuModuleLoadData", (Module*, const void*))                                       \
+  ENTRY(module_unload, "cuModuleUnload", (Module))                                                          \
+  ENTRY(module_get_function, "cuModuleGetFunction", (Function*, Module, const char*))                       \
+  ENTRY(func_set_attribute, "cuFuncSetAttribute", (Function, int attribute, int))                           \
+  ENTRY(                                                                                                    \
+      launch_kernel, "cuLaunchKernel",                                                                      \
+      (Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, StreamHandle, void**, void**))
+
+/// The entry points, resolved at run time.
 struct Api {
-  Result (*init)(unsigned) = nullptr;
-  Result (*driver_get_version)(int*) = nullptr;
-  Result (*get_error_name)(Result, const char**) = nullptr;
-  Result (*device_get_count)(int*) = nullptr;
-  Result (*device_get)(Device*, int) = nullptr;
-  Result (*device_get_name)(char*, int, Device) = nullptr;
-  Result (*device_get_attribute)(int*, DeviceAttribute, Device) = nullptr;
-  Result (*device_get_pci_bus_id)(char*, int, Device) = nullptr;
-  Result (*primary_ctx_retain)(Context*, Device) = nullptr;
-  Result (*primary_ctx_release)(Device) = nullptr;
-  Result (*ctx_get_current)(Context*) = nullptr;
-  Result (*ctx_set_current)(Context) = nullptr;
-  Result (*ctx_get_stream_priority_range)(int* least, int* greatest) = nullptr;
-  Result (*mem_get_info)(std::size_t*, std::size_t*) = nullptr;
-  Result (*mem_alloc)(DevicePointer*, std::size_t) = nullptr;
-  Result (*mem_free)(DevicePointer) = nullptr;
-  Result (*mem_host_alloc)(void**, std::size_t, unsigned) = nullptr;
-  Result (*mem_free_host)(void*) = nullptr;
-  Result (*mem_host_register)(void*, std::size_t, unsigned) = nullptr;
-  Result (*mem_host_unregister)(void*) = nullptr;
-  Result (*mem_host_get_device_pointer)(DevicePointer*, void*, unsigned) = nullptr;
-  Result (*pointer_get_attributes)(unsigned count, int* attributes, void** data, DevicePointer) = nullptr;
-  Result (*mem_retain_allocation_handle)(MappedHandle*, void*) = nullptr;
-  Result (*mem_release)(MappedHandle) = nullptr;
-  Result (*stream_create_with_priority)(StreamHandle*, unsigned, int priority) = nullptr;
-  Result (*stream_destroy)(StreamHandle) = nullptr;
-  Result (*stream_synchronize)(StreamHandle) = nullptr;
-  Result (*stream_query)(StreamHandle) = nullptr;
-  Result (*stream_wait_event)(StreamHandle, EventHandle, unsigned) = nullptr;
-  Result (*stream_is_capturing)(StreamHandle, int* status) = nullptr;
-  Result (*stream_begin_capture)(StreamHandle, int mode) = nullptr;
-  Result (*stream_end_capture)(StreamHandle, Graph*) = nullptr;
-  Result (*graph_get_nodes)(Graph, void** nodes, std::size_t* count) = nullptr;
-  Result (*graph_destroy)(Graph) = nullptr;
-  Result (*event_create)(EventHandle*, unsigned) = nullptr;
-  Result (*event_destroy)(EventHandle) = nullptr;
-  Result (*event_record)(EventHandle, StreamHandle) = nullptr;
-  Result (*event_query)(EventHandle) = nullptr;
-  Result (*event_elapsed_time)(float*, EventHandle, EventHandle) = nullptr;
-  Result (*memcpy_htod_async)(DevicePointer, const void*, std::size_t, StreamHandle) = nullptr;
-  Result (*memcpy_dtoh_async)(void*, DevicePointer, std::size_t, StreamHandle) = nullptr;
-  Result (*memset_d8_async)(DevicePointer, unsigned char, std::size_t, StreamHandle) = nullptr;
-  Result (*module_load_data)(Module*, const void*) = nullptr;
-  Result (*module_unload)(Module) = nullptr;
-  Result (*module_get_function)(Function*, Module, const char*) = nullptr;
-  Result (*func_set_attribute)(Function, int attribute, int) = nullptr;
-  Result (*launch_kernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, StreamHandle,
-                          void**, void**) = nullptr;
+#define KVBENCH_CUDA_MEMBER(member, name, parameters) Result(*member) parameters = nullptr;
+  KVBENCH_CUDA_ENTRIES(KVBENCH_CUDA_MEMBER)
+#undef KVBENCH_CUDA_MEMBER
   BatchAsync128 batch_async_12_8 = nullptr;
   BatchAsync130 batch_async_13_0 = nullptr;
 };

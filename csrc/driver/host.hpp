@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "driver/driver.hpp"
+#include "driver/host_device.hpp"
 
 namespace kvbench {
 
@@ -36,9 +36,10 @@ struct Fault {
   double delay_us = 0;
 };
 
-/// The swap engine's driver over plain memory: in-order asynchronous streams, one worker thread each. Copies are real.
-class HostDriver : public Driver {
+/// The host device, with a fault.
+class HostDriver : public HostDevice {
  public:
+  using HostDevice::HostDevice;
   /// Counts calls and descriptors from 0 again and injects `fault` from now on.
   virtual void arm(Fault fault) = 0;
 };

@@ -1,0 +1,255 @@
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "driver/api.hpp"
+#include "driver/driver.hpp"
+#include "driver/host_stream.hpp"
+#include "memory/content.hpp"
+#include "timing/clock.hpp"
+
+namespace kvbench {
+
+using Microseconds = std::chrono::duration<double, std::micro>;
+
+/// One record of an event; streams that wait for it do so whatever is recorded afterwards, on any stream.
+struct HostRecord {
+  std::atomic<bool> reached{false};
+  std::atomic<Clock::rep> at{0};
+};
+
+struct HostEvent {
+  HostEvent() { last->reached = true; }
+
+  std::shared_ptr<HostRecord> last = std::make_shared<HostRecord>();
+};
+
+/// The arrays of a batch, copied.
+struct Lists {
+  explicit Lists(const BatchArrays& arrays)
+      : to(arrays.destinations, arrays.destinations + arrays.count),
+        from(arrays.sources, arrays.sources + arrays.count),
+        bytes(arrays.bytes, arrays.bytes + arrays.count) {}
+  std::vector<Address> to;
+  std::vector<Address> from;
+  std::vector<std::size_t> bytes;
+};
+
+/// A device of plain memory: in-order asynchronous streams, one thread each. Copies are real. The streams copy one at a
+/// time, like one copy engine: swaps queued on several streams write the same destination.
+class HostDevice : public Driver {
+ public:
+  HostDevice(std::string title, bool with_batch) : with_batch_(with_batch) {
+    info_.kind = "cpu";
+    info_.title = std::move(title);
+  }
+
+  const DeviceInfo& info() const override { return info_; }
+  BatchEntry batch_entry() const override { return with_batch_ ? BatchEntry::host : BatchEntry::none; }
+
+  FreeMemory free_memory() const override {
+    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    return {static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) * page,
+            static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * page};
+  }
+
+  Previous enter() const noexcept override { return 0; }
+  void leave(Previous) const noexcept override {}
+
+  Memory allocate(MemoryKind kind, std::size_t bytes) override {
+    void* pointer = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (pointer == MAP_FAILED) throw DriverError("mmap", "ENOMEM");
+    const auto address = reinterpret_cast<Address>(pointer);
+    const std::lock_guard lock(known_);
+    allocated_[address] = {kind == MemoryKind::device ? Place::device : Place::pinned, address, bytes};
+    return {address, address};
+  }
+  void release(MemoryKind, const Memory& memory, std::size_t bytes) noexcept override {
+    {
+      const std::lock_guard lock(known_);
+      allocated_.erase(memory.address);
+    }
+    munmap(reinterpret_cast<void*>(memory.address), bytes);
+  }
+
+  Region region_of(Address address) override {
+    const std::lock_guard lock(known_);
+    const auto holding = [&](const auto& regions) {
+      const auto after = regions.upper_bound(address);
+      return after == regions.begin() ? Region{} : std::prev(after)->second;
+    };
+    const Region registered = holding(registered_);
+    return registered.holds(address) ? registered : holding(allocated_).holds(address) ? holding(allocated_) : Region{};
+  }
+
+  Stream create_stream(Priority) override {
+    const auto stream = reinterpret_cast<Stream>(new HostStream);
+    const std::lock_guard lock(known_);
+    streams_.insert(stream);
+    return stream;
+  }
+  void destroy_stream(Stream stream) noexcept override {
+    {
+      const std::lock_guard lock(known_);
+      streams_.erase(stream);
+    }
+    delete reinterpret_cast<HostStream*>(stream);
+  }
+  void synchronize(Stream stream) override { at(stream)->synchronize(); }
+  bool idle(Stream stream) override { return at(stream)->idle(); }
+  bool capturing(Stream stream) override {
+    const std::lock_guard lock(known_);
+    if (stream > cuda::kStreamPerThread && !streams_.contains(stream)) {
+      throw std::invalid_argument("stream " + std::to_string(stream) + " is not the handle of a stream");
+    }
+    return capturing_ == stream;
+  }
+
+  Event create_event(EventKind) override { return reinterpret_cast<Event>(new HostEvent); }
+  void destroy_event(Event event) noexcept override { delete reinterpret_cast<HostEvent*>(event); }
+  void record(Event event, Stream stream) override {
+    auto& last = reinterpret_cast<HostEvent*>(event)->last;
+    last = std::make_shared<HostRecord>();
+    at(stream)->submit([record = last] {
+      record->at = Clock::now().time_since_epoch().count();
+      record->reached = true;
+    });
+  }
+  void wait(Stream stream, Event event) override {
+    at(stream)->submit([awaited = reinterpret_cast<const HostEvent*>(event)->last] {
+      while (!awaited->reached) std::this_thread::yield();
+    });
+  }
+  bool completed(Event event) override {
+    if (reinterpret_cast<const HostEvent*>(event)->last->reached) return true;
+    std::this_thread::yield();  // lets the stream's thread run on this core
+    return false;
+  }
+  double elapsed_us(Event start, Event end) override {
+    const Clock::duration elapsed(reinterpret_cast<const HostEvent*>(end)->last->at -
+                                  reinterpret_cast<const HostEvent*>(start)->last->at);
+    return Microseconds(elapsed).count();
+  }
+
+  void copy(Address destination, Address source, std::size_t bytes, Direction, Stream stream) override {
+    at(stream)->submit([=, this] { move(destination, source, bytes); });
+  }
+
+  void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
+                  std::span<const std::size_t> bytes, BatchAttributes attributes, Direction direction,
+                  Stream stream) override {
+    cuda::MemcpyAttributes attribute;
+    attribute.src_access_order = static_cast<int>(attributes.order);
+    const std::size_t first = 0;
+    copy_arrays({destinations.data(), sources.data(), bytes.data(), bytes.size(), &attribute, &first, 1}, direction,
+                stream);
+  }
+
+  void copy_arrays(const BatchArrays& arrays, Direction, Stream stream) override {
+    check_batch(stream, stream > cuda::kStreamLegacy);
+    at(stream)->submit([this, lists = Lists(arrays)] {
+      for (std::size_t i = 0; i < lists.bytes.size(); ++i) move(lists.to[i], lists.from[i], lists.bytes[i]);
+    });
+  }
+
+  void register_pages(Address address, std::size_t bytes) override {
+    if (madvise(reinterpret_cast<void*>(address), bytes, MADV_POPULATE_WRITE) != 0) {
+      throw DriverError("madvise", "ENOMEM");
+    }
+    const std::lock_guard lock(known_);
+    registered_[address] = {Place::pinned, address, bytes};
+  }
+  void unregister_pages(Address address) override {
+    const std::lock_guard lock(known_);
+    if (registered_.erase(address) == 0) throw DriverError("unregister_pages", "HOST_MEMORY_NOT_REGISTERED");
+  }
+
+  void begin_capture(Stream stream) override {
+    const std::lock_guard lock(known_);
+    capturing_ = stream;
+  }
+  std::size_t end_capture(Stream) override {
+    const std::lock_guard lock(known_);
+    capturing_.reset();
+    return 0;
+  }
+
+  void transfer(Address destination, Address source, std::size_t bytes, Direction direction, Stream stream) override {
+    HostDevice::copy(destination, source, bytes, direction, stream);
+  }
+
+  void fill(Address device_memory, std::uint8_t value, std::size_t bytes, Stream stream) override {
+    at(stream)->submit([=] { std::memset(reinterpret_cast<void*>(device_memory), value, bytes); });
+  }
+
+  void write_content(std::span<const Stretch> stretches, std::uint64_t seed, Stream stream) override {
+    synchronize(stream);
+    write_stretches(stretches, seed);
+  }
+  AuditCount audit_content(std::span<const Stretch> stretches, std::uint64_t seed, Stream stream) override {
+    synchronize(stream);
+    return audit_stretches(stretches, seed);
+  }
+  void load_content_kernels(std::span<const std::byte>) override {}
+
+  void delay(std::uint64_t delay_ns, Stream stream) override {
+    at(stream)->submit([=] { wait_until(Clock::now() + std::chrono::nanoseconds(delay_ns)); });
+  }
+
+  void load_delay_kernel(std::span<const std::byte>) override {}
+  Kernel load_kernel(std::span<const std::byte>, const char*, std::size_t) override {
+    throw DriverError("load_kernel", "the cpu device runs no kernels");
+  }
+  void launch(Kernel, Grid, void**, Stream) override { throw DriverError("launch", "the cpu device runs no kernels"); }
+
+ protected:
+  /// The default streams, legacy and per thread, are one stream here, which starts when it is first used.
+  HostStream* at(Stream stream) {
+    if (stream > cuda::kStreamPerThread) return reinterpret_cast<HostStream*>(stream);
+    if (!default_stream_) default_stream_.emplace();
+    return &*default_stream_;
+  }
+
+  /// Refuses a batch as a driver does.
+  void check_batch(Stream stream, bool takes_stream) {
+    if (!with_batch_) throw DriverError("copy_batch", "not found on this device");
+    if (!takes_stream) throw DriverError("copy_batch", "INVALID_VALUE");
+    const std::lock_guard lock(known_);
+    if (capturing_ == stream) throw DriverError("copy_batch", "STREAM_CAPTURE_UNSUPPORTED");
+  }
+
+  void move(Address destination, Address source, std::size_t bytes) {
+    const std::lock_guard lock(engine_);
+    std::memcpy(reinterpret_cast<void*>(destination), reinterpret_cast<const void*>(source), bytes);
+  }
+
+  std::mutex engine_;
+
+ private:
+  bool with_batch_;
+  DeviceInfo info_;
+  std::mutex known_;
+  std::map<Address, Region> allocated_;
+  std::map<Address, Region> registered_;
+  std::set<Stream> streams_;
+  std::optional<Stream> capturing_;
+  std::optional<HostStream> default_stream_;
+};
+
+}  // namespace kvbench
