@@ -35,8 +35,7 @@ std::string name_of(const Region& region) {
 }
 
 template <bool equal>
-[[gnu::always_inline]] inline Address left_by_all(const Descriptors& list, const Ends& ends, std::size_t first,
-                                                  std::size_t end) {
+Address left_by_all(const Descriptors& list, const Ends& ends, std::size_t first, std::size_t end) {
   const Bounds bounds = ends.bounds(equal ? list.sizes.first : 0);
   Address left = 0;
   for (std::size_t i = first; i < end; ++i) {
@@ -47,24 +46,6 @@ template <bool equal>
     }
   }
   return left;
-}
-
-using Checking = Address (*)(const Descriptors&, const Ends&, std::size_t, std::size_t);
-
-#if defined(__x86_64__)
-template <bool equal>
-[[gnu::target("avx512f")]] Address left_by_all_wide(const Descriptors& list, const Ends& ends, std::size_t first,
-                                                    std::size_t end) {
-  return left_by_all<equal>(list, ends, first, end);
-}
-#endif
-
-Checking checking(bool equal) {
-#if defined(__x86_64__)
-  static const bool is_wide = __builtin_cpu_supports("avx512f") != 0;
-  if (is_wide) return equal ? left_by_all_wide<true> : left_by_all_wide<false>;
-#endif
-  return equal ? left_by_all<true> : left_by_all<false>;
 }
 
 }  // namespace
@@ -131,7 +112,7 @@ void Route::check(const Descriptors& list, std::size_t first, std::size_t end) {
 
 void Route::check(const Descriptors& list) {
   constexpr std::size_t kAtOnce = 512;
-  const Checking left_by = checking(list.sizes.equal());
+  const auto left_by = list.sizes.equal() ? left_by_all<true> : left_by_all<false>;
   for (std::size_t begin = 0; begin < list.size(); begin += kAtOnce) {
     const std::size_t end = std::min(begin + kAtOnce, list.size());
     if (left_by(list, ends_, begin, end) >> 63) check(list, begin, end);
