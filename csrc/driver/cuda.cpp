@@ -40,7 +40,7 @@ class CudaDriver final : public Driver {
 
   ~CudaDriver() override {
     {
-      const Here here(*this);
+      const CurrentDevice current(*this);
       content_kernels_.reset();  // while the context that owns its memory still exists
       for (const cuda::Module module : modules_) api_.module_unload(module);
     }
@@ -61,11 +61,12 @@ class CudaDriver final : public Driver {
     return memory;
   }
 
-  /// torch and other libraries change the context of the thread, and expect it as they left it.
-  Previous enter() const override {
+  /// torch and other libraries change the context of the thread, and expect it as they left it. Where the driver fails
+  /// here, it fails in the call that follows.
+  Previous enter() const noexcept override {
     cuda::Context before = nullptr;
-    check(api_.ctx_get_current(&before), "cuCtxGetCurrent");
-    if (before != context_) check(api_.ctx_set_current(context_), "cuCtxSetCurrent");
+    api_.ctx_get_current(&before);
+    if (before != context_) api_.ctx_set_current(context_);
     return reinterpret_cast<Previous>(before);
   }
   void leave(Previous previous) const noexcept override {
@@ -92,7 +93,7 @@ class CudaDriver final : public Driver {
 
   void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept override {
     void* pointer = reinterpret_cast<void*>(memory.address);
-    const Here here(*this);
+    const CurrentDevice current(*this);
     switch (kind) {
       case MemoryKind::device:
         api_.mem_free(memory.address);
@@ -311,22 +312,6 @@ class CudaDriver final : public Driver {
   }
 
  private:
-  /// As CurrentDevice, for what must not throw: where the driver fails, there is nothing left to release.
-  class Here {
-   public:
-    explicit Here(const CudaDriver& driver) noexcept : driver_(driver) {
-      driver_.api_.ctx_get_current(&before_);
-      if (before_ != driver_.context_) driver_.api_.ctx_set_current(driver_.context_);
-    }
-    Here(const Here&) = delete;
-    Here& operator=(const Here&) = delete;
-    ~Here() { driver_.leave(reinterpret_cast<Previous>(before_)); }
-
-   private:
-    const CudaDriver& driver_;
-    cuda::Context before_ = nullptr;
-  };
-
   /// Whether memory was mapped by cuMemMap, as torch's expandable segments are.
   bool is_mapped(Address address) const {
     cuda::MappedHandle mapping = 0;

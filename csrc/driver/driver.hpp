@@ -114,7 +114,7 @@ class Driver {
   using Previous = std::uintptr_t;
   /// Makes the device current for the calling thread, until leave(). Calls that create or fill something do both
   /// themselves; before submissions (copy, copy_batch, launch, record) the caller does it, outside the timed region.
-  virtual Previous enter() const = 0;
+  virtual Previous enter() const noexcept = 0;
   virtual void leave(Previous previous) const noexcept = 0;
   /// Makes the device current for the calling thread and leaves it so.
   void bind_thread() const { enter(); }
@@ -178,7 +178,7 @@ class Driver {
 /// Makes a device current for the calling thread, and at its end what was current before.
 class CurrentDevice {
  public:
-  explicit CurrentDevice(const Driver& driver) : driver_(driver), previous_(driver.enter()) {}
+  explicit CurrentDevice(const Driver& driver) noexcept : driver_(driver), previous_(driver.enter()) {}
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
   ~CurrentDevice() { driver_.leave(previous_); }

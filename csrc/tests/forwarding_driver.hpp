@@ -10,7 +10,7 @@ class ForwardingDriver : public Driver {
   const DeviceInfo& info() const override { return host_->info(); }
   BatchEntry batch_entry() const override { return host_->batch_entry(); }
   FreeMemory free_memory() const override { return host_->free_memory(); }
-  Previous enter() const override { return host_->enter(); }
+  Previous enter() const noexcept override { return host_->enter(); }
   void leave(Previous previous) const noexcept override { host_->leave(previous); }
   Memory allocate(MemoryKind kind, std::size_t bytes) override { return host_->allocate(kind, bytes); }
   void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept override {

@@ -64,7 +64,7 @@ class AskedDriver final : public ForwardingDriver {
     names.emplace_back(name);
     return names.size();
   }
-  Previous enter() const override {
+  Previous enter() const noexcept override {
     ++entered;
     return kPrevious;
   }
