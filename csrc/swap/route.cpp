@@ -1,7 +1,8 @@
 #include "swap/route.hpp"
 
+#include <array>
+#include <charconv>
 #include <iterator>
-#include <sstream>
 
 #include "swap/swap.hpp"
 
@@ -29,9 +30,10 @@ std::string name_of(const Region& region) {
 }
 
 [[noreturn]] void refuse(std::size_t entry, const char* side, Address address, const std::string& why) {
-  std::ostringstream text;
-  text << side << " 0x" << std::hex << address << why;
-  throw InvalidEntry(entry, text.str());
+  // Not by a stream: with a static libstdc++, a number in a stream crashes where torch has loaded another one (GCC 13).
+  std::array<char, 16> digits{};
+  const auto written = std::to_chars(digits.begin(), digits.end(), address, 16);
+  throw InvalidEntry(entry, std::string(side) + " 0x" + std::string(digits.begin(), written.ptr) + why);
 }
 
 template <bool equal>

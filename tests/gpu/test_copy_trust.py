@@ -15,7 +15,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def _run(case: str) -> None:
-    command = [sys.executable, "-m", "tests.gpu.trust_cases", case]
+    # The checkout comes last, as in tests/conftest.py: where kvbench is not editable, it lacks the compiled module.
+    run = "runpy.run_module('tests.gpu.trust_cases', run_name='__main__')"
+    start = f"import runpy, sys; sys.path.append({str(ROOT)!r}); {run}"
+    command = [sys.executable, "-P", "-c", start, case]
     # torch reads it when it is imported
     segments = (
         {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
