@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -12,6 +13,7 @@ import msgspec
 import typer
 
 from kvbench.cells.axes import Neighbour, StreamState
+from kvbench.cells.cell import AXES
 from kvbench.cli.completion import complete_run
 from kvbench.cli.options import NO_OPTIONS, FromStruct, with_struct_options
 from kvbench.cli.sweep import Axis, WhereOptions, default_folder, terminated
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from kvbench.models.geometry import ModelSwap
     from kvbench.results import Run
     from kvbench.sweep.spec import SweepSpec
+    from kvbench.tune.model_swaps import TokenLine
     from kvbench.tune.rule import SmallestRule
 
 EPILOG: Final = "See also: kvbench tune engine NAME, kvbench tune trace FILE, kvbench tune beside NEIGHBOUR."
@@ -90,6 +93,12 @@ _Stream = Annotated[
     ),
 ]
 _Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to create (default: runs/tune-TIME).")]
+_Prefill = Annotated[
+    float | None,
+    typer.Option(
+        metavar="X", help="With --model: say from how many tokens on loading is faster than prefill at X tokens/s."
+    ),
+]
 _Table = Annotated[bool, typer.Option("--table", help="Print the table of all shapes.")]
 _Open = Annotated[bool, typer.Option("--open", help="Print choices that could differ in another run.")]
 _Force = Annotated[bool, typer.Option("--force", help="Replace a file with other content.")]
@@ -102,6 +111,7 @@ def tune(
     model: _Models = None,
     geometry: _Geometry = NO_OPTIONS,
     allowed: _Allowed = NO_OPTIONS,
+    prefill_tokens_per_second: _Prefill = None,
     stream: _Stream = None,
     policy: _Policy = None,
     exact_policy: _ExactPolicy = None,
@@ -121,15 +131,17 @@ def tune(
     models: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
     swaps = models.swaps()
     writes = bool(policy or exact_policy)
+    prefill = _prefill(prefill_tokens_per_second, models)
     if runs:
         loaded, code = _finished(runs, may, out, axis, where), ExitCode.DONE
     else:
         states = [f"stream_state={stream}"] if stream else []
-        spec = tuning_sweep(models, [*(axis or []), *states], may.names).with_options(**where)
+        spec = tuning_sweep(models, [*(axis or []), *states], may.names, by_tokens=bool(prefill)).with_options(**where)
         searching = search_among(may.serves if writes else may.keeps, spec)
         loaded, code = _measured(spec, out, searching, quiet=as_json)
     rule = _rule(loaded, may.serves if writes else may.suits_all, stream)
-    _print_rule(rule, loaded, swaps, table=table, open_=open_, as_json=as_json)
+    lines = _token_lines(loaded, may.suits_all, stream, swaps)
+    _print_rule(rule, loaded, swaps, lines, prefill, table=table, open_=open_, as_json=as_json)
     for option, file, exact in (("-p", policy, False), ("--exact-policy", exact_policy, True)):
         if file is not None:
             _write_policy(option, file, loaded, rule, exact=exact, force=force)
@@ -270,10 +282,39 @@ def _rule(runs: "Sequence[Run]", keep: Callable[[Choice], bool], stream: StreamS
     return rule_of(answers_of(runs, keep, stream))
 
 
+def _prefill(tokens_per_s: float | None, models: ModelChoice) -> float | None:
+    """Return --prefill-tokens-per-second; raises UsageError for one that cannot be, and without a model."""
+    if tokens_per_s is None:
+        return None
+    if not 1 <= tokens_per_s <= 1e9:
+        raise UsageError(f"--prefill-tokens-per-second {tokens_per_s:g}: must be from 1 to 1e9")
+    if not models.models:
+        raise UsageError("--prefill-tokens-per-second: tokens are those of a model; add --model")
+    return tokens_per_s
+
+
+def _token_lines(
+    runs: "Sequence[Run]", keep: Callable[[Choice], bool], stream: StreamState | None, swaps: "Sequence[ModelSwap]"
+) -> "list[TokenLine]":
+    """Return the lines over the tokens of models, for calls in a tight loop and after every pause of the runs."""
+    from kvbench.tune.answer import answers_of
+    from kvbench.tune.model_swaps import token_lines
+    from kvbench.tune.rule import rule_of
+
+    lines: list[TokenLine] = []
+    pauses = sorted({int(us) for run in runs for us in run.frame()["pause_us"].dropna()}) if swaps else []
+    for pause in (str(AXES["pause"].show(us)) for us in pauses):
+        with suppress(UsageError):  # too few backends after this pause
+            lines += token_lines(rule_of(answers_of(runs, keep, stream, pause)), swaps, pause)
+    return lines
+
+
 def _print_rule(
     rule: "SmallestRule",
     runs: "Sequence[Run]",
     swaps: "Sequence[ModelSwap]" = (),
+    lines: "Sequence[TokenLine]" = (),
+    prefill: float | None = None,
     *,
     table: bool = False,
     open_: bool = False,
@@ -286,7 +327,8 @@ def _print_rule(
     from kvbench.tune.model_swaps import loads_of, totals_of
 
     if as_json:
-        typer.echo(json.dumps(text.to_plain(rule, runs, swaps), indent=2))
+        tokens = [msgspec.to_builtins(line) | text.prefill_plain(line, prefill) for line in lines]
+        typer.echo(json.dumps({**text.to_plain(rule, runs, swaps), "token_lines": tokens}, indent=2))
         return
     print_lines(text.origin(runs) if table or open_ else text.headline(rule, runs))
     print_lines(line for model in models_of(swaps) for line in ("", f"{model.name}: {model.text}"))
@@ -294,6 +336,9 @@ def _print_rule(
         print_lines(["", text.swap_title(swap)])
         print_rows([*map(text.row_model, loads_of(rule, swap))], text.HEADER_MODEL)
     print_lines(line for total in totals_of(rule, swaps) for line in ("", total))
+    print_lines(["", *text.planner_lines(lines)] if lines else [])
+    if prefill:
+        print_lines(["", *text.prefill_lines(swaps, lines, prefill)])
     if table:
         print_lines(["", text.TIED_WITH])
         print_rows([*map(text.row, rule.answers)], text.HEADER)

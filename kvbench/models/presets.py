@@ -40,6 +40,13 @@ class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return this choice, with unset settings taken from `other`."""
         return ModelChoice(*(getattr(self, name) or getattr(other, name) for name in self.__struct_fields__))
 
+    def with_fewer_tokens(self) -> "ModelChoice":
+        """Return the choice with every model at a sixteenth and a quarter of its tokens too."""
+        tokens = self.tokens or USUAL_TOKENS
+        whole = [text for text in self.models if "@tokens" not in text]
+        fewer = (f"{text}@tokens{max(1, tokens // part)}" for text in whole for part in (16, 4))
+        return msgspec.structs.replace(self, models=(*self.models, *fewer))
+
     def swaps(self) -> tuple[ModelSwap, ...]:
         """Return the swap of every model without duplicates; raises UsageError, which names the setting."""
         for name in self.__struct_fields__ if not self.models else ():

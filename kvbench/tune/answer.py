@@ -156,8 +156,11 @@ def check_measured(runs: Sequence[Run], backends: Collection[str]) -> None:
         )
 
 
-def answers_of(runs: Sequence[Run], keep: Callable[[Choice], bool], state: str | None = None) -> list[Answer]:
-    """Return an answer for every measured shape, from the candidates that `keep` accepts, in one stream state if named.
+def answers_of(
+    runs: Sequence[Run], keep: Callable[[Choice], bool], state: str | None = None, pause: str | None = None
+) -> list[Answer]:
+    """Return an answer for every measured shape, from the candidates that `keep` accepts, in one stream state and after
+    one pause if named.
 
     The answers are sorted by direction, stream state, block size and number of blocks. Raises UsageError without
     any.
@@ -165,7 +168,7 @@ def answers_of(runs: Sequence[Run], keep: Callable[[Choice], bool], state: str |
     if all(map(trace_of, runs)):
         return _of_trace(runs, keep, state)
     answers = []
-    visits = candidates(runs)
+    visits = candidates(runs, pause)
     fresh = contests_of(visits[visits["fresh"]])
     by_shape: Any = visits.groupby([*SHAPE])  # pandas types its keys as Hashable
     caller_us = {key: rows.set_index("choice")["caller_us"].to_dict() for key, rows in by_shape}

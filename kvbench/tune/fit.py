@@ -74,16 +74,19 @@ def policy_of(runs: Sequence[Run], chosen: Mapping[Kind, Mapping[Point, Choice]]
     )
 
 
-def candidates(runs: Sequence[Run]) -> pd.DataFrame:
+def candidates(runs: Sequence[Run], pause: str | None = None) -> pd.DataFrame:
     """Return the visits of all candidates of a policy: a row each, with `SHAPE`, `choice`, `round`, `us` and
     `caller_us`.
 
-    `fresh` are visits that a search made after it had chosen. A shape has at least two backends other than `auto`. A
-    failed cell is not a candidate. Rounds of several runs are numbered consecutively, so that only visits of one run
-    are paired. Raises UsageError if there is no shape, and for runs of several devices.
+    `pause` takes the swaps after such a pause alone. `fresh` are visits that a search made after it had chosen. A shape
+    has at least two backends other than `auto`. A failed cell is not a candidate. Rounds of several runs are numbered
+    consecutively, so that only visits of one run are paired. Raises UsageError if there is no shape, and for runs of
+    several devices.
     """
     machine_of(runs)
     frames = [run.frame() for run in runs]
+    if pause is not None:
+        frames = [frame[frame["pause"].fillna(_USUAL["pause"]) == pause] for frame in frames]
     kept = tried(pd.concat(frames))["cell_id"]
     parts, first = [], 0
     for run, frame in zip(runs, frames, strict=True):

@@ -52,6 +52,8 @@ _TRACE_SWAPS: Final = 60
 # Swaps of shuffled blocks beside those of a trace are no larger: their choice no longer depends on the number.
 _SHUFFLED_BYTES: Final = 200_000_000
 _ONE_VALUE: Final = {"pattern", "device_pattern", "host_pattern", "sizes", "pause"}
+# The other work before a call as an engine makes it, after a step.
+_AFTER_A_STEP: Final = "5ms"
 _FIRST_SIZES: Final = tuple(kib * KIB for kib in (1, 4, 16, 64, 256))
 _SUSTAINED_COUNTS: Final = (128, 1024)
 # After this time a search makes only necessary visits, so that tuning takes three minutes, start and end included.
@@ -67,17 +69,24 @@ BISECTIONS: Final = 2
 SwapShape = tuple[Direction, StreamState, int, int]  # with blocks and block bytes
 
 
-def tuning_sweep(models: ModelChoice, axes: Sequence[str], backends: Collection[str]) -> SweepSpec:
+def tuning_sweep(
+    models: ModelChoice, axes: Sequence[str], backends: Collection[str], *, by_tokens: bool = False
+) -> SweepSpec:
     """Return what to measure: every way to swap, or `backends` alone, for the swaps of models or for many shapes.
 
-    The filter of the config limits those shapes; the swap of a model is measured whatever its size.
+    The filter of the config limits those shapes; the swap of a model is measured whatever its size. With `by_tokens`,
+    models are measured with fewer tokens too, and called in a tight loop as well as after other work.
     """
     settings = parse_assignments(axes)
     if several := sorted(name for name in _ONE_VALUE & settings.keys() if "," in settings[name]):
         raise UsageError(f"-a {several[0]}={brief(settings[several[0]])}: an answer is for one {several[0]}; name one")
-    spec = load_config(find_config("tune"), models)
+    spec = load_config(find_config("tune"), models.with_fewer_tokens() if by_tokens else models)
     if models.models:
-        return _of_backends(replace(spec, filters=()).with_axes(settings), backends)
+        spec = replace(spec, filters=()).with_axes(settings)
+        if by_tokens and "pause" not in settings:
+            after = spec.with_axes({"pause": _AFTER_A_STEP, "stream_state": "idle"})
+            spec = replace(spec, groups=spec.groups + after.groups)
+        return _of_backends(spec, backends)
     spec = spec.with_axes({**_SHAPES, **settings})
     if not (_ONE_VALUE | {"backend"}) & settings.keys() and "idle" in settings.get("stream_state", "idle"):
         in_runs = load_config(find_config("runs")).with_axes({**_IN_RUNS, **settings, "stream_state": "idle"})
@@ -156,12 +165,14 @@ class Search:
 
         Sustained swaps are measured at the numbers of blocks `sustained_counts`, or at all numbers if the plan has none
         of them: a chain of swaps depends little on the length of each. `in_time` returns whether there is time for more
-        than six visits, and for more sizes. Cells in another layout than most of their shape are in no race: each gets
-        six visits.
+        than six visits, and for more sizes. Cells in another layout than most of their shape, or after a longer pause,
+        are in no race: each gets six visits.
         """
         layouts = {shape: layout_counts.most_common(1)[0][0] for shape, layout_counts in _layouts(cells).items()}
-        self._beside = [cell for cell in cells if cell.sides != layouts[cell.blocks, cell.block_bytes]]
-        cells = [cell for cell in cells if cell.sides == layouts[cell.blocks, cell.block_bytes]]
+        pause_us = min((cell.pause_us for cell in cells), default=0)
+        raced = {cell for cell in cells if cell.pause_us == pause_us and cell.sides == layouts[_shape(cell)]}
+        self._beside = [cell for cell in cells if cell not in raced]
+        cells = [cell for cell in cells if cell in raced]
         counts = {cell.blocks for cell in cells}
         counts = counts & set(sustained_counts) or counts
         self._cells: dict[SwapShape, dict[Choice, Cell]] = {}
@@ -291,8 +302,12 @@ def _layouts(cells: Collection[Cell]) -> dict[tuple[int, int], Counter[tuple[Pat
     """Return the numbers of cells by blocks and block bytes, then by layout."""
     layouts: dict[tuple[int, int], Counter[tuple[Pattern, Pattern]]] = {}
     for cell in cells:
-        layouts.setdefault((cell.blocks, cell.block_bytes), Counter())[cell.sides] += 1
+        layouts.setdefault(_shape(cell), Counter())[cell.sides] += 1
     return layouts
+
+
+def _shape(cell: Cell) -> tuple[int, int]:
+    return cell.blocks, cell.block_bytes
 
 
 def _answer(shape: SwapShape, arms: Arms, decision: Decision) -> Answer:

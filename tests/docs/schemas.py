@@ -9,10 +9,15 @@ import msgspec
 
 from kvbench.gate.outputs import GateData
 from kvbench.results import RunInfo
+from kvbench.tune.model_swaps import TokenLine
 
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "reference" / "schemas"
 # File -> the type of what it describes.
-TYPES: Final[Mapping[str, Any]] = {"gate.json": GateData, "run.json": RunInfo}
+TYPES: Final[Mapping[str, Any]] = {
+    "gate.json": GateData,
+    "run.json": RunInfo,
+    "token-lines.json": list[TokenLine],
+}
 
 
 def schema(name: str) -> str:

@@ -171,6 +171,8 @@ def test_the_command_answers_in_json(run: Run) -> None:
         (["--max-sms", "0", "--backends", "sm"], "nothing to choose from"),
         (["--out", "somewhere"], "RUN: nothing is measured"),
         (["--max-sms", "-1"], "max_sms"),
+        (["--model", "llama-3-8b", "--prefill-tokens-per-second", "0"], "must be from 1 to 1e9"),
+        (["--prefill-tokens-per-second", "100"], "tokens are those of a model; add --model"),
     ],
 )
 def test_bad_input_is_one_clear_line(run: Run, options: list[str], message: str) -> None:

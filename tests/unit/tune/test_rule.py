@@ -425,6 +425,33 @@ def test_a_model_is_answered_from_the_nearest_shapes_in_its_unit(tmp_path: Path)
     assert "\n\nllama-3-8b, 2048 tokens: 8192 blocks of 32 KiB\n" in table
 
 
+def linear(cell: Cell) -> float:
+    """A kernel takes 10 us and 0.5 us a block of 16 KiB, 100 us more after other work; copies take 20 times as long."""
+    us = 10 + 0.5 * cell.blocks * cell.block_bytes / (16 * KIB) + (100 if cell.pause_us else 0)
+    return cell.swap_bytes / us / 1e3 / (20 if cell.backend == "batched" else 1)
+
+
+def test_a_model_has_a_line_over_its_tokens_and_says_from_when_on_loading_is_faster(tmp_path: Path) -> None:
+    """Of llama-3-8b, 16 tokens are 64 blocks of 32 KiB: 10 us and 4 us a token, here from times of blocks of 16 KiB."""
+    warm = [cell for cell in cells(Direction.H2D, Direction.D2H) if cell.sms in (None, 1)]
+    run = run_of(tmp_path, linear, [*warm, *(replace(cell, pause_us=5000) for cell in warm)])
+    asked = ("--model", "llama-3-8b", "--prefill-tokens-per-second", "200000")
+    lines = json.loads(output("tune", run.path, *asked, "--json"))["token_lines"]
+    assert {(line["direction"], line["pause"]) for line in lines} == set(product(("h2d", "d2h"), ("0", "5ms")))
+    by_call = {line["pause"]: line for line in lines if line["direction"] == "h2d"}
+    for pause, start in (("0", 20), ("5ms", 220)):
+        line = by_call[pause]
+        assert (line["us"], line["us_per_token"]) == (pytest.approx(start, rel=0.02), pytest.approx(4, rel=0.01))
+        assert line["error"] < 0.02
+        assert line["bytes_per_token"] == 131072
+        assert line["faster_than_prefill_from_tokens"] == pytest.approx(start / (5 - 4), abs=2 + start / 20)
+    shown = " ".join(output("tune", run.path, *asked).split())
+    assert "cold call, after 5ms of other work: loading is faster than prefill at 200000 tokens/s from 2" in shown
+    assert "a hit of 2048 tokens saves 2.0 ms (8.2 in place of 10.2)" in shown
+    never = output("tune", run.path, *asked[:2], "--prefill-tokens-per-second", "300000")
+    assert "loading is never faster than prefill at 300000 tokens/s" in " ".join(never.split())
+
+
 def test_the_table_and_what_is_open_are_printed_on_request(tmp_path: Path) -> None:
     run = run_of(tmp_path, crossing)
     table = output("tune", run.path, "--table", columns=200).splitlines()

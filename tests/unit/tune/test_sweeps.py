@@ -1,4 +1,4 @@
-"""What a tuning measures: the swap of every shipped model, on a GPU and on the device cpu."""
+"""What a tuning measures: the swaps of models, on a GPU and on the device cpu."""
 
 import pytest
 
@@ -17,3 +17,12 @@ def test_a_tuning_measures_the_swap_of_every_preset(name: str) -> None:
         cells = expand(spec, device, backends).cells
         assert {(cell.blocks, cell.block_bytes) for cell in cells} == shapes
         assert {cell.backend for cell in cells} == {"batched", "per_block"}
+
+
+def test_to_compare_loads_with_prefill_fewer_tokens_and_cold_calls_are_measured_too() -> None:
+    choice = ModelChoice(models=("llama-3-8b",), tokens=2048)
+    spec = tuning_sweep(choice, ["direction=h2d"], ["batched", "per_block"], by_tokens=True)
+    cells = expand(spec, H200, H200_BACKENDS).cells
+    assert {cell.blocks for cell in cells} == {8192, 2048, 512}
+    calls = {(cell.stream_state.value, cell.pause_us) for cell in cells}
+    assert calls == {("idle", 0), ("sustained", 0), ("idle", 5000)}
