@@ -131,9 +131,10 @@ def labelled(groups: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:
     """Return the groups of a model with labels that tell them apart; a single one needs none."""
     if len(groups) == 1:
         return tuple(groups)
+    shapes = [group.part.value or f"{group.kv_heads} x {group.head_dim}" for group in groups]
     return tuple(
-        replace(group, label=f"{group.layers} layers of {group.part.value or f'{group.kv_heads} x {group.head_dim}'}")
-        for group in groups
+        replace(group, label=f"{group.layers} layers of {shape}{' with a window' if group.window else ''}")
+        for group, shape in zip(groups, shapes, strict=True)
     )
 
 

@@ -11,7 +11,7 @@ from kvbench.errors import UsageError
 from kvbench.files import read_toml, shipped_folder
 from kvbench.models.geometry import BlockTokens, KvDtype, KvLayout, LayerGroup, Model, ModelSwap, Ranks, Tokens
 from kvbench.models.hf_config import labelled, model_of, read_config_json
-from kvbench.text import check_keys, convert, hint, located, shown
+from kvbench.text import check_keys, convert, hint, located, name_of, shown
 
 USUAL_TOKENS: Final = 2048
 
@@ -84,29 +84,28 @@ def _parts(text: str) -> tuple[str, str | None, str | None]:
 
 def _of_numbers(text: str, kv_dtype: KvDtype | None) -> Model:
     """Read groups of layers written as numbers: layers=32,kv_heads=8,head_size=128, joined by "+"."""
-    groups = []
+    name, groups = name_of(re.sub(r"[a-z_]+=|\s", "", text).replace(",", "x").replace("+", "-"), "custom"), []
     with located(f"model {shown(text)}"):
         for part in text.split("+"):
-            pairs = [pair.partition("=") for pair in part.split(",")]
-            plain = {key.strip(): int(value) if value.strip().isdecimal() else value.strip() for key, _, value in pairs}
+            pairs = [re.sub(r"\s", "", pair).partition("=") for pair in part.split(",")]
+            plain = {key: int(value) if re.fullmatch(r"\d{1,12}", value) else value for key, _, value in pairs}
             check_keys(plain, _Numbers.__struct_fields__)
             if missing := next((key for key in ("layers", "kv_heads", "head_size") if key not in plain), None):
                 raise UsageError(f"{missing}: missing; write layers=32,kv_heads=8,head_size=128")
             numbers: _Numbers = convert(plain, _Numbers)
-            groups.append(
-                LayerGroup(
-                    name="custom",
-                    layers=numbers.layers,
-                    kv_heads=numbers.kv_heads,
-                    head_dim=numbers.head_size,
-                    kv_parts=numbers.parts,
-                    sliding_layers=numbers.layers if numbers.window else 0,
-                    window=numbers.window,
-                    dtype=kv_dtype or numbers.kv_dtype,
-                    row_bytes=numbers.row_bytes,
-                )
+            group = LayerGroup(
+                name=name,
+                layers=numbers.layers,
+                kv_heads=numbers.kv_heads,
+                head_dim=numbers.head_size,
+                kv_parts=numbers.parts,
+                sliding_layers=numbers.layers if numbers.window else 0,
+                window=numbers.window,
+                dtype=kv_dtype or numbers.kv_dtype,
+                row_bytes=numbers.row_bytes,
             )
-    return Model("custom", labelled(groups))
+            groups.append(group)
+    return Model(name, labelled(groups))
 
 
 def presets() -> Mapping[str, Model]:
@@ -124,7 +123,7 @@ def find_model(name_or_path: str, kv_dtype: KvDtype | None = None) -> Model:
     tables = read_toml(shipped_folder() / "presets" / "models.toml")
     if name_or_path in tables:
         return model_of(name_or_path, tables[name_or_path], kv_dtype)
-    if "=" in name_or_path and not Path(name_or_path).exists():
+    if re.fullmatch(r"[^/=]+=[^/]*(?<!\.json)", name_or_path):
         return _of_numbers(name_or_path, kv_dtype)
     path = Path(name_or_path)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name_or_path) and path.suffix != ".json" and not path.exists():

@@ -144,6 +144,14 @@ def test_a_model_can_be_given_by_its_numbers(text: str, token_bytes: int) -> Non
     assert len(ModelChoice((f"{text}@tokens64",)).swaps()) == text.count("+") + 1
 
 
+def test_models_of_other_numbers_have_other_names() -> None:
+    texts = (
+        "layers=8,kv_heads=4,head_size=64",
+        "layers=8, kv_heads=4, head_size=64, kv_dtype=fp8+layers=1,kv_heads=1,head_size=8",
+    )
+    assert [find_model(text).name for text in texts] == ["8x4x64", "8x4x64xfp8-1x1x8"]
+
+
 def test_the_numbers_of_a_refusal_are_read_once_they_are_complete() -> None:
     with pytest.raises(UsageError) as caught:
         model_of("m", {**PLAIN, "hidden_size": 1024, "odd_layers": 2})
@@ -156,6 +164,7 @@ def test_the_numbers_of_a_refusal_are_read_once_they_are_complete() -> None:
     ("text", "message"),
     [
         ("layers=8,kv_heads=4", "head_size: missing; write layers=32,kv_heads=8,head_size=128"),
+        ("layers=8,kv_heads=4,head_size=" + "9" * 5000, "head_size: "),
         ("layers=8,kv_heads=4,head_size=?", 'head_size: "?" is not a whole number'),
         ("layers=8,kv_heads=4,head_sise=64", 'unknown key "head_sise"; did you mean head_size?'),
         ("layers=8,kv_heads=4,head_size=24,kv_dtype=nvfp4", "nvfp4 has a scale for 16 elements, but a head has 24"),
