@@ -135,6 +135,8 @@ def read_requests(
     for turn, arrival_s in sorted(zip(reader.turns, arrivals, strict=True), key=lambda pair: pair[1]):
         if len(turn.ids) < turn.input_tokens // made.hash_tokens:
             made.skip(turn.line, f"fewer ids than input tokens / {made.hash_tokens}")
+        elif hash_tokens and len(turn.ids) > -(-turn.input_tokens // hash_tokens):
+            made.skip(turn.line, f"more ids than input tokens / {hash_tokens} of --hash-tokens")
         else:
             made.requests.append(Request(arrival_s, turn.input_tokens, turn.output_tokens, turn.ids, made.hash_tokens))
     everything = len(made.requests) + made.skipped.total()

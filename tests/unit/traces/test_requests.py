@@ -186,6 +186,7 @@ def test_up_to_one_request_of_a_hundred_may_be_left_out_and_is_counted(tmp_path:
         (line(1, [1, 1]), "an id repeats in the request"),
         (line(1, [], 9), "no ids of its prefix"),
         (line(1, [1], 9000), "fewer ids than input tokens / 512"),
+        (line(1, [1, 2], 100), "more ids than input tokens / 512 of --hash-tokens"),
         (line(1, [[1], [2]]), "an id is not a number or text"),
         ({**line(1, [1, 2]), "timestamp": None}, "no time of arrival"),
         ({**line(1, [1, 2]), "input_length": "many"}, "input tokens: not a whole number"),
