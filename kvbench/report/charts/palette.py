@@ -49,7 +49,7 @@ SHADE: Final = "#E6E6E6"  # behind a jump
 _ON_DARK: Final = {PAPER: "#16191D", TEXT: "#E6E9ED", FAINT: "#A3ACB7", GRID: "#3A4149", SHADE: "#30363D"}
 _BLACK_INK: Final = "#000000"
 
-_KNOWN: Final = {
+KNOWN: Final = {
     PER_BLOCK: Ink("#B05426", "^"),
     BATCHED: Ink("#2C60DD", "o"),
     TRITON: Ink("#00825B", "s"),
@@ -73,14 +73,10 @@ _FREE_MARKERS: Final[tuple[Marker, ...]] = ((3, 1, 0), (4, 1, 45), (6, 1, 0), (3
 
 def ink_of(backend: str) -> Ink:
     """Return the ink of a backend; that of another package's comes from its name alone, and is no built-in's."""
-    if known := _KNOWN.get(backend):
+    if known := KNOWN.get(backend):
         return known
     turn, index = divmod(zlib.crc32(backend.encode()), len(_FREE_COLOURS))
     return Ink(_FREE_COLOURS[index], _FREE_MARKERS[turn % len(_FREE_MARKERS)])
-
-
-def known_backends() -> frozenset[str]:
-    return frozenset(_KNOWN)
 
 
 def on_dark(colour: str) -> str:

@@ -13,11 +13,11 @@ import numpy.typing as npt
 import pytest
 
 from kvbench.report.charts.palette import (
+    KNOWN,
     RATIO_OCTAVES,
     contrast,
     ink_of,
     is_dark,
-    known_backends,
     on_dark,
     ratio_colour,
     rgb_of,
@@ -56,7 +56,7 @@ def lab(rgb: Floats) -> Floats:
 
 @pytest.mark.parametrize("sight", SIGHTS)
 def test_colour_blind_readers_can_distinguish_the_known_backends(sight: str) -> None:
-    seen = {name: lab(SIGHTS[sight] @ linear(ink_of(name).colour)) for name in sorted(known_backends())}
+    seen = {name: lab(SIGHTS[sight] @ linear(ink_of(name).colour)) for name in KNOWN}
     distances = {(a, b): float(np.linalg.norm(seen[a] - seen[b])) for a, b in combinations(seen, 2)}
     assert min(distances.values()) > CLEARLY_APART, min(distances, key=lambda pair: distances[pair])
 
@@ -66,13 +66,13 @@ STRANGERS = [f"stranger{number}" for number in range(200)]
 
 def test_every_backend_of_kvbench_has_a_colour_and_a_mark_of_its_own() -> None:
     registered = {entry.name for entry in entry_points(group="kvbench.backends") if entry.value.startswith("kvbench.")}
-    assert registered <= known_backends()
-    drawn = [ink_of(name) for name in known_backends()]
+    assert registered <= set(KNOWN)
+    drawn = [ink_of(name) for name in KNOWN]
     assert len({ink.colour for ink in drawn}) == len({ink.marker for ink in drawn}) == len(drawn)
 
 
 def test_a_plug_in_is_never_drawn_as_a_known_backend() -> None:
-    known = [ink_of(name) for name in known_backends()]
+    known = [ink_of(name) for name in KNOWN]
     for ink in map(ink_of, STRANGERS):
         assert ink.colour not in {other.colour for other in known}
         assert ink.marker not in {other.marker for other in known}
@@ -80,7 +80,7 @@ def test_a_plug_in_is_never_drawn_as_a_known_backend() -> None:
 
 
 def test_lines_are_seen_on_a_dark_page() -> None:
-    for name in (*known_backends(), *STRANGERS):
+    for name in (*KNOWN, *STRANGERS):
         assert contrast(rgb_of(on_dark(ink_of(name).colour)), rgb_of(on_dark("#FFFFFF"))) >= 4.4, name
 
 
@@ -102,7 +102,7 @@ def test_text_and_lines_of_the_page_have_enough_contrast(colours: dict[str, str]
 
 
 def test_lines_and_labels_have_enough_contrast_on_paper() -> None:
-    drawn = [ink_of(name) for name in (*known_backends(), *STRANGERS)]
+    drawn = [ink_of(name) for name in (*KNOWN, *STRANGERS)]
     assert min(contrast(rgb_of(ink.colour), (1, 1, 1)) for ink in drawn) >= 3
     assert min(contrast(rgb_of(ink.text), (1, 1, 1)) for ink in drawn) >= 4.5
 
