@@ -28,7 +28,10 @@ _Out = Annotated[
 ]
 _Snippet = Annotated[
     str | None,
-    typer.Option(metavar="SECTION", help="Print one table of a section as Markdown for a pull request: threshold."),
+    typer.Option(
+        metavar="SECTION[:WORDS]",
+        help="Print one table as Markdown for a pull request, such as threshold or engines:d2h; chat: five lines.",
+    ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print the files and the warnings as JSON.")]
 

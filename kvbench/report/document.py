@@ -8,12 +8,14 @@ from typing import Final
 
 from kvbench.errors import UsageError, brief
 from kvbench.report import markdown
-from kvbench.report.model import Chapter, Code, DataTable, Report, Strong, Text, spans
+from kvbench.report.model import Chapter, Code, DataTable, Report, Strong, Text, plain, spans
 from kvbench.report.preamble import TITLE
 from kvbench.report.tables import chance_note
 from kvbench.report.view import HOST_COPIES
 
 PAGE_FILE: Final = "report.html"
+CHAT: Final = "chat"
+_CHAT_LINES: Final = 5
 _FOOTMARKS: Final = re.compile("[\N{SUPERSCRIPT ONE}\N{SUPERSCRIPT TWO}\N{SUPERSCRIPT THREE}\u2070-\u2079\N{DAGGER}]")
 
 
@@ -22,22 +24,31 @@ def render_markdown(report: Report) -> str:
     return "\n\n".join(_parts(report)) + "\n"
 
 
-def snippet(report: Report, section: str) -> str:
-    """Return the first table of a section as it pastes into a pull request: machine line, table, no footnotes.
+def snippet(report: Report, what: str) -> str:
+    """Return a table as it pastes into a pull request: its title, the machine, the table, no footnotes.
 
-    Raises UsageError for a section that the report does not have.
+    `what` is a section, whose first table it is, or SECTION:WORDS, the first with these words in its title; "chat" is
+    the answer in five lines. Raises UsageError for what the report does not have.
     """
-    chapter = next((one for one in report.chapters if one.section.name == section), None)
-    table = next((table for table in chapter.part.tables if not table.stem), None) if chapter else None
-    if chapter is None or table is None:
+    if what == CHAT:
+        return "\n".join([plain(line) for line in [*report.headline, *report.summary]][:_CHAT_LINES]) + "\n"
+    name, _, words = what.partition(":")
+    chapters = [chapter for chapter in report.chapters if chapter.section.name == name]
+    every = [(chapter, table) for chapter in chapters for table in chapter.part.tables if words or not table.stem]
+    tables = [(chapter, table) for chapter, table in every if words.lower() in plain(table.title).lower()]
+    if not tables:
         known = ", ".join(one.section.name for one in report.chapters if one.part.tables)
-        raise UsageError(f"--snippet {brief(section)}: these runs have tables of {known or 'nothing'}")
+        titles = "; ".join(plain(table.title) for chapter in chapters for table in chapter.part.tables)
+        has = f"its tables are {titles}" if titles else f"these runs have tables of {known or 'nothing'}"
+        raise UsageError(f"--snippet {brief(what)}: {has}")
+    chapter, table = tables[0]
     header, *rows = ([_FOOTMARKS.sub("", _inline(text)) for text in row] for row in (table.header, *table.rows))
     title, lines = markdown.strong(markdown.inline(table.title)), markdown.table(header, rows, table.left)
     host = f"{HOST_COPIES} " if chapter.view.on_host else ""
-    of = report.views if chapter.section.name == "comparison" else [chapter.view]
+    of = report.views if chapter.section.name in ("comparison", "machines") else [chapter.view]
     machines = "; ".join(dict.fromkeys(view.heading for view in of))
-    return f"{title}\n\n{markdown.escape(f'{host}{machines}')}\n\n{lines}\n"
+    chance = "".join(f"\n{note}\n" for note in map(_block, chance_note(table.compared)))
+    return f"{title}\n\n{markdown.escape(f'{host}{machines}')}\n\n{lines}\n{chance}"
 
 
 def _parts(report: Report) -> Iterator[str]:
@@ -55,13 +66,14 @@ def _parts(report: Report) -> Iterator[str]:
         yield f"## Findings\n\n{markdown.bullets(lines)}"
     for chapter in report.chapters:
         yield from _chapter(report, chapter)
-    yield f"## The runs\n\n{_table(report.runs)}"
-    yield f"Commands:\n\n{_list(report.commands)}"
+    yield f"## The runs\n\n{table_text(report.runs)}"
+    if commands := report.other_commands:
+        yield f"Commands of runs that no table is of:\n\n{_list(commands)}"
     yield from _listed("Warnings", report.warnings)
     yield from _listed("Not in this report", report.missing)
     yield from _listed("Skipped cells", report.skipped)
     if report.failed:
-        yield f"## Failed cells\n\nThey have no figures.\n\n{_table(report.failed)}"
+        yield f"## Failed cells\n\nThey have no figures.\n\n{table_text(report.failed)}"
     yield from _listed("Definitions", [*report.definitions, *chance_note(report.comparisons)])
     yield f"[{PAGE_FILE}]({PAGE_FILE}) has the same content, the figures of every point, and a table of every cell."
 
@@ -82,8 +94,8 @@ def _chapter(report: Report, chapter: Chapter) -> Iterator[str]:
     if findings := report.findings_of(chapter):
         yield _list(findings)
     before: Text = ""
-    for pasted in (one for one in part.tables if not one.stem):
-        yield _table(replace(pasted, caption=_without_shared_end(pasted.caption, before)))
+    for pasted in chapter.printed:
+        yield table_text(replace(pasted, caption=_without_shared_end(pasted.caption, before)))
         before = pasted.caption
     if files := chapter.files:
         links = (f"[{markdown.inline(linked.title)}]({name})" for name, linked in files.items())
@@ -99,7 +111,8 @@ def _without_shared_end(caption: Text, before: Text) -> Text:
     return sentences[: len(sentences) - shared] if shared > 1 else caption
 
 
-def _table(table: DataTable) -> str:
+def table_text(table: DataTable) -> str:
+    """Return a table in Markdown with its title, notes and caption."""
     header, *rows = ([_inline(text) for text in row] for row in (table.header, *table.rows))
     title = markdown.strong(markdown.inline(table.title)) if table.title else ""
     lines = markdown.table(header, rows, table.left)

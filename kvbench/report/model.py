@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MOST_FINDINGS: Final = 8
 MOST_OF_A_SECTION: Final = 2
+MOST_ROWS: Final = 26  # of the tables that a section prints
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +151,26 @@ class Chapter:
         return f"From run {self.view.label}. Also measured in {others}." if others else ""
 
     @property
+    def printed(self) -> list[DataTable]:
+        """The tables that Markdown shows: the first, and more as long as there are few rows; the others are files."""
+        printed: list[DataTable] = []
+        rows = 0
+        for table in (table for table in self.part.tables if not table.stem):
+            if not printed or rows + len(table.rows) <= MOST_ROWS:
+                printed.append(table)
+                rows += len(table.rows)
+        return printed
+
+    @property
     def files(self) -> dict[str, DataTable]:
         """The tables that are CSV files, by the names of these; a name that is taken gets a number."""
         taken = {f"{chart.stem}.csv" for chart in self.part.charts} | set(self.part.files)
         files: dict[str, DataTable] = {}
-        for table in (table for table in self.part.tables if table.stem):
-            stem = re.sub(r"[^a-z0-9]+", "-", f"{self.section.name}-{table.stem}".lower())[:80]
+        printed = list(map(id, self.printed))
+        for table in (table for table in self.part.tables if id(table) not in printed):
+            stem = re.sub(
+                r"[^a-z0-9]+", "-", f"{self.section.name}-{table.stem or table.title.partition(': ')[0]}".lower()
+            )[:80]
             names = (f"{stem}{'' if number == 1 else f'-{number}'}.csv" for number in count(1))
             files[next(name for name in names if name not in taken and name not in files)] = table
         return files
@@ -211,6 +226,12 @@ class Report:
         """Return what a chapter finds and the first page does not say."""
         texts = dict.fromkeys([*chapter.part.findings, *(finding.text for finding in chapter.part.highlights)])
         return [text for text in texts if text not in self.summary]
+
+    @property
+    def other_commands(self) -> list[Text]:
+        """Return the commands that no caption names."""
+        named = {span for part in self.parts for table in part.tables for span in spans(table.caption)}
+        return [command for command in self.commands if spans(command)[-1] not in named]
 
     @property
     def comparisons(self) -> int:

@@ -13,7 +13,7 @@ from kvbench.analysis.curves import Cliff, find_cliff, knee
 from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, PlotRoof
 from kvbench.report.model import Chart
-from kvbench.report.numbers import TIMES, bytes_size, count, noun
+from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.tables import chart_text, includes, label_of, line_of, main_path, rows_of
 from kvbench.report.view import DIRECTIONS, SERIES, STATES, Pinned, View, by_direction, ceiling_of, fullest, pin, where
 from kvbench.results.schema import EffectivePath
@@ -116,20 +116,24 @@ def knee_text(curve: RateCurve) -> str:
 
 
 def cliff_text(cliff: Cliff) -> str:
-    """Return where a cliff is and how high, in all and beyond the ratio of the sizes.
+    """Return where a cliff is and how high, as a sentence without its end.
 
-    "24 KiB → 28 KiB: x5.4, x4.6 beyond the size"; for a fall "24 KiB → 28 KiB: 80% less".
+    "24 KiB → 24.5 KiB: 4.2x faster, of which the larger size explains 2%"; for a fall "24 KiB → 28 KiB: 80% less".
     """
-    sizes, height, excess = cliff_parts(cliff)
-    return f"{sizes}: {height}, {excess} beyond the size" if excess else f"{sizes}: {height}"
+    sizes, height, explained = cliff_parts(cliff)
+    return (
+        f"{sizes}: {height} faster, of which the larger size explains {explained}"
+        if explained
+        else f"{sizes}: {height}"
+    )
 
 
 def cliff_parts(cliff: Cliff) -> tuple[str, str, str]:
-    """Return where a cliff is, how high, and how high beyond the ratio of the sizes, "" for a fall."""
+    """Return where a cliff is, how high, and how much of that the ratio of the sizes explains, "" for a fall."""
     sizes = f"{bytes_size(cliff.below_bytes)} → {bytes_size(cliff.above_bytes)}"
     if not cliff.rises:
         return sizes, f"{two_digits(100 * (1 - 1 / cliff.height))}% less", ""
-    return sizes, f"{TIMES}{two_digits(cliff.height)}", f"{TIMES}{two_digits(cliff.excess)}"
+    return sizes, f"{two_digits(cliff.height)}x", f"{two_digits(100 * (cliff.height / cliff.excess - 1))}%"
 
 
 def curve_chart(

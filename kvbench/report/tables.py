@@ -21,16 +21,13 @@ from kvbench.results.schema import EffectivePath
 from kvbench.text import short
 
 _INCLUDES: Final = {
-    "idle": "GB/s from wall_us on an idle stream: host clock from the caller's list to completion; includes "
-    "preparation, submission and execution",
-    "busy": "GB/s from gpu_us on a busy stream: time between the events around the swap; includes descriptor upload "
-    "and execution, excludes preparation and submission",
-    "gated": "GB/s from gpu_us on a gated stream: time from the opening of the gate, an event that another stream "
-    "reaches after the submission, to completion; includes execution, excludes preparation and submission",
-    "opened": "GB/s from wall_us on an opened stream, whose wait for an event is over before the swap: host clock from "
-    "the caller's list to completion; includes preparation, submission and execution",
-    "sustained": "GB/s from the wall_us that one more swap adds to a chain of back-to-back swaps; includes "
-    "preparation, submission and execution",
+    "idle": "GB/s from wall_us on an idle stream: from the caller's list to completion",
+    "busy": "GB/s from gpu_us on a busy stream: between the events around the swap, without preparation and submission",
+    "gated": "GB/s from gpu_us on a gated stream: from the event that the stream waits for to completion, without "
+    "preparation and submission",
+    "opened": "GB/s from wall_us on an opened stream, which waits for an event that has fired: from the caller's list "
+    "to completion",
+    "sustained": "GB/s from the wall_us that one more swap adds to a chain of back-to-back swaps",
     "swap_us": "Time of a swap: wall_us on an idle or opened stream, with preparation and submission; gpu_us on a busy "
     "or gated one, without them",
     "caller_us": "Host time that a swap takes from its thread: preparation and submission",

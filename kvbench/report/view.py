@@ -180,7 +180,7 @@ def _in_order(values: Set[str]) -> list[str]:
 
 
 HOST_COPIES: Final = "Host copies on a CPU device: no GPU was involved."
-MOVED: Final = "other work on the link or the host's memory probably affected figures"
+MOVED: Final = "other activity on the link or in host memory probably disturbed the results"
 
 
 @dataclass(frozen=True)
@@ -308,10 +308,8 @@ def views_of(runs: Sequence[Run]) -> list[View]:
 
 def warnings_of(run: Run) -> list[str]:
     """Return what a reader of this run has to know, a line each that does not name the run."""
-    ceilings = [
-        f"the {direction} ceiling moved between {low:.1f} and {high:.1f} GB/s from round to round: {MOVED}"
-        for direction, (low, high) in moved_ceilings(run).items()
-    ]
+    moved = [f"{direction} {low:.1f} to {high:.1f} GB/s" for direction, (low, high) in moved_ceilings(run).items()]
+    ceilings = [f"the ceiling moved from round to round ({', '.join(moved)}): {MOVED}"] if moved else []
     return [*faults_of(run), *ceilings, *_drifts(run)]
 
 

@@ -18,7 +18,6 @@ from kvbench.report.rate_curves import (
     RateCurves,
     cliff_curves,
     cliff_parts,
-    cliff_text,
     curve_chart,
     evenly_spaced,
     left_out,
@@ -41,9 +40,7 @@ _NO_CLIFF = (
     f"No jump between neighbouring block sizes exceeds the ratio of the sizes by {CLIFF_MARGIN.fraction:.0%} or more, "
     f"interval included: {CLIFF_MARGIN.reason}."
 )
-_HEIGHT = (
-    "Height: GB/s of the larger size over those of the smaller; beyond the size: height over the ratio of the sizes"
-)
+_HEIGHT = "Faster: GB/s of the larger size over those of the smaller; size explains: the ratio of the sizes, less 1"
 
 
 def make(view: View) -> PartOrReason:
@@ -52,12 +49,11 @@ def make(view: View) -> PartOrReason:
 
 
 def _part(view: View, curves: RateCurves) -> Part:
-    findings = [_finding(curve, cliff) for curve in curves.curves if (cliff := curve.cliff)]
     highlights = [*_highlights(curves.curves), *_falls(curves.cells), *primed_inline(curves.cells)]
     groups = grouped(curves.curves, lambda curve: (curve.direction, curve.backend, curve.state))
     tables = [_table(view, curves, group) for group in groups.values()]
-    none = [_NO_CLIFF] if any_decidable(curves.cells) else []
-    return Part(findings or none, _charts(view, curves), tables, highlights)
+    none = any_decidable(curves.cells) and not any(curve.cliff for curve in curves.curves)
+    return Part([_NO_CLIFF] if none else [], _charts(view, curves), tables, highlights)
 
 
 def _charts(view: View, curves: RateCurves) -> list[Chart]:
@@ -79,7 +75,7 @@ def _table(view: View, curves: RateCurves, group: Sequence[RateCurve]) -> DataTa
     long = {curve.panel: ("none", "", "") for curve in group if len(curve.x) >= MIN_SIZES}
     cliffs = long | {curve.panel: cliff_parts(curve.cliff) for curve in group if curve.cliff}
     parts = [cliffs.get(blocks, ("", "", "")) for blocks in sorted(set(rows["blocks"]))]
-    lines = zip(("cliff", "height", "beyond the size"), zip(*parts, strict=True), strict=True)
+    lines = zip(("cliff", "faster", "size explains"), zip(*parts, strict=True), strict=True)
     body += [[name, *line] for name, line in lines if name == "cliff" or any(line)]
     ceiling = " not measured" if (gbps := ceiling_of(rows)) is None else f", {gbps:.1f} GB/s"
     title = f"{direction}, {backend}, {state} stream: GB/s (share of the ceiling{ceiling})"
@@ -99,13 +95,6 @@ def _blanks(view: View) -> list[Text]:
 
 def _rate_and_share(row: Row) -> Text:
     return f"{rate(row)} ({row['ceiling_share']:.0%})" if math.isfinite(row["ceiling_share"]) else rate(row)
-
-
-def _finding(curve: RateCurve, cliff: Cliff) -> str:
-    return (
-        f"{curve.backend} {curve.direction}, {curve.state} stream, N = {count(curve.panel)}: {cliff_text(cliff)} "
-        f"({two_digits(cliff.below_gbps)} to {two_digits(cliff.above_gbps)} GB/s); {_path_text([(curve, cliff)])}."
-    )
 
 
 def _highlights(curves: Sequence[RateCurve]) -> list[Finding]:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from kvbench.analysis.between_runs import kind_of, spread_between
-from kvbench.analysis.compare import MIN_PAIRS, Verdict, compare_apart
+from kvbench.analysis.compare import MIN_PAIRS, Verdict, by_chance, compare_apart
 from kvbench.analysis.intervals import Samples
 from kvbench.analysis.margins import ABSOLUTE_US, BETWEEN_RUNS, GATE, INLINE, Margin, between_runs
 from kvbench.cells.axis import Role
@@ -23,7 +23,6 @@ from kvbench.report.numbers import TIMES, count, figure, noun, size
 from kvbench.report.tables import (
     Row,
     axis_text,
-    chance_note,
     comma_separated,
     host_mark,
     includes,
@@ -55,7 +54,8 @@ _MARGIN: Final = (
 _VERDICT: Final = (
     f"Slower, faster: the whole 95% interval of the ratio, from the medians of the visits and the spread between runs "
     f"of one build, lies beyond the margin, {_MARGIN}. Same: the whole interval lies within. Undecided: neither, or "
-    f"fewer than {MIN_PAIRS} visits in a run. kvbench gate compare, which alternates, detects smaller differences"
+    f"fewer than {MIN_PAIRS} visits in a run. kvbench gate, which measures two builds in turn, detects smaller "
+    "differences"
 )
 _BESIDE_VERDICT: Final = (
     f"Slower, faster: the whole 95% interval of the ratio of slowdowns, by visit, lies beyond {GATE.fraction:.0%}. A "
@@ -167,7 +167,8 @@ def _verdict_counts(cells: pd.DataFrame) -> str:
         most = "" if changes.empty else f" (by up to {two_digits(100 * abs(getattr(changes, extreme)()))}%)"
         parts.append(f"{count(len(changes))} {verdict.lower()}{most}")
     same, undecided = (count(len(where(cells, verdict=verdict))) for verdict in (Verdict.SAME, Verdict.UNDECIDED))
-    return ", ".join([*parts, f"{same} the same", f"{undecided} undecided"])
+    chance = f"; chance alone would show up to {noun(by_chance(len(cells)), 'difference')}" if len(cells) > 1 else ""
+    return ", ".join([*parts, f"{same} the same", f"{undecided} undecided"]) + chance
 
 
 def _weight(cells: pd.DataFrame) -> float:
@@ -190,7 +191,7 @@ def _by_backend(pair: Pair, shared: pd.DataFrame, origin: Text) -> DataTable:
         rows.append([*map(str, names), count(len(cells)), ratio, *counts])
     header = ("Backend", "Dir", "Stream", "Cells", "Median ratio", *(verdict.capitalize() for verdict in _ORDER))
     title = f"Time of {pair[1].label} / time of {pair[0].label}, by backend"
-    return DataTable(title, header, rows, [_VERDICT, *chance_note(len(shared))], origin, left=3)
+    return DataTable(title, header, rows, [_VERDICT], origin, left=3, compared=len(shared))
 
 
 def _cell_table(pair: Pair, cells: pd.DataFrame, origin: tuple[Span, ...]) -> DataTable:
@@ -227,8 +228,8 @@ def _beside_table(pair: Pair, beside: pd.DataFrame, origin: Text) -> DataTable:
         rows.append([*(row[name] for name in _BESIDE_NAMES), *rates, *slowdowns, *_judged(row)])
     labels = [view.label for view in pair]
     header = ("Neighbour", "Dir", "Swaps", *(f"{label} GB/s" for label in labels), *labels, "Ratio (95%)", "Verdict")
-    notes = [_BESIDE_VERDICT, *chance_note(len(beside))]
-    return DataTable("Slowdown of neighbours, worst first", header, rows, notes, origin, left=3)
+    notes = [_BESIDE_VERDICT]
+    return DataTable("Slowdown of neighbours, worst first", header, rows, notes, origin, left=3, compared=len(beside))
 
 
 def _origin(pair: Pair, cells: pd.DataFrame) -> tuple[Span, ...]:

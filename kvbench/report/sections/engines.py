@@ -37,6 +37,7 @@ def make(view: View) -> PartOrReason:
         _table(run, f"{run.label}: " if len(runs) > 1 else "", engine, measured)
         for run, answers in runs
         for engine in engines().values()
+        if _fullest(runs, engine) is run
         if not engine.pages or str(workload_axes([run.run])["host_pattern"]).startswith("page-first")
         for group in by_kind(answers).values()
         if (measured := [answer for answer in group if answer.best_of(*engine.backends)])
@@ -46,6 +47,15 @@ def make(view: View) -> PartOrReason:
     every = [answer for _, answers in runs for answer in answers]
     highlights = [Finding(text, _WEIGHT) for engine in engines().values() if (text := _same_api(engine, every))]
     return lambda: Part(tables=tables, highlights=highlights)
+
+
+def _fullest(runs: Sequence[tuple[View, list[Answer]]], engine: Engine) -> View:
+    """Return the run that has most answers of an engine's code."""
+
+    def measured(run: tuple[View, list[Answer]]) -> int:
+        return sum(bool(answer.best_of(*engine.backends)) for answer in run[1])
+
+    return max(runs, key=measured)[0]
 
 
 def _answers(view: View) -> list[Answer] | str:
@@ -70,7 +80,7 @@ def _table(view: View, before: str, engine: Engine, answers: Sequence[Answer]) -
     title = (
         f"{before}{comma_separated(*dict.fromkeys(packages)) or engine.name}, {first.direction}, {first.state} stream"
     )
-    header = ("Blocks", "Block size", *map(str, ordered), "Takes", "Best", "us", "x")
+    header = ("Blocks", "Block size", *(choice.label for choice in ordered), "Takes", "Best", "us", "x")
     return Measured(view, cells, _INCLUDES).table(title, header, rows, compared=len(rows))
 
 
@@ -83,7 +93,7 @@ def _row(view: View, engine: Engine, methods: Sequence[Choice], answer: Answer) 
         ratio = f"{unclear_mark(compared)}{figure(compared.ratio)}"
     times = {choice: f"{figure(answer.time_of(choice))} ({figure(answer.caller_us[choice])})" for choice in answer.arms}
     *columns, best_us = (times.get(choice, "") if choice else "" for choice in (*methods, best))
-    names = [str(choice) if choice else ABSENT for choice in (shipped, best)]
+    names = [choice.label if choice else ABSENT for choice in (shipped, best)]
     return [count(answer.blocks), bytes_size(answer.block_bytes), *columns, *names, best_us, ratio]
 
 

@@ -42,8 +42,14 @@ def _ladders(view: View) -> Pinned | None:
     curves = ladder_curves(view.frame)
     if isinstance(curves, str):
         return None
-    arms = [_ladder_arm(row["direction"], row["block_bytes"]) for row in rows_of(curves.cells)]
-    return Pinned(curves.cells.assign(arm=arms), curves.pinned.hidden)
+    drawn = {(curve.backend, curve.state, curve.direction, curve.panel) for curve in curves.curves}
+    kept = [
+        (row["backend"], row["stream_state"], row["direction"], row["block_bytes"]) in drawn
+        for row in rows_of(curves.cells)
+    ]
+    cells = curves.cells[kept]
+    arms = [_ladder_arm(row["direction"], row["block_bytes"]) for row in rows_of(cells)]
+    return Pinned(cells.assign(arm=arms), curves.pinned.hidden)
 
 
 def _ladder_arm(direction: str, block_bytes: int) -> str:

@@ -13,17 +13,19 @@ from kvbench.cells.backend_facts import BATCHED, method_label
 from kvbench.cells.layers import TRACE
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Text
-from kvbench.report.numbers import count, figure
+from kvbench.report.numbers import TIMES, bytes_size, count, figure
 from kvbench.report.tables import Measured, chart_text, includes_of, rows_of, sms_of
 from kvbench.report.view import View, by_direction
+from kvbench.results import Run
 from kvbench.results.replays import rate_of, replays_of, trace_name, trace_of
 from kvbench.sweep.installed import of_engine
 from kvbench.sweep.replay_spec import SIDES
-from kvbench.text import ends
+from kvbench.text import ends, short
 from kvbench.tune.text import speed_text
 from kvbench.units import two_digits
 
 _WEIGHT: Final = 1.2
+MIN_P99: Final = 500  # a p99 of fewer swaps is the worst few
 _NOTE: Final = (
     "A replay makes swaps of the trace, with their own block ids and sizes, one after the other on an idle stream; a "
     "visit is a block of time. {which} GB/s: all bytes over all time of swaps, with the interval of the visits. "
@@ -52,7 +54,7 @@ def make(view: View) -> PartOrReason:
     parts = [_part(run) for run in view.of_machine if not _cells_of(run).empty]
     highlights = [finding for part in parts for finding in part.highlights]
     charts, tables = ([one for part in parts for one in getattr(part, name)] for name in ("charts", "tables"))
-    return lambda: Part([finding.text for finding in highlights], charts, tables, highlights)
+    return lambda: Part((), charts, tables, highlights)
 
 
 def _cells_of(view: View) -> pd.DataFrame:
@@ -69,7 +71,7 @@ def _part(view: View) -> Part:
         replays[row["direction"]].append(Replayed(method, row["backend"], row["cell_id"], swaps[row["cell_id"]]))
     highlights = [Finding(text, _WEIGHT) for side in replays.items() if (text := _finding(view, *side))]
     tables = [_table(view, direction, side, replays[direction]) for direction, side in sides.items()]
-    return Part([one.text for one in highlights], [_chart(view, cells, replays)], tables, highlights)
+    return Part([], [_chart(view, cells, replays)], tables, highlights)
 
 
 def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
@@ -83,24 +85,55 @@ def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
     usual = [replay.method for replay in replays if replay.backend == "batched" or of_engine(replay.backend)]
     rivals = [method for method in usual if method not in fastest]
     gains = ", ".join(speed_text(rates[first.method] / rates[name], name) for name in rivals)
-    p99_us = float(first.swaps["latency_us"].quantile(0.99))
-    p99 = f"{figure(p99_us)} us" if p99_us < 1000 else f"{figure(p99_us / 1e3)} ms"
+    slowest = _tail(first.swaps)
+    tail = f"p99 {_time(slowest)}" if isinstance(slowest, float) else f"worst {_time(slowest[0])} ({slowest[1]} blocks)"
     names = f"{' and '.join(fastest)} {'is' if len(fastest) == 1 else 'are'}"
     gbps = ends([rates[name] for name in fastest], figure)
-    text = f"{SIDES[direction]} of {trace_name(view.run)}: {names} the fastest, {gbps} GB/s, p99 {p99}"
+    text = f"{SIDES[direction]} of {_trace_text(view.run)}: {names} fastest at {gbps} GB/s, {tail}"
     return f"{text}; {gains}." if gains else f"{text}."
+
+
+def _trace_text(run: Run) -> str:
+    """Return what a trace is, as far as a run knows: its title, or its name, its swaps and their descriptors."""
+    trace = trace_of(run) or {}
+    if title := str(trace.get("title") or ""):
+        return short(title)
+    sides = [side for side in (trace.get("h2d"), trace.get("d2h")) if isinstance(side, dict)]
+    if not sides or not trace.get("descriptors"):
+        return trace_name(run)
+    pieces, block_bytes = int(trace["descriptors"]), int(trace["block_bytes"])
+    swaps = count(sum(int(side["total"]) for side in sides))
+    shape = f"{pieces} {TIMES} {bytes_size(block_bytes // pieces)}"
+    return f"{trace_name(run)}, a trace of {swaps} swaps of blocks of {shape}"
+
+
+def _tail(swaps: pd.DataFrame) -> float | tuple[float, str]:
+    """Return the p99 of the latencies, or, of fewer than `MIN_P99` swaps, the worst and its descriptors."""
+    if len(swaps) >= MIN_P99:
+        return float(swaps["latency_us"].quantile(0.99))
+    return _worst(swaps)
+
+
+def _worst(swaps: pd.DataFrame) -> tuple[float, str]:
+    worst = int(swaps["latency_us"].argmax())
+    return float(swaps["latency_us"].iloc[worst]), count(swaps["blocks"].iloc[worst])
+
+
+def _time(us: float) -> str:
+    return f"{figure(us)} us" if us < 1000 else f"{figure(us / 1e3)} ms"
 
 
 def _table(view: View, direction: str, cells: pd.DataFrame, replays: Sequence[Replayed]) -> DataTable:
     trace = trace_of(view.run) or {}
     paced = bool(trace.get("speed"))
     ordered = sorted(replays, key=lambda replay: replay.swaps["wall_us"].sum())
-    quantiles = (f"{name}, us" for name in ("p50", "p90", "p99", "Worst"))
+    many = min(len(replay.swaps) for replay in replays) >= MIN_P99
+    quantiles = ("p50, us", "p90, us", *(["p99, us"] if many else []), "Worst, us (its blocks)")
     header = ("Method", "Swaps", *(["Late"] if paced else []), *quantiles, "GB/s", "Caller, us", "Copies left")
     choice = trace.get(direction)
     of = f"of {count(total)} " if isinstance(choice, dict) and (total := int(choice["total"])) else ""
     title = f"{SIDES[direction]}: {count(replays[0].swaps['number'].nunique())} {of}swaps of {trace_name(view.run)}"
-    body = [_row(replay, late=paced) for replay in ordered]
+    body = [_row(replay, late=paced, many=many) for replay in ordered]
     return Measured(view, cells, includes_of("idle")).table(title, header, body, [_note(view)])
 
 
@@ -109,15 +142,17 @@ def _note(view: View) -> str:
     return _NOTE.format(which=_AT_TIMES.format(speed=speed) if speed else _EVERY_KTH)
 
 
-def _row(replay: Replayed, *, late: bool) -> list[Text]:
+def _row(replay: Replayed, *, late: bool, many: bool) -> list[Text]:
     swaps, latencies = replay.swaps, replay.swaps["latency_us"]
     low, high = median_interval(np.array([rate_of(visit) for _, visit in swaps.groupby("round")]))
+    worst_us, worst_blocks = _worst(swaps)
     interval = f" ({figure(low)} to {figure(high)})" if np.isfinite(low) else ""
     return [
         replay.method,
         count(len(latencies)),
         *([_lateness(swaps["late_us"])] if late else []),
-        *(figure(float(latencies.quantile(share))) for share in (0.5, 0.9, 0.99, 1.0)),
+        *(figure(float(latencies.quantile(share))) for share in (0.5, 0.9, *([0.99] if many else []))),
+        f"{figure(worst_us)} ({worst_blocks})",
         f"{figure(rate_of(swaps))}{interval}",
         figure(float(swaps["caller_us"].median())),
         f"{swaps['pieces'].sum() / swaps['blocks'].sum():.0%}",
@@ -137,7 +172,7 @@ def _chart(view: View, cells: pd.DataFrame, replays: Mapping[str, Sequence[Repla
     every = [(direction, replay) for direction, side in replays.items() for replay in side]
     points = pd.concat([replay.swaps.assign(way=replay.method, direction=direction) for direction, replay in every])
     title = f"Latency against the size of the swaps of {trace_name(view.run)}"
-    text = chart_text(view, title, cells, drawn, [_note(view)])
+    text = chart_text(view, title, cells, drawn, [includes_of("idle")])
     found = "; ".join(f"{SIDES[name]}: {_fastest(side)}" for name, side in replays.items())
     return Chart(f"replay-{view.label}", text, LinePlot(x, y, told_apart([panels]), "quartiles"), points, found)
 

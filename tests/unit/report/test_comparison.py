@@ -109,7 +109,7 @@ def test_differences_within_the_margin_between_runs_count_as_the_same(tmp_path: 
     assert set(points.loc[little, "verdict"]) == {"SAME"}
     assert set(points.loc[~little, "verdict"]) == {"SLOWER"}
     (finding,) = lines_of(part.findings)
-    assert f"{little.sum()} the same, 0 undecided." in finding
+    assert f"{little.sum()} the same, 0 undecided; chance alone would show up to 3 differences." in finding
 
 
 def test_what_lies_within_the_spread_between_runs_is_undecided(tmp_path: Path) -> None:

@@ -52,16 +52,16 @@ def test_the_table_shows_an_engines_methods_side_by_side_with_caller_times(tmp_p
     (table,) = part.tables
     few, many = map(texts, table.rows)
     assert table.title == "vllm==0.33.0, h2d, idle stream"
-    assert table.header[2:-4] == ("vllm_batch order=any", "vllm_triton", "vllm_triton sms=24")
+    assert table.header[2:-4] == ("vllm_batch", "vllm_triton", "vllm_triton (24 SMs)")
     assert many[2:5] == ["303 (90.9)", "80.0 (24.0)", "60.0 (18.0)"]
-    assert many[5:] == ["vllm_triton", "sm sms=2", "40.0 (12.0)", "2.00"]
+    assert many[5:] == ["vllm_triton", "sm (2 SMs)", "40.0 (12.0)", "2.00"]
     # Below MIN_N vLLM takes its batched copy, although its kernel would be faster.
     assert few[2:] == [
         "120 (36.0)",
         "",
         "90.0 (27.0)",
-        "vllm_batch order=any",
-        "batched order=any",
+        "vllm_batch",
+        "batched",
         "100 (30.0)",
         "1.20",
     ]
@@ -89,7 +89,7 @@ def test_every_run_of_the_machine_shows_its_engines(tmp_path: Path) -> None:
     ]
     tables = part_of(report_of(runs), "engines").tables
     assert titles(tables) == ["first: vllm==0.33.0, h2d, idle stream", "second: lmcache==0.5.3, h2d, idle stream"]
-    assert texts(tables[1].rows[0])[2:] == ["90.0 (27.0)", "lmcache", "sm sms=2", "60.0 (18.0)", "1.50"]
+    assert texts(tables[1].rows[0])[2:] == ["90.0 (27.0)", "lmcache", "sm (2 SMs)", "60.0 (18.0)", "1.50"]
 
 
 def test_engine_code_for_pages_is_compared_only_on_swaps_with_pages(tmp_path: Path) -> None:

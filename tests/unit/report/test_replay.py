@@ -30,10 +30,12 @@ def test_the_table_has_the_latencies_of_all_swaps(report: Report) -> None:
     assert said(table.title) == "Loads (h2d): 36 of 400 swaps of the trace"
     rows = rows_of(table)
     assert list(rows) == ["sm (4 SMs)", "vllm_batch", "batched"]  # the fastest first
-    swaps, p50, p90, p99, worst, gbps, caller, left = rows["batched"]
+    swaps, p50, p90, worst, gbps, caller, left = rows["batched"]
     assert swaps == "36"
+    worst, blocks = worst.rstrip(")").split(" (")
+    assert blocks == "512"  # too few swaps for a p99
     assert float(worst) == pytest.approx(512 * 4096 / 5.0 / 1e3, rel=0.01)
-    assert float(p50) < float(p90) <= float(p99) <= float(worst)
+    assert float(p50) < float(p90) <= float(worst)
     rate, interval = gbps.split(" (")
     assert float(rate) == pytest.approx(5.0, rel=0.01)
     assert [float(end) for end in interval.rstrip(")").split(" to ")] == pytest.approx([5.0, 5.0], rel=0.01)
@@ -42,15 +44,15 @@ def test_the_table_has_the_latencies_of_all_swaps(report: Report) -> None:
 
 def test_the_first_page_names_the_fastest_and_its_gain_over_batched_copies_and_an_engine(report: Report) -> None:
     (highlight,) = highlights_of(report, "replay")
-    assert highlight.startswith("Loads (h2d) of the trace: sm (4 SMs) is the fastest, 47.9 GB/s, p99 ")
-    assert highlight.endswith("; 9.6x the speed of batched, 8x the speed of vllm_batch.")
+    assert highlight.startswith("Loads (h2d) of the trace: sm (4 SMs) is fastest at 47.9 GB/s, worst ")
+    assert highlight.endswith("; 9.6x as fast as batched, 8x as fast as vllm_batch.")
 
 
 def test_two_methods_without_a_clear_difference_are_both_named(tmp_path: Path) -> None:
     made = [visit for name, gbps in (GBPS | {"merged": 48.0}).items() for visit in synthetic.replayed(cell(name), gbps)]
     (highlight,) = highlights_of(made_report(tmp_path, made), "replay")
-    assert highlight.startswith("Loads (h2d) of the trace: merged and sm (4 SMs) are the fastest, 47.9 GB/s, p99 ")
-    assert highlight.endswith("; 9.6x the speed of batched, 8x the speed of vllm_batch.")
+    assert highlight.startswith("Loads (h2d) of the trace: merged and sm (4 SMs) are fastest at 47.9 GB/s, worst ")
+    assert highlight.endswith("; 9.6x as fast as batched, 8x as fast as vllm_batch.")
 
 
 def test_the_chart_has_a_line_over_swap_sizes_for_every_backend(report: Report) -> None:

@@ -89,21 +89,14 @@ def test_the_cliff_is_in_the_table_the_chart_and_a_finding(cliff: Report, cliff_
         "cliff-by-blocks-cliff.svg",
     }
     part = part_of(cliff, "cliff")
-    findings = lines_of(part.findings)
-    (finding,) = [line for line in findings if line.startswith("batched h2d, idle stream, N = 10 000: ")]
-    assert (
-        "\N{MULTIPLICATION SIGN}5.4, \N{MULTIPLICATION SIGN}4.7 beyond the size" in finding
-    )  # 5.4 times the GB/s of blocks that are smaller by a sixth
-    assert "24 KiB → 28 KiB" in finding
     assert table_of(part, "h2d, batched, busy stream: GB/s (share of the ceiling, 55.5 GB/s)")
     rows = rows_of(table_of(part, "h2d, batched, idle stream"))
-    cliff_rows = [rows[name] for name in ("cliff", "height", "beyond the size")]
+    cliff_rows = [rows[name] for name in ("cliff", "faster", "size explains")]
     assert [row[-1] for row in cliff_rows] == [
         "24 KiB → 28 KiB",
-        "\N{MULTIPLICATION SIGN}5.4",
-        "\N{MULTIPLICATION SIGN}4.7",
+        "5.4x",
+        "17%",
     ]
-    assert not any(re.match(r"batched (d2h|h2d, busy)", line) for line in findings)
     assert cliff_files["cliff-cliff.png"].startswith(b"\x89PNG")
     assert b"<svg" in cliff_files["cliff-cliff.svg"]
 
@@ -137,8 +130,9 @@ def test_large_tables_are_files_with_short_names(cliff: Report, cliff_files: dic
         for backend in ("per_block", "triton")
         for state in synthetic.STATES
     ]
-    assert list(cliff.files) == [f"cliff-{name}.csv".replace("_", "-") for name in series]
+    assert set(cliff.files) >= {f"cliff-{name}.csv".replace("_", "-") for name in series}
     assert set(cliff.files) <= set(cliff_files)
+    assert sum(len(table.rows) for table in cliff.chapters[0].printed) <= 26
     assert cliff_files["cliff-d2h-triton-idle.csv"].startswith(b"Block size,N = 256,N = 10")
 
 
@@ -319,7 +313,7 @@ def test_the_first_page_has_one_line_on_ceilings_that_moved(tmp_path: Path) -> N
     ceiling, unread = lines_of(report.first_warnings)
     assert ceiling.startswith("Warning: the ceiling moved by up to 100% from round to round (one, two): ")
     assert unread == "Warning: 1 run could not be read: Not in this report says why"
-    assert len(report.warnings) == 4
+    assert len(report.warnings) == 2
 
 
 def test_the_first_page_shortens_many_warnings(tmp_path: Path) -> None:
@@ -346,8 +340,8 @@ def test_the_answer_has_the_dates_of_the_first_and_the_last_of_its_runs(tmp_path
         ]
         return said(report_of(runs).headline[0])
 
-    assert "2026-10-09;" in top(9, 9)
-    assert "2026-10-07 to 10-11;" in top(9, 11, 7)
+    assert top(9, 9).endswith(", 2026-10-09")
+    assert "2026-10-07 to 10-11" in top(9, 11, 7)
 
 
 def test_warnings_name_cells_with_doubtful_samples(tmp_path: Path) -> None:
