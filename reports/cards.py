@@ -7,6 +7,7 @@ A card is a folder with the runs of one GPU and their report. `python -m reports
 import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -19,7 +20,9 @@ from kvbench.probe.command import JSON_FILE, MARKDOWN_FILE, answer_columns, mark
 from kvbench.probe.common import PROBES, ProbeFinding, ProbeReport
 from kvbench.report import markdown
 from kvbench.report.build import report_of
-from kvbench.report.document import render_markdown
+from kvbench.report.document import render_markdown, table_text
+from kvbench.report.sections.machines import machines_table
+from kvbench.report.view import views_of
 from kvbench.results import Run, load_run
 from kvbench.results.rundir import PACKED_JOURNAL_FILE, RUN_FILE, runs_in
 from kvbench.results.schema import Failure, Visit
@@ -179,6 +182,13 @@ def table(folders: Iterable[Path]) -> str:
     return markdown.table(header, [_row(card) for card in folders], left=3)
 
 
+def machine_table(folders: Iterable[Path]) -> str:
+    """Return what every card reaches in Markdown, a column for each."""
+    views = views_of([load_run(path) for card in folders for path in run_folders(card)])
+    table = machines_table(views)
+    return table_text(replace(table, title="")) if table else "There is one card."
+
+
 def _row(card: Path) -> list[str]:
     runs = [load_run(path) for path in run_folders(card)]
     title, driver = _machine(runs[0])
@@ -205,7 +215,11 @@ def _machine(run: Run) -> tuple[str, str]:
 
 def with_table(readme: str, folders: Sequence[Path]) -> str:
     """Return the text of README.md with the tables of `folders` between their markers."""
-    for name, made in (("cards", table(folders)), ("probes", probe_table(folders))):
+    for name, made in (
+        ("cards", table(folders)),
+        ("machines", machine_table(folders)),
+        ("probes", probe_table(folders)),
+    ):
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
         before, _, rest = readme.partition(begin)
         _, _, after = rest.partition(end)

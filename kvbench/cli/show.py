@@ -21,6 +21,8 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")
 def show(runs: _Runs, as_json: _Json = False) -> None:
     """Show the answer of runs: the backends to use, their loss and gain, and warnings. Needs no GPU and no torch.
 
+    Runs of several machines stand side by side.
+
     Without a choice between backends, it shows the findings of the report.
     """
     # pandas takes a second to import; --help must not wait for it
@@ -39,11 +41,25 @@ def show(runs: _Runs, as_json: _Json = False) -> None:
         around = {"host_note": note, "warnings": warnings, "without": left_out(views)}
         typer.echo(json.dumps(around | _as_plain(views), indent=2))
         return
+    if len({(view.title, view.driver) for view in views}) > 1:
+        _print_machines(views)
+        return
     notes = [note] * bool(note)
     rows = ROWS - terminal_rows(notes)
     lines = [*map(plain, _answer(views, rows - min(_WARNING_ROWS, terminal_rows(warnings))))]
     lines = lines if terminal_rows(lines) <= rows else _fitting(lines, rows - min(1, len(warnings)))
     print_lines([*notes, *lines, *_fitting(warnings, max(1, rows - terminal_rows(lines)))])
+
+
+def _print_machines(views: Sequence["View"]) -> None:
+    """Print a column for each of several machines, and what only one of them has."""
+    from kvbench.cli.tables import print_lines, print_rows
+    from kvbench.report.model import plain
+    from kvbench.report.sections.machines import machines_table  # the sections take as long to import as pandas
+
+    if table := machines_table(views):
+        print_rows([[*map(plain, row)] for row in table.rows], [*map(plain, table.header)])
+        print_lines(map(plain, [*table.notes, table.caption]))
 
 
 def _as_plain(views: Sequence["View"]) -> dict[str, Any]:

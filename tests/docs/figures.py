@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -11,11 +12,14 @@ import pandas as pd
 
 from kvbench.analysis.margins import KNEE
 from kvbench.cells.axes import Direction
+from kvbench.report.document import table_text
 from kvbench.report.numbers import figure, size
+from kvbench.report.sections.machines import machines_table
+from kvbench.report.view import views_of
 from kvbench.results import Run, load_run
 from kvbench.results.replays import rate_of, replays_of
 from kvbench.text import ends
-from tests.docs.markup import code, table
+from tests.docs.markup import code
 
 ROOT: Final = Path(__file__).parents[2]
 # The report that README shows.
@@ -27,43 +31,29 @@ _SWAP: Final = {"blocks": 10_000, "block_size": "4KiB", "stream_state": "idle"}
 
 
 def numbers() -> str:
-    """Figures of both cards, the ceilings below them, and where they come from."""
-    ways: dict[str, tuple[str, dict[str, Any]]] = {
-        "`batched`: unmodified `cuMemcpyBatchAsync`": ("engine", {"backend": "batched"}),
-        "`vllm_triton`: vLLM's own kernel, as shipped": ("engines", {"backend": "vllm_triton", "sms": ""}),
-        "`sm`: the copy kernel of kvbench, 4 SMs": ("engine", {"backend": "sm", "sms": 4}),
-    }
-    places = [(card, way) for card in CARDS for way in ("h2d", "d2h")]
-    rows = [
-        (label, *(_figure(card, run, **values, direction=way) for card, way in places))
-        for label, (run, values) in ways.items()
+    """What both cards reach, as `kvbench show` prints it, and where the figures come from."""
+    runs = [
+        committed(name, card) for card in CARDS for name in ("engine", "engines") if (card / "runs" / name).is_dir()
     ]
-    ceilings = [_cell("engine", card, **_SWAP, backend="batched", direction=way).ceiling_gbps for card, way in places]
-    rows.append(("the ceiling: large plain copies", *map(figure, ceilings)))
-    heads = (f"{_name(card)}, {'to' if way == 'h2d' else 'from'} the GPU" for card, way in places)
+    machines = machines_table(views_of(runs))
+    assert machines
     (visits,) = {committed("engine", card).info.spec["sampling"]["rounds"] for card in CARDS}
+    folders = " ".join(Path(run.path).relative_to(ROOT).as_posix() for run in runs)
     chart = "Throughput against block size of fresh blocks for batched and primed copies and two copy kernels"
     return "\n\n".join(
         (
-            table(("one swap of 10 000 blocks of 4 KiB, GB/s", *heads), rows, numbers=len(places)),
+            f"```sh\nkvbench show {folders}\n```",
+            table_text(replace(machines, title="", caption="")),
             "\n".join(f"- {_origin(card, 'engine', 'engines')}" for card in CARDS),
-            f"A figure is the median of {visits} visits, with its 95% interval: the latency of one swap on an idle "
-            "stream, with different blocks each time, scattered over 16 GiB on each side. A *visit* is a series of "
-            "such swaps; the visits of a figure are spread over the run. An SM is one of the multiprocessors of the "
-            "GPU. In the chart, [`primed`](docs/reference/"
-            "backends.md#primed) is `batched` after a short kernel that keeps the driver from copying on the CPU.",
+            f"A figure is the median of {visits} visits: the latency of one swap on an idle stream, with different "
+            "blocks each time, scattered over 16 GiB on each side. `batched` is unmodified `cuMemcpyBatchAsync`; `sm` "
+            "is the copy kernel of kvbench. A *visit* is a series of such swaps; the visits of a figure are spread "
+            "over the run. An SM is one of the multiprocessors of the GPU. The ceiling is the rate of large plain "
+            "copies. In the chart, [`primed`](docs/reference/backends.md#primed) is `batched` after a short kernel "
+            "that keeps the driver from copying on the CPU.",
             f"![{chart}, with the ceiling of the card]({_LINK}/cliff-cliff.png)",
         )
     )
-
-
-def _figure(card: Path, run: str, **values: Any) -> str:
-    """Return a rate with its interval, or a dash where the card does not have that run."""
-    return _with_interval(_cell(run, card, **_SWAP, **values)) if (card / "runs" / run).is_dir() else "-"
-
-
-def _name(card: Path) -> str:
-    return str(committed("engine", card).info.identity["gpu_name"]).removeprefix("NVIDIA ")
 
 
 def surprises() -> str:
@@ -212,10 +202,6 @@ def _cell(run: str, card: Path = REPORT, **values: Any) -> Any:
     cells = _cells(run, card, **values)
     assert len(cells) == 1, f"{card.name}/{run} has {len(cells)} cells of {values}"
     return cells.iloc[0]
-
-
-def _with_interval(cell: Any) -> str:
-    return f"**{figure(cell.gbps)}** ({figure(cell.gbps_low)} to {figure(cell.gbps_high)})"
 
 
 def _size(text: str) -> str:

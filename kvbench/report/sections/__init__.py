@@ -14,6 +14,7 @@ from kvbench.report.sections import (
     engines,
     kernels,
     layers,
+    machines,
     models,
     neighbour,
     placement,
@@ -30,6 +31,7 @@ def _contrast(name: str, title: str, *contrasts: contrast.Contrast, **options: o
 _sizes: Final = attrgetter("block_sizes")
 _created: Final = attrgetter("run.info.created")
 SECTIONS: Final = (
+    Section("machines", "Machines: side by side", machines.make, of_all=True),
     Section("cliff", "Cliff: throughput against block size", cliff.make, weight=_sizes),
     _contrast("stream-states", "Stream states: idle, opened, gated, busy", *submission.STREAM_STATES),
     _contrast("threshold", "Threshold: batched copies against the other backends", kernels.THRESHOLD, weight=_sizes),

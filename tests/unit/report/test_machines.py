@@ -1,0 +1,45 @@
+"""Machines side by side: the cells that all have, and what only one has."""
+
+from pathlib import Path
+
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
+from kvbench.report.build import report_of
+from kvbench.report.sections.machines import machines_table
+from kvbench.report.view import views_of
+from kvbench.results import Run
+from tests import synthetic
+from tests.reports import lines_of, made_run, rows_of, said, sections_of
+
+SWAPS = ((64, 4096), (10_000, 4096), (10_000, 65_536))
+
+
+def run(folder: Path, title: str, gbps: float, *more: str) -> Run:
+    cells = [Cell(name, Direction.H2D, *swap) for swap in SWAPS for name in ("batched", *more)]
+    cells += [Cell("sm", Direction.H2D, *swap, sms=4) for swap in SWAPS]
+    made = synthetic.rounds(cells, lambda cell: gbps if cell.backend == "sm" else 5.0, noise=0.001)
+    return made_run(folder, [*synthetic.ceilings(), *made], synthetic.info(title), title.replace(" ", "-"))
+
+
+def test_a_machine_is_a_column_with_the_swaps_that_all_have(tmp_path: Path) -> None:
+    runs = [run(tmp_path, "NVIDIA H100", 40.0), run(tmp_path, "NVIDIA H200", 50.0, "merged")]
+    table = machines_table(views_of(runs))
+    assert table
+    assert lines_of(table.header) == ["", "H100", "H200"]
+    rows = {name.replace("\N{MULTIPLICATION SIGN}", "x"): texts for name, texts in rows_of(table).items()}
+    assert rows["h2d, 10 000 x 4 KiB, GB/s: batched"] == ["5.00", "5.00"]
+    assert [text.split(":")[0] for text in rows["h2d, 10 000 x 4 KiB, GB/s: best"]] == ["40.0", "50.0"]
+    assert rows["Recommended, h2d, idle"] == ["sm (4 SMs)", "sm (4 SMs)"]
+    assert lines_of(table.notes) == ["Only H200 has merged"]
+
+
+def test_drivers_of_one_card_are_machines_too(tmp_path: Path) -> None:
+    old, new = run(tmp_path, "NVIDIA H200", 50.0), run(tmp_path / "new", "NVIDIA H200", 50.0)
+    new.info.identity["driver_version"] = "590.1"
+    table = machines_table(views_of([old, new]))
+    assert table
+    assert [said(head) for head in table.header[1:]] == ["H200, driver 580.159", "H200, driver 590.1"]
+
+
+def test_one_machine_has_no_such_section(tmp_path: Path) -> None:
+    assert "machines" not in sections_of(report_of([run(tmp_path, "NVIDIA H200", 50.0)]))
