@@ -137,23 +137,6 @@ def closest_call(rule: SmallestRule) -> Call | None:
     return min(calls, key=lambda call: abs(call.slower), default=None)
 
 
-def gate_shares(answers: Sequence[Answer]) -> dict[Direction, list[float]]:
-    """Return what batched copies take behind a gate that is closed as shares of their time behind an open one."""
-    closed, opened = (
-        {
-            (one.direction, one.point): one.time_of(choice)
-            for one in answers
-            if one.state is state and (choice := one.best_of(BATCHED))
-        }
-        for state in (StreamState.GATED, StreamState.OPENED)
-    )
-    shares: dict[Direction, list[float]] = {}
-    for key in closed:
-        if key in opened:
-            shares.setdefault(key[0], []).append(closed[key] / opened[key])
-    return shares
-
-
 def losses_as_shuffled(rule: SmallestRule, runs: Sequence[Run]) -> dict[Direction, float]:
     """Return how much longer, as a fraction, the swaps of a trace take by the choices for shuffled blocks.
 

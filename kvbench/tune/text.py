@@ -26,7 +26,6 @@ from kvbench.tune.figures import (
     at_known_shapes,
     closest_call,
     gains_of,
-    gate_shares,
     losses_as_shuffled,
     merged_from,
 )
@@ -280,9 +279,6 @@ def _further(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
         if parts := [f"{kind_text(one.kind)} {_range_of(one.ratios)}" for one in gains]:
             yield f"Times as fast as {engine.title}'s code: {', '.join(parts)}"
     yield from _in_runs(rule, runs)
-    if shares := gate_shares(rule.answers):
-        parts = [f"{_range_of([1 / share for share in shares[way]])} as long ({way})" for way in shares]
-        yield f"batched takes {', '.join(parts)} if the event it waits for has already fired"
 
 
 def _range_of(ratios: Sequence[float]) -> str:
@@ -399,10 +395,6 @@ def to_plain(rule: SmallestRule, runs: Sequence[Run], swaps: Sequence[ModelSwap]
         "gains": [gain.to_plain() for gain in gains_of(rule)],
         "closest_call": call and call.to_plain(),
         "merged_in_runs": {way.value: length.to_plain() for way, length in merged_from(rule, runs).items()},
-        "gated_over_opened": {
-            way.value: [round(end(shares), 3) for end in (min, max)]
-            for way, shares in gate_shares(rule.answers).items()
-        },
         "loss_as_shuffled": {way.value: round(loss, 4) for way, loss in losses_as_shuffled(rule, runs).items()},
         "answers": [
             {**answer.to_plain(), "rule": {"choice": str(choice), "loss": round(losses[answer], 4)}}
