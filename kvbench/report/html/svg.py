@@ -233,4 +233,4 @@ def _rounded(text: str, digits: int = _DIGITS) -> str:
         number = f"{float(match[0]):.{digits}f}".rstrip("0").rstrip(".") if "." in match[0] else match[0]
         return "0" if number in ("-0", "") else number
 
-    return re.sub(r"\s*\n\s*|(?<=[MLCQz]) ", "", _NUMBER.sub(short, text)).strip()
+    return re.sub(r"\s*([MLCQz])\s*", r"\1", _NUMBER.sub(short, text))
