@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <span>
 
+#include "swap/swap.hpp"
+
 /// The Python module, one function per topic; later topics use the types of earlier ones.
 namespace kvbench::bind {
 
@@ -24,6 +26,15 @@ std::span<const T> view(const Array<T>& array) {
 
 inline std::span<const std::byte> view(const nb::bytes& bytes) {
   return {static_cast<const std::byte*>(bytes.data()), bytes.size()};
+}
+
+/// The list of a swap, in the caller's arrays, which the swap must keep alive; ValueError if they have different
+/// lengths.
+inline Descriptors list_of(const Words& sources, const Words& destinations, const Words& bytes) {
+  if (sources.size() != bytes.size() || destinations.size() != bytes.size()) {
+    throw nb::value_error("sources, destinations and sizes must have the same length");
+  }
+  return {view(sources), view(destinations), view(bytes)};
 }
 
 void errors(nb::module_& m);

@@ -4,7 +4,6 @@
 
 #include "bind/bind.hpp"
 #include "bind/copy_arguments.hpp"
-#include "bind/descriptors.hpp"
 #include "swap/block_copier.hpp"
 
 namespace kvbench::bind {

@@ -22,26 +22,8 @@ void driver(nb::module_& m) {
       .value("cuda_12_8", BatchEntry::cuda_12_8)
       .value("cuda_13_0", BatchEntry::cuda_13_0)
       .value("host", BatchEntry::host);
-  nb::enum_<FaultKind>(m, "FaultKind")
-      .value("none", FaultKind::none)
-      .value("error_at_call", FaultKind::error_at_call)
-      .value("error_at_descriptor", FaultKind::error_at_descriptor)
-      .value("closed_gate", FaultKind::closed_gate)
-      .value("hang", FaultKind::hang)
-      .value("crash", FaultKind::crash)
-      .value("slow", FaultKind::slow)
-      .value("corrupt", FaultKind::corrupt)
-      .value("stray", FaultKind::stray)
-      .value("reads_beyond", FaultKind::reads_beyond)
-      .value("late_arrays", FaultKind::late_arrays)
-      .value("late_source", FaultKind::late_source)
-      .value("inline_copies", FaultKind::inline_copies)
-      .value("legacy_stream", FaultKind::legacy_stream)
-      .value("split", FaultKind::split)
-      .value("unaligned", FaultKind::unaligned)
-      .value("synchronous", FaultKind::synchronous)
-      .value("pinning", FaultKind::pinning)
-      .value("pin_limit", FaultKind::pin_limit);
+  nb::enum_<FaultKind> faults(m, "FaultKind");
+  for (std::size_t i = 0; i < kFaultNames.size(); ++i) faults.value(kFaultNames[i], static_cast<FaultKind>(i));
 
   nb::class_<DeviceInfo>(m, "DeviceInfo", "The driver's facts about a device.")
       .def_ro("kind", &DeviceInfo::kind)

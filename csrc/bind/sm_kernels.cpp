@@ -2,7 +2,6 @@
 #include <nanobind/stl/unique_ptr.h>
 
 #include "bind/bind.hpp"
-#include "bind/descriptors.hpp"
 #include "swap/sm_copy.hpp"
 #include "swap/staged.hpp"
 

@@ -2,7 +2,6 @@
 #include <nanobind/stl/unique_ptr.h>
 
 #include "bind/bind.hpp"
-#include "bind/descriptors.hpp"
 #include "swap/swap.hpp"
 
 namespace kvbench::bind {

@@ -206,17 +206,6 @@ class CudaDriver final : public Driver {
     copy(destination, source, bytes, direction, stream);
   }
 
-  void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
-                  std::span<const std::size_t> bytes, BatchAttributes attributes, Direction direction,
-                  Stream stream) override {
-    cuda::MemcpyAttributes attribute;
-    attribute.src_access_order = static_cast<int>(attributes.order);
-    attribute.flags = attributes.prefer_overlap ? cuda::kFlagPreferOverlapWithCompute : 0;
-    const std::size_t first = 0;  // attrsIdxs has numAttrs entries, the first 0
-    copy_arrays({destinations.data(), sources.data(), bytes.data(), bytes.size(), &attribute, &first, 1}, direction,
-                stream);
-  }
-
   void copy_arrays(const BatchArrays& arrays, Direction, Stream stream) override {
     static_assert(sizeof(cuda::DevicePointer) == sizeof(Address));
     // The driver declares its arrays as mutable but does not write them.

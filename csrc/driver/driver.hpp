@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 
+#include "driver/api.hpp"
 #include "driver/error.hpp"
 #include "kernels/pool_words.hpp"
 
@@ -146,7 +147,14 @@ class Driver {
   virtual void copy(Address destination, Address source, std::size_t bytes, Direction direction, Stream stream) = 0;
   virtual void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
                           std::span<const std::size_t> bytes, BatchAttributes attributes, Direction direction,
-                          Stream stream) = 0;
+                          Stream stream) {
+    cuda::MemcpyAttributes attribute;
+    attribute.src_access_order = static_cast<int>(attributes.order);
+    attribute.flags = attributes.prefer_overlap ? cuda::kFlagPreferOverlapWithCompute : 0;
+    const std::size_t first = 0;  // attrsIdxs has numAttrs entries, the first 0
+    copy_arrays({destinations.data(), sources.data(), bytes.data(), bytes.size(), &attribute, &first, 1}, direction,
+                stream);
+  }
   virtual void copy_arrays(const BatchArrays& arrays, Direction direction, Stream stream) = 0;
   /// Pins pages that the caller mapped, until `unregister_pages`.
   virtual void register_pages(Address address, std::size_t bytes) = 0;

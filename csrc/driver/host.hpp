@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 
@@ -28,6 +29,12 @@ enum class FaultKind : std::uint8_t {
   pinning,              ///< registering memory holds up all copies for `delay_us`
   pin_limit,            ///< registering k or more bytes at once fails
 };
+
+/// Their names, in their order.
+inline constexpr std::array kFaultNames{
+    "none",    "error_at_call", "error_at_descriptor", "closed_gate", "hang",        "crash",         "slow",
+    "corrupt", "stray",         "reads_beyond",        "late_arrays", "late_source", "inline_copies", "legacy_stream",
+    "split",   "unaligned",     "synchronous",         "pinning",     "pin_limit"};
 
 /// A fault to inject; `at` counts from 0 since the fault was armed.
 struct Fault {

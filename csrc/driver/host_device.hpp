@@ -151,16 +151,6 @@ class HostDevice : public Driver {
     at(stream)->submit([=, this] { move(destination, source, bytes); });
   }
 
-  void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
-                  std::span<const std::size_t> bytes, BatchAttributes attributes, Direction direction,
-                  Stream stream) override {
-    cuda::MemcpyAttributes attribute;
-    attribute.src_access_order = static_cast<int>(attributes.order);
-    const std::size_t first = 0;
-    copy_arrays({destinations.data(), sources.data(), bytes.data(), bytes.size(), &attribute, &first, 1}, direction,
-                stream);
-  }
-
   void copy_arrays(const BatchArrays& arrays, Direction, Stream stream) override {
     check_batch(stream, stream > cuda::kStreamLegacy);
     at(stream)->submit([this, lists = Lists(arrays)] {
