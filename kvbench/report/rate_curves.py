@@ -115,19 +115,6 @@ def knee_text(curve: RateCurve) -> str:
     return f"{'at most ' if curve.knee == curve.x[0] > 1 else ''}{noun(curve.knee, 'SM')}"
 
 
-def cliff_text(cliff: Cliff) -> str:
-    """Return where a cliff is and how high, as a sentence without its end.
-
-    "24 KiB → 24.5 KiB: 4.2x faster, of which the larger size explains 2%"; for a fall "24 KiB → 28 KiB: 80% less".
-    """
-    sizes, height, explained = cliff_parts(cliff)
-    return (
-        f"{sizes}: {height} faster, of which the larger size explains {explained}"
-        if explained
-        else f"{sizes}: {height}"
-    )
-
-
 def cliff_parts(cliff: Cliff) -> tuple[str, str, str]:
     """Return where a cliff is, how high, and how much of that the ratio of the sizes explains, "" for a fall."""
     sizes = f"{bytes_size(cliff.below_bytes)} → {bytes_size(cliff.above_bytes)}"
