@@ -196,8 +196,10 @@ def skip(cell: Cell, reason: str = "does not fit in memory") -> Skip:
 
 
 def write_run(path: Path, records: Iterable[Record], info_: RunInfo | None = None) -> Path:
-    with RunWriter.create(path, info_ or info()) as writer:
-        for record in records:
+    """Write a run; one without a record has just begun."""
+    made = list(records)
+    with RunWriter.create(path, info_ or info(**({} if made else {"status": "running"}))) as writer:
+        for record in made:
             writer.append(record)
     return path
 

@@ -232,7 +232,7 @@ def on_off(text: str) -> bool:
 def choice(kind: type[StrEnum]) -> Callable[[str], AxisValue]:
     def read(text: str) -> AxisValue:
         try:
-            return kind(text)
+            return kind(text.lower())
         except ValueError:
             raise ValueError(f"not one of {', '.join(kind)}") from None
 

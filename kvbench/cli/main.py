@@ -25,6 +25,9 @@ from kvbench.text import printable, short, wrapped
 # Longer error messages are truncated to this many characters.
 MAX_LINE: Final = 2000
 TRACEBACK_VARIABLE: Final = "KVBENCH_TRACEBACK"
+_CLOSED: Final = "the reader of the output closed it"
+# What a shell gives for a command that ended because its reader did.
+_SIGPIPE: Final = 128 + 13
 # What the system says of a path that a user names: even looking for such a file raises.
 _BAD_PATH: Final = frozenset({errno.ENAMETOOLONG, errno.EACCES})
 
@@ -92,6 +95,7 @@ app = typer.Typer(
     cls=_Commands,
     help="Benchmark KV-cache block swaps between host memory and the GPU, on this machine.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
@@ -104,7 +108,7 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def _root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    version: bool = typer.Option(False, "--version", "-V", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
     del version
 
@@ -127,7 +131,7 @@ def _output_errors() -> Iterator[None]:
         yield
     except BrokenPipeError:
         # Typer would make an exit code 1 of it, and nobody would learn how it ended.
-        raise KeyboardInterrupt("the reader of the output closed it") from None
+        raise KeyboardInterrupt(_CLOSED) from None
     except OSError as error:
         raise StorageError(f"standard output cannot be written: {error.strerror}") from None
 
@@ -161,8 +165,8 @@ def run(arguments: list[str]) -> int:
         message = " ".join(error.format_message().split())
         # Bare `kvbench` raises an error without a message: its help is already printed.
         return _complain(_plain(error, message) + _axis_meant(error), ExitCode.USAGE)
-    except (KeyboardInterrupt, typer.Abort):
-        return ExitCode.INTERRUPTED
+    except (KeyboardInterrupt, typer.Abort) as error:
+        return _SIGPIPE if error.args == (_CLOSED,) else ExitCode.INTERRUPTED
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             raise

@@ -20,10 +20,15 @@ _CLICK_TYPES: Final = {msgspec.inspect.IntType: int, msgspec.inspect.FloatType: 
 
 @dataclass(frozen=True)
 class FromStruct:
-    """Marks a parameter that receives the given options of `kind`, except `leave_out`, as a mapping."""
+    """Marks a parameter that receives the given options of `kind`, except `leave_out`, as a mapping.
+
+    Help shows them in the panel `panel`. `defaults` returns the default of each field, and where it is from.
+    """
 
     kind: type[msgspec.Struct]
     leave_out: tuple[str, ...] = ()
+    panel: str | None = None
+    defaults: Callable[[], tuple[Mapping[str, object], str]] | None = None
 
 
 def with_struct_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -54,15 +59,21 @@ def _mark(hint: object) -> FromStruct | None:
 def _options(mark: FromStruct) -> list[inspect.Parameter]:
     info = msgspec.inspect.type_info(mark.kind)
     assert isinstance(info, msgspec.inspect.StructType)
-    return [_option(field) for field in info.fields if field.name not in mark.leave_out]
+    values, origin = mark.defaults() if mark.defaults else ({}, "")
+    return [
+        _option(field, mark.panel, f" (default: {values[field.name]}, {origin})" if field.name in values else "")
+        for field in info.fields
+        if field.name not in mark.leave_out
+    ]
 
 
-def _option(option: msgspec.inspect.Field) -> inspect.Parameter:
+def _option(option: msgspec.inspect.Field, panel: str | None, default: str) -> inspect.Parameter:
     assert isinstance(option.type, msgspec.inspect.Metadata)
     description = str((option.type.extra_json_schema or {})["description"])
     kind = _CLICK_TYPES.get(type(plain_type(option.type)), str)
     completion = complete_device if option.name == "device" else None
-    typer_option = typer.Option(help=description[0].upper() + description[1:] + ".", autocompletion=completion)
+    text = f"{description[0].upper()}{description[1:]}{default}."
+    typer_option = typer.Option(help=text, autocompletion=completion, rich_help_panel=panel)
     annotation = Annotated[kind | None, typer_option]  # type: ignore[valid-type]  # known at run time only
     return inspect.Parameter(option.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
 

@@ -20,11 +20,18 @@ from kvbench.run.execution import Observer, Outcome
 from kvbench.run.failures import ReportedFailures
 from kvbench.run.protocol import Opened
 from kvbench.sweep.plan import Plan, PlannedVisit
-from kvbench.text import counted, printable
+from kvbench.text import counted, printable, wrapped
 from kvbench.units import format_duration, gigabytes_per_second, rough_size
 
 PLAIN_EVERY_S = 10.0
 SHOWN_CELLS = 20
+WIDEST_LOG = 120
+COMMAND = ": kvbench "
+# The columns of a progress line beside the bar and the label of the cell: count, time so far and time left.
+_FIXED_COLUMNS = 44
+_BAR_COLUMNS = 30
+_NARROW_BAR_COLUMNS = 10
+_WIDE_TERMINAL = 110
 
 
 class PlainReporter(Observer):
@@ -38,6 +45,7 @@ class PlainReporter(Observer):
         self._first_s = 0.0
         self._last_line_s = 0.0
         self._failures = ReportedFailures()
+        self._hinted: set[str] = set()
 
     def preview(self, plan: Plan, opened: Opened) -> None:
         self._say(device_line(opened))
@@ -83,7 +91,10 @@ class PlainReporter(Observer):
         path = shlex.quote(str(outcome.path))
         self._say(f"{cells}: {outcome.path}")
         if outcome.status == "complete":
-            self._say(f"to write tables and charts: kvbench report {path}")
+            of_all = path if outcome.folder is None else shlex.quote(str(outcome.folder))
+            if of_all not in self._hinted:  # the runs of several devices have one report
+                self._say(f"to write tables and charts: kvbench report {of_all}")
+            self._hinted.add(of_all)
         else:
             self._say(f"{outcome.status}: {outcome.reason}")
             how = f"to continue: kvbench sweep --resume {path}"
@@ -115,7 +126,9 @@ class PlainReporter(Observer):
             self._say(f"skipped {counted(count, 'cell')} of {of}: {reason}")
 
     def _say(self, line: str) -> None:
-        print(printable(line), flush=True, file=self._file)
+        """Print a line, wrapped where a log would be too wide; a command stays one line, to be copied."""
+        text = printable(line)
+        print(text if COMMAND in text else wrapped(text, WIDEST_LOG), flush=True, file=self._file)
 
 
 class QuietReporter(PlainReporter):
@@ -138,9 +151,10 @@ class TerminalReporter(PlainReporter):
     def __init__(self) -> None:
         super().__init__()
         self._console = Console(highlight=False)
+        self._bar_columns = _BAR_COLUMNS if self._console.width >= _WIDE_TERMINAL else _NARROW_BAR_COLUMNS
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
+            BarColumn(bar_width=self._bar_columns),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
@@ -156,10 +170,15 @@ class TerminalReporter(PlainReporter):
         self._live.start()
 
     def visiting(self, visit: PlannedVisit) -> None:
-        self._bar.update(self._task, description=printable(visit.cell.label[:70]))
+        # On a narrow terminal the details of the cell go first: count and time stay whole.
+        most = max(0, min(70, self._console.width - self._bar_columns - _FIXED_COLUMNS))
+        self._bar.update(self._task, description=printable(visit.cell.label[:most]))
 
     def finished(self, outcome: Outcome) -> None:
         self._live.stop()
+        if self._rates:
+            self._console.print(self._table())
+            self._rates.clear()  # of several outcomes the first has the table
         super().finished(outcome)
 
     def _advance(self, record: Visit | Failure) -> None:
@@ -171,12 +190,15 @@ class TerminalReporter(PlainReporter):
             rates[cell.id] = gigabytes_per_second(cell.swap_bytes, swap_us)
 
     def _screen(self) -> Group:
+        return Group(self._table(), self._bar)
+
+    def _table(self) -> Table:
         """Return a row for every backend, direction and quantity: its cells, and minimum, median and maximum GB/s."""
         table = Table("backend", "", "", "cells", "minimum", "median", "maximum", box=None)
         for names, rates in sorted(self._rates.items()):
             figures = min(rates.values()), median(rates.values()), max(rates.values())
             table.add_row(*names, str(len(rates)), *(f"{rate:.1f} GB/s" for rate in figures))
-        return Group(table, self._bar)
+        return table
 
     def _say(self, line: str) -> None:
         self._console.print(printable(line), markup=False, soft_wrap=True)  # a command stays one line when copied

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PLAIN_EVERY_S: Final = 10.0
 _Runs = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN...", help="Run directories to read.", show_default=False, autocompletion=complete_run),
+    typer.Argument(metavar="RUN", help="Run directories to read.", show_default=False, autocompletion=complete_run),
 ]
 _Out = Annotated[
     Path | None,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvbench.report.model import Text
     from kvbench.report.view import View
 
-_Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories to read.", show_default=False)]
+_Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories to read.", show_default=False)]
 _WARNING_ROWS: Final = 4
 _Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 

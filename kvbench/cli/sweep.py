@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -27,6 +28,7 @@ from kvbench.sweep.spec import Sampling, SweepSpec, parse_assignments
 from kvbench.text import convert
 
 if TYPE_CHECKING:
+    from kvbench.cli.progress import JsonReporter, PlainReporter
     from kvbench.run.execution import Observer, Outcome
 
 DEFAULT_CONFIG: Final = "quick"
@@ -57,6 +59,11 @@ Filters = Annotated[
         help="Keep only cells that meet all conditions: 'block_size<=24KiB,sms!=1'. Repeatable.",
     ),
 ]
+
+
+def sampling_of(config: str) -> tuple[Mapping[str, object], str]:
+    """Return the sampling options of a shipped config, and its name in words."""
+    return msgspec.structs.asdict(load_config(find_config(config)).sampling), f"from the config {config}"
 
 
 class WhereOptions(msgspec.Struct):
@@ -124,25 +131,25 @@ def sweep(
     axis: Axis = None,
     filters: Filters = None,
     model: _Models = None,
-    geometry: Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models",))] = NO_OPTIONS,
+    geometry: Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models",), panel="Model")] = NO_OPTIONS,
     trace: _Trace = None,
     trace_swaps: _TraceSwaps = None,
     speed: _Speed = None,
-    where: Annotated[Mapping[str, Any], FromStruct(_OfSeveralDevices)] = NO_OPTIONS,
+    where: Annotated[Mapping[str, Any], FromStruct(_OfSeveralDevices, panel="Device")] = NO_OPTIONS,
     out: _Out = None,
     resume: _Resume = None,
     retry_failed: _Retry = False,
     dry_run: _DryRun = False,
     as_json: _Json = False,
     quiet: _Quiet = False,
-    sampling: Annotated[Mapping[str, Any], FromStruct(Sampling)] = NO_OPTIONS,
+    sampling: Annotated[
+        Mapping[str, Any], FromStruct(Sampling, panel="Sampling", defaults=partial(sampling_of, DEFAULT_CONFIG))
+    ] = NO_OPTIONS,
     policy: _Policy = None,
 ) -> None:
     """Measure swaps of KV-cache blocks and write a run directory."""
     from kvbench.cli.progress import make_reporter
-    from kvbench.run.opening import nothing_to_measure
-    from kvbench.run.runner import preview, resume_sweep
-    from kvbench.run.together import preview_together
+    from kvbench.run.runner import resume_sweep
 
     signal.signal(signal.SIGTERM, terminated)
     reporter = make_reporter(as_json=as_json, quiet=quiet)
@@ -164,11 +171,7 @@ def sweep(
             typer.echo(f"{known.name}: {known.text}")
         return _with_policy(spec.with_filters(filters or []).with_sampling(sampling), policy)
 
-    for option, value in (("--trace-swaps", trace_swaps), ("--speed", speed)):
-        if value is not None and trace is None:
-            raise UsageError(f"{option} {value:g}: requires --trace FILE")
-    if speed is not None and not 0 < speed <= 1e9:
-        raise UsageError(f"--speed {speed:g}: must be above 0 and at most 1e9; 1 keeps the times of the trace")
+    _check_of_trace(trace, trace_swaps, speed)
     if resume is not None:
         if dry_run or out is not None:
             raise UsageError("--resume continues an existing run: leave out --dry-run and --out")
@@ -177,11 +180,7 @@ def sweep(
     elif retry_failed:
         raise UsageError("--retry-failed: requires --resume RUN")
     elif dry_run:
-        spec = asked()
-        plan, opened = preview_together(spec) if len(spec.devices) > 1 else preview(spec)
-        reporter.preview(plan, opened)
-        if not plan.cells:
-            raise nothing_to_measure(plan)
+        _preview(asked(), out, reporter)
         return
     else:
         outcomes = _start(asked(), out, reporter)
@@ -197,6 +196,28 @@ def sweep(
 
 def terminated(number: int, _frame: object) -> None:
     raise KeyboardInterrupt(signal.Signals(number).name)  # ends the command as Ctrl-C does
+
+
+def _check_of_trace(trace: Path | None, swaps: int | None, speed: float | None) -> None:
+    for option, value in (("--trace-swaps", swaps), ("--speed", speed)):
+        if value is not None and trace is None:
+            raise UsageError(f"{option} {value:g}: requires --trace FILE")
+    if speed is not None and not 0 < speed <= 1e9:
+        raise UsageError(f"--speed {speed:g}: must be above 0 and at most 1e9; 1 keeps the times of the trace")
+
+
+def _preview(spec: SweepSpec, out: Path | None, reporter: "PlainReporter | JsonReporter") -> None:
+    """Show the plan of a sweep; raises UsageError for one that could not run, or not be written to `out`."""
+    from kvbench.results.rundir import check_new_run
+    from kvbench.run.opening import nothing_to_measure
+    from kvbench.run.runner import preview
+    from kvbench.run.together import preview_together
+
+    check_new_run(out or default_folder(spec.name))
+    plan, opened = preview_together(spec) if len(spec.devices) > 1 else preview(spec)
+    reporter.preview(plan, opened)
+    if not plan.cells:
+        raise nothing_to_measure(plan)
 
 
 def _start(spec: SweepSpec, out: Path | None, observer: "Observer") -> "list[Outcome]":

@@ -75,9 +75,9 @@ _Models = Annotated[
     list[str] | None,
     typer.Option(metavar="MODEL", help="Tune for the swaps of a model: a name or a config.json. Repeatable."),
 ]
-_Geometry = Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models",))]
-_Allowed = Annotated[Mapping[str, Any], FromStruct(Allowed)]
-_Where = Annotated[Mapping[str, Any], FromStruct(WhereOptions)]
+_Geometry = Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models",), panel="Model")]
+_Allowed = Annotated[Mapping[str, Any], FromStruct(Allowed, panel="Limits of the answer")]
+_Where = Annotated[Mapping[str, Any], FromStruct(WhereOptions, panel="Device")]
 _Policy = Annotated[
     Path | None, typer.Option("--policy", "-p", metavar="FILE", help="Write a policy for the backend auto (TOML).")
 ]

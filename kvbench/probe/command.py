@@ -7,11 +7,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
+import msgspec
 import typer
 
 from kvbench.cli.completion import complete_device
 from kvbench.cli.version import version_line
 from kvbench.errors import ExitCode, UsageError, brief
+from kvbench.files import write_whole
 from kvbench.probe.common import HEALTH, OFF, PROBES, ProbeFinding, ProbeReport, Result, Unanswered, run_probe
 from kvbench.text import hint
 
@@ -20,13 +22,13 @@ JSON_FILE: Final = "probe.json"
 _Names = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[NAME...]", help="Probes to run (default: all but largest).", autocompletion=lambda: list(PROBES)
+        metavar="NAME", help="Probes to run (default: all but largest).", autocompletion=lambda: list(PROBES)
     ),
 ]
 _Device = Annotated[
     str, typer.Option(help="Device: auto (first GPU, else cpu), cpu or cuda:N.", autocompletion=complete_device)
 ]
-_Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the results as JSON to FILE.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of Markdown.")]
 _Out = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="DIR", help=f"Also write {MARKDOWN_FILE} and {JSON_FILE} to DIR.")
 ]
@@ -34,7 +36,7 @@ _Fault = Annotated[str | None, typer.Option(help="Fault to inject (cpu device on
 
 
 def probe(
-    names: _Names = None, device: _Device = "auto", json: _Json = None, out: _Out = None, fault: _Fault = None
+    names: _Names = None, device: _Device = "auto", as_json: _Json = False, out: _Out = None, fault: _Fault = None
 ) -> None:
     """Determine how the driver runs a batched copy. A finding, even a crash, is not an error."""
     asked = list(dict.fromkeys(names or PROBES))
@@ -43,8 +45,12 @@ def probe(
             raise UsageError(f"NAME {brief(name)}: not a probe; {hint(name, PROBES)}")
     report = _run(asked, _resolved(device, fault), fault or "", named=bool(names))
     text = markdown_of(report)
-    typer.echo(text, nl=False)
-    _write(report, text, json, out)
+    data = msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
+    typer.echo(data if as_json else text, nl=False)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_whole(out / MARKDOWN_FILE, text.encode())
+        write_whole(out / JSON_FILE, data.encode())
     raise typer.Exit(exit_code(report, named=bool(names)))
 
 
@@ -122,17 +128,3 @@ def _figures(report: ProbeReport) -> Iterator[tuple[str, str]]:
                 f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in figures
             )
             yield result.name, ", ".join(shown)
-
-
-def _write(report: ProbeReport, text: str, json: Path | None, out: Path | None) -> None:
-    import msgspec
-
-    from kvbench.files import write_whole
-
-    data = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
-    if json is not None:
-        write_whole(json, data)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        write_whole(out / MARKDOWN_FILE, text.encode())
-        write_whole(out / JSON_FILE, data)

@@ -43,6 +43,7 @@ JOURNAL_FILE: Final = "journal.jsonl"
 _ONE_OF_SEVERAL: Final = re.compile(r"(cpu|cuda|rank)-\d{1,6}")
 PACKED_JOURNAL_FILE: Final = f"{JOURNAL_FILE}.gz"
 SUMMARY_FILE: Final = "summary.csv"
+_MOST_NAMED: Final = 8
 _INFO_CAP_BYTES: Final = 16 << 20
 
 
@@ -129,6 +130,8 @@ def load_run(path: Path) -> Run:
     with _open_journal(path) as (file, name):
         lines = [record for record, _ in read_lines(_lines(file, path / name), path / name)]
     records = [record for record in lines if record is not None]
+    if info.status == "complete" and not lines:
+        raise RunDirectoryError(f"{path / name} is empty, but the run was complete: the run is damaged")
     torn = f"the last line of {name} is incomplete, because of a kill or a full disk, and was dropped"
     warnings = [torn] if len(records) < len(lines) else []
     of_cells = [record for record in records if isinstance(record, CellRecord | Retry)]
@@ -161,6 +164,24 @@ def runs_in(path: Path) -> list[Path]:
     return sorted(folder for folder in inner if _ONE_OF_SEVERAL.fullmatch(folder.name)) or [path]
 
 
+def check_new_run(path: Path) -> None:
+    """Raise UsageError if the run directory `path` cannot be created; creates nothing."""
+    with _as_usage_error(path):
+        if path.exists():
+            _check_empty(path)
+        nearest = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+        if not nearest.is_dir():
+            raise UsageError(f"{path} cannot be written: {nearest} is a file")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise UsageError(f"{path} cannot be written: {nearest} is not writable")
+
+
+def _check_empty(path: Path) -> None:
+    if any(path.iterdir()):
+        again = shlex.quote(str(path))
+        raise UsageError(f"{path} is not empty; choose another folder, or continue its run with --resume {again}")
+
+
 class RunWriter:
     """The only writer of a run directory; as a context manager it closes the journal."""
 
@@ -178,11 +199,7 @@ class RunWriter:
             if not path.is_dir():
                 path.mkdir(parents=True, exist_ok=True)
                 sync_folder(path.parent)
-            if any(path.iterdir()):
-                again = shlex.quote(str(path))
-                raise UsageError(
-                    f"{path} is not empty; choose another folder, or continue its run with --resume {again}"
-                )
+            _check_empty(path)
             # First: of two processes that start here, only one succeeds.
             journal = _lock_journal(path, os.O_CREAT | os.O_EXCL)
             try:
@@ -248,8 +265,7 @@ def _read_info(path: Path) -> RunInfo:
     try:
         data = read_capped(file, _INFO_CAP_BYTES)
     except (FileNotFoundError, NotADirectoryError):
-        why = f"it has no {RUN_FILE}" if path.is_dir() else "folder not found"
-        raise RunDirectoryError(f"{path} is not a run directory: {why}") from None
+        raise RunDirectoryError(f"{path} is not a run directory: {_why_no_run(path)}") from None
     try:
         schema = msgspec.json.decode(data, type=_Version).schema
         if schema > SCHEMA:
@@ -261,6 +277,18 @@ def _read_info(path: Path) -> RunInfo:
         return msgspec.convert(printable_tree(msgspec.json.decode(data)), RunInfo)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise RunDirectoryError(f"{file} cannot be read: {printable(error)}") from None
+
+
+def _why_no_run(path: Path) -> str:
+    if path.is_file():
+        return "it is a file"
+    if not path.is_dir():
+        return "folder not found"
+    below = sorted(
+        str(file.parent) for depth in ("*", "runs/*", "*/runs/*") for file in path.glob(f"{depth}/{RUN_FILE}")
+    )
+    more = f" and {len(below) - _MOST_NAMED} more" if len(below) > _MOST_NAMED else ""
+    return f"it has no {RUN_FILE}" + (f"; runs below it: {', '.join(below[:_MOST_NAMED])}{more}" if below else "")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Final
 
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import DeviceFacts
@@ -18,10 +19,12 @@ from kvbench.run.opening import fitting, identity_of, opened_for, planned, run_i
 from kvbench.run.protocol import Opened
 from kvbench.run.ranks import Rank
 from kvbench.run.worker_process import WorkerSlot
-from kvbench.sweep.installed import installed
+from kvbench.sweep.installed import asked_for, installed
 from kvbench.sweep.plan import Plan, expand
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
+
+_MOST_FIELDS: Final = 4
 
 
 def preview(spec: SweepSpec) -> tuple[Plan, Opened]:
@@ -86,8 +89,10 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, ret
     known, _ = installed()
     if lost := [f"{then.name} of {then.package}" for then in run.info.backends if then.name not in known]:
         raise MismatchError(f"--resume {path}: backends of the run are not installed: {', '.join(lost)}")
-    with opened_for(spec) as (slot, opened):
-        plan = plan_of(run, spec, opened)
+    with closing(WorkerSlot(spec, asked_for(spec))) as slot:
+        found = slot.start()
+        plan = plan_of(run, spec, found)  # first: on another machine, its policy is not the reason
+        opened = fitting(spec, found)
         with RunWriter.reopen(path) as writer:
             # Read again: until the lock was taken, another process may have added to the run.
             progress = Progress(load_run(path).records)
@@ -108,7 +113,9 @@ def plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
     if PLUG_INS in run.info.identity:  # below, only the backends that the run uses are compared
         machine[PLUG_INS] = run.info.identity[PLUG_INS]
     if identity_hash(machine) != run.info.identity_hash:
-        changed = "; ".join(differences(run.info.identity, machine)) or "its record was changed"
+        fields = differences(run.info.identity, machine) or ["its record was changed"]
+        more = f"; and {len(fields) - _MOST_FIELDS} more fields" if len(fields) > _MOST_FIELDS else ""
+        changed = "; ".join(fields[:_MOST_FIELDS]) + more
         raise MismatchError(f"--resume {run.path}: the run is of another machine ({changed})")
     device: DeviceFacts = convert(run.info.device, DeviceFacts, "device")
     if device.kind != opened.device.kind:

@@ -355,3 +355,17 @@ def test_help_describes_a_flag_and_shows_no_type_for_it(command: str) -> None:
     done = succeeds(*command.split(), "--help", cwd=Path.cwd())
     assert "--help" in done.stdout
     assert "bool" not in done.stdout
+
+
+@pytest.mark.parametrize("command", [[], ["sweep"], ["gate", "compare"], ["probe"]])
+def test_short_names_of_help_and_version_are_known(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    assert run([*command, "-h"]) == 0
+    assert "Usage" in capsys.readouterr().out
+    assert run(["-V"]) == 0
+    assert capsys.readouterr().out.startswith("kvbench ")
+
+
+def test_the_help_of_sweep_has_the_defaults_of_its_config(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sweep", "--help"]) == 0
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "Visits per cell (default: 6, from the config quick)" in words

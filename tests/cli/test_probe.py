@@ -1,28 +1,29 @@
 """`kvbench probe` as its user runs it: the block, the files and the exit code."""
 
-import json
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from kvbench.cli import probe
 from kvbench.errors import ExitCode
+from kvbench.probe import command as probe
 from kvbench.probe.common import ProbeFinding, ProbeReport, Result, Unanswered
 from tests.command import kvbench_here, succeeds
 
 
 def test_the_terminal_and_the_files_have_the_same_answers(tmp_path: Path) -> None:
-    done = succeeds("probe", "capture", "attributes", "--device=cpu", "--json=p.json", "--out=made", cwd=tmp_path)
+    done = succeeds("probe", "capture", "attributes", "--device=cpu", "--out=made", cwd=tmp_path)
     assert (tmp_path / "made" / probe.MARKDOWN_FILE).read_text() == done.stdout
-    report = msgspec.json.decode((tmp_path / "p.json").read_bytes(), type=ProbeReport)
-    assert json.loads((tmp_path / "made" / probe.JSON_FILE).read_text()) == json.loads(
-        (tmp_path / "p.json").read_text()
-    )
+    report = msgspec.json.decode((tmp_path / "made" / probe.JSON_FILE).read_bytes(), type=ProbeReport)
     assert [result.name for result in report.results] == ["capture", "attributes"]
     assert probe.markdown_of(report) == done.stdout
     assert isinstance(report.health.found, ProbeFinding)
     assert report.health.found.expected
+
+
+def test_a_probe_as_json_is_the_file_that_out_writes(tmp_path: Path) -> None:
+    done = succeeds("probe", "capture", "--device=cpu", "--json", "--out=made", cwd=tmp_path)
+    assert done.stdout == (tmp_path / "made" / probe.JSON_FILE).read_text()
 
 
 def test_a_finding_is_not_an_error_but_a_missing_answer_is(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from kvbench.errors import RunDirectoryError, StorageError, UsageError
 from kvbench.results import COLUMNS, Note, Record, RunWriter, Samples, Visit, load_run
 from kvbench.results.frame import as_csv
 from kvbench.results.journal import Position, read_lines, seal
+from kvbench.results.rundir import check_new_run
 from kvbench.results.schema import EffectivePath
 from kvbench.text import printable
 from tests import synthetic
@@ -193,9 +194,27 @@ def test_other_folders_are_refused_as_run_directories(tmp_path: Path) -> None:
     file.write_text("x")
     with pytest.raises(RunDirectoryError, match=r"is not a run directory: it has no run\.json"):
         load_run(tmp_path)
-    for path in (file, tmp_path / "absent"):
-        with pytest.raises(RunDirectoryError, match="folder not found"):
+    for path, why in ((file, "it is a file"), (tmp_path / "absent", "folder not found")):
+        with pytest.raises(RunDirectoryError, match=why):
             load_run(path)
+    synthetic.write_run(tmp_path / "runs" / "mine", [])
+    with pytest.raises(RunDirectoryError, match=r"it has no run\.json; runs below it: .*/runs/mine$"):
+        load_run(tmp_path)
+
+
+def test_an_emptied_journal_of_a_complete_run_is_refused(run: Path) -> None:
+    (run / "journal.jsonl").write_bytes(b"")
+    with pytest.raises(RunDirectoryError, match=r"journal\.jsonl is empty, but the run was complete"):
+        load_run(run)
+
+
+def test_a_place_for_a_new_run_is_checked_without_writing_there(run: Path, tmp_path: Path) -> None:
+    check_new_run(tmp_path / "new" / "folder")
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(UsageError, match="is not empty"):
+        check_new_run(run)
+    with pytest.raises(UsageError, match=r"is a file|is not a folder|not a directory"):
+        check_new_run(run / "run.json" / "inside")
 
 
 @pytest.mark.parametrize("name", ["run.json", "journal.jsonl"])
@@ -315,7 +334,7 @@ def test_the_command_of_a_run_names_the_policy_that_the_run_recorded(tmp_path: P
     """The file may have changed since, and the environment may have named it."""
     command = ["kvbench", "sweep", "engine", *option, "--out", "engine"]
     for name, spec in (("with", {"policy": {"format": 1}}), ("without", {})):
-        info = synthetic.info(command=command, spec=spec)
+        info = synthetic.info(command=command, spec=spec, status="running")
         run = load_run(synthetic.write_run(tmp_path / name, [], info))
         recorded = ["kvbench", "sweep", "engine", "--out", "engine", "--policy", str(run.path)]
         assert run.reproducing() == (recorded if name == "with" else command)

@@ -118,7 +118,7 @@ def execute(path: Path, slot: Slot, writer: RunWriter | None = None, search: Sto
     device = DeviceFacts("cpu", "cpu", "a CPU", None, 1 << 30, 1 << 30, None)
     opened = Opened(device=device, backends=[], engine_hash="", delay_us={}, pci_bus_id=None, notes=[])
     spec = SweepSpec("test", sampling=Sampling(rounds=2))
-    with writer or RunWriter.create(path, info(searched_by=search and search.command)) as writer:
+    with writer or RunWriter.create(path, info(searched_by=search and search.command, status="running")) as writer:
         progress = Progress(load_run(path).records)
         plan = Plan(CELLS, (), 0, 0, 0.0)
         return Execution(spec, plan, opened, writer, slot, Silent(), progress, search).run()  # type: ignore[arg-type]
