@@ -21,10 +21,9 @@ from kvbench.gate.pairs import BASE, CAND, about_backends, few, partners
 from kvbench.gate.sides import Side, half_of_memory
 from kvbench.machine.identity import PLUG_INS, machine_differences
 from kvbench.results import Failure, Record, Run, RunInfo, RunWriter, Visit
-from kvbench.run.done import Progress
 from kvbench.run.execution import Execution, Observer, ended_by
-from kvbench.run.failures import ReportedFailures
 from kvbench.run.opening import nothing_to_measure, run_info
+from kvbench.run.progress import Progress, ReportedFailures
 from kvbench.run.protocol import InTurn, Opened
 from kvbench.run.worker_process import WorkerSlot
 from kvbench.sweep.installed import asked_for

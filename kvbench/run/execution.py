@@ -21,7 +21,7 @@ from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError
 from kvbench.machine.observation import XidErrors, observe
 from kvbench.results import RunWriter, load_run
 from kvbench.results.schema import Ceiling, Control, Failure, FailureKind, Note, Record, Roof, RunStatus, Skip, Visit
-from kvbench.run.done import Progress
+from kvbench.run.progress import Progress
 from kvbench.run.protocol import InTurn, MeasureCeiling, MeasureCell, MeasureControl, MeasureRoof, Opened
 from kvbench.run.supervised import LostError
 from kvbench.run.worker_process import NotAskedError, WorkerSlot

@@ -13,9 +13,9 @@ from kvbench.machine.identity import PLUG_INS, differences, identity_hash
 from kvbench.results import Run, RunWriter, load_run
 from kvbench.results.rundir import runs_in
 from kvbench.results.schema import Retry
-from kvbench.run.done import Progress
 from kvbench.run.execution import Execution, Observer, Outcome, Schedule
 from kvbench.run.opening import fitting, identity_of, opened_for, planned, run_info
+from kvbench.run.progress import Progress
 from kvbench.run.protocol import Opened
 from kvbench.run.ranks import Rank
 from kvbench.run.worker_process import WorkerSlot

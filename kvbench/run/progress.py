@@ -1,9 +1,11 @@
-"""What a run contains: the visits that were made, and those that are still to be made."""
+"""What a run contains, and so what is still to be measured; and which of its failures were reported."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from kvbench.results.schema import Ceiling, Control, Failure, Record, Retry, Roof, Skip, Visit
 from kvbench.sweep.plan import PlannedVisit
+from kvbench.text import counted
 
 
 class Progress:
@@ -39,3 +41,22 @@ class Progress:
     @property
     def measured(self) -> int:
         return len({cell_id for cell_id, *_ in self.visits} - self.failed)
+
+
+class ReportedFailures:
+    """The reported failures; two are of the same kind if they have the same source, such as a backend, and message."""
+
+    def __init__(self) -> None:
+        self._failed: Counter[tuple[str, str, str]] = Counter()
+
+    def first(self, of: str, failure: Failure) -> bool:
+        """Count a failure of `of`; return whether it is the first of its kind."""
+        kind = of, failure.kind, failure.message
+        self._failed[kind] += 1
+        return self._failed[kind] == 1
+
+    def others(self) -> Iterator[str]:
+        """Yield a line for every kind that was counted more than once."""
+        for (of, kind, message), count in self._failed.items():
+            if count > 1:
+                yield f"FAILED ({kind}) {counted(count - 1, 'more cell')} of {of}: {message}"
