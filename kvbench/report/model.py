@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MOST_FINDINGS: Final = 8
 MOST_OF_A_SECTION: Final = 2
-MOST_ROWS: Final = 26  # of the tables that a section prints
+MOST_ROWS: Final = 24  # of the tables that a section prints
 
 
 @dataclass(frozen=True, slots=True)
