@@ -13,6 +13,7 @@ from kvbench.cells.axes import Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Event
 from kvbench.engine.faults import Fault
+from kvbench.engine.nvrtc import driver_version
 from kvbench.measure.bench import Bench, SetUp, measure_ceiling
 from kvbench.measure.disturbance import Clocks, disturbances
 from kvbench.measure.layers import LayeredStep
@@ -160,6 +161,10 @@ def record_of(request: MeasureCell, ready: SetUp, sampled: Sampled, verified_byt
     )
 
 
+# From this CUDA version on a driver may copy a batch with SMs; `kvbench probe engine` tells which it does.
+MAY_USE_SMS_FROM: Final = 13_010
+
+
 def effective_path(mechanism: Mechanism, cpu_us: Sequence[float], busy_cpu_us: float | None) -> EffectivePath:
     """Return the effective path of a visit, from the CPU time of each submission.
 
@@ -168,6 +173,8 @@ def effective_path(mechanism: Mechanism, cpu_us: Sequence[float], busy_cpu_us: f
     match mechanism:
         case Mechanism.BATCHED_COPY if busy_cpu_us is not None and min(cpu_us) >= CPU_INLINE_RATIO * busy_cpu_us:
             return EffectivePath.CPU_INLINE
+        case Mechanism.BATCHED_COPY if driver_version() >= MAY_USE_SMS_FROM:
+            return EffectivePath.ENGINE_OR_SMS
         case Mechanism.BATCHED_COPY | Mechanism.SINGLE_COPIES:
             return EffectivePath.COPY_ENGINE
         case Mechanism.FALLBACK:

@@ -33,6 +33,7 @@ class EffectivePath(StrEnum):
     """The mechanism that moved the bytes."""
 
     COPY_ENGINE = "copy engine"
+    ENGINE_OR_SMS = "copy engine or SMs"
     CPU_INLINE = "CPU inline"
     FALLBACK = "per-copy fallback"
     SM_KERNEL = "SM kernel"

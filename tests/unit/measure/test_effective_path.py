@@ -3,6 +3,7 @@
 import pytest
 
 from kvbench.backends.base import Mechanism
+from kvbench.measure import visit
 from kvbench.measure.visit import effective_path
 from kvbench.results.schema import EffectivePath
 
@@ -36,3 +37,10 @@ def test_a_batched_call_copied_inside_when_no_sample_was_as_short_as_a_mere_subm
 )
 def test_every_other_mechanism_has_one_way(mechanism: Mechanism, path: EffectivePath) -> None:
     assert effective_path(mechanism, [2000.0], None) is path
+
+
+def test_newer_drivers_may_copy_a_batch_with_sms(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, path in ((13_000, EffectivePath.COPY_ENGINE), (13_010, EffectivePath.ENGINE_OR_SMS)):
+        monkeypatch.setattr(visit, "driver_version", lambda version=version: version)
+        assert effective_path(Mechanism.BATCHED_COPY, [10.0], 10.0) is path
+        assert effective_path(Mechanism.SINGLE_COPIES, [10.0], None) is EffectivePath.COPY_ENGINE
