@@ -26,7 +26,7 @@ from kvbench.results.schema import EffectivePath
 from kvbench.sweep.config import load_config, shipped_configs
 from kvbench.sweep.installed import installed
 from kvbench.sweep.spec import Sampling
-from tests.command import kvbench_here, succeeds
+from tests.command import succeeds
 from tests.docs.blocks import DOCUMENTS, MAKERS, OTHERS, ROOT, filled, names_of, without_blocks
 from tests.docs.reference import leaves
 from tests.docs.schemas import FOLDER, TYPES, schema
@@ -81,12 +81,6 @@ def kvbench_commands() -> list[list[str]]:
     """Return the arguments of every `kvbench …` in the documents, each once."""
     lines = dict.fromkeys(line for document in DOCUMENTS for line in code_lines(document))
     return [argv[1:] for line in lines if (argv := shlex.split(line, comments=True)) and argv[0] == "kvbench"]
-
-
-def planned(argv: list[str]) -> list[str]:
-    """Return a sweep's arguments without those that its plan does not depend on."""
-    where = argv.index("--out") if "--out" in argv else len(argv)
-    return argv[:where] + argv[where + 2 :]
 
 
 def python_blocks() -> list[str]:
@@ -244,34 +238,6 @@ def test_a_documented_command_parses(arguments: list[str]) -> None:
     else:
         given = max(known, key=len)
         COMMANDS[words[given]].make_context(given[-1], arguments[len(given) :])
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    sorted({tuple(planned(argv)) for argv in kvbench_commands() if argv[0] == "sweep" and "--resume" not in argv}),
-    ids=shlex.join,
-)
-def test_a_documented_sweep_can_be_planned(arguments: tuple[str, ...], tmp_path: Path, folder: Path) -> None:
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    (tmp_path / "mine.toml").symlink_to(folder / "mine.toml")
-    # A backend that is yet to be written stands for one that is there.
-    argv = [word.replace("my_kernel", "per_block") for word in arguments]
-    done = kvbench_here(*argv, "--device=cpu", "--dry-run", cwd=tmp_path)
-    if done.returncode == 2:  # only what has SMs can be asked for some of them
-        assert "nothing to measure: " in done.stderr
-        assert "the cpu device has no SMs" in done.stderr
-    else:
-        assert done.returncode == 0, done.stderr
-    assert re.search(r"^\d+ cells; ", done.stdout, re.MULTILINE)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [argv for argv in kvbench_commands() if "runs/mine" in argv and "--out" not in argv],
-    ids=shlex.join,
-)
-def test_a_documented_command_on_a_run_runs(arguments: list[str], folder: Path) -> None:
-    succeeds(*arguments, cwd=folder)
 
 
 @pytest.mark.parametrize("block", python_blocks())

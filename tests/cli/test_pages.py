@@ -1,0 +1,132 @@
+"""What README and docs print for a shell works: each page's commands run in order, on the device cpu or committed runs.
+
+A measurement is made short (`tests.docs.commands.shortened`). A command that needs a GPU says so in a comment and runs
+where there is one; what needs an engine besides is only parsed.
+"""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvbench.errors import ExitCode
+from tests.command import BRIEF, kvbench, kvbench_here, succeeds, tiny
+from tests.docs.blocks import DOCUMENTS, ROOT
+from tests.docs.commands import Shown, commands_of, shortened
+from tests.unit.backends.test_plugin import install
+
+PAGES = [page for page in DOCUMENTS if page.name != "commands.md" and commands_of(page)]  # which has synopses
+COMMITTED = ROOT / "reports/nvidia-h200-2026-11-22/runs"
+TOKENS_AN_ID = 512
+MY_KERNEL = """
+    import ctypes
+    from kvbench import Mechanism, PreparedSwap
+
+    class Plugin:
+        name = "plugin"
+        summary = "the backend of the page, by memmove"
+
+        def axes(self, device):
+            return frozenset()
+
+        def unavailable(self, device):
+            return None
+
+        def create(self, request):
+            return PreparedSwap(MySwap(request), Mechanism.HOST_THREAD)
+
+    class MySwap:
+        calls = 1
+
+        def __init__(self, request):
+            self.request = request
+
+        def submit(self, stream):
+            self.request.device.driver.synchronize(stream)
+            memory = self.request.memory
+            for to, source, size in zip(memory.destinations, memory.sources, memory.sizes):
+                ctypes.memmove(int(to), int(source), int(size))
+"""
+
+
+def write_requests(path: Path) -> None:
+    """Write an hour of requests in the form of Mooncake's trace; half of them continue an earlier one."""
+    with path.open("w") as file:
+        for number in range(60):
+            ids = [*range(number // 2 * 10, number // 2 * 10 + 4), *range(10_000 + 4 * number, 10_004 + 4 * number)]
+            tokens = {"input_length": len(ids) * TOKENS_AN_ID, "output_length": 10}
+            file.write(json.dumps({"timestamp": 60_000 * number, **tokens, "hash_ids": ids}) + "\n")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all that the pages take for granted: a clone, two runs, a policy, requests, environments."""
+    folder = tmp_path_factory.mktemp("prepared")
+    for name in ("mine", "other"):
+        succeeds("sweep", *tiny(block_size="1KiB,2KiB"), *BRIEF, f"--out=runs/{name}", cwd=folder)
+    succeeds("tune", "runs/mine", "-p", "policy.toml", cwd=folder)
+    write_requests(folder / "conversation_trace.jsonl")
+    trace = ("conversation_trace.jsonl", "--model=llama-3-8b", "--gpu-pool=1GiB", "--host-pool=10GiB")
+    succeeds("trace", "make", *trace, "-o", "hour.jsonl.gz", cwd=folder)
+    for name in ("before", "after"):
+        shutil.copytree(folder / "runs/mine", folder / "runs" / name)
+    for name in ("engine", "neighbour"):
+        shutil.copytree(COMMITTED / name, folder / "runs" / name)
+    return folder
+
+
+@pytest.fixture
+def folder(prepared: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "page"
+    shutil.copytree(prepared, folder)
+    for name in ("configs", "reports", "tests"):
+        (folder / name).symlink_to(ROOT / name)
+    for side in ("base", "cand"):
+        (folder / side).mkdir()
+        (folder / side / ".venv").symlink_to(sys.prefix)
+    return folder
+
+
+def run(shown: Shown, folder: Path) -> str | None:
+    """Run a command as its page shows it, and return what is wrong."""
+    argv = shown.argv
+    if "--out" in argv and argv[0] in ("sweep", "tune"):  # the page makes what another page takes for granted
+        shutil.rmtree(folder / argv[argv.index("--out") + 1], ignore_errors=True)
+    site = folder / "site"
+    started = kvbench if site.is_dir() else kvbench_here
+    expanded = [
+        name for word in shortened(shown) for name in (sorted(map(str, folder.glob(word))) if "/*" in word else [word])
+    ]
+    done = started(*expanded, cwd=folder, env={"COLUMNS": "160", "PYTHONPATH": str(site)})
+    allowed = {ExitCode.DONE}
+    if "--fault" in argv:
+        allowed = {ExitCode.DONE, ExitCode.FAILED_CELLS}
+    elif argv[:2] == ["gate", "compare"]:  # whether two builds differ is the noise of this machine
+        allowed = {ExitCode.DONE, ExitCode.REGRESSION, ExitCode.INCONCLUSIVE}
+    if done.returncode not in allowed:
+        return f"{shown.line}: exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+    printed = tuple(line.rstrip() for line in done.stdout.splitlines()[: len(shown.prints)])
+    if shown.prints and not shown.is_piped and printed != shown.prints:
+        return f"{shown.line}: the page shows {shown.prints}, but it prints {printed}"
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_commands_of_a_page_run_in_order(page: Path, folder: Path) -> None:
+    if page.name == "backend.md":
+        (folder / "site").mkdir()
+        install(folder / "site", MY_KERNEL, "my_kernel")
+    for block in re.findall(r"^```toml\n(config = .*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        (folder / "rules.toml").write_text(block)
+    wrong = [text for shown in commands_of(page) if shown.needs is None and (text := run(shown, folder))]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_commands_that_need_a_gpu_run_on_one(page: Path, folder: Path) -> None:
+    wrong = [text for shown in commands_of(page) if shown.needs == "a GPU" and (text := run(shown, folder))]
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,85 @@
+"""The commands that the documents show for a shell, page by page, and the short form in which tests run them."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.command import BRIEF
+
+# The comment behind a command that a CPU alone cannot run, such as "# needs a GPU and vLLM".
+_NEEDS: Final = re.compile(r"# needs (?P<what>.+)$")
+_FENCE: Final = re.compile(r"^```(?P<kind>sh|console)\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)
+_INDENTED: Final = re.compile(r"^    (?P<line>kvbench .*)$", re.MULTILINE)
+_FEW: Final = ("blocks=4", "block_size=1KiB", "pool=64MiB")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A command of a page, and the first lines that the page says it prints."""
+
+    line: str
+    prints: tuple[str, ...] = ()
+
+    @property
+    def needs(self) -> str | None:
+        """What the page says it needs besides a CPU."""
+        found = _NEEDS.search(self.line)
+        return found["what"] if found else None
+
+    @property
+    def argv(self) -> list[str]:
+        """The arguments of `kvbench`, up to a pipe or a file."""
+        words = shlex.split(self.line, comments=True)
+        return words[1 : next((index for index, word in enumerate(words) if word in "|>"), None)]
+
+    @property
+    def is_piped(self) -> bool:
+        return "|" in shlex.split(self.line, comments=True)
+
+
+def commands_of(page: Path) -> list[Shown]:
+    """Return the `kvbench` commands of a page in order."""
+    text = page.read_text()
+    fenced = [shown for block in _FENCE.finditer(text) for shown in _of_block(block)]
+    outside = _FENCE.sub("", text)
+    return fenced + [Shown(match["line"].strip()) for match in _INDENTED.finditer(outside)]
+
+
+def _of_block(block: re.Match[str]) -> Iterator[Shown]:
+    if block["kind"] == "sh":
+        for line in block["text"].replace("\\\n", " ").splitlines():
+            if line.startswith("kvbench "):
+                yield Shown(line)
+        return
+    for part in re.split(r"^\$ ", block["text"], flags=re.MULTILINE)[1:]:
+        line, *printed = part.splitlines()
+        if line.startswith("kvbench "):
+            yield Shown(line, tuple(printed[:3]))
+
+
+def shortened(shown: Shown) -> list[str]:
+    """Return the arguments of a command with what makes it short: few samples, few swaps, and the device cpu."""
+    argv = shown.argv
+    device = [] if "--device" in argv or shown.needs else ["--device=cpu"]
+    match argv:
+        case ["sweep", *rest] if not {"--resume", "--dry-run"} & {*rest}:
+            return [*argv, *device, *BRIEF, *_few(rest)]
+        case ["gate", "compare", *rest]:
+            return [*argv, *device, *_few(rest), "--minutes=0.05"]
+        case ["tune", *rest] if not any(word.startswith(("runs/", "reports/")) for word in rest):
+            tokens = ["--tokens=16"] if "--model" in rest else []
+            return [*argv, *device, *tokens, *_few(rest)]
+        case ["sweep" | "probe" | "doctor", *rest] if "--resume" not in rest:
+            return [*argv, *device]
+    return argv
+
+
+def _few(words: list[str]) -> list[str]:
+    """Return small values for the axes that a command leaves open; those of a model or trace are its own."""
+    if {"--model", "--trace", "trace", "models", "layers"} & {*words}:
+        return []
+    named = " ".join(words)
+    return [f"-a{axis}" for axis in _FEW if f" {axis.partition('=')[0]}=" not in named]
