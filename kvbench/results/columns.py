@@ -125,7 +125,7 @@ COLUMNS: Final[dict[str, str]] = {
     "execution_only": "busy stream: share of samples whose gpu_us is execution only (pending_after)",
     "depth_held": "share of samples in which no queued swap had started at the call; empty if no swap was queued",
     "stopped_by": "what ended the visits: max_samples or time (cell_seconds)",
-    "repeated": "disturbed visits that were repeated; the last attempt counts",
+    "repeated": "disturbed visits that were repeated; the least disturbed attempt counts",
     "disturbed": "disturbed visits that count",
     "verified_bytes": "bytes compared after the copies, all visits together",
     "warnings": "warnings about this cell",

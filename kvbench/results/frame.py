@@ -68,8 +68,9 @@ def summarize(
     limits = {direction: median(rates) for direction, rates in ceilings.items() if rates}
     reached = {direction: _reached(records, direction) for direction in Direction}
     measured = [cell for cell, of_cell in records_of_cell.items() if _status(of_cell) == "ok"]
+    made = Counter(record.cell for record in records if isinstance(record, Visit))
     rows = [
-        _row(cell, of_cell) | _limits(cell, limits, reached[cell.direction])
+        _row(cell, of_cell, made[cell]) | _limits(cell, limits, reached[cell.direction])
         for cell, of_cell in records_of_cell.items()
     ]
     frame = pd.DataFrame(rows, columns=list(TYPES))
@@ -216,7 +217,8 @@ def _limits(cell: Cell, ceilings: Mapping[str, float], reached: tuple[_Rate, _Ra
     return {"ceiling_gbps": ceiling, "limit_blocks_per_s": limit.rate, **columns}
 
 
-def _row(cell: Cell, records: Sequence[CellRecord]) -> dict[str, Any]:
+def _row(cell: Cell, records: Sequence[CellRecord], made: int) -> dict[str, Any]:
+    """Return the row of a cell from its records; `made` visits were made, with repeated ones."""
     visits = [record for record in records if isinstance(record, Visit)]
     failures = [record for record in records if isinstance(record, Failure)]
     skips = [record.reason for record in records if isinstance(record, Skip)]
@@ -238,7 +240,7 @@ def _row(cell: Cell, records: Sequence[CellRecord]) -> dict[str, Any]:
         "chosen": _joined(visit.chosen for visit in visits if visit.chosen is not None),
         "order_note": "any on d2h" if (cell.direction, cell.order) == (Direction.D2H, Order.ANY) else None,
         "stopped_by": _joined(visit.stopped_by for visit in visits),
-        "repeated": sum(visit.attempt for visit in visits),
+        "repeated": made - len(visits),
         "disturbed": sum(bool(visit.disturbed) for visit in visits),
         "verified_bytes": sum(visit.verified_bytes for visit in visits),
         "warnings": _joined(text for visit in visits for text in visit.warnings),

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 
 import msgspec
@@ -24,6 +25,7 @@ from kvbench.results.schema import (
     SCHEMA,
     Ceiling,
     CellRecord,
+    Disturbance,
     Failure,
     Record,
     Retry,
@@ -142,10 +144,28 @@ def load_run(path: Path) -> Run:
 
 
 def visits_that_count(records: Sequence[Record]) -> Sequence[Visit]:
-    """Return the last attempt of every visit, in journal order."""
-    visits = [record for record in records if isinstance(record, Visit)]
-    last = {(visit.cell.id, visit.round): visit.attempt for visit in visits}
-    return [visit for visit in visits if visit.attempt == last[visit.cell.id, visit.round]]
+    """Return the least disturbed attempt of every visit, of equals the first, in journal order."""
+    attempts: dict[tuple[str, int], Visit] = {}
+    for record in records:
+        if isinstance(record, Visit):
+            best = attempts.setdefault((record.cell.id, record.round), record)
+            if _disturbance(record) < _disturbance(best):
+                attempts[record.cell.id, record.round] = record
+    counting = set(map(id, attempts.values()))
+    return [record for record in records if isinstance(record, Visit) and id(record) in counting]
+
+
+def _disturbance(visit: Visit) -> tuple[int, float]:
+    """Return how many things disturbed a visit, and how slow its CPU was.
+
+    A slow CPU does not count where the caller takes more than half of the swap: an engine's thread meets both speeds,
+    and so does the interval of the figure.
+    """
+    times_us, slow = visit.swap_times_us, Disturbance.SLOW_CPU in visit.disturbed
+    mostly_call = bool(times_us) and 2 * median(visit.samples.caller_us) > median(times_us)
+    if slow and mostly_call:
+        return len(visit.disturbed) - 1, 0.0
+    return len(visit.disturbed), (visit.slowdown or 0.0) if slow else 0.0
 
 
 def _without_retried(records: list[Record]) -> list[Record]:

@@ -85,6 +85,7 @@ class Disturbance(StrEnum):
     SLOW_CPU = "slow CPU"
     LIMITED_CLOCKS = "limited GPU clocks"
     STEP = "step in the times"
+    OTHER_THREAD = "another thread"
 
     @classmethod
     def _missing_(cls, value: object) -> "Disturbance | None":

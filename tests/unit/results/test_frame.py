@@ -45,6 +45,28 @@ def test_the_last_attempt_of_a_disturbed_visit_counts_and_all_are_kept(tmp_path:
     assert len(run.records) == 3
 
 
+def test_of_disturbed_attempts_the_least_disturbed_counts(tmp_path: Path) -> None:
+    both, slow = [Disturbance.STEP, Disturbance.SLOW_CPU], [Disturbance.SLOW_CPU]
+    attempts = [
+        msgspec.structs.replace(visit(FAR, us), attempt=number, disturbed=causes, slowdown=slowdown)
+        for number, (us, causes, slowdown) in enumerate([(70.0, both, 1.6), (50.0, slow, 1.6), (60.0, slow, 1.9)])
+    ]
+    run = load_run(write_run(tmp_path / "run", attempts))
+    assert run.visit_times()[FAR.id] == pytest.approx({0: 50}, rel=0.02)
+    (row,) = run.frame().to_dict("records")
+    assert (row["rounds"], row["repeated"], row["disturbed"]) == (1, 2, 1)
+
+
+def test_a_swap_that_is_mostly_its_call_keeps_the_speeds_of_all_cpus(tmp_path: Path) -> None:
+    slow = msgspec.structs.replace(visit(FAR, 100.0), disturbed=[Disturbance.SLOW_CPU], slowdown=1.9)
+    again = msgspec.structs.replace(visit(FAR, 50.0), attempt=1)
+    for share, counts_us in ((0.9, 100.0), (0.1, 50.0)):
+        caller_us = [share * us for us in slow.samples.wall_us]
+        first = msgspec.structs.replace(slow, samples=msgspec.structs.replace(slow.samples, caller_us=caller_us))
+        run = load_run(write_run(tmp_path / f"run-{share}", [first, again]))
+        assert run.visit_times()[FAR.id] == pytest.approx({0: counts_us}, rel=0.02)
+
+
 def test_a_visit_that_stays_disturbed_is_counted(tmp_path: Path) -> None:
     disturbed = [Disturbance.STEP]
     attempts = [msgspec.structs.replace(visit(FAR, 50.0), attempt=n, disturbed=disturbed) for n in range(3)]
