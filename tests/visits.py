@@ -6,9 +6,9 @@ from kvbench.backends.base import Backend, backend_named
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Device, Stream, TimedRegion, open_device
 from kvbench.engine.faults import Fault, FaultPlan
-from kvbench.measure.bench import Bench, set_up
-from kvbench.measure.disturbance import GpuClocks
-from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.bench import Bench
+from kvbench.measure.disturbance import GpuClocks, SteadyCpu
+from kvbench.measure.samples import set_up
 from kvbench.measure.visit import visit
 from kvbench.measure.workload import Pools
 from kvbench.results import Visit

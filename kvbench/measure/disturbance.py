@@ -1,13 +1,21 @@
-"""Detects disturbed visits: a slow CPU, a GPU with limited clocks, or a step in the times."""
+"""What disturbs a visit, and what keeps it steady: the CPU, the GPU's clocks, other threads, a step in the times.
+
+On a shared host a CPU can run at half its speed for some time, while another guest keeps the sibling thread of its core
+busy. Submission-bound swaps then take twice as long, and two runs differ by the CPU that each happened to run on.
+"""
 
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Final
 
 from kvbench.analysis.margins import SLOW_CPU
+from kvbench.engine.device import probe_cpu_us
 from kvbench.machine.probes import clock_limits, sm_clock_mhz
 from kvbench.machine.sources import Sources, open_machine
 from kvbench.results.schema import Disturbance
@@ -17,6 +25,18 @@ STEP: Final = 1.3
 _MIN_STEPPING: Final = 6
 # Limits that lower the SM clock under another load; a GPU that only swaps reports "gpu_idle".
 _LIMITS: Final = frozenset({"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake"})
+
+PROBES: Final = 3
+# The thread leaves a CPU this much slower than the best one seen: a shared core halves its speed. A search of all CPUs
+# for the last few percent takes longer than a visit and was not steadier. On a host where all are slow, so does a
+# search of all CPUs for one of full speed.
+TOLERANCE: Final = 1.5
+SEARCHED: Final = 4
+
+# The share of a visit's time that threads may compute that kvbench does not know, and the kernel's number for the clock
+# of one thread.
+OTHERS_SHARE: Final = 0.05
+_THREAD_CPU_CLOCK: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +64,126 @@ class GpuClocks:
         return Clocks(sm_mhz, limits)
 
 
-def disturbances(slowdowns: Sequence[float], clocks: Clocks, times_us: Sequence[float]) -> list[Disturbance]:
-    """Return what disturbed a visit.
+class SteadyCpu:
+    """Chooses among the CPUs of this process; `probe` times a fixed piece of work on the current CPU, in us."""
 
-    `slowdowns` are those of the CPU before and after the samples; `times_us` are the samples in their order.
+    def __init__(self, probe: Callable[[], float] = probe_cpu_us) -> None:
+        self._probe = probe
+        self._allowed = frozenset(os.sched_getaffinity(0))
+        self._cpu: int | None = None
+        self._best_us = float("inf")
+
+    @contextmanager
+    def held(self, cpu: int | None = None) -> Iterator[tuple[int, float]]:
+        """Pin the calling thread to `cpu`, by default to one of full speed, within the context.
+
+        Yield its number, and how long the fixed piece of work takes on it, in microseconds.
+        """
+        try:
+            yield self._settle(cpu)
+        finally:
+            os.sched_setaffinity(0, self._allowed)
+
+    def probe_us(self) -> float:
+        """Return how long the fixed piece of work takes on the current CPU, in microseconds."""
+        took_us = median(self._probe() for _ in range(PROBES))
+        self._best_us = min(self._best_us, took_us)
+        return took_us
+
+    def slowdown(self, took_us: float) -> float:
+        """Return the ratio of `took_us` to the time on the best CPU seen."""
+        return took_us / self._best_us
+
+    def _settle(self, wanted: int | None) -> tuple[int, float]:
+        cpus = sorted(self._allowed)
+        if wanted in self._allowed:
+            cpus = [wanted]
+        elif self._cpu is not None:
+            took_us = self._time_on(self._cpu)
+            if took_us <= TOLERANCE * self._best_us:
+                return self._cpu, took_us
+            after = cpus.index(self._cpu) + 1
+            cpus = (cpus[after:] + cpus[:after])[:SEARCHED]
+        times_us: dict[int, float] = {}
+        for cpu in cpus:
+            times_us[cpu] = self._time_on(cpu)
+            if self._cpu is not None and times_us[cpu] <= TOLERANCE * self._best_us:
+                break
+        self._cpu = min(times_us, key=lambda cpu: times_us[cpu])
+        os.sched_setaffinity(0, {self._cpu})
+        return self._cpu, times_us[self._cpu]
+
+    def _time_on(self, cpu: int) -> float:
+        os.sched_setaffinity(0, {cpu})
+        return self.probe_us()
+
+
+class Threads:
+    """The threads of this process: those known, from the start or started by kvbench, and all others.
+
+    A library or another backend can leave a thread behind, which then works beside swaps of backends that have none.
     """
+
+    def __init__(self) -> None:
+        self._known = self.all()
+
+    def all(self) -> frozenset[int]:
+        return frozenset(int(folder.name) for folder in Path("/proc/self/task").iterdir())
+
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """Within the context, threads that start become known."""
+        before = self.all()
+        try:
+            yield
+        finally:
+            self._known |= self.all() - before
+
+    def watch(self, own: Collection[int]) -> Callable[[], float]:
+        """Return a function that returns the CPU time that the others took since, as a share of that time.
+
+        `own` are threads that the measured backend has started for its cell.
+        """
+        others = self.all() - self._known - frozenset(own)
+        began_ns, before_ns = time.monotonic_ns(), {thread: _cpu_ns(thread) for thread in others}
+
+        def share() -> float:
+            took_ns = sum(max(0, _cpu_ns(thread) - ns) for thread, ns in before_ns.items())
+            return took_ns / max(1, time.monotonic_ns() - began_ns)
+
+        return share
+
+
+def _cpu_ns(thread: int) -> int:
+    """Return the CPU time of a thread of this process, 0 of one that has ended."""
+    try:
+        return time.clock_gettime_ns(~thread << 3 | _THREAD_CPU_CLOCK)
+    except OSError:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The machine around the samples of a visit: the CPU, what its probes took before and after in us, and as ratios to
+    the best CPU seen; the GPU's clocks; and the share of the time that unknown threads computed.
+    """
+
+    cpu: int
+    probes_us: Sequence[float]
+    slowdowns: Sequence[float]
+    clocks: Clocks
+    others_share: float = 0.0
+
+
+def disturbances(machine: Machine, times_us: Sequence[float]) -> list[Disturbance]:
+    """Return what disturbed a visit; `times_us` are its samples in their order."""
     detected = []
-    if max(slowdowns) > 1 + SLOW_CPU.fraction:
+    if max(machine.slowdowns) > 1 + SLOW_CPU.fraction:
         detected.append(Disturbance.SLOW_CPU)
-    if _LIMITS.intersection(clocks.limits):
+    if _LIMITS.intersection(machine.clocks.limits):
         detected.append(Disturbance.LIMITED_CLOCKS)
+    if machine.others_share > OTHERS_SHARE:
+        detected.append(Disturbance.OTHER_THREAD)
     half = len(times_us) // 2
     if len(times_us) >= _MIN_STEPPING:
         first, second = times_us[:half], times_us[-half:]

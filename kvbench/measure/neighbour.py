@@ -1,24 +1,31 @@
-"""The neighbour of the swaps: work that runs continuously on its own stream and memory, with timed iterations."""
+"""The neighbour of the swaps: work on a stream and in memory of its own, and swaps beside it.
+
+Each side is measured alone and both together, in an order of turns that cancels drift (ABBA).
+"""
 
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from statistics import median
 from typing import Final, Protocol
 
+import msgspec
 import numpy as np
 
-from kvbench.backends.base import Backend, SwapRequest, another
+from kvbench.backends.base import Backend, PreparedSwap, SwapRequest, another
 from kvbench.cells.axes import Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.cells.locality import opposite, region_bytes
-from kvbench.engine.device import Device, Event, Stream
+from kvbench.engine.device import Device, Event, Stream, Swap, SwapLoop
 from kvbench.errors import KvbenchError
 from kvbench.measure.layout import lay_out
 from kvbench.measure.workload import Pools, Workload
 from kvbench.policy import Policy
+from kvbench.results.schema import Beside
+from kvbench.units import gigabytes_per_second
 
 # Work kept on the stream ahead of what runs, and its maximum in iterations: a driver's queue has room for about a
 # thousand operations, and a full queue also blocks the thread of the swaps.
@@ -30,6 +37,14 @@ NAP_S: Final = 0.0005
 # Long, since launches beside a swap's kernel delay the begin of another kernel by some 20 us (H200, driver 580.159.04).
 IDLE_US: Final = 10_000
 SWAPS_AHEAD: Final = 16
+
+# A layer of the step beside `neighbour=idle`, which computes nothing.
+IDLE_LAYER_US: Final = 100
+# Each side runs alone before and after both run together.
+TURNS: Final = ("neighbour", "swaps", "both", "both", "swaps", "neighbour")
+ONE_BLOCK_SWAPS: Final = 8
+# Of a turn: a turn of small swaps has tens of thousands.
+MOST_KEPT: Final = 1000
 
 
 class NeighbourError(KvbenchError):
@@ -221,3 +236,121 @@ def _work(device: Device, stream: Stream, backend: Backend, cell: Cell, policy: 
             from kvbench.measure.torch_work import TorchWork
 
             return TorchWork(cell.neighbour, int(device.name.partition(":")[2]), stream.handle)
+
+
+class LayeredStep:
+    """One step of an engine on a stream of its own: layer by layer, each after its mark.
+
+    The layers of `neighbour=idle` wait for a fixed time; those of `decode` are a CUDA graph each, with the waits
+    between them. One graph with external event nodes would need events of torch's own as marks, and could not share
+    this code with the device cpu.
+    """
+
+    def __init__(self, device: Device, cell: Cell) -> None:
+        self._stream = Stream(device.driver)
+        self.end = Event(device.driver)
+        self._thread: Callable[[], AbstractContextManager[object]] = nullcontext
+        if cell.neighbour is Neighbour.IDLE:
+            handle = self._stream.handle
+            self._layers: Sequence[Callable[[], object]] = [
+                lambda: device.driver.delay(IDLE_LAYER_US * 1000, handle)
+            ] * cell.layers
+            return
+        from kvbench.measure.torch_work import TorchWork
+
+        work = TorchWork(cell.neighbour, int(device.name.partition(":")[2]), self._stream.handle, cell.layers)
+        self._layers, self._thread = work.parts, work.thread
+
+    def submit(self, stream: int, marks: Sequence[Event]) -> None:
+        """Submit the step, layers evenly over `marks`, and make later work on `stream` wait for its end.
+
+        Raises NeighbourError.
+        """
+        handle, each = self._stream.handle, len(self._layers) // len(marks)
+        try:
+            with self._thread():
+                for number, layer in enumerate(self._layers):
+                    if number % each == 0:
+                        marks[number // each].hold(handle)
+                    layer()
+            self.end.record(handle)
+            self.end.hold(stream)
+        except Exception as error:  # any error costs its cell, not the sweep
+            raise NeighbourError(f"the neighbour died: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class FlowSample:
+    """One swap of a flow on an idle stream, with the fields of `engine.device.Sample`; cpu_us is at most the mean of a
+    turn.
+    """
+
+    caller_us: float
+    wall_us: float
+    cpu_us: float
+    gpu_us: float = 0.0
+    chain_us: float = 0.0
+    pending_before: bool = False
+    pending_after: bool = False
+    depth_held: bool = True
+
+
+class Flow:
+    """Consecutive swaps by the compiled loop, without gaps."""
+
+    def __init__(self, device: Device, stream: Stream, workload: Workload, cell: Cell, prepared: PreparedSwap) -> None:
+        self._workload, self._cell = workload, cell
+        swap = prepared.swap if isinstance(prepared.swap, Swap) else prepared.swap.submit
+        contents = [content.reshape(-1) for content in workload.contents()]
+        columns = list(zip(workload.arrays(), contents, strict=True))
+        self._loop = SwapLoop(device.driver, stream.handle, swap, columns)
+
+    def run(self, seconds: float) -> tuple[list[FlowSample], float]:
+        """Swap for `seconds`, at least once; return MOST_KEPT of the swaps at most, evenly spaced, and the GB/s of all
+        over the whole time, without what the loop does between two swaps.
+        """
+        times = self._loop.run(seconds)
+        rows = list(zip(times.caller_us, times.wall_us, strict=True))
+        cpu_us = times.cpu_us / len(rows)
+        self._workload.passed(len(rows))
+        gbps = gigabytes_per_second(len(rows) * self._cell.swap_bytes, sum(times.wall_us))
+        kept = rows[:: -(-len(rows) // MOST_KEPT)]
+        return [FlowSample(caller_us, wall_us, min(caller_us, cpu_us)) for caller_us, wall_us in kept], gbps
+
+    def finish(self) -> None:
+        """Run the swap of the list that is written: swaps of one block have copied its first."""
+        self._loop.finish()
+        self._workload.passed(1)
+
+
+def measure_beside(
+    flow: Flow, neighbour: RunningNeighbour, one_block_us: Callable[[], float], seconds: float
+) -> tuple[list[FlowSample], Beside]:
+    """Run all turns, `seconds` in total; return the swaps beside the neighbour and the record of the turns.
+
+    `one_block_us` swaps one block and returns its wall time. Raises NeighbourError, and any error of a swap.
+    """
+    together: list[FlowSample] = []
+    record = Beside()
+    dry = neighbour.dry
+    for turn in TURNS:
+        both = turn == "both"
+        with nullcontext() if turn == "swaps" else neighbour.running():
+            first = neighbour.completed()
+            if turn == "neighbour":
+                time.sleep(seconds / len(TURNS))
+            else:
+                samples, gbps = flow.run(seconds / len(TURNS))
+                together += samples if both else []
+                (record.swaps_beside_gbps if both else record.swaps_alone_gbps).append(gbps)
+                usual_us = median(sample.wall_us for sample in samples)
+                (record.swaps_beside_us if both else record.swaps_alone_us).append(usual_us)
+            last = neighbour.completed()
+            if turn != "swaps":
+                times_us = record.neighbour_beside_us if both else record.neighbour_alone_us
+                times_us += neighbour.times_us(first, last)
+            if turn != "neighbour":
+                blocks_us = record.one_block_beside_us if both else record.one_block_alone_us
+                blocks_us += [one_block_us() for _ in range(ONE_BLOCK_SWAPS)]
+    flow.finish()
+    return together, msgspec.structs.replace(record, dry=neighbour.dry - dry)

@@ -1,30 +1,23 @@
 """Replays swaps of a trace with their own block ids and sizes, one after the other; each is verified."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from kvbench.backends.base import Backend, SwapRequest
-from kvbench.cells.axes import StreamState
+from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
 from kvbench.cells.cell import Cell
-from kvbench.engine.faults import Fault
 from kvbench.errors import KvbenchError
-from kvbench.measure.bench import Bench, SetUp
-from kvbench.measure.disturbance import disturbances
-from kvbench.measure.layers import create_swap
+from kvbench.measure.bench import Bench
 from kvbench.measure.layout import Layout, TensorRows, rows_of
-from kvbench.measure.samples import AnySample, alone
-from kvbench.measure.visit import Sampled, effective_path, record_of
+from kvbench.measure.samples import AnySample, Sampler, SetUp, Taken, create_swap
 from kvbench.measure.workload import Workload
-from kvbench.results.schema import Visit
-from kvbench.run.protocol import MeasureCell
 from kvbench.sweep.replay_spec import Replay
 from kvbench.sweep.replay_swaps import Numbered
+from kvbench.sweep.spec import Sampling
 
 _Ids = npt.NDArray[np.int64]
 
@@ -98,71 +91,79 @@ class Pace:
             self._freed_s = time.monotonic()
 
 
-def replay(
-    bench: Bench, backend: Backend, request: MeasureCell, trace: Replay, swaps: Sequence[Placed], fault: Fault | None
-) -> Visit:
-    """Make the swaps of one visit and return its record, without its duration.
+class Replayed(Sampler):
+    """Makes the swaps of a trace one after the other; its cell, blocks and swap are those of the current one.
 
     Each swap is made twice: first on blocks half a pool away, then on its own. Both are compared: of some swaps, chosen
-    at random, every byte, of the others a sample of blocks. Raises EngineError, VerificationError, KvbenchError without
-    a swap, and any error of a backend.
+    at random, every byte, of the others a sample of blocks.
     """
-    cell = Cell.from_strings(request.cell)
+
+    def __init__(
+        self, bench: Bench, backend: Backend, cell: Cell, trace: Replay, swaps: Sequence[Placed], seed: Sequence[int]
+    ) -> None:
+        self._backend, self._trace, self._placed = backend, trace, swaps
+        self._rng = np.random.default_rng(seed)
+        self._before_ms = 0.0  # that comparing earlier swaps took
+        workload, prepared = self._set_up(bench, cell, swaps[0])
+        super().__init__(bench, self.cell, workload, prepared)
+
+    @property
+    def verify_ms(self) -> float:
+        return self._before_ms + self.workload.verify_ms
+
+    def take_all(self, sampling: Sampling, begin: Callable[[], None] | None) -> Taken:
+        del sampling, begin
+        samples: list[AnySample] = []
+        columns: dict[str, list[Any]] = {"swap_blocks": [], "pieces": [], "swap_numbers": [], "late_us": []}
+        pace, verified_bytes = Pace(self._trace.speed, self._placed[0].at_s), 0
+        for swap in self._placed:
+            self._before_ms = self.verify_ms
+            self.workload, self.swaps = self._set_up(self.bench, self.cell, swap)
+            most = None if not samples or self._rng.random() < _COMPARED_IN_FULL else _COMPARED_BLOCKS
+            self.take_idle()
+            verified_bytes += self.workload.verify(most)
+            late_us = pace.wait(swap.at_s)
+            samples.append(self.take_idle())
+            pace.note(samples[-1].wall_us)
+            verified_bytes += self.workload.verify(most)
+            blocks = self.cell.blocks
+            pieces = getattr(self.prepared.swap, "descriptors", blocks)
+            for name, value in zip(columns, (blocks, pieces, swap.number, late_us), strict=True):
+                columns[name].append(value)
+        if not self._trace.speed:
+            del columns["late_us"]
+        moved = sum(swap.moved for swap in self._placed)
+        closer = f"{moved} of {len(self._placed)} swaps of the trace placed closer together to fit the smaller pool"
+        return Taken(
+            samples,
+            "max_samples",
+            columns=columns,
+            verified_bytes=verified_bytes,
+            warnings=[closer] if moved else [],
+            first_alike=len(samples) - 1,
+        )
+
+    def _set_up(self, bench: Bench, cell: Cell, swap: Placed) -> tuple[Workload, list[PreparedSwap]]:
+        """Make `cell` one of this swap, and return its blocks, and the backend's swap of them."""
+        trace = self._trace
+        room, blocks = trace.capacity(bench.pools.pool_bytes), len(swap.source) * trace.descriptors
+        self.cell = replace(cell, blocks=blocks, pattern=trace.pattern)
+        shifted = (((swap.source + by) % room, (swap.destination + by) % room) for by in (room // 2, 0))
+        layouts = [_layout(source, destination, trace, room) for source, destination in shifted]
+        workload = Workload(bench.pools, self.cell, layouts, self._rng)
+        request = SwapRequest(bench.device, self.cell, workload.memories[0], bench.policy)
+        # The SM time of one swap says nothing of swaps of other sizes.
+        return workload, [replace(create_swap(self._backend, request), sm_us=None)]
+
+
+def set_up_replay(
+    bench: Bench, backend: Backend, cell: Cell, trace: Replay, swaps: Sequence[Placed], seed: Sequence[int]
+) -> SetUp:
+    """Prepare the swaps of one visit. Raises EngineError, KvbenchError without a swap, and any error of a backend."""
     if not swaps:
         enough = trace.enough_for(trace.of(cell.direction).blocks)
         raise KvbenchError(f"no selected swap of the trace fits into the pool; -a pool={enough} holds most of them")
-    samples: list[AnySample] = []
-    columns: dict[str, list[int]] = {"swap_blocks": [], "pieces": [], "swap_numbers": []}
-    late_us: list[float] = []
-    pace = Pace(trace.speed, swaps[0].at_s)
-    verified_bytes, verify_ms = 0, 0.0
-    rng = np.random.default_rng((request.seed, request.round))
-    bench.pools.rest()
-    with bench.device.injecting(fault), bench.cpu.held() as (cpu, before_us):
-        for swap in swaps:
-            ready = _set_up(bench, backend, cell, swap, trace, rng)
-            most = None if not samples or rng.random() < _COMPARED_IN_FULL else _COMPARED_BLOCKS
-            take = alone(bench, ready, StreamState.IDLE)
-            take()
-            verified_bytes += ready.workload.verify(most)
-            late_us.append(pace.wait(swap.at_s))
-            samples.append(take())
-            pace.note(samples[-1].wall_us)
-            verified_bytes += ready.workload.verify(most)
-            verify_ms += ready.workload.verify_ms
-            pieces = getattr(ready.swaps[0].swap, "descriptors", ready.cell.blocks)
-            for name, value in zip(columns, (ready.cell.blocks, pieces, swap.number), strict=True):
-                columns[name].append(value)
-        probes_us = [before_us, bench.cpu.probe_us()]
-        slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
-        clocks = bench.clocks.read()
-        same = ready.swaps[0].same_when_busy
-        busy_cpu_us = alone(bench, ready, StreamState.BUSY)().cpu_us if same else None
-        ready.workload.verify()
-    calls = ready.swaps[0].swap.calls
-    sampled = Sampled(samples, "max_samples", None, calls, busy_cpu_us, None, cpu, max(probes_us), slowdowns, clocks)
-    made = record_of(request, replace(ready, cell=cell), sampled, verified_bytes)
-    moved = sum(swap.moved for swap in swaps)
-    closer = f"{moved} of {len(swaps)} swaps of the trace placed closer together to fit the smaller pool"
-    return msgspec.structs.replace(
-        made,
-        samples=msgspec.structs.replace(made.samples, **columns, late_us=late_us if trace.speed else None),
-        # swaps of several sizes: only the last has its twin on a busy stream, and slow ones are not disturbed ones
-        path=effective_path(ready.swaps[0].mechanism, [samples[-1].cpu_us], busy_cpu_us),
-        disturbed=disturbances(slowdowns, clocks, []),
-        verify_ms=verify_ms,
-        warnings=[*made.warnings, *([closer] if moved else [])],
-    )
-
-
-def _set_up(bench: Bench, backend: Backend, cell: Cell, swap: Placed, trace: Replay, rng: np.random.Generator) -> SetUp:
-    room, blocks = trace.capacity(bench.pools.pool_bytes), len(swap.source) * trace.descriptors
-    cell = replace(cell, blocks=blocks, pattern=trace.pattern, sequence="whole")
-    shifted = (((swap.source + by) % room, (swap.destination + by) % room) for by in (room // 2, 0))
-    layouts = [_layout(source, destination, trace, room) for source, destination in shifted]
-    workload = Workload(bench.pools, cell, layouts, rng)
-    request = SwapRequest(bench.device, cell, workload.memories[0], bench.policy)
-    return SetUp(cell, backend, workload, [create_swap(backend, request)])
+    return SetUp(cell, Replayed(bench, backend, cell, trace, swaps, seed))
 
 
 def _layout(source: _Ids, destination: _Ids, trace: Replay, room: int) -> Layout:

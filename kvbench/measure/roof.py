@@ -1,4 +1,4 @@
-"""What SM copies reach on this device, independent of the backend: large blocks, and small scattered blocks.
+"""What this device reaches, independent of the backends: large copies, and SM copies of large and of small blocks.
 
 Small scattered blocks are limited not by the link but by the GPU's address translation: the translation limit, in
 blocks per second. Every rate is the slope between a short and a long swap, so that no launch counts, of the faster of
@@ -17,17 +17,19 @@ import numpy as np
 from kvbench.backends.base import SwapRequest, backend_named
 from kvbench.backends.sm import BULK_FROM_COMPUTE
 from kvbench.backends.triton import load_and_compile
-from kvbench.cells.axes import Direction, Reuse, StreamState
+from kvbench.cells.axes import Direction, Memory, Reuse, StreamState
 from kvbench.cells.backend_facts import SM, TRITON
 from kvbench.cells.cell import Cell
+from kvbench.cells.device_facts import CEILING_BYTES
 from kvbench.cells.kernel_shape import RULE, KernelShape
-from kvbench.engine.device import STREAM_STATES, Device, Queue, Swap
+from kvbench.engine.device import DIRECTIONS, STREAM_STATES, Device, Queue, Swap, per_block
 from kvbench.engine.nvrtc import cached_cubin
 from kvbench.measure.bench import Bench
 from kvbench.measure.layout import Layout, lay_out
 from kvbench.measure.workload import Workload
 from kvbench.results.schema import Roof
 
+CEILING_WARMUPS: Final = 2
 # Blocks of the short and of the long swap, which takes at least 5 ms more, and their size in bytes. With large blocks
 # 16 SMs fill the link, and with small blocks all SMs wait for translations.
 _LARGE: Final = ((1024, 6144), 1 << 16)
@@ -52,6 +54,18 @@ def compiling(device: Device, backends: Container[str]) -> ThreadPoolExecutor:
     for kernel in (*_LARGE_KERNELS, *_SMALL_KERNELS):
         threads.submit(cached_cubin, "sm_copy", device.arch, KernelShape.parse(kernel).defines)
     return threads
+
+
+def measure_ceiling(bench: Bench, direction: Direction, samples: int) -> tuple[int, list[float]]:
+    """Time plain large copies in one direction; return the bytes per copy and the event times in microseconds."""
+    copy_bytes = min(CEILING_BYTES[bench.device.kind], bench.pools.pool_bytes)
+    lists = bench.pools.large_copy(direction, copy_bytes)
+    swap = per_block(bench.device.driver, *lists, DIRECTIONS[direction])
+    busy = STREAM_STATES[StreamState.BUSY]
+    times_us = [bench.region.measure(swap, busy).gpu_us for _ in range(CEILING_WARMUPS + samples)]
+    bench.pools.put_back(direction, Memory.ALLOCATED, np.zeros(1, dtype=np.uint64), lists[-1])
+    bench.note_best(direction, copy_bytes, min(times_us))
+    return copy_bytes, times_us[CEILING_WARMUPS:]
 
 
 def measure_roof(bench: Bench, direction: Direction, samples: int, number: int) -> Roof:

@@ -1,23 +1,27 @@
-"""Samples of a cell: functions that take one in its stream state, and how many are taken."""
+"""How a cell is sampled: set up once, with the sampler that its axes call for."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate, pairwise
+from typing import Any, Final
 
 import numpy as np
 
-from kvbench.backends.base import PreparedSwap, SwapRequest
-from kvbench.cells.axes import StreamState
+from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
+from kvbench.cells.axes import Neighbour, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.engine.device import STREAM_STATES, Queue, Sample, Swap, TimedRegion
-from kvbench.measure.bench import Bench, SetUp
-from kvbench.measure.beside import Flow, FlowSample, measure_beside
-from kvbench.measure.layers import LayeredStep, LayeredSwap
-from kvbench.measure.neighbour import RunningNeighbour
+from kvbench.cells.layers import layer_blocks, layer_tensors
+from kvbench.cells.locality import most_sets
+from kvbench.engine.device import STREAM_STATES, Device, Event, Queue, Sample, Swap, TimedRegion
+from kvbench.engine.memory import SwapMemory, TensorGrid
+from kvbench.measure.bench import Bench
+from kvbench.measure.layout import lay_out
+from kvbench.measure.neighbour import Flow, FlowSample, LayeredStep, RunningNeighbour, measure_beside
 from kvbench.measure.workload import Workload
 from kvbench.results.schema import Beside, StopReason
-from kvbench.sweep.estimate import BUSY_TWINS, LEAST_BESIDE_S, SHORT_CHAIN, WATCHED_SHARE
+from kvbench.sweep.estimate import BUSY_TWINS, CHAIN, LEAST_BESIDE_S, SHORT_CHAIN, WATCHED_SHARE, submissions
 from kvbench.sweep.spec import Sampling
 from kvbench.units import gigabytes_per_second
 
@@ -33,104 +37,254 @@ DELAY_SPARE_US: Final = 1_000
 MAX_DELAY_US: Final = 100_000
 
 
-def take_samples(
-    take: TakeOne, workload: Workload, sampling: Sampling, *, to_the_end: bool = False
-) -> tuple[list[AnySample], StopReason]:
-    """Sample until the maximum (none with `to_the_end`) or the time limit is reached; return the samples and which.
+@dataclass(frozen=True)
+class Taken:
+    """What a sampler took.
 
-    Between samples, at random, a swap that counts for nothing is watched: nothing of it may arrive before it is
-    submitted.
+    `columns` are more columns of the samples. The samples from `first_alike` on are of swaps of one size: all, but
+    in a replay. `verified_bytes` were compared between the samples.
+    """
+
+    samples: Sequence[AnySample]
+    stopped_by: StopReason
+    beside: Beside | None = None
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    verified_bytes: int = 0
+    warnings: Sequence[str] = ()
+    first_alike: int = 0
+
+    @property
+    def alike(self) -> Sequence[AnySample]:
+        return self.samples[self.first_alike :]
+
+
+class Sampler:
+    """Takes samples of the cell's swap in its stream state, one at a time."""
+
+    def __init__(self, bench: Bench, cell: Cell, workload: Workload, swaps: Sequence[PreparedSwap]) -> None:
+        self.bench, self.cell, self.workload, self.swaps = bench, cell, workload, swaps
+
+    @property
+    def prepared(self) -> PreparedSwap:
+        return self.swaps[0]
+
+    @property
+    def verify_ms(self) -> float:
+        return self.workload.verify_ms
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Within the context, what runs beside the swaps is there. Raises NeighbourError, EngineError."""
+        yield
+
+    def take_idle(self) -> AnySample:
+        """Take a sample of the swap on an idle stream."""
+        return take_one(self.bench, self.workload, self.prepared, StreamState.IDLE)
+
+    def take_busy(self) -> AnySample:
+        """Take a sample of the swap on a busy stream."""
+        return take_one(self.bench, self.workload, self.prepared, StreamState.BUSY)
+
+    def take_all(self, sampling: Sampling, begin: Callable[[], None] | None) -> Taken:
+        """Warm up, wait for `begin` if other devices swap too, and take the samples of a visit."""
+        take = self._taker()
+        for _ in range(sampling.warmups):
+            take()
+        if begin is not None:
+            begin()
+        return self._collect(take, sampling)
+
+    def _collect(self, take: TakeOne, sampling: Sampling) -> Taken:
+        return take_samples(take, self.workload, sampling, sampling.max_samples)
+
+    def _taker(self) -> TakeOne:
+        """Return a function that takes a sample in the stream state of the cell."""
+        state = self.cell.stream_state
+        if state is StreamState.SUSTAINED:
+            return self._take_chain
+        queue = self._behind_a_delay() if state.pending else Queue()
+        return lambda: take_one(self.bench, self.workload, self.prepared, state, queue, self.cell.pause_us)
+
+    def _take_chain(self) -> Sample:
+        """Take a sustained sample: a short and a long chain of different blocks."""
+        for slot in range(len(self.swaps)):
+            self.workload.advance(slot)
+        compiled = [one.swap for one in self.swaps if isinstance(one.swap, Swap)]
+        if len(compiled) == len(self.swaps):
+            return self.bench.region.sustained(compiled, SHORT_CHAIN)
+        return self.bench.region.sustained_python([one.swap.submit for one in self.swaps], SHORT_CHAIN)
+
+    def _behind_a_delay(self) -> Queue:
+        """Return the queue of the cell after a delay that outlasts its submission, estimated from that of one swap."""
+        queued = self.cell.queued
+        caller_us = max(self.take_busy().caller_us for _ in range(BUSY_TWINS))
+        delay_us = min(DELAY_MARGIN * max(1, queued) * caller_us + DELAY_SPARE_US, MAX_DELAY_US)
+        return Queue(queued, self.cell.streams, round(delay_us * 1000))
+
+
+class Together(Sampler):
+    """Samples while other devices swap too, until the time is up."""
+
+    def _collect(self, take: TakeOne, sampling: Sampling) -> Taken:
+        return take_samples(take, self.workload, sampling, None)
+
+
+class BesideNeighbour(Sampler):
+    """Swaps beside a neighbour and without it, in turn. The samples are the swaps beside it."""
+
+    _neighbour: RunningNeighbour
+
+    def __init__(
+        self, bench: Bench, cell: Cell, workload: Workload, swaps: Sequence[PreparedSwap], backend: Backend
+    ) -> None:
+        super().__init__(bench, cell, workload, swaps)
+        self._backend = backend
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        with self.bench.neighbour(self._backend, self.cell) as self._neighbour:
+            yield
+
+    def _collect(self, take: TakeOne, sampling: Sampling) -> Taken:
+        del take
+        bench, memory = self.bench, self.workload.memories[0]
+        flow = Flow(bench.device, bench.stream, self.workload, self.cell, self.prepared)
+        one_block = self._backend.create(SwapRequest(bench.device, self.cell, memory.part(0, 1), bench.policy))
+        seconds = max(LEAST_BESIDE_S, sampling.cell_seconds)
+
+        def one_block_us() -> float:
+            return _timed(bench.region, one_block, StreamState.IDLE, Queue()).wall_us
+
+        swaps, beside = measure_beside(flow, self._neighbour, one_block_us, seconds)
+        return Taken(swaps, "time", beside)
+
+
+class BesideStep(Sampler):
+    """Takes turns of a step alone, the swap alone and both, each on an idle device; both end with the step.
+
+    The samples are the swaps alone.
+    """
+
+    _step: LayeredStep
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        self._step = self.bench.step(self.cell)
+        yield
+
+    def _collect(self, take: TakeOne, sampling: Sampling) -> Taken:
+        deadline_s = time.monotonic() + sampling.cell_seconds
+        samples: list[AnySample] = []
+        beside = Beside()
+        while len(samples) < sampling.max_samples:
+            for turn in STEP_TURNS:
+                self._turn(turn, take, samples, beside)
+            if len(samples) >= sampling.min_samples and time.monotonic() >= deadline_s:
+                return Taken(samples, "time", beside)
+        return Taken(samples, "max_samples", beside)
+
+    def _turn(self, turn: str, take: TakeOne, samples: list[AnySample], beside: Beside) -> None:
+        swap, step, swap_bytes = self.prepared.swap, self._step, self.cell.swap_bytes
+        assert isinstance(swap, LayeredSwap)
+        if turn == "step":
+            beside.neighbour_alone_us.append(self._timed_us(lambda stream: step.submit(stream, swap.marks)))
+        elif turn == "swap":
+            samples.append(take())
+            beside.swaps_alone_us.append(samples[-1].wall_us)
+            beside.swaps_alone_gbps.append(gigabytes_per_second(swap_bytes, samples[-1].wall_us))
+        else:
+
+            def both(stream: int) -> None:
+                swap.submit(stream)
+                step.submit(stream, swap.marks)
+
+            self.workload.advance()
+            both_us = self._timed_us(both)
+            beside.neighbour_beside_us.append(both_us)
+            beside.swaps_beside_us.append(both_us - step.end.us_since(swap.marks[-1]))
+            beside.swaps_beside_gbps.append(gigabytes_per_second(swap_bytes, both_us))
+
+    def _timed_us(self, submit: Callable[[int], object]) -> float:
+        return self.bench.region.measure_python(submit, STREAM_STATES[StreamState.IDLE], Queue()).wall_us
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """A cell ready to be visited, and the threads of this process that its backend started for it."""
+
+    cell: Cell
+    sampler: Sampler
+    threads: frozenset[int] = frozenset()
+
+    @property
+    def workload(self) -> Workload:
+        return self.sampler.workload
+
+    @property
+    def swaps(self) -> Sequence[PreparedSwap]:
+        """The backend's swaps of the cell: one, unless the cell is sustained."""
+        return self.sampler.swaps
+
+
+def set_up(
+    bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed: int, *, many_visits: bool = False
+) -> SetUp:
+    """Prepare `cell`; `seed` determines the places of the blocks. Raises EngineError, and any error of a backend.
+
+    For `many_visits`, a pool has blocks for as many swaps as caches need to forget the first.
+    """
+    before = bench.threads.all()
+    rng = np.random.default_rng(seed)
+    state = cell.stream_state
+    swaps_ahead = submissions(sampling, state)
+    if many_visits and cell.pool_bytes:
+        swaps_ahead = max(swaps_ahead, most_sets(cell))
+    slots = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
+    workload = Workload(bench.pools, cell, lay_out(cell, swaps_ahead, rng), rng, slots)
+    requests = [SwapRequest(bench.device, cell, memory, bench.policy) for memory in workload.memories]
+    swaps = [create_swap(backend, request) for request in requests]
+    return SetUp(cell, _sampler(bench, backend, cell, workload, swaps), bench.threads.all() - before)
+
+
+def _sampler(bench: Bench, backend: Backend, cell: Cell, workload: Workload, swaps: Sequence[PreparedSwap]) -> Sampler:
+    if cell.neighbour is Neighbour.NONE:
+        return (Together if cell.devices > 1 else Sampler)(bench, cell, workload, swaps)
+    if cell.layers:
+        return BesideStep(bench, cell, workload, swaps)
+    return BesideNeighbour(bench, cell, workload, swaps, backend)
+
+
+def take_samples(take: TakeOne, workload: Workload, sampling: Sampling, most: int | None) -> Taken:
+    """Sample until there are `most` samples (None: any number) or the time is up.
+
+    Between samples, at random, a swap that counts for nothing is watched.
     """
     deadline_s = time.monotonic() + sampling.cell_seconds
     samples: list[AnySample] = []
-    while to_the_end or len(samples) < sampling.max_samples:
+    while most is None or len(samples) < most:
         if workload.chance(WATCHED_SHARE):
-            with workload.watched():
-                take()
+            workload.watch(take)
         samples.append(take())
         if len(samples) >= sampling.min_samples and time.monotonic() >= deadline_s:
-            return samples, "time"
-    return samples, "max_samples"
+            return Taken(samples, "time")
+    return Taken(samples, "max_samples")
 
 
-def alone(bench: Bench, ready: SetUp, state: StreamState) -> TakeOne:
-    """Return a function that takes a sample of the swap in this stream state, without a queue and without a pause."""
-    return _sampler(bench, ready, state, Queue(), pause_us=0)
-
-
-def taker(bench: Bench, ready: SetUp, take_busy: TakeOne) -> TakeOne:
-    """Return a function that takes a sample in the stream state of the cell."""
-    state = ready.cell.stream_state
-    if state is StreamState.SUSTAINED:
-        return _chain_sampler(bench.region, ready.swaps, ready.workload)
-    queue = _behind_a_delay(ready.cell, take_busy) if state.pending else Queue()
-    return _sampler(bench, ready, state, queue, ready.cell.pause_us)
-
-
-def sample_beside(
-    bench: Bench, ready: SetUp, neighbour: RunningNeighbour, sampling: Sampling
-) -> tuple[Sequence[FlowSample], Beside]:
-    """Swap beside the neighbour and without it, in turn; return the swaps beside it, and the record of the turns."""
-    request = SwapRequest(bench.device, ready.cell, ready.workload.memories[0], bench.policy)
-    flow = Flow(bench.device, bench.stream, ready.workload, ready.cell, ready.backend.create(request))
-    seconds = max(LEAST_BESIDE_S, sampling.cell_seconds)
-    first = ready.backend.create(replace(request, memory=request.memory.part(0, 1)))
-    return measure_beside(
-        flow, neighbour, lambda: _timed(bench.region, first, StreamState.IDLE, Queue()).wall_us, seconds
-    )
-
-
-def sample_beside_step(
-    bench: Bench, ready: SetUp, step: LayeredStep, take: TakeOne, sampling: Sampling
-) -> tuple[list[AnySample], StopReason, Beside]:
-    """Take turns of the step alone, the swap alone and both, each on an idle device; both end with the step.
-
-    Return the swaps alone, which samples ended, and the record of the turns. Raises NeighbourError.
-    """
-    swap, bytes_ = ready.swaps[0].swap, ready.cell.swap_bytes
-    assert isinstance(swap, LayeredSwap)
-    deadline_s = time.monotonic() + sampling.cell_seconds
-    samples: list[AnySample] = []
-    beside = Beside()
-
-    def timed_us(submit: Callable[[int], object]) -> float:
-        return bench.region.measure_python(submit, STREAM_STATES[StreamState.IDLE], Queue()).wall_us
-
-    def both(stream: int) -> None:
-        swap.submit(stream)
-        step.submit(stream, swap.marks)
-
-    while len(samples) < sampling.max_samples:
-        for turn in STEP_TURNS:
-            if turn == "step":
-                beside.neighbour_alone_us.append(timed_us(lambda stream: step.submit(stream, swap.marks)))
-            elif turn == "swap":
-                samples.append(take())
-                beside.swaps_alone_us.append(samples[-1].wall_us)
-                beside.swaps_alone_gbps.append(gigabytes_per_second(bytes_, samples[-1].wall_us))
-            else:
-                ready.workload.advance()
-                both_us = timed_us(both)
-                beside.neighbour_beside_us.append(both_us)
-                beside.swaps_beside_us.append(both_us - step.end.us_since(swap.marks[-1]))
-                beside.swaps_beside_gbps.append(gigabytes_per_second(bytes_, both_us))
-        if len(samples) >= sampling.min_samples and time.monotonic() >= deadline_s:
-            return samples, "time", beside
-    return samples, "max_samples", beside
-
-
-def _sampler(bench: Bench, ready: SetUp, state: StreamState, queue: Queue, pause_us: int) -> TakeOne:
-    prepared = ready.swaps[0]
-
-    def take() -> AnySample:
-        ready.workload.advance()
-        if pause_us:
-            _work_for(pause_us)
-        sample = _timed(bench.region, prepared, state, queue)
-        swap = prepared.swap
-        return swap.timed(sample, state.swap_clock) if isinstance(swap, LayeredSwap) else sample
-
-    return take
+def take_one(
+    bench: Bench,
+    workload: Workload,
+    prepared: PreparedSwap,
+    state: StreamState,
+    queue: Queue | None = None,
+    pause_us: int = 0,
+) -> AnySample:
+    """Take a sample of the swap of the next blocks, by default without a queue and without a pause."""
+    workload.advance()
+    if pause_us:
+        _work_for(pause_us)
+    sample = _timed(bench.region, prepared, state, queue or Queue())
+    swap = prepared.swap
+    return swap.timed(sample, state.swap_clock) if isinstance(swap, LayeredSwap) else sample
 
 
 def _timed(region: TimedRegion, prepared: PreparedSwap, state: StreamState, queue: Queue) -> Sample:
@@ -138,20 +292,6 @@ def _timed(region: TimedRegion, prepared: PreparedSwap, state: StreamState, queu
     if isinstance(swap, Swap):
         return region.measure(swap, STREAM_STATES[state], queue)
     return region.measure_python(swap.submit, STREAM_STATES[state], queue)
-
-
-def _chain_sampler(region: TimedRegion, swaps: Sequence[PreparedSwap], workload: Workload) -> Callable[[], Sample]:
-    """Return a function that takes a sustained sample: a short and a long chain of different blocks."""
-    compiled = [one.swap for one in swaps if isinstance(one.swap, Swap)]
-
-    def take() -> Sample:
-        for slot in range(len(swaps)):
-            workload.advance(slot)
-        if len(compiled) == len(swaps):
-            return region.sustained(compiled, SHORT_CHAIN)
-        return region.sustained_python([one.swap.submit for one in swaps], SHORT_CHAIN)
-
-    return take
 
 
 def _work_for(pause_us: int) -> None:
@@ -162,8 +302,60 @@ def _work_for(pause_us: int) -> None:
         scratch += 1
 
 
-def _behind_a_delay(cell: Cell, take_busy: TakeOne) -> Queue:
-    """Return the queue of `cell` after a delay that outlasts its submission, estimated from that of one swap."""
-    caller_us = max(take_busy().caller_us for _ in range(BUSY_TWINS))
-    delay_us = min(DELAY_MARGIN * max(1, cell.queued) * caller_us + DELAY_SPARE_US, MAX_DELAY_US)
-    return Queue(cell.queued, cell.streams, round(delay_us * 1000))
+@dataclass(frozen=True, slots=True)
+class LayerSample(FlowSample):
+    """A swap by layers: when the first has arrived, on the clock of the swap, and the longest time between two."""
+
+    first_layer_us: float = 0.0
+    slowest_gap_us: float = 0.0
+
+
+class LayeredSwap:
+    """Submits the swap of every layer, and a mark behind each; an event of the device, with a time stamp."""
+
+    def __init__(self, device: Device, layers: Sequence[PreparedSwap]) -> None:
+        self._layers = [(layer.swap, Event(device.driver)) for layer in layers]
+
+    @property
+    def calls(self) -> int:
+        return sum(swap.calls for swap, _ in self._layers)
+
+    @property
+    def marks(self) -> list[Event]:
+        """A mark for each layer that is swapped by itself."""
+        return [mark for _, mark in self._layers]
+
+    def submit(self, stream: int) -> None:
+        for swap, mark in self._layers:
+            swap.submit(stream)
+            mark.record(stream)
+
+    def timed(self, sample: Sample, clock: str) -> LayerSample:
+        """Return the sample of the last submission with the times of its layers; `clock` says when the last arrived."""
+        gaps = [later.us_since(mark) for mark, later in pairwise(self.marks)]
+        known = {field.name: getattr(sample, field.name) for field in fields(FlowSample)}
+        first_us = getattr(sample, clock) - sum(gaps)
+        return LayerSample(**known, first_layer_us=first_us, slowest_gap_us=max(gaps, default=0.0))
+
+
+def create_swap(backend: Backend, request: SwapRequest) -> PreparedSwap:
+    """Return the swap of a cell, by layers if its sequence says so. Raises any error of the backend."""
+    if not request.cell.layers:
+        return backend.create(request)
+    cells = [replace(request.cell, blocks=blocks, sequence="whole") for blocks in layer_blocks(request.cell)]
+    memories = _memories(request.memory, request.cell, [cell.blocks for cell in cells])
+    layers = [
+        backend.create(replace(request, cell=cell, memory=memory)) for cell, memory in zip(cells, memories, strict=True)
+    ]
+    return replace(layers[0], swap=LayeredSwap(request.device, layers))
+
+
+def _memories(memory: SwapMemory, cell: Cell, blocks: Sequence[int]) -> list[SwapMemory]:
+    """Return the memory of every layer: views of `memory`, so that what is written there reaches them."""
+    if len(blocks) == 1:
+        return [memory]
+    each = layer_tensors(cell)
+    starts = ((grid, at) for grid in memory.grids for at in range(0, len(grid.source_bases), each))
+    grids: list[tuple[TensorGrid, ...]] = [(grid.tensors(at, at + each),) for grid, at in starts]
+    bounds = pairwise(accumulate(blocks, initial=0))
+    return [memory.part(*ends, tensors) for ends, tensors in zip(bounds, grids or [()] * len(blocks), strict=True)]

@@ -1,4 +1,4 @@
-"""Measure one visit of a cell: verify one swap, warm up, sample, verify again."""
+"""Measure one visit of a cell: check a swap, sample, check again, and record."""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -8,31 +8,22 @@ from typing import Any, Final
 
 import numpy as np
 
-from kvbench.backends.base import Mechanism, PreparedSwap
+from kvbench.backends.base import Mechanism
 from kvbench.cells.axes import Reuse, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.cells.layers import TRACE
 from kvbench.engine.device import Event
 from kvbench.engine.faults import Fault
 from kvbench.engine.nvrtc import driver_version
-from kvbench.measure.bench import Bench, SetUp, measure_ceiling
-from kvbench.measure.disturbance import Clocks, disturbances
-from kvbench.measure.layers import LayeredStep
+from kvbench.measure.bench import Bench
+from kvbench.measure.disturbance import Machine, disturbances
 from kvbench.measure.layout import lay_out
-from kvbench.measure.neighbour import RunningNeighbour
-from kvbench.measure.samples import (
-    AnySample,
-    TakeOne,
-    alone,
-    sample_beside,
-    sample_beside_step,
-    take_samples,
-    taker,
-)
+from kvbench.measure.roof import measure_ceiling
+from kvbench.measure.samples import AnySample, Sampler, SetUp, Taken, TakeOne
 from kvbench.measure.workload import VerificationError, Workload
-from kvbench.results.schema import Beside, EffectivePath, Samples, StopReason, Visit
+from kvbench.results.schema import Beside, EffectivePath, Samples, Visit
 from kvbench.run.protocol import MeasureCell
 from kvbench.sweep.estimate import BUSY_TWINS
-from kvbench.sweep.spec import Sampling
 from kvbench.units import gigabytes_per_second
 
 ORDER_DELAY_US: Final = 20_000
@@ -50,119 +41,121 @@ SPEED_CHECKED_FROM_BYTES: Final = 1 << 20
 # decides, because a CPU can run at half its speed for some samples. Observed on an H200: a ratio of 1.5 to 8 if the CPU
 # copied and of 0.9 to 1.4 if it did not; fewer than one visit in a hundred is misclassified.
 CPU_INLINE_RATIO: Final = 1.5
+# From this CUDA version on a driver may copy a batch with SMs; `kvbench probe engine` tells which it does.
+MAY_USE_SMS_FROM: Final = 13_010
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """The samples of a visit, and the state of the machine around them."""
+    """The samples of a visit, what the same swap took on a busy stream and of SMs, and the machine around them."""
 
-    samples: Sequence[AnySample]
-    stopped_by: StopReason
-    beside: Beside | None
+    taken: Taken
     calls: int
     busy_cpu_us: float | None
     sm_us: float | None
-    cpu: int | None
-    probe_us: float
-    slowdowns: Sequence[float]
-    clocks: Clocks
+    machine: Machine
 
 
 def visit(
     bench: Bench, ready: SetUp, request: MeasureCell, fault: Fault | None, begin: Callable[[], None] | None = None
 ) -> Visit:
-    """Measure one visit of a cell beside its neighbour, if it has one, and return its record, without its duration.
+    """Measure one visit of a cell, as its sampler does, and return its record, without its duration.
 
     The visits of a cell in round 0 compare one swap byte for byte before they time any, and check that a swap is
     ordered in its stream. After the last sample, every set of blocks that the samples used is compared, and one more
     swap, to detect a backend that stopped copying; in one visit of the cell also a row of swaps, to detect one that
     fails now and then. If the request is not to verify, nothing is compared, and the pools stay as the swaps left them.
 
-    `begin` waits until other devices are ready to swap too; samples are then taken until the time is up. Raises
-    EngineError, NeighbourError, VerificationError, and any error of a backend.
+    `begin` waits until other devices are ready to swap too. Raises EngineError, NeighbourError, VerificationError, and
+    any error of a backend.
     """
-    workload, verifies = ready.workload, request.in_turn is None or request.in_turn.verify
-    with bench.device.injecting(fault), bench.neighbour(ready.backend, ready.cell) as neighbour:
-        workload.verify_ms = 0.0
+    sampler, verifies = ready.sampler, request.in_turn is None or request.in_turn.verify
+    sampler.workload.verify_ms = 0.0
+    with bench.device.injecting(fault), sampler.opened():
         if verifies:
             bench.pools.rest()
-        take = alone(bench, ready, StreamState.IDLE)
-        verified_bytes = 0
-        if request.round == 0:  # with any attempt: a device may have lost the others
-            verified_bytes = _check_one(workload, take) if verifies else 0
-            _check_order(bench, ready.swaps[0], workload)
-        sampled = _sample(bench, ready, request, neighbour, begin)
-        if verifies:
-            verified_bytes += workload.verify() + _check_one(workload, take)
-            verified_bytes += _check_in_a_row(bench, ready, request, take)
-        else:
-            workload.leave()
-        _check_speed(bench, ready.cell, _full_times_us(sampled.samples, ready.cell))
-        return record_of(request, ready, sampled, verified_bytes)
+        verified_bytes = _check_before(sampler, request, verifies=verifies)
+        sampled = _sample(bench, ready, request, begin)
+        verified_bytes += _check_after(sampler, request, verifies=verifies) + sampled.taken.verified_bytes
+        _check_speed(bench, sampler.cell, _full_times_us(sampled.taken, sampler.cell))
+        return _record(request, ready, sampled, verified_bytes)
 
 
-def _sample(
-    bench: Bench,
-    ready: SetUp,
-    request: MeasureCell,
-    neighbour: RunningNeighbour | LayeredStep | None,
-    begin: Callable[[], None] | None,
-) -> Sampled:
+def _check_before(sampler: Sampler, request: MeasureCell, *, verifies: bool) -> int:
+    """Check a swap in the first round, with any attempt: a device may have lost the others. Return compared bytes."""
+    if request.round:
+        return 0
+    verified_bytes = _check_one(sampler.workload, sampler.take_idle) if verifies else 0
+    _check_order(sampler)
+    return verified_bytes
+
+
+def _check_after(sampler: Sampler, request: MeasureCell, *, verifies: bool) -> int:
+    """Compare what the samples swapped, and more swaps; return the number of compared bytes."""
+    workload, take = sampler.workload, sampler.take_idle
+    if not verifies:
+        workload.leave()
+        return 0
+    if workload.overwrote:
+        workload.watch(take)
+    verified_bytes = workload.verify() + _check_one(workload, take)
+    return verified_bytes + _check_in_a_row(sampler, request)
+
+
+def _sample(bench: Bench, ready: SetUp, request: MeasureCell, begin: Callable[[], None] | None) -> Sampled:
     """Warm up and sample, pinned to the CPU of the request, by default to a CPU of full speed."""
-    take_busy = alone(bench, ready, StreamState.BUSY)
+    sampler = ready.sampler
     with bench.cpu.held(None if request.in_turn is None else request.in_turn.cpu) as (cpu, before_us):
-        samples, stopped_by, beside = _take_all(bench, ready, request.sampling, take_busy, neighbour, begin)
-        calls = ready.swaps[0].swap.calls  # of a swap in the stream state of the cell
-        probes_us = [before_us, bench.cpu.probe_us()]
+        others_share = bench.threads.watch(ready.threads)
+        taken = sampler.take_all(request.sampling, begin)
+        prepared = sampler.prepared
+        calls = prepared.swap.calls  # of a swap in the stream state of the cell
+        probes_us = (before_us, bench.cpu.probe_us())
         slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
-        clocks = bench.clocks.read()
-        batched = ready.swaps[0].mechanism is Mechanism.BATCHED_COPY
-        with_twins = batched and ready.swaps[0].same_when_busy and not ready.cell.stream_state.pending
-        busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS)) if with_twins else None
-        time_kernels = ready.swaps[0].sm_us
-        sm_us = time_kernels(bench.stream.handle) if time_kernels else None
-    return Sampled(samples, stopped_by, beside, calls, busy_cpu_us, sm_us, cpu, max(probes_us), slowdowns, clocks)
+        machine = Machine(cpu, probes_us, slowdowns, bench.clocks.read(), others_share())
+        batched = prepared.mechanism is Mechanism.BATCHED_COPY
+        with_twins = batched and prepared.same_when_busy and not ready.cell.stream_state.pending
+        busy_cpu_us = median(sampler.take_busy().cpu_us for _ in range(BUSY_TWINS)) if with_twins else None
+        sm_us = prepared.sm_us(bench.stream.handle) if prepared.sm_us else None
+    return Sampled(taken, calls, busy_cpu_us, sm_us, machine)
 
 
-def _full_times_us(samples: Sequence[AnySample], cell: Cell) -> list[float]:
+def _full_times_us(taken: Taken, cell: Cell) -> list[float]:
     """Return times that hide nothing: the difference of two chains is too small where the short one was held up."""
     state = cell.stream_state
     clock = "chain_us" if state is StreamState.SUSTAINED else state.swap_clock
-    return [getattr(sample, clock) for sample in samples]
+    return [getattr(sample, clock) for sample in taken.alike]
 
 
-def record_of(request: MeasureCell, ready: SetUp, sampled: Sampled, verified_bytes: int) -> Visit:
+def _record(request: MeasureCell, ready: SetUp, sampled: Sampled, verified_bytes: int) -> Visit:
     """Return the record of a visit, without its duration."""
-    cell, prepared, samples = ready.cell, ready.swaps[0], sampled.samples
-    held = [sample for sample in samples if sample.pending_after or not cell.stream_state.pending]
+    cell, sampler, taken, machine = ready.cell, ready.sampler, sampled.taken, sampled.machine
+    samples, prepared = taken.samples, sampler.prepared
+    held = [sample for sample in taken.alike if sample.pending_after or not cell.stream_state.pending]
     times_us = [getattr(sample, cell.stream_state.swap_clock) for sample in held]
     return Visit(
         cell_text=request.cell,
         round=request.round,
         attempt=request.attempt,
-        samples=_columns(samples, cell),
-        stopped_by=sampled.stopped_by,
-        path=effective_path(prepared.mechanism, [sample.cpu_us for sample in samples], sampled.busy_cpu_us),
+        samples=_columns(taken, cell),
+        stopped_by=taken.stopped_by,
+        path=effective_path(prepared.mechanism, [sample.cpu_us for sample in taken.alike], sampled.busy_cpu_us),
         calls=sampled.calls,
         verified_bytes=verified_bytes,
-        verify_ms=ready.workload.verify_ms,
+        verify_ms=sampler.verify_ms,
         busy_cpu_us=sampled.busy_cpu_us,
-        cpu=sampled.cpu,
-        probe_us=sampled.probe_us,
-        slowdown=max(sampled.slowdowns),
-        sm_clock_mhz=sampled.clocks.sm_mhz,
-        clock_limits=list(sampled.clocks.limits),
-        disturbed=disturbances(sampled.slowdowns, sampled.clocks, times_us),
+        cpu=machine.cpu,
+        probe_us=max(machine.probes_us),
+        slowdown=max(machine.slowdowns),
+        sm_clock_mhz=machine.clocks.sm_mhz,
+        clock_limits=list(machine.clocks.limits),
+        disturbed=disturbances(machine, times_us),
         chosen=prepared.chosen,
-        warnings=[*_warnings(samples, cell), *_warnings_beside(sampled.beside), *prepared.warnings],
-        beside=sampled.beside,
+        warnings=[*_warnings(samples, cell), *_warnings_beside(taken.beside), *prepared.warnings, *taken.warnings],
+        beside=taken.beside,
         staging_bytes=prepared.staging_bytes,
         sm_us=sampled.sm_us,
     )
-
-
-# From this CUDA version on a driver may copy a batch with SMs; `kvbench probe engine` tells which it does.
-MAY_USE_SMS_FROM: Final = 13_010
 
 
 def effective_path(mechanism: Mechanism, cpu_us: Sequence[float], busy_cpu_us: float | None) -> EffectivePath:
@@ -187,9 +180,9 @@ def effective_path(mechanism: Mechanism, cpu_us: Sequence[float], busy_cpu_us: f
             return EffectivePath.HOST_THREAD
 
 
-def _columns(samples: Sequence[AnySample], cell: Cell) -> Samples:
+def _columns(taken: Taken, cell: Cell) -> Samples:
     def column(name: str) -> list[Any]:
-        return [getattr(sample, name) for sample in samples]
+        return [getattr(sample, name) for sample in taken.samples]
 
     def flags(name: str) -> list[int]:
         return list(map(int, column(name)))
@@ -204,6 +197,7 @@ def _columns(samples: Sequence[AnySample], cell: Cell) -> Samples:
         depth_held=flags("depth_held") if cell.queued else None,
         first_layer_us=column("first_layer_us") if cell.layers else None,
         slowest_gap_us=column("slowest_gap_us") if cell.layers else None,
+        **taken.columns,
     )
 
 
@@ -213,55 +207,32 @@ def _check_one(workload: Workload, take: TakeOne) -> int:
     return workload.verify()
 
 
-def _check_in_a_row(bench: Bench, ready: SetUp, request: MeasureCell, take: TakeOne) -> int:
+def _check_in_a_row(sampler: Sampler, request: MeasureCell) -> int:
     """Verify consecutive swaps of blocks of their own, watched, if this is the visit for it; return compared bytes."""
-    cell, workload = ready.cell, ready.workload
-    chosen = zlib.crc32(f"{request.seed}/{cell.id}".encode()) % request.sampling.rounds
-    if (
-        not workload.overwrote
-        or workload.sets >= VERIFIED_IN_A_ROW
-        or request.round % request.sampling.rounds != chosen
-    ):
+    cell, workload, rounds = sampler.cell, sampler.workload, request.sampling.rounds
+    chosen = zlib.crc32(f"{request.seed}/{cell.id}".encode()) % rounds
+    enough = workload.sets >= VERIFIED_IN_A_ROW or not workload.overwrote or cell.sequence == TRACE
+    if enough or request.round % rounds != chosen:
         return 0
-    fresh = replace(cell, reuse=Reuse.FRESH, pool_bytes=cell.pool_bytes or bench.pools.pool_bytes)
+    fresh = replace(cell, reuse=Reuse.FRESH, pool_bytes=cell.pool_bytes or sampler.bench.pools.pool_bytes)
     layouts = lay_out(fresh, VERIFIED_IN_A_ROW, np.random.default_rng(chosen))
     verified_bytes = 0
-    with workload.on_other_blocks(layouts), workload.watched():
+    with workload.on_other_blocks(layouts):
         for number in range(VERIFIED_IN_A_ROW):
-            take()
+            workload.watch(sampler.take_idle)
             if (number + 1) % len(layouts) == 0 or number + 1 == VERIFIED_IN_A_ROW:
                 verified_bytes += workload.verify()
     return verified_bytes
 
 
-def _take_all(
-    bench: Bench,
-    ready: SetUp,
-    sampling: Sampling,
-    take_busy: TakeOne,
-    neighbour: RunningNeighbour | LayeredStep | None,
-    begin: Callable[[], None] | None,
-) -> tuple[Sequence[AnySample], StopReason, Beside | None]:
-    take = taker(bench, ready, take_busy)
-    for _ in range(sampling.warmups):
-        take()
-    if begin is not None:
-        begin()
-    if neighbour is None:
-        return *take_samples(take, ready.workload, sampling, to_the_end=begin is not None), None
-    if isinstance(neighbour, LayeredStep):
-        return sample_beside_step(bench, ready, neighbour, take, sampling)
-    flow, beside = sample_beside(bench, ready, neighbour, sampling)
-    return flow, "time", beside
-
-
-def _check_order(bench: Bench, prepared: PreparedSwap, workload: Workload) -> None:
+def _check_order(sampler: Sampler) -> None:
     """Raise VerificationError if a swap that was submitted after other work arrives before that work completes."""
+    bench, workload = sampler.bench, sampler.workload
     stream, delayed = bench.stream, Event(bench.device.driver)
     workload.advance()
     bench.device.driver.delay(ORDER_DELAY_US * 1000, stream.handle)
     delayed.record(stream.handle)
-    prepared.swap.submit(stream.handle)
+    sampler.prepared.swap.submit(stream.handle)
     early = False
     while not early and not delayed.completed():
         # The observation counts only if the earlier work was still running.

@@ -4,6 +4,7 @@ import hashlib
 import os
 import sys
 import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -29,12 +30,12 @@ from kvbench.engine.faults import FaultPlan, parse_faults
 from kvbench.engine.nvrtc import kernel_texts
 from kvbench.errors import KvbenchError
 from kvbench.machine.numa import far_pages, stay_near
-from kvbench.measure.bench import Bench, SetUp, measure_ceiling, set_up
+from kvbench.measure.bench import Bench
 from kvbench.measure.control import ControlCopies, open_control, time_copies
-from kvbench.measure.disturbance import GpuClocks
-from kvbench.measure.replay import Placed, place, replay
-from kvbench.measure.roof import compiling, measure_roof
-from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.disturbance import GpuClocks, SteadyCpu
+from kvbench.measure.replay import Placed, place, set_up_replay
+from kvbench.measure.roof import compiling, measure_ceiling, measure_roof
+from kvbench.measure.samples import SetUp, set_up
 from kvbench.measure.visit import visit
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.results.schema import CLAIMED, Ceiling, Control, Failure, FailureKind, Visit
@@ -155,7 +156,8 @@ class Worker:
         is_sampled = pools.holds(cell.memory)  # a pool of other memory is made with its first cell
         began, start_ns = int(time.time()), time.monotonic_ns()
         try:
-            made = self._replayed(cell, request) if cell.sequence == TRACE else self._visited(cell, request)
+            with self._bench.threads.ours() if is_own(cell.backend) else nullcontext():
+                made = self._visited(cell, request)
         except Exception as error:  # a plug-in can raise anything; it costs its cell, not the sweep
             return _failure(request, error)
         end_ns = time.monotonic_ns()
@@ -170,16 +172,17 @@ class Worker:
 
     def _visited(self, cell: Cell, request: protocol.MeasureCell) -> Visit:
         begin = None if request.start is None else partial(_wait_for_others, request.start)
-        return visit(self._bench, self._set_up(cell, request), request, self._faults.for_cell(cell), begin)
+        ready = self._set_up_replay(cell, request) if cell.sequence == TRACE else self._set_up(cell, request)
+        return visit(self._bench, ready, request, self._faults.for_cell(cell), begin)
 
-    def _replayed(self, cell: Cell, request: protocol.MeasureCell) -> Visit:
+    def _set_up_replay(self, cell: Cell, request: protocol.MeasureCell) -> SetUp:
         if self._trace is None:
             raise KvbenchError("sequence=trace needs a trace: kvbench sweep --trace FILE")
         trace, placed = self._trace
         swaps = chunk(placed[cell.direction.value], request.round, request.sampling.rounds)
         backend = backend_named(cell.backend)
         assert backend is not None  # the plan has only described backends
-        return replay(self._bench, backend, request, trace, swaps, self._faults.for_cell(cell))
+        return set_up_replay(self._bench, backend, cell, trace, swaps, (request.seed, request.round))
 
     def _set_up(self, cell: Cell, request: protocol.MeasureCell) -> SetUp:
         """Return the cell set up; a cell that is visited in turn keeps its setup, while there is room."""

@@ -1,10 +1,11 @@
 """The memory that swaps use: a pool on each side whose every byte is known, and the swaps of one visit."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,14 @@ WATCHED_S = 0.001
 
 class VerificationError(KvbenchError):
     """Bytes did not arrive, or were written where they must not be."""
+
+
+class Spots(NamedTuple):
+    """Ranges inside some blocks: their offsets in the source and in the destination, and their sizes, in bytes."""
+
+    sources: Addresses
+    destinations: Addresses
+    sizes: Addresses
 
 
 class Pools:
@@ -92,9 +101,21 @@ class Pools:
             restore(self._beside.handle)
 
     def audit_arrived(self, cell: Cell, offsets: Addresses, sizes: Addresses, origins: Addresses) -> Audit:
-        """Compare ranges of the destination with the source's bytes at `origins`."""
+        """Compare ranges of the destination with the source's bytes at `origins`, once the measured stream is idle."""
         _, destination = self.sides(cell.direction, cell.memory)
         return audit_words(destination, offsets, sizes, origins, _seeds(cell.direction)[0], self._stream.handle)
+
+    def spots_arrived(self, cell: Cell, spots: Spots) -> bool:
+        """Whether these bytes are in the destination now. Does not wait for the measured stream."""
+        _, destination = self.sides(cell.direction, cell.memory)
+        seed, stream = _seeds(cell.direction)[0], self._beside.handle
+        return audit_words(destination, spots.destinations, spots.sizes, spots.sources, seed, stream).wrong_bytes == 0
+
+    def put_spots_back(self, cell: Cell, spots: Spots) -> None:
+        """Restore these bytes of the destination to rest. Does not wait for the measured stream."""
+        _, destination = self.sides(cell.direction, cell.memory)
+        seed, at = _seeds(cell.direction)[1], spots.destinations
+        write_words(destination, at, spots.sizes, at, seed, self._beside.handle)
 
     def audit_at_rest(self, cell: Cell, side: int, offsets: Addresses, sizes: Addresses) -> Audit:
         """Compare ranges of the source (side 0) or of the destination (side 1) with their bytes at rest.
@@ -148,7 +169,7 @@ class Workload:
         self._layouts = layouts
         self._set_index = -1
         self._used: set[int] = set()
-        self._watching = False
+        self._watched: list[Spots] | None = None  # of the swaps that are watched
         self.overwrote = False  # whether a set was swapped again before it was verified
         self._sizes = np.full(cell.blocks, np.uint64(cell.block_bytes))
         small, small_bytes = cell.small_blocks
@@ -160,18 +181,39 @@ class Workload:
     def advance(self, slot: int = 0) -> None:
         """Write the descriptors of the next set of blocks into the memory of `slot`; the first call, of the first."""
         first = self._note_next()
-        if not (self._watching and first and self._pools.at_rest):
+        if self._watched is None or not self._pools.at_rest:
             self._write(slot)
             return
+        spots = self._inside()
+        if not first:
+            self._pools.put_spots_back(self._cell, spots)
         # What a thread reads ahead of the submission is not what the swap has to move.
-        starts, sizes = self._spots(self._layouts[self._set_index].source_rows)
-        inside = self._rng.integers(0, self._sizes.min() - sizes[0] + 1, len(starts), dtype=np.uint64)
-        with self._pools.spoiled(self._cell, starts + inside, sizes):
+        with self._pools.spoiled(self._cell, spots.sources, spots.sizes):
             self._write(slot)
             time.sleep(WATCHED_S)
-            if self.arrived_early(self._some(self._cell.blocks, SPOT_CHECKS)):
+            if self._pools.audit_at_rest(self._cell, 1, spots.destinations, spots.sizes).wrong_bytes:
                 self._pools.disturb()
                 raise VerificationError("bytes arrived before the swap was submitted")
+        self._watched.append(spots)
+
+    def watch(self, take: Callable[[], object]) -> None:
+        """Make swaps that count for nothing, with `take`, and watch bytes inside some of their blocks.
+
+        None of them may arrive before the submission, which reads wrong ones if it begins early, and all of them have
+        to be there once the swaps are complete: the comparison comes before anything that takes time. Where the same
+        blocks were swapped before, these bytes alone are put back to rest first: a swap that skips what it finds at the
+        ends of a block leaves them so. Raises VerificationError.
+        """
+        watched: list[Spots] = []
+        self._watched = watched
+        try:
+            take()
+            arrived = all(self._pools.spots_arrived(self._cell, spots) for spots in watched)
+        finally:
+            self._watched = None
+        if not arrived:
+            self._pools.disturb()
+            raise VerificationError("bytes inside of blocks had not arrived when the swap was complete")
 
     def _note_next(self) -> bool:
         """Go to the next set; return whether it was not swapped since the last `verify`."""
@@ -202,17 +244,6 @@ class Workload:
         """Return True in this share of the calls, at random."""
         return bool(self._rng.random() < share)
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Within the context, `advance` raises VerificationError if bytes of a set that was not swapped since the last
-        `verify` are in their destination; bytes that are read from the source by then are wrong ones.
-        """
-        self._watching = True
-        try:
-            yield
-        finally:
-            self._watching = False
-
     @property
     def sets(self) -> int:
         return len(self._layouts)
@@ -242,6 +273,8 @@ class Workload:
         Compares every byte of every copied block, or of up to `most` blocks at random, the rows next to these, and a
         sample of the rest. Raises VerificationError, after everything is restored.
         """
+        if not self._used:
+            return 0
         began_s = time.perf_counter()
         used, stride = [self._layouts[index] for index in sorted(self._used)], np.uint64(self._cell.block_bytes)
         self._used.clear()
@@ -252,7 +285,7 @@ class Workload:
         some = self._some(len(sources), most)
         copied = self._pools.audit_arrived(self._cell, offsets[some], sizes[some], sources[some] * stride)
         around = self._pools.audit_at_rest(self._cell, 1, *self._beside(destinations, sizes, some))
-        spoiled = self._pools.audit_at_rest(self._cell, 0, *self._spots(sources))
+        spoiled = self._pools.audit_at_rest(self._cell, 0, *self._firsts(sources))
         if copied.wrong_bytes or around.wrong_bytes or spoiled.wrong_bytes:
             self._pools.refill()
             block = None if copied.first_wrong_range is None else some[copied.first_wrong_range] % self._cell.blocks
@@ -266,13 +299,14 @@ class Workload:
         self._used.clear()
         self._pools.disturb()
 
-    def arrived_early(self, blocks: NDArray[np.int64] | None = None) -> bool:
-        """Whether bytes of the current swap, which must wait for other work, are already in the destination: of these
-        blocks, by default of the first and the last ones.
+    def arrived_early(self) -> bool:
+        """Whether bytes of the current swap, which must wait for other work, are already in the destination.
+
+        Looks at its first and its last blocks.
         """
         _, offsets = self.current()
-        ends = np.concatenate([offsets[:SPOT_CHECKS], offsets[-SPOT_CHECKS:]])
-        some = np.unique(ends) if blocks is None else offsets[blocks]
+        # not np.unique, whose first call imports for longer than the other work lasts
+        some = np.concatenate([offsets[:SPOT_CHECKS], offsets[SPOT_CHECKS:][-SPOT_CHECKS:]])
         sizes = np.full(len(some), np.uint64(self._cell.block_bytes))
         return self._pools.audit_at_rest(self._cell, 1, some, sizes).wrong_bytes > 0
 
@@ -304,7 +338,16 @@ class Workload:
         edges = np.full(len(ends) + len(starts), np.uint64(edge))
         return np.concatenate([ends, starts, rests]), np.concatenate([edges, np.uint64(stride) - sizes[small]])
 
-    def _spots(self, rows: NDArray[np.uint64]) -> tuple[Addresses, Addresses]:
+    def _inside(self) -> Spots:
+        """Return ranges inside some blocks of the current set."""
+        some = self._some(self._cell.blocks, SPOT_CHECKS)
+        smallest = int(self._sizes.min())
+        size = min(smallest, EDGE_BYTES)
+        inside = self._rng.integers(0, smallest - size + 1, len(some), dtype=np.uint64)
+        sources, destinations = (offsets[some] + inside for offsets in self.current())
+        return Spots(sources, destinations, np.full(len(some), np.uint64(size)))
+
+    def _firsts(self, rows: NDArray[np.uint64]) -> tuple[Addresses, Addresses]:
         """Return (offsets, sizes) of the first bytes of some of `rows`."""
         some = self._rng.choice(rows, min(len(rows), SPOT_CHECKS), replace=False) * np.uint64(self._cell.block_bytes)
         return some, np.full(len(some), np.uint64(min(int(self._sizes.min()), EDGE_BYTES)))

@@ -7,8 +7,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import Device, Stream, TimedRegion
 from kvbench.measure.bench import Bench
-from kvbench.measure.disturbance import GpuClocks
-from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.disturbance import GpuClocks, SteadyCpu
 from kvbench.measure.workload import Pools
 from kvbench.sweep.spec import Sampling
 from tests.visits import load_backends, measure

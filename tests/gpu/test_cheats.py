@@ -23,9 +23,10 @@ from kvbench.engine.device import (
     TimedRegion,
     per_block,
 )
-from kvbench.measure.bench import Bench, measure_ceiling, set_up
-from kvbench.measure.disturbance import GpuClocks
-from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.bench import Bench
+from kvbench.measure.disturbance import GpuClocks, SteadyCpu
+from kvbench.measure.roof import measure_ceiling
+from kvbench.measure.samples import set_up
 from kvbench.measure.visit import visit
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.run.protocol import MeasureCell

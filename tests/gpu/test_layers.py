@@ -10,9 +10,8 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import Device, Event, Stream, TimedRegion
 from kvbench.measure.bench import Bench
-from kvbench.measure.disturbance import GpuClocks
-from kvbench.measure.layers import LayeredStep
-from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.disturbance import GpuClocks, SteadyCpu
+from kvbench.measure.neighbour import LayeredStep
 from kvbench.measure.workload import Pools
 from kvbench.results import Beside, Visit
 from kvbench.results.cost import hidden_share
@@ -67,7 +66,7 @@ def test_every_layer_arrives_one_after_the_other(
 def test_a_step_that_computes_next_to_nothing_takes_as_long_as_its_loads(
     bench: Bench, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvbench.measure.layers.IDLE_LAYER_US", 1)
+    monkeypatch.setattr("kvbench.measure.neighbour.IDLE_LAYER_US", 1)
     bench.steps.clear()
     turns = beside(bench, replace(CELL, backend=backend, neighbour=Neighbour.IDLE))
     bench.steps.clear()

@@ -10,8 +10,7 @@ from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Device, Stream, TimedRegion
 from kvbench.measure.bench import Bench
-from kvbench.measure.disturbance import GpuClocks
-from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.disturbance import GpuClocks, SteadyCpu
 from kvbench.measure.workload import Pools
 from kvbench.results import Beside
 from kvbench.sweep.spec import Sampling

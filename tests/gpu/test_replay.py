@@ -9,9 +9,9 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import Device, Stream, TimedRegion
 from kvbench.measure.bench import Bench
-from kvbench.measure.disturbance import GpuClocks
-from kvbench.measure.replay import place, replay
-from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.disturbance import GpuClocks, SteadyCpu
+from kvbench.measure.replay import place, set_up_replay
+from kvbench.measure.visit import visit
 from kvbench.measure.workload import Pools
 from kvbench.run.protocol import MeasureCell
 from kvbench.sweep.replay_swaps import choose, selected
@@ -38,7 +38,8 @@ def test_swaps_of_a_trace_arrive(gpu: Device, backend: str, direction: Direction
     cell = Cell(backend, direction, TENSORS * 40, 4096, pattern=pattern, sms=4, sequence="trace")
     request = MeasureCell(cell=cell.as_strings(), round=0, seed=0, sampling=Sampling())
     placed = place(selected(trace)[direction.value], trace, bench.pools.pool_bytes)
-    made = replay(bench, load_backends()[backend], request, trace, placed, None)
+    ready = set_up_replay(bench, load_backends()[backend], cell, trace, placed, (0, 0))
+    made = visit(bench, ready, request, None)
     assert made.samples.swap_blocks == [TENSORS * size for size in sizes]
     # the first in full, of the others at least a sample
     assert made.verified_bytes >= 2 * (TENSORS * sizes[0] + 256 + 256) * 4096

@@ -11,8 +11,7 @@ from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import Buffer, Device, MemoryKind, Stream, Swap, TimedRegion, audit_words, write_words
 from kvbench.engine.memory import SwapMemory
 from kvbench.measure.bench import Bench
-from kvbench.measure.disturbance import GpuClocks
-from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.disturbance import GpuClocks, SteadyCpu
 from kvbench.measure.workload import Pools
 from kvbench.results.schema import EffectivePath
 from kvbench.sweep.spec import Sampling

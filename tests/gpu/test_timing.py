@@ -9,12 +9,11 @@ import pytest
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Device, Stream, TimedRegion
-from kvbench.measure.bench import Bench, measure_ceiling
+from kvbench.measure.bench import Bench
 from kvbench.measure.control import open_control, time_copies
-from kvbench.measure.disturbance import GpuClocks
-from kvbench.measure.roof import measure_roof
+from kvbench.measure.disturbance import GpuClocks, SteadyCpu
+from kvbench.measure.roof import measure_ceiling, measure_roof
 from kvbench.measure.samples import DELAY_SPARE_US
-from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import FASTER_THAN_THE_LINK
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.results.schema import EffectivePath, Visit

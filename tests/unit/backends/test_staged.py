@@ -10,7 +10,8 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import STREAM_STATES, Device, EngineError, Swap, open_device
 from kvbench.engine.faults import Fault, FaultPlan
-from kvbench.measure.bench import Bench, set_up
+from kvbench.measure.bench import Bench
+from kvbench.measure.samples import set_up
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
 from kvbench.results.schema import EffectivePath

@@ -14,14 +14,15 @@ from kvbench.backends.per_block import PerBlock
 from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Stream
-from kvbench.measure.bench import Bench, set_up
+from kvbench.measure.bench import Bench
 from kvbench.measure.neighbour import IDLE_US, IdleWork, NeighbourError, RunningNeighbour, SwapsBack
+from kvbench.measure.samples import set_up
 from kvbench.measure.visit import visit
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
 from kvbench.run.protocol import InTurn, MeasureCell
 from kvbench.sweep.spec import Sampling
-from tests.unit.measure.test_visit import Recorded, every_other_block, honest
+from tests.unit.measure.test_visit import NOT_COPIED, Recorded, every_other_block, honest
 from tests.visits import cpu_bench, measure
 
 SAMPLING = Sampling(warmups=1, cell_seconds=0.3)
@@ -110,7 +111,7 @@ def test_the_death_of_a_neighbour_is_an_error(bench: Bench, iterations: int) -> 
 
 
 def test_a_backend_that_leaves_blocks_out_beside_a_neighbour_is_caught(bench: Bench) -> None:
-    with pytest.raises(VerificationError, match="in the block of descriptor"):
+    with pytest.raises(VerificationError, match=NOT_COPIED):
         measure(bench, Tiring(), CELL, SAMPLING, 1, None)
     assert measured(bench).beside is not None
 
@@ -127,7 +128,7 @@ def test_a_cell_that_stays_set_up_is_visited_again_beside_its_neighbour(bench: B
 
 
 def test_what_the_loop_does_between_two_swaps_does_not_count(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvbench.measure.beside.MOST_KEPT", 1 << 20)
+    monkeypatch.setattr("kvbench.measure.neighbour.MOST_KEPT", 1 << 20)
     measurement = measured(bench)
     assert measurement.beside is not None
     one_by_one = CELL.swap_bytes / mean(measurement.samples.wall_us) / 1e3
@@ -144,7 +145,7 @@ def test_all_sets_of_blocks_are_swapped_and_verified(bench: Bench, pattern: str)
 
 
 def test_of_very_many_swaps_an_even_share_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvbench.measure.beside.MOST_KEPT", 10)
+    monkeypatch.setattr("kvbench.measure.neighbour.MOST_KEPT", 10)
     assert 10 <= len(measured(bench).samples) <= 20  # of two turns
 
 

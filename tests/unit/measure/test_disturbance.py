@@ -1,18 +1,23 @@
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from kvbench.machine.sources import Sources
-from kvbench.measure.disturbance import Clocks, GpuClocks, disturbances
+from kvbench.measure.disturbance import Clocks, GpuClocks, Machine, disturbances
 from kvbench.results.schema import Disturbance
 
+UNLIMITED = Clocks()
 QUIET = [10.0, 10.2, 9.9, 10.1, 10.0, 10.3]
 
 
+def machine(slowdowns: Sequence[float] = (1.0,), clocks: Clocks = UNLIMITED, others_share: float = 0.0) -> Machine:
+    return Machine(0, [1.0], slowdowns, clocks, others_share)
+
+
 def test_a_quiet_visit_is_not_marked() -> None:
-    assert disturbances([1.0, 1.1], Clocks(1980, ["gpu_idle"]), QUIET) == []
+    assert disturbances(machine([1.0, 1.1], Clocks(1980, ["gpu_idle"]), 0.04), QUIET) == []
 
 
 @pytest.mark.parametrize(
@@ -29,13 +34,13 @@ def test_a_quiet_visit_is_not_marked() -> None:
 def test_each_disturbance_is_named(
     slowdowns: list[float], clocks: Clocks, times_us: list[float], cause: Disturbance
 ) -> None:
-    assert disturbances(slowdowns, clocks, times_us) == [cause]
+    assert disturbances(machine(slowdowns, clocks), times_us) == [cause]
 
 
 def test_scatter_is_not_a_step() -> None:
-    assert disturbances([1.0], Clocks(), [10.0, 30.0, 10.0, 30.0, 10.0, 30.0]) == []
-    assert disturbances([1.0], Clocks(), [10.0, 20.0]) == []  # too few to tell
-    assert disturbances([1.0], Clocks(), [0.0] * 6) == []
+    assert disturbances(machine(), [10.0, 30.0, 10.0, 30.0, 10.0, 30.0]) == []
+    assert disturbances(machine(), [10.0, 20.0]) == []  # too few to tell
+    assert disturbances(machine(), [0.0] * 6) == []
 
 
 def test_clocks_are_read_where_there_are_any() -> None:

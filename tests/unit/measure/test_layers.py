@@ -12,9 +12,9 @@ from kvbench.cells.axes import Direction, Neighbour, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import Event, Stream
-from kvbench.measure.bench import Bench, set_up
-from kvbench.measure.layers import IDLE_LAYER_US, LayeredStep, LayeredSwap
-from kvbench.measure.neighbour import NeighbourError
+from kvbench.measure.bench import Bench
+from kvbench.measure.neighbour import IDLE_LAYER_US, LayeredStep, NeighbourError
+from kvbench.measure.samples import LayeredSwap, set_up
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
 from kvbench.results.cost import hidden_share
@@ -113,7 +113,7 @@ def test_beside_a_step_each_side_is_timed_alone_and_both_together(bench: Bench, 
 
 
 def test_a_step_that_computes_nothing_takes_as_long_as_its_loads(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvbench.measure.layers.IDLE_LAYER_US", 1)
+    monkeypatch.setattr("kvbench.measure.neighbour.IDLE_LAYER_US", 1)
     timings = measured(bench, replace(BESIDE, blocks=64, block_bytes=64 << 10, pool_bytes=16 << 20))
     assert timings.beside is not None
     assert all(

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from kvbench.measure.steady_cpu import PROBES, SEARCHED, SteadyCpu
+from kvbench.measure.disturbance import PROBES, SEARCHED, SteadyCpu
 
 ALLOWED = sorted(os.sched_getaffinity(0))
 

@@ -23,13 +23,20 @@ from kvbench.cells.locality import FORGOTTEN_AFTER_BYTES
 from kvbench.engine.device import DIRECTIONS, Stream, per_block
 from kvbench.engine.memory import SwapMemory
 from kvbench.measure import visit
-from kvbench.measure.bench import Bench, measure_ceiling, set_up
+from kvbench.measure.bench import Bench
+from kvbench.measure.disturbance import Threads
+from kvbench.measure.roof import measure_ceiling
+from kvbench.measure.samples import Taken, set_up
 from kvbench.measure.workload import Pools, VerificationError, Workload
+from kvbench.results.schema import Disturbance
 from kvbench.run.protocol import InTurn, MeasureCell
 from kvbench.sweep.estimate import CHAIN, SHORT_CHAIN, submissions
 from kvbench.sweep.spec import Sampling
 from tests.visits import cpu_bench, measure
 
+# By the comparison of all bytes behind the samples, or of a watched swap.
+NOT_COPIED = r"in the block of descriptor|had not arrived"
+LATE_OR_EARLY = r"had not arrived when the swap was complete|arrived before the swap was submitted"
 SAMPLING = Sampling(warmups=2, min_samples=6, max_samples=6)
 CELLS = [
     Cell("cheat", direction, 16, 4096, state, reuse=reuse, pool_bytes=pool_bytes)
@@ -140,6 +147,86 @@ def bench() -> Iterator[Bench]:
     bench.stream.synchronize()
 
 
+def _at(address: int, size: int) -> bytes:
+    return ctypes.string_at(int(address), int(size))
+
+
+def _copied(request: SwapRequest, wanted: NDArray[np.bool_], stream: int) -> None:
+    if wanted.any():
+        lists = tuple(one[wanted].copy() for one in _lists(request.memory))
+        per_block(request.device.driver, *lists, DIRECTIONS[request.cell.direction]).submit(stream)
+
+
+def skips_a_swap_whose_ends_agree(request: SwapRequest, number: int, stream: int) -> None:
+    """Compare the first bytes of the first block and the last bytes of the last one."""
+    del number
+    sources, destinations, sizes = _lists(request.memory)
+    end = int(sizes[-1]) - 16
+    first = _at(sources[0], 16) == _at(destinations[0], 16)
+    last = _at(int(sources[-1]) + end, 16) == _at(int(destinations[-1]) + end, 16)
+    _copied(request, np.full(len(sizes), not (first and last)), stream)
+
+
+def skips_blocks_that_begin_alike(request: SwapRequest, number: int, stream: int) -> None:
+    del number
+    sources, destinations, _ = _lists(request.memory)
+    pairs = zip(sources, destinations, strict=True)
+    _copied(request, np.array([_at(source, 8) != _at(to, 8) for source, to in pairs]), stream)
+
+
+def skips_addresses_that_it_knows(request: SwapRequest, number: int, stream: int) -> None:
+    del number
+    sources, destinations, _ = _lists(request.memory)
+    pairs = list(zip(sources.tolist(), destinations.tolist(), strict=True))
+    known = KNOWN.setdefault(request.device.name, set())
+    _copied(request, np.array([pair not in known for pair in pairs]), stream)
+    known.update(pairs)
+
+
+def skips_the_list_of_before(request: SwapRequest, number: int, stream: int) -> None:
+    """Compare the arrays alone. The first three lists are swapped, for those that look at the first ones."""
+    now = _at(request.memory.destinations.ctypes.data, request.memory.destinations.nbytes)
+    same = LAST.get(request.device.name) == now and number > 3
+    LAST[request.device.name] = now
+    _copied(request, np.full(len(request.memory.sizes), not same), stream)
+
+
+KNOWN: dict[str, set[tuple[int, int]]] = {}
+LAST: dict[str, bytes] = {}
+
+
+@dataclass
+class Halfway(Recorded):
+    """Copies the ends of blocks at once, and what lies between on a thread that the next submission joins."""
+
+    behind: threading.Thread | None = None
+    late_s: float = 0.005
+
+    def __post_init__(self) -> None:
+        self.copy = self._ends
+
+    def join(self) -> None:
+        if self.behind is not None:
+            self.behind.join()
+
+    def _ends(self, request: SwapRequest, number: int, stream: int) -> None:
+        del number
+        self.join()
+        sources, destinations, sizes = _lists(request.memory)
+        edge, inside = np.full(len(sizes), np.uint64(256)), sizes - np.uint64(256)
+        ends = [np.concatenate([side, side + inside]) for side in (sources, destinations)]
+        lists = (*ends, np.concatenate([edge, edge]))
+        per_block(request.device.driver, *lists, DIRECTIONS[request.cell.direction]).submit(stream)
+
+        def middle() -> None:
+            time.sleep(self.late_s)
+            for source, to, size in zip(sources, destinations, sizes, strict=True):
+                ctypes.memmove(int(to) + 256, int(source) + 256, int(size) - 512)
+
+        self.behind = threading.Thread(target=middle)
+        self.behind.start()
+
+
 every_cell = pytest.mark.parametrize(
     "cell", CELLS, ids=lambda cell: f"{cell.direction} {cell.stream_state} {cell.reuse}"
 )
@@ -150,8 +237,74 @@ every_cell = pytest.mark.parametrize(
 def test_a_backend_that_does_not_copy_is_caught(
     bench: Bench, cell: Cell, cheat: Callable[[SwapRequest, int, int], None]
 ) -> None:
-    with pytest.raises(VerificationError, match="in the block of descriptor"):
+    with pytest.raises(VerificationError, match=NOT_COPIED):
         measure(bench, Recorded(cheat), cell, SAMPLING, 1, None)
+
+
+@pytest.mark.parametrize("state", StreamState)
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize(
+    "cheat",
+    [
+        skips_a_swap_whose_ends_agree,
+        skips_blocks_that_begin_alike,
+        skips_addresses_that_it_knows,
+        skips_the_list_of_before,
+    ],
+)
+def test_a_backend_that_skips_what_is_there_already_is_caught(
+    bench: Bench, direction: Direction, state: StreamState, cheat: Callable[[SwapRequest, int, int], None]
+) -> None:
+    """In any visit, not only in the one that swaps a row of other blocks."""
+    KNOWN.clear()
+    LAST.clear()
+    cell = Cell("cheat", direction, 16, 4096, state, reuse=Reuse.SAME)
+    request = MeasureCell(cell=cell.as_strings(), round=7, seed=1, sampling=SAMPLING)
+    assert visit.visit(bench, set_up(bench, Recorded(honest), cell, SAMPLING, 1), request, None).samples
+    with pytest.raises(VerificationError):
+        visit.visit(bench, set_up(bench, Recorded(cheat), cell, SAMPLING, 1), request, None)
+
+
+@pytest.mark.parametrize("reuse", Reuse)
+@pytest.mark.parametrize("state", [StreamState.IDLE, StreamState.SUSTAINED])
+def test_a_backend_that_finishes_blocks_later_is_caught(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, state: StreamState, reuse: Reuse
+) -> None:
+    monkeypatch.setattr(Workload, "chance", lambda *_: True)
+    monkeypatch.setattr("kvbench.measure.workload.WATCHED_S", 0.02)  # the middle of the swap before is there by then
+    cell = Cell("cheat", Direction.H2D, 16, 4096, state, reuse=reuse, pool_bytes=2 << 20)
+    backend = Halfway(honest)
+    request = MeasureCell(cell=cell.as_strings(), round=7, seed=1, sampling=SAMPLING)
+    try:
+        with pytest.raises(
+            VerificationError, match=r"had not arrived when the swap was complete|arrived before the swap was submitted"
+        ):
+            visit.visit(bench, set_up(bench, backend, cell, SAMPLING, 1), request, None)
+    finally:
+        backend.join()
+
+
+def test_a_thread_that_another_backend_left_behind_disturbs_a_visit(bench: Bench) -> None:
+    ended = threading.Event()
+
+    def spin() -> None:
+        while not ended.is_set():
+            pass
+
+    sampling = msgspec.structs.replace(SAMPLING, min_samples=20, max_samples=20)
+    cell = replace(CELLS[0], pause_us=2000)
+    assert Disturbance.OTHER_THREAD not in measure(bench, Recorded(honest), cell, sampling, 1, None).disturbed
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        assert Disturbance.OTHER_THREAD in measure(bench, Recorded(honest), cell, sampling, 1, None).disturbed
+        ready = set_up(bench, Recorded(honest), cell, sampling, 1)
+        own = replace(ready, threads=frozenset({thread.native_id or 0}))  # of its own backend it is the way it swaps
+        request = MeasureCell(cell=cell.as_strings(), round=0, seed=1, sampling=sampling)
+        assert Disturbance.OTHER_THREAD not in visit.visit(bench, own, request, None).disturbed
+    finally:
+        ended.set()
+        thread.join()
 
 
 def spoils_its_source(request: SwapRequest, number: int, stream: int) -> None:
@@ -183,6 +336,35 @@ def test_the_delay_outlasts_a_caller_that_takes_its_time(bench: Bench, state: St
     assert sum(pending) > len(pending) / 2  # a busy host may hold one caller for longer than any delay
 
 
+@pytest.mark.parametrize("queued", [0, 1, 8])
+def test_the_delay_is_at_least_twice_what_the_submissions_took(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, queued: int
+) -> None:
+    queue = mock.Mock()
+    monkeypatch.setattr("kvbench.measure.samples.Queue", queue)
+    cell = replace(CELLS[0], stream_state=StreamState.BUSY, queued=queued)
+    sampler = set_up(bench, Recorded(honest), cell, SAMPLING, 1).sampler
+    sampler.take_busy = lambda: mock.Mock(caller_us=3000.0)  # type: ignore[method-assign]
+    sampler._behind_a_delay()
+    (depth, _, delay_ns), _ = queue.call_args
+    assert depth == queued
+    assert delay_ns >= 2 * max(1, queued) * 3_000_000
+
+
+def test_a_slow_visit_takes_the_fewest_samples_asked_for(bench: Bench) -> None:
+    sampling = msgspec.structs.replace(SAMPLING, min_samples=4, max_samples=50, cell_seconds=0.001)
+    assert len(measure(bench, Recorded(takes_its_time), CELLS[0], sampling, 1, None).samples) == 4
+
+
+def test_a_chain_is_not_too_fast_where_its_short_one_was_held_up() -> None:
+    bench = mock.Mock(best_gbps={Direction.H2D: 50.0})
+    bench.device.kind = "cuda"
+    cell = Cell("cheat", Direction.H2D, 1024, 65_536, StreamState.SUSTAINED)
+    honest_us = cell.swap_bytes / 49e3
+    samples = [mock.Mock(wall_us=honest_us / 10, chain_us=honest_us)] * 3
+    visit._check_speed(bench, cell, visit._full_times_us(Taken(samples, "max_samples"), cell))
+
+
 # The audit of the destination waits for the stream: by then the delay is over, and the check finds nothing.
 @every_cell
 def test_a_backend_that_does_not_keep_to_its_stream_is_caught(
@@ -197,7 +379,7 @@ def test_a_backend_that_does_not_keep_to_its_stream_is_caught(
 def test_a_backend_that_copies_the_first_blocks_again_is_caught(bench: Bench, state: StreamState) -> None:
     cell = replace(CELLS[1], stream_state=state)
     assert cell.reuse is Reuse.FRESH
-    with pytest.raises(VerificationError, match="in the block of descriptor"):
+    with pytest.raises(VerificationError, match=NOT_COPIED):
         measure(bench, Recorded(keeps_its_first_blocks), cell, SAMPLING, 1, None)
 
 
@@ -299,7 +481,7 @@ def test_a_wrong_byte_in_every_twentieth_swap_is_found_in_one_of_the_visits(benc
             visit.visit(bench, set_up(bench, Recorded(copy), cell, sampling, 1), request, None)
 
     visits(honest)
-    with pytest.raises(VerificationError, match="wrong"):
+    with pytest.raises(VerificationError, match=r"wrong|had not arrived"):
         visits(now_and_then)
 
 
@@ -351,6 +533,7 @@ def test_many_visits_of_a_small_swap_go_on_through_fresh_blocks(bench: Bench) ->
 def test_in_a_gate_a_small_swap_comes_again_when_caches_have_forgotten_it() -> None:
     cell = Cell("cheat", Direction.H2D, 16, 4096, reuse=Reuse.FRESH, pool_bytes=16 << 30)
     on_gpu = mock.Mock()  # with a pool that no test machine has
+    on_gpu.threads = Threads()
     on_gpu.pools.sides.return_value = (mock.Mock(address=0, device_address=0),) * 2
     ready = set_up(on_gpu, Recorded(honest), cell, SAMPLING, 1, many_visits=True)
     assert (ready.workload.sets - 1) * cell.swap_bytes >= FORGOTTEN_AFTER_BYTES
@@ -396,9 +579,10 @@ def test_every_backend_takes_the_same_warm_ups_and_samples(bench: Bench, state: 
             for backend in (slow, quick, PerBlock(), Batched())
         }
         assert lengths == {count}
-        # the first swap, the one that checks the order and the audit; a busy stream's delay needs three more
+        # the first swap, the one that checks the order and the audit; a busy stream's delay needs three more, and where
+        # blocks come again, one is watched
         a_sample = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
-        least = 3 + (warmups + count) * a_sample + (3 if state is StreamState.BUSY else 0)
+        least = 3 + (warmups + count) * a_sample + {StreamState.BUSY: 3, StreamState.SUSTAINED: 1}.get(state, 0)
         for backend in (slow, quick):  # a chain that was held up is made again
             more, rest = divmod(backend.submissions - least, a_sample)
             assert rest == 0

@@ -269,6 +269,22 @@ def test_the_same_dense_blocks_stay_one_set(bench: Bench) -> None:
         assert all(np.array_equal(now, then) for now, then in zip(arrays(workload.memories[0]), before, strict=True))
 
 
+def test_a_byte_far_from_every_block_is_found(bench: Bench) -> None:
+    """By the spots that are compared in the rest of the pool, up to the last block."""
+    cell = Cell("any", Direction.H2D, 2, 32768, reuse=Reuse.FRESH, pool_bytes=POOL_BYTES)
+    workload = bench.workload(cell)
+    workload.advance()
+    bench.swap(workload, Direction.H2D)
+    taken = workload.current()[1] // np.uint64(cell.block_bytes)
+    near = {int(row) + by for row in taken for by in (-1, 0, 1)}
+    far = next(row for row in range(int(taken.max())) if row not in near)
+    _, destination = bench.pools.sides(Direction.H2D, None)
+    flip(destination.address + far * cell.block_bytes + 17, 1)
+    with pytest.raises(VerificationError, match="outside of every copied block"):
+        workload.verify()
+    assert whole(bench)
+
+
 @pytest.mark.parametrize("direction", Direction)
 def test_bytes_that_are_there_too_early_are_seen(bench: Bench, direction: Direction) -> None:
     workload = bench.workload(Cell("any", direction, 600, 100, reuse=Reuse.FRESH))
