@@ -16,7 +16,7 @@ import msgspec
 import tomli_w
 
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.backend_facts import AUTO, BATCHED, MERGED, PER_BLOCK, PRIMED, SM, method_label
+from kvbench.cells.backend_facts import BATCHED, MERGED, NO_CHOICES, PER_BLOCK, PRIMED, SM, method_label
 from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import UsageError, brief
 from kvbench.files import read_toml
@@ -69,8 +69,8 @@ class Choice:
         """Read a choice in the form that `str` writes; raises UsageError."""
         backend, *settings = text.split(" ")
         AXES["backend"].parse_one(backend)
-        if backend == AUTO:
-            raise UsageError(f"choice {brief(text)!r}: {AUTO} cannot choose itself")
+        if backend in NO_CHOICES:
+            raise UsageError(f"choice {brief(text)!r}: {backend} is not a backend that a policy can choose")
         pairs = tuple((name, value) for name, _, value in (setting.partition("=") for setting in settings))
         names = {name for name, _ in pairs}
         if len(names) < len(pairs) or not names <= set(CHOSEN_AXES):

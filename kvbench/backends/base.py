@@ -35,6 +35,7 @@ class Mechanism(StrEnum):
     SM_KERNEL = "SM kernel"
     STAGED = "SM kernel and copy engine, through a buffer on the device"
     HOST_THREAD = "host thread"
+    NOTHING = "nothing is copied"
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,16 @@ from kvbench.text import ends
 # The backends that some code treats specially.
 AUTO: Final = "auto"
 BATCHED: Final = "batched"
+COPIER: Final = "copier"
+EMPTY: Final = "empty"
 MERGED: Final = "merged"
 PER_BLOCK: Final = "per_block"
 PRIMED: Final = "primed"
 SM: Final = "sm"
 STAGED: Final = "staged"
 TRITON: Final = "triton"
+# What a policy cannot name: what follows one, and what copies nothing.
+NO_CHOICES: Final = frozenset({AUTO, COPIER, EMPTY})
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
+from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Neighbour, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.layers import layer_blocks, layer_tensors
@@ -35,6 +35,9 @@ STEP_TURNS: Final = ("step", "swap", "both", "both", "swap", "step")
 DELAY_MARGIN: Final = 2
 DELAY_SPARE_US: Final = 1_000
 MAX_DELAY_US: Final = 100_000
+# The memory of a pass of the work between two swaps, and its stride.
+_STEP_BYTES: Final = 32_000_000
+_LINE_BYTES: Final = 64
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,9 @@ class Taken:
 
 class Sampler:
     """Takes samples of the cell's swap in its stream state, one at a time."""
+
+    copies = True
+    """Whether the swap moves its blocks, so that they can be compared."""
 
     def __init__(self, bench: Bench, cell: Cell, workload: Workload, swaps: Sequence[PreparedSwap]) -> None:
         self.bench, self.cell, self.workload, self.swaps = bench, cell, workload, swaps
@@ -120,6 +126,15 @@ class Sampler:
         caller_us = max(self.take_busy().caller_us for _ in range(BUSY_TWINS))
         delay_us = min(DELAY_MARGIN * max(1, queued) * caller_us + DELAY_SPARE_US, MAX_DELAY_US)
         return Queue(queued, self.cell.streams, round(delay_us * 1000))
+
+
+class Floor(Sampler):
+    """Samples a launch that copies nothing."""
+
+    copies = False
+
+    def _collect(self, take: TakeOne, sampling: Sampling) -> Taken:
+        return take_samples(take, None, sampling, sampling.max_samples)
 
 
 class Together(Sampler):
@@ -247,6 +262,8 @@ def set_up(
 
 
 def _sampler(bench: Bench, backend: Backend, cell: Cell, workload: Workload, swaps: Sequence[PreparedSwap]) -> Sampler:
+    if swaps[0].mechanism is Mechanism.NOTHING:
+        return Floor(bench, cell, workload, swaps)
     if cell.neighbour is Neighbour.NONE:
         return (Together if cell.devices > 1 else Sampler)(bench, cell, workload, swaps)
     if cell.layers:
@@ -254,15 +271,15 @@ def _sampler(bench: Bench, backend: Backend, cell: Cell, workload: Workload, swa
     return BesideNeighbour(bench, cell, workload, swaps, backend)
 
 
-def take_samples(take: TakeOne, workload: Workload, sampling: Sampling, most: int | None) -> Taken:
+def take_samples(take: TakeOne, workload: Workload | None, sampling: Sampling, most: int | None) -> Taken:
     """Sample until there are `most` samples (None: any number) or the time is up.
 
-    Between samples, at random, a swap that counts for nothing is watched.
+    Between samples, at random, a swap of the workload that counts for nothing is watched.
     """
     deadline_s = time.monotonic() + sampling.cell_seconds
     samples: list[AnySample] = []
     while most is None or len(samples) < most:
-        if workload.chance(WATCHED_SHARE):
+        if workload is not None and workload.chance(WATCHED_SHARE):
             workload.watch(take)
         samples.append(take())
         if len(samples) >= sampling.min_samples and time.monotonic() >= deadline_s:
@@ -295,11 +312,17 @@ def _timed(region: TimedRegion, prepared: PreparedSwap, state: StreamState, queu
 
 
 def _work_for(pause_us: int) -> None:
-    """Do other CPU work for `pause_us`, which evicts the data of a swap from the CPU's caches."""
-    scratch = np.zeros(1 << 20, dtype=np.uint64)
+    """Work for `pause_us`, at least one pass, as an engine's step does: other memory, new pages and other code.
+
+    A pass goes over 32 MB of a new array, a cache line at a time. Passes over the same few MB would leave the data of a
+    swap in the last-level cache.
+    """
     until_s = time.perf_counter() + pause_us / 1e6
-    while time.perf_counter() < until_s:
-        scratch += 1
+    while True:
+        made = np.ones(_STEP_BYTES // 8)
+        made[:: _LINE_BYTES // 8] += 1
+        if time.perf_counter() >= until_s:
+            return
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,19 +65,22 @@ def visit(
     ordered in its stream. After the last sample, every set of blocks that the samples used is compared, and one more
     swap, to detect a backend that stopped copying; in one visit of the cell also a row of swaps, to detect one that
     fails now and then. If the request is not to verify, nothing is compared, and the pools stay as the swaps left them.
+    The record of a launch that copies nothing says so, and has no verified bytes.
 
     `begin` waits until other devices are ready to swap too. Raises EngineError, NeighbourError, VerificationError, and
     any error of a backend.
     """
-    sampler, verifies = ready.sampler, request.in_turn is None or request.in_turn.verify
+    sampler = ready.sampler
+    verifies = sampler.copies and (request.in_turn is None or request.in_turn.verify)
     sampler.workload.verify_ms = 0.0
     with bench.device.injecting(fault), sampler.opened():
         if verifies:
             bench.pools.rest()
-        verified_bytes = _check_before(sampler, request, verifies=verifies)
+        verified_bytes = _check_before(sampler, request, verifies=verifies) if sampler.copies else 0
         sampled = _sample(bench, ready, request, begin)
         verified_bytes += _check_after(sampler, request, verifies=verifies) + sampled.taken.verified_bytes
-        _check_speed(bench, sampler.cell, _full_times_us(sampled.taken, sampler.cell))
+        if sampler.copies:
+            _check_speed(bench, sampler.cell, _full_times_us(sampled.taken, sampler.cell))
         return _record(request, ready, sampled, verified_bytes)
 
 
@@ -178,6 +181,8 @@ def effective_path(mechanism: Mechanism, cpu_us: Sequence[float], busy_cpu_us: f
             return EffectivePath.STAGED
         case Mechanism.HOST_THREAD:
             return EffectivePath.HOST_THREAD
+        case Mechanism.NOTHING:
+            return EffectivePath.NOTHING
 
 
 def _columns(taken: Taken, cell: Cell) -> Samples:

@@ -19,7 +19,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visi
 from kvbench.analysis.margins import CONTROL, IN_TURN
 from kvbench.cells.axes import Reuse, StreamState
 from kvbench.cells.axis import Role
-from kvbench.cells.backend_facts import BATCHED
+from kvbench.cells.backend_facts import BATCHED, EMPTY
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.report.numbers import noun, size
 from kvbench.results import Ceiling, Failure, Run, Visit
@@ -210,8 +210,14 @@ class View:
         return frozenset(self.measured["cell_id"])
 
     @cached_property
-    def measured(self) -> pd.DataFrame:
+    def called(self) -> pd.DataFrame:
+        """The cells with figures, those that copy nothing included."""
         return self.frame[self.frame["status"] == "ok"]
+
+    @cached_property
+    def measured(self) -> pd.DataFrame:
+        """The cells whose blocks were copied."""
+        return self.called[self.called["backend"] != EMPTY]
 
     @cached_property
     def base(self) -> "View | None":

@@ -20,7 +20,7 @@ from kvbench.cells.layers import TRACE
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.results.columns import NO_FIGURE, SAMPLE_COLUMNS, TIMES, TYPES
 from kvbench.results.cost import layer_figures, median_or_nan, neighbour_figures
-from kvbench.results.schema import CellRecord, Failure, Record, Roof, RunInfo, Skip, Visit
+from kvbench.results.schema import CellRecord, EffectivePath, Failure, Record, Roof, RunInfo, Skip, Visit
 
 # Separates the texts of one column that differ between visits; the most frequent path comes first.
 BETWEEN: Final = "; "
@@ -82,9 +82,9 @@ def summarize(
     frame.loc[without, ["status", "reason"]] = "no figure", NO_FIGURE
     for rate, time in (("", "median"), ("_q1", "q3"), ("_q3", "q1"), ("_low", "high"), ("_high", "low")):
         frame[f"gbps{rate}"] = frame["swap_bytes"] / frame[f"swap_us_{time}"] / 1e3
-    # the swaps of a trace differ in size
+    # the swaps of a trace differ in size, and an empty launch has none
     rates = [name for name in TYPES if name.startswith("gbps")]
-    frame[rates] = frame[rates].mask(frame["sequence"] == TRACE)
+    frame[rates] = frame[rates].mask((frame["sequence"] == TRACE) | frame["path"].eq(EffectivePath.NOTHING))
     quantities = frame["stream_state"].map({state.value: state.quantity for state in StreamState})
     for quantity in dict.fromkeys(state.quantity for state in StreamState):
         frame[f"{quantity}_gbps"] = frame["gbps"].where(quantities == quantity)

@@ -39,6 +39,7 @@ class EffectivePath(StrEnum):
     SM_KERNEL = "SM kernel"
     STAGED = "SM kernel and copy engine"
     HOST_THREAD = "host thread"
+    NOTHING = "no copy"
 
 
 # Suffix of the path of a backend from another package: kvbench cannot check that path.

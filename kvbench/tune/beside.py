@@ -13,7 +13,7 @@ from kvbench.analysis.compare import Verdict, Visits, compare_visits, paired_int
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction
-from kvbench.cells.backend_facts import AUTO, BATCHED
+from kvbench.cells.backend_facts import BATCHED, NO_CHOICES
 from kvbench.errors import UsageError
 from kvbench.policy import Choice
 from kvbench.results import Run
@@ -191,7 +191,10 @@ def answers_beside(
 def _measured(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the cells of a run that were measured beside a neighbour, without those of `auto`."""
     return frame[
-        whole(frame) & (frame["neighbour_slowdown"] > 0) & (frame["status"] == "ok") & (frame["backend"] != AUTO)
+        whole(frame)
+        & (frame["neighbour_slowdown"] > 0)
+        & (frame["status"] == "ok")
+        & ~frame["backend"].isin(NO_CHOICES)
     ]
 
 

@@ -15,7 +15,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visi
 from kvbench.analysis.intervals import MAD_TO_SIGMA, Floats
 from kvbench.analysis.margins import IN_TURN, OF_A_RUN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
-from kvbench.cells.backend_facts import AUTO, BATCHED, PER_BLOCK, PRIMED, SM, TRITON
+from kvbench.cells.backend_facts import BATCHED, NO_CHOICES, PER_BLOCK, PRIMED, SM, TRITON
 from kvbench.cells.cell import AXES, EQUAL
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.errors import UsageError
@@ -90,7 +90,7 @@ def candidates(runs: Sequence[Run], pause: str | None = None) -> pd.DataFrame:
     kept = tried(pd.concat(frames))["cell_id"]
     parts, first = [], 0
     for run, frame in zip(runs, frames, strict=True):
-        cells = frame[frame["cell_id"].isin(kept) & (frame["backend"] != AUTO)]
+        cells = frame[frame["cell_id"].isin(kept) & ~frame["backend"].isin(NO_CHOICES)]
         choices: list[Any] = [choice_of(row) for row in cells.to_dict("records")]
         cells = cells[[*SHAPE, "cell_id", "backend"]].assign(choice=choices, caller_us=cells["caller_us_median"])
         times = [

@@ -15,7 +15,7 @@ import pandas as pd
 
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.backend_facts import AUTO
+from kvbench.cells.backend_facts import NO_CHOICES
 from kvbench.errors import UsageError
 from kvbench.policy import Choice
 from kvbench.results import Run
@@ -121,7 +121,7 @@ def _swaps(runs: Sequence[Run], direction: Direction) -> dict[Choice, pd.DataFra
     parts: dict[Choice, list[pd.DataFrame]] = {}
     for run in runs:
         for cell, swaps in replays_of(run).items():
-            if cell.backend != AUTO and cell.direction is direction:
+            if cell.backend not in NO_CHOICES and cell.direction is direction:
                 parts.setdefault(Choice.at(cell), []).append(swaps)
     return {choice: pd.concat(frames, ignore_index=True) for choice, frames in parts.items()}
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from kvbench.analysis.curves import Cliff, find_cliff
 from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
-from kvbench.cells.backend_facts import AUTO
+from kvbench.cells.backend_facts import NO_CHOICES
 from kvbench.report.model import Chart, Code, DataTable, Finding, Part, PartOrReason, Text
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.rate_curves import (
@@ -130,7 +130,7 @@ def _falls(cells: pd.DataFrame) -> list[Finding]:
     auto has a section for its choices, whose falls these would be.
     """
     falls: dict[tuple[str, ...], Finding] = {}
-    for _, group in where(cells[cells["backend"] != AUTO], status="ok").groupby([*SERIES, "block_bytes"]):
+    for _, group in where(cells[~cells["backend"].isin(NO_CHOICES)], status="ok").groupby([*SERIES, "block_bytes"]):
         rows = group.sort_values("blocks")
         fall = find_cliff(*(rows[name].tolist() for name in ("blocks", "gbps", "gbps_low", "gbps_high")))
         if fall and not fall.rises:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from kvbench.cells.backend_facts import AUTO, BATCHED, method_label
+from kvbench.cells.backend_facts import BATCHED, NO_CHOICES, method_label
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure
@@ -122,7 +122,7 @@ def _swap_rows(shape: Shape, cells: Sequence[Cells]) -> list[tuple[Text, ...]]:
         return ABSENT if row is None else figure(row["swap_us_median"] if in_us else row["gbps"])
 
     def best(one: Cells) -> Row:
-        own = [row for row in one[shape] if row["backend"] != AUTO and not row["foreign"]]
+        own = [row for row in one[shape] if row["backend"] not in NO_CHOICES and not row["foreign"]]
         return min(own, key=lambda row: float(row["swap_us_median"]))
 
     def named(row: Row) -> str:

@@ -206,7 +206,7 @@ _TIGHT, _AFTER = "tight", "after a step"
 
 
 def _calls(view: View) -> Pinned | None:
-    pinned = pin(where(view.measured, stream_state="idle"), shown=("pause",))
+    pinned = pin(where(view.called, stream_state="idle"), shown=("pause",))
     cells = pinned.cells.assign(arm=[_AFTER if pause > 0 else _TIGHT for pause in pinned.cells["pause_us"].fillna(0)])
     return Pinned(cells, pinned.hidden) if {_TIGHT, _AFTER} <= set(cells["arm"]) else None
 
