@@ -19,6 +19,8 @@ from kvbench.text import hint, printable
 
 GROUP: Final = "kvbench.backends"
 _ENGINES: Final = "kvbench.engines"
+# The function of their section of a report. Its module is no engine, and is slow to load.
+ENGINES_SECTION: Final = f"{_ENGINES}.section:make"
 
 Values = tuple[int, ...]
 
@@ -108,8 +110,9 @@ def installed() -> tuple[Mapping[str, Installed], Sequence[str]]:
 @cache
 def engines() -> Mapping[str, Engine]:
     """Return every engine that kvbench knows, by name."""
-    modules = (one.name for one in iter_modules(import_module(_ENGINES).__path__, f"{_ENGINES}."))
-    found = [engine for name in modules if (engine := getattr(import_module(name), "ENGINE", None))]
+    modules = {one.name for one in iter_modules(import_module(_ENGINES).__path__, f"{_ENGINES}.")}
+    modules.discard(ENGINES_SECTION.partition(":")[0])
+    found = [engine for name in sorted(modules) if (engine := getattr(import_module(name), "ENGINE", None))]
     return {engine.name: engine for engine in found}
 
 

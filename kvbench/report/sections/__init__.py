@@ -1,17 +1,17 @@
 """The sections of a report, in their order: the cliff and what explains it first, then what is specific."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from operator import attrgetter
 from typing import Final
 
-from kvbench.report.model import Section
+from kvbench.report.model import PartOrReason, Section
 from kvbench.report.sections import (
     auto,
     cliff,
     comparison,
     contrast,
-    engines,
     kernels,
     layers,
     machines,
@@ -22,10 +22,22 @@ from kvbench.report.sections import (
     submission,
 )
 from kvbench.report.view import View
+from kvbench.sweep.installed import ENGINES_SECTION
 
 
 def _contrast(name: str, title: str, *contrasts: contrast.Contrast, **options: object) -> Section:
     return Section(name, title, partial(contrast.make, contrasts), **options)  # type: ignore[arg-type]
+
+
+def _of_guest(path: str) -> Callable[[View], PartOrReason]:
+    """Return the function that makes a guest's section, imported when it is called: the core imports no guest."""
+    module, _, name = path.partition(":")
+
+    def make(view: View) -> PartOrReason:
+        part: PartOrReason = getattr(import_module(module), name)(view)
+        return part
+
+    return make
 
 
 _sizes: Final = attrgetter("block_sizes")
@@ -44,7 +56,9 @@ SECTIONS: Final = (
     _contrast("pages", "Pages: swaps of blocks that lie in pages on the host", placement.PAGES),
     Section("models", "Models: copy by copy against batched", models.make),
     Section("replay", "Replay: the swaps of a trace", replay.make, of_all=True),
-    Section("engines", "Engines: their own code, and the best backend of the run", engines.make, of_all=True),
+    Section(
+        "engines", "Engines: their own code, and the best backend of the run", _of_guest(ENGINES_SECTION), of_all=True
+    ),
     _contrast("call", "An engine's call: the thread's time, tight and after a step", submission.CALL),
     _contrast("stages", "Stages: time of the caller and of the rest", submission.STAGES),
     Section("auto", "Auto: the backend auto against the fastest other backend", auto.make, weight=_created),

@@ -1,4 +1,4 @@
-"""Engines know themselves: no other module names one, its backends or its settings."""
+"""Guests hang on the core by tables of names; engines know themselves: no other module names one."""
 
 import ast
 from pathlib import Path
@@ -30,3 +30,10 @@ def test_no_other_module_names_an_engine() -> None:
     assert {str(file): found for file in files if (found := strings_in(file) & names)} == {}
     quoted = {f"{file}: {name}" for file in files for name in names if "_" in name and name in file.read_text()}
     assert quoted == set()
+
+
+def test_the_core_names_guests_only_in_its_tables() -> None:
+    guests = ("kvbench.engines", "kvbench.probe", "kvbench.traces")
+    core = [file for file in PACKAGE.rglob("*.py") if file.parts[1] not in ("engines", "probe", "traces")]
+    naming = {str(file) for file in core if any(name.startswith(guests) for name in strings_in(file))}
+    assert naming == {"kvbench/cli/main.py", "kvbench/sweep/installed.py"}
