@@ -36,13 +36,9 @@ def trace_files(title: str, statistics: TraceStatistics, block_bytes: int) -> di
 
 
 def _span(summary: Mapping[str, Any]) -> str:
-    again, flight = summary["host_blocks_again"], summary["mean_in_flight"]
+    flight = summary["mean_in_flight"]
     texts = [f"{summary['span_s']:.1f} s, up to {count(summary['most_swaps_in_a_second'])} swaps in a second"]
     texts += [f"{flight:.2f} swaps in flight on average"] if flight is not None else []
-    if again["share_of_blocks"]:
-        middle = again["bytes_between"]["p50"]
-        share = f"{again['share_of_blocks']:.0%} of the blocks were swapped before"
-        texts.append(f"{share}, with {figure(middle / 1e9)} GB between at the median")
     return markdown.escape("; ".join(texts))
 
 

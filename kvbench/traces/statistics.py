@@ -1,4 +1,4 @@
-"""What the swaps of a trace look like: sizes, rates, runs, what merging leaves, how soon blocks come again."""
+"""What the swaps of a trace look like: sizes, rates, runs, and what merging leaves."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -9,10 +9,7 @@ import numpy.typing as npt
 
 from kvbench.sweep.swap_file import Swap
 
-_Numbers = npt.NDArray[np.int64]
 QUANTILES: Final = (10, 50, 90, 99)
-# Host ids from here on are not followed: an array of this length has 128 MiB.
-MOST_FOLLOWED: Final = 1 << 24
 
 
 def _run_lengths(breaks: npt.NDArray[np.bool_]) -> list[int]:
@@ -54,41 +51,12 @@ class DirectionStatistics:
         }
 
 
-class Revisits:
-    """How soon host blocks come again, in bytes that were swapped in between."""
-
-    def __init__(self) -> None:
-        self._last: _Numbers = np.full(1024, -1, dtype=np.int64)
-        self._blocks = 0
-        self._gaps: Counter[int] = Counter()
-
-    def add(self, ids: _Numbers) -> None:
-        """Count a swap; a gap is kept as the power of two below it."""
-        ids = ids[ids < MOST_FOLLOWED]
-        if len(ids) and ids.max() >= len(self._last):
-            longer = np.full(1 << int(ids.max()).bit_length(), -1, dtype=np.int64)
-            longer[: len(self._last)] = self._last
-            self._last = longer
-        before = self._last[ids]
-        gaps = self._blocks - before[before >= 0]
-        self._last[ids] = self._blocks
-        self._blocks += len(ids)
-        self._gaps.update(np.log2(np.maximum(gaps, 1)).astype(np.int64).tolist())
-
-    def summary(self, block_bytes: int) -> dict[str, Any]:
-        return {
-            "share_of_blocks": self._gaps.total() / self._blocks if self._blocks else None,
-            "bytes_between": {name: block_bytes << power for name, power in _quantiles(self._gaps).items()},
-        }
-
-
 class TraceStatistics:
     """What a trace looks like; `by_direction` has one entry for loads (h2d) and one for stores (d2h)."""
 
     def __init__(self, swaps: Iterable[Swap]) -> None:
         self.by_direction = {"h2d": DirectionStatistics(), "d2h": DirectionStatistics()}
         self.span_s = self.in_flight_s = 0.0
-        self.revisits = Revisits()
         seconds: Counter[int] = Counter()
         begin_s = None
         for swap in swaps:
@@ -97,7 +65,6 @@ class TraceStatistics:
             self.in_flight_s += (swap.done_s or swap.at_s) - swap.at_s
             seconds[int(swap.at_s)] += 1
             self.by_direction[swap.direction].add(swap)
-            self.revisits.add(np.asarray(swap.host))
         self.most_in_a_second = max(seconds.values(), default=0)
 
     def summary(self, block_bytes: int) -> Mapping[str, Any]:
@@ -107,7 +74,6 @@ class TraceStatistics:
             "most_swaps_in_a_second": self.most_in_a_second,
             # Files without times of completion do not say it.
             "mean_in_flight": self.in_flight_s / self.span_s if self.span_s and self.in_flight_s else None,
-            "host_blocks_again": self.revisits.summary(block_bytes),
             **{name: one.summary(self.span_s, block_bytes) for name, one in self.by_direction.items()},
         }
 
