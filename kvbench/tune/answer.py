@@ -24,6 +24,7 @@ from kvbench.tune.fit import (
     candidates,
     contests_of,
     decide_all,
+    kind_plain,
     machine_of,
     sms_of,
     typical,
@@ -78,7 +79,10 @@ class Answer:
 
     @property
     def gbps(self) -> float:
-        return gigabytes_per_second(self.block_bytes * self.blocks, self.time_us)
+        return self.gbps_of(self.choice)
+
+    def gbps_of(self, choice: Choice) -> float:
+        return gigabytes_per_second(self.block_bytes * self.blocks, self.time_of(choice))
 
     def time_of(self, choice: Choice) -> float:
         """Return what a swap by this candidate takes in microseconds."""
@@ -118,15 +122,16 @@ class Answer:
         other = self.best_of(*backends) if self.decided else None
         return None if other is None else self.ratio(self.choice, other)
 
+    def shape_plain(self) -> dict[str, Any]:
+        kind = kind_plain((self.direction, self.state))
+        return {**kind, "block_bytes": self.block_bytes, "blocks": self.blocks}
+
     def to_plain(self) -> dict[str, Any]:
         """Return the answer as JSON-compatible data."""
         gain = self.gain_over(BATCHED)
         return {
-            "direction": self.direction.value,
-            "stream_state": self.state.value,
+            **self.shape_plain(),
             "quantity": self.state.quantity,
-            "block_bytes": self.block_bytes,
-            "blocks": self.blocks,
             "choice": str(self.choice),
             **self._times(self.choice),
             "gbps": round(self.gbps, 3),

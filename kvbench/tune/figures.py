@@ -1,7 +1,7 @@
 """What follows from a rule: its figures at known shapes, what it gains, what would change it."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final, NamedTuple
@@ -18,7 +18,7 @@ from kvbench.results.frame import unqueued
 from kvbench.results.replays import trace_of
 from kvbench.sweep.installed import engines
 from kvbench.tune.answer import Answer, by_kind
-from kvbench.tune.fit import Kind, Point, candidates, contests_of, decide_all, typical, workload_axes
+from kvbench.tune.fit import Kind, Point, candidates, contests_of, decide_all, kind_plain, typical, workload_axes
 from kvbench.tune.rule import Line, SmallestRule
 from kvbench.tune.traced import losses_by
 from kvbench.units import KIB, gigabytes_per_second
@@ -32,9 +32,8 @@ _ENOUGH: Final = 2 / 3
 
 @dataclass(frozen=True, slots=True)
 class AtShape:
-    """What swaps of the measured shape nearest to `asked` take by the choice of a rule, and by batched copies."""
+    """What swaps of a measured shape take by the choice of a rule, and by batched copies."""
 
-    asked: Point
     answer: Answer
     choice: Choice
 
@@ -47,15 +46,12 @@ class AtShape:
         return self.answer.time_of(choice)
 
     def gbps(self, choice: Choice) -> float:
-        return gigabytes_per_second(self.answer.block_bytes * self.answer.blocks, self.us(choice))
+        return self.answer.gbps_of(choice)
 
     def to_plain(self) -> dict[str, Any]:
         batched = self.batched
         return {
-            "direction": self.answer.direction.value,
-            "stream_state": self.answer.state.value,
-            "block_bytes": self.answer.block_bytes,
-            "blocks": self.answer.blocks,
+            **self.answer.shape_plain(),
             "choice": str(self.choice),
             "us": round(self.us(self.choice), 3),
             "gbps": round(self.gbps(self.choice), 3),
@@ -67,9 +63,11 @@ class AtShape:
 def at_known_shapes(rule: SmallestRule) -> dict[Kind, tuple[AtShape, AtShape]]:
     """Return the figures of a rule at the measured shapes nearest to `SMALL` and to `LARGE`."""
     choices = rule.choices
-    nearest = {kind: [(asked, rule.nearest(kind, *asked)) for asked in (SMALL, LARGE)] for kind in rule.lines}
-    figures = {kind: [AtShape(asked, one, choices[one]) for asked, one in pairs] for kind, pairs in nearest.items()}
-    return {kind: (small, large) for kind, (small, large) in figures.items()}
+    nearest = {kind: (rule.nearest(kind, *SMALL), rule.nearest(kind, *LARGE)) for kind in rule.lines}
+    return {
+        kind: (AtShape(small, choices[small]), AtShape(large, choices[large]))
+        for kind, (small, large) in nearest.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +82,10 @@ class Gain:
     ratios: Sequence[float]
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the gain as JSON-compatible data."""
         times = {"median": median(self.ratios), "low": min(self.ratios), "high": max(self.ratios)}
         return {
             "over": self.over,
-            "direction": self.kind[0].value,
-            "stream_state": self.kind[1].value,
+            **kind_plain(self.kind),
             "shapes": len(self.ratios),
             "times_as_fast": {name: round(ratio, 3) for name, ratio in times.items()},
         }
@@ -123,10 +119,8 @@ class Call(NamedTuple):
     slower: float
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the call as JSON-compatible data."""
-        direction, state = self.kind
-        where = {"direction": direction.value, "stream_state": state.value, **self.line.to_plain()}
-        return {**where, "other": str(self.other), "slower": round(self.slower, 4)}
+        rival = {"other": str(self.other), "slower": round(self.slower, 4)}
+        return {**kind_plain(self.kind), **self.line.to_plain(), **rival}
 
 
 def closest_call(rule: SmallestRule) -> Call | None:
@@ -185,27 +179,22 @@ class RunLength:
     gbps: Sequence[float]
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the length as JSON-compatible data."""
         return {"from_blocks": self.blocks, "gbps": [round(end(self.gbps), 3) for end in (min, max)]}
 
 
 def merged_from(rule: SmallestRule, runs: Sequence[Run]) -> dict[Direction, RunLength]:
-    """Return the shortest runs of blocks in which merged copies would replace a choice for shuffled blocks."""
-    if all(map(trace_of, runs)) or workload_axes(runs)["pattern"] != str(SHUFFLED):
-        return {}
-    idle = {kind[0]: lines for kind, lines in rule.lines.items() if kind[1] is StreamState.IDLE}
-    return shortest_runs(runs, [way for way in idle if any(line.choice.backend != MERGED for line in idle[way])])
-
-
-def shortest_runs(runs: Sequence[Run], directions: Iterable[Direction]) -> dict[Direction, RunLength]:
-    """Return the shortest runs in which merged copies are the choice, where there are such, by direction.
+    """Return the shortest runs of blocks in which merged copies would replace a choice for shuffled blocks.
 
     There, they are the fastest beyond doubt in two thirds of the measured shapes on an idle stream.
     """
+    if all(map(trace_of, runs)) or workload_axes(runs)["pattern"] != str(SHUFFLED):
+        return {}
+    idle = {kind[0]: lines for kind, lines in rule.lines.items() if kind[1] is StreamState.IDLE}
     shortest: dict[Direction, RunLength] = {}
     every = _by_length(runs)
-    for direction in directions:
-        lengths = every.get(direction, {})
+    for direction, lines in idle.items():
+        others = any(line.choice.backend != MERGED for line in lines)
+        lengths = every.get(direction, {}) if others else {}
         won = {length: [one for one in contests if one.won] for length, contests in sorted(lengths.items())}
         enough = [length for length, ours in won.items() if len(ours) >= _ENOUGH * len(lengths[length])]
         if enough:

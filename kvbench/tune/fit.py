@@ -59,6 +59,10 @@ def kind_text(kind: Kind) -> str:
     return f"{kind[0]} {kind[1]}"
 
 
+def kind_plain(kind: Kind) -> dict[str, str]:
+    return {"direction": kind[0].value, "stream_state": kind[1].value}
+
+
 def policy_of(runs: Sequence[Run], chosen: Mapping[Kind, Mapping[Point, Choice]]) -> Policy:
     """Return the policy of some choices with its origin; raises UsageError for runs of several devices."""
     device, driver = machine_of(runs)

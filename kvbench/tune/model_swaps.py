@@ -11,9 +11,8 @@ import numpy as np
 from kvbench.models.geometry import ModelSwap, model_swap
 from kvbench.policy import Choice
 from kvbench.tune.answer import Answer
-from kvbench.tune.fit import Kind, sms_of
+from kvbench.tune.fit import Kind, kind_plain, sms_of
 from kvbench.tune.rule import SmallestRule
-from kvbench.units import gigabytes_per_second
 
 # The tokens at which a line is fitted, where all groups of the model were measured.
 _TOKENS: Final = tuple(2**power for power in range(4, 21))
@@ -121,8 +120,7 @@ class Load:
 
     @property
     def gbps(self) -> float:
-        moved = self.nearest.block_bytes * self.nearest.blocks
-        return gigabytes_per_second(moved, self.nearest.time_of(self.choice))
+        return self.nearest.gbps_of(self.choice)
 
     @property
     def caller_us(self) -> float:
@@ -130,15 +128,13 @@ class Load:
         return self.nearest.caller_us[self.choice] / self.nearest.blocks * self.swap.blocks
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the load as JSON-compatible data."""
         return {
             "model": self.swap.geometry.name,
             "group": self.swap.geometry.label,
             "tokens": self.swap.tokens,
             "block_bytes": self.swap.block_bytes,
             "blocks": self.swap.blocks,
-            "direction": self.nearest.direction.value,
-            "stream_state": self.nearest.state.value,
+            **kind_plain((self.nearest.direction, self.nearest.state)),
             "quantity": self.nearest.state.quantity,
             "choice": str(self.choice),
             "us": round(self.us, 1),

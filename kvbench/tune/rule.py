@@ -17,7 +17,7 @@ from kvbench.analysis.margins import AFTER_A_KERNEL, OF_A_RUN, TIED
 from kvbench.cells.axes import StreamState
 from kvbench.policy import Choice
 from kvbench.tune.answer import Answer, by_kind
-from kvbench.tune.fit import Kind, Point, preference, sms_of, standard_errors
+from kvbench.tune.fit import Kind, Point, kind_plain, preference, sms_of, standard_errors
 
 # The maximum loss at one shape, in another run too; on average it is `TIED`.
 WORST: Final = 0.10
@@ -45,7 +45,6 @@ class Line:
     rival: tuple[Choice, float] | None = None
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the line as JSON-compatible data."""
         return {"choice": str(self.choice), "block_bytes": list(self.sizes), "blocks": list(self.counts)}
 
 
@@ -102,13 +101,8 @@ class SmallestRule:
     def to_plain(self) -> list[dict[str, Any]]:
         """Return the rule as JSON-compatible data."""
         return [
-            {
-                "direction": direction.value,
-                "stream_state": state.value,
-                "quantity": state.quantity,
-                **line.to_plain(),
-            }
-            for (direction, state), lines in self.lines.items()
+            {**kind_plain(kind), "quantity": kind[1].quantity, **line.to_plain()}
+            for kind, lines in self.lines.items()
             for line in lines
         ]
 

@@ -29,7 +29,7 @@ from kvbench.tune.figures import (
     losses_as_shuffled,
     merged_from,
 )
-from kvbench.tune.fit import Kind, Point, kind_text, workload_axes
+from kvbench.tune.fit import Kind, Point, kind_plain, kind_text, workload_axes
 from kvbench.tune.model_swaps import Load, TokenLine, loads_of
 from kvbench.tune.rule import MOST_LINES, WORST, Line, Range, SmallestRule, rule_of
 from kvbench.tune.traced import trace_text
@@ -390,7 +390,7 @@ def to_plain(rule: SmallestRule, runs: Sequence[Run], swaps: Sequence[ModelSwap]
         "loss": {
             "mean": round(mean(losses.values()), 4),
             "worst": round(max(losses.values()), 4),
-            "beyond": [{"direction": direction.value, "stream_state": state.value} for direction, state in rule.beyond],
+            "beyond": [kind_plain(kind) for kind in rule.beyond],
         },
         "gains": [gain.to_plain() for gain in gains_of(rule)],
         "closest_call": call and call.to_plain(),
