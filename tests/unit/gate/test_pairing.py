@@ -36,10 +36,6 @@ def write(path: Path, records: list[Record], **changes: object) -> Run:
     return load_run(synthetic.write_run(path, records, synthetic.info(**changes)))  # type: ignore[arg-type]
 
 
-def test_here_is_this_interpreter() -> None:
-    assert parse_side("--base", "here").interpreter.python == sys.executable
-
-
 def environment(folder: Path, answer: str) -> Path:
     """Make what stands in for an environment's python and says `answer` of its kvbench."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -65,9 +61,10 @@ def test_an_environment_is_given_as_a_folder_or_as_its_python(tmp_path: Path) ->
         assert side.backend is None
 
 
-def test_a_backend_runs_in_this_environment() -> None:
-    side = parse_side("--cand", "backend:mine")
-    assert (side.interpreter.python, side.backend) == (sys.executable, "mine")
+@pytest.mark.parametrize(("text", "backend"), [("here", None), ("backend:mine", "mine")])
+def test_a_backend_runs_in_this_environment(text: str, backend: str | None) -> None:
+    side = parse_side("--cand", text)
+    assert (side.interpreter.python, side.backend) == (sys.executable, backend)
 
 
 @pytest.mark.parametrize("text", ["", "env:", "backend:", "there", "env", "git:main", "env:/nowhere/at/all", ":x"])

@@ -121,13 +121,6 @@ def test_nothing_changes_where_the_defaults_are_as_good(tmp_path: Path) -> None:
     assert "# nothing to change" in made.text()
 
 
-def test_few_blocks_take_the_batched_copy_where_it_is_faster(tmp_path: Path) -> None:
-    made = vllm(run_of(tmp_path, cells(), few_and_wide))
-    assert changed(made) == {"NUM_SMS": 24, "MIN_N": 64}
-    gains = {change.setting.name: change.gain for change in made.changes}
-    assert gains["MIN_N"] == "gains 75% on average at 3 sizes and counts, loses nowhere"
-
-
 def test_the_loss_against_the_free_choice_names_the_worst(run: Run) -> None:
     (loss,) = [note for note in vllm(run).notes if "against the free choice" in note]
     assert re.search(r"at worst 125% \(h2d, 16 x \d+ KiB, sm \(2 SMs\)\)$", loss)
@@ -167,12 +160,6 @@ def test_runs_of_different_code_are_not_mixed(run: Run, tmp_path: Path) -> None:
     runs = [run, run_of(tmp_path, cells(), backends=[other])]
     with pytest.raises(UsageError, match=r"different code: vllm==0\.33\.0 .* and vllm==0\.34\.0"):
         export("vllm", runs, answers_of(runs, lambda _: True))
-
-
-def test_another_backend_does_not_replace_the_code_of_an_engine(tmp_path: Path) -> None:
-    stand_in = [replace(cell, backend="triton") if cell.backend == "vllm_triton" else cell for cell in cells()]
-    with pytest.raises(UsageError, match="require cells of vLLM's own code"):
-        vllm(run_of(tmp_path, stand_in))
 
 
 def test_an_export_for_loads_behind_a_gate_says_when_the_open_gate_would_decide(tmp_path: Path) -> None:
