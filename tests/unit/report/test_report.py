@@ -301,7 +301,7 @@ def test_the_report_says_once_how_a_run_ended(tmp_path: Path) -> None:
 )
 def test_errors_of_the_gpu_make_one_line_of_warning(tmp_path: Path, after: dict[str, object], line: str | None) -> None:
     before = {"at": "start", "pcie_replays": 7, "ecc_errors": {"corrected": 1, "uncorrected": 2}, "xids": []}
-    run = made_run(tmp_path, [], synthetic.info(observed=[before, {"at": "end", **after}]))
+    run = made_run(tmp_path, synthetic.ceilings(), synthetic.info(observed=[before, {"at": "end", **after}]))
     assert [text for text in warnings_of(run) if "errors" in text] == ([line] if line else [])
 
 
