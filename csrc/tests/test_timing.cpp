@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <map>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -126,12 +127,30 @@ void a_sample_leaves_out_what_was_on_the_stream_before() {
   check::that(gated.gpu_us < 100'000, "the gate opens on a stream without other work");
 }
 
+/// Its clock counts submissions: 100 us for each between two events.
+class SubmissionClock final : public ForwardingDriver {
+ public:
+  void record(Event event, Stream stream) override {
+    at_[event] = submissions;
+    ForwardingDriver::record(event, stream);
+  }
+  double elapsed_us(Event start, Event end) override { return 100.0 * (at_[end] - at_[start]); }
+  int submissions = 0;
+
+ private:
+  std::map<Event, int> at_;
+};
+
 void a_chain_is_divided_by_the_swaps_that_it_has_more() {
-  Bench bench;
-  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
-  const TimedRegion::Submit slow = [](Stream) { std::this_thread::sleep_for(std::chrono::milliseconds(30)); };
-  const Sample taken = region.sustained(std::vector<TimedRegion::Submit>(10, slow), 4);
-  check::that(taken.caller_us > 20'000, "two swaps more take two sleeps more");
+  const auto driver = std::make_shared<SubmissionClock>();
+  const OwnedStream stream(driver);
+  TimedRegion region(driver, stream.handle(), 1000);
+  const TimedRegion::Submit slow = [&](Stream) {
+    ++driver->submissions;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // so that the longer chain takes longer
+  };
+  const Sample taken = region.sustained(std::vector<TimedRegion::Submit>(10, slow), 2);
+  check::equal(taken.gpu_us, 100.0, "six swaps more take six times as long");
 }
 
 void cpu_time_leaves_out_what_a_submission_slept() {
@@ -156,9 +175,9 @@ void cpu_time_leaves_out_what_a_submission_slept() {
 void the_cpu_time_of_a_chain_is_no_more_than_its_time() {
   Bench bench;
   TimedRegion region(bench.driver, bench.stream.handle(), 1000);
-  const TimedRegion::Submit sleeps = [](Stream) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
+  const TimedRegion::Submit sleeps = [](Stream) { std::this_thread::sleep_for(std::chrono::milliseconds(20)); };
   const TimedRegion::Submit works = [](Stream) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(5);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
     while (std::chrono::steady_clock::now() < end) {
     }
   };
