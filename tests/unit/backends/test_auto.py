@@ -3,6 +3,7 @@
 import json
 import shlex
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from unittest import mock
 
@@ -16,11 +17,12 @@ from kvbench.backends import auto
 from kvbench.backends.auto import DEFAULTS
 from kvbench.backends.base import PreparedSwap, SwapRequest
 from kvbench.backends.copier import Copier, copier_for
-from kvbench.backends.sm import Sm
+from kvbench.backends.sm import Sm, shape_for
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import DeviceFacts
-from kvbench.engine.device import DIRECTIONS, Swap, open_device
+from kvbench.cells.kernel_shape import KernelShape
+from kvbench.engine.device import DIRECTIONS, BatchOptions, CopyWay, Device, Swap, open_device
 from kvbench.engine.faults import FaultPlan
 from kvbench.engine.memory import SwapMemory, TensorGrid
 from kvbench.policy import SERVING, Choice, Policy, Table, load_policy
@@ -306,6 +308,55 @@ def test_a_choice_without_an_sm_count_has_no_more_than_the_device(monkeypatch: p
     assert prepared_by(monkeypatch, "sm", Direction.H2D, replace(H200, sm_count=1)).chosen == "sm sms=1"
 
 
+def test_a_copier_has_the_kernels_of_sm_for_lists_of_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[object, object]] = []
+
+    def noted(*, aligned: object, any: object, sms: int, inline_up_to: int) -> CopyWay:  # noqa: A002
+        made.append((aligned, any))
+        return CopyWay(sms=sms, inline_up_to=inline_up_to)
+
+    def shape_here(_: Device, cell: Cell, block_bytes: int, bits: int) -> KernelShape:
+        return shape_for(cell, block_bytes, bits, 90, 227 << 10)
+
+    device = gpu(H200)
+    monkeypatch.setattr(Sm, "kernel", lambda *arguments: arguments[-1])
+    monkeypatch.setattr("kvbench.backends.copier.shape_on", shape_here)
+    monkeypatch.setattr("kvbench.backends.copier.CopyWay", noted)
+    copier = copier_for(device, [policy_of("sm sms=4")])
+    for direction, kib in product(Direction, (1, 2, 4, 8, 16, 32, 64)):
+        cell = Cell("sm", direction, 1024, kib << 10, pool_bytes=1 << 30, sms=4)
+        aligned, unaligned = (shape_here(device, cell, cell.block_bytes, bits) for bits in (0, 1))
+        way = copier.engine.way_of(cell.blocks, cell.swap_bytes, DIRECTIONS[direction], idle=True)
+        assert made[way] == (aligned if aligned != unaligned else None, unaligned)
+
+
+def test_a_copier_hands_the_axes_of_a_choice_to_batched_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, object]] = []
+    monkeypatch.setattr(
+        "kvbench.backends.copier.BatchOptions", lambda **options: made.append(options) or BatchOptions(**options)
+    )
+    for text, overlap, most in (("batched overlap=on", True, 0), ("batched descriptors_per_call=8", False, 8)):
+        copier_for(gpu(H200), [policy_of(text)])
+        assert (made[-1]["prefer_overlap"], made[-1]["descriptors_per_call"]) == (overlap, most)
+
+
+def gpu(facts: DeviceFacts) -> Device:
+    """Return a GPU of these facts, whose memory is the host's."""
+    driver = open_device("cpu", FaultPlan()).driver
+    device: Device = mock.Mock(driver=driver, facts=lambda: facts, is_cuda=True, batch_entry="a call")
+    return device
+
+
+def policy_of(choice: str, held: str = "") -> Policy:
+    """Return a policy with one choice, and with `held` behind work."""
+    tables = [
+        Table(direction=way, stream_state=of, block_bytes=(4096,), blocks=(4,), choices=((text,),))
+        for way in Direction
+        for of, text in ((StreamState.IDLE, choice), (StreamState.GATED, held or choice))
+    ]
+    return Policy(device=H200.title, tables=tuple(tables))
+
+
 def prepared_by(
     monkeypatch: pytest.MonkeyPatch,
     choice: str,
@@ -319,17 +370,10 @@ def prepared_by(
 ) -> PreparedSwap:
     """Return auto's swap of blocks of 4 KiB on a GPU by a policy with one choice, and with `held` behind work."""
     monkeypatch.setattr(Sm, "kernel", lambda *_: None)
-    driver = open_device("cpu", FaultPlan()).driver
-    device = mock.Mock(driver=driver, facts=lambda: facts, is_cuda=True, batch_entry="a call")
-    tables = [
-        Table(direction=way, stream_state=of, block_bytes=(4096,), blocks=(4,), choices=((text,),))
-        for way in Direction
-        for of, text in ((StreamState.IDLE, choice), (StreamState.GATED, held or choice))
-    ]
     words = np.full(blocks, 4096, np.uint64)
     memory = SwapMemory(words, words, words, words, words, grids)
     cell = Cell("auto", direction, blocks, 4096, stream_state=state)
-    return auto.Auto().create(SwapRequest(device, cell, memory, Policy(device=H200.title, tables=tuple(tables))))
+    return auto.Auto().create(SwapRequest(gpu(facts), cell, memory, policy_of(choice, held)))
 
 
 # The section of a report
