@@ -7,6 +7,7 @@ import pytest
 
 from kvbench.analysis.between_runs import (
     CORRELATED,
+    CardSpread,
     correlation_of_successive,
     kind_of,
     measured_spreads,
@@ -43,6 +44,16 @@ def test_what_was_not_measured_has_the_largest_spread_that_could_be_its() -> Non
     elsewhere = spread_between("another card", kind)
     assert elsewhere.fraction == max(one.spread[kind] for one in measured_spreads().values() if kind in one.spread)
     assert "other cards" in elsewhere.reason
+
+
+def test_a_card_has_its_own_spread_and_an_unknown_one_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_cards = {
+        card: CardSpread(driver="1", made="2026-11-20", starts=6, cells=9, spread={"batched": spread})
+        for card, spread in (("calm", 0.01), ("wild", 0.4))
+    }
+    monkeypatch.setattr("kvbench.analysis.between_runs.measured_spreads", lambda: of_cards)
+    spreads = [spread_between(card, "batched").fraction for card in ("calm", "wild", "unknown")]
+    assert spreads == [0.01, 0.4, 0.4]
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,12 @@ def test_later_rounds_can_measure_only_the_undecided_cells() -> None:
     assert GateVerdict.FAILED not in {row.verdict for row in judgement.rows}
 
 
+def test_a_row_that_is_settled_stays_as_it_is() -> None:
+    first = judge(*compared(Side(), only_victim(1.2)))
+    assert row_of(first, VICTIM).settled
+    assert row_of(judge(*compared(Side(), Side()), earlier=first), VICTIM) == row_of(first, VICTIM)
+
+
 def of_round(visit: Visit) -> bool:
     return visit.round < 12 or visit.cell == VICTIM
 

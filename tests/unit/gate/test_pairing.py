@@ -19,7 +19,7 @@ from kvbench.gate.pairs import about_backends, pair, partners
 from kvbench.gate.sides import half_of_memory, parse_side
 from kvbench.gate.visits import VISIT, values_of
 from kvbench.results import SCHEMA, Record, Run, Visit, load_run
-from kvbench.results.schema import Disturbance, Samples
+from kvbench.results.schema import Disturbance, EffectivePath, Samples
 from kvbench.run.protocol import VERSION
 from kvbench.sweep.checks import usable_bytes
 from kvbench.sweep.spec import Limits
@@ -147,6 +147,20 @@ def test_runs_of_the_same_backends_are_paired_cell_by_cell() -> None:
     assert pair(base, cand, names).failed == {several[-1]: "cand: missing"}
     assert pair(cand, base, names).failed == {several[-1]: "base: missing"}
     assert not pair(cand, cand, names).failed
+
+
+def test_copies_by_the_cpu_on_one_side_have_no_margin_of_both() -> None:
+    usual = [synthetic.visit(cell, 1000.0) for cell in CELLS]
+    by_cpu = [msgspec.structs.replace(visit, path=EffectivePath.CPU_INLINE) for visit in usual]
+    assert not pair(made(0, by_cpu), made(1, usual), SAME).inline
+    assert not pair(made(0, usual), made(1, by_cpu), SAME).inline
+    assert pair(made(0, by_cpu), made(1, by_cpu), SAME).inline == {*CELLS}
+
+
+def test_a_cell_of_which_no_byte_was_verified_failed() -> None:
+    usual = [synthetic.visit(cell, 1000.0) for cell in CELLS]
+    unverified = [msgspec.structs.replace(usual[0], verified_bytes=0), *usual[1:]]
+    assert pair(made(0, usual), made(1, unverified), SAME).failed == {CELLS[0]: "cand: failed: no bytes were verified"}
 
 
 def in_turn(

@@ -59,6 +59,19 @@ def test_a_chunk_is_kept_until_the_next_begins() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "full"),
+    [
+        ({"model_type": "exaone4", "num_hidden_layers": 6, "sliding_window_pattern": "LLLG"}, 2),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 3}, 3),
+    ],
+)
+def test_layers_without_a_window_keep_all_tokens(fields: dict[str, Any], full: int) -> None:
+    config = {**PLAIN, "sliding_window": 64, **fields}
+    (swap,) = model_of("m", config).swaps(tp=1, tokens=160, block_tokens=16, layout=KvLayout.PER_LAYER)
+    assert swap.tensors[0] == Tensors(2 * full, 10)
+
+
+@pytest.mark.parametrize(
     "wrap",
     [
         lambda text: {"model_type": "x_vl", "text_config": text, "vision_config": PLAIN},
