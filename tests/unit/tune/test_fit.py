@@ -112,6 +112,16 @@ def test_several_runs_of_one_machine_go_together(tmp_path: Path) -> None:
     assert len(policy.runs) == 2
 
 
+def test_each_visit_of_several_runs_counts_once(tmp_path: Path) -> None:
+    runs = [run_of(tmp_path / name, grid()) for name in ("a", "b")]
+    one, both = contests_of(candidates(runs[:1])), contests_of(candidates(runs))
+    for kind, points in one.items():
+        for point, arms in points.items():
+            assert {choice: 2 * len(visits) for choice, visits in arms.items()} == {
+                choice: len(visits) for choice, visits in both[kind][point].items()
+            }
+
+
 def test_runs_of_two_machines_are_refused(tmp_path: Path) -> None:
     runs = [run_of(tmp_path / "a", grid()), run_of(tmp_path / "b", grid(), title="Other GPU")]
     with pytest.raises(
