@@ -397,6 +397,21 @@ void each_list_has_its_access_order() {
   }
 }
 
+void a_table_has_a_row_for_each_range_of_sizes() {
+  CopierBench bench;
+  std::vector<CopyTable> tables = both_ways(0);
+  tables.front() = {
+      .direction = Direction::h2d, .pending = false, .size_limits = {100}, .count_limits = {4}, .ways = {0, 1, 3, 4}};
+  const auto copier = bench.copier(tables);
+  const auto way = [&](std::size_t count, std::size_t bytes) {
+    return copier->way_of(count, count * bytes, Direction::h2d, true);
+  };
+  check::equal(way(1, 64), std::size_t{0}, "few small blocks");
+  check::equal(way(10, 64), std::size_t{1}, "many small blocks");
+  check::equal(way(1, 1000), std::size_t{3}, "few large blocks");
+  check::equal(way(10, 1000), std::size_t{4}, "many large blocks");
+}
+
 void a_driver_without_batched_copies_gets_single_ones() {
   CopierBench bench;
   bench.driver->entry = BatchEntry::none;
@@ -420,6 +435,7 @@ void entries_of_no_bytes_are_left_out() {
   bench.lists.back().bytes[1] = 0;
   check::that(bench.copied(*copier, bench.lists.back().view()) == Noted{"batch 3 stream"}, "one of four");
   check::that(bench.copied(*copier, bench.list(4, 0)).empty(), "all");
+  check::that(bench.copied(*copier, bench.lists.front().view(), true) == Noted{"batch 3 any"}, "in its order");
   check::that(bench.copied(*copier, Descriptors{}).empty(), "an empty list");
 }
 
@@ -723,6 +739,7 @@ int main() {
       {"a driver without batched copies gets single ones", a_driver_without_batched_copies_gets_single_ones},
       {"only loads are primed", only_loads_are_primed},
       {"entries of no bytes are left out", entries_of_no_bytes_are_left_out},
+      {"a table has a row for each range of sizes", a_table_has_a_row_for_each_range_of_sizes},
       {"a call allocates nothing once a list as long was copied",
        a_call_allocates_nothing_once_a_list_as_long_was_copied},
       {"an entry lies wholly in one region", an_entry_lies_wholly_in_one_region},
