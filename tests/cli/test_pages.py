@@ -82,8 +82,11 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(prepared: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "page"
     shutil.copytree(prepared, folder)
-    for name in ("configs", "reports", "tests"):
+    for name in ("configs", "tests"):
         (folder / name).symlink_to(ROOT / name)
+    (folder / "reports").mkdir()  # a page writes a report of its own there
+    for committed in (ROOT / "reports").iterdir():
+        (folder / "reports" / committed.name).symlink_to(committed)
     for side in ("base", "cand"):
         (folder / side).mkdir()
         (folder / side / ".venv").symlink_to(sys.prefix)
