@@ -180,7 +180,7 @@ def _refusal(message: str, plain: object, kind: Any, name: str) -> str:
         for key, required in fields.items():
             if required and key not in value:
                 return f"{lead}{key} is missing"
-    elif inner is not None and not isinstance(inner, msgspec.inspect.CustomType):
+    elif inner is not None and (not isinstance(inner, msgspec.inspect.CustomType) or text.startswith("Expected ")):
         return f"{lead}{shown(value)} is not {meaning(info)}"
     return f"{lead}{short(printable(text), 600)}"
 
