@@ -36,7 +36,6 @@ from kvbench.cells.cell import AXES
 from kvbench.cli import main
 from kvbench.errors import ExitCode, UsageError
 from kvbench.files import shipped_folder
-from kvbench.report import build
 from kvbench.run import opening, runner
 from kvbench.run.protocol import Opened
 from tests.command import KVBENCH, tiny
@@ -407,7 +406,7 @@ def fuzz(cases: int, seed: int, only: int | None = None) -> tuple[list[Finding],
                 arguments = CASES[number % len(CASES)](bench, chance)
                 with contextlib.ExitStack() as stack:
                     if number % 50:  # a chart takes half a second to draw
-                        stack.enter_context(mock.patch.object(build, "draw", undrawn))
+                        stack.enter_context(mock.patch("kvbench.report.charts.panels.draw", undrawn))
                     before_mib = peak_mib()
                     code, what = outcome(arguments, show=only is not None)
                     grown_mib = peak_mib() - before_mib

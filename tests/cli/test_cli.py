@@ -305,8 +305,8 @@ def test_the_listed_backends_say_whether_they_run_here(tmp_path: Path) -> None:
 
 def test_the_listed_models_have_their_geometry(tmp_path: Path) -> None:
     rows = {row["model"]: row["geometry"] for row in listed(tmp_path, "models")}
-    assert rows["llama-3-8b"] == "32 layers x 8 KV heads x 128, bf16"
-    assert rows["deepseek-v3"] == "61 layers x MLA of 576 elements, bf16"
+    assert rows["llama-3-8b"] == "32 layers x 8 KV heads x 128, bf16: 131072 B a token"
+    assert rows["deepseek-v3"].startswith("61 layers x MLA of 576 elements, bf16")
     assert "18 of them with a window of 128 tokens" in rows["gpt-oss-120b"]
 
 

@@ -208,7 +208,7 @@ def test_progress_is_plain_lines_without_a_terminal(tmp_path: Path) -> None:
         "to write tables and charts: kvbench report run",
     ]
     assert done.stdout.splitlines()[1].startswith("1 cell in 1 visit; about ")
-    assert done.stdout.splitlines()[-1] == "  backend=batched,sm or with all backends"  # it ends with the first page
+    assert done.stdout.splitlines()[-1].startswith("  backend=batched,sm")  # it ends with the first page
 
 
 def test_progress_on_a_terminal_is_a_table_of_backends(tmp_path: Path) -> None:
@@ -303,8 +303,9 @@ def test_a_failed_cell_has_a_reason_and_no_figures_in_the_summary(faulty: tuple[
 
 def test_every_failure_is_shown_with_the_command_that_reproduces_it(faulty: tuple[Done, Path]) -> None:
     done, run = faulty
+    text = " ".join(done.stdout.split())  # long lines go on in the next
     for failure in failures(run):
-        assert f"FAILED ({failure.kind}) {cell_of(failure).label}: {failure.message}" in done.stdout
+        assert f"FAILED ({failure.kind}) {cell_of(failure).label}: {failure.message}" in text
         assert f"  to measure it again: {failure.command}\n" in done.stdout
     assert "2 cells measured, 6 failed, 0 skipped" in done.stdout
 

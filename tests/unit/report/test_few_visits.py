@@ -30,7 +30,7 @@ def test_with_few_visits_every_section_is_present_and_none_has_a_highlight(repor
     assert report.summary == {}
     assert not [finding for part in report.parts for finding in part.highlights]
     sentences = {chapter.section.name: lines_of(chapter.part.findings) for chapter in report.chapters}
-    assert sentences.pop("comparison")[0].endswith("0 slower, 0 faster, 0 the same, 40 undecided.")
+    assert "0 slower, 0 faster, 0 the same, 40 undecided" in sentences.pop("comparison")[0]
     assert all("never clearly the fastest at long runs" in line for line in sentences.pop("runs"))
     assert sentences.pop("auto") == ["auto had no policy and used built-in defaults"]
     assert not any(sentences.values())
