@@ -22,9 +22,7 @@ _Runs = Annotated[
 ]
 _Out = Annotated[
     Path | None,
-    typer.Option(
-        "--output", "-o", metavar="DIR", help="Directory for the report (default for a single run: RUN/report)."
-    ),
+    typer.Option("--out", "-o", metavar="DIR", help="Directory for the report (default for a single run: RUN/report)."),
 ]
 _Snippet = Annotated[
     str | None,
@@ -36,7 +34,7 @@ _Snippet = Annotated[
 _Json = Annotated[bool, typer.Option("--json", help="Print the files and the warnings as JSON.")]
 
 
-def report(runs: _Runs, output: _Out = None, as_json: _Json = False, snippet: _Snippet = None) -> None:
+def report(runs: _Runs, out: _Out = None, as_json: _Json = False, snippet: _Snippet = None) -> None:
     """Write report.md, report.html, and charts as PNG, SVG and CSV. Needs no GPU and no torch."""
     # pandas and matplotlib take a second to import; --help must not wait for them
     progress = _Progress()
@@ -44,8 +42,8 @@ def report(runs: _Runs, output: _Out = None, as_json: _Json = False, snippet: _S
         from kvbench.report.build import report_of
         from kvbench.report.document import snippet as snippet_of
 
-        if output is not None or as_json:
-            raise UsageError(f"--snippet {brief(snippet)}: prints one table; leave out --output and --json")
+        if out is not None or as_json:
+            raise UsageError(f"--snippet {brief(snippet)}: prints one table; leave out --out and --json")
         loaded, unread = _load(runs, progress)
         typer.echo(snippet_of(report_of(loaded, unread), snippet), nl=False)
         _check_read(unread)
@@ -53,7 +51,7 @@ def report(runs: _Runs, output: _Out = None, as_json: _Json = False, snippet: _S
     from kvbench.report.build import write_report
     from kvbench.report.view import warnings_of
 
-    out = output or _default_output(runs)
+    out = out or _default_out(runs)
     loaded, unread = _load(runs, progress)
     files = write_report(loaded, out, unread, progress)
     warnings = [f"{run.path}: {text}" for run in loaded for text in warnings_of(run)]
@@ -106,9 +104,9 @@ def _load(paths: list[Path], progress: _Progress) -> "tuple[list[Run], list[str]
     return loaded, [str(error) for error in errors]
 
 
-def _default_output(runs: list[Path]) -> Path:
+def _default_out(runs: list[Path]) -> Path:
     if len(runs) > 1:
-        raise UsageError("--output: required with several runs; write -o DIR")
+        raise UsageError("--out: required with several runs; write -o DIR")
     out = runs[0] / "report"
     if out.is_symlink():
         raise UsageError(f"{out} is a symbolic link, which kvbench does not follow; name another directory with -o DIR")
