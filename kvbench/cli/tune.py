@@ -79,11 +79,16 @@ _Geometry = Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("mod
 _Allowed = Annotated[Mapping[str, Any], FromStruct(Allowed, panel="Limits of the answer")]
 _Where = Annotated[Mapping[str, Any], FromStruct(WhereOptions, panel="Device")]
 _Policy = Annotated[
-    Path | None, typer.Option("--policy", "-p", metavar="FILE", help="Write a policy for the backend auto (TOML).")
+    Path | None,
+    typer.Option("--write-policy", "-p", metavar="FILE", help="Write a policy for the backend auto (TOML)."),
 ]
 _ExactPolicy = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write a policy with the best choice of every shape, not those of the rule."),
+    typer.Option(
+        "--write-exact-policy",
+        metavar="FILE",
+        help="Write a policy with the best choice of every shape, not those of the rule.",
+    ),
 ]
 _Stream = Annotated[
     StreamState | None,
@@ -142,7 +147,7 @@ def tune(
     rule = _rule(loaded, may.serves if writes else may.suits_all, stream)
     lines = _token_lines(loaded, may.suits_all, stream, swaps)
     _print_rule(rule, loaded, swaps, lines, prefill, table=table, open_=open_, as_json=as_json)
-    for option, file, exact in (("-p", policy, False), ("--exact-policy", exact_policy, True)):
+    for option, file, exact in (("-p", policy, False), ("--write-exact-policy", exact_policy, True)):
         if file is not None:
             _write_policy(option, file, loaded, rule, exact=exact, force=force)
     if code:

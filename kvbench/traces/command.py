@@ -33,7 +33,7 @@ _Requests = Annotated[
 _Model = Annotated[str, typer.Option(help="Model: a name (kvbench list models) or a config.json.")]
 _GpuPool = Annotated[str, typer.Option(metavar="SIZE", help="GPU memory for the KV cache: 40GiB.")]
 _HostPool = Annotated[str, typer.Option(metavar="SIZE", help="Host memory for the KV cache: 400GiB.")]
-_Policy = Annotated[
+_Store = Annotated[
     StorePolicy, typer.Option(help="When blocks are stored: after prefill, or when the GPU evicts them.")
 ]
 _Prefill = Annotated[float, typer.Option(min=0, max=3600, help="Seconds from the start of a request to its output.")]
@@ -55,7 +55,7 @@ def make(
     host_pool: _HostPool,
     out: Annotated[Path, typer.Option("--out", "-o", help="Trace to write (gzip).")],
     allocator: Annotated[Allocator, typer.Option(help="Order in which block ids are allocated.")] = Allocator.VLLM,
-    policy: _Policy = StorePolicy.WRITE_THROUGH,
+    store: _Store = StorePolicy.WRITE_THROUGH,
     prefill_s: _Prefill = 0.2,
     token_ms: _Token = 20.0,
     hash_tokens: _HashTokens = None,
@@ -71,7 +71,7 @@ def make(
             TraceReader(out)
         except UsageError:
             raise UsageError(f"-o {out}: the file exists with other content; add --force to replace it") from None
-    header, settings = _cache(requests, model, gpu_pool, host_pool, geometry, policy, prefill_s, token_ms, allocator)
+    header, settings = _cache(requests, model, gpu_pool, host_pool, geometry, store, prefill_s, token_ms, allocator)
     run = CacheRun(_read(requests, hash_tokens, settings), settings)
     write_trace(out, header, run, run.counts)
     for name, count in run.counts.items():
@@ -125,7 +125,7 @@ def compare(
     model: _Model,
     gpu_pool: _GpuPool,
     host_pool: _HostPool,
-    policy: _Policy = StorePolicy.WRITE_THROUGH,
+    store: _Store = StorePolicy.WRITE_THROUGH,
     prefill_s: _Prefill = 0.2,
     token_ms: _Token = 20.0,
     hash_tokens: _HashTokens = None,
@@ -140,7 +140,7 @@ def compare(
     from kvbench.traces.simulate import CacheRun
     from kvbench.traces.statistics import TraceStatistics
 
-    header, settings = _cache(requests, model, gpu_pool, host_pool, geometry, policy, prefill_s, token_ms)
+    header, settings = _cache(requests, model, gpu_pool, host_pool, geometry, store, prefill_s, token_ms)
     costs: Mapping[str, Mapping[str, SwapCost]] = {}
     if run:
         from kvbench.results import load_run
@@ -200,7 +200,7 @@ def _cache(
     gpu_pool: str,
     host_pool: str,
     geometry: Mapping[str, Any],
-    policy: StorePolicy,
+    store: StorePolicy,
     prefill_s: float,
     token_ms: float,
     allocator: Allocator = Allocator.VLLM,
@@ -224,7 +224,7 @@ def _cache(
         host_blocks=_blocks("--host-pool", host_pool, block_bytes),
         block_tokens=block_tokens,
         allocator=allocator,
-        policy=policy,
+        policy=store,
         prefill_s=prefill_s,
         token_s=token_ms / 1e3,
     )

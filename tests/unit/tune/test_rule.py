@@ -384,12 +384,12 @@ def test_the_policy_is_the_rule_and_with_exact_the_best_of_every_shape(tmp_path:
 
     run = run_of(tmp_path, close)
     chosen = {}
-    for option in ("--policy", "--exact-policy"):
+    for option in ("--write-policy", "--write-exact-policy"):
         file = tmp_path / f"policy{option}.toml"
         output("tune", run.path, option, file)
         chosen[option] = {text for row in load_policy(file).tables[0].choices for text in row}
-    assert chosen["--policy"] == {"batched order=any"}
-    assert chosen["--exact-policy"] == {"batched order=any", "sm sms=1"}
+    assert chosen["--write-policy"] == {"batched order=any"}
+    assert chosen["--write-exact-policy"] == {"batched order=any", "sm sms=1"}
 
 
 def test_a_policy_has_only_what_auto_can_run_and_the_answer_beside_it_too(tmp_path: Path) -> None:
