@@ -71,7 +71,9 @@ class Run:
             if word.partition("=")[0] == "--policy":
                 del words[at : at + (1 if "=" in word else 2)]
                 break
-        return [*words, "--policy", str(self.path)]
+        here = Path.cwd()  # a path below it reads the same for everyone with this folder
+        path = self.path.relative_to(here) if self.path.is_relative_to(here) else self.path
+        return [*words, "--policy", str(path)]
 
     @cached_property
     def visits(self) -> Sequence[Visit]:
