@@ -222,7 +222,7 @@ def _together(view: View) -> Pinned | None:
     for run in (*view.earlier, view):
         together = run.measured[run.measured["devices"] > 1]
         alone = where(run.measured, devices=1).merge(together[axes], on=axes)
-        parts += [pd.concat([alone, together]).assign(of_device=run.run.info.device.get("name"))] if len(alone) else []
+        parts += [pd.concat([alone, together]).assign(of_device=run.label)] if len(alone) else []
     if not parts:
         return None
     cells = pd.concat(parts, ignore_index=True)
