@@ -31,7 +31,6 @@ EXAMPLES: Final[Mapping[str, Example]] = {
     "output-show": Example(f"show {_RUN}"),
     "output-tune": Example(f"tune {_RUN} --model llama-3-8b", "tail -n 11"),
     "output-snippet": Example(f"report {_RUN} --snippet threshold"),
-    "output-rules": Example(f"gate rules {_RUN}"),
     "output-models": Example("list models"),
 }
 MAKERS: Final[Mapping[str, Callable[[], str]]] = {name: example.block for name, example in EXAMPLES.items()}

@@ -121,7 +121,7 @@ def test_every_block_has_a_maker() -> None:
 def test_the_readme_is_short_and_shows_numbers_first() -> None:
     lines = README.read_text().splitlines()
     assert len(lines) <= 200
-    assert any(re.search(r"\*\*\d.*GB/s|\| \*\*\d", line) for line in lines[:24])  # the first screen
+    assert any(re.search(r"GB/s.*\| \d", line) for line in lines[:24])  # the first screen
 
 
 def test_a_generated_block_is_markdown() -> None:
@@ -129,7 +129,7 @@ def test_a_generated_block_is_markdown() -> None:
     kinds = [token.type for token in tokens(README.read_text())]
     assert {"table_open", "bullet_list_open", "fence", "image"} <= set(kinds)
     assert kinds.count("table_open") == 2
-    assert kinds.count("fence") >= 8
+    assert kinds.count("fence") >= 6
 
 
 def test_what_each_backend_does_before_the_clock_is_documented() -> None:
