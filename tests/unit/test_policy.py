@@ -231,7 +231,7 @@ choices = [["sm sms=2"], ["batched"]]
         ("[16]", '["many"]', 'policy.tables[0].blocks[0]: "many" is not a whole number'),
         ("[16]", "[]", "policy.tables[0].blocks: [] is not a non-empty list of whole numbers"),
         ('[["sm sms=2"], ["batched"]]', '[[""], [""]]', "a table must have at least one choice"),
-        ('"sm sms=2"', '"auto"', "auto cannot choose itself"),
+        ('"sm sms=2"', '"auto"', "auto is not a backend that a policy can choose"),
         ('"sm sms=2"', '"sm sms=all"', "write the number of SMs, not 'all'"),
         ('"sm sms=2"', '"sm sms=-1"', "axis sms=-1: not a whole number from 1 to 4096"),
         ('"sm sms=2"', '"sm sms=2 sms=3"', "each once"),

@@ -219,10 +219,14 @@ def _together(view: View) -> Pinned | None:
     """Return the swaps that several devices made at once, and alone."""
     axes = [name for name in AXES if name != "devices"]
     parts = []
-    for run in (*view.earlier, view):
+    runs = (*view.earlier, view)
+    names = [str(run.run.info.device.get("name")) for run in runs]
+    if len(set(names)) < len(names):  # two of one name, such as cpu and cpu
+        names = [run.label for run in runs]
+    for run, name in zip(runs, names, strict=True):
         together = run.measured[run.measured["devices"] > 1]
         alone = where(run.measured, devices=1).merge(together[axes], on=axes)
-        parts += [pd.concat([alone, together]).assign(of_device=run.label)] if len(alone) else []
+        parts += [pd.concat([alone, together]).assign(of_device=name)] if len(alone) else []
     if not parts:
         return None
     cells = pd.concat(parts, ignore_index=True)

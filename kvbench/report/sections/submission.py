@@ -11,7 +11,7 @@ import numpy as np
 from kvbench.analysis.curves import QueueKnee, find_queue_knee
 from kvbench.analysis.margins import QUEUE_KNEE
 from kvbench.cells.axes import StreamState
-from kvbench.cells.backend_facts import BATCHED
+from kvbench.cells.backend_facts import BATCHED, EMPTY
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, Finding, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_text
@@ -206,6 +206,9 @@ _TIGHT, _AFTER = "tight", "after a step"
 
 
 def _calls(view: View) -> Pinned | None:
+    """Return the cells of a run that has the floor beside them: its pause is like an engine's step."""
+    if EMPTY not in set(view.called["backend"]):
+        return None
     pinned = pin(where(view.called, stream_state="idle"), shown=("pause",))
     cells = pinned.cells.assign(arm=[_AFTER if pause > 0 else _TIGHT for pause in pinned.cells["pause_us"].fillna(0)])
     return Pinned(cells, pinned.hidden) if {_TIGHT, _AFTER} <= set(cells["arm"]) else None
@@ -213,7 +216,8 @@ def _calls(view: View) -> Pinned | None:
 
 def _call_effect(side: Side) -> Iterable[Finding]:
     """Say what the call takes after an engine's step, against a tight loop, where it differs most."""
-    if told := [pair for pair in side.comparisons if pair[1].told_apart]:
+    told = [pair for pair in side.comparisons if pair[1].told_apart and pair[0][_TIGHT]["backend"] != EMPTY]
+    if told:
         line, compared = max(told, key=lambda pair: pair[1].ratio)
         tight, after = line[_TIGHT], line[_AFTER]
         yield Finding(
@@ -225,7 +229,7 @@ def _call_effect(side: Side) -> Iterable[Finding]:
 
 
 CALL: Final = Contrast(
-    needed="it needs cells measured with pause=0 and with a pause (kvbench sweep call)",
+    needed="it needs empty launches beside swaps with pause=0 and with a pause (kvbench sweep call)",
     select=_calls,
     apart=("direction",),
     keys=(BLOCKS, SIZE, METHOD),

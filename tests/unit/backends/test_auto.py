@@ -98,7 +98,7 @@ def test_a_policy_is_made_of_a_run_and_shown(fitted: Path) -> None:
         assert text in in_full
     for text in ("h2d idle", "Undecided for 4 of 4 shapes"):
         assert text in shown.stdout
-    assert kvbench_here("tune", "first", "--exact-policy", "exact.toml", cwd=fitted).returncode == 0
+    assert kvbench_here("tune", "first", "--write-exact-policy", "exact.toml", cwd=fitted).returncode == 0
     (exact,) = load_policy(fitted / "exact.toml").tables
     output = json.loads(kvbench_here("tune", "first", "--json", cwd=fitted).stdout)
     chosen = {(one["block_bytes"], one["blocks"]): one["choice"] for one in output["answers"]}

@@ -112,7 +112,9 @@ def test_an_installed_package_is_measured_beside_the_others(installed: Path) -> 
 
 def test_without_the_package_its_backend_is_unknown(tmp_path: Path) -> None:
     line = refused("sweep", *tiny(backend="memmove"), "--out", "run", cwd=tmp_path)
-    assert line.startswith("unknown backend memmove; use one of auto, batched, lmcache, lmcache_direct, ")
+    assert line.startswith(
+        "unknown backend memmove; use one of auto, batched, copier, empty, lmcache, lmcache_direct, "
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -136,7 +138,7 @@ UNUSABLE = {
         "import nothing_that_exists",
         "kvbench_imports:Plugin of kvbench-imports==1.0 does not load: ModuleNotFoundError: No module named",
     ),
-    "empty": ("class Plugin: pass", "kvbench_empty:Plugin of kvbench-empty==1.0 does not load: AttributeError"),
+    "hollow": ("class Plugin: pass", "kvbench_hollow:Plugin of kvbench-hollow==1.0 does not load: AttributeError"),
     "raises": ("print('hello')\nraise RuntimeError('two\\nlines')", "does not load: RuntimeError: two lines"),
     "named": (
         changed('name = "plugin"', 'name = "other"'),

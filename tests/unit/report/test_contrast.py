@@ -153,7 +153,11 @@ CASES = (
     ),
     Case(
         "call",
-        [Cell("sm", Direction.H2D, 64, 4 * KIB, sms=2, pause_us=pause) for pause in (0, 5000)],
+        [
+            Cell(backend, Direction.H2D, 64, 4 * KIB, sms=sms, pause_us=pause)
+            for backend, sms in (("sm", 2), ("empty", None))
+            for pause in (0, 5000)
+        ],
         lambda cell: 4.0 if cell.pause_us else 16.0,
         ["Blocks", "Block size", "Method", "Thread us, tight", "Completion us, tight", "Thread us, after a step"],
         ["64", "4 KiB", "sm (2 SMs)", "4.92", "16.4", "19.7", "65.5", "x4.00"],

@@ -66,7 +66,11 @@ def cells() -> list[Cell]:
         Cell(backend, Direction.D2H, 1024, 4096, pattern=Pattern.parse("tensors-8"), host_pattern=PAGES, sms=sms)
         for backend, sms in (("batched", None), ("staged", None), ("sm", 4))
     ]
-    calls = [Cell("sm", Direction.H2D, 64, 4096, sms=2, pause_us=pause) for pause in (0, 5000)]
+    calls = [
+        Cell(backend, Direction.H2D, 64, 4096, sms=sms, pause_us=pause)
+        for backend, sms in (("sm", 2), ("empty", None))
+        for pause in (0, 5000)
+    ]
     groups = (cliff, ladder, orders, queues, models, auto, locality, runs, engines, gates, pages, calls)
     return list(dict.fromkeys(cell for group in groups for cell in group))
 

@@ -15,6 +15,7 @@ from tests.strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS
 KIB = 1024
 NAMES = (
     "auto",
+    "call",
     "cliff",
     "engine",
     "engines",
@@ -47,9 +48,11 @@ ENGINES = (
     ),
 )
 STAGED = BackendFacts("staged", "", frozenset({"memory", "sms", "kernel"}), default_sms=(SmsRow(16),), on_request=True)
-EVERYWHERE = (*H200_BACKENDS, STAGED, *ENGINES)
+CALLED = tuple(BackendFacts(name, "", frozenset(), on_request=True) for name in ("copier", "empty"))
+EVERYWHERE = (*H200_BACKENDS, STAGED, *CALLED, *ENGINES)
 ON_A_HOST = (
     *CPU_BACKENDS,
+    *CALLED,
     replace(STAGED, axes=frozenset()),
     *(replace(engine, unavailable="it needs a GPU") for engine in ENGINES),
 )
@@ -93,7 +96,9 @@ def test_a_shipped_config_skips_nothing_on_an_h200(name: str) -> None:
 def test_a_shipped_config_expands_on_a_host(name: str) -> None:
     plan = expand(shipped(name), CPU, ON_A_HOST)
     assert bool(plan.skipped) is (name != "queue")
-    assert all(cell.backend in ("auto", "per_block", "batched", "merged", "staged") for cell in plan.cells)
+    assert all(
+        cell.backend in ("auto", "per_block", "batched", "merged", "staged", "copier", "empty") for cell in plan.cells
+    )
     assert bool(plan.cells) is (name not in ("layers", "sm-ladder"))
 
 
