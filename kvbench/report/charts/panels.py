@@ -271,7 +271,7 @@ def _name_lines(ax: Axes, plot: LinePlot, panel: PlotPanel) -> None:
     for group in groups:
         others = [other for rest in groups if rest is not group for other in rest]
         line = group[0]
-        room = [min((abs(math.log(y / _height(other, x))) for other in others), default=0.0) for x, y in _points(line)]
+        room = [min((_apart(y, _height(other, x)) for other in others), default=0.0) for x, y in _points(line)]
         inner = set(range(1, len(room) - 1)) - named or set(range(len(room)))
         at = max(sorted(inner), key=room.__getitem__)
         named.add(at)
@@ -281,6 +281,11 @@ def _name_lines(ax: Axes, plot: LinePlot, panel: PlotPanel) -> None:
         # rates rise to the right, so what stands above a line reaches to the left
         offset, align = ((-5, 5), _ABOVE_LEFT) if above else ((5, -5), _BELOW_RIGHT)
         _say(ax, text, (line.x[at], line.y[at]), offset, align, ink_of(line.backend).text)
+
+
+def _apart(y: float, other: float) -> float:
+    """Return how far two heights are from each other: by their ratio, or, of shares that may be negative, in units."""
+    return abs(math.log(y / other)) if y > 0 and other > 0 else abs(y - other)
 
 
 def _points(line: PlotLine) -> list[tuple[float, float]]:
