@@ -126,13 +126,13 @@ def test_large_swaps_behind_the_first_are_compared_by_a_sample(bench: Bench, lar
 @pytest.mark.parametrize("left_out", [range(0, 900, 50), range(450, 900)])
 def test_a_large_swap_that_leaves_blocks_out_is_found(bench: Bench, large_swaps: Replay, left_out: range) -> None:
     class Lazy(PerBlock):
-        """Copies one entry twice in place of some others, from the second swap of a visit on."""
+        """Copies one entry twice in place of some others, in the second swap: all of the first and last is compared."""
 
         made = 0
 
         def create(self, request: SwapRequest) -> PreparedSwap:
             Lazy.made += 1
-            if Lazy.made > 1:
+            if Lazy.made == 3:  # the first is set up for the visit, and again for its turn
                 for array in (request.memory.sources, request.memory.destinations):
                     array[list(left_out)] = array[1]
             return super().create(request)
