@@ -2,7 +2,7 @@
 
 Three ways to call are taken in turn: NumPy arrays with a handle, pinned tensors of torch with a stream of torch, and,
 on a GPU, an empty launch of torch as the floor. Each is timed "tight", one call after the other, and "after a step": a
-strided pass over a new array of 32 MB, as an engine's step leaves the caches. Blocks of 4 KiB are other ones in every
+strided pass over a new array of 32 MiB, as an engine's step leaves the caches. Blocks of 4 KiB are other ones in every
 call. Prints medians in microseconds of the call and until completion, and their ratios to the first way and the floor.
 """
 
@@ -24,7 +24,7 @@ from kvbench.engine.faults import FaultPlan
 
 BLOCK_BYTES: Final = 4096
 COUNTS: Final = (16, 64, 256, 1_024)
-STEP_BYTES: Final = 32_000_000
+STEP_BYTES: Final = 32 << 20  # from this size on, malloc of glibc gives new pages each time
 ROUNDS: Final = {"tight": 400, "after a step": 60}
 LISTS: Final = 50
 

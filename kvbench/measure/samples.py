@@ -35,8 +35,9 @@ STEP_TURNS: Final = ("step", "swap", "both", "both", "swap", "step")
 DELAY_MARGIN: Final = 2
 DELAY_SPARE_US: Final = 1_000
 MAX_DELAY_US: Final = 100_000
-# The memory of a pass of the work between two swaps, and its stride.
-_STEP_BYTES: Final = 32_000_000
+# The memory of a pass of the work between two swaps, and its stride. From 32 MiB on, malloc of glibc asks the kernel
+# for new pages each time; smaller arrays come back from its heap, and with them what the caches hold.
+_STEP_BYTES: Final = 32 << 20
 _LINE_BYTES: Final = 64
 
 
@@ -314,8 +315,8 @@ def _timed(region: TimedRegion, prepared: PreparedSwap, state: StreamState, queu
 def _work_for(pause_us: int) -> None:
     """Work for `pause_us`, at least one pass, as an engine's step does: other memory, new pages and other code.
 
-    A pass goes over 32 MB of a new array, a cache line at a time. Passes over the same few MB would leave the data of a
-    swap in the last-level cache.
+    A pass goes over 32 MiB of a new array, a cache line at a time. Passes over the same few MB would leave the data of
+    a swap in the last-level cache.
     """
     until_s = time.perf_counter() + pause_us / 1e6
     while True:

@@ -1,6 +1,7 @@
 """A visit catches backends that do not copy what they are timed for, and treats every backend alike."""
 
 import ctypes
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -630,6 +631,16 @@ def test_a_pause_comes_before_every_swap_and_is_no_part_of_it(bench: Bench) -> N
     measurement = measure(bench, Recorded(honest), replace(CELLS[0], pause_us=50_000), SAMPLING, 1, None)
     assert time.perf_counter() - begin_s >= len(measurement.samples) * 0.05
     assert min(measurement.samples.wall_us) < 50_000
+
+
+def test_every_pass_of_a_pause_works_in_new_pages(bench: Bench) -> None:
+    """Pages that a pass before it left are in the caches, and so is what an engine's step would have pushed out."""
+    most_pages_bytes = 2 << 20
+    measure(bench, Recorded(honest), replace(CELLS[0], pause_us=1), SAMPLING, 1, None)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    samples = measure(bench, Recorded(honest), replace(CELLS[0], pause_us=1), SAMPLING, 1, None).samples
+    faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+    assert faults >= len(samples) * (32 << 20) // most_pages_bytes
 
 
 def test_a_ceiling_leaves_the_pools_whole(bench: Bench) -> None:
