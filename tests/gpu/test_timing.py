@@ -70,6 +70,16 @@ def test_the_times_of_a_sample_contain_each_other(
     assert (samples.gpu_us is None) == (state.ungated is StreamState.IDLE)
 
 
+@pytest.mark.parametrize("pause_us", [0, 2_000])
+def test_a_call_from_python_moves_its_blocks_and_its_floor_moves_none(bench: Bench, pause_us: int) -> None:
+    cell = Cell("copier", Direction.H2D, 64, 4096, pause_us=pause_us)
+    made, floor = taken(bench, cell), taken(bench, replace(cell, backend=EMPTY))
+    assert made.verified_bytes >= 2 * cell.swap_bytes
+    assert (floor.path, floor.verified_bytes) == (EffectivePath.NOTHING, 0)
+    for visit in (made, floor):
+        assert all(call <= wall for call, wall in zip(visit.samples.caller_us, visit.samples.wall_us, strict=True))
+
+
 @pytest.mark.parametrize("backend", ["batched", "sm"])
 @pytest.mark.parametrize("direction", Direction)
 def test_a_closed_gate_counts_as_pending_work_and_an_open_one_as_none(
