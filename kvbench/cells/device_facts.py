@@ -10,6 +10,8 @@ from kvbench.units import KIB
 CEILING_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 26}
 # Maximum of the CUDA driver; streams that share a queue block each other.
 HARDWARE_QUEUES: Final = 32
+# From this CUDA version of the driver on (13010: 13.1), it may make a batched copy with SMs: see kvbench probe engine.
+BATCH_MAY_USE_SMS_FROM: Final = 13_010
 # Up to this block size the driver copies on the CPU: observed with driver 580 on an H200, see the cliff in reports/.
 CPU_INLINE_UP_TO_BYTES: Final = 24 * KIB
 

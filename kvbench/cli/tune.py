@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -50,21 +51,25 @@ class Allowed(msgspec.Struct, frozen=True):
         """The backends; () for all."""
         return tuple(name for text in (self.backends or "").split(",") if (name := text.strip()))
 
-    def keeps(self, choice: Choice) -> bool:
-        from kvbench.tune.fit import sms_of
+    def keeps(self, driver: int, choice: Choice) -> bool:
+        """Return whether a choice is allowed with this driver (13010: CUDA 13.1). With a limit of SMs, no copy is that
+        the driver may make with SMs, since how many it takes is not known.
+        """
+        from kvbench.tune.fit import may_take_sms, sms_of
 
-        fits = self.max_sms is None or sms_of(choice) <= self.max_sms
-        return fits and (not self.names or choice.backend in self.names)
+        if self.max_sms is not None and (sms_of(choice) > self.max_sms or may_take_sms(choice, driver)):
+            return False
+        return not self.names or choice.backend in self.names
 
-    def suits_all(self, choice: Choice) -> bool:
+    def suits_all(self, driver: int, choice: Choice) -> bool:
         """Return whether a choice is allowed, and not the code of one engine, which serves only that engine."""
         from kvbench.sweep.installed import of_engine
 
-        return self.keeps(choice) and (choice.backend in self.names or not of_engine(choice.backend))
+        return self.keeps(driver, choice) and (choice.backend in self.names or not of_engine(choice.backend))
 
-    def serves(self, choice: Choice) -> bool:
+    def serves(self, driver: int, choice: Choice) -> bool:
         """Return whether a choice is allowed in a policy: auto and `kvbench.copy` can run it."""
-        return self.keeps(choice) and choice.backend in SERVING
+        return self.keeps(driver, choice) and choice.backend in SERVING
 
 
 _Runs = Annotated[
@@ -130,7 +135,9 @@ def tune(
 ) -> None:
     """Recommend backends for this machine and show what they gain. With RUN, needs no GPU and no torch."""
     # pandas takes a second to import; --help must not wait for it
-    from kvbench.tune.search import search_among, tuning_sweep
+    from kvbench.engine.nvrtc import driver_version
+    from kvbench.tune.fit import driver_of
+    from kvbench.tune.search import search_among, trying_overlap, tuning_sweep
 
     may: Allowed = convert(allowed, Allowed)
     models: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
@@ -142,10 +149,12 @@ def tune(
     else:
         states = [f"stream_state={stream}"] if stream else []
         spec = tuning_sweep(models, [*(axis or []), *states], may.names, by_tokens=bool(prefill)).with_options(**where)
-        searching = search_among(may.serves if writes else may.keeps, spec)
+        spec = trying_overlap(spec, driver_version())
+        searching = search_among(partial(may.serves if writes else may.keeps, driver_version()), spec)
         loaded, code = _measured(spec, out, searching, quiet=as_json)
-    rule = _rule(loaded, may.serves if writes else may.suits_all, stream)
-    lines = _token_lines(loaded, may.suits_all, stream, swaps)
+    driver = driver_of(loaded)
+    rule = _rule(loaded, partial(may.serves if writes else may.suits_all, driver), stream)
+    lines = _token_lines(loaded, partial(may.suits_all, driver), stream, swaps)
     _print_rule(rule, loaded, swaps, lines, prefill, table=table, open_=open_, as_json=as_json)
     for option, file, exact in (("-p", policy, False), ("--write-exact-policy", exact_policy, True)):
         if file is not None:
@@ -194,12 +203,14 @@ def tune_trace(
     where: _Where = NO_OPTIONS,
 ) -> None:
     """Measure the swaps of a trace with their ids, and recommend backends for them."""
-    from kvbench.tune.search import trace_sweep
+    from kvbench.engine.nvrtc import driver_version
+    from kvbench.tune.fit import driver_of
+    from kvbench.tune.search import trace_sweep, trying_overlap
 
     may: Allowed = convert(allowed, Allowed)
     spec = trace_sweep(file, axis or [], may.names, int(where.get("seed") or 0)).with_options(**where)
-    loaded, code = _measured(spec, out, quiet=as_json)
-    rule = _rule(loaded, may.serves if policy else may.suits_all)
+    loaded, code = _measured(trying_overlap(spec, driver_version()), out, quiet=as_json)
+    rule = _rule(loaded, partial(may.serves if policy else may.suits_all, driver_of(loaded)))
     _print_rule(rule, loaded, as_json=as_json)
     if policy is not None:
         _write_policy("-p", policy, loaded, rule, exact=False, force=force)
@@ -222,9 +233,11 @@ def tune_beside(
 ) -> None:
     """Pick the fastest choice that slows the work beside the swaps by no more than a limit."""
     from kvbench.cli.tables import print_lines, print_rows
+    from kvbench.engine.nvrtc import driver_version
     from kvbench.tune import text
     from kvbench.tune.beside import answers_beside
-    from kvbench.tune.search import beside_sweep
+    from kvbench.tune.fit import driver_of
+    from kvbench.tune.search import beside_sweep, trying_overlap
 
     may: Allowed = convert(allowed, Allowed)
     limit = _limit_of(max_slowdown)
@@ -234,13 +247,15 @@ def tune_beside(
         loaded, code = _finished(runs, may, out, axis, where), ExitCode.DONE
     else:
         spec = beside_sweep(neighbour, axis or [], may.names).with_options(**where)
-        loaded, code = _measured(spec, out, quiet=as_json)
-    answers = answers_beside(loaded, neighbour, limit, may.keeps)
+        loaded, code = _measured(trying_overlap(spec, driver_version()), out, quiet=as_json)
+    answers = answers_beside(loaded, neighbour, limit, partial(may.keeps, driver_of(loaded)))
     if as_json:
         plain = {**text.machine_plain(loaded[0]), "answers": [answer.to_plain() for answer in answers]}
         typer.echo(json.dumps(plain, indent=2))
     else:
-        print_lines([text.machine_text(loaded[0]), "", *(answer.sentence() for answer in answers), ""])
+        chosen = [answer.chosen.choice for answer in answers if answer.chosen]
+        sentences = [*(answer.sentence() for answer in answers), *text.sms_notes(chosen, loaded)]
+        print_lines([text.machine_text(loaded[0]), "", *sentences, ""])
         print_rows([text.row_beside(answer, way) for answer in answers for way in answer.ways], text.HEADER_BESIDE)
         if unsure := [line for answer in answers for line in answer.open_points()]:
             print_lines(["", "Open: another run could choose otherwise", *(f"  {line}" for line in unsure)])

@@ -11,6 +11,7 @@ import numpy as np
 from kvbench.backends.base import Mechanism
 from kvbench.cells.axes import Reuse, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.cells.device_facts import BATCH_MAY_USE_SMS_FROM
 from kvbench.cells.layers import TRACE
 from kvbench.engine.device import Event
 from kvbench.engine.faults import Fault
@@ -41,8 +42,6 @@ SPEED_CHECKED_FROM_BYTES: Final = 1 << 20
 # decides, because a CPU can run at half its speed for some samples. Observed on an H200: a ratio of 1.5 to 8 if the CPU
 # copied and of 0.9 to 1.4 if it did not; fewer than one visit in a hundred is misclassified.
 CPU_INLINE_RATIO: Final = 1.5
-# From this CUDA version on a driver may copy a batch with SMs; `kvbench probe engine` tells which it does.
-MAY_USE_SMS_FROM: Final = 13_010
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,12 @@ def _record(request: MeasureCell, ready: SetUp, sampled: Sampled, verified_bytes
         attempt=request.attempt,
         samples=_columns(taken, cell),
         stopped_by=taken.stopped_by,
-        path=effective_path(prepared.mechanism, [sample.cpu_us for sample in taken.alike], sampled.busy_cpu_us),
+        path=effective_path(
+            prepared.mechanism,
+            [sample.cpu_us for sample in taken.alike],
+            sampled.busy_cpu_us,
+            prefer_overlap=bool(cell.overlap),
+        ),
         calls=sampled.calls,
         verified_bytes=verified_bytes,
         verify_ms=sampler.verify_ms,
@@ -161,15 +165,18 @@ def _record(request: MeasureCell, ready: SetUp, sampled: Sampled, verified_bytes
     )
 
 
-def effective_path(mechanism: Mechanism, cpu_us: Sequence[float], busy_cpu_us: float | None) -> EffectivePath:
+def effective_path(
+    mechanism: Mechanism, cpu_us: Sequence[float], busy_cpu_us: float | None, *, prefer_overlap: bool = False
+) -> EffectivePath:
     """Return the effective path of a visit, from the CPU time of each submission.
 
-    `busy_cpu_us` is the CPU time of the same submission on a busy stream, if measured.
+    `busy_cpu_us` is the CPU time of the same submission on a busy stream, if measured. With `prefer_overlap` the driver
+    is asked to leave the SMs to others.
     """
     match mechanism:
         case Mechanism.BATCHED_COPY if busy_cpu_us is not None and min(cpu_us) >= CPU_INLINE_RATIO * busy_cpu_us:
             return EffectivePath.CPU_INLINE
-        case Mechanism.BATCHED_COPY if driver_version() >= MAY_USE_SMS_FROM:
+        case Mechanism.BATCHED_COPY if driver_version() >= BATCH_MAY_USE_SMS_FROM and not prefer_overlap:
             return EffectivePath.ENGINE_OR_SMS
         case Mechanism.BATCHED_COPY | Mechanism.SINGLE_COPIES:
             return EffectivePath.COPY_ENGINE

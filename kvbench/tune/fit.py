@@ -1,6 +1,7 @@
 """Fit a policy to runs: the fastest measured candidate at every point, with a rule for ties."""
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,13 +16,15 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visi
 from kvbench.analysis.intervals import MAD_TO_SIGMA, Floats
 from kvbench.analysis.margins import IN_TURN, OF_A_RUN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
-from kvbench.cells.backend_facts import BATCHED, NO_CHOICES, PER_BLOCK, PRIMED, SM, TRITON
+from kvbench.cells.backend_facts import BATCHED, MERGED, NO_CHOICES, PER_BLOCK, PRIMED, SM, TRITON
 from kvbench.cells.cell import AXES, EQUAL
+from kvbench.cells.device_facts import BATCH_MAY_USE_SMS_FROM
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.errors import UsageError
 from kvbench.policy import CHOSEN_AXES, MAX_VALUES, WORKLOAD_AXES, Choice, Policy, Table
 from kvbench.results import Run
 from kvbench.results.frame import unqueued
+from kvbench.sweep.installed import engines
 from kvbench.text import MAX_LINE
 
 # Backends without SMs come first, with the single batched call as the simplest; then kvbench's kernel, then others.
@@ -233,6 +236,21 @@ def preference(choice: Choice) -> tuple[int, int]:
 def sms_of(choice: Choice) -> int:
     """Return the SM count of a choice, or 0 if it has none."""
     return int(dict(choice.axes).get("sms", 0))
+
+
+def may_take_sms(choice: Choice, driver: int) -> bool:
+    """Return whether a driver (13010: CUDA 13.1) may make the copies of a choice with SMs: batched ones without the
+    prefer-overlap flag.
+    """
+    copies = {BATCHED, MERGED, PRIMED, *(engine.same_as for engine in engines().values())}
+    asks = dict(choice.axes).get("overlap") == "on"
+    return driver >= BATCH_MAY_USE_SMS_FROM and choice.backend in copies and not asks
+
+
+def driver_of(runs: Sequence[Run]) -> int:
+    """Return the newest CUDA version that the driver of some runs supports (13010: 13.1), 0 where it is not known."""
+    match = re.fullmatch(r"(\d{1,3})\.(\d)", str(runs[0].info.identity.get("cuda_driver_api")))
+    return 1000 * int(match[1]) + 10 * int(match[2]) if match else 0
 
 
 def machine_of(runs: Sequence[Run]) -> tuple[str, str]:

@@ -20,8 +20,9 @@ import numpy as np
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.backend_facts import BATCHED
+from kvbench.cells.backend_facts import BATCHED, MERGED, PRIMED
 from kvbench.cells.cell import Cell
+from kvbench.cells.device_facts import BATCH_MAY_USE_SMS_FROM
 from kvbench.cells.pattern import Pattern
 from kvbench.errors import UsageError, brief
 from kvbench.models.presets import ModelChoice
@@ -46,6 +47,7 @@ _ENGINE_SHAPES: Final = {"blocks": "16,64,256,1024", "block_size": "4KiB,16KiB,3
 # Whether blocks in runs would change the answer, at a few shapes.
 _IN_RUNS: Final = {
     "blocks": "1024", "block_size": "4KiB,16KiB,64KiB", "backend": "merged,sm", "pattern": "runs-8,runs-32",
+    "overlap": "off",
 }  # fmt: skip
 # Swaps of a trace in each direction.
 _TRACE_SWAPS: Final = 60
@@ -132,6 +134,16 @@ def engine_sweep(name: str, axes: Sequence[str]) -> SweepSpec:
     engine_axes = {"direction": ",".join(engine.directions), "stream_state": ",".join(engine.states)}
     fewer = _ENGINE_SHAPES if len(engine.states) > 1 else {}
     return replace(spec, groups=groups).with_axes({**engine_axes, **fewer, **parse_assignments(axes)})
+
+
+def trying_overlap(spec: SweepSpec, driver: int) -> SweepSpec:
+    """Return the sweep with batched copies that leave the SMs to others too, where a driver (13010: CUDA 13.1) may use
+    SMs for them and the sweep does not say whether they do.
+    """
+    able = {BATCHED, MERGED, PRIMED} if driver >= BATCH_MAY_USE_SMS_FROM and spec.device != "cpu" else set()
+    open_groups = [(group, able & {*map(str, group["backend"])}) for group in spec.groups if "overlap" not in group]
+    flagged = [{**group, "backend": (*sorted(names),), "overlap": (True,)} for group, names in open_groups if names]
+    return replace(spec, groups=(*spec.groups, *flagged))
 
 
 def _of_backends(spec: SweepSpec, backends: Collection[str]) -> SweepSpec:

@@ -3,14 +3,14 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import mean, median
 from typing import Any, Final
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison
 from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import Direction, Reuse
-from kvbench.cells.backend_facts import BATCHED
+from kvbench.cells.backend_facts import BATCHED, MERGED
 from kvbench.cells.cell import EQUAL
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.models.geometry import ModelSwap
@@ -29,7 +29,7 @@ from kvbench.tune.figures import (
     losses_as_shuffled,
     merged_from,
 )
-from kvbench.tune.fit import Kind, Point, kind_plain, kind_text, workload_axes
+from kvbench.tune.fit import Kind, Point, driver_of, kind_plain, kind_text, may_take_sms, workload_axes
 from kvbench.tune.model_swaps import Load, TokenLine, loads_of
 from kvbench.tune.rule import MOST_LINES, WORST, Line, Range, SmallestRule, rule_of
 from kvbench.tune.traced import trace_text
@@ -267,6 +267,7 @@ def _further(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
         loss += f"; beyond {TIED.fraction:.0%} or {WORST:.0%} with {MOST_LINES} choices: {kinds}"
     yield _undecided(rule.answers)
     yield loss
+    yield from sms_notes((line.choice for lines in rule.lines.values() for line in lines), runs)
     if parts := [f"{loss:.1%} ({direction})" for direction, loss in losses_as_shuffled(rule, runs).items()]:
         yield f"By the choices for shuffled blocks, these swaps take {', '.join(parts)} longer"
     if call := closest_call(rule):
@@ -281,6 +282,14 @@ def _further(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
     yield from _in_runs(rule, runs)
 
 
+def sms_notes(choices: Iterable[Choice], runs: Sequence[Run]) -> list[str]:
+    """Return a line about choices whose copies the driver of the runs may make with SMs, none without one."""
+    driver = driver_of(runs)
+    names = sorted({choice.backend for choice in choices if may_take_sms(choice, driver)})
+    how = "this driver may copy with SMs, unless overlap=on; kvbench probe engine tells whether it does"
+    return [f"{', '.join(names)}: {how}"] if names else []
+
+
 def _range_of(ratios: Sequence[float]) -> str:
     return f"{two_digits(median(ratios))}x (median; {ends(ratios, lambda ratio: f'{two_digits(ratio)}x')})"
 
@@ -293,7 +302,8 @@ def _in_runs(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
             directions.setdefault(length.blocks, []).append(direction)
         where = ", ".join(f"{blocks} blocks ({', '.join(of_length)})" for blocks, of_length in directions.items())
         gbps = ends([rate for length in lengths.values() for rate in length.gbps], two_digits)
-        yield f"In contiguous runs of at least {where}: merged, {gbps} GB/s, no SMs"
+        sms = "" if may_take_sms(Choice(MERGED), driver_of(runs)) else ", no SMs"
+        yield f"In contiguous runs of at least {where}: merged, {gbps} GB/s{sms}"
 
 
 def _undecided(answers: Sequence[Answer]) -> str:

@@ -44,3 +44,5 @@ def test_newer_drivers_may_copy_a_batch_with_sms(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(visit, "driver_version", lambda version=version: version)
         assert effective_path(Mechanism.BATCHED_COPY, [10.0], 10.0) is path
         assert effective_path(Mechanism.SINGLE_COPIES, [10.0], None) is EffectivePath.COPY_ENGINE
+        asked = effective_path(Mechanism.BATCHED_COPY, [10.0], 10.0, prefer_overlap=True)
+        assert asked is EffectivePath.COPY_ENGINE

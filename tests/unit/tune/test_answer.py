@@ -180,3 +180,18 @@ def test_bad_input_is_one_clear_line(run: Run, options: list[str], message: str)
     assert isinstance(error, UsageError)
     assert message in str(error)
     assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(("api", "batched"), [("13.0", "batched order=any"), ("13.1", "batched order=any overlap=on")])
+def test_with_a_limit_of_sms_no_copy_is_chosen_that_the_driver_may_make_with_sms(
+    tmp_path: Path, api: str, batched: str
+) -> None:
+    flagged = [replace(cell, overlap=True) for cell in cells() if cell.backend == "batched"]
+    records = [*synthetic.ceilings(), *synthetic.rounds([*cells(), *flagged], gbps, noise=0.001)]
+    identity = {**synthetic.info().identity, "cuda_driver_api": api}
+    path = synthetic.write_run(tmp_path / "run", records, synthetic.info(identity=identity))
+    answers = json.loads(output("tune", path, "--json", "--max-sms", "0"))["answers"]
+    assert {answer["choice"] for answer in answers} == {batched}
+    said = "batched: this driver may copy with SMs"
+    assert (said in output("tune", path)) is (api == "13.1")
+    assert said not in output("tune", path, "--max-sms", "0")

@@ -4,7 +4,7 @@ import pytest
 
 from kvbench.models.presets import ModelChoice, presets
 from kvbench.sweep.plan import expand
-from kvbench.tune.search import tuning_sweep
+from kvbench.tune.search import beside_sweep, trying_overlap, tuning_sweep
 from tests.strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS
 
 
@@ -26,3 +26,17 @@ def test_to_compare_loads_with_prefill_fewer_tokens_and_cold_calls_are_measured_
     assert {cell.blocks for cell in cells} == {8192, 2048, 512}
     calls = {(cell.stream_state.value, cell.pause_us) for cell in cells}
     assert calls == {("idle", 0), ("sustained", 0), ("idle", 5000)}
+
+
+@pytest.mark.parametrize("driver", [13_000, 13_010])
+def test_on_newer_drivers_batched_copies_are_also_measured_with_the_overlap_flag(driver: int) -> None:
+    ways = ["batched", "primed", "merged", "per_block", "sm"]
+    spec = trying_overlap(tuning_sweep(ModelChoice(), ["blocks=1024"], ways), driver)
+    cells = expand(spec, H200, H200_BACKENDS).cells
+    expected = {"batched", "merged", "primed"} if driver > 13_000 else set()
+    assert {cell.backend for cell in cells if cell.overlap} == expected
+    assert "sm" in {cell.backend for cell in cells if cell.pattern.run > 1}
+    named = tuning_sweep(ModelChoice(), ["blocks=1024", "overlap=off"], ways)
+    assert trying_overlap(named, driver) == named
+    kernels = beside_sweep("gemm", [], ["sm"])
+    assert trying_overlap(kernels, driver) == kernels
