@@ -1,3 +1,4 @@
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -13,6 +14,8 @@ namespace {
 
 using Submit = nb::typed<nb::callable, nb::object(Stream)>;
 
+using Work = std::optional<nb::typed<nb::callable, nb::object()>>;
+
 using Writable = nb::ndarray<std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 /// `swap` is a Swap or a function that submits; the caller keeps it.
@@ -23,6 +26,15 @@ TimedRegion::Submit submit_of(nb::handle swap) {
   return [swap](Stream stream) {
     const nb::gil_scoped_acquire gil;
     swap(stream);
+  };
+}
+
+/// The caller keeps `work`, and can have released the interpreter.
+TimedRegion::Work work_of(const Work& work) {
+  if (!work) return {};
+  return [&work] {
+    const nb::gil_scoped_acquire gil;
+    (*work)();
   };
 }
 
@@ -82,10 +94,10 @@ void timing(nb::module_& m) {
       .def(nb::init<std::shared_ptr<Driver>, Stream, std::uint64_t>(), "driver"_a, "stream"_a, "busy_delay_ns"_a)
       .def(
           "measure",
-          [](TimedRegion& region, Swap& swap, StreamState state, const Queue& queue) {
-            return region.measure([&](Stream stream) { swap.submit(stream); }, state, queue);
+          [](TimedRegion& region, Swap& swap, StreamState state, const Queue& queue, const Work& work) {
+            return region.measure([&](Stream stream) { swap.submit(stream); }, state, queue, work_of(work));
           },
-          "swap"_a, "state"_a, "queue"_a = Queue{}, nb::call_guard<nb::gil_scoped_release>())
+          "swap"_a, "state"_a, "queue"_a = Queue{}, "work"_a = nb::none(), nb::call_guard<nb::gil_scoped_release>())
       .def(
           "sustained",
           [](TimedRegion& region, const std::vector<Swap*>& swaps, std::size_t few) {
@@ -103,11 +115,11 @@ void timing(nb::module_& m) {
            "Microseconds between two events for which the stream is really busy if a delay of `delay_ns` is requested.")
       .def(
           "measure_python",
-          [](TimedRegion& region, const Submit& submit, StreamState state, const Queue& queue) {
+          [](TimedRegion& region, const Submit& submit, StreamState state, const Queue& queue, const Work& work) {
             // Calling `submit` from here times its launch and little other Python code.
-            return region.measure([&](Stream stream) { submit(stream); }, state, queue);
+            return region.measure([&](Stream stream) { submit(stream); }, state, queue, work_of(work));
           },
-          "submit"_a, "state"_a, "queue"_a = Queue{})
+          "submit"_a, "state"_a, "queue"_a = Queue{}, "work"_a = nb::none())
       .def(
           "sustained_python",
           [](TimedRegion& region, const std::vector<Submit>& swaps, std::size_t few) {

@@ -119,6 +119,23 @@ void a_sample_begins_when_the_events_before_it_are_over() {
   check::equal(driver->records, 5, "opened: the gate too");
 }
 
+void work_is_the_last_before_a_submission_on_an_idle_stream() {
+  const auto driver = std::make_shared<CountingDriver>();
+  const OwnedStream stream(driver);
+  TimedRegion region(driver, stream.handle(), 1000);
+  for (const StreamState state : {StreamState::idle, StreamState::opened, StreamState::busy, StreamState::gated}) {
+    int records_at_work = -1;
+    driver->records = 0;
+    region.measure(
+        [&](Stream) {
+          const bool pending = state == StreamState::busy || state == StreamState::gated;
+          check::that(records_at_work >= 0, "the work comes before the submission");
+          check::equal(records_at_work, pending ? 0 : driver->records, "events recorded before the work");
+        },
+        state, {}, [&] { records_at_work = driver->records; });
+  }
+}
+
 void a_sample_leaves_out_what_was_on_the_stream_before() {
   Bench bench;
   TimedRegion region(bench.driver, bench.stream.handle(), 1000);
@@ -392,6 +409,8 @@ int main() {
       {"a swap behind a gate waits for it", a_swap_behind_a_gate_waits_for_it},
       {"an idle sample asks only for its own end", an_idle_sample_asks_only_for_its_own_end},
       {"a sample begins when the events before it are over", a_sample_begins_when_the_events_before_it_are_over},
+      {"work is the last before a submission on an idle stream",
+       work_is_the_last_before_a_submission_on_an_idle_stream},
       {"a sample leaves out what was on the stream before", a_sample_leaves_out_what_was_on_the_stream_before},
       {"a chain is divided by the swaps that it has more", a_chain_is_divided_by_the_swaps_that_it_has_more},
       {"CPU time leaves out what a submission slept", cpu_time_leaves_out_what_a_submission_slept},

@@ -109,8 +109,11 @@ Sample TimedRegion::timed_behind(const OwnedEvent& start, Sample sample, const S
   return sample;
 }
 
-Sample TimedRegion::take(const Submit& submit, StreamState state, const Queue& queue, std::span<const Stream> lanes) {
+Sample TimedRegion::take(const Submit& submit, StreamState state, const Queue& queue, const Work& work,
+                         std::span<const Stream> lanes) {
   const Stream first = lanes.front();
+  const bool pending = state == StreamState::busy || state == StreamState::gated;
+  if (work && pending) work();  // later, it would outlast the delay
   if (state == StreamState::busy) {
     const Stream measured = lanes[queue.depth % lanes.size()];
     const Sample opened = open_busy(submit, queue, lanes, measured);
@@ -124,16 +127,17 @@ Sample TimedRegion::take(const Submit& submit, StreamState state, const Queue& q
   }
   open_idle(first);
   if (state == StreamState::opened) open_gate(first);
+  if (work) work();
   return timed_at_once(submit, first);
 }
 
-Sample TimedRegion::measure(const Submit& submit, StreamState state, const Queue& queue) {
+Sample TimedRegion::measure(const Submit& submit, StreamState state, const Queue& queue, const Work& work) {
   check(state, queue);
   const std::span<const Stream> used = lanes(queue.streams);
   try {
     driver_->bind_thread();  // the code between two swaps can make another device current
     driver_->synchronize(used.front());
-    const Sample sample = take(submit, state, queue, used);
+    const Sample sample = take(submit, state, queue, work, used);
     for (const Stream lane : used) driver_->synchronize(lane);
     return sample;
   } catch (...) {

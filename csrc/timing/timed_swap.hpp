@@ -45,13 +45,16 @@ class TimedRegion {
  public:
   /// Turns the caller's arrays into work on the given stream, and does not wait for it.
   using Submit = std::function<void(Stream)>;
+  /// What the thread does before a swap, as an engine's thread between two steps.
+  using Work = std::function<void()>;
 
   /// `busy_delay_ns`: length of the delay before a busy sample. `stream` is the first stream of a queue's pool.
   TimedRegion(std::shared_ptr<Driver> driver, Stream stream, std::uint64_t busy_delay_ns);
 
-  /// Times one swap after `queue`; waits for the completion of both. Throws std::invalid_argument for a queue on an
-  /// idle stream.
-  Sample measure(const Submit& submit, StreamState state, const Queue& queue = {});
+  /// Times one swap after `queue`; waits for the completion of both. On an idle or opened stream, `work` is the last
+  /// before the submission: calls of the driver between them would prepare it, and an engine makes none. Throws
+  /// std::invalid_argument for a queue on an idle stream.
+  Sample measure(const Submit& submit, StreamState state, const Queue& queue = {}, const Work& work = {});
 
   /// Times what one more swap takes if swaps follow each other without a delay or a wait: a chain of the first `few`
   /// of `swaps` against a chain of all others, each waited for at its end. The thread prepares and submits a swap while
@@ -70,7 +73,8 @@ class TimedRegion {
   Sample timed_at_once(const Submit& submit, Stream stream);
   /// Times a swap from when `start` retires, which pending work holds up; `sample` is what is known before.
   Sample timed_behind(const OwnedEvent& start, Sample sample, const Submit& submit, Stream stream);
-  Sample take(const Submit& submit, StreamState state, const Queue& queue, std::span<const Stream> lanes);
+  Sample take(const Submit& submit, StreamState state, const Queue& queue, const Work& work,
+              std::span<const Stream> lanes);
   /// Submits `swaps` one after the other to the idle stream; the times are for all of them until the last completes.
   Sample chain(std::span<const Submit> swaps, Stream stream);
   /// Submits the queue after a delay on every lane, then the start event on the lane of the measured swap; returns

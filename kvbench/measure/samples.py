@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
@@ -298,18 +299,22 @@ def take_one(
 ) -> AnySample:
     """Take a sample of the swap of the next blocks, by default without a queue and without a pause."""
     workload.advance()
-    if pause_us:
-        _work_for(pause_us)
-    sample = _timed(bench.region, prepared, state, queue or Queue())
+    sample = _timed(bench.region, prepared, state, queue or Queue(), partial(_work_for, pause_us) if pause_us else None)
     swap = prepared.swap
     return swap.timed(sample, state.swap_clock) if isinstance(swap, LayeredSwap) else sample
 
 
-def _timed(region: TimedRegion, prepared: PreparedSwap, state: StreamState, queue: Queue) -> Sample:
+def _timed(
+    region: TimedRegion,
+    prepared: PreparedSwap,
+    state: StreamState,
+    queue: Queue,
+    work: Callable[[], object] | None = None,
+) -> Sample:
     swap = prepared.swap
     if isinstance(swap, Swap):
-        return region.measure(swap, STREAM_STATES[state], queue)
-    return region.measure_python(swap.submit, STREAM_STATES[state], queue)
+        return region.measure(swap, STREAM_STATES[state], queue, work)
+    return region.measure_python(swap.submit, STREAM_STATES[state], queue, work)
 
 
 def _work_for(pause_us: int) -> None:

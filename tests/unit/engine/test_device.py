@@ -519,6 +519,35 @@ def test_the_time_of_a_swap_from_python_includes_its_whole_submission(bench: Ben
     assert sample.cpu_us < 0.5e6 * pause_s  # a thread that sleeps takes no CPU time
 
 
+@pytest.mark.parametrize("state", [StreamState.IDLE, StreamState.BUSY])
+def test_work_comes_before_the_swap_and_is_no_part_of_it(bench: Bench, state: StreamState) -> None:
+    ends_s: list[float] = []
+    swaps: list[int] = []
+
+    def work() -> None:
+        time.sleep(0.05)
+        assert not swaps
+        ends_s.append(time.perf_counter())
+
+    def since_work_us() -> float:
+        return 1e6 * (time.perf_counter() - ends_s.pop())
+
+    measured = bench.region.measure_python(swaps.append, STREAM_STATES[state], Queue(), work)
+    assert measured.wall_us <= since_work_us()
+    assert swaps.pop() == bench.stream.handle
+    compiled = bench.region.measure(bench.per_block(*row(2)), STREAM_STATES[state], Queue(), work)
+    assert compiled.wall_us <= since_work_us()
+
+
+def test_an_error_of_the_work_before_a_swap_is_raised(bench: Bench) -> None:
+    def refuse() -> None:
+        raise LookupError("no step")
+
+    with pytest.raises(LookupError, match="no step"):
+        bench.region.measure(bench.per_block(*row(2)), IDLE, Queue(), refuse)
+    assert isinstance(bench.region.measure(bench.per_block(*row(2)), IDLE), Sample)
+
+
 def test_an_error_of_a_submission_from_python_is_raised(bench: Bench) -> None:
     def refuse(stream: int) -> None:
         raise LookupError(f"not on {stream}")
