@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison
 from kvbench.analysis.margins import TIED
-from kvbench.cells.axes import Direction, Reuse
+from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.backend_facts import BATCHED, MERGED
 from kvbench.cells.cell import EQUAL
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
@@ -74,7 +74,9 @@ def headline(rule: SmallestRule, runs: Sequence[Run], rows: int = ROWS) -> list[
     beside = f" ({BATCHED} in parentheses)" if any(at.batched for pair in known.values() for at in pair) else ""
     figures = f"Figures: {shape_text(usual[0])} in us, {shape_text(usual[1])} in GB/s{beside}"
     lines = [*origin(runs), figures]
-    uses = [_use(kind, of_kind, *known[kind], usual) for kind, of_kind in rule.lines.items()]
+    # By state, so that a few lines of the answer hold both directions.
+    by_state = sorted(rule.lines.items(), key=lambda line: [*StreamState].index(line[0][1]))
+    uses = [_use(kind, of_kind, *known[kind], usual) for kind, of_kind in by_state]
     whole = [f"{head}: {', '.join(parts)}; {numbers}" for head, parts, numbers in uses]
     further = [*_further(rule, runs)]
     fit = terminal_rows([*lines, *whole, further[0]]) <= rows

@@ -18,7 +18,7 @@ from kvbench.models.presets import ModelChoice
 from kvbench.report.build import report_of
 from kvbench.report.charts.palette import STROKES, ink_of, is_hollow, spokes_of
 from kvbench.report.charts.plot import LinePlot
-from kvbench.report.document import render_markdown
+from kvbench.report.document import render_markdown, snippet
 from kvbench.report.model import Report
 from kvbench.report.sections import COMPARISON, SECTIONS
 from kvbench.results import Note, Record, Run, Visit
@@ -174,6 +174,12 @@ def test_the_markdown_is_that_of_the_golden_file(report: Report) -> None:
     if REMAKE:
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text()
+
+
+def test_the_answer_for_a_chat_has_five_lines_and_both_directions(report: Report) -> None:
+    lines = snippet(report, "chat").splitlines()
+    assert len(lines) == 5
+    assert {line.split()[0] for line in lines} >= {"h2d", "d2h"}
 
 
 def test_the_page_has_the_text_of_the_report_in_the_same_order(report: Report) -> None:
