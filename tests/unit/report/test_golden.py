@@ -176,8 +176,8 @@ def test_the_markdown_is_that_of_the_golden_file(report: Report) -> None:
     assert text == GOLDEN.read_text()
 
 
-def test_the_answer_for_a_chat_has_five_lines_and_both_directions(report: Report) -> None:
-    lines = snippet(report, "chat").splitlines()
+def test_the_answer_for_a_chat_has_five_lines_and_both_directions(tmp_path: Path) -> None:
+    lines = snippet(report_of([everything(tmp_path)]), "chat").splitlines()
     assert len(lines) == 5
     assert {line.split()[0] for line in lines} >= {"h2d", "d2h"}
 
