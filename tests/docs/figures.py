@@ -13,7 +13,7 @@ import pandas as pd
 from kvbench.analysis.margins import KNEE
 from kvbench.cells.axes import Direction
 from kvbench.report.document import table_text
-from kvbench.report.numbers import figure, size
+from kvbench.report.numbers import count, figure, size
 from kvbench.report.sections.machines import machines_table
 from kvbench.report.view import views_of
 from kvbench.results import Run, load_run
@@ -157,8 +157,8 @@ def _limit() -> str:
     return (
         f"**Small scattered blocks are limited by address translation, not by the link.** With all SMs, the "
         f"highest rate is {swap.limit_blocks_per_s / 1e6:.0f} million scattered blocks a second. Blocks below "
-        f"{large_gbps * 1e9 / swap.limit_blocks_per_s / 1024:.1f} KiB cannot fill the link: 1 KiB blocks reach "
-        f"{figure(swap.gbps)} GB/s. ([Run]({_LINK}/runs/engine))"
+        f"{large_gbps * 1e9 / swap.limit_blocks_per_s / 1024:.1f} KiB cannot fill the link: with {swap.sms:.0f} SMs, "
+        f"{count(swap.blocks)} blocks of 1 KiB move at {figure(swap.gbps)} GB/s. ([Run]({_LINK}/runs/engine))"
     )
 
 
