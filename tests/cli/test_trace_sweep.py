@@ -11,8 +11,8 @@ from kvbench.results import Visit, load_run
 from kvbench.results.rundir import visits_that_count
 from kvbench.sweep.swap_file import Header, Swap, write_trace
 from tests.command import kvbench_here, refused, succeeds
+from tests.data.freeze import FOLDER as FROZEN
 
-COMMITTED = Path(__file__).parents[2] / "reports/nvidia-h200-2026-11-22/runs/quick-first"
 ON_CPU = ("--device=cpu", "-a", "pool=8MiB", "--rounds=2")
 
 
@@ -118,7 +118,7 @@ def test_orders_of_allocation_are_compared_by_replayed_times(folder: Path) -> No
     assert text.count("as merged copies: ") == 2 * len(orders)
     for model, run, said in (
         ("llama-3-8b", "mla", "--run mla: its descriptors have 18432 bytes, those of this trace 32768;"),
-        ("deepseek-v2-lite", str(COMMITTED), "has no swaps of a trace by merged; measure them with"),
+        ("deepseek-v2-lite", str(FROZEN / "h200-first"), "has no swaps of a trace by merged; measure them with"),
         ("deepseek-v2-lite", "none", "none is not a run directory"),
     ):
         assert said in refused("trace", "compare", *cache, model, "--run", run, cwd=folder)

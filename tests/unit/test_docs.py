@@ -18,9 +18,9 @@ from kvbench.cli.main import app
 from kvbench.engine.faults import KINDS, NO_BATCH
 from kvbench.errors import ExitCode
 from kvbench.gate.judgement import GateVerdict
-from kvbench.gate.rules import QUANTITIES, load_rules
+from kvbench.gate.rules import QUANTITIES, check_rules, load_rules, shipped_rules
 from kvbench.policy import load_policy
-from kvbench.results import COLUMNS, RunInfo
+from kvbench.results import COLUMNS, RunInfo, load_run
 from kvbench.results.columns import SAMPLE_COLUMNS
 from kvbench.results.schema import EffectivePath
 from kvbench.sweep.config import load_config, shipped_configs
@@ -222,6 +222,24 @@ def test_a_documented_file_can_be_read(
     (block,) = re.findall(rf"^```toml\n({start}.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE)
     (tmp_path / "mine.toml").write_text(block)
     assert len(read(tmp_path / "mine.toml")) == block.count(table)
+
+
+def example_rules() -> str:
+    (block,) = re.findall(r"^```toml\n(config = .*?)^```", (HOW_TO / "gate.md").read_text(), re.DOTALL | re.MULTILINE)
+    return str(block)
+
+
+@pytest.mark.parametrize("rules", ["shipped", "of the page"])
+def test_the_shipped_rules_and_those_of_the_page_hold_on_the_committed_runs(tmp_path: Path, rules: str) -> None:
+    (tmp_path / "rules.toml").write_text(example_rules())
+    wanted = load_rules(shipped_rules() if rules == "shipped" else tmp_path / "rules.toml")
+    assert wanted.config is not None
+    runs = sorted((ROOT / "reports").glob(f"*/runs/{wanted.config}"))
+    assert runs
+    for path in runs:
+        report = check_rules(load_run(path), wanted)
+        assert report.verdict is GateVerdict.PASS, report.rows[0]
+        assert not report.warnings
 
 
 def test_every_fault_is_documented_with_its_text() -> None:

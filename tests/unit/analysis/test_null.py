@@ -1,27 +1,20 @@
-"""Real null data: two committed runs of one build. Their cells differ by nothing but chance and what a host does."""
+"""Real null data: two runs of one build. Their cells differ by nothing but chance and what a host does."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from kvbench.analysis.compare import Verdict, Visits, compare_apart, compare_pairs
 from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN
 from kvbench.results import Run, load_run
+from tests.data.freeze import FOLDER as FROZEN
 
-REPORTS = Path(__file__).parents[3] / "reports"
-PAIRS = sorted(again.parent for again in REPORTS.glob("*/runs/quick-again"))
 FALSE = (Verdict.FASTER, Verdict.SLOWER)
 
 
-def test_the_reports_have_pairs_of_runs() -> None:
-    assert PAIRS
-
-
-@pytest.fixture(scope="module", params=PAIRS, ids=lambda folder: folder.parent.name)
-def runs(request: pytest.FixtureRequest) -> tuple[Run, Run]:
-    first, second = (load_run(request.param / name) for name in ("quick-first", "quick-again"))
-    return first, second
+@pytest.fixture(scope="module")
+def runs() -> tuple[Run, Run]:
+    return load_run(FROZEN / "h200-first"), load_run(FROZEN / "h200-again")
 
 
 @pytest.fixture(scope="module")
