@@ -10,9 +10,9 @@ from kvbench.backends.sm import Sm
 from kvbench.cells.axes import DEFAULT_ORDER, Direction, Order, StreamState
 from kvbench.cells.backend_facts import AUTO, PRIMED, SM
 from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.units import KIB
 from kvbench.engine.device import DIRECTIONS, Device, copier_swap
 from kvbench.policy import NO_POLICY, Choice, Policy, Table
-from kvbench.units import KIB
 
 # Without a policy: the smallest rule of the engine runs of an H200 and an H100 (reports/) is one line, `sm` with its
 # default SM counts. For blocks larger than there, copies that take no SM lose little.

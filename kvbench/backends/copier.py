@@ -15,10 +15,10 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES
 from kvbench.cells.kernel_shape import KernelShape
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
+from kvbench.cells.units import KIB
 from kvbench.engine.device import DIRECTIONS, BatchOptions, BlockCopier, CopyTable, CopyWay, Device
 from kvbench.policy import SERVING, Choice, Policy, Table
 from kvbench.sweep.plan import with_usual
-from kvbench.units import KIB
 
 # Stream states that say whether something is pending when a list comes.
 _STATES: Final = {StreamState.IDLE: False, StreamState.GATED: True}

@@ -12,10 +12,10 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import DeviceFacts
 from kvbench.cells.kernel_shape import MAX_SHARED_BYTES, RULE, KernelShape
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
+from kvbench.cells.units import KIB
 from kvbench.engine.device import DIRECTIONS, Device, SmKernel, SmMethod, sm_copy, sm_copy_tensors
 from kvbench.engine.nvrtc import cached_cubin
 from kvbench.errors import UsageError
-from kvbench.units import KIB
 
 # How the descriptor list reaches the kernel. Up to the limit in csrc it is passed with the launch, which saves a read
 # over the link. A longer list is read in place, ahead of the bytes: an upload was never measurably faster, up to

@@ -7,8 +7,8 @@ from enum import StrEnum
 from typing import Final
 
 from kvbench.cells.pattern import Pattern
+from kvbench.cells.units import KIB, format_size, parse_size
 from kvbench.errors import UsageError, brief
-from kvbench.units import KIB, format_size, parse_size
 
 MAX_AXIS_VALUES: Final = 10_000
 MOST_LAYERS: Final = 1024

@@ -29,9 +29,9 @@ from kvbench.cells.axis import (
 from kvbench.cells.device_facts import HARDWARE_QUEUES
 from kvbench.cells.kernel_shape import RULE, KernelShape
 from kvbench.cells.pattern import AS_PATTERN, CONTIGUOUS, DESCENDING, SHUFFLED, Pattern
+from kvbench.cells.units import KIB
 from kvbench.errors import UsageError, brief
 from kvbench.text import hint
-from kvbench.units import KIB
 
 EQUAL: Final = "equal"
 AxisTexts = dict[str, str | None]

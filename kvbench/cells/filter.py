@@ -9,9 +9,9 @@ from typing import Final
 
 from kvbench.cells.axis import Axis, AxisValue, size
 from kvbench.cells.cell import AXES, Cell
+from kvbench.cells.units import parse_size
 from kvbench.errors import UsageError, brief
 from kvbench.text import hint, located
-from kvbench.units import parse_size
 
 SWAP_BYTES: Final = Axis(
     "bytes per swap: blocks x block size", "2GiB", parse_size, size, ranged=True, name="swap_bytes", field="swap_bytes"

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvbench.units import format_size, parse_size
+from kvbench.cells.units import format_size, parse_size
 
 RULE: Final = "rule"
 # A kernel of the backend triton in runs of kvbench 0.1; no backend has it now.

@@ -6,7 +6,7 @@ from typing import Final
 from kvbench.cells.axes import Direction, Neighbour, Order, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import unfit_sides
-from kvbench.units import MIB, format_size
+from kvbench.cells.units import MIB, format_size
 
 # After swaps of this many bytes, neither the GPU's L2 (60 MiB on an H200) nor the host's last-level cache (300 MiB on
 # the measured hosts) still holds the first blocks.

@@ -37,10 +37,10 @@ def _configs() -> list[dict[str, str]]:
     """Describe the configs, each with its estimated time on a typical GPU with all engines; starts no worker."""
     from kvbench.backends.base import facts_of
     from kvbench.cells.device_facts import DeviceFacts
+    from kvbench.cells.units import format_duration
     from kvbench.sweep.config import load_config, shipped_configs
     from kvbench.sweep.installed import installed
     from kvbench.sweep.plan import expand
-    from kvbench.units import format_duration
 
     usual = DeviceFacts("cuda:0", "cuda", "a GPU", 132, 80 << 30, 80 << 30, "cuMemcpyBatchAsync", 227 << 10)
     known = installed()[0].items()

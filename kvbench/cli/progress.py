@@ -15,13 +15,13 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from kvbench.cells.units import format_duration, gigabytes_per_second, rough_size
 from kvbench.results import Failure, Note, Record, Visit
 from kvbench.run.execution import Observer, Outcome
 from kvbench.run.progress import ReportedFailures
 from kvbench.run.protocol import Opened
 from kvbench.sweep.plan import Plan, PlannedVisit
 from kvbench.text import counted, printable, wrapped
-from kvbench.units import format_duration, gigabytes_per_second, rough_size
 
 PLAIN_EVERY_S = 10.0
 SHOWN_CELLS = 20

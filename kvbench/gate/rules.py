@@ -19,13 +19,13 @@ from kvbench.analysis.curves import MIN_HEIGHT, find_cliff
 from kvbench.analysis.intervals import median_interval
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.filter import Filter, parse_filters
+from kvbench.cells.units import format_size
 from kvbench.errors import MismatchError, UsageError, brief
 from kvbench.files import read_toml, shipped_folder
 from kvbench.gate.judgement import GateVerdict, Row, worst
 from kvbench.results import CellRecord, Run
 from kvbench.results.columns import TIMES
 from kvbench.text import NAME_PATTERN, check_keys, convert, located
-from kvbench.units import format_size
 
 # name in a rule -> column of the summary
 QUANTITIES: Final = {"gbps": "gbps", "ceiling_share": "ceiling_share", **{name: f"{name}_median" for name in TIMES}}

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, Final
 
 from kvbench.cells.device_facts import DeviceFacts, plain_device
+from kvbench.cells.units import MIB, format_size
 from kvbench.errors import UsageError
-from kvbench.units import MIB, format_size
 
 _FREE_ENOUGH_BYTES: Final = 4096 * MIB
 _BUSY_PERCENT: Final = 5

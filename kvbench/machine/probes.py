@@ -10,8 +10,8 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from kvbench.cells.device_facts import HARDWARE_QUEUES
+from kvbench.cells.units import KIB
 from kvbench.machine.sources import Json, Machine, Scalar, Sources, UnavailableError
-from kvbench.units import KIB
 
 _NODES: Final = "sys/devices/system/node"
 # Values of NVML's enumerations.

@@ -19,13 +19,13 @@ from kvbench.backends.base import Backend, PreparedSwap, SwapRequest, another
 from kvbench.cells.axes import Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.cells.locality import opposite, region_bytes
+from kvbench.cells.units import gigabytes_per_second
 from kvbench.engine.device import Device, Event, Stream, Swap, SwapLoop
 from kvbench.errors import KvbenchError
 from kvbench.measure.layout import lay_out
 from kvbench.measure.workload import Pools, Workload
 from kvbench.policy import Policy
 from kvbench.results.schema import Beside
-from kvbench.units import gigabytes_per_second
 
 # Work kept on the stream ahead of what runs, and its maximum in iterations: a driver's queue has room for about a
 # thousand operations, and a full queue also blocks the thread of the swaps.

@@ -15,6 +15,7 @@ from kvbench.cells.axes import Neighbour, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.layers import layer_blocks, layer_tensors
 from kvbench.cells.locality import most_sets
+from kvbench.cells.units import gigabytes_per_second
 from kvbench.engine.device import STREAM_STATES, Device, Event, Queue, Sample, Swap, TimedRegion
 from kvbench.engine.memory import SwapMemory, TensorGrid
 from kvbench.measure.bench import Bench
@@ -24,7 +25,6 @@ from kvbench.measure.workload import Workload
 from kvbench.results.schema import Beside, StopReason
 from kvbench.sweep.estimate import BUSY_TWINS, CHAIN, LEAST_BESIDE_S, SHORT_CHAIN, WATCHED_SHARE, submissions
 from kvbench.sweep.spec import Sampling
-from kvbench.units import gigabytes_per_second
 
 AnySample = Sample | FlowSample
 TakeOne = Callable[[], AnySample]

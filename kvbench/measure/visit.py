@@ -13,6 +13,7 @@ from kvbench.cells.axes import Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import BATCH_MAY_USE_SMS_FROM
 from kvbench.cells.layers import TRACE
+from kvbench.cells.units import gigabytes_per_second
 from kvbench.engine.device import Event
 from kvbench.engine.faults import Fault
 from kvbench.engine.nvrtc import driver_version
@@ -25,7 +26,6 @@ from kvbench.measure.workload import VerificationError, Workload
 from kvbench.results.schema import Beside, EffectivePath, Samples, Visit
 from kvbench.run.protocol import MeasureCell
 from kvbench.sweep.estimate import BUSY_TWINS
-from kvbench.units import gigabytes_per_second
 
 ORDER_DELAY_US: Final = 20_000
 # How much faster than the best large copies a swap may be. Copies of the device cpu can stay in its caches, and a

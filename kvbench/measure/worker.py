@@ -16,6 +16,7 @@ from kvbench.backends.base import backend_named, facts_of, is_own
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.layers import TRACE
+from kvbench.cells.units import rough_size
 from kvbench.engine.device import (
     SOURCE_HASH,
     Device,
@@ -42,7 +43,6 @@ from kvbench.results.schema import CLAIMED, Ceiling, Control, Failure, FailureKi
 from kvbench.run import protocol
 from kvbench.sweep.replay_spec import Replay
 from kvbench.sweep.replay_swaps import chunk, selected
-from kvbench.units import rough_size
 
 # Delays measured when a device is opened: none, the one of `primed`, and a long one.
 DELAYS_US: Final = (0, 2, 200)

@@ -6,6 +6,7 @@ import sys
 import msgspec
 
 from kvbench.cells.axes import Direction
+from kvbench.cells.units import KIB, MIB
 from kvbench.engine.device import EngineError, Stream, die_with_parent, open_device
 from kvbench.engine.faults import parse_faults
 from kvbench.errors import KvbenchError
@@ -13,7 +14,6 @@ from kvbench.machine.observation import identity
 from kvbench.probe.common import HEALTH, MODULES, ProbeFinding, Unanswered
 from kvbench.probe.probe_bench import Blocks, ProbeBench
 from kvbench.probe.registration import RegistrationRefusedError
-from kvbench.units import KIB, MIB
 
 
 def _probe(name: str, device: str, fault: str) -> ProbeFinding | Unanswered:

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 
 from kvbench.cells.axes import Direction
+from kvbench.cells.units import KIB
 from kvbench.probe.common import ProbeFinding, Unanswered
 from kvbench.probe.probe_bench import Arrays, Blocks, ProbeBench
-from kvbench.units import KIB
 
 _GUARDED_COUNTS = (1, 64, 4096)
 

@@ -5,10 +5,10 @@ from contextlib import suppress
 from typing import Final
 
 from kvbench.cells.axes import Direction
+from kvbench.cells.units import KIB
 from kvbench.engine.device import EngineError, begin_capture, end_capture
 from kvbench.probe.common import ProbeFinding
 from kvbench.probe.probe_bench import Blocks, ProbeBench
-from kvbench.units import KIB
 
 # The driver's handles: CU_STREAM_LEGACY, which is also what 0 means, and CU_STREAM_PER_THREAD.
 _LEGACY, _PER_THREAD = 0, 2

@@ -4,11 +4,11 @@ from functools import partial
 from typing import Final
 
 from kvbench.cells.axes import Direction
+from kvbench.cells.units import MIB
 from kvbench.engine.device import DIRECTIONS, Buffer, MemoryKind, copy
 from kvbench.machine.sources import Sources, open_machine, reason_of
 from kvbench.probe.common import ProbeFinding
 from kvbench.probe.probe_bench import ProbeBench
-from kvbench.units import MIB
 
 _BYTES: Final = 16 * MIB
 

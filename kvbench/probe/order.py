@@ -3,10 +3,10 @@
 from typing import Final
 
 from kvbench.cells.axes import Direction, Order
+from kvbench.cells.units import KIB
 from kvbench.engine.device import DIRECTIONS, Buffer, MemoryKind
 from kvbench.probe.common import ProbeFinding
 from kvbench.probe.probe_bench import Blocks, ProbeBench
-from kvbench.units import KIB
 
 _SHAPES: Final = ((1, 64 * KIB), (64, 4 * KIB), (64, 64 * KIB), (1024, 4 * KIB))
 _MARK: Final = 0x5A

@@ -8,13 +8,13 @@ from typing import Final
 
 from kvbench.cells.axes import Direction, Order
 from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES
+from kvbench.cells.units import KIB, MIB, size_text
 from kvbench.engine.device import Event, Stream
 from kvbench.engine.nvrtc import cached_cubin
 from kvbench.errors import KvbenchError
 from kvbench.machine.observation import identity
 from kvbench.probe.common import ProbeFinding, Unanswered
 from kvbench.probe.probe_bench import Arrays, Blocks, ProbeBench
-from kvbench.units import KIB, MIB, size_text
 
 _BLOCKS: Final = 256
 _STEP: Final = 512

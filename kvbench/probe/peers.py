@@ -4,10 +4,10 @@ from statistics import median
 from typing import Final
 
 from kvbench.cells.axes import Direction
+from kvbench.cells.units import KIB, gigabytes_per_second
 from kvbench.engine.device import Event
 from kvbench.probe.common import ProbeFinding
 from kvbench.probe.probe_bench import Blocks, ProbeBench
-from kvbench.units import KIB, gigabytes_per_second
 
 _ALIGNMENTS: Final = (16, 4, 1)
 # At 4 KiB the CPU's copy takes hardly longer than a descriptor (driver 580), so that the paths look alike.

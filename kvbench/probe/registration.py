@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from kvbench.cells.axes import Direction
+from kvbench.cells.units import MIB, rough_size, size_text
 from kvbench.engine.device import (
     DIRECTIONS,
     Buffer,
@@ -25,7 +26,6 @@ from kvbench.machine.probes import available_bytes
 from kvbench.machine.sources import Sources
 from kvbench.probe.common import ProbeFinding, Unanswered
 from kvbench.probe.probe_bench import ProbeBench, arrays_of
-from kvbench.units import MIB, rough_size, size_text
 
 _LARGEST: Final = {"cuda": 8192 * MIB, "cpu": 64 * MIB}
 _THREADS: Final = (1, 8, 32)

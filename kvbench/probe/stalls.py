@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 
 from kvbench.cells.axes import Direction
+from kvbench.cells.units import KIB, MIB, rough_size
 from kvbench.probe.common import ProbeFinding, Unanswered
 from kvbench.probe.probe_bench import Arrays, Blocks, ProbeBench
 from kvbench.probe.registration import Pages, RegistrationRefusedError, spare_bytes
-from kvbench.units import KIB, MIB, rough_size
 
 _PINNED: Final = {"cuda": 4096 * MIB, "cpu": 16 * MIB}
 _ROUNDS: Final = 3

@@ -4,7 +4,7 @@ import math
 import re
 from typing import Final
 
-from kvbench.units import parse_size, size_text, two_digits
+from kvbench.cells.units import parse_size, size_text, two_digits
 
 TIMES: Final = "\N{MULTIPLICATION SIGN}"
 ABSENT: Final = "\N{EN DASH}"

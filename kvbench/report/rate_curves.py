@@ -11,6 +11,7 @@ import pandas as pd
 
 from kvbench.analysis.curves import Cliff, find_cliff, knee
 from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
+from kvbench.cells.units import two_digits
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, PlotRoof
 from kvbench.report.model import Chart
 from kvbench.report.numbers import bytes_size, count, noun
@@ -18,7 +19,6 @@ from kvbench.report.tables import chart_text, includes, label_of, line_of, main_
 from kvbench.report.view import DIRECTIONS, SERIES, STATES, Pinned, View, by_direction, ceiling_of, fullest, pin, where
 from kvbench.results.schema import EffectivePath
 from kvbench.text import a_stream, ends
-from kvbench.units import two_digits
 
 MIN_SIZES: Final = 4
 MIN_COUNTS: Final = 3

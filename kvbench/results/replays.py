@@ -11,10 +11,10 @@ import pandas as pd
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.layers import TRACE
+from kvbench.cells.units import gigabytes_per_second
 from kvbench.errors import UsageError
 from kvbench.results.rundir import Run
 from kvbench.results.schema import Failure, Visit
-from kvbench.units import gigabytes_per_second
 
 
 def trace_of(run: Run) -> Mapping[str, Any] | None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 
 import msgspec
 
+from kvbench.cells.units import gigabytes_per_second
 from kvbench.errors import RunDirectoryError, StorageError, UsageError, brief
 from kvbench.files import open_regular, raise_if_no_room, read_capped, sync_folder, write_whole
 from kvbench.results.journal import MAX_JOURNAL_BYTES, MAX_LINE_BYTES, JournalWriter, Position, read_lines
@@ -35,7 +36,6 @@ from kvbench.results.schema import (
     names_what_is_gone,
 )
 from kvbench.text import printable, printable_tree
-from kvbench.units import gigabytes_per_second
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 import msgspec
 
 from kvbench.cells.pattern import SHUFFLED, Pattern, Tensors
-from kvbench.units import format_size
+from kvbench.cells.units import format_size
 
 MOST_SWAPS: Final = 10_000
 # The longest time that the swaps of one direction may be apart in a replay at the times of the trace.

@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from kvbench.cells.backend_facts import MERGED
+from kvbench.cells.units import parse_size
 from kvbench.cli.options import NO_OPTIONS, Command, FromStruct, Group, with_struct_options
 from kvbench.cli.tables import print_rows
 from kvbench.errors import UsageError
@@ -16,7 +17,6 @@ from kvbench.models.presets import ModelChoice
 from kvbench.sweep.replay_spec import RUNS_BY, RUNS_OF, SIDES
 from kvbench.text import printable
 from kvbench.traces.simulate import Allocator, CacheSettings, StorePolicy
-from kvbench.units import parse_size
 
 if TYPE_CHECKING:
     from kvbench.results.replays import SwapCost

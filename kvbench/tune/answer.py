@@ -10,6 +10,7 @@ from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.backend_facts import BATCHED
+from kvbench.cells.units import gigabytes_per_second
 from kvbench.errors import UsageError, brief
 from kvbench.policy import Choice
 from kvbench.results import CellRecord, Run
@@ -30,7 +31,6 @@ from kvbench.tune.fit import (
     typical,
 )
 from kvbench.tune.traced import in_contention, trace_parts
-from kvbench.units import gigabytes_per_second
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,13 +14,13 @@ from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction
 from kvbench.cells.backend_facts import BATCHED, NO_CHOICES
+from kvbench.cells.units import size_text, two_digits
 from kvbench.errors import UsageError
 from kvbench.policy import Choice
 from kvbench.results import Run
 from kvbench.results.cost import Cost, costs_of
 from kvbench.results.frame import whole
 from kvbench.tune.fit import choice_of, machine_of, one_workload, preference
-from kvbench.units import size_text, two_digits
 
 
 class Shape(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Final
 from kvbench.analysis.margins import KNEE, TIED
 from kvbench.cells.axes import StreamState
 from kvbench.cells.backend_facts import EngineSetting
+from kvbench.cells.units import size_text
 from kvbench.errors import UsageError
 from kvbench.policy import Choice
 from kvbench.results import Run
@@ -20,7 +21,6 @@ from kvbench.tune.answer import Answer
 from kvbench.tune.beside import answers_beside
 from kvbench.tune.fit import sms_of
 from kvbench.tune.text import machine_text, workload_text
-from kvbench.units import size_text
 
 _LEAST_SHAPES: Final = 10
 _OFFERED_FROM: Final = 0.9  # share of the shapes at which an SM count must have been measured

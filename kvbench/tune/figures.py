@@ -11,6 +11,7 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.backend_facts import BATCHED, MERGED
 from kvbench.cells.pattern import SHUFFLED
+from kvbench.cells.units import KIB, gigabytes_per_second
 from kvbench.errors import UsageError
 from kvbench.policy import Choice
 from kvbench.results import Run
@@ -21,7 +22,6 @@ from kvbench.tune.answer import Answer, by_kind
 from kvbench.tune.fit import Kind, Point, candidates, contests_of, decide_all, kind_plain, typical, workload_axes
 from kvbench.tune.rule import Line, SmallestRule
 from kvbench.tune.traced import losses_by
-from kvbench.units import KIB, gigabytes_per_second
 
 # The shapes at which every answer has figures: a small swap, for its time, and a large one, for its rate.
 SMALL: Final[Point] = (4 * KIB, 64)

@@ -24,6 +24,7 @@ from kvbench.cells.backend_facts import BATCHED, MERGED, PRIMED
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import BATCH_MAY_USE_SMS_FROM
 from kvbench.cells.pattern import Pattern
+from kvbench.cells.units import KIB
 from kvbench.errors import UsageError, brief
 from kvbench.models.presets import ModelChoice
 from kvbench.policy import Choice
@@ -36,7 +37,6 @@ from kvbench.tune.answer import Answer
 from kvbench.tune.fit import FRESH_FROM, Arms, Decision, decide, decide_all, preference
 from kvbench.tune.rule import rule_of
 from kvbench.tune.traced import label_of, parts_of
-from kvbench.units import KIB
 
 _SHAPES: Final = {
     "blocks": "16,128,1024,10000",

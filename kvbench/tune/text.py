@@ -13,6 +13,7 @@ from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.backend_facts import BATCHED, MERGED
 from kvbench.cells.cell import EQUAL
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
+from kvbench.cells.units import parse_size, size_text, two_digits
 from kvbench.models.geometry import ModelSwap
 from kvbench.policy import Choice
 from kvbench.results import Run
@@ -33,7 +34,6 @@ from kvbench.tune.fit import Kind, Point, driver_of, kind_plain, kind_text, may_
 from kvbench.tune.model_swaps import Load, TokenLine, loads_of
 from kvbench.tune.rule import MOST_LINES, WORST, Line, Range, SmallestRule, rule_of
 from kvbench.tune.traced import trace_text
-from kvbench.units import parse_size, size_text, two_digits
 
 # The most rows of a terminal that the answer takes.
 ROWS: Final = 14

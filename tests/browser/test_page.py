@@ -12,9 +12,9 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
+from kvbench.cells.units import parse_size
 from kvbench.report.build import report_files, report_of, write_report
 from kvbench.results import Note, Record, Run
-from kvbench.units import parse_size
 from tests import synthetic
 from tests.reports import made_run
 from tests.reports import page_of as html_of

@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
+from kvbench.cells.units import KIB
 from kvbench.results import Record, RunWriter, Visit, load_run
-from kvbench.units import KIB
 
 FOLDER: Final = Path(__file__).parent
 BLOCKS: Final = (64, 1024, 10_000)

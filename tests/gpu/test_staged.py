@@ -8,6 +8,7 @@ from kvbench.backends.staged import Staged
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
+from kvbench.cells.units import KIB, MIB
 from kvbench.engine.device import Buffer, Device, MemoryKind, Stream, Swap, TimedRegion, audit_words, write_words
 from kvbench.engine.memory import SwapMemory
 from kvbench.measure.bench import Bench
@@ -15,7 +16,6 @@ from kvbench.measure.disturbance import GpuClocks, SteadyCpu
 from kvbench.measure.workload import Pools
 from kvbench.results.schema import EffectivePath
 from kvbench.sweep.spec import Sampling
-from kvbench.units import KIB, MIB
 from tests.visits import measure
 
 pytestmark = pytest.mark.gpu

@@ -9,6 +9,7 @@ import pytest
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.backend_facts import EMPTY
 from kvbench.cells.cell import Cell
+from kvbench.cells.units import gigabytes_per_second
 from kvbench.engine.device import Device, Stream, TimedRegion
 from kvbench.measure.bench import Bench
 from kvbench.measure.control import open_control, time_copies
@@ -19,7 +20,6 @@ from kvbench.measure.visit import FASTER_THAN_THE_LINK
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.results.schema import EffectivePath, Visit
 from kvbench.sweep.spec import Sampling
-from kvbench.units import gigabytes_per_second
 from tests.visits import load_backends, measure
 
 pytestmark = pytest.mark.gpu

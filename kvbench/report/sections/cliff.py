@@ -10,6 +10,7 @@ import pandas as pd
 from kvbench.analysis.curves import Cliff, find_cliff
 from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
 from kvbench.cells.backend_facts import NO_CHOICES
+from kvbench.cells.units import two_digits
 from kvbench.report.model import Chart, Code, DataTable, Finding, Part, PartOrReason, Text
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.rate_curves import (
@@ -34,7 +35,6 @@ from kvbench.report.tables import (
 )
 from kvbench.report.view import SERIES, View, ceiling_of, grouped, where
 from kvbench.text import a_stream, ends, short
-from kvbench.units import two_digits
 
 _NO_CLIFF = (
     f"No jump between neighbouring block sizes exceeds the ratio of the sizes by {CLIFF_MARGIN.fraction:.0%} or more, "

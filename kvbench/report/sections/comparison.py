@@ -16,6 +16,7 @@ from kvbench.analysis.margins import ABSOLUTE_US, BETWEEN_RUNS, GATE, INLINE, Ma
 from kvbench.cells.axis import Role
 from kvbench.cells.backend_facts import method_label
 from kvbench.cells.cell import AXES, axes_of
+from kvbench.cells.units import two_digits
 from kvbench.machine.identity import differing
 from kvbench.report.charts.plot import ChartText, DotPanel, DotPlot, PlotDot
 from kvbench.report.model import Chart, Code, DataTable, Finding, Part, PartOrReason, Span, Text
@@ -36,7 +37,6 @@ from kvbench.results.cost import costs_of
 from kvbench.results.frame import as_csv
 from kvbench.results.schema import EffectivePath
 from kvbench.text import short
-from kvbench.units import two_digits
 
 _BESIDE: Final = axes_of(Role.BESIDE)
 _AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_bytes", "block_size", *SIDE_AXES, *_BESIDE)

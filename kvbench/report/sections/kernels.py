@@ -8,6 +8,7 @@ import pandas as pd
 
 from kvbench.analysis.margins import KNEE
 from kvbench.cells.backend_facts import BATCHED
+from kvbench.cells.units import two_digits
 from kvbench.report.charts.palette import UNDECIDED
 from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
 from kvbench.report.model import Chart, Finding, Part, PartOrReason, Strong, Text
@@ -27,7 +28,6 @@ from kvbench.report.tables import (
 )
 from kvbench.report.view import DIRECTIONS, Pinned, View, where
 from kvbench.text import a_stream, short
-from kvbench.units import two_digits
 
 USUAL_BLOCKS: Final = 10_000
 _MIN_SIZES: Final = 2

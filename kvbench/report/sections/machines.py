@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kvbench.cells.backend_facts import BATCHED, NO_CHOICES, method_label
+from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure
@@ -11,7 +12,6 @@ from kvbench.report.rate_curves import MIN_SIZES, RateCurves, cliff_curves
 from kvbench.report.tables import Row, includes_of, rows_of, sms_of
 from kvbench.report.view import DIRECTIONS, View, ceiling_of, grouped, where
 from kvbench.tune.text import link_text, rule_for_all
-from kvbench.units import KIB
 
 Shape = tuple[str, int, int]  # direction, N, block bytes
 Cells = Mapping[Shape, Sequence[Row]]

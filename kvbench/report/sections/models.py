@@ -10,6 +10,7 @@ import pandas as pd
 from kvbench.analysis.compare import Comparison
 from kvbench.cells.backend_facts import BATCHED, PER_BLOCK
 from kvbench.cells.pattern import AS_PATTERN
+from kvbench.cells.units import two_digits
 from kvbench.errors import UsageError
 from kvbench.models.geometry import ModelSwap, models_of, swaps_from_plain
 from kvbench.models.presets import USUAL_TOKENS
@@ -35,7 +36,6 @@ from kvbench.report.tables import (
 )
 from kvbench.report.view import STATES, Pinned, View, by_direction, ceiling_of, pin, where
 from kvbench.text import a_stream, short
-from kvbench.units import two_digits
 
 _COLUMNS: Final = (
     "KV heads and tensors are those of one rank. Tensors: K and V of each layer, one per layer for MLA, one in all for "

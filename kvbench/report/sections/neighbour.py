@@ -12,6 +12,7 @@ from kvbench.analysis.compare import Verdict, Visits, compare_visits, verdict_of
 from kvbench.analysis.curves import pareto_edge
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.backend_facts import method_label
+from kvbench.cells.units import two_digits
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import figure, noun
@@ -29,7 +30,6 @@ from kvbench.report.tables import (
 from kvbench.report.view import DIRECTIONS, View, by_direction, where
 from kvbench.results.cost import Cost, at_rate, costs_of
 from kvbench.results.frame import as_csv, whole
-from kvbench.units import two_digits
 
 # GB/s at which the methods of swapping are compared.
 RATES: Final = (10, 20, 40)

@@ -12,6 +12,7 @@ from kvbench.analysis.compare import Verdict
 from kvbench.cells.axes import Reuse
 from kvbench.cells.backend_facts import STAGED, method_label
 from kvbench.cells.cell import AXES
+from kvbench.cells.units import MIB
 from kvbench.report.model import Chart, Finding, Text
 from kvbench.report.numbers import bytes_size, count, figure, slower_text
 from kvbench.report.rate_curves import RateCurves, curve_chart, curves_over
@@ -32,7 +33,6 @@ from kvbench.report.sections.contrast import (
 )
 from kvbench.report.tables import Row, includes_of, primed_inline, rate, sms_of
 from kvbench.report.view import Pinned, View, pin, where
-from kvbench.units import MIB
 
 MIN_POOLS: Final = 3
 MIN_LENGTHS: Final = 3

@@ -11,6 +11,7 @@ from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.backend_facts import BATCHED, method_label
 from kvbench.cells.layers import TRACE
+from kvbench.cells.units import two_digits
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure
@@ -22,7 +23,6 @@ from kvbench.sweep.installed import of_engine
 from kvbench.sweep.replay_spec import SIDES
 from kvbench.text import ends, short
 from kvbench.tune.text import speed_text
-from kvbench.units import two_digits
 
 _WEIGHT: Final = 1.2
 MIN_P99: Final = 500  # a p99 of fewer swaps is the worst few

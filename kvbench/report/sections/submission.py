@@ -12,6 +12,7 @@ from kvbench.analysis.curves import QueueKnee, find_queue_knee
 from kvbench.analysis.margins import QUEUE_KNEE
 from kvbench.cells.axes import StreamState
 from kvbench.cells.backend_facts import BATCHED, EMPTY
+from kvbench.cells.units import KIB, two_digits
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, Finding, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_text
@@ -34,7 +35,6 @@ from kvbench.report.sections.contrast import (
 from kvbench.report.tables import Row, change_text, chart_text, includes_of, line_of, main_path, rows_of
 from kvbench.report.view import QUEUE, Pinned, View, grouped, pin, where
 from kvbench.text import a_stream
-from kvbench.units import KIB, two_digits
 
 _swap_us: Final = microseconds("swap_us_median")
 _caller_us: Final = microseconds("caller_us_median")

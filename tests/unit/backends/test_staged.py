@@ -8,6 +8,7 @@ from kvbench.backends.staged import Staged
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
+from kvbench.cells.units import KIB, MIB
 from kvbench.engine.device import STREAM_STATES, Device, EngineError, Swap, open_device
 from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.measure.bench import Bench
@@ -16,7 +17,6 @@ from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
 from kvbench.results.schema import EffectivePath
 from kvbench.sweep.spec import Sampling
-from kvbench.units import KIB, MIB
 from tests.swaps import mixed_swap, run_and_compare
 from tests.visits import cpu_bench, measure
 

@@ -6,9 +6,9 @@ import pytest
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
+from kvbench.cells.units import gigabytes_per_second
 from kvbench.measure import visit
 from kvbench.measure.workload import VerificationError
-from kvbench.units import gigabytes_per_second
 
 CELL = Cell("sm", Direction.H2D, 4096, 64 << 10)
 BEST_GBPS = 50.0

@@ -11,6 +11,7 @@ import pytest
 from kvbench.cells.axes import Direction, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
+from kvbench.cells.units import KIB
 from kvbench.report.build import report_of
 from kvbench.report.model import Text
 from kvbench.report.numbers import ABSENT, TIMES
@@ -18,7 +19,6 @@ from kvbench.report.sections.kernels import common_blocks
 from kvbench.report.sections.placement import run_length
 from kvbench.report.view import views_of
 from kvbench.results import Visit
-from kvbench.units import KIB
 from tests import synthetic
 from tests.reports import chart_of, highlights_of, is_bold, lines_of, made_report, made_run, part_of, said, sections_of
 

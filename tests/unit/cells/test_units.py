@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.units import (
+from kvbench.cells.units import (
     format_duration,
     format_size,
     gigabytes_per_second,
