@@ -7,7 +7,7 @@ that was not measured is "".
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
@@ -16,7 +16,7 @@ import msgspec
 import tomli_w
 
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.backend_facts import BATCHED, MERGED, NO_CHOICES, PER_BLOCK, PRIMED, SM, method_label
+from kvbench.cells.backend_facts import BATCHED, MERGED, NO_CHOICES, PER_BLOCK, PRIMED, SM, marked, method_label
 from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import UsageError, brief
 from kvbench.files import read_toml
@@ -46,10 +46,14 @@ _Values = msgspec.Meta(min_length=1, max_length=MAX_VALUES)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A backend and the values of its optional axes, in the grammar of `-a`; an omitted axis has its default."""
+    """A backend and the values of its optional axes, in the grammar of `-a`; an omitted axis has its default.
+
+    The backend is of a `plug_in` where a run says so.
+    """
 
     backend: str
     axes: tuple[tuple[str, str], ...] = ()
+    plug_in: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         return " ".join((self.backend, *(f"{name}={value}" for name, value in self.axes)))
@@ -61,7 +65,8 @@ class Choice:
         """
         settings = {name: value for name, value in self.axes if name != "order"}
         sms = settings.pop("sms", None)
-        label = method_label(self.backend, int(sms) if sms else None, settings.pop("kernel", None))
+        backend = marked(self.backend) if self.plug_in else self.backend
+        label = method_label(backend, int(sms) if sms else None, settings.pop("kernel", None))
         return ", ".join((label, *(f"{name} {value}" for name, value in settings.items())))
 
     @classmethod

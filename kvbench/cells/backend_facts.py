@@ -1,6 +1,6 @@
 """Facts about a backend that its worker reports, so that the parent can plan without loading it; kvbench's names."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,7 @@ STAGED: Final = "staged"
 TRITON: Final = "triton"
 # What a policy cannot name: what follows one, and what copies nothing.
 NO_CHOICES: Final = frozenset({AUTO, COPIER, EMPTY})
+_PLUG_IN: Final = " (plug-in)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +95,29 @@ class BackendFacts:
         return next(rows, None)
 
 
+def plug_ins_of(backends: Iterable[BackendFacts]) -> dict[str, str]:
+    """Return the packages of those that are plug-ins, by the backend."""
+    return {facts.name: facts.package for facts in backends if facts.plug_in}
+
+
 def method_label(backend: str, sms: int | Collection[int] | None = None, kernel: str | None = None) -> str:
     """Return the name of a method of swapping, everywhere: "batched", "sm (1 SM)", "sm (4 SMs, bulk-8x6x4KiB)".
 
-    Several SM counts, of the cells of one column, give their ends: "triton (2 to 12 SMs)".
+    Several SM counts, of the cells of one column, give their ends: "triton (2 to 12 SMs)". A backend can be one that
+    `marked` returned: "mine (plug-in, 4 SMs)".
     """
+    name = backend.removesuffix(_PLUG_IN)
+    mark = "plug-in" if is_marked(backend) else ""
     counts = [] if sms is None else [sms] if isinstance(sms, int) else list(sms)
     shown = f"{ends(counts, str)} SM{'s' if max(counts) > 1 else ''}" if counts else ""
-    settings = ", ".join(filter(None, (shown, kernel)))
-    return f"{backend} ({settings})" if settings else backend
+    settings = ", ".join(filter(None, (mark, shown, kernel)))
+    return f"{name} ({settings})" if settings else name
+
+
+def marked(plug_in: str) -> str:
+    """Return the name of a plug-in's backend as readers see it: what it shows is only as true as its package."""
+    return f"{plug_in}{_PLUG_IN}"
+
+
+def is_marked(backend: str) -> bool:
+    return backend.endswith(_PLUG_IN)

@@ -6,6 +6,7 @@ from typing import Final
 import pandas as pd
 
 from kvbench.analysis.margins import IN_TURN
+from kvbench.cells.backend_facts import plug_ins_of
 from kvbench.report.model import Code, DataTable, Span, Strong, Text
 from kvbench.report.numbers import ABSENT, count, figure, noun
 from kvbench.report.view import (
@@ -81,6 +82,14 @@ def first_warnings(views: Sequence[View], unread: int) -> list[Text]:
         lines.append(f"the ceiling moved by {where}: {MOVED}")
     lines += [f"{noun(unread, 'run')} could not be read: Not in this report says why"] if unread else []
     return [(Strong("Warning"), f": {text}") for text in lines]
+
+
+def plug_ins(views: Sequence[View]) -> list[Text]:
+    """Return what the mark of plug-ins' backends means, with their packages; nothing where there is none."""
+    known = [facts for view in views for facts in view.run.info.backends]
+    packages = ", ".join(f"{name} of {short(package, 80)}" for name, package in sorted(plug_ins_of(known).items()))
+    meaning = f"code of another package, and figures only as true as that code: {packages}"
+    return [(Strong("Plug-in"), f": {meaning}")] if packages else []
 
 
 def run_table(views: Sequence[View]) -> DataTable:

@@ -19,7 +19,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visi
 from kvbench.analysis.margins import CONTROL, IN_TURN
 from kvbench.cells.axes import Reuse, StreamState
 from kvbench.cells.axis import Role
-from kvbench.cells.backend_facts import BATCHED, EMPTY
+from kvbench.cells.backend_facts import BATCHED, EMPTY, marked, plug_ins_of
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.report.numbers import noun, size
 from kvbench.results import Ceiling, Failure, Run, Visit
@@ -193,12 +193,15 @@ class View:
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """A row per cell, with the default of an axis written out where the run has swept that axis.
+        """A row per cell, with the default of an axis written out where the run has swept that axis, and with a mark
+        at the names of plug-ins' backends.
 
         Text is of the type object here, and whole numbers that every cell has are int64: pandas keeps all columns of
         such a type in one block, and copies rows of a few blocks several times as fast as rows of a hundred.
         """
         frame = spelled_out(self.run.frame())
+        if names := {name: marked(name) for name in plug_ins_of(self.run.info.backends)}:
+            frame = frame.assign(backend=frame["backend"].replace(names))
         kinds = frame.dtypes
         texts = frame[kinds.index[kinds == "str"]].astype(object)
         wholes = frame[kinds.index[kinds == "Int64"]].dropna(axis="columns").astype("int64")

@@ -9,7 +9,7 @@ from typing import Final
 
 from kvbench.cells.axes import DEFAULT_ORDER, Memory
 from kvbench.cells.axis import AxisValue
-from kvbench.cells.backend_facts import AUTO, BackendFacts
+from kvbench.cells.backend_facts import AUTO, BackendFacts, plug_ins_of
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.device_facts import DeviceFacts
 from kvbench.cells.filter import refusal
@@ -92,7 +92,7 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
         side_bytes=side_bytes,
         estimate_s=usual_seconds(cells, len(cells) * spec.sampling.rounds, spec.sampling),
         host_pools=max(1, min(kinds, fitting)),
-        plug_ins={facts.name: facts.package for facts in backends if facts.plug_in},
+        plug_ins=plug_ins_of(backends),
         refusal="" if kept else refusal(spec.filters, asked),
     )
 

@@ -13,7 +13,7 @@ from kvbench.analysis.compare import Verdict, Visits, compare_visits, paired_int
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction
-from kvbench.cells.backend_facts import BATCHED, NO_CHOICES
+from kvbench.cells.backend_facts import BATCHED, NO_CHOICES, plug_ins_of
 from kvbench.cells.units import size_text, two_digits
 from kvbench.errors import UsageError
 from kvbench.policy import Choice
@@ -166,7 +166,7 @@ def answers_beside(
         costs = costs_of(run.visits)
         for row in frame[frame["cell_id"].isin(kept)].to_dict("records"):
             shape = Shape(Direction(row["direction"]), int(row["block_bytes"]), int(row["blocks"]))
-            choice = choice_of(row)
+            choice = choice_of(row, plug_ins_of(run.info.backends))
             if keep(choice):
                 by_round, tails = by_shape.setdefault(shape, {}).setdefault(choice, ({}, []))
                 by_round |= {first + number: cost for number, cost in costs[row["cell_id"]].items()}

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from statistics import median, median_low
@@ -16,7 +16,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visi
 from kvbench.analysis.intervals import MAD_TO_SIGMA, Floats
 from kvbench.analysis.margins import IN_TURN, OF_A_RUN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
-from kvbench.cells.backend_facts import BATCHED, MERGED, NO_CHOICES, PER_BLOCK, PRIMED, SM, TRITON
+from kvbench.cells.backend_facts import BATCHED, MERGED, NO_CHOICES, PER_BLOCK, PRIMED, SM, TRITON, plug_ins_of
 from kvbench.cells.cell import AXES, EQUAL
 from kvbench.cells.device_facts import BATCH_MAY_USE_SMS_FROM
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
@@ -98,7 +98,8 @@ def candidates(runs: Sequence[Run], pause: str | None = None) -> pd.DataFrame:
     parts, first = [], 0
     for run, frame in zip(runs, frames, strict=True):
         cells = frame[frame["cell_id"].isin(kept) & ~frame["backend"].isin(NO_CHOICES)]
-        choices: list[Any] = [choice_of(row) for row in cells.to_dict("records")]
+        plug_ins = plug_ins_of(run.info.backends)
+        choices: list[Any] = [choice_of(row, plug_ins) for row in cells.to_dict("records")]
         cells = cells[[*SHAPE, "cell_id", "backend"]].assign(choice=choices, caller_us=cells["caller_us_median"])
         times = [
             (cell_id, first + number, us, number >= FRESH_FROM)
@@ -294,11 +295,12 @@ def one_workload(frame: pd.DataFrame) -> pd.DataFrame:
     return cells if pools.empty else cells[cells["pool_bytes"] == pools.max()]
 
 
-def choice_of(row: Mapping[Any, Any]) -> Choice:
-    """Return the choice that a row of a run's table measured."""
+def choice_of(row: Mapping[Any, Any], plug_ins: Collection[str] = ()) -> Choice:
+    """Return the choice that a row of a run's table measured; `plug_ins` are the backends of plug-ins."""
     known = {name: row[name] for name in CHOSEN_AXES if pd.notna(row[name])}
     texts = {name: AXES[name].show(int(value)) if AXES[name].number else str(value) for name, value in known.items()}
-    return Choice.of(str(row["backend"]), texts)
+    backend = str(row["backend"])
+    return replace(Choice.of(backend, texts), plug_in=backend in plug_ins)
 
 
 def _table(direction: Direction, state: StreamState, chosen: Mapping[Point, Choice]) -> Table:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from kvbench.cells.backend_facts import BATCHED, NO_CHOICES, method_label
+from kvbench.cells.backend_facts import BATCHED, NO_CHOICES, is_marked, marked, method_label, plug_ins_of
 from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
@@ -84,11 +84,12 @@ def _idle_cells(runs: Sequence[View]) -> Cells:
 
     Those of a shape are of one run, the one that has most of them; only other packages' code may come from others.
     """
-    packages = {facts.name: facts.package for view in runs for facts in view.run.info.backends}
+    known = [facts for view in runs for facts in view.run.info.backends]
+    others = {facts.name for facts in known if not _is_ours(facts.package)} | {*map(marked, plug_ins_of(known))}
     shapes: dict[Shape, list[list[Row]]] = {}
     for view in runs:
         rows = rows_of(where(view.pinned.cells, status="ok", stream_state="idle"))
-        rows = [row | {"foreign": not _is_ours(packages.get(row["backend"], ""))} for row in rows]
+        rows = [row | {"foreign": row["backend"] in others} for row in rows]
         for shape, same in grouped(rows, lambda row: (row["direction"], row["blocks"], row["block_bytes"])).items():
             shapes.setdefault(shape, []).append(same)
     chosen: dict[Shape, list[Row]] = {}
@@ -130,7 +131,8 @@ def _swap_rows(shape: Shape, cells: Sequence[Cells]) -> list[tuple[Text, ...]]:
         return f"{shown(row)}: {method_label(row['backend'], sms_of(row))}{share}"
 
     foreign = sorted({row["backend"] for one in cells for row in one[shape] if row["foreign"]})
-    names = {BATCHED: "batched", **{name: f"{name} (its package's code)" for name in foreign}}
+    shipped = {name: name if is_marked(name) else f"{name} (its package's code)" for name in foreign}
+    names = {BATCHED: "batched", **shipped}
     rows: list[tuple[Text, ...]] = [
         (f"{head}: {text}", *(shown(_of(one[shape], name)) for one in cells)) for name, text in names.items()
     ]

@@ -57,6 +57,18 @@ def test_the_best_method_is_none_of_another_package(tmp_path: Path) -> None:
     assert " mine (its package's code)" in texts
 
 
+def test_a_plug_in_is_marked_and_never_best_beside_kvbenchs_own(tmp_path: Path) -> None:
+    runs = [run(tmp_path, f"NVIDIA {card}", 5.0, "mine") for card in ("H100", "H200")]
+    for one in runs:
+        one.info.backends.append(BackendFacts("mine", "", frozenset(), package="mine==1.0", plug_in=True))
+    table = machines_table(views_of(runs))
+    assert table
+    rows = rows_of(table)
+    assert "h2d, 64 x 4 KiB, us: mine (plug-in)" in {name.replace("\N{MULTIPLICATION SIGN}", "x") for name in rows}
+    assert not any("mine" in text for name, texts in rows.items() if name.endswith("best") for text in texts)
+    assert rows["Recommended, h2d, idle"] == ["mine (plug-in)"] * 2
+
+
 def test_drivers_of_one_card_are_machines_too(tmp_path: Path) -> None:
     old, new = run(tmp_path, "NVIDIA H200", 50.0), run(tmp_path / "new", "NVIDIA H200", 50.0)
     new.info.identity["driver_version"] = "590.1"

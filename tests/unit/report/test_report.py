@@ -20,6 +20,7 @@ from markdown_it.token import Token
 from typer.testing import CliRunner
 
 from kvbench.cells.axes import Direction, Reuse
+from kvbench.cells.backend_facts import BackendFacts
 from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
 from kvbench.errors import RunDirectoryError, UsageError
@@ -546,6 +547,26 @@ def test_a_kernel_whose_sms_depend_on_the_swap_size_has_one_line(tmp_path: Path)
     kept = pin(frame, shown=()).cells
     shown = sorted(zip(kept["block_bytes"] // 1024, kept["sms"], strict=True))
     assert shown == [(4, 2), (8, 2), (12, 2), (16, 2), (64, 4)]
+
+
+def test_a_plug_in_is_marked_wherever_it_is_named(tmp_path: Path) -> None:
+    cells = [
+        Cell(name, Direction.H2D, 10_000, kib * 1024, sms=4 if name == "mine" else None)
+        for kib in synthetic.CLIFF_KIB
+        for name in ("batched", "mine")
+    ]
+    mine = BackendFacts("mine", "", frozenset({"sms"}), package="mine-copies==1.0", plug_in=True)
+    records = [*synthetic.ceilings(), *synthetic.rounds(cells, lambda cell: 40.0 if cell.backend == "mine" else 5.0)]
+    report = made_report(tmp_path, records, synthetic.info(backends=[mine]))
+    tables = [table for part in report.parts for table in part.tables]
+    texts = lines_of([text for table in tables for row in (table.header, *table.rows) for text in row])
+    texts += [line.label for chart in report.charts if isinstance(chart.plot, LinePlot) for line in chart.plot.lines]
+    texts += lines_of([*report.headline, *report.summary])
+    named = [text for text in texts if "mine" in text]
+    assert "mine (plug-in, 4 SMs)" in named
+    assert [text for text in named if "mine (plug-in" not in text] == []
+    (explained,) = lines_of(report.first_warnings)
+    assert "mine-copies==1.0" in explained
 
 
 def test_a_note_says_that_blank_cells_were_filtered_out(tmp_path: Path) -> None:
