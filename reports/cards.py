@@ -15,7 +15,6 @@ from typing import Final
 import msgspec
 
 from kvbench.errors import KvbenchError
-from kvbench.machine.identity import identity_hash
 from kvbench.probe.command import JSON_FILE, MARKDOWN_FILE, answer_columns, markdown_of
 from kvbench.probe.common import PROBES, ProbeFinding, ProbeReport
 from kvbench.report import markdown
@@ -25,7 +24,7 @@ from kvbench.report.sections.machines import machines_table
 from kvbench.report.view import views_of
 from kvbench.results import Run, load_run
 from kvbench.results.rundir import PACKED_JOURNAL_FILE, RUN_FILE, runs_in
-from kvbench.results.schema import EffectivePath, Failure, Visit
+from kvbench.results.schema import EffectivePath, Failure, Visit, identity_hash
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import ends
 

@@ -36,7 +36,7 @@ from kvbench.cells.cell import AXES
 from kvbench.cli import main
 from kvbench.errors import ExitCode, UsageError
 from kvbench.files import shipped_folder
-from kvbench.run import opening, runner
+from kvbench.run import runner
 from kvbench.run.protocol import Opened
 from tests.command import KVBENCH, tiny
 from tests.reports import undrawn
@@ -459,8 +459,7 @@ def _standing_in(identity: dict[str, Any]) -> Iterator[None]:
     try:
         with (
             mock.patch.multiple(runner, WorkerSlot=FakeSlot, installed=known, identity_of=lambda _: identity),
-            mock.patch.multiple(opening, WorkerSlot=FakeSlot, installed=known, identity_of=lambda _: identity),
-            mock.patch.object(opening, "asked_for", return_value=[]),
+            mock.patch.object(runner, "asked_for", return_value=[]),
             mock.patch.dict(os.environ),
         ):
             os.environ.pop(main.TRACEBACK_VARIABLE, None)

@@ -17,8 +17,7 @@ import typer
 import typer.main
 
 from kvbench.cells.cell import AXES
-from kvbench.cli.options import Command, Group
-from kvbench.cli.version import version_line
+from kvbench.cli.options import Command, Group, version_line
 from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError, brief
 from kvbench.text import printable, short, wrapped
 

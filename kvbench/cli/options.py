@@ -1,9 +1,12 @@
-"""Options generated from a struct, one per field with its type, range and description; and how help shows flags."""
+"""Options of several commands: generated from a struct, shell completion, the version; and how help shows flags."""
 
 import inspect
+import subprocess
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, get_type_hints
 
@@ -11,7 +14,10 @@ import msgspec
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from kvbench.cli.completion import complete_device
+from kvbench._version import __version__
+from kvbench.cells.cell import AXES
+from kvbench.results.rundir import RUN_FILE
+from kvbench.sweep.installed import installed
 from kvbench.text import plain_type
 
 NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -99,3 +105,50 @@ class Command(_PlainFlags, TyperCommand):
 
 class Group(_PlainFlags, TyperGroup):
     """A group of commands of kvbench."""
+
+
+def version_line() -> str:
+    """Return "kvbench VERSION (COMMIT)", without the commit if it is unknown; never raises."""
+    commit_id = commit(Path(__file__).parents[1])
+    return f"kvbench {__version__} ({commit_id})" if commit_id else f"kvbench {__version__}"
+
+
+def commit(package: Path) -> str | None:
+    """Return the commit of the package folder: from git in a checkout, else from the file that the build wrote."""
+    checkout = package.parent
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        if (checkout / ".git").exists():
+            command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=2, check=True)
+            return done.stdout.strip() or None
+        return (package / "_commit.txt").read_text(encoding="utf-8").strip() or None
+    return None
+
+
+def complete_axis(incomplete: str) -> list[str]:
+    """Return `name=` for each matching axis, or `name=value` completions if exactly one axis matches.
+
+    An incomplete word always gets more than one completion, so that the shell does not add a space after the `=`.
+    """
+    name, equals, value = incomplete.partition("=")
+    fitting = [axis for axis in AXES if axis == name or (not equals and axis.startswith(name))]
+    if len(fitting) > 1:
+        return [f"{axis}=" for axis in fitting]
+    done, comma, _ = value.rpartition(",")
+    return [f"{axis}={done}{comma}{word}" for axis in fitting for word in ("", *_values_of(axis))]
+
+
+def _values_of(axis: str) -> list[str]:
+    return list(installed()[0]) if axis == "backend" else AXES[axis].example.split(",")
+
+
+def complete_device() -> list[str]:
+    """Return the devices listed under /proc, without initializing CUDA."""
+    count = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    return ["auto", "cpu", *(f"cuda:{ordinal}" for ordinal in range(count))]
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Return the run directories in the current directory and in runs/."""
+    run_files = sorted({*Path().glob(f"*/{RUN_FILE}"), *Path("runs").glob(f"*/{RUN_FILE}")})
+    return [str(file.parent) for file in run_files if str(file.parent).startswith(incomplete)]

@@ -17,8 +17,7 @@ from rich.table import Table
 
 from kvbench.cells.units import format_duration, gigabytes_per_second, rough_size
 from kvbench.results import Failure, Note, Record, Visit
-from kvbench.run.execution import Observer, Outcome
-from kvbench.run.progress import ReportedFailures
+from kvbench.run.execution import Observer, Outcome, ReportedFailures
 from kvbench.run.protocol import Opened
 from kvbench.sweep.plan import Plan, PlannedVisit
 from kvbench.text import counted, printable, wrapped

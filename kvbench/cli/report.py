@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kvbench.cli.completion import complete_run
+from kvbench.cli.options import complete_run
 from kvbench.errors import RunDirectoryError, UsageError, brief
 from kvbench.text import counted
 

@@ -15,8 +15,7 @@ import msgspec
 import typer
 
 from kvbench.cells.backend_facts import AUTO
-from kvbench.cli.completion import complete_axis, complete_run
-from kvbench.cli.options import NO_OPTIONS, FromStruct, with_struct_options
+from kvbench.cli.options import NO_OPTIONS, FromStruct, complete_axis, complete_run, with_struct_options
 from kvbench.cli.show import show
 from kvbench.errors import UsageError
 from kvbench.models.geometry import models_of
@@ -209,8 +208,7 @@ def _check_of_trace(trace: Path | None, swaps: int | None, speed: float | None) 
 def _preview(spec: SweepSpec, out: Path | None, reporter: "PlainReporter | JsonReporter") -> None:
     """Show the plan of a sweep; raises UsageError for one that could not run, or not be written to `out`."""
     from kvbench.results.rundir import check_new_run
-    from kvbench.run.opening import nothing_to_measure
-    from kvbench.run.runner import preview
+    from kvbench.run.runner import nothing_to_measure, preview
     from kvbench.run.together import preview_together
 
     check_new_run(out or default_folder(spec.name))

@@ -15,8 +15,7 @@ import typer
 
 from kvbench.cells.axes import Neighbour, StreamState
 from kvbench.cells.cell import AXES
-from kvbench.cli.completion import complete_run
-from kvbench.cli.options import NO_OPTIONS, FromStruct, with_struct_options
+from kvbench.cli.options import NO_OPTIONS, FromStruct, complete_run, with_struct_options
 from kvbench.cli.sweep import Axis, WhereOptions, default_folder, terminated
 from kvbench.errors import ExitCode, UsageError, brief
 from kvbench.models.presets import ModelChoice

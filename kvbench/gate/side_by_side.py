@@ -19,12 +19,11 @@ from kvbench.gate.judgement import Judgement, Margins
 from kvbench.gate.looks import PLAN
 from kvbench.gate.pairs import BASE, CAND, about_backends, few, partners
 from kvbench.gate.sides import Side, half_of_memory
-from kvbench.machine.identity import PLUG_INS, machine_differences
 from kvbench.results import Failure, Record, Run, RunInfo, RunWriter, Visit
-from kvbench.run.execution import Execution, Observer, ended_by
-from kvbench.run.opening import nothing_to_measure, run_info
-from kvbench.run.progress import Progress, ReportedFailures
+from kvbench.results.schema import PLUG_INS, machine_differences
+from kvbench.run.execution import Execution, Observer, Progress, ReportedFailures, ended_by
 from kvbench.run.protocol import InTurn, Opened
+from kvbench.run.runner import nothing_to_measure, run_info
 from kvbench.run.worker_process import WorkerSlot
 from kvbench.sweep.installed import asked_for
 from kvbench.sweep.plan import Plan, PlannedVisit, expand

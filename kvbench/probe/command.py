@@ -10,8 +10,7 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from kvbench.cli.completion import complete_device
-from kvbench.cli.version import version_line
+from kvbench.cli.options import complete_device, version_line
 from kvbench.errors import ExitCode, UsageError, brief
 from kvbench.files import write_whole
 from kvbench.probe.common import HEALTH, OFF, PROBES, ProbeFinding, ProbeReport, Result, Unanswered, run_probe

@@ -6,8 +6,7 @@ from typing import Final
 
 import msgspec
 
-from kvbench.run.supervised import LostError, Supervised
-from kvbench.run.worker_process import Interpreter
+from kvbench.run.worker_process import Interpreter, LostError, Supervised
 from kvbench.text import short
 
 # Name of each probe -> its question.

@@ -14,10 +14,9 @@ import msgspec
 from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
 from kvbench.results import Failure, RunWriter, Visit
-from kvbench.run.execution import Execution, Observer, Outcome
-from kvbench.run.opening import fitting, planned, run_info
-from kvbench.run.progress import Progress
+from kvbench.run.execution import Execution, Observer, Outcome, Progress
 from kvbench.run.protocol import MeasureCell, Opened, Request, Start
+from kvbench.run.runner import fitting, planned, run_info
 from kvbench.run.worker_process import Kind, NotAskedError, WorkerSlot
 from kvbench.sweep.installed import Installed, asked_for
 from kvbench.sweep.plan import Plan, visits

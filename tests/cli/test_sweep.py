@@ -16,9 +16,9 @@ import pandas as pd
 import pytest
 
 from kvbench.cells.cell import AXES
-from kvbench.machine.identity import identity_hash
 from kvbench.results import COLUMNS, Ceiling, Note, Visit, load_run
 from kvbench.results.rundir import visits_that_count
+from kvbench.results.schema import identity_hash
 from tests.command import (
     BRIEF,
     HOT,

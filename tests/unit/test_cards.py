@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from kvbench.cells.axes import StreamState
-from kvbench.machine.identity import identity_hash
 from kvbench.probe.command import JSON_FILE, MARKDOWN_FILE, markdown_of
 from kvbench.probe.common import ProbeFinding, ProbeReport, Result
 from kvbench.report.build import report_of
 from kvbench.report.document import render_markdown
 from kvbench.results import Record, RunInfo, load_run
+from kvbench.results.schema import identity_hash
 from kvbench.sweep.spec import SweepSpec
 from reports import cards
 from tests import synthetic

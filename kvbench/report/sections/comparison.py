@@ -17,7 +17,6 @@ from kvbench.cells.axis import Role
 from kvbench.cells.backend_facts import method_label
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.cells.units import two_digits
-from kvbench.machine.identity import differing
 from kvbench.report.charts.plot import ChartText, DotPanel, DotPlot, PlotDot
 from kvbench.report.model import Chart, Code, DataTable, Finding, Part, PartOrReason, Span, Text
 from kvbench.report.numbers import TIMES, count, figure, noun, size
@@ -35,7 +34,7 @@ from kvbench.report.view import HOST_COPIES, LATER, SIDE_AXES, View, by_directio
 from kvbench.results import Scalar
 from kvbench.results.cost import costs_of
 from kvbench.results.frame import as_csv
-from kvbench.results.schema import EffectivePath
+from kvbench.results.schema import EffectivePath, differing
 from kvbench.text import short
 
 _BESIDE: Final = axes_of(Role.BESIDE)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.machine import observation as environment
-from kvbench.machine.identity import differences, identity_hash, machine_differences
 from kvbench.machine.probes import available_bytes, cpus_of_node
 from kvbench.machine.sources import Nvml, Scalar, Sources
+from kvbench.results.schema import differences, identity_hash, machine_differences
 
 BUS_ID = "00000000:1B:00.0"
 GIB = 2**30

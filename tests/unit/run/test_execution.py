@@ -12,11 +12,9 @@ from kvbench.cli.progress import PlainReporter
 from kvbench.results import RunWriter, load_run
 from kvbench.results.rundir import visits_that_count
 from kvbench.results.schema import Ceiling, Disturbance, Failure, Note, Retry, Visit
-from kvbench.run.execution import MAX_REPEATS, VISITS_A_REPEAT, Execution, Outcome
-from kvbench.run.progress import Progress
+from kvbench.run.execution import MAX_REPEATS, VISITS_A_REPEAT, Execution, Outcome, Progress
 from kvbench.run.protocol import MeasureCell, Opened
-from kvbench.run.supervised import LostError
-from kvbench.run.worker_process import NotAskedError
+from kvbench.run.worker_process import LostError, NotAskedError
 from kvbench.sweep.plan import Plan, PlannedVisit
 from kvbench.sweep.spec import Sampling, SweepSpec
 from tests.synthetic import info, samples

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from kvbench.cells.cell import Cell
-from kvbench.run import supervised, worker_process
+from kvbench.run import worker_process
 from kvbench.run.protocol import Open, Opened, Refused
-from kvbench.run.supervised import HungError, LostError
-from kvbench.run.worker_process import Interpreter, WorkerProcess, WorkerSlot
+from kvbench.run.worker_process import HungError, Interpreter, LostError, WorkerProcess, WorkerSlot
 from kvbench.sweep.estimate import visit_deadline_s
 from kvbench.sweep.installed import Installed, installed
 from kvbench.sweep.spec import Sampling, SweepSpec
@@ -40,8 +39,8 @@ def test_time_while_this_process_was_stopped_does_not_count_as_silence(monkeypat
     with closing(
         worker_that(monkeypatch, f"import time; input(); time.sleep(0.7); print('{answer}', flush=True); input()")
     ) as worker:
-        monkeypatch.setattr(supervised, "_STEP_S", 0.2)
-        monkeypatch.setattr(supervised.time, "monotonic", lambda: next(clock))
+        monkeypatch.setattr(worker_process, "_STEP_S", 0.2)
+        monkeypatch.setattr(worker_process.time, "monotonic", lambda: next(clock))
         assert worker.ask(OPEN, 60.0) == Refused(message="late", usage=False)
 
 
@@ -85,7 +84,7 @@ def test_an_error_quotes_the_last_stderr_line_of_the_first_worker(monkeypatch: p
 
 def test_a_process_blocked_in_the_driver_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(worker_that(monkeypatch, "input()")) as worker:
-        monkeypatch.setattr(supervised, "_END_S", 0.2)
+        monkeypatch.setattr(worker_process, "_END_S", 0.2)
         monkeypatch.setattr(worker._process, "kill", lambda: None)  # as one in uninterruptible sleep takes it
         worker.kill()
         monkeypatch.undo()
