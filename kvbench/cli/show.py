@@ -41,7 +41,7 @@ def show(runs: _Runs, as_json: _Json = False) -> None:
         around = {"host_note": note, "warnings": warnings, "without": left_out(views)}
         typer.echo(json.dumps(around | _as_plain(views), indent=2))
         return
-    if len({(view.title, view.driver) for view in views}) > 1:
+    if len({view.machine for view in views}) > 1:
         _print_machines(views)
         return
     notes = [note] * bool(note)

@@ -32,6 +32,10 @@ _MOST_NOTES: Final = 20
 _MOST_FIRST: Final = 2
 _MOST_LETTERS: Final = 200
 _MANY_OUTLIERS: Final = 0.1
+_OTHER_POLICY: Final = (
+    "a later run used another policy of auto, which the report shows; the cells of auto of this run are only in the "
+    "table of every cell in report.html"
+)
 
 
 def host_note(views: Sequence[View]) -> Text:
@@ -43,7 +47,7 @@ def host_note(views: Sequence[View]) -> Text:
 
 def answered(views: Sequence[View]) -> list[View]:
     """Return the runs that the answer is of: of the machine of the first."""
-    return [view for view in views if (view.title, view.driver) == (views[0].title, views[0].driver)]
+    return [view for view in views if view.machine == views[0].machine]
 
 
 def left_out(views: Sequence[View]) -> list[str]:
@@ -95,7 +99,7 @@ def plug_ins(views: Sequence[View]) -> list[Text]:
 def run_table(views: Sequence[View]) -> DataTable:
     rows = []
     for view in views:
-        counts = (count((view.frame["status"] == status).sum()) for status in ("ok", "failed", "skipped"))
+        counts = (count((view.every["status"] == status).sum()) for status in ("ok", "failed", "skipped"))
         ceilings = (ceiling_of(where(view.frame, direction=direction)) for direction in DIRECTIONS)
         gbps = " / ".join(ABSENT if ceiling is None else figure(ceiling) for ceiling in ceilings)
         rows.append((view.label, view.title, view.driver, view.date, view.run.info.status, *counts, gbps))
@@ -108,8 +112,9 @@ def warnings(views: Sequence[View]) -> list[Text]:
     texts: list[Text] = [f"{view.label}: {short(text)}" for view in views for text in warnings_of(view.run)]
     texts += [(f"{view.label}: ", *doubt) for view in views for doubt in _doubts(view.measured)]
     for view in views:
-        if without := int((view.frame["status"] == "no figure").sum()):
+        if without := int((view.every["status"] == "no figure").sum()):
             texts.append(f"{view.label}: {noun(without, 'cell')} on a busy stream without a figure: {NO_FIGURE}")
+    texts += [f"{view.label}: {_OTHER_POLICY}" for view in views if not view.auto_shown]
     records = ((view.label, record) for view in views for record in view.run.records)
     notes = [f"{label}: {short(record.text)}" for label, record in records if isinstance(record, Note)]
     more = [f"and {len(notes) - _MOST_NOTES} more notes in the journal"] if len(notes) > _MOST_NOTES else []
@@ -136,14 +141,14 @@ def skipped(views: Sequence[View]) -> list[Text]:
     return [
         f"{view.label}: {backend}, {noun(len(cells), 'cell')}: {short(str(why))}"
         for view in views
-        for (backend, why), cells in where(view.frame, status="skipped").groupby(["backend", "reason"])
+        for (backend, why), cells in where(view.every, status="skipped").groupby(["backend", "reason"])
     ]
 
 
 def failed(views: Sequence[View]) -> DataTable | None:
     from kvbench.report.tables import rows_of  # the answer alone does not need it
 
-    cells = [(view.label, row) for view in views for row in rows_of(where(view.frame, status="failed"))]
+    cells = [(view.label, row) for view in views for row in rows_of(where(view.every, status="failed"))]
     rows = [(label, short(str(row["reason"])), Code(short(str(row["command"]), 2000))) for label, row in cells]
     more = f"And {len(rows) - _MOST_FAILURES} more in summary.csv." if len(rows) > _MOST_FAILURES else ""
     header = ("Run", "Reason", "Reproduced by")

@@ -19,7 +19,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visi
 from kvbench.analysis.margins import CONTROL, IN_TURN
 from kvbench.cells.axes import Reuse, StreamState
 from kvbench.cells.axis import Role
-from kvbench.cells.backend_facts import BATCHED, EMPTY, marked, plug_ins_of
+from kvbench.cells.backend_facts import AUTO, BATCHED, EMPTY, marked, plug_ins_of
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.report.numbers import noun, size
 from kvbench.results import Ceiling, Failure, Run, Visit
@@ -185,14 +185,24 @@ MOVED: Final = "other activity on the link or in host memory probably disturbed 
 
 @dataclass(frozen=True)
 class View:
-    """A run, the label, unique in the report, that its files and paragraphs go by, and the runs before it."""
+    """A run, the label, unique in the report, that its files and paragraphs go by, and the runs before it.
+
+    `auto_shown` says whether the report shows its cells of auto: not where a later run of the machine used another
+    policy.
+    """
 
     run: Run
     label: str
     earlier: "Sequence[View]" = ()
+    auto_shown: bool = True
 
     @cached_property
     def frame(self) -> pd.DataFrame:
+        """The cells that sections show, a row for each."""
+        return self.every if self.auto_shown else self.every[self.every["backend"] != AUTO].reset_index(drop=True)
+
+    @cached_property
+    def every(self) -> pd.DataFrame:
         """A row per cell, with the default of an axis written out where the run has swept that axis, and with a mark
         at the names of plug-ins' backends.
 
@@ -287,9 +297,14 @@ class View:
         return f"driver {short(str(version), 40)}"
 
     @property
+    def machine(self) -> tuple[str, str]:
+        """What runs of one machine share: its card and driver."""
+        return self.title, self.driver
+
+    @property
     def of_machine(self) -> "list[View]":
         """The runs of this machine, up to this one."""
-        return [view for view in (*self.earlier, self) if (view.title, view.driver) == (self.title, self.driver)]
+        return [view for view in (*self.earlier, self) if view.machine == self.machine]
 
     @property
     def date(self) -> str:
@@ -307,12 +322,24 @@ class View:
 def views_of(runs: Sequence[Run]) -> list[View]:
     """Return the runs with labels made from their folders' names."""
     views: list[View] = []
+    policies = _last_policies(runs)
     for run in runs:
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(run.path).absolute().name).strip("-") or "run"
         taken = {view.label for view in views}
         label = next(label for number in count(1) if (label := f"{name}-{number}" if number > 1 else name) not in taken)
-        views.append(View(run, label, tuple(views)))
+        outdated = _uses_auto(run) and policies[View(run, label).machine] != run.info.spec.get("policy")
+        views.append(View(run, label, tuple(views), auto_shown=not outdated))
     return views
+
+
+def _last_policies(runs: Sequence[Run]) -> dict[tuple[str, str], Any]:
+    """Return the policy of the last run of auto on each machine."""
+    autos = sorted(filter(_uses_auto, runs), key=lambda run: run.info.created)
+    return {View(run, "").machine: run.info.spec.get("policy") for run in autos}
+
+
+def _uses_auto(run: Run) -> bool:
+    return any(visit.cell.backend == AUTO for visit in run.visits)
 
 
 def warnings_of(run: Run) -> list[str]:

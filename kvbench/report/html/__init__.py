@@ -66,7 +66,7 @@ def rich(text: Text) -> Markup:
 def _cells(view: View) -> Iterator[Markup]:
     """Return a row of the look-up for every cell of a run; rows and their cells need no end tags."""
     axes = [name for name in AXES if name not in _NAMED_AXES]
-    for row in rows_of(view.frame):
+    for row in rows_of(view.every):
         texts = (view.label, *_shape(row), *_rates(row), _path(row), _other_axes(row, axes))
         yield Markup("<tr>") + Markup("").join(Markup("<td>{}").format(text) for text in texts)
 

@@ -28,7 +28,7 @@ def make(view: View) -> PartOrReason:
 
 def machines_table(views: Sequence[View]) -> DataTable | None:
     """Return a table with a column for each machine, a card with a driver; None for runs of one."""
-    machines = list(grouped(views, lambda view: (view.title, view.driver)).values())
+    machines = list(grouped(views, lambda view: view.machine).values())
     if len(machines) < 2:
         return None
     cells = [_idle_cells(runs) for runs in machines]
