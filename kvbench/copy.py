@@ -4,8 +4,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from kvbench.backends.auto import DEFAULTS
-from kvbench.backends.copier import copier_for
+from kvbench.backends.auto import DEFAULTS, copier_for
 from kvbench.engine.device import Device, open_device, resolve_device
 from kvbench.engine.faults import FaultPlan
 from kvbench.machine.observation import identity

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvbench.backends.auto import DEFAULTS
-from kvbench.backends.copier import copier_for
+from kvbench.backends.auto import DEFAULTS, copier_for
 from kvbench.copy import BlockCopier
 from kvbench.engine.device import Buffer, Device, MemoryKind, Stream, open_device
 from kvbench.engine.faults import FaultPlan

@@ -16,9 +16,9 @@ from kvbench.engine.device import (
     MemoryKind,
     Stream,
     Swap,
+    SwapMemory,
     TimedRegion,
 )
-from kvbench.engine.memory import SwapMemory
 
 POISON = 0xA5  # stands where no swap has written
 MAX_GAP_BYTES = 40

@@ -1,18 +1,139 @@
 """The backend auto, which copies as `kvbench.copy.BlockCopier` does: each list in the way that a policy names."""
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import sqrt
+from typing import Final, NamedTuple
 
-from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
-from kvbench.backends.copier import Copier, Way, copier_for
+from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest, facts_of
+from kvbench.backends.batched import PRIME_NS
 from kvbench.backends.per_block import PerBlock
-from kvbench.backends.sm import Sm
+from kvbench.backends.sm import FEW_BLOCKS, INLINE_UP_TO_BYTES, Sm, shape_on
 from kvbench.cells.axes import DEFAULT_ORDER, Direction, Order, StreamState
-from kvbench.cells.backend_facts import AUTO, PRIMED, SM
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.backend_facts import AUTO, BATCHED, MERGED, PRIMED, SM
+from kvbench.cells.blocks import SCATTERED_FROM_BYTES
+from kvbench.cells.cell import Cell
+from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES, DeviceFacts
+from kvbench.cells.kernel_shape import KernelShape
 from kvbench.cells.units import KIB
-from kvbench.engine.device import DIRECTIONS, Device, copier_swap
-from kvbench.policy import NO_POLICY, Choice, Policy, Table
+from kvbench.engine.device import DIRECTIONS, BatchOptions, BlockCopier, CopyTable, CopyWay, Device, copier_swap
+from kvbench.policy import NO_POLICY, SERVING, Choice, Policy, Table
+from kvbench.sweep.plan import with_usual
+
+# Stream states that say whether something is pending when a list comes.
+_STATES: Final = {StreamState.IDLE: False, StreamState.GATED: True}
+_UNALIGNED: Final = 1
+# Block sizes and numbers of blocks between which the rule of the copy kernel changes.
+_RULE_SIZES: Final = tuple(kib * KIB for kib in (1, 2, 4, 8, 16, 32, 64))
+_RULE_COUNTS: Final = (FEW_BLOCKS, FEW_BLOCKS + 1)
+
+
+class Way(NamedTuple):
+    """What a copier does with some lists: `choice`, `instead_of` another backend ("" for as the policy says)."""
+
+    choice: Choice
+    instead_of: str
+
+
+class Copier(NamedTuple):
+    """An engine's copier, and its ways by their indexes there."""
+
+    engine: BlockCopier
+    ways: Sequence[Way]
+
+
+def copier_for(device: Device, policies: Sequence[Policy], max_entries: int = 0) -> Copier:
+    """Return a copier by these policies: for each direction, the first that has a table serves.
+
+    It has room for lists of `max_entries` entries of one size; 0: room is made for each longer list. A choice of a
+    backend that is not one of `SERVING` is replaced by the copy kernel; on the device cpu, all but copies are replaced
+    by batched copies.
+    """
+    ways = _Ways(device)
+    tables = [
+        CopyTable(
+            direction=DIRECTIONS[direction],
+            pending=pending,
+            size_limits=_limits(sizes := sorted({*table.block_bytes, *_RULE_SIZES})),
+            count_limits=_limits(counts := sorted({*table.blocks, *_RULE_COUNTS})),
+            ways=[ways.index(table, size, count) for size in sizes for count in counts],
+        )
+        for direction in Direction
+        for state, pending in _STATES.items()
+        if (table := next(filter(None, (policy.table(direction, state) for policy in policies)), None))
+    ]
+    return Copier(BlockCopier(device.driver, ways.made, tables, max_entries), [key.way for key in ways.indexes])
+
+
+def _limits(values: Sequence[int]) -> list[float]:
+    """Return up to which value each of `values`, which ascend, is the nearest in ratio, without the last."""
+    return [sqrt(low * high) for low, high in pairwise(values)]
+
+
+class _Key(NamedTuple):
+    """A way, and the shapes of its copy kernel for aligned and for all other lists."""
+
+    way: Way
+    kernels: tuple[KernelShape, KernelShape] | None
+
+
+class _Ways:
+    """The ways of a copier, each made once."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._sm = device, Sm()
+        self._here = device.facts()
+        self._facts = facts_of(Sm.name, self._here)
+        self.indexes: dict[_Key, int] = {}
+        self.made: list[CopyWay] = []
+
+    def index(self, table: Table, block_bytes: int, blocks: int) -> int:
+        """Return the index in `made` of what a table chooses at a point."""
+        wanted = table.choose(blocks, block_bytes)
+        choice = self._served(wanted)
+        key = self._key(choice, "" if choice == wanted else wanted.backend, table.direction, block_bytes, blocks)
+        if key not in self.indexes:
+            self.indexes[key] = len(self.made)
+            self.made.append(self._by_kernel(key) if key.kernels else self._by_copies(choice))
+        return self.indexes[key]
+
+    def _served(self, wanted: Choice) -> Choice:
+        if not self._device.is_cuda:
+            return wanted if wanted.backend in SERVING and wanted.backend != SM else Choice(BATCHED)
+        return wanted if wanted.backend in SERVING else Choice(Sm.name)
+
+    def _key(self, choice: Choice, instead_of: str, direction: Direction, block_bytes: int, blocks: int) -> _Key:
+        if choice.backend != Sm.name:
+            return _Key(Way(choice, instead_of), None)
+        plain = Cell(Sm.name, direction, blocks, block_bytes, pool_bytes=SCATTERED_FROM_BYTES)
+        cell = with_usual(choice.apply(plain), self._facts, self._here)
+        aligned, unaligned = (shape_on(self._device, cell, block_bytes, bits) for bits in (0, _UNALIGNED))
+        return _Key(Way(Choice.at(cell), instead_of), (aligned, unaligned))
+
+    def _by_copies(self, choice: Choice) -> CopyWay:
+        merged, sliced = choice.backend == MERGED, choice.backend in (PRIMED, MERGED)
+        cell = choice.apply(Cell(choice.backend, Direction.H2D, 1, 1))
+        batch = BatchOptions(
+            sliced=sliced,
+            descriptors_per_call=cell.descriptors_per_call or 0,
+            prefer_overlap=bool(cell.overlap),
+            by_host_address=merged,
+            merge=merged,
+            prime_ns=PRIME_NS,
+            prime_up_to_bytes=CPU_INLINE_UP_TO_BYTES if sliced and self._device.is_cuda else 0,
+        )
+        return CopyWay(one_by_one=choice.backend == PerBlock.name, batch=batch)
+
+    def _by_kernel(self, key: _Key) -> CopyWay:
+        assert key.kernels is not None
+        aligned, unaligned = key.kernels
+        return CopyWay(
+            sms=int(dict(key.way.choice.axes)["sms"]),
+            aligned=self._sm.kernel(self._device, aligned) if aligned != unaligned else None,
+            any=self._sm.kernel(self._device, unaligned),
+            inline_up_to=INLINE_UP_TO_BYTES,
+        )
+
 
 # Without a policy: the smallest rule of the engine runs of an H200 and an H100 (reports/) is one line, `sm` with its
 # default SM counts. For blocks larger than there, copies that take no SM lose little.

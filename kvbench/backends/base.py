@@ -22,8 +22,7 @@ from kvbench.sweep.installed import Installed, installed
 from kvbench.text import printable, short
 
 if TYPE_CHECKING:
-    from kvbench.engine.device import Device, Swap
-    from kvbench.engine.memory import SwapMemory
+    from kvbench.engine.device import Device, Swap, SwapMemory
 
 
 class Mechanism(StrEnum):

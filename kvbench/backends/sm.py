@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction
 from kvbench.cells.backend_facts import SM, SmsRow, SmsRule
+from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import DeviceFacts
 from kvbench.cells.kernel_shape import MAX_SHARED_BYTES, RULE, KernelShape
-from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.cells.units import KIB
 from kvbench.engine.device import DIRECTIONS, Device, SmKernel, SmMethod, sm_copy, sm_copy_tensors
 from kvbench.engine.nvrtc import cached_cubin

@@ -17,7 +17,7 @@ from kvbench.policy import Choice
 from kvbench.sweep.installed import Engine, Values
 
 if TYPE_CHECKING:
-    from kvbench.engine.memory import SwapMemory
+    from kvbench.engine.device import SwapMemory
 
 _LIBRARY: Final = "vllm/_C_stable_libtorch.abi3.so"
 _TRITON: Final = "vllm/v1/kv_offload/cpu/swap_blocks_triton.py"

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from kvbench.cells.blocks import sets_of
 from kvbench.cells.cell import Cell
-from kvbench.cells.locality import sets_of
 from kvbench.cells.pattern import SHUFFLED, Pattern, Tensors, pool_rows
 
 Rows = NDArray[np.uint64]

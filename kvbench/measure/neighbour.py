@@ -17,8 +17,8 @@ import numpy as np
 
 from kvbench.backends.base import Backend, PreparedSwap, SwapRequest, another
 from kvbench.cells.axes import Neighbour
+from kvbench.cells.blocks import opposite, region_bytes
 from kvbench.cells.cell import Cell
-from kvbench.cells.locality import opposite, region_bytes
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.engine.device import Device, Event, Stream, Swap, SwapLoop
 from kvbench.errors import KvbenchError

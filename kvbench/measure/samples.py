@@ -12,19 +12,16 @@ import numpy as np
 
 from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Neighbour, StreamState
+from kvbench.cells.blocks import layer_blocks, layer_tensors, most_sets
 from kvbench.cells.cell import Cell
-from kvbench.cells.layers import layer_blocks, layer_tensors
-from kvbench.cells.locality import most_sets
 from kvbench.cells.units import gigabytes_per_second
-from kvbench.engine.device import STREAM_STATES, Device, Event, Queue, Sample, Swap, TimedRegion
-from kvbench.engine.memory import SwapMemory, TensorGrid
+from kvbench.engine.device import STREAM_STATES, Device, Event, Queue, Sample, Swap, SwapMemory, TensorGrid, TimedRegion
 from kvbench.measure.bench import Bench
 from kvbench.measure.layout import lay_out
 from kvbench.measure.neighbour import Flow, FlowSample, LayeredStep, RunningNeighbour, measure_beside
 from kvbench.measure.workload import Workload
 from kvbench.results.schema import Beside, StopReason
-from kvbench.sweep.estimate import BUSY_TWINS, CHAIN, LEAST_BESIDE_S, SHORT_CHAIN, WATCHED_SHARE, submissions
-from kvbench.sweep.spec import Sampling
+from kvbench.sweep.spec import BUSY_TWINS, CHAIN, LEAST_BESIDE_S, SHORT_CHAIN, WATCHED_SHARE, Sampling, submissions
 
 AnySample = Sample | FlowSample
 TakeOne = Callable[[], AnySample]

@@ -9,7 +9,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from kvbench.cells.axes import Neighbour
-from kvbench.cells.layers import LAYERS_OF_70B
+from kvbench.cells.blocks import LAYERS_OF_70B
 from kvbench.models.geometry import LayerGroup
 from kvbench.models.presets import find_model
 

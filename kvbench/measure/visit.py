@@ -10,9 +10,9 @@ import numpy as np
 
 from kvbench.backends.base import Mechanism
 from kvbench.cells.axes import Reuse, StreamState
+from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import BATCH_MAY_USE_SMS_FROM
-from kvbench.cells.layers import TRACE
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.engine.device import Event
 from kvbench.engine.faults import Fault
@@ -25,7 +25,7 @@ from kvbench.measure.samples import AnySample, Sampler, SetUp, Taken, TakeOne
 from kvbench.measure.workload import VerificationError, Workload
 from kvbench.results.schema import Beside, EffectivePath, Samples, Visit
 from kvbench.run.protocol import MeasureCell
-from kvbench.sweep.estimate import BUSY_TWINS
+from kvbench.sweep.spec import BUSY_TWINS
 
 ORDER_DELAY_US: Final = 20_000
 # How much faster than the best large copies a swap may be. Copies of the device cpu can stay in its caches, and a

@@ -14,8 +14,8 @@ import numpy as np
 
 from kvbench.backends.base import backend_named, facts_of, is_own
 from kvbench.cells.axes import Direction
+from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import Cell
-from kvbench.cells.layers import TRACE
 from kvbench.cells.units import rough_size
 from kvbench.engine.device import (
     SOURCE_HASH,
@@ -32,10 +32,9 @@ from kvbench.engine.nvrtc import kernel_texts
 from kvbench.errors import KvbenchError
 from kvbench.machine.probes import far_pages, stay_near
 from kvbench.measure.bench import Bench
-from kvbench.measure.control import ControlCopies, open_control, time_copies
 from kvbench.measure.disturbance import GpuClocks, SteadyCpu
 from kvbench.measure.replay import Placed, place, set_up_replay
-from kvbench.measure.roof import compiling, measure_ceiling, measure_roof
+from kvbench.measure.roof import ControlCopies, compiling, measure_ceiling, measure_roof, open_control, time_copies
 from kvbench.measure.samples import SetUp, set_up
 from kvbench.measure.visit import visit
 from kvbench.measure.workload import Pools, VerificationError
@@ -54,7 +53,7 @@ START_DEADLINE_S: Final = 20
 # workers, repeats of visits, policies.
 _WINGS: Final = ("backends", "cells", "engine", "engines", "measure")
 _FILES: Final = (
-    "sweep/estimate.py", "sweep/spec.py", "run/worker_process.py", "run/execution.py", "policy.py",
+    "sweep/spec.py", "run/worker_process.py", "run/execution.py", "policy.py",
 )  # fmt: skip
 
 

@@ -19,10 +19,11 @@ from kvbench.engine.device import (
     Device,
     MemoryKind,
     Stream,
+    SwapMemory,
+    TensorGrid,
     audit_words,
     write_words,
 )
-from kvbench.engine.memory import SwapMemory, TensorGrid
 from kvbench.errors import KvbenchError
 from kvbench.measure.layout import Layout, stacked
 

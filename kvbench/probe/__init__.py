@@ -1,1 +1,1 @@
-"""What the driver really does with a batched copy: one file a probe, each run in a process of its own."""
+"""What the driver really does with a batched copy: each probe runs in a process of its own."""

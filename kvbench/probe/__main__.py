@@ -1,7 +1,8 @@
 """The process of one probe: `python -m kvbench.probe NAME DEVICE FAULT` writes a line of JSON for each message."""
 
-import importlib
 import sys
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -11,9 +12,11 @@ from kvbench.engine.device import EngineError, Stream, die_with_parent, open_dev
 from kvbench.engine.faults import parse_faults
 from kvbench.errors import KvbenchError
 from kvbench.machine.observation import identity
-from kvbench.probe.common import HEALTH, MODULES, ProbeFinding, Unanswered
+from kvbench.probe.call import attributes, capture, count, lifetime, order
+from kvbench.probe.common import HEALTH, ProbeFinding, Unanswered
+from kvbench.probe.path import confidential, engine, inline, peers
 from kvbench.probe.probe_bench import Blocks, ProbeBench
-from kvbench.probe.registration import RegistrationRefusedError
+from kvbench.probe.registration import RegistrationRefusedError, largest, registration, stalls
 
 
 def _probe(name: str, device: str, fault: str) -> ProbeFinding | Unanswered:
@@ -23,10 +26,7 @@ def _probe(name: str, device: str, fault: str) -> ProbeFinding | Unanswered:
         opened.driver.bind_thread()
         bench = ProbeBench(opened, Stream(opened.driver))
         opened.arm(plan.faults[0] if plan.faults else None)
-        if name == HEALTH:
-            return _health(bench)
-        module = importlib.import_module(f"kvbench.probe.{MODULES.get(name, name)}")
-        answer: ProbeFinding | Unanswered = getattr(module, name)(bench)
+        return _FUNCTIONS[name](bench)
     except RegistrationRefusedError as refused:
         size_mib = refused.size_bytes / MIB
         return ProbeFinding(
@@ -34,7 +34,6 @@ def _probe(name: str, device: str, fault: str) -> ProbeFinding | Unanswered:
         )
     except (EngineError, KvbenchError) as error:
         return Unanswered(str(error))
-    return answer
 
 
 def _health(bench: ProbeBench) -> ProbeFinding:
@@ -54,6 +53,14 @@ def _health(bench: ProbeBench) -> ProbeFinding:
         expected=wrong == 0,
         figures={"title": info.title, **{name: value for name, value in known.items() if value not in (None, "")}},
     )
+
+
+_FUNCTIONS: Final[Mapping[str, Callable[[ProbeBench], ProbeFinding | Unanswered]]] = {
+    probe.__name__: probe
+    for probe in (
+        attributes, capture, confidential, count, engine, inline, largest, lifetime, order, peers, registration, stalls,
+    )
+} | {HEALTH: _health}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -24,16 +24,6 @@ PROBES: Final = {
     "stalls": "does pinning memory in another thread stall swaps?",
     "largest": "how much host memory does one registration take?",
 }
-# Name of each probe whose function is not in a module of its own name in this folder -> that module.
-MODULES: Final = {
-    "attributes": "arrays",
-    "lifetime": "arrays",
-    "capture": "call",
-    "count": "call",
-    "engine": "path",
-    "inline": "path",
-    "largest": "registration",
-}
 # Name of each probe that runs only where it is named -> why.
 OFF: Final = {"largest": "it pins most of the host's memory, which other processes may need"}
 HEALTH: Final = "health"

@@ -15,9 +15,8 @@ import pandas as pd
 from kvbench.analysis.intervals import Floats, grouped_outliers, grouped_quartiles, median_interval
 from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
 from kvbench.cells.axis import Role
+from kvbench.cells.blocks import SCATTERED_FROM_BYTES, TRACE
 from kvbench.cells.cell import AXES, Cell, axes_of, command_of
-from kvbench.cells.layers import TRACE
-from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.results.columns import NO_FIGURE, SAMPLE_COLUMNS, TIMES, TYPES
 from kvbench.results.cost import layer_figures, median_or_nan, neighbour_figures
 from kvbench.results.schema import CellRecord, EffectivePath, Failure, Record, Roof, RunInfo, Skip, Visit

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from kvbench.cells.axes import Direction
+from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import Cell
-from kvbench.cells.layers import TRACE
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.errors import UsageError
 from kvbench.results.rundir import Run

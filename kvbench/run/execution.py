@@ -15,9 +15,9 @@ import msgspec
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.backend_facts import AUTO, SM
+from kvbench.cells.blocks import region_bytes
 from kvbench.cells.cell import Cell, command_of
 from kvbench.cells.device_facts import CEILING_BYTES
-from kvbench.cells.locality import region_bytes
 from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError
 from kvbench.machine.observation import XidErrors, observe
 from kvbench.results import RunWriter, load_run
@@ -36,9 +36,8 @@ from kvbench.results.schema import (
 )
 from kvbench.run.protocol import InTurn, MeasureCeiling, MeasureCell, MeasureControl, MeasureRoof, Opened
 from kvbench.run.worker_process import LostError, NotAskedError, WorkerSlot
-from kvbench.sweep.estimate import submissions, usual_seconds, visit_deadline_s
 from kvbench.sweep.plan import Plan, PlannedVisit, by_package, visits
-from kvbench.sweep.spec import OF_TRACE, SweepSpec
+from kvbench.sweep.spec import OF_TRACE, SweepSpec, submissions, usual_seconds, visit_deadline_s
 from kvbench.text import counted
 
 

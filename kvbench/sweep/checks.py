@@ -6,14 +6,12 @@ from typing import Final
 
 from kvbench.cells.axes import Neighbour, StreamState
 from kvbench.cells.backend_facts import BackendFacts
+from kvbench.cells.blocks import LAYERS_OF_8B, LAYERS_OF_70B, misfit, opposite, region_bytes, unfit
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.device_facts import CEILING_BYTES, DeviceFacts
 from kvbench.cells.kernel_shape import RULE, KernelShape
-from kvbench.cells.layers import LAYERS_OF_8B, LAYERS_OF_70B, unfit
-from kvbench.cells.locality import misfit, opposite, region_bytes
 from kvbench.cells.units import format_size, rough_size
-from kvbench.sweep.estimate import submissions
-from kvbench.sweep.spec import Sampling, SweepSpec
+from kvbench.sweep.spec import Sampling, SweepSpec, submissions
 
 ALL_SMS: Final = 0
 DESCRIPTOR_BYTES: Final = 24

@@ -10,15 +10,14 @@ from typing import Final
 from kvbench.cells.axes import DEFAULT_ORDER, Memory
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.backend_facts import AUTO, BackendFacts, plug_ins_of
+from kvbench.cells.blocks import default_pool_bytes
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.device_facts import DeviceFacts
 from kvbench.cells.filter import refusal
-from kvbench.cells.locality import default_pool_bytes
 from kvbench.errors import UsageError
 from kvbench.sweep.checks import ALL_SMS, Context, footprint, free_for_a_pool, usable_of_host, why_not
-from kvbench.sweep.estimate import usual_seconds
 from kvbench.sweep.installed import unknown_backend
-from kvbench.sweep.spec import Group, Sampling, SweepSpec
+from kvbench.sweep.spec import Group, Sampling, SweepSpec, usual_seconds
 
 MAX_COMBINATIONS: Final = 200_000
 # Sequences whose number of layers is the model's.

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from kvbench.errors import UsageError
-from kvbench.sweep.json_lines import lines_of
+from kvbench.sweep.swap_file import lines_of
 from kvbench.text import printable, short
 
 # From this line on, a file of which fewer than one line in GOOD_LINE_IN is a request has another format, or is a bomb.

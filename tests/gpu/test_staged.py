@@ -9,8 +9,17 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.units import KIB, MIB
-from kvbench.engine.device import Buffer, Device, MemoryKind, Stream, Swap, TimedRegion, audit_words, write_words
-from kvbench.engine.memory import SwapMemory
+from kvbench.engine.device import (
+    Buffer,
+    Device,
+    MemoryKind,
+    Stream,
+    Swap,
+    SwapMemory,
+    TimedRegion,
+    audit_words,
+    write_words,
+)
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import GpuClocks, SteadyCpu
 from kvbench.measure.workload import Pools

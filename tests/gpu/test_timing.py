@@ -12,9 +12,8 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.engine.device import Device, Stream, TimedRegion
 from kvbench.measure.bench import Bench
-from kvbench.measure.control import open_control, time_copies
 from kvbench.measure.disturbance import GpuClocks, SteadyCpu
-from kvbench.measure.roof import measure_ceiling, measure_roof
+from kvbench.measure.roof import measure_ceiling, measure_roof, open_control, time_copies
 from kvbench.measure.samples import DELAY_SPARE_US
 from kvbench.measure.visit import FASTER_THAN_THE_LINK
 from kvbench.measure.workload import Pools, VerificationError

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvbench.backends.copier import copier_for
+from kvbench.backends.auto import copier_for
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.copy import BlockCopier
 from kvbench.engine.device import DIRECTIONS, Buffer, EngineError, MemoryKind, Stream, open_device, register_pages

@@ -13,8 +13,7 @@ import pytest
 from msgspec import structs
 from numpy.typing import NDArray
 
-from kvbench.backends.auto import DEFAULTS
-from kvbench.backends.copier import copier_for
+from kvbench.backends.auto import DEFAULTS, copier_for
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.copy import BlockCopier
 from kvbench.engine.device import (

@@ -7,7 +7,7 @@ from typing import Final
 import pandas as pd
 
 from kvbench.cells.backend_facts import method_label
-from kvbench.cells.layers import AT_ONCE
+from kvbench.cells.blocks import AT_ONCE
 from kvbench.cells.pattern import AS_PATTERN
 from kvbench.errors import UsageError
 from kvbench.models.geometry import swaps_from_plain

@@ -10,7 +10,7 @@ from kvbench.analysis.compare import MIN_PAIRS, leaders
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.backend_facts import BATCHED, method_label
-from kvbench.cells.layers import TRACE
+from kvbench.cells.blocks import TRACE
 from kvbench.cells.units import two_digits
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Text

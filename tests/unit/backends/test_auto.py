@@ -14,17 +14,15 @@ import pytest
 
 from kvbench.analysis.margins import TIED
 from kvbench.backends import auto
-from kvbench.backends.auto import DEFAULTS
+from kvbench.backends.auto import DEFAULTS, Copier, copier_for
 from kvbench.backends.base import PreparedSwap, SwapRequest
-from kvbench.backends.copier import Copier, copier_for
 from kvbench.backends.sm import Sm, shape_for
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import DeviceFacts
 from kvbench.cells.kernel_shape import KernelShape
-from kvbench.engine.device import DIRECTIONS, BatchOptions, CopyWay, Device, Swap, open_device
+from kvbench.engine.device import DIRECTIONS, BatchOptions, CopyWay, Device, Swap, SwapMemory, TensorGrid, open_device
 from kvbench.engine.faults import FaultPlan
-from kvbench.engine.memory import SwapMemory, TensorGrid
 from kvbench.policy import SERVING, Choice, Policy, Table, load_policy
 from kvbench.report.build import report_files
 from kvbench.results import Note, Visit, load_run
@@ -320,8 +318,8 @@ def test_a_copier_has_the_kernels_of_sm_for_lists_of_every_size(monkeypatch: pyt
 
     device = gpu(H200)
     monkeypatch.setattr(Sm, "kernel", lambda *arguments: arguments[-1])
-    monkeypatch.setattr("kvbench.backends.copier.shape_on", shape_here)
-    monkeypatch.setattr("kvbench.backends.copier.CopyWay", noted)
+    monkeypatch.setattr("kvbench.backends.auto.shape_on", shape_here)
+    monkeypatch.setattr("kvbench.backends.auto.CopyWay", noted)
     copier = copier_for(device, [policy_of("sm sms=4")])
     for direction, kib in product(Direction, (1, 2, 4, 8, 16, 32, 64)):
         cell = Cell("sm", direction, 1024, kib << 10, pool_bytes=1 << 30, sms=4)
@@ -333,7 +331,7 @@ def test_a_copier_has_the_kernels_of_sm_for_lists_of_every_size(monkeypatch: pyt
 def test_a_copier_hands_the_axes_of_a_choice_to_batched_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[dict[str, object]] = []
     monkeypatch.setattr(
-        "kvbench.backends.copier.BatchOptions", lambda **options: made.append(options) or BatchOptions(**options)
+        "kvbench.backends.auto.BatchOptions", lambda **options: made.append(options) or BatchOptions(**options)
     )
     for text, overlap, most in (("batched overlap=on", True, 0), ("batched descriptors_per_call=8", False, 8)):
         copier_for(gpu(H200), [policy_of(text)])

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from kvbench.cells.axes import Direction, Neighbour, StreamState
+from kvbench.cells.blocks import layer_blocks, unfit
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.layers import layer_blocks, unfit
 from kvbench.cells.pattern import Pattern
 from kvbench.errors import UsageError
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.cells.axes import Direction, Neighbour, Reuse
+from kvbench.cells.blocks import MOST_DESCRIPTORS, default_pool_bytes, misfit, region_bytes, sets_of
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.locality import MOST_DESCRIPTORS, default_pool_bytes, misfit, region_bytes, sets_of
 from kvbench.errors import UsageError
 from tests.strategies import GIB
 

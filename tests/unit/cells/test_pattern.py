@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.cells.axes import Direction, Reuse
+from kvbench.cells.blocks import misfit
 from kvbench.cells.cell import Cell
-from kvbench.cells.locality import misfit
 from kvbench.cells.pattern import AS_PATTERN, Pattern, Tensors, pool_rows
 from tests.strategies import patterns, side_patterns
 

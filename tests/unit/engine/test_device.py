@@ -30,6 +30,7 @@ from kvbench.engine.device import (
     Sample,
     Stream,
     Swap,
+    SwapMemory,
     TimedRegion,
     batched,
     open_device,
@@ -37,7 +38,6 @@ from kvbench.engine.device import (
     resolve_device,
 )
 from kvbench.engine.faults import Fault, FaultPlan
-from kvbench.engine.memory import SwapMemory
 from kvbench.errors import UsageError
 from tests.swaps import POISON, aligned_swap, compare, mixed_swap, run_and_compare
 

@@ -13,8 +13,7 @@ from kvbench.backends.base import Backend, SwapRequest
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
-from kvbench.engine.device import Addresses
-from kvbench.engine.memory import SwapMemory
+from kvbench.engine.device import Addresses, SwapMemory
 from kvbench.engines import lmcache
 from kvbench.engines.lmcache import LmCache, LmCacheDirect, check
 from kvbench.errors import KvbenchError

@@ -162,7 +162,7 @@ def test_the_swaps_of_a_neighbour_have_a_backend_of_their_own(bench: Bench, monk
 
 
 def test_the_swaps_of_a_neighbour_are_fresh_and_scattered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvbench.cells.locality.SCATTERED_FROM_BYTES", 8 << 20)
+    monkeypatch.setattr("kvbench.cells.blocks.SCATTERED_FROM_BYTES", 8 << 20)
     cell = replace(CELL, neighbour=Neighbour.SWAP, pool_bytes=4 << 20)
     swaps = Recorded(honest)
     work = SwapsBack(bench.device, stream := Stream(bench.device.driver), swaps, cell, None)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.cells.axes import Direction
-from kvbench.measure.control import COPY_BYTES, ControlError, HostControl, open_control, time_copies
+from kvbench.measure.roof import COPY_BYTES, ControlError, HostControl, open_control, time_copies
 from kvbench.results import Control, load_run
 from tests.command import BRIEF, swept, tiny
 

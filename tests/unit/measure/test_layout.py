@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvbench.cells.axes import Direction, Reuse
+from kvbench.cells.blocks import misfit, region_bytes, sets_of
 from kvbench.cells.cell import Cell
-from kvbench.cells.locality import misfit, region_bytes, sets_of
 from kvbench.cells.pattern import Pattern, Tensors
 from kvbench.measure.layout import Layout, lay_out
 

@@ -18,11 +18,10 @@ from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.batched import Batched
 from kvbench.backends.per_block import PerBlock
 from kvbench.cells.axes import Direction, Reuse, StreamState
+from kvbench.cells.blocks import FORGOTTEN_AFTER_BYTES
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import CEILING_BYTES, DeviceFacts
-from kvbench.cells.locality import FORGOTTEN_AFTER_BYTES
-from kvbench.engine.device import DIRECTIONS, Stream, per_block
-from kvbench.engine.memory import SwapMemory
+from kvbench.engine.device import DIRECTIONS, Stream, SwapMemory, per_block
 from kvbench.measure import visit
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import Threads
@@ -31,8 +30,7 @@ from kvbench.measure.samples import Taken, set_up
 from kvbench.measure.workload import Pools, VerificationError, Workload
 from kvbench.results.schema import Disturbance
 from kvbench.run.protocol import InTurn, MeasureCell
-from kvbench.sweep.estimate import CHAIN, SHORT_CHAIN, submissions
-from kvbench.sweep.spec import Sampling
+from kvbench.sweep.spec import CHAIN, SHORT_CHAIN, Sampling, submissions
 from tests.visits import cpu_bench, measure
 
 # By the comparison of all bytes behind the samples, or of a watched swap.
@@ -598,7 +596,7 @@ def test_a_visit_makes_as_many_swaps_as_the_plan_has_sets_of_blocks_for(
 ) -> None:
     """In round 0, by a backend whose twins on a busy stream tell what the CPU copies; without watched swaps."""
     monkeypatch.setattr("kvbench.measure.samples.WATCHED_SHARE", 0.0)
-    monkeypatch.setattr("kvbench.sweep.estimate.WATCHED_SHARE", 0.0)
+    monkeypatch.setattr("kvbench.sweep.spec.WATCHED_SHARE", 0.0)
     cell = Cell("cheat", Direction.H2D, 2, 512, state, reuse=Reuse.FRESH, pool_bytes=4 << 20)
     ready = set_up(bench, Recorded(honest, mechanism=Mechanism.BATCHED_COPY), cell, SAMPLING, 1)
     advance = mock.Mock(side_effect=ready.workload.advance)

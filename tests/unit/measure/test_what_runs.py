@@ -22,8 +22,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("backends/sm.py", True),
         ("cells/device_facts.py", True),  # connections
         ("measure/visit.py", True),
-        ("sweep/estimate.py", True),  # lengths of chains
-        ("sweep/spec.py", True),  # defaults of sampling
+        ("sweep/spec.py", True),  # defaults of sampling, lengths of chains
         ("run/execution.py", True),  # repeats of disturbed visits
         ("run/worker_process.py", True),  # the environment of workers
         ("policy.py", True),  # policies

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvbench.cells.axes import Direction, Memory, Reuse
+from kvbench.cells.blocks import misfit, region_bytes
 from kvbench.cells.cell import EQUAL, Cell
-from kvbench.cells.locality import misfit, region_bytes
 from kvbench.cells.pattern import Pattern
-from kvbench.engine.device import DIRECTIONS, Device, Stream, open_device, per_block
+from kvbench.engine.device import DIRECTIONS, Device, Stream, SwapMemory, open_device, per_block
 from kvbench.engine.faults import FaultPlan
-from kvbench.engine.memory import SwapMemory
 from kvbench.measure.layout import lay_out
 from kvbench.measure.workload import EDGE_BYTES, Pools, VerificationError, Workload
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.cells.axes import Direction
+from kvbench.cells.blocks import misfit
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.locality import misfit
 from kvbench.cells.pattern import Tensors
 from kvbench.errors import UsageError
 from kvbench.models.geometry import (

@@ -15,9 +15,8 @@ from kvbench.cells.cell import Cell
 from kvbench.run import worker_process
 from kvbench.run.protocol import Open, Opened, Refused
 from kvbench.run.worker_process import HungError, Interpreter, LostError, WorkerProcess, WorkerSlot
-from kvbench.sweep.estimate import visit_deadline_s
 from kvbench.sweep.installed import Installed, installed
-from kvbench.sweep.spec import Sampling, SweepSpec
+from kvbench.sweep.spec import Sampling, SweepSpec, visit_deadline_s
 
 OPEN = Open(device="cpu", fault=None)
 
