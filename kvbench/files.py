@@ -119,11 +119,6 @@ def write_output(option: str, path: Path, data: bytes, ours: Callable[[Path], ob
         raise UsageError(f"{option} {path}: cannot be written: {why}") from None
 
 
-def open_log(path: Path) -> BinaryIO:
-    """Open a log for appending; raises OSError, including for a symbolic link."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644), "ab")
-
-
 def raise_if_no_room(path: Path, error: OSError) -> None:
     """Raise StorageError if `error` means that the disk is full or gone."""
     if error.errno in _NO_ROOM:

@@ -20,10 +20,6 @@ OF_A_RUN: Final = Margin(0.02, "in consecutive runs of one build, a cell moves b
 GATE: Final = Margin(0.03, "it is the smallest change that a gate must find")
 CONTROL: Final = Margin(0.02, "large plain copies on a quiet link repeat more closely")
 CONTROL_CPU: Final = Margin(0.10, "a fixed piece of work takes this much longer on a CPU with a busy sibling thread")
-SLOW_CPU: Final = Margin(
-    0.5,
-    "the CPU probe takes up to 1.2 times its best time on a quiet host, and twice on a core with a busy sibling thread",
-)
 INLINE: Final = Margin(
     0.25, "where the CPU copies, other work on the host changes the time of a visit by up to this much"
 )

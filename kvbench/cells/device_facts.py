@@ -1,10 +1,12 @@
 """Facts about a device that its worker reports, so that the parent can plan without it, and about all devices."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from kvbench.cells.units import KIB
+from kvbench.errors import UsageError
 
 # Size of the plain copy that measures a device's ceiling.
 CEILING_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 26}
@@ -37,3 +39,14 @@ class DeviceFacts:
     batch_entry: str | None
     shared_bytes: int | None = None
     has_torch: bool = True
+
+
+def device_named(asked: str, devices: Iterable[DeviceFacts]) -> str:
+    """Return the name of a requested device; "auto" is the first GPU of `devices`, else "cpu". Raises UsageError."""
+    if asked == "auto":
+        return next((device.name for device in devices if device.kind == "cuda"), "cpu")
+    if asked == "cuda":
+        return "cuda:0"
+    if asked != "cpu" and not re.fullmatch(r"cuda:\d+", asked, re.ASCII):
+        raise UsageError(f"--device {asked}: not a device; write auto, cpu, cuda or cuda:N")
+    return plain_device(asked)

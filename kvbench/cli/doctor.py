@@ -10,9 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from kvbench.cells.device_facts import DeviceFacts, device_named
 from kvbench.cli.options import complete_device
 from kvbench.errors import ExitCode
-from kvbench.machine.doctor import Check, EngineReport, Findings, Status, diagnose, resolve_device
+from kvbench.machine.doctor import Check, EngineReport, Findings, Status, diagnose
 
 
 def doctor(
@@ -44,7 +45,6 @@ def doctor(
 def engine_checks() -> list[Check]:
     """Return for every engine's code whether it would load on a machine with a GPU, that of backends first."""
     from kvbench.backends.base import facts_of
-    from kvbench.cells.device_facts import DeviceFacts
     from kvbench.sweep.installed import engines, installed
 
     gpu = DeviceFacts("cuda:0", "cuda", "a GPU", None, 0, 0, None)
@@ -66,12 +66,12 @@ def gather(asked: str) -> Findings:
     from kvbench.machine.probes import cpus_of_node
     from kvbench.run import device_check
 
-    resolve_device(asked, EngineReport(engine_error=None))  # reject a misspelt device before the engine loads
+    device_named(asked, ())  # reject a misspelt device before the engine loads
     try:
         engine = device_check.describe()
     except Exception as error:
         engine = EngineReport(engine_error=f"{type(error).__name__}: {error}")
-    device = resolve_device(asked, engine)
+    device = device_named(asked, engine.devices)
     bus_id = engine.pci_bus_ids.get(device)
     facts = next((one for one in engine.devices if one.name == device), None)
     known = identity(device, engine.engine_version or "", pci_bus_id=bus_id, sm_count=facts.sm_count if facts else None)

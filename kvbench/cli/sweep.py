@@ -183,14 +183,7 @@ def sweep(
         return
     else:
         outcomes = _start(asked(), out, reporter)
-    for outcome in outcomes:
-        reporter.finished(outcome)
-    measured = [outcome.path for outcome in outcomes if outcome.measured]
-    if measured and not as_json and not quiet:
-        typer.echo("")
-        show(measured)
-    if code := max(outcome.exit_code for outcome in outcomes):  # an interruption counts before failed cells
-        raise typer.Exit(code)
+    _finish(outcomes, reporter, shown=not as_json and not quiet)
 
 
 def terminated(number: int, _frame: object) -> None:
@@ -233,6 +226,17 @@ def _start(spec: SweepSpec, out: Path | None, observer: "Observer") -> "list[Out
     if len(spec.devices) > 1:
         return start_together(spec, folder, command, observer)
     return [start_sweep(spec, folder, command, observer)]
+
+
+def _finish(outcomes: "list[Outcome]", reporter: "PlainReporter | JsonReporter", *, shown: bool) -> None:
+    for outcome in outcomes:
+        reporter.finished(outcome)
+    measured = [outcome.path for outcome in outcomes if outcome.measured]
+    if measured and shown:
+        typer.echo("")
+        show(measured)
+    if code := max(outcome.exit_code for outcome in outcomes):  # an interruption counts before failed cells
+        raise typer.Exit(code)
 
 
 def _with_policy(spec: SweepSpec, option: Path | None) -> SweepSpec:

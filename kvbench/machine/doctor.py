@@ -1,15 +1,13 @@
 """The checks of `kvbench doctor`: from facts about the machine to checks with remedies. Pure functions."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from typing import Any, Final
 
-from kvbench.cells.device_facts import DeviceFacts, plain_device
+from kvbench.cells.device_facts import DeviceFacts
 from kvbench.cells.units import MIB, format_size
-from kvbench.errors import UsageError
 
 _FREE_ENOUGH_BYTES: Final = 4096 * MIB
 _BUSY_PERCENT: Final = 5
@@ -95,17 +93,6 @@ class Findings:
 
 # What a check returns: its status, what was found and, if something is wrong, the remedy.
 _Result = tuple[Status, str] | tuple[Status, str, str]
-
-
-def resolve_device(asked: str, engine: EngineReport) -> str:
-    """Return the requested device; "auto" is the first GPU, else "cpu". Raises UsageError for an invalid name."""
-    if asked == "auto":
-        return next((device.name for device in engine.devices if device.kind == "cuda"), "cpu")
-    if asked == "cuda":
-        return "cuda:0"
-    if asked != "cpu" and not re.fullmatch(r"cuda:\d+", asked, re.ASCII):
-        raise UsageError(f"--device {asked}: not a device; write auto, cpu, cuda or cuda:N")
-    return plain_device(asked)
 
 
 def diagnose(findings: Findings) -> list[Check]:

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
+from kvbench.cells.device_facts import device_named
 from kvbench.cli.options import complete_device, version_line
 from kvbench.errors import ExitCode, UsageError, brief
 from kvbench.files import write_whole
@@ -64,9 +65,8 @@ def _resolved(device: str, fault: str | None) -> str:
     """Return the name of the device; raises UsageError for one that is not there and for an invalid fault."""
     from kvbench.engine.device import resolve_device
     from kvbench.engine.faults import FaultPlan, parse_faults
-    from kvbench.machine import doctor
 
-    doctor.resolve_device(device, doctor.EngineReport(engine_error=None))  # rejects a misspelt name
+    device_named(device, ())  # rejects a misspelt name
     resolved, plan = resolve_device(device), parse_faults(fault)
     if plan != FaultPlan() and resolved != "cpu":
         raise UsageError(f"--fault: not supported on {resolved}; use --device cpu")

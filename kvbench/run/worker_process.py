@@ -19,7 +19,6 @@ import msgspec
 from kvbench.cells.backend_facts import BackendFacts
 from kvbench.cells.device_facts import HARDWARE_QUEUES
 from kvbench.errors import ExitCode, KvbenchError, UsageError
-from kvbench.files import open_log
 from kvbench.results.schema import Failure, FailureKind, Visit
 from kvbench.run.protocol import (
     ANSWERS,
@@ -45,6 +44,8 @@ _STEP_S: Final = 0.1
 # A process that is blocked in a driver call cannot be killed; kvbench leaves it running.
 _END_S: Final = 10.0
 _LONGEST_BYTES: Final = 64 << 20
+# A symbolic link in the place of the log is not followed.
+_LOG_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class LostError(KvbenchError):
@@ -373,5 +374,5 @@ class WorkerSlot:
         stderr_text = self._worker.close()
         self._worker = None
         if self.log is not None and stderr_text:
-            with suppress(OSError), open_log(self.log) as log:
+            with suppress(OSError), os.fdopen(os.open(self.log, _LOG_FLAGS, 0o644), "ab") as log:
                 log.write(stderr_text)

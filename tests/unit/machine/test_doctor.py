@@ -8,10 +8,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.device_facts import DeviceFacts, device_named
 from kvbench.cli import doctor as command
 from kvbench.errors import ExitCode, UsageError
-from kvbench.machine.doctor import Check, Component, EngineReport, Findings, Status, diagnose, resolve_device
+from kvbench.machine.doctor import Check, Component, EngineReport, Findings, Status, diagnose
 
 GIB = 2**30
 GPU = DeviceFacts("cuda:0", "cuda", "NVIDIA H200", 132, 139 * GIB, 100 * GIB, "cuMemcpyBatchAsync 13.0")
@@ -193,14 +193,14 @@ def test_a_device_of_an_engine_that_does_not_load_is_unknown() -> None:
 
 
 def test_devices_are_resolved() -> None:
-    assert resolve_device("auto", ENGINE) == "cuda:0"
-    assert resolve_device("auto", replace(ENGINE, devices=(HOST,))) == "cpu"
-    assert resolve_device("cuda:12", ENGINE) == "cuda:12"
-    assert resolve_device("cuda:00", ENGINE) == "cuda:0"
-    assert resolve_device("cuda", EngineReport(engine_error=None)) == "cuda:0"
+    assert device_named("auto", ENGINE.devices) == "cuda:0"
+    assert device_named("auto", (HOST,)) == "cpu"
+    assert device_named("cuda:12", ENGINE.devices) == "cuda:12"
+    assert device_named("cuda:00", ENGINE.devices) == "cuda:0"
+    assert device_named("cuda", ()) == "cuda:0"
     for wrong in ("", "gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "cuda:²"):
         with pytest.raises(UsageError, match="write auto, cpu, cuda or cuda:N"):
-            resolve_device(wrong, ENGINE)
+            device_named(wrong, ENGINE.devices)
 
 
 def run(engine: EngineReport | Exception, *arguments: str, probe: Mock | None = None) -> Any:
