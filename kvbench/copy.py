@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvbench.backends.auto import DEFAULTS, copier_for
+from kvbench.cells.policy import Policy, load_policy
 from kvbench.engine.device import Device, open_device, resolve_device
 from kvbench.engine.faults import FaultPlan
 from kvbench.machine.observation import identity
-from kvbench.policy import Policy, load_policy
 
 
 class BlockCopier:

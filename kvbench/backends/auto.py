@@ -15,9 +15,9 @@ from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES, DeviceFacts
 from kvbench.cells.kernel_shape import KernelShape
+from kvbench.cells.policy import NO_POLICY, SERVING, Choice, Policy, Table
 from kvbench.cells.units import KIB
 from kvbench.engine.device import DIRECTIONS, BatchOptions, BlockCopier, CopyTable, CopyWay, Device, copier_swap
-from kvbench.policy import NO_POLICY, SERVING, Choice, Policy, Table
 from kvbench.sweep.plan import with_usual
 
 # Stream states that say whether something is pending when a list comes.

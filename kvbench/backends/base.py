@@ -16,8 +16,8 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.backend_facts import DEFAULT_SMS, BackendFacts, SmsRow
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.policy import Policy
 from kvbench.errors import UsageError
-from kvbench.policy import Policy
 from kvbench.sweep.installed import Installed, installed
 from kvbench.text import printable, short
 

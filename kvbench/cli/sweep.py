@@ -15,12 +15,12 @@ import msgspec
 import typer
 
 from kvbench.cells.backend_facts import AUTO
+from kvbench.cells.policy import Policy, load_policy
 from kvbench.cli.options import NO_OPTIONS, FromStruct, complete_axis, complete_run, with_struct_options
 from kvbench.cli.show import show
 from kvbench.errors import UsageError
 from kvbench.models.geometry import models_of
 from kvbench.models.presets import ModelChoice, presets
-from kvbench.policy import Policy, load_policy
 from kvbench.sweep.config import find_config, load_config, shipped_configs
 from kvbench.sweep.replay_spec import MOST_SWAPS
 from kvbench.sweep.spec import Sampling, SweepSpec, parse_assignments

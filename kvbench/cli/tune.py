@@ -15,11 +15,11 @@ import typer
 
 from kvbench.cells.axes import Neighbour, StreamState
 from kvbench.cells.cell import AXES
+from kvbench.cells.policy import SERVING, Choice
 from kvbench.cli.options import NO_OPTIONS, FromStruct, complete_run, with_struct_options
 from kvbench.cli.sweep import Axis, WhereOptions, default_folder, terminated
 from kvbench.errors import ExitCode, UsageError, brief
 from kvbench.models.presets import ModelChoice
-from kvbench.policy import SERVING, Choice
 from kvbench.text import convert
 
 if TYPE_CHECKING:
@@ -369,8 +369,8 @@ def _write_policy(
     option: str, file: Path, runs: "Sequence[Run]", rule: "SmallestRule", *, exact: bool, force: bool
 ) -> None:
     """Write a policy and say so."""
+    from kvbench.cells.policy import load_policy
     from kvbench.files import write_output
-    from kvbench.policy import load_policy
     from kvbench.tune.fit import policy_of
 
     made = policy_of(runs, rule.choices_by_point(exact=exact))

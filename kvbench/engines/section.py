@@ -6,8 +6,8 @@ from typing import Final
 
 from kvbench.analysis.compare import Verdict, compare_visits
 from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN
+from kvbench.cells.policy import Choice
 from kvbench.errors import UsageError
-from kvbench.policy import Choice
 from kvbench.report.model import DataTable, Finding, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
 from kvbench.report.tables import UNCLEAR, Measured, comma_separated, unclear_mark

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
+from kvbench.cells.policy import Choice
 from kvbench.engines.code import EngineCode, OfPackage, stand_ins
 from kvbench.engines.torch_call import PinnedLists, TorchStream, load_op
 from kvbench.errors import KvbenchError
-from kvbench.policy import Choice
 from kvbench.sweep.installed import Engine
 
 if TYPE_CHECKING:

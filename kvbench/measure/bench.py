@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from kvbench.backends.base import Backend
 from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
+from kvbench.cells.policy import Policy
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.engine.device import Device, Stream, TimedRegion
 from kvbench.measure.disturbance import GpuClocks, SteadyCpu, Threads
 from kvbench.measure.neighbour import LayeredStep, RunningNeighbour, open_neighbour
 from kvbench.measure.workload import Pools
-from kvbench.policy import Policy
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from kvbench.backends.base import Backend, PreparedSwap, SwapRequest, another
 from kvbench.cells.axes import Neighbour
 from kvbench.cells.blocks import opposite, region_bytes
 from kvbench.cells.cell import Cell
+from kvbench.cells.policy import Policy
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.engine.device import Device, Event, Stream, Swap, SwapLoop
 from kvbench.errors import KvbenchError
 from kvbench.measure.layout import lay_out
 from kvbench.measure.workload import Pools, Workload
-from kvbench.policy import Policy
 from kvbench.results.schema import Beside
 
 # Work kept on the stream ahead of what runs, and its maximum in iterations: a driver's queue has room for about a

@@ -50,11 +50,9 @@ MOST_KEPT: Final = 1 << 24
 # Maximum seconds that a device waits for the others before a joint visit.
 START_DEADLINE_S: Final = 20
 # The code that shapes a measurement; outside of the wings: lengths of chains, defaults of sampling, the environment of
-# workers, repeats of visits, policies.
+# workers, repeats of visits.
 _WINGS: Final = ("backends", "cells", "engine", "engines", "measure")
-_FILES: Final = (
-    "sweep/spec.py", "run/worker_process.py", "run/execution.py", "policy.py",
-)  # fmt: skip
+_FILES: Final = ("sweep/spec.py", "run/worker_process.py", "run/execution.py")
 
 
 class Worker:

@@ -7,7 +7,7 @@ import msgspec
 from kvbench.cells.backend_facts import BackendFacts
 from kvbench.cells.cell import AxisTexts
 from kvbench.cells.device_facts import DeviceFacts
-from kvbench.policy import Policy
+from kvbench.cells.policy import Policy
 from kvbench.results.schema import Ceiling, Control, Failure, Roof, Visit
 from kvbench.sweep.replay_spec import Replay
 from kvbench.sweep.spec import Sampling

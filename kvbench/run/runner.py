@@ -14,9 +14,9 @@ from kvbench._version import __version__
 from kvbench.cells.backend_facts import AUTO
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.policy import NO_POLICY
 from kvbench.errors import MismatchError, UsageError, brief
 from kvbench.machine.observation import identity
-from kvbench.policy import NO_POLICY
 from kvbench.results import Run, RunInfo, RunWriter, Scalar, load_run
 from kvbench.results.rundir import runs_in
 from kvbench.results.schema import PLUG_INS, Retry, differences, identity_hash

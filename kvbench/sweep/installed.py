@@ -12,8 +12,8 @@ from pkgutil import iter_modules
 from typing import Final
 
 from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.policy import Choice
 from kvbench.errors import UsageError
-from kvbench.policy import Choice
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import hint, printable
 

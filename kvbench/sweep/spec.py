@@ -12,10 +12,10 @@ from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import AXES, Cell, axis_named
 from kvbench.cells.device_facts import plain_device
 from kvbench.cells.filter import Filter, parse_filters
+from kvbench.cells.policy import Policy
 from kvbench.cells.units import parse_size
 from kvbench.errors import UsageError, brief
 from kvbench.models.geometry import MODEL_AXES, ModelSwap
-from kvbench.policy import Policy
 from kvbench.sweep.replay_spec import Replay
 from kvbench.text import NAME_PATTERN, Line, check_keys, convert, located, shown
 

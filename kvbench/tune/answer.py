@@ -10,9 +10,9 @@ from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.backend_facts import BATCHED
+from kvbench.cells.policy import Choice
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.errors import UsageError, brief
-from kvbench.policy import Choice
 from kvbench.results import CellRecord, Run
 from kvbench.results.replays import trace_of
 from kvbench.text import a_stream

@@ -14,9 +14,9 @@ from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction
 from kvbench.cells.backend_facts import BATCHED, NO_CHOICES, plug_ins_of
+from kvbench.cells.policy import Choice
 from kvbench.cells.units import size_text, two_digits
 from kvbench.errors import UsageError
-from kvbench.policy import Choice
 from kvbench.results import Run
 from kvbench.results.cost import Cost, costs_of
 from kvbench.results.frame import whole

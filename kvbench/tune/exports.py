@@ -11,9 +11,9 @@ from typing import Final
 from kvbench.analysis.margins import KNEE, TIED
 from kvbench.cells.axes import StreamState
 from kvbench.cells.backend_facts import EngineSetting
+from kvbench.cells.policy import Choice
 from kvbench.cells.units import size_text
 from kvbench.errors import UsageError
-from kvbench.policy import Choice
 from kvbench.results import Run
 from kvbench.sweep.installed import Engine, Values, engines
 from kvbench.text import counted, ends

@@ -11,9 +11,9 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.backend_facts import BATCHED, MERGED
 from kvbench.cells.pattern import SHUFFLED
+from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB, gigabytes_per_second
 from kvbench.errors import UsageError
-from kvbench.policy import Choice
 from kvbench.results import Run
 from kvbench.results.frame import unqueued
 from kvbench.results.replays import trace_of

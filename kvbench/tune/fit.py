@@ -20,8 +20,8 @@ from kvbench.cells.backend_facts import BATCHED, MERGED, NO_CHOICES, PER_BLOCK, 
 from kvbench.cells.cell import AXES, EQUAL
 from kvbench.cells.device_facts import BATCH_MAY_USE_SMS_FROM
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
+from kvbench.cells.policy import CHOSEN_AXES, MAX_VALUES, WORKLOAD_AXES, Choice, Policy, Table
 from kvbench.errors import UsageError
-from kvbench.policy import CHOSEN_AXES, MAX_VALUES, WORKLOAD_AXES, Choice, Policy, Table
 from kvbench.results import Run
 from kvbench.results.frame import unqueued
 from kvbench.sweep.installed import engines

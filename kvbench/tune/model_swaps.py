@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 import msgspec
 import numpy as np
 
+from kvbench.cells.policy import Choice
 from kvbench.models.geometry import ModelSwap, model_swap
-from kvbench.policy import Choice
 from kvbench.tune.answer import Answer
 from kvbench.tune.fit import Kind, kind_plain, sms_of
 from kvbench.tune.rule import SmallestRule

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from kvbench.analysis.margins import AFTER_A_KERNEL, OF_A_RUN, TIED
 from kvbench.cells.axes import StreamState
-from kvbench.policy import Choice
+from kvbench.cells.policy import Choice
 from kvbench.tune.answer import Answer, by_kind
 from kvbench.tune.fit import Kind, Point, kind_plain, preference, sms_of, standard_errors
 

@@ -24,10 +24,10 @@ from kvbench.cells.backend_facts import BATCHED, MERGED, PRIMED
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import BATCH_MAY_USE_SMS_FROM
 from kvbench.cells.pattern import Pattern
+from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
 from kvbench.errors import UsageError, brief
 from kvbench.models.presets import ModelChoice
-from kvbench.policy import Choice
 from kvbench.results import Visit
 from kvbench.sweep.config import find_config, load_config
 from kvbench.sweep.installed import engines, of_engine

@@ -13,9 +13,9 @@ from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.backend_facts import BATCHED, MERGED
 from kvbench.cells.cell import EQUAL
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
+from kvbench.cells.policy import Choice
 from kvbench.cells.units import parse_size, size_text, two_digits
 from kvbench.models.geometry import ModelSwap
-from kvbench.policy import Choice
 from kvbench.results import Run
 from kvbench.results.replays import trace_of
 from kvbench.sweep.installed import engines, of_engine

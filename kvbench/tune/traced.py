@@ -16,8 +16,8 @@ import pandas as pd
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.backend_facts import NO_CHOICES
+from kvbench.cells.policy import Choice
 from kvbench.errors import UsageError
-from kvbench.policy import Choice
 from kvbench.results import Run
 from kvbench.results.replays import replays_of, trace_name, trace_of
 from kvbench.sweep.replay_spec import SIDES

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.cells.axes import StreamState
-from kvbench.policy import load_policy
+from kvbench.cells.policy import load_policy
 from kvbench.results import load_run
 from kvbench.results.rundir import visits_that_count
 from tests.command import Done, kvbench_here, records, refused, succeeds

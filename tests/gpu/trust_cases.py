@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from kvbench.backends.auto import copier_for
 from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.policy import Policy, Table
 from kvbench.copy import BlockCopier
 from kvbench.engine.device import DIRECTIONS, Buffer, EngineError, MemoryKind, Stream, open_device, register_pages
 from kvbench.engine.faults import FaultPlan
 from kvbench.machine.probes import available_bytes
 from kvbench.machine.sources import Sources
-from kvbench.policy import Policy, Table
 
 Words = NDArray[np.int64]
 BLOCK: Final = 4096

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from kvbench.backends.auto import DEFAULTS, copier_for
 from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.policy import Policy, Table
 from kvbench.copy import BlockCopier
 from kvbench.engine.device import (
     DIRECTIONS,
@@ -30,7 +31,6 @@ from kvbench.engine.device import (
 )
 from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.errors import UsageError
-from kvbench.policy import Policy, Table
 from tests.swaps import MixedSwap, mixed_swap
 
 Words = NDArray[np.int64]

@@ -14,12 +14,12 @@ from msgspec.structs import fields
 
 from kvbench.backends.base import Mechanism
 from kvbench.cells.cell import AXES
+from kvbench.cells.policy import load_policy
 from kvbench.cli.main import app
 from kvbench.engine.faults import KINDS, NO_BATCH
 from kvbench.errors import ExitCode
 from kvbench.gate.judgement import GateVerdict
 from kvbench.gate.rules import QUANTITIES, check_rules, load_rules, shipped_rules
-from kvbench.policy import load_policy
 from kvbench.results import COLUMNS, RunInfo, load_run
 from kvbench.results.columns import SAMPLE_COLUMNS
 from kvbench.results.schema import EffectivePath

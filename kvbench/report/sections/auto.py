@@ -7,8 +7,8 @@ from typing import Final
 import pandas as pd
 
 from kvbench.cells.backend_facts import AUTO
+from kvbench.cells.policy import Choice, Policy
 from kvbench.errors import UsageError
-from kvbench.policy import Choice, Policy
 from kvbench.report.model import DataTable, Finding, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, slower_text
 from kvbench.report.tables import UNCLEAR, Measured, Row, caption, grid_table, rows_of, unclear_mark

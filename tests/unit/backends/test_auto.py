@@ -21,9 +21,9 @@ from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import DeviceFacts
 from kvbench.cells.kernel_shape import KernelShape
+from kvbench.cells.policy import SERVING, Choice, Policy, Table, load_policy
 from kvbench.engine.device import DIRECTIONS, BatchOptions, CopyWay, Device, Swap, SwapMemory, TensorGrid, open_device
 from kvbench.engine.faults import FaultPlan
-from kvbench.policy import SERVING, Choice, Policy, Table, load_policy
 from kvbench.report.build import report_files
 from kvbench.results import Note, Visit, load_run
 from kvbench.sweep.installed import of_engine

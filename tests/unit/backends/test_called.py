@@ -9,12 +9,12 @@ import pytest
 from kvbench.backends.called import CopierFromPython, EmptyLaunch
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
+from kvbench.cells.policy import Choice
 from kvbench.engine.device import Device, open_device
 from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.errors import UsageError
 from kvbench.measure.bench import Bench
 from kvbench.measure.workload import VerificationError
-from kvbench.policy import Choice
 from kvbench.results import load_run
 from kvbench.results.schema import EffectivePath
 from kvbench.sweep.spec import Sampling

@@ -25,7 +25,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("sweep/spec.py", True),  # defaults of sampling, lengths of chains
         ("run/execution.py", True),  # repeats of disturbed visits
         ("run/worker_process.py", True),  # the environment of workers
-        ("policy.py", True),  # policies
+        ("cells/policy.py", True),  # policies
         ("report/numbers.py", False),
         ("cli/show.py", False),
     ],

@@ -13,8 +13,8 @@ from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.device_facts import DeviceFacts
 from kvbench.cells.filter import Filter
 from kvbench.cells.pattern import Pattern, pool_rows
+from kvbench.cells.policy import Policy, Table
 from kvbench.errors import UsageError
-from kvbench.policy import Policy, Table
 from kvbench.sweep.checks import footprint
 from kvbench.sweep.plan import Plan, expand, visits
 from kvbench.sweep.spec import Limits, Sampling, SweepSpec

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from kvbench.cells.axes import Direction, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
+from kvbench.cells.policy import Choice, load_policy
 from kvbench.cli.main import app
 from kvbench.errors import UsageError
-from kvbench.policy import Choice, load_policy
 from kvbench.results import Record, Run, load_run
 from kvbench.tune.answer import Answer, answers_of
 from kvbench.tune.text import open_points, workload_text

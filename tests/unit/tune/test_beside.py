@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from kvbench.cells.axes import Direction, Neighbour, Order
 from kvbench.cells.cell import Cell
+from kvbench.cells.policy import Choice
 from kvbench.cli.main import app
 from kvbench.errors import UsageError
-from kvbench.policy import Choice
 from kvbench.results import Record, Run
 from kvbench.tune.beside import BesideAnswer, answers_beside
 from tests import synthetic

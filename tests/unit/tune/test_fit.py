@@ -14,8 +14,8 @@ from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
+from kvbench.cells.policy import Choice, Policy
 from kvbench.errors import UsageError
-from kvbench.policy import Choice, Policy
 from kvbench.results import Record, Run, load_run
 from kvbench.text import convert
 from kvbench.tune.fit import Arms, Point, candidates, contests_of, decide_all, policy_of, typical

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from kvbench.cells.axes import Direction, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
+from kvbench.cells.policy import Choice, load_policy
 from kvbench.cli.main import app
-from kvbench.policy import Choice, load_policy
 from kvbench.results import Run, load_run
 from kvbench.sweep.installed import of_engine
 from kvbench.tune.answer import answers_of

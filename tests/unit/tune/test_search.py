@@ -13,7 +13,7 @@ from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
-from kvbench.policy import Choice
+from kvbench.cells.policy import Choice
 from kvbench.tune.answer import Answer
 from kvbench.tune.fit import FRESH_FROM, decide, decide_all
 from kvbench.tune.search import MOST_ROUNDS, Search

@@ -11,8 +11,8 @@ import pytest
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.cells.policy import Choice
 from kvbench.errors import UsageError
-from kvbench.policy import Choice
 from kvbench.results import Run, load_run
 from kvbench.tune.answer import answers_of
 from kvbench.tune.text import summary, workload_text

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.cells.policy import Choice, Policy, Table, load_policy
 from kvbench.errors import UsageError
-from kvbench.policy import Choice, Policy, Table, load_policy
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
 
