@@ -1,6 +1,7 @@
 """Sweep configs in TOML files: the shipped ones, found by name, and users' own files."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +9,7 @@ import msgspec
 
 from kvbench.cells.axis import Axis, AxisValue, on_off
 from kvbench.cells.cell import AXES
+from kvbench.cells.filter import SWAP_BYTES
 from kvbench.errors import UsageError
 from kvbench.files import read_toml, shipped_folder
 from kvbench.models.geometry import MODEL_AXES
@@ -84,7 +86,11 @@ def load_config(path: Path, choice: ModelChoice | None = None) -> SweepSpec:
             limits=_limits(file.limits),
             seed=file.seed,
         ).with_filters(file.filters)
-    return spec.with_models((choice or ModelChoice()).over(file).swaps())
+    swaps = (choice or ModelChoice()).over(file).swaps()
+    if swaps and not file.models:  # the filters limit the sizes of the file, which the models replace
+        of_sizes = (*MODEL_AXES, SWAP_BYTES.name)
+        spec = replace(spec, filters=tuple(one for one in spec.filters if one.axis not in of_sizes))
+    return spec.with_models(swaps)
 
 
 def _axes(table: dict[str, object], where: str) -> dict[str, tuple[AxisValue, ...]]:

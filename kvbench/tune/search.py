@@ -76,15 +76,14 @@ def tuning_sweep(
 ) -> SweepSpec:
     """Return what to measure: every way to swap, or `backends` alone, for the swaps of models or for many shapes.
 
-    The filter of the config limits those shapes; the swap of a model is measured whatever its size. With `by_tokens`,
-    models are measured with fewer tokens too, and called in a tight loop as well as after other work.
+    With `by_tokens`, models are measured with fewer tokens too, and called in a tight loop as well as after other work.
     """
     settings = parse_assignments(axes)
     if several := sorted(name for name in _ONE_VALUE & settings.keys() if "," in settings[name]):
         raise UsageError(f"-a {several[0]}={brief(settings[several[0]])}: an answer is for one {several[0]}; name one")
     spec = load_config(find_config("tune"), models.with_fewer_tokens() if by_tokens else models)
     if models.models:
-        spec = replace(spec, filters=()).with_axes(settings)
+        spec = spec.with_axes(settings)
         if by_tokens and "pause" not in settings:
             after = spec.with_axes({"pause": _AFTER_A_STEP, "stream_state": "idle"})
             spec = replace(spec, groups=spec.groups + after.groups)

@@ -7,6 +7,7 @@ from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.backend_facts import BackendFacts, SmsRow
 from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
+from kvbench.models.presets import ModelChoice
 from kvbench.sweep.config import find_config, load_config, shipped_configs
 from kvbench.sweep.plan import Plan, expand
 from kvbench.sweep.spec import Limits, Sampling, SweepSpec
@@ -326,6 +327,16 @@ def test_engine_compares_every_backend_at_the_same_swaps() -> None:
     idle = {swap[2:] for swap in batched if swap[1] is StreamState.IDLE}
     assert {(n, kib * KIB) for n in (16, 64, 256, 1024, 10_000) for kib in (1, 4, 16, 64)} <= idle
     assert {(50_000, 576), (50_000, KIB)} <= idle
+
+
+def test_filters_of_sizes_do_not_limit_the_models_that_replace_them(tmp_path: Path) -> None:
+    config = tmp_path / "mine.toml"
+    config.write_text("filters = ['swap_bytes<=1KiB, blocks<9', 'direction=h2d']\n[axes]\nblocks = '8'\n")
+    models = ModelChoice(models=("llama-3-8b",))
+    assert [one.axis for one in load_config(config).filters] == ["swap_bytes", "blocks", "direction"]
+    assert [one.axis for one in load_config(config, models).filters] == ["direction"]
+    config.write_text("filters = ['swap_bytes<=1KiB']\nmodels = ['llama-3-8b']\n")
+    assert [one.axis for one in load_config(config, ModelChoice(tp=2)).filters] == ["swap_bytes"]
 
 
 def test_auto_is_compared_at_swaps_that_its_policy_was_not_measured_at() -> None:
