@@ -15,6 +15,7 @@ class ExitCode(IntEnum):
     FAILED_CELLS = 5
     UNFORESEEN = 70
     INTERRUPTED = 130
+    CLOSED = 141
 
 
 EXIT_CODES: Final = {
@@ -27,6 +28,7 @@ EXIT_CODES: Final = {
     "check, or a probe of `kvbench probe` gave no answer",
     ExitCode.UNFORESEEN: "an internal error: one line describes it and says how to report it",
     ExitCode.INTERRUPTED: "interrupted; everything measured is kept",
+    ExitCode.CLOSED: "the reader of the output closed it, as `head` does; everything measured is kept",
 }
 
 

@@ -3,6 +3,7 @@
 import difflib
 import json
 import re
+import shlex
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,9 @@ Line = Annotated[
 ]
 # Sentences are wrapped at this many columns, or at the width of a narrower terminal.
 WIDEST: Final = 80
+# The width of a line in a log.
+LOG_COLUMNS: Final = 120
+_A_COMMAND: Final = re.compile(r"([\w; ]*to [\w ]+: |\s*)(?=kvbench )")
 _AT: Final = re.compile(r"(.*?) - at `\$\.?(.*)`", re.DOTALL)
 # A number stays on the line of its unit, and of the digits and the word behind it.
 _JOINED: Final = re.compile(r"(?<=\d) (?=[0-9A-Za-z])")
@@ -92,6 +96,28 @@ def wrapped(text: str, width: int) -> str:
     indent = " " * (len(text) - len(text.lstrip()) + 2)
     lines = textwrap.fill(joined, width, subsequent_indent=indent, break_on_hyphens=False)
     return lines.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def folded(text: str, *, terminal: bool) -> str:
+    """Return text for a terminal, which folds it, or in lines for a log; a command goes on behind a backslash."""
+    text = printable(text)
+    if terminal or len(text) <= LOG_COLUMNS:
+        return text
+    before = _A_COMMAND.match(text)
+    if before is None:
+        return wrapped(text, LOG_COLUMNS)
+    parts: list[str] = []
+    for word in map(shlex.quote, shlex.split(text[before.end() :])):
+        if parts and parts[-1].startswith("-") and " " not in parts[-1] and not word.startswith("-"):
+            parts[-1] += f" {word}"  # an option with its value
+        else:
+            parts.append(word)
+    lines = [before[0] + parts[0]]
+    for part in parts[1:]:
+        if len(f"{lines[-1]} {part} \\") > LOG_COLUMNS:
+            lines.append("   ")
+        lines[-1] += f" {part}"
+    return " \\\n".join(lines)
 
 
 def counted(number: int, noun: str) -> str:

@@ -13,8 +13,10 @@ from hypothesis import settings
 settings.register_profile("kvbench", deadline=None)
 settings.load_profile("kvbench")
 
-# pytest-xdist exports the width of its terminal to its workers; commands that tests start write to pipes.
+# pytest-xdist exports the width of its terminal to its workers; commands that tests start write to pipes, which have
+# no width but in the log of a CI.
 os.environ.pop("COLUMNS", None)
+os.environ.pop("CI", None)
 
 # `python -m pytest` puts the checkout first on the path. Where kvbench is installed and not editable, that copy lacks
 # the compiled module: the checkout goes last, for what tests import from each other.

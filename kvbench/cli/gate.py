@@ -17,7 +17,7 @@ from kvbench.cli.options import NO_OPTIONS, Command, FromStruct, Group, with_str
 from kvbench.cli.sweep import Axis, Filters, default_folder, terminated
 from kvbench.errors import ExitCode, UsageError
 from kvbench.gate.judgement import Margins
-from kvbench.text import convert
+from kvbench.text import convert, folded
 
 if TYPE_CHECKING:
     from kvbench.gate.side_by_side import SideBySide
@@ -161,7 +161,6 @@ def _suite(how: Measuring, axis: list[str] | None, filters: list[str] | None, si
 @contextmanager
 def _measured(sides: "tuple[Side, Side]", spec: "SweepSpec", folder: Path, *, as_json: bool) -> Iterator["SideBySide"]:
     """Open both sides, and record how their runs ended; Ctrl-C and SIGTERM give exit code 130 and keep all data."""
-    from kvbench.gate.outputs import folded
     from kvbench.gate.side_by_side import opened
     from kvbench.run.execution import ended_by
 

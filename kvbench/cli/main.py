@@ -25,8 +25,6 @@ from kvbench.text import printable, short, wrapped
 MAX_LINE: Final = 2000
 TRACEBACK_VARIABLE: Final = "KVBENCH_TRACEBACK"
 _CLOSED: Final = "the reader of the output closed it"
-# What a shell gives for a command that ended because its reader did.
-_SIGPIPE: Final = 128 + 13
 # What the system says of a path that a user names: even looking for such a file raises.
 _BAD_PATH: Final = frozenset({errno.ENAMETOOLONG, errno.EACCES})
 
@@ -115,24 +113,26 @@ def _root(
 class _Output(io.TextIOWrapper):
     """Standard output whose write errors are reported as errors of standard output, not of the running command."""
 
+    reader_left = False
+
     def write(self, text: str, /) -> int:
-        with _output_errors():
+        with self._errors():
             return super().write(text)
 
     def flush(self) -> None:
-        with _output_errors():
+        with self._errors():
             super().flush()
 
-
-@contextmanager
-def _output_errors() -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError:
-        # Typer would make an exit code 1 of it, and nobody would learn how it ended.
-        raise KeyboardInterrupt(_CLOSED) from None
-    except OSError as error:
-        raise StorageError(f"standard output cannot be written: {error.strerror}") from None
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            self.reader_left = True
+            # It ends a measurement as Ctrl-C does. Typer would make an exit code 1 of the error itself.
+            raise KeyboardInterrupt(_CLOSED) from None
+        except OSError as error:
+            raise StorageError(f"standard output cannot be written: {error.strerror}") from None
 
 
 def main() -> None:
@@ -149,6 +149,8 @@ def main() -> None:
     except (KvbenchError, OSError, KeyboardInterrupt):
         # Standard output is full or its reader is gone. Python would report the error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(sys.stdout, _Output) and sys.stdout.reader_left and code in (ExitCode.DONE, ExitCode.INTERRUPTED):
+        code = ExitCode.CLOSED
     sys.exit(code)
 
 
@@ -164,8 +166,8 @@ def run(arguments: list[str]) -> int:
         message = " ".join(error.format_message().split())
         # Bare `kvbench` raises an error without a message: its help is already printed.
         return _complain(_plain(error, message) + _axis_meant(error), ExitCode.USAGE)
-    except (KeyboardInterrupt, typer.Abort) as error:
-        return _SIGPIPE if error.args == (_CLOSED,) else ExitCode.INTERRUPTED
+    except (KeyboardInterrupt, typer.Abort):
+        return ExitCode.INTERRUPTED
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             raise

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from statistics import median
+from textwrap import shorten
 from typing import TextIO
 
 import msgspec
@@ -20,12 +21,10 @@ from kvbench.results import Failure, Note, Record, Visit
 from kvbench.run.execution import Observer, Outcome, ReportedFailures
 from kvbench.run.protocol import Opened
 from kvbench.sweep.plan import Plan, PlannedVisit
-from kvbench.text import counted, printable, wrapped
+from kvbench.text import counted, folded, printable
 
 PLAIN_EVERY_S = 10.0
 SHOWN_CELLS = 20
-WIDEST_LOG = 120
-COMMAND = ": kvbench "
 # The columns of a progress line beside the bar and the label of the cell: count, time so far and time left.
 _FIXED_COLUMNS = 44
 _BAR_COLUMNS = 30
@@ -125,9 +124,7 @@ class PlainReporter(Observer):
             self._say(f"skipped {counted(count, 'cell')} of {of}: {reason}")
 
     def _say(self, line: str) -> None:
-        """Print a line, wrapped where a log would be too wide; a command stays one line, to be copied."""
-        text = printable(line)
-        print(text if COMMAND in text else wrapped(text, WIDEST_LOG), flush=True, file=self._file)
+        print(folded(line, terminal=False), flush=True, file=self._file)
 
 
 class QuietReporter(PlainReporter):
@@ -171,7 +168,7 @@ class TerminalReporter(PlainReporter):
     def visiting(self, visit: PlannedVisit) -> None:
         # On a narrow terminal the details of the cell go first: count and time stay whole.
         most = max(0, min(70, self._console.width - self._bar_columns - _FIXED_COLUMNS))
-        self._bar.update(self._task, description=printable(visit.cell.label[:most]))
+        self._bar.update(self._task, description=shorten(printable(visit.cell.label), most, placeholder=""))
 
     def finished(self, outcome: Outcome) -> None:
         self._live.stop()

@@ -18,6 +18,7 @@ from kvbench.cells.backend_facts import AUTO
 from kvbench.cells.policy import Policy, load_policy
 from kvbench.cli.options import NO_OPTIONS, FromStruct, complete_axis, complete_run, with_struct_options
 from kvbench.cli.show import show
+from kvbench.cli.tables import print_lines
 from kvbench.errors import UsageError
 from kvbench.models.geometry import models_of
 from kvbench.models.presets import ModelChoice, presets
@@ -167,7 +168,7 @@ def sweep(
 
             spec = spec.with_trace(choose(trace, trace_swaps or TRACE_SWAPS, spec.seed, speed))
         for known in models_of(spec.models) if not (as_json or quiet) else ():
-            typer.echo(f"{known.name}: {known.text}")
+            print_lines([f"{known.name}: {known.text}"])
         return _with_policy(spec.with_filters(filters or []).with_sampling(sampling), policy)
 
     _check_of_trace(trace, trace_swaps, speed)

@@ -5,7 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 
-from kvbench.text import WIDEST, printable, wrapped
+from kvbench.text import LOG_COLUMNS, WIDEST, printable, wrapped
 
 _BETWEEN = "  "
 
@@ -18,12 +18,14 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def print_rows(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:
-    """Print rows of plain text in columns. Columns that the terminal has no room for follow below each row, by name."""
+    """Print rows of plain text in columns. Columns that the terminal or the log of a CI has no room for follow below
+    each row, by name.
+    """
     shown = [[printable(text) for text in row] for row in ([header, *rows] if header else rows)]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     fitting = len(widths)
-    if "COLUMNS" in os.environ or sys.stdout.isatty():  # a pipe has no width
-        columns = shutil.get_terminal_size().columns
+    if "COLUMNS" in os.environ or sys.stdout.isatty() or "CI" in os.environ:  # another pipe has no width
+        columns = shutil.get_terminal_size((LOG_COLUMNS, 0)).columns
         while fitting and sum(widths[:fitting]) + len(_BETWEEN) * (fitting - 1) > columns:
             fitting -= 1
     for number, row in enumerate(shown):

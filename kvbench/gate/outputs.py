@@ -6,8 +6,6 @@ Each escapes for itself.
 import json
 import math
 import os
-import re
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -26,7 +24,7 @@ from kvbench.gate.judgement import GateVerdict, Judgement, Kind, Margins, Row
 from kvbench.gate.rules import RulesReport
 from kvbench.gate.sheet import Sheet, message, name_of_row
 from kvbench.report.markdown import bullets, code, escape, table
-from kvbench.text import counted, printable, short, wrapped
+from kvbench.text import counted, folded, printable, short
 
 SUMMARY_VARIABLE: Final = "GITHUB_STEP_SUMMARY"
 # https://docs.github.com/actions: a step summary has at most 1 MiB, a comment at most 65 536 characters.
@@ -38,9 +36,6 @@ _MOST_NOTES: Final = 20
 # https://docs.github.com/actions: a step shows 10 warnings and 10 errors and silently drops the rest.
 MOST_ANNOTATIONS: Final = 10
 _LONGEST: Final = 1000
-# The width of a line in a log.
-LOG_COLUMNS: Final = 120
-_A_COMMAND: Final = re.compile(r"(\s*|to repeat: |  to measure it again: )(?=kvbench )")
 _HEADER: Final = ("verdict", "what", "finding", "command")
 # The element of a row in JUnit XML, by the exit code of its verdict; none if there is nothing to examine.
 _ELEMENTS: Final[Mapping[ExitCode, str]] = {
@@ -204,28 +199,6 @@ def _show(sheet: Sheet) -> None:
             show(f"  {text}")
     for text in (*sheet.counts, *(f"warning: {text}" for text in sheet.warnings), *sheet.summary):
         show(text)
-
-
-def folded(text: str, *, terminal: bool) -> str:
-    """Return text for a terminal, which folds it, or in lines for a log; a command goes on behind a backslash."""
-    text = printable(text)
-    if terminal or len(text) <= LOG_COLUMNS:
-        return text
-    before = _A_COMMAND.match(text)
-    if before is None:
-        return wrapped(text, LOG_COLUMNS)
-    parts: list[str] = []
-    for word in map(shlex.quote, shlex.split(text[before.end() :])):
-        if parts and parts[-1].startswith("-") and " " not in parts[-1] and not word.startswith("-"):
-            parts[-1] += f" {word}"  # an option with its value
-        else:
-            parts.append(word)
-    lines = [before[0] + parts[0]]
-    for part in parts[1:]:
-        if len(f"{lines[-1]} {part} \\") > LOG_COLUMNS:
-            lines.append("   ")
-        lines[-1] += f" {part}"
-    return " \\\n".join(lines)
 
 
 def page(sheet: Sheet, limit_bytes: int) -> str:

@@ -70,6 +70,8 @@ def test_a_fault_on_two_devices_spares_cells_of_one(tmp_path: Path) -> None:
     """Both devices meet the fault in cells of two devices; those of one go on."""
     done = kvbench_here("sweep", *two(), "--fault=error@call=2 when devices=2", "--out", "run", cwd=tmp_path)
     assert done.returncode == 5, done.stderr
+    hints = [line.partition(": kvbench report ")[2] for line in done.stdout.splitlines() if "kvbench report" in line]
+    assert hints == ["run"]  # the folder of both, once
     for name in ("cpu-0", "cpu-1"):
         assert {cell_of(record).devices for record in failures(tmp_path / "run" / name)} == {2}
         visits = [record for record in records(tmp_path / "run" / name) if isinstance(record, Visit)]

@@ -12,8 +12,10 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cli import gate, listing, main, progress, report
 from kvbench.cli.progress import TerminalReporter
+from kvbench.cli.tables import print_rows
 from kvbench.errors import ExitCode
 from kvbench.gate import side_by_side
+from kvbench.text import LOG_COLUMNS
 from tests import synthetic
 from tests.command import BRIEF, KVBENCH, error_line, kvbench, kvbench_here, only_line, tiny
 
@@ -58,6 +60,24 @@ def test_a_closed_standard_output_is_an_error_without_damage(tmp_path: Path) -> 
     assert kvbench("sweep", "--resume", "run", cwd=tmp_path).returncode == 0
     assert into("<&- >&- 2>&-", "list", "axes", cwd=tmp_path).returncode == 5
     assert into("<&- 2>&-", "list", "axes", cwd=tmp_path).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prepared")
+    synthetic.write_run(folder / "run", [*synthetic.ceilings(), *synthetic.rounds(synthetic.cliff_cells())])
+    return folder
+
+
+@pytest.mark.parametrize("command", ["list axes", "show --help", "show run", "show run --json", "tune run --table"])
+def test_a_command_whose_reader_left_says_nothing_more(prepared: Path, command: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        done = subprocess.run(
+            [KVBENCH, *command.split()], cwd=prepared, stdout=closed, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (ExitCode.CLOSED, "")
 
 
 def test_a_long_input_is_shortened_in_the_message(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,7 +181,7 @@ def test_quiet_shows_each_failure_once_and_the_outcome(tmp_path: Path) -> None:
     cells = tiny(backend="per_block", blocks="1,2,3")
     done = kvbench("sweep", *cells, *BRIEF, "--fault=error@call=0 when blocks!=3", "-q", "--out=run", cwd=tmp_path)
     assert done.returncode == 5
-    failed, again, more, measured, report = done.stdout.splitlines()
+    failed, again, more, measured, report = done.stdout.replace("\\\n", "").splitlines()
     assert failed.startswith("FAILED (error) per_block h2d ")
     assert again.startswith("  to measure it again: kvbench sweep ")
     assert more == "FAILED (error) 1 more cell of per_block: copy: INJECTED_ERROR (descriptor 0)"
@@ -215,6 +235,20 @@ def test_a_command_stays_one_line_on_a_narrow_terminal(
     failure = synthetic.failure(Cell("batched", Direction.H2D, 4, 4096))
     TerminalReporter().recorded(failure)
     assert f"  to measure it again: {failure.command}\n" in capsys.readouterr().out
+
+
+def test_columns_without_room_in_the_log_of_a_ci_stand_below_their_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header, row = ("name", "value", "words"), ("a", "x" * 40, "many words " * 8)
+    print_rows([row], header)
+    whole = capsys.readouterr().out.splitlines()
+    monkeypatch.setenv("CI", "true")
+    print_rows([row], header)
+    folded = capsys.readouterr().out.splitlines()
+    assert len(whole) == 2
+    assert max(map(len, folded)) <= LOG_COLUMNS < max(map(len, whole))
+    assert folded[2].startswith("  words many words ")
 
 
 def test_the_time_left_follows_from_the_visits_made(

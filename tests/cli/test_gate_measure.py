@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from kvbench.errors import ExitCode
 from kvbench.gate.looks import PLAN
-from kvbench.gate.outputs import LOG_COLUMNS
 from kvbench.results import Control, Note, Visit, load_run
+from kvbench.text import LOG_COLUMNS
 from tests.command import KVBENCH, Done, error_line, kvbench, kvbench_here, kvbench_started, refused
 
 EXAMPLE = Path(__file__).parents[1] / "example_backend"
@@ -389,7 +390,7 @@ def test_a_closed_output_interrupts_and_keeps_the_measurements(folder: Path) -> 
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()
-        assert process.wait(120) == 130
+        assert process.wait(120) == ExitCode.CLOSED
     assert {load_run(folder / "gate" / side).info.status for side in ("base", "cand")} == {"interrupted"}
 
 

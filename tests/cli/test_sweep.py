@@ -3,10 +3,12 @@
 import json
 import os
 import pty
+import re
 import shlex
 import shutil
 import signal
 import subprocess
+import termios
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,7 @@ from kvbench.cells.cell import AXES
 from kvbench.results import COLUMNS, Ceiling, Note, Visit, load_run
 from kvbench.results.rundir import visits_that_count
 from kvbench.results.schema import identity_hash
+from kvbench.text import LOG_COLUMNS
 from tests.command import (
     BRIEF,
     HOT,
@@ -44,6 +47,7 @@ from tests.command import (
     watched,
     workers_of,
 )
+from tests.docs.blocks import ROOT
 
 # Eight visits of four cells, each of 0.1 or 0.2 seconds on any machine.
 SLOW = (
@@ -211,8 +215,9 @@ def test_progress_is_plain_lines_without_a_terminal(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1].startswith("  backend=batched,sm")  # it ends with the first page
 
 
-def test_progress_on_a_terminal_is_a_table_of_backends(tmp_path: Path) -> None:
+def test_progress_on_a_terminal_of_80_columns_is_a_table_of_backends_that_stays(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
     command = [str(KVBENCH), "sweep", *tiny(), *BRIEF, "--out", "run"]
     with subprocess.Popen(command, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
@@ -222,8 +227,13 @@ def test_progress_on_a_terminal_is_a_table_of_backends(tmp_path: Path) -> None:
     os.close(ours)
     assert process.returncode == 0
     assert b"Traceback" not in shown
-    for backend in (b"batched", b"per_block"):
-        assert any(b"GB/s" in line and backend in line for line in shown.splitlines())
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()))
+    bars = [number for number, line in enumerate(lines) if "\u2501" in line]
+    assert all(re.search(r" [012]/2 0:00:\d\d", lines[number]) and len(lines[number]) <= 80 for number in bars)
+    labels = {lines[number].partition("\u2501")[0].strip() for number in bars}
+    assert labels <= {"batched h2d 4 x 1KiB idle", "per_block h2d 4 x 1KiB"}
+    for backend in ("batched", "per_block"):
+        assert any("GB/s" in line and backend in line for line in lines[bars[-1] + 1 :])
 
 
 def _read_terminal(descriptor: int) -> bytes:
@@ -303,10 +313,14 @@ def test_a_failed_cell_has_a_reason_and_no_figures_in_the_summary(faulty: tuple[
 
 def test_every_failure_is_shown_with_the_command_that_reproduces_it(faulty: tuple[Done, Path]) -> None:
     done, run = faulty
+    wide = [line for line in done.stdout.splitlines() if len(line) > LOG_COLUMNS]
+    assert all(line.startswith("    --fault ") for line in wide)  # one word of a shell
     text = " ".join(done.stdout.split())  # long lines go on in the next
+    whole = done.stdout.replace(" \\\n", " ").splitlines()
+    printed_commands = [shlex.split(line.partition("to measure it again: ")[2]) for line in whole]
     for failure in failures(run):
         assert f"FAILED ({failure.kind}) {cell_of(failure).label}: {failure.message}" in text
-        assert f"  to measure it again: {failure.command}\n" in done.stdout
+        assert shlex.split(failure.command) in printed_commands
     assert "2 cells measured, 6 failed, 0 skipped" in done.stdout
 
 
@@ -503,6 +517,15 @@ def test_a_run_that_was_changed_is_refused(
     line = refused("sweep", "--resume", run, cwd=run.parent, code=code)
     for term in terms:
         assert term in line
+
+
+def test_a_run_of_another_machine_with_a_policy_is_refused_as_one_of_another_machine(tmp_path: Path) -> None:
+    committed = next((ROOT / "reports").glob("nvidia-*/runs/auto"))
+    run = shutil.copytree(committed, tmp_path / "run")
+    changing(elsewhere)(run)
+    line = refused("sweep", "--resume", run, cwd=tmp_path, code=4)
+    assert "the run is of another machine" in line
+    assert "policy" not in line
 
 
 @pytest.mark.parametrize(

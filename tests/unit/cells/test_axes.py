@@ -56,6 +56,7 @@ def test_the_example_of_every_axis_is_read(name: str) -> None:
         ("overlap", "off,on", (False, True)),
         ("pattern", "shuffled,runs-16", (Pattern("shuffled"), Pattern("runs", 16))),
         ("memory", "registered", (Memory.REGISTERED,)),
+        ("order", "ANY,Stream", (Order.ANY, Order.STREAM)),
         ("queued", "0,1:16:x4", (0, 1, 4, 16)),
         ("stream_state", "busy,idle", (StreamState.BUSY, StreamState.IDLE)),
     ],

@@ -16,14 +16,12 @@ from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Row
 from kvbench.gate.looks import Estimate
 from kvbench.gate.outputs import (
     COMMENT_BYTES,
-    LOG_COLUMNS,
     MOST_ANNOTATIONS,
     SUMMARY_BYTES,
     Destinations,
     GateData,
     annotations,
     as_json,
-    folded,
     judgement_data,
     junit,
     page,
@@ -31,6 +29,7 @@ from kvbench.gate.outputs import (
 )
 from kvbench.gate.rules import RulesReport
 from kvbench.gate.sheet import Sheet, message, sheet_of_judgement, sheet_of_rules
+from kvbench.text import LOG_COLUMNS, folded
 from tests.synthetic import failure
 from tests.unit.gate.gated import CELLS, Side, compared, judge
 
