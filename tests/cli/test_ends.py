@@ -177,28 +177,29 @@ def test_a_dry_run_without_cells_ends_as_the_sweep_would(tmp_path: Path) -> None
     assert "skipped 1 cell of triton: " in dry.stdout
 
 
+def copied(line: str, lead: str) -> list[str]:
+    """Return the words that a shell makes of the command printed behind `lead`."""
+    assert lead in line
+    return shlex.split(line.partition(lead)[2])
+
+
 def test_quiet_shows_each_failure_once_and_the_outcome(tmp_path: Path) -> None:
     cells = tiny(backend="per_block", blocks="1,2,3")
     done = kvbench("sweep", *cells, *BRIEF, "--fault=error@call=0 when blocks!=3", "-q", "--out=run", cwd=tmp_path)
     assert done.returncode == 5
     failed, again, more, measured, report = done.stdout.replace("\\\n", "").splitlines()
     assert failed.startswith("FAILED (error) per_block h2d ")
-    assert again.startswith("  to measure it again: kvbench sweep ")
+    _, *once_more = copied(again, "  to measure it again: ")
     assert more == "FAILED (error) 1 more cell of per_block: copy: INJECTED_ERROR (descriptor 0)"
     assert measured == "1 cell measured, 2 failed, 0 skipped: run"
     assert report.endswith("kvbench report run")
+    assert kvbench(*once_more, "--out=again", cwd=tmp_path).returncode == 5
     retried = kvbench("sweep", "--resume", "run", "--retry-failed", cwd=tmp_path)
     assert retried.returncode == 5
     assert retried.stdout.count("FAILED") == 2
 
 
 FOLDER = "it's $(mine) & yours"
-
-
-def copied(line: str, lead: str) -> list[str]:
-    """Return the words that a shell makes of the command printed behind `lead`."""
-    assert lead in line
-    return shlex.split(line.partition(lead)[2])
 
 
 def test_commands_printed_to_be_copied_are_quoted(tmp_path: Path) -> None:

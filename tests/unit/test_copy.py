@@ -102,6 +102,8 @@ def test_the_block_copier_takes_a_device_a_policy_and_streams_of_torch(device: D
     for copier in (BlockCopier("cpu"), BlockCopier("cpu", policy), BlockCopier("cpu", max_entries=10_000)):
         with pytest.raises(ValueError, match=r"entry 0: source 0x[0-9a-f]+ is pageable memory"):  # of another driver
             copier.copy(*lists, SimpleNamespace(cuda_stream=PER_THREAD_STREAM))
+    with pytest.raises((ValueError, MemoryError)):  # the room for them is taken at once
+        BlockCopier("cpu", max_entries=1 << 62)
     with pytest.raises(UsageError, match="not found"):
         BlockCopier("cuda:99")
     with pytest.raises(UsageError, match=r"missing\.toml"):

@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -181,6 +182,33 @@ def test_a_swap_that_was_left_out_is_found(bench: Bench, direction: Direction, l
     assert whole(bench)
 
 
+def test_every_swap_of_a_loop_is_compared(bench: Bench) -> None:
+    """A loop takes the lists of all sets at once; what it left out is found."""
+    cell = Cell("any", Direction.H2D, 8, 100, reuse=Reuse.FRESH, pool_bytes=POOL_BYTES)
+    workload = bench.workload(cell)
+    sources, destinations = workload.contents()[:2]
+    for left_out in (None, 0, 1, 2):
+        for number in {0, 1, 2} - {left_out}:
+            lists = sources[number], destinations[number], workload.memories[0].sizes
+            per_block(bench.device.driver, *lists, DIRECTIONS[cell.direction]).submit(bench.stream.handle)
+        bench.stream.synchronize()
+        workload = bench.workload(cell)
+        workload.passed(3)
+        with nullcontext() if left_out is None else pytest.raises(VerificationError, match="in the block of"):
+            workload.verify()
+
+
+@pytest.mark.parametrize("swaps", [1, 3, 4, 9, 30])
+def test_a_loop_ends_at_the_set_of_its_last_swap(bench: Bench, swaps: int) -> None:
+    cell = Cell("any", Direction.H2D, 8, 100, reuse=Reuse.FRESH, pool_bytes=POOL_BYTES)
+    looped, single = bench.workload(cell), bench.workload(cell)
+    looped.passed(swaps)
+    for _ in range(swaps):
+        single.advance()
+    assert np.array_equal(looped.current(), single.current())
+    assert looped.overwrote == single.overwrote
+
+
 @pytest.mark.parametrize("direction", Direction)
 def test_a_swap_the_wrong_way_is_found(bench: Bench, direction: Direction) -> None:
     """It leaves both sides equal: what was put in the source counts, not what stands there now."""
@@ -292,6 +320,16 @@ def test_bytes_that_are_there_too_early_are_seen(bench: Bench, direction: Direct
     bench.swap(workload, direction)
     assert workload.arrived_early()
     workload.verify()
+
+
+@pytest.mark.parametrize("early", [0, -1])
+def test_the_first_and_the_last_block_can_be_too_early(bench: Bench, early: int) -> None:
+    workload = bench.workload(Cell("any", Direction.H2D, 600, 100, reuse=Reuse.FRESH))
+    workload.advance()
+    _, destination = bench.pools.sides(Direction.H2D, None)
+    flip(destination.address + int(workload.current()[1][early]), 1)
+    assert workload.arrived_early()
+    bench.pools.refill()
 
 
 @settings(max_examples=30, deadline=None)

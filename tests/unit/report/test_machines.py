@@ -57,6 +57,17 @@ def test_the_best_method_is_none_of_another_package(tmp_path: Path) -> None:
     assert " mine (its package's code)" in texts
 
 
+def test_the_run_that_a_machine_is_shown_by_has_most_of_kvbenchs_own_methods(tmp_path: Path) -> None:
+    fuller = run(tmp_path, "NVIDIA H100", 40.0, "merged")
+    foreign = run(tmp_path / "foreign", "NVIDIA H100", 30.0, "mine", "yours")
+    names = ("mine", "yours")
+    foreign.info.backends.extend(BackendFacts(name, "", frozenset(), package=f"{name}==1.0") for name in names)
+    table = machines_table(views_of([fuller, foreign, run(tmp_path, "NVIDIA H200", 50.0)]))
+    assert table
+    best = next(texts for name, texts in rows_of(table).items() if "GB/s" in name and name.endswith("best"))
+    assert [text.partition(":")[0] for text in best] == ["40.0", "50.0"]
+
+
 def test_a_plug_in_is_marked_and_never_best_beside_kvbenchs_own(tmp_path: Path) -> None:
     runs = [run(tmp_path, f"NVIDIA {card}", 5.0, "mine") for card in ("H100", "H200")]
     for one in runs:

@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,13 +113,19 @@ class Stopped:
         raise KeyboardInterrupt
 
 
-def execute(path: Path, slot: Slot, writer: RunWriter | None = None, search: Stopped | None = None) -> Outcome:
+def execute(
+    path: Path,
+    slot: Slot,
+    writer: RunWriter | None = None,
+    search: Stopped | None = None,
+    cells: tuple[Cell, ...] = CELLS,
+) -> Outcome:
     device = DeviceFacts("cpu", "cpu", "a CPU", None, 1 << 30, 1 << 30, None)
     opened = Opened(device=device, backends=[], engine_hash="", delay_us={}, pci_bus_id=None, notes=[])
     spec = SweepSpec("test", sampling=Sampling(rounds=2))
     with writer or RunWriter.create(path, info(searched_by=search and search.command, status="running")) as writer:
         progress = Progress(load_run(path).records)
-        plan = Plan(CELLS, (), 0, 0, 0.0)
+        plan = Plan(cells, (), 0, 0, 0.0)
         return Execution(spec, plan, opened, writer, slot, Silent(), progress, search).run()  # type: ignore[arg-type]
 
 
@@ -147,6 +154,15 @@ def test_a_visit_that_stays_disturbed_is_repeated_at_most_twice(tmp_path: Path) 
     attempts = [attempt for round_, blocks, attempt in slot.made if (round_, blocks) == (0, 1)]
     assert attempts == list(range(MAX_REPEATS + 1))
     assert sum(bool(visit.disturbed) for visit in visits_that_count(load_run(tmp_path).records)) == 2
+
+
+def test_a_disturbed_visit_of_several_devices_is_not_repeated(tmp_path: Path) -> None:
+    """The other devices, which were not disturbed, would not come to it."""
+    slot = Slot(disturbed=99)
+    slot.cells = tuple(replace(cell, devices=2) for cell in CELLS)
+    execute(tmp_path, slot, cells=slot.cells)
+    assert {attempt for *_, attempt in slot.made} == {0}
+    assert len(slot.made) == 2 * len(CELLS)
 
 
 def test_repeats_are_limited_on_a_host_that_is_never_quiet(tmp_path: Path) -> None:

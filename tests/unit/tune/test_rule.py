@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
@@ -53,8 +53,8 @@ def crossing(cell: Cell) -> float:
     return min(50.0, 25.0 * (cell.sms or 1))
 
 
-def run_of(folder: Path, rate: Rate, made: list[Cell] | None = None) -> Run:
-    records = [*synthetic.ceilings(), *synthetic.rounds(made or cells(), rate, noise=0.001)]
+def run_of(folder: Path, rate: Rate, made: list[Cell] | None = None, noise: float = 0.001) -> Run:
+    records = [*synthetic.ceilings(), *synthetic.rounds(made or cells(), rate, noise=noise)]
     return load_run(synthetic.write_run(folder / "run", records))
 
 
@@ -326,6 +326,16 @@ def test_each_stream_state_has_its_own_gain(tmp_path: Path) -> None:
     ]
 
 
+def test_only_decided_shapes_have_a_gain(tmp_path: Path) -> None:
+    def rate(cell: Cell) -> float:
+        return crossing(cell) / (0.97 if cell.block_bytes == KIB and cell.sms == 4 else 1)
+
+    rule = rule_at(tmp_path, rate)
+    (gain,) = gains_of(rule)
+    assert len(gain.ratios) == len([answer for answer in rule.answers if answer.decided])
+    assert len(gain.ratios) < len(rule.answers)
+
+
 def in_runs(cell: Cell, length: int) -> Cell:
     return replace(cell, pattern=Pattern.parse(f"runs-{length}"))
 
@@ -376,6 +386,25 @@ def test_the_closest_call_is_the_closest_of_all(tmp_path: Path, states: tuple[St
     made = few + [replace(cell, backend="triton", sms=12) for cell in few if cell.sms and cell.block_bytes > KIB]
     (line,) = [line for line in summary([run_of(tmp_path, close, made)], rows=20) if line.startswith("Closest")]
     assert line == f"Closest alternative: triton (12 SMs), 15% slower for d2h {states[-1]}"
+
+
+@pytest.mark.parametrize(
+    ("directions", "call"),
+    [((Direction.H2D,), "0.4% faster for h2d"), (Direction, "0.2% slower for d2h")],
+    ids=["one faster", "one slower by less"],
+)
+def test_the_closest_call_can_be_faster_than_the_rule(
+    tmp_path: Path, directions: Iterable[Direction], call: str
+) -> None:
+    """The rule takes the fewest SMs where more of them gain little."""
+
+    def level(cell: Cell) -> float:
+        of_four = 1.004 if cell.direction is Direction.H2D else 0.998
+        return {None: 10.0, 1: 50.0, 4: 50.0 * of_four}[cell.sms]
+
+    made = [cell for cell in cells(*directions) if cell.sms != 2]
+    lines = summary([run_of(tmp_path, level, made, noise=1e-6)], rows=20)
+    assert f"Closest alternative: sm (4 SMs), {call} idle" in lines
 
 
 def test_the_policy_is_the_rule_and_with_exact_the_best_of_every_shape(tmp_path: Path) -> None:
