@@ -96,21 +96,21 @@ def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, d
     others = sorted((view for view, _ in filled[1:]), key=lambda view: len(view.earlier))
     shown, make_part = filled[0]
     return Chapter(
-        section, shown, _noted_once(make_part()), others if section.of_all or len(views) <= _MOST_NAMED else None
+        section, shown, _shortened(make_part()), others if section.of_all or len(views) <= _MOST_NAMED else None
     ), {}
 
 
 REPORT_FILE: Final = "report.md"
 
 
-def _noted_once(part: Part) -> Part:
-    """Leave out of a table what an earlier one of its section has noted; footnotes stay."""
+def _shortened(part: Part) -> Part:
+    """Leave out charts of one point, and of a table what an earlier one of its section has noted; footnotes stay."""
     noted: set[Text] = set()
     tables = []
     for table in part.tables:
         tables.append(replace(table, notes=[note for note in table.notes if is_footnote(note) or note not in noted]))
         noted |= set() if table.stem else set(table.notes)
-    return replace(part, tables=tables)
+    return replace(part, tables=tables, charts=[chart for chart in part.charts if chart.plot.most_points > 1])
 
 
 def write_report(runs: Sequence[Run], out: Path, unread: Sequence[str] = (), progress: Progress = silent) -> list[Path]:

@@ -14,7 +14,7 @@ from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
 from kvbench.cells.units import two_digits
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, PlotRoof
 from kvbench.report.model import Chart
-from kvbench.report.numbers import bytes_size, count, noun
+from kvbench.report.numbers import TIMES, bytes_size, count, noun
 from kvbench.report.tables import chart_text, includes, label_of, line_of, main_path, rows_of
 from kvbench.report.view import DIRECTIONS, SERIES, STATES, Pinned, View, by_direction, ceiling_of, fullest, pin, where
 from kvbench.results.schema import EffectivePath
@@ -166,18 +166,19 @@ def _finding(curves: Sequence[RateCurve], over: str) -> str:
 
 
 def _states_finding(curves: Sequence[RateCurve]) -> str:
-    """Return in which stream state a backend reaches the most GB/s against an idle stream."""
+    """Return in which stream state a swap reaches the most GB/s against the same swap on an idle stream."""
     ratios = []
     for idle in (curve for curve in curves if curve.state == "idle"):
         rates = dict(zip(idle.x, idle.column("gbps"), strict=True))
         for curve in (one for one in curves if (one.direction, one.panel) == (idle.direction, idle.panel)):
-            shared = [(rate, rates[x]) for x, rate in zip(curve.x, curve.column("gbps"), strict=True) if x in rates]
-            ratios += [(rate / of_idle, curve) for rate, of_idle in shared]
+            shared = [(x, rate) for x, rate in zip(curve.x, curve.column("gbps"), strict=True) if x in rates]
+            ratios += [(rate / rates[x], curve, x) for x, rate in shared]
     if not ratios:
         return ""
-    ratio, curve = max(ratios, key=lambda one: one[0])
-    head = f"{curve.backend} {curve.direction} on {a_stream(curve.state)}"
-    return f"{head}: up to {two_digits(ratio)}x the GB/s of an idle one" if ratio > 1 + CLIFF_MARGIN.fraction else ""
+    ratio, curve, size = max(ratios, key=lambda one: one[0])
+    swap = f"{curve.backend} {curve.direction} of {count(curve.panel)} {TIMES} {bytes_size(size)}"
+    text = f"{swap} on {a_stream(curve.state)}: about {two_digits(ratio)}x the GB/s of an idle one"
+    return text if ratio > 1 + CLIFF_MARGIN.fraction else ""
 
 
 def _change_finding(curves: Sequence[RateCurve], over: str) -> str:
@@ -189,7 +190,7 @@ def _change_finding(curves: Sequence[RateCurve], over: str) -> str:
     at = max(ends_of, key=lambda index: abs(math.log(ends_of[index][1] / ends_of[index][0])))
     curve, (first, last) = long[at], ends_of[at]
     ratio = last / first
-    change = f"{two_digits(ratio)}x as fast" if ratio >= 1 else f"{two_digits(100 * (1 - ratio))}% slower"
+    change = f"about {two_digits(ratio)}x as fast" if ratio >= 1 else f"about {two_digits(100 * (1 - ratio))}% slower"
     if over == "pool_bytes":
         between = f"in a pool of {bytes_size(curve.x[-1])} as in one of {bytes_size(curve.x[0])}"
     else:

@@ -33,7 +33,8 @@ class SwapsOf(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A trace that a sweep replays: the file, its SHA-256, the geometry of its blocks, and what is replayed of it.
 
-    `swaps` is the number of swaps of each direction that was asked for, 0 in runs from before it was kept.
+    `swaps` is the number of swaps of each direction that was asked for, 0 in runs from before it was kept; `origin`
+    says what the trace was made from, "" if unknown.
     With `speed`, swaps have the distances in time of the trace, divided by it; otherwise none.
     """
 
@@ -45,6 +46,7 @@ class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     d2h: SwapsOf
     speed: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
     swaps: _Count = 0
+    origin: Annotated[str, msgspec.Meta(max_length=400)] = ""
 
     @property
     def row_bytes(self) -> int:

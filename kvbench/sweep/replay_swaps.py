@@ -12,6 +12,7 @@ from kvbench.cells.axes import Direction
 from kvbench.errors import UsageError
 from kvbench.sweep.replay_spec import MOST_SPAN_S, SIDES, Replay, SwapsOf
 from kvbench.sweep.swap_file import Header, Swap, TraceReader
+from kvbench.text import printable, short
 
 Swaps = TypeVar("Swaps")
 
@@ -52,8 +53,21 @@ def choose(path: Path, swaps: int, seed: int, speed: float | None = None) -> Rep
         chosen[direction] = SwapsOf(total, median, first, 1, swaps, least)
         _check_span(direction, times_s[direction][first : first + swaps], speed)
     return Replay(
-        str(path.absolute()), _sha256(path), header.block_bytes, header.descriptors, **chosen, speed=speed, swaps=swaps
+        str(path.absolute()),
+        _sha256(path),
+        header.block_bytes,
+        header.descriptors,
+        **chosen,
+        speed=speed,
+        swaps=swaps,
+        origin=_origin(header, max(at_s[-1] for at_s in times_s.values() if at_s)),
     )
+
+
+def _origin(header: Header, span_s: float) -> str:
+    """Return what a trace was made from: "60 min of conversation_trace.jsonl, llama-3-8b, vllm"; "" if unknown."""
+    made_from = [str(header.made_from.get(name, "")) for name in ("requests", "model", "allocator")]
+    return short(printable(f"{span_s / 60:.0f} min of {', '.join(made_from)}")) if all(made_from) else ""
 
 
 def _check_span(direction: str, times_s: list[float], speed: float) -> None:

@@ -101,6 +101,11 @@ class LinePlot:
     def panels(self) -> list[PlotPanel]:
         return [panel for row in self.grid for panel in row]
 
+    @property
+    def most_points(self) -> int:
+        """How many values of x the fullest panel has."""
+        return max(len({x for line in panel.lines for x in line.x}) for panel in self.panels)
+
 
 def told_apart(grid: Sequence[Sequence[PlotPanel]]) -> list[list[PlotPanel]]:
     """Return the panels with a variant for every label of a backend, counted from 0 in the order of the lines."""
@@ -142,6 +147,10 @@ class DotPlot:
     label: str
     grid: Sequence[Sequence[DotPanel]]
 
+    @property
+    def most_points(self) -> int:
+        return max(len(panel.dots) for row in self.grid for panel in row)
+
 
 @dataclass(frozen=True, slots=True)
 class MapTile:
@@ -173,6 +182,10 @@ class MapPlot:
     """Rows of maps with the same colours."""
 
     grid: Sequence[Sequence[MapPanel]]
+
+    @property
+    def most_points(self) -> int:
+        return max(len(panel.tiles) for row in self.grid for panel in row)
 
 
 Plot = LinePlot | DotPlot | MapPlot

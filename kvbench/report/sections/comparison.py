@@ -88,7 +88,7 @@ def _part(pair: Pair, cells: pd.DataFrame, beside: pd.DataFrame) -> Part:
     highlights = [
         Finding(sentence, _weight(rows)) for sentence, rows in sentences if (rows["verdict"] != Verdict.UNDECIDED).any()
     ]
-    charts = [_chart(pair, cells)] if len(cells) > 1 else []
+    charts = [] if cells.empty else [_chart(pair, cells)]
     return Part([sentence for sentence, _ in sentences], charts, tables, highlights, files)
 
 

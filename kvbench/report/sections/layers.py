@@ -153,7 +153,9 @@ def _chart(view: View, unit: str, cells: pd.DataFrame) -> Chart:
     plot = LinePlot(x, y, told_apart([panels]), "95% interval")
     best = cells.loc[cells.groupby("what", sort=False)["hidden_share"].idxmax()]
     hidden = [(row["what"].partition(", ")[0], row["method"], row["hidden_share"]) for row in rows_of(best)]
-    found = "; ".join(f"{loads}: {method} hides up to {share:.0%} of the loads" for loads, method, share in hidden)
+    found = "; ".join(
+        f"{loads}: {method} hides up to about {share:.0%} of the loads" for loads, method, share in hidden
+    )
     text = chart_text(view, title, cells, drawn, [_NOTE])
     return Chart(f"layers-{view.label}", text, plot, cells[list(_POINTS)], found)
 

@@ -55,7 +55,7 @@ def _ceilings(runs: Sequence[View]) -> str:
 
 
 def _cliff(runs: Sequence[View]) -> str:
-    """Return where batched h2d copies on an idle stream jump, between the two sizes that lie closest in any run."""
+    """Return between which two sizes, the closest of any run, batched h2d copies on an idle stream jump."""
     curves = [one for view in runs if isinstance(one := cliff_curves(view.pinned), RateCurves)]
     same = [
         curve
@@ -67,7 +67,7 @@ def _cliff(runs: Sequence[View]) -> str:
     if not cliffs:
         return "none" if same else ABSENT
     at = min(cliffs, key=lambda cliff: cliff.above_bytes / cliff.below_bytes)
-    return f"{bytes_size(at.below_bytes)} → {bytes_size(at.above_bytes)}"
+    return f"between {bytes_size(at.below_bytes)} and {bytes_size(at.above_bytes)}"
 
 
 _FACTS: Final[Mapping[str, Callable[[Sequence[View]], str]]] = {

@@ -94,7 +94,7 @@ def make(view: View) -> PartOrReason:
         tables.append(_equal_table(view, points, equal))
         files[f"neighbour-equal-rates-{view.label}.csv"] = as_csv(equal)
     drawn = [where(points, neighbour=name) for name in points["neighbour"].unique()]
-    charts = [_chart(view, side) for side in drawn if side["direction"].value_counts().max() > 1]
+    charts = [_chart(view, side) for side in drawn]
     return lambda: Part([finding.text for finding in highlights], charts, tables, highlights, files)
 
 
@@ -219,7 +219,7 @@ def _least(direction: str, points: pd.DataFrame) -> str:
     row = min(rows_of(fast), key=lambda row: row["neighbour_slowdown"])
     slowdown, gbps = row["neighbour_slowdown"], row["swaps_beside_gbps"]
     method = method_label(row["backend"], sms_of(row))
-    return f"{slowdown:.2f}x as long beside {method} {direction} at {gbps:.0f} GB/s"
+    return f"about {slowdown:.2f}x as long beside {method} {direction} at {gbps:.0f} GB/s"
 
 
 def _line(label: str, rows: Sequence[Row], edge: set[str]) -> PlotLine:

@@ -12,13 +12,14 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.backend_facts import BATCHED, method_label
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.units import two_digits
+from kvbench.models.geometry import ModelSwap
+from kvbench.models.presets import ModelChoice, presets
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure
 from kvbench.report.tables import Measured, chart_text, includes_of, rows_of, sms_of
 from kvbench.report.view import View, by_direction
-from kvbench.results import Run
-from kvbench.results.replays import rate_of, replays_of, trace_name, trace_of
+from kvbench.results.replays import rate_of, replays_of, trace_of
 from kvbench.sweep.installed import of_engine
 from kvbench.sweep.replay_spec import SIDES
 from kvbench.text import ends, short
@@ -89,22 +90,38 @@ def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
     tail = f"p99 {_time(slowest)}" if isinstance(slowest, float) else f"worst {_time(slowest[0])} ({slowest[1]} blocks)"
     names = f"{' and '.join(fastest)} {'is' if len(fastest) == 1 else 'are'}"
     gbps = ends([rates[name] for name in fastest], figure)
-    text = f"{SIDES[direction]} of {_trace_text(view.run)}: {names} fastest at {gbps} GB/s, {tail}"
+    text = f"{SIDES[direction]} of {_trace_text(view)}: {names} fastest at {gbps} GB/s, {tail}"
     return f"{text}; {gains}." if gains else f"{text}."
 
 
-def _trace_text(run: Run) -> str:
-    """Return what a trace is, as far as a run knows: its title, or its name, its swaps and their descriptors."""
-    trace = trace_of(run) or {}
-    if title := str(trace.get("title") or ""):
-        return short(title)
+def _trace_text(view: View) -> str:
+    """Return the name of a run, what its trace is of, and how many swaps it has."""
+    trace = trace_of(view.run) or {}
     sides = [side for side in (trace.get("h2d"), trace.get("d2h")) if isinstance(side, dict)]
-    if not sides or not trace.get("descriptors"):
-        return trace_name(run)
-    pieces, block_bytes = int(trace["descriptors"]), int(trace["block_bytes"])
-    swaps = count(sum(int(side["total"]) for side in sides))
-    shape = f"{pieces} {TIMES} {bytes_size(block_bytes // pieces)}"
-    return f"{trace_name(run)}, a trace of {swaps} swaps of blocks of {shape}"
+    swaps = f": {count(sum(int(side['total']) for side in sides))} swaps" if sides else ""
+    return f"run {view.label} ({_origin(view)}{swaps})"
+
+
+def _origin(view: View) -> str:
+    """Return what a trace is of, or, in a run that does not know it, the size of its blocks."""
+    trace = trace_of(view.run) or {}
+    if origin := str(trace.get("origin") or ""):
+        return short(origin)
+    if not trace.get("descriptors"):
+        return "a trace"
+    pieces = int(trace["descriptors"])
+    row_bytes = int(trace["block_bytes"]) // pieces
+    choices = (ModelChoice((name,), tokens=16, block_tokens=16) for name in presets())
+    alike = next((one.models[0] for one in choices if [*map(_shape, one.swaps())] == [(pieces, row_bytes)]), "")
+    return (
+        f"a trace with blocks like {alike}"
+        if alike
+        else f"a trace with blocks of {pieces} {TIMES} {bytes_size(row_bytes)}"
+    )
+
+
+def _shape(swap: ModelSwap) -> tuple[int, int]:
+    return swap.blocks, swap.block_bytes
 
 
 def _tail(swaps: pd.DataFrame) -> float | tuple[float, str]:
@@ -132,7 +149,7 @@ def _table(view: View, direction: str, cells: pd.DataFrame, replays: Sequence[Re
     header = ("Method", "Swaps", *(["Late"] if paced else []), *quantiles, "GB/s", "Caller, us", "Copies left")
     choice = trace.get(direction)
     of = f"of {count(total)} " if isinstance(choice, dict) and (total := int(choice["total"])) else ""
-    title = f"{SIDES[direction]}: {count(replays[0].swaps['number'].nunique())} {of}swaps of {trace_name(view.run)}"
+    title = f"{SIDES[direction]}: {count(replays[0].swaps['number'].nunique())} {of}swaps of run {view.label}"
     body = [_row(replay, late=paced, many=many) for replay in ordered]
     return Measured(view, cells, includes_of("idle")).table(title, header, body, [_note(view)])
 
@@ -171,9 +188,10 @@ def _chart(view: View, cells: pd.DataFrame, replays: Mapping[str, Sequence[Repla
     drawn = "medians of swaps of about this size · band: quartiles"
     every = [(direction, replay) for direction, side in replays.items() for replay in side]
     points = pd.concat([replay.swaps.assign(way=replay.method, direction=direction) for direction, replay in every])
-    title = f"Latency against the size of the swaps of {trace_name(view.run)}"
+    title = "Latency of swaps against their size"
     text = chart_text(view, title, cells, drawn, [includes_of("idle")])
-    found = "; ".join(f"{SIDES[name]}: {_fastest(side)}" for name, side in replays.items())
+    fastest = "; ".join(f"{SIDES[name].partition(' ')[0].lower()}: {_fastest(side)}" for name, side in replays.items())
+    found = f"Run {view.label}, {_origin(view)}: {fastest}"
     return Chart(f"replay-{view.label}", text, LinePlot(x, y, told_apart([panels]), "quartiles"), points, found)
 
 
@@ -189,7 +207,7 @@ def _fastest(replays: Sequence[Replayed]) -> str:
     rates = {replay.method: rate_of(replay.swaps) for replay in replays}
     known = BATCHED in rates and BATCHED not in fastest
     gains = [rates[name] / rates[BATCHED] for name in fastest] if known else []
-    gain = f", {ends(gains, two_digits)}x as fast as {BATCHED}" if gains else ""
+    gain = f", about {ends(gains, two_digits)}x as fast as {BATCHED}" if gains else ""
     return f"{' and '.join(fastest)}{gain}"
 
 

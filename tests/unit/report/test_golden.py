@@ -154,7 +154,6 @@ def test_no_two_keys_of_a_legend_look_alike(report: Report) -> None:
         "queue",
         "replay",
         "neighbour",
-        "layers",
     }
     for plot in plots.values():
         drawn = {

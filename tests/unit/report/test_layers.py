@@ -83,9 +83,18 @@ def test_the_chart_has_a_line_over_tokens_for_every_method(report: Report) -> No
     assert lines["sm (4 SMs)"][0] == [2048]
 
 
+def test_loads_of_one_length_make_a_table_and_no_chart(tmp_path: Path) -> None:
+    part = part_of(
+        made_report(tmp_path, [*visits(cell(2048), [0.5] * 6), *visits(cell(2048, "sm"), [0.8] * 6)], info()), "layers"
+    )
+    assert part.charts == []
+    assert len(part.tables[0].rows) == 2
+
+
 def test_runs_of_one_machine_stand_side_by_side(tmp_path: Path) -> None:
     """The methods of an engine are measured in a run of their own."""
-    first = made_run(tmp_path, visits(cell(2048, "sm"), [0.8] * 6), info(), "first")
+    loads = [visit for tokens in (512, 2048) for visit in visits(cell(tokens, "sm"), [0.8] * 6)]
+    first = made_run(tmp_path, loads, info(), "first")
     engine = made_run(tmp_path, visits(cell(2048, "vllm_batch"), [0.9] * 6), info(), "engine")
     elsewhere = made_run(tmp_path, visits(cell(2048), [1.0] * 6), synthetic.info("Another card"), "elsewhere")
     report = report_of([elsewhere, first, engine])

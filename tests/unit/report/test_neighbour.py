@@ -179,7 +179,8 @@ def test_methods_that_differ_in_another_axis_have_separate_lines(tmp_path: Path)
 def test_only_axes_that_vary_beside_a_neighbour_are_named(tmp_path: Path) -> None:
     decode = [replace(SM, sms=sms, neighbour=Neighbour.DECODE) for sms in (2, 4)]
     cells = [replace(SM, sms=2), replace(SM, sms=2, blocks=8192), *decode]
-    report = made_report(tmp_path, [visit for cell in cells for visit in synthetic.beside(cell, 1.2, 40.0)])
+    made = [visit for gbps, cell in enumerate(cells, start=40) for visit in synthetic.beside(cell, 1.2, gbps)]
+    report = made_report(tmp_path, made)
     charts = (chart_of(report, f"neighbour-{name}-run").plot for name in ("gemm", "decode"))
     labels = [{line.label for line in plot.lines} for plot in charts]  # type: ignore[union-attr]
     assert labels == [{"sm, blocks 4096", "sm, blocks 8192"}, {"sm"}]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from markdown_it.token import Token
 from typer.testing import CliRunner
 
-from kvbench.cells.axes import Direction, Reuse
+from kvbench.cells.axes import Direction, Order, Reuse, StreamState
 from kvbench.cells.backend_facts import BackendFacts
 from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
@@ -28,7 +28,7 @@ from kvbench.report import markdown
 from kvbench.report.build import report_files, report_of, write_report
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.model import Code, Report, spans
-from kvbench.report.numbers import ABSENT, figure, slower_text
+from kvbench.report.numbers import ABSENT, TIMES, figure, slower_text
 from kvbench.report.sections import SECTIONS
 from kvbench.report.view import pin, warnings_of
 from kvbench.results import Note, Record, Run, load_run
@@ -214,6 +214,25 @@ def test_stream_states_are_not_mixed(tmp_path: Path) -> None:
     assert titles
     assert all("idle stream" in title for title in titles)
     assert set(chart_of(report, "crossover-map-triton-run").points["stream_state"]) == {"idle"}
+
+
+def test_a_chart_of_stream_states_compares_the_same_swap(tmp_path: Path) -> None:
+    """Another state of another number of blocks, or of another size, is faster."""
+    rates = {("idle", 64): 4.0, ("gated", 64): 12.0, ("idle", 256): 1.0, ("gated", 256): 2.0, ("opened", 256): 1.0}
+    cells = [
+        Cell("batched", Direction.H2D, blocks, kib * 1024, StreamState(state), order=Order.ANY)
+        for state, blocks in rates
+        for kib in (4, 8, 12, 16)
+    ]
+
+    def rate(cell: Cell) -> float:
+        gbps = rates[cell.stream_state.value, cell.blocks]
+        return gbps * (3 if cell.block_bytes == 8192 and cell.stream_state is StreamState.GATED else 1)
+
+    part = part_of(made_report(tmp_path, synthetic.rounds(cells, rate, noise=0.001)), "stream-states")
+    assert [said(chart.finding) for chart in part.charts] == [
+        f"batched h2d of 256 {TIMES} 8 KiB on a gated stream: about 6x the GB/s of an idle one"
+    ]
 
 
 def test_equally_fast_backends_are_undecided(tmp_path: Path) -> None:
