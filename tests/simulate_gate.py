@@ -24,8 +24,7 @@ from kvbench.cells.cell import Cell
 from kvbench.gate.judge import assess
 from kvbench.gate.judgement import GateVerdict, Judgement, Margins
 from kvbench.gate.looks import PLAN
-from kvbench.gate.pairs import Pairs
-from kvbench.gate.visits import FAST_SHARE, UPPER_SHARE, VisitValues, unknown
+from kvbench.gate.pairs import FAST_SHARE, UPPER_SHARE, Pairs, VisitValues, unknown
 
 MARKERS: Final = ("<!-- simulation: begin -->", "<!-- simulation: end -->")
 SLOWED_CELLS: Final = 8

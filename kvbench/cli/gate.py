@@ -20,8 +20,7 @@ from kvbench.gate.judgement import Margins
 from kvbench.text import convert, folded
 
 if TYPE_CHECKING:
-    from kvbench.gate.side_by_side import SideBySide
-    from kvbench.gate.sides import Side
+    from kvbench.gate.side_by_side import Side, SideBySide
     from kvbench.sweep.spec import SweepSpec
 
 DEFAULT_SUITE: Final = "gate-suite"
@@ -123,7 +122,7 @@ def compare(
     from kvbench.engine.faults import parse_faults
     from kvbench.gate.outputs import Destinations, judgement_data
     from kvbench.gate.sheet import sheet_of_judgement
-    from kvbench.gate.sides import parse_side
+    from kvbench.gate.side_by_side import parse_side
 
     if ctx.args:
         runs = shlex.join(ctx.args)

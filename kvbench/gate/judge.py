@@ -18,8 +18,7 @@ from kvbench.analysis.margins import CONTROL_CPU, INLINE, UPPER_HALF
 from kvbench.cells.cell import Cell
 from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Kind, Margins, Row, worst
 from kvbench.gate.looks import PLAN, Estimate, look_at
-from kvbench.gate.pairs import BASE, Pairs, pair
-from kvbench.gate.visits import CPU, VisitValues
+from kvbench.gate.pairs import BASE, CPU, Pairs, VisitValues, pair
 from kvbench.results import Run
 from kvbench.results.columns import NO_FIGURE
 

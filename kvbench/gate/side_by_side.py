@@ -1,15 +1,21 @@
-"""Measures two sides in turn, cell by cell: both have a running worker, and only one of them measures at a time."""
+"""Measures two sides in turn, cell by cell: both have a running worker, and only one of them measures at a time.
 
+A side is an environment or a backend, and is checked before anything is measured.
+"""
+
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from kvbench.cells.cell import Cell
@@ -18,23 +24,117 @@ from kvbench.gate.judge import judge
 from kvbench.gate.judgement import Judgement, Margins
 from kvbench.gate.looks import PLAN
 from kvbench.gate.pairs import BASE, CAND, about_backends, few, partners
-from kvbench.gate.sides import Side, half_of_memory
-from kvbench.results import Failure, Record, Run, RunInfo, RunWriter, Visit
+from kvbench.results import SCHEMA, Failure, Record, Run, RunInfo, RunWriter, Visit
 from kvbench.results.schema import PLUG_INS, machine_differences
 from kvbench.run.execution import Execution, Observer, Progress, ReportedFailures, ended_by
-from kvbench.run.protocol import InTurn, Opened
+from kvbench.run.protocol import VERSION, InTurn, Opened
 from kvbench.run.runner import nothing_to_measure, run_info
-from kvbench.run.worker_process import WorkerSlot
+from kvbench.run.worker_process import Interpreter, WorkerSlot
+from kvbench.sweep.checks import usable_bytes
 from kvbench.sweep.installed import asked_for
 from kvbench.sweep.plan import Plan, PlannedVisit, expand
-from kvbench.sweep.spec import SweepSpec
-from kvbench.text import counted
+from kvbench.sweep.spec import Limits, SweepSpec
+from kvbench.text import counted, printable
 
+FORMS: Final = "write env:PATH (a virtual environment or its python), backend:NAME, or here (this environment)"
+_PROBE_S: Final = 120.0
+_PROBE: Final = """
+import json, kvbench
+from kvbench.results import SCHEMA
+from kvbench.run import protocol
+print(json.dumps({"version": kvbench.__version__, "package": kvbench.__file__, "schema": SCHEMA,
+                  "protocol": getattr(protocol, "VERSION", 1)}))
+"""
+# These variables would let one side import the packages of the other.
+_LEAKING: Final = ("PYTHONPATH", "PYTHONHOME")
 # One in this many rounds, chosen by the seed, is compared byte for byte, besides the first and the last.
 AUDITED: Final = 16
 # The maximum number of times that spoiled pairs are repeated for one look.
 _TRIES: Final = 3
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side: the interpreter that measures it, and its backend, or None for every backend of the suite.
+
+    `text` is the side as given by the user with `option`; `fault` is injected on it (cpu device only).
+    """
+
+    text: str
+    option: str = "--side"
+    interpreter: Interpreter = field(default_factory=Interpreter)
+    backend: str | None = None
+    fault: str | None = None
+
+
+class Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The versions in a side's environment."""
+
+    version: str
+    package: str
+    schema: int
+    protocol: int
+
+
+def parse_side(option: str, text: str, fault: str | None = None) -> Side:
+    """Read `--base` or `--cand`, and query the kvbench of another environment.
+
+    Raises UsageError, which names the option, also if that kvbench is incompatible with this one.
+    """
+    if text == "here":
+        return Side(text, option, fault=fault)
+    form, _, value = text.partition(":")
+    if value and form == "backend":
+        return Side(text, option, backend=value, fault=fault)
+    if value and form == "env":
+        where = f"{option} {brief(text)}"
+        variables = {name: value for name, value in os.environ.items() if name not in _LEAKING}
+        interpreter = Interpreter(str(_python(where, Path(value))), variables)
+        _check(where, interpreter)
+        return Side(text, option, interpreter, fault=fault)
+    raise UsageError(f"{option} {brief(text)}: {FORMS}")
+
+
+def half_of_memory(limits: Limits, opened: Opened) -> Limits:
+    device = opened.device
+    free = ((limits.host_bytes, device.host_free_bytes), (limits.device_bytes, device.device_free_bytes))
+    return Limits(*(max(1, usable_bytes(limit, free_bytes) // 2) for limit, free_bytes in free))
+
+
+def _check(where: str, interpreter: Interpreter) -> None:
+    try:
+        done = subprocess.run(
+            interpreter.command("-c", _PROBE),
+            env=interpreter.environment,
+            capture_output=True,
+            timeout=_PROBE_S,
+            check=False,
+            errors="replace",
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"{where}: its python does not run ({printable(error)})") from None
+    lines = done.stdout.splitlines()
+    if done.returncode != 0 or not lines:
+        last = done.stderr.strip().splitlines()[-1:]
+        raise UsageError(f"{where}: no working kvbench is installed there ({printable(''.join(last))})")
+    try:
+        build = msgspec.json.decode(lines[-1], type=Build)
+    except msgspec.MsgspecError:
+        raise UsageError(f"{where}: its kvbench gave an invalid answer ({brief(lines[-1])})") from None
+    if (build.schema, build.protocol) != (SCHEMA, VERSION):
+        raise UsageError(
+            f"{where}: its kvbench {printable(build.version)} has schema {build.schema} and protocol {build.protocol}, "
+            f"this one {SCHEMA} and {VERSION}; sweep with each kvbench, and compare the runs with kvbench report"
+        )
+
+
+def _python(where: str, path: Path) -> Path:
+    # Never resolved: the python of a virtual environment is a link and finds its environment by the link's location.
+    for candidate in (path / "bin" / "python", path):
+        if candidate.is_file() and os.access(candidate, os.X_OK):
+            return candidate.absolute()
+    raise UsageError(f"{where}: no python there; {FORMS}")
 
 
 class MeasuredSide(Observer):

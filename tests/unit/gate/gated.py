@@ -14,8 +14,7 @@ from kvbench.cells.cell import Cell
 from kvbench.gate import judge as judging
 from kvbench.gate.judgement import Judgement, Margins
 from kvbench.gate.looks import PLAN
-from kvbench.gate.pairs import Pairs
-from kvbench.gate.visits import unknown
+from kvbench.gate.pairs import Pairs, unknown
 from kvbench.results import Control, Failure, Record, Run, Skip, Visit
 from tests.synthetic import info, visit
 

@@ -15,9 +15,8 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
 from kvbench.gate.judgement import GateVerdict
-from kvbench.gate.pairs import about_backends, pair, partners
-from kvbench.gate.sides import half_of_memory, parse_side
-from kvbench.gate.visits import VISIT, values_of
+from kvbench.gate.pairs import VISIT, about_backends, pair, partners, values_of
+from kvbench.gate.side_by_side import half_of_memory, parse_side
 from kvbench.results import SCHEMA, Record, Run, Visit, load_run
 from kvbench.results.schema import Disturbance, EffectivePath, Samples
 from kvbench.run.protocol import VERSION
