@@ -181,7 +181,7 @@ def simulate(scenario: Scenario, change: Change, seed: int) -> Suite:
     caught = {row.cells[0] for row in judgement.rows if row.verdict is GateVerdict.SLOWER}
     return Suite(
         verdict=judgement.verdict,
-        passed=judgement.exit_code() == 0,
+        passed=judgement.exit_code == 0,
         same_at_first=shares[0],
         same=shares[-1],
         detected=sum(suite[index] in caught for index in slowed) / len(slowed),

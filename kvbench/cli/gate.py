@@ -86,7 +86,7 @@ def rules(
     as_json: _AsJson = False,
 ) -> None:
     """Check rules about one run. Needs no GPU and no torch."""
-    from kvbench.gate.outputs import Destinations, rules_data
+    from kvbench.gate.outputs import Destinations, data_of
     from kvbench.gate.rules import check_rules, load_rules, shipped_rules
     from kvbench.gate.sheet import sheet_of_rules
     from kvbench.results import load_run
@@ -94,8 +94,8 @@ def rules(
     to = Destinations(as_json, out, github)
     wanted = load_rules(rules_file or shipped_rules())
     report = check_rules(load_run(run), wanted)
-    to.deliver(sheet_of_rules(report), rules_data(report))
-    raise typer.Exit(report.verdict.exit_code)
+    to.deliver(sheet_of_rules(report), data_of(report))
+    raise typer.Exit(report.exit_code)
 
 
 @gate.command(cls=Command, context_settings={"allow_extra_args": True})
@@ -120,7 +120,7 @@ def compare(
 ) -> None:
     """Measure two builds in turn. Exit codes: 0 not slower, 1 slower, 3 inconclusive, 5 failed cells."""
     from kvbench.engine.faults import parse_faults
-    from kvbench.gate.outputs import Destinations, judgement_data
+    from kvbench.gate.outputs import Destinations, data_of
     from kvbench.gate.sheet import sheet_of_judgement
     from kvbench.gate.side_by_side import parse_side
 
@@ -139,9 +139,10 @@ def compare(
     sides = parse_side("--base", base, how.base_fault), parse_side("--cand", cand, how.cand_fault)
     with _measured(sides, _suite(how, axis, filters, sides[0]), folder, as_json=as_json) as both:
         judgement = both.compare(allowed, deadline_s)
-    code = judgement.exit_code(inconclusive_passes=inconclusive is OnInconclusive.PASS)
-    to.deliver(sheet_of_judgement(judgement, shlex.join(["kvbench", *sys.argv[1:]])), judgement_data(judgement, code))
-    raise typer.Exit(code)
+    passes = inconclusive is OnInconclusive.PASS and judgement.exit_code is ExitCode.INCONCLUSIVE
+    data = msgspec.structs.replace(data_of(judgement), **({"exit_code": ExitCode.DONE.value} if passes else {}))
+    to.deliver(sheet_of_judgement(judgement, shlex.join(["kvbench", *sys.argv[1:]])), data)
+    raise typer.Exit(data.exit_code)
 
 
 def _suite(how: Measuring, axis: list[str] | None, filters: list[str] | None, side: "Side") -> "SweepSpec":

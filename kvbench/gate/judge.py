@@ -68,13 +68,13 @@ def assess(pairs: Pairs, margins: Margins, earlier: Judgement | None = None) -> 
             row = settled.get((row.kind, row.name), row)
             row = replace(row, verdict=GateVerdict.CONTAMINATED) if moved else row
         rows.append(row)
-    known = [row.estimate.centre for row in rows if row.kind == "cell" and math.isfinite(row.estimate.centre)]
+    known = np.log([row.effect.ratio for row in rows if row.kind == "cell" and math.isfinite(row.effect.ratio)])
     return Judgement(
         verdict=worst(row.verdict for row in rows),
         rows=sorted(rows, key=_badness),
         controls=controls,
         rounds=len(pairs.order),
-        geometric_mean=_ratio(float(np.mean(known))) if known else math.nan,
+        geometric_mean=_ratio(float(np.mean(known))) if known.size else math.nan,
         slot_bias=_ratio(bias),
         disturbed=pairs.disturbed,
         margins=margins,
@@ -85,12 +85,13 @@ def _control(name: str, logs: Floats, order: Floats, margins: Margins) -> Contro
     logs, _ = without_slot_bias(logs[None], order)
     values = logs[np.isfinite(logs)]
     if not values.size:
-        return ControlEffect(name, math.nan, math.nan, math.nan, 0, steady=True)
+        return ControlEffect(name, Estimate(), steady=True)
     centre, low, high = paired_interval(values)
     margin = math.log1p(CONTROL_CPU.fraction if name == CPU else margins.control_margin)
     steady = low <= margin and high >= -margin
     unsure = _ratio(max(0.0, high - margin, -margin - low)) - 1 if steady else 0.0
-    return ControlEffect(name, _ratio(centre), _ratio(low), _ratio(high), values.size, steady, unsure)
+    effect = Estimate(_ratio(centre), _ratio(low), _ratio(high), pairs=values.size)
+    return ControlEffect(name, effect, steady, unsure)
 
 
 def _rows(pairs: Pairs, logs: Floats, margins: Margins, look: _Look) -> Iterator[Row]:
@@ -124,9 +125,9 @@ def _rows_of(
         row = replace(row, margin=_ratio(allowed) - 1)
         if kind == "cell":
             upper = look(_logs(visits["upper_us"]), allowed + math.log1p(UPPER_HALF.fraction))
-            yield _decided(replace(row, estimate=look(logs, allowed), upper=upper, reason=path))
+            yield _decided(replace(row, effect=look(logs, allowed), upper=upper, reason=path))
         elif np.isfinite(values).any():
-            yield _decided(replace(row, estimate=look(_logs(values), allowed)))
+            yield _decided(replace(row, effect=look(_logs(values), allowed)))
 
 
 def _decided(row: Row) -> Row:
@@ -172,5 +173,5 @@ def _ratio(log_ratio: float) -> float:
 
 
 def _badness(row: Row) -> tuple[int, float]:
-    centre = row.decisive.centre
-    return row.verdict.badness, 0.0 if math.isnan(centre) else -abs(centre)
+    ratio = row.decisive.ratio
+    return row.verdict.badness, 0.0 if math.isnan(ratio) else -abs(np.log(ratio))

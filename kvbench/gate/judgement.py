@@ -89,7 +89,7 @@ class Row:
     """One judged item: a cell, the time of its caller, the slowdown of its neighbour, or a rule about one run.
 
     `base` and `cand` are medians over the rounds in `unit` (us or x; NaN if there is none), and `margin` the allowed
-    difference as a fraction. `estimate` is about the lower tenths of visits, `upper` about their upper halves; it can
+    difference as a fraction. `effect` is about the lower tenths of visits, `upper` about their upper halves; it can
     only make a row SLOWER, or keep it from SAME. `cells` are the cells of the base to measure for more certainty,
     unless the row is `settled`: all combinations of their values on each axis. `reason` is "" if the figures need no
     explanation.
@@ -99,7 +99,7 @@ class Row:
     name: str
     verdict: GateVerdict
     cells: Sequence[Cell]
-    estimate: Estimate = field(default_factory=Estimate)
+    effect: Estimate = field(default_factory=Estimate)
     upper: Estimate | None = None
     unit: str = "us"
     base: float = math.nan
@@ -109,8 +109,12 @@ class Row:
 
     @property
     def decisive(self) -> Estimate:
-        upper = self.upper is not None and self.upper.says_slower and self.estimate.verdict is not Verdict.SLOWER
-        return self.upper if self.upper is not None and upper else self.estimate
+        upper = self.upper is not None and self.upper.says_slower and self.effect.verdict is not Verdict.SLOWER
+        return self.upper if self.upper is not None and upper else self.effect
+
+    @property
+    def pairs(self) -> int:
+        return self.decisive.pairs
 
     @property
     def settled(self) -> bool:
@@ -121,6 +125,10 @@ class Row:
         """Whether the row lets the gate pass; an undecided one does if it excludes a slowdown beyond the margin."""
         undecided = self.verdict is GateVerdict.UNDECIDED
         return self.decisive.not_slower if undecided else self.verdict.exit_code is ExitCode.DONE
+
+    @property
+    def cell_ids(self) -> list[str]:
+        return [cell.id for cell in self.cells]
 
     @property
     def command(self) -> str:
@@ -134,19 +142,20 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class ControlEffect:
-    """The change of a control, which no build affects: the ratio of the candidate's time to the base's.
+    """The change of a control, which no build affects.
 
     It is `steady` unless its interval lies outside its margin. `unsure` is how far the interval of a steady control
     reaches beyond the margin, as a fraction; infinite with too few pairs for an interval.
     """
 
     name: str
-    effect: float
-    low: float
-    high: float
-    pairs: int
+    effect: Estimate
     steady: bool
     unsure: float = 0.0
+
+    @property
+    def pairs(self) -> int:
+        return self.effect.pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,17 +177,18 @@ class Judgement:
     margins: Margins = field(default_factory=Margins)
     warnings: Sequence[str] = ()
 
-    def exit_code(self, *, inconclusive_passes: bool = False) -> ExitCode:
-        """Return the exit code of the command; `inconclusive_passes` lets UNDECIDED and CONTAMINATED pass."""
+    @property
+    def exit_code(self) -> ExitCode:
+        """The exit code of the command, unless it lets UNDECIDED and CONTAMINATED pass."""
         code = self.verdict.exit_code
-        passes = inconclusive_passes or all(row.passes for row in self.rows)
+        passes = all(row.passes for row in self.rows)
         return ExitCode.DONE if code is ExitCode.INCONCLUSIVE and passes else code
 
     def missing(self, pairs: int) -> dict[Cell, int]:
         """Return, for each of the base's cells, the pairs missing until every unsettled row has `pairs` pairs."""
         missing: dict[Cell, int] = {}
         for row in self.rows:
-            if not row.settled and row.decisive.pairs < pairs:
-                more = pairs - row.decisive.pairs
+            if not row.settled and row.pairs < pairs:
+                more = pairs - row.pairs
                 missing |= {cell: max(missing.get(cell, 0), more) for cell in row.cells}
         return missing

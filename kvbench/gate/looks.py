@@ -24,15 +24,15 @@ PLAN: Final = (Look(12, 0.01), Look(24, 0.01), Look(40, 0.015), Look(60, 0.015))
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The centre of paired log ratios, its interval and verdict; `settled` if more pairs cannot change the verdict.
+    """The ratio of the candidate's time to the base's with its interval, and a verdict.
 
-    `not_slower` is true if the interval excludes a slowdown beyond the margin. `unconfirmed` is a verdict, SLOWER or
-    FASTER, that several processes of each side did not confirm, so that it is UNDECIDED. Without pairs the centre is
-    NaN; with too few pairs the interval is (-inf, inf) and `reason` says so.
+    It is `settled` if more pairs cannot change the verdict, and `not_slower` if the interval excludes a slowdown beyond
+    the margin. `unconfirmed` is a verdict, SLOWER or FASTER, that several processes of each side did not confirm, so
+    that it is UNDECIDED. Without pairs the ratio is NaN; with too few the interval is (0, inf) and `reason` says so.
     """
 
-    centre: float = math.nan
-    low: float = -math.inf
+    ratio: float = math.nan
+    low: float = 0.0
     high: float = math.inf
     verdict: Verdict = Verdict.UNDECIDED
     settled: bool = False
@@ -41,20 +41,13 @@ class Estimate:
     unconfirmed: Verdict | None = None
 
     @property
-    def ratios(self) -> tuple[float, float, float]:
-        """The centre and the ends of the interval as ratios of the candidate's time to the base's."""
-        with np.errstate(over="ignore"):  # an untrusted side can report any time
-            centre, low, high = np.exp([self.centre, self.low, self.high]).tolist()
-        return centre, low, high
-
-    @property
     def says_slower(self) -> bool:
         """Whether the interval lies above the margin, confirmed or not."""
         return Verdict.SLOWER in (self.verdict, self.unconfirmed)
 
     @property
     def reason(self) -> str:
-        if math.isinf(self.low):
+        if self.low == 0 and math.isinf(self.high):
             return f"{self.pairs} pairs are too few for an interval"
         return f"{self.unconfirmed}, but not in several processes of each side" if self.unconfirmed else ""
 
@@ -88,7 +81,8 @@ def look_at(logs: Floats, processes: Floats, margin: float, unsure: float = 0.0)
         if settles or short or last:
             final, unconfirmed = (verdict, None) if confirmed else (Verdict.UNDECIDED, verdict)
             settled, not_slower = settles and not short, bool(high <= margin)
-            return Estimate(centre, low, high, final, settled, seen.size, not_slower, unconfirmed)
+            ratio, low, high = np.exp([centre, low, high]).tolist()
+            return Estimate(ratio, low, high, final, settled, seen.size, not_slower, unconfirmed)
         earlier = None if verdict is Verdict.UNDECIDED else verdict
     return Estimate()
 

@@ -4,7 +4,6 @@ Each escapes for itself.
 """
 
 import json
-import math
 import os
 import sys
 from collections import Counter
@@ -20,7 +19,7 @@ from rich.text import Text
 
 from kvbench.errors import ExitCode, UsageError
 from kvbench.files import write_whole
-from kvbench.gate.judgement import GateVerdict, Judgement, Kind, Margins, Row
+from kvbench.gate.judgement import GateVerdict, Judgement, Kind, Margins
 from kvbench.gate.rules import RulesReport
 from kvbench.gate.sheet import Sheet, message, name_of_row
 from kvbench.report.markdown import bullets, code, escape, table
@@ -81,7 +80,7 @@ class RowData(msgspec.Struct, frozen=True, kw_only=True):
     passes: bool
     reason: str
     command: str
-    cells: list[str]
+    cell_ids: list[str] = msgspec.field(name="cells")
 
 
 class ControlData(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +114,7 @@ class ComparisonData(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
 class RuleData(msgspec.Struct, frozen=True, kw_only=True):
     """A rule, its verdict, the reason, and the command that measures its cells."""
 
-    rule: str
+    name: str = msgspec.field(name="rule")
     verdict: GateVerdict
     reason: str
     command: str
@@ -129,7 +128,7 @@ class RulesData(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     exit_code: int
     run: str
     config: str | None
-    rules: list[RuleData]
+    rows: list[RuleData] = msgspec.field(name="rules")
     warnings: list[str]
 
 
@@ -283,71 +282,12 @@ def _data(text: str) -> str:
     return short(printable(text), _LONGEST).replace("%", "%25")
 
 
-def judgement_data(judgement: Judgement, exit_code: int) -> ComparisonData:
-    return ComparisonData(
-        verdict=judgement.verdict,
-        exit_code=int(exit_code),
-        rounds=judgement.rounds,
-        geometric_mean=_known(judgement.geometric_mean),
-        slot_bias=_known(judgement.slot_bias),
-        disturbed=dict(judgement.disturbed),
-        margins=judgement.margins,
-        controls=[
-            ControlData(
-                name=control.name,
-                effect=_effect(control.effect, control.low, control.high),
-                pairs=control.pairs,
-                steady=control.steady,
-                unsure=_known(control.unsure),
-            )
-            for control in judgement.controls
-        ],
-        rows=[_row_data(row) for row in judgement.rows],
-        warnings=list(judgement.warnings),
-    )
-
-
-def _row_data(row: Row) -> RowData:
-    return RowData(
-        kind=row.kind,
-        name=row.name,
-        verdict=row.verdict,
-        unit=row.unit,
-        base=_known(row.base),
-        cand=_known(row.cand),
-        margin=_known(row.margin),
-        effect=_effect(*row.estimate.ratios),
-        upper=_effect(*row.upper.ratios) if row.upper is not None else None,
-        pairs=row.decisive.pairs,
-        settled=row.settled,
-        passes=row.passes,
-        reason=row.reason,
-        command=row.command,
-        cells=[cell.id for cell in row.cells],
-    )
-
-
-def _effect(*ratios: float) -> Effect:
-    return Effect(*map(_known, ratios))
-
-
-def rules_data(report: RulesReport) -> RulesData:
-    return RulesData(
-        verdict=report.verdict,
-        exit_code=int(report.verdict.exit_code),
-        run=report.run,
-        config=report.config,
-        rules=[
-            RuleData(rule=row.name, verdict=row.verdict, reason=row.reason, command=row.command) for row in report.rows
-        ],
-        warnings=list(report.warnings),
-    )
+def data_of(outcome: Judgement | RulesReport) -> GateData:
+    """Return what JSON has of an outcome: its attributes of these names."""
+    kind: type[GateData] = ComparisonData if isinstance(outcome, Judgement) else RulesData
+    return msgspec.convert(outcome, kind, from_attributes=True)
 
 
 def as_json(data: GateData) -> str:
-    """Return `data` as ASCII text, which is also safe on a terminal."""
-    return json.dumps(msgspec.to_builtins(data), indent=2, allow_nan=False) + "\n"
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    """Return `data` as ASCII text, which is also safe on a terminal; a number that is not finite becomes null."""
+    return json.dumps(json.loads(msgspec.json.encode(data)), indent=2) + "\n"

@@ -20,7 +20,7 @@ from kvbench.analysis.intervals import median_interval
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.filter import Filter, parse_filters
 from kvbench.cells.units import format_size
-from kvbench.errors import MismatchError, UsageError, brief
+from kvbench.errors import ExitCode, MismatchError, UsageError, brief
 from kvbench.files import read_toml, shipped_folder
 from kvbench.gate.judgement import GateVerdict, Row, worst
 from kvbench.results import CellRecord, Run
@@ -192,6 +192,10 @@ class RulesReport:
     @property
     def verdict(self) -> GateVerdict:
         return worst(row.verdict for row in self.rows)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return self.verdict.exit_code
 
 
 class Rule(msgspec.Struct, frozen=True):

@@ -95,10 +95,10 @@ def message(row: Row) -> str:
     """
     parts = []
     if row.kind != "rule" and row.verdict is not GateVerdict.FAILED and math.isfinite(row.margin):
-        effects = [_sides(row), _effect(row.estimate), f"margin {100 * row.margin:.3g}%"]
+        effects = [_sides(row), _effect(row.effect), f"margin {100 * row.margin:.3g}%"]
         upper = _effect(row.upper) if row.upper is not None else ""
         parts = [", ".join(filter(None, effects)), upper and f"upper half {upper}"]
-    undecided = row.verdict is GateVerdict.UNDECIDED and row.decisive.pairs
+    undecided = row.verdict is GateVerdict.UNDECIDED and row.pairs
     passes = "not slower" if undecided and row.passes else ""
     return "; ".join(filter(None, (*parts, passes, row.reason)))
 
@@ -120,11 +120,11 @@ def _machine(controls: Sequence[ControlEffect]) -> str:
 
 def _summary(judgement: Judgement) -> list[str]:
     counts = _counts(row.verdict for row in judgement.rows)
-    lines = [f"{judgement.rounds} rounds, {len(judgement.rows)} rows: {counts or 'none'}"]
-    for control in judgement.controls:
-        moved = " ".join(filter(None, (_percent(control.effect), _interval(control.low, control.high))))
-        lines.append(f"control {control.name}: {moved}, {_steadiness(control)}")
-    if judgement.verdict is GateVerdict.UNDECIDED and judgement.exit_code() is ExitCode.DONE:
+    lines = [
+        f"{judgement.rounds} rounds, {len(judgement.rows)} rows: {counts or 'none'}",
+        *(f"control {one.name}: {_effect(one.effect)}, {_steadiness(one)}" for one in judgement.controls),
+    ]
+    if judgement.verdict is GateVerdict.UNDECIDED and judgement.exit_code is ExitCode.DONE:
         lines.append("exit code 0: no undecided row that can be compared is slower by more than its margin")
     if math.isfinite(judgement.geometric_mean):
         lines.append(f"geometric mean of all cells: {_percent(judgement.geometric_mean)} (shown, not gated)")
@@ -159,17 +159,11 @@ def _counts(verdicts: Iterable[str]) -> str:
 
 
 def _effect(estimate: Estimate) -> str:
-    """Return the centre and the interval of an estimate, or "" if it is unknown."""
-    centre, low, high = estimate.ratios
-    return " ".join(filter(None, (_percent(centre), _interval(low, high))))
-
-
-def _interval(low: float, high: float) -> str:
-    """Return an interval of ratios: "(95%: -3.8 to +6.0%)", or "" if there is none."""
-    if not (low > 0 and math.isfinite(high)):
-        return ""
-    first, last = _percent(low), _percent(high)
-    return f"(95%: {first.removesuffix('%') if last.endswith('%') else first} to {last})"
+    """Return a ratio and its interval: "+1.1% (95%: -3.8 to +6.0%)", without what is unknown."""
+    ratio, low, high = map(_percent, (estimate.ratio, estimate.low, estimate.high))
+    known = estimate.low > 0 and math.isfinite(estimate.high)
+    interval = f"(95%: {low.removesuffix('%') if high.endswith('%') else low} to {high})" if known else ""
+    return " ".join(filter(None, (ratio, interval)))
 
 
 def _percent(ratio: float) -> str:

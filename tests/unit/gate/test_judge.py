@@ -35,18 +35,17 @@ def test_the_same_build_passes() -> None:
     judgement = judge(*compared(Side(), Side()))
     assert judgement.verdict is GateVerdict.SAME
     assert {row.verdict for row in judgement.rows} == {GateVerdict.SAME}
-    assert judgement.exit_code() is ExitCode.DONE
+    assert judgement.exit_code is ExitCode.DONE
     assert judgement.geometric_mean == pytest.approx(1, abs=0.005)
 
 
 def test_a_slower_cell_is_named_and_comes_first() -> None:
     judgement = judge(*compared(Side(), only_victim(1.05)))
     assert judgement.verdict is GateVerdict.SLOWER
-    assert judgement.exit_code() is ExitCode.REGRESSION
+    assert judgement.exit_code is ExitCode.REGRESSION
     worst = judgement.rows[0]
     assert (worst.verdict, worst.cells) == (GateVerdict.SLOWER, [VICTIM])
-    _, low, high = worst.estimate.ratios
-    assert 1.03 < low < 1.05 < high
+    assert 1.03 < worst.effect.low < 1.05 < worst.effect.high
     assert worst.command == VICTIM.command()
     assert [row.verdict for row in judgement.rows].count(GateVerdict.SLOWER) == 1
 
@@ -70,7 +69,7 @@ def test_a_cell_without_a_figure_does_not_fail_but_passes_only_if_the_base_has_n
     both = compared(Side(), Side(), cells=[*CELLS, BUSY])
     judgement = judge(*(without_figure(run, BUSY) if side in without else run for side, run in enumerate(both)))
     row = row_of(judgement, BUSY)
-    assert (row.verdict, row.settled, judgement.exit_code()) == (verdict, True, code)
+    assert (row.verdict, row.settled, judgement.exit_code) == (verdict, True, code)
     assert not (without and "not slower" in message(row))
     assert all(name in row.reason for side, name in enumerate(("base", "cand")) if side in without)
 
@@ -88,8 +87,8 @@ def test_later_rounds_can_measure_only_the_undecided_cells() -> None:
         for run in compared(Side(), only_victim(1.06), noise=0.02)
     )
     judgement = judge(base, cand)
-    assert row_of(judgement, VICTIM).estimate.pairs == 24
-    assert row_of(judgement, CELLS[0]).estimate.pairs == 12
+    assert row_of(judgement, VICTIM).effect.pairs == 24
+    assert row_of(judgement, CELLS[0]).effect.pairs == 12
     assert GateVerdict.FAILED not in {row.verdict for row in judgement.rows}
 
 
@@ -119,8 +118,7 @@ def test_a_difference_within_the_noise_is_undecided_and_unsettled() -> None:
     judgement = judge(*compared(Side(), only_victim(1.03), noise=0.008))
     assert judgement.verdict is GateVerdict.UNDECIDED
     assert not row_of(judgement, VICTIM).settled
-    assert judgement.exit_code() is ExitCode.INCONCLUSIVE
-    assert judgement.exit_code(inconclusive_passes=True) is ExitCode.DONE
+    assert judgement.exit_code is ExitCode.INCONCLUSIVE
 
 
 def test_a_difference_below_the_absolute_margin_does_not_count() -> None:
@@ -165,7 +163,7 @@ def test_an_undecided_row_passes_only_if_it_excludes_a_slowdown() -> None:
         base = np.full((1, 24), 100.0)
         judgement = assess(paired([VICTIM], base, base * times), Margins())
         assert {row.verdict for row in judgement.rows} == {judgement.verdict} == {GateVerdict.UNDECIDED}
-        assert judgement.exit_code() is code
+        assert judgement.exit_code is code
 
 
 @pytest.mark.parametrize("name", ["caller_us", "slowdown"])
@@ -177,7 +175,7 @@ def test_an_undecided_row_of_a_caller_or_neighbour_fails_if_it_may_be_slower(nam
     judgement = assess(pairs, Margins())
     assert {row.kind: row.verdict for row in judgement.rows}["cell"] is GateVerdict.SAME
     assert judgement.verdict is GateVerdict.UNDECIDED
-    assert judgement.exit_code() is ExitCode.INCONCLUSIVE
+    assert judgement.exit_code is ExitCode.INCONCLUSIVE
 
 
 def doubled(cell: Cell, every: Sequence[int], count: int = 15) -> Callable[[Record], Record]:
@@ -204,9 +202,9 @@ def test_a_build_is_slower_if_half_of_its_swaps_take_twice_as_long(every: Sequen
     judgement = judge(same, slow)
     row = row_of(judgement, VICTIM)
     assert (judgement.verdict, row.verdict) == (GateVerdict.SLOWER, GateVerdict.SLOWER)
-    assert row.estimate.verdict is Verdict.SAME
+    assert row.effect.verdict is Verdict.SAME
     assert row.upper is not None
-    assert row.upper.ratios[0] == pytest.approx(2, rel=0.03)
+    assert row.upper.ratio == pytest.approx(2, rel=0.03)
     assert "upper half" in row.reason
     assert row_of(judge(slow, same), VICTIM).verdict is GateVerdict.SAME
 
@@ -249,7 +247,7 @@ def test_nothing_is_judged_if_the_machine_became_faster_or_slower(control: float
     judgement = judge(*compared(Side(), Side(factor=lambda _: 1.1, control=control), rounds=12))
     assert judgement.verdict is GateVerdict.CONTAMINATED
     assert {row.verdict for row in judgement.rows} == {GateVerdict.CONTAMINATED}
-    assert judgement.exit_code() is ExitCode.INCONCLUSIVE
+    assert judgement.exit_code is ExitCode.INCONCLUSIVE
     assert judgement.missing(20) == dict.fromkeys(CELLS, 8)
 
 
@@ -265,7 +263,7 @@ def test_a_failed_or_missing_cell_is_a_failure_and_no_timing(side: Side, reason:
     judgement = judge(*compared(Side(), replace(side, control=1.5), rounds=6))
     row = row_of(judgement, VICTIM)
     assert judgement.verdict is GateVerdict.FAILED  # also on a machine that moved
-    assert judgement.exit_code(inconclusive_passes=True) is ExitCode.FAILED_CELLS
+    assert judgement.exit_code is ExitCode.FAILED_CELLS
     assert row.verdict is GateVerdict.FAILED
     assert row.reason == f"cand: {reason}"
     assert np.isnan(row.base)
@@ -287,7 +285,7 @@ def test_cells_that_both_sides_skip_have_no_row() -> None:
 def test_impossible_times_do_not_crash_the_judge() -> None:
     judgement = judge(*compared(Side(factor=lambda _: 1e-300), Side(factor=lambda _: 1e290), noise=0.0))
     assert judgement.verdict is GateVerdict.SLOWER
-    assert {row.estimate.ratios[0] for row in judgement.rows} == {np.inf}
+    assert {row.effect.ratio for row in judgement.rows} == {np.inf}
 
 
 def test_slot_bias_is_corrected_only_after_two_rounds_of_each_order() -> None:

@@ -50,9 +50,9 @@ def test_a_neighbour_slower_by_5_percent_is_detected_even_if_swaps_are_unchanged
     judgement = judged({DECODE: 1.03 * 1.05})
     rows = rows_of(judgement)
     assert (rows[DECODE].verdict, rows[GEMM].verdict) == (GateVerdict.SLOWER, GateVerdict.SAME)
-    assert rows[DECODE].estimate.ratios[1] < 1.05 < rows[DECODE].estimate.ratios[2]
+    assert rows[DECODE].effect.low < 1.05 < rows[DECODE].effect.high
     assert judgement.verdict is GateVerdict.SLOWER
-    assert judgement.exit_code() is ExitCode.REGRESSION
+    assert judgement.exit_code is ExitCode.REGRESSION
     cells = {row.cells[0]: row.verdict for row in judgement.rows if row.kind == "cell"}
     assert cells == {GEMM: GateVerdict.SAME, DECODE: GateVerdict.SAME}
     assert name_of_row(judgement.rows[0]) == f"neighbour: {DECODE.label}"

@@ -7,7 +7,6 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import msgspec
-import numpy as np
 import pytest
 
 from kvbench.cells.axes import Direction
@@ -22,10 +21,9 @@ from kvbench.gate.outputs import (
     GateData,
     annotations,
     as_json,
-    judgement_data,
+    data_of,
     junit,
     page,
-    rules_data,
 )
 from kvbench.gate.rules import RulesReport
 from kvbench.gate.sheet import Sheet, message, sheet_of_judgement, sheet_of_rules
@@ -38,7 +36,7 @@ CELL = Cell("sm", Direction.H2D, 64, 4096, sms=2)
 
 
 def row(verdict: GateVerdict, name: str = "sm h2d", reason: str = "") -> Row:
-    estimate = Estimate(*np.log([1.1, 1.05, 1.15]), pairs=8)
+    estimate = Estimate(1.1, 1.05, 1.15, pairs=8)
     return Row("cell", name, verdict, [CELL], estimate, None, "us", 100, 110, 0.03, reason)
 
 
@@ -65,7 +63,7 @@ def hostile() -> Sheet:
     ],
 )
 def test_the_first_lines_describe_the_machine(controls: list[tuple[str, bool, float]], line: str) -> None:
-    seen = [ControlEffect(name, 1.0, 0.9, 1.1, 24, steady, unsure) for name, steady, unsure in controls]
+    seen = [ControlEffect(name, Estimate(1.0, 0.9, 1.1), steady, unsure) for name, steady, unsure in controls]
     assert line in sheet_of_judgement(replace(judgement(row(GateVerdict.SAME)), controls=seen)).summary
 
 
@@ -152,7 +150,7 @@ def test_a_terminal_shows_the_verdict_then_changed_rows_then_the_number_of_undec
     changed = [row(GateVerdict.SLOWER, name="late"), row(GateVerdict.FASTER, name="early")]
     rows = [changed[0], *undecided, *same, changed[1]]
     assert sheet(*rows).listed == changed
-    data = judgement_data(judgement(*rows), 1)
+    data = data_of(judgement(*rows))
     Destinations().deliver(sheet(*rows), data)
     verdict, *lines = capsys.readouterr().out.splitlines()
     assert verdict.endswith("SLOWER")
@@ -168,13 +166,13 @@ def test_a_terminal_shows_the_verdict_then_changed_rows_then_the_number_of_undec
 
 def test_a_verdict_is_one_sentence_with_units() -> None:
     slow = row(GateVerdict.UNDECIDED)
-    found = replace(slow, base=80.0, cand=83.2, estimate=Estimate(*np.log([1.011, 0.962, 1.06]), pairs=60))
+    found = replace(slow, base=80.0, cand=83.2, effect=Estimate(1.011, 0.962, 1.06, pairs=60))
     assert message(found) == "80.0 -> 83.2 us, +1.1% (95%: -3.8 to +6.0%), margin 3%"
-    upper = replace(found, upper=Estimate(*np.log([1.046, 0.87, 1.173])), reason="copied by the CPU")
+    upper = replace(found, upper=Estimate(1.046, 0.87, 1.173), reason="copied by the CPU")
     assert message(upper) == f"{message(found)}; upper half +4.6% (95%: -13.0 to +17.3%); copied by the CPU"
-    many = Estimate(*np.log([40.0, 2.0, 50.0]))
-    assert message(replace(found, estimate=many)) == "80.0 -> 83.2 us, 40.0x (95%: +100.0% to 50.0x), margin 3%"
-    assert message(replace(found, estimate=Estimate())) == "80.0 -> 83.2 us, margin 3%"
+    many = Estimate(40.0, 2.0, 50.0)
+    assert message(replace(found, effect=many)) == "80.0 -> 83.2 us, 40.0x (95%: +100.0% to 50.0x), margin 3%"
+    assert message(replace(found, effect=Estimate())) == "80.0 -> 83.2 us, margin 3%"
     assert sheet(found).summary[0] == f"worst: UNDECIDED sm h2d: {message(found)}"
     assert message(found) in junit(sheet(found)).replace("&gt;", ">")
     assert message(found).replace("%", "%25") in annotations(sheet(found))[0]
@@ -184,7 +182,7 @@ def test_no_line_of_a_log_is_wider_than_120_and_its_commands_run(capsys: pytest.
     long = row(GateVerdict.SLOWER, name="name " * 60, reason="reason " * 60)
     repeat = shlex.join(["kvbench", "gate", "compare", "--base", "env:a folder/" + "x" * 60, *["-a", "sms=1"] * 20])
     written = sheet_of_judgement(judgement(long), repeat)
-    Destinations().deliver(written, judgement_data(judgement(long), 1))
+    Destinations().deliver(written, data_of(judgement(long)))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= LOG_COLUMNS
     joined = "\n".join(lines).replace(" \\\n", " ")
@@ -196,20 +194,20 @@ def test_no_line_of_a_log_is_wider_than_120_and_its_commands_run(capsys: pytest.
 
 def test_json_has_figures_and_null_for_unknown_values() -> None:
     unknown = Row("cell", "lost", GateVerdict.FAILED, [CELL], reason="missing")
-    data = json.loads(as_json(judgement_data(judgement(unknown, row(GateVerdict.SLOWER)), 5)))
-    assert (data["kind"], data["verdict"], data["exit_code"]) == ("comparison", "SLOWER", 5)
+    data = json.loads(as_json(data_of(judgement(unknown, row(GateVerdict.SLOWER)))))
+    assert (data["kind"], data["verdict"], data["exit_code"]) == ("comparison", "SLOWER", 1)
     lost, slow = data["rows"]
     assert (lost["effect"]["ratio"], lost["verdict"], lost["cells"]) == (None, "FAILED", [CELL.id])
     assert (slow["base"], slow["unit"], slow["pairs"]) == (100, "us", 8)
     assert (slow["effect"]["ratio"], slow["effect"]["low"]) == pytest.approx((1.1, 1.05))
-    assert as_json(judgement_data(judgement(Row("cell", "é", GateVerdict.FAILED, [])), 5)).isascii()
+    assert as_json(data_of(judgement(Row("cell", "é", GateVerdict.FAILED, [])))).isascii()
 
 
 @pytest.mark.parametrize("kind", ["comparison", "rules"])
 def test_json_is_what_its_schema_describes(kind: str) -> None:
     unknown = Row("cell", "lost", GateVerdict.FAILED, [CELL], reason="missing")
-    compared_ = judgement_data(judge(*compared(Side(), Side(), rounds=6)), 3), judgement_data(judgement(unknown), 5)
-    rules = rules_data(RulesReport("a-run", None, [Row("rule", "sm", GateVerdict.PASS, [CELL])], ["late"]))
+    compared_ = data_of(judge(*compared(Side(), Side(), rounds=6))), data_of(judgement(unknown))
+    rules = data_of(RulesReport("a-run", None, [Row("rule", "sm", GateVerdict.PASS, [CELL])], ["late"]))
     for data in compared_ if kind == "comparison" else [rules]:
         text = as_json(data)
         read: GateData = msgspec.json.decode(text, type=GateData)
@@ -227,7 +225,7 @@ def test_rules_are_written_to_the_same_outputs() -> None:
     assert annotations(written)[0].startswith("::error title=FAIL%3A sm >= 0.9 * ceiling::0.8")
     root = ElementTree.fromstring(junit(written))  # our own
     assert (root.get("tests"), root.get("failures")) == ("2", "1")
-    assert rules_data(report).exit_code == 1
+    assert data_of(report).exit_code == 1
     assert "sm \\>= 0.9 \\* ceiling" in page(written, COMMENT_BYTES)
 
 
