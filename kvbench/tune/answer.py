@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from statistics import median
+from typing import Any, Final
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visits
 from kvbench.analysis.intervals import median_interval
@@ -26,11 +27,13 @@ from kvbench.tune.fit import (
     contests_of,
     decide_all,
     kind_plain,
-    machine_of,
     sms_of,
+    trace_visits,
     typical,
 )
-from kvbench.tune.traced import in_contention, trace_parts
+
+# A choice for swaps of a trace with more than this multiple of the fastest one's time does not win in another run.
+_IN_CONTENTION: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,48 +167,51 @@ def check_measured(runs: Sequence[Run], backends: Collection[str]) -> None:
 def answers_of(
     runs: Sequence[Run], keep: Callable[[Choice], bool], state: str | None = None, pause: str | None = None
 ) -> list[Answer]:
-    """Return an answer for every measured shape, from the candidates that `keep` accepts, in one stream state and after
-    one pause if named.
+    """Return an answer for every measured shape, or part of the swaps of a trace, from the candidates that `keep`
+    accepts, in one stream state and after one pause if named.
 
-    The answers are sorted by direction, stream state, block size and number of blocks. Raises UsageError without
-    any.
+    The answers are sorted by direction, stream state, block size and number of blocks. Raises UsageError without any.
     """
-    if all(map(trace_of, runs)):
-        return _of_trace(runs, keep, state)
-    answers = []
-    visits = candidates(runs, pause)
+    traced = all(map(trace_of, runs))
+    visits = trace_visits(runs) if traced else candidates(runs, pause=pause)
     fresh = contests_of(visits[visits["fresh"]])
     by_shape: Any = visits.groupby([*SHAPE])  # pandas types its keys as Hashable
     caller_us = {key: rows.set_index("choice")["caller_us"].to_dict() for key, rows in by_shape}
+    answers = []
     for kind, times in contests_of(visits[~visits["fresh"]]).items():
         if state not in (None, kind[1].value):
             continue
-        kept = {point: {choice: arms[choice] for choice in arms if keep(choice)} for point, arms in times.items()}
+        kept: dict[Point, Arms] = {
+            point: {choice: arms[choice] for choice in arms if keep(choice)} for point, arms in times.items()
+        }
+        if traced:
+            kept = {point: _in_contention(arms) for point, arms in kept.items() if len({a.backend for a in arms}) > 1}
         allowed = {point: arms for point, arms in sorted(kept.items()) if arms}
         for point, decision in decide_all(allowed).items():
             again, of_caller = fresh.get(kind, {}).get(point, {}), caller_us[(*kind, *point)]
             answers.append(Answer(*kind, *point, allowed[point], decision, times[point], again, of_caller))
+    if not answers and traced:
+        raise UsageError("nothing to choose from: a replay answers for an idle stream, from two backends or more")
     if not answers:
         where = f" on {a_stream(state)}" if state else ""
         raise UsageError(f"nothing to choose from: no swap was measured{where} with the allowed backends and SM counts")
     return answers
 
 
-def _of_trace(runs: Sequence[Run], keep: Callable[[Choice], bool], state: str | None) -> list[Answer]:
-    """Return an answer for every part of the swaps of a trace."""
-    machine_of(runs)
-    answers = []
-    for kind, parts in trace_parts(runs).items():
-        kept = {
-            point: {one: visits for one, visits in times.items() if keep(one)} for point, (times, _) in parts.items()
-        }
-        allowed = {point: in_contention(arms) for point, arms in kept.items() if len({one.backend for one in arms}) > 1}
-        for point, decision in decide_all(allowed).items():
-            times, caller_us = parts[point]
-            answers.append(Answer(*kind, *point, allowed[point], decision, times, {}, caller_us))
-    if not answers or state not in (None, StreamState.IDLE.value):
-        raise UsageError("nothing to choose from: a replay answers for an idle stream, from two backends or more")
-    return answers
+def over_fastest(arms: Arms) -> dict[Choice, float]:
+    """Return the time of each candidate divided by that of the fastest."""
+    middle = {choice: median(visits.values()) for choice, visits in arms.items()}
+    fastest = min(middle.values())
+    return {choice: us / fastest for choice, us in middle.items()}
+
+
+def _in_contention(arms: Arms) -> Arms:
+    """Return the candidates for a part of a trace that could be chosen in another run.
+
+    The scatter of all is pooled to say what is open, and that of swaps that the CPU copies is many times larger.
+    """
+    slower = over_fastest(arms)
+    return {choice: visits for choice, visits in arms.items() if slower[choice] <= _IN_CONTENTION}
 
 
 def by_kind(answers: Sequence[Answer]) -> Mapping[Kind, list[Answer]]:

@@ -1,12 +1,14 @@
 """What follows from a rule: its figures at known shapes, what it gains, what would change it."""
 
+import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from statistics import median
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import mean, median
 from typing import Any, Final, NamedTuple
 
-from kvbench.analysis.compare import Visits, compare_visits
+from kvbench.analysis.compare import compare_visits
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.backend_facts import BATCHED, MERGED
@@ -15,13 +17,11 @@ from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB, gigabytes_per_second
 from kvbench.errors import UsageError
 from kvbench.results import Run
-from kvbench.results.frame import unqueued
 from kvbench.results.replays import trace_of
 from kvbench.sweep.installed import engines
-from kvbench.tune.answer import Answer, by_kind
-from kvbench.tune.fit import Kind, Point, candidates, contests_of, decide_all, kind_plain, typical, workload_axes
+from kvbench.tune.answer import Answer, over_fastest
+from kvbench.tune.fit import Arms, Kind, Point, candidates, contests_of, decide_all, kind_plain, typical, workload_axes
 from kvbench.tune.rule import Line, SmallestRule
-from kvbench.tune.traced import losses_by
 
 # The shapes at which every answer has figures: a small swap, for its time, and a large one, for its rate.
 SMALL: Final[Point] = (4 * KIB, 64)
@@ -132,43 +132,28 @@ def closest_call(rule: SmallestRule) -> Call | None:
 
 
 def losses_as_shuffled(rule: SmallestRule, runs: Sequence[Run]) -> dict[Direction, float]:
-    """Return how much longer, as a fraction, the swaps of a trace take by the choices for shuffled blocks.
+    """Return how much longer, as a fraction, the swaps of a trace take, each by the choice for shuffled blocks of the
+    nearest number; 0.04 is 4% longer than by the fastest choice of each part.
 
     Empty for other runs, and where no shuffled blocks were measured.
     """
     if not all(map(trace_of, runs)):
         return {}
-    chosen: dict[Direction, dict[Point, Choice]] = {}
     try:
         visits = candidates(runs)
     except UsageError:
         return {}
-    contests = contests_of(visits[~visits["fresh"]])
-    for (direction, _), points in contests.items():
-        chosen[direction] = {point: decision.choice for point, decision in decide_all(points).items()}
-    measured = {
-        kind[0]: {one.point: one.measured for one in answers} for kind, answers in by_kind(rule.answers).items()
-    }
-    return dict(losses_by(chosen, measured))
-
-
-@dataclass
-class _Contest:
-    """The times of merged copies and of other ways, for the swaps of one shape in runs of one length."""
-
-    swap_bytes: int
-    merged: Visits = field(default_factory=dict)
-    others: list[Visits] = field(default_factory=list)
-
-    @property
-    def won(self) -> bool:
-        """Whether merged copies are the fastest beyond doubt."""
-        rival = min(self.others, key=lambda visits: typical(visits.values()))
-        return compare_visits(self.merged, rival, IN_TURN).low > 1
-
-    @property
-    def gbps(self) -> float:
-        return gigabytes_per_second(self.swap_bytes, typical(self.merged.values()))
+    losses = {}
+    for (direction, _), points in contests_of(visits[~visits["fresh"]]).items():
+        chosen = {blocks: decision.choice for (_, blocks), decision in decide_all(points).items()}
+        ratios = []
+        for answer in (one for one in rule.answers if one.direction is direction):
+            nearest = min(chosen, key=lambda blocks: abs(math.log(blocks / answer.blocks)))
+            slower = over_fastest(answer.measured).get(chosen[nearest])
+            ratios += [] if slower is None else [slower - 1]
+        if ratios:
+            losses[direction] = mean(ratios)
+    return losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,39 +175,29 @@ def merged_from(rule: SmallestRule, runs: Sequence[Run]) -> dict[Direction, RunL
     if all(map(trace_of, runs)) or workload_axes(runs)["pattern"] != str(SHUFFLED):
         return {}
     idle = {kind[0]: lines for kind, lines in rule.lines.items() if kind[1] is StreamState.IDLE}
+    open_ = [way for way, lines in idle.items() if any(line.choice.backend != MERGED for line in lines)]
+    patterns = {name for run in runs for name in run.frame()["pattern"].unique() if _IN_RUNS.fullmatch(str(name))}
     shortest: dict[Direction, RunLength] = {}
-    every = _by_length(runs)
-    for direction, lines in idle.items():
-        others = any(line.choice.backend != MERGED for line in lines)
-        lengths = every.get(direction, {}) if others else {}
-        won = {length: [one for one in contests if one.won] for length, contests in sorted(lengths.items())}
-        enough = [length for length, ours in won.items() if len(ours) >= _ENOUGH * len(lengths[length])]
-        if enough:
-            shortest[direction] = RunLength(enough[0], [one.gbps for one in won[enough[0]]])
-    return shortest
+    for pattern in sorted(patterns, key=lambda name: int(name.removeprefix("runs-"))):
+        with suppress(UsageError):  # too few backends in this layout
+            contests = contests_of(candidates(runs, pattern=pattern))
+            for direction in [way for way in open_ if way not in shortest]:
+                points = contests.get((direction, StreamState.IDLE), {})
+                won, among = _merged_wins(points)
+                if won and len(won) >= _ENOUGH * among:
+                    shortest[direction] = RunLength(int(pattern.removeprefix("runs-")), won)
+    return {direction: shortest[direction] for direction in idle if direction in shortest}
 
 
-def _by_length(runs: Sequence[Run]) -> dict[str, dict[int, list[_Contest]]]:
-    """Return the contests on an idle stream by direction, then by the length of runs."""
-    contests: dict[tuple[str, int, int, int, int], _Contest] = {}
-    for number, run in enumerate(runs):
-        frame = run.frame()
-        frame = unqueued(frame[frame["pattern"].str.startswith("runs-") & (frame["status"] == "ok")])
-        cells = frame[frame["stream_state"] == "idle"]
-        alike = cells[["host_pattern", "device_pattern", "sizes"]].isna().all(axis="columns")
-        visits = {} if cells.empty else run.visit_times()
-        for row in cells[alike].to_dict("records"):
-            match = _IN_RUNS.fullmatch(str(row["pattern"]))
-            if match is None or row["cell_id"] not in visits:
-                continue
-            key = str(row["direction"]), int(match[1]), int(row["block_bytes"]), int(row["blocks"]), number
-            contest = contests.setdefault(key, _Contest(int(row["swap_bytes"])))
-            if row["backend"] == MERGED:
-                contest.merged = visits[row["cell_id"]]
-            else:
-                contest.others.append(visits[row["cell_id"]])
-    lengths: dict[str, dict[int, list[_Contest]]] = {}
-    for (direction, length, *_), contest in contests.items():
-        if contest.merged and contest.others:
-            lengths.setdefault(direction, {}).setdefault(length, []).append(contest)
-    return lengths
+def _merged_wins(points: Mapping[Point, Arms]) -> tuple[list[float], int]:
+    """Return the GB/s of merged copies where they are the fastest beyond doubt, and at how many points they compete."""
+    won, among = [], 0
+    for (size, count), arms in points.items():
+        times = {choice: typical(visits.values()) for choice, visits in arms.items()}
+        merged = min((choice for choice in times if choice.backend == MERGED), key=lambda one: times[one], default=None)
+        rival = min((choice for choice in times if choice.backend != MERGED), key=lambda one: times[one], default=None)
+        if merged is not None and rival is not None:
+            among += 1
+            if compare_visits(arms[merged], arms[rival], IN_TURN).low > 1:
+                won.append(gigabytes_per_second(size * count, times[merged]))
+    return won, among

@@ -10,6 +10,7 @@ from statistics import median, median_low
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visits
@@ -24,8 +25,9 @@ from kvbench.cells.policy import CHOSEN_AXES, MAX_VALUES, WORKLOAD_AXES, Choice,
 from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.results.frame import unqueued
+from kvbench.results.replays import replays_of, trace_name, trace_of
 from kvbench.sweep.installed import engines
-from kvbench.text import MAX_LINE
+from kvbench.text import MAX_LINE, printable
 
 # Backends without SMs come first, with the single batched call as the simplest; then kvbench's kernel, then others.
 _SIMPLEST: Final = (BATCHED, PRIMED, PER_BLOCK, SM, TRITON)
@@ -56,6 +58,11 @@ Kind = tuple[Direction, StreamState]
 Contests = dict[Kind, dict[Point, Arms]]
 SHAPE: Final = ("direction", "stream_state", "block_bytes", "blocks")
 
+# The swaps of a trace in one direction are divided by size into this many parts, or fewer.
+PARTS: Final = 4
+_SWAPS_OF: Final = ("sha256", "descriptors", *Direction)  # of a trace in a spec: its file, and which of its swaps
+_Blocks = npt.NDArray[np.int64]
+
 
 def kind_text(kind: Kind) -> str:
     """Return a direction and stream state as text: "h2d idle"."""
@@ -81,19 +88,20 @@ def policy_of(runs: Sequence[Run], chosen: Mapping[Kind, Mapping[Point, Choice]]
     )
 
 
-def candidates(runs: Sequence[Run], pause: str | None = None) -> pd.DataFrame:
+def candidates(runs: Sequence[Run], **only: str | None) -> pd.DataFrame:
     """Return the visits of all candidates of a policy: a row each, with `SHAPE`, `choice`, `round`, `us` and
     `caller_us`.
 
-    `pause` takes the swaps after such a pause alone. `fresh` are visits that a search made after it had chosen. A shape
-    has at least two backends other than `auto`. A failed cell is not a candidate. Rounds of several runs are numbered
-    consecutively, so that only visits of one run are paired. Raises UsageError if there is no shape, and for runs of
-    several devices.
+    `only` takes the swaps with these values of axes alone, such as a pause. `fresh` are visits that a search made after
+    it had chosen. A shape has at least two backends other than `auto`. A failed cell is not a candidate. Rounds of
+    several runs are numbered consecutively, so that only visits of one run are paired. Raises UsageError if there is no
+    shape, and for runs of several devices.
     """
     machine_of(runs)
     frames = [run.frame() for run in runs]
-    if pause is not None:
-        frames = [frame[frame["pause"].fillna(_USUAL["pause"]) == pause] for frame in frames]
+    for axis, value in only.items():
+        if value is not None:
+            frames = [frame[frame[axis].fillna(_USUAL[axis]) == value] for frame in frames]
     kept = tried(pd.concat(frames))["cell_id"]
     parts, first = [], 0
     for run, frame in zip(runs, frames, strict=True):
@@ -118,8 +126,70 @@ def candidates(runs: Sequence[Run], pause: str | None = None) -> pd.DataFrame:
     return measured.astype({"round": int, "fresh": bool})
 
 
+def trace_visits(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return the swaps of replays in the form of `candidates`: a row for each choice and swap, `round` is its number.
+
+    A part of the swaps of a direction is a shape. The times are those of a swap of the size that stands for the part,
+    at the rate of the swap. Raises UsageError without swaps that every choice made, and for runs of different swaps or
+    of several devices.
+    """
+    machine_of(runs)
+    replayed = [{name: (trace_of(run) or {}).get(name) for name in _SWAPS_OF} for run in runs]
+    if any(one != replayed[0] for one in replayed):
+        names = " and ".join(sorted({trace_name(run) for run in runs}))
+        raise UsageError(
+            printable(f"RUN: the runs replay different swaps, of {names}; give runs of one trace and seed")
+        )
+    swaps: dict[str, list[pd.DataFrame]] = {}
+    for cell, made in (replay for run in runs for replay in replays_of(run).items()):
+        if cell.backend not in NO_CHOICES:
+            choice: Any = Choice.at(cell)
+            swaps.setdefault(cell.direction.value, []).append(made.assign(choice=choice, block_bytes=cell.block_bytes))
+    parts = []
+    for direction, frames in swaps.items():
+        every = pd.concat(frames).groupby(["choice", "number"], sort=False).mean().reset_index()
+        by_all = every.groupby("number")["choice"].transform("nunique") == every["choice"].nunique()
+        every = every[by_all]
+        blocks = every.groupby("number")["blocks"].first()
+        for part in parts_of(blocks.to_numpy(dtype=np.int64)):
+            label = label_of(blocks.to_numpy(dtype=np.int64)[part])
+            rows = every[every["number"].isin(blocks.index[part])]
+            us, caller_us = (rows[name] / rows["blocks"] * label for name in ("wall_us", "caller_us"))
+            caller_us = caller_us.groupby(rows["choice"], sort=False).transform("median")
+            times = rows.assign(us=us, caller_us=caller_us, round=rows["number"], fresh=False)
+            parts.append(times.assign(direction=direction, stream_state=StreamState.IDLE.value, blocks=label))
+    if not parts:
+        raise UsageError("nothing to choose from: no swap of the trace was made by every backend")
+    return pd.concat(parts)
+
+
+def parts_of(blocks: _Blocks) -> list[_Blocks]:
+    """Return the indices of the swaps of each part, of swaps with these numbers of blocks, the smallest first.
+
+    The parts have about equal shares of the bytes, so that each counts for about its share of the time. A part without
+    the swaps that a verdict needs joins the one below it, or the first the one above; so does one whose middle swap is
+    as large.
+    """
+    order = np.argsort(blocks, kind="stable")
+    before = np.cumsum(blocks[order]) - blocks[order]
+    part = before * PARTS // max(1, int(blocks.sum()))
+    parts: list[_Blocks] = []
+    for indices in (order[part == number] for number in range(PARTS)):
+        few = bool(parts) and min(len(indices), len(parts[-1])) < MIN_PAIRS
+        if few or (parts and label_of(blocks[indices]) == label_of(blocks[parts[-1]])):
+            parts[-1] = np.concatenate([parts[-1], indices])
+        elif len(indices):
+            parts.append(indices)
+    return parts
+
+
+def label_of(blocks: _Blocks) -> int:
+    """Return the number of blocks that stands for a part: that of its middle swap."""
+    return int(np.sort(blocks)[len(blocks) // 2])
+
+
 def contests_of(visits: pd.DataFrame) -> Contests:
-    """Return the times of some rows of `candidates` by direction and stream state, by point, and by choice."""
+    """Return the times of some rows of `candidates` or `trace_visits`: by kind, by point, and by choice."""
     contests: Contests = {kind: {} for kind in product(Direction, StreamState)}
     key: Any  # pandas types the keys of a group as Hashable
     for key, rows in visits.groupby([*SHAPE]):

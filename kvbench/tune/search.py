@@ -34,9 +34,8 @@ from kvbench.sweep.installed import engines, of_engine
 from kvbench.sweep.replay_swaps import Numbered, choose, selected
 from kvbench.sweep.spec import SweepSpec, parse_assignments
 from kvbench.tune.answer import Answer
-from kvbench.tune.fit import FRESH_FROM, Arms, Decision, decide, decide_all, preference
+from kvbench.tune.fit import FRESH_FROM, Arms, Decision, decide, decide_all, label_of, parts_of, preference
 from kvbench.tune.rule import rule_of
-from kvbench.tune.traced import label_of, parts_of
 
 _SHAPES: Final = {
     "blocks": "16,128,1024,10000",

@@ -17,8 +17,9 @@ from kvbench.cells.policy import Choice
 from kvbench.cells.units import parse_size, size_text, two_digits
 from kvbench.models.geometry import ModelSwap
 from kvbench.results import Run
-from kvbench.results.replays import trace_of
+from kvbench.results.replays import trace_name, trace_of
 from kvbench.sweep.installed import engines, of_engine
+from kvbench.sweep.replay_spec import SIDES
 from kvbench.text import WIDEST, ends, printable, short, terminal_rows
 from kvbench.tune.answer import Answer, answers_of, apart
 from kvbench.tune.beside import BesideAnswer, WayBeside, percent
@@ -33,7 +34,6 @@ from kvbench.tune.figures import (
 from kvbench.tune.fit import Kind, Point, driver_of, kind_plain, kind_text, may_take_sms, workload_axes
 from kvbench.tune.model_swaps import Load, TokenLine, loads_of
 from kvbench.tune.rule import MOST_LINES, WORST, Line, Range, SmallestRule, rule_of
-from kvbench.tune.traced import trace_text
 
 # The most rows of a terminal that the answer takes.
 ROWS: Final = 14
@@ -126,7 +126,10 @@ def workload_text(runs: Sequence[Run]) -> str:
     Blocks are shuffled unless a layout is named.
     """
     if all(map(trace_of, runs)):
-        return trace_text(runs)
+        trace = trace_of(runs[0]) or {}
+        sides = {title.split()[0].lower(): trace.get(way) for way, title in SIDES.items()}
+        swaps = " and ".join(f"{of.get('total')} {name}" for name, of in sides.items() if isinstance(of, dict))
+        return printable(f"the swaps of {trace_name(runs[0])}: {swaps}")
     axes = workload_axes(runs)
     pool, reuse = axes["pool"], axes["reuse"]
     from_pool = "from a dense pool" if pool == "dense" else f"from {size_text(parse_size(pool))}"

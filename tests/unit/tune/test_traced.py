@@ -11,12 +11,11 @@ import pytest
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.cells.policy import Choice
 from kvbench.errors import UsageError
 from kvbench.results import Run, load_run
 from kvbench.tune.answer import answers_of
+from kvbench.tune.fit import PARTS, parts_of, trace_visits
 from kvbench.tune.text import summary, workload_text
-from kvbench.tune.traced import PARTS, losses_by, parts_of, trace_parts
 from tests import synthetic
 
 SPEC: Mapping[str, Any] = {"trace": {"path": "/somewhere/hour.gz", "h2d": {"total": 400}, "d2h": {"total": 900}}}
@@ -94,19 +93,6 @@ def test_the_answer_says_what_the_choices_for_shuffled_blocks_would_lose(run: Ru
     assert any(line.startswith("h2d idle (4 KiB): merged; ") for line in lines)
 
 
-def test_losses_are_of_the_nearest_shape() -> None:
-    small, large = (Choice.of(name, {}) for name in ("merged", "batched"))
-    parts = {
-        Direction.H2D: {
-            (4096, blocks): {small: dict.fromkeys(range(6), 10.0), large: dict.fromkeys(range(6), 12.0)}
-            for blocks in (10, 1000)
-        }
-    }
-    by = {Direction.H2D: {(4096, 20): small, (4096, 900): large}}
-    assert list(losses_by(by, parts)) == [(Direction.H2D, pytest.approx(0.1))]
-    assert list(losses_by({}, parts)) == []
-
-
 def test_a_backend_that_failed_is_not_chosen(tmp_path: Path) -> None:
     merged = replayed("merged", 52.0)
     failed = synthetic.failure(merged[0].cell, kind="mismatch")
@@ -126,11 +112,17 @@ def test_replays_of_different_swaps_are_refused(tmp_path: Path) -> None:
 
 def test_only_swaps_that_every_choice_made_count(tmp_path: Path) -> None:
     run = run_of(tmp_path, *replayed("merged", 52.0), *replayed("sm", 40.0)[:4])
-    ((points),) = trace_parts([run]).values()
-    swaps = {frozenset(times) for times, _ in points.values() for times in times.values()}
-    assert sum(map(len, swaps)) == 4 * 6
+    visits = trace_visits([run])
+    assert [len(rows) for _, rows in visits.groupby("choice", sort=False)] == [4 * 6] * 2
 
 
 def test_a_replay_by_one_backend_leaves_nothing_to_choose(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="nothing to choose from"):
         answers_of([run_of(tmp_path, *replayed("merged", 52.0))], lambda _: True)
+
+
+def test_a_replay_whose_swaps_all_failed_leaves_nothing_to_choose(tmp_path: Path) -> None:
+    replays = [replayed(name, 40.0) for name in ("merged", "sm")]
+    failed = [synthetic.failure(visits[0].cell, kind="mismatch") for visits in replays]
+    with pytest.raises(UsageError, match="nothing to choose from"):
+        answers_of([run_of(tmp_path, *replays[0], *replays[1], *failed)], lambda _: True)
