@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -10,7 +11,9 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cli.main import app
 from kvbench.errors import RunDirectoryError, UsageError
 from tests import synthetic
-from tests.command import output
+from tests.command import BRIEF, output, swept, tiny
+from tests.docs.blocks import ROOT
+from tests.docs.schemas import ShownAnswer, ShownFindings
 from tests.markdown import tokens
 
 
@@ -32,6 +35,15 @@ def test_the_answer_has_the_backends_to_use_and_their_gain(run: Path) -> None:
     assert "; hot, the same blocks" in text
     use = text.index("h2d idle (256 blocks): triton (12 SMs) up to 32 KiB, batched from 64 KiB; ")
     assert use < text.index("Decided for all 13 shapes") < text.index("Cost against ")
+
+
+def test_the_answer_as_json_has_the_keys_of_its_schema(run: Path, tmp_path: Path) -> None:
+    few = [*synthetic.ceilings(), *synthetic.visits(synthetic.cliff_cells((256,))[:1])]
+    without_choice = synthetic.write_run(tmp_path / "few", few)
+    on_cpu = swept(tmp_path, *tiny(), *BRIEF)
+    for one in (run, on_cpu, *sorted(ROOT.glob("reports/*/runs/[ers]*"))):
+        msgspec.json.decode(output("show", one, "--json"), type=ShownAnswer)
+    msgspec.json.decode(output("show", without_choice, "--json"), type=ShownFindings)
 
 
 def test_warnings_about_a_run_come_first(tmp_path: Path) -> None:

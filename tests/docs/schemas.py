@@ -1,26 +1,183 @@
-"""The JSON schemas in docs/reference/schemas, from the types that the files are written with."""
+"""The JSON schemas in docs/reference/schemas, from the types that the files are written with.
+
+The types of `show --json` are here: kvbench makes it of plain dictionaries, and tests read it with these.
+"""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
+from kvbench.cells.axes import Direction, StreamState
 from kvbench.gate.outputs import GateData
 from kvbench.results import RunInfo
 from kvbench.tune.model_swaps import TokenLine
 
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "reference" / "schemas"
-# File -> the type of what it describes.
-TYPES: Final[Mapping[str, Any]] = {
-    "gate.json": GateData,
-    "run.json": RunInfo,
-    "token-lines.json": list[TokenLine],
+_Interval = tuple[float, float]
+# From and to; null where there is no limit.
+_Range = tuple[int | None, int | None]
+
+
+class _Plain(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A part of an answer; it has these keys and no others."""
+
+
+class _Around(_Plain):
+    host_note: str
+    warnings: list[str]
+    without: list[str]
+
+
+class ShownFindings(_Around):
+    """What `kvbench show --json` prints about runs without a choice between backends."""
+
+    findings: list[str]
+
+
+class _Run(_Plain):
+    created: str
+    command: list[str]
+
+
+class _Workload(_Plain):
+    words: str
+    pool: str
+    reuse: str
+    pause: str
+    pattern: str
+    host_pattern: str
+    device_pattern: str
+    sizes: str
+
+
+class _Kind(_Plain):
+    direction: Direction
+    stream_state: StreamState
+
+
+class _Shape(_Kind):
+    block_bytes: int
+    blocks: int
+
+
+class _Line(_Kind):
+    choice: str
+    block_bytes: _Range
+    blocks: _Range
+
+
+class _RuleLine(_Line):
+    quantity: str
+
+
+class _Call(_Line):
+    other: str
+    slower: float
+
+
+class _AtShape(_Shape):
+    choice: str
+    us: float
+    gbps: float
+    batched_us: float | None
+    batched_gbps: float | None
+
+
+class _Loss(_Plain):
+    mean: float
+    worst: float
+    beyond: list[_Kind]
+
+
+class _TimesAsFast(_Plain):
+    median: float
+    low: float
+    high: float
+
+
+class _Gain(_Kind):
+    over: str
+    shapes: int
+    times_as_fast: _TimesAsFast
+
+
+class _RunLength(_Plain):
+    from_blocks: int
+    gbps: _Interval
+
+
+class _Candidate(_Plain):
+    choice: str
+    us: float
+    interval_us: _Interval | None
+    caller_us: float | None
+    sms: int
+
+
+class _Alternative(_Plain):
+    choice: str
+    ratio: float
+    low: float
+    high: float
+
+
+class _Chosen(_Plain):
+    choice: str
+    loss: float
+
+
+class _Answer(_Shape):
+    quantity: str
+    choice: str
+    us: float
+    interval_us: _Interval | None
+    caller_us: float | None
+    sms: int
+    gbps: float
+    decided: bool
+    times_the_speed_of: dict[str, float]
+    tied: list[_Alternative]
+    open: list[_Alternative]
+    candidates: list[_Candidate]
+    rule: _Chosen
+
+
+class ShownAnswer(_Around):
+    """What `kvbench show --json` prints about runs with a choice between backends."""
+
+    kvbench: str
+    device: str
+    driver: str | None
+    created: str
+    link: str
+    ceiling_gbps: dict[Direction, float]
+    runs: list[_Run]
+    workload: _Workload
+    rule: list[_RuleLine]
+    shapes: list[_AtShape]
+    loss: _Loss
+    gains: list[_Gain]
+    closest_call: _Call | None
+    merged_in_runs: dict[Direction, _RunLength]
+    loss_as_shuffled: dict[Direction, float]
+    answers: list[_Answer]
+    models: Annotated[list[str], msgspec.Meta(max_length=0)]
+
+
+# File -> the types of what it describes, one of which fits.
+TYPES: Final[Mapping[str, tuple[Any, ...]]] = {
+    "gate.json": (GateData,),
+    "run.json": (RunInfo,),
+    "show.json": (ShownAnswer, ShownFindings),
+    "token-lines.json": (list[TokenLine],),
 }
 
 
 def schema(name: str) -> str:
-    """Return the JSON schema of a file that kvbench writes, as text."""
-    made = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(TYPES[name])}
-    return json.dumps(made, indent=2, ensure_ascii=False) + "\n"
+    """Return the JSON schema of what kvbench writes, as text."""
+    each, named = msgspec.json.schema_components(TYPES[name], ref_template="#/$defs/{name}")
+    made = {**(each[0] if len(each) == 1 else {"anyOf": [*each]}), "$defs": named}
+    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **made}, indent=2) + "\n"
