@@ -50,7 +50,8 @@ def test_the_swaps_of_a_trace_are_measured_and_reported(folder: Path) -> None:
     failed = kvbench_here("sweep", "--trace", "trace.gz", "-a", "backend=batched", *ON_CPU, "-o", "faulty",
                           "--fault=corrupt@descriptor=3 when direction=h2d", cwd=folder)  # fmt: skip
     assert failed.returncode == 5
-    (line,) = [line for line in failed.stdout.splitlines() if "to measure it again" in line]
+    whole = failed.stdout.replace(" \\\n    ", " ").splitlines()
+    (line,) = [line for line in whole if "to measure it again" in line]
     assert f"--trace {folder / 'trace.gz'} --trace-swaps 120 --device" in line
     assert "blocks=" not in line
 
