@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -19,24 +20,16 @@ std::size_t range_of(std::span<const double> limits, double value) {
   return static_cast<std::size_t>(std::ranges::lower_bound(limits, value) - limits.begin());
 }
 
+/// Decides the way alone: a sum of 2^64 or more is of blocks that leave their memory, which the route refuses.
 std::size_t sum_of(const Descriptors& descriptors) {
-  std::size_t sum = 0;
-  bool fits = true;
-  if (descriptors.sizes.equal()) {
-    fits = !__builtin_mul_overflow(descriptors.size(), descriptors.sizes.first, &sum);
-  } else {
-    for (const std::size_t bytes : descriptors.bytes) fits = !__builtin_add_overflow(sum, bytes, &sum) && fits;
-  }
-  if (!fits) throw std::invalid_argument("sizes must add up to less than 2^64 bytes");
-  return sum;
+  if (descriptors.sizes.equal()) return descriptors.size() * descriptors.sizes.first;
+  return std::reduce(descriptors.bytes.begin(), descriptors.bytes.end());
 }
 
 /// Whether a look at three sizes says that all are equal.
 bool look_equal(std::span<const std::size_t> bytes) {
   if (bytes.empty() || bytes.front() == 0 || bytes.front() >> 63) return false;
-  std::size_t sum = 0;
-  return bytes[bytes.size() / 2] == bytes.front() && bytes.back() == bytes.front() &&
-         !__builtin_mul_overflow(bytes.size(), bytes.front(), &sum);
+  return bytes[bytes.size() / 2] == bytes.front() && bytes.back() == bytes.front();
 }
 
 std::size_t way_in(const CopyTable& table, double block_bytes, double blocks) {

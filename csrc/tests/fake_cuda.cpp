@@ -26,6 +26,8 @@ struct Handle {
   void* context;
 };
 
+Result outcome(const char* call) { return asked.failing == call ? kInvalidValue : kSuccess; }
+
 Result on(void* stream) { return static_cast<Handle*>(stream)->context == current ? kSuccess : kInvalidContext; }
 
 Result init(unsigned) { return kSuccess; }
@@ -40,11 +42,11 @@ Result device_get(int* device, int ordinal) {
   return ordinal == 0 || ordinal == 1 ? kSuccess : kInvalidValue;
 }
 Result device_text(char* text, int length, int) {
-  return std::strncpy(text, "Fake GPU", static_cast<std::size_t>(length)), kSuccess;
+  return std::strncpy(text, "Fake GPU", static_cast<std::size_t>(length)), outcome("cuDeviceGetName");
 }
 Result attribute(int* value, int, int) { return *value = 9, kSuccess; }
-Result retain(void** context, int device) { return *context = contexts + device, kSuccess; }
-Result release(int) { return kSuccess; }
+Result retain(void** context, int device) { return ++asked.contexts, *context = contexts + device, kSuccess; }
+Result release(int) { return --asked.contexts, kSuccess; }
 Result set_current(void* context) { return current = context, kSuccess; }
 Result get_current(void** context) { return *context = current, kSuccess; }
 /// Device 0 has one byte free, device 1 two.
@@ -59,16 +61,21 @@ Result mem_alloc(std::uint64_t* pointer, std::size_t bytes) {
 Result mem_free(std::uint64_t pointer) { return std::free(reinterpret_cast<void*>(pointer)), kSuccess; }
 Result host_alloc(void** pointer, std::size_t bytes, unsigned) {
   note_allocation();
-  return *pointer = std::malloc(bytes), kSuccess;
+  return ++asked.pinned, *pointer = std::malloc(bytes), kSuccess;
 }
-Result host_free(void* pointer) { return std::free(pointer), kSuccess; }
+Result host_free(void* pointer) { return --asked.pinned, std::free(pointer), kSuccess; }
 Result host_register(void* pointer, std::size_t, unsigned) {
   note_allocation();
+  asked.pages = pointer;
+  if (const Result result = outcome("cuMemHostRegister")) return result;
   return asked.registered.insert(pointer), kSuccess;
 }
-Result host_unregister(void* pointer) { return asked.registered.erase(pointer) == 1 ? kSuccess : kInvalidValue; }
+Result host_unregister(void* pointer) {
+  note_allocation();
+  return asked.registered.erase(pointer) == 1 ? kSuccess : kInvalidValue;
+}
 Result device_pointer(std::uint64_t* out, void* pointer, unsigned) {
-  return *out = reinterpret_cast<std::uint64_t>(pointer), kSuccess;
+  return *out = reinterpret_cast<std::uint64_t>(pointer), outcome("cuMemHostGetDevicePointer");
 }
 Result create(void** out, unsigned) { return *out = new Handle{current}, kSuccess; }
 Result priorities(int* least, int* greatest) { return *least = 0, *greatest = -5, kSuccess; }
@@ -100,6 +107,10 @@ Result wait_event(void*, void*, unsigned) {
   return kSuccess;
 }
 Result capturing(void*, int* status) { return *status = asked.capture_status, kSuccess; }
+Result begin_capture(void*, int) { return kSuccess; }
+Result end_capture(void*, void** graph) { return ++asked.graphs, *graph = &asked.graphs, kSuccess; }
+Result graph_nodes(void*, void**, std::size_t* count) { return *count = 3, outcome("cuGraphGetNodes"); }
+Result destroy_graph(void*) { return --asked.graphs, kSuccess; }
 /// Modules belong to the current context.
 Result load_module(void** module, const void*) { return ++asked.modules, create(module, 0); }
 Result unload_module(void* module) {
@@ -186,6 +197,10 @@ void* find(const std::string& name, int version) {
   if (name == "cuCtxSetCurrent") return as_pointer(set_current);
   if (name == "cuCtxGetCurrent") return as_pointer(get_current);
   if (name == "cuStreamIsCapturing") return as_pointer(capturing);
+  if (name == "cuStreamBeginCapture") return as_pointer(begin_capture);
+  if (name == "cuStreamEndCapture") return as_pointer(end_capture);
+  if (name == "cuGraphGetNodes") return as_pointer(graph_nodes);
+  if (name == "cuGraphDestroy") return as_pointer(destroy_graph);
   if (name == "cuModuleLoadData") return as_pointer(load_module);
   if (name == "cuModuleUnload") return as_pointer(unload_module);
   if (name == "cuModuleGetFunction") return as_pointer(find_function);

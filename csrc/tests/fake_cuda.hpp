@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <set>
+#include <string>
 
 /// What the fake driver says of an address.
 struct FakeMemory {
@@ -15,13 +16,18 @@ struct FakeMemory {
 
 /// What the fake driver was asked for, for tests of what reaches it.
 struct FakeCuda {
+  std::string failing;         ///< the call that fails, of those after which a caller has to clean up
+  int contexts = 0;            ///< primary ones that are retained
+  int graphs = 0;              ///< that exist
+  int pinned = 0;              ///< allocations of pinned memory that exist
+  void* pages = nullptr;       ///< memory that was last registered, or failed to be
   std::set<void*> registered;  ///< memory that is registered now
   int batch_version = 0;       ///< CUDA version for which the batched copy was last asked, 0: never
   int order = 0;               ///< of the last batched copy
   unsigned flags = 0;          ///< of the last batched copy
   int waits = 0;               ///< of a stream for an event
   int priority = 0;            ///< of the last stream
-  int allocated_on = 0;        ///< the device whose context was current when memory was last allocated
+  int allocated_on = 0;        ///< the device whose context was current when memory was last allocated or registered
   bool hints = false;          ///< whether the last batched copy named locations
   int modules = 0;             ///< that are loaded
   int mappings = 0;            ///< whose handles are held

@@ -48,10 +48,13 @@ class QuietDriver final : public ForwardingDriver {
   void copy(Address, Address, std::size_t, Direction, Stream) override {}
   void copy_batch(std::span<const Address>, std::span<const Address>, std::span<const std::size_t>, BatchAttributes,
                   Direction, Stream) override {}
+  bool idle(Stream) override { return !pending; }
   Memory allocate(MemoryKind kind, std::size_t bytes) override {
     ++allocated;
     return ForwardingDriver::allocate(kind, bytes);
   }
+
+  bool pending = false;
 
  private:
   BatchEntry entry_;
@@ -375,17 +378,19 @@ void a_size_that_differs_is_found_wherever_it_is() {
   }
 }
 
-void sizes_that_add_up_to_too_much_are_refused() {
-  CopierBench bench;
-  const auto copier = bench.copier(both_ways(2));
-  const auto refused = [&] {
-    check::thrown<std::invalid_argument>([&] { copier->copy(bench.lists.back().view(), bench.stream.handle()); });
-    check::that(bench.driver->take().empty(), "nothing was submitted");
-  };
-  bench.list(4, std::size_t{1} << 62);  // 0 in 64 bits
-  refused();
-  ++bench.lists.back().bytes.back();
-  refused();
+void a_block_larger_than_all_memory_is_refused() {
+  for (const std::size_t way : {0, 2}) {
+    CopierBench bench;
+    const auto copier = bench.copier(both_ways(way));
+    bench.list(4, std::size_t{1} << 62);  // in 64 bits, the sum is 0
+    for (const std::size_t entry : {0, 1}) {
+      const auto error =
+          check::thrown<InvalidEntry>([&] { copier->copy(bench.lists.back().view(), bench.stream.handle()); });
+      check::equal(error.entry(), entry, "entry");
+      check::that(bench.driver->take().empty(), "nothing was submitted");
+      bench.lists.back().bytes.front() = 64;
+    }
+  }
 }
 
 void each_list_has_its_access_order() {
@@ -477,6 +482,20 @@ void a_call_allocates_nothing_once_a_list_as_long_was_copied() {
         }
       }
     }
+  }
+}
+
+void room_is_made_for_lists_behind_pending_work_too() {
+  QuietBench bench(std::make_shared<QuietDriver>(BatchEntry::host));
+  bench.driver->pending = true;
+  const auto copier = bench.copier({always(0, Direction::h2d), always(2, Direction::h2d, true),
+                                    always(0, Direction::d2h), always(2, Direction::d2h, true)},
+                                   2000);
+  for (const Direction direction : {Direction::h2d, Direction::d2h}) {
+    const Descriptors list = bench.list(2000, 4200, direction);  // large enough to ask for pending work
+    const std::size_t before = allocated;
+    copier->copy(list, bench.stream.handle());
+    check::equal(allocated, before, "allocations");
   }
 }
 
@@ -734,7 +753,7 @@ int main() {
        a_kernel_gets_the_blocks_of_a_pool_that_ids_do_not_reach},
       {"an entry that goes another way is refused", an_entry_that_goes_another_way_is_refused},
       {"a size that differs is found wherever it is", a_size_that_differs_is_found_wherever_it_is},
-      {"sizes that add up to too much are refused", sizes_that_add_up_to_too_much_are_refused},
+      {"a block larger than all memory is refused", a_block_larger_than_all_memory_is_refused},
       {"each list has its access order", each_list_has_its_access_order},
       {"a driver without batched copies gets single ones", a_driver_without_batched_copies_gets_single_ones},
       {"only loads are primed", only_loads_are_primed},
@@ -742,6 +761,7 @@ int main() {
       {"a table has a row for each range of sizes", a_table_has_a_row_for_each_range_of_sizes},
       {"a call allocates nothing once a list as long was copied",
        a_call_allocates_nothing_once_a_list_as_long_was_copied},
+      {"room is made for lists behind pending work too", room_is_made_for_lists_behind_pending_work_too},
       {"an entry lies wholly in one region", an_entry_lies_wholly_in_one_region},
       {"an entry has the number that it has in the callers list",
        an_entry_has_the_number_that_it_has_in_the_callers_list},

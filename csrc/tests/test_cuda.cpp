@@ -213,6 +213,41 @@ void each_device_keeps_to_its_context() {
   }
   first->bind_thread();
   second->transfer(three.device.address(), three.host.address(), 192, Direction::h2d, stream.handle());
+  first->bind_thread();
+  second->register_pages(8192, 4096);
+  check::equal(asked_of(12080).allocated_on, 1, "pages of the second are registered in its context");
+  first->register_pages(12'288, 4096);
+  second->unregister_pages(8192);
+  check::equal(asked_of(12080).allocated_on, 1, "and unregistered");
+  first->unregister_pages(12'288);
+}
+
+void a_call_that_failed_leaves_nothing_behind() {
+  auto driver = open_cuda(1, library(13000));
+  FakeCuda& asked = asked_of(13000);
+  const auto fails = [&](const char* call, auto&& act) {
+    asked.failing = call;
+    check::thrown<DriverError>(act);
+    asked.failing.clear();
+  };
+  fails("cuDeviceGetName", [] { open_cuda(0, library(13000)); });
+  check::equal(asked.contexts, 1, "contexts that are retained");
+  for (const char* call : {"cuMemHostRegister", "cuMemHostGetDevicePointer"}) {
+    fails(call, [&] { driver->allocate(MemoryKind::registered, 8192); });
+    check::that(asked.registered.empty(), "the pages are unregistered");
+    check::equal(msync(asked.pages, 8192, MS_ASYNC), -1, "mapped");
+  }
+  fails("cuMemHostGetDevicePointer", [&] { driver->allocate(MemoryKind::allocated, 64); });
+  check::equal(asked.pinned, 0, "pinned memory");
+  {
+    const OwnedStream stream(driver);
+    driver->begin_capture(stream.handle());
+    fails("cuGraphGetNodes", [&] { driver->end_capture(stream.handle()); });
+    check::equal(driver->end_capture(stream.handle()), std::size_t{3}, "operations");
+    check::equal(asked.graphs, 0, "graphs");
+  }
+  driver.reset();
+  check::equal(asked.contexts, 0, "contexts after the last driver");
 }
 
 void what_was_current_in_a_thread_is_current_again() {
@@ -305,6 +340,7 @@ int main() {
       {"a stream waits for an event through the driver", a_stream_waits_for_an_event_through_the_driver},
       {"a stream of high priority has the greatest", a_stream_of_high_priority_has_the_greatest},
       {"each device keeps to its context", each_device_keeps_to_its_context},
+      {"a call that failed leaves nothing behind", a_call_that_failed_leaves_nothing_behind},
       {"what was current in a thread is current again", what_was_current_in_a_thread_is_current_again},
       {"each kind of memory has its place", each_kind_of_memory_has_its_place},
       {"a capture is known, and a number that is no stream", a_capture_is_known_and_a_number_that_is_no_stream},

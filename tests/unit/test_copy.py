@@ -232,7 +232,7 @@ def test_an_entry_of_no_bytes_and_an_empty_list_copy_nothing(device: Device) -> 
         (lambda s, d, n: (s, d, n[:-1]), ValueError, "the same length"),
         (lambda s, d, n: (s, d, -n), ValueError, "must not be negative"),
         (lambda s, d, n: (s, d, np.append(n[:-1], -n[-1:])), ValueError, "must not be negative"),
-        (lambda s, d, n: (s, d, np.full_like(n, 2**62)), ValueError, "must add up to less"),
+        (lambda s, d, n: (s, d, np.full_like(n, 2**62)), ValueError, "entry 0: .* fewer than the block's"),
         (lambda _, d, n: (d, d, n), ValueError, "pinned host memory"),
         (lambda _, d, n: (n, d, n), ValueError, "pinned host memory"),
         (lambda s, d, n: (s.astype(np.int32), d, n), TypeError, "sources must be"),
