@@ -492,7 +492,7 @@ void room_is_made_for_lists_behind_pending_work_too() {
                                     always(0, Direction::d2h), always(2, Direction::d2h, true)},
                                    2000);
   for (const Direction direction : {Direction::h2d, Direction::d2h}) {
-    const Descriptors list = bench.list(2000, 4200, direction);  // large enough to ask for pending work
+    const Descriptors list = bench.list(2000, 4200, direction);  // so large that pending work matters
     const std::size_t before = allocated;
     copier->copy(list, bench.stream.handle());
     check::equal(allocated, before, "allocations");
