@@ -35,9 +35,11 @@ def freeze(source: Path, target: Path) -> None:
 
 
 def _kept(record: Record) -> Record | None:
-    cell = getattr(record, "cell", None)
-    if cell and (cell.blocks not in BLOCKS or cell.block_bytes not in SIZES):
-        return None
+    """Return the record with its cell as this kvbench writes it, or None if it is not kept."""
+    if cell := getattr(record, "cell", None):
+        if cell.blocks not in BLOCKS or cell.block_bytes not in SIZES:
+            return None
+        record = msgspec.structs.replace(record, cell_text=cell.as_strings())  # type: ignore[type-var]  # of a cell
     if not isinstance(record, Visit):
         return record
     lists = {name: value[:SAMPLES] for name, value in msgspec.structs.asdict(record.samples).items() if value}
