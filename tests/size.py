@@ -46,6 +46,20 @@ def functions_of(file: Path) -> Iterator[Function]:
                 yield Function(node.end_lineno - body[0].lineno + 1, f"{file.relative_to(ROOT)}:{node.name}")
 
 
+def arrows(package: Path) -> set[tuple[str, str]]:
+    """Return (importing, imported) for rooms of a package: its folders and the modules beside them."""
+    found = set()
+    for file in package.rglob("*.py"):
+        inside = file.relative_to(package).with_suffix("").parts
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{name}" for name in names]
+            found |= {(inside[0], name.split(".")[1]) for name in names if name.startswith(f"{package.name}.")}
+    rooms = {file.relative_to(package).with_suffix("").parts[0] for file in package.rglob("*.py")}
+    return {(room, other) for room, other in found if room != other and other in rooms}
+
+
 def allowed_lines(text: str) -> int:
     """Return the figure of CONTRIBUTING with what it may grow by; raises ValueError where it has none."""
     found = _FIGURE.search(text)
@@ -63,6 +77,7 @@ def figures() -> dict[str, int]:
         "lines of Python in the package": lines_of(package),
         "of them neither probe, traces nor engines": lines_of(package) - lines_of(guests),
         "files of the package": len(package),
+        "arrows between its rooms": len(arrows(ROOT / "kvbench")),
         "lines of csrc without tests": lines_of(file for file in sources if "tests" not in file.parts),
         "lines of Python in tests": lines_of(tracked("tests/*.py")),
         "lines of JavaScript": lines_of(tracked("kvbench/*.js")),

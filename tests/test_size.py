@@ -22,6 +22,20 @@ def test_a_function_longer_than_a_screen_is_named(tmp_path: Path, monkeypatch: p
     assert size.too_long([tmp_path / "a.py"]) == [(61, "a.py:long")]
 
 
+def test_an_arrow_is_from_one_room_to_another(tmp_path: Path) -> None:
+    package = tmp_path / "house"
+    texts = {
+        "hall/door.py": "from house.hall.key import turn\nfrom house import cellar\n",
+        "hall/key.py": "def turn() -> None:\n    import house.attic.beam\n    import json\n",
+        "attic/beam.py": "from house.cellar import wine\n",
+        "cellar.py": "import os.path\n",
+    }
+    for name, text in texts.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    assert size.arrows(package) == {("hall", "cellar"), ("hall", "attic"), ("attic", "cellar")}
+
+
 def test_a_package_beyond_its_figure_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(size, "MOST_GROWTH", -0.5)
     assert size.main() == 1
