@@ -1,4 +1,4 @@
-"""Features of curves: cliffs (jumps), knees (the curve stops rising) and crossovers (the fastest changes)."""
+"""Features of curves: cliffs (jumps), knees (the curve stops rising), and what gains most for its cost."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,23 +71,6 @@ def knee(sm_counts: Sequence[int], gbps: Sequence[float], low: Sequence[float]) 
     enough = (1 - KNEE.fraction) * max((rate for _, rate, _ in points), default=0.0)
     smallest = min((count for count, _, least in points if least >= enough), default=None)
     return None if smallest == max((count for count, _, _ in points), default=None) else smallest
-
-
-@dataclass(frozen=True, slots=True)
-class Crossover:
-    """`before` is fastest up to `below_bytes`, `after` from `above_bytes` on; sizes in between are undecided."""
-
-    below_bytes: int
-    above_bytes: int
-    before: str
-    after: str
-
-
-def crossovers(fastest: Mapping[int, str | None]) -> Sequence[Crossover]:
-    """Return the changes of the winner, from `compare.winners`; sizes in any order."""
-    decided = [(size, name) for size, name in sorted(fastest.items()) if name is not None]
-    pairs = pairwise(decided)
-    return [Crossover(below, above, before, after) for (below, before), (above, after) in pairs if before != after]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,6 @@ from typing import Final
 from kvbench.cells.units import format_size, parse_size
 
 RULE: Final = "rule"
-# A kernel of the backend triton in runs of kvbench 0.1; no backend has it now.
-_FORMER: Final = "vllm"
 _MAX_DEPTH: Final = 32
 _LINE_BYTES: Final = 128
 _BARRIER_BYTES: Final = 8
@@ -71,8 +69,8 @@ class KernelShape:
 
     @classmethod
     def canonical(cls, text: str) -> str:
-        """Return the canonical text of a shape, or of a word for a shape, as stored in a cell; raises ValueError."""
-        return text if text in (RULE, _FORMER) else str(cls.parse(text))
+        """Return the canonical text of a shape, or of the rule, as stored in a cell; raises ValueError."""
+        return text if text == RULE else str(cls.parse(text))
 
     @property
     def defines(self) -> tuple[str, ...]:

@@ -61,8 +61,6 @@ STREAM_STATES: Final[Mapping[StreamState, kvbench._engine.StreamState]] = {
     state: kvbench._engine.StreamState[state] for state in StreamState if state is not StreamState.SUSTAINED
 }
 ACCESS_ORDERS: Final = {order: kvbench._engine.AccessOrder[order] for order in Order}
-NORMAL_PRIORITY: Final = kvbench._engine.Priority.normal
-HIGH_PRIORITY: Final = kvbench._engine.Priority.high
 _BATCH_ENTRIES: Final = {
     kvbench._engine.BatchEntry.none: None,
     kvbench._engine.BatchEntry.cuda_12_8: "cuMemcpyBatchAsync (CUDA 12.8 signature, 9 arguments)",
