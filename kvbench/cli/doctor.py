@@ -64,11 +64,11 @@ def gather(asked: str) -> Findings:
     """Return the facts about the requested device, including errors; raises UsageError for an invalid device name."""
     from kvbench.machine.observation import identity, observe
     from kvbench.machine.probes import cpus_of_node
-    from kvbench.run import device_check
+    from kvbench.run import runner
 
     device_named(asked, ())  # reject a misspelt device before the engine loads
     try:
-        engine = device_check.describe()
+        engine = runner.inspect()
     except Exception as error:
         engine = EngineReport(engine_error=f"{type(error).__name__}: {error}")
     device = device_named(asked, engine.devices)
@@ -90,10 +90,10 @@ def gather(asked: str) -> Findings:
 
 
 def _under_load(device: str) -> Mapping[str, Any] | str:
-    from kvbench.run import device_check
+    from kvbench.run import runner
 
     try:
-        return device_check.observe_under_load(device)
+        return runner.observe_under_load(device)
     except Exception as error:
         return f"copies failed: {type(error).__name__}: {error}"
 

@@ -1,4 +1,4 @@
-"""The code of an engine as it is installed: version, files, settings, and whether its library loads."""
+"""The code of an engine as it is installed: version, files, settings, whether it loads; and calls through torch."""
 
 import ast
 import hashlib
@@ -12,12 +12,18 @@ from functools import cache
 from importlib import metadata, util
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvbench.cells.backend_facts import EngineSetting
 from kvbench.cells.device_facts import DeviceFacts
 from kvbench.errors import KvbenchError
 from kvbench.text import printable, short
+
+if TYPE_CHECKING:
+    from kvbench.engine.device import Device
 
 _DEADLINE_S: Final = 50.0  # below the deadline of a worker that describes its backends
 _TRIAL: Final = """
@@ -203,3 +209,57 @@ def _number(node: ast.expr) -> int | None:
             one, other = _number(left), _number(right)
             return None if one is None or other is None else _OPERATORS[type(op)](one, other)
     return None
+
+
+# Engines keep a pinned set of lists for each transfer in flight; more than this many are never in flight here.
+_SETS: Final = 4
+
+
+@cache
+def load_op(library: Path, namespace: str, name: str) -> Any:
+    """Return an op of a library, which torch loads."""
+    from torch import ops
+
+    loaded: Any = ops  # its functions have no types
+    loaded.load_library(str(library))
+    return getattr(getattr(loaded, namespace), name)
+
+
+class TorchStream:
+    """Makes CUDA streams, given by handle, torch's current stream; a torch object is created once per stream."""
+
+    def __init__(self, device: "Device") -> None:
+        # Imported here: torch takes seconds to load, and a machine without a GPU can lack it.
+        import torch
+
+        self.torch: Any = torch
+        self.device = f"cuda:{int(device.name.partition(':')[2] or 0)}"
+        self._known: dict[int, Any] = {}
+
+    def __call__(self, handle: int) -> Any:
+        """Return the context in which the stream is current."""
+        if handle not in self._known:
+            self._known[handle] = self.torch.cuda.ExternalStream(handle, device=self.device)
+        return self.torch.cuda.stream(self._known[handle])
+
+
+class PinnedLists:
+    """Sets of pinned int64 tensors, as engines keep them; a set is reused after the launch that read it completed."""
+
+    def __init__(self, stream: TorchStream, lists: int, length: int) -> None:
+        torch = stream.torch
+        with torch.cuda.device(stream.device):
+            self._sets = [
+                ([torch.empty(length, dtype=torch.int64, pin_memory=True) for _ in range(lists)], torch.cuda.Event())
+                for _ in range(_SETS)
+            ]
+
+    def submit(self, values: Sequence[NDArray[np.uint64]], launch: Callable[..., None]) -> None:
+        """Copy `values` into the oldest set and call `launch` with its tensors, on torch's current stream."""
+        tensors, done = self._sets[0]
+        self._sets.append(self._sets.pop(0))
+        done.synchronize()
+        for tensor, array in zip(tensors, values, strict=True):
+            tensor.numpy()[:] = array.view(np.int64)
+        launch(*tensors)
+        done.record()

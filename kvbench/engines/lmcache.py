@@ -15,8 +15,7 @@ import numpy as np
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction
 from kvbench.cells.device_facts import DeviceFacts
-from kvbench.engines.code import EngineCode, OfPackage, stand_ins
-from kvbench.engines.torch_call import PinnedLists, TorchStream
+from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, TorchStream, stand_ins
 from kvbench.errors import KvbenchError
 from kvbench.sweep.installed import Engine
 

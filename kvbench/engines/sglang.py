@@ -14,8 +14,7 @@ import numpy as np
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.policy import Choice
-from kvbench.engines.code import EngineCode, OfPackage, stand_ins
-from kvbench.engines.torch_call import PinnedLists, TorchStream, load_op
+from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, TorchStream, load_op, stand_ins
 from kvbench.errors import KvbenchError
 from kvbench.sweep.installed import Engine
 

@@ -11,8 +11,7 @@ from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.device_facts import DeviceFacts
 from kvbench.cells.policy import Choice
-from kvbench.engines.code import EngineCode, OfPackage, stand_ins
-from kvbench.engines.torch_call import PinnedLists, TorchStream, load_op
+from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, TorchStream, load_op, stand_ins
 from kvbench.errors import KvbenchError
 from kvbench.sweep.installed import Engine, Values
 

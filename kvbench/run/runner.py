@@ -1,29 +1,32 @@
-"""Open what a sweep needs, preview it, run it, and resume an earlier run."""
+"""Open what a sweep needs, preview it, run it, and resume an earlier run; and what doctor asks of other processes."""
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from kvbench._version import __version__
 from kvbench.cells.backend_facts import AUTO
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.device_facts import CEILING_BYTES, DeviceFacts
 from kvbench.cells.policy import NO_POLICY
 from kvbench.errors import MismatchError, UsageError, brief
-from kvbench.machine.observation import identity
-from kvbench.results import Run, RunInfo, RunWriter, Scalar, load_run
+from kvbench.machine.doctor import EngineReport
+from kvbench.machine.observation import identity, observe
+from kvbench.results import Ceiling, Run, RunInfo, RunWriter, Scalar, load_run
 from kvbench.results.rundir import runs_in
 from kvbench.results.schema import PLUG_INS, Retry, differences, identity_hash
 from kvbench.run.execution import Execution, Observer, Outcome, Progress, Schedule
-from kvbench.run.protocol import Opened
+from kvbench.run.protocol import MeasureCeiling, Opened
 from kvbench.run.ranks import Rank, RankSlot
-from kvbench.run.worker_process import WorkerSlot
+from kvbench.run.worker_process import Interpreter, WorkerSlot
 from kvbench.sweep.installed import asked_for, installed
 from kvbench.sweep.plan import Plan, expand
 from kvbench.sweep.spec import SweepSpec
@@ -202,3 +205,35 @@ def identity_of(opened: Opened) -> dict[str, Scalar]:
     fields = identity(device.name, opened.engine_hash, pci_bus_id=opened.pci_bus_id, sm_count=device.sm_count)
     packages = {facts.package for facts in opened.backends if not facts.package.startswith("kvbench==")} - {""}
     return fields | ({PLUG_INS: ", ".join(sorted(packages))} if packages else {})
+
+
+_CHECK_DEADLINE_S: Final = 180.0
+_LOAD_SAMPLES: Final = 40
+_SETTLE_S: Final = 0.3
+
+
+def inspect() -> EngineReport:
+    """Return which components load and which devices exist; a crash of the inspection is part of the report."""
+    command = Interpreter().command("-m", "kvbench.measure.inspection")
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_CHECK_DEADLINE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return EngineReport(engine_error=f"no answer within {_CHECK_DEADLINE_S:g} s")
+    if done.returncode != 0:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        return EngineReport(engine_error=f"the process ended with {done.returncode}: {''.join(last)}")
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=EngineReport)
+
+
+def observe_under_load(device: str) -> Mapping[str, Any]:
+    """Return `observe` of `device` while a worker copies over its link. Raises KvbenchError."""
+    with closing(WorkerSlot(SweepSpec(name="doctor", device=device))) as slot:
+        opened = slot.start()
+        slot.reserve(CEILING_BYTES[opened.device.kind])
+        request = MeasureCeiling(direction="h2d", round=0, samples=_LOAD_SAMPLES)
+        with ThreadPoolExecutor(1) as thread:
+            copying = thread.submit(slot.ask, request, Ceiling, _CHECK_DEADLINE_S)
+            wait((copying,), _SETTLE_S)
+            observed = observe(opened.device.name, opened.pci_bus_id, own_pids=slot.pids)
+        copying.result()
+        return observed
