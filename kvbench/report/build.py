@@ -2,6 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -12,12 +15,26 @@ from kvbench.files import write_whole
 from kvbench.report import preamble
 from kvbench.report.document import PAGE_FILE, render_markdown
 from kvbench.report.html import html_page
-from kvbench.report.model import Chapter, Code, Part, Report, Section, Text, plain
-from kvbench.report.sections import sections_of
+from kvbench.report.model import Chapter, Code, Part, PartOrReason, Report, Section, Text, plain
+from kvbench.report.sections import (
+    auto,
+    cliff,
+    comparison,
+    contrast,
+    kernels,
+    layers,
+    machines,
+    models,
+    neighbour,
+    placement,
+    replay,
+    submission,
+)
 from kvbench.report.tables import is_footnote
 from kvbench.report.view import View, views_of
 from kvbench.results import Run
 from kvbench.results.frame import as_csv
+from kvbench.sweep.installed import ENGINES_SECTION
 from kvbench.tune.text import machine_text
 
 if TYPE_CHECKING:
@@ -25,6 +42,54 @@ if TYPE_CHECKING:
 
 # In a report of more runs, a section does not name the others that could fill it: to know takes as long as its tables.
 _MOST_NAMED: Final = 20
+
+
+def _contrast(name: str, title: str, *contrasts: contrast.Contrast, **options: object) -> Section:
+    return Section(name, title, partial(contrast.make, contrasts), **options)  # type: ignore[arg-type]
+
+
+def _of_guest(path: str) -> Callable[[View], PartOrReason]:
+    """Return the function that makes a guest's section, imported when it is called: the core imports no guest."""
+    module, _, name = path.partition(":")
+
+    def make(view: View) -> PartOrReason:
+        part: PartOrReason = getattr(import_module(module), name)(view)
+        return part
+
+    return make
+
+
+_sizes: Final = attrgetter("block_sizes")
+_created: Final = attrgetter("run.info.created")
+SECTIONS: Final = (
+    Section("machines", "Machines: side by side", machines.make, of_all=True),
+    Section("cliff", "Cliff: throughput against block size", cliff.make, weight=_sizes),
+    _contrast("stream-states", "Stream states: idle, opened, gated, busy", *submission.STREAM_STATES),
+    _contrast("threshold", "Threshold: batched copies against the other backends", kernels.THRESHOLD, weight=_sizes),
+    Section(
+        "crossover-map", "Crossover map: time of batched copies over time of a kernel", kernels.make_map, weight=_sizes
+    ),
+    _contrast("sm-ladder", "SM ladder: throughput against SM count", kernels.SM_LADDER),
+    _contrast("locality", "Locality: fresh, scattered blocks against hot, dense ones", placement.LOCALITY),
+    _contrast("runs", "Adjacent blocks: throughput against their number", placement.RUNS),
+    _contrast("pages", "Pages: swaps of blocks that lie in pages on the host", placement.PAGES),
+    Section("models", "Models: copy by copy against batched", models.make),
+    Section("replay", "Replay: the swaps of a trace", replay.make, of_all=True),
+    Section(
+        "engines", "Engines: their own code, and the best backend of the run", _of_guest(ENGINES_SECTION), of_all=True
+    ),
+    _contrast("call", "An engine's call: the thread's time, tight and after a step", submission.CALL),
+    _contrast("stages", "Stages: time of the caller and of the rest", submission.STAGES),
+    Section("auto", "Auto: the backend auto against the fastest other backend", auto.make, weight=_created),
+    Section("neighbour", "Neighbours: slowdown of work beside swaps", neighbour.make),
+    Section("layers", "Layers: loads that a step waits for, layer by layer", layers.make, of_all=True),
+    _contrast("devices", "Devices: swaps on all of them at once", placement.DEVICES, of_all=True),
+    _contrast("access-order", "Access order: STREAM against ANY", *submission.ACCESS_ORDER),
+    _contrast("queue-depth", "Queue depth: submission time against queued swaps", submission.QUEUE_DEPTH),
+)
+COMPARISON: Final = Section(
+    "comparison", "Comparison: runs against each other", comparison.make, weight=comparison.shared_cells
+)
 
 # Called with what is made next, its number, and the number of all.
 Progress = Callable[[str, int, int], None]
@@ -62,8 +127,19 @@ def _headline(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
         return [machine_text(views[0].run), *reason]
 
 
+def _sections_of(views: Sequence[View]) -> Sequence[Section]:
+    """Return the sections of a report on these runs.
+
+    The comparison comes first where it has all runs and machine, driver or build differ, otherwise last.
+    """
+    pairs = [(view, base) for view in views if (base := view.base)]
+    apart = any(view.run.info.identity_hash != base.run.info.identity_hash for view, base in pairs)
+    has_all = len({view.run.path for pair in pairs for view in pair}) == len(views)
+    return (COMPARISON, *SECTIONS) if apart and has_all else (*SECTIONS, COMPARISON)
+
+
 def _chapters(views: Sequence[View], progress: Progress) -> tuple[list[Chapter], list[Text]]:
-    sections = sections_of(views)
+    sections = _sections_of(views)
     chapters: list[Chapter] = []
     missing: list[Text] = []
     for number, section in enumerate(sections, start=1):

@@ -5,9 +5,8 @@ import json
 import pytest
 
 from kvbench.analysis.compare import MIN_PAIRS, Verdict
-from kvbench.report.build import report_of
+from kvbench.report.build import COMPARISON, SECTIONS, report_of
 from kvbench.report.model import Report
-from kvbench.report.sections import COMPARISON, SECTIONS
 from kvbench.results import Run
 from tests.command import output
 from tests.reports import is_bold, lines_of, part_of, sections_of

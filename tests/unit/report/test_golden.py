@@ -15,12 +15,11 @@ from kvbench.cells.axes import Direction, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.presets import ModelChoice
-from kvbench.report.build import report_of
+from kvbench.report.build import COMPARISON, SECTIONS, report_of
 from kvbench.report.charts.palette import STROKES, ink_of, is_hollow, spokes_of
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.document import render_markdown, snippet
 from kvbench.report.model import Report
-from kvbench.report.sections import COMPARISON, SECTIONS
 from kvbench.results import Note, Record, Run, Visit
 from tests import synthetic
 from tests.reports import made_run, page_of, said, sections_of

@@ -25,11 +25,10 @@ from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
 from kvbench.errors import RunDirectoryError, UsageError
 from kvbench.report import markdown
-from kvbench.report.build import report_files, report_of, write_report
+from kvbench.report.build import SECTIONS, report_files, report_of, write_report
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.model import Code, Report, spans
 from kvbench.report.numbers import ABSENT, TIMES, figure, slower_text
-from kvbench.report.sections import SECTIONS
 from kvbench.report.view import pin, warnings_of
 from kvbench.results import Note, Record, Run, load_run
 from kvbench.results.schema import Roof
