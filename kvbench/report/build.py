@@ -102,7 +102,14 @@ def silent(_what: str, _number: int, _total: int) -> None:
 def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progress = silent) -> Report:
     """Return the report of `runs` as data; `unread` says of other runs why they could not be read."""
     views = views_of(runs)
-    chapters, missing = _chapters(views, progress)
+    sections = _sections_of(views)
+    chapters: list[Chapter] = []
+    missing: list[Text] = []
+    for number, section in enumerate(sections, start=1):
+        progress("section", number, len(sections))
+        chapter, reasons = _chapter(section, views)
+        chapters += [chapter] if chapter else []
+        missing += [f"{section.short_title}: {reason}" for reason in reasons]
     return Report(
         views=views,
         host_note=preamble.host_note(views),
@@ -136,18 +143,6 @@ def _sections_of(views: Sequence[View]) -> Sequence[Section]:
     apart = any(view.run.info.identity_hash != base.run.info.identity_hash for view, base in pairs)
     has_all = len({view.run.path for pair in pairs for view in pair}) == len(views)
     return (COMPARISON, *SECTIONS) if apart and has_all else (*SECTIONS, COMPARISON)
-
-
-def _chapters(views: Sequence[View], progress: Progress) -> tuple[list[Chapter], list[Text]]:
-    sections = _sections_of(views)
-    chapters: list[Chapter] = []
-    missing: list[Text] = []
-    for number, section in enumerate(sections, start=1):
-        progress("section", number, len(sections))
-        chapter, reasons = _chapter(section, views)
-        chapters += [chapter] if chapter else []
-        missing += [] if chapter else [f"{section.short_title}: {reason}" for reason in reasons]
-    return chapters, missing
 
 
 def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, dict[str, None]]:
@@ -189,18 +184,11 @@ def _shortened(part: Part) -> Part:
     return replace(part, tables=tables, charts=[chart for chart in part.charts if chart.plot.most_points > 1])
 
 
-def write_report(runs: Sequence[Run], out: Path, unread: Sequence[str] = (), progress: Progress = silent) -> list[Path]:
-    """Write the report of `runs` into the folder `out` and return its files, report.md first.
-
-    `unread` says why other runs could not be read; `progress` is called before each section and each chart. What a run
-    does not hold is named in the report, not an error. Raises UsageError when `out` cannot be written, StorageError
-    when there is no room.
-    """
-    return write_files(report_files(runs, unread, progress), out)
-
-
 def write_files(files: Mapping[str, bytes], out: Path) -> list[Path]:
-    """Write files into the folder `out` and return them; raises UsageError and StorageError as write_report does."""
+    """Write files into the folder `out` and return them.
+
+    Raises UsageError when `out` cannot be written, StorageError when there is no room.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
@@ -211,7 +199,11 @@ def write_files(files: Mapping[str, bytes], out: Path) -> list[Path]:
 
 
 def report_files(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progress = silent) -> dict[str, bytes]:
-    """Return the report of `runs` as file name -> content, report.md first; the same runs give the same bytes."""
+    """Return the report of `runs` as file name -> content, report.md first; the same runs give the same bytes.
+
+    `unread` says why other runs could not be read; `progress` is called before each section and each chart. What a run
+    does not hold is named in the report, not an error.
+    """
     # matplotlib takes a third of a second to import, which a report without files does not need
     from kvbench.report.charts.panels import draw
 

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.cells.units import parse_size
-from kvbench.report.build import report_files, report_of, write_report
+from kvbench.report.build import report_files, report_of, write_files
 from kvbench.results import Note, Record, Run
 from tests import synthetic
 from tests.reports import made_run
@@ -42,7 +42,7 @@ def cliff(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
     records = [*synthetic.ceilings(), *measured, *again, synthetic.failure(first, "error 719")]
     folder = tmp_path_factory.mktemp("cliff")
     run = made_run(folder, [*records, synthetic.skip(second, "needs 9 GB")])
-    write_report([run], folder / "report")
+    write_files(report_files([run]), folder / "report")
     return run, folder / "report" / "report.html"
 
 

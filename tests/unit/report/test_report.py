@@ -25,7 +25,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
 from kvbench.errors import RunDirectoryError, UsageError
 from kvbench.report import markdown
-from kvbench.report.build import SECTIONS, report_files, report_of, write_report
+from kvbench.report.build import SECTIONS, report_files, report_of, write_files
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.model import Code, Report, spans
 from kvbench.report.numbers import ABSENT, TIMES, figure, slower_text
@@ -497,7 +497,7 @@ def test_a_link_in_the_output_folder_is_replaced_not_followed(tmp_path: Path) ->
     out = tmp_path / "out"
     out.mkdir()
     (out / "report.md").symlink_to(victim)
-    write_report([run], out)
+    write_files(report_files([run]), out)
     assert victim.read_text() == "precious"
     assert (out / "report.md").read_text().startswith("# KV-block swaps")
 
@@ -506,7 +506,7 @@ def test_an_output_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> No
     run = made_run(tmp_path, [])
     for out in (run.path / "run.json", run.path / "run.json" / "under", Path("/proc/kvbench")):
         with pytest.raises(UsageError, match="cannot write the report to"):
-            write_report([run], out)
+            write_files(report_files([run]), out)
 
 
 def test_the_command_prints_json(tmp_path: Path) -> None:
