@@ -4,8 +4,6 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 COMPILED = ("torch", "triton", "cuda", "pynvml", "kvbench._engine")
 HEAVY = (*COMPILED, "matplotlib", "pandas", "scipy")
 HELP = (
@@ -50,13 +48,6 @@ def test_help_imports_nothing_heavy() -> None:
     assert not rest
     assert len(shown) == len(HELP)
     assert all("kvbench" in text for text in shown)
-
-
-@pytest.mark.parametrize("name", COMPILED)
-def test_a_heavy_import_is_detected(name: str) -> None:
-    result = start(HEAVY, then=f"import {name}")
-    assert result.returncode != 0
-    assert f"imported {name.partition('.')[0]}" in result.stderr or f"imported {name}" in result.stderr
 
 
 def test_the_gate_judges_runs_without_the_engine() -> None:

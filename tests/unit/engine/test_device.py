@@ -241,64 +241,6 @@ def test_an_event_that_was_never_recorded_is_not_waited_for(cpu: Device) -> None
     Event(cpu.driver).wait()
 
 
-@pytest.mark.parametrize(("per_call", "calls"), [(0, 1), (1, 10), (3, 4), (5, 2), (9, 2), (10, 1), (10**8, 1)])
-def test_descriptors_per_call_splits_the_list(bench: Bench, per_call: int, calls: int) -> None:
-    swap = bench.batched(*row(10), per_call=per_call)
-    bench.device.arm(Fault("error@call", calls))
-    bench.run(swap)  # so many calls are made, the next one would be refused
-    assert swap.calls == calls
-    assert bench.moved(*row(10))
-    with pytest.raises(EngineError):
-        swap.submit(bench.stream.handle)
-
-
-def test_coalescing_merges_blocks_that_are_adjacent_on_both_sides(bench: Bench) -> None:
-    descriptors = [*row(8), (4096, 8192, 64), (4160, 8256, 64), (0, 9000, 64), (64, 10_000, 64)]
-    swap = bench.batched(*descriptors, per_call=1, coalesce=True)
-    bench.run(swap)
-    assert swap.calls == 4
-    assert bench.moved(*descriptors)
-    unmerged = bench.batched(*descriptors, per_call=1)
-    bench.run(unmerged)
-    assert unmerged.calls == 12
-
-
-@pytest.mark.parametrize("kind", ["per_block", "batched", "coalesced"])
-def test_a_swap_reads_the_caller_s_arrays_at_every_submission(bench: Bench, kind: str) -> None:
-    lists = [[(64 * (index * 7 % 20) + start, 128 * index, 64) for index in range(20)] for start in (0, 4096, 9000)]
-    sources, destinations, sizes = bench.lists(*lists[0])
-    if kind == "per_block":
-        swap = per_block(bench.device.driver, sources, destinations, sizes, H2D)
-    else:
-        swap = batched(
-            bench.device.driver, sources, destinations, sizes, H2D, BatchOptions(order=ORDER, merge=kind == "coalesced")
-        )
-    for descriptors in lists:
-        sources[:], destinations[:], _ = bench.lists(*descriptors)
-        bench.region.measure(swap, IDLE)
-        assert bench.moved(*descriptors)
-
-
-def test_merging_does_not_depend_on_earlier_blocks(bench: Bench) -> None:
-    sources, destinations, sizes = bench.lists(*row(10))
-    swap = batched(bench.device.driver, sources, destinations, sizes, H2D, BatchOptions(order=ORDER, merge=True))
-    bench.run(swap)
-    assert (swap.descriptors, swap.calls) == (1, 1)
-    sources[:], destinations[:], _ = bench.lists(*row(10, gap=8))
-    bench.destination.fill_value(ROOM, POISON)
-    bench.run(swap)
-    assert swap.descriptors == 10
-    assert bench.moved(*row(10, gap=8))
-
-
-def test_blocks_that_descend_together_merge_once_they_are_sorted(bench: Bench) -> None:
-    lists = bench.lists(*reversed(row(10)))
-    swap = batched(bench.device.driver, *lists, H2D, BatchOptions(order=ORDER, merge=True, by_host_address=True))
-    bench.run(swap)
-    assert swap.descriptors == 1
-    assert bench.moved(*row(10))
-
-
 def test_arrays_that_would_have_to_be_copied_are_refused(bench: Bench) -> None:
     sources, destinations, sizes = bench.lists(*row(4))
     with pytest.raises(TypeError):
@@ -337,16 +279,6 @@ def mechanism(device: Device, backend: Backend) -> Mechanism:
 # What is refused
 
 
-@pytest.mark.parametrize("legacy", [0, 1])
-def test_the_legacy_default_stream_is_refused(bench: Bench, legacy: int) -> None:
-    for swap in (bench.per_block(*row(2)), bench.batched(*row(2))):
-        with pytest.raises(EngineError, match="legacy default stream is not supported; create a stream"):
-            swap.submit(legacy)
-    with pytest.raises(EngineError, match="legacy default stream"):
-        TimedRegion(bench.device.driver, legacy, 1000)
-    assert bench.moved()
-
-
 @pytest.mark.parametrize(
     ("how", "fault", "call", "descriptor"),
     [
@@ -367,24 +299,6 @@ def test_an_error_names_call_error_and_descriptor(
     assert (caught.value.call, caught.value.name, caught.value.descriptor) == (call, "INJECTED_ERROR", descriptor)
     where = "" if descriptor is None else f" (descriptor {descriptor})"
     assert str(caught.value) == f"{call}: INJECTED_ERROR{where}"
-
-
-def test_an_error_in_a_merged_list_names_a_descriptor_of_the_original_list(bench: Bench) -> None:
-    pairs = [(start, to + index * 4096, 64) for index in range(5) for start, to in ((0, 0), (64, 64))]
-    bench.device.arm(Fault("error@descriptor", 3))
-    with pytest.raises(EngineError) as caught:
-        bench.run(bench.batched(*pairs, coalesce=True))
-    assert caught.value.descriptor == 6
-
-
-def test_the_engine_still_works_after_an_error(bench: Bench) -> None:
-    bench.device.arm(Fault("error@call", 2))
-    swap = bench.per_block(*row(10))
-    with pytest.raises(EngineError):
-        bench.region.measure(swap, IDLE)
-    bench.device.arm(None)
-    bench.region.measure(swap, IDLE)
-    assert bench.moved(*row(10))
 
 
 def test_lists_of_different_lengths_are_refused(bench: Bench) -> None:
@@ -415,83 +329,11 @@ def test_a_missing_device_is_refused_with_the_available_ones() -> None:
 # What a sample says
 
 
-def test_nothing_is_pending_before_an_idle_sample(bench: Bench) -> None:
-    for _ in range(20):
-        sample = bench.region.measure(bench.per_block(*row(20)), IDLE)
-        assert (sample.pending_before, sample.pending_after) == (False, False)
-        assert sample.wall_us >= sample.caller_us >= sample.cpu_us >= 0
-        assert sample.gpu_us == 0
-
-
 def test_the_gpu_time_of_a_busy_sample_excludes_the_delay(bench: Bench) -> None:
     samples = [bench.region.measure(bench.per_block(*row(20)), BUSY) for _ in range(3)]
     assert all(sample.pending_before and sample.pending_after for sample in samples)
     assert all(sample.wall_us >= sample.caller_us > 0 for sample in samples)
     assert max(sample.wall_us - sample.gpu_us for sample in samples) > DELAY_US / 2
-
-
-def test_queued_swaps_are_submitted_before_the_measured_one(bench: Bench) -> None:
-    queue = Queue(depth=3, streams=2)
-    swap = bench.batched(*row(10))
-    bench.device.arm(Fault("error@call", 4))
-    sample = bench.region.measure(swap, BUSY, queue)
-    assert sample.depth_held
-    assert bench.moved(*row(10))
-    with pytest.raises(EngineError):  # the fifth call
-        swap.submit(bench.stream.handle)
-    bench.device.arm(Fault("error@call", 2))
-    with pytest.raises(EngineError):
-        bench.region.measure(swap, BUSY, queue)
-
-
-def test_a_queue_is_distributed_over_its_streams_round_robin(bench: Bench) -> None:
-    seen: list[int] = []
-    bench.region.measure_python(seen.append, BUSY, Queue(depth=4, streams=3))
-    first, second, third, *again = seen
-    assert first == bench.stream.handle
-    assert len({first, second, third}) == 3
-    assert again == [first, second]
-
-
-def test_a_queue_that_started_before_the_submission_is_marked(bench: Bench) -> None:
-    sample = bench.region.measure_python(bench.device.driver.synchronize, BUSY, Queue(depth=2))
-    assert not sample.depth_held
-
-
-@pytest.mark.parametrize("queue", [Queue(depth=1), Queue(streams=2)])
-def test_a_queue_on_an_idle_stream_is_refused(bench: Bench, queue: Queue) -> None:
-    with pytest.raises(ValueError, match="queued swaps require a busy stream"):
-        bench.region.measure(bench.per_block(*row(2)), IDLE, queue)
-
-
-def test_a_submission_that_outlasts_the_delay_is_marked(bench: Bench) -> None:
-    sample = bench.region.measure_python(lambda _: bench.stream.synchronize(), BUSY)
-    assert (sample.pending_before, sample.pending_after) == (True, False)
-
-
-def test_a_delay_is_measured_without_the_previous_one(bench: Bench) -> None:
-    long_us = bench.region.measure_delay_us(5000 * 1000)
-    assert long_us >= 5000
-    # the quickest of several: a busy host holds some up
-    assert 10 <= min(bench.region.measure_delay_us(10 * 1000) for _ in range(20)) < long_us
-
-
-def test_a_sustained_swap_has_the_time_that_one_more_adds_to_a_chain(bench: Bench) -> None:
-    # Few long copies: on a busy host, every copy takes some milliseconds more.
-    lists = [[(64 * index + start, 128 * index + start, 64) for index in range(2)] for start in range(0, 6 * 800, 800)]
-    swaps = [bench.batched(*descriptors, coalesce=True) for descriptors in lists]
-    bench.device.arm(Fault("slow", 20_000))
-
-    def is_one_more(taken: Sample) -> bool:
-        """Whether the time is neither that of no swap nor of the chain, and no submission waits for another swap."""
-        return 40_000 / 2 <= taken.wall_us < 2 * 40_000 and taken.caller_us < taken.wall_us / 2
-
-    taken = next(filter(is_one_more, (bench.region.sustained(swaps, 2) for _ in range(10))))
-    assert taken.cpu_us <= taken.caller_us
-    assert bench.moved(*(descriptor for descriptors in lists for descriptor in descriptors))
-    bench.device.arm(Fault("error@call", 1))
-    with pytest.raises(EngineError):
-        bench.region.sustained(swaps, 2)
 
 
 def test_a_chain_from_python_is_timed_like_one_from_the_engine(bench: Bench) -> None:
@@ -504,12 +346,6 @@ def test_a_chain_from_python_is_timed_like_one_from_the_engine(bench: Bench) -> 
     # a busy host holds some up, and has them made again
     assert any(1e6 * pause_s <= taken.caller_us < 2e6 * pause_s for taken in chains)
     assert len(made) >= 4 * len(chains)
-
-
-@pytest.mark.parametrize(("count", "few"), [(0, 0), (3, 0), (2, 1)])
-def test_a_chain_requires_a_shorter_one(bench: Bench, count: int, few: int) -> None:
-    with pytest.raises(ValueError, match="must have more swaps than the short one"):
-        bench.region.sustained([bench.per_block(*row(2))] * count, few)
 
 
 def test_the_time_of_a_swap_from_python_includes_its_whole_submission(bench: Bench) -> None:

@@ -6,9 +6,6 @@ import json
 import os
 import resource
 import shutil
-import subprocess
-import sys
-import textwrap
 import zlib
 from pathlib import Path
 
@@ -350,40 +347,6 @@ def test_status_and_observations_are_kept(run: Path) -> None:
     assert sorted(path.name for path in run.iterdir()) == ["journal.jsonl", "run.json"]
 
 
-def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
-    """A limit on file size stands in for the full disk: writes come short and then fail."""
-    script = """
-        import resource, sys
-        from pathlib import Path
-        import synthetic
-        from kvbench.errors import StorageError
-        from kvbench.results import RunWriter
-
-        path = Path(sys.argv[1])
-        writer = RunWriter.create(path, synthetic.info())
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-        cell = synthetic.order_cells()[0]
-        try:
-            for number in range(100):
-                writer.append(synthetic.visit(cell, 100.0, round_=number))
-        except StorageError as error:
-            print(number, error)
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), tmp_path / "run"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    number, said = done.stdout.split(maxsplit=1)
-    assert "cannot be written" in said
-    assert said.count("\n") == 1
-    read = load_run(tmp_path / "run")
-    assert len(read.records) == int(number) > 0
-    assert not read.warnings
-
-
 def test_a_full_disk_keeps_the_old_run_json(run: Path) -> None:
     before = (run / "run.json").read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -504,14 +467,6 @@ def test_an_interval_requires_six_visits(tmp_path: Path, count: int) -> None:
     assert row["gbps_high"] == pytest.approx(CELL.swap_bytes / row["swap_us_low"] / 1e3)
 
 
-def test_an_idle_stream_has_latency_and_a_busy_one_execution(run: Path) -> None:
-    frame = load_run(run).frame().set_index("cell_id")
-    assert frame.loc[CELL.id, "latency_gbps"] == frame.loc[CELL.id, "gbps"]
-    assert np.isnan(frame.loc[CELL.id, "execution_gbps"])
-    assert frame.loc[BUSY.id, "execution_gbps"] == frame.loc[BUSY.id, "gbps"]
-    assert np.isnan(frame.loc[BUSY.id, "latency_gbps"])
-
-
 def test_execution_is_that_of_the_samples_whose_delay_outlasted_the_submission(tmp_path: Path) -> None:
     outlasted = [synthetic.visit(BUSY, 10.0, count=7, round_=number) for number in range(6)]
     cells = {
@@ -577,14 +532,6 @@ def test_the_columns_and_their_types_are_always_the_same(tmp_path: Path, records
 def test_every_column_is_an_axis_or_described(run: Path) -> None:
     of_axes = {column for axis in AXES.values() for column in axis.columns}
     assert set(load_run(run).frame().columns) == set(COLUMNS) | of_axes
-
-
-def test_the_summary_is_read_by_pandas_in_one_line(run: Path) -> None:
-    read = load_run(run)
-    assert read.write_summary() == run / "summary.csv"
-    summary = pd.read_csv(run / "summary.csv")
-    assert list(summary.columns) == list(read.frame().columns)
-    assert summary["gbps"].tolist() == pytest.approx(read.frame()["gbps"].tolist())
 
 
 def test_cells_of_axes_and_neighbours_that_are_gone_are_left_out(run: Path) -> None:
