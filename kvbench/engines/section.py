@@ -10,7 +10,7 @@ from kvbench.cells.policy import Choice
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Finding, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
-from kvbench.report.tables import UNCLEAR, Measured, comma_separated, unclear_mark
+from kvbench.report.tables import UNCLEAR, comma_separated, measured_table, unclear_mark
 from kvbench.report.view import View, where
 from kvbench.results.frame import unqueued
 from kvbench.results.replays import trace_of
@@ -81,7 +81,7 @@ def _table(view: View, before: str, engine: Engine, answers: Sequence[Answer]) -
         f"{before}{comma_separated(*dict.fromkeys(packages)) or engine.name}, {first.direction}, {first.state} stream"
     )
     header = ("Blocks", "Block size", *(choice.label for choice in ordered), "Takes", "Best", "us", "x")
-    return Measured(view, cells, _INCLUDES).table(title, header, rows, compared=len(rows))
+    return measured_table(view, cells, _INCLUDES, title, header, rows, compared=len(rows))
 
 
 def _row(view: View, engine: Engine, methods: Sequence[Choice], answer: Answer) -> list[str]:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import pandas as pd
@@ -20,7 +19,8 @@ from kvbench.results.frame import BETWEEN
 from kvbench.results.schema import EffectivePath
 from kvbench.text import short
 
-_INCLUDES: Final = {
+# What the figures of a stream state, or a time, include.
+INCLUDES: Final = {
     "idle": "GB/s from wall_us on an idle stream: from the caller's list to completion",
     "busy": "GB/s from gpu_us on a busy stream: between the events around the swap, without preparation and submission",
     "gated": "GB/s from gpu_us on a gated stream: from the event that the stream waits for to completion, without "
@@ -34,15 +34,10 @@ _INCLUDES: Final = {
 }
 
 
-def includes_of(name: str) -> str:
-    """Return what the figures of a stream state, or a time, include."""
-    return _INCLUDES[name]
-
-
 def includes(states: Iterable[str], figures: str) -> list[str]:
     """Return what `figures`, such as "GB/s", include in each of these stream states, idle first."""
     held = set(states)
-    return [includes_of(state).replace("GB/s", figures, 1) for state in STATES if state in held]
+    return [INCLUDES[state].replace("GB/s", figures, 1) for state in STATES if state in held]
 
 
 def caption(view: View, cells: pd.DataFrame, includes: str, pinned: Pinned | None = None) -> Text:
@@ -82,35 +77,29 @@ Shown = TypeVar("Shown", str, Text)
 
 
 class Reason(str):
-    """Why a cell of a table has no figure, which `Measured.table` makes a footnote."""
+    """Why a cell of a table has no figure, which `measured_table` makes a footnote."""
 
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The measured cells of a table, and what its caption says of them: see `caption`."""
-
-    view: View
-    cells: pd.DataFrame
-    includes: str
-    pinned: Pinned | None = None
-
-    def table(
-        self,
-        title: str,
-        header: Sequence[str],
-        body: Sequence[Sequence[Text]],
-        notes: Sequence[Text] = (),
-        compared: int = 0,
-        left: int = 1,
-        stem: str = "",
-    ) -> DataTable:
-        """Return the table with its `notes`, that of too few visits, and one of each `Reason` in the body."""
-        rows, reasons = footnoted(body)
-        notes = [*notes, *few_visits_note(self.cells), *reasons]
-        of = caption(self.view, self.cells, self.includes, self.pinned)
-        return DataTable(title, header, rows, notes, of, left, stem, compared)
+def measured_table(
+    view: View,
+    cells: pd.DataFrame,
+    includes: str,
+    title: str,
+    header: Sequence[str],
+    body: Sequence[Sequence[Text]],
+    notes: Sequence[Text] = (),
+    *,
+    pinned: Pinned | None = None,
+    compared: int = 0,
+    left: int = 1,
+    stem: str = "",
+) -> DataTable:
+    """Return a table of cells with its caption, its `notes`, that of too few visits, and one of each `Reason`."""
+    rows, reasons = footnoted(body)
+    notes = [*notes, *few_visits_note(cells), *reasons]
+    return DataTable(title, header, rows, notes, caption(view, cells, includes, pinned), left, stem, compared)
 
 
 def footnoted(body: Sequence[Sequence[Text]]) -> tuple[list[list[Text]], list[str]]:

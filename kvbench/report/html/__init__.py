@@ -67,31 +67,20 @@ def _cells(view: View) -> Iterator[Markup]:
     """Return a row of the look-up for every cell of a run; rows and their cells need no end tags."""
     axes = [name for name in AXES if name not in _NAMED_AXES]
     for row in rows_of(view.every):
-        texts = (view.label, *_shape(row), *_rates(row), _path(row), _other_axes(row, axes))
+        shape = (row["backend"], row["direction"], row["stream_state"], count(row["blocks"]))
+        # as `kvbench sweep -a` takes them
+        others = " ".join(f"{name}={short(str(row[name]), 80)}" for name in axes if _is_used(name, row[name]))
+        texts = (view.label, *shape, bytes_size(row["block_bytes"]), *_figures(row), others)
         yield Markup("<tr>") + Markup("").join(Markup("<td>{}").format(text) for text in texts)
 
 
-def _shape(row: Row) -> Sequence[str]:
-    return row["backend"], row["direction"], row["stream_state"], count(row["blocks"]), bytes_size(row["block_bytes"])
-
-
-def _rates(row: Row) -> Sequence[str]:
+def _figures(row: Row) -> Sequence[str]:
+    """Return the rates of a cell and its path, or why it has none."""
     if row["status"] != "ok":
-        return ("",) * 4
+        return "", "", "", "", f"{row['status']}: {short(str(row['reason']), 200)}"
     share = f"{row['ceiling_share']:.0%}" if math.isfinite(row["ceiling_share"]) else ""
     quartiles = f"{figure(row['gbps_q1'])} to {figure(row['gbps_q3'])}"
-    return figure(row["gbps"]), quartiles, share, figure(row["swap_us_median"])
-
-
-def _path(row: Row) -> str:
-    return (
-        short(str(row["path"]), 200) if row["status"] == "ok" else f"{row['status']}: {short(str(row['reason']), 200)}"
-    )
-
-
-def _other_axes(row: Row, axes: Sequence[str]) -> str:
-    """Return the other axes of a cell, as `kvbench sweep -a` takes them."""
-    return " ".join(f"{name}={short(str(row[name]), 80)}" for name in axes if _is_used(name, row[name]))
+    return figure(row["gbps"]), quartiles, share, figure(row["swap_us_median"]), short(str(row["path"]), 200)
 
 
 def _is_used(name: str, value: Any) -> bool:

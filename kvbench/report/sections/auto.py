@@ -11,7 +11,7 @@ from kvbench.cells.policy import Choice, Policy
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Finding, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, slower_text
-from kvbench.report.tables import UNCLEAR, Measured, Row, caption, grid_table, rows_of, unclear_mark
+from kvbench.report.tables import UNCLEAR, Row, caption, grid_table, measured_table, rows_of, unclear_mark
 from kvbench.report.view import View
 from kvbench.text import convert, short
 from kvbench.tune.fit import choice_of, tried
@@ -135,7 +135,7 @@ def _ratios(view: View, kind: pd.DataFrame) -> DataTable:
     direction, state = kind[["direction", "stream_state"]].iloc[0]
     title = f"{direction}, {state} stream: time of the fastest / time of auto"
     notes: list[Text] = [_MARKS, *([_KNOWN] if kind["known"].any() else [])]
-    return Measured(view, _both(view, kind), _INCLUDES).table(title, header, rows, notes, len(kind))
+    return measured_table(view, _both(view, kind), _INCLUDES, title, header, rows, notes, compared=len(kind))
 
 
 def _ratio(row: Row) -> Text:

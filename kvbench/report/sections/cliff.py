@@ -1,40 +1,306 @@
-"""The cliff: GB/s against block size, and where it jumps."""
+"""The cliff: GB/s against block size, and where it jumps; and curves over other axes, of which sections make charts."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import Final
 
 import pandas as pd
 
-from kvbench.analysis.curves import Cliff, find_cliff
+from kvbench.analysis.curves import Cliff, find_cliff, knee
 from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
 from kvbench.cells.backend_facts import NO_CHOICES
 from kvbench.cells.units import two_digits
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, PlotRoof
 from kvbench.report.model import Chart, Code, DataTable, Finding, Part, PartOrReason, Text
-from kvbench.report.numbers import bytes_size, count
-from kvbench.report.rate_curves import (
-    MIN_SIZES,
-    RateCurve,
-    RateCurves,
-    cliff_curves,
-    cliff_parts,
-    curve_chart,
-    evenly_spaced,
-    left_out,
-)
+from kvbench.report.numbers import TIMES, bytes_size, count, noun
 from kvbench.report.tables import (
-    Measured,
+    INCLUDES,
     Row,
     any_decidable,
+    chart_text,
     grid_table,
-    includes_of,
+    includes,
+    label_of,
+    line_of,
     main_path,
+    measured_table,
     primed_inline,
     rate,
+    rows_of,
 )
-from kvbench.report.view import SERIES, View, ceiling_of, grouped, where
+from kvbench.report.view import (
+    DIRECTIONS,
+    SERIES,
+    STATES,
+    Pinned,
+    View,
+    by_direction,
+    ceiling_of,
+    fullest,
+    grouped,
+    pin,
+    where,
+)
+from kvbench.results.schema import EffectivePath
 from kvbench.text import a_stream, ends, short
+
+MIN_SIZES: Final = 4
+MIN_COUNTS: Final = 3
+# More rows of panels than these take longer to draw than to read: the tables have them all.
+MOST_ROWS: Final = 4
+GBPS: Final = PlotAxis("GB/s", "figure", "rate")
+RATES: Final = ("gbps", "gbps_q1", "gbps_q3")
+_AXES: Final = {
+    "block_bytes": PlotAxis("block size", "bytes", "log2"),
+    "sms": PlotAxis("SMs", "count", "log2"),
+    "pool_bytes": PlotAxis("pool size", "bytes", "log2"),
+    "run_blocks": PlotAxis("blocks in a contiguous run", "count", "log2"),
+}
+POINT_COLUMNS: Final = (
+    "device", "backend", "direction", "stream_state", "blocks", "block_size", "block_bytes", "sms", "gbps", "gbps_low",
+    "gbps_high", "gbps_q1", "gbps_q3", "ceiling_gbps", "ceiling_share", "limit_blocks_per_s", "roof_gbps",
+    "roof_share", "swap_us_median", "samples", "rounds", "cell_id",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RateCurve:
+    """Measured points ascending in `x` (block bytes or SMs); `panel` is N or the block bytes."""
+
+    backend: str
+    direction: str
+    state: str
+    panel: int
+    x: Sequence[int]
+    points: pd.DataFrame
+
+    @cached_property
+    def cliff(self) -> Cliff | None:
+        """The largest jump beyond noise and beyond what the sizes bring by `CLIFF`, where `x` are block bytes."""
+        cliff = find_cliff(self.x, *(self.column(name) for name in ("gbps", "gbps_low", "gbps_high")))
+        return cliff if cliff and cliff.excess >= 1 + CLIFF_MARGIN.fraction else None
+
+    @cached_property
+    def knee(self) -> int | None:
+        """The SM count from which more do not help, where `x` are SMs."""
+        return knee(self.x, self.column("gbps"), self.column("gbps_low"))
+
+    def column(self, name: str) -> list[float]:
+        return [float(value) for value in self.points[name]]
+
+    def path_at(self, x: int) -> str:
+        """Return the path of most visits at a point."""
+        return main_path(self.points["path"].iloc[list(self.x).index(x)])
+
+
+@dataclass(frozen=True, slots=True)
+class RateCurves:
+    """The curves of one subject over the column `over`; `main` is the number of blocks that a single chart shows.
+
+    `cells` are all rows that they were picked from, failed and skipped ones too.
+    """
+
+    over: str
+    curves: Sequence[RateCurve]
+    pinned: Pinned
+    cells: pd.DataFrame
+    main: int
+
+    def at(self, panel: int, direction: str) -> list[RateCurve]:
+        return [curve for curve in self.curves if (curve.panel, curve.direction) == (panel, direction)]
+
+
+def cliff_curves(pinned: Pinned) -> RateCurves | str:
+    """Return GB/s over block size, a panel per number of blocks; or why there are none."""
+    measured = where(pinned.cells, status="ok")
+    curves = curves_over(measured, "blocks", "block_bytes")
+    if not any(len(curve.x) >= MIN_SIZES for curve in curves):
+        return f"it needs a backend measured at {MIN_SIZES} block sizes with the same number of blocks"
+    return RateCurves("block_bytes", curves, pinned, pinned.cells, fullest(measured, "blocks", over="block_bytes"))
+
+
+def ladder_curves(cells: pd.DataFrame) -> RateCurves | None:
+    """Return GB/s of a run's cells over the SM count, at one number of blocks, a panel per block size."""
+    pinned = pin(cells[cells["sms"].notna()], shown=("sms",))
+    measured = where(pinned.cells, status="ok")
+    counts = measured.groupby([*SERIES, "blocks", "block_bytes"])["sms"].transform("size")
+    ladders = measured[counts >= MIN_COUNTS]
+    if ladders.empty:
+        return None
+    blocks = fullest(ladders, "blocks", over="sms")
+    curves = curves_over(where(ladders, blocks=blocks), "block_bytes", "sms")
+    return RateCurves("sms", curves, pinned, where(pinned.cells, blocks=blocks), blocks)
+
+
+def knee_text(curve: RateCurve) -> str:
+    """Return "4 SMs", or "at most 2 SMs" where the knee is the least measured count; "" for none."""
+    if curve.knee is None:
+        return ""
+    return f"{'at most ' if curve.knee == curve.x[0] > 1 else ''}{noun(curve.knee, 'SM')}"
+
+
+def cliff_parts(cliff: Cliff) -> tuple[str, str, str]:
+    """Return where a cliff is, how high, and how much of that the ratio of the sizes explains, "" for a fall."""
+    sizes = f"{bytes_size(cliff.below_bytes)} → {bytes_size(cliff.above_bytes)}"
+    if not cliff.rises:
+        return sizes, f"{two_digits(100 * (1 - 1 / cliff.height))}% less", ""
+    return sizes, f"{two_digits(cliff.height)}x", f"{two_digits(100 * (cliff.height / cliff.excess - 1))}%"
+
+
+def curve_chart(view: View, stem: str, curves: RateCurves, rows: Mapping[int, str], title: str) -> Chart:
+    """Return the chart of a run's curves, a row of panels for each of `rows`, which ends their titles."""
+    shown = [curve for panel in rows for direction in DIRECTIONS for curve in curves.at(panel, direction)]
+    points = pd.concat([curve.points for curve in shown])
+    footer = [*includes(points["stream_state"], "GB/s"), curves.pinned.settings(points)]
+    text = chart_text(view, title, points, "band: quartiles", footer)
+    columns = list(dict.fromkeys((*POINT_COLUMNS, curves.over)))
+    plot, found = _curve_plot(curves, rows), _finding(shown, curves.over)
+    return Chart(f"{stem}-{view.label}", text, plot, points[columns], found)
+
+
+def _finding(curves: Sequence[RateCurve], over: str) -> str:
+    """Return what a chart of curves shows: a stream state that matters, the largest jump, the SMs that suffice.
+
+    Of other axes it is what the largest value changes. "" where there is nothing of these.
+    """
+    one_backend = len({curve.backend for curve in curves}) == 1
+    if one_backend and over == "block_bytes" and (states := _states_finding(curves)):
+        return states
+    if over in ("pool_bytes", "run_blocks"):
+        return _change_finding(curves, over)
+    cliffs = [(curve, cliff) for curve in curves if (cliff := curve.cliff)] if over == "block_bytes" else []
+    if cliffs:
+        curve, cliff = max(cliffs, key=lambda one: one[1].excess)
+        below, above = (curve.path_at(size) for size in (cliff.below_bytes, cliff.above_bytes))
+        if not cliff.rises:
+            return f"{curve.backend} {curve.direction}, from {bytes_size(cliff.above_bytes)} on: {_height(cliff)} GB/s"
+        cause = "the CPU copies, " if below == EffectivePath.CPU_INLINE != above else ""
+        where_slow = f"{curve.backend} {curve.direction}, {bytes_size(cliff.below_bytes)} and below"
+        return f"{where_slow}: {cause}{_height(cliff)} slower"
+    knees: dict[str, list[int]] = {}
+    for curve in curves if over == "sms" else ():
+        knees.setdefault(curve.backend, []).extend([curve.knee] if curve.knee else [])
+    known = [f"{backend}: {ends(counts, str)} SMs suffice" for backend, counts in knees.items() if counts]
+    return "; ".join(known)
+
+
+def _states_finding(curves: Sequence[RateCurve]) -> str:
+    """Return in which stream state a swap reaches the most GB/s against the same swap on an idle stream."""
+    ratios = []
+    for idle in (curve for curve in curves if curve.state == "idle"):
+        rates = dict(zip(idle.x, idle.column("gbps"), strict=True))
+        for curve in (one for one in curves if (one.direction, one.panel) == (idle.direction, idle.panel)):
+            shared = [(x, rate) for x, rate in zip(curve.x, curve.column("gbps"), strict=True) if x in rates]
+            ratios += [(rate / rates[x], curve, x) for x, rate in shared]
+    if not ratios:
+        return ""
+    ratio, curve, size = max(ratios, key=lambda one: one[0])
+    swap = f"{curve.backend} {curve.direction} of {count(curve.panel)} {TIMES} {bytes_size(size)}"
+    text = f"{swap} on {a_stream(curve.state)}: about {two_digits(ratio)}x the GB/s of an idle one"
+    return text if ratio > 1 + CLIFF_MARGIN.fraction else ""
+
+
+def _change_finding(curves: Sequence[RateCurve], over: str) -> str:
+    """Return which backend gains or loses most from the least to the largest value of an axis."""
+    long = [curve for curve in curves if len(curve.x) > 1]
+    ends_of = {index: (curve.column("gbps")[0], curve.column("gbps")[-1]) for index, curve in enumerate(long)}
+    if not ends_of:
+        return ""
+    at = max(ends_of, key=lambda index: abs(math.log(ends_of[index][1] / ends_of[index][0])))
+    curve, (first, last) = long[at], ends_of[at]
+    ratio = last / first
+    change = f"about {two_digits(ratio)}x as fast" if ratio >= 1 else f"about {two_digits(100 * (1 - ratio))}% slower"
+    if over == "pool_bytes":
+        between = f"in a pool of {bytes_size(curve.x[-1])} as in one of {bytes_size(curve.x[0])}"
+    else:
+        between = f"with {count(curve.x[-1])} adjacent blocks as with {count(curve.x[0])}"
+    return f"{curve.backend} {curve.direction}: {change} {between if ratio >= 1 else between.replace(' as ', ' than ')}"
+
+
+def _curve_plot(curves: RateCurves, rows: Mapping[int, str]) -> LinePlot:
+    """Return a row of panels for each of `rows`, a panel for each direction.
+
+    Lines of one backend are told apart by the stream's state.
+    """
+    points = pd.concat([curve.points for curve in curves.curves if curve.panel in rows])
+
+    def line(curve: RateCurve) -> PlotLine:
+        alike = where(points, backend=curve.backend, stream_state=curve.state)
+        backend = curve.backend if curves.over == "sms" else label_of(curve.backend, alike)
+        label, variant = f"{backend}, {curve.state} stream", STATES.index(curve.state)
+        rows = rows_of(curve.points, "backend", *RATES)
+        return line_of(label, curve.x, rows, RATES, _marks(curve, curves.over), variant)
+
+    def panel(number: int, label: str, direction: str, cells: pd.DataFrame) -> PlotPanel:
+        panel_curves = curves.at(number, direction)
+        title, lines = f"{direction}{label}", [line(curve) for curve in panel_curves]
+        return PlotPanel(title, lines, ceiling_of(cells), _roofs(panel_curves, curves.over))
+
+    sides = by_direction(where(curves.cells, status="ok")).items()
+    grid = [[panel(number, label, *side) for side in sides] for number, label in rows.items()]
+    return LinePlot(_AXES[curves.over], GBPS, grid)
+
+
+def _height(cliff: Cliff) -> str:
+    return f"{two_digits(cliff.height)}x" if cliff.rises else f"{two_digits(100 * (1 - 1 / cliff.height))}% less"
+
+
+def _marks(curve: RateCurve, over: str) -> list[PlotMark]:
+    if over == "block_bytes" and (cliff := curve.cliff):
+        return [PlotMark(cliff.below_bytes, cliff.above_bytes, _height(cliff))]
+    if over == "sms" and (knee := curve.knee):
+        return [PlotMark(knee, knee, knee_text(curve))]
+    return []
+
+
+def _roofs(curves: Sequence[RateCurve], over: str) -> list[PlotRoof]:
+    """Return what the cells of these curves, which share a panel, can reach: copies, and copies by SMs."""
+    if not curves:
+        return []
+    points = pd.concat([curve.points for curve in curves])
+    known = points[points["roof_gbps"].notna()].sort_values(over, kind="stable")
+    kinds = {"roof of copies": known[known["sms"].isna()], "roof of SM copies": known[known["sms"].notna()]}
+    return [_roof(label, cells.drop_duplicates(over), over) for label, cells in kinds.items() if not cells.empty]
+
+
+def _roof(label: str, points: pd.DataFrame, over: str) -> PlotRoof:
+    """Return a roof, with the block size at which it leaves the translation limit where that is between two points."""
+    rows = rows_of(points, *dict.fromkeys((over, "block_bytes", "roof_gbps", "limit_blocks_per_s")))
+    corners = [(int(row[over]), float(row["roof_gbps"])) for row in rows]
+    for row, following in pairwise(rows):
+        corner = following["roof_gbps"] / row["limit_blocks_per_s"] * 1e9
+        if row["roof_gbps"] < following["roof_gbps"] and row["block_bytes"] < corner < following["block_bytes"]:
+            corners.append((corner, float(following["roof_gbps"])))
+    corners.sort()
+    return PlotRoof(label, [x for x, _ in corners], [y for _, y in corners])
+
+
+def evenly_spaced(values: Sequence[int]) -> list[int]:
+    """Return at most `MOST_ROWS` of the values, evenly spread with both ends."""
+    count = min(MOST_ROWS, len(values))
+    return [values[round(index * (len(values) - 1) / max(1, count - 1))] for index in range(count)]
+
+
+def left_out(values: Sequence[int]) -> str:
+    """Return the end of the title of a chart that shows only what `evenly_spaced` returns."""
+    return f" ({MOST_ROWS} of {len(values)}, the tables have all)" if len(values) > MOST_ROWS else ""
+
+
+def curves_over(measured: pd.DataFrame, panel: str, x: str) -> list[RateCurve]:
+    """Return a curve over the column `x` for every backend, direction, state and value of the column `panel`."""
+    curves = []
+    for _, group in measured.groupby([*SERIES, panel]):
+        points = group.sort_values(x).reset_index(drop=True)
+        backend, direction, state = (str(points[axis].iloc[0]) for axis in SERIES)
+        values = [int(value) for value in points[x]]
+        curves.append(RateCurve(backend, direction, state, int(points[panel].iloc[0]), values, points))
+    return sorted(
+        curves, key=lambda curve: (curve.direction != "h2d", curve.backend, curve.state != "idle", curve.panel)
+    )
+
 
 _NO_CLIFF = (
     f"No jump between neighbouring block sizes exceeds the ratio of the sizes by {CLIFF_MARGIN.fraction:.0%} or more, "
@@ -81,8 +347,8 @@ def _table(view: View, curves: RateCurves, group: Sequence[RateCurve]) -> DataTa
     title = f"{direction}, {backend}, {state} stream: GB/s (share of the ceiling{ceiling})"
     stem = "" if backend == "batched" else f"{direction}-{backend}-{state}"
     notes = [_HEIGHT] if any(curve.cliff for curve in group) else []
-    measured = Measured(view, where(rows, status="ok"), includes_of(state), curves.pinned)
-    table = measured.table(title, header, body, notes, stem=stem)
+    cells = where(rows, status="ok")
+    table = measured_table(view, cells, INCLUDES[state], title, header, body, notes, pinned=curves.pinned, stem=stem)
     return replace(table, notes=[*table.notes, *blank])
 
 
@@ -146,9 +412,6 @@ def _falls(cells: pd.DataFrame) -> list[Finding]:
 
 
 def _path_text(cliffs: Iterable[tuple[RateCurve, Cliff]]) -> str:
-    paths = []
-    for curve, cliff in cliffs:
-        path_at = dict(zip(curve.x, map(main_path, curve.points["path"]), strict=True))
-        paths.append((path_at[cliff.below_bytes], path_at[cliff.above_bytes]))
+    paths = [(curve.path_at(cliff.below_bytes), curve.path_at(cliff.above_bytes)) for curve, cliff in cliffs]
     below, above = (" or ".join(sorted(set(side))) for side in zip(*paths, strict=True))
     return f"path: {below}" if below == above else f"path: {below} below, {above} above"

@@ -1,6 +1,6 @@
 """The pattern of most sections: the values of one axis stand side by side in cells that are otherwise equal.
 
-A `Contrast` selects cells, gives each an arm (the column `arm`), and names what tells tables and lines apart. A line
+A `Contrast` selects cells, names the column of their arms, and what tells tables and lines apart. A line
 holds a cell for each arm; two arms are compared, or the fastest is marked.
 """
 
@@ -22,11 +22,11 @@ from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
 from kvbench.report.tables import (
     MARKS,
     UNCLEAR,
-    Measured,
     Row,
     fastest_marked,
     format_cell,
     label_of,
+    measured_table,
     rate,
     ratio_text,
     rows_of,
@@ -96,7 +96,7 @@ class Side:
 
     @cached_property
     def arms(self) -> list[str]:
-        return list(dict.fromkeys(self.cells["arm"]))
+        return list(dict.fromkeys(self.cells[self.contrast.arm]))
 
     @cached_property
     def comparisons(self) -> list[tuple[Line, Comparison]]:
@@ -126,6 +126,7 @@ class Contrast:
     title: Callable[[Side], str]
     columns: Callable[[Side], Sequence[Figure]]
     includes: Callable[[Side], str]
+    arm: str = "arm"
     compared: tuple[str, str] | None = None
     ratio: str = ""
     show_ratio: Callable[[Comparison], str] = ratio_text
@@ -166,7 +167,7 @@ def sides_of(contrast: Contrast, view: View, pinned: Pinned) -> list[Side]:
     for _, group in groups:
         lines: dict[tuple[Any, ...], dict[str, Row]] = {}
         for row in rows_of(group.sort_values(keys, kind="stable")):
-            lines.setdefault(tuple(row[column] for column in keys), {}).setdefault(row["arm"], row)
+            lines.setdefault(tuple(row[column] for column in keys), {}).setdefault(row[contrast.arm], row)
         compared = set(contrast.compared or ())
         kept = [line for line in lines.values() if line.keys() >= compared]
         if kept:
@@ -182,7 +183,10 @@ def _table(side: Side) -> DataTable:
     body = []
     for line in side.lines:
         keys = [key.text(_any(line)) for key in contrast.keys]
-        figures = _fastest(side, line, columns) if contrast.fastest else [_shown(line, column) for column in columns]
+        if contrast.fastest:
+            figures = fastest_marked(line.values(), [column.arm for column in columns], rate, side.view.visits)
+        else:
+            figures = [format_cell(line.get(column.arm), column.show) for column in columns]
         ratio = [ratios.get(id(line), "")] if contrast.compared else []
         body.append([*keys, *figures, *ratio, *(show(line) for show in more.values())])
     if contrast.last:
@@ -192,17 +196,19 @@ def _table(side: Side) -> DataTable:
     header = [*(key.head for key in contrast.keys), *(column.head for column in columns), *ratio, *more]
     unclear = [MARKS] if contrast.fastest else [UNCLEAR] if contrast.compared else []
     tested = sum(len(line) - 1 for line in side.lines) if contrast.fastest else len(side.comparisons)
-    notes, left = [*contrast.notes(side), *unclear], len(contrast.keys)
-    measured = Measured(side.view, side.measured, contrast.includes(side), side.pinned)
-    return measured.table(contrast.title(side), header, body, notes, tested, left, contrast.stem(side))
-
-
-def _shown(line: Line, column: Figure) -> Text:
-    return format_cell(line.get(column.arm), column.show)
-
-
-def _fastest(side: Side, line: Line, columns: Sequence[Figure]) -> list[Text]:
-    return fastest_marked(line.values(), [column.arm for column in columns], rate, side.view.visits)
+    return measured_table(
+        side.view,
+        side.measured,
+        contrast.includes(side),
+        contrast.title(side),
+        header,
+        body,
+        [*contrast.notes(side), *unclear],
+        pinned=side.pinned,
+        compared=tested,
+        left=len(contrast.keys),
+        stem=contrast.stem(side),
+    )
 
 
 def turns(side: Side, over: Key, weight: float, shape: str = "") -> Iterable[Finding]:
@@ -236,11 +242,6 @@ def turns(side: Side, over: Key, weight: float, shape: str = "") -> Iterable[Fin
 
 def _any(line: Line) -> Row:
     return next(iter(line.values()))
-
-
-def arms_of(axis: str, cells: pd.DataFrame) -> pd.DataFrame:
-    """Return cells whose arms are the values of an axis."""
-    return cells.assign(arm=cells[axis])
 
 
 def changes(side: Side, subject: str, of: str) -> list[Finding]:

@@ -13,15 +13,15 @@ from kvbench.report.charts.palette import UNDECIDED
 from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
 from kvbench.report.model import Chart, Finding, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import bytes_size, count, figure, noun
-from kvbench.report.rate_curves import RateCurve, curve_chart, evenly_spaced, knee_text, ladder_curves, left_out
-from kvbench.report.sections.contrast import SIZE, Contrast, Figure, Key, Side, arms_of, backends, turns
+from kvbench.report.sections.cliff import RateCurve, curve_chart, evenly_spaced, knee_text, ladder_curves, left_out
+from kvbench.report.sections.contrast import SIZE, Contrast, Figure, Key, Side, backends, turns
 from kvbench.report.tables import (
+    INCLUDES,
     Row,
     chance_note,
     chart_text,
     few_visits_note,
     includes,
-    includes_of,
     label_of,
     rate,
     rows_of,
@@ -40,7 +40,7 @@ _FIGURES: Final = ["samples", "rounds", "swap_us_median", "swap_us_low", "swap_u
 
 def _ladders(view: View) -> Pinned | None:
     curves = ladder_curves(view.frame)
-    if isinstance(curves, str):
+    if curves is None:
         return None
     drawn = {(curve.backend, curve.state, curve.direction, curve.panel) for curve in curves.curves}
     kept = [
@@ -58,7 +58,7 @@ def _ladder_arm(direction: str, block_bytes: int) -> str:
 
 def _curves_of(side: Side) -> dict[str, RateCurve]:
     curves = ladder_curves(side.view.frame)
-    assert not isinstance(curves, str)
+    assert curves
     backend, state = side.first["backend"], side.first["stream_state"]
     mine = [curve for curve in curves.curves if (curve.backend, curve.state) == (backend, state)]
     return {_ladder_arm(curve.direction, curve.panel): curve for curve in mine}
@@ -73,7 +73,7 @@ def _ladder_columns(side: Side) -> list[Figure]:
 
 def _ladder_charts(view: View, _: Pinned) -> list[Chart]:
     curves = ladder_curves(view.frame)
-    assert not isinstance(curves, str)
+    assert curves
     sizes = sorted({curve.panel for curve in curves.curves})
     rows = {size: f", {bytes_size(size)} blocks" for size in evenly_spaced(sizes)}
     title = f"GB/s against the SM count, N = {count(curves.main)} blocks{left_out(sizes)}"
@@ -101,7 +101,7 @@ SM_LADDER: Final = Contrast(
         "against the SM count"
     ),
     columns=_ladder_columns,
-    includes=lambda side: includes_of(side.first["stream_state"]),
+    includes=lambda side: INCLUDES[side.first["stream_state"]],
     last=lambda side: ("knee", {arm: knee_text(curve) or "none" for arm, curve in _curves_of(side).items()}),
     notes=lambda _: [
         (
@@ -122,7 +122,7 @@ def _contests(view: View) -> Pinned | None:
         return None
     measured = pd.concat(arms)
     blocks = common_blocks(measured[measured["cell_id"].isin(view.visits)])
-    cells = arms_of("backend", where(measured, blocks=blocks))
+    cells = where(measured, blocks=blocks)
     sizes = cells.groupby(["direction", "stream_state", "backend"])["block_bytes"].transform("nunique")
     several = cells[sizes >= _MIN_SIZES]
     both = several.groupby(["direction", "stream_state"])["backend"].transform("nunique") > 1
@@ -149,7 +149,8 @@ THRESHOLD: Final = Contrast(
         f"{side.first['direction']}, {side.first['stream_state']} stream, N = {count(side.first['blocks'])}: GB/s"
     ),
     columns=backends,
-    includes=lambda side: includes_of(side.first["stream_state"]),
+    includes=lambda side: INCLUDES[side.first["stream_state"]],
+    arm="backend",
     fastest=True,
     find=lambda side: turns(side, SIZE, _THRESHOLD_WEIGHT, f"N = {count(side.first['blocks'])}"),
 )

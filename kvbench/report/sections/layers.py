@@ -15,12 +15,12 @@ from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
 from kvbench.report.tables import (
-    Measured,
+    INCLUDES,
     Row,
     chart_text,
     comma_separated,
-    includes_of,
     line_of,
+    measured_table,
     rows_of,
     sms_of,
 )
@@ -115,7 +115,7 @@ def _table(view: View, title: str, unit: str, cells: pd.DataFrame) -> DataTable:
     times = [[figure(row[name]) for name in _TIMES.values()] for row in rows]
     body = [[count(row["size"]), row["method"], *us, _share(row)] for row, us in zip(rows, times, strict=True)]
     header = (unit.capitalize(), "Method", *_TIMES, "Hidden")
-    return Measured(view, cells, includes_of("swap_us")).table(title, header, body, [_NOTE], left=2)
+    return measured_table(view, cells, INCLUDES["swap_us"], title, header, body, [_NOTE], left=2)
 
 
 def _share(row: Row) -> str:

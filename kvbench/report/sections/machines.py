@@ -8,8 +8,8 @@ from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure
-from kvbench.report.rate_curves import MIN_SIZES, RateCurves, cliff_curves
-from kvbench.report.tables import Row, includes_of, rows_of, sms_of
+from kvbench.report.sections.cliff import MIN_SIZES, RateCurves, cliff_curves
+from kvbench.report.tables import INCLUDES, Row, rows_of, sms_of
 from kvbench.report.view import DIRECTIONS, View, ceiling_of, grouped, where
 from kvbench.tune.text import link_text, rule_for_all
 
@@ -39,7 +39,7 @@ def machines_table(views: Sequence[View]) -> DataTable | None:
         rows += _swap_rows(shape, cells)
     rows += [(f"Recommended, {way}, idle", *(_rule(runs, way) for runs in machines)) for way in DIRECTIONS]
     return DataTable(
-        "Machines side by side", ("", *heads), rows, _alone(heads, cells), f"{includes_of('idle')}. Medians", left=1
+        "Machines side by side", ("", *heads), rows, _alone(heads, cells), f"{INCLUDES['idle']}. Medians", left=1
     )
 
 

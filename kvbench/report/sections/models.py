@@ -17,11 +17,10 @@ from kvbench.models.presets import USUAL_TOKENS
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason
 from kvbench.report.numbers import bytes_size, count
-from kvbench.report.rate_curves import GBPS, POINT_COLUMNS, RATES
+from kvbench.report.sections.cliff import GBPS, POINT_COLUMNS, RATES
 from kvbench.report.tables import (
     MARKS,
     UNCLEAR,
-    Measured,
     Row,
     chart_text,
     fastest_marked,
@@ -29,6 +28,7 @@ from kvbench.report.tables import (
     includes,
     label_of,
     line_of,
+    measured_table,
     milliseconds,
     rate,
     ratio_text,
@@ -189,7 +189,9 @@ def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
     header, lines, notes = list(body[0]), [list(line.values()) for line in body], [_COLUMNS, _RATIO, *totals]
     included = ". ".join(includes(cells["stream_state"], "ms and GB/s"))
     compared = len(where(cells, backend=PER_BLOCK))
-    return Measured(rows.view, cells, included, rows.pinned).table(title, header, lines, notes, compared)
+    return measured_table(
+        rows.view, cells, included, title, header, lines, notes, pinned=rows.pinned, compared=compared
+    )
 
 
 def _all(rows: ModelRows, state: str) -> DataTable:
@@ -203,7 +205,9 @@ def _all(rows: ModelRows, state: str) -> DataTable:
     header = ["Model", "N", "Block", *(label_of(name, where(cells, backend=name)) for name in backends)]
     shapes = cells.drop_duplicates(["blocks", "block_bytes", "pattern"])
     included, compared = ". ".join(includes([state], "ms")), len(cells) - len(shapes)
-    return Measured(rows.view, cells, included, rows.pinned).table(title, header, body, [MARKS], compared)
+    return measured_table(
+        rows.view, cells, included, title, header, body, [MARKS], pinned=rows.pinned, compared=compared
+    )
 
 
 def _geometry(swap: ModelSwap) -> dict[str, str]:

@@ -15,7 +15,7 @@ from kvbench.cells.cell import AXES
 from kvbench.cells.units import MIB
 from kvbench.report.model import Chart, Finding, Text
 from kvbench.report.numbers import bytes_size, count, figure, slower_text
-from kvbench.report.rate_curves import RateCurves, curve_chart, curves_over
+from kvbench.report.sections.cliff import RateCurves, curve_chart, curves_over
 from kvbench.report.sections.contrast import (
     BACKEND,
     BLOCKS,
@@ -27,11 +27,10 @@ from kvbench.report.sections.contrast import (
     Key,
     Line,
     Side,
-    arms_of,
     backends,
     turns,
 )
-from kvbench.report.tables import Row, includes_of, primed_inline, rate, sms_of
+from kvbench.report.tables import INCLUDES, Row, primed_inline, rate, sms_of
 from kvbench.report.view import Pinned, View, pin, where
 
 MIN_POOLS: Final = 3
@@ -52,10 +51,6 @@ _COSTS: Final[dict[str, tuple[str, float]]] = {
 }
 _WIN_WEIGHT: Final = 1.0  # whether copies without an SM win decides which backend to use
 _PAGES_WEIGHT: Final = 0.5
-
-
-def _idle(_: Side) -> str:
-    return includes_of("idle")
 
 
 def _hot_and_far(view: View) -> Pinned | None:
@@ -114,7 +109,7 @@ LOCALITY: Final = Contrast(
     keys=(SWAP, BACKEND),
     title=lambda side: f"{side.first['direction']}, idle stream: GB/s of hot and fresh, dense and scattered blocks",
     columns=lambda _: [Figure(arm, arm, _rate_and_sms) for arm in _ARMS.values()],
-    includes=_idle,
+    includes=lambda _: INCLUDES["idle"],
     compared=(_HOT, _FAR),
     ratio="Cost",
     notes=lambda _: [
@@ -140,7 +135,7 @@ def _in_runs(view: View) -> Pinned | None:
     measured = where(pinned.cells, status="ok")
     several = measured.groupby(["backend", "direction", *SWAP.columns])["run_blocks"].transform("nunique")
     cells = measured[several >= MIN_LENGTHS]
-    return Pinned(arms_of("backend", cells), pinned.hidden) if len(cells) else None
+    return Pinned(cells, pinned.hidden) if len(cells) else None
 
 
 def _run_charts(view: View, pinned: Pinned) -> list[Chart]:
@@ -161,7 +156,8 @@ RUNS: Final = Contrast(
     keys=(SWAP, _RUN),
     title=lambda side: f"{side.first['direction']}, idle stream: GB/s by the number of adjacent blocks",
     columns=backends,
-    includes=_idle,
+    includes=lambda _: INCLUDES["idle"],
+    arm="backend",
     fastest=True,
     notes=lambda _: [
         "Run: adjacent blocks in the same order on both sides; a run of 1 block is the pattern shuffled",
@@ -175,7 +171,7 @@ def _in_pages(view: View) -> Pinned | None:
     host = view.frame["host_pattern"].astype(object).fillna("").str.startswith("page-first").astype(bool)
     pinned = pin(where(view.frame[host], stream_state="idle"), shown=("host_pattern",))
     cells = where(pinned.cells, status="ok")
-    return Pinned(arms_of("backend", cells), pinned.hidden) if cells["backend"].nunique() > 1 else None
+    return Pinned(cells, pinned.hidden) if cells["backend"].nunique() > 1 else None
 
 
 def _staging_costs(side: Side) -> dict[str, Callable[[Line], Text]]:
@@ -192,7 +188,8 @@ PAGES: Final = Contrast(
     keys=(_HOST, SIZE, BLOCKS),
     title=lambda side: f"{side.first['direction']}, idle stream: GB/s of swaps with pages on the host",
     columns=backends,
-    includes=_idle,
+    includes=lambda _: INCLUDES["idle"],
+    arm="backend",
     fastest=True,
     more=_staging_costs,
     notes=lambda side: (

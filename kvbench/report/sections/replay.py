@@ -17,7 +17,7 @@ from kvbench.models.presets import ModelChoice, presets
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure
-from kvbench.report.tables import Measured, chart_text, includes_of, rows_of, sms_of
+from kvbench.report.tables import INCLUDES, chart_text, measured_table, rows_of, sms_of
 from kvbench.report.view import View, by_direction
 from kvbench.results.replays import rate_of, replays_of, trace_of
 from kvbench.sweep.installed import of_engine
@@ -151,12 +151,8 @@ def _table(view: View, direction: str, cells: pd.DataFrame, replays: Sequence[Re
     of = f"of {count(total)} " if isinstance(choice, dict) and (total := int(choice["total"])) else ""
     title = f"{SIDES[direction]}: {count(replays[0].swaps['number'].nunique())} {of}swaps of run {view.label}"
     body = [_row(replay, late=paced, many=many) for replay in ordered]
-    return Measured(view, cells, includes_of("idle")).table(title, header, body, [_note(view)])
-
-
-def _note(view: View) -> str:
-    speed = (trace_of(view.run) or {}).get("speed")
-    return _NOTE.format(which=_AT_TIMES.format(speed=speed) if speed else _EVERY_KTH)
+    note = _NOTE.format(which=_AT_TIMES.format(speed=trace["speed"]) if paced else _EVERY_KTH)
+    return measured_table(view, cells, INCLUDES["idle"], title, header, body, [note])
 
 
 def _row(replay: Replayed, *, late: bool, many: bool) -> list[Text]:
@@ -189,7 +185,7 @@ def _chart(view: View, cells: pd.DataFrame, replays: Mapping[str, Sequence[Repla
     every = [(direction, replay) for direction, side in replays.items() for replay in side]
     points = pd.concat([replay.swaps.assign(way=replay.method, direction=direction) for direction, replay in every])
     title = "Latency of swaps against their size"
-    text = chart_text(view, title, cells, drawn, [includes_of("idle")])
+    text = chart_text(view, title, cells, drawn, [INCLUDES["idle"]])
     fastest = "; ".join(f"{SIDES[name].partition(' ')[0].lower()}: {_fastest(side)}" for name, side in replays.items())
     found = f"Run {view.label}, {_origin(view)}: {fastest}"
     return Chart(f"replay-{view.label}", text, LinePlot(x, y, told_apart([panels]), "quartiles"), points, found)

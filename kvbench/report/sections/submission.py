@@ -16,7 +16,7 @@ from kvbench.cells.units import KIB, two_digits
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, Finding, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_text
-from kvbench.report.rate_curves import cliff_curves, curve_chart
+from kvbench.report.sections.cliff import cliff_curves, curve_chart
 from kvbench.report.sections.contrast import (
     BLOCKS,
     DIRECTION,
@@ -28,11 +28,10 @@ from kvbench.report.sections.contrast import (
     Key,
     Line,
     Side,
-    arms_of,
     changes,
     microseconds,
 )
-from kvbench.report.tables import Row, change_text, chart_text, includes_of, line_of, main_path, rows_of
+from kvbench.report.tables import INCLUDES, Row, change_text, chart_text, line_of, main_path, rows_of
 from kvbench.report.view import QUEUE, Pinned, View, grouped, pin, where
 from kvbench.text import a_stream
 
@@ -43,8 +42,7 @@ _wall_us: Final = microseconds("wall_us_median")
 
 def _states(view: View) -> Pinned | None:
     pinned = pin(view.measured, shown=())
-    cells = arms_of("stream_state", pinned.cells)
-    return Pinned(cells, pinned.hidden) if {*_GATES} <= set(cells["arm"]) else None
+    return pinned if {*_GATES} <= set(pinned.cells["stream_state"]) else None
 
 
 _GATES: Final = (StreamState.GATED.value, StreamState.OPENED.value)
@@ -108,7 +106,8 @@ def _stream_states(name: str, *, of_batched: bool) -> Contrast:
         keys=(METHOD, BLOCKS, SIZE),
         title=lambda side: f"{side.first['direction']}, {name}: us per swap by stream state",
         columns=_state_columns,
-        includes=lambda _: includes_of("swap_us"),
+        includes=lambda _: INCLUDES["swap_us"],
+        arm="stream_state",
         compared=_GATES,
         ratio="Opened / gated",
         more=lambda _: {"Path, opened / gated": _paths},
@@ -128,7 +127,7 @@ STREAM_STATES: Final = (
 def _orders(view: View) -> Pinned | None:
     pinned = pin(view.measured, shown=("order",))
     cells = pinned.cells[pinned.cells["order"].isin(("stream", "any"))]
-    return Pinned(arms_of("order", cells), pinned.hidden) if cells["order"].nunique() > 1 else None
+    return Pinned(cells, pinned.hidden) if cells["order"].nunique() > 1 else None
 
 
 def _access_order(of: str, time: str, show: Callable[[Row], str]) -> Contrast:
@@ -140,7 +139,8 @@ def _access_order(of: str, time: str, show: Callable[[Row], str]) -> Contrast:
         keys=(DIRECTION, BLOCKS, SIZE),
         title=lambda side: f"STREAM against ANY: {of} ({side.first['backend']}, {side.first['stream_state']} stream)",
         columns=lambda _: [Figure("STREAM us", "stream", show), Figure("ANY us", "any", show)],
-        includes=lambda _: includes_of(time),
+        includes=lambda _: INCLUDES[time],
+        arm="order",
         compared=("stream", "any"),
         ratio="Delta (95%)",
         show_ratio=change_text,
@@ -173,11 +173,11 @@ def _stages(view: View) -> Pinned | None:
     logs = np.log(shapes.to_numpy(float))
     near = {int(np.abs(logs - np.log(wanted)).sum(axis=1).argmin()) for wanted in WANTED}
     shapes = shapes.iloc[sorted(near)]
-    cells = arms_of("stream_state", pinned.cells.merge(shapes, on=["blocks", "block_bytes"]))
+    cells = pinned.cells.merge(shapes, on=["blocks", "block_bytes"])
     samples = view.run.samples()
     samples = samples[samples["cell_id"].isin(cells["cell_id"])]
     rest_us = (samples["wall_us"] - samples["caller_us"]).groupby(samples["cell_id"]).median()
-    kept = cells[cells["arm"].isin(("idle", "busy")) & cells["backend"].isin(set(idle["backend"]))]
+    kept = cells[cells["stream_state"].isin(("idle", "busy")) & cells["backend"].isin(set(idle["backend"]))]
     return Pinned(kept.assign(rest_us=kept["cell_id"].map(rest_us)), pinned.hidden)
 
 
@@ -200,6 +200,7 @@ STAGES: Final = Contrast(
         "sample, until the host sees completion"
         + (". GPU, busy: gpu_us of the same swap on a busy stream" if "busy" in side.arms else "")
     ),
+    arm="stream_state",
 )
 
 _TIGHT, _AFTER = "tight", "after a step"
