@@ -5,7 +5,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kvbench.results import load_run
 from kvbench.results.rundir import visits_that_count
 from tests.command import cell_of, failures, kvbench_here, records, swept, tiny
 
@@ -34,16 +33,6 @@ def test_the_summary_has_the_queue_and_its_state(run: Path) -> None:
     assert (table.loc[table["queued"] == 3, "depth_held"] == 1).all()
     assert (table["state_held"] == 1).all()
     assert (table["verified_bytes"] > 3 * 1024).all()  # the first swap, the sample, the audit's swap
-
-
-def test_the_raw_samples_have_the_state_of_the_queue(run: Path) -> None:
-    samples = load_run(run).samples()
-    assert samples["depth_held"].isna().sum() == (samples["depth_held"] == 1).sum() == len(samples) / 2
-
-
-def test_queued_swaps_on_an_idle_stream_are_skipped_with_the_reason(tmp_path: Path) -> None:
-    done = kvbench_here("sweep", *tiny(queued="0,3"), "--dry-run", cwd=tmp_path)
-    assert "queued swaps require a busy stream (stream_state=busy)" in done.stdout
 
 
 # The verified swap, the check of the order, three plain ones that tell how long the delay has to be, the sample behind

@@ -9,10 +9,9 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.units import KIB, MIB
-from kvbench.engine.device import STREAM_STATES, Device, EngineError, Swap, open_device
+from kvbench.engine.device import STREAM_STATES, Device, open_device
 from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.measure.bench import Bench
-from kvbench.measure.samples import set_up
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
 from kvbench.results.schema import EffectivePath
@@ -83,30 +82,6 @@ PIECE, BLOCK = {Direction.H2D: 3, Direction.D2H: 785}, 100
 def test_a_wrong_byte_is_found_on_either_side_of_the_buffer(bench: Bench, direction: Direction, fault: Fault) -> None:
     with pytest.raises(VerificationError, match="bytes are wrong"):
         visit(bench, replace(PAGES, direction=direction), fault)
-
-
-@pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("number", range(5))
-def test_a_failed_call_fails_the_visit_and_not_the_next(bench: Bench, direction: Direction, number: int) -> None:
-    cell = replace(PAGES, direction=direction)
-    with pytest.raises(EngineError, match="INJECTED_ERROR"):
-        visit(bench, cell, Fault("error@call", number))
-    bench.pools.refill()
-    assert visit(bench, cell).verified_bytes > 0
-
-
-@pytest.mark.parametrize(
-    ("host", "pieces"), [("page-first-100", 20), ("tensors-100", 2000), ("tensors-100/runs-4", 500)]
-)
-def test_each_piece_of_host_memory_is_one_copy(bench: Bench, host: str, pieces: int) -> None:
-    cell = replace(PAGES, host_pattern=Pattern.parse(host))
-    (prepared,) = set_up(bench, Staged(), cell, SAMPLING, seed=1).swaps
-    assert isinstance(prepared.swap, Swap)
-    prepared.swap.submit(bench.stream.handle)
-    bench.stream.synchronize()
-    bench.pools.refill()
-    # Pages that lie side by side by chance are one piece, and the end of a chunk makes two of one.
-    assert 0.6 * pieces < prepared.swap.descriptors <= pieces + prepared.swap.calls // 2
 
 
 def test_staged_takes_the_axes_of_the_kernel_on_a_gpu(cpu: Device) -> None:

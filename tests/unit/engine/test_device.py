@@ -39,7 +39,7 @@ from kvbench.engine.device import (
 )
 from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.errors import UsageError
-from tests.swaps import POISON, aligned_swap, compare, mixed_swap, run_and_compare
+from tests.swaps import POISON, compare, mixed_swap, run_and_compare
 
 MIXED_SIZES = [*range(1, 130), 255, 576, 656, 1000, 4095, 4096, 4097, 24_576, 25_088, 65_537, 1 << 20, (1 << 20) - 3]
 RIGHT = (0, 0, None)
@@ -145,14 +145,6 @@ def test_mixed_sizes_at_any_alignment_arrive(
     for offsets in (swap.source_offsets, swap.destination_offsets):
         assert set((offsets % 16).tolist()) == set(range(16))
     assert run_and_compare(cpu, backend, direction, swap, state=state, times=3) == RIGHT
-
-
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
-@pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("alignment", [1, 2, 4, 8, 16, 4096])
-def test_aligned_swaps_arrive(cpu: Device, backend: Backend, direction: Direction, alignment: int) -> None:
-    swap = aligned_swap([1, 7, 16, 100, 4096, 5000] * 20, alignment, seed=alignment)
-    assert run_and_compare(cpu, backend, direction, swap) == RIGHT
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)

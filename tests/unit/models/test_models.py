@@ -30,7 +30,7 @@ from kvbench.results import Visit, load_run
 from kvbench.sweep.config import find_config, load_config
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
-from tests.command import BRIEF, cell_of, events, kvbench_here, succeeds
+from tests.command import BRIEF, cell_of, events, succeeds
 
 KIB = 1024
 DENSE = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
@@ -494,15 +494,6 @@ def test_a_model_is_measured_and_verified_on_the_cpu(tmp_path: Path) -> None:
         assert visit.verified_bytes > (3 + is_first) * cell_of(visit).swap_bytes
     (swap,) = SweepSpec.from_plain(run.info.spec).models
     assert (swap.geometry.name, swap.tp, swap.tokens) == ("tiny", 4, 160)
-
-
-def test_a_damaged_block_of_a_model_is_detected(tmp_path: Path) -> None:
-    options = ("--model=deepseek-v2-lite", "--tokens=32", "--block-tokens=1", "-fbackend=batched,direction=h2d")
-    done = kvbench_here(
-        "sweep", "--device=cpu", *options, *BRIEF, "--fault=corrupt@descriptor=40", "--out=run", cwd=tmp_path
-    )
-    assert done.returncode == 5
-    assert "in the block of descriptor 40" in done.stdout
 
 
 def test_several_models_and_options_can_override_a_config(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from kvbench.run.protocol import Open, Opened, Refused
 from kvbench.run.worker_process import HungError, Interpreter, LostError, WorkerProcess, WorkerSlot
 from kvbench.sweep.installed import Installed, installed
 from kvbench.sweep.spec import Sampling, SweepSpec, visit_deadline_s
+from tests.unit.backends.test_plugin import install
 
 OPEN = Open(device="cpu", fault=None)
 
@@ -111,11 +112,7 @@ def test_the_output_of_workers_is_logged_but_never_through_a_link(
 
 def write_plug_in(folder: Path, name: str, code: str) -> Installed:
     """Write a package as if it was installed in `folder`, with a backend of its name."""
-    (folder / f"kvbench_{name}.py").write_text(code)
-    info = folder / f"kvbench_{name}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kvbench-{name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[kvbench.backends]\n{name} = kvbench_{name}:Plugin\n")
+    install(folder, code, name)
     return Installed(name, f"kvbench-{name}==1.0", None)
 
 
