@@ -65,6 +65,8 @@ class Sampler:
 
     copies = True
     """Whether the swap moves its blocks, so that they can be compared."""
+    endless = False
+    """Whether samples go on until the time is up, however many they are."""
 
     def __init__(self, bench: Bench, cell: Cell, workload: Workload, swaps: Sequence[PreparedSwap]) -> None:
         self.bench, self.cell, self.workload, self.swaps = bench, cell, workload, swaps
@@ -100,7 +102,19 @@ class Sampler:
         return self._collect(take, sampling)
 
     def _collect(self, take: TakeOne, sampling: Sampling) -> Taken:
-        return take_samples(take, self.workload, sampling, sampling.max_samples)
+        """Sample until there are enough samples or the time is up.
+
+        Between samples, at random, a swap that counts for nothing is watched.
+        """
+        deadline_s = time.monotonic() + sampling.cell_seconds
+        samples: list[AnySample] = []
+        while self.endless or len(samples) < sampling.max_samples:
+            if self.copies and self.workload.chance(WATCHED_SHARE):
+                self.workload.watch(take)
+            samples.append(take())
+            if len(samples) >= sampling.min_samples and time.monotonic() >= deadline_s:
+                return Taken(samples, "time")
+        return Taken(samples, "max_samples")
 
     def _taker(self) -> TakeOne:
         """Return a function that takes a sample in the stream state of the cell."""
@@ -132,15 +146,11 @@ class Floor(Sampler):
 
     copies = False
 
-    def _collect(self, take: TakeOne, sampling: Sampling) -> Taken:
-        return take_samples(take, None, sampling, sampling.max_samples)
-
 
 class Together(Sampler):
     """Samples while other devices swap too, until the time is up."""
 
-    def _collect(self, take: TakeOne, sampling: Sampling) -> Taken:
-        return take_samples(take, self.workload, sampling, None)
+    endless = True
 
 
 class BesideNeighbour(Sampler):
@@ -234,11 +244,6 @@ class SetUp:
     def workload(self) -> Workload:
         return self.sampler.workload
 
-    @property
-    def swaps(self) -> Sequence[PreparedSwap]:
-        """The backend's swaps of the cell: one, unless the cell is sustained."""
-        return self.sampler.swaps
-
 
 def set_up(
     bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed: int, *, many_visits: bool = False
@@ -268,22 +273,6 @@ def _sampler(bench: Bench, backend: Backend, cell: Cell, workload: Workload, swa
     if cell.layers:
         return BesideStep(bench, cell, workload, swaps)
     return BesideNeighbour(bench, cell, workload, swaps, backend)
-
-
-def take_samples(take: TakeOne, workload: Workload | None, sampling: Sampling, most: int | None) -> Taken:
-    """Sample until there are `most` samples (None: any number) or the time is up.
-
-    Between samples, at random, a swap of the workload that counts for nothing is watched.
-    """
-    deadline_s = time.monotonic() + sampling.cell_seconds
-    samples: list[AnySample] = []
-    while most is None or len(samples) < most:
-        if workload is not None and workload.chance(WATCHED_SHARE):
-            workload.watch(take)
-        samples.append(take())
-        if len(samples) >= sampling.min_samples and time.monotonic() >= deadline_s:
-            return Taken(samples, "time")
-    return Taken(samples, "max_samples")
 
 
 def take_one(

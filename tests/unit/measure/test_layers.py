@@ -176,7 +176,7 @@ def test_a_layer_of_tensors_has_their_compact_form_in_the_same_memory(bench: Ben
             return super().create(request)
 
     ready = set_up(bench, Seeing(), cell, SAMPLING, 1)
-    assert isinstance(ready.swaps[0].swap, LayeredSwap)
+    assert isinstance(ready.sampler.prepared.swap, LayeredSwap)
     for _ in range(3):
         ready.workload.advance()
         for request in seen:
