@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvbench.models.geometry import ModelSwap
     from kvbench.results import Run
     from kvbench.sweep.spec import SweepSpec
-    from kvbench.tune.model_swaps import TokenLine
+    from kvbench.tune.figures import TokenLine
     from kvbench.tune.rule import SmallestRule
 
 EPILOG: Final = "See also: kvbench tune engine NAME, kvbench tune trace FILE, kvbench tune beside NEIGHBOUR."
@@ -317,7 +317,7 @@ def _token_lines(
 ) -> "list[TokenLine]":
     """Return the lines over the tokens of models, for calls in a tight loop and after every pause of the runs."""
     from kvbench.tune.answer import answers_of
-    from kvbench.tune.model_swaps import token_lines
+    from kvbench.tune.figures import token_lines
     from kvbench.tune.rule import rule_of
 
     lines: list[TokenLine] = []
@@ -343,7 +343,7 @@ def _print_rule(
     from kvbench.cli.tables import print_lines, print_rows
     from kvbench.models.geometry import models_of
     from kvbench.tune import text
-    from kvbench.tune.model_swaps import loads_of, totals_of
+    from kvbench.tune.figures import loads_of, totals_of
 
     if as_json:
         tokens = [msgspec.to_builtins(line) | text.prefill_plain(line, prefill) for line in lines]

@@ -1,12 +1,15 @@
-"""What follows from a rule: its figures at known shapes, what it gains, what would change it."""
+"""What follows from a rule: its figures at known shapes, what it gains, what would change it, the swaps of models."""
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import mean, median
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
 
 from kvbench.analysis.compare import compare_visits
 from kvbench.analysis.margins import IN_TURN
@@ -16,11 +19,24 @@ from kvbench.cells.pattern import SHUFFLED
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB, gigabytes_per_second
 from kvbench.errors import UsageError
+from kvbench.models.geometry import ModelSwap, model_swap
 from kvbench.results import Run
 from kvbench.results.replays import trace_of
 from kvbench.sweep.installed import engines
 from kvbench.tune.answer import Answer, over_fastest
-from kvbench.tune.fit import Arms, Kind, Point, candidates, contests_of, decide_all, kind_plain, typical, workload_axes
+from kvbench.tune.fit import (
+    Arms,
+    Kind,
+    Point,
+    candidates,
+    contests_of,
+    decide_all,
+    kind_plain,
+    kind_text,
+    sms_of,
+    typical,
+    workload_axes,
+)
 from kvbench.tune.rule import Line, SmallestRule
 
 # The shapes at which every answer has figures: a small swap, for its time, and a large one, for its rate.
@@ -28,6 +44,8 @@ SMALL: Final[Point] = (4 * KIB, 64)
 LARGE: Final[Point] = (4 * KIB, 10_000)
 _IN_RUNS: Final = re.compile(r"runs-(\d+)")
 _ENOUGH: Final = 2 / 3
+# The tokens at which a line is fitted, where all groups of the model were measured.
+_TOKENS: Final = tuple(2**power for power in range(4, 21))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,3 +219,152 @@ def _merged_wins(points: Mapping[Point, Arms]) -> tuple[list[float], int]:
             if compare_visits(arms[merged], arms[rival], IN_TURN).low > 1:
                 won.append(gigabytes_per_second(size * count, times[merged]))
     return won, among
+
+
+class TokenLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What loading or storing the cache of some tokens of a model takes: us = `us` + `us_per_token` x tokens."""
+
+    # fmt: off
+    model: str
+    tp: Annotated[int, msgspec.Meta(description="ranks; the times are those of one")]
+    direction: str
+    stream_state: Annotated[str, msgspec.Meta(description="idle: one swap; sustained: one more behind others")]
+    pause: Annotated[str, msgspec.Meta(
+        description="0: called in a tight loop (warm); else the other work of the CPU before each call (cold)")]
+    us: float
+    us_per_token: float
+    tokens: Annotated[tuple[int, int], msgspec.Meta(description="the range for which the line was fitted")]
+    error: Annotated[float, msgspec.Meta(description="largest deviation of a measured time, as a fraction")]
+    bytes_per_token: float
+    # fmt: on
+
+    def us_of(self, tokens: int) -> float:
+        return self.us + self.us_per_token * tokens
+
+    def faster_from(self, prefill_tokens_per_s: float) -> int | None:
+        """Return the number of tokens from which loading is faster than to compute them again; None for never."""
+        gain_us = 1e6 / prefill_tokens_per_s - self.us_per_token
+        return max(1, math.floor(self.us / gain_us) + 1) if gain_us > 0 else None
+
+
+def token_lines(rule: SmallestRule, swaps: Sequence[ModelSwap], pause: str) -> list[TokenLine]:
+    """Return a line for each model and each direction and stream state of a rule with enough measured shapes."""
+    most = {key[:2]: groups for key, groups in sorted(_by_model(swaps).items(), key=lambda item: item[0][2])}
+    lines = (_line(rule, kind, groups, pause) for groups in most.values() for kind in rule.lines)
+    return [line for line in lines if line]
+
+
+def _line(rule: SmallestRule, kind: Kind, groups: Sequence[ModelSwap], pause: str) -> TokenLine | None:
+    choices = rule.choices
+    curves: list[tuple[ModelSwap, list[int], list[float]]] = []
+    for group in groups:
+        size = rule.nearest(kind, group.block_bytes, group.blocks).block_bytes
+        alike = sorted(
+            (one.blocks, one) for line in rule.lines[kind] for one in line.answers if one.block_bytes == size
+        )
+        times = [one.time_of(choices[one]) * group.block_bytes / size for _, one in alike]
+        curves.append((group, [blocks for blocks, _ in alike], times))
+
+    def us_at(tokens: int) -> float:
+        """Return the time of all groups, NaN beyond what was measured of one."""
+        swaps = [(_of_tokens(group, tokens), counts, times) for group, counts, times in curves]
+        return sum(float(np.interp(one.blocks, counts, times, math.nan, math.nan)) for one, counts, times in swaps)
+
+    measured = {tokens: time_us for tokens in _TOKENS if math.isfinite(time_us := us_at(tokens))}
+    if len(measured) < 2:
+        return None
+    counts, times_us = np.array([*measured], dtype=np.float64), np.array([*measured.values()], dtype=np.float64)
+    shares = np.column_stack([1 / times_us, counts / times_us])  # so that relative errors are least
+    start, slope = np.linalg.lstsq(shares, np.ones(len(counts)), rcond=None)[0].tolist()
+    if start < 0:
+        start, slope = 0.0, float(shares[:, 1].sum() / np.square(shares[:, 1]).sum())
+    first, last = groups[0], max(measured)
+    moved = sum(one.block_bytes * one.blocks for one in (_of_tokens(group, last) for group in groups))
+    return TokenLine(
+        model=first.geometry.name,
+        tp=first.tp,
+        direction=kind[0].value,
+        stream_state=kind[1].value,
+        pause=pause,
+        us=round(start, 3),
+        us_per_token=round(slope, 6),
+        tokens=(min(measured), last),
+        error=round(float(np.abs(shares @ [start, slope] - 1).max()), 4),
+        bytes_per_token=round(moved / last, 1),
+    )
+
+
+def _of_tokens(swap: ModelSwap, tokens: int) -> ModelSwap:
+    """Return the swap of another number of tokens of the same model."""
+    return model_swap(swap.geometry, tp=swap.tp, tokens=tokens, block_tokens=swap.block_tokens, layout=swap.layout)
+
+
+def _by_model(swaps: Sequence[ModelSwap]) -> Mapping[tuple[str, int, int], list[ModelSwap]]:
+    """Return the groups of each model, number of ranks and number of tokens."""
+    groups: dict[tuple[str, int, int], list[ModelSwap]] = {}
+    for swap in swaps:
+        groups.setdefault((swap.geometry.name, swap.tp, swap.tokens), []).append(swap)
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The swap of a model in one direction and stream state: at the GB/s, and the time of the calling thread per block,
+    of the choice for the `nearest` measured shape.
+    """
+
+    swap: ModelSwap
+    nearest: Answer
+    choice: Choice
+
+    @property
+    def us(self) -> float:
+        """The time of the swap in microseconds."""
+        return self.swap.block_bytes * self.swap.blocks / self.gbps / 1e3
+
+    @property
+    def gbps(self) -> float:
+        return self.nearest.gbps_of(self.choice)
+
+    @property
+    def caller_us(self) -> float:
+        """What the swap takes from the thread that makes it, in microseconds."""
+        return self.nearest.caller_us[self.choice] / self.nearest.blocks * self.swap.blocks
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            "model": self.swap.geometry.name,
+            "group": self.swap.geometry.label,
+            "tokens": self.swap.tokens,
+            "block_bytes": self.swap.block_bytes,
+            "blocks": self.swap.blocks,
+            **kind_plain((self.nearest.direction, self.nearest.state)),
+            "quantity": self.nearest.state.quantity,
+            "choice": str(self.choice),
+            "us": round(self.us, 1),
+            "gbps": round(self.gbps, 3),
+            "caller_us": round(self.caller_us, 1),
+            "sms": sms_of(self.choice),
+            "measured": {"block_bytes": self.nearest.block_bytes, "blocks": self.nearest.blocks},
+        }
+
+
+def loads_of(rule: SmallestRule, swap: ModelSwap) -> Iterator[Load]:
+    """Yield the swap of a model in every direction and stream state of a rule."""
+    choices = rule.choices
+    for kind in rule.lines:
+        nearest = rule.nearest(kind, swap.block_bytes, swap.blocks)
+        yield Load(swap, nearest, choices[nearest])
+
+
+def totals_of(rule: SmallestRule, swaps: Sequence[ModelSwap]) -> Iterator[str]:
+    """Yield a line for each model of several groups: what all of them take, one after another."""
+    for (name, tp, tokens), groups in _by_model(swaps).items():
+        if len(groups) > 1:
+            times: dict[str, float] = {}
+            for load in (load for swap in groups for load in loads_of(rule, swap)):
+                kind = kind_text((load.nearest.direction, load.nearest.state))
+                times[kind] = times.get(kind, 0) + load.us
+            texts = ", ".join(f"{kind} {us:.0f} us" for kind, us in times.items())
+            ranks = f", TP {tp}" if tp > 1 else ""
+            yield f"{name}{ranks}, {tokens} tokens, all {len(groups)} groups: {texts}"

@@ -25,14 +25,16 @@ from kvbench.tune.answer import Answer, answers_of, apart
 from kvbench.tune.beside import BesideAnswer, WayBeside, percent
 from kvbench.tune.figures import (
     AtShape,
+    Load,
+    TokenLine,
     at_known_shapes,
     closest_call,
     gains_of,
+    loads_of,
     losses_as_shuffled,
     merged_from,
 )
 from kvbench.tune.fit import Kind, Point, driver_of, kind_plain, kind_text, may_take_sms, workload_axes
-from kvbench.tune.model_swaps import Load, TokenLine, loads_of
 from kvbench.tune.rule import MOST_LINES, WORST, Line, Range, SmallestRule, rule_of
 
 # The most rows of a terminal that the answer takes.

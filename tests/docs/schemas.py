@@ -13,7 +13,7 @@ import msgspec
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.gate.outputs import GateData
 from kvbench.results import RunInfo
-from kvbench.tune.model_swaps import TokenLine
+from kvbench.tune.figures import TokenLine
 
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "reference" / "schemas"
 _Interval = tuple[float, float]
