@@ -16,6 +16,7 @@ import typer
 from kvbench.cells.axes import Neighbour, StreamState
 from kvbench.cells.cell import AXES
 from kvbench.cells.policy import SERVING, Choice
+from kvbench.cells.units import size_text
 from kvbench.cli.options import NO_OPTIONS, FromStruct, complete_run, with_struct_options
 from kvbench.cli.sweep import Axis, WhereOptions, default_folder, terminated
 from kvbench.errors import ExitCode, UsageError, brief
@@ -266,14 +267,16 @@ def _finished(
     paths: Sequence[Path], may: Allowed, out: Path | None, axis: Sequence[str] | None, where: Mapping[str, Any]
 ) -> "list[Run]":
     """Return finished runs; raises UsageError for an option of a measurement, and for a backend that none measured."""
-    from kvbench.results import load_run
+    from kvbench.results import CellRecord, load_run
     from kvbench.results.rundir import runs_in
-    from kvbench.tune.answer import check_measured
 
     if out or axis or where:
         raise UsageError("RUN: nothing is measured; leave out --out, --axis and the options of a measurement")
     loaded = [load_run(one) for path in paths for one in runs_in(path)]
-    check_measured(loaded, may.names)
+    measured = {record.cell.backend for run in loaded for record in run.records if isinstance(record, CellRecord)}
+    if not measured.issuperset(may.names):
+        known = ", ".join(sorted(measured))
+        raise UsageError(f"--backends {brief(','.join(may.names))}: these runs measured only {known}")
     return loaded
 
 
@@ -352,7 +355,8 @@ def _print_rule(
     print_lines(text.origin(runs) if table or open_ else text.headline(rule, runs))
     print_lines(line for model in models_of(swaps) for line in ("", f"{model.name}: {model.text}"))
     for swap in swaps:
-        print_lines(["", text.swap_title(swap)])
+        shape = f"{swap.blocks} blocks of {size_text(swap.block_bytes)}"
+        print_lines(["", f"{swap.title}, {swap.tokens} tokens: {shape}"])
         print_rows([*map(text.row_model, loads_of(rule, swap))], text.HEADER_MODEL)
     print_lines(line for total in totals_of(rule, swaps) for line in ("", total))
     print_lines(["", *text.planner_lines(lines)] if lines else [])

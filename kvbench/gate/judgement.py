@@ -109,8 +109,10 @@ class Row:
 
     @property
     def decisive(self) -> Estimate:
-        upper = self.upper is not None and self.upper.says_slower and self.effect.verdict is not Verdict.SLOWER
-        return self.upper if self.upper is not None and upper else self.effect
+        """The upper half where it alone lies above its margin, confirmed or not."""
+        upper = self.upper or self.effect
+        slower = Verdict.SLOWER in (upper.verdict, upper.unconfirmed)
+        return upper if slower and self.effect.verdict is not Verdict.SLOWER else self.effect
 
     @property
     def pairs(self) -> int:

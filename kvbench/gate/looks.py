@@ -41,11 +41,6 @@ class Estimate:
     unconfirmed: Verdict | None = None
 
     @property
-    def says_slower(self) -> bool:
-        """Whether the interval lies above the margin, confirmed or not."""
-        return Verdict.SLOWER in (self.verdict, self.unconfirmed)
-
-    @property
     def reason(self) -> str:
         if self.low == 0 and math.isinf(self.high):
             return f"{self.pairs} pairs are too few for an interval"

@@ -160,19 +160,29 @@ def pair(base: Run, cand: Run, names: Mapping[Cell, Cell]) -> Pairs:
     cells = sorted(names, key=attrgetter("backend", "direction", "stream_state", "blocks", "block_bytes", "id"))
     rounds = sorted(ours.rounds | theirs.rounds)
     measured = np.stack([ours.values(cells, rounds), theirs.values([names[cell] for cell in cells], rounds)])
-    copies_us = _of_both(ours.copies_us(rounds), theirs.copies_us(rounds))
+    copies = ours.copies_us(rounds), theirs.copies_us(rounds)
+    copies_us = {
+        name: np.array([side[name] for side in copies]) for name in sorted(copies[0].keys() & copies[1].keys())
+    }
     failed = {cell: few(why) for cell in cells if (why := _errors(ours.errors(cell), theirs.errors(names[cell])))}
     ok = np.array([cell not in failed for cell in cells], dtype=bool)
     has_figure = {cell: (ours.has_figure(cell), theirs.has_figure(names[cell])) for cell in cells if cell not in failed}
     paths = {cell: (ours.path(cell), theirs.path(names[cell])) for cell in cells}
     inline = frozenset(cell for cell, both in paths.items() if {*both} == {EffectivePath.CPU_INLINE})
     by_cpu = np.array([cell in inline for cell in cells], dtype=bool)  # their margin allows for its changes
-    shares = shares_of(measured["caller_us"], measured["fast_us"])
+    # The caller's share of each cell's time, 0 where the time does not hold it.
+    callers = np.swapaxes(measured["caller_us"] / measured["fast_us"], 0, 1)
+    shares = np.nan_to_num([middle_of(of_cell) for of_cell in callers])
     marks = spoiled(measured, (shares >= CPU_BOUND) & ~by_cpu, copies_us)
     complete = np.isfinite(measured["fast_us"]).all(axis=0) & ok[:, None]
+    visits = measured.copy()
+    visits["caller_us"][:, by_cpu | (shares < CALLER_BOUND)] = np.nan
+    visits[:, ~ok] = np.nan
+    for mark in marks.values():
+        visits[:, mark] = np.nan
     return Pairs(
         cells,
-        _counting(measured, marks, ok, callers=(shares >= CALLER_BOUND) & ~by_cpu),
+        visits,
         order=np.nan_to_num(np.sign(np.subtract(*np.fmin.reduce(measured["began_ns"], axis=1)[::-1]))),
         processes=_new_processes(measured["process"]),
         controls=_controls(measured["probe_us"], copies_us, marks),
@@ -192,24 +202,6 @@ def _errors(base: Sequence[str], cand: Sequence[str]) -> list[str]:
     """Return the errors of both sides; one side is not visited where the other failed, so that is no error then."""
     every = [*base, *cand]
     return [error for error in every if not error.endswith(f": {_MISSING}")] or every
-
-
-def _counting(measured: VisitValues, marks: Mapping[str, Mask], ok: Mask, *, callers: Mask) -> VisitValues:
-    """Return the visits that count: of cells that are `ok`, in pairs that nothing spoiled.
-
-    Callers count for the cells of the mask `callers` alone.
-    """
-    visits = measured.copy()
-    visits["caller_us"][:, ~callers] = np.nan
-    visits[:, ~ok] = np.nan
-    for mark in marks.values():
-        visits[:, mark] = np.nan
-    return visits
-
-
-def _of_both(ours: Mapping[str, Floats], theirs: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Return the values that both sides have, by name, of shape (2, ...)."""
-    return {name: np.array([ours[name], theirs[name]]) for name in sorted(ours.keys() & theirs.keys())}
 
 
 def _new_processes(numbers: Floats) -> Floats:
@@ -300,11 +292,6 @@ def values_of(visit: Visit) -> tuple[float, ...]:
 def fast_us(times_us: Sequence[float] | Floats) -> float:
     """Return the lower tenth: disturbances of the machine only make copies slower."""
     return float(np.quantile(times_us, FAST_SHARE))
-
-
-def shares_of(callers_us: Floats, times_us: Floats) -> Floats:
-    """Return the caller's share of each cell's time, 0 where the time does not hold it."""
-    return np.nan_to_num([middle_of(shares) for shares in np.swapaxes(callers_us / times_us, 0, 1)])
 
 
 def _disturbances(visit: Visit) -> int:

@@ -1,7 +1,7 @@
 """The answers of a tuning from the times of all candidates: the choice for each shape, and what is open."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final
@@ -13,8 +13,8 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.backend_facts import BATCHED
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import gigabytes_per_second
-from kvbench.errors import UsageError, brief
-from kvbench.results import CellRecord, Run
+from kvbench.errors import UsageError
+from kvbench.results import Run
 from kvbench.results.replays import trace_of
 from kvbench.text import a_stream
 from kvbench.tune.fit import (
@@ -153,15 +153,6 @@ class Answer:
             "caller_us": round(caller_us, 3) if math.isfinite(caller_us) else None,
             "sms": sms_of(choice),
         }
-
-
-def check_measured(runs: Sequence[Run], backends: Collection[str]) -> None:
-    """Raise UsageError for one of these backends that no run measured."""
-    measured = {record.cell.backend for run in runs for record in run.records if isinstance(record, CellRecord)}
-    if not set(backends) <= measured:
-        raise UsageError(
-            f"--backends {brief(','.join(backends))}: these runs measured only {', '.join(sorted(measured))}"
-        )
 
 
 def answers_of(

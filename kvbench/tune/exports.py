@@ -92,9 +92,13 @@ def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
     engine = engines()[name]
     package, settings = _recorded(name, engine, runs)
     defaults = tuple(setting.default for setting in settings)
+
+    def rank(state: StreamState) -> tuple[int, str]:
+        return (engine.states.index(state) if state in engine.states else len(engine.states)), state
+
     by_state = {
         state: shapes
-        for state in sorted({answer.state for answer in answers}, key=lambda state: _rank(engine, state))
+        for state in sorted({answer.state for answer in answers}, key=rank)
         if (shapes := _shapes(engine, [answer for answer in answers if answer.state == state], defaults))
     }
     if not by_state or len(next(iter(by_state.values())).answers) < _LEAST_SHAPES:
@@ -102,7 +106,7 @@ def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
     (state, shapes), *others = by_state.items()
     values = _fit(shapes, defaults)
     changes = [
-        Change(setting, value, _times(shapes, _with(values, index, setting.default), values).gain())
+        Change(setting, value, _times(shapes, (*values[:index], setting.default, *values[index + 1 :]), values).gain())
         for index, (setting, value) in enumerate(zip(settings, values, strict=True))
         if value != setting.default
     ]
@@ -159,27 +163,15 @@ def _taken(engine: Engine, answer: Answer, values: Values) -> Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Shapes:
-    """The shapes at which every candidate was measured, and the SM counts that are compared."""
+    """The shapes at which every candidate was measured, the SM counts, and all values of the settings compared."""
 
     engine: Engine
     answers: Sequence[Answer]
     counts: Sequence[int]
-
-    def tried(self, defaults: Values) -> Iterable[Values]:
-        """Return all values of the settings that are compared."""
-        return product(self.counts, *_tries(self.engine, self.answers, defaults))
+    tried: Sequence[Values]
 
     def time_of(self, answer: Answer, values: Values) -> float:
         return answer.time_of(_taken(self.engine, answer, values))
-
-
-def _tries(engine: Engine, answers: Sequence[Answer], defaults: Values) -> tuple[Sequence[int], ...]:
-    sizes, counts = (sorted({answer.point[axis] for answer in answers}) for axis in (0, 1))
-    return engine.tries(sizes, counts, defaults)
-
-
-def _rank(engine: Engine, state: StreamState) -> tuple[int, str]:
-    return (engine.states.index(state) if state in engine.states else len(engine.states)), state
 
 
 def _recorded(name: str, engine: Engine, runs: Sequence[Run]) -> tuple[str, Sequence[EngineSetting]]:
@@ -214,19 +206,20 @@ def _shapes(engine: Engine, answers: Sequence[Answer], defaults: Values) -> _Sha
     offered = sorted(count for count, number in shapes.items() if number >= _OFFERED_FROM * len(measured))
     if defaults[0] not in offered:
         return None
-    needed = [*product(offered, *_tries(engine, measured, defaults))]
+    sizes, numbers = (sorted({answer.point[axis] for answer in measured}) for axis in (0, 1))
+    tried = [*product(offered, *engine.tries(sizes, numbers, defaults))]
     complete = [
         answer
         for answer in measured
-        if counts[answer] >= set(offered) and all(_taken(engine, answer, values) in answer.arms for values in needed)
+        if counts[answer] >= set(offered) and all(_taken(engine, answer, values) in answer.arms for values in tried)
     ]
-    return _Shapes(engine, complete, offered) if complete else None
+    return _Shapes(engine, complete, offered, tried) if complete else None
 
 
 def _fit(shapes: _Shapes, defaults: Values) -> Values:
     """Return the values with the fewest changes among those whose mean time is within `KNEE` of the best."""
     ordered = sorted(
-        shapes.tried(defaults), key=lambda values: (sum(a != b for a, b in zip(values, defaults, strict=True)), values)
+        shapes.tried, key=lambda values: (sum(a != b for a, b in zip(values, defaults, strict=True)), values)
     )
     means = {values: geometric_mean(shapes.time_of(one, values) for one in shapes.answers) for values in ordered}
     enough = min(means.values()) * (1 + KNEE.fraction)
@@ -238,10 +231,6 @@ def _times(shapes: _Shapes, before: Values, after: Values) -> _Times:
     engine = shapes.engine
     differing = [one for one in shapes.answers if _taken(engine, one, before) != _taken(engine, one, after)]
     return _Times([shapes.time_of(a, after) / shapes.time_of(a, before) for a in differing] or [1.0])
-
-
-def _with(values: Values, index: int, value: int) -> Values:
-    return (*values[:index], value, *values[index + 1 :])
 
 
 def _loss(shapes: _Shapes, values: Values) -> str:

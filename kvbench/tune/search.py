@@ -31,7 +31,7 @@ from kvbench.models.presets import ModelChoice
 from kvbench.results import Visit
 from kvbench.sweep.config import find_config, load_config
 from kvbench.sweep.installed import engines, of_engine
-from kvbench.sweep.replay_swaps import Numbered, choose, selected
+from kvbench.sweep.replay_swaps import choose, selected
 from kvbench.sweep.spec import SweepSpec, parse_assignments
 from kvbench.tune.answer import Answer
 from kvbench.tune.fit import FRESH_FROM, Arms, Decision, decide, decide_all, label_of, parts_of, preference
@@ -110,19 +110,15 @@ def trace_sweep(path: Path, axes: Sequence[str], backends: Collection[str], seed
     replayed = ways.with_trace(trace)
     groups = [*replayed.groups]
     for direction, swaps in selected(trace).items():
-        ids = [min(label, max(1, _SHUFFLED_BYTES // trace.block_bytes)) for label in labels_of(swaps)]
+        sizes = np.array([len(one.swap.gpu) for one in swaps], dtype=np.int64)
+        labels = [label_of(sizes[part]) for part in parts_of(sizes)]  # the swaps that stand for the parts
+        ids = [min(label, max(1, _SHUFFLED_BYTES // trace.block_bytes)) for label in labels]
         if ids:
             blocks = ",".join(str(count * trace.descriptors) for count in sorted(set(ids)))
             size, pattern = str(trace.row_bytes), str(trace.pattern)
             shape = {"direction": direction, "blocks": blocks, "block_size": size, "pattern": pattern}
             groups += ways.with_axes({**shape, "stream_state": "idle"}).groups
     return replace(replayed, groups=tuple(groups))
-
-
-def labels_of(swaps: Sequence[Numbered]) -> list[int]:
-    """Return the number of ids of the swap that stands for each part of these swaps."""
-    sizes = np.array([len(one.swap.gpu) for one in swaps], dtype=np.int64)
-    return [label_of(sizes[part]) for part in parts_of(sizes)]
 
 
 def engine_sweep(name: str, axes: Sequence[str]) -> SweepSpec:

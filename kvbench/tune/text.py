@@ -154,10 +154,6 @@ def shape_text(point: Point) -> str:
     return f"{point[1]} x {size_text(point[0])}"
 
 
-def swap_title(swap: ModelSwap) -> str:
-    return f"{swap.title}, {swap.tokens} tokens: {swap.blocks} blocks of {size_text(swap.block_bytes)}"
-
-
 def planner_lines(lines: Sequence[TokenLine]) -> Iterator[str]:
     """Yield the lines over the tokens of models: "h2d idle, warm: us = 12.3 + 2.6 x tokens (16 to 2048, within 1%)"."""
     several = len({(line.model, line.tp) for line in lines}) > 1
@@ -196,11 +192,6 @@ def prefill_lines(swaps: Sequence[ModelSwap], lines: Sequence[TokenLine], prefil
             f"{line.model}, {call}: loading is faster than prefill at {prefill:g} tokens/s {where}; a hit of {tokens} "
             f"tokens {change} ({load_ms:.1f} in place of {prefill_ms:.1f})"
         )
-
-
-def speed_text(ratio: float, of: str) -> str:
-    """Return a gain as text: "8.7x as fast as batched"."""
-    return f"{two_digits(ratio)}x as fast as {of}"
 
 
 def _use(
@@ -284,7 +275,10 @@ def _further(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
         yield f"Closest alternative: {call.other.label}, {speed} for {where}"
     for engine in engines().values():
         gains = [gain for gain in gains_of(rule) if gain.over == engine.name]
-        if parts := [f"{kind_text(one.kind)} {_range_of(one.ratios)}" for one in gains]:
+        parts = [
+            f"{kind_text(one.kind)} {_times(median(one.ratios))} (median; {ends(one.ratios, _times)})" for one in gains
+        ]
+        if parts:
             yield f"Times as fast as {engine.title}'s code: {', '.join(parts)}"
     yield from _in_runs(rule, runs)
 
@@ -297,8 +291,8 @@ def sms_notes(choices: Iterable[Choice], runs: Sequence[Run]) -> list[str]:
     return [f"{', '.join(names)}: {how}"] if names else []
 
 
-def _range_of(ratios: Sequence[float]) -> str:
-    return f"{two_digits(median(ratios))}x (median; {ends(ratios, lambda ratio: f'{two_digits(ratio)}x')})"
+def _times(ratio: float) -> str:
+    return f"{two_digits(ratio)}x"
 
 
 def _in_runs(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
@@ -349,7 +343,7 @@ def row(answer: Answer) -> list[str]:
         "-" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}",
         f"{answer.gbps:.1f}",
         f"{answer.caller_us[answer.choice]:.1f}",
-        "-" if gain is None else f"{two_digits(gain)}x",
+        "-" if gain is None else _times(gain),
         "; ".join(choice.label for choice in answer.tied) or "-",
     ]
 

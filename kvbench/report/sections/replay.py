@@ -23,7 +23,6 @@ from kvbench.results.replays import rate_of, replays_of, trace_of
 from kvbench.sweep.installed import of_engine
 from kvbench.sweep.replay_spec import SIDES
 from kvbench.text import ends, short
-from kvbench.tune.text import speed_text
 
 _WEIGHT: Final = 1.2
 MIN_P99: Final = 500  # a p99 of fewer swaps is the worst few
@@ -85,7 +84,7 @@ def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
     rates = {replay.method: rate_of(replay.swaps) for replay in replays}
     usual = [replay.method for replay in replays if replay.backend == "batched" or of_engine(replay.backend)]
     rivals = [method for method in usual if method not in fastest]
-    gains = ", ".join(speed_text(rates[first.method] / rates[name], name) for name in rivals)
+    gains = ", ".join(f"{two_digits(rates[first.method] / rates[name])}x as fast as {name}" for name in rivals)
     slowest = _tail(first.swaps)
     tail = f"p99 {_time(slowest)}" if isinstance(slowest, float) else f"worst {_time(slowest[0])} ({slowest[1]} blocks)"
     names = f"{' and '.join(fastest)} {'is' if len(fastest) == 1 else 'are'}"
