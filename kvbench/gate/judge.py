@@ -1,4 +1,4 @@
-"""The judge of a comparison: from the runs of two sides, measured in turn, to a Judgement.
+"""The judge of a comparison: from the visits of two sides, measured in turn, to a Judgement.
 
 The checks, in order: every cell ran and verified on both sides (else FAILED); large plain copies, which no build
 changes, did not move (else CONTAMINATED); only then the times, by `kvbench.analysis.compare`. A slow machine is
@@ -18,8 +18,7 @@ from kvbench.analysis.margins import CONTROL_CPU, INLINE, UPPER_HALF
 from kvbench.cells.cell import Cell
 from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Kind, Margins, Row, worst
 from kvbench.gate.looks import PLAN, Estimate, look_at
-from kvbench.gate.pairs import BASE, CPU, Pairs, VisitValues, pair
-from kvbench.results import Run
+from kvbench.gate.pairs import BASE, CPU, Pairs, VisitValues
 from kvbench.results.columns import NO_FIGURE
 
 
@@ -43,19 +42,9 @@ _JUDGED: Final[Mapping[Kind, _Judged]] = {
 _Look = Callable[[Floats, float], Estimate]
 
 
-def judge(
-    base: Run, cand: Run, names: Mapping[Cell, Cell], margins: Margins, earlier: Judgement | None = None
-) -> Judgement:
-    """Compare the visits of `cand` with those of `base`; rows settled in an `earlier` judgement stay the same.
-
-    `names` are the cells of the base and their names on the candidate's side.
-    """
-    return assess(pair(base, cand, names), margins, earlier)
-
-
 @np.errstate(all="ignore")  # an untrusted side can report any time
-def assess(pairs: Pairs, margins: Margins, earlier: Judgement | None = None) -> Judgement:
-    """Judge paired visits; see `judge`."""
+def judge(pairs: Pairs, margins: Margins, earlier: Judgement | None = None) -> Judgement:
+    """Judge paired visits; rows settled in an `earlier` judgement stay the same."""
     controls = [_control(name, logs, pairs.order, margins) for name, logs in pairs.controls.items()]
     unsure = max((math.log1p(control.unsure) for control in controls), default=0.0)
     logs, bias = without_slot_bias(_logs(pairs.visits["fast_us"]), pairs.order)

@@ -23,7 +23,7 @@ from kvbench.errors import KvbenchError, MismatchError, StorageError, UsageError
 from kvbench.gate.judge import judge
 from kvbench.gate.judgement import Judgement, Margins
 from kvbench.gate.looks import PLAN
-from kvbench.gate.pairs import BASE, CAND, about_backends, few, partners
+from kvbench.gate.pairs import BASE, CAND, about_backends, few, pair, partners
 from kvbench.results import SCHEMA, Failure, Record, Run, RunInfo, RunWriter, Visit
 from kvbench.results.schema import PLUG_INS, machine_differences
 from kvbench.run.execution import Execution, Observer, Progress, ReportedFailures, ended_by
@@ -249,7 +249,7 @@ class SideBySide:
 
     def _judged(self, margins: Margins, earlier: Judgement | None) -> Judgement:
         base, cand = self.running.values()
-        judgement = judge(base.run(), cand.run(), self._names, margins, earlier)
+        judgement = judge(pair(base.run(), cand.run(), self._names), margins, earlier)
         return replace(judgement, warnings=about_backends(base.plan.cells, cand.plan.cells))
 
     def _round(self, cells: Sequence[Cell], *, verify: bool = False) -> None:

@@ -12,13 +12,13 @@ from kvbench.analysis.compare import Verdict
 from kvbench.cells.axes import StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import ExitCode
-from kvbench.gate.judge import assess, without_slot_bias
+from kvbench.gate.judge import judge, without_slot_bias
 from kvbench.gate.judgement import GateVerdict, Judgement, Margins, Row
 from kvbench.gate.looks import PLAN
 from kvbench.gate.sheet import message
 from kvbench.results import Record, Run, Visit
 from tests.synthetic import failure, skip
-from tests.unit.gate.gated import CELLS, Side, compared, judge, paired
+from tests.unit.gate.gated import CELLS, Side, compared, judge_runs, paired
 
 VICTIM = CELLS[4]
 
@@ -32,7 +32,7 @@ def row_of(judgement: Judgement, cell: Cell) -> Row:
 
 
 def test_the_same_build_passes() -> None:
-    judgement = judge(*compared(Side(), Side()))
+    judgement = judge_runs(*compared(Side(), Side()))
     assert judgement.verdict is GateVerdict.SAME
     assert {row.verdict for row in judgement.rows} == {GateVerdict.SAME}
     assert judgement.exit_code is ExitCode.DONE
@@ -40,7 +40,7 @@ def test_the_same_build_passes() -> None:
 
 
 def test_a_slower_cell_is_named_and_comes_first() -> None:
-    judgement = judge(*compared(Side(), only_victim(1.05)))
+    judgement = judge_runs(*compared(Side(), only_victim(1.05)))
     assert judgement.verdict is GateVerdict.SLOWER
     assert judgement.exit_code is ExitCode.REGRESSION
     worst = judgement.rows[0]
@@ -51,7 +51,7 @@ def test_a_slower_cell_is_named_and_comes_first() -> None:
 
 
 def test_a_faster_cell_is_reported_and_passes() -> None:
-    judgement = judge(*compared(Side(), only_victim(0.9)))
+    judgement = judge_runs(*compared(Side(), only_victim(0.9)))
     assert judgement.verdict is GateVerdict.SAME
     assert row_of(judgement, VICTIM).verdict is GateVerdict.FASTER
 
@@ -67,7 +67,7 @@ def test_a_cell_without_a_figure_does_not_fail_but_passes_only_if_the_base_has_n
     without: tuple[int, ...], verdict: str, code: int
 ) -> None:
     both = compared(Side(), Side(), cells=[*CELLS, BUSY])
-    judgement = judge(*(without_figure(run, BUSY) if side in without else run for side, run in enumerate(both)))
+    judgement = judge_runs(*(without_figure(run, BUSY) if side in without else run for side, run in enumerate(both)))
     row = row_of(judgement, BUSY)
     assert (row.verdict, row.settled, judgement.exit_code) == (verdict, True, code)
     assert not (without and "not slower" in message(row))
@@ -76,9 +76,9 @@ def test_a_cell_without_a_figure_does_not_fail_but_passes_only_if_the_base_has_n
 
 def test_a_cell_without_a_figure_is_measured_until_the_first_look() -> None:
     base, cand = compared(Side(), Side(), rounds=4, cells=[BUSY])
-    first = judge(without_figure(base, BUSY), cand)
+    first = judge_runs(without_figure(base, BUSY), cand)
     assert first.missing(12)[BUSY] == 12
-    assert row_of(judge(base, cand, earlier=first), BUSY).verdict is not GateVerdict.FAILED
+    assert row_of(judge_runs(base, cand, earlier=first), BUSY).verdict is not GateVerdict.FAILED
 
 
 def test_later_rounds_can_measure_only_the_undecided_cells() -> None:
@@ -86,16 +86,16 @@ def test_later_rounds_can_measure_only_the_undecided_cells() -> None:
         replace(run, records=[one for one in run.records if not isinstance(one, Visit) or of_round(one)])
         for run in compared(Side(), only_victim(1.06), noise=0.02)
     )
-    judgement = judge(base, cand)
+    judgement = judge_runs(base, cand)
     assert row_of(judgement, VICTIM).effect.pairs == 24
     assert row_of(judgement, CELLS[0]).effect.pairs == 12
     assert GateVerdict.FAILED not in {row.verdict for row in judgement.rows}
 
 
 def test_a_row_that_is_settled_stays_as_it_is() -> None:
-    first = judge(*compared(Side(), only_victim(1.2)))
+    first = judge_runs(*compared(Side(), only_victim(1.2)))
     assert row_of(first, VICTIM).settled
-    assert row_of(judge(*compared(Side(), Side()), earlier=first), VICTIM) == row_of(first, VICTIM)
+    assert row_of(judge_runs(*compared(Side(), Side()), earlier=first), VICTIM) == row_of(first, VICTIM)
 
 
 def of_round(visit: Visit) -> bool:
@@ -115,7 +115,7 @@ def without_figure(run: Run, cell: Cell) -> Run:
 
 
 def test_a_difference_within_the_noise_is_undecided_and_unsettled() -> None:
-    judgement = judge(*compared(Side(), only_victim(1.03), noise=0.008))
+    judgement = judge_runs(*compared(Side(), only_victim(1.03), noise=0.008))
     assert judgement.verdict is GateVerdict.UNDECIDED
     assert not row_of(judgement, VICTIM).settled
     assert judgement.exit_code is ExitCode.INCONCLUSIVE
@@ -123,12 +123,12 @@ def test_a_difference_within_the_noise_is_undecided_and_unsettled() -> None:
 
 def test_a_difference_below_the_absolute_margin_does_not_count() -> None:
     runs = compared(Side(), only_victim(1.2), time_us=lambda cell: 4.5 + cell.block_bytes / 1e9)
-    assert judge(*runs).verdict is GateVerdict.SAME
-    assert judge(*runs, margins=Margins(absolute_us=0.5)).verdict is GateVerdict.SLOWER
+    assert judge_runs(*runs).verdict is GateVerdict.SAME
+    assert judge_runs(*runs, margins=Margins(absolute_us=0.5)).verdict is GateVerdict.SLOWER
 
 
 def test_the_cost_of_running_second_is_charged_to_neither_side() -> None:
-    judgement = judge(*compared(Side(), only_victim(1.05), second_slot=0.02))
+    judgement = judge_runs(*compared(Side(), only_victim(1.05), second_slot=0.02))
     assert judgement.slot_bias == pytest.approx(1.02, abs=0.003)
     assert row_of(judgement, VICTIM).verdict is GateVerdict.SLOWER
     assert [row.verdict for row in judgement.rows].count(GateVerdict.SLOWER) == 1
@@ -142,7 +142,7 @@ def test_two_rounds_with_other_traffic_on_the_link_are_outvoted() -> None:
     for seen, steady, sure in ((moved, True, False), (np.hstack([moved, calm]), True, True), (always, False, True)):
         order = np.resize([1.0, -1.0], seen.shape[1])
         nothing = np.empty((0, seen.shape[1]))
-        (control,) = assess(paired([], nothing, nothing, order, controls={"h2d": seen[0]}), Margins()).controls
+        (control,) = judge(paired([], nothing, nothing, order, controls={"h2d": seen[0]}), Margins()).controls
         assert control.steady is steady
         assert (control.unsure == 0) is sure
 
@@ -152,7 +152,7 @@ def test_unsure_controls_widen_the_margin() -> None:
     for slower, verdict in ((0.04, GateVerdict.UNDECIDED), (0.15, GateVerdict.SLOWER), (0.0, GateVerdict.SAME)):
         base = np.full((1, 24), 100.0)
         pairs = paired([VICTIM], base, base * (1 + slower), order, controls={"h2d": unsure})
-        judgement = assess(pairs, Margins())
+        judgement = judge(pairs, Margins())
         assert judgement.controls[0].unsure > 0.01
         assert judgement.verdict is verdict
 
@@ -161,7 +161,7 @@ def test_an_undecided_row_passes_only_if_it_excludes_a_slowdown() -> None:
     faster = np.resize([0.90, 1.0, 1.01], 24)
     for times, code in ((faster, ExitCode.DONE), (1 / faster, ExitCode.INCONCLUSIVE)):
         base = np.full((1, 24), 100.0)
-        judgement = assess(paired([VICTIM], base, base * times), Margins())
+        judgement = judge(paired([VICTIM], base, base * times), Margins())
         assert {row.verdict for row in judgement.rows} == {judgement.verdict} == {GateVerdict.UNDECIDED}
         assert judgement.exit_code is code
 
@@ -172,7 +172,7 @@ def test_an_undecided_row_of_a_caller_or_neighbour_fails_if_it_may_be_slower(nam
     pairs = paired([VICTIM], times, times)
     pairs.visits[name][0] = 100.0
     pairs.visits[name][1] = 100.0 / np.resize([0.90, 1.0, 1.01], 24)
-    judgement = assess(pairs, Margins())
+    judgement = judge(pairs, Margins())
     assert {row.kind: row.verdict for row in judgement.rows}["cell"] is GateVerdict.SAME
     assert judgement.verdict is GateVerdict.UNDECIDED
     assert judgement.exit_code is ExitCode.INCONCLUSIVE
@@ -199,14 +199,14 @@ def test_a_build_is_slower_if_half_of_its_swaps_take_twice_as_long(every: Sequen
     base, cand = compared(Side(), Side(), noise=0.01)
     slow = replace(cand, records=[doubled(VICTIM, every)(record) for record in cand.records])
     same = replace(base, records=[doubled(VICTIM, ())(record) for record in base.records])
-    judgement = judge(same, slow)
+    judgement = judge_runs(same, slow)
     row = row_of(judgement, VICTIM)
     assert (judgement.verdict, row.verdict) == (GateVerdict.SLOWER, GateVerdict.SLOWER)
     assert row.effect.verdict is Verdict.SAME
     assert row.upper is not None
     assert row.upper.ratio == pytest.approx(2, rel=0.03)
     assert "upper half" in row.reason
-    assert row_of(judge(slow, same), VICTIM).verdict is GateVerdict.SAME
+    assert row_of(judge_runs(slow, same), VICTIM).verdict is GateVerdict.SAME
 
 
 def test_the_upper_half_prevents_same_only_beyond_its_margin() -> None:
@@ -215,7 +215,7 @@ def test_the_upper_half_prevents_same_only_beyond_its_margin() -> None:
     for upper, verdict in ((1.15, GateVerdict.SAME), (1.5, GateVerdict.SLOWER), (np.exp(scattered), GateVerdict.SAME)):
         pairs = paired([VICTIM], times, times)
         pairs.visits["upper_us"][1] *= upper
-        assert assess(pairs, Margins()).verdict is verdict
+        assert judge(pairs, Margins()).verdict is verdict
 
 
 def test_a_slower_upper_half_is_undecided_until_a_second_process_confirms_it() -> None:
@@ -224,27 +224,27 @@ def test_a_slower_upper_half_is_undecided_until_a_second_process_confirms_it() -
     for processes, expected in ((np.zeros(pairs), "UNDECIDED"), (np.arange(pairs) >= PLAN[0].pairs, "SLOWER")):
         made = paired([VICTIM], times, times, processes=np.asarray(processes, dtype=float))
         made.visits["upper_us"][1] *= 2
-        judgement = assess(made, Margins())
+        judgement = judge(made, Margins())
         (row,) = judgement.rows
         assert (row.verdict, row.settled, row.passes) == (expected, expected == "SLOWER", False)
         assert bool(judgement.missing(PLAN[-1].pairs)) is (expected == "UNDECIDED")
 
 
 def test_too_few_rounds_leave_every_row_undecided() -> None:
-    judgement = judge(*compared(Side(), only_victim(2.0), rounds=5))
+    judgement = judge_runs(*compared(Side(), only_victim(2.0), rounds=5))
     assert judgement.verdict is GateVerdict.UNDECIDED
     assert "5 pairs are too few" in row_of(judgement, VICTIM).reason
 
 
 def test_too_few_rounds_do_not_contaminate_a_comparison() -> None:
-    judgement = judge(*compared(Side(), Side(control=1.5), rounds=5))
+    judgement = judge_runs(*compared(Side(), Side(control=1.5), rounds=5))
     assert judgement.verdict is GateVerdict.UNDECIDED
     assert {(control.steady, control.unsure) for control in judgement.controls} == {(True, math.inf)}
 
 
 @pytest.mark.parametrize("control", [1.03, 0.97])
 def test_nothing_is_judged_if_the_machine_became_faster_or_slower(control: float) -> None:
-    judgement = judge(*compared(Side(), Side(factor=lambda _: 1.1, control=control), rounds=12))
+    judgement = judge_runs(*compared(Side(), Side(factor=lambda _: 1.1, control=control), rounds=12))
     assert judgement.verdict is GateVerdict.CONTAMINATED
     assert {row.verdict for row in judgement.rows} == {GateVerdict.CONTAMINATED}
     assert judgement.exit_code is ExitCode.INCONCLUSIVE
@@ -260,7 +260,7 @@ def test_nothing_is_judged_if_the_machine_became_faster_or_slower(control: float
     ],
 )
 def test_a_failed_or_missing_cell_is_a_failure_and_no_timing(side: Side, reason: str) -> None:
-    judgement = judge(*compared(Side(), replace(side, control=1.5), rounds=6))
+    judgement = judge_runs(*compared(Side(), replace(side, control=1.5), rounds=6))
     row = row_of(judgement, VICTIM)
     assert judgement.verdict is GateVerdict.FAILED  # also on a machine that moved
     assert judgement.exit_code is ExitCode.FAILED_CELLS
@@ -271,19 +271,19 @@ def test_a_failed_or_missing_cell_is_a_failure_and_no_timing(side: Side, reason:
 
 def test_a_failure_of_one_side_is_not_also_a_missing_cell_of_the_other() -> None:
     broken = Side(extra=[failure(VICTIM, "byte 7 differs", "mismatch")])
-    judgement = judge(*compared(Side(without=[VICTIM]), broken, rounds=6))
+    judgement = judge_runs(*compared(Side(without=[VICTIM]), broken, rounds=6))
     assert row_of(judgement, VICTIM).reason == "cand: failed: mismatch: byte 7 differs"
 
 
 def test_cells_that_both_sides_skip_have_no_row() -> None:
     both = Side(extra=[skip(VICTIM)])
-    judgement = judge(*compared(both, both))
+    judgement = judge_runs(*compared(both, both))
     assert judgement.verdict is GateVerdict.SAME
     assert VICTIM not in {cell for row in judgement.rows for cell in row.cells}
 
 
 def test_impossible_times_do_not_crash_the_judge() -> None:
-    judgement = judge(*compared(Side(factor=lambda _: 1e-300), Side(factor=lambda _: 1e290), noise=0.0))
+    judgement = judge_runs(*compared(Side(factor=lambda _: 1e-300), Side(factor=lambda _: 1e290), noise=0.0))
     assert judgement.verdict is GateVerdict.SLOWER
     assert {row.effect.ratio for row in judgement.rows} == {np.inf}
 

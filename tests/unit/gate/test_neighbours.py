@@ -13,7 +13,7 @@ from kvbench.gate.judgement import GateVerdict, Judgement, Margins, Row
 from kvbench.gate.sheet import name_of_row
 from kvbench.results import Control, Record, Run
 from tests.synthetic import beside, failure
-from tests.unit.gate.gated import DIRECTIONS, judge, made
+from tests.unit.gate.gated import DIRECTIONS, judge_runs, made
 
 GEMM = Cell("sm", Direction.D2H, 4096, 16384, sms=2, neighbour=Neighbour.GEMM)
 DECODE = replace(GEMM, neighbour=Neighbour.DECODE)
@@ -33,7 +33,7 @@ def run_of(which: int, slowdowns: dict[Cell, float], gbps: float = 40.0, rounds:
 
 
 def judged(changed: dict[Cell, float], gbps: float = 40.0) -> Judgement:
-    return judge(run_of(0, USUAL), run_of(1, USUAL | changed, gbps))
+    return judge_runs(run_of(0, USUAL), run_of(1, USUAL | changed, gbps))
 
 
 def rows_of(judgement: Judgement) -> dict[Cell, Row]:
@@ -71,12 +71,12 @@ def test_slower_swaps_beside_a_neighbour_are_detected() -> None:
 
 def test_a_slower_neighbour_within_a_wider_margin_passes() -> None:
     sides = run_of(0, USUAL), run_of(1, {GEMM: 1.26, DECODE: 1.03})
-    assert rows_of(judge(*sides, Margins(margin=0.1)))[GEMM].verdict is GateVerdict.SAME
+    assert rows_of(judge_runs(*sides, Margins(margin=0.1)))[GEMM].verdict is GateVerdict.SAME
 
 
 def test_a_failed_cell_has_no_row_for_its_neighbour() -> None:
     base, cand = run_of(0, USUAL), run_of(1, USUAL)
     broken = Run(cand.path, cand.info, [*cand.records, failure(GEMM, "the neighbour died")], [])
-    judgement = judge(base, broken)
+    judgement = judge_runs(base, broken)
     assert judgement.verdict is GateVerdict.FAILED
     assert set(rows_of(judgement)) == {DECODE}

@@ -29,7 +29,7 @@ from kvbench.gate.rules import RulesReport
 from kvbench.gate.sheet import Sheet, message, sheet_of_judgement, sheet_of_rules
 from kvbench.text import LOG_COLUMNS, folded
 from tests.synthetic import failure
-from tests.unit.gate.gated import CELLS, Side, compared, judge
+from tests.unit.gate.gated import CELLS, Side, compared, judge_runs
 
 HOSTILE = "x\n::error title=no::way%0A <script>alert(1)</script> ]]> | `a` @everyone \x1b[31m\ud800 [l](http://e.com)"
 CELL = Cell("sm", Direction.H2D, 64, 4096, sms=2)
@@ -50,7 +50,7 @@ def sheet(*rows: Row, verdict: GateVerdict = GateVerdict.SLOWER) -> Sheet:
 
 def hostile() -> Sheet:
     broken = Side(extra=[failure(CELLS[0], HOSTILE)])
-    return sheet_of_judgement(judge(*compared(Side(), broken, rounds=12)))
+    return sheet_of_judgement(judge_runs(*compared(Side(), broken, rounds=12)))
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_json_has_figures_and_null_for_unknown_values() -> None:
 @pytest.mark.parametrize("kind", ["comparison", "rules"])
 def test_json_is_what_its_schema_describes(kind: str) -> None:
     unknown = Row("cell", "lost", GateVerdict.FAILED, [CELL], reason="missing")
-    compared_ = data_of(judge(*compared(Side(), Side(), rounds=6))), data_of(judgement(unknown))
+    compared_ = data_of(judge_runs(*compared(Side(), Side(), rounds=6))), data_of(judgement(unknown))
     rules = data_of(RulesReport("a-run", None, [Row("rule", "sm", GateVerdict.PASS, [CELL])], ["late"]))
     for data in compared_ if kind == "comparison" else [rules]:
         text = as_json(data)

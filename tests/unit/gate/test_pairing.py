@@ -23,7 +23,7 @@ from kvbench.run.protocol import VERSION
 from kvbench.sweep.checks import usable_bytes
 from kvbench.sweep.spec import Limits
 from tests import synthetic
-from tests.unit.gate.gated import judge, made, position
+from tests.unit.gate.gated import judge_runs, made, position
 
 CELLS = [Cell("batched", direction, 64, size, overlap=False) for direction in Direction for size in (4096, 16384)]
 
@@ -232,7 +232,7 @@ def test_a_slower_submission_is_detected_even_if_the_swap_takes_as_long(tmp_path
         return 0.2 if cell == CELLS[1] else 0.60 + 0.06 * side * (cell == CELLS[0])
 
     base, cand = in_turn(tmp_path, lambda _side, _visit: {}, share, count=24)
-    judgement = judge(base, cand)
+    judgement = judge_runs(base, cand)
     assert {row.verdict for row in judgement.rows if row.kind == "cell"} == {GateVerdict.SAME}
     submissions = {row.cells[0]: row.verdict for row in judgement.rows if row.kind == "caller_us"}
     assert submissions.pop(CELLS[0]) is GateVerdict.SLOWER
