@@ -1,4 +1,4 @@
-"""Benches on the cpu device, and visits of cells that are set up for one alone, by any installed backend."""
+"""Benches of a device, and visits of cells that are set up for one alone, by any installed backend."""
 
 from collections.abc import Mapping
 
@@ -17,12 +17,12 @@ from kvbench.sweep.installed import installed
 from kvbench.sweep.spec import Sampling
 
 
-def cpu_bench(pool_bytes: int, delay_us: int = 200, device: Device | None = None) -> Bench:
+def bench_of(pool_bytes: int, delay_us: int = 200, device: Device | None = None) -> Bench:
     """Return a bench whose pools have this size, on a device cpu of its own by default."""
     device = device or open_device("cpu", FaultPlan())
     stream = Stream(device.driver)
     region = TimedRegion(device.driver, stream.handle, delay_us * 1000)
-    return Bench(device, stream, region, Pools(device, stream, pool_bytes), SteadyCpu(), GpuClocks("cpu", None))
+    return Bench(device, stream, region, Pools(device, stream, pool_bytes), SteadyCpu(), GpuClocks(device.name, None))
 
 
 def load_backends() -> Mapping[str, Backend]:

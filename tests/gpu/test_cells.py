@@ -5,12 +5,10 @@ import pytest
 from kvbench.cells.axes import Direction, Memory, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
-from kvbench.engine.device import Device, Stream, TimedRegion
+from kvbench.engine.device import Device
 from kvbench.measure.bench import Bench
-from kvbench.measure.disturbance import GpuClocks, SteadyCpu
-from kvbench.measure.workload import Pools
 from kvbench.sweep.spec import Sampling
-from tests.visits import load_backends, measure
+from tests.visits import bench_of, load_backends, measure
 
 pytestmark = pytest.mark.gpu
 
@@ -34,9 +32,7 @@ KERNELS = [
 
 @pytest.fixture(scope="module")
 def bench(gpu: Device) -> Bench:
-    stream = Stream(gpu.driver)
-    region = TimedRegion(gpu.driver, stream.handle, SAMPLING.busy_delay_us * 1000)
-    return Bench(gpu, stream, region, Pools(gpu, stream, 64 << 20), SteadyCpu(), GpuClocks(gpu.name, None))
+    return bench_of(64 << 20, SAMPLING.busy_delay_us, gpu)
 
 
 def verified_bytes(bench: Bench, cell: Cell) -> int:

@@ -2,9 +2,8 @@
 
 import ctypes
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.cells.device_facts import DeviceFacts
 from kvbench.engine.device import (
     DIRECTIONS,
     Addresses,
@@ -20,18 +18,18 @@ from kvbench.engine.device import (
     Device,
     MemoryKind,
     Stream,
-    TimedRegion,
     per_block,
 )
 from kvbench.measure.bench import Bench
-from kvbench.measure.disturbance import GpuClocks, SteadyCpu
 from kvbench.measure.roof import measure_ceiling
 from kvbench.measure.samples import set_up
 from kvbench.measure.visit import visit
-from kvbench.measure.workload import Pools, VerificationError
+from kvbench.measure.workload import VerificationError
 from kvbench.run.protocol import MeasureCell
 from kvbench.sweep.spec import Sampling
-from tests.visits import measure
+from tests.unit.measure.test_visit import Ahead as AheadOnHost
+from tests.unit.measure.test_visit import Recorded, every_other_block, honest, stops_after_two
+from tests.visits import bench_of, measure
 
 pytestmark = pytest.mark.gpu
 
@@ -39,55 +37,10 @@ SAMPLING = Sampling(warmups=2, min_samples=3, max_samples=3)
 Copy = Callable[[SwapRequest, int, int], None]
 
 
-@dataclass
-class Cheat:
-    """A backend that copies as `copy` says, which gets the request, the submission's number from 1, and the stream."""
-
-    copy: Copy
-    name: str = "cheat"
-    summary: str = "a backend for tests"
-    submissions: int = 0
-
-    def axes(self, _device: DeviceFacts) -> frozenset[str]:
-        return frozenset()
-
-    def unavailable(self, _device: DeviceFacts) -> str | None:
-        return None
-
-    def create(self, request: SwapRequest) -> PreparedSwap:
-        return PreparedSwap(CheatSwap(self, request), Mechanism.SINGLE_COPIES)
-
-
-@dataclass
-class CheatSwap:
-    backend: Cheat
-    request: SwapRequest
-    calls: int = 1
-
-    def submit(self, stream: int) -> None:
-        self.backend.submissions += 1
-        self.backend.copy(self.request, self.backend.submissions, stream)
-
-
-def copies(request: SwapRequest, stream: int, step: int = 1) -> None:
+def copies(request: SwapRequest, stream: int, part: slice = slice(None)) -> None:
     memory = request.memory
-    sources, destinations, sizes = (
-        np.ascontiguousarray(part[::step]) for part in (memory.sources, memory.destinations, memory.sizes)
-    )
-    per_block(request.device.driver, sources, destinations, sizes, DIRECTIONS[request.cell.direction]).submit(stream)
-
-
-def honest(request: SwapRequest, _number: int, stream: int) -> None:
-    copies(request, stream)
-
-
-def stops_after_its_second_submission(request: SwapRequest, number: int, stream: int) -> None:
-    if number <= 2:
-        copies(request, stream)
-
-
-def every_other_block(request: SwapRequest, _number: int, stream: int) -> None:
-    copies(request, stream, 2)
+    lists = tuple(side[part].copy() for side in (memory.sources, memory.destinations, memory.sizes))
+    per_block(request.device.driver, *lists, DIRECTIONS[request.cell.direction]).submit(stream)
 
 
 def on_a_stream_of_its_own(request: SwapRequest, _number: int, _stream: int) -> None:
@@ -114,30 +67,12 @@ def a_wrong_block_now_and_then(request: SwapRequest, number: int, stream: int) -
 
 
 @dataclass
-class Ahead(Cheat):
-    """Copies every `step`-th block on a stream and a thread of its own, as soon as other blocks are in the list, from
-    submission `first` on.
-    """
+class Ahead(AheadOnHost):
+    """Copies on a stream and a thread of its own."""
 
-    first: int = 1
-    step: int = 1
-    ended: threading.Event = field(default_factory=threading.Event)
-
-    def create(self, request: SwapRequest) -> PreparedSwap:
-        self.thread = threading.Thread(target=self._watch, args=(request,))
-        self.thread.start()
-        return super().create(request)
-
-    def _watch(self, request: SwapRequest) -> None:
-        last, stream = 0, Stream(request.device.driver)
-        while not self.ended.is_set():
-            if (now := int(request.memory.destinations[-1])) != last and self.submissions + 1 >= self.first:
-                last = now
-                self.ahead(request, stream)
-            time.sleep(1e-5)
-
-    def ahead(self, request: SwapRequest, stream: Stream) -> None:
-        copies(request, stream.handle, self.step)
+    def ahead(self, request: SwapRequest) -> None:
+        stream = Stream(request.device.driver)
+        copies(request, stream.handle, self.part)
         stream.synchronize()
 
 
@@ -158,12 +93,13 @@ class Gathering(Ahead):
         stride = np.uint64(request.cell.block_bytes)
         return np.uint64(self.buffer.address) + np.arange(request.cell.blocks, dtype=np.uint64) * stride
 
-    def ahead(self, request: SwapRequest, stream: Stream) -> None:
+    def ahead(self, request: SwapRequest) -> None:
         memory = request.memory
         sources, last, sizes = memory.sources.copy(), int(memory.destinations[-1]), memory.sizes.copy()
         if request.cell.direction is Direction.H2D:
             moved(sources, self._places(request), sizes)
         else:
+            stream = Stream(request.device.driver)
             lists = (sources, self._places(request), sizes)
             per_block(request.device.driver, *lists, DIRECTIONS[Direction.D2H]).submit(stream.handle)
             stream.synchronize()
@@ -187,11 +123,13 @@ def moved(sources: Addresses, destinations: Addresses, sizes: Addresses) -> None
         ctypes.memmove(int(to), int(source), int(size))
 
 
+def cheating(copy: Copy) -> Recorded:
+    return Recorded(copy, mechanism=Mechanism.SINGLE_COPIES)
+
+
 @pytest.fixture(scope="module")
 def bench(gpu: Device) -> Bench:
-    stream = Stream(gpu.driver)
-    region = TimedRegion(gpu.driver, stream.handle, 300_000)
-    made = Bench(gpu, stream, region, Pools(gpu, stream, 1 << 30), SteadyCpu(), GpuClocks(gpu.name, None))
+    made = bench_of(1 << 30, 300, gpu)
     for direction in Direction:
         measure_ceiling(made, direction, 3)
     return made
@@ -201,32 +139,36 @@ def bench(gpu: Device) -> Bench:
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize(
     "cheat",
-    [stops_after_its_second_submission, every_other_block, on_a_stream_of_its_own, on_a_thread_of_its_own],
+    [stops_after_two, every_other_block, on_a_stream_of_its_own, on_a_thread_of_its_own],
 )
 def test_a_cheat_is_caught(bench: Bench, cheat: Copy, direction: Direction, state: StreamState) -> None:
     cell = Cell("cheat", direction, 512, 16_384, state, pool_bytes=1 << 30, reuse=Reuse.FRESH)
     with pytest.raises(VerificationError):
-        measure(bench, Cheat(cheat), cell, SAMPLING, 1, None)
-    assert len(measure(bench, Cheat(honest), cell, SAMPLING, 1, None).samples) == 3
+        measure(bench, cheating(cheat), cell, SAMPLING, 1, None)
+    assert len(measure(bench, cheating(honest), cell, SAMPLING, 1, None).samples) == 3
 
 
 @pytest.mark.parametrize("first", [1, 3, 10])
 @pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize(("cheat", "step"), [(Ahead, 1), (Ahead, 2), (Gathering, 1)], ids=["all", "half", "gathered"])
+@pytest.mark.parametrize(
+    ("cheat", "part"),
+    [(Ahead, slice(None)), (Ahead, slice(None, None, 2)), (Gathering, slice(None))],
+    ids=["all", "half", "gathered"],
+)
 def test_a_backend_that_works_ahead_of_its_submission_is_caught(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, cheat: type[Ahead], step: int, direction: Direction, first: int
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, cheat: type[Ahead], part: slice, direction: Direction, first: int
 ) -> None:
     monkeypatch.setattr("kvbench.measure.workload.WATCHED_S", 0.02)
     sampling = Sampling(warmups=2, min_samples=60, max_samples=60, rounds=1, cell_seconds=5)
     cell = Cell("cheat", direction, 64, 16_384, pool_bytes=1 << 30, reuse=Reuse.FRESH)
-    backend = cheat(honest, first=first, step=step)
+    backend = cheat(honest, mechanism=Mechanism.SINGLE_COPIES, first=first, part=part)
     try:
         with pytest.raises(VerificationError):
             measure(bench, backend, cell, sampling, 1, None)
     finally:
         backend.ended.set()
         backend.thread.join()
-    assert len(measure(bench, Cheat(honest), cell, sampling, 1, None).samples) == 60
+    assert len(measure(bench, cheating(honest), cell, sampling, 1, None).samples) == 60
 
 
 @pytest.mark.parametrize("reuse", Reuse)
@@ -240,7 +182,7 @@ def test_a_swap_that_sometimes_fails_is_detected_in_one_of_the_visits(
     def visits(copy: Copy) -> None:
         for number in range(sampling.rounds):
             request = MeasureCell(cell=cell.as_strings(), round=number, seed=1, sampling=sampling)
-            visit(bench, set_up(bench, Cheat(copy), cell, sampling, 1), request, None)
+            visit(bench, set_up(bench, cheating(copy), cell, sampling, 1), request, None)
 
     visits(honest)
     with pytest.raises(VerificationError):

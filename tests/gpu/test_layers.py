@@ -8,15 +8,13 @@ import pytest
 from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
-from kvbench.engine.device import Device, Event, Stream, TimedRegion
+from kvbench.engine.device import Device, Event, Stream
 from kvbench.measure.bench import Bench
-from kvbench.measure.disturbance import GpuClocks, SteadyCpu
 from kvbench.measure.neighbour import LayeredStep
-from kvbench.measure.workload import Pools
 from kvbench.results import Beside, Visit
 from kvbench.results.cost import hidden_share
 from kvbench.sweep.spec import Sampling
-from tests.visits import load_backends, measure
+from tests.visits import bench_of, load_backends, measure
 
 pytestmark = pytest.mark.gpu
 
@@ -28,9 +26,7 @@ BACKENDS = ["per_block", "batched", "primed", "merged", "sm", "triton", "auto"]
 
 @pytest.fixture(scope="module")
 def bench(gpu: Device) -> Bench:
-    stream = Stream(gpu.driver)
-    region, pools = TimedRegion(gpu.driver, stream.handle, 300_000), Pools(gpu, stream, 1 << 29)
-    return Bench(gpu, stream, region, pools, SteadyCpu(), GpuClocks(gpu.name, None))
+    return bench_of(1 << 29, 300, gpu)
 
 
 def measured(bench: Bench, cell: Cell) -> Visit:

@@ -8,13 +8,11 @@ import pytest
 
 from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import Cell
-from kvbench.engine.device import Device, Stream, TimedRegion
+from kvbench.engine.device import Device
 from kvbench.measure.bench import Bench
-from kvbench.measure.disturbance import GpuClocks, SteadyCpu
-from kvbench.measure.workload import Pools
 from kvbench.results import Beside
 from kvbench.sweep.spec import Sampling
-from tests.visits import load_backends, measure
+from tests.visits import bench_of, load_backends, measure
 
 pytestmark = pytest.mark.gpu
 
@@ -27,10 +25,7 @@ NEIGHBOURS = [neighbour for neighbour in Neighbour if neighbour is not Neighbour
 
 @pytest.fixture(scope="module")
 def bench(gpu: Device) -> Iterator[Bench]:
-    stream = Stream(gpu.driver)
-    region = TimedRegion(gpu.driver, stream.handle, 300_000)
-    made = Bench(gpu, stream, region, Pools(gpu, stream, 1 << 28), SteadyCpu(), GpuClocks(gpu.name, None))
-    yield made
+    yield (made := bench_of(1 << 28, 300, gpu))
     for neighbour in made.neighbours.values():
         neighbour.close()
 

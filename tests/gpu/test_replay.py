@@ -7,17 +7,14 @@ import pytest
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
-from kvbench.engine.device import Device, Stream, TimedRegion
-from kvbench.measure.bench import Bench
-from kvbench.measure.disturbance import GpuClocks, SteadyCpu
+from kvbench.engine.device import Device
 from kvbench.measure.replay import place, set_up_replay
 from kvbench.measure.visit import visit
-from kvbench.measure.workload import Pools
 from kvbench.run.protocol import MeasureCell
 from kvbench.sweep.replay_swaps import choose, selected
 from kvbench.sweep.spec import Sampling
 from kvbench.sweep.swap_file import Header, Swap, write_trace
-from tests.visits import load_backends
+from tests.visits import bench_of, load_backends
 
 pytestmark = pytest.mark.gpu
 
@@ -31,9 +28,7 @@ def test_swaps_of_a_trace_arrive(gpu: Device, backend: str, direction: Direction
     swaps = [Swap(0.0, direction.value, size, [*range(size)], [*range(size + 9, 9, -1)]) for size in sizes]
     write_trace(tmp_path / "trace.gz", Header(block_bytes=TENSORS * 4096, descriptors=TENSORS), swaps, {})
     trace = choose(tmp_path / "trace.gz", 10, 0)
-    stream = Stream(gpu.driver)
-    region = TimedRegion(gpu.driver, stream.handle, 300_000)
-    bench = Bench(gpu, stream, region, Pools(gpu, stream, 64 << 20), SteadyCpu(), GpuClocks(gpu.name, None))
+    bench = bench_of(64 << 20, 300, gpu)
     pattern = Pattern.parse(f"tensors-{TENSORS}")
     cell = Cell(backend, direction, TENSORS * 40, 4096, pattern=pattern, sms=4, sequence="trace")
     request = MeasureCell(cell=cell.as_strings(), round=0, seed=0, sampling=Sampling())

@@ -16,16 +16,13 @@ from kvbench.engine.device import (
     Stream,
     Swap,
     SwapMemory,
-    TimedRegion,
     audit_words,
     write_words,
 )
 from kvbench.measure.bench import Bench
-from kvbench.measure.disturbance import GpuClocks, SteadyCpu
-from kvbench.measure.workload import Pools
 from kvbench.results.schema import EffectivePath
 from kvbench.sweep.spec import Sampling
-from tests.visits import measure
+from tests.visits import bench_of, measure
 
 pytestmark = pytest.mark.gpu
 
@@ -36,9 +33,7 @@ LAYOUTS = ["tensors-160", "page-first-80+80", "page-first-160", "page-first-160x
 
 @pytest.fixture(scope="module")
 def bench(gpu: Device) -> Bench:
-    stream = Stream(gpu.driver)
-    region = TimedRegion(gpu.driver, stream.handle, SAMPLING.busy_delay_us * 1000)
-    return Bench(gpu, stream, region, Pools(gpu, stream, 512 * MIB), SteadyCpu(), GpuClocks(gpu.name, None))
+    return bench_of(512 * MIB, SAMPLING.busy_delay_us, gpu)
 
 
 @pytest.mark.parametrize("direction", Direction)

@@ -10,16 +10,15 @@ from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.backend_facts import EMPTY
 from kvbench.cells.cell import Cell
 from kvbench.cells.units import gigabytes_per_second
-from kvbench.engine.device import Device, Stream, TimedRegion
+from kvbench.engine.device import Device, TimedRegion
 from kvbench.measure.bench import Bench
-from kvbench.measure.disturbance import GpuClocks, SteadyCpu
 from kvbench.measure.roof import measure_ceiling, measure_roof, open_control, time_copies
 from kvbench.measure.samples import DELAY_SPARE_US
 from kvbench.measure.visit import FASTER_THAN_THE_LINK
-from kvbench.measure.workload import Pools, VerificationError
+from kvbench.measure.workload import VerificationError
 from kvbench.results.schema import EffectivePath, Visit
 from kvbench.sweep.spec import Sampling
-from tests.visits import load_backends, measure
+from tests.visits import bench_of, load_backends, measure
 
 pytestmark = pytest.mark.gpu
 
@@ -29,9 +28,7 @@ SAMPLING = Sampling(warmups=2, min_samples=7, max_samples=7, busy_delay_us=BUSY_
 
 @pytest.fixture(scope="module")
 def bench(gpu: Device) -> Bench:
-    stream = Stream(gpu.driver)
-    region = TimedRegion(gpu.driver, stream.handle, BUSY_DELAY_US * 1000)
-    return Bench(gpu, stream, region, Pools(gpu, stream, 1 << 30), SteadyCpu(), GpuClocks(gpu.name, None))
+    return bench_of(1 << 30, BUSY_DELAY_US, gpu)
 
 
 def taken(bench: Bench, cell: Cell) -> Visit:

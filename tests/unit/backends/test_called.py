@@ -20,7 +20,7 @@ from kvbench.results.schema import EffectivePath
 from kvbench.sweep.spec import Sampling
 from tests.command import BRIEF, output, swept, tiny
 from tests.swaps import mixed_swap, run_and_compare
-from tests.visits import cpu_bench, measure
+from tests.visits import bench_of, measure
 
 CELL = Cell("copier", Direction.H2D, 64, 4096)
 SAMPLING = Sampling(rounds=1, warmups=1, min_samples=5, max_samples=5, cell_seconds=0.01)
@@ -28,7 +28,7 @@ SAMPLING = Sampling(rounds=1, warmups=1, min_samples=5, max_samples=5, cell_seco
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
-    yield (bench := cpu_bench(4 << 20))
+    yield (bench := bench_of(4 << 20))
     bench.stream.synchronize()
 
 

@@ -17,7 +17,7 @@ from kvbench.results import Visit
 from kvbench.results.schema import EffectivePath
 from kvbench.sweep.spec import Sampling
 from tests.swaps import mixed_swap, run_and_compare
-from tests.visits import cpu_bench, measure
+from tests.visits import bench_of, measure
 
 SAMPLING = Sampling(warmups=1, min_samples=3, max_samples=3, busy_delay_us=3000)
 MIXED_SIZES = [*range(1, 130), 255, 576, 1000, 4097, 65_537, 1 << 20, (1 << 20) - 3]
@@ -40,7 +40,7 @@ def cpu() -> Device:
 
 @pytest.fixture(scope="module")
 def bench(cpu: Device) -> Bench:
-    return cpu_bench(32 * MIB, SAMPLING.busy_delay_us, cpu)
+    return bench_of(32 * MIB, SAMPLING.busy_delay_us, cpu)
 
 
 def visit(bench: Bench, cell: Cell, fault: Fault | None = None) -> Visit:

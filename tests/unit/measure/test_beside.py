@@ -23,7 +23,7 @@ from kvbench.results import Visit
 from kvbench.run.protocol import InTurn, MeasureCell
 from kvbench.sweep.spec import Sampling
 from tests.unit.measure.test_visit import NOT_COPIED, Recorded, every_other_block, honest
-from tests.visits import cpu_bench, measure
+from tests.visits import bench_of, measure
 
 SAMPLING = Sampling(warmups=1, cell_seconds=0.3)
 CELL = Cell("batched", Direction.H2D, 16, 4096, reuse=Reuse.FRESH, pool_bytes=1 << 20, neighbour=Neighbour.IDLE)
@@ -31,7 +31,7 @@ CELL = Cell("batched", Direction.H2D, 16, 4096, reuse=Reuse.FRESH, pool_bytes=1 
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
-    yield (made := cpu_bench(32 << 20))
+    yield (made := bench_of(32 << 20))
     for neighbour in made.neighbours.values():
         neighbour.close()
 

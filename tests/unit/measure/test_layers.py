@@ -19,7 +19,7 @@ from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
 from kvbench.results.cost import hidden_share
 from kvbench.sweep.spec import Sampling
-from tests.visits import cpu_bench, measure
+from tests.visits import bench_of, measure
 
 LAYERS = 4
 SAMPLING = Sampling(warmups=1, min_samples=4, max_samples=8, cell_seconds=0.05)
@@ -29,7 +29,7 @@ BESIDE = replace(CELL, neighbour=Neighbour.IDLE)
 
 @pytest.fixture
 def bench() -> Bench:
-    return cpu_bench(16 << 20)
+    return bench_of(16 << 20)
 
 
 def measured(bench: Bench, cell: Cell, backend: Any = None) -> Visit:

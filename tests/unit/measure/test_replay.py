@@ -24,7 +24,7 @@ from kvbench.sweep.replay_spec import Replay
 from kvbench.sweep.replay_swaps import Numbered, choose, selected
 from kvbench.sweep.spec import Sampling
 from kvbench.sweep.swap_file import Header, Swap, write_trace
-from tests.visits import cpu_bench
+from tests.visits import bench_of
 
 POOL_BYTES = 1 << 20
 SWAPS = [
@@ -36,7 +36,7 @@ SWAPS = [
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
-    yield (bench := cpu_bench(POOL_BYTES))
+    yield (bench := bench_of(POOL_BYTES))
     bench.stream.synchronize()
 
 

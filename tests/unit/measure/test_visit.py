@@ -31,7 +31,7 @@ from kvbench.measure.workload import Pools, VerificationError, Workload
 from kvbench.results.schema import Disturbance
 from kvbench.run.protocol import InTurn, MeasureCell
 from kvbench.sweep.spec import CHAIN, SHORT_CHAIN, Sampling, submissions
-from tests.visits import cpu_bench, measure
+from tests.visits import bench_of, measure
 
 # By the comparison of all bytes behind the samples, or of a watched swap.
 NOT_COPIED = r"in the block of descriptor|had not arrived"
@@ -142,7 +142,7 @@ def _lists(memory: SwapMemory) -> Lists:
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
-    yield (bench := cpu_bench(4 << 20))
+    yield (bench := bench_of(4 << 20))
     bench.stream.synchronize()
 
 
@@ -391,20 +391,20 @@ class Ahead(Recorded):
     ended: threading.Event = field(default_factory=threading.Event)
 
     def create(self, request: SwapRequest) -> PreparedSwap:
-        self.thread = threading.Thread(target=self._watch, args=(request.memory,))
+        self.thread = threading.Thread(target=self._watch, args=(request,))
         self.thread.start()
         return super().create(request)
 
-    def _watch(self, memory: SwapMemory) -> None:
+    def _watch(self, request: SwapRequest) -> None:
         last = 0
         while not self.ended.is_set():
-            if (now := int(memory.destinations[-1])) != last and self.submissions + 1 >= self.first:
+            if (now := int(request.memory.destinations[-1])) != last and self.submissions + 1 >= self.first:
                 last = now
-                self.ahead(memory)
+                self.ahead(request)
             time.sleep(1e-5)
 
-    def ahead(self, memory: SwapMemory) -> None:
-        for source, to, size in zip(*(part[self.part] for part in _lists(memory)), strict=True):
+    def ahead(self, request: SwapRequest) -> None:
+        for source, to, size in zip(*(part[self.part] for part in _lists(request.memory)), strict=True):
             ctypes.memmove(int(to), int(source), int(size))
 
 
@@ -421,9 +421,9 @@ class Gathering(Ahead):
     def _places(self, memory: SwapMemory) -> NDArray[np.uint64]:
         return np.uint64(self.buffer.ctypes.data) + np.cumsum(memory.sizes) - memory.sizes
 
-    def ahead(self, memory: SwapMemory) -> None:
-        sources, destinations, sizes = _lists(memory)
-        for source, to, size in zip(sources, self._places(memory), sizes, strict=True):
+    def ahead(self, request: SwapRequest) -> None:
+        sources, destinations, sizes = _lists(request.memory)
+        for source, to, size in zip(sources, self._places(request.memory), sizes, strict=True):
             ctypes.memmove(int(to), int(source), int(size))
         self.staged = int(destinations[-1])
 
