@@ -236,13 +236,13 @@ def stalls(bench: ProbeBench) -> ProbeFinding | Unanswered:
         answer="yes" if is_stalled else "no",
         number=longest_us / worst_us,
         unit="times the longest alone",
-        of="longest swap beside the pinning",
+        of="what the longest swap beside the pinning takes at least, in every round",
         expected=not is_stalled,
         figures={
             "p99_alone_us": round(p99_alone_us, 1),
             "p99_beside_us": round(p99_beside_us, 1),
             "worst_alone_us": round(worst_us, 1),
-            "worst_beside_us": round(longest_us, 1),
+            "worst_beside_every_round_us": round(longest_us, 1),
         },
     )
 
