@@ -14,7 +14,7 @@ from kvbench.cli.options import NO_OPTIONS, Command, FromStruct, Group, with_str
 from kvbench.cli.tables import print_rows
 from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice
-from kvbench.sweep.replay_spec import RUNS_BY, RUNS_OF, SIDES
+from kvbench.sweep.replay_spec import SIDES
 from kvbench.text import printable
 from kvbench.traces.simulate import Allocator, CacheSettings, StorePolicy
 
@@ -99,7 +99,7 @@ def show(
 ) -> None:
     """Show sizes, rates and run lengths of the swaps of a trace, and the descriptors left after merging."""
     from kvbench.sweep.swap_file import TraceReader
-    from kvbench.traces.statistics import TraceStatistics
+    from kvbench.traces.statistics import TraceStatistics, rows_of, span_text
 
     reader = TraceReader(file)
     statistics = TraceStatistics(reader)
@@ -113,9 +113,8 @@ def show(
         typer.echo(json.dumps({"made_from": reader.header.made_from, "end": reader.end, **summary}, indent=2))
         return
     end = "" if reader.end else "; the file has no end line: its writer was interrupted, or is a recorder"
-    typer.echo(f"{summary['span_s']:.1f} s, up to {summary['most_swaps_in_a_second']} swaps in a second{end}")
-    for name, title in SIDES.items():
-        _print_side(title, summary[name])
+    typer.echo(f"{span_text(summary)}{end}")
+    print_rows(rows_of(summary), ("", *SIDES.values()))
 
 
 @trace.command(cls=Command)
@@ -138,7 +137,7 @@ def compare(
 ) -> None:
     """Compare the descriptors left after merging the same requests under each order of allocation."""
     from kvbench.traces.simulate import CacheRun
-    from kvbench.traces.statistics import TraceStatistics
+    from kvbench.traces.statistics import TraceStatistics, rows_of
 
     header, settings = _cache(requests, model, gpu_pool, host_pool, geometry, store, prefill_s, token_ms)
     costs: Mapping[str, Mapping[str, SwapCost]] = {}
@@ -162,8 +161,8 @@ def compare(
     print_rows([_row(name, summary) for name, summary in summaries.items()], _HEADER)
     for allocator_name, summary in summaries.items():
         typer.echo(f"\n{allocator_name}")
-        for name, title in SIDES.items():
-            _print_side(title, summary[name], summaries[str(Allocator.VLLM)][name])
+        times = _time_rows(summary, summaries[str(Allocator.VLLM)]) if costs else []
+        print_rows([*rows_of(summary), *times], ("", *SIDES.values()))
 
 
 _HEADER: Final = ("Order of allocation", "Loads", "Left by merging", "Merged", "Stores", "Left by merging", "Merged")
@@ -183,7 +182,7 @@ def _row(name: str, summary: Mapping[str, Any]) -> list[str]:
 
 
 _TIMES: Final = {"wall_us": "merged_s", "caller_us": "merged_caller_s"}
-_MERGED: Final = {"merged_s": "", "merged_caller_s": " of the thread"}
+_MERGED: Final = {"merged_s": "As merged copies", "merged_caller_s": "As merged copies, thread"}
 
 
 def _with_times(side: Mapping[str, Any], costs: Mapping[str, "SwapCost"], header: "Header") -> Mapping[str, Any]:
@@ -192,6 +191,21 @@ def _with_times(side: Mapping[str, Any], costs: Mapping[str, "SwapCost"], header
     swap_bytes = side["blocks"] * header.block_bytes
     times = {_TIMES[time]: cost.total_s(side["swaps"], copies, swap_bytes) for time, cost in costs.items()}
     return {**side, **times, "fit_error": max(cost.error for cost in costs.values())}
+
+
+def _time_rows(summary: Mapping[str, Any], usual: Mapping[str, Any]) -> list[list[str]]:
+    """Return rows of the times of merged copies, with what an order saves against the usual one, and of their fit."""
+    rows = [[words] for words in (*_MERGED.values(), "Fit to the run, off at the median")]
+    for side, other in ((summary[direction], usual[direction]) for direction in SIDES):
+        texts = [f"{side[name]:.1f} s{_less(side[name], other[name])}" for name in _MERGED if name in side]
+        for row, text in zip(rows, [*texts, f"{side['fit_error']:.0%}"] if texts else ["-"] * 3, strict=True):
+            row.append(text)
+    return rows
+
+
+def _less(value: float, usual: float) -> str:
+    """Return how much less than `usual` it is, if it is another value."""
+    return f" ({1 - value / usual:+.1%} saved)" if usual and value != usual else ""
 
 
 def _cache(
@@ -241,31 +255,3 @@ def _blocks(option: str, text: str, block_bytes: int) -> int:
     if not 64 <= blocks <= 1 << 24:
         raise UsageError(f"{option} {text}: holds {blocks} blocks of {block_bytes} bytes; choose from 64 to {1 << 24}")
     return blocks
-
-
-def _print_side(title: str, side: Mapping[str, Any], usual: Mapping[str, Any] | None = None) -> None:
-    if not side["swaps"]:
-        typer.echo(f"{title}: none")
-        return
-    typer.echo(
-        f"{title}: {side['swaps']} swaps, {side['swaps_per_second']:.2f} a second, {side['gbps']:.3f} GB/s; merging "
-        f"leaves {side['share_left_by_merging']:.1%} of the descriptors"
-    )
-    if usual is not None and "merged_s" in side:
-        times = (f"{side[name]:.1f} s{what}{_less(side[name], usual[name])}" for name, what in _MERGED.items())
-        typer.echo(
-            f"  as merged copies: {', '.join(times)} (fit to the run: {side['fit_error']:.0%} off at the median)"
-        )
-    typer.echo(f"  blocks per swap           {_quantiles(side['blocks_per_swap'])}")
-    for name, where in RUNS_OF.items():
-        for by, noun in RUNS_BY.items():
-            typer.echo(f"  {f'run length by {noun}':<18} {where:<10} {_quantiles(side['runs'][name][by])}")
-
-
-def _less(value: float, usual: float) -> str:
-    """Return how much less than `usual` it is, if it is another value."""
-    return f" ({1 - value / usual:+.1%} saved)" if usual and value != usual else ""
-
-
-def _quantiles(values: Mapping[str, int]) -> str:
-    return "  ".join(f"{name} {value}" for name, value in values.items())

@@ -1,17 +1,16 @@
 """The page of a trace: what its swaps look like, in Markdown, with charts and the numbers behind them."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import pandas as pd
 
 from kvbench.report import markdown
 from kvbench.report.charts.panels import draw
 from kvbench.report.charts.plot import ChartText, LinePlot, PlotAxis, PlotLine, PlotPanel
-from kvbench.report.numbers import count, figure
 from kvbench.results.frame import as_csv
-from kvbench.sweep.replay_spec import RUNS_BY, RUNS_OF, SIDES
-from kvbench.traces.statistics import TraceStatistics
+from kvbench.sweep.replay_spec import RUNS_OF, SIDES
+from kvbench.traces.statistics import TraceStatistics, rows_of, span_text
 
 _PAGE: Final = "trace.md"
 _RUNS: Final = ("trace-runs", "Share of the blocks in runs of at least this length", "blocks in a run")
@@ -27,45 +26,13 @@ def trace_files(title: str, statistics: TraceStatistics, block_bytes: int) -> di
             runs[direction] = {RUNS_OF[where]: _at_least(_blocks(lengths)) for where, lengths in side.runs.items()}
             sizes[direction] = {"swaps": _at_most(side.sizes), "bytes": _at_most(_blocks(side.sizes))}
     files: dict[str, bytes] = {}
-    parts = [f"# {markdown.inline(title)}", _span(summary), _table(summary)]
+    table = markdown.table(["", *SIDES.values()], rows_of(summary))
+    parts = [f"# {markdown.inline(title)}", markdown.escape(span_text(summary)), table]
     for (stem, heading, axis), panels in ((_RUNS, runs), (_SIZES, sizes)):
         if panels:
             files |= _chart(stem, heading, axis, title, panels)
             parts += [f"![{heading}]({stem}.png)", f"[SVG]({stem}.svg), [data]({stem}.csv)"]
     return {_PAGE: ("\n\n".join(parts) + "\n").encode(), **files}
-
-
-def _span(summary: Mapping[str, Any]) -> str:
-    flight = summary["mean_in_flight"]
-    texts = [f"{summary['span_s']:.1f} s, up to {count(summary['most_swaps_in_a_second'])} swaps in a second"]
-    texts += [f"{flight:.2f} swaps in flight on average"] if flight is not None else []
-    return markdown.escape("; ".join(texts))
-
-
-def _table(summary: Mapping[str, Any]) -> str:
-    rows: dict[str, list[str]] = {}
-    for direction in SIDES:
-        side = summary[direction]
-        left = side["share_left_by_merging"]
-        values = {
-            "Swaps": count(side["swaps"]),
-            "Swaps a second": figure(side["swaps_per_second"]),
-            "GB/s": figure(side["gbps"]),
-            "Blocks a swap, p10, p50, p90, p99": _quantiles(side["blocks_per_swap"]),
-            "Descriptors that merging leaves": "-" if left is None else f"{left:.1%}",
-            **{
-                f"Run length of {RUNS_OF[where]}, by {noun}, p10, p50, p90, p99": _quantiles(lengths[by])
-                for where, lengths in side["runs"].items()
-                for by, noun in RUNS_BY.items()
-            },
-        }
-        for name, value in values.items():
-            rows.setdefault(name, [name]).append(value)
-    return markdown.table(["", *SIDES.values()], rows.values())
-
-
-def _quantiles(values: Mapping[str, int]) -> str:
-    return ", ".join(map(count, values.values())) or "-"
 
 
 def _blocks(lengths: Mapping[int, int]) -> dict[int, int]:

@@ -7,6 +7,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from kvbench.report.numbers import count, figure
+from kvbench.sweep.replay_spec import RUNS_BY, RUNS_OF, SIDES
 from kvbench.sweep.swap_file import Swap
 
 QUANTILES: Final = (10, 50, 90, 99)
@@ -76,6 +78,40 @@ class TraceStatistics:
             "mean_in_flight": self.in_flight_s / self.span_s if self.span_s and self.in_flight_s else None,
             **{name: one.summary(self.span_s, block_bytes) for name, one in self.by_direction.items()},
         }
+
+
+def span_text(summary: Mapping[str, Any]) -> str:
+    """Return how long a trace is, how many of its swaps come close together, and what its rows list."""
+    flight = summary["mean_in_flight"]
+    texts = [f"{summary['span_s']:.1f} s, up to {count(summary['most_swaps_in_a_second'])} swaps in a second"]
+    texts += [f"{flight:.2f} swaps in flight on average"] if flight is not None else []
+    return "; ".join([*texts, f"four numbers are {', '.join(f'p{one}' for one in QUANTILES)}"])
+
+
+def rows_of(summary: Mapping[str, Any]) -> list[list[str]]:
+    """Return rows of text: a name, and what it is for loads and for stores."""
+    rows: dict[str, list[str]] = {}
+    for side in (summary[direction] for direction in SIDES):
+        left = side["share_left_by_merging"]
+        values = {
+            "Swaps": count(side["swaps"]),
+            "Swaps a second": figure(side["swaps_per_second"]),
+            "GB/s": figure(side["gbps"]),
+            "Blocks a swap": _listed(side["blocks_per_swap"]),
+            "Descriptors that merging leaves": "-" if left is None else f"{left:.1%}",
+            **{
+                f"Run length of {RUNS_OF[where]}, by {noun}": _listed(lengths[by])
+                for where, lengths in side["runs"].items()
+                for by, noun in RUNS_BY.items()
+            },
+        }
+        for name, value in values.items():
+            rows.setdefault(name, [name]).append(value)
+    return list(rows.values())
+
+
+def _listed(quantiles: Mapping[str, int]) -> str:
+    return ", ".join(map(count, quantiles.values())) or "-"
 
 
 def _of_runs(lengths: Counter[int]) -> dict[str, dict[str, int]]:

@@ -116,7 +116,7 @@ def test_orders_of_allocation_are_compared_by_replayed_times(folder: Path) -> No
         assert side["merged_caller_s"] > 0
         assert side["fit_error"] >= 0
     text = kvbench_here("trace", "compare", *cache, "deepseek-v2-lite", "--run", "mla", cwd=folder).stdout
-    assert text.count("as merged copies: ") == 2 * len(orders)
+    assert text.count("\nAs merged copies") == 2 * len(orders)
     for model, run, said in (
         ("llama-3-8b", "mla", "--run mla: its descriptors have 18432 bytes, those of this trace 32768;"),
         ("deepseek-v2-lite", str(FROZEN / "h200-first"), "has no swaps of a trace by merged; measure them with"),
