@@ -61,8 +61,14 @@ def highlights_of(report: Report, section: str) -> list[str]:
         said(finding.text)
         for chapter in report.chapters
         if chapter.section.name == section
-        for finding in chapter.part.highlights
+        for finding in chapter.part.findings
+        if finding.weight
     ]
+
+
+def findings_of(part: Part) -> list[str]:
+    """Return all that a section finds."""
+    return [said(finding.text) for finding in part.findings]
 
 
 def lines_of(items: Sequence[Text]) -> list[str]:

@@ -45,8 +45,8 @@ def make(view: View) -> PartOrReason:
     if not tables:
         return "the engine's code copies blocks in pages on the host (host_pattern=page-first-TxC)"
     every = [answer for _, answers in runs for answer in answers]
-    highlights = [Finding(text, _WEIGHT) for engine in engines().values() if (text := _same_api(engine, every))]
-    return lambda: Part(tables=tables, highlights=highlights)
+    findings = [Finding(text, _WEIGHT) for engine in engines().values() if (text := _same_api(engine, every))]
+    return lambda: Part(findings, tables=tables)
 
 
 def _fullest(runs: Sequence[tuple[View, list[Answer]]], engine: Engine) -> View:

@@ -130,7 +130,7 @@ def _headline(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
     try:
         return preamble.answer(views)
     except UsageError as none:
-        reason = [] if any(chapter.part.highlights for chapter in chapters) else [str(none)]
+        reason = [] if any(finding.weight for chapter in chapters for finding in chapter.part.findings) else [str(none)]
         return [machine_text(views[0].run), *reason]
 
 

@@ -89,23 +89,19 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A sentence for the first page; the larger the effect, the larger its `weight`, a log ratio."""
+    """A sentence; the larger the effect, the larger its `weight`, a log ratio: 0 does not reach the first page."""
 
     text: Text
-    weight: float
+    weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one run adds to a section.
+    """What one run adds to a section; `files` stand beside the report and are linked."""
 
-    `highlights` are findings that belong on the first page; `files` stand beside the report and are linked.
-    """
-
-    findings: Sequence[Text] = ()
+    findings: Sequence[Finding] = ()
     charts: Sequence[Chart] = ()
     tables: Sequence[DataTable] = ()
-    highlights: Sequence[Finding] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
@@ -216,7 +212,7 @@ class Report:
         first = [
             (finding, chapter.section)
             for chapter in self.chapters
-            for finding in sorted(chapter.part.highlights, key=lambda finding: -finding.weight)[:MOST_OF_A_SECTION]
+            for finding in sorted(chapter.part.findings, key=lambda finding: -finding.weight)[:MOST_OF_A_SECTION]
             if finding.weight > 0
         ]
         kept = sorted(first, key=lambda pair: -pair[0].weight)[:MOST_FINDINGS]
@@ -224,7 +220,7 @@ class Report:
 
     def findings_of(self, chapter: Chapter) -> list[Text]:
         """Return what a chapter finds and the first page does not say."""
-        texts = dict.fromkeys([*chapter.part.findings, *(finding.text for finding in chapter.part.highlights)])
+        texts = dict.fromkeys(finding.text for finding in chapter.part.findings)
         return [text for text in texts if text not in self.summary]
 
     @property

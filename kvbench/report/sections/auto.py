@@ -47,12 +47,11 @@ def _part(view: View, compared: pd.DataFrame, policy: Policy | str) -> Part:
     tables = [_ratios(view, kind) for _, kind in compared.groupby(["direction", "stream_state"], sort=False)]
     new = compared[~compared["known"]]
     missed = new[new["below"]].sort_values("ratio", kind="stable")
-    highlights = _verdict(new, missed, policy)
-    lines = [finding.text for finding in highlights]
+    findings = _verdict(new, missed, policy)
     if same := int((missed["chosen"] == missed["fastest"]).sum()):
-        lines.append(f"{noun(len(missed), 'slower cell')}: {count(same)} with the fastest choice itself")
-    lines.append(_policy_text(policy, compared))
-    return Part(lines, tables=tables if missed.empty else [*tables, _misses(view, missed)], highlights=highlights)
+        findings.append(Finding(f"{noun(len(missed), 'slower cell')}: {count(same)} with the fastest choice itself"))
+    findings.append(Finding(_policy_text(policy, compared)))
+    return Part(findings, tables=tables if missed.empty else [*tables, _misses(view, missed)])
 
 
 def _against_best(view: View, cells: pd.DataFrame) -> pd.DataFrame:

@@ -315,11 +315,11 @@ def make(view: View) -> PartOrReason:
 
 
 def _part(view: View, curves: RateCurves) -> Part:
-    highlights = [*_highlights(curves.curves), *_falls(curves.cells), *primed_inline(curves.cells)]
+    findings = [*_jumps(curves.curves), *_falls(curves.cells), *primed_inline(curves.cells)]
     groups = grouped(curves.curves, lambda curve: (curve.direction, curve.backend, curve.state))
     tables = [_table(view, curves, group) for group in groups.values()]
     none = any_decidable(curves.cells) and not any(curve.cliff for curve in curves.curves)
-    return Part([_NO_CLIFF] if none else [], _charts(view, curves), tables, highlights)
+    return Part([Finding(_NO_CLIFF), *findings] if none else findings, _charts(view, curves), tables)
 
 
 def _charts(view: View, curves: RateCurves) -> list[Chart]:
@@ -363,10 +363,10 @@ def _rate_and_share(row: Row) -> Text:
     return f"{rate(row)} ({row['ceiling_share']:.0%})" if math.isfinite(row["ceiling_share"]) else rate(row)
 
 
-def _highlights(curves: Sequence[RateCurve]) -> list[Finding]:
+def _jumps(curves: Sequence[RateCurve]) -> list[Finding]:
     """Return a sentence for every backend, direction and stream state of which most curves jump at the same sizes."""
     long = [curve for curve in curves if len(curve.x) >= MIN_SIZES]
-    highlights = []
+    jumping = []
     for (backend, direction, state), group in grouped(long, lambda c: (c.backend, c.direction, c.state)).items():
         cliffs = [(curve, cliff) for curve in group if (cliff := curve.cliff)]
         jumps = grouped(cliffs, lambda one: (one[1].below_bytes, one[1].above_bytes, one[1].rises))
@@ -386,8 +386,8 @@ def _highlights(curves: Sequence[RateCurve]) -> list[Finding]:
             f"{backend} {direction} on {a_stream(state)}: {bytes_size(above)} blocks reach {ratio} {bytes_size(below)} "
             f"blocks{beyond} (N = {ends([c.panel for c, _ in same], count)}); {_path_text(same)}{none}."
         )
-        highlights.append(Finding(text, math.log(max(excess))))
-    return highlights
+        jumping.append(Finding(text, math.log(max(excess))))
+    return jumping
 
 
 def _falls(cells: pd.DataFrame) -> list[Finding]:

@@ -78,18 +78,15 @@ def _part(pair: Pair, cells: pd.DataFrame, beside: pd.DataFrame) -> Part:
     base, view = pair
     origin = _origin(pair, cells)
     between = f"{view.label} against {base.label}"
-    sentences = [(f"{between}, {noun(len(cells), 'cell')} in common: {_verdict_counts(cells)}.", cells)]
+    findings = [_finding(f"{between}, {noun(len(cells), 'cell')} in common", cells)]
     tables = [_differences(pair, origin), _by_backend(pair, cells, origin), _cell_table(pair, cells, origin)]
     files = {f"comparison-{base.label}-{view.label}.csv": as_csv(cells)}
     if not beside.empty:
-        sentences.append((f"{between}, neighbours of {noun(len(beside), 'cell')}: {_verdict_counts(beside)}.", beside))
+        findings.append(_finding(f"{between}, neighbours of {noun(len(beside), 'cell')}", beside))
         tables.append(_beside_table(pair, beside, origin))
         files[f"comparison-neighbours-{base.label}-{view.label}.csv"] = as_csv(beside)
-    highlights = [
-        Finding(sentence, _weight(rows)) for sentence, rows in sentences if (rows["verdict"] != Verdict.UNDECIDED).any()
-    ]
     charts = [] if cells.empty else [_chart(pair, cells)]
-    return Part([sentence for sentence, _ in sentences], charts, tables, highlights, files)
+    return Part(findings, charts, tables, files)
 
 
 def shared_cells(view: View) -> int:
@@ -159,7 +156,7 @@ def _identity(view: View) -> dict[str, Scalar]:
     return {**info.identity, "kvbench": info.kvbench, "device": view.title, "date": view.date, **rates}
 
 
-def _verdict_counts(cells: pd.DataFrame) -> str:
+def _finding(of: str, cells: pd.DataFrame) -> Finding:
     parts = []
     for verdict, extreme in ((Verdict.SLOWER, "max"), (Verdict.FASTER, "min")):
         changes = where(cells, verdict=verdict)["change"]
@@ -167,12 +164,9 @@ def _verdict_counts(cells: pd.DataFrame) -> str:
         parts.append(f"{count(len(changes))} {verdict.lower()}{most}")
     same, undecided = (count(len(where(cells, verdict=verdict))) for verdict in (Verdict.SAME, Verdict.UNDECIDED))
     chance = f"; chance alone would show up to {noun(by_chance(len(cells)), 'difference')}" if len(cells) > 1 else ""
-    return ", ".join([*parts, f"{same} the same", f"{undecided} undecided"]) + chance
-
-
-def _weight(cells: pd.DataFrame) -> float:
+    text = f"{of}: {', '.join([*parts, f'{same} the same', f'{undecided} undecided'])}{chance}."
     changes = cells[cells["verdict"].isin((Verdict.SLOWER, Verdict.FASTER))]["change"]
-    return float(np.abs(np.log1p(changes)).max()) if len(changes) else 0.0
+    return Finding(text, float(np.abs(np.log1p(changes)).max()) if len(changes) else 0.0)
 
 
 def _differences(pair: Pair, origin: tuple[Span, ...]) -> DataTable:

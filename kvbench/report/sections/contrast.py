@@ -147,8 +147,8 @@ def make(contrasts: Sequence[Contrast], view: View) -> PartOrReason:
     charts = [chart for contrast, pinned in selected for chart in contrast.charts(view, pinned)]
     if not sides and not charts:
         return contrasts[0].needed
-    highlights = [finding for side in sides for finding in side.contrast.find(side)]
-    return lambda: Part(charts=charts, tables=[_table(side) for side in sides], highlights=highlights)
+    findings = [finding for side in sides for finding in side.contrast.find(side)]
+    return lambda: Part(findings, charts, [_table(side) for side in sides])
 
 
 def sides_of(contrast: Contrast, view: View, pinned: Pinned) -> list[Side]:

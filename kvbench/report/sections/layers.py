@@ -67,8 +67,8 @@ def make(view: View) -> PartOrReason:
     if (waited := loads[loads["hidden_share"].notna()]).empty:
         return lambda: Part(tables=tables)
     decided = waited[waited["hidden_share_low"].notna()]
-    highlights = [_finding(str(what), unit, rows_of(group)) for what, group in decided.groupby("what", sort=False)]
-    return lambda: Part([one.text for one in highlights], [_chart(runs[0][0], unit, waited)], tables, highlights)
+    findings = [_finding(str(what), unit, rows_of(group)) for what, group in decided.groupby("what", sort=False)]
+    return lambda: Part(findings, [_chart(runs[0][0], unit, waited)], tables)
 
 
 def _layers_of(view: View) -> pd.DataFrame:

@@ -77,8 +77,8 @@ def make(view: View) -> PartOrReason:
     if isinstance(sides, str):
         return sides
     tables = [table for rows in sides for table in _tables(rows)]
-    highlights = [finding for rows in sides for state in STATES for finding in _findings(rows, state)]
-    return lambda: Part(charts=[_chart(view, sides)], tables=tables, highlights=highlights)
+    findings = [finding for rows in sides for state in STATES for finding in _findings(rows, state)]
+    return lambda: Part(findings, [_chart(view, sides)], tables)
 
 
 def _model_rows(view: View) -> list[ModelRows] | str:

@@ -83,19 +83,19 @@ def make(view: View) -> PartOrReason:
     costs = costs_of(view.run.visits)
     slowdowns = {cell: {number: cost.slowdown for number, cost in visits.items()} for cell, visits in costs.items()}
     tables: list[DataTable] = []
-    highlights: list[Finding] = []
+    findings: list[Finding] = []
     for name, direction in product(cells["neighbour"].unique(), DIRECTIONS):
         group, measured = (where(rows, neighbour=name, direction=direction) for rows in (cells, points))
         tables += [_table(view, f"{name}, {direction}", group, _edge(measured))] if len(group) else []
         decided = rows_of(measured[measured["neighbour_slowdown_high"].notna()])
-        highlights += [_finding(name, direction, decided, slowdowns)] if decided else []
+        findings += [_finding(name, direction, decided, slowdowns)] if decided else []
     files = {}
     if not (equal := _equal_rates(costs, points)).empty:
         tables.append(_equal_table(view, points, equal))
         files[f"neighbour-equal-rates-{view.label}.csv"] = as_csv(equal)
     drawn = [where(points, neighbour=name) for name in points["neighbour"].unique()]
     charts = [_chart(view, side) for side in drawn]
-    return lambda: Part([finding.text for finding in highlights], charts, tables, highlights, files)
+    return lambda: Part(findings, charts, tables, files)
 
 
 def _edge(points: pd.DataFrame) -> set[str]:

@@ -52,9 +52,9 @@ def make(view: View) -> PartOrReason:
     if _cells_of(view).empty:
         return "it needs swaps of a trace (kvbench sweep --trace FILE)"
     parts = [_part(run) for run in view.of_machine if not _cells_of(run).empty]
-    highlights = [finding for part in parts for finding in part.highlights]
-    charts, tables = ([one for part in parts for one in getattr(part, name)] for name in ("charts", "tables"))
-    return lambda: Part((), charts, tables, highlights)
+    names = ("findings", "charts", "tables")
+    findings, charts, tables = ([one for part in parts for one in getattr(part, name)] for name in names)
+    return lambda: Part(findings, charts, tables)
 
 
 def _cells_of(view: View) -> pd.DataFrame:
@@ -69,9 +69,9 @@ def _part(view: View) -> Part:
     for row in rows_of(cells):
         method = method_label(row["backend"], sms_of(row))
         replays[row["direction"]].append(Replayed(method, row["backend"], row["cell_id"], swaps[row["cell_id"]]))
-    highlights = [Finding(text, _WEIGHT) for side in replays.items() if (text := _finding(view, *side))]
+    findings = [Finding(text, _WEIGHT) for side in replays.items() if (text := _finding(view, *side))]
     tables = [_table(view, direction, side, replays[direction]) for direction, side in sides.items()]
-    return Part([], [_chart(view, cells, replays)], tables, highlights)
+    return Part(findings, [_chart(view, cells, replays)], tables)
 
 
 def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:

@@ -66,9 +66,9 @@ def test_the_table_shows_an_engines_methods_side_by_side_with_caller_times(tmp_p
         "1.20",
     ]
     assert "vllm_batch takes 1.01 to 1.20 times as long as batched, within 5% of it in 1 of 2 cells" in str(
-        part.highlights
+        part.findings
     )
-    assert "time of the calling thread by +3 us in the median" in str(part.highlights)
+    assert "time of the calling thread by +3 us in the median" in str(part.findings)
 
 
 def test_an_engines_call_is_not_compared_when_visits_contradict_each_other(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_an_engines_call_is_not_compared_when_visits_contradict_each_other(tmp_p
     records += [*visits("batched", 16, 100.0), *visits("vllm_batch", 16, 80.0, noise=0.1)]
     part = part_of(made_report(tmp_path, [*synthetic.ceilings(), *records]), "engines")
     assert "vllm_batch takes 1.01 times as long as batched, within 5% of it in 1 of 1 cell (1 undecided)" in str(
-        part.highlights
+        part.findings
     )
 
 

@@ -14,7 +14,7 @@ from kvbench.report.charts.plot import LinePlot
 from kvbench.report.model import Part
 from kvbench.results import Run, Visit, load_run
 from tests import synthetic
-from tests.reports import highlights_of, is_bold, lines_of, made_report, part_of, said
+from tests.reports import findings_of, highlights_of, is_bold, lines_of, made_report, part_of, said
 
 KNOWN, NEW = 4096, 16384
 POLICY: dict[str, Any] = {
@@ -45,9 +45,9 @@ def part(tmp_path: Path, slow_bytes: int, policy: dict[str, Any] | None) -> Part
 @pytest.mark.parametrize(("slow_bytes", "close"), [(KNOWN, 1), (NEW, 0)])
 def test_shapes_that_the_policy_was_measured_at_do_not_count(tmp_path: Path, slow_bytes: int, close: int) -> None:
     made = part(tmp_path, slow_bytes, POLICY)
-    verdict, *rest = lines_of(made.findings)
+    verdict, *rest = findings_of(made)
     assert verdict.startswith(f"auto is within 3% of the fastest in {close} of 1 cell new to its policy")
-    assert [said(finding.text) for finding in made.highlights] == [verdict]
+    assert [said(finding.text) for finding in made.findings if finding.weight] == [verdict]
     assert any("In 1 cell that the policy was measured at, auto was as close in " in line for line in rest)
     known, new = (row[1] for row in made.tables[0].rows)
     assert said(known).startswith("(")
@@ -56,7 +56,7 @@ def test_shapes_that_the_policy_was_measured_at_do_not_count(tmp_path: Path, slo
 
 def test_without_a_policy_every_shape_counts(tmp_path: Path) -> None:
     made = part(tmp_path, NEW, None)
-    verdict, *rest = lines_of(made.findings)
+    verdict, *rest = findings_of(made)
     assert verdict.startswith(
         "auto is within 3% of the fastest in 1 of 2 cells; at worst it takes 2x as long (h2d, idle, 256"
     )

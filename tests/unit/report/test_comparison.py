@@ -19,7 +19,7 @@ from kvbench.report.model import Part, Report
 from kvbench.results import Record, Run, RunInfo
 from tests import synthetic
 from tests.markdown import tokens
-from tests.reports import chart_of, highlights_of, lines_of, made_run, part_of, rows_of, said, sections_of, table_of
+from tests.reports import chart_of, findings_of, highlights_of, made_run, part_of, rows_of, said, sections_of, table_of
 
 ROUNDS = 6
 SPREADS = {"per_block": 0.01, "batched": 0.5}
@@ -120,7 +120,7 @@ def test_differences_within_the_margin_between_runs_count_as_the_same(tmp_path: 
     little = points["block_bytes"] <= 4096
     assert set(points.loc[little, "verdict"]) == {"SAME"}
     assert set(points.loc[~little, "verdict"]) == {"SLOWER"}
-    (finding,) = lines_of(part.findings)
+    (finding,) = findings_of(part)
     assert f"{little.sum()} the same, 0 undecided; chance alone would show up to 3 differences." in finding
 
 

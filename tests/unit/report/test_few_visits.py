@@ -9,7 +9,7 @@ from kvbench.report.build import COMPARISON, SECTIONS, report_of
 from kvbench.report.model import Report
 from kvbench.results import Run
 from tests.command import output
-from tests.reports import is_bold, lines_of, part_of, sections_of
+from tests.reports import findings_of, is_bold, lines_of, part_of, sections_of
 from tests.unit.report.test_golden import again, everything
 
 
@@ -27,8 +27,8 @@ def report(runs: list[Run]) -> Report:
 def test_with_few_visits_every_section_is_present_and_none_has_a_highlight(report: Report) -> None:
     assert set(sections_of(report)) == {section.name for section in (*SECTIONS, COMPARISON)}
     assert report.summary == {}
-    assert not [finding for part in report.parts for finding in part.highlights]
-    sentences = {chapter.section.name: lines_of(chapter.part.findings) for chapter in report.chapters}
+    assert not [finding for part in report.parts for finding in part.findings if finding.weight]
+    sentences = {chapter.section.name: findings_of(chapter.part) for chapter in report.chapters}
     assert "0 slower, 0 faster, 0 the same, 40 undecided" in sentences.pop("comparison")[0]
     assert all("never clearly the fastest at long runs" in line for line in sentences.pop("runs"))
     assert sentences.pop("auto") == ["auto had no policy and used built-in defaults"]

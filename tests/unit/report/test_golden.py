@@ -187,7 +187,7 @@ def test_the_page_has_the_text_of_the_report_in_the_same_order(report: Report) -
     for chapter in report.chapters:
         tables = chapter.part.tables
         cells = [text for table in tables for row in (table.header, *table.rows) for text in row]
-        for text in (chapter.section.title, *chapter.part.findings):
+        for text in (chapter.section.title, *report.findings_of(chapter)):
             at = body.index(" ".join(said(text).split()), at)
         for text in cells:
             at = body.index(" ".join(said(text).split()), at)

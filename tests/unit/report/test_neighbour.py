@@ -19,6 +19,7 @@ from kvbench.results.cost import Cost, at_rate
 from tests import synthetic
 from tests.reports import (
     chart_of,
+    findings_of,
     highlights_of,
     is_bold,
     lines_of,
@@ -142,7 +143,7 @@ def test_the_pareto_edge_is_bold_and_marked(report: Report) -> None:
 
 
 def test_the_finding_names_the_smallest_slowdown_at_a_high_rate(report: Report) -> None:
-    (line,) = lines_of(part_of(report, "neighbour").findings)
+    (line,) = findings_of(part_of(report, "neighbour"))
     assert line.startswith(
         "gemm slows down at least 20% next to d2h swaps at 40 GB/s or more, p99 5x (sm (2 SMs), 41 GB/s)"
     )
@@ -228,7 +229,7 @@ def run_with(folder: Path, name: str, changed: float = 1.0) -> Run:
 def test_a_comparison_finds_a_neighbour_that_is_slower_by_5_percent(tmp_path: Path) -> None:
     report = report_of([run_with(tmp_path, "before"), run_with(tmp_path, "afterwards", 1.05)])
     part = part_of(report, "comparison")
-    _, beside = lines_of(part.findings)
+    _, beside = findings_of(part)
     assert re.match(
         r"afterwards against before, neighbours of 3 cells: 1 slower \(by up to [45]\S*%\), 0 faster", beside
     )

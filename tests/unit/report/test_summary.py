@@ -9,7 +9,7 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.results import Record, Visit
 from tests import synthetic
-from tests.reports import highlights_of, made_report, part_of, rows_of
+from tests.reports import findings_of, highlights_of, made_report, part_of, rows_of
 
 
 def highlights_for(tmp_path: Path, records: Sequence[Record], section: str) -> list[str]:
@@ -71,7 +71,7 @@ def test_a_ladder_that_still_rises_has_no_knee(tmp_path: Path) -> None:
 
 def test_the_highlight_of_access_order_says_where_any_changes_nothing(tmp_path: Path) -> None:
     rounds = synthetic.rounds(synthetic.order_cells(), noise=0.2)
-    swap, host = highlights_for(tmp_path, rounds, "access-order")
+    swap, host = findings_of(part_of(made_report(tmp_path, rounds), "access-order"))
     assert swap == "ANY against STREAM, batched on an idle stream: no clear difference of swap time in 16 cells."
     assert "of host time" in host
 
