@@ -400,12 +400,3 @@ def test_a_cell_that_the_candidate_can_no_longer_run_fails(folder: Path) -> None
     cell_verdicts = verdicts(folder)
     assert {verdict for name, verdict in cell_verdicts.items() if name.startswith("batched")} == {"FAILED"}
     assert "FAILED" not in {verdict for name, verdict in cell_verdicts.items() if name.startswith("per_block")}
-
-
-def test_the_module_can_be_run_as_the_command() -> None:
-    said = [
-        subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
-        for command in ([sys.executable, "-P", "-m", "kvbench"], [str(KVBENCH)])
-    ]
-    assert said[0].startswith("kvbench ")
-    assert said[0] == said[1]

@@ -54,8 +54,3 @@ def test_the_gate_judges_runs_without_the_engine() -> None:
     modules = "kvbench.gate.judge, kvbench.gate.rules, kvbench.gate.sheet"
     result = start((*COMPILED, "scipy"), then=f"import {modules}")
     assert result.returncode == 0, result.stderr
-
-
-def test_reports_are_written_without_the_engine() -> None:
-    result = start(COMPILED, then="import kvbench.report.build, kvbench.results, kvbench.sweep.plan")
-    assert result.returncode == 0, result.stderr

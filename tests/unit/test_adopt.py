@@ -63,10 +63,6 @@ def test_the_recipe_hands_each_list_and_the_current_stream_to_a_copier(worker: M
     assert Copier.made[-1] is not copier
 
 
-def test_the_recipe_has_ten_lines() -> None:
-    assert sum(1 for line in recipe().splitlines() if line) <= 10
-
-
 def test_memory_that_is_not_pinned_keeps_what_the_engine_ships(worker: ModuleType) -> None:
     chosen = worker._select_swap_blocks_fn(["refs"], True, False)
     assert chosen == ("shipped", ["refs"], True, False)

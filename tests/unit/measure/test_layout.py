@@ -176,10 +176,6 @@ def test_tensors_share_their_ids_and_each_is_a_region_of_its_own(cell: Cell, cou
         assert start <= low <= high < end
 
 
-def test_other_patterns_have_no_tensors() -> None:
-    assert all(not layout.tensors for layout in laid_out(Cell("any", Direction.H2D, 16, 48), 1, 1))
-
-
 @pytest.mark.parametrize("text", ["shuffled", "runs-16", "contiguous", "reversed", "tensors-8"])
 def test_blocks_of_a_large_pool_are_spread_over_all_of_it(text: str) -> None:
     cell = fresh(text, 256, 1 << 32)

@@ -27,7 +27,7 @@ from kvbench.models.geometry import (
 from kvbench.models.hf_config import model_of, read_config_json
 from kvbench.models.presets import ModelChoice, find_model, presets
 from kvbench.results import Visit, load_run
-from kvbench.sweep.config import find_config, load_config
+from kvbench.sweep.config import load_config
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
 from tests.command import BRIEF, cell_of, events, succeeds
@@ -461,16 +461,6 @@ def test_a_config_with_impossible_models_is_refused(tmp_path: Path, text: str, m
     with pytest.raises(UsageError) as caught:
         load_config(path)
     assert message in str(caught.value)
-
-
-def test_the_shipped_config_has_the_models_of_its_table() -> None:
-    models = load_config(find_config("models")).models
-    assert [(swap.geometry.layers, swap.rank_kv_heads, swap.geometry.head_dim) for swap in models] == [
-        (32, 8, 128), (80, 8, 128), (80, 2, 128), (32, 8, 128), (28, 4, 128), (36, 8, 64), (61, 1, 576),
-    ]  # fmt: skip
-    assert {swap.block_tokens for swap in models} == {16}
-    assert {swap.geometry.dtype for swap in models} == {KvDtype.BF16}
-    assert {swap.layout for swap in models} == {KvLayout.PER_LAYER}
 
 
 def test_a_model_is_measured_and_verified_on_the_cpu(tmp_path: Path) -> None:

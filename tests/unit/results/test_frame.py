@@ -67,13 +67,6 @@ def test_a_swap_that_is_mostly_its_call_keeps_the_speeds_of_all_cpus(tmp_path: P
         assert run.visit_times()[FAR.id] == pytest.approx({0: counts_us}, rel=0.02)
 
 
-def test_a_visit_that_stays_disturbed_is_counted(tmp_path: Path) -> None:
-    disturbed = [Disturbance.STEP]
-    attempts = [msgspec.structs.replace(visit(FAR, 50.0), attempt=n, disturbed=disturbed) for n in range(3)]
-    row = frame_of(tmp_path, *attempts).loc[FAR.id]
-    assert (row["repeated"], row["disturbed"]) == (2, 1)
-
-
 def test_a_figure_belongs_to_the_quantity_of_its_stream_state(tmp_path: Path) -> None:
     cells = {state: replace(FAR, stream_state=state) for state in StreamState}
     frame = frame_of(tmp_path, *(visit(cell, 40.0) for cell in cells.values()))

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.backend_facts import BackendFacts, SmsRow
 from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
@@ -108,20 +108,6 @@ def test_a_shipped_config_survives_its_plain_form(name: str) -> None:
     assert SweepSpec.from_plain(shipped(name).to_plain()) == shipped(name)
 
 
-def test_quick_measures_back_to_back_swaps_of_small_and_of_large_blocks() -> None:
-    sizes = {cell.block_bytes for cell in on_h200("quick").cells if cell.stream_state is StreamState.SUSTAINED}
-    assert sizes == {4096, 16384, 65536}
-
-
-def test_quick_has_the_swaps_that_distinguish_the_paths_of_a_batched_call() -> None:
-    states = {
-        cell.stream_state
-        for cell in on_h200("quick").cells
-        if (cell.backend, cell.direction, cell.blocks, cell.block_bytes) == ("batched", Direction.H2D, 1024, 16 * KIB)
-    }
-    assert states >= {StreamState.IDLE, StreamState.BUSY}
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_command_of_any_cell_measures_only_that_cell(name: str) -> None:
     """A cell's command is `kvbench sweep -a …`, which starts from quick: nothing in quick may prevent it."""
@@ -145,29 +131,6 @@ def test_cliff_locates_the_edge_on_both_streams() -> None:
     assert {cell.sms for cell in cells if cell.backend == "triton"} == {12}
     assert {cell.blocks for cell in cells} == {16, 256, 1024, 10_000, 50_000, 200_000}
     assert max(cell.swap_bytes for cell in cells) <= 1e9
-
-
-def test_order_has_the_cells_of_its_table() -> None:
-    plan = on_h200("order")
-    expected = {(n, 4 * KIB) for n in (64, 256, 1024, 4096)} | {
-        (64, 32 * KIB),
-        (256, 32 * KIB),
-        (32, 256 * KIB),
-        (64, 128 * KIB),
-    }
-    for direction in Direction:
-        for order in (Order.STREAM, Order.ANY):
-            cells = [cell for cell in plan.cells if (cell.direction, cell.order) == (direction, order)]
-            assert {(cell.blocks, cell.block_bytes) for cell in cells} == expected
-    sampling = shipped("order").sampling
-    assert sampling.warmups >= 5
-    assert sampling.min_samples == sampling.max_samples
-    assert sampling.rounds * sampling.max_samples == 200
-
-
-def test_the_sm_ladder_ends_with_every_sm() -> None:
-    counts = [1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 64, 132]
-    assert sorted({cell.sms or 0 for cell in on_h200("sm-ladder").cells}) == counts
 
 
 def test_a_path_to_a_config_is_used_as_given(tmp_path: Path) -> None:
@@ -346,16 +309,6 @@ def test_auto_is_compared_at_swaps_that_its_policy_was_not_measured_at() -> None
     large = {swap for swap in chosen if swap[2] >= 128 and swap[3] >= 32 * KIB}
     assert all(swaps_of("auto", backend) == large for backend in ("batched", "merged", "primed"))
     assert not chosen & swaps_of("engine", "sm")
-
-
-def test_engine_compares_triton_at_its_best_sm_count() -> None:
-    """Its default is one count for all shapes."""
-    counts: dict[tuple[Direction, int, int], set[int | None]] = {}
-    for cell in on_h200("engine").cells:
-        if cell.backend == "triton" and cell.stream_state is StreamState.IDLE and cell.blocks <= 10_000:
-            counts.setdefault((cell.direction, cell.blocks, cell.block_bytes), set()).add(cell.sms)
-    too_long = {(direction, 10_000, 64 * KIB) for direction in Direction}
-    assert {shape for shape, sms in counts.items() if not sms >= {8, 12, 24, 32, 48}} == too_long
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "gate-suite"])  # the gate counts rounds itself
