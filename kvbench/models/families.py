@@ -44,6 +44,7 @@ _WORD_OF_LAYER: Final[Mapping[object, str]] = {
     "linear_attention": "state", "mamba": "state", "M": "state",
     "moe": "none", "mlp": "none", "-": "none", "E": "none",
 }  # fmt: skip
+_HYBRID: Final = ("full", "state", "none")
 
 
 class Cache(NamedTuple):
@@ -196,14 +197,21 @@ def k_and_v(heads: int, head_dim: int, value_dim: int | None, window: int = 0, *
     return [Cache(heads, size, 1, part, window, chunked) for part, size in sides]
 
 
-def kinds_of(fields: Fields, layers: int, *names: str, at_least: bool = False) -> list[str] | None:
-    """Return the kind of each layer (full, sliding, chunked, state, none) by the first of these fields present."""
+def kinds_of(
+    fields: Fields,
+    layers: int,
+    known: Sequence[str],
+    names: Sequence[str] = ("layer_types",),
+    *,
+    at_least: bool = False,
+) -> list[str] | None:
+    """Return the kind of each layer, by the first of these fields present; raises UsageError unless it is `known`."""
     kinds = None
-    for name in names or ("layer_types",):
+    for name in names:
         items = fields.items(name, layers, at_least=at_least)
-        other = next((item for item in items or () if not isinstance(item, str) or item not in _WORD_OF_LAYER), None)
+        other = next((one for one in items or () if _WORD_OF_LAYER.get(str(one)) not in known), None)
         if other is not None:
-            raise UsageError(f"{name}: {shown(other)} is not a kind of layer that kvbench knows")
+            raise UsageError(f"{name}: {shown(other)} is not a kind of layer that kvbench knows for this model_type")
         kinds = kinds or (items and [_WORD_OF_LAYER[item] for item in items])
     return kinds
 
@@ -217,7 +225,7 @@ def window_of(fields: Fields, kinds: Sequence[str]) -> int:
 
 def sliding_kinds(fields: Fields, layers: int, every: int = 0, *, all_slide: bool = False) -> list[str]:
     """Return the kinds of layers that are full or sliding: every layer `every` is full, if the family has a default."""
-    kinds = kinds_of(fields, layers)
+    kinds = kinds_of(fields, layers, ("full", "sliding"))
     window = fields.get("sliding_window")
     uses = fields.get("use_sliding_window")
     first = fields.get("max_window_layers")
@@ -243,8 +251,6 @@ def dense(fields: Fields, every: int = 0, *, all_slide: bool = False, heads: Seq
     layers = layer_count(fields)
     kinds = sliding_kinds(fields, layers, every, all_slide=all_slide)
     window = window_of(fields, kinds)
-    if other := next((kind for kind in kinds if kind not in ("full", "sliding")), None):
-        raise UsageError(f"layer_types: layers with {other} caches are not known for this model_type")
     shape = kv_heads(fields, *heads), head_size(fields), fields.whole("v_head_dim")
     return [k_and_v(*shape, window if kind == "sliding" else 0) for kind in kinds]
 
@@ -295,9 +301,7 @@ def _latent(fields: Fields, layers: int = 0, *, attentions: int = 1) -> Layers:
     fields.skip("qk_nope_head_dim head_dim mla_use_nope")
     row = Cache(1, fields.needed("kv_lora_rank") + fields.needed("qk_rope_head_dim"), 1)
     layers = layers or layer_count(fields)
-    kinds = kinds_of(fields, layers) or ["full"] * layers
-    if set(kinds) != {"full"}:
-        raise UsageError(f"layer_types: {shown(sorted(set(kinds)))}: latent attention is known for full layers only")
+    kinds_of(fields, layers, ("full",))
     size = fields.whole("index_head_dim")
     indexed = _indexed(fields, layers) if size else [False] * layers
     rows = [Cache(1, size or 0, 1, Part.INDEX, row_bytes=(size or 0) + 4 * math.ceil((size or 0) / 128))]
@@ -347,10 +351,9 @@ def _llama4(fields: Fields) -> Layers:
     every = fields.whole("no_rope_layer_interval") or 4
     by_period = [(layer + 1) % every != 0 for layer in range(layers)]
     rotary = fields.flags("no_rope_layers", layers) if fields.get("no_rope_layers") else by_period
-    kinds = kinds_of(fields, layers) or ["chunked" if one else "full" for one in rotary or by_period]
+    by_position = ["chunked" if one else "full" for one in rotary or by_period]
+    kinds = kinds_of(fields, layers, ("full", "chunked")) or by_position
     chunk = fields.whole("attention_chunk_size")
-    if set(kinds) - {"full", "chunked"}:
-        raise UsageError(f"layer_types: {shown(sorted(set(kinds)))}: only full and chunked attention are known here")
     shape = kv_heads(fields), head_size(fields), None
     slides = [kind == "chunked" and chunk is not None for kind in kinds]
     return [k_and_v(*shape, (chunk or 0) if one else 0, chunked=one) for one in slides]
@@ -392,7 +395,7 @@ def _step(fields: Fields) -> Layers:
     fields.skip("share_q_dim yarn_only_types swiglu_limits_shared att_impl_type")
     names = ("num_attention_groups", "num_key_value_heads")
     layers = layer_count(fields)
-    kinds = kinds_of(fields, layers, at_least=True) or ["full"] * layers
+    kinds = kinds_of(fields, layers, ("full", "sliding"), at_least=True) or ["full"] * layers
     window = window_of(fields, kinds)
     full = k_and_v(kv_heads(fields, *names), head_size(fields), None)
     sliding = full
@@ -447,21 +450,16 @@ def _element_bytes(fields: Fields, name: str) -> int:
 def _gated_delta(fields: Fields) -> Layers:
     """Qwen3-Next and its successors: linear layers with a state, and full ones."""
     layers, every = layer_count(fields), fields.whole("full_attention_interval") or 4
-    kinds = kinds_of(fields, layers) or ["state" if (layer + 1) % every else "full" for layer in range(layers)]
+    by_period = ["state" if (layer + 1) % every else "full" for layer in range(layers)]
+    kinds = kinds_of(fields, layers, _HYBRID) or by_period
     keys, values = fields.needed("linear_num_key_heads"), fields.needed("linear_num_value_heads")
     key_dim, value_dim = fields.needed("linear_key_head_dim"), fields.needed("linear_value_head_dim")
     conv = (fields.needed("linear_conv_kernel_dim") - 1) * (2 * keys * key_dim + values * value_dim)
     size = _element_bytes(fields, "mamba_ssm_dtype")
     state = _state(math.gcd(keys, values), conv, values * value_dim * key_dim, size)
     full = k_and_v(kv_heads(fields), head_size(fields), None)
-    return [_of_kind(kind, full, state) for kind in kinds]
-
-
-def _of_kind(kind: str, full: list[Cache], state: list[Cache]) -> list[Cache]:
-    known = {"full": full, "state": state, "none": []}
-    if kind not in known:
-        raise UsageError(f"layers with {kind} attention beside states are not known for this model_type")
-    return known[kind]
+    caches = {"full": full, "state": state, "none": []}
+    return [caches[kind] for kind in kinds]
 
 
 def _kimi_linear(fields: Fields) -> Layers:
@@ -486,7 +484,7 @@ def _mamba2(fields: Fields, names: Sequence[str], kinds: Sequence[str] = ("layer
     fields.skip("mamba_expand expand chunk_size mamba_chunk_size time_step_rank time_step_limit use_mamba_kernels")
     given = next((value for name in kinds if isinstance(value := fields.get(name), list | str)), None)
     layers = fields.whole("num_hidden_layers") or (len(given) if given else fields.needed("num_hidden_layers"))
-    found = kinds_of(fields, layers, *kinds)
+    found = kinds_of(fields, layers, _HYBRID, kinds)
     attention = fields.get("attn_layer_indices")
     if found is None and isinstance(attention, list):
         found = ["full" if layer in attention else "state" for layer in range(layers)]
@@ -497,7 +495,8 @@ def _mamba2(fields: Fields, names: Sequence[str], kinds: Sequence[str] = ("layer
     bytes_of_state = _element_bytes(fields, "mamba_ssm_cache_dtype")
     state = _state(math.gcd(heads, groups), conv, heads * size * state_size, bytes_of_state)
     full = k_and_v(kv_heads(fields), head_size(fields), None)
-    return [_of_kind(kind, full, state) for kind in found]
+    caches = {"full": full, "state": state, "none": []}
+    return [caches[kind] for kind in found]
 
 
 def _chatglm(fields: Fields) -> Layers:

@@ -310,7 +310,15 @@ def test_a_config_json_is_read(config: dict[str, object], expected: dict[str, ob
         ({**DENSE, "sliding_window": 4096}, "sliding_window: 4096, but neither layer_types nor its family says which"),
         ({**DENSE, "torch_dtype": "int8"}, 'torch_dtype: "int8" is not one of bfloat16, float16, float32'),
         ({**DENSE, "layer_types": ["full_attention"]}, "is not a list of 32 items"),
-        ({**DENSE, "layer_types": ["linear_attention"] * 32}, "layer_types: layers with state caches are not known"),
+        ({**DENSE, "layer_types": ["linear_attention"] * 32}, 'layer_types: "linear_attention" is not a kind of layer'),
+        *(
+            (
+                {**DENSE, "model_type": family, "sliding_window": 8, "layer_types": ["linear_attention"] * 32},
+                'layer_types: "linear_attention" is not a kind of layer that kvbench knows for this model_type',
+            )
+            for family in ("gemma3_text", "gemma4_text", "llama4_text", "step3p7")
+        ),
+        ({**DENSE, "layer_types": [3] * 32}, "layer_types: 3 is not a kind of layer"),
         ({**DENSE, "layer_types": ["sliding_attention"] * 32}, "sliding_window: missing"),
         ({**DENSE, "sliding_window": 8, "use_sliding_window": True}, "max_window_layers: null is not a whole number"),
         ({**DENSE, "num_kv_shared_layers": 32}, "num_kv_shared_layers: 32 is not a whole number from 0 to 31"),
