@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from kvbench.analysis.compare import Verdict
-from kvbench.cells.axes import StreamState
+from kvbench.cells.axes import Direction, Neighbour, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import ExitCode
 from kvbench.gate.judge import judge, without_slot_bias
 from kvbench.gate.judgement import GateVerdict, Judgement, Margins, Row
 from kvbench.gate.looks import PLAN
-from kvbench.gate.sheet import message
-from kvbench.results import Record, Run, Visit
-from tests.synthetic import failure, skip
-from tests.unit.gate.gated import CELLS, Side, compared, judge_runs, paired
+from kvbench.gate.sheet import message, name_of_row
+from kvbench.results import Control, Record, Run, Visit
+from tests.synthetic import beside, failure, skip
+from tests.unit.gate.gated import CELLS, DIRECTIONS, Side, compared, judge_runs, made, paired
 
 VICTIM = CELLS[4]
 
@@ -295,3 +295,49 @@ def test_slot_bias_is_corrected_only_after_two_rounds_of_each_order() -> None:
     assert corrected == pytest.approx(np.array([[0.0] * 4, [0.1] * 4]))
     corrected, bias = without_slot_bias(ratios, np.ones(4))
     assert (bias, corrected is ratios) == (0.0, True)
+
+
+GEMM = Cell("sm", Direction.D2H, 4096, 16384, sms=2, neighbour=Neighbour.GEMM)
+DECODE = replace(GEMM, neighbour=Neighbour.DECODE)
+USUAL = {GEMM: 1.2, DECODE: 1.03}
+
+
+def run_beside(which: int, slowdowns: dict[Cell, float]) -> Run:
+    """Return the run of a side whose visits' slowdowns differ by half a percent."""
+    noise = np.random.default_rng(which).normal(0, 0.005, (24, len(slowdowns)))
+    records: list[Record] = []
+    for number in range(24):
+        for index, (cell, slowdown) in enumerate(slowdowns.items()):
+            (visit,) = beside(cell, slowdown * float(np.exp(noise[number, index])), 40.0, 1)
+            records.append(msgspec.structs.replace(visit, round=number))
+        records += [Control(direction=each, round=number, copy_bytes=1 << 28, gpu_us=[5e3]) for each in DIRECTIONS]
+    return made(which, records)
+
+
+def neighbours_of(judgement: Judgement) -> dict[Cell, Row]:
+    return {row.cells[0]: row for row in judgement.rows if row.kind == "neighbour"}
+
+
+def test_neighbours_as_slow_as_before_pass() -> None:
+    rows = neighbours_of(judge_runs(run_beside(0, USUAL), run_beside(1, USUAL)))
+    assert {row.verdict for row in rows.values()} == {GateVerdict.SAME}
+    assert rows[GEMM].base == pytest.approx(1.2, rel=0.01)
+
+
+def test_a_neighbour_slower_by_5_percent_is_detected_even_if_swaps_are_unchanged() -> None:
+    judgement = judge_runs(run_beside(0, USUAL), run_beside(1, USUAL | {DECODE: 1.03 * 1.05}))
+    rows = neighbours_of(judgement)
+    assert (rows[DECODE].verdict, rows[GEMM].verdict) == (GateVerdict.SLOWER, GateVerdict.SAME)
+    assert rows[DECODE].effect.low < 1.05 < rows[DECODE].effect.high
+    assert (judgement.verdict, judgement.exit_code) == (GateVerdict.SLOWER, ExitCode.REGRESSION)
+    assert {row_of(judgement, cell).verdict for cell in USUAL} == {GateVerdict.SAME}
+    assert name_of_row(judgement.rows[0]) == f"neighbour: {DECODE.label}"
+    assert judgement.rows[0].command.endswith("-a neighbour=decode")
+
+
+def test_a_failed_cell_has_no_row_for_its_neighbour() -> None:
+    cand = run_beside(1, USUAL)
+    broken = replace(cand, records=[*cand.records, failure(GEMM, "the neighbour died")])
+    judgement = judge_runs(run_beside(0, USUAL), broken)
+    assert judgement.verdict is GateVerdict.FAILED
+    assert set(neighbours_of(judgement)) == {DECODE}

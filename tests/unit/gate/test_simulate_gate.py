@@ -15,7 +15,6 @@ from tests.simulate_gate import (
     quoted,
     simulate,
     upper_bound,
-    write_between_markers,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -57,13 +56,3 @@ def test_the_document_has_a_row_for_every_scenario() -> None:
     text = (ROOT / "docs/design/gate.md").read_text().partition(MARKERS[0])[2].partition(MARKERS[1])[0]
     rows = [tuple(cell.strip() for cell in line.strip("|").split("|"))[:3] for line in text.splitlines() if "%" in line]
     assert rows[1:-1] == [scenario.labels for scenario in SCENARIOS]
-
-
-def test_the_table_replaces_only_the_text_between_its_markers(tmp_path: Path) -> None:
-    document = tmp_path / "doc.md"
-    document.write_text(f"before\n{MARKERS[0]}\nold\n{MARKERS[1]}\nafter\n")
-    write_between_markers(document, "new")
-    assert document.read_text() == f"before\n{MARKERS[0]}\nnew\n{MARKERS[1]}\nafter\n"
-    document.write_text("no markers")
-    with pytest.raises(SystemExit):
-        write_between_markers(document, "new")

@@ -117,12 +117,6 @@ def test_the_layout_that_is_answered_for_is_named(tmp_path: Path) -> None:
     assert shown.index("runs-8") < shown.index("h2d idle")
 
 
-def test_the_hot_end_is_left_out_where_there_are_fresh_blocks(tmp_path: Path) -> None:
-    hot = [Cell("batched", Direction.H2D, 16, 4 * KIB), Cell("sm", Direction.H2D, 16, 4 * KIB, sms=1)]
-    run = run_of(tmp_path, [*cells(), *hot], lambda cell: 500.0 if cell.hot else gbps(cell))
-    assert at(answers_of([run], anything), 4 * KIB, 16).gbps == pytest.approx(50.0, rel=0.01)
-
-
 def test_answers_are_of_one_workload_whatever_the_order_of_the_runs(run: Run, tmp_path: Path) -> None:
     hot = [replace(cell, reuse=Reuse.SAME, pool_bytes=2 << 30) for cell in cells()]
     others = run_of(tmp_path / "hot", hot, lambda cell: 3 * gbps(cell))
@@ -131,12 +125,6 @@ def test_answers_are_of_one_workload_whatever_the_order_of_the_runs(run: Run, tm
         answers = answers_of(runs, anything)
         assert [answer.gbps for answer in answers] == pytest.approx([answer.gbps for answer in expected])
         assert workload_text(runs).startswith("fresh blocks from 1 GiB,")
-
-
-def test_the_command_writes_a_policy(run: Run, tmp_path: Path) -> None:
-    policy = tmp_path / "policy.toml"
-    assert "h2d idle: sm (2 SMs) up to 16 KiB, batched from 64 KiB; " in output("tune", run.path, "-p", policy)
-    assert load_policy(policy).tables[0].choices[0] == ("sm sms=2", "sm sms=2")
 
 
 def test_swaps_after_a_pause_are_answered_for_where_most_have_one_and_the_answer_says_so(tmp_path: Path) -> None:

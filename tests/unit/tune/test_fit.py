@@ -13,7 +13,6 @@ from kvbench.analysis.compare import Visits, compare_visits
 from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Choice, Policy
 from kvbench.errors import UsageError
 from kvbench.results import Record, Run, load_run
@@ -97,12 +96,6 @@ def test_a_point_of_one_backend_alone_is_left_out(tmp_path: Path) -> None:
     assert policy.tables[0].blocks == COUNTS
 
 
-def test_other_patterns_and_memories_do_not_count(tmp_path: Path) -> None:
-    strange = Cell("batched", H2D, 10_000, KIB, pattern=Pattern("contiguous"), order=Order.ANY)
-    policy = fit_policy([run_of(tmp_path / "run", [*grid(), synthetic.visit(strange, 0.1)])])
-    assert choice_at(policy, KIB, 10_000) == KERNEL
-
-
 def test_several_runs_of_one_machine_go_together(tmp_path: Path) -> None:
     wide: list[Record] = [synthetic.visit(cell_of("sm", size, 10_000, sms=4), 5.0, noise=0.0) for size in SIZES]
     runs = [run_of(tmp_path / "a", grid()), run_of(tmp_path / "b", wide)]
@@ -174,11 +167,6 @@ def test_between_equal_ways_the_neighbours_choice_goes_on() -> None:
         (4 * KIB, 128): steady({bulk: 90.0, lanes: 100.0}),
     }
     assert list(choose_all(times).values()) == [lanes, lanes, lanes, bulk]
-
-
-def test_what_gains_no_more_than_the_margin_is_no_reason_to_take_sms() -> None:
-    assert choose_all({(KIB, 16): steady({KERNEL: 98.5, BATCHED: 100.0})})[KIB, 16] == BATCHED
-    assert choose_all({(KIB, 16): steady({KERNEL: 96.0, BATCHED: 100.0})})[KIB, 16] == KERNEL
 
 
 def test_what_another_run_could_choose_is_named() -> None:

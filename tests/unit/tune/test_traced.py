@@ -82,11 +82,6 @@ def test_the_choice_for_a_trace_is_the_fastest_for_its_swaps(run: Run) -> None:
     assert workload_text([run]) == "the swaps of hour.gz: 400 loads and 900 stores"
 
 
-def test_what_is_not_allowed_is_not_chosen(run: Run) -> None:
-    allowed = answers_of([run], lambda choice: choice.backend != "merged")
-    assert {answer.choice.backend for answer in allowed} == {"sm"}
-
-
 def test_the_answer_says_what_the_choices_for_shuffled_blocks_would_lose(run: Run) -> None:
     lines = summary([run])
     assert "By the choices for shuffled blocks, these swaps take 30.0% (h2d) longer" in lines
