@@ -235,7 +235,7 @@ def tune_beside(
     from kvbench.cli.tables import print_lines, print_rows
     from kvbench.engine.nvrtc import driver_version
     from kvbench.tune import text
-    from kvbench.tune.beside import answers_beside
+    from kvbench.tune.answer import answers_beside
     from kvbench.tune.fit import driver_of
     from kvbench.tune.search import beside_sweep, trying_overlap
 
@@ -250,14 +250,14 @@ def tune_beside(
         loaded, code = _measured(trying_overlap(spec, driver_version()), out, quiet=as_json)
     answers = answers_beside(loaded, neighbour, limit, partial(may.keeps, driver_of(loaded)))
     if as_json:
-        plain = {**text.machine_plain(loaded[0]), "answers": [answer.to_plain() for answer in answers]}
+        plain = {**text.machine_plain(loaded[0]), "answers": [text.beside_plain(answer) for answer in answers]}
         typer.echo(json.dumps(plain, indent=2))
     else:
         chosen = [answer.chosen.choice for answer in answers if answer.chosen]
-        sentences = [*(answer.sentence() for answer in answers), *text.sms_notes(chosen, loaded)]
+        sentences = [*(text.sentence_beside(answer) for answer in answers), *text.sms_notes(chosen, loaded)]
         print_lines([text.machine_text(loaded[0]), "", *sentences, ""])
         print_rows([text.row_beside(answer, way) for answer in answers for way in answer.ways], text.HEADER_BESIDE)
-        if unsure := [line for answer in answers for line in answer.open_points()]:
+        if unsure := [line for answer in answers for line in text.open_beside(answer)]:
             print_lines(["", "Open: another run could choose otherwise", *(f"  {line}" for line in unsure)])
     if code:
         raise typer.Exit(code)

@@ -17,10 +17,9 @@ from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.sweep.installed import Engine, Values, engines
 from kvbench.text import counted, ends
-from kvbench.tune.answer import Answer
-from kvbench.tune.beside import answers_beside
+from kvbench.tune.answer import Answer, answers_beside
 from kvbench.tune.fit import sms_of
-from kvbench.tune.text import machine_text, workload_text
+from kvbench.tune.text import beside_text, machine_text, workload_text
 
 _LEAST_SHAPES: Final = 10
 _OFFERED_FROM: Final = 0.9  # share of the shapes at which an SM count must have been measured
@@ -141,7 +140,7 @@ def _cost_text(runs: Sequence[Run], engine: Engine, sms: int) -> str:
             f"-a backend={engine.kernel} -a sms={sms} -a neighbour={_BESIDE}, and give that run too"
         )
     way, shape = max(((way, one.shape) for one in beside for way in one.ways), key=lambda pair: pair[0].slowdown)
-    return f"beside {shape.text()} by {way.choice.label} a decode step takes {way.slowdown - 1:.0%} longer"
+    return f"beside {beside_text(shape)} by {way.choice.label} a decode step takes {way.slowdown - 1:.0%} longer"
 
 
 def shipped_choice(engine: Engine, answer: Answer, run: Run) -> Choice | None:

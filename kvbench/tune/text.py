@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import mean, median
 from typing import Any, Final
 
-from kvbench.analysis.compare import MIN_PAIRS, Comparison
-from kvbench.analysis.margins import TIED
+from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, compare_visits
+from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.backend_facts import BATCHED, MERGED
 from kvbench.cells.cell import EQUAL
@@ -21,8 +21,7 @@ from kvbench.results.replays import trace_name, trace_of
 from kvbench.sweep.installed import engines, of_engine
 from kvbench.sweep.replay_spec import SIDES
 from kvbench.text import WIDEST, ends, printable, short, terminal_rows
-from kvbench.tune.answer import Answer, answers_of, apart
-from kvbench.tune.beside import BesideAnswer, WayBeside, percent
+from kvbench.tune.answer import Answer, BesideAnswer, Shape, WayBeside, answers_of, apart
 from kvbench.tune.figures import (
     AtShape,
     Load,
@@ -359,6 +358,69 @@ def row_model(load: Load) -> list[str]:
         f"{load.caller_us:.0f}",
         shape_text(load.nearest.point),
     ]
+
+
+def percent(slowdown: float) -> str:
+    """Return how much slower a ratio is: 1.042 as "4.2%", what is no slower as "0%"."""
+    return f"{two_digits((slowdown - 1) * 100)}%" if slowdown >= 1.0005 else "0%"
+
+
+def beside_text(shape: Shape) -> str:
+    return f"{shape.direction} swaps of {shape.blocks} blocks of {size_text(shape.block_bytes)}"
+
+
+def sentence_beside(answer: BesideAnswer) -> str:
+    """Return the choice for a shape beside a neighbour: "sm (2 SMs), 29 GB/s, 1.2% slower, p99 3% slower, ..."."""
+    said, limit = f"{answer.neighbour} beside {beside_text(answer.shape)}", 1 + answer.max_slowdown
+    way = answer.chosen or min(answer.ways, key=lambda way: (way.slowdown, -way.gbps))
+    way_text = f"{_way(way)}{' (open)' if way.verdict(limit) is Verdict.UNDECIDED else ''}"
+    if answer.chosen is None:
+        return f"{said}: no way that was measured costs at most {percent(limit)}; the least is {way_text}"
+    gain = ""
+    batched = [way for way in answer.ways if way.choice.backend == BATCHED]
+    if batched and way.choice.backend != BATCHED:
+        comparison = compare_visits(way.us_per_gb, max(batched, key=lambda one: one.gbps).us_per_gb, IN_TURN)
+        faster = f"{two_digits(comparison.ratio)}x as fast as {BATCHED}"
+        gain = f", {faster if comparison.told_apart else f'no clear difference from {BATCHED}'}"
+    return f"{said}: {way_text}, p99 {percent(way.slowdown_p99)} slower{gain}"
+
+
+def open_beside(answer: BesideAnswer) -> list[str]:
+    """Return what another run could choose otherwise beside a neighbour."""
+    limit, said = 1 + answer.max_slowdown, f"{answer.neighbour} beside {beside_text(answer.shape)}"
+    lines, slowest = [], 0.0
+    if answer.chosen is not None:
+        slowest = answer.chosen.gbps * (1 + TIED.fraction)
+        if answer.chosen.verdict(limit) is Verdict.UNDECIDED:
+            sure = [way for way in answer.ways if way.verdict(limit) is Verdict.SAME]
+            then = f"; {_way(sure[0], interval=True)} does not" if sure else ""
+            lines.append(f"{said}: {_way(answer.chosen, interval=True)} may cost more than {percent(limit)}{then}")
+    return lines + [
+        f"{said}: {_way(way, interval=True)} may cost no more than {percent(limit)}"
+        for way in answer.ways
+        if way.slowdown > limit and way.gbps > slowest and way.verdict(limit) is Verdict.UNDECIDED
+    ]
+
+
+def _way(way: WayBeside, *, interval: bool = False) -> str:
+    """Return "sm (2 SMs), 29 GB/s, 1.2% slower", if asked for with its interval."""
+    ends_text = " to ".join(map(percent, way.slowdown_interval or ())) or "too few visits for an interval"
+    text = f"{way.choice.label}, {two_digits(way.gbps)} GB/s, {percent(way.slowdown)} slower"
+    return f"{text} ({ends_text})" if interval else text
+
+
+def beside_plain(answer: BesideAnswer) -> dict[str, Any]:
+    """Return the answer beside a neighbour as JSON-compatible data."""
+    unsure = open_beside(answer)
+    return {
+        "neighbour": answer.neighbour,
+        "max_slowdown": answer.max_slowdown,
+        **answer.shape._asdict(),
+        "choice": None if answer.chosen is None else str(answer.chosen.choice),
+        "decided": not unsure,
+        "ways": [way.to_plain() for way in answer.ways],
+        "open": unsure,
+    }
 
 
 def row_beside(answer: BesideAnswer, way: WayBeside) -> list[str]:

@@ -14,7 +14,8 @@ from kvbench.cells.policy import Choice
 from kvbench.cli.main import app
 from kvbench.errors import UsageError
 from kvbench.results import Record, Run
-from kvbench.tune.beside import BesideAnswer, answers_beside
+from kvbench.tune.answer import BesideAnswer, answers_beside
+from kvbench.tune.text import open_beside, sentence_beside
 from tests import synthetic
 from tests.reports import made_run
 
@@ -71,35 +72,33 @@ def test_what_is_as_fast_with_fewer_sms_and_settings_is_taken(tmp_path: Path) ->
 
 
 def test_the_sentence_says_both_sides_the_tail_and_the_gain(tmp_path: Path) -> None:
-    assert only([made_run(tmp_path, ladder())]).sentence() == (
+    assert sentence_beside(only([made_run(tmp_path, ladder())])) == (
         "decode beside d2h swaps of 4096 blocks of 16 KiB: sm (1 SM), 30 GB/s, 4% slower, p99 400% slower, 3x as "
         "fast as batched"
     )
 
 
 def test_where_everything_costs_more_the_least_is_named(tmp_path: Path) -> None:
-    assert (
-        only([made_run(tmp_path, ladder())], 0.001)
-        .sentence()
-        .endswith("no way that was measured costs at most 0.1%; the least is batched, 10 GB/s, 1% slower")
+    assert sentence_beside(only([made_run(tmp_path, ladder())], 0.001)).endswith(
+        "no way that was measured costs at most 0.1%; the least is batched, 10 GB/s, 1% slower"
     )
 
 
 def test_an_interval_that_reaches_beyond_the_limit_is_open(tmp_path: Path) -> None:
     unsure = visits(replace(SM, sms=1), [1.01, 1.03, 1.04, 1.045, 1.06, 1.09], 30.0)
     faster = visits(replace(SM, sms=4), [1.03, 1.05, 1.07, 1.07, 1.09, 1.1], 35.0)
-    first, second = only([made_run(tmp_path, [*unsure, *faster, *visits(SHAPED, [1.03] * 6, 19.0)])]).open_points()
+    first, second = open_beside(only([made_run(tmp_path, [*unsure, *faster, *visits(SHAPED, [1.03] * 6, 19.0)])]))
     assert "sm (1 SM), 30 GB/s, 4.5% slower (1% to 9%) may cost more than 5%; sm (2 SMs, " in first
     assert "sm (4 SMs), 35 GB/s, 7% slower (3% to 10%) may cost no more than 5%" in second
 
 
 def test_with_few_visits_everything_is_open(tmp_path: Path) -> None:
     answer = only([made_run(tmp_path, ladder(rounds=5))])
-    first, second = answer.open_points()
+    first, second = open_beside(answer)
     assert "sm (1 SM), 30 GB/s, 4% slower (too few visits for an interval) may cost more than 5%" in first
     assert "sm (2 SMs), 40 GB/s, 20% slower (too few visits for an interval) may cost no more than 5%" in second
-    assert "4% slower (open), p99" in answer.sentence()
-    assert answer.sentence().endswith("no clear difference from batched")
+    assert "4% slower (open), p99" in sentence_beside(answer)
+    assert sentence_beside(answer).endswith("no clear difference from batched")
 
 
 def test_each_direction_and_size_has_its_answer(tmp_path: Path) -> None:
