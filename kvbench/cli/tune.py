@@ -387,6 +387,7 @@ def _check_engine(name: str, device: str) -> None:
     """Raise UsageError if the code of an engine cannot run here: without a GPU, or without its package."""
     from kvbench.backends.base import facts_of
     from kvbench.cells.device_facts import DeviceFacts, device_named
+    from kvbench.engine.nvrtc import driver_version
     from kvbench.run.runner import inspect
     from kvbench.sweep.installed import engines
 
@@ -395,7 +396,8 @@ def _check_engine(name: str, device: str) -> None:
     reasons = [why for backend in engine.backends if (why := facts_of(backend, gpu).unavailable)]
     if len(reasons) == len(engine.backends):
         raise UsageError(f"engine {name}: {reasons[0]}; install it beside kvbench, and see kvbench doctor --engines")
-    if device_named(device, inspect().devices) == "cpu":
+    # A worker, which names the devices, takes seconds to start.
+    if not driver_version() or device_named(device, inspect().devices) == "cpu":
         raise UsageError(f"engine {name}: its code needs a GPU, and this machine shows none; see kvbench doctor")
 
 

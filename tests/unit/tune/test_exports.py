@@ -5,17 +5,21 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from kvbench.backends import base
 from kvbench.cells.axes import Direction, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.backend_facts import BackendFacts, EngineSetting
 from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
+from kvbench.engine import nvrtc
 from kvbench.errors import UsageError
 from kvbench.results import Record, Run, load_run
+from kvbench.run import runner
 from kvbench.sweep.installed import engines
 from kvbench.tune.answer import answers_of
 from kvbench.tune.exports import Export, break_even, export
@@ -213,3 +217,12 @@ def test_an_engine_that_cannot_be_measured_is_refused_before_anything_is(name: s
     error = CliRunner().invoke(app, ["tune", "engine", name]).exception
     assert isinstance(error, UsageError)
     assert message in str(error)
+
+
+def test_an_engine_is_refused_without_a_driver_before_a_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "facts_of", mock.Mock(return_value=VLLM))  # as if its package were installed
+    monkeypatch.setattr(nvrtc, "driver_version", lambda: 0)
+    monkeypatch.setattr(runner, "inspect", mock.Mock(side_effect=AssertionError))
+    error = CliRunner().invoke(app, ["tune", "engine", "vllm"]).exception
+    assert isinstance(error, UsageError)
+    assert str(error) == "engine vllm: its code needs a GPU, and this machine shows none; see kvbench doctor"
