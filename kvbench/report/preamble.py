@@ -92,7 +92,7 @@ def plug_ins(views: Sequence[View]) -> list[Text]:
     """Return what the mark of plug-ins' backends means, with their packages; nothing where there is none."""
     known = [facts for view in views for facts in view.run.info.backends]
     packages = ", ".join(f"{name} of {short(package, 80)}" for name, package in sorted(plug_ins_of(known).items()))
-    meaning = f"code of another package, and figures only as true as that code: {packages}"
+    meaning = f"a backend of another package, whose figures are only as true as that package's code: {packages}"
     return [(Strong("Plug-in"), f": {meaning}")] if packages else []
 
 
