@@ -179,7 +179,8 @@ def _finding(curves: Sequence[RateCurve], over: str) -> str:
             return f"{curve.backend} {curve.direction}, from {bytes_size(cliff.above_bytes)} on: {_height(cliff)} GB/s"
         cause = "the CPU copies, " if below == EffectivePath.CPU_INLINE != above else ""
         where_slow = f"{curve.backend} {curve.direction}, {bytes_size(cliff.below_bytes)} and below"
-        return f"{where_slow}: {cause}{_height(cliff)} slower"
+        up_to = "up to " if len({curve.panel for curve in curves}) > 1 else ""
+        return f"{where_slow}: {cause}{up_to}{_height(cliff)} slower"
     knees: dict[str, list[int]] = {}
     for curve in curves if over == "sms" else ():
         knees.setdefault(curve.backend, []).extend([curve.knee] if curve.knee else [])
@@ -217,7 +218,8 @@ def _change_finding(curves: Sequence[RateCurve], over: str) -> str:
         between = f"in a pool of {bytes_size(curve.x[-1])} as in one of {bytes_size(curve.x[0])}"
     else:
         between = f"with {count(curve.x[-1])} adjacent blocks as with {count(curve.x[0])}"
-    return f"{curve.backend} {curve.direction}: {change} {between if ratio >= 1 else between.replace(' as ', ' than ')}"
+    blocks = f"{curve.backend} {curve.direction} of {bytes_size(curve.panel)} blocks"
+    return f"{blocks}: {change} {between if ratio >= 1 else between.replace(' as ', ' than ')}"
 
 
 def _curve_plot(curves: RateCurves, rows: Mapping[int, str]) -> LinePlot:
