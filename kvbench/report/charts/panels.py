@@ -179,7 +179,7 @@ def _draw_levels(ax: Axes, panel: PlotPanel) -> None:
     roofs = {roof.label for roof in panel.roofs}
     below = math.inf  # the height of the name above, in points
     for height, name in sorted(ends, key=lambda end: (end[1] in roofs, -end[0])):
-        at = ax.transData.transform((1, height))[1] / ax.get_figure().dpi * 72  # type: ignore[union-attr]
+        at = ax.transData.transform((1, height))[1] / ax.figure.dpi * 72
         below = min(at, below - _LEVEL_PITCH)
         place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "fontsize": 7.5, "color": FAINT, "va": "center"}
         ax.annotate(drawable(name), (1, height), xytext=(4, below - at), textcoords="offset points", **place)
@@ -356,7 +356,7 @@ def _scale_octaves(ax: Axes, axis: PlotAxis, values: Sequence[float], jumps: Seq
     first, last = _octaves(axis, values[0]), _octaves(axis, values[-1])
     margin = max(0.07, 0.05 * (last - first))
     ax.set_xlim(_value(axis, first - margin), _value(axis, last + margin))
-    inch = _width(ax) / (last - first + 2 * margin)
+    inch = ax.get_window_extent().width / ax.figure.dpi / (last - first + 2 * margin)
     taken: list[tuple[float, float]] = []
     ticks: dict[float, Across] = {}
     for number, value in enumerate((*jumps, *_round_values(axis, values))):
@@ -376,11 +376,6 @@ def _scale_octaves(ax: Axes, axis: PlotAxis, values: Sequence[float], jumps: Seq
         label.set_fontweight("bold" if value in jumps else "normal")
     ax.xaxis.set_minor_locator(FixedLocator([value for value in values if value not in ticks]))
     ax.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _width(ax: Axes) -> float:
-    """Return the width of axes in inches."""
-    return float(ax.get_window_extent().width / ax.get_figure().dpi)  # type: ignore[union-attr]
 
 
 def _round_values(axis: PlotAxis, values: Sequence[float]) -> list[float]:
@@ -467,7 +462,7 @@ def _dot_sheet(plot: DotPlot, text: ChartText) -> Sheet:
     for ax, panel in sheet.panels:
         _draw_dots(sheet, ax, panel, reach)
         ax.set_ylim(rows - 0.4, -1.5)
-        ax.set_xlabel(drawable(plot.label))
+        ax.set_xlabel("ratio of times")
     return sheet
 
 

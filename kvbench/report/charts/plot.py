@@ -144,7 +144,6 @@ class DotPanel:
 class DotPlot:
     """Rows of panels on one axis of ratios; more than 1 is slower."""
 
-    label: str
     grid: Sequence[Sequence[DotPanel]]
 
     @property

@@ -261,7 +261,7 @@ def _chart(pair: Pair, cells: pd.DataFrame) -> Chart:
         for verdict in (Verdict.SLOWER, Verdict.FASTER)
     )
     points = pd.concat(drawn.values())
-    return Chart(f"comparison-changes-{base}-{other}", text, DotPlot("ratio of times", [panels]), points, found)
+    return Chart(f"comparison-changes-{base}-{other}", text, DotPlot([panels]), points, found)
 
 
 def _dot(row: Row, varying: Sequence[str]) -> PlotDot:

@@ -161,20 +161,26 @@ def _lost(us_per_gb: float) -> str:
 
 def _finding(neighbour: str, direction: str, measured: Sequence[Row], slowdowns: Mapping[str, Visits]) -> Finding:
     """Return what the highest of `RATES` that was reached costs at least, and what the cheapest cell moves."""
-    reached = [rate for rate in RATES if any(row["swaps_beside_gbps"] >= rate for row in measured)]
+    reached, fast = _fast(measured)
     cheapest, rivals = _cheapest(measured, slowdowns)
     gbps = two_digits(cheapest["swaps_beside_gbps"])
     least = f"{cheapest['label']} costs least{rivals}: {_slowdown_text(cheapest)} at {gbps} GB/s"
     if not reached:
         return Finding(f"{neighbour} next to {direction} swaps: {least}.", math.log(cheapest["neighbour_slowdown"]))
-    best, rivals = _cheapest([row for row in measured if row["swaps_beside_gbps"] >= reached[-1]], slowdowns)
+    best, rivals = _cheapest(fast, slowdowns)
     at_least = "at least " if best["neighbour_slowdown"] >= 1 + _LEAST else ""
     text = (
-        f"{neighbour} slows down {at_least}{_slowdown_text(best)} next to {direction} swaps at {reached[-1]} GB/s or "
+        f"{neighbour} slows down {at_least}{_slowdown_text(best)} next to {direction} swaps at {reached} GB/s or "
         f"more, p99 {_slower(best['neighbour_slowdown_p99'])} ({best['label']}, "
         f"{two_digits(best['swaps_beside_gbps'])} GB/s{rivals})"
     )
     return Finding(f"{text}; {least}." if best is not cheapest else f"{text}.", math.log(best["neighbour_slowdown"]))
+
+
+def _fast(rows: Sequence[Row]) -> tuple[int, Sequence[Row]]:
+    """Return the highest of `RATES` that was reached, with the rows that reached it; 0 with all if none was."""
+    reached = max((rate for rate in RATES if any(row["swaps_beside_gbps"] >= rate for row in rows)), default=0)
+    return reached, [row for row in rows if row["swaps_beside_gbps"] >= reached]
 
 
 def _cheapest(rows: Sequence[Row], slowdowns: Mapping[str, Visits]) -> tuple[Row, str]:
@@ -214,9 +220,7 @@ def _chart(view: View, points: pd.DataFrame) -> Chart:
 
 def _least(direction: str, points: pd.DataFrame) -> str:
     """Return the least slowdown of the neighbour at the highest of `RATES` that was reached, or at any rate."""
-    reached = [rate for rate in RATES if (points["swaps_beside_gbps"] >= rate).any()]
-    fast = points[points["swaps_beside_gbps"] >= max(reached, default=0)]
-    row = min(rows_of(fast), key=lambda row: row["neighbour_slowdown"])
+    row = min(_fast(rows_of(points))[1], key=lambda row: row["neighbour_slowdown"])
     slowdown, gbps = row["neighbour_slowdown"], row["swaps_beside_gbps"]
     method = method_label(row["backend"], sms_of(row))
     return f"about {slowdown:.2f}x as long beside {method} {direction} at {gbps:.0f} GB/s"

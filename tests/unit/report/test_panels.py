@@ -118,7 +118,7 @@ def test_ratios_say_which_side_is_slower() -> None:
         PlotDot("sm 64", "sm", 1.5, 1.2, 1.9, decided=True),
         PlotDot("merged 64", "merged", 0.5, 0.4, 0.6, decided=True),
     ]
-    view = draw(DotPlot("ratio of times", [[DotPanel("h2d", dots)]]), TEXT).views["dots"]
+    view = draw(DotPlot([[DotPanel("h2d", dots)]]), TEXT).views["dots"]
     svg = view.svg.decode()
     places = {text: float(x) for x, text in re.findall(r' x="([\d.]+)"[^>]*>([^<]*(?:slower|faster)[^<]*)<', svg)}
     (faster, left), (slower, right) = sorted(places.items(), key=lambda one: one[1])
