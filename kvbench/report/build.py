@@ -48,15 +48,11 @@ def _contrast(name: str, title: str, *contrasts: contrast.Contrast, **options: o
     return Section(name, title, partial(contrast.make, contrasts), **options)  # type: ignore[arg-type]
 
 
-def _of_guest(path: str) -> Callable[[View], PartOrReason]:
-    """Return the function that makes a guest's section, imported when it is called: the core imports no guest."""
-    module, _, name = path.partition(":")
-
-    def make(view: View) -> PartOrReason:
-        part: PartOrReason = getattr(import_module(module), name)(view)
-        return part
-
-    return make
+def _engines(view: View) -> PartOrReason:
+    """Make the section of a guest, imported only now: the core imports no guest."""
+    module, _, name = ENGINES_SECTION.partition(":")
+    part: PartOrReason = getattr(import_module(module), name)(view)
+    return part
 
 
 _sizes: Final = attrgetter("block_sizes")
@@ -75,9 +71,7 @@ SECTIONS: Final = (
     _contrast("pages", "Pages: swaps of blocks that lie in pages on the host", placement.PAGES),
     Section("models", "Models: copy by copy against batched", models.make),
     Section("replay", "Replay: the swaps of a trace", replay.make, of_all=True),
-    Section(
-        "engines", "Engines: their own code, and the best backend of the run", _of_guest(ENGINES_SECTION), of_all=True
-    ),
+    Section("engines", "Engines: their own code, and the best backend of the run", _engines, of_all=True),
     _contrast("call", "An engine's call: the thread's time, tight and after a step", submission.CALL),
     _contrast("stages", "Stages: time of the caller and of the rest", submission.STAGES),
     Section("auto", "Auto: the backend auto against the fastest other backend", auto.make, weight=_created),
