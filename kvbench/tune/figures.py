@@ -197,6 +197,8 @@ def merged_from(rule: SmallestRule, runs: Sequence[Run]) -> dict[Direction, RunL
     patterns = {name for run in runs for name in run.frame()["pattern"].unique() if _IN_RUNS.fullmatch(str(name))}
     shortest: dict[Direction, RunLength] = {}
     for pattern in sorted(patterns, key=lambda name: int(name.removeprefix("runs-"))):
+        if len(shortest) == len(open_):
+            break
         with suppress(UsageError):  # too few backends in this layout
             contests = contests_of(candidates(runs, pattern=pattern))
             for direction in [way for way in open_ if way not in shortest]:

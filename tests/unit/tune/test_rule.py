@@ -346,10 +346,12 @@ def test_the_answer_says_from_which_runs_on_merged_copies_would_be_the_choice(
     tmp_path: Path, from_blocks: int, said: int | None, directions: tuple[str, ...]
 ) -> None:
     def rate(cell: Cell) -> float:
-        return (53.0 if cell.pattern.run >= from_blocks else 10.0) if cell.backend == "merged" else crossing(cell)
+        by_merged = cell.backend in ("merged", "auto")
+        return (53.0 if cell.pattern.run >= from_blocks else 10.0) if by_merged else crossing(cell)
 
     ways = [cell for cell in cells() if cell.blocks == 256 and cell.sms in (None, 2)]
     ways = [replace(cell, backend="merged") if cell.backend == "batched" else cell for cell in ways]
+    ways += [replace(cell, backend="auto") for cell in ways if cell.backend == "merged"]  # it makes merged copies too
     every = cells() + [in_runs(cell, length) for cell in ways for length in (8, 32)]
     run = run_of(tmp_path, rate, [replace(cell, direction=Direction(name)) for name in directions for cell in every])
     lines = [line for line in summary([run]) if line.startswith("In contiguous runs")]
