@@ -26,15 +26,15 @@ ROOT: Final = Path(__file__).parents[2]
 REPORT: Final = ROOT / "reports" / "nvidia-h200-2026-11-22"
 RUNS: Final = REPORT / "runs"
 CARDS: Final = (REPORT, ROOT / "reports" / "nvidia-h100-80gb-hbm3-2026-11-22")
+# The runs of a card that the first table is of, where it has them.
+_NUMBERS: Final = ("engine", "engines", "cliff", "call")
 _LINK: Final = REPORT.relative_to(ROOT).as_posix()
 _SWAP: Final = {"blocks": 10_000, "block_size": "4KiB", "stream_state": "idle"}
 
 
 def numbers() -> str:
     """What both cards reach, as `kvbench show` prints it, and where the figures come from."""
-    runs = [
-        committed(name, card) for card in CARDS for name in ("engine", "engines") if (card / "runs" / name).is_dir()
-    ]
+    runs = [committed(name, card) for card in CARDS for name in _NUMBERS if (card / "runs" / name).is_dir()]
     machines = machines_table(views_of(runs))
     assert machines
     (visits,) = {committed("engine", card).info.spec["sampling"]["rounds"] for card in CARDS}
@@ -44,7 +44,7 @@ def numbers() -> str:
         (
             f"```sh\nkvbench show {folders}\n```",
             table_text(replace(machines, title="", caption="")),
-            "\n".join(f"- {_origin(card, 'engine', 'engines')}" for card in CARDS),
+            "\n".join(f"- {_origin(card, *_NUMBERS)}" for card in CARDS),
             f"A figure is the median of {visits} visits: the latency of one swap on an idle stream, with different "
             "blocks each time, scattered over 16 GiB on each side. `batched` is unmodified `cuMemcpyBatchAsync`; `sm` "
             "is the copy kernel of kvbench. A *visit* is a series of such swaps; the visits of a figure are spread "
