@@ -82,20 +82,22 @@ _FACTS: Final[Mapping[str, Callable[[Sequence[View]], str]]] = {
 def _idle_cells(runs: Sequence[View]) -> Cells:
     """Return the cells of a machine on an idle stream by their shape, where batched copies are among them.
 
-    Those of a shape are of one run, the one that has most of them; only other packages' code may come from others.
+    Those of a shape are of one run, the one with the most cells of kvbench's own; only other packages' code may come
+    from others.
     """
     known = [facts for view in runs for facts in view.run.info.backends]
     others = {facts.name for facts in known if not _is_ours(facts.package)} | {*map(marked, plug_ins_of(known))}
     shapes: dict[Shape, list[list[Row]]] = {}
-    for view in runs:
+    own = {view.label: int((~view.every["backend"].isin(others)).sum()) for view in runs}
+    for view in sorted(runs, key=lambda view: own[view.label], reverse=True):
         rows = rows_of(where(view.pinned.cells, status="ok", stream_state="idle"))
         rows = [row | {"foreign": row["backend"] in others} for row in rows]
         for shape, same in grouped(rows, lambda row: (row["direction"], row["blocks"], row["block_bytes"])).items():
             shapes.setdefault(shape, []).append(same)
     chosen: dict[Shape, list[Row]] = {}
     for shape, of_runs in shapes.items():
-        fullest = max(of_runs, key=lambda rows: sum(not row["foreign"] for row in rows))
-        if any(row["backend"] == BATCHED for row in fullest):
+        fullest = next((rows for rows in of_runs if any(row["backend"] == BATCHED for row in rows)), None)
+        if fullest:
             foreign = [row for rows in of_runs for row in rows if row["foreign"]]
             chosen[shape] = [row for row in fullest if not row["foreign"]] + foreign
     return chosen
