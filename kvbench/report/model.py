@@ -164,9 +164,8 @@ class Chapter:
         files: dict[str, DataTable] = {}
         printed = list(map(id, self.printed))
         for table in (table for table in self.part.tables if id(table) not in printed):
-            stem = re.sub(
-                r"[^a-z0-9]+", "-", f"{self.section.name}-{table.stem or table.title.partition(': ')[0]}".lower()
-            )[:80]
+            name = f"{self.section.name}-{table.stem or table.title.partition(': ')[0]}"
+            stem = re.sub(r"[^a-z0-9]+", "-", name.lower())[:80].strip("-")
             names = (f"{stem}{'' if number == 1 else f'-{number}'}.csv" for number in count(1))
             files[next(name for name in names if name not in taken and name not in files)] = table
         return files
