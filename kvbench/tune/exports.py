@@ -16,7 +16,7 @@ from kvbench.cells.units import size_text
 from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.sweep.installed import Engine, Values, engines
-from kvbench.text import counted, ends
+from kvbench.text import counted, ends, wrapped
 from kvbench.tune.answer import Answer, answers_beside
 from kvbench.tune.fit import sms_of
 from kvbench.tune.text import beside_text, machine_text, workload_text
@@ -25,6 +25,8 @@ _LEAST_SHAPES: Final = 10
 _OFFERED_FROM: Final = 0.9  # share of the shapes at which an SM count must have been measured
 # The neighbour beside which the cost of a setting's SMs is told.
 _BESIDE: Final = "decode"
+# Of a comment, without its mark.
+_COLUMNS: Final = 118
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,8 @@ class Export:
         """Return the export as a diff that `patch -p1` and `git apply --unidiff-zero` take; the rest are comments."""
         notes = [*self.notes, *([] if self.changes else ["nothing to change"])]
         gains = [f"{one.setting.name} {one.setting.default} -> {one.value}: {one.gain}" for one in self.changes]
-        lines = [f"# {line}" if line else "" for line in (*self.about, "", *gains, *notes, "")]
+        texts = (*self.about, "", *gains, *notes, "")
+        lines = [f"# {line}" if line else "" for text in texts for line in wrapped(text, _COLUMNS).split("\n")]
         for file, changes in groupby(sorted(self.changes, key=lambda one: one.place), key=lambda one: one.place[0]):
             lines += [f"--- a/{file}", f"+++ b/{file}", *(line for change in changes for line in change.hunk())]
         return "\n".join(lines).rstrip() + "\n"
