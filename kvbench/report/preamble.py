@@ -17,6 +17,7 @@ from kvbench.report.view import (
     ceiling_of,
     faults_of,
     moved_ceilings,
+    rows_of,
     warnings_of,
     where,
 )
@@ -146,8 +147,6 @@ def skipped(views: Sequence[View]) -> list[Text]:
 
 
 def failed(views: Sequence[View]) -> DataTable | None:
-    from kvbench.report.tables import rows_of  # the answer alone does not need it
-
     cells = [(view.label, row) for view in views for row in rows_of(where(view.every, status="failed"))]
     rows = [(label, short(str(row["reason"])), Code(short(str(row["command"]), 2000))) for label, row in cells]
     more = f"And {len(rows) - _MOST_FAILURES} more in summary.csv." if len(rows) > _MOST_FAILURES else ""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import pandas as pd
 
@@ -14,7 +14,7 @@ from kvbench.cells.cell import AXES, axes_of
 from kvbench.report.charts.plot import ChartText, PlotLine, PlotMark
 from kvbench.report.model import Code, DataTable, Finding, Span, Strong, Text, plain
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, size
-from kvbench.report.view import HOST_COPIES, STATES, Pinned, View, sample_text, where
+from kvbench.report.view import HOST_COPIES, STATES, Pinned, Row, View, rows_of, sample_text, where
 from kvbench.results.frame import BETWEEN
 from kvbench.results.schema import EffectivePath
 from kvbench.text import short
@@ -72,7 +72,6 @@ MARKS: Final[Text] = (Strong("Bold"), f": faster than all others in its row. {UN
 FOOTMARKS: Final = "⁰¹²³⁴⁵⁶⁷⁸⁹†"
 _SUPERSCRIPTS: Final = str.maketrans("0123456789", FOOTMARKS[:10])
 
-Row = dict[str, Any]
 Shown = TypeVar("Shown", str, Text)
 
 
@@ -112,16 +111,6 @@ def footnoted(body: Sequence[Sequence[Text]]) -> tuple[list[list[Text]], list[st
 
 def is_footnote(note: Text) -> bool:
     return plain(note)[:1] in FOOTMARKS
-
-
-def rows_of(cells: pd.DataFrame, *names: str) -> list[Row]:
-    """Return the rows of `cells` as {column: value}, of the columns `names`, by default all.
-
-    `DataFrame.to_dict("records")`, or a look-up of each column, takes ten times as long on as many as a run has.
-    """
-    columns = cells[[*names]] if names else cells
-    keys = tuple(map(str, columns))
-    return [dict(zip(keys, row, strict=True)) for row in columns.to_numpy(dtype=object).tolist()]
 
 
 def format_cell(row: Row | None, show: Callable[[Row], Shown]) -> Shown | str:

@@ -16,8 +16,7 @@ from kvbench.report.html.svg import Drawings
 from kvbench.report.model import Code, Report, Strong, Text, spans
 from kvbench.report.numbers import bytes_size, count, figure
 from kvbench.report.preamble import TITLE
-from kvbench.report.tables import Row, rows_of
-from kvbench.report.view import View
+from kvbench.report.view import Row, View, rows_of
 from kvbench.text import short
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from kvbench.cells.policy import Choice, Policy
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Finding, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, slower_text
-from kvbench.report.tables import UNCLEAR, Row, caption, grid_table, measured_table, rows_of, unclear_mark
-from kvbench.report.view import View
+from kvbench.report.tables import UNCLEAR, caption, grid_table, measured_table, unclear_mark
+from kvbench.report.view import Row, View, rows_of
 from kvbench.text import convert, short
 from kvbench.tune.fit import choice_of, tried
 

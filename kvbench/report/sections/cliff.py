@@ -18,7 +18,6 @@ from kvbench.report.model import Chart, Code, DataTable, Finding, Part, PartOrRe
 from kvbench.report.numbers import TIMES, bytes_size, count, noun
 from kvbench.report.tables import (
     INCLUDES,
-    Row,
     any_decidable,
     chart_text,
     grid_table,
@@ -29,19 +28,20 @@ from kvbench.report.tables import (
     measured_table,
     primed_inline,
     rate,
-    rows_of,
 )
 from kvbench.report.view import (
     DIRECTIONS,
     SERIES,
     STATES,
     Pinned,
+    Row,
     View,
     by_direction,
     ceiling_of,
     fullest,
     grouped,
     pin,
+    rows_of,
     where,
 )
 from kvbench.results.schema import EffectivePath

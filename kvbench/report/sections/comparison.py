@@ -20,17 +20,8 @@ from kvbench.cells.units import two_digits
 from kvbench.report.charts.plot import ChartText, DotPanel, DotPlot, PlotDot
 from kvbench.report.model import Chart, Code, DataTable, Finding, Part, PartOrReason, Span, Text
 from kvbench.report.numbers import TIMES, count, figure, noun, size
-from kvbench.report.tables import (
-    Row,
-    axis_text,
-    comma_separated,
-    host_mark,
-    includes,
-    main_path,
-    rows_of,
-    with_methods,
-)
-from kvbench.report.view import HOST_COPIES, LATER, SIDE_AXES, View, by_direction, sample_text, where
+from kvbench.report.tables import axis_text, comma_separated, host_mark, includes, main_path, with_methods
+from kvbench.report.view import HOST_COPIES, LATER, SIDE_AXES, Row, View, by_direction, rows_of, sample_text, where
 from kvbench.results import Scalar
 from kvbench.results.cost import costs_of
 from kvbench.results.frame import as_csv

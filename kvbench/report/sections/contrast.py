@@ -22,17 +22,15 @@ from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
 from kvbench.report.tables import (
     MARKS,
     UNCLEAR,
-    Row,
     fastest_marked,
     format_cell,
     label_of,
     measured_table,
     rate,
     ratio_text,
-    rows_of,
     sms_of,
 )
-from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, grouped, where
+from kvbench.report.view import DIRECTIONS, STATES, Pinned, Row, View, grouped, rows_of, where
 from kvbench.text import a_stream, ends
 
 Line = Mapping[str, Row]  # by arm

@@ -15,18 +15,8 @@ from kvbench.report.model import Chart, Finding, Part, PartOrReason, Strong, Tex
 from kvbench.report.numbers import bytes_size, count, figure, noun
 from kvbench.report.sections.cliff import RateCurve, curve_chart, evenly_spaced, knee_text, ladder_curves, left_out
 from kvbench.report.sections.contrast import SIZE, Contrast, Figure, Key, Side, backends, turns
-from kvbench.report.tables import (
-    INCLUDES,
-    Row,
-    chance_note,
-    chart_text,
-    few_visits_note,
-    includes,
-    label_of,
-    rate,
-    rows_of,
-)
-from kvbench.report.view import DIRECTIONS, Pinned, View, where
+from kvbench.report.tables import INCLUDES, chance_note, chart_text, few_visits_note, includes, label_of, rate
+from kvbench.report.view import DIRECTIONS, Pinned, Row, View, rows_of, where
 from kvbench.text import a_stream, short
 
 USUAL_BLOCKS: Final = 10_000

@@ -14,17 +14,8 @@ from kvbench.models.geometry import swaps_from_plain
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
-from kvbench.report.tables import (
-    INCLUDES,
-    Row,
-    chart_text,
-    comma_separated,
-    line_of,
-    measured_table,
-    rows_of,
-    sms_of,
-)
-from kvbench.report.view import View, grouped
+from kvbench.report.tables import INCLUDES, chart_text, comma_separated, line_of, measured_table, sms_of
+from kvbench.report.view import Row, View, grouped, rows_of
 from kvbench.results.frame import by_layers
 
 # The share that counts as hidden, and the length of the loads that findings speak of.

@@ -9,8 +9,8 @@ from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure
 from kvbench.report.sections.cliff import MIN_SIZES, RateCurves, cliff_curves
-from kvbench.report.tables import INCLUDES, Row, rows_of, sms_of
-from kvbench.report.view import DIRECTIONS, View, ceiling_of, grouped, where
+from kvbench.report.tables import INCLUDES, sms_of
+from kvbench.report.view import DIRECTIONS, Row, View, ceiling_of, grouped, rows_of, where
 from kvbench.tune.text import link_text, rule_for_all
 
 Shape = tuple[str, int, int]  # direction, N, block bytes

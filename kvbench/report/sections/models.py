@@ -21,7 +21,6 @@ from kvbench.report.sections.cliff import GBPS, POINT_COLUMNS, RATES
 from kvbench.report.tables import (
     MARKS,
     UNCLEAR,
-    Row,
     chart_text,
     fastest_marked,
     format_cell,
@@ -32,9 +31,8 @@ from kvbench.report.tables import (
     milliseconds,
     rate,
     ratio_text,
-    rows_of,
 )
-from kvbench.report.view import STATES, Pinned, View, by_direction, ceiling_of, pin, where
+from kvbench.report.view import STATES, Pinned, Row, View, by_direction, ceiling_of, pin, rows_of, where
 from kvbench.text import a_stream, short
 
 _COLUMNS: Final = (

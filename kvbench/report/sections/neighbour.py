@@ -16,18 +16,8 @@ from kvbench.cells.units import two_digits
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import figure, noun
-from kvbench.report.tables import (
-    Row,
-    caption,
-    chart_text,
-    footnoted,
-    format_cell,
-    line_of,
-    rows_of,
-    sms_of,
-    with_methods,
-)
-from kvbench.report.view import DIRECTIONS, View, by_direction, where
+from kvbench.report.tables import caption, chart_text, footnoted, format_cell, line_of, sms_of, with_methods
+from kvbench.report.view import DIRECTIONS, Row, View, by_direction, rows_of, where
 from kvbench.results.cost import Cost, at_rate, costs_of
 from kvbench.results.frame import as_csv, whole
 

@@ -30,8 +30,8 @@ from kvbench.report.sections.contrast import (
     backends,
     turns,
 )
-from kvbench.report.tables import INCLUDES, Row, primed_inline, rate, sms_of
-from kvbench.report.view import Pinned, View, pin, where
+from kvbench.report.tables import INCLUDES, primed_inline, rate, sms_of
+from kvbench.report.view import Pinned, Row, View, pin, where
 
 MIN_POOLS: Final = 3
 MIN_LENGTHS: Final = 3

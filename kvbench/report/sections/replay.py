@@ -17,8 +17,8 @@ from kvbench.models.presets import ModelChoice, presets
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure
-from kvbench.report.tables import INCLUDES, chart_text, measured_table, rows_of, sms_of
-from kvbench.report.view import View, by_direction
+from kvbench.report.tables import INCLUDES, chart_text, measured_table, sms_of
+from kvbench.report.view import View, by_direction, rows_of
 from kvbench.results.replays import rate_of, replays_of, trace_of
 from kvbench.sweep.installed import of_engine
 from kvbench.sweep.replay_spec import SIDES

@@ -31,8 +31,8 @@ from kvbench.report.sections.contrast import (
     changes,
     microseconds,
 )
-from kvbench.report.tables import INCLUDES, Row, change_text, chart_text, line_of, main_path, rows_of
-from kvbench.report.view import QUEUE, Pinned, View, grouped, pin, where
+from kvbench.report.tables import INCLUDES, change_text, chart_text, line_of, main_path
+from kvbench.report.view import QUEUE, Pinned, Row, View, grouped, pin, rows_of, where
 from kvbench.text import a_stream
 
 _swap_us: Final = microseconds("swap_us_median")
