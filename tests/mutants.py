@@ -38,7 +38,7 @@ class Mutant:
         if self.is_cxx:
             return [
                 ["ninja", "-C", BUILD, f"tests/{self.test}"],
-                # ASan of GCC 13 can deadlock with its own search for leaks, once it has found the fault.
+                # ASan of GCC 12.2 can deadlock with its own search for leaks, once it has found the fault.
                 ["ctest", "--test-dir", BUILD, "--timeout", "60", "-R", f"^{self.test}$"],
             ]
         return [[PYTHON, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", self.test]]
