@@ -44,8 +44,9 @@ if TYPE_CHECKING:
 _MOST_NAMED: Final = 20
 
 
-def _contrast(name: str, title: str, *contrasts: contrast.Contrast, **options: object) -> Section:
-    return Section(name, title, partial(contrast.make, contrasts), **options)  # type: ignore[arg-type]
+def _contrast(*contrasts: contrast.Contrast) -> Callable[[View], PartOrReason]:
+    """Return what makes a section of these contrasts."""
+    return partial(contrast.make, contrasts)
 
 
 def _engines(view: View) -> PartOrReason:
@@ -60,26 +61,28 @@ _created: Final = attrgetter("run.info.created")
 SECTIONS: Final = (
     Section("machines", "Machines: side by side", machines.make, of_all=True),
     Section("cliff", "Cliff: throughput against block size", cliff.make, weight=_sizes),
-    _contrast("stream-states", "Stream states: idle, opened, gated, busy", *submission.STREAM_STATES),
-    _contrast("threshold", "Threshold: batched copies against the other backends", kernels.THRESHOLD, weight=_sizes),
+    Section("stream-states", "Stream states: idle, opened, gated, busy", _contrast(*submission.STREAM_STATES)),
+    Section(
+        "threshold", "Threshold: batched copies against the other backends", _contrast(kernels.THRESHOLD), weight=_sizes
+    ),
     Section(
         "crossover-map", "Crossover map: time of batched copies over time of a kernel", kernels.make_map, weight=_sizes
     ),
-    _contrast("sm-ladder", "SM ladder: throughput against SM count", kernels.SM_LADDER),
-    _contrast("locality", "Locality: fresh, scattered blocks against hot, dense ones", placement.LOCALITY),
-    _contrast("runs", "Adjacent blocks: throughput against their number", placement.RUNS),
-    _contrast("pages", "Pages: swaps of blocks that lie in pages on the host", placement.PAGES),
+    Section("sm-ladder", "SM ladder: throughput against SM count", _contrast(kernels.SM_LADDER)),
+    Section("locality", "Locality: fresh, scattered blocks against hot, dense ones", _contrast(placement.LOCALITY)),
+    Section("runs", "Adjacent blocks: throughput against their number", _contrast(placement.RUNS)),
+    Section("pages", "Pages: swaps of blocks that lie in pages on the host", _contrast(placement.PAGES)),
     Section("models", "Models: copy by copy against batched", models.make),
     Section("replay", "Replay: the swaps of a trace", replay.make, of_all=True),
     Section("engines", "Engines: their own code, and the best backend of the run", _engines, of_all=True),
-    _contrast("call", "An engine's call: the thread's time, tight and after a step", submission.CALL),
-    _contrast("stages", "Stages: time of the caller and of the rest", submission.STAGES),
+    Section("call", "An engine's call: the thread's time, tight and after a step", _contrast(submission.CALL)),
+    Section("stages", "Stages: time of the caller and of the rest", _contrast(submission.STAGES)),
     Section("auto", "Auto: the backend auto against the fastest other backend", auto.make, weight=_created),
     Section("neighbour", "Neighbours: slowdown of work beside swaps", neighbour.make),
     Section("layers", "Layers: loads that a step waits for, layer by layer", layers.make, of_all=True),
-    _contrast("devices", "Devices: swaps on all of them at once", placement.DEVICES, of_all=True),
-    _contrast("access-order", "Access order: STREAM against ANY", *submission.ACCESS_ORDER),
-    _contrast("queue-depth", "Queue depth: submission time against queued swaps", submission.QUEUE_DEPTH),
+    Section("devices", "Devices: swaps on all of them at once", _contrast(placement.DEVICES), of_all=True),
+    Section("access-order", "Access order: STREAM against ANY", _contrast(*submission.ACCESS_ORDER)),
+    Section("queue-depth", "Queue depth: submission time against queued swaps", _contrast(submission.QUEUE_DEPTH)),
 )
 COMPARISON: Final = Section(
     "comparison", "Comparison: runs against each other", comparison.make, weight=comparison.shared_cells
