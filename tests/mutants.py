@@ -64,7 +64,10 @@ def main() -> int:
 
 
 def in_turn(mutants: Sequence[Mutant], most: int, turn: int) -> list[Mutant]:
-    """Return at most so many mutants: the first ones in turn 0, those after them in turn 1, and so on, in a circle."""
+    """Return `most` mutants, or all if there are fewer.
+
+    Turn 0 begins with the first mutant, each later turn where the one before it ended. The first follows the last.
+    """
     first = turn * most % max(1, len(mutants))
     return [*mutants[first:], *mutants[:first]][:most]
 
