@@ -88,8 +88,7 @@ def _idle_cells(runs: Sequence[View]) -> Cells:
     known = [facts for view in runs for facts in view.run.info.backends]
     others = {facts.name for facts in known if not _is_ours(facts.package)} | {*map(marked, plug_ins_of(known))}
     shapes: dict[Shape, list[list[Row]]] = {}
-    own = {view.label: int((~view.every["backend"].isin(others)).sum()) for view in runs}
-    for view in sorted(runs, key=lambda view: own[view.label], reverse=True):
+    for view in sorted(runs, key=lambda view: int((~view.every["backend"].isin(others)).sum()), reverse=True):
         rows = rows_of(where(view.pinned.cells, status="ok", stream_state="idle"))
         rows = [row | {"foreign": row["backend"] in others} for row in rows]
         for shape, same in grouped(rows, lambda row: (row["direction"], row["blocks"], row["block_bytes"])).items():
