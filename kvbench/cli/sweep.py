@@ -95,6 +95,7 @@ _Config = Annotated[
 _Models = Annotated[
     list[str] | None,
     typer.Option(
+        "--model",  # typer 0.27 names an option by a metavar of the same letters
         metavar="MODEL",
         help="Measure the swaps of a model: a name (kvbench list models) or a config.json. Repeatable.",
         autocompletion=presets,

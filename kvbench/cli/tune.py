@@ -78,7 +78,9 @@ _Runs = Annotated[
 ]
 _Models = Annotated[
     list[str] | None,
-    typer.Option(metavar="MODEL", help="Tune for the swaps of a model: a name or a config.json. Repeatable."),
+    typer.Option(
+        "--model", metavar="MODEL", help="Tune for the swaps of a model: a name or a config.json. Repeatable."
+    ),
 ]
 _Geometry = Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models",), panel="Model")]
 _Allowed = Annotated[Mapping[str, Any], FromStruct(Allowed, panel="Limits of the answer")]

@@ -131,7 +131,7 @@ def compare(
     geometry: _Geometry = NO_OPTIONS,
     run: Annotated[
         list[Path] | None,
-        typer.Option(metavar="RUN", help="Finished replay whose times say what is saved. Repeatable."),
+        typer.Option("--run", metavar="RUN", help="Finished replay whose times say what is saved. Repeatable."),
     ] = None,
     as_json: _Json = False,
 ) -> None:
