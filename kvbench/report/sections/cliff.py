@@ -205,21 +205,34 @@ def _states_finding(curves: Sequence[RateCurve]) -> str:
 
 
 def _change_finding(curves: Sequence[RateCurve], over: str) -> str:
-    """Return which backend gains or loses most from the least to the largest value of an axis."""
+    """Return which backend clearly gains or loses most from the least to the largest value of an axis."""
     long = [curve for curve in curves if len(curve.x) > 1]
-    ends_of = {index: (curve.column("gbps")[0], curve.column("gbps")[-1]) for index, curve in enumerate(long)}
-    if not ends_of:
+    if not long:
         return ""
-    at = max(ends_of, key=lambda index: abs(math.log(ends_of[index][1] / ends_of[index][0])))
-    curve, (first, last) = long[at], ends_of[at]
-    ratio = last / first
+    curve = max(long, key=lambda one: (_ends_differ(one), abs(math.log(_change(one)))))
+    is_pool = over == "pool_bytes"
+    least, largest = (bytes_size(x) if is_pool else count(x) for x in (curve.x[0], curve.x[-1]))
+    if not _ends_differ(curve):
+        two = f"a pool of {least} and one of {largest}" if is_pool else f"{least} and {largest} adjacent blocks"
+        return f"no clear difference between {two}"
+    ratio = _change(curve)
     change = f"about {two_digits(ratio)}x as fast" if ratio >= 1 else f"about {two_digits(100 * (1 - ratio))}% slower"
-    if over == "pool_bytes":
-        between = f"in a pool of {bytes_size(curve.x[-1])} as in one of {bytes_size(curve.x[0])}"
-    else:
-        between = f"with {count(curve.x[-1])} adjacent blocks as with {count(curve.x[0])}"
-    blocks = f"{curve.backend} {curve.direction} of {bytes_size(curve.panel)} blocks"
-    return f"{blocks}: {change} {between if ratio >= 1 else between.replace(' as ', ' than ')}"
+    other = "as" if ratio >= 1 else "than"
+    there, here = ("in a pool of", "in one of") if is_pool else ("with", "with")
+    between = f"{there} {largest}{'' if is_pool else ' adjacent blocks'} {other} {here} {least}"
+    return f"{curve.backend} {curve.direction} of {bytes_size(curve.panel)} blocks: {change} {between}"
+
+
+def _change(curve: RateCurve) -> float:
+    """Return the last rate of a curve over its first."""
+    rates = curve.column("gbps")
+    return rates[-1] / rates[0]
+
+
+def _ends_differ(curve: RateCurve) -> bool:
+    """Return whether the intervals of the first and the last point of a curve are apart."""
+    lows, highs = curve.column("gbps_low"), curve.column("gbps_high")
+    return max(lows[0], lows[-1]) > min(highs[0], highs[-1])
 
 
 def _curve_plot(curves: RateCurves, rows: Mapping[int, str]) -> LinePlot:

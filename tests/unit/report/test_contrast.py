@@ -250,6 +250,20 @@ def test_three_pool_sizes_make_a_chart(tmp_path: Path) -> None:
     assert list(points["pool_bytes"]) == [GIB, 2 * GIB, 4 * GIB]
 
 
+@pytest.mark.parametrize(
+    ("slowest", "title"),
+    [
+        (10.0, "about 75% slower in a pool of 4 GiB than in one of 1 GiB"),
+        (39.9, "no clear difference between a pool of 1 GiB and one of 4 GiB"),
+    ],
+)
+def test_a_finding_names_a_change_only_where_it_is_clear(tmp_path: Path, slowest: float, title: str) -> None:
+    rates = {GIB: 40.0, 2 * GIB: 40.0, 4 * GIB: slowest}
+    cells = [replace(FAR, pool_bytes=size) for size in rates]
+    report = made_report(tmp_path, synthetic.rounds(cells, lambda cell: rates[cell.pool_bytes]))
+    assert said(chart_of(report, "locality-run").finding).endswith(title)
+
+
 def test_other_sections_prefer_fresh_scattered_blocks(tmp_path: Path) -> None:
     hot = [replace(HOT, block_bytes=size) for size in (1024, 2048, 4096, 8192)]
     far = [replace(FAR, block_bytes=size) for size in (1024, 4096)]
