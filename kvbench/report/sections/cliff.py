@@ -210,17 +210,19 @@ def _change_finding(curves: Sequence[RateCurve], over: str) -> str:
     if not long:
         return ""
     curve = max(long, key=lambda one: (_ends_differ(one), abs(math.log(_change(one)))))
-    is_pool = over == "pool_bytes"
-    least, largest = (bytes_size(x) if is_pool else count(x) for x in (curve.x[0], curve.x[-1]))
+    ends_of = (curve.x[0], curve.x[-1])
+    if over == "pool_bytes":
+        least, largest = map(bytes_size, ends_of)
+        both, there, here = f"a pool of {least} and one of {largest}", f"in a pool of {largest}", f"in one of {least}"
+    else:
+        least, largest = map(count, ends_of)
+        both, there, here = f"{least} and {largest} adjacent blocks", f"with {largest} adjacent blocks", f"with {least}"
     if not _ends_differ(curve):
-        two = f"a pool of {least} and one of {largest}" if is_pool else f"{least} and {largest} adjacent blocks"
-        return f"no clear difference between {two}"
-    ratio = _change(curve)
-    change = f"about {two_digits(ratio)}x as fast" if ratio >= 1 else f"about {two_digits(100 * (1 - ratio))}% slower"
-    other = "as" if ratio >= 1 else "than"
-    there, here = ("in a pool of", "in one of") if is_pool else ("with", "with")
-    between = f"{there} {largest}{'' if is_pool else ' adjacent blocks'} {other} {here} {least}"
-    return f"{curve.backend} {curve.direction} of {bytes_size(curve.panel)} blocks: {change} {between}"
+        return f"no clear difference between {both}"
+    ratio, blocks = _change(curve), f"{curve.backend} {curve.direction} of {bytes_size(curve.panel)} blocks"
+    if ratio >= 1:
+        return f"{blocks}: about {two_digits(ratio)}x as fast {there} as {here}"
+    return f"{blocks}: about {two_digits(100 * (1 - ratio))}% slower {there} than {here}"
 
 
 def _change(curve: RateCurve) -> float:
