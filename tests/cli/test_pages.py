@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
+from kvbench.engine.device import count_cuda_devices
 from kvbench.errors import ExitCode
 from tests.command import BRIEF, kvbench, kvbench_here, succeeds, tiny
 from tests.docs.blocks import DOCUMENTS, ROOT
@@ -132,6 +132,6 @@ def test_the_commands_of_a_page_run_in_order(page: Path, folder: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_the_commands_that_need_a_gpu_run_on_one(page: Path, folder: Path) -> None:
-    met = {"a GPU"} | ({"two GPUs"} if torch.cuda.device_count() > 1 else set())
+    met = {"a GPU"} | ({"two GPUs"} if count_cuda_devices() > 1 else set())
     wrong = [text for shown in commands_of(page) if shown.needs in met and (text := run(shown, folder))]
     assert not wrong, "\n".join(wrong)

@@ -71,7 +71,8 @@ def shortened(shown: Shown) -> list[str]:
             return [*argv, *device, *_few(rest), "--minutes=0.05"]
         case ["tune", *rest] if not any(word.startswith(("runs/", "reports/")) for word in rest):
             tokens = ["--tokens=16"] if "--model" in rest else []
-            return [*argv, *device, *tokens, *_few(rest), *(["-adirection=h2d"] if "beside" in rest else [])]
+            one_way = ["-adirection=h2d"] if "beside" in rest else []
+            return [*argv, *device, *tokens, *one_way, *_few(rest)]
         case ["sweep" | "probe" | "doctor", *rest] if "--resume" not in rest:
             return [*argv, *device]
     return argv
