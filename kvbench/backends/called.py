@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvbench.backends.auto import Auto
 from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
@@ -21,7 +20,7 @@ class CopierFromPython(Auto):
     """`BlockCopier.copy` with three tensors; `auto` runs the same code, called from C++."""
 
     name = COPIER
-    summary = "kvbench.copy.BlockCopier as an engine calls it: from Python, with pinned tensors"
+    summary = "kvbench.copy.BlockCopier as an engine calls it: from Python, with tensors"
     on_request = True
 
     def unavailable(self, device: DeviceFacts) -> str | None:
@@ -37,28 +36,22 @@ class CopierFromPython(Auto):
 
 
 class _Call:
-    """Copies the addresses into the caller's tensors, which stay pinned as an engine keeps them, and calls."""
+    """The lists share the memory of the request's arrays, so that the copier reads the current one."""
 
     calls = 1
 
     def __init__(self, copy: Callable[..., None], request: SwapRequest, *, any_order: bool) -> None:
         memory = request.memory
         self._copy, self._any_order = copy, any_order
-        self._values = [memory.sources, memory.destinations, memory.sizes]
+        arrays = [values.view(np.int64) for values in (memory.sources, memory.destinations, memory.sizes)]
+        self._lists: list[object] = [*arrays]
         if request.device.is_cuda:
             # Imported here: torch takes seconds to load, and a machine without a GPU can lack it.
             import torch
 
-            lists = [torch.empty(len(memory.sizes), dtype=torch.int64, pin_memory=True) for _ in self._values]
-            self._lists: list[object] = [*lists]
-            self._arrays: list[NDArray[np.int64]] = [one.numpy() for one in lists]
-        else:
-            self._arrays = [np.empty(len(memory.sizes), dtype=np.int64) for _ in self._values]
-            self._lists = [*self._arrays]
+            self._lists = [torch.from_numpy(one) for one in arrays]
 
     def submit(self, stream: int) -> None:
-        for array, values in zip(self._arrays, self._values, strict=True):
-            array[:] = values.view(np.int64)
         self._copy(*self._lists, stream, source_order_any=self._any_order)
 
 
