@@ -16,7 +16,7 @@ from kvbench.measure.roof import measure_ceiling, measure_roof, open_control, ti
 from kvbench.measure.samples import DELAY_SPARE_US
 from kvbench.measure.visit import FASTER_THAN_THE_LINK
 from kvbench.measure.workload import VerificationError
-from kvbench.results.schema import EffectivePath, Visit
+from kvbench.results.schema import LEAST_HELD, EffectivePath, Visit
 from kvbench.sweep.spec import Sampling
 from tests.visits import bench_of, load_backends, measure
 
@@ -54,8 +54,10 @@ def test_the_times_of_a_sample_contain_each_other(
 ) -> None:
     made = taken(bench, Cell(backend, direction, 500, 65_536, state, sms=4))
     samples = made.samples
+    # Of a chain, each time is a slope of its own: they differ by noise where the caller is what limits it.
+    slack = 1.02 if state is StreamState.SUSTAINED else 1
     for caller_us, wall_us, cpu_us in zip(samples.caller_us, samples.wall_us, samples.cpu_us, strict=True):
-        assert 0 < caller_us <= wall_us
+        assert 0 < caller_us <= slack * wall_us
         assert cpu_us <= 1.1 * caller_us + 5
     assert set(samples.pending_before) == {state.pending}
     # 32 MB do not fit through any host link in 20 us.
@@ -88,7 +90,7 @@ def test_a_closed_gate_counts_as_pending_work_and_an_open_one_as_none(
         for state in (StreamState.IDLE, StreamState.OPENED, StreamState.BUSY, StreamState.GATED):
             made = taken(bench, Cell(backend, direction, 1024, 16 * 1024, state, reuse=Reuse.FRESH, pool_bytes=1 << 30))
             assert not made.warnings
-            assert all(made.samples.pending_after) == state.pending
+            assert (mean(made.samples.pending_after) >= LEAST_HELD) == state.pending
             times_us.setdefault(state, []).append(middle(made, state.swap_clock))
             paths.setdefault(state, set()).add(made.path)
     gated, busy, opened, idle = (
