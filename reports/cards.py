@@ -90,8 +90,6 @@ def _about_files(card: Path) -> Iterator[str]:
 
 def _about_run(run: Run) -> Iterator[str]:
     info = run.info
-    if any("no longer has" in warning for warning in run.warnings):
-        return  # it was measured with neighbours that are gone; the next measurement of the card replaces it
     yield from run.warnings
     if info.status != "complete":
         yield f"the run is {info.status}, not complete; finish it with kvbench sweep --resume"

@@ -25,7 +25,6 @@ from kvbench.results.journal import MAX_JOURNAL_BYTES, MAX_LINE_BYTES, JournalWr
 from kvbench.results.schema import (
     SCHEMA,
     Ceiling,
-    CellRecord,
     Disturbance,
     Failure,
     Record,
@@ -33,7 +32,6 @@ from kvbench.results.schema import (
     RunInfo,
     RunStatus,
     Visit,
-    names_what_is_gone,
 )
 from kvbench.text import printable, printable_tree
 
@@ -138,10 +136,6 @@ def load_run(path: Path) -> Run:
         raise RunDirectoryError(f"{path / name} is empty, but the run was complete: the run is damaged")
     torn = f"the last line of {name} is incomplete, because of a kill or a full disk, and was dropped"
     warnings = [torn] if len(records) < len(lines) else []
-    of_cells = [record for record in records if isinstance(record, CellRecord | Retry)]
-    if gone := {str(one.cell_text): one for one in of_cells if names_what_is_gone(one.cell_text)}:
-        records = [one for one in records if str(getattr(one, "cell_text", None)) not in gone]
-        warnings.append(f"left out {len(gone)} cells with a neighbour or an axis that this kvbench no longer has")
     return Run(path, info, _without_retried(records), warnings)
 
 

@@ -96,18 +96,6 @@ class Disturbance(StrEnum):
     STEP = "step in the times"
     OTHER_THREAD = "another thread"
 
-    @classmethod
-    def _missing_(cls, value: object) -> "Disturbance | None":
-        """Read the sentences of runs from before there were names."""
-        return next((cause for begin, cause in _SENTENCES.items() if str(value).startswith(begin)), None)
-
-
-_SENTENCES: Final = {
-    "the CPU took": Disturbance.SLOW_CPU,
-    "the GPU's clocks": Disturbance.LIMITED_CLOCKS,
-    "its second half": Disturbance.STEP,
-}
-
 
 class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, kw_only=True):
     """The raw samples of one visit: lists of equal length, times in microseconds; `SAMPLE_COLUMNS` describes them.
@@ -176,21 +164,9 @@ class _OfCell(_Record, dict=True, frozen=True, kw_only=True):
         return _cell_of(tuple(self.cell_text.items()))
 
 
-# Axes and neighbours that are gone, for the committed runs that were measured with them. An axis with the value given
-# here is ignored. Delete this table, and what uses it, with these runs.
-_GONE: Final = {"coalesce": "off", "launch_bytes": "whole", "priority": "normal", "rate_cap": "none", "burst": "none"}
-_GONE_NEIGHBOURS: Final = ("memory", "smallcopy")
-
-
-def names_what_is_gone(cell: AxisTexts) -> bool:
-    """Whether a cell of the journal has a neighbour, or another value of an axis, that is gone."""
-    changed = any(cell.get(name) not in (None, usual) for name, usual in _GONE.items())
-    return changed or cell.get("neighbour") in _GONE_NEIGHBOURS
-
-
 @lru_cache(maxsize=1 << 16)
 def _cell_of(items: tuple[tuple[str, str | None], ...]) -> Cell:
-    return Cell.from_strings({name: value for name, value in items if name not in _GONE})
+    return Cell.from_strings(dict(items))
 
 
 class Skip(_OfCell, tag="skip", frozen=True, kw_only=True):

@@ -532,17 +532,3 @@ def test_the_columns_and_their_types_are_always_the_same(tmp_path: Path, records
 def test_every_column_is_an_axis_or_described(run: Path) -> None:
     of_axes = {column for axis in AXES.values() for column in axis.columns}
     assert set(load_run(run).frame().columns) == set(COLUMNS) | of_axes
-
-
-def test_cells_of_axes_and_neighbours_that_are_gone_are_left_out(run: Path) -> None:
-    """Of the committed runs; goes with the table of what is gone."""
-    kept = load_run(run)
-    visit = next(record for record in kept.records if isinstance(record, Visit))
-    changes = ({"coalesce": "off"}, {"coalesce": "on"}, {"neighbour": "smallcopy"}, {"neighbour": "memory"})
-    with RunWriter.reopen(run) as writer:
-        for change in changes:
-            writer.append(msgspec.structs.replace(visit, round=9, cell_text=visit.cell_text | change))
-    read = load_run(run)
-    assert len(read.visits) == len(kept.visits) + 1
-    assert read.visits[-1].cell == visit.cell
-    assert any("left out 3 cells" in warning for warning in read.warnings)
