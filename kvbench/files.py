@@ -119,6 +119,15 @@ def write_output(option: str, path: Path, data: bytes, ours: Callable[[Path], ob
         raise UsageError(f"{option} {path}: cannot be written: {why}") from None
 
 
+@contextmanager
+def or_usage_error(what: str) -> Iterator[None]:
+    """Turn an OSError raised inside into a UsageError: `what`, and the system's reason."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{what}: {str(error.strerror).lower()}") from None
+
+
 def raise_if_no_room(path: Path, error: OSError) -> None:
     """Raise StorageError if `error` means that the disk is full or gone."""
     if error.errno in _NO_ROOM:

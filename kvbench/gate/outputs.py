@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvbench.errors import ExitCode, UsageError
-from kvbench.files import write_whole
+from kvbench.files import or_usage_error, write_whole
 from kvbench.gate.judgement import GateVerdict, Judgement, Kind, Margins
 from kvbench.gate.rules import RulesReport
 from kvbench.gate.sheet import Sheet, message, name_of_row
@@ -164,22 +164,18 @@ class Destinations:
 
 def _write_files(folder: Path, sheet: Sheet, json_text: str) -> None:
     files = {"gate.json": json_text, "gate.xml": junit(sheet), "gate.md": page(sheet, COMMENT_BYTES)}
-    try:
+    with or_usage_error(f"--out {folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             write_whole(folder / name, text.encode())
-    except OSError as error:
-        raise UsageError(f"--out {folder} cannot be written: {error.strerror}") from None
 
 
 def _write_github(sheet: Sheet) -> None:
     summary = Path(os.environ[SUMMARY_VARIABLE])
-    try:
+    with or_usage_error(f"--github: {SUMMARY_VARIABLE} cannot be written"):
         taken = summary.stat().st_size if summary.exists() else 0
         with summary.open("a", encoding="utf-8") as file:
             file.write(page(sheet, SUMMARY_BYTES - taken))
-    except OSError as error:
-        raise UsageError(f"--github: {SUMMARY_VARIABLE} cannot be written: {error.strerror}") from None
     for line in annotations(sheet):  # the runner reads both streams; stdout can be JSON
         print(line, file=sys.stderr)
 

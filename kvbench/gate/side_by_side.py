@@ -20,6 +20,7 @@ import numpy as np
 
 from kvbench.cells.cell import Cell
 from kvbench.errors import KvbenchError, MismatchError, StorageError, UsageError, brief
+from kvbench.files import or_usage_error
 from kvbench.gate.judge import judge
 from kvbench.gate.judgement import Judgement, Margins
 from kvbench.gate.looks import PLAN
@@ -394,9 +395,7 @@ def _remarks(base: MeasuredSide, cand: MeasuredSide) -> list[str]:
 
 
 def _make(folder: Path) -> None:
-    try:
+    with or_usage_error(f"--out {folder} cannot be created"):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise UsageError(f"--out {folder} is not empty; choose another folder")
-    except OSError as error:
-        raise UsageError(f"--out {folder} cannot be created: {error.strerror}") from None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import pandas as pd
 
 from kvbench.errors import UsageError
-from kvbench.files import write_whole
+from kvbench.files import or_usage_error, write_whole
 from kvbench.report import preamble
 from kvbench.report.document import PAGE_FILE, render_markdown
 from kvbench.report.html import html_page
@@ -186,12 +186,10 @@ def write_files(files: Mapping[str, bytes], out: Path) -> list[Path]:
 
     Raises UsageError when `out` cannot be written, StorageError when there is no room.
     """
-    try:
+    with or_usage_error(f"cannot write the report to {out}"):
         out.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
             write_whole(out / name, data, wait=False)
-    except OSError as error:
-        raise UsageError(f"cannot write the report to {out}: {str(error.strerror).lower()}; choose with -o") from None
     return [out / name for name in files]
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
+from kvbench.files import or_usage_error
 from kvbench.results import Failure, RunWriter, Visit
 from kvbench.run.execution import Execution, Observer, Outcome, Progress
 from kvbench.run.protocol import MeasureCell, Opened, Request, Start
@@ -192,13 +193,11 @@ def _run(executions: Sequence[Execution], path: Path, turns: Turns) -> list[Outc
 def _start_file(path: Path, devices: int) -> Iterator[None]:
     """Have the file there meanwhile at which the workers meet; the folder must be missing or empty."""
     file = path / START_FILE
-    try:
+    with or_usage_error(f"{path} cannot be written"):
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
             raise UsageError(f"{path} is not empty; choose another folder")
         file.write_bytes(bytes(8 * devices))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {str(error.strerror).lower()}") from None
     try:
         yield
     finally:

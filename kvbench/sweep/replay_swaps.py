@@ -10,6 +10,7 @@ import numpy as np
 
 from kvbench.cells.axes import Direction
 from kvbench.errors import UsageError
+from kvbench.files import or_usage_error
 from kvbench.sweep.replay_spec import MOST_SPAN_S, SIDES, Replay, SwapsOf
 from kvbench.sweep.swap_file import Header, Swap, TraceReader
 from kvbench.text import printable, short
@@ -109,8 +110,5 @@ def chunk(swaps: list[Swaps], number: int, rounds: int) -> list[Swaps]:
 
 
 def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UsageError(f"--trace {path}: {str(error.strerror).lower()}") from None
+    with or_usage_error(f"--trace {path}"), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
