@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvbench.report.build import report_of
-from kvbench.report.charts.figure import Drawing, View
+from kvbench.report.charts.figure import Drawing, DrawnView
 from kvbench.report.charts.plot import ChartText, Plot
 from kvbench.report.html import html_page
 from kvbench.report.model import Chart, DataTable, Part, Report, Strong, Text, plain, spans
@@ -80,7 +80,7 @@ def undrawn(plot: Plot, _text: ChartText) -> Drawing:
     panels = [panel for row in plot.grid for panel in row]
     groups = "".join(f'<g id="axes_{number}"/>' for number in range(1, len(panels) + 1))
     svg = f'<svg xmlns="http://www.w3.org/2000/svg">{groups}</svg>'
-    return Drawing(b"", {"": View(svg.encode(), [(0.0, 0.0, 1.0, 1.0)] * len(panels), {})}, [])
+    return Drawing(b"", {"": DrawnView(svg.encode(), [(0.0, 0.0, 1.0, 1.0)] * len(panels), {})}, [])
 
 
 def page_of(report: Report) -> str:

@@ -163,7 +163,7 @@ def _cpu_ns(thread: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Surroundings:
     """The machine around the samples of a visit: the CPU, what its probes took before and after in us, and as ratios to
     the best CPU seen; the GPU's clocks; and the share of the time that unknown threads computed.
     """
@@ -175,14 +175,14 @@ class Machine:
     others_share: float = 0.0
 
 
-def disturbances(machine: Machine, times_us: Sequence[float]) -> list[Disturbance]:
+def disturbances(surroundings: Surroundings, times_us: Sequence[float]) -> list[Disturbance]:
     """Return what disturbed a visit; `times_us` are its samples in their order."""
     detected = []
-    if max(machine.slowdowns) > TOLERANCE:
+    if max(surroundings.slowdowns) > TOLERANCE:
         detected.append(Disturbance.SLOW_CPU)
-    if _LIMITS.intersection(machine.clocks.limits):
+    if _LIMITS.intersection(surroundings.clocks.limits):
         detected.append(Disturbance.LIMITED_CLOCKS)
-    if machine.others_share > OTHERS_SHARE:
+    if surroundings.others_share > OTHERS_SHARE:
         detected.append(Disturbance.OTHER_THREAD)
     half = len(times_us) // 2
     if len(times_us) >= _MIN_STEPPING:

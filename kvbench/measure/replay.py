@@ -91,7 +91,7 @@ class Pace:
             self._freed_s = time.monotonic()
 
 
-class Replayed(Sampler):
+class ReplaySampler(Sampler):
     """Makes the swaps of a trace one after the other; its cell, blocks and swap are those of the current one.
 
     Each swap is made twice: first on blocks half a pool away, then on its own. Both are compared: of some swaps, chosen
@@ -163,7 +163,7 @@ def set_up_replay(
     if not swaps:
         enough = trace.enough_for(trace.of(cell.direction).blocks)
         raise KvbenchError(f"no selected swap of the trace fits into the pool; -a pool={enough} holds most of them")
-    return SetUp(cell, Replayed(bench, backend, cell, trace, swaps, seed))
+    return SetUp(cell, ReplaySampler(bench, backend, cell, trace, swaps, seed))
 
 
 def _layout(source: _Ids, destination: _Ids, trace: Replay, room: int) -> Layout:

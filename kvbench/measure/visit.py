@@ -18,7 +18,7 @@ from kvbench.engine.device import Event
 from kvbench.engine.faults import Fault
 from kvbench.engine.nvrtc import driver_version
 from kvbench.measure.bench import Bench
-from kvbench.measure.disturbance import Machine, disturbances
+from kvbench.measure.disturbance import Surroundings, disturbances
 from kvbench.measure.layout import lay_out
 from kvbench.measure.roof import measure_ceiling
 from kvbench.measure.samples import AnySample, Sampler, SetUp, Taken, TakeOne
@@ -52,7 +52,7 @@ class Sampled:
     calls: int
     busy_cpu_us: float | None
     sm_us: float | None
-    machine: Machine
+    surroundings: Surroundings
 
 
 def visit(
@@ -114,12 +114,12 @@ def _sample(bench: Bench, ready: SetUp, request: MeasureCell, begin: Callable[[]
         calls = prepared.swap.calls  # of a swap in the stream state of the cell
         probes_us = (before_us, bench.cpu.probe_us())
         slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
-        machine = Machine(cpu, probes_us, slowdowns, bench.clocks.read(), others_share())
+        surroundings = Surroundings(cpu, probes_us, slowdowns, bench.clocks.read(), others_share())
         batched = prepared.mechanism is Mechanism.BATCHED_COPY
         with_twins = batched and prepared.same_when_busy and not ready.cell.stream_state.pending
         busy_cpu_us = median(sampler.take_busy().cpu_us for _ in range(BUSY_TWINS)) if with_twins else None
         sm_us = prepared.sm_us(bench.stream.handle) if prepared.sm_us else None
-    return Sampled(taken, calls, busy_cpu_us, sm_us, machine)
+    return Sampled(taken, calls, busy_cpu_us, sm_us, surroundings)
 
 
 def _full_times_us(taken: Taken, cell: Cell) -> list[float]:
@@ -131,7 +131,7 @@ def _full_times_us(taken: Taken, cell: Cell) -> list[float]:
 
 def _record(request: MeasureCell, ready: SetUp, sampled: Sampled, verified_bytes: int) -> Visit:
     """Return the record of a visit, without its duration."""
-    cell, sampler, taken, machine = ready.cell, ready.sampler, sampled.taken, sampled.machine
+    cell, sampler, taken, surroundings = ready.cell, ready.sampler, sampled.taken, sampled.surroundings
     samples, prepared = taken.samples, sampler.prepared
     held = [sample for sample in taken.alike if sample.pending_after or not cell.stream_state.pending]
     times_us = [getattr(sample, cell.stream_state.swap_clock) for sample in held]
@@ -151,12 +151,12 @@ def _record(request: MeasureCell, ready: SetUp, sampled: Sampled, verified_bytes
         verified_bytes=verified_bytes,
         verify_ms=sampler.verify_ms,
         busy_cpu_us=sampled.busy_cpu_us,
-        cpu=machine.cpu,
-        probe_us=max(machine.probes_us),
-        slowdown=max(machine.slowdowns),
-        sm_clock_mhz=machine.clocks.sm_mhz,
-        clock_limits=list(machine.clocks.limits),
-        disturbed=disturbances(machine, times_us),
+        cpu=surroundings.cpu,
+        probe_us=max(surroundings.probes_us),
+        slowdown=max(surroundings.slowdowns),
+        sm_clock_mhz=surroundings.clocks.sm_mhz,
+        clock_limits=list(surroundings.clocks.limits),
+        disturbed=disturbances(surroundings, times_us),
         chosen=prepared.chosen,
         warnings=[*_warnings(samples, cell), *_warnings_beside(taken.beside), *prepared.warnings, *taken.warnings],
         beside=taken.beside,

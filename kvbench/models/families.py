@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 
 from kvbench.errors import UsageError
-from kvbench.models.geometry import Part
+from kvbench.models.geometry import CachePart
 from kvbench.text import convert, shown
 
 Table = Mapping[str, object]
@@ -53,7 +53,7 @@ class Cache(NamedTuple):
     heads: int
     head_dim: int
     parts: Literal[1, 2] = 2
-    part: Part = Part.KV
+    part: CachePart = CachePart.KV
     window: int = 0
     chunked: bool = False
     row_bytes: int = 0
@@ -193,7 +193,7 @@ def k_and_v(heads: int, head_dim: int, value_dim: int | None, window: int = 0, *
     """Return the caches of a layer, one for K and V together where their rows are equal."""
     if value_dim in (None, head_dim):
         return [Cache(heads, head_dim, window=window, chunked=chunked)]
-    sides = ((Part.K, head_dim), (Part.V, value_dim or 0))
+    sides = ((CachePart.K, head_dim), (CachePart.V, value_dim or 0))
     return [Cache(heads, size, 1, part, window, chunked) for part, size in sides]
 
 
@@ -287,7 +287,7 @@ def _minimax_m3(fields: Fields) -> Layers:
     size = sparse.needed("sparse_index_dim")
     for cache, index, key_only in zip(caches, has_index, without_value, strict=True):
         if index:
-            cache.append(Cache(1, size, 1 if key_only else 2, Part.INDEX))
+            cache.append(Cache(1, size, 1 if key_only else 2, CachePart.INDEX))
     return caches
 
 
@@ -304,7 +304,7 @@ def _latent(fields: Fields, layers: int = 0, *, attentions: int = 1) -> Layers:
     kinds_of(fields, layers, ("full",))
     size = fields.whole("index_head_dim")
     indexed = _indexed(fields, layers) if size else [False] * layers
-    rows = [Cache(1, size or 0, 1, Part.INDEX, row_bytes=(size or 0) + 4 * math.ceil((size or 0) / 128))]
+    rows = [Cache(1, size or 0, 1, CachePart.INDEX, row_bytes=(size or 0) + 4 * math.ceil((size or 0) / 128))]
     return [[row] * attentions + (rows if has_index else []) for has_index in indexed]
 
 
@@ -435,7 +435,7 @@ def _nemotron_nas(fields: Fields) -> Layers:
 def _state(units: int, conv_elements: int, elements: int, element_bytes: int) -> list[Cache]:
     """Return a layer's state: the convolution's in 16 bits, and the recurrent one, in `units` that ranks divide."""
     row_bytes = (conv_elements * 2 + elements * element_bytes) // units
-    return [Cache(units, row_bytes, 1, Part.STATES, row_bytes=row_bytes)]
+    return [Cache(units, row_bytes, 1, CachePart.STATES, row_bytes=row_bytes)]
 
 
 def _element_bytes(fields: Fields, name: str) -> int:

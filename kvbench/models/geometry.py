@@ -66,7 +66,7 @@ _LATENT_ELEMENTS: Final = 576
 _LATENT_ROW_BYTES: Final = {KvDtype.FP8_DS_MLA: 656, KvDtype.NVFP4_DS_MLA: 368}
 
 
-class Part(StrEnum):
+class CachePart(StrEnum):
     """What the blocks of a group hold."""
 
     KV = ""
@@ -115,7 +115,7 @@ class LayerGroup(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     sliding_layers: NoneOrMore = 0
     window: NoneOrMore = 0
     dtype: KvDtype = KvDtype.BF16
-    part: Part = Part.KV
+    part: CachePart = CachePart.KV
     chunked: bool = False
     row_bytes: NoneOrMore = 0
     label: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9 .]{0,64}$")] = ""
@@ -127,7 +127,7 @@ class LayerGroup(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
 
     @property
     def is_latent(self) -> bool:
-        return self.kv_parts == 1 and self.part is Part.KV
+        return self.kv_parts == 1 and self.part is CachePart.KV
 
     @property
     def head_bytes(self) -> int:
@@ -153,13 +153,13 @@ class LayerGroup(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
             if self.is_latent
             else f"{counted(self.kv_heads, 'KV head')} x {self.head_dim}"
         )
-        part = f" ({self.part})" if self.part is not Part.KV else ""
+        part = f" ({self.part})" if self.part is not CachePart.KV else ""
         return f"{text} x {shape}{part}, {self.dtype}"
 
     def rank_kv_heads(self, tp: int) -> int:
         """Return the heads of one of `tp` ranks; raises UsageError if they cannot be distributed."""
-        if max(self.kv_heads, tp) % min(self.kv_heads, tp) or (self.part is Part.STATES and tp > self.kv_heads):
-            what = "parts of the states" if self.part is Part.STATES else "KV heads"
+        if max(self.kv_heads, tp) % min(self.kv_heads, tp) or (self.part is CachePart.STATES and tp > self.kv_heads):
+            what = "parts of the states" if self.part is CachePart.STATES else "KV heads"
             raise UsageError(
                 f"tp: {self.kv_heads} {what} of {self.name} cannot be distributed over {tp} ranks; one must divide "
                 "the other"
@@ -177,12 +177,12 @@ class Model:
     @property
     def bytes_per_token(self) -> int:
         """The bytes of a token in all layers that hold it, on all ranks together, without repeated heads."""
-        return sum(group.layers * group.layer_bytes for group in self.groups if group.part is not Part.STATES)
+        return sum(group.layers * group.layer_bytes for group in self.groups if group.part is not CachePart.STATES)
 
     @property
     def bytes_per_sequence(self) -> int:
         """The bytes of the states of a sequence, whatever its length."""
-        return sum(group.layers * group.layer_bytes for group in self.groups if group.part is Part.STATES)
+        return sum(group.layers * group.layer_bytes for group in self.groups if group.part is CachePart.STATES)
 
     @property
     def text(self) -> str:
@@ -264,7 +264,7 @@ def model_swap(
     or blocks, and for a swap that no cell can have.
     """
     kinds = _kinds(geometry, tokens, block_tokens)
-    rows = 1 if geometry.part is Part.STATES else block_tokens
+    rows = 1 if geometry.part is CachePart.STATES else block_tokens
     layer_bytes = geometry.rank_kv_heads(tp) * geometry.head_bytes * rows
     device, host, block_bytes = _laid_out(geometry, kinds, layer_bytes, block_tokens, layout)
     swap = ModelSwap(
@@ -337,7 +337,7 @@ def swaps_from_plain(plain: object) -> tuple[ModelSwap, ...]:
 
 def _kinds(geometry: LayerGroup, tokens: int, block_tokens: int) -> list[tuple[int, int]]:
     """Return (layers, ids) of the layers without a sliding window and of those with one."""
-    all_ids = 1 if geometry.part is Part.STATES else -(-tokens // block_tokens)
+    all_ids = 1 if geometry.part is CachePart.STATES else -(-tokens // block_tokens)
     skipped = tokens // geometry.window * geometry.window if geometry.chunked else tokens - geometry.window + 1
     skipped_ids = max(0, skipped) // block_tokens
     kept_ids = max(1, all_ids - skipped_ids)  # a window of 1 token keeps no block, but a swap needs one

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from kvbench.errors import UsageError
 from kvbench.files import read_as
 from kvbench.models.families import Cache, Fields, Layers, Table, head_size, kv_heads, layer_count, layers_of
-from kvbench.models.geometry import KvDtype, LayerGroup, Model, Part
+from kvbench.models.geometry import CachePart, KvDtype, LayerGroup, Model
 from kvbench.text import NAME_PATTERN, located, name_of, printable_tree, shown
 
 # A table of the quantized layers makes some files several MiB long.
@@ -124,7 +124,7 @@ def grouped(name: str, layers: Layers, dtype: KvDtype, left_out: str) -> tuple[L
                 )
             )
             full = 0
-    return labelled(sorted(groups, key=lambda group: group.part is Part.STATES))
+    return labelled(sorted(groups, key=lambda group: group.part is CachePart.STATES))
 
 
 def labelled(groups: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:

@@ -72,7 +72,7 @@ Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class DrawnView:
     """A chart drawn once: its SVG, the box (x, y, width, height) of every panel in it, and what is said on hover.
 
     Everything that belongs to key N of the legend has an id "sN-...", the key itself "key-N". `titles` has texts by
@@ -89,7 +89,7 @@ class Drawing:
     """A chart as a picture, and its views by name; the first is what the picture shows. `keys` are its legend."""
 
     png: bytes
-    views: Mapping[str, View]
+    views: Mapping[str, DrawnView]
     keys: Sequence[str]
 
     @property
@@ -99,7 +99,7 @@ class Drawing:
 
 
 @dataclass(slots=True)
-class Sheet:
+class Canvas:
     """A figure while it is drawn: the axes with their panels, and the titles of what is on them."""
 
     figure: Figure
@@ -113,11 +113,11 @@ class Sheet:
         artist.set_gid(name)
         self.titles[name] = titles
 
-    def view(self) -> View:
+    def view(self) -> DrawnView:
         """Return the same bytes for the same figure: no date, no random ids."""
         svg = io.BytesIO()
         self.figure.savefig(svg, format="svg", metadata={"Date": None})
-        return View(svg.getvalue(), self.boxes, self.titles)
+        return DrawnView(svg.getvalue(), self.boxes, self.titles)
 
     def png(self) -> bytes:
         drawn, png = io.BytesIO(), io.BytesIO()
@@ -142,14 +142,14 @@ def drawable(text: str) -> str:
     )
 
 
-def new_sheet(
+def new_canvas(
     text: ChartText,
     keys: Sequence[Artist],
     grid: Sequence[Sequence[Panel]],
     panel_height: float | None = None,
     below: float = X_LABEL,
     right: float = RIGHT,
-) -> Sheet:
+) -> Canvas:
     """Return a figure with its head, legend and footnotes, and empty axes with each panel of `grid`.
 
     The height of the axes, the room `below` them for the x axis and that to the `right` are in inches.
@@ -192,4 +192,4 @@ def new_sheet(
             place = (x + LEFT) / width, lower, (panel_width - LEFT - right) / width, axes_height / height
             panels.append((figure.add_axes(place), panel))
             boxes.append((72 * x, 72 * y, 72 * panel_width, 72 * pitch))
-    return Sheet(figure, panels, boxes)
+    return Canvas(figure, panels, boxes)

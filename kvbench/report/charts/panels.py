@@ -15,7 +15,7 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 from matplotlib.transforms import Affine2D
 
-from kvbench.report.charts.figure import RIGHT, X_LABEL, Drawing, Sheet, drawable, new_sheet, styled
+from kvbench.report.charts.figure import RIGHT, X_LABEL, Canvas, Drawing, drawable, new_canvas, styled
 from kvbench.report.charts.palette import (
     FAINT,
     PAPER,
@@ -93,23 +93,23 @@ _DOT_ROW: Final = 0.3
 def draw(plot: Plot, text: ChartText) -> Drawing:
     """Draw a chart; of rates there are two views, one linear and one logarithmic."""
     with styled():
-        sheets, keys = _sheets(plot, text)
-        png = next(iter(sheets.values())).png()
-        views = {name: sheet.view() for name, sheet in sheets.items()}
+        canvases, keys = _canvases(plot, text)
+        png = next(iter(canvases.values())).png()
+        views = {name: canvas.view() for name, canvas in canvases.items()}
         return Drawing(png, views, [str(key.get_label()) for key in keys])
 
 
-def _sheets(plot: Plot, text: ChartText) -> tuple[Mapping[str, Sheet], Sequence[Artist]]:
+def _canvases(plot: Plot, text: ChartText) -> tuple[Mapping[str, Canvas], Sequence[Artist]]:
     """Return the views of a plot by name, and the keys of its legend."""
     match plot:
         case LinePlot():
             lines = _legend(plot)
-            return {scale: _line_sheet(plot, scale, text, lines) for scale in _scales(plot)}, lines
+            return {scale: _line_canvas(plot, scale, text, lines) for scale in _scales(plot)}, lines
         case DotPlot():
-            return {"dots": _dot_sheet(plot, text)}, []
+            return {"dots": _dot_canvas(plot, text)}, []
         case MapPlot():
             tiles = _map_legend()
-            return {"map": _map_sheet(plot, text, tiles)}, tiles
+            return {"map": _map_canvas(plot, text, tiles)}, tiles
 
 
 def _scales(plot: LinePlot) -> list[Literal["log10", "linear"]]:
@@ -121,29 +121,29 @@ def _scales(plot: LinePlot) -> list[Literal["log10", "linear"]]:
     return ["log10", "linear"] if max(heights) >= _WIDE_RANGE * min(heights) else ["linear", "log10"]
 
 
-def _line_sheet(plot: LinePlot, scale: Literal["log10", "linear"], text: ChartText, keys: Sequence[Line2D]) -> Sheet:
+def _line_canvas(plot: LinePlot, scale: Literal["log10", "linear"], text: ChartText, keys: Sequence[Line2D]) -> Canvas:
     below = X_LABEL + 0.06 * max(map(len, plot.x.names), default=0) * math.sin(math.radians(_NAME_TURN))
     levels = any(panel.roofs or panel.ceiling is not None for panel in plot.panels)
-    sheet = new_sheet(text, keys, plot.grid, below=below, right=_LEVELS if levels else RIGHT)
+    canvas = new_canvas(text, keys, plot.grid, below=below, right=_LEVELS if levels else RIGHT)
     limits = _limits(plot, scale)
     series = {str(key.get_label()): number for number, key in enumerate(keys)}
-    for ax, panel in sheet.panels:
+    for ax, panel in canvas.panels:
         ax.set_title(drawable(panel.title))
         _scale_x(ax, plot, panel)
         _scale_y(ax, plot.y, scale, limits)
         _draw_levels(ax, panel)
         for line in panel.lines:
-            _draw_line(sheet, ax, plot, line, series[drawable(line.label)], bands=len(panel.lines) <= _MOST_BANDS)
+            _draw_line(canvas, ax, plot, line, series[drawable(line.label)], bands=len(panel.lines) <= _MOST_BANDS)
             before = [other for other in panel.lines[: panel.lines.index(line)] if _seen_as_one(other, line)]
             marked = {(mark.low, mark.high) for other in before for mark in other.marks}
             for mark in line.marks:
                 if (mark.low, mark.high) not in marked:
-                    _mark(sheet, ax, mark, line, series[drawable(line.label)])
-        _note_points(sheet, ax, panel, series)
+                    _mark(canvas, ax, mark, line, series[drawable(line.label)])
+        _note_points(canvas, ax, panel, series)
         _name_lines(ax, plot, panel)
         if not panel.lines:
             ax.text(0.5, 0.5, "not measured", transform=ax.transAxes, ha="center", color=FAINT)
-    return sheet
+    return canvas
 
 
 def _say(
@@ -185,19 +185,19 @@ def _draw_levels(ax: Axes, panel: PlotPanel) -> None:
         ax.annotate(drawable(name), (1, height), xytext=(4, below - at), textcoords="offset points", **place)
 
 
-def _draw_line(sheet: Sheet, ax: Axes, plot: LinePlot, line: PlotLine, series: int, *, bands: bool) -> None:
+def _draw_line(canvas: Canvas, ax: Axes, plot: LinePlot, line: PlotLine, series: int, *, bands: bool) -> None:
     ink = ink_of(line.backend)
     if bands:
         band: Artist = ax.fill_between(line.x, line.low, line.high, color=ink.colour, alpha=0.18, linewidth=0)
     else:
         band = ax.vlines(line.x, line.low, line.high, color=ink.colour, alpha=0.6, linewidth=0.8)
-    sheet.tag(band, series)
+    canvas.tag(band, series)
     artist = _line(line, ink, line.x, line.y)
     ax.add_line(artist)
-    sheet.tag(artist, series, _titles(plot, line))
+    canvas.tag(artist, series, _titles(plot, line))
 
 
-def _note_points(sheet: Sheet, ax: Axes, panel: PlotPanel, series: Mapping[str, int]) -> None:
+def _note_points(canvas: Canvas, ax: Axes, panel: PlotPanel, series: Mapping[str, int]) -> None:
     """Write the notes of points beside them, where no point and no other note is."""
     noted = [(line, at, note) for line in panel.lines for at, note in zip(_points(line), line.notes, strict=False)]
     taken = [(x - 5, x + 5, y - 5, y + 5) for line in panel.lines for x, y in ax.transData.transform(_points(line))]
@@ -211,7 +211,7 @@ def _note_points(sheet: Sheet, ax: Axes, panel: PlotPanel, series: Mapping[str, 
         taken.append(boxes[best])
         offset = tuple(72 / ax.figure.dpi * (place - point) for place, point in zip(sides[best], (x, y), strict=True))
         said = _say(ax, note, at, (offset[0], offset[1]), ("left", "bottom"), ink_of(line.backend).text)
-        sheet.tag(said, series[drawable(line.label)])
+        canvas.tag(said, series[drawable(line.label)])
 
 
 def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
@@ -229,7 +229,7 @@ def _titles(plot: LinePlot, line: PlotLine) -> list[str]:
     return titles
 
 
-def _mark(sheet: Sheet, ax: Axes, mark: PlotMark, line: PlotLine, series: int) -> None:
+def _mark(canvas: Canvas, ax: Axes, mark: PlotMark, line: PlotLine, series: int) -> None:
     ink, y_of = ink_of(line.backend), dict(_points(line))
     if mark.low == mark.high:
         start = (mark.low, y_of[mark.low])
@@ -237,7 +237,7 @@ def _mark(sheet: Sheet, ax: Axes, mark: PlotMark, line: PlotLine, series: int) -
             [start[0]], [start[1]], marker="o", markersize=11, color=ink.colour, markerfacecolor="none", zorder=4
         )
         ax.add_line(ring)
-        sheet.tag(ring, series)
+        canvas.tag(ring, series)
         offset, align = (3.0, -7.0), _BELOW_RIGHT
     else:
         # opaque, so that lines with the same jump shade it once
@@ -246,11 +246,11 @@ def _mark(sheet: Sheet, ax: Axes, mark: PlotMark, line: PlotLine, series: int) -
         style = {"arrowstyle": "<->", "color": ink.colour, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
         arrow = ax.annotate("", (middle, ends[1]), xytext=(middle, ends[0]), arrowprops=style)
         if arrow.arrow_patch is not None:
-            sheet.tag(arrow.arrow_patch, series)
+            canvas.tag(arrow.arrow_patch, series)
         start = middle, math.sqrt(ends[0] * ends[1]) if ax.get_yscale() == "log" else sum(ends) / 2
         offset, align = (6.0, 0.0), _BESIDE
     if mark.text:
-        sheet.tag(_say(ax, mark.text, start, offset, align, ink.text, fontweight="bold"), series)
+        canvas.tag(_say(ax, mark.text, start, offset, align, ink.text, fontweight="bold"), series)
 
 
 def _name_lines(ax: Axes, plot: LinePlot, panel: PlotPanel) -> None:
@@ -453,20 +453,20 @@ def _legend(plot: LinePlot) -> list[Line2D]:
     return [_line(line, ink_of(line.backend), [], [], joined=label in joined) for label, line in first.items()]
 
 
-def _dot_sheet(plot: DotPlot, text: ChartText) -> Sheet:
+def _dot_canvas(plot: DotPlot, text: ChartText) -> Canvas:
     rows = max((len(panel.dots) for line in plot.grid for panel in line), default=1)
-    sheet = new_sheet(text, [], plot.grid, panel_height=_DOT_ROW * max(rows, 3) + 0.3)
+    canvas = new_canvas(text, [], plot.grid, panel_height=_DOT_ROW * max(rows, 3) + 0.3)
     dots = [dot for line in plot.grid for panel in line for dot in panel.dots]
     ends = [abs(math.log2(end)) for dot in dots for end in (dot.ratio, dot.low, dot.high) if 0 < end < math.inf]
     reach = 2 ** min(6.0, max(0.2, 1.15 * max(ends, default=0.0)))
-    for ax, panel in sheet.panels:
-        _draw_dots(sheet, ax, panel, reach)
+    for ax, panel in canvas.panels:
+        _draw_dots(canvas, ax, panel, reach)
         ax.set_ylim(rows - 0.4, -1.5)
         ax.set_xlabel("ratio of times")
-    return sheet
+    return canvas
 
 
-def _draw_dots(sheet: Sheet, ax: Axes, panel: DotPanel, reach: float) -> None:
+def _draw_dots(canvas: Canvas, ax: Axes, panel: DotPanel, reach: float) -> None:
     """Draw ratios on a logarithmic axis with 1 in its middle, each below the name of what it is of."""
     ax.set_title(drawable(panel.title))
     ax.set_xscale("log", base=2)
@@ -485,21 +485,21 @@ def _draw_dots(sheet: Sheet, ax: Axes, panel: DotPanel, reach: float) -> None:
         marker = {"marker": _marker(ink.marker, ()), "markersize": 6, "markeredgecolor": ink.colour}
         (point,) = ax.plot([dot.ratio], [row], markerfacecolor=ink.colour if dot.decided else PAPER, **marker)  # type: ignore[arg-type]
         interval = f" ({figure(dot.low)} to {figure(dot.high)})" if dot.low < dot.high else ""
-        sheet.tag(point, 0, [f"{dot.label}\n{figure(dot.ratio)}{interval}"])
+        canvas.tag(point, 0, [f"{dot.label}\n{figure(dot.ratio)}{interval}"])
         align, x = ("right", 0.995) if dot.ratio < 1 else ("left", 0.005)
         place = {"transform": ax.get_yaxis_transform(), "ha": align, "va": "center"}
         ax.text(x, row - 0.36, drawable(dot.label), fontsize=7.5, **place)
 
 
-def _map_sheet(plot: MapPlot, text: ChartText, keys: Sequence[Patch]) -> Sheet:
+def _map_canvas(plot: MapPlot, text: ChartText, keys: Sequence[Patch]) -> Canvas:
     rows = max(len(panel.sizes) for line in plot.grid for panel in line)
-    sheet = new_sheet(text, keys, plot.grid, _ROW * max(rows, 6))
-    for ax, panel in sheet.panels:
-        _draw_map(sheet, ax, panel)
-    return sheet
+    canvas = new_canvas(text, keys, plot.grid, _ROW * max(rows, 6))
+    for ax, panel in canvas.panels:
+        _draw_map(canvas, ax, panel)
+    return canvas
 
 
-def _draw_map(sheet: Sheet, ax: Axes, panel: MapPanel) -> None:
+def _draw_map(canvas: Canvas, ax: Axes, panel: MapPanel) -> None:
     """Draw a map: sizes upward, numbers of blocks to the right; only what this panel has."""
     ax.set_title(drawable(panel.title))
     ax.grid(visible=False)
@@ -508,7 +508,7 @@ def _draw_map(sheet: Sheet, ax: Axes, panel: MapPanel) -> None:
     for (size, blocks), tile in panel.tiles.items():
         x, y, colour = counts.index(blocks), sizes.index(size), ratio_colour(tile.ratio)
         box = Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, linewidth=0.6, edgecolor=_ON_DARK_TILE)
-        sheet.tag(ax.add_patch(box), 0, [tile.text])
+        canvas.tag(ax.add_patch(box), 0, [tile.text])
         if not tile.decided:
             corner = (x - 0.5, y - 0.5)
             ax.add_patch(Rectangle(corner, 1, 1, facecolor="none", linewidth=0.6, edgecolor=_TILE_EDGE, hatch=_HATCH))

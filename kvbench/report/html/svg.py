@@ -13,7 +13,7 @@ from kvbench.report.charts.plot import LinePlot, MapPlot
 from kvbench.report.model import Chart
 
 if TYPE_CHECKING:
-    from kvbench.report.charts.figure import Box, Drawing, View
+    from kvbench.report.charts.figure import Box, Drawing, DrawnView
 
 _NUMBER: Final = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
 _COLOUR: Final = re.compile(r"#[0-9a-f]{6}")
@@ -101,7 +101,7 @@ class Drawings:
 class _Parts:
     """One view taken apart into panels and keys."""
 
-    def __init__(self, page: Drawings, view: "View", *, on_tiles: bool) -> None:
+    def __init__(self, page: Drawings, view: "DrawnView", *, on_tiles: bool) -> None:
         self._page, self._titles, self._boxes, self._on_tiles = page, view.titles, view.boxes, on_tiles
         root = fromstring(view.svg)  # noqa: S314, drawn here
         self._elements = {name: element for element in root.iter() if (name := element.get("id"))}

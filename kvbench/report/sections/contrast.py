@@ -64,7 +64,7 @@ SWAP: Final = Key(
 )
 
 
-def backends(side: "Side") -> list[Figure]:
+def backends(side: "ContrastSide") -> list[Figure]:
     """Return a column for each backend, batched copies first."""
     names = sorted(set(side.measured["backend"]), key=lambda name: (name != BATCHED, name))
     return [Figure(label_of(name, where(side.measured, backend=name)), name) for name in names]
@@ -75,7 +75,7 @@ def microseconds(column: str) -> Callable[[Row], str]:
 
 
 @dataclass(frozen=True)
-class Side:
+class ContrastSide:
     """The cells of one table, and its lines in their order."""
 
     contrast: "Contrast"
@@ -121,21 +121,21 @@ class Contrast:
     select: Callable[[View], Pinned | None]
     apart: Sequence[str]
     keys: Sequence[Key]
-    title: Callable[[Side], str]
-    columns: Callable[[Side], Sequence[Figure]]
-    includes: Callable[[Side], str]
+    title: Callable[[ContrastSide], str]
+    columns: Callable[[ContrastSide], Sequence[Figure]]
+    includes: Callable[[ContrastSide], str]
     arm: str = "arm"
     compared: tuple[str, str] | None = None
     ratio: str = ""
     show_ratio: Callable[[Comparison], str] = ratio_text
     time: str = "swap_us"
     fastest: bool = False
-    more: Callable[[Side], Mapping[str, Callable[[Line], Text]]] = lambda _: {}
-    last: Callable[[Side], tuple[str, Mapping[str, Text]]] | None = None
-    notes: Callable[[Side], Sequence[Text]] = lambda _: ()
-    find: Callable[[Side], Iterable[Finding]] = lambda _: ()
+    more: Callable[[ContrastSide], Mapping[str, Callable[[Line], Text]]] = lambda _: {}
+    last: Callable[[ContrastSide], tuple[str, Mapping[str, Text]]] | None = None
+    notes: Callable[[ContrastSide], Sequence[Text]] = lambda _: ()
+    find: Callable[[ContrastSide], Iterable[Finding]] = lambda _: ()
     charts: Callable[[View, Pinned], Sequence[Chart]] = lambda _view, _pinned: ()
-    stem: Callable[[Side], str] = lambda _: ""
+    stem: Callable[[ContrastSide], str] = lambda _: ""
 
 
 def make(contrasts: Sequence[Contrast], view: View) -> PartOrReason:
@@ -149,7 +149,7 @@ def make(contrasts: Sequence[Contrast], view: View) -> PartOrReason:
     return lambda: Part(findings, charts, [_table(side) for side in sides])
 
 
-def sides_of(contrast: Contrast, view: View, pinned: Pinned) -> list[Side]:
+def sides_of(contrast: Contrast, view: View, pinned: Pinned) -> list[ContrastSide]:
     cells = pinned.cells
     if cells.empty:
         return []
@@ -170,11 +170,11 @@ def sides_of(contrast: Contrast, view: View, pinned: Pinned) -> list[Side]:
         kept = [line for line in lines.values() if line.keys() >= compared]
         if kept:
             ids = {row["cell_id"] for line in kept for row in line.values()}
-            sides.append(Side(contrast, view, pinned, group[group["cell_id"].isin(ids)], kept))
+            sides.append(ContrastSide(contrast, view, pinned, group[group["cell_id"].isin(ids)], kept))
     return sides
 
 
-def _table(side: Side) -> DataTable:
+def _table(side: ContrastSide) -> DataTable:
     contrast, columns = side.contrast, side.contrast.columns(side)
     ratios = {id(line): contrast.show_ratio(compared) for line, compared in side.comparisons}
     more = contrast.more(side)
@@ -209,7 +209,7 @@ def _table(side: Side) -> DataTable:
     )
 
 
-def turns(side: Side, over: Key, weight: float, shape: str = "") -> Iterable[Finding]:
+def turns(side: ContrastSide, over: Key, weight: float, shape: str = "") -> Iterable[Finding]:
     """Say which backend is the fastest at which values of a key, for the lines that are equal in the other keys.
 
     `shape` is what all lines have in common.
@@ -242,7 +242,7 @@ def _any(line: Line) -> Row:
     return next(iter(line.values()))
 
 
-def changes(side: Side, subject: str, of: str) -> list[Finding]:
+def changes(side: ContrastSide, subject: str, of: str) -> list[Finding]:
     """Return in how many cells of a table the compared arms differ, and by how much."""
     known = [compared for _, compared in side.comparisons if math.isfinite(compared.high)]
     told = [compared.ratio for compared in known if compared.told_apart]

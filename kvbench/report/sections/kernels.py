@@ -14,7 +14,7 @@ from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
 from kvbench.report.model import Chart, Finding, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import bytes_size, count, figure, noun
 from kvbench.report.sections.cliff import RateCurve, curve_chart, evenly_spaced, knee_text, ladder_curves, left_out
-from kvbench.report.sections.contrast import SIZE, Contrast, Figure, Key, Side, backends, turns
+from kvbench.report.sections.contrast import SIZE, Contrast, ContrastSide, Figure, Key, backends, turns
 from kvbench.report.tables import INCLUDES, chance_note, chart_text, few_visits_note, includes, label_of, rate
 from kvbench.report.view import DIRECTIONS, Pinned, Row, View, rows_of, where
 from kvbench.text import a_stream, short
@@ -46,7 +46,7 @@ def _ladder_arm(direction: str, block_bytes: int) -> str:
     return f"{direction} {bytes_size(block_bytes)}"
 
 
-def _curves_of(side: Side) -> dict[str, RateCurve]:
+def _curves_of(side: ContrastSide) -> dict[str, RateCurve]:
     curves = ladder_curves(side.view.frame)
     assert curves
     backend, state = side.first["backend"], side.first["stream_state"]
@@ -54,7 +54,7 @@ def _curves_of(side: Side) -> dict[str, RateCurve]:
     return {_ladder_arm(curve.direction, curve.panel): curve for curve in mine}
 
 
-def _ladder_columns(side: Side) -> list[Figure]:
+def _ladder_columns(side: ContrastSide) -> list[Figure]:
     def show(knee: int | None, row: Row) -> Text:
         return Strong(rate(row)) if row["sms"] == knee else rate(row)
 
@@ -70,7 +70,7 @@ def _ladder_charts(view: View, _: Pinned) -> list[Chart]:
     return [curve_chart(view, "sm-ladder", curves, rows, title)]
 
 
-def _knees(side: Side) -> Iterable[Finding]:
+def _knees(side: ContrastSide) -> Iterable[Finding]:
     knees: dict[str, list[str]] = {}
     for arm, curve in sorted(_curves_of(side).items(), key=lambda pair: pair[1].knee or 0):
         if curve.knee:

@@ -23,10 +23,10 @@ from kvbench.report.sections.contrast import (
     SIZE,
     SWAP,
     Contrast,
+    ContrastSide,
     Figure,
     Key,
     Line,
-    Side,
     backends,
     turns,
 )
@@ -65,7 +65,7 @@ def _hot_and_far(view: View) -> Pinned | None:
     return Pinned(cells[swaps["measured"].transform("any").astype(bool)], pinned.hidden)
 
 
-def _scattered(side: Side) -> Iterable[Finding]:
+def _scattered(side: ContrastSide) -> Iterable[Finding]:
     """Say which backend pays most for scattered blocks, and which pay nothing; nothing where that is undecided."""
     costs = [(line[_HOT], cost) for line, cost in side.comparisons]
     dearer = [(row, cost.ratio) for row, cost in costs if cost.verdict is Verdict.SLOWER]
@@ -174,7 +174,7 @@ def _in_pages(view: View) -> Pinned | None:
     return Pinned(cells, pinned.hidden) if cells["backend"].nunique() > 1 else None
 
 
-def _staging_costs(side: Side) -> dict[str, Callable[[Line], Text]]:
+def _staging_costs(side: ContrastSide) -> dict[str, Callable[[Line], Text]]:
     def cost(column: str, unit: float, line: Line) -> str:
         return figure(line[STAGED][column] / unit) if STAGED in line else ""
 

@@ -24,10 +24,10 @@ from kvbench.report.sections.contrast import (
     SIZE,
     SWAP,
     Contrast,
+    ContrastSide,
     Figure,
     Key,
     Line,
-    Side,
     changes,
     microseconds,
 )
@@ -57,7 +57,7 @@ def _states_chart(view: View, pinned: Pinned) -> list[Chart]:
     return [curve_chart(view, "stream-states", curves, {curves.main: ""}, title)]
 
 
-def _gate_effect(side: Side) -> Iterable[Finding]:
+def _gate_effect(side: ContrastSide) -> Iterable[Finding]:
     """Say how much it changes the time of a backend that the event of a gate has fired before: where most."""
     known = [pair for pair in side.comparisons if math.isfinite(pair[1].high)]
     for backend, pairs in grouped(known, lambda pair: str(pair[0][_GATES[0]]["backend"])).items():
@@ -78,7 +78,7 @@ def _gate_effect(side: Side) -> Iterable[Finding]:
         )
 
 
-def _state_columns(side: Side) -> list[Figure]:
+def _state_columns(side: ContrastSide) -> list[Figure]:
     states = [state for state in _SHOWN if state in side.arms]
     times = [Figure(f"{state.value.capitalize()} us", state.value, _swap_us) for state in states]
     return [*times, *(Figure(f"Caller us, {state}", state, _caller_us) for state in reversed(_GATES))]
@@ -181,7 +181,7 @@ def _stages(view: View) -> Pinned | None:
     return Pinned(kept.assign(rest_us=kept["cell_id"].map(rest_us)), pinned.hidden)
 
 
-def _stage_columns(side: Side) -> list[Figure]:
+def _stage_columns(side: ContrastSide) -> list[Figure]:
     times = {"Caller us": _caller_us, "Rest us": microseconds("rest_us"), "Wall us": _wall_us}
     busy = [Figure("GPU us, busy", "busy", _swap_us)] if "busy" in side.arms else []
     return [*(Figure(head, "idle", show) for head, show in times.items()), *busy]
@@ -215,7 +215,7 @@ def _calls(view: View) -> Pinned | None:
     return Pinned(cells, pinned.hidden) if {_TIGHT, _AFTER} <= set(cells["arm"]) else None
 
 
-def _call_effect(side: Side) -> Iterable[Finding]:
+def _call_effect(side: ContrastSide) -> Iterable[Finding]:
     """Say what the call takes after an engine's step, against a tight loop, where it differs most."""
     told = [pair for pair in side.comparisons if pair[1].told_apart and pair[0][_TIGHT]["backend"] != EMPTY]
     if told:
@@ -292,24 +292,24 @@ def _queue_knee(view: View, rows: Iterable[Row]) -> QueueKnee | None:
     )
 
 
-def _queue_columns(side: Side) -> list[Figure]:
+def _queue_columns(side: ContrastSide) -> list[Figure]:
     def time(row: Row) -> str:
         return f"{_caller_us(row)}{_BEGUN if row['depth_held'] < 0.5 else ''}"
 
     return [Figure(arm, arm, time) for arm in side.arms]
 
 
-def _queue_knees(side: Side) -> dict[str, QueueKnee | None]:
+def _queue_knees(side: ContrastSide) -> dict[str, QueueKnee | None]:
     rows = {arm: [line[arm] for line in side.lines if arm in line] for arm in side.arms}
     return {arm: _queue_knee(side.view, of_arm) for arm, of_arm in rows.items()}
 
 
-def _queue_last(side: Side) -> tuple[str, Mapping[str, Text]]:
+def _queue_last(side: ContrastSide) -> tuple[str, Mapping[str, Text]]:
     knees = _queue_knees(side).items()
     return "knee", {arm: f"{count(at.depth)} ({TIMES}{figure(at.height)})" if at else "none" for arm, at in knees}
 
 
-def _queue_findings(side: Side) -> Iterable[Finding]:
+def _queue_findings(side: ContrastSide) -> Iterable[Finding]:
     for arm, knee in _queue_knees(side).items():
         if knee:
             text = (

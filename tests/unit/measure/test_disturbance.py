@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 
 from kvbench.machine.sources import Sources
-from kvbench.measure.disturbance import Clocks, GpuClocks, Machine, disturbances
+from kvbench.measure.disturbance import Clocks, GpuClocks, Surroundings, disturbances
 from kvbench.results.schema import Disturbance
 
 UNLIMITED = Clocks()
 QUIET = [10.0, 10.2, 9.9, 10.1, 10.0, 10.3]
 
 
-def machine(slowdowns: Sequence[float] = (1.0,), clocks: Clocks = UNLIMITED, others_share: float = 0.0) -> Machine:
-    return Machine(0, [1.0], slowdowns, clocks, others_share)
+def machine(slowdowns: Sequence[float] = (1.0,), clocks: Clocks = UNLIMITED, others_share: float = 0.0) -> Surroundings:
+    return Surroundings(0, [1.0], slowdowns, clocks, others_share)
 
 
 def test_a_quiet_visit_is_not_marked() -> None:

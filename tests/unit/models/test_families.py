@@ -8,7 +8,7 @@ import pytest
 
 from kvbench.cells.pattern import Tensors
 from kvbench.errors import UsageError
-from kvbench.models.geometry import KvDtype, KvLayout, Model, Part
+from kvbench.models.geometry import CachePart, KvDtype, KvLayout, Model
 from kvbench.models.hf_config import model_of, read_config_json
 from kvbench.models.presets import ModelChoice, find_model
 
@@ -29,7 +29,7 @@ def test_a_family_has_the_bytes_of_its_cache(case: dict[str, Any]) -> None:
     model = model_of("m", case["config"])
     assert model.bytes_per_token == case["token_bytes"]
     swaps = model.swaps(tp=1, tokens=32, block_tokens=16, layout=KvLayout.PER_LAYER)
-    kept = sum(swap.blocks * swap.block_bytes for swap in swaps if swap.geometry.part is not Part.STATES)
+    kept = sum(swap.blocks * swap.block_bytes for swap in swaps if swap.geometry.part is not CachePart.STATES)
     assert kept == 32 * model.bytes_per_token
 
 
