@@ -34,9 +34,9 @@ class BlockCopier:
     the list is submitted; the arrays may change from then on, the blocks once the stream has passed. Where destinations
     overlap, each byte is that of one of the entries. `source_order_any` lets the driver read sources ahead of earlier
     work on the stream. With nothing submitted, raises ValueError for an invalid list, with the number of its first
-    invalid entry, or for no stream; TypeError for arguments of another type; EngineError for the legacy default stream,
-    for a stream that is captured, and in a process that was forked since. Raises EngineError also where the driver
-    fails; a part of the list may have been submitted then.
+    entry of a negative size, else of its first invalid one, or for no stream; TypeError for arguments of another type;
+    EngineError for the legacy default stream, for a stream that is captured, and in a process that was forked since.
+    Raises EngineError also where the driver fails; a part of the list may have been submitted then.
     """
     forget: Callable[[], None]
     """Forget where pools lie: `forget()`. To be called after a pool was freed and before its addresses come again."""

@@ -23,6 +23,13 @@ struct Torch {
   const ExchangeApi* exchange;
 };
 
+/// Forgets that a question has no answer; what is none, such as KeyboardInterrupt, goes on to the caller.
+void clear_error() {
+  if (!PyErr_Occurred()) return;
+  if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)) throw nb::python_error();
+  PyErr_Clear();
+}
+
 /// Null for a process without torch, or with one before 2.10, which has no exchange.
 const Torch* torch() {
   static const Torch* found = nullptr;
@@ -36,11 +43,11 @@ const Torch* torch() {
   if (!PyCapsule_CheckExact(capsule.ptr())) return nullptr;
   const auto* api = static_cast<ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
   PyErr_Clear();
-  return api && api->major == 1 ? found = new Torch{tensor.inc_ref(), api} : nullptr;
+  return api && api->major == 1 && api->tensor_from_object ? found = new Torch{tensor.inc_ref(), api} : nullptr;
 }
 
 [[noreturn]] void refuse(const char* name) {
-  PyErr_Clear();
+  clear_error();
   throw nb::type_error((std::string(name) + " must be a contiguous CPU array or tensor of 64-bit integers").c_str());
 }
 
@@ -48,6 +55,16 @@ bool is_whole(const nb::dlpack::dtype& type) {
   return type.bits == 64 && type.lanes == 1 &&
          (type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Int) ||
           type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::UInt));
+}
+
+/// nanobind 2.15 reads the strides of a buffer, which those of ctypes do not have.
+bool lacks_strides(nb::handle array) {
+  if (!PyObject_CheckBuffer(array.ptr()) || nb::hasattr(array, "__dlpack__")) return false;
+  Py_buffer view;
+  if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_RECORDS_RO) != 0) return true;
+  const bool lacks = view.strides == nullptr;
+  PyBuffer_Release(&view);
+  return lacks;
 }
 
 using Words64 = std::span<const std::uint64_t>;
@@ -73,7 +90,7 @@ Stream stream_of(nb::handle stream) {
   nb::object handle = nb::borrow(stream);
   if (!PyLong_Check(handle.ptr())) {
     handle = nb::steal(PyObject_GetAttr(stream.ptr(), cuda_stream));
-    PyErr_Clear();
+    clear_error();
   }
   if (!handle || !PyLong_Check(handle.ptr()) || PyBool_Check(handle.ptr())) {
     throw nb::type_error("stream must be a torch stream or the handle of a CUDA stream");
@@ -101,7 +118,7 @@ CopyArguments::CopyArguments(nb::handle sources, nb::handle destinations, nb::ha
 Words64 CopyArguments::words_of(nb::handle array, const char* name, Numbers& kept) {
   const Torch* const here = torch();
   if (here && array.type().is(here->tensor)) return exchanged(*here, array, name);
-  if (!nb::try_cast(array, kept, false) || !is_whole(kept.dtype())) refuse(name);
+  if (lacks_strides(array) || !nb::try_cast(array, kept, false) || !is_whole(kept.dtype())) refuse(name);
   return words_at(kept.data(), kept.size(), name);
 }
 

@@ -50,10 +50,10 @@ class BlockCopier final : public ListCopier {
 
   /// Submits one list to `stream` and returns without waiting; its arrays may change as soon as it returns. Entries of
   /// 0 bytes copy nothing; where destinations overlap, each byte is one of those that go there. Throws, with nothing
-  /// submitted, InvalidEntry for the first entry that has a negative size or does not lie wholly in a region of pinned
-  /// memory and one of the device, in the direction of the list; std::invalid_argument for no stream;
-  /// std::runtime_error while another thread is in a call; DriverError for a stream that is captured, and after a fork.
-  /// Throws DriverError also where the driver fails.
+  /// submitted, InvalidEntry for the first entry that has a negative size, or if none has, that does not lie wholly in
+  /// a region of pinned memory and one of the device, in the direction of the list; std::invalid_argument for no
+  /// stream; std::runtime_error while another thread is in a call; DriverError for a stream that is captured, and after
+  /// a fork. Throws DriverError also where the driver fails.
   bool copy(const Descriptors& descriptors, Stream stream) override;
   /// The index of the way of a list, by whether its stream is idle.
   [[nodiscard]] std::size_t way_of(std::size_t count, std::size_t total_bytes, Direction direction, bool idle) const;

@@ -46,7 +46,7 @@ from kvbench._engine import sm_copy_tensors as sm_copy_tensors
 from kvbench._engine import unregister_pages as unregister_pages
 from kvbench._engine import write_words as write_words
 from kvbench.cells.axes import Direction, Order, StreamState
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.device_facts import DeviceFacts, device_named
 from kvbench.engine import nvrtc
 from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.errors import UsageError
@@ -144,7 +144,7 @@ def resolve_device(name: str) -> str:
         count = 0
     if name == "auto":
         return "cuda:0" if count else "cpu"
-    ordinal = int(name.partition(":")[2] or 0)
+    ordinal = int(device_named(name, []).partition(":")[2])
     if ordinal >= count:
         there = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])
         raise UsageError(f"--device {name}: not found; this machine has {there}")

@@ -45,12 +45,12 @@ def numbers() -> str:
             f"```sh\nkvbench show {folders}\n```",
             table_text(replace(machines, title="", caption="")),
             "\n".join(f"- {_origin(card, *_NUMBERS)}" for card in CARDS),
-            f"A figure is the median of {visits} visits: the latency of one swap on an idle stream, with different "
-            "blocks each time, scattered over 16 GiB on each side. `batched` is unmodified `cuMemcpyBatchAsync`; `sm` "
-            "is the copy kernel of kvbench. A *visit* is a series of such swaps; the visits of a figure are spread "
-            "over the run. An SM is one of the multiprocessors of the GPU. The ceiling is the rate of large plain "
-            "copies. In the chart, [`primed`](docs/reference/backends.md#primed) is `batched` after a short kernel "
-            "that keeps the driver from copying on the CPU.",
+            f"A figure is the median of {visits} visits: the latency of one swap on an idle stream, called in a tight "
+            "loop, with different blocks each time, scattered over 16 GiB on each side. `batched` is unmodified "
+            "`cuMemcpyBatchAsync`; `sm` is the copy kernel of kvbench. A *visit* is a series of such swaps; the "
+            "visits of a figure are spread over the run. An SM is one of the multiprocessors of the GPU. The ceiling "
+            "is the rate of large plain copies. In the chart, [`primed`](docs/reference/backends.md#primed) is "
+            "`batched` after a short kernel that keeps the driver from copying on the CPU.",
             f"![{chart}, with the ceiling of the card]({_LINK}/cliff-cliff.png)",
         )
     )

@@ -109,6 +109,19 @@ def a_block_that_leaves_its_pool() -> None:
         pools.check()
 
 
+def a_list_of_both_directions() -> None:
+    for backend in BACKENDS:
+        pools = Pools(backend)
+        sources, destinations, sizes = pools.lists()
+        sources[2], destinations[2] = destinations[2], sources[2]
+        with refused(ValueError, "entry 2"):
+            pools.copy(sources, destinations, sizes)
+        sizes[5] = -BLOCK
+        with refused(ValueError, "entry 5", "negative"):
+            pools.copy(sources, destinations, sizes)
+        pools.check()
+
+
 def a_block_that_leaves_its_pool_is_named_as_the_caller_counts() -> None:
     pools = Pools()
     lists = pools.lists()
@@ -219,9 +232,9 @@ def a_stream_that_is_captured() -> None:
     counted, graph = torch.zeros(1, device="cuda"), torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, stream=pools.stream):
-        for blocks in (0, 4, 64):
+        for blocks in (0, 4, 64, 1000):
             with refused(EngineError, "captured"):
-                pools.copy(*pools.lists(blocks))
+                pools.copy(*(np.resize(array, blocks) for array in pools.lists(64)))
         counted.add_(1)
     for _ in range(3):
         graph.replay()
@@ -354,8 +367,9 @@ def a_first_call_behind_a_closed_gate() -> None:
         pools.stream.synchronize()
         pools.device.driver.delay(1_000_000_000, pools.stream.cuda_stream)
         for size in (BLOCK, BLOCK - 1):
-            for blocks in (4, 64):
-                pools.copy(*pools.lists(blocks, size))
+            # The longest take a slot of pinned memory. Longer lists of other backends can fill the driver's queue.
+            for blocks in (4, 64, 1000) if backend == "sm" else (4, 64):
+                pools.copy(*(np.resize(array, blocks) for array in pools.lists(min(blocks, 64), size)))
         expect(not pools.stream.query(), f"{backend}: the calls return while the gate is closed")
         pools.stream.synchronize()
         pools.check()
@@ -363,6 +377,7 @@ def a_first_call_behind_a_closed_gate() -> None:
 
 ON_ONE: Final[tuple[Callable[[], None], ...]] = (
     a_block_that_leaves_its_pool,
+    a_list_of_both_directions,
     a_block_that_leaves_its_pool_is_named_as_the_caller_counts,
     adjacent_blocks_of_two_registrations,
     managed_memory,

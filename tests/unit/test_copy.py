@@ -106,6 +106,9 @@ def test_the_block_copier_takes_a_device_a_policy_and_streams_of_torch(device: D
         BlockCopier("cpu", max_entries=1 << 62)
     with pytest.raises(UsageError, match="not found"):
         BlockCopier("cuda:99")
+    for name in ("cuda:x", "cuda:-1", "gpu"):
+        with pytest.raises(UsageError, match="not a device"):
+            BlockCopier(name)
     with pytest.raises(UsageError, match=r"missing\.toml"):
         BlockCopier("cpu", tmp_path / "missing.toml")
     policy.write_text(structs.replace(here, driver="1.2").to_toml())
@@ -146,6 +149,8 @@ def _changed(kind: str, words: Words) -> object:
     """Return a list in an array that a copier refuses."""
     if kind == "looks":
         return Looks(words)
+    if kind == "ctypes":
+        return (ctypes.c_int64 * len(words))(*words.tolist())
     torch = pytest.importorskip("torch")
     tensor = torch.from_numpy(words)
     match kind:
@@ -168,7 +173,7 @@ def _changed(kind: str, words: Words) -> object:
 
 
 @pytest.mark.parametrize(
-    "kind", ["looks", "fake", "strided", "2D", "sparse", "subclass", "meta", "complex64", "float64", "int32"]
+    "kind", ["looks", "ctypes", "fake", "strided", "2D", "sparse", "subclass", "meta", "complex64", "float64", "int32"]
 )
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_what_is_no_tensor_of_64_bit_integers_is_refused(device: Device, kind: str, which: int) -> None:
@@ -216,6 +221,17 @@ def test_what_is_no_stream_is_refused(device: Device, stream: object, error: typ
         copier_for(device, [DEFAULTS]).engine.copy(*lists.arguments(), stream)
 
 
+def test_an_interrupt_while_the_arguments_are_read_is_none_of_their_faults(device: Device) -> None:
+    class Interrupted:
+        @property
+        def cuda_stream(self) -> int:
+            raise KeyboardInterrupt
+
+    lists = Lists(device, Direction.H2D, mixed_swap([64], seed=6))
+    with pytest.raises(KeyboardInterrupt):
+        copier_for(device, [DEFAULTS]).engine.copy(*lists.arguments(), Interrupted())
+
+
 def test_an_entry_of_no_bytes_and_an_empty_list_copy_nothing(device: Device) -> None:
     copier, stream = copier_for(device, [DEFAULTS]).engine, Stream(device.driver)
     lists = Lists(device, Direction.D2H, mixed_swap([64, 4096], seed=5))
@@ -231,7 +247,8 @@ def test_an_entry_of_no_bytes_and_an_empty_list_copy_nothing(device: Device) -> 
     [
         (lambda s, d, n: (s, d, n[:-1]), ValueError, "the same length"),
         (lambda s, d, n: (s, d, -n), ValueError, "must not be negative"),
-        (lambda s, d, n: (s, d, np.append(n[:-1], -n[-1:])), ValueError, "must not be negative"),
+        (lambda s, d, n: (s, d, np.append(n[:-1], -n[-1:])), ValueError, "entry 7: sizes must not be negative"),
+        (lambda s, d, n: (s * 0, d, np.append(n[:-1], -n[-1:])), ValueError, "entry 7: sizes must not be negative"),
         (lambda s, d, n: (s, d, np.full_like(n, 2**62)), ValueError, "entry 0: .* fewer than the block's"),
         (lambda _, d, n: (d, d, n), ValueError, "pinned host memory"),
         (lambda _, d, n: (n, d, n), ValueError, "pinned host memory"),
@@ -242,8 +259,8 @@ def test_an_entry_of_no_bytes_and_an_empty_list_copy_nothing(device: Device) -> 
         (lambda s, d, n: (s, d, np.repeat(n, 2)[::2]), TypeError, "sizes must be"),
     ],
     ids=[
-        "lengths", "all negative", "a negative", "too large", "one side", "pageable", "int32", "float", "none", "2D",
-        "strided",
+        "lengths", "all negative", "a negative", "a negative behind others", "too large", "one side", "pageable",
+        "int32", "float", "none", "2D", "strided",
     ],
 )  # fmt: skip
 def test_an_invalid_list_is_refused(
