@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from kvbench.analysis.intervals import MIN_P99
 from kvbench.cells.cell import AXES
 
 NO_FIGURE: Final = (
@@ -73,7 +74,8 @@ COLUMNS: Final[dict[str, str]] = {
     "neighbour_beside_us": "the same beside swaps",
     "neighbour_p50_alone_us": "median of its iterations without swaps, all visits together",
     "neighbour_p50_us": "the same beside swaps",
-    "neighbour_p99_alone_us": "99th percentile of its iterations without swaps, all visits together",
+    "neighbour_p99_alone_us": "99th percentile of its iterations without swaps, all visits together; empty with fewer "
+    f"than {MIN_P99}",
     "neighbour_p99_us": "the same beside swaps",
     "neighbour_worst_alone_us": "the longest of its iterations without swaps",
     "neighbour_worst_us": "the same beside swaps",

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvbench.analysis.compare import paired_interval
 from kvbench.analysis.curves import pareto_edge
-from kvbench.analysis.intervals import median_interval
+from kvbench.analysis.intervals import MIN_P99, median_interval
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.cell import Cell
 from kvbench.results.schema import Beside, Samples, Visit
@@ -131,6 +131,7 @@ def neighbour_figures(turns: Sequence[Beside]) -> dict[str, float]:
         times = [getattr(turn, f"neighbour_{which}") for turn, _ in both]
         every, suffix = np.concatenate(times), which.removeprefix("beside_")
         p50, p99 = np.quantile(every, (0.5, 0.99)).tolist()
+        p99 = p99 if len(every) >= MIN_P99 else math.nan
         figures |= {f"neighbour_{which}": float(np.median([np.mean(of_visit) for of_visit in times]))}
         figures |= {f"neighbour_p50_{suffix}": p50, f"neighbour_p99_{suffix}": p99}
         figures |= {f"neighbour_worst_{suffix}": float(every.max())}

@@ -18,7 +18,7 @@ from kvbench.cells.policy import Choice
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.errors import UsageError
 from kvbench.results import Run
-from kvbench.results.cost import Cost, costs_of
+from kvbench.results.cost import Cost, costs_of, median_or_nan
 from kvbench.results.frame import whole
 from kvbench.results.replays import trace_of
 from kvbench.text import a_stream
@@ -251,8 +251,8 @@ class Shape(NamedTuple):
 class WayBeside:
     """One way to swap beside the neighbour, with 95% intervals, None with too few visits for one.
 
-    `slowdown` (of the mean iteration) and `slowdown_p99` (of the 99th percentile) are ratios. `us_per_gb` is what the
-    swaps take, by visit.
+    `slowdown` (of the mean iteration) and `slowdown_p99` (of the 99th percentile, nan with too few iterations) are
+    ratios. `us_per_gb` is what the swaps take, by visit.
     """
 
     choice: Choice
@@ -281,7 +281,7 @@ class WayBeside:
             "choice": str(self.choice),
             "gbps": round(self.gbps, 3),
             "slowdown": round(self.slowdown, 4),
-            "slowdown_p99": round(self.slowdown_p99, 4),
+            "slowdown_p99": round(self.slowdown_p99, 4) if math.isfinite(self.slowdown_p99) else None,
             "exposure_us_per_gb": round(self.exposure_us_per_gb, 1),
             **{name: ends and [round(end, 4) for end in ends] for name, ends in intervals.items()},
         }
@@ -342,7 +342,10 @@ def answers_beside(
         raise UsageError(f"{neighbour}: none of the swaps beside it were made in a way that is allowed")
     answers = []
     for shape, by_choice in sorted(by_shape.items()):
-        ways = [WayBeside.of(choice, by_round, median(tails)) for choice, (by_round, tails) in by_choice.items()]
+        ways = [
+            WayBeside.of(choice, by_round, median_or_nan(filter(math.isfinite, tails)))
+            for choice, (by_round, tails) in by_choice.items()
+        ]
         ways.sort(key=lambda way: -way.gbps)
         answers.append(BesideAnswer(neighbour, max_slowdown, shape, ways, _chosen(ways, max_slowdown)))
     return answers

@@ -361,7 +361,9 @@ def row_model(load: Load) -> list[str]:
 
 
 def percent(slowdown: float) -> str:
-    """Return how much slower a ratio is: 1.042 as "4.2%", what is no slower as "0%"."""
+    """Return how much slower a ratio is: 1.042 as "4.2%", what is no slower as "0%", nan as "-"."""
+    if math.isnan(slowdown):
+        return "-"
     return f"{two_digits((slowdown - 1) * 100)}%" if slowdown >= 1.0005 else "0%"
 
 
@@ -382,7 +384,8 @@ def sentence_beside(answer: BesideAnswer) -> str:
         comparison = compare_visits(way.us_per_gb, max(batched, key=lambda one: one.gbps).us_per_gb, IN_TURN)
         faster = f"{two_digits(comparison.ratio)}x as fast as {BATCHED}"
         gain = f", {faster if comparison.told_apart else f'no clear difference from {BATCHED}'}"
-    return f"{said}: {way_text}, p99 {percent(way.slowdown_p99)} slower{gain}"
+    tail = f", p99 {percent(way.slowdown_p99)} slower" if math.isfinite(way.slowdown_p99) else ""
+    return f"{said}: {way_text}{tail}{gain}"
 
 
 def open_beside(answer: BesideAnswer) -> list[str]:

@@ -20,6 +20,7 @@ from kvbench.report.tables import caption, chart_text, footnoted, format_cell, l
 from kvbench.report.view import DIRECTIONS, Row, View, by_direction, rows_of, where
 from kvbench.results.cost import Cost, at_rate, costs_of
 from kvbench.results.frame import as_csv, whole
+from kvbench.text import ends
 
 # GB/s at which the methods of swapping are compared.
 RATES: Final = (10, 20, 40)
@@ -48,10 +49,15 @@ _EQUAL_MARKS: Final = (
     Strong("Bold"),
     ": the least at this rate, intervals aside. ≈: below the slowest cell, or too few visits",
 )
-_HEADER: Final = (
-    "Swaps", "GB/s alone", "GB/s beside", "Slowdown", "Median, us", "p99, us", "Worst, us", "Lost, us per GB",
-    "Start, us later", "End, us later",
-)  # fmt: skip
+_WORK: Final = {
+    "gemm": "A GEMM",
+    "decode": "A decode step",
+    "swap": "A swap in the other direction",
+    "idle": "A GPU thread that only waits",
+}
+_RATES: Final = ("swaps_alone_gbps", "swaps_beside_gbps")
+_TIMES: Final = {"Median, us": "p50", "p99, us": "p99", "Worst, us": "worst"}
+_AFTER: Final = ("Lost, us per GB", "Start, us later", "End, us later")
 _POINT_COLUMNS: Final = (
     "device", "neighbour", "backend", "direction", "blocks", "block_size", "sms",
     "swaps_alone_gbps", "swaps_beside_gbps", "swaps_beside_gbps_low", "swaps_beside_gbps_high",
@@ -97,27 +103,31 @@ def _edge(points: pd.DataFrame) -> set[str]:
 
 def _table(view: View, title: str, cells: pd.DataFrame, edge: set[str]) -> DataTable:
     body: list[list[Text]] = []
+    times = {head: part for head, part in _TIMES.items() if cells[f"neighbour_{part}_us"].notna().any()}
+    header = ("Swaps", "GB/s alone", "GB/s beside", "Slowdown", *times, *_AFTER)
     for row in sorted(rows_of(cells), key=lambda row: (row["method"], sms_of(row) or 0)):
         if row["status"] != "ok" or not row["neighbour_slowdown"] > 0:
-            body.append([row["label"], format_cell(row, lambda _: "no whole iteration"), *[""] * (len(_HEADER) - 2)])
+            body.append([row["label"], format_cell(row, lambda _: "no whole iteration"), *[""] * (len(header) - 2)])
             continue
-        times = [(row[f"neighbour_{part}_alone_us"], row[f"neighbour_{part}_us"]) for part in ("p50", "p99", "worst")]
         body.append(
             [
                 Strong(row["label"]) if row["cell_id"] in edge else row["label"],
-                *(figure(row[name]) for name in ("swaps_alone_gbps", "swaps_beside_gbps")),
+                *(figure(row[name]) for name in _RATES),
                 f"{'' if _is_decided(row) else '≈ '}{row['neighbour_slowdown']:.2f}",
-                *(f"{figure(alone_us)} → {figure(beside_us)}" for alone_us, beside_us in times),
+                *(
+                    " → ".join(figure(row[f"neighbour_{part}{of}_us"]) for of in ("_alone", ""))
+                    for part in times.values()
+                ),
                 _exposure(row),
                 *(_later(row[name]) for name in ("swap_start_delay_us", "swap_delay_us")),
             ]
         )
-    alone_us = cells["neighbour_alone_us"].median()
-    title = f"{title}: {figure(alone_us)} us per iteration without swaps" if alone_us > 0 else title
+    alone_us = cells["neighbour_alone_us"].dropna()
+    title = f"{title}: {ends(alone_us, figure)} us per iteration without swaps" if len(alone_us) else title
     body, reasons = footnoted(body)
     measured = where(cells, status="ok")
     origin = caption(view, cells if measured.empty else measured, _INCLUDES)
-    return DataTable(title, _HEADER, body, [_EDGE, *reasons], origin)
+    return DataTable(title, header, body, [_EDGE, *reasons], origin)
 
 
 def _is_decided(row: Row) -> bool:
@@ -152,19 +162,29 @@ def _lost(us_per_gb: float) -> str:
 def _finding(neighbour: str, direction: str, measured: Sequence[Row], slowdowns: Mapping[str, Visits]) -> Finding:
     """Return what the highest of `RATES` that was reached costs at least, and what the cheapest cell moves."""
     reached, fast = _fast(measured)
-    cheapest, rivals = _cheapest(measured, slowdowns)
-    gbps = two_digits(cheapest["swaps_beside_gbps"])
-    least = f"{cheapest['label']} costs least{rivals}: {_slowdown_text(cheapest)} at {gbps} GB/s"
-    if not reached:
-        return Finding(f"{neighbour} next to {direction} swaps: {least}.", math.log(cheapest["neighbour_slowdown"]))
     best, rivals = _cheapest(fast, slowdowns)
     at_least = "at least " if best["neighbour_slowdown"] >= 1 + _LEAST else ""
+    rate = f" at {reached} GB/s or more" if reached else ""
     text = (
-        f"{neighbour} slows down {at_least}{_slowdown_text(best)} next to {direction} swaps at {reached} GB/s or "
-        f"more, p99 {_slower(best['neighbour_slowdown_p99'])} ({best['label']}, "
-        f"{two_digits(best['swaps_beside_gbps'])} GB/s{rivals})"
+        f"{_WORK[neighbour]} takes {at_least}{_slowdown_text(best)} beside {direction} swaps{rate}: {_swaps(best)}"
+        f"{rivals}; {_tail(best)}."
     )
-    return Finding(f"{text}; {least}." if best is not cheapest else f"{text}.", math.log(best["neighbour_slowdown"]))
+    cheapest, rivals = _cheapest(measured, slowdowns)
+    if cheapest is not best:
+        text += f" Beside {_swaps(cheapest)} it takes {_slowdown_text(cheapest)}{rivals}."
+    return Finding(text, math.log(best["neighbour_slowdown"]))
+
+
+def _swaps(row: Row) -> str:
+    return f"{row['label']} at {two_digits(row['swaps_beside_gbps'])} GB/s"
+
+
+def _tail(row: Row) -> str:
+    """Return by how much the slowest iterations are longer: their p99, or the longest where there are too few."""
+    if math.isfinite(row["neighbour_slowdown_p99"]):
+        return f"p99 {_longer(row['neighbour_slowdown_p99'])}"
+    longest, alone = (figure(row[f"neighbour_worst{of}_us"]) for of in ("", "_alone"))
+    return f"longest iteration {longest} us, {alone} us without swaps"
 
 
 def _fast(rows: Sequence[Row]) -> tuple[int, Sequence[Row]]:
@@ -183,14 +203,14 @@ def _cheapest(rows: Sequence[Row], slowdowns: Mapping[str, Visits]) -> tuple[Row
 
 
 def _slowdown_text(row: Row) -> str:
-    return f"{_slower(row['neighbour_slowdown'])}{'' if _is_decided(row) else ' (undecided)'}"
+    return f"{_longer(row['neighbour_slowdown'])}{'' if _is_decided(row) else ' (undecided)'}"
 
 
-def _slower(slowdown: float) -> str:
-    """Return a slowdown as text, "20%" or "2.4x"; nothing finer than what repeats."""
+def _longer(slowdown: float) -> str:
+    """Return a slowdown as text, "20% longer" or "2.4x as long"; nothing finer than what repeats."""
     if slowdown < 1 + _LEAST:
-        return f"less than {_LEAST:.0%}"
-    return f"{two_digits(slowdown)}x" if slowdown >= 1.95 else f"{two_digits((slowdown - 1) * 100)}%"
+        return f"less than {_LEAST:.0%} longer"
+    return f"{two_digits(slowdown)}x as long" if slowdown >= 1.95 else f"{two_digits((slowdown - 1) * 100)}% longer"
 
 
 def _chart(view: View, points: pd.DataFrame) -> Chart:

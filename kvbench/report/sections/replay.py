@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from kvbench.analysis.compare import MIN_PAIRS, leaders
-from kvbench.analysis.intervals import median_interval
+from kvbench.analysis.intervals import MIN_P99, median_interval
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.backend_facts import BATCHED, method_label
 from kvbench.cells.blocks import TRACE
@@ -25,7 +25,6 @@ from kvbench.sweep.replay_spec import SIDES
 from kvbench.text import ends, short
 
 _WEIGHT: Final = 1.2
-MIN_P99: Final = 500  # a p99 of fewer swaps is the worst few
 _NOTE: Final = (
     "A replay makes swaps of the trace, with their own block ids and sizes, one after the other on an idle stream; a "
     "visit is a block of time. {which} GB/s: all bytes over all time of swaps, with the interval of the visits. "

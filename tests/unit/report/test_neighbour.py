@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,9 +145,41 @@ def test_the_pareto_edge_is_bold_and_marked(report: Report) -> None:
 def test_the_finding_names_the_smallest_slowdown_at_a_high_rate(report: Report) -> None:
     (line,) = findings_of(part_of(report, "neighbour"))
     assert line.startswith(
-        "gemm slows down at least 20% next to d2h swaps at 40 GB/s or more, p99 5x (sm (2 SMs), 41 GB/s)"
+        "A GEMM takes at least 20% longer beside d2h swaps at 40 GB/s or more: sm (2 SMs) at 41 GB/s"
     )
-    assert line.endswith("; sm (1 SM) costs least: 10% at 20 GB/s.")
+    assert "; p99 5x as long." in line
+    assert line.endswith(" Beside sm (1 SM) at 20 GB/s it takes 10% longer.")
+
+
+@pytest.mark.parametrize(("iterations", "known"), [(83, False), (84, True)])
+def test_fewer_than_500_iterations_of_six_visits_have_a_longest_but_no_p99(
+    tmp_path: Path, iterations: int, known: bool
+) -> None:
+    run = made_run(
+        tmp_path, [with_times(visit, lambda us: us[-iterations:]) for visit in synthetic.beside(SM, 1.2, 41.0)]
+    )
+    (row,) = run.frame().to_dict("records")
+    assert math.isfinite(row["neighbour_slowdown_p99"]) == known
+    part = part_of(report_of([run]), "neighbour")
+    heads = [said(head) for head in part.tables[0].header]
+    assert ("p99, us" in heads, "Worst, us" in heads) == (known, True)
+    (line,) = findings_of(part)
+    assert ("p99" in line, "longest iteration 1000 us, 200 us without swaps" in line) == (known, not known)
+
+
+def test_a_title_has_the_times_of_all_its_neighbours(tmp_path: Path) -> None:
+    """A swap in the other direction is of the same method, so each row has another neighbour."""
+    swaps = [replace(SM, sms=sms, neighbour=Neighbour.SWAP) for sms in (1, 2)]
+    slow = [with_times(visit, lambda us: [10 * one for one in us]) for visit in synthetic.beside(swaps[0], 1.1, 20.0)]
+    report = made_report(tmp_path, [*slow, *synthetic.beside(swaps[1], 1.1, 30.0)])
+    assert table_of(part_of(report, "neighbour"), "swap, d2h: 200 to 2000 us per iteration")
+
+
+def with_times(visit: Visit, change: Callable[[list[float]], list[float]]) -> Visit:
+    """Change the times of the neighbour of a visit."""
+    assert visit.beside is not None
+    times = {name: change([*getattr(visit.beside, name)]) for name in ("neighbour_alone_us", "neighbour_beside_us")}
+    return msgspec.structs.replace(visit, beside=msgspec.structs.replace(visit.beside, **times))
 
 
 def test_the_finding_says_when_visits_do_not_separate_the_cells(tmp_path: Path) -> None:
@@ -160,8 +192,8 @@ def test_the_finding_says_when_visits_do_not_separate_the_cells(tmp_path: Path) 
         for sms in (2, 4)
     ]
     (line,) = highlights_of(made_report(tmp_path, records), "neighbour")
-    assert "% (undecided) next to d2h swaps" in line
-    assert "41 GB/s, no clear difference from 1 other)" in line
+    assert " longer (undecided) beside d2h swaps" in line
+    assert "41 GB/s, no clear difference from 1 other;" in line
 
 
 def test_slowdowns_of_fewer_than_six_visits_are_marked_unclear(tmp_path: Path) -> None:

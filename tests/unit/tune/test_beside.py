@@ -15,7 +15,7 @@ from kvbench.cli.main import app
 from kvbench.errors import UsageError
 from kvbench.results import Record, Run
 from kvbench.tune.answer import BesideAnswer, answers_beside
-from kvbench.tune.text import open_beside, sentence_beside
+from kvbench.tune.text import HEADER_BESIDE, beside_plain, open_beside, row_beside, sentence_beside
 from tests import synthetic
 from tests.reports import made_run
 
@@ -76,6 +76,13 @@ def test_the_sentence_says_both_sides_the_tail_and_the_gain(tmp_path: Path) -> N
         "decode beside d2h swaps of 4096 blocks of 16 KiB: sm (1 SM), 30 GB/s, 4% slower, p99 400% slower, 3x as "
         "fast as batched"
     )
+
+
+def test_too_few_iterations_have_no_p99(tmp_path: Path) -> None:
+    answer = only([made_run(tmp_path, ladder(rounds=4))])
+    assert "p99" not in sentence_beside(answer)
+    assert all(way["slowdown_p99"] is None for way in beside_plain(answer)["ways"])
+    assert {row_beside(answer, way)[HEADER_BESIDE.index("p99")] for way in answer.ways} == {"-"}
 
 
 def test_where_everything_costs_more_the_least_is_named(tmp_path: Path) -> None:
