@@ -233,5 +233,5 @@ def plain_type(info: Any) -> Any:
 
 
 def a_stream(state: str) -> str:
-    """Return a stream state as a noun: "an idle stream"."""
-    return f"{'an' if state in ('idle', 'opened') else 'a'} {state} stream"
+    """Return a stream state, or several, as a noun: "an idle stream", "a busy or gated stream"."""
+    return f"{'an' if state.startswith(('idle', 'opened')) else 'a'} {state} stream"

@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 import pandas as pd
 
-from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, by_chance, leaders
+from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, Visits, by_chance, leaders
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axis import Role
 from kvbench.cells.backend_facts import PRIMED, method_label
@@ -147,6 +147,9 @@ def fastest_marked(
 
 
 def ratio_text(compared: Comparison) -> str:
+    """Return a ratio of times; of an undecided one its interval, as its centre can be far from the ratio of medians."""
+    if compared.verdict is Verdict.UNDECIDED and compared.high < math.inf:
+        return f"{unclear_mark(compared)}{TIMES}{figure(compared.low)} to {figure(compared.high)}"
     return f"{unclear_mark(compared)}{TIMES}{figure(compared.ratio)}"
 
 

@@ -34,6 +34,7 @@ from kvbench.report.charts.palette import (
     spokes_of,
 )
 from kvbench.report.charts.plot import (
+    AS_ONE,
     ChartText,
     DotPanel,
     DotPlot,
@@ -74,7 +75,6 @@ _NAME_TURN: Final = 35  # degrees
 # Rates whose largest is this many times their smallest are drawn logarithmically at first.
 _WIDE_RANGE: Final = 10
 _MOST_BANDS: Final = 6  # lines of a panel; bands of more would hide one another
-_AS_ONE: Final = 1.12  # lines whose heights differ by less, everywhere, are seen as one
 _LETTER: Final = 0.068  # inches of a tick label
 _LEVELS: Final = 1.05  # inches for the names of ceiling and roofs, beside the axes
 _LEVEL_PITCH: Final = 9  # points
@@ -276,7 +276,7 @@ def _name_lines(ax: Axes, plot: LinePlot, panel: PlotPanel) -> None:
         at = max(sorted(inner), key=room.__getitem__)
         named.add(at)
         names = [(one.label.partition(", ")[2] or one.label).removesuffix(" stream") for one in group]
-        text = f"{' and '.join(names)}{': one line' if len(names) > 1 else ''}"
+        text = f"{' and '.join(names)}{f': within {AS_ONE - 1:.0%}' if len(names) > 1 else ''}"
         above = all(line.y[at] >= _height(other, line.x[at]) for other in others)
         # rates rise to the right, so what stands above a line reaches to the left
         offset, align = ((-5, 5), _ABOVE_LEFT) if above else ((5, -5), _BELOW_RIGHT)
@@ -298,7 +298,7 @@ def _height(line: PlotLine, x: float) -> float:
 
 def _seen_as_one(one: PlotLine, other: PlotLine) -> bool:
     heights = [(y, _height(one, x)) for x, y in _points(other)]
-    return all(min(pair) > 0 and max(pair) <= _AS_ONE * min(pair) for pair in heights)
+    return all(min(pair) > 0 and max(pair) <= AS_ONE * min(pair) for pair in heights)
 
 
 def _limits(plot: LinePlot, scale: Literal["log10", "linear"]) -> tuple[float, float]:

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
+
+AS_ONE: Final = 1.12  # lines whose heights differ by less, everywhere, are seen as one
 
 
 @dataclass(frozen=True, slots=True)

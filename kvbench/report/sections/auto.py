@@ -11,7 +11,7 @@ from kvbench.cells.policy import Choice, Policy
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Finding, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, slower_text
-from kvbench.report.tables import UNCLEAR, caption, grid_table, measured_table, unclear_mark
+from kvbench.report.tables import caption, grid_table, measured_table
 from kvbench.report.view import Row, View, rows_of
 from kvbench.text import convert, short
 from kvbench.tune.fit import choice_of, tried
@@ -23,7 +23,11 @@ _INCLUDES: Final = (
     "Time of the fastest other backend over that of auto: 1 where auto is as fast, below 1 where it is slower. The "
     "fastest is the lowest of several medians, which noise alone makes lower than that of auto"
 )
-_MARKS: Final = (Strong("Bold"), f": below {CLOSE}, interval included. {UNCLEAR}")
+_MARKS: Final = (
+    Strong("Bold"),
+    f": below {CLOSE}, interval included. ≈: undecided, the interval has {CLOSE} inside. Others: from {CLOSE} on, "
+    "interval included",
+)
 _KNOWN: Final = (
     "In parentheses: sizes and counts that the policy was measured at. They show that its choice repeats, not how well "
     "it serves others, and are left out of the verdict"
@@ -57,8 +61,8 @@ def _part(view: View, compared: pd.DataFrame, policy: Policy | str) -> Part:
 def _against_best(view: View, cells: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of auto's cells with what was fastest of the others, of which there must be one.
 
-    More columns: best, best_us, fastest (its choice as text), best over auto in `ratio`, that with its interval in
-    `compared`; whether the whole interval lies from CLOSE on (`close`) or `below`.
+    More columns: best, best_us, fastest (its choice as text), best over auto in `ratio`; whether the whole interval of
+    that lies from CLOSE on (`close`) or `below`.
     """
     rows = []
     by_auto = cells["backend"] == AUTO
@@ -70,7 +74,7 @@ def _against_best(view: View, cells: pd.DataFrame) -> pd.DataFrame:
             auto["chosen"] = short(auto["chosen"]) if isinstance(auto["chosen"], str) else ""
             fastest = {"best": best["cell_id"], "best_us": best["swap_us_median"], "fastest": str(choice_of(best))}
             sides = {"close": compared.low >= CLOSE, "below": compared.high < CLOSE}
-            rows.append(auto | fastest | sides | {"ratio": compared.ratio, "compared": compared})
+            rows.append(auto | fastest | sides | {"ratio": compared.ratio})
     order = [False, False, True, True]  # h2d and idle first
     return pd.DataFrame(rows).sort_values(_POINT, ascending=order) if rows else pd.DataFrame()
 
@@ -138,7 +142,7 @@ def _ratios(view: View, kind: pd.DataFrame) -> DataTable:
 
 
 def _ratio(row: Row) -> Text:
-    text = f"{unclear_mark(row['compared'])}{row['ratio']:.2f}"
+    text = f"{'' if row['close'] or row['below'] else '≈ '}{row['ratio']:.2f}"
     if row["known"]:
         return f"({text})"
     return Strong(text) if row["below"] else text

@@ -13,7 +13,7 @@ from kvbench.analysis.curves import Cliff, find_cliff, knee
 from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
 from kvbench.cells.backend_facts import NO_CHOICES
 from kvbench.cells.units import two_digits
-from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, PlotRoof
+from kvbench.report.charts.plot import AS_ONE, LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, PlotRoof
 from kvbench.report.model import Chart, Code, DataTable, Finding, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, noun
 from kvbench.report.tables import (
@@ -189,7 +189,10 @@ def _finding(curves: Sequence[RateCurve], over: str) -> str:
 
 
 def _states_finding(curves: Sequence[RateCurve]) -> str:
-    """Return in which stream state a swap reaches the most GB/s against the same swap on an idle stream."""
+    """Return in which stream states a swap reaches the most GB/s against the same swap on an idle stream.
+
+    Those that come close to the fastest are named too: noise decides between them.
+    """
     ratios = []
     for idle in (curve for curve in curves if curve.state == "idle"):
         rates = dict(zip(idle.x, idle.column("gbps"), strict=True))
@@ -200,7 +203,13 @@ def _states_finding(curves: Sequence[RateCurve]) -> str:
         return ""
     ratio, curve, size = max(ratios, key=lambda one: one[0])
     swap = f"{curve.backend} {curve.direction} of {count(curve.panel)} {TIMES} {bytes_size(size)}"
-    text = f"{swap} on {a_stream(curve.state)}: about {two_digits(ratio)}x the GB/s of an idle one"
+    alike = {
+        one.state
+        for near, one, x in ratios
+        if (one.direction, one.panel, x) == (curve.direction, curve.panel, size) and near * AS_ONE >= ratio
+    }
+    stream = a_stream(" or ".join(state for state in STATES if state in alike))
+    text = f"{swap} on {stream}: about {two_digits(ratio)}x the GB/s of an idle one"
     return text if ratio > 1 + CLIFF_MARGIN.fraction else ""
 
 
@@ -220,9 +229,8 @@ def _change_finding(curves: Sequence[RateCurve], over: str) -> str:
     if not _ends_differ(curve):
         return f"no clear difference between {both}"
     ratio, blocks = _change(curve), f"{curve.backend} {curve.direction} of {bytes_size(curve.panel)} blocks"
-    if ratio >= 1:
-        return f"{blocks}: about {two_digits(ratio)}x as fast {there} as {here}"
-    return f"{blocks}: about {two_digits(100 * (1 - ratio))}% slower {there} than {here}"
+    times = f"{two_digits(ratio)}x as fast" if ratio >= 1 else f"{two_digits(1 / ratio)}x as long"
+    return f"{blocks}: about {times} {there} as {here}"
 
 
 def _change(curve: RateCurve) -> float:
@@ -390,20 +398,20 @@ def _jumps(curves: Sequence[RateCurve]) -> list[Finding]:
         (below, above, rises), same = max(jumps.items(), key=lambda jump: len(jump[1]), default=((0, 0, False), []))
         if len(same) * 2 <= len(group):
             continue
-        heights, excess = [cliff.height for _, cliff in same], [cliff.excess for _, cliff in same]
+        heights, excess = [cliff.height for _, cliff in same], max(cliff.excess for _, cliff in same)
         other = [c for c in long if (c.backend, c.direction) == (backend, direction) and c.state != state]
         flat = any(any_decidable(curve.points) for curve in other) and not any(curve.cliff for curve in other)
         none = f"; no cliff on {a_stream(other[0].state)}" if flat else ""
         if rises:
             ratio = f"{ends(heights, lambda height: f'{two_digits(height)}x')} the speed of"
-            beyond = f", {ends(excess, two_digits)} times more than the size explains"
+            beyond = f", of which the size explains {cliff_parts(same[0][1])[-1]}"
         else:
             ratio, beyond = f"{ends([100 * (1 - 1 / height) for height in heights], two_digits)}% less GB/s than", ""
         text = (
             f"{backend} {direction} on {a_stream(state)}: {bytes_size(above)} blocks reach {ratio} {bytes_size(below)} "
             f"blocks{beyond} (N = {ends([c.panel for c, _ in same], count)}); {_path_text(same)}{none}."
         )
-        jumping.append(Finding(text, math.log(max(excess))))
+        jumping.append(Finding(text, math.log(excess)))
     return jumping
 
 

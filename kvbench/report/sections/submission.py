@@ -68,12 +68,14 @@ def _gate_effect(side: ContrastSide) -> Iterable[Finding]:
             yield Finding(f"{head}: no clear difference between an open and a closed gate.", 0.0)
             continue
         ratio = max(compared.ratio, 1 / compared.ratio)
-        when = "has already fired" if compared.ratio >= 1 else "has not fired yet"
+        when, (slow, fast) = ("has already fired", (opened, closed))
+        if compared.ratio < 1:
+            when, (slow, fast) = ("has not fired yet", (closed, opened))
+        path, other = (main_path(row["path"]) for row in (slow, fast))
+        paths = (f" (path {path})", f" ({other})") if path != other else ("", f", path {path}")
         yield Finding(
-            f"{head}: a swap takes up to {two_digits(ratio)} times as long if the event it waits for {when} "
-            f"({SWAP.text(closed)}: {figure(opened['swap_us_median'])} us after it, "
-            f"{figure(closed['swap_us_median'])} us before it; path: {main_path(opened['path'])} after, "
-            f"{main_path(closed['path'])} before).",
+            f"{head}: a swap takes up to {two_digits(ratio)} times as long if the event it waits for {when}: "
+            f"{SWAP.text(closed)} takes {_swap_us(slow)} us{paths[0]}, otherwise {_swap_us(fast)} us{paths[1]}.",
             math.log(ratio),
         )
 
@@ -197,7 +199,7 @@ STAGES: Final = Contrast(
     includes=lambda side: (
         "Medians in us on an idle stream. Caller: host time from the list of blocks to the return of the last call, "
         "with preparation and submission, and with what the GPU does meanwhile. Rest: wall_us - caller_us of each "
-        "sample, until the host sees completion"
+        "sample, until the host sees completion. Each is a median of its own: caller and rest need not add up to wall"
         + (". GPU, busy: gpu_us of the same swap on a busy stream" if "busy" in side.arms else "")
     ),
     arm="stream_state",

@@ -119,6 +119,23 @@ def test_the_worst_case_is_a_cell_whose_visits_agree(tmp_path: Path) -> None:
     assert highlights_of(report, "auto") == ["auto is within 3% of the fastest in 1 of 2 cells, undecided in 1."]
 
 
+def test_marks_in_the_table_and_the_sentence_count_the_same_cells(tmp_path: Path) -> None:
+    """One cell is as fast as the fastest, one clearly slower, one slower by 2% to 6%: by about the 3% that count."""
+    sizes = (KNOWN, NEW, 2 * NEW)
+    slower = {KNOWN: [1.0] * 6, NEW: [2.0] * 6, 2 * NEW: [1.025, 1.028, 1.03, 1.04, 1.05, 1.06]}
+    visits = [
+        synthetic.visit(Cell(name, Direction.H2D, 256, size), us, count=5, noise=0.0, round_=number)
+        for number in range(6)
+        for size in sizes
+        for name, us in (("batched", 100.0), ("auto", 100.0 * slower[size][number]))
+    ]
+    report = made_report(tmp_path, visits)
+    (line,) = highlights_of(report, "auto")
+    assert line.startswith("auto is within 3% of the fastest in 1 of 3 cells, undecided in 1; at worst it takes 2x as")
+    marks = [("≈" in said(row[1]), is_bold(row[1])) for row in part_of(report, "auto").tables[0].rows]
+    assert marks == [(False, False), (False, True), (True, False)]
+
+
 def test_the_cliff_section_does_not_report_falls_of_auto(tmp_path: Path) -> None:
     cells = [
         Cell(name, Direction.D2H, blocks, size)

@@ -135,7 +135,7 @@ def test_a_speed_up_within_the_noise_is_marked_unclear(tmp_path: Path) -> None:
     cells = [cell_of(swaps[0], backend) for backend in ("per_block", "batched")]
     made = report(tmp_path, synthetic.rounds(cells, lambda _: 8.0, noise=0.5), swaps)
     ratio = rows_of(table(made, "h2d: per_block against batched"))["llama-3-8b"][9]
-    assert re.fullmatch(rf"≈ {TIMES}[01]\.\d+", ratio)
+    assert re.fullmatch(rf"≈ {TIMES}0\.\d+ to 1\.\d+", ratio)
 
 
 def test_a_second_table_has_all_backends_with_the_fastest_in_bold(tmp_path: Path) -> None:

@@ -101,8 +101,8 @@ def test_lines_seen_as_one_share_a_name() -> None:
         for number, (state, f) in enumerate(states.items())
     ]
     svg = draw(plot_of(lines), TEXT).files["svg"].decode()
-    assert ">idle and opened: one line<" in svg
-    assert ">busy and gated: one line<" in svg
+    assert ">idle and opened: within 12%<" in svg
+    assert ">busy and gated: within 12%<" in svg
 
 
 def test_a_key_shows_a_stroke_only_where_points_are_joined() -> None:

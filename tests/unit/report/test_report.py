@@ -215,9 +215,11 @@ def test_stream_states_are_not_mixed(tmp_path: Path) -> None:
     assert set(chart_of(report, "crossover-map-triton-run").points["stream_state"]) == {"idle"}
 
 
-def test_a_chart_of_stream_states_compares_the_same_swap(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("busy", "states"), [(1.0, "gated"), (1.98, "busy or gated"), (2.02, "busy or gated")])
+def test_a_chart_of_stream_states_compares_the_same_swap(tmp_path: Path, busy: float, states: str) -> None:
     """Another state of another number of blocks, or of another size, is faster."""
-    rates = {("idle", 64): 4.0, ("gated", 64): 12.0, ("idle", 256): 1.0, ("gated", 256): 2.0, ("opened", 256): 1.0}
+    rates = {("idle", 64): 4.0, ("gated", 64): 12.0, ("idle", 256): 1.0, ("gated", 256): 2.0, ("opened", 256): 1.0,
+             ("busy", 256): busy}  # fmt: skip
     cells = [
         Cell("batched", Direction.H2D, blocks, kib * 1024, StreamState(state), order=Order.ANY)
         for state, blocks in rates
@@ -226,12 +228,11 @@ def test_a_chart_of_stream_states_compares_the_same_swap(tmp_path: Path) -> None
 
     def rate(cell: Cell) -> float:
         gbps = rates[cell.stream_state.value, cell.blocks]
-        return gbps * (3 if cell.block_bytes == 8192 and cell.stream_state is StreamState.GATED else 1)
+        return gbps * (3 if cell.block_bytes == 8192 and cell.stream_state.value in ("busy", "gated") else 1)
 
     part = part_of(made_report(tmp_path, synthetic.rounds(cells, rate, noise=0.001)), "stream-states")
-    assert [said(chart.finding) for chart in part.charts] == [
-        f"batched h2d of 256 {TIMES} 8 KiB on a gated stream: about 6x the GB/s of an idle one"
-    ]
+    (chart,) = part.charts
+    assert said(chart.finding).startswith(f"batched h2d of 256 {TIMES} 8 KiB on a {states} stream: about 6")
 
 
 def test_equally_fast_backends_are_undecided(tmp_path: Path) -> None:
