@@ -22,6 +22,7 @@ from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
 from kvbench.report.tables import (
     MARKS,
     UNCLEAR,
+    comma_separated,
     fastest_marked,
     format_cell,
     label_of,
@@ -164,7 +165,7 @@ def sides_of(contrast: Contrast, view: View, pinned: Pinned) -> list[ContrastSid
     sides = []
     for _, group in groups:
         lines: dict[tuple[Any, ...], dict[str, Row]] = {}
-        for row in rows_of(group.sort_values(keys, kind="stable")):
+        for row in rows_of(group.sort_values([ranks.get(key, key) for key in keys], kind="stable")):
             lines.setdefault(tuple(row[column] for column in keys), {}).setdefault(row[contrast.arm], row)
         compared = set(contrast.compared or ())
         kept = [line for line in lines.values() if line.keys() >= compared]
@@ -209,33 +210,42 @@ def _table(side: ContrastSide) -> DataTable:
     )
 
 
-def turns(side: ContrastSide, over: Key, weight: float, shape: str = "") -> Iterable[Finding]:
+def turns(side: ContrastSide, over: Key, weight: float, shape: str = "", unit: str = "") -> Iterable[Finding]:
     """Say which backend is the fastest at which values of a key, for the lines that are equal in the other keys.
 
-    `shape` is what all lines have in common.
+    Lines that differ in these alone share a sentence. `shape` is what all have in common; `unit` stands before a value.
     """
-    others = [key for key in side.contrast.keys if key is not over]
+    others = [DIRECTION, *(key for key in side.contrast.keys if key not in (over, DIRECTION))]
+    by_names = grouped(side.lines, lambda line: tuple(str(key.text(_any(line))) for key in others))
+    alike = grouped(by_names, lambda names: _fastest_text(side, by_names[names], over, unit))
+    stream = a_stream(side.first["stream_state"])
+    for text, names in alike.items():
+        together = [list(dict.fromkeys(values)) for values in zip(*names, strict=True)]
+        every = math.prod(map(len, together)) == len(names)
+        for directions, *rest in [together] if every else [[[value] for value in one] for one in names]:
+            of = (f"{' and '.join(directions)} on {stream}", shape, *map(" and ".join, rest))
+            yield from [Finding(f"{comma_separated(*of)}: {text}.", weight)] if text else []
+
+
+def _fastest_text(side: ContrastSide, lines: Sequence[Line], over: Key, unit: str) -> str:
+    """Return which backend is the fastest at which values of a key, "" where none is."""
     (column,) = over.columns
     heads = {column.arm: column.head for column in side.contrast.columns(side)}
-    head = f"{side.first['direction']} on {a_stream(side.first['stream_state'])}"
-    for names, lines in grouped(side.lines, lambda line: tuple(key.text(_any(line)) for key in others)).items():
-        rows = [row for line in lines for row in line.values() if row["cell_id"] in side.view.visits]
-        texts = {int(row[column]): str(over.text(row)) for row in rows}
-        times: dict[str, dict[int, Visits]] = {}
-        for row in rows:
-            times.setdefault(row["backend"], {})[int(row[column])] = side.view.visits[row["cell_id"]]
-        fastest = winners(times, IN_TURN) if len(times) > 1 else {}
-        decided = [(value, name) for value, name in fastest.items() if name is not None]
-        parts: list[str] = []
-        for name, stretch in groupby(decided, key=itemgetter(1)):
-            values = [texts[value] for value, _ in stretch]
-            at = " to ".join(dict.fromkeys((values[0], values[-1])))
-            parts.append(f"{heads[name]} {'at' if parts else 'is fastest at'} {at}")
-        if parts:
-            open_at = [texts[value] for value, name in fastest.items() if name is None]
-            unclear = f" (no clear difference at {', '.join(open_at)})" if open_at else ""
-            where_ = "".join(f", {name}" for name in (*([shape] if shape else []), *names))
-            yield Finding(f"{head}{where_}: {', '.join(parts)}{unclear}.", weight)
+    rows = [row for line in lines for row in line.values() if row["cell_id"] in side.view.visits]
+    texts = {int(row[column]): str(over.text(row)) for row in rows}
+    times: dict[str, dict[int, Visits]] = {}
+    for row in rows:
+        times.setdefault(row["backend"], {})[int(row[column])] = side.view.visits[row["cell_id"]]
+    fastest = winners(times, IN_TURN) if len(times) > 1 else {}
+    decided = [(value, name) for value, name in fastest.items() if name is not None]
+    parts: list[str] = []
+    for name, stretch in groupby(decided, key=itemgetter(1)):
+        values = [texts[value] for value, _ in stretch]
+        at = " to ".join(dict.fromkeys((values[0], values[-1])))
+        parts.append(f"{heads[name]} {'at' if parts else f'is fastest at {unit}'.rstrip()} {at}")
+    open_at = [texts[value] for value, name in fastest.items() if name is None]
+    unclear = f" (no clear difference at {', '.join(open_at)})" if open_at else ""
+    return f"{', '.join(parts)}{unclear}" if parts else ""
 
 
 def _any(line: Line) -> Row:

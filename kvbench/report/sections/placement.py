@@ -1,4 +1,4 @@
-"""Where blocks lie: hot or fresh and scattered, in runs, in pages on the host, on several devices."""
+"""Where blocks lie: hot or fresh and scattered, in extents, in pages on the host, on several devices."""
 
 import math
 import re
@@ -19,6 +19,7 @@ from kvbench.report.sections.cliff import RateCurves, curve_chart, curves_over
 from kvbench.report.sections.contrast import (
     BACKEND,
     BLOCKS,
+    DIRECTION,
     METHOD,
     SIZE,
     SWAP,
@@ -42,7 +43,7 @@ _ARMS: Final = {
     (True, Reuse.SAME): "same, scattered",
     (True, Reuse.FRESH): _FAR,
 }
-_RUN: Final = Key("Run", ("run_blocks",), lambda row: count(row["run_blocks"]))
+_EXTENT: Final = Key("Extent", ("run_blocks",), lambda row: count(row["run_blocks"]))
 _HOST: Final = Key("Host", ("host_pattern",), lambda row: str(row["host_pattern"]))
 _COSTS: Final[dict[str, tuple[str, float]]] = {
     "caller, us": ("caller_us_median", 1),
@@ -123,7 +124,7 @@ LOCALITY: Final = Contrast(
 
 
 def run_length(pattern: str) -> int | None:
-    """Return the blocks in a run of a pattern: 1 where none are adjacent, None where runs have no one length."""
+    """Return the blocks in an extent of a pattern: 1 where none are adjacent, None where extents differ in length."""
     match = re.fullmatch(r"runs-(\d+)", pattern)
     return int(match[1]) if match else 1 if pattern == "shuffled" else None
 
@@ -150,19 +151,19 @@ def _run_charts(view: View, pinned: Pinned) -> list[Chart]:
 
 
 RUNS: Final = Contrast(
-    needed=f"it needs a backend measured at {MIN_LENGTHS} run lengths (pattern=shuffled,runs-8,runs-32) when idle",
+    needed=f"it needs a backend measured at {MIN_LENGTHS} extents (pattern=shuffled,runs-8,runs-32) when idle",
     select=_in_runs,
     apart=("direction",),
-    keys=(SWAP, _RUN),
+    keys=(SWAP, _EXTENT),
     title=lambda side: f"{side.first['direction']}, idle stream: GB/s by the number of adjacent blocks",
     columns=backends,
     includes=lambda _: INCLUDES["idle"],
     arm="backend",
     fastest=True,
     notes=lambda _: [
-        "Run: adjacent blocks in the same order on both sides; a run of 1 block is the pattern shuffled",
+        "Extent: how many blocks are adjacent, in the same order on both sides; 1: scattered one by one (shuffled)",
     ],
-    find=lambda side: turns(side, _RUN, _WIN_WEIGHT),
+    find=lambda side: turns(side, _EXTENT, _WIN_WEIGHT, unit="extent"),
     charts=_run_charts,
 )
 
@@ -184,9 +185,9 @@ def _staging_costs(side: ContrastSide) -> dict[str, Callable[[Line], Text]]:
 PAGES: Final = Contrast(
     needed="it needs two backends on pages of the host (host_pattern=page-first-T) when idle",
     select=_in_pages,
-    apart=("direction",),
-    keys=(_HOST, SIZE, BLOCKS),
-    title=lambda side: f"{side.first['direction']}, idle stream: GB/s of swaps with pages on the host",
+    apart=(),
+    keys=(DIRECTION, _HOST, SIZE, BLOCKS),
+    title=lambda _: "Idle stream: GB/s of swaps with pages on the host",
     columns=backends,
     includes=lambda _: INCLUDES["idle"],
     arm="backend",
@@ -200,7 +201,7 @@ PAGES: Final = Contrast(
         ]
         * (STAGED in side.arms)
     ),
-    find=lambda side: turns(side, BLOCKS, _PAGES_WEIGHT),
+    find=lambda side: turns(side, BLOCKS, _PAGES_WEIGHT, unit="N ="),
 )
 
 _ALONE, _AT_ONCE = "alone", "at once"
