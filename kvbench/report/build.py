@@ -106,7 +106,7 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progres
         progress("section", number, len(sections))
         chapter, reasons = _chapter(section, views)
         chapters += [chapter] if chapter else []
-        missing += [f"{section.short_title}: {reason}" for reason in reasons]
+        missing += [f"{section.short_title}: {'; '.join(reasons)}"] if reasons else []
     return Report(
         views=views,
         host_note=preamble.host_note(views),

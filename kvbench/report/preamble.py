@@ -15,6 +15,7 @@ from kvbench.report.view import (
     MOVED,
     View,
     ceiling_of,
+    cell_warnings,
     faults_of,
     moved_ceilings,
     rows_of,
@@ -133,8 +134,7 @@ def _doubts(measured: pd.DataFrame) -> list[tuple[Span, ...]]:
         if number := int(cells.sum()):
             have = "has" if number == 1 else "have"
             doubts.append((f"{noun(number, 'cell')} {have} {text} (", Code(column), ")"))
-    warnings = measured["warnings"].dropna().value_counts().head(_MOST_NOTES)
-    return doubts + [(f"{noun(number, 'cell')}: {short(str(text))}",) for text, number in warnings.items()]
+    return doubts + [(text,) for text in cell_warnings(measured)[:_MOST_NOTES]]
 
 
 def skipped(views: Sequence[View]) -> list[Text]:

@@ -23,7 +23,7 @@ from kvbench.cells.backend_facts import AUTO, BATCHED, EMPTY, marked, plug_ins_o
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.report.numbers import noun, size
 from kvbench.results import Ceiling, Failure, Run, Visit
-from kvbench.results.frame import unqueued
+from kvbench.results.frame import BETWEEN, unqueued
 from kvbench.text import short
 
 SERIES: Final = axes_of(Role.SERIES)
@@ -37,6 +37,7 @@ LATER: Final = {name: str(AXES[name].show(AXES[name].unused)) for name in SIDE_A
 _USUAL: Final = {name: usual for name in SIDE_AXES if (usual := AXES[name].usual) is not None}
 _HOT: Final = {"pool": "dense", "reuse": Reuse.SAME.value}
 _PREFERRED: Final = LATER | _USUAL | {"order": "stream"}
+_NUMBER: Final = re.compile(r"[0-9]{1,12}")
 Row = dict[str, Any]
 Item = TypeVar("Item")
 Key = TypeVar("Key")
@@ -368,6 +369,22 @@ def _drifts(run: Run) -> list[str]:
         f"successive visits of a cell are correlated ({correlation:.2f} on average): the machine or a process "
         "drifted, so intervals within this run are too narrow"
     ]
+
+
+def cell_warnings(measured: pd.DataFrame) -> list[str]:
+    """Return the warnings of cells; those that differ in their numbers alone make one line, with the largest."""
+    known = measured["warnings"].dropna()
+    texts = [(cell, text) for cell, joined in known.items() for text in str(joined).split(BETWEEN)]
+    lines = []
+    for alike in grouped(texts, lambda one: _NUMBER.sub("", one[1])).values():
+        cells, most = {cell for cell, _ in alike}, max((text for _, text in alike), key=_numbers)
+        at_worst = ", at worst" if len({text for _, text in alike}) > 1 else ""
+        lines.append((len(cells), f"{noun(len(cells), 'cell')}{at_worst}: {short(most)}"))
+    return [line for _, line in sorted(lines, key=lambda one: -one[0])]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in _NUMBER.findall(text)]
 
 
 def faults_of(run: Run) -> list[str]:

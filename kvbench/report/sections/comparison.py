@@ -70,7 +70,7 @@ def _part(pair: Pair, cells: pd.DataFrame, beside: pd.DataFrame) -> Part:
     origin = _origin(pair, cells)
     between = f"{view.label} against {base.label}"
     findings = [_finding(f"{between}, {noun(len(cells), 'cell')} in common", cells)]
-    tables = [_differences(pair, origin), _by_backend(pair, cells, origin), _cell_table(pair, cells, origin)]
+    tables = [*_differences(pair, origin), _by_backend(pair, cells, origin), _cell_table(pair, cells, origin)]
     files = {f"comparison-{base.label}-{view.label}.csv": as_csv(cells)}
     if not beside.empty:
         findings.append(_finding(f"{between}, neighbours of {noun(len(beside), 'cell')}", beside))
@@ -160,11 +160,12 @@ def _finding(of: str, cells: pd.DataFrame) -> Finding:
     return Finding(text, float(np.abs(np.log1p(changes)).max()) if len(changes) else 0.0)
 
 
-def _differences(pair: Pair, origin: tuple[Span, ...]) -> DataTable:
+def _differences(pair: Pair, origin: tuple[Span, ...]) -> list[DataTable]:
+    """Return a table of what differs in the identities, none where nothing does."""
     rows = [tuple(map(short, fields)) for fields in differing(*map(_identity, pair))]
-    same = "Everything else in the identity is the same" if rows else "The identities are the same"
     header = ("Field", *(view.label for view in pair))
-    return DataTable("Differences of identity", header, rows, [], (f"{same}. ", *origin), left=3)
+    caption = ("Everything else in the identity is the same. ", *origin)
+    return [DataTable("Differences of identity", header, rows, caption=caption, left=3)] if rows else []
 
 
 def _by_backend(pair: Pair, shared: pd.DataFrame, origin: Text) -> DataTable:
@@ -175,7 +176,8 @@ def _by_backend(pair: Pair, shared: pd.DataFrame, origin: Text) -> DataTable:
         rows.append([*map(str, names), count(len(cells)), ratio, *counts])
     header = ("Backend", "Dir", "Stream", "Cells", "Median ratio", *(verdict.capitalize() for verdict in _ORDER))
     title = f"Time of {pair[1].label} / time of {pair[0].label}, by backend"
-    return DataTable(title, header, rows, [_VERDICT], origin, left=3, compared=len(shared))
+    notes = [_VERDICT] if differing(*map(_identity, pair)) else [_VERDICT, "The identities of both runs are the same"]
+    return DataTable(title, header, rows, notes, origin, left=3, compared=len(shared))
 
 
 def _cell_table(pair: Pair, cells: pd.DataFrame, origin: tuple[Span, ...]) -> DataTable:

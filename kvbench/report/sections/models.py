@@ -85,7 +85,7 @@ def _model_rows(view: View) -> list[ModelRows] | str:
     except UsageError as error:
         return f"its run.json describes models that cannot be: {short(str(error))}"
     if not swaps:
-        return "it needs a sweep of models: kvbench sweep models, or --model"
+        return "it needs a sweep of models (kvbench sweep models, or --model)"
     pinned = _pin_each(view.frame, swaps)
     sides = []
     for direction, cells in by_direction(pinned.cells).items():
@@ -93,7 +93,7 @@ def _model_rows(view: View) -> list[ModelRows] | str:
             # reversed: of rows with the same key the first counts
             by_key = {tuple(row[name] for name in _KEY): row for row in reversed(rows_of(cells))}
             sides.append(ModelRows(view, direction, swaps, cells, by_key, pinned))
-    return sides or "none of the run's models has a measured cell"
+    return sides or "none of the models of a run has a measured cell"
 
 
 def _pin_each(frame: pd.DataFrame, swaps: Sequence[ModelSwap]) -> Pinned:

@@ -12,6 +12,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.geometry import ModelSwap
 from kvbench.models.presets import ModelChoice
+from kvbench.report.build import report_of
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.document import render_markdown
 from kvbench.report.model import DataTable, Report
@@ -19,7 +20,18 @@ from kvbench.report.numbers import ABSENT, TIMES
 from kvbench.results import Record, Visit
 from tests import synthetic
 from tests.markdown import tokens
-from tests.reports import chart_of, highlights_of, is_bold, lines_of, made_report, part_of, rows_of, said, table_of
+from tests.reports import (
+    chart_of,
+    highlights_of,
+    is_bold,
+    lines_of,
+    made_report,
+    made_run,
+    part_of,
+    rows_of,
+    said,
+    table_of,
+)
 
 MODELS = ("llama-3-8b", "mistral-7b", "llama-3-70b@tp4", "gpt-oss-20b", "deepseek-v3")
 # GB/s of a device that does not exist
@@ -180,7 +192,7 @@ def test_a_cell_without_figures_says_why(tmp_path: Path) -> None:
         ([], "Models: it needs a sweep of models"),
         ([{"geometry": {"name": "[x](javascript:alert(1))"}}], "its run.json describes models that cannot be"),
         ({"<script>": 1}, "its run.json describes models that cannot be"),
-        (swaps_of("deepseek-v3"), "none of the run's models has a measured cell"),
+        (swaps_of("deepseek-v3"), "none of the models of a run has a measured cell"),
     ],
 )
 def test_the_report_says_why_a_run_has_no_table_of_models(tmp_path: Path, models: object, reason: str) -> None:
@@ -208,3 +220,12 @@ def test_without_single_copies_a_busy_stream_has_batched_times_and_no_speed_up(t
     assert "Speed-up, busy" not in shown.header
     (row,) = rows_of(shown).values()
     assert float(row[-1]) == pytest.approx(20.0, rel=0.01)
+
+
+def test_a_section_is_missing_once_whatever_its_runs_lack(tmp_path: Path) -> None:
+    records = synthetic.rounds(cells_of(swaps_of("llama-3-8b")), rate)
+    specs = {"plain": {}, "models": {"models": msgspec.to_builtins(swaps_of("deepseek-v3"))}}
+    runs = [made_run(tmp_path, records, synthetic.info(spec=spec), name) for name, spec in specs.items()]
+    titles = [line.partition(": ")[0] for line in lines_of(report_of(runs).missing)]
+    assert "Models" in titles
+    assert len(titles) == len(set(titles))

@@ -373,6 +373,19 @@ def test_warnings_name_cells_with_doubtful_samples(tmp_path: Path) -> None:
     assert "run: 1 cell: the clock was low" in warnings
 
 
+def test_warnings_that_differ_in_their_numbers_make_one_line_with_the_largest(tmp_path: Path) -> None:
+    cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"][:3]
+    dry = "the neighbour's stream ran out of work {} times"
+    said_of = [[dry.format(9)], [dry.format(1), dry.format(15)], [dry.format(2), "the clock was low"]]
+    visits = [
+        msgspec.structs.replace(visit, warnings=texts)
+        for visit, texts in zip(synthetic.visits(cells), said_of, strict=True)
+    ]
+    warnings = lines_of(made_report(tmp_path, visits).warnings)
+    assert [line for line in warnings if "out of work" in line] == [f"run: 3 cells, at worst: {dry.format(15)}"]
+    assert "run: 1 cell: the clock was low" in warnings
+
+
 def test_every_table_and_chart_of_host_copies_says_so(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,), synthetic.FEW_KIB) if cell.backend != "triton"]
     info = synthetic.info("EPYC", "cpu", identity={"cpu_model": "EPYC"})
