@@ -24,7 +24,7 @@ from kvbench.cells.cell import AXES, axes_of
 from kvbench.report.numbers import noun, size
 from kvbench.results import Ceiling, Failure, Run, Visit
 from kvbench.results.frame import BETWEEN, unqueued
-from kvbench.text import short
+from kvbench.text import ends, short
 
 SERIES: Final = axes_of(Role.SERIES)
 STATES: Final = tuple(state.value for state in StreamState)
@@ -377,14 +377,11 @@ def cell_warnings(measured: pd.DataFrame) -> list[str]:
     texts = [(cell, text) for cell, joined in known.items() for text in str(joined).split(BETWEEN)]
     lines = []
     for alike in grouped(texts, lambda one: _NUMBER.sub("", one[1])).values():
-        cells, most = {cell for cell, _ in alike}, max((text for _, text in alike), key=_numbers)
-        at_worst = ", at worst" if len({text for _, text in alike}) > 1 else ""
-        lines.append((len(cells), f"{noun(len(cells), 'cell')}{at_worst}: {short(most)}"))
+        cells, different = {cell for cell, _ in alike}, {text for _, text in alike}
+        worst = max(sorted(different), key=lambda text: [int(number) for number in _NUMBER.findall(text)])
+        at_worst = ", at worst" if len(different) > 1 else ""
+        lines.append((len(cells), f"{noun(len(cells), 'cell')}{at_worst}: {short(worst)}"))
     return [line for _, line in sorted(lines, key=lambda one: -one[0])]
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in _NUMBER.findall(text)]
 
 
 def faults_of(run: Run) -> list[str]:
@@ -423,8 +420,8 @@ def moved_ceilings(run: Run) -> dict[str, tuple[float, float]]:
     for record in run.records:
         if isinstance(record, Ceiling) and record.gpu_us and (copy_us := median(record.gpu_us)) > 0:
             rates.setdefault(record.direction, []).append(record.swap_bytes / copy_us / 1e3)
-    ends = {direction: (min(seen), max(seen)) for direction, seen in rates.items()}
-    return {direction: (low, high) for direction, (low, high) in ends.items() if high > (1 + CONTROL.fraction) * low}
+    ranges = {direction: (min(seen), max(seen)) for direction, seen in rates.items()}
+    return {direction: (low, high) for direction, (low, high) in ranges.items() if high > (1 + CONTROL.fraction) * low}
 
 
 def ceiling_of(cells: pd.DataFrame) -> float | None:
@@ -435,5 +432,4 @@ def ceiling_of(cells: pd.DataFrame) -> float | None:
 
 def sample_text(samples: "pd.Series[int]") -> str:
     """Return how many samples stand behind each of some cells: "30 samples per cell"."""
-    least, most = int(samples.min()), int(samples.max())
-    return f"{least} samples per cell" if least == most else f"{least} to {most} samples per cell"
+    return f"{ends(samples, str)} samples per cell"

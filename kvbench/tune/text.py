@@ -362,9 +362,8 @@ def row_model(load: Load) -> list[str]:
 
 def percent(slowdown: float) -> str:
     """Return how much slower a ratio is: 1.042 as "4.2%", what is no slower as "0%", nan as "-"."""
-    if math.isnan(slowdown):
-        return "-"
-    return f"{two_digits((slowdown - 1) * 100)}%" if slowdown >= 1.0005 else "0%"
+    none = "-" if math.isnan(slowdown) else "0%"
+    return f"{two_digits((slowdown - 1) * 100)}%" if slowdown >= 1.0005 else none
 
 
 def beside_text(shape: Shape) -> str:

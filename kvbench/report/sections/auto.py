@@ -25,8 +25,7 @@ _INCLUDES: Final = (
 )
 _MARKS: Final = (
     Strong("Bold"),
-    f": below {CLOSE}, interval included. ≈: undecided, the interval has {CLOSE} inside. Others: from {CLOSE} on, "
-    "interval included",
+    f": whole interval below {CLOSE}. Unmarked: whole interval from there on. ≈: undecided",
 )
 _KNOWN: Final = (
     "In parentheses: sizes and counts that the policy was measured at. They show that its choice repeats, not how well "

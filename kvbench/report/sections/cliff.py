@@ -174,13 +174,14 @@ def _finding(curves: Sequence[RateCurve], over: str) -> str:
     cliffs = [(curve, cliff) for curve in curves if (cliff := curve.cliff)] if over == "block_bytes" else []
     if cliffs:
         curve, cliff = max(cliffs, key=lambda one: one[1].excess)
+        _, height, _ = cliff_parts(cliff)
         below, above = (curve.path_at(size) for size in (cliff.below_bytes, cliff.above_bytes))
         if not cliff.rises:
-            return f"{curve.backend} {curve.direction}, from {bytes_size(cliff.above_bytes)} on: {_height(cliff)} GB/s"
+            return f"{curve.backend} {curve.direction}, from {bytes_size(cliff.above_bytes)} on: {height} GB/s"
         cause = "the CPU copies, " if below == EffectivePath.CPU_INLINE != above else ""
         where_slow = f"{curve.backend} {curve.direction}, {bytes_size(cliff.below_bytes)} and below"
         up_to = "up to " if len({curve.panel for curve in curves}) > 1 else ""
-        return f"{where_slow}: {cause}{up_to}{_height(cliff)} slower"
+        return f"{where_slow}: {cause}{up_to}{height} slower"
     knees: dict[str, list[int]] = {}
     for curve in curves if over == "sms" else ():
         knees.setdefault(curve.backend, []).extend([curve.knee] if curve.knee else [])
@@ -195,20 +196,14 @@ def _states_finding(curves: Sequence[RateCurve]) -> str:
     """
     ratios = []
     for idle in (curve for curve in curves if curve.state == "idle"):
-        rates = dict(zip(idle.x, idle.column("gbps"), strict=True))
+        rates, blocks = dict(zip(idle.x, idle.column("gbps"), strict=True)), count(idle.panel)
         for curve in (one for one in curves if (one.direction, one.panel) == (idle.direction, idle.panel)):
             shared = [(x, rate) for x, rate in zip(curve.x, curve.column("gbps"), strict=True) if x in rates]
-            ratios += [(rate / rates[x], curve, x) for x, rate in shared]
-    if not ratios:
-        return ""
-    ratio, curve, size = max(ratios, key=lambda one: one[0])
-    swap = f"{curve.backend} {curve.direction} of {count(curve.panel)} {TIMES} {bytes_size(size)}"
-    alike = {
-        one.state
-        for near, one, x in ratios
-        if (one.direction, one.panel, x) == (curve.direction, curve.panel, size) and near * AS_ONE >= ratio
-    }
-    stream = a_stream(" or ".join(state for state in STATES if state in alike))
+            swaps = [f"{idle.backend} {idle.direction} of {blocks} {TIMES} {bytes_size(x)}" for x, _ in shared]
+            ratios += [(rate / rates[x], swap, curve.state) for swap, (x, rate) in zip(swaps, shared, strict=True)]
+    ratio, swap, _ = max(ratios, default=(0.0, "", ""))
+    near = {state for other, of, state in ratios if of == swap and other * AS_ONE >= ratio}
+    stream = a_stream(" or ".join(state for state in STATES if state in near))
     text = f"{swap} on {stream}: about {two_digits(ratio)}x the GB/s of an idle one"
     return text if ratio > 1 + CLIFF_MARGIN.fraction else ""
 
@@ -269,13 +264,9 @@ def _curve_plot(curves: RateCurves, rows: Mapping[int, str]) -> LinePlot:
     return LinePlot(_AXES[curves.over], GBPS, grid)
 
 
-def _height(cliff: Cliff) -> str:
-    return f"{two_digits(cliff.height)}x" if cliff.rises else f"{two_digits(100 * (1 - 1 / cliff.height))}% less"
-
-
 def _marks(curve: RateCurve, over: str) -> list[PlotMark]:
     if over == "block_bytes" and (cliff := curve.cliff):
-        return [PlotMark(cliff.below_bytes, cliff.above_bytes, _height(cliff))]
+        return [PlotMark(cliff.below_bytes, cliff.above_bytes, cliff_parts(cliff)[1])]
     if over == "sms" and (knee := curve.knee):
         return [PlotMark(knee, knee, knee_text(curve))]
     return []

@@ -159,11 +159,9 @@ def sides_of(contrast: Contrast, view: View, pinned: Pinned) -> list[ContrastSid
         nth_direction=cells["direction"].map(DIRECTIONS.index), nth_state=cells["stream_state"].map(STATES.index)
     )
     ranks = {"direction": "nth_direction", "stream_state": "nth_state"}
-    groups = [(None, order)]
-    if contrast.apart:
-        groups = [*order.groupby([ranks.get(column, column) for column in contrast.apart])]
+    apart = [ranks.get(column, column) for column in contrast.apart]
     sides = []
-    for _, group in groups:
+    for _, group in order.groupby(apart) if apart else [(None, order)]:
         lines: dict[tuple[Any, ...], dict[str, Row]] = {}
         for row in rows_of(group.sort_values([ranks.get(key, key) for key in keys], kind="stable")):
             lines.setdefault(tuple(row[column] for column in keys), {}).setdefault(row[contrast.arm], row)

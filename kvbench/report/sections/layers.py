@@ -26,7 +26,8 @@ _NOTE: Final = (
     "First, last: from the caller's arrays until the first and the last layer have arrived, without the step. Slowest "
     "gap: the longest time between two layers. Caller: time of the thread that submits, for each layer. Step: alone, "
     "then with the loads that its layers wait for, from the submission of the loads. Hidden: 1 - (step with loads - "
-    "step alone) / last, with its 95% interval. At once: one swap, for which all layers wait"
+    "step alone) / last, with its 95% interval; below 0 where the loads delay the step by more than their own time. At "
+    "once: one swap, for which all layers wait"
 )
 _POINTS: Final = (
     "run", "device", "neighbour", "backend", "direction", "sequence", "block_size", "pattern", "blocks", "sms",
@@ -82,10 +83,9 @@ def _named(view: View) -> tuple[pd.DataFrame, str]:
     what = [_what(row, swap.title if swap and tokens else "") for row, swap in zip(rows, known, strict=True)]
     sizes = [swap.tokens if swap and tokens else int(row["blocks"]) for row, swap in zip(rows, known, strict=True)]
     callers = [row["caller_us_median"] / _layers(row) for row in rows]
-    at_once = ["at once" if str(row["sequence"]).startswith(AT_ONCE) else "" for row in rows]
     methods = [
-        comma_separated(method_label(row["backend"], sms_of(row)), once)
-        for row, once in zip(rows, at_once, strict=True)
+        comma_separated(method_label(row["backend"], sms_of(row)), "at once" * (AT_ONCE in row["sequence"]))
+        for row in rows
     ]
     named = cells.assign(what=what, size=sizes, method=methods, caller_of_layer_us=callers, run=view.label)
     return named, "tokens" if tokens else "blocks"
@@ -110,10 +110,10 @@ def _table(view: View, title: str, unit: str, cells: pd.DataFrame) -> DataTable:
 
 
 def _share(row: Row) -> str:
-    if not math.isfinite(share := row["hidden_share"]):
+    if not math.isfinite(row["hidden_share"]):
         return ABSENT
-    low, high = row["hidden_share_low"], row["hidden_share_high"]
-    return f"{share:.0%} ({low:.0%} to {high:.0%})" if math.isfinite(low) else f"≈ {share:.0%}"
+    share, low, high = (f"{row[f'hidden_share{end}']:z.0%}" for end in ("", "_low", "_high"))
+    return f"{share} ({low} to {high})" if math.isfinite(row["hidden_share_low"]) else f"≈ {share}"
 
 
 def _finding(what: str, unit: str, rows: Sequence[Row]) -> Finding:
@@ -128,7 +128,7 @@ def _finding(what: str, unit: str, rows: Sequence[Row]) -> Finding:
         text += f"{' and '.join(hiding)} {'hide' if len(hiding) > 1 else 'hides'} at least {HIDDEN:.0%} of the loads"
     else:
         text += (
-            f"no backend clearly hides {HIDDEN:.0%} of the loads; the best is {loads[0]['method']}: {_share(loads[0])}"
+            f"no backend clearly hides {HIDDEN:.0%} of the loads; {loads[0]['method']} hides most, {_share(loads[0])}"
         )
     if callers:
         (least_us, least), (most_us, most) = callers[0], callers[-1]

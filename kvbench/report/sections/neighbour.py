@@ -55,7 +55,6 @@ _WORK: Final = {
     "swap": "A swap in the other direction",
     "idle": "A GPU thread that only waits",
 }
-_RATES: Final = ("swaps_alone_gbps", "swaps_beside_gbps")
 _TIMES: Final = {"Median, us": "p50", "p99, us": "p99", "Worst, us": "worst"}
 _AFTER: Final = ("Lost, us per GB", "Start, us later", "End, us later")
 _POINT_COLUMNS: Final = (
@@ -109,15 +108,13 @@ def _table(view: View, title: str, cells: pd.DataFrame, edge: set[str]) -> DataT
         if row["status"] != "ok" or not row["neighbour_slowdown"] > 0:
             body.append([row["label"], format_cell(row, lambda _: "no whole iteration"), *[""] * (len(header) - 2)])
             continue
+        both = [[figure(row[f"neighbour_{part}{of}_us"]) for of in ("_alone", "")] for part in times.values()]
         body.append(
             [
                 Strong(row["label"]) if row["cell_id"] in edge else row["label"],
-                *(figure(row[name]) for name in _RATES),
+                *(figure(row[f"swaps_{of}_gbps"]) for of in ("alone", "beside")),
                 f"{'' if _is_decided(row) else '≈ '}{row['neighbour_slowdown']:.2f}",
-                *(
-                    " → ".join(figure(row[f"neighbour_{part}{of}_us"]) for of in ("_alone", ""))
-                    for part in times.values()
-                ),
+                *map(" → ".join, both),
                 _exposure(row),
                 *(_later(row[name]) for name in ("swap_start_delay_us", "swap_delay_us")),
             ]
@@ -140,7 +137,7 @@ def _is_decided(row: Row) -> bool:
 
 def _later(us: float) -> str:
     """Return a difference of times; tenths of a microsecond are noise."""
-    return f"{round(us, 1) + 0.0:.1f}" if abs(us) < 100 else figure(us)
+    return f"{us:z.1f}" if abs(us) < 100 else figure(us)
 
 
 def _exposure(row: Row) -> str:

@@ -163,7 +163,7 @@ RUNS: Final = Contrast(
     notes=lambda _: [
         "Extent: how many blocks are adjacent, in the same order on both sides; 1: scattered one by one (shuffled)",
     ],
-    find=lambda side: turns(side, _EXTENT, _WIN_WEIGHT, unit="extent"),
+    find=lambda side: turns(side, _EXTENT, _WIN_WEIGHT, unit="an extent of"),
     charts=_run_charts,
 )
 

@@ -40,11 +40,6 @@ _caller_us: Final = microseconds("caller_us_median")
 _wall_us: Final = microseconds("wall_us_median")
 
 
-def _states(view: View) -> Pinned | None:
-    pinned = pin(view.measured, shown=())
-    return pinned if {*_GATES} <= set(pinned.cells["stream_state"]) else None
-
-
 _GATES: Final = (StreamState.GATED.value, StreamState.OPENED.value)
 _SHOWN: Final = (StreamState.IDLE, StreamState.OPENED, StreamState.GATED, StreamState.BUSY)
 
@@ -72,7 +67,7 @@ def _gate_effect(side: ContrastSide) -> Iterable[Finding]:
         if compared.ratio < 1:
             when, (slow, fast) = ("has not fired yet", (closed, opened))
         path, other = (main_path(row["path"]) for row in (slow, fast))
-        paths = (f" (path {path})", f" ({other})") if path != other else ("", f", path {path}")
+        paths = (f" (path {path})", f" ({other})") if path != other else ("", f" (path {path})")
         yield Finding(
             f"{head}: a swap takes up to {two_digits(ratio)} times as long if the event it waits for {when}: "
             f"{SWAP.text(closed)} takes {_swap_us(slow)} us{paths[0]}, otherwise {_swap_us(fast)} us{paths[1]}.",
@@ -95,11 +90,9 @@ def _stream_states(name: str, *, of_batched: bool) -> Contrast:
     """Return the table of batched copies, which the driver makes by the state of the stream, or of the others."""
 
     def select(view: View) -> Pinned | None:
-        pinned = _states(view)
-        if pinned is None:
-            return None
+        pinned = pin(view.measured, shown=())
         cells = pinned.cells[(pinned.cells["backend"] == BATCHED) == of_batched]
-        return Pinned(cells, pinned.hidden) if len(cells) else None
+        return Pinned(cells, pinned.hidden) if {*_GATES} <= set(cells["stream_state"]) else None
 
     return Contrast(
         needed="it needs cells measured with stream_state=gated and with stream_state=opened that are otherwise equal",
@@ -294,11 +287,8 @@ def _queue_knee(view: View, rows: Iterable[Row]) -> QueueKnee | None:
     )
 
 
-def _queue_columns(side: ContrastSide) -> list[Figure]:
-    def time(row: Row) -> str:
-        return f"{_caller_us(row)}{_BEGUN if row['depth_held'] < 0.5 else ''}"
-
-    return [Figure(arm, arm, time) for arm in side.arms]
+def _queue_us(row: Row) -> str:
+    return f"{_caller_us(row)}{_BEGUN if row['depth_held'] < 0.5 else ''}"
 
 
 def _queue_knees(side: ContrastSide) -> dict[str, QueueKnee | None]:
@@ -325,12 +315,8 @@ def _queue_chart(view: View, pinned: Pinned) -> list[Chart]:
     points = where(pinned.cells, status="ok")
 
     def line(rows: list[Row]) -> PlotLine:
-        knee = _queue_knee(view, rows)
-        marks = (
-            [PlotMark(knee.depth, knee.depth, f"knee at {count(knee.depth)}, {TIMES}{figure(knee.height)}")]
-            if knee
-            else []
-        )
+        knees = filter(None, [_queue_knee(view, rows)])
+        marks = [PlotMark(at.depth, at.depth, f"knee at {count(at.depth)}, {TIMES}{figure(at.height)}") for at in knees]
         columns = ("caller_us_median", "caller_us_q1", "caller_us_q3")
         return line_of(_queue_label(rows[0]), [row["queued"] for row in rows], rows, columns, marks)
 
@@ -338,13 +324,8 @@ def _queue_chart(view: View, pinned: Pinned) -> list[Chart]:
     for title, rows in grouped(rows_of(points.sort_values(["block_bytes", "queued"])), _queue_panel).items():
         panels.append(PlotPanel(title, [line(of_line) for of_line in grouped(rows, _queue_label).values()]))
     grid = list(grouped(panels, lambda panel: panel.title.partition(", ")[2]).values())
-    text = chart_text(
-        view,
-        "Time of one more submission against queued swaps",
-        points,
-        "medians · band: quartiles",
-        [_QUEUED, pinned.settings(points)],
-    )
+    title, footer = "Time of one more submission against queued swaps", [_QUEUED, pinned.settings(points)]
+    text = chart_text(view, title, points, "medians · band: quartiles", footer)
     x, y = PlotAxis("queued swaps", "count", "symlog2"), PlotAxis("us per submission", "figure", "log10")
     return [Chart(f"queue-depth-{view.label}", text, LinePlot(x, y, told_apart(grid)), points[list(_POINT_COLUMNS)])]
 
@@ -355,7 +336,7 @@ QUEUE_DEPTH: Final = Contrast(
     apart=("block_bytes", "direction"),
     keys=(Key("Queued", ("queued",), lambda row: count(row["queued"])),),
     title=lambda side: f"{_queue_panel(side.first)}: us per submission against queued swaps",
-    columns=_queue_columns,
+    columns=lambda side: [Figure(arm, arm, _queue_us) for arm in side.arms],
     includes=lambda _: _QUEUED,
     last=_queue_last,
     notes=lambda side: [

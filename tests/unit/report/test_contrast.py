@@ -72,7 +72,7 @@ CASES = (
         by_run,
         ["Swap", "Extent", "batched", "merged", "sm (2 SMs)"],
         ["1 504 x 16 KiB", "32", "5.00", "51.6", "49.0"],
-        "h2d on an idle stream, 1 504 x 16 KiB: sm (2 SMs) is fastest at extent 1 to 8, merged at 32 to 128.",
+        "h2d on an idle stream, 1 504 x 16 KiB: sm (2 SMs) is fastest at an extent of 1 to 8, merged at 32 to 128.",
         lambda cell: cell.pattern.run <= 8,
         bold=["51.6"],
     ),
@@ -300,6 +300,25 @@ def test_a_knee_at_the_least_measured_count_is_an_upper_bound(tmp_path: Path) ->
     cells = [Cell("sm", Direction.H2D, 10_000, 64 * KIB, sms=sms) for sms in (2, 4, 8)]
     report = made_report(tmp_path, synthetic.rounds(cells, lambda _: 50.0, noise=0.001))
     assert highlights_of(report, "sm-ladder") == ["sm on an idle stream, N = 10 000: knee: at most 2 SMs (h2d 64 KiB)."]
+
+
+@pytest.mark.parametrize("exception", [False, True])
+def test_lines_of_which_the_same_is_true_share_a_sentence(tmp_path: Path, *, exception: bool) -> None:
+    cells = [
+        replace(PAGED, backend=name, direction=direction, block_bytes=size, sms=4 if name == "sm" else None)
+        for direction in (Direction.D2H, Direction.H2D)
+        for size in (4 * KIB, 8 * KIB)
+        for name in ("sm", "staged")
+    ]
+
+    def rate(cell: Cell) -> float:
+        other = exception and (cell.direction, cell.block_bytes) == (Direction.D2H, 8 * KIB)
+        return 50.0 if (cell.backend == "staged") == other else 40.0
+
+    sentences = highlights_of(made_report(tmp_path, synthetic.rounds(cells, rate, noise=0.001)), "pages")
+    every = "h2d and d2h on an idle stream, page-first-8, 4 KiB and 8 KiB: sm (4 SMs) is fastest at N = 1 024."
+    assert sentences == [every] if not exception else len(sentences) == 4
+    assert all(text.startswith("h2d") for text in sentences[:1])
 
 
 def test_devices_of_several_runs_stand_together(tmp_path: Path) -> None:
