@@ -192,7 +192,7 @@ STAGES: Final = Contrast(
     includes=lambda side: (
         "Medians in us on an idle stream. Caller: host time from the list of blocks to the return of the last call, "
         "with preparation and submission, and with what the GPU does meanwhile. Rest: wall_us - caller_us of each "
-        "sample, until the host sees completion. Each is a median of its own: caller and rest need not add up to wall"
+        "sample, until the host sees completion. Each is a median of its own: caller + rest may differ from wall"
         + (". GPU, busy: gpu_us of the same swap on a busy stream" if "busy" in side.arms else "")
     ),
     arm="stream_state",
