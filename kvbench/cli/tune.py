@@ -138,6 +138,7 @@ def tune(
     """Recommend backends for this machine and show what they gain. With RUN, needs no GPU and no torch."""
     # pandas takes a second to import; --help must not wait for it
     from kvbench.engine.nvrtc import driver_version
+    from kvbench.tune.figures import with_prefill
     from kvbench.tune.fit import driver_of
     from kvbench.tune.search import search_among, trying_overlap, tuning_sweep
 
@@ -157,6 +158,7 @@ def tune(
     driver = driver_of(loaded)
     rule = _rule(loaded, partial(may.serves if writes else may.suits_all, driver), stream)
     lines = _token_lines(loaded, partial(may.suits_all, driver), stream, swaps)
+    lines = with_prefill(lines, swaps, prefill) if prefill else lines
     _print_rule(rule, loaded, swaps, lines, prefill, table=table, open_=open_, as_json=as_json)
     for option, file, exact in (("-p", policy, False), ("--write-exact-policy", exact_policy, True)):
         if file is not None:
@@ -351,8 +353,8 @@ def _print_rule(
     from kvbench.tune.figures import loads_of, totals_of
 
     if as_json:
-        tokens = [msgspec.to_builtins(line) | text.prefill_plain(line, prefill) for line in lines]
-        typer.echo(json.dumps({**text.to_plain(rule, runs, swaps), "token_lines": tokens}, indent=2))
+        plain = text.to_plain(rule, runs, swaps) | {"token_lines": msgspec.to_builtins(lines)}
+        typer.echo(json.dumps(plain, indent=2))
         return
     print_lines(text.origin(runs) if table or open_ else text.headline(rule, runs))
     print_lines(line for model in models_of(swaps) for line in ("", f"{model.name}: {model.text}"))
@@ -363,7 +365,7 @@ def _print_rule(
     print_lines(line for total in totals_of(rule, swaps) for line in ("", total))
     print_lines(["", *text.planner_lines(lines)] if lines else [])
     if prefill:
-        print_lines(["", *text.prefill_lines(swaps, lines, prefill)])
+        print_lines(["", *text.prefill_lines(lines, prefill)])
     if table:
         print_lines(["", text.TIED_WITH])
         print_rows([*map(text.row, rule.answers)], text.HEADER)

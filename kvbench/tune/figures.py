@@ -46,6 +46,8 @@ _IN_RUNS: Final = re.compile(r"runs-(\d+)")
 _ENOUGH: Final = 2 / 3
 # The tokens at which a line is fitted, where all groups of the model were measured.
 _TOKENS: Final = tuple(2**power for power in range(4, 21))
+# A line through fewer measured points than this passes through them, which says nothing of its error.
+_POINTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,16 @@ def _merged_wins(points: Mapping[Point, Arms]) -> tuple[list[float], int]:
     return won, among
 
 
+class Hit(msgspec.Struct, frozen=True, kw_only=True):
+    """What it saves to load the cache of `tokens` tokens in place of computing it again."""
+
+    tokens: int
+    load_us: float
+    prefill_us: float
+    saved_us: Annotated[float, msgspec.Meta(description="negative where loading takes longer")]
+    extrapolated: Annotated[bool, msgspec.Meta(description="whether these are more tokens than the line was fitted to")]
+
+
 class TokenLine(msgspec.Struct, frozen=True, kw_only=True):
     """What loading or storing the cache of some tokens of a model takes: us = `us` + `us_per_token` x tokens."""
 
@@ -236,17 +248,32 @@ class TokenLine(msgspec.Struct, frozen=True, kw_only=True):
     us: float
     us_per_token: float
     tokens: Annotated[tuple[int, int], msgspec.Meta(description="the range for which the line was fitted")]
-    error: Annotated[float, msgspec.Meta(description="largest deviation of a measured time, as a fraction")]
+    error: Annotated[float | None, msgspec.Meta(
+        description="largest deviation of a measured time, as a fraction; null with fewer than three in the range")]
     bytes_per_token: float
+    faster_than_prefill_from_tokens: Annotated[int | msgspec.UnsetType | None, msgspec.Meta(
+        description="of loads, with a rate of prefill: null where loading is never faster")] = msgspec.UNSET
+    hit: Hit | msgspec.UnsetType = msgspec.UNSET
     # fmt: on
 
     def us_of(self, tokens: int) -> float:
         return self.us + self.us_per_token * tokens
 
-    def faster_from(self, prefill_tokens_per_s: float) -> int | None:
-        """Return the number of tokens from which loading is faster than to compute them again; None for never."""
-        gain_us = 1e6 / prefill_tokens_per_s - self.us_per_token
-        return max(1, math.floor(self.us / gain_us) + 1) if gain_us > 0 else None
+    def beside_prefill(self, tokens_per_s: float, hit: int) -> "TokenLine":
+        """Return the line of a load with the number of tokens from which it is faster, and what a hit saves."""
+        gain_us = 1e6 / tokens_per_s - self.us_per_token
+        first = max(1, math.floor(self.us / gain_us) + 1) if gain_us > 0 else None
+        load_us, prefill_us = round(self.us_of(hit), 1), round(hit / tokens_per_s * 1e6, 1)
+        saved_us, beyond = round(prefill_us - load_us, 1), hit > self.tokens[1]
+        saved = Hit(tokens=hit, load_us=load_us, prefill_us=prefill_us, saved_us=saved_us, extrapolated=beyond)
+        return msgspec.structs.replace(self, faster_than_prefill_from_tokens=first, hit=saved)
+
+
+def with_prefill(lines: Sequence[TokenLine], swaps: Sequence[ModelSwap], tokens_per_s: float) -> list[TokenLine]:
+    """Return the lines, those of loads beside prefill; the hit is of the most tokens of a model's swaps."""
+    most = {swap.geometry.name: swap.tokens for swap in sorted(swaps, key=lambda one: one.tokens)}
+    loads = Direction.H2D.value
+    return [line.beside_prefill(tokens_per_s, most[line.model]) if line.direction == loads else line for line in lines]
 
 
 def token_lines(rule: SmallestRule, swaps: Sequence[ModelSwap], pause: str) -> list[TokenLine]:
@@ -257,43 +284,52 @@ def token_lines(rule: SmallestRule, swaps: Sequence[ModelSwap], pause: str) -> l
 
 
 def _line(rule: SmallestRule, kind: Kind, groups: Sequence[ModelSwap], pause: str) -> TokenLine | None:
-    choices = rule.choices
-    curves: list[tuple[ModelSwap, list[int], list[float]]] = []
-    for group in groups:
-        size = rule.nearest(kind, group.block_bytes, group.blocks).block_bytes
-        alike = sorted(
-            (one.blocks, one) for line in rule.lines[kind] for one in line.answers if one.block_bytes == size
-        )
-        times = [one.time_of(choices[one]) * group.block_bytes / size for _, one in alike]
-        curves.append((group, [blocks for blocks, _ in alike], times))
+    tokens = np.array(_TOKENS, dtype=np.float64)
+    moved = [np.array([_bytes_of(group, number) for number in _TOKENS], dtype=np.float64) for group in groups]
+    curves = [_curve(rule, kind, group) for group in groups]
 
-    def us_at(tokens: int) -> float:
-        """Return the time of all groups, NaN beyond what was measured of one."""
-        swaps = [(_of_tokens(group, tokens), counts, times) for group, counts, times in curves]
-        return sum(float(np.interp(one.blocks, counts, times, math.nan, math.nan)) for one, counts, times in swaps)
+    def us_at(number: float) -> float:
+        """Return the time of all groups, each as of the same bytes in blocks of the measured size; NaN beyond these."""
+        every = zip(curves, moved, strict=True)
+        return sum(float(np.interp(np.interp(number, tokens, of), *curve, math.nan, math.nan)) for curve, of in every)
 
-    measured = {tokens: time_us for tokens in _TOKENS if math.isfinite(time_us := us_at(tokens))}
-    if len(measured) < 2:
+    (own, _), of = curves[0], moved[0]
+    inside = own[(own >= of[0]) & (own <= of[-1])]
+    measured = np.interp(inside, of, tokens) if len(groups) == 1 and of[0] < of[-1] else np.array([])
+    times = {number: us for number in sorted({*tokens, *measured}) if math.isfinite(us := us_at(number))}
+    if len(times) < 2:
         return None
-    counts, times_us = np.array([*measured], dtype=np.float64), np.array([*measured.values()], dtype=np.float64)
+    counts, times_us = np.array([*times]), np.array([*times.values()])
     shares = np.column_stack([1 / times_us, counts / times_us])  # so that relative errors are least
     start, slope = np.linalg.lstsq(shares, np.ones(len(counts)), rcond=None)[0].tolist()
     if start < 0:
         start, slope = 0.0, float(shares[:, 1].sum() / np.square(shares[:, 1]).sum())
-    first, last = groups[0], max(measured)
-    moved = sum(one.block_bytes * one.blocks for one in (_of_tokens(group, last) for group in groups))
+    errors = np.abs(shares @ [start, slope] - 1)[np.isin(counts, measured)]
+    last = float(counts[-1])
     return TokenLine(
-        model=first.geometry.name,
-        tp=first.tp,
+        model=groups[0].geometry.name,
+        tp=groups[0].tp,
         direction=kind[0].value,
         stream_state=kind[1].value,
         pause=pause,
         us=round(start, 3),
         us_per_token=round(slope, 6),
-        tokens=(min(measured), last),
-        error=round(float(np.abs(shares @ [start, slope] - 1).max()), 4),
-        bytes_per_token=round(moved / last, 1),
+        tokens=(math.ceil(counts[0]), int(last)),
+        error=round(float(errors.max()), 4) if len(errors) >= _POINTS else None,
+        bytes_per_token=round(sum(float(np.interp(last, tokens, of)) for of in moved) / last, 1),
     )
+
+
+def _curve(rule: SmallestRule, kind: Kind, group: ModelSwap) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return the bytes and the times of the swaps that were measured with the block size nearest to that of a group."""
+    size = rule.nearest(kind, group.block_bytes, group.blocks).block_bytes
+    alike = sorted((one for one in rule.answers_of(kind) if one.block_bytes == size), key=lambda one: one.blocks)
+    return np.array([size * one.blocks for one in alike]), np.array([one.time_of(rule.choices[one]) for one in alike])
+
+
+def _bytes_of(swap: ModelSwap, tokens: int) -> int:
+    of = _of_tokens(swap, tokens)
+    return of.block_bytes * of.blocks
 
 
 def _of_tokens(swap: ModelSwap, tokens: int) -> ModelSwap:
@@ -311,13 +347,15 @@ def _by_model(swaps: Sequence[ModelSwap]) -> Mapping[tuple[str, int, int], list[
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The swap of a model in one direction and stream state: at the GB/s, and the time of the calling thread per block,
-    of the choice for the `nearest` measured shape.
+    """The swap of a model in one direction and stream state, at the GB/s of the choice for the `nearest` shape.
+
+    `caller_us` is how long the call occupies its thread.
     """
 
     swap: ModelSwap
     nearest: Answer
     choice: Choice
+    caller_us: float
 
     @property
     def us(self) -> float:
@@ -327,11 +365,6 @@ class Load:
     @property
     def gbps(self) -> float:
         return self.nearest.gbps_of(self.choice)
-
-    @property
-    def caller_us(self) -> float:
-        """What the swap takes from the thread that makes it, in microseconds."""
-        return self.nearest.caller_us[self.choice] / self.nearest.blocks * self.swap.blocks
 
     def to_plain(self) -> dict[str, Any]:
         return {
@@ -356,7 +389,24 @@ def loads_of(rule: SmallestRule, swap: ModelSwap) -> Iterator[Load]:
     choices = rule.choices
     for kind in rule.lines:
         nearest = rule.nearest(kind, swap.block_bytes, swap.blocks)
-        yield Load(swap, nearest, choices[nearest])
+        alike = [one for one in rule.answers_of(kind) if choices[one].backend == choices[nearest].backend]
+        times = {one: us for one in alike if math.isfinite(us := one.caller_us.get(choices[one], math.nan))}
+        yield Load(swap, nearest, choices[nearest], _caller_us(times, swap))
+
+
+def _caller_us(times: Mapping[Answer, float], swap: ModelSwap) -> float:
+    """Return the time of the calling thread, interpolated between the measured numbers of blocks.
+
+    Where a number was measured with several block sizes, the nearest counts. Beyond the largest number, the time grows
+    as between the last two.
+    """
+    by_size = sorted(times, key=lambda one: abs(math.log(one.block_bytes / swap.block_bytes)))
+    known = sorted({one.blocks: times[one] for one in reversed(by_size)}.items())
+    if not known:
+        return math.nan
+    counts, us = np.array(known, dtype=np.float64).T
+    slope = np.diff([0, *us])[-1] / np.diff([0, *counts])[-1]
+    return float(np.interp(swap.blocks, counts, us) + max(0.0, slope) * max(0, swap.blocks - counts[-1]))
 
 
 def totals_of(rule: SmallestRule, swaps: Sequence[ModelSwap]) -> Iterator[str]:

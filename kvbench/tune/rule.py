@@ -56,7 +56,10 @@ class SmallestRule:
 
     @property
     def answers(self) -> list[Answer]:
-        return [answer for lines in self.lines.values() for line in lines for answer in line.answers]
+        return [answer for kind in self.lines for answer in self.answers_of(kind)]
+
+    def answers_of(self, kind: Kind) -> list[Answer]:
+        return [answer for line in self.lines[kind] for answer in line.answers]
 
     @cached_property
     def choices(self) -> dict[Answer, Choice]:
@@ -85,9 +88,7 @@ class SmallestRule:
     def beyond(self) -> list[Kind]:
         """The directions and stream states where even `MOST_LINES` choices lose more than they may."""
         losses = self.losses
-        of_kinds = {
-            kind: [losses[answer] for line in lines for answer in line.answers] for kind, lines in self.lines.items()
-        }
+        of_kinds = {kind: [losses[answer] for answer in self.answers_of(kind)] for kind in self.lines}
         return [kind for kind, of_kind in of_kinds.items() if mean(of_kind) > TIED.fraction or max(of_kind) > WORST]
 
     def nearest(self, kind: Kind, block_bytes: int, blocks: int) -> Answer:
@@ -96,7 +97,7 @@ class SmallestRule:
         def distance(answer: Answer) -> tuple[float, float]:
             return abs(math.log(answer.block_bytes / block_bytes)), abs(math.log(answer.blocks / blocks))
 
-        return min((answer for line in self.lines[kind] for answer in line.answers), key=distance)
+        return min(self.answers_of(kind), key=distance)
 
     def to_plain(self) -> list[dict[str, Any]]:
         """Return the rule as JSON-compatible data."""

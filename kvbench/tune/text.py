@@ -159,37 +159,32 @@ def planner_lines(lines: Sequence[TokenLine]) -> Iterator[str]:
     for line in lines:
         model = f"{line.model}{f' TP {line.tp}' if line.tp > 1 else ''}, " if several else ""
         call = "warm" if line.pause == "0" else f"cold ({line.pause})"
-        low, high = line.tokens
+        error = "" if line.error is None else f", within {two_digits(line.error * 100)}%"
         yield (
             f"{model}{line.direction} {line.stream_state}, {call}: us = {line.us:.1f} + {line.us_per_token:.3g} x "
-            f"tokens ({low} to {high}, within {line.error:.0%})"
+            f"tokens ({ends(line.tokens, str)}{error})"
         )
+    if all(line.pause == "0" for line in lines):
+        yield "Cold calls, after other work of the CPU, were not measured: axis pause=0,2ms"
 
 
-def prefill_plain(line: TokenLine, prefill: float | None) -> dict[str, Any]:
-    """Return how a load compares with prefill, as JSON-compatible data; empty for stores and without a rate."""
-    loads = prefill and line.direction == Direction.H2D.value
-    return {"faster_than_prefill_from_tokens": line.faster_from(prefill)} if prefill and loads else {}
-
-
-def prefill_lines(swaps: Sequence[ModelSwap], lines: Sequence[TokenLine], prefill: float) -> Iterator[str]:
+def prefill_lines(lines: Sequence[TokenLine], prefill: float) -> Iterator[str]:
     """Yield from how many tokens on loading is faster than prefill, and what a hit of the model's tokens saves."""
-    loads = [line for line in lines if (line.direction, line.stream_state) == ("h2d", "idle")]
+    loads = [line for line in lines if line.hit and line.stream_state == StreamState.IDLE.value]
     if not loads:
         yield "Load or prefill: too few sizes of loads were measured; run kvbench tune with this option and without RUN"
     for line in loads:
         call = "warm call" if line.pause == "0" else f"cold call, after {line.pause} of other work"
-        first, tokens = line.faster_from(prefill), max(one.tokens for one in swaps if one.geometry.name == line.model)
-        prefill_ms, load_ms = tokens / prefill * 1e3, line.us_of(tokens) / 1e3
-        if first is None:
+        first, hit, (low, high) = line.faster_than_prefill_from_tokens, line.hit, line.tokens
+        if not first or not hit:
             yield f"{line.model}, {call}: loading is never faster than prefill at {prefill:g} tokens/s"
             continue
-        where = f"from {first} tokens on" if first >= line.tokens[0] else f"from {line.tokens[0]} tokens on or fewer"
-        saved = prefill_ms - load_ms
-        change = f"{'saves' if saved >= 0 else 'costs'} {abs(saved):.1f} ms"
+        least = f"from {max(first, low)} tokens on{' (fewer were not measured)' if first < low else ''}"
+        change = f"{'saves' if hit.saved_us >= 0 else 'costs'} {abs(hit.saved_us) / 1e3:.1f} ms"
+        beyond = f", extrapolated: at most {high} tokens were measured" if hit.extrapolated else ""
         yield (
-            f"{line.model}, {call}: loading is faster than prefill at {prefill:g} tokens/s {where}; a hit of {tokens} "
-            f"tokens {change} ({load_ms:.1f} in place of {prefill_ms:.1f})"
+            f"{line.model}, {call}: loading is faster than prefill at {prefill:g} tokens/s {least}; a hit of "
+            f"{hit.tokens} tokens {change} ({hit.load_us / 1e3:.1f} in place of {hit.prefill_us / 1e3:.1f}{beyond})"
         )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from unittest import mock
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -21,7 +22,7 @@ from kvbench.cli.main import app
 from kvbench.results import Run, load_run
 from kvbench.sweep.installed import of_engine
 from kvbench.tune.answer import answers_of
-from kvbench.tune.figures import gains_of
+from kvbench.tune.figures import TokenLine, gains_of
 from kvbench.tune.fit import sms_of
 from kvbench.tune.rule import WORST, SmallestRule, rule_of
 from kvbench.tune.text import ROWS, summary
@@ -453,24 +454,60 @@ def linear(cell: Cell) -> float:
 
 
 def test_a_model_has_a_line_over_its_tokens_and_says_from_when_on_loading_is_faster(tmp_path: Path) -> None:
-    """Of llama-3-8b, 16 tokens are 64 blocks of 32 KiB: 10 us and 4 us a token, here from times of blocks of 16 KiB."""
-    warm = [cell for cell in cells(Direction.H2D, Direction.D2H) if cell.sms in (None, 1)]
-    run = run_of(tmp_path, linear, [*warm, *(replace(cell, pause_us=5000) for cell in warm)])
+    """Of llama-3-8b, 16 tokens are 64 blocks of 32 KiB: 10 us and 4 us a token, here from times of blocks of 16 KiB.
+
+    A call costs as much with blocks of another size. Two measured numbers of blocks tell nothing of the error.
+    """
+    few = [cell for cell in cells(Direction.H2D, Direction.D2H) if cell.sms in (None, 1)]
+    warm = few + [replace(cell, blocks=1024) for cell in few if cell.blocks == 256]
+    run = run_of(tmp_path, linear, [*warm, *(replace(cell, pause_us=5000) for cell in few)])
     asked = ("--model", "llama-3-8b", "--prefill-tokens-per-second", "200000")
     lines = json.loads(output("tune", run.path, *asked, "--json"))["token_lines"]
+    msgspec.convert(lines, list[TokenLine])
     assert {(line["direction"], line["pause"]) for line in lines} == set(product(("h2d", "d2h"), ("0", "5ms")))
     by_call = {line["pause"]: line for line in lines if line["direction"] == "h2d"}
-    for pause, start in (("0", 20), ("5ms", 220)):
+    for pause, start in (("0", 10), ("5ms", 110)):
         line = by_call[pause]
         assert (line["us"], line["us_per_token"]) == (pytest.approx(start, rel=0.02), pytest.approx(4, rel=0.01))
-        assert line["error"] < 0.02
+        assert line["error"] is None if pause == "5ms" else line["error"] < 0.02
         assert line["bytes_per_token"] == 131072
         assert line["faster_than_prefill_from_tokens"] == pytest.approx(start / (5 - 4), abs=2 + start / 20)
     shown = " ".join(output("tune", run.path, *asked).split())
-    assert "cold call, after 5ms of other work: loading is faster than prefill at 200000 tokens/s from 2" in shown
-    assert "a hit of 2048 tokens saves 2.0 ms (8.2 in place of 10.2)" in shown
+    assert "cold call, after 5ms of other work: loading is faster than prefill at 200000 tokens/s from 1" in shown
+    for line in (by_call["0"], by_call["5ms"]):
+        hit = line["hit"]
+        assert (hit["tokens"], hit["prefill_us"], hit["extrapolated"]) == (2048, 10240, True)
+        assert hit["load_us"] == pytest.approx(2048 * 4 + line["us"], rel=0.01)
+        assert hit["saved_us"] == pytest.approx(hit["prefill_us"] - hit["load_us"], abs=0.1)
+    assert shown.count("extrapolated: at most 512 tokens") == 2
+    assert not any("hit" in line for line in lines if line["direction"] == "d2h")
+    warm_only = run_of(tmp_path / "warm", linear, warm).path
+    assert "axis pause=" in output("tune", warm_only, *asked)
+    assert "axis pause=" not in shown
     never = output("tune", run.path, *asked[:2], "--prefill-tokens-per-second", "300000")
     assert "loading is never faster than prefill at 300000 tokens/s" in " ".join(never.split())
+
+
+def test_the_error_of_a_line_is_that_of_the_measured_times(tmp_path: Path) -> None:
+    """Between measured times, those of the line are as wrong as these."""
+    few = [cell for cell in cells() if cell.sms in (None, 1)]
+    made = few + [replace(cell, blocks=1024) for cell in few if cell.blocks == 256]
+    run = run_of(tmp_path, lambda cell: linear(cell) / (1.3 if cell.blocks == 1024 else 1), made)
+    (line,) = json.loads(output("tune", run.path, "--model", "llama-3-8b", "--json"))["token_lines"]
+    us = {blocks: line["us"] + line["us_per_token"] * blocks / 8 for blocks in (256, 1024, 4096)}
+    measured = {blocks: (10 + 0.5 * blocks) * (1.3 if blocks == 1024 else 1) for blocks in us}
+    assert line["error"] == pytest.approx(max(abs(us[one] / measured[one] - 1) for one in us), abs=0.01)
+
+
+def test_the_time_of_the_calling_thread_is_that_of_the_number_of_blocks(tmp_path: Path) -> None:
+    """Also where the nearest block size was measured with fewer blocks than another."""
+    made = [cell for cell in cells() if cell.blocks < 4096 or cell.block_bytes == KIB]
+    run = run_of(tmp_path, lambda cell: cell.swap_bytes / cell.blocks**0.5 / 1e3, made)  # the thread takes 0.3 of it
+    for tokens, blocks in ((64, 256), (1024, 4096)):
+        asked = ("--model", "llama-3-8b", "--tokens", str(tokens), "--json")
+        (load,) = json.loads(output("tune", run.path, *asked))["models"]
+        assert load["blocks"] == blocks
+        assert load["caller_us"] == pytest.approx(0.3 * blocks**0.5, rel=0.05)
 
 
 def test_the_table_and_what_is_open_are_printed_on_request(tmp_path: Path) -> None:
