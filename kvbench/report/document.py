@@ -11,7 +11,7 @@ from kvbench.report import markdown
 from kvbench.report.model import Chapter, Code, DataTable, Report, Strong, Text, plain, spans
 from kvbench.report.preamble import TITLE
 from kvbench.report.tables import chance_note
-from kvbench.report.view import HOST_COPIES
+from kvbench.report.view import DIRECTIONS, HOST_COPIES
 
 PAGE_FILE: Final = "report.html"
 CHAT: Final = "chat"
@@ -31,7 +31,7 @@ def snippet(report: Report, what: str) -> str:
     the answer in five lines. Raises UsageError for what the report does not have.
     """
     if what == CHAT:
-        return "\n".join([plain(line) for line in [*report.headline, *report.summary]][:_CHAT_LINES]) + "\n"
+        return "\n".join(_chat(report)) + "\n"
     name, _, words = what.partition(":")
     chapters = [chapter for chapter in report.chapters if chapter.section.name == name]
     every = [(chapter, table) for chapter in chapters for table in chapter.part.tables if words or not table.stem]
@@ -49,6 +49,15 @@ def snippet(report: Report, what: str) -> str:
     machines = "; ".join(dict.fromkeys(view.heading for view in of))
     chance = "".join(f"\n{note}\n" for note in map(_block, chance_note(table.compared)))
     return f"{title}\n\n{markdown.escape(f'{host}{machines}')}\n\n{lines}\n{chance}"
+
+
+def _chat(report: Report) -> list[str]:
+    """Return the answer in five lines: one a direction, with all its stream states, and the first warning."""
+    headline = [*map(plain, report.headline)]
+    uses = [[line for line in headline if line.startswith(f"{direction} ")] for direction in DIRECTIONS]
+    others = [line for line in headline if not any(line in of for of in uses)] + [*map(plain, report.summary)]
+    answer = [*map("; ".join, filter(None, uses)), *map(plain, report.first_warnings[:1])]
+    return [". ".join(others[:2]), *others[2:3], *answer, *others[3:]][:_CHAT_LINES]
 
 
 def _parts(report: Report) -> Iterator[str]:
