@@ -10,7 +10,6 @@ import typer
 from kvbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvbench.report.model import Text
     from kvbench.report.view import View
 
 _Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories to read.", show_default=False)]
@@ -32,7 +31,7 @@ def show(runs: _Runs, as_json: _Json = False) -> None:
     from kvbench.report.view import views_of
     from kvbench.results import load_run
     from kvbench.results.rundir import runs_in
-    from kvbench.text import terminal_rows
+    from kvbench.text import WIDEST, fitting, short, terminal_rows
     from kvbench.tune.text import ROWS
 
     views = views_of([load_run(folder) for path in runs for folder in runs_in(path)])
@@ -46,9 +45,12 @@ def show(runs: _Runs, as_json: _Json = False) -> None:
         return
     notes = [note] * bool(note)
     rows = ROWS - terminal_rows(notes)
-    lines = [*map(plain, _answer(views, rows - min(_WARNING_ROWS, terminal_rows(warnings))))]
-    lines = lines if terminal_rows(lines) <= rows else _fitting(lines, rows - min(1, len(warnings)))
-    print_lines([*notes, *lines, *_fitting(warnings, max(1, rows - terminal_rows(lines)))])
+    least = min(_WARNING_ROWS, len(warnings))
+    lines = _answer(views, rows - least)
+    left = max(rows - terminal_rows(lines), least)
+    if terminal_rows(warnings) > left:
+        warnings = fitting([short(warning, WIDEST) for warning in warnings], left)
+    print_lines([*notes, *lines, *warnings])
 
 
 def _print_machines(views: Sequence["View"]) -> None:
@@ -64,7 +66,6 @@ def _print_machines(views: Sequence["View"]) -> None:
 
 def _as_plain(views: Sequence["View"]) -> dict[str, Any]:
     """Return the answer of runs as `kvbench tune --json` does, or what their sections found."""
-    from kvbench.report.model import plain
     from kvbench.report.preamble import answered
     from kvbench.tune.text import rule_for_all, to_plain
 
@@ -72,28 +73,19 @@ def _as_plain(views: Sequence["View"]) -> dict[str, Any]:
     try:
         return to_plain(rule_for_all(runs), runs)
     except UsageError:
-        return {"findings": [*map(plain, _answer(views))]}
+        return {"findings": _answer(views)}
 
 
-def _fitting(lines: Sequence[str], rows: int) -> list[str]:
-    """Return the lines that fit into `rows` rows of a terminal, and the number of the others."""
-    from kvbench.text import terminal_rows
-
-    kept, more = list(lines), list[str]()
-    while terminal_rows(kept + more) > rows and kept:
-        kept.pop()
-        more = [f"{len(lines) - len(kept)} more: kvbench report"]
-    return kept + more
-
-
-def _answer(views: Sequence["View"], rows: int = 60) -> list["Text"]:
+def _answer(views: Sequence["View"], rows: int = 60) -> list[str]:
     """Return the answer of runs, or what their sections found where there is nothing to choose from."""
+    from kvbench.report.model import plain
     from kvbench.report.preamble import answer
+    from kvbench.text import fitting
 
     try:
-        return answer(views, rows)
+        return [*map(plain, answer(views, rows))]
     except UsageError:
         from kvbench.report.build import report_of  # the sections take as long to import as pandas
 
         report = report_of([view.run for view in views])
-        return [*report.headline, *report.summary]
+        return fitting([*map(plain, [*report.headline, *report.summary])], rows)

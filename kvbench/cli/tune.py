@@ -5,7 +5,6 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -14,7 +13,6 @@ import msgspec
 import typer
 
 from kvbench.cells.axes import Neighbour, StreamState
-from kvbench.cells.cell import AXES
 from kvbench.cells.policy import SERVING, Choice
 from kvbench.cells.units import size_text
 from kvbench.cli.options import NO_OPTIONS, FromStruct, complete_run, with_struct_options
@@ -138,7 +136,7 @@ def tune(
     """Recommend backends for this machine and show what they gain. With RUN, needs no GPU and no torch."""
     # pandas takes a second to import; --help must not wait for it
     from kvbench.engine.nvrtc import driver_version
-    from kvbench.tune.figures import with_prefill
+    from kvbench.tune.figures import token_lines
     from kvbench.tune.fit import driver_of
     from kvbench.tune.search import search_among, trying_overlap, tuning_sweep
 
@@ -157,8 +155,7 @@ def tune(
         loaded, code = _measured(spec, out, searching, quiet=as_json)
     driver = driver_of(loaded)
     rule = _rule(loaded, partial(may.serves if writes else may.suits_all, driver), stream)
-    lines = _token_lines(loaded, partial(may.suits_all, driver), stream, swaps)
-    lines = with_prefill(lines, swaps, prefill) if prefill else lines
+    lines = [*token_lines(loaded, partial(may.suits_all, driver), stream, swaps, prefill or 0)]
     _print_rule(rule, loaded, swaps, lines, prefill, table=table, open_=open_, as_json=as_json)
     for option, file, exact in (("-p", policy, False), ("--write-exact-policy", exact_policy, True)):
         if file is not None:
@@ -317,22 +314,6 @@ def _prefill(tokens_per_s: float | None, models: ModelChoice) -> float | None:
     if not models.models:
         raise UsageError("--prefill-tokens-per-second: tokens are those of a model; add --model")
     return tokens_per_s
-
-
-def _token_lines(
-    runs: "Sequence[Run]", keep: Callable[[Choice], bool], stream: StreamState | None, swaps: "Sequence[ModelSwap]"
-) -> "list[TokenLine]":
-    """Return the lines over the tokens of models, for calls in a tight loop and after every pause of the runs."""
-    from kvbench.tune.answer import answers_of
-    from kvbench.tune.figures import token_lines
-    from kvbench.tune.rule import rule_of
-
-    lines: list[TokenLine] = []
-    pauses = sorted({int(us) for run in runs for us in run.frame()["pause_us"].dropna()}) if swaps else []
-    for pause in (str(AXES["pause"].show(us)) for us in pauses):
-        with suppress(UsageError):  # too few backends after this pause
-            lines += token_lines(rule_of(answers_of(runs, keep, stream, pause)), swaps, pause)
-    return lines
 
 
 def _print_rule(

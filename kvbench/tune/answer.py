@@ -71,16 +71,8 @@ class Answer:
     def choice(self) -> Choice:
         return self.decision.choice
 
-    @property
-    def time_us(self) -> float:
-        return self.time_of(self.choice)
-
-    @property
-    def interval_us(self) -> tuple[float, float] | None:
-        """The 95% interval of the time, or None with too few visits."""
-        return self.interval_of(self.choice)
-
     def interval_of(self, choice: Choice) -> tuple[float, float] | None:
+        """Return the 95% interval of the time, or None with too few visits."""
         visits = list(self.visits_of(choice).values())
         return median_interval(visits) if len(visits) >= MIN_PAIRS else None
 
@@ -88,10 +80,6 @@ class Answer:
     def decided(self) -> bool:
         """Whether no other choice is possible, which takes the visits of a verdict to say."""
         return len(self.visits_of(self.choice)) >= MIN_PAIRS and not self.open
-
-    @property
-    def gbps(self) -> float:
-        return self.gbps_of(self.choice)
 
     def gbps_of(self, choice: Choice) -> float:
         return gigabytes_per_second(self.block_bytes * self.blocks, self.time_of(choice))
@@ -139,14 +127,13 @@ class Answer:
         return {**kind, "block_bytes": self.block_bytes, "blocks": self.blocks}
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the answer as JSON-compatible data."""
         gain = self.gain_over(BATCHED)
         return {
             **self.shape_plain(),
             "quantity": self.state.quantity,
             "choice": str(self.choice),
             **self._times(self.choice),
-            "gbps": round(self.gbps, 3),
+            "gbps": round(self.gbps_of(self.choice), 3),
             "decided": self.decided,
             "times_the_speed_of": {} if gain is None else {BATCHED: round(gain, 3)},
             "tied": [_alternative(choice, self.decision.others[choice]) for choice in self.tied],

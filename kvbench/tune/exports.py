@@ -236,7 +236,7 @@ def _times(shapes: _Shapes, before: Values, after: Values) -> _Times:
 
 
 def _loss(shapes: _Shapes, values: Values) -> str:
-    ratios = {answer: shapes.time_of(answer, values) / answer.time_us for answer in shapes.answers}
+    ratios = {answer: shapes.time_of(answer, values) / answer.time_of(answer.choice) for answer in shapes.answers}
     lost, worst = _Times([*ratios.values()]), max(ratios, key=lambda answer: ratios[answer])
     if lost.worst <= TIED.fraction:
         return f"within {TIED.fraction:.0%} of it at all shapes"

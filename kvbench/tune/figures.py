@@ -2,9 +2,10 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from statistics import mean, median
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -15,6 +16,7 @@ from kvbench.analysis.compare import compare_visits
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.backend_facts import BATCHED, MERGED
+from kvbench.cells.cell import AXES
 from kvbench.cells.pattern import SHUFFLED
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB, gigabytes_per_second
@@ -23,7 +25,7 @@ from kvbench.models.geometry import ModelSwap, model_swap
 from kvbench.results import Run
 from kvbench.results.replays import trace_of
 from kvbench.sweep.installed import engines
-from kvbench.tune.answer import Answer, over_fastest
+from kvbench.tune.answer import Answer, answers_of, over_fastest
 from kvbench.tune.fit import (
     Arms,
     Kind,
@@ -37,7 +39,7 @@ from kvbench.tune.fit import (
     typical,
     workload_axes,
 )
-from kvbench.tune.rule import Line, SmallestRule
+from kvbench.tune.rule import Line, SmallestRule, rule_of
 
 # The shapes at which every answer has figures: a small swap, for its time, and a large one, for its rate.
 SMALL: Final[Point] = (4 * KIB, 64)
@@ -46,8 +48,6 @@ _IN_RUNS: Final = re.compile(r"runs-(\d+)")
 _ENOUGH: Final = 2 / 3
 # The tokens at which a line is fitted, where all groups of the model were measured.
 _TOKENS: Final = tuple(2**power for power in range(4, 21))
-# A line through fewer measured points than this passes through them, which says nothing of its error.
-_POINTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,32 +62,27 @@ class AtShape:
         """The batched copies to compare with; None if they were not measured, or are the choice."""
         return None if self.choice.backend == BATCHED else self.answer.best_of(BATCHED)
 
-    def us(self, choice: Choice) -> float:
-        return self.answer.time_of(choice)
-
-    def gbps(self, choice: Choice) -> float:
-        return self.answer.gbps_of(choice)
-
     def to_plain(self) -> dict[str, Any]:
-        batched = self.batched
+        answer, batched = self.answer, self.batched
         return {
-            **self.answer.shape_plain(),
+            **answer.shape_plain(),
             "choice": str(self.choice),
-            "us": round(self.us(self.choice), 3),
-            "gbps": round(self.gbps(self.choice), 3),
-            "batched_us": batched and round(self.us(batched), 3),
-            "batched_gbps": batched and round(self.gbps(batched), 3),
+            "us": round(answer.time_of(self.choice), 3),
+            "gbps": round(answer.gbps_of(self.choice), 3),
+            "batched_us": batched and round(answer.time_of(batched), 3),
+            "batched_gbps": batched and round(answer.gbps_of(batched), 3),
         }
 
 
 def at_known_shapes(rule: SmallestRule) -> dict[Kind, tuple[AtShape, AtShape]]:
     """Return the figures of a rule at the measured shapes nearest to `SMALL` and to `LARGE`."""
-    choices = rule.choices
-    nearest = {kind: (rule.nearest(kind, *SMALL), rule.nearest(kind, *LARGE)) for kind in rule.lines}
-    return {
-        kind: (AtShape(small, choices[small]), AtShape(large, choices[large]))
-        for kind, (small, large) in nearest.items()
-    }
+    shapes = {}
+    for kind in rule.lines:
+        small, large = rule.nearest(kind, *SMALL), rule.nearest(kind, *LARGE)
+        if small is large:  # the most blocks of the size
+            large = max(rule.answers_of(kind), key=lambda one: (one.block_bytes == small.block_bytes, one.blocks))
+        shapes[kind] = AtShape(small, rule.choices[small]), AtShape(large, rule.choices[large])
+    return shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,13 +221,12 @@ def _merged_wins(points: Mapping[Point, Arms]) -> tuple[list[float], int]:
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
-    """What it saves to load the cache of `tokens` tokens in place of computing it again."""
+    """A hit of `tokens` tokens in the cache: it saves the difference of the times."""
 
     tokens: int
     load_us: float
     prefill_us: float
-    saved_us: Annotated[float, msgspec.Meta(description="negative where loading takes longer")]
-    extrapolated: Annotated[bool, msgspec.Meta(description="whether these are more tokens than the line was fitted to")]
+    extrapolated: Annotated[bool, msgspec.Meta(description="whether the line was fitted to fewer tokens")]
 
 
 class TokenLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,46 +250,50 @@ class TokenLine(msgspec.Struct, frozen=True, kw_only=True):
     hit: Hit | msgspec.UnsetType = msgspec.UNSET
     # fmt: on
 
-    def us_of(self, tokens: int) -> float:
-        return self.us + self.us_per_token * tokens
-
     def beside_prefill(self, tokens_per_s: float, hit: int) -> "TokenLine":
         """Return the line of a load with the number of tokens from which it is faster, and what a hit saves."""
-        gain_us = 1e6 / tokens_per_s - self.us_per_token
+        gain_us, prefill_us = 1e6 / tokens_per_s - self.us_per_token, 1e6 * hit / tokens_per_s
         first = max(1, math.floor(self.us / gain_us) + 1) if gain_us > 0 else None
-        load_us, prefill_us = round(self.us_of(hit), 1), round(hit / tokens_per_s * 1e6, 1)
-        saved_us, beyond = round(prefill_us - load_us, 1), hit > self.tokens[1]
-        saved = Hit(tokens=hit, load_us=load_us, prefill_us=prefill_us, saved_us=saved_us, extrapolated=beyond)
+        load_us = round(self.us + self.us_per_token * hit, 1)
+        saved = Hit(tokens=hit, load_us=load_us, prefill_us=round(prefill_us, 1), extrapolated=hit > self.tokens[1])
         return msgspec.structs.replace(self, faster_than_prefill_from_tokens=first, hit=saved)
 
 
-def with_prefill(lines: Sequence[TokenLine], swaps: Sequence[ModelSwap], tokens_per_s: float) -> list[TokenLine]:
-    """Return the lines, those of loads beside prefill; the hit is of the most tokens of a model's swaps."""
-    most = {swap.geometry.name: swap.tokens for swap in sorted(swaps, key=lambda one: one.tokens)}
-    loads = Direction.H2D.value
-    return [line.beside_prefill(tokens_per_s, most[line.model]) if line.direction == loads else line for line in lines]
+def token_lines(
+    runs: Sequence[Run], keep: Callable[[Choice], bool], state: str | None, swaps: Sequence[ModelSwap], prefill: float
+) -> Iterator[TokenLine]:
+    """Yield a line for each model and each direction, stream state and pause of runs with enough measured shapes.
 
-
-def token_lines(rule: SmallestRule, swaps: Sequence[ModelSwap], pause: str) -> list[TokenLine]:
-    """Return a line for each model and each direction and stream state of a rule with enough measured shapes."""
+    Loads are compared with `prefill` tokens a second, unless it is 0.
+    """
     most = {key[:2]: groups for key, groups in sorted(_by_model(swaps).items(), key=lambda item: item[0][2])}
-    lines = (_line(rule, kind, groups, pause) for groups in most.values() for kind in rule.lines)
-    return [line for line in lines if line]
+    for us in sorted({int(us) for run in runs for us in run.frame()["pause_us"].dropna()}) if swaps else ():
+        pause = str(AXES["pause"].show(us))
+        with suppress(UsageError):  # too few backends after this pause
+            rule = rule_of(answers_of(runs, keep, state, pause))
+            for groups, kind in product(most.values(), rule.lines):
+                if line := _line(rule, kind, groups, pause):
+                    loads = prefill and kind[0] is Direction.H2D
+                    yield line.beside_prefill(prefill, groups[0].tokens) if loads else line
 
 
 def _line(rule: SmallestRule, kind: Kind, groups: Sequence[ModelSwap], pause: str) -> TokenLine | None:
     tokens = np.array(_TOKENS, dtype=np.float64)
     moved = [np.array([_bytes_of(group, number) for number in _TOKENS], dtype=np.float64) for group in groups]
-    curves = [_curve(rule, kind, group) for group in groups]
+    curves = []  # bytes and times of the block size nearest to that of each group
+    for group in groups:
+        size = rule.nearest(kind, group.block_bytes, group.blocks).block_bytes
+        alike = sorted((one for one in rule.answers_of(kind) if one.block_bytes == size), key=lambda one: one.blocks)
+        curves.append(([size * one.blocks for one in alike], [one.time_of(rule.choices[one]) for one in alike]))
 
     def us_at(number: float) -> float:
         """Return the time of all groups, each as of the same bytes in blocks of the measured size; NaN beyond these."""
         every = zip(curves, moved, strict=True)
         return sum(float(np.interp(np.interp(number, tokens, of), *curve, math.nan, math.nan)) for curve, of in every)
 
-    (own, _), of = curves[0], moved[0]
-    inside = own[(own >= of[0]) & (own <= of[-1])]
-    measured = np.interp(inside, of, tokens) if len(groups) == 1 and of[0] < of[-1] else np.array([])
+    own, of = np.array(curves[0][0]), moved[0]
+    one = len(groups) == 1 and of[0] < of[-1]
+    measured = np.interp(own[(own >= of[0]) & (own <= of[-1])], of, tokens) if one else np.array([])
     times = {number: us for number in sorted({*tokens, *measured}) if math.isfinite(us := us_at(number))}
     if len(times) < 2:
         return None
@@ -315,26 +313,15 @@ def _line(rule: SmallestRule, kind: Kind, groups: Sequence[ModelSwap], pause: st
         us=round(start, 3),
         us_per_token=round(slope, 6),
         tokens=(math.ceil(counts[0]), int(last)),
-        error=round(float(errors.max()), 4) if len(errors) >= _POINTS else None,
+        error=round(float(errors.max()), 4) if len(errors) > 2 else None,  # it passes through two
         bytes_per_token=round(sum(float(np.interp(last, tokens, of)) for of in moved) / last, 1),
     )
 
 
-def _curve(rule: SmallestRule, kind: Kind, group: ModelSwap) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the bytes and the times of the swaps that were measured with the block size nearest to that of a group."""
-    size = rule.nearest(kind, group.block_bytes, group.blocks).block_bytes
-    alike = sorted((one for one in rule.answers_of(kind) if one.block_bytes == size), key=lambda one: one.blocks)
-    return np.array([size * one.blocks for one in alike]), np.array([one.time_of(rule.choices[one]) for one in alike])
-
-
 def _bytes_of(swap: ModelSwap, tokens: int) -> int:
-    of = _of_tokens(swap, tokens)
+    """Return the bytes of the swap of another number of tokens of the same model."""
+    of = model_swap(swap.geometry, tp=swap.tp, tokens=tokens, block_tokens=swap.block_tokens, layout=swap.layout)
     return of.block_bytes * of.blocks
-
-
-def _of_tokens(swap: ModelSwap, tokens: int) -> ModelSwap:
-    """Return the swap of another number of tokens of the same model."""
-    return model_swap(swap.geometry, tp=swap.tp, tokens=tokens, block_tokens=swap.block_tokens, layout=swap.layout)
 
 
 def _by_model(swaps: Sequence[ModelSwap]) -> Mapping[tuple[str, int, int], list[ModelSwap]]:
@@ -347,10 +334,7 @@ def _by_model(swaps: Sequence[ModelSwap]) -> Mapping[tuple[str, int, int], list[
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The swap of a model in one direction and stream state, at the GB/s of the choice for the `nearest` shape.
-
-    `caller_us` is how long the call occupies its thread.
-    """
+    """The swap of a model in one direction and stream state, at the GB/s of the choice for the `nearest` shape."""
 
     swap: ModelSwap
     nearest: Answer
@@ -359,7 +343,6 @@ class Load:
 
     @property
     def us(self) -> float:
-        """The time of the swap in microseconds."""
         return self.swap.block_bytes * self.swap.blocks / self.gbps / 1e3
 
     @property
@@ -395,11 +378,7 @@ def loads_of(rule: SmallestRule, swap: ModelSwap) -> Iterator[Load]:
 
 
 def _caller_us(times: Mapping[Answer, float], swap: ModelSwap) -> float:
-    """Return the time of the calling thread, interpolated between the measured numbers of blocks.
-
-    Where a number was measured with several block sizes, the nearest counts. Beyond the largest number, the time grows
-    as between the last two.
-    """
+    """Return the time of the calling thread between those of measured numbers of blocks, of the nearest size each."""
     by_size = sorted(times, key=lambda one: abs(math.log(one.block_bytes / swap.block_bytes)))
     known = sorted({one.blocks: times[one] for one in reversed(by_size)}.items())
     if not known:

@@ -100,7 +100,6 @@ class SmallestRule:
         return min(self.answers_of(kind), key=distance)
 
     def to_plain(self) -> list[dict[str, Any]]:
-        """Return the rule as JSON-compatible data."""
         return [
             {**kind_plain(kind), "quantity": kind[1].quantity, **line.to_plain()}
             for kind, lines in self.lines.items()

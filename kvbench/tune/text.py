@@ -1,9 +1,8 @@
 """The words of an answer: in a terminal, in a report, and as JSON."""
 
 import math
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import mean, median
 from typing import Any, Final
 
@@ -20,7 +19,7 @@ from kvbench.results import Run
 from kvbench.results.replays import trace_name, trace_of
 from kvbench.sweep.installed import engines, of_engine
 from kvbench.sweep.replay_spec import SIDES
-from kvbench.text import WIDEST, ends, printable, short, terminal_rows
+from kvbench.text import WIDEST, ends, fitting, printable, short, terminal_rows
 from kvbench.tune.answer import Answer, BesideAnswer, Shape, WayBeside, answers_of, apart
 from kvbench.tune.figures import (
     AtShape,
@@ -33,7 +32,7 @@ from kvbench.tune.figures import (
     losses_as_shuffled,
     merged_from,
 )
-from kvbench.tune.fit import Kind, Point, driver_of, kind_plain, kind_text, may_take_sms, workload_axes
+from kvbench.tune.fit import Kind, Point, driver_of, kind_plain, kind_text, may_take_sms, sms_of, workload_axes
 from kvbench.tune.rule import MOST_LINES, WORST, Line, Range, SmallestRule, rule_of
 
 # The most rows of a terminal that the answer takes.
@@ -47,7 +46,8 @@ HEADER_BESIDE: Final = (
     "", "Dir", "Blocks", "Size", "Swaps", "GB/s", "95%", "Slower", "95%", "p99", "Lost us/GB",
 )  # fmt: skip
 
-_IN_PARENTHESES: Final = re.compile(r" \([^)]*\)")
+# Streams that are as free, or as busy, when a swap begins on them.
+_AS_FREE: Final = {StreamState.OPENED: StreamState.IDLE, StreamState.GATED: StreamState.BUSY}
 TIED_WITH: Final = f"Tied with: another run could choose these; they differ by at most {TIED.fraction:.0%}"
 OPEN: Final = f"Open: another run could choose otherwise, by more than {TIED.fraction:.0%}"
 
@@ -66,26 +66,23 @@ def summary(runs: Sequence[Run], rows: int = ROWS) -> list[str]:
 
 
 def headline(rule: SmallestRule, runs: Sequence[Run], rows: int = ROWS) -> list[str]:
-    """Return the answer of a rule of `runs`, in lines that take at most `rows` rows of a terminal where they can.
-
-    They say what was measured, what to use in each direction and stream state, and how sure that is.
-    """
+    """Return the answer of a rule of `runs`, in lines that take at most `rows` rows of a terminal where they can."""
     known = at_known_shapes(rule)
     usual = [Counter(pair[which].answer.point for pair in known.values()).most_common(1)[0][0] for which in (0, 1)]
     beside = f" ({BATCHED} in parentheses)" if any(at.batched for pair in known.values() for at in pair) else ""
-    figures = f"Figures: {shape_text(usual[0])} in us, {shape_text(usual[1])} in GB/s{beside}"
-    lines = [*origin(runs), figures]
-    # By state, so that a few lines of the answer hold both directions.
-    by_state = sorted(rule.lines.items(), key=lambda line: [*StreamState].index(line[0][1]))
-    uses = [_use(kind, of_kind, *known[kind], usual) for kind, of_kind in by_state]
-    whole = [f"{head}: {', '.join(parts)}; {numbers}" for head, parts, numbers in uses]
-    further = [*_further(rule, runs)]
-    fit = terminal_rows([*lines, *whole, further[0]]) <= rows
-    lines += whole if fit else [_in_one_row(*use) for use in uses]
-    for line in further:
-        if terminal_rows([*lines, line]) <= rows:
-            lines.append(line)
-    return lines
+    units = [f"{shape_text(point)} in {unit}" for point, unit in zip(usual, ("us", "GB/s"), strict=True)]
+    figures = ", ".join(units) if usual[0] != usual[1] else f"{units[0]} and GB/s"
+    lines = [*origin(runs), f"Figures: {figures}{beside}"]
+    uses = [_use(kinds, rule, known, usual) for kinds in _alike(rule, known)]
+    further, (status, in_short) = [*_further(rule, runs)], _status(rule)
+    brief = [next((one for one in of_use if len(one) <= WIDEST), of_use[-1]) for of_use in uses]
+    for shown in ([of_use[0] for of_use in uses], brief):
+        whole = [*lines, *shown, *status]
+        if terminal_rows(whole) + bool(further) <= rows:
+            return whole + fitting(further, rows - terminal_rows(whole))
+    room = terminal_rows([*lines, *brief]) < rows
+    in_short += f"; {len(further)} more: kvbench report" if further else ""
+    return [*lines, *(brief if room else [short(use, WIDEST) for use in brief]), short(in_short, WIDEST)]
 
 
 def origin(runs: Sequence[Run]) -> list[str]:
@@ -176,44 +173,63 @@ def prefill_lines(lines: Sequence[TokenLine], prefill: float) -> Iterator[str]:
     for line in loads:
         call = "warm call" if line.pause == "0" else f"cold call, after {line.pause} of other work"
         first, hit, (low, high) = line.faster_than_prefill_from_tokens, line.hit, line.tokens
-        if not first or not hit:
-            yield f"{line.model}, {call}: loading is never faster than prefill at {prefill:g} tokens/s"
-            continue
-        least = f"from {max(first, low)} tokens on{' (fewer were not measured)' if first < low else ''}"
-        change = f"{'saves' if hit.saved_us >= 0 else 'costs'} {abs(hit.saved_us) / 1e3:.1f} ms"
-        beyond = f", extrapolated: at most {high} tokens were measured" if hit.extrapolated else ""
-        yield (
-            f"{line.model}, {call}: loading is faster than prefill at {prefill:g} tokens/s {least}; a hit of "
-            f"{hit.tokens} tokens {change} ({hit.load_us / 1e3:.1f} in place of {hit.prefill_us / 1e3:.1f}{beyond})"
-        )
+        faster = f"faster than prefill at {prefill:g} tokens/s"
+        text = f"loading is never {faster}"
+        if first and hit:
+            load_ms, prefill_ms = hit.load_us / 1e3, hit.prefill_us / 1e3
+            change = f"{'saves' if load_ms <= prefill_ms else 'costs'} {abs(prefill_ms - load_ms):.1f} ms"
+            beyond = f", extrapolated: at most {high} tokens were measured" if hit.extrapolated else ""
+            few = " (fewer were not measured)" if first < low else ""
+            text = f"loading is {faster} from {max(first, low)} tokens on{few}; a hit of {hit.tokens} tokens {change} "
+            text += f"({load_ms:.1f} in place of {prefill_ms:.1f}{beyond})"
+        yield f"{line.model}, {call}: {text}"
+
+
+def _alike(rule: SmallestRule, known: Mapping[Kind, Sequence[AtShape]]) -> Iterable[list[Kind]]:
+    """Return the directions and stream states by state, those of a direction together whose choices are the same."""
+    alike: dict[Any, list[Kind]] = {}
+    for kind in sorted(rule.lines, key=lambda kind: [*StreamState].index(kind[1])):
+        choices = [(str(line.choice), line.sizes, line.counts) for line in rule.lines[kind]]
+        key = kind[0], _AS_FREE.get(kind[1], kind[1]), *choices, *(at.answer.point for at in known[kind])
+        alike.setdefault(key, []).append(kind)
+    return alike.values()
 
 
 def _use(
-    kind: Kind, lines: Sequence[Line], small: AtShape, large: AtShape, usual: Sequence[Point]
-) -> tuple[str, list[str], str]:
-    """Return a direction and stream state, the choices there, and their figures at two shapes."""
-    figures = (_figure(small, small.us, "us", usual[0]), _figure(large, large.gbps, "GB/s", usual[1]))
-    return f"{kind_text(kind)}{_only(lines)}", _choices(lines), ", ".join(figures)
+    kinds: Sequence[Kind], rule: SmallestRule, known: Mapping[Kind, Sequence[AtShape]], usual: Sequence[Point]
+) -> list[str]:
+    """Return what to use in some stream states of a direction, and its figures at two shapes, in ever fewer words."""
+    lines = rule.lines[kinds[0]]
+    head = f"{kinds[0][0]} {', '.join(kind[1] for kind in kinds)}{_only(lines)}"
+    small, large = zip(*(known[kind] for kind in kinds), strict=True)
+
+    def figures(show: Callable[[float], str], *, in_full: bool) -> str:
+        us, gbps = _figure(small, Answer.time_of, show, "us"), _figure(large, Answer.gbps_of, show, "GB/s")
+        places = (_place(at[0].answer.point, point, in_full) for at, point in zip((small, large), usual, strict=True))
+        return ", ".join(map("".join, zip((us, gbps), places, strict=True)))
+
+    ways = ((_three_digits, True), (_three_digits, False), (two_digits, False))
+    numbers = [figures(show, in_full=in_full) for show, in_full in ways]
+    return [f"{head}: {choices}; {of}" for choices in _choices(lines) for of in numbers]
 
 
-def _figure(at: AtShape, quantity: Callable[[Choice], float], unit: str, usual: Point) -> str:
-    """Return "18.8 us (35.1)", the figure of batched copies in parentheses, with a shape that is not the usual one."""
-    where = "" if at.answer.point == usual else f" at {shape_text(at.answer.point)}"
-    beside = f" ({_three_digits(quantity(at.batched))})" if at.batched else ""
-    return f"{_three_digits(quantity(at.choice))} {unit}{where}{beside}"
+def _figure(
+    every: Sequence[AtShape], quantity: Callable[[Answer, Choice], float], show: Callable[[float], str], unit: str
+) -> str:
+    """Return "12 to 12.8 us (23)" over the states, the middle figure of batched copies in parentheses."""
+    batched = [quantity(at.answer, at.batched) for at in every if at.batched]
+    beside = f" ({show(median(batched))})" if batched else ""
+    return f"{ends([quantity(at.answer, at.choice) for at in every], show)} {unit}{beside}"
+
+
+def _place(point: Point, usual: Point, in_full: bool) -> str:
+    """Return the shape of a figure if it is not the usual one, or the number of blocks alone if the size is usual."""
+    where = shape_text(point) if in_full or point[0] != usual[0] else str(point[1])
+    return "" if point == usual else f" at {where}"
 
 
 def _three_digits(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _in_one_row(head: str, parts: Sequence[str], numbers: str) -> str:
-    """Return a use with as many of its choices as a row has room for, if need be without the figures of batched."""
-    fewer = [", ".join([*parts[:kept], f"{len(parts) - kept} more"]) for kept in range(len(parts) - 1, 0, -1)]
-    uses = [", ".join(parts), *fewer, *([f"{len(parts)} choices"] if fewer else [])]
-    own = _IN_PARENTHESES.sub("", numbers)
-    lines = [f"{head}: {use}; {figures}" for figures in (numbers, own) for use in uses]
-    return next((line for line in lines if len(line) <= WIDEST), short(lines[-1], WIDEST))
 
 
 def _only(lines: Sequence[Line]) -> str:
@@ -225,16 +241,20 @@ def _only(lines: Sequence[Line]) -> str:
 
 
 def _choices(lines: Sequence[Line]) -> list[str]:
-    """Return the choices of a rule: "sm (4 SMs) up to 4 KiB", "2 from 16 KiB"."""
-    parts: list[str] = []
-    before = None
-    for line in lines[:MOST_LINES]:
-        axes = dict(line.choice.axes)
-        only_sms = axes.keys() == {"sms"} and before is not None and before.backend == line.choice.backend
-        choice = axes["sms"] if only_sms else line.choice.label
-        parts.append(" ".join(filter(None, (choice, _ranges(line)))))
-        before = line.choice
-    return [*parts, *([f"{len(lines) - MOST_LINES} more (tune --table)"] if len(lines) > MOST_LINES else [])]
+    """Return the choices of a rule, and without their ranges: "sm (4 SMs) up to 4 KiB, 2 from 16 KiB", "sm (4/2 SMs) by
+    size".
+    """
+    labels, sms = ([*map(name, (line.choice for line in lines))] for name in (lambda one: one.label, sms_of))
+    kernels = {(line.choice.backend, *dict(line.choice.axes)) for line in lines}
+    one_kernel = len(kernels) == 1 and kernels.pop()[1:] == ("sms",)
+    names = [labels[0], *map(str, sms[1:])] if one_kernel else labels
+    parts = [f"{name} {_ranges(line)}".strip() for name, line in zip(names, lines[:MOST_LINES], strict=False)]
+    parts += [f"{len(lines) - MOST_LINES} more (tune --table)"] * (len(lines) > MOST_LINES)
+    choices = "/".join(dict.fromkeys(map(str, sms) if one_kernel else labels))
+    spans = {"size": {line.sizes for line in lines}, "blocks": {line.counts for line in lines}}
+    by = " and ".join(axis for axis, of in spans.items() if of != {(None, None)})
+    in_short = f"{lines[0].choice.backend} ({choices} SMs)" if one_kernel else choices
+    return [", ".join(parts), f"{in_short} by {by}" if by else ", ".join(parts)]
 
 
 def _ranges(line: Line) -> str:
@@ -249,31 +269,30 @@ def _range(span: Range, show: Callable[[int], str]) -> str:
     return f"at {low}" if low == high else f"from {low} to {high}"
 
 
-def _further(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
-    """Yield what else an answer says, what matters most first."""
-    losses = rule.losses.values()
+def _status(rule: SmallestRule) -> tuple[list[str], str]:
+    """Return how many shapes are undecided and what the rule costs, and both in one row."""
+    losses, undecided = rule.losses.values(), sum(not answer.decided for answer in rule.answers)
     average, worst = (f"{two_digits(max(loss, 0.0) * 100)}%" for loss in (mean(losses), max(losses)))
-    loss = f"Cost against the best of each shape: {average} on average, {worst} at worst"
+    cost = f"Cost against the best of each shape: {average} on average, {worst} at worst"
     if rule.beyond:
         kinds = ", ".join(map(kind_text, rule.beyond))
-        loss += f"; beyond {TIED.fraction:.0%} or {WORST:.0%} with {MOST_LINES} choices: {kinds}"
-    yield _undecided(rule.answers)
-    yield loss
+        cost += f"; beyond {TIED.fraction:.0%} or {WORST:.0%} with {MOST_LINES} choices: {kinds}"
+    in_short = f"Undecided: {undecided} of {len(rule.answers)} shapes; cost {average} (worst {worst})"
+    return [_undecided(rule.answers), cost], in_short
+
+
+def _further(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
+    """Yield what else an answer says, what matters most first."""
     yield from sms_notes((line.choice for lines in rule.lines.values() for line in lines), runs)
     if parts := [f"{loss:.1%} ({direction})" for direction, loss in losses_as_shuffled(rule, runs).items()]:
         yield f"By the choices for shuffled blocks, these swaps take {', '.join(parts)} longer"
     if call := closest_call(rule):
         where = " ".join(filter(None, (kind_text(call.kind), _ranges(call.line))))
-        by = 100 * abs(call.slower)
-        speed = f"{two_digits(by)}% {'slower' if call.slower > 0 else 'faster'}" if by >= 0.05 else "as fast"
-        yield f"Closest alternative: {call.other.label}, {speed} for {where}"
+        yield f"Closest alternative: {call.other.label}, {_slower(call.slower)} for {where}"
     for engine in engines().values():
         gains = [gain for gain in gains_of(rule) if gain.over == engine.name]
-        parts = [
-            f"{kind_text(one.kind)} {_times(median(one.ratios))} (median; {ends(one.ratios, _times)})" for one in gains
-        ]
-        if parts:
-            yield f"Times as fast as {engine.title}'s code: {', '.join(parts)}"
+        if parts := [f"{kind_text(one.kind)} {_median(one.ratios)}" for one in gains]:
+            yield f"Compared with {engine.title}'s code: {', '.join(parts)}"
     yield from _in_runs(rule, runs)
 
 
@@ -283,6 +302,21 @@ def sms_notes(choices: Iterable[Choice], runs: Sequence[Run]) -> list[str]:
     names = sorted({choice.backend for choice in choices if may_take_sms(choice, driver)})
     how = "this driver may copy with SMs, unless overlap=on; kvbench probe engine tells whether it does"
     return [f"{', '.join(names)}: {how}"] if names else []
+
+
+def _slower(fraction: float) -> str:
+    """Return how a choice compares with one that takes so much less time."""
+    if fraction >= 1:
+        return f"{two_digits(1 + fraction)} times as long"
+    by = two_digits(100 * abs(fraction))
+    return "as fast" if abs(fraction) < 0.005 else f"{by}% {'slower' if fraction > 0 else 'faster'}"
+
+
+def _median(ratios: Sequence[float]) -> str:
+    """Return "4.9x as fast", with the range where it has a width."""
+    middle, least_to_most = _times(median(ratios)), ends(ratios, _times)
+    text = "as fast" if middle == "1x" else f"{middle} as fast"
+    return text if least_to_most == middle else f"{text} (median; {least_to_most})"
 
 
 def _times(ratio: float) -> str:
@@ -305,9 +339,12 @@ def _undecided(answers: Sequence[Answer]) -> str:
     undecided = [answer for answer in answers if not answer.decided]
     if not undecided:
         return f"Decided for all {len(answers)} shapes"
-    few = any(len(answer.visits_of(answer.choice)) < MIN_PAIRS for answer in undecided)
-    how = f": fewer than {MIN_PAIRS} visits decide nothing" if few else "; list them with kvbench tune RUN --open"
-    return f"Undecided for {len(undecided)} of {len(answers)} shapes{how}"
+    text = f"Undecided for {len(undecided)} of {len(answers)} shapes"
+    if any(len(answer.visits_of(answer.choice)) < MIN_PAIRS for answer in undecided):
+        return f"{text}: fewer than {MIN_PAIRS} visits decide nothing"
+    ahead = all(comparison.low > 1 for answer in undecided for comparison in answer.open.values())
+    here = ", though the choice is the fastest in this run" if ahead else ""
+    return f"{text}{here}; list them with kvbench tune RUN --open"
 
 
 def open_points(answers: Sequence[Answer]) -> list[str]:
@@ -325,7 +362,7 @@ def _doubt(answer: Answer, other: Choice, comparison: Comparison) -> str:
 
 def row(answer: Answer) -> list[str]:
     """Return the row of a shape under `HEADER`."""
-    interval = answer.interval_us
+    interval = answer.interval_of(answer.choice)
     gain = None if answer.choice.backend == BATCHED else answer.gain_over(BATCHED)
     return [
         answer.direction.value,
@@ -333,9 +370,9 @@ def row(answer: Answer) -> list[str]:
         str(answer.blocks),
         size_text(answer.block_bytes),
         answer.choice.label,
-        f"{answer.time_us:.1f}",
+        f"{answer.time_of(answer.choice):.1f}",
         "-" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}",
-        f"{answer.gbps:.1f}",
+        f"{answer.gbps_of(answer.choice):.1f}",
         f"{answer.caller_us[answer.choice]:.1f}",
         "-" if gain is None else _times(gain),
         "; ".join(choice.label for choice in answer.tied) or "-",
@@ -407,7 +444,6 @@ def _way(way: WayBeside, *, interval: bool = False) -> str:
 
 
 def beside_plain(answer: BesideAnswer) -> dict[str, Any]:
-    """Return the answer beside a neighbour as JSON-compatible data."""
     unsure = open_beside(answer)
     return {
         "neighbour": answer.neighbour,
@@ -439,7 +475,6 @@ def row_beside(answer: BesideAnswer, way: WayBeside) -> list[str]:
 
 
 def machine_plain(run: Run) -> dict[str, Any]:
-    """Return what a run was measured on, and when, as JSON-compatible data."""
     info = run.info
     driver = info.identity.get("driver_version")
     return {"kvbench": info.kvbench, "device": info.device.get("title"), "driver": driver, "created": info.created}

@@ -1,6 +1,7 @@
 """`kvbench show` and `kvbench report --snippet`: what a run says, in the terminal."""
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -8,8 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
 from kvbench.errors import RunDirectoryError, UsageError
+from kvbench.results import Ceiling
+from kvbench.tune.text import ROWS
 from tests import synthetic
 from tests.command import BRIEF, output, swept, tiny
 from tests.docs.blocks import ROOT
@@ -52,6 +56,20 @@ def test_warnings_about_a_run_come_first(tmp_path: Path) -> None:
     page = json.loads(output("show", run, "--json"))
     assert page["warnings"] == ["Warning: run: interrupted", "Warning: run: no measured cell"]
     assert (page["host_note"], page["findings"]) == ("", [])
+
+
+def test_a_warning_and_the_cost_stay_beside_every_direction_and_state(tmp_path: Path) -> None:
+    def ragged(cell: Cell) -> float:
+        return 5.0 + int(cell.id, 16) % 40
+
+    rounds = synthetic.rounds(synthetic.cliff_cells((256,)), ragged, noise=0.001)
+    slow = Ceiling(direction="h2d", round=1, swap_bytes=1 << 30, gpu_us=[1e5])
+    lines = output("show", synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *rounds, slow])).splitlines()
+    assert len(lines) <= ROWS
+    assert max(map(len, lines)) <= 80
+    assert sum("GB/s" in line for line in lines) >= 2 + len(synthetic.STATES) * len(Direction)
+    assert sum("the ceiling moved by" in line for line in lines) == 1
+    assert sum(bool(re.search(r"\bcost\b", line, re.IGNORECASE)) for line in lines) == 1
 
 
 def test_untrusted_text_is_escaped(tmp_path: Path) -> None:

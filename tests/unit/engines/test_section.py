@@ -97,7 +97,7 @@ def test_engine_code_for_pages_is_compared_only_on_swaps_with_pages(tmp_path: Pa
     run = made_run(tmp_path, [*synthetic.ceilings(), *measured], synthetic.info(backends=[VLLM, LMCACHE]))
     assert titles(part_of(report_of([run]), "engines").tables) == ["vllm==0.33.0, h2d, idle stream"]
     answer = "\n".join(summary([run]))
-    assert "Times as fast as vLLM's code" in answer
+    assert "Compared with vLLM's code" in answer
     assert "lmcache" not in answer
 
 

@@ -76,8 +76,8 @@ def test_the_choice_is_the_cheapest_of_the_fastest_with_its_gains(run: Run) -> N
     answers = answers_of([run], anything)
     small = at(answers, 4 * KIB, 16)
     assert str(small.choice) == "sm sms=2"
-    assert small.gbps == pytest.approx(50.0, rel=0.01)
-    assert small.interval_us is not None
+    assert small.gbps_of(small.choice) == pytest.approx(50.0, rel=0.01)
+    assert small.interval_of(small.choice) is not None
     assert small.decided
     assert small.gain_over("batched") == pytest.approx(10.0, rel=0.01)
     assert at(answers, 64 * KIB, 16).choice.backend == "batched"
@@ -123,7 +123,9 @@ def test_answers_are_of_one_workload_whatever_the_order_of_the_runs(run: Run, tm
     expected = answers_of([run], anything)
     for runs in ([run, others], [others, run]):
         answers = answers_of(runs, anything)
-        assert [answer.gbps for answer in answers] == pytest.approx([answer.gbps for answer in expected])
+        assert [answer.gbps_of(answer.choice) for answer in answers] == pytest.approx(
+            [answer.gbps_of(answer.choice) for answer in expected]
+        )
         assert workload_text(runs).startswith("fresh blocks from 1 GiB,")
 
 
@@ -135,7 +137,8 @@ def test_swaps_after_a_pause_are_answered_for_where_most_have_one_and_the_answer
         return gbps(cell) / (4 if cell.pause_us and cell.backend == "sm" else 1)
 
     tight = answers_of([run_of(tmp_path / "both", [*cells(), *paused[:24]], rate)], anything)
-    assert at(tight, 4 * KIB, 16).gbps == pytest.approx(50.0, rel=0.01)
+    small = at(tight, 4 * KIB, 16)
+    assert small.gbps_of(small.choice) == pytest.approx(50.0, rel=0.01)
     after = run_of(tmp_path / "after", paused, rate)
     assert at(answers_of([after], anything), 4 * KIB, 16).choice.backend == "triton"
     assert "after 200us of other work each" in " ".join(output("tune", after.path).split())

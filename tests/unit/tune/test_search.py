@@ -222,7 +222,7 @@ def test_the_interval_of_what_was_chosen_among_equals_holds_the_truth(noise: flo
             for point, decision in decide_all(arms).items()
         ]
     assert all(len(answer.fresh[answer.choice]) >= MIN_PAIRS for answer in answers)
-    intervals = [interval for answer in answers if (interval := answer.interval_us)]
+    intervals = [interval for answer in answers if (interval := answer.interval_of(answer.choice))]
     assert len(intervals) == 12 * len(shapes)
     assert mean(low <= 100 <= high for low, high in intervals) >= 0.94
-    assert mean(math.log(answer.time_us / 100) for answer in answers) == pytest.approx(0, abs=noise / 10)
+    assert mean(math.log(answer.time_of(answer.choice) / 100) for answer in answers) == pytest.approx(0, abs=noise / 10)
