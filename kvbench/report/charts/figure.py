@@ -21,7 +21,7 @@ from kvbench.report.charts.palette import FAINT, GRID, TEXT
 from kvbench.report.charts.plot import ChartText
 
 PANEL_WIDTH: Final = 4.9
-LEFT: Final = 0.62  # of the axes in their panel: tick labels and the label of the y axis
+LEFT: Final = 0.66  # of the axes in their panel: tick labels and the label of the y axis
 RIGHT: Final = 0.14
 _TITLE: Final = 0.26
 X_LABEL: Final = 0.45

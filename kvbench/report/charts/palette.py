@@ -54,17 +54,17 @@ KNOWN: Final = {
     BATCHED: Ink("#2C60DD", "o"),
     TRITON: Ink("#00825B", "s"),
     SM: Ink("#A553AB", "D"),
-    PRIMED: Ink("#1A3E0C", "P"),
+    PRIMED: Ink("#605430", "P"),
     MERGED: Ink("#FF196B", "d"),
-    STAGED: Ink("#421D45", "p"),
+    STAGED: Ink("#D80CFC", "p"),
     AUTO: Ink("#B68C0C", "v", wide=True),  # it is one of the others, and as fast
     "vllm_batch": Ink(_BLACK_INK, "X"),
     "vllm_triton": Ink("#949596", "<"),
     "sglang_aot": Ink("#7303F7", ">"),
-    "sglang_jit": Ink("#9F0E32", "h"),
+    "sglang_jit": Ink("#B484B4", "h"),
     "lmcache": Ink("#0F9BD8", "*"),
-    "lmcache_direct": Ink("#2D1B6D", "8"),
-    "copier": Ink("#16507A", "H"),
+    "lmcache_direct": Ink("#843C60", "8"),
+    "copier": Ink("#244878", "H"),
     "empty": Ink("#5601A6", (4, 1, 0)),
 }
 _FREE_COLOURS: Final = ("#7F6A00", "#B0008B", "#5F7F8F", "#3F6F00", "#8A4A6A", "#6F6F6F", "#D0561A")
@@ -116,18 +116,7 @@ def _luminance(colour: Rgb) -> float:
     return sum(weight * channel for weight, channel in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def is_hollow(variant: int) -> bool:
-    """Return whether the markers of a line's variant are hollow: each stroke comes with either kind."""
-    return 0 < variant <= STROKES
-
-
-def spokes_of(variant: int) -> tuple[int, ...]:
-    """Return the angles, in degrees, of the lines through a variant's hollow markers: a lone point shows no stroke."""
-    return _SPOKES[variant % STROKES] if is_hollow(variant) else ()
-
-
 STROKES: Final = 6  # different ones, by which variants of a backend are told apart
-_SPOKES: Final = ((45,), (), (90,), (0,), (0, 90), (45, 135))
 
 # Ratios of times: blue where batched takes less, orange where the kernel does, told apart by colour-blind readers.
 _RATIO_COLOURS: Final[tuple[Rgb, Rgb, Rgb]] = ((0x00, 0x72, 0xB2), (0xF7, 0xF7, 0xF7), (0xD5, 0x5E, 0x00))

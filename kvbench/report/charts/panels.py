@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal
+from itertools import accumulate, pairwise, product
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -10,10 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.markers import MarkerStyle
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.path import Path
 from matplotlib.text import Annotation
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
-from matplotlib.transforms import Affine2D
+from matplotlib.transforms import Bbox
 
 from kvbench.report.charts.figure import RIGHT, X_LABEL, Canvas, Drawing, drawable, new_canvas, styled
 from kvbench.report.charts.palette import (
@@ -26,12 +26,9 @@ from kvbench.report.charts.palette import (
     UNDECIDED,
     UNMEASURED,
     Ink,
-    Marker,
     ink_of,
     is_dark,
-    is_hollow,
     ratio_colour,
-    spokes_of,
 )
 from kvbench.report.charts.plot import (
     AS_ONE,
@@ -51,7 +48,8 @@ from kvbench.report.numbers import bytes_size, count, figure
 
 Dashes = Literal["-"] | tuple[float, Sequence[float]]
 Across = Literal["left", "center", "right"]
-Align = tuple[Across, Literal["top", "center", "bottom"]]
+Upright = Literal["top", "center", "bottom"]
+Align = tuple[Across, Upright]
 
 _STYLES: Final[Sequence[Dashes]] = (
     "-",
@@ -65,9 +63,9 @@ _CEILING_DASHES: Final = (0, (6, 4))
 _ROOF_DASHES: Final[Sequence[Dashes]] = ((0, (8, 2, 1.5, 2)), (0, (1, 2.5)))
 # Behind a label, so that a line that crosses it does not make it unreadable.
 _GROUND: Final[dict[str, Any]] = {"boxstyle": "round,pad=0.1", "facecolor": PAPER, "edgecolor": "none", "alpha": 0.85}
+_ACROSS: Final[Mapping[int, Across]] = {1: "left", 0: "center", -1: "right"}
+_UPRIGHT: Final[Mapping[int, Upright]] = {1: "bottom", 0: "center", -1: "top"}
 _BESIDE: Final[Align] = ("left", "center")
-_ABOVE_LEFT: Final[Align] = ("right", "bottom")
-_BELOW_RIGHT: Final[Align] = ("left", "top")
 # The least height of a linear y axis, as a share of its highest value: a slowdown of 1% is seen.
 _LEAST_SPAN: Final = 0.02
 _ROOM: Final = 0.06  # of the height, above the lines and below, where the axis does not begin at 0
@@ -76,7 +74,10 @@ _NAME_TURN: Final = 35  # degrees
 _WIDE_RANGE: Final = 10
 _MOST_BANDS: Final = 6  # lines of a panel; bands of more would hide one another
 _LETTER: Final = 0.068  # inches of a tick label
-_LEVELS: Final = 1.05  # inches for the names of ceiling and roofs, beside the axes
+_NOTE: Final = (0.05, 0.066)  # inches of a letter beside a point, plain and bold
+_SOLID, _THIN = 20, 3  # how bad it is to cover a point, a ring or a note, and a bit of a line
+_RING: Final = 11  # points, of a mark around a point
+_LEVELS: Final = 1.15  # inches for the names of ceiling and roofs, beside the axes
 _LEVEL_PITCH: Final = 9  # points
 _CLEARLY_BELOW: Final = 0.985  # what is not, at any point, has the ceiling's line
 
@@ -88,6 +89,16 @@ _UNMEASURED: Final = "#C9C9C9"
 _ROW: Final = 0.21  # inches of a row of tiles
 _BEHIND: Final = (0.66, 0.6)  # of a tile: what keeps the hatching off a figure
 _DOT_ROW: Final = 0.3
+
+
+class _Note(NamedTuple):
+    """A text beside a point of a line, which belongs to key `series` of the legend."""
+
+    line: PlotLine
+    series: int
+    at: tuple[float, float]
+    text: str
+    bold: bool
 
 
 def draw(plot: Plot, text: ChartText) -> Drawing:
@@ -132,15 +143,20 @@ def _line_canvas(plot: LinePlot, scale: Literal["log10", "linear"], text: ChartT
         _scale_x(ax, plot, panel)
         _scale_y(ax, plot.y, scale, limits)
         _draw_levels(ax, panel)
-        for line in panel.lines:
-            _draw_line(canvas, ax, plot, line, series[drawable(line.label)], bands=len(panel.lines) <= _MOST_BANDS)
-            before = [other for other in panel.lines[: panel.lines.index(line)] if _seen_as_one(other, line)]
+        notes: list[_Note] = []
+        for index, line in enumerate(panel.lines):
+            number = series[drawable(line.label)]
+            _draw_line(canvas, ax, plot, line, number, bands=len(panel.lines) <= _MOST_BANDS)
+            before = [other for other in panel.lines[:index] if _seen_as_one(other, line)]
             marked = {(mark.low, mark.high) for other in before for mark in other.marks}
-            for mark in line.marks:
-                if (mark.low, mark.high) not in marked:
-                    _mark(canvas, ax, mark, line, series[drawable(line.label)])
-        _note_points(canvas, ax, panel, series)
-        _name_lines(ax, plot, panel)
+            for mark in (one for one in line.marks if (one.low, one.high) not in marked):
+                notes += _mark(canvas, ax, mark, line, number)
+            twins = any(one.backend == line.backend and one.label != line.label for one in plot.lines)
+            texts = line.notes or [line.label] * (len(line.x) == 1 and twins)  # a lone point has no stroke
+            pairs = zip(_points(line), texts, strict=False)
+            notes += [_Note(line, number, at, text, bold=False) for at, text in pairs]
+        notes += _name_lines(plot, panel, series)
+        _note_points(canvas, ax, [note for note in notes if note.text])
         if not panel.lines:
             ax.text(0.5, 0.5, "not measured", transform=ax.transAxes, ha="center", color=FAINT)
     return canvas
@@ -151,19 +167,8 @@ def _say(
 ) -> Annotation:
     """Write text beside a point; `offset` is in points, `align` horizontal and vertical."""
     across, upright = align
-    return ax.annotate(
-        drawable(text),
-        at,
-        xytext=offset,
-        textcoords="offset points",
-        ha=across,
-        va=upright,
-        color=colour,
-        fontsize=7.5,
-        zorder=5,
-        bbox=_GROUND,
-        **more,
-    )
+    style = {"color": colour, "fontsize": 7.5, "zorder": 5, "bbox": _GROUND, **more}
+    return ax.annotate(drawable(text), at, offset, textcoords="offset points", ha=across, va=upright, **style)
 
 
 def _draw_levels(ax: Axes, panel: PlotPanel) -> None:
@@ -176,13 +181,15 @@ def _draw_levels(ax: Axes, panel: PlotPanel) -> None:
         if panel.ceiling is None or min(roof.y) < _CLEARLY_BELOW * panel.ceiling:
             ax.plot(roof.x, roof.y, color=TEXT, linestyle=dashes, linewidth=0.8, zorder=1.6)
             ends.append((roof.y[-1], roof.label))
-    roofs = {roof.label for roof in panel.roofs}
-    below = math.inf  # the height of the name above, in points
-    for height, name in sorted(ends, key=lambda end: (end[1] in roofs, -end[0])):
-        at = ax.transData.transform((1, height))[1] / ax.figure.dpi * 72
-        below = min(at, below - _LEVEL_PITCH)
-        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "fontsize": 7.5, "color": FAINT, "va": "center"}
-        ax.annotate(drawable(name), (1, height), xytext=(4, below - at), textcoords="offset points", **place)
+    ends.sort(key=lambda end: -end[0])
+    heights = [ax.transData.transform((1, height))[1] / ax.figure.dpi * 72 for height, _ in ends]
+    stacked = [*accumulate(heights, lambda above, at: min(at, above - _LEVEL_PITCH))]
+    raised = max((at - low for at, low in zip(heights, stacked, strict=True)), default=0.0) / 2
+    line = {"arrowstyle": "-", "color": FAINT, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 0, "relpos": (0, 0.5)}
+    place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "fontsize": 7.5, "color": FAINT, "va": "center"}
+    for (height, name), at, low in zip(ends, heights, stacked, strict=True):
+        offset = (11, low + raised - at)
+        ax.annotate(drawable(name), (1, height), offset, textcoords="offset points", arrowprops=line, **place)
 
 
 def _draw_line(canvas: Canvas, ax: Axes, plot: LinePlot, line: PlotLine, series: int, *, bands: bool) -> None:
@@ -197,69 +204,81 @@ def _draw_line(canvas: Canvas, ax: Axes, plot: LinePlot, line: PlotLine, series:
     canvas.tag(artist, series, _titles(plot, line))
 
 
-def _note_points(canvas: Canvas, ax: Axes, panel: PlotPanel, series: Mapping[str, int]) -> None:
-    """Write the notes of points beside them, where no point and no other note is."""
-    noted = [(line, at, note) for line in panel.lines for at, note in zip(_points(line), line.notes, strict=False)]
-    taken = [(x - 5, x + 5, y - 5, y + 5) for line in panel.lines for x, y in ax.transData.transform(_points(line))]
-    for line, at, note in (one for one in noted if one[2]):
-        x, y = ax.transData.transform(at)
-        width, height = _LETTER * ax.figure.dpi * len(note), 0.14 * ax.figure.dpi
-        sides = [(x + 6 if right else x - 6 - width, y + up) for up in (3, -3 - height) for right in (True, False)]
-        boxes = [(left, left + width, bottom, bottom + height) for left, bottom in sides]
-        free = [sum(_overlap(box, other) for other in taken) for box in boxes]
-        best = min(range(len(boxes)), key=free.__getitem__)
-        taken.append(boxes[best])
-        offset = tuple(72 / ax.figure.dpi * (place - point) for place, point in zip(sides[best], (x, y), strict=True))
-        said = _say(ax, note, at, (offset[0], offset[1]), ("left", "bottom"), ink_of(line.backend).text)
-        canvas.tag(said, series[drawable(line.label)])
+def _note_points(canvas: Canvas, ax: Axes, notes: Sequence[_Note]) -> None:
+    """Write notes beside their points, inside the axes, where as little as possible else is drawn."""
+    point, inside = ax.figure.dpi / 72, ax.get_window_extent()
+    taken = _drawn_boxes(ax)
+    for note in sorted(notes, key=lambda note: -len(note.text)):
+        x, y = ax.transData.transform(note.at)
+        places = [ax.transData.transform(other.at) for other in notes if other is not note]
+        others = [Bbox([place, place]) for place in places]
+        width, height = _NOTE[note.bold] * len(note.text) * ax.figure.dpi, 0.14 * ax.figure.dpi
+        choices = []
+        for right, up, far in product((1, -1, 0), (-1, 1, 0), (1, 2, 3)):
+            away = far * point * (_RING / 2 + 2) * (0.7 if right and up else 1)
+            left, bottom = x + right * away + (right - 1) / 2 * width, y + up * away + (up - 1) / 2 * height
+            box = Bbox.from_bounds(left, bottom, width, height)
+            outside = not all(inside.contains(*corner) for corner in (box.min, box.max))
+            near = box.padded(point * _RING).count_overlaps(others)
+            cost = box.count_overlaps(taken) + _SOLID * (outside + near / 2) + 2 * far
+            offset = right * away / point, up * away / point
+            choices.append((cost, offset, (_ACROSS[right], _UPRIGHT[up]), box))
+        _, offset, align, box = min(choices, key=lambda choice: choice[0])
+        taken += [box] * _SOLID
+        weight = "bold" if note.bold else "normal"
+        said = _say(ax, note.text, note.at, offset, align, ink_of(note.line.backend).text, fontweight=weight)
+        canvas.tag(said, note.series)
 
 
-def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    left, right, bottom, top = one
-    return left < other[1] and other[0] < right and bottom < other[3] and other[2] < top
+def _drawn_boxes(ax: Axes) -> list[Bbox]:
+    """Return what the points, rings and lines of a panel cover, in pixels."""
+    drawn = []
+    for line in ax.get_lines():
+        places = line.get_transform().transform(line.get_xydata())
+        if line.get_marker() != "None":
+            reach = line.get_markersize() * ax.figure.dpi / 72 / 2
+            drawn += [Bbox([place, place]).padded(reach) for place in places] * _SOLID
+        steps = (one + (other - one) * step for one, other in pairwise(places) for step in np.linspace(0, 1, 24))
+        drawn += [Bbox([step - 0.5, step + 0.5]) for step in steps] * _THIN
+    return drawn
 
 
 def _titles(plot: LinePlot, line: PlotLine) -> list[str]:
     """Return what is said of the points of a line on hover."""
     titles = []
-    for x, y, low, high in zip(line.x, line.y, line.low, line.high, strict=True):
+    notes = line.notes or [""] * len(line.x)
+    for x, y, low, high, note in zip(line.x, line.y, line.low, line.high, notes, strict=True):
+        name = ", ".join(filter(None, (line.label, note)))
         between = f"\n{plot.band} {figure(low)} to {figure(high)}" if low < high else ""
-        said = f"{line.label}\n{plot.x.label} {_shown(plot.x, x)}: {figure(y)} {plot.y.label}{between}"
+        said = f"{name}\n{plot.x.label} {_shown(plot.x, x)}: {figure(y)} {plot.y.label}{between}"
         titles.append(said)
     return titles
 
 
-def _mark(canvas: Canvas, ax: Axes, mark: PlotMark, line: PlotLine, series: int) -> None:
+def _mark(canvas: Canvas, ax: Axes, mark: PlotMark, line: PlotLine, series: int) -> list[_Note]:
+    """Draw a mark, and write the text of a jump; return that of a point, which stands where there is room."""
     ink, y_of = ink_of(line.backend), dict(_points(line))
     if mark.low == mark.high:
-        start = (mark.low, y_of[mark.low])
-        ring = Line2D(
-            [start[0]], [start[1]], marker="o", markersize=11, color=ink.colour, markerfacecolor="none", zorder=4
-        )
-        ax.add_line(ring)
+        at = (mark.low, y_of[mark.low])
+        (ring,) = ax.plot(*at, marker="o", markersize=_RING, color=ink.colour, markerfacecolor="none", zorder=4)
         canvas.tag(ring, series)
-        offset, align = (3.0, -7.0), _BELOW_RIGHT
-    else:
-        # opaque, so that lines with the same jump shade it once
-        ax.axvspan(mark.low, mark.high, color=SHADE, linewidth=0, zorder=0.5)
-        middle, ends = math.sqrt(mark.low * mark.high), (y_of[mark.low], y_of[mark.high])
-        style = {"arrowstyle": "<->", "color": ink.colour, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
-        arrow = ax.annotate("", (middle, ends[1]), xytext=(middle, ends[0]), arrowprops=style)
-        if arrow.arrow_patch is not None:
-            canvas.tag(arrow.arrow_patch, series)
-        start = middle, math.sqrt(ends[0] * ends[1]) if ax.get_yscale() == "log" else sum(ends) / 2
-        offset, align = (6.0, 0.0), _BESIDE
-    if mark.text:
-        canvas.tag(_say(ax, mark.text, start, offset, align, ink.text, fontweight="bold"), series)
+        return [_Note(line, series, at, mark.text, bold=True)]
+    # opaque, so that lines with the same jump shade it once
+    ax.axvspan(mark.low, mark.high, color=SHADE, linewidth=0, zorder=0.5)
+    middle, ends = math.sqrt(mark.low * mark.high), (y_of[mark.low], y_of[mark.high])
+    style = {"arrowstyle": "<->", "color": ink.colour, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
+    arrow = ax.annotate("", (middle, ends[1]), xytext=(middle, ends[0]), arrowprops=style)
+    if arrow.arrow_patch is not None:
+        canvas.tag(arrow.arrow_patch, series)
+    start = middle, math.sqrt(ends[0] * ends[1]) if ax.get_yscale() == "log" else sum(ends) / 2
+    canvas.tag(_say(ax, mark.text, start, (6.0, 0.0), _BESIDE, ink.text, fontweight="bold"), series)
+    return []
 
 
-def _name_lines(ax: Axes, plot: LinePlot, panel: PlotPanel) -> None:
-    """Write the names at the lines of a chart of one backend, whose lines share a colour; lines seen as one share it.
-
-    A name stands where its line is farthest from the others.
-    """
+def _name_lines(plot: LinePlot, panel: PlotPanel, series: Mapping[str, int]) -> list[_Note]:
+    """Return the names of the lines of a chart of one backend, which share a colour; lines seen as one share a name."""
     if len({line.backend for line in plot.lines}) > 1 or len({line.label for line in plot.lines}) == 1:
-        return
+        return []
     groups: list[list[PlotLine]] = []
     for line in panel.lines:
         alike = next((group for group in groups if _seen_as_one(group[0], line)), None)
@@ -267,25 +286,13 @@ def _name_lines(ax: Axes, plot: LinePlot, panel: PlotPanel) -> None:
             groups.append([line])
         else:
             alike.append(line)
-    named: set[int] = set()  # the points that have a name at them
-    for group in groups:
-        others = [other for rest in groups if rest is not group for other in rest]
-        line = group[0]
-        room = [min((_apart(y, _height(other, x)) for other in others), default=0.0) for x, y in _points(line)]
-        inner = set(range(1, len(room) - 1)) - named or set(range(len(room)))
-        at = max(sorted(inner), key=room.__getitem__)
-        named.add(at)
-        names = [(one.label.partition(", ")[2] or one.label).removesuffix(" stream") for one in group]
-        text = f"{' and '.join(names)}{f': within {AS_ONE - 1:.0%}' if len(names) > 1 else ''}"
-        above = all(line.y[at] >= _height(other, line.x[at]) for other in others)
-        # rates rise to the right, so what stands above a line reaches to the left
-        offset, align = ((-5, 5), _ABOVE_LEFT) if above else ((5, -5), _BELOW_RIGHT)
-        _say(ax, text, (line.x[at], line.y[at]), offset, align, ink_of(line.backend).text)
-
-
-def _apart(y: float, other: float) -> float:
-    """Return how far two heights are from each other: by their ratio, or, of shares that may be negative, in units."""
-    return abs(math.log(y / other)) if y > 0 and other > 0 else abs(y - other)
+    notes = []
+    for line, *others in groups:
+        names = [(one.label.partition(", ")[2] or one.label).removesuffix(" stream") for one in (line, *others)]
+        text = f"{' and '.join(names)}{f': within {AS_ONE - 1:.0%}' if others else ''}"
+        second = _points(line)[:2][-1]  # the first has no room to its left
+        notes.append(_Note(line, series[drawable(line.label)], second, text, bold=False))
+    return notes
 
 
 def _points(line: PlotLine) -> list[tuple[float, float]]:
@@ -325,7 +332,7 @@ def _scale_y(ax: Axes, axis: PlotAxis, scale: str, limits: tuple[float, float]) 
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         ax.yaxis.set_minor_locator(NullLocator())
     ax.set_ylim(limits)
-    ax.set_ylabel(axis.label, labelpad=1)
+    ax.set_ylabel(axis.label, labelpad=4)
 
 
 def _scale_x(ax: Axes, plot: LinePlot, panel: PlotPanel) -> None:
@@ -336,18 +343,17 @@ def _scale_x(ax: Axes, plot: LinePlot, panel: PlotPanel) -> None:
         names = [drawable(name) for name in plot.x.names]
         ax.set_xticks(range(len(names)), names, fontsize=7.5, rotation=_NAME_TURN, ha="right", rotation_mode="anchor")
     elif plot.x.scale == "linear":
-        ax.set_xlim(0, 1.08 * values[-1])
+        noted = any(note for line in plot.lines for note in line.notes)  # at the right end, too
+        ax.set_xlim(0, (1.65 if noted else 1.08) * values[-1])
     elif values:
-        jumps = {
-            end for line in panel.lines for mark in line.marks if mark.low < mark.high for end in (mark.low, mark.high)
-        }
+        jumps = {(mark.low, mark.high) for line in panel.lines for mark in line.marks if mark.low < mark.high}
         _scale_octaves(ax, plot.x, values, sorted(jumps))
 
 
-def _scale_octaves(ax: Axes, axis: PlotAxis, values: Sequence[float], jumps: Sequence[float]) -> None:
-    """Scale a logarithmic x axis: the ends of a jump are labelled first, then round numbers, as many as have room.
+def _scale_octaves(ax: Axes, axis: PlotAxis, values: Sequence[float], jumps: Sequence[tuple[float, float]]) -> None:
+    """Scale a logarithmic x axis: jumps are labelled first, at their middle, then round numbers, as many as have room.
 
-    Ends too close for two labels have theirs on both sides. What was measured and is not labelled has a tick.
+    What was measured and is not labelled has a tick.
     """
     if axis.scale == "symlog2":
         ax.set_xscale("symlog", base=2, linthresh=1)
@@ -357,23 +363,19 @@ def _scale_octaves(ax: Axes, axis: PlotAxis, values: Sequence[float], jumps: Seq
     margin = max(0.07, 0.05 * (last - first))
     ax.set_xlim(_value(axis, first - margin), _value(axis, last + margin))
     inch = ax.get_window_extent().width / ax.figure.dpi / (last - first + 2 * margin)
+    middles = [_value(axis, (_octaves(axis, low) + _octaves(axis, high)) / 2) for low, high in jumps]
+    names = [" \N{RIGHTWARDS ARROW} ".join(_shown(axis, end) for end in jump) for jump in jumps]
+    bold = dict(zip(middles, names, strict=True))
     taken: list[tuple[float, float]] = []
-    ticks: dict[float, Across] = {}
-    for number, value in enumerate((*jumps, *_round_values(axis, values))):
-        is_jump = number < len(jumps)
-        at, width = inch * _octaves(axis, value), _LETTER * len(_shown(axis, value))
-        near = any(0 < abs(at - inch * _octaves(axis, jump)) < width + 0.1 for jump in jumps)
-        side: Across = "center" if not is_jump or not near else "right" if value == jumps[0] else "left"
-        start = at - width * {"left": 0.0, "center": 0.5, "right": 1.0}[side]
-        gap = 0.0 if is_jump else 0.1
-        if value not in ticks and all(start >= end + gap or start + width <= begin - gap for begin, end in taken):
-            taken.append((start, start + width))
-            ticks[value] = side
-    pad = {"left": "\N{NO-BREAK SPACE}{}", "center": "{}", "right": "{}\N{NO-BREAK SPACE}"}
-    ax.set_xticks([*ticks], [pad[side].format(_shown(axis, value)) for value, side in ticks.items()])
-    for label, (value, side) in zip(ax.get_xticklabels(), ticks.items(), strict=True):
-        label.set_horizontalalignment(side)
-        label.set_fontweight("bold" if value in jumps else "normal")
+    ticks: dict[float, str] = {}
+    for value, text in (bold | {value: _shown(axis, value) for value in _round_values(axis, values)}).items():
+        at, half = inch * _octaves(axis, value), _LETTER * len(text) * (0.6 if value in bold else 0.5)
+        if all(at - half >= end + 0.1 or at + half <= begin - 0.1 for begin, end in taken):
+            taken.append((at - half, at + half))
+            ticks[value] = text
+    ax.set_xticks([*ticks], [*ticks.values()])
+    for label, value in zip(ax.get_xticklabels(), ticks, strict=True):
+        label.set_fontweight("bold" if value in bold else "normal")
     ax.xaxis.set_minor_locator(FixedLocator([value for value in values if value not in ticks]))
     ax.xaxis.set_minor_formatter(NullFormatter())
 
@@ -424,33 +426,20 @@ def _line(line: PlotLine, ink: Ink, x: Sequence[float], y: Sequence[float], *, j
         color=ink.colour,
         linestyle=_STYLES[line.variant % STROKES] if joined else "none",
         linewidth=4 if ink.wide else 1.7,
-        marker=_marker(ink.marker, spokes_of(line.variant)),
+        marker=MarkerStyle(ink.marker),
         markersize=9 if ink.wide else 4.5,
-        markerfacecolor=PAPER if is_hollow(line.variant) else ink.colour,
         label=drawable(line.label),
         zorder=1.9 if ink.wide else 2,
     )
 
 
-def _marker(name: Marker, spokes: Sequence[int]) -> MarkerStyle:
-    """Return a marker with lines through it, as large as without."""
-    plain = MarkerStyle(name)
-    outline = plain.get_path().transformed(plain.get_transform())
-    reach = float(np.abs(outline.vertices).max())
-    tips = [(reach * math.cos(math.radians(angle)), reach * math.sin(math.radians(angle))) for angle in spokes]
-    lines = [Path([(-x, -y), (x, y)]) for x, y in tips]
-    path = Path.make_compound_path(outline, *lines)
-    return MarkerStyle(path, transform=Affine2D().scale(2 * reach)) if lines else plain
-
-
 def _legend(plot: LinePlot) -> list[Line2D]:
     """Return a key for every label, with a stroke only where points of it are joined."""
-    first: dict[str, PlotLine] = {}
-    joined: set[str] = set()
+    labelled: dict[str, PlotLine] = {}
     for line in plot.lines:
-        first.setdefault(line.label, line)
-        joined |= {line.label} if len(line.x) > 1 else set()
-    return [_line(line, ink_of(line.backend), [], [], joined=label in joined) for label, line in first.items()]
+        if line.label not in labelled or len(line.x) > 1 >= len(labelled[line.label].x):
+            labelled[line.label] = line
+    return [_line(line, ink_of(line.backend), [], [], joined=len(line.x) > 1) for line in labelled.values()]
 
 
 def _dot_canvas(plot: DotPlot, text: ChartText) -> Canvas:
@@ -471,7 +460,8 @@ def _draw_dots(canvas: Canvas, ax: Axes, panel: DotPanel, reach: float) -> None:
     ax.set_title(drawable(panel.title))
     ax.set_xscale("log", base=2)
     ax.set_xlim(1 / reach, reach)
-    steps = [step for step in (0.1, 0.2, 0.5, 0.8, 1, 1.25, 2, 5, 10) if 1 / reach < step < reach]
+    near = (0.5, 0.8, 1, 1.25, 2) if reach > 1.5 else (0.8, 0.9, 1, 1.1, 1.25)
+    steps = [step for step in ((0.1, 0.2, 0.5, 1, 2, 5, 10) if reach > 4 else near) if 1 / reach < step < reach]
     ax.set_xticks(steps, [f"{step:g}" for step in steps])
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_yticks([])
@@ -482,8 +472,8 @@ def _draw_dots(canvas: Canvas, ax: Axes, panel: DotPanel, reach: float) -> None:
     for row, dot in enumerate(panel.dots):
         ink = ink_of(dot.backend)
         ax.plot([max(dot.low, 1 / reach), min(dot.high, reach)], [row, row], color=ink.colour, linewidth=1.2)
-        marker = {"marker": _marker(ink.marker, ()), "markersize": 6, "markeredgecolor": ink.colour}
-        (point,) = ax.plot([dot.ratio], [row], markerfacecolor=ink.colour if dot.decided else PAPER, **marker)  # type: ignore[arg-type]
+        face = ink.colour if dot.decided else PAPER
+        (point,) = ax.plot([dot.ratio], [row], color=ink.colour, marker=ink.marker, markersize=6, markerfacecolor=face)
         interval = f" ({figure(dot.low)} to {figure(dot.high)})" if dot.low < dot.high else ""
         canvas.tag(point, 0, [f"{dot.label}\n{figure(dot.ratio)}{interval}"])
         align, x = ("right", 0.995) if dot.ratio < 1 else ("left", 0.005)

@@ -51,9 +51,8 @@ class PlotMark:
 class PlotLine:
     """A line of points: medians in `y`, the ends of its band in `low` and `high`, in the unit of y.
 
-    `backend` decides colour and marker, `variant` the stroke and what is inside the marker: a plot's lines of one
-    label have the same of both, and lines of two labels do not (`told_apart`). `notes` stand at the points, one for
-    each, if any.
+    `backend` decides colour and marker, `variant` the stroke: a plot's lines of one label have the same of both, and
+    lines of two labels do not (`told_apart`). `notes` stand at the points, one for each, if any.
     """
 
     label: str
@@ -111,13 +110,11 @@ class LinePlot:
 
 def told_apart(grid: Sequence[Sequence[PlotPanel]]) -> list[list[PlotPanel]]:
     """Return the panels with a variant for every label of a backend, counted from 0 in the order of the lines."""
-    labels: dict[str, dict[str, int]] = {}
-    for line in (line for row in grid for panel in row for line in panel.lines):
-        variants = labels.setdefault(line.backend, {})
-        variants.setdefault(line.label, len(variants))
+    lines = dict.fromkeys((line.backend, line.label) for row in grid for panel in row for line in panel.lines)
+    variants = {one: [other for other in lines if other[0] == one[0]].index(one) for one in lines}
 
     def numbered(panel: PlotPanel) -> PlotPanel:
-        return replace(panel, lines=[replace(line, variant=labels[line.backend][line.label]) for line in panel.lines])
+        return replace(panel, lines=[replace(line, variant=variants[line.backend, line.label]) for line in panel.lines])
 
     return [[numbered(panel) for panel in row] for row in grid]
 
