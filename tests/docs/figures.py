@@ -50,7 +50,7 @@ def numbers() -> str:
             "`cuMemcpyBatchAsync`; `sm` is the copy kernel of kvbench. A *visit* is a series of such swaps; the "
             "visits of a figure are spread over the run. An SM is one of the multiprocessors of the GPU. The ceiling "
             "is the rate of large plain copies. In the chart, [`primed`](docs/reference/backends.md#primed) is "
-            "`batched` after a short kernel that keeps the driver from copying on the CPU.",
+            "`batched` after a short kernel, so that the driver does not copy on the CPU.",
             f"![{chart}, with the ceiling of the card]({_LINK}/cliff-cliff.png)",
         )
     )
@@ -68,10 +68,11 @@ def _cliff() -> str:
     busy = _cell("cliff", **swap, stream_state="busy", block_size=below.block_size)
     last = _size(below.block_size)
     return (
-        f"**The cliff at {last} is the CPU.** On an idle stream, `cuMemcpyBatchAsync` copies host blocks of up to "
-        f"{last} on the calling thread: {last} blocks move at {figure(below.gbps)} GB/s, {_size(above.block_size)} "
-        f"blocks at {figure(above.gbps)}. With work pending on the stream, the copy engine moves the {last} blocks at "
-        f"{figure(busy.gbps)} GB/s, from the start of the copies to their end. ({_evidence('Cliff')}; "
+        f"**The CPU causes the cliff at {last}.** On an idle stream, the CPU copies host blocks of up to {last} "
+        f"while the call to `cuMemcpyBatchAsync` runs: {last} blocks move at {figure(below.gbps)} GB/s. The copy "
+        f"engine copies larger blocks: {_size(above.block_size)} blocks move at {figure(above.gbps)} GB/s. If earlier "
+        f"work is still pending on the stream, the copy engine copies the {last} blocks too, at {figure(busy.gbps)} "
+        f"GB/s, measured from the start of the copies to their end. ({_evidence('Cliff')}; "
         f"[why](reports/README.md#why-the-cliff-exists-and-how-to-check-it))"
     )
 
@@ -80,10 +81,11 @@ def _gate() -> str:
     swap = {"backend": "batched", "direction": "h2d", "blocks": 1024, "block_size": "16KiB"}
     opened, gated = (_cell("streams", **swap, stream_state=state) for state in ("opened", "gated"))
     return (
-        f"**The cliff depends on timing.** An engine's loads wait for an event of its compute stream. If "
-        f"the event was reached before the call, the CPU copies 1 024 blocks of 16 KiB in "
-        f"{figure(opened.swap_us_median)} us. Otherwise, the copy engine moves them within "
-        f"{figure(gated.swap_us_median)} us of it, and the call returns after {figure(gated.caller_us_median)} us. "
+        f"**The cliff depends on timing.** An inference engine makes its loads wait for an event of its compute "
+        f"stream. If that event has fired before the call, the CPU copies: 1 024 blocks of 16 KiB take "
+        f"{figure(opened.swap_us_median)} us. If it fires after the call, the copy engine copies: the same blocks have "
+        f"arrived {figure(gated.swap_us_median)} us after the event. That call itself returns after "
+        f"{figure(gated.caller_us_median)} us. "
         f"({_evidence('Stream states')})"
     )
 
@@ -99,9 +101,10 @@ def _call() -> str:
 
     return (
         "**A call takes longer in an engine than in a loop.** Between two calls, a step of the engine fills the "
-        "caches with other code and data. Thread time in us for 64 blocks of 4 KiB, in a tight loop and after a step: "
-        f"vLLM's batched copies {thread_us('vllm_batch')}, its kernel {thread_us('vllm_triton')}, `BlockCopier` "
-        f"{thread_us('copier')}, a launch that copies nothing {thread_us('empty')}. "
+        "caches with other code and data. For 64 blocks of 4 KiB, a call occupies its thread for these times, in a "
+        f"tight loop and after a step: vLLM's batched copies {thread_us('vllm_batch')} us, vLLM's kernel "
+        f"{thread_us('vllm_triton')} us, `BlockCopier` {thread_us('copier')} us, and a launch that copies nothing "
+        f"{thread_us('empty')} us. "
         f"({_evidence('An engine', card)}, {card.name.split('-')[1].upper()})"
     )
 
@@ -111,14 +114,16 @@ def _trace() -> str:
     usual, ordered = ({name: _replayed(run, name) for name in ("merged", "sm")} for run in ("mla", "mla-sorted"))
     vllm = _replayed("mla", "vllm_batch")
     return (
-        "**Real swaps are scattered by the order of allocation.** In the loads of an hour of requests "
-        "([Mooncake](docs/how-to/trace.md)'s public trace, `deepseek-v3`, the allocation order of vLLM), both sides "
-        f"consist of runs, but in different orders. Merging leaves {usual['merged'].left:.0%} of the copies. "
-        f"vLLM's batched copies load at {figure(vllm.gbps)} GB/s, `sm` at {figure(usual['sm'].gbps)}. With a "
-        f"sorted list of free blocks in vLLM, merging would leave {ordered['merged'].left:.0%}. `merged`, which has no "
-        f"copy kernel, would load at {figure(ordered['merged'].gbps)} GB/s instead of "
-        f"{figure(usual['merged'].gbps)}, and take {figure(ordered['merged'].caller_us / 1e3)} ms of thread time per "
-        f"swap instead of {figure(usual['merged'].caller_us / 1e3)}. "
+        "**Real swaps are scattered by the order of allocation.** In one hour of "
+        "[Mooncake](docs/how-to/trace.md)'s public trace, replayed with `deepseek-v3` and the allocation order of "
+        "vLLM, the blocks of a load form contiguous extents in host memory and on the GPU, but in different orders. "
+        f"Merging adjacent copies therefore removes only {1 - usual['merged'].left:.0%} of them. vLLM's batched copies "
+        f"load at {figure(vllm.gbps)} GB/s, `sm` at {figure(usual['sm'].gbps)}. If vLLM kept its list of free blocks "
+        f"sorted, merging would remove {1 - ordered['merged'].left:.0%} of the copies. `merged`, which merges copies "
+        f"and needs no copy kernel, would then load at {figure(ordered['merged'].gbps)} GB/s instead of "
+        f"{figure(usual['merged'].gbps)} and occupy the calling thread for "
+        f"{figure(ordered['merged'].caller_us / 1e3)} ms per swap instead of "
+        f"{figure(usual['merged'].caller_us / 1e3)} ms. "
         f"({_evidence('Replay')})"
     )
 
@@ -155,10 +160,11 @@ def _limit() -> str:
     swap = _cells("engine", backend="sm", direction="h2d", blocks=50_000, block_size="1KiB").iloc[0]
     large_gbps = _cells("engine", backend="sm", direction="h2d", block_size="16KiB").iloc[0].roof_gbps
     return (
-        f"**Small scattered blocks are limited by address translation, not by the link.** With all SMs, the "
-        f"highest rate is {swap.limit_blocks_per_s / 1e6:.0f} million scattered blocks a second. Blocks below "
-        f"{large_gbps * 1e9 / swap.limit_blocks_per_s / 1024:.1f} KiB cannot fill the link: with {swap.sms:.0f} SMs, "
-        f"{count(swap.blocks)} blocks of 1 KiB move at {figure(swap.gbps)} GB/s. ([Run]({_LINK}/runs/engine))"
+        f"**Small scattered blocks are limited by address translation, not by the link.** Even with all its SMs, the "
+        f"GPU reaches no more than {swap.limit_blocks_per_s / 1e6:.0f} million scattered blocks a second. Blocks "
+        f"smaller than {large_gbps * 1e9 / swap.limit_blocks_per_s / 1024:.1f} KiB therefore cannot fill the link: "
+        f"{count(swap.blocks)} blocks of 1 KiB move at {figure(swap.gbps)} GB/s with {swap.sms:.0f} SMs. "
+        f"([Run]({_LINK}/runs/engine))"
     )
 
 
