@@ -13,7 +13,7 @@ from kvbench.sweep.replay_spec import RUNS_OF, SIDES
 from kvbench.traces.statistics import TraceStatistics, rows_of, span_text
 
 _PAGE: Final = "trace.md"
-_RUNS: Final = ("trace-runs", "Share of the blocks in runs of at least this length", "blocks in a run")
+_RUNS: Final = ("trace-runs", "Share of the blocks in extents of at least this length", "blocks in an extent")
 _SIZES: Final = ("trace-sizes", "Share of the swaps and of their bytes, by size", "blocks in a swap, at most")
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 
 from kvbench.analysis.curves import Cliff, find_cliff, knee
 from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
+from kvbench.analysis.margins import KNEE
 from kvbench.cells.backend_facts import NO_CHOICES
 from kvbench.cells.units import two_digits
 from kvbench.report.charts.plot import AS_ONE, LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, PlotRoof
@@ -52,12 +53,15 @@ MIN_COUNTS: Final = 3
 # More rows of panels than these take longer to draw than to read: the tables have them all.
 MOST_ROWS: Final = 4
 GBPS: Final = PlotAxis("GB/s", "figure", "rate")
+_RING: Final = (
+    f"Ring: the fewest SMs within {KNEE.fraction:.0%} of the most GB/s; none where GB/s still rise at the end"
+)
 RATES: Final = ("gbps", "gbps_q1", "gbps_q3")
 _AXES: Final = {
     "block_bytes": PlotAxis("block size", "bytes", "log2"),
     "sms": PlotAxis("SMs", "count", "log2"),
     "pool_bytes": PlotAxis("pool size", "bytes", "log2"),
-    "run_blocks": PlotAxis("blocks in a contiguous run", "count", "log2"),
+    "run_blocks": PlotAxis("blocks in an extent", "count", "log2"),
 }
 POINT_COLUMNS: Final = (
     "device", "backend", "direction", "stream_state", "blocks", "block_size", "block_bytes", "sms", "gbps", "gbps_low",
@@ -154,7 +158,8 @@ def curve_chart(view: View, stem: str, curves: RateCurves, rows: Mapping[int, st
     """Return the chart of a run's curves, a row of panels for each of `rows`, which ends their titles."""
     shown = [curve for panel in rows for direction in DIRECTIONS for curve in curves.at(panel, direction)]
     points = pd.concat([curve.points for curve in shown])
-    footer = [*includes(points["stream_state"], "GB/s"), curves.pinned.settings(points)]
+    rings = [_RING] if curves.over == "sms" else []
+    footer = [*includes(points["stream_state"], "GB/s"), *rings, curves.pinned.settings(points)]
     text = chart_text(view, title, points, "band: quartiles", footer)
     columns = list(dict.fromkeys((*POINT_COLUMNS, curves.over)))
     plot, found = _curve_plot(curves, rows), _finding(shown, curves.over)
@@ -182,11 +187,22 @@ def _finding(curves: Sequence[RateCurve], over: str) -> str:
         where_slow = f"{curve.backend} {curve.direction}, {bytes_size(cliff.below_bytes)} and below"
         up_to = "up to " if len({curve.panel for curve in curves}) > 1 else ""
         return f"{where_slow}: {cause}{up_to}{height} slower"
-    knees: dict[str, list[int]] = {}
-    for curve in curves if over == "sms" else ():
-        knees.setdefault(curve.backend, []).extend([curve.knee] if curve.knee else [])
-    known = [f"{backend}: {ends(counts, str)} SMs suffice" for backend, counts in knees.items() if counts]
-    return "; ".join(known)
+    return knees_finding(curves) if over == "sms" else ""
+
+
+def knees_finding(curves: Sequence[RateCurve]) -> str:
+    """Return how many SMs each backend needs at most, and in how many of its curves the most measured are too few."""
+    parts = []
+    for backend, group in grouped(curves, lambda curve: curve.backend).items():
+        known = [curve.knee for curve in group if curve.knee]
+        rising = [curve.x[-1] for curve in group if not curve.knee]
+        of_all = f" in {len(known)} of {len(group)} curves" if rising else ""
+        most = f"at most {noun(max(known), 'SM')}{of_all}" if known else ""
+        more = (
+            f"perhaps more than {ends(rising, str)} SMs in {'the others' if known else 'all curves'}" if rising else ""
+        )
+        parts.append(f"{backend} needs {', '.join(filter(None, (most, more)))}")
+    return "; ".join(parts)
 
 
 def _states_finding(curves: Sequence[RateCurve]) -> str:
@@ -430,4 +446,4 @@ def _falls(cells: pd.DataFrame) -> list[Finding]:
 def _path_text(cliffs: Iterable[tuple[RateCurve, Cliff]]) -> str:
     paths = [(curve.path_at(cliff.below_bytes), curve.path_at(cliff.above_bytes)) for curve, cliff in cliffs]
     below, above = (" or ".join(sorted(set(side))) for side in zip(*paths, strict=True))
-    return f"path: {below}" if below == above else f"path: {below} below, {above} above"
+    return f"path: {below}" if below == above else f"path: {above}, of the smaller blocks: {below}"

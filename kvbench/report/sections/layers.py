@@ -22,12 +22,14 @@ from kvbench.results.frame import by_layers
 HIDDEN: Final = 0.95
 TOKENS: Final = 2048
 _KEY: Final = ("blocks", "block_bytes", "pattern", "host_pattern")
+_HIDDEN: Final = (
+    "Hidden: 1 - (step with loads - step alone) / time until the last layer has arrived, with its 95% interval; "
+    "below 0 where the loads delay the step by more than their own time. At once: one swap, for which all layers wait"
+)
 _NOTE: Final = (
     "First, last: from the caller's arrays until the first and the last layer have arrived, without the step. Slowest "
     "gap: the longest time between two layers. Caller: time of the thread that submits, for each layer. Step: alone, "
-    "then with the loads that its layers wait for, from the submission of the loads. Hidden: 1 - (step with loads - "
-    "step alone) / last, with its 95% interval; below 0 where the loads delay the step by more than their own time. At "
-    "once: one swap, for which all layers wait"
+    f"then with the loads that its layers wait for, from the submission of the loads. {_HIDDEN}"
 )
 _POINTS: Final = (
     "run", "device", "neighbour", "backend", "direction", "sequence", "block_size", "pattern", "blocks", "sms",
@@ -147,7 +149,7 @@ def _chart(view: View, unit: str, cells: pd.DataFrame) -> Chart:
     found = "; ".join(
         f"{loads}: {method} hides up to about {share:.0%} of the loads" for loads, method, share in hidden
     )
-    text = chart_text(view, title, cells, drawn, [_NOTE])
+    text = chart_text(view, title, cells, drawn, [_HIDDEN])
     return Chart(f"layers-{view.label}", text, plot, cells[list(_POINTS)], found)
 
 

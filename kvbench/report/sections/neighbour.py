@@ -1,7 +1,7 @@
 """Neighbours: what swaps cost the work that runs beside them, and what that work costs the swaps."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Final
@@ -13,11 +13,11 @@ from kvbench.analysis.curves import pareto_edge
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.backend_facts import method_label
 from kvbench.cells.units import two_digits
-from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import figure, noun
 from kvbench.report.tables import caption, chart_text, footnoted, format_cell, line_of, sms_of, with_methods
-from kvbench.report.view import DIRECTIONS, Row, View, by_direction, rows_of, where
+from kvbench.report.view import DIRECTIONS, Row, View, by_direction, grouped, rows_of, where
 from kvbench.results.cost import Cost, at_rate, costs_of
 from kvbench.results.frame import as_csv, whole
 from kvbench.text import ends
@@ -27,12 +27,15 @@ RATES: Final = (10, 20, 40)
 # Findings do not tell smaller slowdowns apart.
 _LEAST: Final = 0.01
 _WIDE_US_PER_GB: Final = 1000.0
-_INCLUDES: Final = (
+_SLOWDOWN: Final = (
     "Slowdown: mean time of an iteration of the neighbour beside swaps over the mean without, by visits that measured "
-    "both in turn; median, p99 and worst: of the iterations, us without → beside swaps. GB/s: bytes swapped over the "
-    "whole time. Lost: time that the neighbour lost per GB swapped (95% interval), blank if "
-    "the interval is wider than the value. Start: how much later a swap starts because of the neighbour, by swaps of "
-    "one block; End: how much later it completes"
+    "both in turn"
+)
+_RATE: Final = "GB/s: bytes swapped over the whole time"
+_INCLUDES: Final = (
+    f"{_SLOWDOWN}; median, p99 and worst: of the iterations, us without → beside swaps. {_RATE}. Lost: time that the "
+    "neighbour lost per GB swapped (95% interval), blank if the interval is wider than the value. Start: how much "
+    "later a swap starts because of the neighbour, by swaps of one block; End: how much later it completes"
 )
 _EDGE: Final = (
     Strong("Bold"),
@@ -211,18 +214,31 @@ def _longer(slowdown: float) -> str:
 
 
 def _chart(view: View, points: pd.DataFrame) -> Chart:
-    panels, name = [], points["neighbour"].iloc[0]
+    panels, name, keys = [], points["neighbour"].iloc[0], _keys(points["method"])
     for direction, side in by_direction(points).items():
         edge = _edge(side)
-        lines = [_line(str(method), rows_of(cells), edge) for method, cells in side.groupby("method")]
+        lines = [_line(*keys[str(method)], rows_of(cells), edge) for method, cells in side.groupby("method")]
         panels.append(PlotPanel(direction, lines))
+    apart = [method for method, (_, note) in keys.items() if note]
     title = f"Slowdown of {name} against GB/s of the swaps beside it"
     drawn = "medians of visits · band: 95% interval · ring: nothing as fast costs less"
-    text = chart_text(view, title, points, drawn, [_INCLUDES])
+    text = chart_text(view, title, points, drawn, [_SLOWDOWN, _RATE, "; ".join(apart)])
     x = PlotAxis("GB/s of the swaps", "figure", "linear")
-    plot = LinePlot(x, PlotAxis("slowdown", "figure", "linear", zero=False), told_apart([panels]), "95% interval")
+    plot = LinePlot(x, PlotAxis("slowdown", "figure", "linear", zero=False), [panels], "95% interval")
     found = f"{name} takes {', '.join(_least(*side) for side in by_direction(points).items())}"
     return Chart(f"neighbour-{name}-{view.label}", text, plot, points[list(_POINT_COLUMNS)], found)
+
+
+def _keys(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return the key of the legend of each method and what tells it apart at its points: a backend has one key."""
+    keys: dict[str, tuple[str, str]] = {}
+    for backend, alike in grouped(sorted(set(methods)), lambda method: method.partition(", ")[0]).items():
+        settings = [method.partition(", ")[2] for method in alike]
+        last = [setting.rpartition(", ")[2] for setting in settings]
+        notes = last if len(set(last)) == len(last) else settings
+        several = len(alike) > 1
+        keys |= {one: (backend, note) if several else (one, "") for one, note in zip(alike, notes, strict=True)}
+    return keys
 
 
 def _least(direction: str, points: pd.DataFrame) -> str:
@@ -233,14 +249,15 @@ def _least(direction: str, points: pd.DataFrame) -> str:
     return f"about {slowdown:.2f}x as long beside {method} {direction} at {gbps:.0f} GB/s"
 
 
-def _line(label: str, rows: Sequence[Row], edge: set[str]) -> PlotLine:
+def _line(key: str, note: str, rows: Sequence[Row], edge: set[str]) -> PlotLine:
     """Return the line of a method through its SM counts, which stand at the points."""
     ordered = sorted(rows, key=lambda row: (sms_of(row) or 0, row["swaps_beside_gbps"]))
-    notes = [noun(sms, "SM") if (sms := sms_of(row)) else "" for row in ordered]
+    sms = [noun(number, "SM") if (number := sms_of(row)) else "" for row in ordered]
     x = [float(row["swaps_beside_gbps"]) for row in ordered]
     marks = [PlotMark(gbps, gbps, "") for gbps, row in zip(x, ordered, strict=True) if row["cell_id"] in edge]
-    line = line_of(label, x, ordered, [f"neighbour_slowdown{end}" for end in ("", "_low", "_high")], marks)
-    return replace(line, notes=notes)
+    columns = [f"neighbour_slowdown{end}" for end in ("", "_low", "_high")]
+    line = line_of(key, x, ordered, columns, marks)
+    return replace(line, notes=[", ".join(filter(None, (one, note))) for one in sms])
 
 
 def _equal_rates(costs: Mapping[str, Mapping[int, Cost]], cells: pd.DataFrame) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from kvbench.models.presets import ModelChoice, presets
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure
-from kvbench.report.tables import INCLUDES, chart_text, measured_table, sms_of
+from kvbench.report.tables import INCLUDES, chart_text, includes, measured_table, sms_of
 from kvbench.report.view import View, by_direction, rows_of
 from kvbench.results.replays import rate_of, replays_of, trace_of
 from kvbench.sweep.installed import of_engine
@@ -183,7 +183,9 @@ def _chart(view: View, cells: pd.DataFrame, replays: Mapping[str, Sequence[Repla
     every = [(direction, replay) for direction, side in replays.items() for replay in side]
     points = pd.concat([replay.swaps.assign(way=replay.method, direction=direction) for direction, replay in every])
     title = "Latency of swaps against their size"
-    text = chart_text(view, title, cells, drawn, [INCLUDES["idle"]])
+    paced = bool((trace_of(view.run) or {}).get("speed"))
+    footer = ["Latency from the time at which a swap was due" if paced else includes(["idle"], "Latency")[0]]
+    text = chart_text(view, title, cells, drawn, footer)
     fastest = "; ".join(f"{SIDES[name].partition(' ')[0].lower()}: {_fastest(side)}" for name, side in replays.items())
     found = f"Run {view.label}, {_origin(view)}: {fastest}"
     return Chart(f"replay-{view.label}", text, LinePlot(x, y, told_apart([panels]), "quartiles"), points, found)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import pandas as pd
 import pytest
 
 from kvbench.cells.axes import Direction, Order, Reuse, StreamState
@@ -15,6 +16,7 @@ from kvbench.cells.units import KIB
 from kvbench.report.build import report_of
 from kvbench.report.model import Text
 from kvbench.report.numbers import ABSENT, TIMES
+from kvbench.report.sections.cliff import RateCurve, knees_finding
 from kvbench.report.sections.kernels import common_blocks
 from kvbench.report.sections.placement import run_length
 from kvbench.report.view import views_of
@@ -294,6 +296,18 @@ def test_queued_cells_stay_out_of_other_sections(tmp_path: Path) -> None:
     alone = made_report(tmp_path / "alone", visits)
     both = made_report(tmp_path / "both", visits + synthetic.rounds(queued, lambda _: 1.0))
     assert part_of(both, "cliff").tables == part_of(alone, "cliff").tables
+
+
+def test_the_title_of_a_ladder_holds_for_every_curve() -> None:
+    def curve(backend: str, rates: list[float]) -> RateCurve:
+        points = pd.DataFrame({"gbps": rates, "gbps_low": rates})
+        return RateCurve(backend, "h2d", "idle", 4096, [2, 4, 8, 48], points)
+
+    flat, knee_at_4, rising = [50.0] * 4, [25.0, 50.0, 50.0, 50.0], [5.0, 10.0, 20.0, 40.0]
+    assert knees_finding([curve("sm", flat), curve("sm", knee_at_4)]) == "sm needs at most 4 SMs"
+    mixed = knees_finding([curve("triton", flat), curve("triton", rising)])
+    assert mixed == "triton needs at most 2 SMs in 1 of 2 curves, perhaps more than 48 SMs in the others"
+    assert knees_finding([curve("triton", rising)]) == "triton needs perhaps more than 48 SMs in all curves"
 
 
 def test_a_knee_at_the_least_measured_count_is_an_upper_bound(tmp_path: Path) -> None:

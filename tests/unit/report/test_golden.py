@@ -16,7 +16,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.presets import ModelChoice
 from kvbench.report.build import COMPARISON, SECTIONS, report_of
-from kvbench.report.charts.palette import STROKES, ink_of, is_hollow, spokes_of
+from kvbench.report.charts.palette import STROKES, ink_of
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.document import render_markdown, snippet
 from kvbench.report.model import Report
@@ -156,16 +156,8 @@ def test_no_two_keys_of_a_legend_look_alike(report: Report) -> None:
         "neighbour",
     }
     for plot in plots.values():
-        drawn = {
-            line.label: (ink_of(line.backend), line.variant % STROKES, is_hollow(line.variant)) for line in plot.lines
-        }
+        drawn = {line.label: (ink_of(line.backend), line.variant % STROKES) for line in plot.lines}
         assert len(set(drawn.values())) == len(drawn)
-        lone = {
-            line.label: (ink_of(line.backend), is_hollow(line.variant), spokes_of(line.variant))
-            for line in plot.lines
-            if len(line.x) == 1
-        }
-        assert len(set(lone.values())) == len(lone)
 
 
 def test_the_markdown_is_that_of_the_golden_file(report: Report) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
 from kvbench.report.build import report_files, report_of
 from kvbench.report.model import Report
 from kvbench.results import Beside, Record, Run, Visit
@@ -205,8 +206,9 @@ def test_methods_that_differ_in_another_axis_have_separate_lines(tmp_path: Path)
     shaped = replace(SM, sms=2, kernel="bulk-8x6x4KiB")
     report = made_report(tmp_path, [*ladder(), *synthetic.beside(shaped, 1.05, 19.0)])
     plot = chart_of(report, "neighbour-gemm-run").plot
-    labels = lines_of([line.label for line in plot.lines])  # type: ignore[union-attr]
-    assert labels == ["sm", "sm, kernel bulk-8x6x4KiB"]
+    lines = plot.lines  # type: ignore[union-attr]
+    assert {line.label for line in lines} == {"sm"}  # one key of the legend, one mark
+    assert [[*line.notes] for line in lines] == [["1 SM", "2 SMs", "4 SMs"], ["2 SMs, kernel bulk-8x6x4KiB"]]
 
 
 def test_only_axes_that_vary_beside_a_neighbour_are_named(tmp_path: Path) -> None:
@@ -215,8 +217,32 @@ def test_only_axes_that_vary_beside_a_neighbour_are_named(tmp_path: Path) -> Non
     made = [visit for gbps, cell in enumerate(cells, start=40) for visit in synthetic.beside(cell, 1.2, gbps)]
     report = made_report(tmp_path, made)
     charts = (chart_of(report, f"neighbour-{name}-run").plot for name in ("gemm", "decode"))
-    labels = [{line.label for line in plot.lines} for plot in charts]  # type: ignore[union-attr]
-    assert labels == [{"sm, blocks 4096", "sm, blocks 8192"}, {"sm"}]
+    notes = [{note for line in plot.lines for note in line.notes} for plot in charts]  # type: ignore[union-attr]
+    assert notes == [{"2 SMs, 4096 blocks", "2 SMs, 8192 blocks"}, {"2 SMs", "4 SMs"}]
+
+
+def test_a_chart_names_swaps_in_words_and_explains_only_what_it_shows(tmp_path: Path) -> None:
+    pages = replace(
+        SM, blocks=20_480, block_bytes=4096, sms=4, pattern=Pattern.parse("tensors-160"),
+        host_pattern=Pattern.parse("page-first-160"),
+    )  # fmt: skip
+    cells = [
+        replace(SM, sms=2),
+        replace(SM, sms=2, pattern=Pattern.parse("runs-32")),
+        pages,
+        replace(pages, backend="staged"),
+    ]
+    made = [visit for gbps, cell in enumerate(cells, start=40) for visit in synthetic.beside(cell, 1.2, gbps)]
+    chart = chart_of(made_report(tmp_path, made), "neighbour-gemm-run")
+    lines = {line.label: line for line in chart.plot.lines}  # type: ignore[union-attr]
+    assert {label.replace("\N{NO-BREAK SPACE}", " ") for label in lines} == {
+        "sm", "staged, 20 480 \N{MULTIPLICATION SIGN} 4 KiB, 160 tensors, page first",
+    }  # fmt: skip
+    notes = {note for line in chart.plot.lines for note in line.notes}  # type: ignore[union-attr]
+    assert notes >= {"2 SMs, shuffled", "2 SMs, extents of 32", "4 SMs, page first"}
+    footer = " ".join(chart.head.footer)
+    assert not re.search(r"Lost|Start|End|p99", footer)
+    assert "160 tensors, page first" in footer
 
 
 def test_a_cell_whose_neighbour_died_is_listed_with_the_reason(tmp_path: Path) -> None:

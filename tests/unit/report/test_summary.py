@@ -33,7 +33,7 @@ def test_the_highlight_of_a_cliff_has_sizes_height_paths_and_the_other_state(tmp
         "batched h2d on an idle stream: 28 KiB blocks reach 5.4x the speed of 24 KiB blocks, of which the size "
         "explains 17% (N = 256 to 10 000);"
     )
-    assert "path: CPU inline below, copy engine above" in highlight
+    assert "path: copy engine, of the smaller blocks: CPU inline" in highlight
     assert highlight.endswith("; no cliff on a busy stream.")
 
 
