@@ -120,8 +120,8 @@ class _Candidate(_Plain):
 class _Alternative(_Plain):
     choice: str
     ratio: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 class _Chosen(_Plain):

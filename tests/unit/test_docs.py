@@ -190,10 +190,15 @@ def test_the_shipped_rules_and_those_of_the_page_hold_on_the_committed_runs(tmp_
     assert wanted.config is not None
     runs = sorted((ROOT / "reports").glob(f"*/runs/{wanted.config}"))
     assert runs
+    holding = set()
     for path in runs:
         report = check_rules(load_run(path), wanted)
-        assert report.verdict is GateVerdict.PASS, report.rows[0]
+        # A run of a card can lack the largest swaps, but some run has the cells of each rule.
+        measured = {row.name: row.verdict for row in report.rows if row.cells}
+        assert set(measured.values()) == {GateVerdict.PASS}, report.rows[0]
         assert not report.warnings
+        holding |= measured.keys()
+    assert len(holding) == len(wanted.rules)
 
 
 @pytest.mark.parametrize("arguments", kvbench_commands(), ids=shlex.join)
