@@ -27,23 +27,22 @@ def show(runs: _Runs, as_json: _Json = False) -> None:
     # pandas takes a second to import; --help must not wait for it
     from kvbench.cli.tables import print_lines
     from kvbench.report.model import plain
-    from kvbench.report.preamble import first_warnings, host_note, left_out
-    from kvbench.report.view import views_of
+    from kvbench.report.preamble import first_warnings, host_note
+    from kvbench.report.view import grouped, views_of
     from kvbench.results import load_run
     from kvbench.results.rundir import runs_in
     from kvbench.text import WIDEST, fitting, short, terminal_rows
     from kvbench.tune.text import ROWS
 
     views = views_of([load_run(folder) for path in runs for folder in runs_in(path)])
-    note, warnings = plain(host_note(views)), [*map(plain, first_warnings(views, 0))]
+    machines = list(grouped(views, lambda view: view.machine).values())
+    if machines[1:]:
+        _show_machines(machines, as_json=as_json)
+        return
     if as_json:
-        around = {"host_note": note, "warnings": warnings, "without": left_out(views)}
-        typer.echo(json.dumps(around | _as_plain(views), indent=2))
+        typer.echo(json.dumps(_as_plain(views), indent=2))
         return
-    if len({view.machine for view in views}) > 1:
-        _print_machines(views)
-        return
-    notes = [note] * bool(note)
+    notes, warnings = [*filter(None, [plain(host_note(views))])], [*map(plain, first_warnings(views, 0))]
     rows = ROWS - terminal_rows(notes)
     least = min(_WARNING_ROWS, len(warnings))
     lines = _answer(views, rows - least)
@@ -53,27 +52,37 @@ def show(runs: _Runs, as_json: _Json = False) -> None:
     print_lines([*notes, *lines, *warnings])
 
 
-def _print_machines(views: Sequence["View"]) -> None:
+def _show_machines(machines: Sequence[Sequence["View"]], *, as_json: bool) -> None:
     """Print a column for each of several machines, and what only one of them has."""
-    from kvbench.cli.tables import print_lines, print_rows
+    from kvbench.cli.tables import print_lines, print_wrapped
     from kvbench.report.model import plain
     from kvbench.report.sections.machines import machines_table  # the sections take as long to import as pandas
 
-    if table := machines_table(views):
-        print_rows([[*map(plain, row)] for row in table.rows], [*map(plain, table.header)])
-        print_lines(map(plain, [*table.notes, table.caption]))
+    table = machines_table([view for runs in machines for view in runs])
+    assert table is not None
+    header, *rows = ([*map(plain, row)] for row in (table.header, *table.rows))
+    notes = [plain(note) for note in (*table.notes, table.caption) if note]
+    if as_json:
+        texts = {name: dict(zip(header[1:], row, strict=True)) for name, *row in rows}
+        answers = {runs[0].card: _as_plain(runs) for runs in machines}
+        typer.echo(json.dumps({"side_by_side": texts, "notes": notes, "machines": answers}, indent=2))
+        return
+    print_wrapped([header, *rows])
+    print_lines(notes)
 
 
 def _as_plain(views: Sequence["View"]) -> dict[str, Any]:
-    """Return the answer of runs as `kvbench tune --json` does, or what their sections found."""
-    from kvbench.report.preamble import answered
+    """Return the answer of runs as `kvbench tune --json` does, or what their sections found, and what is around it."""
+    from kvbench.report.model import plain
+    from kvbench.report.preamble import first_warnings, host_note
     from kvbench.tune.text import rule_for_all, to_plain
 
-    runs = [view.run for view in answered(views)]
+    runs = [view.run for view in views]
+    around = {"host_note": plain(host_note(views)), "warnings": [*map(plain, first_warnings(views, 0))]}
     try:
-        return to_plain(rule_for_all(runs), runs)
+        return {**around, **to_plain(rule_for_all(runs), runs)}
     except UsageError:
-        return {"findings": _answer(views)}
+        return {**around, "findings": _answer(views)}
 
 
 def _answer(views: Sequence["View"], rows: int = 60) -> list[str]:

@@ -15,7 +15,7 @@ from kvbench.files import or_usage_error, write_whole
 from kvbench.report import preamble
 from kvbench.report.document import PAGE_FILE, render_markdown
 from kvbench.report.html import html_page
-from kvbench.report.model import Chapter, Code, Part, PartOrReason, Report, Section, Text, plain
+from kvbench.report.model import Chapter, Code, Part, PartOrReason, Report, Section, Text, plain, spans
 from kvbench.report.sections import (
     auto,
     cliff,
@@ -124,6 +124,8 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progres
 
 
 def _headline(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
+    if views[0].card:
+        return machines.headline(chapters[0].part.tables[0])
     try:
         return preamble.answer(views)
     except UsageError as none:
@@ -134,12 +136,12 @@ def _headline(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
 def _sections_of(views: Sequence[View]) -> Sequence[Section]:
     """Return the sections of a report on these runs.
 
-    The comparison comes first where it has all runs and machine, driver or build differ, otherwise last.
+    After the machines, the comparison comes first where it has all runs and driver or build differ, otherwise last.
     """
     pairs = [(view, base) for view in views if (base := view.base)]
     apart = any(view.run.info.identity_hash != base.run.info.identity_hash for view, base in pairs)
     has_all = len({view.run.path for pair in pairs for view in pair}) == len(views)
-    return (COMPARISON, *SECTIONS) if apart and has_all else (*SECTIONS, COMPARISON)
+    return (SECTIONS[0], COMPARISON, *SECTIONS[1:]) if apart and has_all else (*SECTIONS, COMPARISON)
 
 
 def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, dict[str, None]]:
@@ -163,9 +165,12 @@ def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, d
         return None, dict.fromkeys(reasons[number] for number in sorted(reasons) if reasons[number])
     others = sorted((view for view, _ in filled[1:]), key=lambda view: len(view.earlier))
     shown, make_part = filled[0]
-    return Chapter(
-        section, shown, _shortened(make_part()), others if section.of_all or len(views) <= _MOST_NAMED else None
-    ), {}
+    part = _shortened(make_part())
+    if shown.card:
+        part = replace(
+            part, findings=[replace(one, text=(f"{shown.card}: ", *spans(one.text))) for one in part.findings]
+        )
+    return Chapter(section, shown, part, others if section.of_all or len(views) <= _MOST_NAMED else None), {}
 
 
 REPORT_FILE: Final = "report.md"

@@ -24,7 +24,7 @@ from kvbench.report.view import (
 )
 from kvbench.results import COLUMNS, Note, Visit
 from kvbench.results.columns import NO_FIGURE
-from kvbench.text import short, terminal_rows
+from kvbench.text import short
 from kvbench.tune.text import summary
 
 TITLE: Final = "KV-block swaps between host and GPU"
@@ -47,29 +47,16 @@ def host_note(views: Sequence[View]) -> Text:
     return (Strong(HOST_COPIES), which) if on_host else ""
 
 
-def answered(views: Sequence[View]) -> list[View]:
-    """Return the runs that the answer is of: of the machine of the first."""
-    return [view for view in views if view.machine == views[0].machine]
-
-
-def left_out(views: Sequence[View]) -> list[str]:
-    """Return the labels of the other runs."""
-    labels = {view.label for view in answered(views)}
-    return [view.label for view in views if view.label not in labels]
-
-
 def answer(views: Sequence[View], rows: int = _ROWS) -> list[Text]:
-    """Return the answer of a report; `kvbench show` has room for fewer `rows` of a terminal.
+    """Return the answer of runs of one machine; `kvbench show` has room for fewer `rows` of a terminal.
 
     Raises UsageError where there is nothing to choose from.
     """
-    runs = [view.run for view in answered(views)]
+    runs = [view.run for view in views]
     if not any(isinstance(record, Visit) for run in runs for record in run.records):
         return []
-    others = ", ".join(left_out(views))
-    without = [f"Without {others}: another machine"] if others else []
-    origin, *lines = summary(runs, rows - terminal_rows(without))
-    parts = (line.partition(": ") for line in [*without, *lines])
+    origin, *lines = summary(runs, rows)
+    parts = (line.partition(": ") for line in lines)
     return [origin, *((Strong(head), colon, rest) if rest else head for head, colon, rest in parts)]
 
 

@@ -200,13 +200,14 @@ class View:
     """A run, the label, unique in the report, that its files and paragraphs go by, and the runs before it.
 
     `auto_shown` says whether the report shows its cells of auto: not where a later run of the machine used another
-    policy.
+    policy. `card` names its machine where the runs are of several.
     """
 
     run: Run
     label: str
     earlier: "Sequence[View]" = ()
     auto_shown: bool = True
+    card: str = ""
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -246,9 +247,10 @@ class View:
 
     @cached_property
     def base(self) -> "View | None":
-        """The earlier run that shares most measured cells with this one, None where none shares any."""
-        shared = [len(self.measured_ids & base.measured_ids) for base in self.earlier]
-        return self.earlier[shared.index(max(shared))] if any(shared) else None
+        """The earlier run of such a card that shares most measured cells with this one, None where none shares any."""
+        of_card = [base for base in self.earlier if base.title == self.title]
+        shared = [len(self.measured_ids & base.measured_ids) for base in of_card]
+        return of_card[shared.index(max(shared))] if any(shared) else None
 
     @cached_property
     def pinned(self) -> Pinned:
@@ -332,15 +334,20 @@ class View:
 
 
 def views_of(runs: Sequence[Run]) -> list[View]:
-    """Return the runs with labels made from their folders' names."""
+    """Return the runs with labels from the names of their folders and, where there are several machines, of these."""
     views: list[View] = []
     policies = _last_policies(runs)
+    machines = {View(run, "").machine for run in runs}
+    drivers = Counter(title for title, _ in machines)
     for run in runs:
-        name = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(run.path).absolute().name).strip("-") or "run"
+        title, driver = View(run, "").machine
+        short_title = title.removeprefix("NVIDIA ")
+        card = f"{short_title}, {driver}" if drivers[title] > 1 else short_title if len(machines) > 1 else ""
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{card} {Path(run.path).absolute().name}").strip("-") or "run"
         taken = {view.label for view in views}
         label = next(label for number in count(1) if (label := f"{name}-{number}" if number > 1 else name) not in taken)
-        outdated = _uses_auto(run) and policies[View(run, label).machine] != run.info.spec.get("policy")
-        views.append(View(run, label, tuple(views), auto_shown=not outdated))
+        outdated = _uses_auto(run) and policies[title, driver] != run.info.spec.get("policy")
+        views.append(View(run, label, tuple(views), auto_shown=not outdated, card=card))
     return views
 
 

@@ -17,7 +17,7 @@ from kvbench.tune.text import ROWS
 from tests import synthetic
 from tests.command import BRIEF, output, swept, tiny
 from tests.docs.blocks import ROOT
-from tests.docs.schemas import ShownAnswer, ShownFindings
+from tests.docs.schemas import ShownAnswer, ShownFindings, ShownMachines
 from tests.markdown import tokens
 
 
@@ -101,13 +101,28 @@ def test_a_snippet_names_every_omitted_run(run: Path, tmp_path: Path) -> None:
         assert isinstance(error, UsageError)
 
 
-def test_machines_stand_side_by_side(run: Path, tmp_path: Path) -> None:
+def test_machines_stand_side_by_side_in_80_columns(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = synthetic.rounds(synthetic.cliff_cells((256,))[:8], lambda _: 20.0)
-    other = synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *records], synthetic.info("Another card"))
+    card = "Another card of many words, more than fit"
+    other = synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *records], synthetic.info(card))
+    monkeypatch.setenv("COLUMNS", "80")
     for runs in ((run, other), (other, run)):
         header, *rows = output("show", *runs).splitlines()
-        assert {"Synthetic H200", "Another card"} == set(filter(None, map(str.strip, header.split("  "))))
-        assert any(line.startswith("Ceiling h2d / d2h, GB/s") for line in rows)
+        assert max(map(len, rows)) <= 80
+        assert "Synthetic H200" in header
+        assert "Another card" in header
+        (ceiling,) = (line for line in rows if line.startswith("Ceiling h2d / d2h, GB/s"))
+        assert ceiling.count("55.") == 4
+
+
+def test_machines_as_json_have_the_table_and_the_answer_of_each(run: Path, tmp_path: Path) -> None:
+    few = [*synthetic.ceilings(), *synthetic.visits(synthetic.cliff_cells((256,))[:1])]
+    other = synthetic.write_run(tmp_path / "few", few, synthetic.info("Another card"))
+    page = msgspec.json.decode(output("show", run, other, "--json"), type=ShownMachines)
+    assert [*page.machines] == ["Synthetic H200", "Another card"]
+    assert all([*texts] == [*page.machines] for texts in page.side_by_side.values())
+    assert page.machines["Synthetic H200"] == json.loads(output("show", run, "--json"))
+    msgspec.convert(page.machines["Another card"], type=ShownFindings)
 
 
 def test_a_folder_of_several_devices_is_shown(run: Path, tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ class _Plain(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class _Around(_Plain):
     host_note: str
     warnings: list[str]
-    without: list[str]
 
 
 class ShownFindings(_Around):
@@ -167,11 +166,22 @@ class ShownAnswer(_Around):
     models: Annotated[list[str], msgspec.Meta(max_length=0)]
 
 
+class ShownMachines(_Plain):
+    """What `kvbench show --json` prints about runs of several machines.
+
+    `side_by_side` has the texts by row and machine; `machines` has for each what `show` prints about its runs alone.
+    """
+
+    side_by_side: dict[str, dict[str, str]]
+    notes: list[str]
+    machines: dict[str, dict[str, Any]]
+
+
 # File -> the types of what it describes, one of which fits.
 TYPES: Final[Mapping[str, tuple[Any, ...]]] = {
     "gate.json": (GateData,),
     "run.json": (RunInfo,),
-    "show.json": (ShownAnswer, ShownFindings),
+    "show.json": (ShownAnswer, ShownFindings, ShownMachines),
     "token-lines.json": (list[TokenLine],),
 }
 

@@ -1,24 +1,53 @@
 """Machines side by side: a column for each card and driver, with the cells that all of them have."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from statistics import median
+from typing import Final, NamedTuple
 
-from kvbench.cells.backend_facts import BATCHED, NO_CHOICES, is_marked, marked, method_label, plug_ins_of
+from kvbench.analysis.margins import TIED
+from kvbench.cells.backend_facts import BATCHED, NO_CHOICES, is_marked, marked, plug_ins_of
+from kvbench.cells.blocks import TRACE
+from kvbench.cells.cell import AXES
+from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
-from kvbench.report.model import DataTable, Part, PartOrReason, Text
+from kvbench.report.model import DataTable, Part, PartOrReason, Strong, Text, plain
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure
 from kvbench.report.sections.cliff import MIN_SIZES, RateCurves, cliff_curves
-from kvbench.report.tables import INCLUDES, sms_of
-from kvbench.report.view import DIRECTIONS, Row, View, ceiling_of, grouped, rows_of, where
+from kvbench.report.tables import INCLUDES
+from kvbench.report.view import DIRECTIONS, View, grouped, texts_of
+from kvbench.tune.answer import Answer, answers_of
 from kvbench.tune.text import link_text, rule_for_all
 
 Shape = tuple[str, int, int]  # direction, N, block bytes
-Cells = Mapping[Shape, Sequence[Row]]
-
 # Of the swaps that all machines have: a small one in us, and a large one in GB/s.
 WANTED: Final = ((64, 4 * KIB), (10_000, 4 * KIB))
 MANY: Final = 1024
+_TITLE: Final = "Machines side by side"
+_CEILING: Final = "Ceiling h2d / d2h, GB/s"
+_CLIFF: Final = "Cliff of batched h2d copies"
+_BEST: Final = ": best"
+_CHOSEN: Final = f"Best: of the methods within {TIED.fraction:.0%} of the fastest, the one with the fewest SMs"
+_NONE_IN_COMMON: Final = (
+    f"No swap in common: on an idle stream, these machines measured {BATCHED} copies at no same direction, number and "
+    "size of blocks"
+)
+# What cells are of that use an axis, if they do not replay a trace.
+_USES: Final = {
+    "sequence": "layers of a step",
+    "neighbour": "work beside swaps",
+    "pause": "an engine's call",
+    "queued": "queued swaps",
+    "devices": "several devices at once",
+}
+
+
+class Swap(NamedTuple):
+    """What a machine reaches for swaps of a shape: the best, batched copies, and the code of other packages by name."""
+
+    answer: Answer
+    batched: Choice
+    foreign: Mapping[str, tuple[Answer, Choice]]
 
 
 def make(view: View) -> PartOrReason:
@@ -31,27 +60,43 @@ def machines_table(views: Sequence[View]) -> DataTable | None:
     machines = list(grouped(views, lambda view: view.machine).values())
     if len(machines) < 2:
         return None
-    cells = [_idle_cells(runs) for runs in machines]
-    heads = [_head(runs[0], machines) for runs in machines]
-    rows: list[tuple[Text, ...]] = [(name, *map(text, machines)) for name, text in _FACTS.items()]
-    common = set[Shape].intersection(*(set(one) for one in cells))
-    for shape in _shown(common):
-        rows += _swap_rows(shape, cells)
+    swaps = [_swaps(runs) for runs in machines]
+    rows: list[tuple[str, ...]] = [(name, *map(text, machines)) for name, text in _FACTS.items()]
+    shown = _shown(set[Shape].intersection(*(set(one) for one in swaps)))
+    for shape in shown:
+        rows += _swap_rows(shape, [one[shape] for one in swaps], [_ceiling(runs, shape[0]) for runs in machines])
     rows += [(f"Recommended, {way}, idle", *(_rule(runs, way) for runs in machines)) for way in DIRECTIONS]
-    return DataTable(
-        "Machines side by side", ("", *heads), rows, _alone(heads, cells), f"{INCLUDES['idle']}. Medians", left=1
-    )
+    rows = [row for row in rows if {*row[1:]} != {ABSENT}]
+    shipped = {name for one in swaps for shape in shown for name in one[shape].foreign if not is_marked(name)}
+    notes = [_CHOSEN] if shown else [_NONE_IN_COMMON]
+    notes += [f"The code of their own packages: {', '.join(sorted(shipped))}"] if shipped else []
+    caption = f"{INCLUDES['idle']}. Medians" if shown else ""
+    header = ("", *(runs[0].card for runs in machines))
+    return DataTable(_TITLE, header, rows, notes + _alone(machines), caption, left=1)
 
 
-def _head(view: View, machines: Sequence[Sequence[View]]) -> str:
-    card = view.title.removeprefix("NVIDIA ")
-    several = sum(runs[0].title == view.title for runs in machines) > 1
-    return f"{card}, {view.driver}" if several else card
+def headline(table: DataTable) -> list[Text]:
+    """Return the few rows of a table of machines that a reader needs first."""
+    best = [row for row in table.rows if plain(row[0]).endswith((f"us{_BEST}", f"GB/s{_BEST}"))]
+    last = {plain(row[0])[:3]: row for row in best}
+    kept = [row for row in table.rows if plain(row[0]) in (_CEILING, _CLIFF)] + [*last.values()]
+    lines: list[Text] = [(Strong("Machines"), f": {' | '.join(map(plain, table.header[1:]))}")]
+    return lines + [(Strong(plain(name)), f": {' | '.join(map(plain, values))}") for name, *values in kept]
+
+
+def _dates(runs: Sequence[View]) -> str:
+    first, last = (end(view.date for view in runs) for end in (min, max))
+    return first if first == last else f"{first} to {last.removeprefix(first[:5])}"
+
+
+def _ceiling(runs: Sequence[View], direction: str) -> float | None:
+    rates = [rate for view in runs for rate in view.run.ceilings().get(direction, ())]
+    return median(rates) if rates else None
 
 
 def _ceilings(runs: Sequence[View]) -> str:
-    rates = [[ceiling_of(where(view.frame, direction=way)) for view in runs] for way in DIRECTIONS]
-    return " / ".join(figure(max(known)) if (known := [one for one in side if one]) else ABSENT for side in rates)
+    rates = (_ceiling(runs, way) for way in DIRECTIONS)
+    return " / ".join(ABSENT if rate is None else figure(rate) for rate in rates)
 
 
 def _cliff(runs: Sequence[View]) -> str:
@@ -67,43 +112,44 @@ def _cliff(runs: Sequence[View]) -> str:
     if not cliffs:
         return "none" if same else ABSENT
     at = min(cliffs, key=lambda cliff: cliff.above_bytes / cliff.below_bytes)
-    return f"between {bytes_size(at.below_bytes)} and {bytes_size(at.above_bytes)}"
+    return f"{bytes_size(at.below_bytes)} to {bytes_size(at.above_bytes)}"
 
 
 _FACTS: Final[Mapping[str, Callable[[Sequence[View]], str]]] = {
     "Link": lambda runs: link_text(runs[0].run) or ABSENT,
     "Driver": lambda runs: runs[0].driver.removeprefix("driver "),
-    "Date": lambda runs: " to ".join(dict.fromkeys((min(view.date for view in runs), max(view.date for view in runs)))),
-    "Ceiling h2d / d2h, GB/s": _ceilings,
-    "Cliff of batched h2d copies": _cliff,
+    "Date": _dates,
+    _CEILING: _ceilings,
+    _CLIFF: _cliff,
 }
 
 
-def _idle_cells(runs: Sequence[View]) -> Cells:
-    """Return the cells of a machine on an idle stream by their shape, where batched copies are among them.
+def _swaps(runs: Sequence[View]) -> dict[Shape, Swap]:
+    """Return what a machine reaches on an idle stream by shape, where batched copies are among it.
 
-    Those of a shape are of one run, the one with the most cells of kvbench's own; only other packages' code may come
-    from others.
+    The figures of a shape are of one run, the one with the most cells of kvbench's own; only other packages' code may
+    come from others.
     """
     known = [facts for view in runs for facts in view.run.info.backends]
-    others = {facts.name for facts in known if not _is_ours(facts.package)} | {*map(marked, plug_ins_of(known))}
-    shapes: dict[Shape, list[list[Row]]] = {}
-    for view in sorted(runs, key=lambda view: int((~view.every["backend"].isin(others)).sum()), reverse=True):
-        rows = rows_of(where(view.pinned.cells, status="ok", stream_state="idle"))
-        rows = [row | {"foreign": row["backend"] in others} for row in rows]
-        for shape, same in grouped(rows, lambda row: (row["direction"], row["blocks"], row["block_bytes"])).items():
-            shapes.setdefault(shape, []).append(same)
-    chosen: dict[Shape, list[Row]] = {}
-    for shape, of_runs in shapes.items():
-        fullest = next((rows for rows in of_runs if any(row["backend"] == BATCHED for row in rows)), None)
-        if fullest:
-            foreign = [row for rows in of_runs for row in rows if row["foreign"]]
-            chosen[shape] = [row for row in fullest if not row["foreign"]] + foreign
-    return chosen
-
-
-def _is_ours(package: str) -> bool:
-    return package.partition("==")[0] in ("", "kvbench")
+    others = {facts.name for facts in known if facts.package.partition("==")[0] not in ("", "kvbench")}
+    others |= plug_ins_of(known).keys()
+    swaps: dict[Shape, Swap] = {}
+    foreign: dict[Shape, dict[str, tuple[Answer, Choice]]] = {}
+    for view in sorted(runs, key=lambda view: int((~view.run.frame()["backend"].isin(others)).sum()), reverse=True):
+        try:
+            answers = answers_of([view.run], lambda choice: choice.backend not in others, state="idle")
+        except UsageError:
+            continue
+        for answer in answers:
+            shape = (answer.direction.value, answer.blocks, answer.block_bytes)
+            of_others = foreign.setdefault(shape, {})
+            # as its package ships it, where that was measured
+            for choice in sorted(answer.measured, key=lambda choice: len(choice.axes)):
+                if choice.backend in others:
+                    of_others.setdefault(marked(choice.backend) if choice.plug_in else choice.backend, (answer, choice))
+                elif choice.backend == BATCHED and shape not in swaps:
+                    swaps[shape] = Swap(answer, choice, of_others)
+    return swaps
 
 
 def _shown(common: set[Shape]) -> list[Shape]:
@@ -115,35 +161,23 @@ def _shown(common: set[Shape]) -> list[Shape]:
     return [shape for side in sides if side for shape in dict.fromkeys((side[0], side[-1]))]
 
 
-def _swap_rows(shape: Shape, cells: Sequence[Cells]) -> list[tuple[Text, ...]]:
+def _swap_rows(shape: Shape, swaps: Sequence[Swap], ceilings: Sequence[float | None]) -> list[tuple[str, ...]]:
     direction, blocks, block_bytes = shape
-    in_us = blocks < MANY
-    head = f"{direction}, {count(blocks)} {TIMES} {bytes_size(block_bytes)}, {'us' if in_us else 'GB/s'}"
+    swap, in_us = f"{direction} {count(blocks)} {TIMES} {bytes_size(block_bytes)}", blocks < MANY
+    head = f"{swap}, {'us' if in_us else 'GB/s'}"
 
-    def shown(row: Row | None) -> str:
-        return ABSENT if row is None else figure(row["swap_us_median"] if in_us else row["gbps"])
+    def shown(answer: Answer, choice: Choice) -> str:
+        return figure(answer.time_of(choice) if in_us else answer.gbps_of(choice))
 
-    def best(one: Cells) -> Row:
-        own = [row for row in one[shape] if row["backend"] not in NO_CHOICES and not row["foreign"]]
-        return min(own, key=lambda row: float(row["swap_us_median"]))
-
-    def named(row: Row) -> str:
-        share = "" if in_us else f", {row['ceiling_share']:.0%} of the ceiling"
-        return f"{shown(row)}: {method_label(row['backend'], sms_of(row))}{share}"
-
-    foreign = sorted({row["backend"] for one in cells for row in one[shape] if row["foreign"]})
-    shipped = {name: name if is_marked(name) else f"{name} (its package's code)" for name in foreign}
-    names = {BATCHED: "batched", **shipped}
-    rows: list[tuple[Text, ...]] = [
-        (f"{head}: {text}", *(shown(_of(one[shape], name)) for one in cells)) for name, text in names.items()
-    ]
-    return [*rows, (f"{head}: best", *(named(best(one)) for one in cells))]
-
-
-def _of(rows: Sequence[Row], backend: str) -> Row | None:
-    """Return the cell of a backend, as its package ships it where others were measured too."""
-    same = [row for row in rows if row["backend"] == backend]
-    return min(same, key=lambda row: sms_of(row) is not None, default=None)
+    rows = [(f"{head}: {BATCHED}", *(shown(one.answer, one.batched) for one in swaps))]
+    for name in sorted({name for one in swaps for name in one.foreign}):
+        known = (one.foreign.get(name) for one in swaps)
+        rows += [(f"{head}: {name}", *(shown(*pair) if pair else ABSENT for pair in known))]
+    best = [one.answer for one in swaps]
+    rows.append((f"{head}{_BEST}", *(f"{shown(one, one.choice)}: {one.choice.label}" for one in best)))
+    pairs = zip(best, ceilings, strict=True)
+    shares = (f"{answer.gbps / ceiling:.0%}" if ceiling else ABSENT for answer, ceiling in pairs)
+    return rows if in_us else [*rows, (f"{swap}, of ceiling{_BEST}", *shares)]
 
 
 def _rule(runs: Sequence[View], direction: str) -> str:
@@ -158,12 +192,20 @@ def _rule(runs: Sequence[View], direction: str) -> str:
     return ABSENT
 
 
-def _alone(heads: Sequence[str], cells: Sequence[Cells]) -> list[Text]:
-    """Return what was measured on some of the machines only."""
-    backends = [{row["backend"] for rows in one.values() for row in rows} for one in cells]
-    every = set[str].intersection(*backends)
-    return [
-        f"Only {head} has {', '.join(sorted(own - every))}"
-        for head, own in zip(heads, backends, strict=True)
-        if own - every
-    ]
+def _alone(machines: Sequence[Sequence[View]]) -> list[Text]:
+    """Return what was measured on one of the machines only."""
+    measured = [set[str]().union(*map(_subjects, runs)) for runs in machines]
+    lines: list[Text] = []
+    for runs, own in zip(machines, measured, strict=True):
+        others = set[str]().union(*(other for other in measured if other is not own))
+        lines += [f"Only {runs[0].card} has {', '.join(sorted(own - others))}"] if own - others else []
+    return lines
+
+
+def _subjects(view: View) -> set[str]:
+    """Return the backends that a run measured, and what else its cells are of."""
+    subjects = set(view.measured["backend"]) - NO_CHOICES
+    for axis, name in _USES.items():
+        used = set(texts_of(view.measured[axis])) - {None, AXES[axis].show(AXES[axis].unused)}
+        subjects |= {"replays of a trace" if value == TRACE else name for value in used}
+    return subjects

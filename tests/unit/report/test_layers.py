@@ -98,10 +98,10 @@ def test_runs_of_one_machine_stand_side_by_side(tmp_path: Path) -> None:
     engine = made_run(tmp_path, visits(cell(2048, "vllm_batch"), [0.9] * 6), info(), "engine")
     elsewhere = made_run(tmp_path, visits(cell(2048), [1.0] * 6), synthetic.info("Another card"), "elsewhere")
     report = report_of([elsewhere, first, engine])
-    (panel,) = chart_of(report, "layers-first").plot.panels  # type: ignore[union-attr]
+    (panel,) = chart_of(report, "layers-Synthetic-H200-first").plot.panels  # type: ignore[union-attr]
     assert [line.label for line in panel.lines] == ["sm (4 SMs)", "vllm_batch"]
     titles = [said(table.title) for table in part_of(report, "layers").tables]
-    assert titles == [f"first: {TITLE}", f"engine: {TITLE}"]
+    assert titles == [f"Synthetic-H200-first: {TITLE}", f"Synthetic-H200-engine: {TITLE}"]
     (highlight,) = highlights_of(report, "layers")
     assert "vllm_batch hides most, 90%" in highlight.replace("\N{NO-BREAK SPACE}", " ")
 

@@ -285,7 +285,7 @@ def test_json_has_all_that_the_answer_is_made_of(tmp_path: Path) -> None:
     run = run_of(tmp_path, close, cells() + [cell for cell in lengths if cell.sms in (None, 2)])
     tuned, from_show = (json.loads(output(command, run.path, "--json")) for command in ("tune", "show"))
     assert {name: from_show.get(name, []) for name in tuned} == tuned
-    assert (from_show["host_note"], from_show["warnings"], from_show["without"]) == ("", [], [])
+    assert (from_show["host_note"], from_show["warnings"]) == ("", [])
     assert tuned["workload"]["words"] in summary([run])[1]
     assert tuned["ceiling_gbps"]["h2d"] == pytest.approx(55.5, rel=0.01)
     small, large = tuned["shapes"]
