@@ -170,7 +170,10 @@ def probe_table(folders: Iterable[Path]) -> str:
     probed = {card: _probed(card) for card in folders if (card / JSON_FILE).is_file()}
     if not probed:
         return "No card has probes."
-    titles = [f"[{markdown.inline(_driver(one))}]({card.name}/{MARKDOWN_FILE})" for card, one in probed.items()]
+    names = (f"{_machine(load_run(run_folders(card)[0]))[0]}, {_driver(one)}" for card, one in probed.items())
+    titles = [
+        f"[{markdown.inline(name)}]({card.name}/{MARKDOWN_FILE})" for name, card in zip(names, probed, strict=True)
+    ]
     answers = [{result.name: answer_columns(result)[0] for result in one.results} for one in probed.values()]
     rows = [[name, *(markdown.inline(answer.get(name, "")) for answer in answers)] for name in PROBES]
     return markdown.table(["Probe", *titles], rows, left=1 + len(titles))

@@ -54,7 +54,7 @@ def show(runs: _Runs, as_json: _Json = False) -> None:
 
 def _show_machines(machines: Sequence[Sequence["View"]], *, as_json: bool) -> None:
     """Print a column for each of several machines, and what only one of them has."""
-    from kvbench.cli.tables import print_lines, print_wrapped
+    from kvbench.cli.tables import print_lines, print_rows
     from kvbench.report.model import plain
     from kvbench.report.sections.machines import machines_table  # the sections take as long to import as pandas
 
@@ -67,7 +67,7 @@ def _show_machines(machines: Sequence[Sequence["View"]], *, as_json: bool) -> No
         answers = {runs[0].card: _as_plain(runs) for runs in machines}
         typer.echo(json.dumps({"side_by_side": texts, "notes": notes, "machines": answers}, indent=2))
         return
-    print_wrapped([header, *rows])
+    print_rows(rows, header, wrap=True)
     print_lines(notes)
 
 

@@ -167,9 +167,8 @@ def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, d
     shown, make_part = filled[0]
     part = _shortened(make_part())
     if shown.card:
-        part = replace(
-            part, findings=[replace(one, text=(f"{shown.card}: ", *spans(one.text))) for one in part.findings]
-        )
+        named = [replace(one, text=(f"{shown.card}: ", *spans(one.text))) for one in part.findings]
+        part = replace(part, findings=named)
     return Chapter(section, shown, part, others if section.of_all or len(views) <= _MOST_NAMED else None), {}
 
 

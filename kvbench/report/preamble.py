@@ -8,13 +8,12 @@ import pandas as pd
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.backend_facts import plug_ins_of
 from kvbench.report.model import Code, DataTable, Span, Strong, Text
-from kvbench.report.numbers import ABSENT, count, figure, noun
+from kvbench.report.numbers import count, noun
 from kvbench.report.view import (
-    DIRECTIONS,
     HOST_COPIES,
     MOVED,
     View,
-    ceiling_of,
+    ceilings_text,
     cell_warnings,
     faults_of,
     moved_ceilings,
@@ -24,6 +23,7 @@ from kvbench.report.view import (
 )
 from kvbench.results import COLUMNS, Note, Visit
 from kvbench.results.columns import NO_FIGURE
+from kvbench.results.replays import trace_text
 from kvbench.text import short
 from kvbench.tune.text import summary
 
@@ -86,14 +86,21 @@ def plug_ins(views: Sequence[View]) -> list[Text]:
 
 
 def run_table(views: Sequence[View]) -> DataTable:
+    """Return what each run asks, and how much it measured; a status is named where it is not complete."""
     rows = []
+    asked: dict[str, str] = {}
     for view in views:
-        counts = (count((view.every["status"] == status).sum()) for status in ("ok", "failed", "skipped"))
-        ceilings = (ceiling_of(where(view.frame, direction=direction)) for direction in DIRECTIONS)
-        gbps = " / ".join(ABSENT if ceiling is None else figure(ceiling) for ceiling in ceilings)
-        rows.append((view.label, view.title, view.driver, view.date, view.run.info.status, *counts, gbps))
-    header = ("Run", "Device", "Driver", "Date", "Status", "Measured", "Failed", "Skipped", "Ceiling h2d / d2h GB/s")
-    return DataTable("", header, rows, left=5)
+        numbers = (int((view.every["status"] == status).sum()) for status in ("ok", "failed", "skipped"))
+        counts = (count(number) if number else "" for number in numbers)
+        status = view.run.info.status
+        name = view.label if status == "complete" else f"{view.label} ({status})"
+        question = short(str(view.run.info.spec.get("question") or "")).replace("this trace", trace_text(view.run))
+        first = asked.setdefault(question, view.label)
+        asks = question if first == view.label or not question else f"as {first}"
+        rows.append((name, asks, view.date, *counts, ceilings_text([view])))
+    header = ("Run", "Question", "Date", "Measured", "Failed", "Skipped", "Ceiling h2d / d2h GB/s")
+    machines = dict.fromkeys(", ".join(view.machine) for view in views)
+    return DataTable("", header, rows, caption="; ".join(machines), left=3)
 
 
 def warnings(views: Sequence[View]) -> list[Text]:

@@ -21,7 +21,7 @@ from kvbench.cells.axes import Reuse, StreamState
 from kvbench.cells.axis import Role
 from kvbench.cells.backend_facts import AUTO, BATCHED, EMPTY, marked, plug_ins_of
 from kvbench.cells.cell import AXES, axes_of
-from kvbench.report.numbers import noun, size
+from kvbench.report.numbers import ABSENT, figure, noun, size
 from kvbench.results import Ceiling, Failure, Run, Visit
 from kvbench.results.frame import BETWEEN, unqueued
 from kvbench.text import ends, short
@@ -248,9 +248,8 @@ class View:
     @cached_property
     def base(self) -> "View | None":
         """The earlier run of such a card that shares most measured cells with this one, None where none shares any."""
-        of_card = [base for base in self.earlier if base.title == self.title]
-        shared = [len(self.measured_ids & base.measured_ids) for base in of_card]
-        return of_card[shared.index(max(shared))] if any(shared) else None
+        shared = [(base.title == self.title) * len(self.measured_ids & base.measured_ids) for base in self.earlier]
+        return self.earlier[shared.index(max(shared))] if any(shared) else None
 
     @cached_property
     def pinned(self) -> Pinned:
@@ -435,6 +434,15 @@ def ceiling_of(cells: pd.DataFrame) -> float | None:
     """Return the ceiling in GB/s of cells of one direction, None where it was not measured."""
     known = cells["ceiling_gbps"].dropna()
     return None if known.empty else float(known.iloc[0])
+
+
+def ceiling_in(views: Sequence[View], direction: str) -> float:
+    """Return the ceiling of runs of one machine in GB/s, 0 if it was not measured."""
+    return median([rate for view in views for rate in view.run.ceilings().get(direction, ())] or [0.0])
+
+
+def ceilings_text(views: Sequence[View]) -> str:
+    return " / ".join(figure(rate) if (rate := ceiling_in(views, way)) else ABSENT for way in DIRECTIONS)
 
 
 def sample_text(samples: "pd.Series[int]") -> str:

@@ -1,7 +1,6 @@
 """The swaps of a trace that a run replayed: a row each, and what such swaps cost."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -11,10 +10,12 @@ import pandas as pd
 from kvbench.cells.axes import Direction
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import Cell
-from kvbench.cells.units import gigabytes_per_second
+from kvbench.cells.units import gigabytes_per_second, size_text
 from kvbench.errors import UsageError
+from kvbench.models.presets import ModelChoice, presets
 from kvbench.results.rundir import Run
 from kvbench.results.schema import Failure, Visit
+from kvbench.text import short
 
 
 def trace_of(run: Run) -> Mapping[str, Any] | None:
@@ -23,8 +24,20 @@ def trace_of(run: Run) -> Mapping[str, Any] | None:
     return trace if isinstance(trace, dict) else None
 
 
-def trace_name(run: Run) -> str:
-    return Path(str((trace_of(run) or {}).get("path", ""))).name or "the trace"
+def trace_text(run: Run) -> str:
+    """Return what the trace of a run is of, or, in a run that does not know it, the size of its blocks."""
+    trace = trace_of(run) or {}
+    if origin := str(trace.get("origin") or ""):
+        return short(origin)
+    if not trace.get("descriptors"):
+        return "a trace"
+    pieces = int(trace["descriptors"])
+    row_bytes = int(trace["block_bytes"]) // pieces
+    for name in presets():
+        swaps = ModelChoice((name,), tokens=16, block_tokens=16).swaps()
+        if [(swap.blocks, swap.block_bytes) for swap in swaps] == [(pieces, row_bytes)]:
+            return f"a trace with blocks like {name}"
+    return f"a trace with blocks of {pieces} x {size_text(row_bytes)}"
 
 
 def replays_of(run: Run) -> dict[Cell, pd.DataFrame]:

@@ -25,7 +25,7 @@ from kvbench.cells.policy import CHOSEN_AXES, MAX_VALUES, WORKLOAD_AXES, Choice,
 from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.results.frame import unqueued
-from kvbench.results.replays import replays_of, trace_name, trace_of
+from kvbench.results.replays import replays_of, trace_of
 from kvbench.sweep.installed import engines
 from kvbench.text import MAX_LINE, printable
 
@@ -136,7 +136,7 @@ def trace_visits(runs: Sequence[Run]) -> pd.DataFrame:
     machine_of(runs)
     replayed = [{name: (trace_of(run) or {}).get(name) for name in _SWAPS_OF} for run in runs]
     if any(one != replayed[0] for one in replayed):
-        names = " and ".join(sorted({trace_name(run) for run in runs}))
+        names = " and ".join(sorted({str((trace_of(run) or {}).get("path")) for run in runs}))
         raise UsageError(
             printable(f"RUN: the runs replay different swaps, of {names}; give runs of one trace and seed")
         )

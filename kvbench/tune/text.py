@@ -16,7 +16,7 @@ from kvbench.cells.policy import Choice
 from kvbench.cells.units import parse_size, size_text, two_digits
 from kvbench.models.geometry import ModelSwap
 from kvbench.results import Run
-from kvbench.results.replays import trace_name, trace_of
+from kvbench.results.replays import trace_of, trace_text
 from kvbench.sweep.installed import engines, of_engine
 from kvbench.sweep.replay_spec import SIDES
 from kvbench.text import WIDEST, ends, fitting, printable, short, terminal_rows
@@ -100,10 +100,14 @@ def machine_text(*runs: Run) -> str:
     on_host = info.device.get("kind") == "cpu"
     host = "; all figures are copies between two host buffers, without a GPU" if on_host else ""
     driver = info.identity.get("driver_version")
-    first, last = (end(run.info.created[:10] for run in runs) for end in (min, max))
-    dates = first if first == last else f"{first} to {last.removeprefix(first[:5])}"
-    named = [info.device.get("title"), driver and f"driver {driver}", dates]
+    named = [info.device.get("title"), driver and f"driver {driver}", dates_text(runs)]
     return ", ".join(short(printable(part), 80) for part in named if part) + host
+
+
+def dates_text(runs: Sequence[Run]) -> str:
+    """Return when the first and the last run began: "2026-11-26 to 11-27"."""
+    first, last = (end(run.info.created[:10] for run in runs) for end in (min, max))
+    return first if first == last else f"{first} to {last.removeprefix(first[:5])}"
 
 
 def link_text(run: Run) -> str:
@@ -127,7 +131,7 @@ def workload_text(runs: Sequence[Run]) -> str:
         trace = trace_of(runs[0]) or {}
         sides = {title.split()[0].lower(): trace.get(way) for way, title in SIDES.items()}
         swaps = " and ".join(f"{of.get('total')} {name}" for name, of in sides.items() if isinstance(of, dict))
-        return printable(f"the swaps of {trace_name(runs[0])}: {swaps}")
+        return printable(f"the swaps of {trace_text(runs[0])}: {swaps}")
     axes = workload_axes(runs)
     pool, reuse = axes["pool"], axes["reuse"]
     from_pool = "from a dense pool" if pool == "dense" else f"from {size_text(parse_size(pool))}"

@@ -184,12 +184,12 @@ def add_probes(card: Path, driver: str) -> None:
     (card / MARKDOWN_FILE).write_text(markdown_of(report))
 
 
-def test_the_answers_of_probes_stand_in_a_table_by_driver(card: Path) -> None:
+def test_the_answers_of_probes_stand_in_a_table_by_card_and_driver(card: Path) -> None:
     assert "|" not in cards.probe_table([card])
     add_probes(card, "580.159")
     assert not cards.complaints_about(card)
     header, _, *rows = cards.probe_table([card]).splitlines()
-    assert header == "| Probe | [580.159](card/probe.md) |"
+    assert header == "| Probe | [Synthetic H200, 580.159](card/probe.md) |"
     assert r"| inline | up to 24 \| KiB |" in rows
 
 

@@ -1,11 +1,12 @@
 """Machines side by side: a column for each card and driver, with the cells that all of them have."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
 from typing import Final, NamedTuple
 
 from kvbench.analysis.margins import TIED
-from kvbench.cells.backend_facts import BATCHED, NO_CHOICES, is_marked, marked, plug_ins_of
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.backend_facts import BATCHED, EMPTY, is_marked, marked
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import AXES
 from kvbench.cells.policy import Choice
@@ -15,28 +16,22 @@ from kvbench.report.model import DataTable, Part, PartOrReason, Strong, Text, pl
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure
 from kvbench.report.sections.cliff import MIN_SIZES, RateCurves, cliff_curves
 from kvbench.report.tables import INCLUDES
-from kvbench.report.view import DIRECTIONS, View, grouped, texts_of
+from kvbench.report.view import DIRECTIONS, View, ceiling_in, ceilings_text, grouped, texts_of
 from kvbench.tune.answer import Answer, answers_of
-from kvbench.tune.text import link_text, rule_for_all
+from kvbench.tune.text import dates_text, link_text, rule_for_all
 
 Shape = tuple[str, int, int]  # direction, N, block bytes
 # Of the swaps that all machines have: a small one in us, and a large one in GB/s.
 WANTED: Final = ((64, 4 * KIB), (10_000, 4 * KIB))
 MANY: Final = 1024
-_TITLE: Final = "Machines side by side"
 _CEILING: Final = "Ceiling h2d / d2h, GB/s"
-_CLIFF: Final = "Cliff of batched h2d copies"
 _BEST: Final = ": best"
 _CHOSEN: Final = f"Best: of the methods within {TIED.fraction:.0%} of the fastest, the one with the fewest SMs"
-_NONE_IN_COMMON: Final = (
-    f"No swap in common: on an idle stream, these machines measured {BATCHED} copies at no same direction, number and "
-    "size of blocks"
-)
+_NONE_IN_COMMON: Final = "No swap in common: batched, an idle stream, the same direction, number and size of blocks"
 # What cells are of that use an axis, if they do not replay a trace.
 _USES: Final = {
     "sequence": "layers of a step",
-    "neighbour": "work beside swaps",
-    "pause": "an engine's call",
+    "neighbour": "neighbour {}",
     "queued": "queued swaps",
     "devices": "several devices at once",
 }
@@ -64,7 +59,7 @@ def machines_table(views: Sequence[View]) -> DataTable | None:
     rows: list[tuple[str, ...]] = [(name, *map(text, machines)) for name, text in _FACTS.items()]
     shown = _shown(set[Shape].intersection(*(set(one) for one in swaps)))
     for shape in shown:
-        rows += _swap_rows(shape, [one[shape] for one in swaps], [_ceiling(runs, shape[0]) for runs in machines])
+        rows += _swap_rows(shape, [one[shape] for one in swaps], [ceiling_in(runs, shape[0]) for runs in machines])
     rows += [(f"Recommended, {way}, idle", *(_rule(runs, way) for runs in machines)) for way in DIRECTIONS]
     rows = [row for row in rows if {*row[1:]} != {ABSENT}]
     shipped = {name for one in swaps for shape in shown for name in one[shape].foreign if not is_marked(name)}
@@ -72,42 +67,21 @@ def machines_table(views: Sequence[View]) -> DataTable | None:
     notes += [f"The code of their own packages: {', '.join(sorted(shipped))}"] if shipped else []
     caption = f"{INCLUDES['idle']}. Medians" if shown else ""
     header = ("", *(runs[0].card for runs in machines))
-    return DataTable(_TITLE, header, rows, notes + _alone(machines), caption, left=1)
+    return DataTable("Machines side by side", header, rows, notes + _alone(machines), caption, left=1)
 
 
 def headline(table: DataTable) -> list[Text]:
-    """Return the few rows of a table of machines that a reader needs first."""
-    best = [row for row in table.rows if plain(row[0]).endswith((f"us{_BEST}", f"GB/s{_BEST}"))]
-    last = {plain(row[0])[:3]: row for row in best}
-    kept = [row for row in table.rows if plain(row[0]) in (_CEILING, _CLIFF)] + [*last.values()]
-    lines: list[Text] = [(Strong("Machines"), f": {' | '.join(map(plain, table.header[1:]))}")]
-    return lines + [(Strong(plain(name)), f": {' | '.join(map(plain, values))}") for name, *values in kept]
-
-
-def _dates(runs: Sequence[View]) -> str:
-    first, last = (end(view.date for view in runs) for end in (min, max))
-    return first if first == last else f"{first} to {last.removeprefix(first[:5])}"
-
-
-def _ceiling(runs: Sequence[View], direction: str) -> float | None:
-    rates = [rate for view in runs for rate in view.run.ceilings().get(direction, ())]
-    return median(rates) if rates else None
-
-
-def _ceilings(runs: Sequence[View]) -> str:
-    rates = (_ceiling(runs, way) for way in DIRECTIONS)
-    return " / ".join(ABSENT if rate is None else figure(rate) for rate in rates)
+    """Return the ceilings of a table of machines, and the best of each swap, or why it has none."""
+    rows = [("Machines", *table.header[1:]), *(row for row in table.rows if plain(row[0]).endswith((_CEILING, _BEST)))]
+    lines = [(Strong(plain(name)), f": {' | '.join(map(plain, values))}") for name, *values in rows]
+    return [*lines, *(note for note in table.notes[:1] if note == _NONE_IN_COMMON)]
 
 
 def _cliff(runs: Sequence[View]) -> str:
     """Return between which two sizes, the closest of any run, batched h2d copies on an idle stream jump."""
-    curves = [one for view in runs if isinstance(one := cliff_curves(view.pinned), RateCurves)]
-    same = [
-        curve
-        for one in curves
-        for curve in one.at(one.main, "h2d")
-        if (curve.backend, curve.state) == (BATCHED, "idle") and len(curve.x) >= MIN_SIZES
-    ]
+    every = [one for view in runs if isinstance(one := cliff_curves(view.pinned), RateCurves)]
+    curves = [curve for one in every for curve in one.at(one.main, "h2d") if len(curve.x) >= MIN_SIZES]
+    same = [curve for curve in curves if (curve.backend, curve.state) == (BATCHED, "idle")]
     cliffs = [cliff for curve in same if (cliff := curve.cliff)]
     if not cliffs:
         return "none" if same else ABSENT
@@ -118,9 +92,9 @@ def _cliff(runs: Sequence[View]) -> str:
 _FACTS: Final[Mapping[str, Callable[[Sequence[View]], str]]] = {
     "Link": lambda runs: link_text(runs[0].run) or ABSENT,
     "Driver": lambda runs: runs[0].driver.removeprefix("driver "),
-    "Date": _dates,
-    _CEILING: _ceilings,
-    _CLIFF: _cliff,
+    "Date": lambda runs: dates_text([view.run for view in runs]),
+    _CEILING: ceilings_text,
+    "Cliff of batched h2d copies": _cliff,
 }
 
 
@@ -131,8 +105,7 @@ def _swaps(runs: Sequence[View]) -> dict[Shape, Swap]:
     come from others.
     """
     known = [facts for view in runs for facts in view.run.info.backends]
-    others = {facts.name for facts in known if facts.package.partition("==")[0] not in ("", "kvbench")}
-    others |= plug_ins_of(known).keys()
+    others = {one.name for one in known if one.plug_in or one.package.partition("==")[0] not in ("", "kvbench")}
     swaps: dict[Shape, Swap] = {}
     foreign: dict[Shape, dict[str, tuple[Answer, Choice]]] = {}
     for view in sorted(runs, key=lambda view: int((~view.run.frame()["backend"].isin(others)).sum()), reverse=True):
@@ -161,7 +134,7 @@ def _shown(common: set[Shape]) -> list[Shape]:
     return [shape for side in sides if side for shape in dict.fromkeys((side[0], side[-1]))]
 
 
-def _swap_rows(shape: Shape, swaps: Sequence[Swap], ceilings: Sequence[float | None]) -> list[tuple[str, ...]]:
+def _swap_rows(shape: Shape, swaps: Sequence[Swap], ceilings: Sequence[float]) -> list[tuple[str, ...]]:
     direction, blocks, block_bytes = shape
     swap, in_us = f"{direction} {count(blocks)} {TIMES} {bytes_size(block_bytes)}", blocks < MANY
     head = f"{swap}, {'us' if in_us else 'GB/s'}"
@@ -176,8 +149,8 @@ def _swap_rows(shape: Shape, swaps: Sequence[Swap], ceilings: Sequence[float | N
     best = [one.answer for one in swaps]
     rows.append((f"{head}{_BEST}", *(f"{shown(one, one.choice)}: {one.choice.label}" for one in best)))
     pairs = zip(best, ceilings, strict=True)
-    shares = (f"{answer.gbps / ceiling:.0%}" if ceiling else ABSENT for answer, ceiling in pairs)
-    return rows if in_us else [*rows, (f"{swap}, of ceiling{_BEST}", *shares)]
+    shares = (f"{answer.gbps_of(answer.choice) / ceiling:.0%}" if ceiling else ABSENT for answer, ceiling in pairs)
+    return rows if in_us else [*rows, (f"{swap}, best of ceiling", *shares)]
 
 
 def _rule(runs: Sequence[View], direction: str) -> str:
@@ -185,27 +158,23 @@ def _rule(runs: Sequence[View], direction: str) -> str:
         rule = rule_for_all([view.run for view in runs])
     except UsageError:
         return ABSENT
-    for (way, state), lines in rule.lines.items():
-        if (way, state) == (direction, "idle"):
-            choices = dict.fromkeys(line.choice.label for line in lines)
-            return ", ".join(choices) + (" by size" if len(choices) > 1 else "")
-    return ABSENT
+    lines = rule.lines.get((Direction(direction), StreamState.IDLE), ())
+    choices = dict.fromkeys(line.choice.label for line in lines)
+    return ", ".join(choices) + (" by size" if len(choices) > 1 else "") or ABSENT
 
 
 def _alone(machines: Sequence[Sequence[View]]) -> list[Text]:
     """Return what was measured on one of the machines only."""
-    measured = [set[str]().union(*map(_subjects, runs)) for runs in machines]
-    lines: list[Text] = []
-    for runs, own in zip(machines, measured, strict=True):
-        others = set[str]().union(*(other for other in measured if other is not own))
-        lines += [f"Only {runs[0].card} has {', '.join(sorted(own - others))}"] if own - others else []
-    return lines
+    measured = {runs[0].card: set[str]().union(*map(_subjects, runs)) for runs in machines}
+    every = Counter(subject for subjects in measured.values() for subject in subjects)
+    alone = {card: sorted(one for one in subjects if every[one] == 1) for card, subjects in measured.items()}
+    return [f"Only {card} has {', '.join(subjects)}" for card, subjects in alone.items() if subjects]
 
 
 def _subjects(view: View) -> set[str]:
     """Return the backends that a run measured, and what else its cells are of."""
-    subjects = set(view.measured["backend"]) - NO_CHOICES
+    subjects = {"an engine's call" if backend == EMPTY else backend for backend in view.called["backend"]}
     for axis, name in _USES.items():
-        used = set(texts_of(view.measured[axis])) - {None, AXES[axis].show(AXES[axis].unused)}
-        subjects |= {"replays of a trace" if value == TRACE else name for value in used}
+        used = set(texts_of(view.called[axis])) - {None, AXES[axis].show(AXES[axis].unused)}
+        subjects |= {"replays of a trace" if value == TRACE else name.format(value) for value in used}
     return subjects

@@ -12,17 +12,15 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.backend_facts import BATCHED, method_label
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.units import two_digits
-from kvbench.models.geometry import ModelSwap
-from kvbench.models.presets import ModelChoice, presets
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Text
-from kvbench.report.numbers import TIMES, bytes_size, count, figure
+from kvbench.report.numbers import count, figure
 from kvbench.report.tables import INCLUDES, chart_text, includes, measured_table, sms_of
 from kvbench.report.view import View, by_direction, rows_of
-from kvbench.results.replays import rate_of, replays_of, trace_of
+from kvbench.results.replays import rate_of, replays_of, trace_of, trace_text
 from kvbench.sweep.installed import of_engine
 from kvbench.sweep.replay_spec import SIDES
-from kvbench.text import ends, short
+from kvbench.text import ends
 
 _WEIGHT: Final = 1.2
 _NOTE: Final = (
@@ -93,33 +91,11 @@ def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
 
 
 def _trace_text(view: View) -> str:
-    """Return the name of a run, what its trace is of, and how many swaps it has."""
+    """Return what the trace of a run is of, how many swaps it has, and the name of the run."""
     trace = trace_of(view.run) or {}
     sides = [side for side in (trace.get("h2d"), trace.get("d2h")) if isinstance(side, dict)]
-    swaps = f": {count(sum(int(side['total']) for side in sides))} swaps" if sides else ""
-    return f"run {view.label} ({_origin(view)}{swaps})"
-
-
-def _origin(view: View) -> str:
-    """Return what a trace is of, or, in a run that does not know it, the size of its blocks."""
-    trace = trace_of(view.run) or {}
-    if origin := str(trace.get("origin") or ""):
-        return short(origin)
-    if not trace.get("descriptors"):
-        return "a trace"
-    pieces = int(trace["descriptors"])
-    row_bytes = int(trace["block_bytes"]) // pieces
-    choices = (ModelChoice((name,), tokens=16, block_tokens=16) for name in presets())
-    alike = next((one.models[0] for one in choices if [*map(_shape, one.swaps())] == [(pieces, row_bytes)]), "")
-    return (
-        f"a trace with blocks like {alike}"
-        if alike
-        else f"a trace with blocks of {pieces} {TIMES} {bytes_size(row_bytes)}"
-    )
-
-
-def _shape(swap: ModelSwap) -> tuple[int, int]:
-    return swap.blocks, swap.block_bytes
+    swaps = f"{count(sum(int(side['total']) for side in sides))} swaps, " if sides else ""
+    return f"{trace_text(view.run)} ({swaps}run {view.label})"
 
 
 def _tail(swaps: pd.DataFrame) -> float | tuple[float, str]:
@@ -187,7 +163,7 @@ def _chart(view: View, cells: pd.DataFrame, replays: Mapping[str, Sequence[Repla
     footer = ["Latency from the time at which a swap was due" if paced else includes(["idle"], "Latency")[0]]
     text = chart_text(view, title, cells, drawn, footer)
     fastest = "; ".join(f"{SIDES[name].partition(' ')[0].lower()}: {_fastest(side)}" for name, side in replays.items())
-    found = f"Run {view.label}, {_origin(view)}: {fastest}"
+    found = f"Run {view.label}, {trace_text(view.run)}: {fastest}"
     return Chart(f"replay-{view.label}", text, LinePlot(x, y, told_apart([panels]), "quartiles"), points, found)
 
 

@@ -98,7 +98,7 @@ def test_charts_and_text_show_auto_by_the_last_policy_alone(tmp_path: Path) -> N
     assert drawn([old]) == drawn([old, run(22, cells[3:], POLICY, driver="2")]) == {"auto", "batched"}
     assert any(line.startswith("20: a later run used another policy of auto") for line in lines_of(report.warnings))
     assert not any(line.startswith("21: ") for line in lines_of(report.warnings))
-    measured = {said(row[0]): said(row[5]) for row in report.runs.rows}
+    measured = {said(row[0]): said(row[3]) for row in report.runs.rows}
     assert measured == {"20": "8", "21": "2"}
     (chapter,) = (one for one in report.chapters if one.section.name == "auto")
     assert chapter.view.label == "21"

@@ -30,7 +30,9 @@ def test_with_few_visits_every_section_is_present_and_none_has_a_highlight(repor
     assert not [finding for part in report.parts for finding in part.findings if finding.weight]
     sentences = {chapter.section.name: findings_of(chapter.part) for chapter in report.chapters}
     assert "0 slower, 0 faster, 0 the same, 40 undecided" in sentences.pop("comparison")[0]
-    assert sentences.pop("auto") == ["auto had no policy and used built-in defaults"]
+    assert [line.partition(": ")[2] for line in sentences.pop("auto")] == [
+        "auto had no policy and used built-in defaults"
+    ]
     assert not any(sentences.values())
 
 
@@ -38,13 +40,17 @@ def test_with_few_visits_no_table_marks_a_winner(report: Report) -> None:
     assert not [
         cell for part in report.parts for table in part.tables for row in table.rows for cell in row if is_bold(cell)
     ]
-    compared = part_of(report, "comparison").files["comparison-everything-again.csv"].decode()
+    (compared,) = (data.decode() for data in part_of(report, "comparison").files.values())
     assert not any(verdict.value in compared for verdict in Verdict if verdict is not Verdict.UNDECIDED)
 
 
-def test_with_few_visits_the_answer_is_open_and_claims_no_gain(report: Report, runs: list[Run]) -> None:
+def test_with_few_visits_the_answer_is_open_and_claims_no_gain(runs: list[Run]) -> None:
     path = runs[0].path
-    for lines in (lines_of(report.headline), output("show", path).splitlines(), output("tune", path).splitlines()):
+    for lines in (
+        lines_of(report_of(runs[:1]).headline),
+        output("show", path).splitlines(),
+        output("tune", path).splitlines(),
+    ):
         assert any(line.startswith("Undecided for 43 of 43 shapes: fewer than 6 visits") for line in lines)
         assert not any("as fast as" in line for line in lines)
 

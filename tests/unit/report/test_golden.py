@@ -129,7 +129,8 @@ def again(folder: Path, visits: int = 6) -> Run:
         for number in range(visits)
         for visit in synthetic.visits(measured[:40], slower, count=7, round_=100 + number)
     ]
-    info = synthetic.info("EPYC", "cpu", identity={"cpu_model": "EPYC"}, identity_hash="f")
+    identity = {"gpu_name": "Synthetic H200", "driver_version": "590.1", "cuda_driver_api": "13.0"}
+    info = synthetic.info(identity=identity, identity_hash="f")
     return made_run(folder, [*synthetic.ceilings(), *made], info, "again")
 
 
