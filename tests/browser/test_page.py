@@ -90,6 +90,9 @@ def test_charts_of_other_figures_have_no_switch_of_scales(opened: Open, tmp_path
     figure = figure_of(page, "chart-neighbour-gemm-run")
     expect(figure.locator("svg[role=img]")).to_have_count(1)
     expect(figure.locator(".scale")).to_have_count(0)
+    page.set_viewport_size({"width": 390, "height": 900})
+    gaps = figure.locator("svg[role=img]").evaluate_all(GAPS_OF_TITLE)
+    assert min(gaps) >= 3, "the ticks of the y axis meet its title"
     for sms in ("1 SM", "2 SMs"):
         expect(figure.locator("svg text", has_text=re.compile(f"^{sms}$"))).to_have_count(1)
 
@@ -112,13 +115,19 @@ def test_no_two_keys_of_a_legend_look_alike(page: Page) -> None:
 
 # What keys are made of, wherever they stand.
 KEYS = """keys => keys.map(key => key.innerHTML.replace(/ [xy]="[^"]*"| d="[^"]*"/g, ""))"""
-# The labels of the x axis that overlap another.
+# The labels of the x axis that are less than 3 pixels from another.
 TOUCHING = """svgs => svgs.flatMap((svg) => {
   const { bottom, height } = svg.getBoundingClientRect();
   const boxes = [...svg.querySelectorAll("text")].map((text) => [text.textContent, text.getBoundingClientRect()]);
   const ticks = boxes.filter(([, box]) => box.top > bottom - 0.14 * height);
-  const touch = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom - 2 && b.top < a.bottom - 2;
+  const touch = (a, b) => a.left < b.right + 3 && b.left < a.right + 3 && a.top < b.bottom - 2 && b.top < a.bottom - 2;
   return ticks.filter(([, a], n) => ticks.some(([, b], m) => m > n && touch(a, b))).map(([text]) => text);
+})"""
+# How far the ticks of the y axis beside its title are from it.
+GAPS_OF_TITLE = """svgs => svgs.flatMap((svg) => {
+  const boxes = [...svg.querySelectorAll("text")].map((text) => [text.textContent, text.getBoundingClientRect()]);
+  const [, title] = boxes.find(([text]) => text === "slowdown");
+  return boxes.filter(([text]) => /^\\d[.]\\d+$/.test(text)).map(([, box]) => box.left - title.right);
 })"""
 WIDTHS = "svgs => svgs.map((svg) => svg.getBoundingClientRect().width)"
 

@@ -209,22 +209,22 @@ def _note_points(canvas: Canvas, ax: Axes, notes: Sequence[_Note]) -> None:
     point, inside = ax.figure.dpi / 72, ax.get_window_extent()
     taken = _drawn_boxes(ax)
     for note in sorted(notes, key=lambda note: -len(note.text)):
-        x, y = ax.transData.transform(note.at)
-        places = [ax.transData.transform(other.at) for other in notes if other is not note]
-        others = [Bbox([place, place]) for place in places]
+        x, y = at = ax.transData.transform(note.at)
+        others = [ax.transData.transform(other.at) for other in notes if other is not note]
         width, height = _NOTE[note.bold] * len(note.text) * ax.figure.dpi, 0.14 * ax.figure.dpi
         choices = []
         for right, up, far in product((1, -1, 0), (-1, 1, 0), (1, 2, 3)):
-            away = far * point * (_RING / 2 + 2) * (0.7 if right and up else 1)
+            away = far * point * (_RING / 2 + 3) * (0.9 if right and up else 1)
             left, bottom = x + right * away + (right - 1) / 2 * width, y + up * away + (up - 1) / 2 * height
             box = Bbox.from_bounds(left, bottom, width, height)
             outside = not all(inside.contains(*corner) for corner in (box.min, box.max))
-            near = box.padded(point * _RING).count_overlaps(others)
-            cost = box.count_overlaps(taken) + _SOLID * (outside + near / 2) + 2 * far
+            own, *rest = (np.hypot(*(np.clip(place, box.min, box.max) - place)) for place in (at, *others))
+            near = sum(distance < own for distance in rest)
+            cost = box.count_overlaps(taken) + _SOLID * (outside + near) + 2 * far
             offset = right * away / point, up * away / point
             choices.append((cost, offset, (_ACROSS[right], _UPRIGHT[up]), box))
         _, offset, align, box = min(choices, key=lambda choice: choice[0])
-        taken += [box] * _SOLID
+        taken += [box] * 2 * _SOLID
         weight = "bold" if note.bold else "normal"
         said = _say(ax, note.text, note.at, offset, align, ink_of(note.line.backend).text, fontweight=weight)
         canvas.tag(said, note.series)
@@ -236,7 +236,7 @@ def _drawn_boxes(ax: Axes) -> list[Bbox]:
     for line in ax.get_lines():
         places = line.get_transform().transform(line.get_xydata())
         if line.get_marker() != "None":
-            reach = line.get_markersize() * ax.figure.dpi / 72 / 2
+            reach = (line.get_markersize() / 2 + 2) * ax.figure.dpi / 72
             drawn += [Bbox([place, place]).padded(reach) for place in places] * _SOLID
         steps = (one + (other - one) * step for one, other in pairwise(places) for step in np.linspace(0, 1, 24))
         drawn += [Bbox([step - 0.5, step + 0.5]) for step in steps] * _THIN
