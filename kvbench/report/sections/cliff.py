@@ -220,7 +220,7 @@ def _states_finding(curves: Sequence[RateCurve]) -> str:
     ratio, swap, _ = max(ratios, default=(0.0, "", ""))
     near = {state for other, of, state in ratios if of == swap and other * AS_ONE >= ratio}
     stream = a_stream(" or ".join(state for state in STATES if state in near))
-    text = f"{swap} on {stream}: about {two_digits(ratio)}x the GB/s of an idle one"
+    text = f"{swap}: about {two_digits(ratio)}x the GB/s on {stream}"
     return text if ratio > 1 + CLIFF_MARGIN.fraction else ""
 
 

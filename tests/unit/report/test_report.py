@@ -232,7 +232,9 @@ def test_a_chart_of_stream_states_compares_the_same_swap(tmp_path: Path, busy: f
 
     part = part_of(made_report(tmp_path, synthetic.rounds(cells, rate, noise=0.001)), "stream-states")
     (chart,) = part.charts
-    assert said(chart.finding).startswith(f"batched h2d of 256 {TIMES} 8 KiB on a {states} stream: about 6")
+    finding = said(chart.finding)
+    assert finding.startswith(f"batched h2d of 256 {TIMES} 8 KiB: about 6")
+    assert finding.endswith(f" on a {states} stream")
 
 
 def test_equally_fast_backends_are_undecided(tmp_path: Path) -> None:
