@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -266,5 +267,7 @@ def _policy_at(path: Path) -> Policy:
 
 
 def default_folder(name: str) -> Path:
-    """Return the run directory that a command creates if none is named."""
-    return Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    """Return the run directory that a command creates if none is named: one that is not there."""
+    stem = f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    paths = (Path("runs") / (f"{stem}-{number}" if number > 1 else stem) for number in count(1))
+    return next(path for path in paths if not path.exists())

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
+from pathlib import Path
 from statistics import median, median_low
 from typing import Any, Final
 
@@ -136,7 +137,7 @@ def trace_visits(runs: Sequence[Run]) -> pd.DataFrame:
     machine_of(runs)
     replayed = [{name: (trace_of(run) or {}).get(name) for name in _SWAPS_OF} for run in runs]
     if any(one != replayed[0] for one in replayed):
-        names = " and ".join(sorted({str((trace_of(run) or {}).get("path")) for run in runs}))
+        names = " and ".join(sorted({Path(str((trace_of(run) or {}).get("path"))).name for run in runs}))
         raise UsageError(
             printable(f"RUN: the runs replay different swaps, of {names}; give runs of one trace and seed")
         )

@@ -13,6 +13,7 @@ import pandas as pd
 from kvbench.analysis.margins import KNEE
 from kvbench.cells.axes import Direction
 from kvbench.report.document import table_text
+from kvbench.report.model import plain
 from kvbench.report.numbers import count, figure, size
 from kvbench.report.sections.machines import machines_table
 from kvbench.report.view import views_of
@@ -43,21 +44,24 @@ def numbers() -> str:
     return "\n\n".join(
         (
             f"```sh\nkvbench show {folders}\n```",
-            table_text(replace(machines, title="", caption="")),
+            table_text(replace(machines, title="", caption="", notes=())),
             "\n".join(f"- {_origin(card, *_NUMBERS)}" for card in CARDS),
             f"A figure is the median of {visits} visits: the latency of one swap on an idle stream, called in a tight "
             "loop, with different blocks each time, scattered over 16 GiB on each side. `batched` is unmodified "
             "`cuMemcpyBatchAsync`; `sm` is the copy kernel of kvbench. A *visit* is a series of such swaps; the "
             "visits of a figure are spread over the run. An SM is one of the multiprocessors of the GPU. The ceiling "
             "is the rate of large plain copies. In the chart, [`primed`](docs/reference/backends.md#primed) is "
-            "`batched` after a short kernel, so that the driver does not copy on the CPU.",
+            "`batched` after a short kernel, so that the driver does not copy on the CPU. "
+            + " ".join(f"{plain(note)}." for note in machines.notes)
+            + " Every committed report and the raw samples behind it are in [reports/](reports/README.md).",
             f"![{chart}, with the ceiling of the card]({_LINK}/cliff-cliff.png)",
         )
     )
 
 
 def surprises() -> str:
-    return "\n".join(f"- {line}" for line in (_cliff(), _gate(), _call(), _trace(), _few_sms(), _limit(), _locality()))
+    lines = [f"- {line}" for line in (_cliff(), _gate(), _call(), _trace(), _few_sms(), _limit(), _locality())]
+    return "\n".join(lines)
 
 
 def _cliff() -> str:

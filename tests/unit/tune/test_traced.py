@@ -79,7 +79,7 @@ def test_the_choice_for_a_trace_is_the_fastest_for_its_swaps(run: Run) -> None:
         assert answer.gbps_of(answer.choice) == pytest.approx(52.0, rel=0.01)
         assert answer.gain_over("batched") == pytest.approx(10.4, rel=0.01)
     assert answers[0].blocks < answers[-1].blocks
-    assert workload_text([run]) == "the swaps of hour.gz: 400 loads and 900 stores"
+    assert workload_text([run]) == "the swaps of a trace: 400 loads and 900 stores"
 
 
 def test_the_answer_says_what_the_choices_for_shuffled_blocks_would_lose(run: Run) -> None:
