@@ -309,11 +309,10 @@ def sms_notes(choices: Iterable[Choice], runs: Sequence[Run]) -> list[str]:
 
 
 def _slower(fraction: float) -> str:
-    """Return how a choice compares with one that takes so much less time."""
+    """Return how an alternative compares with the choice, which it beats by no more than a tie."""
     if fraction >= 1:
         return f"{two_digits(1 + fraction)} times as long"
-    by = two_digits(100 * abs(fraction))
-    return "as fast" if abs(fraction) < 0.005 else f"{by}% {'slower' if fraction > 0 else 'faster'}"
+    return f"{two_digits(100 * fraction)}% slower" if fraction >= 0.005 else "as fast"
 
 
 def _median(ratios: Sequence[float]) -> str:
