@@ -64,13 +64,13 @@ def shortened(shown: Shown) -> list[str]:
     """Return the arguments of a command with what makes it short: few samples, few swaps, and the device cpu."""
     argv = shown.argv
     device = [] if "--device" in argv or shown.needs else ["--device=cpu"]
+    tokens = ["--tokens=16"] if "--model" in argv else []
     match argv:
         case ["sweep", *rest] if not {"--resume", "--dry-run"} & {*rest}:
-            return [*argv, *device, *BRIEF, *_few(rest)]
+            return [*argv, *device, *tokens, *BRIEF, *_few(rest)]
         case ["gate", "compare", *rest]:
             return [*argv, *device, *_few(rest), "--minutes=0.05"]
         case ["tune", *rest] if not any(word.startswith(("runs/", "reports/")) for word in rest):
-            tokens = ["--tokens=16"] if "--model" in rest else []
             one_way = ["-adirection=h2d"] if "beside" in rest else []
             return [*argv, *device, *tokens, *one_way, *_few(rest)]
         case ["sweep" | "probe" | "doctor", *rest] if "--resume" not in rest:
