@@ -137,7 +137,8 @@ def trace_visits(runs: Sequence[Run]) -> pd.DataFrame:
     machine_of(runs)
     replayed = [{name: (trace_of(run) or {}).get(name) for name in _SWAPS_OF} for run in runs]
     if any(one != replayed[0] for one in replayed):
-        names = " and ".join(sorted({Path(str((trace_of(run) or {}).get("path"))).name for run in runs}))
+        paths = (Path(str((trace_of(run) or {}).get("path", ""))) for run in runs)
+        names = " and ".join(sorted({path.name or "the trace" for path in paths}))
         raise UsageError(
             printable(f"RUN: the runs replay different swaps, of {names}; give runs of one trace and seed")
         )
