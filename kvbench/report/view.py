@@ -336,12 +336,11 @@ def views_of(runs: Sequence[Run]) -> list[View]:
     """Return the runs with labels from the names of their folders and, where there are several machines, of these."""
     views: list[View] = []
     policies = _last_policies(runs)
-    machines = {View(run, "").machine for run in runs}
-    drivers = Counter(title for title, _ in machines)
-    for run in runs:
-        title, driver = View(run, "").machine
+    machines = [View(run, "").machine for run in runs]
+    drivers = Counter(title for title, _ in set(machines))
+    for run, (title, driver) in zip(runs, machines, strict=True):
         short_title = title.removeprefix("NVIDIA ")
-        card = f"{short_title}, {driver}" if drivers[title] > 1 else short_title if len(machines) > 1 else ""
+        card = f"{short_title}, {driver}" if drivers[title] > 1 else short_title if drivers.total() > 1 else ""
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{card} {Path(run.path).absolute().name}").strip("-") or "run"
         taken = {view.label for view in views}
         label = next(label for number in count(1) if (label := f"{name}-{number}" if number > 1 else name) not in taken)

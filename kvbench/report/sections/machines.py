@@ -37,7 +37,7 @@ _USES: Final = {
 }
 
 
-class Swap(NamedTuple):
+class Reached(NamedTuple):
     """What a machine reaches for swaps of a shape: the best, batched copies, and the code of other packages by name."""
 
     answer: Answer
@@ -98,7 +98,7 @@ _FACTS: Final[Mapping[str, Callable[[Sequence[View]], str]]] = {
 }
 
 
-def _swaps(runs: Sequence[View]) -> dict[Shape, Swap]:
+def _swaps(runs: Sequence[View]) -> dict[Shape, Reached]:
     """Return what a machine reaches on an idle stream by shape, where batched copies are among it.
 
     The figures of a shape are of one run, the one with the most cells of kvbench's own; only other packages' code may
@@ -106,7 +106,7 @@ def _swaps(runs: Sequence[View]) -> dict[Shape, Swap]:
     """
     known = [facts for view in runs for facts in view.run.info.backends]
     others = {one.name for one in known if one.plug_in or one.package.partition("==")[0] not in ("", "kvbench")}
-    swaps: dict[Shape, Swap] = {}
+    swaps: dict[Shape, Reached] = {}
     foreign: dict[Shape, dict[str, tuple[Answer, Choice]]] = {}
     for view in sorted(runs, key=lambda view: int((~view.run.frame()["backend"].isin(others)).sum()), reverse=True):
         try:
@@ -121,7 +121,7 @@ def _swaps(runs: Sequence[View]) -> dict[Shape, Swap]:
                 if choice.backend in others:
                     of_others.setdefault(marked(choice.backend) if choice.plug_in else choice.backend, (answer, choice))
                 elif choice.backend == BATCHED and shape not in swaps:
-                    swaps[shape] = Swap(answer, choice, of_others)
+                    swaps[shape] = Reached(answer, choice, of_others)
     return swaps
 
 
@@ -134,7 +134,7 @@ def _shown(common: set[Shape]) -> list[Shape]:
     return [shape for side in sides if side for shape in dict.fromkeys((side[0], side[-1]))]
 
 
-def _swap_rows(shape: Shape, swaps: Sequence[Swap], ceilings: Sequence[float]) -> list[tuple[str, ...]]:
+def _swap_rows(shape: Shape, swaps: Sequence[Reached], ceilings: Sequence[float]) -> list[tuple[str, ...]]:
     direction, blocks, block_bytes = shape
     swap, in_us = f"{direction} {count(blocks)} {TIMES} {bytes_size(block_bytes)}", blocks < MANY
     head = f"{swap}, {'us' if in_us else 'GB/s'}"
