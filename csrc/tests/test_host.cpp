@@ -5,7 +5,7 @@
 
 #include "bench.hpp"
 #include "check.hpp"
-#include "forwarding_driver.hpp"
+#include "gated_driver.hpp"
 #include "swap/address_order.hpp"
 
 namespace {
@@ -238,7 +238,8 @@ void a_wait_is_for_the_record_before_it() {
   const std::shared_ptr<Driver> driver = open_host();
   OwnedStream slow(driver), fast(driver), waiting(driver);
   OwnedEvent event(driver);
-  driver->delay(200'000'000, slow.handle());
+  Gate gate;
+  gate.hold(slow.handle());
   event.record(slow.handle());
   event.hold(waiting.handle());
   driver->delay(20'000'000, fast.handle());  // a wait that ended early is seen by then
@@ -246,6 +247,7 @@ void a_wait_is_for_the_record_before_it() {
   fast.synchronize();
   check::that(event.completed(), "the last record counts");
   check::that(!driver->idle(waiting.handle()), "a later record does not end the wait");
+  gate.open();
   waiting.synchronize();
   slow.synchronize();
   check::that(event.completed(), "an earlier record, reached later, does not count");

@@ -1,14 +1,13 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
-#include <map>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "bench.hpp"
 #include "check.hpp"
-#include "forwarding_driver.hpp"
+#include "gated_driver.hpp"
 #include "timing/swap_loop.hpp"
 #include "timing/timed_swap.hpp"
 
@@ -16,54 +15,54 @@ namespace {
 
 using namespace kvbench;
 
+/// A region of a device without clocks, and a submission that it counts.
+struct GatedBench {
+  explicit GatedBench(std::uint64_t delay_ns = 1000) : stream(driver), region(driver, stream.handle(), delay_ns) {}
+
+  std::shared_ptr<GatedDriver> driver = std::make_shared<GatedDriver>();
+  OwnedStream stream;
+  TimedRegion region;
+  TimedRegion::Submit submit = [this](Stream) { ++driver->works; };
+  TimedRegion::Submit waits = [this](Stream to) { driver->synchronize(to); };  ///< so that the delay before it ends
+};
+
 void a_stream_runs_in_order_and_a_sample_tells_its_state() {
-  Bench bench;
-  // Long enough that a thread which has to wait for its core does not outlast it.
-  constexpr std::uint64_t kDelayNs = 400'000'000;
-  TimedRegion region(bench.driver, bench.stream.handle(), kDelayNs);
-  const auto swap = bench.batched(bench.reversed());
-  const Sample idle = region.measure(Bench::submission(*swap), StreamState::idle);
+  GatedBench bench;
+  const Sample idle = bench.region.measure(bench.submit, StreamState::idle);
   check::that(!idle.pending_before && !idle.pending_after, "idle: nothing was pending");
   check::that(idle.wall_us >= idle.caller_us && idle.caller_us > 0, "idle: wall time contains the caller's");
-  const Sample busy = region.measure(Bench::submission(*swap), StreamState::busy);
+  const Sample busy = bench.region.measure(bench.submit, StreamState::busy);
   check::that(busy.pending_before && busy.pending_after, "busy: the delay was pending");
-  check::that(busy.wall_us > kDelayNs / 4e3, "busy: wall time contains the rest of the delay");
-  check::that(busy.gpu_us < kDelayNs / 2e3, "busy: the event time does not contain the delay");
+  check::equal(busy.gpu_us, 100.0, "busy: the event time is the submission's, without the delay");
 }
 
 void a_gate_holds_a_swap_back_and_its_opening_starts_the_clock() {
-  Bench bench;
-  constexpr std::uint64_t kDelayNs = 400'000'000;
-  TimedRegion region(bench.driver, bench.stream.handle(), kDelayNs);
-  const auto swap = bench.batched(bench.reversed());
-  const Sample gated = region.measure(Bench::submission(*swap), StreamState::gated);
+  GatedBench bench;
+  const Sample gated = bench.region.measure(bench.submit, StreamState::gated);
   check::that(gated.pending_before && gated.pending_after, "gated: the event was not reached");
-  check::that(gated.wall_us > kDelayNs / 4e3, "gated: wall time contains the rest of the delay");
-  check::that(gated.gpu_us > 0 && gated.gpu_us < kDelayNs / 2e3, "gated: from the opening of the gate");
-  const Sample opened = region.measure(Bench::submission(*swap), StreamState::opened);
+  check::equal(gated.gpu_us, 100.0, "gated: from the opening of the gate");
+  const Sample opened = bench.region.measure(bench.submit, StreamState::opened);
   check::that(!opened.pending_before && !opened.pending_after, "opened: the event was reached");
-  check::that(opened.wall_us < kDelayNs / 4e3 && opened.gpu_us == 0, "opened: nothing to wait for");
-  const Sample early =
-      TimedRegion(bench.driver, bench.stream.handle(), 1000)
-          .measure([](Stream) { std::this_thread::sleep_for(std::chrono::milliseconds(30)); }, StreamState::gated);
+  const Sample early = bench.region.measure(bench.waits, StreamState::gated);
   check::that(!early.pending_after, "gated: the gate opened before the submission was done");
-  TimedRegion brief(bench.driver, bench.stream.handle(), 1000);
-  const Sample late = brief.measure(Bench::submission(*swap), StreamState::gated, {.delay_ns = kDelayNs});
-  check::that(late.wall_us > kDelayNs / 4e3, "gated: the queue's delay is added");
+  bench.region.measure(bench.submit, StreamState::gated, {.delay_ns = 5000});
+  check::equal(bench.driver->delays_ns.back(), 6000U, "gated: the queue's delay is added");
 }
 
 void a_swap_behind_a_gate_waits_for_it() {
   Bench bench;
   OwnedStream other(bench.driver);
-  OwnedEvent gate(bench.driver);
+  OwnedEvent reached(bench.driver);
   OwnedEvent after(bench.driver);
-  bench.driver->delay(50'000'000, other.handle());
-  gate.record(other.handle());
-  gate.hold(bench.stream.handle());
+  Gate gate;
+  gate.hold(other.handle());
+  reached.record(other.handle());
+  reached.hold(bench.stream.handle());
   after.record(bench.stream.handle());
   check::that(!after.completed(), "later work waits");
+  gate.open();
   after.wait();
-  check::that(gate.completed(), "until the event is reached");
+  check::that(reached.completed(), "until the event is reached");
 }
 
 /// Counts what is asked of events and of the stream while a sample runs.
@@ -137,70 +136,51 @@ void work_is_the_last_before_a_submission_on_an_idle_stream() {
 }
 
 void a_sample_leaves_out_what_was_on_the_stream_before() {
-  Bench bench;
-  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
-  bench.driver->delay(200'000'000, bench.stream.handle());
-  const Sample gated = region.measure([](Stream) {}, StreamState::gated);
-  check::that(gated.gpu_us < 100'000, "the gate opens on a stream without other work");
+  GatedBench bench;
+  bench.driver->delay(1, bench.stream.handle());
+  bench.region.measure(bench.submit, StreamState::busy);
+  check::that(bench.driver->was_idle.back(), "the delay of a sample meets a stream without other work");
 }
-
-/// Its clock counts submissions: 100 us for each between two events.
-class SubmissionClock final : public ForwardingDriver {
- public:
-  void record(Event event, Stream stream) override {
-    at_[event] = submissions;
-    ForwardingDriver::record(event, stream);
-  }
-  double elapsed_us(Event start, Event end) override { return 100.0 * (at_[end] - at_[start]); }
-  int submissions = 0;
-
- private:
-  std::map<Event, int> at_;
-};
 
 void a_chain_is_divided_by_the_swaps_that_it_has_more() {
-  const auto driver = std::make_shared<SubmissionClock>();
-  const OwnedStream stream(driver);
-  TimedRegion region(driver, stream.handle(), 1000);
-  const TimedRegion::Submit slow = [&](Stream) {
-    ++driver->submissions;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // so that the longer chain takes longer
+  GatedBench bench;
+  const TimedRegion::Submit one = [&](Stream) {
+    ++bench.driver->works;
+    work_for(1'000'000);  // so that the longer chain takes longer
   };
-  const Sample taken = region.sustained(std::vector<TimedRegion::Submit>(10, slow), 2);
+  // The first of a chain meets an idle stream and may take any time: it must not count.
+  const TimedRegion::Submit first = [&](Stream) {
+    bench.driver->works += 10;
+    work_for(20'000'000);
+  };
+  std::vector<TimedRegion::Submit> swaps(10, one);
+  swaps[0] = swaps[2] = first;
+  const Sample taken = bench.region.sustained(swaps, 2);
   check::equal(taken.gpu_us, 100.0, "six swaps more take six times as long");
+  check::that(taken.chain_us * 8 >= 27'000, "the long chain, with its first swap, for each of its swaps");
 }
 
-void cpu_time_leaves_out_what_a_submission_slept() {
-  Bench bench;
-  TimedRegion region(bench.driver, bench.stream.handle(), 100'000'000);
+/// Lets another thread work for this much CPU time.
+void let_another_work(std::int64_t cpu_ns) {
+  std::jthread([=] { work_for(cpu_ns); });
+}
+
+void cpu_time_is_that_of_the_submission_s_thread() {
+  GatedBench bench;
   for (const StreamState state : {StreamState::idle, StreamState::busy}) {
-    const Sample slept =
-        region.measure([](Stream) { std::this_thread::sleep_for(std::chrono::milliseconds(30)); }, state);
-    check::that(slept.caller_us >= 30'000, "the submission's time");
-    check::that(slept.cpu_us < 15'000, "its CPU time");
-    const Sample worked = region.measure(
-        [](Stream) {
-          const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(30);
-          while (std::chrono::steady_clock::now() < end) {
-          }
-        },
-        state);
-    check::that(worked.cpu_us > 3'000 && worked.cpu_us <= worked.caller_us, "CPU time of a thread at work");
+    const Sample slept = bench.region.measure([](Stream) { let_another_work(20'000'000); }, state);
+    check::that(slept.caller_us >= 20'000, "the submission's time");
+    check::that(slept.cpu_us < 20'000, "without the work of another thread");
+    const Sample worked = bench.region.measure([](Stream) { work_for(3'000'000); }, state);
+    check::that(worked.cpu_us >= 3'000 && worked.cpu_us <= worked.caller_us, "CPU time of a thread at work");
   }
 }
 
 void the_cpu_time_of_a_chain_is_no_more_than_its_time() {
-  Bench bench;
-  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
-  const TimedRegion::Submit sleeps = [](Stream) { std::this_thread::sleep_for(std::chrono::milliseconds(20)); };
-  const TimedRegion::Submit works = [](Stream) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
-    while (std::chrono::steady_clock::now() < end) {
-    }
-  };
-  std::vector<TimedRegion::Submit> chain(4, sleeps);
-  chain.resize(10, works);
-  const Sample sample = region.sustained(chain, 4);
+  GatedBench bench;
+  std::vector<TimedRegion::Submit> chain(10, [](Stream) { work_for(5'000'000); });
+  chain[0] = [](Stream) { let_another_work(5'000'000); };
+  const Sample sample = bench.region.sustained(chain, 1);
   check::that(sample.cpu_us <= sample.caller_us, "CPU time within the caller's time");
 }
 
@@ -259,45 +239,42 @@ void sustained_swaps_run_behind_each_other_and_ask_only_for_their_end() {
   check::thrown<std::invalid_argument>([&] { region.sustained({}, 1); });
 }
 
-void a_sustained_swap_costs_what_one_more_costs() {
-  Bench bench;
-  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
-  // The first of a chain meets an idle stream and may take any time: it must not count.
-  const auto nap = [](int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); };
-  std::vector<TimedRegion::Submit> swaps(8, [&](Stream) { nap(5); });
-  swaps[0] = swaps[2] = [&](Stream) { nap(60); };
-  const auto is_one_more = [](double us) { return us >= 4'000 && us < 30'000; };
-  Sample taken;
-  // A busy host holds chains up: one of several tells the time.
-  for (int attempt = 0; attempt < 10 && !(is_one_more(taken.wall_us) && is_one_more(taken.caller_us)); ++attempt) {
-    taken = region.sustained(swaps, 2);
-  }
-  check::that(is_one_more(taken.wall_us), "one more swap");
-  check::that(is_one_more(taken.caller_us) && taken.cpu_us < 4'000, "its submission");
-  check::that(taken.chain_us > taken.wall_us, "the long chain, with its first swap, for each of its swaps");
-}
-
 void a_chain_that_always_waits_behind_the_longer_one_is_measured() {
-  Bench bench;
-  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
-  const auto nap = [](int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); };
-  std::vector<TimedRegion::Submit> swaps(8, [&](Stream) { nap(3); });
+  GatedBench bench;
+  std::vector<TimedRegion::Submit> swaps(8, [](Stream) { work_for(1'000'000); });
   bool behind_longer = true;
   const auto begins = [&](bool longer) {
-    return [&, longer](Stream) { nap(std::exchange(behind_longer, longer) ? 60 : 3); };
+    return [&, longer](Stream) { work_for(std::exchange(behind_longer, longer) ? 30'000'000 : 1'000'000); };
   };
   swaps[0] = begins(false);
   swaps[2] = begins(true);
-  const Sample taken = region.sustained(swaps, 2);
-  check::that(taken.wall_us > 0, "four swaps more take longer");
+  check::that(bench.region.sustained(swaps, 2).wall_us > 0, "four swaps more take longer");
 }
 
+/// Completes everything at once, in the calling thread.
+class ImmediateDriver final : public ForwardingDriver {
+ public:
+  void record(Event, Stream) override {}
+  bool completed(Event) override { return true; }
+  void synchronize(Stream) override {}
+};
+
 void chains_that_never_grow_longer_are_refused() {
-  Bench bench;
-  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
+  const auto driver = std::make_shared<ImmediateDriver>();
+  const OwnedStream stream(driver);
+  TimedRegion region(driver, stream.handle(), 1000);
   std::vector<TimedRegion::Submit> swaps(4, [](Stream) {});
-  swaps[0] = [](Stream) { std::this_thread::sleep_for(std::chrono::milliseconds(60)); };
-  check::thrown<std::runtime_error>([&] { region.sustained(swaps, 1); });
+  swaps[0] = [](Stream) { work_for(5'000'000); };
+  bool refused = false;
+  // Other work can hold up one chain of three empty calls, but not one of every 25.
+  for (int attempt = 0; attempt < 20 && !refused; ++attempt) {
+    try {
+      region.sustained(swaps, 1);
+    } catch (const std::runtime_error&) {
+      refused = true;
+    }
+  }
+  check::that(refused, "the long chain never took longer");
 }
 
 void sustained_swaps_that_fail_leave_nothing_in_flight() {
@@ -311,13 +288,9 @@ void sustained_swaps_that_fail_leave_nothing_in_flight() {
 }
 
 void a_delay_is_measured_by_itself() {
-  Bench bench;
-  TimedRegion region(bench.driver, bench.stream.handle(), 50'000'000);
-  for (const std::uint64_t delay_ns : {std::uint64_t{1'000'000}, std::uint64_t{20'000'000}}) {
-    const double measured_us = region.measure_delay_us(delay_ns);
-    check::that(measured_us >= static_cast<double>(delay_ns) / 1e3, "no shorter than what was asked for");
-  }
-  check::that(region.measure_delay_us(0) < 50'000, "the delay in front does not count");
+  GatedBench bench(50'000);
+  check::equal(bench.region.measure_delay_us(2000), 100.0, "the delay in front does not count");
+  check::that(bench.driver->delays_ns == std::vector<std::uint64_t>{50'000, 2000}, "the delay in front, and the one");
   check::that(bench.driver->idle(bench.stream.handle()), "nothing is left on the stream");
 }
 
@@ -359,22 +332,16 @@ void queued_swaps_run_before_the_measured_one() {
 }
 
 void a_sample_tells_whether_its_queue_stood() {
-  Bench bench;
-  constexpr std::uint64_t kDelayNs = 400'000'000;
-  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
-  const auto swap = bench.batched(bench.reversed());
+  GatedBench bench;
   for (const std::size_t streams : {1U, 3U}) {
-    const Sample held = region.measure(Bench::submission(*swap), StreamState::busy,
-                                       {.depth = 4, .streams = streams, .delay_ns = kDelayNs});
+    const Sample held =
+        bench.region.measure(bench.submit, StreamState::busy, {.depth = 4, .streams = streams, .delay_ns = 5000});
     check::that(held.depth_held && held.pending_before, "the whole queue waited behind the delay");
-    check::that(held.wall_us > kDelayNs / 4e3, "wall time contains the rest of the delay");
-    // A submission that waits lets the delay before it end.
-    const Sample late = region.measure([&](Stream stream) { bench.driver->synchronize(stream); }, StreamState::busy,
-                                       {.depth = 1, .streams = streams});
+    check::equal(bench.driver->delays_ns.back(), 6000U, "the queue's delay is added");
+    const Sample late = bench.region.measure(bench.waits, StreamState::busy, {.depth = 1, .streams = streams});
     check::that(!late.depth_held, "the queue had begun to run");
   }
-  check::that(region.measure(Bench::submission(*swap), StreamState::idle).depth_held,
-              "no queue, nothing that has started");
+  check::that(bench.region.measure(bench.submit, StreamState::idle).depth_held, "no queue, nothing that has started");
 }
 
 void a_queue_needs_a_busy_stream() {
@@ -389,14 +356,14 @@ void a_queue_needs_a_busy_stream() {
 }
 
 void a_failed_sample_leaves_nothing_in_flight() {
-  Bench bench;
-  TimedRegion region(bench.driver, bench.stream.handle(), 20'000'000);
+  GatedBench bench;
   std::vector<Stream> seen;
   const auto refuse_the_fourth = [&](Stream stream) {
     seen.push_back(stream);
     if (seen.size() == 4) throw DriverError("submit", "REFUSED");
   };
-  check::thrown<DriverError>([&] { region.measure(refuse_the_fourth, StreamState::busy, {.depth = 3, .streams = 3}); });
+  check::thrown<DriverError>(
+      [&] { bench.region.measure(refuse_the_fourth, StreamState::busy, {.depth = 3, .streams = 3}); });
   for (const Stream stream : seen) check::that(bench.driver->idle(stream), "the stream has settled");
 }
 
@@ -413,12 +380,11 @@ int main() {
        work_is_the_last_before_a_submission_on_an_idle_stream},
       {"a sample leaves out what was on the stream before", a_sample_leaves_out_what_was_on_the_stream_before},
       {"a chain is divided by the swaps that it has more", a_chain_is_divided_by_the_swaps_that_it_has_more},
-      {"CPU time leaves out what a submission slept", cpu_time_leaves_out_what_a_submission_slept},
+      {"CPU time is that of the submission's thread", cpu_time_is_that_of_the_submission_s_thread},
       {"the CPU time of a chain is no more than its time", the_cpu_time_of_a_chain_is_no_more_than_its_time},
       {"a loop is current again after a submission that was not",
        a_loop_is_current_again_after_a_submission_that_was_not},
       {"sustained swaps run behind each other", sustained_swaps_run_behind_each_other_and_ask_only_for_their_end},
-      {"a sustained swap costs what one more costs", a_sustained_swap_costs_what_one_more_costs},
       {"a chain that always waits behind the longer one is measured",
        a_chain_that_always_waits_behind_the_longer_one_is_measured},
       {"chains that never grow longer are refused", chains_that_never_grow_longer_are_refused},
