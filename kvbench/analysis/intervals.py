@@ -18,7 +18,6 @@ Counts = npt.NDArray[np.int64]
 Samples = Sequence[float] | Floats
 
 CONFIDENCE: Final = 0.95
-MIN_P99: Final = 500  # a p99 of fewer values is the worst few
 OUTLIER_SIGMAS: Final = 5.0
 _MIN_SPREAD: Final = 6
 _EXACT_UP_TO: Final = 500

@@ -27,6 +27,7 @@ UPPER_HALF: Final = Margin(
     0.2, "beyond the margin of a cell: bursts of other work move the upper half of a visit more than its lower tenth"
 )
 TIED: Final = Margin(0.03, "a smaller gain does not justify taking SMs from a model")
+MIN_P99: Final = 500  # a p99 of fewer values is the worst few
 # A smaller difference of two times is no more than an interrupt takes.
 ABSOLUTE_US: Final = 1.0
 AFTER_A_KERNEL: Final = Margin(0.12, "behind a kernel that copies, the copy engine takes at least this much longer")

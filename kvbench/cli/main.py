@@ -40,30 +40,37 @@ _EXPECTED: Final = {
 # The base class of the parser's errors: typer exports only a subclass, and since 0.26 the base is not click's own.
 _BAD_USAGE: Final[type[typer.BadParameter]] = typer.BadParameter.__bases__[0]
 
-# In the order of the help, imported when they are called: the core imports none of its guests, probe and traces.
+# In the order of the help, where they are and what the list of commands says of them. They are imported when they are
+# called: the core imports none of its guests, probe and traces, and the list waits for none of them.
 _COMMANDS: Final = {
-    "sweep": "kvbench.cli.sweep:sweep",
-    "show": "kvbench.cli.show:show",
-    "report": "kvbench.cli.report:report",
-    "tune": "kvbench.cli.tune:tune",
-    "tune engine": "kvbench.cli.tune:tune_engine",
-    "tune trace": "kvbench.cli.tune:tune_trace",
-    "tune beside": "kvbench.cli.tune:tune_beside",
-    "list": "kvbench.cli.listing:listing",
-    "doctor": "kvbench.cli.doctor:doctor",
-    "probe": "kvbench.probe.command:probe",
-    "gate": "kvbench.cli.gate:gate",
-    "trace": "kvbench.traces.command:trace",
+    "sweep": ("kvbench.cli.sweep:sweep", "Measure swaps of KV-cache blocks and write a run directory."),
+    "show": ("kvbench.cli.show:show", "Show the answer of runs: the backends to use, their loss and gain."),
+    "report": ("kvbench.cli.report:report", "Write report.md, report.html and charts from runs."),
+    "tune": ("kvbench.cli.tune:tune", "Measure which backends to use on this machine."),
+    "tune engine": ("kvbench.cli.tune:tune_engine", "Print which settings of an engine should change, as a patch."),
+    "tune trace": ("kvbench.cli.tune:tune_trace", "Measure which backends to use for the swaps of a trace."),
+    "tune beside": ("kvbench.cli.tune:tune_beside", "Pick the fastest choice that slows work beside it little."),
+    "list": ("kvbench.cli.listing:listing", "List the available axes, backends, configs, devices or models."),
+    "doctor": ("kvbench.cli.doctor:doctor", "Check whether this machine is fit to measure on."),
+    "probe": ("kvbench.probe.command:probe", "Determine how the driver runs a batched copy."),
+    "gate": ("kvbench.cli.gate:gate", "Compare two builds or backends, or check rules about one run."),
+    "trace": ("kvbench.traces.command:trace", "Turn request traces into swaps, and describe the swaps."),
 }
 
 
 class _Commands(Group):
     """The commands, each built from its module when it is asked for."""
 
+    lists = False
+
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         names: Any = dict.fromkeys(_COMMANDS)
         self.commands = names  # for suggestions
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.lists = True
+        super().format_help(ctx, formatter)
 
     def list_commands(self, ctx: object) -> list[str]:
         del ctx
@@ -77,7 +84,10 @@ class _Commands(Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None
-        path, _, name = _COMMANDS[cmd_name].partition(":")
+        place, summary = _COMMANDS[cmd_name]
+        if self.lists:
+            return Command(cmd_name, help=summary)
+        path, _, name = place.partition(":")
         module = import_module(path)
         command = getattr(module, name)
         if isinstance(command, typer.Typer):

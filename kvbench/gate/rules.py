@@ -23,12 +23,13 @@ from kvbench.cells.units import format_size
 from kvbench.errors import ExitCode, MismatchError, UsageError, brief
 from kvbench.files import read_toml, shipped_folder
 from kvbench.gate.judgement import GateVerdict, Row, worst
-from kvbench.results import CellRecord, Run
+from kvbench.results import Run
 from kvbench.results.columns import TIMES
+from kvbench.results.outcomes import Outcome
 from kvbench.text import NAME_PATTERN, check_keys, convert, located
 
-# name in a rule -> column of the summary
-QUANTITIES: Final = {"gbps": "gbps", "ceiling_share": "ceiling_share", **{name: f"{name}_median" for name in TIMES}}
+_SHARE: Final = "ceiling_share"
+QUANTITIES: Final = ("gbps", _SHARE, *TIMES)
 MIN_SIZES: Final = 2
 CEILING: Final = "ceiling"
 _MAX_RULES: Final = 1000
@@ -55,48 +56,54 @@ _A_CONFIG: Final = msgspec.Meta(
 
 
 @dataclass(frozen=True, slots=True)
-class CellOutcome:
-    """One cell in one run: `status` is ok, no figure, failed or skipped, with its reason.
+class Measured:
+    """The outcome of a cell, with the median GB/s of the ceiling in its direction, NaN without one."""
 
-    `figures` are the cell's quantities and its ceiling (GB/s), and `visits` the same quantities by visit: name -> round
-    -> the visit's median. Figures are NaN and visits empty unless ok.
-    """
+    outcome: Outcome
+    ceiling_gbps: float
 
-    cell: Cell
-    status: str
-    reason: str
-    figures: Mapping[str, float]
-    visits: Mapping[str, Visits]
+    @property
+    def cell(self) -> Cell:
+        return self.outcome.cell
+
+    @property
+    def status(self) -> str:
+        """As of the outcome, but failed where the copies were never compared."""
+        return "failed" if self._unverified else self.outcome.status
+
+    @property
+    def reason(self) -> str:
+        return "no bytes were verified" if self._unverified else self.outcome.reason
+
+    @property
+    def _unverified(self) -> bool:
+        return self.outcome.status == "ok" and not any(visit.verified_bytes for visit in self.outcome.visits)
+
+    def figure(self, quantity: str) -> float:
+        """Return one of `QUANTITIES` of the cell, NaN where it has none."""
+        if quantity in TIMES:
+            return self.outcome.us(quantity)
+        return self.outcome.gbps / (self.ceiling_gbps if quantity == _SHARE else 1.0)
+
+    def visits(self, quantity: str) -> Visits:
+        """Return the same by round."""
+        if quantity in TIMES:
+            return self.outcome.times(quantity)
+        scale = 1e3 * (self.ceiling_gbps if quantity == _SHARE else 1.0)
+        return {number: self.cell.swap_bytes / us / scale for number, us in self.outcome.times().items()}
 
 
-Outcomes = Mapping[Cell, CellOutcome]
+Outcomes = Mapping[Cell, Measured]
 
 
-def outcomes(run: Run) -> dict[Cell, CellOutcome]:
-    """Return the outcome of every cell in the run's journal.
-
-    A cell with samples but without verified bytes counts as failed, because its copies were never compared.
-    """
-    cells = {record.cell.id: record.cell for record in run.records if isinstance(record, CellRecord)}
-    times = {name: run.visit_times(name) for name in TIMES}
-    by_cell = {}
-    for row in run.frame().to_dict("records"):
-        cell = cells[str(row["cell_id"])]
-        status, reason = str(row["status"]), "" if row["status"] == "ok" else str(row["reason"])
-        if status == "ok" and int(row["verified_bytes"]) == 0:
-            status, reason = "failed", "no bytes were verified"
-        ok = status == "ok"
-        columns = {**QUANTITIES, "ceiling": "ceiling_gbps"}
-        figures = {name: float(row[column]) if ok else math.nan for name, column in columns.items()}
-        visits = {name: by_cell_id.get(cell.id, {}) if ok else {} for name, by_cell_id in times.items()}
-        visits["gbps"] = {number: cell.swap_bytes / us / 1e3 for number, us in visits["swap_us"].items()}
-        visits["ceiling_share"] = {number: gbps / figures["ceiling"] for number, gbps in visits["gbps"].items()}
-        by_cell[cell] = CellOutcome(cell, status, reason, figures, visits)
-    return by_cell
+def measured_in(run: Run) -> dict[Cell, Measured]:
+    """Return every cell of a run's journal with its outcome."""
+    ceilings = {direction: median(rates) for direction, rates in run.ceilings().items() if rates}
+    return {cell: Measured(one, ceilings.get(cell.direction, math.nan)) for cell, one in run.outcomes.items()}
 
 
 # Its name, its figure, and its outcome unless it is a number.
-Partner = tuple[str, float, CellOutcome | None]
+Partner = tuple[str, float, Measured | None]
 
 
 class UnknownError(Exception):
@@ -132,9 +139,9 @@ class Selection:
                 raise UnknownError(f"{outcome.cell.label} {status}: {outcome.reason}")
         return ran
 
-    def curves(self, by_cell: Outcomes) -> list[list[CellOutcome]]:
+    def curves(self, by_cell: Outcomes) -> list[list[Measured]]:
         """Return the curves: outcomes that differ only in block size, `MIN_SIZES` or more, by size; raises as above."""
-        groups: dict[Cell, list[CellOutcome]] = {}
+        groups: dict[Cell, list[Measured]] = {}
         for cell, outcome in self.measured(by_cell).items():
             groups.setdefault(replace(cell, block_bytes=1), []).append(outcome)
         ordered = [sorted(group, key=lambda outcome: outcome.cell.block_bytes) for group in groups.values()]
@@ -155,12 +162,12 @@ class Limit:
     def __str__(self) -> str:
         return " ".join(filter(None, (f"{self.factor:.9g}", str(self.partner or ""))))
 
-    def partners(self, outcome: CellOutcome, quantity: str, by_cell: Outcomes) -> list[Partner]:
+    def partners(self, outcome: Measured, quantity: str, by_cell: Outcomes) -> list[Partner]:
         """Return the partners of a cell; raises UnknownError if it has none."""
         if self.partner is None:
             return [("the number", 1.0, None)]
         if isinstance(self.partner, str):
-            return [(f"the {CEILING}", outcome.figures[CEILING], None)]
+            return [(f"the {CEILING}", outcome.ceiling_gbps, None)]
         named = {condition.axis for condition in self.partner.filters}
         free = [axis.field for axis in AXES.values() if axis.name not in named]
 
@@ -172,7 +179,7 @@ class Limit:
         if not alike:
             raise UnknownError(f"{outcome.cell.label} has no partner among {self.partner}")
         ran = self.partner.measured(alike)
-        return [(cell.label, each.figures[quantity], each) for cell, each in ran.items()]
+        return [(cell.label, each.figure(quantity), each) for cell, each in ran.items()]
 
 
 # A case of a rule: its distance from breaking the rule (below 0: broken, NaN: undecided), the same as text, its cells.
@@ -253,7 +260,7 @@ class Bound(Rule, frozen=True, kw_only=True, forbid_unknown_fields=True):
         factor = self.limit.factor
         cases: list[Case] = []
         for cell, outcome in self.cells.measured(by_cell).items():
-            value, visits = outcome.figures[self.quantity], outcome.visits[self.quantity]
+            value, visits = outcome.figure(self.quantity), outcome.visits(self.quantity)
             for label, other, partner in self.limit.partners(outcome, self.quantity, by_cell):
                 limit = factor * other
                 if not (math.isfinite(value) and math.isfinite(limit) and limit > 0):
@@ -261,7 +268,7 @@ class Bound(Rule, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 text = f"against {factor:g}"
                 if self.limit.partner is not None:
                     text = f"is {value / other:.3g} of {label} ({other:.4g}); the rule says {factor:g}"
-                others = dict.fromkeys(visits, other) if partner is None else partner.visits[self.quantity]
+                others = dict.fromkeys(visits, other) if partner is None else partner.visits(self.quantity)
                 ratios = [visits[number] / (factor * others[number]) for number in visits.keys() & others.keys()]
                 slack, why = _slack(ratios if self.at_least is not None else [1 / ratio for ratio in ratios])
                 cells = [cell] if partner is None else [cell, partner.cell]
@@ -296,7 +303,7 @@ class NoCliff(Rule, frozen=True, kw_only=True, forbid_unknown_fields=True):
         cases: list[Case] = []
         for curve in self.cells.curves(by_cell):
             cell, cells = curve[0].cell, [outcome.cell for outcome in curve]
-            slack, text = self._judge([outcome.visits["gbps"] for outcome in curve], cells)
+            slack, text = self._judge([outcome.visits("gbps") for outcome in curve], cells)
             name = f"{cell.backend} {cell.direction} N={cell.blocks} {cell.stream_state}"
             cases.append((slack, f"{name}: {text}", cells))
         if not cases:
@@ -336,7 +343,7 @@ def check_rules(run: Run, rules: RuleSet) -> RulesReport:
             f"the rules are for runs of the config {rules.config}; {brief(str(run.path))} is of "
             f"{brief(str(config)) or 'no config'}; measure that config, or use other rules with --rules"
         )
-    by_cell = outcomes(run)
+    by_cell = measured_in(run)
     rows = sorted((rule.check(by_cell) for rule in rules.rules), key=lambda row: row.verdict.badness)
     warnings = [*run.warnings]
     if run.info.status != "complete":

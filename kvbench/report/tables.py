@@ -16,7 +16,7 @@ from kvbench.report.charts.plot import ChartText, PlotLine, PlotMark
 from kvbench.report.model import Code, DataTable, Finding, Span, Strong, Text, plain
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, size
 from kvbench.report.view import HOST_COPIES, STATES, Pinned, Row, View, rows_of, sample_text, where
-from kvbench.results.frame import BETWEEN
+from kvbench.results.outcomes import BETWEEN
 from kvbench.results.schema import EffectivePath
 from kvbench.text import short
 

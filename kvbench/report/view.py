@@ -23,7 +23,8 @@ from kvbench.cells.backend_facts import AUTO, BATCHED, EMPTY, marked, plug_ins_o
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.report.numbers import ABSENT, figure, noun, size
 from kvbench.results import Ceiling, Failure, Run, Visit
-from kvbench.results.frame import BETWEEN, unqueued
+from kvbench.results.frame import unqueued
+from kvbench.results.outcomes import BETWEEN
 from kvbench.text import ends, short
 
 SERIES: Final = axes_of(Role.SERIES)

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kvbench.analysis.intervals import MIN_P99
+from kvbench.analysis.margins import MIN_P99
 from kvbench.cells.cell import AXES
 
 NO_FIGURE: Final = (

@@ -13,8 +13,8 @@ import numpy as np
 
 from kvbench.analysis.compare import paired_interval
 from kvbench.analysis.curves import pareto_edge
-from kvbench.analysis.intervals import MIN_P99, median_interval
-from kvbench.analysis.margins import IN_TURN
+from kvbench.analysis.intervals import median_interval
+from kvbench.analysis.margins import IN_TURN, MIN_P99
 from kvbench.cells.cell import Cell
 from kvbench.results.schema import Beside, Samples, Visit
 

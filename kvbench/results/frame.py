@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 from statistics import median
@@ -14,24 +13,17 @@ import pandas as pd
 
 from kvbench.analysis.intervals import Floats, grouped_outliers, grouped_quartiles, median_interval
 from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
-from kvbench.cells.axis import Role
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES, TRACE
-from kvbench.cells.cell import AXES, Cell, axes_of, command_of
-from kvbench.results.columns import NO_FIGURE, SAMPLE_COLUMNS, TIMES, TYPES
+from kvbench.cells.cell import AXES, Cell, command_of
+from kvbench.results.columns import SAMPLE_COLUMNS, TIMES, TYPES
 from kvbench.results.cost import layer_figures, median_or_nan, neighbour_figures
-from kvbench.results.schema import CellRecord, EffectivePath, Failure, Record, Roof, RunInfo, Skip, Visit
+from kvbench.results.outcomes import Outcome, joined
+from kvbench.results.schema import Record, Roof, RunInfo, Visit
 
-# Separates the texts of one column that differ between visits; the most frequent path comes first.
-BETWEEN: Final = "; "
 # If scattered small blocks take less than this factor times the time of the same blocks laid out densely, no
 # translation limit is in reach.
 _LIMITED: Final = 1.1
 _FORMULA: Final = re.compile(r"[=@\t\r]|[+-](?![\d.,]*%?$)")
-_ORDER: Final = tuple(
-    AXES[name].columns[-1]
-    for role in (Role.SERIES, Role.SHAPE, Role.SIDE, Role.QUEUE, Role.BESIDE)
-    for name in axes_of(role)
-)
 
 
 class _Rate(NamedTuple):
@@ -56,34 +48,22 @@ class _Rate(NamedTuple):
 def summarize(
     info: RunInfo,
     records: Sequence[Record],
-    visits: Sequence[Visit],
+    outcomes: Sequence[Outcome],
     samples: pd.DataFrame,
     ceilings: Mapping[str, Sequence[float]],
 ) -> pd.DataFrame:
-    """Return one row per cell of a run, from its parts: of the visits those that count, with their `long_samples`. A
-    failed or skipped cell has its reason and no figures.
-    """
-    records_of_cell = _records_of_cell(visits, records)
+    """Return one row per outcome of a run, with its figures: `samples` are those of its visits, by `long_samples`."""
     limits = {direction: median(rates) for direction, rates in ceilings.items() if rates}
     reached = {direction: _reached(records, direction) for direction in Direction}
-    measured = [cell for cell, of_cell in records_of_cell.items() if _status(of_cell) == "ok"]
-    made = Counter(record.cell for record in records if isinstance(record, Visit))
-    rows = [
-        _row(cell, of_cell, made[cell]) | _limits(cell, limits, reached[cell.direction])
-        for cell, of_cell in records_of_cell.items()
-    ]
+    rows = [_row(one) | _limits(one.cell, limits, reached[one.cell.direction]) for one in outcomes]
     frame = pd.DataFrame(rows, columns=list(TYPES))
-    figures = _figures(measured, samples).reindex(frame.index)
+    measured = {row: one for row, one in enumerate(outcomes) if one.medians}
+    figures = _figures([one.cell for one in measured.values()], samples)
+    figures = figures.set_index(pd.Index([*measured], dtype="int64")).reindex(frame.index)
     frame[figures.columns] = figures
     frame["device"] = _device_label(info)
-    # A queue measures the submission, whose time every sample has.
-    without = (frame["status"] == "ok") & frame["swap_us_median"].isna() & (frame["queued"] == 0)
-    frame.loc[without, ["status", "reason"]] = "no figure", NO_FIGURE
-    for rate, time in (("", "median"), ("_q1", "q3"), ("_q3", "q1"), ("_low", "high"), ("_high", "low")):
-        frame[f"gbps{rate}"] = frame["swap_bytes"] / frame[f"swap_us_{time}"] / 1e3
-    # the swaps of a trace differ in size, and an empty launch has none
-    rates = [name for name in TYPES if name.startswith("gbps")]
-    frame[rates] = frame[rates].mask((frame["sequence"] == TRACE) | frame["path"].eq(EffectivePath.NOTHING))
+    for rate, time in (("_q1", "q3"), ("_q3", "q1"), ("_low", "high"), ("_high", "low")):
+        frame[f"gbps{rate}"] = (frame["swap_bytes"] / frame[f"swap_us_{time}"] / 1e3).where(frame["gbps"].notna())
     quantities = frame["stream_state"].map({state.value: state.quantity for state in StreamState})
     for quantity in dict.fromkeys(state.quantity for state in StreamState):
         frame[f"{quantity}_gbps"] = frame["gbps"].where(quantities == quantity)
@@ -92,15 +72,9 @@ def summarize(
     frame["samples"] = frame["samples"].fillna(0)
     # the same types, whatever the run holds
     others: dict[str, Any] = {name: kind for name, kind in TYPES.items() if frame.dtypes[name] != kind}
-    in_order = sorted(range(len(rows)), key=lambda number: [_key(rows[number].get(name)) for name in _ORDER])
-    typed = frame.assign(**{name: frame[name].astype(kind) for name, kind in others.items()}).iloc[in_order]
+    typed = frame.assign(**{name: frame[name].astype(kind) for name, kind in others.items()})
     # The copy consolidates columns of one type: pandas warns about more than a hundred blocks.
-    return typed[list(TYPES)].reset_index(drop=True).copy()
-
-
-def _key(value: Any) -> tuple[bool, Any]:
-    """Return a key that sorts a value of an axis before its absence."""
-    return value is None, value
+    return typed[list(TYPES)].copy()
 
 
 def _device_label(info: RunInfo) -> str:
@@ -139,20 +113,6 @@ def by_layers(frame: pd.DataFrame) -> "pd.Series[bool]":
     return pd.Series(layers, frame.index, dtype=bool)
 
 
-def visit_times(frame: pd.DataFrame, samples: pd.DataFrame, time: str = "swap_us") -> dict[str, dict[int, float]]:
-    """Return cell id -> round -> median of one of `TIMES` in that visit, for the cells of `frame` with a figure.
-
-    `frame` is from `summarize`, `samples` from `long_samples`; a visit without a positive time is omitted.
-    """
-    with_figure = frame.loc[frame[f"{time}_median"] > 0, "cell_id"]
-    medians = samples[samples["cell_id"].isin(with_figure)].groupby(["cell_id", "round"], sort=False)[time].median()
-    medians = medians[(medians > 0) & np.isfinite(medians)]
-    times: dict[str, dict[int, float]] = {}
-    for (cell, number), us in zip(medians.index.tolist(), medians.tolist(), strict=True):
-        times.setdefault(str(cell), {})[number] = us
-    return times
-
-
 def long_samples(visits: Sequence[Visit]) -> pd.DataFrame:
     """Return one row per raw sample of `visits`, in order: cell_id, round, sample, then `SAMPLE_COLUMNS`."""
     counts = [len(visit.samples) for visit in visits]
@@ -167,24 +127,6 @@ def long_samples(visits: Sequence[Visit]) -> pd.DataFrame:
     }
     frame = pd.DataFrame(columns | {name: _gather(visits, name) for name in SAMPLE_COLUMNS})
     return frame.astype({"pending_before": "int8", "pending_after": "int8", "depth_held": "Int8"})
-
-
-def _records_of_cell(visits: Sequence[Visit], records: Sequence[Record]) -> dict[Cell, list[CellRecord]]:
-    """Return the records of every cell; cells with figures come first, as `_figures` numbers them."""
-    records_of_cell: dict[Cell, list[CellRecord]] = {}
-    others = (record for record in records if isinstance(record, Failure | Skip))
-    for record in (*visits, *others):
-        records_of_cell.setdefault(record.cell, []).append(record)
-    return dict(sorted(records_of_cell.items(), key=lambda item: _status(item[1]) != "ok"))
-
-
-def _status(records: Sequence[CellRecord]) -> str:
-    if any(isinstance(record, Failure) for record in records):
-        return "failed"
-    if any(isinstance(record, Visit) and len(record.samples) for record in records):
-        return "ok"
-    # Only a journal not written by kvbench has visits without samples.
-    return "skipped" if any(isinstance(record, Skip) for record in records) else "failed"
 
 
 def _reached(records: Sequence[Record], direction: Direction) -> tuple[_Rate, _Rate] | None:
@@ -216,45 +158,41 @@ def _limits(cell: Cell, ceilings: Mapping[str, float], reached: tuple[_Rate, _Ra
     return {"ceiling_gbps": ceiling, "limit_blocks_per_s": limit.rate, **columns}
 
 
-def _row(cell: Cell, records: Sequence[CellRecord], made: int) -> dict[str, Any]:
-    """Return the row of a cell from its records; `made` visits were made, with repeated ones."""
-    visits = [record for record in records if isinstance(record, Visit)]
-    failures = [record for record in records if isinstance(record, Failure)]
-    skips = [record.reason for record in records if isinstance(record, Skip)]
-    reasons = [f"{failure.kind}: {failure.message}" for failure in failures] or skips
-    status, texts = _status(records), cell.spelled_out()
+def _row(outcome: Outcome) -> dict[str, Any]:
+    """Return the row of a cell, without what `_figures` takes from its samples."""
+    cell, visits = outcome.cell, outcome.visits
+    texts, (low_us, high_us) = cell.spelled_out(), outcome.interval_us
     return {
         **texts,
         **{axis.field: getattr(cell, axis.field) for axis in AXES.values() if axis.number},
         **layer_figures(cell, visits),
         **neighbour_figures([visit.beside for visit in visits if visit.beside is not None]),
+        **{f"{time}_median": outcome.us(time) for time in TIMES},
+        "swap_us_low": low_us,
+        "swap_us_high": high_us,
+        "gbps": outcome.gbps,
         "swap_bytes": cell.swap_bytes,
-        "status": status,
-        "reason": None if status == "ok" else _joined(reasons) or "no reason recorded",
+        "status": outcome.status,
+        "reason": outcome.reason or None,
         # A queue measures the submission.
         "rounds": len(visits) if cell.queued else sum(bool(visit.swap_times_us) for visit in visits),
-        "path": _joined(path for path, _ in Counter(visit.path for visit in visits).most_common()),
+        "path": outcome.path,
         "staging_bytes": max((visit.staging_bytes or 0 for visit in visits), default=0) or math.nan,
         "sm_us": median_or_nan(visit.sm_us for visit in visits if visit.sm_us is not None),
-        "chosen": _joined(visit.chosen for visit in visits if visit.chosen is not None),
+        "chosen": joined(visit.chosen for visit in visits if visit.chosen is not None),
         "order_note": "any on d2h" if (cell.direction, cell.order) == (Direction.D2H, Order.ANY) else None,
-        "stopped_by": _joined(visit.stopped_by for visit in visits),
-        "repeated": made - len(visits),
+        "stopped_by": joined(visit.stopped_by for visit in visits),
+        "repeated": outcome.made - len(visits),
         "disturbed": sum(bool(visit.disturbed) for visit in visits),
         "verified_bytes": sum(visit.verified_bytes for visit in visits),
-        "warnings": _joined(text for visit in visits for text in visit.warnings),
+        "warnings": joined(text for visit in visits for text in visit.warnings),
         "cell_id": cell.id,
-        "command": next((failure.command for failure in failures), command_of(texts)),
+        "command": next((failure.command for failure in outcome.failures), command_of(texts)),
     }
 
 
 def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per cell of `measured`: its times, its sample count, and how often the stream state held.
-
-    The median of a time is the median of the visits' medians; its quartiles, which show the spread, are of all samples.
-    The interval of swap_us comes from the visits. On a busy stream, swap_us is missing in visits whose delay ended
-    before the submission did in more than half of the samples.
-    """
+    """Return one row per cell of `measured`: how its samples spread, how many there are, how often its state held."""
     owner = pd.Index([cell.id for cell in measured], dtype="str").get_indexer(pd.Index(samples["cell_id"]))
     # Samples of failed cells (owner < 0) come first and are dropped.
     order = np.argsort(owner, kind="stable")[(owner < 0).sum() :]
@@ -266,16 +204,9 @@ def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
     marked = grouped_outliers(raw["swap_us"], per_visit)
     outliers = np.bincount(owner, weights=marked, minlength=len(measured)).astype(np.int64)
     columns: dict[str, Any] = {"samples": per_cell, "outliers": outliers}
-    visits_of = np.bincount(owner[starts], minlength=len(measured))
     for time in TIMES:
         low, _, high = grouped_quartiles(raw[time], per_cell)
-        _, of_visits, _ = grouped_quartiles(raw[time], per_visit)
-        _, middle, _ = grouped_quartiles(of_visits, visits_of)
-        columns |= {f"{time}_median": middle, f"{time}_q1": low, f"{time}_q3": high}
-        if time == "swap_us":
-            by_cell = np.split(of_visits, np.cumsum(visits_of))[:-1]
-            ends = np.array([_known_interval(medians[~np.isnan(medians)]) for medians in by_cell]).reshape(-1, 2)
-            columns |= {"swap_us_low": ends[:, 0], "swap_us_high": ends[:, 1]}
+        columns |= {f"{time}_q1": low, f"{time}_q3": high}
     states = np.array([cell.stream_state.value for cell in measured], dtype=str)
     before = _grouped_mean(raw["pending_before"], owner, per_cell)
     after = _grouped_mean(raw["pending_after"], owner, per_cell)
@@ -289,12 +220,6 @@ def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _known_interval(medians: Floats) -> tuple[float, float]:
-    """Return the interval of the median of some visits, NaN where they are too few for one."""
-    low, high = median_interval(medians) if len(medians) else (-math.inf, math.inf)
-    return (low, high) if math.isfinite(low) else (math.nan, math.nan)
-
-
 def _gather(visits: Sequence[Visit], name: str) -> Floats:
     owners = visits if name == "swap_us" else [visit.samples for visit in visits]
     lists = (
@@ -306,7 +231,3 @@ def _gather(visits: Sequence[Visit], name: str) -> Floats:
 
 def _grouped_mean(values: Floats, owner: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Floats:
     return np.bincount(owner, weights=values, minlength=len(counts)) / counts
-
-
-def _joined(texts: Any) -> str | None:
-    return BETWEEN.join(dict.fromkeys(texts)) or None

@@ -8,7 +8,7 @@ import re
 import shlex
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,6 +37,9 @@ from kvbench.text import printable, printable_tree
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from kvbench.cells.cell import Cell
+    from kvbench.results.outcomes import Outcome
 
 RUN_FILE: Final = "run.json"
 JOURNAL_FILE: Final = "journal.jsonl"
@@ -87,10 +90,17 @@ class Run:
         return self._samples.copy(deep=False)
 
     @cached_property
+    def outcomes(self) -> "Mapping[Cell, Outcome]":
+        """What the run knows of every cell, sorted by the axes."""
+        from kvbench.results.outcomes import outcomes_of
+
+        return outcomes_of(self.records, self.visits)
+
+    @cached_property
     def _frame(self) -> "pd.DataFrame":
         from kvbench.results.frame import summarize
 
-        return summarize(self.info, self.records, self.visits, self._samples, self.ceilings())
+        return summarize(self.info, self.records, [*self.outcomes.values()], self._samples, self.ceilings())
 
     @cached_property
     def _samples(self) -> "pd.DataFrame":
@@ -98,14 +108,12 @@ class Run:
 
         return long_samples(self.visits)
 
-    def visit_times(self, time: str = "swap_us") -> dict[str, dict[int, float]]:
+    def visit_times(self, time: str = "swap_us") -> dict[str, Mapping[int, float]]:
         """Return cell id -> round -> median of a time of the visit in microseconds, for every cell with a figure.
 
         This is the input of `kvbench.analysis.compare`; `time` is one of `kvbench.results.columns.TIMES`.
         """
-        from kvbench.results.frame import visit_times
-
-        return visit_times(self._frame, self._samples, time)
+        return {cell.id: times for cell, one in self.outcomes.items() if (times := one.times(time))}
 
     def ceilings(self) -> dict[str, list[float]]:
         """Return direction -> GB/s of every large copy for the ceiling, in journal order."""
@@ -126,8 +134,9 @@ class Run:
         return path
 
 
-def load_run(path: Path) -> Run:
+def load_run(path: Path | str) -> Run:
     """Read a run directory. Executes nothing in it and follows no path in it. Raises RunDirectoryError."""
+    path = Path(path)
     info = _read_info(path)
     with _open_journal(path) as (file, name):
         lines = [record for record, _ in read_lines(_lines(file, path / name), path / name)]

@@ -6,6 +6,7 @@ import sys
 
 COMPILED = ("torch", "triton", "cuda", "pynvml", "kvbench._engine")
 HEAVY = (*COMPILED, "matplotlib", "pandas", "scipy")
+ARRAYS = (*HEAVY, "numpy")
 HELP = (
     "--help",
     "--version",
@@ -39,6 +40,11 @@ for command in {commands!r}:
 def start(refused: tuple[str, ...], then: str) -> subprocess.CompletedProcess[str]:
     program = START.format(refused=refused, then=then)
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_list_of_commands_and_the_version_wait_for_no_numpy() -> None:
+    result = start(ARRAYS, RUN_EACH.format(commands=("--help", "--version", "show --help", "tune --help")))
+    assert result.returncode == 0, result.stderr
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -18,7 +18,7 @@ from kvbench.errors import EXIT_CODES
 from kvbench.gate.judgement import VERDICTS, GateVerdict
 from kvbench.gate.rules import KEYS, QUANTITIES
 from kvbench.results import COLUMNS, RunInfo
-from kvbench.results.columns import SAMPLE_COLUMNS
+from kvbench.results.columns import SAMPLE_COLUMNS, TIMES
 from kvbench.results.schema import Record
 from kvbench.sweep.checks import FREE_SHARE
 from kvbench.sweep.config import ConfigFile, load_config, shipped_configs
@@ -85,7 +85,7 @@ def verdicts() -> str:
 
 
 def quantities() -> str:
-    rows = ((code(name), code(column)) for name, column in QUANTITIES.items())
+    rows = ((code(name), code(f"{name}_median" if name in TIMES else name)) for name in QUANTITIES)
     return table(("quantity", "column of the summary"), rows)
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 
 from kvbench.analysis.compare import MIN_PAIRS, leaders
-from kvbench.analysis.intervals import MIN_P99, median_interval
-from kvbench.analysis.margins import IN_TURN
+from kvbench.analysis.intervals import median_interval
+from kvbench.analysis.margins import IN_TURN, MIN_P99
 from kvbench.cells.backend_facts import BATCHED, method_label
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.units import two_digits

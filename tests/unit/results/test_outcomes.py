@@ -1,0 +1,72 @@
+from dataclasses import replace
+from math import isnan
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import kvbench
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.results.outcomes import Outcome
+from kvbench.results.schema import Record
+from tests.synthetic import failure, rounds, skip, visit, write_run
+
+CELL = Cell("batched", Direction.H2D, 1000, 16 << 10)
+BUSY = replace(CELL, stream_state=StreamState.BUSY)
+
+
+def outcome_of(tmp_path: Path, *records: Record) -> Outcome:
+    (outcome,) = kvbench.load_run(str(write_run(tmp_path / "run", records))).outcomes.values()
+    return outcome
+
+
+def test_a_figure_is_the_median_of_the_visits_medians(tmp_path: Path) -> None:
+    times_us = (50.0, 52.0, 54.0, 56.0, 58.0, 600.0)
+    outcome = outcome_of(tmp_path, *(visit(CELL, us, round_=number) for number, us in enumerate(times_us)))
+    assert outcome.status == "ok"
+    assert outcome.us() == pytest.approx(55, rel=0.02)
+    assert outcome.gbps == pytest.approx(CELL.swap_bytes / 55e3, rel=0.02)
+    assert outcome.interval_us == pytest.approx((50, 600), rel=0.02)
+    assert outcome.times() == pytest.approx(dict(enumerate(times_us)), rel=0.02)
+
+
+def test_five_visits_have_no_interval(tmp_path: Path) -> None:
+    outcome = outcome_of(tmp_path, *rounds([CELL])[:5])
+    assert all(map(isnan, outcome.interval_us))
+
+
+@pytest.mark.parametrize(
+    ("records", "status", "reason"),
+    [
+        ([skip(CELL)], "skipped", "does not fit in memory"),
+        ([failure(CELL, "lost")], "failed", "error: lost"),
+        ([visit(CELL, 50.0), failure(CELL, "lost", "mismatch")], "failed", "mismatch: lost"),
+    ],
+)
+def test_a_cell_without_figures_says_why(tmp_path: Path, records: list[Record], status: str, reason: str) -> None:
+    outcome = outcome_of(tmp_path, *records)
+    assert (outcome.status, outcome.reason) == (status, reason)
+    assert isnan(outcome.us())
+    assert isnan(outcome.gbps)
+    assert not outcome.times()
+
+
+def test_a_stream_that_was_not_held_leaves_the_thread_its_figure(tmp_path: Path) -> None:
+    made = visit(BUSY, 50.0)
+    ended = msgspec.structs.replace(made.samples, pending_after=[0] * len(made.samples))
+    outcome = outcome_of(tmp_path, msgspec.structs.replace(made, samples=ended))
+    assert outcome.status == "no figure"
+    assert isnan(outcome.gbps)
+    assert outcome.times("caller_us")
+
+
+def test_outcomes_stand_in_the_order_of_the_table(tmp_path: Path) -> None:
+    cells = [replace(CELL, blocks=blocks, backend=name) for name in ("sm", "batched") for blocks in (1000, 16)]
+    run = kvbench.load_run(write_run(tmp_path / "run", [visit(cell, 50.0) for cell in cells]))
+    assert [cell.id for cell in run.outcomes] == run.frame()["cell_id"].tolist()
+    assert [(cell.backend, cell.blocks) for cell in run.outcomes][:2] == [("batched", 16), ("batched", 1000)]
+
+
+def test_tab_completion_finds_the_api() -> None:
+    assert {"load_run", "Run", "Cell", "Backend"} <= set(dir(kvbench))
