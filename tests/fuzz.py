@@ -248,7 +248,7 @@ def axis_text(chance: random.Random) -> str:
 # What each option takes; a case has one or two of them, and every second value is hostile.
 OPTIONS = {
     "rounds": "3", "warmups": "1", "min-samples": "2", "max-samples": "50", "cell-seconds": "0.5",
-    "busy-delay-us": "100", "deadline-s": "10", "seed": "1", "controls": "1", "host-memory": "8GiB",
+    "busy-delay-us": "100", "deadline-s": "10", "seed": "1", "host-memory": "8GiB",
     "device-memory": "8GiB", "fault": "error@call=0", "model": "qwen3-8b", "tokens": "4096",
     "tp": "2", "block-tokens": "16", "layout": "per-layer", "kv-dtype": "bf16", "device": "cuda:0", "nonsense": "1",
 }  # fmt: skip

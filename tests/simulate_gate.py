@@ -22,7 +22,7 @@ from kvbench.analysis.intervals import CONFIDENCE, Floats
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.gate.judge import judge
-from kvbench.gate.judgement import GateVerdict, Judgement, Margins
+from kvbench.gate.judgement import GateVerdict, Judgement
 from kvbench.gate.looks import PLAN
 from kvbench.gate.pairs import FAST_SHARE, UPPER_SHARE, Pairs, VisitValues, unknown
 
@@ -173,7 +173,7 @@ def simulate(scenario: Scenario, change: Change, seed: int) -> Suite:
             seen[name] *= np.exp(np.array(logs)[:, :, : look.pairs])
         controls = {way: moved[index, : look.pairs] for index, way in enumerate(("d2h", "h2d"))}
         made = Pairs(suite, seen, order[: look.pairs], processes[: look.pairs], controls)
-        judgement = judge(made, Margins(), judgement)
+        judgement = judge(made, earlier=judgement)
         shares.append([row.verdict for row in judgement.rows].count(GateVerdict.SAME) / len(judgement.rows))
         if all(row.settled for row in judgement.rows):
             break

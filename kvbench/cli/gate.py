@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
+from kvbench.analysis.margins import GATE
 from kvbench.cli.options import NO_OPTIONS, Command, FromStruct, Group, with_struct_options
 from kvbench.cli.sweep import Axis, Filters, default_folder, terminated
 from kvbench.errors import ExitCode, UsageError
-from kvbench.gate.judgement import Margins
 from kvbench.text import convert, folded
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from kvbench.sweep.spec import SweepSpec
 
 DEFAULT_SUITE: Final = "gate-suite"
-DEFAULT_CONTROLS: Final = 2
 DEFAULT_MINUTES: Final = 1.8
 
 gate = typer.Typer(
@@ -57,6 +56,9 @@ class Measuring(msgspec.Struct, frozen=True, kw_only=True):
             ge=0.01, le=1440, description=f"time limit in minutes, start-up included (default: {DEFAULT_MINUTES})"
         ),
     ] = DEFAULT_MINUTES
+    margin: Annotated[
+        float, msgspec.Meta(ge=0, le=10, description=f"ignore changes below this fraction (default: {GATE.fraction})")
+    ] = GATE.fraction
     seed: Annotated[
         int | None, msgspec.Meta(description="seed of contents, placement and visit order (default: the suite's)")
     ] = None
@@ -80,7 +82,7 @@ def rules(
         Path | None, typer.Option("--rules", metavar="FILE", help="TOML file of rules (default: kvbench's own).")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Directory for gate.json, gate.xml and gate.md.")
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Directory for gate.json and gate.md.")
     ] = None,
     github: _GitHub = False,
     as_json: _AsJson = False,
@@ -107,13 +109,12 @@ def compare(
     axis: Axis = None,
     filters: Filters = None,
     measuring: Annotated[Mapping[str, Any], FromStruct(Measuring)] = NO_OPTIONS,
-    margins: Annotated[Mapping[str, Any], FromStruct(Margins)] = NO_OPTIONS,
     inconclusive: Annotated[
         OnInconclusive, typer.Option(help="Let UNDECIDED and CONTAMINATED pass or fail.")
     ] = OnInconclusive.FAIL,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help="Directory for gate.json, gate.xml, gate.md and both runs."),
+        typer.Option("--out", "-o", metavar="DIR", help="Directory for gate.json, gate.md and both runs."),
     ] = None,
     github: _GitHub = False,
     as_json: _AsJson = False,
@@ -129,7 +130,6 @@ def compare(
         raise UsageError(f"gate compare measures both sides itself; to compare runs: kvbench report {runs}")
     if base is None or cand is None:
         raise UsageError("--base and --cand: give both: env:PATH, backend:NAME or here")
-    allowed: Margins = convert(margins, Margins)
     how: Measuring = convert(measuring, Measuring)
     deadline_s = time.monotonic() + 60 * how.minutes
     for option, fault in (("--base-fault", how.base_fault), ("--cand-fault", how.cand_fault)):
@@ -138,7 +138,7 @@ def compare(
     to = Destinations(as_json, folder, github)
     sides = parse_side("--base", base, how.base_fault), parse_side("--cand", cand, how.cand_fault)
     with _measured(sides, _suite(how, axis, filters, sides[0]), folder, as_json=as_json) as both:
-        judgement = both.compare(allowed, deadline_s)
+        judgement = both.compare(how.margin, deadline_s)
     passes = inconclusive is OnInconclusive.PASS and judgement.exit_code is ExitCode.INCONCLUSIVE
     data = msgspec.structs.replace(data_of(judgement), **({"exit_code": ExitCode.DONE.value} if passes else {}))
     to.deliver(sheet_of_judgement(judgement, shlex.join(["kvbench", *sys.argv[1:]])), data)
@@ -155,7 +155,7 @@ def _suite(how: Measuring, axis: list[str] | None, filters: list[str] | None, si
         raise UsageError("-a backend=...: the sides set the backends; leave it out")
     spec = load_config(find_config(how.suite)).with_axes(settings).with_filters(filters or [])
     spec = spec.with_options(device=how.device, seed=how.seed)
-    return spec.with_sampling({"rounds": 1, "controls": spec.sampling.controls or DEFAULT_CONTROLS})
+    return spec.with_sampling({"rounds": 1})
 
 
 @contextmanager

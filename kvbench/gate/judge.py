@@ -14,9 +14,9 @@ import numpy as np
 
 from kvbench.analysis.compare import paired_interval
 from kvbench.analysis.intervals import Floats, middle_of
-from kvbench.analysis.margins import CONTROL_CPU, INLINE, UPPER_HALF
+from kvbench.analysis.margins import ABSOLUTE_US, CONTROL, CONTROL_CPU, GATE, INLINE, UPPER_HALF
 from kvbench.cells.cell import Cell
-from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Kind, Margins, Row, worst
+from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Kind, Row, worst
 from kvbench.gate.looks import PLAN, Estimate, look_at
 from kvbench.gate.pairs import BASE, CPU, Pairs, VisitValues
 from kvbench.results.columns import NO_FIGURE
@@ -43,16 +43,16 @@ _Look = Callable[[Floats, float], Estimate]
 
 
 @np.errstate(all="ignore")  # an untrusted side can report any time
-def judge(pairs: Pairs, margins: Margins, earlier: Judgement | None = None) -> Judgement:
-    """Judge paired visits; rows settled in an `earlier` judgement stay the same."""
-    controls = [_control(name, logs, pairs.order, margins) for name, logs in pairs.controls.items()]
+def judge(pairs: Pairs, margin: float = GATE.fraction, earlier: Judgement | None = None) -> Judgement:
+    """Judge paired visits; a change below the fraction `margin` is none, and rows settled `earlier` stay the same."""
+    controls = [_control(name, logs, pairs.order, margin) for name, logs in pairs.controls.items()]
     unsure = max((math.log1p(control.unsure) for control in controls), default=0.0)
     logs, bias = without_slot_bias(_logs(pairs.visits["fast_us"]), pairs.order)
     before = [row for row in (earlier.rows if earlier else ()) if row.verdict is not GateVerdict.FAILED]
     settled = {(row.kind, row.name): row for row in before if row.settled}
     moved = not all(control.steady for control in controls)
     rows = []
-    for row in _rows(pairs, logs, margins, lambda logs, margin: look_at(logs, pairs.processes, margin, unsure)):
+    for row in _rows(pairs, logs, margin, lambda logs, allowed: look_at(logs, pairs.processes, allowed, unsure)):
         if row.verdict is not GateVerdict.FAILED:
             row = settled.get((row.kind, row.name), row)
             row = replace(row, verdict=GateVerdict.CONTAMINATED) if moved else row
@@ -66,24 +66,26 @@ def judge(pairs: Pairs, margins: Margins, earlier: Judgement | None = None) -> J
         geometric_mean=_ratio(float(np.mean(known))) if known.size else math.nan,
         slot_bias=_ratio(bias),
         disturbed=pairs.disturbed,
-        margins=margins,
+        margin=margin,
     )
 
 
-def _control(name: str, logs: Floats, order: Floats, margins: Margins) -> ControlEffect:
+def _control(name: str, logs: Floats, order: Floats, margin: float) -> ControlEffect:
     logs, _ = without_slot_bias(logs[None], order)
     values = logs[np.isfinite(logs)]
     if not values.size:
         return ControlEffect(name, Estimate(), steady=True)
     centre, low, high = paired_interval(values)
-    margin = math.log1p(CONTROL_CPU.fraction if name == CPU else margins.control_margin)
-    steady = low <= margin and high >= -margin
-    unsure = _ratio(max(0.0, high - margin, -margin - low)) - 1 if steady else 0.0
+    # A wider margin of the cells widens that of the large copies.
+    copies = CONTROL.fraction * max(1.0, margin / GATE.fraction)
+    allowed = math.log1p(CONTROL_CPU.fraction if name == CPU else copies)
+    steady = low <= allowed and high >= -allowed
+    unsure = _ratio(max(0.0, high - allowed, -allowed - low)) - 1 if steady else 0.0
     effect = Estimate(_ratio(centre), _ratio(low), _ratio(high), pairs=values.size)
     return ControlEffect(name, effect, steady, unsure)
 
 
-def _rows(pairs: Pairs, logs: Floats, margins: Margins, look: _Look) -> Iterator[Row]:
+def _rows(pairs: Pairs, logs: Floats, margin: float, look: _Look) -> Iterator[Row]:
     """Yield a row for every cell, for the time of its caller, and for its neighbour; `logs` are those of the cells."""
     enough = len(pairs.order) >= PLAN[0].pairs
     for index, cell in enumerate(pairs.cells):
@@ -97,9 +99,9 @@ def _rows(pairs: Pairs, logs: Floats, margins: Margins, look: _Look) -> Iterator
             reason = f"no figure of {' and '.join(sides)}: {NO_FIGURE}"
             yield Row("cell", cell.label, GateVerdict.UNDECIDED, [cell], lacks, reason=reason)
         else:
-            margin = _cell_margin(visits["fast_us"][0], margins, inline=cell in pairs.inline)
+            allowed = _cell_margin(visits["fast_us"][0], margin, inline=cell in pairs.inline)
             path = pairs.paths.get(cell, "copied by the CPU" if cell in pairs.inline else "")
-            yield from _rows_of(cell, visits, logs[index], margin, math.log1p(margins.margin), path, look)
+            yield from _rows_of(cell, visits, logs[index], allowed, math.log1p(margin), path, look)
 
 
 def _rows_of(
@@ -127,14 +129,14 @@ def _decided(row: Row) -> Row:
     return replace(row, verdict=GateVerdict(row.decisive.verdict), reason="; ".join(filter(None, (reason, row.reason))))
 
 
-def _cell_margin(base_us: Floats, margins: Margins, *, inline: bool) -> float:
+def _cell_margin(base_us: Floats, margin: float, *, inline: bool) -> float:
     """Return the margin of a cell as a log ratio, from the times of the base.
 
     It is the largest of the relative margin, the margin of copies by the CPU if the CPU copies the cell on both sides,
-    and the absolute margin divided by the base's median.
+    and a microsecond divided by the base's median.
     """
-    usual = max(margins.margin, INLINE.fraction if inline else 0.0)
-    absolute = margins.absolute_us / middle_of(base_us)
+    usual = max(margin, INLINE.fraction if inline else 0.0)
+    absolute = ABSOLUTE_US / middle_of(base_us)
     return math.log1p(usual if math.isnan(absolute) else max(usual, absolute))
 
 

@@ -4,12 +4,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Final, Literal
-
-import msgspec
+from typing import Final, Literal
 
 from kvbench.analysis.compare import Verdict
-from kvbench.analysis.margins import ABSOLUTE_US, CONTROL, GATE
+from kvbench.analysis.margins import GATE
 from kvbench.cells.cell import AXES, Cell, command_of
 from kvbench.errors import ExitCode
 from kvbench.gate.looks import Estimate
@@ -68,20 +66,6 @@ _EXIT_CODES: Final[Mapping[GateVerdict, ExitCode]] = {
 def worst(verdicts: Iterable[GateVerdict]) -> GateVerdict:
     """Return the worst of some verdicts; without any, FAILED."""
     return min(verdicts, key=lambda verdict: verdict.badness, default=GateVerdict.FAILED)
-
-
-class Margins(msgspec.Struct, frozen=True, kw_only=True):
-    """The margins below which a change does not count. Each field is an option of `kvbench gate compare`."""
-
-    # fmt: off
-    margin: Annotated[float, msgspec.Meta(ge=0, le=10,
-        description=f"ignore changes below this fraction (default: {GATE.fraction})")] = GATE.fraction
-    absolute_us: Annotated[float, msgspec.Meta(ge=0, le=1e9,
-        description=f"ignore changes below this many microseconds (default: {ABSOLUTE_US:g})")] = ABSOLUTE_US
-    control_margin: Annotated[float, msgspec.Meta(ge=0, le=10,
-        description=f"judge nothing if control copies move more than this fraction (default: {CONTROL.fraction})",
-        )] = CONTROL.fraction
-    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +160,7 @@ class Judgement:
     geometric_mean: float
     slot_bias: float
     disturbed: Mapping[str, int] = field(default_factory=dict)
-    margins: Margins = field(default_factory=Margins)
+    margin: float = GATE.fraction
     warnings: Sequence[str] = ()
 
     @property

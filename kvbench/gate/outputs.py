@@ -1,4 +1,4 @@
-"""The outputs of the gate: lines on a terminal or in a log, Markdown, JUnit XML, annotations for GitHub, JSON.
+"""The outputs of the gate: lines on a terminal or in a log, Markdown, annotations for GitHub, JSON.
 
 Each escapes for itself.
 """
@@ -6,20 +6,18 @@ Each escapes for itself.
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from xml.etree import ElementTree
 
 import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from kvbench.errors import ExitCode, UsageError
+from kvbench.errors import UsageError
 from kvbench.files import or_usage_error, write_whole
-from kvbench.gate.judgement import GateVerdict, Judgement, Kind, Margins
+from kvbench.gate.judgement import GateVerdict, Judgement, Kind
 from kvbench.gate.rules import RulesReport
 from kvbench.gate.sheet import Sheet, message, name_of_row
 from kvbench.report.markdown import bullets, code, escape, table
@@ -36,12 +34,6 @@ _MOST_NOTES: Final = 20
 MOST_ANNOTATIONS: Final = 10
 _LONGEST: Final = 1000
 _HEADER: Final = ("verdict", "what", "finding", "command")
-# The element of a row in JUnit XML, by the exit code of its verdict; none if there is nothing to examine.
-_ELEMENTS: Final[Mapping[ExitCode, str]] = {
-    ExitCode.FAILED_CELLS: "error",
-    ExitCode.REGRESSION: "failure",
-    ExitCode.INCONCLUSIVE: "skipped",
-}
 _COLOURS: Final[Mapping[str, str]] = {
     GateVerdict.FAILED: "bold red",
     GateVerdict.SLOWER: "red",
@@ -105,7 +97,7 @@ class ComparisonData(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
     geometric_mean: float | None
     slot_bias: float | None
     disturbed: dict[str, int]
-    margins: Margins
+    margin: float
     controls: list[ControlData]
     rows: list[RowData]
     warnings: list[str]
@@ -163,7 +155,7 @@ class Destinations:
 
 
 def _write_files(folder: Path, sheet: Sheet, json_text: str) -> None:
-    files = {"gate.json": json_text, "gate.xml": junit(sheet), "gate.md": page(sheet, COMMENT_BYTES)}
+    files = {"gate.json": json_text, "gate.md": page(sheet, COMMENT_BYTES)}
     with or_usage_error(f"--out {folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -226,31 +218,6 @@ def page(sheet: Sheet, limit_bytes: int) -> str:
 
 def _size(text: str) -> int:
     return len(text.encode()) + 2
-
-
-def junit(sheet: Sheet) -> str:
-    """Return JUnit XML: FAILED is an error, SLOWER or FAIL a failure; inconclusive rows are skipped."""
-    counts = Counter(_ELEMENTS.get(row.verdict.exit_code) for row in sheet.rows)
-    suite = ElementTree.Element(
-        "testsuite",
-        name=printable(sheet.title),
-        tests=str(len(sheet.rows)),
-        errors=str(counts["error"]),
-        failures=str(counts["failure"]),
-        skipped=str(counts["skipped"]),
-    )
-    properties = ElementTree.SubElement(suite, "properties")
-    ElementTree.SubElement(properties, "property", name="verdict", value=sheet.verdict)
-    for row in sheet.rows:
-        name = printable(name_of_row(row))
-        case = ElementTree.SubElement(suite, "testcase", classname=f"kvbench.gate.{row.kind}", name=name)
-        if element := _ELEMENTS.get(row.verdict.exit_code):
-            outcome = ElementTree.SubElement(case, element, message=printable(f"{row.verdict}: {message(row)}"))
-            outcome.text = printable(row.command)
-    out = ElementTree.SubElement(suite, "system-out")
-    out.text = "\n".join(map(printable, (*sheet.summary, *sheet.warnings)))
-    ElementTree.indent(suite)
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def annotations(sheet: Sheet) -> list[str]:

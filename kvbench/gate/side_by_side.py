@@ -22,7 +22,7 @@ from kvbench.cells.cell import Cell
 from kvbench.errors import KvbenchError, MismatchError, StorageError, UsageError, brief
 from kvbench.files import or_usage_error
 from kvbench.gate.judge import judge
-from kvbench.gate.judgement import Judgement, Margins
+from kvbench.gate.judgement import Judgement
 from kvbench.gate.looks import PLAN
 from kvbench.gate.pairs import BASE, CAND, about_backends, few, pair, partners
 from kvbench.results import SCHEMA, Failure, Record, Run, RunInfo, RunWriter, Visit
@@ -50,6 +50,8 @@ print(json.dumps({"version": kvbench.__version__, "package": kvbench.__file__, "
 _LEAKING: Final = ("PYTHONPATH", "PYTHONHOME")
 # One in this many rounds, chosen by the seed, is compared byte for byte, besides the first and the last.
 AUDITED: Final = 16
+# Large copies of each side per direction and round.
+_CONTROLS: Final = 2
 # The maximum number of times that spoiled pairs are repeated for one look.
 _TRIES: Final = 3
 Say = Callable[[str], None]
@@ -210,7 +212,7 @@ class SideBySide:
         self._seed = base.execution.spec.seed
         self._last_ns = 0
 
-    def compare(self, margins: Margins, deadline_s: float) -> Judgement:
+    def compare(self, margin: float, deadline_s: float) -> Judgement:
         """Measure and judge until every row is settled, or the plan or the time ends; `deadline_s` is monotonic.
 
         Only the planned looks are made: stopping as soon as a result appears would find regressions in noise. When a
@@ -220,7 +222,7 @@ class SideBySide:
         began_s = time.monotonic()
         self._round(self._cells, verify=True)
         closing_s = time.monotonic() - began_s
-        judgement = self._judged(margins, None)
+        judgement = self._judged(margin, None)
         for look in PLAN:
             differ = sum(row.decisive.unconfirmed is not None for row in judgement.rows)
             renewed = differ > 0 and time.monotonic() + self._opening_s + closing_s < deadline_s
@@ -233,13 +235,13 @@ class SideBySide:
                     if time.monotonic() + closing_s < deadline_s:
                         self._round([cell for cell, count in missing.items() if count > number], verify=renewed)
                         renewed = False
-                judgement = self._judged(margins, judgement)
+                judgement = self._judged(margin, judgement)
             settled = sum(row.settled for row in judgement.rows)
             self._say(f"{look.pairs} pairs: {settled} of {len(judgement.rows)} rows are settled")
             if settled == len(judgement.rows) or time.monotonic() + closing_s >= deadline_s:
                 break
         self._round(self._cells, verify=True)
-        return self._judged(margins, judgement)
+        return self._judged(margin, judgement)
 
     def finish(self) -> None:
         """Record that both runs are complete; raises StorageError if one could not be written."""
@@ -248,9 +250,9 @@ class SideBySide:
             if outcome.status != "complete":
                 raise StorageError(f"{outcome.path}: {outcome.reason}")
 
-    def _judged(self, margins: Margins, earlier: Judgement | None) -> Judgement:
+    def _judged(self, margin: float, earlier: Judgement | None) -> Judgement:
         base, cand = self.running.values()
-        judgement = judge(pair(base.run(), cand.run(), self._names), margins, earlier)
+        judgement = judge(pair(base.run(), cand.run(), self._names), margin, earlier)
         return replace(judgement, warnings=about_backends(base.plan.cells, cand.plan.cells))
 
     def _round(self, cells: Sequence[Cell], *, verify: bool = False) -> None:
@@ -267,7 +269,7 @@ class SideBySide:
             if number == 0:
                 execution.measure_ceilings(number)
                 execution.observe("start")
-            execution.measure_controls(number)
+            execution.measure_controls(number, _CONTROLS)
         plug_ins = self.running[BASE].plan.plug_ins  # a plug-in package has a worker of its own
         for cell in sorted(
             cells, key=lambda cell: (plug_ins.get(cell.backend, ""), cell.shuffle_key(number, self._seed))

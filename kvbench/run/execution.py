@@ -273,7 +273,6 @@ class Execution:
         """Measure visits of a round: first large copies, and the roofs where `pool_bytes` is large enough."""
         number = planned[0].round
         self.measure_ceilings(number)
-        self.measure_controls(number)
         if index == 0:
             # Right after the large copies: an idle GPU lowers the speed of its link.
             self.observe("start")
@@ -299,9 +298,8 @@ class Execution:
             if direction in swapped:
                 self._copies(MeasureCeiling(direction=direction.value, round=number, samples=CEILING_SAMPLES), Ceiling)
 
-    def measure_controls(self, number: int) -> None:
-        samples = self.spec.sampling.controls
-        for direction in Direction if samples else ():
+    def measure_controls(self, number: int, samples: int) -> None:
+        for direction in Direction:
             self._copies(MeasureControl(direction=direction.value, round=number, samples=samples), Control)
 
     def _copies(

@@ -57,8 +57,6 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
         description="microseconds of delay kernel before a sample on a busy stream")] = 200
     deadline_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400,
         description="seconds of silence, beyond the time for its samples, after which a visit counts as hung")] = 60.0
-    controls: Annotated[int, msgspec.Meta(ge=0, le=1000,
-        description="control copies (large, without the engine) per direction and round")] = 0
     # fmt: on
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from kvbench.analysis.intervals import Floats
 from kvbench.cells.axes import Direction, Order
 from kvbench.cells.cell import Cell
 from kvbench.gate.judge import judge
-from kvbench.gate.judgement import Judgement, Margins
+from kvbench.gate.judgement import Judgement
 from kvbench.gate.looks import PLAN
 from kvbench.gate.pairs import Pairs, pair, unknown
 from kvbench.results import Control, Failure, Record, Run, Skip, Visit
@@ -106,7 +106,7 @@ def paired(
     return Pairs(cells, visits, np.zeros(rounds) if order is None else order, **given)
 
 
-def judge_runs(base: Run, cand: Run, margins: Margins | None = None, earlier: Judgement | None = None) -> Judgement:
+def judge_runs(base: Run, cand: Run, earlier: Judgement | None = None) -> Judgement:
     """Judge two runs of the same backends."""
     cells = [record.cell for run in (base, cand) for record in run.records if isinstance(record, Visit | Failure)]
-    return judge(pair(base, cand, {cell: cell for cell in cells}), margins or Margins(), earlier)
+    return judge(pair(base, cand, {cell: cell for cell in cells}), earlier=earlier)

@@ -13,7 +13,7 @@ from kvbench.cells.axes import Direction, Neighbour, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import ExitCode
 from kvbench.gate.judge import judge, without_slot_bias
-from kvbench.gate.judgement import GateVerdict, Judgement, Margins, Row
+from kvbench.gate.judgement import GateVerdict, Judgement, Row
 from kvbench.gate.looks import PLAN
 from kvbench.gate.sheet import message, name_of_row
 from kvbench.results import Control, Record, Run, Visit
@@ -121,10 +121,9 @@ def test_a_difference_within_the_noise_is_undecided_and_unsettled() -> None:
     assert judgement.exit_code is ExitCode.INCONCLUSIVE
 
 
-def test_a_difference_below_the_absolute_margin_does_not_count() -> None:
+def test_a_difference_of_less_than_a_microsecond_does_not_count() -> None:
     runs = compared(Side(), only_victim(1.2), time_us=lambda cell: 4.5 + cell.block_bytes / 1e9)
     assert judge_runs(*runs).verdict is GateVerdict.SAME
-    assert judge_runs(*runs, margins=Margins(absolute_us=0.5)).verdict is GateVerdict.SLOWER
 
 
 def test_the_cost_of_running_second_is_charged_to_neither_side() -> None:
@@ -142,7 +141,7 @@ def test_two_rounds_with_other_traffic_on_the_link_are_outvoted() -> None:
     for seen, steady, sure in ((moved, True, False), (np.hstack([moved, calm]), True, True), (always, False, True)):
         order = np.resize([1.0, -1.0], seen.shape[1])
         nothing = np.empty((0, seen.shape[1]))
-        (control,) = judge(paired([], nothing, nothing, order, controls={"h2d": seen[0]}), Margins()).controls
+        (control,) = judge(paired([], nothing, nothing, order, controls={"h2d": seen[0]})).controls
         assert control.steady is steady
         assert (control.unsure == 0) is sure
 
@@ -152,7 +151,7 @@ def test_unsure_controls_widen_the_margin() -> None:
     for slower, verdict in ((0.04, GateVerdict.UNDECIDED), (0.15, GateVerdict.SLOWER), (0.0, GateVerdict.SAME)):
         base = np.full((1, 24), 100.0)
         pairs = paired([VICTIM], base, base * (1 + slower), order, controls={"h2d": unsure})
-        judgement = judge(pairs, Margins())
+        judgement = judge(pairs)
         assert judgement.controls[0].unsure > 0.01
         assert judgement.verdict is verdict
 
@@ -161,7 +160,7 @@ def test_an_undecided_row_passes_only_if_it_excludes_a_slowdown() -> None:
     faster = np.resize([0.90, 1.0, 1.01], 24)
     for times, code in ((faster, ExitCode.DONE), (1 / faster, ExitCode.INCONCLUSIVE)):
         base = np.full((1, 24), 100.0)
-        judgement = judge(paired([VICTIM], base, base * times), Margins())
+        judgement = judge(paired([VICTIM], base, base * times))
         assert {row.verdict for row in judgement.rows} == {judgement.verdict} == {GateVerdict.UNDECIDED}
         assert judgement.exit_code is code
 
@@ -172,7 +171,7 @@ def test_an_undecided_row_of_a_caller_or_neighbour_fails_if_it_may_be_slower(nam
     pairs = paired([VICTIM], times, times)
     pairs.visits[name][0] = 100.0
     pairs.visits[name][1] = 100.0 / np.resize([0.90, 1.0, 1.01], 24)
-    judgement = judge(pairs, Margins())
+    judgement = judge(pairs)
     assert {row.kind: row.verdict for row in judgement.rows}["cell"] is GateVerdict.SAME
     assert judgement.verdict is GateVerdict.UNDECIDED
     assert judgement.exit_code is ExitCode.INCONCLUSIVE
@@ -215,7 +214,7 @@ def test_the_upper_half_prevents_same_only_beyond_its_margin() -> None:
     for upper, verdict in ((1.15, GateVerdict.SAME), (1.5, GateVerdict.SLOWER), (np.exp(scattered), GateVerdict.SAME)):
         pairs = paired([VICTIM], times, times)
         pairs.visits["upper_us"][1] *= upper
-        assert judge(pairs, Margins()).verdict is verdict
+        assert judge(pairs).verdict is verdict
 
 
 def test_a_slower_upper_half_is_undecided_until_a_second_process_confirms_it() -> None:
@@ -224,7 +223,7 @@ def test_a_slower_upper_half_is_undecided_until_a_second_process_confirms_it() -
     for processes, expected in ((np.zeros(pairs), "UNDECIDED"), (np.arange(pairs) >= PLAN[0].pairs, "SLOWER")):
         made = paired([VICTIM], times, times, processes=np.asarray(processes, dtype=float))
         made.visits["upper_us"][1] *= 2
-        judgement = judge(made, Margins())
+        judgement = judge(made)
         (row,) = judgement.rows
         assert (row.verdict, row.settled, row.passes) == (expected, expected == "SLOWER", False)
         assert bool(judgement.missing(PLAN[-1].pairs)) is (expected == "UNDECIDED")
