@@ -3,7 +3,6 @@
 
 #include "bind/bind.hpp"
 #include "swap/sm_copy.hpp"
-#include "swap/staged.hpp"
 
 namespace kvbench::bind {
 
@@ -28,24 +27,6 @@ void sm_kernels(nb::module_& m) {
       },
       "kernel"_a, "sources"_a.noconvert(), "destinations"_a.noconvert(), "sizes"_a.noconvert(), "direction"_a,
       nb::kw_only(), "sms"_a, "inline_up_to"_a, nb::keep_alive<0, 2>(), nb::keep_alive<0, 3>(), nb::keep_alive<0, 4>());
-  nb::class_<StagedSwap, Swap>(
-      m, "StagedSwap",
-      "A swap through two buffers on the device: a kernel, and one copy for each piece of host "
-      "memory. Without a kernel, plain copies gather and scatter.")
-      .def(
-          "__init__",
-          [](StagedSwap* self, std::shared_ptr<Driver> driver, std::shared_ptr<SmKernel> kernel, const Words& sources,
-             const Words& destinations, const Words& sizes, Direction direction, unsigned sms,
-             std::size_t inline_up_to) {
-            new (self) StagedSwap(std::move(driver), std::move(kernel), list_of(sources, destinations, sizes),
-                                  {sms, direction, inline_up_to});
-          },
-          "driver"_a, "kernel"_a.none(), "sources"_a.noconvert(), "destinations"_a.noconvert(), "sizes"_a.noconvert(),
-          "direction"_a, nb::kw_only(), "sms"_a, "inline_up_to"_a, nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(),
-          nb::keep_alive<1, 6>())
-      .def_prop_ro("staging_bytes", &StagedSwap::staging_bytes, "Device memory of the two buffers.")
-      .def("kernel_us", &StagedSwap::kernel_us, "stream"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "Run the swap and return for how many microseconds of it its kernels ran.");
   m.def(
       "sm_copy_tensors",
       [](std::shared_ptr<SmKernel> kernel, const Words& source_bases, const Words& destination_bases,

@@ -4,7 +4,6 @@ To measure another project's kernel, install a package that registers a class un
 `kvbench.backends`. The class takes no arguments and implements `Backend`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -32,7 +31,6 @@ class Mechanism(StrEnum):
     BATCHED_COPY = "batched copy"
     FALLBACK = "single copies in place of the batched one"
     SM_KERNEL = "SM kernel"
-    STAGED = "SM kernel and copy engine, through a buffer on the device"
     HOST_THREAD = "host thread"
     NOTHING = "nothing is copied"
 
@@ -75,18 +73,14 @@ class PythonSwap(Protocol):
 class PreparedSwap:
     """A prepared swap: a swap of the compiled engine or of the backend itself, and the mechanism that moves the bytes.
 
-    A backend that chooses among others sets `chosen` to its choice. `warnings` appear in the cell's row of the results,
-    and so does `staging_bytes`, the device memory that the swap takes beside the blocks. `sm_us` makes the swap once
-    more on a stream, waits, and returns its SM time: how many microseconds its kernels ran, times their SM count.
-    `same_when_busy` says that a busy stream gets the same submission.
+    A backend that chooses among others sets `chosen` to its choice. `warnings` appear in the cell's row of the
+    results. `same_when_busy` says that a busy stream gets the same submission.
     """
 
     swap: "Swap | PythonSwap"
     mechanism: Mechanism
     chosen: str | None = None
     warnings: tuple[str, ...] = ()
-    staging_bytes: int | None = None
-    sm_us: Callable[[int], float] | None = None
     same_when_busy: bool = True
 
 

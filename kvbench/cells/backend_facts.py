@@ -16,7 +16,6 @@ MERGED: Final = "merged"
 PER_BLOCK: Final = "per_block"
 PRIMED: Final = "primed"
 SM: Final = "sm"
-STAGED: Final = "staged"
 TRITON: Final = "triton"
 # What a policy cannot name: what follows one, and what copies nothing.
 NO_CHOICES: Final = frozenset({AUTO, COPIER, EMPTY})

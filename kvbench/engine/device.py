@@ -25,7 +25,6 @@ from kvbench._engine import Queue as Queue
 from kvbench._engine import Sample as Sample
 from kvbench._engine import SmKernel as SmKernel
 from kvbench._engine import SmMethod as SmMethod
-from kvbench._engine import StagedSwap as StagedSwap
 from kvbench._engine import Stream as Stream
 from kvbench._engine import Swap as Swap
 from kvbench._engine import SwapLoop as SwapLoop

@@ -153,7 +153,7 @@ class ReplaySampler(Sampler):
         workload = Workload(bench.pools, self.cell, layouts, self._rng)
         request = SwapRequest(bench.device, self.cell, workload.memories[0], bench.policy)
         # The SM time of one swap says nothing of swaps of other sizes.
-        return workload, [replace(create_swap(self._backend, request), sm_us=None)]
+        return workload, [create_swap(self._backend, request)]
 
 
 def set_up_replay(

@@ -46,12 +46,11 @@ CPU_INLINE_RATIO: Final = 1.5
 
 @dataclass(frozen=True)
 class Sampled:
-    """The samples of a visit, what the same swap took on a busy stream and of SMs, and the machine around them."""
+    """The samples of a visit, what the same swap took on a busy stream, and the machine around them."""
 
     taken: Taken
     calls: int
     busy_cpu_us: float | None
-    sm_us: float | None
     surroundings: Surroundings
 
 
@@ -118,8 +117,7 @@ def _sample(bench: Bench, ready: SetUp, request: MeasureCell, begin: Callable[[]
         batched = prepared.mechanism is Mechanism.BATCHED_COPY
         with_twins = batched and prepared.same_when_busy and not ready.cell.stream_state.pending
         busy_cpu_us = median(sampler.take_busy().cpu_us for _ in range(BUSY_TWINS)) if with_twins else None
-        sm_us = prepared.sm_us(bench.stream.handle) if prepared.sm_us else None
-    return Sampled(taken, calls, busy_cpu_us, sm_us, surroundings)
+    return Sampled(taken, calls, busy_cpu_us, surroundings)
 
 
 def _full_times_us(taken: Taken, cell: Cell) -> list[float]:
@@ -160,8 +158,6 @@ def _record(request: MeasureCell, ready: SetUp, sampled: Sampled, verified_bytes
         chosen=prepared.chosen,
         warnings=[*_warnings(samples, cell), *_warnings_beside(taken.beside), *prepared.warnings, *taken.warnings],
         beside=taken.beside,
-        staging_bytes=prepared.staging_bytes,
-        sm_us=sampled.sm_us,
     )
 
 
@@ -184,8 +180,6 @@ def effective_path(
             return EffectivePath.FALLBACK
         case Mechanism.SM_KERNEL:
             return EffectivePath.SM_KERNEL
-        case Mechanism.STAGED:
-            return EffectivePath.STAGED
         case Mechanism.HOST_THREAD:
             return EffectivePath.HOST_THREAD
         case Mechanism.NOTHING:

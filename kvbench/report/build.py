@@ -71,7 +71,6 @@ SECTIONS: Final = (
     Section("sm-ladder", "SM ladder: throughput against SM count", _contrast(kernels.SM_LADDER)),
     Section("locality", "Locality: fresh, scattered blocks against hot, dense ones", _contrast(placement.LOCALITY)),
     Section("extents", "Adjacent blocks: throughput against their number", _contrast(placement.RUNS)),
-    Section("pages", "Pages: swaps of blocks that lie in pages on the host", _contrast(placement.PAGES)),
     Section("models", "Models: copy by copy against batched", models.make),
     Section("replay", "Replay: the swaps of a trace", replay.make, of_all=True),
     Section("engines", "Engines: their own code, and the best backend of the run", _engines, of_all=True),

@@ -118,9 +118,6 @@ COLUMNS: Final[dict[str, str]] = {
     "roof_gbps_high": "upper end of that interval",
     "roof_share": "gbps / roof_gbps",
     "path": "effective path: the mechanism that moved the bytes; if visits differ, the most frequent one comes first",
-    "staging_bytes": "device memory that a staged swap takes beside its blocks; empty for others",
-    "sm_us": "SM time of a staged swap: how long its kernels ran, times their SM count; median of the visits, empty "
-    "for others",
     "chosen": "the choice of auto for the cell: a backend and its axes",
     "order_note": 'marks an access order that needs care ("any on d2h")',
     "state_held": "share of samples in which the stream was in the requested state",

@@ -16,7 +16,7 @@ from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES, TRACE
 from kvbench.cells.cell import AXES, Cell, command_of
 from kvbench.results.columns import SAMPLE_COLUMNS, TIMES, TYPES
-from kvbench.results.cost import layer_figures, median_or_nan, neighbour_figures
+from kvbench.results.cost import layer_figures, neighbour_figures
 from kvbench.results.outcomes import Outcome, joined
 from kvbench.results.schema import Record, Roof, RunInfo, Visit
 
@@ -177,8 +177,6 @@ def _row(outcome: Outcome) -> dict[str, Any]:
         # A queue measures the submission.
         "rounds": len(visits) if cell.queued else sum(bool(visit.swap_times_us) for visit in visits),
         "path": outcome.path,
-        "staging_bytes": max((visit.staging_bytes or 0 for visit in visits), default=0) or math.nan,
-        "sm_us": median_or_nan(visit.sm_us for visit in visits if visit.sm_us is not None),
         "chosen": joined(visit.chosen for visit in visits if visit.chosen is not None),
         "order_note": "any on d2h" if (cell.direction, cell.order) == (Direction.D2H, Order.ANY) else None,
         "stopped_by": joined(visit.stopped_by for visit in visits),

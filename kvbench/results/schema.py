@@ -225,8 +225,8 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     its ratio to the best time in this process; `clock_limits` are NVML's reasons for a limited clock. `disturbed` lists
     what disturbed the visit; a disturbed visit is repeated up to twice, and the last `attempt` counts.
     `process` is the number of the worker process of this run that made it, in the order of their starts. If the swaps
-    had a neighbour, `samples` are those beside it, and `beside` has the rest. `staging_bytes` and `sm_us` are of swaps
-    through a buffer on the device: its size, and the time of their kernels times the SM count.
+    had a neighbour, `samples` are those beside it, and `beside` has the rest. `staging_bytes` and `sm_us` stand in runs
+    of earlier versions.
     """
 
     round: _Count

@@ -146,7 +146,7 @@ REFUSALS: list[tuple[list[str], str]] = [
     ),
     (
         ["tune", "--device=cpu", "--backends=batched,bogus"],
-        "--backends batched,bogus: kvbench tune measures only batched, primed, merged, per_block, staged, sm, triton",
+        "--backends batched,bogus: kvbench tune measures only batched, primed, merged, per_block, sm, triton",
     ),
     (
         ["tune", "--device=cpu", "-a", "blocks=4", "-a", "pattern=runs-2,runs-4"],

@@ -37,7 +37,7 @@ def test_tune_measures_answers_and_writes_a_policy(tuned: tuple[Done, Path]) -> 
     run = load_run(folder / "run")
     assert run.info.status == "complete"
     measured = {visit.cell.backend for visit in run.records if hasattr(visit, "samples")}
-    assert measured <= {"batched", "merged", "per_block", "staged"}
+    assert measured <= {"batched", "merged", "per_block"}
 
 
 def test_a_search_cannot_be_resumed(tuned: tuple[Done, Path]) -> None:
@@ -91,7 +91,7 @@ def test_the_help_lists_the_devices_that_the_command_accepts(tmp_path: Path) -> 
 
 
 def test_tune_measures_and_answers_beside_a_neighbour(tmp_path: Path) -> None:
-    asked = ("beside", "swap", "--max-slowdown=500%", "--backends=batched,staged")
+    asked = ("beside", "swap", "--max-slowdown=500%", "--backends=batched,merged")
     done = succeeds("tune", *asked, *SMALL, "-o", "run", cwd=tmp_path)
     assert "swap beside h2d swaps of 64 blocks of 4 KiB: batched" in done.stdout
     visits = [record for record in load_run(tmp_path / "run").records if hasattr(record, "samples")]

@@ -84,7 +84,7 @@ def test_swaps_with_pages_on_the_host_are_correct(bench: Bench, backend: str, ho
 @pytest.mark.parametrize("pattern", ["shuffled", "tensors-8", "runs-7"])
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("sizes", ["alternate-8", "alternate-9", "last-2"])
-@pytest.mark.parametrize("backend", ["per_block", "batched", "merged", "primed", "staged", "sm", "triton"])
+@pytest.mark.parametrize("backend", ["per_block", "batched", "merged", "primed", "sm", "triton"])
 def test_blocks_of_two_sizes_arrive(bench: Bench, backend: str, sizes: str, direction: Direction, pattern: str) -> None:
     cell = Cell(backend, direction, 800, 4752, pattern=Pattern.parse(pattern), sizes=sizes)
     assert verified_bytes(bench, cell) >= 2 * cell.swap_bytes

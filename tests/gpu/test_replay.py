@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 TENSORS = 8
 
 
-@pytest.mark.parametrize("backend", ["per_block", "batched", "merged", "primed", "staged", "sm", "triton"])
+@pytest.mark.parametrize("backend", ["per_block", "batched", "merged", "primed", "sm", "triton"])
 @pytest.mark.parametrize("direction", Direction)
 def test_swaps_of_a_trace_arrive(gpu: Device, backend: str, direction: Direction, tmp_path: Path) -> None:
     sizes = (1, 40, 300)

@@ -10,7 +10,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Final
 
-from kvbench.cells.backend_facts import AUTO, BATCHED, MERGED, PER_BLOCK, PRIMED, SM, STAGED, TRITON
+from kvbench.cells.backend_facts import AUTO, BATCHED, MERGED, PER_BLOCK, PRIMED, SM, TRITON
 
 # The name of a marker, or (points, 1, degrees) of a star.
 Marker = str | tuple[int, int, int]
@@ -56,7 +56,6 @@ KNOWN: Final = {
     SM: Ink("#A553AB", "D"),
     PRIMED: Ink("#605430", "P"),
     MERGED: Ink("#FF196B", "d"),
-    STAGED: Ink("#D80CFC", "p"),
     AUTO: Ink("#B68C0C", "v", wide=True),  # it is one of the others, and as fast
     "vllm_batch": Ink(_BLACK_INK, "X"),
     "vllm_triton": Ink("#949596", "<"),

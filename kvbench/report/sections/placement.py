@@ -2,26 +2,21 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import pandas as pd
 
 from kvbench.analysis.compare import Verdict
 from kvbench.cells.axes import Reuse
-from kvbench.cells.backend_facts import STAGED, method_label
+from kvbench.cells.backend_facts import method_label
 from kvbench.cells.cell import AXES
-from kvbench.cells.units import MIB
-from kvbench.report.model import Chart, Finding, Text
-from kvbench.report.numbers import bytes_size, count, figure, slower_text
+from kvbench.report.model import Chart, Finding
+from kvbench.report.numbers import bytes_size, count, slower_text
 from kvbench.report.sections.cliff import RateCurves, curve_chart, curves_over
 from kvbench.report.sections.contrast import (
     BACKEND,
-    BLOCKS,
-    DIRECTION,
     METHOD,
-    SIZE,
     SWAP,
     Contrast,
     ContrastSide,
@@ -44,14 +39,7 @@ _ARMS: Final = {
     (True, Reuse.FRESH): _FAR,
 }
 _EXTENT: Final = Key("Extent", ("run_blocks",), lambda row: count(row["run_blocks"]))
-_HOST: Final = Key("Host", ("host_pattern",), lambda row: str(row["host_pattern"]))
-_COSTS: Final[dict[str, tuple[str, float]]] = {
-    "caller, us": ("caller_us_median", 1),
-    "SM, us": ("sm_us", 1),
-    "buffer, MiB": ("staging_bytes", MIB),
-}
 _WIN_WEIGHT: Final = 1.0  # whether copies without an SM win decides which backend to use
-_PAGES_WEIGHT: Final = 0.5
 
 
 def _hot_and_far(view: View) -> Pinned | None:
@@ -167,42 +155,6 @@ RUNS: Final = Contrast(
     charts=_run_charts,
 )
 
-
-def _in_pages(view: View) -> Pinned | None:
-    host = view.frame["host_pattern"].astype(object).fillna("").str.startswith("page-first").astype(bool)
-    pinned = pin(where(view.frame[host], stream_state="idle"), shown=("host_pattern",))
-    cells = where(pinned.cells, status="ok")
-    return Pinned(cells, pinned.hidden) if cells["backend"].nunique() > 1 else None
-
-
-def _staging_costs(side: ContrastSide) -> dict[str, Callable[[Line], Text]]:
-    def cost(column: str, unit: float, line: Line) -> str:
-        return figure(line[STAGED][column] / unit) if STAGED in line else ""
-
-    return {f"staged: {name}": partial(cost, *at) for name, at in _COSTS.items()} if STAGED in side.arms else {}
-
-
-PAGES: Final = Contrast(
-    needed="it needs two backends on pages of the host (host_pattern=page-first-T) when idle",
-    select=_in_pages,
-    apart=(),
-    keys=(DIRECTION, _HOST, SIZE, BLOCKS),
-    title=lambda _: "Idle stream: GB/s of swaps with pages on the host",
-    columns=backends,
-    includes=lambda _: INCLUDES["idle"],
-    arm="backend",
-    fastest=True,
-    more=_staging_costs,
-    notes=lambda side: (
-        [
-            "staged: a kernel gathers blocks in a buffer on the device and the copy engine copies the buffer, or the "
-            "reverse. caller: time of the thread that submits. SM: time of the kernels, times their SMs. buffer: "
-            "device memory"
-        ]
-        * (STAGED in side.arms)
-    ),
-    find=lambda side: turns(side, BLOCKS, _PAGES_WEIGHT, unit="N ="),
-)
 
 _ALONE, _AT_ONCE = "alone", "at once"
 _DEVICE: Final = Key("Device", ("of_device",), lambda row: str(row["of_device"]))

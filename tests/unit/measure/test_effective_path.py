@@ -31,7 +31,6 @@ def test_a_batched_call_copied_inside_when_no_sample_was_as_short_as_a_mere_subm
         (Mechanism.SINGLE_COPIES, EffectivePath.COPY_ENGINE),
         (Mechanism.FALLBACK, EffectivePath.FALLBACK),
         (Mechanism.SM_KERNEL, EffectivePath.SM_KERNEL),
-        (Mechanism.STAGED, EffectivePath.STAGED),
         (Mechanism.HOST_THREAD, EffectivePath.HOST_THREAD),
     ],
 )

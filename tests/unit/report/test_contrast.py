@@ -25,11 +25,9 @@ from tests import synthetic
 from tests.reports import chart_of, highlights_of, is_bold, lines_of, made_report, made_run, part_of, said, sections_of
 
 GIB = 1 << 30
-PAGES = Pattern.parse("page-first-8")
 HOT = Cell("sm", Direction.D2H, 1024, 4 * KIB, sms=2)
 FAR = replace(HOT, pool_bytes=16 * GIB, reuse=Reuse.FRESH, sms=4)
 IN_RUNS = Cell("batched", Direction.H2D, 1504, 16 * KIB, order=Order.ANY, pool_bytes=16 * GIB, reuse=Reuse.FRESH)
-PAGED = Cell("sm", Direction.H2D, 1024, 4 * KIB, pattern=Pattern.parse("tensors-8"), host_pattern=PAGES, sms=4)
 GATED = Cell("batched", Direction.H2D, 256, 16 * KIB, StreamState.GATED, order=Order.ANY)
 
 
@@ -77,16 +75,6 @@ CASES = (
         "h2d on an idle stream, 1 504 x 16 KiB: sm (2 SMs) is fastest at an extent of 1 to 8, merged at 32 to 128.",
         lambda cell: cell.pattern.run <= 8,
         bold=["51.6"],
-    ),
-    Case(
-        "pages",
-        [replace(PAGED, backend=name, sms=4 if name == "sm" else None) for name in ("batched", "sm", "staged")],
-        lambda cell: {"sm": 50.0, "staged": 40.0, "batched": 5.0}[cell.backend],
-        ["Dir", "Host", "Block size", "Blocks", "batched", "sm (4 SMs)", "staged"],
-        ["h2d", "page-first-8", "4 KiB", "1 024", "5.00", "50.0", "40.0"],
-        "h2d on an idle stream, page-first-8, 4 KiB: sm (4 SMs) is fastest at N = 1 024.",
-        lambda cell: cell.backend == "batched",
-        bold=["50.0"],
     ),
     Case(
         "locality",
@@ -319,20 +307,20 @@ def test_a_knee_at_the_least_measured_count_is_an_upper_bound(tmp_path: Path) ->
 @pytest.mark.parametrize("exception", [False, True])
 def test_lines_of_which_the_same_is_true_share_a_sentence(tmp_path: Path, *, exception: bool) -> None:
     cells = [
-        replace(PAGED, backend=name, direction=direction, block_bytes=size, sms=4 if name == "sm" else None)
-        for direction in (Direction.D2H, Direction.H2D)
+        replace(in_runs(name, run), block_bytes=size)
         for size in (4 * KIB, 8 * KIB)
-        for name in ("sm", "staged")
+        for run in (1, 8, 32)
+        for name in ("sm", "merged")
     ]
 
     def rate(cell: Cell) -> float:
-        other = exception and (cell.direction, cell.block_bytes) == (Direction.D2H, 8 * KIB)
-        return 50.0 if (cell.backend == "staged") == other else 40.0
+        other = exception and cell.block_bytes == 8 * KIB
+        return 50.0 if (cell.backend == "merged") == other else 40.0
 
-    sentences = highlights_of(made_report(tmp_path, synthetic.rounds(cells, rate, noise=0.001)), "pages")
-    every = "h2d and d2h on an idle stream, page-first-8, 4 KiB and 8 KiB: sm (4 SMs) is fastest at N = 1 024."
-    assert sentences == [every] if not exception else len(sentences) == 4
-    assert all(text.startswith("h2d") for text in sentences[:1])
+    report = made_report(tmp_path, synthetic.rounds(cells, rate, noise=0.001))
+    sentences = [text.replace(TIMES, "x") for text in highlights_of(report, "extents")]
+    every = "h2d on an idle stream, 1 504 x 4 KiB and 1 504 x 8 KiB: sm (2 SMs) is fastest at an extent of 1 to 32."
+    assert sentences == [every] if not exception else len(sentences) == 2
 
 
 def test_devices_of_several_runs_stand_together(tmp_path: Path) -> None:

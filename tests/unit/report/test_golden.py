@@ -29,7 +29,6 @@ from tests.unit.report.test_html import Outline
 GOLDEN: Final = Path(__file__).parent / "golden" / "report.md"
 REMAKE: Final = "KVBENCH_REMAKE_GOLDEN" in os.environ
 CLIFF_KIB: Final = (4, 16, 24, 28, 64)
-PAGES: Final = Pattern.parse("page-first-8")
 SWAPS: Final = ModelChoice(("llama-3-8b", "gpt-oss-20b"), tokens=2048).swaps()
 
 
@@ -62,22 +61,16 @@ def cells() -> list[Cell]:
         replace(batch, blocks=256, stream_state=state, descriptors_per_call=None)
         for state in (StreamState.GATED, StreamState.OPENED)
     ]
-    pages = [
-        Cell(backend, Direction.D2H, 1024, 4096, pattern=Pattern.parse("tensors-8"), host_pattern=PAGES, sms=sms)
-        for backend, sms in (("batched", None), ("staged", None), ("sm", 4))
-    ]
     calls = [
         Cell(backend, Direction.H2D, 64, 4096, sms=sms, pause_us=pause)
         for backend, sms in (("sm", 2), ("empty", None))
         for pause in (0, 5000)
     ]
-    groups = (cliff, ladder, orders, queues, models, auto, locality, runs, engines, gates, pages, calls)
+    groups = (cliff, ladder, orders, queues, models, auto, locality, runs, engines, gates, calls)
     return list(dict.fromkeys(cell for group in groups for cell in group))
 
 
 def rate(cell: Cell) -> float:
-    if cell.backend == "staged":
-        return 40.0
     if cell.queued or cell.streams > 1:
         return synthetic.queue_gbps(cell)
     if cell.backend.startswith("vllm"):

@@ -230,13 +230,13 @@ def test_a_chart_names_swaps_in_words_and_explains_only_what_it_shows(tmp_path: 
         replace(SM, sms=2),
         replace(SM, sms=2, pattern=Pattern.parse("runs-32")),
         pages,
-        replace(pages, backend="staged"),
+        replace(pages, backend="merged", sms=None),
     ]
     made = [visit for gbps, cell in enumerate(cells, start=40) for visit in synthetic.beside(cell, 1.2, gbps)]
     chart = chart_of(made_report(tmp_path, made), "neighbour-gemm-run")
     lines = {line.label: line for line in chart.plot.lines}  # type: ignore[union-attr]
     assert {label.replace("\N{NO-BREAK SPACE}", " ") for label in lines} == {
-        "sm", "staged, 20 480 \N{MULTIPLICATION SIGN} 4 KiB, 160 tensors, page first",
+        "sm", "merged, 20 480 \N{MULTIPLICATION SIGN} 4 KiB, 160 tensors, page first",
     }  # fmt: skip
     notes = {note for line in chart.plot.lines for note in line.notes}  # type: ignore[union-attr]
     assert notes >= {"2 SMs, shuffled", "2 SMs, extents of 32", "4 SMs, page first"}

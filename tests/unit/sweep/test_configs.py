@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.backend_facts import BackendFacts, SmsRow
+from kvbench.cells.backend_facts import BackendFacts
 from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice
@@ -32,7 +32,6 @@ NAMES = (
     "runs",
     "sm-ladder",
     "spread",
-    "staged",
     "streams",
     "threshold",
     "trace",
@@ -48,13 +47,11 @@ ENGINES = (
         for name in ("vllm_triton", "sglang_aot", "sglang_jit")
     ),
 )
-STAGED = BackendFacts("staged", "", frozenset({"memory", "sms", "kernel"}), default_sms=(SmsRow(16),), on_request=True)
 CALLED = tuple(BackendFacts(name, "", frozenset(), on_request=True) for name in ("copier", "empty"))
-EVERYWHERE = (*H200_BACKENDS, STAGED, *CALLED, *ENGINES)
+EVERYWHERE = (*H200_BACKENDS, *CALLED, *ENGINES)
 ON_A_HOST = (
     *CPU_BACKENDS,
     *CALLED,
-    replace(STAGED, axes=frozenset()),
     *(replace(engine, unavailable="it needs a GPU") for engine in ENGINES),
 )
 
@@ -97,9 +94,7 @@ def test_a_shipped_config_skips_nothing_on_an_h200(name: str) -> None:
 def test_a_shipped_config_expands_on_a_host(name: str) -> None:
     plan = expand(shipped(name), CPU, ON_A_HOST)
     assert bool(plan.skipped) is (name != "queue")
-    assert all(
-        cell.backend in ("auto", "per_block", "batched", "merged", "staged", "copier", "empty") for cell in plan.cells
-    )
+    assert all(cell.backend in ("auto", "per_block", "batched", "merged", "copier", "empty") for cell in plan.cells)
     assert bool(plan.cells) is (name not in ("layers", "sm-ladder"))
 
 
