@@ -273,7 +273,7 @@ REQUEST = {"timestamp": 1, "input_length": 1000, "output_length": 3, "hash_ids":
 HOSTILE_REQUESTS: tuple[dict[str, Any], ...] = (
     {"timestamp": -1}, {"timestamp": 0}, {"timestamp": 1e300}, {"hash_ids": []}, {"hash_ids": [1, 1]},
     {"hash_ids": [1]}, {"hash_ids": [2**64, 1]}, {"hash_ids": [-1, 1]}, {"input_length": 0}, {"input_length": 2**40},
-    {"output_length": -1}, {"output_length": 10**7}, {"chat_id": 1}, {"chat_id": {}},
+    {"output_length": -1}, {"output_length": 10**7}, {"session_id": 1}, {"session_id": {}},
     {"input_length": 10**7, "hash_ids": [*range(19_532)]}, {"hash_ids": [*range(500_000)]},
 )  # fmt: skip
 POOLS = {"gpu": "1GiB", "host": "4GiB"}
@@ -364,8 +364,8 @@ def run_case(bench: Bench, chance: random.Random) -> list[str]:
 
 
 def trace_case(bench: Bench, chance: random.Random) -> list[str]:
-    verb = chance.choice(("show", "make", "compare", "sweep"))
-    of_requests = verb in ("make", "compare")
+    verb = chance.choice(("show", "make", "sweep"))
+    of_requests = verb == "make"
     good, hostile = (REQUEST, HOSTILE_REQUESTS) if of_requests else (SWAP, HOSTILE_SWAPS)
     lines: list[Any] = [good] * 4 if of_requests else [TRACE_HEADER, *[good] * 3]
     if chance.random() < 0.6:
@@ -384,8 +384,7 @@ def trace_case(bench: Bench, chance: random.Random) -> list[str]:
     if verb == "show":
         return ["trace", "show", file]
     pools = [f"--{name}-pool={word(chance, size) if chance.random() < 0.3 else size}" for name, size in POOLS.items()]
-    out = (f"-o{bench.folder / 'swaps.gz'}",) if verb == "make" else ()
-    return ["trace", verb, file, "--model=llama-3-8b", *pools, *out]
+    return ["trace", "make", file, "--model=llama-3-8b", *pools, f"-o{bench.folder / 'swaps.gz'}"]
 
 
 CASES = (

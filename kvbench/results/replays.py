@@ -1,17 +1,13 @@
 """The swaps of a trace that a run replayed: a row each, and what such swaps cost."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from kvbench.cells.axes import Direction
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import Cell
 from kvbench.cells.units import gigabytes_per_second, size_text
-from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice, presets
 from kvbench.results.rundir import Run
 from kvbench.results.schema import Failure, Visit
@@ -71,57 +67,3 @@ def _swaps(visits: Sequence[Visit], block_bytes: int) -> pd.DataFrame:
 
 def rate_of(swaps: pd.DataFrame) -> float:
     return gigabytes_per_second(float(swaps["swap_bytes"].sum()), float(swaps["wall_us"].sum()))
-
-
-def costs_by(
-    runs: Sequence[Run], backend: str, descriptor_bytes: int, times: Iterable[str]
-) -> dict[str, dict[str, "SwapCost"]]:
-    """Return what swaps by `backend` cost in replays, by direction and time; the latency is held to the ceilings.
-
-    Raises UsageError for a run without such swaps, or with descriptors of another size.
-    """
-    replayed: dict[str, list[pd.DataFrame]] = {}
-    for run in runs:
-        replays = {cell: swaps for cell, swaps in replays_of(run).items() if cell.backend == backend}
-        if not replays:
-            wanted = f"kvbench sweep --trace FILE -a backend={backend}"
-            raise UsageError(f"--run {run.path}: has no swaps of a trace by {backend}; measure them with {wanted}")
-        for cell, swaps in replays.items():
-            if cell.block_bytes != descriptor_bytes:
-                sizes = f"{cell.block_bytes} bytes, those of this trace {descriptor_bytes}"
-                raise UsageError(f"--run {run.path}: its descriptors have {sizes}; replay a trace of this model")
-            replayed.setdefault(cell.direction.value, []).append(swaps)
-    costs: dict[str, dict[str, SwapCost]] = {}
-    for direction in sorted(replayed, key=[*Direction].index):
-        rates = [rate for run in runs for rate in run.ceilings().get(direction, [])]
-        least = {"wall_us": 1e-3 / median(rates)} if rates else {}
-        every = pd.concat(replayed[direction])
-        costs[direction] = {time: SwapCost(every, time, least.get(time, 0.0)) for time in times}
-    return costs
-
-
-class SwapCost:
-    """What swaps of one direction cost: so much a swap, a copy and a byte, fitted to a time of measured swaps.
-
-    `error` is the median of the relative errors of the swaps that it was fitted to. No byte takes less than
-    `least_us_per_byte`: where all swaps leave about the same share of copies, a fit cannot separate copies from bytes.
-    """
-
-    def __init__(self, swaps: pd.DataFrame, time: str, least_us_per_byte: float = 0.0) -> None:
-        self._least_us_per_byte = least_us_per_byte
-        swaps = swaps[swaps[time] > 0]
-        measured_us = swaps[time].to_numpy(dtype=float)
-        terms = np.stack([np.ones(len(swaps)), swaps["pieces"], swaps["swap_bytes"]], axis=1).astype(float)
-        best = np.inf
-        for kept in ((0, 1, 2), (1, 2), (0, 2), (0, 1), (2,), (1,), (0,)):  # no cost is negative
-            rows = terms[:, kept] / measured_us[:, None]
-            costs, *_ = np.linalg.lstsq(rows, np.ones(len(swaps)), rcond=None)
-            rest = float(np.sum((rows @ costs - 1) ** 2))
-            if (costs >= 0).all() and rest < best:
-                best = rest
-                self.each_us = np.zeros(3)
-                self.each_us[list(kept)] = costs
-        self.error = float(np.median(np.abs(terms @ self.each_us / measured_us - 1)))
-
-    def total_s(self, swaps: int, copies: float, swap_bytes: int) -> float:
-        return max(float(self.each_us @ (swaps, copies, swap_bytes)), self._least_us_per_byte * swap_bytes) / 1e6

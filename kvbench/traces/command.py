@@ -3,33 +3,30 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from kvbench.cells.backend_facts import MERGED
 from kvbench.cells.units import parse_size
 from kvbench.cli.options import NO_OPTIONS, Command, FromStruct, Group, with_struct_options
 from kvbench.cli.tables import print_rows
 from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice
 from kvbench.sweep.replay_spec import SIDES
-from kvbench.text import printable
+from kvbench.text import counted, printable
+from kvbench.traces.requests import MOST_HASH_TOKENS, Header, TimeUnit, check_block, read_requests, share_nothing
 from kvbench.traces.simulate import Allocator, CacheSettings, StorePolicy
 
 if TYPE_CHECKING:
-    from kvbench.results.replays import SwapCost
-    from kvbench.sweep.swap_file import Header
+    from kvbench.sweep.swap_file import Header as SwapHeader
     from kvbench.traces.requests import Request
 
 trace = typer.Typer(
     name="trace", cls=Group, help="Turn request traces into swaps, and describe the swaps. Needs no GPU."
 )
 
-_Requests = Annotated[
-    Path, typer.Argument(help="Requests as JSON lines: Mooncake, Bailian, AIPerf, Weka and their like.")
-]
+_Requests = Annotated[Path, typer.Argument(help="Requests as JSON lines, as in Mooncake's traces.")]
 _Model = Annotated[str, typer.Option(help="Model: a name (kvbench list models) or a config.json.")]
 _GpuPool = Annotated[str, typer.Option(metavar="SIZE", help="GPU memory for the KV cache: 40GiB.")]
 _HostPool = Annotated[str, typer.Option(metavar="SIZE", help="Host memory for the KV cache: 400GiB.")]
@@ -41,7 +38,10 @@ _Token = Annotated[float, typer.Option(min=0, max=60_000, help="Milliseconds for
 _Geometry = Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models", "tokens", "layout"))]
 _HashTokens = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, max=1 << 20, help="Tokens of one id of the requests (default: told by the file)."),
+    typer.Option(metavar="N", min=1, max=MOST_HASH_TOKENS, help="Tokens of an id (default: of the header, or 512)."),
+]
+_TimeUnit = Annotated[
+    TimeUnit | None, typer.Option(help="Unit of the requests' times (default: of the header, or ms).")
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -59,6 +59,7 @@ def make(
     prefill_s: _Prefill = 0.2,
     token_ms: _Token = 20.0,
     hash_tokens: _HashTokens = None,
+    time_unit: _TimeUnit = None,
     geometry: _Geometry = NO_OPTIONS,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is not a trace.")] = False,
 ) -> None:
@@ -72,140 +73,60 @@ def make(
         except UsageError:
             raise UsageError(f"-o {out}: the file exists with other content; add --force to replace it") from None
     header, settings = _cache(requests, model, gpu_pool, host_pool, geometry, store, prefill_s, token_ms, allocator)
-    run = CacheRun(_read(requests, hash_tokens, settings), settings)
+    run = CacheRun(_read(requests, Header(hash_tokens, time_unit), settings.block_tokens), settings)
     write_trace(out, header, run, run.counts)
     for name, count in run.counts.items():
         typer.echo(f"{count:>12,} {name}")
 
 
-def _read(path: Path, hash_tokens: int | None, settings: CacheSettings, *, quiet: bool = False) -> "list[Request]":
-    """Return the requests of a file whose ids fit the blocks; say what is left out. Raises UsageError."""
-    from kvbench.traces.requests import check_block, read_requests
-
-    made = read_requests(path, hash_tokens, lambda tokens: settings.prefill_s + settings.token_s * tokens)
-    check_block(settings.block_tokens, made.hash_tokens)
-    for reason, count in made.skipped.items() if not quiet else ():
-        typer.echo(
-            f"{count:>12,} requests left out, the first in line {made.first_skipped[reason]}: {printable(reason)}"
-        )
-    return made.requests
+def _read(path: Path, given: "Header", block_tokens: int) -> "list[Request]":
+    """Return the requests of a file whose ids fit the blocks, and say what they are; raises UsageError."""
+    requests = read_requests(path, given)
+    check_block(block_tokens, requests[0].hash_tokens)
+    span_s = requests[-1].arrival_s - requests[0].arrival_s
+    alone = "; no request shares a prefix with another, so nothing is found again" if share_nothing(requests) else ""
+    typer.echo(f"{counted(len(requests), 'request')} within {span_s:.6g} s{alone}")
+    return requests
 
 
 @trace.command(cls=Command)
 def show(
-    file: Annotated[Path, typer.Argument(help="Trace, made by kvbench trace make or written by a recorder.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="TRACE...", help="Traces, made by kvbench trace make or written by a recorder."),
+    ],
     as_json: _Json = False,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for a page with charts: trace.md.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for a page of one trace with charts: trace.md.")
+    ] = None,
 ) -> None:
-    """Show sizes, rates and run lengths of the swaps of a trace, and the descriptors left after merging."""
+    """Show sizes, rates and run lengths of traces, side by side, and the descriptors left after merging."""
     from kvbench.sweep.swap_file import TraceReader
     from kvbench.traces.statistics import TraceStatistics, rows_of, span_text
 
-    reader = TraceReader(file)
-    statistics = TraceStatistics(reader)
-    summary = statistics.summary(reader.header.block_bytes)
-    if out is not None:
-        from kvbench.report.build import write_files
-        from kvbench.traces.page import trace_files
-
-        write_files(trace_files(f"The swaps of {file.name}", statistics, reader.header.block_bytes), out)
-    if as_json:
-        typer.echo(json.dumps({"made_from": reader.header.made_from, "end": reader.end, **summary}, indent=2))
-        return
-    end = "" if reader.end else "; the file has no end line: its writer was interrupted, or is a recorder"
-    typer.echo(f"{span_text(summary)}{end}")
-    print_rows(rows_of(summary), ("", *SIDES.values()))
-
-
-@trace.command(cls=Command)
-@with_struct_options
-def compare(
-    requests: _Requests,
-    model: _Model,
-    gpu_pool: _GpuPool,
-    host_pool: _HostPool,
-    store: _Store = StorePolicy.WRITE_THROUGH,
-    prefill_s: _Prefill = 0.2,
-    token_ms: _Token = 20.0,
-    hash_tokens: _HashTokens = None,
-    geometry: _Geometry = NO_OPTIONS,
-    run: Annotated[
-        list[Path] | None,
-        typer.Option("--run", metavar="RUN", help="Finished replay whose times say what is saved. Repeatable."),
-    ] = None,
-    as_json: _Json = False,
-) -> None:
-    """Compare the descriptors left after merging the same requests under each order of allocation."""
-    from kvbench.traces.simulate import CacheRun
-    from kvbench.traces.statistics import TraceStatistics, rows_of
-
-    header, settings = _cache(requests, model, gpu_pool, host_pool, geometry, store, prefill_s, token_ms)
-    costs: Mapping[str, Mapping[str, SwapCost]] = {}
-    if run:
-        from kvbench.results import load_run
-        from kvbench.results.replays import costs_by
-
-        # what merged copies of such swaps cost, by direction and time
-        costs = costs_by([load_run(path) for path in run], MERGED, header.row_bytes, _TIMES)
+    if out is not None and len(files) > 1:
+        raise UsageError(f"-o {out}: a page is of one trace; give one of the {len(files)}")
     summaries: dict[str, dict[str, Any]] = {}
-    everything = _read(requests, hash_tokens, settings, quiet=as_json)
-    for allocator in Allocator:
-        one = msgspec.structs.replace(settings, allocator=allocator)
-        summary = TraceStatistics(CacheRun(everything, one)).summary(header.block_bytes)
-        summaries[str(allocator)] = dict(summary)
-        for way, cost in costs.items():
-            summaries[str(allocator)][way] = _with_times(summary[way], cost, header)
+    for file in files:
+        reader = TraceReader(file)
+        statistics = TraceStatistics(reader)
+        summary = statistics.summary(reader.header.block_bytes)
+        summaries[str(file)] = {"made_from": reader.header.made_from, "end": reader.end, **summary}
+        if out is not None:
+            from kvbench.report.build import write_files
+            from kvbench.traces.page import trace_files
+
+            write_files(trace_files(f"The swaps of {file.name}", statistics, reader.header.block_bytes), out)
     if as_json:
-        typer.echo(json.dumps(summaries, indent=2))
+        typer.echo(json.dumps(summaries if len(files) > 1 else summaries[str(files[0])], indent=2))
         return
-    print_rows([_row(name, summary) for name, summary in summaries.items()], _HEADER)
-    for allocator_name, summary in summaries.items():
-        typer.echo(f"\n{allocator_name}")
-        times = _time_rows(summary, summaries[str(Allocator.VLLM)]) if costs else []
-        print_rows([*rows_of(summary), *times], ("", *SIDES.values()))
-
-
-_HEADER: Final = ("Order of allocation", "Loads", "Left by merging", "Merged", "Stores", "Left by merging", "Merged")
-
-
-def _row(name: str, summary: Mapping[str, Any]) -> list[str]:
-    """Return the line of an order: swaps of each direction, what merging leaves of the descriptors, and its time."""
-    row = [name]
-    for side in (summary[direction] for direction in SIDES):
-        left, merged = side["share_left_by_merging"], side.get("merged_s")
-        row += [
-            str(side["swaps"]),
-            "-" if left is None else f"{left:.1%}",
-            "-" if merged is None else f"{merged:.1f} s",
-        ]
-    return row
-
-
-_TIMES: Final = {"wall_us": "merged_s", "caller_us": "merged_caller_s"}
-_MERGED: Final = {"merged_s": "As merged copies", "merged_caller_s": "As merged copies, thread"}
-
-
-def _with_times(side: Mapping[str, Any], costs: Mapping[str, "SwapCost"], header: "Header") -> Mapping[str, Any]:
-    """Return the side with the seconds that its swaps take as merged copies, and that they take from the thread."""
-    copies = header.descriptors * side["blocks"] * (side["share_left_by_merging"] or 0.0)
-    swap_bytes = side["blocks"] * header.block_bytes
-    times = {_TIMES[time]: cost.total_s(side["swaps"], copies, swap_bytes) for time, cost in costs.items()}
-    return {**side, **times, "fit_error": max(cost.error for cost in costs.values())}
-
-
-def _time_rows(summary: Mapping[str, Any], usual: Mapping[str, Any]) -> list[list[str]]:
-    """Return rows of the times of merged copies, with what an order saves against the usual one, and of their fit."""
-    rows = [[words] for words in (*_MERGED.values(), "Fit to the run, off at the median")]
-    for side, other in ((summary[direction], usual[direction]) for direction in SIDES):
-        texts = [f"{side[name]:.1f} s{_less(side[name], other[name])}" for name in _MERGED if name in side]
-        for row, text in zip(rows, [*texts, f"{side['fit_error']:.0%}"] if texts else ["-"] * 3, strict=True):
-            row.append(text)
-    return rows
-
-
-def _less(value: float, usual: float) -> str:
-    """Return how much less than `usual` it is, if it is another value."""
-    return f" ({1 - value / usual:+.1%} saved)" if usual and value != usual else ""
+    for name, summary in summaries.items():
+        end = "" if summary["end"] else "; the file has no end line: its writer was interrupted, or is a recorder"
+        typer.echo(f"{printable(name)}: {span_text(summary)}{end}")
+    tables = [rows_of(summary) for summary in summaries.values()]
+    for column, side in enumerate(SIDES.values(), start=1):
+        rows = [[rows[0][0], *(row[column] for row in rows)] for rows in zip(*tables, strict=True)]
+        print_rows(rows, (side, *summaries))
 
 
 def _cache(
@@ -218,9 +139,9 @@ def _cache(
     prefill_s: float,
     token_ms: float,
     allocator: Allocator = Allocator.VLLM,
-) -> tuple["Header", CacheSettings]:
+) -> tuple["SwapHeader", CacheSettings]:
     """Return the header of a trace and the settings of the cache; raises UsageError for bad options."""
-    from kvbench.sweep.swap_file import Header
+    from kvbench.sweep.swap_file import Header as SwapHeader
     from kvbench.text import convert
 
     block_tokens = geometry.get("block_tokens", 16)
@@ -243,7 +164,7 @@ def _cache(
         token_s=token_ms / 1e3,
     )
     origin = {"requests": requests.name, "model": model, **msgspec.structs.asdict(settings)}
-    return Header(block_bytes=block_bytes, descriptors=swap.blocks, made_from=origin), settings
+    return SwapHeader(block_bytes=block_bytes, descriptors=swap.blocks, made_from=origin), settings
 
 
 def _blocks(option: str, text: str, block_bytes: int) -> int:

@@ -1,47 +1,67 @@
-"""Readers of request traces: JSON lines of token counts, times and an id for every N tokens of a prefix.
+"""Reads request traces: JSON lines of times, token counts and an id for every N tokens of a prefix.
 
-Equal ids mean equal prefixes. The traces of Mooncake, Bailian, dynamo and AIPerf have a request a line, under several
-names of fields; those of Weka (AgentX) a conversation a line, whose ids count in it alone.
+There is one format, Mooncake's with an optional header (docs/reference/trace.md); other files are refused by what they
+are. Equal ids mean equal prefixes.
 """
 
 import re
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
 from kvbench.errors import UsageError
 from kvbench.sweep.swap_file import lines_of
-from kvbench.text import printable, short
+from kvbench.text import convert, located, printable, short
 
-# From this line on, a file of which fewer than one line in GOOD_LINE_IN is a request has another format, or is a bomb.
-LINES_TO_DECIDE: Final = 100
-GOOD_LINE_IN: Final = 100
-# A trace of which more than this share is left out is refused.
-MOST_LEFT_OUT: Final = 0.01
 MOST_TOKENS: Final = 10_000_000
 MOST_IDS: Final = 1 << 27
-# The sizes that are tried where a file does not say how many tokens an id is for.
-_POWERS: Final = tuple(1 << power for power in range(15))
-# Names of fields, in lower case and without underscores.
-_NAMES: Final = {
-    "time": "timestamp t createdtime createdat arrivaltime arrivedat arrival starttime time ts",
-    "delay": "delay delayms",
-    "input": "inputlength inputtokens inputlen in isl promptlength prompttokens promptlen numinputtokens",
-    "output": "outputlength outputtokens outputlen out osl completiontokens generatedtokens numoutputtokens",
-    "ids": "hashids blockhashes hashes blockids prefixhashes blockhashids kvblockhashes prefixids",
-    "session": "sessionid conversationid session conversation",
-    "tokens": "blocksize hashblocksize hashidblocksize traceblocksize kvblocksize hashtokens tokensperid tokensperhash",
-    "requests": "requests turns",
+MOST_HASH_TOKENS: Final = 1 << 20
+# Without a header, an id is for as many tokens as in Mooncake's traces.
+MOONCAKE_TOKENS: Final = 512
+_BOM: Final = b"\xef\xbb\xbf"
+_HEADER: Final = re.compile(rb'\{\s*"(hash_tokens|time_unit)"')
+_PAGE: Final = "docs/how-to/trace.md has a script that converts it"
+_FORMAT: Final = "a request has timestamp, input_length, output_length and hash_ids"
+# What a file is whose lines, or the objects in them, have one of these keys.
+_KINDS: Final = {
+    "swaps, which kvbench trace show and kvbench sweep --trace read": {"kvbench_trace"},
+    f"dynamo's request log; {_PAGE}": {"event_type", "trace_block_size", "input_sequence_hashes"},
+    f"Weka's (AgentX's) conversations; {_PAGE}": {"requests", "hash_id_scope"},
+    f"sessions of AIPerf or guidellm, whose turns follow each other; {_PAGE}": {"delay", "delay_ms", "turns"},
+    "KV-cache events, which do not say what the requests were": (
+        {"events", "block_hashes", "parent_block_hash", "stored", "removed"}
+    ),
+    "a benchmark's result, which does not list what was sent": (
+        {"completed", "benchmarks", "metrics", "input_lens", "request_throughput", "output_throughput", "ttfts"}
+    ),
+    "a usage log, which has no ids of prefixes": {"usage", "prompt_tokens", "completion_tokens", "cached_tokens"},
+    "texts, which have no ids of prefixes": {"messages", "conversations", "prompt", "text", "text_input", "body"},
 }
-_FIELD_OF: Final = {name: known for known, names in _NAMES.items() for name in names.split()}
-# Ids that are not small whole numbers get numbers from here on.
-_FIRST_NUMBER: Final = 1 << 53
+
+
+class TimeUnit(StrEnum):
+    """The unit of a trace's times."""
+
+    SECONDS = "s"
+    MILLISECONDS = "ms"
+    MICROSECONDS = "us"
+    NANOSECONDS = "ns"
+
+    @property
+    def per_second(self) -> float:
+        return {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}[self]
+
+
+class Header(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What a trace's first line or the user says of it: the tokens of an id, and the unit of times."""
+
+    hash_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_HASH_TOKENS)] | None = None
+    time_unit: TimeUnit | None = None
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -69,33 +89,34 @@ class Request(msgspec.Struct, frozen=True):
         return list(self.hash_ids[step - 1 :: step][:full])
 
 
-@dataclass
-class Requests:
-    """The requests of a file in order of time, and the lines left out, by reason."""
-
-    requests: list[Request] = field(default_factory=list)
-    hash_tokens: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
-    first_skipped: dict[str, int] = field(default_factory=dict)
-
-    def skip(self, number: int, reason: str) -> None:
-        # Reasons name a position of an id; a hostile file must not make millions of them.
-        reason = reason if reason in self.skipped or len(self.skipped) < LINES_TO_DECIDE else "other reasons"
-        self.skipped[reason] += 1
-        self.first_skipped.setdefault(reason, number)
+_Time = Annotated[float, msgspec.Meta(ge=0, le=1e19)] | Annotated[int, msgspec.Meta(ge=0)]
+_Id = Annotated[int, msgspec.Meta(ge=0, extra={"meaning": "a whole number from 0 to 2^64 - 1"})]
 
 
-@dataclass(slots=True)
-class _Turn:
-    """A request as a line has it: a time in seconds, or a delay behind the turn before of its session."""
+class _Line(msgspec.Struct):
+    """A request as a line has it; other fields are passed over."""
 
-    line: int
-    time_s: float | None
-    delay_s: float
-    session: object
+    timestamp: Annotated[_Time, msgspec.Meta(extra={"meaning": "a number from 0"})]
+    input_length: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
+    output_length: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+    hash_ids: Annotated[list[_Id], msgspec.Meta(min_length=1)]
+    session_id: Any = None
+
+
+class _Row(NamedTuple):
+    """A request with the number of its line; its ids take little memory."""
+
+    number: int
+    time: float
     input_tokens: int
     output_tokens: int
     ids: "array[int]"
+    session: str | None
+
+    def fits(self, hash_tokens: int, least: int) -> bool:
+        """Whether it has an id for every `hash_tokens` tokens; with `least` 0, the last, if not full, may have none."""
+        full, rest = divmod(self.input_tokens, hash_tokens)
+        return full + bool(rest) * least <= len(self.ids) <= full + bool(rest)
 
 
 def check_block(block_tokens: int, hash_tokens: int) -> None:
@@ -108,191 +129,140 @@ def check_block(block_tokens: int, hash_tokens: int) -> None:
         )
 
 
-def read_requests(
-    path: Path, hash_tokens: int | None = None, turn_s: Callable[[int], float] = lambda _: 0.0
-) -> Requests:
-    """Return the requests of a file in order of time; `hash_tokens` are the tokens of an id, if they are known.
+def read_requests(path: Path, given: Header | None = None) -> list[Request]:
+    """Return the requests of a file in order of time, one or more; what is `given` goes before the file's header.
 
-    A turn that has a delay in place of a time comes that long after the turn before, which takes
-    `turn_s` for its output.
-    Raises UsageError for a file that cannot be read, for one of another format, and if more than 1% is left out.
+    Raises UsageError for a file that cannot be read, that has another format, or that leaves a unit open.
     """
-    made = Requests()
-    reader = _Reader(made)
-    for number, text in enumerate(lines_of(path), start=1):
-        line = text.removeprefix(b"\xef\xbb\xbf").strip() if number == 1 else text.strip()
-        if number == 1 and re.fullmatch(rb"[^{\[\x00-\x1f\x7f-\xff][ -~]*,[ -~]*", line):
-            raise UsageError(
-                f"{path}: a CSV has no ids of prefixes, so nothing in it can be found again; use JSON lines"
-            )
-        if line:
-            reader.read(number, line)
-        if number >= LINES_TO_DECIDE:
-            _refuse_if_fewer(path, made, reader, number // GOOD_LINE_IN)
-    _refuse_if_fewer(path, made, reader, 1)
-    made.hash_tokens = hash_tokens or reader.hash_tokens or _tokens_of_an_id(path, reader.turns)
-    arrivals = _arrivals(reader.turns, turn_s)
-    for turn, arrival_s in sorted(zip(reader.turns, arrivals, strict=True), key=lambda pair: pair[1]):
-        if len(turn.ids) < turn.input_tokens // made.hash_tokens:
-            made.skip(turn.line, f"fewer ids than input tokens / {made.hash_tokens}")
-        elif hash_tokens and len(turn.ids) > -(-turn.input_tokens // hash_tokens):
-            made.skip(turn.line, f"more ids than input tokens / {hash_tokens} of --hash-tokens")
-        else:
-            made.requests.append(Request(arrival_s, turn.input_tokens, turn.output_tokens, turn.ids, made.hash_tokens))
-    everything = len(made.requests) + made.skipped.total()
-    if made.skipped.total() > MOST_LEFT_OUT * everything:
-        why = "; ".join(
-            f"{count}: {reason}, the first in line {made.first_skipped[reason]}"
-            for reason, count in made.skipped.most_common(3)
-        )
-        raise UsageError(
-            f"{path}: {made.skipped.total()} of {everything} requests would be left out ({printable(why)})"
-        )
-    return made
+    given = given or Header()
+    lines = lines_of(path)
+    with located(str(path)):
+        header, rows = _rows(lines)
+        hash_tokens = given.hash_tokens or header.hash_tokens
+        _check_ids(rows, hash_tokens)
+        hash_tokens = hash_tokens or MOONCAKE_TOKENS
+        _refuse_additions(rows, hash_tokens)
+        unit = given.time_unit or header.time_unit or _milliseconds([row.time for row in rows])
+    return [
+        Request(row.time / unit.per_second, row.input_tokens, row.output_tokens, row.ids, hash_tokens) for row in rows
+    ]
 
 
-class _Reader:
-    """Reads lines into turns."""
-
-    def __init__(self, made: Requests) -> None:
-        self.turns: list[_Turn] = []
-        self.hash_tokens: int | None = None
-        self._made = made
-        self._numbers: dict[tuple[object, str], int] = {}
-        self._ids = 0
-
-    def read(self, number: int, line: bytes) -> None:
-        """Read a line: a request, a conversation of requests, or a header."""
-        try:
-            plain = msgspec.json.decode(line)
-            fields = _named(plain)
-            if isinstance(inner := fields.get("requests"), list):
-                scope = None if plain.get("hash_id_scope") == "global" else number
-                self._conversation(number, fields, inner, scope)
-            elif number == 1 and not {"ids", "input", "time"} & fields.keys():
-                below = (_named(value) for value in plain.values() if isinstance(value, dict))
-                for tokens in (one["tokens"] for one in (fields, *below) if "tokens" in one):
-                    self._found(tokens)
-            else:
-                if "tokens" in fields:
-                    self._found(fields["tokens"])
-                self.turns.append(self._turn(number, fields, None, None))
-        except (ValueError, RecursionError, TypeError) as error:
-            self._made.skip(number, short(printable(error), 100))
-
-    def _found(self, tokens: object) -> None:
-        size = _whole("tokens of an id", tokens, 1)
-        if self.hash_tokens not in (None, size):
-            raise ValueError(f"an id is for {size} tokens here, for {self.hash_tokens} before")
-        self.hash_tokens = size
-
-    def _conversation(self, number: int, fields: Mapping[str, Any], inner: list[Any], scope: object) -> None:
-        """Read the requests of a conversation, and of those that it started; times are in seconds."""
-        if "tokens" in fields:
-            self._found(fields["tokens"])
-        for entry in inner:
-            try:
-                named = _named(entry)
-                if isinstance(further := named.get("requests"), list):
-                    self._conversation(number, {}, further, scope)
-                else:
-                    self.turns.append(self._turn(number, named, scope, scope if scope is not None else number))
-            except (ValueError, TypeError) as error:
-                self._made.skip(number, short(printable(error), 100))
-
-    def _turn(self, number: int, fields: Mapping[str, Any], scope: object, session: object) -> _Turn:
-        """Return the turn of an object; raises ValueError, which says why it is bad."""
-        in_seconds = scope is not None or session is not None or "chat_id" in fields
-        per_second = 1.0 if in_seconds else 1e3
-        session = fields.get("session", session)
-        time, delay = (_seconds(fields.get(name), per_second, name) for name in ("time", "delay"))
-        if time is None and delay is None and session is None:
-            raise ValueError("no time of arrival")
-        tokens = _whole("input tokens", fields.get("input"), 1), _whole("output tokens", fields.get("output"), 0)
-        ids = fields.get("ids")
-        if not isinstance(ids, list) or not ids:
-            raise ValueError("no ids of its prefix")
-        numbers = array("q", (self._number(one, scope) for one in ids))
-        if len(set(numbers)) < len(numbers):
-            raise ValueError("an id repeats in the request")
-        self._ids += len(numbers)
-        if self._ids > MOST_IDS:
-            raise UsageError(f"line {number}: more than {MOST_IDS} ids in all are not read; give a part of the file")
-        return _Turn(number, time, delay or 0.0, session, *tokens, numbers)
-
-    def _number(self, one: object, scope: object) -> int:
-        """Return the number of an id: its own if it is a small one of the whole file."""
-        if scope is None and type(one) is int and 0 <= one < _FIRST_NUMBER:
-            return one
-        if not isinstance(one, int | float | str):
-            raise ValueError("an id is not a number or text")
-        return self._numbers.setdefault((scope, repr(one)), _FIRST_NUMBER + len(self._numbers))
+def share_nothing(requests: Sequence[Request]) -> bool:
+    """Whether no request has an id of another."""
+    return len(set().union(*(one.hash_ids for one in requests))) == sum(len(one.hash_ids) for one in requests)
 
 
-def _named(plain: object) -> dict[str, Any]:
-    """Return the fields of a line under the names of `_NAMES`, and `chat_id`; raises ValueError for no object."""
+def _rows(lines: Iterable[bytes]) -> tuple[Header, list[_Row]]:
+    """Return the header and one or more requests, in order of time; raises UsageError."""
+    header, rows, ids = Header(), list[_Row](), 0
+    for number, text in enumerate(lines, start=1):
+        line = text.removeprefix(_BOM).strip() if number == 1 else text.strip()
+        with located(f"line {number}"):
+            if number == 1 and _HEADER.match(line):
+                header = convert(_decoded(line), Header)
+            elif line:
+                rows.append(_row(number, line))
+                ids += len(rows[-1].ids)
+            if ids > MOST_IDS:
+                raise UsageError(f"more than {MOST_IDS} ids in all are not read; give a part of the file")
+    if not rows:
+        raise UsageError("the file is empty" if header == Header() else "no request follows the header")
+    return header, sorted(rows, key=attrgetter("time"))
+
+
+def _row(number: int, text: bytes) -> _Row:
+    """Return the request of a line; raises UsageError, which says what another line is."""
+    try:
+        line = msgspec.json.decode(text, type=_Line)
+    except (ValueError, RecursionError):
+        line = _converted(_decoded(text))
+    if max(line.hash_ids) >= 1 << 64 or len(set(line.hash_ids)) < len(line.hash_ids):
+        raise UsageError("an id repeats in the request, or is above 2^64 - 1")
+    session = None if line.session_id is None else short(repr(line.session_id))
+    ids = array("Q", line.hash_ids)
+    return _Row(number, line.timestamp, line.input_length, line.output_length, ids, session)
+
+
+def _decoded(text: bytes) -> dict[str, Any]:
+    """Return the JSON object of a line; raises UsageError."""
+    try:
+        plain = msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        if re.fullmatch(rb"[^{\[\x00-\x1f\x7f-\xff][ -~]*,[ -~]*", text):
+            why = "a CSV has no ids of prefixes, so nothing in it can be found again"
+            raise UsageError(f"{why}; if it is BurstGPT's, {_PAGE}") from None
+        raise UsageError(f"not a JSON object; {_FORMAT}") from None
     if not isinstance(plain, dict):
-        raise ValueError("not a JSON object")
-    fields: dict[str, Any] = {"chat_id": True} if plain.get("chat_id") is not None else {}
-    for name, value in plain.items():
-        known = _FIELD_OF.get(name.replace("_", "").lower())
-        if known is not None and value is not None:
-            fields.setdefault(known, value)
-    return fields
+        raise UsageError(f"{'an array' if isinstance(plain, list) else 'a value'}, not a JSON object; {_FORMAT}")
+    return plain
 
 
-def _whole(name: str, value: object, least: int) -> int:
-    if type(value) is not int or not least <= value <= MOST_TOKENS:
-        raise ValueError(f"{name}: not a whole number from {least} to {MOST_TOKENS}")
-    return value
+def _converted(plain: dict[str, Any]) -> _Line:
+    """Return an object as a request; raises UsageError, which says what it is."""
+    missing = [name for name in _Line.__struct_fields__[:-1] if name not in plain]
+    if missing:
+        keys = plain.keys() | {key for value in plain.values() if isinstance(value, dict) for key in value}
+        for kind, marks in _KINDS.items():
+            if keys & marks:
+                raise UsageError(f"not a request trace but {kind}")
+        has = short(printable(", ".join(plain)), 100)
+        raise UsageError(f"no {', '.join(missing)} but {has or 'nothing'}; {_FORMAT}, under these names")
+    return convert(plain, _Line)
 
 
-def _seconds(value: object, per_second: float, name: str) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, str):  # a date
-        return datetime.fromisoformat(value).timestamp()
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e15:
-        raise ValueError(f"{name}: not a number from 0 to 1e15")
-    return value / per_second
+def _check_ids(rows: Sequence[_Row], hash_tokens: int | None) -> None:
+    """Raise UsageError unless each request has an id for every `hash_tokens` tokens; if that is None, for every 512."""
+    size, least = (hash_tokens, 0) if hash_tokens else (MOONCAKE_TOKENS, 1)
+    wrong = next((row for row in rows if not row.fits(size, least)), None)
+    if wrong is None:
+        return
+    fit = [str(one) for one in (1 << power for power in range(3, 13)) if all(row.fits(one, 0) for row in rows)]
+    raise UsageError(
+        f"line {wrong.number} has {len(wrong.ids)} ids for {wrong.input_tokens} input tokens, not one for "
+        f"every {size}; {' or '.join(fit) or 'no power of two'} would fit all lines: say how many tokens an id is for "
+        f'with --hash-tokens {fit[0] if fit else "N"} or a first line {{"hash_tokens": {fit[0] if fit else "N"}}}'
+    )
 
 
-def _refuse_if_fewer(path: Path, made: Requests, reader: _Reader, requests: int) -> None:
-    if len(reader.turns) < requests:
-        first = next(iter(made.skipped), "the file is empty")
-        lines = len(reader.turns) + made.skipped.total()
+def _refuse_additions(rows: Sequence[_Row], hash_tokens: int) -> None:
+    """Raise UsageError if most turns of sessions do not begin as the turn before, so that they hold what they add."""
+    before: dict[str, _Row] = {}
+    later = adding = 0
+    for row in rows:
+        if row.session is None or row.input_tokens < hash_tokens:
+            continue
+        if (earlier := before.get(row.session)) is not None:
+            later += 1
+            adding += row.ids[0] != earlier.ids[0]
+        before[row.session] = row
+    if adding > later / 2:
         raise UsageError(
-            f"{path}: not a request trace: {len(reader.turns)} of {lines} lines are requests ({first}); a line must "
-            "be a JSON object with timestamp, input_length, output_length and hash_ids, as in the traces of Mooncake "
-            "and Bailian, or a conversation with requests"
+            f"{adding} of {later} later turns of sessions begin with another id than the turn before: the rows "
+            f"hold what a turn adds, not its whole prompt; {_PAGE} (if the rows are whole, leave out session_id)"
         )
 
 
-def _tokens_of_an_id(path: Path, turns: Sequence[_Turn]) -> int:
-    """Return the tokens of an id, from the numbers of ids of the requests; raises UsageError if that is open."""
-    pairs = Counter((turn.input_tokens, len(turn.ids)) for turn in turns)
-    enough = (1 - MOST_LEFT_OUT) * len(turns)
-    fit = [size for size in _POWERS if _fitting(pairs, size) >= enough]
-    if not fit:  # not a power of two: then the one size that all requests allow
-        low = max(-(-tokens // count) for tokens, count in pairs)
-        high = min(((tokens - 1) // (count - 1) for tokens, count in pairs if count > 1), default=0)
-        fit = list(range(low, high + 1))
-    if len(fit) != 1:
-        found = f"{' and '.join(map(str, fit[:3]))} are possible" if fit else "no size fits all requests"
-        raise UsageError(f"{path}: for how many tokens an id is cannot be told ({found}); name it with --hash-tokens")
-    return fit[0]
+def _milliseconds(times: Sequence[float]) -> TimeUnit:
+    """Return milliseconds if sorted times can only be that; raises UsageError, which shows what two units would mean.
 
-
-def _fitting(pairs: Mapping[tuple[int, int], int], size: int) -> int:
-    return sum(times for (tokens, count), times in pairs.items() if count == -(-tokens // size))
-
-
-def _arrivals(turns: Sequence[_Turn], turn_s: Callable[[int], float]) -> Iterator[float]:
-    """Yield when each turn comes: at its time, or after the turn before of its session."""
-    free_s: dict[object, float] = {}
-    for turn in turns:
-        key = repr(turn.session)
-        at_s = free_s.get(key, 0.0) + turn.delay_s if turn.time_s is None else turn.time_s
-        if turn.session is not None:
-            free_s[key] = at_s + turn_s(turn.output_tokens)
-        yield at_s
+    Otherwise times in seconds would be too close, or times in microseconds too far apart.
+    """
+    first, span, month = times[0], times[-1] - times[0], 30 * 86_400_000
+    a_second = 1e3 * len(times) / span if span else 1e9
+    if first >= 1e8:  # since 1970: today's seconds have 10 digits, milliseconds 13
+        known = 1e11 <= first < 1e14
+    else:
+        usual = (a_second < 5 and span >= 20_000) or (a_second < 1000 and span >= 1_000_000)
+        known = all(isinstance(time, int) for time in times) and (len(times) < 10 or (usual and span <= month))
+    if known:
+        return TimeUnit.MILLISECONDS
+    units = (TimeUnit.MILLISECONDS, TimeUnit.MICROSECONDS if span > month else TimeUnit.SECONDS)
+    readings = " or ".join(
+        f"{span / unit.per_second:.4g} s ({len(times) * unit.per_second / (span or 1):.3g} a second) in {unit}"
+        for unit in units
+    )
+    raise UsageError(
+        f"{len(times)} requests come within {readings}: choose with --time-unit {' or '.join(units)}, or with "
+        f'a first line such as {{"time_unit": "{units[1]}"}}'
+    )

@@ -11,7 +11,6 @@ from kvbench.results import Visit, load_run
 from kvbench.results.rundir import visits_that_count
 from kvbench.sweep.swap_file import Header, Swap, write_trace
 from tests.command import kvbench_here, refused, succeeds
-from tests.data.freeze import FOLDER as FROZEN
 
 ON_CPU = ("--device=cpu", "-a", "pool=8MiB", "--rounds=2")
 
@@ -93,11 +92,11 @@ def test_the_report_says_how_late_swaps_are_that_arrive_too_fast(folder: Path) -
     assert f"| {len(late_us)} ({figure(median(late_us))} to {figure(max(late_us))} us) |" in page
 
 
-def test_orders_of_allocation_are_compared_by_replayed_times(folder: Path) -> None:
-    """A replay of one order tells what the others would take; the model's rows decide which replays serve."""
+def test_orders_of_allocation_stand_side_by_side(folder: Path) -> None:
+    """Each order of the same requests is a trace; `trace show` has a column for each."""
     lines = [
         {
-            "timestamp": 900 * number,
+            "timestamp": 9000 * number,
             "input_length": 4096,
             "output_length": 1,
             "hash_ids": [*range(number % 6 * 8, number % 6 * 8 + 8)],
@@ -105,24 +104,23 @@ def test_orders_of_allocation_are_compared_by_replayed_times(folder: Path) -> No
         for number in range(24)
     ]
     (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    cache = ("requests.jsonl", "--gpu-pool=200MiB", "--host-pool=2GiB", "--model")
-    succeeds("trace", "make", *cache, "deepseek-v2-lite", "-o", "mla.gz", cwd=folder)
-    options = ("--trace-swaps=6", "--device=cpu", "-a", "pool=256MiB", "--rounds=1")
-    succeeds("sweep", "--trace", "mla.gz", "-a", "backend=merged", *options, "-o", "mla", cwd=folder)
-    compared = succeeds("trace", "compare", *cache, "deepseek-v2-lite", "--run", "mla", "--json", cwd=folder)
-    orders = json.loads(compared.stdout)
-    for side in (orders[order][way] for order in orders for way in ("h2d", "d2h")):
-        assert side["merged_s"] > 0
-        assert side["merged_caller_s"] > 0
-        assert side["fit_error"] >= 0
-    text = kvbench_here("trace", "compare", *cache, "deepseek-v2-lite", "--run", "mla", cwd=folder).stdout
-    assert text.count("\nAs merged copies") == 2 * len(orders)
-    for model, run, said in (
-        ("llama-3-8b", "mla", "--run mla: its descriptors have 18432 bytes, those of this trace 32768;"),
-        ("deepseek-v2-lite", str(FROZEN / "h200-first"), "has no swaps of a trace by merged; measure them with"),
-        ("deepseek-v2-lite", "none", "none is not a run directory"),
-    ):
-        assert said in refused("trace", "compare", *cache, model, "--run", run, cwd=folder)
+    cache = ("requests.jsonl", "--gpu-pool=200MiB", "--host-pool=2GiB", "--model=deepseek-v2-lite")
+    orders = ("vllm", "vllm-sorted")
+    for order in orders:
+        made = succeeds("trace", "make", *cache, "--allocator", order, "-o", f"{order}.gz", cwd=folder)
+        assert made.stdout.startswith("24 requests within 207 s\n")
+    files = [f"{order}.gz" for order in orders]
+    shown = json.loads(succeeds("trace", "show", *files, "--json", cwd=folder).stdout)
+    left = [f"{shown[file]['h2d']['share_left_by_merging']:.1%}" for file in files]
+    assert left[0] != left[1]
+    text = kvbench_here("trace", "show", *files, cwd=folder).stdout
+    (loads, _) = (line.split() for line in text.splitlines() if line.startswith("Descriptors that merging leaves"))
+    assert loads[-2:] == left
+    assert "a page is of one trace" in refused("trace", "show", *files, "-o", "page", cwd=folder)
+    lines = [line | {"hash_ids": [8 * at, *range(8 * at + 1, 8 * at + 8)]} for at, line in enumerate(lines)]
+    (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    alone = succeeds("trace", "make", *cache, "-o", "alone.gz", cwd=folder)
+    assert "no request shares a prefix with another" in alone.stdout.splitlines()[0]
 
 
 def test_show_writes_a_page_of_a_trace(folder: Path) -> None:

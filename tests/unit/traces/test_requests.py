@@ -1,77 +1,68 @@
-"""Readers of request traces: formats, sizes of ids, order, and what is left out."""
+"""Request traces: the one format, its units, and what other files are refused as."""
 
 import gzip
 import json
-import random
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvbench.errors import UsageError
-from kvbench.traces.requests import Requests, check_block, read_requests
+from kvbench.traces.requests import Header, Request, TimeUnit, check_block, read_requests, share_nothing
 from kvbench.traces.simulate import CacheRun, CacheSettings
+
+PAGE = Path(__file__).parents[3] / "docs/how-to/trace.md"
 
 
 def line(at: float, ids: list[Any], tokens: int = 0, **more: Any) -> dict[str, Any]:
     return {"timestamp": at, "input_length": tokens or 512 * len(ids), "output_length": 1, "hash_ids": ids, **more}
 
 
-def read(folder: Path, lines: Iterable[object], **options: Any) -> Requests:
+def read(folder: Path, lines: Iterable[object], given: Header | None = None) -> list[Request]:
     file = folder / "requests.jsonl"
     file.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines))
-    return read_requests(file, **options)
+    return read_requests(file, given)
+
+
+def refused(folder: Path, lines: Iterable[object]) -> str:
+    with pytest.raises(UsageError) as caught:
+        read(folder, lines)
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+def conversations(per_id: int = 512, *, apart: float = 6000, times: Callable[[float], float] = int) -> list[Any]:
+    """Ten conversations of six turns, each of which adds 2 048 tokens."""
+    return [
+        line(times((turn * 10 + talk) * apart), [talk * 10**6 + at for at in range(tokens // per_id)], tokens)
+        for talk in range(10)
+        for turn in range(6)
+        for tokens in [2048 * (turn + 1)]
+    ]
 
 
 # Tokens of an id
 
 
-def trace_by(tokens_of_id: int, seed: int = 3) -> list[dict[str, Any]]:
-    """Return requests of conversations that grow, with an id for every so many tokens."""
-    chance, lines = random.Random(seed), []
-    for number in range(60):
-        tokens, family = chance.randint(1, 12) * 512, chance.randrange(8)
-        ids = [family * 10**6 + at for at in range(-(-tokens // tokens_of_id))]
-        lines.append(line(number * 1e3, ids, tokens))
-    return lines
+@pytest.mark.parametrize("per_id", [16, 64, 512])
+def test_a_header_says_how_many_tokens_an_id_is_for(tmp_path: Path, per_id: int) -> None:
+    made = read(tmp_path, [{"hash_tokens": per_id}, *conversations(per_id)])
+    run = CacheRun(made, CacheSettings(gpu_blocks=60_000, host_blocks=64, block_tokens=16))
+    list(run)
+    assert (run.counts["blocks"], run.counts["blocks found on the GPU"]) == (26_880, 19_200)
 
 
-@pytest.mark.parametrize("tokens_of_id", [16, 64, 256, 512])
-def test_the_same_trace_gives_the_same_blocks_whatever_its_ids_are_for(tmp_path: Path, tokens_of_id: int) -> None:
-    made = read(tmp_path, trace_by(tokens_of_id))
-    assert made.hash_tokens == tokens_of_id
-    run = CacheRun(made.requests, CacheSettings(gpu_blocks=600, host_blocks=4000, block_tokens=16))
-    swaps = [(swap.at_s, swap.direction, list(swap.host), list(swap.gpu)) for swap in run]
-    again = CacheRun(
-        read(tmp_path, trace_by(512)).requests, CacheSettings(gpu_blocks=600, host_blocks=4000, block_tokens=16)
-    )
-    assert swaps == [(swap.at_s, swap.direction, list(swap.host), list(swap.gpu)) for swap in again]
-    assert run.counts == again.counts
-
-
-def test_ids_of_another_number_of_tokens_are_told_where_the_requests_allow_one(tmp_path: Path) -> None:
-    lines = [line(at, list(range(-(-tokens // 784))), tokens) for at, tokens in enumerate((784 * 9, 784 * 8 + 1))]
-    assert read(tmp_path, lines).hash_tokens == 784
-
-
-@pytest.mark.parametrize("header", [{"version": 2, "block_size": 32}, {"metadata": {"hash_block_size": 32}}])
-def test_a_header_says_how_many_tokens_an_id_is_for(tmp_path: Path, header: dict[str, Any]) -> None:
-    made = read(tmp_path, [header, line(0, [1], 20), line(5, [1], 30)])
-    assert (made.hash_tokens, len(made.requests), made.skipped.total()) == (32, 2, 0)
-
-
-def test_a_time_may_be_a_date(tmp_path: Path) -> None:
-    dates = [line(0, [at, at + 9], timestamp=f"2026-11-16T18:15:{40 + at}.5Z") for at in (1, 0)]
-    first, second = read(tmp_path, dates).requests
-    assert second.arrival_s - first.arrival_s == 1.0
-
-
-@pytest.mark.parametrize("lines", [[line(0, [1], 9)], [line(0, [1, 2], 20), line(1, [1, 2, 3], 9000)]])
-def test_what_cannot_be_told_is_asked_for(tmp_path: Path, lines: list[dict[str, Any]]) -> None:
-    with pytest.raises(UsageError, match=r"for how many tokens an id is cannot be told \(.*--hash-tokens"):
-        read(tmp_path, lines)
-    assert read(tmp_path, lines[:1], hash_tokens=16).hash_tokens == 16
+def test_ids_of_512_tokens_are_assumed_only_if_their_numbers_agree(tmp_path: Path) -> None:
+    assert {one.hash_tokens for one in read(tmp_path, [line(0, [1, 2], 513), line(1, [1], 512)])} == {512}
+    assert "--hash-tokens 64" in refused(tmp_path, conversations(64))
+    assert "--hash-tokens N" in refused(tmp_path, [line(0, [1, 2, 3], 512), line(1, [1, 2], 9000)])
+    assert "--hash-tokens 512" in refused(tmp_path, [line(0, [1], 700)])
+    full_only = [line(0, [*range(130)], 2085)]
+    assert "16 would fit all lines" in refused(tmp_path, full_only)
+    (one,) = read(tmp_path, full_only, Header(hash_tokens=16))
+    assert len(one.keys(16)) == 130
 
 
 @pytest.mark.parametrize("block_tokens", [784, 3584, 1024])
@@ -81,129 +72,173 @@ def test_blocks_that_do_not_divide_an_id_are_refused_with_those_that_do(block_to
     check_block(64, 512)
 
 
+# Times
+
+
+def in_s(ms: float) -> float:
+    return ms / 1000
+
+
+def in_whole_s(ms: float) -> int:
+    return round(ms / 1000)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [in_s, in_whole_s, lambda ms: 1_760_000_000 + in_whole_s(ms), lambda ms: int(ms * 1000), lambda ms: int(ms / 1e4)],
+    ids=["s", "whole s", "s since 1970", "us", "thousands a second"],
+)
+def test_times_that_may_not_be_in_ms_are_refused_with_both_readings(tmp_path: Path, times: Any) -> None:
+    said = refused(tmp_path, conversations(apart=60_000, times=times))
+    assert re.search(r"60 requests come within [\d.e+-]+ s \(.* a second\) in ms or .* in (s|us): ", said)
+
+
+@pytest.mark.parametrize("first", [0, 1_760_000_000_000])
+def test_times_are_in_ms_if_they_can_be_nothing_else_or_in_the_unit_that_is_said(tmp_path: Path, first: int) -> None:
+    made = read(tmp_path, conversations(times=lambda ms: first + int(ms)))
+    assert made[-1].arrival_s - made[0].arrival_s == 354
+    in_seconds = read(tmp_path, [{"time_unit": "s"}, *conversations(times=in_s)])
+    assert [one.arrival_s for one in in_seconds] == [one.arrival_s - first / 1000 for one in made]
+    given = Header(time_unit=TimeUnit.SECONDS)
+    assert read(tmp_path, [{"time_unit": "us"}, *conversations(times=in_s)], given) == in_seconds
+
+
 # Forms
 
 
-def test_ids_are_any_scalars(tmp_path: Path) -> None:
-    first, again, other = ([f"{name}{at:x}" for at in range(2)] for name in ("a9f", "a9f", "b"))
+def test_requests_come_in_order_of_time_whatever_the_order_of_lines(tmp_path: Path) -> None:
+    made = read(tmp_path, conversations())
+    assert [one.arrival_s for one in made] == [at * 6.0 for at in range(60)]
+    assert read(tmp_path, sorted(conversations(), key=lambda one: one["timestamp"])) == made
+
+
+def test_a_byte_order_mark_costs_no_request_and_ids_have_64_bits(tmp_path: Path) -> None:
     large = [2**64 - 59, 17293822569102704640]
-    made = read(tmp_path, [line(at, ids) for at, ids in enumerate((first, again, other, large, large))])
-    one, two, three, four, five = (list(request.hash_ids) for request in made.requests)
-    assert one == two
-    assert four == five
-    assert len({*one, *three, *four}) == 6
+    made = read(tmp_path, ["\ufeff" + json.dumps(line(0, large)), line(10, large[:1])])
+    assert not share_nothing(made)
+    assert [*made[0].hash_ids] == large
+
+
+def test_requests_share_something_or_nothing(tmp_path: Path) -> None:
+    assert share_nothing(read(tmp_path, [line(0, [1, 2]), line(1, [3])]))
+    assert not share_nothing(read(tmp_path, [line(0, [1, 2]), line(1, [1, 3])]))
 
 
 @pytest.mark.parametrize(
-    "names",
+    ("lines", "what"),
     [
-        {"timestamp": "created_time", "input_length": "input_tokens", "output_length": "output_tokens"},
-        {"timestamp": "arrival_time", "input_length": "prompt_tokens", "output_length": "completion_tokens"},
-        {"input_length": "isl", "output_length": "osl", "hash_ids": "block_hashes"},
+        ([{"session_id": "a", "turns": [{"text": "x", "delay": 4}]}], "line 1: not a request trace but sessions of"),
+        ([line(0, [1]), {"session_id": "a", "delay": 9, "hash_ids": [2]}], "line 2: not a request trace but sessions"),
+        ([{"id": "t", "block_size": 64, "requests": [{"t": 0, "in": 64}]}], "Weka's (AgentX's) conversations"),
+        ([{"event_type": "request_end", "request": {"replay": {}}}], "dynamo's request log"),
+        ([{"timestamp": 1, "event": {"event_type": "request_end"}}], "dynamo's request log"),
+        ([{"ts": 0.0, "events": [{"type": "BlockStored"}]}], "KV-cache events"),
+        ([{"backend": "x", "completed": 64, "input_lens": [1]}], "a benchmark's result"),
+        ([{"metadata": {}, "metrics": {}}], "a benchmark's result"),
+        ([{"created_at": "2026-10-01", "usage": {"prompt_tokens": 3}}], "a usage log"),
+        ([{"conversations": []}], "texts"),
+        ([{"kvbench_trace": 1, "block_bytes": 1}], "swaps, which kvbench trace show"),
+        (["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16,374,44"], "a CSV has no ids of prefixes"),
+        (["[1, 2]"], "line 1: an array, not a JSON object"),
+        (["{", '"a": 1}'], "line 1: not a JSON object"),
+        (["\x7fELF"], "line 1: not a JSON object"),
+        ([""], "the file is empty"),
+        ([{"hash_tokens": 16}], "no request follows the header"),
+        ([{"hash_tokens": 16, "version": 2}], "unknown key"),
+        ([{"created_time": 0, "isl": 1, "hash_ids": [1]}], "line 1: no timestamp, input_length, output_length but"),
+        ([line(0, ["a9f1"])], 'line 1: hash_ids[0]: "a9f1" is not a whole number'),
+        ([line(0, [2**64])], "line 1: an id repeats in the request, or is above 2^64 - 1"),
+        ([line(0, [1]), line(1, [1, 1])], "line 2: an id repeats"),
+        ([line(-1, [1])], "line 1: timestamp: -1 is not a number from 0"),
+        ([line(0, [1]), "{"], "line 2: not a JSON object"),
+        ([line(at, [at], session_id="a") for at in range(3)], "2 of 2 later turns of sessions begin with another id"),
     ],
-)
-def test_fields_have_other_names_too(tmp_path: Path, names: dict[str, str]) -> None:
-    lines = [line(10, [1, 2]), line(20, [1, 3])]
-    renamed = [{names.get(name, name): value for name, value in one.items()} for one in lines]
-    assert read(tmp_path, renamed) == read(tmp_path, lines)
+)  # fmt: skip
+def test_a_file_of_another_format_is_refused_by_what_it_is(tmp_path: Path, lines: list[object], what: str) -> None:
+    assert what in refused(tmp_path, lines)
 
 
-def test_a_byte_order_mark_costs_no_request(tmp_path: Path) -> None:
-    marked = "\ufeff" + json.dumps(line(0, [1, 2]))
-    assert len(read(tmp_path, [marked, line(10, [1, 2])]).requests) == 2
+def test_turns_that_repeat_their_prompt_are_no_additions(tmp_path: Path) -> None:
+    grown = [line(at, [*range(at + 1)], session_id="a") for at in range(5)]
+    begun = [line(at + 9, [100 + at], 40, session_id="b") for at in range(4)]  # no id of theirs is of a full block
+    assert len(read(tmp_path, grown + begun)) == 9
 
 
-def test_a_line_with_a_chat_id_has_the_units_of_bailian(tmp_path: Path) -> None:
-    (one,) = read(tmp_path, [line(2.5, [4, 5, 6], 40, chat_id=1, turn=1)]).requests
-    assert (one.arrival_s, one.keys(16), one.keys(32)) == (2.5, [4, 5], [5])
-
-
-def test_the_ids_of_a_conversation_count_in_it_alone(tmp_path: Path) -> None:
-    def asked(at_s: float, ids: list[int]) -> dict[str, Any]:
-        return {"t": at_s, "type": "n", "in": 64 * len(ids), "out": 3, "hash_ids": ids, "api_time": 1.0}
-
-    agent = {"t": 2.0, "type": "subagent", "requests": [asked(2.5, [0, 7])]}
-    talks = [
-        {"id": f"trace-{number}", "block_size": 64, "hash_id_scope": "local", "requests": [*more, agent]}
-        for number, more in enumerate(([asked(0.0, [0, 1]), asked(9.0, [0, 1, 2])], [asked(1.0, [0, 1])]))
-    ]
-    made = read(tmp_path, talks)
-    assert [request.arrival_s for request in made.requests] == [0.0, 1.0, 2.5, 2.5, 9.0]
-    first, other, of_first, of_other, later = (list(request.hash_ids) for request in made.requests)
-    assert later[:2] == first
-    assert (of_first[0], of_other[0]) == (first[0], other[0])
-    assert not {*first, *later} & {*other, *of_other}
-
-
-@pytest.mark.parametrize("header", ["TIMESTAMP,ContextTokens,GeneratedTokens", '"2023-11-16 18:15:46.68",374,44'])
-def test_a_table_without_prefixes_is_refused(tmp_path: Path, header: str) -> None:
-    with pytest.raises(UsageError, match="a CSV has no ids of prefixes, so nothing in it can be found again"):
-        read(tmp_path, [header, "2023-11-16 18:15:46.6805900,374,44"])
-
-
-# Order
-
-
-def test_requests_are_sorted_by_time(tmp_path: Path) -> None:
-    lines = [
-        line(at * 100 + session, [session * 100 + one for one in range(at + 1)])
-        for session in range(9)
-        for at in range(9)
-    ]
-    by_time = read(tmp_path, sorted(lines, key=lambda one: one["timestamp"]))
-    assert read(tmp_path, lines) == by_time
-    assert [request.arrival_s for request in by_time.requests] == sorted(one["timestamp"] / 1e3 for one in lines)
-
-
-def test_a_delay_counts_from_the_end_of_the_turn_before(tmp_path: Path) -> None:
-    first, later = line(1000, [1], session_id="a"), line(0, [2], session_id="a", delay=500)
-    del later["timestamp"]
-    lines = [first, line(1200, [9], session_id="b"), later, later | {"hash_ids": [3]}]
-    made = read(tmp_path, lines, hash_tokens=512, turn_s=lambda tokens: 2.0 * tokens)
-    assert [(list(one.hash_ids), one.arrival_s) for one in made.requests] == [
-        ([1], 1.0),
-        ([9], 1.2),
-        ([2], 3.5),
-        ([3], 6.0),
-    ]
-
-
-# What is left out
-
-
-def test_up_to_one_request_of_a_hundred_may_be_left_out_and_is_counted(tmp_path: Path) -> None:
-    good = [line(at, [at, at + 1000]) for at in range(200)]
-    made = read(tmp_path, [*good[:50], line(5, [1, 1]), *good[50:], "{"])
-    assert len(made.requests) == 200
-    assert made.skipped.total() == 2
-    assert made.first_skipped["an id repeats in the request"] == 51
-
-
-@pytest.mark.parametrize(
-    ("bad", "reason"),
-    [
-        (line(-1, [1, 2]), "time: not a number from 0"),
-        (line(1, [1, 1]), "an id repeats in the request"),
-        (line(1, [], 9), "no ids of its prefix"),
-        (line(1, [1], 9000), "fewer ids than input tokens / 512"),
-        (line(1, [1, 2], 100), "more ids than input tokens / 512 of --hash-tokens"),
-        (line(1, [[1], [2]]), "an id is not a number or text"),
-        ({**line(1, [1, 2]), "timestamp": None}, "no time of arrival"),
-        ({**line(1, [1, 2]), "input_length": "many"}, "input tokens: not a whole number"),
-        ("[1]", "not a JSON object"),
-    ],
-)
-def test_more_is_an_error_that_says_which_and_why(tmp_path: Path, bad: object, reason: str) -> None:
-    good = [line(at, [at, at + 1000]) for at in range(98)]
-    with pytest.raises(UsageError) as caught:
-        read(tmp_path, [*good, bad, bad], hash_tokens=512)
-    assert f"2 of 100 requests would be left out (2: {reason}" in str(caught.value)
-    assert "the first in line 99" in str(caught.value)
-    assert str(caught.value).isprintable()
-
-
-def test_one_request_before_endless_bad_lines_is_not_a_trace(tmp_path: Path) -> None:
+def test_endless_lines_that_are_no_requests_are_not_read(tmp_path: Path) -> None:
     file = tmp_path / "requests.jsonl.gz"
     file.write_bytes(gzip.compress(json.dumps(line(5, [1, 2])).encode() + b"\n{}" * 1_000_000))
-    with pytest.raises(UsageError, match="1 of 200 lines"):
+    with pytest.raises(UsageError, match="line 2: no timestamp"):
         read_requests(file)
+
+
+# The scripts of the page
+
+
+SAMPLES: dict[str, tuple[list[object], dict[str, Any], list[tuple[float, int, int]]]] = {
+    "sessions": (
+        [
+            {"session_id": "a", "timestamp": 0, "input_length": 1024, "output_length": 32, "hash_ids": [1, 2]},
+            {"session_id": "a", "delay": 2000, "input_length": 512, "output_length": 10, "hash_ids": [3]},
+            {"session_id": "b", "timestamp": 500, "input_length": 512, "output_length": 10, "hash_ids": [1]},
+        ],
+        {"hash_tokens": 16, "time_unit": "s"},
+        # time, input tokens, and the blocks of 16 that an earlier request has too
+        [(0.0, 1024, 0), (0.5, 512, 32), (0.2 + 32 * 0.02 + 2, 1024 + 32 + 512, 64)],
+    ),
+    "weka": (
+        [
+            {"id": "t0", "block_size": 64, "hash_id_scope": "local", "requests": [
+                {"t": 0.0, "in": 128, "out": 3, "hash_ids": [0, 1]},
+                {"t": 1.5, "requests": [{"t": 2.0, "in": 64, "out": 3, "hash_ids": [0]}]},
+                {"t": 9.0, "in": 192, "out": 3, "hash_ids": [0, 1, 2]},
+            ]},
+            {"id": "t1", "block_size": 64, "hash_id_scope": "local", "requests": [
+                {"t": 0.0, "in": 128, "out": 3, "hash_ids": [0, 1]},
+            ]},
+        ],
+        {"hash_tokens": 64, "time_unit": "s"},
+        [(0.0, 128, 0), (1.0, 128, 0), (2.0, 64, 4), (9.0, 192, 8)],
+    ),
+    "dynamo": (
+        [
+            {"event_type": "request_payload", "request": {"request_id": "r"}},
+            *({"timestamp": 1, "event": {"event_type": "request_end", "request": {
+                "request_received_ms": 1_760_000_000_000 + at, "output_tokens": 3,
+                "replay": {"trace_block_size": 16, "input_length": 40, "input_sequence_hashes": [2**64 - 1, at]},
+            }}} for at in (0, 500)),
+        ],
+        {"hash_tokens": 16, "time_unit": "ms"},
+        [(1_760_000_000.0, 40, 0), (1_760_000_000.5, 40, 1)],
+    ),
+    "burstgpt": (
+        [
+            "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type",
+            "5.0,s,1,GPT-4,64,9,73,Conversation log",
+            "8.0,,1,GPT-4,64,9,73,API log",
+            "9.0,s,1,GPT-4,160,9,169,Conversation log",
+            "12.0,s,1,GPT-4,32,9,41,Conversation log",
+        ],
+        {"hash_tokens": 16, "time_unit": "s"},
+        [(5.0, 64, 0), (8.0, 64, 0), (9.0, 160, 4), (12.0, 32, 0)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_script_of_the_page_converts_its_format(tmp_path: Path, name: str) -> None:
+    lines, header, wanted = SAMPLES[name]
+    source, made = tmp_path / "source", tmp_path / "trace.jsonl"
+    source.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines))
+    with pytest.raises(UsageError):
+        read_requests(source)
+    scripts: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        exec(block, scripts)
+    with source.open() as opened:
+        scripts["write"](made, scripts[name](opened), **header)
+    found, seen = [], set[int]()
+    for request in read_requests(made):
+        keys = request.keys(16)
+        found.append((request.arrival_s, request.input_tokens, len(seen.intersection(keys))))
+        seen.update(keys)
+    assert found == [(pytest.approx(at_s), tokens, shared) for at_s, tokens, shared in wanted]
