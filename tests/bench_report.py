@@ -18,8 +18,9 @@ from typing import Final
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from tests import synthetic
+from tests.docs.figures import RUNS
 
-COMMITTED: Final = sorted((Path(__file__).parents[1] / "reports/nvidia-h200-2026-11-22/runs").iterdir())
+COMMITTED: Final = sorted(RUNS.glob("*"))
 SIZES: Final = [int(kib * 1024) for kib in (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 48, 64, 96, 128, 192, 256)]
 COUNTS: Final = (16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 10_000, 20_000, 50_000, 100_000, 200_000)
 SMS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 64)

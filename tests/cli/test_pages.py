@@ -12,15 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from kvbench.cells.axes import Direction, Neighbour
+from kvbench.cells.cell import Cell
 from kvbench.engine.device import count_cuda_devices
 from kvbench.errors import ExitCode
+from tests import synthetic
 from tests.command import BRIEF, kvbench, kvbench_here, succeeds, tiny
+from tests.data.freeze import FOLDER as FROZEN
 from tests.docs.blocks import DOCUMENTS, ROOT
 from tests.docs.commands import Shown, commands_of, shortened
 from tests.unit.backends.test_plugin import install
 
 PAGES = [page for page in DOCUMENTS if page.name != "commands.md" and commands_of(page)]  # which has synopses
-COMMITTED = ROOT / "reports/nvidia-h200-2026-11-22/runs"
 TOKENS_AN_ID = 512
 MY_KERNEL = """
     import ctypes
@@ -74,8 +77,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     succeeds("trace", "make", *trace, "-o", "hour.jsonl.gz", cwd=folder)
     for name in ("before", "after"):
         shutil.copytree(folder / "runs/mine", folder / "runs" / name)
-    for name in ("engine", "neighbour"):
-        shutil.copytree(COMMITTED / name, folder / "runs" / name)
+    shutil.copytree(FROZEN / "h100", folder / "runs/engine")
+    beside = Cell("batched", Direction.D2H, 4096, 16384, neighbour=Neighbour.DECODE)
+    synthetic.write_run(folder / "runs/neighbour", synthetic.beside(beside, slowdown=1.01, gbps=10.0))
     return folder
 
 

@@ -47,7 +47,7 @@ from tests.command import (
     watched,
     workers_of,
 )
-from tests.docs.blocks import ROOT
+from tests.data.freeze import FOLDER as FROZEN
 
 # Eight visits of four cells, each of 0.1 or 0.2 seconds on any machine.
 SLOW = (
@@ -127,7 +127,7 @@ def test_every_cell_is_visited_and_verified_in_every_round(whole: Path) -> None:
 def test_the_ceiling_is_measured_in_every_round_for_the_directions_of_the_sweep(whole: Path) -> None:
     ceilings = [record for record in records(whole) if isinstance(record, Ceiling)]
     assert [(ceiling.direction, ceiling.round) for ceiling in ceilings] == [("h2d", 0), ("h2d", 1)]
-    assert all(us > 0 for ceiling in ceilings for us in ceiling.gpu_us)
+    assert all(us > 0 for ceiling in ceilings for us in ceiling.event_us)
 
 
 def test_without_out_a_run_is_created_in_runs_with_the_name_of_its_config(tmp_path: Path) -> None:
@@ -154,6 +154,7 @@ def test_a_dry_run_shows_the_plan_and_creates_nothing(tmp_path: Path) -> None:
     assert "without a GPU" in shown[0]
     assert shown[1].startswith("2 cells; up to ")
     assert "of pinned host memory and " in shown[1]
+    assert "; about " in shown[1]
     assert shown[2:4] == [
         f"  {backend} h2d 4 x 1KiB idle pool=2MiB reuse=fresh" for backend in ("per_block", "batched")
     ]
@@ -174,6 +175,7 @@ def test_a_dry_run_as_json_is_one_event(tmp_path: Path) -> None:
     assert event["filtered"] == 0
     # On either side a pool that takes the ceiling's copy too, and descriptors.
     assert event["host_bytes"] == event["device_bytes"] == (64 << 20) + 4 * 24
+    assert event["estimate_s"] > 0
 
 
 def test_json_has_the_plan_every_record_and_the_outcome(tmp_path: Path) -> None:
@@ -204,11 +206,12 @@ def test_progress_is_plain_lines_without_a_terminal(tmp_path: Path) -> None:
     assert not done.stderr
     assert "\x1b" not in done.stdout
     assert done.stdout.splitlines()[1:5] == [
-        "1 cell in 1 visit",
+        done.stdout.splitlines()[1],
         "skipped 1 cell of triton: Triton kernels need a GPU; the cpu device has no SMs",
         "1 cell measured, 0 failed, 1 skipped: run",
         "to write tables and charts: kvbench report run",
     ]
+    assert done.stdout.splitlines()[1].startswith("1 cell in 1 visit; about ")
     assert done.stdout.splitlines()[-1].startswith("  backend=batched,sm")  # it ends with the first page
 
 
@@ -297,7 +300,7 @@ def test_a_gate_that_never_opens_fails_only_its_cell(tmp_path: Path) -> None:
     for visit in visits:
         held = cell_of(visit).stream_state.pending
         assert set(visit.samples.pending_before) == set(visit.samples.pending_after) == {int(held)}
-        assert (visit.samples.gpu_us is not None) == held
+        assert (visit.samples.event_us is not None) == held
 
 
 def test_every_failure_is_shown_with_the_command_that_reproduces_it(faulty: tuple[Done, Path]) -> None:
@@ -443,8 +446,7 @@ def test_a_run_that_was_changed_is_refused(
 
 
 def test_a_run_of_another_machine_with_a_policy_is_refused_as_one_of_another_machine(tmp_path: Path) -> None:
-    committed = next((ROOT / "reports").glob("nvidia-*/runs/auto"))
-    run = shutil.copytree(committed, tmp_path / "run")
+    run = shutil.copytree(FROZEN / "h100", tmp_path / "run")
     changing(elsewhere)(run)
     line = refused("sweep", "--resume", run, cwd=tmp_path, code=4)
     assert "the run is of another machine" in line

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.command import kvbench
-from tests.docs.figures import ROOT, RUNS
+from tests.docs.figures import ROOT, RUNS, of_a_card
 
 _RUN: Final = (RUNS / "engine").relative_to(ROOT).as_posix()
 
@@ -31,6 +31,8 @@ EXAMPLES: Final[Mapping[str, Example]] = {
     "output-show": Example(f"show {_RUN}"),
     "output-tune": Example(f"tune {_RUN} --model llama-3-8b", "tail -n 12"),
     "output-snippet": Example(f"report {_RUN} --snippet threshold"),
-    "output-models": Example("list models"),
 }
-MAKERS: Final[Mapping[str, Callable[[], str]]] = {name: example.block for name, example in EXAMPLES.items()}
+MAKERS: Final[Mapping[str, Callable[[], str]]] = {
+    "output-models": Example("list models").block,
+    **of_a_card({name: example.block for name, example in EXAMPLES.items()}),
+}
