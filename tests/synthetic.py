@@ -38,7 +38,7 @@ def samples(cell: Cell, swap_us: float, count: int = 30, noise: float = 0.02, se
     times = spread.tolist()
     return Samples(
         caller_us=(spread * 0.3).tolist(),
-        gpu_us=None if cell.stream_state is StreamState.IDLE else times,
+        event_us=times if cell.swap_clock == "event_us" else None,
         wall_us=(spread + (50.0 if busy else 0.0)).tolist(),
         cpu_us=(spread * 0.3).tolist(),
         pending_before=[int(busy)] * count,
@@ -103,7 +103,7 @@ def replayed(cell: Cell, gbps: float, rounds: int = 6) -> list[Visit]:
         walls = [size * cell.block_bytes / gbps / 1e3 * (1 + 0.001 * number) for size in sizes]
         fields = {"swap_blocks": sizes, "pieces": [size // 2 for size in sizes]}
         numbers = [10 * (number * len(sizes) + index) for index in range(len(sizes))]
-        times = msgspec.structs.replace(one.samples, wall_us=walls, swap_numbers=numbers, **fields)
+        times = msgspec.structs.replace(one.samples, wall_us=walls, event_us=walls, swap_numbers=numbers, **fields)
         replays.append(msgspec.structs.replace(one, samples=times))
     return replays
 
@@ -135,7 +135,7 @@ def rounds(
 def ceilings() -> list[Ceiling]:
     size = 1 << 30
     return [
-        Ceiling(direction=way, round=0, swap_bytes=size, gpu_us=[size / CEILING_GBPS / 1e3] * 3)
+        Ceiling(direction=way, round=0, swap_bytes=size, event_us=[size / CEILING_GBPS / 1e3] * 3)
         for way in ("h2d", "d2h")
     ]
 

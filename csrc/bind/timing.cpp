@@ -76,7 +76,7 @@ void timing(nb::module_& m) {
       .value("opened", StreamState::opened);
   nb::class_<Sample>(m, "Sample", "One timed swap, in microseconds.")
       .def_ro("caller_us", &Sample::caller_us)
-      .def_ro("gpu_us", &Sample::gpu_us)
+      .def_ro("event_us", &Sample::event_us)
       .def_ro("wall_us", &Sample::wall_us)
       .def_ro("cpu_us", &Sample::cpu_us)
       .def_ro("chain_us", &Sample::chain_us)

@@ -47,8 +47,7 @@ struct Fault {
 class HostDriver : public HostDevice {
  public:
   using HostDevice::HostDevice;
-  /// Counts calls and descriptors from 0 again and injects `fault` from now on. What hangs by the fault before it goes
-  /// on.
+  /// Counts calls and descriptors from 0 again and injects `fault` from now on.
   virtual void arm(Fault fault) = 0;
 };
 

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -34,13 +32,10 @@ class HostStream {
     return tasks_.empty() && !running_;
   }
 
-  /// Called by a task: stops the stream until `is_over`, or until it is destroyed.
-  void hang(const std::atomic<bool>& is_over) {
+  /// Called by a task: stops the stream until it is destroyed.
+  void hang() {
     std::unique_lock lock(mutex_);
-    const std::stop_token stop = thread_.get_stop_token();
-    while (!is_over && !stop.stop_requested()) {
-      changed_.wait_for(lock, stop, std::chrono::milliseconds(1), [] { return false; });
-    }
+    changed_.wait(lock, thread_.get_stop_token(), [] { return false; });
   }
 
  private:

@@ -31,8 +31,7 @@ TimedRegion::TimedRegion(std::shared_ptr<Driver> driver, Stream stream, std::uin
       gatekeeper_(driver_),
       gate_(driver_),
       start_(driver_),
-      end_(driver_),
-      done_(driver_, EventKind::mark) {}
+      end_(driver_) {}
 
 std::span<const Stream> TimedRegion::lanes(std::size_t count) {
   while (lanes_.size() < count) {
@@ -53,12 +52,6 @@ void TimedRegion::close_gate(std::uint64_t delay_ns, Stream measured) {
   gate_.hold(measured);
 }
 
-void TimedRegion::open_gate(Stream measured) {
-  gate_.record(gatekeeper_.handle());
-  gate_.wait();
-  gate_.hold(measured);
-}
-
 Sample TimedRegion::open_busy(const Submit& submit, const Queue& queue, std::span<const Stream> lanes,
                               Stream measured) {
   const std::size_t marks = queue.depth > 0 ? lanes.size() : 0;
@@ -76,36 +69,23 @@ Sample TimedRegion::open_busy(const Submit& submit, const Queue& queue, std::spa
   return sample;
 }
 
-Sample TimedRegion::timed_at_once(const Submit& submit, Stream stream) {
+Sample TimedRegion::timed(const OwnedEvent& start, Sample sample, const Submit& submit, Stream stream) {
+  const bool behind = sample.pending_before;
   const std::int64_t cpu_start_ns = thread_cpu_ns();
   const std::int64_t start_ns = wall_ns();
   submit(stream);
   const std::int64_t returned_ns = wall_ns();
-  // Until the host sees completion, only calls that an engine would make.
-  done_.record(stream);
-  done_.wait();
+  std::int64_t cpu_end_ns = behind ? thread_cpu_ns() : 0;
+  // On an idle stream, until the host sees completion, only calls that an engine would make.
+  end_.record(stream);
+  sample.pending_after = behind && !start.completed();
+  end_.wait();
   const std::int64_t completed_ns = wall_ns();
-  const std::int64_t cpu_end_ns = thread_cpu_ns();
-  Sample sample;
+  if (!behind) cpu_end_ns = thread_cpu_ns();
   sample.caller_us = to_us(returned_ns - start_ns);
   sample.wall_us = to_us(completed_ns - start_ns);
   sample.cpu_us = std::min(sample.caller_us, to_us(cpu_end_ns - cpu_start_ns));
-  return sample;
-}
-
-Sample TimedRegion::timed_behind(const OwnedEvent& start, Sample sample, const Submit& submit, Stream stream) {
-  const std::int64_t cpu_start_ns = thread_cpu_ns();
-  const std::int64_t start_ns = wall_ns();
-  submit(stream);
-  const std::int64_t returned_ns = wall_ns();
-  const std::int64_t cpu_end_ns = thread_cpu_ns();
-  end_.record(stream);
-  sample.pending_after = !start.completed();
-  end_.wait();
-  sample.caller_us = to_us(returned_ns - start_ns);
-  sample.wall_us = to_us(wall_ns() - start_ns);
-  sample.cpu_us = std::min(sample.caller_us, to_us(cpu_end_ns - cpu_start_ns));
-  sample.gpu_us = end_.us_since(start);
+  sample.event_us = end_.us_since(start);
   return sample;
 }
 
@@ -114,21 +94,26 @@ Sample TimedRegion::take(const Submit& submit, StreamState state, const Queue& q
   const Stream first = lanes.front();
   const bool pending = state == StreamState::busy || state == StreamState::gated;
   if (work && pending) work();  // later, it would outlast the delay
+  Sample sample;
   if (state == StreamState::busy) {
     const Stream measured = lanes[queue.depth % lanes.size()];
-    const Sample opened = open_busy(submit, queue, lanes, measured);
-    return timed_behind(start_, opened, submit, measured);
+    return timed(start_, open_busy(submit, queue, lanes, measured), submit, measured);
   }
   if (state == StreamState::gated) {
     close_gate(busy_delay_ns_ + queue.delay_ns, first);
-    Sample closed;
-    closed.pending_before = !gate_.completed();
-    return timed_behind(gate_, closed, submit, first);
+    sample.pending_before = !gate_.completed();
+    return timed(gate_, sample, submit, first);
+  }
+  if (state == StreamState::opened) {
+    gate_.record(gatekeeper_.handle());
+    gate_.wait();
   }
   open_idle(first);
-  if (state == StreamState::opened) open_gate(first);
+  if (state == StreamState::opened) gate_.hold(first);
   if (work) work();
-  return timed_at_once(submit, first);
+  sample = timed(start_, sample, submit, first);
+  if (work) sample.event_us = 0;  // it contains the work
+  return sample;
 }
 
 Sample TimedRegion::measure(const Submit& submit, StreamState state, const Queue& queue, const Work& work) {
@@ -185,7 +170,7 @@ Sample TimedRegion::chain(std::span<const Submit> swaps, Stream stream) {
   all.caller_us = to_us(returned_ns - start_ns);
   all.cpu_us = to_us(cpu_end_ns - cpu_start_ns);
   all.wall_us = to_us(completed_ns - start_ns);
-  all.gpu_us = end_.us_since(start_);
+  all.event_us = end_.us_since(start_);
   return all;
 }
 
@@ -205,11 +190,11 @@ Sample TimedRegion::sustained(std::span<const Submit> swaps, std::size_t few) {
       if (attempt % 2 != 0) take_shorter();
       const auto slope = [&](double Sample::* time) { return std::max(0.0, (longer.*time - shorter.*time) / more); };
       Sample sample;
-      sample.wall_us = slope(&Sample::wall_us);
-      if (sample.wall_us == 0) continue;  // the short chain was delayed
-      sample.chain_us = longer.wall_us / static_cast<double>(many);
+      sample.event_us = slope(&Sample::event_us);
+      if (sample.event_us == 0) continue;  // the short chain was delayed
+      sample.chain_us = longer.event_us / static_cast<double>(many);
       sample.caller_us = slope(&Sample::caller_us);
-      sample.gpu_us = slope(&Sample::gpu_us);
+      sample.wall_us = slope(&Sample::wall_us);
       sample.cpu_us = std::min(sample.caller_us, slope(&Sample::cpu_us));
       return sample;
     }

@@ -28,15 +28,14 @@ struct Queue {
 struct Sample {
   double caller_us = 0;  ///< host time from the caller's arrays to the return of the last call: preparation and
                          ///< submission
-  double gpu_us = 0;     ///< between the events around the swap, without preparation and submission where the
-                         ///< stream was busy; gated: from the opening of the gate; idle and opened: 0, no event
-                         ///< is timed
-  double wall_us = 0;    ///< from the caller's arrays until the host sees completion
-  double cpu_us = 0;     ///< CPU time of the thread inside caller_us; idle and opened: an upper bound, the smaller of
-                         ///< caller_us and the thread's CPU time until completion
-  double chain_us = 0;   ///< sustained: wall time of the long chain for each of its swaps; otherwise 0
+  double event_us = 0;  ///< between two events on the stream, from one that is over before the call (idle, opened), the
+                        ///< end of the delay (busy) or the opening of the gate to the end of the swap; 0 after `work`
+  double wall_us = 0;   ///< from the caller's arrays until the host sees completion
+  double cpu_us = 0;    ///< CPU time of the thread inside caller_us; idle and opened: an upper bound, the smaller of
+                        ///< caller_us and the thread's CPU time until completion
+  double chain_us = 0;  ///< sustained: event_us of the long chain for each of its swaps; otherwise 0
   bool pending_before = false;  ///< the start event, or the gate, had not retired when the submission began
-  bool pending_after = false;   ///< busy, gated: also not when it returned, so gpu_us is execution only; idle: false
+  bool pending_after = false;   ///< busy, gated: also not when it returned, so event_us is execution only; idle: false
   bool depth_held = true;       ///< no queued swap had started when the submission began
 };
 
@@ -52,8 +51,8 @@ class TimedRegion {
   TimedRegion(std::shared_ptr<Driver> driver, Stream stream, std::uint64_t busy_delay_ns);
 
   /// Times one swap after `queue`; waits for the completion of both. On an idle or opened stream, `work` is the last
-  /// before the submission: calls of the driver between them would prepare it, and an engine makes none. Throws
-  /// std::invalid_argument for a queue on an idle stream.
+  /// before the submission: calls of the driver between them, such as the record of an event, would prepare it, and an
+  /// engine makes none. Throws std::invalid_argument for a queue on an idle stream.
   Sample measure(const Submit& submit, StreamState state, const Queue& queue = {}, const Work& work = {});
 
   /// Times what one more swap takes if swaps follow each other without a delay or a wait: a chain of the first `few`
@@ -69,10 +68,8 @@ class TimedRegion {
  private:
   /// The first `count` streams of the pool, created on first use.
   std::span<const Stream> lanes(std::size_t count);
-  /// Times a swap on a stream on which nothing is pending.
-  Sample timed_at_once(const Submit& submit, Stream stream);
-  /// Times a swap from when `start` retires, which pending work holds up; `sample` is what is known before.
-  Sample timed_behind(const OwnedEvent& start, Sample sample, const Submit& submit, Stream stream);
+  /// Times a swap from `start`, which pending work holds up or which is over; `sample` is what is known before.
+  Sample timed(const OwnedEvent& start, Sample sample, const Submit& submit, Stream stream);
   Sample take(const Submit& submit, StreamState state, const Queue& queue, const Work& work,
               std::span<const Stream> lanes);
   /// Submits `swaps` one after the other to the idle stream; the times are for all of them until the last completes.
@@ -82,8 +79,6 @@ class TimedRegion {
   Sample open_busy(const Submit& submit, const Queue& queue, std::span<const Stream> lanes, Stream measured);
   /// Makes the stream wait for the gate, which another stream reaches after `delay_ns`.
   void close_gate(std::uint64_t delay_ns, Stream measured);
-  /// Makes the stream wait for the gate after it was reached.
-  void open_gate(Stream measured);
   /// Waits for everything on `used`, even after errors, so that memory can be released.
   void settle(std::span<const Stream> used) noexcept;
   /// Returns once the start event has retired: a pending one would make the stream busy.
@@ -98,7 +93,6 @@ class TimedRegion {
   OwnedEvent gate_;
   OwnedEvent start_;
   OwnedEvent end_;
-  OwnedEvent done_;  ///< without a time stamp, which lengthens a small swap by 1.5 us (H200, driver 580.159.04)
 };
 
 }  // namespace kvbench

@@ -42,11 +42,6 @@ class StreamState(StrEnum):
         return self in (StreamState.BUSY, StreamState.GATED)
 
     @property
-    def swap_clock(self) -> str:
-        """The time that GB/s are computed from: behind pending work, wall_us would include the rest of that work."""
-        return "gpu_us" if self.pending else "wall_us"
-
-    @property
     def quantity(self) -> str:
         """The name of the quantity that GB/s measure."""
         if self is StreamState.SUSTAINED:

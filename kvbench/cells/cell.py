@@ -6,7 +6,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Literal, Self
 
 from kvbench.cells.axes import Direction, Memory, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.axis import (
@@ -142,6 +142,15 @@ class Cell:
         """The layers that wait for the swap, 0 if none does."""
         number = self.sequence.rpartition("-")[2]
         return int(number) if number.isdigit() else 0
+
+    @property
+    def swap_clock(self) -> Literal["event_us", "wall_us"]:
+        """The time of a swap: between two events, but for what has none: a call after a pause, which the record of an
+        event would prepare, and the swaps of a loop beside a neighbour.
+        """
+        after_pause = self.pause_us > 0 and self.stream_state.ungated is StreamState.IDLE
+        in_a_loop = self.neighbour is not Neighbour.NONE and not self.layers
+        return "wall_us" if after_pause or in_a_loop else "event_us"
 
     @property
     def hot(self) -> bool:

@@ -22,10 +22,10 @@ from kvbench.tune.fit import sms_of, workload_axes
 
 _WEIGHT: Final = 0.3  # that two calls of one function agree is a check, not an effect
 _INCLUDES: Final = (
-    "Medians in us per swap: wall_us on an idle stream, gpu_us on a busy one; in parentheses caller_us, the time of "
-    "the thread that makes the swap. A column for each method of the engine: as shipped, or its kernel alone with a "
-    "chosen SM count (sms). Takes: the method that the engine picks with its thresholds and SM count. Best: the "
-    f"fastest other backend. x: time of Takes / time of Best. {UNCLEAR}"
+    "Medians in us per swap by CUDA events; in parentheses the time of the thread that makes the swap. A column for "
+    "each method of the engine: as shipped, or its kernel alone with a chosen SM count (sms). Takes: the method that "
+    "the engine picks with its thresholds and SM count. Best: the fastest other backend. x: time of Takes / time of "
+    f"Best. {UNCLEAR}"
 )
 
 

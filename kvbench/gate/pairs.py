@@ -105,8 +105,8 @@ class _Side:
                     self.failures.setdefault(record.cell, []).append(record)
                 case Skip():
                     self._skips[record.cell] = record
-                case Control() if record.gpu_us:
-                    self._copies.setdefault(record.direction, {})[record.round] = fast_us(record.gpu_us)
+                case Control() if record.event_us:
+                    self._copies.setdefault(record.direction, {})[record.round] = fast_us(record.event_us)
 
     @property
     def rounds(self) -> set[int]:
@@ -272,10 +272,13 @@ def unknown(*shape: int) -> VisitValues:
 
 @np.errstate(all="ignore")  # an untrusted side can report any time
 def values_of(visit: Visit) -> tuple[float, ...]:
-    """Return the fields of `VISIT`; the times are NaN for a visit without a figure."""
+    """Return the fields of `VISIT`; the times are NaN for a visit without a figure.
+
+    They are wall times where nothing is pending on the stream: what an engine's thread waits for.
+    """
     state, samples = visit.cell.stream_state, visit.samples
     fast, upper, caller, uneven = (math.nan,) * 4
-    if times_us := visit.swap_times_us:
+    if times_us := visit.swap_times_us if state.pending else samples.wall_us:
         fast, upper = map(float, np.quantile(times_us, (FAST_SHARE, UPPER_SHARE)))
         if not state.pending:  # there the time of the swap does not hold that of the caller
             caller = fast_us(samples.caller_us)

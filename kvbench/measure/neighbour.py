@@ -288,7 +288,7 @@ class FlowSample:
     caller_us: float
     wall_us: float
     cpu_us: float
-    gpu_us: float = 0.0
+    event_us: float = 0.0
     chain_us: float = 0.0
     pending_before: bool = False
     pending_after: bool = False

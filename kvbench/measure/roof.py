@@ -68,7 +68,7 @@ def measure_ceiling(bench: Bench, direction: Direction, samples: int) -> tuple[i
     lists = bench.pools.large_copy(direction, copy_bytes)
     swap = per_block(bench.device.driver, *lists, DIRECTIONS[direction])
     busy = STREAM_STATES[StreamState.BUSY]
-    times_us = [bench.region.measure(swap, busy).gpu_us for _ in range(CEILING_WARMUPS + samples)]
+    times_us = [bench.region.measure(swap, busy).event_us for _ in range(CEILING_WARMUPS + samples)]
     bench.pools.put_back(direction, Memory.ALLOCATED, np.zeros(1, dtype=np.uint64), lists[-1])
     bench.note_best(direction, copy_bytes, min(times_us))
     return copy_bytes, times_us[CEILING_WARMUPS:]
@@ -124,7 +124,7 @@ def _times(bench: Bench, cell: Cell, samples: int) -> list[float]:
     times_us = []
     for _ in range(samples + 1):
         workload.advance()
-        times_us.append(bench.region.measure(prepared.swap, STREAM_STATES[StreamState.BUSY], _DELAY).gpu_us)
+        times_us.append(bench.region.measure(prepared.swap, STREAM_STATES[StreamState.BUSY], _DELAY).event_us)
     workload.verify()
     return times_us[1:]
 

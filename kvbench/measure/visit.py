@@ -122,8 +122,7 @@ def _sample(bench: Bench, ready: SetUp, request: MeasureCell, begin: Callable[[]
 
 def _full_times_us(taken: Taken, cell: Cell) -> list[float]:
     """Return times that hide nothing: the difference of two chains is too small where the short one was held up."""
-    state = cell.stream_state
-    clock = "chain_us" if state is StreamState.SUSTAINED else state.swap_clock
+    clock = "chain_us" if cell.stream_state is StreamState.SUSTAINED else cell.swap_clock
     return [getattr(sample, clock) for sample in taken.alike]
 
 
@@ -132,7 +131,7 @@ def _record(request: MeasureCell, ready: SetUp, sampled: Sampled, verified_bytes
     cell, sampler, taken, surroundings = ready.cell, ready.sampler, sampled.taken, sampled.surroundings
     samples, prepared = taken.samples, sampler.prepared
     held = [sample for sample in taken.alike if sample.pending_after or not cell.stream_state.pending]
-    times_us = [getattr(sample, cell.stream_state.swap_clock) for sample in held]
+    times_us = [getattr(sample, cell.swap_clock) for sample in held]
     return Visit(
         cell_text=request.cell,
         round=request.round,
@@ -197,7 +196,7 @@ def _columns(taken: Taken, cell: Cell) -> Samples:
         caller_us=column("caller_us"),
         wall_us=column("wall_us"),
         cpu_us=column("cpu_us"),
-        gpu_us=None if cell.stream_state.ungated is StreamState.IDLE else column("gpu_us"),
+        event_us=column("event_us") if cell.swap_clock == "event_us" else None,
         pending_before=flags("pending_before"),
         pending_after=flags("pending_after"),
         depth_held=flags("depth_held") if cell.queued else None,

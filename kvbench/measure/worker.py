@@ -79,8 +79,8 @@ class Worker:
                 case protocol.Reserve():
                     return self._reserve(request)
                 case protocol.MeasureCeiling(direction=direction, round=number):
-                    swap_bytes, gpu_us = measure_ceiling(self._bench, Direction(direction), request.samples)
-                    return Ceiling(direction=direction, round=number, swap_bytes=swap_bytes, gpu_us=gpu_us)
+                    swap_bytes, event_us = measure_ceiling(self._bench, Direction(direction), request.samples)
+                    return Ceiling(direction=direction, round=number, swap_bytes=swap_bytes, event_us=event_us)
                 case protocol.MeasureRoof():
                     return measure_roof(self._bench, Direction(request.direction), request.samples, request.round)
                 case protocol.MeasureControl():
@@ -144,9 +144,9 @@ class Worker:
     def _measure_control(self, request: protocol.MeasureControl) -> Control:
         self._control = self._control or open_control(self._device.name)
         with self._bench.cpu.held():
-            gpu_us = time_copies(self._control, Direction(request.direction), request.samples)
+            event_us = time_copies(self._control, Direction(request.direction), request.samples)
         copy_bytes = self._control.copy_bytes
-        return Control(direction=request.direction, round=request.round, copy_bytes=copy_bytes, gpu_us=gpu_us)
+        return Control(direction=request.direction, round=request.round, copy_bytes=copy_bytes, event_us=event_us)
 
     def _measure_cell(self, request: protocol.MeasureCell) -> Visit | Failure:
         cell, pools = Cell.from_strings(request.cell), self._bench.pools

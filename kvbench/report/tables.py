@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import pandas as pd
 
@@ -12,7 +12,7 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axis import Role
 from kvbench.cells.backend_facts import PRIMED, method_label
 from kvbench.cells.cell import AXES, axes_of
-from kvbench.report.charts.plot import ChartText, PlotLine
+from kvbench.report.charts.plot import ChartText, PlotLine, PlotMark
 from kvbench.report.model import Code, DataTable, Finding, Span, Strong, Text, plain
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, size
 from kvbench.report.view import HOST_COPIES, STATES, Pinned, Row, View, rows_of, sample_text, where
@@ -22,16 +22,16 @@ from kvbench.text import short
 
 # What the figures of a stream state, or a time, include.
 INCLUDES: Final = {
-    "idle": "GB/s from wall_us on an idle stream: from the caller's list to completion",
-    "busy": "GB/s from gpu_us on a busy stream: between the events around the swap, without preparation and submission",
-    "gated": "GB/s from gpu_us on a gated stream: from the event that the stream waits for to completion, without "
+    "idle": "GB/s by CUDA events on an idle stream: from the call to completion",
+    "busy": "GB/s by CUDA events on a busy stream: without preparation and submission",
+    "gated": "GB/s by CUDA events on a gated stream: from the event that the stream waits for to completion, without "
     "preparation and submission",
-    "opened": "GB/s from wall_us on an opened stream, which waits for an event that has fired: from the caller's list "
-    "to completion",
-    "sustained": "GB/s from the wall_us that one more swap adds to a chain of back-to-back swaps",
-    "swap_us": "Time of a swap: wall_us on an idle or opened stream, with preparation and submission; gpu_us on a busy "
-    "or gated one, without them",
-    "caller_us": "Host time that a swap takes from its thread: preparation and submission",
+    "opened": "GB/s by CUDA events on an opened stream, which waits for an event that has fired: from the call to "
+    "completion",
+    "sustained": "GB/s by CUDA events: what one more swap adds to a chain of back-to-back swaps",
+    "swap_us": "Time of a swap by CUDA events: on an idle or opened stream with preparation and submission, on a busy "
+    "or gated one without them",
+    "caller_us": "Thread: host time that a swap takes from the thread that makes it, for preparation and submission",
 }
 
 
@@ -50,7 +50,7 @@ def caption(view: View, cells: pd.DataFrame, includes: str, pinned: Pinned | Non
     return (
         *host_mark(view),
         f"{view.heading} · {sample_text(cells['samples'])}. ",
-        f"{includes}. ",
+        f"{by_clock_of(view, includes)}. ",
         f"{settings[:1].upper()}{settings[1:]}. " if settings else "",
         f"kvbench {short(view.run.info.kvbench, 80)}, reproduced by ",
         Code(view.command),
@@ -58,13 +58,19 @@ def caption(view: View, cells: pd.DataFrame, includes: str, pinned: Pinned | Non
     )
 
 
+def by_clock_of(view: View, text: str) -> str:
+    """Return a text about figures with the events of the view's device: CUDA's, or those of host copies."""
+    return text.replace("CUDA events", "host events") if view.on_host else text
+
+
 def host_mark(view: View) -> tuple[Span, ...]:
     return (Strong(HOST_COPIES), " ") if view.on_host else ()
 
 
-def chart_text(view: View, title: str, footer: str = "") -> ChartText:
-    """Return what stands around a chart of a run."""
-    return ChartText(title, view.heading, footer, HOST_COPIES if view.on_host else "")
+def chart_text(view: View, title: str, cells: pd.DataFrame, drawn: str, footer: Sequence[str]) -> ChartText:
+    """Return what stands around a chart of `cells`; `drawn` says what is shown of their samples."""
+    subtitle = f"{view.heading} · {sample_text(cells['samples'])} · {drawn}"
+    return ChartText(title, subtitle, [line for line in footer if line], HOST_COPIES if view.on_host else "")
 
 
 UNCLEAR: Final = f"≈: no clear difference (within {IN_TURN.fraction:.0%}, or undecided)"
@@ -271,10 +277,10 @@ def line_of(
     x: Sequence[float],
     rows: Sequence[Row],
     columns: Sequence[str],
+    marks: Sequence[PlotMark] = (),
     variant: int = 0,
-    **more: Any,
 ) -> PlotLine:
     """Return the line of cells of one backend; `columns` hold what is drawn and the ends of its band, if it has one."""
     middle, *_ = columns
     y, low, high = ([float(row[name] if math.isfinite(row[name]) else row[middle]) for row in rows] for name in columns)
-    return PlotLine(label, str(rows[0]["backend"]), x, y, low, high, variant, **more)
+    return PlotLine(label, str(rows[0]["backend"]), x, y, low, high, marks, variant)

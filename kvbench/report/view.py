@@ -424,7 +424,7 @@ def moved_ceilings(run: Run) -> dict[str, tuple[float, float]]:
     """Return the lowest and the highest GB/s of each direction in which the large copies were not steady."""
     rates: dict[str, list[float]] = {}
     for record in run.records:
-        if isinstance(record, Ceiling) and record.gpu_us and (copy_us := median(record.gpu_us)) > 0:
+        if isinstance(record, Ceiling) and record.event_us and (copy_us := median(record.event_us)) > 0:
             rates.setdefault(record.direction, []).append(record.swap_bytes / copy_us / 1e3)
     ranges = {direction: (min(seen), max(seen)) for direction, seen in rates.items()}
     return {direction: (low, high) for direction, (low, high) in ranges.items() if high > (1 + CONTROL.fraction) * low}

@@ -14,20 +14,20 @@ TIMES: Final = {
     "caller_us": "host time that a swap takes from the thread that makes it, from the caller's arrays to the return of "
     "the last call: preparation (sorting, tables, uploads) and submission, with any wait for room in the driver's "
     "queue",
-    "gpu_us": "time between the CUDA events around the swap on a busy stream, with the descriptor upload, without "
-    "preparation and submission; empty on an idle stream, where no event has a time stamp",
+    "event_us": "time between two CUDA events (device cpu: host events) around all that the swap submits: on an idle "
+    "or opened stream from before the call, on a busy or gated one without preparation and submission; for sustained "
+    "swaps what one more swap adds to a chain; empty after a pause and beside a neighbour",
     "wall_us": "host clock from the caller's arrays until the host sees completion; on a busy stream with the rest of "
-    "the delay kernel and of queued swaps; for sustained swaps, like all times, what one more swap adds to a chain",
+    "the delay kernel and of queued swaps",
     "cpu_us": "CPU time of the thread inside caller_us; on an idle stream the smaller of caller_us and the thread's "
     "CPU time until completion, beside a neighbour the mean of the turn",
-    "swap_us": "the time that GB/s are computed from: wall_us on an idle stream (latency), gpu_us on a busy one "
-    "(execution), the wall_us of one more swap in a chain (sustained); empty in a sample on a busy stream whose delay "
-    "did not outlast the submission",
+    "swap_us": "the time of the swap: event_us, from which GB/s are computed; wall_us, without GB/s, where there is no "
+    "event_us; empty in a sample on a busy stream whose delay did not outlast the submission",
 }
 
 SAMPLE_COLUMNS: Final[dict[str, str]] = TIMES | {
     "pending_before": "1 if the start event had not retired at the call: the stream was busy",
-    "pending_after": "1 if it had not retired when the call returned: gpu_us is execution only; 0 on an idle stream",
+    "pending_after": "1 if it had not retired when the call returned: event_us is execution only; 0 on an idle stream",
     "depth_held": "1 if no queued swap had started at the call: all of them were waiting; empty if no swap was queued",
 }
 
@@ -66,10 +66,10 @@ COLUMNS: Final[dict[str, str]] = {
     "gbps_q3": "GB/s at the lower quartile of swap_us",
     "gbps_low": "GB/s at swap_us_high",
     "gbps_high": "GB/s at swap_us_low",
-    "latency_gbps": "gbps of one swap on an idle stream, from wall_us: with preparation and submission",
-    "execution_gbps": "gbps after a delay that outlasted preparation and submission, from gpu_us, which contains "
-    "neither; else empty",
-    "sustained_gbps": "gbps of consecutive swaps: the slope of wall_us over the number of swaps",
+    "latency_gbps": "gbps of one swap on an idle or opened stream: with preparation and submission",
+    "execution_gbps": "gbps after a delay that outlasted preparation and submission, which it does not "
+    "contain; else empty",
+    "sustained_gbps": "gbps of consecutive swaps: the slope of event_us over the number of swaps",
     "neighbour_alone_us": "mean time of the neighbour's iterations in a visit, without swaps; median of the visits",
     "neighbour_beside_us": "the same beside swaps",
     "neighbour_p50_alone_us": "median of its iterations without swaps, all visits together",
@@ -121,7 +121,7 @@ COLUMNS: Final[dict[str, str]] = {
     "chosen": "the choice of auto for the cell: a backend and its axes",
     "order_note": 'marks an access order that needs care ("any on d2h")',
     "state_held": "share of samples in which the stream was in the requested state",
-    "execution_only": "busy stream: share of samples whose gpu_us is execution only (pending_after)",
+    "execution_only": "busy stream: share of samples whose event_us is execution only (pending_after)",
     "depth_held": "share of samples in which no queued swap had started at the call; empty if no swap was queued",
     "stopped_by": "what ended the visits: max_samples or time (cell_seconds)",
     "repeated": "disturbed visits that were repeated; the least disturbed attempt counts",

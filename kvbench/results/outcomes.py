@@ -60,8 +60,9 @@ class Outcome:
 
     @property
     def has_rate(self) -> bool:
-        """Whether GB/s say anything: the swaps of a trace differ in size, and an empty launch has none."""
-        return self.cell.sequence != TRACE and self.path != EffectivePath.NOTHING
+        """Whether there are GB/s: by events only, and not of swaps that differ in size or of an empty launch."""
+        whole = self.cell.sequence != TRACE and self.path != EffectivePath.NOTHING
+        return whole and self.cell.swap_clock == "event_us"
 
     @property
     def gbps(self) -> float:

@@ -120,7 +120,7 @@ class Run:
         rates: dict[str, list[float]] = {}
         for record in self.records:
             if isinstance(record, Ceiling):
-                gbps = [gigabytes_per_second(record.swap_bytes, us) for us in record.gpu_us if us > 0]
+                gbps = [gigabytes_per_second(record.swap_bytes, us) for us in record.event_us if us > 0]
                 rates.setdefault(record.direction, []).extend(gbps)
         return rates
 

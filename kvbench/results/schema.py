@@ -61,8 +61,8 @@ class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
     # fmt: off
     schema: Annotated[int, msgspec.Meta(
         description="version of this layout; a reader refuses a newer one than it knows")] = SCHEMA
-    clock: Annotated[Literal[2], msgspec.Meta(
-        description="what a swap's time holds: it begins with the caller's arrays")] = 2
+    clock: Annotated[Literal[3], msgspec.Meta(
+        description="what a swap's time is: between two CUDA events, in every stream state")] = 3
     kvbench: Annotated[str, msgspec.Meta(description="version of kvbench")]
     created: Annotated[str, msgspec.Meta(description="when the run began, ISO 8601 in UTC")]
     command: Annotated[list[str], msgspec.Meta(description="the command line")]
@@ -100,7 +100,7 @@ class Disturbance(StrEnum):
 class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, kw_only=True):
     """The raw samples of one visit: lists of equal length, times in microseconds; `SAMPLE_COLUMNS` describes them.
 
-    `gpu_us` is None on an idle stream, where no event is timed, `depth_held` if no swap was queued, and the times of
+    `event_us` is None for a cell whose `swap_clock` is another, `depth_held` if no swap was queued, and the times of
     layers if the swap has none. Swaps of a trace have a size and a number each, the copies that merging left of them
     (`pieces`), and, at the times of the trace, how much later than it they began. Beside a step whose layers wait for
     the swaps, samples are without the step.
@@ -109,7 +109,7 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
     caller_us: list[_TimeUs]
     wall_us: list[_TimeUs]
     cpu_us: list[_TimeUs]
-    gpu_us: list[_TimeUs] | None = None
+    event_us: list[_TimeUs] | None = None
     pending_before: list[_Flag]
     pending_after: list[_Flag]
     depth_held: list[_Flag] | None = None
@@ -176,12 +176,12 @@ class Skip(_OfCell, tag="skip", frozen=True, kw_only=True):
 
 
 class Ceiling(_Record, tag="ceiling", frozen=True, kw_only=True):
-    """Large plain copies in one direction: `swap_bytes` each, event times in `gpu_us`."""
+    """Large plain copies in one direction: `swap_bytes` each, times in `event_us`."""
 
     direction: Literal["h2d", "d2h"]
     round: _Count
     swap_bytes: _Positive
-    gpu_us: list[_TimeUs]
+    event_us: list[_TimeUs]
 
 
 class Roof(_Record, tag="roof", frozen=True, kw_only=True):
@@ -203,7 +203,7 @@ class Roof(_Record, tag="roof", frozen=True, kw_only=True):
 
 
 class Control(_Record, tag="control", frozen=True, kw_only=True):
-    """Large plain copies in one direction, made without the engine: `copy_bytes` each, times in `gpu_us`.
+    """Large plain copies in one direction, made without the engine: `copy_bytes` each, times in `event_us`.
 
     On a GPU the times are taken between events, on the device cpu with the host clock.
     """
@@ -211,7 +211,7 @@ class Control(_Record, tag="control", frozen=True, kw_only=True):
     direction: Literal["h2d", "d2h"]
     round: _Count
     copy_bytes: _Positive
-    gpu_us: list[_TimeUs]
+    event_us: list[_TimeUs]
 
 
 class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
@@ -259,12 +259,13 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
         """The time of the swap in each sample. On a busy stream, NaN where the delay did not outlast the submission,
         and everywhere in a visit with too few other samples.
         """
-        samples = self.samples
-        if not self.cell.stream_state.pending:
-            return samples.wall_us
-        if samples.gpu_us is None or sum(samples.pending_after) < LEAST_HELD * len(samples):
+        samples, pending = self.samples, self.cell.stream_state.pending
+        times_us: list[float] | None = getattr(samples, self.cell.swap_clock)
+        if times_us is None or (pending and sum(samples.pending_after) < LEAST_HELD * len(samples)):
             return [math.nan] * len(samples)
-        return [us if held else math.nan for us, held in zip(samples.gpu_us, samples.pending_after, strict=True)]
+        if not pending:
+            return times_us
+        return [us if held else math.nan for us, held in zip(times_us, samples.pending_after, strict=True)]
 
     @property
     def swap_times_us(self) -> list[float]:

@@ -63,7 +63,7 @@ def test_a_warning_and_the_cost_stay_beside_every_direction_and_state(tmp_path: 
         return 5.0 + int(cell.id, 16) % 40
 
     rounds = synthetic.rounds(synthetic.cliff_cells((256,)), ragged, noise=0.001)
-    slow = Ceiling(direction="h2d", round=1, swap_bytes=1 << 30, gpu_us=[1e5])
+    slow = Ceiling(direction="h2d", round=1, swap_bytes=1 << 30, event_us=[1e5])
     lines = output("show", synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *rounds, slow])).splitlines()
     assert len(lines) <= ROWS
     assert max(map(len, lines)) <= 80

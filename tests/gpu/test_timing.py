@@ -64,8 +64,8 @@ def test_the_times_of_a_sample_contain_each_other(
     assert min(samples.wall_us) > 20
     assert not made.warnings
     if state.pending:
-        assert middle(made, "gpu_us") < middle(made, "wall_us")
-    assert (samples.gpu_us is None) == (state.ungated is StreamState.IDLE)
+        assert middle(made, "event_us") < middle(made, "wall_us")
+    assert (samples.event_us is None) == (state.ungated is StreamState.IDLE)
 
 
 @pytest.mark.parametrize("pause_us", [0, 2_000])
@@ -172,7 +172,7 @@ def test_execution_does_not_depend_on_the_delay(gpu: Device, bench: Bench, backe
             delayed = replace(bench, region=TimedRegion(gpu.driver, bench.stream.handle, delay_us * 1000))
             # a busy host can hold a submission up for longer than the delay: then the sample has no execution
             samples = taken(delayed, cell).samples
-            outlasted = list(compress(samples.gpu_us or [], samples.pending_after))
+            outlasted = list(compress(samples.event_us or [], samples.pending_after))
             held.append(len(outlasted) / len(samples))
             executions_us += outlasted
     assert mean(held) > 0.5
@@ -185,7 +185,7 @@ def test_a_kernel_is_sustained_as_fast_as_it_executes(bench: Bench, direction: D
     """Its submission takes no longer than its copies: one behind the other they keep the stream at work."""
     cell = Cell("sm", direction, 2000, 16_384, StreamState.BUSY, sms=4)
     sustained = replace(cell, stream_state=StreamState.SUSTAINED)
-    turns = [(middle(taken(bench, cell), "gpu_us"), middle(taken(bench, sustained), "wall_us")) for _ in range(5)]
+    turns = [(middle(taken(bench, cell), "event_us"), middle(taken(bench, sustained), "wall_us")) for _ in range(5)]
     execution_us, sustained_us = (median(times_us) for times_us in zip(*turns, strict=True))
     assert sustained_us == pytest.approx(execution_us, rel=0.1)
 

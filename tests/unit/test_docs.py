@@ -117,6 +117,7 @@ def test_every_block_has_a_maker() -> None:
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.skipif(not cards.cards(), reason="no report is committed")
 def test_the_readme_is_short_and_shows_numbers_first() -> None:
     lines = README.read_text().splitlines()
     assert len(lines) <= 200

@@ -73,7 +73,7 @@ def compared(
                     records[which].append(visit(cell, time_us(cell) * factor, count=3, noise=0.0, round_=number))
             for direction in DIRECTIONS:
                 us = 5000.0 * side.control * slot * float(np.exp(noise / 4 * rng.standard_normal()))
-                records[which].append(Control(direction=direction, round=number, copy_bytes=1 << 28, gpu_us=[us]))
+                records[which].append(Control(direction=direction, round=number, copy_bytes=1 << 28, event_us=[us]))
     return made(0, records[0]), made(1, records[1])
 
 

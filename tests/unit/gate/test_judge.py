@@ -309,7 +309,7 @@ def run_beside(which: int, slowdowns: dict[Cell, float]) -> Run:
         for index, (cell, slowdown) in enumerate(slowdowns.items()):
             (visit,) = beside(cell, slowdown * float(np.exp(noise[number, index])), 40.0, 1)
             records.append(msgspec.structs.replace(visit, round=number))
-        records += [Control(direction=each, round=number, copy_bytes=1 << 28, gpu_us=[5e3]) for each in DIRECTIONS]
+        records += [Control(direction=each, round=number, copy_bytes=1 << 28, event_us=[5e3]) for each in DIRECTIONS]
     return made(which, records)
 
 

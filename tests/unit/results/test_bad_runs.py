@@ -91,8 +91,8 @@ def test_runs_of_a_gpu_and_of_the_host_are_distinguished(tmp_path: Path) -> None
 def outlying(tmp_path: Path, each: int) -> Run:
     """Return a run whose first cell has every `each`-th of 30 samples far off."""
     first, *others = synthetic.visits(synthetic.order_cells())
-    far = [us * (50 if index % each == 0 else 1) for index, us in enumerate(first.samples.wall_us)]
-    samples = msgspec.structs.replace(first.samples, wall_us=far)
+    far = [us * (50 if index % each == 0 else 1) for index, us in enumerate(first.samples.event_us or [])]
+    samples = msgspec.structs.replace(first.samples, event_us=far)
     return load_run(synthetic.write_run(tmp_path / "run", [msgspec.structs.replace(first, samples=samples), *others]))
 
 

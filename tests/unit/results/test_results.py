@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
 from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import RunDirectoryError, StorageError, UsageError
 from kvbench.results import COLUMNS, Note, Record, RunWriter, Samples, Visit, load_run
@@ -136,7 +137,7 @@ def _write_raw(run: Path, *bodies: bytes) -> None:
         (b'{"type":"note"}', "missing required field"),
         (b'{"type":"note","text":7}', "Expected `str`"),
         (b'{"type":"skip","cell":{"backend":"x"},"reason":"r"}', "missing: ['block_size', 'blocks', "),
-        (b'{"type":"ceiling","direction":"h2d","round":0,"swap_bytes":1,"gpu_us":[-1]}', ">= 0"),
+        (b'{"type":"ceiling","direction":"h2d","round":0,"swap_bytes":1,"event_us":[-1]}', ">= 0"),
         (b"[" * 50_000 + b"}", "not a record"),
         (b'{"type":"note","text":"x","\\u001b[2J\\n":1}', "unknown field"),
     ],
@@ -411,18 +412,23 @@ def test_a_row_holds_the_cell_and_its_figures(run: Path) -> None:
     assert row["samples"] == 30
     assert row["caller_us_median"] == pytest.approx(np.median(times.caller_us))
     assert (row["wall_us_q1"], row["wall_us_q3"]) == pytest.approx(tuple(np.quantile(times.wall_us, (0.25, 0.75))))
-    assert np.isnan(row["gpu_us_median"])  # no event is timed on an idle stream
-    assert row["gbps"] == pytest.approx(CELL.swap_bytes / np.median(times.wall_us) / 1e3)
+    assert row["gbps"] == pytest.approx(CELL.swap_bytes / np.median(times.event_us or []) / 1e3)
     assert row["gbps_q1"] < row["gbps"] < row["gbps_q3"]
     assert row["ceiling_gbps"] == pytest.approx(synthetic.CEILING_GBPS)
     assert row["ceiling_share"] == pytest.approx(row["gbps"] / synthetic.CEILING_GBPS)
     assert row["command"] == CELL.command()
 
 
-def test_the_swap_time_is_wall_time_when_idle_and_gpu_time_when_busy(run: Path) -> None:
+def test_the_swap_time_is_between_events_where_there_are_any_and_only_these_have_gbps(tmp_path: Path) -> None:
+    paused, beside = replace(CELL, pause_us=200), replace(CELL, neighbour=Neighbour.IDLE)
+    run = synthetic.write_run(tmp_path / "run", synthetic.visits([CELL, BUSY, paused, beside]))
     frame = load_run(run).frame().set_index("cell_id")
-    assert frame.loc[CELL.id, "swap_us_median"] == frame.loc[CELL.id, "wall_us_median"]
-    assert frame.loc[BUSY.id, "swap_us_median"] == frame.loc[BUSY.id, "gpu_us_median"]
+    for cell in (CELL, BUSY):
+        assert frame.loc[cell.id, "swap_us_median"] == frame.loc[cell.id, "event_us_median"]
+        assert frame.loc[cell.id, "gbps"] > 0
+    for cell in (paused, beside):
+        assert frame.loc[cell.id, "swap_us_median"] == frame.loc[cell.id, "wall_us_median"]
+        assert np.isnan(frame.loc[cell.id, "gbps"])
     assert frame.loc[BUSY.id, "swap_us_median"] < frame.loc[BUSY.id, "wall_us_median"]
     assert frame.loc[BUSY.id, "execution_only"] == 1
     assert np.isnan(frame.loc[CELL.id, "execution_only"])
@@ -479,7 +485,7 @@ def test_execution_is_that_of_the_samples_whose_delay_outlasted_the_submission(t
     assert cells[4][figures].isna().all()
     assert [cell["execution_only"] for cell in cells.values()] == pytest.approx([1, 4 / 7, 3 / 7])
     assert (cells[4]["status"], cells[4]["samples"]) == ("no figure", 42)
-    assert cells[4]["gpu_us_median"] > cells[0]["gpu_us_median"]  # what was measured stays
+    assert cells[4]["event_us_median"] > cells[0]["event_us_median"]  # what was measured stays
 
 
 def test_a_visit_with_too_few_such_samples_has_no_time(tmp_path: Path) -> None:
@@ -494,11 +500,11 @@ def test_a_visit_with_too_few_such_samples_has_no_time(tmp_path: Path) -> None:
 def with_ended(visit: Visit, count: int) -> Visit:
     """Return the visit with `count` samples whose delay was over before the submission: they hold its time too."""
     samples = visit.samples
-    assert samples.gpu_us is not None
+    assert samples.event_us is not None
     held = len(samples) - count
     late = msgspec.structs.replace(
         samples,
-        gpu_us=[*samples.gpu_us[:held], *(time_us + 3000 for time_us in samples.gpu_us[held:])],
+        event_us=[*samples.event_us[:held], *(time_us + 3000 for time_us in samples.event_us[held:])],
         pending_after=[*samples.pending_after[:held], *[0] * count],
     )
     return msgspec.structs.replace(visit, samples=late)

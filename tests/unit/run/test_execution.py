@@ -42,7 +42,7 @@ class Slot:
     def serve(self, backend: str) -> None: ...
 
     def ask(self, request: Any, *_: object) -> Ceiling:
-        return Ceiling(direction=request.direction, round=request.round, swap_bytes=1, gpu_us=[1.0])
+        return Ceiling(direction=request.direction, round=request.round, swap_bytes=1, event_us=[1.0])
 
     def visit(self, request: MeasureCell, *_: object) -> Visit | Failure:
         cell = Cell.from_strings(request.cell)
