@@ -1,9 +1,11 @@
 #include "driver/host.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <fstream>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -36,6 +38,8 @@ class FaultyDevice final : public HostDriver {
   using HostDriver::HostDriver;
 
   void arm(Fault fault) override {
+    *hang_is_over_ = true;
+    hang_is_over_ = std::make_shared<std::atomic<bool>>(false);
     fault_ = fault;
     calls_ = 0;
     descriptors_ = 0;
@@ -102,7 +106,7 @@ class FaultyDevice final : public HostDriver {
   }
 
   void hang(Stream stream) {
-    at(stream)->submit([hung = at(stream)] { hung->hang(); });
+    at(stream)->submit([hung = at(stream), is_over = hang_is_over_] { hung->hang(*is_over); });
   }
 
   void begin_call(const char* call, Stream stream) {
@@ -156,6 +160,7 @@ class FaultyDevice final : public HostDriver {
   }
 
   Fault fault_;
+  std::shared_ptr<std::atomic<bool>> hang_is_over_ = std::make_shared<std::atomic<bool>>(false);
   std::uint64_t calls_ = 0;
   std::uint64_t descriptors_ = 0;
   std::uint64_t waits_ = 0;

@@ -47,7 +47,8 @@ struct Fault {
 class HostDriver : public HostDevice {
  public:
   using HostDevice::HostDevice;
-  /// Counts calls and descriptors from 0 again and injects `fault` from now on.
+  /// Counts calls and descriptors from 0 again and injects `fault` from now on. What hangs by the fault before it goes
+  /// on.
   virtual void arm(Fault fault) = 0;
 };
 

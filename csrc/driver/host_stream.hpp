@@ -1,5 +1,7 @@
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -32,10 +34,13 @@ class HostStream {
     return tasks_.empty() && !running_;
   }
 
-  /// Called by a task: stops the stream until it is destroyed.
-  void hang() {
+  /// Called by a task: stops the stream until `is_over`, or until it is destroyed.
+  void hang(const std::atomic<bool>& is_over) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, thread_.get_stop_token(), [] { return false; });
+    const std::stop_token stop = thread_.get_stop_token();
+    while (!is_over && !stop.stop_requested()) {
+      changed_.wait_for(lock, stop, std::chrono::milliseconds(1), [] { return false; });
+    }
   }
 
  private:

@@ -1,5 +1,6 @@
 """How a cell is sampled: set up once, with the sampler that its axes call for."""
 
+import mmap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,8 +34,7 @@ STEP_TURNS: Final = ("step", "swap", "both", "both", "swap", "step")
 DELAY_MARGIN: Final = 2
 DELAY_SPARE_US: Final = 1_000
 MAX_DELAY_US: Final = 100_000
-# The memory of a pass of the work between two swaps, and its stride. From 32 MiB on, malloc of glibc asks the kernel
-# for new pages each time; smaller arrays come back from its heap, and with them what the caches hold.
+# The memory of a pass of the work between two swaps, and its stride.
 _STEP_BYTES: Final = 32 << 20
 _LINE_BYTES: Final = 64
 
@@ -306,13 +306,13 @@ def _timed(
 def _work_for(pause_us: int) -> None:
     """Work for `pause_us`, at least one pass, as an engine's step does: other memory, new pages and other code.
 
-    A pass goes over 32 MiB of a new array, a cache line at a time. Passes over the same few MB would leave the data of
-    a swap in the last-level cache.
+    A pass goes over 32 MiB, a cache line at a time. Passes over the same few MB would leave the data of a swap in the
+    last-level cache. It maps its pages itself: an allocator may keep those of the pass before it.
     """
     until_s = time.perf_counter() + pause_us / 1e6
     while True:
-        made = np.ones(_STEP_BYTES // 8)
-        made[:: _LINE_BYTES // 8] += 1
+        with mmap.mmap(-1, _STEP_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as pages:
+            np.frombuffer(pages, np.uint8)[::_LINE_BYTES] += 1
         if time.perf_counter() >= until_s:
             return
 

@@ -88,7 +88,6 @@ def test_an_idle_neighbour_takes_the_time_that_it_is_asked_for(bench: Bench) -> 
     beside = measured(bench).beside
     assert beside is not None
     assert min(beside.neighbour_alone_us) >= 0.9 * IDLE_US
-    assert min(beside.neighbour_alone_us) < 4 * IDLE_US  # the quickest: a host that is busy holds others up
 
 
 def test_a_neighbour_runs_only_while_it_is_wanted(bench: Bench) -> None:

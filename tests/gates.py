@@ -1,0 +1,44 @@
+"""What tests use in place of a clock: gates that they open themselves, and work counted in CPU time."""
+
+import ctypes
+import threading
+import time
+
+from kvbench.engine.device import Buffer, Device, Event, MemoryKind
+from kvbench.engine.faults import Fault
+
+
+class Gate:
+    """Holds a stream until it is opened, however long that takes."""
+
+    def __init__(self, device: Device, stream: int) -> None:
+        self._device = device
+        if device.is_cuda:
+            self._word = Buffer(device.driver, MemoryKind.allocated, 4096)
+            self._word.fill_value(4096, 0)
+            wait = ctypes.CDLL("libcuda.so.1").cuStreamWaitValue32_v2
+            wait.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
+            assert wait(stream, self._word.device_address, 1, 0) == 0  # until the word is at least 1
+        else:
+            device.arm(Fault("closed-gate@wait", 0))
+            Event(device.driver).hold(stream)
+
+    def open(self) -> None:
+        if self._device.is_cuda:
+            self._word.fill_value(4096, 1)
+        else:
+            self._device.arm(None)
+
+
+def work_for(cpu_us: int) -> None:
+    """Keep this thread at work until it has used this much CPU time."""
+    end_ns = time.thread_time_ns() + 1000 * cpu_us
+    while time.thread_time_ns() < end_ns:
+        pass
+
+
+def let_another_work(cpu_us: int) -> None:
+    """Wait until another thread has used this much CPU time."""
+    thread = threading.Thread(target=work_for, args=(cpu_us,))
+    thread.start()
+    thread.join()
