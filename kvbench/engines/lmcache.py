@@ -30,6 +30,7 @@ _CUDA, _NATIVE, _OLD = (f"lmcache/{name}{EXTENSION_SUFFIXES[0]}" for name in ("c
 # From LMCache 0.5.4 on, types have a library of their own.
 CODE: Final = EngineCode("lmcache", {_CUDA: (_OP,), _NATIVE: _TYPES})
 DIRECT_CODE: Final = EngineCode("lmcache", {_CUDA: _DIRECT_NAMES, _NATIVE: ()})
+CODES: Final = (CODE, DIRECT_CODE)
 _OLD_CODE: Final = EngineCode("lmcache", {_OLD: (_OP, *_TYPES)})
 _CALL_CHUNKS: Final = 4
 _PINNED_BYTES: Final = 1 << 26  # LMCache pins host memory in pieces of this size, at whose ends it splits a copy

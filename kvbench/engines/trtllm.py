@@ -11,6 +11,7 @@ from kvbench.engines.code import EngineCode
 from kvbench.sweep.installed import Engine
 
 _CODE: Final = EngineCode("tensorrt_llm", {f"tensorrt_llm/bindings{EXTENSION_SUFFIXES[0]}": ()})
+CODES: Final = (_CODE,)
 
 
 def _unused_code() -> tuple[str, str | None]:
