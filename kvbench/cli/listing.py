@@ -34,23 +34,9 @@ def _axes() -> list[dict[str, str]]:
 
 
 def _configs() -> list[dict[str, str]]:
-    """Describe the configs, each with its estimated time on a typical GPU with all engines; starts no worker."""
-    from kvbench.backends.base import facts_of
-    from kvbench.cells.device_facts import DeviceFacts
-    from kvbench.cells.units import format_duration
     from kvbench.sweep.config import load_config, shipped_configs
-    from kvbench.sweep.installed import installed
-    from kvbench.sweep.plan import expand
 
-    usual = DeviceFacts("cuda:0", "cuda", "a GPU", 132, 80 << 30, 80 << 30, "cuMemcpyBatchAsync", 227 << 10)
-    known = installed()[0].items()
-    backends = [facts_of(name, usual, tried=backend.own) for name, backend in known if backend.own or backend.engine]
-    rows = []
-    for name, path in shipped_configs().items():
-        spec = load_config(path)
-        about = format_duration(expand(spec, usual, backends).estimate_s)
-        rows.append({"config": name, "question": spec.question, "time": f"about {about} on a GPU such as an H100"})
-    return rows
+    return [{"config": name, "question": load_config(path).question} for name, path in shipped_configs().items()]
 
 
 def _backends() -> list[dict[str, str]]:

@@ -25,6 +25,7 @@ from kvbench.text import counted, folded, printable
 
 PLAIN_EVERY_S = 10.0
 SHOWN_CELLS = 20
+LEAST_TIMED = 5
 # The columns of a progress line beside the bar and the label of the cell: count, time so far and time left.
 _FIXED_COLUMNS = 44
 _BAR_COLUMNS = 30
@@ -49,7 +50,7 @@ class PlainReporter(Observer):
         self._say(device_line(opened))
         self._say(
             f"{counted(len(plan.cells), 'cell')}; up to {rough_size(plan.side_bytes)} of pinned host memory and "
-            f"{rough_size(plan.side_bytes)} on the device; about {format_duration(plan.estimate_s)}"
+            f"{rough_size(plan.side_bytes)} on the device"
         )
         for cell in plan.cells[:SHOWN_CELLS]:
             self._say(f"  {cell.label}")
@@ -66,8 +67,7 @@ class PlainReporter(Observer):
         self._last_line_s = time.monotonic()
         self._say(device_line(opened))
         before = f", {done} already done" if done else ""
-        cells = f"{counted(len(plan.cells), 'cell')} in {counted(total, 'visit')}"
-        self._say(f"{cells}{before}; about {format_duration(plan.estimate_s)}")
+        self._say(f"{counted(len(plan.cells), 'cell')} in {counted(total, 'visit')}{before}")
         self._say_skips(plan)
 
     def recorded(self, record: Record) -> None:
@@ -111,12 +111,14 @@ class PlainReporter(Observer):
             self._say(", ".join(filter(None, [made, self._left()])))
 
     def _left(self) -> str:
-        """Return the time that the missing visits take if they are as long as those made; "" before there are two."""
+        """Return the time that the missing visits take if they are as long as those made; "" after too few to tell."""
         missing = self._total - self._done_before - self._made
         if missing < 0:
             return "more than expected"
         timed = self._made - 1  # the first visit also opens the device and compiles kernels
-        return f"{format_duration((time.monotonic() - self._first_s) / timed * missing)} left" if timed else ""
+        if timed < LEAST_TIMED:
+            return ""
+        return f"{format_duration((time.monotonic() - self._first_s) / timed * missing)} left"
 
     def _say_skips(self, plan: Plan) -> None:
         for reason, count in Counter(skip.reason for skip in plan.skipped).most_common():
@@ -211,7 +213,6 @@ class JsonReporter(Observer):
             filtered=plan.filtered,
             host_bytes=plan.side_bytes,
             device_bytes=plan.side_bytes,
-            estimate_s=round(plan.estimate_s, 1),
         )
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
@@ -222,7 +223,6 @@ class JsonReporter(Observer):
             skipped=len(plan.skipped),
             visits=total,
             done=done,
-            estimate_s=round(plan.estimate_s, 1),
         )
 
     def recorded(self, record: Record) -> None:

@@ -37,7 +37,7 @@ from kvbench.results.schema import (
 from kvbench.run.protocol import InTurn, MeasureCeiling, MeasureCell, MeasureControl, MeasureRoof, Opened
 from kvbench.run.worker_process import LostError, NotAskedError, WorkerSlot
 from kvbench.sweep.plan import Plan, PlannedVisit, by_package, visits
-from kvbench.sweep.spec import OF_TRACE, SweepSpec, submissions, usual_seconds, visit_deadline_s
+from kvbench.sweep.spec import OF_TRACE, SweepSpec, submissions, visit_deadline_s
 from kvbench.text import counted
 
 
@@ -262,8 +262,7 @@ class Execution:
     def _follow(self, schedule: Schedule) -> None:
         """Measure what `schedule` has left, stage by stage."""
         left = schedule.expected_visits - schedule.made
-        plan = replace(self.plan, estimate_s=usual_seconds(self.plan.cells, left, self.spec.sampling))
-        self.observer.planned(plan, self.opened, schedule.made, schedule.expected_visits)
+        self.observer.planned(self.plan, self.opened, schedule.made, schedule.expected_visits)
         pool_bytes = self.reserve(self.plan.cells) if left else 0
         for index, stage in enumerate(schedule.stages()):
             has_roofs = not (index and schedule.measures_roofs_once)

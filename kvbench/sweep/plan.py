@@ -17,7 +17,7 @@ from kvbench.cells.filter import refusal
 from kvbench.errors import UsageError
 from kvbench.sweep.checks import ALL_SMS, Context, footprint, free_for_a_pool, usable_of_host, why_not
 from kvbench.sweep.installed import unknown_backend
-from kvbench.sweep.spec import Group, Sampling, SweepSpec, usual_seconds
+from kvbench.sweep.spec import Group, Sampling, SweepSpec
 
 MAX_COMBINATIONS: Final = 200_000
 # Sequences whose number of layers is the model's.
@@ -37,15 +37,14 @@ class Plan:
     """A sweep on a device. Every requested cell is in `cells` or `skipped`, or counted in `filtered`.
 
     `refusal` says which filter left no cell, "" if one is left. `side_bytes` is the memory that the largest cell takes
-    on each side. `host_pools` of that size, each pinned by another method, exist at once. `estimate_s` is about how
-    long the sweep takes on a GPU. `plug_ins` are the packages of those backends that are plug-ins.
+    on each side. `host_pools` of that size, each pinned by another method, exist at once. `plug_ins` are the packages
+    of those backends that are plug-ins.
     """
 
     cells: tuple[Cell, ...]
     skipped: tuple[PlannedSkip, ...]
     filtered: int
     side_bytes: int
-    estimate_s: float
     host_pools: int = 1
     refusal: str = ""
     plug_ins: Mapping[str, str] = field(default_factory=dict)
@@ -89,7 +88,6 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
         skipped=tuple(PlannedSkip(cell, reason) for cell, reason in reasons.items() if reason is not None),
         filtered=len(asked) - len(kept),
         side_bytes=side_bytes,
-        estimate_s=usual_seconds(cells, len(cells) * spec.sampling.rounds, spec.sampling),
         host_pools=max(1, min(kinds, fitting)),
         plug_ins=plug_ins_of(backends),
         refusal="" if kept else refusal(spec.filters, asked),

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from kvbench.cells.axes import Direction, Neighbour, StreamState
+from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import AXES, Cell, axis_named
@@ -262,10 +262,6 @@ SHORT_CHAIN: Final = 2
 _SLOWEST_BYTES_PER_S: Final = 1e9
 # The maximum time to compare the bytes that swaps moved, relative to that of moving them.
 _COMPARED: Final = 3
-# Before the first visit is made: the start of the worker with its memory, and a visit on an H100 or H200, most of which
-# took 0.03 to 0.2 s.
-_USUAL_START_S: Final = 10.0
-_USUAL_VISIT_S: Final = 0.06
 
 
 def submissions(sampling: Sampling, state: StreamState) -> int:
@@ -283,14 +279,6 @@ def visit_deadline_s(cell: Cell, sampling: Sampling) -> float:
     around_us = cell.pause_us + (sampling.busy_delay_us if cell.stream_state.pending else 0)
     least_s = swaps * (cell.swap_bytes / _SLOWEST_BYTES_PER_S + around_us / 1e6)
     return sampling.deadline_s + (1 + _COMPARED) * sampling.cell_seconds + least_s
-
-
-def usual_seconds(cells: Sequence[Cell], visits: int, sampling: Sampling) -> float:
-    """Return about how many seconds `visits` visits of `cells` take on a GPU, with the start before them."""
-    beside = sum(cell.neighbour is not Neighbour.NONE and not cell.layers for cell in cells)
-    beside_s = max(LEAST_BESIDE_S, sampling.cell_seconds)
-    of_one_s = beside * beside_s + (len(cells) - beside) * min(_USUAL_VISIT_S, sampling.cell_seconds)
-    return _USUAL_START_S + visits * of_one_s / max(1, len(cells))
 
 
 def _swaps(sampling: Sampling, state: StreamState, samples: int) -> int:

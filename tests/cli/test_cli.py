@@ -253,7 +253,6 @@ def test_the_listed_configs_have_their_questions(tmp_path: Path) -> None:
     rows = listed(tmp_path, "configs")
     assert [row["config"] for row in rows] == list(shipped_configs())
     assert all(row["question"].endswith("?") for row in rows)
-    assert all(re.fullmatch(r"about [\d.]+ .*on a GPU such as an H100", row["time"]) for row in rows)
 
 
 def test_the_configs_are_listed_without_a_worker(

@@ -260,7 +260,7 @@ def test_the_time_left_follows_from_the_visits_made(
     [visit] = synthetic.visits([Cell("batched", Direction.H2D, 4, 4096)])
     opened = mock.Mock(device=mock.Mock(kind="cpu", title="a host"))
     reporter = progress.PlainReporter()
-    reporter.planned(mock.Mock(cells=[visit.cell], skipped=[], estimate_s=100.0), opened, 0, 1000)
+    reporter.planned(mock.Mock(cells=[visit.cell], skipped=[]), opened, 0, 1000)
     capsys.readouterr()
 
     def line_at(second: float) -> str:

@@ -154,7 +154,6 @@ def test_a_dry_run_shows_the_plan_and_creates_nothing(tmp_path: Path) -> None:
     assert "without a GPU" in shown[0]
     assert shown[1].startswith("2 cells; up to ")
     assert "of pinned host memory and " in shown[1]
-    assert "; about " in shown[1]
     assert shown[2:4] == [
         f"  {backend} h2d 4 x 1KiB idle pool=2MiB reuse=fresh" for backend in ("per_block", "batched")
     ]
@@ -175,7 +174,6 @@ def test_a_dry_run_as_json_is_one_event(tmp_path: Path) -> None:
     assert event["filtered"] == 0
     # On either side a pool that takes the ceiling's copy too, and descriptors.
     assert event["host_bytes"] == event["device_bytes"] == (64 << 20) + 4 * 24
-    assert event["estimate_s"] > 0
 
 
 def test_json_has_the_plan_every_record_and_the_outcome(tmp_path: Path) -> None:
@@ -206,12 +204,11 @@ def test_progress_is_plain_lines_without_a_terminal(tmp_path: Path) -> None:
     assert not done.stderr
     assert "\x1b" not in done.stdout
     assert done.stdout.splitlines()[1:5] == [
-        done.stdout.splitlines()[1],
+        "1 cell in 1 visit",
         "skipped 1 cell of triton: Triton kernels need a GPU; the cpu device has no SMs",
         "1 cell measured, 0 failed, 1 skipped: run",
         "to write tables and charts: kvbench report run",
     ]
-    assert done.stdout.splitlines()[1].startswith("1 cell in 1 visit; about ")
     assert done.stdout.splitlines()[-1].startswith("  backend=batched,sm")  # it ends with the first page
 
 
