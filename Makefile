@@ -113,8 +113,9 @@ fuzz: $(STAMP) ## 5 000 cases of hostile input, other ones every time; some minu
 	$(BIN)/python -m tests.fuzz --cases 5000
 
 .PHONY: bench
-bench: $(STAMP) ## The CPU time of show and report, beside that of import pandas; some minutes
+bench: $(STAMP) ## The CPU time of show and report, beside that of import pandas, and on a GPU times that agree; minutes
 	$(BIN)/python -m tests.bench_report
+	$(if $(DRIVER),$(BIN)/python -m tests.bench_gpu)
 
 .PHONY: mutants
 mutants: $(STAMP) ## Put known faults into a copy and say which the tests find (ARGS=ring: some); minutes

@@ -7,9 +7,14 @@ import time
 from kvbench.engine.device import Buffer, Device, Event, MemoryKind
 from kvbench.engine.faults import Fault
 
+LONGEST_S = 60.0
+
 
 class Gate:
-    """Holds a stream until it is opened, however long that takes."""
+    """Holds a stream until it is opened, or its context ends, however long that takes.
+
+    A context opens it after LONGEST_S: who waits in it for the stream, against what a test wants, does not hang.
+    """
 
     def __init__(self, device: Device, stream: int) -> None:
         self._device = device
@@ -28,6 +33,14 @@ class Gate:
             self._word.fill_value(4096, 1)
         else:
             self._device.arm(None)
+
+    def __enter__(self) -> None:
+        self._timer = threading.Timer(LONGEST_S, self.open)
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self.open()
 
 
 def work_for(cpu_us: int) -> None:

@@ -39,7 +39,7 @@ inline void work_for(std::int64_t cpu_ns) {
   }
 }
 
-/// The host device without clocks: a delay lasts until the host waits for a stream, or requests one event again, and
+/// The host device without clocks: a delay lasts until the host waits for a stream, or queries one event again, and
 /// 100 us are between two events for each delay or submission (`works`, which tests count) that came between.
 class GatedDriver : public ForwardingDriver {
  public:

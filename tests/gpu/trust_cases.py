@@ -24,6 +24,7 @@ from kvbench.engine.device import DIRECTIONS, Buffer, EngineError, MemoryKind, S
 from kvbench.engine.faults import FaultPlan
 from kvbench.machine.probes import available_bytes
 from kvbench.machine.sources import Sources
+from tests.gates import Gate
 
 Words = NDArray[np.int64]
 BLOCK: Final = 4096
@@ -316,9 +317,9 @@ def arguments_that_are_no_lists() -> None:
 def a_long_list_after_many_in_flight() -> None:
     pools = Pools()
     held = [np.tile(array, 20) for array in pools.lists(64)]
-    pools.device.driver.delay(300_000_000, pools.stream.cuda_stream)
-    for _ in range(64):
-        pools.copy(*held)
+    with Gate(pools.device, pools.stream.cuda_stream):
+        for _ in range(64):
+            pools.copy(*held)
     pools.stream.synchronize()
     million = [np.resize(array, 1_000_000) for array in pools.lists(64)]
     before = available_bytes(Sources())
@@ -365,12 +366,12 @@ def a_first_call_behind_a_closed_gate() -> None:
     for backend in BACKENDS:
         pools = Pools(backend)
         pools.stream.synchronize()
-        pools.device.driver.delay(1_000_000_000, pools.stream.cuda_stream)
-        for size in (BLOCK, BLOCK - 1):
-            # The longest take a slot of pinned memory. Longer lists of other backends can fill the driver's queue.
-            for blocks in (4, 64, 1000) if backend == "sm" else (4, 64):
-                pools.copy(*(np.resize(array, blocks) for array in pools.lists(min(blocks, 64), size)))
-        expect(not pools.stream.query(), f"{backend}: the calls return while the gate is closed")
+        with Gate(pools.device, pools.stream.cuda_stream):
+            for size in (BLOCK, BLOCK - 1):
+                # The longest take a slot of pinned memory. Longer lists of other backends can fill the driver's queue.
+                for blocks in (4, 64, 1000) if backend == "sm" else (4, 64):
+                    pools.copy(*(np.resize(array, blocks) for array in pools.lists(min(blocks, 64), size)))
+            expect(not pools.stream.query(), f"{backend}: the calls return while the gate is closed")
         pools.stream.synchronize()
         pools.check()
 
