@@ -74,11 +74,12 @@ build/green/%:
 	@$(MAKE) $*
 	@touch $@
 
-lint: $(STAMP) ## ruff: rules and format; codespell, the list of plain words, and the size of the package
+lint: $(STAMP) ## ruff: rules and format; codespell, plain words, no clock in tests, the size of the package
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell $(PROSE) tests
 	$(BIN)/python -m tests.style
+	$(BIN)/python -m tests.clocks
 	$(BIN)/python -m tests.size
 
 types: $(STAMP) ## mypy, strict
