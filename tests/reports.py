@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvbench.report.build import report_of
-from kvbench.report.charts.figure import Drawing, DrawnView
-from kvbench.report.charts.plot import ChartText, Plot
-from kvbench.report.html import html_page
+from kvbench.report.document import render_markdown
 from kvbench.report.model import Chart, DataTable, Part, Report, Strong, Text, plain, spans
+from kvbench.report.page import html_page
 from kvbench.results import Record, Run, RunInfo, load_run
 from tests import synthetic
 
@@ -75,14 +74,9 @@ def lines_of(items: Sequence[Text]) -> list[str]:
     return [said(item) for item in items]
 
 
-def undrawn(plot: Plot, _text: ChartText) -> Drawing:
-    """Return what stands for a drawing, which takes long: empty panels."""
-    panels = [panel for row in plot.grid for panel in row]
-    groups = "".join(f'<g id="axes_{number}"/>' for number in range(1, len(panels) + 1))
-    svg = f'<svg xmlns="http://www.w3.org/2000/svg">{groups}</svg>'
-    return Drawing(b"", {"": DrawnView(svg.encode(), [(0.0, 0.0, 1.0, 1.0)] * len(panels), {})}, [])
-
-
 def page_of(report: Report) -> str:
-    """Return the page of a report with empty panels for its charts."""
-    return html_page(report, {chart.stem: undrawn(chart.plot, chart.head) for chart in report.charts})
+    """Return the page of a report with empty drawings, which take long."""
+    blank = b'<svg xmlns="http://www.w3.org/2000/svg"></svg>'
+    return html_page(
+        render_markdown(report, whole=True), dict.fromkeys((one.stem for one in report.charts), blank), report.views
+    )

@@ -14,8 +14,8 @@ from kvbench.errors import UsageError
 from kvbench.files import or_usage_error, write_whole
 from kvbench.report import preamble
 from kvbench.report.document import PAGE_FILE, render_markdown
-from kvbench.report.html import html_page
 from kvbench.report.model import Chapter, Code, Part, PartOrReason, Report, Section, Text, plain, spans
+from kvbench.report.page import html_page
 from kvbench.report.sections import (
     auto,
     cliff,
@@ -209,8 +209,9 @@ def report_files(runs: Sequence[Run], unread: Sequence[str] = (), progress: Prog
     drawn: dict[str, Drawing] = {}
     for number, chart in enumerate(report.charts, start=1):
         progress("chart", number, len(report.charts))
-        drawn[chart.stem] = draw(chart.plot, chart.head)
-    files = {REPORT_FILE: render_markdown(report).encode(), PAGE_FILE: html_page(report, drawn).encode()}
+        drawn[chart.stem] = draw(chart.plot, chart.text)
+    page = html_page(render_markdown(report, whole=True), {stem: one.svg for stem, one in drawn.items()}, report.views)
+    files = {REPORT_FILE: render_markdown(report).encode(), PAGE_FILE: page.encode()}
     for chart in report.charts:
         files |= {f"{chart.stem}.{suffix}": data for suffix, data in drawn[chart.stem].files.items()}
         files[f"{chart.stem}.csv"] = as_csv(chart.points)

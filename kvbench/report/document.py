@@ -19,9 +19,9 @@ _CHAT_LINES: Final = 5
 _FOOTMARKS: Final = re.compile("[\N{SUPERSCRIPT ONE}\N{SUPERSCRIPT TWO}\N{SUPERSCRIPT THREE}\u2070-\u2079\N{DAGGER}]")
 
 
-def render_markdown(report: Report) -> str:
-    """Return the report in Markdown, its images and files linked by relative path."""
-    return "\n\n".join(_parts(report)) + "\n"
+def render_markdown(report: Report, *, whole: bool = False) -> str:
+    """Return the report in Markdown, its images and files linked by relative path; the `whole` one has every table."""
+    return "\n\n".join(_parts(report, whole=whole)) + "\n"
 
 
 def snippet(report: Report, what: str) -> str:
@@ -60,7 +60,7 @@ def _chat(report: Report) -> list[str]:
     return [". ".join(others[:2]), *others[2:3], *answer, *others[3:]][:_CHAT_LINES]
 
 
-def _parts(report: Report) -> Iterator[str]:
+def _parts(report: Report, *, whole: bool) -> Iterator[str]:
     yield f"# {TITLE}"
     if report.host_note:
         yield f"> {_block(report.host_note)}"
@@ -74,7 +74,7 @@ def _parts(report: Report) -> Iterator[str]:
         lines = (f"{_block(text)} ({link})" for text, link in zip(summary, links, strict=True))
         yield f"## Findings\n\n{markdown.bullets(lines)}"
     for chapter in report.chapters:
-        yield from _chapter(report, chapter)
+        yield from _chapter(report, chapter, whole=whole)
     yield f"## The runs\n\n{table_text(report.runs)}"
     if commands := report.other_commands:
         yield f"Commands of runs that no table is of:\n\n{_list(commands)}"
@@ -84,7 +84,8 @@ def _parts(report: Report) -> Iterator[str]:
     if report.failed:
         yield f"## Failed cells\n\nThey have no figures.\n\n{table_text(report.failed)}"
     yield from _listed("Definitions", [*report.definitions, *chance_note(report.comparisons)])
-    yield f"[{PAGE_FILE}]({PAGE_FILE}) has the same content, the figures of every point, and a table of every cell."
+    if not whole:
+        yield f"[{PAGE_FILE}]({PAGE_FILE}) has the same content, all tables, and one of every cell."
 
 
 def _listed(heading: str, lines: Sequence[Text]) -> Iterator[str]:
@@ -92,21 +93,21 @@ def _listed(heading: str, lines: Sequence[Text]) -> Iterator[str]:
         yield f"## {heading}\n\n{_list(lines)}"
 
 
-def _chapter(report: Report, chapter: Chapter) -> Iterator[str]:
+def _chapter(report: Report, chapter: Chapter, *, whole: bool) -> Iterator[str]:
     part = chapter.part
     yield f"## {markdown.inline(chapter.section.title)}"
     if note := chapter.origin:
         yield markdown.escape(note)
     for chart in part.charts:
         stem = chart.stem
-        yield f"![{markdown.inline(chart.head.alternative)}]({stem}.png)\n\n[SVG]({stem}.svg), [data]({stem}.csv)"
+        yield f"![{markdown.inline(chart.text.alternative)}]({stem}.png)"
     if findings := report.findings_of(chapter):
         yield _list(findings)
     before: Text = ""
-    for pasted in chapter.printed:
+    for pasted in part.tables if whole else chapter.printed:
         yield table_text(replace(pasted, caption=_without_shared_end(pasted.caption, before)))
         before = pasted.caption
-    if files := chapter.files:
+    if not whole and (files := chapter.files):
         links = (f"[{markdown.inline(linked.title)}]({name})" for name, linked in files.items())
         yield "More tables:\n\n" + markdown.bullets(links)
     yield from (f"All rows: [{name}]({name})" for name in part.files)

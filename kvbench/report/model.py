@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
@@ -67,24 +67,12 @@ class DataTable:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart: the stem of its files, the text around it, what is drawn, and the numbers behind that.
-
-    `finding` is what a reader shall see, such as "24 KiB and below: the CPU copies, 4x slower"; the title of `text`
-    says what the axes are.
-    """
+    """A chart: the stem of its files, the text around it, what is drawn, and the numbers behind that."""
 
     stem: str
     text: "ChartText"
     plot: "Plot"
     points: pd.DataFrame
-    finding: str = ""
-
-    @property
-    def head(self) -> "ChartText":
-        """The text as it stands around the chart: the finding, if any, and the axes below it."""
-        if not self.finding:
-            return self.text
-        return replace(self.text, title=self.finding, subtitle=f"{self.text.title} · {self.text.subtitle}")
 
 
 @dataclass(frozen=True, slots=True)

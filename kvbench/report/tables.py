@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import pandas as pd
 
@@ -12,7 +12,7 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axis import Role
 from kvbench.cells.backend_facts import PRIMED, method_label
 from kvbench.cells.cell import AXES, axes_of
-from kvbench.report.charts.plot import ChartText, PlotLine, PlotMark
+from kvbench.report.charts.plot import ChartText, PlotLine
 from kvbench.report.model import Code, DataTable, Finding, Span, Strong, Text, plain
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, size
 from kvbench.report.view import HOST_COPIES, STATES, Pinned, Row, View, rows_of, sample_text, where
@@ -67,10 +67,9 @@ def host_mark(view: View) -> tuple[Span, ...]:
     return (Strong(HOST_COPIES), " ") if view.on_host else ()
 
 
-def chart_text(view: View, title: str, cells: pd.DataFrame, drawn: str, footer: Sequence[str]) -> ChartText:
-    """Return what stands around a chart of `cells`; `drawn` says what is shown of their samples."""
-    subtitle = f"{view.heading} · {sample_text(cells['samples'])} · {drawn}"
-    return ChartText(title, subtitle, [line for line in footer if line], HOST_COPIES if view.on_host else "")
+def chart_text(view: View, title: str, footer: str = "") -> ChartText:
+    """Return what stands around a chart of a run."""
+    return ChartText(title, view.heading, footer, HOST_COPIES if view.on_host else "")
 
 
 UNCLEAR: Final = f"≈: no clear difference (within {IN_TURN.fraction:.0%}, or undecided)"
@@ -277,10 +276,10 @@ def line_of(
     x: Sequence[float],
     rows: Sequence[Row],
     columns: Sequence[str],
-    marks: Sequence[PlotMark] = (),
     variant: int = 0,
+    **more: Any,
 ) -> PlotLine:
     """Return the line of cells of one backend; `columns` hold what is drawn and the ends of its band, if it has one."""
     middle, *_ = columns
     y, low, high = ([float(row[name] if math.isfinite(row[name]) else row[middle]) for row in rows] for name in columns)
-    return PlotLine(label, str(rows[0]["backend"]), x, y, low, high, marks, variant)
+    return PlotLine(label, str(rows[0]["backend"]), x, y, low, high, variant, **more)

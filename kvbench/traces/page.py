@@ -63,7 +63,7 @@ def _chart(
         for direction, lines in shares.items()
     ]
     plot = LinePlot(PlotAxis(axis, "count", "log2"), PlotAxis("share, %", "figure", "linear"), [panels])
-    drawn = draw(plot, ChartText(heading, title, (), ""))
+    drawn = draw(plot, ChartText(heading, title))
     points = [
         {"direction": direction, "line": name, "blocks": at, "share_percent": share}
         for direction, lines in shares.items()

@@ -6,10 +6,10 @@ Positions are worked out here because matplotlib's own layouts differ in the las
 import io
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import matplotlib.style
 from matplotlib.artist import Artist
@@ -67,65 +67,34 @@ _HEAD: Final[Sequence[tuple[int, dict[str, Any]]]] = (
 )
 _FOOTNOTE: Final[dict[str, Any]] = {"fontsize": 7, "color": FAINT}
 
-Panel = TypeVar("Panel")
-Box = tuple[float, float, float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnView:
-    """A chart drawn once: its SVG, the box (x, y, width, height) of every panel in it, and what is said on hover.
-
-    Everything that belongs to key N of the legend has an id "sN-...", the key itself "key-N". `titles` has texts by
-    such ids, one for each point.
-    """
-
-    svg: bytes
-    boxes: Sequence[Box]
-    titles: Mapping[str, Sequence[str]]
-
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A chart as a picture, and its views by name; the first is what the picture shows. `keys` are its legend."""
+    """A chart as the bytes of its two files: the same for the same chart, without dates and random ids."""
 
     png: bytes
-    views: Mapping[str, DrawnView]
-    keys: Sequence[str]
+    svg: bytes
 
     @property
     def files(self) -> dict[str, bytes]:
         """The files of the chart by suffix."""
-        return {"png": self.png, "svg": next(iter(self.views.values())).svg}
+        return {"png": self.png, "svg": self.svg}
 
 
-@dataclass(slots=True)
-class Canvas:
-    """A figure while it is drawn: the axes with their panels, and the titles of what is on them."""
+class Canvas(NamedTuple):
+    """A figure while it is drawn, and its axes, each with its panel."""
 
     figure: Figure
     panels: Sequence[tuple[Axes, Any]]
-    boxes: Sequence[Box]
-    titles: dict[str, Sequence[str]] = field(default_factory=dict)
 
-    def tag(self, artist: Artist, series: int, titles: Sequence[str] = ()) -> None:
-        """Mark that an artist belongs to a key of the legend, and what is said of its points on hover."""
-        name = f"s{series}-{len(self.titles)}"
-        artist.set_gid(name)
-        self.titles[name] = titles
-
-    def view(self) -> DrawnView:
-        """Return the same bytes for the same figure: no date, no random ids."""
-        svg = io.BytesIO()
+    def drawing(self) -> Drawing:
+        svg, drawn, png = io.BytesIO(), io.BytesIO(), io.BytesIO()
         self.figure.savefig(svg, format="svg", metadata={"Date": None})
-        return DrawnView(svg.getvalue(), self.boxes, self.titles)
-
-    def png(self) -> bytes:
-        drawn, png = io.BytesIO(), io.BytesIO()
         self.figure.savefig(drawn, format="png", dpi=_DPI, pil_kwargs={"compress_level": 0})
         # a chart has few colours: a palette makes the file a quarter of what it would be
         pixels = Image.open(drawn).convert("RGB")
         pixels.quantize(_COLOURS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(png, "PNG")
-        return png.getvalue()
+        return Drawing(png.getvalue(), svg.getvalue())
 
 
 @contextmanager
@@ -145,26 +114,25 @@ def drawable(text: str) -> str:
 def new_canvas(
     text: ChartText,
     keys: Sequence[Artist],
-    grid: Sequence[Sequence[Panel]],
+    grid: Sequence[Sequence[Any]],
     panel_height: float | None = None,
-    below: float = X_LABEL,
     right: float = RIGHT,
 ) -> Canvas:
     """Return a figure with its head, legend and footnotes, and empty axes with each panel of `grid`.
 
-    The height of the axes, the room `below` them for the x axis and that to the `right` are in inches.
+    The height of the axes and the room to their `right` are in inches.
     """
     rows, columns = len(grid), max(map(len, grid))
     width = PANEL_WIDTH * max(columns, 1.4)
     panel_width = width / columns
     axes_height = panel_height or (3.3 if rows == 1 else 2.1)
-    pitch = _TITLE + axes_height + below
+    pitch = _TITLE + axes_height + X_LABEL
     head = [
         (part, style)
         for line, (letters, style) in zip((text.title, text.subtitle, text.warning), _HEAD, strict=True)
         for part in textwrap.wrap(drawable(line), int(width * letters))
     ]
-    foot = [part for line in text.footer for part in textwrap.wrap(drawable(line), int(width * _LETTERS_PER_INCH))]
+    foot = textwrap.wrap(drawable(text.footer), int(width * _LETTERS_PER_INCH))
     longest = max((len(str(key.get_label())) for key in keys), default=0)
     keys_per_row = max(1, int(width / (0.85 + 0.085 * longest)))
     top = 0.2 + 0.24 * len(head)
@@ -178,18 +146,12 @@ def new_canvas(
         figure.text(0.15 / width, 1 - (notes + 0.15 * number) / height, line, va="center", **_FOOTNOTE)
     if keys:
         anchor = (0.5, 1 - legend / height)
-        drawn = figure.legend(
-            handles=keys, loc="upper center", bbox_to_anchor=anchor, ncols=keys_per_row, frameon=False
-        )
-        for number, key in enumerate(drawn.legend_handles):
-            if key is not None:
-                key.set_gid(f"key-{number}")
-    panels, boxes = [], []
+        figure.legend(handles=keys, loc="upper center", bbox_to_anchor=anchor, ncols=keys_per_row, frameon=False)
+    panels = []
     for row, side_by_side in enumerate(grid):
         for column, panel in enumerate(side_by_side):
             x, y = column * panel_width, top + row * pitch
             lower = 1 - (y + _TITLE + axes_height) / height
             place = (x + LEFT) / width, lower, (panel_width - LEFT - right) / width, axes_height / height
             panels.append((figure.add_axes(place), panel))
-            boxes.append((72 * x, 72 * y, 72 * panel_width, 72 * pitch))
-    return Canvas(figure, panels, boxes)
+    return Canvas(figure, panels)

@@ -1,10 +1,8 @@
 """Colours and marks of backends: the same in every chart of every card, told apart by colour-blind readers.
 
-Every colour has a contrast of 3 or more (WCAG 2, for lines) on a white page; `on_dark` returns what it becomes on a
-dark one.
+Every colour has a contrast of 3 or more (WCAG 2, for lines) on white.
 """
 
-import colorsys
 import math
 import zlib
 from dataclasses import dataclass
@@ -41,13 +39,9 @@ Rgb = tuple[float, float, float]
 _WHITE: Final[Rgb] = (1.0, 1.0, 1.0)
 _BLACK: Final[Rgb] = (0.0, 0.0, 0.0)
 
-PAPER: Final = "#FFFFFF"
 TEXT: Final = "#1B1F24"
 FAINT: Final = "#57606A"
 GRID: Final = "#E3E3E3"
-SHADE: Final = "#E6E6E6"  # behind a jump
-_ON_DARK: Final = {PAPER: "#16191D", TEXT: "#E6E9ED", FAINT: "#A3ACB7", GRID: "#3A4149", SHADE: "#30363D"}
-_BLACK_INK: Final = "#000000"
 
 KNOWN: Final = {
     PER_BLOCK: Ink("#B05426", "^"),
@@ -57,7 +51,7 @@ KNOWN: Final = {
     PRIMED: Ink("#605430", "P"),
     MERGED: Ink("#FF196B", "d"),
     AUTO: Ink("#B68C0C", "v", wide=True),  # it is one of the others, and as fast
-    "vllm_batch": Ink(_BLACK_INK, "X"),
+    "vllm_batch": Ink("#000000", "X"),
     "vllm_triton": Ink("#949596", "<"),
     "sglang_aot": Ink("#7303F7", ">"),
     "sglang_jit": Ink("#B484B4", "h"),
@@ -78,20 +72,10 @@ def ink_of(backend: str) -> Ink:
     return Ink(_FREE_COLOURS[index], _FREE_MARKERS[turn % len(_FREE_MARKERS)])
 
 
-def on_dark(colour: str) -> str:
-    """Return what a colour of a chart becomes on a dark page: as light as text needs, of the same hue."""
-    if known := (_ON_DARK | {_BLACK_INK: _ON_DARK[TEXT]}).get(colour):
-        return known
-    hue, light, saturation = colorsys.rgb_to_hls(*rgb_of(colour))
-    dark = rgb_of(_ON_DARK[PAPER])
-    while contrast(colorsys.hls_to_rgb(hue, light, saturation), dark) < 4.5:
-        light += 0.02
-    return _hex(colorsys.hls_to_rgb(hue, light, saturation))
-
-
-def is_page_colour(colour: str) -> bool:
-    """Return whether a colour is that of the page and its text, not of something drawn."""
-    return colour in _ON_DARK
+def lighter(colour: str, share: float) -> str:
+    """Return a colour with a share, from 0 to 1, of white in it."""
+    red, green, blue = (channel + share * (1 - channel) for channel in rgb_of(colour))
+    return _hex((red, green, blue))
 
 
 def _hex(rgb: Rgb) -> str:

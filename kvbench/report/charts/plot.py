@@ -1,20 +1,18 @@
-"""What a chart draws, as data: lines on axes, sorted ratios, or maps of ratios."""
+"""What a chart draws, as data: lines on axes, or maps of ratios."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Literal
-
-AS_ONE: Final = 1.12  # lines whose heights differ by less, everywhere, are seen as one
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
 class ChartText:
-    """The text around a chart: a title, a line under it, what the numbers include (a line each), a warning or ""."""
+    """The text around a chart: a title, a line under it, what the numbers include, and a warning; "" for none."""
 
     title: str
     subtitle: str
-    footer: Sequence[str]
-    warning: str
+    footer: str = ""
+    warning: str = ""
 
     @property
     def alternative(self) -> str:
@@ -24,35 +22,25 @@ class ChartText:
 
 @dataclass(frozen=True, slots=True)
 class PlotAxis:
-    """What an axis counts: its label, and whether its numbers are bytes, whole numbers, any figure or indices of names.
+    """What an axis counts: its label, whether its numbers are bytes, shown in KiB, or any others, and its scale.
 
-    "symlog2" (of x) is linear up to 1 and logarithmic from there, so that it holds 0. A "rate" (of y) is drawn both
-    linearly and logarithmically. An axis of the unit
-    "name" has `names`: 0 stands for the first. A linear y axis begins at 0, unless `zero` is false.
+    A linear y axis begins at 0, unless `zero` is false.
     """
 
     label: str
-    unit: Literal["bytes", "count", "figure", "name"]
-    scale: Literal["log2", "symlog2", "log10", "linear", "rate"]
-    names: Sequence[str] = ()
+    unit: Literal["bytes", "count", "figure"]
+    scale: Literal["log2", "log10", "linear"]
     zero: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class PlotMark:
-    """A jump of a line from the point at `low` to that at `high`, or one point; `text` stands beside it, if any."""
-
-    low: float
-    high: float
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlotLine:
     """A line of points: medians in `y`, the ends of its band in `low` and `high`, in the unit of y.
 
-    `backend` decides colour and marker, `variant` the stroke: a plot's lines of one label have the same of both, and
-    lines of two labels do not (`told_apart`). `notes` stand at the points, one for each, if any.
+    `backend` decides colour and marker, `variant` the stroke, `light` (from 0 to 1) how much of the colour is left out:
+    a plot's lines of one label have the same of all, and lines of two labels do not (`told_apart`). `notes` stand
+    beside the points, one for each, if any; points at the x of `rings` have a ring. A `second` line is of the second
+    y axis.
     """
 
     label: str
@@ -61,51 +49,43 @@ class PlotLine:
     y: Sequence[float]
     low: Sequence[float]
     high: Sequence[float]
-    marks: Sequence[PlotMark] = ()
     variant: int = 0
+    light: float = 0.0
     notes: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PlotRoof:
-    """What the cells at `x` can reach at most, `y` in the unit of the y axis."""
-
-    label: str
-    x: Sequence[float]
-    y: Sequence[float]
+    rings: Sequence[float] = ()
+    second: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PlotPanel:
-    """One pair of axes; `ceiling` is in the unit of the y axis, None where it was not measured."""
+    """One pair of axes; `ceiling` is in the unit of the y axis, None where it was not measured.
+
+    `marked` are texts at values of x, each with a line from the bottom to the top.
+    """
 
     title: str
     lines: Sequence[PlotLine]
     ceiling: float | None = None
-    roofs: Sequence[PlotRoof] = ()
+    marked: Mapping[float, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class LinePlot:
-    """Rows of panels on the same axes; `band` says what the bands of the lines are."""
+    """Rows of panels on the same axes; `second` is a y axis at the right, for lines that say so."""
 
     x: PlotAxis
     y: PlotAxis
     grid: Sequence[Sequence[PlotPanel]]
-    band: str = "quartiles"
+    second: PlotAxis | None = None
 
     @property
     def lines(self) -> list[PlotLine]:
-        return [line for panel in self.panels for line in panel.lines]
-
-    @property
-    def panels(self) -> list[PlotPanel]:
-        return [panel for row in self.grid for panel in row]
+        return [line for row in self.grid for panel in row for line in panel.lines]
 
     @property
     def most_points(self) -> int:
         """How many values of x the fullest panel has."""
-        return max(len({x for line in panel.lines for x in line.x}) for panel in self.panels)
+        return max(len({x for line in panel.lines for x in line.x}) for row in self.grid for panel in row)
 
 
 def told_apart(grid: Sequence[Sequence[PlotPanel]]) -> list[list[PlotPanel]]:
@@ -120,43 +100,11 @@ def told_apart(grid: Sequence[Sequence[PlotPanel]]) -> list[list[PlotPanel]]:
 
 
 @dataclass(frozen=True, slots=True)
-class PlotDot:
-    """A ratio of times with its interval, whether it is beyond the margin, and the cell that it is of."""
-
-    label: str
-    backend: str
-    ratio: float
-    low: float
-    high: float
-    decided: bool
-
-
-@dataclass(frozen=True, slots=True)
-class DotPanel:
-    """Ratios from the largest to the smallest."""
-
-    title: str
-    dots: Sequence[PlotDot]
-
-
-@dataclass(frozen=True, slots=True)
-class DotPlot:
-    """Rows of panels on one axis of ratios; more than 1 is slower."""
-
-    grid: Sequence[Sequence[DotPanel]]
-
-    @property
-    def most_points(self) -> int:
-        return max(len(panel.dots) for row in self.grid for panel in row)
-
-
-@dataclass(frozen=True, slots=True)
 class MapTile:
-    """A ratio of times, whether they are told apart, and the times behind it as text."""
+    """A ratio of times, and whether they are told apart."""
 
     ratio: float
     decided: bool
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,4 +134,4 @@ class MapPlot:
         return max(len(panel.tiles) for row in self.grid for panel in row)
 
 
-Plot = LinePlot | DotPlot | MapPlot
+Plot = LinePlot | MapPlot

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import pairwise
 from typing import Final
 
 import pandas as pd
@@ -14,9 +13,9 @@ from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
 from kvbench.analysis.margins import KNEE
 from kvbench.cells.backend_facts import NO_CHOICES
 from kvbench.cells.units import two_digits
-from kvbench.report.charts.plot import AS_ONE, LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, PlotRoof
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel
 from kvbench.report.model import Chart, Code, DataTable, Finding, Part, PartOrReason, Text
-from kvbench.report.numbers import TIMES, bytes_size, count, noun
+from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.tables import (
     INCLUDES,
     any_decidable,
@@ -45,14 +44,13 @@ from kvbench.report.view import (
     rows_of,
     where,
 )
-from kvbench.results.schema import EffectivePath
 from kvbench.text import a_stream, ends, short
 
 MIN_SIZES: Final = 4
 MIN_COUNTS: Final = 3
 # More rows of panels than these take longer to draw than to read: the tables have them all.
 MOST_ROWS: Final = 4
-GBPS: Final = PlotAxis("GB/s", "figure", "rate")
+GBPS: Final = PlotAxis("GB/s", "figure", "linear")
 _RING: Final = (
     f"Ring: the fewest SMs within {KNEE.fraction:.0%} of the most GB/s; none where GB/s still rise at the end"
 )
@@ -60,8 +58,6 @@ RATES: Final = ("gbps", "gbps_q1", "gbps_q3")
 _AXES: Final = {
     "block_bytes": PlotAxis("block size", "bytes", "log2"),
     "sms": PlotAxis("SMs", "count", "log2"),
-    "pool_bytes": PlotAxis("pool size", "bytes", "log2"),
-    "run_blocks": PlotAxis("blocks in an extent", "count", "log2"),
 }
 POINT_COLUMNS: Final = (
     "device", "backend", "direction", "stream_state", "blocks", "block_size", "block_bytes", "sms", "gbps", "gbps_low",
@@ -155,159 +151,31 @@ def cliff_parts(cliff: Cliff) -> tuple[str, str, str]:
 
 
 def curve_chart(view: View, stem: str, curves: RateCurves, rows: Mapping[int, str], title: str) -> Chart:
-    """Return the chart of a run's curves, a row of panels for each of `rows`, which ends their titles."""
-    shown = [curve for panel in rows for direction in DIRECTIONS for curve in curves.at(panel, direction)]
-    points = pd.concat([curve.points for curve in shown])
-    rings = [_RING] if curves.over == "sms" else []
-    footer = [*includes(points["stream_state"], "GB/s"), *rings, curves.pinned.settings(points)]
-    text = chart_text(view, title, points, "band: quartiles", footer)
-    columns = list(dict.fromkeys((*POINT_COLUMNS, curves.over)))
-    plot, found = _curve_plot(curves, rows), _finding(shown, curves.over)
-    return Chart(f"{stem}-{view.label}", text, plot, points[columns], found)
-
-
-def _finding(curves: Sequence[RateCurve], over: str) -> str:
-    """Return what a chart of curves shows: a stream state that matters, the largest jump, the SMs that suffice.
-
-    Of other axes it is what the largest value changes. "" where there is nothing of these.
-    """
-    one_backend = len({curve.backend for curve in curves}) == 1
-    if one_backend and over == "block_bytes" and (states := _states_finding(curves)):
-        return states
-    if over in ("pool_bytes", "run_blocks"):
-        return _change_finding(curves, over)
-    cliffs = [(curve, cliff) for curve in curves if (cliff := curve.cliff)] if over == "block_bytes" else []
-    if cliffs:
-        curve, cliff = max(cliffs, key=lambda one: one[1].excess)
-        _, height, _ = cliff_parts(cliff)
-        below, above = (curve.path_at(size) for size in (cliff.below_bytes, cliff.above_bytes))
-        if not cliff.rises:
-            return f"{curve.backend} {curve.direction}, from {bytes_size(cliff.above_bytes)} on: {height} GB/s"
-        cause = "the CPU copies, " if below == EffectivePath.CPU_INLINE != above else ""
-        where_slow = f"{curve.backend} {curve.direction}, {bytes_size(cliff.below_bytes)} and below"
-        up_to = "up to " if len({curve.panel for curve in curves}) > 1 else ""
-        return f"{where_slow}: {cause}{up_to}{height} slower"
-    return knees_finding(curves) if over == "sms" else ""
-
-
-def knees_finding(curves: Sequence[RateCurve]) -> str:
-    """Return how many SMs each backend needs at most, and in how many of its curves the most measured are too few."""
-    parts = []
-    for backend, group in grouped(curves, lambda curve: curve.backend).items():
-        known = [curve.knee for curve in group if curve.knee]
-        rising = [curve.x[-1] for curve in group if not curve.knee]
-        of_all = f" in {len(known)} of {len(group)} curves" if rising else ""
-        most = f"at most {noun(max(known), 'SM')}{of_all}" if known else ""
-        more = (
-            f"perhaps more than {ends(rising, str)} SMs in {'the others' if known else 'all curves'}" if rising else ""
-        )
-        parts.append(f"{backend} needs {', '.join(filter(None, (most, more)))}")
-    return "; ".join(parts)
-
-
-def _states_finding(curves: Sequence[RateCurve]) -> str:
-    """Return in which stream states a swap reaches the most GB/s against the same swap on an idle stream.
-
-    Those that come close to the fastest are named too: noise decides between them.
-    """
-    ratios = []
-    for idle in (curve for curve in curves if curve.state == "idle"):
-        rates, blocks = dict(zip(idle.x, idle.column("gbps"), strict=True)), count(idle.panel)
-        for curve in (one for one in curves if (one.direction, one.panel) == (idle.direction, idle.panel)):
-            shared = [(x, rate) for x, rate in zip(curve.x, curve.column("gbps"), strict=True) if x in rates]
-            swaps = [f"{idle.backend} {idle.direction} of {blocks} {TIMES} {bytes_size(x)}" for x, _ in shared]
-            ratios += [(rate / rates[x], swap, curve.state) for swap, (x, rate) in zip(swaps, shared, strict=True)]
-    ratio, swap, _ = max(ratios, default=(0.0, "", ""))
-    near = {state for other, of, state in ratios if of == swap and other * AS_ONE >= ratio}
-    stream = a_stream(" or ".join(state for state in STATES if state in near))
-    text = f"{swap}: about {two_digits(ratio)}x the GB/s on {stream}"
-    return text if ratio > 1 + CLIFF_MARGIN.fraction else ""
-
-
-def _change_finding(curves: Sequence[RateCurve], over: str) -> str:
-    """Return which backend clearly gains or loses most from the least to the largest value of an axis."""
-    long = [curve for curve in curves if len(curve.x) > 1]
-    if not long:
-        return ""
-    curve = max(long, key=lambda one: (_ends_differ(one), abs(math.log(_change(one)))))
-    ends_of = (curve.x[0], curve.x[-1])
-    if over == "pool_bytes":
-        least, largest = map(bytes_size, ends_of)
-        both, there, here = f"a pool of {least} and one of {largest}", f"in a pool of {largest}", f"in one of {least}"
-    else:
-        least, largest = map(count, ends_of)
-        both, there, here = f"{least} and {largest} adjacent blocks", f"with {largest} adjacent blocks", f"with {least}"
-    if not _ends_differ(curve):
-        return f"no clear difference between {both}"
-    ratio, blocks = _change(curve), f"{curve.backend} {curve.direction} of {bytes_size(curve.panel)} blocks"
-    times = f"{two_digits(ratio)}x as fast" if ratio >= 1 else f"{two_digits(1 / ratio)}x as long"
-    return f"{blocks}: about {times} {there} as {here}"
-
-
-def _change(curve: RateCurve) -> float:
-    """Return the last rate of a curve over its first."""
-    rates = curve.column("gbps")
-    return rates[-1] / rates[0]
-
-
-def _ends_differ(curve: RateCurve) -> bool:
-    """Return whether the intervals of the first and the last point of a curve are apart."""
-    lows, highs = curve.column("gbps_low"), curve.column("gbps_high")
-    return max(lows[0], lows[-1]) > min(highs[0], highs[-1])
-
-
-def _curve_plot(curves: RateCurves, rows: Mapping[int, str]) -> LinePlot:
-    """Return a row of panels for each of `rows`, a panel for each direction.
+    """Return the chart of a run's curves, a row of panels for each of `rows`, which ends their titles.
 
     Lines of one backend are told apart by the stream's state.
     """
-    points = pd.concat([curve.points for curve in curves.curves if curve.panel in rows])
+    shown = [curve for panel in rows for direction in DIRECTIONS for curve in curves.at(panel, direction)]
+    points = pd.concat([curve.points for curve in shown])
 
     def line(curve: RateCurve) -> PlotLine:
         alike = where(points, backend=curve.backend, stream_state=curve.state)
         backend = curve.backend if curves.over == "sms" else label_of(curve.backend, alike)
         label, variant = f"{backend}, {curve.state} stream", STATES.index(curve.state)
+        rings = [curve.knee] if curves.over == "sms" and curve.knee else []
+        notes = [knee_text(curve) if x in rings else "" for x in curve.x] if rings else []
         rows = rows_of(curve.points, "backend", *RATES)
-        return line_of(label, curve.x, rows, RATES, _marks(curve, curves.over), variant)
-
-    def panel(number: int, label: str, direction: str, cells: pd.DataFrame) -> PlotPanel:
-        panel_curves = curves.at(number, direction)
-        title, lines = f"{direction}{label}", [line(curve) for curve in panel_curves]
-        return PlotPanel(title, lines, ceiling_of(cells), _roofs(panel_curves, curves.over))
+        return line_of(label, curve.x, rows, RATES, variant, notes=notes, rings=rings)
 
     sides = by_direction(where(curves.cells, status="ok")).items()
-    grid = [[panel(number, label, *side) for side in sides] for number, label in rows.items()]
-    return LinePlot(_AXES[curves.over], GBPS, grid)
-
-
-def _marks(curve: RateCurve, over: str) -> list[PlotMark]:
-    if over == "block_bytes" and (cliff := curve.cliff):
-        return [PlotMark(cliff.below_bytes, cliff.above_bytes, cliff_parts(cliff)[1])]
-    if over == "sms" and (knee := curve.knee):
-        return [PlotMark(knee, knee, knee_text(curve))]
-    return []
-
-
-def _roofs(curves: Sequence[RateCurve], over: str) -> list[PlotRoof]:
-    """Return what the cells of these curves, which share a panel, can reach: copies, and copies by SMs."""
-    if not curves:
-        return []
-    points = pd.concat([curve.points for curve in curves])
-    known = points[points["roof_gbps"].notna()].sort_values(over, kind="stable")
-    kinds = {"roof of copies": known[known["sms"].isna()], "roof of SM copies": known[known["sms"].notna()]}
-    return [_roof(label, cells.drop_duplicates(over), over) for label, cells in kinds.items() if not cells.empty]
-
-
-def _roof(label: str, points: pd.DataFrame, over: str) -> PlotRoof:
-    """Return a roof, with the block size at which it leaves the translation limit where that is between two points."""
-    rows = rows_of(points, *dict.fromkeys((over, "block_bytes", "roof_gbps", "limit_blocks_per_s")))
-    corners = [(int(row[over]), float(row["roof_gbps"])) for row in rows]
-    for row, following in pairwise(rows):
-        corner = following["roof_gbps"] / row["limit_blocks_per_s"] * 1e9
-        if row["roof_gbps"] < following["roof_gbps"] and row["block_bytes"] < corner < following["block_bytes"]:
-            corners.append((corner, float(following["roof_gbps"])))
-    corners.sort()
-    return PlotRoof(label, [x for x, _ in corners], [y for _, y in corners])
+    grid = [
+        [PlotPanel(f"{side}{label}", [*map(line, curves.at(panel, side))], ceiling_of(cells)) for side, cells in sides]
+        for panel, label in rows.items()
+    ]
+    footer = ". ".join([*includes(points["stream_state"], "GB/s"), *([_RING] if curves.over == "sms" else [])])
+    columns = list(dict.fromkeys((*POINT_COLUMNS, curves.over)))
+    text = chart_text(view, title, footer)
+    return Chart(f"{stem}-{view.label}", text, LinePlot(_AXES[curves.over], GBPS, grid), points[columns])
 
 
 def evenly_spaced(values: Sequence[int]) -> list[int]:
@@ -356,13 +224,7 @@ def _part(view: View, curves: RateCurves) -> Part:
 
 def _charts(view: View, curves: RateCurves) -> list[Chart]:
     title = f"GB/s against block size, N = {count(curves.main)} blocks"
-    charts = [curve_chart(view, "cliff", curves, {curves.main: ""}, title)]
-    several = sorted({curve.panel for curve in curves.curves if len(curve.x) >= MIN_SIZES})
-    if len(several) > 1:
-        title = f"GB/s against block size, by number of blocks{left_out(several)}"
-        rows = {panel: f", N = {count(panel)}" for panel in evenly_spaced(several)}
-        charts.append(curve_chart(view, "cliff-by-blocks", curves, rows, title))
-    return charts
+    return [curve_chart(view, "cliff", curves, {curves.main: ""}, title)]
 
 
 def _table(view: View, curves: RateCurves, group: Sequence[RateCurve]) -> DataTable:

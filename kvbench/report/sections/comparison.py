@@ -14,14 +14,12 @@ from kvbench.analysis.compare import MIN_PAIRS, Verdict, by_chance, compare_apar
 from kvbench.analysis.intervals import Samples
 from kvbench.analysis.margins import ABSOLUTE_US, BETWEEN_RUNS, GATE, INLINE, Margin, between_runs
 from kvbench.cells.axis import Role
-from kvbench.cells.backend_facts import method_label
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.cells.units import two_digits
-from kvbench.report.charts.plot import ChartText, DotPanel, DotPlot, PlotDot
-from kvbench.report.model import Chart, Code, DataTable, Finding, Part, PartOrReason, Span, Text
+from kvbench.report.model import Code, DataTable, Finding, Part, PartOrReason, Span, Text
 from kvbench.report.numbers import TIMES, count, figure, noun, size
-from kvbench.report.tables import axis_text, comma_separated, host_mark, includes, main_path, with_methods
-from kvbench.report.view import HOST_COPIES, LATER, SIDE_AXES, Row, View, by_direction, rows_of, sample_text, where
+from kvbench.report.tables import axis_text, host_mark, includes, main_path, with_methods
+from kvbench.report.view import LATER, SIDE_AXES, Row, View, rows_of, sample_text, where
 from kvbench.results import Scalar
 from kvbench.results.cost import costs_of
 from kvbench.results.frame import as_csv
@@ -33,10 +31,8 @@ _AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_bytes",
 _FIGURES: Final = ("samples", "rounds", "swap_us_low", "swap_us_median", "swap_us_high", "gbps", "path")
 _BESIDE_FIGURES: Final = ("neighbour_slowdown", "swaps_beside_gbps")
 _BESIDE_NAMES: Final = ("neighbour", "direction", "swaps")
-_CHANGE: Final = ("change", "change_low", "change_high")
 _SIDES: Final = ("base", "other")
 _MOST_ROWS: Final = 40
-_MOST_DOTS: Final = 16  # of a direction
 _ORDER: Final = (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.UNDECIDED)
 _MARGIN: Final = (
     f"{BETWEEN_RUNS.fraction:.0%} ({INLINE.fraction:.0%} where the CPU copies in both), at least {ABSOLUTE_US:g} us"
@@ -76,8 +72,7 @@ def _part(pair: Pair, cells: pd.DataFrame, beside: pd.DataFrame) -> Part:
         findings.append(_finding(f"{between}, neighbours of {noun(len(beside), 'cell')}", beside))
         tables.append(_beside_table(pair, beside, origin))
         files[f"comparison-neighbours-{base.label}-{view.label}.csv"] = as_csv(beside)
-    charts = [] if cells.empty else [_chart(pair, cells)]
-    return Part(findings, charts, tables, files)
+    return Part(findings, tables=tables, files=files)
 
 
 def shared_cells(view: View) -> int:
@@ -225,42 +220,3 @@ def _origin(pair: Pair, cells: pd.DataFrame) -> tuple[Span, ...]:
         source = f"{view.heading} · {samples}, reproduced by "
         origin += [f"{view.label}: ", *host_mark(view), source, Code(view.command), "; " if side == "base" else "."]
     return tuple(origin)
-
-
-def _chart(pair: Pair, cells: pd.DataFrame) -> Chart:
-    """Return the chart of the largest changes of each direction, those beyond the margin first."""
-    base, other = (view.label for view in pair)
-    decided = cells["verdict"].isin([Verdict.SLOWER, Verdict.FASTER])
-    order = np.lexsort((-np.abs(np.log1p(cells["change"])), ~decided))
-    sides = by_direction(cells.iloc[order].groupby("direction", sort=False).head(_MOST_DOTS))
-    drawn = {direction: rows.sort_values("change", ascending=False) for direction, rows in sides.items()}
-    others = [axis for axis in (*SIDE_AXES, *_BESIDE) if axis in cells and axis != "sms"]
-    values = cells.groupby(["backend", "direction", "stream_state", "blocks", "block_bytes"])[others].nunique(
-        dropna=False
-    )
-    varying = [axis for axis in others if values[axis].max() > 1]
-    panels = [DotPanel(direction, [_dot(row, varying) for row in rows_of(rows)]) for direction, rows in drawn.items()]
-    most = "" if len(cells) == (shown := sum(map(len, drawn.values()))) else f", the {shown} largest of {len(cells)}"
-    text = ChartText(
-        title=f"Time of {other} over time of {base}{most}",
-        subtitle=f"{'; '.join(f'{view.label}: {view.heading}' for view in pair)} · line: 95% interval · filled: "
-        "beyond the margin",
-        footer=includes(cells["stream_state"], "Time"),
-        warning=HOST_COPIES if any(view.on_host for view in pair) else "",
-    )
-    counts = cells["verdict"].value_counts()
-    found = f"{other} against {base}: " + ", ".join(
-        f"{count(counts.get(verdict, 0))} of {noun(len(cells), 'cell')} {verdict.lower()}"
-        for verdict in (Verdict.SLOWER, Verdict.FASTER)
-    )
-    points = pd.concat(drawn.values())
-    return Chart(f"comparison-changes-{base}-{other}", text, DotPlot([panels]), points, found)
-
-
-def _dot(row: Row, varying: Sequence[str]) -> PlotDot:
-    method = method_label(row["backend"], None if pd.isna(row.get("sms")) else int(row["sms"]))
-    name = f"{method} {count(row['blocks'])} {TIMES} {size(row['block_size'])}"
-    label = comma_separated(name, row["stream_state"], *(axis_text(axis, row[axis]) for axis in varying))
-    known = np.isfinite(row["change_high"])  # without an interval there is no line
-    ratio, low, high = (1 + row[name] if known else 1 + row["change"] for name in _CHANGE)
-    return PlotDot(label, row["backend"], ratio, low, high, row["verdict"] in (Verdict.SLOWER, Verdict.FASTER))

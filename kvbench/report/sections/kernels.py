@@ -8,16 +8,14 @@ import pandas as pd
 
 from kvbench.analysis.margins import KNEE
 from kvbench.cells.backend_facts import BATCHED
-from kvbench.cells.units import two_digits
-from kvbench.report.charts.palette import UNDECIDED
 from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
 from kvbench.report.model import Chart, Finding, Part, PartOrReason, Strong, Text
-from kvbench.report.numbers import bytes_size, count, figure, noun
+from kvbench.report.numbers import bytes_size, count
 from kvbench.report.sections.cliff import RateCurve, curve_chart, evenly_spaced, knee_text, ladder_curves, left_out
 from kvbench.report.sections.contrast import SIZE, Contrast, ContrastSide, Figure, Key, backends, turns
-from kvbench.report.tables import INCLUDES, chance_note, chart_text, few_visits_note, includes, label_of, rate
+from kvbench.report.tables import INCLUDES, chart_text, includes, label_of, rate
 from kvbench.report.view import DIRECTIONS, Pinned, Row, View, rows_of, where
-from kvbench.text import a_stream, short
+from kvbench.text import a_stream
 
 USUAL_BLOCKS: Final = 10_000
 _MIN_SIZES: Final = 2
@@ -158,28 +156,19 @@ def make_map(view: View) -> PartOrReason:
 
 def _chart(view: View, kernel: str) -> Chart | None:
     """Return the maps of a kernel, one per direction and state of batched; None where there are too few cells."""
-    maps, drawn = [], []
+    maps = []
     for arms in (arms for arms in view.contests.values() if kernel in arms):
         cells = _ratios(view, arms[BATCHED], arms[kernel])
         if len(cells) >= MIN_CELLS and (cells[_AXES].nunique() > 1).all():
             maps.append(cells)
-            drawn += [arms[BATCHED], arms[kernel]]
     if not maps:
         return None
-    points, measured = pd.concat(maps), where(pd.concat(drawn), status="ok")
-    footer = [
-        *includes(points["stream_state"], "Time"),
-        f"{view.pinned.settings(measured)}; reproduced by {short(view.command, 300)}",
-        *map(str, (*few_visits_note(measured), *chance_note(len(points)))),
-    ]
+    points = pd.concat(maps)
     name = label_of(kernel, points)
     title = f"Time of {BATCHED} copies over time of {name}, by block size and number of blocks"
-    text = chart_text(view, title, measured, "medians", footer)
-    faster = points[points["decided"] & (points["ratio"] > 1)]["ratio"]
-    found = f"{name} is faster than {BATCHED} in {len(faster)} of {noun(len(points), 'cell')}"
-    found += f", by up to {two_digits(float(faster.max()))}x" if len(faster) else ""
+    text = chart_text(view, title, ". ".join(includes(points["stream_state"], "Time")))
     rows = [[_panel(cells) for cells in maps if cells["direction"].iloc[0] == direction] for direction in DIRECTIONS]
-    return Chart(f"crossover-map-{kernel}-{view.label}", text, MapPlot([row for row in rows if row]), points, found)
+    return Chart(f"crossover-map-{kernel}-{view.label}", text, MapPlot([row for row in rows if row]), points)
 
 
 def _ratios(view: View, *arms: pd.DataFrame) -> pd.DataFrame:
@@ -201,10 +190,4 @@ def _panel(cells: pd.DataFrame) -> MapPanel:
 
 
 def _tile(row: Row) -> MapTile:
-    times = []
-    for backend, side in ((BATCHED, "_batched"), (row["kernel"], "_kernel")):
-        median, low, high = (figure(row[f"swap_us_{part}{side}"]) for part in ("median", "low", "high"))
-        times.append(f"{backend} {median} us ({low} to {high})")
-    verdict = "" if row["decided"] else f"; {UNDECIDED}"
-    text = f"{count(row['blocks'])} blocks of {bytes_size(row['block_bytes'])}: {'; '.join(times)}{verdict}"
-    return MapTile(row["ratio"], row["decided"], text)
+    return MapTile(row["ratio"], row["decided"])

@@ -141,16 +141,9 @@ def _finding(what: str, unit: str, rows: Sequence[Row]) -> Finding:
 
 def _chart(view: View, unit: str, cells: pd.DataFrame) -> Chart:
     panels = [_panel(str(what), rows_of(group)) for what, group in cells.groupby("what", sort=False)]
-    title, drawn = f"Hidden share of loads against {unit}", "medians of visits · band: 95% interval"
     x, y = PlotAxis(unit, "count", "log2"), PlotAxis("hidden share of the loads", "figure", "linear", zero=False)
-    plot = LinePlot(x, y, told_apart([panels]), "95% interval")
-    best = cells.loc[cells.groupby("what", sort=False)["hidden_share"].idxmax()]
-    hidden = [(row["what"].partition(", ")[0], row["method"], row["hidden_share"]) for row in rows_of(best)]
-    found = "; ".join(
-        f"{loads}: {method} hides up to about {share:.0%} of the loads" for loads, method, share in hidden
-    )
-    text = chart_text(view, title, cells, drawn, [_HIDDEN])
-    return Chart(f"layers-{view.label}", text, plot, cells[list(_POINTS)], found)
+    text = chart_text(view, f"Hidden share of loads against {unit}", f"{_HIDDEN}. Band: 95% interval")
+    return Chart(f"layers-{view.label}", text, LinePlot(x, y, told_apart([panels])), cells[list(_POINTS)])
 
 
 def _panel(title: str, rows: Sequence[Row]) -> PlotPanel:

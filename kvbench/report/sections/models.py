@@ -14,25 +14,21 @@ from kvbench.cells.units import two_digits
 from kvbench.errors import UsageError
 from kvbench.models.geometry import ModelSwap, models_of, swaps_from_plain
 from kvbench.models.presets import USUAL_TOKENS
-from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel
-from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason
+from kvbench.report.model import DataTable, Finding, Part, PartOrReason
 from kvbench.report.numbers import bytes_size, count
-from kvbench.report.sections.cliff import GBPS, POINT_COLUMNS, RATES
 from kvbench.report.tables import (
     MARKS,
     UNCLEAR,
-    chart_text,
     fastest_marked,
     format_cell,
     includes,
     label_of,
-    line_of,
     measured_table,
     milliseconds,
     rate,
     ratio_text,
 )
-from kvbench.report.view import STATES, Pinned, Row, View, by_direction, ceiling_of, pin, rows_of, where
+from kvbench.report.view import STATES, Pinned, Row, View, by_direction, pin, rows_of, where
 from kvbench.text import a_stream, short
 
 _COLUMNS: Final = (
@@ -76,7 +72,7 @@ def make(view: View) -> PartOrReason:
         return sides
     tables = [table for rows in sides for table in _tables(rows)]
     findings = [finding for rows in sides for state in STATES for finding in _findings(rows, state)]
-    return lambda: Part(findings, [_chart(view, sides)], tables)
+    return lambda: Part(findings, tables=tables)
 
 
 def _model_rows(view: View) -> list[ModelRows] | str:
@@ -111,34 +107,6 @@ def _pin_each(frame: pd.DataFrame, swaps: Sequence[ModelSwap]) -> Pinned:
 
 def _shape(swap: ModelSwap) -> tuple[int, int, str, str]:
     return swap.blocks, swap.block_bytes, swap.pattern, swap.host_pattern
-
-
-def _chart(view: View, sides: Sequence[ModelRows]) -> Chart:
-    cells = pd.concat([rows.measured for rows in sides])
-    labels = {
-        (str(backend), state): f"{label_of(str(backend), alike)}, {state} stream"
-        for state in STATES
-        for backend, alike in where(cells, stream_state=state).groupby("backend")
-    }
-    grid = [[_panel(rows, labels) for rows in sides]]
-    swaps = sides[0].swaps
-    x = PlotAxis("model", "name", "linear", [_name(swap) for swap in swaps])
-    footer = [*includes(cells["stream_state"], "GB/s"), sides[0].pinned.settings(cells)]
-    title = f"GB/s by model, {_lengths(swaps)}"
-    text = chart_text(view, title, cells, "medians · band: quartiles", footer)
-    points = cells[list(POINT_COLUMNS)].drop_duplicates("cell_id")
-    return Chart(f"models-{view.label}", text, LinePlot(x, GBPS, grid), points)
-
-
-def _panel(rows: ModelRows, labels: Mapping[tuple[str, str], str]) -> PlotPanel:
-    lines = []
-    for (backend, state), label in labels.items():
-        cells = enumerate(rows.row(swap, backend, state) for swap in rows.swaps)
-        points = {index: row for index, row in cells if row and row["status"] == "ok"}
-        if points:
-            variant = STATES.index(state)
-            lines.append(line_of(label, list(points), list(points.values()), RATES, variant=variant))
-    return PlotPanel(rows.direction, lines, ceiling_of(rows.measured))
 
 
 def _tables(rows: ModelRows) -> list[DataTable]:

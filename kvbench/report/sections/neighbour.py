@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Final
 
@@ -11,9 +10,8 @@ import pandas as pd
 from kvbench.analysis.compare import Verdict, Visits, compare_visits, verdict_of
 from kvbench.analysis.curves import pareto_edge
 from kvbench.analysis.margins import IN_TURN
-from kvbench.cells.backend_facts import method_label
 from kvbench.cells.units import two_digits
-from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel
 from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import figure, noun
 from kvbench.report.tables import caption, chart_text, footnoted, format_cell, line_of, sms_of, with_methods
@@ -52,6 +50,7 @@ _EQUAL_MARKS: Final = (
     Strong("Bold"),
     ": the least at this rate, intervals aside. ≈: below the slowest cell, or too few visits",
 )
+_DRAWN: Final = ("decode", "gemm")  # of the others a chart says nothing that the table does not
 _WORK: Final = {
     "gemm": "A GEMM",
     "decode": "A decode step",
@@ -91,7 +90,7 @@ def make(view: View) -> PartOrReason:
     if not (equal := _equal_rates(costs, points)).empty:
         tables.append(_equal_table(view, points, equal))
         files[f"neighbour-equal-rates-{view.label}.csv"] = as_csv(equal)
-    drawn = [where(points, neighbour=name) for name in points["neighbour"].unique()]
+    drawn = [where(points, neighbour=name) for name in points["neighbour"].unique() if name in _DRAWN]
     charts = [_chart(view, side) for side in drawn]
     return lambda: Part(findings, charts, tables, files)
 
@@ -219,14 +218,11 @@ def _chart(view: View, points: pd.DataFrame) -> Chart:
         edge = _edge(side)
         lines = [_line(*keys[str(method)], rows_of(cells), edge) for method, cells in side.groupby("method")]
         panels.append(PlotPanel(direction, lines))
-    apart = [method for method, (_, note) in keys.items() if note]
     title = f"Slowdown of {name} against GB/s of the swaps beside it"
-    drawn = "medians of visits · band: 95% interval · ring: nothing as fast costs less"
-    text = chart_text(view, title, points, drawn, [_SLOWDOWN, _RATE, "; ".join(apart)])
+    text = chart_text(view, title, f"{_SLOWDOWN}. {_RATE}. Band: 95% interval. Ring: nothing as fast costs less")
     x = PlotAxis("GB/s of the swaps", "figure", "linear")
-    plot = LinePlot(x, PlotAxis("slowdown", "figure", "linear", zero=False), [panels], "95% interval")
-    found = f"{name} takes {', '.join(_least(*side) for side in by_direction(points).items())}"
-    return Chart(f"neighbour-{name}-{view.label}", text, plot, points[list(_POINT_COLUMNS)], found)
+    plot = LinePlot(x, PlotAxis("slowdown", "figure", "linear", zero=False), [panels])
+    return Chart(f"neighbour-{name}-{view.label}", text, plot, points[list(_POINT_COLUMNS)])
 
 
 def _keys(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
@@ -241,23 +237,15 @@ def _keys(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
     return keys
 
 
-def _least(direction: str, points: pd.DataFrame) -> str:
-    """Return the least slowdown of the neighbour at the highest of `RATES` that was reached, or at any rate."""
-    row = min(_fast(rows_of(points))[1], key=lambda row: row["neighbour_slowdown"])
-    slowdown, gbps = row["neighbour_slowdown"], row["swaps_beside_gbps"]
-    method = method_label(row["backend"], sms_of(row))
-    return f"about {slowdown:.2f}x as long beside {method} {direction} at {gbps:.0f} GB/s"
-
-
 def _line(key: str, note: str, rows: Sequence[Row], edge: set[str]) -> PlotLine:
     """Return the line of a method through its SM counts, which stand at the points."""
     ordered = sorted(rows, key=lambda row: (sms_of(row) or 0, row["swaps_beside_gbps"]))
     sms = [noun(number, "SM") if (number := sms_of(row)) else "" for row in ordered]
     x = [float(row["swaps_beside_gbps"]) for row in ordered]
-    marks = [PlotMark(gbps, gbps, "") for gbps, row in zip(x, ordered, strict=True) if row["cell_id"] in edge]
+    rings = [gbps for gbps, row in zip(x, ordered, strict=True) if row["cell_id"] in edge]
     columns = [f"neighbour_slowdown{end}" for end in ("", "_low", "_high")]
-    line = line_of(key, x, ordered, columns, marks)
-    return replace(line, notes=[", ".join(filter(None, (one, note))) for one in sms])
+    notes = [", ".join(filter(None, (one, note))) for one in sms]
+    return line_of(key, x, ordered, columns, notes=notes, rings=rings)
 
 
 def _equal_rates(costs: Mapping[str, Mapping[int, Cost]], cells: pd.DataFrame) -> pd.DataFrame:

@@ -11,9 +11,8 @@ from kvbench.analysis.compare import Verdict
 from kvbench.cells.axes import Reuse
 from kvbench.cells.backend_facts import method_label
 from kvbench.cells.cell import AXES
-from kvbench.report.model import Chart, Finding
-from kvbench.report.numbers import bytes_size, count, slower_text
-from kvbench.report.sections.cliff import RateCurves, curve_chart, curves_over
+from kvbench.report.model import Finding
+from kvbench.report.numbers import count, slower_text
 from kvbench.report.sections.contrast import (
     BACKEND,
     METHOD,
@@ -29,7 +28,6 @@ from kvbench.report.sections.contrast import (
 from kvbench.report.tables import INCLUDES, primed_inline, rate, sms_of
 from kvbench.report.view import Pinned, Row, View, pin, where
 
-MIN_POOLS: Final = 3
 MIN_LENGTHS: Final = 3
 _HOT, _FAR = "hot, dense", "fresh, scattered"
 _ARMS: Final = {
@@ -71,28 +69,12 @@ def _scattered(side: ContrastSide) -> Iterable[Finding]:
     yield from primed_inline(side.cells)
 
 
-def _pool_chart(view: View, _: Pinned) -> list[Chart]:
-    """Return GB/s over the size of the pool, a panel per block size; nothing with fewer than `MIN_POOLS` sizes."""
-    pinned = pin(view.frame[view.frame["reuse"] == Reuse.FRESH.value], shown=("pool", "sms"))
-    fresh = where(pinned.cells, status="ok", stream_state="idle")
-    fresh = fresh[fresh["pool_bytes"] > 0]
-    swaps = [swap for _, swap in fresh.groupby(["blocks", "block_bytes"])]
-    widest = max(swaps, key=lambda swap: int(swap["pool_bytes"].nunique()), default=fresh)
-    widest = widest[widest.groupby(["backend", "direction"])["pool_bytes"].transform("nunique") >= MIN_POOLS]
-    if widest.empty:
-        return []
-    blocks, lines = int(widest["blocks"].iloc[0]), curves_over(widest, "block_bytes", "pool_bytes")
-    panels = {curve.panel: f", {bytes_size(curve.panel)} blocks" for curve in lines}
-    title = f"GB/s against the size of the pool, N = {count(blocks)} fresh blocks"
-    return [curve_chart(view, "locality", RateCurves("pool_bytes", lines, pinned, widest, blocks), panels, title)]
-
-
 def _rate_and_sms(row: Row) -> str:
     return method_label(rate(row), sms_of(row))
 
 
 LOCALITY: Final = Contrast(
-    needed=f"it needs a swap measured both hot and dense and from a large pool, or {MIN_POOLS} sizes of the pool",
+    needed="it needs a swap measured both hot and dense and from a large pool",
     select=_hot_and_far,
     apart=("direction",),
     keys=(SWAP, BACKEND),
@@ -107,7 +89,6 @@ LOCALITY: Final = Contrast(
         "time of a fresh, scattered swap over that of a hot, dense one"
     ],
     find=_scattered,
-    charts=_pool_chart,
 )
 
 
@@ -127,17 +108,6 @@ def _in_runs(view: View) -> Pinned | None:
     return Pinned(cells, pinned.hidden) if len(cells) else None
 
 
-def _run_charts(view: View, pinned: Pinned) -> list[Chart]:
-    charts = []
-    for blocks in sorted({int(blocks) for blocks in pinned.cells["blocks"]}, reverse=True):
-        cells = where(pinned.cells, blocks=blocks)
-        curves = RateCurves("run_blocks", curves_over(cells, "block_bytes", "run_blocks"), pinned, cells, blocks)
-        rows = {size: f", {bytes_size(size)} blocks" for size in sorted({curve.panel for curve in curves.curves})}
-        title = f"GB/s against the number of adjacent blocks, N = {count(blocks)} blocks"
-        charts.append(curve_chart(view, f"contiguous-{blocks}", curves, rows, title))
-    return charts
-
-
 RUNS: Final = Contrast(
     needed=f"it needs a backend measured at {MIN_LENGTHS} extents (pattern=shuffled,runs-8,runs-32) when idle",
     select=_in_runs,
@@ -152,7 +122,6 @@ RUNS: Final = Contrast(
         "Extent: how many blocks are adjacent, in the same order on both sides; 1: scattered one by one (shuffled)",
     ],
     find=lambda side: turns(side, _EXTENT, _WIN_WEIGHT, unit="an extent of"),
-    charts=_run_charts,
 )
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from kvbench.analysis.compare import MIN_PAIRS, leaders
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN, MIN_P99
-from kvbench.cells.backend_facts import BATCHED, method_label
+from kvbench.cells.backend_facts import method_label
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.units import two_digits
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
@@ -68,7 +68,7 @@ def _part(view: View) -> Part:
         replays[row["direction"]].append(Replayed(method, row["backend"], row["cell_id"], swaps[row["cell_id"]]))
     findings = [Finding(text, _WEIGHT) for side in replays.items() if (text := _finding(view, *side))]
     tables = [_table(view, direction, side, replays[direction]) for direction, side in sides.items()]
-    return Part(findings, [_chart(view, cells, replays)], tables)
+    return Part(findings, [_chart(view, replays)], tables)
 
 
 def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
@@ -152,35 +152,21 @@ def _lateness(late_us: "pd.Series[float]") -> str:
     return f"{count(len(late_us))}{by}"
 
 
-def _chart(view: View, cells: pd.DataFrame, replays: Mapping[str, Sequence[Replayed]]) -> Chart:
+def _chart(view: View, replays: Mapping[str, Sequence[Replayed]]) -> Chart:
     panels = [PlotPanel(SIDES[name], [_line(replay) for replay in side]) for name, side in replays.items()]
     x, y = PlotAxis("descriptors of a swap", "count", "log2"), PlotAxis("latency, ms", "figure", "log10")
-    drawn = "medians of swaps of about this size · band: quartiles"
     every = [(direction, replay) for direction, side in replays.items() for replay in side]
     points = pd.concat([replay.swaps.assign(way=replay.method, direction=direction) for direction, replay in every])
-    title = "Latency of swaps against their size"
     paced = bool((trace_of(view.run) or {}).get("speed"))
-    footer = ["Latency from the time at which a swap was due" if paced else includes(["idle"], "Latency")[0]]
-    text = chart_text(view, title, cells, drawn, footer)
-    fastest = "; ".join(f"{SIDES[name].partition(' ')[0].lower()}: {_fastest(side)}" for name, side in replays.items())
-    found = f"Run {view.label}, {trace_text(view.run)}: {fastest}"
-    return Chart(f"replay-{view.label}", text, LinePlot(x, y, told_apart([panels]), "quartiles"), points, found)
+    since = "Latency from the time at which a swap was due" if paced else includes(["idle"], "Latency")[0]
+    text = chart_text(view, f"Latency of swaps against their size, {trace_text(view.run)}", f"{since}. Band: quartiles")
+    return Chart(f"replay-{view.label}", text, LinePlot(x, y, told_apart([panels])), points)
 
 
 def _times(replays: Sequence[Replayed]) -> dict[str, dict[int, float]]:
     """Return the time of all swaps by method and round."""
     sums = {replay.method: replay.swaps.groupby("round")["wall_us"].sum() for replay in replays}
     return {name: dict(zip(map(int, visits.index), visits.tolist(), strict=True)) for name, visits in sums.items()}
-
-
-def _fastest(replays: Sequence[Replayed]) -> str:
-    """Return the methods that no other is clearly faster than, and how much faster than batched they are."""
-    fastest = [*leaders(_times(replays), IN_TURN)]
-    rates = {replay.method: rate_of(replay.swaps) for replay in replays}
-    known = BATCHED in rates and BATCHED not in fastest
-    gains = [rates[name] / rates[BATCHED] for name in fastest] if known else []
-    gain = f", about {ends(gains, two_digits)}x as fast as {BATCHED}" if gains else ""
-    return f"{' and '.join(fastest)}{gain}"
 
 
 def _line(replay: Replayed) -> PlotLine:

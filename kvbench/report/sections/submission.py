@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from itertools import product
 from typing import Final
 
@@ -13,10 +12,8 @@ from kvbench.analysis.margins import QUEUE_KNEE
 from kvbench.cells.axes import StreamState
 from kvbench.cells.backend_facts import BATCHED, EMPTY
 from kvbench.cells.units import KIB, two_digits
-from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
-from kvbench.report.model import Chart, Finding, Text
+from kvbench.report.model import Finding, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_text
-from kvbench.report.sections.cliff import cliff_curves, curve_chart
 from kvbench.report.sections.contrast import (
     BLOCKS,
     DIRECTION,
@@ -31,7 +28,7 @@ from kvbench.report.sections.contrast import (
     changes,
     microseconds,
 )
-from kvbench.report.tables import INCLUDES, change_text, chart_text, line_of, main_path
+from kvbench.report.tables import INCLUDES, change_text, main_path
 from kvbench.report.view import QUEUE, Pinned, Row, View, grouped, pin, rows_of, where
 from kvbench.text import a_stream
 
@@ -42,14 +39,6 @@ _wall_us: Final = microseconds("wall_us_median")
 
 _GATES: Final = (StreamState.GATED.value, StreamState.OPENED.value)
 _SHOWN: Final = (StreamState.IDLE, StreamState.OPENED, StreamState.GATED, StreamState.BUSY)
-
-
-def _states_chart(view: View, pinned: Pinned) -> list[Chart]:
-    curves = cliff_curves(replace(pinned, cells=where(pinned.cells, backend=BATCHED)))
-    if isinstance(curves, str):
-        return []
-    title = f"GB/s of batched copies by stream state, N = {count(curves.main)} blocks"
-    return [curve_chart(view, "stream-states", curves, {curves.main: ""}, title)]
 
 
 def _gate_effect(side: ContrastSide) -> Iterable[Finding]:
@@ -108,7 +97,6 @@ def _stream_states(name: str, *, of_batched: bool) -> Contrast:
         more=lambda _: {"Path, opened / gated": _paths},
         notes=lambda _: ["Opened / gated: time if the event has fired, over the time from when it fires"],
         find=_gate_effect,
-        charts=_states_chart if of_batched else lambda _view, _pinned: (),
         stem=lambda side: "" if of_batched else f"{side.first['direction']}-others",
     )
 
@@ -254,10 +242,6 @@ _QUEUED: Final = (
     "one in turn. Where the driver's queue is full, the time includes the wait for room, which can last as long as the "
     "delay that holds the queue"
 )
-_POINT_COLUMNS: Final = (
-    "device", "backend", "direction", "stream_state", "blocks", "block_size", "block_bytes", "streams", "queued",
-    "caller_us_median", "caller_us_q1", "caller_us_q3", "depth_held", "samples", "rounds", "cell_id",
-)  # fmt: skip
 
 
 def _queues(view: View) -> Pinned | None:
@@ -311,25 +295,6 @@ def _queue_findings(side: ContrastSide) -> Iterable[Finding]:
             yield Finding(text, math.log(knee.height))
 
 
-def _queue_chart(view: View, pinned: Pinned) -> list[Chart]:
-    points = where(pinned.cells, status="ok")
-
-    def line(rows: list[Row]) -> PlotLine:
-        knees = filter(None, [_queue_knee(view, rows)])
-        marks = [PlotMark(at.depth, at.depth, f"knee at {count(at.depth)}, {TIMES}{figure(at.height)}") for at in knees]
-        columns = ("caller_us_median", "caller_us_q1", "caller_us_q3")
-        return line_of(_queue_label(rows[0]), [row["queued"] for row in rows], rows, columns, marks)
-
-    panels = []
-    for title, rows in grouped(rows_of(points.sort_values(["block_bytes", "queued"])), _queue_panel).items():
-        panels.append(PlotPanel(title, [line(of_line) for of_line in grouped(rows, _queue_label).values()]))
-    grid = list(grouped(panels, lambda panel: panel.title.partition(", ")[2]).values())
-    title, footer = "Time of one more submission against queued swaps", [_QUEUED, pinned.settings(points)]
-    text = chart_text(view, title, points, "medians · band: quartiles", footer)
-    x, y = PlotAxis("queued swaps", "count", "symlog2"), PlotAxis("us per submission", "figure", "log10")
-    return [Chart(f"queue-depth-{view.label}", text, LinePlot(x, y, told_apart(grid)), points[list(_POINT_COLUMNS)])]
-
-
 QUEUE_DEPTH: Final = Contrast(
     needed=f"it needs a backend measured on a busy stream behind {MIN_DEPTHS} numbers of queued swaps or more",
     select=_queues,
@@ -349,5 +314,4 @@ QUEUE_DEPTH: Final = Contrast(
         * bool((side.measured["depth_held"] < 0.5).any()),
     ],
     find=_queue_findings,
-    charts=_queue_chart,
 )

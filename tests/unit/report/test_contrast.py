@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
-import pandas as pd
 import pytest
 
 from kvbench.cells.axes import Direction, Order, Reuse, StreamState
@@ -16,13 +15,12 @@ from kvbench.cells.units import KIB
 from kvbench.report.build import report_of
 from kvbench.report.model import Text
 from kvbench.report.numbers import ABSENT, TIMES
-from kvbench.report.sections.cliff import RateCurve, knees_finding
 from kvbench.report.sections.kernels import common_blocks
 from kvbench.report.sections.placement import run_length
 from kvbench.report.view import views_of
 from kvbench.results import Visit
 from tests import synthetic
-from tests.reports import chart_of, highlights_of, is_bold, lines_of, made_report, made_run, part_of, said, sections_of
+from tests.reports import highlights_of, is_bold, lines_of, made_report, made_run, part_of, said, sections_of
 
 GIB = 1 << 30
 HOT = Cell("sm", Direction.D2H, 1024, 4 * KIB, sms=2)
@@ -235,27 +233,6 @@ def test_a_highlight_says_when_priming_did_not_stop_the_cpu_from_copying(tmp_pat
     assert text in highlights_of(made_report(tmp_path, made), "locality")
 
 
-def test_three_pool_sizes_make_a_chart(tmp_path: Path) -> None:
-    cells = [replace(FAR, pool_bytes=size * GIB) for size in (1, 2, 4)]
-    report = made_report(tmp_path, synthetic.rounds(cells, lambda cell: 40.0 * GIB / cell.pool_bytes))
-    points = chart_of(report, "locality-run").points
-    assert list(points["pool_bytes"]) == [GIB, 2 * GIB, 4 * GIB]
-
-
-@pytest.mark.parametrize(
-    ("slowest", "title"),
-    [
-        (10.0, ": about 4x as long in a pool of 4 GiB as in one of 1 GiB"),
-        (39.9, "no clear difference between a pool of 1 GiB and one of 4 GiB"),
-    ],
-)
-def test_a_finding_names_a_change_only_where_it_is_clear(tmp_path: Path, slowest: float, title: str) -> None:
-    rates = {GIB: 40.0, 2 * GIB: 40.0, 4 * GIB: slowest}
-    cells = [replace(FAR, pool_bytes=size) for size in rates]
-    report = made_report(tmp_path, synthetic.rounds(cells, lambda cell: rates[cell.pool_bytes]))
-    assert said(chart_of(report, "locality-run").finding).endswith(title)
-
-
 def test_other_sections_prefer_fresh_scattered_blocks(tmp_path: Path) -> None:
     hot = [replace(HOT, block_bytes=size) for size in (1024, 2048, 4096, 8192)]
     far = [replace(FAR, block_bytes=size) for size in (1024, 4096)]
@@ -271,8 +248,6 @@ def test_depths_that_the_queue_did_not_hold_are_marked_and_the_knee_stands_below
     assert not any("†" in text for text in rows["256"])
     assert all("†" in text for text in rows["1 024"])
     assert [bool(re.fullmatch(r"1 024 \(\D\d+\.\d\)", text)) for text in rows["knee"]] == [True, False, False, False]
-    points = chart_of(report, "queue-depth-run").points
-    assert set(points["queued"]) == {0, 1, 4, 16, 64, 256, 1024, 4096}
 
 
 def test_queued_cells_stay_out_of_other_sections(tmp_path: Path) -> None:
@@ -284,18 +259,6 @@ def test_queued_cells_stay_out_of_other_sections(tmp_path: Path) -> None:
     alone = made_report(tmp_path / "alone", visits)
     both = made_report(tmp_path / "both", visits + synthetic.rounds(queued, lambda _: 1.0))
     assert part_of(both, "cliff").tables == part_of(alone, "cliff").tables
-
-
-def test_the_title_of_a_ladder_holds_for_every_curve() -> None:
-    def curve(backend: str, rates: list[float]) -> RateCurve:
-        points = pd.DataFrame({"gbps": rates, "gbps_low": rates})
-        return RateCurve(backend, "h2d", "idle", 4096, [2, 4, 8, 48], points)
-
-    flat, knee_at_4, rising = [50.0] * 4, [25.0, 50.0, 50.0, 50.0], [5.0, 10.0, 20.0, 40.0]
-    assert knees_finding([curve("sm", flat), curve("sm", knee_at_4)]) == "sm needs at most 4 SMs"
-    mixed = knees_finding([curve("triton", flat), curve("triton", rising)])
-    assert mixed == "triton needs at most 2 SMs in 1 of 2 curves, perhaps more than 48 SMs in the others"
-    assert knees_finding([curve("triton", rising)]) == "triton needs perhaps more than 48 SMs in all curves"
 
 
 def test_a_knee_at_the_least_measured_count_is_an_upper_bound(tmp_path: Path) -> None:

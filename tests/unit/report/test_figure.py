@@ -12,7 +12,7 @@ from kvbench.report.charts.plot import ChartText
 def test_long_text_stays_inside_the_figure(columns: int) -> None:
     long = "Slowdown against the GB/s of all WIDE words, " * 8
     with styled():
-        canvas = new_canvas(ChartText(long, long, [long], long), [Line2D([], [], label="sm")], [[None] * columns])
+        canvas = new_canvas(ChartText(long, long, long, long), [Line2D([], [], label="sm")], [[None] * columns])
         figure = canvas.figure
         renderer = FigureCanvasAgg(figure).get_renderer()
         boxes = [text.get_window_extent(renderer) for text in figure.texts]

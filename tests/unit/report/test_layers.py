@@ -76,7 +76,7 @@ def test_the_first_page_says_when_no_backend_certainly_hides_the_loads(tmp_path:
 
 
 def test_the_chart_has_a_line_over_tokens_for_every_method(report: Report) -> None:
-    (panel,) = chart_of(report, "layers-run").plot.panels  # type: ignore[union-attr]
+    (panel,) = chart_of(report, "layers-run").plot.grid[0]  # type: ignore[union-attr]
     lines = {line.label: (list(line.x), list(line.y)) for line in panel.lines}
     assert lines["batched"][0] == [512, 2048, 4096]
     assert lines["batched"][1] == pytest.approx([0.9, 0.81, 0.5])
@@ -98,7 +98,7 @@ def test_runs_of_one_machine_stand_side_by_side(tmp_path: Path) -> None:
     engine = made_run(tmp_path, visits(cell(2048, "vllm_batch"), [0.9] * 6), info(), "engine")
     elsewhere = made_run(tmp_path, visits(cell(2048), [1.0] * 6), synthetic.info("Another card"), "elsewhere")
     report = report_of([elsewhere, first, engine])
-    (panel,) = chart_of(report, "layers-Synthetic-H200-first").plot.panels  # type: ignore[union-attr]
+    (panel,) = chart_of(report, "layers-Synthetic-H200-first").plot.grid[0]  # type: ignore[union-attr]
     assert [line.label for line in panel.lines] == ["sm (4 SMs)", "vllm_batch"]
     titles = [said(table.title) for table in part_of(report, "layers").tables]
     assert titles == [f"Synthetic-H200-first: {TITLE}", f"Synthetic-H200-engine: {TITLE}"]

@@ -13,7 +13,6 @@ from kvbench.cells.pattern import Pattern
 from kvbench.models.geometry import ModelSwap
 from kvbench.models.presets import ModelChoice
 from kvbench.report.build import report_of
-from kvbench.report.charts.plot import LinePlot
 from kvbench.report.document import render_markdown
 from kvbench.report.model import DataTable, Report
 from kvbench.report.numbers import ABSENT, TIMES
@@ -21,7 +20,6 @@ from kvbench.results import Record, Visit
 from tests import synthetic
 from tests.markdown import tokens
 from tests.reports import (
-    chart_of,
     highlights_of,
     is_bold,
     lines_of,
@@ -123,23 +121,6 @@ def test_the_range_of_speed_ups_leaves_out_a_model_whose_visits_disagree(tmp_pat
     made = report(tmp_path, [one for number in range(6) for one in records(number)], swaps)
     (idle,) = [text for text in highlights_of(made, "models") if "idle" in text]
     assert idle.endswith("has 2x the speed of per_block; no clear difference for 1 of 2.")
-
-
-def test_the_chart_shows_the_rate_of_each_model(tmp_path: Path) -> None:
-    swaps = swaps_of(*MODELS)
-    first, *rest = cells_of(swaps)
-    records = [*synthetic.rounds(rest, rate, noise=0.001), synthetic.failure(first, "error 719")]
-    plot = chart_of(report(tmp_path, records, swaps), "models-run").plot
-    assert isinstance(plot, LinePlot)
-    assert list(plot.x.names) == ["llama-3-8b", "mistral-7b", "llama-3-70b, TP 4", "gpt-oss-20b", "deepseek-v3"]
-    lines = {line.label: line for line in plot.lines}
-    assert set(lines) == {f"{backend}, {state} stream" for backend, state in RATES if backend != "sm"}
-    for (backend, state), gbps in RATES.items():
-        if backend != "sm":
-            line = lines[f"{backend}, {state} stream"]
-            failed = {0, 1} if (backend, state) == ("per_block", "idle") else set()  # two models are the same swap
-            assert set(line.x) == set(range(5)) - failed
-            assert list(line.y) == pytest.approx([gbps] * len(line.x), rel=0.01)
 
 
 def test_a_speed_up_within_the_noise_is_marked_unclear(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_the_pareto_edge_is_bold_and_marked(report: Report) -> None:
     (line,) = chart.plot.lines  # type: ignore[union-attr]
     assert list(line.x) == [20.0, 41.0, 40.0]  # by the SM count
     assert list(line.notes) == ["1 SM", "2 SMs", "4 SMs"]
-    assert [mark.low for mark in line.marks] == [20.0, 41.0]
+    assert list(line.rings) == [20.0, 41.0]
 
 
 def test_the_finding_names_the_smallest_slowdown_at_a_high_rate(report: Report) -> None:
@@ -240,9 +240,7 @@ def test_a_chart_names_swaps_in_words_and_explains_only_what_it_shows(tmp_path: 
     }  # fmt: skip
     notes = {note for line in chart.plot.lines for note in line.notes}  # type: ignore[union-attr]
     assert notes >= {"2 SMs, shuffled", "2 SMs, extents of 32", "4 SMs, page first"}
-    footer = " ".join(chart.head.footer)
-    assert not re.search(r"Lost|Start|End|p99", footer)
-    assert "160 tensors, page first" in footer
+    assert not re.search(r"Lost|Start|End|p99", chart.text.footer)
 
 
 def test_a_cell_whose_neighbour_died_is_listed_with_the_reason(tmp_path: Path) -> None:

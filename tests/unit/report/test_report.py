@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from markdown_it.token import Token
 from typer.testing import CliRunner
 
-from kvbench.cells.axes import Direction, Order, Reuse, StreamState
+from kvbench.cells.axes import Direction
 from kvbench.cells.backend_facts import BackendFacts
 from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
@@ -28,10 +28,9 @@ from kvbench.report import markdown
 from kvbench.report.build import SECTIONS, report_files, report_of, write_files
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.model import Code, Report, spans
-from kvbench.report.numbers import ABSENT, TIMES, figure, slower_text
+from kvbench.report.numbers import ABSENT, figure, slower_text
 from kvbench.report.view import pin, warnings_of
 from kvbench.results import Note, Record, Run, load_run
-from kvbench.results.schema import Roof
 from kvbench.run.execution import ended_by
 from tests import synthetic
 from tests.markdown import anchors, tokens
@@ -86,7 +85,6 @@ def test_the_cliff_is_in_the_table_the_chart_and_a_finding(cliff: Report, cliff_
         "cliff-cliff.png",
         "cliff-cliff.svg",
         "cliff-cliff.csv",
-        "cliff-by-blocks-cliff.svg",
     }
     part = part_of(cliff, "cliff")
     assert table_of(part, "h2d, batched, busy stream: GB/s (share of the ceiling, 55.5 GB/s)")
@@ -99,18 +97,6 @@ def test_the_cliff_is_in_the_table_the_chart_and_a_finding(cliff: Report, cliff_
     ]
     assert cliff_files["cliff-cliff.png"].startswith(b"\x89PNG")
     assert b"<svg" in cliff_files["cliff-cliff.svg"]
-
-
-def test_the_label_of_a_cliff_stays_inside_the_chart(tmp_path: Path) -> None:
-    cells = [cell for cell in synthetic.cliff_cells((256, 10_000)) if cell.backend == "batched"]
-    short = [cell for cell in cells if cell.blocks == 256 or cell.block_bytes <= 8192]  # its cliff ends the curve
-    visits = synthetic.rounds(short, lambda cell: 5.0 if cell.block_bytes <= 4096 else 20.0)
-    svg = report_files([made_run(tmp_path, visits)])["cliff-by-blocks-run.svg"].decode()
-    labels = re.findall(r'text-anchor: (\w+)[^>]* x="([\d.]+)"[^>]*>(\d+x)<', svg)
-    assert len(labels) == 4  # idle and busy are one line
-    for anchor, x, text in labels:
-        letters = len(text) * {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor]
-        assert float(x) - 5 * letters > 0, text
 
 
 def test_every_table_has_a_caption(cliff: Report) -> None:
@@ -141,39 +127,6 @@ def test_a_table_does_not_replace_the_points_of_a_chart(tmp_path: Path) -> None:
     files = report_files([run])
     assert files["cliff-d2h-triton-idle.csv"].startswith(b"device,")
     assert files["cliff-d2h-triton-idle-2.csv"].startswith(b"Block size,")
-
-
-def roofs() -> list[Roof]:
-    """Return a machine on which SM copies reach 50 GB/s, and 20 million scattered blocks a second."""
-    return [
-        Roof(
-            direction=direction, round=0, pool_bytes=16 << 30, copy_bytes=10**9, copy_us=[20_000.0] * 3, blocks=10_000,
-            block_bytes=1024, scattered_us=[500.0] * 3, dense_us=[250.0] * 3,
-        )
-        for direction in ("h2d", "d2h")
-    ]  # fmt: skip
-
-
-def test_charts_draw_the_roof_of_copies_and_of_kernels(tmp_path: Path) -> None:
-    cells = [
-        Cell(name, direction, 256, size, sms=taken, pool_bytes=16 << 30, reuse=Reuse.FRESH)
-        for direction, sms in ((Direction.H2D, 2), (Direction.D2H, 8))
-        for size in (1024, 2048, 4096, 8192)
-        for name, taken in (("batched", None), ("sm", sms))
-    ]
-    run = made_run(tmp_path, [*synthetic.ceilings(), *roofs(), *synthetic.rounds(cells, lambda _: 10.0)])
-    plot = chart_of(report_of([run]), "cliff-run").plot
-    assert isinstance(plot, LinePlot)
-    for panel in plot.panels:
-        copies, kernels = panel.roofs
-        limit = 20e6 * 1024 / 1e9
-        assert copies.y == pytest.approx([limit, 2 * limit, synthetic.CEILING_GBPS, *[synthetic.CEILING_GBPS] * 2])
-        assert kernels.y == pytest.approx([limit, 2 * limit, 50.0, 50.0, 50.0])
-        assert kernels.x == pytest.approx([1024, 2048, 2500, 4096, 8192])
-    assert {line.label for line in plot.lines} == {"batched, idle stream", "sm (2 to 8 SMs), idle stream"}
-    points = pd.read_csv(io.BytesIO(report_files([run])["cliff-run.csv"]))
-    assert points["roof_share"].to_numpy() == pytest.approx((points["gbps"] / points["roof_gbps"]).to_numpy())
-    assert b">roof of SM copies<" in report_files([run])["cliff-run.svg"]
 
 
 def test_the_csv_behind_a_chart_holds_its_points(cliff_files: dict[str, bytes]) -> None:
@@ -213,28 +166,6 @@ def test_stream_states_are_not_mixed(tmp_path: Path) -> None:
     assert titles
     assert all("idle stream" in title for title in titles)
     assert set(chart_of(report, "crossover-map-triton-run").points["stream_state"]) == {"idle"}
-
-
-@pytest.mark.parametrize(("busy", "states"), [(1.0, "gated"), (1.98, "busy or gated"), (2.02, "busy or gated")])
-def test_a_chart_of_stream_states_compares_the_same_swap(tmp_path: Path, busy: float, states: str) -> None:
-    """Another state of another number of blocks, or of another size, is faster."""
-    rates = {("idle", 64): 4.0, ("gated", 64): 12.0, ("idle", 256): 1.0, ("gated", 256): 2.0, ("opened", 256): 1.0,
-             ("busy", 256): busy}  # fmt: skip
-    cells = [
-        Cell("batched", Direction.H2D, blocks, kib * 1024, StreamState(state), order=Order.ANY)
-        for state, blocks in rates
-        for kib in (4, 8, 12, 16)
-    ]
-
-    def rate(cell: Cell) -> float:
-        gbps = rates[cell.stream_state.value, cell.blocks]
-        return gbps * (3 if cell.block_bytes == 8192 and cell.stream_state.value in ("busy", "gated") else 1)
-
-    part = part_of(made_report(tmp_path, synthetic.rounds(cells, rate, noise=0.001)), "stream-states")
-    (chart,) = part.charts
-    finding = said(chart.finding)
-    assert finding.startswith(f"batched h2d of 256 {TIMES} 8 KiB: about 6")
-    assert finding.endswith(f" on a {states} stream")
 
 
 def test_equally_fast_backends_are_undecided(tmp_path: Path) -> None:

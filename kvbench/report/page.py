@@ -1,0 +1,171 @@
+"""The report as one HTML file, made from its Markdown: it needs no network and runs no script but its own."""
+
+import base64
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from typing import Any, Final
+
+import pandas as pd
+from markdown_it import MarkdownIt
+from markdown_it.common.utils import escapeHtml
+from markdown_it.token import Token
+
+from kvbench.cells.cell import AXES
+from kvbench.report import markdown
+from kvbench.report.numbers import bytes_size, count, figure
+from kvbench.report.view import Row, View, rows_of
+from kvbench.text import short
+
+CELL_HEADER: Final = (
+    "Run", "Backend", "Dir", "Stream", "Blocks", "Block size", "GB/s", "Quartiles", "Share of the ceiling", "Time, us",
+    "Path", "Other axes",
+)  # fmt: skip
+_NAMED_AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_size")
+_OPENED: Final = '<div class="table" role="region" tabindex="0" aria-label="table"><table>\n'
+_PAGE: Final = """\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<nav aria-label="Sections"><ul>
+<li><a href="#cells">Look up a cell</a></li>
+{nav}
+</ul></nav>
+<main>
+{body}
+<h2 id="cells">Look up a cell</h2>
+<p id="search"></p>
+<details>
+<summary>All cells</summary>
+<p class="small">To measure a cell again: <code>kvbench sweep -a backend=… -a direction=… -a blocks=… \
+-a block_size=… -a stream_state=…</code>, with <code>-a</code> for each of its other axes.</p>
+<div class="table" role="region" tabindex="0" aria-label="All cells"><table id="all-cells">
+<thead><tr>{header}</tr></thead>
+<tbody>
+{cells}
+</tbody>
+</table></div>
+</details>
+</main>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def html_page(text: str, drawings: Mapping[str, bytes], views: Sequence[View]) -> str:
+    """Return the Markdown of a report as HTML, with a table of every cell; the same report gives the same page.
+
+    `drawings` are the SVGs of the charts by their stems. Markdown is escaped already, and HTML in it is text.
+    """
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    styles: dict[str, str] = {}
+    tokens = parser.parse(text)
+    headings = _prepared(tokens, {stem: _inline(svg.decode(), styles) for stem, svg in drawings.items()})
+    rules = (f".{name}{{{style}}}" for style, name in styles.items())
+    style, script = "\n".join((_asset("page.css"), *rules)), _asset("page.js")
+    return _PAGE.format(
+        policy=_policy(script, style),
+        title=escapeHtml(headings[0][1]),
+        style=style,
+        nav="\n".join(
+            f'<li><a href="#{name}">{escapeHtml(title.partition(":")[0])}</a></li>' for name, title in headings[1:]
+        ),
+        body=parser.renderer.render(tokens, parser.options, {}),
+        header="".join(f"<th>{head}</th>" for head in CELL_HEADER),
+        cells="\n".join(row for view in views for row in _cells(view)),
+        script=script,
+    )
+
+
+def _prepared(tokens: Sequence[Token], drawings: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Make what Markdown gave fit for the page: drawings in it, no links out of it, no styles that its policy forbids.
+
+    Return the anchors of the headings of the first two levels with their texts.
+    """
+    headings = []
+    for number, token in enumerate(tokens):
+        if token.type in ("th_open", "td_open") and token.attrs.pop("style", ""):
+            token.attrSet("class", "right")
+        elif token.type in ("table_open", "table_close"):
+            opened, closed = (
+                '<div class="table" role="region" tabindex="0" aria-label="table"><table>\n',
+                "</table></div>\n",
+            )
+            token.type, token.content = "html_block", opened if token.nesting > 0 else closed
+        elif token.type == "heading_open" and token.tag in ("h1", "h2"):
+            title = "".join(child.content for child in tokens[number + 1].children or ())
+            token.attrSet("id", markdown.anchor(title))
+            headings.append((markdown.anchor(title), title))
+        leads_away = False
+        for child in token.children or ():
+            if child.type == "link_open":
+                leads_away = not str(child.attrGet("href")).startswith("#")
+            if child.type in ("link_open", "link_close"):
+                child.hidden = leads_away
+            elif child.type == "image":
+                stem = str(child.attrGet("src")).removesuffix(".png")
+                named = f'<svg role="img" aria-label="{escapeHtml(child.content)}"'
+                child.type, child.content = "html_inline", drawings[stem].replace("<svg", named, 1)
+    return headings
+
+
+def _inline(svg: str, styles: dict[str, str]) -> str:
+    """Return a drawing as a part of the page, whose policy forbids styles at elements: they become classes.
+
+    `styles` are the classes of all drawings by style, to which those of this one are added.
+    """
+
+    def classed(match: re.Match[str]) -> str:
+        return f'{match[1]} class="{styles.setdefault(match[2], f"s{len(styles)}")}"'
+
+    bare = re.sub("<metadata>.*?</metadata>|<style.*?</style>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    # what is text has no "<" of its own, so that none of it is taken for an element
+    return re.sub('(<[^<>]*) style="([^"]*)"', classed, re.sub(r'(<g) id="[\w.]*_\d+"', r"\1", bare))
+
+
+def _cells(view: View) -> Iterator[str]:
+    """Return a row of the look-up for every cell of a run; rows and their cells need no end tags."""
+    axes = [name for name in AXES if name not in _NAMED_AXES]
+    for row in rows_of(view.every):
+        shape = (row["backend"], row["direction"], row["stream_state"], count(row["blocks"]))
+        # as `kvbench sweep -a` takes them
+        others = " ".join(f"{name}={short(str(row[name]), 80)}" for name in axes if _is_used(name, row[name]))
+        texts = (view.label, *shape, bytes_size(row["block_bytes"]), *_figures(row), others)
+        yield f"<tr>{''.join(f'<td>{escapeHtml(str(text))}' for text in texts)}"
+
+
+def _figures(row: Row) -> Sequence[str]:
+    """Return the rates of a cell and its path, or why it has none."""
+    if row["status"] != "ok":
+        return "", "", "", "", f"{row['status']}: {short(str(row['reason']), 200)}"
+    share = f"{row['ceiling_share']:.0%}" if math.isfinite(row["ceiling_share"]) else ""
+    quartiles = f"{figure(row['gbps_q1'])} to {figure(row['gbps_q3'])}"
+    return figure(row["gbps"]), quartiles, share, figure(row["swap_us_median"]), short(str(row["path"]), 200)
+
+
+def _is_used(name: str, value: Any) -> bool:
+    return not pd.isna(value) and value != AXES[name].unused and str(value) != AXES[name].show(AXES[name].unused)
+
+
+def _asset(name: str) -> str:
+    return (resources.files("kvbench.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _policy(script: str, style: str) -> str:
+    """Return a content policy: only this script and this style sheet; nothing is fetched."""
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style))
+    script_hash, style_hash = (f"'sha256-{digest}'" for digest in digests)
+    sources = f"script-src {script_hash}; style-src {style_hash}"
+    return f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
