@@ -46,7 +46,6 @@ AXIS_VALUES: dict[str, st.SearchStrategy[AxisValue]] = {
     "queued": st.integers(0, 100_000),
     "streams": st.integers(1, 32),
     "sizes": st.sampled_from(["equal", "alternate-8", "last-2"]),
-    "kernel": st.sampled_from(["rule", "bulk-8x6x4KiB", "lanes-16x8x656B"]),
     "pool": st.just(0) | st.integers(2**12, 2**44),
     "reuse": st.sampled_from(Reuse),
     "pause": st.integers(0, 1_000_000),
@@ -86,7 +85,7 @@ H200_BACKENDS = (
     BackendFacts("batched", "one call", BATCH_AXES),
     BackendFacts("primed", "one call", BATCH_AXES - {"descriptors_per_call"}),
     BackendFacts("merged", "one call", BATCH_AXES - {"descriptors_per_call"}),
-    BackendFacts("sm", "a kernel", frozenset({"memory", "sms", "kernel"}), default_sms=(SmsRow(2),)),
+    BackendFacts("sm", "a kernel", frozenset({"memory", "sms"}), default_sms=(SmsRow(2),)),
     BackendFacts("triton", "a kernel", frozenset({"memory", "sms"})),
 )
 CPU_BACKENDS = (

@@ -8,13 +8,12 @@ from typing import Final, NamedTuple
 from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest, facts_of
 from kvbench.backends.batched import PRIME_NS
 from kvbench.backends.per_block import PerBlock
-from kvbench.backends.sm import FEW_BLOCKS, INLINE_UP_TO_BYTES, Sm, shape_on
+from kvbench.backends.sm import FEW_BLOCKS, INLINE_UP_TO_BYTES, KernelShape, Sm, shape_on
 from kvbench.cells.axes import DEFAULT_ORDER, Direction, Order, StreamState
 from kvbench.cells.backend_facts import AUTO, BATCHED, MERGED, PRIMED, SM
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES, DeviceFacts
-from kvbench.cells.kernel_shape import KernelShape
 from kvbench.cells.policy import NO_POLICY, SERVING, Choice, Policy, Table
 from kvbench.cells.units import KIB
 from kvbench.engine.device import DIRECTIONS, BatchOptions, BlockCopier, CopyTable, CopyWay, Device, copier_swap

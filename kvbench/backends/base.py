@@ -88,10 +88,9 @@ class Backend(Protocol):
     """An implementation of swaps.
 
     A backend that runs on SMs can set `default_sms` to its default SM count: a number, or a rule as in
-    `kvbench.cells.backend_facts`; () leaves the count to the backend. A backend that supports the axis kernel lists its
-    kinds of kernels in `kernels`. A backend that runs the code of another package names it in `package`
-    ("name==version") and that package's settings in `settings`. A backend with `on_request` is measured only if it is
-    named.
+    `kvbench.cells.backend_facts`; () leaves the count to the backend. A backend that runs the code of another package
+    names it in `package` ("name==version") and that package's settings in `settings`. A backend with `on_request` is
+    measured only if it is named.
     """
 
     @property
@@ -180,7 +179,6 @@ def facts_of(name: str, device: DeviceFacts, *, tried: bool = True) -> BackendFa
             "axes": backend.axes(device),
             "unavailable": backend.unavailable(device) if tried else None,
             "default_sms": (SmsRow(usual),) if isinstance(usual, int) else usual,
-            "kernels": getattr(backend, "kernels", ()),
             "package": getattr(backend, "package", None) or registration.package,
             "settings": getattr(backend, "settings", ()),
             "on_request": bool(registration.engine) or getattr(backend, "on_request", False),

@@ -1,5 +1,6 @@
 """kvbench's copy kernel: few SMs, any size and alignment, descriptors passed with the launch or read in place."""
 
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -11,11 +12,9 @@ from kvbench.cells.backend_facts import SM, SmsRow, SmsRule
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import DeviceFacts
-from kvbench.cells.kernel_shape import MAX_SHARED_BYTES, RULE, KernelShape
 from kvbench.cells.units import KIB
 from kvbench.engine.device import DIRECTIONS, Device, SmKernel, SmMethod, sm_copy, sm_copy_tensors
 from kvbench.engine.nvrtc import cached_cubin
-from kvbench.errors import UsageError
 
 # How the descriptor list reaches the kernel. Up to the limit in csrc it is passed with the launch, which saves a read
 # over the link. A longer list is read in place, ahead of the bytes: an upload was never measurably faster, up to
@@ -23,6 +22,41 @@ from kvbench.errors import UsageError
 INLINE_UP_TO_BYTES: Final = 4 * KIB
 _ALIGNMENT: Final = 16
 BULK_FROM_COMPUTE: Final = 90
+_LINE_BYTES: Final = 128
+_BARRIER_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class KernelShape:
+    """`bulk`: `warps` rings of `depth` stages of `piece_bytes` in shared memory (sm_90 or newer, 16-byte alignment).
+    `lanes`: `warps` warps that keep `depth` loads per thread in flight, in pieces of `piece_bytes` (any alignment).
+    `words`: the same with fewer instructions, for few blocks (16-byte alignment).
+    """
+
+    method: str
+    warps: int
+    depth: int
+    piece_bytes: int
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a thread block."""
+        stages = self.warps * self.depth if self.method == "bulk" else 0
+        # A stage is a piece plus one line; the barriers come first, padded to a whole line.
+        return stages * (self.piece_bytes + _LINE_BYTES) + -(-stages * _BARRIER_BYTES // _LINE_BYTES) * _LINE_BYTES
+
+    def fitted(self, shared_bytes: int) -> "KernelShape | None":
+        """Return the shape with as many of its warps as fit into `shared_bytes`, or None if not even one fits."""
+        fewer = (replace(self, warps=warps) for warps in range(self.warps, 0, -1))
+        return next((shape for shape in fewer if shape.shared_bytes <= shared_bytes), None)
+
+    @property
+    def defines(self) -> tuple[str, ...]:
+        """The compiler options that select this kernel."""
+        values = {"METHOD": self.method, "WARPS": self.warps, "DEPTH": self.depth, "PIECE_BYTES": self.piece_bytes}
+        return tuple(f"-DKVBENCH_{name}={value}" for name, value in values.items())
+
+
 _LANES: Final = KernelShape("lanes", 16, 8, 4 * KIB)
 _MANY_LANES: Final = KernelShape("lanes", 32, 4, 4 * KIB)
 # For few blocks a kernel of few instructions, whose list comes with the launch: 0.4 to 1.8 us less than the others on
@@ -53,26 +87,14 @@ DEFAULT_SMS: Final[SmsRule] = (
 _SCATTERED_STORES: Final = ((2 * KIB, _MANY_LANES), (8 * KIB, _LANES), (32 * KIB, _MANY_LANES))
 
 
-def shape_for(
-    cell: Cell, largest_bytes: int, address_bits: int, compute: int, shared_bytes: int = MAX_SHARED_BYTES
-) -> KernelShape:
-    """Return the kernel shape for a swap: the shape in the cell or by the rule, with as many warps as fit.
+def shape_for(cell: Cell, largest_bytes: int, address_bits: int, compute: int, shared_bytes: int) -> KernelShape:
+    """Choose the kernel shape for a swap, with as many warps as fit.
 
     `largest_bytes` is the size of the largest block, `address_bits` the bitwise or of all addresses and sizes,
-    `compute` the compute capability times ten, `shared_bytes` the maximum shared memory of a thread block. Raises
-    UsageError for a kernel that does not support this swap.
+    `compute` the compute capability times ten, `shared_bytes` the maximum shared memory of a thread block.
     """
     aligned = address_bits % _ALIGNMENT == 0
     takes_bulk = compute >= BULK_FROM_COMPUTE and aligned
-    if cell.kernel != RULE:
-        shape = KernelShape.parse(cell.kernel)
-        if shape.method == "bulk" and not takes_bulk:
-            raise UsageError(
-                f"axis kernel={cell.kernel}: bulk copies need sm_90 or newer and multiples of {_ALIGNMENT} bytes"
-            )
-        if shape.method == "words" and not aligned:
-            raise UsageError(f"axis kernel={cell.kernel}: words need multiples of {_ALIGNMENT} bytes")
-        return shape
     if aligned and cell.blocks <= FEW_BLOCKS and largest_bytes <= _FEW_UP_TO_BYTES:
         return _WORDS
     scattered_stores = cell.direction is Direction.D2H and cell.spread_bytes >= SCATTERED_FROM_BYTES
@@ -82,7 +104,6 @@ def shape_for(
 
 
 def shape_on(device: Device, cell: Cell, largest_bytes: int, address_bits: int) -> KernelShape:
-    """Return the kernel shape for a swap on a GPU; see `shape_for`."""
     info = device.driver.info
     compute = 10 * info.compute_major + info.compute_minor
     return shape_for(cell, largest_bytes, address_bits, compute, info.shared_bytes)
@@ -93,15 +114,16 @@ class Sm:
 
     name = SM
     summary = "kvbench's copy kernel, with a chosen SM count"
-    kernels = ("bulk", "lanes", "words")
     default_sms = DEFAULT_SMS
 
-    def __init__(self) -> None:
+    def __init__(self, shape: KernelShape | None = None) -> None:
+        """Without a shape, each swap gets that of `shape_for`."""
+        self._shape = shape
         self._device: Device | None = None
         self._kernels: dict[KernelShape, SmKernel] = {}
 
     def axes(self, _device: DeviceFacts) -> frozenset[str]:
-        return frozenset({"memory", "sms", "kernel"})
+        return frozenset({"memory", "sms"})
 
     def unavailable(self, device: DeviceFacts) -> str | None:
         return None if device.kind == "cuda" else "kernels need a GPU; the cpu device has no SMs"
@@ -109,7 +131,7 @@ class Sm:
     def create(self, request: SwapRequest) -> PreparedSwap:
         memory = request.memory
         bits = _bits(memory.kernel_sources) | _bits(memory.kernel_destinations) | _bits(memory.sizes)
-        shape = shape_on(request.device, request.cell, int(memory.sizes.max()), bits)
+        shape = self._shape or shape_on(request.device, request.cell, int(memory.sizes.max()), bits)
         kernel, direction = self.kernel(request.device, shape), DIRECTIONS[request.cell.direction]
         sms = request.cell.sms or DEFAULT_SMS[-1].sms
         if len(memory.grids) == 1:
@@ -139,7 +161,7 @@ class Sm:
         return PreparedSwap(swap, Mechanism.SM_KERNEL)
 
     def kernel(self, device: Device, shape: KernelShape) -> SmKernel:
-        """Return the kernel of a shape, compiled and loaded once for a device."""
+        """Compiled and loaded once for a device."""
         if self._device is not device:
             self._device, self._kernels = device, {}
         if shape not in self._kernels:

@@ -67,11 +67,11 @@ class BackendFacts:
     """A backend as the plan sees it.
 
     `axes` are the optional axes that it supports on this device (of memory, order, sms, descriptors_per_call, overlap,
-    queued, streams, kernel). `unavailable` is the reason why it cannot run there, or None. `default_sms` is
-    the rule for its default SM count, empty if the backend decides. `kernels` are the kinds of kernels that the axis
-    kernel accepts. `package` is the package that provides it ("name==version"), `settings` are those of the engine
-    whose code the backend runs. A backend with `on_request` is measured only if it is named. The code of a `plug_in` is
-    of another package: its rows, and what shares a process with it, are only as true as that.
+    queued, streams). `unavailable` is the reason why it cannot run there, or None. `default_sms` is the rule for its
+    default SM count, empty if the backend decides. `package` is the package that provides it ("name==version"),
+    `settings` are those of the engine whose code the backend runs. A backend with `on_request` is measured only if it
+    is named. The code of a `plug_in` is of another package: its rows, and what shares a process with it, are only as
+    true as that.
     """
 
     name: str
@@ -79,7 +79,6 @@ class BackendFacts:
     axes: frozenset[str]
     unavailable: str | None = None
     default_sms: SmsRule = DEFAULT_SMS
-    kernels: tuple[str, ...] = ()
     package: str = ""
     settings: tuple[EngineSetting, ...] = ()
     on_request: bool = False
@@ -99,8 +98,8 @@ def plug_ins_of(backends: Iterable[BackendFacts]) -> dict[str, str]:
     return {facts.name: facts.package for facts in backends if facts.plug_in}
 
 
-def method_label(backend: str, sms: int | Collection[int] | None = None, kernel: str | None = None) -> str:
-    """Return the name of a method of swapping, everywhere: "batched", "sm (1 SM)", "sm (4 SMs, bulk-8x6x4KiB)".
+def method_label(backend: str, sms: int | Collection[int] | None = None) -> str:
+    """Return the name of a method of swapping, everywhere: "batched", "sm (1 SM)", "sm (4 SMs)".
 
     Several SM counts, of the cells of one column, give their ends: "triton (2 to 12 SMs)". A backend can be one that
     `marked` returned: "mine (plug-in, 4 SMs)".
@@ -109,7 +108,7 @@ def method_label(backend: str, sms: int | Collection[int] | None = None, kernel:
     mark = "plug-in" if is_marked(backend) else ""
     counts = [] if sms is None else [sms] if isinstance(sms, int) else list(sms)
     shown = f"{ends(counts, str)} SM{'s' if max(counts) > 1 else ''}" if counts else ""
-    settings = ", ".join(filter(None, (mark, shown, kernel)))
+    settings = ", ".join(filter(None, (mark, shown)))
     return f"{name} ({settings})" if settings else name
 
 

@@ -27,7 +27,6 @@ from kvbench.cells.axis import (
     zero_as,
 )
 from kvbench.cells.device_facts import HARDWARE_QUEUES
-from kvbench.cells.kernel_shape import RULE, KernelShape
 from kvbench.cells.pattern import AS_PATTERN, CONTIGUOUS, DESCENDING, SHUFFLED, Pattern
 from kvbench.cells.units import KIB
 from kvbench.errors import UsageError, brief
@@ -44,8 +43,7 @@ class Cell:
     `order` is the access order requested from the driver (the plan resolves the default for the direction).
     `descriptors_per_call` 0 means all in one call. `sms` is the grid size of an SM backend; 0 means all SMs of the
     device and occurs only in requests, because the plan replaces it by the number. `queued` swaps are submitted before
-    the measured one; all of them are distributed over `streams` round-robin. `kernel` is a KernelShape as text, or the
-    word that leaves the choice to the backend.
+    the measured one; all of them are distributed over `streams` round-robin.
     """
 
     # fmt: off
@@ -99,10 +97,6 @@ class Cell:
     streams: Annotated[int, Axis(
         "streams over which the queued and the measured swaps are distributed round-robin", "1,8",
         whole(1, HARDWARE_QUEUES), role=Role.QUEUE, ranged=True, unused=1, noun="pool of streams", number=True)] = 1
-    kernel: Annotated[str, Axis(
-        "shape of the sm kernel: bulk-WARPSxSTAGESxSIZE, lanes- or words-WARPSxLOADSxSIZE, or rule for its default",
-        "rule,bulk-8x6x4KiB,lanes-16x8x4KiB", KernelShape.canonical,
-        unused=RULE, noun="kernel to shape", chosen=True)] = RULE
     pool_bytes: Annotated[int, Axis(
         "memory that the blocks are scattered over on each side: a size, or dense (adjacent blocks)",
         "dense,16GiB", pool, zero_as("dense", size), default=(0,), ranged=True, unused=0, number=True, name="pool")] = 0

@@ -25,10 +25,7 @@ def plain_device(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """A device as the plan sees it: `name` is "cpu" or "cuda:N", `kind` "cpu" or "cuda".
-
-    `shared_bytes` is the maximum shared memory of a thread block, None on the cpu device.
-    """
+    """A device as the plan sees it: `name` is "cpu" or "cuda:N", `kind` "cpu" or "cuda"."""
 
     name: str
     kind: str
@@ -37,7 +34,6 @@ class DeviceFacts:
     device_free_bytes: int
     host_free_bytes: int
     batch_entry: str | None
-    shared_bytes: int | None = None
     has_torch: bool = True
 
 

@@ -60,13 +60,11 @@ class Choice:
 
     @property
     def label(self) -> str:
-        """The choice as readers see it: "sm (4 SMs, bulk-8x6x4KiB)"; the access order follows a rule, so it is left
-        out.
-        """
+        """The choice as readers see it: "sm (4 SMs)"; the access order follows a rule, so it is left out."""
         settings = {name: value for name, value in self.axes if name != "order"}
         sms = settings.pop("sms", None)
         backend = marked(self.backend) if self.plug_in else self.backend
-        label = method_label(backend, int(sms) if sms else None, settings.pop("kernel", None))
+        label = method_label(backend, int(sms) if sms else None)
         return ", ".join((label, *(f"{name} {value}" for name, value in settings.items())))
 
     @classmethod

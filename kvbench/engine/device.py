@@ -110,7 +110,6 @@ class Device:
             device_free_bytes=device_free,
             host_free_bytes=host_free,
             batch_entry=self.batch_entry,
-            shared_bytes=info.shared_bytes if self.is_cuda else None,
             has_torch=importlib.util.find_spec("torch") is not None,
         )
 

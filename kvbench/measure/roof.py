@@ -19,14 +19,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from kvbench.backends.base import SwapRequest, backend_named
-from kvbench.backends.sm import BULK_FROM_COMPUTE
+from kvbench.backends.base import SwapRequest
+from kvbench.backends.sm import BULK_FROM_COMPUTE, KernelShape, Sm
 from kvbench.backends.triton import load_and_compile
 from kvbench.cells.axes import Direction, Memory, Reuse, StreamState
 from kvbench.cells.backend_facts import SM, TRITON
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import CEILING_BYTES
-from kvbench.cells.kernel_shape import RULE, KernelShape
+from kvbench.cells.units import KIB
 from kvbench.engine.device import DIRECTIONS, STREAM_STATES, Device, Queue, Swap, per_block
 from kvbench.engine.nvrtc import cached_cubin
 from kvbench.errors import KvbenchError
@@ -41,8 +41,8 @@ CEILING_WARMUPS: Final = 2
 _LARGE: Final = ((1024, 6144), 1 << 16)
 _SMALL: Final = ((32_768, 196_608), 512)
 _LARGE_SMS: Final = 16
-_LARGE_KERNELS: Final = ("lanes-16x8x4KiB", "bulk-8x6x4KiB")
-_SMALL_KERNELS: Final = ("lanes-32x4x4KiB", "bulk-32x6x1KiB")
+_LARGE_KERNELS: Final = (KernelShape("lanes", 16, 8, 4 * KIB), KernelShape("bulk", 8, 6, 4 * KIB))
+_SMALL_KERNELS: Final = (KernelShape("lanes", 32, 4, 4 * KIB), KernelShape("bulk", 32, 6, 1 * KIB))
 _DELAY: Final = Queue(delay_ns=200_000)
 
 
@@ -57,8 +57,8 @@ def compiling(device: Device, backends: Container[str]) -> ThreadPoolExecutor:
         return threads
     if TRITON in backends:
         threads.submit(load_and_compile, device)
-    for kernel in (*_LARGE_KERNELS, *_SMALL_KERNELS):
-        threads.submit(cached_cubin, "sm_copy", device.arch, KernelShape.parse(kernel).defines)
+    for shape in (*_LARGE_KERNELS, *_SMALL_KERNELS):
+        threads.submit(cached_cubin, "sm_copy", device.arch, shape.defines)
     return threads
 
 
@@ -84,7 +84,7 @@ def measure_roof(bench: Bench, direction: Direction, samples: int, number: int) 
     bench.note_best(direction, (many - few) * large_bytes, median(copy_us))
     (fewer, more), small_bytes = _SMALL
     small = replace(cell, sms=all_sms, block_bytes=small_bytes)
-    scattered, scattered_us = _fastest(bench, small, (fewer, more), _SMALL_KERNELS, samples)
+    shape, scattered_us = _fastest(bench, small, (fewer, more), _SMALL_KERNELS, samples)
     return Roof(
         direction=direction.value,
         round=number,
@@ -94,32 +94,30 @@ def measure_roof(bench: Bench, direction: Direction, samples: int, number: int) 
         blocks=more - fewer,
         block_bytes=small_bytes,
         scattered_us=scattered_us,
-        dense_us=_slope(bench, replace(scattered, pool_bytes=0), (fewer, more), samples),
+        dense_us=_slope(bench, replace(small, pool_bytes=0), shape, (fewer, more), samples),
     )
 
 
 def _fastest(
-    bench: Bench, cell: Cell, blocks: tuple[int, int], kernels: tuple[str, str], samples: int
-) -> tuple[Cell, list[float]]:
-    """Return the cell with the kernel for which the slope is least, and that."""
+    bench: Bench, cell: Cell, blocks: tuple[int, int], shapes: Sequence[KernelShape], samples: int
+) -> tuple[KernelShape, list[float]]:
+    """Return the shape of the kernel for which the slope is least, and that."""
     info = bench.device.driver.info
     has_bulk = 10 * info.compute_major + info.compute_minor >= BULK_FROM_COMPUTE
-    cells = [replace(cell, kernel=kernel) for kernel in (kernels if has_bulk else kernels[:1])]
-    return min(((one, _slope(bench, one, blocks, samples)) for one in cells), key=lambda timed: median(timed[1]))
+    timed = ((one, _slope(bench, cell, one, blocks, samples)) for one in (shapes if has_bulk else shapes[:1]))
+    return min(timed, key=lambda one: median(one[1]))
 
 
-def _slope(bench: Bench, cell: Cell, blocks: tuple[int, int], samples: int) -> list[float]:
+def _slope(bench: Bench, cell: Cell, shape: KernelShape, blocks: tuple[int, int], samples: int) -> list[float]:
     """Return how much longer the long swap takes than the short one."""
-    few_us, many_us = (_times(bench, replace(cell, blocks=count), samples) for count in blocks)
+    few_us, many_us = (_times(bench, replace(cell, blocks=count), shape, samples) for count in blocks)
     return [max(0.0, many - few) for few, many in zip(few_us, many_us, strict=True)]
 
 
-def _times(bench: Bench, cell: Cell, samples: int) -> list[float]:
-    backend = backend_named(cell.backend)
-    assert backend is not None
-    sets = _sets(replace(cell, kernel=RULE), samples + 1)
+def _times(bench: Bench, cell: Cell, shape: KernelShape, samples: int) -> list[float]:
+    sets = _sets(cell, samples + 1)
     workload = Workload(bench.pools, cell, sets, np.random.default_rng(0))
-    prepared = backend.create(SwapRequest(bench.device, cell, workload.memories[0]))
+    prepared = _backend(shape).create(SwapRequest(bench.device, cell, workload.memories[0]))
     assert isinstance(prepared.swap, Swap)
     times_us = []
     for _ in range(samples + 1):
@@ -127,6 +125,11 @@ def _times(bench: Bench, cell: Cell, samples: int) -> list[float]:
         times_us.append(bench.region.measure(prepared.swap, STREAM_STATES[StreamState.BUSY], _DELAY).event_us)
     workload.verify()
     return times_us[1:]
+
+
+@cache  # it keeps its kernel loaded
+def _backend(shape: KernelShape) -> Sm:
+    return Sm(shape)
 
 
 @cache  # the same in every round and for every kernel; those of a long swap take 10 to 50 ms

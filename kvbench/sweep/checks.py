@@ -9,7 +9,6 @@ from kvbench.cells.backend_facts import BackendFacts
 from kvbench.cells.blocks import LAYERS_OF_8B, LAYERS_OF_70B, misfit, opposite, region_bytes, unfit
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.device_facts import CEILING_BYTES, DeviceFacts
-from kvbench.cells.kernel_shape import RULE, KernelShape
 from kvbench.cells.units import format_size, rough_size
 from kvbench.sweep.spec import Sampling, SweepSpec, submissions
 
@@ -48,14 +47,6 @@ def _without_axes(cell: Cell, context: Context) -> str:
     )
 
 
-def _without_kernel(cell: Cell, context: Context) -> str | None:
-    kernel, _, _ = cell.kernel.partition("-")
-    name, kernels = context.backend.name, context.backend.kernels
-    if cell.kernel == RULE or kernel in kernels:
-        return None
-    return f"{name} has no kernel {cell.kernel}; its kernels are {', '.join((RULE, *kernels))}"
-
-
 def _without_sms(cell: Cell, context: Context) -> str | None:
     name, most = context.device.name, context.device.sm_count
     if cell.sms == ALL_SMS:
@@ -63,17 +54,6 @@ def _without_sms(cell: Cell, context: Context) -> str | None:
     if cell.sms is not None and most is not None and cell.sms > most:
         return f"{cell.sms} SMs requested; {name} has {most}"
     return None
-
-
-def _without_shared_memory(cell: Cell, context: Context) -> str | None:
-    most_bytes = context.device.shared_bytes
-    if cell.kernel == RULE or most_bytes is None:
-        return None
-    needed_bytes = KernelShape.parse(cell.kernel).shared_bytes
-    if needed_bytes <= most_bytes:
-        return None
-    has = f"a thread block on {context.device.name} has {rough_size(most_bytes)}"
-    return f"kernel {cell.kernel} needs {rough_size(needed_bytes)} of shared memory; {has}"
 
 
 def _queued_on_no_busy_stream(cell: Cell, _: Context) -> str | None:
@@ -139,9 +119,7 @@ def _without_memory(cell: Cell, context: Context) -> str | None:
 CHECKS: Final[Sequence[Callable[[Cell, Context], str | None]]] = (
     _unavailable,
     _without_axes,
-    _without_kernel,
     _without_sms,
-    _without_shared_memory,
     _queued_on_no_busy_stream,
     _without_neighbour,
     _without_devices,

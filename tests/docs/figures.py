@@ -228,9 +228,9 @@ def _frame(run: str, card: Path) -> pd.DataFrame:
 
 
 def _cells(run: str, card: Path = REPORT, **values: Any) -> pd.DataFrame:
-    """Return the cells of shuffled blocks with these values; a kernel goes by its rule unless it is named."""
+    """Return the cells of shuffled blocks with these values."""
     frame = _frame(run, card)
-    for name, value in ({"pattern": "shuffled", "kernel": ""} | values).items():
+    for name, value in ({"pattern": "shuffled"} | values).items():
         column = frame[name].astype(object).where(frame[name].notna(), "")
         frame = frame[column.isin(value if isinstance(value, tuple) else (value,))]
     return frame

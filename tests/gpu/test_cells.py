@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvbench.backends.sm import KernelShape, Sm
 from kvbench.cells.axes import Direction, Memory, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
@@ -23,11 +24,14 @@ PATTERNS = [
     "tensors-8",
     "tensors-3x200+2x100",
 ]
-KERNELS = [
-    "bulk-8x6x4KiB", "bulk-1x3x128B", "bulk-32x6x1KiB", "bulk-16x12x656B", "bulk-2x8x8KiB",
-    "lanes-16x8x4KiB", "lanes-1x1x128B", "lanes-32x2x1KiB", "lanes-4x32x64KiB",
-    "words-32x4x2KiB", "words-1x1x128B", "words-16x8x656B",
-]  # fmt: skip
+SHAPES = [
+    *(
+        KernelShape("bulk", *numbers)
+        for numbers in [(8, 6, 4096), (1, 3, 128), (32, 6, 1024), (16, 12, 656), (2, 8, 8192)]
+    ),
+    *(KernelShape("lanes", *numbers) for numbers in [(16, 8, 4096), (1, 1, 128), (32, 2, 1024), (4, 32, 65536)]),
+    *(KernelShape("words", *numbers) for numbers in [(32, 4, 2048), (1, 1, 128), (16, 8, 656)]),
+]
 
 
 @pytest.fixture(scope="module")
@@ -93,13 +97,13 @@ def test_blocks_of_two_sizes_arrive(bench: Bench, backend: str, sizes: str, dire
 @pytest.mark.parametrize("pattern", ["shuffled", "tensors-8"])
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("block_bytes", [16, 656, 4096, 9232])
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_shape_of_the_sm_kernel_is_correct(
-    bench: Bench, kernel: str, block_bytes: int, direction: Direction, pattern: str
+    bench: Bench, shape: KernelShape, block_bytes: int, direction: Direction, pattern: str
 ) -> None:
     for blocks in (8, 1200):
-        cell = Cell("sm", direction, blocks, block_bytes, sms=2, kernel=kernel, pattern=Pattern.parse(pattern))
-        assert verified_bytes(bench, cell) > 0
+        cell = Cell("sm", direction, blocks, block_bytes, sms=2, pattern=Pattern.parse(pattern))
+        assert measure(bench, Sm(shape), cell, SAMPLING, seed=3, fault=None).verified_bytes > 0
 
 
 @pytest.mark.parametrize("streams", [1, 3])

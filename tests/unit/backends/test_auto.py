@@ -16,11 +16,10 @@ from kvbench.analysis.margins import TIED
 from kvbench.backends import auto
 from kvbench.backends.auto import DEFAULTS, Copier, copier_for
 from kvbench.backends.base import PreparedSwap, SwapRequest
-from kvbench.backends.sm import Sm, shape_for
+from kvbench.backends.sm import KernelShape, Sm, shape_for
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import DeviceFacts
-from kvbench.cells.kernel_shape import KernelShape
 from kvbench.cells.policy import SERVING, Choice, Policy, Table, load_policy
 from kvbench.engine.device import DIRECTIONS, BatchOptions, CopyWay, Device, Swap, SwapMemory, TensorGrid, open_device
 from kvbench.engine.faults import FaultPlan

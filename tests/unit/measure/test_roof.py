@@ -4,6 +4,7 @@ from unittest import mock
 
 import pytest
 
+from kvbench.backends.sm import KernelShape
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.engine.nvrtc import NvrtcError
@@ -14,8 +15,8 @@ from kvbench.measure.bench import Bench
 SCATTERED, DENSE = {"lanes": 0.4, "bulk": 0.3}, {"lanes": 0.1, "bulk": 0.2}
 
 
-def times(_bench: Bench, cell: Cell, samples: int) -> list[float]:
-    a_block_us = (SCATTERED if cell.pool_bytes else DENSE)[str(cell.kernel).partition("-")[0]]
+def times(_bench: Bench, cell: Cell, shape: KernelShape, samples: int) -> list[float]:
+    a_block_us = (SCATTERED if cell.pool_bytes else DENSE)[shape.method]
     return [50.0 + cell.blocks * a_block_us] * samples
 
 

@@ -203,12 +203,12 @@ def test_slowdowns_of_fewer_than_six_visits_are_marked_unclear(tmp_path: Path) -
 
 
 def test_methods_that_differ_in_another_axis_have_separate_lines(tmp_path: Path) -> None:
-    shaped = replace(SM, sms=2, kernel="bulk-8x6x4KiB")
-    report = made_report(tmp_path, [*ladder(), *synthetic.beside(shaped, 1.05, 19.0)])
+    asked = replace(SM, sms=2, overlap=True)
+    report = made_report(tmp_path, [*ladder(), *synthetic.beside(asked, 1.05, 19.0)])
     plot = chart_of(report, "neighbour-gemm-run").plot
     lines = plot.lines  # type: ignore[union-attr]
     assert {line.label for line in lines} == {"sm"}  # one key of the legend, one mark
-    assert [[*line.notes] for line in lines] == [["1 SM", "2 SMs", "4 SMs"], ["2 SMs, kernel bulk-8x6x4KiB"]]
+    assert [[*line.notes] for line in lines] == [["1 SM", "2 SMs", "4 SMs"], ["2 SMs, overlap on"]]
 
 
 def test_only_axes_that_vary_beside_a_neighbour_are_named(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from markdown_it.token import Token
 from typer.testing import CliRunner
 
 from kvbench.cells.axes import Direction
+from kvbench.cells.axis import Role
 from kvbench.cells.backend_facts import BackendFacts
-from kvbench.cells.cell import Cell
+from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.cli.main import app
 from kvbench.errors import RunDirectoryError, UsageError
 from kvbench.report import markdown
@@ -29,7 +30,7 @@ from kvbench.report.build import SECTIONS, report_files, report_of, write_files
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.model import Code, Report, spans
 from kvbench.report.numbers import ABSENT, figure, slower_text
-from kvbench.report.view import pin, warnings_of
+from kvbench.report.view import QUEUE, SERIES, SIDE_AXES, pin, warnings_of
 from kvbench.results import Note, Record, Run, load_run
 from kvbench.run.execution import ended_by
 from tests import synthetic
@@ -97,6 +98,10 @@ def test_the_cliff_is_in_the_table_the_chart_and_a_finding(cliff: Report, cliff_
     ]
     assert cliff_files["cliff-cliff.png"].startswith(b"\x89PNG")
     assert b"<svg" in cliff_files["cliff-cliff.svg"]
+
+
+def test_a_report_shows_every_axis() -> None:
+    assert set(AXES) == {*SERIES, "blocks", "block_size", *SIDE_AXES, *QUEUE, *axes_of(Role.BESIDE)}
 
 
 def test_every_table_has_a_caption(cliff: Report) -> None:

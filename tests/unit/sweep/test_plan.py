@@ -264,17 +264,6 @@ def test_the_default_sms_follow_the_rule_for_the_number_of_blocks() -> None:
     assert {cell.blocks: cell.sms for cell in plan.cells} == {16: 8, 256: 8, 257: 2}
 
 
-def test_a_kernel_that_does_not_fit_the_device_is_skipped_with_the_reason() -> None:
-    card = replace(H200, shared_bytes=99 * 1024)
-    sm = replace(next(one for one in H200_BACKENDS if one.name == "sm"), kernels=("bulk", "lanes"))
-    kernels = "rule,bulk-8x6x4KiB,bulk-2x6x4KiB,lanes-16x8x4KiB"
-    plan = plan_of(card, backends=(sm,), backend="sm", direction="h2d", kernel=kernels)
-    assert {"rule", "bulk-2x6x4KiB", "lanes-16x8x4KiB"} <= {cell.kernel for cell in plan.cells}
-    assert "kernel bulk-8x6x4KiB needs 198.4 KiB of shared memory; a thread block on cuda:0 has 99.0 KiB" in reasons(
-        plan
-    )
-
-
 def test_runs_longer_than_the_swap_are_skipped() -> None:
     plan = plan_of(backend="per_block", direction="h2d", blocks="16,15", pattern="runs-16")
     assert [cell.blocks for cell in plan.cells] == [16]

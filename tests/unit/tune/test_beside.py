@@ -21,9 +21,9 @@ from tests.reports import made_run
 
 SM = Cell("sm", Direction.D2H, 4096, 16384, sms=2, neighbour=Neighbour.DECODE)
 BATCHED = replace(SM, backend="batched", sms=None, order=Order.STREAM)
-SHAPED = replace(SM, kernel="bulk-8x6x4KiB")
+TRITON = replace(SM, backend="triton")
 # Each with the slowdown of the neighbour and the GB/s beside it.
-WAYS = [(SM, 1.2, 40.0), (replace(SM, sms=1), 1.04, 30.0), (SHAPED, 1.03, 19.0), (BATCHED, 1.01, 10.0)]
+WAYS = [(SM, 1.2, 40.0), (replace(SM, sms=1), 1.04, 30.0), (TRITON, 1.03, 19.0), (BATCHED, 1.01, 10.0)]
 
 
 def visits(cell: Cell, slowdowns: list[float], gbps: float) -> list[Record]:
@@ -55,7 +55,7 @@ def chosen(answer: BesideAnswer) -> str | None:
     [
         (0.3, "sm sms=2"),
         (0.05, "sm sms=1"),
-        (0.035, "sm sms=2 kernel=bulk-8x6x4KiB"),
+        (0.035, "triton sms=2"),
         (0.02, "batched order=stream"),
         (0.0, None),
     ],
@@ -65,9 +65,9 @@ def test_the_fastest_that_costs_no_more_is_chosen(tmp_path: Path, max_slowdown: 
 
 
 def test_what_is_as_fast_with_fewer_sms_and_settings_is_taken(tmp_path: Path) -> None:
-    shaped = replace(SHAPED, sms=1)
+    triton = replace(TRITON, sms=1)
     many = replace(SM, sms=12)
-    records = [*ladder(), *visits(shaped, [1.039] * 6, 30.2), *visits(many, [1.01] * 6, 30.5)]
+    records = [*ladder(), *visits(triton, [1.039] * 6, 30.2), *visits(many, [1.01] * 6, 30.5)]
     assert chosen(only([made_run(tmp_path, records)])) == "sm sms=1"
 
 
@@ -94,8 +94,8 @@ def test_where_everything_costs_more_the_least_is_named(tmp_path: Path) -> None:
 def test_an_interval_that_reaches_beyond_the_limit_is_open(tmp_path: Path) -> None:
     unsure = visits(replace(SM, sms=1), [1.01, 1.03, 1.04, 1.045, 1.06, 1.09], 30.0)
     faster = visits(replace(SM, sms=4), [1.03, 1.05, 1.07, 1.07, 1.09, 1.1], 35.0)
-    first, second = open_beside(only([made_run(tmp_path, [*unsure, *faster, *visits(SHAPED, [1.03] * 6, 19.0)])]))
-    assert "sm (1 SM), 30 GB/s, 4.5% slower (1% to 9%) may cost more than 5%; sm (2 SMs, " in first
+    first, second = open_beside(only([made_run(tmp_path, [*unsure, *faster, *visits(TRITON, [1.03] * 6, 19.0)])]))
+    assert "sm (1 SM), 30 GB/s, 4.5% slower (1% to 9%) may cost more than 5%; triton (2 SMs), " in first
     assert "sm (4 SMs), 35 GB/s, 7% slower (3% to 10%) may cost no more than 5%" in second
 
 
@@ -130,7 +130,7 @@ def test_runs_are_taken_together_and_what_is_not_allowed_is_left_out(tmp_path: P
 
 def test_failed_cells_are_not_chosen(tmp_path: Path) -> None:
     records = [*ladder(), synthetic.failure(replace(SM, sms=1), "the neighbour died")]
-    assert chosen(only([made_run(tmp_path, records)])) == "sm sms=2 kernel=bulk-8x6x4KiB"
+    assert chosen(only([made_run(tmp_path, records)])) == "triton sms=2"
 
 
 def test_a_cell_that_failed_in_one_of_the_runs_counts_as_in_the_others(tmp_path: Path) -> None:

@@ -159,14 +159,14 @@ def test_of_equals_the_one_with_the_fewest_sms_is_taken_then_the_simplest_way() 
 
 
 def test_between_equal_ways_the_neighbours_choice_goes_on() -> None:
-    bulk, lanes = map(Choice.parse, ("sm sms=2 kernel=bulk-8x6x4KiB", "sm sms=2 kernel=lanes-16x8x4KiB"))
+    off, on = map(Choice.parse, ("batched overlap=off", "batched overlap=on"))
     times = {
-        (KIB, 16): steady({bulk: 100.0, lanes: 50.0}),
-        (KIB, 64): steady({bulk: 100.0, lanes: 100.5}),
-        (4 * KIB, 64): steady({bulk: 100.5, lanes: 100.0}),
-        (4 * KIB, 128): steady({bulk: 90.0, lanes: 100.0}),
+        (KIB, 16): steady({off: 100.0, on: 50.0}),
+        (KIB, 64): steady({off: 100.0, on: 100.5}),
+        (4 * KIB, 64): steady({off: 100.5, on: 100.0}),
+        (4 * KIB, 128): steady({off: 90.0, on: 100.0}),
     }
-    assert list(choose_all(times).values()) == [lanes, lanes, lanes, bulk]
+    assert list(choose_all(times).values()) == [on, on, on, off]
 
 
 def test_what_another_run_could_choose_is_named() -> None:

@@ -1,0 +1,68 @@
+"""Which shape of the copy kernel a swap gets."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.backends.sm import shape_for
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
+
+# Shared memory of a thread block on sm_90, the most that any GPU has.
+chosen = partial(shape_for, shared_bytes=227 * 1024)
+
+
+def asked(direction: Direction = Direction.H2D, pool_bytes: int = 0, blocks: int = 1024) -> Cell:
+    return Cell("sm", direction, blocks, 4096, pool_bytes=pool_bytes)
+
+
+@pytest.mark.parametrize("compute", [80, 90, 120])
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("largest_bytes", [16, 4096, 16384])
+def test_words_copy_few_small_blocks(largest_bytes: int, direction: Direction, compute: int) -> None:
+    few = asked(direction=direction, pool_bytes=16 << 30, blocks=256)
+    assert chosen(few, largest_bytes, 16, compute).method == "words"
+    assert chosen(few, largest_bytes, 8, compute).method == "lanes"
+    assert chosen(few, 2 * largest_bytes + (1 << 20), 16, compute).method != "words"
+    assert chosen(replace(few, blocks=257), largest_bytes, 16, compute).method != "words"
+
+
+@pytest.mark.parametrize("largest_bytes", [1, 656, 1024, 1025, 2048, 4096, 1 << 20])
+@pytest.mark.parametrize("odd_bits", [1, 2, 4, 8])
+def test_lanes_copy_blocks_that_bulk_copies_cannot(largest_bytes: int, odd_bits: int) -> None:
+    assert chosen(asked(), largest_bytes, 4096 | odd_bits, 90).method == "lanes"
+    assert chosen(asked(), largest_bytes, 4096, 80).method == "lanes"
+    assert chosen(asked(), largest_bytes, 4096, 90).method == "bulk"
+
+
+@given(st.integers(1, 1 << 22))
+def test_larger_blocks_never_get_smaller_pieces(largest_bytes: int) -> None:
+    small, large = (chosen(asked(), size, 16, 90) for size in (largest_bytes, 2 * largest_bytes))
+    assert small.piece_bytes <= large.piece_bytes
+
+
+@pytest.mark.parametrize("largest_bytes", [576, 1024, 4096, 16384])
+def test_lanes_copy_scattered_blocks_from_the_gpu(largest_bytes: int) -> None:
+    """Bulk stores have fewer misses of the address translation in flight; loads and dense blocks have none to spare."""
+    scattered = 16 << 30
+    assert chosen(asked(direction=Direction.D2H, pool_bytes=scattered), largest_bytes, 16, 90).method == "lanes"
+    assert chosen(asked(direction=Direction.D2H), largest_bytes, 16, 90).method == "bulk"
+    assert chosen(asked(pool_bytes=scattered), largest_bytes, 16, 90).method == "bulk"
+
+
+# What a block of threads may have: on sm_90 and sm_100, sm_80, sm_86 and sm_89 and sm_120.
+@pytest.mark.parametrize("shared_kib", [227, 163, 99])
+@pytest.mark.parametrize("largest_bytes", [512, 1024, 2048, 4096, 1 << 20])
+def test_the_rule_s_kernel_fits_the_device(shared_kib: int, largest_bytes: int) -> None:
+    shape = shape_for(asked(), largest_bytes, 16, 120, shared_kib * 1024)
+    assert shape.method == "bulk"
+    assert shape.shared_bytes <= shared_kib * 1024
+    whole = chosen(asked(), largest_bytes, 16, 120)
+    assert (shape.depth, shape.piece_bytes) == (whole.depth, whole.piece_bytes)
+
+
+def test_lanes_copy_if_not_even_one_bulk_warp_fits() -> None:
+    assert shape_for(asked(), 4096, 16, 120, 1024).method == "lanes"
