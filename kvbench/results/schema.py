@@ -45,7 +45,6 @@ class EffectivePath(StrEnum):
     CPU_INLINE = "CPU inline"
     FALLBACK = "per-copy fallback"
     SM_KERNEL = "SM kernel"
-    STAGED = "SM kernel and copy engine"
     HOST_THREAD = "host thread"
     NOTHING = "no copy"
 
@@ -225,8 +224,7 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     its ratio to the best time in this process; `clock_limits` are NVML's reasons for a limited clock. `disturbed` lists
     what disturbed the visit; a disturbed visit is repeated up to twice, and the last `attempt` counts.
     `process` is the number of the worker process of this run that made it, in the order of their starts. If the swaps
-    had a neighbour, `samples` are those beside it, and `beside` has the rest. `staging_bytes` and `sm_us` stand in runs
-    of earlier versions.
+    had a neighbour, `samples` are those beside it, and `beside` has the rest.
     """
 
     round: _Count
@@ -251,8 +249,6 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     disturbed: list[Disturbance] = []
     process: _Count | None = None
     beside: Beside | None = None
-    staging_bytes: _Count | None = None
-    sm_us: _TimeUs | None = None
 
     @property
     def swap_us(self) -> list[float]:
