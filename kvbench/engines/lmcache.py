@@ -1,6 +1,6 @@
-"""LMCache: the kernel and the batched copy between chunks of host memory and blocks of the GPU.
+"""LMCache: the kernel between chunks of host memory and blocks of the GPU.
 
-Both take a base for each tensor on the GPU, ids of blocks, and addresses of chunks. A chunk holds blocks of all
+It takes a base for each tensor on the GPU, ids of blocks, and addresses of chunks. A chunk holds blocks of all
 tensors, tensor by tensor, as with `host_pattern=page-first-TxC`. Without pages, a chunk is one block.
 """
 
@@ -23,21 +23,17 @@ if TYPE_CHECKING:
     from kvbench.engine.device import Addresses
 
 _OP: Final = "multi_layer_block_kv_transfer"
-_DIRECT_OP: Final = "execute_direct_copy_transfer"
-_DIRECT_NAMES: Final = (_DIRECT_OP, "DirectCopyGroupSpec", "DirectCopyObject", "batch_memcpy_supported")
 _TYPES: Final = ("PageBufferShapeDesc", "TransferDirection", "NL_X_NB_BS_HS")
 _CUDA, _NATIVE, _OLD = (f"lmcache/{name}{EXTENSION_SUFFIXES[0]}" for name in ("cuda_ops", "lmcache_native", "c_ops"))
 # From LMCache 0.5.4 on, types have a library of their own.
 CODE: Final = EngineCode("lmcache", {_CUDA: (_OP,), _NATIVE: _TYPES})
-DIRECT_CODE: Final = EngineCode("lmcache", {_CUDA: _DIRECT_NAMES, _NATIVE: ()})
-CODES: Final = (CODE, DIRECT_CODE)
+CODES: Final = (CODE,)
 _OLD_CODE: Final = EngineCode("lmcache", {_OLD: (_OP, *_TYPES)})
 _CALL_CHUNKS: Final = 4
-_PINNED_BYTES: Final = 1 << 26  # LMCache pins host memory in pieces of this size, at whose ends it splits a copy
 _BLOCK_TOKENS: Final = 16  # with elements of two bytes, a block is a multiple of 32 bytes
 _HEAD_BYTES: Final = 256 * _BLOCK_TOKENS  # of 128 elements of two bytes; the kernel has a warp for each of up to 8
 
-ENGINE: Final = Engine(name="lmcache", title="LMCache", prefers="lmcache_direct", pages=True)
+ENGINE: Final = Engine(name="lmcache", title="LMCache", pages=True)
 
 
 class LmCache(OfPackage):
@@ -55,20 +51,11 @@ class LmCache(OfPackage):
         return PreparedSwap(LmCacheSwap(request), Mechanism.SM_KERNEL)
 
 
-class LmCacheDirect(LmCache):
-    """`execute_direct_copy_transfer` of LMCache's library, which LMCache 0.5.6 prefers wherever the driver has it."""
+class LmCacheSwap:
+    """A swap as LMCache sees it: the addresses of chunks, and ids of blocks in tensors from `_bases` on.
 
-    name = "lmcache_direct"
-    summary = "LMCache's batched copy between chunks of host memory and blocks of the GPU, from its installed package"
-    codes = (DIRECT_CODE,)
-    loader = "load_direct"
-
-    def create(self, request: SwapRequest) -> PreparedSwap:
-        return PreparedSwap(LmCacheDirectSwap(request), Mechanism.BATCHED_COPY)
-
-
-class _ChunkSwap:
-    """A swap as LMCache sees it: the addresses of chunks, and ids of blocks in tensors from `_bases` on."""
+    Uploads the ids of blocks, and calls the kernel for every four chunks, as LMCache's connectors do.
+    """
 
     def __init__(self, request: SwapRequest) -> None:
         cell, memory, h2d = request.cell, request.memory, request.cell.direction is Direction.H2D
@@ -80,31 +67,20 @@ class _ChunkSwap:
         self._gpu, self._chunks = gpu[:ids], host[: ids : self._blocks]
         # No id is negative, and each fits in 31 bits: tensors begin as far below their first block as that takes.
         before = min(int(gpu[0]) // self._block_bytes, 1 << 30) * self._block_bytes
-        self._start, self._bases = int(gpu[0]) - before, gpu[::ids] - np.uint64(before)
-        self._chunk_bytes = tensors * self._blocks * self._block_bytes
-        self._stream, (self._ops, enums) = TorchStream(request.device), load_ops()
-        self._device = self._stream.torch.device(self._stream.device)
-        self._direction = enums.TransferDirection.H2D if h2d else enums.TransferDirection.D2H
-        self._format, self._tokens = enums.EngineKVFormat.NL_X_NB_BS_HS, self._blocks * _BLOCK_TOKENS
-        self._shape = _shape(enums.PageBufferShapeDesc(), self._block_bytes, tensors)
-
-    def _ids(self) -> "Addresses":
-        return (self._gpu - np.uint64(self._start)) // np.uint64(self._block_bytes)
-
-
-class LmCacheSwap(_ChunkSwap):
-    """Uploads the ids of blocks, and calls the kernel for every four chunks, as LMCache's connectors do."""
-
-    def __init__(self, request: SwapRequest) -> None:
-        super().__init__(request)
+        self._start, bases = int(gpu[0]) - before, gpu[::ids] - np.uint64(before)
+        self._stream, (ops, enums) = TorchStream(request.device), load_ops()
+        self._op, self._pinned = getattr(ops, _OP), PinnedLists(self._stream, 1, len(self._gpu))
+        device = self._stream.torch.device(self._stream.device)
+        self._table = self._stream.torch.from_numpy(bases.view(np.int64)).to(device)
+        direction = enums.TransferDirection.H2D if h2d else enums.TransferDirection.D2H
+        shape, tokens = _shape(enums.PageBufferShapeDesc(), self._block_bytes, tensors), self._blocks * _BLOCK_TOKENS
+        self._how = (device, direction, shape, tokens, enums.EngineKVFormat.NL_X_NB_BS_HS, 0)
         self.calls = 1 + -(-len(self._chunks) // _CALL_CHUNKS)
-        self._op, self._pinned = getattr(self._ops, _OP), PinnedLists(self._stream, 1, len(self._gpu))
-        self._table = self._stream.torch.from_numpy(self._bases.view(np.int64)).to(self._device)
-        self._how = (self._device, self._direction, self._shape, self._tokens, self._format, 0)
 
     def submit(self, stream: int) -> None:
+        ids = (self._gpu - np.uint64(self._start)) // np.uint64(self._block_bytes)
         with self._stream(stream):
-            self._pinned.submit([self._ids()], self._launch)
+            self._pinned.submit([ids], self._launch)
 
     def _launch(self, ids: Any) -> None:
         uploaded, chunks = ids.to(self._stream.device, non_blocking=True), self._chunks.tolist()
@@ -112,23 +88,6 @@ class LmCacheSwap(_ChunkSwap):
             part = chunks[start : start + _CALL_CHUNKS]
             blocks = slice(start * self._blocks, (start + len(part)) * self._blocks)
             self._op(self._table, part, uploaded[blocks], *self._how)
-
-
-class LmCacheDirectSwap(_ChunkSwap):
-    """Describes chunks and ids to the library, which makes one batched copy of each chunk, as LMCache's server does."""
-
-    def __init__(self, request: SwapRequest) -> None:
-        super().__init__(request)
-        self.calls, self._op, self._table = len(self._chunks), getattr(self._ops, _DIRECT_OP), self._bases.tolist()
-        self._shape.nb = (1 << 31) - 1
-
-    def submit(self, stream: int) -> None:
-        ops, layout = self._ops, (self._shape, self._format, self._tokens, 0)
-        group = ops.DirectCopyGroupSpec(self._table, *layout, self._ids().tolist())
-        chunks = enumerate(self._chunks.tolist())
-        objects = [ops.DirectCopyObject(at, at, self._chunk_bytes, index, [0]) for index, at in chunks]
-        with self._stream(stream):
-            self._op(self._direction, self._device, _PINNED_BYTES, [group], objects)
 
 
 def check(host: "Addresses", gpu: "Addresses", sizes: "Addresses") -> None:
@@ -158,12 +117,3 @@ def load_ops() -> tuple[Any, Any]:
     names = [file.rpartition("/")[2].partition(".")[0] for file in code.files]
     with stand_ins({"lmcache": {"__path__": [str(code.path("lmcache"))]}}):
         return import_module(f"lmcache.{names[0]}"), import_module(f"lmcache.{names[-1]}")
-
-
-def load_direct() -> None:
-    """Load LMCache's library; raises KvbenchError where it cannot make the direct copy."""
-    ops, _ = load_ops()
-    if not hasattr(ops, _DIRECT_OP):
-        raise KvbenchError(f"has no {_DIRECT_OP}")
-    if not ops.batch_memcpy_supported():
-        raise KvbenchError("finds no cudaMemcpyBatchAsync in this driver")

@@ -29,9 +29,9 @@ Values = tuple[int, ...]
 class Engine:
     """What a module of `kvbench.engines` says of its engine, as `ENGINE`.
 
-    `same_as` is the backend that calls the function of the driver that kvbench's `batched` calls, `prefers` the one
-    that the engine takes wherever it runs. An engine of `pages` copies blocks that lie in pages on the host, and no
-    others. `unused_code` returns, for an engine without a backend, its package and why its code does not load, or None.
+    `same_as` is the backend that calls the function of the driver that kvbench's `batched` calls. An engine of `pages`
+    copies blocks that lie in pages on the host, and no others. `unused_code` returns, for an engine without a backend,
+    its package and why its code does not load, or None.
 
     `kernel` is the backend that takes an SM count, by the first of `settings`. `takes` returns what the engine takes
     for a swap (direction, bytes of a block, blocks) with some values of its settings, `tries` the values to try for the
@@ -42,7 +42,6 @@ class Engine:
     name: str
     title: str
     same_as: str = ""
-    prefers: str = ""
     pages: bool = False
     unused_code: Callable[[], tuple[str, str | None]] | None = None
     kernel: str = ""

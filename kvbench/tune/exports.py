@@ -149,7 +149,7 @@ def _cost_text(runs: Sequence[Run], engine: Engine, sms: int) -> str:
 def shipped_choice(engine: Engine, answer: Answer, run: Run) -> Choice | None:
     """Return what the engine takes with the settings that `run` recorded, or None if it was not measured."""
     recorded = {one.name: one.default for facts in run.info.backends for one in facts.settings}
-    as_shipped = [Choice(name) for name in (engine.prefers, *engine.backends)]
+    as_shipped = [Choice(name) for name in engine.backends]
     if engine.takes and recorded.keys() >= set(engine.settings):
         wanted = _taken(engine, answer, tuple(recorded[name] for name in engine.settings))
         as_shipped = [Choice(wanted.backend), wanted] if wanted.backend == engine.kernel else [wanted]

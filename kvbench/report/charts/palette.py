@@ -56,7 +56,6 @@ KNOWN: Final = {
     "sglang_aot": Ink("#7303F7", ">"),
     "sglang_jit": Ink("#B484B4", "h"),
     "lmcache": Ink("#0F9BD8", "*"),
-    "lmcache_direct": Ink("#843C60", "8"),
     "copier": Ink("#244878", "H"),
     "empty": Ink("#5601A6", (4, 1, 0)),
 }

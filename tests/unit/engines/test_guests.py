@@ -22,7 +22,7 @@ def strings_in(file: Path) -> set[str]:
 
 def test_no_other_module_names_an_engine() -> None:
     names = {name for engine in engines().values() for name in (engine.name, *engine.backends, *engine.settings)}
-    assert {"vllm", "vllm_triton", "NUM_SMS", "sglang_jit", "lmcache_direct", "trtllm"} <= names
+    assert {"vllm", "vllm_triton", "NUM_SMS", "sglang_jit", "trtllm"} <= names
     files = {file for file in PACKAGE.rglob("*.py") if file.parent.name != "engines"} - EXCEPTED
     assert {str(file): found for file in files if (found := strings_in(file) & names)} == {}
     quoted = {f"{file}: {name}" for file in files for name in names if "_" in name and name in file.read_text()}

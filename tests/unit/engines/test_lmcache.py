@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from kvbench.backends.base import Backend, SwapRequest
+from kvbench.backends.base import SwapRequest
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import Addresses, SwapMemory
 from kvbench.engines import lmcache
-from kvbench.engines.lmcache import LmCache, LmCacheDirect, check
+from kvbench.engines.lmcache import LmCache, check
 from kvbench.errors import KvbenchError
 
 # Rows of 2 tensors: 3 chunks of 4 blocks on the host, the same ids in both tensors on the GPU.
@@ -58,7 +58,6 @@ class Library:
     TransferDirection = Direction
     EngineKVFormat = SimpleNamespace(NL_X_NB_BS_HS=3)
     PageBufferShapeDesc = SimpleNamespace
-    DirectCopyGroupSpec = DirectCopyObject = staticmethod(lambda *fields: fields)
 
     def __init__(self) -> None:
         self.copies: Copies = set()
@@ -70,17 +69,6 @@ class Library:
         for number, chunk in enumerate(chunks):
             chunk_ids = ids.tolist()[number * len(ids) // len(chunks) :][: len(ids) // len(chunks)]
             self._copy(direction, bases.view(torch.int64).tolist(), chunk, chunk_ids, *how)
-
-    def execute_direct_copy_transfer(
-        self, direction: Direction, _device: object, pinned: int, groups: Any, objects: Any
-    ) -> None:
-        ((bases, shape, kind, tokens, offset, ids),) = groups
-        assert pinned & (pinned - 1) == 0
-        assert all(0 <= one < shape.nb < 1 << 31 for one in ids)
-        for chunk, _, size, number, skipped in objects:
-            per = tokens // shape.bs
-            assert size == shape.nl * per * self._block_bytes(shape)
-            self._copy(direction, bases, chunk + offset, ids[number * per :][:per], shape, tokens, kind, *skipped)
 
     def _block_bytes(self, shape: Any) -> int:
         return int(shape.kv_size * shape.bs * shape.nh * shape.hs * shape.element_size)
@@ -125,16 +113,13 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
 
 
 @pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("backend", [LmCache(), LmCacheDirect()])
-def test_the_library_is_asked_for_the_copies_of_every_list(
-    library: Library, backend: Backend, direction: Direction
-) -> None:
+def test_the_library_is_asked_for_the_copies_of_every_list(library: Library, direction: Direction) -> None:
     ends = [CHUNKS.ravel() * SIZES[0] + np.uint64(1 << 46), BLOCKS.ravel() * SIZES[0] + np.uint64((1 << 45) + 512)]
     sources, destinations = ends if direction is Direction.H2D else ends[::-1]
     patterns = {"pattern": Pattern.parse("tensors-2"), "host_pattern": Pattern.parse("page-first-2x4")}
-    cell = Cell(backend.name, direction, len(sources), int(SIZES[0]), **patterns)
+    cell = Cell("lmcache", direction, len(sources), int(SIZES[0]), **patterns)
     memory = SwapMemory(sources, destinations, sources, destinations, SIZES)
-    swap: Any = backend.create(SwapRequest(SimpleNamespace(), cell, memory)).swap  # type: ignore[arg-type]
+    swap: Any = LmCache().create(SwapRequest(SimpleNamespace(), cell, memory)).swap  # type: ignore[arg-type]
     for moved in (0, -5 * 4096, 1 << 33):  # lists are rewritten in place
         for side in (sources, destinations):
             side += np.uint64(moved % (1 << 64))
