@@ -1,8 +1,7 @@
 """What the layers of a text model cache, from the fields of its configuration, family by family.
 
-A family is a `model_type` of transformers. Its reader knows the fields that shape its cache. `Fields` records which
-were read: a field whose name could shape a cache and that no reader asked for is refused, so nothing is guessed. An
-optional field has the default of its class in transformers.
+A family is a `model_type` of transformers. Its reader knows the fields that shape its cache; an optional field has the
+default of its class in transformers. A field that could shape a cache and that no reader asked for is refused.
 """
 
 import math
@@ -14,37 +13,18 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 
 from kvbench.errors import UsageError
+from kvbench.models.fields import Count, FieldError, Fields, NoneOrMore
 from kvbench.models.geometry import CachePart
-from kvbench.text import convert, shown
+from kvbench.text import shown
 
-Table = Mapping[str, object]
-
-_Count = Annotated[int, msgspec.Meta(ge=1, le=10**6)]
-_NoneOrMore = Annotated[int, msgspec.Meta(ge=0, le=10**6)]
-
-_SHAPING: Final = re.compile(
-    r"(?i)(^|_)(heads?|layers?|rank|windows?|states?|ssm|mamba|index|indexer|indices|indexes|share[ds]?|sharing|kv|values?|"
-    r"latent|dims?|chunk|attn|attention|conv|blocks?|sparse|sparsity|compress\w*|linear|recurrent|lru|cache|cla|cross|"
-    r"pattern|groups|period|interval|freq|stride|sinks?|memory|meta|swa|local|global|mla|mqa|gqa|query|hybrid|types?|mixer|"
-    r"ratios?|retention|rwkv|channels|causal|loops?)(_|$)"
-)
-_HARMLESS: Final = re.compile(
-    r"(?i).*(expert|moe|mlp|ffn|feed_forward|router|(^|_)gate($|_)|rope|rotary|norm|drop|bias|vision|image|video|audio|speech|visual|"
-    r"_token_(id|ids|index)$|loss|initializer|mtp|nextn|softcap|logit|embed|vocab|multiplier|intermediate|lm_head|reward|"
-    r"softmax).*|model_type|use_cache|cache_implementation|_?attn_implementation(_autoset)?|attn_temperature_tuning|"
-    r"attn_scale|attn_factor|attention_value_scale|add_(full|swa)_attention_sink_bias|scale_attn_\w+|reorder_and_upcast_attn|"
-    r"(num_ln_in_)?parallel_attn|pre_allocate_kv_cache|query_pre_attn_scalar|hidden_size_per_layer_input|decoder_sparse_step|dim_model_base|type_vocab_size|"
-    r"apply_query_key_layer_scaling|num_return_sequences|first_k_dense_replace|laurel_rank|activation_sparsity_pattern|"
-    r"interleave_\w*_layer_step|num_beam_groups|\w+_act|\w+_beta|keys_to_ignore_at_inference|problem_type|summary_\w+"
-)
 _WORD_OF_LAYER: Final[Mapping[object, str]] = {
     "full_attention": "full", "attention": "full", "global": "full", "global_attention": "full", "*": "full",
     "deepseek_sparse_attention": "full", "indexed_attention": "full",
     "sliding_attention": "sliding", "chunked_attention": "chunked",
-    "linear_attention": "state", "mamba": "state", "M": "state",
-    "moe": "none", "mlp": "none", "-": "none", "E": "none",
+    "linear_attention": "state", "mamba": "state", "mamba2": "state", "M": "state", "conv": "conv",
+    "hybrid": "hybrid", "moe": "none", "mlp": "none", "-": "none", "E": "none",
 }  # fmt: skip
-_HYBRID: Final = ("full", "state", "none")
+_STATEFUL: Final = ("full", "state", "none")
 
 
 class Cache(NamedTuple):
@@ -57,104 +37,33 @@ class Cache(NamedTuple):
     window: int = 0
     chunked: bool = False
     row_bytes: int = 0
+    row_tokens: int = 1
 
 
 Layers = list[list[Cache]]
 
 
-class Fields:
-    """The fields of a configuration, below `path`; remembers which of them were read."""
-
-    def __init__(self, table: Table, path: str = "") -> None:
-        self._table, self._path = table, path
-        self._read: set[str] = set()
-        self._inner: list[Fields] = []
-
-    def get(self, name: str) -> object:
-        self._read.add(name)
-        return self._table.get(name)
-
-    def skip(self, names: str) -> None:
-        """Mark fields, separated by spaces, as known not to shape the cache."""
-        self._read.update(names.split())
-
-    def has(self, name: str) -> bool:
-        return self._table.get(name) is not None
-
-    def whole(self, *names: str) -> int | None:
-        """Return the value of a field that has these names; raises UsageError if two of them differ."""
-        values: dict[str, int] = {}
-        for name in names:
-            value: int | None = convert(self.get(name), _Count | None, self._path + name)
-            if value is not None:
-                values[name] = value
-        if len(set(values.values())) > 1:
-            given = " and ".join(f"{name} {value}" for name, value in values.items())
-            raise UsageError(f"{self._path}{given} contradict each other")
-        return next(iter(values.values()), None)
-
-    def needed(self, *names: str) -> int:
-        value = self.whole(*names)
-        if value is None:
-            raise UsageError(f"{self._path}{names[0]}: missing; a config.json of this kind of model must have it")
-        return value
-
-    def upto(self, name: str, most: int) -> int:
-        within = Annotated[int, msgspec.Meta(ge=0, le=most)]
-        value: int = convert(self.get(name) or 0, within, self._path + name)
-        return value
-
-    def items(self, name: str, count: int, *, at_least: bool = False) -> list[Any] | None:
-        """Return a list with an item for each of `count` layers, or None if it is absent."""
-        value = self.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, list | str) or len(value) < count or (len(value) > count and not at_least):
-            raise UsageError(f"{self._path}{name}: {shown(value)} is not a list of {count} items, one for each layer")
-        return list(value)[:count]
-
-    def flags(self, name: str, count: int) -> list[bool] | None:
-        """Return a list with 0 or 1 for each of `count` layers as booleans, or None if it is absent."""
-        values = self.items(name, count)
-        if set(values or ()) - {0, 1}:
-            raise UsageError(f"{self._path}{name}: {shown(values)} has other values than 0 and 1")
-        return values and [bool(value) for value in values]
-
-    def table(self, name: str) -> "Fields":
-        value = self.get(name)
-        if not isinstance(value, dict):
-            raise UsageError(f"{self._path}{name}: {shown(value)} is not a table")
-        inner = Fields(value, f"{self._path}{name}.")
-        self._inner.append(inner)
-        return inner
-
-    def refuse_unread(self, family: str) -> None:
-        """Raise UsageError for a field that could shape the cache and that was not read."""
-        for name, value in self._table.items():
-            unknown = _SHAPING.search(name) and not _HARMLESS.fullmatch(name) and name not in self._read
-            if unknown and value:
-                raise UsageError(
-                    f"{self._path}{name}: {shown(value)} may change the KV cache, and kvbench does not know how for "
-                    f"model_type {family}"
-                )
-        for inner in self._inner:
-            inner.refuse_unread(family)
-
-
 def layers_of(fields: Fields, model_type: str) -> tuple[Layers, str]:
-    """Return what each layer caches, and what of the state is left out; raises UsageError that names the field."""
-    left_out = ""
-    fields.skip(_IGNORED.get(model_type, ""))
+    """Return what each layer caches, and what of the state is left out; raises FieldError, or UsageError."""
+    family = _FAMILIES.get(model_type, Family(dense))
+    fields.skip(family.ignores)
+    if model_type in _FAMILIES:
+        fields.skip("attention_method")
     if fields.get("use_cla") is False:
         fields.skip("cla_share_factor")
-    layers = _FAMILIES.get(model_type, dense)(fields)
-    if model_type in _STATES_UNKNOWN and [] in layers:
-        left_out = "the states of its linear layers are left out, since the file does not give their size"
+    layers = family.read(fields)
+    left_out = "the states of its linear layers are left out, since the file does not give their size"
     layers = layers[: len(layers) - fields.upto("num_kv_shared_layers", len(layers) - 1)]
+    layers *= fields.whole("total_ut_steps") or 1  # each pass over the layers keeps rows of its own
     fields.refuse_unread(model_type)
     if not any(layers):
         raise UsageError(f"{model_type}: no layer has a KV cache")
-    return layers, left_out
+    return layers, left_out if family.states_unknown and [] in layers else ""
+
+
+def is_plain(model_type: str) -> bool:
+    """Whether all layers of the family have the plain numbers, as far as its fields say."""
+    return _FAMILIES.get(model_type, Family(dense)).plain
 
 
 def layer_count(fields: Fields) -> int:
@@ -162,7 +71,7 @@ def layer_count(fields: Fields) -> int:
 
 
 def head_size(fields: Fields) -> int:
-    size = fields.whole("head_dim", "attention_head_dim", "kv_channels")
+    size = fields.whole("head_dim", "attention_head_dim") or fields.whole("kv_channels")
     hidden, heads = (
         fields.whole(*names)
         for names in (("hidden_size", "n_embd", "d_model"), ("num_attention_heads", "n_head", "n_heads"))
@@ -171,19 +80,23 @@ def head_size(fields: Fields) -> int:
         return size
     if hidden is None or heads is None:
         missing = "num_attention_heads" if heads is None else "hidden_size"
-        raise UsageError(f"{missing}: missing; without head_dim a config.json must have it")
+        raise FieldError(missing, "missing; without head_dim a config.json must have it")
     if hidden % heads:
-        raise UsageError(
-            f"head_dim: missing, and hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
-        )
+        why = f"missing, and hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
+        raise FieldError("head_dim", why)
     return hidden // heads
+
+
+_KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads")
 
 
 def kv_heads(fields: Fields, *names: str) -> int:
     """Return the number of KV heads: by default that of the query heads."""
     heads = fields.whole("num_attention_heads", "n_head", "n_heads")
     single = fields.get("multi_query") is True and fields.get("new_decoder_architecture") is not True
-    given = fields.whole(*(names or ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads")))
+    given = fields.whole(*(names or _KV_HEADS))
+    if isinstance(fields.get("attn_config"), dict):
+        given = fields.table("attn_config").whole("kv_n_heads", *_KV_HEADS) or given
     if single:
         return 1
     return given or heads or fields.needed("num_attention_heads")
@@ -211,7 +124,7 @@ def kinds_of(
         items = fields.items(name, layers, at_least=at_least)
         other = next((one for one in items or () if _WORD_OF_LAYER.get(str(one)) not in known), None)
         if other is not None:
-            raise UsageError(f"{name}: {shown(other)} is not a kind of layer that kvbench knows for this model_type")
+            raise FieldError(name, f"{shown(other)} is not a kind of layer that kvbench knows for this model_type")
         kinds = kinds or (items and [_WORD_OF_LAYER[item] for item in items])
     return kinds
 
@@ -219,7 +132,7 @@ def kinds_of(
 def window_of(fields: Fields, kinds: Sequence[str]) -> int:
     window = fields.whole("sliding_window", "sliding_window_size")
     if "sliding" in kinds and window is None:
-        raise UsageError("sliding_window: missing, but layers with sliding attention need it")
+        raise FieldError("sliding_window", "missing, but layers with sliding attention need it")
     return window or 0
 
 
@@ -228,22 +141,29 @@ def sliding_kinds(fields: Fields, layers: int, every: int = 0, *, all_slide: boo
     kinds = kinds_of(fields, layers, ("full", "sliding"))
     window = fields.get("sliding_window")
     uses = fields.get("use_sliding_window")
-    first = fields.get("max_window_layers")
+    fields.skip("max_window_layers")
     pattern = fields.get("sliding_window_pattern") or fields.get("_sliding_window_pattern")
+    nth = fields.whole("global_attn_every_n_layers")
+    by_nth = nth and ["sliding" if (layer + 1) % nth else "full" for layer in range(layers)]
     if uses is False or window is None:
         return kinds if kinds and uses is not False else ["full"] * layers
-    if kinds:
-        return kinds
+    if kinds and by_nth and kinds != by_nth:
+        raise FieldError("global_attn_every_n_layers", f"{nth} contradicts layer_types")
+    if kinds or by_nth:
+        return kinds or by_nth or []
     if uses is True:
-        after: int = convert(first, _NoneOrMore, "max_window_layers")
+        after: int = fields.read("max_window_layers", NoneOrMore)
         return ["sliding" if layer >= after else "full" for layer in range(layers)]
     if isinstance(pattern, str) and re.fullmatch("[LG]+", pattern):  # L slides, G is global; the last layer is global
         last = layers - 1
         return ["sliding" if pattern[at % len(pattern)] == "L" and at != last else "full" for at in range(layers)]
     if every or all_slide or pattern is not None:
-        every = convert(pattern, _Count, "sliding_window_pattern") if pattern is not None else every
+        name = "sliding_window_pattern" if fields.get("sliding_window_pattern") else "_sliding_window_pattern"
+        every = fields.read(name, Count) if pattern is not None else every
         return ["sliding" if not every or (layer + 1) % every else "full" for layer in range(layers)]
-    raise UsageError(f"sliding_window: {shown(window)}, but neither layer_types nor its family says which layers slide")
+    raise FieldError(
+        "sliding_window", f"{shown(window)}, but neither layer_types nor its family says which layers slide"
+    )
 
 
 def dense(fields: Fields, every: int = 0, *, all_slide: bool = False, heads: Sequence[str] = ()) -> Layers:
@@ -291,35 +211,49 @@ def _minimax_m3(fields: Fields) -> Layers:
     return caches
 
 
-def _latent(fields: Fields, layers: int = 0, *, attentions: int = 1) -> Layers:
+def _latent(
+    fields: Fields, layers: int = 0, *, attentions: int = 1, known: Sequence[str] = ("full",), indexed: str = ""
+) -> Layers:
     """Multi-head latent attention: one row of K, and index rows of 8 bits with scales where attention is sparse."""
     fields.skip("q_lora_rank v_head_dim qk_head_dim num_key_value_heads num_attention_heads use_mla")
-    rank = fields.get("kv_lora_rank")
-    if not rank:  # written with 0 or null where attention is plain
+    if not (fields.get("kv_lora_rank") or fields.has("attention_kv_lora_dim")):  # 0 or null where attention is plain
         fields.skip("kv_lora_rank qk_nope_head_dim qk_rope_head_dim")
         return [k_and_v(kv_heads(fields), head_size(fields), None)] * layer_count(fields)
-    fields.skip("qk_nope_head_dim head_dim mla_use_nope")
-    row = Cache(1, fields.needed("kv_lora_rank") + fields.needed("qk_rope_head_dim"), 1)
+    fields.skip("qk_nope_head_dim head_dim mla_use_nope attention_q_lora_dim attention_qk_dim attention_v_dim")
+    row = latent_row(fields)
     layers = layers or layer_count(fields)
-    kinds_of(fields, layers, ("full",))
+    kinds_of(fields, layers, known)
     size = fields.whole("index_head_dim")
-    indexed = _indexed(fields, layers) if size else [False] * layers
-    rows = [Cache(1, size or 0, 1, CachePart.INDEX, row_bytes=(size or 0) + 4 * math.ceil((size or 0) / 128))]
-    return [[row] * attentions + (rows if has_index else []) for has_index in indexed]
+    has_index = _indexed(fields, layers, default=indexed) if size else [False] * layers
+    return [[row] * attentions + (_index_rows(size or 0) if one else []) for one in has_index]
 
 
-def _indexed(fields: Fields, layers: int) -> list[bool]:
+def latent_row(fields: Fields) -> Cache:
+    rank = fields.needed("kv_lora_rank", "attention_kv_lora_dim")
+    name = "attention_qk_rope_dim" if fields.has("attention_qk_rope_dim") else "qk_rope_head_dim"
+    if not fields.has(name):
+        fields.needed(name)
+    return Cache(1, rank + fields.upto(name, 10**6), 1)
+
+
+def _index_rows(size: int, tokens: int = 1) -> list[Cache]:
+    return [Cache(1, size, 1, CachePart.INDEX, row_bytes=size + 4 * math.ceil(size / 128), row_tokens=tokens)]
+
+
+def _indexed(fields: Fields, layers: int, default: str = "") -> list[bool]:
     """Return which layers have index rows of their own; the others use those of a layer before."""
     fields.skip("index_n_heads index_topk index_share_for_mtp_iteration indexer_rope_interleave")
-    every, offset = fields.whole("index_topk_freq") or 1, fields.get("index_skip_topk_offset")
+    every = fields.whole("index_topk_freq") or 1
+    first: int = fields.read("index_skip_topk_offset", NoneOrMore, 2)
     pattern = fields.items("index_topk_pattern", layers)
     types = fields.items("indexer_types", layers)
     for name, values, known in (("index_topk_pattern", pattern, "FS"), ("indexer_types", types, ("full", "shared"))):
         if other := next((value for value in values or () if value not in known), None):
-            raise UsageError(f"{name}: {shown(other)} is not one of {', '.join(known)}")
+            raise FieldError(name, f"{shown(other)} is not one of {', '.join(known)}")
     if types or pattern:
         return [one in ("full", "F") for one in types or pattern or ()]
-    first: int = convert(2 if offset is None else offset, _NoneOrMore, "index_skip_topk_offset")
+    if default and not fields.has("index_topk_freq"):
+        return [one == "F" for one in default[:layers]]
     return [max(layer - first + 1, 0) % every == 0 for layer in range(layers)]
 
 
@@ -327,7 +261,7 @@ def _longcat(fields: Fields) -> Layers:
     """Return layers of two attentions; `num_hidden_layers` counts either the layers or the attentions."""
     layers, others = fields.needed("num_layers"), fields.whole("num_hidden_layers")
     if others not in (None, layers, 2 * layers):
-        raise UsageError(f"num_hidden_layers: {others} is neither num_layers {layers} nor twice as many")
+        raise FieldError("num_hidden_layers", f"{others} is neither num_layers {layers} nor twice as many")
     return _latent(fields, layers, attentions=2)
 
 
@@ -335,14 +269,94 @@ def _mllama(fields: Fields) -> Layers:
     """Layers of cross-attention cache the image's tokens, not the text's."""
     layers = dense(fields)
     within = Annotated[int, msgspec.Meta(ge=0, le=len(layers) - 1)]
-    crossing: list[int] = convert(fields.get("cross_attention_layers") or [], list[within], "cross_attention_layers")
+    crossing: list[int] = fields.read("cross_attention_layers", list[within], [])
     return [[] if at in crossing else layer for at, layer in enumerate(layers)]
 
 
+def _period_latent(fields: Fields) -> Layers:
+    """Ling: of `layer_group_size` layers the last attends, as do all after the last whole group; the rest is linear."""
+    fields.skip("group_norm_size linear_head_dim linear_num_heads linear_conv_kernel_dim")
+    size, kernel = fields.needed("layer_group_size"), fields.whole("short_conv_kernel_size")
+    rows = _latent(fields, known=("full", "state"))
+    by_period = ["full" if at >= len(rows) // size * size else kind for at, kind in enumerate(_every(size, len(rows)))]
+    heads, width = fields.whole("num_attention_heads"), fields.whole("head_dim")
+    state = _delta_state(heads, width, kernel) if heads and width and kernel else []
+    kinds = kinds_of(fields, len(rows), ("full", "state")) or by_period
+    return [row if kind == "full" else state for row, kind in zip(rows, kinds, strict=True)]
+
+
+def _period_linear(fields: Fields) -> Layers:
+    fields.skip("group_norm_size")
+    layers = layer_count(fields)
+    kinds = kinds_of(fields, layers, ("full", "state")) or _every(fields.needed("layer_group_size"), layers)
+    return _hybrid(fields, kinds, [])
+
+
+def _every(size: int, layers: int) -> list[str]:
+    return ["full" if (at + 1) % size == 0 else "state" for at in range(layers)]
+
+
+def _dots(fields: Fields) -> Layers:
+    """Latent attention, in sliding layers with rows of another size and without index rows."""
+    fields.skip("use_dsa swa_num_attention_heads swa_num_key_value_heads swa_q_lora_rank swa_v_head_dim")
+    rows = _latent(fields, known=("full", "sliding"))
+    window = fields.whole("sliding_window", "sliding_window_size")
+    kinds = kinds_of(fields, len(rows), ("full", "sliding"))
+    if fields.get("use_sliding_window") is False or not window:
+        return rows
+    kinds = kinds or ["full" if at < 2 or at % 4 == 1 else "sliding" for at in range(len(rows))]
+    size = fields.whole("swa_kv_lora_rank") or 1024
+    head, nope = fields.whole("swa_head_dim") or 256, fields.whole("swa_qk_nope_head_dim") or 192
+    sliding = Cache(1, size + (fields.whole("swa_qk_rope_head_dim") or head - nope), 1, window=window)
+    return [row if kind == "full" else [sliding] for row, kind in zip(rows, kinds, strict=True)]
+
+
+def _glm5_next(fields: Fields) -> Layers:
+    """Latent attention with index rows in every fourth layer; the others have states of delta attention."""
+    if (fields.whole("index_kpool") or 1) > 1:
+        raise FieldError("index_kpool", "index rows that stand for several tokens are not known for this model_type")
+    fields.skip("index_kpool_always_select_tail linear_lower_bound")
+    rows = _latent(fields, known=("full", "state"))
+    kinds = kinds_of(fields, len(rows), ("full", "state")) or _every(4, len(rows))
+    if "state" not in kinds:
+        return rows
+    if fields.has("linear_attn_config"):
+        linear = fields.table("linear_attn_config")
+        linear.skip("full_attn_layers kda_layers gate_lower_bound use_full_rank_gate")
+        sizes = [linear.needed(name) for name in ("num_heads", "head_dim", "short_conv_kernel_size")]
+    else:
+        sizes = [fields.needed(name) for name in ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")]
+    return [row if kind == "full" else _delta_state(*sizes) for row, kind in zip(rows, kinds, strict=True)]
+
+
 def _deepseek_v4(fields: Fields) -> Layers:
-    raise UsageError(
-        f"compress_ratios: {shown(fields.get('compress_ratios'))}: caches of one row for several tokens are not known"
-    )
+    """Rows for 4 tokens, with index rows, or for 128 tokens; of all layers the rows of a window, for each sequence.
+
+    A row has 8 bits for an element and 16 for those of positions.
+    """
+    if not any(fields.has(name) for name in ("compress_ratios", "compress_rates", "layer_types")):
+        return _latent(fields)
+    fields.skip("num_key_value_heads num_attention_heads q_lora_rank o_lora_rank o_groups index_n_heads index_topk")
+    fields.skip("compress_rope_theta num_hash_layers kv_lora_rank v_head_dim qk_nope_head_dim")
+    layers, size, window = layer_count(fields), fields.needed("head_dim"), fields.needed("sliding_window")
+    row_bytes = size + (fields.whole("qk_rope_head_dim") or 64)
+    rates: dict[str, int] = {"sliding_attention": 0, **_V4_RATES, **fields.read("compress_rates", dict[str, Count], {})}
+    types = fields.items("layer_types", layers, at_least=True)
+    if other := next((one for one in types or () if one not in rates), None):
+        raise FieldError("layer_types", f"{shown(other)} is not a kind of layer that kvbench knows for this model_type")
+    ratios: list[int] = fields.read("compress_ratios", list[NoneOrMore], [rates[one] for one in types or ()])
+    if len(ratios) < layers:
+        raise fields.error("compress_ratios", f"{shown(ratios)} is not a list of {layers} items, one for each layer")
+    row = Cache(1, size, 1, row_bytes=row_bytes)
+    last = Cache(1, window * size, 1, CachePart.WINDOW, row_bytes=window * row_bytes)
+    indexed = rates["compressed_sparse_attention"]
+    index = {indexed: _index_rows(fields.needed("index_head_dim"), indexed)} if indexed in ratios else {}
+    return [
+        [*([row._replace(row_tokens=ratio), *index.get(ratio, [])] if ratio else []), last] for ratio in ratios[:layers]
+    ]
+
+
+_V4_RATES: Final = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 
 
 def _llama4(fields: Fields) -> Layers:
@@ -379,7 +393,7 @@ def _mimo_v2(fields: Fields) -> Layers:
 def _gemma4(fields: Fields) -> Layers:
     """Full layers have heads of another size and, where K serves as V too, of another number."""
     if fields.get("use_bidirectional_attention") is True:
-        raise UsageError("use_bidirectional_attention: true; an encoder has no KV cache")
+        raise FieldError("use_bidirectional_attention", "true; an encoder has no KV cache")
     layers = layer_count(fields)
     kinds = sliding_kinds(fields, layers, 6)
     kinds[-1] = "full"
@@ -403,7 +417,7 @@ def _step(fields: Fields) -> Layers:
         other = fields.table("attention_other_setting")
         other.skip("true_head_dim")
         if other.get("attention_type") != "sliding_attention":
-            raise UsageError("attention_other_setting.attention_type: not sliding_attention, the only one known")
+            raise other.error("attention_type", "not sliding_attention, the only one known")
         sliding = k_and_v(kv_heads(other, *names), other.whole("head_dim") or full[0].head_dim, None)
     return [[one._replace(window=window) for one in sliding] if kind == "sliding" else full for kind in kinds]
 
@@ -414,7 +428,7 @@ def _nemotron_nas(fields: Fields) -> Layers:
     fields.skip("num_key_value_heads")
     blocks: list[Any] | None = fields.items("block_configs", layers)
     if blocks is None:
-        raise UsageError("block_configs: missing; a config.json of this kind of model must have it")
+        raise FieldError("block_configs", "missing; a config.json of this kind of model must have it")
     caches: Layers = []
     for at, block in enumerate(blocks):
         table = Fields({"attention": {}} | block if isinstance(block, dict) else {}, f"block_configs[{at}].")
@@ -426,7 +440,7 @@ def _nemotron_nas(fields: Fields) -> Layers:
             continue
         group = attention.needed("n_heads_in_group")
         if heads % group:
-            raise UsageError(f"block_configs[{at}]: {heads} heads are not a multiple of n_heads_in_group {group}")
+            raise FieldError(f"block_configs[{at}]", f"{heads} heads are not a multiple of n_heads_in_group {group}")
         caches.append(k_and_v(heads // group, size, None, attention.whole("window_length") or 0))
         attention.refuse_unread("nemotron-nas")
     return caches
@@ -443,23 +457,31 @@ def _element_bytes(fields: Fields, name: str) -> int:
     kind = fields.get(name)
     known: Final[Mapping[object, int]] = {None: 2, "bfloat16": 2, "float16": 2, "float32": 4}
     if kind not in known:
-        raise UsageError(f"{name}: {shown(kind)} is not one of bfloat16, float16, float32")
+        raise FieldError(name, f"{shown(kind)} is not one of bfloat16, float16, float32")
     return known[kind]
+
+
+def _hybrid(fields: Fields, kinds: Sequence[str], state: list[Cache]) -> Layers:
+    """Layers with K and V, with a state, or with both."""
+    full = k_and_v(kv_heads(fields), head_size(fields), None)
+    caches = {"full": full, "state": state, "conv": state, "hybrid": full + state, "none": []}
+    return [caches[kind] for kind in kinds]
 
 
 def _gated_delta(fields: Fields) -> Layers:
     """Qwen3-Next and its successors: linear layers with a state, and full ones."""
-    layers, every = layer_count(fields), fields.whole("full_attention_interval") or 4
-    by_period = ["state" if (layer + 1) % every else "full" for layer in range(layers)]
-    kinds = kinds_of(fields, layers, _HYBRID) or by_period
+    layers = layer_count(fields)
+    by_period = _every(fields.whole("full_attention_interval") or 4, layers)
+    kinds = kinds_of(fields, layers, _STATEFUL) or by_period
     keys, values = fields.needed("linear_num_key_heads"), fields.needed("linear_num_value_heads")
     key_dim, value_dim = fields.needed("linear_key_head_dim"), fields.needed("linear_value_head_dim")
     conv = (fields.needed("linear_conv_kernel_dim") - 1) * (2 * keys * key_dim + values * value_dim)
     size = _element_bytes(fields, "mamba_ssm_dtype")
-    state = _state(math.gcd(keys, values), conv, values * value_dim * key_dim, size)
-    full = k_and_v(kv_heads(fields), head_size(fields), None)
-    caches = {"full": full, "state": state, "none": []}
-    return [caches[kind] for kind in kinds]
+    return _hybrid(fields, kinds, _state(math.gcd(keys, values), conv, values * value_dim * key_dim, size))
+
+
+def _delta_state(heads: int, size: int, kernel: int) -> list[Cache]:
+    return _state(heads, 3 * (kernel - 1) * heads * size, heads * size * size, 4)
 
 
 def _kimi_linear(fields: Fields) -> Layers:
@@ -467,36 +489,73 @@ def _kimi_linear(fields: Fields) -> Layers:
     linear = fields.table("linear_attn_config")
     linear.skip("gate_lower_bound use_full_rank_gate")
     fields.skip("attn_res_block_size")
-    caches = _latent(fields)
+    caches = _latent(fields, known=("full", "state"))
     everyone = list(range(1, len(caches) + 1))
-    full: list[int] = convert(linear.get("full_attn_layers"), list[int], "linear_attn_config.full_attn_layers")
-    states: list[int] = convert(linear.get("kda_layers"), list[int], "linear_attn_config.kda_layers")
-    if sorted(full + states) != everyone:
-        raise UsageError(f"linear_attn_config: its lists do not name each of {len(caches)} layers once")
-    heads, size = linear.needed("num_heads"), linear.needed("head_dim")
-    conv = 3 * (linear.needed("short_conv_kernel_size") - 1) * heads * size
-    state = _state(heads, conv, heads * size * size, 4)
+    full: list[int] = linear.read("full_attn_layers", list[int])
+    if sorted(full + linear.read("kda_layers", list[int])) != everyone:
+        raise FieldError("linear_attn_config", f"its lists do not name each of {len(caches)} layers once")
+    state = _delta_state(*(linear.needed(name) for name in ("num_heads", "head_dim", "short_conv_kernel_size")))
     return [cache if at in full else state for at, cache in zip(everyone, caches, strict=True)]
 
 
-def _mamba2(fields: Fields, names: Sequence[str], kinds: Sequence[str] = ("layer_types",)) -> Layers:
-    """Layers of attention and of Mamba 2; `names` are the fields of heads, head size, groups, states and kernel."""
-    fields.skip("mamba_expand expand chunk_size mamba_chunk_size time_step_rank time_step_limit use_mamba_kernels")
+def _mamba2(
+    fields: Fields, names: Sequence[str], kinds: Sequence[str] = ("layer_types",), *, every: str = "", hybrid: str = ""
+) -> Layers:
+    """Layers of attention and of Mamba 2; `names` are the fields of heads, head size, groups, states and kernel.
+
+    The kind of each layer is in one of `kinds`, or it is `every`; where it may be `hybrid`, a layer has both.
+    """
+    fields.skip("chunk_size mamba_chunk_size time_step_rank time_step_limit use_mamba_kernels mamba_d_ssm mamba_expand")
+    fields.skip("expand")
     given = next((value for name in kinds if isinstance(value := fields.get(name), list | str)), None)
     layers = fields.whole("num_hidden_layers") or (len(given) if given else fields.needed("num_hidden_layers"))
-    found = kinds_of(fields, layers, _HYBRID, kinds)
+    found = kinds_of(fields, layers, (*_STATEFUL, hybrid), kinds) or [every] * layers
     attention = fields.get("attn_layer_indices")
-    if found is None and isinstance(attention, list):
+    if given is None and isinstance(attention, list):
         found = ["full" if layer in attention else "state" for layer in range(layers)]
-    if found is None:
-        raise UsageError(f"{kinds[0]}: missing; a config.json of this kind of model must have it")
-    heads, size, groups, state_size, kernel = (fields.needed(name) for name in names)
+    if not found[0]:
+        raise FieldError(kinds[0], "missing; a config.json of this kind of model must have it")
+    heads = fields.needed(names[0])
+    automatic = fields.get(names[1]) in (None, "auto")
+    size = inner_size(fields) // heads if automatic else fields.needed(names[1])
+    groups, state_size, kernel = (fields.needed(name) for name in names[2:])
     conv = (kernel - 1) * (heads * size + 2 * groups * state_size)
     bytes_of_state = _element_bytes(fields, "mamba_ssm_cache_dtype")
-    state = _state(math.gcd(heads, groups), conv, heads * size * state_size, bytes_of_state)
-    full = k_and_v(kv_heads(fields), head_size(fields), None)
-    caches = {"full": full, "state": state, "none": []}
-    return [caches[kind] for kind in found]
+    return _hybrid(fields, found, _state(math.gcd(heads, groups), conv, heads * size * state_size, bytes_of_state))
+
+
+def inner_size(fields: Fields) -> int:
+    inner = fields.whole("mamba_d_ssm")
+    return inner or (fields.whole("mamba_expand", "expand") or 2) * fields.needed("hidden_size")
+
+
+def _zamba2(fields: Fields) -> Layers:
+    """One attention block in some of the layers of Mamba, each time with rows of its own, on twice the hidden size."""
+    fields.skip("kv_channels attention_hidden_size num_query_groups num_mem_blocks hybrid_layer_ids use_mem_rope")
+    fields.skip("use_shared_attention_adapter use_shared_mlp_adapter adapter_rank use_mem_eff_path")
+    heads = fields.needed("num_attention_heads")
+    wide = {"attention_head_dim": 2 * fields.needed("hidden_size") // heads}
+    return _mamba2(fields.over(wide), _ZAMBA, ("layers_block_type", "layer_types"), hybrid="hybrid")
+
+
+def _jamba(fields: Fields) -> Layers:
+    """Layers of attention by period and offset, and of Mamba 1."""
+    fields.skip("mamba_dt_rank use_mamba_kernels use_mambapy layers_block_type layer_types")
+    layers, period = layer_count(fields), fields.whole("attn_layer_period") or 8
+    offset: int = fields.read("attn_layer_offset", NoneOrMore, 4)
+    kinds = ["full" if at % period == offset else "state" for at in range(layers)]
+    inner, conv = inner_size(fields), fields.needed("mamba_d_conv") - 1
+    elements = inner * fields.needed("mamba_d_state")
+    return _hybrid(fields, kinds, _state(inner, conv * inner, elements, _element_bytes(fields, "mamba_ssm_dtype")))
+
+
+def _short_conv(fields: Fields) -> Layers:
+    """Layers of attention, and of convolutions that keep their last inputs."""
+    layers, attends = layer_count(fields), fields.read("full_attn_idxs", list[NoneOrMore] | None)
+    kinds = kinds_of(fields, layers, ("full", "conv"))
+    kinds = kinds or ["full" if attends is None or at in attends else "conv" for at in range(layers)]
+    width = fields.whole("conv_dim") or fields.needed("hidden_size")
+    return _hybrid(fields, kinds, _state(width, (fields.needed("conv_L_cache") - 1) * width, 0, 0))
 
 
 def _chatglm(fields: Fields) -> Layers:
@@ -508,37 +567,60 @@ def _chatglm(fields: Fields) -> Layers:
 
 _GRANITE: Final = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
 _NEMOTRON: Final = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
+_ZAMBA: Final = ("n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_d_state", "mamba_d_conv")
 _NEMOTRON_KINDS: Final = ("hybrid_override_pattern", "layers_block_type", "layer_types")
-_STATES_UNKNOWN: Final = ("minimax_m2", "minimax_m1", "minimax_text_01", "minimax")
-# Fields that a family's files have and its cache does not depend on.
-_IGNORED: Final = {
-    "cohere2": "layer_switch order_of_interleaved_layers use_parallel_block",
-    "ernie4_5": "compression_ratio",
-    "ernie4_5_moe": "compression_ratio",
-}
-_READERS: Final[Sequence[tuple[Callable[[Fields], Layers], str]]] = (
-    (_qwen, "qwen2 qwen2_moe qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text mimo"),
-    (_qwen, "qwen3 qwen3_moe qwen3_vl_text qwen3_vl_moe_text qwen3_omni_moe_text"),
-    (partial(dense, all_slide=True), "mistral ministral mixtral phi3 phimoe starcoder2"),
-    (partial(dense, every=2), "gemma2 gpt_oss"),
-    (partial(dense, every=4), "cohere2 olmo3 exaone4 exaone_moe"),
-    (partial(dense, every=5), "gemma3n_text"),
-    (partial(dense, every=6), "gemma3 gemma3_text"),
-    (_gemma4, "gemma4 gemma4_text"),
-    (_latent, "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm_moe_dsa glm4_moe_lite"),
-    (_deepseek_v4, "deepseek_v4 deepseek_ref"),
-    (_longcat, "longcat_flash"),
-    (_kimi_linear, "kimi_linear"),
-    (_by_type_lists, " ".join(_STATES_UNKNOWN)),
-    (_minimax_m3, "minimax_m3 minimax_m3_vl minimax_m3_text"),
-    (_llama4, "llama4 llama4_text"),
-    (_mllama, "mllama mllama_text_model"),
-    (_mimo_v2, "mimo_v2_flash"),
-    (_step, "step3_text step3p5 step3p7 step3p7_text"),
-    (_nemotron_nas, "nemotron-nas deci"),
-    (_gated_delta, "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text"),
-    (partial(_mamba2, names=_NEMOTRON, kinds=_NEMOTRON_KINDS), "nemotron_h"),
-    (partial(_mamba2, names=_GRANITE), "granitemoehybrid bamba"),
-    (_chatglm, "chatglm"),
+
+
+_LFM: Final = "block_auto_adjust_ff_dim block_dim block_ff_dim block_multiple_of conv_dim_out conv_use_xavier_init"
+
+
+class Family(NamedTuple):
+    """How the layers of a `model_type` are read, and the fields that its cache does not depend on."""
+
+    read: Callable[[Fields], Layers]
+    ignores: str = ""
+    plain: bool = True
+    states_unknown: bool = False
+
+
+_OTHER: Final = partial(Family, plain=False)
+_UNKNOWN: Final = partial(Family, plain=False, states_unknown=True)
+_ROWS: Final[Sequence[tuple[Family, str]]] = (
+    (Family(_qwen), "qwen2 qwen2_moe qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text mimo"),
+    (Family(_qwen), "qwen3 qwen3_moe qwen3_vl_text qwen3_vl_moe_text qwen3_omni_moe_text"),
+    (Family(partial(dense, all_slide=True)), "mistral ministral mixtral phi3 phimoe starcoder2"),
+    (Family(partial(dense, every=2)), "gemma2 gpt_oss"),
+    (Family(partial(dense, every=4)), "olmo3 exaone4 exaone_moe afmoe"),
+    (Family(partial(dense, every=4), "layer_switch order_of_interleaved_layers use_parallel_block"), "cohere2"),
+    (Family(partial(dense, every=5)), "gemma3n_text"),
+    (Family(partial(dense, every=6)), "gemma3 gemma3_text"),
+    (Family(dense, "compression_ratio"), "ernie4_5 ernie4_5_moe"),
+    (Family(dense), "ouro dbrx hunyuan_v1_moe hunyuan_v1_dense"),
+    (Family(_chatglm), "chatglm"),
+    (_OTHER(_gemma4), "gemma4 gemma4_text"),
+    (_OTHER(_latent), "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm_moe_dsa glm4_moe_lite pangu_ultra_moe"),
+    (_OTHER(_latent), "axk1 axk2 sarvam_mla"),
+    (_OTHER(partial(_latent, indexed="F" + "FSSS" * 250)), "hy_v4"),
+    (_OTHER(_deepseek_v4), "deepseek_v4 deepseek_v41 deepseek_ref"),
+    (_OTHER(_longcat), "longcat_flash"),
+    (_OTHER(_kimi_linear), "kimi_linear"),
+    (_UNKNOWN(_period_latent), "bailing_hybrid"),
+    (_UNKNOWN(_period_linear), "bailing_moe_linear"),
+    (_OTHER(_dots), "dots3_note dots3_note_text"),
+    (_OTHER(_glm5_next), "glm5_next glm5_next_text"),
+    (_UNKNOWN(_by_type_lists), "minimax_m2 minimax_m1 minimax_text_01 minimax"),
+    (_OTHER(_minimax_m3), "minimax_m3 minimax_m3_vl minimax_m3_text"),
+    (_OTHER(_llama4), "llama4 llama4_text"),
+    (_OTHER(_mllama), "mllama mllama_text_model"),
+    (_OTHER(_mimo_v2), "mimo_v2_flash"),
+    (_OTHER(_step), "step3_text step3p5 step3p7 step3p7_text"),
+    (_OTHER(_nemotron_nas), "nemotron-nas deci"),
+    (_OTHER(_gated_delta), "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text"),
+    (_OTHER(partial(_mamba2, names=_NEMOTRON, kinds=_NEMOTRON_KINDS)), "nemotron_h"),
+    (_OTHER(partial(_mamba2, names=_GRANITE)), "granitemoehybrid bamba"),
+    (_OTHER(partial(_mamba2, names=_GRANITE, every="hybrid", hybrid="hybrid")), "falcon_h1"),
+    (_OTHER(_zamba2), "zamba2"),
+    (_OTHER(_jamba), "jamba"),
+    (_OTHER(_short_conv, _LFM), "lfm2 lfm2_moe"),
 )
-_FAMILIES: Final = {name: read for read, names in _READERS for name in names.split()}
+_FAMILIES: Final = {name: family for family, names in _ROWS for name in names.split()}

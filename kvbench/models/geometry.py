@@ -7,9 +7,11 @@ blocks of its last window - 1 tokens (`SlidingWindowManager.get_num_skipped_toke
 heads, and replicates them if there are fewer heads than ranks (`ModelConfig.get_num_kv_heads`).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from fractions import Fraction
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -74,6 +76,7 @@ class CachePart(StrEnum):
     V = "V"
     INDEX = "index rows"
     STATES = "states"
+    WINDOW = "last rows"
 
 
 class KvLayout(StrEnum):
@@ -100,10 +103,10 @@ class LayerGroup(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
 
     `kv_parts` is 2 if K and V are separate tensors of equal blocks, else 1: multi-head latent attention, where
     `kv_heads` is 1 and `head_dim` is the number of elements per token, or what `part` names (`K`, `V`, `index rows`,
-    `states`). `sliding_layers` of the `layers` attend only to the last `window` tokens or, if `chunked`, to those of
-    their chunk of `window` tokens. `row_bytes` are the bytes of a head's row where the type does not tell. Of `states`
-    a layer has one block for each sequence. `label` tells the group from the others of its model; `left_out` says what
-    of the model's state is in no group, because its size is not known.
+    `states`, `last rows`). `sliding_layers` of the `layers` attend only to the last `window` tokens or, if `chunked`,
+    to those of their chunk of `window` tokens. `row_bytes` are the bytes of a head's row where the type does not tell;
+    a row is for `row_tokens` tokens. Of `states` and `last rows` a layer has one block for each sequence. `label` tells
+    the group from the others of its model; `left_out` says what of the model is in no group.
     Raises ValueError if these contradict each other.
     """
 
@@ -118,6 +121,7 @@ class LayerGroup(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     part: CachePart = CachePart.KV
     chunked: bool = False
     row_bytes: NoneOrMore = 0
+    row_tokens: Whole = 1
     label: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9 .]{0,64}$")] = ""
     left_out: Line = ""
 
@@ -130,13 +134,22 @@ class LayerGroup(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
         return self.kv_parts == 1 and self.part is CachePart.KV
 
     @property
+    def is_of_sequence(self) -> bool:
+        """Whether a layer has one block for each sequence, whatever its length."""
+        return self.part in (CachePart.STATES, CachePart.WINDOW)
+
+    def page_tokens(self, block_tokens: int) -> int:
+        """Return the tokens of a block that has whole rows: `block_tokens`, or the next number of them."""
+        return math.lcm(block_tokens, self.row_tokens)
+
+    @property
     def head_bytes(self) -> int:
-        """The bytes of one part of a head: of a token, or of a sequence's state."""
+        """The bytes of one part of a head: of a row of one or more tokens, or of a sequence's state."""
         return self.row_bytes or self.dtype.row_bytes(self.head_dim, latent=self.is_latent)
 
     @property
     def layer_bytes(self) -> int:
-        """The bytes of a layer: of a token, or of a sequence's state."""
+        """The bytes of a layer: of a row of one or more tokens, or of a sequence's state."""
         return self.kv_parts * self.kv_heads * self.head_bytes
 
     @property
@@ -147,7 +160,8 @@ class LayerGroup(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
             which = f"{'in chunks' if self.chunked else 'with a window'} of {self.window} tokens"
             text += f" {which}" if self.sliding_layers == self.layers else f" ({self.sliding_layers} of them {which})"
         if self.row_bytes:
-            return f"{text} x {self.part or 'rows'} of {self.kv_heads * self.row_bytes} B"
+            of_tokens = f" for {self.row_tokens} tokens" if self.row_tokens > 1 else ""
+            return f"{text} x {self.part or 'rows'} of {self.kv_heads * self.row_bytes} B{of_tokens}"
         shape = (
             f"MLA of {self.head_dim} elements"
             if self.is_latent
@@ -175,14 +189,16 @@ class Model:
     groups: tuple[LayerGroup, ...]
 
     @property
-    def bytes_per_token(self) -> int:
+    def bytes_per_token(self) -> float:
         """The bytes of a token in all layers that hold it, on all ranks together, without repeated heads."""
-        return sum(group.layers * group.layer_bytes for group in self.groups if group.part is not CachePart.STATES)
+        of_tokens = [group for group in self.groups if not group.is_of_sequence]
+        exact = sum(Fraction(group.layers * group.layer_bytes, group.row_tokens) for group in of_tokens)
+        return int(exact) if exact == int(exact) else float(exact)
 
     @property
     def bytes_per_sequence(self) -> int:
-        """The bytes of the states of a sequence, whatever its length."""
-        return sum(group.layers * group.layer_bytes for group in self.groups if group.part is CachePart.STATES)
+        """The bytes of the states and last rows of a sequence, whatever its length."""
+        return sum(group.layers * group.layer_bytes for group in self.groups if group.is_of_sequence)
 
     @property
     def text(self) -> str:
@@ -190,7 +206,7 @@ class Model:
         states = f", {self.bytes_per_sequence} B a sequence" if self.bytes_per_sequence else ""
         missing = f"; {self.groups[0].left_out}" if self.groups[0].left_out else ""
         groups = " + ".join(group.text for group in self.groups)
-        return f"{groups}: {self.bytes_per_token} B a token{states}{missing}"
+        return f"{groups}: {self.bytes_per_token:.12g} B a token{states}{missing}"
 
     def swaps(self, *, tp: int, tokens: int, block_tokens: int, layout: KvLayout) -> tuple["ModelSwap", ...]:
         """Return the swaps of one of `tp` ranks, one for each group; raises UsageError as `model_swap` does."""
@@ -263,8 +279,8 @@ def model_swap(
     Raises UsageError if the KV heads cannot be distributed over the ranks, for a layout that cannot hold these layers
     or blocks, and for a swap that no cell can have.
     """
-    kinds = _kinds(geometry, tokens, block_tokens)
-    rows = 1 if geometry.part is CachePart.STATES else block_tokens
+    kinds = _kinds(geometry, tokens, geometry.page_tokens(block_tokens))
+    rows = 1 if geometry.is_of_sequence else geometry.page_tokens(block_tokens) // geometry.row_tokens
     layer_bytes = geometry.rank_kv_heads(tp) * geometry.head_bytes * rows
     device, host, block_bytes = _laid_out(geometry, kinds, layer_bytes, block_tokens, layout)
     swap = ModelSwap(
@@ -337,7 +353,7 @@ def swaps_from_plain(plain: object) -> tuple[ModelSwap, ...]:
 
 def _kinds(geometry: LayerGroup, tokens: int, block_tokens: int) -> list[tuple[int, int]]:
     """Return (layers, ids) of the layers without a sliding window and of those with one."""
-    all_ids = 1 if geometry.part is CachePart.STATES else -(-tokens // block_tokens)
+    all_ids = 1 if geometry.is_of_sequence else -(-tokens // block_tokens)
     skipped = tokens // geometry.window * geometry.window if geometry.chunked else tokens - geometry.window + 1
     skipped_ids = max(0, skipped) // block_tokens
     kept_ids = max(1, all_ids - skipped_ids)  # a window of 1 token keeps no block, but a swap needs one

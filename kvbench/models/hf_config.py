@@ -7,7 +7,7 @@ where that is absent from the file `hf_quant_config.json` beside, else it is the
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,9 +15,10 @@ from msgspec.structs import replace
 
 from kvbench.errors import UsageError
 from kvbench.files import read_as
-from kvbench.models.families import Cache, Fields, Layers, Table, head_size, kv_heads, layer_count, layers_of
-from kvbench.models.geometry import CachePart, KvDtype, LayerGroup, Model
-from kvbench.text import NAME_PATTERN, located, name_of, printable_tree, shown
+from kvbench.models.families import Cache, Layers, head_size, is_plain, kv_heads, layer_count, layers_of
+from kvbench.models.fields import NUMBERS, FieldError, Fields, Table, changed_by
+from kvbench.models.geometry import KvDtype, LayerGroup, Model
+from kvbench.text import NAME_PATTERN, located, name_of, printable_tree, short, shown
 
 # A table of the quantized layers makes some files several MiB long.
 MOST_BYTES: Final = 2**24
@@ -88,12 +89,15 @@ def model_of(name: str, config: Table, kv_dtype: KvDtype | None = None) -> Model
         raise UsageError("is_encoder_decoder or is_causal: only decoder-only models are supported")
     if _ENCODERS.fullmatch(model_type) or _is_encoder(text.get("architectures") or config.get("architectures")):
         raise UsageError(f"model_type {model_type}: an encoder has no KV cache; only decoders are supported")
+    if re.fullmatch(r"(falcon_)?mamba2?|rwkv\w*", model_type):
+        raise UsageError(f"model_type {model_type}: its layers have states only, and no KV cache")
+    fields, dtype = Fields(text), kv_dtype or _dtype(levels)
     try:
-        dtype = kv_dtype or _dtype(levels)
-        layers, left_out = layers_of(Fields(text), model_type)
-        return Model(name, grouped(name, layers, dtype, left_out))
-    except UsageError as error:
-        raise UsageError(f"{error}; or give the numbers: --model {_numbers_known(text)}") from None
+        layers, left_out = layers_of(fields, model_type)
+    except FieldError as error:
+        numbers = _numbers_known(fields, error.field, plain=is_plain(model_type))
+        raise UsageError(f"{error}; or give the numbers: --model {numbers}") from None
+    return Model(name, grouped(name, layers, dtype, left_out))
 
 
 def grouped(name: str, layers: Layers, dtype: KvDtype, left_out: str) -> tuple[LayerGroup, ...]:
@@ -120,11 +124,12 @@ def grouped(name: str, layers: Layers, dtype: KvDtype, left_out: str) -> tuple[L
                     part=cache.part,
                     chunked=chunked,
                     row_bytes=cache.row_bytes,
+                    row_tokens=cache.row_tokens,
                     left_out=left_out,
                 )
             )
             full = 0
-    return labelled(sorted(groups, key=lambda group: group.part is CachePart.STATES))
+    return labelled(sorted(groups, key=lambda group: group.is_of_sequence))
 
 
 def labelled(groups: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:
@@ -211,16 +216,20 @@ def _quantized(config: object) -> KvDtype | None:
     return None
 
 
-def _numbers_known(text: Table) -> str:
-    """Return the numbers of `--model`, with a question mark for each that the file does not tell."""
+def _numbers_known(fields: Fields, refused: str, *, plain: bool) -> str:
+    """Return the numbers of `--model`, with a question mark for each that the refused field, or one not read, decides.
 
-    def known(read: Callable[[Fields], int]) -> object:
+    Where a family's layers are not all alike (`plain` says that they are), no number of its file is known to be right.
+    """
+    texts = {}
+    for name, read in {"layers": layer_count, "kv_heads": kv_heads, "head_size": head_size}.items():
         try:
-            return read(Fields(text)) if not text.get("compress_ratios") else "?"
+            texts[name] = str(read(fields))
         except UsageError:
-            return "?"
-
-    if text.get("kv_lora_rank"):
-        size = known(lambda fields: fields.needed("kv_lora_rank") + fields.needed("qk_rope_head_dim"))
-        return f"layers={known(layer_count)},kv_heads=1,head_size={size},parts=1"
-    return f"layers={known(layer_count)},kv_heads={known(kv_heads)},head_size={known(head_size)}"
+            texts[name] = "?"
+    names = dict.fromkeys([refused, *(name for name, _ in fields.unread())])
+    unknown = set().union(*map(changed_by, names)) if plain else {*NUMBERS}
+    texts |= {name: "?" for name in NUMBERS if name in unknown and (name in texts or plain)}
+    numbers = ",".join(f"{name}={text}" for name, text in texts.items())
+    decide = f"{', '.join(names)} {'decide' if len(names) > 1 else 'decides'} the ?"
+    return f"{numbers} ({short(decide, 200)})" if "?" in numbers else numbers

@@ -8,7 +8,7 @@ import pytest
 
 from kvbench.cells.pattern import Tensors
 from kvbench.errors import UsageError
-from kvbench.models.geometry import CachePart, KvDtype, KvLayout, Model
+from kvbench.models.geometry import KvDtype, KvLayout
 from kvbench.models.hf_config import model_of, read_config_json
 from kvbench.models.presets import ModelChoice, find_model
 
@@ -28,8 +28,9 @@ each_class = pytest.mark.parametrize("case", CLASSES, ids=[case["what"] for case
 def test_a_family_has_the_bytes_of_its_cache(case: dict[str, Any]) -> None:
     model = model_of("m", case["config"])
     assert model.bytes_per_token == case["token_bytes"]
+    assert model.bytes_per_sequence == case.get("sequence_bytes", model.bytes_per_sequence)
     swaps = model.swaps(tp=1, tokens=32, block_tokens=16, layout=KvLayout.PER_LAYER)
-    kept = sum(swap.blocks * swap.block_bytes for swap in swaps if swap.geometry.part is not CachePart.STATES)
+    kept = sum(swap.blocks * swap.block_bytes for swap in swaps if not swap.geometry.is_of_sequence)
     assert kept == 32 * model.bytes_per_token
 
 
@@ -40,6 +41,34 @@ def test_a_field_that_may_shape_the_cache_is_refused_by_name(case: dict[str, Any
     with pytest.raises(UsageError, match=f"^{field}: 2 may change the KV cache.*--model layers="):
         model_of("m", {**config, field: 2})
     assert model_of("m", {**config, field: None}) == model_of("m", config)
+
+
+RATIOS = [128, 4, 4, 0]
+V4 = {"num_hidden_layers": 4, "head_dim": 512, "qk_rope_head_dim": 64, "sliding_window": 128, "index_head_dim": 128}
+TYPES = ["heavily_compressed_attention", *["compressed_sparse_attention"] * 2, "sliding_attention"]
+
+
+@pytest.mark.parametrize("fields", [{"compress_ratios": [*RATIOS, 4]}, {"layer_types": TYPES}])
+def test_a_row_may_stand_for_several_tokens(fields: dict[str, Any]) -> None:
+    model = model_of("m", {"model_type": "deepseek_v4", **V4, **fields})
+    assert model.bytes_per_token == 576 / 128 + 2 * (576 + 132) / 4
+    assert model.bytes_per_sequence == 4 * 128 * 576
+    swaps = model.swaps(tp=8, tokens=256, block_tokens=16, layout=KvLayout.PER_LAYER)
+    # blocks of 16 tokens have 4 rows; those of rows for 128 tokens have one; the last 128 rows are one block
+    assert [(swap.tensors, swap.block_bytes) for swap in swaps] == [
+        ((Tensors(1, 2),), 576),
+        ((Tensors(2, 16),), 4 * 576),
+        ((Tensors(2, 16),), 4 * 132),
+        ((Tensors(4, 1),), 128 * 576),
+    ]
+
+
+def test_a_said_period_must_agree_with_the_kinds_of_layers() -> None:
+    kinds = ["full_attention", "sliding_attention"] * 4
+    config = {"model_type": "afmoe", **PLAIN, "sliding_window": 64, "layer_types": kinds}
+    assert model_of("m", config).groups[0].sliding_layers == 4
+    with pytest.raises(UsageError, match="global_attn_every_n_layers: 4 contradicts layer_types"):
+        model_of("m", {**config, "global_attn_every_n_layers": 4})
 
 
 def test_states_have_a_block_for_each_layer_and_sequence() -> None:
@@ -165,12 +194,36 @@ def test_models_of_other_numbers_have_other_names() -> None:
     assert [find_model(text).name for text in texts] == ["8x4x64", "8x4x64xfp8-1x1x8"]
 
 
-def test_the_numbers_of_a_refusal_are_read_once_they_are_complete() -> None:
-    with pytest.raises(UsageError) as caught:
-        model_of("m", {**PLAIN, "hidden_size": 1024, "odd_layers": 2})
-    line = str(caught.value).rpartition("--model ")[2]
-    known: Model = find_model(line)
-    assert known.bytes_per_token == 8 * LAYER
+@pytest.mark.parametrize(
+    ("fields", "numbers"),
+    [
+        ({"odd_layers": 2}, "layers=?,kv_heads=4,head_size=64 (odd_layers decides the ?)"),
+        (
+            {"kv_groups_of": 2, "odd_dim": 3},
+            "layers=?,kv_heads=?,head_size=?,window=? (kv_groups_of, odd_dim decide the ?)",
+        ),
+        ({"n_query_heads_x": 2}, "layers=8,kv_heads=?,head_size=64"),
+        ({"n_query_heads_x": 2, "layer_period": 3}, "layers=?,kv_heads=?,head_size=64"),
+        ({"odd_dim": 2}, "layers=8,kv_heads=4,head_size=?"),
+        ({"sliding_window": 64}, "layers=8,kv_heads=4,head_size=64,window=? (sliding_window decides the ?)"),
+        ({"layer_types": ["odd"] * 8}, "layers=?,kv_heads=4,head_size=64"),
+        ({"num_hidden_layers": None}, "layers=?,kv_heads=4,head_size=64"),
+        (
+            {"model_type": "jamba", "mamba_d_conv": 4, "mamba_d_state": 8, "odd_dim": 2},
+            "layers=?,kv_heads=?,head_size=?",
+        ),
+        ({"attention_method": "odd"}, "layers=?,kv_heads=?,head_size=?,window=?"),
+    ],
+)
+def test_a_refusal_leaves_open_what_the_refused_field_could_change(fields: dict[str, Any], numbers: str) -> None:
+    with pytest.raises(UsageError, match="or give the numbers: --model ") as caught:
+        model_of("m", {**PLAIN, "hidden_size": 1024, **fields})
+    assert f"--model {numbers}" in str(caught.value)
+
+
+def test_a_model_of_states_alone_has_no_cache() -> None:
+    with pytest.raises(UsageError, match="its layers have states only, and no KV cache"):
+        model_of("m", {"model_type": "falcon_mamba", "num_hidden_layers": 4})
 
 
 @pytest.mark.parametrize(

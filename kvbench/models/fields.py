@@ -1,0 +1,150 @@
+"""The fields of a model's configuration: what was read of them, and what of the cache an unread one may change."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from kvbench.errors import UsageError
+from kvbench.text import convert, shown
+
+Table = Mapping[str, object]
+Count = Annotated[int, msgspec.Meta(ge=1, le=10**6)]
+NoneOrMore = Annotated[int, msgspec.Meta(ge=0, le=10**6)]
+
+# The numbers of `--model`, and the words in the names of fields that may change each of them.
+NUMBERS: Final = ("layers", "kv_heads", "head_size", "window")
+_WORDS: Final = {
+    ("layers",): "layer layers type types pattern period interval freq stride offset hybrid mixer block blocks cross "
+    "causal share shares shared sharing cla loop loops passes recurrent recurrence repeat repeats steps ut memory meta "
+    "state states ssm mamba conv linear lru retention rwkv indices indexes idxs",
+    ("kv_heads",): "head heads groups mqa gqa query",
+    ("head_size",): "dim dims rank channels value values",
+    ("window",): "window windows swa local global chunk sink sinks",
+    NUMBERS: "attn attention kv cache latent mla index indexer sparse sparsity ratio ratios compress compressed "
+    "compression compressor",
+}  # fmt: skip
+_CHANGES: Final = {word: numbers for numbers, words in _WORDS.items() for word in words.split()}
+# What changes no cache, by a part of a field's name, by its end, or by all of it.
+_PARTS: Final = """
+    expert moe mlp ffn feed_forward router rope rotary norm drop bias vision image video audio speech visual loss
+    initializer mtp nextn softcap logit embed vocab multiplier intermediate lm_head reward softmax beam scale
+    attn_implementation
+"""
+_ENDS: Final = ("_token_id", "_token_ids", "_token_index", "_act", "_beta")
+_NAMES: Final = """
+    model_type use_cache cache_implementation attn_temperature_tuning attn_factor add_full_attention_sink_bias
+    add_swa_attention_sink_bias reorder_and_upcast_attn parallel_attn num_ln_in_parallel_attn pre_allocate_kv_cache
+    query_pre_attn_scalar hidden_size_per_layer_input decoder_sparse_step dim_model_base num_return_sequences
+    first_k_dense_replace num_dense_layers laurel_rank activation_sparsity_pattern keys_to_ignore_at_inference
+    problem_type summary_type pool_type for_llm_compressor dual_chunk_attention_config
+"""
+
+
+def changed_by(name: str) -> set[str]:
+    """Return which of `NUMBERS` a field of this name may change; none if it is known to change no cache."""
+    name = name.lower()
+    words = re.split(r"[^a-z]+", name)
+    if name in _NAMES.split() or name.endswith(_ENDS) or "gate" in words or any(map(name.__contains__, _PARTS.split())):
+        return set()
+    return {number for word in words for number in _CHANGES.get(word, ())}
+
+
+class FieldError(UsageError):
+    """A field that is wrong, missing or not known; `field` is its name."""
+
+    def __init__(self, field: str, why: str) -> None:
+        super().__init__(f"{field}: {why}")
+        self.field = field
+
+
+class Fields:
+    """The fields of a configuration, below `path`; remembers which of them were read."""
+
+    def __init__(self, table: Table, path: str = "") -> None:
+        self._table, self._path = table, path
+        self._read: set[str] = set()
+        self._inner: list[Fields] = []
+
+    def get(self, name: str) -> object:
+        self._read.add(name)
+        return self._table.get(name)
+
+    def skip(self, names: str) -> None:
+        """Mark fields, separated by spaces, as known not to shape the cache."""
+        self._read.update(names.split())
+
+    def has(self, name: str) -> bool:
+        return self._table.get(name) is not None
+
+    def over(self, defaults: Table) -> "Fields":
+        """Fill fields that are absent."""
+        self._table = {**defaults, **{name: value for name, value in self._table.items() if value is not None}}
+        return self
+
+    def error(self, name: str, why: str) -> FieldError:
+        return FieldError(self._path + name, why)
+
+    def read(self, name: str, kind: Any, default: object = None) -> Any:
+        """Return the value of a field as a `kind`, with `default` in place of null."""
+        value = self.get(name)
+        try:
+            return convert(default if value is None else value, kind, self._path + name)
+        except UsageError as error:
+            raise self.error(name, str(error).removeprefix(f"{self._path}{name}: ")) from None
+
+    def whole(self, *names: str) -> int | None:
+        """Return the value of a field that has these names; raises FieldError if two of them differ."""
+        values = {name: value for name in names if (value := self.read(name, Count | None)) is not None}
+        if len(set(values.values())) > 1:
+            others = " and ".join(f"{name} {value}" for name, value in values.items())
+            raise self.error(names[0], f"{others} contradict each other")
+        return next(iter(values.values()), None)
+
+    def needed(self, *names: str) -> int:
+        value = self.whole(*names)
+        if value is None:
+            raise self.error(names[0], "missing; a config.json of this kind of model must have it")
+        return value
+
+    def upto(self, name: str, most: int) -> int:
+        value: int = self.read(name, Annotated[int, msgspec.Meta(ge=0, le=most)], 0)
+        return value
+
+    def items(self, name: str, count: int, *, at_least: bool = False) -> list[Any] | None:
+        """Return a list with an item for each of `count` layers, or None if it is absent."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list | str) or len(value) < count or (len(value) > count and not at_least):
+            raise self.error(name, f"{shown(value)} is not a list of {count} items, one for each layer")
+        return list(value)[:count]
+
+    def flags(self, name: str, count: int) -> list[bool] | None:
+        """Return a list with 0 or 1 for each of `count` layers as booleans, or None if it is absent."""
+        values = self.items(name, count)
+        if set(values or ()) - {0, 1}:
+            raise self.error(name, f"{shown(values)} has other values than 0 and 1")
+        return values and [bool(value) for value in values]
+
+    def table(self, name: str) -> "Fields":
+        value = self.get(name)
+        if not isinstance(value, dict):
+            raise self.error(name, f"{shown(value)} is not a table")
+        inner = Fields(value, f"{self._path}{name}.")
+        self._inner.append(inner)
+        return inner
+
+    def unread(self) -> Iterator[tuple[str, object]]:
+        """Yield name and value of fields that may change the cache and that were not read."""
+        for name, value in self._table.items():
+            if value and name not in self._read and changed_by(name):
+                yield self._path + name, value
+        for inner in self._inner:
+            yield from inner.unread()
+
+    def refuse_unread(self, family: str) -> None:
+        for name, value in self.unread():
+            why = "may change the KV cache, and kvbench does not know how for model_type"
+            raise FieldError(name, f"{shown(value)} {why} {family}")
