@@ -17,7 +17,6 @@ from kvbench.report.document import PAGE_FILE, render_markdown
 from kvbench.report.model import Chapter, Code, Part, PartOrReason, Report, Section, Text, plain, spans
 from kvbench.report.page import html_page
 from kvbench.report.sections import (
-    auto,
     cliff,
     comparison,
     contrast,
@@ -57,7 +56,6 @@ def _engines(view: View) -> PartOrReason:
 
 
 _sizes: Final = attrgetter("block_sizes")
-_created: Final = attrgetter("run.info.created")
 SECTIONS: Final = (
     Section("machines", "Machines: side by side", machines.make, of_all=True),
     Section("cliff", "Cliff: throughput against block size", cliff.make, weight=_sizes),
@@ -75,8 +73,6 @@ SECTIONS: Final = (
     Section("replay", "Replay: the swaps of a trace", replay.make, of_all=True),
     Section("engines", "Engines: their own code, and the best backend of the run", _engines, of_all=True),
     Section("call", "An engine's call: the thread's time, tight and after a step", _contrast(submission.CALL)),
-    Section("stages", "Stages: time of the caller and of the rest", _contrast(submission.STAGES)),
-    Section("auto", "Auto: the backend auto against the fastest other backend", auto.make, weight=_created),
     Section("neighbour", "Neighbours: slowdown of work beside swaps", neighbour.make),
     Section("layers", "Layers: loads that a step waits for, layer by layer", layers.make, of_all=True),
     Section("devices", "Devices: swaps on all of them at once", _contrast(placement.DEVICES), of_all=True),

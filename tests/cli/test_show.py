@@ -134,4 +134,4 @@ def test_a_folder_of_several_devices_is_shown(run: Path, tmp_path: Path) -> None
 def test_an_unknown_section_is_refused_with_the_known_ones(run: Path) -> None:
     error = CliRunner().invoke(app, ["report", str(run), "--snippet", "nothing"]).exception
     assert isinstance(error, UsageError)
-    assert str(error) == "--snippet nothing: these runs have tables of cliff, threshold, stages"
+    assert str(error) == "--snippet nothing: these runs have tables of cliff, threshold"

@@ -2,16 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from itertools import product
 from typing import Final
-
-import numpy as np
 
 from kvbench.analysis.curves import QueueKnee, find_queue_knee
 from kvbench.analysis.margins import QUEUE_KNEE
 from kvbench.cells.axes import StreamState
 from kvbench.cells.backend_facts import BATCHED, EMPTY
-from kvbench.cells.units import KIB, two_digits
+from kvbench.cells.units import two_digits
 from kvbench.report.model import Finding, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_text
 from kvbench.report.sections.contrast import (
@@ -142,48 +139,6 @@ def _access_order(of: str, time: str, show: Callable[[Row], str]) -> Contrast:
 ACCESS_ORDER: Final = (
     _access_order("swap time", "swap_us", _swap_us),
     _access_order("host time", "caller_us", _caller_us),
-)
-
-WANTED: Final = tuple(product((16, 256, 10_000), (4 * KIB, 32 * KIB)))
-
-
-def _stages(view: View) -> Pinned | None:
-    pinned = pin(view.measured, shown=())
-    idle = where(pinned.cells, stream_state="idle")
-    if idle.empty:
-        return None
-    shapes = idle[["blocks", "block_bytes"]].drop_duplicates()
-    logs = np.log(shapes.to_numpy(float))
-    near = {int(np.abs(logs - np.log(wanted)).sum(axis=1).argmin()) for wanted in WANTED}
-    shapes = shapes.iloc[sorted(near)]
-    cells = pinned.cells.merge(shapes, on=["blocks", "block_bytes"])
-    samples = view.run.samples()
-    samples = samples[samples["cell_id"].isin(cells["cell_id"])]
-    rest_us = (samples["wall_us"] - samples["caller_us"]).groupby(samples["cell_id"]).median()
-    kept = cells[cells["stream_state"].isin(("idle", "busy")) & cells["backend"].isin(set(idle["backend"]))]
-    return Pinned(kept.assign(rest_us=kept["cell_id"].map(rest_us)), pinned.hidden)
-
-
-def _stage_columns(side: ContrastSide) -> list[Figure]:
-    times = {"Caller us": _caller_us, "Rest us": microseconds("rest_us"), "Wall us": _wall_us}
-    busy = [Figure("Event us, busy", "busy", _swap_us)] if "busy" in side.arms else []
-    return [*(Figure(head, "idle", show) for head, show in times.items()), *busy]
-
-
-STAGES: Final = Contrast(
-    needed="it needs cells on an idle stream",
-    select=_stages,
-    apart=("direction",),
-    keys=(BLOCKS, SIZE, METHOD),
-    title=lambda side: f"{side.first['direction']}: us per swap",
-    columns=_stage_columns,
-    includes=lambda side: (
-        "Medians in us on an idle stream. Caller: host time from the list of blocks to the return of the last call, "
-        "with preparation and submission, and with what the GPU does meanwhile. Rest: wall_us - caller_us of each "
-        "sample, until the host sees completion. Each is a median of its own: caller + rest may differ from wall"
-        + (". Event, busy: the same swap on a busy stream, by CUDA events" if "busy" in side.arms else "")
-    ),
-    arm="stream_state",
 )
 
 _TIGHT, _AFTER = "tight", "after a step"

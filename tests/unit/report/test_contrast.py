@@ -131,15 +131,6 @@ CASES = (
         bold=["49.0"],
     ),
     Case(
-        "stages",
-        [cell for cell in synthetic.cliff_cells((10_000,)) if cell.backend == "batched"],
-        synthetic.gbps_of,
-        ["Blocks", "Block size", "Method", "Caller us", "Rest us", "Wall us", "GPU us, busy"],
-        ["10 000", "32 KiB", "batched", "2926", "6827", "9752", "9752"],
-        "",
-        lambda cell: cell.stream_state is StreamState.BUSY,
-    ),
-    Case(
         "call",
         [
             Cell(backend, Direction.H2D, 64, 4 * KIB, sms=sms, pause_us=pause)
