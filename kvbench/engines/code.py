@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata, util
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -184,6 +185,65 @@ def stand_ins(modules: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
         yield
     finally:
         for name in modules:
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+class _Finder:
+    """Finds modules of a package: those below `real` in their files in `root`, others as stand-ins.
+
+    A stand-in has what is `given` for it; every other name in it is an empty class.
+    """
+
+    def __init__(self, root: Path, real: tuple[str, ...], given: Mapping[str, Mapping[str, Any]]) -> None:
+        self._root, self._real, self._given, self._package = root, real, given, real[0].partition(".")[0]
+
+    def owns(self, name: str) -> bool:
+        return name.partition(".")[0] == self._package
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
+        if not self.owns(name):
+            return None
+        if not name.startswith(self._real):
+            return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
+        path = self._root / name.replace(".", "/")
+        if not path.is_dir():
+            return util.spec_from_file_location(name, path.with_suffix(".py"))
+        spec = ModuleSpec(name, None, is_package=True)  # its __init__ does not run
+        spec.submodule_search_locations = [str(path)]
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module: Any = ModuleType(spec.name)
+        vars(module).update(self._given.get(spec.name, {}))
+
+        def other(name: str) -> Any:
+            if f"{spec.name}.{name}" in self._given or name.startswith("__"):
+                raise AttributeError(name)  # a module, which is to be imported
+            return type(name, (), {})
+
+        module.__getattr__ = other
+        return module  # type: ignore[no-any-return]
+
+    def exec_module(self, _module: ModuleType) -> None:
+        """Leave the stand-in as it was created."""
+
+
+@contextmanager
+def by_path(root: Path, real: tuple[str, ...], given: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+    """Let a package be imported from its files in `root` where its own __init__ and dependencies cannot be.
+
+    Modules whose names begin with one of `real` come from their files. All others are stand-ins with what is `given`
+    for each by name. At the end none of them stays in sys.modules.
+    """
+    finder: Any = _Finder(root, real, given)
+    before = {name: sys.modules.pop(name) for name in list(sys.modules) if finder.owns(name)}
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if finder.owns(name)]:
             del sys.modules[name]
         sys.modules.update(before)
 

@@ -1,8 +1,14 @@
-"""vLLM: the batched copy of its compiled library and its Triton path, as gpu_worker.py of vLLM calls them."""
+"""vLLM: the batched copy of its compiled library, its Triton path, and the transfer handler that calls either."""
 
+import ctypes
+import functools
+import inspect
+import logging
 from collections.abc import Sequence
 from functools import cache
-from importlib import util
+from importlib import import_module, util
+from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -11,18 +17,28 @@ from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.device_facts import DeviceFacts
 from kvbench.cells.policy import Choice
-from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, TorchStream, load_op, stand_ins
+from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, TorchStream, by_path
 from kvbench.errors import KvbenchError
 from kvbench.sweep.installed import Engine, Values
 
 if TYPE_CHECKING:
-    from kvbench.engine.device import SwapMemory
+    from kvbench.engine.device import Addresses, SwapMemory
 
 _LIBRARY: Final = "vllm/_C_stable_libtorch.abi3.so"
 _TRITON: Final = "vllm/v1/kv_offload/cpu/swap_blocks_triton.py"
 _BATCH_CODE: Final = EngineCode("vllm", {_LIBRARY: ("_C_cache_ops", "swap_blocks_batch")})
 _TRITON_CODE: Final = EngineCode("vllm", {_TRITON: ("NUM_SMS", "THRESHOLD_BYTES", "MIN_N", "swap_blocks_batch")})
 CODES: Final = (_BATCH_CODE, _TRITON_CODE)
+# Newest first. The op has moved from one library to the other, and 0.20 ships both.
+_HANDLER_FILES: Final = ("vllm/v1/kv_offload/cpu/gpu_worker.py", "vllm/v1/kv_offload/worker/cpu_gpu.py")
+_LIBRARIES: Final = ("vllm/_C_stable_libtorch.abi3.so", "vllm/_C.abi3.so")
+_HANDLER_CODES: Final = tuple(
+    EngineCode("vllm", {file: (), library: ()})
+    for file, libraries in zip(_HANDLER_FILES, (_LIBRARIES, _LIBRARIES[::-1]), strict=True)
+    for library in libraries
+)
+_HANDLER: Final = "SingleDirectionOffloadingHandler"
+_HANDLER_NAMES: Final = ("transfer_async", "get_finished", "_stream_pool", "_transfer_events")
 _WORD_BYTES: Final = 8
 _MAX_CHUNK_BYTES: Final = 8192
 
@@ -136,31 +152,187 @@ def _lists(memory: "SwapMemory") -> tuple[Any, Any, Any]:
     return memory.kernel_sources, memory.kernel_destinations, memory.sizes
 
 
-def _load_op() -> Any:
-    return load_op(_BATCH_CODE.path(_LIBRARY), "_C_cache_ops", "swap_blocks_batch")
-
-
 @cache
 def load_wrapper(constants: tuple[tuple[str, int], ...] = ()) -> Any:
     """Return vLLM's module swap_blocks_triton, loaded without vllm itself, with `constants` in place of its own."""
-    import triton
-    import triton.language
-
-    def swap_blocks_batch(*lists: Any, is_src_access_order_any: bool) -> None:
-        _load_op()(*lists, is_src_access_order_any)
-
-    stubs = {
-        "vllm": {},
-        "vllm._custom_ops": {"swap_blocks_batch": swap_blocks_batch},
-        "vllm.triton_utils": {"triton": triton, "tl": triton.language},
-    }
-    spec = util.spec_from_file_location("kvbench_vllm_swap_blocks_triton", _TRITON_CODE.path(_TRITON))
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = util.module_from_spec(spec)
-    with stand_ins(stubs):
-        spec.loader.exec_module(module)
-    if lost := [name for name in _TRITON_CODE.files[_TRITON] if not hasattr(module, name)]:
-        raise KvbenchError(f"vllm {_TRITON_CODE.version}: {_TRITON} has no {' and no '.join(lost)}")
+    module = _load(_TRITON_CODE, _TRITON, _TRITON_CODE.files[_TRITON])
     vars(module).update(constants)
     return module
+
+
+class VllmHandler(OfPackage):
+    """`transfer_async` and `get_finished` of vLLM's SingleDirectionOffloadingHandler, for blocks of one tensor a side.
+
+    Supported are handlers whose constructor takes `gpu_tensors`, `cpu_tensors` and `gpu_to_cpu` with
+    `block_size_factor` and `kv_cache_groups_data_refs` (0.20, 0.25) or `blocks_per_chunk` and `layer_refs_per_group`
+    (0.33), and whose `transfer_async` takes a tuple of both specs or one after the other.
+    """
+
+    name = "vllm_handler"
+    summary = "vLLM's transfer handler, which chooses between its batched copy and its Triton path"
+    codes = _HANDLER_CODES
+    loader = "load_handler"
+
+    def axes(self, _device: DeviceFacts) -> frozenset[str]:
+        return frozenset({"memory"})
+
+    def create(self, request: SwapRequest) -> PreparedSwap:
+        swap = HandlerSwap(request, load_handler())
+        return PreparedSwap(swap, Mechanism.SM_KERNEL if swap.takes_triton else Mechanism.BATCHED_COPY)
+
+
+class HandlerSwap:
+    """A swap through a handler of `module`, whose own streams wait for the swap's stream and are waited for by it."""
+
+    def __init__(self, request: SwapRequest, module: Any) -> None:
+        memory, block_bytes = request.memory, request.cell.block_bytes
+        if (memory.sizes != block_bytes).any():
+            raise KvbenchError("vLLM's handler copies blocks of one size")
+        self._module, self._h2d = module, request.cell.direction is Direction.H2D
+        self._stream = TorchStream(request.device)
+        self._cuda = self._stream.torch.cuda
+        self._sides = [Rows(one, block_bytes) for one in (memory.kernel_sources, memory.kernel_destinations)]
+        host, gpu = self._sides if self._h2d else self._sides[::-1]
+        refs = [[module.CanonicalKVCacheRef(tensor_idx=0, page_size_bytes=block_bytes)]]
+        torch = self._stream.torch
+        self._handler = built(
+            getattr(module, _HANDLER),
+            gpu_tensors=[torch.as_tensor(gpu, device=self._stream.device)],
+            cpu_tensors=[torch.from_numpy(host.array())],
+            gpu_to_cpu=not self._h2d,
+            block_size_factor=1,
+            kv_cache_groups_data_refs=refs,
+            blocks_per_chunk=1,
+            layer_refs_per_group=refs,
+        )
+        self._one_spec = len(inspect.signature(self._handler.transfer_async).parameters) == 2
+        self._jobs = count()
+        # vLLM binds the size of the kernel's chunks to the wrapper around its kernel.
+        self.takes_triton = isinstance(getattr(self._handler, "_swap_blocks_batch", None), functools.partial)
+        self.calls = 4 if self.takes_triton else 1
+
+    def submit(self, stream: int) -> None:
+        handler, job = self._handler, next(self._jobs)
+        with self._stream(stream):
+            handler.get_finished()
+            if not handler._stream_pool:
+                handler._stream_pool.append(self._cuda.Stream())
+            current = self._cuda.current_stream()
+            for own in handler._stream_pool:  # before 0.28 loads did not wait
+                own.wait_stream(current)
+            specs = self._specs()
+            handler.transfer_async(job, specs) if self._one_spec else handler.transfer_async(job, *specs)
+            current.wait_event(handler._transfer_events[job])
+
+    def _specs(self) -> tuple[Any, Any]:
+        source, destination = (side.ids() for side in self._sides)
+        if self._h2d:
+            return self._host_spec(source), self._gpu_spec(destination)
+        return self._gpu_spec(source), self._host_spec(destination)
+
+    def _gpu_spec(self, ids: Any) -> Any:
+        return self._module.GPULoadStoreSpec(ids, group_sizes=[len(ids)], block_indices=[0])
+
+    def _host_spec(self, ids: Any) -> Any:
+        return _host_spec_of(self._module.BlockIDsLoadStoreSpec)(ids)
+
+
+@cache
+def _host_spec_of(base: type) -> type:
+    return type("HostSpec", (base,), {"medium": staticmethod(lambda: "CPU")})
+
+
+class Rows:
+    """One side of a swap as rows of a tensor: `addresses`, which change from swap to swap, all on one grid of blocks.
+
+    Row 0 is the lowest address of the first list, since the pool's begin is unknown: an id can be negative.
+    """
+
+    def __init__(self, addresses: "Addresses", block_bytes: int) -> None:
+        self._addresses, self._block_bytes, self._base = addresses, block_bytes, int(addresses.min())
+        if ((addresses - np.uint64(self._base)) % np.uint64(block_bytes)).any():
+            raise KvbenchError("vLLM's handler copies rows of one tensor: every address must be a row of block_size")
+        # How other libraries read memory on a GPU: numba's description of an array.
+        self.__cuda_array_interface__ = {
+            "shape": (2, block_bytes), "typestr": "|i1", "data": (self._base, False), "version": 3,
+        }  # fmt: skip
+
+    def array(self) -> Any:
+        """Return the first rows as an array over the host's memory."""
+        return np.ctypeslib.as_array((ctypes.c_int8 * (2 * self._block_bytes)).from_address(self._base)).reshape(2, -1)
+
+    def ids(self) -> Any:
+        return (self._addresses - np.uint64(self._base)).view(np.int64) // self._block_bytes
+
+
+def built(handler: Any, **known: Any) -> Any:
+    """Return a handler, given what it takes of `known`; raises KvbenchError for a form that is not supported."""
+    taken = inspect.signature(handler).parameters
+    needed = {name for name, one in taken.items() if one.default is one.empty}
+    if unknown := needed - known.keys():
+        raise KvbenchError(f"vLLM's {_HANDLER} needs {' and '.join(sorted(unknown))}, which kvbench does not know")
+    made = handler(**{name: value for name, value in known.items() if name in taken})
+    lost = [
+        name
+        for name in ("transfer_async", "get_finished", "_stream_pool", "_transfer_events")
+        if not hasattr(made, name)
+    ]
+    if lost:
+        raise KvbenchError(f"vLLM's {_HANDLER} has no {' and no '.join(lost)}")
+    return made
+
+
+@cache
+def load_handler() -> Any:
+    """Return vLLM's module of the handler, loaded without vllm itself."""
+    code = next(code for code in _HANDLER_CODES if code.missing() is None)
+    return _load(code, next(iter(code.files)), (_HANDLER, "CanonicalKVCacheRef", "GPULoadStoreSpec"))
+
+
+def _load(code: EngineCode, file: str, names: Sequence[str]) -> Any:
+    """Return a module of vLLM by its file, with stand-ins for what is not KV offloading; it must have these `names`."""
+    import torch
+
+    def swap_blocks_batch(*lists: Any, **named: Any) -> None:
+        _load_op()(*lists, *named.values())  # however many it takes
+
+    has_triton = util.find_spec("triton") is not None
+    triton = {"triton": import_module("triton"), "tl": import_module("triton.language")} if has_triton else {}
+    given: dict[str, dict[str, Any]] = {
+        "vllm._custom_ops": {"swap_blocks_batch": swap_blocks_batch},
+        "vllm.logger": {"init_logger": logging.getLogger},
+        "vllm.platforms": {"current_platform": _Platform(torch.cuda)},
+        "vllm.triton_utils": {"HAS_TRITON": has_triton, **triton},
+        "vllm.utils.torch_utils": {"PIN_MEMORY": True},
+        "vllm.utils.platform_utils": {"is_pin_memory_available": lambda: True},
+    }
+    with by_path(code.path(""), ("vllm.v1.kv_offload", "vllm.utils.math_utils"), given):
+        module = import_module(file.removesuffix(".py").replace("/", "."))
+    if lost := [name for name in names if not hasattr(module, name)]:
+        raise KvbenchError(f"vllm {code.version}: {file} has no {' and no '.join(lost)}")
+    return module
+
+
+@cache
+def _load_op() -> Any:
+    """Return the op, from the library of vLLM that has it."""
+    from torch import ops
+
+    loaded: Any = ops  # its functions have no types
+    for library in filter(Path.is_file, map(_BATCH_CODE.path, _LIBRARIES)):
+        loaded.load_library(str(library))
+        if hasattr(loaded._C_cache_ops, "swap_blocks_batch"):
+            return loaded._C_cache_ops.swap_blocks_batch
+    raise KvbenchError(f"vllm {_BATCH_CODE.version}: no library has the op swap_blocks_batch")
+
+
+class _Platform:
+    """vLLM's current_platform on a GPU of NVIDIA, as far as a handler asks it."""
+
+    def __init__(self, cuda: Any) -> None:
+        self._cuda = cuda
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("is_"):
+            return lambda: name in ("is_cuda", "is_cuda_alike")
+        return getattr(self._cuda, name)
