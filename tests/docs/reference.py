@@ -27,6 +27,7 @@ from kvbench.sweep.installed import installed
 from kvbench.sweep.spec import LIMITS, Sampling
 from kvbench.text import meaning
 from tests.docs.markup import code, table
+from tests.gate_rates import FILE, rates, read
 
 A_GPU: Final = DeviceFacts("cuda:0", "cuda", "a GPU", 132, 80 << 30, 80 << 30, "cuMemcpyBatchAsync", 227 << 10)
 
@@ -219,6 +220,7 @@ MAKERS: Final[Mapping[str, Callable[[], str]]] = {
     "exports": exports,
     "engines": engines,
     "faults": faults,
+    "gate-rates": lambda: rates(read(FILE)) if FILE.exists() else "No gates are committed yet.",
     "quantities": quantities,
     "records": records,
     "rule-keys": rule_keys,

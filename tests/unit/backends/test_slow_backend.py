@@ -14,23 +14,12 @@ from kvbench.measure.layout import lay_out
 from kvbench.measure.workload import Pools, Workload
 from kvbench.results import load_run
 from tests.command import BRIEF, kvbench, tiny
-
-SLOW = Path(__file__).parents[2] / "slow_backend"
+from tests.slow_backend import laid_out
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A folder with the package as an installer lays it out."""
-    folder = tmp_path / "site"
-    folder.mkdir()
-    (folder / "kvbench_slow").symlink_to(SLOW / "kvbench_slow")
-    info = folder / "kvbench_slow-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvbench-slow\nVersion: 0.1.0\n")
-    text = (SLOW / "pyproject.toml").read_text()
-    entries = text.partition('[project.entry-points."kvbench.backends"]\n')[2].partition("\n\n")[0]
-    (info / "entry_points.txt").write_text(f"[kvbench.backends]\n{entries.replace(chr(34), '')}\n")
-    return folder
+    return laid_out(tmp_path / "site")
 
 
 def test_all_slow_backends_are_measured_and_verified_on_the_host(site: Path, tmp_path: Path) -> None:

@@ -1,0 +1,139 @@
+"""How often the gate is wrong on this GPU: gates of a build with itself, and with its copy kernel slower by 5%.
+
+    python -m tests.gate_rates --gates 10
+
+A benchmark, no test. Each run appends to the file, gate by gate, so that it may be stopped and go on another day.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import msgspec
+
+from kvbench.gate.judgement import GateVerdict
+from kvbench.results import load_run
+from tests.docs.markup import table
+from tests.slow_backend import laid_out
+
+ROOT: Final = Path(__file__).parents[1]
+FILE: Final = ROOT / "reports" / "gate-rates.json"
+# Name of a kind of gates -> its sides.
+KINDS: Final[Mapping[str, Sequence[str]]] = {
+    "the same build": ("--base=here", "--cand=here"),
+    "the kernel 5% slower": ("--base=backend:sm_same", "--cand=backend:sm_slow5"),
+}
+MINUTES: Final = 0.66
+_SHOWN: Final = (GateVerdict.SLOWER, GateVerdict.UNDECIDED, GateVerdict.SAME)
+_HEADINGS: Final = ("candidate", "GPU, driver", "measured", "gates", *_SHOWN, "other", "seconds")
+
+
+class Gated(msgspec.Struct, frozen=True):
+    """One gate: its kind, sides and suite as a command, the verdict, and the verdicts of its rows."""
+
+    kind: str
+    command: str
+    date: str
+    gpu: str
+    driver: str
+    engine_hash: str
+    verdict: str
+    exit_code: int
+    seconds: float
+    rows: dict[str, int]
+
+
+def read(file: Path) -> list[Gated]:
+    return msgspec.json.decode(file.read_bytes(), type=list[Gated]) if file.exists() else []
+
+
+def write(file: Path, gates: Sequence[Gated]) -> None:
+    file.write_text(json.dumps(msgspec.to_builtins(gates), indent=1) + "\n")
+
+
+def gate(kind: str, more: Sequence[str], folder: Path) -> Gated:
+    """Run one gate of this kind in the empty `folder`."""
+    arguments = ("gate", "compare", *KINDS[kind], f"--minutes={MINUTES}", *more)
+    path = os.pathsep.join(filter(None, [str(laid_out(folder / "site")), os.environ.get("PYTHONPATH", "")]))
+    began_s = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "kvbench", *arguments, f"--out={folder / 'gate'}", "--json"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    seconds = time.monotonic() - began_s
+    if not done.stdout:
+        sys.exit(f"{shlex.join(arguments)}: {done.stderr.strip()}")
+    data = json.loads(done.stdout)
+    identity = load_run(folder / "gate" / "base").info.identity
+    return Gated(
+        kind=kind,
+        command=shlex.join(["kvbench", *arguments]),
+        date=datetime.now(UTC).date().isoformat(),
+        gpu=str(identity.get("gpu_name", identity["device_kind"])),
+        driver=str(identity.get("driver_version", "")),
+        engine_hash=str(identity["engine_hash"]),
+        verdict=data["verdict"],
+        exit_code=data["exit_code"],
+        seconds=round(seconds, 1),
+        rows=dict(Counter(row["verdict"] for row in data["rows"])),
+    )
+
+
+def rates(gates: Sequence[Gated]) -> str:
+    """Return the rates in Markdown, a row for each kind, GPU and driver, and the commands behind them."""
+    groups: dict[tuple[str, str, str], list[Gated]] = {}
+    for one in gates:
+        groups.setdefault((one.kind, one.gpu, one.driver), []).append(one)
+    rows = [
+        (kind, ", ".join(filter(None, (gpu, driver))), _days(of_kind), str(len(of_kind)), *_shares(of_kind))
+        for (kind, gpu, driver), of_kind in groups.items()
+    ]
+    commands = "\n".join(f"    {command}" for command in dict.fromkeys(one.command for one in gates))
+    return f"{table(_HEADINGS, rows, numbers=6)}\n\n{commands}"
+
+
+def _days(gates: Iterable[Gated]) -> str:
+    days = sorted({one.date for one in gates})
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+
+
+def _shares(gates: Sequence[Gated]) -> tuple[str, ...]:
+    counts = Counter(one.verdict for one in gates)
+    shown = [counts[verdict] for verdict in _SHOWN]
+    seconds = [one.seconds for one in gates]
+    return (*map(str, (*shown, len(gates) - sum(shown))), f"{median(seconds):.0f}, at most {max(seconds):.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gates", type=int, default=10, help="gates of each kind to add")
+    parser.add_argument("--file", type=Path, default=FILE, help="file to append to")
+    parser.add_argument("more", nargs="*", help="more arguments of kvbench gate compare, behind --")
+    options = parser.parse_args()
+    gates = read(options.file)
+    for number in range(options.gates):
+        for kind in KINDS:
+            with tempfile.TemporaryDirectory() as folder:
+                gates.append(gate(kind, options.more, Path(folder)))
+            write(options.file, gates)
+            done = gates[-1]
+            print(f"{number + 1} of {options.gates}: {kind}: {done.verdict} in {done.seconds:.0f} s", flush=True)
+    print(rates(gates))
+
+
+if __name__ == "__main__":
+    main()
