@@ -51,10 +51,14 @@ def check_keys(table: Iterable[str], known: Sequence[str]) -> None:
             raise UsageError(f"unknown key {shown(key)}; {hint(key, known)}")
 
 
+# Below it, words of other meaning are alike: "nope" and "copier".
+_NEAR: Final = 0.7
+
+
 def hint(word: str, known: Iterable[str], otherwise: str = "") -> str:
     """Return "did you mean …?" with the nearest known word, or if none is near `otherwise`, by default all words."""
     words = list(known)
-    near = difflib.get_close_matches(word, words, n=1)
+    near = difflib.get_close_matches(word, words, n=1, cutoff=_NEAR)
     return f"did you mean {near[0]}?" if near else otherwise or f"use one of {', '.join(words)}"
 
 

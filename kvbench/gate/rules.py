@@ -26,7 +26,7 @@ from kvbench.gate.judgement import GateVerdict, Row, worst
 from kvbench.results import Run
 from kvbench.results.columns import TIMES
 from kvbench.results.outcomes import Outcome
-from kvbench.text import NAME_PATTERN, check_keys, convert, located
+from kvbench.text import NAME_PATTERN, check_keys, convert, hint, located
 
 _SHARE: Final = "ceiling_share"
 QUANTITIES: Final = ("gbps", _SHARE, *TIMES)
@@ -403,6 +403,8 @@ def _limit(value: object) -> Limit:
     if not _FACTOR.fullmatch(factor) or float(factor) == 0:
         raise ValueError("Expected a factor")
     partner = rest[0].strip() if rest else None
+    if partner is not None and partner != CEILING and not re.search("[<>=]", partner):
+        raise ValueError(f"{brief(partner)}: {hint(partner, [CEILING], 'write ceiling, or a filter')}")
     return Limit(float(factor), partner if partner in (None, CEILING) else Selection(parse_filters(_text(partner))))
 
 
