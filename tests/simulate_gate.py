@@ -1,7 +1,7 @@
 """How often the gate is wrong, found out on noise whose truth is known: `python tests/simulate_gate.py`.
 
 Suites of 40 cells are made up and given to the gate's own verdict code, look by look as it takes them. Nothing here is
-a measurement. `--write docs/design/gate.md` puts the table between its markers there.
+a measurement. `--write docs/how-to/gate.md` puts the table between its markers there.
 """
 
 import argparse

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvbench.sweep.spec import SweepSpec
 
 DEFAULT_SUITE: Final = "gate-suite"
-DEFAULT_MINUTES: Final = 1.8
+DEFAULT_MINUTES: Final = 1.0
 
 gate = typer.Typer(
     cls=Group,
@@ -53,7 +53,7 @@ class Measuring(msgspec.Struct, frozen=True, kw_only=True):
     minutes: Annotated[
         float,
         msgspec.Meta(
-            ge=0.01, le=1440, description=f"time limit in minutes, start-up included (default: {DEFAULT_MINUTES})"
+            ge=0.01, le=1440, description=f"time limit of everything in minutes (default: {DEFAULT_MINUTES:g})"
         ),
     ] = DEFAULT_MINUTES
     margin: Annotated[
@@ -110,8 +110,8 @@ def compare(
     filters: Filters = None,
     measuring: Annotated[Mapping[str, Any], FromStruct(Measuring)] = NO_OPTIONS,
     inconclusive: Annotated[
-        OnInconclusive, typer.Option(help="Let UNDECIDED and CONTAMINATED pass or fail.")
-    ] = OnInconclusive.FAIL,
+        OnInconclusive, typer.Option(help="Let UNDECIDED and CONTAMINATED pass with a warning, or fail.")
+    ] = OnInconclusive.PASS,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="DIR", help="Directory for gate.json, gate.md and both runs."),
@@ -119,7 +119,7 @@ def compare(
     github: _GitHub = False,
     as_json: _AsJson = False,
 ) -> None:
-    """Measure two builds in turn. Exit codes: 0 not slower, 1 slower, 3 inconclusive, 5 failed cells."""
+    """Measure two builds in turn. Exit codes: 0 not found slower, 1 slower, 4 unlike machines, 5 failed cells."""
     from kvbench.engine.faults import parse_faults
     from kvbench.gate.outputs import Destinations, data_of
     from kvbench.gate.sheet import sheet_of_judgement
@@ -131,17 +131,18 @@ def compare(
     if base is None or cand is None:
         raise UsageError("--base and --cand: give both: env:PATH, backend:NAME or here")
     how: Measuring = convert(measuring, Measuring)
-    deadline_s = time.monotonic() + 60 * how.minutes
+    began_s = time.monotonic()
     for option, fault in (("--base-fault", how.base_fault), ("--cand-fault", how.cand_fault)):
         parse_faults(fault, option)
     folder = out or default_folder("gate")
     to = Destinations(as_json, folder, github)
     sides = parse_side("--base", base, how.base_fault), parse_side("--cand", cand, how.cand_fault)
     with _measured(sides, _suite(how, axis, filters, sides[0]), folder, as_json=as_json) as both:
-        judgement = both.compare(how.margin, deadline_s)
+        judgement = both.compare(how.margin, began_s + 60 * how.minutes)
     passes = inconclusive is OnInconclusive.PASS and judgement.exit_code is ExitCode.INCONCLUSIVE
     data = msgspec.structs.replace(data_of(judgement), **({"exit_code": ExitCode.DONE.value} if passes else {}))
-    to.deliver(sheet_of_judgement(judgement, shlex.join(["kvbench", *sys.argv[1:]])), data)
+    command = shlex.join(["kvbench", *sys.argv[1:]])
+    to.deliver(sheet_of_judgement(judgement, time.monotonic() - began_s, command), data)
     raise typer.Exit(data.exit_code)
 
 

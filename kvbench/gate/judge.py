@@ -90,35 +90,41 @@ def _rows(pairs: Pairs, logs: Floats, margin: float, look: _Look) -> Iterator[Ro
     enough = len(pairs.order) >= PLAN[0].pairs
     for index, cell in enumerate(pairs.cells):
         visits = pairs.visits[:, index]
+        other = pairs.names.get(cell, cell)
+        row = Row("cell", _name(cell, other), GateVerdict.UNDECIDED, [cell], cand_cell=other)
         if cell in pairs.failed:
             gone = Estimate(settled=True)
-            yield Row("cell", cell.label, GateVerdict.FAILED, [cell], gone, reason=pairs.failed[cell])
+            yield replace(row, verdict=GateVerdict.FAILED, effect=gone, reason=pairs.failed[cell])
+        elif cell in pairs.unmeasured:
+            yield replace(row, reason="not measured within the time limit")
         elif sides := pairs.no_figure.get(cell):
             # What the base has not either is no loss; a later visit may have a figure.
             lacks = Estimate(settled=enough, not_slower=BASE in sides)
-            reason = f"no figure of {' and '.join(sides)}: {NO_FIGURE}"
-            yield Row("cell", cell.label, GateVerdict.UNDECIDED, [cell], lacks, reason=reason)
+            yield replace(row, effect=lacks, reason=f"no figure of {' and '.join(sides)}: {NO_FIGURE}")
         else:
             allowed = _cell_margin(visits["fast_us"][0], margin, inline=cell in pairs.inline)
             path = pairs.paths.get(cell, "copied by the CPU" if cell in pairs.inline else "")
-            yield from _rows_of(cell, visits, logs[index], allowed, math.log1p(margin), path, look)
+            yield from _rows_of(replace(row, reason=path), visits, logs[index], allowed, math.log1p(margin), look)
+
+
+def _name(base: Cell, cand: Cell) -> str:
+    return base.label if base.backend == cand.backend else f"{base.label} -> {cand.backend}"
 
 
 def _rows_of(
-    cell: Cell, visits: VisitValues, logs: Floats, margin: float, relative: float, path: str, look: _Look
+    of_cell: Row, visits: VisitValues, logs: Floats, margin: float, relative: float, look: _Look
 ) -> Iterator[Row]:
     """Yield the rows of a cell with figures, whose visits have the shape (2, rounds); margins are log ratios."""
     for kind, judged in _JUDGED.items():
         values = visits[judged.field]
         allowed = margin if judged.cell_margin else relative
-        sides = middle_of(values[0]), middle_of(values[1])
-        row = Row(kind, cell.label, GateVerdict.SAME, [cell], unit=judged.unit, base=sides[0], cand=sides[1])
-        row = replace(row, margin=_ratio(allowed) - 1)
+        base, cand = middle_of(values[0]), middle_of(values[1])
+        row = replace(of_cell, kind=kind, unit=judged.unit, base=base, cand=cand, margin=_ratio(allowed) - 1)
         if kind == "cell":
             upper = look(_logs(visits["upper_us"]), allowed + math.log1p(UPPER_HALF.fraction))
-            yield _decided(replace(row, effect=look(logs, allowed), upper=upper, reason=path))
+            yield _decided(replace(row, effect=look(logs, allowed), upper=upper))
         elif np.isfinite(values).any():
-            yield _decided(replace(row, effect=look(_logs(values), allowed)))
+            yield _decided(replace(row, effect=look(_logs(values), allowed), reason=""))
 
 
 def _decided(row: Row) -> Row:

@@ -11,6 +11,8 @@ from kvbench.analysis.margins import GATE
 from kvbench.cells.cell import AXES, Cell, command_of
 from kvbench.errors import ExitCode
 from kvbench.gate.looks import Estimate
+from kvbench.gate.pairs import few
+from kvbench.text import counted
 
 Kind = Literal["cell", "caller_us", "neighbour", "rule"]
 
@@ -47,8 +49,7 @@ VERDICTS: Final[Mapping[GateVerdict, str]] = {
     "looks in a row or at the last, and several processes of each side confirm it",
     GateVerdict.FAIL: "a rule about one run is broken",
     GateVerdict.UNDECIDED: "the interval crosses the margin, or nothing confirmed what it says, and the plan or the "
-    "time has ended, or a cell has no figure, or a rule has too few visits; the exit code is 0 if each such row "
-    "excludes a slowdown beyond its margin, or the base has no figure either",
+    "time has ended, or a cell was not reached or has no figure, or a rule has too few visits",
     GateVerdict.SAME: "the whole interval lies within the margin, and that of the upper halves not above its own",
     GateVerdict.PASS: "a rule about one run holds",
     GateVerdict.FASTER: "the whole interval lies below the margin, at two looks in a row or at the last, and is "
@@ -76,7 +77,7 @@ class Row:
     difference as a fraction. `effect` is about the lower tenths of visits, `upper` about their upper halves; it can
     only make a row SLOWER, or keep it from SAME. `cells` are the cells of the base to measure for more certainty,
     unless the row is `settled`: all combinations of their values on each axis. `reason` is "" if the figures need no
-    explanation.
+    explanation. `cand_cell` is the cell on the candidate's side.
     """
 
     kind: Kind
@@ -90,6 +91,7 @@ class Row:
     cand: float = math.nan
     margin: float = math.nan
     reason: str = ""
+    cand_cell: Cell | None = None
 
     @property
     def decisive(self) -> Estimate:
@@ -118,10 +120,10 @@ class Row:
 
     @property
     def command(self) -> str:
-        """The command that measures the cells, or "" without cells."""
+        """The command that measures the cells of both sides, or "" without cells."""
         if not self.cells:
             return ""
-        texts = [cell.spelled_out() for cell in self.cells]
+        texts = [cell.spelled_out() for cell in (*self.cells, *filter(None, [self.cand_cell]))]
         values = {name: dict.fromkeys(text for each in texts if (text := each.get(name)) is not None) for name in AXES}
         return command_of({name: ",".join(each) or None for name, each in values.items()})
 
@@ -162,6 +164,15 @@ class Judgement:
     disturbed: Mapping[str, int] = field(default_factory=dict)
     margin: float = GATE.fraction
     warnings: Sequence[str] = ()
+
+    @property
+    def unsettled(self) -> list[str]:
+        """A line about what keeps the verdict from saying more, if anything does."""
+        if self.verdict is GateVerdict.CONTAMINATED:
+            moved = ", ".join(control.name for control in self.controls if not control.steady)
+            return [f"nothing is judged: the machine moved during the comparison (controls: {moved})"]
+        names = [row.name for row in self.rows if row.verdict is GateVerdict.UNDECIDED and not row.passes]
+        return [f"not settled: {counted(len(names), 'row')} of {len(self.rows)}: {few(names)}"] if names else []
 
     @property
     def exit_code(self) -> ExitCode:

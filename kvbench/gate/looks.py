@@ -18,7 +18,7 @@ class Look:
     alpha: float
 
 
-# Together the looks have an error probability of 5%, like one look at 95%: docs/design/gate.md has the rates.
+# Together the looks have an error probability of 5%, like one look at 95%: docs/how-to/gate.md has the rates.
 PLAN: Final = (Look(12, 0.01), Look(24, 0.01), Look(40, 0.015), Look(60, 0.015))
 
 

@@ -27,7 +27,7 @@ SUMMARY_VARIABLE: Final = "GITHUB_STEP_SUMMARY"
 # https://docs.github.com/actions: a step summary has at most 1 MiB, a comment at most 65 536 characters.
 SUMMARY_BYTES: Final = 1 << 20
 COMMENT_BYTES: Final = 65_536
-# Room for the headings of two tables, the line about hidden rows, and the separators.
+# Room for the heading of the table, what folds it, the line about hidden rows, and the separators.
 _FRAME_BYTES: Final = 1024
 _MOST_NOTES: Final = 20
 # https://docs.github.com/actions: a step shows 10 warnings and 10 errors and silently drops the rest.
@@ -180,22 +180,27 @@ def _show(sheet: Sheet) -> None:
             console.print(Text(line, _COLOURS.get(verdict, "")), soft_wrap=True)
 
     show(f"{sheet.title}: {sheet.verdict}", sheet.verdict)
+    for text in (*sheet.lead, *(f"warning: {text}" for text in sheet.warnings)):
+        show(text)
     for row in sheet.listed:
         show(f"{row.verdict}  {name_of_row(row)}", row.verdict)
         for text in filter(None, (message(row), row.command)):
             show(f"  {text}")
-    for text in (*sheet.counts, *(f"warning: {text}" for text in sheet.warnings), *sheet.summary):
+    for text in (*sheet.counts, *sheet.details):
         show(text)
 
 
 def page(sheet: Sheet, limit_bytes: int) -> str:
-    """Return Markdown of at most `limit_bytes` bytes of UTF-8; the worst rows are kept, the others counted."""
+    """Return Markdown of at most `limit_bytes` bytes of UTF-8: the verdict and its lead, and all else folded.
+
+    The worst rows are kept, the others counted.
+    """
     parts = [
         f"## {escape(sheet.title)}: {escape(sheet.verdict)}",
-        bullets(map(escape, sheet.summary)),
+        bullets(map(escape, sheet.lead)),
         bullets(f"warning: {escape(text)}" for text in sheet.warnings[:_MOST_NOTES]),
     ]
-    left = limit_bytes - sum(map(_size, parts)) - _FRAME_BYTES
+    left = limit_bytes - sum(map(_size, (*parts, bullets(sheet.details)))) - _FRAME_BYTES
     fitting: list[list[str]] = []
     for row in (*sheet.loud, *sheet.quiet):
         command = code(row.command) if row.command else ""
@@ -204,15 +209,14 @@ def page(sheet: Sheet, limit_bytes: int) -> str:
         if left < 0:
             break
         fitting.append(cells)
-    loud, quiet = fitting[: len(sheet.loud)], fitting[len(sheet.loud) :]
-    if loud:
-        parts.append(table(_HEADER, loud, left=len(_HEADER)))
-    if quiet:
-        others = table(_HEADER, quiet, left=len(_HEADER))
-        parts.append(f"<details><summary>{len(quiet)} others</summary>\n\n{others}\n\n</details>")
     hidden = len(sheet.rows) - len(fitting)
-    if hidden:
-        parts.append(f"{counted(hidden, 'row')} more than fit here; gate.json has all.")
+    folded_parts = [
+        table(_HEADER, fitting, left=len(_HEADER)) if fitting else "",
+        bullets(map(escape, sheet.details)),
+        f"{counted(hidden, 'row')} more than fit here; gate.json has all." if hidden else "",
+    ]
+    inside = "\n\n".join(filter(None, folded_parts))
+    parts.append(f"<details><summary>{counted(len(sheet.rows), 'row')}</summary>\n\n{inside}\n\n</details>")
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -228,7 +232,7 @@ def annotations(sheet: Sheet) -> list[str]:
         again = f" | to measure it again: {row.command}" if row.command else ""
         commands.append(_command(kind, f"{row.verdict}: {name_of_row(row)}", f"{message(row)}{again}"))
     if sheet.verdict is GateVerdict.CONTAMINATED:  # no row is to blame
-        commands = [_command("warning", f"{sheet.title}: {sheet.verdict}", "; ".join(sheet.summary))]
+        commands = [_command("warning", f"{sheet.title}: {sheet.verdict}", "; ".join(sheet.warnings))]
     if len(commands) <= MOST_ANNOTATIONS:
         return commands
     more = len(commands) - MOST_ANNOTATIONS + 1

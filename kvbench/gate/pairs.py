@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
@@ -70,8 +70,9 @@ class Pairs:
 
     `order` is 1 for every round in which the candidate ran second, -1 if it ran first, 0 if unknown. `processes`
     counts, for every round, how often both sides had new worker processes before. `controls` maps a name to the log
-    ratios of the candidate's time to the base's, by round, of controls that no build affects. `failed` has a reason for
-    every cell that failed or is missing on a side, `no_figure` the sides on which a cell ran but has no figure.
+    ratios of the candidate's time to the base's, by round, of controls that no build affects. `names` are those of the
+    cells on the candidate's side where they are others. `unmeasured` cells were visited on no side. `failed` has a
+    reason for every cell that failed or is missing on a side, `no_figure` the sides on which a cell ran but has none.
     `paths` are changes of the effective path ("copy engine -> CPU inline"), `inline` the cells that the CPU copies on
     both sides, `disturbed` the number of pairs that each cause spoiled.
     """
@@ -81,6 +82,8 @@ class Pairs:
     order: Floats
     processes: Floats
     controls: Mapping[str, Floats]
+    names: Mapping[Cell, Cell] = field(default_factory=dict)
+    unmeasured: frozenset[Cell] = frozenset()
     failed: Mapping[Cell, str] = field(default_factory=dict)
     no_figure: Mapping[Cell, Sequence[str]] = field(default_factory=dict)
     paths: Mapping[Cell, str] = field(default_factory=dict)
@@ -122,6 +125,9 @@ class _Side:
                 row[index_of[number]] = values_of(visit)
         return values
 
+    def ran(self, cell: Cell) -> bool:
+        return cell in self.visits or cell in self.failures
+
     def errors(self, cell: Cell) -> list[str]:
         """Return why the cell has no timing on this side, or []; an unverified cell has none."""
         visits = self.visits.get(cell, {}).values()
@@ -152,56 +158,90 @@ class _Side:
 def pair(base: Run, cand: Run, names: Mapping[Cell, Cell]) -> Pairs:
     """Pair the visits of both sides; `names` are the cells of the base and their names on the candidate's side.
 
-    Rounds can measure different cells.
+    Rounds can measure different cells, and time can end before some are measured.
     """
     ours, theirs = _Side(BASE, base), _Side(CAND, cand)
-    ran = {*ours.visits, *ours.failures}, {*theirs.visits, *theirs.failures}
-    names = {cell: name for cell, name in names.items() if cell in ran[0] or name in ran[1]}
     cells = sorted(names, key=attrgetter("backend", "direction", "stream_state", "blocks", "block_bytes", "id"))
     rounds = sorted(ours.rounds | theirs.rounds)
     measured = np.stack([ours.values(cells, rounds), theirs.values([names[cell] for cell in cells], rounds)])
-    copies = ours.copies_us(rounds), theirs.copies_us(rounds)
-    copies_us = {
-        name: np.array([side[name] for side in copies]) for name in sorted(copies[0].keys() & copies[1].keys())
-    }
-    failed = {cell: few(why) for cell in cells if (why := _errors(ours.errors(cell), theirs.errors(names[cell])))}
-    ok = np.array([cell not in failed for cell in cells], dtype=bool)
-    has_figure = {cell: (ours.has_figure(cell), theirs.has_figure(names[cell])) for cell in cells if cell not in failed}
+    ran = [cell for cell in cells if ours.ran(cell) or theirs.ran(names[cell])]
+    failed = {cell: few(why) for cell in ran if (why := _errors(ours.errors(cell), theirs.errors(names[cell])))}
     paths = {cell: (ours.path(cell), theirs.path(names[cell])) for cell in cells}
     inline = frozenset(cell for cell, both in paths.items() if {*both} == {EffectivePath.CPU_INLINE})
-    by_cpu = np.array([cell in inline for cell in cells], dtype=bool)  # their margin allows for its changes
-    # The caller's share of each cell's time, 0 where the time does not hold it.
-    callers = np.swapaxes(measured["caller_us"] / measured["fast_us"], 0, 1)
-    shares = np.nan_to_num([middle_of(of_cell) for of_cell in callers])
-    marks = spoiled(measured, (shares >= CPU_BOUND) & ~by_cpu, copies_us)
-    complete = np.isfinite(measured["fast_us"]).all(axis=0) & ok[:, None]
-    visits = measured.copy()
-    visits["caller_us"][:, by_cpu | (shares < CALLER_BOUND)] = np.nan
-    visits[:, ~ok] = np.nan
-    for mark in marks.values():
-        visits[:, mark] = np.nan
+    # From here on in the order of `cells`. Marks come from all that was measured, before any of it is left out.
+    by_cpu, ok = _mask(cells, inline), ~_mask(cells, failed)
+    shares = _caller_shares(measured)
+    copies_us = _copies_of_both(ours, theirs, rounds)
+    marks = spoiled(measured, (shares >= CPU_BOUND) & ~by_cpu, copies_us)  # what the CPU copies has a margin for that
     return Pairs(
         cells,
-        visits,
-        order=np.nan_to_num(np.sign(np.subtract(*np.fmin.reduce(measured["began_ns"], axis=1)[::-1]))),
+        _counted(measured, ok, (shares >= CALLER_BOUND) & ~by_cpu, marks),
+        order=_order(measured["began_ns"]),
         processes=_new_processes(measured["process"]),
         controls=_controls(measured["probe_us"], copies_us, marks),
+        names=names,
+        unmeasured=frozenset(cells) - frozenset(ran),
         failed=failed,
         no_figure={
-            cell: [side.name for side, has in zip((ours, theirs), both, strict=True) if not has]
-            for cell, both in has_figure.items()
-            if not all(both)
+            cell: lacking
+            for cell in ran
+            if cell not in failed and (lacking := _without_figure((ours, cell), (theirs, names[cell])))
         },
         paths={cell: f"path: {old} -> {new}" for cell, (old, new) in paths.items() if new and old != new},
         inline=inline,
-        disturbed={cause: count for cause, mark in marks.items() if (count := int((mark & complete).sum()))},
+        disturbed=_disturbed_pairs(measured, ok, marks),
     )
+
+
+def _mask(cells: Sequence[Cell], chosen: Collection[Cell]) -> Mask:
+    return np.array([cell in chosen for cell in cells], dtype=bool)
 
 
 def _errors(base: Sequence[str], cand: Sequence[str]) -> list[str]:
     """Return the errors of both sides; one side is not visited where the other failed, so that is no error then."""
     every = [*base, *cand]
     return [error for error in every if not error.endswith(f": {_MISSING}")] or every
+
+
+def _without_figure(*sides: tuple[_Side, Cell]) -> list[str]:
+    return [side.name for side, cell in sides if not side.has_figure(cell)]
+
+
+def _caller_shares(measured: VisitValues) -> Floats:
+    """Return the caller's share of the time of each cell, 0 where that time does not hold it."""
+    shares = np.swapaxes(measured["caller_us"] / measured["fast_us"], 0, 1)
+    return np.nan_to_num([middle_of(of_cell) for of_cell in shares])
+
+
+def _copies_of_both(base: _Side, cand: _Side, rounds: Sequence[int]) -> dict[str, Floats]:
+    """Return direction -> times of both sides' large copies, of shape (2, rounds)."""
+    ours, theirs = base.copies_us(rounds), cand.copies_us(rounds)
+    return {name: np.array([ours[name], theirs[name]]) for name in sorted(ours.keys() & theirs.keys())}
+
+
+def _counted(measured: VisitValues, ok: Mask, caller: Mask, marks: Mapping[str, Mask]) -> VisitValues:
+    """Return the visits that count: those of cells that are `ok`, in pairs that no mark spoils.
+
+    `caller_us` is left for cells whose `caller` is judged.
+    """
+    visits = measured.copy()
+    visits["caller_us"][:, ~caller] = np.nan
+    visits[:, ~ok] = np.nan
+    for mark in marks.values():
+        visits[:, mark] = np.nan
+    return visits
+
+
+def _disturbed_pairs(measured: VisitValues, ok: Mask, marks: Mapping[str, Mask]) -> dict[str, int]:
+    """Return how many complete pairs each cause spoiled."""
+    complete = np.isfinite(measured["fast_us"]).all(axis=0) & ok[:, None]
+    return {cause: count for cause, mark in marks.items() if (count := int((mark & complete).sum()))}
+
+
+def _order(began_ns: Floats) -> Floats:
+    """Return 1 for every round in which the candidate began second, -1 if it began first, 0 if unknown."""
+    base, cand = np.fmin.reduce(began_ns, axis=1)
+    return np.asarray(np.nan_to_num(np.sign(cand - base)))
 
 
 def _new_processes(numbers: Floats) -> Floats:

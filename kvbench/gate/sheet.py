@@ -5,27 +5,30 @@ Nothing here is escaped; every output does its own escaping.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvbench.errors import ExitCode
+from kvbench.cells.cell import Cell
 from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Row
 from kvbench.gate.looks import Estimate
 from kvbench.gate.rules import RulesReport
 
 # From this ratio on, a factor is easier to read than a percentage.
 _MANY_TIMES: Final = 3.0
+# Where the machine may have moved by as much as this, beyond the margin of its control, no change can be found.
+_TOO_UNSURE: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """The content for the reader."""
+    """The content for the reader: the verdict and `lead` come first, `details` last."""
 
     title: str
     verdict: GateVerdict
+    lead: Sequence[str]
     rows: Sequence[Row]
-    summary: Sequence[str]
+    details: Sequence[str]
     warnings: Sequence[str]
 
     @property
@@ -62,14 +65,25 @@ def is_loud(row: Row) -> bool:
     return row.verdict is not GateVerdict.CONTAMINATED and not row.passes
 
 
-def sheet_of_judgement(judgement: Judgement, repeat: str = "") -> Sheet:
+def sheet_of_judgement(judgement: Judgement, seconds: float = 0.0, command: str = "") -> Sheet:
+    """Return the sheet of a comparison that took `seconds` and that `command` repeats."""
+    worst = judgement.rows[0] if judgement.rows else None
+    lead = [f"worst: {worst.verdict} {name_of_row(worst)}: {message(worst)}"] if worst else []
+    counts = _counts(row.verdict for row in judgement.rows)
+    lead.append(f"cells: {len({*cells_of(judgement.rows)})} on both sides; rows: {counts or 'none'}")
+    lead.append(f"time: {seconds / 60:.1f} minutes, {judgement.rounds} rounds")
     return Sheet(
         title="kvbench gate compare",
         verdict=judgement.verdict,
+        lead=[*lead, *filter(None, [command and f"to repeat: {command}"])],
         rows=judgement.rows,
-        summary=[*_first(judgement, repeat), *_summary(judgement)],
+        details=_details(judgement),
         warnings=judgement.warnings,
     )
+
+
+def cells_of(rows: Iterable[Row]) -> Iterator[Cell]:
+    return (cell for row in rows for cell in row.cells)
 
 
 def sheet_of_rules(report: RulesReport) -> Sheet:
@@ -77,8 +91,9 @@ def sheet_of_rules(report: RulesReport) -> Sheet:
     return Sheet(
         title=f"kvbench gate rules {report.run}",
         verdict=report.verdict,
+        lead=[f"{len(report.rows)} rules{meant}: {_counts(row.verdict for row in report.rows)}"],
         rows=report.rows,
-        summary=[f"{len(report.rows)} rules{meant}: {_counts(row.verdict for row in report.rows)}"],
+        details=[],
         warnings=report.warnings,
     )
 
@@ -90,42 +105,22 @@ def name_of_row(row: Row) -> str:
 def message(row: Row) -> str:
     """Return the row in one sentence, without its name.
 
-    "80.0 -> 83.2 us, +1.1% (95%: -3.8 to +6.0%), margin 3%". The effect is that of the pairs, so it can differ from
-    the ratio of the medians.
+    "base 80.0 us, cand 83.2 us; by pairs +1.1% (95%: -3.8 to +6.0%), margin 3%". The effect is that of the pairs, so it
+    can differ from the ratio of the medians.
     """
     parts = []
     if row.kind != "rule" and row.verdict is not GateVerdict.FAILED and math.isfinite(row.margin):
-        effects = [_sides(row), _effect(row.effect), f"margin {100 * row.margin:.3g}%"]
+        effect = _effect(row.effect)
+        by_pairs = ", ".join(filter(None, [effect and f"by pairs {effect}", f"margin {100 * row.margin:.3g}%"]))
         upper = _effect(row.upper) if row.upper is not None else ""
-        parts = [", ".join(filter(None, effects)), upper and f"upper half {upper}"]
+        parts = [_sides(row), by_pairs, upper and f"upper half {upper}"]
     undecided = row.verdict is GateVerdict.UNDECIDED and row.pairs
     passes = "not slower" if undecided and row.passes else ""
     return "; ".join(filter(None, (*parts, passes, row.reason)))
 
 
-def _first(judgement: Judgement, repeat: str) -> list[str]:
-    """Return the first lines: the worst row, what moved on the machine, and how to repeat the comparison."""
-    loud = [row for row in judgement.rows if is_loud(row)]
-    lines = [f"worst: {row.verdict} {name_of_row(row)}: {message(row)}" for row in loud[:1]]
-    lines.append(f"machine: {_machine(judgement.controls)}")
-    return [*lines, f"to repeat: {repeat}"] if repeat else lines
-
-
-def _machine(controls: Sequence[ControlEffect]) -> str:
-    if moved := [control.name for control in controls if not control.steady]:
-        return f"{', '.join(moved)} moved"
-    unsure = [control.name for control in controls if _is_unsure(control)]
-    return f"{', '.join(unsure)} unsure" if unsure else "steady"
-
-
-def _summary(judgement: Judgement) -> list[str]:
-    counts = _counts(row.verdict for row in judgement.rows)
-    lines = [
-        f"{judgement.rounds} rounds, {len(judgement.rows)} rows: {counts or 'none'}",
-        *(f"control {one.name}: {_effect(one.effect)}, {_steadiness(one)}" for one in judgement.controls),
-    ]
-    if judgement.verdict is GateVerdict.UNDECIDED and judgement.exit_code is ExitCode.DONE:
-        lines.append("exit code 0: no undecided row that can be compared is slower by more than its margin")
+def _details(judgement: Judgement) -> list[str]:
+    lines = [f"control {one.name}: {_effect(one.effect)}, {_steadiness(one)}" for one in judgement.controls]
     if math.isfinite(judgement.geometric_mean):
         lines.append(f"geometric mean of all cells: {_percent(judgement.geometric_mean)} (shown, not gated)")
     if judgement.disturbed:
@@ -142,16 +137,10 @@ def _summary(judgement: Judgement) -> list[str]:
 def _steadiness(control: ControlEffect) -> str:
     if not control.steady:
         return "outside its margin: the machine moved"
-    if math.isinf(control.unsure):
-        return "unsure: too few pairs for an interval"
-    if _is_unsure(control):
-        return f"unsure: a change must exceed its margin by {control.unsure:.1%}"
-    return "steady"
-
-
-def _is_unsure(control: ControlEffect) -> bool:
-    """Return whether a control is unsure by as much as its line can show."""
-    return f"{control.unsure:.1%}" != "0.0%"
+    if control.unsure >= _TOO_UNSURE:
+        return "unsure: too few or too uneven to find a change"
+    unsure = f"{control.unsure:.1%}"
+    return "steady" if unsure == "0.0%" else f"unsure: a change must exceed its margin by {unsure}"
 
 
 def _counts(verdicts: Iterable[str]) -> str:
@@ -174,7 +163,8 @@ def _percent(ratio: float) -> str:
 
 
 def _sides(row: Row) -> str:
-    """Return the medians of both sides with their unit: "80.0 -> 83.2 us", "1.20x -> 1.26x", or "" if unknown."""
+    """Return the medians of both sides: "base 80.0 us, cand 83.2 us", "base 1.20x, cand 1.26x", or "" if unknown."""
     if not (math.isfinite(row.base) and math.isfinite(row.cand)):
         return ""
-    return f"{row.base:.2f}x -> {row.cand:.2f}x" if row.unit == "x" else f"{row.base:.1f} -> {row.cand:.1f} us"
+    form = "{:.2f}x" if row.unit == "x" else "{:.1f} us"
+    return f"base {form.format(row.base)}, cand {form.format(row.cand)}"

@@ -35,7 +35,7 @@ from kvbench.sweep.checks import usable_bytes
 from kvbench.sweep.installed import asked_for
 from kvbench.sweep.plan import Plan, PlannedVisit, expand
 from kvbench.sweep.spec import Limits, SweepSpec
-from kvbench.text import counted, printable
+from kvbench.text import counted, located, printable
 
 FORMS: Final = "write env:PATH (a virtual environment or its python), backend:NAME, or here (this environment)"
 _PROBE_S: Final = 120.0
@@ -163,9 +163,10 @@ class MeasuredSide(Observer):
         """Start the worker and plan; raises UsageError if there is nothing to measure, and errors of the worker."""
         self.opened = self._slot.start()
         self.spec = replace(self.spec, limits=half_of_memory(self.spec.limits, self.opened))
-        self.plan = expand(self.spec, self.opened.device, self.opened.backends)
-        if not self.plan.cells:
-            raise UsageError(f"{self.side.option} {brief(self.side.text)}: {nothing_to_measure(self.plan)}")
+        with located(f"{self.side.option} {brief(self.side.text)}"):
+            self.plan = expand(self.spec, self.opened.device, self.opened.backends)
+            if not self.plan.cells:
+                raise UsageError(nothing_to_measure(self.plan))
         self.info = run_info(self.spec, self.opened, ["kvbench", *sys.argv[1:]])
 
     def create(self, folder: Path, names: Mapping[Cell, Cell]) -> None:
@@ -209,6 +210,7 @@ class SideBySide:
         self._names = {**{cell: cell for cell in alone}, **cand.names}
         self._failed: set[Cell] = set()
         self._rounds = 0
+        self._pairs = 0
         self._seed = base.execution.spec.seed
         self._last_ns = 0
 
@@ -216,32 +218,37 @@ class SideBySide:
         """Measure and judge until every row is settled, or the plan or the time ends; `deadline_s` is monotonic.
 
         Only the planned looks are made: stopping as soon as a result appears would find regressions in noise. When a
-        row became SLOWER or FASTER in one process of each side, new ones go on. Raises StorageError, and KvbenchError
-        if the control copies fail.
+        row became SLOWER or FASTER in one process of each side, new ones go on. No pair begins after the deadline.
+        Raises StorageError, KvbenchError if the control copies fail, and UsageError if there was no time for a pair.
         """
         began_s = time.monotonic()
-        self._round(self._cells, verify=True)
+        self._round(self._cells, deadline_s, verify=True)
         closing_s = time.monotonic() - began_s
+        if not self._pairs:
+            raise UsageError(f"--minutes: start-up alone took {self._opening_s:.0f} s; give more")
+        closing_from_s = deadline_s - closing_s
         judgement = self._judged(margin, None)
         for look in PLAN:
             differ = sum(row.decisive.unconfirmed is not None for row in judgement.rows)
-            renewed = differ > 0 and time.monotonic() + self._opening_s + closing_s < deadline_s
+            renewed = differ > 0 and time.monotonic() + self._opening_s < closing_from_s
             if renewed:
                 self._say(f"{counted(differ, 'difference')} so far; new processes go on")
                 self._renew()
             for _ in range(_TRIES):
                 missing = judgement.missing(look.pairs)
                 for number in range(max(missing.values(), default=0)):
-                    if time.monotonic() + closing_s < deadline_s:
-                        self._round([cell for cell, count in missing.items() if count > number], verify=renewed)
-                        renewed = False
+                    cells = [cell for cell, count in missing.items() if count > number]
+                    self._round(cells, closing_from_s, verify=renewed)
+                    renewed = False
                 judgement = self._judged(margin, judgement)
             settled = sum(row.settled for row in judgement.rows)
             self._say(f"{look.pairs} pairs: {settled} of {len(judgement.rows)} rows are settled")
-            if settled == len(judgement.rows) or time.monotonic() + closing_s >= deadline_s:
+            if settled == len(judgement.rows) or time.monotonic() >= closing_from_s:
                 break
-        self._round(self._cells, verify=True)
-        return self._judged(margin, judgement)
+        whole = self._round(self._cells, deadline_s, verify=True)
+        judgement = self._judged(margin, judgement)
+        cut = [] if whole else ["the time limit cut off the last comparison of bytes"]
+        return replace(judgement, warnings=[*judgement.warnings, *judgement.unsettled, *cut])
 
     def finish(self) -> None:
         """Record that both runs are complete; raises StorageError if one could not be written."""
@@ -255,10 +262,15 @@ class SideBySide:
         judgement = judge(pair(base.run(), cand.run(), self._names), margin, earlier)
         return replace(judgement, warnings=about_backends(base.plan.cells, cand.plan.cells))
 
-    def _round(self, cells: Sequence[Cell], *, verify: bool = False) -> None:
-        """Visit the `cells` that did not fail on both sides, in shuffled order; the sides alternate in going first."""
+    def _round(self, cells: Sequence[Cell], until_s: float, *, verify: bool) -> bool:
+        """Visit the `cells` that did not fail on both sides, in shuffled order; the sides alternate in going first.
+
+        No pair begins after `until_s`. Return whether all were visited.
+        """
         if self._failed.issuperset(cells):
-            return
+            return True
+        if time.monotonic() >= until_s:
+            return False
         number = self._rounds
         self._rounds += 1
         order = (BASE, CAND) if number % 2 == 0 else (CAND, BASE)
@@ -274,8 +286,12 @@ class SideBySide:
         for cell in sorted(
             cells, key=lambda cell: (plug_ins.get(cell.backend, ""), cell.shuffle_key(number, self._seed))
         ):
+            if time.monotonic() >= until_s:
+                return False
             if cell not in self._failed:
+                self._pairs += 1
                 self._pair(number, cell, order, verify=verify)
+        return True
 
     def _pair(self, number: int, cell: Cell, order: Sequence[str], *, verify: bool) -> None:
         """Visit a cell on one side and then on the other, on one CPU; a failed cell is not visited again."""

@@ -69,7 +69,7 @@ def shortened(shown: Shown) -> list[str]:
         case ["sweep", *rest] if not {"--resume", "--dry-run"} & {*rest}:
             return [*argv, *device, *tokens, *BRIEF, *_few(rest)]
         case ["gate", "compare", *rest]:
-            return [*argv, *device, *_few(rest), "--minutes=0.05"]
+            return [*argv, *device, *_few(rest), "--minutes=0.3"]
         case ["tune", *rest] if not any(word.startswith(("runs/", "reports/")) for word in rest):
             one_way = ["-adirection=h2d"] if "beside" in rest else []
             return [*argv, *device, *tokens, *one_way, *_few(rest)]

@@ -52,17 +52,30 @@ def hostile() -> Sheet:
 
 
 @pytest.mark.parametrize(
-    ("controls", "line"),
+    ("steady", "unsure", "said"),
     [
-        ([], "machine: steady"),
-        ([("h2d", True, 0.0), ("cpu", True, 0.02)], "machine: cpu unsure"),
-        ([("h2d", True, math.inf)], "machine: h2d unsure"),
-        ([("h2d", False, 0.0), ("cpu", True, 0.02)], "machine: h2d moved"),
+        (True, 0.0, "steady"),
+        (True, 0.02, "must exceed its margin by 2.0%"),
+        (True, 9.937, "too uneven to find a change"),
+        (True, math.inf, "too few or too uneven to find a change"),
+        (False, 0.0, "the machine moved"),
     ],
 )
-def test_the_first_lines_describe_the_machine(controls: list[tuple[str, bool, float]], line: str) -> None:
-    seen = [ControlEffect(name, Estimate(1.0, 0.9, 1.1), steady, unsure) for name, steady, unsure in controls]
-    assert line in sheet_of_judgement(replace(judgement(row(GateVerdict.SAME)), controls=seen)).summary
+def test_a_control_says_what_it_allows(steady: bool, unsure: float, said: str) -> None:
+    seen = [ControlEffect("h2d", Estimate(1.0, 0.9, 1.1), steady, unsure)]
+    (line,) = [text for text in sheet_of_judgement(replace(judgement(), controls=seen)).details if "h2d" in text]
+    assert line.endswith(said)
+
+
+def test_what_was_not_settled_is_named_and_what_cannot_be_slower_is_not() -> None:
+    unclear, same = row(GateVerdict.UNDECIDED, name="unclear"), row(GateVerdict.SAME)
+    settled = replace(unclear, name="not slower", effect=Estimate(0.9, 0.8, 1.0, not_slower=True))
+    (line,) = judgement(unclear, settled, same, verdict=GateVerdict.UNDECIDED).unsettled
+    assert line == "not settled: 1 row of 3: unclear"
+    assert judgement(settled, same, verdict=GateVerdict.UNDECIDED).unsettled == []
+    moved = replace(judgement(row(GateVerdict.CONTAMINATED)), verdict=GateVerdict.CONTAMINATED)
+    controls = [ControlEffect("d2h", Estimate(1.1, 1.05, 1.2), steady=False)]
+    assert "d2h" in replace(moved, controls=controls).unsettled[0]
 
 
 def test_hostile_text_starts_no_workflow_command() -> None:
@@ -112,10 +125,18 @@ def test_a_page_keeps_its_size_limit_and_the_worst_rows(limit: int) -> None:
     assert len(page(sheet(*[row(GateVerdict.SLOWER)] * 10_000), limit).encode()) <= limit
 
 
-def test_a_small_page_has_every_row_and_folds_the_quiet_ones() -> None:
-    text = page(sheet(row(GateVerdict.SLOWER, name="loud"), row(GateVerdict.SAME, name="quiet")), COMMENT_BYTES)
+def test_a_page_shows_five_lines_and_folds_every_row() -> None:
+    rows = [row(GateVerdict.SLOWER, name="loud"), row(GateVerdict.SAME, name="quiet")]
+    text = page(sheet_of_judgement(judgement(*rows), 90, "kvbench gate compare"), COMMENT_BYTES)
+    shown, _, folded_text = text.partition("<details>")
+    verdict, worst, cells, minutes, command = [line for line in shown.splitlines() if line]
+    assert verdict.endswith("SLOWER")
+    assert all(part in worst for part in ("loud", "base 100.0 us", "cand 110.0 us", "95%"))
+    assert "1 on both sides" in cells
+    assert "1.5 minutes" in minutes
+    assert "kvbench gate compare" in command
     assert "more than fit here" not in text
-    assert text.index("loud") < text.index("<details>") < text.index("quiet")
+    assert folded_text.index("loud") < folded_text.index("quiet")
     columns = {line.count(" | ") for line in text.splitlines() if line.startswith("|")}
     assert len(columns) == 1
 
@@ -145,20 +166,20 @@ def test_a_terminal_shows_the_verdict_then_changed_rows_then_the_number_of_undec
 def test_a_verdict_is_one_sentence_with_units() -> None:
     slow = row(GateVerdict.UNDECIDED)
     found = replace(slow, base=80.0, cand=83.2, effect=Estimate(1.011, 0.962, 1.06, pairs=60))
-    assert message(found) == "80.0 -> 83.2 us, +1.1% (95%: -3.8 to +6.0%), margin 3%"
+    assert message(found) == "base 80.0 us, cand 83.2 us; by pairs +1.1% (95%: -3.8 to +6.0%), margin 3%"
     upper = replace(found, upper=Estimate(1.046, 0.87, 1.173), reason="copied by the CPU")
     assert message(upper) == f"{message(found)}; upper half +4.6% (95%: -13.0 to +17.3%); copied by the CPU"
     many = Estimate(40.0, 2.0, 50.0)
-    assert message(replace(found, effect=many)) == "80.0 -> 83.2 us, 40.0x (95%: +100.0% to 50.0x), margin 3%"
-    assert message(replace(found, effect=Estimate())) == "80.0 -> 83.2 us, margin 3%"
-    assert sheet(found).summary[0] == f"worst: UNDECIDED sm h2d: {message(found)}"
+    assert "; by pairs 40.0x (95%: +100.0% to 50.0x), margin 3%" in message(replace(found, effect=many))
+    assert message(replace(found, effect=Estimate())) == "base 80.0 us, cand 83.2 us; margin 3%"
+    assert sheet(found).lead[0] == f"worst: UNDECIDED sm h2d: {message(found)}"
     assert message(found).replace("%", "%25") in annotations(sheet(found))[0]
 
 
 def test_no_line_of_a_log_is_wider_than_120_and_its_commands_run(capsys: pytest.CaptureFixture[str]) -> None:
     long = row(GateVerdict.SLOWER, name="name " * 60, reason="reason " * 60)
     repeat = shlex.join(["kvbench", "gate", "compare", "--base", "env:a folder/" + "x" * 60, *["-a", "sms=1"] * 20])
-    written = sheet_of_judgement(judgement(long), repeat)
+    written = sheet_of_judgement(judgement(long), 1.0, repeat)
     Destinations().deliver(written, data_of(judgement(long)))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= LOG_COLUMNS

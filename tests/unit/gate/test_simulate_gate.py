@@ -1,4 +1,4 @@
-"""The simulation behind docs/design/gate.md, on a few suites: it judges by the gate's own code and tells the truth."""
+"""The simulation behind docs/how-to/gate.md, on a few suites: it judges by the gate's own code and tells the truth."""
 
 from pathlib import Path
 
@@ -53,6 +53,6 @@ def test_a_count_is_quoted_with_its_bound() -> None:
 
 
 def test_the_document_has_a_row_for_every_scenario() -> None:
-    text = (ROOT / "docs/design/gate.md").read_text().partition(MARKERS[0])[2].partition(MARKERS[1])[0]
+    text = (ROOT / "docs/how-to/gate.md").read_text().partition(MARKERS[0])[2].partition(MARKERS[1])[0]
     rows = [tuple(cell.strip() for cell in line.strip("|").split("|"))[:3] for line in text.splitlines() if "%" in line]
     assert rows[1:-1] == [scenario.labels for scenario in SCENARIOS]
