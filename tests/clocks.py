@@ -28,6 +28,7 @@ _CXX: Final = re.compile(
 EXCEPTIONS: Final = {
     "tests/bench_": "is no test",
     "tests/fuzz.py::_main": "says how long it took",
+    "tests/gate_rates.py": "is no test",
     "tests/slow_backend/": "is slower by a share of its time; what tests see is the order",
     "::await_cpu_time": "ends a hang",
     "::test_a_worker_killed_between_requests_counts_as_ended": "ends a hang",
