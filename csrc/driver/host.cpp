@@ -63,9 +63,9 @@ class FaultyDevice final : public HostDriver {
 
   void copy_arrays(const BatchArrays& arrays, Direction direction, Stream stream) override {
     begin_call("copy_batch", stream);
-    check_batch(stream,
-                stream > cuda::kStreamLegacy || (fault_.kind == FaultKind::legacy_stream && arrays.count <= fault_.at));
-    const AccessOrder order = order_of(arrays);
+    check_batch(stream);
+    const auto* attributes = static_cast<const cuda::MemcpyAttributes*>(arrays.attributes);
+    const auto order = static_cast<AccessOrder>(attributes->src_access_order);
     std::vector<CopyFault> faults(arrays.count);
     for (std::size_t i = 0; i < arrays.count; ++i) {
       faults[i] = begin_descriptor("copy_batch", i, arrays.destinations[i], arrays.sources[i], arrays.bytes[i]);
@@ -77,9 +77,7 @@ class FaultyDevice final : public HostDriver {
       }
     };
     if (copies_inline(arrays, direction) && idle(stream)) return run(Lists(arrays));
-    if (applies(FaultKind::late_arrays, arrays.count)) {
-      at(stream)->submit([run, arrays] { run(Lists(arrays)); });
-    } else if (order == AccessOrder::any && applies(FaultKind::late_source, arrays.count)) {
+    if (order == AccessOrder::any && applies(FaultKind::late_source, arrays.count)) {
       at(stream)->submit([=, queue = at(stream), lists = Lists(arrays)] { queue->submit([=] { run(lists); }); });
     } else {
       at(stream)->submit([run, lists = Lists(arrays)] { run(lists); });
@@ -122,8 +120,7 @@ class FaultyDevice final : public HostDriver {
     if (applies(FaultKind::split, bytes) && (leaves_its_region(to, bytes) || leaves_its_region(from, bytes))) {
       throw DriverError(call, "INVALID_VALUE", index);
     }
-    const bool slow = fault_.kind == FaultKind::slow || (fault_.kind == FaultKind::unaligned && (to | from) % 16 != 0);
-    return {.delay_us = slow ? fault_.delay_us : 0.0,
+    return {.delay_us = fault_.kind == FaultKind::slow ? fault_.delay_us : 0.0,
             .corrupt = strikes(FaultKind::corrupt, count),
             .stray = strikes(FaultKind::stray, count)};
   }
@@ -138,14 +135,6 @@ class FaultyDevice final : public HostDriver {
     if (fault.delay_us > 0) {
       wait_until(Clock::now() + std::chrono::duration_cast<Clock::duration>(Microseconds(fault.delay_us)));
     }
-  }
-
-  [[nodiscard]] AccessOrder order_of(const BatchArrays& arrays) const {
-    const auto* attributes = static_cast<const volatile cuda::MemcpyAttributes*>(arrays.attributes);
-    const std::size_t last = applies(FaultKind::reads_beyond, arrays.count) ? arrays.attribute_count : 0;
-    int order = 0;
-    for (std::size_t i = last + 1; i-- > 0;) order = attributes[i].src_access_order;
-    return static_cast<AccessOrder>(order);
   }
 
   [[nodiscard]] bool copies_inline(const BatchArrays& arrays, Direction direction) const {

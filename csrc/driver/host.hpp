@@ -18,13 +18,9 @@ enum class FaultKind : std::uint8_t {
   slow,                 ///< every copy takes `delay_us` longer
   corrupt,              ///< the k-th descriptor's last byte arrives wrong
   stray,                ///< the k-th descriptor also writes the byte after its destination
-  reads_beyond,         ///< batches of k or more descriptors read the attributes behind the last one
-  late_arrays,          ///< batches of k or more descriptors read their arrays after the call
   late_source,          ///< batches with order any, of k or more descriptors, read sources after the stream's next work
   inline_copies,        ///< h2d batches of blocks up to k bytes on an idle stream copy inside the call
-  legacy_stream,        ///< the legacy stream takes batches of up to k descriptors
   split,                ///< copies of k or more bytes across two registrations fail
-  unaligned,            ///< copies that are not aligned to 16 bytes take `delay_us` longer
   synchronous,          ///< copies of k or more bytes return when they are done
   pinning,              ///< registering memory holds up all copies for `delay_us`
   pin_limit,            ///< registering k or more bytes at once fails
@@ -32,9 +28,8 @@ enum class FaultKind : std::uint8_t {
 
 /// Their names, in their order.
 inline constexpr std::array kFaultNames{
-    "none",    "error_at_call", "error_at_descriptor", "closed_gate", "hang",        "crash",         "slow",
-    "corrupt", "stray",         "reads_beyond",        "late_arrays", "late_source", "inline_copies", "legacy_stream",
-    "split",   "unaligned",     "synchronous",         "pinning",     "pin_limit"};
+    "none",  "error_at_call", "error_at_descriptor", "closed_gate", "hang",        "crash",   "slow",     "corrupt",
+    "stray", "late_source",   "inline_copies",       "split",       "synchronous", "pinning", "pin_limit"};
 
 /// A fault to inject; `at` counts from 0 since the fault was armed.
 struct Fault {

@@ -152,7 +152,7 @@ class HostDevice : public Driver {
   }
 
   void copy_arrays(const BatchArrays& arrays, Direction, Stream stream) override {
-    check_batch(stream, stream > cuda::kStreamLegacy);
+    check_batch(stream);
     at(stream)->submit([this, lists = Lists(arrays)] {
       for (std::size_t i = 0; i < lists.bytes.size(); ++i) move(lists.to[i], lists.from[i], lists.bytes[i]);
     });
@@ -217,9 +217,9 @@ class HostDevice : public Driver {
   }
 
   /// Refuses a batch as a driver does.
-  void check_batch(Stream stream, bool takes_stream) {
+  void check_batch(Stream stream) {
     if (!with_batch_) throw DriverError("copy_batch", "not found on this device");
-    if (!takes_stream) throw DriverError("copy_batch", "INVALID_VALUE");
+    if (stream <= cuda::kStreamLegacy) throw DriverError("copy_batch", "INVALID_VALUE");
     const std::lock_guard lock(known_);
     if (capturing_ == stream) throw DriverError("copy_batch", "STREAM_CAPTURE_UNSUPPORTED");
   }

@@ -12,11 +12,11 @@ from kvbench.engine.device import EngineError, Stream, die_with_parent, open_dev
 from kvbench.engine.faults import parse_faults
 from kvbench.errors import KvbenchError
 from kvbench.machine.observation import identity
-from kvbench.probe.call import attributes, capture, count, lifetime, order
+from kvbench.probe.call import count, order
 from kvbench.probe.common import HEALTH, ProbeFinding, Unanswered
-from kvbench.probe.path import confidential, engine, inline, peers
+from kvbench.probe.path import confidential, engine, inline
 from kvbench.probe.probe_bench import Blocks, ProbeBench
-from kvbench.probe.registration import RegistrationRefusedError, largest, registration, stalls
+from kvbench.probe.registration import RegistrationRefusedError, registration, stalls
 
 
 def _probe(name: str, device: str, fault: str) -> ProbeFinding | Unanswered:
@@ -56,11 +56,8 @@ def _health(bench: ProbeBench) -> ProbeFinding:
 
 
 _FUNCTIONS: Final[Mapping[str, Callable[[ProbeBench], ProbeFinding | Unanswered]]] = {
-    probe.__name__: probe
-    for probe in (
-        attributes, capture, confidential, count, engine, inline, largest, lifetime, order, peers, registration, stalls,
-    )
-} | {HEALTH: _health}  # fmt: skip
+    probe.__name__: probe for probe in (confidential, count, engine, inline, order, registration, stalls)
+} | {HEALTH: _health}
 
 
 if __name__ == "__main__":

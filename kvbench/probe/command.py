@@ -14,16 +14,14 @@ from kvbench.cells.device_facts import device_named
 from kvbench.cli.options import complete_device, version_line
 from kvbench.errors import ExitCode, UsageError, brief
 from kvbench.files import write_whole
-from kvbench.probe.common import HEALTH, OFF, PROBES, ProbeFinding, ProbeReport, Result, Unanswered, run_probe
+from kvbench.probe.common import HEALTH, PROBES, ProbeFinding, ProbeReport, Result, Unanswered, run_probe
 from kvbench.text import hint
 
 MARKDOWN_FILE: Final = "probe.md"
 JSON_FILE: Final = "probe.json"
 _Names = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="NAME", help="Probes to run (default: all but largest).", autocompletion=lambda: list(PROBES)
-    ),
+    typer.Argument(metavar="NAME", help="Probes to run (default: all).", autocompletion=lambda: list(PROBES)),
 ]
 _Device = Annotated[
     str, typer.Option(help="Device: auto (first GPU, else cpu), cpu or cuda:N.", autocompletion=complete_device)
@@ -43,7 +41,7 @@ def probe(
     for name in asked:
         if name not in PROBES:
             raise UsageError(f"NAME {brief(name)}: not a probe; {hint(name, PROBES)}")
-    report = _run(asked, _resolved(device, fault), fault or "", named=bool(names))
+    report = _run(asked, _resolved(device, fault), fault or "")
     text = markdown_of(report)
     data = msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
     typer.echo(data if as_json else text, nl=False)
@@ -73,12 +71,9 @@ def _resolved(device: str, fault: str | None) -> str:
     return resolved
 
 
-def _run(names: list[str], device: str, fault: str, *, named: bool) -> ProbeReport:
+def _run(names: list[str], device: str, fault: str) -> ProbeReport:
     began_s, results = time.monotonic(), []
     for name in names:
-        if name in OFF and not named:
-            results.append(Result(name, PROBES[name], Unanswered(f"{OFF[name]}: kvbench probe {name}", off=True), 0.0))
-            continue
         if sys.stderr.isatty():
             typer.echo(f"{name}: {PROBES[name]}", err=True)
         results.append(run_probe(name, device, fault))

@@ -11,25 +11,16 @@ from kvbench.text import short
 
 # Name of each probe -> its question.
 PROBES: Final = {
-    "attributes": "are attrs and attrsIdxs read beyond their count?",
     "count": "how many descriptors does one call take, and where does it begin to block?",
-    "lifetime": "when may the caller reuse the arrays of a call?",
     "inline": "up to which block size does the CPU copy, inside the call?",
     "engine": "does a batched copy need SMs, with and without the prefer-overlap flag?",
     "order": "is a source ever read before or after its turn in the stream?",
-    "capture": "is the call allowed in a graph capture, on the legacy stream, on the per-thread stream?",
     "registration": "does one call register 8 GiB, at which cost, and may a copy span two registrations?",
-    "peers": "do 16-byte, 4-byte and odd alignments differ in path or speed?",
     "confidential": "is Confidential Computing on, and are copies synchronous with the host?",
     "stalls": "does pinning memory in another thread stall swaps?",
-    "largest": "how much host memory does one registration take?",
 }
-# Name of each probe that runs only where it is named -> why.
-OFF: Final = {"largest": "it pins most of the host's memory, which other processes may need"}
 HEALTH: Final = "health"
 DEADLINE_S: Final = 30.0
-# Registration takes about a third of a second a GiB.
-_LONG_S: Final = {"largest": 600.0}
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
@@ -90,7 +81,7 @@ def run_probe(name: str, device: str, fault: str = "") -> Result:
     """Run a probe on `device` ("cpu", "cuda:N") in a process of its own; a crash or a hang is a finding."""
     began_s, command = time.monotonic(), Interpreter().command("-m", "kvbench.probe", name, device, fault)
     with closing(Supervised("the process", command)) as process:
-        found = _finding(process, _LONG_S.get(name, DEADLINE_S))
+        found = _finding(process, DEADLINE_S)
     return Result(name, PROBES.get(name, ""), found, round(time.monotonic() - began_s, 3))
 
 

@@ -81,19 +81,13 @@ class ProbeBench:
                 break
         return result, held
 
-    def submit(
-        self, arrays: Arrays, direction: Direction, stream: int | None = None, attributes: tuple[int, int] | None = None
-    ) -> tuple[float, float]:
-        """Make one call; return its wall time and its thread's CPU time in microseconds. Raises EngineError.
-
-        `attributes` are the addresses of copies of `arrays.attributes` and `arrays.firsts` to use instead.
-        """
+    def submit(self, arrays: Arrays, direction: Direction) -> tuple[float, float]:
+        """Make one call; return its wall time and its thread's CPU time in microseconds. Raises EngineError."""
         lists = arrays.destinations, arrays.sources, arrays.sizes
-        first, second = attributes or (arrays.attributes.ctypes.data, arrays.firsts.ctypes.data)
-        handle = self.stream.handle if stream is None else stream
+        attributes = arrays.attributes.ctypes.data, arrays.firsts.ctypes.data
         self.device.driver.bind_thread()
         wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
-        copy_arrays(self.device.driver, *lists, first, second, 1, DIRECTIONS[direction], handle)
+        copy_arrays(self.device.driver, *lists, *attributes, 1, DIRECTIONS[direction], self.stream.handle)
         return (time.perf_counter_ns() - wall_ns) / 1e3, (time.thread_time_ns() - cpu_ns) / 1e3
 
     def copies_inline(self, arrays: Arrays, direction: Direction) -> bool:
@@ -111,13 +105,11 @@ class ProbeBench:
 class Blocks:
     """Blocks in a host and in a device buffer, at the same offsets of both, copied in a shuffled order."""
 
-    def __init__(self, bench: ProbeBench, sizes: Sequence[int], *, stride: int = 0, shift: int = 0) -> None:
-        """Lay the blocks side by side, or `stride` bytes apart, from offset `shift` on."""
+    def __init__(self, bench: ProbeBench, sizes: Sequence[int]) -> None:
         self._bench, self._sizes = bench, np.array(sizes, np.uint64)
-        steps = np.full(len(sizes), stride, np.uint64) if stride else self._sizes
-        self._starts = np.cumsum(steps) - steps + np.uint64(shift)
+        self._starts = np.cumsum(self._sizes) - self._sizes
         self._order = np.random.default_rng(len(sizes)).permutation(len(sizes))
-        self.total_bytes = int(steps.sum()) + shift
+        self.total_bytes = int(self._sizes.sum())
         driver = bench.device.driver
         self.host, self._spare = (Buffer(driver, MemoryKind.allocated, self.total_bytes) for _ in range(2))
         self.card = Buffer(driver, MemoryKind.device, self.total_bytes)

@@ -136,31 +136,6 @@ def _rates(bench: ProbeBench) -> dict[str, float]:
     return rates
 
 
-_SHARE: Final = 0.75
-# Of the device cpu, which pins nothing.
-_CPU_BYTES: Final = 256 * MIB
-
-
-def largest(bench: ProbeBench) -> ProbeFinding:
-    """Register powers of two, from three quarters of the available memory down, until one is not refused."""
-    spare = spare_bytes(_SHARE) if bench.device.kind == "cuda" else _CPU_BYTES
-    refusal = ""
-    for exponent in range(spare.bit_length() - 1, MIB.bit_length() - 2, -1):
-        bench.step(f"registering {size_text(1 << exponent)}", 2.0**exponent / MIB, "MiB")
-        took_s, error = register(bench, 1 << exponent, 1)
-        if not error:
-            return ProbeFinding(
-                answer=f"{size_text(1 << exponent)} in one call; twice as much: {refusal or 'more than is available'}",
-                number=round(took_s / 2 ** (exponent - 30), 4),
-                unit="s a GiB",
-                of="registration by one thread",
-                expected=not refusal,
-                figures={"whole_s": round(took_s, 3), "spare_mib": spare // MIB},
-            )
-        refusal = f"refused ({error})"
-    raise RegistrationRefusedError(MIB, error)
-
-
 class RegistrationRefusedError(Exception):
     """The driver refused to register host memory; `name` is its error."""
 
@@ -190,9 +165,9 @@ class Pages:
             unregister_pages(device.driver, self.address + start)
 
 
-def spare_bytes(share: float = 0.25) -> int:
-    """Return how much memory a probe may pin: a share of what is available, by default one that others do not miss."""
-    return int(available_bytes(Sources()) * share)
+def spare_bytes() -> int:
+    """Return a quarter of the available memory, which a probe may pin without others missing it."""
+    return available_bytes(Sources()) // 4
 
 
 _PINNED: Final = {"cuda": 4096 * MIB, "cpu": 16 * MIB}

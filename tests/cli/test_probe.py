@@ -12,22 +12,22 @@ from tests.command import kvbench_here, succeeds
 
 
 def test_the_terminal_and_the_files_have_the_same_answers(tmp_path: Path) -> None:
-    done = succeeds("probe", "capture", "attributes", "--device=cpu", "--out=made", cwd=tmp_path)
+    done = succeeds("probe", "confidential", "order", "--device=cpu", "--out=made", cwd=tmp_path)
     assert (tmp_path / "made" / probe.MARKDOWN_FILE).read_text() == done.stdout
     report = msgspec.json.decode((tmp_path / "made" / probe.JSON_FILE).read_bytes(), type=ProbeReport)
-    assert [result.name for result in report.results] == ["capture", "attributes"]
+    assert [result.name for result in report.results] == ["confidential", "order"]
     assert probe.markdown_of(report) == done.stdout
     assert isinstance(report.health.found, ProbeFinding)
     assert report.health.found.expected
 
 
 def test_a_probe_as_json_is_the_file_that_out_writes(tmp_path: Path) -> None:
-    done = succeeds("probe", "capture", "--device=cpu", "--json", "--out=made", cwd=tmp_path)
+    done = succeeds("probe", "confidential", "--device=cpu", "--json", "--out=made", cwd=tmp_path)
     assert done.stdout == (tmp_path / "made" / probe.JSON_FILE).read_text()
 
 
 def test_a_finding_is_not_an_error_but_a_missing_answer_is(tmp_path: Path) -> None:
-    crash = kvbench_here("probe", "attributes", "--device=cpu", "--fault=reads-beyond=1", cwd=tmp_path)
+    crash = kvbench_here("probe", "count", "--device=cpu", "--fault=crash@call=0", cwd=tmp_path)
     assert (crash.returncode, "surprising" in crash.stdout) == (0, True)
     error = kvbench_here("probe", "order", "--device=cpu", "--fault=error@call=0", cwd=tmp_path)
     assert (error.returncode, "no answer" in error.stdout) == (ExitCode.FAILED_CELLS, True)
