@@ -2,7 +2,7 @@
 
 import json
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -22,7 +22,8 @@ def listing(
         return
     from kvbench.cli.tables import print_rows
 
-    print_rows([tuple(row.values()) for row in rows])
+    columns = 2 if what is What.MODELS else None  # further keys are for planners
+    print_rows([tuple(row.values())[:columns] for row in rows])
 
 
 def _axes() -> list[dict[str, str]]:
@@ -69,10 +70,13 @@ def _devices() -> list[dict[str, str]]:
     return [*devices, {"device": "cpu", "title": survey("cpu").device.title + " (host copies, no GPU)"}]
 
 
-def _models() -> list[dict[str, str]]:
+def _models() -> list[dict[str, Any]]:
+    import msgspec
+
+    from kvbench.models.facts import model_facts
     from kvbench.models.presets import presets
 
-    return [{"model": name, "geometry": model.text} for name, model in presets().items()]
+    return [msgspec.to_builtins(model_facts(model)) for model in presets().values()]
 
 
 _LISTINGS: Final = {"axes": _axes, "backends": _backends, "configs": _configs, "devices": _devices, "models": _models}

@@ -5,6 +5,7 @@ import shlex
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import median
 from textwrap import shorten
@@ -17,6 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kvbench.cells.units import format_duration, gigabytes_per_second, rough_size
+from kvbench.models.facts import facts_of
+from kvbench.models.geometry import ModelSwap
 from kvbench.results import Failure, Note, Record, Visit
 from kvbench.run.execution import Observer, Outcome, ReportedFailures
 from kvbench.run.protocol import Opened
@@ -46,7 +49,7 @@ class PlainReporter(Observer):
         self._failures = ReportedFailures()
         self._hinted: set[str] = set()
 
-    def preview(self, plan: Plan, opened: Opened) -> None:
+    def preview(self, plan: Plan, opened: Opened, _: Sequence[ModelSwap]) -> None:
         self._say(device_line(opened))
         self._say(
             f"{counted(len(plan.cells), 'cell')}; up to {rough_size(plan.side_bytes)} of pinned host memory and "
@@ -204,7 +207,7 @@ class TerminalReporter(PlainReporter):
 class JsonReporter(Observer):
     """Prints one JSON object per line: the plan, every record of the journal, the outcome."""
 
-    def preview(self, plan: Plan, opened: Opened) -> None:
+    def preview(self, plan: Plan, opened: Opened, swaps: Sequence[ModelSwap]) -> None:
         self._say(
             "preview",
             device=msgspec.to_builtins(opened.device),
@@ -213,6 +216,7 @@ class JsonReporter(Observer):
             filtered=plan.filtered,
             host_bytes=plan.side_bytes,
             device_bytes=plan.side_bytes,
+            models=msgspec.to_builtins(facts_of(swaps)),
         )
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:

@@ -209,7 +209,7 @@ def _preview(spec: SweepSpec, out: Path | None, reporter: "PlainReporter | JsonR
 
     check_new_run(out or default_folder(spec.name))
     plan, opened = preview_together(spec) if len(spec.devices) > 1 else preview(spec)
-    reporter.preview(plan, opened)
+    reporter.preview(plan, opened, spec.models)
     if not plan.cells:
         raise nothing_to_measure(plan)
 

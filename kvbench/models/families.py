@@ -43,8 +43,15 @@ class Cache(NamedTuple):
 Layers = list[list[Cache]]
 
 
-def layers_of(fields: Fields, model_type: str) -> tuple[Layers, str]:
-    """Return what each layer caches, and what of the state is left out; raises FieldError, or UsageError."""
+# What an answer says if nothing tells which layers propose tokens.
+NO_DRAFT: Final = "the layers that propose tokens are left out, since the model names none of its own"
+
+
+def layers_of(fields: Fields, model_type: str, *, with_draft: bool = False) -> tuple[Layers, str]:
+    """Return what each layer caches, and what is left out; raises FieldError, or UsageError.
+
+    `with_draft`, the layers that propose tokens count too; they attend as the last layer that does.
+    """
     family = _FAMILIES.get(model_type, Family(dense))
     fields.skip(family.ignores)
     if model_type in _FAMILIES:
@@ -52,13 +59,23 @@ def layers_of(fields: Fields, model_type: str) -> tuple[Layers, str]:
     if fields.get("use_cla") is False:
         fields.skip("cla_share_factor")
     layers = family.read(fields)
-    left_out = "the states of its linear layers are left out, since the file does not give their size"
+    left_out = []
+    if family.states_unknown and [] in layers:
+        left_out = ["the states of its linear layers are left out, since the file does not give their size"]
     layers = layers[: len(layers) - fields.upto("num_kv_shared_layers", len(layers) - 1)]
     layers *= fields.whole("total_ut_steps") or 1  # each pass over the layers keeps rows of its own
     fields.refuse_unread(model_type)
     if not any(layers):
         raise UsageError(f"{model_type}: no layer has a KV cache")
-    return layers, left_out if family.states_unknown and [] in layers else ""
+    if with_draft:
+        draft = max(fields.upto(name, 1000) for name in _DRAFT_LAYERS)
+        left_out += [] if draft else [NO_DRAFT]
+        attending = [[one for one in layer if one.part is not CachePart.STATES] for layer in layers]
+        layers = [*layers, *[[one for one in attending if one][-1]] * draft]
+    return layers, "; ".join(left_out)
+
+
+_DRAFT_LAYERS: Final = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "mtp_num_layers")
 
 
 def is_plain(model_type: str) -> bool:

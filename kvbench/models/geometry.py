@@ -24,7 +24,7 @@ from kvbench.text import NAME_PATTERN, Line, convert, counted, located
 
 # The axes that a model sets.
 MODEL_AXES: Final = ("blocks", "block_size", "pattern", "host_pattern")
-# Tokens in a chunk of LMCache (`chunk_size` of its config).
+# Tokens in a chunk of LMCache by default (`chunk_size` of its config).
 LMCACHE_CHUNK: Final = 256
 
 Name = Annotated[str, msgspec.Meta(pattern=f"^{NAME_PATTERN}$")]
@@ -86,7 +86,7 @@ class KvLayout(StrEnum):
     (`cross-layer`). The others are engines' own: `vllm` has K and V of a layer in one block, and all layers of a block
     side by side on the host (`SharedOffloadRegion.create_next_view`); the `sglang-` layouts are those of
     `MHATokenToKVPoolHost.init_kv_buffer`, whose `page_first` goes token by token; `lmcache` packs chunks
-    of 256 tokens on the host, tensor by tensor (`KV_2LTD`).
+    of tokens on the host, tensor by tensor (`KV_2LTD`).
     """
 
     PER_LAYER = "per-layer"
@@ -208,16 +208,17 @@ class Model:
         groups = " + ".join(group.text for group in self.groups)
         return f"{groups}: {self.bytes_per_token:.12g} B a token{states}{missing}"
 
-    def swaps(self, *, tp: int, tokens: int, block_tokens: int, layout: KvLayout) -> tuple["ModelSwap", ...]:
+    def swaps(
+        self, *, tp: int, tokens: int, block_tokens: int, layout: KvLayout, chunk_tokens: int = LMCACHE_CHUNK
+    ) -> tuple["ModelSwap", ...]:
         """Return the swaps of one of `tp` ranks, one for each group; raises UsageError as `model_swap` does."""
         if len(self.groups) > 1 and layout not in (KvLayout.PER_LAYER, KvLayout.SGLANG_LAYER_FIRST):
             raise UsageError(
                 f"layout: {self.name} has blocks of {len(self.groups)} sizes, which {layout} is not known to place; "
                 f"choose {KvLayout.PER_LAYER}"
             )
-        return tuple(
-            model_swap(group, tp=tp, tokens=tokens, block_tokens=block_tokens, layout=layout) for group in self.groups
-        )
+        asked = {"tp": tp, "tokens": tokens, "block_tokens": block_tokens, "chunk_tokens": chunk_tokens}
+        return tuple(model_swap(group, layout=layout, **asked) for group in self.groups)
 
 
 class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -237,6 +238,7 @@ class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     block_bytes: Whole
     pattern: str
     host_pattern: str = AS_PATTERN.kind
+    chunk_tokens: BlockTokens = LMCACHE_CHUNK
 
     def __post_init__(self) -> None:
         device, host = Pattern.parse(self.pattern), Pattern.of_side(self.host_pattern)
@@ -254,6 +256,7 @@ class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
             self.geometry.label,
             f"TP {self.tp}" if self.tp > 1 else "",
             self.layout.value if self.layout is not KvLayout.PER_LAYER else "",
+            f"chunks of {self.chunk_tokens}" if self.chunk_tokens != LMCACHE_CHUNK else "",
             "" if self.geometry.row_bytes or self.geometry.dtype is KvDtype.BF16 else self.geometry.dtype.value,
         )
         return ", ".join(filter(None, (self.geometry.name, *remarks)))
@@ -272,7 +275,13 @@ class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
 
 
 def model_swap(
-    geometry: LayerGroup, *, tp: Ranks, tokens: Tokens, block_tokens: BlockTokens, layout: KvLayout
+    geometry: LayerGroup,
+    *,
+    tp: Ranks,
+    tokens: Tokens,
+    block_tokens: BlockTokens,
+    layout: KvLayout,
+    chunk_tokens: BlockTokens = LMCACHE_CHUNK,
 ) -> ModelSwap:
     """Return what one of `tp` ranks swaps for `tokens` tokens, rounded up to whole blocks; arguments are in range.
 
@@ -282,7 +291,7 @@ def model_swap(
     kinds = _kinds(geometry, tokens, geometry.page_tokens(block_tokens))
     rows = 1 if geometry.is_of_sequence else geometry.page_tokens(block_tokens) // geometry.row_tokens
     layer_bytes = geometry.rank_kv_heads(tp) * geometry.head_bytes * rows
-    device, host, block_bytes = _laid_out(geometry, kinds, layer_bytes, block_tokens, layout)
+    device, host, block_bytes = _laid_out(geometry, kinds, layer_bytes, block_tokens, layout, chunk_tokens)
     swap = ModelSwap(
         geometry=geometry,
         tp=tp,
@@ -293,13 +302,19 @@ def model_swap(
         block_bytes=block_bytes,
         pattern=str(replace(Pattern.of_tensors(*device), order=host.order)),
         host_pattern=str(host),
+        chunk_tokens=chunk_tokens,
     )
     assert swap.axes
     return swap
 
 
 def _laid_out(
-    geometry: LayerGroup, kinds: Sequence[tuple[int, int]], layer_bytes: int, block_tokens: int, layout: KvLayout
+    geometry: LayerGroup,
+    kinds: Sequence[tuple[int, int]],
+    layer_bytes: int,
+    block_tokens: int,
+    layout: KvLayout,
+    chunk_tokens: int,
 ) -> tuple[list[Tensors], Pattern, int]:
     """Return the tensors of the device, the pattern of the host, whose order of ids is that of both, and the bytes of a
     block; `kinds` are (layers, ids), `layer_bytes` the bytes of K or V of a block in a layer.
@@ -324,9 +339,9 @@ def _laid_out(
         return [Tensors(layers, ids)], Pattern.of_pages(layers), parts * layer_bytes
     tensors = layers * parts
     if layout is KvLayout.LMCACHE:
-        if LMCACHE_CHUNK % block_tokens:
-            raise UsageError(f"block_tokens: {block_tokens} does not divide the {LMCACHE_CHUNK} tokens of a chunk")
-        chunk = LMCACHE_CHUNK // block_tokens
+        if chunk_tokens % block_tokens:
+            raise UsageError(f"block_tokens: {block_tokens} does not divide the {chunk_tokens} tokens of a chunk")
+        chunk = chunk_tokens // block_tokens
         return [Tensors(tensors, -(-ids // chunk) * chunk)], Pattern.of_pages(tensors, chunk), layer_bytes
     host = Pattern.of_pages(tensors, regions=parts)
     if layout is KvLayout.SGLANG_PAGE_FIRST_DIRECT:

@@ -59,7 +59,7 @@ _CLASS_DEFAULTS: Final[dict[str, Table]] = {
 }
 
 
-def read_config_json(path: Path, kv_dtype: KvDtype | None = None) -> Model:
+def read_config_json(path: Path, kv_dtype: KvDtype | None = None, speculative: int = 0) -> Model:
     """Return the model whose `config.json` is at or in `path`, named after its folder.
 
     Raises UsageError, which names the file, the field and what would be right.
@@ -73,11 +73,13 @@ def read_config_json(path: Path, kv_dtype: KvDtype | None = None) -> Model:
         if kv_dtype is None and says_none and beside.is_file():
             with located(beside.name):
                 config = {**config, "quantization_config": _object_in(beside)}
-        return model_of(name_of(stem, "model"), config, kv_dtype)
+        return model_of(name_of(stem, "model"), config, kv_dtype, speculative)
 
 
-def model_of(name: str, config: Table, kv_dtype: KvDtype | None = None) -> Model:
+def model_of(name: str, config: Table, kv_dtype: KvDtype | None = None, speculative: int = 0) -> Model:
     """Return the model of a configuration, with `kv_dtype` in place of the file's type.
+
+    With `speculative` tokens it has the layers that propose them too.
 
     Raises UsageError that names the field, and the numbers as far as they are known, for `--model` to take instead.
     """
@@ -93,7 +95,7 @@ def model_of(name: str, config: Table, kv_dtype: KvDtype | None = None) -> Model
         raise UsageError(f"model_type {model_type}: its layers have states only, and no KV cache")
     fields, dtype = Fields(text), kv_dtype or _dtype(levels)
     try:
-        layers, left_out = layers_of(fields, model_type)
+        layers, left_out = layers_of(fields, model_type, with_draft=speculative > 0)
     except FieldError as error:
         numbers = _numbers_known(fields, error.field, plain=is_plain(model_type))
         raise UsageError(f"{error}; or give the numbers: --model {numbers}") from None

@@ -9,7 +9,18 @@ import msgspec
 
 from kvbench.errors import UsageError
 from kvbench.files import read_toml, shipped_folder
-from kvbench.models.geometry import BlockTokens, KvDtype, KvLayout, LayerGroup, Model, ModelSwap, Ranks, Tokens
+from kvbench.models.families import NO_DRAFT
+from kvbench.models.geometry import (
+    LMCACHE_CHUNK,
+    BlockTokens,
+    KvDtype,
+    KvLayout,
+    LayerGroup,
+    Model,
+    ModelSwap,
+    Ranks,
+    Tokens,
+)
 from kvbench.models.hf_config import labelled, model_of, read_config_json
 from kvbench.text import check_keys, convert, hint, located, name_of, shown
 
@@ -32,6 +43,10 @@ class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block_tokens: Annotated[BlockTokens | None, msgspec.Meta(description="tokens of a model per block")] = None
     layout: Annotated[KvLayout | None, msgspec.Meta(
         description=f"memory layout of a model's layers: {', '.join(KvLayout)}")] = None
+    chunk_tokens: Annotated[BlockTokens | None, msgspec.Meta(
+        description=f"tokens of a chunk of the layout lmcache (default: {LMCACHE_CHUNK})")] = None
+    speculative: Annotated[Annotated[int, msgspec.Meta(ge=1, le=64)] | None, msgspec.Meta(
+        description="tokens that a model's own layers propose at each step: these layers are cached too")] = None
     kv_dtype: Annotated[KvDtype | None, msgspec.Meta(
         description=f"data type of a model's KV cache: {', '.join(KvDtype)} (default: the model's)")] = None
     # fmt: on
@@ -56,11 +71,14 @@ class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def _swaps(self, text: str) -> tuple[ModelSwap, ...]:
         name, tp, tokens = _parts(text)
-        return find_model(name, self.kv_dtype).swaps(
+        if self.chunk_tokens and self.layout is not KvLayout.LMCACHE:
+            raise UsageError(f"chunk_tokens: {self.chunk_tokens} requires the layout {KvLayout.LMCACHE}")
+        return find_model(name, self.kv_dtype, self.speculative or 0).swaps(
             tp=convert(int(tp), Ranks, "tp") if tp else self.tp or 1,
             tokens=convert(int(tokens), Tokens, "tokens") if tokens else self.tokens or USUAL_TOKENS,
             block_tokens=self.block_tokens or 16,
             layout=self.layout or KvLayout.PER_LAYER,
+            chunk_tokens=self.chunk_tokens or LMCACHE_CHUNK,
         )
 
 
@@ -82,7 +100,7 @@ def _parts(text: str) -> tuple[str, str | None, str | None]:
     return (match[1], match[2], match[3]) if match else (text, None, None)
 
 
-def _of_numbers(text: str, kv_dtype: KvDtype | None) -> Model:
+def _of_numbers(text: str, kv_dtype: KvDtype | None, speculative: int) -> Model:
     """Read groups of layers written as numbers: layers=32,kv_heads=8,head_size=128, joined by "+"."""
     name, groups = name_of(re.sub(r"[a-z_]+=|\s", "", text).replace(",", "x").replace("+", "-"), "custom"), []
     with located(f"model {shown(text)}"):
@@ -103,6 +121,7 @@ def _of_numbers(text: str, kv_dtype: KvDtype | None) -> Model:
                 window=numbers.window,
                 dtype=kv_dtype or numbers.kv_dtype,
                 row_bytes=numbers.row_bytes,
+                left_out=NO_DRAFT if speculative else "",
             )
             groups.append(group)
     return Model(name, labelled(groups))
@@ -114,17 +133,18 @@ def presets() -> Mapping[str, Model]:
     return {name: model_of(name, table) for name, table in tables.items()}
 
 
-def find_model(name_or_path: str, kv_dtype: KvDtype | None = None) -> Model:
+def find_model(name_or_path: str, kv_dtype: KvDtype | None = None, speculative: int = 0) -> Model:
     """Return a preset, the model of the config.json at a path (a file ending in .json, or a folder), or of numbers.
 
-    `kv_dtype` replaces the type that the model has. Raises UsageError for an unknown preset, and for a file that is not
+    `kv_dtype` replaces the type that the model has; with `speculative` tokens, the layers that propose them are cached
+    too. Raises UsageError for an unknown preset, and for a file that is not
     a supported config.json.
     """
     tables = read_toml(shipped_folder() / "presets" / "models.toml")
     if name_or_path in tables:
-        return model_of(name_or_path, tables[name_or_path], kv_dtype)
+        return model_of(name_or_path, tables[name_or_path], kv_dtype, speculative)
     if re.fullmatch(r"[^/=]+=[^/]*(?<!\.json)", name_or_path):
-        return _of_numbers(name_or_path, kv_dtype)
+        return _of_numbers(name_or_path, kv_dtype, speculative)
     path = Path(name_or_path)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name_or_path) and path.suffix != ".json" and not path.exists():
         raise UsageError(
@@ -132,6 +152,6 @@ def find_model(name_or_path: str, kv_dtype: KvDtype | None = None) -> Model:
             f"the path, or {hint(path.name, tables, 'see kvbench list models')}"
         )
     if name_or_path.endswith(".json") or "/" in name_or_path or path.is_dir():
-        return read_config_json(path, kv_dtype)
+        return read_config_json(path, kv_dtype, speculative)
     near = hint(name_or_path, tables, "list the presets with kvbench list models, or give the path of a config.json")
     raise UsageError(f"model {shown(name_or_path)}: kvbench ships no model of that name; {near}")

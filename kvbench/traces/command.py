@@ -35,7 +35,9 @@ _Store = Annotated[
 ]
 _Prefill = Annotated[float, typer.Option(min=0, max=3600, help="Seconds from the start of a request to its output.")]
 _Token = Annotated[float, typer.Option(min=0, max=60_000, help="Milliseconds for each token of output.")]
-_Geometry = Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models", "tokens", "layout"))]
+_Geometry = Annotated[
+    Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models", "tokens", "layout", "chunk_tokens"))
+]
 _HashTokens = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, max=MOST_HASH_TOKENS, help="Tokens of an id (default: of the header, or 512)."),

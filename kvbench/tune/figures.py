@@ -320,7 +320,14 @@ def _line(rule: SmallestRule, kind: Kind, groups: Sequence[ModelSwap], pause: st
 
 def _bytes_of(swap: ModelSwap, tokens: int) -> int:
     """Return the bytes of the swap of another number of tokens of the same model."""
-    of = model_swap(swap.geometry, tp=swap.tp, tokens=tokens, block_tokens=swap.block_tokens, layout=swap.layout)
+    of = model_swap(
+        swap.geometry,
+        tp=swap.tp,
+        tokens=tokens,
+        block_tokens=swap.block_tokens,
+        layout=swap.layout,
+        chunk_tokens=swap.chunk_tokens,
+    )
     return of.block_bytes * of.blocks
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.gate.outputs import GateData
+from kvbench.models.facts import ModelFacts
 from kvbench.results import RunInfo
 from kvbench.tune.figures import TokenLine
 
@@ -180,6 +181,7 @@ class ShownMachines(_Plain):
 # File -> the types of what it describes, one of which fits.
 TYPES: Final[Mapping[str, tuple[Any, ...]]] = {
     "gate.json": (GateData,),
+    "models.json": (list[ModelFacts],),
     "run.json": (RunInfo,),
     "show.json": (ShownAnswer, ShownFindings, ShownMachines),
     "token-lines.json": (list[TokenLine],),

@@ -121,6 +121,18 @@ def test_two_nested_text_models_are_refused() -> None:
         model_of("m", {"text_config": PLAIN, "llm_config": {**PLAIN, "head_dim": 8}})
 
 
+def test_layers_that_propose_tokens_are_cached_too_or_left_out_with_a_word() -> None:
+    config = {"model_type": "qwen3_next", **PLAIN, **LINEAR, "mtp_num_hidden_layers": 1}
+    model, usual = (model_of("m", config, speculative=tokens) for tokens in (3, 0))
+    assert model.bytes_per_token == usual.bytes_per_token + LAYER
+    assert model.bytes_per_sequence == usual.bytes_per_sequence
+    none = model_of("m", PLAIN, speculative=3)
+    assert none.bytes_per_token == 8 * LAYER
+    assert "the layers that propose tokens are left out" in none.text
+    assert "left out" not in model.text + usual.text
+    assert "left out" in find_model("layers=8,kv_heads=4,head_size=64", speculative=1).text
+
+
 # Types
 
 

@@ -14,6 +14,7 @@ from kvbench.cells.blocks import misfit
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.pattern import Tensors
 from kvbench.errors import UsageError
+from kvbench.models.facts import GroupPages, ModelFacts, model_facts
 from kvbench.models.geometry import (
     MODEL_AXES,
     KvDtype,
@@ -119,6 +120,30 @@ def test_the_last_chunk_of_lmcache_is_whole() -> None:
     assert swap_of("llama-3-8b", tokens=300, block_tokens=256, layout="lmcache").host_pattern == "page-first-64"
 
 
+def test_a_chunk_of_lmcache_has_the_tokens_that_are_asked_for() -> None:
+    swap = swap_of("llama-3-8b", tokens=1024, layout="lmcache", chunk_tokens=512)
+    assert swap.host_pattern == "page-first-64x32"
+    assert swap.title == "llama-3-8b, lmcache, chunks of 512"
+    assert "chunks" not in swap_of("llama-3-8b", layout="lmcache").title
+
+
+@pytest.mark.parametrize(("state_type", "tokens"), [("bfloat16", 272), ("float32", 528)])
+def test_planners_see_pages_and_states(state_type: str, tokens: int) -> None:
+    """The block of Qwen3.5-4B holds a state: 272 tokens in vLLM, or 528 if states have 32 bits."""
+    sizes = {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_conv_kernel_dim": 4}
+    dims = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "head_dim": 256, "num_key_value_heads": 4}
+    config = {"model_type": "qwen3_5_text", "num_hidden_layers": 32, "num_attention_heads": 16, **sizes, **dims}
+    facts = model_facts(model_of("m", {**config, "mamba_ssm_dtype": state_type}))
+    assert (facts.bytes_per_token, facts.state_page_tokens) == (32_768, tokens)
+    assert facts.layouts[KvLayout.VLLM] is None
+    assert [(page.tokens, page.descriptors) for page in facts.layouts[KvLayout.PER_LAYER] or ()] == [
+        (16, 16),
+        (None, 24),
+    ]
+    chunk = model_facts(find_model("llama-3-8b"), chunk_tokens=512).layouts[KvLayout.LMCACHE]
+    assert chunk == [GroupPages(tokens=512, descriptors=64 * 32, descriptor_bytes=32 * KIB)]
+
+
 def test_a_page_of_one_token_has_no_runs() -> None:
     swap = swap_of("llama-3-8b", block_tokens=1, layout="sglang-page-first")
     assert (swap.pattern, swap.host_pattern) == ("tensors-64", "page-first-32+32")
@@ -216,7 +241,7 @@ def test_a_preset_is_found_by_its_name_and_has_a_swap() -> None:
 @pytest.mark.parametrize(
     ("models", "settings", "message"),
     [
-        (["llama"], {}, 'model "llama": kvbench ships no model of that name; did you mean llama-3-8b?'),
+        (["llama-3-8"], {}, 'model "llama-3-8": kvbench ships no model of that name; did you mean llama-3-8b?'),
         (["zzz"], {}, "list the presets with kvbench list models, or give the path of a config.json"),
         (["llama-3-8b"], {"tp": 3}, "tp: 8 KV heads of llama-3-8b cannot be distributed over 3 ranks"),
         (["llama-3-8b@tp0"], {}, "tp: 0 is not a whole number from 1 to 1024"),
@@ -233,6 +258,7 @@ def test_a_preset_is_found_by_its_name_and_has_a_swap() -> None:
         (["llama-3-8b"], {"kv_dtype": "int4"}, 'kv_dtype: "int4" is not one of bf16, fp16, fp32, fp8, '),
         (["gemma-3-27b"], {"layout": "cross-layer"}, "layout: gemma-3-27b has 10 and 52 layers of two kinds"),
         (["llama-3-8b"], {"tokens": 10**7, "block_tokens": 1}, "model llama-3-8b: axis blocks=640000000"),
+        (["llama-3-8b"], {"chunk_tokens": 512}, "chunk_tokens: 512 requires the layout lmcache"),
         ([], {"tokens": 5}, "tokens: 5 requires a model; choose one with --model"),
     ],
 )
@@ -498,6 +524,8 @@ def test_several_models_and_options_can_override_a_config(tmp_path: Path) -> Non
     options = ("--model=llama-3-8b", "--model=phi-4", "--tokens=16", "-adirection=h2d", "-abackend=batched")
     done = succeeds("sweep", "order", "--device=cpu", *options, "--dry-run", "--json", cwd=tmp_path)
     (event,) = events(done)
+    models = convert(event["models"], list[ModelFacts])
+    assert [(model.model, model.bytes_per_token) for model in models] == [("llama-3-8b", 131072), ("phi-4", 204800)]
     assert {(cell["blocks"], cell["block_size"], cell["pattern"]) for cell in event["cells"]} == {
         ("64", "32KiB", "tensors-64"),
         ("80", "40KiB", "tensors-80"),

@@ -1,0 +1,117 @@
+"""Models for planners, as `--json` prints them: bytes, groups of layers, and the pages of each layout."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kvbench.errors import UsageError
+from kvbench.models.geometry import (
+    LMCACHE_CHUNK,
+    CachePart,
+    KvLayout,
+    LayerGroup,
+    Model,
+    ModelSwap,
+    models_of,
+)
+
+
+class GroupFacts(msgspec.Struct, kw_only=True):
+    """A group of layers, and the bytes of all its layers on all ranks."""
+
+    geometry: LayerGroup
+    bytes_per_token: float
+    bytes_per_sequence: int
+
+
+class GroupPages(msgspec.Struct, kw_only=True):
+    """The pages of a group in a layout, on one rank: their tokens (null where a page is for a sequence), and the
+    descriptors that copy one, with their bytes.
+    """
+
+    tokens: int | None
+    descriptors: int
+    descriptor_bytes: int
+
+
+class ModelFacts(msgspec.Struct, kw_only=True):
+    """A model; `layouts` has the pages of its groups, null where a layout cannot hold the model.
+
+    `state_page_tokens` are those of the block that vLLM makes so large that it holds a state; null without states.
+    """
+
+    model: str
+    geometry: str
+    bytes_per_token: float
+    bytes_per_sequence: int
+    left_out: str
+    tp: int
+    block_tokens: int
+    state_page_tokens: int | None
+    groups: list[GroupFacts]
+    layouts: dict[KvLayout, list[GroupPages] | None]
+
+
+def model_facts(model: Model, *, tp: int = 1, block_tokens: int = 16, chunk_tokens: int = LMCACHE_CHUNK) -> ModelFacts:
+    """Return what planners ask of a model; raises UsageError if its heads cannot be distributed over the ranks."""
+    alone = [Model(model.name, (group,)) for group in model.groups]
+    return ModelFacts(
+        model=model.name,
+        geometry=model.text,
+        bytes_per_token=model.bytes_per_token,
+        bytes_per_sequence=model.bytes_per_sequence,
+        left_out=model.groups[0].left_out,
+        tp=tp,
+        block_tokens=block_tokens,
+        state_page_tokens=_state_page_tokens(model, tp, block_tokens),
+        groups=[
+            GroupFacts(
+                geometry=one.groups[0],
+                bytes_per_token=one.bytes_per_token,
+                bytes_per_sequence=one.bytes_per_sequence,
+            )
+            for one in alone
+        ],
+        layouts={layout: _pages(model, layout, tp, block_tokens, chunk_tokens) for layout in KvLayout},
+    )
+
+
+def facts_of(swaps: Sequence[ModelSwap]) -> list[ModelFacts]:
+    """Return the models that swaps are of, each once for every number of ranks."""
+    settings = {(swap.geometry.name, swap.tp): swap for swap in swaps}
+    return [
+        model_facts(model, tp=swap.tp, block_tokens=swap.block_tokens, chunk_tokens=swap.chunk_tokens)
+        for model in models_of(swaps)
+        for (name, _), swap in settings.items()
+        if name == model.name
+    ]
+
+
+def _pages(model: Model, layout: KvLayout, tp: int, block_tokens: int, chunk_tokens: int) -> list[GroupPages] | None:
+    tokens = chunk_tokens if layout is KvLayout.LMCACHE else block_tokens
+    try:
+        swaps = model.swaps(tp=tp, tokens=tokens, block_tokens=block_tokens, layout=layout, chunk_tokens=chunk_tokens)
+    except UsageError:
+        return None
+    return [
+        GroupPages(
+            tokens=None if swap.geometry.is_of_sequence else swap.geometry.page_tokens(tokens),
+            descriptors=swap.blocks,
+            descriptor_bytes=swap.block_bytes,
+        )
+        for swap in swaps
+    ]
+
+
+def _state_page_tokens(model: Model, tp: int, block_tokens: int) -> int | None:
+    rows, states = (
+        [
+            group.kv_parts * group.rank_kv_heads(tp) * group.head_bytes
+            for group in model.groups
+            if group.is_of_sequence == of_sequence and group.part is not CachePart.WINDOW
+        ]
+        for of_sequence in (False, True)
+    )
+    if not states or not rows:
+        return None
+    return block_tokens * max(1, -(-max(states) // (block_tokens * max(rows))))
