@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from kvbench.cells.axes import Direction, Memory, Neighbour, Order, Reuse, StreamState
+from kvbench.cells.axes import Direction, ListPlace, Memory, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.backend_facts import QUEUE_AXES, BackendFacts, SmsRow
 from kvbench.cells.cell import AXES, Cell
@@ -39,6 +39,7 @@ AXIS_VALUES: dict[str, st.SearchStrategy[AxisValue]] = {
     "device_pattern": st.just(AS_PATTERN) | side_patterns,
     "host_pattern": st.just(AS_PATTERN) | side_patterns,
     "memory": st.sampled_from(Memory),
+    "list": st.sampled_from(ListPlace),
     "order": st.sampled_from(Order),
     "sms": st.integers(0, 4096),
     "descriptors_per_call": st.integers(0, 10**8),
@@ -85,7 +86,7 @@ H200_BACKENDS = (
     BackendFacts("batched", "one call", BATCH_AXES),
     BackendFacts("primed", "one call", BATCH_AXES - {"descriptors_per_call"}),
     BackendFacts("merged", "one call", BATCH_AXES - {"descriptors_per_call"}),
-    BackendFacts("sm", "a kernel", frozenset({"memory", "sms"}), default_sms=(SmsRow(2),)),
+    BackendFacts("sm", "a kernel", frozenset({"list", "memory", "sms"}), default_sms=(SmsRow(2),)),
     BackendFacts("triton", "a kernel", frozenset({"memory", "sms"})),
 )
 CPU_BACKENDS = (

@@ -2,6 +2,7 @@
 #include <nanobind/stl/unique_ptr.h>
 
 #include "bind/bind.hpp"
+#include "swap/gather.hpp"
 #include "swap/sm_copy.hpp"
 
 namespace kvbench::bind {
@@ -27,6 +28,26 @@ void sm_kernels(nb::module_& m) {
       },
       "kernel"_a, "sources"_a.noconvert(), "destinations"_a.noconvert(), "sizes"_a.noconvert(), "direction"_a,
       nb::kw_only(), "sms"_a, "inline_up_to"_a, nb::keep_alive<0, 2>(), nb::keep_alive<0, 3>(), nb::keep_alive<0, 4>());
+  nb::class_<GatherKernel>(m, "GatherKernel", "The gather kernel for rows of one size, loaded on one device.")
+      .def(
+          "__init__",
+          [](GatherKernel* self, std::shared_ptr<Driver> driver, const nb::bytes& cubin, std::size_t row_bytes) {
+            new (self) GatherKernel(std::move(driver), view(cubin), row_bytes);
+          },
+          "driver"_a, "cubin"_a, "row_bytes"_a);
+  nb::class_<GatherSwap, Swap>(m, "GatherSwap",
+                               "A swap of equal rows whose ids lie on the device, by a graph with one kernel.")
+      .def(
+          "__init__",
+          [](GatherSwap* self, const GatherKernel& kernel, const Words& sources, const Words& destinations,
+             unsigned ctas) {
+            if (sources.size() != destinations.size()) throw nb::value_error("both sides must have the same rows");
+            new (self) GatherSwap(kernel, view(sources), view(destinations), ctas);
+          },
+          "kernel"_a, "sources"_a.noconvert(), "destinations"_a.noconvert(), "ctas"_a, nb::keep_alive<1, 3>(),
+          nb::keep_alive<1, 4>())
+      .def("stage", &GatherSwap::stage, nb::call_guard<nb::gil_scoped_release>(),
+           "Write the ids of the arrays to the device and wait for them.");
   m.def(
       "sm_copy_tensors",
       [](std::shared_ptr<SmKernel> kernel, const Words& source_bases, const Words& destination_bases,

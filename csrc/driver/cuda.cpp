@@ -250,6 +250,19 @@ class CudaDriver final : public Driver {
     check(counted, "cuGraphGetNodes");
     return nodes;
   }
+  Graph end_capture_into_graph(Stream stream) override {
+    cuda::Graph graph = nullptr;
+    check(api_.stream_end_capture(handle(stream), &graph), "cuStreamEndCapture");
+    cuda::ExecutableGraph executable = nullptr;
+    const Result instantiated = api_.graph_instantiate(&executable, graph, 0);
+    api_.graph_destroy(graph);
+    check(instantiated, "cuGraphInstantiateWithFlags");
+    return reinterpret_cast<Graph>(executable);
+  }
+  void launch_graph(Graph graph, Stream stream) override {
+    check(api_.graph_launch(handle(graph), handle(stream)), "cuGraphLaunch");
+  }
+  void destroy_graph(Graph graph) noexcept override { api_.graph_exec_destroy(handle(graph)); }
 
   void fill(Address device_memory, std::uint8_t value, std::size_t bytes, Stream stream) override {
     const CurrentDevice current(*this);

@@ -17,6 +17,7 @@ using Address = std::uint64_t;
 using Stream = std::uintptr_t;
 using Event = std::uintptr_t;
 using Kernel = std::uintptr_t;
+using Graph = std::uintptr_t;
 
 enum class Direction : std::uint8_t { h2d, d2h };
 
@@ -162,6 +163,10 @@ class Driver {
   virtual void begin_capture(Stream stream) = 0;
   /// Ends the capture, discards its graph, and returns how many operations it held.
   virtual std::size_t end_capture(Stream stream) = 0;
+  /// Ends the capture and returns its graph, ready to be launched until destroy_graph().
+  virtual Graph end_capture_into_graph(Stream stream) = 0;
+  virtual void launch_graph(Graph graph, Stream stream) = 0;
+  virtual void destroy_graph(Graph graph) noexcept = 0;
   /// A plain copy outside of swaps (filling, comparing): faults do not apply to it.
   virtual void transfer(Address destination, Address source, std::size_t bytes, Direction direction, Stream stream) {
     copy(destination, source, bytes, direction, stream);

@@ -179,6 +179,9 @@ class HostDevice : public Driver {
     capturing_.reset();
     return 0;
   }
+  Graph end_capture_into_graph(Stream) override { throw DriverError("end_capture", "the cpu device has no graphs"); }
+  void launch_graph(Graph, Stream) override { throw DriverError("launch_graph", "the cpu device has no graphs"); }
+  void destroy_graph(Graph) noexcept override {}
 
   void transfer(Address destination, Address source, std::size_t bytes, Direction direction, Stream stream) override {
     HostDevice::copy(destination, source, bytes, direction, stream);

@@ -13,4 +13,10 @@ typedef unsigned char u8;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
+/// A row to gather: its numbers on both sides, in rows from a base.
+struct RowIds {
+  u64 source;
+  u64 destination;
+};
+
 }  // namespace kvbench

@@ -111,6 +111,10 @@ Result begin_capture(void*, int) { return kSuccess; }
 Result end_capture(void*, void** graph) { return ++asked.graphs, *graph = &asked.graphs, kSuccess; }
 Result graph_nodes(void*, void**, std::size_t* count) { return *count = 3, outcome("cuGraphGetNodes"); }
 Result destroy_graph(void*) { return --asked.graphs, kSuccess; }
+Result instantiate(void** executable, void*, unsigned long long) {
+  return ++asked.executables, *executable = &asked.executables, outcome("cuGraphInstantiateWithFlags");
+}
+Result destroy_executable(void*) { return --asked.executables, kSuccess; }
 /// Modules belong to the current context.
 Result load_module(void** module, const void*) { return ++asked.modules, create(module, 0); }
 Result unload_module(void* module) {
@@ -201,6 +205,8 @@ void* find(const std::string& name, int version) {
   if (name == "cuStreamEndCapture") return as_pointer(end_capture);
   if (name == "cuGraphGetNodes") return as_pointer(graph_nodes);
   if (name == "cuGraphDestroy") return as_pointer(destroy_graph);
+  if (name == "cuGraphInstantiateWithFlags") return as_pointer(instantiate);
+  if (name == "cuGraphExecDestroy") return as_pointer(destroy_executable);
   if (name == "cuModuleLoadData") return as_pointer(load_module);
   if (name == "cuModuleUnload") return as_pointer(unload_module);
   if (name == "cuModuleGetFunction") return as_pointer(find_function);

@@ -19,6 +19,7 @@ struct FakeCuda {
   std::string failing;         ///< the call that fails, of those after which a caller has to clean up
   int contexts = 0;            ///< primary ones that are retained
   int graphs = 0;              ///< that exist
+  int executables = 0;         ///< graphs to launch that exist
   int pinned = 0;              ///< allocations of pinned memory that exist
   void* pages = nullptr;       ///< memory that was last registered, or failed to be
   std::set<void*> registered;  ///< memory that is registered now

@@ -4,6 +4,7 @@ To measure another project's kernel, install a package that registers a class un
 `kvbench.backends`. The class takes no arguments and implements `Backend`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -82,6 +83,7 @@ class PreparedSwap:
     chosen: str | None = None
     warnings: tuple[str, ...] = ()
     same_when_busy: bool = True
+    stage: Callable[[], None] | None = None
 
 
 class Backend(Protocol):

@@ -7,13 +7,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.cells.axes import Direction
+from kvbench.cells.axes import Direction, ListPlace
 from kvbench.cells.backend_facts import SM, SmsRow, SmsRule
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import DeviceFacts
 from kvbench.cells.units import KIB
-from kvbench.engine.device import DIRECTIONS, Device, SmKernel, SmMethod, sm_copy, sm_copy_tensors
+from kvbench.engine.device import (
+    DIRECTIONS,
+    Device,
+    GatherKernel,
+    GatherSwap,
+    SmKernel,
+    SmMethod,
+    sm_copy,
+    sm_copy_tensors,
+)
 from kvbench.engine.nvrtc import cached_cubin
 
 # How the descriptor list reaches the kernel. Up to the limit in csrc it is passed with the launch, which saves a read
@@ -121,14 +130,17 @@ class Sm:
         self._shape = shape
         self._device: Device | None = None
         self._kernels: dict[KernelShape, SmKernel] = {}
+        self._gathers: dict[int, GatherKernel] = {}
 
     def axes(self, _device: DeviceFacts) -> frozenset[str]:
-        return frozenset({"memory", "sms"})
+        return frozenset({"list", "memory", "sms"})
 
     def unavailable(self, device: DeviceFacts) -> str | None:
         return None if device.kind == "cuda" else "kernels need a GPU; the cpu device has no SMs"
 
     def create(self, request: SwapRequest) -> PreparedSwap:
+        if request.cell.list_place is ListPlace.GPU:
+            return self._gather(request)
         memory = request.memory
         bits = _bits(memory.kernel_sources) | _bits(memory.kernel_destinations) | _bits(memory.sizes)
         shape = self._shape or shape_on(request.device, request.cell, int(memory.sizes.max()), bits)
@@ -160,10 +172,24 @@ class Sm:
             )
         return PreparedSwap(swap, Mechanism.SM_KERNEL)
 
+    def _gather(self, request: SwapRequest) -> PreparedSwap:
+        memory, row_bytes = request.memory, request.cell.block_bytes
+        if self._device is not request.device:
+            self._device, self._kernels, self._gathers = request.device, {}, {}
+        if row_bytes not in self._gathers:
+            bits = _bits(memory.kernel_sources) | _bits(memory.kernel_destinations) | row_bytes
+            word_bytes = next(size for size in (16, 8, 4, 1) if bits % size == 0)
+            defines = (f"-DKVBENCH_ROW_BYTES={row_bytes}", f"-DKVBENCH_WORD_BYTES={word_bytes}")
+            cubin = cached_cubin("gather", request.device.arch, defines)
+            self._gathers[row_bytes] = GatherKernel(request.device.driver, cubin, row_bytes)
+        sms = request.cell.sms or DEFAULT_SMS[-1].sms
+        swap = GatherSwap(self._gathers[row_bytes], memory.kernel_sources, memory.kernel_destinations, sms)
+        return PreparedSwap(swap, Mechanism.SM_KERNEL, stage=swap.stage)
+
     def kernel(self, device: Device, shape: KernelShape) -> SmKernel:
         """Compiled and loaded once for a device."""
         if self._device is not device:
-            self._device, self._kernels = device, {}
+            self._device, self._kernels, self._gathers = device, {}, {}
         if shape not in self._kernels:
             self._kernels[shape] = SmKernel(
                 device.driver,

@@ -76,3 +76,10 @@ class Memory(StrEnum):
 
     ALLOCATED = "allocated"
     REGISTERED = "registered"
+
+
+class ListPlace(StrEnum):
+    """Where the list of a swap lies at submission: in arrays of the host, or as ids on the GPU, for a CUDA graph."""
+
+    HOST = "host"
+    GPU = "gpu"

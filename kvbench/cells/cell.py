@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Annotated, Final, Literal, Self
 
-from kvbench.cells.axes import Direction, Memory, Neighbour, Order, Reuse, StreamState
+from kvbench.cells.axes import Direction, ListPlace, Memory, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.axis import (
     Axis,
     Role,
@@ -91,6 +91,10 @@ class Cell:
     overlap: Annotated[bool | None, Axis(
         "set CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE on batched copies", "off,on", on_off, switch, default=(False,),
         optional=True, noun="overlap flag", cuda_only=True, chosen=True, usual="off")] = None
+    list_place: Annotated[ListPlace, Axis(
+        "where the list lies at submission: host: in arrays; gpu: as ids, which a kernel in a CUDA graph reads",
+        "host,gpu", choice(ListPlace), unused=ListPlace.HOST, noun="gather by ids on the GPU", cuda_only=True,
+        name="list")] = ListPlace.HOST
     queued: Annotated[int, Axis(
         "swaps queued on a busy stream before the measured one", "0,1:4096:x4", whole(0, 100_000),
         role=Role.QUEUE, ranged=True, unused=0, noun="queue of swaps", number=True)] = 0

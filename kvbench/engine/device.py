@@ -20,6 +20,8 @@ from kvbench._engine import CopyTable as CopyTable
 from kvbench._engine import CopyWay as CopyWay
 from kvbench._engine import EngineError as EngineError
 from kvbench._engine import Event as Event
+from kvbench._engine import GatherKernel as GatherKernel
+from kvbench._engine import GatherSwap as GatherSwap
 from kvbench._engine import MemoryKind as MemoryKind
 from kvbench._engine import Queue as Queue
 from kvbench._engine import Sample as Sample

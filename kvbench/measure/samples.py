@@ -285,6 +285,8 @@ def take_one(
 ) -> AnySample:
     """Take a sample of the swap of the next blocks, by default without a queue and without a pause."""
     workload.advance()
+    if prepared.stage:
+        prepared.stage()
     sample = _timed(bench.region, prepared, state, queue or Queue(), partial(_work_for, pause_us) if pause_us else None)
     swap, clock = prepared.swap, "wall_us" if pause_us and not state.pending else "event_us"
     return swap.timed(sample, clock) if isinstance(swap, LayeredSwap) else sample

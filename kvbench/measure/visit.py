@@ -235,6 +235,8 @@ def _check_order(sampler: Sampler) -> None:
     bench, workload = sampler.bench, sampler.workload
     stream, delayed = bench.stream, Event(bench.device.driver)
     workload.advance()
+    if sampler.prepared.stage:
+        sampler.prepared.stage()
     bench.device.driver.delay(ORDER_DELAY_US * 1000, stream.handle)
     delayed.record(stream.handle)
     sampler.prepared.swap.submit(stream.handle)

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvbench.cells.axes import Neighbour, StreamState
+from kvbench.cells.axes import Direction, ListPlace, Neighbour, StreamState
 from kvbench.cells.backend_facts import BackendFacts
 from kvbench.cells.blocks import LAYERS_OF_8B, LAYERS_OF_70B, misfit, opposite, region_bytes, unfit
-from kvbench.cells.cell import AXES, Cell
+from kvbench.cells.cell import AXES, EQUAL, Cell
 from kvbench.cells.device_facts import CEILING_BYTES, DeviceFacts
 from kvbench.cells.units import format_size, rough_size
 from kvbench.sweep.spec import Sampling, SweepSpec, submissions
@@ -60,6 +60,15 @@ def _queued_on_no_busy_stream(cell: Cell, _: Context) -> str | None:
     if cell.stream_state is not StreamState.BUSY and (cell.queued > 0 or cell.streams > 1):
         return "queued swaps require a busy stream (stream_state=busy)"
     return None
+
+
+def _without_gather(cell: Cell, _: Context) -> str | None:
+    if cell.list_place is ListPlace.HOST:
+        return None
+    whole = cell.stream_state in (StreamState.IDLE, StreamState.BUSY) and cell.neighbour is Neighbour.NONE
+    if not (whole and cell.direction is Direction.H2D and cell.sizes == EQUAL and cell.sequence == "whole"):
+        return "ids on the GPU (list=gpu) are for whole h2d swaps of equal blocks on an idle or busy stream"
+    return "list=gpu has no queued swaps" if cell.queued else None
 
 
 def _without_neighbour(cell: Cell, context: Context) -> str | None:
@@ -121,6 +130,7 @@ CHECKS: Final[Sequence[Callable[[Cell, Context], str | None]]] = (
     _without_axes,
     _without_sms,
     _queued_on_no_busy_stream,
+    _without_gather,
     _without_neighbour,
     _without_devices,
     _without_room,

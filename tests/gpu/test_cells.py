@@ -3,7 +3,7 @@
 import pytest
 
 from kvbench.backends.sm import KernelShape, Sm
-from kvbench.cells.axes import Direction, Memory, Order, StreamState
+from kvbench.cells.axes import Direction, ListPlace, Memory, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import Device
@@ -113,3 +113,10 @@ def test_every_shape_of_the_sm_kernel_is_correct(
 def test_queued_swaps_are_correct(bench: Bench, backend: str, direction: Direction, queued: int, streams: int) -> None:
     cell = Cell(backend, direction, 20, 4096, StreamState.BUSY, queued=queued, streams=streams)
     assert verified_bytes(bench, cell) > 0
+
+
+@pytest.mark.parametrize("row_bytes", [13, 100, 576, 656, 1152, 16384])
+@pytest.mark.parametrize("state", [StreamState.IDLE, StreamState.BUSY])
+def test_rows_gathered_by_ids_on_the_gpu_are_correct(bench: Bench, row_bytes: int, state: StreamState) -> None:
+    cell = Cell("sm", Direction.H2D, 700, row_bytes, list_place=ListPlace.GPU, sms=4, stream_state=state)
+    assert verified_bytes(bench, cell) > 2 * 700 * row_bytes

@@ -196,6 +196,14 @@ def test_only_swaps_on_a_busy_stream_are_queued() -> None:
     assert set(reasons(plan)) == {"queued swaps require a busy stream (stream_state=busy)"}
 
 
+def test_ids_on_the_gpu_are_gathered_h2d_by_a_kernel_of_equal_blocks() -> None:
+    axes = {"backend": "sm,batched", "list": "gpu", "sizes": "equal,last-2", "stream_state": "idle,gated"}
+    plan = plan_of(**axes, direction="h2d,d2h")
+    kept = [(cell.backend, cell.direction, cell.sizes, cell.stream_state, cell.list_place.value) for cell in plan.cells]
+    assert ("sm", Direction.H2D, "equal", StreamState.IDLE, "gpu") in kept
+    assert all(backend == "batched" and place == "host" for backend, *_, place in kept[1:])
+
+
 def test_a_backend_that_cannot_queue_is_measured_without_a_queue() -> None:
     plan = plan_of(backend="triton", direction="h2d", stream_state="busy", queued="4,16", streams="1,8")
     assert [(cell.queued, cell.streams) for cell in plan.cells] == [(0, 1)]
