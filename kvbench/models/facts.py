@@ -5,15 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kvbench.errors import UsageError
-from kvbench.models.geometry import (
-    LMCACHE_CHUNK,
-    CachePart,
-    KvLayout,
-    LayerGroup,
-    Model,
-    ModelSwap,
-    models_of,
-)
+from kvbench.models.geometry import LMCACHE_CHUNK, CachePart, KvLayout, LayerGroup, Model, ModelSwap, models_of
 
 
 class GroupFacts(msgspec.Struct, kw_only=True):

@@ -30,9 +30,9 @@ _STATEFUL: Final = ("full", "state", "none")
 class Cache(NamedTuple):
     """What one layer keeps in one kind of blocks; the fields are those of `LayerGroup`."""
 
-    heads: int
+    kv_heads: int
     head_dim: int
-    parts: Literal[1, 2] = 2
+    kv_parts: Literal[1, 2] = 2
     part: CachePart = CachePart.KV
     window: int = 0
     chunked: bool = False
@@ -41,9 +41,8 @@ class Cache(NamedTuple):
 
 
 Layers = list[list[Cache]]
-
-
 # What an answer says if nothing tells which layers propose tokens.
+_DRAFT_LAYERS: Final = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "mtp_num_layers")
 NO_DRAFT: Final = "the layers that propose tokens are left out, since the model names none of its own"
 
 
@@ -73,9 +72,6 @@ def layers_of(fields: Fields, model_type: str, *, with_draft: bool = False) -> t
         attending = [[one for one in layer if one.part is not CachePart.STATES] for layer in layers]
         layers = [*layers, *[[one for one in attending if one][-1]] * draft]
     return layers, "; ".join(left_out)
-
-
-_DRAFT_LAYERS: Final = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "mtp_num_layers")
 
 
 def is_plain(model_type: str) -> bool:
@@ -204,8 +200,7 @@ def _by_type_lists(fields: Fields) -> Layers:
     """MiniMax: 1 is a layer of attention, 0 a linear one."""
     layers = layer_count(fields)
     attends = fields.flags("attn_type_list", layers) or [True] * layers
-    cache = k_and_v(kv_heads(fields), head_size(fields), None)
-    return [cache if one else [] for one in attends]
+    return _hybrid(fields, ["full" if one else "state" for one in attends], [])
 
 
 def _minimax_m3(fields: Fields) -> Layers:
@@ -237,20 +232,15 @@ def _latent(
         fields.skip("kv_lora_rank qk_nope_head_dim qk_rope_head_dim")
         return [k_and_v(kv_heads(fields), head_size(fields), None)] * layer_count(fields)
     fields.skip("qk_nope_head_dim head_dim mla_use_nope attention_q_lora_dim attention_qk_dim attention_v_dim")
-    row = latent_row(fields)
+    rank = fields.needed("kv_lora_rank", "attention_kv_lora_dim")
+    position = "attention_qk_rope_dim" if fields.has("attention_qk_rope_dim") else "qk_rope_head_dim"
+    positions = fields.upto(position, 10**6) if fields.has(position) else fields.needed(position)
+    row = Cache(1, rank + positions, 1)
     layers = layers or layer_count(fields)
     kinds_of(fields, layers, known)
     size = fields.whole("index_head_dim")
     has_index = _indexed(fields, layers, default=indexed) if size else [False] * layers
     return [[row] * attentions + (_index_rows(size or 0) if one else []) for one in has_index]
-
-
-def latent_row(fields: Fields) -> Cache:
-    rank = fields.needed("kv_lora_rank", "attention_kv_lora_dim")
-    name = "attention_qk_rope_dim" if fields.has("attention_qk_rope_dim") else "qk_rope_head_dim"
-    if not fields.has(name):
-        fields.needed(name)
-    return Cache(1, rank + fields.upto(name, 10**6), 1)
 
 
 def _index_rows(size: int, tokens: int = 1) -> list[Cache]:
@@ -527,9 +517,9 @@ def _mamba2(
     given = next((value for name in kinds if isinstance(value := fields.get(name), list | str)), None)
     layers = fields.whole("num_hidden_layers") or (len(given) if given else fields.needed("num_hidden_layers"))
     found = kinds_of(fields, layers, (*_STATEFUL, hybrid), kinds) or [every] * layers
-    attention = fields.get("attn_layer_indices")
-    if given is None and isinstance(attention, list):
-        found = ["full" if layer in attention else "state" for layer in range(layers)]
+    for name, kind in (("attn_layer_indices", "full"), ("hybrid_layer_ids", hybrid)):
+        if kind and given is None and isinstance(attending := fields.get(name), list):
+            found = [kind if layer in attending else "state" for layer in range(layers)]
     if not found[0]:
         raise FieldError(kinds[0], "missing; a config.json of this kind of model must have it")
     heads = fields.needed(names[0])
@@ -586,8 +576,6 @@ _GRANITE: Final = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_s
 _NEMOTRON: Final = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
 _ZAMBA: Final = ("n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_d_state", "mamba_d_conv")
 _NEMOTRON_KINDS: Final = ("hybrid_override_pattern", "layers_block_type", "layer_types")
-
-
 _LFM: Final = "block_auto_adjust_ff_dim block_dim block_ff_dim block_multiple_of conv_dim_out conv_use_xavier_init"
 
 

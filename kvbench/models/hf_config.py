@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -113,23 +113,9 @@ def grouped(name: str, layers: Layers, dtype: KvDtype, left_out: str) -> tuple[L
     for cache, windows in counts.items():
         full = windows.pop((0, False), 0)
         for (window, chunked), sliding in windows.items() or [((0, False), 0)]:
-            groups.append(
-                LayerGroup(
-                    name=name,
-                    layers=full + sliding,
-                    kv_heads=cache.heads,
-                    head_dim=cache.head_dim,
-                    kv_parts=cache.parts,
-                    sliding_layers=sliding,
-                    window=window,
-                    dtype=dtype,
-                    part=cache.part,
-                    chunked=chunked,
-                    row_bytes=cache.row_bytes,
-                    row_tokens=cache.row_tokens,
-                    left_out=left_out,
-                )
-            )
+            fields: dict[str, Any] = {**cache._asdict(), "window": window, "chunked": chunked, "left_out": left_out}
+            of_layers = LayerGroup(name=name, layers=full + sliding, sliding_layers=sliding, dtype=dtype, **fields)
+            groups.append(of_layers)
             full = 0
     return labelled(sorted(groups, key=lambda group: group.is_of_sequence))
 
@@ -229,7 +215,7 @@ def _numbers_known(fields: Fields, refused: str, *, plain: bool) -> str:
             texts[name] = str(read(fields))
         except UsageError:
             texts[name] = "?"
-    names = dict.fromkeys([refused, *(name for name, _ in fields.unread())])
+    names = dict.fromkeys([refused, *(name for name, _ in fields.unread() if plain)])
     unknown = set().union(*map(changed_by, names)) if plain else {*NUMBERS}
     texts |= {name: "?" for name in NUMBERS if name in unknown and (name in texts or plain)}
     numbers = ",".join(f"{name}={text}" for name, text in texts.items())

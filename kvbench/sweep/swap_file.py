@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvbench.errors import UsageError, brief
 from kvbench.files import open_regular, raise_if_no_room
-from kvbench.text import printable, short
+from kvbench.text import convert, printable, short
 
 # A request of ten million tokens in blocks of 16 tokens fits into a line.
 MOST_LINE_BYTES: Final = 8 << 20
@@ -61,10 +61,13 @@ class Swap(NamedTuple):
     done_s: float | None = None
 
 
+_Version = Annotated[int, msgspec.Meta(ge=FORMAT, le=FORMAT, extra={"meaning": f"{FORMAT}, the version read here"})]
+
+
 class Header(msgspec.Struct, kw_only=True):
     """The first line: the format, bytes of a block over all layers, and, if kvbench made the file, from what."""
 
-    kvbench_trace: Literal[1] = FORMAT
+    kvbench_trace: _Version = FORMAT
     block_bytes: _Positive
     descriptors: Annotated[int, msgspec.Meta(ge=1, le=2**20)] = 1
     made_from: dict[str, Any] = {}
@@ -120,8 +123,8 @@ class TraceReader:
         self.end: dict[str, Any] = {}
         self._lines = lines_of(path)
         try:
-            self.header = msgspec.json.decode(next(self._lines, b""), type=Header)
-        except (ValueError, RecursionError) as error:
+            self.header: Header = convert(msgspec.json.decode(next(self._lines, b"")), Header)
+        except (UsageError, ValueError, RecursionError) as error:
             why = short(printable(error), 100)
             raise UsageError(f"{path}: not a trace of kvbench ({why}); make one with kvbench trace make") from None
 
