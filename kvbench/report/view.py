@@ -38,6 +38,10 @@ LATER: Final = {name: str(AXES[name].show(AXES[name].unused)) for name in SIDE_A
 _USUAL: Final = {name: usual for name in SIDE_AXES if (usual := AXES[name].usual) is not None}
 _HOT: Final = {"pool": "dense", "reuse": Reuse.SAME.value}
 _PREFERRED: Final = LATER | _USUAL | {"order": "stream"}
+# What an axis is unless a sweep sets it, as captions write it. Each machine has a default of the pool of its own.
+_DEFAULTS: Final = {
+    axis: size(text) for axis, text in (LATER | _USUAL | {"reuse": Reuse.FRESH.value}).items() if axis != "pool"
+}
 _NUMBER: Final = re.compile(r"[0-9]{1,12}")
 Row = dict[str, Any]
 Item = TypeVar("Item")
@@ -183,6 +187,8 @@ def _axis_text(cells: pd.DataFrame, axis: str, others: Set[str]) -> str:
     if different:
         text = ", ".join(f"{text} for {side}" for side, text in texts.items())
     left_out = _in_order(others - set[str]().union(*values.values()))
+    if not left_out and text == _DEFAULTS.get(axis):
+        return ""
     more = f" (not shown: {', '.join(map(size, left_out))})" if left_out else ""
     return f"{axis} {text}{more}"
 
