@@ -35,6 +35,7 @@ class Axis:
     An axis that not every backend supports has a `noun`, which completes "… has no"; a cell that does not use it has
     None (`optional`) or the `unused` value, which leaves the swap unchanged. `cuda_only` axes need a GPU. A policy can
     set `chosen` axes. Labels omit the `usual` value. The summary stores a `number` axis as a number, others as text.
+    Lists mark `expert` axes, which few questions need.
     """
 
     help: str
@@ -51,6 +52,7 @@ class Axis:
     chosen: bool = False
     usual: str | None = None
     number: bool = False
+    expert: bool = False
     name: str = ""
     field: str = ""
 

@@ -67,14 +67,14 @@ class Cell:
         "shuffled,runs-16,tensors-64", Pattern.parse, default=(SHUFFLED,), usual=str(SHUFFLED))] = SHUFFLED
     device_pattern: Annotated[Pattern, Axis(
         "layout of the blocks in device memory; pattern: as the axis pattern", "tensors-64,tensors-64/runs-16",
-        Pattern.of_side, unused=AS_PATTERN)] = AS_PATTERN
+        Pattern.of_side, unused=AS_PATTERN, expert=True)] = AS_PATTERN
     host_pattern: Annotated[Pattern, Axis(
         "layout of the blocks in host memory; pattern: as the axis pattern", "page-first-64,page-first-64x16",
-        Pattern.of_side, unused=AS_PATTERN)] = AS_PATTERN
+        Pattern.of_side, unused=AS_PATTERN, expert=True)] = AS_PATTERN
     sizes: Annotated[str, Axis(
         "sizes within a swap: equal; alternate-D: every other block has 1/D of the size (an indexer beside MLA); "
         "last-D: the last block has 1/D (it is not full)", "equal,alternate-8,last-2",
-        sizes_within, unused=EQUAL)] = EQUAL
+        sizes_within, unused=EQUAL, expert=True)] = EQUAL
     memory: Annotated[Memory | None, Axis(
         "how host memory is pinned", "allocated,registered", choice(Memory), default=(Memory.ALLOCATED,),
         optional=True, noun="choice of host memory", usual=Memory.ALLOCATED)] = Memory.ALLOCATED
@@ -87,20 +87,21 @@ class Cell:
         ranged=True, optional=True, noun="SMs to choose", cuda_only=True, chosen=True, number=True)] = None
     descriptors_per_call: Annotated[int | None, Axis(
         "maximum descriptors per batched call", "all,8192", whole(1, 10**8, "all"), zero_as("all"), default=(0,),
-        ranged=True, optional=True, noun="descriptors per call", chosen=True, usual="all")] = None
+        ranged=True, optional=True, noun="descriptors per call", chosen=True, usual="all", expert=True)] = None
     overlap: Annotated[bool | None, Axis(
         "set CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE on batched copies", "off,on", on_off, switch, default=(False,),
-        optional=True, noun="overlap flag", cuda_only=True, chosen=True, usual="off")] = None
+        optional=True, noun="overlap flag", cuda_only=True, chosen=True, usual="off", expert=True)] = None
     list_place: Annotated[ListPlace, Axis(
         "where the list lies at submission: host: in arrays; gpu: as ids, which a kernel in a CUDA graph reads",
         "host,gpu", choice(ListPlace), unused=ListPlace.HOST, noun="gather by ids on the GPU", cuda_only=True,
         name="list")] = ListPlace.HOST
     queued: Annotated[int, Axis(
         "swaps queued on a busy stream before the measured one", "0,1:4096:x4", whole(0, 100_000),
-        role=Role.QUEUE, ranged=True, unused=0, noun="queue of swaps", number=True)] = 0
+        role=Role.QUEUE, ranged=True, unused=0, noun="queue of swaps", number=True, expert=True)] = 0
     streams: Annotated[int, Axis(
         "streams over which the queued and the measured swaps are distributed round-robin", "1,8",
-        whole(1, HARDWARE_QUEUES), role=Role.QUEUE, ranged=True, unused=1, noun="pool of streams", number=True)] = 1
+        whole(1, HARDWARE_QUEUES), role=Role.QUEUE, ranged=True, unused=1, noun="pool of streams", number=True,
+        expert=True)] = 1
     pool_bytes: Annotated[int, Axis(
         "memory that the blocks are scattered over on each side: a size, or dense (adjacent blocks)",
         "dense,16GiB", pool, zero_as("dense", size), default=(0,), ranged=True, unused=0, number=True, name="pool")] = 0
@@ -109,7 +110,7 @@ class Cell:
         default=(Reuse.FRESH,), unused=Reuse.SAME)] = Reuse.SAME
     pause_us: Annotated[int, Axis(
         "duration of other CPU work before every swap, as between decode steps", "0,200us", pause, pause_text,
-        ranged=True, unused=0, number=True, name="pause")] = 0
+        ranged=True, unused=0, number=True, name="pause", expert=True)] = 0
     neighbour: Annotated[Neighbour, Axis(
         "work beside the swaps: none, idle, gemm, decode, swap (opposite direction)",
         "none,gemm,decode", choice(Neighbour), role=Role.BESIDE, unused=Neighbour.NONE)] = Neighbour.NONE
@@ -120,7 +121,7 @@ class Cell:
         role=Role.BESIDE, unused="whole")] = "whole"
     devices: Annotated[int, Axis(
         "devices of one host that swap at once, each its own blocks (set by --device cuda:all)", "1,2", whole(1, 64),
-        role=Role.BESIDE, ranged=True, unused=1, number=True)] = 1
+        role=Role.BESIDE, ranged=True, unused=1, number=True, expert=True)] = 1
     # fmt: on
 
     @property

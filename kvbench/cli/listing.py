@@ -30,7 +30,13 @@ def _axes() -> list[dict[str, str]]:
     from kvbench.cells.cell import AXES
 
     return [
-        {"axis": axis.name, "help": axis.help, "example": f"-a {axis.name}={axis.example}"} for axis in AXES.values()
+        {
+            "axis": axis.name,
+            "help": axis.help,
+            "example": f"-a {axis.name}={axis.example}",
+            "for": "experts" if axis.expert else "",
+        }
+        for axis in AXES.values()
     ]
 
 
@@ -51,6 +57,7 @@ def _backends() -> list[dict[str, str]]:
             "backend": facts.name,
             "summary": facts.summary,
             "here": f"not on {opened.device.name}: {facts.unavailable}" if facts.unavailable else "available",
+            "for": "only if named" if facts.on_request else "",
         }
         for facts in opened.backends
     ]
