@@ -17,7 +17,7 @@ from kvbench.analysis.margins import GATE
 from kvbench.cli.options import NO_OPTIONS, Command, FromStruct, Group, with_struct_options
 from kvbench.cli.sweep import Axis, Filters, default_folder, terminated
 from kvbench.errors import ExitCode, UsageError
-from kvbench.text import convert, folded
+from kvbench.text import HIDDEN, convert, folded
 
 if TYPE_CHECKING:
     from kvbench.gate.side_by_side import Side, SideBySide
@@ -63,10 +63,11 @@ class Measuring(msgspec.Struct, frozen=True, kw_only=True):
         int | None, msgspec.Meta(description="seed of contents, placement and visit order (default: the suite's)")
     ] = None
     base_fault: Annotated[
-        str | None, msgspec.Meta(description="fault to inject into the base (cpu device only; see CONTRIBUTING)")
+        str | None,
+        msgspec.Meta(description="fault to inject into the base (cpu device only; see CONTRIBUTING)", extra=HIDDEN),
     ] = None
     cand_fault: Annotated[
-        str | None, msgspec.Meta(description="fault to inject into the candidate (cpu device only)")
+        str | None, msgspec.Meta(description="fault to inject into the candidate (cpu device only)", extra=HIDDEN)
     ] = None
 
 

@@ -18,7 +18,7 @@ from kvbench._version import __version__
 from kvbench.cells.cell import AXES
 from kvbench.results.rundir import RUN_FILE
 from kvbench.sweep.installed import installed
-from kvbench.text import plain_type
+from kvbench.text import HIDDEN, plain_type
 
 NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 _CLICK_TYPES: Final = {msgspec.inspect.IntType: int, msgspec.inspect.FloatType: float}
@@ -79,7 +79,8 @@ def _option(option: msgspec.inspect.Field, panel: str | None, default: str) -> i
     kind = _CLICK_TYPES.get(type(plain_type(option.type)), str)
     completion = complete_device if option.name == "device" else None
     text = f"{description[0].upper()}{description[1:]}{default}."
-    typer_option = typer.Option(help=text, autocompletion=completion, rich_help_panel=panel)
+    hidden = option.type.extra == HIDDEN
+    typer_option = typer.Option(help=text, autocompletion=completion, rich_help_panel=panel, hidden=hidden)
     annotation = Annotated[kind | None, typer_option]  # type: ignore[valid-type]  # known at run time only
     return inspect.Parameter(option.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
 

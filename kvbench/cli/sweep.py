@@ -26,7 +26,7 @@ from kvbench.models.presets import ModelChoice, presets
 from kvbench.sweep.config import find_config, load_config, shipped_configs
 from kvbench.sweep.replay_spec import MOST_SWAPS
 from kvbench.sweep.spec import Sampling, SweepSpec, parse_assignments
-from kvbench.text import convert
+from kvbench.text import HIDDEN, convert
 
 if TYPE_CHECKING:
     from kvbench.cli.progress import JsonReporter, PlainReporter
@@ -74,7 +74,9 @@ class WhereOptions(msgspec.Struct):
     host_memory: Annotated[str | None, msgspec.Meta(description="limit of pinned host memory: 8GiB")] = None
     device_memory: Annotated[str | None, msgspec.Meta(description="limit of GPU memory: 40GiB")] = None
     seed: Annotated[int | None, msgspec.Meta(description="seed of contents, placement and visit order")] = None
-    fault: Annotated[str | None, msgspec.Meta(description="fault to inject (cpu device only; see CONTRIBUTING)")] = None
+    fault: Annotated[
+        str | None, msgspec.Meta(description="fault to inject (cpu device only; see CONTRIBUTING)", extra=HIDDEN)
+    ] = None
 
 
 class _OfSeveralDevices(WhereOptions):

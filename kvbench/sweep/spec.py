@@ -17,7 +17,7 @@ from kvbench.cells.units import parse_size
 from kvbench.errors import UsageError, brief
 from kvbench.models.geometry import MODEL_AXES, ModelSwap
 from kvbench.sweep.replay_spec import Replay
-from kvbench.text import NAME_PATTERN, Line, check_keys, convert, located, shown
+from kvbench.text import HIDDEN, NAME_PATTERN, Line, check_keys, convert, located, shown
 
 Group = Mapping[str, tuple[AxisValue, ...]]
 
@@ -48,15 +48,16 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 
     # fmt: off
     rounds: Annotated[int, msgspec.Meta(ge=1, le=1000, description="visits per cell")] = 6
-    warmups: Annotated[int, msgspec.Meta(ge=0, le=10_000, description="warm-up swaps per visit")] = 2
+    warmups: Annotated[int, msgspec.Meta(ge=0, le=10_000, description="warm-up swaps per visit", extra=HIDDEN)] = 2
     min_samples: Annotated[int, msgspec.Meta(ge=1, le=100_000, description="minimum samples per visit")] = 5
     max_samples: Annotated[int, msgspec.Meta(ge=1, le=100_000, description="maximum samples per visit")] = 15
     cell_seconds: Annotated[float, msgspec.Meta(ge=0.001, le=3600,
         description="seconds after which a visit stops sampling")] = 1.0
     busy_delay_us: Annotated[int, msgspec.Meta(ge=1, le=100_000,
-        description="microseconds of delay kernel before a sample on a busy stream")] = 200
+        description="microseconds of delay kernel before a sample on a busy stream", extra=HIDDEN)] = 200
     deadline_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400,
-        description="seconds of silence, beyond the time for its samples, after which a visit counts as hung")] = 60.0
+        description="seconds of silence, beyond the time for its samples, after which a visit counts as hung",
+        extra=HIDDEN)] = 60.0
     # fmt: on
 
     def __post_init__(self) -> None:
