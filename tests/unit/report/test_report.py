@@ -404,7 +404,7 @@ def test_strings_from_a_run_stay_text(tmp_path: Path, bad: str) -> None:
         assert token.type not in {"html_block", "html_inline", "code_block", "hr", "s_open"}, token
         assert target_of(token) in known
         headings += token.type == "heading_open"
-    assert headings == len([line for line in text.splitlines() if line.startswith("#")]) == 11
+    assert headings == len([line for line in text.splitlines() if line.startswith("#")]) == 10
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
         assert len(widths) == 1
