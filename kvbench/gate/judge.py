@@ -57,13 +57,11 @@ def judge(pairs: Pairs, margin: float = GATE.fraction, earlier: Judgement | None
             row = settled.get((row.kind, row.name), row)
             row = replace(row, verdict=GateVerdict.CONTAMINATED) if moved else row
         rows.append(row)
-    known = np.log([row.effect.ratio for row in rows if row.kind == "cell" and math.isfinite(row.effect.ratio)])
     return Judgement(
         verdict=worst(row.verdict for row in rows),
         rows=sorted(rows, key=_badness),
         controls=controls,
         rounds=len(pairs.order),
-        geometric_mean=_ratio(float(np.mean(known))) if known.size else math.nan,
         slot_bias=_ratio(bias),
         disturbed=pairs.disturbed,
         margin=margin,

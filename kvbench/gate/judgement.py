@@ -150,16 +150,14 @@ class ControlEffect:
 class Judgement:
     """The outcome of a comparison; `rows` are sorted worst first.
 
-    `geometric_mean` is that of the ratios of all judged cells (shown, not gated). `slot_bias` is the cost of running
-    second in a pair (a ratio; 1 if unknown). `disturbed` is the number of pairs that each cause spoiled; they are kept
-    but do not count.
+    `slot_bias` is the cost of running second in a pair (a ratio; 1 if unknown). `disturbed` is the number of pairs that
+    each cause spoiled; they are kept but do not count.
     """
 
     verdict: GateVerdict
     rows: Sequence[Row]
     controls: Sequence[ControlEffect]
     rounds: int
-    geometric_mean: float
     slot_bias: float
     disturbed: Mapping[str, int] = field(default_factory=dict)
     margin: float = GATE.fraction

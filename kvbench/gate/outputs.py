@@ -24,8 +24,7 @@ from kvbench.report.markdown import bullets, code, escape, table
 from kvbench.text import counted, folded, printable, short
 
 SUMMARY_VARIABLE: Final = "GITHUB_STEP_SUMMARY"
-# https://docs.github.com/actions: a step summary has at most 1 MiB, a comment at most 65 536 characters.
-SUMMARY_BYTES: Final = 1 << 20
+# https://docs.github.com/actions: a comment has at most 65 536 characters, a step summary 1 MiB.
 COMMENT_BYTES: Final = 65_536
 # Room for the heading of the table, what folds it, the line about hidden rows, and the separators.
 _FRAME_BYTES: Final = 1024
@@ -94,7 +93,6 @@ class ComparisonData(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
     verdict: GateVerdict
     exit_code: int
     rounds: int
-    geometric_mean: float | None
     slot_bias: float | None
     disturbed: dict[str, int]
     margin: float
@@ -155,7 +153,7 @@ class Destinations:
 
 
 def _write_files(folder: Path, sheet: Sheet, json_text: str) -> None:
-    files = {"gate.json": json_text, "gate.md": page(sheet, COMMENT_BYTES)}
+    files = {"gate.json": json_text, "gate.md": page(sheet)}
     with or_usage_error(f"--out {folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -164,10 +162,8 @@ def _write_files(folder: Path, sheet: Sheet, json_text: str) -> None:
 
 def _write_github(sheet: Sheet) -> None:
     summary = Path(os.environ[SUMMARY_VARIABLE])
-    with or_usage_error(f"--github: {SUMMARY_VARIABLE} cannot be written"):
-        taken = summary.stat().st_size if summary.exists() else 0
-        with summary.open("a", encoding="utf-8") as file:
-            file.write(page(sheet, SUMMARY_BYTES - taken))
+    with or_usage_error(f"--github: {SUMMARY_VARIABLE} cannot be written"), summary.open("a", encoding="utf-8") as file:
+        file.write(page(sheet))
     for line in annotations(sheet):  # the runner reads both streams; stdout can be JSON
         print(line, file=sys.stderr)
 
@@ -186,12 +182,12 @@ def _show(sheet: Sheet) -> None:
         show(f"{row.verdict}  {name_of_row(row)}", row.verdict)
         for text in filter(None, (message(row), row.command)):
             show(f"  {text}")
-    for text in (*sheet.counts, *sheet.details):
+    for text in sheet.details:
         show(text)
 
 
-def page(sheet: Sheet, limit_bytes: int) -> str:
-    """Return Markdown of at most `limit_bytes` bytes of UTF-8: the verdict and its lead, and all else folded.
+def page(sheet: Sheet) -> str:
+    """Return Markdown that fits into a comment on GitHub: the verdict and its lead, and all else folded.
 
     The worst rows are kept, the others counted.
     """
@@ -200,9 +196,9 @@ def page(sheet: Sheet, limit_bytes: int) -> str:
         bullets(map(escape, sheet.lead)),
         bullets(f"warning: {escape(text)}" for text in sheet.warnings[:_MOST_NOTES]),
     ]
-    left = limit_bytes - sum(map(_size, (*parts, bullets(sheet.details)))) - _FRAME_BYTES
+    left = COMMENT_BYTES - sum(map(_size, (*parts, bullets(sheet.details)))) - _FRAME_BYTES
     fitting: list[list[str]] = []
-    for row in (*sheet.loud, *sheet.quiet):
+    for row in sheet.rows:
         command = code(row.command) if row.command else ""
         cells = [escape(row.verdict), escape(name_of_row(row)), escape(message(row)), command]
         left -= _size(f"| {' | '.join(cells)} |")

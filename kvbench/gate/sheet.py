@@ -36,10 +36,6 @@ class Sheet:
         return [row for row in self.rows if is_loud(row)]
 
     @property
-    def quiet(self) -> list[Row]:
-        return [row for row in self.rows if not is_loud(row)]
-
-    @property
     def listed(self) -> list[Row]:
         """The rows for a terminal: what changed, failed or is broken, and every undecided rule."""
         return [
@@ -48,16 +44,6 @@ class Sheet:
             if row.verdict is GateVerdict.FASTER
             or (is_loud(row) and (row.verdict is not GateVerdict.UNDECIDED or row.kind == "rule"))
         ]
-
-    @property
-    def counts(self) -> list[str]:
-        """A line for each verdict whose rows are not listed, and for the undecided ones how many may be slower."""
-        listed = {id(row) for row in self.listed}
-        rest = [row for row in self.rows if id(row) not in listed]
-        lines = [f"{count} {verdict}" for verdict, count in Counter(row.verdict for row in rest).items()]
-        unclear = [row for row in rest if is_loud(row)]
-        more = f", {len(unclear)} of which may be slower, such as {name_of_row(unclear[0])}" if unclear else ""
-        return [line + more * line.endswith(GateVerdict.UNDECIDED) for line in lines]
 
 
 def is_loud(row: Row) -> bool:
@@ -121,8 +107,6 @@ def message(row: Row) -> str:
 
 def _details(judgement: Judgement) -> list[str]:
     lines = [f"control {one.name}: {_effect(one.effect)}, {_steadiness(one)}" for one in judgement.controls]
-    if math.isfinite(judgement.geometric_mean):
-        lines.append(f"geometric mean of all cells: {_percent(judgement.geometric_mean)} (shown, not gated)")
     if judgement.disturbed:
         causes = ", ".join(f"{cause}: {count}" for cause, count in judgement.disturbed.items())
         lines.append(f"disturbed pairs are recorded but not counted ({causes})")

@@ -1,10 +1,11 @@
-"""The simulation behind docs/how-to/gate.md, on a few suites: it judges by the gate's own code and tells the truth."""
+"""The simulation behind docs/how-to/gate.md, on a few suites, which judges by the gate's code; and measured rates."""
 
 from pathlib import Path
 
 import pytest
 
 from kvbench.gate.judgement import GateVerdict
+from tests.gate_rates import Gated, rates, read, write
 from tests.simulate_gate import (
     HALVES,
     MARKERS,
@@ -56,3 +57,18 @@ def test_the_document_has_a_row_for_every_scenario() -> None:
     text = (ROOT / "docs/how-to/gate.md").read_text().partition(MARKERS[0])[2].partition(MARKERS[1])[0]
     rows = [tuple(cell.strip() for cell in line.strip("|").split("|"))[:3] for line in text.splitlines() if "%" in line]
     assert rows[1:-1] == [scenario.labels for scenario in SCENARIOS]
+
+
+def test_measured_rates_count_each_verdict_and_go_on_in_the_same_file(tmp_path: Path) -> None:
+    file = tmp_path / "rates.json"
+    assert read(file) == []
+    verdicts = {"the same build": ["SAME", "UNDECIDED", "SAME"], "the kernel 5% slower": ["SLOWER", "FAILED"]}
+    for kind, each in verdicts.items():
+        for day, verdict in enumerate(each, start=1):
+            one = Gated(kind, f"gate {kind}", f"2026-11-0{day}", "H100", "580", "ab", verdict, 0, 20.0 + day, {})
+            write(file, [*read(file), one])
+    rows = [line.strip("| ").split(" | ") for line in rates(read(file)).splitlines() if "H100" in line]
+    assert [row[2:] for row in rows] == [
+        ["2026-11-01 to 2026-11-03", "3", "0", "1", "2", "0", "22, at most 23"],
+        ["2026-11-01 to 2026-11-02", "2", "1", "0", "0", "1", "22, at most 22"],
+    ]
