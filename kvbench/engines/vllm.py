@@ -28,17 +28,18 @@ _LIBRARY: Final = "vllm/_C_stable_libtorch.abi3.so"
 _TRITON: Final = "vllm/v1/kv_offload/cpu/swap_blocks_triton.py"
 _BATCH_CODE: Final = EngineCode("vllm", {_LIBRARY: ("_C_cache_ops", "swap_blocks_batch")})
 _TRITON_CODE: Final = EngineCode("vllm", {_TRITON: ("NUM_SMS", "THRESHOLD_BYTES", "MIN_N", "swap_blocks_batch")})
-CODES: Final = (_BATCH_CODE, _TRITON_CODE)
 # Newest first. The op has moved from one library to the other, and 0.20 ships both.
 _HANDLER_FILES: Final = ("vllm/v1/kv_offload/cpu/gpu_worker.py", "vllm/v1/kv_offload/worker/cpu_gpu.py")
 _LIBRARIES: Final = ("vllm/_C_stable_libtorch.abi3.so", "vllm/_C.abi3.so")
+_HANDLER: Final = "SingleDirectionOffloadingHandler"
+_HANDLER_NAMES: Final = ("transfer_async", "get_finished", "_stream_pool", "_transfer_events")
+_BESIDE_HANDLER: Final = ("CanonicalKVCacheRef", "GPULoadStoreSpec", "BlockIDsLoadStoreSpec")
 _HANDLER_CODES: Final = tuple(
-    EngineCode("vllm", {file: (), library: ()})
+    EngineCode("vllm", {file: (_HANDLER, *_HANDLER_NAMES, *_BESIDE_HANDLER), library: ()})
     for file, libraries in zip(_HANDLER_FILES, (_LIBRARIES, _LIBRARIES[::-1]), strict=True)
     for library in libraries
 )
-_HANDLER: Final = "SingleDirectionOffloadingHandler"
-_HANDLER_NAMES: Final = ("transfer_async", "get_finished", "_stream_pool", "_transfer_events")
+CODES: Final = (_BATCH_CODE, _TRITON_CODE, _HANDLER_CODES[0])
 _WORD_BYTES: Final = 8
 _MAX_CHUNK_BYTES: Final = 8192
 
@@ -286,7 +287,7 @@ def built(handler: Any, **known: Any) -> Any:
 def load_handler() -> Any:
     """Return vLLM's module of the handler, loaded without vllm itself."""
     code = next(code for code in _HANDLER_CODES if code.missing() is None)
-    return _load(code, next(iter(code.files)), (_HANDLER, "CanonicalKVCacheRef", "GPULoadStoreSpec"))
+    return _load(code, next(iter(code.files)), (_HANDLER, *_BESIDE_HANDLER))
 
 
 def _load(code: EngineCode, file: str, names: Sequence[str]) -> Any:
