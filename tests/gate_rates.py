@@ -34,7 +34,6 @@ KINDS: Final[Mapping[str, Sequence[str]]] = {
     "the same build": ("--base=here", "--cand=here"),
     "the kernel 5% slower": ("--base=backend:sm_same", "--cand=backend:sm_slow5"),
 }
-MINUTES: Final = 0.66
 _SHOWN: Final = (GateVerdict.SLOWER, GateVerdict.UNDECIDED, GateVerdict.SAME)
 _HEADINGS: Final = ("candidate", "GPU, driver", "measured", "gates", *_SHOWN, "other", "seconds")
 
@@ -62,9 +61,9 @@ def write(file: Path, gates: Sequence[Gated]) -> None:
     file.write_text(json.dumps(msgspec.to_builtins(gates), indent=1) + "\n")
 
 
-def gate(kind: str, more: Sequence[str], folder: Path) -> Gated:
+def gate(kind: str, minutes: float, more: Sequence[str], folder: Path) -> Gated:
     """Run one gate of this kind in the empty `folder`."""
-    arguments = ("gate", "compare", *KINDS[kind], f"--minutes={MINUTES}", *more)
+    arguments = ("gate", "compare", *KINDS[kind], f"--minutes={minutes}", *more)
     path = os.pathsep.join(filter(None, [str(laid_out(folder / "site")), os.environ.get("PYTHONPATH", "")]))
     began_s = time.monotonic()
     done = subprocess.run(
@@ -83,8 +82,8 @@ def gate(kind: str, more: Sequence[str], folder: Path) -> Gated:
         kind=kind,
         command=shlex.join(["kvbench", *arguments]),
         date=datetime.now(UTC).date().isoformat(),
-        gpu=str(identity.get("gpu_name", identity["device_kind"])),
-        driver=str(identity.get("driver_version", "")),
+        gpu=str(identity.get("gpu_name") or identity["device_kind"]),
+        driver=str(identity.get("driver_version") or ""),
         engine_hash=str(identity["engine_hash"]),
         verdict=data["verdict"],
         exit_code=data["exit_code"],
@@ -121,6 +120,7 @@ def _shares(gates: Sequence[Gated]) -> tuple[str, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gates", type=int, default=10, help="gates of each kind to add")
+    parser.add_argument("--minutes", type=float, default=0.66, help="time limit of a gate")
     parser.add_argument("--file", type=Path, default=FILE, help="file to append to")
     parser.add_argument("more", nargs="*", help="more arguments of kvbench gate compare, behind --")
     options = parser.parse_args()
@@ -128,7 +128,7 @@ def main() -> None:
     for number in range(options.gates):
         for kind in KINDS:
             with tempfile.TemporaryDirectory() as folder:
-                gates.append(gate(kind, options.more, Path(folder)))
+                gates.append(gate(kind, options.minutes, options.more, Path(folder)))
             write(options.file, gates)
             done = gates[-1]
             print(f"{number + 1} of {options.gates}: {kind}: {done.verdict} in {done.seconds:.0f} s", flush=True)

@@ -169,8 +169,9 @@ class Judgement:
         if self.verdict is GateVerdict.CONTAMINATED:
             moved = ", ".join(control.name for control in self.controls if not control.steady)
             return [f"nothing is judged: the machine moved during the comparison (controls: {moved})"]
-        names = [row.name for row in self.rows if row.verdict is GateVerdict.UNDECIDED and not row.passes]
-        return [f"not settled: {counted(len(names), 'row')} of {len(self.rows)}: {few(names)}"] if names else []
+        undecided = [row for row in self.rows if row.verdict is GateVerdict.UNDECIDED and not row.passes]
+        names = list(dict.fromkeys(row.name for row in undecided))
+        return [f"not settled: {counted(len(names), 'cell')}: {few(names)}"] if names else []
 
     @property
     def exit_code(self) -> ExitCode:

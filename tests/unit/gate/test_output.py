@@ -69,8 +69,8 @@ def test_a_control_says_what_it_allows(steady: bool, unsure: float, said: str) -
 def test_what_was_not_settled_is_named_and_what_cannot_be_slower_is_not() -> None:
     unclear, same = row(GateVerdict.UNDECIDED, name="unclear"), row(GateVerdict.SAME)
     settled = replace(unclear, name="not slower", effect=Estimate(0.9, 0.8, 1.0, not_slower=True))
-    (line,) = judgement(unclear, settled, same, verdict=GateVerdict.UNDECIDED).unsettled
-    assert line == "not settled: 1 row of 3: unclear"
+    (line,) = judgement(unclear, unclear, settled, same, verdict=GateVerdict.UNDECIDED).unsettled
+    assert line == "not settled: 1 cell: unclear"
     assert judgement(settled, same, verdict=GateVerdict.UNDECIDED).unsettled == []
     moved = replace(judgement(row(GateVerdict.CONTAMINATED)), verdict=GateVerdict.CONTAMINATED)
     controls = [ControlEffect("d2h", Estimate(1.1, 1.05, 1.2), steady=False)]
