@@ -156,17 +156,18 @@ class MeasuredSide(Observer):
         self.name, self.side, self._stack, self._failures, self._say = name, side, stack, failures, say
         narrowed = spec if side.backend is None else spec.with_axes({"backend": side.backend})
         self.spec = narrowed.with_options(fault=side.fault)
-        self._slot = stack.enter_context(closing(WorkerSlot(self.spec, asked_for(self.spec), side.interpreter)))
+        with located(f"{side.option} {brief(side.text)}"):
+            asked = asked_for(self.spec)
+        self._slot = stack.enter_context(closing(WorkerSlot(self.spec, asked, side.interpreter)))
         self._records: list[Record] = []
 
     def start(self) -> None:
         """Start the worker and plan; raises UsageError if there is nothing to measure, and errors of the worker."""
         self.opened = self._slot.start()
         self.spec = replace(self.spec, limits=half_of_memory(self.spec.limits, self.opened))
-        with located(f"{self.side.option} {brief(self.side.text)}"):
-            self.plan = expand(self.spec, self.opened.device, self.opened.backends)
-            if not self.plan.cells:
-                raise UsageError(nothing_to_measure(self.plan))
+        self.plan = expand(self.spec, self.opened.device, self.opened.backends)
+        if not self.plan.cells:
+            raise UsageError(f"{self.side.option} {brief(self.side.text)}: {nothing_to_measure(self.plan)}")
         self.info = run_info(self.spec, self.opened, ["kvbench", *sys.argv[1:]])
 
     def create(self, folder: Path, names: Mapping[Cell, Cell]) -> None:
