@@ -192,7 +192,8 @@ def _decoded(text: bytes) -> dict[str, Any]:
         if re.fullmatch(rb"[^{\[\x00-\x1f\x7f-\xff][ -~]*,[ -~]*", text):
             why = "a CSV has no ids of prefixes, so nothing in it can be found again"
             raise UsageError(f"{why}; if it is BurstGPT's, {_PAGE}") from None
-        raise UsageError(f"not a JSON object; {_FORMAT}") from None
+        whole = " but the beginning of a document, such as a benchmark's result" if text in (b"{", b"[") else ""
+        raise UsageError(f"not a JSON object{whole}; {_FORMAT}") from None
     if not isinstance(plain, dict):
         raise UsageError(f"{'an array' if isinstance(plain, list) else 'a value'}, not a JSON object; {_FORMAT}")
     return plain

@@ -140,7 +140,7 @@ def test_requests_share_something_or_nothing(tmp_path: Path) -> None:
         ([{"kvbench_trace": 1, "block_bytes": 1}], "swaps, which kvbench trace show"),
         (["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16,374,44"], "a CSV has no ids of prefixes"),
         (["[1, 2]"], "line 1: an array, not a JSON object"),
-        (["{", '"a": 1}'], "line 1: not a JSON object"),
+        (["{", '"a": 1}'], "line 1: not a JSON object but the beginning of a document"),
         (["\x7fELF"], "line 1: not a JSON object"),
         ([""], "the file is empty"),
         ([{"hash_tokens": 16}], "no request follows the header"),
