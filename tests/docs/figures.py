@@ -37,15 +37,16 @@ _SWAP: Final = {"blocks": 10_000, "block_size": "4KiB", "stream_state": "idle"}
 def numbers() -> str:
     """What both cards reach, as `kvbench show` prints it, and where the figures come from."""
     runs = [committed(name, card) for card in CARDS for name in _NUMBERS if (card / "runs" / name).is_dir()]
-    machines = machines_table(views_of(runs))
+    machines = machines_table(views_of(runs), least=1)
     assert machines
+    names = [str(committed("engine", card).info.identity["gpu_name"]) for card in CARDS]
     (visits,) = {committed("engine", card).info.spec["sampling"]["rounds"] for card in CARDS}
     folders = " ".join(Path(run.path).relative_to(ROOT).as_posix() for run in runs)
     chart = "Throughput against block size of fresh blocks for batched and primed copies and two copy kernels"
     return "\n\n".join(
         (
             f"```sh\nkvbench show {folders}\n```",
-            table_text(replace(machines, title="", caption="", notes=())),
+            table_text(replace(machines, header=("", *names), title="", caption="", notes=())),
             "\n".join(f"- {_origin(card, *_NUMBERS)}" for card in CARDS),
             f"A figure is the median of {visits} visits: the latency of one swap on an idle stream, called in a tight "
             "loop, with different blocks each time, scattered over 16 GiB on each side. `batched` is unmodified "

@@ -50,10 +50,10 @@ def make(view: View) -> PartOrReason:
     return "it needs runs of several machines" if table is None else lambda: Part(tables=[table])
 
 
-def machines_table(views: Sequence[View]) -> DataTable | None:
-    """Return a table with a column for each machine, a card with a driver; None for runs of one."""
+def machines_table(views: Sequence[View], least: int = 2) -> DataTable | None:
+    """Return a table with a column for each machine, a card with a driver; None for runs of fewer than `least`."""
     machines = list(grouped(views, lambda view: view.machine).values())
-    if len(machines) < 2:
+    if len(machines) < least:
         return None
     swaps = [_swaps(runs) for runs in machines]
     rows: list[tuple[str, ...]] = [(name, *map(text, machines)) for name, text in _FACTS.items()]
