@@ -12,6 +12,7 @@ from kvbench.analysis.compare import (
     Verdict,
     by_chance,
     compare_apart,
+    compare_in_turn,
     compare_pairs,
     compare_visits,
     leaders,
@@ -174,3 +175,22 @@ def test_times_are_positive_numbers(bad: list[float]) -> None:
 def test_an_interval_is_held_against_the_margin() -> None:
     said = [verdict_of(low, low + 0.02, 0.03) for low in (-0.06, -0.04, -0.01, 0.02, 0.04)]
     assert said == ["FASTER", "UNDECIDED", "SAME", "UNDECIDED", "SLOWER"]
+
+
+def test_arms_in_turn_are_told_apart_within_noise_that_both_share() -> None:
+    rng = np.random.default_rng(0)
+    visits = []
+    for _ in range(4):
+        shared = np.exp(np.cumsum(rng.normal(0, 0.05, 50)))  # the machine drifts by a third
+        base, other = (shared * np.exp(rng.normal(0, 0.01, 50)) for _ in range(2))
+        visits.append((base.tolist(), (1.01 * other).tolist()))
+    compared = compare_in_turn(visits, Margin(0.005, "a margin for this test"))
+    assert compared.verdict is Verdict.SLOWER
+    assert compared.high - compared.low < 0.01
+    assert compare_in_turn([(base, base) for base, _ in visits], IN_TURN).ratio == 1
+
+
+def test_few_tuples_in_turn_decide_nothing() -> None:
+    assert compare_in_turn([([1.0] * 5, [2.0] * 5)], IN_TURN).verdict is Verdict.UNDECIDED
+    with pytest.raises(ValueError, match="positive"):
+        compare_in_turn([([1.0], [0.0])], IN_TURN)
