@@ -8,11 +8,11 @@ from kvbench.engine.device import Device, Stream, TimedRegion, open_device
 from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import GpuClocks, SteadyCpu
-from kvbench.measure.samples import set_up
+from kvbench.measure.samples import Arms, SetUp, set_up
 from kvbench.measure.visit import visit
 from kvbench.measure.workload import Pools
 from kvbench.results import Visit
-from kvbench.run.protocol import MeasureCell
+from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.installed import installed
 from kvbench.sweep.spec import Sampling
 
@@ -31,5 +31,11 @@ def load_backends() -> Mapping[str, Backend]:
 
 
 def measure(bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed: int, fault: Fault | None) -> Visit:
-    request = MeasureCell(cell=cell.as_strings(), round=0, seed=seed, sampling=sampling)
-    return visit(bench, set_up(bench, backend, cell, sampling, seed), request, fault)
+    request = MeasureCells(cells=[cell.as_strings()], round=0, seed=seed, sampling=sampling)
+    return visited(bench, set_up(bench, backend, cell, sampling, seed), request, fault)
+
+
+def visited(bench: Bench, ready: SetUp, request: MeasureCells, fault: Fault | None = None) -> Visit:
+    """Return the visit of one cell."""
+    (made,) = visit(bench, Arms(bench.device, [ready], [fault]), request)
+    return made

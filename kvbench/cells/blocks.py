@@ -85,16 +85,16 @@ SMALLEST_POOL_BYTES: Final = 1 << 20
 SCATTERED_FROM_BYTES: Final = 1 << 30
 
 
-def sets_of(cell: Cell, submissions: int) -> int:
+def sets_of(cell: Cell, submissions: int, arms: int = 1) -> int:
     """Return the number of different sets of blocks that `submissions` consecutive swaps of `cell` go through.
 
     Fresh blocks repeat once enough other blocks were swapped to evict them from all caches, or earlier if the pool is
     too small for that many sets. Beside a neighbour and on several devices, swaps go on until the time is up, however
-    many that is.
+    many that is. The `arms` of a visit divide the sets among them.
     """
     if cell.reuse is Reuse.SAME:
         return 1
-    enough = 2 + FORGOTTEN_AFTER_BYTES // cell.swap_bytes
+    enough = max(arms, 2 + FORGOTTEN_AFTER_BYTES // cell.swap_bytes)
     until_time_is_up = cell.devices > 1 or cell.neighbour is not Neighbour.NONE
     wanted = min(enough, most_sets(cell) if until_time_is_up else submissions)
     return max(1, min(wanted, cell.pool_bytes // cell.dense_bytes)) if cell.pool_bytes else wanted

@@ -173,7 +173,8 @@ class TerminalReporter(PlainReporter):
     def visiting(self, visit: PlannedVisit) -> None:
         # On a narrow terminal the details of the cell go first: count and time stay whole.
         most = max(0, min(70, self._console.width - self._bar_columns - _FIXED_COLUMNS))
-        self._bar.update(self._task, description=shorten(printable(visit.cell.label), most, placeholder=""))
+        others = f"{len(visit.cells)} in turn: " if len(visit.cells) > 1 else ""
+        self._bar.update(self._task, description=shorten(printable(others + visit.cell.label), most, placeholder=""))
 
     def finished(self, outcome: Outcome) -> None:
         self._live.stop()

@@ -300,10 +300,10 @@ class SideBySide:
         self._failed.add(cell)  # until both visits are made
         for name in order:
             side = self.running[name]
-            planned = PlannedVisit(number, side.names[cell])
-            answer = None
+            planned = PlannedVisit(number, (side.names[cell],))
+            answer: Visit | Failure | None = None
             with self._replacing(side, number):
-                answer = side.execution.visit(planned, InTurn(verify=verify, cpu=cpu))
+                (answer,) = side.execution.visit(planned, InTurn(verify=verify, cpu=cpu))
             if not isinstance(answer, Visit):
                 return
             cpu, (began_ns, ended_ns) = answer.cpu, answer.span_ns or (0, 0)
@@ -333,7 +333,7 @@ class SideBySide:
             for cell in self._cells:
                 if cell not in self._failed:
                     why = f"its worker could not be replaced: {error}"
-                    side.execution.fail(PlannedVisit(number, side.names[cell]), why)
+                    side.execution.fail(PlannedVisit(number, (side.names[cell],)), why)
             self._failed.update(self._cells)
 
 
@@ -390,7 +390,7 @@ def _fail_missing(cand: Execution, missing: Iterable[Cell]) -> None:
     reasons = {skip.cell: skip.reason for skip in cand.plan.skipped}
     for cell in missing:
         why = reasons.get(cell, "its plan does not have this cell")
-        cand.fail(PlannedVisit(0, cell), f"the candidate cannot run what the base can: {why}")
+        cand.fail(PlannedVisit(0, (cell,)), f"the candidate cannot run what the base can: {why}")
 
 
 def _at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], object]]) -> None:

@@ -35,14 +35,14 @@ class Layout:
     tensors: tuple[TensorRows, ...] = ()
 
 
-def lay_out(cell: Cell, submissions: int, rng: np.random.Generator) -> Sequence[Layout]:
-    """Choose the sets of blocks for a visit of `cell`; there are `sets_of(cell, submissions)` sets.
+def lay_out(cell: Cell, submissions: int, rng: np.random.Generator, arms: int = 1) -> Sequence[Layout]:
+    """Choose the sets of blocks for a visit of `cell`; there are `sets_of(cell, submissions, arms)` sets.
 
     With a pool size, rows are chosen from the whole pool; otherwise the sets follow each other, each as dense as
     possible. No row is in two sets, the first and the last row of the region are in none, and the places on the two
     sides are independent.
     """
-    count = sets_of(cell, submissions)
+    count = sets_of(cell, submissions, arms)
     if cell.pool_bytes:
         return _scattered(cell, cell.pool_bytes // cell.block_bytes, count, rng)
     rows = cell.dense_bytes // cell.block_bytes

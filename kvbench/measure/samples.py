@@ -1,8 +1,9 @@
 """How a cell is sampled: set up once, with the sampler that its axes call for."""
 
 import mmap
+import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -17,6 +18,7 @@ from kvbench.cells.blocks import layer_blocks, layer_tensors, most_sets
 from kvbench.cells.cell import Cell
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.engine.device import STREAM_STATES, Device, Event, Queue, Sample, Swap, SwapMemory, TensorGrid, TimedRegion
+from kvbench.engine.faults import Fault
 from kvbench.measure.bench import Bench
 from kvbench.measure.layout import lay_out
 from kvbench.measure.neighbour import Flow, FlowSample, LayeredStep, RunningNeighbour, measure_beside
@@ -34,6 +36,8 @@ STEP_TURNS: Final = ("step", "swap", "both", "both", "swap", "step")
 DELAY_MARGIN: Final = 2
 DELAY_SPARE_US: Final = 1_000
 MAX_DELAY_US: Final = 100_000
+# The maximum of tuples that are taken again, relative to those that count.
+REPEATED_SHARE: Final = 0.25
 # The memory of a pass of the work between two swaps, and its stride.
 _STEP_BYTES: Final = 32 << 20
 _LINE_BYTES: Final = 64
@@ -94,7 +98,7 @@ class Sampler:
 
     def take_all(self, sampling: Sampling, begin: Callable[[], None] | None) -> Taken:
         """Warm up, wait for `begin` if other devices swap too, and take the samples of a visit."""
-        take = self._taker()
+        take = self.taker()
         for _ in range(sampling.warmups):
             take()
         if begin is not None:
@@ -102,21 +106,10 @@ class Sampler:
         return self._collect(take, sampling)
 
     def _collect(self, take: TakeOne, sampling: Sampling) -> Taken:
-        """Sample until there are enough samples or the time is up.
+        (taken,) = _collect_in_turn([self], [take], sampling, lambda _: (0,))
+        return taken
 
-        Between samples, at random, a swap that counts for nothing is watched.
-        """
-        deadline_s = time.monotonic() + sampling.cell_seconds
-        samples: list[AnySample] = []
-        while self.endless or len(samples) < sampling.max_samples:
-            if self.copies and self.workload.chance(WATCHED_SHARE):
-                self.workload.watch(take)
-            samples.append(take())
-            if len(samples) >= sampling.min_samples and time.monotonic() >= deadline_s:
-                return Taken(samples, "time")
-        return Taken(samples, "max_samples")
-
-    def _taker(self) -> TakeOne:
+    def taker(self) -> TakeOne:
         """Return a function that takes a sample in the stream state of the cell."""
         state = self.cell.stream_state
         if state is StreamState.SUSTAINED:
@@ -245,12 +238,86 @@ class SetUp:
         return self.sampler.workload
 
 
+class Arms:
+    """The arms of a visit, and whose turn it is: `at` is also the one whose error ended the visit."""
+
+    def __init__(self, device: Device, ready: Sequence[SetUp], faults: Sequence[Fault | None]) -> None:
+        self.at = 0
+        self._device, self.ready, self._faults = device, ready, faults
+        device.arm(faults[0])
+
+    @property
+    def samplers(self) -> list[Sampler]:
+        return [ready.sampler for ready in self.ready]
+
+    def turn(self, first: int = 0) -> Iterator[int]:
+        """Yield the number of each arm once, from one of them on, while it is its turn."""
+        for step in range(len(self.ready)):
+            at = (first + step) % len(self.ready)
+            if at != self.at:
+                self.at = at
+                self._device.arm(self._faults[at])
+            yield at
+
+    def take_all(self, sampling: Sampling, begin: Callable[[], None] | None) -> list[Taken]:
+        """Take the samples of a visit: sample k of all arms before the next of any, each time another arm first."""
+        if len(self.ready) == 1:
+            return [self.ready[0].sampler.take_all(sampling, begin)]
+        takes = [self.samplers[at].taker() for at in self.turn()]
+        for number in range(sampling.warmups):
+            for at in self.turn(number):
+                takes[at]()
+        return _collect_in_turn(self.samplers, takes, sampling, self.turn)
+
+
+def _collect_in_turn(
+    samplers: Sequence[Sampler], takes: Sequence[TakeOne], sampling: Sampling, turn: Callable[[int], Iterable[int]]
+) -> list[Taken]:
+    """Sample, one sample an arm and tuple, until there are enough tuples or the time is up.
+
+    Between tuples, at random, a swap that counts for nothing is watched. A tuple of several arms in which the thread
+    lost its CPU is taken again, up to a share of all: what it lost is the difference of one arm. No clock decides.
+    """
+    deadline_s = time.monotonic() + len(samplers) * sampling.cell_seconds
+    left = int(REPEATED_SHARE * sampling.max_samples) if len(samplers) > 1 else 0
+    samples: list[list[AnySample]] = [[] for _ in samplers]
+    stopped_by: StopReason = "max_samples"
+    while samplers[0].endless or len(samples[0]) < sampling.max_samples:
+        for at in turn(0):
+            if samplers[at].copies and samplers[at].workload.chance(WATCHED_SHARE):
+                samplers[at].workload.watch(takes[at])
+        lost = _lost_cpu()
+        taken = {at: takes[at]() for at in turn(len(samples[0]))}
+        if left and _lost_cpu() != lost:
+            left -= 1
+            continue
+        for at, sample in taken.items():
+            samples[at].append(sample)
+        if len(samples[0]) >= sampling.min_samples and time.monotonic() >= deadline_s:
+            stopped_by = "time"
+            break
+    return [Taken(of_arm, stopped_by) for of_arm in samples]
+
+
+def _lost_cpu() -> int:
+    """Return how often this thread was made to give its CPU to another."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+
+
 def set_up(
-    bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed: int, *, many_visits: bool = False
+    bench: Bench,
+    backend: Backend,
+    cell: Cell,
+    sampling: Sampling,
+    seed: int,
+    *,
+    many_visits: bool = False,
+    arm: tuple[int, int] = (0, 1),
 ) -> SetUp:
     """Prepare `cell`; `seed` determines the places of the blocks. Raises EngineError, and any error of a backend.
 
-    For `many_visits`, a pool has blocks for as many swaps as caches need to forget the first.
+    For `many_visits`, a pool has blocks for as many swaps as caches need to forget the first. `arm` is the number of
+    the cell among the arms of a visit, and their number. With one seed, no block is of two arms.
     """
     before = bench.threads.all()
     rng = np.random.default_rng(seed)
@@ -259,7 +326,8 @@ def set_up(
     if many_visits and cell.pool_bytes:
         swaps_ahead = max(swaps_ahead, most_sets(cell))
     slots = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
-    workload = Workload(bench.pools, cell, lay_out(cell, swaps_ahead, rng), rng, slots)
+    number, arms = arm
+    workload = Workload(bench.pools, cell, lay_out(cell, arms * swaps_ahead, rng, arms)[number::arms], rng, slots)
     requests = [SwapRequest(bench.device, cell, memory, bench.policy) for memory in workload.memories]
     swaps = [create_swap(backend, request) for request in requests]
     return SetUp(cell, _sampler(bench, backend, cell, workload, swaps), bench.threads.all() - before)

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final
@@ -15,16 +16,15 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import BATCH_MAY_USE_SMS_FROM
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.engine.device import Event
-from kvbench.engine.faults import Fault
 from kvbench.engine.nvrtc import driver_version
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import Surroundings, disturbances
 from kvbench.measure.layout import lay_out
 from kvbench.measure.roof import measure_ceiling
-from kvbench.measure.samples import AnySample, Sampler, SetUp, Taken, TakeOne
+from kvbench.measure.samples import AnySample, Arms, Sampler, SetUp, Taken, TakeOne
 from kvbench.measure.workload import VerificationError, Workload
 from kvbench.results.schema import Beside, EffectivePath, Samples, Visit
-from kvbench.run.protocol import MeasureCell
+from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.spec import BUSY_TWINS
 
 ORDER_DELAY_US: Final = 20_000
@@ -32,8 +32,10 @@ ORDER_DELAY_US: Final = 20_000
 # backend may use several threads.
 FASTER_THAN_THE_LINK: Final = {"cuda": 1.05, "cpu": 16.0}
 # Where a visit has fewer sets of blocks, later samples overwrite what earlier ones did. In one visit of the cell, this
-# many consecutive swaps, each of blocks of its own, are verified.
+# many consecutive swaps, each of blocks of its own, are verified; of the largest fewer, which take as long.
 VERIFIED_IN_A_ROW: Final = 20
+LEAST_IN_A_ROW: Final = 4
+IN_A_ROW_BYTES: Final = 8 << 30
 CHECK_COPIES: Final = 4
 # The times of smaller swaps are too short for the resolution of events.
 SPEED_CHECKED_FROM_BYTES: Final = 1 << 20
@@ -46,7 +48,7 @@ CPU_INLINE_RATIO: Final = 1.5
 
 @dataclass(frozen=True)
 class Sampled:
-    """The samples of a visit, what the same swap took on a busy stream, and the machine around them."""
+    """The samples of an arm, what the same swap took on a busy stream, and the machine around them."""
 
     taken: Taken
     calls: int
@@ -54,10 +56,8 @@ class Sampled:
     surroundings: Surroundings
 
 
-def visit(
-    bench: Bench, ready: SetUp, request: MeasureCell, fault: Fault | None, begin: Callable[[], None] | None = None
-) -> Visit:
-    """Measure one visit of a cell, as its sampler does, and return its record, without its duration.
+def visit(bench: Bench, arms: Arms, request: MeasureCells, begin: Callable[[], None] | None = None) -> list[Visit]:
+    """Measure one visit of a cell, or of several in turn, and return the record of each arm, without its duration.
 
     The visits of a cell in round 0 compare one swap byte for byte before they time any, and check that a swap is
     ordered in its stream. After the last sample, every set of blocks that the samples used is compared, and one more
@@ -66,58 +66,73 @@ def visit(
     The record of a launch that copies nothing says so, and has no verified bytes.
 
     `begin` waits until other devices are ready to swap too. Raises EngineError, NeighbourError, VerificationError, and
-    any error of a backend.
+    any error of a backend: of the arm `arms.at`.
     """
-    sampler = ready.sampler
-    verifies = sampler.copies and (request.in_turn is None or request.in_turn.verify)
-    sampler.workload.verify_ms = 0.0
-    with bench.device.injecting(fault), sampler.opened():
-        if verifies:
-            bench.pools.rest()
-        verified_bytes = _check_before(sampler, request, verifies=verifies) if sampler.copies else 0
-        sampled = _sample(bench, ready, request, begin)
-        verified_bytes += _check_after(sampler, request, verifies=verifies) + sampled.taken.verified_bytes
-        if sampler.copies:
-            _check_speed(bench, sampler.cell, _full_times_us(sampled.taken, sampler.cell))
-        return _record(request, ready, sampled, verified_bytes)
+    samplers = arms.samplers
+    verified = [sampler.copies and (request.in_turn is None or request.in_turn.verify) for sampler in samplers]
+    verified_bytes = [0] * len(samplers)
+    try:
+        with ExitStack() as stack:
+            for at in arms.turn():
+                samplers[at].workload.verify_ms = 0.0
+                stack.enter_context(samplers[at].opened())
+            if any(verified):
+                bench.pools.rest()
+            for at in arms.turn():
+                verified_bytes[at] += _check_before(samplers[at], request, verifies=verified[at])
+            sampled = _sample(bench, arms, request, begin)
+            for at in arms.turn():
+                verified_bytes[at] += _check_sampled(samplers[at]) if verified[at] else 0
+            for at in arms.turn():  # on blocks anywhere in the pools, which no other arm has used since it was compared
+                verified_bytes[at] += sampled[at].taken.verified_bytes
+                if verified[at]:
+                    verified_bytes[at] += _check_in_a_row(samplers[at], request)
+                else:
+                    samplers[at].workload.leave()
+                if samplers[at].copies:
+                    _check_speed(bench, samplers[at].cell, _full_times_us(sampled[at].taken, samplers[at].cell))
+            return [_record(request, at, arms.ready[at], sampled[at], verified_bytes[at]) for at in arms.turn()]
+    finally:
+        bench.device.arm(None)
 
 
-def _check_before(sampler: Sampler, request: MeasureCell, *, verifies: bool) -> int:
+def _check_before(sampler: Sampler, request: MeasureCells, *, verifies: bool) -> int:
     """Check a swap in the first round, with any attempt: a device may have lost the others. Return compared bytes."""
-    if request.round:
+    if request.round or not sampler.copies:
         return 0
     verified_bytes = _check_one(sampler.workload, sampler.take_idle) if verifies else 0
     _check_order(sampler)
     return verified_bytes
 
 
-def _check_after(sampler: Sampler, request: MeasureCell, *, verifies: bool) -> int:
-    """Compare what the samples swapped, and more swaps; return the number of compared bytes."""
+def _check_sampled(sampler: Sampler) -> int:
+    """Compare what the samples swapped, and one more swap; return the number of compared bytes."""
     workload, take = sampler.workload, sampler.take_idle
-    if not verifies:
-        workload.leave()
-        return 0
     if workload.overwrote:
         workload.watch(take)
-    verified_bytes = workload.verify() + _check_one(workload, take)
-    return verified_bytes + _check_in_a_row(sampler, request)
+    return workload.verify() + _check_one(workload, take)
 
 
-def _sample(bench: Bench, ready: SetUp, request: MeasureCell, begin: Callable[[], None] | None) -> Sampled:
+def _sample(bench: Bench, arms: Arms, request: MeasureCells, begin: Callable[[], None] | None) -> list[Sampled]:
     """Warm up and sample, pinned to the CPU of the request, by default to a CPU of full speed."""
-    sampler = ready.sampler
     with bench.cpu.held(None if request.in_turn is None else request.in_turn.cpu) as (cpu, before_us):
-        others_share = bench.threads.watch(ready.threads)
-        taken = sampler.take_all(request.sampling, begin)
-        prepared = sampler.prepared
-        calls = prepared.swap.calls  # of a swap in the stream state of the cell
+        others_share = bench.threads.watch(frozenset().union(*(ready.threads for ready in arms.ready)))
+        taken = arms.take_all(request.sampling, begin)
+        calls = [sampler.prepared.swap.calls for sampler in arms.samplers]  # in the stream state of the cell
         probes_us = (before_us, bench.cpu.probe_us())
         slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
         surroundings = Surroundings(cpu, probes_us, slowdowns, bench.clocks.read(), others_share())
-        batched = prepared.mechanism is Mechanism.BATCHED_COPY
-        with_twins = batched and prepared.same_when_busy and not ready.cell.stream_state.pending
-        busy_cpu_us = median(sampler.take_busy().cpu_us for _ in range(BUSY_TWINS)) if with_twins else None
-    return Sampled(taken, calls, busy_cpu_us, surroundings)
+        busy_cpu_us = [_busy_cpu_us(arms.samplers[at]) for at in arms.turn()]
+    return [Sampled(*of_arm, surroundings) for of_arm in zip(taken, calls, busy_cpu_us, strict=True)]
+
+
+def _busy_cpu_us(sampler: Sampler) -> float | None:
+    """Return the CPU time of the submission on a busy stream, if it is a batched copy on a stream that is not."""
+    prepared = sampler.prepared
+    batched = prepared.mechanism is Mechanism.BATCHED_COPY and prepared.same_when_busy
+    if not batched or sampler.cell.stream_state.pending:
+        return None
+    return median(sampler.take_busy().cpu_us for _ in range(BUSY_TWINS))
 
 
 def _full_times_us(taken: Taken, cell: Cell) -> list[float]:
@@ -126,14 +141,15 @@ def _full_times_us(taken: Taken, cell: Cell) -> list[float]:
     return [getattr(sample, clock) for sample in taken.alike]
 
 
-def _record(request: MeasureCell, ready: SetUp, sampled: Sampled, verified_bytes: int) -> Visit:
-    """Return the record of a visit, without its duration."""
+def _record(request: MeasureCells, at: int, ready: SetUp, sampled: Sampled, verified_bytes: int) -> Visit:
+    """Return the record of an arm, without its duration."""
     cell, sampler, taken, surroundings = ready.cell, ready.sampler, sampled.taken, sampled.surroundings
     samples, prepared = taken.samples, sampler.prepared
     held = [sample for sample in taken.alike if sample.pending_after or not cell.stream_state.pending]
     times_us = [getattr(sample, cell.swap_clock) for sample in held]
     return Visit(
-        cell_text=request.cell,
+        cell_text=request.cells[at],
+        group=request.group,
         round=request.round,
         attempt=request.attempt,
         samples=_columns(taken, cell),
@@ -212,20 +228,21 @@ def _check_one(workload: Workload, take: TakeOne) -> int:
     return workload.verify()
 
 
-def _check_in_a_row(sampler: Sampler, request: MeasureCell) -> int:
+def _check_in_a_row(sampler: Sampler, request: MeasureCells) -> int:
     """Verify consecutive swaps of blocks of their own, watched, if this is the visit for it; return compared bytes."""
     cell, workload, rounds = sampler.cell, sampler.workload, request.sampling.rounds
     chosen = zlib.crc32(f"{request.seed}/{cell.id}".encode()) % rounds
     enough = workload.sets >= VERIFIED_IN_A_ROW or not workload.overwrote or cell.sequence == TRACE
     if enough or request.round % rounds != chosen:
         return 0
+    swaps = min(VERIFIED_IN_A_ROW, max(LEAST_IN_A_ROW, IN_A_ROW_BYTES // cell.swap_bytes))
     fresh = replace(cell, reuse=Reuse.FRESH, pool_bytes=cell.pool_bytes or sampler.bench.pools.pool_bytes)
-    layouts = lay_out(fresh, VERIFIED_IN_A_ROW, np.random.default_rng(chosen))
+    layouts = lay_out(fresh, swaps, np.random.default_rng(chosen))
     verified_bytes = 0
     with workload.on_other_blocks(layouts):
-        for number in range(VERIFIED_IN_A_ROW):
+        for number in range(swaps):
             workload.watch(sampler.take_idle)
-            if (number + 1) % len(layouts) == 0 or number + 1 == VERIFIED_IN_A_ROW:
+            if (number + 1) % len(layouts) == 0 or number + 1 == swaps:
                 verified_bytes += workload.verify()
     return verified_bytes
 

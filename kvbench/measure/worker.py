@@ -35,7 +35,7 @@ from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import GpuClocks, SteadyCpu
 from kvbench.measure.replay import Placed, place, set_up_replay
 from kvbench.measure.roof import ControlCopies, compiling, measure_ceiling, measure_roof, open_control, time_copies
-from kvbench.measure.samples import SetUp, set_up
+from kvbench.measure.samples import Arms, SetUp, set_up
 from kvbench.measure.visit import visit
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.results.schema import CLAIMED, Ceiling, Control, Failure, FailureKind, Visit
@@ -85,8 +85,8 @@ class Worker:
                     return measure_roof(self._bench, Direction(request.direction), request.samples, request.round)
                 case protocol.MeasureControl():
                     return self._measure_control(request)
-                case protocol.MeasureCell():
-                    return self._measure_cell(request)
+                case protocol.MeasureCells():
+                    return self._measure_cells(request)
         except KvbenchError as error:
             return protocol.Refused(message=str(error), usage=True)
         except EngineError as error:
@@ -148,31 +148,35 @@ class Worker:
         copy_bytes = self._control.copy_bytes
         return Control(direction=request.direction, round=request.round, copy_bytes=copy_bytes, event_us=event_us)
 
-    def _measure_cell(self, request: protocol.MeasureCell) -> Visit | Failure:
-        cell, pools = Cell.from_strings(request.cell), self._bench.pools
-        is_sampled = pools.holds(cell.memory)  # a pool of other memory is made with its first cell
-        began, start_ns = int(time.time()), time.monotonic_ns()
+    def _measure_cells(self, request: protocol.MeasureCells) -> protocol.Measured:
+        cells, pools = [Cell.from_strings(cell) for cell in request.cells], self._bench.pools
+        memory = cells[0].memory
+        is_sampled = pools.holds(memory)  # a pool of other memory is made with its first cell
+        began, start_ns, ready = int(time.time()), time.monotonic_ns(), list[SetUp]()
+        arms = None
         try:
-            with self._bench.threads.ours() if is_own(cell.backend) else nullcontext():
-                made = self._visited(cell, request)
+            with self._bench.threads.ours() if all(is_own(cell.backend) for cell in cells) else nullcontext():
+                for number, cell in enumerate(cells):
+                    ready.append(self._set_up(cell, request, (number, len(cells))))
+                for one in ready:
+                    one.workload.siblings = [other.workload for other in ready if other is not one]
+                arms = Arms(self._device, ready, [self._faults.for_cell(cell) for cell in cells])
+                begin = None if request.start is None else partial(_wait_for_others, request.start)
+                made = visit(self._bench, arms, request, begin)
         except Exception as error:  # a plug-in can raise anything; it costs its cell, not the sweep
-            return _failure(request, error)
+            return protocol.Measured(records=[_failure(request, len(ready) if arms is None else arms.at, error)])
         end_ns = time.monotonic_ns()
-        path = made.path if is_own(cell.backend) else f"{made.path}{CLAIMED}"
+        is_new = pools.holds(memory) and not is_sampled  # to measure the ceiling can free it again
+        far = far_pages(pools.host_pool(memory).address, pools.pool_bytes, self._node) if is_new else []
         took_ms, span_ns = (end_ns - start_ns) / 1e6, (start_ns, end_ns)
-        is_new = pools.holds(cell.memory) and not is_sampled  # to measure the ceiling can free it again
-        far = far_pages(pools.host_pool(cell.memory).address, pools.pool_bytes, self._node) if is_new else []
-        warnings = [*made.warnings, *far]
-        return msgspec.structs.replace(
-            made, path=path, began=began, took_ms=took_ms, span_ns=span_ns, warnings=warnings
-        )
+        records: list[Visit | Failure] = []
+        for cell, record in zip(cells, made, strict=True):
+            path = record.path if is_own(cell.backend) else f"{record.path}{CLAIMED}"
+            warnings, times = [*record.warnings, *far], {"began": began, "took_ms": took_ms, "span_ns": span_ns}
+            records.append(msgspec.structs.replace(record, path=path, warnings=warnings, **times))
+        return protocol.Measured(records=records)
 
-    def _visited(self, cell: Cell, request: protocol.MeasureCell) -> Visit:
-        begin = None if request.start is None else partial(_wait_for_others, request.start)
-        ready = self._set_up_replay(cell, request) if cell.sequence == TRACE else self._set_up(cell, request)
-        return visit(self._bench, ready, request, self._faults.for_cell(cell), begin)
-
-    def _set_up_replay(self, cell: Cell, request: protocol.MeasureCell) -> SetUp:
+    def _set_up_replay(self, cell: Cell, request: protocol.MeasureCells) -> SetUp:
         if self._trace is None:
             raise KvbenchError("sequence=trace needs a trace: kvbench sweep --trace FILE")
         trace, placed = self._trace
@@ -181,18 +185,20 @@ class Worker:
         assert backend is not None  # the plan has only described backends
         return set_up_replay(self._bench, backend, cell, trace, swaps, (request.seed, request.round))
 
-    def _set_up(self, cell: Cell, request: protocol.MeasureCell) -> SetUp:
-        """Return the cell set up; a cell that is visited in turn keeps its setup, while there is room."""
+    def _set_up(self, cell: Cell, request: protocol.MeasureCells, arm: tuple[int, int]) -> SetUp:
+        """Return the cell set up; one that is visited in turn with another worker stays so, while there is room."""
+        if cell.sequence == TRACE:
+            return self._set_up_replay(cell, request)
         if not self._bench.pools.holds(cell.memory):
             self._kept.clear()  # their pool is released
         if cell in self._kept:
             return self._kept[cell]
-        seed_text = f"{request.seed}/{cell.id}/{request.round}" + "/again" * request.attempt
+        seed_text = f"{request.seed}/{request.group or cell.id}/{request.round}" + "/again" * request.attempt
         seed = int.from_bytes(hashlib.blake2s(seed_text.encode(), digest_size=8).digest())
         backend = backend_named(cell.backend)
         assert backend is not None  # the plan has only described backends
         in_turn = request.in_turn is not None
-        ready = set_up(self._bench, backend, cell, request.sampling, seed, many_visits=in_turn)
+        ready = set_up(self._bench, backend, cell, request.sampling, seed, many_visits=in_turn, arm=arm)
         if in_turn:
             self._kept[cell] = ready
             while len(self._kept) > 1 and sum(kept.workload.descriptors for kept in self._kept.values()) > MOST_KEPT:
@@ -233,12 +239,12 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-def _failure(request: protocol.MeasureCell, error: Exception) -> Failure:
-    """Return the record of a failure; the parent, which knows the sweep, adds the command."""
+def _failure(request: protocol.MeasureCells, at: int, error: Exception) -> Failure:
+    """Return the record of the failure of an arm; the parent, which knows the sweep, adds the command."""
     kind: FailureKind = "mismatch" if isinstance(error, VerificationError) else "error"
     expected = isinstance(error, KvbenchError | EngineError)
     message = str(error) if expected else f"{type(error).__name__}: {error}"
-    return Failure(cell_text=request.cell, round=request.round, kind=kind, message=message, command="")
+    return Failure(cell_text=request.cells[at], round=request.round, kind=kind, message=message, command="")
 
 
 def _real_delays(device: Device) -> dict[str, float]:

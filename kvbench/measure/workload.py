@@ -175,6 +175,7 @@ class Workload:
         self._sizes = np.full(cell.blocks, np.uint64(cell.block_bytes))
         small, small_bytes = cell.small_blocks
         self._sizes[small] = small_bytes
+        self.siblings: Sequence[Workload] = ()  # the other arms of the visit, whose blocks lie in the same pools
         self.verify_ms = 0.0
         self.memories = [_memory_of(pools, cell, layouts[0], self._sizes) for _ in range(slots)]
         self._written = [layouts[0]] * slots
@@ -321,13 +322,15 @@ class Workload:
         self, rows: NDArray[np.uint64], sizes: Addresses, some: NDArray[np.int64]
     ) -> tuple[Addresses, Addresses]:
         """Return (offsets, sizes) of the bytes next to `some` of `rows`, of what blocks of these sizes leave of them,
-        and of a sample of all rows, without `rows`.
+        and of a sample of all rows, without `rows` and those that other arms have swapped.
         """
         stride = self._cell.block_bytes
         edge = min(stride, EDGE_BYTES)
         end = int(rows.max()) + 2
         copied = np.zeros(end, dtype=bool)
         copied[rows] = True
+        for used in (workload._layouts[index] for workload in self.siblings for index in workload._used):
+            copied[used.destination_rows[used.destination_rows < end]] = True
         rows, sizes = rows[some], sizes[some]
         before, behind = rows[~copied[rows - np.uint64(1)]], rows[~copied[rows + np.uint64(1)]]
         spots = self._rng.integers(0, end, SPOT_CHECKS, dtype=np.uint64)

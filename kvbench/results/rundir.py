@@ -149,15 +149,22 @@ def load_run(path: Path | str) -> Run:
 
 
 def visits_that_count(records: Sequence[Record]) -> Sequence[Visit]:
-    """Return the least disturbed attempt of every visit, of equals the first, in journal order."""
-    attempts: dict[tuple[str, int], Visit] = {}
-    for record in records:
-        if isinstance(record, Visit):
-            best = attempts.setdefault((record.cell.id, record.round), record)
-            if _disturbance(record) < _disturbance(best):
-                attempts[record.cell.id, record.round] = record
-    counting = set(map(id, attempts.values()))
+    """Return the least disturbed attempt of every visit, of equals the first, in journal order.
+
+    Arms that were measured in turn share the attempt. Of an attempt whose records a kill cut off, the later ones count.
+    """
+    visits = {(one.cell.id, one.round, one.attempt): one for one in records if isinstance(one, Visit)}
+    attempts: dict[tuple[str, int], dict[int, list[Visit]]] = {}
+    for visit in visits.values():
+        of_visit = attempts.setdefault((visit.group or visit.cell.id, visit.round), {})
+        of_visit.setdefault(visit.attempt, []).append(visit)
+    best = (min(of_visit.values(), key=_disturbance_of_arms) for of_visit in attempts.values())
+    counting = {id(visit) for arms in best for visit in arms}
     return [record for record in records if isinstance(record, Visit) and id(record) in counting]
+
+
+def _disturbance_of_arms(arms: Sequence[Visit]) -> tuple[float, ...]:
+    return tuple(map(sum, zip(*map(_disturbance, arms), strict=True)))
 
 
 def _disturbance(visit: Visit) -> tuple[int, float]:

@@ -223,6 +223,8 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     end on the host's monotonic clock. `probe_us` is the longest time of a fixed piece of work on that CPU, `slowdown`
     its ratio to the best time in this process; `clock_limits` are NVML's reasons for a limited clock. `disturbed` lists
     what disturbed the visit; a disturbed visit is repeated up to twice, and the last `attempt` counts.
+    `group` names
+    the arms that were measured in turn: of those with one `span_ns`, sample k is of tuple k.
     `process` is the number of the worker process of this run that made it, in the order of their starts. If the swaps
     had a neighbour, `samples` are those beside it, and `beside` has the rest.
     """
@@ -246,6 +248,7 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     sm_clock_mhz: _Count | None = None
     clock_limits: list[str] = []
     attempt: _Count = 0
+    group: str | None = None
     disturbed: list[Disturbance] = []
     process: _Count | None = None
     beside: Beside | None = None

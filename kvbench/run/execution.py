@@ -34,9 +34,9 @@ from kvbench.results.schema import (
     Skip,
     Visit,
 )
-from kvbench.run.protocol import InTurn, MeasureCeiling, MeasureCell, MeasureControl, MeasureRoof, Opened
+from kvbench.run.protocol import InTurn, MeasureCeiling, MeasureCells, MeasureControl, MeasureRoof, Opened
 from kvbench.run.worker_process import LostError, NotAskedError, WorkerSlot
-from kvbench.sweep.plan import Plan, PlannedVisit, by_package, visits
+from kvbench.sweep.plan import Plan, PlannedVisit, by_package, visits, with_arms
 from kvbench.sweep.spec import OF_TRACE, SweepSpec, submissions, visit_deadline_s
 from kvbench.text import counted
 
@@ -66,10 +66,11 @@ class Progress:
             case Ceiling() | Roof() | Control():
                 self.copies.add((type(record), record.direction, record.round))
 
-    def wants(self, visit: PlannedVisit) -> bool:
-        cell_id = visit.cell.id
-        made = (cell_id, visit.round, visit.attempt) in self.visits
-        return not made and cell_id not in self.failed and cell_id not in self.skipped
+    def left_of(self, visit: PlannedVisit) -> PlannedVisit | None:
+        """Return what there is to visit: None if the run has every arm that did not fail, otherwise all of these."""
+        cells = tuple(cell for cell in visit.cells if cell.id not in self.failed | self.skipped)
+        missing = [cell for cell in cells if (cell.id, visit.round, visit.attempt) not in self.visits]
+        return replace(visit, cells=cells) if missing else None
 
     @property
     def measured(self) -> int:
@@ -153,9 +154,9 @@ class Rounds:
 
     def __init__(self, plan: Plan, spec: SweepSpec, progress: Progress) -> None:
         every = list(visits(plan, spec.sampling, spec.seed))
-        self.expected_visits = len(every)
-        self._missing = [(visit.round, visit.cell) for visit in every if progress.wants(visit)]
-        self.made = len(every) - len(self._missing)
+        self.expected_visits = sum(len(visit.cells) for visit in every)
+        self._missing = [(visit.round, cell) for visit in every if progress.left_of(visit) for cell in visit.cells]
+        self.made = self.expected_visits - len(self._missing)
 
     def stages(self) -> Iterator[list[tuple[int, Cell]]]:
         for _, stage in groupby(self._missing, key=itemgetter(0)):
@@ -266,7 +267,8 @@ class Execution:
         pool_bytes = self.reserve(self.plan.cells) if left else 0
         for index, stage in enumerate(schedule.stages()):
             has_roofs = not (index and schedule.measures_roofs_once)
-            self._measure_stage([PlannedVisit(*visit) for visit in stage], pool_bytes if has_roofs else 0, index)
+            planned = with_arms(stage[0][0], [cell for _, cell in stage], self.plan)
+            self._measure_stage(planned, pool_bytes if has_roofs else 0, index)
 
     def _measure_stage(self, planned: list[PlannedVisit], pool_bytes: int, index: int) -> None:
         """Measure visits of a round: first large copies, and the roofs where `pool_bytes` is large enough."""
@@ -285,11 +287,12 @@ class Execution:
 
     def _is_disturbed(self, visit: PlannedVisit) -> bool:
         """Make a visit, unless the run has it; return whether it was disturbed and can be repeated."""
-        if not self.progress.wants(visit):
+        left = self.progress.left_of(visit)
+        if left is None:
             return False
-        self.observer.visiting(visit)
-        made = self.visit(visit)
-        return isinstance(made, Visit) and bool(made.disturbed) and visit.cell.devices == 1
+        self.observer.visiting(left)
+        made = self.visit(left)
+        return visit.cell.devices == 1 and any(isinstance(one, Visit) and one.disturbed for one in made)
 
     def measure_ceilings(self, number: int) -> None:
         swapped = {cell.direction for cell in self.plan.cells}
@@ -329,34 +332,44 @@ class Execution:
             if has_kernels and pool_bytes >= ROOF_POOL_BYTES:
                 self._copies(MeasureRoof(direction=direction.value, round=number, samples=ROOF_SAMPLES), Roof)
 
-    def visit(self, visit: PlannedVisit, in_turn: InTurn | None = None) -> Visit | Failure:
-        """Make a visit and record it; raises KvbenchError if a failed worker cannot be replaced."""
-        request = MeasureCell(
-            cell=visit.cell.as_strings(),
+    def visit(self, visit: PlannedVisit, in_turn: InTurn | None = None) -> list[Visit | Failure]:
+        """Make a visit and record it, an answer for each arm.
+
+        An arm that fails ends the visit, which the others make again without it; after a lost worker, each by itself.
+        Raises KvbenchError if a failed worker cannot be replaced.
+        """
+        request = MeasureCells(
+            cells=[cell.as_strings() for cell in visit.cells],
+            group=visit.group,
             round=visit.round,
             attempt=visit.attempt,
             seed=self.spec.seed,
             sampling=self.spec.sampling,
             in_turn=in_turn,
         )
-        deadline_s = visit_deadline_s(visit.cell, self.spec.sampling)
+        deadline_s = sum(visit_deadline_s(cell, self.spec.sampling) for cell in visit.cells)
         pauses_s = self.spec.trace.most_pauses_s if self.spec.trace else 0.0
         self._revive()
         self.slot.serve(visit.cell.backend)
         try:
-            answer = self.slot.visit(request, deadline_s + pauses_s)
+            made = self.slot.visit(request, deadline_s + pauses_s)
         except NotAskedError as why:
-            return self.fail(visit, str(why))
+            return [self.fail(one, str(why)) for one in visit.singly()]
         except LostError as lost:
+            if len(visit.cells) > 1:
+                self.replace_worker(f"the worker process was replaced: {lost}")
+                return [answer for one in visit.singly() for answer in self.visit(one)]
             answer = self.fail(visit, str(lost), lost.kind)
         else:
-            if isinstance(answer, Visit):
-                self._record(answer)
-                return answer
-            answer = self.fail(visit, answer.message, answer.kind)
+            if not isinstance(made, Failure):
+                for record in made:
+                    self._record(record)
+                return [*made]
+            answer = self.fail(replace(visit, cells=(made.cell,)), made.message, made.kind)
         # Also after a mismatch: what wrote other bytes may still be at work.
-        self.replace_worker(f"the worker process was replaced after {visit.cell.label} failed")
-        return answer
+        self.replace_worker(f"the worker process was replaced after {answer.cell.label} failed")
+        others = tuple(cell for cell in visit.cells if cell != answer.cell)
+        return [answer, *(self.visit(replace(visit, cells=others)) if others else ())]
 
     def replace_worker(self, note: str) -> None:
         """Replace the worker and record why; raises KvbenchError."""
@@ -364,7 +377,7 @@ class Execution:
         self._record(Note(text=note))
 
     def fail(self, visit: PlannedVisit, message: str, kind: FailureKind = "error") -> Failure:
-        """Record that a visit failed, cannot be made, or does not count."""
+        """Record that the visit of a cell failed, cannot be made, or does not count."""
         texts, command = visit.cell.as_strings(), self._command(visit.cell)
         failure = Failure(cell_text=texts, round=visit.round, kind=kind, message=message, command=command)
         self._record(failure)

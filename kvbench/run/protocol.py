@@ -13,7 +13,7 @@ from kvbench.sweep.replay_spec import Replay
 from kvbench.sweep.spec import Sampling
 
 # The version of this protocol. If two builds are measured in turn, one parent speaks to the workers of both.
-VERSION: Final = 7
+VERSION: Final = 8
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="type"):
@@ -111,16 +111,23 @@ class Start(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     number: int
 
 
-class MeasureCell(_Message, tag="measure_cell", frozen=True, kw_only=True):
-    """Visit a cell; answered by a Visit or a Failure record."""
+class MeasureCells(_Message, tag="measure_cells", frozen=True, kw_only=True):
+    """Visit a cell, or several in turn, the arms of `group`; answered by Measured or Refused."""
 
-    cell: AxisTexts
+    cells: list[AxisTexts]
+    group: str | None = None
     round: int
     attempt: int = 0
     seed: int
     sampling: Sampling
     in_turn: InTurn | None = None
     start: Start | None = None
+
+
+class Measured(_Message, tag="measured", frozen=True, kw_only=True):
+    """The records of a visit, one for each arm; or the failure of one arm, which ended it for all."""
+
+    records: list[Visit | Failure]
 
 
 class Refused(_Message, tag="refused", frozen=True, kw_only=True):
@@ -130,8 +137,8 @@ class Refused(_Message, tag="refused", frozen=True, kw_only=True):
     usage: bool
 
 
-Request = Open | Describe | Reserve | MeasureCeiling | MeasureRoof | MeasureControl | MeasureCell
-Answer = Opened | Described | Reserved | Refused | Ceiling | Roof | Control | Visit | Failure
+Request = Open | Describe | Reserve | MeasureCeiling | MeasureRoof | MeasureControl | MeasureCells
+Answer = Opened | Described | Reserved | Refused | Ceiling | Roof | Control | Measured
 
 REQUESTS: Final[msgspec.json.Decoder[Request]] = msgspec.json.Decoder(Request)
 ANSWERS: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)

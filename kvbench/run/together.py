@@ -16,7 +16,7 @@ from kvbench.errors import UsageError
 from kvbench.files import or_usage_error
 from kvbench.results import Failure, RunWriter, Visit
 from kvbench.run.execution import Execution, Observer, Outcome, Progress
-from kvbench.run.protocol import MeasureCell, Opened, Request, Start
+from kvbench.run.protocol import MeasureCells, Opened, Request, Start
 from kvbench.run.runner import fitting, planned, run_info
 from kvbench.run.worker_process import Kind, NotAskedError, WorkerSlot
 from kvbench.sweep.installed import Installed, asked_for
@@ -91,8 +91,8 @@ class TurnSlot(WorkerSlot):
         with self._turns.copies:
             return super().ask(request, kind, deadline_s)
 
-    def visit(self, request: MeasureCell, deadline_s: float) -> Visit | Failure:
-        cell = Cell.from_strings(request.cell)
+    def visit(self, request: MeasureCells, deadline_s: float) -> list[Visit] | Failure:
+        cell = Cell.from_strings(request.cells[0])
         index = self._turns.order[request.round, cell.id]
         together = cell.devices > 1
         key = request.round, request.attempt, index
@@ -172,7 +172,7 @@ def _run(executions: Sequence[Execution], path: Path, turns: Turns) -> list[Outc
     """Measure on all devices at once, in the order of the plan that they have in common."""
     first = executions[0]
     in_order = enumerate(visits(first.plan, first.spec.sampling, first.spec.seed))
-    turns.order = {(visit.round, visit.cell.id): index for index, visit in in_order}
+    turns.order = {(visit.round, cell.id): index for index, visit in in_order for cell in visit.cells}
 
     def run(index: int) -> Outcome:
         try:

@@ -25,7 +25,8 @@ from kvbench.run.protocol import (
     Answer,
     Describe,
     Described,
-    MeasureCell,
+    MeasureCells,
+    Measured,
     Open,
     Opened,
     Refused,
@@ -337,17 +338,22 @@ class WorkerSlot:
             raise UsageError(answer.message) if answer.usage else EngineRefusedError(answer.message)
         return self._expect(answer, kind)
 
-    def visit(self, request: MeasureCell, deadline_s: float) -> Visit | Failure:
-        """Measure a cell; raises LostError, also if the answer is of another visit."""
+    def visit(self, request: MeasureCells, deadline_s: float) -> list[Visit] | Failure:
+        """Measure cells in turn; return a record for each, or the failure of one, which ended the visit.
+
+        Raises LostError, also if the answer is of another visit.
+        """
         assert self._worker is not None
-        answer = self._worker.ask(request, deadline_s)
-        if isinstance(answer, Failure):
-            return answer
-        visit = self._expect(answer, Visit)
-        if (visit.cell_text, visit.round, visit.attempt) != (request.cell, request.round, request.attempt):
+        records = self._expect(self._worker.ask(request, deadline_s), Measured).records
+        match records:
+            case [Failure() as failure] if failure.cell_text in request.cells:
+                return failure
+        visits = [record for record in records if isinstance(record, Visit)]
+        made = [(visit.cell_text, visit.round, visit.attempt) for visit in visits]
+        if made != [(cell, request.round, request.attempt) for cell in request.cells]:
             self._worker.kill()
             raise LostError("the worker's answer is of another visit")
-        return msgspec.structs.replace(visit, process=self._started)
+        return [msgspec.structs.replace(visit, process=self._started) for visit in visits]
 
     def _expect(self, answer: Answer, kind: type[Kind]) -> Kind:
         """Return `answer`; if it has the wrong type, kill the worker and raise LostError."""

@@ -14,7 +14,7 @@ from kvbench.errors import UsageError
 from kvbench.files import read_toml, shipped_folder
 from kvbench.models.geometry import MODEL_AXES
 from kvbench.models.presets import ModelChoice
-from kvbench.sweep.spec import LIMITS, DeviceName, Limits, Sampling, Seed, SweepSpec, read_memory
+from kvbench.sweep.spec import LIMITS, DeviceName, InTurnAxis, Limits, Sampling, Seed, SweepSpec, read_memory
 from kvbench.text import Line, check_keys, convert, hint, located, name_of, shown
 
 _RawAxes = dict[str, Any]
@@ -27,6 +27,9 @@ class ConfigFile(ModelChoice, forbid_unknown_fields=True, kw_only=True, frozen=T
     question: Annotated[Line, msgspec.Meta(description="the question that the sweep answers, one line")] = ""
     device: Annotated[DeviceName, msgspec.Meta(description="the device, as `--device` takes it")] = "auto"
     seed: Annotated[Seed, msgspec.Meta(description="seed of bytes, places and order")] = 0
+    in_turn: Annotated[tuple[InTurnAxis, ...], msgspec.Meta(
+        description="axes whose values are measured in turn, sample by sample, where cells differ in nothing else: "
+        "a list of order, sms, overlap and backend")] = ()
     filters: Annotated[tuple[str, ...], msgspec.Meta(
         description="conditions that every cell meets, each as `--filter` takes it")] = ()
     axes: Annotated[_RawAxes, msgspec.Meta(
@@ -85,6 +88,7 @@ def load_config(path: Path, choice: ModelChoice | None = None) -> SweepSpec:
             sampling=file.sampling,
             limits=_limits(file.limits),
             seed=file.seed,
+            in_turn=file.in_turn,
         ).with_filters(file.filters)
     swaps = (choice or ModelChoice()).over(file).swaps()
     if swaps and not file.models:  # the filters limit the sizes of the file, which the models replace

@@ -1,5 +1,6 @@
 """The plan of a sweep on one device: which cells run, which are skipped and why, and their order."""
 
+import hashlib
 import itertools
 import math
 from collections import deque
@@ -7,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from kvbench.cells.axes import DEFAULT_ORDER, Memory
+from kvbench.cells.axes import DEFAULT_ORDER, Memory, Neighbour, Reuse
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.backend_facts import AUTO, BackendFacts, plug_ins_of
-from kvbench.cells.blocks import default_pool_bytes
+from kvbench.cells.blocks import default_pool_bytes, sets_of
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.device_facts import DeviceFacts
 from kvbench.cells.filter import refusal
@@ -38,7 +39,7 @@ class Plan:
 
     `refusal` says which filter left no cell, "" if one is left. `side_bytes` is the memory that the largest cell takes
     on each side. `host_pools` of that size, each pinned by another method, exist at once. `plug_ins` are the packages
-    of those backends that are plug-ins.
+    of those backends that are plug-ins, `in_turn` the axes whose values are measured in turn.
     """
 
     cells: tuple[Cell, ...]
@@ -48,6 +49,7 @@ class Plan:
     host_pools: int = 1
     refusal: str = ""
     plug_ins: Mapping[str, str] = field(default_factory=dict)
+    in_turn: tuple[str, ...] = ()
 
 
 # The cross product of one group for one backend: axis name -> values, in the order of AXES.
@@ -56,11 +58,24 @@ _Grid = tuple[BackendFacts, Mapping[str, tuple[AxisValue | None, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class PlannedVisit:
-    """One visit of a cell. `round` and `attempt` count from 0; a disturbed visit is repeated with the next attempt."""
+    """One visit of a cell, or of several in turn, the arms of `group`.
+
+    `round` and `attempt` count from 0; a disturbed visit is repeated with the next attempt.
+    """
 
     round: int
-    cell: Cell
+    cells: tuple[Cell, ...]
     attempt: int = 0
+    group: str | None = None
+
+    @property
+    def cell(self) -> Cell:
+        """The first arm."""
+        return self.cells[0]
+
+    def singly(self) -> list["PlannedVisit"]:
+        """Return a visit of each arm by itself."""
+        return [replace(self, cells=(cell,)) for cell in self.cells]
 
 
 def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts]) -> Plan:
@@ -90,6 +105,7 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
         side_bytes=side_bytes,
         host_pools=max(1, min(kinds, fitting)),
         plug_ins=plug_ins_of(backends),
+        in_turn=spec.in_turn,
         refusal="" if kept else refusal(spec.filters, asked),
     )
 
@@ -112,7 +128,36 @@ def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
         for group in groups:
             cells = [cell for cell in plan.cells if (cell.memory or Memory.ALLOCATED) in group]
             order += _interleaved(sorted(cells, key=lambda cell: cell.shuffle_key(number, seed)))
-        yield from by_package([PlannedVisit(number, cell) for cell in order], plan.plug_ins)
+        yield from by_package(with_arms(number, order, plan), plan.plug_ins)
+
+
+def with_arms(number: int, cells: Iterable[Cell], plan: Plan) -> list[PlannedVisit]:
+    """Return the visits of these cells in a round, those measured in turn together, in the order of their firsts."""
+    arms: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in cells:
+        arms.setdefault(_question(cell, plan), []).append(cell)
+    planned = []
+    for together in arms.values():
+        if len(together) > 1 and sets_of(together[0], len(together), len(together)) >= len(together):
+            ids = ",".join(sorted(cell.id for cell in together))
+            group = hashlib.blake2s(ids.encode(), digest_size=6).hexdigest()
+            planned.append(PlannedVisit(number, tuple(together), group=group))
+        else:
+            planned += [PlannedVisit(number, (cell,)) for cell in together]
+    return planned
+
+
+def _question(cell: Cell, plan: Plan) -> tuple[object, ...]:
+    """Return what cells that can be measured in turn have in common: all but the axes in turn, and the process.
+
+    Each arm needs blocks of its own in one pool, and nothing that runs beside its swaps.
+    """
+    beside = cell.neighbour is not Neighbour.NONE or cell.sequence != "whole" or cell.devices > 1
+    if not plan.in_turn or beside or not cell.pool_bytes or cell.reuse is not Reuse.FRESH:
+        return (cell,)
+    methods = "backend" in plan.in_turn
+    shared = [axis.field for axis in AXES.values() if axis.name not in plan.in_turn and not (methods and axis.chosen)]
+    return plan.plug_ins.get(cell.backend, ""), *(getattr(cell, name) for name in shared)
 
 
 def by_package(planned: Sequence[PlannedVisit], plug_ins: Mapping[str, str]) -> list[PlannedVisit]:

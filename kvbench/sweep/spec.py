@@ -26,6 +26,8 @@ OF_TRACE: Final = (
     "blocks", "block_size", "pattern", "host_pattern", "device_pattern", "sizes", "sequence", "stream_state", "reuse",
     "neighbour", "queued", "streams", "pause", "devices",
 )  # fmt: skip
+# Axes whose values can be measured in turn, sample by sample; `backend` with all that a backend is chosen with.
+IN_TURN: Final = ("order", "sms", "overlap", "backend")
 _MAX_BYTES: Final = 2**50
 Name = Annotated[
     str, msgspec.Meta(pattern=f"^{NAME_PATTERN}$", extra={"meaning": "1 to 64 letters, digits, '_', '.' or '-'"})
@@ -37,6 +39,7 @@ DeviceName = Annotated[
         extra={"meaning": "auto, cpu, cuda or cuda:N, a list of these, or cuda:all"},
     ),
 ]
+InTurnAxis = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(IN_TURN)})$", extra={"meaning": ", ".join(IN_TURN)})]
 EVERY_GPU: Final = "cuda:all"
 MOST_DEVICES: Final = 64
 Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -91,6 +94,7 @@ class _SpecText(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     policy: Policy | None
     models: tuple[ModelSwap, ...]
     trace: Replay | None = None
+    in_turn: tuple[InTurnAxis, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,8 @@ class SweepSpec:
     `backend` it means all installed backends, and `auto` only with a policy. `device` is "auto", "cpu", "cuda",
     "cuda:N", or, for swaps on several devices at once, "cuda:all" or a comma-separated list. `fault` is an opaque text
     for the engine of the cpu device, `policy` the policy of the backend `auto`. `models` are the models whose swaps
-    the groups contain, `trace` is the trace that their cells replay.
+    the groups contain, `trace` is the trace that their cells replay. Cells that are equal but for
+    the axes `in_turn` are measured in turn, sample by sample.
     """
 
     name: str
@@ -116,6 +121,7 @@ class SweepSpec:
     policy: Policy | None = None
     models: tuple[ModelSwap, ...] = ()
     trace: Replay | None = None
+    in_turn: tuple[str, ...] = ()
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -195,7 +201,7 @@ class SweepSpec:
             for group in self.groups
         ]
         text["filters"] = [str(condition) for condition in self.filters]
-        text["models"] = list(self.models)
+        text["models"], text["in_turn"] = list(self.models), list(self.in_turn)
         plain: dict[str, object] = msgspec.to_builtins(text)
         return plain
 

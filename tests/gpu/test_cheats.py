@@ -23,13 +23,12 @@ from kvbench.engine.device import (
 from kvbench.measure.bench import Bench
 from kvbench.measure.roof import measure_ceiling
 from kvbench.measure.samples import set_up
-from kvbench.measure.visit import visit
 from kvbench.measure.workload import VerificationError
-from kvbench.run.protocol import MeasureCell
+from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.spec import Sampling
 from tests.unit.measure.test_visit import Ahead as AheadOnHost
 from tests.unit.measure.test_visit import Recorded, every_other_block, honest, stops_after_two
-from tests.visits import bench_of, measure
+from tests.visits import bench_of, measure, visited
 
 pytestmark = pytest.mark.gpu
 
@@ -181,8 +180,8 @@ def test_a_swap_that_sometimes_fails_is_detected_in_one_of_the_visits(
 
     def visits(copy: Copy) -> None:
         for number in range(sampling.rounds):
-            request = MeasureCell(cell=cell.as_strings(), round=number, seed=1, sampling=sampling)
-            visit(bench, set_up(bench, cheating(copy), cell, sampling, 1), request, None)
+            request = MeasureCells(cells=[cell.as_strings()], round=number, seed=1, sampling=sampling)
+            visited(bench, set_up(bench, cheating(copy), cell, sampling, 1), request)
 
     visits(honest)
     with pytest.raises(VerificationError):

@@ -9,12 +9,11 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import Device
 from kvbench.measure.replay import place, set_up_replay
-from kvbench.measure.visit import visit
-from kvbench.run.protocol import MeasureCell
+from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.replay_swaps import choose, selected
 from kvbench.sweep.spec import Sampling
 from kvbench.sweep.swap_file import Header, Swap, write_trace
-from tests.visits import bench_of, load_backends
+from tests.visits import bench_of, load_backends, visited
 
 pytestmark = pytest.mark.gpu
 
@@ -31,10 +30,10 @@ def test_swaps_of_a_trace_arrive(gpu: Device, backend: str, direction: Direction
     bench = bench_of(64 << 20, 300, gpu)
     pattern = Pattern.parse(f"tensors-{TENSORS}")
     cell = Cell(backend, direction, TENSORS * 40, 4096, pattern=pattern, sms=4, sequence="trace")
-    request = MeasureCell(cell=cell.as_strings(), round=0, seed=0, sampling=Sampling())
+    request = MeasureCells(cells=[cell.as_strings()], round=0, seed=0, sampling=Sampling())
     placed = place(selected(trace)[direction.value], trace, bench.pools.pool_bytes)
     ready = set_up_replay(bench, load_backends()[backend], cell, trace, placed, (0, 0))
-    made = visit(bench, ready, request, None)
+    made = visited(bench, ready, request)
     assert made.samples.swap_blocks == [TENSORS * size for size in sizes]
     # the first in full, of the others at least a sample
     assert made.verified_bytes >= 2 * (TENSORS * sizes[0] + 256 + 256) * 4096

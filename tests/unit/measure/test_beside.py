@@ -17,13 +17,12 @@ from kvbench.engine.device import Stream
 from kvbench.measure.bench import Bench
 from kvbench.measure.neighbour import IDLE_US, IdleWork, NeighbourError, RunningNeighbour, SwapsBack
 from kvbench.measure.samples import set_up
-from kvbench.measure.visit import visit
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
-from kvbench.run.protocol import InTurn, MeasureCell
+from kvbench.run.protocol import InTurn, MeasureCells
 from kvbench.sweep.spec import Sampling
 from tests.unit.measure.test_visit import NOT_COPIED, Recorded, every_other_block, honest
-from tests.visits import bench_of, measure
+from tests.visits import bench_of, measure, visited
 
 SAMPLING = Sampling(warmups=1, cell_seconds=0.3)
 CELL = Cell("batched", Direction.H2D, 16, 4096, reuse=Reuse.FRESH, pool_bytes=1 << 20, neighbour=Neighbour.IDLE)
@@ -119,8 +118,8 @@ def test_a_cell_that_stays_set_up_is_visited_again_beside_its_neighbour(bench: B
     ready = set_up(bench, Batched(), CELL, SAMPLING, 1)
     for verify in (True, False, True):
         in_turn = InTurn(verify=verify)
-        request = MeasureCell(cell=CELL.as_strings(), round=1, seed=1, sampling=SAMPLING, in_turn=in_turn)
-        measurement = visit(bench, ready, request, None)
+        request = MeasureCells(cells=[CELL.as_strings()], round=1, seed=1, sampling=SAMPLING, in_turn=in_turn)
+        measurement = visited(bench, ready, request)
         assert measurement.beside is not None
         assert len(measurement.samples) > 5
         assert (measurement.verified_bytes > 0) is verify

@@ -16,15 +16,14 @@ from kvbench.cells.pattern import Pattern
 from kvbench.engine.faults import parse_faults
 from kvbench.measure.bench import Bench
 from kvbench.measure.replay import Pace, place, places, set_up_replay
-from kvbench.measure.visit import visit
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
-from kvbench.run.protocol import MeasureCell
+from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.replay_spec import Replay
 from kvbench.sweep.replay_swaps import Numbered, choose, selected
 from kvbench.sweep.spec import Sampling
 from kvbench.sweep.swap_file import Header, Swap, write_trace
-from tests.visits import bench_of
+from tests.visits import bench_of, visited
 
 POOL_BYTES = 1 << 20
 SWAPS = [
@@ -51,11 +50,11 @@ def replayed(
 ) -> Visit:
     blocks, pattern = 3 * trace.descriptors, Pattern.parse(f"tensors-{trace.descriptors}")
     cell = Cell(backend.name, direction, blocks, trace.row_bytes, pattern=pattern, sequence="trace")
-    request = MeasureCell(cell=cell.as_strings(), round=0, seed=0, sampling=Sampling())
+    request = MeasureCells(cells=[cell.as_strings()], round=0, seed=0, sampling=Sampling())
     plan = parse_faults(fault)
     swaps = place(selected(trace)[direction.value], trace, POOL_BYTES)
     ready = set_up_replay(bench, backend, cell, trace, swaps, (0, 0))
-    return visit(bench, ready, request, plan.for_cell(cell))
+    return visited(bench, ready, request, plan.for_cell(cell))
 
 
 @pytest.mark.parametrize("direction", Direction)

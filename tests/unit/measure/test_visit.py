@@ -29,9 +29,9 @@ from kvbench.measure.roof import measure_ceiling
 from kvbench.measure.samples import Taken, _work_for, set_up
 from kvbench.measure.workload import Pools, VerificationError, Workload
 from kvbench.results.schema import Disturbance
-from kvbench.run.protocol import InTurn, MeasureCell
+from kvbench.run.protocol import InTurn, MeasureCells
 from kvbench.sweep.spec import CHAIN, SHORT_CHAIN, Sampling, submissions
-from tests.visits import bench_of, measure
+from tests.visits import bench_of, measure, visited
 
 # By the comparison of all bytes behind the samples, or of a watched swap.
 NOT_COPIED = r"in the block of descriptor|had not arrived"
@@ -258,10 +258,10 @@ def test_a_backend_that_skips_what_is_there_already_is_caught(
     KNOWN.clear()
     LAST.clear()
     cell = Cell("cheat", direction, 16, 4096, state, reuse=Reuse.SAME)
-    request = MeasureCell(cell=cell.as_strings(), round=7, seed=1, sampling=SAMPLING)
-    assert visit.visit(bench, set_up(bench, Recorded(honest), cell, SAMPLING, 1), request, None).samples
+    request = MeasureCells(cells=[cell.as_strings()], round=7, seed=1, sampling=SAMPLING)
+    assert visited(bench, set_up(bench, Recorded(honest), cell, SAMPLING, 1), request).samples
     with pytest.raises(VerificationError):
-        visit.visit(bench, set_up(bench, Recorded(cheat), cell, SAMPLING, 1), request, None)
+        visited(bench, set_up(bench, Recorded(cheat), cell, SAMPLING, 1), request)
 
 
 @pytest.mark.parametrize("reuse", Reuse)
@@ -273,12 +273,12 @@ def test_a_backend_that_finishes_blocks_later_is_caught(
     monkeypatch.setattr("kvbench.measure.workload.WATCHED_S", 0.02)  # the middle of the swap before is there by then
     cell = Cell("cheat", Direction.H2D, 16, 4096, state, reuse=reuse, pool_bytes=2 << 20)
     backend = Halfway(honest)
-    request = MeasureCell(cell=cell.as_strings(), round=7, seed=1, sampling=SAMPLING)
+    request = MeasureCells(cells=[cell.as_strings()], round=7, seed=1, sampling=SAMPLING)
     try:
         with pytest.raises(
             VerificationError, match=r"had not arrived when the swap was complete|arrived before the swap was submitted"
         ):
-            visit.visit(bench, set_up(bench, backend, cell, SAMPLING, 1), request, None)
+            visited(bench, set_up(bench, backend, cell, SAMPLING, 1), request)
     finally:
         backend.join()
 
@@ -299,8 +299,8 @@ def test_a_thread_that_another_backend_left_behind_disturbs_a_visit(bench: Bench
         assert Disturbance.OTHER_THREAD in measure(bench, Recorded(honest), cell, sampling, 1, None).disturbed
         ready = set_up(bench, Recorded(honest), cell, sampling, 1)
         own = replace(ready, threads=frozenset({thread.native_id or 0}))  # of its own backend it is the way it swaps
-        request = MeasureCell(cell=cell.as_strings(), round=0, seed=1, sampling=sampling)
-        assert Disturbance.OTHER_THREAD not in visit.visit(bench, own, request, None).disturbed
+        request = MeasureCells(cells=[cell.as_strings()], round=0, seed=1, sampling=sampling)
+        assert Disturbance.OTHER_THREAD not in visited(bench, own, request).disturbed
     finally:
         ended.set()
         thread.join()
@@ -476,8 +476,8 @@ def test_a_wrong_byte_in_every_twentieth_swap_is_found_in_one_of_the_visits(benc
 
     def visits(copy: Callable[[SwapRequest, int, int], None]) -> None:
         for number in range(sampling.rounds):
-            request = MeasureCell(cell=cell.as_strings(), round=number, seed=1, sampling=sampling)
-            visit.visit(bench, set_up(bench, Recorded(copy), cell, sampling, 1), request, None)
+            request = MeasureCells(cells=[cell.as_strings()], round=number, seed=1, sampling=sampling)
+            visited(bench, set_up(bench, Recorded(copy), cell, sampling, 1), request)
 
     visits(honest)
     with pytest.raises(VerificationError, match=r"wrong|had not arrived"):
@@ -547,8 +547,8 @@ def test_an_honest_backend_passes_where_visits_in_turn_leave_their_bytes(
     verified = []
     for number, verify in enumerate((True, *[False] * 6, True), start=1):
         in_turn = InTurn(verify=verify)
-        request = MeasureCell(cell=cell.as_strings(), round=number, seed=1, sampling=SAMPLING, in_turn=in_turn)
-        verified.append(visit.visit(bench, ready, request, None).verified_bytes > 0)
+        request = MeasureCells(cells=[cell.as_strings()], round=number, seed=1, sampling=SAMPLING, in_turn=in_turn)
+        verified.append(visited(bench, ready, request).verified_bytes > 0)
     assert verified == [True, *[False] * 6, True]
 
 
@@ -560,8 +560,8 @@ def test_every_attempt_in_the_first_round_is_compared_first(
     check = mock.Mock(return_value=0)
     monkeypatch.setattr(visit, "_check_order", check)
     cell = CELLS[0]
-    request = MeasureCell(cell=cell.as_strings(), round=number, attempt=attempt, seed=1, sampling=SAMPLING)
-    made = visit.visit(bench, set_up(bench, Recorded(honest), cell, SAMPLING, 1), request, None)
+    request = MeasureCells(cells=[cell.as_strings()], round=number, attempt=attempt, seed=1, sampling=SAMPLING)
+    made = visited(bench, set_up(bench, Recorded(honest), cell, SAMPLING, 1), request)
     assert check.called is is_first
     assert (made.round, made.attempt) == (number, attempt)
 
@@ -601,7 +601,7 @@ def test_a_visit_makes_as_many_swaps_as_the_plan_has_sets_of_blocks_for(
     ready = set_up(bench, Recorded(honest, mechanism=Mechanism.BATCHED_COPY), cell, SAMPLING, 1)
     advance = mock.Mock(side_effect=ready.workload.advance)
     monkeypatch.setattr(ready.workload, "advance", advance)
-    visit.visit(bench, ready, MeasureCell(cell=cell.as_strings(), round=0, seed=1, sampling=SAMPLING), None)
+    visited(bench, ready, MeasureCells(cells=[cell.as_strings()], round=0, seed=1, sampling=SAMPLING))
     spare = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1  # the plan has one watched swap at least
     assert advance.call_count == submissions(SAMPLING, state) - spare
 

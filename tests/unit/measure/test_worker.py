@@ -28,11 +28,11 @@ def test_a_worker_keeps_no_more_cells_than_it_has_room_for(
     asked = protocol.Reserve(pool_bytes=1 << 20, host_pools=1, backends=[], busy_delay_us=10, policy=None)
     assert worker.answer(asked) == protocol.Reserved(notes=[])
     for cell in CELLS:
-        request = protocol.MeasureCell(
-            cell=cell.as_strings(), round=0, seed=1, sampling=Sampling(min_samples=3, max_samples=3),
+        request = protocol.MeasureCells(
+            cells=[cell.as_strings()], round=0, seed=1, sampling=Sampling(min_samples=3, max_samples=3),
             in_turn=protocol.InTurn(verify=True),
         )  # fmt: skip
-        assert isinstance(worker.answer(request), Visit)
+        assert isinstance(worker.answer(request), protocol.Measured)
     assert list(worker._kept) == kept
 
 
@@ -45,7 +45,9 @@ def test_the_pages_of_every_pool_are_sampled_once(monkeypatch: pytest.MonkeyPatc
     for memory in (Memory.ALLOCATED, Memory.REGISTERED, Memory.REGISTERED, Memory.ALLOCATED):
         cell = replace(CELLS[0], memory=memory)
         sampling = Sampling(min_samples=3, max_samples=3)
-        made = worker.answer(protocol.MeasureCell(cell=cell.as_strings(), round=0, seed=1, sampling=sampling))
+        answer = worker.answer(protocol.MeasureCells(cells=[cell.as_strings()], round=0, seed=1, sampling=sampling))
+        assert isinstance(answer, protocol.Measured)
+        (made,) = answer.records
         assert isinstance(made, Visit)
         warnings.append(made.warnings)
     assert warnings == [[], ["far"], [], []]

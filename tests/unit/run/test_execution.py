@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvbench.cells.axes import Direction
+from kvbench.cells.axes import Direction, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import DeviceFacts
 from kvbench.cli.progress import PlainReporter
@@ -14,7 +14,7 @@ from kvbench.results import RunWriter, load_run
 from kvbench.results.rundir import visits_that_count
 from kvbench.results.schema import Ceiling, Disturbance, Failure, Note, Retry, Visit
 from kvbench.run.execution import MAX_REPEATS, VISITS_A_REPEAT, Execution, Outcome, Progress
-from kvbench.run.protocol import MeasureCell, Opened
+from kvbench.run.protocol import MeasureCells, Opened
 from kvbench.run.worker_process import LostError, NotAskedError
 from kvbench.sweep.plan import Plan, PlannedVisit
 from kvbench.sweep.spec import Sampling, SweepSpec
@@ -44,20 +44,24 @@ class Slot:
     def ask(self, request: Any, *_: object) -> Ceiling:
         return Ceiling(direction=request.direction, round=request.round, swap_bytes=1, event_us=[1.0])
 
-    def visit(self, request: MeasureCell, *_: object) -> Visit | Failure:
-        cell = Cell.from_strings(request.cell)
-        self.made.append((request.round, cell.blocks, request.attempt))
-        return Visit(
-            cell_text=request.cell,
-            round=request.round,
-            attempt=request.attempt,
-            samples=samples(cell, 10.0, count=3),
-            stopped_by="time",
-            path="host thread",
-            calls=1,
-            verified_bytes=1,
-            disturbed=[Disturbance.STEP] if cell in self.cells and request.attempt < self.disturbed else [],
-        )
+    def visit(self, request: MeasureCells, *_: object) -> list[Visit] | Failure:
+        cells = [Cell.from_strings(cell) for cell in request.cells]
+        self.made += [(request.round, cell.blocks, request.attempt) for cell in cells]
+        return [
+            Visit(
+                cell_text=cell.as_strings(),
+                round=request.round,
+                attempt=request.attempt,
+                group=request.group,
+                samples=samples(cell, 10.0, count=3),
+                stopped_by="time",
+                path="host thread",
+                calls=1,
+                verified_bytes=1,
+                disturbed=[Disturbance.STEP] if cell in self.cells and request.attempt < self.disturbed else [],
+            )
+            for cell in cells
+        ]
 
 
 class Silent:
@@ -80,9 +84,10 @@ class Crashing(Slot):
 class Mismatching(Slot):
     """A worker that finds wrong bytes in every visit of the first cell."""
 
-    def visit(self, request: MeasureCell, *_: object) -> Visit | Failure:
-        if Cell.from_strings(request.cell) == CELLS[0]:
-            return Failure(cell_text=request.cell, round=request.round, kind="mismatch", message="wrong", command="")
+    def visit(self, request: MeasureCells, *_: object) -> list[Visit] | Failure:
+        if Cell.from_strings(request.cells[0]) == CELLS[0]:
+            texts, number = request.cells[0], request.round
+            return Failure(cell_text=texts, round=number, kind="mismatch", message="wrong", command="")
         return super().visit(request)
 
     def replace(self) -> None:
@@ -92,9 +97,28 @@ class Mismatching(Slot):
 class Left(Slot):
     """A worker that is not asked for the second cell: the devices that it needs are gone."""
 
-    def visit(self, request: MeasureCell, *_: object) -> Visit | Failure:
-        if Cell.from_strings(request.cell) == CELLS[1]:
+    def visit(self, request: MeasureCells, *_: object) -> list[Visit] | Failure:
+        if Cell.from_strings(request.cells[0]) == CELLS[1]:
             raise NotAskedError("only 1 of 2 devices are left")
+        return super().visit(request)
+
+    def replace(self) -> None:
+        self.replaced += 1
+
+
+class WrongArm(Slot):
+    """A worker that finds wrong bytes in the visits of one cell, alone or in turn, and dies in those of another."""
+
+    def __init__(self, wrong: Cell, deadly: Cell | None = None) -> None:
+        super().__init__(disturbed=0)
+        self.wrong, self.deadly = wrong, deadly
+
+    def visit(self, request: MeasureCells, *_: object) -> list[Visit] | Failure:
+        texts = self.wrong.as_strings()
+        if self.deadly and self.deadly.as_strings() in request.cells:
+            raise LostError("the worker died by SIGSEGV")
+        if texts in request.cells:
+            return Failure(cell_text=texts, round=request.round, kind="mismatch", message="wrong", command="")
         return super().visit(request)
 
     def replace(self) -> None:
@@ -125,7 +149,7 @@ def execute(
     spec = SweepSpec("test", sampling=Sampling(rounds=2))
     with writer or RunWriter.create(path, info(searched_by=search and search.command, status="running")) as writer:
         progress = Progress(load_run(path).records)
-        plan = Plan(cells, (), 0, 0, 0.0)
+        plan = Plan(cells, (), 0, 0, in_turn=("sms",))
         return Execution(spec, plan, opened, writer, slot, Silent(), progress, search).run()  # type: ignore[arg-type]
 
 
@@ -232,8 +256,45 @@ def test_an_interrupted_sweep_names_the_command_that_continues_it(
 ) -> None:
     """A search is not kept, so a sweep that continued it would measure every cell."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Progress, "wants", lambda *_: list(Stopped().stages()))
+    monkeypatch.setattr(Progress, "left_of", lambda *_: list(Stopped().stages()))
     outcome = execute(Path("my run"), Slot(disturbed=0), search=search)
     file = io.StringIO()
     PlainReporter(file).finished(outcome)
     assert file.getvalue().splitlines()[-1] == f"everything measured is kept; {advice}"
+
+
+IN_TURN = tuple(
+    Cell("sm", Direction.H2D, 16, 4096, sms=sms, pool_bytes=1 << 28, reuse=Reuse.FRESH) for sms in (2, 4, 8)
+)
+
+
+def test_arms_that_another_leaves_are_visited_in_turn_without_it(tmp_path: Path) -> None:
+    slot = WrongArm(IN_TURN[1])
+    outcome = execute(tmp_path, slot, cells=IN_TURN)
+    assert (outcome.measured, outcome.failed, slot.replaced) == (2, 1, 1)
+    counting = visits_that_count(load_run(tmp_path).records)
+    assert {(one.cell.sms, one.round) for one in counting} == {(2, 0), (8, 0), (2, 1), (8, 1)}
+    assert len({one.group for one in counting}) == 1
+
+
+def test_after_a_lost_worker_each_arm_is_visited_by_itself(tmp_path: Path) -> None:
+    slot = WrongArm(IN_TURN[1], deadly=IN_TURN[2])
+    outcome = execute(tmp_path, slot, cells=IN_TURN)
+    failures = {record.cell: record for record in load_run(tmp_path).records if isinstance(record, Failure)}
+    assert outcome.measured == 1
+    assert [failures[cell].kind for cell in IN_TURN[1:]] == ["mismatch", "crash"]
+
+
+def test_arms_of_which_a_kill_left_some_are_made_again_together(tmp_path: Path) -> None:
+    execute(tmp_path / "whole", Slot(disturbed=0), cells=IN_TURN)
+    run = load_run(tmp_path / "whole")
+    with RunWriter.create(tmp_path / "cut", run.info) as writer:
+        for record in run.records[:-2]:  # one of three arms of the last round is left
+            writer.append(record)
+    slot = Slot(disturbed=0)
+    execute(tmp_path / "cut", slot, RunWriter.reopen(tmp_path / "cut"), cells=IN_TURN)
+    assert len(slot.made) == 3
+    records = load_run(tmp_path / "cut").records
+    counting = visits_that_count(records)
+    assert [one.round for one in counting] == [0, 0, 0, 1, 1, 1]
+    assert counting[3:] == [record for record in records if isinstance(record, Visit)][-3:]

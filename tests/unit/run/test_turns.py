@@ -9,7 +9,7 @@ import pytest
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.results import Failure
-from kvbench.run.protocol import MeasureCell, Start
+from kvbench.run.protocol import MeasureCells, Start
 from kvbench.run.together import Turns, TurnSlot
 from kvbench.run.worker_process import NotAskedError, WorkerSlot
 from kvbench.sweep.spec import Sampling, SweepSpec
@@ -83,7 +83,7 @@ def test_swaps_on_all_devices_fail_after_one_device_left(monkeypatch: pytest.Mon
     turns.order = {(0, cell.id): 0}
     monkeypatch.setattr(Turns, "taken", lambda *_, **__: nullcontext(1))
     slot = TurnSlot(SweepSpec("test"), (), turns, Start(path="", place=0, number=0))
-    request = MeasureCell(cell=cell.as_strings(), round=0, seed=0, sampling=Sampling())
+    request = MeasureCells(cells=[cell.as_strings()], round=0, seed=0, sampling=Sampling())
     with pytest.raises(NotAskedError, match="only 1 of 2 devices are left for a swap at once"):
         slot.visit(request, 1.0)
 
@@ -95,18 +95,18 @@ def test_later_visits_of_all_devices_have_higher_start_numbers(monkeypatch: pyte
     turns.order = {(number, cell.id): 2 * number + index for number in (0, 1) for index, cell in enumerate(cells)}
     monkeypatch.setattr(Turns, "taken", lambda *_, **__: nullcontext(2))
 
-    def visit(_slot: WorkerSlot, request: MeasureCell, _deadline_s: float) -> Failure:
+    def visit(_slot: WorkerSlot, request: MeasureCells, _deadline_s: float) -> Failure:
         assert request.start is not None
         numbers.append(request.start.number)
-        return Failure(cell_text=request.cell, round=request.round, kind="error", message="", command="")
+        return Failure(cell_text=request.cells[0], round=request.round, kind="error", message="", command="")
 
     monkeypatch.setattr(WorkerSlot, "visit", visit)
     slot = TurnSlot(SweepSpec("test"), (), turns, Start(path="", place=0, number=0))
     for number in (0, 1):
         for attempt in (0, 1, 2):
             for cell in cells:
-                request = MeasureCell(
-                    cell=cell.as_strings(), round=number, attempt=attempt, seed=0, sampling=Sampling()
+                request = MeasureCells(
+                    cells=[cell.as_strings()], round=number, attempt=attempt, seed=0, sampling=Sampling()
                 )
                 slot.visit(request, 1.0)
     assert numbers == sorted(set(numbers))

@@ -533,3 +533,30 @@ def test_the_memory_of_a_neighbour_counts_toward_the_limit() -> None:
 def test_every_backend_can_be_measured_beside_a_neighbour() -> None:
     plan = plan_of(neighbour="none,gemm")
     assert len(plan.cells) == 2 * len({cell.backend for cell in plan.cells}) * len(Direction)
+
+
+def grouped(in_turn: tuple[str, ...], **axes: str) -> list[set[str]]:
+    """Return the labels of the arms of each visit of a round."""
+    spec = replace(SweepSpec(name="x"), in_turn=in_turn).with_axes({"direction": "h2d", "block_size": "4KiB", **axes})
+    plan = expand(spec, H200, H200_BACKENDS)
+    return [{cell.label for cell in visit.cells} for visit in visits(plan, Sampling(rounds=1), 0)]
+
+
+def test_cells_that_differ_in_an_axis_in_turn_share_their_visits() -> None:
+    kernels = {"backend": "sm,triton,batched", "blocks": "16,64", "sms": "2,4", "stream_state": "idle,busy"}
+    assert sorted(map(len, grouped((), **kernels))) == [1] * 20
+    assert sorted(map(len, grouped(("sms",), **kernels))) == [1] * 4 + [2] * 8
+    assert sorted(map(len, grouped(("backend", "sms"), **kernels))) == [5] * 4
+    assert [len(arms) for arms in grouped(("order",), backend="batched", blocks="16", order="stream,any")] == [2]
+
+
+@pytest.mark.parametrize(
+    "alone", [{"reuse": "same"}, {"pool": "dense"}, {"neighbour": "idle"}, {"sequence": "layers-2"}]
+)
+def test_cells_that_need_the_pool_or_the_device_for_themselves_are_visited_alone(alone: dict[str, str]) -> None:
+    assert [len(arms) for arms in grouped(("sms",), backend="sm", blocks="16", sms="2,4", **alone)] == [1, 1]
+
+
+def test_arms_without_room_for_blocks_of_their_own_are_visited_alone() -> None:
+    one_swap = {"backend": "sm", "blocks": "40000", "pool": "256MiB"}
+    assert [len(arms) for arms in grouped(("sms",), sms="2,4", **one_swap)] == [1, 1]

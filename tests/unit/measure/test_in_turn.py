@@ -1,0 +1,97 @@
+"""Arms that are measured in turn: tuples of samples, blocks of their own, and failures of their own."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from kvbench.cells.axes import Direction, Reuse, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.measure import samples
+from kvbench.measure.samples import Arms, set_up
+from kvbench.measure.visit import visit
+from kvbench.measure.workload import VerificationError
+from kvbench.results import Visit
+from kvbench.results.in_turn import paired_samples
+from kvbench.run.protocol import MeasureCells
+from kvbench.sweep.spec import Sampling
+from tests.unit.measure.test_visit import Recorded, every_other_block, honest
+from tests.visits import bench_of
+
+SAMPLING = Sampling(warmups=2, min_samples=6, max_samples=6)
+CELL = Cell("cheat", Direction.H2D, 16, 4096, reuse=Reuse.FRESH, pool_bytes=1 << 20)
+
+
+def arms_of(
+    backends: Sequence[Recorded], cell: Cell = CELL, sampling: Sampling = SAMPLING
+) -> tuple[Arms, MeasureCells]:
+    """Return arms of equal cells, and what visits them."""
+    own = bench_of(1 << 20)
+    ready = [set_up(own, backend, cell, sampling, 1, arm=(at, len(backends))) for at, backend in enumerate(backends)]
+    for one in ready:
+        one.workload.siblings = [other.workload for other in ready if other is not one]
+    request = MeasureCells(cells=[cell.as_strings()] * len(ready), group="g", round=0, seed=1, sampling=sampling)
+    return Arms(own.device, ready, [None] * len(ready)), request
+
+
+def visited_in_turn(arms: Arms, request: MeasureCells) -> list[Visit]:
+    return visit(arms.ready[0].sampler.bench, arms, request)
+
+
+@pytest.mark.parametrize("state", StreamState)
+@pytest.mark.parametrize("direction", Direction)
+def test_every_arm_has_a_sample_of_each_tuple_and_is_verified(direction: Direction, state: StreamState) -> None:
+    cell = replace(CELL, direction=direction, stream_state=state)
+    made = visited_in_turn(*arms_of([Recorded(honest) for _ in range(3)], cell))
+    assert [len(one.samples) for one in made] == [6] * 3
+    assert all(one.verified_bytes >= 6 * cell.swap_bytes and one.group == "g" for one in made)
+
+
+def test_another_arm_is_first_in_every_tuple(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "WATCHED_SHARE", 0)
+    monkeypatch.setattr(samples, "_lost_cpu", lambda: 0)
+    turns: list[int] = []
+    backends = [Recorded(lambda request, number, stream, at=at: (turns.append(at), honest(request, number, stream))[1])
+                for at in range(3)]  # fmt: skip
+    visited_in_turn(*arms_of(backends))
+    tuples = [turns[start : start + 3] for start in range(6, 6 + 8 * 3, 3)]  # behind two checks of each arm
+    assert [one[0] for one in tuples] == [0, 1, 0, 1, 2, 0, 1, 2]  # two warm-ups, and six samples
+    assert all(sorted(one) == [0, 1, 2] for one in tuples)
+
+
+def test_no_block_is_of_two_arms() -> None:
+    backends = [Recorded(honest) for _ in range(2)]
+    visited_in_turn(*arms_of(backends))
+    of_arms = [{to for swap in backend.destinations[:8] for to in swap} for backend in backends]
+    assert not of_arms[0] & of_arms[1]
+
+
+@pytest.mark.parametrize("copies", [every_other_block, lambda *_: None], ids=["half", "nothing"])
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("number", [0, 3])
+def test_an_arm_that_does_not_copy_is_caught_beside_one_that_does(copies: object, at: int, number: int) -> None:
+    backends = [Recorded(honest), Recorded(honest)]
+    backends[at] = Recorded(copies)  # type: ignore[arg-type]  # both take what they are called with
+    arms, request = arms_of(backends)
+    request = MeasureCells(cells=request.cells, group="g", round=number, seed=1, sampling=SAMPLING)
+    with pytest.raises(VerificationError):
+        visited_in_turn(arms, request)
+    assert arms.at == at
+
+
+def test_a_tuple_in_which_the_thread_lost_its_cpu_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = iter(range(1000))
+    monkeypatch.setattr(samples, "_lost_cpu", lambda: next(lost))
+    backends = [Recorded(honest), Recorded(honest)]
+    sampling = Sampling(warmups=0, min_samples=8, max_samples=8)
+    made = visited_in_turn(*arms_of(backends, sampling=sampling))
+    assert [len(one.samples) for one in made] == [8, 8]
+    assert next(lost) == 2 * 2 + 8 * 1  # twice taken again, and then no more asked for
+
+
+def test_samples_are_paired_within_a_visit_alone() -> None:
+    first, second = visited_in_turn(*arms_of([Recorded(honest), Recorded(honest)]))
+    ((base, other),) = paired_samples([first], [second], "wall_us")
+    assert (base, other) == (first.samples.wall_us, second.samples.wall_us)
+    assert not paired_samples([first], [msgspec.structs.replace(second, round=1)])
