@@ -333,7 +333,6 @@ def path_case(bench: Bench, chance: random.Random) -> list[str]:
             ["gate", "compare", f"--base=env:{path}", "--cand=here"],
             ["gate", "compare", "--base=here", "--cand=here", f"--suite={path}.toml", "--minutes=0.01"],
             ["report", f"-o{bench.folder / 'out'}", "--", path],
-            ["tune", "--json", "--", path],
             ["show", "--", path],
         )
     )
@@ -355,8 +354,8 @@ def run_case(bench: Bench, chance: random.Random) -> list[str]:
     return chance.choice(
         (
             ["gate", "rules", folder],
-            ["tune", folder, "--json"],
-            ["tune", folder, good, "--open"],
+            ["show", folder, "--json"],
+            ["show", folder, good, "--open"],
             ["sweep", "--resume", folder, "-q"],
             ["report", folder, good, "-o", out],
         )

@@ -108,6 +108,24 @@ def compare_visits(base: Visits, other: Visits, margin: Margin) -> Comparison:
     return compare_pairs([base[number] for number in rounds], [other[number] for number in rounds], margin)
 
 
+def compare_over(shapes: Sequence[Sequence[float]], margin: Margin) -> Comparison:
+    """Compare two methods over several shapes of swaps; `shapes` has the log ratios of the pairs at each, one or more.
+
+    The centre is the mean of the medians of the shapes, each as good as another; the scatter of the pairs about the
+    median of their shape is that of all shapes, so that a few visits at each are enough.
+    """
+    medians = [median(logs) for logs in shapes]
+    centre = sum(medians) / len(medians)
+    apart = [
+        (log - middle) * math.sqrt(len(logs) / (len(logs) - 1))  # they are closer to their own median
+        for logs, middle in zip(shapes, medians, strict=True)
+        if len(logs) > 1
+        for log in logs
+    ]
+    low, high = ends_at(np.sort(apart), interval_rank(len(apart)) if len(apart) >= MIN_PAIRS else None)
+    return _judged(centre, centre + low, centre + high, margin)
+
+
 def compare_apart(base: Samples, other: Samples, margin: Margin, between: float = 0.0) -> Comparison:
     """Compare medians of visits of two runs, in any order and number; raises ValueError as `compare_pairs` does.
 

@@ -171,7 +171,7 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         if self.device != device:
             raise UsageError(
                 f"policy: it was measured on {brief(self.device)!r}, this is {device!r}; build one here with kvbench "
-                "tune RUN -p FILE"
+                "show RUN -p FILE"
             )
         was, now = self.driver or "none", driver or "none"
         same = self.driver == driver

@@ -48,8 +48,6 @@ _COMMANDS: Final = {
     "report": ("kvbench.cli.report:report", "Write report.md, report.html and charts from runs."),
     "tune": ("kvbench.cli.tune:tune", "Measure which backends to use on this machine."),
     "tune engine": ("kvbench.cli.tune:tune_engine", "Print which settings of an engine should change, as a patch."),
-    "tune trace": ("kvbench.cli.tune:tune_trace", "Measure which backends to use for the swaps of a trace."),
-    "tune beside": ("kvbench.cli.tune:tune_beside", "Pick the fastest choice that slows work beside it little."),
     "list": ("kvbench.cli.listing:listing", "List the available axes, backends, configs, devices or models."),
     "doctor": ("kvbench.cli.doctor:doctor", "Check whether this machine is fit to measure on."),
     "probe": ("kvbench.probe.command:probe", "Determine how the driver runs a batched copy."),

@@ -102,7 +102,7 @@ class PlainReporter(Observer):
             if outcome.folder is not None:
                 how = f"to use what was measured: kvbench report {shlex.quote(str(outcome.folder))}"
             elif outcome.searched_by:
-                how = f"to use what was measured: {outcome.searched_by} {path}"
+                how = f"to use what was measured: kvbench show {path}"
             self._say(f"everything measured is kept; {how}")
 
     def _advance(self, record: Visit | Failure) -> None:

@@ -18,7 +18,7 @@ import typer
 from kvbench.cells.backend_facts import AUTO
 from kvbench.cells.policy import Policy, load_policy
 from kvbench.cli.options import NO_OPTIONS, FromStruct, complete_axis, complete_run, with_struct_options
-from kvbench.cli.show import show
+from kvbench.cli.show import show_measured
 from kvbench.cli.tables import print_lines
 from kvbench.errors import UsageError
 from kvbench.models.geometry import models_of
@@ -239,7 +239,7 @@ def _finish(outcomes: "list[Outcome]", reporter: "PlainReporter | JsonReporter",
     measured = [outcome.path for outcome in outcomes if outcome.measured]
     if measured and shown:
         typer.echo("")
-        show(measured)
+        show_measured(measured)
     if code := max(outcome.exit_code for outcome in outcomes):  # an interruption counts before failed cells
         raise typer.Exit(code)
 
@@ -263,7 +263,7 @@ def _policy_at(path: Path) -> Policy:
     policy = SweepSpec.from_plain(load_run(path).info.spec).policy
     if policy is None:
         raise UsageError(
-            f"--policy {path}: this run used no policy; build one with kvbench tune {shlex.quote(str(path))} -p FILE"
+            f"--policy {path}: this run used no policy; build one with kvbench show {shlex.quote(str(path))} -p FILE"
         )
     return policy
 

@@ -11,14 +11,13 @@ from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Finding, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
 from kvbench.report.tables import UNCLEAR, comma_separated, measured_table, unclear_mark
-from kvbench.report.view import View, where
+from kvbench.report.view import View, grouped, where
 from kvbench.results.frame import unqueued
 from kvbench.results.replays import trace_of
 from kvbench.sweep.installed import Engine, engines, of_engine
 from kvbench.text import counted, ends
-from kvbench.tune.answer import Answer, answers_of, by_kind
-from kvbench.tune.exports import shipped_choice
-from kvbench.tune.fit import sms_of, workload_axes
+from kvbench.tune.answer import shapes_of, shipped_choice
+from kvbench.tune.candidates import Measured, sms_of, workload_axes
 
 _WEIGHT: Final = 0.3  # that two calls of one function agree is a check, not an effect
 _INCLUDES: Final = (
@@ -30,84 +29,82 @@ _INCLUDES: Final = (
 
 
 def make(view: View) -> PartOrReason:
-    if isinstance(reason := _answers(view), str):
+    if isinstance(reason := _shapes(view), str):
         return reason
-    runs = [(run, answers) for run in view.of_machine if not isinstance(answers := _answers(run), str)]
+    runs = [(run, shapes) for run in view.of_machine if not isinstance(shapes := _shapes(run), str)]
     tables = [
         _table(run, f"{run.label}: " if len(runs) > 1 else "", engine, measured)
-        for run, answers in runs
+        for run, shapes in runs
         for engine in engines().values()
         if _fullest(runs, engine) is run
         if not engine.pages or str(workload_axes([run.run])["host_pattern"]).startswith("page-first")
-        for group in by_kind(answers).values()
-        if (measured := [answer for answer in group if answer.best_of(*engine.backends)])
+        for group in grouped(shapes, lambda one: one.shape.kind).values()
+        if (measured := [one for one in group if one.best_of(*engine.backends)])
     ]
     if not tables:
         return "the engine's code copies blocks in pages on the host (host_pattern=page-first-TxC)"
-    every = [answer for _, answers in runs for answer in answers]
+    every = [one for _, shapes in runs for one in shapes]
     findings = [Finding(text, _WEIGHT) for engine in engines().values() if (text := _same_api(engine, every))]
     return lambda: Part(findings, tables=tables)
 
 
-def _fullest(runs: Sequence[tuple[View, list[Answer]]], engine: Engine) -> View:
-    """Return the run that has most answers of an engine's code."""
+def _fullest(runs: Sequence[tuple[View, list[Measured]]], engine: Engine) -> View:
+    """Return the run that has most shapes of an engine's code."""
 
-    def measured(run: tuple[View, list[Answer]]) -> int:
-        return sum(bool(answer.best_of(*engine.backends)) for answer in run[1])
+    def measured(run: tuple[View, list[Measured]]) -> int:
+        return sum(bool(one.best_of(*engine.backends)) for one in run[1])
 
     return max(runs, key=measured)[0]
 
 
-def _answers(view: View) -> list[Answer] | str:
+def _shapes(view: View) -> list[Measured] | str:
     if view.measured.empty or not any(map(of_engine, view.measured["backend"].unique())):
         return "it needs cells of an engine's own code"
     if trace_of(view.run):
         return "it needs swaps of equal blocks; the section on the replay has those of a trace"
     try:
-        return answers_of([view.run], lambda _: True)
+        return shapes_of([view.run], lambda _: True)
     except UsageError as error:
         return str(error)
 
 
-def _table(view: View, before: str, engine: Engine, answers: Sequence[Answer]) -> DataTable:
-    first = answers[0]
-    methods = {choice for answer in answers for choice in answer.arms if choice.backend in engine.backends}
+def _table(view: View, before: str, engine: Engine, shapes: Sequence[Measured]) -> DataTable:
+    first = shapes[0]
+    methods = {choice for one in shapes for choice in one.every if choice.backend in engine.backends}
     ordered = sorted(methods, key=lambda choice: (choice.backend, sms_of(choice), str(choice)))
-    rows = [_row(view, engine, ordered, answer) for answer in answers]
-    cells = where(unqueued(view.measured), direction=first.direction.value, stream_state=first.state.value)
+    rows = [_row(view, engine, ordered, one) for one in shapes]
+    cells = where(unqueued(view.measured), **first.shape.kind.to_plain())
     used = {choice.backend for choice in methods}
     packages = [facts.package.partition(" ")[0] for facts in view.run.info.backends if facts.name in used]
-    title = (
-        f"{before}{comma_separated(*dict.fromkeys(packages)) or engine.name}, {first.direction}, {first.state} stream"
-    )
+    title = f"{before}{comma_separated(*dict.fromkeys(packages)) or engine.name}, {', '.join(first.shape.kind)} stream"
     header = ("Blocks", "Block size", *(choice.label for choice in ordered), "Takes", "Best", "us", "x")
     return measured_table(view, cells, _INCLUDES, title, header, rows, compared=len(rows))
 
 
-def _row(view: View, engine: Engine, methods: Sequence[Choice], answer: Answer) -> list[str]:
-    shipped = shipped_choice(engine, answer, view.run)
-    best = answer.best_of(*(choice.backend for choice in answer.arms if not of_engine(choice.backend)))
+def _row(view: View, engine: Engine, methods: Sequence[Choice], one: Measured) -> list[str]:
+    shipped = shipped_choice(engine, one, [view.run])
+    best = one.best_of(*(choice.backend for choice in one.every if not of_engine(choice.backend)))
     ratio = ABSENT
     if shipped and best:
-        compared = compare_visits(answer.arms[best], answer.arms[shipped], IN_TURN)
+        compared = compare_visits(one.every[best], one.every[shipped], IN_TURN)
         ratio = f"{unclear_mark(compared)}{figure(compared.ratio)}"
-    times = {choice: f"{figure(answer.time_of(choice))} ({figure(answer.caller_us[choice])})" for choice in answer.arms}
+    times = {choice: f"{figure(one.us_of(choice))} ({figure(one.caller_us[choice])})" for choice in one.every}
     *columns, best_us = (times.get(choice, "") if choice else "" for choice in (*methods, best))
     names = [choice.label if choice else ABSENT for choice in (shipped, best)]
-    return [count(answer.blocks), bytes_size(answer.block_bytes), *columns, *names, best_us, ratio]
+    return [count(one.shape.blocks), bytes_size(one.shape.block_bytes), *columns, *names, best_us, ratio]
 
 
-def _same_api(engine: Engine, answers: Sequence[Answer]) -> str:
+def _same_api(engine: Engine, shapes: Sequence[Measured]) -> str:
     pairs = [
-        (compare_visits(answer.visits_of(batched), answer.visits_of(call), BETWEEN_RUNS), answer, batched, call)
-        for answer in answers
-        if (batched := answer.best_of("batched")) and (call := answer.best_of(engine.same_as))
+        (compare_visits(one.visits_of(batched), one.visits_of(call), BETWEEN_RUNS), one, batched, call)
+        for one in shapes
+        if (batched := one.best_of("batched")) and (call := one.best_of(engine.same_as))
     ]
     decided = [pair for pair in pairs if pair[0].verdict is not Verdict.UNDECIDED]
     if not decided:
         return ""
     close = sum(compared.verdict is Verdict.SAME for compared, *_ in decided)
-    longer_us = median(answer.caller_us[call] - answer.caller_us[batched] for _, answer, batched, call in decided)
+    longer_us = median(one.caller_us[call] - one.caller_us[batched] for _, one, batched, call in decided)
     unclear = f" ({len(pairs) - len(decided)} undecided)" if len(decided) < len(pairs) else ""
     return (
         f"{engine.same_as} takes {ends([pair[0].ratio for pair in decided], figure)} times as long as batched, within "

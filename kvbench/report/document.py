@@ -8,10 +8,11 @@ from typing import Final
 
 from kvbench.errors import UsageError, brief
 from kvbench.report import markdown
+from kvbench.report.faults import HOST_COPIES
 from kvbench.report.model import Chapter, Code, DataTable, Report, Strong, Text, plain, spans
 from kvbench.report.preamble import TITLE
 from kvbench.report.tables import chance_note
-from kvbench.report.view import DIRECTIONS, HOST_COPIES
+from kvbench.report.view import DIRECTIONS
 
 PAGE_FILE: Final = "report.html"
 CHAT: Final = "chat"

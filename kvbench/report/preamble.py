@@ -7,18 +7,14 @@ import pandas as pd
 
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.backend_facts import plug_ins_of
+from kvbench.report.faults import HOST_COPIES, warnings_of, worst_faults
 from kvbench.report.model import Code, DataTable, Span, Strong, Text
 from kvbench.report.numbers import count, noun
 from kvbench.report.view import (
-    HOST_COPIES,
-    MOVED,
     View,
     ceilings_text,
     cell_warnings,
-    faults_of,
-    moved_ceilings,
     rows_of,
-    warnings_of,
     where,
 )
 from kvbench.results import COLUMNS, Note, Visit
@@ -29,10 +25,7 @@ from kvbench.tune.text import summary
 
 TITLE: Final = "KV-block swaps between host and GPU"
 _MOST_FAILURES: Final = 50
-_ROWS: Final = 60
 _MOST_NOTES: Final = 20
-_MOST_FIRST: Final = 2
-_MOST_LETTERS: Final = 200
 _MANY_OUTLIERS: Final = 0.1
 _OTHER_POLICY: Final = (
     "a later run used another policy of auto, which the report shows; the cells of auto of this run are only in the "
@@ -47,32 +40,19 @@ def host_note(views: Sequence[View]) -> Text:
     return (Strong(HOST_COPIES), which) if on_host else ""
 
 
-def answer(views: Sequence[View], rows: int = _ROWS) -> list[Text]:
-    """Return the answer of runs of one machine; `kvbench show` has room for fewer `rows` of a terminal.
-
-    Raises UsageError where there is nothing to choose from.
-    """
+def answer(views: Sequence[View]) -> list[Text]:
+    """Return the answer of runs of one machine; raises UsageError where there is nothing to choose from."""
     runs = [view.run for view in views]
     if not any(isinstance(record, Visit) for run in runs for record in run.records):
         return []
-    origin, *lines = summary(runs, rows)
+    origin, *lines = summary(runs)
     parts = (line.partition(": ") for line in lines)
     return [origin, *((Strong(head), colon, rest) if rest else head for head, colon, rest in parts)]
 
 
 def first_warnings(views: Sequence[View], unread: int) -> list[Text]:
     """Return what was wrong with whole runs, short: at most five lines."""
-    faults = [f"{view.label}: {short(text, _MOST_LETTERS)}" for view in views for text in faults_of(view.run)]
-    lines = faults[:_MOST_FIRST]
-    lines += [f"and {len(faults) - _MOST_FIRST} more, under Warnings"] if len(faults) > _MOST_FIRST else []
-    moved = {
-        view.label: max(high / low - 1 for low, high in ranges.values())
-        for view in views
-        if (ranges := moved_ceilings(view.run))
-    }
-    if moved:
-        where = f"up to {max(moved.values()):.0%} from round to round ({', '.join(moved)})"
-        lines.append(f"the ceiling moved by {where}: {MOVED}")
+    lines = worst_faults({view.label: view.run for view in views})
     lines += [f"{noun(unread, 'run')} could not be read: Not in this report says why"] if unread else []
     return [(Strong("Warning"), f": {text}") for text in lines]
 

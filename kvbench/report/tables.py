@@ -13,9 +13,10 @@ from kvbench.cells.axis import Role
 from kvbench.cells.backend_facts import PRIMED, method_label
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.report.charts.plot import ChartText, PlotLine
+from kvbench.report.faults import HOST_COPIES
 from kvbench.report.model import Code, DataTable, Finding, Span, Strong, Text, plain
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, size
-from kvbench.report.view import HOST_COPIES, STATES, Pinned, Row, View, rows_of, sample_text, where
+from kvbench.report.view import STATES, Pinned, Row, View, rows_of, sample_text, where
 from kvbench.results.outcomes import BETWEEN
 from kvbench.results.schema import EffectivePath
 from kvbench.text import short

@@ -1,9 +1,7 @@
 """The swaps of a trace that a run replayed: a row each, and what such swaps cost."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import Cell
@@ -12,6 +10,9 @@ from kvbench.models.presets import ModelChoice, presets
 from kvbench.results.rundir import Run
 from kvbench.results.schema import Failure, Visit
 from kvbench.text import short
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def trace_of(run: Run) -> Mapping[str, Any] | None:
@@ -36,7 +37,7 @@ def trace_text(run: Run) -> str:
     return f"a trace with blocks of {pieces} x {size_text(row_bytes)}"
 
 
-def replays_of(run: Run) -> dict[Cell, pd.DataFrame]:
+def replays_of(run: Run) -> "dict[Cell, pd.DataFrame]":
     """Return a table for each cell that replays a trace, with a row for each swap: its round, number in the trace,
     times, descriptors, and the copies left of them. A cell that failed has none.
     """
@@ -48,7 +49,9 @@ def replays_of(run: Run) -> dict[Cell, pd.DataFrame]:
     return {cell: _swaps(replayed, cell.block_bytes) for cell, replayed in visits.items()}
 
 
-def _swaps(visits: Sequence[Visit], block_bytes: int) -> pd.DataFrame:
+def _swaps(visits: Sequence[Visit], block_bytes: int) -> "pd.DataFrame":
+    import pandas as pd  # takes a second, and commands that print no table of swaps do without
+
     parts = []
     for visit in visits:
         samples = visit.samples
@@ -65,5 +68,5 @@ def _swaps(visits: Sequence[Visit], block_bytes: int) -> pd.DataFrame:
     return swaps.assign(swap_bytes=swaps["blocks"] * block_bytes, latency_us=swaps["wall_us"] + swaps["late_us"])
 
 
-def rate_of(swaps: pd.DataFrame) -> float:
+def rate_of(swaps: "pd.DataFrame") -> float:
     return gigabytes_per_second(float(swaps["swap_bytes"].sum()), float(swaps["wall_us"].sum()))

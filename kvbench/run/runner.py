@@ -88,7 +88,7 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, ret
     if command := run.info.searched_by:
         raise UsageError(
             f"--resume {path}: {command} cannot continue a search; to use what was measured: "
-            f"{command} {shlex.quote(str(path))}"
+            f"kvbench show {shlex.quote(str(path))}"
         )
     if asked is not None and asked.to_plain() != spec.to_plain():
         raise MismatchError(

@@ -1,362 +1,281 @@
-"""The answers of a tuning: the choice for each shape and what is open, alone and beside a neighbour."""
+"""What follows from a rule: the choice at each shape, the code of engines beside it, its cost for work beside it."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final
 
 import numpy as np
-import pandas as pd
 
-from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, Visits, compare_visits, paired_interval
-from kvbench.analysis.intervals import median_interval
-from kvbench.analysis.margins import IN_TURN, TIED
-from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.backend_facts import BATCHED, NO_CHOICES, plug_ins_of
-from kvbench.cells.policy import Choice
-from kvbench.cells.units import gigabytes_per_second
+from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, paired_interval
+from kvbench.analysis.margins import TIED
+from kvbench.cells.axes import Direction, Neighbour
+from kvbench.cells.backend_facts import BATCHED, MERGED, NO_CHOICES
+from kvbench.cells.pattern import SHUFFLED
+from kvbench.cells.policy import Choice, Policy, Table
+from kvbench.cells.shape import SwapKind
+from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
 from kvbench.results import Run
-from kvbench.results.cost import Cost, costs_of, median_or_nan
-from kvbench.results.frame import whole
+from kvbench.results.cost import cost_of
 from kvbench.results.replays import trace_of
-from kvbench.text import a_stream
-from kvbench.tune.fit import (
-    SHAPE,
-    Arms,
-    Decision,
-    Kind,
-    Point,
-    candidates,
-    choice_of,
-    contests_of,
-    decide_all,
-    kind_plain,
-    machine_of,
-    one_workload,
-    preference,
-    sms_of,
-    trace_visits,
-    typical,
-)
+from kvbench.sweep.installed import Engine, engines, of_engine
+from kvbench.text import MAX_LINE, a_stream
+from kvbench.tune.candidates import Measured, machine_of, measured_in, sms_of, swaps_of_trace, workload_axes
+from kvbench.tune.rule import Part, Pick, Rule, compare_methods, logs_of, pick, rule_of
 
-# A choice for swaps of a trace with more than this multiple of the fastest one's time does not win in another run.
-_IN_CONTENTION: Final = 1.5
+# The number of blocks of a small and of a large swap, of a block size near to that of models.
+SMALL: Final = 64
+LARGE: Final = 1024
+_BLOCK_BYTES: Final = 32 * KIB
+_IN_RUNS: Final = "runs-"
+_MOSTLY: Final = 2 / 3
+# The work beside swaps whose slowdown an answer names.
+BESIDE: Final = (Neighbour.DECODE, Neighbour.GEMM)
+
+
+def shapes_of(
+    runs: Sequence[Run], keep: Callable[[Choice], bool], state: str | None = None, **only: str | None
+) -> list[Measured]:
+    """Return what was measured of every shape, or part of the swaps of a trace, with the methods that `keep` accepts.
+
+    Raises UsageError where nothing is left to choose from.
+    """
+    traced = all(map(trace_of, runs))
+    every = swaps_of_trace(runs) if traced else measured_in(runs, **only)
+    shapes = [one.only(keep) for one in every if state in (None, one.shape.stream_state)]
+    allowed = [one for one in shapes if one.arms]
+    if not allowed:
+        where = f" on {a_stream(state)}" if state else ""
+        raise UsageError(f"nothing to choose from: no swap was measured{where} with the allowed backends and SM counts")
+    return allowed
+
+
+def rule_for_all(runs: Sequence[Run]) -> Rule:
+    """Return the rule of runs of one machine, without the code of engines, which serves only these.
+
+    Raises UsageError where there is nothing to choose from.
+    """
+    return rule_of(shapes_of(runs, lambda choice: not of_engine(choice.backend)))
+
+
+def policy_of(runs: Sequence[Run], rule: Rule) -> Policy:
+    """Return the policy of a rule with its origin; raises UsageError for runs of several devices."""
+    device, driver = machine_of(runs)
+    newest = max(runs, key=lambda run: run.info.created)
+    return Policy(
+        device=device,
+        driver=driver,
+        identity_hash=newest.info.identity_hash[:MAX_LINE],
+        made=newest.info.created[:MAX_LINE],
+        workload=workload_axes(runs),
+        runs=tuple(" ".join(run.info.command)[:MAX_LINE] for run in runs),
+        tables=tuple(_table(kind, parts) for kind, parts in rule.parts.items()),
+    )
+
+
+def _table(kind: SwapKind, parts: Sequence[Part]) -> Table:
+    """Return the table of a kind: a row for each part, at the size where it ends or begins."""
+    sizes = [end for part in parts for end in part.sizes if end] or [parts[0].shapes[0].shape.block_bytes]
+    return Table(
+        direction=kind.direction,
+        stream_state=kind.stream_state,
+        block_bytes=tuple(sizes),
+        blocks=(LARGE,),
+        choices=tuple((str(part.choice),) for part in parts),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """The choice for swaps of one shape, in one direction and stream state, and the times of all candidates, `arms`.
+    """The choice for swaps of one shape, and the methods that could replace it, with their times over its own."""
 
-    `measured` has also what was not allowed to be chosen. `fresh` are visits that had no part in the choice; where
-    there are any, they give the times. `caller_us` are the times that a swap takes from the thread that makes it.
-    """
-
-    direction: Direction
-    state: StreamState
-    block_bytes: int
-    blocks: int
-    arms: Arms
-    decision: Decision
-    measured: Arms
-    fresh: Arms = field(default_factory=dict)
-    caller_us: Mapping[Choice, float] = field(default_factory=dict)
-
-    @property
-    def point(self) -> Point:
-        return self.block_bytes, self.blocks
+    measured: Measured
+    pick: Pick
+    others: Mapping[Choice, Comparison]
 
     @property
     def choice(self) -> Choice:
-        return self.decision.choice
-
-    def interval_of(self, choice: Choice) -> tuple[float, float] | None:
-        """Return the 95% interval of the time, or None with too few visits."""
-        visits = list(self.visits_of(choice).values())
-        return median_interval(visits) if len(visits) >= MIN_PAIRS else None
-
-    @property
-    def decided(self) -> bool:
-        """Whether no other choice is possible, which takes the visits of a verdict to say."""
-        return len(self.visits_of(self.choice)) >= MIN_PAIRS and not self.open
-
-    def gbps_of(self, choice: Choice) -> float:
-        return gigabytes_per_second(self.block_bytes * self.blocks, self.time_of(choice))
-
-    def time_of(self, choice: Choice) -> float:
-        """Return what a swap by this candidate takes in microseconds."""
-        return typical(self.visits_of(choice).values())
-
-    def visits_of(self, choice: Choice) -> Visits:
-        return self.fresh.get(choice) or self.measured[choice]
-
-    def ratio(self, choice: Choice, other: Choice) -> float:
-        """Return the time of `other` divided by that of `choice`, from fresh visits if both have them."""
-        visits = self.fresh if {choice, other} <= self.fresh.keys() else self.measured
-        return compare_visits(visits[choice], visits[other], IN_TURN).ratio
-
-    def loss(self, choice: Choice) -> float:
-        """Return how much more time than the fastest candidate a choice takes, as a fraction."""
-        fastest = self.decision.fastest
-        known = None if {choice, fastest} <= self.fresh.keys() else self.decision.ratios.get(choice)
-        return (self.ratio(fastest, choice) if known is None else known) - 1
-
-    def best_of(self, *backends: str, sms: int | None = None) -> Choice | None:
-        """Return the fastest of all that was measured of some backends, optionally with an SM count, or None."""
-        choices = [c for c in self.measured if c.backend in backends and sms in (None, sms_of(c))]
-        return min(choices, key=self.time_of, default=None)
-
-    @property
-    def tied(self) -> list[Choice]:
-        """What another run could choose instead for a difference within `TIED`."""
-        return [other for other, comparison in self.decision.others.items() if _is_tie(comparison)]
+        return self.pick.choice
 
     @property
     def open(self) -> Mapping[Choice, Comparison]:
-        """What another run could choose instead for a larger difference, with its time over that of the choice."""
-        return {other: comparison for other, comparison in self.decision.others.items() if not _is_tie(comparison)}
+        """What could be faster than the choice, by more than `TIED`, in another run."""
+        surely = 1 / (1 + TIED.fraction)
+        return {other: compared for other, compared in self.others.items() if compared.low < surely}
 
-    def gain_over(self, *backends: str) -> float | None:
-        """Return how many times the speed of the best of some backends the choice has, None unless it is decided."""
-        other = self.best_of(*backends) if self.decided else None
-        return None if other is None else self.ratio(self.choice, other)
+    @property
+    def tied(self) -> Mapping[Choice, Comparison]:
+        """What could replace the choice, and gain no more than `TIED`."""
+        return {other: compared for other, compared in self.others.items() if other not in self.open}
 
-    def shape_plain(self) -> dict[str, Any]:
-        kind = kind_plain((self.direction, self.state))
-        return {**kind, "block_bytes": self.block_bytes, "blocks": self.blocks}
+    @property
+    def decided(self) -> bool:
+        return len(self.measured.visits_of(self.choice)) >= MIN_PAIRS and not self.open
 
-    def to_plain(self) -> dict[str, Any]:
-        gain = self.gain_over(BATCHED)
+    def to_plain(self, rule: Rule, costs: Mapping[Measured, float]) -> dict[str, Any]:
+        one, cost = self.measured, costs.get(self.measured)
         return {
-            **self.shape_plain(),
-            "quantity": self.state.quantity,
+            **one.shape.to_plain(),
+            "quantity": one.shape.stream_state.quantity,
             "choice": str(self.choice),
-            **self._times(self.choice),
-            "gbps": round(self.gbps_of(self.choice), 3),
+            **_times(one, self.choice),
+            "gbps": round(one.gbps_of(self.choice), 3),
             "decided": self.decided,
-            "times_the_speed_of": {} if gain is None else {BATCHED: round(gain, 3)},
-            "tied": [_alternative(choice, self.decision.others[choice]) for choice in self.tied],
-            "open": [_alternative(choice, comparison) for choice, comparison in self.open.items()],
-            "candidates": [{"choice": str(choice), **self._times(choice)} for choice in self.measured],
-        }
-
-    def _times(self, choice: Choice) -> dict[str, Any]:
-        interval, caller_us = self.interval_of(choice), self.caller_us.get(choice, math.nan)
-        return {
-            "us": round(self.time_of(choice), 3),
-            "interval_us": interval and [round(end, 3) for end in interval],
-            "caller_us": round(caller_us, 3) if math.isfinite(caller_us) else None,
-            "sms": sms_of(choice),
+            "tied": [_alternative(choice, compared) for choice, compared in self.tied.items()],
+            "open": [_alternative(choice, compared) for choice, compared in self.open.items()],
+            "candidates": [{"choice": str(choice), **_times(one, choice)} for choice in one.every],
+            "rule": {"choice": str(rule.choices[one]), "loss": None if cost is None else round(cost, 4)},
         }
 
 
-def answers_of(
-    runs: Sequence[Run], keep: Callable[[Choice], bool], state: str | None = None, pause: str | None = None
-) -> list[Answer]:
-    """Return an answer for every measured shape, or part of the swaps of a trace, from the candidates that `keep`
-    accepts, in one stream state and after one pause if named.
-
-    The answers are sorted by direction, stream state, block size and number of blocks. Raises UsageError without any.
-    """
-    traced = all(map(trace_of, runs))
-    visits = trace_visits(runs) if traced else candidates(runs, pause=pause)
-    fresh = contests_of(visits[visits["fresh"]])
-    by_shape: Any = visits.groupby([*SHAPE])  # pandas types its keys as Hashable
-    caller_us = {key: rows.set_index("choice")["caller_us"].to_dict() for key, rows in by_shape}
-    answers = []
-    for kind, times in contests_of(visits[~visits["fresh"]]).items():
-        if state not in (None, kind[1].value):
-            continue
-        kept: dict[Point, Arms] = {
-            point: {choice: arms[choice] for choice in arms if keep(choice)} for point, arms in times.items()
-        }
-        if traced:
-            kept = {point: _in_contention(arms) for point, arms in kept.items() if len({a.backend for a in arms}) > 1}
-        allowed = {point: arms for point, arms in sorted(kept.items()) if arms}
-        for point, decision in decide_all(allowed).items():
-            again, of_caller = fresh.get(kind, {}).get(point, {}), caller_us[(*kind, *point)]
-            answers.append(Answer(*kind, *point, allowed[point], decision, times[point], again, of_caller))
-    if not answers and traced:
-        raise UsageError("nothing to choose from: a replay answers for an idle stream, from two backends or more")
-    if not answers:
-        where = f" on {a_stream(state)}" if state else ""
-        raise UsageError(f"nothing to choose from: no swap was measured{where} with the allowed backends and SM counts")
-    return answers
+def _times(one: Measured, choice: Choice) -> dict[str, Any]:
+    interval, caller_us = one.interval_of(choice), one.caller_us.get(choice, math.nan)
+    return {
+        "us": round(one.us_of(choice), 3),
+        "interval_us": interval and [round(end, 3) for end in interval],
+        "caller_us": round(caller_us, 3) if math.isfinite(caller_us) else None,
+        "sms": sms_of(choice),
+    }
 
 
-def over_fastest(arms: Arms) -> dict[Choice, float]:
-    """Return the time of each candidate divided by that of the fastest."""
-    middle = {choice: median(visits.values()) for choice, visits in arms.items()}
-    fastest = min(middle.values())
-    return {choice: us / fastest for choice, us in middle.items()}
-
-
-def _in_contention(arms: Arms) -> Arms:
-    """Return the candidates for a part of a trace that could be chosen in another run.
-
-    The scatter of all is pooled to say what is open, and that of swaps that the CPU copies is many times larger.
-    """
-    slower = over_fastest(arms)
-    return {choice: visits for choice, visits in arms.items() if slower[choice] <= _IN_CONTENTION}
-
-
-def by_kind(answers: Sequence[Answer]) -> Mapping[Kind, list[Answer]]:
-    kinds: dict[Kind, list[Answer]] = {}
-    for answer in answers:
-        kinds.setdefault((answer.direction, answer.state), []).append(answer)
-    return kinds
-
-
-def _alternative(choice: Choice, comparison: Comparison) -> dict[str, Any]:
+def _alternative(choice: Choice, compared: Comparison) -> dict[str, Any]:
     """Return what another run could choose, with its time over that of the choice; too few visits have no interval."""
-    known = math.isfinite(comparison.high)
-    ends = (
-        {"low": round(comparison.low, 4), "high": round(comparison.high, 4)} if known else {"low": None, "high": None}
-    )
-    return {"choice": str(choice), "ratio": round(comparison.ratio, 4), **ends}
+    known = math.isfinite(compared.high)
+    ends = {"low": compared.low, "high": compared.high} if known else {"low": None, "high": None}
+    return {"choice": str(choice), "ratio": round(compared.ratio, 4)} | {
+        name: end and round(end, 4) for name, end in ends.items()
+    }
 
 
-def apart(comparison: Comparison) -> float:
-    """Return the ratio of the larger time to the smaller; times of an untrusted run can have any ratio."""
-    return max(comparison.ratio, 1 / comparison.ratio if comparison.ratio else math.inf)
+def answers_of(shapes: Sequence[Measured]) -> list[Answer]:
+    """Return an answer for every shape, by direction, stream state, number of blocks and block size."""
+    return [_answer(one) for one in sorted(shapes, key=lambda one: one.shape)]
 
 
-def _is_tie(comparison: Comparison) -> bool:
-    return not apart(comparison) > 1 + TIED.fraction  # NaN ties
+def _answer(one: Measured) -> Answer:
+    logs = logs_of(one.arms)
+    chosen = pick([logs])
+    compared = {other: compare_methods([logs], chosen.choice, other) for other in logs if other != chosen.choice}
+    others = {other: each for other, each in compared.items() if each and each.verdict is not Verdict.SLOWER}
+    return Answer(one, chosen, others)
 
 
-class Shape(NamedTuple):
-    """Swaps that one way is chosen for."""
-
-    direction: Direction
-    block_bytes: int
-    blocks: int
+def known_shapes(rule: Rule, kind: SwapKind) -> tuple[Measured, Measured]:
+    """Return the small and the large swap at which an answer has figures, of the measured ones."""
+    small = rule.nearest(kind, _BLOCK_BYTES, SMALL)
+    return small, rule.nearest(kind, small.shape.block_bytes, LARGE)
 
 
 @dataclass(frozen=True, slots=True)
-class WayBeside:
-    """One way to swap beside the neighbour, with 95% intervals, None with too few visits for one.
-
-    `slowdown` (of the mean iteration) and `slowdown_p99` (of the 99th percentile, nan with too few iterations) are
-    ratios. `us_per_gb` is what the swaps take, by visit.
+class Gain:
+    """How many times as fast as `over`, batched copies or an engine's own method, the choices of a rule are, at each
+    of the shapes of a kind that one run measured both at.
     """
 
-    choice: Choice
-    gbps: float
-    gbps_interval: tuple[float, float] | None
-    slowdown: float
-    slowdown_interval: tuple[float, float] | None
-    slowdown_p99: float
-    exposure_us_per_gb: float
-    us_per_gb: Visits
-
-    @classmethod
-    def of(cls, choice: Choice, costs: Mapping[int, Cost], slowdown_p99: float) -> Self:
-        rates = [cost.gbps for cost in costs.values()]
-        slowdown, *ends = np.exp(paired_interval(np.log([cost.slowdown for cost in costs.values()]))).tolist()
-        exposure, _, _ = paired_interval(np.array([cost.exposure_us_per_gb for cost in costs.values()]))
-        rates_interval, slowdown_interval = _known(median_interval(rates)), _known(ends)
-        us_per_gb = {number: 1e6 / cost.gbps for number, cost in costs.items()}
-        return cls(
-            choice, median(rates), rates_interval, slowdown, slowdown_interval, slowdown_p99, exposure, us_per_gb
-        )
+    over: str
+    kind: SwapKind
+    ratios: Sequence[float]
 
     def to_plain(self) -> dict[str, Any]:
-        intervals = {"gbps_interval": self.gbps_interval, "slowdown_interval": self.slowdown_interval}
+        times = {"median": median(self.ratios), "low": min(self.ratios), "high": max(self.ratios)}
         return {
-            "choice": str(self.choice),
-            "gbps": round(self.gbps, 3),
-            "slowdown": round(self.slowdown, 4),
-            "slowdown_p99": round(self.slowdown_p99, 4) if math.isfinite(self.slowdown_p99) else None,
-            "exposure_us_per_gb": round(self.exposure_us_per_gb, 1),
-            **{name: ends and [round(end, 4) for end in ends] for name, ends in intervals.items()},
+            "over": self.over,
+            **self.kind.to_plain(),
+            "shapes": len(self.ratios),
+            "times_as_fast": {name: round(ratio, 3) for name, ratio in times.items()},
         }
 
-    def verdict(self, limit: float) -> Verdict:
-        """Return whether the whole interval of the slowdown lies above `limit` (SLOWER), or none of it does (SAME)."""
-        low, high = self.slowdown_interval or (0.0, math.inf)
-        within = Verdict.SAME if high <= limit else Verdict.UNDECIDED
-        return Verdict.SLOWER if low > limit else within
+
+def gains_of(rule: Rule, runs: Sequence[Run]) -> list[Gain]:
+    """Return the gains over batched copies, and over what each engine takes there whose code was measured.
+
+    A shape counts where one run measured both, the choice by itself or with the next smaller SM count.
+    """
+    ratios: dict[tuple[str, SwapKind], list[float]] = {}
+    for one, choice in rule.choices.items():
+        methods = {BATCHED: one.best_of(BATCHED)} | {
+            engine.name: shipped_choice(engine, one, runs) for engine in engines().values() if not engine.pages
+        }
+        for over, method in methods.items():
+            if method is None or method == choice:
+                continue
+            rounds = one.every[method].keys()
+            together = replace(one, every={other: of for other, of in one.every.items() if of.keys() & rounds})
+            ours = together.standing_for(choice)
+            if ours and (compared := compare_methods([logs_of(together.every)], ours, method)):
+                ratios.setdefault((over, one.shape.kind), []).append(compared.ratio)
+    return [Gain(over, kind, of_kind) for (over, kind), of_kind in ratios.items()]
+
+
+def shipped_choice(engine: Engine, one: Measured, runs: Sequence[Run]) -> Choice | None:
+    """Return what the engine takes with the settings that `runs` recorded, or None if it was not measured."""
+    recorded = {of.name: of.default for run in runs for facts in run.info.backends for of in facts.settings}
+    as_shipped = [Choice(name) for name in engine.backends]
+    if engine.takes and recorded.keys() >= set(engine.settings):
+        wanted = taken(engine, one, tuple(recorded[name] for name in engine.settings))
+        as_shipped = [Choice(wanted.backend), wanted] if wanted.backend == engine.kernel else [wanted]
+    return next((choice for choice in as_shipped if choice in one.every), None)
+
+
+def taken(engine: Engine, one: Measured, values: tuple[int, ...]) -> Choice:
+    """Return what the engine takes for swaps of a shape, in the form in which it was measured."""
+    assert engine.takes is not None
+    choice = engine.takes(one.shape.direction, one.shape.block_bytes, one.shape.blocks, values)
+    return choice if choice.axes else one.best_of(choice.backend) or choice
+
+
+def slowdowns_of(runs: Sequence[Run]) -> dict[tuple[Direction, Choice], dict[str, float]]:
+    """Return how many times as long work takes beside swaps, at worst: by direction and method, then by the work.
+
+    Of the swaps of one pattern, that of most swaps of the runs.
+    """
+    pattern = workload_axes(runs)["pattern"]
+    slowdowns: dict[tuple[Direction, Choice], dict[str, float]] = {}
+    for run in runs:
+        for cell, outcome in run.outcomes.items():
+            costs = [cost for visit in outcome.visits if (cost := cost_of(visit.beside)) is not None]
+            alone = cell.neighbour is Neighbour.NONE or cell.layers or cell.backend in NO_CHOICES
+            if outcome.status == "ok" and costs and not alone and str(cell.pattern) == pattern:
+                slowdown = math.exp(paired_interval(np.log([cost.slowdown for cost in costs]))[0])
+                of_method = slowdowns.setdefault((cell.direction, Choice.at(cell)), {})
+                work = str(cell.neighbour)
+                of_method[work] = max(of_method.get(work, 0.0), slowdown)
+    return slowdowns
 
 
 @dataclass(frozen=True, slots=True)
-class BesideAnswer:
-    """What to use for swaps of one shape beside `neighbour`, which may be slowed by `max_slowdown`, a fraction.
+class RunLength:
+    """Runs of `blocks` blocks, and the GB/s of merged copies at the shapes where they are the fastest."""
 
-    `ways` are all that were measured, the fastest first; `chosen` is None where each costs more.
+    blocks: int
+    gbps: Sequence[float]
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"from_blocks": self.blocks, "gbps": [round(end(self.gbps), 3) for end in (min, max)]}
+
+
+def merged_from(rule: Rule, runs: Sequence[Run]) -> dict[Direction, RunLength]:
+    """Return the shortest runs of blocks in which merged copies would replace a choice for shuffled blocks.
+
+    There, they are faster than all else in two thirds of the measured shapes on an idle stream.
     """
-
-    neighbour: str
-    max_slowdown: float
-    shape: Shape
-    ways: Sequence[WayBeside]
-    chosen: WayBeside | None
-
-
-def answers_beside(
-    runs: Sequence[Run], neighbour: str, max_slowdown: float, keep: Callable[[Choice], bool]
-) -> list[BesideAnswer]:
-    """Return an answer for every shape that was measured beside `neighbour`, from the ways that `keep` takes.
-
-    They stand by direction, block size and number of blocks. Raises UsageError where there is none, and for runs of
-    several devices.
-    """
-    machine_of(runs)
-    by_shape: dict[Shape, dict[Choice, tuple[dict[int, Cost], list[float]]]] = {}
-    frames = [_measured(run.frame()) for run in runs]
-    every = pd.concat(frames)
-    seen = set(every["neighbour"])
-    kept = set(one_workload(every[every["neighbour"] == neighbour])["cell_id"])
-    first = 0  # the rounds of several runs are numbered consecutively
-    for run, frame in zip(runs, frames, strict=True):
-        costs = costs_of(run.visits)
-        for row in frame[frame["cell_id"].isin(kept)].to_dict("records"):
-            shape = Shape(Direction(row["direction"]), int(row["block_bytes"]), int(row["blocks"]))
-            choice = choice_of(row, plug_ins_of(run.info.backends))
-            if keep(choice):
-                by_round, tails = by_shape.setdefault(shape, {}).setdefault(choice, ({}, []))
-                by_round |= {first + number: cost for number, cost in costs[row["cell_id"]].items()}
-                tails.append(float(row["neighbour_slowdown_p99"]))
-        first += 1 + max((number for by_round in costs.values() for number in by_round), default=0)
-    if neighbour not in seen:
-        beside = f"beside {', '.join(sorted(seen))}" if seen else "without a neighbour"
-        raise UsageError(
-            f"{neighbour}: these runs measured swaps {beside}; measure with kvbench sweep neighbour -a "
-            f"neighbour={neighbour}"
-        )
-    if not by_shape:
-        raise UsageError(f"{neighbour}: none of the swaps beside it were made in a way that is allowed")
-    answers = []
-    for shape, by_choice in sorted(by_shape.items()):
-        ways = [
-            WayBeside.of(choice, by_round, median_or_nan(filter(math.isfinite, tails)))
-            for choice, (by_round, tails) in by_choice.items()
-        ]
-        ways.sort(key=lambda way: -way.gbps)
-        answers.append(BesideAnswer(neighbour, max_slowdown, shape, ways, _chosen(ways, max_slowdown)))
-    return answers
-
-
-def _measured(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells of a run that were measured beside a neighbour, without those of `auto`."""
-    return frame[
-        whole(frame)
-        & (frame["neighbour_slowdown"] > 0)
-        & (frame["status"] == "ok")
-        & ~frame["backend"].isin(NO_CHOICES)
-    ]
-
-
-def _chosen(ways: Sequence[WayBeside], max_slowdown: float) -> WayBeside | None:
-    """Return the fastest that costs no more; of those as fast that with the fewest SMs, the simplest, the cheapest."""
-    allowed = [way for way in ways if way.slowdown <= 1 + max_slowdown]
-    if not allowed:
-        return None
-    enough = max(way.gbps for way in allowed) / (1 + TIED.fraction)
-    tied = [way for way in allowed if way.gbps >= enough]
-    return min(tied, key=lambda way: (preference(way.choice), len(way.choice.axes), way.slowdown, str(way.choice)))
-
-
-def _known(ends: Sequence[float]) -> tuple[float, float] | None:
-    return (ends[0], ends[1]) if math.isfinite(ends[1]) else None
+    if all(map(trace_of, runs)) or workload_axes(runs)["pattern"] != str(SHUFFLED):
+        return {}
+    open_ = [kind for kind, parts in rule.parts.items() if any(part.choice.backend != MERGED for part in parts)]
+    patterns = {str(cell.pattern) for run in runs for cell in run.outcomes}
+    lengths = sorted(int(name[len(_IN_RUNS) :]) for name in patterns if name.startswith(_IN_RUNS))
+    shortest: dict[Direction, RunLength] = {}
+    for length in lengths:
+        try:
+            shapes = measured_in(runs, pattern=f"{_IN_RUNS}{length}")
+        except UsageError:  # too few backends in this layout
+            continue
+        for direction in (kind.direction for kind in open_ if kind.stream_state == "idle"):
+            sides = [one for one in shapes if one.shape.kind == (direction, "idle") and one.best_of(MERGED)]
+            won = [one for one in sides if pick([logs_of(one.arms)]).alike[0].backend == MERGED]
+            if direction not in shortest and won and len(won) >= _MOSTLY * len(sides):
+                rates = [one.gbps_of(method) for one in won if (method := one.best_of(MERGED))]
+                shortest[direction] = RunLength(length, rates)
+    return shortest

@@ -9,22 +9,20 @@ from statistics import geometric_mean
 from typing import Final
 
 from kvbench.analysis.margins import KNEE, TIED
-from kvbench.cells.axes import StreamState
+from kvbench.cells.axes import Neighbour, StreamState
 from kvbench.cells.backend_facts import EngineSetting
-from kvbench.cells.policy import Choice
 from kvbench.cells.units import size_text
 from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.sweep.installed import Engine, Values, engines
 from kvbench.text import counted, ends, wrapped
-from kvbench.tune.answer import Answer, answers_beside
-from kvbench.tune.fit import sms_of
-from kvbench.tune.text import beside_text, machine_text, workload_text
+from kvbench.tune.answer import slowdowns_of, taken
+from kvbench.tune.candidates import Measured, sms_of
+from kvbench.tune.rule import fastest
+from kvbench.tune.text import machine_text, workload_text
 
 _LEAST_SHAPES: Final = 10
 _OFFERED_FROM: Final = 0.9  # share of the shapes at which an SM count must have been measured
-# The neighbour beside which the cost of a setting's SMs is told.
-_BESIDE: Final = "decode"
 # Of a comment, without its mark.
 _COLUMNS: Final = 118
 
@@ -89,7 +87,7 @@ class Export:
         return "\n".join(lines).rstrip() + "\n"
 
 
-def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
+def export(name: str, runs: Sequence[Run], measured: Sequence[Measured]) -> Export:
     """Return the settings of the engine `name`; raises UsageError without enough cells of its own code."""
     engine = engines()[name]
     package, settings = _recorded(name, engine, runs)
@@ -100,10 +98,10 @@ def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
 
     by_state = {
         state: shapes
-        for state in sorted({answer.state for answer in answers}, key=rank)
-        if (shapes := _shapes(engine, [answer for answer in answers if answer.state == state], defaults))
+        for state in sorted({one.shape.stream_state for one in measured}, key=rank)
+        if (shapes := _shapes(engine, [one for one in measured if one.shape.stream_state == state], defaults))
     }
-    if not by_state or len(next(iter(by_state.values())).answers) < _LEAST_SHAPES:
+    if not by_state or len(next(iter(by_state.values())).measured) < _LEAST_SHAPES:
         raise _needs(name, engine, f"at {_LEAST_SHAPES} sizes and counts, each with the SM counts that are compared")
     (state, shapes), *others = by_state.items()
     values = _fit(shapes, defaults)
@@ -119,7 +117,7 @@ def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
     for other, other_shapes in others:
         best = _fit(other_shapes, defaults)
         named = ", ".join(f"{setting.name}={value}" for setting, value in zip(settings, best, strict=True))
-        notes.append(f"{other} stream ({_sizes_and_counts(len(other_shapes.answers))}): {named}")
+        notes.append(f"{other} stream ({_sizes_and_counts(len(other_shapes.measured))}): {named}")
         if {state, other} == {StreamState.GATED, StreamState.OPENED}:
             notes.append(_share_text(shapes, other_shapes, values, best))
     notes.append(f"{state} stream; against the free choice: {_loss(shapes, values)}")
@@ -127,7 +125,7 @@ def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
         notes.append(_cost_text(runs, engine, values[0]))
     about = [
         f"{engine.title}: {package}",
-        f"{workload_text(runs)}; {_extent(shapes.answers)}, {state} stream",
+        f"{workload_text(runs)}; {_extent(shapes.measured)}, {state} stream",
         machine_text(*runs),
     ]
     return Export(about, changes, notes)
@@ -135,32 +133,18 @@ def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
 
 def _cost_text(runs: Sequence[Run], engine: Engine, sms: int) -> str:
     """Return what swaps by a kernel with `sms` SMs cost a decode step beside them."""
-    try:
-        beside = answers_beside(runs, _BESIDE, 0.0, lambda choice: sms_of(choice) == sms)
-    except UsageError:
+    known = [
+        (times[Neighbour.DECODE], choice)
+        for (_, choice), times in slowdowns_of(runs).items()
+        if sms_of(choice) == sms and Neighbour.DECODE in times
+    ]
+    if not known:
         return (
             f"what {counted(sms, 'SM')} cost a decode step was not measured: kvbench sweep neighbour "
-            f"-a backend={engine.kernel} -a sms={sms} -a neighbour={_BESIDE}, and give that run too"
+            f"-a backend={engine.kernel} -a sms={sms} -a neighbour={Neighbour.DECODE}, and give that run too"
         )
-    way, shape = max(((way, one.shape) for one in beside for way in one.ways), key=lambda pair: pair[0].slowdown)
-    return f"beside {beside_text(shape)} by {way.choice.label} a decode step takes {way.slowdown - 1:.0%} longer"
-
-
-def shipped_choice(engine: Engine, answer: Answer, run: Run) -> Choice | None:
-    """Return what the engine takes with the settings that `run` recorded, or None if it was not measured."""
-    recorded = {one.name: one.default for facts in run.info.backends for one in facts.settings}
-    as_shipped = [Choice(name) for name in engine.backends]
-    if engine.takes and recorded.keys() >= set(engine.settings):
-        wanted = _taken(engine, answer, tuple(recorded[name] for name in engine.settings))
-        as_shipped = [Choice(wanted.backend), wanted] if wanted.backend == engine.kernel else [wanted]
-    return next((choice for choice in as_shipped if choice in answer.arms), None)
-
-
-def _taken(engine: Engine, answer: Answer, values: Values) -> Choice:
-    """Return what the engine takes for the swap of an answer, in the form in which it was measured."""
-    assert engine.takes is not None
-    choice = engine.takes(answer.direction, answer.block_bytes, answer.blocks, values)
-    return choice if choice.axes else answer.best_of(choice.backend) or choice
+    slowdown, choice = max(known, key=lambda one: one[0])
+    return f"beside swaps by {choice.label} a decode step takes {slowdown - 1:.0%} longer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +152,12 @@ class _Shapes:
     """The shapes at which every candidate was measured, the SM counts, and all values of the settings compared."""
 
     engine: Engine
-    answers: Sequence[Answer]
+    measured: Sequence[Measured]
     counts: Sequence[int]
     tried: Sequence[Values]
 
-    def time_of(self, answer: Answer, values: Values) -> float:
-        return answer.time_of(_taken(self.engine, answer, values))
+    def time_of(self, one: Measured, values: Values) -> float:
+        return one.us_of(taken(self.engine, one, values))
 
 
 def _recorded(name: str, engine: Engine, runs: Sequence[Run]) -> tuple[str, Sequence[EngineSetting]]:
@@ -196,24 +180,25 @@ def _needs(name: str, engine: Engine, what: str) -> UsageError:
     )
 
 
-def _shapes(engine: Engine, answers: Sequence[Answer], defaults: Values) -> _Shapes | None:
+def _shapes(engine: Engine, measured: Sequence[Measured], defaults: Values) -> _Shapes | None:
     """Return the shapes with all candidates, or None if there are none."""
     counts = {
-        answer: {sms_of(choice) for choice in answer.arms if choice.backend == engine.kernel} - {0}
-        for answer in answers
-        if answer.direction in engine.directions
+        one: {sms_of(choice) for choice in one.every if choice.backend == engine.kernel} - {0}
+        for one in measured
+        if one.shape.direction in engine.directions
     }
-    measured = [answer for answer, sm_counts in counts.items() if sm_counts]
+    measured = [one for one, sm_counts in counts.items() if sm_counts]
     shapes = Counter(count for sm_counts in counts.values() for count in sm_counts)
     offered = sorted(count for count, number in shapes.items() if number >= _OFFERED_FROM * len(measured))
     if defaults[0] not in offered:
         return None
-    sizes, numbers = (sorted({answer.point[axis] for answer in measured}) for axis in (0, 1))
+    sizes = sorted({one.shape.block_bytes for one in measured})
+    numbers = sorted({one.shape.blocks for one in measured})
     tried = [*product(offered, *engine.tries(sizes, numbers, defaults))]
     complete = [
-        answer
-        for answer in measured
-        if counts[answer] >= set(offered) and all(_taken(engine, answer, values) in answer.arms for values in tried)
+        one
+        for one in measured
+        if counts[one] >= set(offered) and all(taken(engine, one, values) in one.every for values in tried)
     ]
     return _Shapes(engine, complete, offered, tried) if complete else None
 
@@ -223,7 +208,7 @@ def _fit(shapes: _Shapes, defaults: Values) -> Values:
     ordered = sorted(
         shapes.tried, key=lambda values: (sum(a != b for a, b in zip(values, defaults, strict=True)), values)
     )
-    means = {values: geometric_mean(shapes.time_of(one, values) for one in shapes.answers) for values in ordered}
+    means = {values: geometric_mean(shapes.time_of(one, values) for one in shapes.measured) for values in ordered}
     enough = min(means.values()) * (1 + KNEE.fraction)
     return next(values for values, mean in means.items() if mean <= enough)
 
@@ -231,16 +216,16 @@ def _fit(shapes: _Shapes, defaults: Values) -> Values:
 def _times(shapes: _Shapes, before: Values, after: Values) -> _Times:
     """Return the times with `after` over those with `before`, at the shapes where they differ in what they choose."""
     engine = shapes.engine
-    differing = [one for one in shapes.answers if _taken(engine, one, before) != _taken(engine, one, after)]
+    differing = [one for one in shapes.measured if taken(engine, one, before) != taken(engine, one, after)]
     return _Times([shapes.time_of(a, after) / shapes.time_of(a, before) for a in differing] or [1.0])
 
 
 def _loss(shapes: _Shapes, values: Values) -> str:
-    ratios = {answer: shapes.time_of(answer, values) / answer.time_of(answer.choice) for answer in shapes.answers}
-    lost, worst = _Times([*ratios.values()]), max(ratios, key=lambda answer: ratios[answer])
+    ratios = {one: shapes.time_of(one, values) / one.us_of(fastest(one)) for one in shapes.measured}
+    lost, worst = _Times([*ratios.values()]), max(ratios, key=lambda one: ratios[one])
     if lost.worst <= TIED.fraction:
         return f"within {TIED.fraction:.0%} of it at all shapes"
-    where = f"{worst.direction}, {worst.blocks} x {size_text(worst.block_bytes)}, {worst.choice.label}"
+    where = f"{worst.shape.direction}, {worst.shape.size_text}, {fastest(worst).label}"
     return f"takes {lost.mean:z.0%} more time on average, at worst {lost.worst:.0%} ({where})"
 
 
@@ -261,10 +246,11 @@ def _share_text(gated: _Shapes, opened: _Shapes, of_gated: Values, of_opened: Va
     return f"these settings are right if more than {share:.0%} of the loads find the gate closed"
 
 
-def _extent(answers: Iterable[Answer]) -> str:
-    shapes = [*answers]
-    blocks, sizes = ends((a.blocks for a in shapes), str), ends((a.block_bytes for a in shapes), size_text)
-    ways = " and ".join(dict.fromkeys(answer.direction.value for answer in shapes))
+def _extent(measured: Iterable[Measured]) -> str:
+    shapes = [*measured]
+    blocks = ends((one.shape.blocks for one in shapes), str)
+    sizes = ends((one.shape.block_bytes for one in shapes), size_text)
+    ways = " and ".join(dict.fromkeys(one.shape.direction.value for one in shapes))
     return f"{_sizes_and_counts(len(shapes))}: {ways}, {blocks} blocks of {sizes}"
 
 

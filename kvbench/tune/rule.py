@@ -1,271 +1,241 @@
-"""The smallest rule that is good enough: the fewest choices, each for a range of shapes, that lose little.
+"""The rule of an answer: for each direction and stream state one method, or one up to a block size and one beyond it.
 
-A line of a rule is a choice for a rectangle of block sizes and numbers of blocks. A cut divides all shapes in two,
-other cuts divide the parts. Of all such rules for a direction and stream state, `rule_of` finds the one with the fewest
-lines.
+Of the methods that cannot be told apart from the best, the one with the fewest SMs is taken; where none can be told
+apart from batched copies, these are. Noise makes more methods alike, and so takes fewer SMs.
 """
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, pairwise
+from math import expm1, log
 from statistics import mean
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from kvbench.analysis.margins import AFTER_A_KERNEL, OF_A_RUN, TIED
-from kvbench.cells.axes import StreamState
+from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, compare_over
+from kvbench.analysis.margins import TIED
+from kvbench.cells.backend_facts import BATCHED
 from kvbench.cells.policy import Choice
-from kvbench.tune.answer import Answer, by_kind
-from kvbench.tune.fit import Kind, Point, kind_plain, preference, sms_of, standard_errors
+from kvbench.cells.shape import SwapKind
+from kvbench.tune.candidates import RUN_STEP, Arms, Measured, preference, typical
 
-# The maximum loss at one shape, in another run too; on average it is `TIED`.
-WORST: Final = 0.10
-MOST_LINES: Final = 4
-# The share of the shapes of a line at which its choice was measured itself.
-_MEASURED: Final = 0.5
-# Of choices whose average losses differ by less than this, the one with the fewest SMs is taken.
-_STEP: Final = 0.005
+# The share of the shapes at which a method, or fewer SMs of it, must have been measured to serve for all of them, and
+# the share at which it must have been measured itself.
+_MEASURED: Final = 0.7
+_ITSELF: Final = 0.3
+_FOLDS: Final = 6
 
-# The first and the last value of a range, None where the range has no end.
-Range = tuple[int | None, int | None]
+# Log times by round, of every method at one shape.
+Logs = Mapping[Choice, Mapping[int, float]]
+
+
+def logs_of(arms: Arms) -> dict[Choice, dict[int, float]]:
+    return {choice: {number: log(us) for number, us in visits.items()} for choice, visits in arms.items() if visits}
+
+
+def _logged(shapes: Sequence[Measured]) -> dict[Measured, Logs]:
+    """Return the logs of some shapes of a kind, also of what only stands for a method there.
+
+    A kernel with more SMs is at least about as fast, so one with fewer stands for it where it was not measured.
+    """
+    counts = Counter(choice for one in shapes for choice in one.arms)
+    methods = [choice for choice, count in counts.items() if count >= _ITSELF * len(shapes)]
+    logged: dict[Measured, Logs] = {}
+    for one in shapes:
+        logs = logs_of(one.arms)
+        stands = {choice: one.standing_for(choice) for choice in methods if choice not in logs}
+        logged[one] = logs | {choice: logs[stand] for choice, stand in stands.items() if stand in logs}
+    return logged
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A choice for the shapes of `answers`, which have these block sizes in bytes and numbers of blocks.
-
-    `rival` is the other choice that loses least, and by how much more on average; None if nothing else was measured.
-    """
+class Pick:
+    """The `choice` for some shapes, and the methods that cannot be told apart from the `best`, by preference."""
 
     choice: Choice
-    sizes: Range
-    counts: Range
-    answers: Sequence[Answer]
-    rival: tuple[Choice, float] | None = None
+    best: Choice
+    alike: Sequence[Choice]
+
+
+def pick(shapes: Sequence[Logs]) -> Pick:
+    """Return what to use for swaps of all these shapes.
+
+    A method that lacks two visits or more for a verdict, while others have enough, was dropped by a search.
+    """
+    counts = Counter(choice for logs in shapes for choice in logs)
+    visits = Counter({choice: sum(len(logs.get(choice, ())) for logs in shapes) for choice in counts})
+    enough, raced = min(_MEASURED * len(shapes), max(counts.values())), min(MIN_PAIRS, max(visits.values())) - 1
+    losses: dict[Choice, list[float]] = {
+        choice: [] for choice, count in counts.items() if count >= enough and visits[choice] >= raced
+    }
+    for logs in shapes:
+        middles = {choice: typical(visits.values()) for choice, visits in logs.items()}
+        least = min(middles.values())
+        for choice in losses.keys() & middles.keys():
+            losses[choice].append(middles[choice] - least)
+    means = {choice: mean(of_shapes) for choice, of_shapes in losses.items()}
+    best = min(means, key=lambda choice: (means[choice], preference(choice)))
+    alike = [one for one in sorted(means, key=preference) if one == best or _alike(shapes, best, one)]
+    batched = min((one for one in means if one.backend == BATCHED), key=lambda one: means[one], default=None)
+    if batched is None:
+        return Pick(alike[0], best, alike)
+    faster = (one for one in alike if one.backend != BATCHED and _slower(shapes, one, batched))
+    return Pick(next(faster, batched), best, alike)
+
+
+def compare_methods(shapes: Sequence[Logs], base: Choice, other: Choice) -> Comparison | None:
+    """Compare the times of `other` with those of `base` over the shapes that measured both in one round; None without.
+
+    Rounds of a run alternate between methods, so those of one round are a pair.
+    """
+    pairs = [
+        [of_other[number] - of_base[number] for number in of_base.keys() & of_other.keys()]
+        for logs in shapes
+        if (of_base := logs.get(base)) and (of_other := logs.get(other))
+    ]
+    known = [logs for logs in pairs if logs]
+    return compare_over(known, TIED) if known else None
+
+
+def _alike(shapes: Sequence[Logs], best: Choice, other: Choice) -> bool:
+    """Return whether a method loses no more than `TIED` against the best, or may lose nothing at all."""
+    compared = compare_methods(shapes, best, other)
+    return compared is None or compared.ratio <= 1 + TIED.fraction or compared.low <= 1
+
+
+def _slower(shapes: Sequence[Logs], base: Choice, other: Choice) -> bool:
+    compared = compare_methods(shapes, base, other)
+    return compared is not None and compared.verdict is Verdict.SLOWER
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What to use for some shapes of a kind: those with blocks of `sizes` bytes, (None, None) for all."""
+
+    pick: Pick
+    shapes: Sequence[Measured]
+    sizes: tuple[int | None, int | None] = (None, None)
+
+    @property
+    def choice(self) -> Choice:
+        return self.pick.choice
 
     def to_plain(self) -> dict[str, Any]:
-        return {"choice": str(self.choice), "block_bytes": list(self.sizes), "blocks": list(self.counts)}
+        alike = [str(choice) for choice in self.pick.alike]
+        return {"choice": str(self.choice), "block_bytes": list(self.sizes), "not_told_apart": alike}
 
 
 @dataclass(frozen=True)
-class SmallestRule:
-    """The lines of a rule by direction and stream state."""
+class Rule:
+    """What to use, by direction and stream state: one part, or two that are split by the block size."""
 
-    lines: Mapping[Kind, Sequence[Line]]
+    parts: Mapping[SwapKind, Sequence[Part]]
 
-    @property
-    def answers(self) -> list[Answer]:
-        return [answer for kind in self.lines for answer in self.answers_of(kind)]
-
-    def answers_of(self, kind: Kind) -> list[Answer]:
-        return [answer for line in self.lines[kind] for answer in line.answers]
-
-    @cached_property
-    def choices(self) -> dict[Answer, Choice]:
-        """The choice of the rule for every answer, or what stands for it there."""
-        return {
-            answer: stand
-            for lines in self.lines.values()
-            for line in lines
-            for answer in line.answers
-            if (stand := _standing_for(line.choice, answer.decision.ratios))
-        }
-
-    def choices_by_point(self, *, exact: bool) -> dict[Kind, dict[Point, Choice]]:
-        """Return the choice for every shape: that of the rule, or, if `exact`, the best of the shape."""
-        return {
-            kind: {answer.point: answer.choice if exact else line.choice for line in lines for answer in line.answers}
-            for kind, lines in self.lines.items()
-        }
-
-    @cached_property
-    def losses(self) -> dict[Answer, float]:
-        """How much more time than the fastest candidate the choice of the rule takes, as a fraction, by answer."""
-        return {answer: answer.loss(choice) for answer, choice in self.choices.items()}
+    def shapes_of(self, kind: SwapKind) -> list[Measured]:
+        return [one for part in self.parts[kind] for one in part.shapes]
 
     @property
-    def beyond(self) -> list[Kind]:
-        """The directions and stream states where even `MOST_LINES` choices lose more than they may."""
-        losses = self.losses
-        of_kinds = {kind: [losses[answer] for answer in self.answers_of(kind)] for kind in self.lines}
-        return [kind for kind, of_kind in of_kinds.items() if mean(of_kind) > TIED.fraction or max(of_kind) > WORST]
+    def shapes(self) -> list[Measured]:
+        return [one for kind in self.parts for one in self.shapes_of(kind)]
 
-    def nearest(self, kind: Kind, block_bytes: int, blocks: int) -> Answer:
-        """Return the answer whose shape is nearest in ratio: by block size, then by number of blocks."""
+    @cached_property
+    def choices(self) -> Mapping[Measured, Choice]:
+        """The choice at every measured shape: that of the rule, or what stands for it there."""
+        return {
+            one: part.choice if part.choice in one.every else one.standing_for(part.choice) or fastest(one)
+            for parts in self.parts.values()
+            for part in parts
+            for one in part.shapes
+        }
 
-        def distance(answer: Answer) -> tuple[float, float]:
-            return abs(math.log(answer.block_bytes / block_bytes)), abs(math.log(answer.blocks / blocks))
+    def nearest(self, kind: SwapKind, block_bytes: int, blocks: int) -> Measured:
+        """Return the measured shape that is nearest in ratio: by block size, then by number of blocks."""
 
-        return min(self.answers_of(kind), key=distance)
+        def distance(one: Measured) -> tuple[float, float]:
+            return abs(log(one.shape.block_bytes / block_bytes)), abs(log(one.shape.blocks / blocks))
+
+        return min(self.shapes_of(kind), key=distance)
 
     def to_plain(self) -> list[dict[str, Any]]:
         return [
-            {**kind_plain(kind), "quantity": kind[1].quantity, **line.to_plain()}
-            for kind, lines in self.lines.items()
-            for line in lines
+            {**kind.to_plain(), "quantity": kind.stream_state.quantity, **part.to_plain()}
+            for kind, parts in self.parts.items()
+            for part in parts
         ]
 
 
-class _Part(NamedTuple):
-    """A rectangle of shapes: half-open ranges of the indexes of block sizes and of numbers of blocks."""
-
-    sizes: tuple[int, int]
-    counts: tuple[int, int]
-
-    def halves(self) -> Iterator[tuple["_Part", "_Part"]]:
-        for at in range(self.sizes[0] + 1, self.sizes[1]):
-            yield self._replace(sizes=(self.sizes[0], at)), self._replace(sizes=(at, self.sizes[1]))
-        for at in range(self.counts[0] + 1, self.counts[1]):
-            yield self._replace(counts=(self.counts[0], at)), self._replace(counts=(at, self.counts[1]))
+def rule_of(shapes: Sequence[Measured]) -> Rule:
+    """Return the rule for swaps of these shapes, each with one method or more to choose from."""
+    kinds: dict[SwapKind, list[Measured]] = {}
+    for one in sorted(shapes, key=lambda one: one.shape):
+        kinds.setdefault(one.shape.kind, []).append(one)
+    return Rule({kind: _parts(_logged(of_kind)) for kind, of_kind in kinds.items()})
 
 
-class _Loss(NamedTuple):
-    """What a choice loses, as a fraction, and how often that is more than it may."""
+def _parts(shapes: Mapping[Measured, Logs]) -> list[Part]:
+    """Return one part for all shapes, or the two that lose least, if that surely saves more than `TIED`."""
+    parts = [Part(pick([*shapes.values()]), [*shapes])]
+    single, most = parts[0].choice, 0.0
+    for last, first in pairwise(sorted({one.shape.block_bytes for one in shapes})):
+        low = {one: logs for one, logs in shapes.items() if one.shape.block_bytes <= last}
+        high = {one: logs for one, logs in shapes.items() if one.shape.block_bytes >= first}
+        picks = [pick([*side.values()]) for side in (low, high)]
+        changes = (_changes(side, one.choice, single) for side, one in zip((low, high), picks, strict=True))
+        saved = compare_over([*chain.from_iterable(changes)], TIED)
+        if saved.verdict is Verdict.SLOWER and saved.ratio > most:
+            most = saved.ratio
+            parts = [Part(picks[0], [*low], (None, last)), Part(picks[1], [*high], (first, None))]
+    return parts
 
-    too_much: int
-    fraction: float
+
+def _changes(shapes: Mapping[Measured, Logs], choice: Choice, single: Choice) -> Iterator[list[float]]:
+    """Yield the log ratios of the times of `single` to those of `choice` at each shape."""
+    for logs in shapes.values():
+        ours, theirs = logs.get(choice, {}), logs.get(single, {})
+        pairs = [theirs[number] - ours[number] for number in ours.keys() & theirs.keys()]
+        yield pairs if pairs and choice != single else [0.0]
 
 
-class _Fit(NamedTuple):
-    too_much: float = math.inf
-    loss: float = math.inf  # the sum over all shapes
-    lines: tuple[Line, ...] = ()
+def costs_of(rule: Rule) -> dict[Measured, float]:
+    """Return how much longer, as a fraction, swaps take by the rule than by the fastest method of each shape.
 
-    def beside(self, other: "_Fit") -> "_Fit":
-        return _Fit(self.too_much + other.too_much, self.loss + other.loss, self.lines + other.lines)
-
-
-def rule_of(answers: Sequence[Answer]) -> SmallestRule:
-    """Return the rule with the fewest lines that loses at most `TIED` on average and `WORST` at one shape.
-
-    If none of `MOST_LINES` lines does, return the one that loses least. A chain of swaps begins on an idle stream:
-    where the rule copies with SMs there, copies of the copy engine behind it count as slower by `AFTER_A_KERNEL`.
+    Both are judged on rounds that did not choose them: on the fresh visits of a search, else on each sixth of the
+    rounds in turn, by what the others choose. A shape without such rounds has no cost.
     """
-    rule = SmallestRule({})
-    for kind, kind_answers in by_kind(answers).items():
-        rule = SmallestRule({**rule.lines, kind: _fewest_lines(kind_answers, rule)})
-    return rule
+    losses: dict[Measured, list[float]] = {}
+    for parts in rule.parts.values():
+        shapes = _logged([one for part in parts for one in part.shapes])
+        for fold in range(_FOLDS):
+            others = {one: _rounds(logs, fold, within=False) for one, logs in shapes.items()}
+            for part in _parts(others) if all(others.values()) else ():
+                for one in part.shapes:
+                    choice = part.choice if part.choice in shapes[one] else rule.choices[one]
+                    losses.setdefault(one, []).extend(
+                        _lost(_rounds(shapes[one], fold, within=True), others[one], choice)
+                    )
+    for one in rule.shapes:
+        if again := _lost(logs_of(one.fresh), logs_of(one.arms), rule.choices[one]):
+            losses[one] = again
+    return {one: expm1(mean(of_shape)) for one, of_shape in losses.items() if of_shape}
 
 
-def _fewest_lines(answers: Sequence[Answer], idle: SmallestRule) -> tuple[Line, ...]:
-    """Return the lines of one direction and stream state.
-
-    Every cut goes through a whole part, from edge to edge, which makes the optimum a dynamic program over rectangles:
-    the guillotine cuts of Gilmore and Gomory, "Multistage cutting stock problems of two and more dimensions",
-    Operations Research 13 (1965).
-    """
-    sizes, counts = (sorted({answer.point[axis] for answer in answers}) for axis in (0, 1))
-    every = {choice for answer in answers for choice in answer.decision.ratios}
-    losses = {answer: _losses(answer, every, _after(answer, idle)) for answer in answers}
-
-    @cache
-    def best(part: _Part, lines: int) -> _Fit:
-        if lines > 1:
-            fits = (
-                best(one, number).beside(best(other, lines - number))
-                for one, other in part.halves()
-                for number in range(1, lines)
-            )
-            return min(fits, key=lambda fit: fit[:2], default=_Fit())
-        spans = (sizes[slice(*part.sizes)], counts[slice(*part.counts)])
-        inside = {answer: losses[answer] for answer in answers if all(map(list.__contains__, spans, answer.point))}
-        if not inside:
-            return _Fit(0, 0.0)
-        found = _best_choice(inside)
-        if found is None:
-            return _Fit()
-        choice, loss = found
-        line = Line(choice, _range(spans[0], sizes), _range(spans[1], counts), list(inside))
-        return _Fit(loss.too_much, loss.fraction * len(inside), (line,))
-
-    whole = _Part((0, len(sizes)), (0, len(counts)))
-    fits = [_Fit()]
-    while fits[-1][:2] > (0, TIED.fraction * len(answers)) and len(fits) <= MOST_LINES:
-        fits.append(best(whole, len(fits)))
-    # A run may lack some candidates at some shapes: a line needs one that was measured at all of its shapes.
-    alone = (Line(a.choice, (a.block_bytes,) * 2, (a.blocks,) * 2, [a]) for a in answers)
-    lines = min(fits, key=lambda fit: fit[:2]).lines or alone
-    return tuple(replace(line, rival=_rival(line.choice, [losses[one] for one in line.answers])) for line in lines)
+def _rounds(logs: Logs, fold: int, *, within: bool) -> dict[Choice, dict[int, float]]:
+    """Return the rounds of a fold, or all others; without methods that have none."""
+    sides = (
+        (choice, {number: us for number, us in visits.items() if (number % RUN_STEP % _FOLDS == fold) is within})
+        for choice, visits in logs.items()
+    )
+    return {choice: visits for choice, visits in sides if visits}
 
 
-def _best_choice(losses: Mapping[Answer, Mapping[Choice, _Loss]]) -> tuple[Choice, _Loss] | None:
-    """Return the choice of a line for these shapes, with its mean loss; None if no choice has one at all of them."""
-    common = set.intersection(*(set(by_choice) for by_choice in losses.values()))
-    measured = Counter(choice for answer in losses for choice in answer.decision.ratios)
-    means = {
-        choice: _Loss(
-            sum(by_choice[choice].too_much for by_choice in losses.values()),
-            sum(by_choice[choice].fraction for by_choice in losses.values()) / len(losses),
-        )
-        for choice in common
-        if measured[choice] >= _MEASURED * len(losses)
-    }
-    if not means:
-        return None
-    least = min(means.values())
-    enough = least._replace(fraction=least.fraction + _STEP)
-    choice = min((one for one in means if means[one] <= enough), key=lambda one: (preference(one), str(one)))
-    return choice, means[choice]
+def _lost(judged: Logs, chosen_by: Logs, choice: Choice) -> list[float]:
+    """Return the log ratios of the times of a choice to those of the fastest method by other rounds."""
+    best = min(chosen_by, key=lambda one: typical(chosen_by[one].values()))
+    ours, theirs = judged.get(choice, {}), judged.get(best, {})
+    return [ours[number] - theirs[number] for number in ours.keys() & theirs.keys()]
 
 
-def _rival(choice: Choice, losses: Sequence[Mapping[Choice, _Loss]]) -> tuple[Choice, float] | None:
-    """Return the rival of a choice, by the losses at each shape; of what was measured at the most of them."""
-    more: dict[Choice, list[float]] = {}
-    for by_choice in losses:
-        for other in by_choice.keys() - {choice}:
-            more.setdefault(other, []).append(by_choice[other].fraction - by_choice[choice].fraction)
-    most = max(map(len, more.values()), default=0)
-    means = {other: sum(differences) / most for other, differences in more.items() if len(differences) == most}
-    rival = min(means, key=lambda other: (means[other], str(other)), default=None)
-    return None if rival is None else (rival, means[rival])
-
-
-def _after(answer: Answer, idle: SmallestRule) -> float:
-    """Return how many times as long copies of the copy engine take in the chain of an answer as measured."""
-    begin = answer.direction, StreamState.IDLE
-    if answer.state is not StreamState.SUSTAINED or begin not in idle.lines:
-        return 1.0
-    return 1 + AFTER_A_KERNEL.fraction * (sms_of(idle.choices[idle.nearest(begin, *answer.point)]) > 0)
-
-
-def _standing_for(choice: Choice, measured: Iterable[Choice]) -> Choice | None:
-    """Return what was measured of a choice: itself, or the same with the largest smaller SM count.
-
-    A kernel with more SMs is at least about as fast.
-    """
-    kin, sms = _without_sms(choice), sms_of(choice)
-    alike = [
-        one for one in measured if one.backend == choice.backend and sms_of(one) <= sms and _without_sms(one) == kin
-    ]
-    return max(alike, key=sms_of, default=None)
-
-
-def _without_sms(choice: Choice) -> tuple[tuple[str, str], ...]:
-    return tuple(axis for axis in choice.axes if axis[0] != "sms")
-
-
-def _losses(answer: Answer, choices: Iterable[Choice], after: float) -> dict[Choice, _Loss]:
-    """Return how much more time than the fastest each candidate takes, as a fraction, also those that others stand for.
-
-    A loss must stay below `WORST` when it is larger by its standard error, or be below half.
-    """
-    errors = standard_errors(answer.arms)
-    ratios = {
-        choice: max(ratio, 1.0) * (1 if sms_of(choice) else after) for choice, ratio in answer.decision.ratios.items()
-    }
-    fastest = min(ratios, key=lambda choice: (ratios[choice], choice != answer.decision.fastest))
-    losses = {}
-    for choice in choices:
-        stand = _standing_for(choice, ratios)
-        if stand is None:
-            continue
-        loss = ratios[stand] / ratios[fastest] - 1
-        error = math.hypot(errors[fastest], errors[stand], OF_A_RUN.fraction, OF_A_RUN.fraction)
-        losses[choice] = _Loss(stand != fastest and loss > max(WORST - error, WORST / 2), loss)
-    return losses
-
-
-def _range(values: Sequence[int], every: Sequence[int]) -> Range:
-    """Return the range of some of the consecutive values of `every`."""
-    return (None if values[0] == every[0] else values[0], None if values[-1] == every[-1] else values[-1])
+def fastest(one: Measured) -> Choice:
+    """Return the fastest method of a shape that is allowed."""
+    return min(one.arms, key=lambda choice: typical(one.arms[choice].values()))

@@ -1,7 +1,7 @@
 """What `kvbench tune` measures: the sweeps, and the search among the cells of one.
 
 A search visits all candidates, then the faster half of them again and again, then sizes in between. After every two
-visits, the half that the rule of `decide_all` ranks last is dropped, until the rest has the six visits of a verdict.
+visits, the half that looks the slowest is dropped, until the rest has the six visits of a verdict.
 What was chosen is then visited afresh: the fastest of many visits is fast by chance too, so those visits that chose it
 would flatter it.
 """
@@ -11,30 +11,27 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
-from pathlib import Path
 from statistics import median
 from typing import Final
 
-import numpy as np
-
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.analysis.margins import TIED
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.axes import StreamState
 from kvbench.cells.backend_facts import BATCHED, MERGED, PRIMED
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import BATCH_MAY_USE_SMS_FROM
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Choice
+from kvbench.cells.shape import SwapShape
 from kvbench.cells.units import KIB
 from kvbench.errors import UsageError, brief
 from kvbench.models.presets import ModelChoice
 from kvbench.results import Visit
 from kvbench.sweep.config import find_config, load_config
 from kvbench.sweep.installed import engines, of_engine
-from kvbench.sweep.replay_swaps import choose, selected
 from kvbench.sweep.spec import SweepSpec, parse_assignments
-from kvbench.tune.answer import Answer
-from kvbench.tune.fit import FRESH_FROM, Arms, Decision, decide, decide_all, label_of, parts_of, preference
+from kvbench.tune.answer import answers_of
+from kvbench.tune.candidates import FRESH_FROM, Measured, preference
 from kvbench.tune.rule import rule_of
 
 _SHAPES: Final = {
@@ -48,10 +45,6 @@ _IN_RUNS: Final = {
     "blocks": "1024", "block_size": "4KiB,16KiB,64KiB", "backend": "merged,sm", "pattern": "runs-8,runs-32",
     "overlap": "off",
 }  # fmt: skip
-# Swaps of a trace in each direction.
-_TRACE_SWAPS: Final = 60
-# Swaps of shuffled blocks beside those of a trace are no larger: their choice no longer depends on the number.
-_SHUFFLED_BYTES: Final = 200_000_000
 _ONE_VALUE: Final = {"pattern", "device_pattern", "host_pattern", "sizes", "pause"}
 # The other work before a call as an engine makes it, after a step.
 _AFTER_A_STEP: Final = "5ms"
@@ -66,8 +59,6 @@ VISITS_PER_CANDIDATE: Final = 7.0
 # The maximum number of visits to choose by, for a point that is still open.
 MOST_ROUNDS: Final = 12
 BISECTIONS: Final = 2
-
-SwapShape = tuple[Direction, StreamState, int, int]  # with blocks and block bytes
 
 
 def tuning_sweep(
@@ -92,33 +83,6 @@ def tuning_sweep(
         in_runs = load_config(find_config("runs")).with_axes({**_IN_RUNS, **settings, "stream_state": "idle"})
         spec = replace(spec, groups=spec.groups + in_runs.groups)
     return _of_backends(spec, backends)
-
-
-def beside_sweep(neighbour: str, axes: Sequence[str], backends: Collection[str]) -> SweepSpec:
-    """Return what to measure beside a neighbour."""
-    spec = _of_backends(load_config(find_config("neighbour")), backends)
-    return spec.with_axes({"neighbour": neighbour, **parse_assignments(axes)})
-
-
-def trace_sweep(path: Path, axes: Sequence[str], backends: Collection[str], seed: int) -> SweepSpec:
-    """Return what to measure for the swaps of a trace: every way, with their own ids and on shuffled blocks.
-
-    Raises UsageError for a file that cannot be replayed.
-    """
-    ways = _of_backends(load_config(find_config("trace")), backends).with_axes(parse_assignments(axes))
-    trace = choose(path, _TRACE_SWAPS, seed)
-    replayed = ways.with_trace(trace)
-    groups = [*replayed.groups]
-    for direction, swaps in selected(trace).items():
-        sizes = np.array([len(one.swap.gpu) for one in swaps], dtype=np.int64)
-        labels = [label_of(sizes[part]) for part in parts_of(sizes)]  # the swaps that stand for the parts
-        ids = [min(label, max(1, _SHUFFLED_BYTES // trace.block_bytes)) for label in labels]
-        if ids:
-            blocks = ",".join(str(count * trace.descriptors) for count in sorted(set(ids)))
-            size, pattern = str(trace.row_bytes), str(trace.pattern)
-            shape = {"direction": direction, "blocks": blocks, "block_size": size, "pattern": pattern}
-            groups += ways.with_axes({**shape, "stream_state": "idle"}).groups
-    return replace(replayed, groups=tuple(groups))
 
 
 def engine_sweep(name: str, axes: Sequence[str]) -> SweepSpec:
@@ -184,14 +148,15 @@ class Search:
         self._cells: dict[SwapShape, dict[Choice, Cell]] = {}
         for cell in cells:
             if cell.stream_state is not StreamState.SUSTAINED or cell.blocks in counts:
-                shape = cell.direction, cell.stream_state, cell.blocks, cell.block_bytes
-                self._cells.setdefault(shape, {})[Choice.at(cell)] = cell
-        sizes = {shape[-1] for shape in self._cells}
+                self._cells.setdefault(SwapShape.of(cell), {})[Choice.at(cell)] = cell
+        sizes = {shape.block_bytes for shape in self._cells}
         first = set(first_sizes) & sizes or sizes
-        rows = [list(row) for _, row in groupby(sorted(self._cells), key=lambda shape: shape[:-1])]
+        rows = [list(row) for _, row in groupby(sorted(self._cells), key=_row)]
         ends = {shape for row in rows for shape in (row[0], row[-1])}
         self._first = {
-            shape: candidates for shape, candidates in self._cells.items() if shape in ends or shape[-1] in first
+            shape: candidates
+            for shape, candidates in self._cells.items()
+            if shape in ends or shape.block_bytes in first
         }
         self._times: dict[Cell, dict[int, float]] = {}
         self._seed = seed
@@ -237,9 +202,8 @@ class Search:
         if not measured:
             return {}
         if made >= MIN_PAIRS:
-            arms = self._arms(shape)
-            answer = _answer(shape, arms, decide(arms))
-            wanted = {answer.choice, answer.decision.fastest, *answer.open} if answer.open else set()
+            (answer,) = answers_of([self._measured(shape)])
+            wanted = {answer.choice, answer.pick.best, *answer.open} if answer.open else set()
             return {choice: cell for choice, cell in measured.items() if choice in wanted}
         if made % STAGE_VISITS:
             return measured
@@ -254,37 +218,43 @@ class Search:
 
         return {choice: measured[choice] for choice in sorted(measured, key=rank)[: max(2, (len(measured) + 1) // 2)]}
 
-    def _arms(self, shape: SwapShape) -> dict[Choice, dict[int, float]]:
-        return {choice: self._times[cell] for choice, cell in self._cells[shape].items() if cell in self._times}
+    def _measured(self, shape: SwapShape) -> Measured:
+        arms = {choice: self._times[cell] for choice, cell in self._cells[shape].items() if cell in self._times}
+        return Measured(shape, arms, arms)
+
+    def _all_measured(self) -> list[Measured]:
+        return [one for shape in sorted(self._cells) if (one := self._measured(shape)).arms]
 
     def _winners(self) -> list[Cell]:
-        """Return the cells of what `answers_of` and `rule_of` will choose, and of what these are compared with."""
-        answers = []
-        for _, shapes in groupby(sorted(self._cells), key=lambda shape: shape[:2]):
-            by_point = {shape[:1:-1]: (shape, arms) for shape in shapes if (arms := self._arms(shape))}
-            decisions = decide_all({point: arms for point, (_, arms) in by_point.items()})
-            answers += [_answer(*by_point[point], decision) for point, decision in decisions.items()]
+        """Return the cells of what the rule and the answers will choose, and of what these are compared with."""
+        shapes = self._all_measured()
+        choices = rule_of(shapes).choices if shapes else {}
         winners = []
-        for answer, choice in rule_of(answers).choices.items():
-            wanted = {choice, answer.choice, answer.decision.fastest, answer.best_of(BATCHED)}
-            candidates = self._cells[answer.direction, answer.state, answer.blocks, answer.block_bytes]
-            winners += [candidates[one] for one in candidates if one in wanted]
+        for answer in answers_of(shapes):
+            one = answer.measured
+            wanted = {choices[one], answer.choice, answer.pick.best, one.best_of(BATCHED)}
+            winners += [cell for choice, cell in self._cells[one.shape].items() if choice in wanted]
         return winners
 
     def _between(self) -> dict[SwapShape, dict[Choice, Cell]]:
         """Return the size between two consecutive sizes with different choices, with all that can win at either."""
-        decided = {shape: decide(arms) for shape in sorted(self._cells) if (arms := self._arms(shape))}
         middles: dict[SwapShape, dict[Choice, Cell]] = {}
-        for low, high in pairwise(decided):
-            between = [shape for shape in sorted(self._cells) if low < shape < high]
-            if low[:-1] != high[:-1] or decided[low].choice == decided[high].choice or not between:
+        for low, high in pairwise(answers_of(self._all_measured())):
+            first, last = low.measured.shape, high.measured.shape
+            between = [shape for shape in sorted(self._cells) if first < shape < last]
+            if _row(first) != _row(last) or low.choice == high.choice or not between:
                 continue
-            ends = [(choice, cell) for end in (low, high) for choice, cell in self._cells[end].items()]
-            able = {*decided[low].others, *decided[high].others}
-            able |= {one for one, cell in ends if one.backend == BATCHED or len(self._times.get(cell, {})) >= MIN_PAIRS}
+            able = {low.choice, high.choice, *low.others, *high.others}
+            measured = [*low.measured.arms.items(), *high.measured.arms.items()]
+            able |= {one for one, visits in measured if one.backend == BATCHED or len(visits) >= MIN_PAIRS}
             shape = between[len(between) // 2]
             middles[shape] = {choice: cell for choice, cell in self._cells[shape].items() if choice in able}
         return middles
+
+
+def _row(shape: SwapShape) -> tuple[object, ...]:
+    """Return what shapes share that differ in their block size alone."""
+    return shape[:-1]
 
 
 def search_among(keep: Callable[[Choice], bool], spec: SweepSpec) -> Callable[[Sequence[Cell]], Search]:
@@ -314,8 +284,3 @@ def _layouts(cells: Collection[Cell]) -> dict[tuple[int, int], Counter[tuple[Pat
 
 def _shape(cell: Cell) -> tuple[int, int]:
     return cell.blocks, cell.block_bytes
-
-
-def _answer(shape: SwapShape, arms: Arms, decision: Decision) -> Answer:
-    direction, state, blocks, block_bytes = shape
-    return Answer(direction, state, block_bytes, blocks, arms, decision, arms)

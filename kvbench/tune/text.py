@@ -2,93 +2,172 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any, Final
 
-from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, compare_visits
-from kvbench.analysis.margins import IN_TURN, TIED
+from kvbench.analysis.compare import MIN_PAIRS, Comparison
+from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.backend_facts import BATCHED, MERGED
 from kvbench.cells.cell import EQUAL
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.cells.policy import Choice
+from kvbench.cells.shape import SwapKind
 from kvbench.cells.units import parse_size, size_text, two_digits
 from kvbench.models.geometry import ModelSwap
 from kvbench.results import Run
 from kvbench.results.replays import trace_of, trace_text
-from kvbench.sweep.installed import engines, of_engine
+from kvbench.sweep.installed import Engine, engines
 from kvbench.sweep.replay_spec import SIDES
-from kvbench.text import WIDEST, ends, fitting, printable, short, terminal_rows
-from kvbench.tune.answer import Answer, BesideAnswer, Shape, WayBeside, answers_of, apart
-from kvbench.tune.figures import (
-    AtShape,
-    Load,
-    TokenLine,
-    at_known_shapes,
-    closest_call,
+from kvbench.text import counted, ends, printable, short
+from kvbench.tune.answer import (
+    BESIDE,
+    LARGE,
+    SMALL,
+    Answer,
+    answers_of,
     gains_of,
-    loads_of,
-    losses_as_shuffled,
+    known_shapes,
     merged_from,
+    rule_for_all,
+    shipped_choice,
+    slowdowns_of,
 )
-from kvbench.tune.fit import Kind, Point, driver_of, kind_plain, kind_text, may_take_sms, sms_of, workload_axes
-from kvbench.tune.rule import MOST_LINES, WORST, Line, Range, SmallestRule, rule_of
+from kvbench.tune.candidates import Measured, driver_of, may_take_sms, sms_of, workload_axes
+from kvbench.tune.planner import Load, TokenLine, loads_of
+from kvbench.tune.rule import Part, Rule, costs_of
 
-# The most rows of a terminal that the answer takes.
-ROWS: Final = 14
 HEADER: Final = (
-    "Dir", "Stream", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "Thread us", "Times as fast as batched",
-    "Tied with",
+    "Dir", "Stream", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "Thread us", "Not told apart",
 )  # fmt: skip
 HEADER_MODEL: Final = ("Dir", "Stream", "Use", "us", "GB/s", "Thread us", "Measured at")
-HEADER_BESIDE: Final = (
-    "", "Dir", "Blocks", "Size", "Swaps", "GB/s", "95%", "Slower", "95%", "p99", "Lost us/GB",
-)  # fmt: skip
-
-# Streams that are as free, or as busy, when a swap begins on them.
-_AS_FREE: Final = {StreamState.OPENED: StreamState.IDLE, StreamState.GATED: StreamState.BUSY}
-TIED_WITH: Final = f"Tied with: another run could choose these; they differ by at most {TIED.fraction:.0%}"
-OPEN: Final = f"Open: another run could choose otherwise, by more than {TIED.fraction:.0%}"
+NOT_MEASURED: Final = "not measured"
+OPEN: Final = f"Open: could be faster than the choice by more than {TIED.fraction:.0%} in another run"
+ALIKE: Final = f"Not told apart: within {TIED.fraction:.0%} of the choice, as far as the visits tell"
 
 
-def rule_for_all(runs: Sequence[Run]) -> SmallestRule:
-    """Return the rule of runs of one machine, without the code of engines, which serves only these.
+@dataclass(frozen=True, slots=True)
+class AnswerTable:
+    """What to use, in a row for each direction and the stream states with the same choice."""
 
-    Raises UsageError where there is nothing to choose from.
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str
+
+
+def answer_table(rule: Rule, runs: Sequence[Run]) -> AnswerTable:
+    """Return what to use, with its times at a small and a large swap, those of batched copies and of engines as they
+    ship, the share of the ceiling, and how many times as long work takes beside it.
     """
-    return rule_of(answers_of(runs, lambda choice: not of_engine(choice.backend)))
+    known = {kind: known_shapes(rule, kind) for kind in rule.parts}
+    known_sizes = [Counter(one.shape.size_text for one in at) for at in zip(*known.values(), strict=True)]
+    sizes = list(dict.fromkeys(size.most_common(1)[0][0] for size in known_sizes))  # one shape may be both
+    shipping = [
+        engine
+        for engine in engines().values()
+        if any(shipped_choice(engine, one, runs) for pair in known.values() for one in pair)
+    ]
+    slowdowns, ceilings = slowdowns_of(runs), _ceilings(runs)
+    rows = []
+    for kinds in _alike(rule):
+        first, parts = kinds[0], rule.parts[kinds[0]]
+        row = [first.direction.value, ", ".join(kind.stream_state for kind in kinds), ", ".join(map(use_text, parts))]
+        for size, *at in zip(sizes, *(known[kind] for kind in kinds), strict=False):
+            row += _times(at, size, rule, shipping, runs)
+        ceiling = ceilings.get(first.direction, math.nan)
+        shares = [one.gbps_of(rule.choices[one]) / ceiling for _, one in (known[kind] for kind in kinds)]
+        row.append(ends(shares, "{:.0%}".format) if ceiling > 0 else "-")
+        rows.append([*row, *(_beside(parts, first.direction, work, slowdowns) for work in BESIDE)])
+    others = [BATCHED, *(engine.title for engine in shipping)]
+    figures = [name for size in sizes for name in (f"{size}, us", *others)]
+    shipped = f"{', '.join(others[1:])}: the method that it takes there. " if shipping else ""
+    caption = (
+        f"Medians of visits, at the measured swaps nearest to {SMALL} and {LARGE} blocks of a model; figures of one "
+        f"shape are of the same rounds. {shipped}{', '.join(BESIDE)}: times as long beside such swaps."
+    )
+    return AnswerTable(["Dir", "Stream", "Use", *figures, "of ceiling", *BESIDE], rows, caption)
 
 
-def summary(runs: Sequence[Run], rows: int = ROWS) -> list[str]:
-    """Return the answer of `rule_for_all`."""
-    return headline(rule_for_all(runs), runs, rows)
+def _alike(rule: Rule) -> list[list[SwapKind]]:
+    """Return the directions and stream states of a rule, those of a direction together whose choices are the same."""
+    alike: dict[Any, list[SwapKind]] = {}
+    for kind in sorted(rule.parts, key=lambda kind: (kind.direction == Direction.D2H, [*StreamState].index(kind[1]))):
+        parts = [(part.choice, part.sizes) for part in rule.parts[kind]]
+        at = [one.shape[2:] for one in known_shapes(rule, kind)]
+        alike.setdefault((kind.direction, *parts, *at), []).append(kind)
+    return [*alike.values()]
 
 
-def headline(rule: SmallestRule, runs: Sequence[Run], rows: int = ROWS) -> list[str]:
-    """Return the answer of a rule of `runs`, in lines that take at most `rows` rows of a terminal where they can."""
-    known = at_known_shapes(rule)
-    usual = [Counter(pair[which].answer.point for pair in known.values()).most_common(1)[0][0] for which in (0, 1)]
-    beside = f" ({BATCHED} in parentheses)" if any(at.batched for pair in known.values() for at in pair) else ""
-    units = [f"{shape_text(point)} in {unit}" for point, unit in zip(usual, ("us", "GB/s"), strict=True)]
-    figures = ", ".join(units) if usual[0] != usual[1] else f"{units[0]} and GB/s"
-    lines = [*origin(runs), f"Figures: {figures}{beside}"]
-    uses = [_use(kinds, rule, known, usual) for kinds in _alike(rule, known)]
-    further, (status, in_short) = [*_further(rule, runs)], _status(rule)
-    brief = [next((one for one in of_use if len(one) <= WIDEST), of_use[-1]) for of_use in uses]
-    for shown in ([of_use[0] for of_use in uses], brief):
-        whole = [*lines, *shown, *status]
-        if terminal_rows(whole) + bool(further) <= rows:
-            return whole + fitting(further, rows - terminal_rows(whole))
-    room = terminal_rows([*lines, *brief]) < rows
-    in_short += f"; {len(further)} more: kvbench report" if further else ""
-    return [*lines, *(brief if room else [short(use, WIDEST) for use in brief]), short(in_short, WIDEST)]
+def use_text(part: Part) -> str:
+    """Return "sm (4 SMs); 4 to 16 not told apart", with the block sizes that it is for where they are not all."""
+    choice, alike = part.choice, part.pick.alike
+    counts = [sms_of(one) for one in alike if one.backend == choice.backend and sms_of(one)]
+    close = [ends(counts, str)] if len(counts) > 1 else []
+    close += sorted({one.label for one in alike if one != choice and not (counts and one.backend == choice.backend)})
+    low, high = (end and size_text(end) for end in part.sizes)
+    where = f" up to {high}" if high else f" from {low}" if low else ""
+    return f"{choice.label}{where}" + (f"; {', '.join(close)} not told apart" if close else "")
+
+
+def _times(
+    at: Sequence[Measured], usual: str, rule: Rule, shipping: Sequence[Engine], runs: Sequence[Run]
+) -> list[str]:
+    """Return the times at a shape, in one or more states, of the choice, of batched copies and of engines."""
+    columns: list[list[float]] = [[] for _ in range(2 + len(shipping))]
+    for one in at:
+        choice, batched = rule.choices[one], one.best_of(BATCHED)
+        shipped = [shipped_choice(engine, one, runs) for engine in shipping]
+        known = [method for method in (choice, batched, *shipped) if method]
+        for column, method in zip(columns, (choice, batched, *shipped), strict=True):
+            column += [one.us_of(method, *known)] if method else []
+    texts = [ends(column, three_digits) if column else "-" for column in columns]
+    shape = at[0].shape.size_text
+    return [texts[0] if shape == usual else f"{texts[0]} ({shape})", *texts[1:]]
+
+
+def _beside(
+    parts: Sequence[Part], way: Direction, work: str, slowdowns: Mapping[tuple[Direction, Choice], Mapping[str, float]]
+) -> str:
+    known = [slowdowns.get((way, part.choice), {}).get(work) for part in parts]
+    times = [slowdown for slowdown in known if slowdown]
+    return ends(times, _ratio) if len(times) == len(parts) else NOT_MEASURED
+
+
+def _ceilings(runs: Sequence[Run]) -> dict[Direction, float]:
+    rates = {direction: [one for run in runs for one in run.ceilings().get(direction, [])] for direction in Direction}
+    return {direction: median(gbps) for direction, gbps in rates.items() if gbps}
+
+
+def answer_lines(rule: Rule, runs: Sequence[Run]) -> list[str]:
+    """Return what an answer says beside its table: what is undecided, what it costs, and how engines compare."""
+    lines = [_undecided(rule), _cost(costs_of(rule))]
+    lines += sms_notes((part.choice for parts in rule.parts.values() for part in parts), runs)
+    gains = gains_of(rule, runs)
+    for engine in engines().values():
+        of_engine = [gain for gain in gains if gain.over == engine.name]
+        if parts := [
+            f"{gain.kind} {_median(gain.ratios)} at {counted(len(gain.ratios), 'shape')}" for gain in of_engine
+        ]:
+            lines.append(f"Compared with {engine.title}'s code: {'; '.join(parts)}")
+    return [*lines, *_in_runs(rule, runs)]
+
+
+def summary(runs: Sequence[Run]) -> list[str]:
+    """Return the answer of `rule_for_all` in lines, one for each row of its table."""
+    rule = rule_for_all(runs)
+    table = answer_table(rule, runs)
+    lines = []
+    for direction, state, use, *figures in table.rows:
+        named = (f"{name} {text}" for name, text in zip(table.header[3:], figures, strict=True) if text != "-")
+        lines.append(f"{direction} {state}: {use}; {', '.join(named)}")
+    return [*origin(runs), *lines, *answer_lines(rule, runs)]
 
 
 def origin(runs: Sequence[Run]) -> list[str]:
     """Return what an answer is of: the machine, its link, what large copies reach, and which swaps were measured."""
-    rates = {direction: [one for run in runs for one in run.ceilings().get(direction, [])] for direction in Direction}
-    ceilings = [f"{median(gbps):.1f} GB/s {direction}" for direction, gbps in rates.items() if gbps]
+    ceilings = [f"{gbps:.1f} GB/s {direction}" for direction, gbps in _ceilings(runs).items()]
     ceiling = f"Ceiling {', '.join(ceilings)}; " if ceilings else ""
     link = link_text(runs[0])
     return [machine_text(*runs) + (f", {link}" if link else ""), ceiling + workload_text(runs)]
@@ -150,20 +229,17 @@ def workload_text(runs: Sequence[Run]) -> str:
     return f"{blocks}, {'tight C++ loop' if pause == '0' else f'after {pause} of other work each'}"
 
 
-def shape_text(point: Point) -> str:
-    return f"{point[1]} x {size_text(point[0])}"
-
-
 def planner_lines(lines: Sequence[TokenLine]) -> Iterator[str]:
-    """Yield the lines over the tokens of models: "h2d idle, warm: us = 12.3 + 2.6 x tokens (16 to 2048, within 1%)"."""
+    """Yield the lines over the tokens of models: "h2d idle, warm: us = 12.3 + 2.6 x tokens (16 to 2048, ...)"."""
     several = len({(line.model, line.tp) for line in lines}) > 1
     for line in lines:
         model = f"{line.model}{f' TP {line.tp}' if line.tp > 1 else ''}, " if several else ""
         call = "warm" if line.pause == "0" else f"cold ({line.pause})"
-        error = "" if line.error is None else f", within {two_digits(line.error * 100)}%"
+        seen = f"measured at {', '.join(map(str, line.measured))}" if line.measured else "all interpolated"
+        error = "" if line.error is None else f", within {math.ceil(line.error * 1000) / 10:g}%"
         yield (
             f"{model}{line.direction} {line.stream_state}, {call}: us = {line.us:.1f} + {line.us_per_token:.3g} x "
-            f"tokens ({ends(line.tokens, str)}{error})"
+            f"tokens ({ends(line.tokens, str)}, {seen}{error})"
         )
     if all(line.pause == "0" for line in lines):
         yield "Cold calls, after other work of the CPU, were not measured: axis pause=0,2ms"
@@ -173,7 +249,7 @@ def prefill_lines(lines: Sequence[TokenLine], prefill: float) -> Iterator[str]:
     """Yield from how many tokens on loading is faster than prefill, and what a hit of the model's tokens saves."""
     loads = [line for line in lines if line.hit and line.stream_state == StreamState.IDLE.value]
     if not loads:
-        yield "Load or prefill: too few sizes of loads were measured; run kvbench tune with this option and without RUN"
+        yield "Load or prefill: too few sizes of loads were measured; measure them with kvbench tune and this option"
     for line in loads:
         call = "warm call" if line.pause == "0" else f"cold call, after {line.pause} of other work"
         first, hit, (low, high) = line.faster_than_prefill_from_tokens, line.hit, line.tokens
@@ -189,115 +265,25 @@ def prefill_lines(lines: Sequence[TokenLine], prefill: float) -> Iterator[str]:
         yield f"{line.model}, {call}: {text}"
 
 
-def _alike(rule: SmallestRule, known: Mapping[Kind, Sequence[AtShape]]) -> Iterable[list[Kind]]:
-    """Return the directions and stream states by state, those of a direction together whose choices are the same."""
-    alike: dict[Any, list[Kind]] = {}
-    for kind in sorted(rule.lines, key=lambda kind: [*StreamState].index(kind[1])):
-        choices = [(str(line.choice), line.sizes, line.counts) for line in rule.lines[kind]]
-        key = kind[0], _AS_FREE.get(kind[1], kind[1]), *choices, *(at.answer.point for at in known[kind])
-        alike.setdefault(key, []).append(kind)
-    return alike.values()
+def _undecided(rule: Rule) -> str:
+    """Return where nothing can be told apart from batched copies, and at how many shapes another run could differ."""
+    stays = [str(kind) for kind, parts in rule.parts.items() if all(part.choice.backend == BATCHED for part in parts)]
+    text = f"No method is told apart from {BATCHED}: {', '.join(stays)}. " if stays else ""
+    answers = answers_of(rule.shapes)
+    undecided = [one for one in answers if not one.decided]
+    few = any(len(one.measured.visits_of(one.choice)) < MIN_PAIRS for one in undecided)
+    why = f" (fewer than {MIN_PAIRS} visits decide nothing)" if few else ""
+    more = ": list them with --open" if undecided else ""
+    return f"{text}{len(undecided)} of {counted(len(answers), 'shape')} undecided, each taken alone{why}{more}"
 
 
-def _use(
-    kinds: Sequence[Kind], rule: SmallestRule, known: Mapping[Kind, Sequence[AtShape]], usual: Sequence[Point]
-) -> list[str]:
-    """Return what to use in some stream states of a direction, and its figures at two shapes, in ever fewer words."""
-    lines = rule.lines[kinds[0]]
-    head = f"{kinds[0][0]} {', '.join(kind[1] for kind in kinds)}{_only(lines)}"
-    small, large = zip(*(known[kind] for kind in kinds), strict=True)
-
-    def figures(show: Callable[[float], str], *, in_full: bool) -> str:
-        us, gbps = _figure(small, Answer.time_of, show, "us"), _figure(large, Answer.gbps_of, show, "GB/s")
-        places = (_place(at[0].answer.point, point, in_full) for at, point in zip((small, large), usual, strict=True))
-        return ", ".join(map("".join, zip((us, gbps), places, strict=True)))
-
-    ways = ((_three_digits, True), (_three_digits, False), (two_digits, False))
-    numbers = [figures(show, in_full=in_full) for show, in_full in ways]
-    return [f"{head}: {choices}; {of}" for choices in _choices(lines) for of in numbers]
-
-
-def _figure(
-    every: Sequence[AtShape], quantity: Callable[[Answer, Choice], float], show: Callable[[float], str], unit: str
-) -> str:
-    """Return "12 to 12.8 us (23)" over the states, the middle figure of batched copies in parentheses."""
-    batched = [quantity(at.answer, at.batched) for at in every if at.batched]
-    beside = f" ({show(median(batched))})" if batched else ""
-    return f"{ends([quantity(at.answer, at.choice) for at in every], show)} {unit}{beside}"
-
-
-def _place(point: Point, usual: Point, in_full: bool) -> str:
-    """Return the shape of a figure if it is not the usual one, or the number of blocks alone if the size is usual."""
-    where = shape_text(point) if in_full or point[0] != usual[0] else str(point[1])
-    return "" if point == usual else f" at {where}"
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _only(lines: Sequence[Line]) -> str:
-    """Return the block size and the number of blocks where a rule has one: " (16 KiB)"."""
-    answers = [answer for line in lines for answer in line.answers]
-    sizes, counts = {answer.block_bytes for answer in answers}, {answer.blocks for answer in answers}
-    parts = [*map(size_text, sizes)] * (len(sizes) == 1) + [f"{count} blocks" for count in counts] * (len(counts) == 1)
-    return f" ({', '.join(parts)})" if parts else ""
-
-
-def _choices(lines: Sequence[Line]) -> list[str]:
-    """Return the choices of a rule, and without their ranges: "sm (4 SMs) up to 4 KiB, 2 from 16 KiB", "sm (4/2 SMs) by
-    size".
-    """
-    labels, sms = ([*map(name, (line.choice for line in lines))] for name in (lambda one: one.label, sms_of))
-    kernels = {(line.choice.backend, *dict(line.choice.axes)) for line in lines}
-    one_kernel = len(kernels) == 1 and kernels.pop()[1:] == ("sms",)
-    names = [labels[0], *map(str, sms[1:])] if one_kernel else labels
-    parts = [f"{name} {_ranges(line)}".strip() for name, line in zip(names, lines[:MOST_LINES], strict=False)]
-    parts += [f"{len(lines) - MOST_LINES} more (tune --table)"] * (len(lines) > MOST_LINES)
-    choices = "/".join(dict.fromkeys(map(str, sms) if one_kernel else labels))
-    spans = {"size": {line.sizes for line in lines}, "blocks": {line.counts for line in lines}}
-    by = " and ".join(axis for axis, of in spans.items() if of != {(None, None)})
-    in_short = f"{lines[0].choice.backend} ({choices} SMs)" if one_kernel else choices
-    return [", ".join(parts), f"{in_short} by {by}" if by else ", ".join(parts)]
-
-
-def _ranges(line: Line) -> str:
-    counts = _range(line.counts, str)
-    return " and ".join(filter(None, (_range(line.sizes, size_text), counts and f"{counts} blocks")))
-
-
-def _range(span: Range, show: Callable[[int], str]) -> str:
-    low, high = (None if end is None else show(end) for end in span)
-    if low is None or high is None:
-        return f"up to {high}" if high else f"from {low}" if low else ""
-    return f"at {low}" if low == high else f"from {low} to {high}"
-
-
-def _status(rule: SmallestRule) -> tuple[list[str], str]:
-    """Return how many shapes are undecided and what the rule costs, and both in one row."""
-    losses, undecided = rule.losses.values(), sum(not answer.decided for answer in rule.answers)
-    average, worst = (f"{two_digits(max(loss, 0.0) * 100)}%" for loss in (mean(losses), max(losses)))
-    cost = f"Cost against the best of each shape: {average} on average, {worst} at worst"
-    if rule.beyond:
-        kinds = ", ".join(map(kind_text, rule.beyond))
-        cost += f"; beyond {TIED.fraction:.0%} or {WORST:.0%} with {MOST_LINES} choices: {kinds}"
-    in_short = f"Undecided: {undecided} of {len(rule.answers)} shapes; cost {average} (worst {worst})"
-    return [_undecided(rule.answers), cost], in_short
-
-
-def _further(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
-    """Yield what else an answer says, what matters most first."""
-    yield from sms_notes((line.choice for lines in rule.lines.values() for line in lines), runs)
-    if parts := [f"{loss:.1%} ({direction})" for direction, loss in losses_as_shuffled(rule, runs).items()]:
-        yield f"By the choices for shuffled blocks, these swaps take {', '.join(parts)} longer"
-    if call := closest_call(rule):
-        where = " ".join(filter(None, (kind_text(call.kind), _ranges(call.line))))
-        yield f"Closest alternative: {call.other.label}, {_slower(call.slower)} for {where}"
-    for engine in engines().values():
-        gains = [gain for gain in gains_of(rule) if gain.over == engine.name]
-        if parts := [f"{kind_text(one.kind)} {_median(one.ratios)}" for one in gains]:
-            yield f"Compared with {engine.title}'s code: {', '.join(parts)}"
-    yield from _in_runs(rule, runs)
+def _cost(costs: Mapping[Measured, float]) -> str:
+    what = "Cost against the best of each shape, by rounds that did not choose it"
+    if not costs:
+        return f"{what}: {NOT_MEASURED}"
+    worst = max(costs, key=lambda one: costs[one])
+    average, most = (f"{two_digits(max(cost, 0.0) * 100)}%" for cost in (mean(costs.values()), costs[worst]))
+    return f"{what}: {average} on average, {most} at worst ({worst.shape.kind}, {worst.shape.size_text})"
 
 
 def sms_notes(choices: Iterable[Choice], runs: Sequence[Run]) -> list[str]:
@@ -308,25 +294,21 @@ def sms_notes(choices: Iterable[Choice], runs: Sequence[Run]) -> list[str]:
     return [f"{', '.join(names)}: {how}"] if names else []
 
 
-def _slower(fraction: float) -> str:
-    """Return how an alternative compares with the choice, which it beats by no more than a tie."""
-    if fraction >= 1:
-        return f"{two_digits(1 + fraction)} times as long"
-    return f"{two_digits(100 * fraction)}% slower" if fraction >= 0.005 else "as fast"
-
-
 def _median(ratios: Sequence[float]) -> str:
     """Return "4.9x as fast", with the range where it has a width."""
-    middle, least_to_most = _times(median(ratios)), ends(ratios, _times)
-    text = "as fast" if middle == "1x" else f"{middle} as fast"
-    return text if least_to_most == middle else f"{text} (median; {least_to_most})"
+    middle, least_to_most = _ratio(median(ratios)), ends(ratios, _ratio)
+    return f"{middle} as fast" if least_to_most == middle else f"{middle} as fast (median; {least_to_most})"
 
 
-def _times(ratio: float) -> str:
+def _ratio(ratio: float) -> str:
     return f"{two_digits(ratio)}x"
 
 
-def _in_runs(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
+def three_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _in_runs(rule: Rule, runs: Sequence[Run]) -> Iterator[str]:
     """Yield what would change if the blocks lay in contiguous runs, for an answer about shuffled blocks."""
     if lengths := merged_from(rule, runs):
         directions: dict[int, list[str]] = {}
@@ -338,175 +320,73 @@ def _in_runs(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
         yield f"In contiguous runs of at least {where}: merged, {gbps} GB/s{sms}"
 
 
-def _undecided(answers: Sequence[Answer]) -> str:
-    undecided = [answer for answer in answers if not answer.decided]
-    if not undecided:
-        return f"Decided for all {len(answers)} shapes"
-    text = f"Undecided for {len(undecided)} of {len(answers)} shapes"
-    if any(len(answer.visits_of(answer.choice)) < MIN_PAIRS for answer in undecided):
-        return f"{text}: fewer than {MIN_PAIRS} visits decide nothing"
-    ahead = all(comparison.low > 1 for answer in undecided for comparison in answer.open.values())
-    here = ", though the choice is the fastest in this run" if ahead else ""
-    return f"{text}{here}; list them with kvbench tune RUN --open"
-
-
 def open_points(answers: Sequence[Answer]) -> list[str]:
-    """Return the shapes whose choice is open, with the cost of each alternative, the largest difference first."""
-    every = [(answer, other, comparison) for answer in answers for other, comparison in answer.open.items()]
-    return [_doubt(*one) for one in sorted(every, key=lambda one: -apart(one[2]))]
+    """Return the shapes whose choice is open, each with the best alternative, the largest gain first."""
+    doubts = [(answer, *min(answer.open.items(), key=lambda one: one[1].ratio)) for answer in answers if answer.open]
+    return [_doubt(*doubt) for doubt in sorted(doubts, key=lambda doubt: doubt[2].ratio)]
 
 
-def _doubt(answer: Answer, other: Choice, comparison: Comparison) -> str:
-    shape = f"{kind_text((answer.direction, answer.state))}, {shape_text(answer.point)}"
-    cost, low, high = (f"{(ratio - 1) * 100:+.1f}%" for ratio in (comparison.ratio, comparison.low, comparison.high))
-    interval = f" ({low} to {high})" if math.isfinite(comparison.high) else ", too few visits for an interval"
-    return f"{shape}: {answer.choice.label}, or {other.label} for {cost}{interval} of the time"
+def _doubt(answer: Answer, other: Choice, compared: Comparison) -> str:
+    cost, low, high = (f"{(ratio - 1) * 100:+.1f}%" for ratio in (compared.ratio, compared.low, compared.high))
+    interval = f" ({low} to {high})" if math.isfinite(compared.high) else ", too few visits for an interval"
+    shape = answer.measured.shape
+    return f"{shape.kind}, {shape.size_text}: {answer.choice.label}, or {other.label} for {cost}{interval} of the time"
 
 
 def row(answer: Answer) -> list[str]:
     """Return the row of a shape under `HEADER`."""
-    interval = answer.interval_of(answer.choice)
-    gain = None if answer.choice.backend == BATCHED else answer.gain_over(BATCHED)
+    one, choice = answer.measured, answer.choice
+    interval = one.interval_of(choice)
     return [
-        answer.direction.value,
-        answer.state.value,
-        str(answer.blocks),
-        size_text(answer.block_bytes),
-        answer.choice.label,
-        f"{answer.time_of(answer.choice):.1f}",
+        one.shape.direction.value,
+        one.shape.stream_state.value,
+        str(one.shape.blocks),
+        size_text(one.shape.block_bytes),
+        choice.label,
+        f"{one.us_of(choice):.1f}",
         "-" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}",
-        f"{answer.gbps_of(answer.choice):.1f}",
-        f"{answer.caller_us[answer.choice]:.1f}",
-        "-" if gain is None else _times(gain),
-        "; ".join(choice.label for choice in answer.tied) or "-",
+        f"{one.gbps_of(choice):.1f}",
+        f"{one.caller_us[choice]:.1f}",
+        "; ".join(other.label for other in answer.others) or "-",
     ]
 
 
 def row_model(load: Load) -> list[str]:
     """Return the row of a model's swap under `HEADER_MODEL`."""
     return [
-        load.nearest.direction.value,
-        load.nearest.state.value,
+        load.kind.direction.value,
+        load.kind.stream_state.value,
         load.choice.label,
         f"{load.us:.0f}",
         f"{load.gbps:.1f}",
         f"{load.caller_us:.0f}",
-        shape_text(load.nearest.point),
+        load.nearest.shape.size_text,
     ]
 
 
-def percent(slowdown: float) -> str:
-    """Return how much slower a ratio is: 1.042 as "4.2%", what is no slower as "0%", nan as "-"."""
-    none = "-" if math.isnan(slowdown) else "0%"
-    return f"{two_digits((slowdown - 1) * 100)}%" if slowdown >= 1.0005 else none
-
-
-def beside_text(shape: Shape) -> str:
-    return f"{shape.direction} swaps of {shape.blocks} blocks of {size_text(shape.block_bytes)}"
-
-
-def sentence_beside(answer: BesideAnswer) -> str:
-    """Return the choice for a shape beside a neighbour: "sm (2 SMs), 29 GB/s, 1.2% slower, p99 3% slower, ..."."""
-    said, limit = f"{answer.neighbour} beside {beside_text(answer.shape)}", 1 + answer.max_slowdown
-    way = answer.chosen or min(answer.ways, key=lambda way: (way.slowdown, -way.gbps))
-    way_text = f"{_way(way)}{' (open)' if way.verdict(limit) is Verdict.UNDECIDED else ''}"
-    if answer.chosen is None:
-        return f"{said}: no way that was measured costs at most {percent(limit)}; the least is {way_text}"
-    gain = ""
-    batched = [way for way in answer.ways if way.choice.backend == BATCHED]
-    if batched and way.choice.backend != BATCHED:
-        comparison = compare_visits(way.us_per_gb, max(batched, key=lambda one: one.gbps).us_per_gb, IN_TURN)
-        faster = f"{two_digits(comparison.ratio)}x as fast as {BATCHED}"
-        gain = f", {faster if comparison.told_apart else f'no clear difference from {BATCHED}'}"
-    tail = f", p99 {percent(way.slowdown_p99)} slower" if math.isfinite(way.slowdown_p99) else ""
-    return f"{said}: {way_text}{tail}{gain}"
-
-
-def open_beside(answer: BesideAnswer) -> list[str]:
-    """Return what another run could choose otherwise beside a neighbour."""
-    limit, said = 1 + answer.max_slowdown, f"{answer.neighbour} beside {beside_text(answer.shape)}"
-    lines, slowest = [], 0.0
-    if answer.chosen is not None:
-        slowest = answer.chosen.gbps * (1 + TIED.fraction)
-        if answer.chosen.verdict(limit) is Verdict.UNDECIDED:
-            sure = [way for way in answer.ways if way.verdict(limit) is Verdict.SAME]
-            then = f"; {_way(sure[0], interval=True)} does not" if sure else ""
-            lines.append(f"{said}: {_way(answer.chosen, interval=True)} may cost more than {percent(limit)}{then}")
-    return lines + [
-        f"{said}: {_way(way, interval=True)} may cost no more than {percent(limit)}"
-        for way in answer.ways
-        if way.slowdown > limit and way.gbps > slowest and way.verdict(limit) is Verdict.UNDECIDED
-    ]
-
-
-def _way(way: WayBeside, *, interval: bool = False) -> str:
-    """Return "sm (2 SMs), 29 GB/s, 1.2% slower", if asked for with its interval."""
-    ends_text = " to ".join(map(percent, way.slowdown_interval or ())) or "too few visits for an interval"
-    text = f"{way.choice.label}, {two_digits(way.gbps)} GB/s, {percent(way.slowdown)} slower"
-    return f"{text} ({ends_text})" if interval else text
-
-
-def beside_plain(answer: BesideAnswer) -> dict[str, Any]:
-    unsure = open_beside(answer)
+def to_plain(
+    rule: Rule, answers: Sequence[Answer], runs: Sequence[Run], swaps: Sequence[ModelSwap] = ()
+) -> dict[str, Any]:
+    """Return an answer, and what it says of the swaps of models, as JSON-compatible data."""
+    costs, info = costs_of(rule), runs[0].info
+    slowdowns = slowdowns_of(runs)
     return {
-        "neighbour": answer.neighbour,
-        "max_slowdown": answer.max_slowdown,
-        **answer.shape._asdict(),
-        "choice": None if answer.chosen is None else str(answer.chosen.choice),
-        "decided": not unsure,
-        "ways": [way.to_plain() for way in answer.ways],
-        "open": unsure,
-    }
-
-
-def row_beside(answer: BesideAnswer, way: WayBeside) -> list[str]:
-    """Return the row of a choice beside a neighbour under `HEADER_BESIDE`."""
-    shape, rates, slowdowns = answer.shape, way.gbps_interval, way.slowdown_interval
-    return [
-        "->" if way is answer.chosen else "",
-        shape.direction.value,
-        str(shape.blocks),
-        size_text(shape.block_bytes),
-        way.choice.label,
-        f"{way.gbps:.1f}",
-        "-" if rates is None else f"{rates[0]:.1f} to {rates[1]:.1f}",
-        percent(way.slowdown),
-        "-" if slowdowns is None else " to ".join(map(percent, slowdowns)),
-        percent(way.slowdown_p99),
-        f"{way.exposure_us_per_gb:.0f}",
-    ]
-
-
-def machine_plain(run: Run) -> dict[str, Any]:
-    info = run.info
-    driver = info.identity.get("driver_version")
-    return {"kvbench": info.kvbench, "device": info.device.get("title"), "driver": driver, "created": info.created}
-
-
-def to_plain(rule: SmallestRule, runs: Sequence[Run], swaps: Sequence[ModelSwap] = ()) -> dict[str, Any]:
-    """Return the answer of a rule of `runs`, and for the swaps of models, as JSON-compatible data."""
-    losses, call = rule.losses, closest_call(rule)
-    rates = {way.value: [one for run in runs for one in run.ceilings().get(way, [])] for way in Direction}
-    return {
-        **machine_plain(runs[0]),
+        "kvbench": info.kvbench,
+        "device": info.device.get("title"),
+        "driver": info.identity.get("driver_version"),
+        "created": info.created,
         "link": link_text(runs[0]),
-        "ceiling_gbps": {way: round(median(gbps), 3) for way, gbps in rates.items() if gbps},
+        "ceiling_gbps": {way.value: round(gbps, 3) for way, gbps in _ceilings(runs).items()},
         "runs": [{"created": run.info.created, "command": run.info.command} for run in runs],
         "workload": {"words": workload_text(runs), **workload_axes(runs)},
         "rule": rule.to_plain(),
-        "shapes": [at.to_plain() for pair in at_known_shapes(rule).values() for at in pair],
-        "loss": {
-            "mean": round(mean(losses.values()), 4),
-            "worst": round(max(losses.values()), 4),
-            "beyond": [kind_plain(kind) for kind in rule.beyond],
-        },
-        "gains": [gain.to_plain() for gain in gains_of(rule)],
-        "closest_call": call and call.to_plain(),
-        "merged_in_runs": {way.value: length.to_plain() for way, length in merged_from(rule, runs).items()},
-        "loss_as_shuffled": {way.value: round(loss, 4) for way, loss in losses_as_shuffled(rule, runs).items()},
-        "answers": [
-            {**answer.to_plain(), "rule": {"choice": str(choice), "loss": round(losses[answer], 4)}}
-            for answer, choice in rule.choices.items()
+        "loss": {"mean": round(mean(costs.values()), 4), "worst": round(max(costs.values()), 4)} if costs else None,
+        "gains": [gain.to_plain() for gain in gains_of(rule, runs)],
+        "beside": [
+            {"direction": way.value, "choice": str(choice), "times_as_long": {k: round(v, 4) for k, v in of.items()}}
+            for (way, choice), of in slowdowns.items()
         ],
+        "merged_in_runs": {way.value: length.to_plain() for way, length in merged_from(rule, runs).items()},
+        "answers": [answer.to_plain(rule, costs) for answer in answers],
         "models": [load.to_plain() for swap in swaps for load in loads_of(rule, swap)],
     }

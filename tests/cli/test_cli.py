@@ -137,10 +137,6 @@ REFUSALS: list[tuple[list[str], str]] = [
     (["tune", "--device=cpu,cpu"], f"--device cpu,cpu: {SEVERAL_DEVICES}"),
     (["tune", "--device=cuda:all"], f"--device cuda:all: {SEVERAL_DEVICES}"),
     (
-        ["tune", "--stream=closed"],
-        "Invalid value for '--stream': 'closed' is not one of 'idle', 'busy', 'gated', 'opened', 'sustained'.",
-    ),
-    (
         ["tune", *tiny()[2:], "--device=cpu", "--backends=sm"],
         "nothing to measure: kernels need a GPU; the cpu device has no SMs",
     ),
@@ -156,7 +152,6 @@ REFUSALS: list[tuple[list[str], str]] = [
         ["tune", "--device=cpu", "-a", "blocks=4", "-a", "pause=0,200us"],
         "-a pause=0,200us: an answer is for one pause; name one",
     ),
-    (["tune", "beside", "cat"], "neighbour cat: not one of idle, gemm, decode, swap"),
 ]
 
 

@@ -71,7 +71,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("prepared")
     for name in ("mine", "other"):
         succeeds("sweep", *tiny(block_size="1KiB,2KiB"), *BRIEF, f"--out=runs/{name}", cwd=folder)
-    succeeds("tune", "runs/mine", "-p", "policy.toml", cwd=folder)
+    succeeds("show", "runs/mine", "-p", "policy.toml", cwd=folder)
     write_requests(folder / "conversation_trace.jsonl")
     trace = ("conversation_trace.jsonl", "--model=llama-3-8b", "--gpu-pool=1GiB", "--host-pool=10GiB")
     succeeds("trace", "make", *trace, "-o", "hour.jsonl.gz", cwd=folder)

@@ -133,15 +133,13 @@ def test_show_writes_a_page_of_a_trace(folder: Path) -> None:
     )
 
 
-def test_tuning_for_a_trace_measures_its_swaps_and_shuffled_blocks(folder: Path) -> None:
-    options = ("trace", "trace.gz", "--device=cpu", "-a", "pool=8MiB")
-    done = succeeds("tune", *options, "-o", "tuned", "-p", "policy.toml", "--json", cwd=folder)
+def test_a_replay_is_answered_for_and_gives_a_policy(folder: Path) -> None:
+    backends = ("-a", "backend=batched,merged,per_block")
+    succeeds("sweep", "--trace", "trace.gz", *backends, "--rounds=6", *ON_CPU, "-o", "replay", cwd=folder)
+    done = succeeds("show", "replay", "-p", "policy.toml", "--json", cwd=folder)
     answers = json.loads(done.stdout)["answers"]
     assert {(answer["direction"], answer["stream_state"]) for answer in answers} == {("h2d", "idle"), ("d2h", "idle")}
-    sequences = {(visit.cell.sequence, visit.cell.direction.value) for visit in visits(folder / "tuned")}
-    assert sequences == {(kind, way) for kind in ("trace", "whole") for way in ("h2d", "d2h")}
-    again = succeeds("tune", "tuned", cwd=folder)
-    assert ": 10 loads and 20 stores" in " ".join(again.stdout.split())
+    assert ": 10 loads and 20 stores" in " ".join(succeeds("show", "replay", cwd=folder).stdout.split())
     assert (folder / "policy.toml").read_text().count("[[tables]]") == 2
 
 
@@ -163,33 +161,26 @@ def test_a_replay_is_resumed_only_with_its_own_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "options", "said"),
+    ("options", "said"),
     [
-        ("sweep", ["--trace", "none.gz"], "none.gz cannot be read"),
-        ("sweep", ["--trace", "bad.gz"], "bad.gz: not a trace of kvbench"),
+        (["--trace", "none.gz"], "none.gz cannot be read"),
+        (["--trace", "bad.gz"], "bad.gz: not a trace of kvbench"),
         (
-            "sweep",
             ["quick", "--trace", "trace.gz"],
             "--trace trace.gz: a trace has its own geometry; leave out the config",
         ),
-        ("sweep", ["--trace", "trace.gz", "-a", "blocks=4"], "-a blocks: the trace sets it; leave it out"),
+        (["--trace", "trace.gz", "-a", "blocks=4"], "-a blocks: the trace sets it; leave it out"),
         (
-            "sweep",
             ["--trace", "trace.gz", "-a", "stream_state=busy"],
             "-a stream_state: the trace sets it; leave it out",
         ),
-        ("sweep", ["--trace-swaps", "4"], "--trace-swaps 4: requires --trace FILE"),
-        ("sweep", ["--speed", "4"], "--speed 4: requires --trace FILE"),
-        ("sweep", ["--trace", "trace.gz", "--speed", "-1"], "--speed -1: must be above 0 and at most 1e9"),
-        ("sweep", ["--trace", "trace.gz", "--speed", "nan"], "--speed nan: must be above 0"),
-        ("sweep", ["--trace", "trace.gz", "--speed", "0.01"], "--speed 0.01: 10 loads (h2d) of the trace span 9 s"),
-        ("tune", ["trace", "trace.gz", "-a", "blocks=4"], "-a blocks: the trace sets it; leave it out"),
-        ("tune", ["trace", "bad.gz"], "bad.gz: not a trace of kvbench"),
-        ("tune", ["trace", "trace.gz", "--backends", "zzz"], "--backends zzz: kvbench tune measures only"),
+        (["--trace-swaps", "4"], "--trace-swaps 4: requires --trace FILE"),
+        (["--speed", "4"], "--speed 4: requires --trace FILE"),
+        (["--trace", "trace.gz", "--speed", "-1"], "--speed -1: must be above 0 and at most 1e9"),
+        (["--trace", "trace.gz", "--speed", "nan"], "--speed nan: must be above 0"),
+        (["--trace", "trace.gz", "--speed", "0.01"], "--speed 0.01: 10 loads (h2d) of the trace span 9 s"),
     ],
 )
-def test_a_trace_that_cannot_be_replayed_or_tuned_for_is_refused_in_one_line(
-    folder: Path, command: str, options: list[str], said: str
-) -> None:
+def test_a_trace_that_cannot_be_replayed_is_refused_in_one_line(folder: Path, options: list[str], said: str) -> None:
     (folder / "bad.gz").write_text(json.dumps({"requests": 3}))
-    assert said in refused(command, *options, "--device=cpu", cwd=folder)
+    assert said in refused("sweep", *options, "--device=cpu", cwd=folder)

@@ -26,9 +26,9 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Path]:
 
 def test_tune_measures_answers_and_writes_a_policy(tuned: tuple[Done, Path]) -> None:
     done, folder = tuned
-    assert "h2d idle (4 KiB, 64 blocks): batched; " in done.stdout
+    assert "h2d  idle" in done.stdout
     assert "mine.toml: a policy for " in done.stderr
-    answers = json.loads(succeeds("tune", "run", "--json", cwd=folder).stdout)["answers"]
+    answers = json.loads(succeeds("show", "run", "--json", cwd=folder).stdout)["answers"]
     assert {answer["quantity"] for answer in answers} == {"latency", "sustained"}
     assert {answer["choice"] for answer in answers} == {"batched"}
     assert all(answer["interval_us"] for answer in answers)
@@ -44,7 +44,7 @@ def test_a_search_cannot_be_resumed(tuned: tuple[Done, Path]) -> None:
     folder = tuned[1]
     before = load_run(folder / "run").records
     assert refused("sweep", "--resume", "run", cwd=folder) == (
-        "--resume run: kvbench tune cannot continue a search; to use what was measured: kvbench tune run"
+        "--resume run: kvbench tune cannot continue a search; to use what was measured: kvbench show run"
     )
     assert load_run(folder / "run").records == before
 
@@ -61,14 +61,6 @@ def test_tune_answers_without_failed_cells_and_reports_them(tmp_path: Path) -> N
     )
     assert done.returncode == 5, done.stderr
     assert {answer["choice"] for answer in json.loads(done.stdout)["answers"]} == {"batched"}
-
-
-def test_tune_answers_for_one_stream_state(tmp_path: Path) -> None:
-    some = ("--backends", "batched,per_block", "--json", "-o", "run")
-    done = succeeds("tune", *SMALL, *some, "--stream", "gated", cwd=tmp_path)
-    assert {answer["stream_state"] for answer in json.loads(done.stdout)["answers"]} == {"gated"}
-    assert "h2d gated (" in kvbench_here("tune", "run", "--stream", "gated", cwd=tmp_path).stdout
-    assert "no swap was measured on an idle stream" in refused("tune", "run", "--stream", "idle", cwd=tmp_path)
 
 
 def test_every_model_has_answers_and_standard_output_has_nothing_else(tmp_path: Path) -> None:
@@ -88,15 +80,3 @@ def test_the_help_lists_the_devices_that_the_command_accepts(tmp_path: Path) -> 
     assert "auto, cpu, cuda or cuda:N" in shown
     assert "cuda:all" not in shown
     assert "cuda:all" in kvbench_here("sweep", "--help", cwd=tmp_path).stdout
-
-
-def test_tune_measures_and_answers_beside_a_neighbour(tmp_path: Path) -> None:
-    asked = ("beside", "swap", "--max-slowdown=500%", "--backends=batched,merged")
-    done = succeeds("tune", *asked, *SMALL, "-o", "run", cwd=tmp_path)
-    assert "swap beside h2d swaps of 64 blocks of 4 KiB: batched" in done.stdout
-    visits = [record for record in load_run(tmp_path / "run").records if hasattr(record, "samples")]
-    assert {visit.cell.neighbour for visit in visits} == {"swap"}
-    again = kvbench_here("tune", "beside", "swap", "run", "--max-slowdown=500%", "--json", cwd=tmp_path)
-    (answer,) = json.loads(again.stdout)["answers"]
-    assert answer["choice"] == "batched"
-    assert answer["ways"][0]["slowdown_interval"]

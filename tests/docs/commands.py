@@ -71,8 +71,7 @@ def shortened(shown: Shown) -> list[str]:
         case ["gate", "compare", *rest]:
             return [*argv, *device, *_few(rest), "--minutes=0.3"]
         case ["tune", *rest] if not any(word.startswith(("runs/", "reports/")) for word in rest):
-            one_way = ["-adirection=h2d"] if "beside" in rest else []
-            return [*argv, *device, *tokens, *one_way, *_few(rest)]
+            return [*argv, *device, *tokens, *_few(rest)]
         case ["sweep" | "probe" | "doctor", *rest] if "--resume" not in rest:
             return [*argv, *device]
     return argv

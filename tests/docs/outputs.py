@@ -29,7 +29,7 @@ class Example:
 
 EXAMPLES: Final[Mapping[str, Example]] = {
     "output-show": Example(f"show {_RUN}"),
-    "output-tune": Example(f"tune {_RUN} --model llama-3-8b", "tail -n 12"),
+    "output-tune": Example(f"show {_RUN} --model llama-3-8b", "tail -n 12"),
     "output-snippet": Example(f"report {_RUN} --snippet threshold"),
 }
 MAKERS: Final[Mapping[str, Callable[[], str]]] = {

@@ -6,7 +6,7 @@ The types of `show --json` are here: kvbench makes it of plain dictionaries, and
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -14,7 +14,7 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.gate.outputs import GateData
 from kvbench.models.facts import ModelFacts
 from kvbench.results import RunInfo
-from kvbench.tune.figures import TokenLine
+from kvbench.tune.planner import TokenLine
 
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "reference" / "schemas"
 _Interval = tuple[float, float]
@@ -63,33 +63,39 @@ class _Shape(_Kind):
     blocks: int
 
 
-class _Line(_Kind):
+class _Part(_Kind):
+    """What to use for blocks of these bytes; null where there is no limit."""
+
+    quantity: str
     choice: str
     block_bytes: _Range
-    blocks: _Range
+    not_told_apart: list[str]
 
 
-class _RuleLine(_Line):
+class _Beside(_Plain):
+    direction: Direction
+    choice: str
+    times_as_long: dict[str, float]
+
+
+class _Load(_Kind):
+    model: str
+    group: str
+    tokens: int
+    block_bytes: int
+    blocks: int
     quantity: str
-
-
-class _Call(_Line):
-    other: str
-    slower: float
-
-
-class _AtShape(_Shape):
     choice: str
     us: float
     gbps: float
-    batched_us: float | None
-    batched_gbps: float | None
+    caller_us: float
+    sms: int
+    measured: dict[str, int]
 
 
 class _Loss(_Plain):
     mean: float
     worst: float
-    beyond: list[_Kind]
 
 
 class _TimesAsFast(_Plain):
@@ -126,7 +132,7 @@ class _Alternative(_Plain):
 
 class _Chosen(_Plain):
     choice: str
-    loss: float
+    loss: float | None
 
 
 class _Answer(_Shape):
@@ -138,7 +144,6 @@ class _Answer(_Shape):
     sms: int
     gbps: float
     decided: bool
-    times_the_speed_of: dict[str, float]
     tied: list[_Alternative]
     open: list[_Alternative]
     candidates: list[_Candidate]
@@ -156,15 +161,14 @@ class ShownAnswer(_Around):
     ceiling_gbps: dict[Direction, float]
     runs: list[_Run]
     workload: _Workload
-    rule: list[_RuleLine]
-    shapes: list[_AtShape]
-    loss: _Loss
+    rule: list[_Part]
+    loss: _Loss | None
     gains: list[_Gain]
-    closest_call: _Call | None
+    beside: list[_Beside]
     merged_in_runs: dict[Direction, _RunLength]
-    loss_as_shuffled: dict[Direction, float]
     answers: list[_Answer]
-    models: Annotated[list[str], msgspec.Meta(max_length=0)]
+    models: list[_Load]
+    token_lines: list[TokenLine]
 
 
 class ShownMachines(_Plain):

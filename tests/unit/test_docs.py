@@ -95,7 +95,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("mine", "other"):
         options = ("-astream_state=idle", "--rounds=1", f"--out=runs/{name}")
         succeeds("sweep", "--device=cpu", *cells, *options, cwd=folder)
-    succeeds("tune", "runs/mine", "-p", "mine.toml", cwd=folder)
+    succeeds("show", "runs/mine", "-p", "mine.toml", cwd=folder)
     (folder / "reports").symlink_to(ROOT / "reports")
     return folder
 

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.backend_facts import BATCHED, EMPTY, is_marked, marked
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import AXES
 from kvbench.cells.policy import Choice
+from kvbench.cells.shape import SwapKind, SwapShape
 from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Part, PartOrReason, Strong, Text, plain
@@ -17,16 +17,17 @@ from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure
 from kvbench.report.sections.cliff import MIN_SIZES, RateCurves, cliff_curves
 from kvbench.report.tables import INCLUDES
 from kvbench.report.view import DIRECTIONS, View, ceiling_in, ceilings_text, grouped, texts_of
-from kvbench.tune.answer import Answer, answers_of
-from kvbench.tune.text import dates_text, link_text, rule_for_all
+from kvbench.tune.answer import Answer, answers_of, rule_for_all, shapes_of
+from kvbench.tune.text import dates_text, link_text
 
-Shape = tuple[str, int, int]  # direction, N, block bytes
 # Of the swaps that all machines have: a small one in us, and a large one in GB/s.
-WANTED: Final = ((64, 4 * KIB), (10_000, 4 * KIB))
+WANTED: Final = tuple(
+    SwapShape(way, StreamState.IDLE, *wanted) for way in Direction for wanted in ((64, 4 * KIB), (10_000, 4 * KIB))
+)
 MANY: Final = 1024
 _CEILING: Final = "Ceiling h2d / d2h, GB/s"
 _BEST: Final = ": best"
-_CHOSEN: Final = f"Best: of the methods within {TIED.fraction:.0%} of the fastest, the one with the fewest SMs"
+_CHOSEN: Final = "Best: of the methods that are not told apart from the fastest, the one with the fewest SMs"
 _NONE_IN_COMMON: Final = "No swap in common: batched, an idle stream, the same direction, number and size of blocks"
 # What cells are of that use an axis, if they do not replay a trace.
 _USES: Final = {
@@ -57,9 +58,10 @@ def machines_table(views: Sequence[View], least: int = 2) -> DataTable | None:
         return None
     swaps = [_swaps(runs) for runs in machines]
     rows: list[tuple[str, ...]] = [(name, *map(text, machines)) for name, text in _FACTS.items()]
-    shown = _shown(set[Shape].intersection(*(set(one) for one in swaps)))
+    shown = _shown(set[SwapShape].intersection(*(set(one) for one in swaps)))
     for shape in shown:
-        rows += _swap_rows(shape, [one[shape] for one in swaps], [ceiling_in(runs, shape[0]) for runs in machines])
+        ceilings = [ceiling_in(runs, shape.direction) for runs in machines]
+        rows += _swap_rows(shape, [one[shape] for one in swaps], ceilings)
     rows += [(f"Recommended, {way}, idle", *(_rule(runs, way) for runs in machines)) for way in DIRECTIONS]
     rows = [row for row in rows if {*row[1:]} != {ABSENT}]
     shipped = {name for one in swaps for shape in shown for name in one[shape].foreign if not is_marked(name)}
@@ -98,7 +100,7 @@ _FACTS: Final[Mapping[str, Callable[[Sequence[View]], str]]] = {
 }
 
 
-def _swaps(runs: Sequence[View]) -> dict[Shape, Reached]:
+def _swaps(runs: Sequence[View]) -> dict[SwapShape, Reached]:
     """Return what a machine reaches on an idle stream by shape, where batched copies are among it.
 
     The figures of a shape are of one run, the one with the most cells of kvbench's own; only other packages' code may
@@ -106,18 +108,18 @@ def _swaps(runs: Sequence[View]) -> dict[Shape, Reached]:
     """
     known = [facts for view in runs for facts in view.run.info.backends]
     others = {one.name for one in known if one.plug_in or one.package.partition("==")[0] not in ("", "kvbench")}
-    swaps: dict[Shape, Reached] = {}
-    foreign: dict[Shape, dict[str, tuple[Answer, Choice]]] = {}
+    swaps: dict[SwapShape, Reached] = {}
+    foreign: dict[SwapShape, dict[str, tuple[Answer, Choice]]] = {}
     for view in sorted(runs, key=lambda view: int((~view.run.frame()["backend"].isin(others)).sum()), reverse=True):
         try:
-            answers = answers_of([view.run], lambda choice: choice.backend not in others, state="idle")
+            answers = answers_of(shapes_of([view.run], lambda choice: choice.backend not in others, state="idle"))
         except UsageError:
             continue
         for answer in answers:
-            shape = (answer.direction.value, answer.blocks, answer.block_bytes)
+            shape = answer.measured.shape
             of_others = foreign.setdefault(shape, {})
             # as its package ships it, where that was measured
-            for choice in sorted(answer.measured, key=lambda choice: len(choice.axes)):
+            for choice in sorted(answer.measured.every, key=lambda choice: len(choice.axes)):
                 if choice.backend in others:
                     of_others.setdefault(marked(choice.backend) if choice.plug_in else choice.backend, (answer, choice))
                 elif choice.backend == BATCHED and shape not in swaps:
@@ -125,22 +127,22 @@ def _swaps(runs: Sequence[View]) -> dict[Shape, Reached]:
     return swaps
 
 
-def _shown(common: set[Shape]) -> list[Shape]:
+def _shown(common: set[SwapShape]) -> list[SwapShape]:
     """Return the wanted shapes that all machines have, or the smallest and the largest of each direction."""
-    wanted = [shape for way in DIRECTIONS for n, size in WANTED if (shape := (way, n, size)) in common]
+    wanted = [shape for shape in WANTED if shape in common]
     if wanted:
         return wanted
-    sides = (sorted((shape for shape in common if shape[0] == way), key=lambda one: one[1:]) for way in DIRECTIONS)
+    sides = (sorted(shape for shape in common if shape.direction is way) for way in Direction)
     return [shape for side in sides if side for shape in dict.fromkeys((side[0], side[-1]))]
 
 
-def _swap_rows(shape: Shape, swaps: Sequence[Reached], ceilings: Sequence[float]) -> list[tuple[str, ...]]:
-    direction, blocks, block_bytes = shape
-    swap, in_us = f"{direction} {count(blocks)} {TIMES} {bytes_size(block_bytes)}", blocks < MANY
+def _swap_rows(shape: SwapShape, swaps: Sequence[Reached], ceilings: Sequence[float]) -> list[tuple[str, ...]]:
+    swap = f"{shape.direction} {count(shape.blocks)} {TIMES} {bytes_size(shape.block_bytes)}"
+    in_us = shape.blocks < MANY
     head = f"{swap}, {'us' if in_us else 'GB/s'}"
 
     def shown(answer: Answer, choice: Choice) -> str:
-        return figure(answer.time_of(choice) if in_us else answer.gbps_of(choice))
+        return figure(answer.measured.us_of(choice) if in_us else answer.measured.gbps_of(choice))
 
     rows = [(f"{head}: {BATCHED}", *(shown(one.answer, one.batched) for one in swaps))]
     for name in sorted({name for one in swaps for name in one.foreign}):
@@ -148,8 +150,8 @@ def _swap_rows(shape: Shape, swaps: Sequence[Reached], ceilings: Sequence[float]
         rows += [(f"{head}: {name}", *(shown(*pair) if pair else ABSENT for pair in known))]
     best = [one.answer for one in swaps]
     rows.append((f"{head}{_BEST}", *(f"{shown(one, one.choice)}: {one.choice.label}" for one in best)))
-    pairs = zip(best, ceilings, strict=True)
-    shares = (f"{answer.gbps_of(answer.choice) / ceiling:.0%}" if ceiling else ABSENT for answer, ceiling in pairs)
+    pairs = ((one.measured.gbps_of(one.choice), ceiling) for one, ceiling in zip(best, ceilings, strict=True))
+    shares = (f"{gbps / ceiling:.0%}" if ceiling else ABSENT for gbps, ceiling in pairs)
     return rows if in_us else [*rows, (f"{swap}, best of ceiling", *shares)]
 
 
@@ -158,8 +160,8 @@ def _rule(runs: Sequence[View], direction: str) -> str:
         rule = rule_for_all([view.run for view in runs])
     except UsageError:
         return ABSENT
-    lines = rule.lines.get((Direction(direction), StreamState.IDLE), ())
-    choices = dict.fromkeys(line.choice.label for line in lines)
+    parts = rule.parts.get(SwapKind(Direction(direction), StreamState.IDLE), ())
+    choices = dict.fromkeys(part.choice.label for part in parts)
     return ", ".join(choices) + (" by size" if len(choices) > 1 else "") or ABSENT
 
 

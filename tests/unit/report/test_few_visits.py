@@ -41,28 +41,10 @@ def test_with_few_visits_no_table_marks_a_winner(report: Report) -> None:
     assert not any(verdict.value in compared for verdict in Verdict if verdict is not Verdict.UNDECIDED)
 
 
-def test_with_few_visits_the_answer_is_open_and_claims_no_gain(runs: list[Run]) -> None:
-    path = runs[0].path
-    for lines in (
-        lines_of(report_of(runs[:1]).headline),
-        output("show", path).splitlines(),
-        output("tune", path).splitlines(),
-    ):
-        assert any(line.startswith("Undecided for 43 of 43 shapes: fewer than 6 visits") for line in lines)
-        assert not any("as fast as" in line for line in lines)
-
-
-def test_with_few_visits_tune_decides_nothing(runs: list[Run]) -> None:
-    answers = json.loads(output("tune", runs[0].path, "--json"))["answers"]
-    assert len(answers) == 43
-    plain = [(answer["decided"], answer["times_the_speed_of"], answer["interval_us"]) for answer in answers]
-    assert plain == [(False, {}, None)] * 43
-
-
-def test_with_few_visits_tune_beside_a_neighbour_decides_nothing(runs: list[Run]) -> None:
-    command = ("tune", "beside", "gemm", runs[0].path, "--max-slowdown")
-    for limit, choice in (("300%", "sm sms=2"), ("15%", "sm sms=1"), ("5%", None)):
-        (answer,) = json.loads(output(*command, limit, "--json"))["answers"]
-        assert (answer["choice"], answer["decided"]) == (choice, False)
-        assert answer["open"]
-        assert "slower (open)" in " ".join(output(*command, limit).split())
+def test_with_few_visits_the_answer_is_batched_and_claims_no_gain(runs: list[Run]) -> None:
+    for lines in (lines_of(report_of(runs[:1]).headline), output("show", runs[0].path).splitlines()):
+        text = " ".join(" ".join(lines).split())
+        assert "43 of 43 shapes undecided, each taken alone (fewer than 6 visits decide nothing)" in text
+        assert "as fast as" not in text
+    shown = json.loads(output("show", runs[0].path, "--json"))
+    assert [(one["decided"], one["interval_us"]) for one in shown["answers"]] == [(False, None)] * 43

@@ -21,7 +21,7 @@ from kvbench.report.charts.plot import LinePlot
 from kvbench.report.document import render_markdown, snippet
 from kvbench.report.model import Report
 from kvbench.results import Note, Record, Run, Visit
-from kvbench.tune.text import rule_for_all
+from kvbench.tune.answer import rule_for_all
 from tests import synthetic
 from tests.reports import made_run, sections_of
 
@@ -160,5 +160,5 @@ def test_the_answer_for_a_chat_has_five_lines_and_both_directions(tmp_path: Path
     lines = snippet(report_of([everything(tmp_path)]), "chat").splitlines()
     assert len(lines) == 5
     assert {line.split()[0] for line in lines} >= {"h2d", "d2h"}
-    states = {kind[1] for kind in rule_for_all([everything(tmp_path / "again")]).lines}
+    states = {kind.stream_state for kind in rule_for_all([everything(tmp_path / "again")]).parts}
     assert all(f" {state}" in "; ".join(lines[2:4]) for state in states)

@@ -28,9 +28,10 @@ from kvbench.errors import RunDirectoryError, UsageError
 from kvbench.report import markdown
 from kvbench.report.build import SECTIONS, report_files, report_of, write_files
 from kvbench.report.charts.plot import LinePlot
+from kvbench.report.faults import warnings_of
 from kvbench.report.model import Code, Report, spans
 from kvbench.report.numbers import ABSENT, figure, slower_text
-from kvbench.report.view import QUEUE, SERIES, SIDE_AXES, pin, warnings_of
+from kvbench.report.view import QUEUE, SERIES, SIDE_AXES, pin
 from kvbench.results import Note, Record, Run, load_run
 from kvbench.run.execution import ended_by
 from tests import synthetic

@@ -247,7 +247,7 @@ def test_resuming_does_not_repeat_visits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("search", "advice"),
     [
-        (Stopped(), "to use what was measured: kvbench tune 'my run'"),
+        (Stopped(), "to use what was measured: kvbench show 'my run'"),
         (None, "to continue: kvbench sweep --resume 'my run'"),
     ],
 )

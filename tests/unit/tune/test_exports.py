@@ -21,7 +21,7 @@ from kvbench.errors import UsageError
 from kvbench.results import Record, Run, load_run
 from kvbench.run import runner
 from kvbench.sweep.installed import engines
-from kvbench.tune.answer import answers_of
+from kvbench.tune.answer import shapes_of
 from kvbench.tune.exports import Export, break_even, export
 from tests import synthetic
 from tests.command import output
@@ -79,7 +79,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def vllm(run: Run) -> Export:
-    return export("vllm", [run], answers_of([run], lambda _: True))
+    return export("vllm", [run], shapes_of([run], lambda _: True))
 
 
 def changed(made: Export) -> dict[str, int]:
@@ -115,7 +115,7 @@ def test_what_the_sms_of_a_setting_cost_a_decode_step_stands_beside_it(run: Run,
     beside = Cell("sm", Direction.H2D, 1024, 16 * KIB, sms=24, neighbour=Neighbour.DECODE)
     records = [msgspec.structs.replace(synthetic.beside(beside, 1.3, 40.0, 1)[0], round=number) for number in range(6)]
     runs = [run, made_run(tmp_path, records)]
-    made = export("vllm", runs, answers_of([run], lambda _: True))
+    made = export("vllm", runs, shapes_of([run], lambda _: True))
     assert any("by sm (24 SMs) a decode step takes 30% longer" in note for note in made.notes)
 
 
@@ -163,7 +163,7 @@ def test_runs_of_different_code_are_not_mixed(run: Run, tmp_path: Path) -> None:
     other = replace(VLLM, package="vllm==0.34.0 (fedcba9876543210)")
     runs = [run, run_of(tmp_path, cells(), backends=[other])]
     with pytest.raises(UsageError, match=r"different code: vllm==0\.33\.0 .* and vllm==0\.34\.0"):
-        export("vllm", runs, answers_of(runs, lambda _: True))
+        export("vllm", runs, shapes_of(runs, lambda _: True))
 
 
 def test_an_export_for_loads_behind_a_gate_says_when_the_open_gate_would_decide(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_the_answer_for_one_engine_is_its_export_and_other_answers_leave_its_cod
         run_of(tmp_path, [*cells(), *(replace(cell, backend="batched") for cell in cells(sms=()) if not cell.sms)]).path
     )
     assert "+NUM_SMS = 24\n" in output("tune", "engine", "vllm", run)
-    plain = output("tune", run)
+    plain = output("show", run)
     assert "sm (2 SMs)" in plain
     assert "vllm_" not in plain
 

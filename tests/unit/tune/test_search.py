@@ -14,8 +14,9 @@ from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Choice
-from kvbench.tune.answer import Answer
-from kvbench.tune.fit import FRESH_FROM, decide, decide_all
+from kvbench.cells.shape import SwapShape
+from kvbench.tune.answer import Answer, answers_of
+from kvbench.tune.candidates import FRESH_FROM, Measured
 from kvbench.tune.search import MOST_ROUNDS, Search
 from tests import synthetic
 
@@ -45,18 +46,23 @@ def time_us(cell: Cell) -> float:
     return 12 + cell.swap_bytes / min(50e3, width * (cell.sms or 1))
 
 
-def arms_of(visits: Mapping[Cell, dict[int, float]]) -> dict[tuple[int, int], dict[Choice, dict[int, float]]]:
-    """Return point -> choice -> round -> time."""
-    arms: dict[tuple[int, int], dict[Choice, dict[int, float]]] = {}
-    for cell, times in visits.items():
-        arms.setdefault((cell.block_bytes, cell.blocks), {})[Choice.at(cell)] = times
-    return arms
+Made = Mapping[Cell, dict[int, float]]
+
+
+def answers(visits: Made, fresh: Made | None = None) -> list[Answer]:
+    """Return the answer at every shape."""
+    arms: dict[bool, dict[SwapShape, dict[Choice, dict[int, float]]]] = {False: {}, True: {}}
+    for again, made in ((False, visits), (True, fresh or {})):
+        for cell, times in made.items():
+            arms[again].setdefault(SwapShape.of(cell), {})[Choice.at(cell)] = times
+    shapes = [Measured(shape, of, of, arms[True].get(shape, {})) for shape, of in arms[False].items()]
+    return answers_of(shapes)
 
 
 def searched(
     seed: int, noise: float = 0.01, time: Callable[[Cell], float] = time_us, in_time: bool = True
-) -> tuple[dict[tuple[int, int], Choice], dict[Cell, dict[int, float]], dict[tuple[int, int], set[Choice]]]:
-    """Return the choices by point, the visits by cell, and what else another run could choose."""
+) -> tuple[dict[SwapShape, Answer], Made]:
+    """Return the answers by shape, and the visits by cell."""
     chance = random.Random(seed)
     visits: dict[Cell, dict[int, float]] = {}
     search = Search(cells(), FIRST, COUNTS, seed, lambda: in_time)
@@ -66,24 +72,16 @@ def searched(
             search.note(synthetic.visit(cell, us, count=3, noise=0.0, round_=number))
             if number < FRESH_FROM:
                 visits.setdefault(cell, {})[number] = us
-    decisions = decide_all(arms_of(visits))
-    return (
-        {point: decision.choice for point, decision in decisions.items()},
-        visits,
-        {point: set(decision.others) for point, decision in decisions.items()},
-    )
+    return {answer.measured.shape: answer for answer in answers(visits)}, visits
 
 
-def test_the_search_finds_what_the_full_grid_finds(tmp_path: object) -> None:
-    del tmp_path
-    chosen, _, _ = searched(0)
-    full: dict[tuple[int, int], dict[Choice, dict[int, float]]] = {}
+def test_the_search_finds_what_the_full_grid_finds() -> None:
+    full: dict[SwapShape, list[float]] = {}
     for cell in cells():
-        point = cell.block_bytes, cell.blocks
-        full.setdefault(point, {})[Choice.at(cell)] = dict.fromkeys(range(6), time_us(cell))
-    for point, choice in chosen.items():
-        times = {other: visits[0] for other, visits in full[point].items()}
-        assert times[choice] <= 1.05 * min(times.values())
+        full.setdefault(SwapShape.of(cell), []).append(time_us(cell))
+    times = {(SwapShape.of(cell), Choice.at(cell)): time_us(cell) for cell in cells()}
+    for shape, answer in searched(0)[0].items():
+        assert times[shape, answer.choice] <= 1.05 * min(full[shape])
 
 
 def test_another_layout_of_some_shapes_is_visited_beside_the_race() -> None:
@@ -102,21 +100,21 @@ def test_another_layout_of_some_shapes_is_visited_beside_the_race() -> None:
 
 
 def test_the_search_makes_a_fraction_of_the_visits_of_a_full_grid() -> None:
-    _, visits, _ = searched(0)
+    _, visits = searched(0)
     made = sum(len(times) for times in visits.values())
     assert made < 2 / 3 * 6 * len(cells())
 
 
 def test_what_may_be_chosen_has_six_visits_and_nothing_has_too_many() -> None:
-    chosen, visits, _ = searched(0)
+    found, visits = searched(0)
     for cell, times in visits.items():
         assert len(times) <= MOST_ROUNDS
-        if chosen[cell.block_bytes, cell.blocks] == Choice.at(cell):
+        if found[SwapShape.of(cell)].choice == Choice.at(cell):
             assert len(times) >= 6
 
 
 def test_what_takes_more_sms_for_nothing_is_soon_dropped() -> None:
-    _, visits, _ = searched(0, time=lambda cell: 100.0 + 2 * (cell.sms or 0) if cell.backend == "sm" else 200.0)
+    _, visits = searched(0, time=lambda cell: 100.0 + 2 * (cell.sms or 0) if cell.backend == "sm" else 200.0)
     made = {sms: [len(times) for cell, times in visits.items() if cell.sms == sms] for sms in (1, 2, 4, 8)}
     assert min(made[1]) >= 6
     assert all(mean(made[sms]) < 0.7 * mean(made[1]) for sms in (4, 8))
@@ -135,16 +133,17 @@ def test_several_slow_visits_drop_nothing_that_was_fast_once(slow: set[int]) -> 
 
 
 def test_between_two_sizes_the_search_tries_the_choices_of_both() -> None:
-    _, visits, _ = searched(0, noise=0.03)
-    arms = arms_of(visits)
+    found, _ = searched(0, noise=0.03)
     tried = 0
     for count, (low, high) in product(COUNTS, pairwise(FIRST)):
         between = [size for size in SIZES if low < size < high]
-        middle = arms.get((between[len(between) // 2], count)) if between else None
-        ends = [decide(arms[size, count]) for size in (low, high)]
-        if middle and ends[0].choice != ends[1].choice:
+        first, middle, last = (
+            found.get(SwapShape(Direction.H2D, StreamState.IDLE, count, size))
+            for size in (low, between[len(between) // 2] if between else 0, high)
+        )
+        if first and middle and last and first.choice != last.choice:
             tried += 1
-            assert {other for end in ends for other in (end.choice, *end.others)} <= middle.keys()
+            assert {first.choice, *first.others, last.choice, *last.others} <= middle.measured.arms.keys()
     assert tried
 
 
@@ -176,20 +175,20 @@ def test_the_largest_size_of_each_number_of_blocks_comes_first() -> None:
 
 
 def test_the_search_visits_sizes_between_those_where_the_choice_changes() -> None:
-    chosen, _, _ = searched(0)
-    extra = {size for size, _ in chosen} - set(FIRST)
+    found, _ = searched(0)
+    extra = {shape.block_bytes for shape in found} - set(FIRST)
     assert extra
     assert len(extra) < len(SIZES) - len(FIRST)
-    late, _, _ = searched(0, in_time=False)
-    assert {size for size, _ in late} == set(FIRST)
+    late, _ = searched(0, in_time=False)
+    assert {shape.block_bytes for shape in late} == set(FIRST)
 
 
-def test_seven_runs_choose_the_same_or_name_the_point() -> None:
-    runs = [searched(seed) for seed in range(7)]
-    for point in {(size, count) for size in FIRST for count in COUNTS}:
-        choices = {chosen[point] for chosen, _, _ in runs}
-        for chosen, _, others in runs:
-            assert choices <= {chosen[point], *others[point]} or len(choices) == 1
+def test_seven_runs_choose_the_same_or_name_the_shape() -> None:
+    runs = [searched(seed)[0] for seed in range(7)]
+    for shape in set.intersection(*(set(found) for found in runs)):
+        choices = {found[shape].choice for found in runs}
+        for found in runs:
+            assert choices <= {found[shape].choice, *found[shape].others} or len(choices) == 1
 
 
 def test_a_candidate_that_fails_is_dropped() -> None:
@@ -208,7 +207,7 @@ def test_the_interval_of_what_was_chosen_among_equals_holds_the_truth(noise: flo
     chance = random.Random(0)
     shapes = [(Direction.H2D, 16, KIB * number) for number in range(1, 21)]
     equals = [Cell("sm", *shape, sms=sms) for shape in shapes for sms in range(1, 12)]
-    answers = []
+    found: list[Answer] = []
     for seed in range(12):
         search = Search([*equals, *(Cell("batched", *shape) for shape in shapes)], (), (), seed, lambda: False)
         visits: dict[bool, dict[Cell, dict[int, float]]] = {False: {}, True: {}}
@@ -216,13 +215,10 @@ def test_the_interval_of_what_was_chosen_among_equals_holds_the_truth(noise: flo
             us = 100 * math.exp(chance.gauss(0, noise))
             search.note(synthetic.visit(cell, us, count=1, noise=0.0, round_=number))
             visits[number >= FRESH_FROM].setdefault(cell, {})[number] = us
-        arms, fresh = arms_of(visits[False]), arms_of(visits[True])
-        answers += [
-            Answer(Direction.H2D, StreamState.IDLE, *point, arms[point], decision, arms[point], fresh[point])
-            for point, decision in decide_all(arms).items()
-        ]
-    assert all(len(answer.fresh[answer.choice]) >= MIN_PAIRS for answer in answers)
-    intervals = [interval for answer in answers if (interval := answer.interval_of(answer.choice))]
+        found += answers(visits[False], visits[True])
+    assert all(len(one.measured.fresh[one.choice]) >= MIN_PAIRS for one in found)
+    intervals = [interval for one in found if (interval := one.measured.interval_of(one.choice))]
     assert len(intervals) == 12 * len(shapes)
     assert mean(low <= 100 <= high for low, high in intervals) >= 0.94
-    assert mean(math.log(answer.time_of(answer.choice) / 100) for answer in answers) == pytest.approx(0, abs=noise / 10)
+    times = [one.measured.us_of(one.choice) for one in found]
+    assert mean(math.log(us / 100) for us in times) == pytest.approx(0, abs=noise / 10)

@@ -4,7 +4,7 @@ import pytest
 
 from kvbench.models.presets import ModelChoice, presets
 from kvbench.sweep.plan import expand
-from kvbench.tune.search import beside_sweep, trying_overlap, tuning_sweep
+from kvbench.tune.search import trying_overlap, tuning_sweep
 from tests.strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS
 
 
@@ -38,5 +38,5 @@ def test_on_newer_drivers_batched_copies_are_also_measured_with_the_overlap_flag
     assert "sm" in {cell.backend for cell in cells if cell.pattern.run > 1}
     named = tuning_sweep(ModelChoice(), ["blocks=1024", "overlap=off"], ways)
     assert trying_overlap(named, driver) == named
-    kernels = beside_sweep("gemm", [], ["sm"])
+    kernels = tuning_sweep(ModelChoice(), ["blocks=1024"], ["sm"])
     assert trying_overlap(kernels, driver) == kernels

@@ -1,0 +1,330 @@
+"""What there is to choose from: the methods that runs measured for swaps of each shape, with the times of visits."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median, median_low
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvbench.analysis.compare import MIN_PAIRS, Visits, compare_visits
+from kvbench.analysis.intervals import median_interval
+from kvbench.analysis.margins import TIED
+from kvbench.cells.axes import Direction, Neighbour, Reuse, StreamState
+from kvbench.cells.backend_facts import BATCHED, MERGED, NO_CHOICES, PER_BLOCK, PRIMED, SM, TRITON, plug_ins_of
+from kvbench.cells.blocks import TRACE
+from kvbench.cells.cell import EQUAL, Cell
+from kvbench.cells.device_facts import BATCH_MAY_USE_SMS_FROM
+from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
+from kvbench.cells.policy import WORKLOAD_AXES, Choice
+from kvbench.cells.shape import SwapShape
+from kvbench.cells.units import gigabytes_per_second
+from kvbench.errors import UsageError
+from kvbench.results import Run
+from kvbench.results.outcomes import Outcome
+from kvbench.results.replays import trace_of
+from kvbench.sweep.installed import engines
+from kvbench.text import MAX_LINE, printable
+
+# Backends without SMs come first, with the single batched call as the simplest; then kvbench's kernel, then others.
+_SIMPLEST: Final = (BATCHED, PRIMED, PER_BLOCK, SM, TRITON)
+# Cells with a smaller share than this do not define the workload of a run.
+_FEW: Final = 1 / 3
+_USUAL: Final = {
+    "pause": "0",
+    "reuse": Reuse.FRESH.value,
+    "pattern": str(SHUFFLED),
+    "host_pattern": str(AS_PATTERN),
+    "device_pattern": str(AS_PATTERN),
+    "sizes": EQUAL,
+}
+# A search visits what it chose afresh in rounds from this one on; a sweep has fewer.
+FRESH_FROM: Final = 1000
+# The rounds of several runs are apart by this much, so that only visits of one run are pairs.
+RUN_STEP: Final = 100_000
+# The swaps of a trace in one direction are divided by size into this many parts, or fewer.
+PARTS: Final = 4
+_SWAPS_OF: Final = ("sha256", "descriptors", *Direction)  # of a trace in a spec: its file, and which of its swaps
+
+# The times of the methods for swaps of one shape.
+Arms = Mapping[Choice, Visits]
+_Blocks = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """What was measured of swaps of one shape: the methods to choose from and `every` one, by the visits that
+    decide, and `fresh` visits, which had no part in the choice of a search. `caller_us` are the times that a swap
+    takes from its thread.
+    """
+
+    shape: SwapShape
+    arms: Arms
+    every: Arms
+    fresh: Arms = field(default_factory=dict)
+    caller_us: Mapping[Choice, float] = field(default_factory=dict)
+
+    def only(self, keep: Callable[[Choice], bool]) -> "Measured":
+        """Return the same with the methods that `keep` accepts alone to choose from."""
+        return replace(self, arms={choice: visits for choice, visits in self.arms.items() if keep(choice)})
+
+    def visits_of(self, choice: Choice) -> Visits:
+        """Return the visits that say what a method takes: fresh ones where there are any."""
+        return self.fresh.get(choice) or self.every[choice]
+
+    def us_of(self, choice: Choice, *others: Choice) -> float:
+        """Return what a swap by a method takes in microseconds, from the rounds that measured `others` too if any."""
+        visits = self.visits_of(choice)
+        common = set(visits).intersection(*map(self.visits_of, others))
+        return typical([visits[number] for number in common or visits])
+
+    def gbps_of(self, choice: Choice, *others: Choice) -> float:
+        return gigabytes_per_second(self.shape.blocks * self.shape.block_bytes, self.us_of(choice, *others))
+
+    def interval_of(self, choice: Choice) -> tuple[float, float] | None:
+        """Return the 95% interval of the time, or None with too few visits."""
+        visits = list(self.visits_of(choice).values())
+        return median_interval(visits) if len(visits) >= MIN_PAIRS else None
+
+    def ratio(self, choice: Choice, other: Choice) -> float:
+        """Return the time of `other` over that of `choice`, from fresh visits if both have them."""
+        visits = self.fresh if {choice, other} <= self.fresh.keys() else self.every
+        return compare_visits(visits[choice], visits[other], TIED).ratio
+
+    def best_of(self, *backends: str) -> Choice | None:
+        """Return the fastest of all that was measured of some backends, or None."""
+        return min((one for one in self.every if one.backend in backends), key=self.us_of, default=None)
+
+    def standing_for(self, choice: Choice) -> Choice | None:
+        """Return what was measured here of a method: itself, or the same with the next smaller SM count, or None."""
+        axes = [axis for axis in choice.axes if axis[0] != "sms"]
+        alike = (
+            one
+            for one in self.every
+            if one.backend == choice.backend
+            and sms_of(one) <= sms_of(choice)
+            and [axis for axis in one.axes if axis[0] != "sms"] == axes
+        )
+        return max(alike, key=sms_of, default=None)
+
+
+def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
+    """Return what runs of one device measured of every shape of which they measured two backends or more.
+
+    `only` takes the swaps with these values of axes alone, such as a pause. A failed cell is no candidate. Raises
+    UsageError without any, and for runs of several devices.
+    """
+    machine_of(runs)
+    wanted = {axis: value for axis, value in only.items() if value is not None}
+    cells = [cell for cell in tried(runs) if all(_text(cell, axis) == value for axis, value in wanted.items())]
+    kept = set(one_workload(cells))
+    arms: dict[SwapShape, dict[Choice, dict[int, float]]] = {}
+    caller_us: dict[SwapShape, dict[Choice, list[float]]] = {}
+    for number, run in enumerate(runs):
+        plug_ins = plug_ins_of(run.info.backends)
+        for cell, outcome in run.outcomes.items():
+            if cell in kept and cell.backend not in NO_CHOICES and (times := outcome.times()):
+                choice = replace(Choice.at(cell), plug_in=cell.backend in plug_ins)
+                visits = arms.setdefault(SwapShape.of(cell), {}).setdefault(choice, {})
+                visits |= {number * RUN_STEP + round_: us for round_, us in times.items()}
+                caller_us.setdefault(SwapShape.of(cell), {}).setdefault(choice, []).append(outcome.us("caller_us"))
+    backends: dict[SwapShape, set[str]] = {}
+    for cell in kept:
+        backends.setdefault(SwapShape.of(cell), set()).add(cell.backend)
+    several = [shape for shape in sorted(arms) if len(backends[shape].difference(NO_CHOICES)) > 1]
+    if not several:
+        names = sorted({cell.backend for cell in kept} - {*NO_CHOICES})
+        what = f"{names[0]} alone was measured" if len(names) == 1 else "no shape was measured with two backends"
+        raise UsageError(f"nothing to choose from: {what}; measure more, such as -a backend=batched,sm")
+    return [
+        Measured(
+            shape,
+            chosen_by := _rounds(arms[shape], fresh=False),
+            chosen_by,
+            _rounds(arms[shape], fresh=True),
+            {choice: median(us) for choice, us in caller_us[shape].items()},
+        )
+        for shape in several
+    ]
+
+
+def _rounds(arms: Mapping[Choice, Mapping[int, float]], *, fresh: bool) -> dict[Choice, Visits]:
+    sides = {
+        choice: {number: us for number, us in visits.items() if (number % RUN_STEP >= FRESH_FROM) is fresh}
+        for choice, visits in arms.items()
+    }
+    return {choice: visits for choice, visits in sides.items() if visits}
+
+
+def swaps_of_trace(runs: Sequence[Run]) -> list[Measured]:
+    """Return the swaps of replays, a shape for each part of the swaps of a direction; a round is a swap's number.
+
+    The times are those of a swap of the size that stands for the part, at the rate of the swap. Raises UsageError
+    without swaps that every method made, and for runs of different swaps or of several devices.
+    """
+    machine_of(runs)
+    replayed = [{name: (trace_of(run) or {}).get(name) for name in _SWAPS_OF} for run in runs]
+    if any(one != replayed[0] for one in replayed):
+        paths = (Path(str((trace_of(run) or {}).get("path", ""))) for run in runs)
+        names = " and ".join(sorted({path.name or "the trace" for path in paths}))
+        raise UsageError(
+            printable(f"RUN: the runs replay different swaps, of {names}; give runs of one trace and seed")
+        )
+    swaps: dict[tuple[Direction, int], dict[Choice, dict[int, list[tuple[int, float, float]]]]] = {}
+    for run in runs:
+        for cell, outcome in run.outcomes.items():
+            if cell.sequence == TRACE and cell.backend not in NO_CHOICES and outcome.medians:
+                of_side = swaps.setdefault((cell.direction, cell.block_bytes), {})
+                _add_swaps(of_side.setdefault(Choice.at(cell), {}), outcome)
+    several = {side: made for side, made in swaps.items() if len({choice.backend for choice in made}) > 1}
+    parts = [one for side, made in sorted(several.items()) for one in _parts_of(*side, made)]
+    if not parts:
+        raise UsageError("nothing to choose from: no swap of the trace was made by two backends or more")
+    return parts
+
+
+def _add_swaps(made: dict[int, list[tuple[int, float, float]]], outcome: Outcome) -> None:
+    """Add the blocks, the time and the time of the thread of every swap that the visits of a cell replayed."""
+    for visit in outcome.visits:
+        samples = visit.samples
+        numbers, blocks = samples.swap_numbers or (), samples.swap_blocks or ()
+        for number, *swap in zip(numbers, blocks, samples.wall_us, samples.caller_us, strict=False):
+            made.setdefault(number, []).append((int(swap[0]), swap[1], swap[2]))
+
+
+def _parts_of(
+    direction: Direction, block_bytes: int, made: Mapping[Choice, Mapping[int, Sequence[tuple[int, float, float]]]]
+) -> list[Measured]:
+    by_all = sorted(set.intersection(*(set(swaps) for swaps in made.values())))
+    blocks = np.array([next(iter(made.values()))[number][0][0] for number in by_all], dtype=np.int64)
+    parts = []
+    for indices in parts_of(blocks) if by_all else ():
+        label = label_of(blocks[indices])
+        arms: dict[Choice, Visits] = {}
+        caller_us: dict[Choice, float] = {}
+        for choice, swaps in made.items():
+            of_part = {by_all[at]: swaps[by_all[at]] for at in indices.tolist()}
+            means = {
+                number: [sum(swap[at] for swap in each) / len(each) / each[0][0] * label for at in (1, 2)]
+                for number, each in of_part.items()
+            }
+            arms[choice] = {number: us for number, (us, _) in means.items() if us > 0}
+            caller_us[choice] = median(thread_us for _, thread_us in means.values())
+        shape = SwapShape(direction, StreamState.IDLE, label, block_bytes)
+        parts.append(Measured(shape, arms, arms, {}, caller_us))
+    return parts
+
+
+def parts_of(blocks: _Blocks) -> list[_Blocks]:
+    """Return the indices of the swaps of each part, of swaps with these numbers of blocks, the smallest first.
+
+    The parts have about equal shares of the bytes, so that each counts for about its share of the time. A part without
+    the swaps that a verdict needs joins the one below it, or the first the one above; so does one whose middle swap is
+    as large.
+    """
+    order = np.argsort(blocks, kind="stable")
+    before = np.cumsum(blocks[order]) - blocks[order]
+    part = before * PARTS // max(1, int(blocks.sum()))
+    parts: list[_Blocks] = []
+    for indices in (order[part == number] for number in range(PARTS)):
+        few = bool(parts) and min(len(indices), len(parts[-1])) < MIN_PAIRS
+        if few or (parts and label_of(blocks[indices]) == label_of(blocks[parts[-1]])):
+            parts[-1] = np.concatenate([parts[-1], indices])
+        elif len(indices):
+            parts.append(indices)
+    return parts
+
+
+def label_of(blocks: _Blocks) -> int:
+    """Return the number of blocks that stands for a part: that of its middle swap."""
+    return int(np.sort(blocks)[len(blocks) // 2])
+
+
+def typical(times: Collection[float]) -> float:
+    """Return the median of some visits; of too few for a verdict the lower middle, since a disturbance only slows."""
+    return median(times) if len(times) >= MIN_PAIRS else median_low(times)
+
+
+def preference(choice: Choice) -> tuple[int, int, str]:
+    """Sort key of choices that are not told apart: the SMs that one takes, then how simple it is."""
+    simplicity = _SIMPLEST.index(choice.backend) if choice.backend in _SIMPLEST else len(_SIMPLEST)
+    return sms_of(choice), simplicity, str(choice)
+
+
+def sms_of(choice: Choice) -> int:
+    """Return the SM count of a choice, or 0 if it has none."""
+    return int(dict(choice.axes).get("sms", 0))
+
+
+def may_take_sms(choice: Choice, driver: int) -> bool:
+    """Return whether a driver (13010: CUDA 13.1) may make the copies of a choice with SMs: batched ones without the
+    prefer-overlap flag.
+    """
+    copies = {BATCHED, MERGED, PRIMED, *(engine.same_as for engine in engines().values())}
+    asks = dict(choice.axes).get("overlap") == "on"
+    return driver >= BATCH_MAY_USE_SMS_FROM and choice.backend in copies and not asks
+
+
+def driver_of(runs: Sequence[Run]) -> int:
+    """Return the newest CUDA version that the driver of some runs supports (13010: 13.1), 0 where it is not known."""
+    match = re.fullmatch(r"(\d{1,3})\.(\d)", str(runs[0].info.identity.get("cuda_driver_api")))
+    return 1000 * int(match[1]) + 10 * int(match[2]) if match else 0
+
+
+def machine_of(runs: Sequence[Run]) -> tuple[str, str]:
+    """Return the one device and driver of `runs`; raises UsageError where they are of several."""
+    pairs = [(run.info.device.get("title"), run.info.identity.get("driver_version")) for run in runs]
+    machines = {(str(title or "")[:MAX_LINE], str(driver or "")[:MAX_LINE]) for title, driver in pairs}
+    if len(machines) > 1:
+        names = sorted(f"{title or 'an unnamed device'} with driver {driver or 'none'}" for title, driver in machines)
+        raise UsageError(f"runs must be of one device and driver; these are of {'; '.join(names)}")
+    return machines.pop()
+
+
+def tried(runs: Sequence[Run]) -> list[Cell]:
+    """Return the cells that a choice can go by, measured or failed: single swaps, with nothing beside them."""
+    return [cell for run in runs for cell, one in run.outcomes.items() if one.status != "skipped" and _alone(cell)]
+
+
+def _alone(cell: Cell) -> bool:
+    beside = cell.neighbour is not Neighbour.NONE or cell.devices > 1 or cell.layers
+    return not (cell.queued or cell.streams > 1 or beside or cell.sequence == TRACE)
+
+
+def workload_axes(runs: Sequence[Run]) -> dict[str, str]:
+    """Return the pool, the reuse and the patterns of most of the swaps that a policy is based on."""
+    every = [cell for run in runs for cell in run.outcomes]
+    cells = one_workload(tried(runs)) or every  # swaps of a trace
+    return {axis: Counter(_text(cell, axis) for cell in cells).most_common(1)[0][0] for axis in WORKLOAD_AXES}
+
+
+def one_workload(cells: Iterable[Cell]) -> list[Cell]:
+    """Return the cells of one workload: memory allocated by the driver; no pause before pauses, fresh blocks before
+    reused ones, shuffled blocks before other patterns, one pattern for both sides and blocks of one size, unless there
+    are few; the pool of most cells.
+    """
+    kept = [cell for cell in cells if cell.as_strings().get("memory") in (None, "allocated")]
+    for axis, usual in _USUAL.items():
+        values = {cell: _text(cell, axis) for cell in kept}
+        ranked = Counter(values[cell] for cell in kept).most_common()
+        counts = dict(ranked)
+        if counts.get(usual, 0) >= min(_FEW * len(kept), ranked[0][1] if ranked else 0):
+            kept = [cell for cell in kept if values[cell] == usual]
+        else:  # the shapes of models have layouts of their own
+            rarity = {value: rank for rank, (value, _) in enumerate(ranked)}
+            least: dict[tuple[int, int], int] = {}
+            for cell in kept:
+                size = cell.blocks, cell.block_bytes
+                least[size] = min(least.get(size, len(ranked)), rarity[values[cell]])
+            kept = [cell for cell in kept if rarity[values[cell]] == least[cell.blocks, cell.block_bytes]]
+    pools = Counter(cell.pool_bytes for cell in kept)
+    most = max((pool for pool, count in pools.items() if count == max(pools.values())), default=0)
+    return [cell for cell in kept if cell.pool_bytes == most]
+
+
+def _text(cell: Cell, axis: str) -> str:
+    return str(cell.spelled_out().get(axis) or _USUAL.get(axis, ""))

@@ -1,0 +1,222 @@
+"""What the swaps of a model take by a rule: its loads and stores, and lines over its tokens for planners."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import product
+from typing import Annotated, Any, Final
+
+import msgspec
+import numpy as np
+
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import AXES
+from kvbench.cells.policy import Choice
+from kvbench.cells.shape import SwapKind
+from kvbench.errors import UsageError
+from kvbench.models.geometry import ModelSwap, model_swap
+from kvbench.results import Run
+from kvbench.tune.answer import shapes_of
+from kvbench.tune.candidates import Measured, sms_of
+from kvbench.tune.rule import Rule, rule_of
+
+# The tokens at which a line is fitted, where all groups of the model were measured.
+_TOKENS: Final = tuple(2**power for power in range(4, 21))
+
+
+class Hit(msgspec.Struct, frozen=True, kw_only=True):
+    """A hit of `tokens` tokens in the cache: it saves the difference of the times."""
+
+    tokens: int
+    load_us: float
+    prefill_us: float
+    extrapolated: Annotated[bool, msgspec.Meta(description="whether the line was fitted to fewer tokens")]
+
+
+class TokenLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What loading or storing the cache of some tokens of a model takes: us = `us` + `us_per_token` x tokens."""
+
+    # fmt: off
+    model: str
+    tp: Annotated[int, msgspec.Meta(description="ranks; the times are those of one")]
+    direction: str
+    stream_state: Annotated[str, msgspec.Meta(description="idle: one swap; sustained: one more behind others")]
+    pause: Annotated[str, msgspec.Meta(
+        description="0: called in a tight loop (warm); else the other work of the CPU before each call (cold)")]
+    us: float
+    us_per_token: float
+    tokens: Annotated[tuple[int, int], msgspec.Meta(description="the range for which the line was fitted")]
+    measured: Annotated[list[int], msgspec.Meta(
+        description="the numbers of tokens in the range at which swaps were measured; all between are interpolated")]
+    error: Annotated[float | None, msgspec.Meta(
+        description="largest deviation of a measured time, as a fraction; null with fewer than three in the range")]
+    bytes_per_token: float
+    faster_than_prefill_from_tokens: Annotated[int | msgspec.UnsetType | None, msgspec.Meta(
+        description="of loads, with a rate of prefill: null where loading is never faster")] = msgspec.UNSET
+    hit: Hit | msgspec.UnsetType = msgspec.UNSET
+    # fmt: on
+
+    def beside_prefill(self, tokens_per_s: float, hit: int) -> "TokenLine":
+        """Return the line of a load with the number of tokens from which it is faster, and what a hit saves."""
+        gain_us, prefill_us = 1e6 / tokens_per_s - self.us_per_token, 1e6 * hit / tokens_per_s
+        first = max(1, math.floor(self.us / gain_us) + 1) if gain_us > 0 else None
+        load_us = round(self.us + self.us_per_token * hit, 1)
+        saved = Hit(tokens=hit, load_us=load_us, prefill_us=round(prefill_us, 1), extrapolated=hit > self.tokens[1])
+        return msgspec.structs.replace(self, faster_than_prefill_from_tokens=first, hit=saved)
+
+
+def token_lines(
+    runs: Sequence[Run], keep: Callable[[Choice], bool], swaps: Sequence[ModelSwap], prefill: float
+) -> Iterator[TokenLine]:
+    """Yield a line for each model and each direction, stream state and pause of runs with enough measured shapes.
+
+    Loads are compared with `prefill` tokens a second, unless it is 0.
+    """
+    most = {key[:2]: groups for key, groups in sorted(_by_model(swaps).items(), key=lambda item: item[0][2])}
+    for us in sorted({cell.pause_us for run in runs for cell in run.outcomes}) if swaps else ():
+        pause = str(AXES["pause"].show(us))
+        with suppress(UsageError):  # too few backends after this pause
+            rule = rule_of(shapes_of(runs, keep, pause=pause))
+            for groups, kind in product(most.values(), rule.parts):
+                if line := _line(rule, kind, groups, pause):
+                    loads = prefill and kind.direction is Direction.H2D
+                    yield line.beside_prefill(prefill, groups[0].tokens) if loads else line
+
+
+def _line(rule: Rule, kind: SwapKind, groups: Sequence[ModelSwap], pause: str) -> TokenLine | None:
+    tokens = np.array(_TOKENS, dtype=np.float64)
+    moved = [np.array([_bytes_of(group, number) for number in _TOKENS], dtype=np.float64) for group in groups]
+    curves = []  # bytes and times of the block size nearest to that of each group
+    for group in groups:
+        size = rule.nearest(kind, group.block_bytes, group.blocks).shape.block_bytes
+        alike = sorted(
+            (one for one in rule.shapes_of(kind) if one.shape.block_bytes == size), key=lambda one: one.shape
+        )
+        curves.append(([size * one.shape.blocks for one in alike], [one.us_of(rule.choices[one]) for one in alike]))
+
+    def us_at(number: float) -> float:
+        """Return the time of all groups, each as of the same bytes in blocks of the measured size; NaN beyond these."""
+        every = zip(curves, moved, strict=True)
+        return sum(float(np.interp(np.interp(number, tokens, of), *curve, math.nan, math.nan)) for curve, of in every)
+
+    own, of = np.array(curves[0][0]), moved[0]
+    one = len(groups) == 1 and of[0] < of[-1]
+    measured = np.interp(own[(own >= of[0]) & (own <= of[-1])], of, tokens) if one else np.array([])
+    times = {number: us for number in sorted({*tokens, *measured}) if math.isfinite(us := us_at(number))}
+    if len(times) < 2:
+        return None
+    counts, times_us = np.array([*times]), np.array([*times.values()])
+    shares = np.column_stack([1 / times_us, counts / times_us])  # so that relative errors are least
+    start, slope = np.linalg.lstsq(shares, np.ones(len(counts)), rcond=None)[0].tolist()
+    if start < 0:
+        start, slope = 0.0, float(shares[:, 1].sum() / np.square(shares[:, 1]).sum())
+    seen = np.isin(counts, measured)
+    errors = np.abs(shares @ [start, slope] - 1)[seen]
+    last = float(counts[-1])
+    return TokenLine(
+        model=groups[0].geometry.name,
+        tp=groups[0].tp,
+        direction=kind.direction.value,
+        stream_state=kind.stream_state.value,
+        pause=pause,
+        us=round(start, 3),
+        us_per_token=round(slope, 6),
+        tokens=(math.ceil(counts[0]), int(last)),
+        measured=[round(tokens) for tokens in counts[seen].tolist()],
+        error=math.ceil(errors.max() * 1e4) / 1e4 if len(errors) > 2 else None,  # it passes through two
+        bytes_per_token=round(sum(float(np.interp(last, tokens, of)) for of in moved) / last, 1),
+    )
+
+
+def _bytes_of(swap: ModelSwap, tokens: int) -> int:
+    """Return the bytes of the swap of another number of tokens of the same model."""
+    of = model_swap(
+        swap.geometry,
+        tp=swap.tp,
+        tokens=tokens,
+        block_tokens=swap.block_tokens,
+        layout=swap.layout,
+        chunk_tokens=swap.chunk_tokens,
+    )
+    return of.block_bytes * of.blocks
+
+
+def _by_model(swaps: Sequence[ModelSwap]) -> Mapping[tuple[str, int, int], list[ModelSwap]]:
+    """Return the groups of each model, number of ranks and number of tokens."""
+    groups: dict[tuple[str, int, int], list[ModelSwap]] = {}
+    for swap in swaps:
+        groups.setdefault((swap.geometry.name, swap.tp, swap.tokens), []).append(swap)
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The swap of a model in one direction and stream state, at the GB/s of the choice for the `nearest` shape."""
+
+    swap: ModelSwap
+    nearest: Measured
+    choice: Choice
+    caller_us: float
+
+    @property
+    def us(self) -> float:
+        return self.swap.block_bytes * self.swap.blocks / self.gbps / 1e3
+
+    @property
+    def gbps(self) -> float:
+        return self.nearest.gbps_of(self.choice)
+
+    @property
+    def kind(self) -> SwapKind:
+        return self.nearest.shape.kind
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            "model": self.swap.geometry.name,
+            "group": self.swap.geometry.label,
+            "tokens": self.swap.tokens,
+            "block_bytes": self.swap.block_bytes,
+            "blocks": self.swap.blocks,
+            **self.kind.to_plain(),
+            "quantity": self.kind.stream_state.quantity,
+            "choice": str(self.choice),
+            "us": round(self.us, 1),
+            "gbps": round(self.gbps, 3),
+            "caller_us": round(self.caller_us, 1),
+            "sms": sms_of(self.choice),
+            "measured": {"block_bytes": self.nearest.shape.block_bytes, "blocks": self.nearest.shape.blocks},
+        }
+
+
+def loads_of(rule: Rule, swap: ModelSwap) -> Iterator[Load]:
+    """Yield the swap of a model in every direction and stream state of a rule."""
+    choices = rule.choices
+    for kind in rule.parts:
+        nearest = rule.nearest(kind, swap.block_bytes, swap.blocks)
+        alike = [one for one in rule.shapes_of(kind) if choices[one].backend == choices[nearest].backend]
+        times = {one: us for one in alike if math.isfinite(us := one.caller_us.get(choices[one], math.nan))}
+        yield Load(swap, nearest, choices[nearest], _caller_us(times, swap))
+
+
+def _caller_us(times: Mapping[Measured, float], swap: ModelSwap) -> float:
+    """Return the time of the calling thread between those of measured numbers of blocks, of the nearest size each."""
+    by_size = sorted(times, key=lambda one: abs(math.log(one.shape.block_bytes / swap.block_bytes)))
+    known = sorted({one.shape.blocks: times[one] for one in reversed(by_size)}.items())
+    if not known:
+        return math.nan
+    counts, us = np.array(known, dtype=np.float64).T
+    slope = np.diff([0, *us])[-1] / np.diff([0, *counts])[-1]
+    return float(np.interp(swap.blocks, counts, us) + max(0.0, slope) * max(0, swap.blocks - counts[-1]))
+
+
+def totals_of(rule: Rule, swaps: Sequence[ModelSwap]) -> Iterator[str]:
+    """Yield a line for each model of several groups: what all of them take, one after another."""
+    for (name, tp, tokens), groups in _by_model(swaps).items():
+        if len(groups) > 1:
+            times: dict[SwapKind, float] = {}
+            for load in (load for swap in groups for load in loads_of(rule, swap)):
+                times[load.kind] = times.get(load.kind, 0) + load.us
+            texts = ", ".join(f"{kind} {us:.0f} us" for kind, us in times.items())
+            ranks = f", TP {tp}" if tp > 1 else ""
+            yield f"{name}{ranks}, {tokens} tokens, all {len(groups)} groups: {texts}"
