@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from kvbench.analysis.margins import GATE
-from kvbench.cli.options import NO_OPTIONS, Command, FromStruct, Group, with_struct_options
+from kvbench.cli.options import NO_OPTIONS, FromStruct, with_struct_options
 from kvbench.cli.sweep import Axis, Filters, default_folder, terminated
 from kvbench.errors import ExitCode, UsageError
 from kvbench.text import HIDDEN, convert, folded
@@ -27,7 +27,6 @@ DEFAULT_SUITE: Final = "gate-suite"
 DEFAULT_MINUTES: Final = 1.0
 
 gate = typer.Typer(
-    cls=Group,
     name="gate",
     help="Compare two builds or backends, or check rules about one run.",
     no_args_is_help=True,
@@ -76,7 +75,7 @@ _GitHub = Annotated[bool, typer.Option("--github", help="Write a step summary an
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; progress goes to stderr.")]
 
 
-@gate.command(cls=Command)
+@gate.command()
 def rules(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory to check.", show_default=False)],
     rules_file: Annotated[
@@ -101,7 +100,7 @@ def rules(
     raise typer.Exit(report.exit_code)
 
 
-@gate.command(cls=Command, context_settings={"allow_extra_args": True})
+@gate.command(context_settings={"allow_extra_args": True})
 @with_struct_options
 def compare(
     ctx: typer.Context,

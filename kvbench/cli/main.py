@@ -15,9 +15,11 @@ from typing import Any, Final
 
 import typer
 import typer.main
+from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import TyperException
 
 from kvbench.cells.cell import AXES
-from kvbench.cli.options import Command, Group, version_line
+from kvbench.cli.options import version_line
 from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError, brief
 from kvbench.text import printable, short, wrapped
 
@@ -27,18 +29,6 @@ TRACEBACK_VARIABLE: Final = "KVBENCH_TRACEBACK"
 _CLOSED: Final = "the reader of the output closed it"
 # What the system says of a path that a user names: even looking for such a file raises.
 _BAD_PATH: Final = frozenset({errno.ENAMETOOLONG, errno.EACCES})
-
-# pydantic's names of errors, and what would be right.
-_EXPECTED: Final = {
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "float_parsing": "a number",
-    "greater_than_equal": "{ge:g} or more",
-    "less_than_equal": "{le:g} or less",
-}
-
-# The base class of the parser's errors: typer exports only a subclass, and since 0.26 the base is not click's own.
-_BAD_USAGE: Final[type[typer.BadParameter]] = typer.BadParameter.__bases__[0]
 
 # In the order of the help, where they are and what the list of commands says of them. They are imported when they are
 # called: the core imports none of its guests, probe and traces, and the list waits for none of them.
@@ -56,7 +46,7 @@ _COMMANDS: Final = {
 }
 
 
-class _Commands(Group):
+class _Commands(TyperGroup):
     """The commands, each built from its module when it is asked for."""
 
     lists = False
@@ -84,14 +74,14 @@ class _Commands(Group):
             return None
         place, summary = _COMMANDS[cmd_name]
         if self.lists:
-            return Command(cmd_name, help=summary)
+            return TyperCommand(cmd_name, help=summary)
         path, _, name = place.partition(":")
         module = import_module(path)
         command = getattr(module, name)
         if isinstance(command, typer.Typer):
             return typer.main.get_group(command)
         alone = typer.Typer(add_completion=False)
-        alone.command(cmd_name, cls=Command, epilog=getattr(module, "EPILOG", None))(command)
+        alone.command(cmd_name, epilog=getattr(module, "EPILOG", None))(command)
         return typer.main.get_command(alone)
 
 
@@ -170,10 +160,10 @@ def run(arguments: list[str]) -> int:
         sys.stdout.flush()
     except KvbenchError as error:
         return _complain(str(error), error.exit_code)
-    except _BAD_USAGE as error:
+    except TyperException as error:
         message = " ".join(error.format_message().split())
         # Bare `kvbench` raises an error without a message: its help is already printed.
-        return _complain(_plain(error, message) + _axis_meant(error), ExitCode.USAGE)
+        return _complain(message + _axis_meant(error), ExitCode.USAGE)
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except Exception as error:
@@ -237,16 +227,3 @@ def _cut(line: str) -> str:
 def _axis_meant(error: Exception) -> str:
     name = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
     return f"; {name} is an axis: write -a {name}=VALUES" if name in AXES else ""
-
-
-def _plain(error: Exception, message: str) -> str:
-    """Return the message of the parser without the words of pydantic, with which typer 0.26 and newer check values."""
-    details = getattr(error.__cause__, "errors", None)
-    if not details:
-        return message
-    first_error = details()[0]
-    option, value = message.partition(": ")[0], brief(repr(first_error["input"]))
-    if expected := _EXPECTED.get(first_error["type"]):
-        return f"{option}: {value} is not {expected.format(**first_error.get('ctx', {}))}"
-    plain = message.replace("Value error, ", "")
-    return plain if value in plain else f"{plain} (given: {value})"

@@ -1,4 +1,4 @@
-"""Options of several commands: generated from a struct, shell completion, the version; and how help shows flags."""
+"""Options of several commands: generated from a struct, shell completion, and the version."""
 
 import inspect
 import subprocess
@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final, get_type_hints
 
 import msgspec
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from kvbench._version import __version__
 from kvbench.cells.cell import AXES
@@ -83,29 +82,6 @@ def _option(option: msgspec.inspect.Field, panel: str | None, default: str) -> i
     typer_option = typer.Option(help=text, autocompletion=completion, rich_help_panel=panel, hidden=hidden)
     annotation = Annotated[kind | None, typer_option]  # type: ignore[valid-type]  # known at run time only
     return inspect.Parameter(option.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
-
-
-class _PlainFlags:
-    """Shows no type of flags in help, where typer 0.29 writes <bool>."""
-
-    def get_params(self, context: Any) -> list[Any]:
-        params: list[Any] = super().get_params(context)  # type: ignore[misc]  # of typer's classes
-        for param in params:
-            if getattr(param, "is_flag", False):
-                param.display_type_rich = _no_type
-        return params
-
-
-def _no_type(*, ctx: object) -> None:
-    del ctx
-
-
-class Command(_PlainFlags, TyperCommand):
-    """A command of kvbench."""
-
-
-class Group(_PlainFlags, TyperGroup):
-    """A group of commands of kvbench."""
 
 
 def version_line() -> str:

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from kvbench.cells.units import parse_size
-from kvbench.cli.options import NO_OPTIONS, Command, FromStruct, Group, with_struct_options
+from kvbench.cli.options import NO_OPTIONS, FromStruct, with_struct_options
 from kvbench.cli.tables import print_rows
 from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from kvbench.sweep.swap_file import Header as SwapHeader
     from kvbench.traces.requests import Request
 
-trace = typer.Typer(
-    name="trace", cls=Group, help="Turn request traces into swaps, and describe the swaps. Needs no GPU."
-)
+trace = typer.Typer(name="trace", help="Turn request traces into swaps, and describe the swaps. Needs no GPU.")
 
 _Requests = Annotated[Path, typer.Argument(help="Requests as JSON lines, as in Mooncake's traces.")]
 _Model = Annotated[str, typer.Option(help="Model: a name (kvbench list models) or a config.json.")]
@@ -48,7 +46,7 @@ _TimeUnit = Annotated[
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-@trace.command(cls=Command)
+@trace.command()
 @with_struct_options
 def make(
     requests: _Requests,
@@ -91,7 +89,7 @@ def _read(path: Path, given: "Header", block_tokens: int) -> "list[Request]":
     return requests
 
 
-@trace.command(cls=Command)
+@trace.command()
 def show(
     files: Annotated[
         list[Path],

@@ -68,9 +68,9 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
         ["nothing to measure: devices=2 requires --device to name 2 devices"],
     ),
     (["sweep", "--device=cuda:99"], ["--device cuda:99: not found", "cpu"]),
-    (["sweep", "--rounds=two"], ["--rounds", "'two'", "whole number"]),
+    (["sweep", "--rounds=two"], ["--rounds", "valid integer"]),
     (["sweep", "--rounds=0"], ["rounds: 0", "from 1 to 1000"]),
-    (["sweep", "--cell-seconds=tight"], ["--cell-seconds", "'tight'", "is not a number"]),
+    (["sweep", "--cell-seconds=tight"], ["--cell-seconds", "valid number"]),
     (["sweep", "--seed=-1"], ["seed: -1", "from 0 to"]),
     (["sweep", "--host-memory=lots"], ["--host-memory", "'lots'", "KiB, MiB, GiB"]),
     # faults
@@ -90,8 +90,8 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "--out=a\nb"], [r"'--out=a\nb'", "one line of printable text"]),
     (["report", "nowhere", "-o", "a\nb"], [r"'a\nb'", "one line of printable text"]),
     (["probe", "--out", "a\x7fb"], [r"'a\x7fb'", "one line of printable text"]),
-    (["sweep", "--trace-swaps=0"], ["--trace-swaps", "'0' is not 1 or more"]),
-    (["trace", "make", "--prefill-s=1e9"], ["--prefill-s", "'1e9' is not 3600 or less"]),
+    (["sweep", "--trace-swaps=0"], ["--trace-swaps", "greater than or equal to 1"]),
+    (["trace", "make", "--prefill-s=1e9"], ["--prefill-s", "less than or equal to 3600"]),
     (["show", "."], [". is not a run directory: it has no run.json"]),
     (["report", "nowhere", "-o", "there"], ["nowhere is not a run directory: folder not found"]),
     # gate
@@ -197,7 +197,7 @@ def test_bad_input_is_refused_with_this_line(refusal: Callable[..., str], argume
 
 
 @pytest.mark.parametrize(
-    ("arguments", "word"), [("sweep --rounds=two", "'two'"), ("sweep -ablocks=0", "blocks=0"), ("swep", "'swep'")]
+    ("arguments", "word"), [("sweep --rounds=two", "integer"), ("sweep -ablocks=0", "blocks=0"), ("swep", "'swep'")]
 )
 def test_the_command_refuses_bad_input_in_the_same_way(tmp_path: Path, arguments: str, word: str) -> None:
     done = kvbench(*arguments.split(), cwd=tmp_path)
@@ -315,11 +315,11 @@ def test_the_completion_works_in_bash(tmp_path: Path) -> None:
     assert "kvbench" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["", "sweep", "show", "tune", "report", "gate compare", "trace make", "probe"])
-def test_help_describes_a_flag_and_shows_no_type_for_it(command: str) -> None:
-    done = succeeds(*command.split(), "--help", cwd=Path.cwd())
-    assert "--help" in done.stdout
-    assert "bool" not in done.stdout
+@pytest.mark.parametrize("command", ["sweep", "gate compare", "probe"])
+def test_the_help_leaves_out_options_for_tests(command: str) -> None:
+    shown = succeeds(*command.split(), "--help", cwd=Path.cwd()).stdout
+    assert "--device" in shown
+    assert not re.search(r"fault |--warmups|--busy-delay", shown)
 
 
 @pytest.mark.parametrize("command", [[], ["sweep"], ["gate", "compare"], ["probe"]])
