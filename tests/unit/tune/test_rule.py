@@ -440,3 +440,21 @@ def test_an_answer_for_one_shape_is_decided_by_six_visits(tmp_path: Path) -> Non
     few = answers_of(shapes_of([load_run(synthetic.write_run(tmp_path / "few", five))], lambda _: True))
     assert not any(one.decided for one in few)
     assert isinstance(few[0].measured, Measured)
+
+
+def test_methods_that_took_turns_are_compared_sample_by_sample(tmp_path: Path) -> None:
+    """A machine that moves by a half within each visit hides 5% between visits, and nothing between samples in turn."""
+    shape = (Direction.H2D, 256, 4 * KIB)
+    arms = {Cell("sm", *shape, sms=sms): us for sms, us in ((2, 105.0), (4, 100.0))}
+    others = [synthetic.visit(Cell("batched", *shape), 500.0, round_=number) for number in range(6)]
+    choices = []
+    for group in (None, "sms"):
+        visits = list(others)
+        for number, (cell, us) in product(range(6), arms.items()):
+            made = synthetic.visit(cell, us, count=40, noise=0.0, round_=number)
+            moved = [us * (1 + 0.5 * ((at // 10 + number + (cell.sms or 0) * (group is None)) % 3)) for at in range(40)]
+            samples = msgspec.structs.replace(made.samples, event_us=moved)
+            visits.append(msgspec.structs.replace(made, samples=samples, group=group and f"{group}-{number}"))
+        run = load_run(synthetic.write_run(tmp_path / str(group), visits))
+        choices.append(str(next(iter(rule_for_all([run]).choices.values()))))
+    assert choices == ["sm sms=2", "sm sms=4"]
