@@ -73,7 +73,7 @@ void driver(nb::module_& m) {
           },
           "kind"_a, "at"_a = 0, "delay_us"_a = 0.0);
   m.def("open_host", &open_host, "with_batch"_a = true);
-  m.def("open_cuda", &open_cuda, "ordinal"_a, "library"_a = "libcuda.so.1");
+  m.def("open_cuda", &shared_cuda, "ordinal"_a, "library"_a = "libcuda.so.1");
   m.def("count_cuda_devices", &count_cuda_devices, "library"_a = "libcuda.so.1");
 }
 

@@ -26,17 +26,21 @@ inline constexpr int kFuncMaxDynamicSharedSizeBytes = 8;
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr std::uintptr_t kStreamLegacy = 1;
 inline constexpr std::uintptr_t kStreamPerThread = 2;
+inline constexpr int kPointerAccessFlags = 16;
+inline constexpr int kPointerMapped = 13;
 inline constexpr int kPointerMemoryType = 2;
 inline constexpr int kPointerDevicePointer = 3;
 inline constexpr int kPointerIsManaged = 8;
 inline constexpr int kPointerDeviceOrdinal = 9;
 inline constexpr int kPointerRangeStart = 11;
 inline constexpr int kPointerRangeSize = 12;
+inline constexpr int kAccessRead = 1;
 inline constexpr unsigned kMemoryTypeHost = 1;
 inline constexpr unsigned kMemoryTypeDevice = 2;
 inline constexpr unsigned kEventDefault = 0;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr int kCaptureOfThread = 1;
+inline constexpr int kCaptureRelaxed = 2;
 inline constexpr unsigned kFlagPreferOverlapWithCompute = 1;
 
 enum DeviceAttribute : int {
@@ -99,6 +103,7 @@ using BatchAsync130 = Result (*)(DevicePointer*, DevicePointer*, std::size_t*, s
   ENTRY(stream_synchronize, "cuStreamSynchronize", (StreamHandle))                                             \
   ENTRY(stream_query, "cuStreamQuery", (StreamHandle))                                                         \
   ENTRY(stream_wait_event, "cuStreamWaitEvent", (StreamHandle, EventHandle, unsigned))                         \
+  ENTRY(thread_exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", (int* mode))                        \
   ENTRY(stream_is_capturing, "cuStreamIsCapturing", (StreamHandle, int* status))                               \
   ENTRY(stream_begin_capture, "cuStreamBeginCapture", (StreamHandle, int mode))                                \
   ENTRY(stream_end_capture, "cuStreamEndCapture", (StreamHandle, Graph*))                                      \

@@ -1,13 +1,18 @@
 #include "driver/cuda.hpp"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <vector>
+#include <tuple>
 
 #include "driver/content_kernels.hpp"
 #include "driver/library.hpp"
@@ -42,7 +47,7 @@ class CudaDriver final : public Driver {
     {
       const CurrentDevice current(*this);
       content_kernels_.reset();  // while the context that owns its memory still exists
-      for (const cuda::Module module : modules_) api_.module_unload(module);
+      for (const auto& [cubin, module] : modules_) api_.module_unload(module);
     }
     api_.primary_ctx_release(device_);
   }
@@ -61,17 +66,22 @@ class CudaDriver final : public Driver {
     return memory;
   }
 
-  /// torch and other libraries change the context of the thread, and expect it as they left it. Where the driver fails
-  /// here, it fails in the call that follows.
+  /// torch and other libraries change the context of the thread, and expect it as they left it. While another thread
+  /// captures a graph in the mode global, what is unsafe in a graph would fail here and end that capture. Where the
+  /// driver fails here, it fails in the call that follows.
   Previous enter() const noexcept override {
     cuda::Context before = nullptr;
     api_.ctx_get_current(&before);
-    if (before != context_) api_.ctx_set_current(context_);
-    return reinterpret_cast<Previous>(before);
+    if (before != context_) bind_thread();
+    int capture_mode = cuda::kCaptureRelaxed;
+    api_.thread_exchange_capture_mode(&capture_mode);
+    return {reinterpret_cast<std::uintptr_t>(before), capture_mode};
   }
   void leave(Previous previous) const noexcept override {
-    if (handle(previous) != context_) api_.ctx_set_current(handle(previous));
+    api_.thread_exchange_capture_mode(&previous.capture_mode);
+    if (handle(previous.context) != context_) api_.ctx_set_current(handle(previous.context));
   }
+  void bind_thread() const noexcept override { api_.ctx_set_current(context_); }
 
   Memory allocate(MemoryKind kind, std::size_t bytes) override {
     const CurrentDevice current(*this);
@@ -110,12 +120,13 @@ class CudaDriver final : public Driver {
 
   Region region_of(Address address) override {
     unsigned type = 0, managed = 0;  // type stays 0 for memory that the driver does not know
-    int device = -1;
+    int device = -1, access = 0;
     cuda::DevicePointer begin = 0, for_kernels = 0;
     std::size_t bytes = 0;
     std::array attributes{cuda::kPointerMemoryType,    cuda::kPointerIsManaged,  cuda::kPointerDeviceOrdinal,
-                          cuda::kPointerDevicePointer, cuda::kPointerRangeStart, cuda::kPointerRangeSize};
-    std::array<void*, 6> values{&type, &managed, &device, &for_kernels, &begin, &bytes};
+                          cuda::kPointerDevicePointer, cuda::kPointerRangeStart, cuda::kPointerRangeSize,
+                          cuda::kPointerAccessFlags};
+    std::array<void*, 7> values{&type, &managed, &device, &for_kernels, &begin, &bytes, &access};
     check(api_.pointer_get_attributes(attributes.size(), attributes.data(), values.data(), address),
           "cuPointerGetAttributes");
     Region region{.begin = begin, .bytes = bytes, .device = device};
@@ -129,8 +140,8 @@ class CudaDriver final : public Driver {
       return {};
     }
     region.other_address = region.place == Place::pinned && for_kernels != address;
-    region.mapped = region.place == Place::device && is_mapped(address);
-    return region;
+    region.read_only = access == cuda::kAccessRead;
+    return is_mapped(address) ? mapped_part(region, address) : region;
   }
 
   Stream create_stream(Priority priority) override {
@@ -281,7 +292,9 @@ class CudaDriver final : public Driver {
     return content_kernels_->audit(stretches, seed, stream);
   }
 
-  void load_content_kernels(std::span<const std::byte> cubin) override { content_kernels_.emplace(*this, cubin); }
+  void load_content_kernels(std::span<const std::byte> cubin) override {
+    std::call_once(content_kernels_made_, [&] { content_kernels_.emplace(*this, cubin); });
+  }
 
   void delay(std::uint64_t delay_ns, Stream stream) override {
     if (delay_kernel_ == 0) throw DriverError("delay", "its kernel was not loaded");
@@ -295,9 +308,9 @@ class CudaDriver final : public Driver {
 
   Kernel load_kernel(std::span<const std::byte> cubin, const char* name, std::size_t shared_bytes) override {
     const CurrentDevice current(*this);
-    cuda::Module module = nullptr;
-    check(api_.module_load_data(&module, cubin.data()), "cuModuleLoadData");
-    modules_.push_back(module);
+    const std::lock_guard lock(loading_);
+    cuda::Module& module = modules_[std::string(reinterpret_cast<const char*>(cubin.data()), cubin.size())];
+    if (module == nullptr) check(api_.module_load_data(&module, cubin.data()), "cuModuleLoadData");
     cuda::Function function = nullptr;
     check(api_.module_get_function(&function, module, name), "cuModuleGetFunction");
     if (shared_bytes > 0) {
@@ -320,6 +333,31 @@ class CudaDriver final : public Driver {
     if (api_.mem_retain_allocation_handle(&mapping, handle(address)) != cuda::kSuccess) return false;
     api_.mem_release(mapping);
     return true;
+  }
+
+  /// Whether something is mapped at an address of a range that was reserved.
+  bool is_backed(Address address) const {
+    int backed = 0, attribute_of_it = cuda::kPointerMapped;
+    void* value = &backed;
+    return api_.pointer_get_attributes(1, &attribute_of_it, &value, address) == cuda::kSuccess && backed != 0;
+  }
+
+  /// What is mapped around an address, so far on each side that a pool takes few questions: the driver knows no more
+  /// than the range that was reserved, which can have holes.
+  Region mapped_part(Region reserved, Address address) const {
+    constexpr Address kPiece = 2 << 20, kReach = 64 * kPiece;  // mappings are multiples of 2 MiB
+    Region part = reserved;
+    part.mapped = true;
+    part.begin = std::max(reserved.begin, address / kPiece * kPiece);
+    Address end = std::min(reserved.end(), (address / kPiece + 1) * kPiece);
+    while (end < reserved.end() && end - address < kReach && is_backed(end)) {
+      end = std::min(reserved.end(), end + kPiece);
+    }
+    while (part.begin > reserved.begin && address - part.begin < kReach && is_backed(part.begin - 1)) {
+      part.begin = std::max(reserved.begin, (part.begin - 1) / kPiece * kPiece);
+    }
+    part.bytes = end - part.begin;
+    return part;
   }
 
   static void* handle(std::uintptr_t value) { return reinterpret_cast<void*>(value); }
@@ -371,8 +409,10 @@ class CudaDriver final : public Driver {
   int ordinal_;
   cuda::Device device_ = 0;
   cuda::Context context_ = nullptr;
-  std::vector<cuda::Module> modules_;
-  Kernel delay_kernel_ = 0;
+  std::mutex loading_;
+  std::map<std::string, cuda::Module> modules_;  ///< by their code, which is loaded once
+  std::atomic<Kernel> delay_kernel_ = 0;
+  std::once_flag content_kernels_made_;
   std::optional<ContentKernels> content_kernels_;
   DeviceInfo info_;
 };
@@ -381,6 +421,15 @@ class CudaDriver final : public Driver {
 
 std::shared_ptr<Driver> open_cuda(int ordinal, const std::string& library) {
   return std::make_shared<CudaDriver>(ordinal, library);
+}
+
+std::shared_ptr<Driver> shared_cuda(int ordinal, const std::string& library) {
+  static std::mutex opening;
+  static auto& opened = *new std::map<std::tuple<pid_t, int, std::string>, std::shared_ptr<Driver>>;
+  const std::lock_guard lock(opening);
+  std::shared_ptr<Driver>& driver = opened[{getpid(), ordinal, library}];
+  if (!driver) driver = open_cuda(ordinal, library);
+  return driver;
 }
 
 int count_cuda_devices(const std::string& library) {

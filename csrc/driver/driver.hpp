@@ -31,13 +31,14 @@ enum class AccessOrder : std::uint8_t { stream = 1, during_api_call = 2, any = 3
 /// copied from or to them; pageable: memory that the driver does not know.
 enum class Place : std::uint8_t { device, pinned, pageable, managed, other_device };
 
-/// Memory that was allocated or registered in one piece. A pageable region has no bytes.
+/// Memory that was allocated or registered in one piece, or a part of what was mapped. A pageable region has no bytes.
 struct Region {
   Place place = Place::pageable;
   Address begin = 0;
   std::size_t bytes = 0;
   bool mapped = false;         ///< by cuMemMap: adjoining mappings are one region to copies and kernels
   bool other_address = false;  ///< kernels reach this host memory at another address
+  bool read_only = false;      ///< by the device
   int device = -1;             ///< the ordinal of the device whose memory it is, if known
 
   [[nodiscard]] Address end() const { return begin + bytes; }
@@ -112,14 +113,18 @@ class Driver {
   [[nodiscard]] virtual const DeviceInfo& info() const = 0;
   [[nodiscard]] virtual BatchEntry batch_entry() const = 0;
   [[nodiscard]] virtual FreeMemory free_memory() const = 0;
-  /// What was current in a thread before this device.
-  using Previous = std::uintptr_t;
-  /// Makes the device current for the calling thread, until leave(). Calls that create or fill something do both
-  /// themselves; before submissions (copy, copy_batch, launch, record) the caller does it, outside the timed region.
+  /// What was current in a thread before this device, and what graph captures of other threads allowed it to do.
+  struct Previous {
+    std::uintptr_t context = 0;
+    int capture_mode = 0;
+  };
+  /// Makes the device current for the calling thread, and lets it allocate and ask although another one captures a
+  /// graph, until leave(). Calls that create or fill something do both themselves; before submissions (copy,
+  /// copy_batch, launch, record) the caller does it, outside the timed region.
   virtual Previous enter() const noexcept = 0;
   virtual void leave(Previous previous) const noexcept = 0;
   /// Makes the device current for the calling thread and leaves it so.
-  void bind_thread() const { enter(); }
+  virtual void bind_thread() const noexcept = 0;
 
   virtual Memory allocate(MemoryKind kind, std::size_t bytes) = 0;
   virtual void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept = 0;

@@ -69,8 +69,9 @@ class HostDevice : public Driver {
             static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * page};
   }
 
-  Previous enter() const noexcept override { return 0; }
+  Previous enter() const noexcept override { return {}; }
   void leave(Previous) const noexcept override {}
+  void bind_thread() const noexcept override {}
 
   Memory allocate(MemoryKind kind, std::size_t bytes) override {
     void* pointer = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <utility>
 
 namespace {
 
@@ -18,6 +19,7 @@ constexpr Result kSuccess = 0;
 constexpr Result kInvalidValue = 1;
 constexpr Result kInvalidContext = 201;
 constexpr Result kNotFound = 500;
+constexpr Result kCaptureUnsupported = 900;
 
 int contexts[2];
 thread_local void* current = nullptr;
@@ -25,6 +27,15 @@ thread_local void* current = nullptr;
 struct Handle {
   void* context;
 };
+
+thread_local int capture_mode = 0;
+
+/// What is unsafe in a graph fails, and ends a capture elsewhere, in a thread that did not ask to be let off.
+Result unsafe() {
+  if (!asked.captures || capture_mode == 2) return kSuccess;
+  asked.spoiled = true;
+  return kCaptureUnsupported;
+}
 
 Result outcome(const char* call) { return asked.failing == call ? kInvalidValue : kSuccess; }
 
@@ -61,6 +72,7 @@ Result mem_alloc(std::uint64_t* pointer, std::size_t bytes) {
 Result mem_free(std::uint64_t pointer) { return std::free(reinterpret_cast<void*>(pointer)), kSuccess; }
 Result host_alloc(void** pointer, std::size_t bytes, unsigned) {
   note_allocation();
+  if (const Result result = unsafe()) return result;
   return ++asked.pinned, *pointer = std::malloc(bytes), kSuccess;
 }
 Result host_free(void* pointer) { return --asked.pinned, std::free(pointer), kSuccess; }
@@ -88,7 +100,8 @@ Result synchronize(void*) { return kSuccess; }
 Result record(void* event, void* stream) {
   return static_cast<Handle*>(event)->context == static_cast<Handle*>(stream)->context ? kSuccess : kInvalidContext;
 }
-Result query(void*) { return kSuccess; }
+Result query(void*) { return unsafe(); }
+Result exchange_capture_mode(int* mode) { return std::swap(*mode, capture_mode), kSuccess; }
 Result elapsed(float* ms, void*, void*) { return *ms = 0.5F, kSuccess; }
 Result htod(std::uint64_t to, const void* from, std::size_t bytes, void* stream) {
   if (const Result result = on(stream)) return result;
@@ -125,17 +138,22 @@ Result find_function(void** function, void* module, const char*) { return *funct
 Result retain_mapping(std::uint64_t*, void*) {
   return asked.memory.mapped ? (++asked.mappings, kSuccess) : kInvalidValue;
 }
+bool in_hole(std::uint64_t address) {
+  constexpr std::uint64_t kPiece = 2 << 20;
+  return asked.memory.hole != 0 && address / kPiece == asked.memory.hole / kPiece;
+}
 Result release_mapping(std::uint64_t) { return --asked.mappings, kSuccess; }
-/// Every region has 4096 bytes.
 Result pointer_attributes(unsigned count, const int* attributes, void** values, std::uint64_t address) {
   for (unsigned i = 0; i < count; ++i) {
     const auto set = [to = values[i]](auto value) { std::memcpy(to, &value, sizeof(value)); };
-    if (attributes[i] == 2) set(asked.memory.type);
+    if (attributes[i] == 2) set(in_hole(address) ? 0U : asked.memory.type);
     if (attributes[i] == 3) set(address + asked.memory.kernel_offset);
     if (attributes[i] == 8) set(asked.memory.managed);
     if (attributes[i] == 9) set(asked.memory.device);
-    if (attributes[i] == 11) set(address / 4096 * 4096);
-    if (attributes[i] == 12) set(std::size_t{4096});
+    if (attributes[i] == 11) set(address / asked.memory.range * asked.memory.range);
+    if (attributes[i] == 12) set(asked.memory.range);
+    if (attributes[i] == 13) set(in_hole(address) ? 0 : 1);
+    if (attributes[i] == 16) set(asked.memory.read_only ? 1 : 3);
   }
   return kSuccess;
 }
@@ -200,6 +218,7 @@ void* find(const std::string& name, int version) {
   if (name == "cuDevicePrimaryCtxRelease") return as_pointer(release);
   if (name == "cuCtxSetCurrent") return as_pointer(set_current);
   if (name == "cuCtxGetCurrent") return as_pointer(get_current);
+  if (name == "cuThreadExchangeStreamCaptureMode") return as_pointer(exchange_capture_mode);
   if (name == "cuStreamIsCapturing") return as_pointer(capturing);
   if (name == "cuStreamBeginCapture") return as_pointer(begin_capture);
   if (name == "cuStreamEndCapture") return as_pointer(end_capture);

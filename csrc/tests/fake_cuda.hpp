@@ -12,6 +12,9 @@ struct FakeMemory {
   int device = 0;
   std::uint64_t kernel_offset = 0;  ///< of its address for kernels
   bool mapped = false;
+  bool read_only = false;
+  std::size_t range = 4096;  ///< regions are as large, and begin at its multiples
+  std::uint64_t hole = 0;    ///< an address of a mapping in whose 2 MiB nothing is mapped
 };
 
 /// What the fake driver was asked for, for tests of what reaches it.
@@ -33,5 +36,7 @@ struct FakeCuda {
   int modules = 0;             ///< that are loaded
   int mappings = 0;            ///< whose handles are held
   int capture_status = 0;      ///< of every stream
+  bool captures = false;       ///< another thread captures a graph in the mode global
+  bool spoiled = false;        ///< that capture was ended by an unsafe call
   FakeMemory memory;           ///< of every address
 };

@@ -12,6 +12,7 @@ class ForwardingDriver : public Driver {
   FreeMemory free_memory() const override { return host_->free_memory(); }
   Previous enter() const noexcept override { return host_->enter(); }
   void leave(Previous previous) const noexcept override { host_->leave(previous); }
+  void bind_thread() const noexcept override { host_->bind_thread(); }
   Memory allocate(MemoryKind kind, std::size_t bytes) override { return host_->allocate(kind, bytes); }
   void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept override {
     host_->release(kind, memory, bytes);

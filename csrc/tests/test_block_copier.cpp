@@ -72,7 +72,7 @@ class AskedDriver final : public ForwardingDriver {
     return kPrevious;
   }
   void leave(Previous previous) const noexcept override {
-    check::equal(previous, kPrevious, "what was current before");
+    check::equal(previous.context, kPrevious.context, "what was current before");
     --entered;
   }
   void launch(Kernel kernel, Grid grid, void** arguments, Stream) override {
@@ -120,7 +120,7 @@ class AskedDriver final : public ForwardingDriver {
   BatchEntry entry = BatchEntry::host;
   std::function<void()> during_launch;
   mutable int entered = 0;
-  static constexpr Previous kPrevious = 7;
+  static constexpr Previous kPrevious{.context = 7};
 };
 
 using Noted = std::vector<std::string>;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "check.hpp"
 #include "driver/cuda.hpp"
@@ -305,9 +306,60 @@ void each_kind_of_memory_has_its_place() {
   check::that(place({.type = 1, .kernel_offset = 4096}).other_address, "another address for kernels");
   check::that(place({.type = 2, .mapped = true}).mapped && !place({.type = 2}).mapped, "mapped");
   check::equal(asked_of(13000).mappings, 0, "handles of mappings that are held");
+  check::that(place({.type = 1, .read_only = true}).read_only && !place({.type = 1}).read_only, "read-only");
   const Region region = place({.type = 2});
   check::equal(region.begin, Address{8192}, "begin");
   check::equal(region.bytes, std::size_t{4096}, "bytes");
+}
+
+void memory_that_is_mapped_ends_at_a_hole() {
+  constexpr std::size_t kPiece = 2 << 20, kRange = 1024 * kPiece;
+  const auto driver = open_cuda(0, library(13000));
+  const Address begin = 5 * kRange, hole = begin + 300 * kPiece;
+  asked_of(13000).memory = {.type = 2, .mapped = true, .range = kRange, .hole = hole};
+  check::that(driver->region_of(hole).place == Place::pageable, "nothing is in the hole");
+  const Region before = driver->region_of(hole - 5), behind = driver->region_of(hole + kPiece + 5);
+  check::equal(before.end(), hole, "end before the hole");
+  check::equal(behind.begin, hole + kPiece, "begin behind the hole");
+  const Region first = driver->region_of(begin + 7), last = driver->region_of(begin + kRange - 1);
+  check::equal(first.begin, begin, "begin of the range");
+  check::equal(last.end(), begin + kRange, "end of the range");
+  check::that(first.bytes > 10 * kPiece && first.bytes < kRange, "some of it at once");
+  asked_of(13000).memory = {};
+}
+
+void a_thread_allocates_and_asks_while_another_one_captures() {
+  const auto driver = open_cuda(0, library(13000));
+  FakeCuda& asked = asked_of(13000);
+  asked.captures = true;
+  {
+    const Buffer buffer(driver, MemoryKind::allocated, 4096);
+    const OwnedStream stream(driver);
+    const OwnedEvent event(driver);
+    const CurrentDevice current(*driver);
+    check::that(driver->idle(stream.handle()) && event.completed(), "asked");
+  }
+  check::that(!asked.spoiled, "the capture goes on");
+  const OwnedStream stream(driver);
+  check::thrown<DriverError>([&] { driver->idle(stream.handle()); });
+  check::that(asked.spoiled, "the thread is as it was after that");
+  asked.captures = asked.spoiled = false;
+}
+
+void a_process_has_one_device_and_loads_a_kernel_once() {
+  FakeCuda& asked = asked_of(12080);
+  const int contexts = asked.contexts, modules = asked.modules;
+  auto driver = shared_cuda(1, library(12080));
+  check::that(driver == shared_cuda(1, library(12080)), "the same device");
+  check::that(driver != shared_cuda(0, library(12080)), "another device");
+  const std::vector<std::byte> one(8, std::byte{1}), two(8, std::byte{2});
+  driver->load_kernel(one, "kernel", 0);
+  driver->load_kernel(one, "another", 0);
+  driver->load_kernel(two, "kernel", 0);
+  check::equal(asked.modules, modules + 2, "modules");
+  driver.reset();
+  check::equal(asked.contexts, contexts + 2, "contexts: a device stays");
+  check::equal(asked.modules, modules + 2, "modules: a kernel stays");
 }
 
 void a_capture_is_known_and_a_number_that_is_no_stream() {
@@ -343,6 +395,10 @@ int main() {
       {"a call that failed leaves nothing behind", a_call_that_failed_leaves_nothing_behind},
       {"what was current in a thread is current again", what_was_current_in_a_thread_is_current_again},
       {"each kind of memory has its place", each_kind_of_memory_has_its_place},
+      {"memory that is mapped ends at a hole", memory_that_is_mapped_ends_at_a_hole},
+      {"a thread allocates and asks while another one captures",
+       a_thread_allocates_and_asks_while_another_one_captures},
+      {"a process has one device, and loads a kernel once", a_process_has_one_device_and_loads_a_kernel_once},
       {"a capture is known, and a number that is no stream", a_capture_is_known_and_a_number_that_is_no_stream},
       {"a sample is taken through the driver's events", a_sample_is_taken_through_the_driver_s_events},
   });

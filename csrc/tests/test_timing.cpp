@@ -186,10 +186,7 @@ void the_cpu_time_of_a_chain_is_no_more_than_its_time() {
 /// Notes whether the device is current.
 class CurrentDriver final : public ForwardingDriver {
  public:
-  Previous enter() const noexcept override {
-    is_current = true;
-    return 0;
-  }
+  void bind_thread() const noexcept override { is_current = true; }
   mutable bool is_current = false;
 };
 
