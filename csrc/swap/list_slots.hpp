@@ -15,16 +15,23 @@ namespace kvbench {
 /// A list in pinned memory; `done` marks the last launch that read it.
 struct ListSlot {
   ListSlot(const std::shared_ptr<Driver>& driver, std::size_t bytes)
-      : pinned(driver, MemoryKind::allocated, bytes), done(driver) {}
+      : pinned(driver, MemoryKind::allocated, bytes), done(driver, EventKind::mark) {}
 
-  [[nodiscard]] bool serves(std::size_t bytes) const { return pinned.bytes() >= bytes && done.completed(); }
+  [[nodiscard]] bool in_flight() const { return lost || !done.completed(); }
+  /// Marks the launch that reads it. If that cannot be marked, nothing is known of its end.
+  void launched(Stream stream) {
+    lost = true;
+    done.record(stream);
+    lost = false;
+  }
 
   Buffer pinned;
   OwnedEvent done;
+  bool lost = false;
 };
 
 /// Pinned memory for lists that kernels read in place. A list stays until the launch that reads it has completed. Slots
-/// are made one by one, when a list needs one, and kept: to free pinned memory can wait for the device.
+/// are made one by one, when a list needs one, and kept: to free pinned memory waits for the device.
 class ListSlots {
  public:
   /// The most lists that can be in flight. A caller that opens the gate which holds them must not wait for a slot.
@@ -33,6 +40,12 @@ class ListSlots {
   /// For `count` lists in flight, if those are more.
   ListSlots(std::shared_ptr<Driver> driver, std::size_t count)
       : driver_(std::move(driver)), most_(std::max(kMost, count)) {}
+
+  /// Those of a copier of this device that is gone, with its lists in flight, or new ones.
+  static std::shared_ptr<ListSlots> spare(const std::shared_ptr<Driver>& driver, std::size_t count);
+  /// Keeps the slots of a copier that ends for the next one: a list can wait behind a gate that their thread opens
+  /// later. They are never freed, as libcuda may be gone when the process ends.
+  static void keep(std::shared_ptr<ListSlots> slots);
 
   /// Makes slots until `count` lists of this size find one.
   void reserve(std::size_t bytes, std::size_t count) {
@@ -43,8 +56,16 @@ class ListSlots {
   /// A slot for a list of this size that no launch reads: the one that was used the longest ago, or a new one. If too
   /// many are in flight, waits for the oldest.
   ListSlot& take(std::size_t bytes) {
-    auto taken = std::ranges::find_if(slots_, [=](const auto& slot) { return slot->serves(bytes); });
-    if (taken == slots_.end()) taken = free_or_new(bytes);
+    std::size_t in_flight = 0;
+    auto taken = slots_.begin();
+    for (; taken != slots_.end(); ++taken) {
+      if ((*taken)->in_flight()) {
+        ++in_flight;
+      } else if ((*taken)->pinned.bytes() >= bytes) {
+        break;
+      }
+    }
+    if (taken == slots_.end()) taken = in_flight < most_ ? make(bytes) : waited_for(bytes);
     std::rotate(taken, taken + 1, slots_.end());
     return *slots_.back();
   }
@@ -52,13 +73,14 @@ class ListSlots {
  private:
   using Slots = std::vector<std::unique_ptr<ListSlot>>;
 
-  Slots::iterator free_or_new(std::size_t bytes) {
-    const auto in_flight = std::ranges::count_if(slots_, [](const auto& slot) { return !slot->done.completed(); });
-    if (std::cmp_less(in_flight, most_)) return make(bytes);
-    const auto has_room = [=](const auto& slot) { return slot->pinned.bytes() >= bytes; };
+  Slots::iterator waited_for(std::size_t bytes) {
+    const auto known = [](const auto& slot) { return !slot->lost; };
+    const auto has_room = [=](const auto& slot) { return known(slot) && slot->pinned.bytes() >= bytes; };
     const auto oldest = std::ranges::find_if(slots_, has_room);
-    wait_for(oldest == slots_.end() ? *slots_.front() : **oldest);
-    return oldest == slots_.end() ? make(bytes) : oldest;
+    if (oldest != slots_.end()) return wait_for(**oldest), oldest;
+    const auto first = std::ranges::find_if(slots_, known);
+    if (first != slots_.end()) wait_for(**first);
+    return make(bytes);
   }
 
   Slots::iterator make(std::size_t bytes) {
@@ -71,7 +93,7 @@ class ListSlots {
   /// Leaves the CPU to others: a gate can stay closed for long.
   static void wait_for(const ListSlot& slot) {
     constexpr std::chrono::microseconds kLongest{500};
-    for (std::chrono::microseconds pause{10}; !slot.done.completed(); pause = std::min(2 * pause, kLongest)) {
+    for (std::chrono::microseconds pause{10}; slot.in_flight(); pause = std::min(2 * pause, kLongest)) {
       std::this_thread::sleep_for(pause);
     }
   }

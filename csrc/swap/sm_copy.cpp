@@ -225,7 +225,7 @@ class SmQueue {
     list.table = slot->pinned.device_address();
     std::array<void*, 1> arguments{&list};
     kernel.launch(0, grid, arguments.data(), stream);
-    slot->done.record(stream);
+    slot->launched(stream);
   }
 
   SmKernels kernels_;

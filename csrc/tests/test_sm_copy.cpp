@@ -283,7 +283,12 @@ class PendingDriver final : public ForwardingDriver {
     first_was_over = !marks.empty() && completed(marks.front());
     tables.push_back(static_cast<List*>(arguments[0])->table);
   }
+  Event create_event(EventKind kind) override {
+    timed += kind == EventKind::timed ? 1 : 0;
+    return ForwardingDriver::create_event(kind);
+  }
   void record(Event event, Stream stream) override {
+    if (refuses_marks) throw DriverError("record", "INVALID_CONTEXT");
     marks.push_back(event);
     in_flight[event] = stream;
   }
@@ -314,6 +319,8 @@ class PendingDriver final : public ForwardingDriver {
   std::vector<Address> released;
   int opens_at = 0;  ///< the question at which all launches complete, if set
   int questions = 0;
+  int timed = 0;  ///< events with a time stamp
+  bool refuses_marks = false;
   std::vector<u64> tables;
   std::vector<Event> marks;
   std::map<Event, Stream> in_flight;
@@ -376,6 +383,41 @@ void a_longer_list_takes_one_slot_of_its_own() {
     bench.driver->synchronize(bench.stream.handle());
   }
   check::equal(bench.driver->allocations, slots, "slots");
+}
+
+void a_call_asks_once_for_each_list_in_flight() {
+  PendingBench bench;
+  for (int i = 0; i < 30; ++i) bench.submit(2, bench.stream.handle());
+  bench.driver->questions = 0;
+  bench.submit(2, bench.stream.handle());
+  check::equal(bench.driver->questions, 30 + 1, "questions, one of which is the test's");
+  check::equal(bench.driver->timed, 0, "events with a time stamp");
+}
+
+void a_slot_whose_launch_could_not_be_marked_is_not_written_again() {
+  PendingBench bench;
+  bench.driver->refuses_marks = true;
+  check::thrown<DriverError>([&] { bench.submit(2, bench.stream.handle()); });
+  bench.driver->refuses_marks = false;
+  for (std::size_t i = 0; i < 2 * ListSlots::kMost; ++i) bench.submit(2, bench.stream.handle());
+  check::equal(std::ranges::count(bench.driver->tables, bench.driver->tables.front()), 1, "lists in that slot");
+}
+
+void the_slots_of_a_copier_that_ends_are_kept_for_the_next() {
+  PendingBench bench;
+  auto slots = ListSlots::spare(bench.driver, 2);
+  check::equal(bench.driver->allocations, 0, "slots before a list needs one");
+  slots->take(1000).launched(bench.stream.handle());
+  ListSlots::keep(std::move(slots));
+  check::that(bench.driver->released.empty(), "nothing is freed");
+  const auto next = ListSlots::spare(bench.driver, 2);
+  const auto another = ListSlots::spare(bench.driver, 2);
+  const int allocations = bench.driver->allocations;
+  bench.driver->synchronize(bench.stream.handle());
+  next->take(1000);
+  check::equal(bench.driver->allocations, allocations, "the next copier has them");
+  another->take(1000);
+  check::equal(bench.driver->allocations, allocations + 1, "one that lives beside it has not");
 }
 
 void a_slot_that_a_launch_reads_is_never_freed() {
@@ -510,6 +552,10 @@ int main() {
        a_list_in_flight_is_not_overwritten_and_does_not_hold_the_caller},
       {"a longer list waits for none", a_longer_list_waits_for_none},
       {"a longer list takes one slot of its own", a_longer_list_takes_one_slot_of_its_own},
+      {"a call asks once for each list in flight", a_call_asks_once_for_each_list_in_flight},
+      {"a slot whose launch could not be marked is not written again",
+       a_slot_whose_launch_could_not_be_marked_is_not_written_again},
+      {"the slots of a copier that ends are kept for the next", the_slots_of_a_copier_that_ends_are_kept_for_the_next},
       {"a slot that a launch reads is never freed", a_slot_that_a_launch_reads_is_never_freed},
       {"to wait for a slot leaves the CPU to others", to_wait_for_a_slot_leaves_the_cpu_to_others},
       {"a slot of another stream is taken before there are more",
