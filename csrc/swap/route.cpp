@@ -1,8 +1,11 @@
 #include "swap/route.hpp"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <iterator>
+#include <stdexcept>
+#include <string>
 
 #include "swap/swap.hpp"
 
@@ -36,71 +39,140 @@ std::string name_of(const Region& region) {
   throw InvalidEntry(entry, std::string(side) + " 0x" + std::string(digits.begin(), written.ptr) + why);
 }
 
-template <bool equal>
-Address left_by_all(const Descriptors& list, const Ends& ends, std::size_t first, std::size_t end) {
-  const Bounds bounds = ends.bounds(equal ? list.sizes.first : 0);
+void refuse_read_only(const Region& region, Address address, std::size_t entry) {
+  if (region.read_only) refuse(entry, "destination", address, " is pinned host memory that was registered read-only");
+}
+
+/// Whether regions overlap, or are parts of one mapping that adjoin.
+bool meet(const Region& one, const Region& other) {
+  const Address adjoin = one.mapped && other.mapped ? 1 : 0;
+  return one.begin < other.end() + adjoin && other.begin < one.end() + adjoin;
+}
+
+/// One region as a loop over blocks looks at it; Slots::Grid is the same for many.
+struct OneRegion {
+  Address begin, end;
+
+  [[nodiscard]] Address left_by(Address address, std::size_t size) const {
+    return (address - begin) | (end - size - address);
+  }
+};
+
+/// Has the highest bit set if one of the entries from `first` to `end` leaves its regions.
+template <bool equal, typename From, typename To>
+[[gnu::always_inline]] inline Address left_in(const Descriptors& list, From from, To to, std::size_t first,
+                                              std::size_t end) {
   Address left = 0;
   for (std::size_t i = first; i < end; ++i) {
-    const Address source = list.sources[i], destination = list.destinations[i];
-    left |= bounds.left_by(source, destination);
-    if constexpr (!equal) {
-      left |= (bounds.from_last - source - list.bytes[i]) | (bounds.to_last - destination - list.bytes[i]);
-    }
+    const std::size_t size = equal ? list.sizes.first : list.bytes[i];
+    left |= from.left_by(list.sources[i], size) | to.left_by(list.destinations[i], size);
   }
   return left;
 }
 
-}  // namespace
+#if defined(__x86_64__)
+template <bool equal, typename From, typename To>
+[[gnu::target("avx2")]] Address left_in_wide(const Descriptors& list, From from, To to, std::size_t first,
+                                             std::size_t end) {
+  return left_in<equal>(list, from, to, first, end);
+}
+#endif
 
-const Region* Places::known(Address address) const {
-  const auto after = std::ranges::upper_bound(regions_, address, {}, &Region::begin);
-  return after != regions_.begin() && std::prev(after)->holds(address) ? &*std::prev(after) : nullptr;
+/// The same by the loop for this CPU.
+template <bool equal, typename From, typename To>
+Address left_by(const Descriptors& list, From from, To to, std::size_t first, std::size_t end) {
+#if defined(__x86_64__)
+  static const bool is_wide = __builtin_cpu_supports("avx2") != 0;
+  if (is_wide) return left_in_wide<equal>(list, from, to, first, end);
+#endif
+  return left_in<equal>(list, from, to, first, end);
 }
 
-Region Places::around(Address address, std::size_t bytes) {
-  const Region* region = known(address);
-  if (region && region->holds(address, bytes)) return *region;
-  Region found = ask(address);
-  while (found.mapped && !found.holds(address, bytes)) {
-    const Address end = found.end();
-    ask(end);
-    found = known(address) ? *known(address) : found;
-    if (found.end() == end) break;
+/// The same for the regions and slots of the two ends.
+template <bool equal>
+bool leave(const Descriptors& list, const Ends& ends, std::size_t first, std::size_t end) {
+  const auto with_from = [&](auto from) {
+    if (ends.to.slots && ends.to.slots->several()) return left_by<equal>(list, from, ends.to.slots->grid(), first, end);
+    return left_by<equal>(list, from, OneRegion{ends.to.region.begin, ends.to.region.end()}, first, end);
+  };
+  const bool slots = ends.from.slots && ends.from.slots->several();
+  const Region& from = ends.from.region;
+  return (slots ? with_from(ends.from.slots->grid()) : with_from(OneRegion{from.begin, from.end()})) >> 63 != 0;
+}
+
+}  // namespace
+
+void Places::vouch(Address begin, std::size_t bytes) {
+  Region region = driver_->region_of(begin);
+  const Region last = driver_->region_of(begin + bytes - 1);
+  const bool is_known = region.place == Place::device || region.place == Place::pinned;
+  if (bytes == 0 || begin + bytes < begin || !is_known || last.place != region.place) {
+    throw std::invalid_argument("begins in " + name_of(region) + " and ends in " + name_of(last) +
+                                "; it must be pinned host memory or device memory");
+  }
+  other_address_ |= region.other_address || last.other_address;
+  region.read_only |= last.read_only;
+  region.begin = begin;
+  region.bytes = bytes;
+  vouched_.push_back(region);
+}
+
+Known Places::around(Address address, std::size_t bytes) {
+  for (const Region& pool : vouched_) {
+    if (pool.holds(address, bytes)) return {pool};
+  }
+  const auto after = regions_.upper_bound(address);
+  if (after != regions_.begin() && std::prev(after)->second.region.holds(address, bytes))
+    return std::prev(after)->second;
+  Known found = ask(address);
+  while (found.region.mapped && !found.region.holds(address, bytes)) {
+    const Known next = ask(found.region.end());
+    if (!next.region.holds(address)) break;
+    found = next;
   }
   return found;
 }
 
-Region Places::ask(Address address) {
+Known Places::ask(Address address) {
   Region region = driver_->region_of(address);
-  if (region.place != Place::device && region.place != Place::pinned) return region;
+  if (region.place != Place::device && region.place != Place::pinned) return {region};
   other_address_ |= region.other_address;
-  // Of pools that were freed, or that have grown.
-  std::erase_if(regions_, [&](const Region& old) { return old.begin < region.end() && region.begin < old.end(); });
-  const auto adjoin = [](const Region& one, const Region& next) {
-    return one.mapped && next.mapped && one.end() == next.begin;
-  };
-  auto at = std::ranges::lower_bound(regions_, region.begin, {}, &Region::begin);
-  if (at != regions_.end() && adjoin(region, *at)) {
-    region.bytes += at->bytes;
-    at = regions_.erase(at);
+  auto next = regions_.lower_bound(region.begin);
+  if (next != regions_.begin() && meet(std::prev(next)->second.region, region)) --next;
+  while (next != regions_.end() && meet(next->second.region, region)) {
+    const Region& old = next->second.region;
+    if (old.mapped && region.mapped) {
+      const Address end = std::max(old.end(), region.end());
+      region.begin = std::min(old.begin, region.begin);
+      region.bytes = end - region.begin;
+    } else if (next->second.slots) {  // of a pool that was freed, or that has grown
+      slots_.at({old.place, old.bytes}).remove(old.begin);
+    }
+    next = regions_.erase(next);
   }
-  if (at != regions_.begin() && adjoin(*std::prev(at), region)) {
-    std::prev(at)->bytes += region.bytes;
-    return *std::prev(at);
-  }
-  return *regions_.insert(at, region);
+  return regions_.emplace_hint(next, region.begin, Known{region, slots_of(region)})->second;
+}
+
+/// Blocks may lie across memory that is mapped, and nothing is copied to memory that is read alone: neither is a slot.
+Slots* Places::slots_of(const Region& region) {
+  if (region.mapped || region.read_only) return nullptr;
+  Slots& slots = slots_.try_emplace({region.place, region.bytes}, region.begin, region.bytes).first->second;
+  slots.add(region.begin);
+  return &slots;
 }
 
 Direction Route::begin(const Descriptors& list) {
   const Address source = list.sources.front(), destination = list.destinations.front();
   ends_ = {places_.around(source), places_.around(destination)};
-  const bool is_h2d = ends_.from.place == Place::pinned && ends_.to.place == Place::device;
-  if (!is_h2d && !(ends_.from.place == Place::device && ends_.to.place == Place::pinned)) {
-    const bool from_is_bad = ends_.from.place != Place::pinned && ends_.from.place != Place::device;
-    const Region& region = from_is_bad ? ends_.from : ends_.to;
+  const Place from = ends_.from.region.place, to = ends_.to.region.place;
+  const bool is_h2d = from == Place::pinned && to == Place::device;
+  if (!is_h2d && !(from == Place::device && to == Place::pinned)) {
+    const bool from_is_bad = from != Place::pinned && from != Place::device;
+    const Region& region = from_is_bad ? ends_.from.region : ends_.to.region;
     refuse(0, from_is_bad ? "source" : "destination", from_is_bad ? source : destination,
            " is " + name_of(region) + "; " + kRoutes);
   }
+  refuse_read_only(ends_.to.region, destination, 0);
   check(list, 0, 1);
   return is_h2d ? Direction::h2d : Direction::d2h;
 }
@@ -114,22 +186,23 @@ void Route::check(const Descriptors& list, std::size_t first, std::size_t end) {
 
 void Route::check(const Descriptors& list) {
   constexpr std::size_t kAtOnce = 512;
-  const auto left_by = list.sizes.equal() ? left_by_all<true> : left_by_all<false>;
+  const auto leave_regions = list.sizes.equal() ? leave<true> : leave<false>;
   for (std::size_t begin = 0; begin < list.size(); begin += kAtOnce) {
     const std::size_t end = std::min(begin + kAtOnce, list.size());
-    if (left_by(list, ends_, begin, end) >> 63) check(list, begin, end);
+    if (leave_regions(list, ends_, begin, end)) check(list, begin, end);
   }
 }
 
 bool Route::in_one_region(Address source, Address destination, std::size_t bytes) {
-  if (ends_.hold(source, destination, bytes)) return true;
+  if (ends_.from.holds(source, bytes) && ends_.to.holds(destination, bytes)) return true;
   return places_.around(source).holds(source, bytes) && places_.around(destination).holds(destination, bytes);
 }
 
-void Route::follow(Region& end, const char* side, Address address, std::size_t bytes, std::size_t entry) {
+void Route::follow(Known& end, const char* side, Address address, std::size_t bytes, std::size_t entry) {
   if (end.holds(address, bytes)) return;
-  const Region region = places_.around(address, bytes);
-  if (region.place != end.place) {
+  const Known found = places_.around(address, bytes);
+  const Region& region = found.region;
+  if (region.place != end.region.place) {
     refuse(entry, side, address, " is " + name_of(region) + "; all " + kRoutes);
   }
   if (!region.holds(address, bytes)) {
@@ -137,7 +210,8 @@ void Route::follow(Region& end, const char* side, Address address, std::size_t b
            " has " + std::to_string(region.end() - address) + " bytes left in its " + name_of(region) +
                ", fewer than the block's " + std::to_string(bytes));
   }
-  end = region;
+  if (&end == &ends_.to) refuse_read_only(region, address, entry);
+  end = found;
 }
 
 }  // namespace kvbench

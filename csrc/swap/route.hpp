@@ -1,34 +1,51 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
+#include <map>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "driver/driver.hpp"
+#include "swap/slots.hpp"
 
 namespace kvbench {
 
 struct Descriptors;
 
-/// Cache of the driver's memory regions.
+/// A region, and the equal ones at equal distances from it; null: none.
+struct Known {
+  Region region;
+  const Slots* slots = nullptr;
+
+  [[nodiscard]] bool holds(Address address, std::size_t bytes) const {
+    return region.holds(address, bytes) || (slots && slots->holds(address, bytes));
+  }
+};
+
+/// Cache of the driver's memory regions. What a region takes does not depend on how many are known.
 class Places {
  public:
-  explicit Places(std::shared_ptr<Driver> driver) : driver_(std::move(driver)) { regions_.reserve(64); }
+  explicit Places(std::shared_ptr<Driver> driver) : driver_(std::move(driver)) {}
 
+  /// Takes memory for one region, as its caller vouches, though the driver may know it in several. Throws
+  /// std::invalid_argument if its first and its last byte are not of one kind that can be copied.
+  void vouch(Address begin, std::size_t bytes);
   /// The region that holds a block. Asks the driver for memory that is not known, or that was smaller when it was asked
   /// for; the region of a block that leaves its memory holds its first byte alone.
-  Region around(Address address, std::size_t bytes = 1);
+  Known around(Address address, std::size_t bytes = 1);
   /// Whether kernels reach some region at another address than the host.
   [[nodiscard]] bool other_address() const { return other_address_; }
 
  private:
-  [[nodiscard]] const Region* known(Address address) const;
-  Region ask(Address address);
+  Known ask(Address address);
+  Slots* slots_of(const Region& region);
 
   std::shared_ptr<Driver> driver_;
-  std::vector<Region> regions_;  ///< in ascending order
+  std::vector<Region> vouched_;
+  std::map<Address, Known> regions_;                      ///< by where they begin
+  std::map<std::pair<Place, std::size_t>, Slots> slots_;  ///< by where they are, and the size of each
   bool other_address_ = false;
 };
 
@@ -44,26 +61,28 @@ struct Bounds {
 
 /// The regions of a block's ends.
 struct Ends {
-  Region from, to;
+  Known from, to;
 
   /// For blocks of a size that both regions have.
   [[nodiscard]] Bounds bounds(std::size_t size) const {
-    return {from.begin, from.end() - size, to.begin, to.end() - size};
+    return {from.region.begin, from.region.end() - size, to.region.begin, to.region.end() - size};
   }
+  /// Whether both regions hold a block.
   [[nodiscard]] bool hold(Address source, Address destination, std::size_t size) const {
-    return from.holds(source, size) && to.holds(destination, size);
+    return from.region.holds(source, size) && to.region.holds(destination, size);
   }
 };
 
 /// The route of a list, from pinned memory to the device or back. Every entry must lie wholly in one region at each
-/// end; most entries have the same regions as the one before.
+/// end; most entries have the same regions as the one before, or others of their slots.
 class Route {
  public:
   explicit Route(std::shared_ptr<Driver> driver) : places_(std::move(driver)) {}
 
+  void vouch(Address begin, std::size_t bytes) { places_.vouch(begin, bytes); }
   /// Begins with the first entry of a list. Throws InvalidEntry if there is no route for it.
   Direction begin(const Descriptors& list);
-  /// The regions of the last entry that was checked.
+  /// The regions of the last entry that was looked up.
   [[nodiscard]] const Ends& ends() const { return ends_; }
   /// Throws InvalidEntry for the first of the entries from `first` to `end` that does not follow the route.
   void check(const Descriptors& list, std::size_t first, std::size_t end);
@@ -74,7 +93,7 @@ class Route {
   [[nodiscard]] bool other_address() const { return places_.other_address(); }
 
  private:
-  void follow(Region& end, const char* side, Address address, std::size_t bytes, std::size_t entry);
+  void follow(Known& end, const char* side, Address address, std::size_t bytes, std::size_t entry);
 
   Places places_;
   Ends ends_;

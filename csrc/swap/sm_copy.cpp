@@ -97,10 +97,10 @@ class BlockListing {
       const Ends& ends = descriptors_.route->ends();
       const bool in_one =
           ends.hold(descriptors_.sources.back(), descriptors_.destinations.back(), descriptors_.sizes.first);
-      const bool reached = std::max(ends.from.bytes, ends.to.bytes) <= kReach;
+      const bool reached = std::max(ends.from.region.bytes, ends.to.region.bytes) <= kReach;
       if (in_one && reached && pack_within(ends.bounds(descriptors_.sizes.first), nullptr, table, head)) return true;
     }
-    const auto around = [](Address first) { return Region{.begin = first - kReach / 2, .bytes = kReach}; };
+    const auto around = [](Address first) { return Known{{.begin = first - kReach / 2, .bytes = kReach}}; };
     const Ends ends{around(descriptors_.sources.front()), around(descriptors_.destinations.front())};
     return pack_within(ends.bounds(1), descriptors_.route, table, head);
   }
