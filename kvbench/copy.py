@@ -1,14 +1,19 @@
 """Copy lists of KV blocks from an engine, each list in the way that is the fastest for it."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from kvbench.backends.auto import DEFAULTS, copier_for
 from kvbench.cells.policy import Policy, load_policy
 from kvbench.engine.device import Device, open_device, resolve_device
 from kvbench.engine.faults import FaultPlan
+from kvbench.errors import UsageError
 from kvbench.machine.observation import identity
+
+# Room for a list of this many entries takes about 1.2 GiB.
+MOST_ENTRIES: Final = 1 << 24
 
 
 class BlockCopier:
@@ -20,6 +25,10 @@ class BlockCopier:
     size is taken at once; a list that needs more takes it when it comes. Raises UsageError for a device or policy that
     is not valid and for a policy of another device, EngineError where the driver fails; warns of a policy of another
     driver.
+
+    `pools` are contiguous tensors, or pairs of an address and bytes, each of which the caller vouches to be one range
+    of registered or allocated memory. Their blocks are accepted without asking the driver about each registration.
+    Raises ValueError for one that begins or ends in other memory.
 
     One instance serves one thread at a time: a call of a second one raises RuntimeError. Instances are independent. The
     GPU's primary context is used, which is also PyTorch's; the constructor, a call and the end of an instance leave the
@@ -39,14 +48,35 @@ class BlockCopier:
     Raises EngineError also where the driver fails; a part of the list may have been submitted then.
     """
     forget: Callable[[], None]
-    """Forget where pools lie: `forget()`. To be called after a pool was freed and before its addresses come again."""
+    """Forget where pools lie, also those of `pools`: `forget()`. To be called after a pool was freed and before its
+    addresses come again."""
 
-    def __init__(self, device: str = "auto", policy: Path | str | None = None, *, max_entries: int = 0) -> None:
+    def __init__(
+        self,
+        device: str = "auto",
+        policy: Path | str | None = None,
+        *,
+        max_entries: int = 0,
+        pools: Sequence[object] = (),
+    ) -> None:
+        if type(max_entries) is not int or not 0 <= max_entries <= MOST_ENTRIES:
+            raise UsageError(f"max_entries: must be a whole number from 0 to {MOST_ENTRIES}, not {max_entries!r}")
+        ranges = [_range_of(number, pool) for number, pool in enumerate(pools)]
         opened = open_device(resolve_device(device), FaultPlan())
         policies = (DEFAULTS,) if policy is None else (_policy_for(opened, Path(policy)), DEFAULTS)
-        copier = copier_for(opened, policies, max_entries).engine
+        copier = copier_for(opened, policies, max_entries, ranges).engine
         # The engine's own methods: no Python code runs in a call.
         self.copy, self.forget = copier.copy, copier.forget
+
+
+def _range_of(number: int, pool: object) -> tuple[int, int]:
+    """Return the address and the bytes of an entry of `pools`."""
+    match pool:
+        case (int(address), int(size)) if address > 0 and size > 0 and address + size <= 1 << 64:
+            return address, size
+        case object(data_ptr=data_ptr, is_contiguous=is_contiguous, nbytes=int(size)) if is_contiguous() and size:
+            return int(data_ptr()), size
+    raise UsageError(f"pools: entry {number} must be a contiguous tensor or (address, bytes), not {pool!r:.80}")
 
 
 def _policy_for(device: Device, path: Path) -> Policy:

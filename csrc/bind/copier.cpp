@@ -1,3 +1,4 @@
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -29,14 +30,19 @@ void copier(nb::module_& m) {
       .def(
           "__init__",
           [](BlockCopier* self, std::shared_ptr<Driver> driver, const std::vector<CopyWay*>& ways,
-             const std::vector<CopyTable*>& tables, std::size_t max_entries) {
+             const std::vector<CopyTable*>& tables, std::size_t max_entries,
+             const std::vector<std::pair<Address, std::size_t>>& pools) {
             std::vector<CopyWay> own_ways;
             for (const CopyWay* way : ways) own_ways.push_back(*way);
             std::vector<CopyTable> own_tables;
             for (const CopyTable* table : tables) own_tables.push_back(*table);
-            new (self) BlockCopier(std::move(driver), std::move(own_ways), std::move(own_tables), max_entries);
+            std::vector<BlockCopier::Pool> own_pools;
+            for (const auto& [begin, bytes] : pools) own_pools.push_back({begin, bytes});
+            new (self)
+                BlockCopier(std::move(driver), std::move(own_ways), std::move(own_tables), max_entries, own_pools);
           },
-          "driver"_a, "ways"_a, "tables"_a, "max_entries"_a = 0)
+          "driver"_a, "ways"_a, "tables"_a, "max_entries"_a = 0,
+          "pools"_a = std::vector<std::pair<Address, std::size_t>>{})
       .def(
           "copy",
           [](BlockCopier& copier, nb::handle sources, nb::handle destinations, nb::handle sizes, nb::handle stream,

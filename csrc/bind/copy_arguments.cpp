@@ -48,7 +48,8 @@ const Torch* torch() {
 
 [[noreturn]] void refuse(const char* name) {
   clear_error();
-  throw nb::type_error((std::string(name) + " must be a contiguous CPU array or tensor of 64-bit integers").c_str());
+  throw nb::type_error(
+      (std::string(name) + " must be a contiguous CPU array or tensor of 64-bit integers, aligned to 8 bytes").c_str());
 }
 
 bool is_whole(const nb::dlpack::dtype& type) {
@@ -70,7 +71,8 @@ bool lacks_strides(nb::handle array) {
 using Words64 = std::span<const std::uint64_t>;
 
 Words64 words_at(const void* address, std::size_t count, const char* name) {
-  if (address == nullptr && count > 0) refuse(name);
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(address) % sizeof(std::uint64_t) == 0;
+  if (count > 0 && (address == nullptr || !is_aligned)) refuse(name);
   return {static_cast<const std::uint64_t*>(address), count};
 }
 

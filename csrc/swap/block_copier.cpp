@@ -32,6 +32,16 @@ bool look_equal(std::span<const std::size_t> bytes) {
   return bytes[bytes.size() / 2] == bytes.front() && bytes.back() == bytes.front();
 }
 
+/// Reads every size. Throws InvalidEntry for the first that is negative.
+BlockSizes read_sizes(std::span<const std::size_t> bytes) {
+  const BlockSizes sizes(bytes);
+  if ((sizes.first | sizes.differing) >> 63) {
+    const auto negative = std::ranges::find_if(bytes, [](std::size_t size) { return size >> 63 != 0; });
+    throw InvalidEntry(static_cast<std::size_t>(negative - bytes.begin()), "sizes must not be negative");
+  }
+  return sizes;
+}
+
 std::size_t way_in(const CopyTable& table, double block_bytes, double blocks) {
   const std::size_t row = range_of(table.size_limits, block_bytes) * (table.count_limits.size() + 1);
   return table.ways[row + range_of(table.count_limits, blocks)];
@@ -70,12 +80,12 @@ class Turn {
 }  // namespace
 
 BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> ways, std::vector<CopyTable> tables,
-                         std::size_t max_entries)
+                         std::size_t max_entries, std::span<const Pool> pools)
     : driver_(std::move(driver)),
       ways_(std::move(ways)),
       copiers_((ways_.size() + 1) * kCombinations),
       route_(driver_),
-      slots_(std::make_shared<ListSlots>(driver_, SmOptions{}.lists)),
+      slots_(ListSlots::spare(driver_, SmOptions{}.lists)),
       forks_(forks()) {
   for (const CopyTable& table : tables) {
     check(table, ways_.size());
@@ -96,7 +106,17 @@ BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> wa
   ways_.emplace_back();  // plain batched copies, where kernels cannot be used
   filled_.reserve(max_entries);
   indices_.reserve(max_entries);
+  const CurrentDevice current(*driver_);
+  for (std::size_t i = 0; i < pools.size(); ++i) {
+    try {
+      route_.vouch(pools[i].begin, pools[i].bytes);
+    } catch (const std::invalid_argument& error) {
+      throw std::invalid_argument("pools: entry " + std::to_string(i) + " " + error.what());
+    }
+  }
 }
+
+BlockCopier::~BlockCopier() { ListSlots::keep(std::move(slots_)); }
 
 bool BlockCopier::copy(const Descriptors& descriptors, Stream stream) {
   if (forks() != forks_) throw DriverError("copy", "the process was forked from the one that made this copier");
@@ -108,13 +128,9 @@ bool BlockCopier::copy(const Descriptors& descriptors, Stream stream) {
   Seen seen;
   if (look_equal(list.bytes)) {
     list.sizes = BlockSizes::presumed(list.bytes.front());
-    if (submit(list, stream, seen)) return true;
+    if (submit_presumed(list, stream, seen)) return true;
   }
-  list.sizes = BlockSizes(list.bytes);
-  if ((list.sizes.first | list.sizes.differing) >> 63) {
-    const auto negative = std::ranges::find_if(list.bytes, [](std::size_t bytes) { return bytes >> 63 != 0; });
-    throw InvalidEntry(static_cast<std::size_t>(negative - list.bytes.begin()), "sizes must not be negative");
-  }
+  list.sizes = read_sizes(list.bytes);
   if (list.sizes.equal() && list.sizes.first == 0) return true;
   if (!list.sizes.equal() && std::ranges::find(list.bytes, std::size_t{0}) != list.bytes.end()) {
     submit_filled(list, stream, seen);
@@ -124,27 +140,35 @@ bool BlockCopier::copy(const Descriptors& descriptors, Stream stream) {
   return true;
 }
 
-bool BlockCopier::submit(Descriptors list, Stream stream, Seen& seen) {
+bool BlockCopier::submit_presumed(const Descriptors& list, Stream stream, Seen& seen) {
+  try {
+    const std::size_t way = choose(list, stream, seen);
+    return kernel_serves(way) && copy_by(way, list, stream, *seen.direction);
+  } catch (const InvalidEntry&) {
+    read_sizes(list.bytes);  // throws for a negative one, which is named before any other fault
+    throw;
+  }
+}
+
+void BlockCopier::submit(const Descriptors& list, Stream stream, Seen& seen) {
+  const std::size_t way = choose(list, stream, seen);
+  if (kernel_serves(way) && copy_by(way, list, stream, *seen.direction)) return;
+  copy_by(ways_[way].sms > 0 ? ways_.size() - 1 : way, list, stream, *seen.direction);
+}
+
+std::size_t BlockCopier::choose(const Descriptors& list, Stream stream, Seen& seen) {
   const std::size_t total_bytes = sum_of(list);
   if (!seen.direction) seen.direction = route_.begin(list);
-  list.route = &route_;
   const auto [free, held] = ways_of(list.size(), total_bytes, *seen.direction);
   if (free != held && !seen.idle) seen.idle = driver_->idle(stream);
-  const std::size_t way = free == held || *seen.idle ? free : held;
-  const bool is_presumed = list.sizes.are == BlockSizes::Are::presumed;
-  const auto copied_by = [&](std::size_t chosen) {
-    ListCopier& copier = this->copier(chosen, *seen.direction, list.source_order_any);
-    last_ = &copier;
-    return copier.copy(list, stream);
-  };
-  const bool is_kernel = ways_[way].sms > 0;
-  if (is_kernel && !route_.other_address()) {
-    if (copied_by(way)) return true;
-    if (is_presumed) return false;
-  }
-  if (is_presumed) list.sizes = BlockSizes(list.bytes);
-  if (is_presumed && !list.sizes.equal()) return false;
-  return copied_by(is_kernel ? ways_.size() - 1 : way);
+  return free == held || *seen.idle ? free : held;
+}
+
+bool BlockCopier::copy_by(std::size_t way, Descriptors list, Stream stream, Direction direction) {
+  list.route = &route_;
+  ListCopier& copier = this->copier(way, direction, list.source_order_any);
+  last_ = &copier;
+  return copier.copy(list, stream);
 }
 
 void BlockCopier::submit_filled(const Descriptors& descriptors, Stream stream, Seen& seen) {

@@ -43,10 +43,19 @@ struct CopyTable {
 /// its lists lie: it must forget() when this memory was freed.
 class BlockCopier final : public ListCopier {
  public:
-  /// Makes room for lists of `max_entries` entries of one size; 0: when they come. Throws std::invalid_argument for
-  /// tables that name ways which are not there, or that have no row for a direction.
+  /// Memory for which a caller vouches that it may be copied in one piece, however it was registered.
+  struct Pool {
+    Address begin = 0;
+    std::size_t bytes = 0;
+  };
+
+  /// Makes room for lists of `max_entries` entries of one size; 0: when they come. Takes each of `pools` for one
+  /// region, until forget(). Throws std::invalid_argument for tables that name ways which are not there, or that have
+  /// no row for a direction, and for pools that begin or end in other memory.
   BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> ways, std::vector<CopyTable> tables,
-              std::size_t max_entries = 0);
+              std::size_t max_entries = 0, std::span<const Pool> pools = {});
+  /// Waits for nothing.
+  ~BlockCopier() override;
 
   /// Submits one list to `stream` and returns without waiting; its arrays may change as soon as it returns. Entries of
   /// 0 bytes copy nothing; where destinations overlap, each byte is one of those that go there. Throws, with nothing
@@ -57,7 +66,7 @@ class BlockCopier final : public ListCopier {
   bool copy(const Descriptors& descriptors, Stream stream) override;
   /// The index of the way of a list, by whether its stream is idle.
   [[nodiscard]] std::size_t way_of(std::size_t count, std::size_t total_bytes, Direction direction, bool idle) const;
-  /// Forgets where blocks lie, after memory was freed.
+  /// Forgets where blocks lie, after memory was freed, and what its caller vouched for.
   void forget();
   [[nodiscard]] std::size_t calls() const override { return last_ ? last_->calls() : 0; }
   [[nodiscard]] std::size_t descriptors() const override { return last_ ? last_->descriptors() : 0; }
@@ -82,10 +91,17 @@ class BlockCopier final : public ListCopier {
     std::optional<bool> idle;
   };
 
-  /// Submits one list. Returns false, with nothing submitted, if its sizes were presumed and have to be read first.
-  bool submit(Descriptors descriptors, Stream stream, Seen& seen);
+  /// Submits a list of presumed sizes by a kernel, whose table shows whether they are right. Returns false, with
+  /// nothing submitted, if they are not, or if no kernel serves it.
+  bool submit_presumed(const Descriptors& list, Stream stream, Seen& seen);
+  /// Submits a list whose sizes were read.
+  void submit(const Descriptors& list, Stream stream, Seen& seen);
   /// The same for a list with entries of no bytes, whose others it names by their indexes there.
   void submit_filled(const Descriptors& descriptors, Stream stream, Seen& seen);
+  /// The way of a list, whose first entry is checked.
+  [[nodiscard]] std::size_t choose(const Descriptors& list, Stream stream, Seen& seen);
+  [[nodiscard]] bool kernel_serves(std::size_t way) const { return ways_[way].sms > 0 && !route_.other_address(); }
+  bool copy_by(std::size_t way, Descriptors list, Stream stream, Direction direction);
   [[nodiscard]] ListCopier& copier(std::size_t way_at, Direction direction, bool any);
 
   std::shared_ptr<Driver> driver_;

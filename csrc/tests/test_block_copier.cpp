@@ -5,9 +5,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <new>
 #include <optional>
+#include <random>
+#include <set>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -61,7 +65,7 @@ class QuietDriver final : public ForwardingDriver {
 };
 
 /// The host device, which notes what a copier requests: launches, batched calls, delays and questions.
-class AskedDriver final : public ForwardingDriver {
+class AskedDriver : public ForwardingDriver {
  public:
   Kernel load_kernel(std::span<const std::byte>, const char* name, std::size_t) override {
     names.emplace_back(name);
@@ -105,6 +109,11 @@ class AskedDriver final : public ForwardingDriver {
     return !pending;
   }
 
+  void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept override {
+    ++released;
+    ForwardingDriver::release(kind, memory, bytes);
+  }
+
   /// Returns what was noted since the last call.
   std::vector<std::string> take() { return std::exchange(noted, {}); }
 
@@ -114,6 +123,7 @@ class AskedDriver final : public ForwardingDriver {
   std::vector<Piece> pieces;  ///< of the last launch
   int questions = 0;
   int regions = 0;
+  int released = 0;
   std::vector<Region> known;  ///< beside the host device's
   bool pending = false;
   bool captured = false;
@@ -139,9 +149,11 @@ struct BenchOf {
     return std::make_shared<SmKernel>(driver, std::span<const std::byte>{}, SmShape{.method = method});
   }
 
-  /// Ways: 0 batched, 1 primed, 2 a kernel on 3 SMs, 3 merged, 4 the kernel on one SM.
-  std::unique_ptr<BlockCopier> copier(std::vector<CopyTable> tables, std::size_t max_entries = 0) {
-    std::vector<CopyWay> ways(5);
+  /// Ways: 0 batched, 1 primed, 2 a kernel on 3 SMs, 3 merged, 4 the kernel on one SM, 5 single copies.
+  std::unique_ptr<BlockCopier> copier(std::vector<CopyTable> tables, std::size_t max_entries = 0,
+                                      std::vector<BlockCopier::Pool> pools = {}) {
+    std::vector<CopyWay> ways(6);
+    ways[5].one_by_one = true;
     ways[3].batch.by_host_address = ways[3].batch.merge = ways[3].batch.sliced = true;
     ways[1].batch.prime_ns = 2000;
     ways[1].batch.prime_up_to_bytes = 1 << 20;
@@ -150,7 +162,7 @@ struct BenchOf {
     ways[2].any = kernel(SmMethod::lanes);
     ways[4] = ways[2];
     ways[4].sms = 1;
-    return std::make_unique<BlockCopier>(driver, std::move(ways), std::move(tables), max_entries);
+    return std::make_unique<BlockCopier>(driver, std::move(ways), std::move(tables), max_entries, pools);
   }
 
   /// `count` blocks of `bytes`, kept as long as the bench.
@@ -476,6 +488,7 @@ void a_call_allocates_nothing_once_a_list_as_long_was_copied() {
       for (const bool reserved : {false, true}) {
         QuietBench bench(std::make_shared<QuietDriver>(entry));
         const auto copier = bench.copier(both_ways(way), reserved ? 2000 : 0);
+        copier->copy(bench.list(1, 64), bench.stream.handle());  // which looks the pools up
         if (!reserved) check::that(copy_every_kind(*copier, bench, 2000) > 0, "the first lists make room");
         for (const std::size_t entries : {2000, 3, 1000, 2000}) {
           check::equal(copy_every_kind(*copier, bench, entries), std::size_t{0}, "allocations");
@@ -492,7 +505,8 @@ void room_is_made_for_lists_behind_pending_work_too() {
                                     always(0, Direction::d2h), always(2, Direction::d2h, true)},
                                    2000);
   for (const Direction direction : {Direction::h2d, Direction::d2h}) {
-    const Descriptors list = bench.list(2000, 4200, direction);  // so large that pending work matters
+    const Descriptors list = bench.list(2000, 4200, direction);         // so large that pending work matters
+    copier->copy(bench.list(1, 64, direction), bench.stream.handle());  // which looks the pools up
     const std::size_t before = allocated;
     copier->copy(list, bench.stream.handle());
     check::equal(allocated, before, "allocations");
@@ -500,8 +514,8 @@ void room_is_made_for_lists_behind_pending_work_too() {
 }
 
 /// Calls of every way that are refused, with the message, before anything is submitted; the copier works on.
-template <typename Error>
-Error refused(CopierBench& bench, BlockCopier& copier, const Descriptors& list) {
+template <typename Error, class OneBench>
+Error refused(OneBench& bench, BlockCopier& copier, const Descriptors& list) {
   const Error error = check::thrown<Error>([&] { copier.copy(list, bench.stream.handle()); });
   check::that(bench.driver->take().empty(), "nothing was submitted");
   check::equal(bench.driver->entered, 0, "what was current is current again");
@@ -511,7 +525,7 @@ Error refused(CopierBench& bench, BlockCopier& copier, const Descriptors& list) 
 
 void an_entry_lies_wholly_in_one_region() {
   constexpr std::size_t kHuge = std::size_t{1} << 62;
-  for (const std::size_t way : {0, 1, 2, 3}) {
+  for (const std::size_t way : {0, 1, 2, 3, 5}) {
     for (const std::size_t entries : {1, 5, 1000}) {
       for (const std::size_t entry : {std::size_t{0}, entries / 2, entries - 1}) {
         CopierBench bench;
@@ -554,6 +568,22 @@ void an_entry_has_the_number_that_it_has_in_the_callers_list() {
   }
 }
 
+void a_negative_size_is_named_before_any_other_fault() {
+  for (const std::size_t way : {0, 2, 3, 5}) {
+    CopierBench bench;
+    const auto copier = bench.copier(both_ways(way));
+    for (const std::size_t wrong : {0, 3}) {
+      bench.list(7, 64);
+      DescriptorList& list = bench.lists.back();
+      list.sources[wrong] = 4096;
+      list.bytes[2] = ~std::size_t{0};  // where a look at three sizes does not see it
+      check::equal(refused<InvalidEntry>(bench, *copier, list.view()).entry(), std::size_t{2}, "entry");
+      list.bytes[2] = 64;
+      check::equal(refused<InvalidEntry>(bench, *copier, list.view()).entry(), wrong, "entry of no memory");
+    }
+  }
+}
+
 void memory_that_is_nobodys_is_refused_by_its_name() {
   for (const std::size_t way : {0, 2}) {
     CopierBench bench;
@@ -589,6 +619,186 @@ void runs_are_not_merged_across_registrations() {
   bench.lists.back().destinations[7] += 16;
   check::equal(refused<InvalidEntry>(bench, *copier, bench.lists.back().view()).entry(), std::size_t{7},
                "an entry across both");
+}
+
+/// Slots of a pool of nobody: slot i begins at `begin` + i * `stride`; it is registered unless it is one of `missing`.
+class SlotsDriver final : public AskedDriver {
+ public:
+  Region region_of(Address address) override {
+    const std::size_t index = address < begin ? kSlots : (address - begin) / stride;
+    if (index >= kSlots || (address - begin) % stride >= bytes || missing.contains(index)) {
+      return address >= begin - stride && address < begin + (kSlots + 1) * stride ? Region{}
+                                                                                  : AskedDriver::region_of(address);
+    }
+    ++asked[index];
+    return {Place::pinned, begin + index * stride, bytes};
+  }
+  void copy_batch(std::span<const Address>, std::span<const Address>, std::span<const std::size_t> sizes,
+                  BatchAttributes, Direction, Stream) override {
+    noted.push_back("batch " + std::to_string(sizes.size()));
+  }
+
+  static constexpr std::size_t kSlots = 16'384;
+  Address begin = Address{1} << 44;
+  Address stride = 0;
+  std::size_t bytes = 0;
+  std::set<std::size_t> missing;
+  std::map<std::size_t, int> asked;
+};
+
+struct SlotsBench : BenchOf<SlotsDriver> {
+  explicit SlotsBench(std::size_t slot_blocks, std::size_t stride_blocks) {
+    driver->bytes = slot_blocks * kBlock;
+    driver->stride = stride_blocks * kBlock;
+    for (std::size_t i = 5; i < SlotsDriver::kSlots; i += 7) driver->missing.insert(i);
+    for (std::size_t i = 0; i < SlotsDriver::kSlots; ++i) {
+      if (!driver->missing.contains(i)) order.push_back(i);
+    }
+    std::ranges::shuffle(order, random);
+  }
+
+  /// A block of each of these slots, in its last block or anywhere in it.
+  DescriptorList& blocks(std::span<const std::size_t> slots, std::size_t size) {
+    list(slots.size(), size);
+    DescriptorList& made = lists.back();
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      const std::size_t block = random() % (driver->bytes / kBlock);
+      made.sources[i] =
+          driver->begin + slots[i] * driver->stride + (i % 3 == 0 ? driver->bytes - size : block * kBlock);
+      made.destinations[i] = device.address() + i % (kPoolBytes / kBlock) * kBlock;
+    }
+    return made;
+  }
+
+  std::vector<std::size_t> order;
+  std::mt19937_64 random{7};
+};
+
+const std::pair<std::size_t, std::size_t> kLayouts[] = {{8, 8}, {8, 16}, {5, 11}};  // adjacent, every other, with gaps
+
+void thousands_of_slots_are_asked_for_once_each() {
+  for (const std::size_t way : {0, 2, 5}) {
+    for (const auto& [slot, stride] : kLayouts) {
+      SlotsBench bench(slot, stride);
+      const auto copier = bench.copier(both_ways(way));
+      const std::span slots(bench.order);
+      bench.copied(*copier, bench.blocks(slots, kBlock).view());
+      check::equal(bench.driver->asked.size(), slots.size(), "slots that were asked for");
+      const auto asked = bench.driver->asked;
+      std::ranges::shuffle(bench.order, bench.random);
+      bench.copied(*copier, bench.blocks(slots, kBlock - 16).view());
+      check::that(bench.driver->asked == asked, "no slot is asked for again");
+      check::that(std::ranges::all_of(asked, [](const auto& one) { return one.second == 1; }), "each was once");
+    }
+  }
+}
+
+void among_thousands_of_slots_every_block_that_leaves_its_slot_is_refused() {
+  for (const std::size_t way : {0, 2, 3, 5}) {
+    for (const auto& [slot, stride] : kLayouts) {
+      SlotsBench bench(slot, stride);
+      const auto copier = bench.copier(both_ways(way));
+      bench.copier(both_ways(way));
+      const std::span<const std::size_t> slots = std::span(bench.order).first(3000);
+      bench.copied(*copier, bench.blocks(bench.order, kBlock).view());
+      const Address begin = bench.driver->begin, bytes = bench.driver->bytes, apart = bench.driver->stride;
+      const std::size_t last = *std::ranges::max_element(bench.order);
+      for (const std::size_t entry : {0, 1300, 2999}) {
+        for (const bool mixed : {false, true}) {
+          DescriptorList& list = bench.blocks(slots, kBlock);
+          if (mixed) list.bytes[7] = kBlock / 2;
+          const Address here = begin + slots[entry] * apart;
+          for (const Address wrong :
+               {here + bytes - 16, here + bytes - kBlock + 1, begin + 5 * apart, begin + 12 * apart + bytes - kBlock,
+                begin - kBlock, begin + last * apart + bytes, begin - 16, here + bytes - 1}) {
+            list.sources[entry] = wrong;
+            check::equal(refused<InvalidEntry>(bench, *copier, list.view()).entry(), entry, "entry");
+          }
+          list.sources[entry] = here;
+          list.bytes[entry] = bytes + 16;
+          check::equal(refused<InvalidEntry>(bench, *copier, list.view()).entry(), entry, "entry of a large block");
+        }
+      }
+    }
+  }
+}
+
+void a_slot_that_was_not_asked_for_is_not_taken_for_one() {
+  for (const auto& [slot, stride] : kLayouts) {
+    SlotsBench bench(slot, stride);
+    const auto copier = bench.copier(both_ways(2));
+    const std::span<const std::size_t> slots(bench.order);
+    bench.copied(*copier, bench.blocks(slots.first(slots.size() - 1), kBlock).view());
+    const std::size_t unseen = slots.back();
+    check::that(!bench.driver->asked.contains(unseen), "it was not asked for");
+    bench.copied(*copier, bench.blocks(slots, kBlock).view());
+    check::equal(bench.driver->asked[unseen], 1, "questions for it");
+  }
+}
+
+void merging_keeps_to_slots_that_adjoin() {
+  SlotsBench bench(8, 8);
+  bench.driver->missing.clear();
+  const auto copier = bench.copier(both_ways(3));
+  bench.list(4000, kBlock);
+  DescriptorList& list = bench.lists.back();
+  for (std::size_t i = 0; i < 4000; ++i) list.sources[i] = bench.driver->begin + i * kBlock;
+  check::equal(bench.copied(*copier, list.view()).empty(), false, "submitted");
+  check::equal(copier->descriptors(), std::size_t{500}, "one for each registration");
+}
+
+void a_pool_that_its_caller_vouches_for_is_one_region() {
+  SlotsBench bench(8, 16);
+  const std::size_t bytes = SlotsDriver::kSlots * bench.driver->stride;
+  bench.driver->missing.clear();
+  const Address last_slot = bench.driver->begin + (SlotsDriver::kSlots - 1) * bench.driver->stride;
+  const std::vector<BlockCopier::Pool> pools{{bench.driver->begin, bytes - 8 * kBlock},
+                                             {bench.device.address(), kPoolBytes}};
+  const auto copier = bench.copier(both_ways(2), 0, pools);
+  check::equal(bench.driver->asked.size(), std::size_t{2}, "slots that were asked for: where it begins and ends");
+  DescriptorList& list = bench.blocks(bench.order, kBlock);
+  bench.copied(*copier, list.view());
+  check::equal(bench.driver->asked.size(), std::size_t{2}, "no others");
+  list.sources[1000] = last_slot + 8 * kBlock - 16;
+  check::equal(refused<InvalidEntry>(bench, *copier, list.view()).entry(), std::size_t{1000}, "beyond the pool");
+  copier->forget();
+  list.sources[1000] = bench.driver->begin + 7 * kBlock + 16;
+  check::equal(refused<InvalidEntry>(bench, *copier, list.view()).entry(), std::size_t{1000}, "it was forgotten");
+  for (const BlockCopier::Pool wrong :
+       {BlockCopier::Pool{bench.driver->begin, bytes}, BlockCopier::Pool{4096, 64},
+        BlockCopier::Pool{bench.device.address(), ~std::size_t{0}}, BlockCopier::Pool{bench.device.address(), 0}}) {
+    const auto error = check::thrown<std::invalid_argument>([&] { bench.copier(both_ways(2), 0, {wrong}); });
+    check::that(std::string(error.what()).starts_with("pools: entry 0 "), error.what());
+  }
+}
+
+void nothing_is_copied_to_memory_that_is_read_alone() {
+  for (const std::size_t way : {0, 2}) {
+    for (const std::size_t entry : {0, 3}) {
+      CopierBench bench;
+      const auto copier = bench.copier(both_ways(way));
+      const Buffer pages(bench.driver, MemoryKind::allocated, 8 * kBlock);
+      bench.driver->known = {
+          {.place = Place::pinned, .begin = pages.address(), .bytes = 8 * kBlock, .read_only = true}};
+      bench.list(4, 64, Direction::d2h);
+      bench.lists.back().destinations[entry] = pages.address();
+      const auto error = refused<InvalidEntry>(bench, *copier, bench.lists.back().view());
+      check::equal(error.entry(), entry, "entry");
+      check::that(std::string(error.what()).find("read-only") != std::string::npos, error.what());
+      bench.list(4, 64);
+      bench.lists.back().sources[entry] = pages.address();
+      check::that(!bench.copied(*copier, bench.lists.back().view()).empty(), "it can be read");
+    }
+  }
+}
+
+void a_copier_that_ends_frees_nothing() {
+  CopierBench bench;
+  auto copier = bench.copier(both_ways(2));
+  bench.copied(*copier, bench.list(2000, 64));
+  const int before = bench.driver->released;
+  copier.reset();
+  check::equal(bench.driver->released, before, "buffers that were freed");
 }
 
 void a_block_may_lie_across_memory_that_is_mapped_in_pieces() {
@@ -725,7 +935,7 @@ void what_is_no_stream_is_refused() {
 void what_a_copier_cannot_serve_is_refused() {
   CopierBench bench;
   check::thrown<std::invalid_argument>([&] { bench.copier({always(0, Direction::h2d)}); });
-  check::thrown<std::invalid_argument>([&] { bench.copier(both_ways(5)); });
+  check::thrown<std::invalid_argument>([&] { bench.copier(both_ways(6)); });
   const auto copier = bench.copier(both_ways(0));
   const std::vector<Address> here{bench.host.address()}, elsewhere{4096};
   const std::vector<std::size_t> bytes{64};
@@ -765,6 +975,15 @@ int main() {
       {"an entry lies wholly in one region", an_entry_lies_wholly_in_one_region},
       {"an entry has the number that it has in the callers list",
        an_entry_has_the_number_that_it_has_in_the_callers_list},
+      {"a negative size is named before any other fault", a_negative_size_is_named_before_any_other_fault},
+      {"thousands of slots are asked for once each", thousands_of_slots_are_asked_for_once_each},
+      {"among thousands of slots every block that leaves its slot is refused",
+       among_thousands_of_slots_every_block_that_leaves_its_slot_is_refused},
+      {"a slot that was not asked for is not taken for one", a_slot_that_was_not_asked_for_is_not_taken_for_one},
+      {"merging keeps to slots that adjoin", merging_keeps_to_slots_that_adjoin},
+      {"a pool that its caller vouches for is one region", a_pool_that_its_caller_vouches_for_is_one_region},
+      {"nothing is copied to memory that is read alone", nothing_is_copied_to_memory_that_is_read_alone},
+      {"a copier that ends frees nothing", a_copier_that_ends_frees_nothing},
       {"memory that is nobodys is refused by its name", memory_that_is_nobodys_is_refused_by_its_name},
       {"runs are not merged across registrations", runs_are_not_merged_across_registrations},
       {"a block may lie across memory that is mapped in pieces",

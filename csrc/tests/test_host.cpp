@@ -200,6 +200,23 @@ void errors_carry_the_descriptor() {
   bench.stream.synchronize();
 }
 
+void a_run_of_mixed_sizes_arrives_as_one_descriptor() {
+  Bench bench;
+  DescriptorList list;
+  for (std::size_t at = 0, size = 1; at + size <= kBlock * kBlocks; at += size, size = size % 700 + 37) {
+    list.sources.push_back(bench.source.address() + at);
+    list.destinations.push_back(bench.destination.address() + at);
+    list.bytes.push_back(size);
+  }
+  const auto merged = bench.batched(list, {.merge = true});
+  bench.run(*merged);
+  check::equal(merged->descriptors(), 1U, "descriptors");
+  check::that(bench.arrived(list), "every block arrived");
+  const auto* beyond = reinterpret_cast<const unsigned char*>(list.destinations.back() + list.bytes.back());
+  const auto* end = reinterpret_cast<const unsigned char*>(bench.destination.address() + kBlock * kBlocks);
+  check::that(std::all_of(beyond, end, [](unsigned char byte) { return byte == 0; }), "nothing behind them");
+}
+
 void a_merged_descriptor_is_named_by_its_first() {
   Bench bench;
   DescriptorList pairs = bench.ascending();
@@ -276,6 +293,7 @@ int main() {
       {"a list is sorted by the addresses of its host side", a_list_is_sorted_by_the_addresses_of_its_host_side},
       {"the legacy stream is refused", the_legacy_stream_is_refused},
       {"errors carry the descriptor", errors_carry_the_descriptor},
+      {"a run of mixed sizes arrives as one descriptor", a_run_of_mixed_sizes_arrives_as_one_descriptor},
       {"a merged descriptor is named by its first", a_merged_descriptor_is_named_by_its_first},
       {"faults change bytes", faults_change_bytes},
       {"a hung stream ends with its owner", a_hung_stream_ends_with_its_owner},

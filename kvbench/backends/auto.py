@@ -41,10 +41,13 @@ class Copier(NamedTuple):
     ways: Sequence[Way]
 
 
-def copier_for(device: Device, policies: Sequence[Policy], max_entries: int = 0) -> Copier:
+def copier_for(
+    device: Device, policies: Sequence[Policy], max_entries: int = 0, pools: Sequence[tuple[int, int]] = ()
+) -> Copier:
     """Return a copier by these policies: for each direction, the first that has a table serves.
 
-    It has room for lists of `max_entries` entries of one size; 0: room is made for each longer list. A choice of a
+    It has room for lists of `max_entries` entries of one size; 0: room is made for each longer list. `pools` are
+    addresses and bytes of memory that is taken for one region each. A choice of a
     backend that is not one of `SERVING` is replaced by the copy kernel; on the device cpu, all but copies are replaced
     by batched copies.
     """
@@ -61,7 +64,8 @@ def copier_for(device: Device, policies: Sequence[Policy], max_entries: int = 0)
         for state, pending in _STATES.items()
         if (table := next(filter(None, (policy.table(direction, state) for policy in policies)), None))
     ]
-    return Copier(BlockCopier(device.driver, ways.made, tables, max_entries), [key.way for key in ways.indexes])
+    engine = BlockCopier(device.driver, ways.made, tables, max_entries, list(pools))
+    return Copier(engine, [key.way for key in ways.indexes])
 
 
 def _limits(values: Sequence[int]) -> list[float]:

@@ -1,6 +1,7 @@
 """`kvbench.copy.BlockCopier` as an engine calls it, on the device cpu, with bytes compared."""
 
 import ctypes
+import mmap
 import resource
 import threading
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from kvbench.engine.device import (
     copier_swap,
     end_capture,
     open_device,
+    register_pages,
 )
 from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.errors import UsageError
@@ -102,8 +104,6 @@ def test_the_block_copier_takes_a_device_a_policy_and_streams_of_torch(device: D
     for copier in (BlockCopier("cpu"), BlockCopier("cpu", policy), BlockCopier("cpu", max_entries=10_000)):
         with pytest.raises(ValueError, match=r"entry 0: source 0x[0-9a-f]+ is pageable memory"):  # of another driver
             copier.copy(*lists, SimpleNamespace(cuda_stream=PER_THREAD_STREAM))
-    with pytest.raises((ValueError, MemoryError)):  # the room for them is taken at once
-        BlockCopier("cpu", max_entries=1 << 62)
     with pytest.raises(UsageError, match="not found"):
         BlockCopier("cuda:99")
     for name in ("cuda:x", "cuda:-1", "gpu"):
@@ -128,6 +128,99 @@ def test_a_tensor_is_read_in_place(device: Device, type_: str) -> None:
     copier.copy(*tensors, SimpleNamespace(cuda_stream=stream.handle))
     stream.synchronize()
     assert lists.arrived()
+
+
+@pytest.mark.parametrize("entries", [-1, 10**12, 10**19, 10**30, True, 2.0, "8", None])
+def test_a_number_of_entries_that_is_none_is_refused_by_its_name(entries: object) -> None:
+    with pytest.raises(UsageError, match=r"max_entries: must be a whole number from 0 to 16777216, not "):
+        BlockCopier("cpu", max_entries=entries)  # type: ignore[arg-type]
+
+
+def test_the_room_for_a_number_of_entries_is_taken_at_once() -> None:
+    def mapped_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+    entries, before = 1 << 22, mapped_bytes()
+    copier = BlockCopier("cpu", max_entries=entries)
+    assert mapped_bytes() - before >= 24 * entries
+    copier.forget()
+
+
+@pytest.mark.parametrize("pool", [(0, 4096), (4096, 0), (4096, -1), (1 << 63, 1 << 63 | 1), 4096, "pool", (1, 2, 3)])
+def test_what_is_no_pool_is_refused_by_its_number(pool: object) -> None:
+    with pytest.raises(UsageError, match="pools: entry 1 must be"):
+        BlockCopier("cpu", pools=[(4096, 4096), pool])
+
+
+def test_memory_that_cannot_be_copied_is_no_pool(device: Device) -> None:
+    host = Buffer(device.driver, MemoryKind.allocated, 4096)
+    for pool in ((4096, 64), (host.address, 1 << 40)):
+        with pytest.raises(ValueError, match=r"^pools: entry 1 begins in p\w+ .* and ends in pageable memory"):
+            copier_for(device, [DEFAULTS], pools=[(host.address, 4096), pool])
+    tensor = pytest.importorskip("torch").zeros(64)
+    with pytest.raises(ValueError, match=r"^pools: entry 0 begins in pageable memory"):
+        BlockCopier("cpu", pools=[tensor])  # of another driver
+    with pytest.raises(UsageError, match="pools: entry 0 must be a contiguous tensor"):
+        BlockCopier("cpu", pools=[tensor[::2]])
+
+
+class Slots:
+    """A pool of slots that a device has one by one, all but each seventh, and blocks of 512 bytes in it."""
+
+    SLOT, BLOCKS = 4096, 8
+
+    def __init__(self, count: int, stride: int) -> None:
+        self.device = device = open_device("cpu", FaultPlan())  # of its own: the slots are never unregistered
+        self.pages = mmap.mmap(-1, count * stride)
+        self.host = np.frombuffer(self.pages, np.uint8)
+        self.host[:] = np.random.default_rng(3).integers(0, 256, len(self.host), np.uint8)
+        self.slots = np.array([slot for slot in range(count) if slot % 7 != 5]) * stride
+        for slot in self.slots.tolist():
+            register_pages(device.driver, self.host.ctypes.data + slot, self.SLOT)
+        self.card = Buffer(device.driver, MemoryKind.device, len(self.slots) * self.SLOT)
+        self.stream = Stream(device.driver)
+
+    def blocks(self, size: int = 512) -> tuple[Words, Words, Words]:
+        """Return a list of every block of every slot, shuffled, that goes where the slots lie one behind the other."""
+        rng = np.random.default_rng(4)
+        order = rng.permutation(len(self.slots) * self.BLOCKS)
+        sources = self.slots[order // self.BLOCKS] + order % self.BLOCKS * 512 + self.host.ctypes.data
+        return sources, self.card.address + order * 512, np.full(len(order), size)
+
+    def arrived(self) -> bool:
+        self.stream.synchronize()
+        there = np.frombuffer(ctypes.string_at(self.card.address, len(self.slots) * self.SLOT), np.uint8)
+        wanted = np.concatenate([self.host[slot : slot + self.SLOT] for slot in self.slots.tolist()])
+        return bool((there == wanted).all())
+
+
+@pytest.mark.parametrize("backend", ["batched", "merged", "per_block"])
+@pytest.mark.parametrize("stride", [4096, 3 * 4096], ids=["adjacent", "with gaps"])
+def test_a_pool_of_slots_is_copied_and_a_block_that_leaves_its_slot_is_refused(backend: str, stride: int) -> None:
+    pool = Slots(400, stride)
+    copier = copier_for(pool.device, [always(backend)]).engine
+    copier.copy(*pool.blocks(), pool.stream.handle)
+    assert pool.arrived()
+    begin = pool.host.ctypes.data
+    for wrong in (begin + 4096 - 256, begin + 5 * stride, begin - 256, begin + 12 * stride + 512):
+        sources, destinations, sizes = pool.blocks()
+        sources[1234] = wrong
+        with pytest.raises(ValueError, match=r"^entry 1234: source"):
+            copier.copy(sources, destinations, sizes, pool.stream.handle)
+    copier.copy(*pool.blocks(), pool.stream.handle)
+    assert pool.arrived()
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("count", [1, 8])
+def test_an_array_at_an_odd_address_is_refused(device: Device, which: int, count: int) -> None:
+    copier, stream = copier_for(device, [DEFAULTS]).engine, Stream(device.driver)
+    arguments = list(Lists(device, Direction.H2D, mixed_swap([64] * count, seed=4)).arguments())
+    odd = np.ndarray(count, np.int64, buffer=np.zeros(8 * count + 8, np.uint8).data, offset=1)
+    odd[:] = arguments[which]
+    arguments[which] = odd
+    with pytest.raises(TypeError, match="aligned to 8 bytes"):
+        copier.copy(*arguments, stream.handle)
 
 
 class Looks:
