@@ -23,9 +23,11 @@ tensor_patterns = tensors.map(lambda kinds: Pattern.of_tensors(*kinds)) | st.bui
     st.integers(1, 64),
     st.sampled_from([1, 2]),
 )
+fragments = st.builds(Pattern.of_fragments, st.integers(1, 99), st.integers(1, 99), st.integers(1, 99))
 side_patterns = (
     st.just(Pattern("shuffled"))
     | orders
+    | fragments
     | st.builds(lambda pattern, order: replace(pattern, order=order), tensor_patterns, st.none() | orders)
 )
 patterns = st.just(Pattern("reversed")) | side_patterns

@@ -168,11 +168,13 @@ class Cell:
 
     @property
     def sides(self) -> tuple[Pattern, Pattern]:
-        both = (DESCENDING, CONTIGUOUS) if self.pattern.kind == "reversed" else (self.pattern, self.pattern)
-        of_sides = (self.host_pattern, self.device_pattern)
-        ordered = of_sides if self.direction is Direction.H2D else of_sides[::-1]
-        source, destination = (both[side] if one == AS_PATTERN else one for side, one in enumerate(ordered))
-        return source, destination
+        host, device = self.pattern, self.pattern.on_device
+        onward = self.direction is Direction.H2D
+        if self.pattern.kind == "reversed":
+            host, device = (DESCENDING, CONTIGUOUS) if onward else (CONTIGUOUS, DESCENDING)
+        host = host if self.host_pattern == AS_PATTERN else self.host_pattern
+        device = device if self.device_pattern == AS_PATTERN else self.device_pattern
+        return (host, device) if onward else (device, host)
 
     def __hash__(self) -> int:
         return self._hash

@@ -12,11 +12,13 @@ _TERM: Final = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,8})")
 _PAGES: Final = re.compile(
     r"page-first-(?P<pages>(?P<tensors>[1-9]\d{0,5})(x(?P<page>[1-9]\d{0,5}))?)(?P<apart>\+(?P=pages))?"
 )
+_FRAGMENTS: Final = re.compile(r"fragments-([1-9]\d{0,5})x([1-9]\d{0,3})(?:x([1-9]\d{0,5}))?")
 _RIGHT: Final = (
     "write shuffled, contiguous, descending, reversed, runs-R with R >= 2 or its like turning-R and runs-geometric-R, "
     "tensors-T (blocks in T tensors, the same ids in each), tensors-TxK+TxK (T tensors of K ids each, then T other "
-    "tensors of K ids each), page-first-T, page-first-TxC or page-first-T+T; after tensors and page-first, /runs-R and "
-    "its like say how the ids lie"
+    "tensors of K ids each), page-first-T, page-first-TxC or page-first-T+T, "
+    "fragments-FxR or fragments-FxRxT (F fragments a block in rows of R ranks, of T tensors); after tensors and "
+    "page-first, /runs-R and its like say how the ids lie"
 )
 
 
@@ -47,9 +49,14 @@ class Pattern:
     page); `page-first-TxC` (a page holds C ids, tensor by tensor); `page-first-T+T` (K and V have a region of pages
     each). The ids are shuffled unless `/` and an order follow: `tensors-64/runs-16`.
 
+    Fragments: `fragments-FxR`, where each descriptor is one of F fragments that one of R ranks has in a page of the
+    host. A page has F rows, in each of which the fragments of all ranks lie side by side; `fragments-FxRxT` has such
+    pages of T tensors one after the other. On the device the fragments of a page are adjacent (`on_device`).
+
     `terms` are the kinds of tensors; a single one has 0 ids, because the number of blocks determines them. `page` is
-    the number of ids in a page, 0 without pages; `regions` the number of regions of pages; `order` the order of the
-    ids, or of the pages. Each pattern has exactly one text: consecutive terms differ in K, and a single term has no K.
+    the number of ids in a page, 0 without pages; `regions` the number of regions of pages; `ranks` the number of ranks
+    that share a page; `order` the order of the ids, or of the pages. Each pattern has exactly one text: consecutive
+    terms differ in K, and a single term has no K.
     """
 
     kind: str
@@ -58,6 +65,7 @@ class Pattern:
     page: int = 0
     regions: int = 1
     order: "Pattern | None" = None
+    ranks: int = 1
 
     def __str__(self) -> str:
         return f"{self._head}/{self.order}" if self.order else self._head
@@ -66,9 +74,13 @@ class Pattern:
     def _head(self) -> str:
         if self.kind in _RUNS:
             return f"{self.kind}-{self.run}"
+        if self.kind == "fragments":
+            tensors = self.terms[0].count
+            return f"fragments-{self.page}x{self.ranks}" + (f"x{tensors}" if tensors > 1 else "")
         if self.page:
-            tensors = str(self.terms[0].count // self.regions)
-            return "page-first-" + "+".join([tensors if self.page == 1 else f"{tensors}x{self.page}"] * self.regions)
+            of_region = str(self.terms[0].count // self.regions)
+            page = of_region if self.page == 1 else f"{of_region}x{self.page}"
+            return "page-first-" + "+".join([page] * self.regions)
         if self.terms:
             many = len(self.terms) > 1
             return "tensors-" + "+".join(f"{term.count}x{term.ids}" if many else str(term.count) for term in self.terms)
@@ -82,7 +94,8 @@ class Pattern:
         head, _, tail = text.partition("/")
         order, tensors = _order(tail or head), _of_tensors(head)
         pattern = replace(tensors, order=order if tail else None) if tensors else order
-        if pattern is None or str(pattern) != text or pattern.order == SHUFFLED:
+        ordered = pattern is not None and (pattern.order == SHUFFLED or (tail and pattern.kind == "fragments"))
+        if pattern is None or str(pattern) != text or ordered:
             raise ValueError(f"{text!r} is not a pattern; {_RIGHT}")
         return pattern
 
@@ -106,6 +119,18 @@ class Pattern:
     def of_pages(cls, tensors: int, page: int = 1, regions: int = 1) -> "Pattern":
         """Return the pattern of pages of `page` ids in `tensors` tensors, which are divided among `regions`."""
         return cls("page-first", terms=(Tensors(tensors, 0),), page=page, regions=regions)
+
+    @classmethod
+    def of_fragments(cls, page: int, ranks: int, tensors: int = 1) -> "Pattern":
+        """Return the pattern of `page` fragments a block in rows of `ranks` ranks, of `tensors` tensors."""
+        return cls("fragments", terms=(Tensors(tensors, 0),), page=page, ranks=ranks)
+
+    @property
+    def on_device(self) -> "Pattern":
+        """The pattern of device memory where this one is of both sides: there, fragments of a block are adjacent."""
+        if self.kind != "fragments":
+            return self
+        return Pattern("tensors", terms=self.terms, order=Pattern("runs", self.page) if self.page > 1 else None)
 
     def tensors(self, blocks: int) -> tuple[Tensors, ...]:
         """Return the kinds of tensors that hold `blocks` blocks; () for a pattern without tensors.
@@ -135,7 +160,7 @@ class Pattern:
         """Return the rows of a memory pool for swaps of `blocks` blocks; every tensor has its own spare rows."""
         page = max(1, self.page)
         kinds = self.tensors(blocks)
-        return sum(kind.count * page * pool_rows(kind.ids // page) for kind in kinds) or pool_rows(blocks)
+        return sum(self.ranks * kind.count * page * pool_rows(kind.ids // page) for kind in kinds) or pool_rows(blocks)
 
 
 def pool_rows(blocks: int) -> int:
@@ -165,6 +190,8 @@ def _of_tensors(text: str) -> Pattern | None:
     """Return the pattern of tensors that `text` names, without an order of ids, or None."""
     if match := re.fullmatch(r"tensors-([1-9]\d{0,5})", text):
         return Pattern("tensors", terms=(Tensors(int(match[1]), 0),))
+    if match := _FRAGMENTS.fullmatch(text):
+        return Pattern.of_fragments(int(match[1]), int(match[2]), int(match[3] or 1))
     if text.startswith("tensors-") and (terms := _terms(text.removeprefix("tensors-"))):
         return Pattern("tensors", terms=terms)
     if match := _PAGES.fullmatch(text):

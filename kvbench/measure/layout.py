@@ -102,11 +102,12 @@ class _Placer:
         if not side.page:
             starts = np.arange(kind.count, dtype=np.uint64) * np.uint64(rows) + np.uint64(first)
             return starts, self.ordered(order, kind.ids, rows)
-        of_region = kind.count // side.regions
-        inside = np.arange(of_region, dtype=np.uint64) * np.uint64(side.page)
+        of_region, page_rows = kind.count // side.regions, side.page * side.ranks
+        inside = np.arange(of_region, dtype=np.uint64) * np.uint64(page_rows)
         regions = np.arange(side.regions, dtype=np.uint64) * np.uint64(of_region * rows)
-        pages = self.ordered(order, kind.ids // side.page, rows // side.page) * np.uint64(of_region * side.page)
-        ids = np.add.outer(pages, np.arange(side.page, dtype=np.uint64))
+        pages = self.ordered(order, kind.ids // side.page, rows // page_rows) * np.uint64(of_region * page_rows)
+        # the fragments of one rank, with those of other ranks around them
+        ids = np.add.outer(pages, np.arange(side.ranks // 2, page_rows, side.ranks, dtype=np.uint64))
         return np.add.outer(regions, inside).reshape(-1) + np.uint64(first), ids.reshape(self.count, kind.ids)
 
 

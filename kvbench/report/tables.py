@@ -219,6 +219,7 @@ _IN_WORDS: Final = {
     "pattern shuffled": "shuffled",
     r"pattern runs-(\d+)": r"extents of \1",
     r"pattern tensors-(\d+)": r"\1 tensors",
+    r"pattern fragments-(\d+)x(\d+)": r"\1 fragments a block, rows of \2 ranks",
     r"host_pattern page-first-\d+": "page first",
 }
 

@@ -23,6 +23,7 @@ PATTERNS = [
     "runs-geometric-5",
     "tensors-8",
     "tensors-3x200+2x100",
+    "fragments-16x8",
 ]
 SHAPES = [
     *(

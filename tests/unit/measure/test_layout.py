@@ -51,6 +51,13 @@ drawn = st.builds(
     lambda mean, blocks: (Pattern("runs-geometric", mean), blocks + mean), st.integers(2, 20), st.integers(0, 150)
 )
 turning = runs.map(lambda shape: (replace(shape[0], kind="turning"), shape[1]))
+fragments = st.builds(
+    lambda page, ranks, count, ids: (Pattern.of_fragments(page, ranks, count), page * count * ids),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(1, 20),
+)
 tensors = kinds.map(lambda of: (Pattern.of_tensors(*of), sum(kind.blocks for kind in of)))
 ordered_ids = st.builds(
     lambda shape, order: (replace(shape[0], order=Pattern.parse(order)), shape[1]),
@@ -59,7 +66,7 @@ ordered_ids = st.builds(
 )
 every = (
     of_kind("shuffled") | of_kind("contiguous") | of_kind("reversed") | of_kind("descending")
-    | runs | turning | drawn | tensors | pages | ordered_ids
+    | runs | turning | drawn | tensors | pages | fragments | ordered_ids
 )  # fmt: skip
 
 
@@ -227,6 +234,24 @@ def test_a_page_of_a_chunk_holds_its_ids_tensor_by_tensor() -> None:
     assert all(steps(chunk) == [1] * 23 for chunk in chunks)
     (part,) = layout.tensors
     assert np.array_equal(layout.source_rows.reshape(6, 32), np.add.outer(part.source_starts, part.source_ids))
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_fragments_of_one_rank_lie_a_row_of_all_ranks_apart_on_the_host_and_side_by_side_on_the_device(
+    direction: Direction,
+) -> None:
+    """As vLLM's canonical pages: fragment k of tensor t is `(t * 4 + k) * 8 + rank` fragments into a page."""
+    pattern = Pattern.parse("fragments-4x8x3")
+    cell = Cell("any", direction, 3 * 4 * 20, BLOCK_BYTES, pattern=pattern, pool_bytes=1 << 30)
+    (layout,) = laid_out(cell, 1, 1)
+    sides = (layout.source_rows, layout.destination_rows)
+    host, device = sides if direction is Direction.H2D else sides[::-1]
+    pages = host.reshape(3, 20, 4).transpose(1, 0, 2).reshape(20, 12)  # by block, then by tensor and fragment
+    assert all(steps(page) == [8] * 11 for page in pages)
+    # no page begins inside another: between two first fragments lie whole pages
+    assert set((pages[:, 0] - pages[:, 0].min()) % np.uint64(3 * 4 * 8)) == {0}
+    assert all(steps(block) == [1] * 3 for block in device.reshape(-1, 4))
+    assert len({int(step) for step in np.diff(device.reshape(3, -1)[:, 0])}) == 1
 
 
 def test_pages_of_k_and_v_lie_apart() -> None:

@@ -350,7 +350,9 @@ def test_bases_and_ids_say_the_same_as_the_descriptors(bench: Bench, cell: Cell,
 
 
 @pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("host", ["page-first-4", "page-first-2+2", "page-first-4x2", "page-first-4/runs-2"])
+@pytest.mark.parametrize(
+    "host", ["page-first-4", "page-first-2+2", "page-first-4x2", "page-first-4/runs-2", "fragments-2x3x4"]
+)
 def test_a_page_first_pool_on_the_host_gets_and_gives_every_byte(bench: Bench, direction: Direction, host: str) -> None:
     sides = {"pattern": Pattern.parse("tensors-4"), "host_pattern": Pattern.parse(host)}
     workload = bench.workload(Cell("any", direction, 64, 100, reuse=Reuse.FRESH, **sides))
