@@ -442,10 +442,10 @@ def test_a_run_that_was_changed_is_refused(
         assert term in line
 
 
-def test_a_run_of_another_machine_with_a_policy_is_refused_as_one_of_another_machine(tmp_path: Path) -> None:
-    run = shutil.copytree(FROZEN / "h100", tmp_path / "run")
-    changing(elsewhere)(run)
-    line = refused("sweep", "--resume", run, cwd=tmp_path, code=4)
+def test_a_run_of_another_machine_with_a_policy_is_refused_as_one_of_another_machine(run: Path) -> None:
+    policy = json.loads((FROZEN / "h100/run.json").read_text())["spec"]["policy"]
+    changing(lambda info: elsewhere(info) | {"spec": info["spec"] | {"policy": policy}})(run)
+    line = refused("sweep", "--resume", run, cwd=run.parent, code=4)
     assert "the run is of another machine" in line
     assert "policy" not in line
 
