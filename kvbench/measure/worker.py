@@ -1,5 +1,6 @@
 """The process that owns the GPU: it opens the device and measures what the parent requests; it can crash doing so."""
 
+import ast
 import hashlib
 import os
 import sys
@@ -207,12 +208,27 @@ class Worker:
 
 
 def hash_of_what_runs() -> str:
-    """Return a hash, as 16 hex digits, of the compiled engine's sources, the kernel texts and the Python files."""
+    """Return a hash, as 16 hex digits, of the compiled engine's sources, the kernel texts and the Python files, without
+    their comments and docstrings.
+    """
     package = Path(__file__).parents[1]
     files = sorted(file for wing in _WINGS for file in (package / wing).rglob("*.py"))
     files += [package / name for name in _FILES]
-    parts = [SOURCE_HASH, *kernel_texts(), *(file.read_text() for file in files)]
+    parts = [SOURCE_HASH, *kernel_texts(), *(_statements(file.read_text()) for file in files)]
     return hashlib.blake2s("\0".join(parts).encode(), digest_size=8).hexdigest()
+
+
+def _statements(text: str) -> str:
+    """Return a canonical form of the statements of a Python file that do something."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [one for one in node.body if not _is_text(one)]
+    return ast.dump(tree)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def _wait_for_others(start: protocol.Start) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from kvbench._version import __version__
-from kvbench.cells.backend_facts import AUTO
+from kvbench.cells.backend_facts import AUTO, COPIER, TRITON, BackendFacts
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.device_facts import CEILING_BYTES, DeviceFacts
 from kvbench.cells.policy import NO_POLICY
@@ -27,12 +27,14 @@ from kvbench.run.execution import Execution, Observer, Outcome, Progress, Schedu
 from kvbench.run.protocol import MeasureCeiling, Opened
 from kvbench.run.ranks import Rank, RankSlot
 from kvbench.run.worker_process import Interpreter, WorkerSlot
+from kvbench.sweep.checks import TORCH_BYTES
 from kvbench.sweep.installed import asked_for, installed
 from kvbench.sweep.plan import Plan, expand
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
 
 _MOST_FIELDS: Final = 4
+_OWN: Final = ("", "kvbench")  # the first for a backend that does not load
 
 
 def preview(spec: SweepSpec) -> tuple[Plan, Opened]:
@@ -117,21 +119,22 @@ def plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
 
     Raises MismatchError for another machine, or other backends.
     """
+    device: DeviceFacts = convert(run.info.device, DeviceFacts, "device")
+    plan = expand(spec, device, run.info.backends) if device.kind == opened.device.kind else None
     machine = {name: value for name, value in identity_of(opened).items() if name != PLUG_INS}
-    if PLUG_INS in run.info.identity:  # below, only the backends that the run uses are compared
-        machine[PLUG_INS] = run.info.identity[PLUG_INS]
+    # Of plug-ins, the backends that the run uses are compared below.
+    without = {PLUG_INS} | (_unused_libraries(plan.cells, run.info.backends) if plan else set())
+    machine |= {name: run.info.identity[name] for name in without & run.info.identity.keys()}
     if identity_hash(machine) != run.info.identity_hash:
         fields = differences(run.info.identity, machine) or ["its record was changed"]
         more = f"; and {len(fields) - _MOST_FIELDS} more fields" if len(fields) > _MOST_FIELDS else ""
         changed = "; ".join(fields[:_MOST_FIELDS]) + more
         raise MismatchError(f"--resume {run.path}: the run is of another machine ({changed})")
-    device: DeviceFacts = convert(run.info.device, DeviceFacts, "device")
-    if device.kind != opened.device.kind:
+    if plan is None:
         raise MismatchError(
             f"--resume {run.path}: the run is of a device of kind {brief(device.kind)!r}, "
             f"this is {opened.device.kind!r}"
         )
-    plan = expand(spec, device, run.info.backends)
     here = {facts.name: facts for facts in opened.backends}
     used = {cell.backend for cell in plan.cells}
     for then in run.info.backends:
@@ -142,6 +145,14 @@ def plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
                 f"--resume {run.path}: backend {then.name} differs from that of the run ({why or 'it changed'})"
             )
     return plan
+
+
+def _unused_libraries(cells: Sequence[Cell], backends: Sequence[BackendFacts]) -> set[str]:
+    """Return the libraries of an identity that no cell uses; another package's backend may use any."""
+    used = {cell.backend for cell in cells}
+    kernels = used & {AUTO, COPIER, TRITON, *(one.name for one in backends if one.package.split("==")[0] not in _OWN)}
+    with_torch = kernels or any(cell.neighbour in TORCH_BYTES for cell in cells)
+    return set() if kernels else {"triton"} if with_torch else {"torch", "triton"}
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """What a run is resumed as: the plan that it was begun with, or not at all; and that nothing is measured twice."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from kvbench.errors import MismatchError
 from kvbench.results import RunInfo, load_run
 from kvbench.results.rundir import Run
+from kvbench.results.schema import identity_hash
 from kvbench.run import runner
 from kvbench.run.execution import Observer
 from kvbench.run.protocol import Opened
@@ -59,6 +61,18 @@ def test_a_backend_installed_since_the_start_is_not_part_of_the_run() -> None:
     more = replace(CPU_BACKENDS[1], name="new")
     opened = msgspec.structs.replace(here(), backends=[*CPU_BACKENDS, more])
     assert runner.plan_of(begun(), SPEC, opened) == expand(SPEC, CPU, CPU_BACKENDS)
+
+
+@pytest.mark.parametrize(("backends", "counts"), [(("batched",), False), (("batched", "auto"), True)])
+def test_a_library_counts_where_a_cell_of_the_run_uses_it(
+    monkeypatch: pytest.MonkeyPatch, backends: tuple[str, ...], counts: bool
+) -> None:
+    spec = SweepSpec(name="test", groups=({"backend": backends, "blocks": (4,)},))
+    then: dict[str, Any] = {"torch": "2.9", "triton": "3.5", "cpu_model": "a CPU"}
+    info = msgspec.structs.replace(begun().info, identity=then, identity_hash=identity_hash(then))
+    monkeypatch.setattr(runner, "identity_of", lambda _: then | {"torch": "2.10", "triton": "3.6"})
+    with pytest.raises(MismatchError, match=r'torch: "2\.9" against "2\.10"') if counts else nullcontext():
+        assert runner.plan_of(Run(Path("run"), info, [], []), spec, here()).cells
 
 
 @pytest.mark.usefixtures("_same_machine")
