@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 
 import msgspec
 
+from kvbench.cells.cell import AxisTexts, Cell
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.errors import RunDirectoryError, StorageError, UsageError, brief
 from kvbench.files import open_regular, raise_if_no_room, read_capped, sync_folder, write_whole
@@ -25,6 +26,7 @@ from kvbench.results.journal import MAX_JOURNAL_BYTES, MAX_LINE_BYTES, JournalWr
 from kvbench.results.schema import (
     SCHEMA,
     Ceiling,
+    CellRecord,
     Disturbance,
     Failure,
     Record,
@@ -38,7 +40,6 @@ from kvbench.text import printable, printable_tree
 if TYPE_CHECKING:
     import pandas as pd
 
-    from kvbench.cells.cell import Cell
     from kvbench.results.outcomes import Outcome
 
 RUN_FILE: Final = "run.json"
@@ -140,12 +141,21 @@ def load_run(path: Path | str) -> Run:
     info = _read_info(path)
     with _open_journal(path) as (file, name):
         lines = [record for record, _ in read_lines(_lines(file, path / name), path / name)]
-    records = [record for record in lines if record is not None]
+    records = _sharing_cells([record for record in lines if record is not None])
     if info.status == "complete" and not lines:
         raise RunDirectoryError(f"{path / name} is empty, but the run was complete: the run is damaged")
     torn = f"the last line of {name} is incomplete, because of a kill or a full disk, and was dropped"
     warnings = [torn] if len(records) < len(lines) else []
     return Run(path, info, _without_retried(records), warnings)
+
+
+def _sharing_cells(records: list[Record]) -> list[Record]:
+    """Return the records with one text for all of a cell: that of each record takes more memory than its samples."""
+    texts: dict[Cell, AxisTexts] = {}
+    for record in records:
+        if isinstance(record, CellRecord | Retry):
+            msgspec.structs.force_setattr(record, "cell_text", texts.setdefault(record.cell, record.cell_text))
+    return records
 
 
 def visits_that_count(records: Sequence[Record]) -> Sequence[Visit]:
