@@ -91,20 +91,6 @@ def short(text: str, most: int = 400) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def terminal_rows(lines: Iterable[str]) -> int:
-    """Return how many rows of a terminal of `WIDEST` columns lines take."""
-    return sum(wrapped(line, WIDEST).count("\n") + 1 for line in lines)
-
-
-def fitting(lines: Sequence[str], rows: int) -> list[str]:
-    """Return the lines that fit into `rows` rows of a terminal, and the number of the others."""
-    kept, more = list(lines), list[str]()
-    while terminal_rows(kept + more) > rows and kept:
-        kept.pop()
-        more = [f"{len(lines) - len(kept)} more: kvbench report"]
-    return kept + more
-
-
 def wrapped(text: str, width: int) -> str:
     """Return text in lines of at most `width`, later ones indented; no line ends inside a number or before its unit."""
     joined = _JOINED.sub("\N{NO-BREAK SPACE}", text)

@@ -16,7 +16,6 @@ IN_TURN: Final = Margin(0.02, "two copies of one cell, visited in turn, differ b
 BETWEEN_RUNS: Final = Margin(
     0.05, "two consecutive runs of one build differ by up to this much: other work on the host affects the CPU"
 )
-OF_A_RUN: Final = Margin(0.02, "in consecutive runs of one build, a cell moves by this much relative to the others")
 GATE: Final = Margin(0.03, "it is the smallest change that a gate must find")
 CONTROL: Final = Margin(0.02, "large plain copies on a quiet link repeat more closely")
 CONTROL_CPU: Final = Margin(0.10, "a fixed piece of work takes this much longer on a CPU with a busy sibling thread")
@@ -30,7 +29,6 @@ TIED: Final = Margin(0.03, "a smaller gain does not justify taking SMs from a mo
 MIN_P99: Final = 500  # a p99 of fewer values is the worst few
 # A smaller difference of two times is no more than an interrupt takes.
 ABSOLUTE_US: Final = 1.0
-AFTER_A_KERNEL: Final = Margin(0.12, "behind a kernel that copies, the copy engine takes at least this much longer")
 CLIFF: Final = Margin(0.25, "at a constant cost per descriptor, GB/s grow up to in proportion to the size")
 KNEE: Final = Margin(0.05, "beyond it, more SMs cost the neighbour more than they gain")
 QUEUE_KNEE: Final = Margin(1.0, "on some drivers, a submission after a few swaps takes up to twice as long")
