@@ -4,12 +4,13 @@ A case ends with exit code 0 if the call was refused, nothing was touched, and t
 """
 
 import ctypes
+import gc
 import mmap
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import numpy as np
@@ -376,6 +377,266 @@ def a_first_call_behind_a_closed_gate() -> None:
         pools.check()
 
 
+def cuda(call: str, *arguments: object) -> None:
+    """Call the driver's function, which has to succeed; whole numbers are 64 bits wide."""
+    wide = [ctypes.c_uint64(value) if isinstance(value, int) else value for value in arguments]
+    status = getattr(ctypes.CDLL("libcuda.so.1"), call)(*wide)
+    expect(status == 0, f"{call} succeeds, not CUresult {status}")
+
+
+def a_copier_that_is_dropped_behind_a_gate_of_its_thread() -> None:
+    pools, opened = Pools(), Buffer(open_device("cuda:0", FaultPlan()).driver, MemoryKind.allocated, BLOCK)
+    opened.array()[:] = 0
+    lists = [np.resize(array, 2000) for array in pools.lists(64)]
+    pools.copy(*lists)  # so that there is a slot that no launch reads, too
+    pools.stream.synchronize()
+    pools.device.driver.fill(pools.card.address, 0, ROOM, pools.stream.cuda_stream)
+    cuda("cuStreamWaitValue32_v2", ctypes.c_void_p(pools.stream.cuda_stream), opened.device_address, 1, 0)
+    pools.copy(*lists)
+    pools.copy(*pools.lists())
+    del pools.copier
+    gc.collect()
+    expect(not pools.stream.query(), "the copier ended while the gate was closed")
+    again = copier_for(pools.device, [always("sm")]).engine
+    again.copy(*lists, pools.stream)
+    opened.array()[:4] = np.frombuffer(np.uint32(1).tobytes(), np.uint8)
+    pools.stream.synchronize()
+    expect((pools.bytes_of(pools.card, ROOM) == pools.host.array()[:ROOM]).all(), "all blocks arrive")
+    pools.copier = again
+    pools.check()
+
+
+def a_copier_that_is_dropped_while_its_list_is_in_flight() -> None:
+    pools = Pools()
+    pools.device.driver.delay(300_000_000, pools.stream.cuda_stream)
+    pools.copy(*(np.resize(array, 2000) for array in pools.lists(64)))
+    del pools.copier
+    gc.collect()
+    overwritten = [torch.full((48_000,), 0xAB, dtype=torch.uint8).pin_memory() for _ in range(16)]
+    pools.stream.synchronize()
+    expect((pools.bytes_of(pools.card, ROOM) == pools.host.array()[:ROOM]).all(), "its list was read to the end")
+    del overwritten
+
+
+def a_process_that_ends_with_lists_in_flight() -> None:
+    pools = Pools()
+    pools.device.driver.delay(200_000_000, pools.stream.cuda_stream)
+    pools.copy(*(np.resize(array, 2000) for array in pools.lists(64)))
+
+
+def beside_a_capture(mode: str, act: Callable[[], None]) -> None:
+    """Act while another thread captures a graph, which then has to replay."""
+    counted = torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
+    captures, acted = threading.Event(), threading.Event()
+    wrong: list[Exception] = []
+
+    def capture() -> None:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode=mode):
+                counted.add_(1)
+                captures.set()
+                acted.wait(60)
+            graph.replay()
+            torch.cuda.synchronize()
+        except Exception as error:
+            wrong.append(error)
+        captures.set()
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    captures.wait(60)
+    try:
+        act()
+    finally:
+        acted.set()
+        thread.join()
+    expect(not wrong and counted.item() == 1, f"the capture goes on: {wrong}")
+
+
+def a_capture_in_another_thread() -> None:
+    for backend in BACKENDS:
+        pools = Pools(backend)
+
+        def act(pools: Pools = pools) -> None:
+            for blocks in (8, 600, 4000):
+                pools.copy(*(np.resize(array, blocks) for array in pools.lists(64)))
+            BlockCopier("cuda:0")
+
+        for mode in ("global", "thread_local", "relaxed"):
+            beside_a_capture(mode, act)
+        pools.check()
+
+
+def reserved(pieces: int, mapped: tuple[int, ...], location: tuple[int, int]) -> tuple[int, int]:
+    """Reserve addresses for pieces and map some; return where they begin, and the bytes of a piece."""
+    piece, begin = 2 << 20, ctypes.c_uint64()
+    cuda("cuMemAddressReserve", ctypes.byref(begin), pieces * piece, 0, 0, 0)
+    pinned, read_and_write = 1, 3
+    for index in mapped:
+        handle, at = ctypes.c_uint64(), begin.value + index * piece
+        properties = (ctypes.c_int * 14)(pinned, 0, *location)
+        cuda("cuMemCreate", ctypes.byref(handle), piece, properties, 0)
+        cuda("cuMemMap", at, piece, 0, handle, 0)
+        for kind, number in {(1, 0), location}:
+            cuda("cuMemSetAccess", at, piece, (ctypes.c_int * 3)(kind, number, read_and_write), 1)
+    return begin.value, piece
+
+
+def mapped_memory_with_a_hole() -> None:
+    for backend in BACKENDS:
+        pools = Pools(backend)
+        begin, piece = reserved(4, (0, 1, 3), (1, 0))
+        half = BLOCK // 2
+        for offset in (0, piece - half, 3 * piece, 2 * piece - BLOCK):
+            pools.device.driver.fill(begin, 0, 2 * piece, pools.stream.cuda_stream)
+            pools.copy(np.array([pools.host.address]), np.array([begin + offset]), np.array([BLOCK]))
+            seen = Buffer(pools.device.driver, MemoryKind.allocated, BLOCK)
+            d2h = DIRECTIONS[Direction.D2H]
+            pools.device.driver.transfer(seen.address, begin + offset, BLOCK, d2h, pools.stream.cuda_stream)
+            pools.stream.synchronize()
+            expect(
+                (seen.array()[:BLOCK] == pools.host.array()[:BLOCK]).all(), f"{backend}: a block at {offset} arrives"
+            )
+        for offset in (2 * piece - half, 2 * piece, 3 * piece - half, 4 * piece - half):
+            with refused(ValueError, "entry 0: "):
+                pools.copy(np.array([pools.host.address]), np.array([begin + offset]), np.array([BLOCK]))
+        pools.check()
+
+
+def pages_that_are_registered_read_only() -> None:
+    for backend in BACKENDS:
+        pools, pages, read_only = Pools(backend), mmap.mmap(-1, ROOM), 8
+        host = np.frombuffer(pages, np.uint8)
+        host[:] = 7
+        cuda("cuMemHostRegister_v2", ctypes.c_void_p(host.ctypes.data), ROOM, read_only)
+        sources, destinations, sizes = pools.lists()
+        starts = np.arange(8, dtype=np.int64) * BLOCK + host.ctypes.data
+        for entry in (0, 5):
+            into = sources.copy()
+            into[entry] = starts[entry]
+            with refused(ValueError, f"entry {entry}: ", "read-only"):
+                pools.copy(destinations, into, sizes)
+        pools.copy(starts, destinations, sizes)
+        pools.stream.synchronize()
+        expect((pools.bytes_of(pools.card, 8 * BLOCK) == 7).all(), f"{backend}: such pages can be read")
+        cuda("cuMemHostUnregister", ctypes.c_void_p(host.ctypes.data))
+        pools.copier.forget()
+        pools.check()
+
+
+def pinned_memory_of_every_kind() -> None:
+    for flags in (0, 1, 2, 4, 7):
+        for backend in BACKENDS:
+            pools, memory = Pools(backend), ctypes.c_void_p()
+            cuda("cuMemHostAlloc", ctypes.byref(memory), ROOM, flags)
+            ctypes.memset(memory, flags + 1, ROOM)
+            assert memory.value
+            _, destinations, sizes = pools.lists()
+            pools.copy(np.arange(8, dtype=np.int64) * BLOCK + memory.value, destinations, sizes)
+            pools.stream.synchronize()
+            arrived = pools.bytes_of(pools.card, 8 * BLOCK)
+            expect((arrived == flags + 1).all(), f"{backend}: blocks of memory with flags {flags} arrive")
+
+
+def allocations_of_a_stream_ordered_pool() -> None:
+    """With PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync."""
+    pools = Pools()
+    tensors = [torch.zeros(1 << 20, dtype=torch.uint8, device="cuda") for _ in range(64)]
+    torch.cuda.synchronize()
+    for at in (tensors[0].data_ptr(), tensors[40].data_ptr()):
+        pools.copy(np.array([pools.host.address]), np.array([at + (1 << 20) - BLOCK]), np.array([BLOCK]))
+        with refused(ValueError, "entry 0: "):
+            pools.copy(np.array([pools.host.address]), np.array([at + (1 << 20) - 64]), np.array([BLOCK]))
+    pools.check()
+
+
+def streams_of_other_contexts() -> None:
+    pools, context, before = Pools(), ctypes.c_void_p(), ctypes.c_void_p(_current())
+    foreign = ctypes.c_void_p()
+    cuda("cuCtxCreate_v2", ctypes.byref(context), 0, 0)
+    cuda("cuStreamCreate", ctypes.byref(foreign), 1)
+    cuda("cuCtxSetCurrent", before)
+    assert foreign.value
+    for blocks in (8, 1000):
+        pools.device.driver.fill(pools.card.address, 0, ROOM, pools.stream.cuda_stream)
+        pools.stream.synchronize()
+        lists = [np.resize(array, blocks) for array in pools.lists(8)]
+        try:
+            pools.copier.copy(*lists, foreign.value)
+        except EngineError:
+            cuda("cuStreamSynchronize", foreign)
+            expect(not pools.bytes_of(pools.card, ROOM).any(), "after an error nothing was copied")
+        else:
+            cuda("cuStreamSynchronize", foreign)
+            arrived = pools.bytes_of(pools.card, 8 * BLOCK)
+            expect((arrived == pools.host.array()[: 8 * BLOCK]).all(), "what was accepted is copied")
+    pools.copier.copy(*pools.lists(), 2)  # the default stream of the thread
+    cuda("cuStreamSynchronize", ctypes.c_void_p(2))
+    pools.check()
+
+
+def a_copy_after_a_fault_of_somebody_else() -> None:
+    pools = Pools()
+    pools.check()
+    with suppress(RuntimeError):
+        few, far = torch.zeros(4, device="cuda"), torch.tensor([1 << 30], device="cuda")
+        torch.index_select(few, 0, far)
+        torch.cuda.synchronize()
+    with refused(EngineError):
+        pools.copy(*pools.lists())
+    os._exit(0)  # what else there is cannot be cleaned up
+
+
+def a_pool_of_slots_that_are_registered_one_by_one() -> None:
+    slot, count = 4 * BLOCK, 4096
+    pages = mmap.mmap(-1, 2 * slot * count)
+    host = np.frombuffer(pages, np.uint8)
+    host[:] = np.random.default_rng(2).integers(0, 256, len(host), np.uint8)
+    for backend in BACKENDS:
+        pools = Pools(backend)
+        slots = np.array([index for index in range(count) if index % 7 != 5]) * 2 * slot
+        if backend == BACKENDS[0]:
+            for start in slots.tolist():
+                register_pages(pools.device.driver, host.ctypes.data + start, slot)
+        sources, _, sizes = pools.lists(64)
+        chosen = np.random.default_rng(3).choice(len(slots) * 4, 64 * 32, replace=False)
+        for part in np.split(chosen, 32):
+            sources = slots[part // 4] + part % 4 * BLOCK
+            pools.copy(sources + host.ctypes.data, pools.lists(64)[1], sizes)
+            pools.stream.synchronize()
+            wanted = np.concatenate([host[start : start + BLOCK] for start in sources.tolist()])
+            expect((pools.bytes_of(pools.card, ROOM) == wanted).all(), f"{backend}: blocks of slots arrive")
+        for wrong in (slot - 64, slot, 10 * slot, 2 * slot - BLOCK):  # over an end, between slots, of slot 5
+            bad = sources + host.ctypes.data
+            bad[40] = host.ctypes.data + wrong
+            with refused(ValueError, "entry 40: "):
+                pools.copy(bad, pools.lists(64)[1], sizes)
+        pools.check()
+
+
+def a_pool_that_its_caller_vouches_for() -> None:
+    pools, pages = Pools(), mmap.mmap(-1, ROOM)
+    host = np.frombuffer(pages, np.uint8)
+    host[:] = 9
+    for half in range(2):
+        register_pages(pools.device.driver, host.ctypes.data + half * ROOM // 2, ROOM // 2)
+    tensor = torch.zeros(ROOM, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    copier = BlockCopier("cuda:0", pools=[(host.ctypes.data, ROOM), tensor])
+    starts = np.arange(64, dtype=np.int64) * BLOCK
+    lists = [starts + host.ctypes.data, starts + tensor.data_ptr(), np.full(64, BLOCK)]
+    copier.copy(*lists, pools.stream)
+    pools.stream.synchronize()
+    expect((tensor == 9).all().item(), "all blocks arrive")
+    lists[0][63] += 64
+    with refused(ValueError, "entry 63: "):
+        copier.copy(*lists, pools.stream)
+    with refused(ValueError, "pools: entry 0 "):
+        BlockCopier("cuda:0", pools=[torch.zeros(64)])
+
+
 ON_ONE: Final[tuple[Callable[[], None], ...]] = (
     a_block_that_leaves_its_pool,
     a_list_of_both_directions,
@@ -391,7 +652,25 @@ ON_ONE: Final[tuple[Callable[[], None], ...]] = (
     a_pool_that_was_freed,
     a_process_that_was_forked,
     a_first_call_behind_a_closed_gate,
+    a_copier_that_is_dropped_behind_a_gate_of_its_thread,
+    a_copier_that_is_dropped_while_its_list_is_in_flight,
+    a_process_that_ends_with_lists_in_flight,
+    a_capture_in_another_thread,
+    mapped_memory_with_a_hole,
+    pages_that_are_registered_read_only,
+    pinned_memory_of_every_kind,
+    allocations_of_a_stream_ordered_pool,
+    streams_of_other_contexts,
+    a_copy_after_a_fault_of_somebody_else,
+    a_pool_of_slots_that_are_registered_one_by_one,
+    a_pool_that_its_caller_vouches_for,
 )
+# What a case needs in its environment, which torch and the driver read when they start.
+ENVIRONMENT: Final = {
+    memory_that_is_mapped_in_pieces: {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    allocations_of_a_stream_ordered_pool: {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
+    a_first_call_behind_a_closed_gate: {"CUDA_MODULE_LOADING": "LAZY"},
+}
 ON_TWO: Final[tuple[Callable[[], None], ...]] = (memory_of_another_gpu, a_copier_of_another_gpu)
 
 if __name__ == "__main__":
