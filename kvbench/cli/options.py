@@ -1,9 +1,7 @@
 """Options of several commands: generated from a struct, shell completion, and the version."""
 
 import inspect
-import subprocess
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Annotated, Any, Final, get_type_hints
 import msgspec
 import typer
 
-from kvbench._version import __version__
+from kvbench._version import __version__, commit
 from kvbench.cells.cell import AXES
 from kvbench.results.rundir import RUN_FILE
 from kvbench.sweep.installed import installed
@@ -86,20 +84,8 @@ def _option(option: msgspec.inspect.Field, panel: str | None, default: str) -> i
 
 def version_line() -> str:
     """Return "kvbench VERSION (COMMIT)", without the commit if it is unknown; never raises."""
-    commit_id = commit(Path(__file__).parents[1])
+    commit_id = commit()
     return f"kvbench {__version__} ({commit_id})" if commit_id else f"kvbench {__version__}"
-
-
-def commit(package: Path) -> str | None:
-    """Return the commit of the package folder: from git in a checkout, else from the file that the build wrote."""
-    checkout = package.parent
-    with suppress(OSError, ValueError, subprocess.SubprocessError):
-        if (checkout / ".git").exists():
-            command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=2, check=True)
-            return done.stdout.strip() or None
-        return (package / "_commit.txt").read_text(encoding="utf-8").strip() or None
-    return None
 
 
 def complete_axis(incomplete: str) -> list[str]:

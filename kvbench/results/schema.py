@@ -63,6 +63,8 @@ class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
     clock: Annotated[Literal[3], msgspec.Meta(
         description="what a swap's time is: between two CUDA events, in every stream state")] = 3
     kvbench: Annotated[str, msgspec.Meta(description="version of kvbench")]
+    commit: Annotated[str | None, msgspec.Meta(
+        description="commit of kvbench, with `-dirty` if files differed from it; null if unknown")] = None
     created: Annotated[str, msgspec.Meta(description="when the run began, ISO 8601 in UTC")]
     command: Annotated[list[str], msgspec.Meta(description="the command line")]
     spec: Annotated[dict[str, Any], msgspec.Meta(

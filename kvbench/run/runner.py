@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbench._version import __version__
+from kvbench._version import __version__, commit
 from kvbench.cells.backend_facts import AUTO, COPIER, TRITON, BackendFacts
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.device_facts import CEILING_BYTES, DeviceFacts
@@ -200,6 +200,7 @@ def run_info(spec: SweepSpec, opened: Opened, command: Sequence[str], searched_b
     fields = identity_of(opened)
     return RunInfo(
         kvbench=__version__,
+        commit=commit(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=list(command),
         spec=spec.to_plain(),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cli.options import commit
+from kvbench._version import commit
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
