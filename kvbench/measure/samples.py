@@ -74,6 +74,7 @@ class Sampler:
 
     def __init__(self, bench: Bench, cell: Cell, workload: Workload, swaps: Sequence[PreparedSwap]) -> None:
         self.bench, self.cell, self.workload, self.swaps = bench, cell, workload, swaps
+        self.chains = 0  # sustained samples that were taken
 
     @property
     def prepared(self) -> PreparedSwap:
@@ -118,13 +119,16 @@ class Sampler:
         return lambda: take_one(self.bench, self.workload, self.prepared, state, queue, self.cell.pause_us)
 
     def _take_chain(self) -> Sample:
-        """Take a sustained sample: a short and a long chain of different blocks."""
+        """Take a sustained sample: a short and a long chain of different blocks, each time of other objects."""
         for slot in range(len(self.swaps)):
             self.workload.advance(slot)
-        compiled = [one.swap for one in self.swaps if isinstance(one.swap, Swap)]
-        if len(compiled) == len(self.swaps):
+        first = self.chains % len(self.swaps)
+        self.chains += 1
+        swaps = [one.swap for one in (*self.swaps[first:], *self.swaps[:first])]
+        compiled = [swap for swap in swaps if isinstance(swap, Swap)]
+        if len(compiled) == len(swaps):
             return self.bench.region.sustained(compiled, SHORT_CHAIN)
-        return self.bench.region.sustained_python([one.swap.submit for one in self.swaps], SHORT_CHAIN)
+        return self.bench.region.sustained_python([swap.submit for swap in swaps], SHORT_CHAIN)
 
     def _behind_a_delay(self) -> Queue:
         """Return the queue of the cell after a delay that outlasts its submission, estimated from that of one swap."""

@@ -101,10 +101,10 @@ class Disturbance(StrEnum):
 class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, kw_only=True):
     """The raw samples of one visit: lists of equal length, times in microseconds; `SAMPLE_COLUMNS` describes them.
 
-    `event_us` is None for a cell whose `swap_clock` is another, `depth_held` if no swap was queued, and the times of
-    layers if the swap has none. Swaps of a trace have a size and a number each, the copies that merging left of them
-    (`pieces`), and, at the times of the trace, how much later than it they began. Beside a step whose layers wait for
-    the swaps, samples are without the step.
+    `event_us` is None for a cell whose `swap_clock` is another, `depth_held` if no swap was queued, `chain_us`, the
+    mean of the long chain, if swaps were not sustained, and the times of layers if the swap has none. Swaps of a trace
+    have a size and a number each, the copies that merging left of them (`pieces`), and, at the times of the trace, how
+    much later than it they began. Beside a step whose layers wait for the swaps, samples are without the step.
     """
 
     caller_us: list[_TimeUs]
@@ -114,6 +114,7 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
     pending_before: list[_Flag]
     pending_after: list[_Flag]
     depth_held: list[_Flag] | None = None
+    chain_us: list[_TimeUs] | None = None
     first_layer_us: list[float] | None = None
     slowest_gap_us: list[_TimeUs] | None = None
     swap_blocks: list[_Count] | None = None

@@ -26,7 +26,7 @@ from kvbench.measure import visit
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import Threads
 from kvbench.measure.roof import measure_ceiling
-from kvbench.measure.samples import Taken, _work_for, set_up
+from kvbench.measure.samples import _work_for, set_up
 from kvbench.measure.workload import Pools, VerificationError, Workload
 from kvbench.results.schema import Disturbance
 from kvbench.run.protocol import InTurn, MeasureCells
@@ -355,13 +355,33 @@ def test_a_slow_visit_takes_the_fewest_samples_asked_for(bench: Bench) -> None:
     assert len(measure(bench, Recorded(takes_its_time), CELLS[0], sampling, 1, None).samples) == 4
 
 
-def test_a_chain_is_not_too_fast_where_its_short_one_was_held_up() -> None:
+@pytest.mark.parametrize(("slope", "mean", "fails"), [(1.0, 1.0, False), (0.1, 1.0, True), (1.0, 0.5, True)])
+def test_neither_the_figure_of_chains_nor_their_mean_is_faster_than_the_link(
+    monkeypatch: pytest.MonkeyPatch, slope: float, mean: float, fails: bool
+) -> None:
+    """The mean hides nothing, and the figure is what is published."""
+    monkeypatch.setattr(visit, "measure_ceiling", lambda *_: None)
     bench = mock.Mock(best_gbps={Direction.H2D: 50.0})
-    bench.device.kind = "cuda"
+    bench.device.kind, bench.device.is_cuda = "cuda", True
     cell = Cell("cheat", Direction.H2D, 1024, 65_536, StreamState.SUSTAINED)
     honest_us = cell.swap_bytes / 49e3
-    samples = [mock.Mock(wall_us=honest_us / 10, chain_us=honest_us)] * 3
-    visit._check_speed(bench, cell, visit._full_times_us(Taken(samples, "max_samples"), cell))
+    sample = mock.Mock(event_us=honest_us * slope, chain_us=honest_us * mean)
+    with pytest.raises(VerificationError, match="faster than the link") if fails else nullcontext():
+        for clock in visit._clocks(bench, cell):
+            visit._check_speed(bench, cell, [getattr(sample, clock)] * 3)
+    assert bool(visit._warnings([sample], cell)) is (slope < mean / 2)
+
+
+def test_swaps_of_a_chain_change_places_from_sample_to_sample(bench: Bench) -> None:
+    """Whatever is slow in some of them is not always subtracted."""
+    chains: list[list[object]] = []
+    region = mock.Mock(sustained_python=lambda swaps, _few: chains.append([swap.__self__ for swap in swaps]))
+    cell = next(cell for cell in CELLS if cell.stream_state is StreamState.SUSTAINED)
+    ready = set_up(replace(bench, region=region), Recorded(honest), cell, SAMPLING, 1)
+    take = ready.sampler.taker()
+    for _ in range(10):
+        take()
+    assert len({id(chain[0]) for chain in chains}) == len(chains[0]) == 10
 
 
 # The audit of the destination waits for the stream: by then the delay is over, and the check finds nothing.
