@@ -84,7 +84,8 @@ class KvLayout(StrEnum):
 
     Each layer has its own tensors of K and of V (`per-layer`), or one tensor holds the blocks of all layers
     (`cross-layer`). The others are engines' own: `vllm` has K and V of a layer in one block, and all layers of a block
-    side by side on the host (`SharedOffloadRegion.create_next_view`); the `sglang-` layouts are those of
+    side by side on the host (`SharedOffloadRegion.create_next_view`), or with `vllm-canonical` in a page that all ranks
+    share, token by token (`canonical_mapping.py`, packed K and V in NHD order); the `sglang-` layouts are those of
     `MHATokenToKVPoolHost.init_kv_buffer`, whose `page_first` goes token by token; `lmcache` packs chunks
     of tokens on the host, tensor by tensor (`KV_2LTD`).
     """
@@ -92,6 +93,7 @@ class KvLayout(StrEnum):
     PER_LAYER = "per-layer"
     CROSS_LAYER = "cross-layer"
     VLLM = "vllm"
+    VLLM_CANONICAL = "vllm-canonical"
     SGLANG_LAYER_FIRST = "sglang-layer-first"
     SGLANG_PAGE_FIRST = "sglang-page-first"
     SGLANG_PAGE_FIRST_DIRECT = "sglang-page-first-direct"
@@ -170,6 +172,10 @@ class LayerGroup(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
         part = f" ({self.part})" if self.part is not CachePart.KV else ""
         return f"{text} x {shape}{part}, {self.dtype}"
 
+    def sharing_ranks(self, tp: int) -> int:
+        """Return how many of `tp` ranks have different heads; those that repeat heads store them in turn."""
+        return min(self.kv_heads, tp)
+
     def rank_kv_heads(self, tp: int) -> int:
         """Return the heads of one of `tp` ranks; raises UsageError if they cannot be distributed."""
         if max(self.kv_heads, tp) % min(self.kv_heads, tp) or (self.part is CachePart.STATES and tp > self.kv_heads):
@@ -211,14 +217,23 @@ class Model:
     def swaps(
         self, *, tp: int, tokens: int, block_tokens: int, layout: KvLayout, chunk_tokens: int = LMCACHE_CHUNK
     ) -> tuple["ModelSwap", ...]:
-        """Return the swaps of one of `tp` ranks, one for each group; raises UsageError as `model_swap` does."""
+        """Return the swaps of one of `tp` ranks, one for each group; raises UsageError as `model_swap` does.
+
+        Where ranks that repeat heads store them in turn, another swap has the blocks that one of them stores.
+        """
         if len(self.groups) > 1 and layout not in (KvLayout.PER_LAYER, KvLayout.SGLANG_LAYER_FIRST):
             raise UsageError(
                 f"layout: {self.name} has blocks of {len(self.groups)} sizes, which {layout} is not known to place; "
                 f"choose {KvLayout.PER_LAYER}"
             )
-        asked = {"tp": tp, "tokens": tokens, "block_tokens": block_tokens, "chunk_tokens": chunk_tokens}
-        return tuple(model_swap(group, layout=layout, **asked) for group in self.groups)
+        asked = {"tp": tp, "block_tokens": block_tokens, "chunk_tokens": chunk_tokens}
+        lengths = [tokens]
+        if layout is KvLayout.VLLM_CANONICAL:
+            writers = tp // self.groups[0].sharing_ranks(tp)
+            lengths += [turn] if (turn := -(-tokens // (writers * block_tokens)) * block_tokens) < tokens else []
+        return tuple(
+            model_swap(group, layout=layout, tokens=length, **asked) for length in lengths for group in self.groups
+        )
 
 
 class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -292,6 +307,9 @@ def model_swap(
     rows = 1 if geometry.is_of_sequence else geometry.page_tokens(block_tokens) // geometry.row_tokens
     layer_bytes = geometry.rank_kv_heads(tp) * geometry.head_bytes * rows
     device, host, block_bytes = _laid_out(geometry, kinds, layer_bytes, block_tokens, layout, chunk_tokens)
+    if layout is KvLayout.VLLM_CANONICAL and geometry.sharing_ranks(tp) > 1 and geometry.dtype is not KvDtype.NVFP4:
+        device = [Tensors(kind.count, kind.ids * rows) for kind in device]
+        host, block_bytes = Pattern.of_fragments(rows, geometry.sharing_ranks(tp), device[0].count), block_bytes // rows
     swap = ModelSwap(
         geometry=geometry,
         tp=tp,
@@ -300,7 +318,7 @@ def model_swap(
         layout=layout,
         blocks=sum(kind.blocks for kind in device),
         block_bytes=block_bytes,
-        pattern=str(replace(Pattern.of_tensors(*device), order=host.order)),
+        pattern=str(replace(Pattern.of_tensors(*device), order=host.on_device.order)),
         host_pattern=str(host),
         chunk_tokens=chunk_tokens,
     )
@@ -324,7 +342,8 @@ def _laid_out(
         return [Tensors(layers * parts, ids) for layers, ids in kinds], AS_PATTERN, layer_bytes
     counts = {layers for layers, _ in kinds}
     tensors_of_kinds = min(counts)
-    if layout is KvLayout.VLLM and not geometry.chunked and not any(count % tensors_of_kinds for count in counts):
+    is_vllm = layout in (KvLayout.VLLM, KvLayout.VLLM_CANONICAL)
+    if is_vllm and not geometry.chunked and not any(count % tensors_of_kinds for count in counts):
         # kinds share the tensors: each group of as many layers as the smaller kind has ids of its own
         kinds = [(tensors_of_kinds, sum(layers // tensors_of_kinds * ids for layers, ids in kinds))]
     if len(counts if layout is KvLayout.CROSS_LAYER else kinds) > 1:
@@ -335,7 +354,7 @@ def _laid_out(
     layers, ids = kinds[0]
     if layout is KvLayout.CROSS_LAYER:
         return [Tensors(1, ids) for _, ids in kinds], AS_PATTERN, layers * parts * layer_bytes
-    if layout is KvLayout.VLLM:
+    if is_vllm:
         return [Tensors(layers, ids)], Pattern.of_pages(layers), parts * layer_bytes
     tensors = layers * parts
     if layout is KvLayout.LMCACHE:

@@ -99,6 +99,10 @@ def test_a_cross_layer_block_holds_all_layers() -> None:
         ("llama-3-70b@tp8", "sglang-page-first", "tensors-160/runs-16", "page-first-80+80/runs-16", 256),
         ("llama-3-70b@tp8", "sglang-page-first-direct", "tensors-160", "page-first-80+80", 4 * KIB),
         ("llama-3-70b@tp8", "lmcache", "tensors-160", "page-first-160x16", 4 * KIB),
+        # a token's K and V of one head, in a row of 8 ranks; two heads on each of four
+        ("llama-3-70b@tp8", "vllm-canonical", "tensors-80/runs-16", "fragments-16x8x80", 512),
+        ("llama-3-70b@tp4", "vllm-canonical", "tensors-80/runs-16", "fragments-16x4x80", 1 * KIB),
+        ("llama-3-70b", "vllm-canonical", "tensors-80", "page-first-80", 64 * KIB),
         # full and sliding layers share the tensors: 512 ids and 8
         ("gpt-oss-20b", "vllm", "tensors-12", "page-first-12", 32 * KIB),
         ("deepseek-v3", "vllm", "tensors-61", "page-first-61", 16 * 576 * 2),
@@ -112,6 +116,17 @@ def test_an_engine_layout_gives_its_patterns(model: str, layout: str, device: st
     assert swap.blocks * swap.block_bytes == usual.blocks * usual.block_bytes
     fields = {AXES[name].field: value for name, (value,) in swap.axes.items()}
     assert misfit(Cell(backend="any", direction=Direction.H2D, **fields)) is None
+
+
+@pytest.mark.parametrize(("name", "tp", "lengths"), [("deepseek-v3", 8, [2048, 256]), ("llama-3-8b", 16, [2048, 1024])])
+def test_ranks_that_repeat_heads_store_the_pages_of_a_canonical_layout_in_turn(
+    name: str, tp: int, lengths: list[int]
+) -> None:
+    asked = {"tp": tp, "tokens": 2048, "block_tokens": 16}
+    loads, stores = find_model(name).swaps(layout=KvLayout.VLLM_CANONICAL, **asked)
+    assert [swap.tokens for swap in (loads, stores)] == lengths
+    assert loads.blocks == stores.blocks * lengths[0] // lengths[1]
+    assert (loads.block_bytes, loads.host_pattern) == (stores.block_bytes, stores.host_pattern)
 
 
 def test_the_last_chunk_of_lmcache_is_whole() -> None:
