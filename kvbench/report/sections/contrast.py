@@ -188,7 +188,8 @@ def _table(side: ContrastSide) -> DataTable:
         body.append([*keys, *figures, *ratio, *(show(line) for show in more.values())])
     if contrast.last:
         name, texts = contrast.last(side)
-        body.append([name, *[""] * (len(contrast.keys) - 1), *(texts.get(column.arm, "") for column in columns)])
+        figures = [texts.get(column.arm, "") for column in columns]
+        body.append([name, *[""] * (len(contrast.keys) - 1), *figures, *[""] * len(more)])
     ratio = [contrast.ratio] if contrast.compared else []
     header = [*(key.head for key in contrast.keys), *(column.head for column in columns), *ratio, *more]
     unclear = [MARKS] if contrast.fastest else [UNCLEAR] if contrast.compared else []

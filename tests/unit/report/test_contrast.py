@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvbench.cells.axes import Direction, Order, Reuse, StreamState
+from kvbench.cells.axes import Direction, ListPlace, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.units import KIB
@@ -26,6 +26,7 @@ GIB = 1 << 30
 HOT = Cell("sm", Direction.D2H, 1024, 4 * KIB, sms=2)
 FAR = replace(HOT, pool_bytes=16 * GIB, reuse=Reuse.FRESH, sms=4)
 IN_RUNS = Cell("batched", Direction.H2D, 1504, 16 * KIB, order=Order.ANY, pool_bytes=16 * GIB, reuse=Reuse.FRESH)
+GATHER = Cell("sm", Direction.H2D, 16, 656, list_place=ListPlace.GPU, pool_bytes=16 * GIB, reuse=Reuse.FRESH)
 GATED = Cell("batched", Direction.H2D, 256, 16 * KIB, StreamState.GATED, order=Order.ANY)
 
 
@@ -33,6 +34,18 @@ def in_runs(backend: str, run: int) -> Cell:
     pattern = Pattern("runs", run) if run > 1 else Pattern("shuffled")
     return replace(IN_RUNS, backend=backend, pattern=pattern, order=None if backend == "sm" else Order.ANY,
                    sms=2 if backend == "sm" else None)  # fmt: skip
+
+
+def fragments_of(backend: str, ranks: int, size: int) -> Cell:
+    """As vLLM's layout vllm-canonical has them: 16 fragments a block, in tensors."""
+    pattern = Pattern.of_fragments(16, ranks)
+    return replace(in_runs(backend, 1), block_bytes=size, pattern=pattern.on_device, host_pattern=pattern)
+
+
+def gather_us(cell: Cell) -> float:
+    """6 us and 41 M rows a second up to some ten thousand rows, 28 M beyond; a fifth of it with one thread block."""
+    rate = 41.0 if cell.blocks < 100_000 else 28.0
+    return 6.0 + cell.blocks / rate * {1: 4.0, 4: 1.025}.get(cell.sms or 0, 1.0)
 
 
 def plain_text(text: Text) -> str:
@@ -129,6 +142,25 @@ CASES = (
         "h2d on an idle stream, N = 10 000: triton (12 SMs) is fastest at 1 KiB to 32 KiB, batched at 64 KiB",
         lambda cell: cell.backend != "batched",
         bold=["49.0"],
+    ),
+    Case(
+        "fragments",
+        [fragments_of(backend, ranks, size) for backend in ("batched", "sm") for ranks, size in ((8, 256), (2, 1024))],
+        lambda cell: 35.0 if cell.backend == "sm" else cell.block_bytes / 1000,
+        ["Ranks", "Block size", "batched", "sm (2 SMs)"],
+        ["8", "256 B", "0.256", "35.0"],
+        "h2d of fragments of 256 B, 8 ranks: sm (2 SMs) moves 35.0 GB/s, batched 0.256 (137x)",
+        lambda cell: cell.backend == "sm",
+        bold=["35.0"],
+    ),
+    Case(
+        "gathers",
+        [replace(GATHER, blocks=rows, sms=ctas) for rows in (16, 64, 2048, 110_592) for ctas in (1, 4, 132)],
+        lambda cell: cell.swap_bytes / 1e3 / gather_us(cell),
+        ["Blocks", "1 CTAs", "4 CTAs", "132 CTAs", "M rows/s", "CTAs that suffice"],
+        ["2 048", "206", "57.2", "56.0", "36.6", "4"],
+        "sm gathers rows of 656 B in 6.00 us + n / 41.0 M; 4 CTAs are within 5% of the best.",
+        lambda cell: cell.blocks > 64,
     ),
     Case(
         "call",

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 import pytest
 
-from kvbench.cells.axes import Direction, Neighbour, Order, Reuse, StreamState
+from kvbench.cells.axes import Direction, ListPlace, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.presets import ModelChoice
@@ -65,7 +65,14 @@ def cells() -> list[Cell]:
         for backend, sms in (("sm", 2), ("empty", None))
         for pause in (0, 5000)
     ]
-    groups = (cliff, ladder, orders, queues, models, auto, locality, runs, engines, gates, calls)
+    fragments = [
+        replace(batch, backend=backend, blocks=512, block_bytes=256, pattern=Pattern.parse("fragments-16x8"))
+        for backend in ("batched", "sm")
+    ]
+    gathers = [Cell("sm", Direction.H2D, n, 656, sms=4, list_place=ListPlace.GPU) for n in (16, 64, 2048)]
+    groups = (
+        cliff, ladder, orders, queues, models, auto, locality, runs, engines, gates, calls, fragments, gathers,
+    )  # fmt: skip
     return list(dict.fromkeys(cell for group in groups for cell in group))
 
 

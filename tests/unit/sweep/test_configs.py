@@ -20,8 +20,10 @@ NAMES = (
     "cliff",
     "engine",
     "engines",
+    "fragments",
     "full",
     "gate-suite",
+    "gather",
     "layers",
     "locality",
     "models",
@@ -95,7 +97,7 @@ def test_a_shipped_config_expands_on_a_host(name: str) -> None:
     plan = expand(shipped(name), CPU, ON_A_HOST)
     assert bool(plan.skipped) is (name != "queue")
     assert all(cell.backend in ("auto", "per_block", "batched", "merged", "copier", "empty") for cell in plan.cells)
-    assert bool(plan.cells) is (name not in ("layers", "sm-ladder"))
+    assert bool(plan.cells) is (name not in ("gather", "layers", "sm-ladder"))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,109 @@
+"""Rows gathered by ids on the GPU: microseconds against rows for each grid, what a row costs, and the grid needed."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from kvbench.analysis.curves import knee
+from kvbench.analysis.margins import KNEE
+from kvbench.cells.axes import ListPlace
+from kvbench.report.model import Finding, Text
+from kvbench.report.numbers import bytes_size, count, figure
+from kvbench.report.sections.contrast import BLOCKS, Contrast, ContrastSide, Figure, Line, microseconds
+from kvbench.report.view import Pinned, Row, View, pin, where
+
+# Above, throughput falls: address translations no longer stay cached. A decode step fetches fewer rows.
+_FITTED_ROWS: Final = 20_000
+_MIN_ROWS: Final = 3
+_FIT_WEIGHT: Final = 0.2  # a sentence on what suffices shows no effect
+
+
+def _gathers(view: View) -> Pinned | None:
+    cells = where(view.frame, stream_state="idle", list=ListPlace.GPU.value)
+    measured = where(cells, status="ok")
+    if measured.empty or measured.groupby(["backend", "block_bytes"])["blocks"].nunique().max() < _MIN_ROWS:
+        return None
+    pinned = pin(cells, shown=("sms", "list"))
+    return Pinned(pinned.cells.assign(arm=pinned.cells["sms"].astype("string").fillna("as shipped")), pinned.hidden)
+
+
+def fit(rows: Sequence[float], us: Sequence[float]) -> tuple[float, float]:
+    """Return the microseconds of an empty gather, and the rows a microsecond, by least squares of relative errors."""
+    counts, times = np.asarray(rows, float), np.asarray(us, float)
+    terms = np.stack([1 / times, counts / times], axis=1)
+    (start_us, row_us), *_ = np.linalg.lstsq(terms, np.ones(len(times)), rcond=None)
+    return float(start_us), 1 / float(row_us)
+
+
+def _fit_of(side: ContrastSide, arm: str) -> tuple[float, float] | None:
+    rows = [row for row in _measured(side, arm) if row["blocks"] <= _FITTED_ROWS]
+    if len(rows) < _MIN_ROWS:
+        return None
+    return fit([row["blocks"] for row in rows], [row["swap_us_median"] for row in rows])
+
+
+def _measured(side: ContrastSide, arm: str) -> list[Row]:
+    return [line[arm] for line in side.lines if arm in line and line[arm]["status"] == "ok"]
+
+
+def _fits(side: ContrastSide) -> tuple[str, Mapping[str, Text]]:
+    fits = {arm: _fit_of(side, arm) for arm in side.arms}
+    return "fit", {arm: f"{figure(one[0])} + n / {figure(one[1])} M" for arm, one in fits.items() if one}
+
+
+def _grids(side: ContrastSide) -> list[Figure]:
+    arms = sorted(side.arms, key=lambda arm: (len(arm), arm))
+    return [Figure(f"{arm} CTAs" if arm.isdigit() else arm, arm, microseconds("swap_us_median")) for arm in arms]
+
+
+def _best_rate(line: Line) -> str:
+    times = [float(row["swap_us_median"]) for row in line.values() if row["status"] == "ok"]
+    return figure(_any(line)["blocks"] / min(times)) if times else ""
+
+
+def _enough(line: Line) -> int | None:
+    """Return the smallest grid within `KNEE` of the best of a line, None where only the largest is."""
+    rows = [row for row in line.values() if row["status"] == "ok" and row["sms"] == row["sms"]]
+    return knee(*([row[name] for row in rows] for name in ("sms", "gbps", "gbps_low"))) if len(rows) > 1 else None
+
+
+def _any(line: Line) -> Row:
+    return next(iter(line.values()))
+
+
+def _suffices(side: ContrastSide) -> Iterable[Finding]:
+    enough = [grid for line in side.lines if (grid := _enough(line))]
+    fits = [one for arm in side.arms if (one := _fit_of(side, arm))]
+    if fits and len(enough) == len(side.lines):
+        start_us, rate = max(fits, key=lambda one: one[1])
+        first = side.first
+        yield Finding(
+            f"{first['backend']} gathers rows of {bytes_size(first['block_bytes'])} in {figure(start_us)} us + n / "
+            f"{figure(rate)} M; {max(enough)} CTAs are within {KNEE.fraction:.0%} of the best.",
+            _FIT_WEIGHT,
+        )
+
+
+GATHERS: Final = Contrast(
+    needed=f"it needs {_MIN_ROWS} numbers of rows gathered by ids on the GPU (list=gpu)",
+    select=_gathers,
+    apart=("backend", "block_bytes"),
+    keys=(BLOCKS,),
+    title=lambda side: (
+        f"{side.first['backend']}, rows of {bytes_size(side.first['block_bytes'])}: us from the launch of a CUDA graph "
+        "to completion, by thread blocks (CTAs)"
+    ),
+    columns=_grids,
+    includes=lambda _: "Medians in us by CUDA events around the launch, ids on the GPU before it",
+    more=lambda _: {
+        "M rows/s": _best_rate,
+        "CTAs that suffice": lambda line: str(_enough(line) or ""),
+    },
+    last=_fits,
+    notes=lambda _: [
+        f"Blocks: rows of a gather, n. M rows/s: at the best grid. Suffice: the fewest CTAs within {KNEE.fraction:.0%} "
+        f"of the best, interval included. Fit: us, with n up to {count(_FITTED_ROWS)}",
+    ],
+    find=_suffices,
+)
