@@ -16,7 +16,10 @@ void driver(nb::module_& m) {
   nb::enum_<MemoryKind>(m, "MemoryKind")
       .value("device", MemoryKind::device)
       .value("allocated", MemoryKind::allocated)
-      .value("registered", MemoryKind::registered);
+      .value("registered", MemoryKind::registered)
+      .value("shared", MemoryKind::shared)
+      .value("huge_2mib", MemoryKind::huge_2mib)
+      .value("huge_1gib", MemoryKind::huge_1gib);
   nb::enum_<BatchEntry>(m, "BatchEntry")
       .value("none", BatchEntry::none)
       .value("cuda_12_8", BatchEntry::cuda_12_8)

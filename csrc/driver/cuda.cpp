@@ -1,6 +1,5 @@
 #include "driver/cuda.hpp"
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 
 #include "driver/content_kernels.hpp"
 #include "driver/library.hpp"
+#include "driver/pages.hpp"
 
 namespace kvbench {
 namespace {
@@ -90,7 +90,7 @@ class CudaDriver final : public Driver {
       check(api_.mem_alloc(&pointer, bytes), "cuMemAlloc");
       return {pointer, pointer};
     }
-    void* pointer = kind == MemoryKind::allocated ? allocate_pinned(bytes) : map_registered(bytes);
+    void* pointer = kind == MemoryKind::allocated ? allocate_pinned(bytes) : map_registered(kind, bytes);
     cuda::DevicePointer device_pointer = 0;
     const Result result = api_.mem_host_get_device_pointer(&device_pointer, pointer, 0);
     const Memory memory{reinterpret_cast<Address>(pointer), device_pointer};
@@ -111,10 +111,9 @@ class CudaDriver final : public Driver {
       case MemoryKind::allocated:
         api_.mem_free_host(pointer);
         break;
-      case MemoryKind::registered:
+      default:
         api_.mem_host_unregister(pointer);
-        munmap(pointer, bytes);
-        break;
+        unmap_pages(kind, pointer, bytes);
     }
   }
 
@@ -372,12 +371,11 @@ class CudaDriver final : public Driver {
     return pointer;
   }
 
-  void* map_registered(std::size_t bytes) {
-    void* pointer = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    if (pointer == MAP_FAILED) throw DriverError("mmap", "ENOMEM");
+  void* map_registered(MemoryKind kind, std::size_t bytes) {
+    void* pointer = map_pages(kind, bytes);
     const Result result = api_.mem_host_register(pointer, bytes, 0);
     if (result != cuda::kSuccess) {
-      munmap(pointer, bytes);
+      unmap_pages(kind, pointer, bytes);
       check(result, "cuMemHostRegister");
     }
     return pointer;

@@ -50,8 +50,9 @@ struct Region {
 /// Whether an event has a time stamp, or only marks completion.
 enum class EventKind : std::uint8_t { timed, mark };
 
-/// The location of a buffer. `allocated` and `registered` memory is pinned; they differ in who allocated the pages.
-enum class MemoryKind : std::uint8_t { device, allocated, registered };
+/// The location of a buffer. All but `device` is pinned memory of the host: allocated by the driver, or mapped and then
+/// registered: pages of the process, of a file in /dev/shm, or huge pages.
+enum class MemoryKind : std::uint8_t { device, allocated, registered, shared, huge_2mib, huge_1gib };
 
 /// The resolved signature of cuMemcpyBatchAsync: 12.8 reports the index that failed, 13.0 does not.
 enum class BatchEntry : std::uint8_t { none, cuda_12_8, cuda_13_0, host };

@@ -21,6 +21,7 @@
 #include "driver/api.hpp"
 #include "driver/driver.hpp"
 #include "driver/host_stream.hpp"
+#include "driver/pages.hpp"
 #include "memory/content.hpp"
 #include "timing/clock.hpp"
 
@@ -74,19 +75,18 @@ class HostDevice : public Driver {
   void bind_thread() const noexcept override {}
 
   Memory allocate(MemoryKind kind, std::size_t bytes) override {
-    void* pointer = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    if (pointer == MAP_FAILED) throw DriverError("mmap", "ENOMEM");
+    void* pointer = map_pages(kind, bytes);
     const auto address = reinterpret_cast<Address>(pointer);
     const std::lock_guard lock(known_);
     allocated_[address] = {kind == MemoryKind::device ? Place::device : Place::pinned, address, bytes};
     return {address, address};
   }
-  void release(MemoryKind, const Memory& memory, std::size_t bytes) noexcept override {
+  void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept override {
     {
       const std::lock_guard lock(known_);
       allocated_.erase(memory.address);
     }
-    munmap(reinterpret_cast<void*>(memory.address), bytes);
+    unmap_pages(kind, reinterpret_cast<void*>(memory.address), bytes);
   }
 
   Region region_of(Address address) override {

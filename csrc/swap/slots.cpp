@@ -9,7 +9,9 @@ namespace {
 /// Bits for more slots than this would take memory that others need.
 constexpr std::size_t kMostSlots = std::size_t{1} << 22;
 
-void set_bit(std::vector<std::uint64_t>& bits, std::size_t index) { bits[index / 64] |= std::uint64_t{1} << index % 64; }
+void set_bit(std::vector<std::uint64_t>& bits, std::size_t index) {
+  bits[index / 64] |= std::uint64_t{1} << index % 64;
+}
 
 }  // namespace
 

@@ -102,15 +102,27 @@ void the_driver_gets_the_access_order_and_the_overlap_flag() {
 
 void registered_memory_is_unregistered_and_unmapped() {
   const auto driver = open_cuda(0, library(13000));
-  void* pages = nullptr;
-  {
-    const Buffer buffer(driver, MemoryKind::registered, 8192);
-    pages = reinterpret_cast<void*>(buffer.address());
-    check::that(asked_of(13000).registered.contains(pages), "the pages are registered");
-    check::equal(msync(pages, 8192, MS_ASYNC), 0, "mapped");
+  for (const MemoryKind kind : {MemoryKind::registered, MemoryKind::shared}) {
+    void* pages = nullptr;
+    {
+      const Buffer buffer(driver, kind, 8192);
+      pages = reinterpret_cast<void*>(buffer.address());
+      check::that(asked_of(13000).registered.contains(pages), "the pages are registered");
+      check::equal(msync(pages, 8192, MS_ASYNC), 0, "mapped");
+    }
+    check::that(asked_of(13000).registered.empty(), "the pages are unregistered");
+    check::equal(msync(pages, 8192, MS_ASYNC), -1, "mapped after its release");
   }
-  check::that(asked_of(13000).registered.empty(), "the pages are unregistered");
-  check::equal(msync(pages, 8192, MS_ASYNC), -1, "mapped after its release");
+}
+
+void huge_pages_that_are_not_there_are_refused_with_those_that_are_free() {
+  const auto driver = open_cuda(0, library(13000));
+  for (const auto& [kind, name] : {std::pair(MemoryKind::huge_2mib, "524288 huge pages of 2 MiB are needed, "),
+                                   std::pair(MemoryKind::huge_1gib, "1024 huge pages of 1 GiB are needed, ")}) {
+    const auto error = check::thrown<DriverError>([&] { driver->allocate(kind, (std::size_t{1} << 40) - 1); });
+    check::that(std::string(error.what()).find(name) != std::string::npos, error.what());
+  }
+  check::that(asked_of(13000).registered.empty(), "nothing is registered");
 }
 
 void the_failing_index_is_reported_where_the_driver_reports_it() {
@@ -384,6 +396,8 @@ int main() {
       {"every age moves the bytes", every_age_moves_the_bytes},
       {"the driver gets the access order and the overlap flag", the_driver_gets_the_access_order_and_the_overlap_flag},
       {"registered memory is unregistered and unmapped", registered_memory_is_unregistered_and_unmapped},
+      {"huge pages that are not there are refused with those that are free",
+       huge_pages_that_are_not_there_are_refused_with_those_that_are_free},
       {"the failing index is reported where the driver reports it",
        the_failing_index_is_reported_where_the_driver_reports_it},
       {"what is missing is named", what_is_missing_is_named},

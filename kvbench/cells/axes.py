@@ -72,10 +72,16 @@ class Neighbour(StrEnum):
 
 
 class Memory(StrEnum):
-    """How host memory is pinned: allocated by the driver, or the program's own pages registered with the driver."""
+    """How host memory is pinned: allocated by the driver, or pages that are registered with the driver.
+
+    These are the program's own, of one file in /dev/shm, as engines share their pool between ranks, or huge pages.
+    """
 
     ALLOCATED = "allocated"
     REGISTERED = "registered"
+    SHARED = "shared"
+    HUGE_2MIB = "huge-2MiB"
+    HUGE_1GIB = "huge-1GiB"
 
 
 class ListPlace(StrEnum):

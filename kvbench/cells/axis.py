@@ -233,9 +233,9 @@ def on_off(text: str) -> bool:
 
 def choice(kind: type[StrEnum]) -> Callable[[str], AxisValue]:
     def read(text: str) -> AxisValue:
-        try:
-            return kind(text.lower())
-        except ValueError:
-            raise ValueError(f"not one of {', '.join(kind)}") from None
+        named = next((value for value in kind if value.lower() == text.lower()), None)
+        if named is None:
+            raise ValueError(f"not one of {', '.join(kind)}")
+        return named
 
     return read

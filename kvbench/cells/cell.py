@@ -76,7 +76,8 @@ class Cell:
         "last-D: the last block has 1/D (it is not full)", "equal,alternate-8,last-2",
         sizes_within, unused=EQUAL, expert=True)] = EQUAL
     memory: Annotated[Memory | None, Axis(
-        "how host memory is pinned", "allocated,registered", choice(Memory), default=(Memory.ALLOCATED,),
+        "how host memory is pinned: allocated by the driver, or registered: own pages, shared (a file in /dev/shm) or "
+        "huge pages", "allocated,registered,shared,huge-2MiB", choice(Memory), default=(Memory.ALLOCATED,),
         optional=True, noun="choice of host memory", usual=Memory.ALLOCATED)] = Memory.ALLOCATED
     order: Annotated[Order | None, Axis(
         "source access order of batched copies (default: any for h2d, stream for d2h)", "stream,any", choice(Order),

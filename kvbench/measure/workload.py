@@ -70,7 +70,7 @@ class Pools:
         if kind not in self._host_pools:
             while len(self._host_pools) >= self._most_host_pools:
                 del self._host_pools[next(iter(self._host_pools))]
-            self._host_pools[kind] = self._filled(MemoryKind[kind.value], HOST_SEED)
+            self._host_pools[kind] = self._filled(MemoryKind[kind.value.replace("-", "_").lower()], HOST_SEED)
         return self._host_pools[kind]
 
     def sides(self, direction: Direction, memory: Memory | None) -> tuple[Buffer, Buffer]:

@@ -60,6 +60,7 @@ def batched(direction: Direction, **axes: object) -> Cell:
         {"descriptors_per_call": 1},
         {"descriptors_per_call": 333},
         {"memory": Memory.REGISTERED},
+        {"memory": Memory.SHARED},
     ],
     ids=str,
 )

@@ -50,7 +50,7 @@ def test_a_list_keeps_order_and_drops_repeats(name: str, data: st.DataObject) ->
         ("descriptors_per_call", "all,8192", (0, 8192)),
         ("overlap", "off,on", (False, True)),
         ("pattern", "shuffled,runs-16", (Pattern("shuffled"), Pattern("runs", 16))),
-        ("memory", "registered", (Memory.REGISTERED,)),
+        ("memory", "registered,huge-2mib,huge-1GiB", (Memory.REGISTERED, Memory.HUGE_2MIB, Memory.HUGE_1GIB)),
         ("order", "ANY,Stream", (Order.ANY, Order.STREAM)),
         ("queued", "0,1:16:x4", (0, 1, 4, 16)),
         ("stream_state", "busy,idle", (StreamState.BUSY, StreamState.IDLE)),

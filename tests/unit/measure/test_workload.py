@@ -94,7 +94,7 @@ cells = st.builds(
     st.integers(1, 300) | st.integers(5000, 6000),
     st.sampled_from(PATTERNS),
     st.sampled_from(Reuse),
-    st.sampled_from([Memory.ALLOCATED, Memory.REGISTERED]),
+    st.sampled_from([Memory.ALLOCATED, Memory.SHARED]),
     st.sampled_from([0, POOL_BYTES]),
     st.sampled_from(["equal", "alternate-8", "last-2"]),
 ).filter(lambda cell: misfit(cell) is None and region_bytes(cell, 4) <= POOL_BYTES)
