@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvbench.report.build import report_of
-from kvbench.report.document import render_markdown
+from kvbench.report.document import render_page
 from kvbench.report.model import Chart, DataTable, Part, Report, Strong, Text, plain, spans
 from kvbench.report.page import html_page
 from kvbench.results import Record, Run, RunInfo, load_run
@@ -55,19 +55,14 @@ def chart_of(report: Report, stem: str) -> Chart:
 
 
 def highlights_of(report: Report, section: str) -> list[str]:
-    """Return what a section tells for the first page."""
-    return [
-        said(finding.text)
-        for chapter in report.chapters
-        if chapter.section.name == section
-        for finding in chapter.part.findings
-        if finding.weight
-    ]
+    """Return what a section finds, where the report has it."""
+    chapters = [chapter for chapter in report.chapters if chapter.section.name == section]
+    return [said(finding) for chapter in chapters for finding in chapter.part.findings]
 
 
 def findings_of(part: Part) -> list[str]:
     """Return all that a section finds."""
-    return [said(finding.text) for finding in part.findings]
+    return [said(finding) for finding in part.findings]
 
 
 def lines_of(items: Sequence[Text]) -> list[str]:
@@ -77,6 +72,4 @@ def lines_of(items: Sequence[Text]) -> list[str]:
 def page_of(report: Report) -> str:
     """Return the page of a report with empty drawings, which take long."""
     blank = b'<svg xmlns="http://www.w3.org/2000/svg"></svg>'
-    return html_page(
-        render_markdown(report, whole=True), dict.fromkeys((one.stem for one in report.charts), blank), report.views
-    )
+    return html_page(render_page(report), dict.fromkeys((one.stem for one in report.charts), blank), report.views)

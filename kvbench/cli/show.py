@@ -132,11 +132,6 @@ def show(
     )  # fmt: skip
 
 
-def show_measured(paths: Sequence[Path]) -> None:
-    """Print what a sweep has measured."""
-    show_runs(_loaded(paths))
-
-
 def show_runs(runs: "Sequence[Run]", *, as_json: bool = False) -> None:
     """Print the answer of runs, side by side those of several machines; without any, the findings of the report."""
     if len({(run.info.device.get("title"), run.info.identity.get("driver_version")) for run in runs}) > 1:
@@ -331,7 +326,7 @@ def _findings(runs: "Sequence[Run]") -> list[str]:
     from kvbench.report.model import plain
 
     report = report_of(runs)
-    return [*map(plain, [*report.headline, *report.summary])]
+    return [*map(plain, [*report.headline, *report.findings])]
 
 
 def _print_findings(runs: "Sequence[Run]", *, as_json: bool) -> None:

@@ -8,9 +8,9 @@ from kvbench.analysis.compare import Verdict, compare_visits
 from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN
 from kvbench.cells.policy import Choice
 from kvbench.errors import UsageError
-from kvbench.report.model import DataTable, Finding, Part, PartOrReason
+from kvbench.report.model import DataTable, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
-from kvbench.report.tables import UNCLEAR, comma_separated, measured_table, unclear_mark
+from kvbench.report.tables import comma_separated, measured_table, unclear_mark
 from kvbench.report.view import View, grouped, where
 from kvbench.results.frame import unqueued
 from kvbench.results.replays import trace_of
@@ -19,12 +19,11 @@ from kvbench.text import counted, ends
 from kvbench.tune.answer import shapes_of, shipped_choice
 from kvbench.tune.candidates import Measured, sms_of, workload_axes
 
-_WEIGHT: Final = 0.3  # that two calls of one function agree is a check, not an effect
 _INCLUDES: Final = (
     "Medians in us per swap by CUDA events; in parentheses the time of the thread that makes the swap. A column for "
     "each method of the engine: as shipped, or its kernel alone with a chosen SM count (sms). Takes: the method that "
     "the engine picks with its thresholds and SM count. Best: the fastest other backend. x: time of Takes / time of "
-    f"Best. {UNCLEAR}"
+    "Best"
 )
 
 
@@ -44,7 +43,7 @@ def make(view: View) -> PartOrReason:
     if not tables:
         return "the engine's code copies blocks in pages on the host (host_pattern=page-first-TxC)"
     every = [one for _, shapes in runs for one in shapes]
-    findings = [Finding(text, _WEIGHT) for engine in engines().values() if (text := _same_api(engine, every))]
+    findings = [text for engine in engines().values() if (text := _same_api(engine, every))]
     return lambda: Part(findings, tables=tables)
 
 

@@ -8,41 +8,45 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import pandas as pd
-
-from kvbench.errors import UsageError
 from kvbench.files import or_usage_error, write_whole
 from kvbench.report import preamble
-from kvbench.report.document import PAGE_FILE, render_markdown
-from kvbench.report.model import Chapter, Code, Part, PartOrReason, Report, Section, Text, plain, spans
+from kvbench.report.document import (
+    DETAILS_FILE,
+    PAGE_FILE,
+    REPORT_FILE,
+    render_details,
+    render_page,
+    render_report,
+)
+from kvbench.report.model import Chapter, Code, Part, PartOrReason, Report, Section, Text, spans
 from kvbench.report.page import html_page
 from kvbench.report.sections import (
+    cells,
     cliff,
     comparison,
     contrast,
+    crossover_map,
     fragments,
     gathers,
-    kernels,
     layers,
     machines,
     models,
     neighbour,
+    order,
     placement,
+    queue,
     replay,
-    submission,
+    sm_ladder,
+    states,
+    threshold,
 )
-from kvbench.report.tables import is_footnote
 from kvbench.report.view import View, views_of
 from kvbench.results import Run
 from kvbench.results.frame import as_csv
 from kvbench.sweep.installed import ENGINES_SECTION
-from kvbench.tune.text import machine_text
 
 if TYPE_CHECKING:
     from kvbench.report.charts.figure import Drawing
-
-# In a report of more runs, a section does not name the others that could fill it: to know takes as long as its tables.
-_MOST_NAMED: Final = 20
 
 
 def _contrast(*contrasts: contrast.Contrast) -> Callable[[View], PartOrReason]:
@@ -58,34 +62,38 @@ def _engines(view: View) -> PartOrReason:
 
 
 _sizes: Final = attrgetter("block_sizes")
+# The tables of the questions come first, each with the config that measures it; then the details.
 SECTIONS: Final = (
+    Section("order", "Access order: STREAM against ANY", order.make_section, config="order"),
+    Section("models", "Models: copy by copy against batched", models.make, config="models"),
+    Section("cliff", "Cliff: GB/s against block size", cliff.make, weight=_sizes, config="cliff"),
+    Section(
+        "threshold",
+        "Threshold: batched copies against copy kernels",
+        threshold.make_section,
+        False,
+        _sizes,
+        "threshold",
+    ),
+    Section("sm-ladder", "SM ladder: GB/s against SM count", sm_ladder.make, of_all=True, config="sm-ladder"),
+    Section("queue", "Queue depth: a submission behind queued swaps", queue.make_section, config="queue"),
+    Section("neighbour", "Neighbours: slowdown of work beside swaps", neighbour.make, config="neighbour"),
     Section("machines", "Machines: side by side", machines.make, of_all=True),
-    Section("cliff", "Cliff: throughput against block size", cliff.make, weight=_sizes),
-    Section("stream-states", "Stream states: idle, opened, gated, busy", _contrast(*submission.STREAM_STATES)),
-    Section(
-        "threshold", "Threshold: batched copies against the other backends", _contrast(kernels.THRESHOLD), weight=_sizes
-    ),
-    Section(
-        "crossover-map", "Crossover map: time of batched copies over time of a kernel", kernels.make_map, weight=_sizes
-    ),
-    Section("sm-ladder", "SM ladder: throughput against SM count", _contrast(kernels.SM_LADDER)),
+    Section("stream-states", "Stream states: idle, opened, gated, busy", _contrast(*states.STREAM_STATES)),
+    Section("crossover-map", "Crossover map: batched copies over a kernel", crossover_map.make, weight=_sizes),
     Section("locality", "Locality: fresh, scattered blocks against hot, dense ones", _contrast(placement.LOCALITY)),
-    Section("extents", "Adjacent blocks: throughput against their number", _contrast(placement.RUNS)),
-    Section("fragments", "Fragments: throughput against their size", _contrast(fragments.FRAGMENTS)),
+    Section("extents", "Adjacent blocks: GB/s against their number", _contrast(placement.RUNS)),
+    Section("fragments", "Fragments: GB/s against their size", _contrast(fragments.FRAGMENTS)),
     Section("gathers", "Gathers: rows by ids on the GPU, in a CUDA graph", _contrast(gathers.GATHERS)),
-    Section("models", "Models: copy by copy against batched", models.make),
     Section("replay", "Replay: the swaps of a trace", replay.make, of_all=True),
     Section("engines", "Engines: their own code, and the best backend of the run", _engines, of_all=True),
-    Section("call", "An engine's call: the thread's time, tight and after a step", _contrast(submission.CALL)),
-    Section("neighbour", "Neighbours: slowdown of work beside swaps", neighbour.make),
+    Section("call", "An engine's call: the thread's time, tight and after a step", _contrast(states.CALL)),
     Section("layers", "Layers: loads that a step waits for, layer by layer", layers.make, of_all=True),
     Section("devices", "Devices: swaps on all of them at once", _contrast(placement.DEVICES), of_all=True),
-    Section("access-order", "Access order: STREAM against ANY", _contrast(*submission.ACCESS_ORDER)),
-    Section("queue-depth", "Queue depth: submission time against queued swaps", _contrast(submission.QUEUE_DEPTH)),
 )
-COMPARISON: Final = Section(
-    "comparison", "Comparison: runs against each other", comparison.make, weight=comparison.shared_cells
-)
+COMPARISON: Final = Section("comparison", "Comparison: two runs", comparison.make, of_all=True)
+# What a report shows of a run that fills no section.
+CELLS: Final = Section("cells", "Cells: all that the run measured", cells.make)
 
 # Called with what is made next, its number, and the number of all.
 Progress = Callable[[str, int, int], None]
@@ -98,24 +106,31 @@ def silent(_what: str, _number: int, _total: int) -> None:
 def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progress = silent) -> Report:
     """Return the report of `runs` as data; `unread` says of other runs why they could not be read."""
     views = views_of(runs)
-    sections = _sections_of(views)
     chapters: list[Chapter] = []
-    missing: list[Text] = []
+    missing: dict[str, Text] = {}
+    sections = (*SECTIONS, COMPARISON) if len(views) == 2 else SECTIONS
     for number, section in enumerate(sections, start=1):
         progress("section", number, len(sections))
         chapter, reasons = _chapter(section, views)
         chapters += [chapter] if chapter else []
-        missing += [f"{section.short_title}: {'; '.join(reasons)}"] if reasons else []
+        if section.config and reasons:
+            command = Code(f"kvbench sweep {section.config}")
+            missing[section.name] = (f"{section.short_title}: ", command, f" ({'; '.join(reasons)})")
+    if not chapters:
+        chapters = [chapter for chapter, _ in [_chapter(CELLS, views)] if chapter]
+    answer = preamble.answer(views)
     return Report(
         views=views,
         host_note=preamble.host_note(views),
         headline=_headline(views, chapters),
+        answer=answer,
         first_warnings=[*preamble.first_warnings(views, len(unread)), *preamble.plug_ins(views)],
         runs=preamble.run_table(views),
         commands=[(f"{view.label}: ", Code(view.command)) for view in views],
         warnings=preamble.warnings(views),
         chapters=chapters,
-        missing=[*(f"A run: {why}" for why in unread), *missing],
+        missing=missing,
+        unread=list(unread),
         skipped=preamble.skipped(views),
         failed=preamble.failed(views),
         definitions=preamble.definitions(),
@@ -123,24 +138,10 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progres
 
 
 def _headline(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
-    if views[0].card:
-        return machines.headline(chapters[0].part.tables[0])
-    try:
-        return preamble.answer(views)
-    except UsageError as none:
-        reason = [] if any(finding.weight for chapter in chapters for finding in chapter.part.findings) else [str(none)]
-        return [machine_text(views[0].run), *reason]
-
-
-def _sections_of(views: Sequence[View]) -> Sequence[Section]:
-    """Return the sections of a report on these runs.
-
-    After the machines, the comparison comes first where it has all runs and driver or build differ, otherwise last.
-    """
-    pairs = [(view, base) for view in views if (base := view.base)]
-    apart = any(view.run.info.identity_hash != base.run.info.identity_hash for view, base in pairs)
-    has_all = len({view.run.path for pair in pairs for view in pair}) == len(views)
-    return (SECTIONS[0], COMPARISON, *SECTIONS[1:]) if apart and has_all else (*SECTIONS, COMPARISON)
+    for chapter in chapters:
+        if chapter.section.name == "machines":
+            return machines.headline(chapter.part.tables[0])
+    return preamble.headline(views)
 
 
 def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, dict[str, None]]:
@@ -158,30 +159,17 @@ def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, d
             reasons[len(view.earlier)] = made
         else:
             filled.append((view, made))
-            if section.of_all or len(views) > _MOST_NAMED:
+            if section.of_all:
                 break
     if not filled:
         return None, dict.fromkeys(reasons[number] for number in sorted(reasons) if reasons[number])
     others = sorted((view for view, _ in filled[1:]), key=lambda view: len(view.earlier))
     shown, make_part = filled[0]
-    part = _shortened(make_part())
-    if shown.card:
-        named = [replace(one, text=(f"{shown.card}: ", *spans(one.text))) for one in part.findings]
-        part = replace(part, findings=named)
-    return Chapter(section, shown, part, others if section.of_all or len(views) <= _MOST_NAMED else None), {}
-
-
-REPORT_FILE: Final = "report.md"
-
-
-def _shortened(part: Part) -> Part:
-    """Leave out charts of one point, and of a table what an earlier one of its section has noted; footnotes stay."""
-    noted: set[Text] = set()
-    tables = []
-    for table in part.tables:
-        tables.append(replace(table, notes=[note for note in table.notes if is_footnote(note) or note not in noted]))
-        noted |= set() if table.stem else set(table.notes)
-    return replace(part, tables=tables, charts=[chart for chart in part.charts if chart.plot.most_points > 1])
+    part = make_part()
+    findings = [(f"{shown.card}: ", *spans(one)) if shown.card else one for one in part.findings]
+    charts = [chart for chart in part.charts if chart.plot.most_points > 1]
+    part = replace(part, findings=findings, charts=charts)
+    return Chapter(section, shown, part, [] if section.of_all else others), {}
 
 
 def write_files(files: Mapping[str, bytes], out: Path) -> list[Path]:
@@ -210,12 +198,10 @@ def report_files(runs: Sequence[Run], unread: Sequence[str] = (), progress: Prog
     for number, chart in enumerate(report.charts, start=1):
         progress("chart", number, len(report.charts))
         drawn[chart.stem] = draw(chart.plot, chart.text)
-    page = html_page(render_markdown(report, whole=True), {stem: one.svg for stem, one in drawn.items()}, report.views)
-    files = {REPORT_FILE: render_markdown(report).encode(), PAGE_FILE: page.encode()}
+    page = html_page(render_page(report), {stem: one.svg for stem, one in drawn.items()}, report.views)
+    texts = {REPORT_FILE: render_report(report), DETAILS_FILE: render_details(report), PAGE_FILE: page}
+    files = {name: text.encode() for name, text in texts.items()}
     for chart in report.charts:
         files |= {f"{chart.stem}.{suffix}": data for suffix, data in drawn[chart.stem].files.items()}
         files[f"{chart.stem}.csv"] = as_csv(chart.points)
-    for name, table in report.files.items():
-        rows = [[plain(cell) for cell in row] for row in table.rows]
-        files[name] = as_csv(pd.DataFrame(rows, columns=[plain(head) for head in table.header]))
-    return files | {name: data for part in report.parts for name, data in part.files.items()}
+    return files

@@ -1,92 +1,150 @@
-"""The report as one Markdown document."""
+"""The report in Markdown: one page with the answer and the tables of the questions, and the details."""
 
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import takewhile
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from kvbench.errors import UsageError, brief
 from kvbench.report import markdown
-from kvbench.report.faults import HOST_COPIES
 from kvbench.report.model import Chapter, Code, DataTable, Report, Strong, Text, plain, spans
-from kvbench.report.preamble import TITLE
+from kvbench.report.preamble import LEFT_OUT, TITLE
 from kvbench.report.tables import chance_note
-from kvbench.report.view import DIRECTIONS
+from kvbench.report.view import grouped
 
+REPORT_FILE: Final = "report.md"
+DETAILS_FILE: Final = "details.md"
 PAGE_FILE: Final = "report.html"
+ANSWER: Final = "answer"
 CHAT: Final = "chat"
+LIST: Final = "list"
 _CHAT_LINES: Final = 5
-_FOOTMARKS: Final = re.compile("[\N{SUPERSCRIPT ONE}\N{SUPERSCRIPT TWO}\N{SUPERSCRIPT THREE}\u2070-\u2079\N{DAGGER}]")
+# Around what is folded; the page knows these lines.
+FOLD: Final = ("<details>\n<summary>", "</summary>", "</details>")
 
 
-def render_markdown(report: Report, *, whole: bool = False) -> str:
-    """Return the report in Markdown, its images and files linked by relative path; the `whole` one has every table."""
-    return "\n\n".join(_parts(report, whole=whole)) + "\n"
+def render_report(report: Report) -> str:
+    """Return the first page."""
+    more = f"[{DETAILS_FILE}]({DETAILS_FILE}) has everything else."
+    return _joined([f"# {TITLE}", *_first_page(report), more])
 
 
-def snippet(report: Report, what: str) -> str:
-    """Return a table as it pastes into a pull request: its title, the machine, the table, no footnotes.
+def render_details(report: Report) -> str:
+    """Return what the first page leaves out."""
+    return _joined([f"# {TITLE}: details", f"[{REPORT_FILE}]({REPORT_FILE}) is the first page.", *_details(report)])
 
-    `what` is a section, whose first table it is, or SECTION:WORDS, the first with these words in its title; "chat" is
+
+def render_page(report: Report) -> str:
+    """Return both, for the page."""
+    return _joined([f"# {TITLE}", *_first_page(report), *_details(report)])
+
+
+def snippet(report: Report, what: str = "") -> str:
+    """Return a table as it pastes into a pull request, with its caption.
+
+    `what` is a section or the config that measures it, whose first table it is, SECTION:WORDS, the first with these
+    words in its title, or such words alone; without it, the first table there is. "list" names all tables, "chat" is
     the answer in five lines. Raises UsageError for what the report does not have.
     """
     if what == CHAT:
         return "\n".join(_chat(report)) + "\n"
+    named = list(_named(report))
+    if what == LIST:
+        return "".join(f"{name}: {plain(table.title)}\n" for name, table in named)
+    table = table_named(named, what)
+    if table is None:
+        known = ", ".join(dict.fromkeys(name for name, _ in named)) or "nothing"
+        raise UsageError(f"--snippet {brief(what)}: these runs have tables of {known}; {LIST} names all")
+    return table_text(table) + "\n"
+
+
+def table_named(named: Iterable[tuple[str, DataTable]], what: str) -> DataTable | None:
+    """Return the first table of a section with all the words in its title, None where there is none."""
     name, _, words = what.partition(":")
-    chapters = [chapter for chapter in report.chapters if chapter.section.name == name]
-    every = [(chapter, table) for chapter in chapters for table in chapter.part.tables if words or not table.stem]
-    tables = [(chapter, table) for chapter, table in every if words.lower() in plain(table.title).lower()]
-    if not tables:
-        known = ", ".join(one.section.name for one in report.chapters if one.part.tables)
-        titles = "; ".join(plain(table.title) for chapter in chapters for table in chapter.part.tables)
-        has = f"its tables are {titles}" if titles else f"these runs have tables of {known or 'nothing'}"
-        raise UsageError(f"--snippet {brief(what)}: {has}")
-    chapter, table = tables[0]
-    header, *rows = ([_FOOTMARKS.sub("", _inline(text)) for text in row] for row in (table.header, *table.rows))
-    title, lines = markdown.strong(markdown.inline(table.title)), markdown.table(header, rows, table.left)
-    host = f"{HOST_COPIES} " if chapter.view.on_host else ""
-    of = report.views if chapter.section.name in ("comparison", "machines") else [chapter.view]
-    machines = "; ".join(dict.fromkeys(view.heading for view in of))
-    chance = "".join(f"\n{note}\n" for note in map(_block, chance_note(table.compared)))
-    return f"{title}\n\n{markdown.escape(f'{host}{machines}')}\n\n{lines}\n{chance}"
+    for section, table in named:
+        title = plain(table.title).lower()
+        if not what or (section == name and words.lower() in title) or (not words and what.lower() in title):
+            return table
+    return None
+
+
+def asked_for(report: Report, config: str) -> list[DataTable]:
+    """Return the tables of a config: those of its section, or the answer, or the first table there is."""
+    mine = [chapter for chapter in report.chapters if chapter.section.config == config]
+    first = [table for chapter in mine for table in chapter.part.tables[: chapter.part.first]]
+    return first or [table for _, table in _named(report)][:1]
+
+
+def _named(report: Report) -> Iterator[tuple[str, DataTable]]:
+    """Yield the tables by the names of their sections: those of the config of the run come first."""
+    configs = {str(view.run.info.spec.get("name")) for view in report.views}
+    asked = [chapter for chapter in report.chapters if chapter.section.config in configs]
+    others = [chapter for chapter in report.chapters if chapter not in asked]
+    yield from ((chapter.section.name, table) for chapter in asked for table in chapter.part.tables)
+    yield from [(ANSWER, report.answer)] if report.answer else []
+    yield from ((chapter.section.name, table) for chapter in others for table in chapter.part.tables)
 
 
 def _chat(report: Report) -> list[str]:
-    """Return the answer in five lines: one a direction, with all its stream states, and the first warning."""
-    headline = [*map(plain, report.headline)]
-    uses = [[line for line in headline if line.startswith(f"{direction} ")] for direction in DIRECTIONS]
-    others = [line for line in headline if not any(line in of for of in uses)] + [*map(plain, report.summary)]
-    answer = [*map("; ".join, filter(None, uses)), *map(plain, report.first_warnings[:1])]
-    return [". ".join(others[:2]), *others[2:3], *answer, *others[3:]][:_CHAT_LINES]
+    """Return the answer in five lines: the machine, what to use, and the first warning."""
+    ways = grouped(report.answer.rows if report.answer else [], lambda row: plain(row[0]))
+    uses = [f"{way}: " + "; ".join(f"{plain(row[1])}: {plain(row[2])}" for row in rows) for way, rows in ways.items()]
+    lines = [*report.headline[:1], *uses, *report.first_warnings[:1], *report.headline[1:], *report.findings]
+    return [*map(plain, lines)][:_CHAT_LINES]
 
 
-def _parts(report: Report, *, whole: bool) -> Iterator[str]:
-    yield f"# {TITLE}"
+def _first_page(report: Report) -> Iterator[str]:
     if report.host_note:
         yield f"> {_block(report.host_note)}"
     if report.headline:
         yield _list(report.headline)
     if report.first_warnings:
-        every = ["- [All warnings](#warnings)"] if report.warnings else []
-        yield "\n".join(f"> {line}" for line in [*_list(report.first_warnings).splitlines(), *every])
-    if summary := report.summary:
-        links = (f"[{markdown.inline(one.short_title)}](#{markdown.anchor(one.title)})" for one in summary.values())
-        lines = (f"{_block(text)} ({link})" for text, link in zip(summary, links, strict=True))
-        yield f"## Findings\n\n{markdown.bullets(lines)}"
+        yield "\n".join(f"> {line}" for line in _list(report.first_warnings).splitlines())
+    if report.answer:
+        yield f"## Answer\n\n{table_text(report.answer)}"
     for chapter in report.chapters:
-        yield from _chapter(report, chapter, whole=whole)
-    yield f"## The runs\n\n{table_text(report.runs)}"
-    if commands := report.other_commands:
-        yield f"Commands of runs that no table is of:\n\n{_list(commands)}"
+        if chapter.section.config:
+            yield from _chapter(chapter, chapter.part.tables[: chapter.part.first])
+    yield from _listed("Not measured", list(report.missing.values()))
+    yield from _listed("Definitions", report.definitions)
+    yield LEFT_OUT
+
+
+def _details(report: Report) -> Iterator[str]:
+    for chapter in report.chapters:
+        if not chapter.section.config:
+            yield from _chapter(chapter, (), chapter.part.tables)
+        elif chapter.details:
+            yield f"## {markdown.inline(chapter.section.short_title)}: all tables"
+            yield from map(_folded, chapter.details)
+    yield f"## The runs\n\n{table_text(report.runs)}\n\n{_list(report.commands)}"
     yield from _listed("Warnings", report.warnings)
-    yield from _listed("Not in this report", report.missing)
+    yield from _listed("Not read", report.unread)
     yield from _listed("Skipped cells", report.skipped)
     if report.failed:
         yield f"## Failed cells\n\nThey have no figures.\n\n{table_text(report.failed)}"
-    yield from _listed("Definitions", [*report.definitions, *chance_note(report.comparisons)])
-    if not whole:
-        yield f"[{PAGE_FILE}]({PAGE_FILE}) has the same content, all tables, and one of every cell."
+    yield from map(_block, chance_note(report.comparisons))
+
+
+def _chapter(chapter: Chapter, shown: Sequence[DataTable], folded: Sequence[DataTable] = ()) -> Iterator[str]:
+    title = chapter.section.short_title if chapter.section.config else chapter.section.title
+    yield f"## {markdown.inline(title)}"
+    if (note := chapter.origin) and not chapter.section.config:
+        yield markdown.escape(note)
+    for chart in chapter.part.charts:
+        yield f"![{markdown.inline(chart.text.alternative)}]({chart.stem}.png)"
+    if chapter.part.findings:
+        yield _list(chapter.part.findings)
+    yield from map(table_text, shown)
+    yield from map(_folded, folded)
+
+
+def _folded(table: DataTable) -> str:
+    opened, titled, closed = FOLD
+    parts = (opened, markdown.inline(table.title), titled, table_text(table, titled=False), closed)
+    return "\n\n".join(filter(None, parts))
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return "\n\n".join(parts) + "\n"
 
 
 def _listed(heading: str, lines: Sequence[Text]) -> Iterator[str]:
@@ -94,40 +152,12 @@ def _listed(heading: str, lines: Sequence[Text]) -> Iterator[str]:
         yield f"## {heading}\n\n{_list(lines)}"
 
 
-def _chapter(report: Report, chapter: Chapter, *, whole: bool) -> Iterator[str]:
-    part = chapter.part
-    yield f"## {markdown.inline(chapter.section.title)}"
-    if note := chapter.origin:
-        yield markdown.escape(note)
-    for chart in part.charts:
-        stem = chart.stem
-        yield f"![{markdown.inline(chart.text.alternative)}]({stem}.png)"
-    if findings := report.findings_of(chapter):
-        yield _list(findings)
-    before: Text = ""
-    for pasted in part.tables if whole else chapter.printed:
-        yield table_text(replace(pasted, caption=_without_shared_end(pasted.caption, before)))
-        before = pasted.caption
-    if not whole and (files := chapter.files):
-        links = (f"[{markdown.inline(linked.title)}]({name})" for name, linked in files.items())
-        yield "More tables:\n\n" + markdown.bullets(links)
-    yield from (f"All rows: [{name}]({name})" for name in part.files)
-
-
-def _without_shared_end(caption: Text, before: Text) -> Text:
-    """Return a caption without what it ends with like that of the table before, if that is more than a full stop."""
-    sentences = spans(caption)
-    pairs = zip(reversed(sentences), reversed(spans(before)), strict=False)
-    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-    return sentences[: len(sentences) - shared] if shared > 1 else caption
-
-
-def table_text(table: DataTable) -> str:
+def table_text(table: DataTable, *, titled: bool = True) -> str:
     """Return a table in Markdown with its title, notes and caption."""
     header, *rows = ([_inline(text) for text in row] for row in (table.header, *table.rows))
-    title = markdown.strong(markdown.inline(table.title)) if table.title else ""
+    title = markdown.strong(markdown.inline(table.title)) if table.title and titled else ""
     lines = markdown.table(header, rows, table.left)
-    return "\n\n".join(filter(None, (title, lines, _list(table.notes), _block(table.caption))))
+    return "\n\n".join(filter(None, (title, lines, _block(table.caption), _list(table.notes))))
 
 
 def _list(items: Sequence[Text]) -> str:

@@ -15,6 +15,7 @@ from markdown_it.token import Token
 
 from kvbench.cells.cell import AXES
 from kvbench.report import markdown
+from kvbench.report.document import FOLD
 from kvbench.report.numbers import bytes_size, count, figure
 from kvbench.report.view import Row, View, rows_of
 from kvbench.text import short
@@ -108,6 +109,10 @@ def _prepared(tokens: Sequence[Token], drawings: Mapping[str, str]) -> list[tupl
             title = "".join(child.content for child in tokens[number + 1].children or ())
             token.attrSet("id", markdown.anchor(title))
             headings.append((markdown.anchor(title), title))
+        elif token.type == "inline" and token.content in FOLD:
+            # HTML is text to the parser, but for these lines, which no text of a run can be: its "<" is escaped
+            tokens[number - 1].hidden = tokens[number + 1].hidden = True
+            token.type, token.content, token.children = "html_block", f"{token.content}\n", None
         leads_away = False
         for child in token.children or ():
             if child.type == "link_open":
@@ -138,7 +143,7 @@ def _inline(svg: str, styles: dict[str, str]) -> str:
 def _cells(view: View) -> Iterator[str]:
     """Return a row of the look-up for every cell of a run; rows and their cells need no end tags."""
     axes = [name for name in AXES if name not in _NAMED_AXES]
-    for row in rows_of(view.every):
+    for row in rows_of(view.frame):
         shape = (row["backend"], row["direction"], row["stream_state"], count(row["blocks"]))
         # as `kvbench sweep -a` takes them
         others = " ".join(f"{name}={short(str(row[name]), 80)}" for name in axes if _is_used(name, row[name]))

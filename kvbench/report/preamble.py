@@ -7,9 +7,11 @@ import pandas as pd
 
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.backend_facts import plug_ins_of
+from kvbench.errors import UsageError
 from kvbench.report.faults import HOST_COPIES, warnings_of, worst_faults
 from kvbench.report.model import Code, DataTable, Span, Strong, Text
 from kvbench.report.numbers import count, noun
+from kvbench.report.tables import by_clock_of
 from kvbench.report.view import (
     View,
     ceilings_text,
@@ -17,20 +19,17 @@ from kvbench.report.view import (
     rows_of,
     where,
 )
-from kvbench.results import COLUMNS, Note, Visit
+from kvbench.results import Note
 from kvbench.results.columns import NO_FIGURE
 from kvbench.results.replays import trace_text
 from kvbench.text import short
-from kvbench.tune.text import summary
+from kvbench.tune.answer import rule_for_all
+from kvbench.tune.text import answer_lines, answer_table, origin
 
 TITLE: Final = "KV-block swaps between host and GPU"
 _MOST_FAILURES: Final = 50
 _MOST_NOTES: Final = 20
 _MANY_OUTLIERS: Final = 0.1
-_OTHER_POLICY: Final = (
-    "a later run used another policy of auto, which the report shows; the cells of auto of this run are only in the "
-    "table of every cell in report.html"
-)
 
 
 def host_note(views: Sequence[View]) -> Text:
@@ -40,20 +39,30 @@ def host_note(views: Sequence[View]) -> Text:
     return (Strong(HOST_COPIES), which) if on_host else ""
 
 
-def answer(views: Sequence[View]) -> list[Text]:
-    """Return the answer of runs of one machine; raises UsageError where there is nothing to choose from."""
+def headline(views: Sequence[View]) -> list[Text]:
+    """Return what the runs of one machine were measured on."""
     runs = [view.run for view in views]
-    if not any(isinstance(record, Visit) for run in runs for record in run.records):
-        return []
-    origin, *lines = summary(runs)
-    parts = (line.partition(": ") for line in lines)
-    return [origin, *((Strong(head), colon, rest) if rest else head for head, colon, rest in parts)]
+    return [*origin(runs)] if any(view.measured_ids for view in views) else []
+
+
+def answer(views: Sequence[View]) -> DataTable | None:
+    """Return what to use on the machine of the runs, None where there is nothing to choose from."""
+    runs = [view.run for view in views]
+    try:
+        rule = rule_for_all(runs)
+    except UsageError:
+        return None
+    table = answer_table(rule, runs)
+    labels = f"Runs: {', '.join(view.label for view in views)}"
+    measured = (f"{views[0].heading}: ", Code(views[0].command)) if len(views) == 1 else (labels,)
+    caption = (f"{by_clock_of(views[0], 'CUDA events')}. {table.caption} ", *measured)
+    return DataTable("What to use", table.header, table.rows, answer_lines(rule, runs), caption, left=3)
 
 
 def first_warnings(views: Sequence[View], unread: int) -> list[Text]:
     """Return what was wrong with whole runs, short: at most five lines."""
     lines = worst_faults({view.label: view.run for view in views})
-    lines += [f"{noun(unread, 'run')} could not be read: Not in this report says why"] if unread else []
+    lines += [f"{noun(unread, 'run')} could not be read: details.md says why"] if unread else []
     return [(Strong("Warning"), f": {text}") for text in lines]
 
 
@@ -70,7 +79,7 @@ def run_table(views: Sequence[View]) -> DataTable:
     rows = []
     asked: dict[str, str] = {}
     for view in views:
-        numbers = (int((view.every["status"] == status).sum()) for status in ("ok", "failed", "skipped"))
+        numbers = (int((view.frame["status"] == status).sum()) for status in ("ok", "failed", "skipped"))
         counts = (count(number) if number else "" for number in numbers)
         status = view.run.info.status
         name = view.label if status == "complete" else f"{view.label} ({status})"
@@ -88,9 +97,8 @@ def warnings(views: Sequence[View]) -> list[Text]:
     texts: list[Text] = [f"{view.label}: {short(text)}" for view in views for text in warnings_of(view.run)]
     texts += [(f"{view.label}: ", *doubt) for view in views for doubt in _doubts(view.measured)]
     for view in views:
-        if without := int((view.every["status"] == "no figure").sum()):
+        if without := int((view.frame["status"] == "no figure").sum()):
             texts.append(f"{view.label}: {noun(without, 'cell')} on a busy stream without a figure: {NO_FIGURE}")
-    texts += [f"{view.label}: {_OTHER_POLICY}" for view in views if not view.auto_shown]
     records = ((view.label, record) for view in views for record in view.run.records)
     notes = [f"{label}: {short(record.text)}" for label, record in records if isinstance(record, Note)]
     more = [f"and {len(notes) - _MOST_NOTES} more notes in the journal"] if len(notes) > _MOST_NOTES else []
@@ -116,12 +124,12 @@ def skipped(views: Sequence[View]) -> list[Text]:
     return [
         f"{view.label}: {backend}, {noun(len(cells), 'cell')}: {short(str(why))}"
         for view in views
-        for (backend, why), cells in where(view.every, status="skipped").groupby(["backend", "reason"])
+        for (backend, why), cells in where(view.frame, status="skipped").groupby(["backend", "reason"])
     ]
 
 
 def failed(views: Sequence[View]) -> DataTable | None:
-    cells = [(view.label, row) for view in views for row in rows_of(where(view.every, status="failed"))]
+    cells = [(view.label, row) for view in views for row in rows_of(where(view.frame, status="failed"))]
     rows = [(label, short(str(row["reason"])), Code(short(str(row["command"]), 2000))) for label, row in cells]
     more = f"And {len(rows) - _MOST_FAILURES} more in summary.csv." if len(rows) > _MOST_FAILURES else ""
     header = ("Run", "Reason", "Reproduced by")
@@ -129,19 +137,16 @@ def failed(views: Sequence[View]) -> DataTable | None:
 
 
 def definitions() -> list[Text]:
-    medians = [name for name in COLUMNS if name.endswith("_us_median")]
-    rate = "GB/s: 10^9 bytes per second, the bytes of one swap over the median of the visits' medians of "
     return [
-        *((Code(name.removesuffix("_median")), f": {COLUMNS[name].partition(': ')[2]}") for name in medians),
-        (rate, Code("swap_us"), "; bands are the quartiles of all samples, which decide no comparison"),
-        "Ceiling: median GB/s of large plain copies in the same run and direction",
-        (
-            "Roof: the highest rate that was reached: the ceiling (for a kernel the GB/s of large SM copies), and no "
-            "more than the translation limit, ",
-            Code("limit_blocks_per_s"),
-            ", for blocks scattered over 1 GiB or more",
-        ),
-        f"≈: no clear difference: the 95% interval of the ratio lies within {IN_TURN.fraction:.0%}, as for two copies "
-        "of one cell, or the visits do not decide",
-        "Visit: one turn of a cell; the cells of a round are visited in turn, and comparisons use medians of visits",
+        "GB/s: 10^9 bytes a second, of one swap; its time is the median of the visits' medians",
+        "Visit: one uninterrupted measurement of a cell; comparisons use the medians of visits, made in turn",
+        f"≈: the 95% interval of the ratio lies within {IN_TURN.fraction:.0%}, or the visits do not decide",
+        "Ceiling: GB/s of large plain copies in the same run",
+        "Idle, busy, sustained: no work is pending before a swap, some is, or swaps run back to back",
     ]
+
+
+LEFT_OUT: Final = (
+    "kvbench leaves out on purpose: time to first token and other figures of requests, ROCm and XPU, and disks and "
+    "networks as tiers of the cache."
+)

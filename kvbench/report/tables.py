@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import pandas as pd
@@ -10,58 +10,66 @@ import pandas as pd
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, Visits, by_chance, leaders
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axis import Role
-from kvbench.cells.backend_facts import PRIMED, method_label
+from kvbench.cells.backend_facts import MERGED, PRIMED, SM, TRITON, method_label
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.report.charts.plot import ChartText, PlotLine
 from kvbench.report.faults import HOST_COPIES
-from kvbench.report.model import Code, DataTable, Finding, Span, Strong, Text, plain
+from kvbench.report.model import Code, DataTable, Span, Strong, Text, plain, spans
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, size
-from kvbench.report.view import STATES, Pinned, Row, View, rows_of, sample_text, where
+from kvbench.report.view import Pinned, Row, View, rows_of
 from kvbench.results.outcomes import BETWEEN
-from kvbench.results.schema import EffectivePath
-from kvbench.text import short
+from kvbench.text import counted, ends, short
 
 # What the figures of a stream state, or a time, include.
 INCLUDES: Final = {
-    "idle": "GB/s by CUDA events on an idle stream: from the call to completion",
-    "busy": "GB/s by CUDA events on a busy stream: without preparation and submission",
-    "gated": "GB/s by CUDA events on a gated stream: from the event that the stream waits for to completion, without "
-    "preparation and submission",
-    "opened": "GB/s by CUDA events on an opened stream, which waits for an event that has fired: from the call to "
-    "completion",
-    "sustained": "GB/s by CUDA events: what one more swap adds to a chain of back-to-back swaps",
-    "swap_us": "Time of a swap by CUDA events: on an idle or opened stream with preparation and submission, on a busy "
-    "or gated one without them",
-    "caller_us": "Thread: host time that a swap takes from the thread that makes it, for preparation and submission",
+    "idle": "CUDA events, idle stream: from the call to completion",
+    "busy": "CUDA events, busy stream: without submission",
+    "gated": "CUDA events, gated stream: from the event that it waits for",
+    "opened": "CUDA events, opened stream: from the call to completion",
+    "sustained": "CUDA events: what one more swap adds to a chain",
+    "swap_us": "CUDA events; behind pending work without submission",
+    "caller_us": "Submission: time of the calling thread",
 }
 
 
-def includes(states: Iterable[str], figures: str) -> list[str]:
-    """Return what `figures`, such as "GB/s", include in each of these stream states, idle first."""
-    held = set(states)
-    return [INCLUDES[state].replace("GB/s", figures, 1) for state in STATES if state in held]
+def caption(view: View, cells: pd.DataFrame, clock: str, meanings: Iterable[str], settings: str) -> Text:
+    """Return the caption of a table: its clock, samples, what its marks and words mean, and what measured it.
 
-
-def caption(view: View, cells: pd.DataFrame, includes: str, pinned: Pinned | None = None) -> Text:
-    """Return the caption of a table of `cells`, a span for each sentence that tables of a section may share.
-
-    `pinned` adds what the axes that the table does not show were set to.
+    `settings` says what the axes that the table does not show were set to.
     """
-    settings = pinned.settings(cells) or "no other axes" if pinned else ""
+    timed = f"{by_clock_of(view, clock)}; {sample_text(view, cells)}"
     return (
         *host_mark(view),
-        f"{view.heading} · {sample_text(cells['samples'])}. ",
-        f"{by_clock_of(view, includes)}. ",
-        f"{settings[:1].upper()}{settings[1:]}. " if settings else "",
-        f"kvbench {short(view.run.info.kvbench, 80)}, reproduced by ",
+        ". ".join(filter(None, (timed, *meanings, settings))),
+        f". {view.heading}, kvbench {short(view.run.info.kvbench, 80)}: ",
         Code(view.command),
-        ".",
     )
 
 
 def by_clock_of(view: View, text: str) -> str:
     """Return a text about figures with the events of the view's device: CUDA's, or those of host copies."""
     return text.replace("CUDA events", "host events") if view.on_host else text
+
+
+def _meanings(table: Sequence[Sequence[Text]], bold: str) -> Iterator[str]:
+    """Yield what the marks and the names of methods in a table mean."""
+    texts = [text for row in table for text in row]
+    said = "\n".join(map(plain, texts))
+    if any(isinstance(span, Strong) for text in texts for span in spans(text)):
+        yield f"Bold: {bold}"
+    if "≈" in said:
+        yield "≈: no clear difference"
+    known = [f"{name}: {meaning}" for name, meaning in _WORDS.items() if re.search(rf"\b{name}\b", said)]
+    if known:
+        yield "; ".join(known)
+
+
+def sample_text(view: View, cells: pd.DataFrame) -> str:
+    """Return how many samples stand behind each of some cells: "30 samples a cell after 1 warm-up a visit"."""
+    sampling = view.run.info.spec.get("sampling")
+    warmups = sampling.get("warmups") if isinstance(sampling, dict) else None
+    after = f" after {counted(warmups, 'warm-up')} a visit" if isinstance(warmups, int) else ""
+    return f"{ends(cells['samples'], str)} samples a cell{after}"
 
 
 def host_mark(view: View) -> tuple[Span, ...]:
@@ -73,10 +81,14 @@ def chart_text(view: View, title: str, footer: str = "") -> ChartText:
     return ChartText(title, view.heading, footer, HOST_COPIES if view.on_host else "")
 
 
-UNCLEAR: Final = f"≈: no clear difference (within {IN_TURN.fraction:.0%}, or undecided)"
-MARKS: Final[Text] = (Strong("Bold"), f": faster than all others in its row. {UNCLEAR} from the fastest")
-FOOTMARKS: Final = "⁰¹²³⁴⁵⁶⁷⁸⁹†"
-_SUPERSCRIPTS: Final = str.maketrans("0123456789", FOOTMARKS[:10])
+# Names in tables that need explaining.
+_WORDS: Final = {
+    SM: "kvbench's copy kernel",
+    TRITON: "a Triton copy kernel",
+    PRIMED: "batched after a short kernel, so that the driver does not copy on the CPU",
+    MERGED: "batched, adjacent copies made one",
+}
+_SUPERSCRIPTS: Final = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 Shown = TypeVar("Shown", str, Text)
 
@@ -90,7 +102,7 @@ class Reason(str):
 def measured_table(
     view: View,
     cells: pd.DataFrame,
-    includes: str,
+    clock: str,
     title: str,
     header: Sequence[str],
     body: Sequence[Sequence[Text]],
@@ -99,12 +111,13 @@ def measured_table(
     pinned: Pinned | None = None,
     compared: int = 0,
     left: int = 1,
-    stem: str = "",
+    bold: str = "the fastest of its row",
 ) -> DataTable:
     """Return a table of cells with its caption, its `notes`, that of too few visits, and one of each `Reason`."""
     rows, reasons = footnoted(body)
-    notes = [*notes, *few_visits_note(cells), *reasons]
-    return DataTable(title, header, rows, notes, caption(view, cells, includes, pinned), left, stem, compared)
+    settings = pinned.settings(cells) if pinned else ""
+    said = caption(view, cells, clock, _meanings([header, *rows], bold), settings)
+    return DataTable(title, header, rows, [*notes, *few_visits_note(cells), *reasons], said, left, compared)
 
 
 def footnoted(body: Sequence[Sequence[Text]]) -> tuple[list[list[Text]], list[str]]:
@@ -113,10 +126,6 @@ def footnoted(body: Sequence[Sequence[Text]]) -> tuple[list[list[Text]], list[st
     marks = {reason: str(number).translate(_SUPERSCRIPTS) for number, reason in enumerate(reasons, start=1)}
     rows = [[f"{ABSENT}{marks[text]}" if isinstance(text, Reason) else text for text in row] for row in body]
     return rows, [f"{mark} {reason}" for reason, mark in marks.items()]
-
-
-def is_footnote(note: Text) -> bool:
-    return plain(note)[:1] in FOOTMARKS
 
 
 def format_cell(row: Row | None, show: Callable[[Row], Shown]) -> Shown | str:
@@ -130,6 +139,10 @@ def format_cell(row: Row | None, show: Callable[[Row], Shown]) -> Shown | str:
 
 def rate(row: Row) -> str:
     return figure(row["gbps"])
+
+
+def microseconds(column: str) -> Callable[[Row], str]:
+    return lambda row: figure(row[column])
 
 
 def milliseconds(row: Row) -> str:
@@ -160,29 +173,16 @@ def ratio_text(compared: Comparison) -> str:
 
 
 def change_text(compared: Comparison) -> str:
-    """Return a change in percent with its interval."""
+    """Return a change in percent with its interval, marked where that holds 0."""
     low, value, high = ((ratio - 1) * 100 for ratio in (compared.low, compared.ratio, compared.high))
     if math.isinf(high):
-        return f"undecided: fewer than {MIN_PAIRS} rounds"
-    return f"{unclear_mark(compared)}{value:+.1f}% ({low:+.1f} to {high:+.1f})"
+        return f"fewer than {MIN_PAIRS} rounds"
+    return f"{'≈ ' if low <= 0 <= high else ''}{value:+.1f}% ({low:+.1f} to {high:+.1f})"
 
 
 def unclear_mark(compared: Comparison) -> str:
     """Return the mark of a comparison that has an interval and still no verdict of a difference."""
     return "≈ " if compared.high < math.inf and not compared.told_apart else ""
-
-
-def primed_inline(cells: pd.DataFrame) -> list[Finding]:
-    """Return in how many cells priming did not keep the CPU from copying, which is what it is for."""
-    primed = where(cells, status="ok", backend=PRIMED)
-    inline = int(primed["path"].fillna("").str.contains(EffectivePath.CPU_INLINE, regex=False).sum())
-    cells_of = f"{count(inline)} of {noun(len(primed), 'cell')}"
-    text = f"primed took the path {EffectivePath.CPU_INLINE}, in some visits or all, in {cells_of}."
-    return [Finding(text, math.log1p(inline / len(primed)))] if inline else []
-
-
-def any_decidable(cells: pd.DataFrame) -> bool:
-    return bool((cells["rounds"] >= MIN_PAIRS).any())
 
 
 def few_visits_note(cells: pd.DataFrame) -> list[Text]:

@@ -14,17 +14,18 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import pandas as pd
 
-from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visits
+from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_in_turn, compare_visits
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import Reuse, StreamState
 from kvbench.cells.axis import Role
-from kvbench.cells.backend_facts import AUTO, BATCHED, EMPTY, marked, plug_ins_of
+from kvbench.cells.backend_facts import BATCHED, EMPTY, marked, plug_ins_of
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.report.numbers import ABSENT, figure, noun, size
-from kvbench.results import Run
+from kvbench.results import Run, Visit
 from kvbench.results.frame import unqueued
+from kvbench.results.in_turn import paired_samples
 from kvbench.results.outcomes import BETWEEN
-from kvbench.text import ends, short
+from kvbench.text import short
 
 SERIES: Final = axes_of(Role.SERIES)
 STATES: Final = tuple(state.value for state in StreamState)
@@ -37,9 +38,10 @@ LATER: Final = {name: str(AXES[name].show(AXES[name].unused)) for name in SIDE_A
 _USUAL: Final = {name: usual for name in SIDE_AXES if (usual := AXES[name].usual) is not None}
 _HOT: Final = {"pool": "dense", "reuse": Reuse.SAME.value}
 _PREFERRED: Final = LATER | _USUAL | {"order": "stream"}
-# What an axis is unless a sweep sets it, as captions write it. Each machine has a default of the pool of its own.
-_DEFAULTS: Final = {
-    axis: size(text) for axis, text in (LATER | _USUAL | {"reuse": Reuse.FRESH.value}).items() if axis != "pool"
+# What an engine's swap has on the axes: captions name what differs.
+_FRESH: Final = {"reuse": Reuse.FRESH.value, "pool": "16GiB"}
+_ORDINARY: Final = {
+    side: LATER | _USUAL | _FRESH | {"order": order} for side, order in {"h2d": "any", "d2h": "stream"}.items()
 }
 _NUMBER: Final = re.compile(r"[0-9]{1,12}")
 Row = dict[str, Any]
@@ -55,8 +57,8 @@ class Pinned:
     hidden: Mapping[str, Set[str]]
 
     def settings(self, cells: pd.DataFrame) -> str:
-        """Return what the axes that are not shown were set to in `cells`, and what is left out."""
-        return "; ".join(filter(None, (_axis_text(cells, axis, others) for axis, others in self.hidden.items())))
+        """Return what the axes that are not shown were set to in `cells`, where that is out of the ordinary."""
+        return "; ".join(filter(None, (_axis_text(cells, axis) for axis in self.hidden if axis != "sms")))
 
 
 def pin(cells: pd.DataFrame, shown: tuple[str, ...]) -> Pinned:
@@ -176,20 +178,20 @@ def _most_frequent(values: Sequence[str]) -> list[str]:
     return _in_order({value for value, count in counts.items() if count == most})
 
 
-def _axis_text(cells: pd.DataFrame, axis: str, others: Set[str]) -> str:
+def _axis_text(cells: pd.DataFrame, axis: str) -> str:
     pairs = set(zip(cells["direction"].tolist(), texts_of(cells[axis]), strict=True))
     values = {side: {value for of, value in pairs if of == side and value is not None} for side in DIRECTIONS}
-    texts = {side: "/".join(map(size, _in_order(used))) for side, used in values.items() if used}
+    texts = {
+        side: "/".join(map(size, _in_order(used)))
+        for side, used in values.items()
+        if used - {_ORDINARY[side].get(axis)}
+    }
     if not texts:
         return ""
     text, *different = dict.fromkeys(texts.values())
     if different:
         text = ", ".join(f"{text} for {side}" for side, text in texts.items())
-    left_out = _in_order(others - set[str]().union(*values.values()))
-    if not left_out and text == _DEFAULTS.get(axis):
-        return ""
-    more = f" (not shown: {', '.join(map(size, left_out))})" if left_out else ""
-    return f"{axis} {text}{more}"
+    return f"{axis} {text}"
 
 
 def _in_order(values: Set[str]) -> list[str]:
@@ -201,23 +203,16 @@ def _in_order(values: Set[str]) -> list[str]:
 class View:
     """A run, the label, unique in the report, that its files and paragraphs go by, and the runs before it.
 
-    `auto_shown` says whether the report shows its cells of auto: not where a later run of the machine used another
-    policy. `card` names its machine where the runs are of several.
+    `card` names its machine where the runs are of several.
     """
 
     run: Run
     label: str
     earlier: "Sequence[View]" = ()
-    auto_shown: bool = True
     card: str = ""
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """The cells that sections show, a row for each."""
-        return self.every if self.auto_shown else self.every[self.every["backend"] != AUTO].reset_index(drop=True)
-
-    @cached_property
-    def every(self) -> pd.DataFrame:
         """A row per cell, with the default of an axis written out where the run has swept that axis, and with a mark
         at the names of plug-ins' backends.
 
@@ -264,8 +259,15 @@ class View:
         return self.run.visit_times()
 
     def compare(self, base: str, other: str) -> Comparison:
-        """Compare the times of a swap of two cells of this run, which stand there by their ids."""
+        """Compare the times of a swap of two cells of this run, by their ids: sample by sample if taken in turn."""
+        first, second = (self._visits_of.get(cell, ()) for cell in (base, other))
+        if pairs := paired_samples(first, second):
+            return compare_in_turn(pairs, IN_TURN)
         return compare_visits(self.visits.get(base, {}), self.visits.get(other, {}), IN_TURN)
+
+    @cached_property
+    def _visits_of(self) -> Mapping[str, Sequence[Visit]]:
+        return {cell.id: outcome.visits for cell, outcome in self.run.outcomes.items()}
 
     @cached_property
     def contests(self) -> Mapping[tuple[str, str], Mapping[str, pd.DataFrame]]:
@@ -327,7 +329,7 @@ class View:
 
     @property
     def heading(self) -> str:
-        return f"{self.title} · {self.driver} · {self.date}"
+        return f"{self.title}, {self.driver}, {self.date}"
 
     @property
     def command(self) -> str:
@@ -337,7 +339,6 @@ class View:
 def views_of(runs: Sequence[Run]) -> list[View]:
     """Return the runs with labels from the names of their folders and, where there are several machines, of these."""
     views: list[View] = []
-    policies = _last_policies(runs)
     machines = [View(run, "").machine for run in runs]
     drivers = Counter(title for title, _ in set(machines))
     for run, (title, driver) in zip(runs, machines, strict=True):
@@ -346,19 +347,8 @@ def views_of(runs: Sequence[Run]) -> list[View]:
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{card} {Path(run.path).absolute().name}").strip("-") or "run"
         taken = {view.label for view in views}
         label = next(label for number in count(1) if (label := f"{name}-{number}" if number > 1 else name) not in taken)
-        outdated = _uses_auto(run) and policies[title, driver] != run.info.spec.get("policy")
-        views.append(View(run, label, tuple(views), auto_shown=not outdated, card=card))
+        views.append(View(run, label, tuple(views), card=card))
     return views
-
-
-def _last_policies(runs: Sequence[Run]) -> dict[tuple[str, str], Any]:
-    """Return the policy of the last run of auto on each machine."""
-    autos = sorted(filter(_uses_auto, runs), key=lambda run: run.info.created)
-    return {View(run, "").machine: run.info.spec.get("policy") for run in autos}
-
-
-def _uses_auto(run: Run) -> bool:
-    return any(visit.cell.backend == AUTO for visit in run.visits)
 
 
 def cell_warnings(measured: pd.DataFrame) -> list[str]:
@@ -387,8 +377,3 @@ def ceiling_in(views: Sequence[View], direction: str) -> float:
 
 def ceilings_text(views: Sequence[View]) -> str:
     return " / ".join(figure(rate) if (rate := ceiling_in(views, way)) else ABSENT for way in DIRECTIONS)
-
-
-def sample_text(samples: "pd.Series[int]") -> str:
-    """Return how many samples stand behind each of some cells: "30 samples per cell"."""
-    return f"{ends(samples, str)} samples per cell"

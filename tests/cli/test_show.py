@@ -88,16 +88,21 @@ def test_untrusted_text_is_escaped(tmp_path: Path) -> None:
     assert "\x07" not in shown
 
 
-def test_a_snippet_is_one_table_with_its_machine_and_without_footnotes(run: Path) -> None:
-    printed = output("report", run, "--snippet", "threshold")
-    title, _, machine, _, *table = printed.replace("\N{NO-BREAK SPACE}", " ").splitlines()
-    assert title == "**h2d, idle stream, N = 256: GB/s**"
-    assert machine == "Synthetic H200 · driver 580.159 · 2026-11-20"
-    assert table[0] == "| Block size | batched | per_block | triton (12 SMs) |"
-    assert sum(line.startswith("|") for line in table) == 2 + 13
-    assert "\\" not in printed
+@pytest.mark.parametrize("name", [["threshold"], ["against the other"]])
+def test_a_snippet_is_one_table_with_its_caption(run: Path, name: list[str]) -> None:
+    printed = output("report", run, "--snippet", *name)
+    title, _, *table = printed.replace("\N{NO-BREAK SPACE}", " ").splitlines()
+    assert title == "**Idle, N = 256: GB/s of batched against the other backends**"
+    assert table[0] == "| Dir | Block size | batched | per_block | triton (12 SMs) |"
+    assert sum(line.startswith("|") for line in table) == 2 + 13 + 1
+    assert "Synthetic H200, driver 580.159, 2026-11-20, kvbench 0.1.0: `kvbench sweep" in printed
     assert not (run / "report").exists()
     assert [token.type for token in tokens(printed)].count("table_open") == 1
+
+
+def test_a_bare_snippet_of_a_run_without_a_table_of_its_config_is_the_answer(run: Path) -> None:
+    assert output("report", run, "--snippet") == output("report", "--snippet", "answer", run)
+    assert "threshold: Idle" in output("report", run, "--snippet", "list")
 
 
 def test_a_snippet_names_every_omitted_run(run: Path, tmp_path: Path) -> None:
@@ -142,4 +147,4 @@ def test_a_folder_of_several_devices_is_shown(run: Path, tmp_path: Path) -> None
 def test_an_unknown_section_is_refused_with_the_known_ones(run: Path) -> None:
     error = CliRunner().invoke(app, ["report", str(run), "--snippet", "nothing"]).exception
     assert isinstance(error, UsageError)
-    assert str(error) == "--snippet nothing: these runs have tables of cliff, threshold"
+    assert str(error) == "--snippet nothing: these runs have tables of answer, cliff, threshold; list names all"

@@ -16,15 +16,14 @@ from kvbench.analysis.margins import ABSOLUTE_US, BETWEEN_RUNS, GATE, INLINE, Ma
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.cells.units import two_digits
-from kvbench.report.model import Code, DataTable, Finding, Part, PartOrReason, Span, Text
+from kvbench.report.model import Code, DataTable, Part, PartOrReason, Span, Text
 from kvbench.report.numbers import TIMES, count, figure, noun, size
-from kvbench.report.tables import axis_text, host_mark, includes, main_path, with_methods
-from kvbench.report.view import LATER, SIDE_AXES, Row, View, rows_of, sample_text, where
+from kvbench.report.tables import INCLUDES, axis_text, host_mark, main_path, with_methods
+from kvbench.report.view import LATER, SIDE_AXES, Row, View, rows_of, where
 from kvbench.results import Scalar
 from kvbench.results.cost import costs_of
-from kvbench.results.frame import as_csv
 from kvbench.results.schema import EffectivePath, differing
-from kvbench.text import short
+from kvbench.text import ends, short
 
 _BESIDE: Final = axes_of(Role.BESIDE)
 _AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_bytes", "block_size", *SIDE_AXES, *_BESIDE)
@@ -67,16 +66,10 @@ def _part(pair: Pair, cells: pd.DataFrame, beside: pd.DataFrame) -> Part:
     between = f"{view.label} against {base.label}"
     findings = [_finding(f"{between}, {noun(len(cells), 'cell')} in common", cells)]
     tables = [*_differences(pair, origin), _by_backend(pair, cells, origin), _cell_table(pair, cells, origin)]
-    files = {f"comparison-{base.label}-{view.label}.csv": as_csv(cells)}
     if not beside.empty:
         findings.append(_finding(f"{between}, neighbours of {noun(len(beside), 'cell')}", beside))
         tables.append(_beside_table(pair, beside, origin))
-        files[f"comparison-neighbours-{base.label}-{view.label}.csv"] = as_csv(beside)
-    return Part(findings, tables=tables, files=files)
-
-
-def shared_cells(view: View) -> int:
-    return len(view.measured_ids & view.base.measured_ids) if view.base else 0
+    return Part(findings, tables=tables)
 
 
 def _cells(base: View, other: View) -> pd.DataFrame:
@@ -142,7 +135,7 @@ def _identity(view: View) -> dict[str, Scalar]:
     return {**info.identity, "kvbench": info.kvbench, "device": view.title, "date": view.date, **rates}
 
 
-def _finding(of: str, cells: pd.DataFrame) -> Finding:
+def _finding(of: str, cells: pd.DataFrame) -> Text:
     parts = []
     for verdict, extreme in ((Verdict.SLOWER, "max"), (Verdict.FASTER, "min")):
         changes = where(cells, verdict=verdict)["change"]
@@ -150,9 +143,7 @@ def _finding(of: str, cells: pd.DataFrame) -> Finding:
         parts.append(f"{count(len(changes))} {verdict.lower()}{most}")
     same, undecided = (count(len(where(cells, verdict=verdict))) for verdict in (Verdict.SAME, Verdict.UNDECIDED))
     chance = f"; chance alone would show up to {noun(by_chance(len(cells)), 'difference')}" if len(cells) > 1 else ""
-    text = f"{of}: {', '.join([*parts, f'{same} the same', f'{undecided} undecided'])}{chance}."
-    changes = cells[cells["verdict"].isin((Verdict.SLOWER, Verdict.FASTER))]["change"]
-    return Finding(text, float(np.abs(np.log1p(changes)).max()) if len(changes) else 0.0)
+    return f"{of}: {', '.join([*parts, f'{same} the same', f'{undecided} undecided'])}{chance}."
 
 
 def _differences(pair: Pair, origin: tuple[Span, ...]) -> list[DataTable]:
@@ -182,9 +173,9 @@ def _cell_table(pair: Pair, cells: pd.DataFrame, origin: tuple[Span, ...]) -> Da
     more = f" (the {_MOST_ROWS} slowest of {count(len(cells))})" if len(cells) > len(shown) else ""
     labels = (f"{view.label} us" for view in pair)
     header = ("Backend", "Dir", "Stream", "Blocks", "Block size", "Other axes", *labels, "Ratio (95%)", "Verdict")
-    states = ". ".join(includes(shown["stream_state"], "Time"))
+    states = INCLUDES["swap_us"]
     caption = (f"Medians of swap_us. {states}. ", *origin)
-    return DataTable(f"Cell by cell, worst first{more}", header, rows, [], caption, left=6, stem="cells")
+    return DataTable(f"Cell by cell, worst first{more}", header, rows, [], caption, left=6)
 
 
 def _row(row: Row, varying: Iterable[str]) -> list[str]:
@@ -216,7 +207,7 @@ def _beside_table(pair: Pair, beside: pd.DataFrame, origin: Text) -> DataTable:
 def _origin(pair: Pair, cells: pd.DataFrame) -> tuple[Span, ...]:
     origin: list[Span] = []
     for view, side in zip(pair, _SIDES, strict=True):
-        samples = sample_text(cells[f"samples_{side}"])
-        source = f"{view.heading} · {samples}, reproduced by "
+        samples = ends(cells[f"samples_{side}"], str)
+        source = f"{view.heading}, {samples} samples a cell: "
         origin += [f"{view.label}: ", *host_mark(view), source, Code(view.command), "; " if side == "base" else "."]
     return tuple(origin)

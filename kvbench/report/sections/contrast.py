@@ -14,14 +14,12 @@ from typing import Any, Final
 
 import pandas as pd
 
-from kvbench.analysis.compare import Comparison, Visits, compare_visits, winners
+from kvbench.analysis.compare import Comparison, Visits, by_chance, winners
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.backend_facts import BATCHED, method_label
-from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Text
-from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
+from kvbench.report.model import DataTable, Part, PartOrReason, Text
+from kvbench.report.numbers import TIMES, bytes_size, count, noun
 from kvbench.report.tables import (
-    MARKS,
-    UNCLEAR,
     comma_separated,
     fastest_marked,
     format_cell,
@@ -71,10 +69,6 @@ def backends(side: "ContrastSide") -> list[Figure]:
     return [Figure(label_of(name, where(side.measured, backend=name)), name) for name in names]
 
 
-def microseconds(column: str) -> Callable[[Row], str]:
-    return lambda row: figure(row[column])
-
-
 @dataclass(frozen=True)
 class ContrastSide:
     """The cells of one table, and its lines in their order."""
@@ -102,11 +96,7 @@ class ContrastSide:
         """How the time of the second compared arm differs from that of the first, where both were measured."""
         base, other = self.contrast.compared or ("", "")
         both = [line for line in self.lines if all(line.get(arm, {}).get("status") == "ok" for arm in (base, other))]
-        return [(line, self.compare(line[base], line[other])) for line in both]
-
-    def compare(self, base: Row, other: Row) -> Comparison:
-        visits = self.view.run.visit_times(self.contrast.time)
-        return compare_visits(visits.get(base["cell_id"], {}), visits.get(other["cell_id"], {}), IN_TURN)
+        return [(line, self.view.compare(line[base]["cell_id"], line[other]["cell_id"])) for line in both]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +105,8 @@ class Contrast:
 
     `select` returns cells with the column `arm`, None for none; `needed` is what a run needs to have some. A table has
     the cells that are equal in the columns `apart`. Of `compared` arms the second is held against the first, a line
-    without both is left out, and `ratio` is the head of the column. `last` is a line below, by arm.
+    without both is left out, and `ratio` is the head of the column. `last` are lines below: their first texts, and
+    the others by arm.
     """
 
     needed: str
@@ -129,25 +120,21 @@ class Contrast:
     compared: tuple[str, str] | None = None
     ratio: str = ""
     show_ratio: Callable[[Comparison], str] = ratio_text
-    time: str = "swap_us"
     fastest: bool = False
     more: Callable[[ContrastSide], Mapping[str, Callable[[Line], Text]]] = lambda _: {}
-    last: Callable[[ContrastSide], tuple[str, Mapping[str, Text]]] | None = None
+    last: Callable[[ContrastSide], Sequence[tuple[Sequence[str], Mapping[str, Text]]]] = lambda _: ()
     notes: Callable[[ContrastSide], Sequence[Text]] = lambda _: ()
-    find: Callable[[ContrastSide], Iterable[Finding]] = lambda _: ()
-    charts: Callable[[View, Pinned], Sequence[Chart]] = lambda _view, _pinned: ()
-    stem: Callable[[ContrastSide], str] = lambda _: ""
+    find: Callable[[ContrastSide], Iterable[Text]] = lambda _: ()
 
 
 def make(contrasts: Sequence[Contrast], view: View) -> PartOrReason:
     """Return what a run adds to a section of one or more contrasts, or what it lacks."""
     selected = [(contrast, pinned) for contrast in contrasts if (pinned := contrast.select(view))]
     sides = [side for contrast, pinned in selected for side in sides_of(contrast, view, pinned)]
-    charts = [chart for contrast, pinned in selected for chart in contrast.charts(view, pinned)]
-    if not sides and not charts:
+    if not sides:
         return contrasts[0].needed
     findings = [finding for side in sides for finding in side.contrast.find(side)]
-    return lambda: Part(findings, charts, [_table(side) for side in sides])
+    return lambda: Part(findings, tables=[_table(side) for side in sides])
 
 
 def sides_of(contrast: Contrast, view: View, pinned: Pinned) -> list[ContrastSide]:
@@ -186,13 +173,11 @@ def _table(side: ContrastSide) -> DataTable:
             figures = [format_cell(line.get(column.arm), column.show) for column in columns]
         ratio = [ratios.get(id(line), "")] if contrast.compared else []
         body.append([*keys, *figures, *ratio, *(show(line) for show in more.values())])
-    if contrast.last:
-        name, texts = contrast.last(side)
-        figures = [texts.get(column.arm, "") for column in columns]
-        body.append([name, *[""] * (len(contrast.keys) - 1), *figures, *[""] * len(more)])
+    after = [""] * (bool(contrast.compared) + len(more))
+    for names, texts in contrast.last(side):
+        body.append([*names, *(texts.get(column.arm, "") for column in columns), *after])
     ratio = [contrast.ratio] if contrast.compared else []
     header = [*(key.head for key in contrast.keys), *(column.head for column in columns), *ratio, *more]
-    unclear = [MARKS] if contrast.fastest else [UNCLEAR] if contrast.compared else []
     tested = sum(len(line) - 1 for line in side.lines) if contrast.fastest else len(side.comparisons)
     return measured_table(
         side.view,
@@ -201,15 +186,14 @@ def _table(side: ContrastSide) -> DataTable:
         contrast.title(side),
         header,
         body,
-        [*contrast.notes(side), *unclear],
+        contrast.notes(side),
         pinned=side.pinned,
         compared=tested,
         left=len(contrast.keys),
-        stem=contrast.stem(side),
     )
 
 
-def turns(side: ContrastSide, over: Key, weight: float, shape: str = "", unit: str = "") -> Iterable[Finding]:
+def turns(side: ContrastSide, over: Key, shape: str = "", unit: str = "") -> Iterable[Text]:
     """Say which backend is the fastest at which values of a key, for the lines that are equal in the other keys.
 
     Lines that differ in these alone share a sentence. `shape` is what all have in common; `unit` stands before a value.
@@ -223,12 +207,12 @@ def turns(side: ContrastSide, over: Key, weight: float, shape: str = "", unit: s
         every = math.prod(map(len, together)) == len(names)
         for directions, *rest in [together] if every else [[[value] for value in one] for one in names]:
             of = (f"{' and '.join(directions)} on {stream}", shape, *map(" and ".join, rest))
-            yield from [Finding(f"{comma_separated(*of)}: {text}.", weight)] if text else []
+            yield from [f"{comma_separated(*of)}: {text}."] if text else []
 
 
 def _fastest_text(side: ContrastSide, lines: Sequence[Line], over: Key, unit: str) -> str:
     """Return which backend is the fastest at which values of a key, "" where none is."""
-    (column,) = over.columns
+    column, *_ = over.columns
     heads = {column.arm: column.head for column in side.contrast.columns(side)}
     rows = [row for line in lines for row in line.values() if row["cell_id"] in side.view.visits]
     texts = {int(row[column]): str(over.text(row)) for row in rows}
@@ -251,12 +235,12 @@ def _any(line: Line) -> Row:
     return next(iter(line.values()))
 
 
-def changes(side: ContrastSide, subject: str, of: str) -> list[Finding]:
+def changes(side: ContrastSide, subject: str, of: str) -> list[Text]:
     """Return in how many cells of a table the compared arms differ, and by how much."""
     known = [compared for _, compared in side.comparisons if math.isfinite(compared.high)]
-    told = [compared.ratio for compared in known if compared.told_apart]
+    told = [compared.ratio for compared in known if not compared.low <= 1 <= compared.high]
     if not told:
-        return [Finding(f"{subject}: no clear difference of {of} in {noun(len(known), 'cell')}.", 0.0)] if known else []
+        return [f"{subject}: no clear difference of {of} in {noun(len(known), 'cell')}."] if known else []
     by = ends(told, lambda ratio: f"{ratio - 1:+.1%}")
-    text = f"{subject}: {of} differs in {len(told)} of {noun(len(known), 'cell')} ({by})."
-    return [Finding(text, max(abs(math.log(ratio)) for ratio in told))]
+    chance = by_chance(len(known))
+    return [f"{subject}: {of} differs in {len(told)} of {noun(len(known), 'cell')} ({by}); {chance} would by chance."]

@@ -8,15 +8,15 @@ import numpy as np
 from kvbench.analysis.curves import knee
 from kvbench.analysis.margins import KNEE
 from kvbench.cells.axes import ListPlace
-from kvbench.report.model import Finding, Text
+from kvbench.report.model import Text
 from kvbench.report.numbers import bytes_size, count, figure
-from kvbench.report.sections.contrast import BLOCKS, Contrast, ContrastSide, Figure, Line, microseconds
+from kvbench.report.sections.contrast import BLOCKS, Contrast, ContrastSide, Figure, Line
+from kvbench.report.tables import microseconds
 from kvbench.report.view import Pinned, Row, View, pin, where
 
 # Above, throughput falls: address translations no longer stay cached. A decode step fetches fewer rows.
 _FITTED_ROWS: Final = 20_000
 _MIN_ROWS: Final = 3
-_FIT_WEIGHT: Final = 0.2  # a sentence on what suffices shows no effect
 
 
 def _gathers(view: View) -> Pinned | None:
@@ -47,9 +47,10 @@ def _measured(side: ContrastSide, arm: str) -> list[Row]:
     return [line[arm] for line in side.lines if arm in line and line[arm]["status"] == "ok"]
 
 
-def _fits(side: ContrastSide) -> tuple[str, Mapping[str, Text]]:
+def _fits(side: ContrastSide) -> Sequence[tuple[Sequence[str], Mapping[str, Text]]]:
     fits = {arm: _fit_of(side, arm) for arm in side.arms}
-    return "fit", {arm: f"{figure(one[0])} + n / {figure(one[1])} M" for arm, one in fits.items() if one}
+    texts = {arm: f"{figure(one[0])} + n / {figure(one[1])} M" for arm, one in fits.items() if one}
+    return [(["fit"], texts)]
 
 
 def _grids(side: ContrastSide) -> list[Figure]:
@@ -72,16 +73,15 @@ def _any(line: Line) -> Row:
     return next(iter(line.values()))
 
 
-def _suffices(side: ContrastSide) -> Iterable[Finding]:
+def _suffices(side: ContrastSide) -> Iterable[Text]:
     enough = [grid for line in side.lines if (grid := _enough(line))]
     fits = [one for arm in side.arms if (one := _fit_of(side, arm))]
     if fits and len(enough) == len(side.lines):
         start_us, rate = max(fits, key=lambda one: one[1])
         first = side.first
-        yield Finding(
+        yield (
             f"{first['backend']} gathers rows of {bytes_size(first['block_bytes'])} in {figure(start_us)} us + n / "
-            f"{figure(rate)} M; {max(enough)} CTAs are within {KNEE.fraction:.0%} of the best.",
-            _FIT_WEIGHT,
+            f"{figure(rate)} M; {max(enough)} CTAs are within {KNEE.fraction:.0%} of the best."
         )
 
 

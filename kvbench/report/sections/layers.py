@@ -12,7 +12,7 @@ from kvbench.cells.pattern import AS_PATTERN
 from kvbench.errors import UsageError
 from kvbench.models.geometry import swaps_from_plain
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel, told_apart
-from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason
+from kvbench.report.model import Chart, DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
 from kvbench.report.tables import INCLUDES, chart_text, comma_separated, line_of, measured_table, sms_of
 from kvbench.report.view import Row, View, grouped, rows_of
@@ -118,7 +118,7 @@ def _share(row: Row) -> str:
     return f"{share} ({low} to {high})" if math.isfinite(row["hidden_share_low"]) else f"≈ {share}"
 
 
-def _finding(what: str, unit: str, rows: Sequence[Row]) -> Finding:
+def _finding(what: str, unit: str, rows: Sequence[Row]) -> Text:
     """Return which methods hide the loads of TOKENS, or of the most that was loaded, and what submitting them takes."""
     sizes = {row["size"] for row in rows}
     at = TOKENS if unit == "tokens" and TOKENS in sizes else max(sizes)
@@ -136,7 +136,7 @@ def _finding(what: str, unit: str, rows: Sequence[Row]) -> Finding:
         (least_us, least), (most_us, most) = callers[0], callers[-1]
         text += f"; submission alone takes {figure(least_us)} us a layer ({least})"
         text += f" to {figure(most_us)} us ({most})" if most != least else ""
-    return Finding(f"{text}.", math.log1p(max(0.0, loads[0]["hidden_share"])))
+    return f"{text}."
 
 
 def _chart(view: View, unit: str, cells: pd.DataFrame) -> Chart:

@@ -14,7 +14,7 @@ from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Part, PartOrReason, Strong, Text, plain
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure
-from kvbench.report.sections.cliff import MIN_SIZES, RateCurves, cliff_curves
+from kvbench.report.sections.cliff import curves_of
 from kvbench.report.tables import INCLUDES
 from kvbench.report.view import DIRECTIONS, View, ceiling_in, ceilings_text, grouped, texts_of
 from kvbench.tune.answer import Answer, answers_of, rule_for_all, shapes_of
@@ -81,9 +81,7 @@ def headline(table: DataTable) -> list[Text]:
 
 def _cliff(runs: Sequence[View]) -> str:
     """Return between which two sizes, the closest of any run, batched h2d copies on an idle stream jump."""
-    every = [one for view in runs if isinstance(one := cliff_curves(view.pinned), RateCurves)]
-    curves = [curve for one in every for curve in one.at(one.main, "h2d") if len(curve.x) >= MIN_SIZES]
-    same = [curve for curve in curves if (curve.backend, curve.state) == (BATCHED, "idle")]
+    same = [curve for view in runs for curve in curves_of(view.pinned) if curve.series == (BATCHED, "h2d", "idle")]
     cliffs = [cliff for curve in same if (cliff := curve.cliff)]
     if not cliffs:
         return "none" if same else ABSENT

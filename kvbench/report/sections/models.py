@@ -1,8 +1,8 @@
 """Copy by copy against batched, model by model, and the other backends on the same swaps."""
 
-import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import pandas as pd
@@ -14,14 +14,12 @@ from kvbench.cells.units import two_digits
 from kvbench.errors import UsageError
 from kvbench.models.geometry import ModelSwap, models_of, swaps_from_plain
 from kvbench.models.presets import USUAL_TOKENS
-from kvbench.report.model import DataTable, Finding, Part, PartOrReason
-from kvbench.report.numbers import bytes_size, count
+from kvbench.report.model import DataTable, Part, PartOrReason
+from kvbench.report.numbers import TIMES, bytes_size, count
 from kvbench.report.tables import (
-    MARKS,
-    UNCLEAR,
+    INCLUDES,
     fastest_marked,
     format_cell,
-    includes,
     label_of,
     measured_table,
     milliseconds,
@@ -31,12 +29,6 @@ from kvbench.report.tables import (
 from kvbench.report.view import STATES, Pinned, Row, View, by_direction, pin, rows_of, where
 from kvbench.text import a_stream, short
 
-_COLUMNS: Final = (
-    "KV heads and tensors are those of one rank. Tensors: K and V of each layer, one per layer for MLA, one in all for "
-    "the cross-layer layout. Block: bytes of one descriptor. Ids: blocks swapped in each tensor. N: descriptors of the "
-    "swap, tensors times ids. Models with equal numbers share one measurement"
-)
-_RATIO: Final = f"Speed-up: time of {PER_BLOCK} over that of {BATCHED}. {UNCLEAR}"
 _KEY: Final = ("backend", "stream_state", "blocks", "block_bytes", "pattern", "host_pattern")
 
 
@@ -58,6 +50,10 @@ class ModelRows:
     def measured(self) -> pd.DataFrame:
         return where(self.cells, status="ok")
 
+    def backends(self, state: str) -> set[str]:
+        """Return which backends were measured in a stream state."""
+        return set(where(self.measured, stream_state=state)["backend"])
+
     def speed_up(self, swap: ModelSwap, state: str) -> Comparison | None:
         """Return the time of single copies over that of batched ones; None without both."""
         single, batched = (self.row(swap, backend, state) for backend in (PER_BLOCK, BATCHED))
@@ -68,11 +64,17 @@ class ModelRows:
 
 def make(view: View) -> PartOrReason:
     sides = _model_rows(view)
-    if isinstance(sides, str):
-        return sides
-    tables = [table for rows in sides for table in _tables(rows)]
-    findings = [finding for rows in sides for state in STATES for finding in _findings(rows, state)]
-    return lambda: Part(findings, tables=tables)
+    return sides if isinstance(sides, str) else partial(_part, sides)
+
+
+def _part(sides: Sequence[ModelRows]) -> Part:
+    pairs = [(rows, state) for state in STATES for rows in sides if BATCHED in rows.backends(state)]
+    first = [(rows, state) for rows, state in pairs if PER_BLOCK in rows.backends(state)]
+    tables = [_pairs(*one) for one in first]
+    tables += [_all(*one) for one in pairs if one[0].backends(one[1]) - {PER_BLOCK, BATCHED}]
+    shown = [one for one in first if one[1] == first[0][1]]
+    findings = [text for one in shown if (text := _finding(*one))]
+    return Part(findings, tables=tables, first=len(shown) or 1)
 
 
 def _model_rows(view: View) -> list[ModelRows] | str:
@@ -109,54 +111,49 @@ def _shape(swap: ModelSwap) -> tuple[int, int, str, str]:
     return swap.blocks, swap.block_bytes, swap.pattern, swap.host_pattern
 
 
-def _tables(rows: ModelRows) -> list[DataTable]:
-    measured = {state: set(where(rows.measured, stream_state=state)["backend"]) for state in STATES}
-    pairs = {state: backends for state, backends in measured.items() if BATCHED in backends}
-    first = [_pairs(rows, pairs)] if any(PER_BLOCK in backends for backends in pairs.values()) else []
-    return first + [_all(rows, state) for state, backends in measured.items() if backends - {PER_BLOCK, BATCHED}]
-
-
-def _findings(rows: ModelRows, state: str) -> list[Finding]:
+def _finding(rows: ModelRows, state: str) -> str:
     compared = {_name(swap): speed_up for swap in rows.swaps if (speed_up := rows.speed_up(swap, state))}
-    ratios = {name: speed_up.ratio for name, speed_up in compared.items() if speed_up.told_apart}
-    if not ratios:
-        return []
-    ordered = sorted(ratios.items(), key=lambda item: item[1])
-    (slowest, least), (fastest, most) = ordered[0], ordered[-1]
+    ordered = sorted((speed_up.ratio, name) for name, speed_up in compared.items() if speed_up.told_apart)
+    if not ordered:
+        return ""
+    (least, slowest), (most, fastest) = ordered[0], ordered[-1]
     first, last = f"{two_digits(least)}x", f"{two_digits(most)}x"
     speed = first if first == last else f"{first} ({slowest}) to {last} ({fastest})"
-    undecided = len(compared) - len(ratios)
+    undecided = len(compared) - len(ordered)
     unclear = f"; no clear difference for {undecided} of {len(compared)}" if undecided else ""
-    swaps = f"{BATCHED} {rows.direction} on {a_stream(state)}"
-    text = f"By model, {swaps} has {speed} the speed of {PER_BLOCK}{unclear}."
-    return [Finding(text, math.log(most))]
+    return f"By model, {BATCHED} {rows.direction} on {a_stream(state)} has {speed} the speed of {PER_BLOCK}{unclear}."
 
 
-def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
-    """Return the table of single against batched copies; `states` are the measured backends of each stream state."""
+def _pairs(rows: ModelRows, state: str) -> DataTable:
+    """Return the table of single against batched copies in one stream state."""
     body = []
     for swap in rows.swaps:
-        line = _geometry(swap)
-        for state, measured in states.items():
-            single, batched = (rows.row(swap, backend, state) for backend in (PER_BLOCK, BATCHED))
-            if PER_BLOCK in measured:
-                line[f"{PER_BLOCK} ms, {state}"] = format_cell(single, milliseconds)
-            line[f"{BATCHED} ms, {state}"] = format_cell(batched, milliseconds)
-            if PER_BLOCK in measured:
-                faster = rows.speed_up(swap, state)
-                line[f"Speed-up, {state}"] = ratio_text(faster) if faster else ""
-            line[f"{BATCHED} GB/s, {state}"] = format_cell(batched, rate)
-        body.append(line)
-    title = f"{rows.direction}: {PER_BLOCK} against {BATCHED}, by model, {_lengths(rows.swaps)}"
-    cells = rows.measured[rows.measured["backend"].isin((PER_BLOCK, BATCHED))]
-    cells = cells[cells["stream_state"].isin(states)]
+        single, batched = (rows.row(swap, backend, state) for backend in (PER_BLOCK, BATCHED))
+        faster, geometry = rows.speed_up(swap, state), swap.geometry
+        heads = "MLA" if geometry.is_latent else count(swap.rank_kv_heads)
+        body.append(
+            [
+                _name(swap),
+                f"{heads} {TIMES} {count(geometry.head_dim)}",
+                " + ".join(count(kind.count) for kind in swap.tensors),
+                count(swap.blocks),
+                bytes_size(swap.block_bytes),
+                *(format_cell(row, milliseconds) for row in (single, batched)),
+                ratio_text(faster) if faster else "",
+                format_cell(batched, rate),
+            ]
+        )
+    header = (
+        "Model", f"KV heads {TIMES} size", "Tensors", "N", "Block", f"{PER_BLOCK} ms", f"{BATCHED} ms", "Speed-up",
+        "GB/s",
+    )  # fmt: skip
+    title = f"{rows.direction}, {state} stream: {PER_BLOCK} against {BATCHED}, {_lengths(rows.swaps)}"
+    cells = where(rows.measured[rows.measured["backend"].isin((PER_BLOCK, BATCHED))], stream_state=state)
     several = [model for model in models_of(rows.swaps) if len(model.groups) > 1 or model.groups[0].left_out]
-    totals = [f"{model.name}: {model.text}" for model in several]
-    header, lines, notes = list(body[0]), [list(line.values()) for line in body], [_COLUMNS, _RATIO, *totals]
-    included = ". ".join(includes(cells["stream_state"], "ms and GB/s"))
+    notes = [f"{model.name}: {model.text}" for model in several]
     compared = len(where(cells, backend=PER_BLOCK))
     return measured_table(
-        rows.view, cells, included, title, header, lines, notes, pinned=rows.pinned, compared=compared
+        rows.view, cells, INCLUDES[state], title, header, body, notes, pinned=rows.pinned, compared=compared
     )
 
 
@@ -170,24 +167,8 @@ def _all(rows: ModelRows, state: str) -> DataTable:
     title = f"{rows.direction}, {state} stream: ms per swap, by model and backend, {_lengths(rows.swaps)}"
     header = ["Model", "N", "Block", *(label_of(name, where(cells, backend=name)) for name in backends)]
     shapes = cells.drop_duplicates(["blocks", "block_bytes", "pattern"])
-    included, compared = ". ".join(includes([state], "ms")), len(cells) - len(shapes)
-    return measured_table(
-        rows.view, cells, included, title, header, body, [MARKS], pinned=rows.pinned, compared=compared
-    )
-
-
-def _geometry(swap: ModelSwap) -> dict[str, str]:
-    geometry, kinds = swap.geometry, swap.tensors
-    return {
-        "Model": _name(swap),
-        "Layers": count(geometry.layers),
-        "KV heads": "MLA" if geometry.is_latent else count(swap.rank_kv_heads),
-        "Head dim": count(geometry.head_dim),
-        "Tensors": " + ".join(count(kind.count) for kind in kinds),
-        "Block": bytes_size(swap.block_bytes),
-        "Ids": " + ".join(count(kind.ids) for kind in kinds),
-        "N": count(swap.blocks),
-    }
+    compared = len(cells) - len(shapes)
+    return measured_table(rows.view, cells, INCLUDES[state], title, header, body, pinned=rows.pinned, compared=compared)
 
 
 def _name(swap: ModelSwap) -> str:

@@ -1,7 +1,8 @@
-"""Neighbours: what swaps cost the work that runs beside them, and what that work costs the swaps."""
+"""Neighbours: what swaps cost the work that runs beside them, against the GB/s that they move."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Final
 
@@ -10,14 +11,16 @@ import pandas as pd
 from kvbench.analysis.compare import Verdict, Visits, compare_visits, verdict_of
 from kvbench.analysis.curves import pareto_edge
 from kvbench.analysis.margins import IN_TURN
+from kvbench.cells.axes import Neighbour
+from kvbench.cells.backend_facts import method_label
 from kvbench.cells.units import two_digits
-from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel
-from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Strong, Text
-from kvbench.report.numbers import figure, noun
-from kvbench.report.tables import caption, chart_text, footnoted, format_cell, line_of, sms_of, with_methods
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel
+from kvbench.report.model import Chart, DataTable, Part, PartOrReason, Strong, Text
+from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
+from kvbench.report.tables import chart_text, format_cell, line_of, measured_table, sms_of, with_methods
 from kvbench.report.view import DIRECTIONS, Row, View, by_direction, grouped, rows_of, where
-from kvbench.results.cost import Cost, at_rate, costs_of
-from kvbench.results.frame import as_csv, whole
+from kvbench.results.cost import costs_of
+from kvbench.results.frame import whole
 from kvbench.text import ends
 
 # GB/s at which the methods of swapping are compared.
@@ -25,74 +28,83 @@ RATES: Final = (10, 20, 40)
 # Findings do not tell smaller slowdowns apart.
 _LEAST: Final = 0.01
 _WIDE_US_PER_GB: Final = 1000.0
-_SLOWDOWN: Final = (
-    "Slowdown: mean time of an iteration of the neighbour beside swaps over the mean without, by visits that measured "
-    "both in turn"
+_WORKLOAD: Final = ["blocks", "block_bytes", "pattern", "host_pattern"]
+_CLOCK: Final = "GB/s: bytes over the whole time, host clock. Slower: mean time of an iteration beside swaps over alone"
+_DETAILS: Final = (
+    f"{_CLOCK}. Median, p99 and worst: of the iterations, us alone → beside swaps. Lost: time that the neighbour lost "
+    "per GB (95%), blank if the interval is wider than the value. Start, End: how much later a swap starts and ends"
 )
-_RATE: Final = "GB/s: bytes swapped over the whole time"
-_INCLUDES: Final = (
-    f"{_SLOWDOWN}; median, p99 and worst: of the iterations, us without → beside swaps. {_RATE}. Lost: time that the "
-    "neighbour lost per GB swapped (95% interval), blank if the interval is wider than the value. Start: how much "
-    "later a swap starts because of the neighbour, by swaps of one block; End: how much later it completes"
-)
-_EDGE: Final = (
-    Strong("Bold"),
-    ": no other cell moves as much with less slowdown. ≈: undecided whether the slowdown exceeds "
-    f"{1 + IN_TURN.fraction:.2f}, or whether any time was lost",
-)
-
-_EQUAL_COLUMNS: Final = ("neighbour", "direction", "swaps", "gbps", "slowdown", "slowdown_low", "slowdown_high", "from")
-_EQUAL_INCLUDES: Final = (
-    "Slowdown as above, at these GB/s: lost time interpolated between the two nearest cells of the method, by SM "
-    "count; below its slowest cell, between that and no swaps"
-)
-_EQUAL_MARKS: Final = (
-    Strong("Bold"),
-    ": the least at this rate, intervals aside. ≈: below the slowest cell, or too few visits",
-)
-_DRAWN: Final = ("decode", "gemm")  # of the others a chart says nothing that the table does not
 _WORK: Final = {
     "gemm": "A GEMM",
     "decode": "A decode step",
     "swap": "A swap in the other direction",
     "idle": "A GPU thread that only waits",
 }
+_COLUMNS: Final = (Neighbour.DECODE.value, Neighbour.GEMM.value)
 _TIMES: Final = {"Median, us": "p50", "p99, us": "p99", "Worst, us": "worst"}
 _AFTER: Final = ("Lost, us per GB", "Start, us later", "End, us later")
+_SLOWER: Final = ("neighbour_slowdown", "neighbour_slowdown_low", "neighbour_slowdown_high")
 _POINT_COLUMNS: Final = (
-    "device", "neighbour", "backend", "direction", "blocks", "block_size", "sms",
-    "swaps_alone_gbps", "swaps_beside_gbps", "swaps_beside_gbps_low", "swaps_beside_gbps_high",
-    "neighbour_alone_us", "neighbour_beside_us", "neighbour_p50_alone_us", "neighbour_p50_us",
-    "neighbour_p99_alone_us", "neighbour_p99_us", "neighbour_worst_alone_us", "neighbour_worst_us",
-    "neighbour_slowdown",
-    "neighbour_slowdown_low", "neighbour_slowdown_high", "neighbour_slowdown_median", "neighbour_slowdown_p99",
-    "exposure_us_per_gb", "exposure_us_per_gb_low", "exposure_us_per_gb_high", "one_block_alone_us",
-    "one_block_beside_us", "swap_start_delay_us", "swap_delay_us", "rounds", "cell_id",
+    "device", "neighbour", "backend", "direction", "blocks", "block_size", "sms", "swaps_alone_gbps",
+    "swaps_beside_gbps", "neighbour_alone_us", "neighbour_beside_us", "neighbour_p99_alone_us", "neighbour_p99_us",
+    *_SLOWER, "exposure_us_per_gb", "rounds", "cell_id",
 )  # fmt: skip
 
 
 def make(view: View) -> PartOrReason:
     cells = view.frame[view.frame["neighbour"].notna() & (view.frame["status"] != "skipped") & whole(view.frame)]
-    if not (cells["neighbour_slowdown"] > 0).any():
-        return "it needs swaps that were measured beside a neighbour"
-    cells = with_methods(cells)
     points = cells[cells["neighbour_slowdown"] > 0]
+    if points.empty:
+        return "it needs swaps that were measured beside a neighbour"
+    return partial(_part, view, with_methods(cells), with_methods(points))
+
+
+def _part(view: View, cells: pd.DataFrame, points: pd.DataFrame) -> Part:
+    shown = _one_workload(points)
+    tables, findings = [_table(view, shown)], []
     costs = costs_of(view.run.visits)
     slowdowns = {cell: {number: cost.slowdown for number, cost in visits.items()} for cell, visits in costs.items()}
-    tables: list[DataTable] = []
-    findings: list[Finding] = []
     for name, direction in product(cells["neighbour"].unique(), DIRECTIONS):
         group, measured = (where(rows, neighbour=name, direction=direction) for rows in (cells, points))
-        tables += [_table(view, f"{name}, {direction}", group, _edge(measured))] if len(group) else []
+        tables += [_details(view, f"{name}, {direction}", group, _edge(measured))] if len(group) else []
         decided = rows_of(measured[measured["neighbour_slowdown_high"].notna()])
-        findings += [_finding(name, direction, decided, slowdowns)] if decided else []
-    files = {}
-    if not (equal := _equal_rates(costs, points)).empty:
-        tables.append(_equal_table(view, points, equal))
-        files[f"neighbour-equal-rates-{view.label}.csv"] = as_csv(equal)
-    drawn = [where(points, neighbour=name) for name in points["neighbour"].unique() if name in _DRAWN]
-    charts = [_chart(view, side) for side in drawn]
-    return lambda: Part(findings, charts, tables, files)
+        findings += [_finding(name, direction, decided, slowdowns)] if decided and name in _COLUMNS else []
+    drawn = next((name for name in _COLUMNS if name in set(shown["neighbour"])), "")
+    charts = [_chart(view, where(shown, neighbour=drawn))] if drawn else []
+    return Part(findings, charts, tables)
+
+
+def _one_workload(points: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells of the swaps that most were measured with: what moves other bytes cannot stand beside them."""
+    sizes = points.groupby(_WORKLOAD, dropna=False)["cell_id"].transform("size")
+    most = points[sizes == sizes.max()]
+    first = most[_WORKLOAD].iloc[0]
+    same: pd.DataFrame = most[(most[_WORKLOAD].fillna("") == first.fillna("")).all(axis="columns")]
+    return same
+
+
+def _table(view: View, cells: pd.DataFrame) -> DataTable:
+    """Return a line for each method of swapping in a direction, with what it costs each kind of work."""
+    names = [name for name in _COLUMNS if name in set(cells["neighbour"])] or sorted(set(cells["neighbour"]))
+    order = sorted(rows_of(cells), key=lambda row: (row["direction"] != DIRECTIONS[0], row["method"], sms_of(row) or 0))
+    body: list[list[Text]] = []
+    for (direction, method), rows in grouped(order, lambda row: (str(row["direction"]), str(row["label"]))).items():
+        by_name = {str(row["neighbour"]): row for row in rows}
+        gbps = ends([row["swaps_beside_gbps"] for row in rows], figure)
+        slower = (text for name in names for text in _slower(by_name.get(name)))
+        body.append([direction, method, gbps, *slower])
+    header = ("Dir", "Method", "GB/s beside", *(head for name in names for head in (f"{name} slower", f"{name} p99")))
+    row = rows_of(cells)[0]
+    title = f"Slowdown of work beside swaps of {count(row['blocks'])} {TIMES} {bytes_size(row['block_bytes'])}"
+    return measured_table(view, cells, _CLOCK, title, header, body, left=2)
+
+
+def _slower(row: Row | None) -> tuple[str, str]:
+    if row is None:
+        return "", ""
+    p99 = row["neighbour_slowdown_p99"]
+    mark = "" if _is_decided(row) else "≈ "
+    return f"{mark}{row['neighbour_slowdown']:.2f}x", f"{p99:.2f}x" if math.isfinite(p99) else ""
 
 
 def _edge(points: pd.DataFrame) -> set[str]:
@@ -102,10 +114,10 @@ def _edge(points: pd.DataFrame) -> set[str]:
     return set(points["cell_id"][kept])
 
 
-def _table(view: View, title: str, cells: pd.DataFrame, edge: set[str]) -> DataTable:
+def _details(view: View, title: str, cells: pd.DataFrame, edge: set[str]) -> DataTable:
     body: list[list[Text]] = []
     times = {head: part for head, part in _TIMES.items() if cells[f"neighbour_{part}_us"].notna().any()}
-    header = ("Swaps", "GB/s alone", "GB/s beside", "Slowdown", *times, *_AFTER)
+    header = ("Swaps", "GB/s alone", "GB/s beside", "Slower", *times, *_AFTER)
     for row in sorted(rows_of(cells), key=lambda row: (row["method"], sms_of(row) or 0)):
         if row["status"] != "ok" or not row["neighbour_slowdown"] > 0:
             body.append([row["label"], format_cell(row, lambda _: "no whole iteration"), *[""] * (len(header) - 2)])
@@ -115,7 +127,7 @@ def _table(view: View, title: str, cells: pd.DataFrame, edge: set[str]) -> DataT
             [
                 Strong(row["label"]) if row["cell_id"] in edge else row["label"],
                 *(figure(row[f"swaps_{of}_gbps"]) for of in ("alone", "beside")),
-                f"{'' if _is_decided(row) else '≈ '}{row['neighbour_slowdown']:.2f}",
+                _slower(row)[0],
                 *map(" → ".join, both),
                 _exposure(row),
                 *(_later(row[name]) for name in ("swap_start_delay_us", "swap_delay_us")),
@@ -123,10 +135,16 @@ def _table(view: View, title: str, cells: pd.DataFrame, edge: set[str]) -> DataT
         )
     alone_us = cells["neighbour_alone_us"].dropna()
     title = f"{title}: {ends(alone_us, figure)} us per iteration without swaps" if len(alone_us) else title
-    body, reasons = footnoted(body)
     measured = where(cells, status="ok")
-    origin = caption(view, cells if measured.empty else measured, _INCLUDES)
-    return DataTable(title, header, body, [_EDGE, *reasons], origin)
+    return measured_table(
+        view,
+        cells if measured.empty else measured,
+        _DETAILS,
+        title,
+        header,
+        body,
+        bold="no other moves as much with less slowdown",
+    )
 
 
 def _is_decided(row: Row) -> bool:
@@ -158,51 +176,21 @@ def _lost(us_per_gb: float) -> str:
     return figure(float(f"{round(us_per_gb, 3) + 0.0:.2e}"))  # no -0
 
 
-def _finding(neighbour: str, direction: str, measured: Sequence[Row], slowdowns: Mapping[str, Visits]) -> Finding:
-    """Return what the highest of `RATES` that was reached costs at least, and what the cheapest cell moves."""
-    reached, fast = _fast(measured)
-    best, rivals = _cheapest(fast, slowdowns)
+def _finding(neighbour: str, direction: str, measured: Sequence[Row], slowdowns: Mapping[str, Visits]) -> Text:
+    """Return what the highest of `RATES` that was reached costs at least."""
+    reached = max((rate for rate in RATES if any(row["swaps_beside_gbps"] >= rate for row in measured)), default=0)
+    fast = [row for row in measured if row["swaps_beside_gbps"] >= reached]
+    best = min(fast, key=lambda row: (row["neighbour_slowdown"], -row["swaps_beside_gbps"]))
+    others = (slowdowns[row["cell_id"]] for row in fast if row is not best)
+    visits = slowdowns[best["cell_id"]]
+    unclear = sum(compare_visits(visits, other, IN_TURN).verdict is not Verdict.SLOWER for other in others)
+    rivals = f" (no clear difference from {noun(unclear, 'other')})" if unclear else ""
     at_least = "at least " if best["neighbour_slowdown"] >= 1 + _LEAST else ""
     rate = f" at {reached} GB/s or more" if reached else ""
-    text = (
-        f"{_WORK[neighbour]} takes {at_least}{_slowdown_text(best)} beside {direction} swaps{rate}: {_swaps(best)}"
-        f"{rivals}; {_tail(best)}."
+    return (
+        f"{_WORK[neighbour]} takes {at_least}{_longer(best['neighbour_slowdown'])} beside {direction} swaps{rate}: "
+        f"{best['label']} at {two_digits(best['swaps_beside_gbps'])} GB/s{rivals}."
     )
-    cheapest, rivals = _cheapest(measured, slowdowns)
-    if cheapest is not best:
-        text += f" Beside {_swaps(cheapest)} it takes {_slowdown_text(cheapest)}{rivals}."
-    return Finding(text, math.log(best["neighbour_slowdown"]))
-
-
-def _swaps(row: Row) -> str:
-    return f"{row['label']} at {two_digits(row['swaps_beside_gbps'])} GB/s"
-
-
-def _tail(row: Row) -> str:
-    """Return by how much the slowest iterations are longer: their p99, or the longest where there are too few."""
-    if math.isfinite(row["neighbour_slowdown_p99"]):
-        return f"p99 {_longer(row['neighbour_slowdown_p99'])}"
-    longest, alone = (figure(row[f"neighbour_worst{of}_us"]) for of in ("", "_alone"))
-    return f"longest iteration {longest} us, {alone} us without swaps"
-
-
-def _fast(rows: Sequence[Row]) -> tuple[int, Sequence[Row]]:
-    """Return the highest of `RATES` that was reached, with the rows that reached it; 0 with all if none was."""
-    reached = max((rate for rate in RATES if any(row["swaps_beside_gbps"] >= rate for row in rows)), default=0)
-    return reached, [row for row in rows if row["swaps_beside_gbps"] >= reached]
-
-
-def _cheapest(rows: Sequence[Row], slowdowns: Mapping[str, Visits]) -> tuple[Row, str]:
-    """Return the row with the smallest slowdown, and text on how many others it is not clearly smaller than."""
-    least = min(rows, key=lambda row: (row["neighbour_slowdown"], -row["swaps_beside_gbps"]))
-    against = (slowdowns[row["cell_id"]] for row in rows if row is not least)
-    visits = slowdowns[least["cell_id"]]
-    unclear = sum(compare_visits(visits, other, IN_TURN).verdict is not Verdict.SLOWER for other in against)
-    return least, f", no clear difference from {noun(unclear, 'other')}" if unclear else ""
-
-
-def _slowdown_text(row: Row) -> str:
-    return f"{_longer(row['neighbour_slowdown'])}{'' if _is_decided(row) else ' (undecided)'}"
 
 
 def _longer(slowdown: float) -> str:
@@ -213,70 +201,21 @@ def _longer(slowdown: float) -> str:
 
 
 def _chart(view: View, points: pd.DataFrame) -> Chart:
-    panels, name, keys = [], points["neighbour"].iloc[0], _keys(points["method"])
+    """Return the slowdown of one kind of work against the GB/s of one workload, a line for each backend."""
+    panels, name = [], points["neighbour"].iloc[0]
     for direction, side in by_direction(points).items():
-        edge = _edge(side)
-        lines = [_line(*keys[str(method)], rows_of(cells), edge) for method, cells in side.groupby("method")]
+        lines = []
+        for backend, cells in side.sort_values(["sms", "swaps_beside_gbps"]).groupby("backend"):
+            rows = rows_of(cells)
+            notes = [noun(number, "SM") if (number := sms_of(row)) else "" for row in rows]
+            x = [float(row["swaps_beside_gbps"]) for row in rows]
+            label = str(backend) if len(rows) > 1 else method_label(str(backend), sms_of(rows[0]))
+            lines.append(line_of(label, x, rows, _SLOWER, notes=notes if len(rows) > 1 else ()))
         panels.append(PlotPanel(direction, lines))
-    title = f"Slowdown of {name} against GB/s of the swaps beside it"
-    text = chart_text(view, title, f"{_SLOWDOWN}. {_RATE}. Band: 95% interval. Ring: nothing as fast costs less")
-    x = PlotAxis("GB/s of the swaps", "figure", "linear")
-    plot = LinePlot(x, PlotAxis("slowdown", "figure", "linear", zero=False), [panels])
-    return Chart(f"neighbour-{name}-{view.label}", text, plot, points[list(_POINT_COLUMNS)])
-
-
-def _keys(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Return the key of the legend of each method and what tells it apart at its points: a backend has one key."""
-    keys: dict[str, tuple[str, str]] = {}
-    for backend, alike in grouped(sorted(set(methods)), lambda method: method.partition(", ")[0]).items():
-        settings = [method.partition(", ")[2] for method in alike]
-        last = [setting.rpartition(", ")[2] for setting in settings]
-        notes = last if len(set(last)) == len(last) else settings
-        several = len(alike) > 1
-        keys |= {one: (backend, note) if several else (one, "") for one, note in zip(alike, notes, strict=True)}
-    return keys
-
-
-def _line(key: str, note: str, rows: Sequence[Row], edge: set[str]) -> PlotLine:
-    """Return the line of a method through its SM counts, which stand at the points."""
-    ordered = sorted(rows, key=lambda row: (sms_of(row) or 0, row["swaps_beside_gbps"]))
-    sms = [noun(number, "SM") if (number := sms_of(row)) else "" for row in ordered]
-    x = [float(row["swaps_beside_gbps"]) for row in ordered]
-    rings = [gbps for gbps, row in zip(x, ordered, strict=True) if row["cell_id"] in edge]
-    columns = [f"neighbour_slowdown{end}" for end in ("", "_low", "_high")]
-    notes = [", ".join(filter(None, (one, note))) for one in sms]
-    return line_of(key, x, ordered, columns, notes=notes, rings=rings)
-
-
-def _equal_rates(costs: Mapping[str, Mapping[int, Cost]], cells: pd.DataFrame) -> pd.DataFrame:
-    equal = []
-    for key, members in with_methods(cells).groupby(["neighbour", "direction", "method"], sort=False):
-        by_id = {str(row["cell_id"]): row for row in rows_of(members)}
-        known = {cell: costs[cell] for cell in by_id if cell in costs}
-        for rate in RATES:
-            if at := at_rate(rate, known):
-                between = ", ".join("no swaps" if cell is None else _point(by_id[cell]) for cell in at.between)
-                equal.append((*key, rate, at.slowdown, at.low, at.high, between))
-    rows = pd.DataFrame(equal, columns=list(_EQUAL_COLUMNS))
-    return rows.sort_values(["neighbour", "direction", "gbps", "slowdown"], ignore_index=True, kind="stable")
-
-
-def _equal_table(view: View, cells: pd.DataFrame, equal: pd.DataFrame) -> DataTable:
-    body: list[list[Text]] = []
-    again = equal.duplicated(["neighbour", "direction", "gbps"])
-    for row, is_least in zip(rows_of(equal), ~again, strict=True):
-        known = row["slowdown_low"] > 0
-        interval = f" ({row['slowdown_low']:.2f} to {row['slowdown_high']:.2f})" if known else ""
-        mark = "" if known and not row["from"].startswith("no swaps") else "≈ "
-        slowdown = f"{mark}{row['slowdown']:.2f}{interval}"
-        cells_of_row = (row["neighbour"], row["direction"], row["swaps"], row["from"], f"{row['gbps']:.0f}")
-        body.append([*cells_of_row, Strong(slowdown) if is_least and known else slowdown])
-    header = ("Neighbour", "Dir", "Swaps", "From", "GB/s", "Slowdown (95%)")
-    origin = caption(view, cells, _EQUAL_INCLUDES)
-    return DataTable("Slowdown at equal GB/s", header, body, [_EQUAL_MARKS], origin, left=4)
-
-
-def _point(row: Row) -> str:
-    """Return a cell that a slowdown comes from: "1 SM at 20 GB/s"."""
-    gbps = f"{two_digits(row['swaps_beside_gbps'])} GB/s"
-    return f"{noun(sms, 'SM')} at {gbps}" if (sms := sms_of(row)) else gbps
+    plot = LinePlot(
+        PlotAxis("GB/s of the swaps", "figure", "linear"),
+        PlotAxis(f"slowdown of {name}", "figure", "linear", zero=False),
+        [panels],
+    )
+    text = chart_text(view, f"Interference: slowdown of {name} against GB/s of the swaps", f"{_CLOCK}. Band: 95%")
+    return Chart(f"neighbour-{view.label}", text, plot, points[list(_POINT_COLUMNS)])

@@ -1,6 +1,5 @@
 """Where blocks lie: hot or fresh and scattered, in extents, in pages on the host, on several devices."""
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -11,7 +10,7 @@ from kvbench.analysis.compare import Verdict
 from kvbench.cells.axes import Reuse
 from kvbench.cells.backend_facts import method_label
 from kvbench.cells.cell import AXES
-from kvbench.report.model import Finding
+from kvbench.report.model import Text
 from kvbench.report.numbers import count, slower_text
 from kvbench.report.sections.contrast import (
     BACKEND,
@@ -25,7 +24,7 @@ from kvbench.report.sections.contrast import (
     backends,
     turns,
 )
-from kvbench.report.tables import INCLUDES, primed_inline, rate, sms_of
+from kvbench.report.tables import INCLUDES, rate, sms_of
 from kvbench.report.view import Pinned, Row, View, pin, where
 
 MIN_LENGTHS: Final = 3
@@ -37,7 +36,6 @@ _ARMS: Final = {
     (True, Reuse.FRESH): _FAR,
 }
 _EXTENT: Final = Key("Extent", ("run_blocks",), lambda row: count(row["run_blocks"]))
-_WIN_WEIGHT: Final = 1.0  # whether copies without an SM win decides which backend to use
 
 
 def _hot_and_far(view: View) -> Pinned | None:
@@ -52,7 +50,7 @@ def _hot_and_far(view: View) -> Pinned | None:
     return Pinned(cells[swaps["measured"].transform("any").astype(bool)], pinned.hidden)
 
 
-def _scattered(side: ContrastSide) -> Iterable[Finding]:
+def _scattered(side: ContrastSide) -> Iterable[Text]:
     """Say which backend pays most for scattered blocks, and which pay nothing; nothing where that is undecided."""
     costs = [(line[_HOT], cost) for line, cost in side.comparisons]
     dearer = [(row, cost.ratio) for row, cost in costs if cost.verdict is Verdict.SLOWER]
@@ -65,8 +63,7 @@ def _scattered(side: ContrastSide) -> Iterable[Finding]:
         parts.append(f"{' and '.join(unharmed)} {'is' if len(unharmed) == 1 else 'are'} not slower")
     if parts:
         text = f"{side.first['direction']} of fresh, scattered blocks against hot, dense ones: {'; '.join(parts)}."
-        yield Finding(text, math.log(max((ratio for _, ratio in dearer), default=1.0)))
-    yield from primed_inline(side.cells)
+        yield text
 
 
 def _rate_and_sms(row: Row) -> str:
@@ -121,7 +118,7 @@ RUNS: Final = Contrast(
     notes=lambda _: [
         "Extent: how many blocks are adjacent, in the same order on both sides; 1: scattered one by one (shuffled)",
     ],
-    find=lambda side: turns(side, _EXTENT, _WIN_WEIGHT, unit="an extent of"),
+    find=lambda side: turns(side, _EXTENT, unit="an extent of"),
 )
 
 

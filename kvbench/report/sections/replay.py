@@ -13,16 +13,15 @@ from kvbench.cells.backend_facts import method_label
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.units import two_digits
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
-from kvbench.report.model import Chart, DataTable, Finding, Part, PartOrReason, Text
+from kvbench.report.model import Chart, DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import count, figure
-from kvbench.report.tables import INCLUDES, chart_text, includes, measured_table, sms_of
+from kvbench.report.tables import INCLUDES, chart_text, measured_table, sms_of
 from kvbench.report.view import View, by_direction, rows_of
 from kvbench.results.replays import rate_of, replays_of, trace_of, trace_text
 from kvbench.sweep.installed import of_engine
 from kvbench.sweep.replay_spec import SIDES
 from kvbench.text import ends
 
-_WEIGHT: Final = 1.2
 _NOTE: Final = (
     "A replay makes swaps of the trace, with their own block ids and sizes, one after the other on an idle stream; a "
     "visit is a block of time. {which} GB/s: all bytes over all time of swaps, with the interval of the visits. "
@@ -66,7 +65,7 @@ def _part(view: View) -> Part:
     for row in rows_of(cells):
         method = method_label(row["backend"], sms_of(row))
         replays[row["direction"]].append(Replayed(method, row["backend"], row["cell_id"], swaps[row["cell_id"]]))
-    findings = [Finding(text, _WEIGHT) for side in replays.items() if (text := _finding(view, *side))]
+    findings = [text for side in replays.items() if (text := _finding(view, *side))]
     tables = [_table(view, direction, side, replays[direction]) for direction, side in sides.items()]
     return Part(findings, [_chart(view, replays)], tables)
 
@@ -158,7 +157,7 @@ def _chart(view: View, replays: Mapping[str, Sequence[Replayed]]) -> Chart:
     every = [(direction, replay) for direction, side in replays.items() for replay in side]
     points = pd.concat([replay.swaps.assign(way=replay.method, direction=direction) for direction, replay in every])
     paced = bool((trace_of(view.run) or {}).get("speed"))
-    since = "Latency from the time at which a swap was due" if paced else includes(["idle"], "Latency")[0]
+    since = "Latency from the time at which a swap was due" if paced else INCLUDES["idle"]
     text = chart_text(view, f"Latency of swaps against their size, {trace_text(view.run)}", f"{since}. Band: quartiles")
     return Chart(f"replay-{view.label}", text, LinePlot(x, y, told_apart([panels])), points)
 

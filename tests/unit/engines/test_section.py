@@ -12,7 +12,7 @@ from kvbench.report.model import DataTable
 from kvbench.results import Visit
 from kvbench.tune.text import summary
 from tests import synthetic
-from tests.reports import lines_of, made_report, made_run, part_of, said
+from tests.reports import made_report, made_run, part_of, said
 
 SIZE = 16 * 1024
 SETTINGS = tuple(EngineSetting(*one, "") for one in (("NUM_SMS", 12), ("THRESHOLD_BYTES", 28_672), ("MIN_N", 32)))
@@ -99,8 +99,3 @@ def test_engine_code_for_pages_is_compared_only_on_swaps_with_pages(tmp_path: Pa
     answer = "\n".join(summary([run]))
     assert "Compared with vLLM's code" in answer
     assert "lmcache" not in answer
-
-
-def test_the_report_says_when_a_run_has_no_engine_code(tmp_path: Path) -> None:
-    report = made_report(tmp_path, [*synthetic.ceilings(), *visits("batched", 64, 100.0)])
-    assert any("it needs cells of an engine's own code" in line for line in lines_of(report.missing))

@@ -1,6 +1,5 @@
 """Runs that measured the same cells are compared: what differs in identity, which cells differ beyond the noise."""
 
-import io
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,8 +12,10 @@ import pytest
 from kvbench.analysis.between_runs import CardSpread
 from kvbench.cells.cell import Cell
 from kvbench.report.build import report_of
-from kvbench.report.document import render_markdown, snippet
+from kvbench.report.document import render_details, snippet
 from kvbench.report.model import Part, Report
+from kvbench.report.sections import comparison
+from kvbench.report.view import views_of
 from kvbench.results import Record, Run, RunInfo
 from tests import synthetic
 from tests.markdown import tokens
@@ -56,13 +57,13 @@ def run(
     return made_run(tmp_path, records, info, name)
 
 
+def points_of(*runs: Run) -> pd.DataFrame:
+    """Return the cells that two runs share, with their verdicts."""
+    return comparison._cells(*views_of(runs))
+
+
 def compared(*runs: Run) -> Part:
     return part_of(report_of(runs), "comparison")
-
-
-def points_of(part: Part) -> pd.DataFrame:
-    (data,) = part.files.values()
-    return pd.read_csv(io.BytesIO(data))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -105,10 +106,8 @@ def test_queues_without_a_time_of_the_swap_are_not_compared(tmp_path: Path) -> N
     assert "comparison" not in sections_of(report_of(runs))
 
 
-def test_slower_cells_come_first_in_a_comparison(report: Report, cells: list[Cell]) -> None:
-    part = part_of(report, "comparison")
-    assert list(part.files) == ["comparison-before-afterwards.csv"]
-    points = points_of(part)
+def test_slower_cells_come_first_in_a_comparison(report: Report, slower: list[Run], cells: list[Cell]) -> None:
+    points = points_of(*slower)
     assert len(points) == len(cells)
     slow = points["block_bytes"] <= 4096
     assert (points.loc[slow, "verdict"] == "SLOWER").all()
@@ -123,8 +122,8 @@ def test_differences_within_the_margin_between_runs_count_as_the_same(tmp_path: 
     def a_little_slower(cell: Cell) -> float:
         return synthetic.gbps_of(cell) / (1.02 if cell.block_bytes <= 4096 else 1.2)
 
-    part = compared(run(tmp_path, "a", cells), run(tmp_path, "bb", cells, a_little_slower))
-    points = points_of(part)
+    runs = [run(tmp_path, "a", cells), run(tmp_path, "bb", cells, a_little_slower)]
+    part, points = compared(*runs), points_of(*runs)
     little = points["block_bytes"] <= 4096
     assert set(points.loc[little, "verdict"]) == {"SAME"}
     assert set(points.loc[~little, "verdict"]) == {"SLOWER"}
@@ -134,8 +133,8 @@ def test_differences_within_the_margin_between_runs_count_as_the_same(tmp_path: 
 
 def test_what_lies_within_the_spread_between_runs_is_undecided(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
-    part = compared(run(tmp_path, "a", cells), run(tmp_path, "bb", cells, slower_small_blocks))
-    assert set(points_of(part)["verdict"]) == {"UNDECIDED"}
+    points = points_of(run(tmp_path, "a", cells), run(tmp_path, "bb", cells, slower_small_blocks))
+    assert set(points["verdict"]) == {"UNDECIDED"}
 
 
 def test_comparison_rows_of_a_ladder_name_the_sm_count(tmp_path: Path) -> None:
@@ -145,19 +144,14 @@ def test_comparison_rows_of_a_ladder_name_the_sm_count(tmp_path: Path) -> None:
     assert {said(row[5]) for row in rows} == {f"sms {cell.sms}" for cell in ladder}
 
 
-def test_a_comparison_of_two_drivers_comes_after_the_machines_and_names_their_differences(
-    tmp_path: Path, cells: list[Cell]
-) -> None:
+def test_a_comparison_of_two_drivers_names_their_differences(tmp_path: Path, cells: list[Cell]) -> None:
     other = synthetic.info(identity={"gpu_name": "Synthetic H200", "driver_version": "600.1"}, identity_hash="f")
     runs = [run(tmp_path, "a", cells), run(tmp_path, "bb", cells, info=other)]
-    report = report_of(runs)
-    assert sections_of(report)[:2] == ["machines", "comparison"]
-    beside = run(tmp_path, "of-other-cells", synthetic.ladder_cells())
-    assert sections_of(report_of([*runs, beside]))[-1] == "comparison"
-    differing = rows_of(table_of(part_of(report, "comparison"), "Differences of identity"))
+    differing = rows_of(table_of(compared(*runs), "Differences of identity"))
     assert differing["driver_version"] == ['"580.159"', '"600.1"']
     assert "device" not in differing
     assert differing["cuda_driver_api"] == ['"13.0"', "not recorded"]
+    assert "comparison" not in sections_of(report_of([*runs, run(tmp_path, "third", cells)]))
 
 
 def test_a_comparison_of_two_runs_of_one_machine_comes_last(tmp_path: Path, cells: list[Cell]) -> None:
@@ -172,16 +166,16 @@ def test_a_comparison_of_two_runs_of_one_machine_comes_last(tmp_path: Path, cell
 
 def test_runs_without_a_cell_in_common_are_not_compared(tmp_path: Path, cells: list[Cell]) -> None:
     report = report_of([run(tmp_path, "a", cells), run(tmp_path, "bb", synthetic.ladder_cells()[:13])])
-    assert "Comparison" not in render_markdown(report)
+    assert "Comparison" not in render_details(report)
 
 
 @pytest.mark.parametrize("bad", HOSTILE)
 def test_an_untrusted_identity_stays_text(tmp_path: Path, cells: list[Cell], bad: str) -> None:
     info = synthetic.info(kvbench=bad, identity={bad: bad, "gpu_name": bad}, command=[bad], created=bad)
-    text = render_markdown(report_of([run(tmp_path, "a", cells[:4]), run(tmp_path, "bb", cells[:4], info=info)]))
+    text = render_details(report_of([run(tmp_path, "a", cells[:4]), run(tmp_path, "bb", cells[:4], info=info)]))
     parts = list(tokens(text))
     kinds = {token.type for token in parts}
-    assert "## Comparison: runs against each other" in text
-    assert not kinds & {"html_block", "html_inline", "hr"}
+    assert "## Comparison: two runs" in text
+    assert not kinds & {"html_inline", "hr"}
     assert all(char.isprintable() or char in "\n\N{NO-BREAK SPACE}\N{WORD JOINER}" for char in text)
     assert not [token for token in parts if "javascript" in str(token.attrGet("href"))]

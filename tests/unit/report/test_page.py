@@ -71,7 +71,7 @@ def test_the_page_has_every_section_with_its_drawing(cliff: Run, page: str) -> N
     outline = Outline(page)
     assert len(outline.named("table")) >= len([table for part in report.parts for table in part.tables])
     assert len(outline.named("svg")) == len(report.charts) > 0
-    assert all(chapter.section.title in outline.text for chapter in report.chapters)
+    assert all(chapter.section.short_title in outline.text for chapter in report.chapters)
 
 
 def test_the_page_loads_nothing_and_leads_nowhere(page: str) -> None:

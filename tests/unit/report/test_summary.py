@@ -1,15 +1,19 @@
 """The sentences on top of a report: worked out from what was measured, absent where that does not carry them."""
 
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import pytest
 
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.report.charts.plot import LinePlot
 from kvbench.results import Record, Visit
 from tests import synthetic
-from tests.reports import findings_of, highlights_of, made_report, part_of, rows_of
+from tests.reports import findings_of, highlights_of, is_bold, lines_of, made_report, part_of, rows_of, said
 
 
 def highlights_for(tmp_path: Path, records: Sequence[Record], section: str) -> list[str]:
@@ -26,56 +30,95 @@ def inline_below_24_kib(cell: Cell) -> str:
     return "CPU inline" if idle and cell.backend == "batched" and cell.block_bytes <= 24 * 1024 else "copy engine"
 
 
-def test_the_highlight_of_a_cliff_has_sizes_height_paths_and_the_other_state(tmp_path: Path) -> None:
+def test_the_finding_of_a_cliff_has_sizes_height_and_paths(tmp_path: Path) -> None:
     records = on_paths(synthetic.rounds(synthetic.cliff_cells((256, 10_000))), inline_below_24_kib)
-    (highlight,) = highlights_for(tmp_path, records, "cliff")
-    assert highlight.startswith(
-        "batched h2d on an idle stream: 28 KiB blocks reach 5.4x the speed of 24 KiB blocks, of which the size "
-        "explains 17% (N = 256 to 10 000);"
-    )
-    assert "path: copy engine, of the smaller blocks: CPU inline" in highlight
-    assert highlight.endswith("; no cliff on a busy stream.")
+    assert highlights_for(tmp_path, records, "cliff") == [
+        "batched h2d on an idle stream: 28 KiB blocks move 5.4 times as fast as 24 KiB blocks (CPU inline below, copy "
+        "engine above), at N = 256 to 10 000; the cliff does not deepen with N."
+    ]
 
 
-def test_a_jump_at_few_numbers_of_blocks_is_no_highlight(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("most", "deepens"), [(1.0, False), (2.0, True)])
+def test_a_cliff_that_is_higher_with_more_blocks_deepens(tmp_path: Path, most: float, deepens: bool) -> None:
+    def rate(cell: Cell) -> float:
+        height = most if cell.blocks == 10_000 else 1.0
+        return 10.0 * height if cell.block_bytes > 24 * 1024 else 2.0
+
+    cells = [cell for cell in synthetic.cliff_cells((64, 256, 10_000)) if cell.backend == "batched"]
+    (text,) = highlights_for(tmp_path, synthetic.rounds(cells, rate, noise=0.001), "cliff")
+    assert ("the cliff deepens with N" in text) == deepens
+
+
+def test_a_jump_at_few_numbers_of_blocks_is_no_cliff(tmp_path: Path) -> None:
     def rate(cell: Cell) -> float:
         return 5.0 if cell.blocks == 64 and cell.block_bytes <= 8192 else 40.0
 
-    counts = (16, 64, 256)
-    cells = [cell for cell in synthetic.cliff_cells(counts) if cell.backend == "batched"]
-    highlights = highlights_for(tmp_path, synthetic.rounds(cells, rate), "cliff")
-    assert not any("than the size explains" in text for text in highlights)
-    assert any(
-        text.startswith("batched h2d on an idle stream: ") and "between N = 16 and 64" in text for text in highlights
-    )
+    cells = [cell for cell in synthetic.cliff_cells((16, 64, 256)) if cell.backend == "batched"]
+    (text,) = highlights_for(tmp_path, synthetic.rounds(cells, rate, noise=0.001), "cliff")
+    assert text == "batched h2d on an idle stream: no jump beyond the ratio of the sizes."
 
 
-def test_a_fall_between_the_same_sizes_does_not_count_in_the_highlight_of_a_jump(tmp_path: Path) -> None:
-    def rate(cell: Cell) -> float:
-        fast = (cell.block_bytes > 24 * 1024) == (cell.blocks != 10_000)
-        return 40.0 if fast else 4.0
+def test_a_ladder_is_the_median_over_numbers_of_blocks_and_shows_what_a_decode_step_loses(tmp_path: Path) -> None:
+    cells = [
+        Cell("sm", Direction.H2D, blocks, 4096, sms=sms) for blocks in (5_000, 50_000, 200_000) for sms in (2, 4, 8)
+    ]
+    rates = {5_000: 20.0, 50_000: 30.0, 200_000: 50.0}
+    beside = Cell("sm", Direction.H2D, 4096, 16384, sms=4, neighbour=Neighbour.DECODE)
+    records = [
+        *synthetic.rounds(cells, lambda cell: rates[cell.blocks] * (0.5 if cell.sms == 2 else 1.0), noise=0.001),
+        *synthetic.beside(beside, 1.4, 30.0),
+    ]
+    part = part_of(made_report(tmp_path, records), "sm-ladder")
+    (table,) = part.tables
+    assert lines_of(table.header) == ["SMs", "h2d 4 KiB", "decode, h2d"]
+    assert rows_of(table) == {"2": ["15.0", ""], "4": ["30.0", "1.40x"], "8": ["30.0", ""]}
+    assert [said(row[1]) for row in table.rows if is_bold(row[1])] == ["30.0"]
+    assert findings_of(part) == ["sm, idle stream: 4 SMs are enough."]
+    plot = part.charts[0].plot
+    assert isinstance(plot, LinePlot)
+    assert plot.second
+    assert [line.second for line in plot.lines] == [False, True]
 
-    cells = [cell for cell in synthetic.cliff_cells((64, 256, 10_000)) if cell.backend == "batched"]
-    highlights = highlights_for(tmp_path, synthetic.rounds(cells, rate), "cliff")
-    jump = next(text for text in highlights if text.startswith("batched h2d on an idle stream: 28 KiB blocks reach "))
-    assert "(N = 64 to 256)" in jump
 
-
-def test_a_ladder_that_still_rises_has_no_knee(tmp_path: Path) -> None:
+def test_a_ladder_that_still_rises_says_so(tmp_path: Path) -> None:
     cells = [Cell("triton", Direction.H2D, 16, 4096, sms=count) for count in (1, 2, 4)]
-    report = made_report(tmp_path, synthetic.rounds(cells, lambda cell: 5.0 * (cell.sms or 1)))
-    (table,) = part_of(report, "sm-ladder").tables
-    assert rows_of(table)["knee"] == ["none"]
-    assert highlights_of(report, "sm-ladder") == []
+    records = synthetic.rounds(cells, lambda cell: 5.0 * (cell.sms or 1))
+    assert highlights_for(tmp_path, records, "sm-ladder") == ["triton, idle stream: GB/s still rise at the most SMs."]
 
 
-def test_the_highlight_of_access_order_says_where_any_changes_nothing(tmp_path: Path) -> None:
-    rounds = synthetic.rounds(synthetic.order_cells(), noise=0.2)
-    swap, host = findings_of(part_of(made_report(tmp_path, rounds), "access-order"))
-    assert swap == "ANY against STREAM, batched on an idle stream: no clear difference of swap time in 16 cells."
-    assert "of host time" in host
+def test_the_finding_of_access_order_says_where_any_changes_nothing(tmp_path: Path) -> None:
+    (text,) = highlights_for(tmp_path, synthetic.rounds(synthetic.order_cells(), noise=0.001), "order")
+    assert text.startswith("ANY against STREAM, batched on an idle stream: ")
+    assert text.endswith("; 1 would by chance.") or "no clear difference of swap time in 16 cells" in text
 
 
-def test_a_run_without_figures_has_no_highlights(tmp_path: Path) -> None:
-    cell = synthetic.order_cells()[0]
-    assert made_report(tmp_path, [synthetic.failure(cell)]).summary == {}
+def test_a_small_difference_that_every_round_shows_stands_plainly(tmp_path: Path) -> None:
+    """It is smaller than the margin of a verdict, and its interval excludes 0."""
+    records = synthetic.rounds(
+        synthetic.order_cells(), lambda cell: 20.3 if cell.order is Order.ANY else 20.0, noise=0.0
+    )
+    table = part_of(made_report(tmp_path, records), "order").tables[0]
+    deltas = [said(row[5]) for row in table.rows]
+    assert all(re.fullmatch(r"-1\.5% \(-1\.5 to -1\.5\)", delta) for delta in deltas), deltas
+
+
+def test_a_crossover_is_the_size_from_which_batched_copies_stay_faster(tmp_path: Path) -> None:
+    sizes = [kib * 1024 for kib in (4, 8, 16, 32)]
+    kernels = [Cell("triton", Direction.H2D, 10_000, size, sms=sms) for size in sizes for sms in (12, 16)]
+    mixed = [
+        Cell(name, Direction.H2D, 10_000, 16_384, sms=sms, sizes="alternate-8")
+        for name, sms in (("batched", None), ("triton", 12))
+    ]
+    cells = [Cell("batched", Direction.H2D, 10_000, size) for size in sizes] + kernels + mixed
+    cells = [replace(cell, stream_state=StreamState.SUSTAINED) for cell in cells]
+
+    def rate(cell: Cell) -> float:
+        if cell.backend == "batched":
+            return cell.block_bytes / 1024
+        return 10.0 if cell.sms == 12 else 20.0
+
+    table = part_of(made_report(tmp_path, synthetic.rounds(cells, rate, noise=0.001)), "threshold").tables[0]
+    assert said(table.title).startswith("Back to back, N = 10 000")
+    rows = {said(row[1]): [said(text) for text in row[2:]] for row in table.rows}
+    assert [float(text) for text in rows["16 KiB, alternate-8"]] == pytest.approx([16, 10], rel=0.01)
+    assert [rows[f"crossover, {sms} SMs"][-1] for sms in (12, 16)] == ["from 16 KiB", "from 32 KiB"]

@@ -1,0 +1,141 @@
+"""What a swap's submission meets, and what the call takes: the state of the stream, and an engine's step before it."""
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+from kvbench.cells.axes import StreamState
+from kvbench.cells.backend_facts import BATCHED, EMPTY
+from kvbench.cells.units import two_digits
+from kvbench.report.model import Text
+from kvbench.report.sections.contrast import (
+    BLOCKS,
+    METHOD,
+    SIZE,
+    SWAP,
+    Contrast,
+    ContrastSide,
+    Figure,
+    Line,
+)
+from kvbench.report.tables import INCLUDES, main_path, microseconds
+from kvbench.report.view import Pinned, View, grouped, pin, where
+
+_swap_us: Final = microseconds("swap_us_median")
+_caller_us: Final = microseconds("caller_us_median")
+_wall_us: Final = microseconds("wall_us_median")
+
+
+_GATES: Final = (StreamState.GATED.value, StreamState.OPENED.value)
+_SHOWN: Final = (StreamState.IDLE, StreamState.OPENED, StreamState.GATED, StreamState.BUSY)
+
+
+def _gate_effect(side: ContrastSide) -> Iterable[Text]:
+    """Say how much it changes the time of a backend that the event of a gate has fired before: where most."""
+    known = [pair for pair in side.comparisons if math.isfinite(pair[1].high)]
+    for backend, pairs in grouped(known, lambda pair: str(pair[0][_GATES[0]]["backend"])).items():
+        line, compared = max(pairs, key=lambda pair: abs(math.log(pair[1].ratio)) if pair[1].told_apart else 0.0)
+        closed, opened = (line[state] for state in _GATES)
+        head = f"{backend} {closed['direction']}"
+        if not compared.told_apart:
+            yield f"{head}: no clear difference between an open and a closed gate."
+            continue
+        ratio = max(compared.ratio, 1 / compared.ratio)
+        when, (slow, fast) = ("has already fired", (opened, closed))
+        if compared.ratio < 1:
+            when, (slow, fast) = ("has not fired yet", (closed, opened))
+        path, other = (main_path(row["path"]) for row in (slow, fast))
+        paths = (f" (path {path})", f" ({other})") if path != other else ("", f" (path {path})")
+        yield (
+            f"{head}: a swap takes up to {two_digits(ratio)} times as long if the event it waits for {when}: "
+            f"{SWAP.text(closed)} takes {_swap_us(slow)} us{paths[0]}, otherwise {_swap_us(fast)} us{paths[1]}."
+        )
+
+
+def _state_columns(side: ContrastSide) -> list[Figure]:
+    states = [state for state in _SHOWN if state in side.arms]
+    times = [Figure(f"{state.value.capitalize()} us", state.value, _swap_us) for state in states]
+    return [*times, *(Figure(f"Caller us, {state}", state, _caller_us) for state in reversed(_GATES))]
+
+
+def _paths(line: Line) -> str:
+    closed, opened = (main_path(line[state]["path"]) for state in _GATES)
+    return opened if opened == closed else f"{opened} / {closed}"
+
+
+def _stream_states(name: str, *, of_batched: bool) -> Contrast:
+    """Return the table of batched copies, which the driver makes by the state of the stream, or of the others."""
+
+    def select(view: View) -> Pinned | None:
+        pinned = pin(view.measured, shown=())
+        cells = pinned.cells[(pinned.cells["backend"] == BATCHED) == of_batched]
+        return Pinned(cells, pinned.hidden) if {*_GATES} <= set(cells["stream_state"]) else None
+
+    return Contrast(
+        needed="it needs cells measured with stream_state=gated and with stream_state=opened that are otherwise equal",
+        select=select,
+        apart=("direction",),
+        keys=(METHOD, BLOCKS, SIZE),
+        title=lambda side: f"{side.first['direction']}, {name}: us per swap by stream state",
+        columns=_state_columns,
+        includes=lambda _: INCLUDES["swap_us"],
+        arm="stream_state",
+        compared=_GATES,
+        ratio="Opened / gated",
+        more=lambda _: {"Path, opened / gated": _paths},
+        notes=lambda _: ["Opened / gated: time if the event has fired, over the time from when it fires"],
+        find=_gate_effect,
+    )
+
+
+STREAM_STATES: Final = (
+    _stream_states("batched copies", of_batched=True),
+    _stream_states("the other backends", of_batched=False),
+)
+
+
+_TIGHT, _AFTER = "tight", "after a step"
+
+
+def _calls(view: View) -> Pinned | None:
+    """Return the cells of a run that has the floor beside them: its pause is like an engine's step."""
+    if EMPTY not in set(view.called["backend"]):
+        return None
+    pinned = pin(where(view.called, stream_state="idle"), shown=("pause",))
+    cells = pinned.cells.assign(arm=[_AFTER if pause > 0 else _TIGHT for pause in pinned.cells["pause_us"].fillna(0)])
+    return Pinned(cells, pinned.hidden) if {_TIGHT, _AFTER} <= set(cells["arm"]) else None
+
+
+def _call_effect(side: ContrastSide) -> Iterable[Text]:
+    """Say what the call takes after an engine's step, against a tight loop, where it differs most."""
+    told = [pair for pair in side.comparisons if pair[1].told_apart and pair[0][_TIGHT]["backend"] != EMPTY]
+    if told:
+        line, _ = max(told, key=lambda pair: pair[1].ratio)
+        tight, after = line[_TIGHT], line[_AFTER]
+        yield (
+            f"{METHOD.text(tight)} {tight['direction']}, {SWAP.text(tight)}: the call takes {_caller_us(tight)} us of "
+            f"the thread in a tight loop and {_caller_us(after)} us after a step of an engine, until completion "
+            f"{_wall_us(tight)} and {_wall_us(after)} us."
+        )
+
+
+CALL: Final = Contrast(
+    needed="it needs empty launches beside swaps with pause=0 and with a pause (kvbench sweep call)",
+    select=_calls,
+    apart=("direction",),
+    keys=(BLOCKS, SIZE, METHOD),
+    title=lambda side: f"{side.first['direction']}: us of the thread, and until completion",
+    columns=lambda _: [
+        Figure(f"{of}, {arm}", arm, show)
+        for arm in (_TIGHT, _AFTER)
+        for of, show in (("Thread us", _caller_us), ("Completion us", _wall_us))
+    ],
+    includes=lambda _: (
+        "Medians in us on an idle stream, from the caller's list. Thread: until the call returns. Completion: until "
+        "the host sees it. Tight: one call behind the other. After a step: the thread works between two calls, as an "
+        "engine does, in other memory and code. empty launches a kernel that copies nothing: the floor"
+    ),
+    compared=(_TIGHT, _AFTER),
+    ratio="After / tight",
+    find=_call_effect,
+)
