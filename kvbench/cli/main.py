@@ -81,7 +81,8 @@ class _Commands(TyperGroup):
         if isinstance(command, typer.Typer):
             return typer.main.get_group(command)
         alone = typer.Typer(add_completion=False)
-        alone.command(cmd_name, epilog=getattr(module, "EPILOG", None))(command)
+        kind = getattr(module, "COMMAND", TyperCommand)
+        alone.command(cmd_name, cls=kind, epilog=getattr(module, "EPILOG", None))(command)
         return typer.main.get_command(alone)
 
 

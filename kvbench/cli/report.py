@@ -2,14 +2,16 @@
 
 import gc
 import json
+import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from typer.core import TyperCommand
 
 from kvbench.cli.options import complete_run
-from kvbench.errors import RunDirectoryError, UsageError, brief
+from kvbench.errors import RunDirectoryError, UsageError
 from kvbench.text import counted
 
 if TYPE_CHECKING:
@@ -27,15 +29,16 @@ _Out = Annotated[
 _Snippet = Annotated[
     str | None,
     typer.Option(
-        metavar="SECTION[:WORDS]",
-        help="Print one table as Markdown for a pull request, such as threshold or engines:d2h; chat: five lines.",
+        metavar="[NAME]",
+        help="Print a table as Markdown for a pull request: a config, a section, SECTION:WORDS or words of its title; "
+        "without a name the table of the config of the run; list: all names; chat: five lines.",
     ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print the files and the warnings as JSON.")]
 
 
 def report(runs: _Runs, out: _Out = None, as_json: _Json = False, snippet: _Snippet = None) -> None:
-    """Write report.md, report.html, and charts as PNG, SVG and CSV. Needs no GPU and no torch."""
+    """Write report.md, details.md, report.html, and charts as PNG, SVG and CSV. Needs no GPU and no torch."""
     # pandas and matplotlib take a second to import; --help must not wait for them
     progress = _Progress()
     if snippet is not None:
@@ -43,7 +46,7 @@ def report(runs: _Runs, out: _Out = None, as_json: _Json = False, snippet: _Snip
         from kvbench.report.document import snippet as snippet_of
 
         if out is not None or as_json:
-            raise UsageError(f"--snippet {brief(snippet)}: prints one table; leave out --out and --json")
+            raise UsageError("--snippet: prints one table; leave out --out and --json")
         loaded, unread = _load(runs, progress)
         typer.echo(snippet_of(report_of(loaded, unread), snippet), nl=False)
         _check_read(unread)
@@ -67,9 +70,39 @@ def report(runs: _Runs, out: _Out = None, as_json: _Json = False, snippet: _Snip
     _check_read(unread)
 
 
+def print_asked(runs: list[Path], *, as_markdown: bool) -> None:
+    """Print the tables of the config of runs: in a terminal, unless `as_markdown`, with rich."""
+    from kvbench.cli.tables import print_lines, print_table
+    from kvbench.report.build import report_of
+    from kvbench.report.document import asked_for, table_text
+    from kvbench.report.model import plain
+
+    loaded, _ = _load(runs, _Progress())
+    report = report_of(loaded)
+    if not as_markdown:
+        print_lines(plain(text) for text in (report.host_note, *report.headline) if text)
+    for table in asked_for(report, str(loaded[0].info.spec.get("name"))):
+        if as_markdown or not sys.stdout.isatty():
+            typer.echo(f"{table_text(table)}\n")
+        else:
+            print_table(table)
+    if not as_markdown:
+        print_lines(map(plain, report.first_warnings))
+
+
 def _check_read(unread: list[str]) -> None:
     if unread:
         raise RunDirectoryError(f"not in the report: {'; '.join(unread)}")
+
+
+class COMMAND(TyperCommand):
+    """The command, whose --snippet may stand without a name, which typer knows no options for."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given: list[str] = []
+        for word, following in zip(args, [*args[1:], "-"], strict=True):
+            given += [word, ""] if word == "--snippet" and following.startswith("-") else [word]
+        return super().parse_args(ctx, given)
 
 
 class _Progress:

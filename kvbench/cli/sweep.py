@@ -18,7 +18,7 @@ import typer
 from kvbench.cells.backend_facts import AUTO
 from kvbench.cells.policy import Policy, load_policy
 from kvbench.cli.options import NO_OPTIONS, FromStruct, complete_axis, complete_run, with_struct_options
-from kvbench.cli.show import show_measured
+from kvbench.cli.report import print_asked
 from kvbench.cli.tables import print_lines
 from kvbench.errors import UsageError
 from kvbench.models.geometry import models_of
@@ -124,6 +124,7 @@ _Resume = Annotated[
 _Retry = Annotated[bool, typer.Option("--retry-failed", help="With --resume: measure the failed cells again.")]
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the cells, skips, memory and time; measure nothing.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of text.")]
+_Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table at the end as Markdown.")]
 _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print failures and the outcome only.")]
 _POLICY_HELP: Final = f"Policy of the backend auto: a policy file or a run directory (default: ${POLICY_VARIABLE})."
 _Policy = Annotated[Path | None, typer.Option(help=_POLICY_HELP)]
@@ -146,6 +147,7 @@ def sweep(
     dry_run: _DryRun = False,
     as_json: _Json = False,
     quiet: _Quiet = False,
+    markdown: _Markdown = False,
     sampling: Annotated[
         Mapping[str, Any], FromStruct(Sampling, panel="Sampling", defaults=partial(sampling_of, DEFAULT_CONFIG))
     ] = NO_OPTIONS,
@@ -188,7 +190,7 @@ def sweep(
         return
     else:
         outcomes = _start(asked(), out, reporter)
-    _finish(outcomes, reporter, shown=not as_json and not quiet)
+    _finish(outcomes, reporter, shown=not as_json and not quiet, as_markdown=markdown)
 
 
 def terminated(number: int, _frame: object) -> None:
@@ -233,13 +235,15 @@ def _start(spec: SweepSpec, out: Path | None, observer: "Observer") -> "list[Out
     return [start_sweep(spec, folder, command, observer)]
 
 
-def _finish(outcomes: "list[Outcome]", reporter: "PlainReporter | JsonReporter", *, shown: bool) -> None:
+def _finish(
+    outcomes: "list[Outcome]", reporter: "PlainReporter | JsonReporter", *, shown: bool, as_markdown: bool
+) -> None:
     for outcome in outcomes:
         reporter.finished(outcome)
     measured = [outcome.path for outcome in outcomes if outcome.measured]
     if measured and shown:
         typer.echo("")
-        show_measured(measured)
+        print_asked(measured, as_markdown=as_markdown)
     if code := max(outcome.exit_code for outcome in outcomes):  # an interruption counts before failed cells
         raise typer.Exit(code)
 

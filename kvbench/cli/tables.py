@@ -5,8 +5,12 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 from kvbench.text import LOG_COLUMNS, WIDEST, printable, wrapped
+
+if TYPE_CHECKING:
+    from kvbench.report.model import DataTable
 
 _BETWEEN = "  "
 _NARROWEST = 12  # of columns whose texts are wrapped
@@ -40,6 +44,25 @@ def print_rows(rows: Sequence[Sequence[str]], header: Sequence[str] = (), *, wra
             rest = zip(header[fitting:] or [""] * len(row), row[fitting:], strict=False)
             below = ", ".join(filter(None, (f"{name} {text}".strip() for name, text in rest if text not in ("", "-"))))
             print_lines([f"{_BETWEEN}{below}"] if below else [])
+
+
+def print_table(table: "DataTable") -> None:
+    """Print a table of a report in the terminal, with its caption and its notes."""
+    # rich takes as long to import as most commands take
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from kvbench.report.model import Strong, plain
+
+    drawn = Table(box=box.SIMPLE_HEAD, title=Text(plain(table.title)), title_justify="left", pad_edge=False)
+    for number, head in enumerate(table.header):
+        drawn.add_column(Text(plain(head)), justify="left" if number < table.left else "right")
+    for row in table.rows:
+        drawn.add_row(*(Text(plain(text), "bold" if isinstance(text, Strong) else "") for text in row))
+    Console(highlight=False).print(drawn)
+    print_lines([plain(table.caption), *map(plain, table.notes), ""])
 
 
 def _wrapped_rows(rows: Sequence[Sequence[str]], widths: list[int], columns: int) -> list[list[str]]:
