@@ -18,8 +18,9 @@ from kvbench.errors import KvbenchError
 from kvbench.probe.command import JSON_FILE, MARKDOWN_FILE, answer_columns, markdown_of
 from kvbench.probe.common import PROBES, ProbeFinding, ProbeReport
 from kvbench.report import markdown
-from kvbench.report.build import report_of
-from kvbench.report.document import render_markdown, table_text
+from kvbench.report.build import SECTIONS, report_of
+from kvbench.report.document import DETAILS_FILE, REPORT_FILE, render_details, render_report, table_text
+from kvbench.report.model import Report
 from kvbench.report.sections.machines import machines_table
 from kvbench.report.view import views_of
 from kvbench.results import Run, load_run
@@ -30,13 +31,15 @@ from kvbench.text import ends
 
 FOLDER: Final = Path(__file__).parent
 README: Final = FOLDER / "README.md"
+# Whether a card without one of the tables of the first page is refused.
+WHOLE: Final = False
 MAX_CARD_BYTES: Final = 6_000_000
 # Fewer leave every comparison undecided.
 MIN_VISITS: Final = 6
-REPORT: Final = "report.md"
 # Globs below a card: committed files, and generated files, which git ignores.
 COMMITTED: Final = (
-    REPORT,
+    REPORT_FILE,
+    DETAILS_FILE,
     MARKDOWN_FILE,
     JSON_FILE,
     "*.png",
@@ -57,8 +60,11 @@ def run_folders(card: Path) -> list[Path]:
     return [run for path in sorted((card / "runs").iterdir()) for run in runs_in(path)]
 
 
-def complaints_about(card: Path) -> list[str]:
-    """Return what is wrong with a card, one line each; empty if it can be committed."""
+def complaints_about(card: Path, *, whole: bool = WHOLE) -> list[str]:
+    """Return what is wrong with a card, one line each; empty if it can be committed.
+
+    A `whole` card has a table for every question that kvbench is for.
+    """
     complaints = list(_about_files(card))
     runs: list[Run] = []
     for path in run_folders(card):
@@ -72,7 +78,9 @@ def complaints_about(card: Path) -> list[str]:
         return complaints or [f"{card}: no runs"]
     if len({_machine(run) for run in runs}) > 1:
         return [f"{card}: its runs are of several devices or drivers; use one folder for each"]
-    return [*_about_report(card, runs), *_about_probes(card, runs)]
+    report = report_of(runs)
+    missing = _about_tables(card, report) if whole else ()
+    return [*_about_report(card, report), *missing, *_about_probes(card, runs)]
 
 
 def _about_files(card: Path) -> Iterator[str]:
@@ -126,11 +134,18 @@ def _about_cells(run: Run, visits: int) -> Iterator[str]:
             yield f"cell {cell} has {len(seen)} visits; {visits} are needed"
 
 
-def _about_report(card: Path, runs: Sequence[Run]) -> Iterator[str]:
-    report = report_of(runs)
-    path = card / REPORT
-    if not path.is_file() or path.read_bytes() != render_markdown(report).encode():
-        yield f"{path} is not what kvbench report writes from these runs: run make reports"
+def _about_tables(card: Path, report: Report) -> Iterator[str]:
+    there = {chapter.section.name for chapter in report.chapters}
+    for section in SECTIONS:
+        if section.config and section.name not in there:
+            yield f"{card} has no table {section.name}: add a run of kvbench sweep {section.config}"
+
+
+def _about_report(card: Path, report: Report) -> Iterator[str]:
+    for name, render in ((REPORT_FILE, render_report), (DETAILS_FILE, render_details)):
+        path = card / name
+        if not path.is_file() or path.read_bytes() != render(report).encode():
+            yield f"{path} is not what kvbench report writes from these runs: run make reports"
     drawn = {f"{chart.stem}.png" for chart in report.charts}
     there = {path.name for path in card.glob("*.png")}
     for name in sorted(drawn - there):
@@ -202,7 +217,7 @@ def _row(card: Path) -> list[str]:
                 cells.setdefault((run.path, record.cell.id), set()).add(record.round)
     ceilings = [[rate for run in runs for rate in run.ceilings().get(way, ())] for way in ("h2d", "d2h")]
     return [
-        f"[{markdown.inline(title)}]({card.name}/{REPORT})",
+        f"[{markdown.inline(title)}]({card.name}/{REPORT_FILE})",
         markdown.inline(driver),
         ends((run.info.created[:10] for run in runs), str),
         str(len(runs)),

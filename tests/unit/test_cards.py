@@ -13,7 +13,7 @@ from kvbench.cells.axes import StreamState
 from kvbench.probe.command import JSON_FILE, MARKDOWN_FILE, markdown_of
 from kvbench.probe.common import ProbeFinding, ProbeReport, Result
 from kvbench.report.build import report_of
-from kvbench.report.document import render_markdown
+from kvbench.report.document import render_details, render_report
 from kvbench.results import Record, RunInfo, load_run
 from kvbench.results.schema import identity_hash
 from kvbench.sweep.spec import SweepSpec
@@ -41,7 +41,8 @@ def add_run(card: Path, name: str, records: Sequence[Record], info_: RunInfo) ->
 def make_card(folder: Path) -> Path:
     card = add_run(folder / "card", "quick", SEEN, info())
     report = report_of([load_run(path) for path in cards.run_folders(card)])
-    (card / "report.md").write_text(render_markdown(report))
+    (card / "report.md").write_text(render_report(report))
+    (card / "details.md").write_text(render_details(report))
     for chart in report.charts:
         (card / f"{chart.stem}.png").touch()
     return card
@@ -72,6 +73,11 @@ def test_a_whole_card_is_taken(card: Path) -> None:
     for made_again in ("report.html", "cliff.svg", "cliff.csv", "runs/quick/summary.csv"):
         (card / made_again).touch()
     assert not cards.complaints_about(card)
+
+
+def test_a_card_without_one_of_the_seven_tables_is_refused(card: Path) -> None:
+    lacking = [text.partition("no table ")[2].partition(":")[0] for text in cards.complaints_about(card, whole=True)]
+    assert lacking == ["order", "models", "threshold", "sm-ladder", "queue", "neighbour"]  # it has the cliff
 
 
 def test_the_table_has_a_row_for_a_card(card: Path) -> None:
