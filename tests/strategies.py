@@ -89,7 +89,7 @@ H200_BACKENDS = (
     BackendFacts("primed", "one call", BATCH_AXES - {"descriptors_per_call"}),
     BackendFacts("merged", "one call", BATCH_AXES - {"descriptors_per_call"}),
     BackendFacts("sm", "a kernel", frozenset({"list", "memory", "sms"}), default_sms=(SmsRow(2),)),
-    BackendFacts("triton", "a kernel", frozenset({"memory", "sms"})),
+    BackendFacts("triton", "a kernel", frozenset({"list", "memory", "sms"})),
 )
 CPU_BACKENDS = (
     BackendFacts("auto", "one of the others", frozenset()),

@@ -7,7 +7,8 @@ from typing import Any, Final
 import numpy as np
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.cells.axes import Direction
+from kvbench.backends.through_torch import TorchGather
+from kvbench.cells.axes import Direction, ListPlace
 from kvbench.cells.backend_facts import TRITON
 from kvbench.cells.device_facts import DeviceFacts
 from kvbench.engine.device import DIRECTIONS, Addresses, Buffer, Device, Event, MemoryKind, Stream
@@ -16,6 +17,9 @@ WARPS: Final = 8
 PIECE_BYTES: Final = 16 * 1024
 SLOTS: Final = 2
 MOST_LANES: Final = 1024
+# A program that gathers has 1 024 threads, each with four words in flight, as many as rows of 576 to 1 024 bytes need.
+GATHER_WARPS: Final = 32
+TILE_WORDS: Final = 4096
 # Triton compiles for the types of its arguments, and an integer of more than 32 bits has the type of every address.
 _ANY_ADDRESS: Final = 1 << 40
 
@@ -27,7 +31,7 @@ class Triton:
     summary = "Triton copy kernel, with a chosen SM count"
 
     def axes(self, _device: DeviceFacts) -> frozenset[str]:
-        return frozenset({"memory", "sms"})
+        return frozenset({"list", "memory", "sms"})
 
     def unavailable(self, device: DeviceFacts) -> str | None:
         if device.kind != "cuda":
@@ -36,7 +40,40 @@ class Triton:
         return f"{' and '.join(missing)} not installed; install kvbench[cuda]" if missing else None
 
     def create(self, request: SwapRequest) -> PreparedSwap:
+        if request.cell.list_place is ListPlace.GPU:
+            return _gather(request)
         return PreparedSwap(TritonSwap(request), Mechanism.SM_KERNEL)
+
+
+def words_of(row_bytes: int) -> tuple[int, int, int]:
+    """Return the bytes that addresses of rows are multiples of, those of a word, and the lanes that hold a row."""
+    alignment = next(size for size in (16, 4, 1) if row_bytes % size == 0)
+    word_bytes = min(alignment, 8)
+    return alignment, word_bytes, 1 << (row_bytes // word_bytes - 1).bit_length()
+
+
+def _gather(request: SwapRequest) -> PreparedSwap:
+    # Imported here, as in _Launcher.
+    import triton.language as tl
+
+    from kvbench.backends.triton_kernel import gather_rows
+
+    alignment, word_bytes, lanes = words_of(request.cell.block_bytes)
+    kernel: Any = gather_rows
+    words = {
+        "row_words": request.cell.block_bytes // word_bytes,
+        "word": {8: tl.int64, 4: tl.int32, 1: tl.int8}[word_bytes],
+        "word_bytes": word_bytes,
+        "alignment": alignment,
+        "tile": max(1, TILE_WORDS // lanes),
+        "lanes": lanes,
+    }
+
+    def launch(source_ids: Any, destination_ids: Any, rows: Any) -> None:
+        grid = (request.cell.sms or 1,)
+        kernel[grid](*request.memory.starts, source_ids, destination_ids, rows, num_warps=GATHER_WARPS, **words)
+
+    return TorchGather(request, launch).prepared
 
 
 @dataclass(frozen=True)

@@ -51,3 +51,32 @@ def copy_descriptors(table_address, items, pieces, piece_bytes: tl.constexpr, la
                 _copy_words(source + begin, destination + begin, size // 4, tl.int32, 1, 4, lanes)
             _copy_words(source + begin + whole, destination + begin + whole, size - whole, tl.int8, 1, 1, lanes)
         item += tl.num_programs(0)
+
+
+@triton.jit(do_not_specialize=["source_start", "destination_start"])
+def gather_rows(
+    source_start, destination_start, source_ids, destination_ids, rows,
+    row_words: tl.constexpr, word: tl.constexpr, word_bytes: tl.constexpr, alignment: tl.constexpr,
+    tile: tl.constexpr, lanes: tl.constexpr,
+):  # fmt: skip
+    """Copy rows of `row_words` words; row i goes from number `source_ids[i]` to number `destination_ids[i]`.
+
+    Rows are counted from the two addresses, both multiples of `alignment`, as a row is; `rows` points to how many there
+    are. A program moves `tile` rows at a time; `lanes` is a power of two of at least `row_words`.
+    """
+    count = tl.load(rows)
+    lane = tl.arange(0, lanes)[None, :]
+    first = tl.program_id(0) * tile
+    while first < count:
+        row = first + tl.arange(0, tile)
+        live = row < count
+        row_bytes: tl.constexpr = row_words * word_bytes
+        from_offset = tl.load(source_ids + row, mask=live, other=0) * row_bytes
+        to_offset = tl.load(destination_ids + row, mask=live, other=0) * row_bytes
+        source = (tl.cast(source_start, tl.int64) + from_offset).to(tl.pointer_type(word))
+        destination = (tl.cast(destination_start, tl.int64) + to_offset).to(tl.pointer_type(word))
+        from_words = tl.multiple_of(source, alignment)[:, None]
+        to_words = tl.multiple_of(destination, alignment)[:, None]
+        mask = live[:, None] & (lane < row_words)
+        tl.store(to_words + lane, tl.load(from_words + lane, mask=mask), mask=mask)
+        first += tl.num_programs(0) * tile

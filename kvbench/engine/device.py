@@ -198,7 +198,8 @@ class SwapMemory:
     """A cell's layout as addresses: those for the driver's copies, and the same as the device sees them for kernels.
 
     For a pattern of tensors, `grids` describes the same swap in compact form, one grid per kind of tensors, in
-    descriptor order; it is empty for every other pattern.
+    descriptor order; it is empty for every other pattern. `starts` are the addresses at which the two pools begin, as
+    kernels see them.
     """
 
     sources: Addresses
@@ -207,6 +208,7 @@ class SwapMemory:
     kernel_destinations: Addresses
     sizes: Addresses
     grids: tuple[TensorGrid, ...] = ()
+    starts: tuple[int, int] = (0, 0)
 
     def part(self, start: int, end: int, grids: tuple[TensorGrid, ...] = ()) -> "SwapMemory":
         """Return the descriptors from `start` up to, but not including, `end`, in the same memory, with these grids."""

@@ -13,18 +13,16 @@ from importlib import metadata, util
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvbench.backends.through_torch import TorchStream
 from kvbench.cells.backend_facts import EngineSetting
 from kvbench.cells.device_facts import DeviceFacts
 from kvbench.errors import KvbenchError
 from kvbench.text import printable, short
-
-if TYPE_CHECKING:
-    from kvbench.engine.device import Device
 
 _DEADLINE_S: Final = 50.0  # below the deadline of a worker that describes its backends
 _TRIAL: Final = """
@@ -283,24 +281,6 @@ def load_op(library: Path, namespace: str, name: str) -> Any:
     loaded: Any = ops  # its functions have no types
     loaded.load_library(str(library))
     return getattr(getattr(loaded, namespace), name)
-
-
-class TorchStream:
-    """Makes CUDA streams, given by handle, torch's current stream; a torch object is created once per stream."""
-
-    def __init__(self, device: "Device") -> None:
-        # Imported here: torch takes seconds to load, and a machine without a GPU can lack it.
-        import torch
-
-        self.torch: Any = torch
-        self.device = f"cuda:{int(device.name.partition(':')[2] or 0)}"
-        self._known: dict[int, Any] = {}
-
-    def __call__(self, handle: int) -> Any:
-        """Return the context in which the stream is current."""
-        if handle not in self._known:
-            self._known[handle] = self.torch.cuda.ExternalStream(handle, device=self.device)
-        return self.torch.cuda.stream(self._known[handle])
 
 
 class PinnedLists:

@@ -5,6 +5,7 @@ An address is `base + id * row_bytes` with `base` below `row_bytes`, so that any
 grid can be given to them.
 """
 
+import ctypes
 from functools import cache
 from importlib import import_module
 from itertools import count
@@ -13,8 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
+from kvbench.backends.through_torch import TorchGather, TorchStream
+from kvbench.cells.axes import ListPlace
+from kvbench.cells.device_facts import DeviceFacts
 from kvbench.cells.policy import Choice
-from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, TorchStream, load_op, stand_ins
+from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, load_op, stand_ins
 from kvbench.errors import KvbenchError
 from kvbench.sweep.installed import Engine
 
@@ -33,7 +37,13 @@ _JIT_NAMES: Final = (
     "transfer_hicache_all_layer_mla",
 )  # fmt: skip
 _JIT_CODE: Final = EngineCode("sglang", {_JIT: _JIT_NAMES, **dict.fromkeys(_JIT_KERNELS, ("run_all_mla",))})
-CODES: Final = (*_AOT_CODES.values(), _JIT_CODE)
+_SPARSE: Final = "sglang/kernels/ops/kvcache/hisparse.py"
+_SPARSE_KERNEL: Final = "sglang/kernels/jit/csrc/kvcacheio/hisparse.cuh"
+_SPARSE_CODE: Final = EngineCode(
+    "sglang", {_SPARSE: ("copy_cache_planned_mla",), _SPARSE_KERNEL: ("copy_cache_planned",)}
+)
+_SPARSE_CTAS: Final = 4  # the default of copy_cache_planned_mla
+CODES: Final = (*_AOT_CODES.values(), _JIT_CODE, _SPARSE_CODE)
 # Their __init__ imports what SGLang depends on; hicache.py needs them as folders only.
 _JIT_FOLDERS: Final = ("sglang", "sglang.kernels", "sglang.kernels.ops", "sglang.kernels.ops.kvcache", "sglang.srt")
 
@@ -104,6 +114,58 @@ class SglangJit(OfPackage):
         return PreparedSwap(IdsSwap(request, row_bytes, launch), Mechanism.SM_KERNEL, warnings=warnings)
 
 
+class SglangHiSparse(OfPackage):
+    """`copy_cache_planned_mla` of SGLang, which fetches the rows of latent attention that a decode step misses.
+
+    The ids of a step, all of one request, lie on the device; `sms` is the number of thread blocks, as shipped 4.
+    """
+
+    name = "sglang_hisparse"
+    summary = "SGLang's gather of rows by ids on the GPU: as shipped, or with a chosen SM count"
+    codes = (_SPARSE_CODE,)
+    modules = ("torch", "tvm_ffi")
+    loader = "load_hisparse"
+
+    def axes(self, _device: DeviceFacts) -> frozenset[str]:
+        return frozenset({"list", "memory", "sms"})
+
+    def create(self, request: SwapRequest) -> PreparedSwap:
+        if request.cell.list_place is not ListPlace.GPU:
+            raise KvbenchError("SGLang's copy_cache_planned_mla takes ids on the GPU (list=gpu)")
+        import torch
+
+        module, memory, row_bytes = load_hisparse(), request.memory, request.cell.block_bytes
+        host_start = int(memory.sources[0]) - (int(memory.kernel_sources[0]) - memory.starts[0])
+        device = TorchStream(request.device).device
+        with torch.cuda.device(device):
+            one: Any = torch.ones(1, dtype=torch.int32, device=device)
+            # the kernel reads nothing of these tensors but where they begin
+            host = torch.from_numpy(np.ctypeslib.as_array((ctypes.c_uint8 * row_bytes).from_address(host_start)))
+            pool = torch.as_tensor(_OnDevice(memory.starts[1], row_bytes), device=device)
+
+        def launch(source_ids: Any, destination_ids: Any, rows: Any) -> None:
+            module.copy_cache_planned_mla(
+                miss_src=source_ids.view(1, -1),
+                miss_dst=destination_ids.view(1, -1),
+                miss_count=rows,
+                num_real_reqs=one,
+                host_cache=host,
+                device_buffer=pool,
+                item_size_bytes=row_bytes,
+                num_blocks=request.cell.sms or _SPARSE_CTAS,
+            )
+
+        return TorchGather(request, launch, types=("int64", "int32")).prepared
+
+
+class _OnDevice:
+    """Memory of the device that torch did not allocate, as torch takes it."""
+
+    def __init__(self, address: int, size_bytes: int) -> None:
+        place = {"data": (address, False), "shape": (size_bytes,)}
+        self.__cuda_array_interface__ = {**place, "typestr": "|u1", "version": 3}
+
+
 class IdsSwap:
     """Uploads the ids of both sides, as SGLang does, and calls `launch` with base addresses and ids of rows."""
 
@@ -149,11 +211,22 @@ def ids_of(side: "Addresses", row_bytes: int, rows: int) -> "Addresses":
 
 @cache
 def load_jit() -> Any:
-    """Return SGLang's module hicache, loaded without sglang itself and what that imports.
+    """Return SGLang's module hicache."""
+    return _load("hicache")
+
+
+@cache
+def load_hisparse() -> Any:
+    """Return SGLang's module hisparse."""
+    return _load("hisparse")
+
+
+def _load(name: str) -> Any:
+    """Return a module of SGLang's kernels, loaded without sglang itself and what that imports.
 
     What it imports of sglang stays in sys.modules, as the JIT's records look for their module there.
     """
     folders = {name: {"__path__": [str(_JIT_CODE.path(name.replace(".", "/")))]} for name in _JIT_FOLDERS}
     checks = {"sglang.srt.utils": {}, "sglang.srt.utils.common": {"is_cuda": lambda: True}}
     with stand_ins({**folders, **checks}):
-        return import_module("sglang.kernels.ops.kvcache.hicache")
+        return import_module(f"sglang.kernels.ops.kvcache.{name}")

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
+from kvbench.backends.through_torch import TorchStream
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.device_facts import DeviceFacts
 from kvbench.cells.policy import Choice
-from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, TorchStream, by_path
+from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, by_path
 from kvbench.errors import KvbenchError
 from kvbench.sweep.installed import Engine, Values
 

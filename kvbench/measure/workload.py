@@ -383,6 +383,7 @@ def _memory_of(pools: Pools, cell: Cell, layout: Layout, sizes: Addresses) -> Sw
         kernel_sources=source_offsets + np.uint64(source.device_address),
         kernel_destinations=destination_offsets + np.uint64(destination.device_address),
         sizes=sizes.copy(),
+        starts=(source.device_address, destination.device_address),
         grids=()
         if cell.sizes != EQUAL
         else tuple(

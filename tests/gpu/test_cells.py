@@ -119,6 +119,9 @@ def test_queued_swaps_are_correct(bench: Bench, backend: str, direction: Directi
 
 @pytest.mark.parametrize("row_bytes", [13, 100, 576, 656, 1152, 16384])
 @pytest.mark.parametrize("state", [StreamState.IDLE, StreamState.BUSY])
-def test_rows_gathered_by_ids_on_the_gpu_are_correct(bench: Bench, row_bytes: int, state: StreamState) -> None:
-    cell = Cell("sm", Direction.H2D, 700, row_bytes, list_place=ListPlace.GPU, sms=4, stream_state=state)
+@pytest.mark.parametrize("backend", ["sm", "triton"])
+def test_rows_gathered_by_ids_on_the_gpu_are_correct(
+    bench: Bench, backend: str, row_bytes: int, state: StreamState
+) -> None:
+    cell = Cell(backend, Direction.H2D, 700, row_bytes, list_place=ListPlace.GPU, sms=4, stream_state=state)
     assert verified_bytes(bench, cell) > 2 * 700 * row_bytes

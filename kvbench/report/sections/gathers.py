@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
+import pandas as pd
 
 from kvbench.analysis.curves import knee
 from kvbench.analysis.margins import KNEE
@@ -25,7 +26,8 @@ def _gathers(view: View) -> Pinned | None:
     if measured.empty or measured.groupby(["backend", "block_bytes"])["blocks"].nunique().max() < _MIN_ROWS:
         return None
     pinned = pin(cells, shown=("sms", "list"))
-    return Pinned(pinned.cells.assign(arm=pinned.cells["sms"].astype("string").fillna("as shipped")), pinned.hidden)
+    arms = ["as shipped" if pd.isna(sms) else str(int(sms)) for sms in pinned.cells["sms"]]
+    return Pinned(pinned.cells.assign(arm=arms), pinned.hidden)
 
 
 def fit(rows: Sequence[float], us: Sequence[float]) -> tuple[float, float]:
@@ -65,8 +67,9 @@ def _best_rate(line: Line) -> str:
 
 def _enough(line: Line) -> int | None:
     """Return the smallest grid within `KNEE` of the best of a line, None where only the largest is."""
-    rows = [row for row in line.values() if row["status"] == "ok" and row["sms"] == row["sms"]]
-    return knee(*([row[name] for row in rows] for name in ("sms", "gbps", "gbps_low"))) if len(rows) > 1 else None
+    rows = {int(arm): row for arm, row in line.items() if row["status"] == "ok" and arm.isdigit()}
+    gbps, low = ([row[name] for row in rows.values()] for name in ("gbps", "gbps_low"))
+    return knee(list(rows), gbps, low) if len(rows) > 1 else None
 
 
 def _any(line: Line) -> Row:

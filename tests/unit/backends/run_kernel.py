@@ -2,21 +2,25 @@
 
 Usage: run_kernel.py IN.npz OUT.npz. IN holds `source` and `destination` (bytes), `swaps` (rows of source offset,
 destination offset, size, number of the launch) and `launches` (rows of grid, items, pieces, piece bytes, lanes); OUT
-gets the destination.
+gets the destination. `gathers`, if there, are rows of row bytes, grid, and the ids of both sides.
 """
 
 import os
 import sys
+from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench.backends.triton_kernel import copy_descriptors
+from kvbench.backends.triton import TILE_WORDS, words_of
+from kvbench.backends.triton_kernel import copy_descriptors, gather_rows
+
+Bytes = NDArray[np.uint8]
 
 
-def aligned(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def aligned(array: Bytes) -> Bytes:
     """Return a copy that starts at a multiple of 16, so that offsets into it are alignments."""
     room = np.empty(len(array) + 16, dtype=np.uint8)
     start = -room.ctypes.data % 16
@@ -32,7 +36,26 @@ def main(given: str, result: str) -> None:
         table[:, 0] += source.ctypes.data
         table[:, 1] += destination.ctypes.data
         copy_descriptors[(grid,)](table.ctypes.data, items, pieces, piece_bytes=piece_bytes, lanes=lanes, num_warps=8)
+    for row_bytes, grid, *ids in [] if "gathers" not in arrays else arrays["gathers"].tolist():
+        gather(source, destination, row_bytes, grid, ids)
     np.savez(result, destination=destination)
+
+
+def gather(
+    source: NDArray[np.uint8], destination: NDArray[np.uint8], row_bytes: int, grid: int, ids: list[int]
+) -> None:
+    import torch
+    import triton.language as tl
+
+    alignment, word_bytes, lanes = words_of(row_bytes)
+    sources, destinations = torch.tensor(ids).reshape(2, -1)
+    kernel: Any = gather_rows
+    kernel[(grid,)](
+        *(side.ctypes.data for side in (source, destination)), sources, destinations,
+        torch.tensor([len(sources)], dtype=torch.int32),
+        row_words=row_bytes // word_bytes, word={8: tl.int64, 4: tl.int32, 1: tl.int8}[word_bytes],
+        word_bytes=word_bytes, alignment=alignment, tile=TILE_WORDS // lanes, lanes=lanes,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -115,6 +115,25 @@ def test_any_grid_copies_everything_once(tmp_path: Path) -> None:
     check(tmp_path, launches)
 
 
+def test_rows_are_gathered_from_their_ids_and_nothing_else_is_written(tmp_path: Path) -> None:
+    """More rows than a grid of two moves at a time, so that programs go round; words of 8, 4 and 1 bytes."""
+    rng, places, rows = np.random.default_rng(5), 400, 150
+    sizes = (576, 656, 1152, 100, 13)
+    source = rng.integers(0, 256, places * max(sizes), dtype=np.uint8)
+    expected = np.full(places * max(sizes), POISON, dtype=np.uint8)
+    given, gathers = {"source": source, "destination": expected.copy()}, []
+    for size in sizes:
+        from_ids, to_ids = (rng.permutation(places)[:rows] for _ in range(2))
+        to_rows, from_rows = (side[: places * size].reshape(places, size) for side in (expected, source))
+        to_rows[to_ids] = from_rows[from_ids]
+        gathers.append([size, 2, *from_ids, *to_ids])
+    nothing = np.empty((0, 5), dtype=np.int64)
+    np.savez(tmp_path / "in.npz", swaps=nothing, launches=nothing, gathers=np.array(gathers), **given)
+    python(INTERPRET, tmp_path / "in.npz", tmp_path / "out.npz", cache=tmp_path)
+    with np.load(tmp_path / "out.npz") as result:
+        assert np.array_equal(result["destination"], expected)
+
+
 def test_the_comparison_sees_what_was_not_copied(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"16 wrong bytes, the first at 64"):
         check(tmp_path, [(1, [(0, 0, 16)]), (0, [(32, 64, 16)])])

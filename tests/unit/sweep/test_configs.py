@@ -48,6 +48,7 @@ ENGINES = (
         BackendFacts(name, "", frozenset({"memory", "sms"}), default_sms=(), on_request=True)
         for name in ("vllm_triton", "sglang_aot", "sglang_jit")
     ),
+    BackendFacts("sglang_hisparse", "", frozenset({"list", "memory", "sms"}), default_sms=(), on_request=True),
 )
 CALLED = tuple(BackendFacts(name, "", frozenset(), on_request=True) for name in ("copier", "empty"))
 EVERYWHERE = (*H200_BACKENDS, *CALLED, *ENGINES)

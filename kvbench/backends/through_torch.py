@@ -1,0 +1,84 @@
+"""Calls through torch: on a stream given by its handle, and rows gathered in a CUDA graph that torch captured."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
+from kvbench.engine.device import Addresses, Device
+from kvbench.errors import KvbenchError
+
+
+class TorchStream:
+    """Makes CUDA streams, given by handle, torch's current stream; a torch object is created once per stream."""
+
+    def __init__(self, device: Device) -> None:
+        # Imported here: torch takes seconds to load, and a machine without a GPU can lack it.
+        import torch
+
+        self.torch: Any = torch
+        self.device = f"cuda:{int(device.name.partition(':')[2] or 0)}"
+        self._known: dict[int, Any] = {}
+
+    def __call__(self, handle: int) -> Any:
+        """Return the context in which the stream is current."""
+        if handle not in self._known:
+            self._known[handle] = self.torch.cuda.ExternalStream(handle, device=self.device)
+        return self.torch.cuda.stream(self._known[handle])
+
+
+class TorchGather:
+    """A gather of equal rows whose ids lie on the device, in a CUDA graph with what `launch` submits.
+
+    `launch` gets the tensors of the rows' ids in the source and in the destination, counted from the start of each
+    pool and of the types in `types`, and an int32 tensor with the number of rows, on torch's current stream.
+    """
+
+    calls = 1
+
+    def __init__(
+        self, request: SwapRequest, launch: Callable[..., None], types: tuple[str, str] = ("int64", "int64")
+    ) -> None:
+        self._stream, self._memory = TorchStream(request.device), request.memory
+        self._row_bytes = request.cell.block_bytes
+        torch, rows = self._stream.torch, len(request.memory.sizes)
+        with torch.cuda.device(self._stream.device):
+            self._ids = [torch.zeros(rows, dtype=getattr(torch, name), device="cuda") for name in types]
+            count = torch.zeros(1, dtype=torch.int32, device="cuda")
+            side = torch.cuda.Stream()
+            self._graph: Any = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            with torch.cuda.stream(side):
+                launch(*self._ids, count)  # compiles and loads what a capture cannot, and moves no row
+            side.synchronize()
+            with torch.cuda.graph(self._graph, stream=side, capture_error_mode="thread_local"):
+                launch(*self._ids, count)
+            count.fill_(rows)
+            torch.cuda.synchronize()
+
+    @property
+    def prepared(self) -> PreparedSwap:
+        return PreparedSwap(self, Mechanism.SM_KERNEL, stage=self.stage)
+
+    def stage(self) -> None:
+        """Write the ids of the caller's arrays to the device and wait for them."""
+        torch, memory = self._stream.torch, self._memory
+        sides = (memory.kernel_sources, memory.kernel_destinations)
+        with torch.cuda.device(self._stream.device):
+            for ids, addresses, start in zip(self._ids, sides, memory.starts, strict=True):
+                ids.copy_(torch.from_numpy(ids_of_rows(addresses, start, self._row_bytes)))
+            torch.cuda.current_stream().synchronize()
+
+    def submit(self, stream: int) -> None:
+        with self._stream(stream):
+            self._graph.replay()
+
+
+def ids_of_rows(addresses: Addresses, start: int, row_bytes: int) -> NDArray[np.int64]:
+    """Return the numbers of rows that lie whole rows behind `start`; raises KvbenchError for others."""
+    offsets = addresses - np.uint64(start)
+    if (offsets % np.uint64(row_bytes)).any():
+        raise KvbenchError("the rows of a gather must lie whole rows apart")
+    return (offsets // np.uint64(row_bytes)).view(np.int64)
