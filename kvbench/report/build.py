@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from kvbench.files import or_usage_error, write_whole
 from kvbench.report import preamble
 from kvbench.report.document import (
+    ANSWER,
     DETAILS_FILE,
     PAGE_FILE,
     REPORT_FILE,
@@ -21,6 +22,7 @@ from kvbench.report.document import (
 from kvbench.report.model import Chapter, Code, Part, PartOrReason, Report, Section, Text, spans
 from kvbench.report.page import html_page
 from kvbench.report.sections import (
+    answer,
     cells,
     cliff,
     comparison,
@@ -64,6 +66,7 @@ def _engines(view: View) -> PartOrReason:
 _sizes: Final = attrgetter("block_sizes")
 # The tables of the questions come first, each with the config that measures it; then the details.
 SECTIONS: Final = (
+    Section(ANSWER, "Answer", answer.make, of_all=True, config="quick"),
     Section("order", "Access order: STREAM against ANY", order.make_section, config="order"),
     Section("models", "Models: copy by copy against batched", models.make, config="models"),
     Section("cliff", "Cliff: GB/s against block size", cliff.make, weight=_sizes, config="cliff"),
@@ -118,12 +121,10 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progres
             missing[section.name] = (f"{section.short_title}: ", command, f" ({'; '.join(reasons)})")
     if not chapters:
         chapters = [chapter for chapter, _ in [_chapter(CELLS, views)] if chapter]
-    answer = preamble.answer(views)
     return Report(
         views=views,
         host_note=preamble.host_note(views),
         headline=_headline(views, chapters),
-        answer=answer,
         first_warnings=[*preamble.first_warnings(views, len(unread)), *preamble.plug_ins(views)],
         runs=preamble.run_table(views),
         commands=[(f"{view.label}: ", Code(view.command)) for view in views],

@@ -79,13 +79,13 @@ def _named(report: Report) -> Iterator[tuple[str, DataTable]]:
     asked = [chapter for chapter in report.chapters if chapter.section.config in configs]
     others = [chapter for chapter in report.chapters if chapter not in asked]
     yield from ((chapter.section.name, table) for chapter in asked for table in chapter.part.tables)
-    yield from [(ANSWER, report.answer)] if report.answer else []
     yield from ((chapter.section.name, table) for chapter in others for table in chapter.part.tables)
 
 
 def _chat(report: Report) -> list[str]:
     """Return the answer in five lines: the machine, what to use, and the first warning."""
-    ways = grouped(report.answer.rows if report.answer else [], lambda row: plain(row[0]))
+    answer = table_named(_named(report), f"{ANSWER}:")
+    ways = grouped(answer.rows if answer else [], lambda row: plain(row[0]))
     uses = [f"{way}: " + "; ".join(f"{plain(row[1])}: {plain(row[2])}" for row in rows) for way, rows in ways.items()]
     lines = [*report.headline[:1], *uses, *report.first_warnings[:1], *report.headline[1:], *report.findings]
     return [*map(plain, lines)][:_CHAT_LINES]
@@ -98,8 +98,6 @@ def _first_page(report: Report) -> Iterator[str]:
         yield _list(report.headline)
     if report.first_warnings:
         yield "\n".join(f"> {line}" for line in _list(report.first_warnings).splitlines())
-    if report.answer:
-        yield f"## Answer\n\n{table_text(report.answer)}"
     for chapter in report.chapters:
         if chapter.section.config:
             yield from _chapter(chapter, chapter.part.tables[: chapter.part.first])

@@ -129,15 +129,14 @@ class Chapter:
 class Report:
     """Everything that a report says, in its order; what is empty is left out.
 
-    `host_note` says which runs are of no GPU; `answer` is what to use, or None; `headline` are lines beside it;
-    `first_warnings` say, shortly, what was wrong with whole runs; `runs` and `commands` are the runs and what made
-    them; `missing` says why sections, and runs that could not be read, are not there.
+    `host_note` says which runs are of no GPU; `headline` is what they were measured on; `first_warnings` say, shortly,
+    what was wrong with whole runs; `runs` and `commands` are the runs and what made them; `missing` says why sections
+    of the first page are not there, and `unread` which runs could not be read.
     """
 
     views: Sequence["View"]
     host_note: Text
     headline: Sequence[Text]
-    answer: DataTable | None
     first_warnings: Sequence[Text]
     runs: DataTable
     commands: Sequence[Text]

@@ -7,11 +7,9 @@ import pandas as pd
 
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.backend_facts import plug_ins_of
-from kvbench.errors import UsageError
 from kvbench.report.faults import HOST_COPIES, warnings_of, worst_faults
 from kvbench.report.model import Code, DataTable, Span, Strong, Text
 from kvbench.report.numbers import count, noun
-from kvbench.report.tables import by_clock_of
 from kvbench.report.view import (
     View,
     ceilings_text,
@@ -23,8 +21,7 @@ from kvbench.results import Note
 from kvbench.results.columns import NO_FIGURE
 from kvbench.results.replays import trace_text
 from kvbench.text import short
-from kvbench.tune.answer import rule_for_all
-from kvbench.tune.text import answer_lines, answer_table, origin
+from kvbench.tune.text import origin
 
 TITLE: Final = "KV-block swaps between host and GPU"
 _MOST_FAILURES: Final = 50
@@ -43,20 +40,6 @@ def headline(views: Sequence[View]) -> list[Text]:
     """Return what the runs of one machine were measured on."""
     runs = [view.run for view in views]
     return [*origin(runs)] if any(view.measured_ids for view in views) else []
-
-
-def answer(views: Sequence[View]) -> DataTable | None:
-    """Return what to use on the machine of the runs, None where there is nothing to choose from."""
-    runs = [view.run for view in views]
-    try:
-        rule = rule_for_all(runs)
-    except UsageError:
-        return None
-    table = answer_table(rule, runs)
-    labels = f"Runs: {', '.join(view.label for view in views)}"
-    measured = (f"{views[0].heading}: ", Code(views[0].command)) if len(views) == 1 else (labels,)
-    caption = (f"{by_clock_of(views[0], 'CUDA events')}. {table.caption} ", *measured)
-    return DataTable("What to use", table.header, table.rows, answer_lines(rule, runs), caption, left=3)
 
 
 def first_warnings(views: Sequence[View], unread: int) -> list[Text]:

@@ -32,7 +32,7 @@ INCLUDES: Final = {
 }
 
 
-def caption(view: View, cells: pd.DataFrame, clock: str, meanings: Iterable[str], settings: str) -> Text:
+def caption(view: View, cells: pd.DataFrame, clock: str, meanings: Iterable[str], settings: str) -> tuple[Span, ...]:
     """Return the caption of a table: its clock, samples, what its marks and words mean, and what measured it.
 
     `settings` says what the axes that the table does not show were set to.
@@ -48,7 +48,7 @@ def caption(view: View, cells: pd.DataFrame, clock: str, meanings: Iterable[str]
 
 def by_clock_of(view: View, text: str) -> str:
     """Return a text about figures with the events of the view's device: CUDA's, or those of host copies."""
-    return text.replace("CUDA events", "host events") if view.on_host else text
+    return text.replace("CUDA events", "Host events") if view.on_host else text
 
 
 def _meanings(table: Sequence[Sequence[Text]], bold: str) -> Iterator[str]:

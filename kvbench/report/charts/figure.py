@@ -15,6 +15,7 @@ import matplotlib.style
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 from kvbench.report.charts.palette import FAINT, GRID, TEXT
@@ -88,6 +89,9 @@ class Canvas(NamedTuple):
     panels: Sequence[tuple[Axes, Any]]
 
     def drawing(self) -> Drawing:
+        for text in self.figure.findobj(Text):
+            assert isinstance(text, Text)
+            text.set_text(_drawable(text.get_text()))
         svg, drawn, png = io.BytesIO(), io.BytesIO(), io.BytesIO()
         self.figure.savefig(svg, format="svg", metadata={"Date": None})
         self.figure.savefig(drawn, format="png", dpi=_DPI, pil_kwargs={"compress_level": 0})
@@ -104,7 +108,7 @@ def styled() -> Iterator[None]:
         yield
 
 
-def drawable(text: str) -> str:
+def _drawable(text: str) -> str:
     """Return `text` without what the charts' font has no glyphs for."""
     return "".join(
         char if char in _DRAWN or " " <= char <= "~" or "\N{NO-BREAK SPACE}" <= char <= "ÿ" else "?" for char in text
@@ -130,9 +134,9 @@ def new_canvas(
     head = [
         (part, style)
         for line, (letters, style) in zip((text.title, text.subtitle, text.warning), _HEAD, strict=True)
-        for part in textwrap.wrap(drawable(line), int(width * letters))
+        for part in textwrap.wrap(_drawable(line), int(width * letters))
     ]
-    foot = textwrap.wrap(drawable(text.footer), int(width * _LETTERS_PER_INCH))
+    foot = textwrap.wrap(_drawable(text.footer), int(width * _LETTERS_PER_INCH))
     longest = max((len(str(key.get_label())) for key in keys), default=0)
     keys_per_row = max(1, int(width / (0.85 + 0.085 * longest)))
     top = 0.2 + 0.24 * len(head)

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 from matplotlib.transforms import Bbox
 
-from kvbench.report.charts.figure import LEFT, RIGHT, Canvas, Drawing, drawable, new_canvas, styled
+from kvbench.report.charts.figure import LEFT, RIGHT, Canvas, Drawing, new_canvas, styled
 from kvbench.report.charts.palette import (
     FAINT,
     RATIO_KEYS,
@@ -69,7 +69,7 @@ def _line_canvas(plot: LinePlot, text: ChartText) -> Canvas:
     heights = [panel.ceiling for panel in panels if panel.ceiling is not None]
     limits = _limits(plot.y, [line for line in plot.lines if not line.second], heights)
     for ax, panel in canvas.panels:
-        ax.set_title(drawable(panel.title))
+        ax.set_title(panel.title)
         _scale_x(ax, plot)
         _scale_y(ax, plot.y, limits)
         if panel.ceiling is not None:
@@ -77,7 +77,7 @@ def _line_canvas(plot: LinePlot, text: ChartText) -> Canvas:
             _say(ax, f"ceiling {figure(panel.ceiling)}", (1, panel.ceiling), (-2, 3), FAINT, across="right")
         for x, said in panel.marked.items():
             ax.axvline(x, color=FAINT, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1.5)
-            ax.annotate(drawable(said), (x, 1), (3, -8), xycoords=("data", "axes fraction"), textcoords="offset points")
+            ax.annotate(said, (x, 1), (3, -8), xycoords=("data", "axes fraction"), textcoords="offset points")
         twin = _second(ax, plot) if plot.second else ax
         for line in panel.lines:
             _draw_line(twin if line.second else ax, line, bands=len(panel.lines) <= _MOST_BANDS)
@@ -100,7 +100,7 @@ def _second(ax: Axes, plot: LinePlot) -> Axes:
 def _say(ax: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], colour: str, across: str) -> None:
     """Write text beside a height of the axes; x is a share of their width, `offset` in points."""
     place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": across}
-    ax.annotate(drawable(text), at, offset, fontsize=7.5, color=colour, **place)
+    ax.annotate(text, at, offset, fontsize=7.5, color=colour, **place)
 
 
 def _draw_line(ax: Axes, line: PlotLine, *, bands: bool) -> None:
@@ -127,7 +127,7 @@ def _write_notes(ax: Axes, twin: Axes, lines: Iterable[PlotLine]) -> None:
                 taken.append(place)
                 colour, offset = ink_of(line.backend).text, (7, 3)
                 axes = twin if line.second else ax
-                axes.annotate(drawable(note), (x, y), offset, textcoords="offset points", fontsize=7.5, color=colour)
+                axes.annotate(note, (x, y), offset, textcoords="offset points", fontsize=7.5, color=colour)
 
 
 def _limits(axis: PlotAxis, lines: Iterable[PlotLine], others: Sequence[float]) -> tuple[float, float]:
@@ -208,7 +208,7 @@ def _line(line: PlotLine, x: Sequence[float], y: Sequence[float], *, joined: boo
         linewidth=4 if ink.wide else 1.7,
         marker=MarkerStyle(ink.marker),
         markersize=9 if ink.wide else 4.5,
-        label=drawable(line.label),
+        label=line.label,
         zorder=1.9 if ink.wide else 2,
     )
 
@@ -232,7 +232,7 @@ def _map_canvas(plot: MapPlot, text: ChartText, keys: Sequence[Patch]) -> Canvas
 
 def _draw_map(ax: Axes, panel: MapPanel) -> None:
     """Draw a map: sizes upward, numbers of blocks to the right; only what this panel has."""
-    ax.set_title(drawable(panel.title))
+    ax.set_title(panel.title)
     ax.grid(visible=False)
     ax.set_facecolor(_UNMEASURED)
     sizes, counts = panel.sizes, panel.counts

@@ -352,7 +352,7 @@ def test_every_table_and_chart_of_host_copies_says_so(tmp_path: Path) -> None:
     note = "Host copies on a CPU device: no GPU was involved."
     tables = [table for part in report.parts for table in part.tables]
     assert len(tables) > 8
-    assert all(said(table.caption).startswith(f"{note} host events") for table in tables)
+    assert all(said(table.caption).startswith(f"{note} Host events") for table in tables)
     assert all("EPYC, no GPU driver" in said(table.caption) for table in tables)
     assert said(report.host_note) == note
     assert report.charts

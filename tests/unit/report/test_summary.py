@@ -122,3 +122,16 @@ def test_a_crossover_is_the_size_from_which_batched_copies_stay_faster(tmp_path:
     rows = {said(row[1]): [said(text) for text in row[2:]] for row in table.rows}
     assert [float(text) for text in rows["16 KiB, alternate-8"]] == pytest.approx([16, 10], rel=0.01)
     assert [rows[f"crossover, {sms} SMs"][-1] for sms in (12, 16)] == ["from 16 KiB", "from 32 KiB"]
+
+
+def test_arms_that_were_measured_in_turn_are_compared_sample_by_sample(tmp_path: Path) -> None:
+    """One visit, in which the machine becomes twice as slow: medians of visits could not tell."""
+    cells = [cell for cell in synthetic.order_cells() if cell.direction is Direction.H2D and cell.blocks == 64][:3]
+    visits = []
+    for cell in cells:
+        drift = [100.0 * (1 + number / 40) * (0.99 if cell.order is Order.ANY else 1.0) for number in range(40)]
+        visit = synthetic.visit(cell, 100.0, count=40)
+        times = msgspec.structs.replace(visit.samples, event_us=drift, wall_us=drift)
+        visits.append(msgspec.structs.replace(visit, samples=times, group="one", span_ns=(0, 1)))
+    table = part_of(made_report(tmp_path, visits), "order").tables[0]
+    assert [said(row[5]) for row in table.rows] == ["-1.0% (-1.0 to -1.0)"]
