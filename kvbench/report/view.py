@@ -16,7 +16,7 @@ import pandas as pd
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_in_turn, compare_visits
 from kvbench.analysis.margins import IN_TURN
-from kvbench.cells.axes import Reuse, StreamState
+from kvbench.cells.axes import ListPlace, Reuse, StreamState
 from kvbench.cells.axis import Role
 from kvbench.cells.backend_facts import BATCHED, EMPTY, marked, plug_ins_of
 from kvbench.cells.cell import AXES, axes_of
@@ -65,11 +65,14 @@ def pin(cells: pd.DataFrame, shown: tuple[str, ...]) -> Pinned:
     """Keep, per backend and direction, one value of every side axis that is not shown: the one with most cells.
 
     SMs are the exception that a rule makes: a swap keeps the count that swaps of its size have elsewhere.
-    Where a backend was measured without an axis, cells that were skipped for a value on it go. Cells with a queue have
-    a section of their own: they stay only where `QUEUE` is shown. `cells` are rows of a view, which are `spelled_out`.
+    Where a backend was measured without an axis, cells that were skipped for a value on it go. Cells with a queue, and
+    gathers by ids on the GPU, have sections of their own: they stay only where `QUEUE` or `list` is shown. `cells` are
+    rows of a view, which are `spelled_out`.
     """
     if not set(QUEUE) <= set(shown):
         cells = unqueued(cells)
+    if "list" not in shown:
+        cells = cells[~(cells["list"] == ListPlace.GPU).to_numpy(bool, na_value=False)]
     # the workload first: what a backend's rule chooses depends on it
     axes = sorted((axis for axis in SIDE_AXES if axis not in shown), key=lambda axis: axis not in _HOT)
     hidden: dict[str, set[str]] = {axis: set() for axis in axes}

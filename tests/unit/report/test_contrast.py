@@ -245,6 +245,12 @@ def test_other_sections_prefer_fresh_scattered_blocks(tmp_path: Path) -> None:
     assert shown.hidden["pool"] == {"dense"}
 
 
+def test_gathers_stay_out_of_other_sections(tmp_path: Path) -> None:
+    cells = [replace(GATHER, blocks=rows, sms=ctas) for rows in (16, 64, 2048) for ctas in (1, 4, 8, 132)]
+    report = made_report(tmp_path, synthetic.rounds(cells, lambda _: 10.0))
+    assert sections_of(report) == ["gathers"]
+
+
 def test_depths_that_the_queue_did_not_hold_are_marked_and_the_knee_stands_below(tmp_path: Path) -> None:
     report = made_report(tmp_path, synthetic.rounds(synthetic.queue_cells(), synthetic.queue_gbps))
     (table,) = part_of(report, "queue").tables
