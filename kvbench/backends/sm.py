@@ -174,8 +174,7 @@ class Sm:
 
     def _gather(self, request: SwapRequest) -> PreparedSwap:
         memory, row_bytes = request.memory, request.cell.block_bytes
-        if self._device is not request.device:
-            self._device, self._kernels, self._gathers = request.device, {}, {}
+        self._load_on(request.device)
         if row_bytes not in self._gathers:
             bits = _bits(memory.kernel_sources) | _bits(memory.kernel_destinations) | row_bytes
             word_bytes = next(size for size in (16, 8, 4, 1) if bits % size == 0)
@@ -186,10 +185,13 @@ class Sm:
         swap = GatherSwap(self._gathers[row_bytes], memory.kernel_sources, memory.kernel_destinations, sms)
         return PreparedSwap(swap, Mechanism.SM_KERNEL, stage=swap.stage)
 
-    def kernel(self, device: Device, shape: KernelShape) -> SmKernel:
-        """Compiled and loaded once for a device."""
+    def _load_on(self, device: Device) -> None:
         if self._device is not device:
             self._device, self._kernels, self._gathers = device, {}, {}
+
+    def kernel(self, device: Device, shape: KernelShape) -> SmKernel:
+        """Compiled and loaded once for a device."""
+        self._load_on(device)
         if shape not in self._kernels:
             self._kernels[shape] = SmKernel(
                 device.driver,

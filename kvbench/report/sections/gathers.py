@@ -10,8 +10,8 @@ from kvbench.analysis.curves import knee
 from kvbench.analysis.margins import KNEE
 from kvbench.cells.axes import ListPlace
 from kvbench.report.model import Text
-from kvbench.report.numbers import bytes_size, count, figure
-from kvbench.report.sections.contrast import BLOCKS, Contrast, ContrastSide, Figure, Line
+from kvbench.report.numbers import bytes_size, count, figure, noun
+from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key, Line
 from kvbench.report.tables import microseconds
 from kvbench.report.view import Pinned, Row, View, pin, where
 
@@ -57,7 +57,9 @@ def _fits(side: ContrastSide) -> Sequence[tuple[Sequence[str], Mapping[str, Text
 
 def _grids(side: ContrastSide) -> list[Figure]:
     arms = sorted(side.arms, key=lambda arm: (len(arm), arm))
-    return [Figure(f"{arm} CTAs" if arm.isdigit() else arm, arm, microseconds("swap_us_median")) for arm in arms]
+    return [
+        Figure(noun(int(arm), "CTA") if arm.isdigit() else arm, arm, microseconds("swap_us_median")) for arm in arms
+    ]
 
 
 def _best_rate(line: Line) -> str:
@@ -92,7 +94,7 @@ GATHERS: Final = Contrast(
     needed=f"it needs {_MIN_ROWS} numbers of rows gathered by ids on the GPU (list=gpu)",
     select=_gathers,
     apart=("backend", "block_bytes"),
-    keys=(BLOCKS,),
+    keys=(Key("Rows", ("blocks",), lambda row: count(row["blocks"])),),
     title=lambda side: (
         f"{side.first['backend']}, rows of {bytes_size(side.first['block_bytes'])}: us from the launch of a CUDA graph "
         "to completion, by thread blocks (CTAs)"
@@ -105,7 +107,7 @@ GATHERS: Final = Contrast(
     },
     last=_fits,
     notes=lambda _: [
-        f"Blocks: rows of a gather, n. M rows/s: at the best grid. Suffice: the fewest CTAs within {KNEE.fraction:.0%} "
+        "Rows: n. M rows/s: at the best grid. Suffice: the fewest CTAs within {KNEE.fraction:.0%} "
         f"of the best, interval included. Fit: us, with n up to {count(_FITTED_ROWS)}",
     ],
     find=_suffices,

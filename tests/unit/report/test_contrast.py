@@ -147,7 +147,7 @@ CASES = (
         "gathers",
         [replace(GATHER, blocks=rows, sms=ctas) for rows in (16, 64, 2048, 110_592) for ctas in (1, 4, 132)],
         lambda cell: cell.swap_bytes / 1e3 / gather_us(cell),
-        ["Blocks", "1 CTAs", "4 CTAs", "132 CTAs", "M rows/s", "CTAs that suffice"],
+        ["Rows", "1 CTA", "4 CTAs", "132 CTAs", "M rows/s", "CTAs that suffice"],
         ["2 048", "206", "57.2", "56.0", "36.6", "4"],
         "sm gathers rows of 656 B in 6.00 us + n / 41.0 M; 4 CTAs are within 5% of the best.",
         lambda cell: cell.blocks > 64,
