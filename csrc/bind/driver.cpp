@@ -36,7 +36,8 @@ void driver(nb::module_& m) {
       .def_ro("compute_minor", &DeviceInfo::compute_minor)
       .def_ro("sm_count", &DeviceInfo::sm_count)
       .def_ro("shared_bytes", &DeviceInfo::shared_bytes)
-      .def_ro("numa_node", &DeviceInfo::numa_node);
+      .def_ro("numa_node", &DeviceInfo::numa_node)
+      .def_ro("integrated", &DeviceInfo::integrated);
 
   nb::class_<Driver>(m, "Driver", "A device for swaps.")
       .def_prop_ro("info", &Driver::info)

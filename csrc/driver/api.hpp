@@ -45,6 +45,7 @@ inline constexpr unsigned kFlagPreferOverlapWithCompute = 1;
 
 enum DeviceAttribute : int {
   kMultiprocessorCount = 16,
+  kIntegrated = 18,
   kPciBusId = 33,
   kComputeCapabilityMajor = 75,
   kComputeCapabilityMinor = 76,

@@ -398,6 +398,7 @@ class CudaDriver final : public Driver {
     info_.compute_minor = attribute(cuda::kComputeCapabilityMinor);
     info_.sm_count = attribute(cuda::kMultiprocessorCount);
     info_.shared_bytes = attribute(cuda::kMaxSharedMemoryPerBlockOptin);
+    info_.integrated = attribute(cuda::kIntegrated) != 0;
     int node = -1;
     // Drivers before 12.2 do not have this attribute.
     if (api_.device_get_attribute(&node, cuda::kHostNumaId, device_) == cuda::kSuccess) info_.numa_node = node;

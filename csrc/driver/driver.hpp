@@ -81,8 +81,9 @@ struct DeviceInfo {
   int compute_major = 0;
   int compute_minor = 0;
   int sm_count = 0;
-  int shared_bytes = 0;  ///< maximum shared memory of a thread block, static and dynamic
-  int numa_node = -1;    ///< host node nearest to the device, -1 if unknown
+  int shared_bytes = 0;     ///< maximum shared memory of a thread block, static and dynamic
+  int numa_node = -1;       ///< host node nearest to the device, -1 if unknown
+  bool integrated = false;  ///< its memory is the host's
 };
 
 struct Memory {

@@ -55,7 +55,8 @@ Result device_get(int* device, int ordinal) {
 Result device_text(char* text, int length, int) {
   return std::strncpy(text, "Fake GPU", static_cast<std::size_t>(length)), outcome("cuDeviceGetName");
 }
-Result attribute(int* value, int, int) { return *value = 9, kSuccess; }
+/// Device 1 is integrated.
+Result attribute(int* value, int which, int device) { return *value = which == 18 ? device : 9, kSuccess; }
 Result retain(void** context, int device) { return ++asked.contexts, *context = contexts + device, kSuccess; }
 Result release(int) { return --asked.contexts, kSuccess; }
 Result set_current(void* context) { return current = context, kSuccess; }

@@ -207,6 +207,7 @@ void a_stream_of_high_priority_has_the_greatest() {
 void each_device_keeps_to_its_context() {
   const auto first = open_cuda(0, library(12080));
   const auto second = open_cuda(1, library(12080));  // which makes its own context current
+  check::that(!first->info().integrated && second->info().integrated, "which one shares the memory of the host");
   check::equal(first->free_memory().free_bytes, std::size_t{1}, "free memory of the first");
   check::equal(second->free_memory().free_bytes, std::size_t{2}, "free memory of the second");
   const OwnedStream stream(second);
