@@ -114,9 +114,9 @@ def swept(folder: Path, *arguments: str | Path, env: dict[str, str] | None = Non
     return folder / name
 
 
-def output(*arguments: str | Path, columns: int = 80) -> str:
+def output(*arguments: str | Path) -> str:
     """Return what `kvbench ARGUMENTS…` prints about runs; it has to end with exit code 0."""
-    done = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": str(columns)})
+    done = CliRunner().invoke(app, [*map(str, arguments)])
     assert done.exit_code == 0, done.output
     return done.output
 

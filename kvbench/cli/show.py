@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -193,7 +194,8 @@ def print_answer(
         if not answers:
             shown = text.answer_table(rule, runs)
             print_rows(shown.rows, shown.header)
-            print_lines([shown.caption, *text.answer_lines(rule, runs)])
+            listing = shlex.join(["kvbench", "show", *(str(run.path) for run in runs), "--open"])
+            print_lines([shown.caption, *text.answer_lines(rule, runs, listing)])
         _print_models(rule, swaps, lines, prefill)
         print_lines(f"Warning: {fault}" for fault in faults)
     if policy is not None:
@@ -305,7 +307,7 @@ def _show_machines(runs: "Sequence[Run]", *, as_json: bool) -> None:
         texts = {name: dict(zip(header[1:], row, strict=True)) for name, *row in rows}
         typer.echo(json.dumps({"side_by_side": texts, "notes": notes, "machines": answers}, indent=2))
         return
-    print_rows(rows, header, wrap=True)
+    print_rows(rows, header)
     print_lines(notes)
 
 

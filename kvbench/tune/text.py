@@ -1,6 +1,7 @@
 """The words of an answer: in a terminal, in a report, and as JSON."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -140,9 +141,12 @@ def _ceilings(runs: Sequence[Run]) -> dict[Direction, float]:
     return {direction: median(gbps) for direction, gbps in rates.items() if gbps}
 
 
-def answer_lines(rule: Rule, runs: Sequence[Run]) -> list[str]:
-    """Return what an answer says beside its table: what is undecided, what it costs, and how engines compare."""
-    lines = [_undecided(rule), _cost(costs_of(rule))]
+def answer_lines(rule: Rule, runs: Sequence[Run], listing: str = "") -> list[str]:
+    """Return what an answer says beside its table: what is undecided, what it costs, and how engines compare.
+
+    `listing` is the command that lists what is undecided.
+    """
+    lines = [_undecided(rule, listing), _cost(costs_of(rule))]
     lines += sms_notes((part.choice for parts in rule.parts.values() for part in parts), runs)
     gains = gains_of(rule, runs)
     for engine in engines().values():
@@ -265,7 +269,7 @@ def prefill_lines(lines: Sequence[TokenLine], prefill: float) -> Iterator[str]:
         yield f"{line.model}, {call}: {text}"
 
 
-def _undecided(rule: Rule) -> str:
+def _undecided(rule: Rule, listing: str) -> str:
     """Return where nothing can be told apart from batched copies, and at how many shapes another run could differ."""
     stays = [str(kind) for kind, parts in rule.parts.items() if all(part.choice.backend == BATCHED for part in parts)]
     text = f"No method is told apart from {BATCHED}: {', '.join(stays)}. " if stays else ""
@@ -273,7 +277,7 @@ def _undecided(rule: Rule) -> str:
     undecided = [one for one in answers if not one.decided]
     few = any(len(one.measured.visits_of(one.choice)) < MIN_PAIRS for one in undecided)
     why = f" (fewer than {MIN_PAIRS} visits decide nothing)" if few else ""
-    more = ": list them with --open" if undecided else ""
+    more = f"; to list them: {listing}" if undecided and listing else ""
     return f"{text}{len(undecided)} of {counted(len(answers), 'shape')} undecided, each taken alone{why}{more}"
 
 
@@ -347,8 +351,17 @@ def row(answer: Answer) -> list[str]:
         "-" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}",
         f"{one.gbps_of(choice):.1f}",
         f"{one.caller_us[choice]:.1f}",
-        "; ".join(other.label for other in answer.others) or "-",
+        _labels(answer.others) or "-",
     ]
+
+
+def _labels(choices: Iterable[Choice]) -> str:
+    """Return "sm (2, 4 SMs); batched": choices that differ in their SMs are one."""
+    sms: dict[str, list[str]] = {}
+    for choice in choices:
+        match = re.fullmatch(r"(.+) \((\d+) SMs?\)", choice.label)
+        sms.setdefault(match[1] if match else choice.label, []).extend(match.groups()[1:] if match else ())
+    return "; ".join(f"{name} ({', '.join(counts)} SMs)" if counts else name for name, counts in sms.items())
 
 
 def row_model(load: Load) -> list[str]:

@@ -65,7 +65,7 @@ def test_a_warning_and_the_cost_stand_beside_every_direction_and_state(tmp_path:
     rounds = synthetic.rounds(synthetic.cliff_cells((256,)), ragged, noise=0.001)
     slow = Ceiling(direction="h2d", round=1, swap_bytes=1 << 30, event_us=[1e5])
     run = synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *rounds, slow])
-    lines = output("show", run, columns=200).splitlines()
+    lines = output("show", run).splitlines()
     for way in Direction:
         rows = " ".join(line for line in lines if line.startswith(f"{way} "))
         assert all(state in rows for state in synthetic.STATES)
@@ -118,7 +118,7 @@ def test_machines_stand_side_by_side_in_80_columns(run: Path, tmp_path: Path, mo
     records = synthetic.rounds(synthetic.cliff_cells((256,))[:8], lambda _: 20.0)
     card = "Another card of many words, more than fit"
     other = synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *records], synthetic.info(card))
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("kvbench.cli.tables.room", lambda: 80)
     for runs in ((run, other), (other, run)):
         header, *rows = output("show", *runs).splitlines()
         assert max(map(len, rows)) <= 80

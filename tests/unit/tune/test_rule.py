@@ -410,14 +410,14 @@ def test_the_answer_says_from_which_runs_on_merged_copies_would_be_the_choice(
 
 def test_the_table_and_what_is_open_are_printed_on_request(tmp_path: Path) -> None:
     run = run_of(tmp_path, crossing)
-    *_, alike, header, _ = output("show", run.path, "--table", columns=200).splitlines()[:5]
+    *_, alike, header, _ = output("show", run.path, "--table").splitlines()[:5]
     assert alike.startswith("Not told apart: within 3%")
     assert "Thread us" in header
-    rows = output("show", run.path, "--table", columns=200).splitlines()[4:]
+    rows = output("show", run.path, "--table").splitlines()[4:]
     assert len(rows) == len(SIZES) * len(COUNTS)
     assert output("show", run.path, "--open").endswith("in another run\n  nothing\n")
     noisy = run_of(tmp_path / "noisy", lambda cell: 20.0 if cell.sms else 19.5, noise=0.5)
-    assert re.search(r"h2d idle, \d+ x \d+ KiB: batched, or sm", output("show", noisy.path, "--open", columns=200))
+    assert re.search(r"h2d idle, \d+ x \d+ KiB: batched, or sm", output("show", noisy.path, "--open"))
 
 
 @pytest.mark.parametrize(("api", "batched"), [("13.0", "batched order=any"), ("13.1", "batched order=any overlap=on")])
