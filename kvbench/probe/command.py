@@ -110,7 +110,7 @@ def answer_columns(result: Result) -> tuple[str, str, str]:
     outcome = result.found
     if isinstance(outcome, Unanswered):
         return f"{'off' if outcome.off else 'no answer'}: {outcome.reason}", "", ""
-    evidence = f"{outcome.of}: {outcome.number:.4g} {outcome.unit}".strip()
+    evidence = f"{outcome.of}: {_digits(outcome.number)} {outcome.unit}".strip()
     return outcome.answer, evidence, "expected" if outcome.expected else "surprising"
 
 
@@ -118,7 +118,10 @@ def _figures(report: ProbeReport) -> Iterator[tuple[str, str]]:
     for result in (*report.results, report.health):
         if isinstance(result.found, ProbeFinding) and result.found.figures:
             figures = result.found.figures.items()
-            shown = (
-                f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in figures
-            )
+            shown = (f"{name} {_digits(value) if isinstance(value, float) else value}" for name, value in figures)
             yield result.name, ", ".join(shown)
+
+
+def _digits(value: float) -> str:
+    """Return a number with four significant digits, or whole."""
+    return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:.0f}"

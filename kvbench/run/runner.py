@@ -17,7 +17,7 @@ from kvbench.cells.backend_facts import AUTO, COPIER, TRITON, BackendFacts
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.device_facts import CEILING_BYTES, DeviceFacts
 from kvbench.cells.policy import NO_POLICY
-from kvbench.errors import MismatchError, UsageError, brief
+from kvbench.errors import MismatchError, UsageError
 from kvbench.machine.doctor import EngineReport
 from kvbench.machine.observation import identity, observe
 from kvbench.results import Ceiling, Run, RunInfo, RunWriter, Scalar, load_run
@@ -31,9 +31,10 @@ from kvbench.sweep.checks import TORCH_BYTES
 from kvbench.sweep.installed import asked_for, installed
 from kvbench.sweep.plan import Plan, expand
 from kvbench.sweep.spec import SweepSpec
-from kvbench.text import convert
+from kvbench.text import convert, shown
 
 _MOST_FIELDS: Final = 4
+_LIBRARIES: Final = {"torch", "triton"}
 _OWN: Final = ("", "kvbench")  # the first for a backend that does not load
 
 
@@ -127,13 +128,15 @@ def plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
     machine |= {name: run.info.identity[name] for name in without & run.info.identity.keys()}
     if identity_hash(machine) != run.info.identity_hash:
         fields = differences(run.info.identity, machine) or ["its record was changed"]
+        libraries = all(text.partition(":")[0] in _LIBRARIES for text in fields)
+        other = "used other libraries" if libraries else "is of another machine"
         more = f"; and {len(fields) - _MOST_FIELDS} more fields" if len(fields) > _MOST_FIELDS else ""
         changed = "; ".join(fields[:_MOST_FIELDS]) + more
-        raise MismatchError(f"--resume {run.path}: the run is of another machine ({changed})")
+        raise MismatchError(f"--resume {run.path}: the run {other} ({changed})")
     if plan is None:
         raise MismatchError(
-            f"--resume {run.path}: the run is of a device of kind {brief(device.kind)!r}, "
-            f"this is {opened.device.kind!r}"
+            f"--resume {run.path}: the run is of a device of kind {shown(device.kind)}, "
+            f"this is {shown(opened.device.kind)}"
         )
     here = {facts.name: facts for facts in opened.backends}
     used = {cell.backend for cell in plan.cells}
@@ -152,7 +155,7 @@ def _unused_libraries(cells: Sequence[Cell], backends: Sequence[BackendFacts]) -
     used = {cell.backend for cell in cells}
     kernels = used & {AUTO, COPIER, TRITON, *(one.name for one in backends if one.package.split("==")[0] not in _OWN)}
     with_torch = kernels or any(cell.neighbour in TORCH_BYTES for cell in cells)
-    return set() if kernels else {"triton"} if with_torch else {"torch", "triton"}
+    return set() if kernels else {"triton"} if with_torch else _LIBRARIES
 
 
 @contextmanager
