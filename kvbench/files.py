@@ -150,8 +150,12 @@ def read_toml(path: Path) -> dict[str, Any]:
     with read_as("TOML"):
         if path.is_dir():
             raise UsageError("is a directory, not a TOML file")
-        if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
-            raise UsageError("is not a TOML file of up to 1 MiB")
+        if not path.exists():
+            raise UsageError("does not exist")
+        if not path.is_file():
+            raise UsageError("is not a regular file")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise UsageError("is larger than 1 MiB")
         return tomllib.loads(path.read_bytes().decode())
 
 

@@ -29,8 +29,8 @@ from kvbench.cells.axis import (
 from kvbench.cells.device_facts import HARDWARE_QUEUES
 from kvbench.cells.pattern import AS_PATTERN, CONTIGUOUS, DESCENDING, SHUFFLED, Pattern
 from kvbench.cells.units import KIB
-from kvbench.errors import UsageError, brief
-from kvbench.text import hint
+from kvbench.errors import UsageError
+from kvbench.text import hint, shown
 
 EQUAL: Final = "equal"
 AxisTexts = dict[str, str | None]
@@ -254,7 +254,7 @@ AXES: Final = _entries(Cell)
 
 def axis_named(name: str) -> Axis:
     if name not in AXES:
-        raise UsageError(f"unknown axis {brief(name)!r}; {hint(name, AXES, 'the axes are ' + ', '.join(AXES))}")
+        raise UsageError(f"unknown axis {shown(name)}; {hint(name, AXES, 'the axes are ' + ', '.join(AXES))}")
     return AXES[name]
 
 

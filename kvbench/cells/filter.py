@@ -10,8 +10,8 @@ from typing import Final
 from kvbench.cells.axis import Axis, AxisValue, size
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.units import parse_size
-from kvbench.errors import UsageError, brief
-from kvbench.text import hint, located
+from kvbench.errors import UsageError
+from kvbench.text import hint, located, shown
 
 SWAP_BYTES: Final = Axis(
     "bytes per swap: blocks x block size", "2GiB", parse_size, size, ranged=True, name="swap_bytes", field="swap_bytes"
@@ -51,21 +51,21 @@ class Filter:
     @classmethod
     def parse(cls, text: str) -> "Filter":
         """Read one condition in the form that `str` writes; raises UsageError."""
-        with located(f"filter {brief(text)!r}"):
+        with located(f"filter {shown(text)}"):
             match = _CONDITION.fullmatch(text.strip())
             if match is None:
                 raise UsageError(_GRAMMAR)
             name, sign, alternatives = match.groups()
             axis = _FILTERED.get(name)
             if axis is None:
-                raise UsageError(f"unknown axis {brief(name)!r}; {hint(name, _FILTERED)}")
+                raise UsageError(f"unknown axis {shown(name)}; {hint(name, _FILTERED)}")
             if sign in _COMPARISONS and not axis.ranged:
                 raise UsageError(f"axis {name} has no order; compare it with = or !=")
             if sign in _COMPARISONS and "|" in alternatives:
                 raise UsageError("alternatives with | require = or !=")
             values = tuple(dict.fromkeys(axis.parse_one(item.strip()) for item in alternatives.split("|")))
             if name == "sms" and 0 in values:
-                raise UsageError("a cell has a number of SMs, not 'all'; write the number")
+                raise UsageError("a cell has a number of SMs, not all; write the number")
         return cls(name, sign, values)
 
     def holds(self, cell: Cell) -> bool:

@@ -5,6 +5,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kvbench.text import shown
+
 _PLAIN_ORDERS: Final = ("shuffled", "contiguous", "descending")
 _RUNS: Final = ("runs", "turning", "runs-geometric")
 _MAX_TERMS: Final = 16
@@ -96,7 +98,7 @@ class Pattern:
         pattern = replace(tensors, order=order if tail else None) if tensors else order
         ordered = pattern is not None and (pattern.order == SHUFFLED or (tail and pattern.kind == "fragments"))
         if pattern is None or str(pattern) != text or ordered:
-            raise ValueError(f"{text!r} is not a pattern; {_RIGHT}")
+            raise ValueError(f"{shown(text)} is not a pattern; {_RIGHT}")
         return pattern
 
     @classmethod

@@ -18,9 +18,9 @@ import tomli_w
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.backend_facts import BATCHED, MERGED, NO_CHOICES, PER_BLOCK, PRIMED, SM, marked, method_label
 from kvbench.cells.cell import AXES, Cell
-from kvbench.errors import UsageError, brief
+from kvbench.errors import UsageError
 from kvbench.files import read_toml
-from kvbench.text import Line, convert, located
+from kvbench.text import Line, convert, located, shown
 
 NO_POLICY: Final = "auto had no policy and used its built-in defaults; build a policy with kvbench tune -p FILE"
 FORMAT: Final = 1
@@ -73,16 +73,16 @@ class Choice:
         backend, *settings = text.split(" ")
         AXES["backend"].parse_one(backend)
         if backend in NO_CHOICES:
-            raise UsageError(f"choice {brief(text)!r}: {backend} is not a backend that a policy can choose")
+            raise UsageError(f"choice {shown(text)}: {backend} is not a backend that a policy can choose")
         pairs = tuple((name, value) for name, _, value in (setting.partition("=") for setting in settings))
         names = {name for name, _ in pairs}
         if len(names) < len(pairs) or not names <= set(CHOSEN_AXES):
             raise UsageError(
-                f"choice {brief(text)!r}: write a backend, then axis=value of {', '.join(CHOSEN_AXES)}, each once"
+                f"choice {shown(text)}: write a backend, then axis=value of {', '.join(CHOSEN_AXES)}, each once"
             )
         for name, value in pairs:
             if AXES[name].parse_one(value) == 0 and name == "sms":
-                raise UsageError(f"choice {brief(text)!r}: write the number of SMs, not 'all'")
+                raise UsageError(f"choice {shown(text)}: write the number of SMs, not all")
         return cls(backend, pairs)
 
     @classmethod
@@ -160,7 +160,7 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         if len(set(kinds)) < len(kinds):
             raise ValueError("two tables have the same direction and stream state")
         if other := sorted(self.workload.keys() - set(WORKLOAD_AXES)):
-            raise ValueError(f"workload: {brief(other[0])!r} is not one of {', '.join(WORKLOAD_AXES)}")
+            raise ValueError(f"workload: {shown(other[0])} is not one of {', '.join(WORKLOAD_AXES)}")
 
     def check_machine(self, device: str, driver: str) -> str | None:
         """Return a warning for another version of the driver, or None; "" is none.
@@ -170,8 +170,8 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         """
         if self.device != device:
             raise UsageError(
-                f"policy: it was measured on {brief(self.device)!r}, this is {device!r}; build one here with kvbench "
-                "show RUN -p FILE"
+                f"policy: it was measured on {shown(self.device)}, this is {shown(device)}; build one here with "
+                "kvbench show RUN -p FILE"
             )
         was, now = self.driver or "none", driver or "none"
         same = self.driver == driver

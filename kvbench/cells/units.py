@@ -3,6 +3,8 @@
 import re
 from typing import Final
 
+from kvbench.text import shown
+
 KIB: Final = 1024
 MIB: Final = 1024**2
 _FACTORS: Final = {"": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": KIB**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -18,13 +20,13 @@ def parse_size(text: str) -> int:
     factor = _FACTORS.get(match[2]) if match else None
     if match is None or factor is None:
         raise ValueError(
-            f"{text!r} is not a size; write a number of bytes, or a number with B, KiB, MiB, GiB, KB, MB or GB"
+            f"{shown(text)} is not a size; write a number of bytes, or a number with B, KiB, MiB, GiB, KB, MB or GB"
         )
     whole, _, fraction = match[1].partition(".")
     scale = int("1" + "0" * len(fraction))
     scaled = int(whole + fraction) * factor
     if scaled % scale:
-        raise ValueError(f"{text!r} is not a whole number of bytes")
+        raise ValueError(f"{shown(text)} is not a whole number of bytes")
     return scaled // scale
 
 

@@ -183,10 +183,12 @@ def run(arguments: list[str]) -> int:
 
 
 def _check_text(arguments: list[str]) -> None:
-    """Raise UsageError for an argument that is not UTF-8, which run.json and messages between processes cannot hold, or
-    that has control characters, which no name of a file or axis needs.
+    """Raise UsageError for an argument that is empty, as an unset variable leaves it, that is not UTF-8, which run.json
+    and messages between processes cannot hold, or that has control characters, which no name of a file or axis needs.
     """
-    for argument in arguments:
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        if not argument or (argument.startswith("--") and argument.endswith("=")):
+            raise UsageError(f"{brief(argument or before)}: the value is empty")
         if any(ord(char) < 32 or ord(char) == 127 for char in argument):
             raise UsageError(f"argument {brief(argument)}: not one line of printable text")
         try:

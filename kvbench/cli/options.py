@@ -13,6 +13,7 @@ import typer
 
 from kvbench._version import __version__, commit
 from kvbench.cells.cell import AXES
+from kvbench.errors import UsageError
 from kvbench.results.rundir import RUN_FILE
 from kvbench.sweep.installed import installed
 from kvbench.text import HIDDEN, plain_type
@@ -48,7 +49,12 @@ def with_struct_options(command: Callable[..., None]) -> Callable[..., None]:
         for name, struct_options in options.items():
             values = {option.name: given.pop(option.name) for option in struct_options}
             given[name] = {key: value for key, value in values.items() if value is not None}
-        command(**given)
+        try:
+            command(**given)
+        except UsageError as error:
+            name, _, why = str(error).partition(": ")
+            asked = why and any(name in given[of] for of in options)
+            raise UsageError(f"--{name.replace('_', '-')}: {why}" if asked else str(error)) from None
 
     spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
     spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

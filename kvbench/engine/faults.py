@@ -12,6 +12,7 @@ from typing import Final
 from kvbench.cells.cell import Cell
 from kvbench.cells.filter import Filter, parse_filters
 from kvbench.errors import UsageError
+from kvbench.text import shown
 
 KINDS: Final = {
     "error@call": "the N-th copy call of a visit fails",
@@ -65,6 +66,6 @@ def _parse_one(text: str, option: str) -> Fault:
     match = _FAULT.fullmatch(text)
     if match is None or match[1] not in KINDS:
         raise UsageError(
-            f"{option} {text!r}: not a fault; write KIND=NUMBER [when FILTER] with KIND one of {', '.join(KINDS)}"
+            f"{option} {shown(text)}: not a fault; write KIND=NUMBER [when FILTER] with KIND one of {', '.join(KINDS)}"
         )
     return Fault(match[1], float(match[2]), tuple(parse_filters(match[3])) if match[3] else ())

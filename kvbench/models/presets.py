@@ -153,5 +153,6 @@ def find_model(name_or_path: str, kv_dtype: KvDtype | None = None, speculative: 
         )
     if name_or_path.endswith(".json") or "/" in name_or_path or path.is_dir():
         return read_config_json(path, kv_dtype, speculative)
-    near = hint(name_or_path, tables, "list the presets with kvbench list models, or give the path of a config.json")
+    otherwise = "list the presets with kvbench list models, or give the path of a config.json"
+    near = "a suffix is @tpN or @tokensN" if "@" in name_or_path else hint(name_or_path, tables, otherwise)
     raise UsageError(f"model {shown(name_or_path)}: kvbench ships no model of that name; {near}")

@@ -71,6 +71,8 @@ def load_config(path: Path, choice: ModelChoice | None = None) -> SweepSpec:
         if not path.exists():
             raise UsageError(f"file not found; shipped configs: {', '.join(shipped_configs())}")
         table = read_toml(path)
+        if not table:
+            raise UsageError("is empty; to sweep the default config, leave the argument out")
         misplaced = [key for key in table if key in AXES]
         if misplaced:
             raise UsageError(f"{misplaced[0]} is an axis; write it under [axes] or [[group]]")
@@ -118,7 +120,8 @@ def _as_text(axis: Axis, value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and axis.ranged:
         return shown(value)
     right = "true, false, " if switch else "a number, " if axis.ranged else ""
-    raise UsageError(f"{axis.name}: {shown(value)} is not {right}a string such as {axis.example!r}, or a list of these")
+    right += f"a string such as {shown(axis.example)}, or a list of these"
+    raise UsageError(f"{axis.name}: {shown(value)} is not {right}")
 
 
 def _limits(options: Mapping[str, object]) -> Limits:

@@ -220,7 +220,7 @@ def parse_assignments(items: Iterable[str]) -> dict[str, str]:
     assignments: dict[str, str] = {}
     for item in items:
         name, equals, values = (part.strip() for part in item.partition("="))
-        if not (name and equals and values):
+        if not (name and equals):  # an axis refuses an empty value itself
             raise UsageError(f"-a {brief(item)}: not an assignment; write axis=values, for example -a blocks=16,64,256")
         if name in assignments:
             both = brief(f"{name}={assignments[name]},{values}")

@@ -89,7 +89,7 @@ def test_a_geometric_range_stays_inside_its_ends(low: int, span: int, factor: in
         ("block_size", "4KiB:64:x2", "64 has no unit; write 4KiB:64KiB:x2"),
         ("block_size", "4096:64KiB:x2", "4096 has no unit; write 4096B:64KiB:x2"),
         ("block_size", "17GiB", "axis block_size=17GiB: not a size from 1B to 16GiB"),
-        ("block_size", "4Kb", "axis block_size=4Kb: '4Kb' is not a size"),
+        ("block_size", "4Kb", 'axis block_size=4Kb: "4Kb" is not a size'),
         ("direction", "up", "axis direction=up: not one of h2d, d2h"),
         ("direction", "h2d:d2h:x2", "axis direction=h2d:d2h:x2: not one of h2d, d2h"),
         ("pattern", "runs-1", "runs-R with R >= 2"),
@@ -116,9 +116,9 @@ def test_an_error_about_any_value_is_one_short_line(text: str) -> None:
 
 
 def test_an_unknown_axis_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"unknown axis 'hue'; the axes are backend, direction, blocks, "):
+    with pytest.raises(UsageError, match=r"unknown axis \"hue\"; the axes are backend, direction, blocks, "):
         axis_named("hue")
-    with pytest.raises(UsageError, match=r"unknown axis 'block'; did you mean blocks\?"):
+    with pytest.raises(UsageError, match=r"unknown axis \"block\"; did you mean blocks\?"):
         axis_named("block")
 
 

@@ -41,7 +41,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 
 def test_a_fraction_of_a_byte_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'0\.3KiB' is not a whole number of bytes"):
+    with pytest.raises(ValueError, match=r'"0\.3KiB" is not a whole number of bytes'):
         parse_size("0.3KiB")
 
 

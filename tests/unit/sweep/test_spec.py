@@ -102,17 +102,17 @@ def test_commas_separate_conditions() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("blocks", "filter 'blocks': write axis OP value with OP one of = != < <= > >="),
-        ("blocks==4", "filter 'blocks==4': write axis OP value"),
-        ("", "filter '': write axis OP value"),
-        ("blocks<4,", "filter '': write axis OP value"),
-        ("bloks=4", "unknown axis 'bloks'; did you mean blocks?"),
-        ("backend<per_block", "filter 'backend<per_block': axis backend has no order; compare it with = or !="),
-        ("blocks<4|8", "filter 'blocks<4|8': alternatives with | require = or !="),
-        ("blocks=x", "filter 'blocks=x': axis blocks=x: not a whole number from 1"),
-        ("blocks=4|", "filter 'blocks=4|': axis blocks=: not a whole number"),
-        ("swap_bytes<2Gb", "axis swap_bytes=2Gb: '2Gb' is not a size"),
-        ("sms=all", "filter 'sms=all': a cell has a number of SMs, not 'all'; write the number"),
+        ("blocks", 'filter "blocks": write axis OP value with OP one of = != < <= > >='),
+        ("blocks==4", 'filter "blocks==4": write axis OP value'),
+        ("", 'filter "": write axis OP value'),
+        ("blocks<4,", 'filter "": write axis OP value'),
+        ("bloks=4", 'unknown axis "bloks"; did you mean blocks?'),
+        ("backend<per_block", 'filter "backend<per_block": axis backend has no order; compare it with = or !='),
+        ("blocks<4|8", 'filter "blocks<4|8": alternatives with | require = or !='),
+        ("blocks=x", 'filter "blocks=x": axis blocks=x: not a whole number from 1'),
+        ("blocks=4|", 'filter "blocks=4|": axis blocks=: not a whole number'),
+        ("swap_bytes<2Gb", 'axis swap_bytes=2Gb: "2Gb" is not a size'),
+        ("sms=all", 'filter "sms=all": a cell has a number of SMs, not all; write the number'),
     ],
 )
 def test_an_invalid_filter_is_refused_with_the_right_form(text: str, message: str) -> None:
@@ -164,7 +164,7 @@ def _set(*path: str | int, value: object) -> Callable[[Any], None]:
         (_set("groups", 0, "blocks", value=[]), "spec groups: blocks: [] is empty or repeats a value"),
         (_set("groups", 0, "blocks", value=["4", "4"]), "is empty or repeats a value"),
         (_set("groups", 0, "blocks", value=["4:8:x2"]), "axis blocks=4:8:x2: not a whole number"),
-        (_set("filters", value=["blocks~3"]), "filter 'blocks~3': write axis OP value"),
+        (_set("filters", value=["blocks~3"]), 'filter "blocks~3": write axis OP value'),
         (_set("filters", value="blocks<3"), 'spec.filters: "blocks<3" is not a list of strings'),
     ],
 )
@@ -259,9 +259,8 @@ def test_assignments_are_split_at_the_first_equals_sign() -> None:
     [
         (["blocks"], "-a blocks: not an assignment; write axis=values, for example -a blocks=16,64,256"),
         (["=4"], "-a =4: not an assignment; write axis=values"),
-        (["blocks="], "-a blocks=: not an assignment; write axis=values"),
         (["blocks=4", "blocks=8"], "-a blocks=8: axis blocks is given twice; write -a blocks=4,8"),
-        (["block=4"], "unknown axis 'block'; did you mean blocks?"),
+        (["block=4"], 'unknown axis "block"; did you mean blocks?'),
     ],
 )
 def test_an_invalid_assignment_is_refused_with_the_right_form(items: list[str], message: str) -> None:
