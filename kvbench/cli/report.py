@@ -100,7 +100,7 @@ class COMMAND(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given: list[str] = []
-        for word, following in zip(args, [*args[1:], "-"], strict=True):
+        for word, following in zip(args, [*args[1:], "-"], strict=False):
             given += [word, ""] if word == "--snippet" and following.startswith("-") else [word]
         return super().parse_args(ctx, given)
 
