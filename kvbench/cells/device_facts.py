@@ -38,6 +38,24 @@ class DeviceFacts:
 
 
 def device_named(asked: str, devices: Iterable[DeviceFacts]) -> str:
+    integrated: bool = False
+
+    @property
+    def has_one_memory(self) -> bool:
+        return self.kind == "cpu" or self.integrated
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """The memory that engines' pools on a host share: `memlock_bytes` is None without a limit, and `memlock_counts` if
+    the driver refuses to pin more; `ranks` are the GPUs, at least one.
+    """
+
+    available_bytes: int
+    shm_bytes: int
+    memlock_bytes: int | None
+    memlock_counts: bool
+    ranks: int
     """Return the name of a requested device; "auto" is the first GPU of `devices`, else "cpu". Raises UsageError."""
     if asked == "auto":
         return next((device.name for device in devices if device.kind == "cuda"), "cpu")

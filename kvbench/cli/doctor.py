@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvbench.cells.device_facts import DeviceFacts, device_named
+from kvbench.cells.device_facts import DeviceFacts, HostMemory, device_named
 from kvbench.cli.options import complete_device
 from kvbench.errors import ExitCode
 from kvbench.machine.doctor import Check, EngineReport, Findings, Status, diagnose
@@ -30,12 +30,10 @@ def doctor(
         about, checks = "engines", engine_checks()
     else:
         findings = gather(device)
-        about, checks = findings.device, diagnose(findings)
+        about, checks = findings.device, [*diagnose(findings), *pool_checks(findings)]
     if as_json:
         rows = [{**asdict(check), "remedy": check.remedy or None} for check in checks]
         print(json.dumps({"device": about, "checks": rows}, indent=2))
-    elif sys.stdout.isatty():
-        _write_table(about, checks)
     else:
         _write_lines(checks)
     if any(check.status is Status.FAIL for check in checks):
@@ -60,10 +58,27 @@ def engine_checks() -> list[Check]:
     return checks
 
 
+def pool_checks(findings: Findings) -> list[Check]:
+    """Return how large a pool each engine's rule allows on this host."""
+    from kvbench.machine.probes import shm_bytes
+    from kvbench.machine.sources import Sources
+    from kvbench.sweep.installed import engines
+
+    host = HostMemory(
+        available_bytes=findings.observed.get("host_available_bytes") or 0,
+        shm_bytes=shm_bytes(Sources()),
+        memlock_bytes=findings.memlock_bytes,
+        memlock_counts=bool(findings.engine.pinning.get(findings.device)),
+        ranks=max(1, len(findings.engine.pci_bus_ids)),
+    )
+    return [Check(f"{one.title} pool", Status.INFO, one.pool(host)) for one in engines().values() if one.pool]
+
+
 def gather(asked: str) -> Findings:
     """Return the facts about the requested device, including errors; raises UsageError for an invalid device name."""
     from kvbench.machine.observation import identity, observe
-    from kvbench.machine.probes import cpus_of_node
+    from kvbench.machine.probes import cpus_of_node, has_ipc_lock
+    from kvbench.machine.sources import Sources
     from kvbench.run import runner
 
     device_named(asked, ())  # reject a misspelt device before the engine loads
@@ -86,6 +101,7 @@ def gather(asked: str) -> Findings:
         allowed_cpus=frozenset(os.sched_getaffinity(0)),
         gpu_cpus=frozenset(cpus_of_node(node)) if isinstance(node, int) else frozenset(),
         memlock_bytes=None if memlock_bytes == resource.RLIM_INFINITY else memlock_bytes,
+        ipc_lock=has_ipc_lock(Sources()),
     )
 
 
@@ -107,17 +123,3 @@ def _write_lines(checks: list[Check]) -> None:
         if check.remedy:
             rows.append(("", "", f"remedy: {check.remedy}"))
     print_rows(rows)
-
-
-def _write_table(device: str, checks: list[Check]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    colours = {Status.OK: "green", Status.INFO: "cyan", Status.WARN: "yellow", Status.FAIL: "bold red"}
-    table = Table(title=f"kvbench doctor: {device}", title_justify="left", show_lines=False)
-    for heading in ("", "check", "found", "remedy"):
-        table.add_column(heading, overflow="fold")
-    for check in checks:
-        table.add_row(Text(check.status, colours[check.status]), check.name, Text(check.found), Text(check.remedy))
-    Console().print(table)

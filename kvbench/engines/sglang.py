@@ -16,11 +16,13 @@ import numpy as np
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.through_torch import TorchGather, TorchStream
 from kvbench.cells.axes import ListPlace
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.device_facts import DeviceFacts, HostMemory
 from kvbench.cells.policy import Choice
+from kvbench.cells.units import rough_size
 from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, load_op, stand_ins
 from kvbench.errors import KvbenchError
 from kvbench.sweep.installed import Engine
+from kvbench.text import counted
 
 if TYPE_CHECKING:
     from kvbench.engine.device import Addresses
@@ -47,6 +49,16 @@ CODES: Final = (*_AOT_CODES.values(), _JIT_CODE, _SPARSE_CODE)
 # Their __init__ imports what SGLang depends on; hicache.py needs them as folders only.
 _JIT_FOLDERS: Final = ("sglang", "sglang.kernels", "sglang.kernels.ops", "sglang.kernels.ops.kvcache", "sglang.srt")
 
+_RESERVE_BYTES: Final = 10 << 30  # HICACHE_HOST_MEMORY_RESERVE_BYTES
+_SHARE: Final = 0.8  # the default of --hicache-host-memory-fraction
+
+
+def _pool(host: HostMemory) -> str:
+    most = max(0, host.available_bytes - _RESERVE_BYTES) * _SHARE / host.ranks
+    ranks = counted(host.ranks, "rank")
+    return f"up to {rough_size(int(most))} a rank, or twice the GPU's pool: {_SHARE} of all but 10 GiB over {ranks}"
+
+
 ENGINE: Final = Engine(
     name="sglang",
     title="SGLang",
@@ -54,6 +66,7 @@ ENGINE: Final = Engine(
     settings=("TMA_BLOCK_QUOTA",),
     takes=lambda _direction, _bytes, _blocks, values: Choice("sglang_jit", (("sms", str(values[0])),)),
     remark="SGLANG_HICACHE_TMA_TRANSFER=0 takes the other kernel, which was not measured",
+    pool=_pool,
 )
 
 

@@ -16,8 +16,9 @@ import numpy as np
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.through_torch import TorchStream
 from kvbench.cells.axes import Direction, Order, StreamState
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.device_facts import DeviceFacts, HostMemory
 from kvbench.cells.policy import Choice
+from kvbench.cells.units import rough_size
 from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, by_path
 from kvbench.errors import KvbenchError
 from kvbench.sweep.installed import Engine, Values
@@ -57,6 +58,15 @@ def _tries(sizes: Sequence[int], counts: Sequence[int], defaults: Values) -> tup
     return sorted({below_bytes, *sizes, sizes[-1] + 1}), sorted({from_blocks, *counts})
 
 
+def _pool(host: HostMemory) -> str:
+    """By `SharedOffloadRegion` and `check_shm_free_space`."""
+    most = min(host.shm_bytes, host.available_bytes)
+    pageable = "; stays pageable: the driver counts memlock" if host.memlock_counts else ""
+    return (
+        f"up to {rough_size(most)} of all ranks: a file in /dev/shm, with {rough_size(host.shm_bytes)} free{pageable}"
+    )
+
+
 ENGINE: Final = Engine(
     name="vllm",
     title="vLLM",
@@ -69,6 +79,7 @@ ENGINE: Final = Engine(
     directions=(Direction.H2D,),
     # Loads wait for an event of the compute stream from version 0.28 on.
     states=(StreamState.GATED, StreamState.OPENED),
+    pool=_pool,
 )
 
 

@@ -47,7 +47,8 @@ class EngineReport:
     """The report of a process that loads everything: each component and every device.
 
     `engine_error` is why the compiled engine did not load or answer, or None. `pci_bus_ids` maps the name of a CUDA
-    device to its PCI address.
+    device to its PCI address. `pinning` says why pinning more than a lowered memlock limit was refused, "" where it was
+    not: by `mlock`, and by the driver of each CUDA device.
     """
 
     engine_error: str | None
@@ -58,6 +59,7 @@ class EngineReport:
     triton: Component = Component(error="not tried")
     torch: Component = Component(error="not tried")
     pci_bus_ids: Mapping[str, str] = field(default_factory=dict)
+    pinning: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Findings:
 
     `under_load` is a second `observed`, read while copies run, or the reason why it was not read. CPUs are CPU numbers;
     `gpu_cpus` is empty if the GPU's NUMA node is unknown. `memlock_bytes` is None without a limit.
+    `ipc_lock` tells whether CapEff has CAP_IPC_LOCK.
     """
 
     device: str
@@ -76,6 +79,7 @@ class Findings:
     allowed_cpus: frozenset[int]
     gpu_cpus: frozenset[int]
     memlock_bytes: int | None
+    ipc_lock: bool = False
 
     @property
     def facts(self) -> DeviceFacts | None:
@@ -262,8 +266,16 @@ def _free_memory(findings: Findings) -> _Result:
 def _memlock(findings: Findings) -> _Result:
     if findings.memlock_bytes is None:
         return Status.OK, "no limit"
-    message = f"limit {format_size(findings.memlock_bytes)}; memory pinned by the CUDA driver probably does not count"
-    return Status.INFO, message, "if pinning fails: ulimit -l unlimited, or --ulimit memlock=-1 for a container"
+    tried = findings.engine.pinning
+    driver, limits = tried.get(findings.device), tried.get("mlock") != ""
+    of_driver = f"the CUDA driver counts ({driver})" if driver else "the CUDA driver does not count"
+    if driver is None:
+        of_driver = "whether the CUDA driver counts was not tried"
+    lifted = "does not lift it, as in a user namespace" if limits else "lifts it for mlock and RDMA"
+    of_lock = f"CAP_IPC_LOCK {lifted}" if findings.ipc_lock else "CapEff has no CAP_IPC_LOCK, so mlock and RDMA count"
+    message = f"limit {format_size(findings.memlock_bytes)}: {of_driver}; {of_lock}"
+    remedy = "raise it: ulimit -l unlimited, or --ulimit memlock=-1 for a container"
+    return Status.WARN if driver else Status.INFO, message, remedy
 
 
 def _load(findings: Findings) -> _Result:

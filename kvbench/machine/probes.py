@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -91,6 +92,22 @@ def available_bytes(sources: Sources) -> int:
     return min([available, *(bytes_left for bytes_left in left if bytes_left is not None)])
 
 
+def has_ipc_lock(sources: Sources) -> bool:
+    """Return whether CAP_IPC_LOCK is among the effective capabilities of this process."""
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)", sources.text("proc/self/status"), re.MULTILINE)
+    return match is not None and bool(int(match[1], 16) >> _CAP_IPC_LOCK & 1)
+
+
+def shm_bytes(sources: Sources) -> int:
+    """Return the bytes that are free for files in memory, 0 without a place for them."""
+    try:
+        free = os.statvfs(sources.root / "dev/shm")
+    except OSError:
+        return 0
+    return free.f_bavail * free.f_frsize
+
+
+_CAP_IPC_LOCK: Final = 14
 _GROUP_FILES: Final = ("memory.max", "memory.current", "inactive_file")
 _GROUP_FILES_OF_VERSION_1: Final = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 

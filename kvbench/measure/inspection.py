@@ -1,15 +1,23 @@
 """Loads everything that a sweep can need, in a separate process, and reports what loads; run as a module."""
 
+import ctypes
+import errno
 import importlib.metadata
+import mmap
+import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any, Final
 
 import msgspec
 
 from kvbench.engine import nvrtc
 from kvbench.errors import KvbenchError
 from kvbench.machine.doctor import Component, EngineReport
+
+_PINNED_BYTES: Final = 1 << 16
 
 
 def inspect() -> EngineReport:
@@ -30,7 +38,8 @@ def _with_devices(report: EngineReport) -> EngineReport:
     from kvbench.engine.device import SOURCE_HASH, EngineError, count_cuda_devices, open_device
     from kvbench.engine.faults import FaultPlan
 
-    report = replace(report, engine_version=SOURCE_HASH, devices=(open_device("cpu", FaultPlan()).facts(),))
+    host = open_device("cpu", FaultPlan()).facts()
+    report = replace(report, engine_version=SOURCE_HASH, devices=(host,), pinning=_pinning({"mlock": _locked}))
     try:
         names = [f"cuda:{ordinal}" for ordinal in range(count_cuda_devices())]
         opened = [open_device(name, FaultPlan()) for name in names]
@@ -38,9 +47,38 @@ def _with_devices(report: EngineReport) -> EngineReport:
         return replace(report, cuda_error=str(error))
     return replace(
         report,
+        pinning=report.pinning | _pinning({device.name: partial(_registered, device.driver) for device in opened}),
         devices=(*report.devices, *(device.facts() for device in opened)),
         pci_bus_ids={device.name: device.driver.info.pci_bus_id for device in opened},
     )
+
+
+def _pinning(pins: Mapping[str, Callable[[int], str]]) -> dict[str, str]:
+    """Return why each of `pins` is refused more than a lowered memlock limit, "" where it is not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    pages = mmap.mmap(-1, _PINNED_BYTES)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, hard))
+    try:
+        return {name: pin(address) for name, pin in pins.items()}
+    finally:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (soft, hard))
+
+
+def _locked(address: int) -> str:
+    refused = ctypes.CDLL(None, use_errno=True).mlock(ctypes.c_void_p(address), ctypes.c_size_t(_PINNED_BYTES))
+    return errno.errorcode[ctypes.get_errno()] if refused else ""
+
+
+def _registered(driver: Any, address: int) -> str:
+    from kvbench.engine.device import EngineError, register_pages, unregister_pages
+
+    try:
+        register_pages(driver, address, _PINNED_BYTES)
+    except EngineError as error:
+        return error.name
+    unregister_pages(driver, address)
+    return ""
 
 
 def _import_version(package: str) -> str:

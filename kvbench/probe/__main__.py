@@ -13,10 +13,10 @@ from kvbench.engine.faults import parse_faults
 from kvbench.errors import KvbenchError
 from kvbench.machine.observation import identity
 from kvbench.probe.call import count, order
-from kvbench.probe.common import HEALTH, ProbeFinding, Unanswered
+from kvbench.probe.common import HEALTH, ZERO, ProbeFinding, Unanswered
 from kvbench.probe.path import confidential, engine, inline
 from kvbench.probe.probe_bench import Blocks, ProbeBench
-from kvbench.probe.registration import RegistrationRefusedError, registration, stalls
+from kvbench.probe.registration import RegistrationRefusedError, registration, stalls, zero
 
 
 def _probe(name: str, device: str, fault: str) -> ProbeFinding | Unanswered:
@@ -57,7 +57,7 @@ def _health(bench: ProbeBench) -> ProbeFinding:
 
 _FUNCTIONS: Final[Mapping[str, Callable[[ProbeBench], ProbeFinding | Unanswered]]] = {
     probe.__name__: probe for probe in (confidential, count, engine, inline, order, registration, stalls)
-} | {HEALTH: _health}
+} | {HEALTH: _health, ZERO: zero}
 
 
 if __name__ == "__main__":

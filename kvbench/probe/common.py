@@ -20,6 +20,7 @@ PROBES: Final = {
     "stalls": "does pinning memory in another thread stall swaps?",
 }
 HEALTH: Final = "health"
+ZERO: Final = "zero"  # a part of registration
 DEADLINE_S: Final = 30.0
 
 

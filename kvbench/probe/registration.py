@@ -25,7 +25,7 @@ from kvbench.engine.device import (
 )
 from kvbench.machine.probes import available_bytes
 from kvbench.machine.sources import Sources
-from kvbench.probe.common import ProbeFinding, Unanswered
+from kvbench.probe.common import ZERO, ProbeFinding, Unanswered, run_probe
 from kvbench.probe.probe_bench import Arrays, Blocks, ProbeBench, arrays_of
 
 _LARGEST: Final = {"cuda": 8192 * MIB, "cpu": 64 * MIB}
@@ -50,9 +50,12 @@ def registration(bench: ProbeBench) -> ProbeFinding | Unanswered:
     times_s = {threads: register(bench, min(largest, 1024 * MIB), threads)[0] / gib for threads in _THREADS}
     across = {name: _across(bench, name) for name in ("batched", "single")}
     answers = ", ".join(f"{name} {why or 'allowed'}" for name, why in across.items())
+    none = run_probe(ZERO, bench.device.name).found  # a driver may abort
+    of_none = none.answer if isinstance(none, ProbeFinding) else none.reason
     registered = ", ".join(refusals) or "registers"
     return ProbeFinding(
-        answer=f"{size_text(largest)} in one call: {registered}; a copy across two registrations: {answers}",
+        answer=f"{size_text(largest)} in one call: {registered}; a copy across two registrations: {answers}; "
+        f"0 bytes: {of_none}",
         number=times_s[1],
         unit="s a GiB",
         of="registration by one thread",
@@ -62,6 +65,20 @@ def registration(bench: ProbeBench) -> ProbeFinding | Unanswered:
             **{f"threads_{threads}_s_a_gib": round(time_s, 3) for threads, time_s in times_s.items()},
             **{f"{name}_h2d_gbps": round(rate, 2) for name, rate in _rates(bench).items()},
         },
+    )
+
+
+def zero(bench: ProbeBench) -> ProbeFinding:
+    """Register no bytes."""
+    bench.step("registering 0 bytes")
+    refused = ""
+    try:
+        with Pages(_BLOCK).registered(bench.device, size_bytes=0):
+            pass
+    except RegistrationRefusedError as error:
+        refused = error.name
+    return ProbeFinding(
+        answer=f"refused ({refused})" if refused else "registers", number=0, unit="B", of="", expected=True
     )
 
 
@@ -153,12 +170,13 @@ class Pages:
         self.address = np.frombuffer(self._map, np.uint8).ctypes.data
 
     @contextmanager
-    def registered(self, device: Device, start: int = 0, size_bytes: int = 0) -> Iterator[None]:
+    def registered(self, device: Device, start: int = 0, size_bytes: int | None = None) -> Iterator[None]:
         """Pin a part of the pages (default: all) within the context. Raises RegistrationRefusedError."""
+        size_bytes = self.size_bytes if size_bytes is None else size_bytes
         try:
-            register_pages(device.driver, self.address + start, size_bytes or self.size_bytes)
+            register_pages(device.driver, self.address + start, size_bytes)
         except EngineError as error:
-            raise RegistrationRefusedError(size_bytes or self.size_bytes, error.name) from None
+            raise RegistrationRefusedError(size_bytes, error.name) from None
         try:
             yield
         finally:

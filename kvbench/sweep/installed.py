@@ -12,6 +12,7 @@ from pkgutil import iter_modules
 from typing import Final
 
 from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.device_facts import HostMemory
 from kvbench.cells.policy import Choice
 from kvbench.errors import UsageError
 from kvbench.sweep.spec import SweepSpec
@@ -36,7 +37,8 @@ class Engine:
     `kernel` is the backend that takes an SM count, by the first of `settings`. `takes` returns what the engine takes
     for a swap (direction, bytes of a block, blocks) with some values of its settings, `tries` the values to try for the
     settings after the first, from the sizes and counts that were measured and the defaults. `remark` says what a diff
-    of the settings does not. `states` are those in which the engine's swaps begin, the one that decides first.
+    of the settings does not. `states` are those in which the engine's swaps begin, the one that decides first. `pool`
+    says how large the engine's rule lets its pool be on a host.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Engine:
     remark: str = ""
     directions: tuple[Direction, ...] = tuple(Direction)
     states: tuple[StreamState, ...] = (StreamState.IDLE,)
+    pool: Callable[[HostMemory], str] | None = None
 
     @property
     def backends(self) -> tuple[str, ...]:

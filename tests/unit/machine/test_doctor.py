@@ -90,6 +90,11 @@ def engine(**changes: Any) -> Findings:
     return replace(HEALTHY, engine=replace(ENGINE, **changes))
 
 
+def pinning(driver: str, mlock: str, *, ipc_lock: bool = False) -> Findings:
+    tried = {"cuda:0": driver, "mlock": mlock}
+    return replace(engine(pinning=tried), memlock_bytes=65536, ipc_lock=ipc_lock)
+
+
 def test_a_healthy_machine_has_nothing_to_mend() -> None:
     checks = diagnose(HEALTHY)
     assert {one.status for one in checks} == {Status.OK}
@@ -152,7 +157,16 @@ def test_a_healthy_machine_has_nothing_to_mend() -> None:
             "not needed for the device",
         ),
         (observed(host_available_bytes=GIB), "host memory", Status.WARN, "1024 MiB"),
-        (replace(HEALTHY, memlock_bytes=65536), "memlock", Status.INFO, "64KiB"),
+        (
+            replace(HEALTHY, memlock_bytes=65536),
+            "memlock",
+            Status.INFO,
+            "64KiB: whether the CUDA driver counts was not",
+        ),
+        (pinning("", "ENOMEM"), "memlock", Status.INFO, "the CUDA driver does not count; CapEff has no CAP_IPC_LOCK"),
+        (pinning("OUT", "ENOMEM"), "memlock", Status.WARN, "the CUDA driver counts (OUT)"),
+        (pinning("", "", ipc_lock=True), "memlock", Status.INFO, "CAP_IPC_LOCK lifts it for mlock and RDMA"),
+        (pinning("", "ENOMEM", ipc_lock=True), "memlock", Status.INFO, "CAP_IPC_LOCK does not lift it"),
         (observed(host_load_1min=12.0), "host load", Status.WARN, "12.00 on 16 CPUs"),
         (observed(cpu_governor="powersave"), "host load", Status.INFO, "powersave"),
     ],
@@ -242,14 +256,21 @@ def test_the_link_is_read_while_copies_run() -> None:
     probe.assert_called_once_with("cuda:0")
 
 
+def test_pools_follow_the_rules_of_engines() -> None:
+    findings = replace(observed(host_available_bytes=110 * GIB), memlock_bytes=8 << 20)
+    found = {check.name: check.found for check in command.pool_checks(findings)}
+    assert found["SGLang pool"].startswith("up to 80.0 GiB a rank")
+    assert found["TensorRT-LLM pool"].startswith("up to 6.4 MiB a rank")
+    assert "/dev/shm" in found["vLLM pool"]
+
+
 def test_a_misspelt_device_is_refused_before_any_work() -> None:
     result = run(AssertionError("asked"), "--device", "gpu0")
     assert isinstance(result.exception, UsageError)
 
 
-def test_the_table_shows_each_remedy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    command._write_table("cuda:0", diagnose(identity(bar1_bytes=GIB)))
+def test_the_table_shows_each_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    command._write_lines(diagnose(identity(bar1_bytes=GIB)))
     written = capsys.readouterr().out
     assert "1024 MiB for 143360 MiB" in written
     assert "Resizable BAR" in written

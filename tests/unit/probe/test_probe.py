@@ -27,7 +27,8 @@ ANSWERS = {
     "count": "up to 200000 work",
     "inline": "on an idle stream: none",
     "order": "h2d stream in its turn; h2d any in its turn; d2h stream in its turn; d2h any in its turn",
-    "registration": "64 MiB in one call: registers; a copy across two registrations: batched allowed, single allowed",
+    "registration": "64 MiB in one call: registers; a copy across two registrations: batched allowed, single allowed; "
+    "0 bytes: registers",
     "confidential": "Confidential Computing: not known (the device is cpu); copies do not wait",
     "stalls": "no",
 }
