@@ -25,7 +25,10 @@ def plain_device(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """A device as the plan sees it: `name` is "cpu" or "cuda:N", `kind` "cpu" or "cuda"."""
+    """A device as the plan sees it: `name` is "cpu" or "cuda:N", `kind` "cpu" or "cuda".
+
+    The memory of an `integrated` GPU is the host's, as on GB10: both sides of a swap take theirs from it.
+    """
 
     name: str
     kind: str
@@ -35,9 +38,6 @@ class DeviceFacts:
     host_free_bytes: int
     batch_entry: str | None
     has_torch: bool = True
-
-
-def device_named(asked: str, devices: Iterable[DeviceFacts]) -> str:
     integrated: bool = False
 
     @property
@@ -56,6 +56,9 @@ class HostMemory:
     memlock_bytes: int | None
     memlock_counts: bool
     ranks: int
+
+
+def device_named(asked: str, devices: Iterable[DeviceFacts]) -> str:
     """Return the name of a requested device; "auto" is the first GPU of `devices`, else "cpu". Raises UsageError."""
     if asked == "auto":
         return next((device.name for device in devices if device.kind == "cuda"), "cpu")

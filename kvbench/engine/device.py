@@ -104,6 +104,8 @@ class Device:
         host_free = available_bytes(Sources())
         # The cpu device can use all available host memory, including page cache, which its driver does not count.
         device_free = self.driver.free_memory()[0] if self.is_cuda else host_free
+        if info.integrated:  # the driver does not count what the kernel can free
+            host_free = device_free = min(host_free, device_free)
         return DeviceFacts(
             name=self.name,
             kind=info.kind,
@@ -113,6 +115,7 @@ class Device:
             host_free_bytes=host_free,
             batch_entry=self.batch_entry,
             has_torch=importlib.util.find_spec("torch") is not None,
+            integrated=info.integrated,
         )
 
     @contextmanager

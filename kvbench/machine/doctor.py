@@ -136,7 +136,7 @@ def _device(findings: Findings) -> _Result:
         names = ", ".join(device.name for device in findings.engine.devices) or "none"
         remedy = "check that nvidia-smi works here, start containers with --gpus all, and check CUDA_VISIBLE_DEVICES"
         return Status.FAIL, f"{findings.device} not found{why}; devices: {names}", remedy
-    free = f"{facts.device_free_bytes // MIB} MiB free"
+    free = f"{facts.device_free_bytes // MIB} MiB free{', of one memory with the host' if facts.integrated else ''}"
     return Status.OK, f"{facts.name}: {facts.title}, {facts.sm_count} SMs, {free}"
 
 

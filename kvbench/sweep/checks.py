@@ -110,9 +110,10 @@ def _without_memory(cell: Cell, context: Context) -> str | None:
     side_bytes = footprint(cell, spec.sampling, device.kind)
     if cell.neighbour is Neighbour.SWAP:
         side_bytes += region_bytes(opposite(cell), 0)
-    # The cpu device takes both sides from the host's memory.
-    of_host = (2 * side_bytes, "host memory for both sides") if device.kind == "cpu" else (side_bytes, "pinned memory")
-    of_device = side_bytes + _neighbour_bytes(cell, device), f"memory on {device.name}"
+    on_device_bytes = side_bytes + _neighbour_bytes(cell, device)
+    both = side_bytes + on_device_bytes, "host memory for both sides"
+    of_host = both if device.has_one_memory else (side_bytes, "pinned memory")
+    of_device = on_device_bytes, f"memory on {device.name}"
     count = len(spec.devices)
     shared = f"--host-memory, shared by {count} devices" if count > 1 else "--host-memory"
     for (needed, what), usable, option in (
@@ -154,9 +155,9 @@ def _neighbour_bytes(cell: Cell, device: DeviceFacts) -> int:
 def free_for_a_pool(device: DeviceFacts, spec: SweepSpec) -> int:
     """Return the bytes that a pool may take on each side, leaving room for descriptors."""
     usable = usable_of_host(device, spec)
-    if device.kind == "cpu":  # both sides
+    if device.has_one_memory:
         usable //= 2
-    else:
+    if device.kind == "cuda":
         usable = min(usable, usable_bytes(spec.limits.device_bytes, device.device_free_bytes))
     return usable - usable // 16
 

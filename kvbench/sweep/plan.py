@@ -98,6 +98,7 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     cells = tuple(cell for cell, reason in reasons.items() if reason is None)
     side_bytes = max((footprint(cell, spec.sampling, device.kind) for cell in cells), default=0)
     kinds, fitting = len(_kinds(cells)), usable_of_host(device, spec) // max(1, side_bytes)
+    fitting -= device.has_one_memory  # the pool of the other side
     return Plan(
         cells=cells,
         skipped=tuple(PlannedSkip(cell, reason) for cell, reason in reasons.items() if reason is not None),

@@ -327,13 +327,23 @@ def test_the_default_pools_of_several_devices_fit_into_their_host_together() -> 
     assert pools == [{16 * GIB}, {8 * GIB}]
 
 
-def test_on_the_cpu_device_both_sides_share_the_memory() -> None:
-    device = replace(CPU, host_free_bytes=GIB, device_free_bytes=GIB)
-    plan = plan_of(
-        device, CPU_BACKENDS, backend="per_block", direction="h2d", blocks="300,500", block_size="1MiB", **HOT
-    )
+@pytest.mark.parametrize(
+    ("device", "block_size", "needs"),
+    [
+        (replace(CPU, host_free_bytes=GIB), "1MiB", "1.0 GiB of host memory for both sides; the limit is 921.6 MiB"),
+        (
+            replace(H200, host_free_bytes=8 * GIB, device_free_bytes=8 * GIB, integrated=True),
+            "8MiB",
+            "8.3 GiB of host memory for both sides; the limit is 7.2 GiB",
+        ),
+    ],
+)
+def test_both_sides_share_one_memory(device: DeviceFacts, block_size: str, needs: str) -> None:
+    backends = CPU_BACKENDS if device.kind == "cpu" else H200_BACKENDS
+    axes = {"backend": "per_block", "direction": "h2d", "blocks": "300,500", "block_size": block_size, **HOT}
+    plan = plan_of(device, backends, **axes)
     assert [cell.blocks for cell in plan.cells] == [300]
-    assert reasons(plan) == ["needs 1.0 GiB of host memory for both sides; the limit is 921.6 MiB (--host-memory)"]
+    assert reasons(plan) == [f"needs {needs} (--host-memory)"]
 
 
 def test_too_many_combinations_are_refused() -> None:
@@ -369,6 +379,7 @@ def pools(plan: Plan) -> set[int]:
         (replace(H200, device_free_bytes=5 * GIB), Limits(), 4 * GIB),
         (H200, Limits(host_bytes=7 * GIB), 4 * GIB),
         (H200, Limits(device_bytes=3 * GIB), 2 * GIB),
+        (replace(H200, host_free_bytes=20 * GIB, device_free_bytes=20 * GIB, integrated=True), Limits(), 8 * GIB),
         (CPU, Limits(), GIB // 32),
         (CPU, Limits(host_bytes=GIB // 20), GIB // 64),
     ],
