@@ -21,6 +21,7 @@ from kvbench.cli.options import NO_OPTIONS, FromStruct, complete_axis, complete_
 from kvbench.cli.report import print_asked
 from kvbench.cli.tables import print_lines
 from kvbench.errors import UsageError
+from kvbench.models.facts import notes_of
 from kvbench.models.geometry import models_of
 from kvbench.models.presets import ModelChoice, presets
 from kvbench.sweep.config import find_config, load_config, shipped_configs
@@ -175,6 +176,8 @@ def sweep(
             spec = spec.with_trace(choose(trace, trace_swaps or TRACE_SWAPS, spec.seed, speed))
         for known in models_of(spec.models) if not (as_json or quiet) else ():
             print_lines([f"{known.name}: {known.text}"])
+        if not (as_json or quiet):
+            print_lines(notes_of(spec.models))
         return _with_policy(spec.with_filters(filters or []).with_sampling(sampling), policy)
 
     _check_of_trace(trace, trace_swaps, speed)

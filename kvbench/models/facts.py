@@ -55,7 +55,7 @@ def model_facts(model: Model, *, tp: int = 1, block_tokens: int = 16, chunk_toke
         left_out=model.groups[0].left_out,
         tp=tp,
         block_tokens=block_tokens,
-        state_page_tokens=_state_page_tokens(model, tp, block_tokens),
+        state_page_tokens=state_page_tokens(model, tp, block_tokens),
         groups=[
             GroupFacts(
                 geometry=one.groups[0],
@@ -87,7 +87,7 @@ def _pages(model: Model, layout: KvLayout, tp: int, block_tokens: int, chunk_tok
         return None
     return [
         GroupPages(
-            tokens=None if swap.geometry.is_of_sequence else swap.geometry.page_tokens(tokens),
+            tokens=max(tokens, swap.page_tokens) if swap.page_tokens else None,
             descriptors=swap.blocks,
             descriptor_bytes=swap.block_bytes,
         )
@@ -95,15 +95,18 @@ def _pages(model: Model, layout: KvLayout, tp: int, block_tokens: int, chunk_tok
     ]
 
 
-def _state_page_tokens(model: Model, tp: int, block_tokens: int) -> int | None:
-    rows, states = (
-        [
-            group.kv_parts * group.rank_kv_heads(tp) * group.head_bytes
-            for group in model.groups
-            if group.is_of_sequence == of_sequence and group.part is not CachePart.WINDOW
-        ]
-        for of_sequence in (False, True)
-    )
-    if not states or not rows:
-        return None
-    return block_tokens * max(1, -(-max(states) // (block_tokens * max(rows))))
+def notes_of(swaps: Sequence[ModelSwap]) -> list[str]:
+    """Return a line for each model that is swapped in smaller blocks than vLLM's, whose pages hold a state."""
+    notes = []
+    for model in models_of(swaps):
+        swap = next(one for one in swaps if one.geometry.name == model.name)
+        tokens = state_page_tokens(model, swap.tp, swap.block_tokens)
+        if tokens and tokens > swap.block_tokens and swap.layout is KvLayout.PER_LAYER:
+            why = f"vLLM enlarges them to {tokens} tokens, so that a page holds a state"
+            notes.append(f"{model.name}: no engine swaps blocks of {swap.block_tokens} tokens: {why} (--layout vllm)")
+    return notes
+
+
+def state_page_tokens(model: Model, tp: int, block_tokens: int) -> int | None:
+    kinds = {group.part is CachePart.STATES for group in model.groups if group.part is not CachePart.WINDOW}
+    return model.vllm_page(tp, block_tokens)[0] if len(kinds) > 1 else None

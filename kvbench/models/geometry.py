@@ -24,6 +24,8 @@ from kvbench.text import NAME_PATTERN, Line, convert, counted, located
 
 # The axes that a model sets.
 MODEL_AXES: Final = ("blocks", "block_size", "pattern", "host_pattern")
+# vLLM's least block of latent attention beside states.
+_LATENT_BLOCK: Final = 128
 # Tokens in a chunk of LMCache by default (`chunk_size` of its config).
 LMCACHE_CHUNK: Final = 256
 
@@ -176,6 +178,10 @@ class LayerGroup(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
         """Return how many of `tp` ranks have different heads; those that repeat heads store them in turn."""
         return min(self.kv_heads, tp)
 
+    def rank_bytes(self, tp: int) -> int:
+        """Return the bytes of a layer on one of `tp` ranks: of a row, or of a sequence's state."""
+        return self.kv_parts * self.rank_kv_heads(tp) * self.head_bytes
+
     def rank_kv_heads(self, tp: int) -> int:
         """Return the heads of one of `tp` ranks; raises UsageError if they cannot be distributed."""
         if max(self.kv_heads, tp) % min(self.kv_heads, tp) or (self.part is CachePart.STATES and tp > self.kv_heads):
@@ -207,6 +213,24 @@ class Model:
         return sum(group.layers * group.layer_bytes for group in self.groups if group.is_of_sequence)
 
     @property
+    def in_vllm_pages(self) -> bool:
+        """Whether vLLM gives all groups pages of one size, as far as is known here."""
+        return all(group.part in (CachePart.KV, CachePart.STATES) and group.row_tokens == 1 for group in self.groups)
+
+    def vllm_page(self, tp: int, block_tokens: int) -> tuple[int, int]:
+        """Return the tokens of vLLM's blocks on one of `tp` ranks, and the bytes of its pages.
+
+        Blocks are enlarged until a page holds a state (`Platform._align_hybrid_block_size`).
+        """
+        rows = [group.rank_bytes(tp) for group in self.groups if not group.is_of_sequence]
+        states = [group.rank_bytes(tp) for group in self.groups if group.part is CachePart.STATES]
+        least = (
+            max(block_tokens, _LATENT_BLOCK) if states and any(one.is_latent for one in self.groups) else block_tokens
+        )
+        tokens = least * max(1, -(-max(states, default=0) // (least * max(rows, default=1))))
+        return tokens, max([tokens * row for row in rows] or states)
+
+    @property
     def text(self) -> str:
         """A description: its groups, bytes of a token and, where it has them, states."""
         states = f", {self.bytes_per_sequence} B a sequence" if self.bytes_per_sequence else ""
@@ -221,11 +245,14 @@ class Model:
 
         Where ranks that repeat heads store them in turn, another swap has the blocks that one of them stores.
         """
-        if len(self.groups) > 1 and layout not in (KvLayout.PER_LAYER, KvLayout.SGLANG_LAYER_FIRST):
+        placed = (KvLayout.PER_LAYER, KvLayout.SGLANG_LAYER_FIRST)
+        if len(self.groups) > 1 and layout not in (*placed, *([KvLayout.VLLM] if self.in_vllm_pages else [])):
             raise UsageError(
                 f"layout: {self.name} has blocks of {len(self.groups)} sizes, which {layout} is not known to place; "
                 f"choose {KvLayout.PER_LAYER}"
             )
+        if layout is KvLayout.VLLM:
+            return _vllm_swaps(self, tp, tokens, block_tokens)
         asked = {"tp": tp, "block_tokens": block_tokens, "chunk_tokens": chunk_tokens}
         lengths = [tokens]
         if layout is KvLayout.VLLM_CANONICAL:
@@ -239,6 +266,7 @@ class Model:
 class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The swap of `tokens` tokens of a model on one of `tp` ranks: the request, and the axis values derived from it.
 
+    `page_tokens` are those of a page on the device, 0 where it is for a sequence or not known.
     `blocks` (descriptors), `block_bytes` (bytes per descriptor), `pattern` and `host_pattern` identify the cells. They
     are stored because another version may derive another swap from the same geometry. Raises ValueError if they are
     inconsistent.
@@ -254,6 +282,7 @@ class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     pattern: str
     host_pattern: str = AS_PATTERN.kind
     chunk_tokens: BlockTokens = LMCACHE_CHUNK
+    page_tokens: NoneOrMore = 0
 
     def __post_init__(self) -> None:
         device, host = Pattern.parse(self.pattern), Pattern.of_side(self.host_pattern)
@@ -271,6 +300,7 @@ class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
             self.geometry.label,
             f"TP {self.tp}" if self.tp > 1 else "",
             self.layout.value if self.layout is not KvLayout.PER_LAYER else "",
+            f"pages of {self.page_tokens} tokens" if self.page_tokens > self.block_tokens else "",
             f"chunks of {self.chunk_tokens}" if self.chunk_tokens != LMCACHE_CHUNK else "",
             "" if self.geometry.row_bytes or self.geometry.dtype is KvDtype.BF16 else self.geometry.dtype.value,
         )
@@ -321,9 +351,52 @@ def model_swap(
         pattern=str(replace(Pattern.of_tensors(*device), order=host.on_device.order)),
         host_pattern=str(host),
         chunk_tokens=chunk_tokens,
+        page_tokens=0 if geometry.is_of_sequence else geometry.page_tokens(block_tokens),
     )
     assert swap.axes
     return swap
+
+
+def _vllm_swaps(model: Model, tp: int, tokens: int, block_tokens: int) -> tuple[ModelSwap, ...]:
+    """Return the swaps of each group in vLLM's pages, which have one size: smaller ones get more tokens or are padded
+    (`unify_kv_cache_spec_page_size`). As many layers as the smallest kind has share the ids of their pages, or as the
+    largest, if that is less than 1.5 times as many (`_get_kv_cache_groups_uniform_page_size`); padding layers count.
+    """
+    enlarged, page_bytes = model.vllm_page(tp, block_tokens)
+    pages = [0 if one.is_of_sequence else _tokens_in(one, tp, enlarged, page_bytes) for one in model.groups]
+    kinds = [_kinds(one, tokens, page or 1) for one, page in zip(model.groups, pages, strict=True)]
+    counts = [layers for of_group in kinds for layers, _ in of_group]
+    if len(counts) > 1 and any(group.chunked for group in model.groups):
+        raise UsageError(
+            f"layout: how vllm places the chunks of {model.name} is not known; choose {KvLayout.PER_LAYER}"
+        )
+    layers = min(counts) if max(counts) >= 1.5 * min(counts) else max(counts)
+    swaps = []
+    for group, page_tokens, of_group in zip(model.groups, pages, kinds, strict=True):
+        ids = sum(-(-count // layers) * ids for count, ids in of_group)
+        swap = ModelSwap(
+            geometry=group,
+            tp=tp,
+            tokens=tokens,
+            block_tokens=block_tokens,
+            layout=KvLayout.VLLM,
+            blocks=layers * ids,
+            block_bytes=page_bytes,
+            pattern=str(Pattern.of_tensors(Tensors(layers, ids))),
+            host_pattern=str(Pattern.of_pages(layers)),
+            page_tokens=page_tokens,
+        )
+        assert swap.axes
+        swaps.append(swap)
+    return tuple(swaps)
+
+
+def _tokens_in(group: LayerGroup, tp: int, block_tokens: int, page_bytes: int) -> int:
+    """Return the tokens of a group in a page of vLLM; raises UsageError for latent rows, which are never padded."""
+    own_bytes = group.rank_bytes(tp) * block_tokens
+    if page_bytes % own_bytes and group.is_latent:
+        raise UsageError(f"layout: vllm has no pages of one size for {group.name}; choose {KvLayout.PER_LAYER}")
+    return block_tokens if page_bytes % own_bytes else page_bytes // own_bytes * block_tokens
 
 
 def _laid_out(
@@ -342,8 +415,8 @@ def _laid_out(
         return [Tensors(layers * parts, ids) for layers, ids in kinds], AS_PATTERN, layer_bytes
     counts = {layers for layers, _ in kinds}
     tensors_of_kinds = min(counts)
-    is_vllm = layout in (KvLayout.VLLM, KvLayout.VLLM_CANONICAL)
-    if is_vllm and not geometry.chunked and not any(count % tensors_of_kinds for count in counts):
+    is_canonical = layout is KvLayout.VLLM_CANONICAL
+    if is_canonical and not geometry.chunked and not any(count % tensors_of_kinds for count in counts):
         # kinds share the tensors: each group of as many layers as the smaller kind has ids of its own
         kinds = [(tensors_of_kinds, sum(layers // tensors_of_kinds * ids for layers, ids in kinds))]
     if len(counts if layout is KvLayout.CROSS_LAYER else kinds) > 1:
@@ -354,7 +427,7 @@ def _laid_out(
     layers, ids = kinds[0]
     if layout is KvLayout.CROSS_LAYER:
         return [Tensors(1, ids) for _, ids in kinds], AS_PATTERN, layers * parts * layer_bytes
-    if is_vllm:
+    if is_canonical:
         return [Tensors(layers, ids)], Pattern.of_pages(layers), parts * layer_bytes
     tensors = layers * parts
     if layout is KvLayout.LMCACHE:

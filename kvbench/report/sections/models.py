@@ -12,6 +12,7 @@ from kvbench.cells.backend_facts import BATCHED, PER_BLOCK
 from kvbench.cells.pattern import AS_PATTERN
 from kvbench.cells.units import two_digits
 from kvbench.errors import UsageError
+from kvbench.models.facts import notes_of
 from kvbench.models.geometry import ModelSwap, models_of, swaps_from_plain
 from kvbench.models.presets import USUAL_TOKENS
 from kvbench.report.model import DataTable, Part, PartOrReason
@@ -150,7 +151,7 @@ def _pairs(rows: ModelRows, state: str) -> DataTable:
     title = f"{rows.direction}, {state} stream: {PER_BLOCK} against {BATCHED}, {_lengths(rows.swaps)}"
     cells = where(rows.measured[rows.measured["backend"].isin((PER_BLOCK, BATCHED))], stream_state=state)
     several = [model for model in models_of(rows.swaps) if len(model.groups) > 1 or model.groups[0].left_out]
-    notes = [f"{model.name}: {model.text}" for model in several]
+    notes = [*(f"{model.name}: {model.text}" for model in several), *notes_of(rows.swaps)]
     compared = len(where(cells, backend=PER_BLOCK))
     return measured_table(
         rows.view, cells, INCLUDES[state], title, header, body, notes, pinned=rows.pinned, compared=compared

@@ -14,7 +14,7 @@ from kvbench.cells.blocks import misfit
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.pattern import Tensors
 from kvbench.errors import UsageError
-from kvbench.models.facts import GroupPages, ModelFacts, model_facts
+from kvbench.models.facts import GroupPages, ModelFacts, model_facts, notes_of
 from kvbench.models.geometry import (
     MODEL_AXES,
     KvDtype,
@@ -150,13 +150,34 @@ def test_planners_see_pages_and_states(state_type: str, tokens: int) -> None:
     config = {"model_type": "qwen3_5_text", "num_hidden_layers": 32, "num_attention_heads": 16, **sizes, **dims}
     facts = model_facts(model_of("m", {**config, "mamba_ssm_dtype": state_type}))
     assert (facts.bytes_per_token, facts.state_page_tokens) == (32_768, tokens)
-    assert facts.layouts[KvLayout.VLLM] is None
+    pages = facts.layouts[KvLayout.VLLM] or []
+    assert [(page.tokens, page.descriptors) for page in pages] == [(tokens, 8), (None, 24)]
+    assert {page.descriptor_bytes for page in pages} == {tokens * 4 * KIB}
     assert [(page.tokens, page.descriptors) for page in facts.layouts[KvLayout.PER_LAYER] or ()] == [
         (16, 16),
         (None, 24),
     ]
     chunk = model_facts(find_model("llama-3-8b"), chunk_tokens=512).layouts[KvLayout.LMCACHE]
     assert chunk == [GroupPages(tokens=512, descriptors=64 * 32, descriptor_bytes=32 * KIB)]
+
+
+def test_smaller_pages_of_vllm_get_more_tokens() -> None:
+    """Ten tensors hold five groups of the layers with a window, with pages twice as large, and one of the others."""
+    sliding, others = choice(["gemma-4-31b"], tp=4, tokens=2048, layout="vllm").swaps()
+    assert (sliding.page_tokens, sliding.tensors) == (16, (Tensors(10, 5 * 64),))
+    assert (others.page_tokens, others.tensors) == (32, (Tensors(10, 64),))
+    assert sliding.block_bytes == others.block_bytes == 64 * KIB
+
+
+def test_layers_that_do_not_divide_are_padded() -> None:
+    """Of 52 layers with a window, groups of 10 are six."""
+    assert swap_of("gemma-3-27b", tokens=2048, layout="vllm").tensors == (Tensors(10, 128 + 6 * 64),)
+
+
+def test_blocks_of_no_engine_are_said_to_be_so() -> None:
+    (note,) = notes_of(choice(["qwen3.5-397b-a17b"]).swaps())
+    assert "2096 tokens" in note
+    assert not notes_of(choice(["qwen3.5-397b-a17b", "llama-3-8b"], layout="vllm").swaps())
 
 
 def test_a_page_of_one_token_has_no_runs() -> None:
@@ -265,7 +286,6 @@ def test_a_preset_is_found_by_its_name_and_has_a_swap() -> None:
         (["llama-3-8b"], {"block_tokens": -1}, "block_tokens: -1 is not a whole number from 1 to"),
         (["llama-3-8b"], {"layout": "x"}, 'layout: "x" is not one of per-layer, cross-layer, vllm, '),
         (["llama-3-8b"], {"layout": "lmcache", "block_tokens": 48}, "block_tokens: 48 does not divide the 256 tokens"),
-        (["gemma-3-27b"], {"layout": "vllm"}, "layers of two kinds, whose blocks do not fit into pages of one size"),
         (["gpt-oss-20b"], {"layout": "lmcache"}, "layers of two kinds, whose blocks do not fit into pages of one size"),
         (["glm-5.2"], {"layout": "vllm"}, "layout: glm-5.2 has blocks of 2 sizes, which vllm is not known to place"),
         (["nemotron-3-nano-30b@tp16"], {}, "tp: 8 parts of the states of nemotron-3-nano-30b cannot be distributed"),
