@@ -61,6 +61,7 @@ def hint(word: str, known: Iterable[str], otherwise: str = "") -> str:
     """Return "did you mean …?" with the nearest known word, or if none is near `otherwise`, by default all words."""
     words = list(known)
     near = difflib.get_close_matches(word, words, n=1, cutoff=_NEAR)
+    near = near or [one for one in words if word and one.startswith(word)]
     return f"did you mean {near[0]}?" if near else otherwise or f"use one of {', '.join(words)}"
 
 

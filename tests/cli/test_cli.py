@@ -44,7 +44,7 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "--model", "meta-llama/Llama-3-8B"], ["download its config.json and give the path, or "]),
     (["sweep", "--model=config.json"], ["config.json: file not found"]),
     (["sweep", "--model=./bad.toml"], ["bad.toml: cannot be read as JSON"]),
-    (["sweep", "--model=llama-3-8b", "--tokens=some"], ["--tokens", "'some'", "whole number"]),
+    (["sweep", "--model=llama-3-8b", "--tokens=some"], ["--tokens", "valid integer"]),
     (["sweep", "--model=llama-3-8b", "--layout=x"], ['--layout: "x"', "per-layer, cross-layer"]),
     (["sweep", "--model=llama-3-8b", "-a", "pattern=shuffled"], ["-a pattern", "the model sets", "leave it out"]),
     # axes

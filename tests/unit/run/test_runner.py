@@ -95,7 +95,7 @@ def test_a_changed_backend_is_a_mismatch(changes: dict[str, Any], why: str) -> N
 def test_a_run_of_another_kind_of_device_is_a_mismatch() -> None:
     changed = msgspec.to_builtins(replace(CPU, kind="abacus"))
     run = replace(begun(), info=msgspec.structs.replace(begun().info, device=changed))
-    with pytest.raises(MismatchError, match=r"the run is of a device of kind 'abacus', this is 'cpu'"):
+    with pytest.raises(MismatchError, match=r"the run is of a device of kind \"abacus\", this is \"cpu\""):
         runner.plan_of(run, SPEC, here())
 
 
