@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kvbench.analysis.compare import MIN_PAIRS, Visits, compare_visits
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import TIED
-from kvbench.cells.axes import Direction, Neighbour, Reuse, StreamState
+from kvbench.cells.axes import Direction, ListPlace, Neighbour, Reuse, StreamState
 from kvbench.cells.backend_facts import BATCHED, MERGED, NO_CHOICES, PER_BLOCK, PRIMED, SM, TRITON, plug_ins_of
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import EQUAL, Cell
@@ -330,11 +330,12 @@ def workload_axes(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def one_workload(cells: Iterable[Cell]) -> list[Cell]:
-    """Return the cells of one workload: memory allocated by the driver; no pause before pauses, fresh blocks before
-    reused ones, shuffled blocks before other patterns, one pattern for both sides and blocks of one size, unless there
-    are few; the pool of most cells.
+    """Return the cells of one workload: lists on the host, memory allocated by the driver; no pause before pauses,
+    fresh blocks before reused ones, shuffled blocks before other patterns, one pattern for both sides and blocks of one
+    size, unless there are few; the pool of most cells.
     """
-    kept = [cell for cell in cells if cell.as_strings().get("memory") in (None, "allocated")]
+    of_host = (cell for cell in cells if cell.list_place is ListPlace.HOST)
+    kept = [cell for cell in of_host if cell.as_strings().get("memory") in (None, "allocated")]
     for axis, usual in _USUAL.items():
         values = {cell: _text(cell, axis) for cell in kept}
         ranked = Counter(values[cell] for cell in kept).most_common()

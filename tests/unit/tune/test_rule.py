@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from kvbench.cells.axes import Direction, Neighbour, Order, Reuse, StreamState
+from kvbench.cells.axes import Direction, ListPlace, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.backend_facts import BackendFacts
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
@@ -172,6 +172,8 @@ def test_a_method_that_failed_or_is_not_allowed_is_not_chosen(tmp_path: Path) ->
 @pytest.mark.parametrize(("made", "message"), [
     ([cell for cell in cells() if cell.backend == "sm"], "nothing to choose from: sm alone was measured"),
     ([replace(one, blocks=one.blocks + (one.sms or 0)) for one in cells() if one.sms in (None, 1)],
+     "no shape was measured with two backends"),
+    ([Cell(name, Direction.H2D, 64, 656, sms=4, list_place=ListPlace.GPU) for name in ("sm", "triton")],
      "no shape was measured with two backends"),
 ])  # fmt: skip
 def test_a_run_without_a_contest_is_refused(tmp_path: Path, made: list[Cell], message: str) -> None:
