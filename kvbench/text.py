@@ -92,6 +92,11 @@ def short(text: str, most: int = 400) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def longest_word(text: str) -> int:
+    """Return the letters of the longest part of a text that `wrapped` does not break."""
+    return max(map(len, _JOINED.sub("\N{NO-BREAK SPACE}", text).split(" ")))
+
+
 def wrapped(text: str, width: int) -> str:
     """Return text in lines of at most `width`, later ones indented; no line ends inside a number or before its unit."""
     joined = _JOINED.sub("\N{NO-BREAK SPACE}", text)

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from kvbench.text import LOG_COLUMNS, WIDEST, printable, wrapped
+from kvbench.text import LOG_COLUMNS, WIDEST, longest_word, printable, wrapped
 
 if TYPE_CHECKING:
     from kvbench.report.model import DataTable
 
 _BETWEEN = "  "
-_NARROWEST = 12  # of columns whose texts are wrapped
 
 
 def room() -> int | None:
@@ -60,9 +59,12 @@ def print_table(table: "DataTable") -> None:
 
 
 def _wrapped_rows(rows: Sequence[Sequence[str]], widths: list[int], columns: int) -> list[list[str]]:
-    """Reduce `widths` until `columns` hold them where that wraps fewest texts, and return the lines of these."""
+    """Reduce `widths` until `columns` hold them where that wraps fewest texts, none below its longest word, and return
+    the lines of these.
+    """
     most = columns - len(_BETWEEN) * (len(widths) - 1)
-    while sum(widths) > most and (wide := [one for one, width in enumerate(widths) if width > _NARROWEST]):
+    longest = [max(longest_word(text) for text in column) + len(_BETWEEN) for column in zip(*rows, strict=True)]
+    while sum(widths) > most and (wide := [one for one, width in enumerate(widths) if width > longest[one]]):
         wrapping = {one: sum(len(row[one]) >= widths[one] for row in rows) for one in wide}
         widths[min(wide, key=lambda one: (wrapping[one], -widths[one]))] -= 1
     cells = ([wrapped(*pair).splitlines() for pair in zip(row, widths, strict=True)] for row in rows)

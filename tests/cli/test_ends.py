@@ -249,7 +249,7 @@ def test_columns_without_room_in_the_log_of_a_ci_are_wrapped(
     folded = capsys.readouterr().out.splitlines()
     assert len(whole) == 2
     assert max(map(len, folded)) <= LOG_COLUMNS < max(map(len, whole))
-    assert folded[2].split() == ["many", "words"]
+    assert {*folded[2].split()} == {"many", "words"}
 
 
 def test_the_time_left_follows_from_the_visits_made(
