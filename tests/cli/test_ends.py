@@ -69,7 +69,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", ["list axes", "show --help", "show run", "show run --json", "tune run --table"])
+@pytest.mark.parametrize("command", ["list axes", "show --help", "show run", "show run --json", "show run --table"])
 def test_a_command_whose_reader_left_says_nothing_more(prepared: Path, command: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -209,7 +209,7 @@ def test_commands_printed_to_be_copied_are_quoted(tmp_path: Path) -> None:
     again = kvbench("sweep", *tiny(), *BRIEF, "--out", FOLDER, cwd=tmp_path)
     assert copied(error_line(again), "continue its run with ") == ["--resume", FOLDER]
     auto = kvbench("sweep", *tiny(backend="auto"), "--policy", FOLDER, cwd=tmp_path)
-    assert copied(error_line(auto), "build one with ") == ["kvbench", "tune", FOLDER, "-p", "FILE"]
+    assert copied(error_line(auto), "build one with ") == ["kvbench", "show", FOLDER, "-p", "FILE"]
 
 
 def test_the_command_of_an_interrupted_comparison_is_quoted(
