@@ -1,20 +1,22 @@
 """Calls through torch: on a stream given by its handle, and rows gathered in a CUDA graph that torch captured."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.engine.device import Addresses, Device
 from kvbench.errors import KvbenchError
+
+if TYPE_CHECKING:
+    from kvbench.engine.device import Addresses, Device
 
 
 class TorchStream:
     """Makes CUDA streams, given by handle, torch's current stream; a torch object is created once per stream."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: "Device") -> None:
         # Imported here: torch takes seconds to load, and a machine without a GPU can lack it.
         import torch
 
@@ -76,7 +78,7 @@ class TorchGather:
             self._graph.replay()
 
 
-def ids_of_rows(addresses: Addresses, start: int, row_bytes: int) -> NDArray[np.int64]:
+def ids_of_rows(addresses: "Addresses", start: int, row_bytes: int) -> NDArray[np.int64]:
     """Return the numbers of rows that lie whole rows behind `start`; raises KvbenchError for others."""
     offsets = addresses - np.uint64(start)
     if (offsets % np.uint64(row_bytes)).any():
