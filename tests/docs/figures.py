@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pandas as pd
 
-from kvbench.analysis.margins import KNEE
-from kvbench.cells.axes import Direction
+from kvbench.analysis.compare import compare_in_turn
+from kvbench.analysis.margins import IN_TURN
 from kvbench.report.document import table_text
-from kvbench.report.model import plain
+from kvbench.report.model import DataTable
 from kvbench.report.numbers import count, figure, size
-from kvbench.report.sections.machines import machines_table
-from kvbench.report.view import views_of
 from kvbench.results import Run, load_run
-from kvbench.results.replays import rate_of, replays_of
+from kvbench.results.in_turn import paired_samples
 from kvbench.text import ends
+from kvbench.tune.answer import rule_for_all
+from kvbench.tune.text import answer_table
 from reports.cards import cards
 from tests.docs.markup import code
 
@@ -31,47 +31,26 @@ RUNS: Final = REPORT / "runs"
 # The runs of a card that the first table is of, where it has them.
 _NUMBERS: Final = ("engine", "engines", "cliff", "call")
 _LINK: Final = REPORT.relative_to(ROOT).as_posix()
-_SWAP: Final = {"blocks": 10_000, "block_size": "4KiB", "stream_state": "idle"}
 
 
 def numbers() -> str:
-    """What both cards reach, as `kvbench show` prints it, and where the figures come from."""
-    runs = [committed(name, card) for card in CARDS for name in _NUMBERS if (card / "runs" / name).is_dir()]
-    machines = machines_table(views_of(runs), least=1)
-    assert machines
-    names = [str(committed("engine", card).info.identity["gpu_name"]) for card in CARDS]
-    (visits,) = {committed("engine", card).info.spec["sampling"]["rounds"] for card in CARDS}
-    folders = " ".join(Path(run.path).relative_to(ROOT).as_posix() for run in runs)
-    chart = "Throughput against block size of fresh blocks for batched and primed copies and two copy kernels"
+    """The answer of the newest card, and where its figures come from."""
+    runs = [committed(name) for name in _NUMBERS if (RUNS / name).is_dir()]
+    rule = rule_for_all(runs)
+    table = answer_table(rule, runs)
     return "\n\n".join(
         (
-            f"```sh\nkvbench show {folders}\n```",
-            table_text(replace(machines, header=("", *names), title="", caption="", notes=())),
-            "\n".join(f"- {_origin(card, *_NUMBERS)}" for card in CARDS),
-            f"A figure is the median of {visits} visits: the latency of one swap on an idle stream, called in a tight "
-            "loop, with different blocks each time, scattered over 16 GiB on each side. `batched` is unmodified "
-            "`cuMemcpyBatchAsync`; `sm` is the copy kernel of kvbench. A *visit* is a series of such swaps; the "
-            "visits of a figure are spread over the run. An SM is one of the multiprocessors of the GPU. The ceiling "
-            "is the rate of large plain copies. In the chart, [`primed`](docs/reference/backends.md#primed) is "
-            "`batched` after a short kernel, so that the driver does not copy on the CPU. "
-            + " ".join(f"{plain(note)}." for note in machines.notes)
-            + " Every committed report and the raw samples behind it are in [reports/](reports/README.md).",
-            f"![{chart}, with the ceiling of the card]({_LINK}/cliff-cliff.png)",
+            table_text(DataTable("", table.header, table.rows, left=3)),
+            f"{table.caption} Times are between CUDA events, of different blocks each time, scattered over 16 GiB on "
+            "each side; `batched` is unmodified `cuMemcpyBatchAsync`, `sm` the copy kernel of kvbench, an SM one of "
+            f"the multiprocessors of the GPU. {_origin(REPORT, *_NUMBERS)}",
         )
     )
 
 
 def surprises() -> str:
     """What the runs of the card show."""
-    shown = (
-        ("cliff", _cliff),
-        ("streams", _gate),
-        ("call", _call),
-        ("mla-sorted", _trace),
-        ("engine", _few_sms),
-        ("engine", _limit),
-        ("locality", _locality),
-    )
+    shown = (("order", _order), ("cliff", _cliff), ("queue", _queue), ("engine", _limit), ("call", _call))
     return "\n".join(f"- {text()}" for run, text in shown if (RUNS / run).is_dir())
 
 
@@ -92,16 +71,29 @@ def _cliff() -> str:
     )
 
 
-def _gate() -> str:
-    swap = {"backend": "batched", "direction": "h2d", "blocks": 1024, "block_size": "16KiB"}
-    opened, gated = (_cell("streams", **swap, stream_state=state) for state in ("opened", "gated"))
+def _order() -> str:
+    pairs: dict[Any, dict[str, Any]] = {}
+    for cell, outcome in committed("order").outcomes.items():
+        pairs.setdefault(replace(cell, order=None), {})[str(cell.order)] = outcome.visits
+    found = [compare_in_turn(paired_samples(of["stream"], of["any"]), IN_TURN) for of in pairs.values()]
+    apart = [one.ratio - 1 for one in found if one.low > 1 or one.high < 1]
+    differ = (
+        f"in {len(apart)} of {len(found)} kinds of swaps, by {min(apart):+.1%} to {max(apart):+.1%}"
+        if apart
+        else f"in none of {len(found)} kinds of swaps"
+    )
     return (
-        f"**The cliff depends on timing.** An inference engine makes its loads wait for an event of its compute "
-        f"stream. If that event has fired before the call, the CPU copies: 1 024 blocks of 16 KiB take "
-        f"{figure(opened.swap_us_median)} us. If it fires after the call, the copy engine copies: the same blocks have "
-        f"arrived {figure(gated.swap_us_median)} us after the event. That call itself returns after "
-        f"{figure(gated.caller_us_median)} us. "
-        f"({_evidence('Stream states')})"
+        "**The access order hardly matters here.** Batched copies that may read their sources at any time (ANY) differ "
+        f"from copies in stream order {differ}, on idle and busy streams. ({_evidence('Access order')})"
+    )
+
+
+def _queue() -> str:
+    swap = {"backend": "per_block", "direction": "h2d", "blocks": 64, "block_size": "1MiB", "queued": 32}
+    one, eight = (_cell("queue", **swap, streams=streams).caller_us_median for streams in (1, 8))
+    return (
+        f"**One stream's queue fills.** Behind 32 queued swaps of 64 blocks of 1 MiB, one more takes the thread "
+        f"{figure(one)} us on the same stream and {figure(eight)} us on a pool of eight. ({_evidence('Queue depth')})"
     )
 
 
@@ -122,53 +114,6 @@ def _call() -> str:
     )
 
 
-def _trace() -> str:
-    """The loads of one hour, in the order in which vLLM allocates, and with sorted free lists."""
-    usual, ordered = ({name: _replayed(run, name) for name in ("merged", "sm")} for run in ("mla", "mla-sorted"))
-    vllm = _replayed("mla", "vllm_batch")
-    return (
-        "**Real swaps are scattered by the order of allocation.** In one hour of "
-        "[Mooncake](docs/how-to/trace.md)'s public trace, replayed with `deepseek-v3` and the allocation order of "
-        "vLLM, the blocks of a load form contiguous extents in host memory and on the GPU, but in different orders. "
-        f"Merging adjacent copies therefore removes only {1 - usual['merged'].left:.0%} of them. vLLM's batched copies "
-        f"load at {figure(vllm.gbps)} GB/s, `sm` at {figure(usual['sm'].gbps)}. If vLLM kept its list of free blocks "
-        f"sorted, merging would remove {1 - ordered['merged'].left:.0%} of the copies. `merged`, which merges copies "
-        f"and needs no copy kernel, would then load at {figure(ordered['merged'].gbps)} GB/s instead of "
-        f"{figure(usual['merged'].gbps)} and occupy the calling thread for "
-        f"{figure(ordered['merged'].caller_us / 1e3)} ms per swap instead of "
-        f"{figure(usual['merged'].caller_us / 1e3)} ms. "
-        f"({_evidence('Replay')})"
-    )
-
-
-class _Loads(NamedTuple):
-    """The loads of a replay: their rate, the share of copies that is left, and the median thread time."""
-
-    gbps: float
-    left: float
-    caller_us: float
-
-
-def _replayed(name: str, backend: str) -> _Loads:
-    (loads,) = (
-        swaps
-        for cell, swaps in replays_of(committed(name)).items()
-        if (cell.backend, cell.direction) == (backend, Direction.H2D)
-    )
-    return _Loads(rate_of(loads), loads["pieces"].sum() / loads["blocks"].sum(), loads["caller_us"].median())
-
-
-def _few_sms() -> str:
-    swap = _SWAP | {"block_size": "16KiB", "backend": "sm", "direction": "h2d"}
-    ladder = _cells("engine", **swap).sort_values("sms")
-    every = ladder.iloc[-1]
-    few = ladder[ladder.gbps >= (1 - KNEE.fraction) * ladder.gbps.max()].iloc[0]
-    return (
-        f"**{few.sms:.0f} SMs fill the link.** With {few.sms:.0f} SMs, `sm` moves 16 KiB blocks to the GPU at "
-        f"{figure(few.gbps)} GB/s; with all {every.sms:.0f} SMs, at {figure(every.gbps)}. ({_evidence('SM ladder')})"
-    )
-
-
 def _limit() -> str:
     swap = _cells("engine", backend="sm", direction="h2d", blocks=50_000, block_size="1KiB").iloc[0]
     large_gbps = _cells("engine", backend="sm", direction="h2d", block_size="16KiB").iloc[0].roof_gbps
@@ -178,17 +123,6 @@ def _limit() -> str:
         f"smaller than {large_gbps * 1e9 / swap.limit_blocks_per_s / 1024:.1f} KiB therefore cannot fill the link: "
         f"{count(swap.blocks)} blocks of 1 KiB move at {figure(swap.gbps)} GB/s with {swap.sms:.0f} SMs. "
         f"([Run]({_LINK}/runs/engine))"
-    )
-
-
-def _locality() -> str:
-    swap = {"backend": "batched", "direction": "h2d", "blocks": 1024, "block_size": "16KiB"}
-    hot = _cell("locality", **swap, pool="dense", reuse="same")
-    fresh = _cell("locality", **swap, pool="16GiB", reuse="fresh")
-    return (
-        f"**Hot-cache benchmarks flatter.** Batched copies move the same 1 024 adjacent blocks of 16 KiB at "
-        f"{figure(hot.gbps)} GB/s, and fresh blocks from 16 GiB, as in an engine, at {figure(fresh.gbps)}. "
-        f"({_evidence('Locality')})"
     )
 
 

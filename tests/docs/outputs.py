@@ -1,4 +1,4 @@
-"""What commands print, as the documents show it: on committed runs, so that it is the same on every machine."""
+"""What commands print, as the documents show it."""
 
 import subprocess
 from collections.abc import Callable, Mapping
@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.command import kvbench
-from tests.docs.figures import ROOT, RUNS, of_a_card
-
-_RUN: Final = (RUNS / "engine").relative_to(ROOT).as_posix()
+from tests.docs.figures import ROOT
 
 
 @dataclass(frozen=True)
@@ -27,12 +25,4 @@ class Example:
         return f"```console\n$ kvbench {self.arguments}{behind}\n{lines}\n```"
 
 
-EXAMPLES: Final[Mapping[str, Example]] = {
-    "output-show": Example(f"show {_RUN}"),
-    "output-tune": Example(f"show {_RUN} --model llama-3-8b", "tail -n 12"),
-    "output-snippet": Example(f"report {_RUN} --snippet threshold"),
-}
-MAKERS: Final[Mapping[str, Callable[[], str]]] = {
-    "output-models": Example("list models").block,
-    **of_a_card({name: example.block for name, example in EXAMPLES.items()}),
-}
+MAKERS: Final[Mapping[str, Callable[[], str]]] = {"output-models": Example("list models").block}

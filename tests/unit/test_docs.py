@@ -120,17 +120,17 @@ def test_every_block_has_a_maker() -> None:
 @pytest.mark.skipif(not cards.cards(), reason="no report is committed")
 def test_the_readme_is_short_and_shows_numbers_first() -> None:
     lines = README.read_text().splitlines()
-    assert len(lines) <= 200
-    assert any(re.search(r"GB/s.*\| \d", line) for line in lines[:24])  # the first screen
+    assert len(lines) <= 110
+    assert any(re.search(r"^\| h2d .*\| \d", line) for line in lines[:30])  # the first screen
 
 
 @pytest.mark.skipif(not cards.cards(), reason="no report is committed")
 def test_a_generated_block_is_markdown() -> None:
     """A comment does not swallow the table, the list or the block of code behind it."""
     kinds = [token.type for token in tokens(README.read_text())]
-    assert {"table_open", "bullet_list_open", "fence", "image"} <= set(kinds)
     assert kinds.count("table_open") == 2
-    assert kinds.count("fence") >= 6
+    assert kinds.count("bullet_list_open") >= 2
+    assert kinds.count("fence") == 2
 
 
 def test_what_each_backend_does_before_the_clock_is_documented() -> None:

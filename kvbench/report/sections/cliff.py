@@ -9,6 +9,7 @@ import pandas as pd
 
 from kvbench.analysis.curves import Cliff, find_cliff
 from kvbench.analysis.margins import CLIFF
+from kvbench.cells.axes import StreamState
 from kvbench.cells.backend_facts import BATCHED, TRITON
 from kvbench.cells.units import KIB, two_digits
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel
@@ -78,9 +79,9 @@ def curves_of(pinned: Pinned) -> list[Curve]:
 
 
 def make(view: View) -> PartOrReason:
-    curves = curves_of(view.pinned)
+    curves = [curve for curve in curves_of(view.pinned) if curve.series[-1] != StreamState.SUSTAINED]
     if not curves:
-        return f"it needs a backend measured at {MIN_SIZES} block sizes with the same number of blocks"
+        return f"it needs a backend measured at {MIN_SIZES} block sizes with the same number of blocks, swap by swap"
     return partial(_part, view, grouped(curves, lambda curve: curve.series))
 
 

@@ -37,7 +37,9 @@ def _ladders(view: View) -> tuple[Pinned, pd.DataFrame] | None:
     pinned = pin(view.frame[view.frame["sms"].notna()], shown=("sms",))
     measured = where(pinned.cells, status="ok")
     counts = measured.groupby([*_BY_SMS[:-1], "blocks"])["sms"].transform("size")
-    ladders = measured[counts >= MIN_COUNTS]
+    # A median over numbers of blocks compares SM counts only where each was measured at the same numbers.
+    most = counts.groupby([measured[name] for name in _BY_SMS[:-1]]).transform("max")
+    ladders = measured[(counts >= MIN_COUNTS) & (counts == most)]
     return None if ladders.empty else (pinned, ladders)
 
 
