@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from unittest import mock
 
 import tomli_w
@@ -36,10 +36,10 @@ from kvbench.cells.cell import AXES
 from kvbench.cli import main
 from kvbench.errors import ExitCode, UsageError
 from kvbench.files import shipped_folder
+from kvbench.report.charts.figure import Drawing
 from kvbench.run import runner
 from kvbench.run.protocol import Opened
 from tests.command import KVBENCH, tiny
-from tests.reports import undrawn
 from tests.strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS
 
 CASE_S = 30
@@ -386,6 +386,8 @@ def trace_case(bench: Bench, chance: random.Random) -> list[str]:
     return ["trace", "make", file, "--model=llama-3-8b", *pools, f"-o{bench.folder / 'swaps.gz'}"]
 
 
+# Stands for a drawing, which takes long.
+BLANK: Final = Drawing(b"", b'<svg xmlns="http://www.w3.org/2000/svg"></svg>')
 CASES = (
     axes_case, filter_case, option_case, config_case, policy_case, model_case, rules_case, path_case,
     run_case, trace_case,
@@ -404,7 +406,7 @@ def fuzz(cases: int, seed: int, only: int | None = None) -> tuple[list[Finding],
                 arguments = CASES[number % len(CASES)](bench, chance)
                 with contextlib.ExitStack() as stack:
                     if number % 50:  # a chart takes half a second to draw
-                        stack.enter_context(mock.patch("kvbench.report.charts.panels.draw", undrawn))
+                        stack.enter_context(mock.patch("kvbench.report.charts.panels.draw", return_value=BLANK))
                     before_mib = peak_mib()
                     code, what = outcome(arguments, show=only is not None)
                     grown_mib = peak_mib() - before_mib

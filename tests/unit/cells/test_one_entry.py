@@ -90,4 +90,9 @@ def test_the_summary_has_a_column_for_a_new_axis(known: dict[str, Any]) -> None:
 
 
 def test_the_listed_axes_include_a_new_one(known: dict[str, Any]) -> None:
-    assert known["listed"] == {"axis": "flavour", "help": "what a swap tastes of", "example": "-a flavour=sweet,sour"}
+    assert known["listed"] == {
+        "axis": "flavour",
+        "help": "what a swap tastes of",
+        "example": "-a flavour=sweet,sour",
+        "for": "",
+    }
