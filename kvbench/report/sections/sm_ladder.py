@@ -19,6 +19,8 @@ from kvbench.report.view import DIRECTIONS, Pinned, Row, View, ceiling_of, group
 from kvbench.text import ends
 
 MIN_COUNTS: Final = 3
+# Fewer blocks end before every SM is at work, and their launch takes a part of the time.
+_MANY_BLOCKS: Final = 5000
 _SLOWER: Final = ("neighbour_slowdown", "neighbour_slowdown_low", "neighbour_slowdown_high")
 _BY_SMS: Final = ["backend", "stream_state", "direction", "block_bytes", "sms"]
 Ladder = Mapping[int, Row]  # by SM count: its figures are medians over the numbers of blocks
@@ -29,13 +31,15 @@ def make(view: View) -> PartOrReason:
     found = [(run, *made) for run in view.of_machine if (made := _ladders(run)) is not None]
     if not found:
         return f"it needs a kernel backend measured at {MIN_COUNTS} SM counts or more"
-    run, pinned, cells = max(found, key=lambda one: (one[0].weight[0], len(one[2])))
+    run, pinned, cells = max(found, key=lambda one: (one[0].weight[0], one[2]["blocks"].nunique(), len(one[2])))
     return partial(_part, run, pinned, cells, _beside_decode(view.of_machine))
 
 
 def _ladders(view: View) -> tuple[Pinned, pd.DataFrame] | None:
     pinned = pin(view.frame[view.frame["sms"].notna()], shown=("sms",))
     measured = where(pinned.cells, status="ok")
+    many = measured["blocks"] >= _MANY_BLOCKS
+    measured = measured[many] if many.any() else measured
     counts = measured.groupby([*_BY_SMS[:-1], "blocks"])["sms"].transform("size")
     # A median over numbers of blocks compares SM counts only where each was measured at the same numbers.
     most = counts.groupby([measured[name] for name in _BY_SMS[:-1]]).transform("max")
