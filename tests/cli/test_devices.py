@@ -60,8 +60,8 @@ def test_a_visit_on_all_devices_lasts_until_its_time_is_up(run: Path) -> None:
 
 def test_the_report_combines_the_runs_of_all_devices(run: Path) -> None:
     succeeds("report", run, cwd=run.parent)
-    text = (run / "report" / "report.md").read_text()
-    assert "## Devices: swaps on all of them at once" in text
+    text = (run / "report" / "details.md").read_text()
+    assert "swaps on all of them at once" in text
     shares = [line for line in text.splitlines() if line.startswith("| batched | 4 ") and line.count("%") == 1]
     assert len(shares) == 2  # each of its own GB/s alone
 

@@ -337,7 +337,7 @@ def test_a_busy_stream_that_leaves_no_figure_fails_neither_a_sweep_nor_the_gate(
         (("--base=here", "--cand=here", "--filter=blocks=5"), "nothing to measure: no cell meets the filter blocks=5"),
         (
             ("--base=here", "--cand=here", "--cand-fault=burn=1"),
-            "--cand-fault 'burn=1': not a fault; write KIND=NUMBER",
+            '--cand-fault "burn=1": not a fault; write KIND=NUMBER',
         ),
         (
             ("--base=here", "--cand=backend:no-such", "--base=backend:batched"),

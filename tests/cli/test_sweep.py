@@ -209,7 +209,7 @@ def test_progress_is_plain_lines_without_a_terminal(tmp_path: Path) -> None:
         "1 cell measured, 0 failed, 1 skipped: run",
         "to write tables and charts: kvbench report run",
     ]
-    assert done.stdout.splitlines()[-1].startswith("  backend=batched,sm")  # it ends with the first page
+    assert "| per_block |" in done.stdout  # it ends with the table of its cells
 
 
 def test_progress_on_a_terminal_of_80_columns_is_a_table_of_backends_that_stays(tmp_path: Path) -> None:
@@ -297,12 +297,13 @@ def test_a_gate_that_never_opens_fails_only_its_cell(tmp_path: Path) -> None:
     for visit in visits:
         held = cell_of(visit).stream_state.pending
         assert set(visit.samples.pending_before) == set(visit.samples.pending_after) == {int(held)}
-        assert (visit.samples.event_us is not None) == held
+        assert visit.samples.event_us is not None
 
 
 def test_every_failure_is_shown_with_the_command_that_reproduces_it(faulty: tuple[Done, Path]) -> None:
     done, run = faulty
-    wide = [line for line in done.stdout.splitlines() if len(line) > LOG_COLUMNS]
+    told = done.stdout.partition("to write tables and charts")[0]  # before the table, which has a line a row
+    wide = [line for line in told.splitlines() if len(line) > LOG_COLUMNS]
     assert all(line.startswith("    --fault ") for line in wide)  # one word of a shell
     text = " ".join(done.stdout.split())  # long lines go on in the next
     whole = done.stdout.replace(" \\\n", " ").splitlines()

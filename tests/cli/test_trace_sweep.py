@@ -42,8 +42,8 @@ def test_the_swaps_of_a_trace_are_measured_and_reported(folder: Path) -> None:
     assert isinstance(spec["trace"], dict)
     assert (spec["trace"]["h2d"]["total"], spec["trace"]["d2h"]["total"]) == (10, 20)
     succeeds("report", "run", cwd=folder)
-    page = (folder / "run" / "report" / "report.md").read_text()
-    assert "## Replay: the swaps of a trace" in page
+    page = (folder / "run" / "report" / "details.md").read_text()
+    assert "the swaps of a trace" in page
     assert "**Loads (h2d): 10 of 10 swaps of run run**" in page
 
     failed = kvbench_here("sweep", "--trace", "trace.gz", "-a", "backend=batched", *ON_CPU, "-o", "faulty",
@@ -76,7 +76,7 @@ def test_a_replay_at_the_times_of_the_trace_counts_late_swaps(folder: Path) -> N
     assert [number for one in samples for number in one.swap_numbers or []] == list(range(10))
     assert all(one.late_us is not None and len(one.late_us) == len(one) for one in samples)
     assert kvbench_here("report", "timed", cwd=folder).returncode == 0
-    page = (folder / "timed" / "report" / "report.md").read_text()
+    page = (folder / "timed" / "report" / "details.md").read_text()
     assert "| Method | Swaps | Late | p50, us |" in page
     assert "at their times divided by 2" in page
 
@@ -88,7 +88,7 @@ def test_the_report_says_how_late_swaps_are_that_arrive_too_fast(folder: Path) -
     late_us = [one for times in of_visits for one in times if one > 0]
     assert len(late_us) == 10 - len(of_visits), "all but the first of a visit"
     assert kvbench_here("report", "crowded", cwd=folder).returncode == 0
-    page = (folder / "crowded" / "report" / "report.md").read_text()
+    page = (folder / "crowded" / "report" / "details.md").read_text()
     assert f"| {len(late_us)} ({figure(median(late_us))} to {figure(max(late_us))} us) |" in page
 
 

@@ -115,7 +115,7 @@ def test_the_block_copier_takes_a_device_a_policy_and_streams_of_torch(device: D
     with pytest.warns(UserWarning, match=r"measured with driver 1\.2, this is none"):
         BlockCopier("cpu", policy)
     policy.write_text(structs.replace(here, device="NVIDIA Other").to_toml())
-    with pytest.raises(UsageError, match="measured on 'NVIDIA Other', this is "):
+    with pytest.raises(UsageError, match='measured on "NVIDIA Other", this is '):
         BlockCopier("cpu", policy)
 
 

@@ -53,8 +53,10 @@ KNOWN: Final = {
     AUTO: Ink("#B68C0C", "v", wide=True),  # it is one of the others, and as fast
     "vllm_batch": Ink("#000000", "X"),
     "vllm_triton": Ink("#949596", "<"),
+    "vllm_handler": Ink("#632D46", "p"),
     "sglang_aot": Ink("#7303F7", ">"),
     "sglang_jit": Ink("#B484B4", "h"),
+    "sglang_hisparse": Ink("#731D01", "8"),
     "lmcache": Ink("#0F9BD8", "*"),
     "copier": Ink("#244878", "H"),
     "empty": Ink("#5601A6", (4, 1, 0)),

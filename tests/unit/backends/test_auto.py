@@ -173,7 +173,7 @@ def test_auto_names_a_choice_that_cannot_run_here(fitted: Path, tmp_path: Path, 
 def test_a_policy_of_another_device_is_refused(fitted: Path, tmp_path: Path) -> None:
     policy = write_policy(tmp_path, fitted, device="NVIDIA Other")
     line = refused("sweep", *tiny(backend="auto"), *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
-    assert line.startswith("policy: it was measured on 'NVIDIA Other', this is ")
+    assert line.startswith('policy: it was measured on "NVIDIA Other", this is ')
     assert not (tmp_path / "run").exists()
 
 

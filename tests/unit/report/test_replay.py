@@ -68,7 +68,7 @@ def test_the_chart_has_a_line_over_swap_sizes_for_every_backend(report: Report) 
 
 
 def test_swaps_of_a_trace_stay_out_of_other_sections(report: Report) -> None:
-    assert sections_of(report) == ["replay"]
+    assert sections_of(report) == ["answer", "replay"]
 
 
 def test_a_report_of_two_traces_shows_both(tmp_path: Path) -> None:
