@@ -100,11 +100,7 @@ def _prepared(tokens: Sequence[Token], drawings: Mapping[str, str]) -> list[tupl
         if token.type in ("th_open", "td_open") and token.attrs.pop("style", ""):
             token.attrSet("class", "right")
         elif token.type in ("table_open", "table_close"):
-            opened, closed = (
-                '<div class="table" role="region" tabindex="0" aria-label="table"><table>\n',
-                "</table></div>\n",
-            )
-            token.type, token.content = "html_block", opened if token.nesting > 0 else closed
+            token.type, token.content = "html_block", _OPENED if token.nesting > 0 else "</table></div>\n"
         elif token.type == "heading_open" and token.tag in ("h1", "h2"):
             title = "".join(child.content for child in tokens[number + 1].children or ())
             token.attrSet("id", markdown.anchor(title))
