@@ -5,16 +5,15 @@ bursts, or hold the device up now and then, most iterations are as fast as ever,
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
 from kvbench.analysis.compare import paired_interval
-from kvbench.analysis.curves import pareto_edge
 from kvbench.analysis.intervals import median_interval
-from kvbench.analysis.margins import IN_TURN, MIN_P99
+from kvbench.analysis.margins import MIN_P99
 from kvbench.cells.cell import Cell
 from kvbench.results.schema import Beside, Samples, Visit
 
@@ -67,57 +66,6 @@ def hidden_share(beside: Beside | None) -> float | None:
 
 def lost(slowdown: float) -> float:
     return 1 - 1 / slowdown
-
-
-@dataclass(frozen=True, slots=True)
-class AtRate:
-    """The slowdown at a rate with its 95% interval (nan without one), from the cells `between` whose rates that lies.
-
-    One cell alone moves as much itself; None stands for no swaps, which cost nothing.
-    """
-
-    slowdown: float
-    low: float
-    high: float
-    between: tuple[str | None, ...]
-
-
-def at_rate(gbps: float, costs: Mapping[str, Mapping[int, Cost]]) -> AtRate | None:
-    """Return what swaps at `gbps` cost; None where none of the cells, with their costs by round, is as fast.
-
-    The share of time that the neighbour loses lies on a line between the two cells next to that rate; of cells that
-    move less at a higher cost none counts. The interval rests on the rounds that visited both.
-    """
-    medians = [(cell, *_medians(by_round)) for cell, by_round in costs.items() if by_round]
-    kept = pareto_edge([rate for _, rate, _ in medians], [slowdown for *_, slowdown in medians])
-    rates = sorted((rate, cell) for (cell, rate, _), on_edge in zip(medians, kept, strict=True) if on_edge)
-    rate, nearest = min(rates, key=lambda each: abs(each[0] - gbps), default=(0.0, ""))
-    if abs(rate / gbps - 1) <= IN_TURN.fraction:
-        return _between(costs, (nearest,), 1.0)
-    below = max(((rate, cell) for rate, cell in rates if rate < gbps), default=(0.0, None))
-    above = min(((rate, cell) for rate, cell in rates if rate > gbps), default=None)
-    if above is None:
-        return None
-    return _between(costs, (below[1], above[1]), (gbps - below[0]) / (above[0] - below[0]))
-
-
-def _medians(costs: Mapping[int, Cost]) -> tuple[float, float]:
-    return median(cost.gbps for cost in costs.values()), median(cost.slowdown for cost in costs.values())
-
-
-def _between(costs: Mapping[str, Mapping[int, Cost]], cells: tuple[str | None, ...], share: float) -> AtRate | None:
-    """Return the slowdown that lies `share` of the way from the first of `cells` to the last."""
-    sides = [costs[cell] for cell in cells if cell is not None]
-    rounds = sorted(set(sides[0]).intersection(*sides))
-    if not rounds:
-        return None
-    first, last = (
-        np.array([0.0 if cell is None else lost(costs[cell][number].slowdown) for number in rounds])
-        for cell in (cells[0], cells[-1])
-    )
-    centre, low, high = np.exp(paired_interval(-np.log1p(-(first + share * (last - first)))))
-    known = np.isfinite(high)
-    return AtRate(float(centre), float(low) if known else np.nan, float(high) if known else np.nan, cells)
 
 
 def neighbour_figures(turns: Sequence[Beside]) -> dict[str, float]:
