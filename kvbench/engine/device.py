@@ -3,8 +3,7 @@
 import ctypes
 import importlib.util
 import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -117,15 +116,6 @@ class Device:
             has_torch=importlib.util.find_spec("torch") is not None,
             integrated=info.integrated,
         )
-
-    @contextmanager
-    def injecting(self, fault: Fault | None) -> Iterator[None]:
-        """Inject `fault` within the context (None: no fault); cpu device only."""
-        self.arm(fault)
-        try:
-            yield
-        finally:
-            self.arm(None)
 
     def arm(self, fault: Fault | None) -> None:
         """Inject `fault` from now on (None: no fault); cpu device only."""
