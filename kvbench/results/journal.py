@@ -90,6 +90,7 @@ class JournalWriter:
     def __init__(self, descriptor: int, path: Path, at: Position) -> None:
         self._descriptor = descriptor
         self._path = path
+        self.lines = at.lines
         self._size_bytes = at.size_bytes
         self._crc = at.crc
         self._synced_s = time.monotonic()
@@ -106,21 +107,23 @@ class JournalWriter:
             while left:
                 left = left[os.write(self._descriptor, left) :]
             if time.monotonic() >= self._synced_s + SYNC_EVERY_S:
-                self._sync()
+                self.sync()
         except BaseException as error:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, self._size_bytes)
             if isinstance(error, OSError):
                 raise_if_no_room(self._path, error)
             raise
+        self.lines += 1
         self._size_bytes += len(line)
         self._crc = crc
 
     def close(self) -> None:
         with suppress(OSError):  # the lines are written: what else could be done for them?
-            self._sync()
+            self.sync()
         os.close(self._descriptor)
 
-    def _sync(self) -> None:
+    def sync(self) -> None:
+        """Wait for the disk."""
         os.fsync(self._descriptor)
         self._synced_s = time.monotonic()

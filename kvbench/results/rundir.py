@@ -144,8 +144,11 @@ def load_run(path: Path | str) -> Run:
     records = _sharing_cells([record for record in lines if record is not None])
     if info.status == "complete" and not lines:
         raise RunDirectoryError(f"{path / name} is empty, but the run was complete: the run is damaged")
-    torn = f"the last line of {name} is incomplete, because of a kill or a full disk, and was dropped"
-    warnings = [torn] if len(records) < len(lines) else []
+    warnings = []
+    if len(records) < info.journal_lines:
+        warnings = [f"{name} was cut: {len(records)} lines are left of the {info.journal_lines} of the ended run"]
+    elif len(records) < len(lines):
+        warnings = [f"the last line of {name} is incomplete, because of a kill or a full disk, and was dropped"]
     return Run(path, info, _without_retried(records), warnings)
 
 
@@ -272,8 +275,13 @@ class RunWriter:
             self._journal.append(record)
 
     def set_status(self, status: RunStatus, reason: str | None = None) -> None:
-        """Record the status of the run; raises StorageError."""
-        self._replace(status=status, status_reason=reason)
+        """Record the status of the run, and of one that ended how long its journal is; raises StorageError."""
+        if status == "running":
+            self._replace(status=status, status_reason=reason)
+            return
+        with _as_storage_error(self.path):
+            self._journal.sync()
+        self._replace(status=status, status_reason=reason, journal_lines=self._journal.lines)
 
     def observe(self, observation: dict[str, Any]) -> None:
         """Add an observed environment (with `at` = "start" or "end"); raises StorageError."""

@@ -86,6 +86,8 @@ class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
     status: Annotated[RunStatus, msgspec.Meta(
         description="`running`, `complete`, `interrupted` or `stopped`")] = "running"
     status_reason: Annotated[str | None, msgspec.Meta(description="why the run did not complete")] = None
+    journal_lines: Annotated[_Count, msgspec.Meta(
+        description="lines of the journal when the run last ended; fewer mean that it was cut since")] = 0
     # fmt: on
 
 
@@ -225,9 +227,8 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     `verify_ms` is the part of the visit's duration spent on comparing and restoring bytes. `span_ns` is its begin and
     end on the host's monotonic clock. `probe_us` is the longest time of a fixed piece of work on that CPU, `slowdown`
     its ratio to the best time in this process; `clock_limits` are NVML's reasons for a limited clock. `disturbed` lists
-    what disturbed the visit; a disturbed visit is repeated up to twice, and the last `attempt` counts.
-    `group` names
-    the arms that were measured in turn: of those with one `span_ns`, sample k is of tuple k.
+    what disturbed the visit; a disturbed visit is repeated up to twice, and the least disturbed `attempt` counts.
+    `group` names the arms that were measured in turn: of those with one `span_ns`, sample k is of tuple k.
     `process` is the number of the worker process of this run that made it, in the order of their starts. If the swaps
     had a neighbour, `samples` are those beside it, and `beside` has the rest.
     """

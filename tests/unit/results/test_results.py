@@ -99,6 +99,19 @@ def test_a_torn_last_line_is_dropped_with_a_warning(run: Path, kept: float) -> N
     assert not again.warnings
 
 
+def test_a_journal_that_was_cut_at_a_line_is_said_until_its_run_has_ended_again(run: Path) -> None:
+    journal = run / "journal.jsonl"
+    with RunWriter.reopen(run) as writer:
+        writer.set_status("complete")
+    assert not load_run(run).warnings
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:3]))
+    assert load_run(run).warnings == ["journal.jsonl was cut: 3 lines are left of the 5 of the ended run"]
+    with RunWriter.reopen(run) as writer:
+        writer.append(Note(text="went on"))
+        writer.set_status("interrupted")
+    assert not load_run(run).warnings
+
+
 def test_an_edited_line_is_named(run: Path) -> None:
     journal = run / "journal.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
