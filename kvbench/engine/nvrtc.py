@@ -7,11 +7,11 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
-from importlib import resources
+from importlib import import_module, resources
 from importlib.resources.abc import Traversable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from kvbench.errors import KvbenchError, StorageError
 from kvbench.files import write_whole
@@ -39,11 +39,9 @@ def kernel_texts() -> list[str]:
 
 
 def version() -> str:
-    """Return the version of the NVRTC that compiles for this driver; raises NvrtcError if none loads."""
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    library = load(driver_version())
-    _check(library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
-    return f"{major.value}.{minor.value}"
+    """The version of the NVRTC that compiles for this driver; raises NvrtcError if none loads."""
+    nvrtc = load(driver_version())
+    return "{}.{}".format(*_call(nvrtc.nvrtcVersion))
 
 
 @cache
@@ -59,43 +57,40 @@ def driver_version() -> int:
 
 
 @cache
-def load(driver: int) -> ctypes.CDLL:
-    """Return the newest NVRTC whose cubins load in this version of the driver (0: any); raises NvrtcError."""
+def load(driver: int) -> Any:  # the bindings have no types
+    """Load `cuda.bindings.nvrtc` with the newest NVRTC whose cubins load in this version of the driver (0: any).
+
+    The bindings use the NVRTC that the process has loaded, and keep it. Raises NvrtcError.
+    """
     usable = [major for major in MAJORS if driver == 0 or major <= driver // 1000]
     reasons: list[str] = []
     for path in (path for major in usable for path in _installed(f"libnvrtc.so.{major}")):
         try:
             for builtins in Path(path).parent.glob("libnvrtc-builtins.so.*") if "/" in path else ():
                 ctypes.CDLL(str(builtins))  # NVRTC opens it by its name, without a search path in some wheels
-            return ctypes.CDLL(path)
-        except OSError as error:
+            ctypes.CDLL(path)
+            return import_module("cuda.bindings.nvrtc")
+        except (OSError, ImportError) as error:
             reasons.append(" ".join(str(error).split()))
     needs = f" for a driver of CUDA {driver // 1000}.{driver % 1000 // 10}" if driver else ""
     why = "; ".join(reasons) or "the driver is older than CUDA 12"
     raise NvrtcError(f"NVRTC does not load{needs} ({why}); install kvbench[cuda]")
 
 
-def compile_cubin(
-    source: str, name: str, arch: str, defines: Sequence[str] = (), library: ctypes.CDLL | None = None
-) -> bytes:
-    """Return the cubin of `source` for `arch` ("sm_90"); raises NvrtcError with the compiler's log.
-
-    `library` is an NVRTC; without it, the one for this machine's driver.
-    """
-    nvrtc = library or load(driver_version())
+def compile_cubin(source: str, name: str, arch: str, defines: Sequence[str] = ()) -> bytes:
+    """Compile `source` for `arch` ("sm_90") to a cubin; raises NvrtcError with the compiler's log."""
+    nvrtc = load(driver_version())
     names = [header.encode() for header in HEADERS]
     headers = [kernel_source(header).encode() for header in HEADERS]
-    program = ctypes.c_void_p()
-    texts = (source.encode(), f"{name}.cu".encode(), len(names), _strings(headers), _strings(names))
-    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), *texts), "nvrtcCreateProgram")
+    options = [option.encode() for option in (*OPTIONS, *defines, f"--gpu-architecture={arch}")]
+    (program,) = _call(nvrtc.nvrtcCreateProgram, source.encode(), f"{name}.cu".encode(), len(names), headers, names)
     try:
-        options = [option.encode() for option in (*OPTIONS, *defines, f"--gpu-architecture={arch}")]
-        if nvrtc.nvrtcCompileProgram(program, len(options), _strings(options)) != 0:
+        if int(nvrtc.nvrtcCompileProgram(program, len(options), options)[0]) != 0:
             log = _output(nvrtc, "ProgramLog", program).decode(errors="replace").strip("\0 \n")
             raise NvrtcError(f"NVRTC failed to compile {name}.cu for {arch}: {log}")
         return _output(nvrtc, "CUBIN", program)
     finally:
-        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+        nvrtc.nvrtcDestroyProgram(program)
 
 
 def cached_cubin(name: str, arch: str, defines: Sequence[str] = ()) -> bytes:
@@ -140,18 +135,14 @@ def _installed(file: str) -> Iterator[str]:
     yield file
 
 
-def _strings(texts: Sequence[bytes]) -> ctypes.Array[ctypes.c_char_p]:
-    return (ctypes.c_char_p * len(texts))(*texts)
+def _output(nvrtc: Any, kind: str, program: Any) -> bytes:
+    content = bytes(*_call(getattr(nvrtc, f"nvrtcGet{kind}Size"), program))
+    _call(getattr(nvrtc, f"nvrtcGet{kind}"), program, content)  # writes into it
+    return content
 
 
-def _output(nvrtc: ctypes.CDLL, kind: str, program: ctypes.c_void_p) -> bytes:
-    size = ctypes.c_size_t()
-    _check(nvrtc[f"nvrtcGet{kind}Size"](program, ctypes.byref(size)), f"nvrtcGet{kind}Size")
-    content = ctypes.create_string_buffer(size.value)
-    _check(nvrtc[f"nvrtcGet{kind}"](program, content), f"nvrtcGet{kind}")
-    return content.raw
-
-
-def _check(status: int, call: str) -> None:
-    if status != 0:
-        raise NvrtcError(f"{call}: NVRTC error {status}")
+def _call(function: Any, *arguments: Any) -> Any:
+    status, *results = function(*arguments)
+    if int(status) != 0:
+        raise NvrtcError(f"{function.__name__}: {status.name}")
+    return results
