@@ -10,58 +10,26 @@ from pathlib import Path
 
 import pytest
 import typer.main
-from msgspec.structs import fields
 
-from kvbench.backends.base import Mechanism
-from kvbench.cells.cell import AXES
 from kvbench.cells.policy import load_policy
 from kvbench.cli.main import app
 from kvbench.gate.judgement import GateVerdict
 from kvbench.gate.rules import check_rules, load_rules, shipped_rules
-from kvbench.results import COLUMNS, load_run
-from kvbench.results.columns import SAMPLE_COLUMNS
-from kvbench.results.schema import EffectivePath
+from kvbench.results import load_run
 from kvbench.sweep.config import load_config
-from kvbench.sweep.installed import installed
-from kvbench.sweep.spec import Sampling
 from reports import cards
 from tests.command import succeeds
 from tests.docs.blocks import DOCUMENTS, MAKERS, OTHERS, ROOT, filled, names_of, without_blocks
 from tests.docs.reference import leaves
 from tests.docs.schemas import FOLDER, TYPES, schema
-from tests.markdown import anchors, tokens
+from tests.markdown import anchors
 
 README = ROOT / "README.md"
-CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 REFERENCE = ROOT / "docs" / "reference"
 HOW_TO = ROOT / "docs" / "how-to"
-MEASURING = ROOT / "docs" / "measuring.md"
 
 
 COMMANDS = dict(leaves(typer.main.get_command(app)))
-Row = tuple[str, ...]
-
-
-def rows_below(document: Path, header: str) -> list[Row]:
-    """Return the rows of the table whose first heading is `header`, a tuple of cells each."""
-    lines = iter(document.read_text().splitlines())
-    assert any(line.startswith(f"| {header} |") for line in lines), f"{document.name} has no table of {header}"
-    next(lines)  # the rule below the headings
-    rows = []
-    for line in lines:
-        if not line.startswith("|"):
-            break
-        rows.append(tuple(cell.strip() for cell in line.strip("|").split(" | ")))
-    return rows
-
-
-def code(text: str) -> str:
-    return f"`{text}`"
-
-
-def names_in(rows: list[Row]) -> list[str]:
-    """Return what stands in code in the first column, in order."""
-    return [name for row in rows for name in re.findall(r"`([^`]+)`", row[0])]
 
 
 def code_lines(document: Path) -> Iterator[str]:
@@ -124,44 +92,11 @@ def test_the_readme_is_short_and_shows_numbers_first() -> None:
     assert any(re.search(r"^\| h2d .*\| \d", line) for line in lines[:30])  # the first screen
 
 
-@pytest.mark.skipif(not cards.cards(), reason="no report is committed")
-def test_a_generated_block_is_markdown() -> None:
-    """A comment does not swallow the table, the list or the block of code behind it."""
-    kinds = [token.type for token in tokens(README.read_text())]
-    assert kinds.count("table_open") == 2
-    assert kinds.count("bullet_list_open") >= 2
-    assert kinds.count("fence") == 2
-
-
-def test_what_each_backend_does_before_the_clock_is_documented() -> None:
-    backends = {name for name, backend in installed()[0].items() if backend.own or backend.engine}
-    assert sorted(names_in(rows_below(MEASURING, "backend"))) == sorted(backends)
-
-
-def test_the_times_and_rates_in_the_documents_are_columns_or_settings() -> None:
-    known = {*COLUMNS, *SAMPLE_COLUMNS, *(field.name for field in fields(Sampling))}
-    for document in DOCUMENTS:
-        names = re.findall(r"`([a-z0-9_]+_(?:us|gbps|share))`", document.read_text())
-        lost = {name for name in names if name not in known and f"{name}_median" not in known}
-        assert not lost, f"{document.relative_to(ROOT)}: {lost}"
-
-
-@pytest.mark.parametrize("path", EffectivePath)
-def test_every_effective_path_is_explained(path: str) -> None:
-    assert f"\n- `{path}`: " in MEASURING.read_text()
-
-
-@pytest.mark.parametrize("document", [README, *sorted(HOW_TO.glob("*.md")), ROOT / "docs" / "tutorial.md"], ids=str)
-def test_an_option_that_is_spoken_of_exists(document: Path) -> None:
+def test_options_that_are_spoken_of_exist() -> None:
     known = {text for command in COMMANDS.values() for option in command.params for text in option.opts}
-    spoken = set(re.findall(r"`(--[a-z-]+)[^`]*`", document.read_text()))
+    pages = [README, *HOW_TO.glob("*.md"), *ROOT.glob("docs/tutorial.md")]
+    spoken = {name for page in pages for name in re.findall(r"`(--[a-z-]+)[^`]*`", page.read_text())}
     assert spoken <= known | {"--help", "--"}
-
-
-def test_the_contract_of_a_backend_names_every_mechanism_and_every_optional_axis() -> None:
-    assert names_in(rows_below(HOW_TO / "backend.md", "`Mechanism`")) == list(Mechanism.__members__)
-    (axes,) = [row[1] for row in rows_below(HOW_TO / "backend.md", "member") if row[0] == code("axes(device)")]
-    assert re.findall("`([a-z_]+)`", axes) == [axis.name for axis in AXES.values() if axis.depends_on_backend]
 
 
 @pytest.mark.parametrize(
@@ -181,14 +116,10 @@ def test_a_documented_file_can_be_read(
     assert len(read(tmp_path / "mine.toml")) == block.count(table)
 
 
-def example_rules() -> str:
-    (block,) = re.findall(r"^```toml\n(config = .*?)^```", (HOW_TO / "gate.md").read_text(), re.DOTALL | re.MULTILINE)
-    return str(block)
-
-
 @pytest.mark.parametrize("rules", ["shipped", "of the page"])
 def test_the_shipped_rules_and_those_of_the_page_hold_on_the_committed_runs(tmp_path: Path, rules: str) -> None:
-    (tmp_path / "rules.toml").write_text(example_rules())
+    (block,) = re.findall(r"^```toml\n(config = .*?)^```", (HOW_TO / "gate.md").read_text(), re.DOTALL | re.MULTILINE)
+    (tmp_path / "rules.toml").write_text(block)
     wanted = load_rules(shipped_rules() if rules == "shipped" else tmp_path / "rules.toml")
     assert wanted.config is not None
     if not cards.cards():
@@ -219,38 +150,28 @@ def test_a_documented_command_parses(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("block", python_blocks())
 def test_documented_python_runs(block: str, folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", block],
-        cwd=folder,
-        env=os.environ | {"MPLBACKEND": "agg"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command, environment = [sys.executable, "-c", block], os.environ | {"MPLBACKEND": "agg"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for name in re.findall(r'savefig\("(.*?)"\)', block):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
+every_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
+
+
+@every_document
 def test_links_lead_somewhere(document: Path) -> None:
-    dead = []
-    for target in re.findall(r"\]\((?!https://)([^)\s]+)\)", document.read_text()):
+    for target in re.findall(
+        r"\]\((?!https://|report.html)([^)\s]+)\)", document.read_text()
+    ):  # which is not committed
         name, _, anchor = target.partition("#")
         path = document.parent / name if name else document
-        if name == "report.html":  # is not committed: `make reports` makes it
-            continue
-        if not path.exists() or (anchor and anchor not in anchors(path.read_text())):
-            dead.append(target)
-    assert not dead
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path.read_text()), target
 
 
-@pytest.mark.parametrize(
-    "document",
-    [document for document in DOCUMENTS if document.name != "CHANGELOG.md"],
-    ids=lambda document: str(document.relative_to(ROOT)),
-)
+@every_document
 def test_no_measured_figure_is_typed(document: Path) -> None:
     text = without_blocks(document.read_text())  # what is generated comes from committed runs
     # what a user writes into a file, such as a rule, is no measurement
