@@ -13,6 +13,7 @@ from tests.command import BRIEF
 _NEEDS: Final = re.compile(r"# needs (?P<what>.+)$")
 _FENCE: Final = re.compile(r"^```(?P<kind>sh|console)\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)
 _INDENTED: Final = re.compile(r"^    (?P<line>kvbench .*)$", re.MULTILINE)
+_TOKENS: Final = re.compile(r"@tokens\d+")
 _FEW: Final = ("blocks=4", "block_size=1KiB", "pool=64MiB")
 
 
@@ -62,9 +63,11 @@ def _of_block(block: re.Match[str]) -> Iterator[Shown]:
 
 def shortened(shown: Shown) -> list[str]:
     """Return the arguments of a command with what makes it short: few samples, few swaps, and the device cpu."""
-    argv = shown.argv
+    argv = [_TOKENS.sub("@tokens16", word) for word in shown.argv]
     device = [] if "--device" in argv or shown.needs else ["--device=cpu"]
-    tokens = ["--tokens=16"] if "--model" in argv else []
+    tokens = ["--tokens=16"] if {"--model", "models"} & {*argv} else []
+    if "layers" in argv:
+        tokens = ["--model=llama-3-8b@tokens16"]
     match argv:
         case ["sweep", *rest] if not {"--resume", "--dry-run"} & {*rest}:
             return [*argv, *device, *tokens, *BRIEF, *_few(rest)]
