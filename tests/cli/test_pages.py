@@ -23,7 +23,7 @@ from tests.docs.blocks import DOCUMENTS, ROOT
 from tests.docs.commands import Shown, commands_of, shortened
 from tests.unit.backends.test_plugin import install
 
-PAGES = [page for page in DOCUMENTS if page.name != "commands.md" and commands_of(page)]  # which has synopses
+PAGES = [page for page in DOCUMENTS if commands_of(page)]
 TOKENS_AN_ID = 512
 MY_KERNEL = """
     import ctypes

@@ -2,16 +2,13 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final, get_args
 
 import msgspec
-import typer.main
 
 from kvbench.backends.base import backend_named
 from kvbench.cells.cell import AXES
 from kvbench.cells.device_facts import DeviceFacts
-from kvbench.cli.main import app
 from kvbench.cli.sweep import WhereOptions
 from kvbench.engine.faults import KINDS
 from kvbench.errors import EXIT_CODES
@@ -143,61 +140,6 @@ def engines() -> str:
     return table(("backend", "what it runs", "optional axes"), rows)
 
 
-def commands() -> str:
-    return "\n\n".join(_command(names, command) for names, command in leaves(typer.main.get_command(app)))
-
-
-def leaves(group: Any, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield every command below a group, with the names that call it."""
-    for name in group.commands:
-        command = group.get_command(None, name)
-        if hasattr(command, "commands"):
-            yield from leaves(command, *names, name)
-        else:
-            yield (*names, name), command
-
-
-def _command(names: tuple[str, ...], command: Any) -> str:
-    arguments = [param for param in command.params if param.param_type_name == "argument"]
-    rows = []
-    for param in command.params:
-        text, default = _help_and_default(param)
-        name = ", ".join(code(word) for word in param.opts) if param not in arguments else code(_metavar(param))
-        value = _choices(param) or ("" if param in arguments else _metavar(param))
-        rows.append((name, code(value), default, text))
-    usage = " ".join(("kvbench", *names, "[OPTIONS]", *map(_metavar, arguments)))
-    parts = [f"## kvbench {' '.join(names)}", command.help, f"```\n{usage}\n```"]
-    return "\n\n".join([*parts, table(("option or argument", "value", "default", "meaning"), rows)])
-
-
-def _help_and_default(param: Any) -> tuple[str, str]:
-    """Return what a parameter's help says, and its default."""
-    text, _, written = (param.help or "").partition("[default: ")
-    if match := re.search(r"\s*\(default: (.*?)\)", text):
-        text, written = text.replace(match[0], ""), match[1]
-    usual = "" if param.default in (None, False) or callable(param.default) else str(param.default)
-    return text.strip(), written.rstrip("].") or usual
-
-
-def _metavar(param: Any) -> str:
-    if param.param_type_name == "argument":
-        name = str(param.metavar or param.name.upper())
-        if "[" in name:
-            return name
-        name += "..." * (param.nargs == -1 and not name.endswith("..."))
-        return name if param.required else f"[{name}]"
-    if param.metavar:
-        return str(param.metavar)
-    if getattr(param, "is_flag", False):
-        return ""
-    return {int: "NUMBER", float: "NUMBER", Path: "PATH"}.get(param.type_descriptor.annotation, "TEXT")
-
-
-def _choices(param: Any) -> str:
-    members = getattr(param.type_descriptor.annotation, "__members__", {})
-    return "|".join(member.value for member in members.values())
-
-
 def _fields(kind: Any) -> Iterator[tuple[str, str, str, str]]:
     """Yield of each field of a struct its name, what it takes, its default and its description."""
     info = msgspec.inspect.type_info(kind)
@@ -213,7 +155,6 @@ MAKERS: Final[Mapping[str, Callable[[], str]]] = {
     "axes": axes,
     "backends": backends,
     "columns": columns,
-    "commands": commands,
     "config-keys": config_keys,
     "configs": configs,
     "exit-codes": exit_codes,

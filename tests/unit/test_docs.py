@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -20,13 +21,22 @@ from kvbench.sweep.config import load_config
 from reports import cards
 from tests.command import succeeds
 from tests.docs.blocks import DOCUMENTS, MAKERS, OTHERS, ROOT, filled, names_of, without_blocks
-from tests.docs.reference import leaves
 from tests.docs.schemas import FOLDER, TYPES, schema
 from tests.markdown import anchors
 
 README = ROOT / "README.md"
 REFERENCE = ROOT / "docs" / "reference"
 HOW_TO = ROOT / "docs" / "how-to"
+
+
+def leaves(group: Any, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every command below a group, with the names that call it."""
+    for name in group.commands:
+        command = group.get_command(None, name)
+        if hasattr(command, "commands"):
+            yield from leaves(command, *names, name)
+        else:
+            yield (*names, name), command
 
 
 COMMANDS = dict(leaves(typer.main.get_command(app)))
