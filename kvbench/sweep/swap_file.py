@@ -1,4 +1,4 @@
-"""Trace files: JSON lines, plain or gzip, with a header, a line for every swap, and an end; docs/reference/trace.md."""
+"""Trace files: JSON lines, plain or gzip, with a header, a line for every swap, and an end; docs/how-to/trace.md."""
 
 import gzip
 import io

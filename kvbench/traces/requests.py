@@ -1,6 +1,6 @@
 """Reads request traces: JSON lines of times, token counts and an id for every N tokens of a prefix.
 
-There is one format, Mooncake's with an optional header (docs/reference/trace.md); other files are refused by what they
+There is one format, Mooncake's with an optional header (docs/how-to/trace.md); other files are refused by what they
 are. Equal ids mean equal prefixes.
 """
 

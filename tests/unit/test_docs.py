@@ -104,7 +104,7 @@ def test_the_readme_is_short_and_shows_numbers_first() -> None:
 
 def test_options_that_are_spoken_of_exist() -> None:
     known = {text for command in COMMANDS.values() for option in command.params for text in option.opts}
-    pages = [README, *HOW_TO.glob("*.md"), *ROOT.glob("docs/tutorial.md")]
+    pages = [README, *HOW_TO.glob("*.md")]
     spoken = {name for page in pages for name in re.findall(r"`(--[a-z-]+)[^`]*`", page.read_text())}
     assert spoken <= known | {"--help", "--"}
 

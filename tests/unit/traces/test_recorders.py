@@ -1,4 +1,4 @@
-"""The recorders of docs/how-to/record.md write traces, behind stubs of the engines' classes and on the classes."""
+"""The recorders of docs/how-to/trace.md write traces, behind stubs of the engines' classes and on the classes."""
 
 import ast
 import re
@@ -24,7 +24,7 @@ SGLANG = "sglang.srt.managers.cache_controller"
 def page() -> dict[str, Any]:
     """What the Python of the page defines."""
     names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs/how-to/record.md").read_text(), re.DOTALL):
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs/how-to/trace.md").read_text(), re.DOTALL):
         exec(block, names)
     return names
 
