@@ -30,36 +30,48 @@ class Role(StrEnum):
 class Axis:
     """The complete description of one axis for the command line, the plan, results, reports and docs.
 
-    `name` and `field` come from the field of `Cell` that carries the entry. `read` and `write` are the grammar of one
-    value; `ranged` axes are numbers and accept ranges. `default` holds the values used if none are requested.
+    `field` is the field of `Cell`. `read` and `write` are the grammar of one value; `ranged` axes are numbers and
+    accept ranges. `default` holds the values used if none are requested.
     An axis that not every backend supports has a `noun`, which completes "… has no"; a cell that does not use it has
     None (`optional`) or the `unused` value, which leaves the swap unchanged. `cuda_only` axes need a GPU. A policy can
-    set `chosen` axes. Labels omit the `usual` value. The summary stores a `number` axis as a number, others as text.
-    Lists mark `expert` axes, which few questions need.
+    set `chosen` axes. Lists mark `expert` axes, which few questions need.
     """
 
-    help: str
     example: str
     read: Callable[[str], AxisValue]
     write: Callable[[AxisValue], str] = str
-    default: tuple[AxisValue, ...] = ()
     role: Role = Role.SIDE
     ranged: bool = False
-    optional: bool = False
+    default: tuple[AxisValue, ...] = ()
     unused: AxisValue | None = None
     noun: str = ""
     cuda_only: bool = False
     chosen: bool = False
-    usual: str | None = None
-    number: bool = False
     expert: bool = False
+    as_text: bool = False
     name: str = ""
     field: str = ""
+    help: str = ""
 
     @property
     def depends_on_backend(self) -> bool:
         """Whether a backend can lack the axis; such a backend is measured with `unused`."""
         return bool(self.noun)
+
+    @property
+    def optional(self) -> bool:
+        """Whether a cell that does not use the axis has None."""
+        return self.depends_on_backend and not self.later
+
+    @property
+    def usual(self) -> str | None:
+        """The value that labels omit, as text."""
+        return self.show(self.default[0]) if self.default and not self.later else None
+
+    @property
+    def number(self) -> bool:
+        """Whether the summary stores the axis as a number; it stores others as text."""
+        return self.ranged and not self.as_text
 
     @property
     def later(self) -> bool:

@@ -1,12 +1,11 @@
-"""The cell: one point of a sweep. Each field carries the entry of its axis."""
+"""The cell: one point of a sweep; and its axes, one for each field."""
 
 import hashlib
 import json
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
-from typing import Annotated, Final, Literal, Self
+from typing import Final, Literal, Self
 
 from kvbench.cells.axes import Direction, ListPlace, Memory, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.axis import (
@@ -46,84 +45,29 @@ class Cell:
     the measured one; all of them are distributed over `streams` round-robin.
     """
 
-    # fmt: off
-    backend: Annotated[str, Axis(
-        "implementation of the swap (kvbench list backends)", "per_block,batched", backend_name, role=Role.SERIES)]
-    direction: Annotated[Direction, Axis(
-        "direction: h2d (onload) or d2h (offload)", "h2d,d2h", choice(Direction), role=Role.SERIES,
-        default=tuple(Direction))]
-    blocks: Annotated[int, Axis(
-        "number of blocks per swap, one descriptor each", "16,64,256", whole(1, 10**8),
-        role=Role.SHAPE, default=(256,), ranged=True, number=True)]
-    block_bytes: Annotated[int, Axis(
-        "size of a block", "1KiB:256KiB:x2", block_size, size,
-        role=Role.SHAPE, default=(16 * KIB,), ranged=True, number=True, name="block_size")]
-    stream_state: Annotated[StreamState, Axis(
-        "what is pending on the stream at submission: nothing, a delay, an event that is not reached or one that is, "
-        "or the previous swaps", "idle,busy,gated,opened,sustained",
-        choice(StreamState), role=Role.SERIES, default=(StreamState.IDLE,))] = StreamState.IDLE
-    pattern: Annotated[Pattern, Axis(
-        "layout of the blocks in memory, on both sides (see Patterns)",
-        "shuffled,runs-16,tensors-64", Pattern.parse, default=(SHUFFLED,), usual=str(SHUFFLED))] = SHUFFLED
-    device_pattern: Annotated[Pattern, Axis(
-        "layout of the blocks in device memory; pattern: as the axis pattern", "tensors-64,tensors-64/runs-16",
-        Pattern.of_side, unused=AS_PATTERN, expert=True)] = AS_PATTERN
-    host_pattern: Annotated[Pattern, Axis(
-        "layout of the blocks in host memory; pattern: as the axis pattern", "page-first-64,page-first-64x16",
-        Pattern.of_side, unused=AS_PATTERN, expert=True)] = AS_PATTERN
-    sizes: Annotated[str, Axis(
-        "sizes within a swap: equal; alternate-D: every other block has 1/D of the size (an indexer beside MLA); "
-        "last-D: the last block has 1/D (it is not full)", "equal,alternate-8,last-2",
-        sizes_within, unused=EQUAL, expert=True)] = EQUAL
-    memory: Annotated[Memory | None, Axis(
-        "how host memory is pinned: allocated by the driver, or registered: own pages, shared (a file in /dev/shm) or "
-        "huge pages", "allocated,registered,shared,huge-2MiB", choice(Memory), default=(Memory.ALLOCATED,),
-        optional=True, noun="choice of host memory", usual=Memory.ALLOCATED)] = Memory.ALLOCATED
-    order: Annotated[Order | None, Axis(
-        "source access order of batched copies (default: any for h2d, stream for d2h)", "stream,any", choice(Order),
-        optional=True, noun="access order", cuda_only=True, chosen=True)] = None
-    sms: Annotated[int | None, Axis(
-        "SM count of a copy kernel (its grid size), or all",
-        "1:32:x2", whole(1, 4096, "all"), zero_as("all"),
-        ranged=True, optional=True, noun="SMs to choose", cuda_only=True, chosen=True, number=True)] = None
-    descriptors_per_call: Annotated[int | None, Axis(
-        "maximum descriptors per batched call", "all,8192", whole(1, 10**8, "all"), zero_as("all"), default=(0,),
-        ranged=True, optional=True, noun="descriptors per call", chosen=True, usual="all", expert=True)] = None
-    overlap: Annotated[bool | None, Axis(
-        "set CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE on batched copies", "off,on", on_off, switch, default=(False,),
-        optional=True, noun="overlap flag", cuda_only=True, chosen=True, usual="off", expert=True)] = None
-    list_place: Annotated[ListPlace, Axis(
-        "where the list lies at submission: host: in arrays; gpu: as ids, which a kernel in a CUDA graph reads",
-        "host,gpu", choice(ListPlace), unused=ListPlace.HOST, noun="gather by ids on the GPU", cuda_only=True,
-        name="list")] = ListPlace.HOST
-    queued: Annotated[int, Axis(
-        "swaps queued on a busy stream before the measured one", "0,1:4096:x4", whole(0, 100_000),
-        role=Role.QUEUE, ranged=True, unused=0, noun="queue of swaps", number=True, expert=True)] = 0
-    streams: Annotated[int, Axis(
-        "streams over which the queued and the measured swaps are distributed round-robin", "1,8",
-        whole(1, HARDWARE_QUEUES), role=Role.QUEUE, ranged=True, unused=1, noun="pool of streams", number=True,
-        expert=True)] = 1
-    pool_bytes: Annotated[int, Axis(
-        "memory that the blocks are scattered over on each side: a size, or dense (adjacent blocks)",
-        "dense,16GiB", pool, zero_as("dense", size), default=(0,), ranged=True, unused=0, number=True, name="pool")] = 0
-    reuse: Annotated[Reuse, Axis(
-        "fresh: every swap moves different blocks; same: every swap moves the same blocks", "fresh,same", choice(Reuse),
-        default=(Reuse.FRESH,), unused=Reuse.SAME)] = Reuse.SAME
-    pause_us: Annotated[int, Axis(
-        "duration of other CPU work before every swap, as between decode steps", "0,200us", pause, pause_text,
-        ranged=True, unused=0, number=True, name="pause", expert=True)] = 0
-    neighbour: Annotated[Neighbour, Axis(
-        "work beside the swaps: none, idle, gemm, decode, swap (opposite direction)",
-        "none,gemm,decode", choice(Neighbour), role=Role.BESIDE, unused=Neighbour.NONE)] = Neighbour.NONE
-    sequence: Annotated[str, Axis(
-        "whole: one swap; layers-L: a swap for each of L layers, back to back; at-once-L: one swap, for which "
-        "all L layers of a step wait; L is the model's own if left out; trace: set by --trace",
-        "whole,layers-32,at-once-32", by_layers,
-        role=Role.BESIDE, unused="whole")] = "whole"
-    devices: Annotated[int, Axis(
-        "devices of one host that swap at once, each its own blocks (set by --device cuda:all)", "1,2", whole(1, 64),
-        role=Role.BESIDE, ranged=True, unused=1, number=True, expert=True)] = 1
-    # fmt: on
+    backend: str
+    direction: Direction
+    blocks: int
+    block_bytes: int
+    stream_state: StreamState = StreamState.IDLE
+    pattern: Pattern = SHUFFLED
+    device_pattern: Pattern = AS_PATTERN
+    host_pattern: Pattern = AS_PATTERN
+    sizes: str = EQUAL
+    memory: Memory | None = Memory.ALLOCATED
+    order: Order | None = None
+    sms: int | None = None
+    descriptors_per_call: int | None = None
+    overlap: bool | None = None
+    list_place: ListPlace = ListPlace.HOST
+    queued: int = 0
+    streams: int = 1
+    pool_bytes: int = 0
+    reuse: Reuse = Reuse.SAME
+    pause_us: int = 0
+    neighbour: Neighbour = Neighbour.NONE
+    sequence: str = "whole"
+    devices: int = 1
 
     @property
     def swap_bytes(self) -> int:
@@ -239,17 +183,103 @@ class Cell:
         return self.as_strings() | {axis.name: axis.show(getattr(self, axis.field)) for axis in used_by_default}
 
 
-def _entries(kind: type) -> dict[str, Axis]:
-    """Return name -> axis of the fields of `kind`, in their order."""
-    axes = {}
-    for field, annotation in typing.get_type_hints(kind, include_extras=True).items():
-        (entry,) = (extra for extra in typing.get_args(annotation)[1:] if isinstance(extra, Axis))
-        axis = replace(entry, name=entry.name or field, field=field)
-        axes[axis.name] = axis
-    return axes
+def _axes(**entries: Axis) -> dict[str, Axis]:
+    """Name -> axis, in the order of the fields of `Cell`, by which the entries are named."""
+    assert list(entries) == list(_HELP) == [field.name for field in fields(Cell)]
+    named = [replace(axis, name=axis.name or field, field=field, help=_HELP[field]) for field, axis in entries.items()]
+    return {axis.name: axis for axis in named}
 
 
-AXES: Final = _entries(Cell)
+# What each axis means, in a line of help.
+_HELP: Final = {
+    "backend": "implementation of the swap (kvbench list backends)",
+    "direction": "direction: h2d (onload) or d2h (offload)",
+    "blocks": "number of blocks per swap, one descriptor each",
+    "block_bytes": "size of a block",
+    "stream_state": "what is pending on the stream at submission: nothing, a delay, an event that is not reached or "
+    "one that is, or the previous swaps",
+    "pattern": "layout of the blocks in memory, on both sides (see Patterns)",
+    "device_pattern": "layout of the blocks in device memory; pattern: as the axis pattern",
+    "host_pattern": "layout of the blocks in host memory; pattern: as the axis pattern",
+    "sizes": "sizes within a swap: equal; alternate-D: every other block has 1/D of the size (an indexer beside MLA); "
+    "last-D: the last block has 1/D (it is not full)",
+    "memory": "how host memory is pinned: allocated by the driver, or registered: own pages, shared (a file in "
+    "/dev/shm) or huge pages",
+    "order": "source access order of batched copies (default: any for h2d, stream for d2h)",
+    "sms": "SM count of a copy kernel (its grid size), or all",
+    "descriptors_per_call": "maximum descriptors per batched call",
+    "overlap": "set CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE on batched copies",
+    "list_place": "where the list lies at submission: host: in arrays; gpu: as ids, which a kernel in a CUDA "
+    "graph reads",
+    "queued": "swaps queued on a busy stream before the measured one",
+    "streams": "streams over which the queued and the measured swaps are distributed round-robin",
+    "pool_bytes": "memory that the blocks are scattered over on each side: a size, or dense (adjacent blocks)",
+    "reuse": "fresh: every swap moves different blocks; same: every swap moves the same blocks",
+    "pause_us": "duration of other CPU work before every swap, as between decode steps",
+    "neighbour": "work beside the swaps: none, idle, gemm, decode, swap (opposite direction)",
+    "sequence": "whole: one swap; layers-L: a swap for each of L layers, back to back; at-once-L: one swap, for which "
+    "all L layers of a step wait; L is the model's own if left out; trace: set by --trace",
+    "devices": "devices of one host that swap at once, each its own blocks (set by --device cuda:all)",
+}
+AXES: Final = _axes(
+    backend=Axis("per_block,batched", backend_name, role=Role.SERIES),
+    direction=Axis("h2d,d2h", choice(Direction), role=Role.SERIES, default=tuple(Direction)),
+    blocks=Axis("16,64,256", whole(1, 10**8), role=Role.SHAPE, ranged=True, default=(256,)),
+    block_bytes=Axis(
+        "1KiB:256KiB:x2", block_size, size, Role.SHAPE, ranged=True, default=(16 * KIB,), name="block_size"
+    ),
+    stream_state=Axis(
+        "idle,busy,gated,opened,sustained", choice(StreamState), role=Role.SERIES, default=(StreamState.IDLE,)
+    ),
+    pattern=Axis("shuffled,runs-16,tensors-64", Pattern.parse, default=(SHUFFLED,)),
+    device_pattern=Axis("tensors-64,tensors-64/runs-16", Pattern.of_side, unused=AS_PATTERN, expert=True),
+    host_pattern=Axis("page-first-64,page-first-64x16", Pattern.of_side, unused=AS_PATTERN, expert=True),
+    sizes=Axis("equal,alternate-8,last-2", sizes_within, unused=EQUAL, expert=True),
+    memory=Axis(
+        "allocated,registered,shared,huge-2MiB",
+        choice(Memory),
+        default=(Memory.ALLOCATED,),
+        noun="choice of host memory",
+    ),
+    order=Axis("stream,any", choice(Order), noun="access order", cuda_only=True, chosen=True),
+    sms=Axis(
+        "1:32:x2", whole(1, 4096, "all"), zero_as("all"), ranged=True, noun="SMs to choose", cuda_only=True, chosen=True
+    ),
+    descriptors_per_call=Axis(
+        "all,8192",
+        whole(1, 10**8, "all"),
+        zero_as("all"),
+        ranged=True,
+        default=(0,),
+        noun="descriptors per call",
+        chosen=True,
+        expert=True,
+        as_text=True,
+    ),
+    overlap=Axis(
+        "off,on", on_off, switch, default=(False,), noun="overlap flag", cuda_only=True, chosen=True, expert=True
+    ),
+    list_place=Axis(
+        "host,gpu",
+        choice(ListPlace),
+        unused=ListPlace.HOST,
+        noun="gather by ids on the GPU",
+        cuda_only=True,
+        name="list",
+    ),
+    queued=Axis(
+        "0,1:4096:x4", whole(0, 100_000), role=Role.QUEUE, ranged=True, unused=0, noun="queue of swaps", expert=True
+    ),
+    streams=Axis(
+        "1,8", whole(1, HARDWARE_QUEUES), role=Role.QUEUE, ranged=True, unused=1, noun="pool of streams", expert=True
+    ),
+    pool_bytes=Axis("dense,16GiB", pool, zero_as("dense", size), ranged=True, default=(0,), unused=0, name="pool"),
+    reuse=Axis("fresh,same", choice(Reuse), default=(Reuse.FRESH,), unused=Reuse.SAME),
+    pause_us=Axis("0,200us", pause, pause_text, ranged=True, unused=0, expert=True, name="pause"),
+    neighbour=Axis("none,gemm,decode", choice(Neighbour), role=Role.BESIDE, unused=Neighbour.NONE),
+    sequence=Axis("whole,layers-32,at-once-32", by_layers, role=Role.BESIDE, unused="whole"),
+    devices=Axis("1,2", whole(1, 64), role=Role.BESIDE, ranged=True, unused=1, expert=True),
+)
 
 
 def axis_named(name: str) -> Axis:

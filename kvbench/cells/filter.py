@@ -13,9 +13,8 @@ from kvbench.cells.units import parse_size
 from kvbench.errors import UsageError
 from kvbench.text import hint, located, shown
 
-SWAP_BYTES: Final = Axis(
-    "bytes per swap: blocks x block size", "2GiB", parse_size, size, ranged=True, name="swap_bytes", field="swap_bytes"
-)
+# Bytes per swap: blocks x block size.
+SWAP_BYTES: Final = Axis("2GiB", parse_size, size, ranged=True, name="swap_bytes", field="swap_bytes")
 
 
 def _cell_id(text: str) -> str:
@@ -24,7 +23,7 @@ def _cell_id(text: str) -> str:
     return text
 
 
-CELL_ID: Final = Axis("id of a cell in the results", "0123456789ab", _cell_id, name="cell_id", field="id")
+CELL_ID: Final = Axis("0123456789ab", _cell_id, name="cell_id", field="id")
 _FILTERED: Final[dict[str, Axis]] = {**AXES, SWAP_BYTES.name: SWAP_BYTES, CELL_ID.name: CELL_ID}
 _COMPARISONS: Final = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 # What axes write where there is no limit, which counts as more than any number.

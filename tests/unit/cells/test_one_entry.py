@@ -1,4 +1,4 @@
-"""An axis is one entry: a copy of the package with one field more knows the new axis everywhere."""
+"""An axis is a field of the cell, its help and its entry: a copy of the package with one more knows it everywhere."""
 
 import json
 import shutil
@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 PACKAGE = Path(__file__).parents[3] / "kvbench"
-ENTRY = """
-    flavour: Annotated[
-        str,
-        Axis("what a swap tastes of", "sweet,sour", backend_name, unused="none", noun="flavour", usual="none"),
-    ] = "none"
-"""
+# What stands before the lines of the last axis in cell.py.
+LINES = {
+    "    devices: int": '    flavour: str = "none"\n',
+    '    "devices": ': '    "flavour": "what a swap tastes of",\n',
+    "    devices=Axis(": '    flavour=Axis("sweet,sour", backend_name, unused="none", noun="flavour"),\n',
+}
 SCRIPT = """
 import contextlib, io, json, sys
 # An editable installation finds the checkout's modules before any path.
@@ -57,14 +57,15 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return what a copy of the package with one entry more knows of the new axis."""
+    """Return what a copy of the package with one axis more knows of the new axis."""
     folder = tmp_path_factory.mktemp("copy")
     shutil.copytree(PACKAGE, folder / "kvbench", ignore=shutil.ignore_patterns("__pycache__"))
     cell = folder / "kvbench" / "cells" / "cell.py"
     text = cell.read_text()
-    marker = "\n    @property\n    def swap_bytes"
-    assert text.count(marker) == 1
-    cell.write_text(text.replace(marker, ENTRY + marker))
+    for last, line in LINES.items():
+        assert text.count(last) == 1
+        text = text.replace(last, line + last)
+    cell.write_text(text)
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SCRIPT), folder], capture_output=True, text=True, check=False
     )
