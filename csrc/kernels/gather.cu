@@ -14,7 +14,7 @@ using namespace kvbench;
 namespace {
 
 constexpr u32 kLanes = 32;
-constexpr u32 kLoads = 4;
+constexpr u32 kMostLoads = 4;
 
 template <u32 bytes>
 struct WordOf;
@@ -37,26 +37,32 @@ struct WordOf<1> {
 
 using Word = WordOf<KVBENCH_WORD_BYTES>::type;
 constexpr u32 kWords = KVBENCH_ROW_BYTES / KVBENCH_WORD_BYTES;
+constexpr u32 kWordsOfLane = (kWords + kLanes - 1) / kLanes;
+constexpr u32 kLoads = kWordsOfLane < kMostLoads ? kWordsOfLane : kMostLoads;
 
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(1024)
-    kvbench_gather(u64 source_base, u64 destination_base, const RowIds* __restrict__ ids, u32 rows) {
+    kvbench_gather(const u8* source_base, u8* destination_base, const RowIds* __restrict__ ids, u32 rows) {
   const u32 lane = threadIdx.x % kLanes;
   const u32 warps = gridDim.x * blockDim.x / kLanes;
   for (u32 row = (blockIdx.x * blockDim.x + threadIdx.x) / kLanes; row < rows; row += warps) {
     const RowIds at = ids[row];
-    const Word* source = reinterpret_cast<const Word*>(source_base + at.source * KVBENCH_ROW_BYTES);
-    Word* destination = reinterpret_cast<Word*>(destination_base + at.destination * KVBENCH_ROW_BYTES);
-    for (u32 first = lane; first < kWords; first += kLanes * kLoads) {
+    const Word* source = reinterpret_cast<const Word*>(source_base + at.source * KVBENCH_ROW_BYTES) + lane;
+    Word* destination = reinterpret_cast<Word*>(destination_base + at.destination * KVBENCH_ROW_BYTES) + lane;
+    // Known bounds: a row of latent attention is one pass, of as many loads as it needs, without a branch.
+#pragma unroll 1
+    for (u32 first = 0; first < kWords; first += kLanes * kLoads) {
       Word words[kLoads];
 #pragma unroll
       for (u32 load = 0; load < kLoads; ++load) {
-        if (first + load * kLanes < kWords) words[load] = source[first + load * kLanes];
+        const u32 word = first + load * kLanes;
+        if (word + lane < kWords) words[load] = source[word];
       }
 #pragma unroll
       for (u32 load = 0; load < kLoads; ++load) {
-        if (first + load * kLanes < kWords) destination[first + load * kLanes] = words[load];
+        const u32 word = first + load * kLanes;
+        if (word + lane < kWords) destination[word] = words[load];
       }
     }
   }

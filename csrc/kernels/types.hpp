@@ -13,8 +13,8 @@ typedef unsigned char u8;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-/// A row to gather: its numbers on both sides, in rows from a base.
-struct RowIds {
+/// A row to gather: its numbers on both sides, in rows from a base. One load reads both.
+struct alignas(16) RowIds {
   u64 source;
   u64 destination;
 };
