@@ -1,17 +1,24 @@
 """Times that should agree on a GPU, measured in turn: part of `make bench` where there is one.
 
-One line a pair: the median of the ratios of its visits, one round after the other, with the lowest and the highest.
-Nothing here passes or fails: beside other work the ratios scatter.
+One line a pair: the median of the ratios of its visits, one round after the other, with the lowest and the highest;
+then the calls of a copier whose blocks lie in 16 384 registrations, against one. `registrations` as an argument: these
+alone, in a few seconds. Nothing here passes or fails: beside other work the ratios scatter.
 """
 
+import mmap
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 from typing import Final
 
+import numpy as np
+
+from kvbench.backends.auto import DEFAULTS, copier_for
 from kvbench.cells.axes import Direction, Neighbour, Reuse, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.engine.device import TimedRegion, open_device
+from kvbench.engine.device import Buffer, Device, MemoryKind, Stream, TimedRegion, open_device, register_pages
 from kvbench.engine.faults import FaultPlan
 from kvbench.measure.bench import Bench
 from kvbench.measure.roof import measure_ceiling, open_control, time_copies
@@ -70,9 +77,61 @@ def pairs(bench: Bench, direction: Direction) -> dict[str, tuple[TimeUs, TimeUs]
     }  # fmt: skip
 
 
+class Registered:
+    """A host pool of `SLOTS` slots, registered one by one with as much between them, or as one; and a copier for it."""
+
+    BLOCK, SLOT, SLOTS, ENTRIES, CALLS = 4096, 64 << 10, 16_384, 10_000, 24
+
+    def __init__(self, device: Device, slot_by_slot: bool) -> None:
+        self.stride = (2 if slot_by_slot else 1) * self.SLOT
+        self.pages = mmap.mmap(-1, self.SLOTS * self.stride)
+        self.host = np.frombuffer(self.pages, np.uint8)
+        self.host[:: mmap.PAGESIZE] = 1
+        registered = self.SLOT if slot_by_slot else len(self.host)
+        for start in range(0, len(self.host), registered * (2 if slot_by_slot else 1)):
+            register_pages(device.driver, self.host.ctypes.data + start, registered)
+        self.card = Buffer(device.driver, MemoryKind.device, 1 << 30)
+        self.stream = Stream(device.driver)
+        self.copier = copier_for(device, [DEFAULTS]).engine
+        self.rng = np.random.default_rng(1)
+
+    def call_us(self, direction: Direction, slots: np.ndarray | None = None) -> float:
+        """The time of a call with one random block in each of `slots`, or in random ones."""
+        chosen = self.rng.integers(0, self.SLOTS, self.ENTRIES) if slots is None else slots
+        inside = self.rng.integers(0, self.SLOT // self.BLOCK, len(chosen)) * self.BLOCK
+        card = self.rng.integers(0, self.card.size_bytes // self.BLOCK, len(chosen)) * self.BLOCK
+        ends = chosen * self.stride + inside + self.host.ctypes.data, card + self.card.address
+        sources, destinations = ends if direction is Direction.H2D else ends[::-1]
+        sizes = np.full(len(chosen), self.BLOCK)
+        began_s = time.perf_counter()
+        self.copier.copy(sources, destinations, sizes, self.stream.handle)
+        took_us = (time.perf_counter() - began_s) * 1e6
+        self.stream.synchronize()
+        return took_us
+
+
+def registrations(device: Device) -> None:
+    one, many = Registered(device, slot_by_slot=False), Registered(device, slot_by_slot=True)
+    slots = many.rng.permutation(many.SLOTS)
+    first_us = sum(many.call_us(Direction.H2D, part) for part in np.array_split(slots, 2)) / many.SLOTS
+    for direction in Direction:
+        calls = [(many.call_us(direction), one.call_us(direction)) for _ in range(2 + many.CALLS)][2:]
+        slow, fast = (median(times) for times in zip(*calls, strict=True))
+        ratio = median(a / b for a, b in calls)
+        print(
+            f"{direction} copier's call, {many.ENTRIES} x 4 KiB: {many.SLOTS} registrations {slow:.0f} us, one "
+            f"{fast:.0f} us, {ratio:.2f} times as long; {first_us:.2f} us for a registration never seen, with the "
+            "driver's answer",
+            flush=True,
+        )
+
+
 def main() -> None:
     device = open_device("cuda:0", FaultPlan())
     device.driver.bind_thread()
+    registrations(device)
+    if sys.argv[1:] == ["registrations"]:
+        return
     bench = bench_of(1 << 29, 300, device)
     for direction in Direction:
         for name, (one, other) in pairs(bench, direction).items():
