@@ -21,7 +21,7 @@ from kvbench.cells.units import format_duration, gigabytes_per_second, rough_siz
 from kvbench.models.facts import facts_of
 from kvbench.models.geometry import ModelSwap
 from kvbench.results import Failure, Note, Record, Visit
-from kvbench.run.execution import Observer, Outcome, ReportedFailures
+from kvbench.run.execution import Observer, ReportedFailures, SweepEnd
 from kvbench.run.protocol import Opened
 from kvbench.sweep.plan import Plan, PlannedVisit
 from kvbench.text import counted, folded, printable
@@ -85,7 +85,7 @@ class PlainReporter(Observer):
             self._first_s = self._first_s or time.monotonic()
             self._advance(record)
 
-    def finished(self, outcome: Outcome) -> None:
+    def finished(self, outcome: SweepEnd) -> None:
         for line in self._failures.others():
             self._say(line)
         cells = f"{counted(outcome.measured, 'cell')} measured, {outcome.failed} failed, {outcome.skipped} skipped"
@@ -176,7 +176,7 @@ class TerminalReporter(PlainReporter):
         others = f"{len(visit.cells)} in turn: " if len(visit.cells) > 1 else ""
         self._bar.update(self._task, description=shorten(printable(others + visit.cell.label), most, placeholder=""))
 
-    def finished(self, outcome: Outcome) -> None:
+    def finished(self, outcome: SweepEnd) -> None:
         self._live.stop()
         if self._rates:
             self._console.print(self._table())
@@ -233,7 +233,7 @@ class JsonReporter(Observer):
     def recorded(self, record: Record) -> None:
         self._say("record", record=msgspec.to_builtins(record))
 
-    def finished(self, outcome: Outcome) -> None:
+    def finished(self, outcome: SweepEnd) -> None:
         fields = asdict(outcome)
         del fields["folder"], fields["searched_by"]
         self._say("finished", run=str(fields.pop("path")), **fields)

@@ -31,7 +31,7 @@ from kvbench.text import HIDDEN, convert
 
 if TYPE_CHECKING:
     from kvbench.cli.progress import JsonReporter, PlainReporter
-    from kvbench.run.execution import Observer, Outcome
+    from kvbench.run.execution import Observer, SweepEnd
 
 DEFAULT_CONFIG: Final = "quick"
 TRACE_SWAPS: Final = 120
@@ -221,7 +221,7 @@ def _preview(spec: SweepSpec, out: Path | None, reporter: "PlainReporter | JsonR
         raise nothing_to_measure(plan)
 
 
-def _start(spec: SweepSpec, out: Path | None, observer: "Observer") -> "list[Outcome]":
+def _start(spec: SweepSpec, out: Path | None, observer: "Observer") -> "list[SweepEnd]":
     """Run a new sweep on one device, on several devices at once, or as one of several ranks."""
     from kvbench.run.ranks import rank_of
     from kvbench.run.runner import start_sweep
@@ -239,7 +239,7 @@ def _start(spec: SweepSpec, out: Path | None, observer: "Observer") -> "list[Out
 
 
 def _finish(
-    outcomes: "list[Outcome]", reporter: "PlainReporter | JsonReporter", *, shown: bool, as_markdown: bool
+    outcomes: "list[SweepEnd]", reporter: "PlainReporter | JsonReporter", *, shown: bool, as_markdown: bool
 ) -> None:
     for outcome in outcomes:
         reporter.finished(outcome)

@@ -56,7 +56,7 @@ _A_CONFIG: Final = msgspec.Meta(
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class JudgedCell:
     """The outcome of a cell, with the median GB/s of the ceiling in its direction, NaN without one."""
 
     outcome: Outcome
@@ -93,17 +93,17 @@ class Measured:
         return {number: self.cell.swap_bytes / us / scale for number, us in self.outcome.times().items()}
 
 
-Outcomes = Mapping[Cell, Measured]
+Outcomes = Mapping[Cell, JudgedCell]
 
 
-def measured_in(run: Run) -> dict[Cell, Measured]:
+def measured_in(run: Run) -> dict[Cell, JudgedCell]:
     """Return every cell of a run's journal with its outcome."""
     ceilings = {direction: median(rates) for direction, rates in run.ceilings().items() if rates}
-    return {cell: Measured(one, ceilings.get(cell.direction, math.nan)) for cell, one in run.outcomes.items()}
+    return {cell: JudgedCell(one, ceilings.get(cell.direction, math.nan)) for cell, one in run.outcomes.items()}
 
 
 # Its name, its figure, and its outcome unless it is a number.
-Partner = tuple[str, float, Measured | None]
+Partner = tuple[str, float, JudgedCell | None]
 
 
 class UnknownError(Exception):
@@ -139,9 +139,9 @@ class Selection:
                 raise UnknownError(f"{outcome.cell.label} {status}: {outcome.reason}")
         return ran
 
-    def curves(self, by_cell: Outcomes) -> list[list[Measured]]:
+    def curves(self, by_cell: Outcomes) -> list[list[JudgedCell]]:
         """Return the curves: outcomes that differ only in block size, `MIN_SIZES` or more, by size; raises as above."""
-        groups: dict[Cell, list[Measured]] = {}
+        groups: dict[Cell, list[JudgedCell]] = {}
         for cell, outcome in self.measured(by_cell).items():
             groups.setdefault(replace(cell, block_bytes=1), []).append(outcome)
         ordered = [sorted(group, key=lambda outcome: outcome.cell.block_bytes) for group in groups.values()]
@@ -162,7 +162,7 @@ class Limit:
     def __str__(self) -> str:
         return " ".join(filter(None, (f"{self.factor:.9g}", str(self.partner or ""))))
 
-    def partners(self, outcome: Measured, quantity: str, by_cell: Outcomes) -> list[Partner]:
+    def partners(self, outcome: JudgedCell, quantity: str, by_cell: Outcomes) -> list[Partner]:
         """Return the partners of a cell; raises UnknownError if it has none."""
         if self.partner is None:
             return [("the number", 1.0, None)]
@@ -205,7 +205,7 @@ class RulesReport:
         return self.verdict.exit_code
 
 
-class Rule(msgspec.Struct, frozen=True):
+class GateRule(msgspec.Struct, frozen=True):
     """A statement about the cells of one run; `str` gives the statement."""
 
     def cases(self, by_cell: Outcomes) -> list[Case]:
@@ -233,7 +233,7 @@ def _verdict(slack: float) -> GateVerdict:
     return GateVerdict.FAIL if slack < 0 else GateVerdict.PASS
 
 
-class Bound(Rule, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Bound(GateRule, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`quantity` of each of `cells` must be at least, or at most, the limit."""
 
     cells: Annotated[Selection, _A_FILTER]
@@ -290,7 +290,7 @@ def _too_few(visits: int) -> str:
     return f"{visits} visits; a verdict requires {MIN_PAIRS}: measure with --rounds {MIN_PAIRS}"
 
 
-class NoCliff(Rule, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NoCliff(GateRule, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """No curve of `cells` must have a cliff higher than `no_cliff_above`."""
 
     cells: Annotated[Selection, _A_FILTER]
@@ -331,7 +331,7 @@ class NoCliff(Rule, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class RuleSet:
     """One or more rules, and the name of the config whose runs they are for, or None for any config."""
 
-    rules: Sequence[Rule]
+    rules: Sequence[GateRule]
     config: str | None = None
 
 
@@ -351,7 +351,7 @@ def check_rules(run: Run, rules: RuleSet) -> RulesReport:
     return RulesReport(run.path.name, rules.config, rows, warnings)
 
 
-_KINDS: Final[dict[str, type[Rule]]] = {"at_least": Bound, "at_most": Bound, "no_cliff_above": NoCliff}
+_KINDS: Final[dict[str, type[GateRule]]] = {"at_least": Bound, "at_most": Bound, "no_cliff_above": NoCliff}
 
 
 class _RulesFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -378,13 +378,13 @@ def load_rules(path: Path) -> RuleSet:
     return RuleSet(rules, file.config)
 
 
-def read_rule(table: Mapping[str, object]) -> Rule:
+def read_rule(table: Mapping[str, object]) -> GateRule:
     """Read one `[[rule]]`; raises UsageError, which names the key, the value and what would be right."""
     check_keys(table, list(KEYS))
     kinds = [key for key in _KINDS if key in table]
     if len(kinds) != 1:
         raise UsageError(f"a rule needs exactly one of {', '.join(_KINDS)}; it has {' and '.join(kinds) or 'none'}")
-    rule: Rule = convert(table, _KINDS[kinds[0]], read=_read)
+    rule: GateRule = convert(table, _KINDS[kinds[0]], read=_read)
     return rule
 
 

@@ -149,7 +149,7 @@ class Worker:
         copy_bytes = self._control.copy_bytes
         return Control(direction=request.direction, round=request.round, copy_bytes=copy_bytes, event_us=event_us)
 
-    def _measure_cells(self, request: protocol.MeasureCells) -> protocol.Measured:
+    def _measure_cells(self, request: protocol.MeasureCells) -> protocol.MeasuredCells:
         cells, pools = [Cell.from_strings(cell) for cell in request.cells], self._bench.pools
         memory = cells[0].memory
         is_sampled = pools.holds(memory)  # a pool of other memory is made with its first cell
@@ -165,7 +165,7 @@ class Worker:
                 begin = None if request.start is None else partial(_wait_for_others, request.start)
                 made = visit(self._bench, arms, request, begin)
         except Exception as error:  # a plug-in can raise anything; it costs its cell, not the sweep
-            return protocol.Measured(records=[_failure(request, len(ready) if arms is None else arms.at, error)])
+            return protocol.MeasuredCells(records=[_failure(request, len(ready) if arms is None else arms.at, error)])
         end_ns = time.monotonic_ns()
         is_new = pools.holds(memory) and not is_sampled  # to measure the ceiling can free it again
         far = far_pages(pools.host_pool(memory).address, pools.pool_bytes, self._node) if is_new else []
@@ -175,7 +175,7 @@ class Worker:
             path = record.path if is_own(cell.backend) else f"{record.path}{CLAIMED}"
             warnings, times = [*record.warnings, *far], {"began": began, "took_ms": took_ms, "span_ns": span_ns}
             records.append(msgspec.structs.replace(record, path=path, warnings=warnings, **times))
-        return protocol.Measured(records=records)
+        return protocol.MeasuredCells(records=records)
 
     def _set_up_replay(self, cell: Cell, request: protocol.MeasureCells) -> SetUp:
         if self._trace is None:

@@ -167,8 +167,8 @@ class Rounds:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The outcome of a sweep: its status, the reason if it is not complete, the number of cells measured, failed and
+class SweepEnd:
+    """The end of a sweep: its status, the reason if it is not complete, the number of cells measured, failed and
     skipped, and how often the large copies of a round (ceilings, controls) failed. `folder` holds the runs of several
     devices. A run that a command searched (`searched_by`) cannot be resumed.
     """
@@ -211,7 +211,7 @@ class Execution:
     progress: Progress
     schedule: Schedule | None = None
 
-    def run(self) -> Outcome:
+    def run(self) -> SweepEnd:
         """Measure what is missing. Ctrl-C, a full disk or a worker that cannot be replaced ends it; all data is kept.
 
         Raises UsageError if the required memory is not available.
@@ -246,7 +246,7 @@ class Execution:
             self._record(Note(text=note))
         return pool_bytes
 
-    def finish(self, status: RunStatus, reason: str | None) -> Outcome:
+    def finish(self, status: RunStatus, reason: str | None) -> SweepEnd:
         """Record how the run ended, and write its summary."""
         try:
             self.observe("end")
@@ -258,7 +258,7 @@ class Execution:
                 status, reason = "stopped", str(error)
         done = self.progress
         counts = done.measured, len(done.failed), len(done.skipped), done.copies_failed
-        return Outcome(self.writer.path, status, reason, *counts, searched_by=self.writer.info.searched_by)
+        return SweepEnd(self.writer.path, status, reason, *counts, searched_by=self.writer.info.searched_by)
 
     def _follow(self, schedule: Schedule) -> None:
         """Measure what `schedule` has left, stage by stage."""

@@ -112,7 +112,7 @@ class Start(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
 
 
 class MeasureCells(_Message, tag="measure_cells", frozen=True, kw_only=True):
-    """Visit a cell, or several in turn, the arms of `group`; answered by Measured or Refused."""
+    """Visit a cell, or several in turn, the arms of `group`; answered by MeasuredCells or Refused."""
 
     cells: list[AxisTexts]
     group: str | None = None
@@ -124,7 +124,7 @@ class MeasureCells(_Message, tag="measure_cells", frozen=True, kw_only=True):
     start: Start | None = None
 
 
-class Measured(_Message, tag="measured", frozen=True, kw_only=True):
+class MeasuredCells(_Message, tag="measured", frozen=True, kw_only=True):
     """The records of a visit, one for each arm; or the failure of one arm, which ended it for all."""
 
     records: list[Visit | Failure]
@@ -138,7 +138,7 @@ class Refused(_Message, tag="refused", frozen=True, kw_only=True):
 
 
 Request = Open | Describe | Reserve | MeasureCeiling | MeasureRoof | MeasureControl | MeasureCells
-Answer = Opened | Described | Reserved | Refused | Ceiling | Roof | Control | Measured
+Answer = Opened | Described | Reserved | Refused | Ceiling | Roof | Control | MeasuredCells
 
 REQUESTS: Final[msgspec.json.Decoder[Request]] = msgspec.json.Decoder(Request)
 ANSWERS: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)

@@ -23,7 +23,7 @@ from kvbench.machine.observation import identity, observe
 from kvbench.results import Ceiling, Run, RunInfo, RunWriter, Scalar, load_run
 from kvbench.results.rundir import runs_in
 from kvbench.results.schema import PLUG_INS, Retry, differences, identity_hash
-from kvbench.run.execution import Execution, Observer, Outcome, Progress, Schedule
+from kvbench.run.execution import Execution, Observer, Progress, Schedule, SweepEnd
 from kvbench.run.protocol import MeasureCeiling, Opened
 from kvbench.run.ranks import Rank, RankSlot
 from kvbench.run.worker_process import Interpreter, WorkerSlot
@@ -61,7 +61,7 @@ def start_sweep(
     observer: Observer,
     scheduling: Callable[[Sequence[Cell]], Schedule] | None = None,
     rank: Rank | None = None,
-) -> Outcome:
+) -> SweepEnd:
     """Run `spec` into the new run directory `path`. Raises KvbenchError only before anything is measured.
 
     `scheduling` returns a schedule of the plan's cells, which chooses the cells to visit and how often. As one of
@@ -75,7 +75,7 @@ def start_sweep(
             return Execution(spec, plan, opened, writer, slot, observer, Progress(), schedule).run()
 
 
-def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, retry_failed: bool = False) -> Outcome:
+def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, retry_failed: bool = False) -> SweepEnd:
     """Finish the run at `path`, optionally with its failed cells: the original plan, with the original backends.
 
     Raises MismatchError if `asked`, the identity of this machine or the backends differ from those of the run, and

@@ -15,7 +15,7 @@ from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
 from kvbench.files import or_usage_error
 from kvbench.results import Failure, RunWriter, Visit
-from kvbench.run.execution import Execution, Observer, Outcome, Progress
+from kvbench.run.execution import Execution, Observer, Progress, SweepEnd
 from kvbench.run.protocol import MeasureCells, Opened, Request, Start
 from kvbench.run.runner import fitting, planned, run_info
 from kvbench.run.worker_process import Kind, NotAskedError, WorkerSlot
@@ -116,7 +116,7 @@ def preview_together(spec: SweepSpec) -> tuple[Plan, Opened]:
         return plans[0], opened[0]
 
 
-def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer: Observer) -> list[Outcome]:
+def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer: Observer) -> list[SweepEnd]:
     """Run `spec` on its devices, each into a run directory in `path`. Raises KvbenchError only before it starts."""
     with ExitStack() as stack:
         turns = Turns()
@@ -168,13 +168,13 @@ def _opened(spec: SweepSpec, path: Path, turns: Turns, stack: ExitStack) -> tupl
     return slots, opened
 
 
-def _run(executions: Sequence[Execution], path: Path, turns: Turns) -> list[Outcome]:
+def _run(executions: Sequence[Execution], path: Path, turns: Turns) -> list[SweepEnd]:
     """Measure on all devices at once, in the order of the plan that they have in common."""
     first = executions[0]
     in_order = enumerate(visits(first.plan, first.spec.sampling, first.spec.seed))
     turns.order = {(visit.round, cell.id): index for index, visit in in_order for cell in visit.cells}
 
-    def run(index: int) -> Outcome:
+    def run(index: int) -> SweepEnd:
         try:
             return replace(executions[index].run(), folder=path)
         finally:

@@ -26,7 +26,7 @@ from kvbench.run.protocol import (
     Describe,
     Described,
     MeasureCells,
-    Measured,
+    MeasuredCells,
     Open,
     Opened,
     Refused,
@@ -344,7 +344,7 @@ class WorkerSlot:
         Raises LostError, also if the answer is of another visit.
         """
         assert self._worker is not None
-        records = self._expect(self._worker.ask(request, deadline_s), Measured).records
+        records = self._expect(self._worker.ask(request, deadline_s), MeasuredCells).records
         match records:
             case [Failure() as failure] if failure.cell_text in request.cells:
                 return failure

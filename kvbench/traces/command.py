@@ -15,11 +15,11 @@ from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice
 from kvbench.sweep.replay_spec import SIDES
 from kvbench.text import counted, printable
-from kvbench.traces.requests import MOST_HASH_TOKENS, Header, TimeUnit, check_block, read_requests, share_nothing
+from kvbench.traces.requests import MOST_HASH_TOKENS, RequestHeader, TimeUnit, check_block, read_requests, share_nothing
 from kvbench.traces.simulate import Allocator, CacheSettings, StorePolicy
 
 if TYPE_CHECKING:
-    from kvbench.sweep.swap_file import Header as SwapHeader
+    from kvbench.sweep.swap_file import Header
     from kvbench.traces.requests import Request
 
 trace = typer.Typer(name="trace", help="Turn request traces into swaps, and describe the swaps. Needs no GPU.")
@@ -73,13 +73,13 @@ def make(
         except UsageError:
             raise UsageError(f"-o {out}: the file exists with other content; add --force to replace it") from None
     header, settings = _cache(requests, model, gpu_pool, host_pool, geometry, store, prefill_s, token_ms, allocator)
-    run = CacheRun(_read(requests, Header(hash_tokens, time_unit), settings.block_tokens), settings)
+    run = CacheRun(_read(requests, RequestHeader(hash_tokens, time_unit), settings.block_tokens), settings)
     write_trace(out, header, run, run.counts)
     for name, count in run.counts.items():
         typer.echo(f"{count:>12,} {name}")
 
 
-def _read(path: Path, given: "Header", block_tokens: int) -> "list[Request]":
+def _read(path: Path, given: "RequestHeader", block_tokens: int) -> "list[Request]":
     """Return the requests of a file whose ids fit the blocks, and say what they are; raises UsageError."""
     requests = read_requests(path, given)
     check_block(block_tokens, requests[0].hash_tokens)
@@ -139,9 +139,9 @@ def _cache(
     prefill_s: float,
     token_ms: float,
     allocator: Allocator = Allocator.VLLM,
-) -> tuple["SwapHeader", CacheSettings]:
+) -> tuple["Header", CacheSettings]:
     """Return the header of a trace and the settings of the cache; raises UsageError for bad options."""
-    from kvbench.sweep.swap_file import Header as SwapHeader
+    from kvbench.sweep.swap_file import Header
     from kvbench.text import convert
 
     block_tokens = geometry.get("block_tokens", 16)
@@ -164,7 +164,7 @@ def _cache(
         token_s=token_ms / 1e3,
     )
     origin = {"requests": requests.name, "model": model, **msgspec.structs.asdict(settings)}
-    return SwapHeader(block_bytes=block_bytes, descriptors=swap.blocks, made_from=origin), settings
+    return Header(block_bytes=block_bytes, descriptors=swap.blocks, made_from=origin), settings
 
 
 def _blocks(option: str, text: str, block_bytes: int) -> int:

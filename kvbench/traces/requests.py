@@ -57,7 +57,7 @@ class TimeUnit(StrEnum):
         return {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}[self]
 
 
-class Header(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class RequestHeader(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """What a trace's first line or the user says of it: the tokens of an id, and the unit of times."""
 
     hash_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_HASH_TOKENS)] | None = None
@@ -129,12 +129,12 @@ def check_block(block_tokens: int, hash_tokens: int) -> None:
         )
 
 
-def read_requests(path: Path, given: Header | None = None) -> list[Request]:
+def read_requests(path: Path, given: RequestHeader | None = None) -> list[Request]:
     """Return the requests of a file in order of time, one or more; what is `given` goes before the file's header.
 
     Raises UsageError for a file that cannot be read, that has another format, or that leaves a unit open.
     """
-    given = given or Header()
+    given = given or RequestHeader()
     lines = lines_of(path)
     with located(str(path)):
         header, rows = _rows(lines)
@@ -153,21 +153,21 @@ def share_nothing(requests: Sequence[Request]) -> bool:
     return len(set().union(*(one.hash_ids for one in requests))) == sum(len(one.hash_ids) for one in requests)
 
 
-def _rows(lines: Iterable[bytes]) -> tuple[Header, list[_Row]]:
+def _rows(lines: Iterable[bytes]) -> tuple[RequestHeader, list[_Row]]:
     """Return the header and one or more requests, in order of time; raises UsageError."""
-    header, rows, ids = Header(), list[_Row](), 0
+    header, rows, ids = RequestHeader(), list[_Row](), 0
     for number, text in enumerate(lines, start=1):
         line = text.removeprefix(_BOM).strip() if number == 1 else text.strip()
         with located(f"line {number}"):
             if number == 1 and _HEADER.match(line):
-                header = convert(_decoded(line), Header)
+                header = convert(_decoded(line), RequestHeader)
             elif line:
                 rows.append(_row(number, line))
                 ids += len(rows[-1].ids)
             if ids > MOST_IDS:
                 raise UsageError(f"more than {MOST_IDS} ids in all are not read; give a part of the file")
     if not rows:
-        raise UsageError("the file is empty" if header == Header() else "no request follows the header")
+        raise UsageError("the file is empty" if header == RequestHeader() else "no request follows the header")
     return header, sorted(rows, key=attrgetter("time"))
 
 

@@ -23,7 +23,7 @@ from kvbench.results.replays import trace_of
 from kvbench.sweep.installed import Engine, engines, of_engine
 from kvbench.text import MAX_LINE, a_stream
 from kvbench.tune.candidates import Measured, machine_of, measured_in, sms_of, swaps_of_trace, workload_axes
-from kvbench.tune.rule import Part, Pick, Rule, compare_methods, logs_of, pick, rule_of
+from kvbench.tune.rule import Pick, Rule, RulePart, compare_methods, logs_of, pick, rule_of
 
 # The number of blocks of a small and of a large swap, of a block size near to that of models.
 SMALL: Final = 64
@@ -75,7 +75,7 @@ def policy_of(runs: Sequence[Run], rule: Rule) -> Policy:
     )
 
 
-def _table(kind: SwapKind, parts: Sequence[Part]) -> Table:
+def _table(kind: SwapKind, parts: Sequence[RulePart]) -> Table:
     """Return the table of a kind: a row for each part, at the size where it ends or begins."""
     sizes = [end for part in parts for end in part.sizes if end] or [parts[0].shapes[0].shape.block_bytes]
     return Table(

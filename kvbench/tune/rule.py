@@ -125,7 +125,7 @@ def _slower(shapes: Sequence[Logs], base: Choice, other: Choice) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RulePart:
     """What to use for some shapes of a kind: those with blocks of `sizes` bytes, (None, None) for all."""
 
     pick: Pick
@@ -145,7 +145,7 @@ class Part:
 class Rule:
     """What to use, by direction and stream state: one part, or two that are split by the block size."""
 
-    parts: Mapping[SwapKind, Sequence[Part]]
+    parts: Mapping[SwapKind, Sequence[RulePart]]
 
     def shapes_of(self, kind: SwapKind) -> list[Measured]:
         return [one for part in self.parts[kind] for one in part.shapes]
@@ -188,9 +188,9 @@ def rule_of(shapes: Sequence[Measured]) -> Rule:
     return Rule({kind: _parts(_logged(of_kind)) for kind, of_kind in kinds.items()})
 
 
-def _parts(shapes: Mapping[Measured, Logs]) -> list[Part]:
+def _parts(shapes: Mapping[Measured, Logs]) -> list[RulePart]:
     """Return one part for all shapes, or the two that lose least, if that surely saves more than `TIED`."""
-    parts = [Part(pick([*shapes.values()]), [*shapes])]
+    parts = [RulePart(pick([*shapes.values()]), [*shapes])]
     single, most = parts[0].choice, 0.0
     for last, first in pairwise(sorted({one.shape.block_bytes for one in shapes})):
         low = {one: logs for one, logs in shapes.items() if one.shape.block_bytes <= last}
@@ -200,7 +200,7 @@ def _parts(shapes: Mapping[Measured, Logs]) -> list[Part]:
         saved = compare_over([*chain.from_iterable(changes)], TIED)
         if saved.verdict is Verdict.SLOWER and saved.ratio > most:
             most = saved.ratio
-            parts = [Part(picks[0], [*low], (None, last)), Part(picks[1], [*high], (first, None))]
+            parts = [RulePart(picks[0], [*low], (None, last)), RulePart(picks[1], [*high], (first, None))]
     return parts
 
 

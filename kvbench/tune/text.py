@@ -38,7 +38,7 @@ from kvbench.tune.answer import (
 )
 from kvbench.tune.candidates import Measured, driver_of, may_take_sms, sms_of, workload_axes
 from kvbench.tune.planner import Load, TokenLine, loads_of
-from kvbench.tune.rule import Part, Rule, costs_of
+from kvbench.tune.rule import Rule, RulePart, costs_of
 
 HEADER: Final = (
     "Dir", "Stream", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "Thread us", "Not told apart",
@@ -101,7 +101,7 @@ def _alike(rule: Rule) -> list[list[SwapKind]]:
     return [*alike.values()]
 
 
-def use_text(part: Part) -> str:
+def use_text(part: RulePart) -> str:
     """Return "sm (4 SMs); 4 to 16 not told apart", with the block sizes that it is for where they are not all."""
     choice, alike = part.choice, part.pick.alike
     counts = [sms_of(one) for one in alike if one.backend == choice.backend and sms_of(one)]
@@ -129,7 +129,10 @@ def _times(
 
 
 def _beside(
-    parts: Sequence[Part], way: Direction, work: str, slowdowns: Mapping[tuple[Direction, Choice], Mapping[str, float]]
+    parts: Sequence[RulePart],
+    way: Direction,
+    work: str,
+    slowdowns: Mapping[tuple[Direction, Choice], Mapping[str, float]],
 ) -> str:
     known = [slowdowns.get((way, part.choice), {}).get(work) for part in parts]
     times = [slowdown for slowdown in known if slowdown]

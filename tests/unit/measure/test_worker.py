@@ -32,7 +32,7 @@ def test_a_worker_keeps_no_more_cells_than_it_has_room_for(
             cells=[cell.as_strings()], round=0, seed=1, sampling=Sampling(min_samples=3, max_samples=3),
             in_turn=protocol.InTurn(verify=True),
         )  # fmt: skip
-        assert isinstance(worker.answer(request), protocol.Measured)
+        assert isinstance(worker.answer(request), protocol.MeasuredCells)
     assert list(worker._kept) == kept
 
 
@@ -46,7 +46,7 @@ def test_the_pages_of_every_pool_are_sampled_once(monkeypatch: pytest.MonkeyPatc
         cell = replace(CELLS[0], memory=memory)
         sampling = Sampling(min_samples=3, max_samples=3)
         answer = worker.answer(protocol.MeasureCells(cells=[cell.as_strings()], round=0, seed=1, sampling=sampling))
-        assert isinstance(answer, protocol.Measured)
+        assert isinstance(answer, protocol.MeasuredCells)
         (made,) = answer.records
         assert isinstance(made, Visit)
         warnings.append(made.warnings)

@@ -13,7 +13,7 @@ from kvbench.cli.progress import PlainReporter
 from kvbench.results import RunWriter, load_run
 from kvbench.results.rundir import visits_that_count
 from kvbench.results.schema import Ceiling, Disturbance, Failure, Note, Retry, Visit
-from kvbench.run.execution import MAX_REPEATS, VISITS_A_REPEAT, Execution, Outcome, Progress
+from kvbench.run.execution import MAX_REPEATS, VISITS_A_REPEAT, Execution, Progress, SweepEnd
 from kvbench.run.protocol import MeasureCells, Opened
 from kvbench.run.worker_process import LostError, NotAskedError
 from kvbench.sweep.plan import Plan, PlannedVisit
@@ -143,7 +143,7 @@ def execute(
     writer: RunWriter | None = None,
     search: Stopped | None = None,
     cells: tuple[Cell, ...] = CELLS,
-) -> Outcome:
+) -> SweepEnd:
     device = DeviceFacts("cpu", "cpu", "a CPU", None, 1 << 30, 1 << 30, None)
     opened = Opened(device=device, backends=[], engine_hash="", delay_us={}, pci_bus_id=None, notes=[])
     spec = SweepSpec("test", sampling=Sampling(rounds=2))

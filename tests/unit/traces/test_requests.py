@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvbench.errors import UsageError
-from kvbench.traces.requests import Header, Request, TimeUnit, check_block, read_requests, share_nothing
+from kvbench.traces.requests import Request, RequestHeader, TimeUnit, check_block, read_requests, share_nothing
 from kvbench.traces.simulate import CacheRun, CacheSettings
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/trace.md"
@@ -20,7 +20,7 @@ def line(at: float, ids: list[Any], tokens: int = 0, **more: Any) -> dict[str, A
     return {"timestamp": at, "input_length": tokens or 512 * len(ids), "output_length": 1, "hash_ids": ids, **more}
 
 
-def read(folder: Path, lines: Iterable[object], given: Header | None = None) -> list[Request]:
+def read(folder: Path, lines: Iterable[object], given: RequestHeader | None = None) -> list[Request]:
     file = folder / "requests.jsonl"
     file.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines))
     return read_requests(file, given)
@@ -61,7 +61,7 @@ def test_ids_of_512_tokens_are_assumed_only_if_their_numbers_agree(tmp_path: Pat
     assert "--hash-tokens 512" in refused(tmp_path, [line(0, [1], 700)])
     full_only = [line(0, [*range(130)], 2085)]
     assert "16 would fit all lines" in refused(tmp_path, full_only)
-    (one,) = read(tmp_path, full_only, Header(hash_tokens=16))
+    (one,) = read(tmp_path, full_only, RequestHeader(hash_tokens=16))
     assert len(one.keys(16)) == 130
 
 
@@ -99,7 +99,7 @@ def test_times_are_in_ms_if_they_can_be_nothing_else_or_in_the_unit_that_is_said
     assert made[-1].arrival_s - made[0].arrival_s == 354
     in_seconds = read(tmp_path, [{"time_unit": "s"}, *conversations(times=in_s)])
     assert [one.arrival_s for one in in_seconds] == [one.arrival_s - first / 1000 for one in made]
-    given = Header(time_unit=TimeUnit.SECONDS)
+    given = RequestHeader(time_unit=TimeUnit.SECONDS)
     assert read(tmp_path, [{"time_unit": "us"}, *conversations(times=in_s)], given) == in_seconds
 
 
