@@ -24,7 +24,11 @@ _WORD_OF_LAYER: Final[Mapping[object, str]] = {
     "linear_attention": "state", "mamba": "state", "mamba2": "state", "M": "state", "conv": "conv",
     "hybrid": "hybrid", "moe": "none", "mlp": "none", "-": "none", "E": "none",
 }  # fmt: skip
-_STATEFUL: Final = ("full", "state", "none")
+
+_HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+_KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads")
+# The fields that list the kinds of layers.
+_KINDS: Final = ("layers_block_type", "layer_types")
 
 
 class Cache(NamedTuple):
@@ -57,6 +61,8 @@ def layers_of(fields: Fields, model_type: str, *, with_draft: bool = False) -> t
         fields.skip("attention_method")
     if fields.get("use_cla") is False:
         fields.skip("cla_share_factor")
+    if fields.get("use_sliding_window") is not True:
+        fields.skip("max_window_layers sliding_window" if fields.has("use_sliding_window") else "max_window_layers")
     layers = family.read(fields)
     left_out = []
     if family.states_unknown and [] in layers:
@@ -64,13 +70,13 @@ def layers_of(fields: Fields, model_type: str, *, with_draft: bool = False) -> t
     layers = layers[: len(layers) - fields.upto("num_kv_shared_layers", len(layers) - 1)]
     layers *= fields.whole("total_ut_steps") or 1  # each pass over the layers keeps rows of its own
     fields.refuse_unread(model_type)
-    if not any(layers):
+    attending = [rows for layer in layers if (rows := [one for one in layer if one.part is not CachePart.STATES])]
+    if not attending:
         raise UsageError(f"{model_type}: no layer has a KV cache")
     if with_draft:
         draft = max(fields.upto(name, 1000) for name in _DRAFT_LAYERS)
         left_out += [] if draft else [NO_DRAFT]
-        attending = [[one for one in layer if one.part is not CachePart.STATES] for layer in layers]
-        layers = [*layers, *[[one for one in attending if one][-1]] * draft]
+        layers = [*layers, *[attending[-1]] * draft]
     return layers, "; ".join(left_out)
 
 
@@ -80,15 +86,12 @@ def is_plain(model_type: str) -> bool:
 
 
 def layer_count(fields: Fields) -> int:
-    return fields.needed("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    return fields.needed("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers")
 
 
 def head_size(fields: Fields) -> int:
     size = fields.whole("head_dim", "attention_head_dim") or fields.whole("kv_channels")
-    hidden, heads = (
-        fields.whole(*names)
-        for names in (("hidden_size", "n_embd", "d_model"), ("num_attention_heads", "n_head", "n_heads"))
-    )
+    hidden, heads = fields.whole("hidden_size", "n_embd", "d_model"), fields.whole(*_HEADS)
     if size is not None:
         return size
     if hidden is None or heads is None:
@@ -100,19 +103,20 @@ def head_size(fields: Fields) -> int:
     return hidden // heads
 
 
-_KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads")
-
-
 def kv_heads(fields: Fields, *names: str) -> int:
     """Return the number of KV heads: by default that of the query heads."""
-    heads = fields.whole("num_attention_heads", "n_head", "n_heads")
+    heads = fields.whole(*_HEADS)
     single = fields.get("multi_query") is True and fields.get("new_decoder_architecture") is not True
     given = fields.whole(*(names or _KV_HEADS))
     if isinstance(fields.get("attn_config"), dict):
-        given = fields.table("attn_config").whole("kv_n_heads", *_KV_HEADS) or given
-    if single:
-        return 1
-    return given or heads or fields.needed("num_attention_heads")
+        table = fields.table("attn_config")
+        table.skip("attn_impl attn_uses_sequence_id")
+        given = table.whole("kv_n_heads", *_KV_HEADS) or given
+        single = table.get("attn_type") == "multiquery_attention"
+    grouped = fields.whole("multi_query_group_num")
+    if fields.get("multi_query_attention") is True:
+        return grouped or 1
+    return 1 if single else given or heads or fields.needed("num_attention_heads")
 
 
 def k_and_v(heads: int, head_dim: int, value_dim: int | None, window: int = 0, *, chunked: bool = False) -> list[Cache]:
@@ -121,6 +125,10 @@ def k_and_v(heads: int, head_dim: int, value_dim: int | None, window: int = 0, *
         return [Cache(heads, head_dim, window=window, chunked=chunked)]
     sides = ((CachePart.K, head_dim), (CachePart.V, value_dim or 0))
     return [Cache(heads, size, 1, part, window, chunked) for part, size in sides]
+
+
+def _k_and_v(fields: Fields) -> list[Cache]:
+    return [Cache(kv_heads(fields), head_size(fields))]
 
 
 def kinds_of(
@@ -156,7 +164,7 @@ def sliding_kinds(fields: Fields, layers: int, every: int = 0, *, all_slide: boo
     uses = fields.get("use_sliding_window")
     fields.skip("max_window_layers")
     pattern = fields.get("sliding_window_pattern") or fields.get("_sliding_window_pattern")
-    nth = fields.whole("global_attn_every_n_layers")
+    nth = fields.whole("global_attn_every_n_layers", "global_attn_every_n")
     by_nth = nth and ["sliding" if (layer + 1) % nth else "full" for layer in range(layers)]
     if uses is False or window is None:
         return kinds if kinds and uses is not False else ["full"] * layers
@@ -193,19 +201,12 @@ def _qwen(fields: Fields) -> Layers:
     if fields.get("use_sliding_window") is True:
         return dense(fields)
     fields.skip("sliding_window max_window_layers layer_types")
-    return [k_and_v(kv_heads(fields), head_size(fields), None)] * layer_count(fields)
-
-
-def _by_type_lists(fields: Fields) -> Layers:
-    """MiniMax: 1 is a layer of attention, 0 a linear one."""
-    layers = layer_count(fields)
-    attends = fields.flags("attn_type_list", layers) or [True] * layers
-    return _hybrid(fields, ["full" if one else "state" for one in attends], [])
+    return [_k_and_v(fields)] * layer_count(fields)
 
 
 def _minimax_m3(fields: Fields) -> Layers:
     layers = layer_count(fields)
-    caches = [k_and_v(kv_heads(fields), head_size(fields), None) for _ in range(layers)]
+    caches = [_k_and_v(fields) for _ in range(layers)]
     if not fields.has("sparse_attention_config"):
         return caches
     sparse = fields.table("sparse_attention_config")
@@ -230,7 +231,7 @@ def _latent(
     fields.skip("q_lora_rank v_head_dim qk_head_dim num_key_value_heads num_attention_heads use_mla")
     if not (fields.get("kv_lora_rank") or fields.has("attention_kv_lora_dim")):  # 0 or null where attention is plain
         fields.skip("kv_lora_rank qk_nope_head_dim qk_rope_head_dim")
-        return [k_and_v(kv_heads(fields), head_size(fields), None)] * layer_count(fields)
+        return [_k_and_v(fields)] * layer_count(fields)
     fields.skip("qk_nope_head_dim head_dim mla_use_nope attention_q_lora_dim attention_qk_dim attention_v_dim")
     rank = fields.needed("kv_lora_rank", "attention_kv_lora_dim")
     position = "attention_qk_rope_dim" if fields.has("attention_qk_rope_dim") else "qk_rope_head_dim"
@@ -280,29 +281,6 @@ def _mllama(fields: Fields) -> Layers:
     return [[] if at in crossing else layer for at, layer in enumerate(layers)]
 
 
-def _period_latent(fields: Fields) -> Layers:
-    """Ling: of `layer_group_size` layers the last attends, as do all after the last whole group; the rest is linear."""
-    fields.skip("group_norm_size linear_head_dim linear_num_heads linear_conv_kernel_dim")
-    size, kernel = fields.needed("layer_group_size"), fields.whole("short_conv_kernel_size")
-    rows = _latent(fields, known=("full", "state"))
-    by_period = ["full" if at >= len(rows) // size * size else kind for at, kind in enumerate(_every(size, len(rows)))]
-    heads, width = fields.whole("num_attention_heads"), fields.whole("head_dim")
-    state = _delta_state(heads, width, kernel) if heads and width and kernel else []
-    kinds = kinds_of(fields, len(rows), ("full", "state")) or by_period
-    return [row if kind == "full" else state for row, kind in zip(rows, kinds, strict=True)]
-
-
-def _period_linear(fields: Fields) -> Layers:
-    fields.skip("group_norm_size")
-    layers = layer_count(fields)
-    kinds = kinds_of(fields, layers, ("full", "state")) or _every(fields.needed("layer_group_size"), layers)
-    return _hybrid(fields, kinds, [])
-
-
-def _every(size: int, layers: int) -> list[str]:
-    return ["full" if (at + 1) % size == 0 else "state" for at in range(layers)]
-
-
 def _dots(fields: Fields) -> Layers:
     """Latent attention, in sliding layers with rows of another size and without index rows."""
     fields.skip("use_dsa swa_num_attention_heads swa_num_key_value_heads swa_q_lora_rank swa_v_head_dim")
@@ -316,24 +294,6 @@ def _dots(fields: Fields) -> Layers:
     head, nope = fields.whole("swa_head_dim") or 256, fields.whole("swa_qk_nope_head_dim") or 192
     sliding = Cache(1, size + (fields.whole("swa_qk_rope_head_dim") or head - nope), 1, window=window)
     return [row if kind == "full" else [sliding] for row, kind in zip(rows, kinds, strict=True)]
-
-
-def _glm5_next(fields: Fields) -> Layers:
-    """Latent attention with index rows in every fourth layer; the others have states of delta attention."""
-    if (fields.whole("index_kpool") or 1) > 1:
-        raise FieldError("index_kpool", "index rows that stand for several tokens are not known for this model_type")
-    fields.skip("index_kpool_always_select_tail linear_lower_bound")
-    rows = _latent(fields, known=("full", "state"))
-    kinds = kinds_of(fields, len(rows), ("full", "state")) or _every(4, len(rows))
-    if "state" not in kinds:
-        return rows
-    if fields.has("linear_attn_config"):
-        linear = fields.table("linear_attn_config")
-        linear.skip("full_attn_layers kda_layers gate_lower_bound use_full_rank_gate")
-        sizes = [linear.needed(name) for name in ("num_heads", "head_dim", "short_conv_kernel_size")]
-    else:
-        sizes = [fields.needed(name) for name in ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")]
-    return [row if kind == "full" else _delta_state(*sizes) for row, kind in zip(rows, kinds, strict=True)]
 
 
 def _deepseek_v4(fields: Fields) -> Layers:
@@ -434,6 +394,8 @@ def _nemotron_nas(fields: Fields) -> Layers:
     layers, size, heads = layer_count(fields), head_size(fields), fields.needed("num_attention_heads")
     fields.skip("num_key_value_heads")
     blocks: list[Any] | None = fields.items("block_configs", layers)
+    if blocks is None and fields.has("num_key_value_heads_per_layer"):
+        return _heads_by_layer(fields, "num_key_value_heads_per_layer")
     if blocks is None:
         raise FieldError("block_configs", "missing; a config.json of this kind of model must have it")
     caches: Layers = []
@@ -468,115 +430,157 @@ def _element_bytes(fields: Fields, name: str) -> int:
     return known[kind]
 
 
-def _hybrid(fields: Fields, kinds: Sequence[str], state: list[Cache]) -> Layers:
-    """Layers with K and V, with a state, or with both."""
-    full = k_and_v(kv_heads(fields), head_size(fields), None)
-    caches = {"full": full, "state": state, "conv": state, "hybrid": full + state, "none": []}
-    return [caches[kind] for kind in kinds]
+def _mixed(
+    fields: Fields,
+    state: Callable[[Fields], list[Cache]] | None = None,
+    *,
+    attends: str = "full",
+    latent: bool = False,
+    **rule: Any,
+) -> Layers:
+    """Layers that attend, that have a state, or (as `attends` says) both: "hybrid". By default its size is unknown."""
+    kinds = _attending(fields, attends, **rule)
+    rows = _latent(fields, len(kinds), known=("full", "state")) if latent else [_k_and_v(fields)] * len(kinds)
+    try:
+        states = state(fields) if state else []
+    except FieldError:
+        if not {"state", "conv", "hybrid"}.isdisjoint(kinds):
+            raise
+        states = []
+    return [
+        (row if kind in ("full", "hybrid") else []) + (states if kind not in ("full", "none") else [])
+        for row, kind in zip(rows, kinds, strict=True)
+    ]
 
 
-def _gated_delta(fields: Fields) -> Layers:
-    """Qwen3-Next and its successors: linear layers with a state, and full ones."""
-    layers = layer_count(fields)
-    by_period = _every(fields.whole("full_attention_interval") or 4, layers)
-    kinds = kinds_of(fields, layers, _STATEFUL) or by_period
+def _attending(
+    fields: Fields,
+    attends: str,
+    *,
+    kinds: Sequence[str] = _KINDS,
+    indexes: str = "",
+    period: str = "",
+    usual: int = 0,
+    offset: str = "",
+    has_tail: bool = False,
+) -> list[str]:
+    """Return the kind of each layer: as a field of `kinds` says, or `attn_type_list`, or the `indexes` of those that
+    attend, or by a `period` (`usual`, if the family has one) and an `offset`, by default the last of each period; with
+    `has_tail`, those after the last whole period attend too.
+    """
+    lists = [value for name in kinds if isinstance(value := fields.get(name), list | str)]
+    count = fields.whole("num_hidden_layers") or (len(lists[0]) if lists else layer_count(fields))
+    found = kinds_of(fields, count, ("full", "state", "none", "conv", attends), kinds)
+    flags = fields.flags("attn_type_list", count)
+    named: list[int] | None = fields.read(indexes, list[NoneOrMore] | None) if indexes else None
+    every = (fields.whole(period) if period else None) or usual
+    within = Annotated[int, msgspec.Meta(ge=0, le=every - 1)]
+    first: int = fields.read(offset, within, 4) if offset else every - 1  # Jamba's default
+    if found:
+        return found
+    if named is not None:
+        flags = [at in named for at in range(count)]
+    if not flags and not every:
+        raise FieldError(period or kinds[0], "missing; a config.json of this kind of model must have it")
+    tail = count // every * every if has_tail else count
+    flags = flags or [at % every == first or at >= tail for at in range(count)]
+    return [attends if one else "state" for one in flags]
+
+
+def _delta_state(
+    fields: Fields, names: Sequence[str] = ("num_heads", "head_dim", "short_conv_kernel_size")
+) -> list[Cache]:
+    """Kimi's delta attention; `names` are the fields of heads, head size and kernel."""
+    heads, size, kernel = (fields.needed(name) for name in names)
+    return _state(heads, 3 * (kernel - 1) * heads * size, heads * size * size, 4)
+
+
+def _gated_delta_state(fields: Fields) -> list[Cache]:
     keys, values = fields.needed("linear_num_key_heads"), fields.needed("linear_num_value_heads")
     key_dim, value_dim = fields.needed("linear_key_head_dim"), fields.needed("linear_value_head_dim")
     conv = (fields.needed("linear_conv_kernel_dim") - 1) * (2 * keys * key_dim + values * value_dim)
     size = _element_bytes(fields, "mamba_ssm_dtype")
-    return _hybrid(fields, kinds, _state(math.gcd(keys, values), conv, values * value_dim * key_dim, size))
+    return _state(math.gcd(keys, values), conv, values * value_dim * key_dim, size)
 
 
-def _delta_state(heads: int, size: int, kernel: int) -> list[Cache]:
-    return _state(heads, 3 * (kernel - 1) * heads * size, heads * size * size, 4)
+def _mamba2_state(fields: Fields, names: str) -> list[Cache]:
+    """`names` are the fields of heads, head size, groups, states and kernel."""
+    of_heads, of_size, *others = names.split()
+    heads, (groups, state_size, kernel) = fields.needed(of_heads), map(fields.needed, others)
+    automatic = fields.get(of_size) in (None, "auto")
+    size = _inner_size(fields) // heads if automatic else fields.needed(of_size)
+    conv = (kernel - 1) * (heads * size + 2 * groups * state_size)
+    bytes_of_state = _element_bytes(fields, "mamba_ssm_cache_dtype")
+    return _state(math.gcd(heads, groups), conv, heads * size * state_size, bytes_of_state)
+
+
+def _mamba1_state(fields: Fields) -> list[Cache]:
+    inner, conv = _inner_size(fields), fields.needed("mamba_d_conv") - 1
+    elements = inner * fields.needed("mamba_d_state")
+    return _state(inner, conv * inner, elements, _element_bytes(fields, "mamba_ssm_dtype"))
+
+
+def _inner_size(fields: Fields) -> int:
+    return fields.whole("mamba_d_ssm") or (fields.whole("mamba_expand", "expand") or 2) * fields.needed("hidden_size")
+
+
+def _conv_state(fields: Fields) -> list[Cache]:
+    """The last inputs of a convolution."""
+    width = fields.whole("conv_dim") or fields.needed("hidden_size")
+    return _state(width, (fields.needed("conv_L_cache") - 1) * width, 0, 0)
+
+
+def _ling(fields: Fields) -> Layers:
+    """Latent attention in the last layer of each group and in all after the last whole group; the rest is linear."""
+    names = ("num_attention_heads", "head_dim", "short_conv_kernel_size")
+    state = partial(_delta_state, names=names) if all(map(fields.whole, names)) else None
+    return _mixed(fields, state, latent=True, period="layer_group_size", has_tail=True)
 
 
 def _kimi_linear(fields: Fields) -> Layers:
-    """Layers of latent attention, and of delta attention with states; both lists count layers from 1."""
-    linear = fields.table("linear_attn_config")
-    linear.skip("gate_lower_bound use_full_rank_gate")
-    fields.skip("attn_res_block_size")
-    caches = _latent(fields, known=("full", "state"))
-    everyone = list(range(1, len(caches) + 1))
+    """Latent and delta attention; two lists count their layers from 1."""
+    linear, layers = _linear_table(fields), layer_count(fields)
     full: list[int] = linear.read("full_attn_layers", list[int])
-    if sorted(full + linear.read("kda_layers", list[int])) != everyone:
-        raise FieldError("linear_attn_config", f"its lists do not name each of {len(caches)} layers once")
-    state = _delta_state(*(linear.needed(name) for name in ("num_heads", "head_dim", "short_conv_kernel_size")))
-    return [cache if at in full else state for at, cache in zip(everyone, caches, strict=True)]
+    if sorted(full + linear.read("kda_layers", list[int])) != list(range(1, layers + 1)):
+        raise FieldError("linear_attn_config", f"its lists do not name each of {layers} layers once")
+    kinds = ["attention" if at in full else "mamba" for at in range(1, layers + 1)]
+    return _mixed(fields.over({"layer_types": kinds}), lambda _: _delta_state(linear), latent=True)
 
 
-def _mamba2(
-    fields: Fields, names: Sequence[str], kinds: Sequence[str] = ("layer_types",), *, every: str = "", hybrid: str = ""
-) -> Layers:
-    """Layers of attention and of Mamba 2; `names` are the fields of heads, head size, groups, states and kernel.
+def _glm5_next(fields: Fields) -> Layers:
+    """Latent attention with index rows in every fourth layer; the others have states of delta attention."""
+    if (fields.whole("index_kpool") or 1) > 1:
+        raise FieldError("index_kpool", "index rows that stand for several tokens are not known for this model_type")
+    if fields.has("linear_attn_config"):
+        linear = _linear_table(fields)
+        return _mixed(fields, lambda _: _delta_state(linear), latent=True, usual=4)
+    names = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+    return _mixed(fields, partial(_delta_state, names=names), latent=True, usual=4)
 
-    The kind of each layer is in one of `kinds`, or it is `every`; where it may be `hybrid`, a layer has both.
+
+def _linear_table(fields: Fields) -> Fields:
+    table = fields.table("linear_attn_config")
+    table.skip("full_attn_layers kda_layers gate_lower_bound use_full_rank_gate")
+    return table
+
+
+def _shared_attention(fields: Fields, state: Callable[[Fields], list[Cache]], *, fixed: bool = False) -> Layers:
+    """Zamba: one attention block in some layers of Mamba, each time with rows of its own, on twice the hidden size.
+
+    In the first version (`fixed`) these are the third, and those of a period that begins behind it.
     """
-    fields.skip("chunk_size mamba_chunk_size time_step_rank time_step_limit use_mamba_kernels mamba_d_ssm mamba_expand")
-    fields.skip("expand")
-    given = next((value for name in kinds if isinstance(value := fields.get(name), list | str)), None)
-    layers = fields.whole("num_hidden_layers") or (len(given) if given else fields.needed("num_hidden_layers"))
-    found = kinds_of(fields, layers, (*_STATEFUL, hybrid), kinds) or [every] * layers
-    for name, kind in (("attn_layer_indices", "full"), ("hybrid_layer_ids", hybrid)):
-        if kind and given is None and isinstance(attending := fields.get(name), list):
-            found = [kind if layer in attending else "state" for layer in range(layers)]
-    if not found[0]:
-        raise FieldError(kinds[0], "missing; a config.json of this kind of model must have it")
-    heads = fields.needed(names[0])
-    automatic = fields.get(names[1]) in (None, "auto")
-    size = inner_size(fields) // heads if automatic else fields.needed(names[1])
-    groups, state_size, kernel = (fields.needed(name) for name in names[2:])
-    conv = (kernel - 1) * (heads * size + 2 * groups * state_size)
-    bytes_of_state = _element_bytes(fields, "mamba_ssm_cache_dtype")
-    return _hybrid(fields, found, _state(math.gcd(heads, groups), conv, heads * size * state_size, bytes_of_state))
+    fields.over({"attention_head_dim": 2 * fields.needed("hidden_size") // fields.needed("num_attention_heads")})
+    if fixed:
+        period, offset = fields.whole("attn_layer_period") or 6, fields.read("attn_layer_offset", NoneOrMore, 4)
+        fields.over({"hybrid_layer_ids": [2, *range(3 + offset, layer_count(fields), period)]})
+    return _mixed(fields, state, attends="hybrid", indexes="hybrid_layer_ids")
 
 
-def inner_size(fields: Fields) -> int:
-    inner = fields.whole("mamba_d_ssm")
-    return inner or (fields.whole("mamba_expand", "expand") or 2) * fields.needed("hidden_size")
-
-
-def _zamba2(fields: Fields) -> Layers:
-    """One attention block in some of the layers of Mamba, each time with rows of its own, on twice the hidden size."""
-    fields.skip("kv_channels attention_hidden_size num_query_groups num_mem_blocks hybrid_layer_ids use_mem_rope")
-    fields.skip("use_shared_attention_adapter use_shared_mlp_adapter adapter_rank use_mem_eff_path")
-    heads = fields.needed("num_attention_heads")
-    wide = {"attention_head_dim": 2 * fields.needed("hidden_size") // heads}
-    return _mamba2(fields.over(wide), _ZAMBA, ("layers_block_type", "layer_types"), hybrid="hybrid")
-
-
-def _jamba(fields: Fields) -> Layers:
-    """Layers of attention by period and offset, and of Mamba 1."""
-    fields.skip("mamba_dt_rank use_mamba_kernels use_mambapy layers_block_type layer_types")
-    layers, period = layer_count(fields), fields.whole("attn_layer_period") or 8
-    offset: int = fields.read("attn_layer_offset", NoneOrMore, 4)
-    kinds = ["full" if at % period == offset else "state" for at in range(layers)]
-    inner, conv = inner_size(fields), fields.needed("mamba_d_conv") - 1
-    elements = inner * fields.needed("mamba_d_state")
-    return _hybrid(fields, kinds, _state(inner, conv * inner, elements, _element_bytes(fields, "mamba_ssm_dtype")))
-
-
-def _short_conv(fields: Fields) -> Layers:
-    """Layers of attention, and of convolutions that keep their last inputs."""
-    layers, attends = layer_count(fields), fields.read("full_attn_idxs", list[NoneOrMore] | None)
-    kinds = kinds_of(fields, layers, ("full", "conv"))
-    kinds = kinds or ["full" if attends is None or at in attends else "conv" for at in range(layers)]
-    width = fields.whole("conv_dim") or fields.needed("hidden_size")
-    return _hybrid(fields, kinds, _state(width, (fields.needed("conv_L_cache") - 1) * width, 0, 0))
-
-
-def _chatglm(fields: Fields) -> Layers:
-    if fields.get("multi_query_attention") is not True:
-        fields.skip("multi_query_group_num")
-        return dense(fields)
-    return dense(fields, heads=("multi_query_group_num",))
-
-
-_GRANITE: Final = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
-_NEMOTRON: Final = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
-_ZAMBA: Final = ("n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_d_state", "mamba_d_conv")
-_NEMOTRON_KINDS: Final = ("hybrid_override_pattern", "layers_block_type", "layer_types")
-_LFM: Final = "block_auto_adjust_ff_dim block_dim block_ff_dim block_multiple_of conv_dim_out conv_use_xavier_init"
+def _heads_by_layer(fields: Fields, name: str) -> Layers:
+    """KV heads in a list with a number for each layer."""
+    layers = layer_count(fields)
+    heads: list[int] = fields.read(name, Annotated[list[Count], msgspec.Meta(min_length=layers, max_length=layers)])
+    return [k_and_v(one, head_size(fields), None) for one in heads]
 
 
 class Family(NamedTuple):
@@ -590,42 +594,71 @@ class Family(NamedTuple):
 
 _OTHER: Final = partial(Family, plain=False)
 _UNKNOWN: Final = partial(Family, plain=False, states_unknown=True)
+_NEMOTRON: Final = partial(_mamba2_state, names="mamba_num_heads mamba_head_dim n_groups ssm_state_size conv_kernel")
+_GRANITE: Final = partial(_mamba2_state, names="mamba_n_heads mamba_d_head mamba_n_groups mamba_d_state mamba_d_conv")
+_ZAMBA2: Final = partial(_mamba2_state, names="n_mamba_heads mamba_headdim mamba_ngroups mamba_d_state mamba_d_conv")
+_JAMBA: Final = partial(_mixed, state=_mamba1_state, period="attn_layer_period", usual=8, offset="attn_layer_offset")
+_QWEN_NEXT: Final = partial(_mixed, state=_gated_delta_state, period="full_attention_interval", usual=4)
+# Fields that a family's cache does not depend on.
+_LFM: Final = """
+    block_auto_adjust_ff_dim block_dim block_ff_dim block_multiple_of block_use_xavier_init conv_dim_out
+    conv_use_xavier_init
+"""
+_MAMBA: Final = """
+    chunk_size mamba_chunk_size time_step_rank time_step_limit use_mamba_kernels use_mambapy mamba_d_ssm mamba_expand
+    expand
+"""
+_ZAMBA: Final = f"""
+    {_MAMBA} kv_channels attention_hidden_size num_query_groups num_mem_blocks use_mem_rope use_mem_eff_path
+    use_shared_attention_adapter use_shared_mlp_adapter adapter_rank n_mamba_heads
+"""
+_LINEAR: Final = "group_norm_size linear_head_dim linear_num_heads linear_conv_kernel_dim linear_rope linear_silu"
+_MINIMAX: Final = (
+    "block_size full_attn_alpha_factor full_attn_beta_factor linear_attn_alpha_factor linear_attn_beta_factor"
+)
+_ERNIE: Final = "compression_ratio spatial_conv_size temporal_conv_size freq_allocation"
+_OPENELM: Final = "num_query_heads num_gqa_groups model_dim share_input_output_layers normalize_qk_projections"
+_COHERE: Final = "layer_switch order_of_interleaved_layers use_parallel_block"
 _ROWS: Final[Sequence[tuple[Family, str]]] = (
     (Family(_qwen), "qwen2 qwen2_moe qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text mimo"),
     (Family(_qwen), "qwen3 qwen3_moe qwen3_vl_text qwen3_vl_moe_text qwen3_omni_moe_text"),
-    (Family(partial(dense, all_slide=True)), "mistral ministral mixtral phi3 phimoe starcoder2"),
+    (Family(partial(dense, all_slide=True)), "mistral ministral mixtral phi3 phi3_v phimoe starcoder2"),
     (Family(partial(dense, every=2)), "gemma2 gpt_oss"),
     (Family(partial(dense, every=4)), "olmo3 exaone4 exaone_moe afmoe"),
-    (Family(partial(dense, every=4), "layer_switch order_of_interleaved_layers use_parallel_block"), "cohere2"),
+    (Family(partial(dense, every=4), _COHERE), "cohere2"),
     (Family(partial(dense, every=5)), "gemma3n_text"),
     (Family(partial(dense, every=6)), "gemma3 gemma3_text"),
-    (Family(dense, "compression_ratio"), "ernie4_5 ernie4_5_moe"),
-    (Family(dense), "ouro dbrx hunyuan_v1_moe hunyuan_v1_dense"),
-    (Family(_chatglm), "chatglm"),
+    (Family(partial(dense, all_slide=True), "embd_layer full_attn_mod"), "phi4mm phi4_multimodal"),
+    (Family(dense, _ERNIE), "ernie4_5 ernie4_5_moe ernie4_5_moe_vl ernie4_5_vl_moe_text paddleocr_vl"),
+    (Family(dense), "ouro dbrx hunyuan_v1_moe hunyuan_v1_dense chatglm"),
+    (_OTHER(partial(_heads_by_layer, name="num_kv_heads"), _OPENELM), "openelm"),
     (_OTHER(_gemma4), "gemma4 gemma4_text"),
     (_OTHER(_latent), "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm_moe_dsa glm4_moe_lite pangu_ultra_moe"),
     (_OTHER(_latent), "axk1 axk2 sarvam_mla"),
     (_OTHER(partial(_latent, indexed="F" + "FSSS" * 250)), "hy_v4"),
     (_OTHER(_deepseek_v4), "deepseek_v4 deepseek_v41 deepseek_ref"),
     (_OTHER(_longcat), "longcat_flash"),
-    (_OTHER(_kimi_linear), "kimi_linear"),
-    (_UNKNOWN(_period_latent), "bailing_hybrid"),
-    (_UNKNOWN(_period_linear), "bailing_moe_linear"),
+    (_OTHER(_kimi_linear, "attn_res_block_size"), "kimi_linear"),
+    (_UNKNOWN(_ling, _LINEAR), "bailing_hybrid"),
+    (_UNKNOWN(partial(_mixed, period="layer_group_size"), _LINEAR), "bailing_moe_linear"),
     (_OTHER(_dots), "dots3_note dots3_note_text"),
-    (_OTHER(_glm5_next), "glm5_next glm5_next_text"),
-    (_UNKNOWN(_by_type_lists), "minimax_m2 minimax_m1 minimax_text_01 minimax"),
+    (_OTHER(_glm5_next, "index_kpool_always_select_tail linear_lower_bound"), "glm5_next glm5_next_text"),
+    (_OTHER(partial(_mixed, usual=1)), "minimax_m2"),
+    (_UNKNOWN(_mixed, _MINIMAX), "minimax_m1 minimax_text_01 minimax"),
     (_OTHER(_minimax_m3), "minimax_m3 minimax_m3_vl minimax_m3_text"),
     (_OTHER(_llama4), "llama4 llama4_text"),
     (_OTHER(_mllama), "mllama mllama_text_model"),
     (_OTHER(_mimo_v2), "mimo_v2_flash"),
     (_OTHER(_step), "step3_text step3p5 step3p7 step3p7_text"),
     (_OTHER(_nemotron_nas), "nemotron-nas deci"),
-    (_OTHER(_gated_delta), "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text"),
-    (_OTHER(partial(_mamba2, names=_NEMOTRON, kinds=_NEMOTRON_KINDS)), "nemotron_h"),
-    (_OTHER(partial(_mamba2, names=_GRANITE)), "granitemoehybrid bamba"),
-    (_OTHER(partial(_mamba2, names=_GRANITE, every="hybrid", hybrid="hybrid")), "falcon_h1"),
-    (_OTHER(_zamba2), "zamba2"),
-    (_OTHER(_jamba), "jamba"),
-    (_OTHER(_short_conv, _LFM), "lfm2 lfm2_moe"),
+    (_OTHER(_QWEN_NEXT), "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text"),
+    (_OTHER(_QWEN_NEXT, "linear_allow_neg_eigval"), "olmo_hybrid"),
+    (_OTHER(partial(_mixed, state=_NEMOTRON, kinds=("hybrid_override_pattern", *_KINDS)), _MAMBA), "nemotron_h"),
+    (_OTHER(partial(_mixed, state=_GRANITE, indexes="attn_layer_indices"), _MAMBA), "granitemoehybrid bamba"),
+    (_OTHER(partial(_mixed, state=_GRANITE, attends="hybrid", usual=1), _MAMBA), "falcon_h1"),
+    (_OTHER(partial(_shared_attention, state=_ZAMBA2), _ZAMBA), "zamba2"),
+    (_OTHER(partial(_shared_attention, state=_mamba1_state, fixed=True), _ZAMBA), "zamba"),
+    (_OTHER(_JAMBA, _MAMBA), "jamba"),
+    (_OTHER(partial(_mixed, state=_conv_state, indexes="full_attn_idxs", usual=1), _LFM), "lfm2 lfm2_moe"),
 )
 _FAMILIES: Final = {name: family for family, names in _ROWS for name in names.split()}

@@ -17,9 +17,11 @@ NoneOrMore = Annotated[int, msgspec.Meta(ge=0, le=10**6)]
 NUMBERS: Final = ("layers", "kv_heads", "head_size", "window")
 _WORDS: Final = {
     ("layers",): "layer layers type types pattern period interval freq stride offset hybrid mixer block blocks cross "
-    "causal share shares shared sharing cla loop loops passes recurrent recurrence repeat repeats steps ut memory meta "
-    "state states ssm mamba conv linear lru retention rwkv indices indexes idxs",
-    ("kv_heads",): "head heads groups mqa gqa query",
+    "causal share shares shared sharing cla loop loops passes recurrent recurrence recursion recursions recursive "
+    "repeat repeats iterations steps ut memory meta state states ssm mamba conv linear lru retention rwkv "
+    "yoco indices indexes idxs every",
+    ("kv_heads",): "heads groups mqa gqa query",
+    ("kv_heads", "head_size"): "head",
     ("head_size",): "dim dims rank channels value values",
     ("window",): "window windows swa local global chunk sink sinks",
     NUMBERS: "attn attention kv cache latent mla index indexer sparse sparsity ratio ratios compress compressed "
@@ -29,14 +31,14 @@ _CHANGES: Final = {word: numbers for numbers, words in _WORDS.items() for word i
 # What changes no cache, by a part of a field's name, by its end, or by all of it.
 _PARTS: Final = """
     expert moe mlp ffn feed_forward router rope rotary norm drop bias vision image video audio speech visual loss
-    initializer mtp nextn softcap logit embed vocab multiplier intermediate lm_head reward softmax beam scale
-    attn_implementation
+    initializer mtp nextn softcap logit emb vocab multiplier intermediate lm_head reward softmax beam scal alibi logn
+    attn_implementation attn_temperature flash_attn eagle mm_ projector tokenizer swiglu
 """
 _ENDS: Final = ("_token_id", "_token_ids", "_token_index", "_act", "_beta")
 _NAMES: Final = """
-    model_type use_cache cache_implementation attn_temperature_tuning attn_factor add_full_attention_sink_bias
-    add_swa_attention_sink_bias reorder_and_upcast_attn parallel_attn num_ln_in_parallel_attn pre_allocate_kv_cache
-    query_pre_attn_scalar hidden_size_per_layer_input decoder_sparse_step dim_model_base num_return_sequences
+    model_type use_cache cache_implementation attn_factor add_full_attention_sink_bias add_swa_attention_sink_bias
+    reorder_and_upcast_attn parallel_attn num_ln_in_parallel_attn pre_allocate_kv_cache hidden_size_per_layer_input
+    decoder_sparse_step dim_model_base num_return_sequences query_num expansion_ratio mamba_dt_rank
     first_k_dense_replace num_dense_layers laurel_rank activation_sparsity_pattern keys_to_ignore_at_inference
     problem_type summary_type pool_type for_llm_compressor dual_chunk_attention_config
 """
@@ -63,7 +65,9 @@ class Fields:
     """The fields of a configuration, below `path`; remembers which of them were read."""
 
     def __init__(self, table: Table, path: str = "") -> None:
-        self._table, self._path = table, path
+        # a window of -1 is none
+        self._table = {name: value for name, value in table.items() if value != -1 or "window" not in name}
+        self._path = path
         self._read: set[str] = set()
         self._inner: list[Fields] = []
 

@@ -33,7 +33,7 @@ _LAYER_COUNTS: Final = (
     "layers_block_type",
     "hybrid_override_pattern",
 )
-_ENCODERS: Final = re.compile(r"(?i).*bert.*|electra|ernie|.*clip.*|vit|xlm|mpnet|t5.*|mt5|bart|whisper")
+_ENCODERS: Final = re.compile(r"(?i)(?!.*decoder).*bert.*|electra|ernie|.*clip.*|vit|xlm|mpnet|t5.*|mt5|bart|whisper")
 # By default engines run 32-bit checkpoints in 16 bits; vLLM's dtype "auto" does too.
 _DTYPES: Final = {"bfloat16": KvDtype.BF16, "float16": KvDtype.FP16, "float32": KvDtype.BF16}
 # The types of a cache by name, in lower case.
@@ -57,6 +57,8 @@ _CLASS_DEFAULTS: Final[dict[str, Table]] = {
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
     "llama4_text": {"attention_chunk_size": 8192},
 }
+# Nested text models of these types leave out what their class has.
+_NESTED_DEFAULTS: Final = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096}
 
 
 def read_config_json(path: Path, kv_dtype: KvDtype | None = None, speculative: int = 0) -> Model:
@@ -86,12 +88,13 @@ def model_of(name: str, config: Table, kv_dtype: KvDtype | None = None, speculat
     assert re.fullmatch(NAME_PATTERN, name)
     levels = list(_levels(config))
     model_type = next((str(given["model_type"]) for given in reversed(levels) if given.get("model_type")), "unknown")
-    text: Table = {**_CLASS_DEFAULTS.get(model_type, {}), **levels[-1]}
+    is_short = len(levels) > 1 and model_type in ("llama", "mistral", "qwen2")
+    text: Table = {**(_NESTED_DEFAULTS if is_short else {}), **_CLASS_DEFAULTS.get(model_type, {}), **levels[-1]}
     if any(given.get("is_encoder_decoder") is True or given.get("is_causal") is False for given in levels):
         raise UsageError("is_encoder_decoder or is_causal: only decoder-only models are supported")
     if _ENCODERS.fullmatch(model_type) or _is_encoder(text.get("architectures") or config.get("architectures")):
         raise UsageError(f"model_type {model_type}: an encoder has no KV cache; only decoders are supported")
-    if re.fullmatch(r"(falcon_)?mamba2?|rwkv\w*", model_type):
+    if re.fullmatch(r"(falcon_)?mamba2?|rwkv\w*|xlstm", model_type):
         raise UsageError(f"model_type {model_type}: its layers have states only, and no KV cache")
     fields, dtype = Fields(text), kv_dtype or _dtype(levels)
     try:

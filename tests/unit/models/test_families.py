@@ -35,12 +35,12 @@ def test_a_family_has_the_bytes_of_its_cache(case: dict[str, Any]) -> None:
 
 
 @each_class
-@pytest.mark.parametrize("field", ["cla_share_factor", "kv_rank", "memory_layers", "attn_state_dim", "head_types"])
-def test_a_field_that_may_shape_the_cache_is_refused_by_name(case: dict[str, Any], field: str) -> None:
+def test_a_field_that_may_shape_the_cache_is_refused_by_name(case: dict[str, Any]) -> None:
     config = case["config"]
-    with pytest.raises(UsageError, match=f"^{field}: 2 may change the KV cache.*--model layers="):
-        model_of("m", {**config, field: 2})
-    assert model_of("m", {**config, field: None}) == model_of("m", config)
+    for field in ("cla_share_factor", "kv_rank", "memory_layers", "attn_state_dim", "head_types"):
+        with pytest.raises(UsageError, match=f"^{field}: 2 may change the KV cache.*--model layers="):
+            model_of("m", {**config, field: 2})
+        assert model_of("m", {**config, field: None}) == model_of("m", config)
 
 
 RATIOS = [128, 4, 4, 0]
@@ -114,6 +114,14 @@ def test_layers_without_a_window_keep_all_tokens(fields: dict[str, Any], full: i
 def test_a_nested_text_model_is_found(wrap: Any) -> None:
     text = {"model_type": "qwen3", **PLAIN}
     assert model_of("m", wrap(text)) == model_of("m", text)
+
+
+@pytest.mark.parametrize(("model_type", "heads"), [("llama", 32), ("mistral", 8), ("qwen2", 32)])
+def test_a_nested_text_model_has_the_numbers_of_its_class_where_it_leaves_them_out(model_type: str, heads: int) -> None:
+    (group,) = model_of("m", {"text_config": {"model_type": model_type, "vocab_size": 8}}).groups
+    assert (group.layers, group.kv_heads, group.head_dim) == (32, heads, 128)
+    with pytest.raises(UsageError, match=": missing; a config"):
+        model_of("m", {"model_type": model_type, "vocab_size": 8})
 
 
 def test_two_nested_text_models_are_refused() -> None:
@@ -236,6 +244,12 @@ def test_a_refusal_leaves_open_what_the_refused_field_could_change(fields: dict[
 def test_a_model_of_states_alone_has_no_cache() -> None:
     with pytest.raises(UsageError, match="its layers have states only, and no KV cache"):
         model_of("m", {"model_type": "falcon_mamba", "num_hidden_layers": 4})
+    with pytest.raises(UsageError, match="lfm2: no layer has a KV cache"):
+        model_of(
+            "m", {"model_type": "lfm2", **PLAIN, "hidden_size": 64, "conv_L_cache": 3, "layer_types": ["conv"] * 8}
+        )
+    with pytest.raises(UsageError, match="attn_layer_offset: 8 is not a whole number from 0 to 7"):
+        model_of("m", {"model_type": "jamba", **PLAIN, "attn_layer_offset": 8})
 
 
 @pytest.mark.parametrize(
