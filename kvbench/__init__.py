@@ -12,7 +12,7 @@ from kvbench._version import __version__
 if TYPE_CHECKING:
     from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
     from kvbench.cells.cell import Cell
-    from kvbench.cells.device_facts import DeviceFacts
+    from kvbench.cells.facts import DeviceFacts
     from kvbench.results import Run, load_run
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
 _HOMES: Final = {
     "kvbench.backends.base": ("Backend", "Mechanism", "PreparedSwap", "SwapRequest"),
     "kvbench.cells.cell": ("Cell",),
-    "kvbench.cells.device_facts": ("DeviceFacts",),
+    "kvbench.cells.facts": ("DeviceFacts",),
     "kvbench.results": ("Run", "load_run"),
 }
 

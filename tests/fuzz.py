@@ -31,8 +31,8 @@ from unittest import mock
 
 import tomli_w
 
-from kvbench.cells.backend_facts import BackendFacts
 from kvbench.cells.cell import AXES
+from kvbench.cells.facts import BackendFacts
 from kvbench.cli import main
 from kvbench.errors import ExitCode, UsageError
 from kvbench.files import shipped_folder

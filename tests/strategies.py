@@ -4,11 +4,9 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from kvbench.cells.axes import Direction, ListPlace, Memory, Neighbour, Order, Reuse, StreamState
-from kvbench.cells.axis import AxisValue
-from kvbench.cells.backend_facts import QUEUE_AXES, BackendFacts, SmsRow
+from kvbench.cells.axes import AxisValue, Direction, ListPlace, Memory, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.facts import QUEUE_AXES, BackendFacts, DeviceFacts, SmsRow
 from kvbench.cells.pattern import AS_PATTERN, Pattern, Tensors
 
 GIB = 2**30

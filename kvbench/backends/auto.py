@@ -10,10 +10,9 @@ from kvbench.backends.batched import PRIME_NS
 from kvbench.backends.per_block import PerBlock
 from kvbench.backends.sm import FEW_BLOCKS, INLINE_UP_TO_BYTES, KernelShape, Sm, shape_on
 from kvbench.cells.axes import DEFAULT_ORDER, Direction, Order, StreamState
-from kvbench.cells.backend_facts import AUTO, BATCHED, MERGED, PRIMED, SM
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import Cell
-from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES, DeviceFacts
+from kvbench.cells.facts import AUTO, BATCHED, CPU_INLINE_UP_TO_BYTES, MERGED, PRIMED, SM, DeviceFacts
 from kvbench.cells.policy import NO_POLICY, SERVING, Choice, Policy, Table
 from kvbench.cells.units import KIB
 from kvbench.engine.device import DIRECTIONS, BatchOptions, BlockCopier, CopyTable, CopyWay, Device, copier_swap

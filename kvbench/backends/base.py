@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import msgspec
 
 from kvbench.cells.axes import Direction
-from kvbench.cells.backend_facts import DEFAULT_SMS, BackendFacts, SmsRow
 from kvbench.cells.cell import Cell
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.facts import DEFAULT_SMS, BackendFacts, DeviceFacts, SmsRow
 from kvbench.cells.policy import Policy
 from kvbench.errors import UsageError
 from kvbench.sweep.installed import Installed, installed
@@ -90,7 +89,7 @@ class Backend(Protocol):
     """An implementation of swaps.
 
     A backend that runs on SMs can set `default_sms` to its default SM count: a number, or a rule as in
-    `kvbench.cells.backend_facts`; () leaves the count to the backend. A backend that runs the code of another package
+    `kvbench.cells.facts`; () leaves the count to the backend. A backend that runs the code of another package
     names it in `package` ("name==version") and that package's settings in `settings`. A backend with `on_request` is
     measured only if it is named.
     """

@@ -4,8 +4,7 @@ from typing import Final
 
 from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Order
-from kvbench.cells.backend_facts import BATCHED, MERGED, PRIMED, QUEUE_AXES
-from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES, DeviceFacts
+from kvbench.cells.facts import BATCHED, CPU_INLINE_UP_TO_BYTES, MERGED, PRIMED, QUEUE_AXES, DeviceFacts
 from kvbench.engine.device import ACCESS_ORDERS, DIRECTIONS, BatchOptions, batched
 
 PRIME_NS: Final = 2000

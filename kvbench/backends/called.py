@@ -10,8 +10,7 @@ import numpy as np
 from kvbench.backends.auto import Auto
 from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import DEFAULT_ORDER, Order
-from kvbench.cells.backend_facts import COPIER, EMPTY
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.facts import COPIER, EMPTY, DeviceFacts
 
 _SHORTEST_NS: Final = 0
 

@@ -1,8 +1,7 @@
 """One asynchronous copy per block, as engines did before the batched call existed."""
 
 from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
-from kvbench.cells.backend_facts import PER_BLOCK, QUEUE_AXES
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.facts import PER_BLOCK, QUEUE_AXES, DeviceFacts
 from kvbench.engine.device import DIRECTIONS, per_block
 
 

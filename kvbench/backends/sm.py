@@ -8,10 +8,9 @@ from numpy.typing import NDArray
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, ListPlace
-from kvbench.cells.backend_facts import SM, SmsRow, SmsRule
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import Cell
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.facts import SM, DeviceFacts, SmsRow, SmsRule
 from kvbench.cells.units import KIB
 from kvbench.engine.device import (
     DIRECTIONS,

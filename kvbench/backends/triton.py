@@ -9,8 +9,7 @@ import numpy as np
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.through_torch import TorchGather
 from kvbench.cells.axes import Direction, ListPlace
-from kvbench.cells.backend_facts import TRITON
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.facts import TRITON, DeviceFacts
 from kvbench.engine.device import DIRECTIONS, Addresses, Buffer, Device, Event, MemoryKind, Stream
 
 WARPS: Final = 8

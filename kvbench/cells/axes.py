@@ -1,7 +1,14 @@
-"""The named values of the axes of a sweep."""
+"""The named values of axes, and the grammar of an axis: how one value, a list and a range are read and written."""
 
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from kvbench.cells.pattern import Pattern
+from kvbench.cells.units import KIB, format_size, parse_size
+from kvbench.errors import UsageError, brief
 
 
 class Direction(StrEnum):
@@ -89,3 +96,246 @@ class ListPlace(StrEnum):
 
     HOST = "host"
     GPU = "gpu"
+
+
+MAX_AXIS_VALUES: Final = 10_000
+MOST_LAYERS: Final = 1024
+
+AxisValue = str | int | bool | StrEnum | Pattern
+
+
+class Role(StrEnum):
+    """The role of an axis in reports."""
+
+    SERIES = "series"  # distinguishes the curves of a chart
+    SHAPE = "shape"  # the size of a swap: the x-axis of curves
+    SIDE = "side"  # a chart shows one value and names the others
+    QUEUE = "queue"  # queued swaps: has its own section
+    BESIDE = "beside"  # the neighbour, layers, other devices: has its own section
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The complete description of one axis for the command line, the plan, results, reports and docs.
+
+    `field` is the field of `Cell`. `read` and `write` are the grammar of one value; `ranged` axes are numbers and
+    accept ranges. `default` holds the values used if none are requested.
+    An axis that not every backend supports has a `noun`, which completes "… has no"; a cell that does not use it has
+    None (`optional`) or the `unused` value, which leaves the swap unchanged. `cuda_only` axes need a GPU. A policy can
+    set `chosen` axes. Lists mark `expert` axes, which few questions need.
+    """
+
+    example: str
+    read: Callable[[str], AxisValue]
+    write: Callable[[AxisValue], str] = str
+    role: Role = Role.SIDE
+    ranged: bool = False
+    default: tuple[AxisValue, ...] = ()
+    unused: AxisValue | None = None
+    noun: str = ""
+    cuda_only: bool = False
+    chosen: bool = False
+    expert: bool = False
+    as_text: bool = False
+    name: str = ""
+    field: str = ""
+    help: str = ""
+
+    @property
+    def depends_on_backend(self) -> bool:
+        """Whether a backend can lack the axis; such a backend is measured with `unused`."""
+        return bool(self.noun)
+
+    @property
+    def optional(self) -> bool:
+        """Whether a cell that does not use the axis has None."""
+        return self.depends_on_backend and not self.later
+
+    @property
+    def usual(self) -> str | None:
+        """The value that labels omit, as text."""
+        return self.show(self.default[0]) if self.default and not self.later else None
+
+    @property
+    def number(self) -> bool:
+        """Whether the summary stores the axis as a number; it stores others as text."""
+        return self.ranged and not self.as_text
+
+    @property
+    def later(self) -> bool:
+        """Whether cells omit the axis if they do not use it, which keeps the ids of cells older than the axis."""
+        return self.unused is not None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the summary: the value as text, and, if that is another column, as a number."""
+        return (self.name,) if self.name == self.field else (self.name, self.field)
+
+    def parse_one(self, text: str) -> AxisValue:
+        try:
+            return self.read(text)
+        except ValueError as error:
+            raise self._refusal(text, str(error)) from None
+
+    def show(self, value: AxisValue | None) -> str | None:
+        return None if value is None else self.write(value)
+
+    def parse(self, text: str) -> tuple[AxisValue, ...]:
+        """Read a comma-separated list of values and ranges, `lo:hi:xK` (geometric) and `lo:hi:+K` (arithmetic).
+
+        Return unique values in the given order. Raises UsageError.
+        """
+        values: dict[AxisValue, None] = {}
+        for item in text.split(","):
+            if not item.strip():
+                raise self._refusal(text, f"an empty value; {self._hint()}")
+            for value in self._item(item.strip()):
+                values[value] = None
+            if len(values) > MAX_AXIS_VALUES:
+                raise self._refusal(text, f"more than {MAX_AXIS_VALUES} values")
+        return tuple(values)
+
+    def _item(self, item: str) -> Sequence[AxisValue]:
+        if not (self.ranged and ":" in item):
+            return (self.parse_one(item),)
+        parts = item.split(":")
+        if len(parts) != 3 or parts[2][:1] not in ("x", "+"):
+            raise self._refusal(item, f"not a range lo:hi:xK or lo:hi:+K; {self._hint()}")
+        low, high = self.parse_one(parts[0]), self.parse_one(parts[1])
+        assert isinstance(low, int)
+        assert isinstance(high, int)
+        if any(end.strip()[0].isalpha() for end in parts[:2]):
+            raise self._refusal(item, f"the ends of a range must be numbers; {self._hint()}")
+        self._check_units(item, low, high)
+        geometric = parts[2][0] == "x"
+        try:
+            step = int(parts[2][1:]) if geometric else self._step(parts[2][1:])
+        except ValueError:
+            raise self._refusal(item, f"the step {brief(parts[2])} is not a whole number; {self._hint()}") from None
+        if low > high or step < (2 if geometric else 1) or (geometric and low == 0):
+            raise self._refusal(item, "a range must ascend: xK (K >= 2, from 1 or more) or +K (K >= 1)")
+        values = [low]
+        while (following := values[-1] * step if geometric else values[-1] + step) <= high:
+            values.append(following)
+            if len(values) > MAX_AXIS_VALUES:
+                raise self._refusal(item, f"more than {MAX_AXIS_VALUES} values")
+        return values
+
+    def _check_units(self, item: str, low: int, high: int) -> None:
+        """Refuse a range from `low` to `high` with a unit on one end alone, unless it begins at 0."""
+        *ends, step = item.split(":")
+        units = [end.strip().lstrip("0123456789. ") for end in ends]
+        if low and bool(units[0]) != bool(units[1]):
+            bare = high if units[0] else low
+            unit = "B" if bare >= KIB else "".join(units)
+            right = ":".join([end if given else end + unit for end, given in zip(ends, units, strict=True)] + [step])
+            raise self._refusal(item, f"{bare} has no unit; write {right}")
+
+    def _step(self, text: str) -> int:
+        """Read a step: a size or a whole number, or what the axis reads, such as 200us; raises ValueError."""
+        try:
+            return parse_size(text)
+        except ValueError:
+            return int(str(self.read(text)))
+
+    def _refusal(self, text: str, why: str) -> UsageError:
+        return UsageError(f"axis {self.name}={brief(text)}: {why}")
+
+    def _hint(self) -> str:
+        return f"for example {self.name}={self.example}"
+
+
+def whole(lowest: int, highest: int, zero: str = "") -> Callable[[str], int]:
+    """Return a function that reads a whole number in a range, or the word `zero`, if there is one, as 0."""
+
+    def read(text: str) -> int:
+        if zero and text == zero:
+            return 0
+        also = f" or {zero}" if zero else ""
+        if not re.fullmatch(r"\d{1,18}", text) or not lowest <= int(text) <= highest:
+            raise ValueError(f"not a whole number from {lowest} to {highest}{also}")
+        return int(text)
+
+    return read
+
+
+def zero_as(word: str, write: Callable[[AxisValue], str] = str) -> Callable[[AxisValue], str]:
+    """Return a function that writes 0 as `word`, and other values with `write`."""
+    return lambda value: word if value == 0 else write(value)
+
+
+def block_size(text: str) -> int:
+    size = parse_size(text)
+    if not 1 <= size <= 2**34:
+        raise ValueError("not a size from 1B to 16GiB")
+    return size
+
+
+def pool(text: str) -> int:
+    if text == "dense":
+        return 0
+    size_bytes = parse_size(text)
+    if not 2**12 <= size_bytes <= 2**44:
+        raise ValueError("not dense or a size from 4KiB to 16TiB")
+    return size_bytes
+
+
+def pause(text: str) -> int:
+    """Read a pause in microseconds: 0, 200us, 5ms; raises ValueError."""
+    match = re.fullmatch(r"(\d{1,6})(us|ms)", text)
+    pause_us = 0 if text == "0" else int(match[1]) * (1000 if match[2] == "ms" else 1) if match else -1
+    if not 0 <= pause_us <= 1_000_000:
+        raise ValueError("not a pause: write 0, or a number with us or ms, up to 1000ms")
+    return pause_us
+
+
+def pause_text(value: AxisValue) -> str:
+    time_us = int(str(value))
+    return "0" if time_us == 0 else f"{time_us // 1000}ms" if time_us % 1000 == 0 else f"{time_us}us"
+
+
+def by_layers(text: str) -> str:
+    """Read a sequence: whole, layers-L or at-once-L, with a model layers or at-once, and trace; raises ValueError."""
+    match = re.fullmatch(r"whole|trace|(?:layers|at-once)(?:-([1-9]\d{0,3}))?", text)
+    if match is None or not 2 <= int(match[1] or 2) <= MOST_LAYERS:
+        raise ValueError(
+            f"not whole, layers-L or at-once-L with L from 2 to {MOST_LAYERS}; with --model also layers or at-once"
+        )
+    return text
+
+
+def sizes_within(text: str) -> str:
+    match = re.fullmatch(r"equal|(?:alternate|last)-([1-9]\d{0,3})", text)
+    if match is None or match[1] == "1":
+        raise ValueError("not equal, alternate-D or last-D with D from 2 to 9999")
+    return text
+
+
+def size(value: AxisValue) -> str:
+    return format_size(int(str(value)))
+
+
+def switch(value: AxisValue) -> str:
+    return "on" if value else "off"
+
+
+def backend_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", text):
+        raise ValueError("not a backend's name (letters, digits, '_', '.', '-')")
+    return text
+
+
+def on_off(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise ValueError("not on or off")
+    return text == "on"
+
+
+def choice(kind: type[StrEnum]) -> Callable[[str], AxisValue]:
+    def read(text: str) -> AxisValue:
+        named = next((value for value in kind if value.lower() == text.lower()), None)
+        if named is None:
+            raise ValueError(f"not one of {', '.join(kind)}")
+        return named
+
+    return read

@@ -1,16 +1,22 @@
-"""The cell: one point of a sweep; and its axes, one for each field."""
+"""The cell: one point of a sweep; its axes, one for each field; and the shape of its swaps."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
-from kvbench.cells.axes import Direction, ListPlace, Memory, Neighbour, Order, Reuse, StreamState
-from kvbench.cells.axis import (
+from kvbench.cells.axes import (
     Axis,
+    Direction,
+    ListPlace,
+    Memory,
+    Neighbour,
+    Order,
+    Reuse,
     Role,
+    StreamState,
     backend_name,
     block_size,
     by_layers,
@@ -25,9 +31,9 @@ from kvbench.cells.axis import (
     whole,
     zero_as,
 )
-from kvbench.cells.device_facts import HARDWARE_QUEUES
+from kvbench.cells.facts import HARDWARE_QUEUES
 from kvbench.cells.pattern import AS_PATTERN, CONTIGUOUS, DESCENDING, SHUFFLED, Pattern
-from kvbench.cells.units import KIB
+from kvbench.cells.units import KIB, size_text
 from kvbench.errors import UsageError
 from kvbench.text import hint, shown
 
@@ -302,3 +308,41 @@ def command_of(texts: Mapping[str, str | None]) -> str:
 def _id_of(cell: Cell) -> str:
     text = json.dumps(cell.as_strings(), sort_keys=True, separators=(",", ":"))
     return hashlib.blake2s(text.encode(), digest_size=6).hexdigest()
+
+
+class SwapKind(NamedTuple):
+    """A direction and a state of the stream; as text "h2d idle"."""
+
+    direction: Direction
+    stream_state: StreamState
+
+    def __str__(self) -> str:
+        return f"{self.direction} {self.stream_state}"
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"direction": self.direction.value, "stream_state": self.stream_state.value}
+
+
+class SwapShape(NamedTuple):
+    """Swaps of one kind with as many blocks of one size."""
+
+    direction: Direction
+    stream_state: StreamState
+    blocks: int
+    block_bytes: int
+
+    @classmethod
+    def of(cls, cell: Cell) -> Self:
+        return cls(cell.direction, cell.stream_state, cell.blocks, cell.block_bytes)
+
+    @property
+    def kind(self) -> SwapKind:
+        return SwapKind(self.direction, self.stream_state)
+
+    @property
+    def size_text(self) -> str:
+        """The blocks: "64 x 4KiB"."""
+        return f"{self.blocks} x {size_text(self.block_bytes)}"
+
+    def to_plain(self) -> dict[str, Any]:
+        return {**self.kind.to_plain(), "block_bytes": self.block_bytes, "blocks": self.blocks}

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvbench.cells.axis import Axis, AxisValue, size
+from kvbench.cells.axes import Axis, AxisValue, size
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.units import parse_size
 from kvbench.errors import UsageError

@@ -16,8 +16,8 @@ import msgspec
 import tomli_w
 
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.backend_facts import BATCHED, MERGED, NO_CHOICES, PER_BLOCK, PRIMED, SM, marked, method_label
 from kvbench.cells.cell import AXES, Cell
+from kvbench.cells.facts import BATCHED, MERGED, NO_CHOICES, PER_BLOCK, PRIMED, SM, marked, method_label
 from kvbench.errors import UsageError
 from kvbench.files import read_toml
 from kvbench.text import Line, convert, located, shown

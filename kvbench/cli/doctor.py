@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvbench.cells.device_facts import DeviceFacts, HostMemory, device_named
+from kvbench.cells.facts import DeviceFacts, HostMemory, device_named
 from kvbench.cli.options import complete_device
 from kvbench.errors import ExitCode
 from kvbench.machine.doctor import Check, EngineReport, Findings, Status, diagnose

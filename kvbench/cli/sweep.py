@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
-from kvbench.cells.backend_facts import AUTO
+from kvbench.cells.facts import AUTO
 from kvbench.cells.policy import Policy, load_policy
 from kvbench.cli.options import NO_OPTIONS, FromStruct, complete_axis, complete_run, with_struct_options
 from kvbench.cli.report import print_asked

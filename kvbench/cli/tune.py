@@ -123,7 +123,7 @@ def _measured(
 def _check_engine(name: str, device: str) -> None:
     """Raise UsageError if the code of an engine cannot run here: without a GPU, or without its package."""
     from kvbench.backends.base import facts_of
-    from kvbench.cells.device_facts import DeviceFacts, device_named
+    from kvbench.cells.facts import DeviceFacts, device_named
     from kvbench.engine.nvrtc import driver_version
     from kvbench.run.runner import inspect
     from kvbench.sweep.installed import engines

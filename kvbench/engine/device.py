@@ -46,7 +46,7 @@ from kvbench._engine import sm_copy_tensors as sm_copy_tensors
 from kvbench._engine import unregister_pages as unregister_pages
 from kvbench._engine import write_words as write_words
 from kvbench.cells.axes import Direction, Order, StreamState
-from kvbench.cells.device_facts import DeviceFacts, device_named
+from kvbench.cells.facts import DeviceFacts, device_named
 from kvbench.engine import nvrtc
 from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.errors import UsageError

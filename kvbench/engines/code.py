@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.backends.through_torch import TorchStream
-from kvbench.cells.backend_facts import EngineSetting
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.facts import DeviceFacts, EngineSetting
 from kvbench.errors import KvbenchError
 from kvbench.text import printable, short
 

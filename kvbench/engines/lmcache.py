@@ -15,7 +15,7 @@ import numpy as np
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.through_torch import TorchStream
 from kvbench.cells.axes import Direction
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.facts import DeviceFacts
 from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, stand_ins
 from kvbench.errors import KvbenchError
 from kvbench.sweep.installed import Engine

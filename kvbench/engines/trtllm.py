@@ -7,7 +7,7 @@ in which these names could be checked.
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Final
 
-from kvbench.cells.device_facts import HostMemory
+from kvbench.cells.facts import HostMemory
 from kvbench.cells.units import rough_size
 from kvbench.engines.code import EngineCode
 from kvbench.sweep.installed import Engine

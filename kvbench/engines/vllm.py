@@ -16,7 +16,7 @@ import numpy as np
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.through_torch import TorchStream
 from kvbench.cells.axes import Direction, Order, StreamState
-from kvbench.cells.device_facts import DeviceFacts, HostMemory
+from kvbench.cells.facts import DeviceFacts, HostMemory
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import rough_size
 from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, by_path

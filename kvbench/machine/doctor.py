@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Final
 
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.facts import DeviceFacts
 from kvbench.cells.units import MIB, format_size
 
 _FREE_ENOUGH_BYTES: Final = 4096 * MIB

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from kvbench.cells.device_facts import HARDWARE_QUEUES
+from kvbench.cells.facts import HARDWARE_QUEUES
 from kvbench.cells.units import KIB
 from kvbench.machine.sources import Json, Machine, Scalar, Sources, UnavailableError, reason_of
 

@@ -23,9 +23,8 @@ from kvbench.backends.base import SwapRequest
 from kvbench.backends.sm import BULK_FROM_COMPUTE, KernelShape, Sm
 from kvbench.backends.triton import load_and_compile
 from kvbench.cells.axes import Direction, Memory, Reuse, StreamState
-from kvbench.cells.backend_facts import SM, TRITON
 from kvbench.cells.cell import Cell
-from kvbench.cells.device_facts import CEILING_BYTES
+from kvbench.cells.facts import CEILING_BYTES, SM, TRITON
 from kvbench.cells.units import KIB
 from kvbench.engine.device import DIRECTIONS, STREAM_STATES, Device, Queue, Swap, per_block
 from kvbench.engine.nvrtc import cached_cubin

@@ -13,7 +13,7 @@ from kvbench.backends.base import Mechanism
 from kvbench.cells.axes import Reuse, StreamState
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import Cell
-from kvbench.cells.device_facts import BATCH_MAY_USE_SMS_FROM
+from kvbench.cells.facts import BATCH_MAY_USE_SMS_FROM
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.engine.device import Event
 from kvbench.engine.nvrtc import driver_version

@@ -16,7 +16,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from kvbench.cells.axis import AxisValue
+from kvbench.cells.axes import AxisValue
 from kvbench.cells.cell import AXES
 from kvbench.cells.pattern import AS_PATTERN, Pattern, Tensors, unfit_sides
 from kvbench.errors import UsageError

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from kvbench.cells.device_facts import device_named
+from kvbench.cells.facts import device_named
 from kvbench.cli.options import complete_device, version_line
 from kvbench.errors import ExitCode, UsageError, brief
 from kvbench.files import write_whole

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from kvbench.cells.axes import Direction, Order
-from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES
+from kvbench.cells.facts import CPU_INLINE_UP_TO_BYTES
 from kvbench.cells.units import KIB, MIB, size_text
 from kvbench.engine.device import DIRECTIONS, Buffer, Event, MemoryKind, Stream, copy
 from kvbench.engine.nvrtc import cached_cubin

@@ -6,7 +6,7 @@ from typing import Final
 import pandas as pd
 
 from kvbench.analysis.margins import IN_TURN
-from kvbench.cells.backend_facts import plug_ins_of
+from kvbench.cells.facts import plug_ins_of
 from kvbench.report.faults import HOST_COPIES, warnings_of, worst_faults
 from kvbench.report.model import Code, DataTable, Span, Strong, Text
 from kvbench.report.numbers import count, noun

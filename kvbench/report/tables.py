@@ -9,9 +9,9 @@ import pandas as pd
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, Visits, by_chance, leaders
 from kvbench.analysis.margins import IN_TURN
-from kvbench.cells.axis import Role
-from kvbench.cells.backend_facts import MERGED, PRIMED, SM, TRITON, method_label
+from kvbench.cells.axes import Role
 from kvbench.cells.cell import AXES, axes_of
+from kvbench.cells.facts import MERGED, PRIMED, SM, TRITON, method_label
 from kvbench.report.charts.plot import ChartText, PlotLine
 from kvbench.report.faults import HOST_COPIES
 from kvbench.report.model import Code, DataTable, Span, Strong, Text, plain, spans

@@ -16,10 +16,9 @@ import pandas as pd
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_in_turn, compare_visits
 from kvbench.analysis.margins import IN_TURN
-from kvbench.cells.axes import ListPlace, Reuse, StreamState
-from kvbench.cells.axis import Role
-from kvbench.cells.backend_facts import BATCHED, EMPTY, marked, plug_ins_of
+from kvbench.cells.axes import ListPlace, Reuse, Role, StreamState
 from kvbench.cells.cell import AXES, axes_of
+from kvbench.cells.facts import BATCHED, EMPTY, marked, plug_ins_of
 from kvbench.report.numbers import ABSENT, figure, noun, size
 from kvbench.results import Run, Visit
 from kvbench.results.frame import unqueued

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, Final, Literal
 
 from kvbench.analysis.intervals import median_interval
-from kvbench.cells.axis import Role
+from kvbench.cells.axes import Role
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.cells.units import gigabytes_per_second

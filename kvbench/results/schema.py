@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from kvbench.cells.backend_facts import BackendFacts
 from kvbench.cells.cell import AxisTexts, Cell
+from kvbench.cells.facts import BackendFacts
 
 SCHEMA: Final = 1
 # The least share of the samples of a visit in which a delay has to outlast the submission. A busy host holds the thread

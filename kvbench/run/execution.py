@@ -14,10 +14,9 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 from kvbench.cells.axes import Direction
-from kvbench.cells.backend_facts import AUTO, SM
 from kvbench.cells.blocks import region_bytes
 from kvbench.cells.cell import Cell, command_of
-from kvbench.cells.device_facts import CEILING_BYTES
+from kvbench.cells.facts import AUTO, CEILING_BYTES, SM
 from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError
 from kvbench.machine.observation import XidErrors, observe
 from kvbench.results import RunWriter, load_run

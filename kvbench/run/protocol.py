@@ -4,9 +4,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from kvbench.cells.backend_facts import BackendFacts
 from kvbench.cells.cell import AxisTexts
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.facts import BackendFacts, DeviceFacts
 from kvbench.cells.policy import Policy
 from kvbench.results.schema import Ceiling, Control, Failure, Roof, Visit
 from kvbench.sweep.replay_spec import Replay

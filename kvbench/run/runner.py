@@ -13,9 +13,8 @@ from typing import Any, Final
 import msgspec
 
 from kvbench._version import __version__, commit
-from kvbench.cells.backend_facts import AUTO, COPIER, TRITON, BackendFacts
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.device_facts import CEILING_BYTES, DeviceFacts
+from kvbench.cells.facts import AUTO, CEILING_BYTES, COPIER, TRITON, BackendFacts, DeviceFacts
 from kvbench.cells.policy import NO_POLICY
 from kvbench.errors import MismatchError, UsageError
 from kvbench.machine.doctor import EngineReport

@@ -16,8 +16,7 @@ from typing import IO, Final, TypeVar
 
 import msgspec
 
-from kvbench.cells.backend_facts import BackendFacts
-from kvbench.cells.device_facts import HARDWARE_QUEUES
+from kvbench.cells.facts import HARDWARE_QUEUES, BackendFacts
 from kvbench.errors import ExitCode, KvbenchError, UsageError
 from kvbench.results.schema import Failure, FailureKind, Visit
 from kvbench.run.protocol import (

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvbench.cells.axes import Direction, ListPlace, Neighbour, StreamState
-from kvbench.cells.backend_facts import BackendFacts
 from kvbench.cells.blocks import LAYERS_OF_8B, LAYERS_OF_70B, misfit, opposite, region_bytes, unfit
 from kvbench.cells.cell import AXES, EQUAL, Cell
-from kvbench.cells.device_facts import CEILING_BYTES, DeviceFacts
+from kvbench.cells.facts import CEILING_BYTES, BackendFacts, DeviceFacts
 from kvbench.cells.units import format_size, rough_size
 from kvbench.sweep.spec import Sampling, SweepSpec, submissions
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from kvbench.cells.axis import Axis, AxisValue, on_off
+from kvbench.cells.axes import Axis, AxisValue, on_off
 from kvbench.cells.cell import AXES
 from kvbench.cells.filter import SWAP_BYTES
 from kvbench.errors import UsageError

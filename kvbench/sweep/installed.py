@@ -12,7 +12,7 @@ from pkgutil import iter_modules
 from typing import Final
 
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.device_facts import HostMemory
+from kvbench.cells.facts import HostMemory
 from kvbench.cells.policy import Choice
 from kvbench.errors import UsageError
 from kvbench.sweep.spec import SweepSpec

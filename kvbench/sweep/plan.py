@@ -8,12 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from kvbench.cells.axes import DEFAULT_ORDER, Memory, Neighbour, Reuse
-from kvbench.cells.axis import AxisValue
-from kvbench.cells.backend_facts import AUTO, BackendFacts, plug_ins_of
+from kvbench.cells.axes import DEFAULT_ORDER, AxisValue, Memory, Neighbour, Reuse
 from kvbench.cells.blocks import default_pool_bytes, sets_of
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.facts import AUTO, BackendFacts, DeviceFacts, plug_ins_of
 from kvbench.cells.filter import refusal
 from kvbench.errors import UsageError
 from kvbench.sweep.checks import ALL_SMS, Context, footprint, free_for_a_pool, usable_of_host, why_not

@@ -6,11 +6,10 @@ from typing import Annotated, Final
 
 import msgspec
 
-from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.axis import AxisValue
+from kvbench.cells.axes import AxisValue, Direction, StreamState
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import AXES, Cell, axis_named
-from kvbench.cells.device_facts import plain_device
+from kvbench.cells.facts import plain_device
 from kvbench.cells.filter import Filter, parse_filters
 from kvbench.cells.policy import Policy
 from kvbench.cells.units import parse_size

@@ -11,10 +11,10 @@ import numpy as np
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, paired_interval
 from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import Direction, Neighbour
-from kvbench.cells.backend_facts import BATCHED, MERGED, NO_CHOICES
+from kvbench.cells.cell import SwapKind
+from kvbench.cells.facts import BATCHED, MERGED, NO_CHOICES
 from kvbench.cells.pattern import SHUFFLED
 from kvbench.cells.policy import Choice, Policy, Table
-from kvbench.cells.shape import SwapKind
 from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
 from kvbench.results import Run

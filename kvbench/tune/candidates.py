@@ -15,13 +15,21 @@ from kvbench.analysis.compare import MIN_PAIRS, Visits, compare_visits
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import Direction, ListPlace, Neighbour, Reuse, StreamState
-from kvbench.cells.backend_facts import BATCHED, MERGED, NO_CHOICES, PER_BLOCK, PRIMED, SM, TRITON, plug_ins_of
 from kvbench.cells.blocks import TRACE
-from kvbench.cells.cell import EQUAL, Cell
-from kvbench.cells.device_facts import BATCH_MAY_USE_SMS_FROM
+from kvbench.cells.cell import EQUAL, Cell, SwapShape
+from kvbench.cells.facts import (
+    BATCH_MAY_USE_SMS_FROM,
+    BATCHED,
+    MERGED,
+    NO_CHOICES,
+    PER_BLOCK,
+    PRIMED,
+    SM,
+    TRITON,
+    plug_ins_of,
+)
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.cells.policy import WORKLOAD_AXES, Choice
-from kvbench.cells.shape import SwapShape
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.errors import UsageError
 from kvbench.results import Run

@@ -10,7 +10,7 @@ from typing import Final
 
 from kvbench.analysis.margins import KNEE, TIED
 from kvbench.cells.axes import Neighbour, StreamState
-from kvbench.cells.backend_facts import EngineSetting
+from kvbench.cells.facts import EngineSetting
 from kvbench.cells.units import size_text
 from kvbench.errors import UsageError
 from kvbench.results import Run

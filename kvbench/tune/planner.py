@@ -11,9 +11,8 @@ import msgspec
 import numpy as np
 
 from kvbench.cells.axes import Direction
-from kvbench.cells.cell import AXES
+from kvbench.cells.cell import AXES, SwapKind
 from kvbench.cells.policy import Choice
-from kvbench.cells.shape import SwapKind
 from kvbench.errors import UsageError
 from kvbench.models.geometry import ModelSwap, model_swap
 from kvbench.results import Run

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, compare_over
 from kvbench.analysis.margins import TIED
-from kvbench.cells.backend_facts import BATCHED
+from kvbench.cells.cell import SwapKind
+from kvbench.cells.facts import BATCHED
 from kvbench.cells.policy import Choice
-from kvbench.cells.shape import SwapKind
 from kvbench.tune.candidates import RUN_STEP, Arms, Measured, Turn, preference, typical
 
 # The share of the shapes at which a method, or fewer SMs of it, must have been measured to serve for all of them, and

@@ -17,12 +17,10 @@ from typing import Final
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import StreamState
-from kvbench.cells.backend_facts import BATCHED, MERGED, PRIMED
-from kvbench.cells.cell import Cell
-from kvbench.cells.device_facts import BATCH_MAY_USE_SMS_FROM
+from kvbench.cells.cell import Cell, SwapShape
+from kvbench.cells.facts import BATCH_MAY_USE_SMS_FROM, BATCHED, MERGED, PRIMED
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Choice
-from kvbench.cells.shape import SwapShape
 from kvbench.cells.units import KIB
 from kvbench.errors import UsageError, brief
 from kvbench.models.presets import ModelChoice

@@ -11,11 +11,10 @@ from typing import Any, Final
 from kvbench.analysis.compare import MIN_PAIRS, Comparison
 from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
-from kvbench.cells.backend_facts import BATCHED, MERGED
-from kvbench.cells.cell import EQUAL
+from kvbench.cells.cell import EQUAL, SwapKind
+from kvbench.cells.facts import BATCHED, MERGED
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.cells.policy import Choice
-from kvbench.cells.shape import SwapKind
 from kvbench.cells.units import parse_size, size_text, two_digits
 from kvbench.models.geometry import ModelSwap
 from kvbench.results import Run

@@ -8,7 +8,7 @@ import msgspec
 
 from kvbench.backends.base import backend_named
 from kvbench.cells.cell import AXES
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.facts import DeviceFacts
 from kvbench.cli.sweep import WhereOptions
 from kvbench.engine.faults import KINDS
 from kvbench.errors import EXIT_CODES

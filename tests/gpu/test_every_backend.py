@@ -4,7 +4,7 @@ import pytest
 
 from kvbench.backends.base import Backend
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.backend_facts import EMPTY
+from kvbench.cells.facts import EMPTY
 from kvbench.engine.device import STREAM_STATES, Device, MemoryKind
 from tests.swaps import aligned_swap, mixed_swap, run_and_compare
 from tests.visits import load_backends

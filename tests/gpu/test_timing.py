@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from kvbench.cells.axes import Direction, Reuse, StreamState
-from kvbench.cells.backend_facts import EMPTY
 from kvbench.cells.cell import Cell
+from kvbench.cells.facts import EMPTY
 from kvbench.engine.device import Device
 from kvbench.measure.bench import Bench
 from kvbench.measure.roof import measure_ceiling

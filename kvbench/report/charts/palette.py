@@ -8,7 +8,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Final
 
-from kvbench.cells.backend_facts import AUTO, BATCHED, MERGED, PER_BLOCK, PRIMED, SM, TRITON
+from kvbench.cells.facts import AUTO, BATCHED, MERGED, PER_BLOCK, PRIMED, SM, TRITON
 
 # The name of a marker, or (points, 1, degrees) of a star.
 Marker = str | tuple[int, int, int]

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kvbench.cells.backend_facts import method_label
+from kvbench.cells.facts import method_label
 from kvbench.report.model import DataTable, Part, PartOrReason
 from kvbench.report.numbers import bytes_size, count, figure
 from kvbench.report.tables import INCLUDES, format_cell, measured_table, milliseconds, rate, sms_of

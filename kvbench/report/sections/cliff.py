@@ -10,7 +10,7 @@ import pandas as pd
 from kvbench.analysis.curves import Cliff, find_cliff
 from kvbench.analysis.margins import CLIFF
 from kvbench.cells.axes import StreamState
-from kvbench.cells.backend_facts import BATCHED, TRITON
+from kvbench.cells.facts import BATCHED, TRITON
 from kvbench.cells.units import KIB, two_digits
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel
 from kvbench.report.model import Chart, DataTable, Part, PartOrReason, Text

@@ -13,7 +13,7 @@ from kvbench.analysis.between_runs import kind_of, spread_between
 from kvbench.analysis.compare import MIN_PAIRS, Verdict, by_chance, compare_apart
 from kvbench.analysis.intervals import Samples
 from kvbench.analysis.margins import ABSOLUTE_US, BETWEEN_RUNS, GATE, INLINE, Margin, between_runs
-from kvbench.cells.axis import Role
+from kvbench.cells.axes import Role
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.cells.units import two_digits
 from kvbench.report.model import Code, DataTable, Part, PartOrReason, Span, Text

@@ -16,7 +16,7 @@ import pandas as pd
 
 from kvbench.analysis.compare import Comparison, Visits, by_chance, winners
 from kvbench.analysis.margins import IN_TURN
-from kvbench.cells.backend_facts import BATCHED, method_label
+from kvbench.cells.facts import BATCHED, method_label
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, noun
 from kvbench.report.tables import (

@@ -4,7 +4,7 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.cells.backend_facts import BATCHED
+from kvbench.cells.facts import BATCHED
 from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
 from kvbench.report.model import Chart, Part, PartOrReason
 from kvbench.report.tables import INCLUDES, chart_text, label_of

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from kvbench.cells.backend_facts import BATCHED, method_label
+from kvbench.cells.facts import BATCHED, method_label
 from kvbench.report.model import Text
 from kvbench.report.numbers import TIMES, bytes_size, figure
 from kvbench.report.sections.contrast import SIZE, Contrast, ContrastSide, Key, backends

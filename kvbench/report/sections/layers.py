@@ -6,8 +6,8 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.cells.backend_facts import method_label
 from kvbench.cells.blocks import AT_ONCE
+from kvbench.cells.facts import method_label
 from kvbench.cells.pattern import AS_PATTERN
 from kvbench.errors import UsageError
 from kvbench.models.geometry import swaps_from_plain

@@ -5,11 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.backend_facts import BATCHED, EMPTY, is_marked, marked
 from kvbench.cells.blocks import TRACE
-from kvbench.cells.cell import AXES
+from kvbench.cells.cell import AXES, SwapKind, SwapShape
+from kvbench.cells.facts import BATCHED, EMPTY, is_marked, marked
 from kvbench.cells.policy import Choice
-from kvbench.cells.shape import SwapKind, SwapShape
 from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Part, PartOrReason, Strong, Text, plain

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pandas as pd
 
 from kvbench.analysis.compare import Comparison
-from kvbench.cells.backend_facts import BATCHED, PER_BLOCK
+from kvbench.cells.facts import BATCHED, PER_BLOCK
 from kvbench.cells.pattern import AS_PATTERN
 from kvbench.cells.units import two_digits
 from kvbench.errors import UsageError

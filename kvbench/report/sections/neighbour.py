@@ -12,7 +12,7 @@ from kvbench.analysis.compare import Verdict, Visits, compare_visits, verdict_of
 from kvbench.analysis.curves import pareto_edge
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import Neighbour
-from kvbench.cells.backend_facts import method_label
+from kvbench.cells.facts import method_label
 from kvbench.cells.units import two_digits
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel
 from kvbench.report.model import Chart, DataTable, Part, PartOrReason, Strong, Text

@@ -8,8 +8,8 @@ import pandas as pd
 
 from kvbench.analysis.compare import Verdict
 from kvbench.cells.axes import Reuse
-from kvbench.cells.backend_facts import method_label
 from kvbench.cells.cell import AXES
+from kvbench.cells.facts import method_label
 from kvbench.report.model import Text
 from kvbench.report.numbers import count, slower_text
 from kvbench.report.sections.contrast import (

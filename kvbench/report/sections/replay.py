@@ -9,8 +9,8 @@ import pandas as pd
 from kvbench.analysis.compare import MIN_PAIRS, leaders
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN, MIN_P99
-from kvbench.cells.backend_facts import method_label
 from kvbench.cells.blocks import TRACE
+from kvbench.cells.facts import method_label
 from kvbench.cells.units import two_digits
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Part, PartOrReason, Text

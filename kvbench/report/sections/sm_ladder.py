@@ -9,7 +9,7 @@ import pandas as pd
 from kvbench.analysis.curves import knee
 from kvbench.analysis.margins import KNEE
 from kvbench.cells.axes import Neighbour
-from kvbench.cells.backend_facts import SM
+from kvbench.cells.facts import SM
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel
 from kvbench.report.model import Chart, DataTable, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import bytes_size, count, noun

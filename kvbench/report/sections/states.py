@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from kvbench.cells.axes import StreamState
-from kvbench.cells.backend_facts import BATCHED, EMPTY
+from kvbench.cells.facts import BATCHED, EMPTY
 from kvbench.cells.units import two_digits
 from kvbench.report.model import Text
 from kvbench.report.sections.contrast import (

@@ -8,8 +8,8 @@ from typing import Final
 import pandas as pd
 
 from kvbench.analysis.compare import Verdict
-from kvbench.cells.backend_facts import BATCHED, NO_CHOICES
 from kvbench.cells.cell import EQUAL
+from kvbench.cells.facts import BATCHED, NO_CHOICES
 from kvbench.report.model import Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.sections.contrast import DIRECTION, Contrast, ContrastSide, Key, backends, make, turns

@@ -13,7 +13,7 @@ from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
 from kvbench.backends.batched import Batched
 from kvbench.backends.sm import Sm
 from kvbench.cells.axes import StreamState
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.facts import DeviceFacts
 from kvbench.engine.device import Event, Stream
 
 TIMED = 5

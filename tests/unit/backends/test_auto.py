@@ -18,7 +18,7 @@ from kvbench.backends.base import PreparedSwap, SwapRequest
 from kvbench.backends.sm import KernelShape, Sm, shape_for
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.facts import DeviceFacts
 from kvbench.cells.policy import SERVING, Choice, Policy, Table, load_policy
 from kvbench.engine.device import DIRECTIONS, BatchOptions, CopyWay, Device, Swap, SwapMemory, TensorGrid, open_device
 from kvbench.engine.faults import FaultPlan

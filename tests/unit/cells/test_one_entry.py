@@ -25,8 +25,8 @@ sys.path.insert(0, sys.argv.pop(1))
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.filter import Filter
-from kvbench.cells.backend_facts import BackendFacts
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.facts import BackendFacts
+from kvbench.cells.facts import DeviceFacts
 from kvbench.results import Run, RunInfo, Skip
 from kvbench.sweep.plan import expand
 from kvbench.sweep.spec import SweepSpec

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvbench.backends.base import facts_of
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.facts import DeviceFacts
 from kvbench.cli.main import app
 from kvbench.engines.code import EngineCode
 from kvbench.engines.vllm import load_wrapper

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvbench.cells.axes import Direction, Order, Reuse
-from kvbench.cells.backend_facts import BackendFacts, EngineSetting
 from kvbench.cells.cell import Cell
+from kvbench.cells.facts import BackendFacts, EngineSetting
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED, Pattern
 from kvbench.report.build import report_of
 from kvbench.report.model import DataTable

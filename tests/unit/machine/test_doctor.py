@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kvbench.cells.device_facts import DeviceFacts, device_named
+from kvbench.cells.facts import DeviceFacts, device_named
 from kvbench.cli import doctor as command
 from kvbench.errors import ExitCode, UsageError
 from kvbench.machine.doctor import Check, Component, EngineReport, Findings, Status, diagnose

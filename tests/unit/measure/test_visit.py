@@ -20,7 +20,7 @@ from kvbench.backends.per_block import PerBlock
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.blocks import FORGOTTEN_AFTER_BYTES
 from kvbench.cells.cell import Cell
-from kvbench.cells.device_facts import CEILING_BYTES, DeviceFacts
+from kvbench.cells.facts import CEILING_BYTES, DeviceFacts
 from kvbench.engine.device import DIRECTIONS, Stream, SwapMemory, per_block
 from kvbench.measure import visit
 from kvbench.measure.bench import Bench

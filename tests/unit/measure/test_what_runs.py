@@ -20,7 +20,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("file", "shapes"),
     [
         ("backends/sm.py", True),
-        ("cells/device_facts.py", True),  # connections
+        ("cells/facts.py", True),  # connections
         ("measure/visit.py", True),
         ("sweep/spec.py", True),  # defaults of sampling, lengths of chains
         ("run/execution.py", True),  # repeats of disturbed visits

@@ -7,8 +7,8 @@ from statistics import median
 import msgspec
 
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.backend_facts import BackendFacts
 from kvbench.cells.cell import Cell
+from kvbench.cells.facts import BackendFacts
 from kvbench.report.build import report_of
 from kvbench.report.document import snippet
 from kvbench.report.numbers import ABSENT, figure

@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 from markdown_it.token import Token
 from typer.testing import CliRunner
 
-from kvbench.cells.axes import Direction, Order
-from kvbench.cells.axis import Role
-from kvbench.cells.backend_facts import BackendFacts
+from kvbench.cells.axes import Direction, Order, Role
 from kvbench.cells.cell import AXES, Cell, axes_of
+from kvbench.cells.facts import BackendFacts
 from kvbench.cli.main import app
 from kvbench.errors import RunDirectoryError, UsageError
 from kvbench.report import markdown

@@ -8,7 +8,7 @@ import pytest
 
 from kvbench.cells.axes import Direction, Reuse
 from kvbench.cells.cell import Cell
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.facts import DeviceFacts
 from kvbench.cli.progress import PlainReporter
 from kvbench.results import RunWriter, load_run
 from kvbench.results.rundir import visits_that_count

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.backend_facts import BackendFacts
 from kvbench.cells.cell import Cell
+from kvbench.cells.facts import BackendFacts
 from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice
 from kvbench.sweep.config import find_config, load_config, shipped_configs

@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.cells.axes import Direction, Memory, Order, Reuse, StreamState
-from kvbench.cells.axis import AxisValue
-from kvbench.cells.backend_facts import AUTO, BackendFacts, SmsRow
+from kvbench.cells.axes import AxisValue, Direction, Memory, Order, Reuse, StreamState
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.device_facts import DeviceFacts
+from kvbench.cells.facts import AUTO, BackendFacts, DeviceFacts, SmsRow
 from kvbench.cells.filter import Filter
 from kvbench.cells.pattern import Pattern, pool_rows
 from kvbench.cells.policy import Policy, Table

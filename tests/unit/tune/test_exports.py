@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from kvbench.backends import base
 from kvbench.cells.axes import Direction, Neighbour, Order, Reuse, StreamState
-from kvbench.cells.backend_facts import BackendFacts, EngineSetting
 from kvbench.cells.cell import Cell
+from kvbench.cells.facts import BackendFacts, EngineSetting
 from kvbench.cli.main import app
 from kvbench.engine import nvrtc
 from kvbench.errors import UsageError

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from kvbench.cells.axes import Direction, ListPlace, Neighbour, Order, Reuse, StreamState
-from kvbench.cells.backend_facts import BackendFacts
 from kvbench.cells.cell import Cell
+from kvbench.cells.facts import BackendFacts
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Choice, load_policy
 from kvbench.cli.main import app

@@ -11,10 +11,9 @@ import pytest
 
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, Order, StreamState
-from kvbench.cells.cell import Cell
+from kvbench.cells.cell import Cell, SwapShape
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Choice
-from kvbench.cells.shape import SwapShape
 from kvbench.tune.answer import Answer, answers_of
 from kvbench.tune.candidates import FRESH_FROM, Measured
 from kvbench.tune.search import MOST_ROUNDS, Search

@@ -1,4 +1,4 @@
-from kvbench.cells.backend_facts import method_label
+from kvbench.cells.facts import method_label
 
 
 def test_a_method_has_one_label_with_its_sms() -> None:
