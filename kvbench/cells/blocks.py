@@ -74,6 +74,8 @@ def _unfit_blocks(cell: Cell) -> str | None:
 # After swaps of this many bytes, neither the GPU's L2 (60 MiB on an H200) nor the host's last-level cache (300 MiB on
 # the measured hosts) still holds the first blocks.
 FORGOTTEN_AFTER_BYTES: Final = 512 * MIB
+# In a pool, large swaps have blocks for every swap of a visit with few samples: none overwrites another's.
+SETS_OF_LARGE_SWAPS: Final = 3
 # Laid out at most where only time limits the swaps: 512 MiB of blocks of 1 KiB. Smaller blocks would need millions,
 # which take longer to lay out than to swap. Each set takes as long as these descriptors more.
 MOST_DESCRIPTORS: Final = 1 << 19
@@ -90,11 +92,11 @@ def sets_of(cell: Cell, submissions: int, arms: int = 1) -> int:
 
     Fresh blocks repeat once enough other blocks were swapped to evict them from all caches, or earlier if the pool is
     too small for that many sets. Beside a neighbour and on several devices, swaps go on until the time is up, however
-    many that is. The `arms` of a visit divide the sets among them.
+    many that is. The `arms` of a visit divide the sets among them: each has enough.
     """
     if cell.reuse is Reuse.SAME:
         return 1
-    enough = max(arms, 2 + FORGOTTEN_AFTER_BYTES // cell.swap_bytes)
+    enough = arms * ((SETS_OF_LARGE_SWAPS if cell.pool_bytes else 2) + FORGOTTEN_AFTER_BYTES // cell.swap_bytes)
     until_time_is_up = cell.devices > 1 or cell.neighbour is not Neighbour.NONE
     wanted = min(enough, most_sets(cell) if until_time_is_up else submissions)
     return max(1, min(wanted, cell.pool_bytes // cell.dense_bytes)) if cell.pool_bytes else wanted

@@ -20,7 +20,7 @@ from kvbench.cells.units import gigabytes_per_second
 from kvbench.engine.device import STREAM_STATES, Device, Event, Queue, Sample, Swap, SwapMemory, TensorGrid, TimedRegion
 from kvbench.engine.faults import Fault
 from kvbench.measure.bench import Bench
-from kvbench.measure.layout import lay_out
+from kvbench.measure.layout import Layout, lay_out
 from kvbench.measure.neighbour import Flow, FlowSample, LayeredStep, RunningNeighbour, measure_beside
 from kvbench.measure.workload import Workload
 from kvbench.results.schema import Beside, StopReason
@@ -308,6 +308,20 @@ def _lost_cpu() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
+def lay_out_arms(
+    cell: Cell, sampling: Sampling, seed: int, arms: int = 1, *, many_visits: bool = False
+) -> list[Sequence[Layout]]:
+    """Return the sets of blocks of each arm of a visit; `seed` determines their places, and no block is of two arms.
+
+    For `many_visits`, a pool has blocks for as many swaps as caches need to forget the first.
+    """
+    swaps_ahead = submissions(sampling, cell.stream_state)
+    if many_visits and cell.pool_bytes:
+        swaps_ahead = max(swaps_ahead, most_sets(cell))
+    layouts = lay_out(cell, arms * swaps_ahead, np.random.default_rng(seed), arms)
+    return [layouts[number::arms] for number in range(arms)]
+
+
 def set_up(
     bench: Bench,
     backend: Backend,
@@ -316,22 +330,16 @@ def set_up(
     seed: int,
     *,
     many_visits: bool = False,
-    arm: tuple[int, int] = (0, 1),
+    layouts: Sequence[Layout] | None = None,
 ) -> SetUp:
-    """Prepare `cell`; `seed` determines the places of the blocks. Raises EngineError, and any error of a backend.
-
-    For `many_visits`, a pool has blocks for as many swaps as caches need to forget the first. `arm` is the number of
-    the cell among the arms of a visit, and their number. With one seed, no block is of two arms.
+    """Prepare `cell` with these sets of blocks, or as the only arm of its visits; `seed` determines what is checked at
+    random. Raises EngineError, and any error of a backend.
     """
     before = bench.threads.all()
-    rng = np.random.default_rng(seed)
-    state = cell.stream_state
-    swaps_ahead = submissions(sampling, state)
-    if many_visits and cell.pool_bytes:
-        swaps_ahead = max(swaps_ahead, most_sets(cell))
-    slots = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
-    number, arms = arm
-    workload = Workload(bench.pools, cell, lay_out(cell, arms * swaps_ahead, rng, arms)[number::arms], rng, slots)
+    if layouts is None:
+        (layouts,) = lay_out_arms(cell, sampling, seed, many_visits=many_visits)
+    slots = CHAIN + SHORT_CHAIN if cell.stream_state is StreamState.SUSTAINED else 1
+    workload = Workload(bench.pools, cell, layouts, np.random.default_rng(seed), slots)
     requests = [SwapRequest(bench.device, cell, memory, bench.policy) for memory in workload.memories]
     swaps = [create_swap(backend, request) for request in requests]
     return SetUp(cell, _sampler(bench, backend, cell, workload, swaps), bench.threads.all() - before)

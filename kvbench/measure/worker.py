@@ -5,6 +5,7 @@ import hashlib
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -34,9 +35,10 @@ from kvbench.errors import KvbenchError
 from kvbench.machine.probes import far_pages, stay_near
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import GpuClocks, SteadyCpu
+from kvbench.measure.layout import Layout
 from kvbench.measure.replay import Placed, place, set_up_replay
 from kvbench.measure.roof import ControlCopies, compiling, measure_ceiling, measure_roof, open_control, time_copies
-from kvbench.measure.samples import Arms, SetUp, set_up
+from kvbench.measure.samples import Arms, SetUp, lay_out_arms, set_up
 from kvbench.measure.visit import visit
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.results.schema import CLAIMED, Ceiling, Control, Failure, FailureKind, Visit
@@ -157,8 +159,9 @@ class Worker:
         arms = None
         try:
             with self._bench.threads.ours() if all(is_own(cell.backend) for cell in cells) else nullcontext():
-                for number, cell in enumerate(cells):
-                    ready.append(self._set_up(cell, request, (number, len(cells))))
+                arms_layouts = self._lay_out(cells, request)
+                for cell, layouts in zip(cells, arms_layouts, strict=True):
+                    ready.append(self._set_up(cell, request, layouts))
                 for one in ready:
                     one.workload.siblings = [other.workload for other in ready if other is not one]
                 arms = Arms(self._device, ready, [self._faults.for_cell(cell) for cell in cells])
@@ -186,7 +189,13 @@ class Worker:
         assert backend is not None  # the plan has only described backends
         return set_up_replay(self._bench, backend, cell, trace, swaps, (request.seed, request.round))
 
-    def _set_up(self, cell: Cell, request: protocol.MeasureCells, arm: tuple[int, int]) -> SetUp:
+    def _lay_out(self, arms: Sequence[Cell], request: protocol.MeasureCells) -> Sequence[Sequence[Layout] | None]:
+        """Return the blocks of each arm, or None for a cell that is alone in its visit."""
+        if len(arms) == 1:
+            return [None]
+        return lay_out_arms(arms[0], request.sampling, _seed(request, arms[0]), len(arms))
+
+    def _set_up(self, cell: Cell, request: protocol.MeasureCells, layouts: Sequence[Layout] | None) -> SetUp:
         """Return the cell set up; one that is visited in turn with another worker stays so, while there is room."""
         if cell.sequence == TRACE:
             return self._set_up_replay(cell, request)
@@ -194,12 +203,10 @@ class Worker:
             self._kept.clear()  # their pool is released
         if cell in self._kept:
             return self._kept[cell]
-        seed_text = f"{request.seed}/{request.group or cell.id}/{request.round}" + "/again" * request.attempt
-        seed = int.from_bytes(hashlib.blake2s(seed_text.encode(), digest_size=8).digest())
         backend = backend_named(cell.backend)
         assert backend is not None  # the plan has only described backends
-        in_turn = request.in_turn is not None
-        ready = set_up(self._bench, backend, cell, request.sampling, seed, many_visits=in_turn, arm=arm)
+        in_turn, seed = request.in_turn is not None, _seed(request, cell)
+        ready = set_up(self._bench, backend, cell, request.sampling, seed, many_visits=in_turn, layouts=layouts)
         if in_turn:
             self._kept[cell] = ready
             while len(self._kept) > 1 and sum(kept.workload.descriptors for kept in self._kept.values()) > MOST_KEPT:
@@ -229,6 +236,12 @@ def _statements(text: str) -> str:
 
 def _is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _seed(request: protocol.MeasureCells, cell: Cell) -> int:
+    """Return what determines the places of the blocks of a visit."""
+    text = f"{request.seed}/{request.group or cell.id}/{request.round}" + "/again" * request.attempt
+    return int.from_bytes(hashlib.blake2s(text.encode(), digest_size=8).digest())
 
 
 def _wait_for_others(start: protocol.Start) -> None:

@@ -252,8 +252,8 @@ def _read_group(group: Mapping[str, list[str]]) -> Group:
         return {name: tuple(AXES[name].parse_one(text) for text in texts) for name, texts in group.items()}
 
 
-# The verified first swap, the audit after the last sample, and the check of the stream's order.
-CHECKED_SWAPS: Final = 3
+# The verified first swap and the check of the stream's order.
+CHECKED_SWAPS: Final = 2
 # Swaps on a busy stream: they show what the CPU copies of a swap on an idle one, or how long its delay must be.
 BUSY_TWINS: Final = 3
 # Watched swaps for each sample: of a cell of six visits with 30 samples, one in ten thousand has none.

@@ -9,7 +9,7 @@ import pytest
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.measure import samples
-from kvbench.measure.samples import Arms, set_up
+from kvbench.measure.samples import Arms, lay_out_arms, set_up
 from kvbench.measure.visit import visit
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
@@ -28,7 +28,9 @@ def arms_of(
 ) -> tuple[Arms, MeasureCells]:
     """Return arms of equal cells, and what visits them."""
     own = bench_of(1 << 20)
-    ready = [set_up(own, backend, cell, sampling, 1, arm=(at, len(backends))) for at, backend in enumerate(backends)]
+    blocks = lay_out_arms(cell, sampling, 1, len(backends))
+    arms = zip(backends, blocks, strict=True)
+    ready = [set_up(own, backend, cell, sampling, 1, layouts=layouts) for backend, layouts in arms]
     for one in ready:
         one.workload.siblings = [other.workload for other in ready if other is not one]
     request = MeasureCells(cells=[cell.as_strings()] * len(ready), group="g", round=0, seed=1, sampling=sampling)

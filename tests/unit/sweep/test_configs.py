@@ -118,18 +118,15 @@ def test_the_command_of_any_cell_measures_only_that_cell(name: str) -> None:
         assert not plan.skipped
 
 
-def test_cliff_locates_the_edge_on_both_streams() -> None:
+def test_cliff_locates_the_edge_at_every_number_of_blocks() -> None:
     cells = on_h200("cliff").cells
-    for state in (StreamState.IDLE, StreamState.BUSY):
-        sizes = {
-            cell.block_bytes
-            for cell in cells
-            if cell.stream_state is state
-            and (cell.backend, cell.direction, cell.blocks) == ("batched", Direction.H2D, 10_000)
-        }
+    at = [(cell.stream_state, cell.blocks) for cell in cells if (cell.backend, cell.direction) == ("batched", "h2d")]
+    assert {blocks for _, blocks in at} == {1024, 10_000, 50_000, 100_000, 200_000}
+    assert {state for state, _ in at} == {StreamState.IDLE, StreamState.BUSY}
+    for key in at:
+        sizes = {cell.block_bytes for cell in cells if (cell.stream_state, cell.blocks) == key}
         assert {24 * KIB, 24 * KIB + 512, 28 * KIB} <= sizes
     assert {cell.sms for cell in cells if cell.backend == "triton"} == {12}
-    assert {cell.blocks for cell in cells} == {16, 1024, 10_000, 50_000, 100_000, 200_000}
 
 
 def test_a_path_to_a_config_is_used_as_given(tmp_path: Path) -> None:
@@ -263,14 +260,12 @@ def test_a_missing_config_is_refused_with_the_shipped_ones(name: str, message: s
 
 
 def test_axes_of_the_command_line_narrow_a_config() -> None:
-    spec = shipped("cliff").with_axes({"direction": "h2d", "blocks": "16", "block_size": "4KiB"})
+    spec = shipped("cliff").with_axes({"direction": "h2d", "blocks": "10000", "block_size": "4KiB"})
     cells: tuple[Cell, ...] = expand(spec, H200, EVERYWHERE).cells
     assert [(cell.backend, cell.stream_state.value) for cell in cells] == [
         ("batched", "idle"),
-        ("batched", "busy"),
         ("triton", "idle"),
-        ("primed", "idle"),
-        ("sm", "idle"),
+        ("batched", "busy"),
     ]
 
 
@@ -319,4 +314,5 @@ def test_auto_is_compared_at_swaps_that_its_policy_was_not_measured_at() -> None
 def test_every_config_visits_often_enough_for_an_interval_and_warms_up(name: str) -> None:
     sampling = shipped(name).sampling
     assert sampling.rounds >= 6
-    assert sampling.warmups >= 1
+    # What the first call of a visit takes longer does not show in a large swap.
+    assert sampling.warmups >= 1 or all(cell.blocks >= 1024 for cell in on_h200(name).cells)
