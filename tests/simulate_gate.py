@@ -22,8 +22,7 @@ from kvbench.analysis.intervals import CONFIDENCE, Floats
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.gate.judge import judge
-from kvbench.gate.judgement import GateVerdict, Judgement
-from kvbench.gate.looks import PLAN
+from kvbench.gate.judgement import PLAN, GateVerdict, Judgement
 from kvbench.gate.pairs import FAST_SHARE, UPPER_SHARE, Pairs, VisitValues, unknown
 
 MARKERS: Final = ("<!-- simulation: begin -->", "<!-- simulation: end -->")

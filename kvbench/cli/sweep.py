@@ -25,8 +25,7 @@ from kvbench.models.facts import notes_of
 from kvbench.models.geometry import models_of
 from kvbench.models.presets import ModelChoice, presets
 from kvbench.sweep.config import find_config, load_config, shipped_configs
-from kvbench.sweep.replay_spec import MOST_SWAPS
-from kvbench.sweep.spec import Sampling, SweepSpec, parse_assignments
+from kvbench.sweep.spec import MOST_SWAPS, Sampling, SweepSpec, parse_assignments
 from kvbench.text import HIDDEN, convert
 
 if TYPE_CHECKING:
@@ -171,7 +170,7 @@ def sweep(
             spec = SweepSpec("trace", "Which backend makes the swaps of this trace fastest?")
         spec = spec.with_axes(parse_assignments(axis or [])).with_options(**where)
         if trace is not None:
-            from kvbench.sweep.replay_swaps import choose  # imports numpy
+            from kvbench.sweep.swap_file import choose  # imports numpy
 
             spec = spec.with_trace(choose(trace, trace_swaps or TRACE_SWAPS, spec.seed, speed))
         for known in models_of(spec.models) if not (as_json or quiet) else ():

@@ -16,8 +16,7 @@ from kvbench.analysis.compare import paired_interval
 from kvbench.analysis.intervals import Floats, middle_of
 from kvbench.analysis.margins import ABSOLUTE_US, CONTROL, CONTROL_CPU, GATE, INLINE, UPPER_HALF
 from kvbench.cells.cell import Cell
-from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Kind, Row, worst
-from kvbench.gate.looks import PLAN, Estimate, look_at
+from kvbench.gate.judgement import PLAN, ControlEffect, Estimate, GateVerdict, Judgement, Kind, Row, look_at, worst
 from kvbench.gate.pairs import BASE, CPU, Pairs, VisitValues
 from kvbench.results.columns import NO_FIGURE
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvbench.cells.cell import Cell
-from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Row
-from kvbench.gate.looks import Estimate
+from kvbench.gate.judgement import ControlEffect, Estimate, GateVerdict, Judgement, Row
 from kvbench.gate.rules import RulesReport
 
 # From this ratio on, a factor is easier to read than a percentage.

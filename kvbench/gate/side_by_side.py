@@ -22,8 +22,7 @@ from kvbench.cells.cell import Cell
 from kvbench.errors import KvbenchError, MismatchError, StorageError, UsageError, brief
 from kvbench.files import or_usage_error
 from kvbench.gate.judge import judge
-from kvbench.gate.judgement import Judgement
-from kvbench.gate.looks import PLAN
+from kvbench.gate.judgement import PLAN, Judgement
 from kvbench.gate.pairs import BASE, CAND, about_backends, few, pair, partners
 from kvbench.results import SCHEMA, Failure, Record, Run, RunInfo, RunWriter, Visit
 from kvbench.results.schema import PLUG_INS, machine_differences

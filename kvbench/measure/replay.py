@@ -15,9 +15,8 @@ from kvbench.measure.bench import Bench
 from kvbench.measure.layout import Layout, TensorRows, rows_of
 from kvbench.measure.samples import AnySample, Sampler, SetUp, Taken, create_swap
 from kvbench.measure.workload import Workload
-from kvbench.sweep.replay_spec import Replay
-from kvbench.sweep.replay_swaps import Numbered
-from kvbench.sweep.spec import Sampling
+from kvbench.sweep.spec import Replay, Sampling
+from kvbench.sweep.swap_file import Numbered
 
 _Ids = npt.NDArray[np.int64]
 

@@ -43,8 +43,8 @@ from kvbench.measure.visit import visit
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.results.schema import CLAIMED, Ceiling, Control, Failure, FailureKind, Visit
 from kvbench.run import protocol
-from kvbench.sweep.replay_spec import Replay
-from kvbench.sweep.replay_swaps import chunk, selected
+from kvbench.sweep.spec import Replay
+from kvbench.sweep.swap_file import chunk, selected
 
 # Delays measured when a device is opened: none, the one of `primed`, and a long one.
 DELAYS_US: Final = (0, 2, 200)

@@ -8,8 +8,7 @@ from kvbench.cells.cell import AxisTexts
 from kvbench.cells.facts import BackendFacts, DeviceFacts
 from kvbench.cells.policy import Policy
 from kvbench.results.schema import Ceiling, Control, Failure, Roof, Visit
-from kvbench.sweep.replay_spec import Replay
-from kvbench.sweep.spec import Sampling
+from kvbench.sweep.spec import Replay, Sampling
 
 # The version of this protocol. If two builds are measured in turn, one parent speaks to the workers of both.
 VERSION: Final = 8

@@ -13,7 +13,7 @@ from kvbench.cli.options import NO_OPTIONS, FromStruct, with_struct_options
 from kvbench.cli.tables import print_rows
 from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice
-from kvbench.sweep.replay_spec import SIDES
+from kvbench.sweep.spec import SIDES
 from kvbench.text import counted, printable
 from kvbench.traces.requests import MOST_HASH_TOKENS, RequestHeader, TimeUnit, check_block, read_requests, share_nothing
 from kvbench.traces.simulate import Allocator, CacheSettings, StorePolicy
@@ -102,7 +102,7 @@ def show(
 ) -> None:
     """Show sizes, rates and run lengths of traces, side by side, and the descriptors left after merging."""
     from kvbench.sweep.swap_file import TraceReader
-    from kvbench.traces.statistics import TraceStatistics, rows_of, span_text
+    from kvbench.traces.statistics import TraceStatistics, rows_of, span_text, trace_files
 
     if out is not None and len(files) > 1:
         raise UsageError(f"-o {out}: a page is of one trace; give one of the {len(files)}")
@@ -114,7 +114,6 @@ def show(
         summaries[str(file)] = {"made_from": reader.header.made_from, "end": reader.end, **summary}
         if out is not None:
             from kvbench.report.build import write_files
-            from kvbench.traces.page import trace_files
 
             write_files(trace_files(f"The swaps of {file.name}", statistics, reader.header.block_bytes), out)
     if as_json:

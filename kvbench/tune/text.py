@@ -20,7 +20,7 @@ from kvbench.models.geometry import ModelSwap
 from kvbench.results import Run
 from kvbench.results.replays import trace_of, trace_text
 from kvbench.sweep.installed import Engine, engines
-from kvbench.sweep.replay_spec import SIDES
+from kvbench.sweep.spec import SIDES
 from kvbench.text import counted, ends, printable, short
 from kvbench.tune.answer import (
     BESIDE,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kvbench.errors import ExitCode
-from kvbench.gate.looks import PLAN
+from kvbench.gate.judgement import PLAN
 from kvbench.results import Control, Note, Visit, load_run
 from kvbench.text import LOG_COLUMNS
 from tests.command import KVBENCH, Done, error_line, kvbench, kvbench_here, kvbench_started, refused

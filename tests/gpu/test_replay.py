@@ -10,9 +10,8 @@ from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import Device
 from kvbench.measure.replay import place, set_up_replay
 from kvbench.run.protocol import MeasureCells
-from kvbench.sweep.replay_swaps import choose, selected
 from kvbench.sweep.spec import Sampling
-from kvbench.sweep.swap_file import Header, Swap, write_trace
+from kvbench.sweep.swap_file import Header, Swap, choose, selected, write_trace
 from tests.visits import bench_of, load_backends, visited
 
 pytestmark = pytest.mark.gpu

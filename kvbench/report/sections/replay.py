@@ -19,7 +19,7 @@ from kvbench.report.tables import INCLUDES, chart_text, measured_table, sms_of
 from kvbench.report.view import View, by_direction, rows_of
 from kvbench.results.replays import rate_of, replays_of, trace_of, trace_text
 from kvbench.sweep.installed import of_engine
-from kvbench.sweep.replay_spec import SIDES
+from kvbench.sweep.spec import SIDES
 from kvbench.text import ends
 
 _NOTE: Final = (

@@ -12,8 +12,7 @@ from kvbench.analysis.intervals import Floats
 from kvbench.cells.axes import Direction, Order
 from kvbench.cells.cell import Cell
 from kvbench.gate.judge import judge
-from kvbench.gate.judgement import Judgement
-from kvbench.gate.looks import PLAN
+from kvbench.gate.judgement import PLAN, Judgement
 from kvbench.gate.pairs import Pairs, pair, unknown
 from kvbench.results import Control, Failure, Record, Run, Skip, Visit
 from tests.synthetic import info, visit

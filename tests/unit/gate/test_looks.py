@@ -7,7 +7,7 @@ import pytest
 
 from kvbench.analysis.compare import Verdict
 from kvbench.analysis.intervals import CONFIDENCE, Floats
-from kvbench.gate.looks import PLAN, Estimate, look_at
+from kvbench.gate.judgement import PLAN, Estimate, look_at
 from kvbench.gate.pairs import spoiled, unknown
 
 MARGIN = 0.03

@@ -10,8 +10,7 @@ import pytest
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
-from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Row
-from kvbench.gate.looks import Estimate
+from kvbench.gate.judgement import ControlEffect, Estimate, GateVerdict, Judgement, Row
 from kvbench.gate.outputs import (
     COMMENT_BYTES,
     MOST_ANNOTATIONS,

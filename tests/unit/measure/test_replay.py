@@ -19,10 +19,8 @@ from kvbench.measure.replay import Pace, place, places, set_up_replay
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
 from kvbench.run.protocol import MeasureCells
-from kvbench.sweep.replay_spec import Replay
-from kvbench.sweep.replay_swaps import Numbered, choose, selected
-from kvbench.sweep.spec import Sampling
-from kvbench.sweep.swap_file import Header, Swap, write_trace
+from kvbench.sweep.spec import Replay, Sampling
+from kvbench.sweep.swap_file import Header, Numbered, Swap, choose, selected, write_trace
 from tests.visits import bench_of, visited
 
 POOL_BYTES = 1 << 20

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.errors import UsageError
-from kvbench.sweep.replay_swaps import choose, chunk, selected
-from kvbench.sweep.swap_file import Header, Swap, write_trace
+from kvbench.sweep.swap_file import Header, Swap, choose, chunk, selected, write_trace
 
 HEADER = Header(block_bytes=4 * 4096, descriptors=4)
 

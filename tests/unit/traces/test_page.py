@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 
 from kvbench.sweep.swap_file import Swap
-from kvbench.traces.page import trace_files
-from kvbench.traces.statistics import TraceStatistics
+from kvbench.traces.statistics import TraceStatistics, trace_files
 
 # Two loads: 4 blocks in one run on both sides, and 12 in the same order on the host alone.
 LOADS = [
