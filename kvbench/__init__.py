@@ -7,14 +7,13 @@ and not the compiled module; backends do.
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from kvbench._version import __version__
-
 if TYPE_CHECKING:
     from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
     from kvbench.cells.cell import Cell
     from kvbench.cells.facts import DeviceFacts
     from kvbench.results import Run, load_run
 
+__version__: Final = "0.1.0"
 __all__ = [
     "Backend", "Cell", "DeviceFacts", "Mechanism", "PreparedSwap", "Run", "SwapRequest", "__version__", "load_run",
 ]  # fmt: skip

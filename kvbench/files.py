@@ -1,13 +1,14 @@
-"""Files: safe reads of untrusted files, atomic writes, and the data files shipped with kvbench."""
+"""Files: safe reads of untrusted files, atomic writes, and what is shipped with kvbench: data files, its commit."""
 
 import errno
 import os
 import stat
+import subprocess
 import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -169,3 +170,15 @@ def read_as(language: str) -> Iterator[None]:
         raise UsageError(f"cannot be read as {language}: {reason}") from None
     except RecursionError:
         raise UsageError(f"cannot be read as {language}: nested too deeply") from None
+
+
+def commit(package: Path = Path(__file__).parent) -> str | None:
+    """The commit of the package folder: from git in a checkout, else from the file that the build wrote."""
+    checkout = package.parent
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        if (checkout / ".git").exists():
+            command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=2, check=True)
+            return done.stdout.strip() or None
+        return (package / "_commit.txt").read_text(encoding="utf-8").strip() or None
+    return None

@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
-from kvbench.analysis.between_runs import FILE, CardSpread, kind_of, measured_spreads, spread_by_kind
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.files import shipped_folder, write_whole
+from kvbench.report.faults import FILE, CardSpread, kind_of, measured_spreads, spread_by_kind
 from kvbench.results import Run, load_run
 
 STARTS: Final = 6

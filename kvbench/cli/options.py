@@ -11,9 +11,10 @@ from typing import Annotated, Any, Final, get_type_hints
 import msgspec
 import typer
 
-from kvbench._version import __version__, commit
+from kvbench import __version__
 from kvbench.cells.cell import AXES
 from kvbench.errors import UsageError
+from kvbench.files import commit
 from kvbench.results.rundir import RUN_FILE
 from kvbench.sweep.installed import installed
 from kvbench.text import HIDDEN, plain_type

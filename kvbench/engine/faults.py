@@ -11,8 +11,7 @@ from typing import Final
 
 from kvbench.cells.cell import Cell
 from kvbench.cells.filter import Filter, parse_filters
-from kvbench.errors import UsageError
-from kvbench.text import shown
+from kvbench.errors import UsageError, brief
 
 KINDS: Final = {
     "error@call": "the N-th copy call of a visit fails",
@@ -66,6 +65,7 @@ def _parse_one(text: str, option: str) -> Fault:
     match = _FAULT.fullmatch(text)
     if match is None or match[1] not in KINDS:
         raise UsageError(
-            f"{option} {shown(text)}: not a fault; write KIND=NUMBER [when FILTER] with KIND one of {', '.join(KINDS)}"
+            f'{option} "{brief(text)}": not a fault; write KIND=NUMBER [when FILTER] with KIND one of '
+            f"{', '.join(KINDS)}"
         )
     return Fault(match[1], float(match[2]), tuple(parse_filters(match[3])) if match[3] else ())

@@ -12,11 +12,12 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbench._version import __version__, commit
+from kvbench import __version__
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import AUTO, CEILING_BYTES, COPIER, TRITON, BackendFacts, DeviceFacts
 from kvbench.cells.policy import NO_POLICY
 from kvbench.errors import MismatchError, UsageError
+from kvbench.files import commit
 from kvbench.machine.doctor import EngineReport
 from kvbench.machine.observation import identity, observe
 from kvbench.results import Ceiling, Run, RunInfo, RunWriter, Scalar, load_run

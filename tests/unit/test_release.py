@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from kvbench._version import __version__
+from kvbench import __version__
 
 ROOT = Path(__file__).parents[2]
 CONSTRAINTS = (ROOT / "constraints.txt").read_text().splitlines()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench._version import commit
+from kvbench.files import commit
 
 
 def git(folder: Path, *arguments: str) -> str:

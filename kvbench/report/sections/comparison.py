@@ -9,13 +9,13 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from kvbench.analysis.between_runs import kind_of, spread_between
 from kvbench.analysis.compare import MIN_PAIRS, Verdict, by_chance, compare_apart
 from kvbench.analysis.intervals import Samples
 from kvbench.analysis.margins import ABSOLUTE_US, BETWEEN_RUNS, GATE, INLINE, Margin, between_runs
 from kvbench.cells.axes import Role
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.cells.units import two_digits
+from kvbench.report.faults import kind_of, spread_between
 from kvbench.report.model import Code, DataTable, Part, PartOrReason, Span, Text
 from kvbench.report.numbers import TIMES, count, figure, noun, size
 from kvbench.report.tables import INCLUDES, axis_text, host_mark, main_path, with_methods

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvbench.analysis.between_runs import CardSpread
 from kvbench.cells.cell import Cell
 from kvbench.report.build import report_of
 from kvbench.report.document import render_details, snippet
+from kvbench.report.faults import CardSpread
 from kvbench.report.model import Part, Report
 from kvbench.report.sections import comparison
 from kvbench.report.view import views_of
@@ -72,7 +72,7 @@ def spreads_between_runs() -> Iterator[None]:
     kinds = {f"{backend}, {side} 8 MiB": spread for backend, spread in SPREADS.items() for side in ("below", "from")}
     card = CardSpread(driver="1", made="2026-11-20", starts=6, cells=9, spread=kinds)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvbench.analysis.between_runs.measured_spreads", lambda: {"a card": card})
+        patch.setattr("kvbench.report.faults.measured_spreads", lambda: {"a card": card})
         yield
 
 

@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from kvbench.analysis.between_runs import (
+from kvbench.analysis.compare import Verdict, compare_apart
+from kvbench.analysis.margins import BETWEEN_RUNS
+from kvbench.report.faults import (
     CORRELATED,
     CardSpread,
     correlation_of_successive,
@@ -14,8 +16,6 @@ from kvbench.analysis.between_runs import (
     spread_between,
     spread_by_kind,
 )
-from kvbench.analysis.compare import Verdict, compare_apart
-from kvbench.analysis.margins import BETWEEN_RUNS
 
 MIB = 1 << 20
 
@@ -51,7 +51,7 @@ def test_a_card_has_its_own_spread_and_an_unknown_one_the_largest(monkeypatch: p
         card: CardSpread(driver="1", made="2026-11-20", starts=6, cells=9, spread={"batched": spread})
         for card, spread in (("calm", 0.01), ("wild", 0.4))
     }
-    monkeypatch.setattr("kvbench.analysis.between_runs.measured_spreads", lambda: of_cards)
+    monkeypatch.setattr("kvbench.report.faults.measured_spreads", lambda: of_cards)
     spreads = [spread_between(card, "batched").fraction for card in ("calm", "wild", "unknown")]
     assert spreads == [0.01, 0.4, 0.4]
 
