@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from tests.docs import figures, outputs, reference
+from tests.docs import figures, reference
 
 ROOT: Final = Path(__file__).parents[2]
 DOCUMENTS: Final = (
@@ -18,11 +18,7 @@ DOCUMENTS: Final = (
 )
 # Blocks that other modules write.
 OTHERS: Final = frozenset({"cards", "machines", "probes", "simulation"})
-MAKERS: Final[Mapping[str, Callable[[], str]]] = {
-    **reference.MAKERS,
-    **figures.MAKERS,
-    **outputs.MAKERS,
-}
+MAKERS: Final[Mapping[str, Callable[[], str]]] = {**reference.MAKERS, **figures.MAKERS}
 _BLOCK: Final = re.compile(r"(<!-- (?P<name>[\w-]+): begin -->\n)(?P<text>.*?)(<!-- (?P=name): end -->)", re.DOTALL)
 
 

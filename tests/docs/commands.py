@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,7 +10,7 @@ from tests.command import BRIEF
 
 # The comment behind a command that a CPU alone cannot run, such as "# needs a GPU and vLLM".
 _NEEDS: Final = re.compile(r"# needs (?P<what>.+)$")
-_FENCE: Final = re.compile(r"^```(?P<kind>sh|console)\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)
+_FENCE: Final = re.compile(r"^```sh\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)
 _INDENTED: Final = re.compile(r"^    (?P<line>kvbench .*)$", re.MULTILINE)
 _TOKENS: Final = re.compile(r"@tokens\d+")
 _FEW: Final = ("blocks=4", "block_size=1KiB", "pool=64MiB")
@@ -19,10 +18,9 @@ _FEW: Final = ("blocks=4", "block_size=1KiB", "pool=64MiB")
 
 @dataclass(frozen=True)
 class Shown:
-    """A command of a page, and the first lines that the page says it prints."""
+    """A command of a page."""
 
     line: str
-    prints: tuple[str, ...] = ()
 
     @property
     def needs(self) -> str | None:
@@ -36,29 +34,13 @@ class Shown:
         words = shlex.split(self.line, comments=True)
         return words[1 : next((index for index, word in enumerate(words) if word in "|>"), None)]
 
-    @property
-    def is_piped(self) -> bool:
-        return "|" in shlex.split(self.line, comments=True)
-
 
 def commands_of(page: Path) -> list[Shown]:
     """Return the `kvbench` commands of a page in order."""
     text = page.read_text()
-    fenced = [shown for block in _FENCE.finditer(text) for shown in _of_block(block)]
-    outside = _FENCE.sub("", text)
-    return fenced + [Shown(match["line"].strip()) for match in _INDENTED.finditer(outside)]
-
-
-def _of_block(block: re.Match[str]) -> Iterator[Shown]:
-    if block["kind"] == "sh":
-        for line in block["text"].replace("\\\n", " ").splitlines():
-            if line.startswith("kvbench "):
-                yield Shown(line)
-        return
-    for part in re.split(r"^\$ ", block["text"], flags=re.MULTILINE)[1:]:
-        line, *printed = part.splitlines()
-        if line.startswith("kvbench "):
-            yield Shown(line, tuple(printed[:3]))
+    fenced = [line for block in _FENCE.finditer(text) for line in block["text"].replace("\\\n", " ").splitlines()]
+    outside = [match["line"] for match in _INDENTED.finditer(_FENCE.sub("", text))]
+    return [Shown(line) for line in (*fenced, *outside) if line.startswith("kvbench ")]
 
 
 def shortened(shown: Shown) -> list[str]:
