@@ -13,7 +13,6 @@ from kvbench.report.numbers import ABSENT, bytes_size, count, figure
 from kvbench.report.tables import comma_separated, measured_table, unclear_mark
 from kvbench.report.view import View, grouped, where
 from kvbench.results.frame import unqueued
-from kvbench.results.replays import trace_of
 from kvbench.sweep.installed import Engine, engines, of_engine
 from kvbench.text import counted, ends
 from kvbench.tune.answer import shapes_of, shipped_choice
@@ -59,7 +58,7 @@ def _fullest(runs: Sequence[tuple[View, list[Measured]]], engine: Engine) -> Vie
 def _shapes(view: View) -> list[Measured] | str:
     if view.measured.empty or not any(map(of_engine, view.measured["backend"].unique())):
         return "it needs cells of an engine's own code"
-    if trace_of(view.run):
+    if view.run.trace:
         return "it needs swaps of equal blocks; the section on the replay has those of a trace"
     try:
         return shapes_of([view.run], lambda _: True)

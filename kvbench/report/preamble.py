@@ -19,9 +19,8 @@ from kvbench.report.view import (
 )
 from kvbench.results import Note
 from kvbench.results.columns import NO_FIGURE
-from kvbench.results.replays import trace_text
 from kvbench.text import short
-from kvbench.tune.text import origin
+from kvbench.tune.text import origin, trace_text
 
 TITLE: Final = "KV-block swaps between host and GPU"
 _MOST_FAILURES: Final = 50

@@ -77,6 +77,12 @@ class Run:
         path = self.path.relative_to(here) if self.path.is_relative_to(here) else self.path
         return [*words, "--policy", str(path)]
 
+    @property
+    def trace(self) -> Mapping[str, Any]:
+        """The trace that the run replays, as its spec has it; empty without one."""
+        trace = self.info.spec.get("trace")
+        return trace if isinstance(trace, dict) else {}
+
     @cached_property
     def visits(self) -> Sequence[Visit]:
         """The visits that count, in journal order."""

@@ -19,7 +19,6 @@ from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.results.cost import cost_of
-from kvbench.results.replays import trace_of
 from kvbench.sweep.installed import Engine, engines, of_engine
 from kvbench.text import MAX_LINE, a_stream
 from kvbench.tune.candidates import Measured, machine_of, measured_in, sms_of, swaps_of_trace, workload_axes
@@ -42,7 +41,7 @@ def shapes_of(
 
     Raises UsageError where nothing is left to choose from.
     """
-    traced = all(map(trace_of, runs))
+    traced = all(run.trace for run in runs)
     every = swaps_of_trace(runs) if traced else measured_in(runs, **only)
     shapes = [one.only(keep) for one in every if state in (None, one.shape.stream_state)]
     allowed = [one for one in shapes if one.arms]
@@ -266,7 +265,7 @@ def merged_from(rule: Rule, runs: Sequence[Run]) -> dict[Direction, RunLength]:
 
     There, they are faster than all else in two thirds of the measured shapes on an idle stream.
     """
-    if all(map(trace_of, runs)) or workload_axes(runs)["pattern"] != str(SHUFFLED):
+    if all(run.trace for run in runs) or workload_axes(runs)["pattern"] != str(SHUFFLED):
         return {}
     open_ = [kind for kind, parts in rule.parts.items() if any(part.choice.backend != MERGED for part in parts)]
     patterns = {str(cell.pattern) for run in runs for cell in run.outcomes}

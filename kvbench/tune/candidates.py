@@ -34,7 +34,6 @@ from kvbench.cells.units import gigabytes_per_second
 from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.results.outcomes import Outcome
-from kvbench.results.replays import trace_of
 from kvbench.sweep.installed import engines
 from kvbench.text import MAX_LINE, printable
 
@@ -202,9 +201,9 @@ def swaps_of_trace(runs: Sequence[Run]) -> list[Measured]:
     without swaps that every method made, and for runs of different swaps or of several devices.
     """
     machine_of(runs)
-    replayed = [{name: (trace_of(run) or {}).get(name) for name in _SWAPS_OF} for run in runs]
+    replayed = [{name: run.trace.get(name) for name in _SWAPS_OF} for run in runs]
     if any(one != replayed[0] for one in replayed):
-        paths = (Path(str((trace_of(run) or {}).get("path", ""))) for run in runs)
+        paths = (Path(str(run.trace.get("path", ""))) for run in runs)
         names = " and ".join(sorted({path.name or "the trace" for path in paths}))
         raise UsageError(
             printable(f"RUN: the runs replay different swaps, of {names}; give runs of one trace and seed")

@@ -17,8 +17,8 @@ from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import parse_size, size_text, two_digits
 from kvbench.models.geometry import ModelSwap
+from kvbench.models.presets import ModelChoice, presets
 from kvbench.results import Run
-from kvbench.results.replays import trace_of, trace_text
 from kvbench.sweep.installed import Engine, engines
 from kvbench.sweep.spec import SIDES
 from kvbench.text import counted, ends, printable, short
@@ -212,8 +212,8 @@ def workload_text(runs: Sequence[Run]) -> str:
 
     Blocks are shuffled unless a layout is named.
     """
-    if all(map(trace_of, runs)):
-        trace = trace_of(runs[0]) or {}
+    if all(run.trace for run in runs):
+        trace = runs[0].trace
         sides = {title.split()[0].lower(): trace.get(way) for way, title in SIDES.items()}
         swaps = " and ".join(f"{of.get('total')} {name}" for name, of in sides.items() if isinstance(of, dict))
         return printable(f"the swaps of {trace_text(runs[0])}: {swaps}")
@@ -405,3 +405,19 @@ def to_plain(
         "answers": [answer.to_plain(rule, costs) for answer in answers],
         "models": [load.to_plain() for swap in swaps for load in loads_of(rule, swap)],
     }
+
+
+def trace_text(run: Run) -> str:
+    """Return what the trace of a run is of, or, in a run that does not know it, the size of its blocks."""
+    trace = run.trace
+    if origin := str(trace.get("origin") or ""):
+        return short(origin)
+    if not trace.get("descriptors"):
+        return "a trace"
+    pieces = int(trace["descriptors"])
+    row_bytes = int(trace["block_bytes"]) // pieces
+    for name in presets():
+        swaps = ModelChoice((name,), tokens=16, block_tokens=16).swaps()
+        if [(swap.blocks, swap.block_bytes) for swap in swaps] == [(pieces, row_bytes)]:
+            return f"a trace with blocks like {name}"
+    return f"a trace with blocks of {pieces} x {size_text(row_bytes)}"

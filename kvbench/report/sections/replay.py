@@ -10,17 +10,19 @@ from kvbench.analysis.compare import MIN_PAIRS, leaders
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN, MIN_P99
 from kvbench.cells.blocks import TRACE
+from kvbench.cells.cell import Cell
 from kvbench.cells.facts import method_label
-from kvbench.cells.units import two_digits
+from kvbench.cells.units import gigabytes_per_second, two_digits
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import count, figure
 from kvbench.report.tables import INCLUDES, chart_text, measured_table, sms_of
 from kvbench.report.view import View, by_direction, rows_of
-from kvbench.results.replays import rate_of, replays_of, trace_of, trace_text
+from kvbench.results import Failure, Run, Visit
 from kvbench.sweep.installed import of_engine
 from kvbench.sweep.spec import SIDES
 from kvbench.text import ends
+from kvbench.tune.text import trace_text
 
 _NOTE: Final = (
     "A replay makes swaps of the trace, with their own block ids and sizes, one after the other on an idle stream; a "
@@ -59,7 +61,7 @@ def _cells_of(view: View) -> pd.DataFrame:
 
 def _part(view: View) -> Part:
     cells = _cells_of(view)
-    swaps = {cell.id: rows for cell, rows in replays_of(view.run).items()}
+    swaps = {cell.id: rows for cell, rows in _replays_of(view.run).items()}
     sides = by_direction(cells)
     replays: dict[str, list[Replayed]] = {direction: [] for direction in sides}
     for row in rows_of(cells):
@@ -77,7 +79,7 @@ def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
     if len(replays) < 2 or len(fastest) > min(2, len(replays) - 1) or min(map(len, times.values())) < MIN_PAIRS:
         return ""
     first = next(replay for replay in replays if replay.method == fastest[0])
-    rates = {replay.method: rate_of(replay.swaps) for replay in replays}
+    rates = {replay.method: _rate_of(replay.swaps) for replay in replays}
     usual = [replay.method for replay in replays if replay.backend == "batched" or of_engine(replay.backend)]
     rivals = [method for method in usual if method not in fastest]
     gains = ", ".join(f"{two_digits(rates[first.method] / rates[name])}x as fast as {name}" for name in rivals)
@@ -91,7 +93,7 @@ def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
 
 def _trace_text(view: View) -> str:
     """Return what the trace of a run is of, how many swaps it has, and the name of the run."""
-    trace = trace_of(view.run) or {}
+    trace = view.run.trace
     sides = [side for side in (trace.get("h2d"), trace.get("d2h")) if isinstance(side, dict)]
     swaps = f"{count(sum(int(side['total']) for side in sides))} swaps, " if sides else ""
     return f"{trace_text(view.run)} ({swaps}run {view.label})"
@@ -114,7 +116,7 @@ def _time(us: float) -> str:
 
 
 def _table(view: View, direction: str, cells: pd.DataFrame, replays: Sequence[Replayed]) -> DataTable:
-    trace = trace_of(view.run) or {}
+    trace = view.run.trace
     paced = bool(trace.get("speed"))
     ordered = sorted(replays, key=lambda replay: replay.swaps["wall_us"].sum())
     many = min(len(replay.swaps) for replay in replays) >= MIN_P99
@@ -130,7 +132,7 @@ def _table(view: View, direction: str, cells: pd.DataFrame, replays: Sequence[Re
 
 def _row(replay: Replayed, *, late: bool, many: bool) -> list[Text]:
     swaps, latencies = replay.swaps, replay.swaps["latency_us"]
-    low, high = median_interval(np.array([rate_of(visit) for _, visit in swaps.groupby("round")]))
+    low, high = median_interval(np.array([_rate_of(visit) for _, visit in swaps.groupby("round")]))
     worst_us, worst_blocks = _worst(swaps)
     interval = f" ({figure(low)} to {figure(high)})" if np.isfinite(low) else ""
     return [
@@ -139,7 +141,7 @@ def _row(replay: Replayed, *, late: bool, many: bool) -> list[Text]:
         *([_lateness(swaps["late_us"])] if late else []),
         *(figure(float(latencies.quantile(share))) for share in (0.5, 0.9, *([0.99] if many else []))),
         f"{figure(worst_us)} ({worst_blocks})",
-        f"{figure(rate_of(swaps))}{interval}",
+        f"{figure(_rate_of(swaps))}{interval}",
         figure(float(swaps["caller_us"].median())),
         f"{swaps['pieces'].sum() / swaps['blocks'].sum():.0%}",
     ]
@@ -156,7 +158,7 @@ def _chart(view: View, replays: Mapping[str, Sequence[Replayed]]) -> Chart:
     x, y = PlotAxis("descriptors of a swap", "count", "log2"), PlotAxis("latency, ms", "figure", "log10")
     every = [(direction, replay) for direction, side in replays.items() for replay in side]
     points = pd.concat([replay.swaps.assign(way=replay.method, direction=direction) for direction, replay in every])
-    paced = bool((trace_of(view.run) or {}).get("speed"))
+    paced = bool(view.run.trace.get("speed"))
     since = "Latency from the time at which a swap was due" if paced else INCLUDES["idle"]
     text = chart_text(view, f"Latency of swaps against their size, {trace_text(view.run)}", f"{since}. Band: quartiles")
     return Chart(f"replay-{view.label}", text, LinePlot(x, y, told_apart([panels])), points)
@@ -174,3 +176,36 @@ def _line(replay: Replayed) -> PlotLine:
     x = bins["blocks"].median().tolist()
     y, low, high = ((bins["latency_us"].quantile(share) / 1e3).tolist() for share in (0.5, 0.25, 0.75))
     return PlotLine(replay.method, replay.backend, x, y, low, high)
+
+
+def _replays_of(run: Run) -> dict[Cell, pd.DataFrame]:
+    """Return a table for each cell that replays a trace, with a row for each swap: its round, number in the trace,
+    times, descriptors, and the copies left of them. A cell that failed has none.
+    """
+    visits: dict[Cell, list[Visit]] = {}
+    failed = {record.cell for record in run.records if isinstance(record, Failure)}
+    for visit in run.visits:
+        if visit.cell.sequence == TRACE and visit.cell not in failed:
+            visits.setdefault(visit.cell, []).append(visit)
+    return {cell: _table_of(replayed, cell.block_bytes) for cell, replayed in visits.items()}
+
+
+def _table_of(visits: Sequence[Visit], block_bytes: int) -> pd.DataFrame:
+    parts = []
+    for visit in visits:
+        samples = visit.samples
+        fields = {
+            "wall_us": samples.wall_us,
+            "caller_us": samples.caller_us,
+            "blocks": samples.swap_blocks or [],
+            "pieces": samples.pieces or [],
+            "number": samples.swap_numbers or [],
+            "late_us": samples.late_us or [0.0] * len(samples),
+        }
+        parts.append(pd.DataFrame(fields).assign(round=visit.round))
+    swaps = pd.concat(parts, ignore_index=True)
+    return swaps.assign(swap_bytes=swaps["blocks"] * block_bytes, latency_us=swaps["wall_us"] + swaps["late_us"])
+
+
+def _rate_of(swaps: pd.DataFrame) -> float:
+    return gigabytes_per_second(float(swaps["swap_bytes"].sum()), float(swaps["wall_us"].sum()))
