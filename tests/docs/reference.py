@@ -45,17 +45,16 @@ def configs() -> str:
 
 
 def columns() -> str:
-    """The three columns of a time (its median and quartiles) share a row."""
-    rows, times = [], set()
+    """A figure shares its row with its quartiles and the ends of its interval, which the page explains once."""
+    rows: dict[str, list[str]] = {}
     for name, text in COLUMNS.items():
-        match = re.fullmatch(r"(\w+_us)_(median|q1|q3)", name)
-        if match is None:
-            rows.append((code(name), text))
-        elif match[1] not in times:
-            times.add(match[1])
-            names = ", ".join(code(f"{match[1]}_{part}") for part in ("median", "q1", "q3"))
-            rows.append((names, f"median of the visits' medians, and quartiles of all samples' `{match[1]}`"))
-    return table(("column", "meaning"), rows)
+        base, _, end = name.rpartition("_")
+        shared = {base, f"{base}_median"} & rows.keys() if end in ("q1", "q3", "low", "high") else set()
+        if shared:
+            rows[shared.pop()][0] += f", {code(f'_{end}')}"
+        else:
+            rows[name] = [code(name), f"median of the visits' medians of `{base}`" if base in TIMES else text]
+    return table(("column", "meaning"), rows.values())
 
 
 def sample_columns() -> str:
