@@ -50,7 +50,7 @@ def batched(direction: Direction, **axes: object) -> Cell:
     return Cell("batched", direction, 800, 4096, **{**usual, **axes})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("state", StreamState)
+@pytest.mark.parametrize("state", [StreamState.IDLE, StreamState.BUSY])
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize(
     "axes",
@@ -87,23 +87,22 @@ def test_swaps_with_pages_on_the_host_are_correct(bench: Bench, backend: str, ho
     assert verified_bytes(bench, Cell(backend, direction, 800, 9216, sms=sms, **sides)) > 0
 
 
-@pytest.mark.parametrize("pattern", ["shuffled", "tensors-8", "runs-7"])
+@pytest.mark.parametrize("pattern", ["shuffled", "tensors-8"])
 @pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("sizes", ["alternate-8", "alternate-9", "last-2"])
+@pytest.mark.parametrize("sizes", ["alternate-9", "last-2"])
 @pytest.mark.parametrize("backend", ["per_block", "batched", "merged", "primed", "sm", "triton"])
 def test_blocks_of_two_sizes_arrive(bench: Bench, backend: str, sizes: str, direction: Direction, pattern: str) -> None:
     cell = Cell(backend, direction, 800, 4752, pattern=Pattern.parse(pattern), sizes=sizes)
     assert verified_bytes(bench, cell) >= 2 * cell.swap_bytes
 
 
-@pytest.mark.parametrize("pattern", ["shuffled", "tensors-8"])
 @pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("block_bytes", [16, 656, 4096, 9232])
+@pytest.mark.parametrize("block_bytes", [16, 656, 9232])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_shape_of_the_sm_kernel_is_correct(
-    bench: Bench, shape: KernelShape, block_bytes: int, direction: Direction, pattern: str
+    bench: Bench, shape: KernelShape, block_bytes: int, direction: Direction
 ) -> None:
-    for blocks in (8, 1200):
+    for blocks, pattern in ((8, "shuffled"), (1200, "tensors-8")):
         cell = Cell("sm", direction, blocks, block_bytes, sms=2, pattern=Pattern.parse(pattern))
         assert measure(bench, Sm(shape), cell, SAMPLING, seed=3, fault=None).verified_bytes > 0
 

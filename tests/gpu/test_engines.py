@@ -29,7 +29,7 @@ def counts(backend: Backend, device: Device) -> tuple[int | None, ...]:
 
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("blocks", [1, 15, 16, 500])
-@pytest.mark.parametrize("block_bytes", [1024, 4096, 24_576, 262_144])
+@pytest.mark.parametrize("block_bytes", [1024, 24_576])
 def test_blocks_arrive(gpu: Device, engine: Backend, direction: Direction, blocks: int, block_bytes: int) -> None:
     swap = aligned_swap([block_bytes] * blocks, block_bytes, seed=blocks)
     for sms in counts(engine, gpu):

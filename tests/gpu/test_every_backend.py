@@ -36,7 +36,7 @@ def test_mixed_sizes_at_any_alignment_arrive(
 
 @pytest.mark.parametrize("backend", backends(), ids=lambda backend: backend.name)
 @pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("alignment", [2, 4, 8, 16, 128, 4096])
+@pytest.mark.parametrize("alignment", [2, 8, 16, 4096])
 def test_aligned_swaps_arrive(gpu: Device, backend: Backend, direction: Direction, alignment: int) -> None:
     swap = aligned_swap([1, 7, 16, 100, 4096, 5000, 40_000] * 40, alignment, seed=alignment)
     assert run_and_compare(gpu, backend, direction, swap, sms=sms_of(backend, gpu)) == RIGHT
@@ -48,5 +48,5 @@ def test_aligned_swaps_arrive(gpu: Device, backend: Backend, direction: Directio
 def test_repeated_swaps_in_either_stream_state_arrive(
     gpu: Device, backend: Backend, direction: Direction, state: StreamState
 ) -> None:
-    swap = aligned_swap([16_384] * 2000, 16_384, seed=3)
+    swap = aligned_swap([16_384] * 600, 16_384, seed=3)
     assert run_and_compare(gpu, backend, direction, swap, sms=sms_of(backend, gpu), times=6, state=state) == RIGHT
