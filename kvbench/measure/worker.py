@@ -249,7 +249,7 @@ def _wait_for_others(start: protocol.Start) -> None:
     ready = np.memmap(start.path, dtype=np.int64, mode="r+")
     ready[start.place] = start.number
     until_s = time.monotonic() + START_DEADLINE_S
-    while (ready < start.number).any():
+    while (ready < start.number).any():  # without a pause, whose end would come late by up to a tick of the scheduler
         if time.monotonic() > until_s:
             raise KvbenchError(f"another device was not ready within {START_DEADLINE_S} s")
 
