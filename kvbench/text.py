@@ -196,37 +196,27 @@ def _refusal(message: str, plain: object, kind: Any, name: str) -> str:
 
     Of the message only the path is read, so that any wording of msgspec serves.
     """
-    match = _AT.fullmatch(message)
-    text, path = (match[1], match[2]) if match else (message, "")
+    text, path = match.groups() if (match := _AT.fullmatch(message)) else (message, "")
     value: Any = plain
     info: Any = msgspec.inspect.type_info(kind)
     for index, key in _STEP.findall(path):
-        value, info = _step(value, info, index, key)
+        of = plain_type(info)
+        types: Any = {field.encode_name: field.type for field in getattr(of, "fields", ())}
+        info = getattr(of, "item_type", None) if index else types.get(key)
+        if info is None:  # below a mapping, of which msgspec names no key
+            break
+        value = value[int(index) if index else key]
     where = name + (path if path.startswith("[") or not name else f".{path}" if path else "")
-    lead = f"{where}: " if where else ""
-    inner = None if info is None else plain_type(info)
+    lead, inner = f"{where}: " if where else "", plain_type(info)
     if isinstance(inner, msgspec.inspect.StructType) and isinstance(value, Mapping):
         fields = {field.encode_name: field.required for field in inner.fields}
-        for key in value if inner.forbid_unknown_fields else ():
-            if key not in fields:
-                return f"{lead}unknown key {shown(key)}; {hint(key, fields)}"
-        for key, required in fields.items():
-            if required and key not in value:
-                return f"{lead}{key} is missing"
+        if inner.forbid_unknown_fields and (unknown := [key for key in value if key not in fields]):
+            return f"{lead}unknown key {shown(unknown[0])}; {hint(unknown[0], fields)}"
+        if missing := [key for key, required in fields.items() if required and key not in value]:
+            return f"{lead}{missing[0]} is missing"
     elif inner is not None and (not isinstance(inner, msgspec.inspect.CustomType) or text.startswith("Expected ")):
         return f"{lead}{shown(value)} is not {meaning(info)}"
     return f"{lead}{short(printable(text), 600)}"
-
-
-def _step(value: Any, info: Any, index: str, key: str) -> tuple[Any, Any]:
-    """Return the value and the type one step down a msgspec path; the type is None if the path does not say it."""
-    if not (index or key) or info is None:  # msgspec does not say which key of a mapping
-        return None, None
-    inner = plain_type(info)
-    if index:
-        return value[int(index)], getattr(inner, "item_type", None)
-    fields = {field.encode_name: field.type for field in getattr(inner, "fields", ())}
-    return value[key], fields.get(key)
 
 
 def plain_type(info: Any) -> Any:

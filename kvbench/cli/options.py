@@ -57,7 +57,8 @@ def with_struct_options(command: Callable[..., None]) -> Callable[..., None]:
             asked = why and any(name in given[of] for of in options)
             raise UsageError(f"--{name.replace('_', '-')}: {why}" if asked else str(error)) from None
 
-    spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
+    # What `inspect.signature` returns, which typer asks.
+    spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return spread
 
