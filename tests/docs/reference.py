@@ -14,14 +14,14 @@ from kvbench.engine.faults import KINDS
 from kvbench.errors import EXIT_CODES
 from kvbench.gate.judgement import VERDICTS, GateVerdict
 from kvbench.gate.rules import KEYS, QUANTITIES
-from kvbench.results import COLUMNS, RunInfo
+from kvbench.results import COLUMNS
 from kvbench.results.columns import SAMPLE_COLUMNS, TIMES
 from kvbench.results.schema import Record
 from kvbench.sweep.checks import FREE_SHARE
 from kvbench.sweep.config import ConfigFile, load_config, shipped_configs
 from kvbench.sweep.installed import engines as known_engines
 from kvbench.sweep.installed import installed
-from kvbench.sweep.spec import LIMITS, Sampling
+from kvbench.sweep.spec import LIMITS
 from kvbench.text import meaning
 from tests.docs.markup import code, table
 from tests.gate_rates import FILE, rates, read
@@ -61,10 +61,6 @@ def sample_columns() -> str:
     return table(("sample column", "meaning"), ((code(name), text) for name, text in SAMPLE_COLUMNS.items()))
 
 
-def run_json() -> str:
-    return table(("field", "content"), ((code(name), said) for name, _, _, said in _fields(RunInfo)))
-
-
 def records() -> str:
     rows = []
     for kind in get_args(Record):
@@ -96,18 +92,13 @@ def faults() -> str:
 
 def config_keys() -> str:
     options = {name: said for name, _, _, said in _fields(WhereOptions)}
-    rows = [(code(name), kind, default, said) for name, kind, default, said in _fields(ConfigFile)]
+    rows = [
+        (code(name), kind, default, said.replace(f": {kind.removeprefix('one of ')}", ""))
+        for name, kind, default, said in _fields(ConfigFile)
+    ]
     free = f"{FREE_SHARE:.0%} of what is free"
     rows += [(code(f"limits.{name}"), "a size", free, options[name]) for name in LIMITS]
     return table(("key", "takes", "default", "meaning"), rows)
-
-
-def sampling() -> str:
-    rows = [
-        (code(f"--{name.replace('_', '-')}"), code(name), kind, default, said)
-        for name, kind, default, said in _fields(Sampling)
-    ]
-    return table(("option", "key below `[sampling]`", "takes", "default", "meaning"), rows)
 
 
 def backends() -> str:
@@ -164,8 +155,6 @@ MAKERS: Final[Mapping[str, Callable[[], str]]] = {
     "quantities": quantities,
     "records": records,
     "rule-keys": rule_keys,
-    "run-json": run_json,
     "sample-columns": sample_columns,
-    "sampling": sampling,
     "verdicts": verdicts,
 }
