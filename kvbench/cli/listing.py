@@ -36,14 +36,19 @@ def _axes() -> list[dict[str, str]]:
             "example": f"-a {axis.name}={axis.example}",
             "for": "experts" if axis.expert else "",
         }
-        for axis in AXES.values()
+        for axis in sorted(AXES.values(), key=lambda axis: axis.expert)
     ]
 
 
 def _configs() -> list[dict[str, str]]:
-    from kvbench.sweep.config import load_config, shipped_configs
+    from kvbench.files import read_toml
+    from kvbench.sweep.config import shipped_configs
 
-    return [{"config": name, "question": load_config(path).question} for name, path in shipped_configs().items()]
+    tables = {name: read_toml(path) for name, path in shipped_configs().items()}
+    return [
+        {"config": name, "question": table["question"], "for": "diagnosis" if table.get("diagnostic") else ""}
+        for name, table in sorted(tables.items(), key=lambda item: "diagnostic" in item[1])
+    ]
 
 
 def _backends() -> list[dict[str, str]]:

@@ -25,6 +25,8 @@ class ConfigFile(ModelChoice, forbid_unknown_fields=True, kw_only=True, frozen=T
 
     # fmt: off
     question: Annotated[Line, msgspec.Meta(description="the question that the sweep answers, one line")] = ""
+    diagnostic: Annotated[bool, msgspec.Meta(
+        description="whether it examines kvbench or a machine, and helps to choose no backend")] = False
     device: Annotated[DeviceName, msgspec.Meta(description="the device, as `--device` takes it")] = "auto"
     seed: Annotated[Seed, msgspec.Meta(description="seed of bytes, places and order")] = 0
     in_turn: Annotated[tuple[InTurnAxis, ...], msgspec.Meta(
