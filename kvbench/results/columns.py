@@ -11,18 +11,17 @@ NO_FIGURE: Final = (
 )
 
 TIMES: Final = {
-    "caller_us": "host time that a swap takes from the thread that makes it, from the caller's arrays to the return of "
-    "the last call: preparation (sorting, tables, uploads) and submission, with any wait for room in the driver's "
-    "queue",
-    "event_us": "time between two CUDA events (device cpu: host events) around all that the swap submits: on an idle "
-    "or opened stream from before the call, on a busy or gated one without preparation and submission; for sustained "
-    "swaps what one more swap adds to a chain; empty after a pause and beside a neighbour",
+    "caller_us": "how long the swap occupies its thread: preparation (sorting, tables, uploads) and submission, with "
+    "any wait for room in the driver's queue",
+    "event_us": "time between two CUDA events (device cpu: host events) around all that the swap submits: from before "
+    "the call on an idle or opened stream, from the end of the delay on a busy or gated one; for sustained swaps what "
+    "one more swap adds to a chain; empty after a pause and beside a neighbour",
     "wall_us": "host clock from the caller's arrays until the host sees completion; on a busy stream with the rest of "
     "the delay kernel and of queued swaps",
     "cpu_us": "CPU time of the thread inside caller_us; on an idle stream the smaller of caller_us and the thread's "
     "CPU time until completion, beside a neighbour the mean of the turn",
     "swap_us": "the time of the swap: event_us, from which GB/s are computed; wall_us, without GB/s, where there is no "
-    "event_us; empty in a sample on a busy stream whose delay did not outlast the submission",
+    "event_us; empty in a sample on a busy stream whose delay ended too early",
 }
 
 SAMPLE_COLUMNS: Final[dict[str, str]] = TIMES | {
@@ -31,16 +30,8 @@ SAMPLE_COLUMNS: Final[dict[str, str]] = TIMES | {
     "depth_held": "1 if no queued swap had started at the call: all of them were waiting; empty if no swap was queued",
 }
 
-
-def _with_interval(name: str, meaning: str) -> dict[str, str]:
-    return {
-        name: meaning,
-        f"{name}_low": "lower end of its 95% interval, from the visits; empty with fewer than six",
-        f"{name}_high": "upper end of that interval",
-    }
-
-
-COLUMNS: Final[dict[str, str]] = {
+# The columns of the summary by what they mean: a name, and the ends of the names of its quartiles and its interval.
+MEANINGS: Final[dict[str, str]] = {
     "device": "cuda:N, or cpu (host copies, no GPU)",
     "cell_id": "twelve hex digits that depend only on the cell's axes",
     "block_bytes": "bytes of one descriptor (block_size as a number)",
@@ -51,24 +42,12 @@ COLUMNS: Final[dict[str, str]] = {
     "rounds": "visits with a time of the swap",
     "outliers": "samples more than 5 robust standard deviations (MAD) from the median of their visit, if it has 6",
     **{
-        f"{name}_{part}": f"{statistic} {name}: {text}"
-        for name, text in TIMES.items()
-        for part, statistic in (
-            ("median", "median of the visits' medians of"),
-            ("q1", "lower quartile of the samples'"),
-            ("q3", "upper quartile of the samples'"),
-        )
+        f"{name}_median _q1 _q3{' _low _high' if name == 'swap_us' else ''}": f"median of the visits' medians of {name}"
+        for name in TIMES
     },
-    "swap_us_low": "lower end of the 95% interval of swap_us_median, from the visits; empty with fewer than six",
-    "swap_us_high": "upper end of that interval",
-    "gbps": "GB/s (10^9 bytes per second) at the median of swap_us",
-    "gbps_q1": "GB/s at the upper quartile of swap_us",
-    "gbps_q3": "GB/s at the lower quartile of swap_us",
-    "gbps_low": "GB/s at swap_us_high",
-    "gbps_high": "GB/s at swap_us_low",
-    "latency_gbps": "gbps of one swap on an idle or opened stream: with preparation and submission",
-    "execution_gbps": "gbps after a delay that outlasted preparation and submission, which it does not "
-    "contain; else empty",
+    "gbps _q1 _q3 _low _high": "GB/s (10^9 bytes per second) at the median of swap_us",
+    "latency_gbps": "gbps of one swap on an idle or opened stream, with its call",
+    "execution_gbps": "gbps after a delay that outlasted the call; else empty",
     "sustained_gbps": "gbps of consecutive swaps: the slope of event_us over the number of swaps",
     "neighbour_alone_us": "mean time of the neighbour's iterations in a visit, without swaps; median of the visits",
     "neighbour_beside_us": "the same beside swaps",
@@ -79,43 +58,29 @@ COLUMNS: Final[dict[str, str]] = {
     "neighbour_p99_us": "the same beside swaps",
     "neighbour_worst_alone_us": "the longest of its iterations without swaps",
     "neighbour_worst_us": "the same beside swaps",
-    **_with_interval(
-        "neighbour_slowdown", "neighbour_beside_us / neighbour_alone_us, visit by visit: the centre of these pairs"
-    ),
+    "neighbour_slowdown _low _high": "neighbour_beside_us / neighbour_alone_us: the centre of the visits",
     "neighbour_slowdown_median": "the same by the medians of the iterations: does not see a few long ones",
-    "neighbour_slowdown_p99": "neighbour_p99_us over the 99th percentile without swaps",
-    "neighbour_slowdown_worst": "neighbour_worst_us over the longest iteration without swaps",
-    **_with_interval(
-        "exposure_us_per_gb",
-        "time that the neighbour lost, in microseconds per GB (10^9 bytes) swapped beside it: "
-        "10^6 (1 - 1 / neighbour_slowdown) / swaps_beside_gbps, visit by visit, the centre of the visits",
-    ),
+    "neighbour_slowdown_p99": "the same by their 99th percentiles",
+    "neighbour_slowdown_worst": "the same by the longest",
+    "exposure_us_per_gb _low _high": "time that the neighbour lost, in microseconds per GB swapped beside it: 10^6 (1 "
+    "- 1 / neighbour_slowdown) / swaps_beside_gbps, the centre of the visits",
     "swaps_alone_gbps": "median GB/s of swaps without the neighbour, over whole turns with the gaps between swaps",
-    **_with_interval("swaps_beside_gbps", "the same beside the neighbour"),
+    "swaps_beside_gbps _low _high": "the same beside the neighbour",
     "one_block_alone_us": "median wall time of a one-block swap without the neighbour: the start-up time of a swap",
     "one_block_beside_us": "the same beside the neighbour",
-    "swap_start_delay_us": "how much later a swap starts beside the neighbour: median of one_block_beside_us - "
-    "one_block_alone_us, visit by visit; negative if it starts earlier",
+    "swap_start_delay_us": "one_block_beside_us - one_block_alone_us: median of the visits",
     "swap_delay_us": "how much later a swap completes beside the neighbour, from its submission: difference of the "
     "median wall times, visit by visit; empty in runs that did not keep them",
-    "first_layer_us": "time from the caller's arrays until the first layer has arrived: median of the visits' medians; "
-    "the last has arrived after swap_us",
-    "slowest_gap_us": "the longest time between the arrivals of two consecutive layers of a swap: median of the "
-    "visits' medians",
-    **_with_interval(
-        "hidden_share",
-        "share of the swaps' time that a step hides whose layers wait for them, 1 - (step with swaps - step alone) / "
-        "swaps alone: median of the visits, each by the medians of its samples",
-    ),
+    "first_layer_us": "time from the caller's arrays until the first layer has arrived: median of the visits' medians",
+    "slowest_gap_us": "the longest time between the arrivals of two consecutive layers: median of the visits' medians",
+    "hidden_share _low _high": "1 - (step with swaps - step alone) / swaps alone, for a step whose layers wait for "
+    "their loads: median of the visits, each by the medians of its samples",
     "ceiling_gbps": "median GB/s of large plain copies in the same direction of the same run",
     "ceiling_share": "gbps / ceiling_gbps",
     "limit_blocks_per_s": "the translation limit: the highest rate of scattered small blocks that SM copies reached "
     "in this direction of the same run; empty if no limit is in reach, or if the run did not measure it",
-    "roof_gbps": "the roof of this cell, the highest throughput that was reached: GB/s of large SM copies (for a "
-    "kernel) or ceiling_gbps, limited to limit_blocks_per_s blocks per second if the blocks are scattered over 1 GiB "
-    "or more; median of the rounds",
-    "roof_gbps_low": "lower end of its 95% interval, from the rounds; empty with fewer than six, and for a ceiling",
-    "roof_gbps_high": "upper end of that interval",
+    "roof_gbps _low _high": "the roof of this cell: GB/s of large SM copies (for a kernel) or ceiling_gbps, limited to "
+    "limit_blocks_per_s blocks per second if the blocks are scattered over 1 GiB or more; median of the rounds",
     "roof_share": "gbps / roof_gbps",
     "path": "effective path: the mechanism that moved the bytes; if visits differ, the most frequent one comes first",
     "chosen": "the choice of auto for the cell: a backend and its axes",
@@ -130,6 +95,11 @@ COLUMNS: Final[dict[str, str]] = {
     "warnings": "warnings about this cell",
     "command": "the command that measures only this cell",
 }
+COLUMNS: Final = tuple(
+    name.removesuffix("_median") + end if end else name
+    for name, *ends in map(str.split, MEANINGS)
+    for end in ("", *ends)
+)
 
 # Columns of text and of whole numbers beside those of the axes; all others are float64.
 _TEXT: Final = (

@@ -14,8 +14,7 @@ from kvbench.engine.faults import KINDS
 from kvbench.errors import EXIT_CODES
 from kvbench.gate.judgement import VERDICTS, GateVerdict
 from kvbench.gate.rules import KEYS, QUANTITIES
-from kvbench.results import COLUMNS
-from kvbench.results.columns import SAMPLE_COLUMNS, TIMES
+from kvbench.results.columns import MEANINGS, SAMPLE_COLUMNS, TIMES
 from kvbench.results.schema import Record
 from kvbench.sweep.checks import FREE_SHARE
 from kvbench.sweep.config import ConfigFile, load_config, shipped_configs
@@ -45,16 +44,9 @@ def configs() -> str:
 
 
 def columns() -> str:
-    """A figure shares its row with its quartiles and the ends of its interval, which the page explains once."""
-    rows: dict[str, list[str]] = {}
-    for name, text in COLUMNS.items():
-        base, _, end = name.rpartition("_")
-        shared = {base, f"{base}_median"} & rows.keys() if end in ("q1", "q3", "low", "high") else set()
-        if shared:
-            rows[shared.pop()][0] += f", {code(f'_{end}')}"
-        else:
-            rows[name] = [code(name), f"median of the visits' medians of `{base}`" if base in TIMES else text]
-    return table(("column", "meaning"), rows.values())
+    return table(
+        ("column", "meaning"), ((", ".join(map(code, names.split())), text) for names, text in MEANINGS.items())
+    )
 
 
 def sample_columns() -> str:
