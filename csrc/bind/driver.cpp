@@ -19,7 +19,8 @@ void driver(nb::module_& m) {
       .value("registered", MemoryKind::registered)
       .value("shared", MemoryKind::shared)
       .value("huge_2mib", MemoryKind::huge_2mib)
-      .value("huge_1gib", MemoryKind::huge_1gib);
+      .value("huge_1gib", MemoryKind::huge_1gib)
+      .value("mapped", MemoryKind::mapped);
   nb::enum_<BatchEntry>(m, "BatchEntry")
       .value("none", BatchEntry::none)
       .value("cuda_12_8", BatchEntry::cuda_12_8)

@@ -90,6 +90,10 @@ class CudaDriver final : public Driver {
       check(api_.mem_alloc(&pointer, bytes), "cuMemAlloc");
       return {pointer, pointer};
     }
+    if (kind == MemoryKind::mapped) {
+      const auto pages = reinterpret_cast<Address>(map_pages(kind, bytes));
+      return {pages, pages};
+    }
     void* pointer = kind == MemoryKind::allocated ? allocate_pinned(bytes) : map_registered(kind, bytes);
     cuda::DevicePointer device_pointer = 0;
     const Result result = api_.mem_host_get_device_pointer(&device_pointer, pointer, 0);
@@ -112,7 +116,7 @@ class CudaDriver final : public Driver {
         api_.mem_free_host(pointer);
         break;
       default:
-        api_.mem_host_unregister(pointer);
+        if (kind != MemoryKind::mapped) api_.mem_host_unregister(pointer);
         unmap_pages(kind, pointer, bytes);
     }
   }

@@ -51,8 +51,9 @@ struct Region {
 enum class EventKind : std::uint8_t { timed, mark };
 
 /// The location of a buffer. All but `device` is pinned memory of the host: allocated by the driver, or mapped and then
-/// registered: pages of the process, of a file in /dev/shm, or huge pages.
-enum class MemoryKind : std::uint8_t { device, allocated, registered, shared, huge_2mib, huge_1gib };
+/// registered: pages of the process, of a file in /dev/shm, or huge pages. `mapped` are pages of such a file of which
+/// the caller registers parts, and only these take memory.
+enum class MemoryKind : std::uint8_t { device, allocated, registered, shared, huge_2mib, huge_1gib, mapped };
 
 /// The resolved signature of cuMemcpyBatchAsync: 12.8 reports the index that failed, 13.0 does not.
 enum class BatchEntry : std::uint8_t { none, cuda_12_8, cuda_13_0, host };

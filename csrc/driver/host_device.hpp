@@ -78,6 +78,7 @@ class HostDevice : public Driver {
     void* pointer = map_pages(kind, bytes);
     const auto address = reinterpret_cast<Address>(pointer);
     const std::lock_guard lock(known_);
+    if (kind == MemoryKind::mapped) return {address, address};
     allocated_[address] = {kind == MemoryKind::device ? Place::device : Place::pinned, address, bytes};
     return {address, address};
   }

@@ -37,14 +37,16 @@ std::size_t rounded(MemoryKind kind, std::size_t bytes) {
 }
 
 /// A file without a name, which lives as long as its mappings.
-int open_shared(std::size_t bytes) {
+int open_shared(MemoryKind kind, std::size_t bytes) {
   std::string path = "/dev/shm/kvbench-XXXXXX";
   const int file = mkostemp(path.data(), O_CLOEXEC);
   if (file < 0) fail("open(/dev/shm)");
   unlink(path.c_str());
-  if (const int failed = posix_fallocate(file, 0, static_cast<off_t>(bytes))) {
+  const auto length = static_cast<off_t>(bytes);
+  const int failed = kind == MemoryKind::mapped ? ftruncate(file, length) : posix_fallocate(file, 0, length);
+  if (failed != 0) {
     close(file);
-    errno = failed;
+    if (failed > 0) errno = failed;
     fail("fallocate(/dev/shm)");
   }
   return file;
@@ -54,9 +56,10 @@ int open_shared(std::size_t bytes) {
 
 void* map_pages(MemoryKind kind, std::size_t bytes) {
   const unsigned shift = shift_of(kind);
-  const int file = kind == MemoryKind::shared ? open_shared(bytes) : -1;
+  const bool in_parts = kind == MemoryKind::mapped;
+  const int file = kind == MemoryKind::shared || in_parts ? open_shared(kind, bytes) : -1;
   const int huge = shift > 0 ? MAP_HUGETLB | static_cast<int>(shift << MAP_HUGE_SHIFT) : 0;
-  const int flags = file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE | huge : MAP_SHARED | MAP_POPULATE;
+  const int flags = (file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | huge : MAP_SHARED) | (in_parts ? 0 : MAP_POPULATE);
   void* pages = mmap(nullptr, rounded(kind, bytes), PROT_READ | PROT_WRITE, flags, file, 0);
   if (file >= 0) close(file);
   if (pages == MAP_FAILED && shift > 0) fail_huge(shift, rounded(kind, bytes));

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.units import KIB, format_size, parse_size
@@ -89,6 +89,19 @@ class Memory(StrEnum):
     SHARED = "shared"
     HUGE_2MIB = "huge-2MiB"
     HUGE_1GIB = "huge-1GiB"
+
+
+class Slots(NamedTuple):
+    """A file in /dev/shm of which every `ranks`-th slot of `slot_bytes` is registered, as one of its ranks sees it."""
+
+    slot_bytes: int
+    ranks: int
+
+
+def slots_of(memory: str | None) -> Slots | None:
+    """Return the slots of host memory that is registered in them, None for other memory; raises ValueError."""
+    match = re.fullmatch(r"slots-(\S+)x(\d{1,3})", memory or "")
+    return Slots(parse_size(match[1]), int(match[2])) if match else None
 
 
 class ListPlace(StrEnum):
@@ -331,11 +344,20 @@ def on_off(text: str) -> bool:
     return text == "on"
 
 
-def choice(kind: type[StrEnum]) -> Callable[[str], AxisValue]:
+def host_memory(text: str) -> str:
+    slots = slots_of(text)
+    if slots is None:
+        return str(choice(Memory, "slots-SIZExR")(text))
+    if slots.slot_bytes % 4096 or slots.slot_bytes == 0 or not 2 <= slots.ranks <= 128:
+        raise ValueError("slots-SIZExR takes a multiple of 4KiB and 2 to 128 ranks")
+    return f"slots-{format_size(slots.slot_bytes)}x{slots.ranks}"
+
+
+def choice(kind: type[StrEnum], other: str = "") -> Callable[[str], AxisValue]:
     def read(text: str) -> AxisValue:
         named = next((value for value in kind if value.lower() == text.lower()), None)
         if named is None:
-            raise ValueError(f"not one of {', '.join(kind)}")
+            raise ValueError(f"not one of {', '.join(filter(None, (*kind, other)))}")
         return named
 
     return read

@@ -21,6 +21,7 @@ from kvbench.cells.axes import (
     block_size,
     by_layers,
     choice,
+    host_memory,
     on_off,
     pause,
     pause_text,
@@ -60,7 +61,7 @@ class Cell:
     device_pattern: Pattern = AS_PATTERN
     host_pattern: Pattern = AS_PATTERN
     sizes: str = EQUAL
-    memory: Memory | None = Memory.ALLOCATED
+    memory: str | None = Memory.ALLOCATED
     order: Order | None = None
     sms: int | None = None
     descriptors_per_call: int | None = None
@@ -210,7 +211,7 @@ _HELP: Final = {
     "sizes": "sizes within a swap: equal; alternate-D: every other block has 1/D of the size (an indexer beside MLA); "
     "last-D: the last block has 1/D (it is not full)",
     "memory": "how host memory is pinned: allocated by the driver, or registered: own pages, shared (a file in "
-    "/dev/shm) or huge pages",
+    "/dev/shm), huge pages, or slots-SIZExR: of such a file, every R-th slot of SIZE, as one of R ranks registers it",
     "order": "source access order of batched copies (default: any for h2d, stream for d2h)",
     "sms": "SM count of a copy kernel (its grid size), or all",
     "descriptors_per_call": "maximum descriptors per batched call",
@@ -242,8 +243,8 @@ AXES: Final = _axes(
     host_pattern=Axis("page-first-64,page-first-64x16", Pattern.of_side, unused=AS_PATTERN, expert=True),
     sizes=Axis("equal,alternate-8,last-2", sizes_within, unused=EQUAL, expert=True),
     memory=Axis(
-        "allocated,registered,shared,huge-2MiB",
-        choice(Memory),
+        "allocated,registered,shared,huge-2MiB,slots-2MiBx8",
+        host_memory,
         default=(Memory.ALLOCATED,),
         noun="choice of host memory",
     ),

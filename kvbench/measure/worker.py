@@ -126,7 +126,7 @@ class Worker:
                 "use smaller swaps, or a smaller pool (-a pool=1GiB)"
             ) from None
         self._bench = Bench(self._device, stream, region, pools, SteadyCpu(), self._clocks, request.policy)
-        notes = far_pages(host.address, request.pool_bytes, self._node)
+        notes = far_pages(host.buffer.address, request.pool_bytes, self._node)
         return protocol.Reserved(notes=notes + self._read_trace(request))
 
     def _read_trace(self, request: protocol.Reserve) -> list[str]:
@@ -171,7 +171,7 @@ class Worker:
             return protocol.MeasuredCells(records=[_failure(request, len(ready) if arms is None else arms.at, error)])
         end_ns = time.monotonic_ns()
         is_new = pools.holds(memory) and not is_sampled  # to measure the ceiling can free it again
-        far = far_pages(pools.host_pool(memory).address, pools.pool_bytes, self._node) if is_new else []
+        far = far_pages(pools.host_pool(memory).buffer.address, pools.pool_bytes, self._node) if is_new else []
         took_ms, span_ns = (end_ns - start_ns) / 1e6, (start_ns, end_ns)
         records: list[Visit | Failure] = []
         for cell, record in zip(cells, made, strict=True):

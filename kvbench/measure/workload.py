@@ -1,6 +1,7 @@
 """The memory that swaps use: a pool on each side whose every byte is known, and the swaps of one visit."""
 
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench.cells.axes import Direction, Memory
+from kvbench.cells.axes import Direction, Memory, slots_of
 from kvbench.cells.cell import EQUAL, Cell
 from kvbench.engine.device import (
     Addresses,
@@ -22,6 +23,8 @@ from kvbench.engine.device import (
     SwapMemory,
     TensorGrid,
     audit_words,
+    register_pages,
+    unregister_pages,
     write_words,
 )
 from kvbench.errors import KvbenchError
@@ -51,6 +54,65 @@ class Spots(NamedTuple):
     sizes: Addresses
 
 
+class Pool:
+    """One side: memory whose bytes at rest are those of `seed`. Offsets are of the pool, whichever slots hold them."""
+
+    def __init__(self, device: Device, pool_bytes: int, seed: int, memory: str | None = None) -> None:
+        """On the device, or on the host, pinned as `memory` says. Raises EngineError."""
+        self.seed, self._slots, self._bytes = seed, slots_of(memory), pool_bytes
+        if self._slots is None:
+            self.buffer = Buffer(device.driver, MemoryKind[(memory or "device").replace("-", "_").lower()], pool_bytes)
+            return
+        slot_bytes, ranks = self._slots
+        count = -(-pool_bytes // slot_bytes)
+        self.buffer = Buffer(device.driver, MemoryKind.mapped, count * slot_bytes * ranks)
+        registered: list[int] = []
+        weakref.finalize(self, _unregister, device, registered)
+        for address in range(self.buffer.address, self.buffer.address + self.buffer.size_bytes, slot_bytes * ranks):
+            register_pages(device.driver, address, slot_bytes)
+            registered.append(address)
+
+    def places(self, offsets: Addresses) -> Addresses:
+        """Return the offsets in the buffer."""
+        if self._slots is None:
+            return offsets
+        slot = np.uint64(self._slots.slot_bytes)
+        return offsets // slot * (slot * np.uint64(self._slots.ranks)) + offsets % slot
+
+    def write(self, offsets: Addresses, sizes: Addresses, seed: int, stream: int) -> None:
+        """Write the bytes of the pool of `seed` into ranges."""
+        offsets, sizes, origins = self._within_slots(offsets, sizes, offsets)
+        write_words(self.buffer, self.places(offsets), sizes, origins, seed, stream)
+
+    def audit(self, offsets: Addresses, sizes: Addresses, origins: Addresses, seed: int, stream: int) -> Audit:
+        """Compare ranges with the bytes of the pool of `seed` at `origins`."""
+        offsets, sizes, origins = self._within_slots(offsets, sizes, origins)
+        return audit_words(self.buffer, self.places(offsets), sizes, origins, seed, stream)
+
+    def fill(self, stream: int) -> None:
+        self.write(_one_entry(0), _one_entry(self._bytes), self.seed, stream)
+
+    def _within_slots(
+        self, offsets: Addresses, sizes: Addresses, origins: Addresses
+    ) -> tuple[Addresses, Addresses, Addresses]:
+        """Return the ranges, divided where slots end."""
+        if self._slots is None or not len(offsets):
+            return offsets, sizes, origins
+        slot = np.uint64(self._slots.slot_bytes)
+        firsts = offsets // slot
+        parts = (offsets + sizes + slot - np.uint64(1)) // slot - firsts
+        of = np.repeat(np.arange(len(offsets)), parts.astype(np.int64))
+        number = np.arange(len(of), dtype=np.uint64) - (np.cumsum(parts) - parts)[of]
+        starts = np.maximum(offsets[of], (firsts[of] + number) * slot)
+        ends = np.minimum(offsets[of] + sizes[of], (firsts[of] + number + np.uint64(1)) * slot)
+        return starts, ends - starts, origins[of] + (starts - offsets[of])
+
+
+def _unregister(device: Device, addresses: Sequence[int]) -> None:
+    for address in addresses:
+        unregister_pages(device.driver, address)
+
+
 class Pools:
     """A pool of `pool_bytes` on the device and up to `host_pools` on the host, filled once, restored after a visit."""
 
@@ -59,21 +121,24 @@ class Pools:
         self._stream = stream
         self._beside = Stream(device.driver)
         self.pool_bytes = pool_bytes
-        self._device_pool = self._filled(MemoryKind.device, DEVICE_SEED)
-        self._host_pools: dict[Memory, Buffer] = {}
+        self._device_pool = Pool(device, pool_bytes, DEVICE_SEED)
+        self._device_pool.fill(stream.handle)
+        self._host_pools: dict[str, Pool] = {}
         self._most_host_pools = host_pools
         self.at_rest = True
 
-    def host_pool(self, memory: Memory | None) -> Buffer:
+    def host_pool(self, memory: str | None) -> Pool:
         """Return the host pool pinned in this way, made and filled on first use; the oldest makes room for it."""
         kind = memory or Memory.ALLOCATED
         if kind not in self._host_pools:
             while len(self._host_pools) >= self._most_host_pools:
                 del self._host_pools[next(iter(self._host_pools))]
-            self._host_pools[kind] = self._filled(MemoryKind[kind.value.replace("-", "_").lower()], HOST_SEED)
+            pool = Pool(self._device, self.pool_bytes, HOST_SEED, kind)
+            pool.fill(self._stream.handle)
+            self._host_pools[kind] = pool
         return self._host_pools[kind]
 
-    def sides(self, direction: Direction, memory: Memory | None) -> tuple[Buffer, Buffer]:
+    def sides(self, direction: Direction, memory: str | None) -> tuple[Pool, Pool]:
         """Return the source and the destination pool of swaps."""
         host = self.host_pool(memory)
         return (host, self._device_pool) if direction is Direction.H2D else (self._device_pool, host)
@@ -83,50 +148,49 @@ class Pools:
         from, where to, and its size.
         """
         source, destination = self.sides(direction, Memory.ALLOCATED)
-        return _one_entry(source.address), _one_entry(destination.address), _one_entry(copy_bytes)
+        return _one_entry(source.buffer.address), _one_entry(destination.buffer.address), _one_entry(copy_bytes)
 
-    def put_back(self, direction: Direction, memory: Memory | None, offsets: Addresses, sizes: Addresses) -> None:
+    def put_back(self, direction: Direction, memory: str | None, offsets: Addresses, sizes: Addresses) -> None:
         """Restore ranges of the destination of `direction` to their bytes at rest."""
         _, destination = self.sides(direction, memory)
-        write_words(destination, offsets, sizes, offsets, _seeds(direction)[1], self._stream.handle)
+        destination.write(offsets, sizes, destination.seed, self._stream.handle)
 
     @contextmanager
     def spoiled(self, cell: Cell, offsets: Addresses, sizes: Addresses) -> Iterator[None]:
         """Within the context, ranges of the source hold other bytes. Does not wait for the measured stream."""
-        source, seeds = self.sides(cell.direction, cell.memory)[0], (SPOILED_SEED, _seeds(cell.direction)[0])
-        spoil, restore = (partial(write_words, source, offsets, sizes, offsets, seed) for seed in seeds)
-        spoil(self._beside.handle)
+        source, _ = self.sides(cell.direction, cell.memory)
+        write = partial(source.write, offsets, sizes, stream=self._beside.handle)
+        write(seed=SPOILED_SEED)
         try:
             yield
         finally:
-            restore(self._beside.handle)
+            write(seed=source.seed)
 
     def audit_arrived(self, cell: Cell, offsets: Addresses, sizes: Addresses, origins: Addresses) -> Audit:
         """Compare ranges of the destination with the source's bytes at `origins`, once the measured stream is idle."""
-        _, destination = self.sides(cell.direction, cell.memory)
-        return audit_words(destination, offsets, sizes, origins, _seeds(cell.direction)[0], self._stream.handle)
+        source, destination = self.sides(cell.direction, cell.memory)
+        return destination.audit(offsets, sizes, origins, source.seed, self._stream.handle)
 
     def spots_arrived(self, cell: Cell, spots: Spots) -> bool:
         """Whether these bytes are in the destination now. Does not wait for the measured stream."""
-        _, destination = self.sides(cell.direction, cell.memory)
-        seed, stream = _seeds(cell.direction)[0], self._beside.handle
-        return audit_words(destination, spots.destinations, spots.sizes, spots.sources, seed, stream).wrong_bytes == 0
+        source, destination = self.sides(cell.direction, cell.memory)
+        stream = self._beside.handle
+        return destination.audit(spots.destinations, spots.sizes, spots.sources, source.seed, stream).wrong_bytes == 0
 
     def put_spots_back(self, cell: Cell, spots: Spots) -> None:
         """Restore these bytes of the destination to rest. Does not wait for the measured stream."""
         _, destination = self.sides(cell.direction, cell.memory)
-        seed, at = _seeds(cell.direction)[1], spots.destinations
-        write_words(destination, at, spots.sizes, at, seed, self._beside.handle)
+        destination.write(spots.destinations, spots.sizes, destination.seed, self._beside.handle)
 
     def audit_at_rest(self, cell: Cell, side: int, offsets: Addresses, sizes: Addresses) -> Audit:
         """Compare ranges of the source (side 0) or of the destination (side 1) with their bytes at rest.
 
         Does not wait for the measured stream.
         """
-        buffer, seed = self.sides(cell.direction, cell.memory)[side], _seeds(cell.direction)[side]
-        return audit_words(buffer, offsets, sizes, offsets, seed, self._beside.handle)
+        pool = self.sides(cell.direction, cell.memory)[side]
+        return pool.audit(offsets, sizes, offsets, pool.seed, self._beside.handle)
 
-    def holds(self, memory: Memory | None) -> bool:
+    def holds(self, memory: str | None) -> bool:
         """Whether a host pool that is pinned in this way exists."""
         return (memory or Memory.ALLOCATED) in self._host_pools
 
@@ -142,17 +206,8 @@ class Pools:
     def refill(self) -> None:
         """Restore everything, after a swap that wrote to wrong places."""
         self.at_rest = True
-        self._fill(self._device_pool, DEVICE_SEED)
-        for pool in self._host_pools.values():
-            self._fill(pool, HOST_SEED)
-
-    def _filled(self, kind: MemoryKind, seed: int) -> Buffer:
-        buffer = Buffer(self._device.driver, kind, self.pool_bytes)
-        self._fill(buffer, seed)
-        return buffer
-
-    def _fill(self, buffer: Buffer, seed: int) -> None:
-        write_words(buffer, _one_entry(0), _one_entry(self.pool_bytes), _one_entry(0), seed, self._stream.handle)
+        for pool in (self._device_pool, *self._host_pools.values()):
+            pool.fill(self._stream.handle)
 
 
 class Workload:
@@ -376,32 +431,31 @@ def _arrays(memory: SwapMemory) -> list[Addresses]:
 def _memory_of(pools: Pools, cell: Cell, layout: Layout, sizes: Addresses) -> SwapMemory:
     source, destination = pools.sides(cell.direction, cell.memory)
     stride = np.uint64(cell.block_bytes)
-    source_offsets, destination_offsets = layout.source_rows * stride, layout.destination_rows * stride
+    sources, destinations = (
+        source.places(layout.source_rows * stride),
+        destination.places(layout.destination_rows * stride),
+    )
+    starts = source.buffer.device_address, destination.buffer.device_address
+    # Neither blocks of different sizes nor slots lie whole rows from the start of a tensor.
+    tensors = () if cell.sizes != EQUAL or slots_of(cell.memory) else layout.tensors
     return SwapMemory(
-        sources=source_offsets + np.uint64(source.address),
-        destinations=destination_offsets + np.uint64(destination.address),
-        kernel_sources=source_offsets + np.uint64(source.device_address),
-        kernel_destinations=destination_offsets + np.uint64(destination.device_address),
+        sources=sources + np.uint64(source.buffer.address),
+        destinations=destinations + np.uint64(destination.buffer.address),
+        kernel_sources=sources + np.uint64(starts[0]),
+        kernel_destinations=destinations + np.uint64(starts[1]),
         sizes=sizes.copy(),
-        starts=(source.device_address, destination.device_address),
-        grids=()
-        if cell.sizes != EQUAL
-        else tuple(
+        starts=starts,
+        grids=tuple(
             TensorGrid(
-                source_bases=part.source_starts * stride + np.uint64(source.device_address),
-                destination_bases=part.destination_starts * stride + np.uint64(destination.device_address),
+                source_bases=part.source_starts * stride + np.uint64(starts[0]),
+                destination_bases=part.destination_starts * stride + np.uint64(starts[1]),
                 source_ids=part.source_ids.copy(),
                 destination_ids=part.destination_ids.copy(),
                 row_bytes=cell.block_bytes,
             )
-            for part in layout.tensors
+            for part in tensors
         ),
     )
-
-
-def _seeds(direction: Direction) -> tuple[int, int]:
-    """Return the seeds of the source pool and of the destination pool."""
-    return (HOST_SEED, DEVICE_SEED) if direction is Direction.H2D else (DEVICE_SEED, HOST_SEED)
 
 
 def _one_entry(value: int) -> Addresses:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvbench.cells.axes import Direction, ListPlace, Neighbour, StreamState
+from kvbench.cells.axes import Direction, ListPlace, Neighbour, StreamState, slots_of
 from kvbench.cells.blocks import LAYERS_OF_8B, LAYERS_OF_70B, misfit, opposite, region_bytes, unfit
 from kvbench.cells.cell import AXES, EQUAL, Cell
 from kvbench.cells.facts import CEILING_BYTES, BackendFacts, DeviceFacts
@@ -17,6 +17,8 @@ DESCRIPTOR_BYTES: Final = 24
 TORCH_BYTES: Final = {Neighbour.GEMM: 1 << 30, Neighbour.DECODE: 22 << 30}
 # Share of the free memory that a sweep may use unless a limit says otherwise.
 FREE_SHARE: Final = 0.9
+# To register one takes 90 us (H100, driver 580); vLLM's largest pools have about as many.
+MOST_SLOTS: Final = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,18 @@ def _without_room(cell: Cell, context: Context) -> str | None:
     return f"the smallest swap of the trace, of {least} blocks, does not fit a pool of {pool}; -a pool={enough} does"
 
 
+def _without_slots(cell: Cell, context: Context) -> str | None:
+    slots = slots_of(cell.memory)
+    if slots is None:
+        return None
+    if slots.slot_bytes % cell.block_bytes:
+        size, block = format_size(slots.slot_bytes), format_size(cell.block_bytes)
+        return f"memory={cell.memory}: a slot of {size} does not hold whole blocks of {block}"
+    count = footprint(cell, context.spec.sampling, context.device.kind) // slots.slot_bytes
+    most = f"memory={cell.memory}: {count} slots; the maximum is {MOST_SLOTS}: use a smaller pool"
+    return most if count > MOST_SLOTS else None
+
+
 def _without_memory(cell: Cell, context: Context) -> str | None:
     device, spec = context.device, context.spec
     side_bytes = footprint(cell, spec.sampling, device.kind)
@@ -135,6 +149,7 @@ CHECKS: Final[Sequence[Callable[[Cell, Context], str | None]]] = (
     _without_devices,
     _without_room,
     lambda cell, _: unfit(cell),
+    _without_slots,
     _without_memory,
 )
 

@@ -109,9 +109,9 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     )
 
 
-def _kinds(cells: Iterable[Cell]) -> list[Memory]:
+def _kinds(cells: Iterable[Cell]) -> list[str]:
     """Return the methods that pin host memory: for `cells`, and for large copies."""
-    return sorted({Memory.ALLOCATED, *(cell.memory for cell in cells if cell.memory is not None)})
+    return sorted({str(Memory.ALLOCATED), *(cell.memory for cell in cells if cell.memory is not None)})
 
 
 def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:

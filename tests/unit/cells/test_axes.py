@@ -51,6 +51,7 @@ def test_a_list_keeps_order_and_drops_repeats(name: str, data: st.DataObject) ->
         ("overlap", "off,on", (False, True)),
         ("pattern", "shuffled,runs-16", (Pattern("shuffled"), Pattern("runs", 16))),
         ("memory", "registered,huge-2mib,huge-1GiB", (Memory.REGISTERED, Memory.HUGE_2MIB, Memory.HUGE_1GIB)),
+        ("memory", "shared,slots-2048KiBx8", (Memory.SHARED, "slots-2MiBx8")),
         ("order", "ANY,Stream", (Order.ANY, Order.STREAM)),
         ("queued", "0,1:16:x4", (0, 1, 4, 16)),
         ("stream_state", "busy,idle", (StreamState.BUSY, StreamState.IDLE)),
@@ -71,6 +72,16 @@ def test_a_geometric_range_stays_inside_its_ends(low: int, span: int, factor: in
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
+        (
+            "memory",
+            "slots-1000Bx2",
+            "axis memory=slots-1000Bx2: slots-SIZExR takes a multiple of 4KiB and 2 to 128 ranks",
+        ),
+        (
+            "memory",
+            "slots-4KiBx1",
+            "axis memory=slots-4KiBx1: slots-SIZExR takes a multiple of 4KiB and 2 to 128 ranks",
+        ),
         ("blocks", "0", "axis blocks=0: not a whole number from 1 to 100000000"),
         ("blocks", "1.5", "axis blocks=1.5: not a whole number from 1 to 100000000"),
         ("blocks", "1,,2", "axis blocks=1,,2: an empty value; for example blocks=16,64,256"),

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvbench.cells.axes import Direction, Memory, Reuse
+from kvbench.backends.auto import DEFAULTS, copier_for
+from kvbench.cells.axes import Direction, Memory, Reuse, slots_of
 from kvbench.cells.blocks import misfit, region_bytes
 from kvbench.cells.cell import EQUAL, Cell
 from kvbench.cells.pattern import Pattern
@@ -78,10 +79,12 @@ def cell_of(
     block_bytes: int,
     pattern: Pattern,
     reuse: Reuse,
-    memory: Memory,
+    memory: str,
     pool_bytes: int,
     sizes: str,
 ) -> Cell:
+    if slots_of(memory):
+        block_bytes = 1 << (block_bytes.bit_length() - 1)
     even = blocks * 2 if pattern.terms or pattern.run > 1 else blocks
     cell = Cell("any", direction, even, block_bytes, pattern=pattern, memory=memory, sizes=sizes)
     return replace(cell, reuse=reuse, pool_bytes=pool_bytes)
@@ -94,7 +97,7 @@ cells = st.builds(
     st.integers(1, 300) | st.integers(5000, 6000),
     st.sampled_from(PATTERNS),
     st.sampled_from(Reuse),
-    st.sampled_from([Memory.ALLOCATED, Memory.SHARED]),
+    st.sampled_from([Memory.ALLOCATED, Memory.SHARED, "slots-8KiBx3"]),
     st.sampled_from([0, POOL_BYTES]),
     st.sampled_from(["equal", "alternate-8", "last-2"]),
 ).filter(lambda cell: misfit(cell) is None and region_bytes(cell, 4) <= POOL_BYTES)
@@ -140,13 +143,14 @@ def test_one_wrong_byte_in_a_block_or_beside_it_is_found_and_put_right(
     inside, beside = checked(rows, cell)
     offset = data.draw(st.sampled_from(inside) | st.sampled_from(beside))
     destination = bench.pools.sides(cell.direction, cell.memory)[1]
-    flip(destination.address + offset, data.draw(st.integers(1, 255)))
+    place = int(destination.places(np.uint64([offset]))[0])
+    flip(destination.buffer.address + place, data.draw(st.integers(1, 255)))
     with pytest.raises(VerificationError) as caught:
         workload.verify()
     owners = np.flatnonzero(rows == offset // cell.block_bytes) if offset in inside else []
     where = f"in the block of descriptor {owners[0]}" if len(owners) else "outside of every copied block"
     assert str(caught.value).startswith("1 of ") or not len(owners)  # what lies between two blocks is compared twice
-    assert str(caught.value).endswith(f"bytes are wrong, the first at offset {offset}, {where}")
+    assert str(caught.value).endswith(f"bytes are wrong, the first at offset {place}, {where}")
     assert bench.wrong_bytes(cell) == 0
 
 
@@ -242,13 +246,35 @@ def test_a_swap_of_yesterday_does_not_pass_for_one_of_today(bench: Bench, direct
 
 
 def test_the_bytes_of_both_sides_are_random_and_differ(bench: Bench) -> None:
-    host = bench.pools.host_pool(Memory.ALLOCATED).array()
+    host = bench.pools.host_pool(Memory.ALLOCATED).buffer.array()
     other = bench.pools.sides(Direction.H2D, Memory.ALLOCATED)[1]
-    device = np.ctypeslib.as_array((ctypes.c_uint8 * POOL_BYTES).from_address(other.address))
+    device = np.ctypeslib.as_array((ctypes.c_uint8 * POOL_BYTES).from_address(other.buffer.address))
     for side in (host, device):
         assert np.bincount(side, minlength=256).min() > POOL_BYTES / 256 / 2
         assert np.count_nonzero(side[: POOL_BYTES // 2] == side[POOL_BYTES // 2 :]) < POOL_BYTES / 200
     assert np.count_nonzero(host == device) < POOL_BYTES / 100
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("pattern", ["shuffled", "runs-4", "tensors-4/runs-2", "fragments-4x2"])
+def test_a_copier_takes_blocks_in_registered_slots_alone(bench: Bench, direction: Direction, pattern: str) -> None:
+    cell = Cell("auto", direction, 64, 1024, pattern=Pattern.parse(pattern), memory="slots-16KiBx3", reuse=Reuse.FRESH)
+    workload = bench.workload(replace(cell, pool_bytes=POOL_BYTES))
+    host = bench.pools.host_pool(cell.memory).buffer
+    copier = copier_for(bench.device, [DEFAULTS]).engine
+    for _ in range(3):
+        workload.advance()
+        memory, stride = workload.memories[0], 3 * (16 << 10)
+        lists = memory.sources, memory.destinations
+        inside = (lists[direction is Direction.D2H] - np.uint64(host.address)) % np.uint64(stride)
+        assert inside.max() <= (16 << 10) - cell.block_bytes
+        copier.copy(*(array.view(np.int64) for array in (*lists, memory.sizes)), bench.stream.handle)
+        bench.stream.synchronize()
+    workload.verify()
+    for apart in (16 << 10, (16 << 10) - 64):  # in the slot of another rank, and over the end of one
+        block = [np.array([host.address + apart]), lists[1][:1].view(np.int64)]
+        with pytest.raises(ValueError, match="entry 0"):
+            copier.copy(*block[:: 1 if direction is Direction.H2D else -1], np.array([1024]), bench.stream.handle)
 
 
 def test_the_ceilings_copy_is_put_back(bench: Bench) -> None:
@@ -278,7 +304,7 @@ def test_fresh_blocks_are_named_in_place_and_come_again_in_turn(bench: Bench, pa
         assert all(now is then for now, then in zip(arrays(workload.memories[0]), before, strict=True))
         assert np.array_equal(workload.memories[0].sizes, sizes)
         named.append([array.copy() for array in before])
-        source, destination = (side.address for side in bench.pools.sides(cell.direction, cell.memory))
+        source, destination = (side.buffer.address for side in bench.pools.sides(cell.direction, cell.memory))
         offsets = workload.current()
         assert np.array_equal(workload.memories[0].sources, offsets[0] + np.uint64(source))
         assert np.array_equal(workload.memories[0].destinations, offsets[1] + np.uint64(destination))
@@ -306,7 +332,7 @@ def test_a_byte_far_from_every_block_is_found(bench: Bench) -> None:
     near = {int(row) + by for row in taken for by in (-1, 0, 1)}
     far = next(row for row in range(int(taken.max())) if row not in near)
     _, destination = bench.pools.sides(Direction.H2D, None)
-    flip(destination.address + far * cell.block_bytes + 17, 1)
+    flip(destination.buffer.address + far * cell.block_bytes + 17, 1)
     with pytest.raises(VerificationError, match="outside of every copied block"):
         workload.verify()
     assert whole(bench)
@@ -327,13 +353,18 @@ def test_the_first_and_the_last_block_can_be_too_early(bench: Bench, early: int)
     workload = bench.workload(Cell("any", Direction.H2D, 600, 100, reuse=Reuse.FRESH))
     workload.advance()
     _, destination = bench.pools.sides(Direction.H2D, None)
-    flip(destination.address + int(workload.current()[1][early]), 1)
+    flip(destination.buffer.address + int(workload.current()[1][early]), 1)
     assert workload.arrived_early()
     bench.pools.refill()
 
 
 @settings(max_examples=30, deadline=None)
-@given(cell=cells.filter(lambda one: bool(one.pattern.terms)).map(lambda one: replace(one, sizes=EQUAL)), seed=seeds)
+@given(
+    cell=cells.filter(lambda one: bool(one.pattern.terms and not slots_of(one.memory))).map(
+        lambda one: replace(one, sizes=EQUAL)
+    ),
+    seed=seeds,
+)
 def test_bases_and_ids_say_the_same_as_the_descriptors(bench: Bench, cell: Cell, seed: int) -> None:
     workload = bench.workload(cell, seed=seed)
     for _ in range(3):

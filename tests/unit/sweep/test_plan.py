@@ -277,6 +277,26 @@ def test_runs_longer_than_the_swap_are_skipped() -> None:
 
 
 @pytest.mark.parametrize(
+    ("memory", "block_size", "pool", "reason"),
+    [
+        ("slots-64KiBx2", "576", "1GiB", "memory=slots-64KiBx2: a slot of 64KiB does not hold whole blocks of 576B"),
+        ("slots-2MiBx8", "4MiB", "8GiB", "memory=slots-2MiBx8: a slot of 2MiB does not hold whole blocks of 4MiB"),
+        (
+            "slots-4KiBx2",
+            "4KiB",
+            "1GiB",
+            "memory=slots-4KiBx2: 262144 slots; the maximum is 131072: use a smaller pool",
+        ),
+        ("slots-1152KiBx8", "576", "1GiB", None),
+        ("slots-16KiBx128", "4KiB", "1GiB", None),
+    ],
+)
+def test_blocks_have_to_fit_into_slots(memory: str, block_size: str, pool: str, reason: str | None) -> None:
+    plan = plan_of(backend="sm", direction="h2d", blocks="16", memory=memory, block_size=block_size, pool=pool)
+    assert reasons(plan) == ([reason] if reason else [])
+
+
+@pytest.mark.parametrize(
     ("limits", "reason"),
     [
         (Limits(host_bytes=8 * GIB), "needs 8.5 GiB of pinned memory; the limit is 8.0 GiB (--host-memory)"),
