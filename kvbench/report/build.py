@@ -86,13 +86,14 @@ SECTIONS: Final = (
     Section("crossover-map", "Crossover map: batched copies over a kernel", crossover_map.make, weight=_sizes),
     Section("locality", "Locality: fresh, scattered blocks against hot, dense ones", _contrast(placement.LOCALITY)),
     Section("extents", "Adjacent blocks: GB/s against their number", _contrast(placement.RUNS)),
-    Section("fragments", "Fragments: GB/s against their size", _contrast(fragments.FRAGMENTS)),
+    Section("fragments", "Fragments: GB/s against their size", _contrast(fragments.FRAGMENTS), leads=True),
     Section("gathers", "Gathers: rows by ids on the GPU, in a CUDA graph", _contrast(gathers.GATHERS)),
+    Section("registrations", "Registrations: us a descriptor by their number", _contrast(placement.REGISTRATIONS)),
     Section("replay", "Replay: the swaps of a trace", replay.make, of_all=True),
     Section("engines", "Engines: their own code, and the best backend of the run", _engines, of_all=True),
     Section("call", "An engine's call: the thread's time, tight and after a step", _contrast(states.CALL)),
     Section("layers", "Layers: loads that a step waits for, layer by layer", layers.make, of_all=True),
-    Section("devices", "Devices: swaps on all of them at once", _contrast(placement.DEVICES), of_all=True),
+    Section("devices", "Devices: swaps on all of them at once", _contrast(placement.DEVICES), True, leads=True),
 )
 COMPARISON: Final = Section("comparison", "Comparison: two runs", comparison.make, of_all=True)
 # What a report shows of a run that fills no section.

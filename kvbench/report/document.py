@@ -94,8 +94,8 @@ def _chat(report: Report) -> list[str]:
 def _first_page(report: Report) -> Iterator[str]:
     if report.host_note:
         yield f"> {_block(report.host_note)}"
-    if report.headline:
-        yield _list(report.headline)
+    if report.headline or report.leads:
+        yield _list([*report.headline, *report.leads])
     if report.first_warnings:
         yield "\n".join(f"> {line}" for line in _list(report.first_warnings).splitlines())
     for chapter in report.chapters:

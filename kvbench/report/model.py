@@ -87,7 +87,8 @@ PartOrReason = Callable[[], Part] | str
 class Section:
     """A kind of table; `make` returns what a run adds, or why it adds nothing.
 
-    A section with a `config` stands on the first page, and the config measures what it needs. Of several runs, a report
+    A section with a `config` stands on the first page, and the config measures what it needs; of one that `leads`, the
+    findings alone stand there. Of several runs, a report
     shows the one with most visits, then with most `weight`, then with most cells. With `of_all`, what a run adds covers
     the runs before it too, and the last one is shown.
     """
@@ -98,6 +99,7 @@ class Section:
     of_all: bool = False
     weight: Callable[["View"], int | str] = lambda _: 0
     config: str = ""
+    leads: bool = False
 
     @property
     def short_title(self) -> str:
@@ -159,6 +161,11 @@ class Report:
     @property
     def findings(self) -> list[Text]:
         return [finding for part in self.parts for finding in part.findings]
+
+    @property
+    def leads(self) -> list[Text]:
+        """What sections that have no table on the first page say there."""
+        return [finding for chapter in self.chapters if chapter.section.leads for finding in chapter.part.findings]
 
     @property
     def comparisons(self) -> int:

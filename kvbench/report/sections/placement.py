@@ -7,13 +7,14 @@ from typing import Final
 import pandas as pd
 
 from kvbench.analysis.compare import Verdict
-from kvbench.cells.axes import Reuse
+from kvbench.cells.axes import Reuse, slots_of
 from kvbench.cells.cell import AXES
 from kvbench.cells.facts import method_label
 from kvbench.report.model import Text
-from kvbench.report.numbers import count, slower_text
+from kvbench.report.numbers import bytes_size, count, figure, slower_text
 from kvbench.report.sections.contrast import (
     BACKEND,
+    BLOCKS,
     METHOD,
     SWAP,
     Contrast,
@@ -25,7 +26,7 @@ from kvbench.report.sections.contrast import (
     turns,
 )
 from kvbench.report.tables import INCLUDES, rate, sms_of
-from kvbench.report.view import Pinned, Row, View, pin, where
+from kvbench.report.view import Pinned, Row, View, pin, rows_of, where
 
 MIN_LENGTHS: Final = 3
 _HOT, _FAR = "hot, dense", "fresh, scattered"
@@ -150,9 +151,22 @@ def _together(view: View) -> Pinned | None:
     return Pinned(cells, {})
 
 
-def _share(line: Line) -> str:
+def _kept(line: Line) -> float:
     alone, at_once = line[_ALONE]["gbps"], line[_AT_ONCE]["gbps"]
-    return f"{at_once / alone:.0%}" if alone > 0 else ""
+    return float(at_once / alone) if alone > 0 else 0.0
+
+
+def _loss(side: ContrastSide) -> Iterable[Text]:
+    """Say what the card that loses most has left of its rate alone, where the intervals tell both apart."""
+    lines = [line for line in side.lines if line[_AT_ONCE]["gbps_high"] < line[_ALONE]["gbps_low"]]
+    if lines:
+        line = min(lines, key=_kept)
+        row, alone = line[_AT_ONCE], line[_ALONE]
+        swap = f"{METHOD.text(row)}, {SWAP.text(row)}, {row['of_device']}"
+        yield (
+            f"{row['direction']} on {count(row['devices'])} devices at once: a card keeps at least {_kept(line):.0%} "
+            f"of its GB/s alone ({swap}: {rate(row)} of {rate(alone)})."
+        )
 
 
 DEVICES: Final = Contrast(
@@ -163,5 +177,67 @@ DEVICES: Final = Contrast(
     title=lambda side: f"{side.first['direction']}: GB/s of swaps alone, and of all devices at once",
     columns=lambda _: [Figure("GB/s alone", _ALONE), Figure("GB/s at once", _AT_ONCE)],
     includes=lambda _: "GB/s of a cell alone, and while every device swaps its own blocks at the same time",
-    more=lambda _: {"Share": _share},
+    more=lambda _: {"Share": lambda line: f"{_kept(line):.0%}"},
+    find=_loss,
+)
+
+
+_REGISTRATIONS: Final = Key("Registrations", ("registrations",), lambda row: count(row["registrations"]))
+
+
+def _registrations(row: Row) -> int:
+    """Return in how many registrations the blocks of a swap lie."""
+    slots = slots_of(row["memory"])
+    return -(-int(row["pool_bytes"]) // slots.slot_bytes) if slots else 1
+
+
+def _in_registrations(view: View) -> Pinned | None:
+    cells = where(view.frame, stream_state="idle")
+    cells = cells[cells["memory"].astype("string").str.match(r"shared|slots-").fillna(False).astype(bool)]
+    if cells.empty:
+        return None
+    counted = cells.assign(registrations=[_registrations(row) for row in rows_of(cells)])
+    pinned = pin(counted, shown=("memory",))
+    return pinned if where(pinned.cells, status="ok")["registrations"].nunique() > 1 else None
+
+
+def _a_descriptor(row: Row) -> str:
+    return figure(float(row["swap_us_median"]) / int(row["blocks"]))
+
+
+def _looked_up(side: ContrastSide) -> Iterable[Text]:
+    """Say of each backend how much longer its longest swap takes in most registrations than in fewest."""
+    cells = side.measured[side.measured["blocks"] == side.measured["blocks"].max()]
+    least, most = int(cells["registrations"].min()), int(cells["registrations"].max())
+    parts = []
+    for column in backends(side):
+        ids = where(cells, backend=column.arm).set_index("registrations")["cell_id"]
+        if least < most and {least, most} <= set(ids.index):
+            cost = side.view.compare(ids[least], ids[most])
+            slower = slower_text(cost.ratio) if cost.verdict is Verdict.SLOWER else "is not slower"
+            parts += [] if cost.verdict is Verdict.UNDECIDED else [f"{column.head} {slower}"]
+    if parts:
+        yield (
+            f"{side.first['direction']} of {bytes_size(side.first['block_bytes'])}, in {count(most)} registrations in "
+            f"place of {count(least)}: {'; '.join(parts)}."
+        )
+
+
+REGISTRATIONS: Final = Contrast(
+    needed="it needs pools in different numbers of registrations (memory=shared,slots-256KiBx2)",
+    select=_in_registrations,
+    apart=("direction", "block_bytes"),
+    keys=(BLOCKS, _REGISTRATIONS),
+    title=lambda side: (
+        f"{side.first['direction']} of {bytes_size(side.first['block_bytes'])}, idle stream: us a descriptor by the "
+        "number of registrations"
+    ),
+    columns=lambda side: [Figure(column.head, column.arm, _a_descriptor) for column in backends(side)],
+    includes=lambda _: INCLUDES["idle"],
+    arm="backend",
+    notes=lambda _: [
+        "Registrations: in which the pool of the host lies: a file in /dev/shm, registered whole or slot by slot; us a "
+        "descriptor: time of the swap over its number of blocks"
+    ],
+    find=_looked_up,
 )

@@ -144,6 +144,19 @@ CASES = (
         bold=["35.0"],
     ),
     Case(
+        "registrations",
+        [
+            replace(in_runs(backend, 1), blocks=10_000, block_bytes=4 * KIB, memory=memory, pool_bytes=GIB)
+            for backend in ("batched", "sm")
+            for memory in ("shared", "slots-256KiBx2")
+        ],
+        lambda cell: 50.0 if cell.backend == "sm" else 2.0 if cell.memory == "shared" else 1.0,
+        ["Blocks", "Registrations", "batched", "sm (2 SMs)"],
+        ["10 000", "4 096", "4.10", "0.0819"],
+        "h2d of 4 KiB, in 4 096 registrations in place of 1: batched takes 2x as long; sm (2 SMs) is not slower.",
+        lambda cell: cell.memory == "shared",
+    ),
+    Case(
         "gathers",
         [replace(GATHER, blocks=rows, sms=ctas) for rows in (16, 64, 2048, 110_592) for ctas in (1, 4, 132)],
         lambda cell: cell.swap_bytes / 1e3 / gather_us(cell),
@@ -171,7 +184,7 @@ CASES = (
         lambda cell: 50.0 if cell.devices == 1 else 40.0,
         ["Method", "Swap", "Stream", "Device", "GB/s alone", "GB/s at once", "Share"],
         ["sm (2 SMs)", "64 x 4 KiB", "idle", "cuda:0", "50.0", "40.0", "80%"],
-        "",
+        "h2d on 2 devices at once: a card keeps at least 80% of its GB/s alone (sm (2 SMs), 64 x 4 KiB, cuda:0: 40.0",
         lambda cell: cell.devices == 1,
     ),
 )
