@@ -70,17 +70,25 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The settings of an engine that differ from its defaults, what was measured (`about`), and remarks (`notes`)."""
+    """The settings of an engine that should change and that should stay, what was measured (`about`), and `notes`."""
 
     about: Sequence[str]
     changes: Sequence[Change]
     notes: Sequence[str]
+    kept: Sequence[EngineSetting]
+
+    def line(self) -> str:
+        """Return "vLLM: vllm==0.33.0 (...): NUM_SMS 12 -> 48: gains ...; keep THRESHOLD_BYTES=28672, MIN_N=16"."""
+        keep = ", ".join(f"{setting.name}={setting.default}" for setting in self.kept)
+        return f"{self.about[0]}: {'; '.join([*self._gains(), *([f'keep {keep}'] if keep else [])])}"
+
+    def _gains(self) -> list[str]:
+        return [f"{one.setting.name} {one.setting.default} -> {one.value}: {one.gain}" for one in self.changes]
 
     def text(self) -> str:
         """Return the export as a diff that `patch -p1` and `git apply --unidiff-zero` take; the rest are comments."""
         notes = [*self.notes, *([] if self.changes else ["nothing to change"])]
-        gains = [f"{one.setting.name} {one.setting.default} -> {one.value}: {one.gain}" for one in self.changes]
-        texts = (*self.about, "", *gains, *notes, "")
+        texts = (*self.about, "", *self._gains(), *notes, "")
         lines = [f"# {line}" if line else "" for text in texts for line in wrapped(text, _COLUMNS).split("\n")]
         for file, changes in groupby(sorted(self.changes, key=lambda one: one.place), key=lambda one: one.place[0]):
             lines += [f"--- a/{file}", f"+++ b/{file}", *(line for change in changes for line in change.hunk())]
@@ -128,7 +136,8 @@ def export(name: str, runs: Sequence[Run], measured: Sequence[Measured]) -> Expo
         f"{workload_text(runs)}; {_extent(shapes.measured)}, {state} stream",
         machine_text(*runs),
     ]
-    return Export(about, changes, notes)
+    kept = [setting for setting, value in zip(settings, values, strict=True) if value == setting.default]
+    return Export(about, changes, notes, kept)
 
 
 def _cost_text(runs: Sequence[Run], engine: Engine, sms: int) -> str:

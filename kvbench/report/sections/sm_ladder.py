@@ -1,6 +1,7 @@
 """The SM ladder: GB/s of a copy kernel against its SM count, over numbers of blocks, and what a decode step loses."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -10,13 +11,17 @@ from kvbench.analysis.curves import knee
 from kvbench.analysis.margins import KNEE
 from kvbench.cells.axes import Neighbour
 from kvbench.cells.facts import SM
+from kvbench.errors import UsageError
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel
-from kvbench.report.model import Chart, DataTable, Part, PartOrReason, Strong, Text
+from kvbench.report.model import Chart, Code, DataTable, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.sections.cliff import GBPS, RATES
 from kvbench.report.tables import INCLUDES, chart_text, line_of, measured_table, rate
 from kvbench.report.view import DIRECTIONS, Pinned, Row, View, ceiling_of, grouped, pin, rows_of, where
+from kvbench.sweep.installed import engines
 from kvbench.text import ends
+from kvbench.tune.answer import shapes_of
+from kvbench.tune.exports import export
 
 MIN_COUNTS: Final = 3
 # Fewer blocks end before every SM is at work, and their launch takes a part of the time.
@@ -32,7 +37,22 @@ def make(view: View) -> PartOrReason:
     if not found:
         return f"it needs a kernel backend measured at {MIN_COUNTS} SM counts or more"
     run, pinned, cells = max(found, key=lambda one: (one[0].weight[0], one[2]["blocks"].nunique(), len(one[2])))
-    return partial(_part, run, pinned, cells, _beside_decode(view.of_machine))
+    return partial(_part, run, pinned, cells, view.of_machine)
+
+
+def _engine_settings(views: Sequence[View]) -> list[Text]:
+    """Return which settings of engines that choose between copies and a kernel of theirs should stay or change."""
+    runs = [view.run for view in views]
+    lines: list[Text] = []
+    for name, engine in engines().items():
+        if not (engine.takes and engine.same_as):
+            continue
+        try:
+            lines.append(export(name, runs, shapes_of(runs, lambda _: True)).line())
+        except UsageError:
+            known = f"{engine.title}'s {', '.join(engine.settings)}: not measured, see "
+            lines.append((known, Code(f"kvbench tune engine {name}")))
+    return lines
 
 
 def _ladders(view: View) -> tuple[Pinned, pd.DataFrame] | None:
@@ -60,9 +80,11 @@ def _beside_decode(views: Sequence[View]) -> dict[tuple[str, str, int], Row]:
     return {(row["backend"], row["direction"], row["sms"]): row for row in most}
 
 
-def _part(view: View, pinned: Pinned, cells: pd.DataFrame, decode: Mapping[tuple[str, str, int], Row]) -> Part:
+def _part(view: View, pinned: Pinned, cells: pd.DataFrame, machine: Sequence[View]) -> Part:
+    decode = _beside_decode(machine)
     kinds = sorted(cells.groupby(["backend", "stream_state"]), key=lambda kind: (kind[0][0] != SM, kind[0]))
     tables = [_table(view, pinned, of_kind, decode) for _, of_kind in kinds]
+    tables[0] = replace(tables[0], notes=[*tables[0].notes, *_engine_settings(machine)])
     (backend, state), first = kinds[0]
     known = [_knee(ladder) for ladder in _ladders_of(first).values()]
     enough = [one for one in known if one]
