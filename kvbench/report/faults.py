@@ -23,7 +23,7 @@ from kvbench.results import Ceiling, Failure, Run, Visit
 from kvbench.text import short
 
 HOST_COPIES: Final = "Host copies on a CPU device: no GPU was involved."
-MOVED: Final = "other activity on the link or in host memory probably disturbed the results"
+MOVED: Final = "other work probably disturbed the results"
 _MOST_FIRST: Final = 2
 _MOST_LETTERS: Final = 200
 

@@ -121,7 +121,7 @@ def failed(views: Sequence[View]) -> DataTable | None:
 def definitions() -> list[Text]:
     return [
         "GB/s: 10^9 bytes a second, of one swap; its time is the median of the visits' medians",
-        "Visit: one uninterrupted measurement of a cell; comparisons use the medians of visits, made in turn",
+        "Visit: one uninterrupted measurement of a cell; visits are compared by their medians, in turn",
         f"≈: the 95% interval of the ratio lies within {IN_TURN.fraction:.0%}, or the visits do not decide",
         "Ceiling: GB/s of large plain copies in the same run",
         "Idle, busy, sustained: no work is pending before a swap, some is, or swaps run back to back",
@@ -129,6 +129,5 @@ def definitions() -> list[Text]:
 
 
 LEFT_OUT: Final = (
-    "kvbench leaves out on purpose: time to first token and other figures of requests, ROCm and XPU, and disks and "
-    "networks as tiers of the cache."
+    "kvbench leaves out on purpose: figures of requests (time to first token), ROCm and XPU, disks and networks."
 )

@@ -41,7 +41,7 @@ def caption(view: View, cells: pd.DataFrame, clock: str, meanings: Iterable[str]
     return (
         *host_mark(view),
         ". ".join(filter(None, (timed, *meanings, settings))),
-        f". {view.heading}, kvbench {short(view.run.info.kvbench, 80)}: ",
+        f". {view.heading}, {view.version}: ",
         Code(view.command),
     )
 
@@ -68,7 +68,7 @@ def sample_text(view: View, cells: pd.DataFrame) -> str:
     """Return how many samples stand behind each of some cells: "30 samples a cell after 1 warm-up a visit"."""
     sampling = view.run.info.spec.get("sampling")
     warmups = sampling.get("warmups") if isinstance(sampling, dict) else None
-    after = f" after {counted(warmups, 'warm-up')} a visit" if isinstance(warmups, int) else ""
+    after = f" after {counted(warmups, 'warm-up')} a visit" if isinstance(warmups, int) and warmups else ""
     return f"{ends(cells['samples'], str)} samples a cell{after}"
 
 

@@ -334,6 +334,12 @@ class View:
         return f"{self.title}, {self.driver}, {self.date}"
 
     @property
+    def version(self) -> str:
+        """The kvbench that measured, with its commit if that is known."""
+        info = self.run.info
+        return f"kvbench {short(info.kvbench, 80)}" + (f" ({short(info.commit, 80)})" if info.commit else "")
+
+    @property
     def command(self) -> str:
         return short(shlex.join(self.run.reproducing()), 2000)
 

@@ -65,14 +65,13 @@ class Run:
     warnings: Sequence[str]
 
     def reproducing(self) -> list[str]:
-        """Return the command of the run, with the policy that the run recorded in place of a file: that may change."""
-        words = list(self.info.command)
+        """Return the command of the run, without the folder that it wrote, and with the policy that the run recorded in
+        place of a file: that may change.
+        """
+        words = _without(self.info.command, "--out", "-o")
         if not self.info.spec.get("policy") or words[1:2] != ["sweep"]:
             return words
-        for at, word in enumerate(words):
-            if word.partition("=")[0] == "--policy":
-                del words[at : at + (1 if "=" in word else 2)]
-                break
+        words = _without(words, "--policy")
         here = Path.cwd()  # a path below it reads the same for everyone with this folder
         path = self.path.relative_to(here) if self.path.is_relative_to(here) else self.path
         return [*words, "--policy", str(path)]
@@ -165,6 +164,17 @@ def _sharing_cells(records: list[Record]) -> list[Record]:
         if isinstance(record, CellRecord | Retry):
             msgspec.structs.force_setattr(record, "cell_text", texts.setdefault(record.cell, record.cell_text))
     return records
+
+
+def _without(words: Sequence[str], *options: str) -> list[str]:
+    """Return a command without some options and their values."""
+    kept, skip = list[str](), False
+    for word in words:
+        name, _, value = word.partition("=")
+        if not skip and name not in options:
+            kept.append(word)
+        skip = not skip and name in options and not value
+    return kept
 
 
 def visits_that_count(records: Sequence[Record]) -> Sequence[Visit]:

@@ -84,8 +84,8 @@ def answer_table(rule: Rule, runs: Sequence[Run]) -> AnswerTable:
     figures = [name for size in sizes for name in (f"{size}, us", *others)]
     shipped = f"{', '.join(others[1:])}: the method that it takes there. " if shipping else ""
     caption = (
-        f"Medians of visits, at the measured swaps nearest to {SMALL} and {LARGE} blocks of a model; figures of one "
-        f"shape are of the same rounds. {shipped}{', '.join(BESIDE)}: times as long beside such swaps."
+        f"At the measured swaps nearest to {SMALL} and {LARGE} blocks of a model, each shape from the same rounds. "
+        f"{shipped}{', '.join(BESIDE)}: times as long beside such swaps."
     )
     return AnswerTable(["Dir", "Stream", "Use", *figures, "of ceiling", *BESIDE], rows, caption)
 
