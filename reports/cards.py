@@ -31,8 +31,8 @@ from kvbench.text import ends
 
 FOLDER: Final = Path(__file__).parent
 README: Final = FOLDER / "README.md"
-# Whether a card without one of the tables of the first page is refused.
-WHOLE: Final = False
+# Names the tables of the first page that a card lacks, a line each; a card without this file has all of them.
+LACKS_FILE: Final = "lacks.txt"
 MAX_CARD_BYTES: Final = 6_000_000
 # Fewer leave every comparison undecided.
 MIN_VISITS: Final = 6
@@ -42,6 +42,7 @@ COMMITTED: Final = (
     DETAILS_FILE,
     MARKDOWN_FILE,
     JSON_FILE,
+    LACKS_FILE,
     "*.png",
     "policy*.toml",
     f"runs/**/{RUN_FILE}",
@@ -60,11 +61,8 @@ def run_folders(card: Path) -> list[Path]:
     return [run for path in sorted((card / "runs").iterdir()) for run in runs_in(path)]
 
 
-def complaints_about(card: Path, *, whole: bool = WHOLE) -> list[str]:
-    """Return what is wrong with a card, one line each; empty if it can be committed.
-
-    A `whole` card has a table for every question that kvbench is for.
-    """
+def complaints_about(card: Path) -> list[str]:
+    """Return what is wrong with a card, one line each; empty if it can be committed."""
     complaints = list(_about_files(card))
     runs: list[Run] = []
     for path in run_folders(card):
@@ -79,8 +77,7 @@ def complaints_about(card: Path, *, whole: bool = WHOLE) -> list[str]:
     if len({_machine(run) for run in runs}) > 1:
         return [f"{card}: its runs are of several devices or drivers; use one folder for each"]
     report = report_of(runs)
-    missing = _about_tables(card, report) if whole else ()
-    return [*_about_report(card, report), *missing, *_about_probes(card, runs)]
+    return [*_about_report(card, report), *_about_tables(card, report), *_about_probes(card, runs)]
 
 
 def _about_files(card: Path) -> Iterator[str]:
@@ -135,10 +132,14 @@ def _about_cells(run: Run, visits: int) -> Iterator[str]:
 
 
 def _about_tables(card: Path, report: Report) -> Iterator[str]:
+    path = card / LACKS_FILE
+    lacks = path.read_text().split() if path.is_file() else []
     there = {chapter.section.name for chapter in report.chapters}
     for section in SECTIONS:
-        if section.config and section.name not in there:
+        if section.config and section.name not in (*there, *lacks):
             yield f"{card} has no table {section.name}: add a run of kvbench sweep {section.config}"
+    for name in sorted(there.intersection(lacks)):
+        yield f"{path}: the card has a table {name}; take the line out, and the file with its last line"
 
 
 def _about_report(card: Path, report: Report) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Committed reports are complete, and a folder that is not is refused with the reason."""
 
 import gzip
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from kvbench.cells.axes import StreamState
 from kvbench.probe.command import JSON_FILE, MARKDOWN_FILE, markdown_of
 from kvbench.probe.common import ProbeFinding, ProbeReport, Result
-from kvbench.report.build import report_of
+from kvbench.report.build import SECTIONS, report_of
 from kvbench.report.document import render_details, render_report
 from kvbench.results import Record, RunInfo, load_run
 from kvbench.results.schema import identity_hash
@@ -19,6 +20,7 @@ from kvbench.sweep.spec import SweepSpec
 from reports import cards
 from tests import synthetic
 
+LINK = re.compile(r"\]\(([^)]+)\)")
 KEPT = ("batched", StreamState.IDLE)
 CELLS = [cell for cell in synthetic.cliff_cells((256,), synthetic.FEW_KIB) if (cell.backend, cell.stream_state) == KEPT]
 SEEN: Sequence[Record] = [*synthetic.ceilings(), *synthetic.rounds(CELLS)]
@@ -42,6 +44,9 @@ def make_card(folder: Path) -> Path:
     report = report_of([load_run(path) for path in cards.run_folders(card)])
     (card / "report.md").write_text(render_report(report))
     (card / "details.md").write_text(render_details(report))
+    there = {chapter.section.name for chapter in report.chapters}
+    lacks = [section.name for section in SECTIONS if section.config and section.name not in there]
+    (card / cards.LACKS_FILE).write_text("\n".join(lacks))
     for chart in report.charts:
         (card / f"{chart.stem}.png").touch()
     return card
@@ -74,10 +79,22 @@ def test_a_whole_card_is_taken(card: Path) -> None:
     assert not cards.complaints_about(card)
 
 
-def test_a_card_without_one_of_the_seven_tables_is_refused(card: Path) -> None:
-    lacking = [text.partition("no table ")[2].partition(":")[0] for text in cards.complaints_about(card, whole=True)]
+def test_a_card_without_one_of_the_seven_tables_says_so_or_is_refused(card: Path) -> None:
+    (card / cards.LACKS_FILE).unlink()
+    lacking = [text.partition("no table ")[2].partition(":")[0] for text in cards.complaints_about(card)]
     seven = {"order", "models", "cliff", "threshold", "sm-ladder", "queue", "neighbour"}
     assert seven - set(lacking) == {"cliff"}
+    (card / cards.LACKS_FILE).write_text("\n".join([*lacking, "cliff"]))
+    (complaint,) = cards.complaints_about(card)
+    assert "the card has a table cliff" in complaint
+
+
+@pytest.mark.parametrize("folder", cards.cards(), ids=lambda folder: folder.name)
+def test_links_of_a_committed_report_lead_to_committed_files(folder: Path) -> None:
+    committed = {path.name for glob in cards.COMMITTED for path in folder.glob(glob)}
+    links = [link for name in ("report.md", "details.md") for link in LINK.findall((folder / name).read_text())]
+    assert links
+    assert {link.partition("#")[0] for link in links} <= committed
 
 
 def test_the_table_has_a_row_for_a_card(card: Path) -> None:
