@@ -55,7 +55,7 @@ class Spots(NamedTuple):
 
 
 class Pool:
-    """One side: memory whose bytes at rest are those of `seed`. Offsets are of the pool, whichever slots hold them."""
+    """One side: memory whose bytes at rest are those of `seed`. Offsets count its bytes, slot after slot."""
 
     def __init__(self, device: Device, pool_bytes: int, seed: int, memory: str | None = None) -> None:
         """On the device, or on the host, pinned as `memory` says. Raises EngineError."""
