@@ -1,7 +1,7 @@
-"""The recorders of docs/how-to/trace.md write traces, behind stubs of the engines' classes and on the classes."""
+"""The recorders of docs/how-to/record_swaps.py, behind stubs of the engines' classes and on the classes."""
 
 import ast
-import re
+import runpy
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,12 +21,9 @@ SGLANG = "sglang.srt.managers.cache_controller"
 
 
 @pytest.fixture
-def page() -> dict[str, Any]:
-    """What the Python of the page defines."""
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs/how-to/trace.md").read_text(), re.DOTALL):
-        exec(block, names)
-    return names
+def file() -> dict[str, Any]:
+    """What the file defines."""
+    return runpy.run_path(str(ROOT / "docs/how-to/record_swaps.py"))
 
 
 class Handler:
@@ -85,11 +82,11 @@ def swaps_of(path: Path) -> list[Swap]:
 
 
 def test_the_vllm_recorder_writes_its_swaps(
-    page: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    file: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stand_in(monkeypatch, VLLM, SingleDirectionOffloadingHandler=Handler)
-    recorder = page["Recorder"](tmp_path / "vllm.jsonl", 4096)
-    page["record_vllm"](recorder)
+    recorder = file["Recorder"](tmp_path / "vllm.jsonl", 4096)
+    file["record_vllm"](recorder)
     kind = sys.modules[VLLM].SingleDirectionOffloadingHandler
     store, load = kind(True), kind(False)
     specs = [SimpleNamespace(block_ids=np.array(ids)) for ids in ([9, 8, 7, 1], [0, 1, 2, 3])]
@@ -110,11 +107,11 @@ def test_the_vllm_recorder_writes_its_swaps(
 
 
 def test_the_sglang_recorder_writes_its_swaps(
-    page: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    file: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stand_in(monkeypatch, SGLANG, HiCacheController=Controller)
-    recorder = page["Recorder"](tmp_path / "sglang.jsonl", 4096)
-    page["record_sglang"](recorder)
+    recorder = file["Recorder"](tmp_path / "sglang.jsonl", 4096)
+    file["record_sglang"](recorder)
     controller = sys.modules[SGLANG].HiCacheController()
     rows = np.arange(16)
     first = SimpleNamespace(host_indices=rows[:8], device_indices=rows[:8])
@@ -132,12 +129,12 @@ def test_the_sglang_recorder_writes_its_swaps(
 
 
 @pytest.mark.parametrize("ids", [[4], [4, 5, 6], [6, 5, 4], [1, 2, 1, 0], [7, 3, 4, 4 + 1, 0]])
-def test_recorders_encode_runs_as_traces_do(page: dict[str, Any], ids: list[int]) -> None:
-    assert page["runs"](ids) == runs_of(np.array(ids))
+def test_recorders_encode_runs_as_traces_do(file: dict[str, Any], ids: list[int]) -> None:
+    assert file["runs"](ids) == runs_of(np.array(ids))
 
 
-def test_unfinished_swaps_are_written_at_the_end(page: dict[str, Any], tmp_path: Path) -> None:
-    recorder = page["Recorder"](tmp_path / "cut.jsonl", 4096)
+def test_unfinished_swaps_are_written_at_the_end(file: dict[str, Any], tmp_path: Path) -> None:
+    recorder = file["Recorder"](tmp_path / "cut.jsonl", 4096)
     recorder.record(0.5, "h2d", [1], [2], lambda: False)
     recorder.flush(everything=True)
     (swap,) = swaps_of(tmp_path / "cut.jsonl")
