@@ -14,6 +14,7 @@ from kvbench.engine.faults import KINDS
 from kvbench.errors import EXIT_CODES
 from kvbench.gate.judgement import VERDICTS, GateVerdict
 from kvbench.gate.rules import KEYS, QUANTITIES
+from kvbench.models.presets import ModelChoice
 from kvbench.results.columns import MEANINGS, SAMPLE_COLUMNS, TIMES
 from kvbench.results.schema import Record
 from kvbench.sweep.checks import FREE_SHARE
@@ -84,10 +85,8 @@ def faults() -> str:
 
 def config_keys() -> str:
     options = {name: said for name, _, _, said in _fields(WhereOptions)}
-    rows = [
-        (code(name), kind, default, said.replace(f": {kind.removeprefix('one of ')}", ""))
-        for name, kind, default, said in _fields(ConfigFile)
-    ]
+    settings = {*ModelChoice.__struct_fields__} - {"models"}  # the page on models has these
+    rows = [(code(name), *about) for name, *about in _fields(ConfigFile) if name not in settings]
     free = f"{FREE_SHARE:.0%} of what is free"
     rows += [(code(f"limits.{name}"), "a size", free, options[name]) for name in LIMITS]
     return table(("key", "takes", "default", "meaning"), rows)
