@@ -11,8 +11,7 @@ from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
 from kvbench.report.tables import comma_separated, measured_table, unclear_mark
-from kvbench.report.view import View, grouped, where
-from kvbench.results.frame import unqueued
+from kvbench.report.view import View, grouped, unqueued, where
 from kvbench.sweep.installed import Engine, engines, of_engine
 from kvbench.text import counted, ends
 from kvbench.tune.answer import shapes_of, shipped_choice

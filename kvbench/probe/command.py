@@ -13,7 +13,6 @@ import typer
 from kvbench.cells.facts import device_named
 from kvbench.cli.options import complete_device, version_line
 from kvbench.errors import ExitCode, UsageError, brief
-from kvbench.files import write_whole
 from kvbench.probe.common import HEALTH, PROBES, ProbeFinding, ProbeReport, Result, Unanswered, run_probe
 from kvbench.text import hint
 
@@ -46,9 +45,9 @@ def probe(
     data = msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
     typer.echo(data if as_json else text, nl=False)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        write_whole(out / MARKDOWN_FILE, text.encode())
-        write_whole(out / JSON_FILE, data.encode())
+        from kvbench.report.build import write_files
+
+        write_files({MARKDOWN_FILE: text.encode(), JSON_FILE: data.encode()}, out)
     raise typer.Exit(exit_code(report, named=bool(names)))
 
 

@@ -16,12 +16,12 @@ import pandas as pd
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_in_turn, compare_visits
 from kvbench.analysis.margins import IN_TURN
-from kvbench.cells.axes import ListPlace, Reuse, Role, StreamState
+from kvbench.cells.axes import ListPlace, Neighbour, Reuse, Role, StreamState
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.cells.facts import BATCHED, EMPTY, marked, plug_ins_of
 from kvbench.report.numbers import ABSENT, figure, noun, size
 from kvbench.results import Run, Visit
-from kvbench.results.frame import unqueued
+from kvbench.results.frame import whole
 from kvbench.results.in_turn import paired_samples
 from kvbench.results.outcomes import BETWEEN
 from kvbench.text import short
@@ -385,3 +385,9 @@ def ceiling_in(views: Sequence[View], direction: str) -> float:
 
 def ceilings_text(views: Sequence[View]) -> str:
     return " / ".join(figure(rate) if (rate := ceiling_in(views, way)) else ABSENT for way in DIRECTIONS)
+
+
+def unqueued(frame: pd.DataFrame) -> pd.DataFrame:
+    """Keep the cells without queued swaps, without a pool of streams, without a neighbour and without layers."""
+    lonely = (frame["devices"] == 1) & (frame["neighbour"].isna() | (frame["neighbour"] == Neighbour.NONE.value))
+    return frame[(frame["queued"] == 0) & (frame["streams"] == 1) & lonely & whole(frame)]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from kvbench.analysis.intervals import Floats, grouped_outliers, grouped_quartiles, median_interval
-from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
+from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES, TRACE
 from kvbench.cells.cell import AXES, Cell, command_of
 from kvbench.results.columns import SAMPLE_COLUMNS, TIMES, TYPES
@@ -94,12 +94,6 @@ def as_csv(frame: pd.DataFrame) -> bytes:
 
 def _no_formula(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
-
-
-def unqueued(frame: pd.DataFrame) -> pd.DataFrame:
-    """Keep the cells without queued swaps, without a pool of streams, without a neighbour and without layers."""
-    lonely = (frame["devices"] == 1) & (frame["neighbour"].isna() | (frame["neighbour"] == Neighbour.NONE.value))
-    return frame[(frame["queued"] == 0) & (frame["streams"] == 1) & lonely & whole(frame)]
 
 
 def whole(frame: pd.DataFrame) -> "pd.Series[bool]":
