@@ -75,11 +75,11 @@ def shown(value: object) -> str:
 
 @contextmanager
 def located(where: str) -> Iterator[None]:
-    """Prefix the message of a UsageError raised inside with `where`."""
+    """Prefix the message of a UsageError raised inside with `where`, once."""
     try:
         yield
     except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
+        raise UsageError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from None
 
 
 def printable(text: object) -> str:

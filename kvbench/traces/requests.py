@@ -16,7 +16,7 @@ import msgspec
 
 from kvbench.errors import UsageError
 from kvbench.sweep.swap_file import lines_of
-from kvbench.text import convert, located, printable, short
+from kvbench.text import convert, located, printable, short, shown
 
 MOST_TOKENS: Final = 10_000_000
 MOST_IDS: Final = 1 << 27
@@ -25,8 +25,15 @@ MOST_HASH_TOKENS: Final = 1 << 20
 MOONCAKE_TOKENS: Final = 512
 _BOM: Final = b"\xef\xbb\xbf"
 _HEADER: Final = re.compile(rb'\{\s*"(hash_tokens|time_unit)"')
-_PAGE: Final = "docs/how-to/trace.md has a script that converts it"
+_HOW_TO: Final = "docs/how-to/trace.md"
+_PAGE: Final = f"{_HOW_TO} has a script that converts it"
+_NUMBERED: Final = f"Prefixes in {_HOW_TO} gives others a number"
 _FORMAT: Final = "a request has timestamp, input_length, output_length and hash_ids"
+# What a file is that begins with these bytes.
+_MAGIC: Final = {
+    b"PAR1": "Parquet", b"ARROW1": "Arrow", b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "zstd",
+    b"SQLite": "a SQLite database", b"\x80\x04": "a pickle", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
+}  # fmt: skip
 # What a file is whose lines, or the objects in them, have one of these keys.
 _KINDS: Final = {
     "swaps, which kvbench trace show and kvbench sweep --trace read": {"kvbench_trace"},
@@ -34,12 +41,15 @@ _KINDS: Final = {
     f"Weka's (AgentX's) conversations; {_PAGE}": {"requests", "hash_id_scope"},
     f"sessions of AIPerf or guidellm, whose turns follow each other; {_PAGE}": {"delay", "delay_ms", "turns"},
     "KV-cache events, which do not say what the requests were": (
-        {"events", "block_hashes", "parent_block_hash", "stored", "removed"}
+        {"events", "block_hashes", "parent_block_hash", "stored", "removed", "BlockStored", "BlockRemoved"}
     ),
     "a benchmark's result, which does not list what was sent": (
         {"completed", "benchmarks", "metrics", "input_lens", "request_throughput", "output_throughput", "ttfts"}
+        | {"results", "mean_ttft_ms"}
     ),
-    "a usage log, which has no ids of prefixes": {"usage", "prompt_tokens", "completion_tokens", "cached_tokens"},
+    "a usage log, which has no ids of prefixes": (
+        {"usage", "prompt_tokens", "completion_tokens", "cached_tokens", "cache_read_input_tokens"}
+    ),
     "texts, which have no ids of prefixes": {"messages", "conversations", "prompt", "text", "text_input", "body"},
 }
 
@@ -90,7 +100,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 _Time = Annotated[float, msgspec.Meta(ge=0, le=1e19)] | Annotated[int, msgspec.Meta(ge=0)]
-_Id = Annotated[int, msgspec.Meta(ge=0, extra={"meaning": "a whole number from 0 to 2^64 - 1"})]
+_Id = Annotated[int, msgspec.Meta(ge=0, extra={"meaning": f"a whole number from 0 to 2^64 - 1 ({_NUMBERED})"})]
 
 
 class _Line(msgspec.Struct):
@@ -189,26 +199,37 @@ def _decoded(text: bytes) -> dict[str, Any]:
     try:
         plain = msgspec.json.decode(text)
     except (ValueError, RecursionError):
-        if re.fullmatch(rb"[^{\[\x00-\x1f\x7f-\xff][ -~]*,[ -~]*", text):
+        if re.fullmatch(rb"[^{\[\x00-\x1f\x7f-\xff][\t -~]*[,;\t][\t -~]*", text):
             why = "a CSV has no ids of prefixes, so nothing in it can be found again"
             raise UsageError(f"{why}; if it is BurstGPT's, {_PAGE}") from None
-        whole = " but the beginning of a document, such as a benchmark's result" if text in (b"{", b"[") else ""
-        raise UsageError(f"not a JSON object{whole}; {_FORMAT}") from None
+        kind = next(
+            (kind for magic, kind in _MAGIC.items() if text.startswith(magic)), shown(text[:40].decode("latin1"))
+        )
+        kind = "the beginning of a document, such as a benchmark's result" if text in (b"{", b"[") else kind
+        raise UsageError(f"not a JSON object but {kind}; {_FORMAT}") from None
     if not isinstance(plain, dict):
+        _refuse_known(plain[0] if isinstance(plain, list) and plain else None)
         raise UsageError(f"{'an array' if isinstance(plain, list) else 'a value'}, not a JSON object; {_FORMAT}")
     return plain
+
+
+def _refuse_known(plain: object) -> None:
+    """Raise UsageError for an object of a kind that is known, which it names."""
+    values = list(plain.values()) if isinstance(plain, dict) else []
+    keys = {*(plain if isinstance(plain, dict) else ()), *(one for one in values if isinstance(one, str))}
+    keys.update(key for one in values if isinstance(one, dict) for key in one)
+    for kind, marks in _KINDS.items():
+        if keys & marks:
+            raise UsageError(f"not a request trace but {kind}")
 
 
 def _converted(plain: dict[str, Any]) -> _Line:
     """Return an object as a request; raises UsageError, which says what it is."""
     missing = [name for name in _Line.__struct_fields__[:-1] if name not in plain]
     if missing:
-        keys = plain.keys() | {key for value in plain.values() if isinstance(value, dict) for key in value}
-        for kind, marks in _KINDS.items():
-            if keys & marks:
-                raise UsageError(f"not a request trace but {kind}")
+        _refuse_known(plain)
         has = short(printable(", ".join(plain)), 100)
-        raise UsageError(f"no {', '.join(missing)} but {has or 'nothing'}; {_FORMAT}, under these names")
+        raise UsageError(f"no {', '.join(missing)} but {has or 'nothing'}; {_FORMAT} under these names: see {_HOW_TO}")
     return convert(plain, _Line)
 
 
@@ -258,7 +279,10 @@ def _milliseconds(times: Sequence[float]) -> TimeUnit:
         known = all(isinstance(time, int) for time in times) and (len(times) < 10 or (usual and span <= month))
     if known:
         return TimeUnit.MILLISECONDS
-    units = (TimeUnit.MILLISECONDS, TimeUnit.MICROSECONDS if span > month else TimeUnit.SECONDS)
+    other = TimeUnit.MICROSECONDS if span > month else TimeUnit.SECONDS
+    if first >= 1e8:
+        other = next((unit for unit in TimeUnit if 1e8 <= first / unit.per_second < 1e10), other)
+    units = TimeUnit.MILLISECONDS, other
     readings = " or ".join(
         f"{span / unit.per_second:.4g} s ({len(times) * unit.per_second / (span or 1):.3g} a second) in {unit}"
         for unit in units

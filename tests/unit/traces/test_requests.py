@@ -85,12 +85,19 @@ def in_whole_s(ms: float) -> int:
 
 @pytest.mark.parametrize(
     "times",
-    [in_s, in_whole_s, lambda ms: 1_760_000_000 + in_whole_s(ms), lambda ms: int(ms * 1000), lambda ms: int(ms / 1e4)],
-    ids=["s", "whole s", "s since 1970", "us", "thousands a second"],
+    [
+        in_s,
+        in_whole_s,
+        lambda ms: 1_760_000_000 + in_whole_s(ms),
+        lambda ms: int(ms * 1000),
+        lambda ms: int(ms / 1e4),
+        lambda ms: int((1_760_000_000_000 + ms) * 1e6),
+    ],
+    ids=["s", "whole s", "s since 1970", "us", "thousands a second", "ns since 1970"],
 )
 def test_times_that_may_not_be_in_ms_are_refused_with_both_readings(tmp_path: Path, times: Any) -> None:
     said = refused(tmp_path, conversations(apart=60_000, times=times))
-    assert re.search(r"60 requests come within [\d.e+-]+ s \(.* a second\) in ms or .* in (s|us): ", said)
+    assert re.search(r"60 requests come within [\d.e+-]+ s \(.* a second\) in ms or .* in (s|us|ns): ", said)
 
 
 @pytest.mark.parametrize("first", [0, 1_760_000_000_000])
@@ -141,7 +148,13 @@ def test_requests_share_something_or_nothing(tmp_path: Path) -> None:
         (["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16,374,44"], "a CSV has no ids of prefixes"),
         (["[1, 2]"], "line 1: an array, not a JSON object"),
         (["{", '"a": 1}'], "line 1: not a JSON object but the beginning of a document"),
-        (["\x7fELF"], "line 1: not a JSON object"),
+        (["\x7fELF"], "line 1: not a JSON object but"),
+        (["PAR1\x15\x04"], "line 1: not a JSON object but Parquet"),
+        (["INFO 10:00 engine started"], 'line 1: not a JSON object but "INFO 10:00 engine started"'),
+        (["a;b", "1;2"], "a CSV has no ids of prefixes"),
+        (['[{"conversations": []}]'], "texts"),
+        ([{"type": "BlockRemoved", "hashes": [1]}], "KV-cache events"),
+        ([{"timestamp": 1, "input_tokens": 9, "cache_read_input_tokens": 3}], "a usage log"),
         ([""], "the file is empty"),
         ([{"hash_tokens": 16}], "no request follows the header"),
         ([{"hash_tokens": 16, "version": 2}], "unknown key"),
