@@ -13,6 +13,8 @@ void resources(nb::module_& m) {
       .def_prop_ro("address", &Buffer::address)
       .def_prop_ro("device_address", &Buffer::device_address)
       .def_prop_ro("size_bytes", &Buffer::bytes)
+      .def_prop_ro("populate_s", &Buffer::populate_s, "Seconds of its pages; allocated ones are pinned in this time.")
+      .def_prop_ro("register_s", &Buffer::register_s, "Seconds of pinning pages that were populated before.")
       .def(
           "fill_random",
           [](Buffer& buffer, std::size_t bytes, std::uint64_t seed) { fill_random(buffer.host(bytes), seed); },

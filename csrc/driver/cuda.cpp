@@ -16,6 +16,7 @@
 #include "driver/content_kernels.hpp"
 #include "driver/library.hpp"
 #include "driver/pages.hpp"
+#include "timing/clock.hpp"
 
 namespace kvbench {
 namespace {
@@ -90,14 +91,20 @@ class CudaDriver final : public Driver {
       check(api_.mem_alloc(&pointer, bytes), "cuMemAlloc");
       return {pointer, pointer};
     }
+    const bool is_mapped = kind != MemoryKind::allocated;
+    const auto begin = Clock::now();
+    void* pointer = is_mapped ? map_pages(kind, bytes) : allocate_pinned(bytes);
+    const auto populated = Clock::now();
+    const double populate_s = to_us(populated - begin) / 1e6;
     if (kind == MemoryKind::mapped) {
-      const auto pages = reinterpret_cast<Address>(map_pages(kind, bytes));
-      return {pages, pages};
+      const auto pages = reinterpret_cast<Address>(pointer);
+      return {pages, pages, populate_s};
     }
-    void* pointer = kind == MemoryKind::allocated ? allocate_pinned(bytes) : map_registered(kind, bytes);
+    if (is_mapped) register_mapped(kind, pointer, bytes);
+    const double register_s = to_us(Clock::now() - populated) / 1e6;
     cuda::DevicePointer device_pointer = 0;
     const Result result = api_.mem_host_get_device_pointer(&device_pointer, pointer, 0);
-    const Memory memory{reinterpret_cast<Address>(pointer), device_pointer};
+    const Memory memory{reinterpret_cast<Address>(pointer), device_pointer, populate_s, register_s};
     if (result != cuda::kSuccess) {
       release(kind, memory, bytes);
       check(result, "cuMemHostGetDevicePointer");
@@ -375,14 +382,12 @@ class CudaDriver final : public Driver {
     return pointer;
   }
 
-  void* map_registered(MemoryKind kind, std::size_t bytes) {
-    void* pointer = map_pages(kind, bytes);
+  void register_mapped(MemoryKind kind, void* pointer, std::size_t bytes) {
     const Result result = api_.mem_host_register(pointer, bytes, 0);
     if (result != cuda::kSuccess) {
       unmap_pages(kind, pointer, bytes);
       check(result, "cuMemHostRegister");
     }
-    return pointer;
   }
 
   int attribute(cuda::DeviceAttribute which) const {

@@ -90,6 +90,8 @@ struct DeviceInfo {
 struct Memory {
   Address address = 0;
   Address device_address = 0;  ///< the address for kernels; differs from `address` on some hosts
+  double populate_s = 0;       ///< how long its pages took; those that the driver allocates are pinned in this time
+  double register_s = 0;       ///< how long it then took to pin them
 };
 
 /// The shape of a launch; `shared_bytes` is the dynamic shared memory per block.

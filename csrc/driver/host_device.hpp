@@ -75,12 +75,14 @@ class HostDevice : public Driver {
   void bind_thread() const noexcept override {}
 
   Memory allocate(MemoryKind kind, std::size_t bytes) override {
+    const auto begin = Clock::now();
     void* pointer = map_pages(kind, bytes);
+    const double populate_s = to_us(Clock::now() - begin) / 1e6;
     const auto address = reinterpret_cast<Address>(pointer);
     const std::lock_guard lock(known_);
     if (kind == MemoryKind::mapped) return {address, address};
     allocated_[address] = {kind == MemoryKind::device ? Place::device : Place::pinned, address, bytes};
-    return {address, address};
+    return {address, address, populate_s};
   }
   void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept override {
     {

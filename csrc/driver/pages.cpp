@@ -28,12 +28,13 @@ std::size_t rounded(MemoryKind kind, std::size_t bytes) {
 [[noreturn]] void fail(const std::string& call) { throw DriverError(call, strerrorname_np(errno)); }
 
 [[noreturn]] void fail_huge(unsigned shift, std::size_t bytes) {
-  const std::size_t page_kib = (std::size_t{1} << shift) / 1024;
+  const std::string folder =
+      "/sys/kernel/mm/hugepages/hugepages-" + std::to_string((std::size_t{1} << shift) / 1024) + "kB/";
   std::size_t free = 0;
-  std::ifstream("/sys/kernel/mm/hugepages/hugepages-" + std::to_string(page_kib) + "kB/free_hugepages") >> free;
+  std::ifstream(folder + "free_hugepages") >> free;
   throw DriverError("mmap", std::to_string(bytes >> shift) + " huge pages of " +
                                 (shift == kShiftOf2Mib ? "2 MiB" : "1 GiB") + " are needed, " + std::to_string(free) +
-                                " are free (sysctl vm.nr_hugepages)");
+                                " are free (" + folder + "nr_hugepages)");
 }
 
 /// A file without a name, which lives as long as its mappings.

@@ -23,6 +23,8 @@ class Buffer {
   [[nodiscard]] Address address() const { return memory_.address; }
   [[nodiscard]] Address device_address() const { return memory_.device_address; }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
+  [[nodiscard]] double populate_s() const { return memory_.populate_s; }
+  [[nodiscard]] double register_s() const { return memory_.register_s; }
 
   /// The first `bytes` of a host buffer; throws std::out_of_range for a device buffer or too many bytes.
   [[nodiscard]] std::span<unsigned char> host(std::size_t bytes) {

@@ -1,7 +1,7 @@
 """The named values of axes, and the grammar of an axis: how one value, a list and a range are read and written."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -89,6 +89,10 @@ class Memory(StrEnum):
     SHARED = "shared"
     HUGE_2MIB = "huge-2MiB"
     HUGE_1GIB = "huge-1GiB"
+
+
+# The bytes of a page of memory in huge pages.
+HUGE_BYTES: Final[Mapping[str, int]] = {Memory.HUGE_2MIB: 1 << 21, Memory.HUGE_1GIB: 1 << 30}
 
 
 class Slots(NamedTuple):

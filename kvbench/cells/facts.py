@@ -41,6 +41,8 @@ class DeviceFacts:
     batch_entry: str | None
     has_torch: bool = True
     integrated: bool = False
+    free_2mib_pages: int = 0
+    free_1gib_pages: int = 0
 
     @property
     def has_one_memory(self) -> bool:

@@ -50,7 +50,7 @@ from kvbench.cells.facts import DeviceFacts, device_named
 from kvbench.engine import nvrtc
 from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.errors import UsageError
-from kvbench.machine.probes import available_bytes
+from kvbench.machine.probes import available_bytes, free_pages
 from kvbench.machine.sources import Sources
 
 Addresses = NDArray[np.uint64]
@@ -115,6 +115,8 @@ class Device:
             batch_entry=self.batch_entry,
             has_torch=importlib.util.find_spec("torch") is not None,
             integrated=info.integrated,
+            free_2mib_pages=free_pages(Sources(), 1 << 21),
+            free_1gib_pages=free_pages(Sources(), 1 << 30),
         )
 
     def arm(self, fault: Fault | None) -> None:

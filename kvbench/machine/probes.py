@@ -6,6 +6,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import PurePosixPath
@@ -105,6 +106,13 @@ def shm_bytes(sources: Sources) -> int:
     except OSError:
         return 0
     return free.f_bavail * free.f_frsize
+
+
+def free_pages(sources: Sources, size_bytes: int) -> int:
+    """Return how many huge pages of this size are free, 0 where there are none of this size."""
+    with suppress(OSError, ValueError):
+        return int(sources.text(f"sys/kernel/mm/hugepages/hugepages-{size_bytes >> 10}kB/free_hugepages"))
+    return 0
 
 
 _CAP_IPC_LOCK: Final = 14

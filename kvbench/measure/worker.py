@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from kvbench.backends.base import backend_named, facts_of, is_own
-from kvbench.cells.axes import Direction
+from kvbench.cells.axes import Direction, Memory
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import Cell
 from kvbench.cells.units import rough_size
@@ -127,7 +127,23 @@ class Worker:
             ) from None
         self._bench = Bench(self._device, stream, region, pools, SteadyCpu(), self._clocks, request.policy)
         notes = far_pages(host.buffer.address, request.pool_bytes, self._node)
+        notes += self._pinned(pools, request.memories) if len(request.memories) > 1 else []
         return protocol.Reserved(notes=notes + self._read_trace(request))
+
+    def _pinned(self, pools: Pools, memories: Sequence[str]) -> list[str]:
+        """Make the host pool of each kind, and return how long that took, and which pages lie on another node."""
+        times, far = [], list[str]()
+        for memory in memories:
+            try:
+                pool = pools.host_pool(memory)
+            except EngineError as error:
+                times.append(f"{memory} refused ({error})")
+                continue
+            pinned = f" and {pool.register_s:.3g} s to register" if pool.register_s else ""
+            alone = " to populate" if memory != Memory.ALLOCATED else ""
+            times.append(f"{memory} {pool.buffer.populate_s:.3g} s{alone}{pinned}")
+            far += far_pages(pool.buffer.address, pools.pool_bytes, self._node)
+        return [f"host pools of {rough_size(pools.pool_bytes)}: {', '.join(times)}", *far]
 
     def _read_trace(self, request: protocol.Reserve) -> list[str]:
         """Keep the swaps to replay, and return how many of them do not fit into the pools."""

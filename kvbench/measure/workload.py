@@ -62,15 +62,18 @@ class Pool:
         self.seed, self._slots, self._bytes = seed, slots_of(memory), pool_bytes
         if self._slots is None:
             self.buffer = Buffer(device.driver, MemoryKind[(memory or "device").replace("-", "_").lower()], pool_bytes)
+            self.register_s = self.buffer.register_s
             return
         slot_bytes, ranks = self._slots
         count = -(-pool_bytes // slot_bytes)
         self.buffer = Buffer(device.driver, MemoryKind.mapped, count * slot_bytes * ranks)
         registered: list[int] = []
         weakref.finalize(self, _unregister, device, registered)
+        began_s = time.monotonic()
         for address in range(self.buffer.address, self.buffer.address + self.buffer.size_bytes, slot_bytes * ranks):
             register_pages(device.driver, address, slot_bytes)
             registered.append(address)
+        self.register_s = time.monotonic() - began_s
 
     def places(self, offsets: Addresses) -> Addresses:
         """Return the offsets in the buffer."""

@@ -241,7 +241,7 @@ class Execution:
         sampling = self.spec.sampling
         largest = max(region_bytes(cell, submissions(sampling, cell.stream_state)) for cell in cells)
         pool_bytes = max(largest, CEILING_BYTES[self.opened.device.kind])
-        for note in self.slot.reserve(pool_bytes, self.plan.host_pools, {cell.backend for cell in cells}):
+        for note in self.slot.reserve(pool_bytes, self.plan.host_pools, cells):
             self._record(Note(text=note))
         return pool_bytes
 

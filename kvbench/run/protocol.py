@@ -11,7 +11,7 @@ from kvbench.results.schema import Ceiling, Control, Failure, Roof, Visit
 from kvbench.sweep.spec import Replay, Sampling
 
 # The version of this protocol. If two builds are measured in turn, one parent speaks to the workers of both.
-VERSION: Final = 8
+VERSION: Final = 9
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="type"):
@@ -51,12 +51,13 @@ class Described(_Message, tag="described", frozen=True, kw_only=True):
 class Reserve(_Message, tag="reserve", frozen=True, kw_only=True):
     """Allocate the memory pools, `pool_bytes` each, and other shared resources; answered by Reserved or Refused.
 
-    `host_pools` is the number of methods of pinning memory whose pools can exist at once, `backends` the names of those
-    that are measured, `trace` what cells replay.
+    `host_pools` is the number of methods of pinning memory whose pools can exist at once, `memories` are those methods,
+    `backends` the names of those that are measured, `trace` what cells replay.
     """
 
     pool_bytes: int
     host_pools: int
+    memories: list[str] = []
     backends: list[str]
     busy_delay_us: int
     policy: Policy | None

@@ -2,10 +2,11 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError, brief
 from kvbench.run.worker_process import WorkerSlot
 from kvbench.sweep.installed import Installed
@@ -51,8 +52,8 @@ class RankSlot(WorkerSlot):
         super().__init__(replace(spec, device=device), backends)
         self._rank = rank
 
-    def reserve(self, pool_bytes: int, host_pools: int = 1, backends: Iterable[str] = ()) -> list[str]:
-        notes = super().reserve(pool_bytes, host_pools, backends)
+    def reserve(self, pool_bytes: int, host_pools: int = 1, cells: Collection[Cell] = ()) -> list[str]:
+        notes = super().reserve(pool_bytes, host_pools, cells)
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if missing:
             raise UsageError(f"{' and '.join(missing)} not set: the ranks need it to begin together; torchrun sets it")

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import IO, Final, TypeVar
 
 import msgspec
 
+from kvbench.cells.cell import Cell
 from kvbench.cells.facts import HARDWARE_QUEUES, BackendFacts
 from kvbench.errors import ExitCode, KvbenchError, UsageError
 from kvbench.results.schema import Failure, FailureKind, Visit
@@ -35,6 +36,7 @@ from kvbench.run.protocol import (
     encode,
 )
 from kvbench.sweep.installed import Installed
+from kvbench.sweep.plan import memories_of
 from kvbench.sweep.spec import SweepSpec
 
 _CHUNK_BYTES: Final = 1 << 16
@@ -302,16 +304,17 @@ class WorkerSlot:
         self._open = msgspec.structs.replace(self._open, device=opened.device.name)
         return opened
 
-    def reserve(self, pool_bytes: int, host_pools: int = 1, backends: Iterable[str] = ()) -> list[str]:
-        """Allocate the memory pools, now and in every replacement, and load what `backends` take long to load; raises
-        UsageError if memory is short.
+    def reserve(self, pool_bytes: int, host_pools: int = 1, cells: Collection[Cell] = ()) -> list[str]:
+        """Allocate the memory pools of `cells`, now and in every replacement, and load what their backends take long to
+        load; raises UsageError if memory is short.
 
         Returns the notes of the worker.
         """
         self._reserve = Reserve(
             pool_bytes=pool_bytes,
             host_pools=host_pools,
-            backends=sorted(backends),
+            memories=memories_of(cells),
+            backends=sorted({cell.backend for cell in cells}),
             busy_delay_us=self._spec.sampling.busy_delay_us,
             policy=self._spec.policy,
             trace=self._spec.trace,

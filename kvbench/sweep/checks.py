@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvbench.cells.axes import Direction, ListPlace, Neighbour, StreamState, slots_of
+from kvbench.cells.axes import HUGE_BYTES, Direction, ListPlace, Neighbour, StreamState, slots_of
 from kvbench.cells.blocks import LAYERS_OF_8B, LAYERS_OF_70B, misfit, opposite, region_bytes, unfit
 from kvbench.cells.cell import AXES, EQUAL, Cell
 from kvbench.cells.facts import CEILING_BYTES, BackendFacts, DeviceFacts
-from kvbench.cells.units import format_size, rough_size
+from kvbench.cells.units import KIB, format_size, rough_size
 from kvbench.sweep.spec import Sampling, SweepSpec, submissions
+from kvbench.text import counted
 
 ALL_SMS: Final = 0
 DESCRIPTOR_BYTES: Final = 24
@@ -118,6 +119,19 @@ def _without_slots(cell: Cell, context: Context) -> str | None:
     return most if count > MOST_SLOTS else None
 
 
+def _without_huge_pages(cell: Cell, context: Context) -> str | None:
+    size = HUGE_BYTES.get(cell.memory or "", 0)
+    if not size:
+        return None
+    needed = -(-_pool_bytes(cell, context.spec.sampling, context.device.kind) // size)
+    free = context.device.free_2mib_pages if size == 1 << 21 else context.device.free_1gib_pages
+    if needed <= free:
+        return None
+    of_size = f"hugepages-{size // KIB}kB"
+    remedy = f"as root: echo {needed} > /sys/kernel/mm/hugepages/{of_size}/nr_hugepages"
+    return f"needs {counted(needed, 'huge page')} of {format_size(size)}; {free} are free ({remedy})"
+
+
 def _without_memory(cell: Cell, context: Context) -> str | None:
     device, spec = context.device, context.spec
     side_bytes = footprint(cell, spec.sampling, device.kind)
@@ -150,14 +164,18 @@ CHECKS: Final[Sequence[Callable[[Cell, Context], str | None]]] = (
     _without_room,
     lambda cell, _: unfit(cell),
     _without_slots,
+    _without_huge_pages,
     _without_memory,
 )
 
 
 def footprint(cell: Cell, sampling: Sampling, device_kind: str) -> int:
     """Return the bytes that measuring `cell` takes on each side: a pool (also used for the ceiling) and descriptors."""
-    pool_bytes = max(region_bytes(cell, submissions(sampling, cell.stream_state)), CEILING_BYTES[device_kind])
-    return pool_bytes + cell.blocks * DESCRIPTOR_BYTES
+    return _pool_bytes(cell, sampling, device_kind) + cell.blocks * DESCRIPTOR_BYTES
+
+
+def _pool_bytes(cell: Cell, sampling: Sampling, device_kind: str) -> int:
+    return max(region_bytes(cell, submissions(sampling, cell.stream_state)), CEILING_BYTES[device_kind])
 
 
 def _neighbour_bytes(cell: Cell, device: DeviceFacts) -> int:

@@ -95,7 +95,7 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     reasons = {cell: why_not(cell, Context(device, known[cell.backend], spec)) for cell in kept}
     cells = tuple(cell for cell, reason in reasons.items() if reason is None)
     side_bytes = max((footprint(cell, spec.sampling, device.kind) for cell in cells), default=0)
-    kinds, fitting = len(_kinds(cells)), usable_of_host(device, spec) // max(1, side_bytes)
+    kinds, fitting = len(memories_of(cells)), usable_of_host(device, spec) // max(1, side_bytes)
     fitting -= device.has_one_memory  # the pool of the other side
     return Plan(
         cells=cells,
@@ -109,7 +109,7 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     )
 
 
-def _kinds(cells: Iterable[Cell]) -> list[str]:
+def memories_of(cells: Iterable[Cell]) -> list[str]:
     """Return the methods that pin host memory: for `cells`, and for large copies."""
     return sorted({str(Memory.ALLOCATED), *(cell.memory for cell in cells if cell.memory is not None)})
 
@@ -120,7 +120,7 @@ def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
     Where the host pools do not fit side by side, a round goes from one method of pinning memory to the next. The cells
     of each plug-in package follow each other, see `by_package`.
     """
-    kinds = _kinds(plan.cells)
+    kinds = memories_of(plan.cells)
     groups = [kinds] if len(kinds) <= plan.host_pools else [[kind] for kind in kinds]
     for number in range(sampling.rounds):
         order: list[Cell] = []

@@ -1,5 +1,6 @@
 """What a worker keeps between requests: pools, and cells that are visited in turn."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -51,6 +52,22 @@ def test_the_pages_of_every_pool_are_sampled_once(monkeypatch: pytest.MonkeyPatc
         assert isinstance(made, Visit)
         warnings.append(made.warnings)
     assert warnings == [[], ["far"], [], []]
+
+
+def test_where_a_run_compares_kinds_of_memory_it_says_how_long_each_took_to_make() -> None:
+    worker = Worker()
+    worker.answer(protocol.Open(device="cpu", fault=None))
+    memories = [Memory.ALLOCATED, Memory.REGISTERED, Memory.HUGE_1GIB]
+    answer = worker.answer(
+        protocol.Reserve(
+            pool_bytes=1 << 20, host_pools=2, memories=memories, backends=[], busy_delay_us=10, policy=None
+        )
+    )
+    assert isinstance(answer, protocol.Reserved)
+    (note,) = answer.notes
+    assert re.match(
+        r"host pools of 1(\.0)? MiB: allocated [\d.e-]+ s, registered [\d.e-]+ s to populate, huge-1GiB ", note
+    )
 
 
 @pytest.mark.parametrize("host_pools", [1, 2])

@@ -1,4 +1,5 @@
 import io
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,8 @@ class Slot:
         self.cells = CELLS[:disturbs]
         self.made: list[tuple[int, int, int]] = []
 
-    def reserve(self, _pool_bytes: int, _host_pools: int, backends: set[str]) -> list[str]:
-        return [f"room for {', '.join(backends)}"]
+    def reserve(self, _pool_bytes: int, _host_pools: int, cells: Collection[Cell]) -> list[str]:
+        return [f"room for {', '.join({cell.backend for cell in cells})}"]
 
     def serve(self, backend: str) -> None: ...
 

@@ -364,6 +364,17 @@ def test_both_sides_share_one_memory(device: DeviceFacts, block_size: str, needs
     assert reasons(plan) == [f"needs {needs} (--host-memory)"]
 
 
+def test_huge_pages_that_are_not_free_are_refused_with_those_that_are() -> None:
+    device = replace(H200, free_2mib_pages=511, free_1gib_pages=1)
+    axes = {"backend": "per_block", "direction": "h2d", "blocks": "64", "block_size": "1MiB", **HOT}
+    plan = plan_of(device, H200_BACKENDS, **axes, memory="registered,huge-2MiB,huge-1GiB")
+    (reason,) = reasons(plan)  # the pool of large copies takes 1 GiB
+    assert [cell.memory for cell in plan.cells] == [Memory.REGISTERED, Memory.HUGE_1GIB]
+    remedy = "as root: echo {0} > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
+    needed = reason.split()[1]
+    assert reason == f"needs {needed} huge pages of 2MiB; 511 are free ({remedy.format(needed)})"
+
+
 def test_too_many_combinations_are_refused() -> None:
     with pytest.raises(UsageError, match=r"^the sweep has 60000000 combinations; the maximum is 200000"):
         plan_of(direction="h2d", blocks="1:10000:+1", block_size="1:1000:+1")
