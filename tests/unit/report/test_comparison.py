@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -20,13 +19,11 @@ from kvbench.results import Record, Run, RunInfo
 from tests import synthetic
 from tests.markdown import tokens
 from tests.reports import (
-    findings_of,
     highlights_of,
     lines_of,
     made_run,
     part_of,
     rows_of,
-    said,
     sections_of,
     table_of,
 )
@@ -97,15 +94,6 @@ def report(slower: list[Run]) -> Report:
     return report_of(slower)
 
 
-def test_queues_without_a_time_of_the_swap_are_not_compared(tmp_path: Path) -> None:
-    visits = [
-        msgspec.structs.replace(one, samples=msgspec.structs.replace(one.samples, pending_after=[0] * len(one.samples)))
-        for one in synthetic.rounds(synthetic.queue_cells(), synthetic.queue_gbps)
-    ]
-    runs = [made_run(tmp_path, [*synthetic.ceilings(), *visits], None, name) for name in ("a", "bb")]
-    assert "comparison" not in sections_of(report_of(runs))
-
-
 def test_slower_cells_come_first_in_a_comparison(report: Report, slower: list[Run], cells: list[Cell]) -> None:
     points = points_of(*slower)
     assert len(points) == len(cells)
@@ -118,30 +106,10 @@ def test_slower_cells_come_first_in_a_comparison(report: Report, slower: list[Ru
     assert re.search(r"afterwards against before, 52 cells in common: 1[2-5] slower \(by up to 2\d%\)", highlight)
 
 
-def test_differences_within_the_margin_between_runs_count_as_the_same(tmp_path: Path, cells: list[Cell]) -> None:
-    def a_little_slower(cell: Cell) -> float:
-        return synthetic.gbps_of(cell) / (1.02 if cell.block_bytes <= 4096 else 1.2)
-
-    runs = [run(tmp_path, "a", cells), run(tmp_path, "bb", cells, a_little_slower)]
-    part, points = compared(*runs), points_of(*runs)
-    little = points["block_bytes"] <= 4096
-    assert set(points.loc[little, "verdict"]) == {"SAME"}
-    assert set(points.loc[~little, "verdict"]) == {"SLOWER"}
-    (finding,) = findings_of(part)
-    assert f"{little.sum()} the same, 0 undecided; chance alone would show up to 3 differences." in finding
-
-
 def test_what_lies_within_the_spread_between_runs_is_undecided(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
     points = points_of(run(tmp_path, "a", cells), run(tmp_path, "bb", cells, slower_small_blocks))
     assert set(points["verdict"]) == {"UNDECIDED"}
-
-
-def test_comparison_rows_of_a_ladder_name_the_sm_count(tmp_path: Path) -> None:
-    ladder = [cell for cell in synthetic.ladder_cells() if cell.backend == "triton"][:6]
-    part = compared(run(tmp_path, "a", ladder), run(tmp_path, "bb", ladder))
-    rows = table_of(part, "Cell by cell").rows
-    assert {said(row[5]) for row in rows} == {f"sms {cell.sms}" for cell in ladder}
 
 
 def test_a_comparison_of_two_drivers_names_their_differences(tmp_path: Path, cells: list[Cell]) -> None:
@@ -162,11 +130,6 @@ def test_a_comparison_of_two_runs_of_one_machine_comes_last(tmp_path: Path, cell
     assert by_backend.title == "Time of bb / time of a, by backend"
     assert "The identities of both runs are the same" in lines_of(by_backend.notes)
     assert snippet(report, "comparison").startswith("**Time of bb / time of a, by backend**")
-
-
-def test_runs_without_a_cell_in_common_are_not_compared(tmp_path: Path, cells: list[Cell]) -> None:
-    report = report_of([run(tmp_path, "a", cells), run(tmp_path, "bb", synthetic.ladder_cells()[:13])])
-    assert "Comparison" not in render_details(report)
 
 
 @pytest.mark.parametrize("bad", HOSTILE)

@@ -5,22 +5,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from kvbench.cells.axes import Direction, ListPlace, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.units import KIB
-from kvbench.report.build import report_of
 from kvbench.report.model import Text
 from kvbench.report.numbers import ABSENT, TIMES
-from kvbench.report.sections.placement import run_length
-from kvbench.report.sections.threshold import common_blocks
-from kvbench.report.view import views_of
 from kvbench.results import Visit
 from tests import synthetic
-from tests.reports import highlights_of, is_bold, lines_of, made_report, made_run, part_of, said, sections_of
+from tests.reports import highlights_of, is_bold, lines_of, made_report, part_of, said, sections_of
 
 GIB = 1 << 30
 HOT = Cell("sm", Direction.D2H, 1024, 4 * KIB, sms=2)
@@ -215,30 +210,10 @@ def test_without_an_arm_the_report_says_what_the_section_needs(case: Case, tmp_p
     assert (case.section in report.missing) == asked
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.section)
-def test_too_few_visits_find_nothing(case: Case, tmp_path: Path) -> None:
-    report = made_report(tmp_path, synthetic.visits(case.cells, case.gbps))
-    assert not [text for text in highlights_of(report, case.section) if "no number of queued" not in text]
-
-
 def test_a_difference_within_the_noise_is_marked_unclear(tmp_path: Path) -> None:
     report = made_report(tmp_path, synthetic.rounds([HOT, FAR], lambda cell: 40.0 if cell == HOT else 39.8))
     assert said(part_of(report, "locality").tables[0].rows[0][-1]).startswith("≈")
     assert "sm are not slower" not in " ".join(highlights_of(report, "locality"))
-
-
-def test_a_disturbance_of_whole_visits_is_not_taken_for_a_difference(tmp_path: Path) -> None:
-    """Half of the visits of one arm are fast, half are slow: its median says nothing."""
-    visits = [
-        synthetic.visit(cell, us, count=5, noise=0.001, round_=number)
-        for number in range(6)
-        for cell, us in ((HOT, 100.0), (FAR, 900.0 if number % 2 else 50.0))
-    ]
-    report = made_report(tmp_path, visits)
-    cost = re.fullmatch(rf"≈ {TIMES}([\d.]+) to ([\d.]+)", said(part_of(report, "locality").tables[0].rows[0][-1]))
-    assert cost
-    assert float(cost[1]) < 1 < 4.75 < float(cost[2])  # the medians are 100 and 475 us
-    assert not highlights_of(report, "locality")
 
 
 def test_a_failed_arm_has_a_footnote_and_does_not_change_the_caption(tmp_path: Path) -> None:
@@ -248,14 +223,6 @@ def test_a_failed_arm_has_a_footnote_and_does_not_change_the_caption(tmp_path: P
     assert f"{ABSENT}¹" in [said(text) for text in table.rows[0]]
     assert lines_of(table.notes)[-1] == "¹ failed: error: error 719"
     assert "; 30 samples a cell" in said(table.caption)
-
-
-def test_other_sections_prefer_fresh_scattered_blocks(tmp_path: Path) -> None:
-    hot = [replace(HOT, block_bytes=size) for size in (1024, 2048, 4096, 8192)]
-    far = [replace(FAR, block_bytes=size) for size in (1024, 4096)]
-    shown = views_of([made_run(tmp_path, synthetic.visits([*hot, *far]))])[0].pinned
-    assert set(shown.cells["reuse"]) == {"fresh"}
-    assert shown.hidden["pool"] == {"dense"}
 
 
 def test_gathers_stay_out_of_other_sections(tmp_path: Path) -> None:
@@ -301,28 +268,3 @@ def test_lines_of_which_the_same_is_true_share_a_sentence(tmp_path: Path, *, exc
     sentences = [text.replace(TIMES, "x") for text in highlights_of(report, "extents")]
     every = "h2d on an idle stream, 1 504 x 4 KiB and 1 504 x 8 KiB: sm (2 SMs) is fastest at an extent of 1 to 32."
     assert sentences == [every] if not exception else len(sentences) == 2
-
-
-def test_devices_of_several_runs_stand_together(tmp_path: Path) -> None:
-    runs = []
-    for name in ("cuda:0", "cuda:1"):
-        info = synthetic.info()
-        info = msgspec.structs.replace(info, device={**info.device, "name": name})
-        cells = [replace(HOT, devices=devices) for devices in (1, 2)]
-        runs.append(made_run(tmp_path, synthetic.rounds(cells, lambda _: 40.0), info, name.replace(":", "-")))
-    (table,) = part_of(report_of(runs), "devices").tables
-    assert [said(row[3]) for row in table.rows] == ["cuda:0", "cuda:1"]
-
-
-@pytest.mark.parametrize(
-    ("pattern", "blocks"),
-    [("shuffled", 1), ("runs-8", 8), ("runs-geometric-8", None), ("contiguous", None)],
-)
-def test_run_length_is_none_for_patterns_of_mixed_runs(pattern: str, blocks: int | None) -> None:
-    assert run_length(pattern) == blocks
-
-
-def test_the_threshold_is_at_the_number_of_blocks_that_most_backends_have(tmp_path: Path) -> None:
-    cells = [*synthetic.cliff_cells((256,)), *synthetic.cliff_cells((10_000, 64), synthetic.FEW_KIB)]
-    view = views_of([made_run(tmp_path, synthetic.visits(cells))])[0]
-    assert common_blocks(view.measured) == 10_000

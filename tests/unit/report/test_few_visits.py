@@ -13,10 +13,10 @@ from tests.reports import findings_of, is_bold, lines_of, part_of, sections_of
 from tests.unit.report.test_golden import again, everything
 
 
-@pytest.fixture(scope="module", params=[1, MIN_PAIRS - 1])
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     folder = tmp_path_factory.mktemp("few")
-    return [everything(folder, request.param), again(folder, request.param)]
+    return [everything(folder, MIN_PAIRS - 1), again(folder, MIN_PAIRS - 1)]
 
 
 @pytest.fixture(scope="module")

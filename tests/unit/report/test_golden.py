@@ -135,9 +135,18 @@ def again(folder: Path, visits: int = 6) -> Run:
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    folder = tmp_path_factory.mktemp("golden")
-    return report_of([everything(folder), again(folder)], ["elsewhere: journal line 3 was changed"])
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return everything(tmp_path_factory.mktemp("everything"))
+
+
+@pytest.fixture(scope="module")
+def report(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return report_of([run, again(tmp_path_factory.mktemp("again"))], ["elsewhere: journal line 3 was changed"])
+
+
+@pytest.fixture(scope="module")
+def alone(run: Run) -> Report:
+    return report_of([run])
 
 
 def test_the_golden_report_has_every_section(report: Report) -> None:
@@ -146,12 +155,7 @@ def test_the_golden_report_has_every_section(report: Report) -> None:
 
 def test_no_two_keys_of_a_legend_look_alike(report: Report) -> None:
     plots = {chart.stem: chart.plot for chart in report.charts if isinstance(chart.plot, LinePlot)}
-    assert {stem.partition("-")[0] for stem in plots} == {
-        "cliff",
-        "sm",
-        "replay",
-        "neighbour",
-    }
+    assert {stem.partition("-")[0] for stem in plots} == {"cliff", "sm", "replay", "neighbour"}
     for plot in plots.values():
         drawn = {line.label: (ink_of(line.backend), line.variant % STROKES) for line in plot.lines}
         assert len(set(drawn.values())) == len(drawn)
@@ -165,15 +169,15 @@ def test_the_markdown_is_that_of_the_golden_file(report: Report, name: str, rend
     assert text == (GOLDEN / name).read_text()
 
 
-def test_the_first_page_is_short(tmp_path: Path) -> None:
-    lines = render_report(report_of([everything(tmp_path)])).splitlines()
+def test_the_first_page_is_short(alone: Report) -> None:
+    lines = render_report(alone).splitlines()
     assert len(lines) <= 260
     assert sum(len(line.split()) for line in lines if not line.startswith("|")) <= 900
 
 
-def test_the_answer_for_a_chat_has_five_lines_and_both_directions(tmp_path: Path) -> None:
-    lines = snippet(report_of([everything(tmp_path)]), "chat").splitlines()
+def test_the_answer_for_a_chat_has_five_lines_and_both_directions(run: Run, alone: Report) -> None:
+    lines = snippet(alone, "chat").splitlines()
     assert len(lines) == 5
     assert {line.split()[0] for line in lines} >= {"h2d:", "d2h:"}
-    states = {kind.stream_state for kind in rule_for_all([everything(tmp_path / "again")]).parts}
+    states = {kind.stream_state for kind in rule_for_all([run]).parts}
     assert all(f" {state}" in "; ".join(lines[1:3]) for state in states)

@@ -11,12 +11,10 @@ from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.presets import ModelChoice
-from kvbench.report.build import report_of
 from kvbench.report.model import Report
 from kvbench.results import RunInfo, Visit
 from tests import synthetic
-from tests.command import output
-from tests.reports import chart_of, highlights_of, made_report, made_run, part_of, rows_of, said, sections_of, table_of
+from tests.reports import highlights_of, made_report, made_run, part_of, rows_of, sections_of, table_of
 
 MODELS = ModelChoice(models=("llama-3-8b@tokens512", "llama-3-8b@tokens2048", "llama-3-8b@tokens4096"))
 TITLE = "llama-3-8b, h2d beside decode"
@@ -75,44 +73,6 @@ def test_the_first_page_says_when_no_backend_certainly_hides_the_loads(tmp_path:
     assert "no backend clearly hides 95% of the loads; batched hides most, " in highlight
 
 
-def test_the_chart_has_a_line_over_tokens_for_every_method(report: Report) -> None:
-    (panel,) = chart_of(report, "layers-run").plot.grid[0]  # type: ignore[union-attr]
-    lines = {line.label: (list(line.x), list(line.y)) for line in panel.lines}
-    assert lines["batched"][0] == [512, 2048, 4096]
-    assert lines["batched"][1] == pytest.approx([0.9, 0.81, 0.5])
-    assert lines["sm (4 SMs)"][0] == [2048]
-
-
-def test_loads_of_one_length_make_a_table_and_no_chart(tmp_path: Path) -> None:
-    part = part_of(
-        made_report(tmp_path, [*visits(cell(2048), [0.5] * 6), *visits(cell(2048, "sm"), [0.8] * 6)], info()), "layers"
-    )
-    assert part.charts == []
-    assert len(part.tables[0].rows) == 2
-
-
-def test_runs_of_one_machine_stand_side_by_side(tmp_path: Path) -> None:
-    """The methods of an engine are measured in a run of their own."""
-    loads = [visit for tokens in (512, 2048) for visit in visits(cell(tokens, "sm"), [0.8] * 6)]
-    first = made_run(tmp_path, loads, info(), "first")
-    engine = made_run(tmp_path, visits(cell(2048, "vllm_batch"), [0.9] * 6), info(), "engine")
-    elsewhere = made_run(tmp_path, visits(cell(2048), [1.0] * 6), synthetic.info("Another card"), "elsewhere")
-    report = report_of([elsewhere, first, engine])
-    (panel,) = chart_of(report, "layers-Synthetic-H200-first").plot.grid[0]  # type: ignore[union-attr]
-    assert [line.label for line in panel.lines] == ["sm (4 SMs)", "vllm_batch"]
-    titles = [said(table.title) for table in part_of(report, "layers").tables]
-    assert titles == [f"Synthetic-H200-first: {TITLE}", f"Synthetic-H200-engine: {TITLE}"]
-    (highlight,) = highlights_of(report, "layers")
-    assert "vllm_batch hides most, 90%" in highlight.replace("\N{NO-BREAK SPACE}", " ")
-
-
-def test_show_prints_highlights_when_there_is_nothing_to_choose_from(tmp_path: Path) -> None:
-    run = synthetic.write_run(tmp_path / "run", visits(cell(2048), [0.97] * 6), info())
-    machine, *rest = " ".join(output("show", run).split()).partition(TITLE)
-    assert machine.startswith("Synthetic H200, driver 580.159, 2026-11-20 ")
-    assert "batched hides at least 95% of the loads" in "".join(rest)
-
-
 def test_swaps_by_layers_stay_out_of_other_sections(report: Report) -> None:
     assert "neighbour" not in sections_of(report)
     assert "models" not in sections_of(report)
@@ -126,15 +86,3 @@ def test_loads_without_a_step_have_times_but_no_hidden_share(tmp_path: Path) -> 
     (row,) = made_run(tmp_path, alone, info(), "again").frame().to_dict("records")
     assert row["first_layer_us"] == 60.0
     assert row["hidden_share"] != row["hidden_share"]
-
-
-def test_a_sequence_without_a_layer_count_makes_no_section(tmp_path: Path) -> None:
-    """Only a journal that kvbench did not write has one."""
-    report = made_report(tmp_path, [synthetic.visit(cell(2048, sequence="layers"), 2000.0)], info())
-    assert "layers" not in sections_of(report)
-
-
-def test_layers_of_no_model_are_named_by_their_blocks(tmp_path: Path) -> None:
-    report = made_report(tmp_path, visits(cell(2048), [0.5] * 6), synthetic.info())
-    (highlight,) = highlights_of(report, "layers")
-    assert highlight.startswith("32 layers of 32 KiB blocks, tensors-64, h2d beside decode, 8 192 blocks: ")

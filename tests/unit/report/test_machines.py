@@ -11,12 +11,12 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BackendFacts
 from kvbench.report.build import report_of
 from kvbench.report.document import snippet
-from kvbench.report.numbers import ABSENT, figure
+from kvbench.report.numbers import figure
 from kvbench.report.sections.machines import machines_table
 from kvbench.report.view import views_of
 from kvbench.results import Run
 from tests import synthetic
-from tests.reports import lines_of, made_run, rows_of, said, sections_of
+from tests.reports import lines_of, made_run, rows_of, sections_of
 
 SWAPS = ((64, 4096), (10_000, 4096), (10_000, 65_536))
 
@@ -41,39 +41,6 @@ def test_a_machine_is_a_column_with_the_swaps_that_all_have(tmp_path: Path) -> N
     assert lines_of(table.notes)[1:] == ["Only H200 has merged"]
 
 
-def test_a_swap_that_a_machine_lacks_has_no_row(tmp_path: Path) -> None:
-    table = machines_table(
-        views_of([run(tmp_path, "NVIDIA H100", 40.0), run(tmp_path, "NVIDIA H200", 50.0, swaps=SWAPS[:1])])
-    )
-    assert table
-    heads = " ".join(rows_of(table))
-    assert "h2d 64" in heads
-    assert "h2d 10" not in heads
-
-
-def test_the_best_method_is_none_of_another_package(tmp_path: Path) -> None:
-    runs = [run(tmp_path, f"NVIDIA {card}", 5.0 if card == "H200" else 4.0, "mine") for card in ("H100", "H200")]
-    for one in runs:
-        one.info.backends.append(BackendFacts("mine", "", frozenset(), package="mine==1.0"))
-    table = machines_table(views_of(runs))
-    assert table
-    texts = {name.partition(": ")[2]: shown for name, shown in rows_of(table).items() if ", GB/s" in name}
-    assert not any("mine" in text for text in texts["best"])
-    assert "mine" in texts
-    assert any(note.endswith("packages: mine") for note in lines_of(table.notes))
-
-
-def test_the_run_that_a_machine_is_shown_by_has_most_of_kvbenchs_own_methods(tmp_path: Path) -> None:
-    fuller = run(tmp_path, "NVIDIA H100", 40.0, "merged")
-    foreign = run(tmp_path / "foreign", "NVIDIA H100", 30.0, "mine", "yours")
-    names = ("mine", "yours")
-    foreign.info.backends.extend(BackendFacts(name, "", frozenset(), package=f"{name}==1.0") for name in names)
-    table = machines_table(views_of([fuller, foreign, run(tmp_path, "NVIDIA H200", 50.0)]))
-    assert table
-    best = next(texts for name, texts in rows_of(table).items() if ", GB/s: best" in name)
-    assert [text.partition(":")[0] for text in best] == ["40.0", "50.0"]
-
-
 def test_a_plug_in_is_marked_and_never_best_beside_kvbenchs_own(tmp_path: Path) -> None:
     runs = [run(tmp_path, f"NVIDIA {card}", 5.0, "mine") for card in ("H100", "H200")]
     for one in runs:
@@ -84,14 +51,6 @@ def test_a_plug_in_is_marked_and_never_best_beside_kvbenchs_own(tmp_path: Path) 
     assert "h2d 64 x 4 KiB, us: mine (plug-in)" in {name.replace("\N{MULTIPLICATION SIGN}", "x") for name in rows}
     assert not any("mine" in text for name, texts in rows.items() if name.endswith("best") for text in texts)
     assert rows["Recommended, h2d, idle"] == ["mine (plug-in)"] * 2
-
-
-def test_drivers_of_one_card_are_machines_too(tmp_path: Path) -> None:
-    old, new = run(tmp_path, "NVIDIA H200", 50.0), run(tmp_path / "new", "NVIDIA H200", 50.0)
-    new.info.identity["driver_version"] = "590.1"
-    table = machines_table(views_of([old, new]))
-    assert table
-    assert [said(head) for head in table.header[1:]] == ["H200, driver 580.159", "H200, driver 590.1"]
 
 
 def test_the_best_is_of_all_sm_counts_and_takes_the_fewest_of_those_as_fast(tmp_path: Path) -> None:
@@ -132,14 +91,6 @@ def test_what_only_one_machine_has_is_named_wherever_it_was_measured(tmp_path: P
     assert "an engine's call" in lines_of(with_call.notes)[1]
 
 
-def test_machines_without_a_swap_in_common_say_so(tmp_path: Path) -> None:
-    runs = [run(tmp_path, "H100", 40.0, swaps=SWAPS[:1]), run(tmp_path, "H200", 50.0, swaps=SWAPS[1:])]
-    table = machines_table(views_of(runs))
-    assert table
-    assert any("No swap in common" in note for note in lines_of(table.notes))
-    assert not [name for name, texts in rows_of(table).items() if set(texts) == {ABSENT}]
-
-
 def test_the_ceiling_is_the_median_of_all_rounds(tmp_path: Path) -> None:
     runs = [run(tmp_path, "H100", 40.0), run(tmp_path, "H200", 50.0), run(tmp_path / "again", "H200", 50.0)]
     table = machines_table(views_of(runs))
@@ -167,7 +118,3 @@ def test_drivers_of_one_card_are_compared_after_the_machines(tmp_path: Path) -> 
     report = report_of([old, new])
     assert {"machines", "comparison"} <= set(sections_of(report))
     assert ["580-159" in view.label for view in report.views] == [True, False]
-
-
-def test_one_machine_has_no_such_section(tmp_path: Path) -> None:
-    assert "machines" not in sections_of(report_of([run(tmp_path, "NVIDIA H200", 50.0)]))

@@ -1,6 +1,5 @@
 """The table of models: its rows, its figures, and what a stranger's run may say of models."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.geometry import ModelSwap
 from kvbench.models.presets import ModelChoice
-from kvbench.report.build import report_of
 from kvbench.report.document import render_report
 from kvbench.report.model import DataTable, Report
-from kvbench.report.numbers import ABSENT, TIMES
-from kvbench.results import Record, Visit
+from kvbench.report.numbers import TIMES
+from kvbench.results import Record
 from tests import synthetic
 from tests.markdown import tokens
 from tests.reports import (
@@ -24,7 +22,6 @@ from tests.reports import (
     is_bold,
     lines_of,
     made_report,
-    made_run,
     part_of,
     rows_of,
     table_of,
@@ -107,29 +104,6 @@ def test_times_and_speed_ups_come_from_the_cells_of_each_model(of_models: Report
     assert any(text.startswith(sentence) for text in highlights_of(of_models, "models"))
 
 
-def test_the_range_of_speed_ups_leaves_out_a_model_whose_visits_disagree(tmp_path: Path) -> None:
-    swaps = swaps_of("llama-3-8b", "gpt-oss-20b")
-
-    def records(number: int) -> list[Visit]:
-        def unsteady(cell: Cell) -> float:
-            open_ = cell.blocks == swaps[1].blocks and cell.backend == "batched" and number % 2
-            return rate(cell) * (0.2 if open_ else 1.0)
-
-        return synthetic.visits(cells_of(swaps), unsteady, count=5, noise=0.001, round_=number)
-
-    made = report(tmp_path, [one for number in range(6) for one in records(number)], swaps)
-    (idle,) = [text for text in highlights_of(made, "models") if "idle" in text]
-    assert idle.endswith("has 2x the speed of per_block; no clear difference for 1 of 2.")
-
-
-def test_a_speed_up_within_the_noise_is_marked_unclear(tmp_path: Path) -> None:
-    swaps = swaps_of("llama-3-8b")
-    cells = [cell_of(swaps[0], backend) for backend in ("per_block", "batched")]
-    made = report(tmp_path, synthetic.rounds(cells, lambda _: 8.0, noise=0.5), swaps)
-    ratio = rows_of(table(made, "h2d, idle stream: per_block against batched"))["llama-3-8b"][6]
-    assert re.fullmatch(rf"≈ {TIMES}0\.\d+ to 1\.\d+", ratio)
-
-
 def test_a_second_table_has_all_backends_with_the_fastest_in_bold(tmp_path: Path) -> None:
     """A kernel may take other SMs for another model: each model shows the one that it was measured with."""
     swaps = swaps_of("llama-3-8b", "llama-3-70b@tp4")
@@ -143,25 +117,6 @@ def test_a_second_table_has_all_backends_with_the_fastest_in_bold(tmp_path: Path
         assert is_bold(kernel)
         assert not any(map(is_bold, others))
     assert not any(one.title.startswith("h2d, busy stream: ms per swap") for one in part_of(made, "models").tables)
-
-
-def test_swaps_of_one_block_size_are_compared_separately(tmp_path: Path) -> None:
-    swaps = swaps_of("llama-3-8b", "llama-3-70b")
-    assert len({swap.block_bytes for swap in swaps}) == 1
-    kernels = [cell_of(swap, "sm", sms=2) for swap in swaps]
-    records = synthetic.rounds([*cells_of(swaps), *kernels], rate, noise=0.001)
-    shown = table(report(tmp_path, records, swaps), "h2d, idle stream: ms per swap")
-    assert shown.compared == 4
-
-
-def test_a_cell_without_figures_says_why(tmp_path: Path) -> None:
-    swaps = swaps_of("llama-3-8b", "phi-4")
-    failed, *rest = cells_of(swaps)
-    records = [*synthetic.rounds(rest, rate), synthetic.failure(failed, "error 719")]
-    made = report(tmp_path, records, swaps)
-    row = rows_of(table(made, "h2d, idle stream: per_block against batched"))["llama-3-8b"]
-    assert row[4] == f"{ABSENT}¹"
-    assert row[6] == ""
 
 
 @pytest.mark.parametrize(
@@ -179,19 +134,3 @@ def test_the_report_says_why_a_run_has_no_table_of_models(tmp_path: Path, models
     text = render_report(made)
     assert "<script>" not in text
     assert not any(token.attrGet("href") == "javascript:alert(1)" for token in tokens(text))
-
-
-def test_an_unusual_length_or_layout_is_part_of_the_models_name(tmp_path: Path) -> None:
-    swaps = swaps_of("llama-3-8b", layout="cross-layer", kv_dtype="fp8", tp=2)
-    made = report(tmp_path, synthetic.rounds(cells_of(swaps), rate), swaps)
-    row = rows_of(table(made, "h2d, idle stream: per_block against batched"))["llama-3-8b, TP 2, cross-layer, fp8"]
-    assert row[1:4] == ["1", "128", "512 KiB"]
-
-
-def test_a_section_is_missing_once_whatever_its_runs_lack(tmp_path: Path) -> None:
-    records = synthetic.rounds(cells_of(swaps_of("llama-3-8b")), rate)
-    specs = {"plain": {}, "models": {"models": msgspec.to_builtins(swaps_of("deepseek-v3"))}}
-    runs = [made_run(tmp_path, records, synthetic.info(spec=spec), name) for name, spec in specs.items()]
-    titles = list(report_of(runs).missing)
-    assert "models" in titles
-    assert len(titles) == len(set(titles))

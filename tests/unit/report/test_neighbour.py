@@ -13,7 +13,7 @@ import pytest
 from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
-from kvbench.report.build import report_files, report_of
+from kvbench.report.build import report_of
 from kvbench.report.model import Report
 from kvbench.results import Beside, Record, Run, Visit
 from tests import synthetic
@@ -73,18 +73,6 @@ def test_a_slow_fifth_of_the_iterations_counts_in_the_slowdown_and_the_time_lost
     assert row["exposure_us_per_gb_low"] == pytest.approx(row["exposure_us_per_gb_high"])
 
 
-@pytest.mark.parametrize(("gbps", "text"), [(40.0, r"≈ -?[\d.]+ \(-\d+ to \d+\)"), (0.1, "")])
-def test_an_uncertain_time_lost_per_gb_is_marked_or_left_out(gbps: float, text: str, tmp_path: Path) -> None:
-    """Visits differ by 1%, which at 0.1 GB/s is much for each GB."""
-    visits = [
-        replace_round(synthetic.beside(SM, slowdown, gbps, 1)[0], number)
-        for number, slowdown in enumerate((0.99, 1.01, 1.0, 0.995, 1.01, 0.99, 1.005))
-    ]
-    table = table_of(part_of(made_report(tmp_path, visits), "neighbour"), "gemm, d2h")
-    (row,) = rows_of(table).values()
-    assert re.fullmatch(text, row[6])
-
-
 def replace_round(visit: Visit, number: int) -> Visit:
     return msgspec.structs.replace(visit, round=number)
 
@@ -97,13 +85,6 @@ def test_the_pareto_edge_is_bold_and_marked(report: Report) -> None:
     (line,) = chart.plot.lines  # type: ignore[union-attr]
     assert list(line.x) == [20.0, 41.0, 40.0]  # by the SM count
     assert list(line.notes) == ["1 SM", "2 SMs", "4 SMs"]
-
-
-def test_the_finding_names_the_smallest_slowdown_at_a_high_rate(report: Report) -> None:
-    (line,) = findings_of(part_of(report, "neighbour"))
-    assert line.startswith(
-        "A GEMM takes at least 20% longer beside d2h swaps at 40 GB/s or more: sm (2 SMs) at 41 GB/s"
-    )
 
 
 @pytest.mark.parametrize(("iterations", "known"), [(83, False), (84, True)])
@@ -121,37 +102,11 @@ def test_fewer_than_500_iterations_of_six_visits_have_a_longest_but_no_p99(
     assert bool(part.tables[0].rows[0][-1]) == known
 
 
-def test_a_title_has_the_times_of_all_its_neighbours(tmp_path: Path) -> None:
-    """A swap in the other direction is of the same method, so each row has another neighbour."""
-    swaps = [replace(SM, sms=sms, neighbour=Neighbour.SWAP) for sms in (1, 2)]
-    slow = [with_times(visit, lambda us: [10 * one for one in us]) for visit in synthetic.beside(swaps[0], 1.1, 20.0)]
-    report = made_report(tmp_path, [*slow, *synthetic.beside(swaps[1], 1.1, 30.0)])
-    assert table_of(part_of(report, "neighbour"), "swap, d2h: 200 to 2000 us per iteration")
-
-
 def with_times(visit: Visit, change: Callable[[list[float]], list[float]]) -> Visit:
     """Change the times of the neighbour of a visit."""
     assert visit.beside is not None
     times = {name: change([*getattr(visit.beside, name)]) for name in ("neighbour_alone_us", "neighbour_beside_us")}
     return msgspec.structs.replace(visit, beside=msgspec.structs.replace(visit.beside, **times))
-
-
-def test_the_finding_says_when_visits_do_not_separate_the_cells(tmp_path: Path) -> None:
-    """Four SMs cost less than two in every other visit, and as much as nothing."""
-    records = [
-        replace_round(
-            synthetic.beside(replace(SM, sms=sms), 1.2 if (number + sms // 4) % 2 else 0.9, 41.0, 1)[0], number
-        )
-        for number in range(6)
-        for sms in (2, 4)
-    ]
-    (line,) = highlights_of(made_report(tmp_path, records), "neighbour")
-    assert line.endswith("41 GB/s (no clear difference from 1 other).")
-
-
-def test_slowdowns_of_fewer_than_six_visits_are_marked_unclear(tmp_path: Path) -> None:
-    table = table_of(part_of(made_report(tmp_path, ladder(rounds=5)), "neighbour"), "gemm, d2h")
-    assert all(row[2].startswith("≈") for row in rows_of(table).values())
 
 
 def test_the_table_holds_one_workload_with_a_line_for_each_method(tmp_path: Path) -> None:
@@ -189,13 +144,6 @@ def test_cells_beside_a_neighbour_stay_out_of_other_sections(report: Report) -> 
     assert sections_of(report) == ["neighbour"]
 
 
-def test_the_same_run_gives_the_same_chart(tmp_path: Path) -> None:
-    run = made_run(tmp_path, ladder())
-    first, second = report_files([run]), report_files([run])
-    assert first["neighbour-run.png"].startswith(b"\x89PNG")
-    assert first["neighbour-run.svg"] == second["neighbour-run.svg"]
-
-
 @pytest.mark.parametrize("turns", [Beside(), Beside(neighbour_alone_us=[200.0])])
 def test_a_visit_without_a_whole_iteration_has_no_slowdown(tmp_path: Path, turns: Beside) -> None:
     records: Sequence[Record] = [
@@ -231,14 +179,3 @@ def test_a_comparison_finds_a_neighbour_that_is_slower_by_5_percent(tmp_path: Pa
     cells = table_of(part, "Cell by cell").rows
     assert {said(row[-1]) for row in cells} == {"same"}
     assert all("neighbour gemm" in said(row[5]) for row in cells)
-
-
-def test_with_few_visits_a_slower_neighbour_is_undecided(tmp_path: Path) -> None:
-    runs = [
-        made_run(tmp_path, [*synthetic.beside(SM, slowdown, 20.0, rounds=2)], name=name)
-        for name, slowdown in (("one", 1.1), ("two", 1.3))
-    ]
-    report = report_of(runs)
-    (row,) = table_of(part_of(report, "comparison"), "Slowdown of neighbours").rows
-    assert said(row[-1]) == "undecided"
-    assert "0 slower, 0 faster" in highlights_of(report, "comparison")[-1]

@@ -12,7 +12,6 @@ from PIL import Image
 from kvbench.report.charts.palette import ink_of, rgb_of
 from kvbench.report.charts.panels import draw
 from kvbench.report.charts.plot import ChartText, LinePlot, PlotAxis, PlotLine, PlotPanel
-from kvbench.report.numbers import count
 
 TEXT = ChartText("title", "")
 X = [1024.0, 4096.0, 16384.0]
@@ -67,47 +66,8 @@ def test_sizes_are_labelled_in_kib_and_no_two_labels_touch() -> None:
     assert all(right + 4 <= left for (_, _, right), (_, left, _) in pairwise(ticks))
 
 
-def test_ticks_of_what_a_trace_holds_are_round() -> None:
-    values = [239.0, 610.0, 1403.0, 3782.0, 30720.0, 64510.0, 105500.0, 110200.0, 245760.0]
-    line = PlotLine("sm", "sm", values, values, values, values)
-    labels = [label for label, _, _ in ticks_of(plot_of([line], PlotAxis("descriptors", "count", "log2")))]
-    assert labels == [count(value) for value in (300, 1000, 3000, 10_000, 30_000, 100_000)]
-
-
-def keys_of(plot: LinePlot) -> list[str]:
-    """Return what each key of the legend is drawn with."""
-    svg = draw(plot, TEXT).svg.decode()
-    legend = svg[svg.index('id="legend_1"') :]
-    return [part.partition("<text")[0] for part in legend.split('<g id="line2d_')[1:]]
-
-
-def test_a_key_shows_a_stroke_only_where_points_are_joined() -> None:
-    lone = PlotLine("sm", "sm", [1024.0], [20.0], [20.0], [20.0])
-    joined, single = keys_of(plot_of([line("batched", [10.0, 20.0, 30.0]), lone]))
-    assert re.search(r'<path d="M [\d. ]+\nL [^"]*" style="fill: none; stroke: #2c60dd', joined)
-    assert not re.search(r'<path d="M [\d. ]+\nL [^"]*" style="fill: none; stroke: #a553ab', single)
-
-
-def test_variants_of_a_backend_have_its_mark_and_differ_in_the_stroke() -> None:
-    lines = [PlotLine(f"sm {n}", "sm", X, [n * y for y in X], X, X, variant=n) for n in range(1, 7)]
-    marks, strokes = (
-        {re.search(mark, key)[1] for key in keys_of(plot_of(lines))}  # type: ignore[index]
-        for mark in (r'<use [^>]*style="([^"]*)"', r'L [^"]*" style="([^"]*)"')
-    )
-    assert (len(marks), len(strokes)) == (1, 6)
-
-
 def test_notes_that_would_touch_are_left_out() -> None:
     x = [1.0, 2.0, 4.0, 4.01]
     one = PlotLine("sm", "sm", x, x, x, x, notes=("first", "second", "third", "fourth"), rings=[2.0])
     svg = draw(plot_of([one], PlotAxis("SMs", "count", "log2")), TEXT).svg.decode()
     assert [f">{note}<" in svg for note in one.notes] == [True, True, False, True]
-
-
-def test_a_second_axis_has_its_lines_and_a_marked_value_its_text() -> None:
-    slowdown = PlotLine("decode", "empty", X, [1.0, 1.2, 2.0], X, X, second=True)
-    axes = PlotAxis("block size", "bytes", "log2"), PlotAxis("GB/s", "figure", "linear")
-    panel = PlotPanel("h2d", [line("sm", [1.0, 2.0, 3.0]), slowdown], marked={4096.0: "4 KiB: the limit"})
-    svg = draw(LinePlot(*axes, [[panel]], PlotAxis("slowdown", "figure", "linear")), TEXT).svg.decode()
-    assert ">slowdown<" in svg
-    assert ">4 KiB: the limit<" in svg

@@ -6,10 +6,9 @@ import pytest
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
-from kvbench.report.build import report_of
 from kvbench.report.model import Report
 from tests import synthetic
-from tests.reports import chart_of, highlights_of, made_report, made_run, part_of, rows_of, said, sections_of, table_of
+from tests.reports import chart_of, highlights_of, made_report, part_of, rows_of, said, sections_of, table_of
 
 GBPS = {"sm": 48.0, "batched": 5.0, "vllm_batch": 6.0}
 
@@ -50,38 +49,8 @@ def test_the_first_page_names_the_fastest_and_its_gain_over_batched_copies_and_a
     assert highlight.endswith("; 9.6x as fast as batched, 8x as fast as vllm_batch.")
 
 
-def test_two_methods_without_a_clear_difference_are_both_named(tmp_path: Path) -> None:
-    made = [visit for name, gbps in (GBPS | {"merged": 48.0}).items() for visit in synthetic.replayed(cell(name), gbps)]
-    (highlight,) = highlights_of(made_report(tmp_path, made), "replay")
-    assert highlight.startswith(
-        "Loads (h2d) of a trace (run run): merged and sm (4 SMs) are fastest at 47.9 GB/s, worst "
-    )
-    assert highlight.endswith("; 9.6x as fast as batched, 8x as fast as vllm_batch.")
-
-
-def test_the_chart_has_a_line_over_swap_sizes_for_every_backend(report: Report) -> None:
-    (panel,) = chart_of(report, "replay-run").plot.grid[0]  # type: ignore[union-attr]
-    lines = {line.label: line for line in panel.lines}
-    assert set(lines) == {"sm (4 SMs)", "vllm_batch", "batched"}
-    assert list(lines["sm (4 SMs)"].x) == [16, 32, 64, 128, 256, 512]
-    assert lines["batched"].y[0] == pytest.approx(16 * 4096 / 5.0 / 1e6, rel=0.01)  # ms
-
-
 def test_swaps_of_a_trace_stay_out_of_other_sections(report: Report) -> None:
     assert sections_of(report) == ["answer", "replay"]
-
-
-def test_a_report_of_two_traces_shows_both(tmp_path: Path) -> None:
-    runs = []
-    for name, rate in (("hour", 1.0), ("day", 0.5)):
-        made = [visit for backend, gbps in GBPS.items() for visit in synthetic.replayed(cell(backend), gbps * rate)]
-        spec = {"trace": {"path": f"/x/{name}.gz", "h2d": {"total": 400}}}
-        runs.append(made_run(tmp_path, made, synthetic.info(spec=spec), name))
-    both = report_of(runs)
-    part = part_of(both, "replay")
-    assert [said(table.title).rpartition(" ")[2] for table in part.tables] == ["hour", "day"]
-    assert [", run hour)" in text for text in highlights_of(both, "replay")] == [True, False]
-    assert len(part.charts) == 2
 
 
 @pytest.mark.parametrize(
