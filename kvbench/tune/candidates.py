@@ -16,7 +16,7 @@ from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import Direction, ListPlace, Neighbour, Reuse, StreamState
 from kvbench.cells.blocks import TRACE
-from kvbench.cells.cell import EQUAL, Cell, SwapShape
+from kvbench.cells.cell import AXES, EQUAL, Cell, SwapShape
 from kvbench.cells.facts import (
     BATCH_MAY_USE_SMS_FROM,
     BATCHED,
@@ -362,4 +362,7 @@ def one_workload(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def _text(cell: Cell, axis: str) -> str:
-    return str(cell.spelled_out().get(axis) or _USUAL.get(axis, ""))
+    described = AXES[axis]
+    value = getattr(cell, described.field)
+    is_named = described.default or not described.later or value != described.unused
+    return str((described.show(value) if is_named else None) or _USUAL.get(axis, ""))
