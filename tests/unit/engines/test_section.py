@@ -10,7 +10,6 @@ from kvbench.cells.pattern import AS_PATTERN, SHUFFLED, Pattern
 from kvbench.report.build import report_of
 from kvbench.report.model import DataTable
 from kvbench.results import Visit
-from kvbench.tune.text import summary
 from tests import synthetic
 from tests.reports import made_report, made_run, part_of, said
 
@@ -71,15 +70,6 @@ def test_the_table_shows_an_engines_methods_side_by_side_with_caller_times(tmp_p
     assert "time of the calling thread by +3 us in the median" in str(part.findings)
 
 
-def test_an_engines_call_is_not_compared_when_visits_contradict_each_other(tmp_path: Path) -> None:
-    records = [*visits("batched", 64, 300.0), *visits("vllm_batch", 64, 303.0)]
-    records += [*visits("batched", 16, 100.0), *visits("vllm_batch", 16, 80.0, noise=0.1)]
-    part = part_of(made_report(tmp_path, [*synthetic.ceilings(), *records]), "engines")
-    assert "vllm_batch takes 1.01 times as long as batched, within 5% of it in 1 of 1 cell (1 undecided)" in str(
-        part.findings
-    )
-
-
 def test_every_run_of_the_machine_shows_its_engines(tmp_path: Path) -> None:
     paged = [*visits("lmcache", 64, 90.0, paged=True), *visits("sm", 64, 60.0, 2, paged=True)]
     runs = [
@@ -90,12 +80,3 @@ def test_every_run_of_the_machine_shows_its_engines(tmp_path: Path) -> None:
     tables = part_of(report_of(runs), "engines").tables
     assert titles(tables) == ["first: vllm==0.33.0, h2d, idle stream", "second: lmcache==0.5.3, h2d, idle stream"]
     assert texts(tables[1].rows[0])[2:] == ["90.0 (27.0)", "lmcache", "sm (2 SMs)", "60.0 (18.0)", "1.50"]
-
-
-def test_engine_code_for_pages_is_compared_only_on_swaps_with_pages(tmp_path: Path) -> None:
-    measured = [*VLLM_RUN, *visits("lmcache", 64, 10.0)]
-    run = made_run(tmp_path, [*synthetic.ceilings(), *measured], synthetic.info(backends=[VLLM, LMCACHE]))
-    assert titles(part_of(report_of([run]), "engines").tables) == ["vllm==0.33.0, h2d, idle stream"]
-    answer = "\n".join(summary([run]))
-    assert "Compared with vLLM's code" in answer
-    assert "lmcache" not in answer

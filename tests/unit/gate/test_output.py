@@ -1,7 +1,6 @@
 """What the gate writes: read back, within the platform's limits, and harmless whatever a run's text is."""
 
 import json
-import math
 import shlex
 from dataclasses import replace
 
@@ -22,7 +21,7 @@ from kvbench.gate.outputs import (
     page,
 )
 from kvbench.gate.rules import RulesReport
-from kvbench.gate.sheet import Sheet, message, sheet_of_judgement, sheet_of_rules
+from kvbench.gate.sheet import Sheet, sheet_of_judgement
 from kvbench.text import LOG_COLUMNS, folded
 from tests.synthetic import failure
 from tests.unit.gate.gated import CELLS, Side, compared, judge_runs
@@ -47,22 +46,6 @@ def sheet(*rows: Row, verdict: GateVerdict = GateVerdict.SLOWER) -> Sheet:
 def hostile() -> Sheet:
     broken = Side(extra=[failure(CELLS[0], HOSTILE)])
     return sheet_of_judgement(judge_runs(*compared(Side(), broken, rounds=12)))
-
-
-@pytest.mark.parametrize(
-    ("steady", "unsure", "said"),
-    [
-        (True, 0.0, "steady"),
-        (True, 0.02, "must exceed its margin by 2.0%"),
-        (True, 9.937, "too uneven to find a change"),
-        (True, math.inf, "too few or too uneven to find a change"),
-        (False, 0.0, "the machine moved"),
-    ],
-)
-def test_a_control_says_what_it_allows(steady: bool, unsure: float, said: str) -> None:
-    seen = [ControlEffect("h2d", Estimate(1.0, 0.9, 1.1), steady, unsure)]
-    (line,) = [text for text in sheet_of_judgement(replace(judgement(), controls=seen)).details if "h2d" in text]
-    assert line.endswith(said)
 
 
 def test_what_was_not_settled_is_named_and_what_cannot_be_slower_is_not() -> None:
@@ -107,11 +90,6 @@ def test_there_are_at_most_ten_annotations_worst_first_and_the_rest_is_counted()
     assert annotations(sheet(row(GateVerdict.SAME), row(GateVerdict.FASTER), verdict=GateVerdict.SAME)) == []
 
 
-def test_a_contaminated_comparison_has_one_annotation() -> None:
-    (line,) = annotations(sheet(row(GateVerdict.CONTAMINATED), verdict=GateVerdict.CONTAMINATED))
-    assert line.startswith("::warning title=kvbench gate compare%3A CONTAMINATED::")
-
-
 def test_a_page_keeps_its_size_limit_and_the_worst_rows() -> None:
     bad = [row(GateVerdict.SLOWER, name=f"bad {number} é") for number in range(5)]
     quiet = [row(GateVerdict.SAME, name=f"quiet {number}") for number in range(10_000)]
@@ -154,19 +132,6 @@ def test_a_terminal_shows_the_verdict_the_counts_and_changed_rows(capsys: pytest
     assert len(data.rows) == len(rows)
 
 
-def test_a_verdict_is_one_sentence_with_units() -> None:
-    slow = row(GateVerdict.UNDECIDED)
-    found = replace(slow, base=80.0, cand=83.2, effect=Estimate(1.011, 0.962, 1.06, pairs=60))
-    assert message(found) == "base 80.0 us, cand 83.2 us; by pairs +1.1% (95%: -3.8 to +6.0%), margin 3%"
-    upper = replace(found, upper=Estimate(1.046, 0.87, 1.173), reason="copied by the CPU")
-    assert message(upper) == f"{message(found)}; upper half +4.6% (95%: -13.0 to +17.3%); copied by the CPU"
-    many = Estimate(40.0, 2.0, 50.0)
-    assert "; by pairs 40.0x (95%: +100.0% to 50.0x), margin 3%" in message(replace(found, effect=many))
-    assert message(replace(found, effect=Estimate())) == "base 80.0 us, cand 83.2 us; margin 3%"
-    assert sheet(found).lead[0] == f"worst: UNDECIDED sm h2d: {message(found)}"
-    assert message(found).replace("%", "%25") in annotations(sheet(found))[0]
-
-
 def test_no_line_of_a_log_is_wider_than_120_and_its_commands_run(capsys: pytest.CaptureFixture[str]) -> None:
     long = row(GateVerdict.SLOWER, name="name " * 60, reason="reason " * 60)
     repeat = shlex.join(["kvbench", "gate", "compare", "--base", "env:a folder/" + "x" * 60, *["-a", "sms=1"] * 20])
@@ -201,23 +166,3 @@ def test_json_is_what_its_schema_describes(kind: str) -> None:
         text = as_json(data)
         read: GateData = msgspec.json.decode(text, type=GateData)
         assert (json.loads(text)["kind"], as_json(read)) == (kind, text)
-
-
-def test_rules_are_written_to_the_same_outputs() -> None:
-    results = [
-        Row("rule", "sm >= 0.9 * ceiling", GateVerdict.FAIL, [CELL], reason="0.8"),
-        Row("rule", "sm <= 1 * triton", GateVerdict.PASS, [CELL], reason="0.5"),
-    ]
-    report = RulesReport("a-run", "cliff", results, [])
-    written = sheet_of_rules(report)
-    assert (written.verdict, len(written.loud)) == ("FAIL", 1)
-    assert annotations(written)[0].startswith("::error title=FAIL%3A sm >= 0.9 * ceiling::0.8")
-    assert data_of(report).exit_code == 1
-    assert "sm \\>= 0.9 \\* ceiling" in page(written)
-
-
-def test_every_output_handles_every_verdict() -> None:
-    for verdict in GateVerdict:
-        shown = sheet(row(verdict), verdict=verdict)
-        assert bool(annotations(shown)) is (verdict.exit_code != 0)
-        assert verdict in page(shown)

@@ -80,14 +80,6 @@ def test_another_environment_does_not_see_packages_of_this_one(tmp_path: Path, m
     assert parse_side("--base", "here").interpreter.environment is None
 
 
-def test_an_environment_without_kvbench_is_refused(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho 'ModuleNotFoundError: no kvbench' >&2\nexit 1\n")
-    python.chmod(0o755)
-    with pytest.raises(UsageError, match=r"--base .*no working kvbench is installed there \(.*no kvbench\)"):
-        parse_side("--base", f"env:{python}")
-
-
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -101,12 +93,6 @@ def test_an_environment_with_an_incompatible_kvbench_is_refused(tmp_path: Path, 
     with pytest.raises(UsageError, match=message) as caught:
         parse_side("--base", f"env:{environment(tmp_path, answer)}")
     assert str(caught.value).isprintable()
-
-
-def test_cells_of_two_backends_are_paired_by_all_other_axes() -> None:
-    theirs = [replace(cell, backend="mine") for cell in reversed(CELLS)]
-    assert partners(CELLS, theirs[1:]) == {cell: replace(cell, backend="mine") for cell in CELLS[:-1]}
-    assert partners(CELLS, CELLS[1:]) == {cell: cell for cell in CELLS[1:]}
 
 
 def test_an_axis_that_one_backend_does_not_support_is_ignored_in_pairing() -> None:

@@ -15,9 +15,8 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import ExitCode, MismatchError, UsageError
 from kvbench.gate.judgement import GateVerdict, Row
-from kvbench.gate.rules import QUANTITIES, RuleSet, RulesReport, check_rules, load_rules, read_rule, shipped_rules
-from kvbench.results import Ceiling, Record, Run, load_run
-from tests.data.freeze import FOLDER as FROZEN
+from kvbench.gate.rules import RuleSet, RulesReport, check_rules, load_rules, read_rule
+from kvbench.results import Record, Run
 from tests.synthetic import CEILING_GBPS, ceilings, cliff_cells, failure, info, rounds, skip, visit, visits
 
 KIB = 1024
@@ -47,36 +46,21 @@ def test_the_text_of_a_rule_shows_how_it_was_parsed(table: Table, shown: str) ->
     assert str(read_rule(table)) == shown
 
 
-@pytest.mark.parametrize("quantity", QUANTITIES)
-def test_every_quantity_can_be_compared_with_a_number_and_with_other_cells(quantity: str) -> None:
-    for limit in (0.5, "0.5 backend=triton"):
-        assert f"{quantity} at most 0.5" in str(read_rule({"cells": SM, "quantity": quantity, "at_most": limit}))
-
-
 @pytest.mark.parametrize(
     ("table", "message"),
     [
         ({}, "a rule needs exactly one of at_least, at_most, no_cliff_above; it has none"),
-        ({"cells": SM}, "needs exactly one of at_least"),
         ({"cells": SM, "at_least": 1, "at_most": 2}, "it has at_least and at_most"),
         ({"cells": SM, "at_lest": 1}, 'unknown key "at_lest"; did you mean at_least?'),
         ({"cells": SM, "no_cliff_above": 2, "quantity": "gbps"}, 'unknown key "quantity"; use one of cells'),
         ({"at_least": 1}, "cells is missing"),
-        ({"cells": 3, "at_least": 1}, "cells: 3 is not a filter such as"),
         ({"cells": " ", "at_least": 1}, 'cells: " " is not a filter such as'),
         ({"cells": "sm", "at_least": 1}, 'cells: filter "sm": write axis OP value'),
-        ({"cells": "backend=sm,big=1", "at_least": 1}, 'unknown axis "big"'),
-        ({"cells": "backend<sm", "at_least": 1}, "has no order"),
-        ({"cells": "sms=all", "at_least": 1}, "write the number"),
-        ({"cells": "blocks=x", "at_least": 1}, "axis blocks=x"),
         ({"cells": SM, "at_least": "0 ceiling"}, 'at_least: "0 ceiling" is not a number, "0.8 ceiling"'),
-        ({"cells": SM, "at_least": "1e3 ceiling"}, 'at_least: "1e3 ceiling" is not a number'),
         ({"cells": SM, "at_least": "ceiling"}, 'at_least: "ceiling" is not a number'),
         ({"cells": SM, "at_least": "0.8 * ceiling"}, "* ceiling: did you mean ceiling?"),
         ({"cells": SM, "at_least": "0.8 roof"}, "roof: write ceiling, or a filter"),
-        ({"cells": SM, "at_least": 0}, "at_least: 0 is not a number"),
         ({"cells": SM, "at_least": True}, "at_least: true is not a number"),
-        ({"cells": SM, "at_most": float("nan")}, "at_most: NaN is not a number"),
         ({"cells": SM, "at_most": float("inf")}, "at_most: Infinity is not a number"),
         ({"cells": SM, "at_most": 3, "quantity": "speed"}, 'quantity: "speed" is not one of gbps, ceiling_share'),
         (
@@ -84,9 +68,7 @@ def test_every_quantity_can_be_compared_with_a_number_and_with_other_cells(quant
             "caller_us cannot be compared with the ceiling",
         ),
         ({"cells": SM, "no_cliff_above": 1.2}, "no_cliff_above: 1.2 is not a number from 1.5"),
-        ({"cells": SM, "no_cliff_above": "2x"}, 'no_cliff_above: "2x" is not a number from 1.5'),
         ({"cells": "backend=sm\x1b[31m", "at_least": 1}, "not a backend's name"),
-        ({"cells": SM, "\x1b[31m": 1, "at_least": 1}, "unknown key"),
     ],
 )
 def test_an_invalid_rule_is_refused_with_the_right_form(table: Table, message: str) -> None:
@@ -221,11 +203,6 @@ def test_unverified_cells_fail_the_rule() -> None:
     )
 
 
-def test_a_run_without_ceilings_fails_a_rule_about_them() -> None:
-    records = [record for record in [*visits(cliff_cells())] if not isinstance(record, Ceiling)]
-    assert check(bound("backend=triton", "0.1 ceiling"), records).verdict is GateVerdict.FAILED
-
-
 def test_the_worst_rule_decides_and_comes_first() -> None:
     tables = [
         {"cells": "backend=triton", "quantity": "caller_us", "at_most": 1_000_000},
@@ -253,11 +230,6 @@ def test_rules_for_another_config_are_refused() -> None:
         check_rules(run, RuleSet([rule], "cliff"))
 
 
-def test_the_shipped_rules_are_refused_for_a_run_of_quick() -> None:
-    with pytest.raises(MismatchError, match=r"the config engine; .* is of quick"):
-        check_rules(load_run(FROZEN / "h200-first"), load_rules(shipped_rules()))
-
-
 GOOD = '[[rule]]\ncells = "backend=sm"\nat_least = 1\n'
 
 
@@ -266,12 +238,9 @@ GOOD = '[[rule]]\ncells = "backend=sm"\nat_least = 1\n'
     [
         ("rule = []", "rule: [] is not a non-empty list of tables"),
         ("", "rule is missing"),
-        ("rule = 'sm >= ceiling'", "is not a non-empty list of tables"),
-        ("rule = [3]", "rule[0]: 3 is not a table"),
         (GOOD.replace("rule", "rules"), 'unknown key "rules"; did you mean rule?'),
         (f"config = 3\n{GOOD}", "config: 3 is not the name of a config"),
         (f"{GOOD}[[rule]]\ncells = 'sm'\nat_least = 1", 'rule 2: cells: filter "sm": write axis OP value'),
-        (f"{GOOD}{GOOD}[[rule]]", "rule 3: a rule needs exactly one of at_least"),
         ("rule = [", "cannot be read as TOML"),
     ],
 )
@@ -282,8 +251,3 @@ def test_a_file_of_rules_is_read_strictly(tmp_path: Path, text: str, message: st
         load_rules(file)
     assert message in str(caught.value)
     assert f"--rules {file}" in str(caught.value)
-
-
-def test_a_missing_file_of_rules_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="file not found"):
-        load_rules(tmp_path / "none.toml")

@@ -37,14 +37,14 @@ def test_noise_leads_to_undecided_and_not_to_slower() -> None:
 
 @pytest.mark.parametrize("change", HALVES)
 def test_a_suite_is_slower_if_half_of_all_swaps_take_twice_as_long(change: Change) -> None:
-    suites = [simulate(Scenario(0.03, spikes=0.1), change, seed) for seed in range(3)]
+    suites = [simulate(Scenario(0.03, spikes=0.1), change, seed) for seed in range(2)]
     assert {suite.verdict for suite in suites} == {GateVerdict.SLOWER}
     assert all(suite.detected == 1 for suite in suites)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: ", ".join(scenario.labels))
 def test_a_few_suites_of_each_noise_give_no_false_alarm(scenario: Scenario) -> None:
-    assert GateVerdict.SLOWER not in {simulate(scenario, Change.NONE, seed).verdict for seed in range(3)}
+    assert GateVerdict.SLOWER not in {simulate(scenario, Change.NONE, seed).verdict for seed in range(2)}
 
 
 def test_a_count_is_quoted_with_its_bound() -> None:

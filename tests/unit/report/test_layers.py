@@ -73,6 +73,13 @@ def test_the_first_page_says_when_no_backend_certainly_hides_the_loads(tmp_path:
     assert "no backend clearly hides 95% of the loads; batched hides most, " in highlight
 
 
+def test_loads_of_one_length_make_a_table_and_no_chart(tmp_path: Path) -> None:
+    made = made_report(tmp_path, [*visits(cell(2048), [0.5] * 6), *visits(cell(2048, "sm"), [0.8] * 6)], info())
+    part = part_of(made, "layers")
+    assert part.charts == []
+    assert len(part.tables[0].rows) == 2
+
+
 def test_swaps_by_layers_stay_out_of_other_sections(report: Report) -> None:
     assert "neighbour" not in sections_of(report)
     assert "models" not in sections_of(report)

@@ -119,26 +119,10 @@ def test_what_the_sms_of_a_setting_cost_a_decode_step_stands_beside_it(run: Run,
     assert any("by sm (24 SMs) a decode step takes 30% longer" in note for note in made.notes)
 
 
-def test_nothing_changes_where_the_defaults_are_as_good(tmp_path: Path) -> None:
-    made = vllm(run_of(tmp_path, cells(), lambda cell: 50.0 if cell.backend == "vllm_triton" else gbps(cell)))
-    assert changed(made) == {}
-    assert "# nothing to change" in made.text()
-
-
-def test_the_loss_against_the_free_choice_names_the_worst(run: Run) -> None:
-    (loss,) = [note for note in vllm(run).notes if "against the free choice" in note]
-    assert re.search(r"at worst 125% \(h2d, 16 x \d+ KiB, sm \(2 SMs\)\)$", loss)
-
-
 def test_a_note_names_a_best_count_that_is_the_largest_measured(run: Run, tmp_path: Path) -> None:
     made = vllm(run_of(tmp_path, cells(sms=(8, 12, 24))))
     assert any("NUM_SMS=24 is the largest count" in note for note in made.notes)
     assert not any("largest count" in note for note in vllm(run).notes)
-
-
-def test_a_count_that_was_measured_at_few_shapes_is_not_offered(tmp_path: Path) -> None:
-    some = [cell for cell in cells() if cell.sms != 24 or cell.blocks == 16]
-    assert changed(vllm(run_of(tmp_path, some))) == {"NUM_SMS": 32}
 
 
 @pytest.mark.parametrize(
@@ -204,19 +188,6 @@ def test_an_engines_settings_choose_among_its_own_backends(name: str) -> None:
     engine, defaults = engines()[name], {"vllm": (12, 28 * KIB, 16), "sglang": (4,)}[name]
     assert engine.takes is not None
     assert engine.takes(Direction.H2D, 4 * KIB, 64, defaults).backend in engine.backends
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nothing", "engine nothing: not an engine with settings; write sglang or vllm"),
-        ("vllm", "engine vllm: vllm is not installed; install it beside kvbench"),
-    ],
-)
-def test_an_engine_that_cannot_be_measured_is_refused_before_anything_is(name: str, message: str) -> None:
-    error = CliRunner().invoke(app, ["tune", "engine", name]).exception
-    assert isinstance(error, UsageError)
-    assert message in str(error)
 
 
 def test_an_engine_is_refused_without_a_driver_before_a_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,19 +107,6 @@ def test_batched_copies_are_the_answer_where_nothing_is_told_apart_from_them(tmp
     assert any(line.startswith("No method is told apart from batched: h2d idle.") for line in summary([noisy]))
 
 
-def test_noise_makes_more_counts_alike_and_takes_fewer_sms(tmp_path: Path) -> None:
-    def rate(cell: Cell) -> float:
-        return 5.0 if cell.backend == "batched" else {1: 46.0, 2: 48.0, 4: 50.0}[cell.sms or 4]
-
-    few = [cell for cell in cells() if cell.blocks == 256 and cell.block_bytes == KIB]
-    counts = [
-        min(sms_of(choice) for part in parts for choice in part.pick.alike)
-        for noise in (0.001, 0.8)
-        for parts in rule_at(tmp_path / str(noise), rate, few, noise).parts.values()
-    ]
-    assert counts == [4, 1]
-
-
 @pytest.mark.parametrize("card", ["h200", "h100"])
 def test_leaving_a_round_out_changes_no_answer_of_a_card(card: str) -> None:
     shapes = shapes_of([load_run(FROZEN / card)], lambda choice: not of_engine(choice.backend))
@@ -198,29 +185,6 @@ def test_answers_are_of_one_workload(tmp_path: Path) -> None:
     assert texts(rule)[0][0] == "sm sms=2"
     paused = run_of(tmp_path / "paused", crossing, [replace(cell, pause_us=2000) for cell in cells()])
     assert "after 2ms of other work each" in summary([paused])[1]
-
-
-def test_swaps_of_several_layouts_are_not_mixed(tmp_path: Path) -> None:
-    """The answer is for one of them, and no time of another is in it."""
-
-    def rate(cell: Cell) -> float:
-        return 20.0 if cell.backend == "batched" and cell.pattern.run == 32 else crossing(cell)
-
-    ways = [
-        replace(cell, backend="merged" if cell.backend == "sm" and cell.sms == 4 else cell.backend) for cell in cells()
-    ]
-    for kept in (8, 32):
-        made = [
-            replace(cell, pattern=Pattern("runs", length))
-            for length in (8, 32)
-            for cell in ways
-            if length == kept or cell.blocks < 4096
-        ]
-        run = run_of(tmp_path / str(kept), rate, made)
-        assert f" in the layout runs-{kept} " in summary([run])[1]
-        small = [one for one in shapes_of([run], lambda _: True) if one.shape.block_bytes == KIB]
-        copies = [one.gbps_of(method) for one in small if (method := one.best_of("batched"))]
-        assert copies == pytest.approx([5 if kept == 8 else 20] * len(COUNTS), rel=0.05)
 
 
 def test_of_too_few_visits_a_slow_one_counts_for_nothing() -> None:
@@ -371,30 +335,6 @@ def test_a_model_has_a_line_over_its_tokens_and_says_from_when_on_loading_is_fas
     assert shown.count("extrapolated: at most 512 tokens") == 2
     never = output("show", run.path, *asked[:2], "--prefill-tokens-per-second", "300000")
     assert "loading is never faster than prefill at 300000 tokens/s" in " ".join(never.split())
-
-
-def test_the_error_of_a_line_is_that_of_the_measured_times_rounded_up(tmp_path: Path) -> None:
-    few = [cell for cell in cells() if cell.sms in (None, 1)]
-    made = few + [replace(cell, blocks=1024) for cell in few if cell.blocks == 256]
-    run = run_of(tmp_path, lambda cell: linear(cell) / (1.3 if cell.blocks == 1024 else 1), made)
-    (line,) = json.loads(output("show", run.path, "--model", "llama-3-8b", "--json"))["token_lines"]
-    us = {blocks: line["us"] + line["us_per_token"] * blocks / 8 for blocks in (256, 1024, 4096)}
-    measured = {blocks: (10 + 0.5 * blocks) * (1.3 if blocks == 1024 else 1) for blocks in us}
-    assert line["error"] == pytest.approx(max(abs(us[one] / measured[one] - 1) for one in us), abs=0.01)
-    said = re.search(r"within ([\d.]+)%", output("show", run.path, "--model", "llama-3-8b"))
-    assert said is not None
-    assert 0 <= float(said[1]) / 100 - line["error"] < 0.001
-
-
-def test_the_time_of_the_calling_thread_is_that_of_the_number_of_blocks(tmp_path: Path) -> None:
-    """Also where the nearest block size was measured with fewer blocks than another."""
-    made = [cell for cell in cells() if cell.blocks < 4096 or cell.block_bytes == KIB]
-    run = run_of(tmp_path, lambda cell: cell.swap_bytes / cell.blocks**0.5 / 1e3, made)  # the thread takes 0.3 of it
-    for tokens, blocks in ((64, 256), (1024, 4096)):
-        asked = ("--model", "llama-3-8b", "--tokens", str(tokens), "--json")
-        (load,) = json.loads(output("show", run.path, *asked))["models"]
-        assert load["blocks"] == blocks
-        assert load["caller_us"] == pytest.approx(0.3 * blocks**0.5, rel=0.05)
 
 
 @pytest.mark.parametrize(("from_blocks", "said"), [(8, 8), (32, 32), (64, None)])

@@ -95,11 +95,6 @@ def test_only_swaps_that_every_choice_made_count(tmp_path: Path) -> None:
     assert made == [4 * 6] * 2
 
 
-def test_a_replay_by_one_backend_leaves_nothing_to_choose(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="nothing to choose from"):
-        rule_for_all([run_of(tmp_path, *replayed("merged", 52.0))])
-
-
 def test_a_replay_whose_swaps_all_failed_leaves_nothing_to_choose(tmp_path: Path) -> None:
     replays = [replayed(name, 40.0) for name in ("merged", "sm")]
     failed = [synthetic.failure(visits[0].cell, kind="mismatch") for visits in replays]
