@@ -24,17 +24,11 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     # options and commands
     (["--nope"], ["No such option", "--nope"]),
     (["swep"], ["No such command", "swep"]),
-    (["sweep", "--nope"], ["No such option", "--nope"]),
-    (["sweep", "--rounds"], ["--rounds", "requires an argument"]),
-    (["sweep", "quick", "cliff"], ["unexpected extra argument", "cliff"]),
     (["list"], ["Missing argument", "axes", "backends", "configs", "devices"]),
-    (["list", "axis"], ["'axis'", "axes", "backends", "configs", "devices"]),
-    (["report"], ["Missing argument", "RUN"]),
     (["doctor", "--device=gpu"], ["--device gpu", "auto, cpu", "cuda:N"]),
     # configs
     (["sweep", "quik"], ['config "quik"', "did you mean quick?"]),
     (["sweep", "bad.toml"], ["bad.toml: ", '"blokcs"', "did you mean blocks?"]),
-    # tune
     # probe
     (["probe", "ordr"], ["ordr", "did you mean order?"]),
     (["probe", "--device=gpu"], ["--device gpu"]),
@@ -43,27 +37,17 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "--model=llama"], ['model "llama"', "did you mean llama-3-8b?"]),
     (["sweep", "--model", "meta-llama/Llama-3-8B"], ["download its config.json and give the path, or "]),
     (["sweep", "--model=config.json"], ["config.json: file not found"]),
-    (["sweep", "--model=./bad.toml"], ["bad.toml: cannot be read as JSON"]),
-    (["sweep", "--model=llama-3-8b", "--tokens=some"], ["--tokens", "valid integer"]),
-    (["sweep", "--model=llama-3-8b", "--layout=x"], ['--layout: "x"', "per-layer, cross-layer"]),
     (["sweep", "--model=llama-3-8b", "-a", "pattern=shuffled"], ["-a pattern", "the model sets", "leave it out"]),
     # axes
     (["sweep", "-a", "blokcs=4"], ['unknown axis "blokcs"', "did you mean blocks?"]),
-    (["sweep", "-a", "blocks=1", "-a", "blocks=2"], ["-a blocks=2", "given twice", "-a blocks=1,2"]),
-    (["sweep", "-a", "blocks="], ["blocks=: an empty value", "for example blocks="]),
-    (["sweep", "-a", "blocks=many"], ["blocks=many", "a whole number from 1"]),
-    (["sweep", "-a", "stream_state=both"], ["stream_state=both", "idle, busy"]),
     (["sweep", "-a", "backend=bached", "--dry-run"], ["did you mean batched?"]),
     (["sweep", "--direction", "h2d"], ["direction is an axis: write -a direction="]),
-    (["sweep", "-a", "backend=per-block"], ["unknown backend per-block", "did you mean per_block?"]),
     (["sweep", "-a", "blocks=4\n5"], [r"argument 'blocks=4\n5'", "one line of printable text"]),
     # filters
     (["sweep", "-f", "blocks~3"], ['filter "blocks~3"', "axis OP value", "block_size<=24KiB"]),
     (["sweep", *tiny(), "--filter=cell_id=batched", "--out=run"], ["twelve hex digits"]),
     # devices, sampling, limits
     (["sweep", "--device=gpu"], ['"gpu"', "auto, cpu, cuda or cuda:N"]),
-    (["sweep", "--device=cuda:"], ['"cuda:"', "auto, cpu, cuda or cuda:N"]),
-    (["sweep", "--device=cpu,auto"], ["--device:"]),
     (
         ["sweep", *tiny()[1:], "--device=cpu", "-adevices=2"],
         ["nothing to measure: devices=2 requires --device to name 2 devices"],
@@ -71,39 +55,25 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "--device=cuda:99"], ["--device cuda:99: not found", "cpu"]),
     (["sweep", "--rounds=two"], ["--rounds", "valid integer"]),
     (["sweep", "--rounds=0"], ["--rounds: 0", "from 1 to 1000"]),
-    (["sweep", "--cell-seconds=tight"], ["--cell-seconds", "valid number"]),
-    (["sweep", "--seed=-1"], ["--seed: -1", "from 0 to"]),
-    (["sweep", "--host-memory=lots"], ["--host-memory", '"lots"', "KiB, MiB, GiB"]),
     # faults
     (["sweep", "--fault=boom=1"], ['--fault "boom=1"', "KIND=NUMBER [when FILTER]", "error@call", "slow"]),
     (["sweep", "--fault=slow"], ['--fault "slow"', "KIND=NUMBER [when FILTER]"]),
-    (["sweep", "--fault=slow=-1"], ['--fault "slow=-1"', "KIND=NUMBER [when FILTER]"]),
-    (["sweep", "--fault=hang@call=1.5"], ['--fault "hang@call=1.5"', "KIND=NUMBER [when FILTER]"]),
-    (["sweep", "--fault=slow=1 when blokcs=1"], ['filter "blokcs=1"', 'unknown axis "blokcs"']),
     (["sweep", "--fault=slow=1;"], ['--fault ""', "KIND=NUMBER [when FILTER]"]),
     # run directories
     (["sweep", "--resume=nowhere"], ["nowhere is not a run directory: folder not found"]),
-    (["sweep", "--resume=."], [". is not a run directory: it has no run.json"]),
-    (["sweep", "--resume=bad.toml"], ["bad.toml is not a run directory"]),
     (["sweep", "--retry-failed", "--device=cpu"], ["--retry-failed: requires --resume RUN"]),
     (["sweep", "--resume=nowhere", "--out=there"], ["--resume", "leave out --dry-run and --out"]),
-    (["sweep", "--resume=nowhere", "--dry-run"], ["--resume", "leave out --dry-run and --out"]),
     (["sweep", "--out=a\nb"], [r"'--out=a\nb'", "one line of printable text"]),
-    (["sweep", "--out", ""], ["--out: the value is empty"]),
     (["sweep", "--out="], ["--out=: the value is empty"]),
-    (["report", "nowhere", "-o", "a\nb"], [r"'a\nb'", "one line of printable text"]),
     (["probe", "--out", "a\x7fb"], [r"'a\x7fb'", "one line of printable text"]),
     (["sweep", "--trace-swaps=0"], ["--trace-swaps", "greater than or equal to 1"]),
     (["trace", "make", "--prefill-s=1e9"], ["--prefill-s", "less than or equal to 3600"]),
-    (["show", "."], [". is not a run directory: it has no run.json"]),
     (["report", "nowhere", "-o", "there"], ["nowhere is not a run directory: folder not found"]),
     # gate
     (["gate", "compare"], ["--base and --cand: give both: env:PATH, backend:NAME or here"]),
-    (["gate", "compare", "--base=here"], ["--base and --cand: give both"]),
     (["gate", "compare", "a b", "--", "c"], ["to compare runs: kvbench report 'a b' c"]),
     (["gate", "compare", "--base=here", "--cand=here", "a"], ["to compare runs: kvbench report a"]),
     (["gate", "compare", *SIDES, "--margin=-1"], ["--margin: -1.0 is not a number from 0 to 10"]),
-    (["gate", "compare", *SIDES, "--inconclusive=maybe"], ["--inconclusive"]),
     (["gate", "compare", *SIDES, "--github"], ["--github: GITHUB_STEP_SUMMARY is not set"]),
     (["gate", "rules", "a"], ["a is not a run directory"]),
     (["gate", "rules", "a", "--rules=none.toml"], ["none.toml"]),
@@ -117,15 +87,6 @@ REFUSALS: list[tuple[list[str], str]] = [
         "-a blocks: the model sets blocks, block_size, pattern, host_pattern; leave it out",
     ),
     (
-        ["sweep", "-aneighbour=cat", "--device=cpu"],
-        "axis neighbour=cat: not one of none, idle, gemm, decode, swap",
-    ),
-    (
-        ["sweep", "-asequence=layers-1", "--device=cpu"],
-        "axis sequence=layers-1: not whole, layers-L or at-once-L with L from 2 to 1024; "
-        "with --model also layers or at-once",
-    ),
-    (
         ["sweep", "-asequence=layers", "--device=cpu"],
         "axis sequence=layers: requires a model; choose one with --model, or write layers-L",
     ),
@@ -133,12 +94,7 @@ REFUSALS: list[tuple[list[str], str]] = [
         ["sweep", "--device=cuda:0,cuda:0"],
         "--device cuda:0,cuda:0: cuda:0 is named 2 times; name each GPU once",
     ),
-    (
-        ["sweep", "--device=cuda:0,cuda:00"],
-        "--device cuda:0,cuda:00: cuda:0 is named 2 times; name each GPU once",
-    ),
     (["tune", "--device=cpu,cpu"], f"--device cpu,cpu: {SEVERAL_DEVICES}"),
-    (["tune", "--device=cuda:all"], f"--device cuda:all: {SEVERAL_DEVICES}"),
     (
         ["tune", *tiny()[2:], "--device=cpu", "--backends=sm"],
         "nothing to measure: kernels need a GPU; the cpu device has no SMs",
@@ -150,10 +106,6 @@ REFUSALS: list[tuple[list[str], str]] = [
     (
         ["tune", "--device=cpu", "-a", "blocks=4", "-a", "pattern=runs-2,runs-4"],
         "-a pattern=runs-2,runs-4: an answer is for one pattern; name one",
-    ),
-    (
-        ["tune", "--device=cpu", "-a", "blocks=4", "-a", "pause=0,200us"],
-        "-a pause=0,200us: an answer is for one pause; name one",
     ),
 ]
 
@@ -199,13 +151,10 @@ def test_bad_input_is_refused_with_this_line(refusal: Callable[..., str], argume
     assert refusal(*arguments) == line
 
 
-@pytest.mark.parametrize(
-    ("arguments", "word"), [("sweep --rounds=two", "integer"), ("sweep -ablocks=0", "blocks=0"), ("swep", "'swep'")]
-)
-def test_the_command_refuses_bad_input_in_the_same_way(tmp_path: Path, arguments: str, word: str) -> None:
-    done = kvbench(*arguments.split(), cwd=tmp_path)
+def test_the_command_refuses_bad_input_in_the_same_way(tmp_path: Path) -> None:
+    done = kvbench("sweep", "-ablocks=0", cwd=tmp_path)
     assert done.returncode == 2
-    assert word in error_line(done)
+    assert "blocks=0" in error_line(done)
     assert not done.stdout
 
 
@@ -300,12 +249,8 @@ def complete(folder: Path, *arguments: str) -> list[str]:
 
 
 def test_commands_options_and_values_are_completed(tmp_path: Path) -> None:
-    assert set(complete(tmp_path, "")) >= {"sweep", "report", "list", "doctor"}
     assert complete(tmp_path, "sw") == ["sweep"]
-    assert complete(tmp_path, "sweep", "--res") == ["--resume"]
     assert complete(tmp_path, "sweep", "cl") == ["cliff"]
-    assert complete(tmp_path, "sweep", "--model", "gpt") == ["gpt-oss-20b", "gpt-oss-120b"]
-    assert complete(tmp_path, "sweep", "-a", "blo") == ["blocks=", "block_size="]
     assert complete(tmp_path, "list", "") == ["axes", "backends", "configs", "devices", "models"]
 
 
@@ -333,9 +278,3 @@ def test_short_names_of_help_and_version_are_known(capsys: pytest.CaptureFixture
     assert "Usage" in capsys.readouterr().out
     assert run(["-V"]) == 0
     assert capsys.readouterr().out.startswith("kvbench ")
-
-
-def test_the_help_of_sweep_has_the_defaults_of_its_config(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["sweep", "--help"]) == 0
-    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "Visits per cell (default: 6, from the config quick)" in words

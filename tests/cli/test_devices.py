@@ -4,14 +4,11 @@ import signal
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from kvbench.cells.cell import Cell
 from kvbench.results import Visit, load_run
 from tests.command import (
     cell_of,
-    events,
     failures,
     kvbench_here,
     kvbench_started,
@@ -43,13 +40,6 @@ def test_each_device_has_a_run_with_every_cell_alone_and_together(run: Path) -> 
         assert (frame["verified_bytes"] > 0).all()
 
 
-def test_a_dry_run_shows_the_cells_that_would_be_measured(run: Path) -> None:
-    (preview,) = events(kvbench_here("sweep", *two(), "--dry-run", "--json", cwd=run.parent))
-    for path in run.glob("cpu-*"):
-        measured = {record.cell.id for record in records(path) if isinstance(record, Visit)}
-        assert {Cell.from_strings(texts).id for texts in preview["cells"]} == measured
-
-
 def test_a_visit_on_all_devices_lasts_until_its_time_is_up(run: Path) -> None:
     for path in run.iterdir():
         stopped = {
@@ -78,16 +68,6 @@ def test_a_fault_on_two_devices_spares_cells_of_one(tmp_path: Path) -> None:
         assert {cell_of(visit).devices for visit in visits} == {1}
         (command,) = {record.command for record in failures(tmp_path / "run" / name)}
         assert "-a devices=2 --device cpu,cpu" in command
-
-
-def test_two_devices_swap_at_the_same_time(run: Path) -> None:
-    """Their visits of the cell of two overlap: they began within a second of each other, and took as long."""
-    began = [
-        [record.began for record in records(path) if isinstance(record, Visit) and cell_of(record).devices == 2]
-        for path in sorted(run.iterdir())
-        if path.name.startswith("cpu")
-    ]
-    assert np.abs(np.subtract(*began)).max() <= 1
 
 
 @pytest.mark.parametrize(

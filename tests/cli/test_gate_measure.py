@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from kvbench.errors import ExitCode
 from kvbench.gate.judgement import PLAN
 from kvbench.results import Control, Note, Visit, load_run
 from kvbench.text import LOG_COLUMNS
-from tests.command import KVBENCH, Done, error_line, kvbench, kvbench_here, kvbench_started, refused
+from tests.command import Done, kvbench, kvbench_here, kvbench_started, refused
 
 EXAMPLE = Path(__file__).parents[1] / "example_backend"
 SUITE = """
@@ -246,13 +244,6 @@ def test_two_backends_are_compared_cell_by_cell(folder: Path) -> None:
     assert "per_block (base) and batched (candidate)" in unfolded(done)
 
 
-def test_an_environment_measures_with_its_installed_kvbench(folder: Path) -> None:
-    done = compare(folder, "--json", base=f"env:{sys.prefix}", cand="here")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout)["rows"]
-    assert "2 cells on two sides in turn" in done.stderr
-
-
 PLUG_IN = """
 from kvbench import Mechanism, PreparedSwap
 from kvbench_memmove import Memmove
@@ -295,12 +286,6 @@ def with_plug_in(folder: Path, packages: Path, *arguments: str, code: int = 0) -
 COMPARE = ("gate", "compare", "--suite=suite.toml", *WIDE)
 
 
-def test_a_plug_in_is_compared_with_a_backend(folder: Path, versions: dict[str, Path]) -> None:
-    with_plug_in(folder, versions["0.1"], *COMPARE, "--base=backend:per_block", "--cand=backend:mine", "--out=gate")
-    assert verdicts(folder) == {f"{cell(blocks, 'per_block')} -> mine": "SAME" for blocks in (4, 16)}
-    assert "plug_ins" in load_run(folder / "gate" / "cand").info.identity
-
-
 def test_two_versions_of_a_plug_in_are_compared(folder: Path, versions: dict[str, Path]) -> None:
     base, cand = (python_with(folder, packages) for packages in versions.values())
     sides = (f"--base={base}", f"--cand={cand}", "-abackend=mine", "--out=gate")
@@ -330,15 +315,9 @@ def test_a_busy_stream_that_leaves_no_figure_fails_neither_a_sweep_nor_the_gate(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--base=here",), "--base and --cand"),
         (("--base=nowhere", "--cand=here"), "--base nowhere: write env:PATH"),
         (("--base=here", "--cand=backend:batched"), "a backend can only be compared with a backend"),
-        (("--base=here", "--cand=here", "--suite=none"), 'config "none"'),
         (("--base=here", "--cand=here", "--filter=blocks=5"), "nothing to measure: no cell meets the filter blocks=5"),
-        (
-            ("--base=here", "--cand=here", "--cand-fault=burn=1"),
-            '--cand-fault "burn=1": not a fault; write KIND=NUMBER',
-        ),
         (
             ("--base=here", "--cand=backend:no-such", "--base=backend:batched"),
             "backend:no-such: unknown backend no-such; use one of",
@@ -350,14 +329,6 @@ def test_bad_input_is_refused_before_measuring(folder: Path, options: tuple[str,
     suite = () if any(option.startswith("--suite") for option in options) else ("--suite=suite.toml",)
     assert message in refused("gate", "compare", "--device=cpu", "--out=gate", *suite, *options, cwd=folder)
     assert not (folder / "gate").exists()
-
-
-def test_a_folder_that_is_not_empty_is_not_written_to(folder: Path) -> None:
-    (folder / "gate").mkdir()
-    (folder / "gate" / "mine").touch()
-    done = compare(folder)
-    assert done.returncode == 2
-    assert "is not empty" in error_line(done)
 
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
@@ -382,22 +353,3 @@ def test_an_interrupt_keeps_the_pairs_so_far(folder: Path, number: signal.Signal
     infos = [load_run(folder / "gate" / side).info for side in ("base", "cand")]
     ended = {(info.status, info.status_reason) for info in infos}
     assert ended == {("interrupted", name)}
-
-
-def test_a_closed_output_interrupts_and_keeps_the_measurements(folder: Path) -> None:
-    sides = ("--base=here", "--cand=here", "--suite=suite.toml", "--device=cpu")
-    command = [str(KVBENCH), "gate", "compare", *sides, *WIDE, "--out=gate"]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.wait(120) == ExitCode.CLOSED
-    assert {load_run(folder / "gate" / side).info.status for side in ("base", "cand")} == {"interrupted"}
-
-
-def test_a_cell_that_the_candidate_can_no_longer_run_fails(folder: Path) -> None:
-    done = compare(folder, "-abackend=per_block,batched", "--cand-fault=no-batch", "--minutes=0.1")
-    assert done.returncode == 5, done.stdout + done.stderr
-    cell_verdicts = verdicts(folder)
-    assert {verdict for name, verdict in cell_verdicts.items() if name.startswith("batched")} == {"FAILED"}
-    assert "FAILED" not in {verdict for name, verdict in cell_verdicts.items() if name.startswith("per_block")}

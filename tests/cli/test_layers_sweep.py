@@ -19,21 +19,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_summary_has_the_times_of_layers_and_the_share_that_a_step_hides(run: Path) -> None:
     table = pd.read_csv(run / "summary.csv").set_index(["sequence", "neighbour"]).sort_index()
-    by_layers = table.loc["layers-4"]
-    assert (by_layers["first_layer_us"] < by_layers["swap_us_median"]).all()
-    assert (by_layers["slowest_gap_us"] > 0).all()
+    assert (table.loc["layers-4", ["first_layer_us", "slowest_gap_us"]] > 0).all(axis=None)
     beside = table[table["hidden_share"].notna()]
     assert sorted(beside.index) == [("at-once-4", "idle"), ("layers-4", "idle")]
     share = 1 - (beside["neighbour_beside_us"] - beside["neighbour_alone_us"]) / beside["wall_us_median"]
     assert share.tolist() == pytest.approx(beside["hidden_share"].tolist(), abs=0.01)
-
-
-def test_the_report_has_the_hidden_share_and_the_submission_time(run: Path) -> None:
-    succeeds("report", run, "-o", run.parent / "report", cwd=run.parent)
-    text = (run.parent / "report" / "details.md").read_text()
-    assert "Layers" in text
-    assert "| Hidden |" in text
-    assert "submission alone takes" not in text, "a visit or two decide nothing"
 
 
 def test_a_sequence_has_the_number_of_layers_of_each_model(tmp_path: Path) -> None:

@@ -50,14 +50,6 @@ def test_the_answer_as_json_has_the_keys_of_its_schema(run: Path, tmp_path: Path
     msgspec.json.decode(output("show", without_choice, "--json"), type=ShownFindings)
 
 
-def test_warnings_about_a_run_come_first(tmp_path: Path) -> None:
-    run = str(synthetic.write_run(tmp_path / "run", [], synthetic.info(status="interrupted")))
-    assert output("show", run).startswith("Warning: run: interrupted\nWarning: run: no measured")
-    page = json.loads(output("show", run, "--json"))
-    assert page["warnings"] == ["run: interrupted", "run: no measured cell"]
-    assert (page["host_note"], page["findings"]) == ("", [])
-
-
 def test_a_warning_and_the_cost_stand_beside_every_direction_and_state(tmp_path: Path) -> None:
     def ragged(cell: Cell) -> float:
         return 5.0 + int(cell.id, 16) % 40
@@ -80,14 +72,6 @@ def test_an_answer_is_shown_without_pandas(run: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_untrusted_text_is_escaped(tmp_path: Path) -> None:
-    info = synthetic.info("\x1b[2J<script>", command=["kvbench", "\x1b]0;x\x07"])
-    run = synthetic.write_run(tmp_path / "run", synthetic.rounds(synthetic.cliff_cells((256,))[:6]), info)
-    shown = output("show", run)
-    assert "\x1b" not in shown
-    assert "\x07" not in shown
-
-
 @pytest.mark.parametrize("name", [["threshold"], ["against the other"]])
 def test_a_snippet_is_one_table_with_its_caption(run: Path, name: list[str]) -> None:
     printed = output("report", run, "--snippet", *name)
@@ -98,11 +82,6 @@ def test_a_snippet_is_one_table_with_its_caption(run: Path, name: list[str]) -> 
     assert "Synthetic H200, driver 580.159, 2026-11-20, kvbench 0.1.0: `kvbench sweep" in printed
     assert not (run / "report").exists()
     assert [token.type for token in tokens(printed)].count("table_open") == 1
-
-
-def test_a_bare_snippet_of_a_run_without_a_table_of_its_config_is_the_answer(run: Path) -> None:
-    assert output("report", run, "--snippet") == output("report", "--snippet", "answer", run)
-    assert "threshold: Idle" in output("report", run, "--snippet", "list")
 
 
 def test_a_snippet_names_every_omitted_run(run: Path, tmp_path: Path) -> None:
@@ -136,12 +115,6 @@ def test_machines_as_json_have_the_table_and_the_answer_of_each(run: Path, tmp_p
     assert all([*texts] == [*page.machines] for texts in page.side_by_side.values())
     assert page.machines["Synthetic H200"] == json.loads(output("show", run, "--json"))
     msgspec.convert(page.machines["Another card"], type=ShownFindings)
-
-
-def test_a_folder_of_several_devices_is_shown(run: Path, tmp_path: Path) -> None:
-    for number in (0, 1):
-        (tmp_path / f"cpu-{number}").symlink_to(run)
-    assert output("show", tmp_path).startswith("Synthetic H200")
 
 
 def test_an_unknown_section_is_refused_with_the_known_ones(run: Path) -> None:

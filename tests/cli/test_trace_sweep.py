@@ -2,11 +2,9 @@
 
 import json
 from pathlib import Path
-from statistics import median
 
 import pytest
 
-from kvbench.report.numbers import figure
 from kvbench.results import Visit, load_run
 from kvbench.results.rundir import visits_that_count
 from kvbench.sweep.swap_file import Header, Swap, write_trace
@@ -81,17 +79,6 @@ def test_a_replay_at_the_times_of_the_trace_counts_late_swaps(folder: Path) -> N
     assert "at their times divided by 2" in page
 
 
-def test_the_report_says_how_late_swaps_are_that_arrive_too_fast(folder: Path) -> None:
-    options = ("--speed", "1e9", *ON_CPU, "-a", "direction=h2d")
-    succeeds("sweep", "--trace", "trace.gz", "-a", "backend=batched", *options, "-o", "crowded", cwd=folder)
-    of_visits = [visit.samples.late_us or [] for visit in visits(folder / "crowded")]
-    late_us = [one for times in of_visits for one in times if one > 0]
-    assert len(late_us) == 10 - len(of_visits), "all but the first of a visit"
-    assert kvbench_here("report", "crowded", cwd=folder).returncode == 0
-    page = (folder / "crowded" / "report" / "details.md").read_text()
-    assert f"| {len(late_us)} ({figure(median(late_us))} to {figure(max(late_us))} us) |" in page
-
-
 def test_orders_of_allocation_stand_side_by_side(folder: Path) -> None:
     """Each order of the same requests is a trace; `trace show` has a column for each."""
     lines = [
@@ -121,16 +108,6 @@ def test_orders_of_allocation_stand_side_by_side(folder: Path) -> None:
     (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     alone = succeeds("trace", "make", *cache, "-o", "alone.gz", cwd=folder)
     assert "no request shares a prefix with another" in alone.stdout.splitlines()[0]
-
-
-def test_show_writes_a_page_of_a_trace(folder: Path) -> None:
-    succeeds("trace", "show", "trace.gz", "-o", "page", cwd=folder)
-    assert (folder / "page" / "trace.md").read_text().startswith("# The swaps of trace.gz")
-    assert (folder / "page" / "trace-runs.png").read_bytes().startswith(b"\x89PNG")
-    (folder / "taken").write_text("")
-    assert "cannot write the report to taken/page" in refused(
-        "trace", "show", "trace.gz", "-o", "taken/page", cwd=folder
-    )
 
 
 def test_a_replay_is_answered_for_and_gives_a_policy(folder: Path) -> None:

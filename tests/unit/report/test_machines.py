@@ -118,3 +118,14 @@ def test_drivers_of_one_card_are_compared_after_the_machines(tmp_path: Path) -> 
     report = report_of([old, new])
     assert {"machines", "comparison"} <= set(sections_of(report))
     assert ["580-159" in view.label for view in report.views] == [True, False]
+
+
+def test_the_run_that_a_machine_is_shown_by_has_most_of_kvbenchs_own_methods(tmp_path: Path) -> None:
+    fuller = run(tmp_path, "NVIDIA H100", 40.0, "merged")
+    foreign = run(tmp_path / "foreign", "NVIDIA H100", 30.0, "mine", "yours")
+    names = ("mine", "yours")
+    foreign.info.backends.extend(BackendFacts(name, "", frozenset(), package=f"{name}==1.0") for name in names)
+    table = machines_table(views_of([fuller, foreign, run(tmp_path, "NVIDIA H200", 50.0)]))
+    assert table
+    best = next(texts for name, texts in rows_of(table).items() if ", GB/s: best" in name)
+    assert [text.partition(":")[0] for text in best] == ["40.0", "50.0"]
