@@ -4,7 +4,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from statistics import mean
 
 import pytest
 
@@ -15,7 +14,7 @@ from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Stream
 from kvbench.measure.bench import Bench
-from kvbench.measure.neighbour import IDLE_US, IdleWork, NeighbourError, RunningNeighbour, SwapsBack
+from kvbench.measure.neighbour import IdleWork, NeighbourError, RunningNeighbour, SwapsBack
 from kvbench.measure.samples import set_up
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
@@ -83,12 +82,6 @@ def test_both_sides_are_timed_alone_and_beside_the_other(
     assert measurement.verified_bytes >= 3 * CELL.swap_bytes
 
 
-def test_an_idle_neighbour_takes_the_time_that_it_is_asked_for(bench: Bench) -> None:
-    beside = measured(bench).beside
-    assert beside is not None
-    assert min(beside.neighbour_alone_us) >= 0.9 * IDLE_US
-
-
 def test_a_neighbour_runs_only_while_it_is_wanted(bench: Bench) -> None:
     neighbour = RunningNeighbour(bench.device, stream := Stream(bench.device.driver), IdleWork(bench.device, stream))
     before = neighbour.completed()
@@ -123,28 +116,6 @@ def test_a_cell_that_stays_set_up_is_visited_again_beside_its_neighbour(bench: B
         assert measurement.beside is not None
         assert len(measurement.samples) > 5
         assert (measurement.verified_bytes > 0) is verify
-
-
-def test_what_the_loop_does_between_two_swaps_does_not_count(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvbench.measure.neighbour.MOST_KEPT", 1 << 20)
-    measurement = measured(bench)
-    assert measurement.beside is not None
-    one_by_one = CELL.swap_bytes / mean(measurement.samples.wall_us) / 1e3
-    assert mean(measurement.beside.swaps_beside_gbps) > 0.8 * one_by_one
-    turns = sorted(measurement.beside.swaps_beside_gbps)
-    assert turns[0] / 1.0001 <= one_by_one <= turns[-1] * 1.0001
-
-
-@pytest.mark.parametrize("pattern", ["shuffled", "tensors-4"])
-def test_all_sets_of_blocks_are_swapped_and_verified(bench: Bench, pattern: str) -> None:
-    measurement = measured(bench, pattern=Cell.from_strings({**CELL.as_strings(), "pattern": pattern}).pattern)
-    sets = 6
-    assert measurement.verified_bytes >= sets * CELL.swap_bytes
-
-
-def test_of_very_many_swaps_an_even_share_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvbench.measure.neighbour.MOST_KEPT", 10)
-    assert 10 <= len(measured(bench).samples) <= 20  # of two turns
 
 
 def test_the_swaps_of_a_neighbour_have_a_backend_of_their_own(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

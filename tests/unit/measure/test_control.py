@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.cells.axes import Direction
-from kvbench.measure.roof import ControlError, HostControl, open_control, time_copies
+from kvbench.measure.roof import ControlError, HostControl, open_control
 from kvbench.results import Control, load_run
 from tests.command import BRIEF, swept, tiny
 
@@ -23,10 +23,6 @@ def test_a_host_control_copies_every_byte_the_way_it_says(direction: Direction) 
     source[:] = 7
     assert control.copy_us(direction) > 0
     assert to.min() == to.max() == 7
-
-
-def test_as_many_times_are_kept_as_were_asked_for() -> None:
-    assert len(time_copies(open_control("cpu"), Direction.H2D, 3)) == 3
 
 
 def test_a_control_on_a_gpu_that_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from kvbench.backends.base import PreparedSwap, SwapRequest
 from kvbench.backends.batched import Batched, Merged
 from kvbench.backends.per_block import PerBlock
-from kvbench.cells.axes import Direction, Neighbour, Reuse, StreamState
+from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import Event, Stream
@@ -82,15 +82,6 @@ def test_each_layer_is_a_call_of_its_own(bench: Bench) -> None:
     assert measured(bench, replace(CELL, sequence="whole")).samples.first_layer_us is None
 
 
-@pytest.mark.parametrize("state", [StreamState.BUSY, StreamState.GATED, StreamState.OPENED])
-def test_layers_can_be_timed_in_every_stream_state(bench: Bench, state: StreamState) -> None:
-    samples = measured(bench, replace(CELL, stream_state=state)).samples
-    assert samples.first_layer_us is not None
-    ends = samples.event_us
-    assert ends is not None
-    assert all(0 < first_us < end_us for first_us, end_us in zip(samples.first_layer_us, ends, strict=True))
-
-
 def test_a_backend_that_leaves_a_block_of_a_layer_out_is_caught(bench: Bench) -> None:
     with pytest.raises(VerificationError, match="in the block of descriptor 15"):
         measured(bench, CELL, Layerless())
@@ -113,16 +104,6 @@ def test_beside_a_step_each_side_is_timed_alone_and_both_together(bench: Bench, 
     for both_us, arrived_us in zip(beside.neighbour_beside_us, beside.swaps_beside_us, strict=True):
         assert both_us >= arrived_us + IDLE_LAYER_US  # the last layer is computed after it has arrived
     assert hidden_share(beside) is not None
-
-
-def test_a_step_that_computes_nothing_takes_as_long_as_its_loads(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvbench.measure.neighbour.IDLE_LAYER_US", 1)
-    timings = measured(bench, replace(BESIDE, blocks=64, block_bytes=64 << 10, pool_bytes=16 << 20))
-    assert timings.beside is not None
-    assert all(
-        both_us >= arrived_us
-        for both_us, arrived_us in zip(timings.beside.neighbour_beside_us, timings.beside.swaps_beside_us, strict=True)
-    )
 
 
 @pytest.mark.parametrize(("sequence", "layers_before"), [("layers-4", 2), ("at-once-4", 0)])

@@ -20,16 +20,15 @@ from kvbench.backends.per_block import PerBlock
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.blocks import FORGOTTEN_AFTER_BYTES
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import CEILING_BYTES, DeviceFacts
+from kvbench.cells.facts import DeviceFacts
 from kvbench.engine.device import DIRECTIONS, Stream, SwapMemory, per_block
 from kvbench.measure import visit
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import Threads
-from kvbench.measure.roof import measure_ceiling
 from kvbench.measure.samples import _work_for, set_up
-from kvbench.measure.workload import Pools, VerificationError, Workload
+from kvbench.measure.workload import VerificationError, Workload
 from kvbench.results.schema import Disturbance
-from kvbench.run.protocol import InTurn, MeasureCells
+from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.spec import CHAIN, SHORT_CHAIN, Sampling, submissions
 from tests.visits import bench_of, measure, visited
 
@@ -111,11 +110,18 @@ def every_other_block(request: SwapRequest, number: int, stream: int) -> None:
     per_block(request.device.driver, *lists, DIRECTIONS[request.cell.direction]).submit(stream)
 
 
-def keeps_its_first_blocks(request: SwapRequest, number: int, stream: int) -> None:
-    """Copy what was asked for at first, whatever is asked for now."""
-    del number
-    kept = FIRST.setdefault(id(request), _lists(request.memory))
-    per_block(request.device.driver, *kept, DIRECTIONS[request.cell.direction]).submit(stream)
+@dataclass
+class First(Recorded):
+    """Copies what was asked for at first, whatever is asked for now."""
+
+    kept: tuple[NDArray[np.uint64], ...] = ()
+
+    def __post_init__(self) -> None:
+        self.copy = self._first
+
+    def _first(self, request: SwapRequest, _number: int, stream: int) -> None:
+        self.kept = self.kept or _lists(request.memory)
+        per_block(request.device.driver, *self.kept, DIRECTIONS[request.cell.direction]).submit(stream)
 
 
 def on_a_thread_of_its_own(request: SwapRequest, number: int, stream: int) -> None:
@@ -132,7 +138,6 @@ def on_a_thread_of_its_own(request: SwapRequest, number: int, stream: int) -> No
 
 
 Lists = tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]
-FIRST: dict[int, Lists] = {}
 STREAMS: dict[int, Stream] = {}
 
 
@@ -232,7 +237,7 @@ every_cell = pytest.mark.parametrize(
 
 
 @every_cell
-@pytest.mark.parametrize("cheat", [stops_after_two, stops_after_the_first_sample, every_other_block])
+@pytest.mark.parametrize("cheat", [stops_after_the_first_sample, every_other_block])
 def test_a_backend_that_does_not_copy_is_caught(
     bench: Bench, cell: Cell, cheat: Callable[[SwapRequest, int, int], None]
 ) -> None:
@@ -275,9 +280,7 @@ def test_a_backend_that_finishes_blocks_later_is_caught(
     backend = Halfway(honest)
     request = MeasureCells(cells=[cell.as_strings()], round=7, seed=1, sampling=SAMPLING)
     try:
-        with pytest.raises(
-            VerificationError, match=r"had not arrived when the swap was complete|arrived before the swap was submitted"
-        ):
+        with pytest.raises(VerificationError, match=LATE_OR_EARLY):
             visited(bench, set_up(bench, backend, cell, SAMPLING, 1), request)
     finally:
         backend.join()
@@ -335,26 +338,6 @@ def test_the_delay_outlasts_a_caller_that_takes_its_time(bench: Bench, state: St
     assert sum(pending) > len(pending) / 2  # a busy host may hold one caller for longer than any delay
 
 
-@pytest.mark.parametrize("queued", [0, 1, 8])
-def test_the_delay_is_at_least_twice_what_the_submissions_took(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, queued: int
-) -> None:
-    queue = mock.Mock()
-    monkeypatch.setattr("kvbench.measure.samples.Queue", queue)
-    cell = replace(CELLS[0], stream_state=StreamState.BUSY, queued=queued)
-    sampler = set_up(bench, Recorded(honest), cell, SAMPLING, 1).sampler
-    sampler.take_busy = lambda: mock.Mock(caller_us=3000.0)  # type: ignore[method-assign]
-    sampler._behind_a_delay()
-    (depth, _, delay_ns), _ = queue.call_args
-    assert depth == queued
-    assert delay_ns >= 2 * max(1, queued) * 3_000_000
-
-
-def test_a_slow_visit_takes_the_fewest_samples_asked_for(bench: Bench) -> None:
-    sampling = msgspec.structs.replace(SAMPLING, min_samples=4, max_samples=50, cell_seconds=0.001)
-    assert len(measure(bench, Recorded(takes_its_time), CELLS[0], sampling, 1, None).samples) == 4
-
-
 @pytest.mark.parametrize(("slope", "mean", "fails"), [(1.0, 1.0, False), (0.1, 1.0, True), (1.0, 0.5, True)])
 def test_neither_the_figure_of_chains_nor_their_mean_is_faster_than_the_link(
     monkeypatch: pytest.MonkeyPatch, slope: float, mean: float, fails: bool
@@ -399,7 +382,7 @@ def test_a_backend_that_copies_the_first_blocks_again_is_caught(bench: Bench, st
     cell = replace(CELLS[1], stream_state=state)
     assert cell.reuse is Reuse.FRESH
     with pytest.raises(VerificationError, match=NOT_COPIED):
-        measure(bench, Recorded(keeps_its_first_blocks), cell, SAMPLING, 1, None)
+        measure(bench, First(honest), cell, SAMPLING, 1, None)
 
 
 @dataclass
@@ -456,7 +439,7 @@ class Gathering(Ahead):
         per_block(request.device.driver, *lists, DIRECTIONS[request.cell.direction]).submit(stream)
 
 
-@pytest.mark.parametrize("first", [1, 3, 10])
+@pytest.mark.parametrize("first", [1, 10])
 @pytest.mark.parametrize(
     ("cheat", "blocks", "part"),
     [
@@ -504,18 +487,6 @@ def test_a_wrong_byte_in_every_twentieth_swap_is_found_in_one_of_the_visits(benc
         visits(now_and_then)
 
 
-@pytest.mark.parametrize(("kind", "times", "caught"), [("cuda", 1.5, True), ("cuda", 1.02, False), ("cpu", 20, True)])
-def test_a_swap_is_no_faster_than_the_link(
-    monkeypatch: pytest.MonkeyPatch, kind: str, times: float, *, caught: bool
-) -> None:
-    monkeypatch.setattr(visit, "measure_ceiling", lambda *_: None)
-    bench = mock.Mock(best_gbps={Direction.H2D: 50.0})
-    bench.device.kind = kind
-    cell = Cell("cheat", Direction.H2D, 1024, 65_536)
-    with pytest.raises(VerificationError, match="faster than the link") if caught else nullcontext():
-        visit._check_speed(bench, cell, [cell.swap_bytes / (times * 50e3)] * 3)
-
-
 def test_a_new_worker_measures_large_copies_before_it_says_that_a_swap_is_too_fast(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -540,15 +511,6 @@ def test_an_honest_backend_passes_behind_every_cheat(bench: Bench, cell: Cell) -
         assert measurement.verified_bytes >= 3 * cell.swap_bytes  # the first swap, those of the samples, the audit's
 
 
-def test_many_visits_of_a_small_swap_go_on_through_fresh_blocks(bench: Bench) -> None:
-    cell = Cell("cheat", Direction.H2D, 2, 512, reuse=Reuse.FRESH, pool_bytes=1 << 20)
-    one, many = (
-        set_up(bench, Recorded(honest), cell, SAMPLING, 1, many_visits=kept).workload.sets for kept in (False, True)
-    )
-    assert one == submissions(SAMPLING, cell.stream_state)
-    assert many == cell.pool_bytes // cell.dense_bytes > 10 * one  # as many as the pool holds
-
-
 def test_in_a_gate_a_small_swap_comes_again_when_caches_have_forgotten_it() -> None:
     cell = Cell("cheat", Direction.H2D, 16, 4096, reuse=Reuse.FRESH, pool_bytes=16 << 30)
     on_gpu = mock.Mock()  # with a pool that no test machine has
@@ -556,20 +518,6 @@ def test_in_a_gate_a_small_swap_comes_again_when_caches_have_forgotten_it() -> N
     on_gpu.pools.sides.return_value = (mock.Mock(address=0, device_address=0),) * 2
     ready = set_up(on_gpu, Recorded(honest), cell, SAMPLING, 1, many_visits=True)
     assert (ready.workload.sets - 1) * cell.swap_bytes >= FORGOTTEN_AFTER_BYTES
-
-
-def test_an_honest_backend_passes_where_visits_in_turn_leave_their_bytes(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Workload, "chance", lambda *_: True)
-    cell = CELLS[1]
-    ready = set_up(bench, Recorded(honest), cell, SAMPLING, 1)
-    verified = []
-    for number, verify in enumerate((True, *[False] * 6, True), start=1):
-        in_turn = InTurn(verify=verify)
-        request = MeasureCells(cells=[cell.as_strings()], round=number, seed=1, sampling=SAMPLING, in_turn=in_turn)
-        verified.append(visited(bench, ready, request).verified_bytes > 0)
-    assert verified == [True, *[False] * 6, True]
 
 
 @pytest.mark.parametrize(("number", "attempt", "is_first"), [(0, 0, True), (0, 1, True), (1, 0, False), (1, 1, False)])
@@ -638,12 +586,6 @@ def test_backends_swap_the_same_blocks_with_the_same_seed_and_fresh_ones_every_t
     assert len(set(taken)) == len(taken)
 
 
-def test_the_same_blocks_are_swapped_again_where_that_is_asked_for(bench: Bench) -> None:
-    backend = Recorded(honest)
-    measure(bench, backend, CELLS[0], SAMPLING, 1, None)
-    assert len(set(backend.destinations)) == 1
-
-
 def test_a_pause_works_until_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = iter([0.0, 0.02, 0.06])
     monkeypatch.setattr("kvbench.measure.samples.time.perf_counter", lambda: next(now_s))
@@ -660,10 +602,21 @@ def test_every_pass_of_a_pause_works_in_new_pages(bench: Bench) -> None:
     assert faults >= len(samples) * (32 << 20) // most_pages_bytes
 
 
-def test_a_ceiling_leaves_the_pools_whole(bench: Bench) -> None:
-    pools = Pools(bench.device, bench.stream, CEILING_BYTES["cpu"])
-    ceiling_bench = replace(bench, pools=pools, best_gbps={})
-    for direction in Direction:
-        measure_ceiling(ceiling_bench, direction, 1)
-        measure(ceiling_bench, Recorded(honest), replace(CELLS[1], direction=direction), SAMPLING, 1, None)
-    assert set(ceiling_bench.best_gbps) == set(Direction)
+@pytest.mark.parametrize("queued", [0, 1, 8])
+def test_the_delay_is_at_least_twice_what_the_submissions_took(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, queued: int
+) -> None:
+    queue = mock.Mock()
+    monkeypatch.setattr("kvbench.measure.samples.Queue", queue)
+    cell = replace(CELLS[0], stream_state=StreamState.BUSY, queued=queued)
+    sampler = set_up(bench, Recorded(honest), cell, SAMPLING, 1).sampler
+    sampler.take_busy = lambda: mock.Mock(caller_us=3000.0)  # type: ignore[method-assign]
+    sampler._behind_a_delay()
+    (depth, _, delay_ns), _ = queue.call_args
+    assert depth == queued
+    assert delay_ns >= 2 * max(1, queued) * 3_000_000
+
+
+def test_a_slow_visit_takes_the_fewest_samples_asked_for(bench: Bench) -> None:
+    sampling = msgspec.structs.replace(SAMPLING, min_samples=4, max_samples=50, cell_seconds=0.001)
+    assert len(measure(bench, Recorded(takes_its_time), CELLS[0], sampling, 1, None).samples) == 4
