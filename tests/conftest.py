@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 # How long an example takes depends on who else uses the machine.
-settings.register_profile("kvbench", deadline=None)
+settings.register_profile("kvbench", deadline=None, max_examples=40)
 settings.load_profile("kvbench")
 
 # pytest-xdist exports the width of its terminal to its workers; commands that tests start write to pipes, which have

@@ -7,7 +7,7 @@ from tests.fuzz import OTHERS, fuzz, mutated
 
 
 def test_hostile_input_ends_with_a_documented_code_and_a_line() -> None:
-    findings, codes = fuzz(cases=270, seed=20_251)
+    findings, codes = fuzz(cases=150, seed=20_251)
     assert not findings
     assert {0, 2, 4} <= set(codes)
 

@@ -14,7 +14,7 @@ from kvbench.cli import gate, listing, main, progress
 from kvbench.errors import ExitCode
 from kvbench.gate import side_by_side
 from tests import synthetic
-from tests.command import BRIEF, KVBENCH, error_line, kvbench, only_line, tiny
+from tests.command import BRIEF, KVBENCH, error_line, kvbench, kvbench_here, only_line, tiny
 
 
 def test_an_internal_error_has_exit_code_70_and_says_how_to_report_it(
@@ -160,7 +160,7 @@ def copied(line: str, lead: str) -> list[str]:
 
 def test_quiet_shows_each_failure_once_and_the_outcome(tmp_path: Path) -> None:
     cells = tiny(backend="per_block", blocks="1,2,3")
-    done = kvbench("sweep", *cells, *BRIEF, "--fault=error@call=0 when blocks!=3", "-q", "--out=run", cwd=tmp_path)
+    done = kvbench_here("sweep", *cells, *BRIEF, "--fault=error@call=0 when blocks!=3", "-q", "--out=run", cwd=tmp_path)
     assert done.returncode == 5
     failed, again, more, measured, report = done.stdout.replace("\\\n", "").splitlines()
     assert failed.startswith("FAILED (error) per_block h2d ")
@@ -168,8 +168,8 @@ def test_quiet_shows_each_failure_once_and_the_outcome(tmp_path: Path) -> None:
     assert more == "FAILED (error) 1 more cell of per_block: copy: INJECTED_ERROR (descriptor 0)"
     assert measured == "1 cell measured, 2 failed, 0 skipped: run"
     assert report.endswith("kvbench report run")
-    assert kvbench(*once_more, "--out=again", cwd=tmp_path).stdout.count("FAILED (error)") == 1
-    retried = kvbench("sweep", "--resume", "run", "--retry-failed", cwd=tmp_path)
+    assert kvbench_here(*once_more, "--out=again", cwd=tmp_path).stdout.count("FAILED (error)") == 1
+    retried = kvbench_here("sweep", "--resume", "run", "--retry-failed", cwd=tmp_path)
     assert retried.returncode == 5
     assert retried.stdout.count("FAILED") == 2
 
@@ -178,12 +178,12 @@ FOLDER = "it's $(mine) & yours"
 
 
 def test_commands_printed_to_be_copied_are_quoted(tmp_path: Path) -> None:
-    done = kvbench("sweep", *tiny(backend="batched"), *BRIEF, "-q", "--out", FOLDER, cwd=tmp_path)
+    done = kvbench_here("sweep", *tiny(backend="batched"), *BRIEF, "-q", "--out", FOLDER, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert copied(done.stdout.splitlines()[-1], "tables and charts: ") == ["kvbench", "report", FOLDER]
-    again = kvbench("sweep", *tiny(), *BRIEF, "--out", FOLDER, cwd=tmp_path)
+    again = kvbench_here("sweep", *tiny(), *BRIEF, "--out", FOLDER, cwd=tmp_path)
     assert copied(error_line(again), "continue its run with ") == ["--resume", FOLDER]
-    auto = kvbench("sweep", *tiny(backend="auto"), "--policy", FOLDER, cwd=tmp_path)
+    auto = kvbench_here("sweep", *tiny(backend="auto"), "--policy", FOLDER, cwd=tmp_path)
     assert copied(error_line(auto), "build one with ") == ["kvbench", "show", FOLDER, "-p", "FILE"]
 
 

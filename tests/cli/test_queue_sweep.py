@@ -27,7 +27,7 @@ def test_a_sample_records_whether_the_whole_queue_was_waiting(run: Path) -> None
 
 # The verified swap, the check of the order, three plain ones that tell how long the delay has to be, the sample behind
 # its queue of three and the audit's swap: ten calls, of which the fault strikes the last or one that is not made.
-@pytest.mark.parametrize(("call", "status"), [(2, "failed"), (4, "failed"), (6, "failed"), (9, "failed"), (10, "ok")])
+@pytest.mark.parametrize(("call", "status"), [(9, "failed"), (10, "ok")])
 def test_a_fault_counts_calls_of_queued_swaps_too(tmp_path: Path, call: int, status: str) -> None:
     cell = tiny(backend="per_block", blocks="1", stream_state="busy", queued="3", streams="2")
     done = kvbench_here("sweep", *cell, *ONE_SAMPLE, f"--fault=error@call={call}", "--out", "run", cwd=tmp_path)

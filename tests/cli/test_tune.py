@@ -61,15 +61,3 @@ def test_tune_answers_without_failed_cells_and_reports_them(tmp_path: Path) -> N
     )
     assert done.returncode == 5, done.stderr
     assert {answer["choice"] for answer in json.loads(done.stdout)["answers"]} == {"batched"}
-
-
-def test_every_model_has_answers_and_standard_output_has_nothing_else(tmp_path: Path) -> None:
-    """Also 112 blocks, and blocks of 32 KiB, with which a search does not begin if it chooses among many."""
-    models = ("--model=qwen2.5-7b", "--model=llama-3-8b", "--tokens=32")
-    small = ("--device=cpu", "-a", "direction=h2d", "-a", "pool=16MiB", "--backends=batched,per_block")
-    done = succeeds("tune", *models, *small, "--json", "-o", "run", cwd=tmp_path)
-    assert "cells measured" in done.stderr
-    answers = json.loads(done.stdout)["answers"]
-    for quantity in ("latency", "sustained"):
-        of_quantity = [answer for answer in answers if answer["quantity"] == quantity]
-        assert [(answer["block_bytes"], answer["blocks"]) for answer in of_quantity] == [(16384, 112), (32768, 128)]

@@ -1,4 +1,7 @@
-"""The commands that the documents show for a shell, page by page, and the short form in which tests run them."""
+"""The commands that the documents show for a shell, page by page, and the short form in which tests run them.
+
+A sweep whose run no later command can name is only planned, and a tuning only parsed: tests/cli measures both.
+"""
 
 import re
 import shlex
@@ -51,12 +54,16 @@ def shortened(shown: Shown) -> list[str]:
     if "layers" in argv:
         tokens = ["--model=llama-3-8b@tokens16"]
     match argv:
+        case ["sweep", *rest] if not {"--resume", "--dry-run", "--out"} & {*rest}:
+            return [*argv, *device, *tokens, *_few(rest), "--dry-run"]
         case ["sweep", *rest] if not {"--resume", "--dry-run"} & {*rest}:
             return [*argv, *device, *tokens, *BRIEF, *_few(rest)]
         case ["gate", "compare", *rest]:
-            return [*argv, *device, *_few(rest), "--minutes=0.3"]
+            return [*argv, *device, *_few(rest), "--minutes=0.15"]
         case ["tune", *rest] if not any(word.startswith(("runs/", "reports/")) for word in rest):
-            return [*argv, *device, *tokens, *_few(rest)]
+            return []
+        case ["probe", *rest] if not rest or rest[0].startswith("-"):
+            return ["probe", "order", *rest, *device]
         case ["sweep" | "probe" | "doctor", *rest] if "--resume" not in rest:
             return [*argv, *device]
     return argv

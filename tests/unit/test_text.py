@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from kvbench.text import wrapped
 
 
-@pytest.mark.parametrize("width", range(20, 81))
 @pytest.mark.parametrize(
     "text",
     [
@@ -19,11 +18,12 @@ from kvbench.text import wrapped
         "2063 loads of 2 048 tokens on 2026-11-23 take 3.2 times as long, 35 to 54 GB/s, p99 89% slower",
     ],
 )
-def test_no_line_breaks_inside_a_number_or_before_its_unit(text: str, width: int) -> None:
-    lines = wrapped(text, width).splitlines()
-    assert max(map(len, lines)) <= width
-    for before, after in pairwise(lines):
-        assert not re.search(r"\d$|-$", before), (before, after)
+def test_no_line_breaks_inside_a_number_or_before_its_unit(text: str) -> None:
+    for width in range(20, 81):
+        lines = wrapped(text, width).splitlines()
+        assert max(map(len, lines)) <= width
+        for before, after in pairwise(lines):
+            assert not re.search(r"\d$|-$", before), (before, after)
 
 
 @given(st.text(alphabet="ab 1", max_size=200), st.integers(20, 80))

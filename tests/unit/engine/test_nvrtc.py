@@ -37,14 +37,13 @@ def test_the_package_has_kernel_sources() -> None:
     assert SOURCES
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_120"])
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_a_shipped_source_compiles(path: Path, arch: str) -> None:
     assert compile_cubin(kernel_source(path.name), path.stem, arch).startswith(ELF)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_120"])
-@pytest.mark.parametrize("method", ["bulk", "lanes", "words"])
+@pytest.mark.parametrize(("method", "arch"), [("bulk", "sm_90"), ("lanes", "sm_100"), ("words", "sm_90")])
 def test_every_method_of_the_copy_kernel_compiles(method: str, arch: str) -> None:
     shape = KernelShape(method, 8, 6, 4096)
     cubin = compile_cubin(kernel_source("sm_copy.cu"), "sm_copy", arch, shape.defines)
@@ -200,7 +199,7 @@ def static_shared_bytes(cubin: bytes, kernel: str) -> int:
 
 
 @pytest.mark.parametrize(("arch", "most_bytes"), [("sm_90", 227 * 1024), ("sm_120", 99 * 1024)])
-@pytest.mark.parametrize("largest_bytes", [1024, 2048, 4096])
+@pytest.mark.parametrize("largest_bytes", [1024, 4096])
 def test_the_bulk_kernel_fits_into_a_block_s_shared_memory(arch: str, most_bytes: int, largest_bytes: int) -> None:
     cell = Cell("sm", Direction.H2D, 1024, largest_bytes)
     shape = shape_for(cell, largest_bytes, 16, int(arch.removeprefix("sm_")), most_bytes)

@@ -178,12 +178,6 @@ def test_a_finding_decides_the_status_of_its_check(findings: Findings, name: str
     assert diagnosis.remedy or status in (Status.OK, Status.INFO)
 
 
-def test_remedies_fit_what_slows_the_clock() -> None:
-    assert "cool" in check(loaded(clock_limits=["sw_thermal_slowdown"]), "throttle").remedy
-    assert "nvidia-smi -rgc" in check(loaded(clock_limits=["application_clocks"]), "throttle").remedy
-    assert "power" in check(loaded(clock_limits=["hw_power_brake"]), "throttle").remedy
-
-
 def test_without_a_gpu_the_checks_of_one_are_left_out() -> None:
     checks = diagnose(replace(HEALTHY, device="cpu", engine=replace(ENGINE, devices=(HOST,))))
     assert "link" not in {one.name for one in checks}
@@ -198,12 +192,6 @@ def test_without_nvml_every_check_says_so() -> None:
     assert not [one for one in checks.values() if one.status is Status.FAIL]
     for name in ("driver", "link", "clocks"):
         assert "no NVML" in checks[name].found
-
-
-def test_a_device_of_an_engine_that_does_not_load_is_unknown() -> None:
-    diagnosis = check(engine(engine_error="broken", devices=()), "device")
-    assert diagnosis.status is Status.INFO
-    assert "unknown" in diagnosis.found
 
 
 def test_devices_are_resolved() -> None:
@@ -227,13 +215,6 @@ def run(engine: EngineReport | Exception, *arguments: str, probe: Mock | None = 
         patch("kvbench.run.runner.observe_under_load", probe or Mock(side_effect=RuntimeError("no copies"))),
     ):
         return CliRunner().invoke(app, ["doctor", *arguments])
-
-
-def test_the_command_succeeds_where_only_warnings_are_found() -> None:
-    result = run(replace(ENGINE, devices=(HOST,)))
-    assert result.exit_code == ExitCode.DONE
-    assert "warn  device" in result.stdout
-    assert "remedy: if the machine has a GPU" in result.stdout
 
 
 def test_the_command_fails_where_a_check_fails() -> None:
@@ -262,15 +243,3 @@ def test_pools_follow_the_rules_of_engines() -> None:
     assert found["SGLang pool"].startswith("up to 80.0 GiB a rank")
     assert found["TensorRT-LLM pool"].startswith("up to 6.4 MiB a rank")
     assert "/dev/shm" in found["vLLM pool"]
-
-
-def test_a_misspelt_device_is_refused_before_any_work() -> None:
-    result = run(AssertionError("asked"), "--device", "gpu0")
-    assert isinstance(result.exception, UsageError)
-
-
-def test_the_table_shows_each_remedy(capsys: pytest.CaptureFixture[str]) -> None:
-    command._write_lines(diagnose(identity(bar1_bytes=GIB)))
-    written = capsys.readouterr().out
-    assert "1024 MiB for 143360 MiB" in written
-    assert "Resizable BAR" in written

@@ -161,15 +161,6 @@ def test_the_type_of_the_cache_is_read(quantization: dict[str, Any], dtype: KvDt
     assert {group.dtype for group in model.groups} == {dtype}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "layer_bytes"),
-    [("bf16", 1152), ("fp8", 576), ("fp8_e5m2", 576), ("nvfp4", 324), ("fp8_ds_mla", 656), ("nvfp4_ds_mla", 368)],
-)
-def test_a_type_has_its_real_bytes(dtype: str, layer_bytes: int) -> None:
-    config = {"model_type": "deepseek_v32", **LATENT, "index_head_dim": 128}
-    assert model_of("m", config, KvDtype(dtype)).bytes_per_token == 8 * (layer_bytes + 132)
-
-
 def test_a_type_that_is_given_wins_over_the_file() -> None:
     config = {**PLAIN, "torch_dtype": "int8", "quantization_config": {"kv_cache_scheme": {"num_bits": 4}}}
     with pytest.raises(UsageError, match="choose it with --kv-dtype"):
@@ -206,14 +197,6 @@ def test_a_model_can_be_given_by_its_numbers(text: str, token_bytes: int) -> Non
     assert len(ModelChoice((f"{text}@tokens64",)).swaps()) == text.count("+") + 1
 
 
-def test_models_of_other_numbers_have_other_names() -> None:
-    texts = (
-        "layers=8,kv_heads=4,head_size=64",
-        "layers=8, kv_heads=4, head_size=64, kv_dtype=fp8+layers=1,kv_heads=1,head_size=8",
-    )
-    assert [find_model(text).name for text in texts] == ["8x4x64", "8x4x64xfp8-1x1x8"]
-
-
 @pytest.mark.parametrize(
     ("fields", "numbers"),
     [
@@ -239,17 +222,6 @@ def test_a_refusal_leaves_open_what_the_refused_field_could_change(fields: dict[
     with pytest.raises(UsageError, match="or give the numbers: --model ") as caught:
         model_of("m", {**PLAIN, "hidden_size": 1024, **fields})
     assert f"--model {numbers}" in str(caught.value)
-
-
-def test_a_model_of_states_alone_has_no_cache() -> None:
-    with pytest.raises(UsageError, match="its layers have states only, and no KV cache"):
-        model_of("m", {"model_type": "falcon_mamba", "num_hidden_layers": 4})
-    with pytest.raises(UsageError, match="lfm2: no layer has a KV cache"):
-        model_of(
-            "m", {"model_type": "lfm2", **PLAIN, "hidden_size": 64, "conv_L_cache": 3, "layer_types": ["conv"] * 8}
-        )
-    with pytest.raises(UsageError, match="attn_layer_offset: 8 is not a whole number from 0 to 7"):
-        model_of("m", {"model_type": "jamba", **PLAIN, "attn_layer_offset": 8})
 
 
 @pytest.mark.parametrize(

@@ -113,22 +113,11 @@ def test_times_are_in_ms_if_they_can_be_nothing_else_or_in_the_unit_that_is_said
 # Forms
 
 
-def test_requests_come_in_order_of_time_whatever_the_order_of_lines(tmp_path: Path) -> None:
-    made = read(tmp_path, conversations())
-    assert [one.arrival_s for one in made] == [at * 6.0 for at in range(60)]
-    assert read(tmp_path, sorted(conversations(), key=lambda one: one["timestamp"])) == made
-
-
 def test_a_byte_order_mark_costs_no_request_and_ids_have_64_bits(tmp_path: Path) -> None:
     large = [2**64 - 59, 17293822569102704640]
     made = read(tmp_path, ["\ufeff" + json.dumps(line(0, large)), line(10, large[:1])])
     assert not share_nothing(made)
     assert [*made[0].hash_ids] == large
-
-
-def test_requests_share_something_or_nothing(tmp_path: Path) -> None:
-    assert share_nothing(read(tmp_path, [line(0, [1, 2]), line(1, [3])]))
-    assert not share_nothing(read(tmp_path, [line(0, [1, 2]), line(1, [1, 3])]))
 
 
 @pytest.mark.parametrize(
