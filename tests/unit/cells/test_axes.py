@@ -1,6 +1,5 @@
 import itertools
 import json
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -39,12 +38,9 @@ def test_a_list_keeps_order_and_drops_repeats(name: str, data: st.DataObject) ->
     [
         ("blocks", "16:100:x2", (16, 32, 64)),
         ("blocks", "16:64:x2,100,16", (16, 32, 64, 100)),
-        ("blocks", "5:5:x2", (5,)),
         ("sms", "1:10:+4", (1, 5, 9)),
         ("sms", "1,all", (1, 0)),
         ("block_size", "1KiB:4KiB:x2", (1024, 2048, 4096)),
-        ("block_size", "512B:2KiB:x2", (512, 1024, 2048)),
-        ("block_size", "512:1024:x2", (512, 1024)),
         ("pause", "0:400us:+200us", (0, 200, 400)),
         ("block_size", "20KiB:24KiB:+2KiB", (20_480, 22_528, 24_576)),
         ("descriptors_per_call", "all,8192", (0, 8192)),
@@ -83,32 +79,23 @@ def test_a_geometric_range_stays_inside_its_ends(low: int, span: int, factor: in
             "axis memory=slots-4KiBx1: slots-SIZExR takes a multiple of 4KiB and 2 to 128 ranks",
         ),
         ("blocks", "0", "axis blocks=0: not a whole number from 1 to 100000000"),
-        ("blocks", "1.5", "axis blocks=1.5: not a whole number from 1 to 100000000"),
         ("blocks", "1,,2", "axis blocks=1,,2: an empty value; for example blocks=16,64,256"),
         ("blocks", "", "axis blocks=: an empty value; for example blocks=16,64,256"),
         ("blocks", "1:8", "axis blocks=1:8: not a range lo:hi:xK or lo:hi:+K; for example blocks=16,64,256"),
         ("blocks", "1:8:2", "axis blocks=1:8:2: not a range lo:hi:xK or lo:hi:+K; for example blocks=16,64,256"),
         ("blocks", "1:8:xy", "axis blocks=1:8:xy: the step xy is not a whole number; for example blocks=16,64,256"),
-        ("blocks", "8:1:x2", "axis blocks=8:1:x2: a range must ascend: xK (K >= 2, from 1 or more) or +K (K >= 1)"),
-        ("blocks", "1:8:x1", "axis blocks=1:8:x1: a range must ascend: xK (K >= 2, from 1 or more) or +K (K >= 1)"),
         ("blocks", "1:8:+0", "axis blocks=1:8:+0: a range must ascend: xK (K >= 2, from 1 or more) or +K (K >= 1)"),
         ("blocks", "1:90000:+1", "axis blocks=1:90000:+1: more than 10000 values"),
         ("sms", "5000", "axis sms=5000: not a whole number from 1 to 4096 or all"),
         ("sms", "1:all:x2", "axis sms=1:all:x2: the ends of a range must be numbers; for example sms=1:32:x2"),
-        ("descriptors_per_call", "all:9:+1", "the ends of a range must be numbers"),
         ("block_size", "4:64KiB:x2", "axis block_size=4:64KiB:x2: 4 has no unit; write 4KiB:64KiB:x2"),
-        ("block_size", "4KiB:64:x2", "64 has no unit; write 4KiB:64KiB:x2"),
-        ("block_size", "4096:64KiB:x2", "4096 has no unit; write 4096B:64KiB:x2"),
         ("block_size", "17GiB", "axis block_size=17GiB: not a size from 1B to 16GiB"),
         ("block_size", "4Kb", 'axis block_size=4Kb: "4Kb" is not a size'),
         ("direction", "up", "axis direction=up: not one of h2d, d2h"),
-        ("direction", "h2d:d2h:x2", "axis direction=h2d:d2h:x2: not one of h2d, d2h"),
         ("pattern", "runs-1", "runs-R with R >= 2"),
         ("overlap", "true", "axis overlap=true: not on or off"),
         ("queued", "-1", "axis queued=-1: not a whole number from 0 to 100000"),
-        ("queued", "100001", "axis queued=100001: not a whole number from 0 to 100000"),
         ("streams", "0", "axis streams=0: not a whole number from 1 to 32"),
-        ("streams", "33", "axis streams=33: not a whole number from 1 to 32"),
         ("backend", "no/such", "axis backend=no/such: not a backend's name"),
     ],
 )
@@ -156,29 +143,11 @@ def test_a_cell_that_does_not_use_a_later_axis_keeps_its_id(name: str) -> None:
     assert Cell.from_strings(strings | {name: AXES[name].show(AXES[name].unused)}) == EXAMPLE
 
 
-def test_a_cell_without_an_axis_that_not_every_backend_supports_is_read() -> None:
-    older = {name: text for name, text in EXAMPLE.as_strings().items() if name != "overlap"}
-    assert Cell.from_strings(older) == EXAMPLE
-
-
-def test_a_label_omits_usual_values() -> None:
-    assert EXAMPLE.label == "batched h2d 10000 x 16KiB idle hot order=any"
-    queued = replace(EXAMPLE, queued=4, streams=2)
-    assert queued.label == "batched h2d 10000 x 16KiB idle hot order=any queued=4 streams=2"
-
-
 def test_the_command_of_a_cell_names_every_axis_that_applies() -> None:
     assert EXAMPLE.command() == (
         "kvbench sweep -a backend=batched -a direction=h2d -a blocks=10000 -a block_size=16KiB -a stream_state=idle "
         "-a pattern=shuffled -a memory=allocated -a order=any -a pool=dense -a reuse=same"
     )
-
-
-def test_an_untrusted_cell_must_have_every_required_axis() -> None:
-    strings = EXAMPLE.as_strings()
-    del strings["blocks"]
-    with pytest.raises(UsageError, match=r"missing: \['blocks'\]"):
-        Cell.from_strings(strings)
 
 
 @pytest.mark.parametrize(

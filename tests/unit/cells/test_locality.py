@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.cells.axes import Direction, Neighbour, Reuse
-from kvbench.cells.blocks import MOST_DESCRIPTORS, default_pool_bytes, misfit, region_bytes, sets_of
+from kvbench.cells.blocks import MOST_DESCRIPTORS, misfit, region_bytes, sets_of
 from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import UsageError
 from tests.strategies import GIB
@@ -55,11 +55,6 @@ def test_tiny_blocks_are_not_laid_out_by_the_million(blocks: int) -> None:
     assert sets_of(cell, 20) * blocks <= max(blocks, MOST_DESCRIPTORS)
 
 
-def test_a_small_pool_limits_the_number_of_sets() -> None:
-    dense = FRESH.dense_bytes
-    assert [sets_of(replace(FRESH, pool_bytes=dense * count), 20) for count in (1, 2, 7, 50)] == [1, 2, 7, 20]
-
-
 @given(small, st.integers(1, 10_000))
 def test_all_sets_fit_into_the_region(cell: Cell, submissions: int) -> None:
     count = sets_of(cell, submissions)
@@ -67,49 +62,11 @@ def test_all_sets_fit_into_the_region(cell: Cell, submissions: int) -> None:
     assert count * cell.dense_bytes <= region_bytes(cell, submissions)
 
 
-def test_the_region_is_the_pool_or_else_as_small_as_possible() -> None:
-    assert region_bytes(replace(FRESH, pool_bytes=GIB), 20) == GIB
-    assert region_bytes(HOT, 20) == HOT.dense_bytes
-    assert region_bytes(FRESH, 20) == 20 * FRESH.dense_bytes
-
-
-@pytest.mark.parametrize(
-    ("kind", "usable_bytes", "pool_bytes"),
-    [
-        ("cuda", 500 * GIB, 16 * GIB),
-        ("cuda", 16 * GIB, 16 * GIB),
-        ("cuda", 16 * GIB - 1, 8 * GIB),
-        ("cuda", 100 * MIB, 64 * MIB),
-        ("cpu", 500 * GIB, 32 * MIB),
-        ("cpu", 20 * MIB, 16 * MIB),
-        ("cpu", 0, MIB),
-    ],
-)
-def test_the_default_pool_is_the_largest_power_of_two_that_fits(kind: str, usable_bytes: int, pool_bytes: int) -> None:
-    assert default_pool_bytes(kind, usable_bytes) == pool_bytes
-
-
 def test_a_pool_that_is_too_small_is_refused() -> None:
     dense = HOT.dense_bytes
     assert misfit(HOT) is None
     assert misfit(replace(HOT, pool_bytes=dense)) is None
     assert misfit(replace(HOT, pool_bytes=4 * MIB)) == "256 blocks of 16KiB do not fit into a pool of 4MiB"
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "values"),
-    [
-        ("pool", "dense,16GiB", (0, 16 * GIB)),
-        ("pool", "4KiB", (4096,)),
-        ("pool", "64MiB:1GiB:x4", (64 * MIB, 256 * MIB, GIB)),
-        ("reuse", "fresh,same", (Reuse.FRESH, Reuse.SAME)),
-        ("pause", "0,200us,5ms,1000ms", (0, 200, 5000, 1_000_000)),
-        ("pause", "200us:1ms:+200us", (200, 400, 600, 800, 1000)),
-    ],
-)
-def test_pool_reuse_and_pause_are_parsed_by_their_grammar(name: str, text: str, values: tuple[object, ...]) -> None:
-    assert AXES[name].parse(text) == values
-    assert AXES[name].parse(",".join(AXES[name].write(value) for value in AXES[name].parse(text))) == values
 
 
 @pytest.mark.parametrize(
@@ -132,17 +89,3 @@ def test_an_invalid_pool_reuse_or_pause_is_refused_with_the_right_form(name: str
         AXES[name].parse(text)
     assert str(caught.value).startswith(f"axis {name}=")
     assert right in str(caught.value)
-
-
-def test_the_command_always_names_pool_and_reuse_and_only_a_used_pause() -> None:
-    assert "-a pool=dense -a reuse=same" in HOT.command()
-    assert "pause" not in HOT.command()
-    assert "-a pool=1GiB -a reuse=fresh -a pause=5ms" in replace(FRESH, pool_bytes=GIB, pause_us=5000).command()
-
-
-def test_a_label_calls_the_same_dense_blocks_hot() -> None:
-    assert HOT.hot
-    assert "hot" in HOT.label.split()
-    for other in (FRESH, replace(HOT, pool_bytes=GIB)):
-        assert not other.hot
-        assert "hot" not in other.label.split()

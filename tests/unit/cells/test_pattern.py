@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.cells.axes import Direction, Reuse
+from kvbench.cells.axes import Direction
 from kvbench.cells.blocks import misfit
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import AS_PATTERN, Pattern, Tensors, pool_rows
@@ -17,12 +17,6 @@ SHORT = Pattern("tensors", terms=(Tensors(64, 0),))
 HYBRID = Pattern("tensors", terms=(Tensors(18, 512), Tensors(18, 8)))
 # Kinds of tensors, neighbours merged where their ids are equal.
 kinds = st.lists(st.builds(Tensors, st.integers(1, 9), st.integers(1, 40)), min_size=1, max_size=4)
-
-
-@pytest.mark.parametrize(("text", "pattern"), [("tensors-64", SHORT), ("tensors-18x512+18x8", HYBRID)])
-def test_tensor_patterns_are_parsed_by_their_grammar(text: str, pattern: Pattern) -> None:
-    assert Pattern.parse(text) == pattern
-    assert str(pattern) == text
 
 
 @given(patterns)
@@ -118,10 +112,3 @@ def test_the_sides_of_a_swap_need_the_same_tensors() -> None:
     for text in ("shuffled", "tensors-4", "page-first-4"):
         objection = misfit(replace(cell, host_pattern=Pattern.parse(text)))
         assert objection == f"both sides need the same tensors, not {text} and tensors-8"
-
-
-def test_a_cell_without_patterns_of_its_sides_keeps_its_id() -> None:
-    """Committed runs name their cells by these ids."""
-    cell = Cell("sm", Direction.D2H, 200, 4096, reuse=Reuse.FRESH)
-    assert cell.id == "020ea71bb47b"
-    assert replace(cell, host_pattern=Pattern("runs", 2)).id != cell.id

@@ -9,9 +9,6 @@ from kvbench.cells.units import (
     format_size,
     gigabytes_per_second,
     parse_size,
-    rough_size,
-    size_text,
-    two_digits,
 )
 
 
@@ -55,28 +52,6 @@ def test_every_size_written_is_read_back(size_bytes: int) -> None:
 )
 def test_the_shortest_exact_form_is_written(size_bytes: int, text: str) -> None:
     assert format_size(size_bytes) == text
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (13_099_650_253, "12.2 GiB")]
-)
-def test_a_rough_size_has_one_decimal(size_bytes: int, text: str) -> None:
-    assert rough_size(size_bytes) == text
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "text"), [(576, "576 B"), (4096, "4 KiB"), (25_088, "24.5 KiB"), (2**34, "16 GiB")]
-)
-def test_a_size_is_read_by_people(size_bytes: int, text: str) -> None:
-    assert size_text(size_bytes) == text
-
-
-def test_two_digits_are_shown() -> None:
-    assert [two_digits(value) for value in (0.834, 1.04, 4.16, 12.4, 123.0)] == ["0.83", "1", "4.2", "12", "120"]
-
-
-def test_rates_are_in_powers_of_ten() -> None:
-    assert gigabytes_per_second(55.5e9, 1e6) == pytest.approx(55.5)
 
 
 @pytest.mark.parametrize("time_us", [0.0, -1.0])

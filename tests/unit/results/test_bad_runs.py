@@ -61,31 +61,10 @@ def test_readable_runs_are_reported_and_the_others_named(
     assert "`kvbench sweep models`" in text.partition("## Not measured")[2]
 
 
-def test_json_names_unreadable_runs(tmp_path: Path) -> None:
-    runs = [str(good_run(tmp_path / "good")), str(newer_run(tmp_path / "bad"))]
-    done = CliRunner().invoke(app, ["report", *runs, "-o", str(tmp_path / "out"), "--json"])
-    said = json.loads(done.stdout)
-    assert str(tmp_path / "out" / "report.md") in said["files"]
-    assert any("schema 99" in warning for warning in said["warnings"])
-
-
 def test_an_unreadable_run_alone_gives_no_report(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(newer_run(tmp_path / "bad")), "-o", str(tmp_path / "out")])
     assert isinstance(done.exception, RunDirectoryError)
     assert not (tmp_path / "out").exists()
-
-
-def test_runs_of_a_gpu_and_of_the_host_are_distinguished(tmp_path: Path) -> None:
-    cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"][:16]
-    host = synthetic.info("EPYC", "cpu", identity={"cpu_model": "EPYC"}, identity_hash="host")
-    runs = [
-        load_run(synthetic.write_run(tmp_path / name, synthetic.visits(cells), info))
-        for name, info in (("gpu", None), ("host", host))
-    ]
-    files = report_files(runs)
-    text = files["report.md"].decode()
-    assert "> **Host copies on a CPU device: no GPU was involved.** (EPYC-host)" in text
-    assert "Only EPYC has" not in text
 
 
 def outlying(tmp_path: Path, each: int) -> Run:
@@ -103,9 +82,3 @@ def test_many_outliers_are_reported_first_and_counted(tmp_path: Path) -> None:
     assert (counts.drop(synthetic.order_cells()[0].id) <= 3).all()
     text = report_files([run])["details.md"].decode()
     assert "run: 1 cell has outliers among more than 10% of the samples" in text
-
-
-def test_a_few_outliers_are_counted_but_not_reported(tmp_path: Path) -> None:
-    run = outlying(tmp_path, each=15)
-    assert run.frame()["outliers"].max() >= 2
-    assert "has outliers" not in report_files([run])["report.md"].decode()

@@ -99,17 +99,6 @@ def test_a_roof_of_six_rounds_has_an_interval(tmp_path: Path) -> None:
     assert row[["roof_gbps_low", "roof_gbps_high"]].isna().all()
 
 
-def test_a_device_whose_translation_limit_is_out_of_reach_has_none(tmp_path: Path) -> None:
-    row = frame_of(tmp_path, roof(scattered_us=305.0, dense_us=300.0), visit(FAR, 40.0)).loc[FAR.id]
-    assert row["roof_gbps"] == pytest.approx(50)
-    assert str(row["limit_blocks_per_s"]) == "nan"
-
-
-def test_a_run_without_roofs_has_no_roof_columns(tmp_path: Path) -> None:
-    frame = frame_of(tmp_path, visit(FAR, 40.0))
-    assert frame[["limit_blocks_per_s", "roof_gbps", "roof_share"]].isna().all(axis=None)
-
-
 @pytest.mark.parametrize("name", ["copy_us", "scattered_us", "dense_us"])
 def test_a_roof_without_a_figure_is_refused(tmp_path: Path, name: str) -> None:
     path = write_run(tmp_path / "run", [msgspec.structs.replace(roof(1000.0, 300.0), **{name: []})])

@@ -1,6 +1,5 @@
 import io
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,12 +153,6 @@ def execute(
         return Execution(spec, plan, opened, writer, slot, Silent(), progress, search).run()  # type: ignore[arg-type]
 
 
-def test_a_worker_prepares_the_backends_of_the_plan(tmp_path: Path) -> None:
-    execute(tmp_path, Slot(disturbed=0))
-    notes = [record.text for record in load_run(tmp_path).records if isinstance(record, Note)]
-    assert notes == [f"room for {CELLS[0].backend}"]
-
-
 def test_a_disturbed_visit_is_repeated_after_the_others_of_its_round(tmp_path: Path) -> None:
     slot = Slot(disturbed=1)
     execute(tmp_path, slot)
@@ -179,23 +172,6 @@ def test_a_visit_that_stays_disturbed_is_repeated_at_most_twice(tmp_path: Path) 
     attempts = [attempt for round_, blocks, attempt in slot.made if (round_, blocks) == (0, 1)]
     assert attempts == list(range(MAX_REPEATS + 1))
     assert sum(bool(visit.disturbed) for visit in visits_that_count(load_run(tmp_path).records)) == 2
-
-
-def test_a_disturbed_visit_of_several_devices_is_not_repeated(tmp_path: Path) -> None:
-    """The other devices, which were not disturbed, would not come to it."""
-    slot = Slot(disturbed=99)
-    slot.cells = tuple(replace(cell, devices=2) for cell in CELLS)
-    execute(tmp_path, slot, cells=slot.cells)
-    assert {attempt for *_, attempt in slot.made} == {0}
-    assert len(slot.made) == 2 * len(CELLS)
-
-
-def test_repeats_are_limited_on_a_host_that_is_never_quiet(tmp_path: Path) -> None:
-    slot = Slot(disturbed=99, disturbs=len(CELLS))
-    execute(tmp_path, slot)
-    for number in range(2):
-        repeats = [attempt for round_, _, attempt in slot.made if round_ == number and attempt]
-        assert len(repeats) == len(CELLS) // VISITS_A_REPEAT
 
 
 def test_crashing_large_copies_and_a_dead_worker_cost_only_themselves(tmp_path: Path) -> None:

@@ -91,14 +91,6 @@ def test_a_changed_backend_is_a_mismatch(changes: dict[str, Any], why: str) -> N
         runner.plan_of(begun(), SPEC, opened)
 
 
-@pytest.mark.usefixtures("_same_machine")
-def test_a_run_of_another_kind_of_device_is_a_mismatch() -> None:
-    changed = msgspec.to_builtins(replace(CPU, kind="abacus"))
-    run = replace(begun(), info=msgspec.structs.replace(begun().info, device=changed))
-    with pytest.raises(MismatchError, match=r"the run is of a device of kind \"abacus\", this is \"cpu\""):
-        runner.plan_of(run, SPEC, here())
-
-
 def test_visits_by_another_process_before_the_lock_are_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,13 +71,6 @@ def test_nobody_waits_for_a_device_that_skipped_a_visit_or_left() -> None:
         assert present == 1
 
 
-def test_an_interrupt_ends_the_waiting() -> None:
-    turns = two()
-    turns.stop()
-    with pytest.raises(KeyboardInterrupt), turns.taken(0, (0, 0, 0), together=False):
-        pass
-
-
 def test_swaps_on_all_devices_fail_after_one_device_left(monkeypatch: pytest.MonkeyPatch) -> None:
     cell, turns = Cell("batched", Direction.H2D, 1, 4096, devices=2), Turns()
     turns.order = {(0, cell.id): 0}

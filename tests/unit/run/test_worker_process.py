@@ -6,17 +6,15 @@ import sys
 import threading
 import time
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kvbench.cells.cell import Cell
 from kvbench.run import worker_process
 from kvbench.run.protocol import Open, Opened, Refused
 from kvbench.run.worker_process import HungError, Interpreter, LostError, WorkerProcess, WorkerSlot
 from kvbench.sweep.installed import Installed, installed
-from kvbench.sweep.spec import Sampling, SweepSpec, visit_deadline_s
+from kvbench.sweep.spec import SweepSpec
 from tests.unit.backends.test_plugin import install
 
 OPEN = Open(device="cpu", fault=None)
@@ -58,14 +56,6 @@ def test_a_silent_worker_is_killed_at_the_deadline(monkeypatch: pytest.MonkeyPat
         assert worker.ended
 
 
-def test_a_worker_that_does_not_take_its_request_is_killed_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    long = Open(device="x" * (1 << 20), fault=None)  # more than a pipe holds
-    with closing(worker_that(monkeypatch, "import time; time.sleep(60)")) as worker:
-        with pytest.raises(HungError):
-            worker.ask(long, 0.3)
-        assert worker.ended
-
-
 def test_a_long_request_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import json, sys, time; time.sleep(0.3); size = len(json.loads(sys.stdin.readline())['device'])\n"
@@ -80,14 +70,6 @@ def test_an_error_quotes_the_last_stderr_line_of_the_first_worker(monkeypatch: p
         with pytest.raises(LostError) as lost:
             worker.ask(OPEN, 20.0)
         assert str(lost.value) == "the worker ended with exit code 1: libcuda is not amused"
-
-
-def test_a_process_blocked_in_the_driver_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(worker_that(monkeypatch, "input()")) as worker:
-        monkeypatch.setattr(worker_process, "_END_S", 0.2)
-        monkeypatch.setattr(worker._process, "kill", lambda: None)  # as one in uninterruptible sleep takes it
-        worker.kill()
-        monkeypatch.undo()
 
 
 def test_the_output_of_workers_is_logged_but_never_through_a_link(
@@ -151,15 +133,6 @@ def test_a_backend_that_crashes_its_worker_costs_only_itself(
         assert plugin.unavailable.startswith("kvbench-plugin==1.0 does not load: ")
         assert reason in plugin.unavailable
         assert batched.unavailable is None
-
-
-def test_more_work_has_a_later_deadline() -> None:
-    texts = {"backend": "batched", "direction": "h2d", "blocks": "4", "block_size": "4KiB", "stream_state": "idle"}
-    cell = Cell.from_strings(texts | {"pattern": "shuffled"})
-    for sampling in (Sampling(cell_seconds=600.0), Sampling(deadline_s=5.0), Sampling(max_samples=100_000)):
-        assert visit_deadline_s(cell, sampling) >= sampling.deadline_s + sampling.cell_seconds
-        larger = replace(cell, block_bytes=100 * cell.block_bytes)
-        assert visit_deadline_s(larger, sampling) > visit_deadline_s(cell, sampling)
 
 
 def test_more_than_eight_streams_have_separate_hardware_queues(monkeypatch: pytest.MonkeyPatch) -> None:

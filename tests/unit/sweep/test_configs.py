@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.cell import Cell
+from kvbench.cells.axes import StreamState
 from kvbench.cells.facts import BackendFacts
 from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice
@@ -14,34 +13,7 @@ from kvbench.sweep.spec import Limits, Sampling, SweepSpec
 from tests.strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS
 
 KIB = 1024
-NAMES = (
-    "auto",
-    "call",
-    "cliff",
-    "devices",
-    "engine",
-    "engines",
-    "fragments",
-    "full",
-    "gate-suite",
-    "gather",
-    "layers",
-    "locality",
-    "models",
-    "neighbour",
-    "order",
-    "queue",
-    "quick",
-    "registrations",
-    "runs",
-    "sm-ladder",
-    "spread",
-    "streams",
-    "threshold",
-    "trace",
-    "tune",
-    "vllm",
-)
+NAMES = tuple(shipped_configs())
 
 
 # Where every engine is installed.
@@ -77,43 +49,37 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_these_configs_are_shipped() -> None:
-    assert tuple(shipped_configs()) == NAMES
+every_config = pytest.mark.parametrize("name", NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_shipped_config_starts_with_the_question_it_answers(name: str) -> None:
-    first = find_config(name).read_text().splitlines()[0]
-    assert first.startswith("# ")
-    assert first.endswith("?")
-    assert shipped(name).question.endswith("?")
-    assert shipped(name).name == name
+@every_config
+def test_a_shipped_config_answers_a_question_and_survives_its_plain_form(name: str) -> None:
+    spec = shipped(name)
+    assert find_config(name).read_text().splitlines()[0].endswith("?")
+    assert spec.question.endswith("?")
+    assert spec.name == name
+    assert SweepSpec.from_plain(spec.to_plain()) == spec
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_shipped_config_skips_nothing_on_an_h200(name: str) -> None:
+@every_config
+def test_a_shipped_config_skips_nothing_on_an_h200_and_expands_on_a_host(name: str) -> None:
     plan = on_h200(name)
     assert plan.cells
     assert not plan.skipped
+    if name not in ("gate-suite", "vllm"):  # the gate counts rounds
+        assert shipped(name).sampling.rounds >= 6
+        # What the first call of a visit takes longer does not show in a large swap.
+        assert shipped(name).sampling.warmups >= 1 or all(cell.blocks >= 1024 for cell in plan.cells)
+    host = expand(shipped(name), CPU, ON_A_HOST)
+    assert bool(host.skipped) is (name != "queue")
+    assert all(cell.backend in ("auto", "per_block", "batched", "merged", "copier", "empty") for cell in host.cells)
+    assert bool(host.cells) is (name not in ("gather", "layers", "sm-ladder", "vllm"))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_shipped_config_expands_on_a_host(name: str) -> None:
-    plan = expand(shipped(name), CPU, ON_A_HOST)
-    assert bool(plan.skipped) is (name != "queue")
-    assert all(cell.backend in ("auto", "per_block", "batched", "merged", "copier", "empty") for cell in plan.cells)
-    assert bool(plan.cells) is (name not in ("gather", "layers", "sm-ladder", "vllm"))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_shipped_config_survives_its_plain_form(name: str) -> None:
-    assert SweepSpec.from_plain(shipped(name).to_plain()) == shipped(name)
-
-
-@pytest.mark.parametrize("name", NAMES)
+@every_config
 def test_the_command_of_any_cell_measures_only_that_cell(name: str) -> None:
     """A cell's command is `kvbench sweep -a …`, which starts from quick: nothing in quick may prevent it."""
-    for cell in on_h200(name).cells[::25]:
+    for cell in on_h200(name).cells[::100]:
         settings = {axis: value for axis, value in cell.spelled_out().items() if value is not None}
         plan = expand(shipped("quick").with_axes(settings), H200, EVERYWHERE)
         assert plan.cells == (cell,)
@@ -179,15 +145,6 @@ def test_every_key_of_a_config_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stem", "name"), [("my sweep", "my-sweep"), ("..", "sweep"), ("größe", "gr--e"), ("x" * 90, "x" * 64)]
-)
-def test_a_sweep_has_the_name_of_its_file(tmp_path: Path, stem: str, name: str) -> None:
-    path = tmp_path / f"{stem}.toml"
-    path.write_text("seed = 0")
-    assert load_config(path).name == name
-
-
-@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("sead = 4", 'unknown key "sead"; did you mean seed?'),
@@ -196,33 +153,23 @@ def test_a_sweep_has_the_name_of_its_file(tmp_path: Path, stem: str, name: str) 
         ("[[group]]\n[[group]]\nblock = 3", '[[group]] 2: unknown key "block"; did you mean blocks?'),
         ("[axes]\nblocks = true", '[axes]: blocks: true is not a number, a string such as "16,64,256", or a list'),
         ("[axes]\nblocks = 2.0", "[axes]: blocks: 2.0 is not a number, a string"),
-        ("[axes]\nblocks = [[4]]", "[axes]: blocks: [4] is not a number, a string"),
-        ("[axes]\nblocks = 1979-05-27", '[axes]: blocks: "1979-05-27" is not a number'),
         ("[axes]\nblocks = []", "[axes]: blocks: the list is empty; leave the axis out to use its default"),
         ("[axes]\nblocks = 0", "[axes]: axis blocks=0: not a whole number from 1 to 100000000"),
         ("[axes]\nblocks = 0x" + "f" * 5000, "axis blocks=a number with thousands of digits: not a whole number"),
         ("[axes]\nblock_size = '4Kb'", '[axes]: axis block_size=4Kb: "4Kb" is not a size'),
         ("[axes]\nbackend = 5", '[axes]: backend: 5 is not a string such as "per_block,batched"'),
-        ("[axes]\nbackend = 'a\\nb'", "[axes]: axis backend=a\\nb: not a backend's name"),
         ('[axes]\nbackend = "a\\nb"', "[axes]: axis backend='a\\nb': not a backend's name"),
         ("[axes]\noverlap = 1", '[axes]: overlap: 1 is not true, false, a string such as "off,on"'),
-        ("axes = 4", "axes: 4 is not a table"),
         ("group = 3", "group: 3 is not a non-empty list of tables"),
-        ("[group]\nblocks = 4", "is not a non-empty list of tables"),
         ("[sampling]\nrounds = true", "sampling.rounds: true is not a whole number from 1 to 1000"),
         ("[sampling]\nround = 1", 'sampling: unknown key "round"; did you mean rounds?'),
         ("[sampling]\ncell_seconds = nan", "sampling.cell_seconds: NaN is not a number from 0.001 to 3600"),
-        ("sampling = []", "sampling: [] is not a table"),
         ("[limits]\nhost_memory = '8Gb'", '[limits] host_memory: "8Gb" is not a size'),
-        ("[limits]\nhost_memory = true", "[limits] host_memory: bytes: true is not a whole number"),
         ("[limits]\nhost = 3", '[limits]: unknown key "host"; did you mean host_memory?'),
         ("device = 'gpu'", 'device: "gpu" is not auto, cpu, cuda or cuda:N'),
         ("seed = 1.5", "seed: 1.5 is not a whole number from 0"),
-        ("question = 4", "question: 4 is not one line of at most 500 characters"),
         ("filters = 'blocks<3'", 'filters: "blocks<3" is not a list of strings'),
-        ("filters = ['blocks~3']", 'filter "blocks~3": write axis OP value'),
         ("\n\nx = = 3", "cannot be read as TOML: Invalid value (at line 3, column 5)"),
-        ("seed = 1\nseed = 2", "cannot be read as TOML: Cannot overwrite a value"),
         ("x = " + "[" * 100_000, "cannot be read as TOML: nested too deeply"),
         ("#" * 2**20 + "\n", "is larger than 1 MiB"),
         ("# nothing", "mine.toml: is empty"),
@@ -235,13 +182,6 @@ def test_an_invalid_config_is_refused_with_its_file_and_key(tmp_path: Path, text
     assert str(caught.value).startswith(f"{path}: ")
     assert message in str(caught.value)
     assert str(caught.value).isprintable()
-
-
-def test_a_config_that_is_not_text_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.toml"
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match="cannot be read as TOML: 'utf-8' codec"):
-        load_config(path)
 
 
 @pytest.mark.parametrize(
@@ -261,36 +201,6 @@ def test_a_missing_config_is_refused_with_the_shipped_ones(name: str, message: s
     assert message in str(caught.value)
 
 
-def test_axes_of_the_command_line_narrow_a_config() -> None:
-    spec = shipped("cliff").with_axes({"direction": "h2d", "blocks": "10000", "block_size": "4KiB"})
-    cells: tuple[Cell, ...] = expand(spec, H200, EVERYWHERE).cells
-    assert [(cell.backend, cell.stream_state.value) for cell in cells] == [
-        ("batched", "idle"),
-        ("triton", "idle"),
-        ("batched", "busy"),
-    ]
-
-
-Swaps = set[tuple[Direction, StreamState, int, int]]
-
-
-def swaps_of(config: str, backend: str) -> Swaps:
-    return {
-        (cell.direction, cell.stream_state, cell.blocks, cell.block_bytes)
-        for cell in on_h200(config).cells
-        if cell.backend == backend
-    }
-
-
-def test_engine_compares_every_backend_at_the_same_swaps() -> None:
-    batched = swaps_of("engine", "batched")
-    for backend in ("sm", "triton", "merged", "auto"):
-        assert batched <= swaps_of("engine", backend)
-    idle = {swap[2:] for swap in batched if swap[1] is StreamState.IDLE}
-    assert {(n, kib * KIB) for n in (16, 64, 256, 1024, 10_000) for kib in (1, 4, 16, 64)} <= idle
-    assert {(50_000, 576), (50_000, KIB)} <= idle
-
-
 def test_filters_of_sizes_do_not_limit_the_models_that_replace_them(tmp_path: Path) -> None:
     config = tmp_path / "mine.toml"
     config.write_text("filters = ['swap_bytes<=1KiB, blocks<9', 'direction=h2d']\n[axes]\nblocks = '8'\n")
@@ -299,22 +209,3 @@ def test_filters_of_sizes_do_not_limit_the_models_that_replace_them(tmp_path: Pa
     assert [one.axis for one in load_config(config, models).filters] == ["direction"]
     config.write_text("filters = ['swap_bytes<=1KiB']\nmodels = ['llama-3-8b']\n")
     assert [one.axis for one in load_config(config, ModelChoice(tp=2)).filters] == ["swap_bytes"]
-
-
-def test_auto_is_compared_at_swaps_that_its_policy_was_not_measured_at() -> None:
-    chosen = swaps_of("auto", "auto")
-    assert {swap[:2] for swap in chosen} == {swap[:2] for swap in swaps_of("engine", "sm")}
-    assert chosen == swaps_of("auto", "sm")
-    large = {swap for swap in chosen if swap[2] >= 128 and swap[3] >= 32 * KIB}
-    assert all(swaps_of("auto", backend) == large for backend in ("batched", "merged", "primed"))
-    assert not chosen & swaps_of("engine", "sm")
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in NAMES if name not in ("gate-suite", "vllm")]
-)  # the gate counts rounds
-def test_every_config_visits_often_enough_for_an_interval_and_warms_up(name: str) -> None:
-    sampling = shipped(name).sampling
-    assert sampling.rounds >= 6
-    # What the first call of a visit takes longer does not show in a large swap.
-    assert sampling.warmups >= 1 or all(cell.blocks >= 1024 for cell in on_h200(name).cells)

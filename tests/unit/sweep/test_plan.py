@@ -96,13 +96,6 @@ def test_filters_divide_the_cells_of_a_plan(spec: SweepSpec, machine: Machine) -
 
 
 @given(small_specs, machines)
-def test_a_plan_has_no_cell_twice(spec: SweepSpec, machine: Machine) -> None:
-    plan = expand(spec, *machine)
-    ids = [cell.id for cell in plan.cells] + [skip.cell.id for skip in plan.skipped]
-    assert len(set(ids)) == len(ids)
-
-
-@given(small_specs, machines)
 def test_a_cell_has_exactly_the_axes_that_its_backend_supports(spec: SweepSpec, machine: Machine) -> None:
     device, backends = machine
     known = {facts.name: facts for facts in backends}
@@ -142,11 +135,6 @@ def test_axes_that_are_not_named_have_their_defaults() -> None:
     )
 
 
-def test_without_a_backend_every_backend_is_planned() -> None:
-    every = [facts.name for facts in H200_BACKENDS]
-    assert [cell.backend for cell in plan_of(direction="h2d").cells] == [name for name in every if name != AUTO]
-
-
 def test_auto_is_planned_with_a_policy_or_on_request() -> None:
     table = Table(
         direction=Direction.H2D,
@@ -158,22 +146,6 @@ def test_auto_is_planned_with_a_policy_or_on_request() -> None:
     spec = SweepSpec(name="x", policy=Policy(device=H200.title, tables=(table,))).with_axes({"direction": "h2d"})
     assert [cell.backend for cell in expand(spec, H200, H200_BACKENDS).cells] == [facts.name for facts in H200_BACKENDS]
     assert {cell.backend for cell in plan_of(backend="auto").cells} == {AUTO}
-
-
-def test_a_requested_order_replaces_the_default_in_both_directions() -> None:
-    cells = plan_of(backend="batched", order="stream,any").cells
-    assert [(cell.direction.value, str(cell.order)) for cell in cells] == [
-        ("h2d", "stream"),
-        ("h2d", "any"),
-        ("d2h", "stream"),
-        ("d2h", "any"),
-    ]
-
-
-def test_groups_are_joined_in_their_order() -> None:
-    spec = SweepSpec(name="x").with_axes({"backend": "triton", "direction": "h2d", "sms": "4"})
-    spec = replace(spec, groups=({**spec.groups[0], "blocks": (4, 1)}, {**spec.groups[0], "blocks": (2, 4)}))
-    assert [cell.blocks for cell in expand(spec, H200, H200_BACKENDS).cells] == [4, 1, 2]
 
 
 def test_the_first_value_of_an_axis_that_does_not_apply_runs_and_the_others_are_skipped() -> None:
@@ -244,12 +216,6 @@ def test_all_sms_are_the_number_that_the_device_has() -> None:
     assert reasons(plan) == ["133 SMs requested; cuda:0 has 132"]
 
 
-def test_all_sms_of_an_unknown_number_are_skipped() -> None:
-    plan = plan_of(replace(H200, sm_count=None), backend="triton", direction="h2d", sms="4,all")
-    assert [cell.sms for cell in plan.cells] == [4]
-    assert reasons(plan) == ["the number of SMs of cuda:0 is not known"]
-
-
 @pytest.mark.parametrize(("sm_count", "sms"), [(132, 12), (8, 8), (None, 12)])
 def test_the_default_sms_never_exceed_the_device(sm_count: int | None, sms: int) -> None:
     assert plan_of(replace(H200, sm_count=sm_count), backend="triton", direction="h2d").cells[0].sms == sms
@@ -262,18 +228,6 @@ def test_the_default_sms_follow_the_rule_for_direction_pool_and_block_size() -> 
     sms_of = {(cell.direction, cell.pool_bytes, cell.block_bytes): cell.sms for cell in plan.cells}
     assert {sms for (direction, pool, _), sms in sms_of.items() if direction is Direction.H2D or pool < GIB} == {2}
     assert (sms_of[Direction.D2H, GIB, 1024], sms_of[Direction.D2H, GIB, 4096]) == (8, 4)
-
-
-def test_the_default_sms_follow_the_rule_for_the_number_of_blocks() -> None:
-    rule = BackendFacts("sm", "a kernel", frozenset({"sms"}), default_sms=(SmsRow(8, most_blocks=256), SmsRow(2)))
-    plan = plan_of(backends=(rule,), backend="sm", direction="h2d", blocks="16,256,257")
-    assert {cell.blocks: cell.sms for cell in plan.cells} == {16: 8, 256: 8, 257: 2}
-
-
-def test_runs_longer_than_the_swap_are_skipped() -> None:
-    plan = plan_of(backend="per_block", direction="h2d", blocks="16,15", pattern="runs-16")
-    assert [cell.blocks for cell in plan.cells] == [16]
-    assert reasons(plan) == ["runs-16 needs at least 16 blocks"]
 
 
 @pytest.mark.parametrize(
@@ -318,13 +272,6 @@ def test_without_limits_nine_tenths_of_the_free_memory_may_be_used() -> None:
         assert bool(plan.cells) is fits
 
 
-def test_a_limit_above_the_free_memory_has_no_effect() -> None:
-    device = replace(H200, host_free_bytes=2 * GIB)
-    limits = Limits(host_bytes=100 * GIB)
-    plan = plan_of(device, limits=limits, backend="per_block", direction="h2d", blocks="2048", block_size="1MiB", **HOT)
-    assert reasons(plan) == ["needs 2.1 GiB of pinned memory; the limit is 2.0 GiB (--host-memory)"]
-
-
 def test_several_devices_share_the_memory_of_their_host() -> None:
     axes = {"backend": "per_block", "direction": "h2d", "blocks": "96", "block_size": "64MiB", **HOT}
     spec = SweepSpec(name="x", limits=Limits(host_bytes=8 * GIB)).with_axes(axes)
@@ -334,15 +281,6 @@ def test_several_devices_share_the_memory_of_their_host() -> None:
     assert reason.endswith("of pinned memory; the limit is 4.0 GiB (--host-memory, shared by 2 devices)")
     limited = replace(spec, device="cuda:0,cuda:1", limits=Limits(device_bytes=8 * GIB))
     assert expand(limited, H200, H200_BACKENDS).cells  # each device has its own memory
-
-
-def test_the_default_pools_of_several_devices_fit_into_their_host_together() -> None:
-    spec = SweepSpec(name="x", limits=Limits(host_bytes=40 * GIB)).with_axes({"backend": "per_block"})
-    pools = [
-        {cell.pool_bytes for cell in expand(replace(spec, device=device), H200, H200_BACKENDS).cells}
-        for device in ("cuda:0", "cuda:0,cuda:1,cuda:2,cuda:3")
-    ]
-    assert pools == [{16 * GIB}, {8 * GIB}]
 
 
 @pytest.mark.parametrize(
@@ -438,26 +376,6 @@ def test_a_swap_that_does_not_fit_into_the_pool_is_skipped_with_its_reason() -> 
     assert reasons(plan) == ["256 blocks of 16KiB do not fit into a pool of 1MiB"]
 
 
-@pytest.mark.parametrize(
-    ("condition", "kept"),
-    [
-        ("pool=dense", {(0, "fresh"), (0, "same")}),
-        ("pool>=1GiB", {(GIB, "fresh"), (GIB, "same")}),
-        ("reuse=same", {(0, "same"), (GIB, "same")}),
-        ("pool=dense,reuse!=fresh", {(0, "same")}),
-    ],
-)
-def test_filters_choose_by_pool_and_reuse(condition: str, kept: set[tuple[int, str]]) -> None:
-    spec = SweepSpec(name="x").with_axes({"backend": "per_block", "pool": "dense,1GiB", "reuse": "fresh,same"})
-    plan = expand(spec.with_filters([condition]), H200, H200_BACKENDS)
-    assert {(cell.pool_bytes, str(cell.reuse)) for cell in plan.cells} == kept
-
-
-def test_filters_choose_by_pause() -> None:
-    spec = SweepSpec(name="x").with_axes({"backend": "per_block", "pause": "0,200us,5ms"}).with_filters(["pause!=5ms"])
-    assert {cell.pause_us for cell in expand(spec, H200, H200_BACKENDS).cells} == {0, 200}
-
-
 @pytest.mark.parametrize("axes", [HOT, {}, {"pool": "64MiB", "reuse": "same"}, {"pause": "5ms"}], ids=str)
 def test_the_command_of_a_cell_measures_only_that_cell_for_any_pool(axes: dict[str, str]) -> None:
     (cell,) = plan_of(backend="per_block", direction="h2d", **axes).cells
@@ -465,11 +383,6 @@ def test_the_command_of_a_cell_measures_only_that_cell_for_any_pool(axes: dict[s
     named = dict(word.split("=", 1) for flag, word in itertools.pairwise(arguments) if flag == "-a")
     assert {"pool", "reuse"} <= set(named)
     assert plan_of(**named).cells == (cell,)
-
-
-@given(st.integers(1, 10**8))
-def test_a_pool_always_has_spare_rows(blocks: int) -> None:
-    assert pool_rows(blocks) - blocks >= max(2, blocks // 16)
 
 
 def _plan_with(counts: dict[str, int]) -> Plan:
@@ -529,14 +442,6 @@ def test_a_plug_in_package_has_one_turn_a_round_and_the_turns_alternate() -> Non
     assert in_turn[:2] == in_turn[2:4] != in_turn[:1] * 2  # the backends of one package still take turns
 
 
-def test_seed_and_round_change_the_order() -> None:
-    plan = _plan_with({"a": 20, "b": 20})
-    one = [visit.cell for visit in visits(plan, Sampling(rounds=2), 1)]
-    other = [visit.cell for visit in visits(plan, Sampling(rounds=2), 2)]
-    assert one[:40] != other[:40]
-    assert one[:40] != one[40:]
-
-
 @pytest.mark.parametrize(
     ("device", "axes", "reason"),
     [
@@ -568,11 +473,6 @@ def test_the_memory_of_a_neighbour_counts_toward_the_limit() -> None:
     small = replace(H200, device_free_bytes=24 * GIB)
     assert plan_of(small, backend="batched", neighbour="gemm", pool="4GiB").cells
     assert not plan_of(small, backend="batched", neighbour="decode", pool="4GiB").cells
-
-
-def test_every_backend_can_be_measured_beside_a_neighbour() -> None:
-    plan = plan_of(neighbour="none,gemm")
-    assert len(plan.cells) == 2 * len({cell.backend for cell in plan.cells}) * len(Direction)
 
 
 def grouped(in_turn: tuple[str, ...], **axes: str) -> list[set[str]]:

@@ -401,3 +401,26 @@ def test_methods_that_took_turns_are_compared_sample_by_sample(tmp_path: Path) -
         run = load_run(synthetic.write_run(tmp_path / str(group), visits))
         choices.append(str(next(iter(rule_for_all([run]).choices.values()))))
     assert choices == ["sm sms=2", "sm sms=4"]
+
+
+def test_swaps_of_several_layouts_are_not_mixed(tmp_path: Path) -> None:
+    """The answer is for one of them, and no time of another is in it."""
+
+    def rate(cell: Cell) -> float:
+        return 20.0 if cell.backend == "batched" and cell.pattern.run == 32 else crossing(cell)
+
+    ways = [
+        replace(cell, backend="merged" if cell.backend == "sm" and cell.sms == 4 else cell.backend) for cell in cells()
+    ]
+    for kept in (8, 32):
+        made = [
+            replace(cell, pattern=Pattern("runs", length))
+            for length in (8, 32)
+            for cell in ways
+            if length == kept or cell.blocks < 4096
+        ]
+        run = run_of(tmp_path / str(kept), rate, made)
+        assert f" in the layout runs-{kept} " in summary([run])[1]
+        small = [one for one in shapes_of([run], lambda _: True) if one.shape.block_bytes == KIB]
+        copies = [one.gbps_of(method) for one in small if (method := one.best_of("batched"))]
+        assert copies == pytest.approx([5 if kept == 8 else 20] * len(COUNTS), rel=0.05)
