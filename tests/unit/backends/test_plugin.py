@@ -6,13 +6,12 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from unittest import mock
 
 import pandas as pd
 import pytest
 
 from kvbench.results import CellRecord, Visit, load_run
-from tests.command import BRIEF, Done, cell_of, error_line, failures, kvbench_here, records, refused, skips, tiny
+from tests.command import BRIEF, Done, cell_of, error_line, failures, kvbench, records, refused, skips, tiny
 
 EXAMPLE = Path(__file__).parents[2] / "example_backend"
 
@@ -78,9 +77,8 @@ def site(tmp_path: Path) -> Path:
 
 
 def kvbench_with(site: Path, *arguments: str | Path) -> Done:
-    """Run `kvbench ARGUMENTS…` in this process beside `site`, with the packages in it; its workers load them."""
-    with mock.patch.object(sys, "path", [str(site), *sys.path]):
-        return kvbench_here(*arguments, cwd=site.parent, env={"PYTHONPATH": str(site)})
+    """Run `kvbench ARGUMENTS…` beside `site`, with the packages in it."""
+    return kvbench(*arguments, cwd=site.parent, env={"PYTHONPATH": str(site)})
 
 
 def sweep_with(site: Path, backends: str, *options: str, **axes: str) -> Done:
