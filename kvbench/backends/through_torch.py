@@ -1,5 +1,6 @@
 """Calls through torch: on a stream given by its handle, and rows gathered in a CUDA graph that torch captured."""
 
+import ctypes
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -35,20 +36,25 @@ class TorchGather:
     """A gather of equal rows whose ids lie on the device, in a CUDA graph with what `launch` submits.
 
     `launch` gets the tensors of the rows' ids in the source and in the destination, counted from the start of each
-    pool and of the types in `types`, and an int32 tensor with the number of rows, on torch's current stream.
+    pool and of the types in `types`, and an int32 tensor with the number of rows of each of `requests`, on torch's
+    current stream.
     """
 
     calls = 1
 
     def __init__(
-        self, request: SwapRequest, launch: Callable[..., None], types: tuple[str, str] = ("int64", "int64")
+        self,
+        request: SwapRequest,
+        launch: Callable[..., None],
+        types: tuple[str, str] = ("int64", "int64"),
+        requests: int = 1,
     ) -> None:
         self._stream, self._memory = TorchStream(request.device), request.memory
         self._row_bytes = request.cell.block_bytes
         torch, rows = self._stream.torch, len(request.memory.sizes)
         with torch.cuda.device(self._stream.device):
             self._ids = [torch.zeros(rows, dtype=getattr(torch, name), device="cuda") for name in types]
-            count = torch.zeros(1, dtype=torch.int32, device="cuda")
+            count = torch.zeros(requests, dtype=torch.int32, device="cuda")
             side = torch.cuda.Stream()
             self._graph: Any = torch.cuda.CUDAGraph()
             torch.cuda.synchronize()
@@ -57,7 +63,7 @@ class TorchGather:
             side.synchronize()
             with torch.cuda.graph(self._graph, stream=side, capture_error_mode="thread_local"):
                 launch(*self._ids, count)
-            count.fill_(rows)
+            count.fill_(rows // requests)
             torch.cuda.synchronize()
 
     @property
@@ -76,6 +82,24 @@ class TorchGather:
     def submit(self, stream: int) -> None:
         with self._stream(stream):
             self._graph.replay()
+
+
+class _OnDevice:
+    """Memory of the device that torch did not allocate, as torch takes it."""
+
+    def __init__(self, address: int, shape: tuple[int, ...]) -> None:
+        self.__cuda_array_interface__ = {"data": (address, False), "shape": shape, "typestr": "|u1", "version": 3}
+
+
+def pools_of(request: SwapRequest, shape: tuple[int, ...]) -> tuple[Any, Any]:
+    """Return tensors of bytes from the start of the host's and of the device's pool of an h2d swap."""
+    import torch
+
+    memory = request.memory
+    start = int(memory.sources[0]) - (int(memory.kernel_sources[0]) - memory.starts[0])
+    size = int(np.prod(shape))
+    host = torch.from_numpy(np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(start)).reshape(shape))
+    return host, torch.as_tensor(_OnDevice(memory.starts[1], shape), device=TorchStream(request.device).device)
 
 
 def ids_of_rows(addresses: "Addresses", start: int, row_bytes: int) -> NDArray[np.int64]:

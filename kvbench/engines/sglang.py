@@ -5,7 +5,6 @@ An address is `base + id * row_bytes` with `base` below `row_bytes`, so that any
 grid can be given to them.
 """
 
-import ctypes
 from functools import cache
 from importlib import import_module
 from itertools import count
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.backends.through_torch import TorchGather, TorchStream
+from kvbench.backends.through_torch import TorchGather, TorchStream, pools_of
 from kvbench.cells.axes import ListPlace
 from kvbench.cells.facts import DeviceFacts, HostMemory
 from kvbench.cells.policy import Choice
@@ -147,14 +146,10 @@ class SglangHiSparse(OfPackage):
             raise KvbenchError("SGLang's copy_cache_planned_mla takes ids on the GPU (list=gpu)")
         import torch
 
-        module, memory, row_bytes = load_hisparse(), request.memory, request.cell.block_bytes
-        host_start = int(memory.sources[0]) - (int(memory.kernel_sources[0]) - memory.starts[0])
-        device = TorchStream(request.device).device
-        with torch.cuda.device(device):
-            one: Any = torch.ones(1, dtype=torch.int32, device=device)
-            # the kernel reads nothing of these tensors but where they begin
-            host = torch.from_numpy(np.ctypeslib.as_array((ctypes.c_uint8 * row_bytes).from_address(host_start)))
-            pool = torch.as_tensor(_OnDevice(memory.starts[1], row_bytes), device=device)
+        module, row_bytes = load_hisparse(), request.cell.block_bytes
+        one: Any = torch.ones(1, dtype=torch.int32, device=TorchStream(request.device).device)
+        # the kernel reads nothing of these tensors but where they begin
+        host, pool = pools_of(request, (row_bytes,))
 
         def launch(source_ids: Any, destination_ids: Any, rows: Any) -> None:
             module.copy_cache_planned_mla(
@@ -169,14 +164,6 @@ class SglangHiSparse(OfPackage):
             )
 
         return TorchGather(request, launch, types=("int64", "int32")).prepared
-
-
-class _OnDevice:
-    """Memory of the device that torch did not allocate, as torch takes it."""
-
-    def __init__(self, address: int, size_bytes: int) -> None:
-        place = {"data": (address, False), "shape": (size_bytes,)}
-        self.__cuda_array_interface__ = {**place, "typestr": "|u1", "version": 3}
 
 
 class IdsSwap:

@@ -5,6 +5,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module, util
 from itertools import count
@@ -14,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.backends.through_torch import TorchStream
-from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.backends.through_torch import TorchGather, TorchStream, pools_of
+from kvbench.cells.axes import Direction, ListPlace, Order, StreamState
 from kvbench.cells.facts import DeviceFacts, HostMemory
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import rough_size
-from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, by_path
+from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, by_path, load_op
 from kvbench.errors import KvbenchError
 from kvbench.sweep.installed import Engine, Values
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _LIBRARY: Final = "vllm/_C_stable_libtorch.abi3.so"
 _TRITON: Final = "vllm/v1/kv_offload/cpu/swap_blocks_triton.py"
 _BATCH_CODE: Final = EngineCode("vllm", {_LIBRARY: ("_C_cache_ops", "swap_blocks_batch")})
+_SPARSE_CODE: Final = EngineCode("vllm", {_LIBRARY: ("_C_cache_ops", "hisparse_gather_compact")})
 _TRITON_CODE: Final = EngineCode("vllm", {_TRITON: ("NUM_SMS", "THRESHOLD_BYTES", "MIN_N", "swap_blocks_batch")})
 # Newest first. The op has moved from one library to the other, and 0.20 ships both.
 _HANDLER_FILES: Final = ("vllm/v1/kv_offload/cpu/gpu_worker.py", "vllm/v1/kv_offload/worker/cpu_gpu.py")
@@ -41,9 +43,10 @@ _HANDLER_CODES: Final = tuple(
     for file, libraries in zip(_HANDLER_FILES, (_LIBRARIES, _LIBRARIES[::-1]), strict=True)
     for library in libraries
 )
-CODES: Final = (_BATCH_CODE, _TRITON_CODE, _HANDLER_CODES[0])
+CODES: Final = (_BATCH_CODE, _SPARSE_CODE, _TRITON_CODE, _HANDLER_CODES[0])
 _WORD_BYTES: Final = 8
 _MAX_CHUNK_BYTES: Final = 8192
+_REQUEST_ROWS: Final = 2048  # index_topk of the models of sparse attention
 
 
 def _takes(direction: Direction, block_bytes: int, blocks: int, values: Values) -> Choice:
@@ -113,6 +116,36 @@ class VllmBatchSwap:
     def submit(self, stream: int) -> None:
         with self._stream(stream):
             self._op(*self._lists, self._any_order)
+
+
+class VllmHiSparse(OfPackage):
+    """`hisparse_gather_compact` of vLLM's library: rows that requests of a decode step miss, by ids on the GPU.
+
+    A request has at most as many rows as a model of sparse attention reads; vLLM chooses the SMs.
+    """
+
+    name = "vllm_hisparse"
+    summary = "vLLM's gather of rows by ids on the GPU, from its installed package"
+    codes = (_SPARSE_CODE,)
+    loader = "load_sparse"
+
+    def axes(self, _device: DeviceFacts) -> frozenset[str]:
+        return frozenset({"list", "memory"})
+
+    def create(self, request: SwapRequest) -> PreparedSwap:
+        cell = request.cell
+        requests = -(-cell.blocks // _REQUEST_ROWS)
+        if cell.list_place is not ListPlace.GPU or cell.blocks % requests:
+            raise KvbenchError(
+                f"vLLM's hisparse_gather_compact takes ids on the GPU (list=gpu), up to {_REQUEST_ROWS} or a multiple"
+            )
+        rows = max(cell.pool_bytes, cell.dense_bytes) // cell.block_bytes
+        gather, pools = load_sparse(), pools_of(request, (rows, cell.block_bytes))
+
+        def launch(source_ids: Any, destination_ids: Any, counts: Any) -> None:
+            gather(*pools, source_ids.view(requests, -1), destination_ids.view(requests, -1), counts)
+
+        return TorchGather(request, launch, types=("int32", "int32"), requests=requests).prepared
 
 
 class VllmTriton(OfPackage):
@@ -329,14 +362,14 @@ def _load(code: EngineCode, file: str, names: Sequence[str]) -> Any:
 @cache
 def _load_op() -> Any:
     """Return the op, from the library of vLLM that has it."""
-    from torch import ops
-
-    loaded: Any = ops  # its functions have no types
     for library in filter(Path.is_file, map(_BATCH_CODE.path, _LIBRARIES)):
-        loaded.load_library(str(library))
-        if hasattr(loaded._C_cache_ops, "swap_blocks_batch"):
-            return loaded._C_cache_ops.swap_blocks_batch
+        with suppress(AttributeError):
+            return load_op(library, "_C_cache_ops", "swap_blocks_batch")
     raise KvbenchError(f"vllm {_BATCH_CODE.version}: no library has the op swap_blocks_batch")
+
+
+def load_sparse() -> Any:
+    return load_op(_SPARSE_CODE.path(_LIBRARY), "_C_cache_ops", "hisparse_gather_compact")
 
 
 class _Platform:

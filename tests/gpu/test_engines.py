@@ -3,10 +3,13 @@
 import pytest
 
 from kvbench.backends.base import Backend, backend_named
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.axes import Direction, ListPlace, StreamState
+from kvbench.cells.cell import Cell
 from kvbench.engine.device import STREAM_STATES, Device
 from kvbench.sweep.installed import installed
+from kvbench.sweep.spec import Sampling
 from tests.swaps import aligned_swap, run_and_compare
+from tests.visits import bench_of, measure
 
 pytestmark = pytest.mark.gpu
 
@@ -23,6 +26,23 @@ def engine(request: pytest.FixtureRequest, gpu: Device) -> Backend:
     return backend
 
 
+@pytest.fixture
+def gather(engine: Backend, gpu: Device) -> Backend:
+    return engine if "list" in engine.axes(gpu.facts()) else pytest.skip("takes lists of the host")
+
+
+@pytest.fixture
+def copier(engine: Backend, gpu: Device) -> Backend:
+    return engine if "list" not in engine.axes(gpu.facts()) else pytest.skip("takes ids on the GPU")
+
+
+@pytest.mark.parametrize("rows", [1, 64, 4096])
+def test_rows_of_ids_on_the_gpu_arrive(gpu: Device, gather: Backend, rows: int) -> None:
+    cell = Cell(gather.name, Direction.H2D, rows, 656, list_place=ListPlace.GPU, pool_bytes=64 << 20)
+    sampling = Sampling(warmups=1, min_samples=2, max_samples=2)
+    assert measure(bench_of(64 << 20, 300, gpu), gather, cell, sampling, 3, None).verified_bytes > 2 * rows * 656
+
+
 def counts(backend: Backend, device: Device) -> tuple[int | None, ...]:
     return (None, 3) if "sms" in backend.axes(device.facts()) else (None,)
 
@@ -30,17 +50,17 @@ def counts(backend: Backend, device: Device) -> tuple[int | None, ...]:
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("blocks", [1, 15, 16, 500])
 @pytest.mark.parametrize("block_bytes", [1024, 24_576])
-def test_blocks_arrive(gpu: Device, engine: Backend, direction: Direction, blocks: int, block_bytes: int) -> None:
+def test_blocks_arrive(gpu: Device, copier: Backend, direction: Direction, blocks: int, block_bytes: int) -> None:
     swap = aligned_swap([block_bytes] * blocks, block_bytes, seed=blocks)
-    for sms in counts(engine, gpu):
-        assert run_and_compare(gpu, engine, direction, swap, sms=sms) == RIGHT
+    for sms in counts(copier, gpu):
+        assert run_and_compare(gpu, copier, direction, swap, sms=sms) == RIGHT
 
 
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("state", STREAM_STATES)
 def test_repeated_swaps_arrive_in_every_stream_state(
-    gpu: Device, engine: Backend, direction: Direction, state: StreamState
+    gpu: Device, copier: Backend, direction: Direction, state: StreamState
 ) -> None:
     swap = aligned_swap([16_384] * 500, 16_384, seed=3)
-    for sms in counts(engine, gpu):
-        assert run_and_compare(gpu, engine, direction, swap, sms=sms, times=6, state=state) == RIGHT
+    for sms in counts(copier, gpu):
+        assert run_and_compare(gpu, copier, direction, swap, sms=sms, times=6, state=state) == RIGHT

@@ -52,6 +52,7 @@ KNOWN: Final = {
     MERGED: Ink("#FF196B", "d"),
     AUTO: Ink("#B68C0C", "v", wide=True),  # it is one of the others, and as fast
     "vllm_batch": Ink("#000000", "X"),
+    "vllm_hisparse": Ink("#6B48B2", (5, 1, 0)),
     "vllm_triton": Ink("#949596", "<"),
     "vllm_handler": Ink("#632D46", "p"),
     "sglang_aot": Ink("#7303F7", ">"),

@@ -24,6 +24,7 @@ ENGINES = (
         for name in ("vllm_triton", "sglang_aot", "sglang_jit")
     ),
     BackendFacts("vllm_handler", "", frozenset({"memory"}), default_sms=(), on_request=True),
+    BackendFacts("vllm_hisparse", "", frozenset({"list", "memory"}), default_sms=(), on_request=True),
     BackendFacts("sglang_hisparse", "", frozenset({"list", "memory", "sms"}), default_sms=(), on_request=True),
 )
 CALLED = tuple(BackendFacts(name, "", frozenset(), on_request=True) for name in ("copier", "empty"))
