@@ -61,6 +61,7 @@ def batched(direction: Direction, **axes: object) -> Cell:
         {"descriptors_per_call": 333},
         {"memory": Memory.REGISTERED},
         {"memory": Memory.SHARED},
+        {"memory": "slots-16KiBx3"},
     ],
     ids=str,
 )
@@ -68,6 +69,14 @@ def test_the_batched_copy_is_correct_with_every_option(
     bench: Bench, axes: dict[str, object], direction: Direction, state: StreamState
 ) -> None:
     assert verified_bytes(bench, batched(direction, stream_state=state, **axes)) > 2 * 800 * 4096
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("backend", ["per_block", "merged", "sm", "triton", "auto"])
+def test_swaps_in_slots_that_are_registered_one_by_one_are_correct(
+    bench: Bench, backend: str, direction: Direction
+) -> None:
+    assert verified_bytes(bench, Cell(backend, direction, 800, 4096, memory="slots-16KiBx3")) > 2 * 800 * 4096
 
 
 @pytest.mark.parametrize("direction", Direction)

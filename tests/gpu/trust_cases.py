@@ -8,14 +8,17 @@ import gc
 import mmap
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from importlib import import_module
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import multiprocessing
 
 from kvbench.backends.auto import copier_for
 from kvbench.cells.axes import Direction, StreamState
@@ -637,6 +640,107 @@ def a_pool_that_its_caller_vouches_for() -> None:
         BlockCopier("cuda:0", pools=[torch.zeros(64)])
 
 
+def a_pool_that_is_mapped_on_a_host_node() -> None:
+    host_node = (3, 0)
+    pools = Pools()
+    try:
+        begin, piece = reserved(2, (0, 1), host_node)
+    except SystemExit as error:
+        print(f"no memory of a host node here: {error}")
+        return
+    ctypes.memset(begin, 7, 2 * piece)
+    _, destinations, sizes = pools.lists(1)
+    for at in (begin, begin + piece - BLOCK // 2):
+        try:
+            pools.copy(np.array([at]), destinations, sizes)
+        except ValueError:
+            continue
+        pools.stream.synchronize()
+        expect((pools.bytes_of(pools.card, BLOCK) == 7).all(), "what was accepted is copied")
+    pools.check()
+
+
+def _importable(name: str) -> Callable[..., None]:
+    """Return a function of this module, which runs as another one, as a new process finds it."""
+    function: Callable[..., None] = getattr(import_module("tests.gpu.trust_cases"), name)
+    return function
+
+
+def memory_of_another_process() -> None:
+    context = multiprocessing.get_context("spawn")
+    tensor = torch.zeros(ROOM, dtype=torch.uint8, device="cuda")
+    given, taken = context.Queue(), context.Queue()
+    child = context.Process(target=_importable("_fill_of_another"), args=(given, taken))
+    child.start()
+    given.put(tensor)
+    answer = taken.get(timeout=120)
+    expect(answer == "copied" and (tensor == 9).all().item(), f"all blocks arrive: {answer}")
+    given.put(None)
+    child.join(60)
+
+
+def _fill_of_another(given: Any, taken: Any) -> None:
+    pools, tensor = Pools(), given.get(timeout=60)
+    pools.host.array()[:] = 9
+    sources, _, sizes = pools.lists(64)
+    try:
+        pools.copy(sources, sources - pools.host.address + tensor.data_ptr(), sizes)
+        pools.stream.synchronize()
+        taken.put("copied")
+    except Exception as error:
+        taken.put(repr(error))
+    given.get(timeout=60)  # the tensor stays until the other has looked
+
+
+def a_pool_that_two_processes_register() -> None:
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.truncate(2 * ROOM)
+        context = multiprocessing.get_context("spawn")
+        children = [context.Process(target=_importable("_load_its_half"), args=(file.name, half)) for half in range(2)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join(120)
+        expect([child.exitcode for child in children] == [0, 0], "both load their halves")
+
+
+def _load_its_half(path: str, half: int) -> None:
+    pools = Pools()
+    with open(path, "r+b") as file:  # noqa: PTH123
+        host = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
+    register_pages(pools.device.driver, host.ctypes.data, len(host))
+    host[half * ROOM : (half + 1) * ROOM] = 1 + half
+    sources, destinations, sizes = pools.lists(64)
+    for _ in range(200):
+        pools.copy(sources - pools.host.address + host.ctypes.data + half * ROOM, destinations, sizes)
+    pools.stream.synchronize()
+    expect((pools.bytes_of(pools.card, ROOM) == 1 + half).all(), "its own bytes arrive")
+
+
+def copiers_side_by_side() -> None:
+    wrong: list[str] = []
+
+    def work(number: int) -> None:
+        pools, random = Pools(), np.random.default_rng(number)
+        for call in range(100):
+            chosen = random.permutation(64)[: random.integers(1, 64)] * BLOCK + random.integers(0, 2) * 3
+            sizes = np.full(len(chosen), BLOCK - 64) if call % 2 else random.integers(0, BLOCK - 8, len(chosen))
+            pools.copy(pools.host.address + chosen, pools.card.address + chosen, sizes)
+            pools.stream.synchronize()
+            have = pools.bytes_of(pools.card, ROOM)
+            for at, size in zip(chosen, sizes, strict=True):
+                if not (have[at : at + size] == pools.host.array()[at : at + size]).all():
+                    wrong.append(f"bytes of thread {number}, call {call}")
+                    return
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expect(not wrong, f"all blocks arrive: {wrong}")
+
+
 ON_ONE: Final[tuple[Callable[[], None], ...]] = (
     a_block_that_leaves_its_pool,
     a_list_of_both_directions,
@@ -664,6 +768,10 @@ ON_ONE: Final[tuple[Callable[[], None], ...]] = (
     a_copy_after_a_fault_of_somebody_else,
     a_pool_of_slots_that_are_registered_one_by_one,
     a_pool_that_its_caller_vouches_for,
+    a_pool_that_is_mapped_on_a_host_node,
+    memory_of_another_process,
+    a_pool_that_two_processes_register,
+    copiers_side_by_side,
 )
 # What a case needs in its environment, which torch and the driver read when they start.
 ENVIRONMENT: Final = {
