@@ -54,5 +54,8 @@ def test_size_sees_growth_long_functions_and_arrows(tmp_path: Path, monkeypatch:
         (tmp_path / "house" / name).write_text(text)
     assert size.too_long([tmp_path / "house/attic/beam.py"]) == [(61, "house/attic/beam.py:long")]
     assert size.arrows(tmp_path / "house") == {("hall", "cellar"), ("hall", "attic")}
-    with pytest.raises(ValueError, match="The package has N lines"):
-        size.allowed_lines("The package is small.")
+
+
+def test_a_package_beyond_its_figure_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(size, "figures", lambda: dict.fromkeys(size.MOST, 10**6))
+    assert size.main() == 1

@@ -275,3 +275,9 @@ def test_arms_of_which_a_kill_left_some_are_made_again_together(tmp_path: Path) 
     counting = visits_that_count(records)
     assert [one.round for one in counting] == [0, 0, 0, 1, 1, 1]
     assert counting[3:] == [record for record in records if isinstance(record, Visit)][-3:]
+
+
+def test_a_worker_prepares_the_backends_of_the_plan(tmp_path: Path) -> None:
+    execute(tmp_path, Slot(disturbed=0))
+    notes = [record.text for record in load_run(tmp_path).records if isinstance(record, Note)]
+    assert notes == [f"room for {CELLS[0].backend}"]
