@@ -88,9 +88,8 @@ def rules(
     as_json: _AsJson = False,
 ) -> None:
     """Check rules about one run. Needs no GPU and no torch."""
-    from kvbench.gate.outputs import Destinations, data_of
+    from kvbench.gate.outputs import Destinations, data_of, sheet_of_rules
     from kvbench.gate.rules import check_rules, load_rules, shipped_rules
-    from kvbench.gate.sheet import sheet_of_rules
     from kvbench.results import load_run
 
     to = Destinations(as_json, out, github)
@@ -121,8 +120,7 @@ def compare(
 ) -> None:
     """Measure two builds in turn. Exit codes: 0 not found slower, 1 slower, 4 unlike machines, 5 failed cells."""
     from kvbench.engine.faults import parse_faults
-    from kvbench.gate.outputs import Destinations, data_of
-    from kvbench.gate.sheet import sheet_of_judgement
+    from kvbench.gate.outputs import Destinations, data_of, sheet_of_judgement
     from kvbench.gate.side_by_side import parse_side
 
     if ctx.args:

@@ -12,9 +12,8 @@ from kvbench.engine.device import EngineError, Stream, die_with_parent, open_dev
 from kvbench.engine.faults import parse_faults
 from kvbench.errors import KvbenchError
 from kvbench.machine.observation import identity
-from kvbench.probe.call import count, order
 from kvbench.probe.common import HEALTH, ZERO, ProbeFinding, Unanswered
-from kvbench.probe.path import confidential, engine, inline
+from kvbench.probe.path import confidential, count, engine, inline, order
 from kvbench.probe.probe_bench import Blocks, ProbeBench
 from kvbench.probe.registration import RegistrationRefusedError, registration, stalls, zero
 

@@ -13,7 +13,7 @@ from kvbench.cells.cell import Cell
 from kvbench.errors import ExitCode
 from kvbench.gate.judge import judge, without_slot_bias
 from kvbench.gate.judgement import PLAN, GateVerdict, Judgement, Row
-from kvbench.gate.sheet import message, name_of_row
+from kvbench.gate.outputs import message, name_of_row
 from kvbench.results import Control, Record, Run, Visit
 from tests.synthetic import beside, failure, skip
 from tests.unit.gate.gated import CELLS, DIRECTIONS, Side, compared, judge_runs, made, paired

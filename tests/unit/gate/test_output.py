@@ -15,13 +15,14 @@ from kvbench.gate.outputs import (
     MOST_ANNOTATIONS,
     Destinations,
     GateData,
+    Sheet,
     annotations,
     as_json,
     data_of,
     page,
+    sheet_of_judgement,
 )
 from kvbench.gate.rules import RulesReport
-from kvbench.gate.sheet import Sheet, sheet_of_judgement
 from kvbench.text import LOG_COLUMNS, folded
 from tests.synthetic import failure
 from tests.unit.gate.gated import CELLS, Side, compared, judge_runs
