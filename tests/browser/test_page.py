@@ -75,28 +75,6 @@ def test_tick_labels_do_not_touch_and_drawings_use_the_width(page: Page, width: 
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-@pytest.mark.parametrize("width", [1440, 390])
-def test_the_list_of_contents_fits(page: Page, width: int) -> None:
-    page.set_viewport_size({"width": width, "height": 900})
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    cut = "nodes => nodes.filter(node => node.scrollWidth > node.clientWidth).length"
-    assert page.locator("nav, nav li").evaluate_all(cut) == 0
-    assert page.evaluate("document.querySelector('nav').offsetHeight") <= (50 if width == 1440 else 150)
-
-
-def test_tables_of_seven_numbers_of_blocks_fit_a_wide_window(opened: Open, tmp_path: Path) -> None:
-    counts = (16, 64, 256, 1024, 4096, 10_000, 16_384)
-    cells = [cell for cell in synthetic.cliff_cells(counts, synthetic.FEW_KIB) if cell.backend == "batched"]
-    page = opened(page_of(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(cells)]))
-    page.set_viewport_size({"width": 1440, "height": 900})
-    page.wait_for_timeout(200)
-    expect(
-        page.locator(".table td", has_text="24\N{NO-BREAK SPACE}KiB → 28\N{NO-BREAK SPACE}KiB").first
-    ).to_be_visible()
-    wide = "nodes => nodes.filter(node => node.scrollWidth > node.clientWidth + 1).map(node => node.ariaLabel)"
-    assert page.locator("h2[id^=cliff] ~ .table").evaluate_all(wide) == []
-
-
 def test_a_cell_is_looked_up(opened: Open, cliff: tuple[Run, Path]) -> None:
     run, file = cliff
     page = opened(file)
@@ -163,16 +141,6 @@ def test_the_content_policy_blocks_foreign_content(browser: Browser, cliff: tupl
     expect(page.locator("h1")).to_be_visible()
     assert len([text for text in refused if "Content Security Policy" in text]) == 3
     page.close()
-
-
-def test_dark_and_printed_pages_have_their_colours(opened: Open, cliff: tuple[Run, Path]) -> None:
-    ground = "getComputedStyle(document.body).backgroundColor"
-    dark = opened(cliff[1], color_scheme="dark")
-    assert dark.evaluate(ground) == "rgb(22, 25, 29)"
-    assert opened(cliff[1], color_scheme="light").evaluate(ground) == "rgb(255, 255, 255)"
-    dark.emulate_media(media="print")
-    assert dark.evaluate(ground) == "rgb(255, 255, 255)"
-    expect(dark.locator("nav")).to_be_hidden()
 
 
 def test_without_scripts_everything_is_shown(opened: Open, cliff: tuple[Run, Path]) -> None:

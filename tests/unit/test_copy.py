@@ -119,31 +119,10 @@ def test_the_block_copier_takes_a_device_a_policy_and_streams_of_torch(device: D
         BlockCopier("cpu", policy)
 
 
-@pytest.mark.parametrize("type_", ["int64", "uint64"])
-def test_a_tensor_is_read_in_place(device: Device, type_: str) -> None:
-    torch = pytest.importorskip("torch")
-    copier, stream = copier_for(device, [DEFAULTS]).engine, Stream(device.driver)
-    lists = Lists(device, Direction.H2D, mixed_swap(SIZES, seed=4))
-    tensors = [torch.from_numpy(array).to(getattr(torch, type_)) for array in lists.arguments()]
-    copier.copy(*tensors, SimpleNamespace(cuda_stream=stream.handle))
-    stream.synchronize()
-    assert lists.arrived()
-
-
 @pytest.mark.parametrize("entries", [-1, 10**12, 10**19, 10**30, True, 2.0, "8", None])
 def test_a_number_of_entries_that_is_none_is_refused_by_its_name(entries: object) -> None:
     with pytest.raises(UsageError, match=r"max_entries: must be a whole number from 0 to 16777216, not "):
         BlockCopier("cpu", max_entries=entries)  # type: ignore[arg-type]
-
-
-def test_the_room_for_a_number_of_entries_is_taken_at_once() -> None:
-    def mapped_bytes() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-
-    entries, before = 1 << 22, mapped_bytes()
-    copier = BlockCopier("cpu", max_entries=entries)
-    assert mapped_bytes() - before >= 24 * entries
-    copier.forget()
 
 
 @pytest.mark.parametrize("pool", [(0, 4096), (4096, 0), (4096, -1), (1 << 63, 1 << 63 | 1), 4096, "pool", (1, 2, 3)])
@@ -437,23 +416,6 @@ def test_many_calls_do_not_make_the_process_larger(device: Device) -> None:
     assert lists.arrived()
 
 
-def test_two_threads_with_a_copier_and_a_stream_each_do_not_meet(device: Device) -> None:
-    every = [Lists(device, direction, mixed_swap(SIZES * 5, seed=8)) for direction in Direction]
-
-    def work(lists: Lists) -> None:
-        copier, stream = copier_for(device, [DEFAULTS]).engine, Stream(device.driver)
-        for _ in range(200):
-            copier.copy(*lists.arguments(), stream.handle)
-        stream.synchronize()
-
-    threads = [threading.Thread(target=work, args=(lists,)) for lists in every]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(lists.arrived() for lists in every)
-
-
 def test_threads_in_one_copier_are_refused_or_served_but_never_mixed(device: Device) -> None:
     copier = copier_for(device, [always("merged")]).engine
     every = [Lists(device, direction, mixed_swap(SIZES * 100, seed=8)) for direction in Direction for _ in range(2)]
@@ -548,12 +510,3 @@ def test_between_two_points_of_a_policy_the_nearest_in_ratio_serves(device: Devi
     assert [served(1024, size) for size in (65_536, 250_000, 280_000, 1_048_576)] == [
         "batched", "batched", "primed", "primed",
     ]  # fmt: skip
-
-
-def test_a_policy_of_one_direction_leaves_the_other_to_the_defaults(tmp_path: Path, device: Device) -> None:
-    policy = always("merged")
-    only = [table for table in policy.tables if table.direction is Direction.H2D]
-    path = tmp_path / "policy.toml"
-    path.write_text(structs.replace(policy, device=device.driver.info.title, tables=tuple(only)).to_toml())
-    with pytest.raises(ValueError, match="entry 0"):  # so it serves lists
-        BlockCopier("cpu", path).copy(*Lists(device, Direction.D2H, mixed_swap([64], 1)).arguments(), PER_THREAD_STREAM)

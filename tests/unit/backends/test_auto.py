@@ -1,8 +1,6 @@
 """The backend `auto` from end to end on the cpu device, and what a report says of its choices."""
 
 import json
-import shlex
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from unittest import mock
@@ -28,7 +26,7 @@ from kvbench.text import convert
 from kvbench.tune.answer import shapes_of
 from kvbench.tune.candidates import Measured, sms_of
 from kvbench.tune.rule import fastest
-from tests.command import BRIEF, failures, kvbench_here, records, refused, succeeds, swept, tiny
+from tests.command import BRIEF, records, refused, succeeds, swept, tiny
 from tests.data.freeze import FOLDER as FROZEN
 from tests.strategies import H200
 
@@ -135,30 +133,10 @@ def test_a_resumed_run_keeps_its_policy(policy: Path, tmp_path: Path) -> None:
     assert (after["rounds"] == 2).all()
 
 
-def test_the_environment_names_a_policy_for_sweeps_that_go_by_one(policy: Path, tmp_path: Path) -> None:
-    env = {"KVBENCH_POLICY": str(policy)}
-    run = swept(tmp_path, *tiny(backend="auto"), *BRIEF, env=env, name="with")
-    assert summary(run)["chosen"].tolist() == ["per_block"]
-    run = swept(tmp_path, *tiny(), *BRIEF, env=env, name="without")
-    assert load_run(run).info.spec["policy"] is None
-
-
 def test_without_a_policy_auto_says_so(tmp_path: Path) -> None:
     (row,) = summary(swept(tmp_path, *tiny(backend="auto"), *BRIEF)).to_dict("records")
     assert row["chosen"] == "batched"  # the built-in default, a kernel, does not run here
     assert "auto had no policy and used its built-in defaults" in row["warnings"]
-
-
-def test_without_a_policy_auto_is_measured_only_when_it_is_asked_for(policy: Path, tmp_path: Path) -> None:
-    every = [option for option in tiny() if "backend" not in option]
-    assert "auto" not in planned(tmp_path, *every)
-    assert "auto" in planned(tmp_path, *every, "--policy", str(policy))
-
-
-def planned(folder: Path, *options: str) -> set[str]:
-    """Return the backends of the cells that a sweep would measure."""
-    done = succeeds("sweep", *options, "--dry-run", "--json", cwd=folder)
-    return {cell["backend"] for cell in json.loads(done.stdout)["cells"]}
 
 
 @pytest.mark.parametrize("backend", ["sm sms=2", "nobody"])
@@ -175,24 +153,6 @@ def test_a_policy_of_another_device_is_refused(fitted: Path, tmp_path: Path) -> 
     line = refused("sweep", *tiny(backend="auto"), *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
     assert line.startswith('policy: it was measured on "NVIDIA Other", this is ')
     assert not (tmp_path / "run").exists()
-
-
-def test_a_policy_of_another_workload_is_used_and_noted(fitted: Path, tmp_path: Path) -> None:
-    cells = tiny(backend="auto", reuse="same", pattern="shuffled")
-    run = swept(tmp_path, *cells, *BRIEF, "--policy", fitted / "mine.toml")
-    notes = [record.text for record in records(run) if isinstance(record, Note)]
-    assert any("the policy was measured with reuse fresh, this sweep has same" in text for text in notes)
-    assert not any("with pattern" in text for text in notes)
-
-
-def test_auto_fails_as_its_choice_does(policy: Path, tmp_path: Path) -> None:
-    options = ("--policy", policy, "--fault=corrupt@descriptor=3", "--out", "run")
-    assert kvbench_here("sweep", *tiny(backend="auto"), *BRIEF, *options, cwd=tmp_path).returncode == 5
-    (failure,) = failures(tmp_path / "run")
-    assert failure.kind == "mismatch"
-    again = kvbench_here(*shlex.split(failure.command)[1:], "--out", "again", cwd=tmp_path)
-    assert again.returncode == 5, again.stderr
-    assert load_run(tmp_path / "again").info.spec["policy"] == load_run(tmp_path / "run").info.spec["policy"]
 
 
 @pytest.mark.parametrize(
@@ -282,10 +242,6 @@ def test_auto_copies_the_list_of_tensors_too(monkeypatch: pytest.MonkeyPatch) ->
     prepared = prepared_by(monkeypatch, "sm", Direction.H2D, H200, grids=grids)
     assert isinstance(prepared.swap, Swap)
     assert prepared.swap.descriptors == 4
-
-
-def test_a_choice_without_an_sm_count_has_no_more_than_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert prepared_by(monkeypatch, "sm", Direction.H2D, replace(H200, sm_count=1)).chosen == "sm sms=1"
 
 
 def test_a_copier_has_the_kernels_of_sm_for_lists_of_every_size(monkeypatch: pytest.MonkeyPatch) -> None:

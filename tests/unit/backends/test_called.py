@@ -69,12 +69,6 @@ def test_an_empty_launch_has_times_and_no_rate(run: Path) -> None:
     assert (copied["gbps"] > 0).tolist() == (copied["pause_us"] == 0).tolist()
 
 
-def test_neither_is_measured_unless_it_is_named(tmp_path: Path) -> None:
-    given = [option for option in tiny() if not option.startswith("-abackend=")]
-    measured = load_run(swept(tmp_path, *given, *BRIEF)).frame()
-    assert not {"copier", "empty"} & set(measured["backend"])
-
-
 @pytest.mark.parametrize("name", ["copier", "empty"])
 def test_a_recommendation_names_neither(name: str, run: Path) -> None:
     assert name not in output("show", run, "--table").split()

@@ -92,10 +92,6 @@ def listed(site: Path) -> dict[str, dict[str, str]]:
     return {row["backend"]: row for row in json.loads(done.stdout)}
 
 
-def test_an_installed_package_is_listed(installed: Path) -> None:
-    assert listed(installed)["memmove"]["summary"] == "memmove on the calling thread"
-
-
 def test_an_installed_package_is_measured_beside_the_others(installed: Path) -> None:
     axes = {"direction": "h2d,d2h", "stream_state": "idle,busy", "blocks": "9", "block_size": "1000"}
     done = sweep_with(installed, "memmove,batched", **axes)
@@ -210,21 +206,6 @@ def test_a_package_that_does_not_load_is_measured_only_if_it_is_named(site: Path
     assert "plugin" not in cells
     named = kvbench_with(site, "sweep", *tiny(backend="plugin"), *BRIEF, "--out=named")
     assert "does not load" in named.stdout + named.stderr
-
-
-def test_only_what_is_asked_for_is_loaded(site: Path) -> None:
-    install(site, "import os; os._exit(7)")
-    assert sweep_with(site, "batched").returncode == 0
-    assert listed(site)["plugin"]["here"].endswith(
-        "kvbench-plugin==1.0 does not load: the worker ended with exit code 7"
-    )
-
-
-def test_a_run_goes_on_after_an_unrelated_package_was_installed(site: Path) -> None:
-    assert sweep_with(site, "batched").returncode == 0
-    install(site, SOUND)
-    done = kvbench_with(site, "sweep", "--resume", "run")
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_run_goes_on_with_the_backends_that_it_began_with(site: Path) -> None:

@@ -23,7 +23,7 @@ def site(tmp_path: Path) -> Path:
 
 
 def test_all_slow_backends_are_measured_and_verified_on_the_host(site: Path, tmp_path: Path) -> None:
-    names = ["sm_same", "sm_slow5", "sm_slow10", "sm_second", "sm_later", "calls_same", "calls_slow5"]
+    names = ["sm_same", "sm_slow5"]
     cells = tiny(backend=",".join(names), direction="h2d,d2h", stream_state="idle,busy")
     done = kvbench("sweep", *cells, *BRIEF, "--out=run", cwd=tmp_path, env={"PYTHONPATH": str(site)})
     assert done.returncode == 0, done.stderr
@@ -44,8 +44,8 @@ def test_the_delay_is_part_of_the_swap(site: Path, monkeypatch: pytest.MonkeyPat
     workload = Workload(Pools(device, stream, 1 << 20), cell, lay_out(cell, 1, rng), rng)
     request = SwapRequest(device, cell, workload.memories[0])
     inner = Same().create(request).swap
-    slow = Delayed(request, Same().create(request), share=lambda _: 1000.0)
+    slow = Delayed(request, Same().create(request), share=1000.0)
     region = TimedRegion(device.driver, stream.handle, 1000)
     sample = region.measure_python(slow.submit, STREAM_STATES[StreamState.IDLE])
-    assert sample.wall_us >= slow.delay_ns(0) / 1e3 > 0
+    assert sample.wall_us >= slow.delay_ns() / 1e3 > 0
     assert slow.calls == inner.calls + 1

@@ -4,8 +4,6 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvbench.backends.sm import shape_for
 from kvbench.cells.axes import Direction
@@ -38,12 +36,6 @@ def test_lanes_copy_blocks_that_bulk_copies_cannot(largest_bytes: int, odd_bits:
     assert chosen(asked(), largest_bytes, 4096, 90).method == "bulk"
 
 
-@given(st.integers(1, 1 << 22))
-def test_larger_blocks_never_get_smaller_pieces(largest_bytes: int) -> None:
-    small, large = (chosen(asked(), size, 16, 90) for size in (largest_bytes, 2 * largest_bytes))
-    assert small.piece_bytes <= large.piece_bytes
-
-
 @pytest.mark.parametrize("largest_bytes", [576, 1024, 4096, 16384])
 def test_lanes_copy_scattered_blocks_from_the_gpu(largest_bytes: int) -> None:
     """Bulk stores have fewer misses of the address translation in flight; loads and dense blocks have none to spare."""
@@ -62,7 +54,3 @@ def test_the_rule_s_kernel_fits_the_device(shared_kib: int, largest_bytes: int) 
     assert shape.shared_bytes <= shared_kib * 1024
     whole = chosen(asked(), largest_bytes, 16, 120)
     assert (shape.depth, shape.piece_bytes) == (whole.depth, whole.piece_bytes)
-
-
-def test_lanes_copy_if_not_even_one_bulk_warp_fits() -> None:
-    assert shape_for(asked(), 4096, 16, 120, 1024).method == "lanes"

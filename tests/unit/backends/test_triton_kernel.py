@@ -169,9 +169,3 @@ def test_the_items_of_a_launch_cover_every_byte_once(sizes: list[int]) -> None:
     shape = shape_of(np.array(sizes, dtype=np.uint64))
     assert covered(shape, sizes) == sizes
     assert shape.items == shape.pieces * len(sizes)
-
-
-@given(st.integers(1, 2**40))
-def test_lanes_are_a_power_of_two_that_the_compiler_takes(size: int) -> None:
-    lanes = shape_of(np.array([size], dtype=np.uint64)).lanes
-    assert lanes in (128, 256, 512, 1024)

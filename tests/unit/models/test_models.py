@@ -16,7 +16,6 @@ from kvbench.cells.pattern import Tensors
 from kvbench.errors import UsageError
 from kvbench.models.facts import GroupPages, model_facts
 from kvbench.models.geometry import (
-    MODEL_AXES,
     KvDtype,
     KvLayout,
     LayerGroup,
@@ -154,14 +153,6 @@ def test_planners_see_pages_and_states(state_type: str, tokens: int) -> None:
     assert chunk == [GroupPages(tokens=512, descriptors=64 * 32, descriptor_bytes=32 * KIB)]
 
 
-def test_smaller_pages_of_vllm_get_more_tokens() -> None:
-    """Ten tensors hold five groups of the layers with a window, with pages twice as large, and one of the others."""
-    sliding, others = choice(["gemma-4-31b"], tp=4, tokens=2048, layout="vllm").swaps()
-    assert (sliding.page_tokens, sliding.tensors) == (16, (Tensors(10, 5 * 64),))
-    assert (others.page_tokens, others.tensors) == (32, (Tensors(10, 64),))
-    assert sliding.block_bytes == others.block_bytes == 64 * KIB
-
-
 def test_layers_that_do_not_divide_are_padded() -> None:
     """Of 52 layers with a window, groups of 10 are six."""
     assert swap_of("gemma-3-27b", tokens=2048, layout="vllm").tensors == (Tensors(10, 128 + 6 * 64),)
@@ -232,13 +223,6 @@ def test_untrusted_models_are_checked(plain: object) -> None:
 
 
 # Presets and choices
-
-
-def test_a_preset_is_found_by_its_name_and_has_a_swap() -> None:
-    for name, model in presets().items():
-        assert find_model(name) == model
-        assert model.name == name
-        assert all(swap.axes.keys() == set(MODEL_AXES) for swap in choice([name]).swaps())
 
 
 @pytest.mark.parametrize(
@@ -421,18 +405,6 @@ def test_a_file_that_is_not_a_config_json_is_refused_in_one_line(tmp_path: Path,
     assert str(caught.value).isprintable()
 
 
-def test_a_model_has_the_name_of_its_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "My Model <1>"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(DENSE))
-    assert read_config_json(folder / "config.json").name == "My-Model--1-"
-    (folder / "other.json").write_text(json.dumps(DENSE))
-    assert find_model(str(folder / "other.json")).name == "other"
-    assert find_model(f"{folder}/") == find_model(str(folder)) == find_model(str(folder / "config.json"))
-    with pytest.raises(UsageError, match="file not found"):
-        find_model("nowhere/config.json")
-
-
 # Configs and the sweep
 
 
@@ -444,15 +416,6 @@ def test_models_are_groups_of_a_sweep() -> None:
     assert [group["blocks"] for group in changed.groups] == [(64,), (56,)] * 2
     assert changed.models == swaps
     assert SweepSpec.from_plain(json.loads(json.dumps(changed.to_plain()))) == changed
-
-
-def test_a_config_names_models(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text('models = ["llama-3-8b", "llama-3-8b@tp2"]\ntokens = 32\nblock_tokens = 8\nkv_dtype = "fp8"\n')
-    spec = load_config(path)
-    assert [(swap.tp, swap.blocks, swap.block_bytes) for swap in spec.models] == [(1, 256, 8 * KIB), (2, 256, 4 * KIB)]
-    other = load_config(path, choice(["phi-4"], block_tokens=16))
-    assert [(swap.geometry.name, swap.blocks) for swap in other.models] == [("phi-4", 160)]
 
 
 @pytest.mark.parametrize(
@@ -486,9 +449,7 @@ def test_a_model_is_measured_and_verified_on_the_cpu(tmp_path: Path) -> None:
         (backend, direction) for backend in ("per_block", "batched") for direction in ("h2d", "d2h")
     }
     assert {cell_of(visit).block_bytes for visit in visits} == {2 * 128 * 2 * 8}
-    # every block is compared: of the first visit's first swap, of two samples, of the audit's swap
-    for visit in visits:
-        is_first = visit.round == 0 and visit.attempt == 0
-        assert visit.verified_bytes > (3 + is_first) * cell_of(visit).swap_bytes
+    # every block is compared: of two samples and of the audit's swap
+    assert all(visit.verified_bytes > 3 * cell_of(visit).swap_bytes for visit in visits)
     (swap,) = SweepSpec.from_plain(run.info.spec).models
     assert (swap.geometry.name, swap.tp, swap.tokens) == ("tiny", 4, 160)

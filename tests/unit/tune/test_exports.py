@@ -119,12 +119,6 @@ def test_what_the_sms_of_a_setting_cost_a_decode_step_stands_beside_it(run: Run,
     assert any("by sm (24 SMs) a decode step takes 30% longer" in note for note in made.notes)
 
 
-def test_a_note_names_a_best_count_that_is_the_largest_measured(run: Run, tmp_path: Path) -> None:
-    made = vllm(run_of(tmp_path, cells(sms=(8, 12, 24))))
-    assert any("NUM_SMS=24 is the largest count" in note for note in made.notes)
-    assert not any("largest count" in note for note in vllm(run).notes)
-
-
 @pytest.mark.parametrize(
     ("made", "info"),
     [
@@ -141,13 +135,6 @@ def test_an_engine_without_enough_measured_cells_has_no_export(
 ) -> None:
     with pytest.raises(UsageError, match=r"require cells of vLLM's own code .*: kvbench tune engine vllm"):
         vllm(run_of(tmp_path, made, **info))
-
-
-def test_runs_of_different_code_are_not_mixed(run: Run, tmp_path: Path) -> None:
-    other = replace(VLLM, package="vllm==0.34.0 (fedcba9876543210)")
-    runs = [run, run_of(tmp_path, cells(), backends=[other])]
-    with pytest.raises(UsageError, match=r"different code: vllm==0\.33\.0 .* and vllm==0\.34\.0"):
-        export("vllm", runs, shapes_of(runs, lambda _: True))
 
 
 def test_an_export_for_loads_behind_a_gate_says_when_the_open_gate_would_decide(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from kvbench.cells.axes import Direction, ListPlace, Neighbour, Order, Reuse, StreamState
+from kvbench.cells.axes import Direction, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BackendFacts
 from kvbench.cells.pattern import Pattern
@@ -156,18 +156,6 @@ def test_a_method_that_failed_or_is_not_allowed_is_not_chosen(tmp_path: Path) ->
     assert {str(choice) for one, choice in limited.choices.items() if one.shape.block_bytes == KIB} == {"sm sms=1"}
 
 
-@pytest.mark.parametrize(("made", "message"), [
-    ([cell for cell in cells() if cell.backend == "sm"], "nothing to choose from: sm alone was measured"),
-    ([replace(one, blocks=one.blocks + (one.sms or 0)) for one in cells() if one.sms in (None, 1)],
-     "no shape was measured with two backends"),
-    ([Cell(name, Direction.H2D, 64, 656, sms=4, list_place=ListPlace.GPU) for name in ("sm", "triton")],
-     "no shape was measured with two backends"),
-])  # fmt: skip
-def test_a_run_without_a_contest_is_refused(tmp_path: Path, made: list[Cell], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        rule_for_all([run_of(tmp_path, crossing, made)])
-
-
 def test_runs_of_one_machine_go_together_and_those_of_two_are_refused(tmp_path: Path) -> None:
     copies, kernels = ([cell for cell in cells() if (cell.backend == "sm") is of_sm] for of_sm in (False, True))
     runs = [run_of(tmp_path / str(number), crossing, made) for number, made in enumerate((copies, kernels))]
@@ -176,15 +164,6 @@ def test_runs_of_one_machine_go_together_and_those_of_two_are_refused(tmp_path: 
     other = synthetic.write_run(tmp_path / "other", synthetic.rounds(cells()), synthetic.info("Another GPU"))
     with pytest.raises(UsageError, match="runs must be of one device and driver; these are of Another GPU"):
         rule_for_all([*runs, load_run(other)])
-
-
-def test_answers_are_of_one_workload(tmp_path: Path) -> None:
-    hot = [replace(cell, pool_bytes=0, reuse=Reuse.SAME) for cell in cells() if cell.blocks == 16]
-    rule = rule_at(tmp_path, lambda cell: 1.0 if cell.hot and cell.backend == "sm" else crossing(cell), cells() + hot)
-    assert len(rule.shapes) == len(COUNTS) * len(SIZES)
-    assert texts(rule)[0][0] == "sm sms=2"
-    paused = run_of(tmp_path / "paused", crossing, [replace(cell, pause_us=2000) for cell in cells()])
-    assert "after 2ms of other work each" in summary([paused])[1]
 
 
 def test_of_too_few_visits_a_slow_one_counts_for_nothing() -> None:

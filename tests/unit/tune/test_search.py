@@ -106,13 +106,6 @@ def test_what_may_be_chosen_has_six_visits_and_nothing_has_too_many() -> None:
             assert len(times) >= 6
 
 
-def test_what_takes_more_sms_for_nothing_is_soon_dropped() -> None:
-    _, visits = searched(0, time=lambda cell: 100.0 + 2 * (cell.sms or 0) if cell.backend == "sm" else 200.0)
-    made = {sms: [len(times) for cell, times in visits.items() if cell.sms == sms] for sms in (1, 2, 4, 8)}
-    assert min(made[1]) >= 6
-    assert all(mean(made[sms]) < 0.7 * mean(made[1]) for sms in (4, 8))
-
-
 @pytest.mark.parametrize("slow", [{1, 2}, {0, 2, 3}, {1, 3, 4}])
 def test_several_slow_visits_drop_nothing_that_was_fast_once(slow: set[int]) -> None:
     search = Search(cells(), FIRST, COUNTS, 0, lambda: True)
@@ -142,14 +135,6 @@ def test_sustained_swaps_are_measured_at_a_few_numbers_of_blocks(counts: tuple[i
 def test_the_search_begins_with_some_sizes_and_always_with_both_ends(first: tuple[int, ...], wanted: set[int]) -> None:
     stage = next(Search(cells(), first, COUNTS, 0, lambda: True).stages())
     assert {cell.block_bytes for _, cell in stage} == wanted
-
-
-def test_the_largest_size_of_each_number_of_blocks_comes_first() -> None:
-    """A filter of swap_bytes leaves many blocks fewer sizes, and above the last of `first_sizes` nothing is between."""
-    small = [cell for cell in cells() if cell.swap_bytes <= 128 << 20]
-    stage = next(Search(small, FIRST, COUNTS, 0, lambda: True).stages())
-    largest = {n: max(cell.block_bytes for _, cell in stage if cell.blocks == n) for n in COUNTS}
-    assert largest == {16: 256 * KIB, 1024: 128 * KIB}
 
 
 def test_the_search_visits_sizes_between_those_where_the_choice_changes() -> None:
