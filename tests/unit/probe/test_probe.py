@@ -77,6 +77,11 @@ def test_a_refused_registration_is_counted() -> None:
     assert finding("registration", "pin-limit=67108864").answer.startswith(expected)
 
 
+def test_a_registration_of_no_bytes_that_the_driver_refuses_is_named() -> None:
+    assert finding(common.ZERO).answer == "registers"
+    assert finding(common.ZERO, "pin-limit=0").answer == "refused (OUT_OF_MEMORY)"
+
+
 def test_the_limit_of_inline_copies_is_exact_to_512_bytes() -> None:
     assert finding("inline", "inline=25087").number == 24
     assert finding("inline", "inline=25088").number == 24.5
