@@ -4,21 +4,26 @@
 `python -m reports.spread RUN RUN...` keeps that of runs that are there. The spread replaces that of the same card.
 """
 
+import math
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.files import shipped_folder, write_whole
-from kvbench.report.faults import FILE, CardSpread, kind_of, measured_spreads, spread_by_kind
+from kvbench.report.faults import FILE, CardSpread, kind_of, measured_spreads
 from kvbench.results import Run, load_run
 
 STARTS: Final = 6
 CONFIG: Final = "spread"
+# Of all differences between two starts, the spread covers this share.
+SHARE: Final = 0.95
 
 
 def measure(folder: Path) -> list[Path]:
@@ -29,6 +34,15 @@ def measure(folder: Path) -> list[Path]:
         if subprocess.run(command, check=False).returncode:
             raise UsageError(f"{run}: a start failed; a spread needs {STARTS} whole runs")
     return runs
+
+
+def spread_by_kind(starts: Sequence[Mapping[str, float]], kinds: Mapping[str, str]) -> dict[str, float]:
+    """Return the spread of each kind; `starts` has cell -> time for each start, `kinds` cell -> kind."""
+    differences: dict[str, list[float]] = {}
+    for one, other in combinations(starts, 2):
+        for cell in one.keys() & other.keys():
+            differences.setdefault(kinds[cell], []).append(abs(math.log(one[cell] / other[cell])))
+    return {kind: math.expm1(float(np.quantile(values, SHARE))) for kind, values in sorted(differences.items())}
 
 
 def spread_of(runs: Sequence[Run]) -> tuple[str, CardSpread]:

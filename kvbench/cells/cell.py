@@ -300,7 +300,6 @@ def axes_of(*roles: Role) -> tuple[str, ...]:
 
 
 def command_of(texts: Mapping[str, str | None]) -> str:
-    """Return the command that measures the cells with these values, each in the grammar of `-a`."""
     settings = " ".join(f"-a {name}={value}" for name, value in texts.items() if value is not None)
     return f"kvbench sweep {settings}"
 

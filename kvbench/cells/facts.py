@@ -160,7 +160,6 @@ class BackendFacts:
 
 
 def plug_ins_of(backends: Iterable[BackendFacts]) -> dict[str, str]:
-    """Return the packages of those that are plug-ins, by the backend."""
     return {facts.name: facts.package for facts in backends if facts.plug_in}
 
 

@@ -119,7 +119,6 @@ class Pattern:
 
     @classmethod
     def of_pages(cls, tensors: int, page: int = 1, regions: int = 1) -> "Pattern":
-        """Return the pattern of pages of `page` ids in `tensors` tensors, which are divided among `regions`."""
         return cls("page-first", terms=(Tensors(tensors, 0),), page=page, regions=regions)
 
     @classmethod

@@ -92,12 +92,10 @@ class Choice:
 
     @classmethod
     def at(cls, cell: Cell) -> Self:
-        """Return what a cell runs."""
         texts = cell.as_strings()
         return cls.of(cell.backend, {name: texts.get(name) for name in CHOSEN_AXES})
 
     def apply(self, cell: Cell) -> Cell:
-        """Return the cell that the chosen backend runs instead of `cell`."""
         chosen: dict[str, Any] = {AXES[name].field: AXES[name].parse_one(value) for name, value in self.axes}
         return replace(cell, backend=self.backend, **chosen)
 

@@ -39,8 +39,8 @@ class FromStruct:
 def with_struct_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return `command` with one option for every field of the structs that `FromStruct` marks."""
     hints = get_type_hints(command, include_extras=True)
-    marks = {name: mark for name, hint in hints.items() if (mark := _mark(hint)) is not None}
-    options = {name: _options(mark) for name, mark in marks.items()}
+    extras = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    options = {name: _options(mark) for name, of in extras.items() for mark in of if isinstance(mark, FromStruct)}
     parameters = []
     for name, parameter in inspect.signature(command).parameters.items():
         parameters += options.get(name, [parameter.replace(annotation=hints[name])])
@@ -61,10 +61,6 @@ def with_struct_options(command: Callable[..., None]) -> Callable[..., None]:
     spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return spread
-
-
-def _mark(hint: object) -> FromStruct | None:
-    return next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, FromStruct)), None)
 
 
 def _options(mark: FromStruct) -> list[inspect.Parameter]:
@@ -106,11 +102,8 @@ def complete_axis(incomplete: str) -> list[str]:
     if len(fitting) > 1:
         return [f"{axis}=" for axis in fitting]
     done, comma, _ = value.rpartition(",")
-    return [f"{axis}={done}{comma}{word}" for axis in fitting for word in ("", *_values_of(axis))]
-
-
-def _values_of(axis: str) -> list[str]:
-    return list(installed()[0]) if axis == "backend" else AXES[axis].example.split(",")
+    values = {axis: installed()[0] if axis == "backend" else AXES[axis].example.split(",") for axis in fitting}
+    return [f"{axis}={done}{comma}{word}" for axis, words in values.items() for word in ("", *words)]
 
 
 def complete_device() -> list[str]:

@@ -163,7 +163,12 @@ class TerminalReporter(PlainReporter):
         )
         self._task = self._bar.add_task("ceiling", left="")
         self._rates: dict[tuple[str, str, str], dict[str, float]] = {}
-        self._live = Live(console=self._console, get_renderable=self._screen, transient=True, refresh_per_second=4)
+        self._live = Live(
+            console=self._console,
+            get_renderable=lambda: Group(self._table(), self._bar),
+            transient=True,
+            refresh_per_second=4,
+        )
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
         super().planned(plan, opened, done, total)
@@ -189,9 +194,6 @@ class TerminalReporter(PlainReporter):
             cell = record.cell
             rates = self._rates.setdefault((cell.backend, cell.direction.value, cell.stream_state.quantity), {})
             rates[cell.id] = gigabytes_per_second(cell.swap_bytes, median(times_us))
-
-    def _screen(self) -> Group:
-        return Group(self._table(), self._bar)
 
     def _table(self) -> Table:
         """Return a row for every backend, direction and quantity: its cells, and minimum, median and maximum GB/s."""

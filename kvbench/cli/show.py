@@ -122,7 +122,7 @@ def show(
     models: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
     prefill = prefill_of(prefill_tokens_per_second, models)
     limit = None if max_slowdown is None else _limit_of(max_slowdown)
-    loaded = _loaded(runs)
+    loaded = load_all(runs)
     _check_backends(loaded, may)
     if may == Allowed() and limit is None and not (models.models or policy or table or open_):
         show_runs(loaded, as_json=as_json)
@@ -144,7 +144,7 @@ def show_runs(runs: "Sequence[Run]", *, as_json: bool = False) -> None:
         _print_findings(runs, as_json=as_json)
 
 
-def _loaded(paths: Sequence[Path]) -> "list[Run]":
+def load_all(paths: Sequence[Path]) -> "list[Run]":
     from kvbench.results import load_run
     from kvbench.results.rundir import runs_in
 

@@ -19,6 +19,7 @@ from kvbench.cli.show import (
     Models,
     PolicyFile,
     Prefill,
+    load_all,
     prefill_of,
     print_answer,
 )
@@ -79,8 +80,6 @@ def tune_engine(
     where: _Where = NO_OPTIONS,
 ) -> None:
     """Print which settings of an engine should change, as a diff of its files, from cells of its own code."""
-    from kvbench.results import load_run
-    from kvbench.results.rundir import runs_in
     from kvbench.sweep.installed import engines
     from kvbench.tune.answer import shapes_of
     from kvbench.tune.exports import export
@@ -93,7 +92,7 @@ def tune_engine(
     if runs:
         if out or axis or where:
             raise UsageError("RUN: nothing is measured; leave out --out, --axis and the options of a measurement")
-        loaded = [load_run(one) for path in runs for one in runs_in(path)]
+        loaded = load_all(runs)
     else:
         spec = engine_sweep(name, axis or []).with_options(**where)
         _check_engine(name, spec.device)

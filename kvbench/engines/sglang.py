@@ -211,13 +211,11 @@ def ids_of(side: "Addresses", row_bytes: int, rows: int) -> "Addresses":
 
 @cache
 def load_jit() -> Any:
-    """Return SGLang's module hicache."""
     return _load("hicache")
 
 
 @cache
 def load_hisparse() -> Any:
-    """Return SGLang's module hisparse."""
     return _load("hisparse")
 
 

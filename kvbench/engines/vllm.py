@@ -304,7 +304,6 @@ class Rows:
         }  # fmt: skip
 
     def array(self) -> Any:
-        """Return the first rows as an array over the host's memory."""
         return np.ctypeslib.as_array((ctypes.c_int8 * (2 * self._block_bytes)).from_address(self._base)).reshape(2, -1)
 
     def ids(self) -> Any:
@@ -361,7 +360,6 @@ def _load(code: EngineCode, file: str, names: Sequence[str]) -> Any:
 
 @cache
 def _load_op() -> Any:
-    """Return the op, from the library of vLLM that has it."""
     for library in filter(Path.is_file, map(_BATCH_CODE.path, _LIBRARIES)):
         with suppress(AttributeError):
             return load_op(library, "_C_cache_ops", "swap_blocks_batch")

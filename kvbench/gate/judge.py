@@ -15,7 +15,6 @@ import numpy as np
 from kvbench.analysis.compare import paired_interval
 from kvbench.analysis.intervals import Floats, middle_of
 from kvbench.analysis.margins import ABSOLUTE_US, CONTROL, CONTROL_CPU, GATE, INLINE, UPPER_HALF
-from kvbench.cells.cell import Cell
 from kvbench.gate.judgement import PLAN, ControlEffect, Estimate, GateVerdict, Judgement, Kind, Row, look_at, worst
 from kvbench.gate.pairs import BASE, CPU, Pairs, VisitValues
 from kvbench.results.columns import NO_FIGURE
@@ -88,7 +87,8 @@ def _rows(pairs: Pairs, logs: Floats, margin: float, look: _Look) -> Iterator[Ro
     for index, cell in enumerate(pairs.cells):
         visits = pairs.visits[:, index]
         other = pairs.names.get(cell, cell)
-        row = Row("cell", _name(cell, other), GateVerdict.UNDECIDED, [cell], cand_cell=other)
+        name = cell.label if cell.backend == other.backend else f"{cell.label} -> {other.backend}"
+        row = Row("cell", name, GateVerdict.UNDECIDED, [cell], cand_cell=other)
         if cell in pairs.failed:
             gone = Estimate(settled=True)
             yield replace(row, verdict=GateVerdict.FAILED, effect=gone, reason=pairs.failed[cell])
@@ -102,10 +102,6 @@ def _rows(pairs: Pairs, logs: Floats, margin: float, look: _Look) -> Iterator[Ro
             allowed = _cell_margin(visits["fast_us"][0], margin, inline=cell in pairs.inline)
             path = pairs.paths.get(cell, "copied by the CPU" if cell in pairs.inline else "")
             yield from _rows_of(replace(row, reason=path), visits, logs[index], allowed, math.log1p(margin), look)
-
-
-def _name(base: Cell, cand: Cell) -> str:
-    return base.label if base.backend == cand.backend else f"{base.label} -> {cand.backend}"
 
 
 def _rows_of(

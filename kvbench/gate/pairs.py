@@ -185,7 +185,8 @@ def pair(base: Run, cand: Run, names: Mapping[Cell, Cell]) -> Pairs:
         no_figure={
             cell: lacking
             for cell in ran
-            if cell not in failed and (lacking := _without_figure((ours, cell), (theirs, names[cell])))
+            if cell not in failed
+            and (lacking := [one.name for one, of in ((ours, cell), (theirs, names[cell])) if not one.has_figure(of)])
         },
         paths={cell: f"path: {old} -> {new}" for cell, (old, new) in paths.items() if new and old != new},
         inline=inline,
@@ -201,10 +202,6 @@ def _errors(base: Sequence[str], cand: Sequence[str]) -> list[str]:
     """Return the errors of both sides; one side is not visited where the other failed, so that is no error then."""
     every = [*base, *cand]
     return [error for error in every if not error.endswith(f": {_MISSING}")] or every
-
-
-def _without_figure(*sides: tuple[_Side, Cell]) -> list[str]:
-    return [side.name for side, cell in sides if not side.has_figure(cell)]
 
 
 def _caller_shares(measured: VisitValues) -> Floats:

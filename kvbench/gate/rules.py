@@ -86,7 +86,6 @@ class JudgedCell:
         return self.outcome.gbps / (self.ceiling_gbps if quantity == _SHARE else 1.0)
 
     def visits(self, quantity: str) -> Visits:
-        """Return the same by round."""
         if quantity in TIMES:
             return self.outcome.times(quantity)
         scale = 1e3 * (self.ceiling_gbps if quantity == _SHARE else 1.0)

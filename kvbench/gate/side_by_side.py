@@ -182,7 +182,6 @@ class MeasuredSide(Observer):
             self._say(f"  to measure it again: {record.command}")
 
     def run(self) -> Run:
-        """Return the run so far."""
         return Run(self.execution.writer.path, self.info, [*self._records], [])
 
     def without_partner(self) -> list[str]:

@@ -122,5 +122,4 @@ def _figures(report: ProbeReport) -> Iterator[tuple[str, str]]:
 
 
 def _digits(value: float) -> str:
-    """Return a number with four significant digits, or whole."""
     return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:.0f}"

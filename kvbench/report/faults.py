@@ -5,10 +5,8 @@ elsewhere. The spread is measured once a card: `python -m reports.spread` starts
 the result in `configs/between_runs.json`.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import combinations
 from statistics import median
 from typing import Annotated, Any, Final
 
@@ -97,8 +95,6 @@ def worst_faults(runs: Mapping[str, Run]) -> list[str]:
 
 
 FILE: Final = "between_runs.json"
-# Of all differences between two starts, the spread covers this share.
-SHARE: Final = 0.95
 # Calls dominate the time of smaller swaps.
 LARGE_FROM_BYTES: Final = 8 << 20
 # From this mean correlation of successive visits on, intervals within a run are clearly too narrow. It is below 0.25 in
@@ -111,7 +107,7 @@ _Fraction = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class CardSpread(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """The measured spread of a card: by kind of swap, the relative difference below which SHARE of two starts stay."""
+    """The measured spread of a card: by kind of swap, the relative difference below which 95% of two starts stay."""
 
     driver: str
     made: str
@@ -123,15 +119,6 @@ class CardSpread(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
 def kind_of(backend: str, swap_bytes: int) -> str:
     """Return the kind of a swap: swaps of one kind have one spread."""
     return f"{backend}, {'from' if swap_bytes >= LARGE_FROM_BYTES else 'below'} {LARGE_FROM_BYTES >> 20} MiB"
-
-
-def spread_by_kind(starts: Sequence[Mapping[str, float]], kinds: Mapping[str, str]) -> dict[str, float]:
-    """Return the spread of each kind; `starts` has cell -> time for each start, `kinds` cell -> kind."""
-    differences: dict[str, list[float]] = {}
-    for one, other in combinations(starts, 2):
-        for cell in one.keys() & other.keys():
-            differences.setdefault(kinds[cell], []).append(abs(math.log(one[cell] / other[cell])))
-    return {kind: math.expm1(float(np.quantile(values, SHARE))) for kind, values in sorted(differences.items())}
 
 
 def spread_between(card: str, kind: str) -> Margin:

@@ -36,10 +36,6 @@ def why_not(cell: Cell, context: Context) -> str | None:
     return next(filter(None, (check(cell, context) for check in CHECKS)), None)
 
 
-def _unavailable(_: Cell, context: Context) -> str | None:
-    return context.backend.unavailable
-
-
 def _without_axes(cell: Cell, context: Context) -> str:
     device, backend = context.device, context.backend
     return "; ".join(
@@ -154,7 +150,7 @@ def _without_memory(cell: Cell, context: Context) -> str | None:
 
 # In the order in which they are asked: a later check may rely on the earlier ones.
 CHECKS: Final[Sequence[Callable[[Cell, Context], str | None]]] = (
-    _unavailable,
+    lambda _, context: context.backend.unavailable,
     _without_axes,
     _without_sms,
     _queued_on_no_busy_stream,

@@ -111,7 +111,6 @@ def installed() -> tuple[Mapping[str, Installed], Sequence[str]]:
 
 @cache
 def engines() -> Mapping[str, Engine]:
-    """Return every engine that kvbench knows, by name."""
     modules = {one.name for one in iter_modules(import_module(_ENGINES).__path__, f"{_ENGINES}.")}
     modules.discard(ENGINES_SECTION.partition(":")[0])
     found = [engine for name in sorted(modules) if (engine := getattr(import_module(name), "ENGINE", None))]

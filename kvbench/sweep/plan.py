@@ -72,7 +72,6 @@ class PlannedVisit:
         return self.cells[0]
 
     def singly(self) -> list["PlannedVisit"]:
-        """Return a visit of each arm by itself."""
         return [replace(self, cells=(cell,)) for cell in self.cells]
 
 

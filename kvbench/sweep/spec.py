@@ -238,7 +238,6 @@ class SweepSpec:
         return replace(self, groups=tuple(groups), trace=trace)
 
     def with_filters(self, texts: Iterable[str]) -> "SweepSpec":
-        """Return the sweep with the conditions of these `--filter` texts added to its own."""
         added = (condition for text in texts for condition in parse_filters(text))
         return replace(self, filters=tuple(dict.fromkeys((*self.filters, *added))))
 

@@ -154,7 +154,6 @@ def _line(swap: Swap) -> _SwapLine:
 
 
 def _swap(line: _SwapLine, latest_s: float) -> Swap:
-    """Return the swap of a line; raises ValueError, which says why the line is bad."""
     if line.t < latest_s:
         raise ValueError("earlier than the line before")
     if line.done is not None and line.done < line.t:

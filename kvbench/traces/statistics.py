@@ -1,7 +1,8 @@
 """What the swaps of a trace look like: sizes, rates, runs, what merging leaves; and its page, with charts."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from operator import ge, le
 from typing import Any, Final
 
 import numpy as np
@@ -143,8 +144,8 @@ def trace_files(title: str, statistics: TraceStatistics, block_bytes: int) -> di
     runs, sizes = {}, {}
     for direction, side in statistics.by_direction.items():
         if side.sizes:
-            runs[direction] = {RUNS_OF[where]: _at_least(_blocks(lengths)) for where, lengths in side.runs.items()}
-            sizes[direction] = {"swaps": _at_most(side.sizes), "bytes": _at_most(_blocks(side.sizes))}
+            runs[direction] = {RUNS_OF[where]: _shares(_blocks(lengths), ge) for where, lengths in side.runs.items()}
+            sizes[direction] = {"swaps": _shares(side.sizes, le), "bytes": _shares(_blocks(side.sizes), le)}
     files: dict[str, bytes] = {}
     table = markdown.table(["", *SIDES.values()], rows_of(summary))
     parts = [f"# {markdown.inline(title)}", markdown.escape(span_text(summary)), table]
@@ -159,20 +160,11 @@ def _blocks(lengths: Mapping[int, int]) -> dict[int, int]:
     return {length: length * times for length, times in lengths.items()}
 
 
-def _at_least(weights: Mapping[int, int]) -> dict[int, float]:
-    """Return the share of the weights at each power of two of blocks or more, in percent."""
-    steps, total = _powers(max(weights)), sum(weights.values())
-    return {at: 100 * sum(weight for blocks, weight in weights.items() if blocks >= at) / total for at in steps}
-
-
-def _at_most(weights: Mapping[int, int]) -> dict[int, float]:
-    """Return the share of the weights at up to each power of two of blocks, in percent."""
-    steps, total = _powers(2 * max(weights) - 1), sum(weights.values())
-    return {at: 100 * sum(weight for blocks, weight in weights.items() if blocks <= at) / total for at in steps}
-
-
-def _powers(most: int) -> list[int]:
-    return [1 << power for power in range(most.bit_length())]
+def _shares(weights: Mapping[int, int], counts: Callable[[int, int], bool]) -> dict[int, float]:
+    """The share of the weights at each power of two of blocks or more (`ge`), or less (`le`), in percent."""
+    most, total = max(weights) if counts is ge else 2 * max(weights) - 1, sum(weights.values())
+    steps = [1 << power for power in range(most.bit_length())]
+    return {at: 100 * sum(weights[one] for one in weights if counts(one, at)) / total for at in steps}
 
 
 def _chart(

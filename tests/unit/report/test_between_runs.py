@@ -14,8 +14,8 @@ from kvbench.report.faults import (
     kind_of,
     measured_spreads,
     spread_between,
-    spread_by_kind,
 )
+from reports.spread import spread_by_kind
 
 MIB = 1 << 20
 
