@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
-from typing import Any, Final, Literal, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Self
 
 from kvbench.cells.axes import (
     Axis,
@@ -319,9 +319,6 @@ class SwapKind(NamedTuple):
     def __str__(self) -> str:
         return f"{self.direction} {self.stream_state}"
 
-    def to_plain(self) -> dict[str, Any]:
-        return {"direction": self.direction.value, "stream_state": self.stream_state.value}
-
 
 class SwapShape(NamedTuple):
     """Swaps of one kind with as many blocks of one size."""
@@ -343,6 +340,3 @@ class SwapShape(NamedTuple):
     def size_text(self) -> str:
         """The blocks: "64 x 4KiB"."""
         return f"{self.blocks} x {size_text(self.block_bytes)}"
-
-    def to_plain(self) -> dict[str, Any]:
-        return {**self.kind.to_plain(), "block_bytes": self.block_bytes, "blocks": self.blocks}

@@ -70,7 +70,7 @@ def _table(view: View, before: str, engine: Engine, shapes: Sequence[Measured]) 
     methods = {choice for one in shapes for choice in one.every if choice.backend in engine.backends}
     ordered = sorted(methods, key=lambda choice: (choice.backend, sms_of(choice), str(choice)))
     rows = [_row(view, engine, ordered, one) for one in shapes]
-    cells = where(unqueued(view.measured), **first.shape.kind.to_plain())
+    cells = where(unqueued(view.measured), **first.shape.kind._asdict())
     used = {choice.backend for choice in methods}
     packages = [facts.package.partition(" ")[0] for facts in view.run.info.backends if facts.name in used]
     title = f"{before}{comma_separated(*dict.fromkeys(packages)) or engine.name}, {', '.join(first.shape.kind)} stream"

@@ -116,7 +116,7 @@ class Answer:
     def to_plain(self, rule: Rule, costs: Mapping[Measured, float]) -> dict[str, Any]:
         one, cost = self.measured, costs.get(self.measured)
         return {
-            **one.shape.to_plain(),
+            **one.shape._asdict(),
             "quantity": one.shape.stream_state.quantity,
             "choice": str(self.choice),
             **_times(one, self.choice),
@@ -186,7 +186,7 @@ class Gain:
         times = {"median": median(self.ratios), "low": min(self.ratios), "high": max(self.ratios)}
         return {
             "over": self.over,
-            **self.kind.to_plain(),
+            **self.kind._asdict(),
             "shapes": len(self.ratios),
             "times_as_fast": {name: round(ratio, 3) for name, ratio in times.items()},
         }

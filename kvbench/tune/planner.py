@@ -177,7 +177,7 @@ class Load:
             "tokens": self.swap.tokens,
             "block_bytes": self.swap.block_bytes,
             "blocks": self.swap.blocks,
-            **self.kind.to_plain(),
+            **self.kind._asdict(),
             "quantity": self.kind.stream_state.quantity,
             "choice": str(self.choice),
             "us": round(self.us, 1),

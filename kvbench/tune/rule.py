@@ -174,7 +174,7 @@ class Rule:
 
     def to_plain(self) -> list[dict[str, Any]]:
         return [
-            {**kind.to_plain(), "quantity": kind.stream_state.quantity, **part.to_plain()}
+            {**kind._asdict(), "quantity": kind.stream_state.quantity, **part.to_plain()}
             for kind, parts in self.parts.items()
             for part in parts
         ]
