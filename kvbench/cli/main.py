@@ -4,6 +4,7 @@ import errno
 import gc
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -162,7 +163,7 @@ def run(arguments: list[str]) -> int:
     except KvbenchError as error:
         return _complain(str(error), error.exit_code)
     except TyperException as error:
-        message = " ".join(error.format_message().split())
+        message = _in_house_style(" ".join(error.format_message().split()))
         # Bare `kvbench` raises an error without a message: its help is already printed.
         return _complain(message + _axis_meant(error), ExitCode.USAGE)
     except (KeyboardInterrupt, typer.Abort):
@@ -225,6 +226,12 @@ def _cut(line: str) -> str:
     """Return at most `MAX_LINE` characters: the middle is cut, since the end says what is wrong."""
     half = MAX_LINE // 2
     return line if len(line) <= MAX_LINE else f"{line[: half - 1]}…{line[-half:]}"
+
+
+def _in_house_style(message: str) -> str:
+    """Return a message of typer as kvbench would say it: `--rounds: not a valid integer`, with double quotes."""
+    message = re.sub(r"^Invalid value for '(\S+?)': (Value error, )?", r"\1: ", message)
+    return re.sub(r"Input should be a valid (\w+).*", r"not a valid \1", message).replace("'", '"')
 
 
 def _axis_meant(error: Exception) -> str:

@@ -16,7 +16,7 @@ from kvbench.cells.facts import HostMemory
 from kvbench.cells.policy import Choice
 from kvbench.errors import UsageError
 from kvbench.sweep.spec import SweepSpec
-from kvbench.text import hint, printable
+from kvbench.text import hint, printable, shown
 
 GROUP: Final = "kvbench.backends"
 _ENGINES: Final = "kvbench.engines"
@@ -135,7 +135,7 @@ def asked_for(spec: SweepSpec) -> list[Installed]:
 
 
 def unknown_backend(name: str, known: Iterable[str]) -> UsageError:
-    return UsageError(f"unknown backend {name}; {hint(name, known)}")
+    return UsageError(f"unknown backend {shown(name)}; {hint(name, known)}")
 
 
 def _is_built_in(entry: EntryPoint) -> bool:

@@ -23,7 +23,8 @@ SIDES = ("--base=here", "--cand=here")
 BAD_INPUT: list[tuple[list[str], list[str]]] = [
     # options and commands
     (["--nope"], ["No such option", "--nope"]),
-    (["swep"], ["No such command", "swep"]),
+    (["swep"], ['No such command "swep"']),
+    (["sweep", "--rounds", "x"], ["--rounds: not a valid integer"]),
     (["list"], ["Missing argument", "axes", "backends", "configs", "devices"]),
     (["doctor", "--device=gpu"], ["--device gpu", "auto, cpu", "cuda:N"]),
     # configs

@@ -316,7 +316,7 @@ def test_a_busy_stream_that_leaves_no_figure_fails_neither_a_sweep_nor_the_gate(
         (("--base=here", "--cand=here", "--filter=blocks=5"), "nothing to measure: no cell meets the filter blocks=5"),
         (
             ("--base=here", "--cand=backend:no-such", "--base=backend:batched"),
-            "backend:no-such: unknown backend no-such; use one of",
+            'backend:no-such: unknown backend "no-such"; use one of',
         ),
         (("--base=backend:batched", "--cand=backend:per_block", "-abackend=sm"), "the sides set the backends"),
     ],

@@ -108,7 +108,7 @@ def test_an_installed_package_is_measured_beside_the_others(installed: Path) -> 
 
 def test_without_the_package_its_backend_is_unknown(tmp_path: Path) -> None:
     line = refused("sweep", *tiny(backend="memmove"), "--out", "run", cwd=tmp_path)
-    assert line.startswith("unknown backend memmove; use one of auto, batched, copier, empty, lmcache, ")
+    assert line.startswith('unknown backend "memmove"; use one of auto, batched, copier, empty, lmcache, ')
     assert not (tmp_path / "run").exists()
 
 

@@ -203,10 +203,11 @@ def test_a_backend_that_is_not_available_is_skipped_with_its_reason() -> None:
 
 def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        UsageError, match=r"^unknown backend other; use one of auto, per_block, batched, primed, merged, sm, triton$"
+        UsageError,
+        match=r"^unknown backend \"other\"; use one of auto, per_block, batched, primed, merged, sm, triton$",
     ):
         plan_of(backend="batched,other")
-    with pytest.raises(UsageError, match=r"^unknown backend tritn; did you mean triton\?$"):
+    with pytest.raises(UsageError, match=r"^unknown backend \"tritn\"; did you mean triton\?$"):
         plan_of(backend="batched,tritn")
 
 
