@@ -388,7 +388,7 @@ def _data(text: str) -> str:
 
 
 def data_of(outcome: Judgement | RulesReport) -> GateData:
-    """Return what JSON has of an outcome: its attributes of these names."""
+    """The outcome as JSON holds it: its attributes of these names."""
     kind: type[GateData] = ComparisonData if isinstance(outcome, Judgement) else RulesData
     return msgspec.convert(outcome, kind, from_attributes=True)
 

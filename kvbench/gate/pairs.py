@@ -230,7 +230,7 @@ def _counted(measured: VisitValues, ok: Mask, caller: Mask, marks: Mapping[str, 
 
 
 def _disturbed_pairs(measured: VisitValues, ok: Mask, marks: Mapping[str, Mask]) -> dict[str, int]:
-    """Return how many complete pairs each cause spoiled."""
+    """Count the complete pairs that each cause spoiled."""
     complete = np.isfinite(measured["fast_us"]).all(axis=0) & ok[:, None]
     return {cause: count for cause, mark in marks.items() if (count := int((mark & complete).sum()))}
 
@@ -242,7 +242,7 @@ def _order(began_ns: Floats) -> Floats:
 
 
 def _new_processes(numbers: Floats) -> Floats:
-    """Return how often both sides had new worker processes before each round.
+    """Count the changes of worker processes on both sides before each round.
 
     `numbers` are those of each side's process by cell and round, NaN if unknown.
     """

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
 
 def _contrast(*contrasts: contrast.Contrast) -> Callable[[View], PartOrReason]:
-    """Return what makes a section of these contrasts."""
     return partial(contrast.make, contrasts)
 
 

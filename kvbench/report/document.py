@@ -22,18 +22,18 @@ FOLD: Final = ("<details>\n<summary>", "</summary>", "</details>")
 
 
 def render_report(report: Report) -> str:
-    """Return the first page."""
+    """The first page."""
     more = f"[{DETAILS_FILE}]({DETAILS_FILE}) has everything else."
     return _joined([f"# {TITLE}", *_first_page(report), more])
 
 
 def render_details(report: Report) -> str:
-    """Return what the first page leaves out."""
+    """Everything that the first page leaves out."""
     return _joined([f"# {TITLE}: details", f"[{REPORT_FILE}]({REPORT_FILE}) is the first page.", *_details(report)])
 
 
 def render_page(report: Report) -> str:
-    """Return both, for the page."""
+    """Both, for the page."""
     return _joined([f"# {TITLE}", *_first_page(report), *_details(report)])
 
 

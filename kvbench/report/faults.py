@@ -27,7 +27,7 @@ _MOST_LETTERS: Final = 200
 
 
 def warnings_of(run: Run) -> list[str]:
-    """Return what a reader of this run has to know, a line each that does not name the run."""
+    """The warnings of a run, a line each that does not name it."""
     moved = [f"{direction} {low:.1f} to {high:.1f} GB/s" for direction, (low, high) in moved_ceilings(run).items()]
     ceilings = [f"the ceiling moved from round to round ({', '.join(moved)}): {MOVED}"] if moved else []
     return [*faults_of(run), *ceilings, *_drifts(run)]
@@ -136,7 +136,6 @@ def spread_between(card: str, kind: str) -> Margin:
 
 @cache
 def measured_spreads() -> Mapping[str, CardSpread]:
-    """Return the shipped spreads by card."""
     return msgspec.json.decode((shipped_folder() / FILE).read_bytes(), type=dict[str, CardSpread])
 
 

@@ -169,5 +169,4 @@ class Report:
 
     @property
     def comparisons(self) -> int:
-        """Return how many comparisons the tables make."""
         return sum(table.compared for part in self.parts for table in part.tables)

@@ -29,27 +29,27 @@ _MANY_OUTLIERS: Final = 0.1
 
 
 def host_note(views: Sequence[View]) -> Text:
-    """Return which runs are of no GPU; "" where all are of one."""
+    """Name the runs of the device cpu; "" without any."""
     on_host = [view.label for view in views if view.on_host]
     which = "" if len(on_host) == len(views) else f" ({', '.join(on_host)})"
     return (Strong(HOST_COPIES), which) if on_host else ""
 
 
 def headline(views: Sequence[View]) -> list[Text]:
-    """Return what the runs of one machine were measured on."""
+    """What the runs of one machine measured, by `origin`."""
     runs = [view.run for view in views]
     return [*origin(runs)] if any(view.measured_ids for view in views) else []
 
 
 def first_warnings(views: Sequence[View], unread: int) -> list[Text]:
-    """Return what was wrong with whole runs, short: at most five lines."""
+    """The faults of whole runs in at most five lines."""
     lines = worst_faults({view.label: view.run for view in views})
     lines += [f"{noun(unread, 'run')} could not be read: details.md says why"] if unread else []
     return [(Strong("Warning"), f": {text}") for text in lines]
 
 
 def plug_ins(views: Sequence[View]) -> list[Text]:
-    """Return what the mark of plug-ins' backends means, with their packages; nothing where there is none."""
+    """Explain the mark of plug-ins' backends, with their packages; nothing without any."""
     known = [facts for view in views for facts in view.run.info.backends]
     packages = ", ".join(f"{name} of {short(package, 80)}" for name, package in sorted(plug_ins_of(known).items()))
     meaning = f"a backend of another package, whose figures are only as true as that package's code: {packages}"
@@ -57,7 +57,7 @@ def plug_ins(views: Sequence[View]) -> list[Text]:
 
 
 def run_table(views: Sequence[View]) -> DataTable:
-    """Return what each run asks, and how much it measured; a status is named where it is not complete."""
+    """The question of each run, and how much it measured, with its status if it is not complete."""
     rows = []
     asked: dict[str, str] = {}
     for view in views:
@@ -75,7 +75,7 @@ def run_table(views: Sequence[View]) -> DataTable:
 
 
 def warnings(views: Sequence[View]) -> list[Text]:
-    """Return what a reader must know about a run or its samples, and its notes."""
+    """Warnings about the runs and their samples, and their notes."""
     texts: list[Text] = [f"{view.label}: {short(text)}" for view in views for text in warnings_of(view.run)]
     texts += [(f"{view.label}: ", *doubt) for view in views for doubt in _doubts(view.measured)]
     for view in views:
@@ -102,7 +102,7 @@ def _doubts(measured: pd.DataFrame) -> list[tuple[Span, ...]]:
 
 
 def skipped(views: Sequence[View]) -> list[Text]:
-    """Return how many cells of which backend were skipped, by the reason."""
+    """Count the skipped cells of each backend by reason."""
     return [
         f"{view.label}: {backend}, {noun(len(cells), 'cell')}: {short(str(why))}"
         for view in views

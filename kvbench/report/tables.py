@@ -65,7 +65,7 @@ def _meanings(table: Sequence[Sequence[Text]], bold: str) -> Iterator[str]:
 
 
 def sample_text(view: View, cells: pd.DataFrame) -> str:
-    """Return how many samples stand behind each of some cells: "30 samples a cell after 1 warm-up a visit"."""
+    """The samples behind each of some cells: "30 samples a cell after 1 warm-up a visit"."""
     sampling = view.run.info.spec.get("sampling")
     warmups = sampling.get("warmups") if isinstance(sampling, dict) else None
     after = f" after {counted(warmups, 'warm-up')} a visit" if isinstance(warmups, int) and warmups else ""
@@ -77,7 +77,7 @@ def host_mark(view: View) -> tuple[Span, ...]:
 
 
 def chart_text(view: View, title: str, footer: str = "") -> ChartText:
-    """Return what stands around a chart of a run."""
+    """Title, subtitle and footer of a chart."""
     return ChartText(title, view.heading, footer, HOST_COPIES if view.on_host else "")
 
 
@@ -192,7 +192,7 @@ def few_visits_note(cells: pd.DataFrame) -> list[Text]:
 
 
 def chance_note(comparisons: int) -> list[Text]:
-    """Return how many differences chance alone shows among comparisons of equal things."""
+    """Say how many differences chance alone shows among comparisons of equal things."""
     wrong = noun(by_chance(comparisons), "false positive")
     return [f"Expect up to {wrong} in {count(comparisons)} comparisons"] if comparisons > 1 else []
 

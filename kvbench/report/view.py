@@ -56,7 +56,7 @@ class Pinned:
     hidden: Mapping[str, Set[str]]
 
     def settings(self, cells: pd.DataFrame) -> str:
-        """Return what the axes that are not shown were set to in `cells`, where that is out of the ordinary."""
+        """The values in `cells` of axes that are not shown, where they are out of the ordinary."""
         return "; ".join(filter(None, (_axis_text(cells, axis) for axis in self.hidden if axis != "sms")))
 
 
@@ -122,7 +122,6 @@ def rows_of(cells: pd.DataFrame, *names: str) -> list[Row]:
 
 
 def by_direction(cells: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the cells of each direction that has any."""
     sides = {direction: where(cells, direction=direction) for direction in DIRECTIONS}
     return {direction: side for direction, side in sides.items() if len(side)}
 
@@ -148,7 +147,7 @@ def texts_of(column: "pd.Series[Any]") -> list[str | None]:
 
 
 def _usual_sms(texts: Mapping[str, Sequence[str | None]], rows: Sequence[int], keep: Set[int]) -> set[int]:
-    """Return which rows of a kernel have the SM count that its rule takes, as far as the cells tell.
+    """The rows of a kernel with the SM count that its rule takes, as far as the cells tell.
 
     A swap measured with one count alone has it. Where a ladder measured several, it is that of other swaps of the same
     block size; `keep` has those of the count that most cells have, for what is left.

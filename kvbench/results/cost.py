@@ -114,7 +114,6 @@ def layer_figures(cell: Cell, visits: Sequence[Visit]) -> dict[str, float]:
 
 
 def median_or_nan(values: Iterable[float]) -> float:
-    """Return the median, nan of no values."""
     numbers = list(values)
     return float(np.median(numbers)) if numbers else math.nan
 

@@ -97,12 +97,12 @@ def _no_formula(value: Any) -> Any:
 
 
 def whole(frame: pd.DataFrame) -> "pd.Series[bool]":
-    """Return which cells have swaps of one size whose layers nothing waits for."""
+    """The cells with swaps of one size whose layers nothing waits for."""
     return ~by_layers(frame) & (frame["sequence"].astype(object) != TRACE)
 
 
 def by_layers(frame: pd.DataFrame) -> "pd.Series[bool]":
-    """Return which cells have swaps of layers, or a step whose layers wait for them."""
+    """The cells with swaps of layers, or a step whose layers wait for them."""
     layers = [isinstance(one, str) and one[-1:].isdigit() for one in frame["sequence"].tolist()]
     return pd.Series(layers, frame.index, dtype=bool)
 
@@ -124,7 +124,7 @@ def long_samples(visits: Sequence[Visit]) -> pd.DataFrame:
 
 
 def _reached(records: Sequence[Record], direction: Direction) -> tuple[_Rate, _Rate] | None:
-    """Return what SM copies reach in a direction, in GB/s in large blocks, and the translation limit in scattered
+    """The rate of SM copies in a direction, in GB/s in large blocks, and the translation limit in scattered
     blocks per second, NaN where it is not in reach; None if the run measured neither.
     """
     roofs = [one for one in records if isinstance(one, Roof) and one.direction == direction]

@@ -197,7 +197,7 @@ def _disturbance_of_arms(arms: Sequence[Visit]) -> tuple[float, ...]:
 
 
 def _disturbance(visit: Visit) -> tuple[int, float]:
-    """Return how many things disturbed a visit, and how slow its CPU was.
+    """The number of things that disturbed a visit, and how slow its CPU was.
 
     A slow CPU does not count where the caller takes more than half of the swap: an engine's thread meets both speeds,
     and so does the interval of the figure.

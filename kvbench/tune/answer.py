@@ -37,7 +37,7 @@ BESIDE: Final = (Neighbour.DECODE, Neighbour.GEMM)
 def shapes_of(
     runs: Sequence[Run], keep: Callable[[Choice], bool], state: str | None = None, **only: str | None
 ) -> list[Measured]:
-    """Return what was measured of every shape, or part of the swaps of a trace, with the methods that `keep` accepts.
+    """The measurements of every shape, or part of the swaps of a trace, by the methods that `keep` accepts.
 
     Raises UsageError where nothing is left to choose from.
     """
@@ -140,7 +140,7 @@ def _times(one: Measured, choice: Choice) -> dict[str, Any]:
 
 
 def _alternative(choice: Choice, compared: Comparison) -> dict[str, Any]:
-    """Return what another run could choose, with its time over that of the choice; too few visits have no interval."""
+    """A choice that another run could make, with its time over that of this one; too few visits have no interval."""
     known = math.isfinite(compared.high)
     ends = {"low": compared.low, "high": compared.high} if known else {"low": None, "high": None}
     return {"choice": str(choice), "ratio": round(compared.ratio, 4)} | {
@@ -214,7 +214,7 @@ def gains_of(rule: Rule, runs: Sequence[Run]) -> list[Gain]:
 
 
 def shipped_choice(engine: Engine, one: Measured, runs: Sequence[Run]) -> Choice | None:
-    """Return what the engine takes with the settings that `runs` recorded, or None if it was not measured."""
+    """The engine's choice with the settings that `runs` recorded, or None if it was not measured."""
     recorded = {of.name: of.default for run in runs for facts in run.info.backends for of in facts.settings}
     as_shipped = [Choice(name) for name in engine.backends]
     if engine.takes and recorded.keys() >= set(engine.settings):
@@ -224,14 +224,14 @@ def shipped_choice(engine: Engine, one: Measured, runs: Sequence[Run]) -> Choice
 
 
 def taken(engine: Engine, one: Measured, values: tuple[int, ...]) -> Choice:
-    """Return what the engine takes for swaps of a shape, in the form in which it was measured."""
+    """The engine's choice for swaps of a shape, in the form in which it was measured."""
     assert engine.takes is not None
     choice = engine.takes(one.shape.direction, one.shape.block_bytes, one.shape.blocks, values)
     return choice if choice.axes else one.best_of(choice.backend) or choice
 
 
 def slowdowns_of(runs: Sequence[Run]) -> dict[tuple[Direction, Choice], dict[str, float]]:
-    """Return how many times as long work takes beside swaps, at worst: by direction and method, then by the work.
+    """The worst slowdown of work beside swaps: by direction and method, then by the work.
 
     Of the swaps of one pattern, that of most swaps of the runs.
     """

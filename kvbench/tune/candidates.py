@@ -95,7 +95,7 @@ class Measured:
         return self.fresh.get(choice) or self.every[choice]
 
     def us_of(self, choice: Choice, *others: Choice) -> float:
-        """Return what a swap by a method takes in microseconds, from the rounds that measured `others` too if any."""
+        """The time of a swap by a method, from the rounds that measured `others` too if any."""
         visits = self.visits_of(choice)
         common = set(visits).intersection(*map(self.visits_of, others))
         return typical([visits[number] for number in common or visits])
@@ -118,7 +118,7 @@ class Measured:
         return min((one for one in self.every if one.backend in backends), key=self.us_of, default=None)
 
     def standing_for(self, choice: Choice) -> Choice | None:
-        """Return what was measured here of a method: itself, or the same with the next smaller SM count, or None."""
+        """The method as it was measured here, or the same with the next smaller SM count, or None."""
         axes = [axis for axis in choice.axes if axis[0] != "sms"]
         alike = (
             one
@@ -131,7 +131,7 @@ class Measured:
 
 
 def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
-    """Return what runs of one device measured of every shape of which they measured two backends or more.
+    """The measurements of every shape for which runs of one device have two backends or more.
 
     `only` takes the swaps with these values of axes alone, such as a pause. A failed cell is no candidate. Raises
     UsageError without any, and for runs of several devices.

@@ -141,7 +141,7 @@ def export(name: str, runs: Sequence[Run], measured: Sequence[Measured]) -> Expo
 
 
 def _cost_text(runs: Sequence[Run], engine: Engine, sms: int) -> str:
-    """Return what swaps by a kernel with `sms` SMs cost a decode step beside them."""
+    """Say how much longer a decode step takes beside swaps by a kernel with `sms` SMs."""
     known = [
         (times[Neighbour.DECODE], choice)
         for (_, choice), times in slowdowns_of(runs).items()

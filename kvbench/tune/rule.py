@@ -32,7 +32,6 @@ Logs = Mapping[Choice, Times]
 
 
 def logs_of(one: Measured, arms: Arms) -> dict[Choice, Times]:
-    """Return the logs of some visits at a shape."""
     return {
         choice: {number: log(us) for number, us in visits.items()}
         | {turn: log(us) for turn, us in one.turns.get(choice, {}).items() if turn.number in visits}
@@ -77,7 +76,7 @@ class Pick:
 
 
 def pick(shapes: Sequence[Logs]) -> Pick:
-    """Return what to use for swaps of all these shapes.
+    """Choose the method for swaps of all these shapes.
 
     A method that lacks two visits or more for a verdict, while others have enough, was dropped by a search.
     """
@@ -212,7 +211,7 @@ def _changes(shapes: Mapping[Measured, Logs], choice: Choice, single: Choice) ->
 
 
 def costs_of(rule: Rule) -> dict[Measured, float]:
-    """Return how much longer, as a fraction, swaps take by the rule than by the fastest method of each shape.
+    """The extra time of swaps by the rule over the fastest method of each shape, as a fraction.
 
     Both are judged on rounds that did not choose them: on the fresh visits of a search, else on each sixth of the
     rounds in turn, by what the others choose. A shape without such rounds has no cost.
@@ -252,5 +251,4 @@ def _lost(judged: Logs, chosen_by: Logs, choice: Choice) -> list[float]:
 
 
 def fastest(one: Measured) -> Choice:
-    """Return the fastest method of a shape that is allowed."""
     return min(one.arms, key=lambda choice: typical(one.arms[choice].values()))

@@ -62,7 +62,7 @@ BISECTIONS: Final = 2
 def tuning_sweep(
     models: ModelChoice, axes: Sequence[str], backends: Collection[str], *, by_tokens: bool = False
 ) -> SweepSpec:
-    """Return what to measure: every way to swap, or `backends` alone, for the swaps of models or for many shapes.
+    """The sweep of a search: every method, or `backends` alone, for the swaps of models or for many shapes.
 
     With `by_tokens`, models are measured with fewer tokens too, and called in a tight loop as well as after other work.
     """
@@ -84,7 +84,7 @@ def tuning_sweep(
 
 
 def engine_sweep(name: str, axes: Sequence[str]) -> SweepSpec:
-    """Return what to measure for an engine: its own ways, in the directions that its settings act on, and others."""
+    """The sweep for an engine's settings: its own methods, in the directions that the settings act on, and others."""
     engine, spec = engines()[name], load_config(find_config("engines"))
     groups = tuple(group for group in spec.groups if {*map(of_engine, map(str, group["backend"]))} <= {"", name})
     engine_axes = {"direction": ",".join(engine.directions), "stream_state": ",".join(engine.states)}
@@ -251,12 +251,12 @@ class Search:
 
 
 def _row(shape: SwapShape) -> tuple[object, ...]:
-    """Return what shapes share that differ in their block size alone."""
+    """A key that shapes share which differ in block size alone."""
     return shape[:-1]
 
 
 def search_among(keep: Callable[[Choice], bool], spec: SweepSpec) -> Callable[[Sequence[Cell]], Search]:
-    """Return what starts a search, from now, for the best ways that `keep` accepts among the cells of a plan.
+    """A function that starts a search for the best methods that `keep` accepts among the cells of a plan.
 
     It measures every swap of a model.
     """

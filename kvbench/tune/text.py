@@ -58,7 +58,7 @@ class AnswerTable:
 
 
 def answer_table(rule: Rule, runs: Sequence[Run]) -> AnswerTable:
-    """Return what to use, with its times at a small and a large swap, those of batched copies and of engines as they
+    """The choices, with their times at a small and a large swap, those of batched copies and of engines as they
     ship, the share of the ceiling, and how many times as long work takes beside it.
     """
     known = {kind: known_shapes(rule, kind) for kind in rule.parts}
@@ -144,7 +144,7 @@ def _ceilings(runs: Sequence[Run]) -> dict[Direction, float]:
 
 
 def answer_lines(rule: Rule, runs: Sequence[Run], listing: str = "") -> list[str]:
-    """Return what an answer says beside its table: what is undecided, what it costs, and how engines compare.
+    """The lines below the table: what is undecided, what the answer costs, and how engines compare.
 
     `listing` is the command that lists what is undecided.
     """
@@ -172,7 +172,7 @@ def summary(runs: Sequence[Run]) -> list[str]:
 
 
 def origin(runs: Sequence[Run]) -> list[str]:
-    """Return what an answer is of: the machine, its link, what large copies reach, and which swaps were measured."""
+    """The machine, its link, the rates of large copies, and the kind of swaps that were measured."""
     ceilings = [f"{gbps:.1f} GB/s {direction}" for direction, gbps in _ceilings(runs).items()]
     ceiling = f"Ceiling {', '.join(ceilings)}; " if ceilings else ""
     link = link_text(runs[0])
@@ -180,7 +180,7 @@ def origin(runs: Sequence[Run]) -> list[str]:
 
 
 def machine_text(*runs: Run) -> str:
-    """Return what runs of one machine were measured on, and when the first and the last of them began."""
+    """The machine of these runs, and the dates of the first and the last."""
     info = runs[0].info
     on_host = info.device.get("kind") == "cpu"
     host = "; all figures are copies between two host buffers, without a GPU" if on_host else ""
@@ -207,7 +207,7 @@ def link_text(run: Run) -> str:
 
 
 def workload_text(runs: Sequence[Run]) -> str:
-    """Return which blocks most of the swaps behind answers move, and who calls; "hot" means the same adjacent blocks
+    """The blocks that most of the swaps behind answers move, and their caller; "hot" means the same adjacent blocks
     every time.
 
     Blocks are shuffled unless a layout is named.
@@ -272,7 +272,7 @@ def prefill_lines(lines: Sequence[TokenLine], prefill: float) -> Iterator[str]:
 
 
 def _undecided(rule: Rule, listing: str) -> str:
-    """Return where nothing can be told apart from batched copies, and at how many shapes another run could differ."""
+    """Say where nothing can be told apart from batched copies, and at how many shapes another run could differ."""
     stays = [str(kind) for kind, parts in rule.parts.items() if all(part.choice.backend == BATCHED for part in parts)]
     text = f"No method is told apart from {BATCHED}: {', '.join(stays)}. " if stays else ""
     answers = answers_of(rule.shapes)
@@ -408,7 +408,7 @@ def to_plain(
 
 
 def trace_text(run: Run) -> str:
-    """Return what the trace of a run is of, or, in a run that does not know it, the size of its blocks."""
+    """The origin of the trace of a run, or, in a run that does not know it, the size of its blocks."""
     trace = run.trace
     if origin := str(trace.get("origin") or ""):
         return short(origin)

@@ -189,7 +189,7 @@ _SHOWN: Final[dict[str, Callable[[float], str]]] = {"count": count, "figure": fi
 
 
 def _round_values(axis: PlotAxis, values: Sequence[float]) -> list[float]:
-    """Return what an axis could label, the roundest first: measured values if all are round, else powers of ten."""
+    """The values that an axis could label, the roundest first: measured ones if all are round, else powers of ten."""
     measured = sorted(values, key=lambda value: (not math.log2(value).is_integer(), value % 4096 != 0, value))
     if axis.unit == "bytes" or all(value == float(f"{value:.2g}") or value < 200 for value in values):
         return measured

@@ -128,7 +128,7 @@ class Contrast:
 
 
 def make(contrasts: Sequence[Contrast], view: View) -> PartOrReason:
-    """Return what a run adds to a section of one or more contrasts, or what it lacks."""
+    """The part of a run in a section of one or more contrasts, or what the run lacks for it."""
     selected = [(contrast, pinned) for contrast in contrasts if (pinned := contrast.select(view))]
     sides = [side for contrast, pinned in selected for side in sides_of(contrast, view, pinned)]
     if not sides:
@@ -211,7 +211,7 @@ def turns(side: ContrastSide, over: Key, shape: str = "", unit: str = "") -> Ite
 
 
 def _fastest_text(side: ContrastSide, lines: Sequence[Line], over: Key, unit: str) -> str:
-    """Return which backend is the fastest at which values of a key, "" where none is."""
+    """Name the fastest backend at each value of a key; "" without one."""
     column, *_ = over.columns
     heads = {column.arm: column.head for column in side.contrast.columns(side)}
     rows = [row for line in lines for row in line.values() if row["cell_id"] in side.view.visits]

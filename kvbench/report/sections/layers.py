@@ -119,7 +119,7 @@ def _share(row: Row) -> str:
 
 
 def _finding(what: str, unit: str, rows: Sequence[Row]) -> Text:
-    """Return which methods hide the loads of TOKENS, or of the most that was loaded, and what submitting them takes."""
+    """Name the methods that hide the loads of TOKENS, or of the most that was loaded, and their submission times."""
     sizes = {row["size"] for row in rows}
     at = TOKENS if unit == "tokens" and TOKENS in sizes else max(sizes)
     loads = sorted((row for row in rows if row["size"] == at), key=lambda row: -row["hidden_share"])

@@ -79,7 +79,7 @@ def headline(table: DataTable) -> list[Text]:
 
 
 def _cliff(runs: Sequence[View]) -> str:
-    """Return between which two sizes, the closest of any run, batched h2d copies on an idle stream jump."""
+    """The two sizes, the closest of any run, between which batched h2d copies on an idle stream jump."""
     same = [curve for view in runs for curve in curves_of(view.pinned) if curve.series == (BATCHED, "h2d", "idle")]
     cliffs = [cliff for curve in same if (cliff := curve.cliff)]
     if not cliffs:
@@ -98,7 +98,7 @@ _FACTS: Final[Mapping[str, Callable[[Sequence[View]], str]]] = {
 
 
 def _swaps(runs: Sequence[View]) -> dict[SwapShape, Reached]:
-    """Return what a machine reaches on an idle stream by shape, where batched copies are among it.
+    """The rates of a machine on an idle stream by shape, where batched copies are among them.
 
     The figures of a shape are of one run, the one with the most cells of kvbench's own; only other packages' code may
     come from others.
@@ -163,7 +163,7 @@ def _rule(runs: Sequence[View], direction: str) -> str:
 
 
 def _alone(machines: Sequence[Sequence[View]]) -> list[Text]:
-    """Return what was measured on one of the machines only."""
+    """Name what one machine alone measured."""
     measured = {runs[0].card: set[str]().union(*map(_subjects, runs)) for runs in machines}
     every = Counter(subject for subjects in measured.values() for subject in subjects)
     alone = {card: sorted(one for one in subjects if every[one] == 1) for card, subjects in measured.items()}

@@ -52,7 +52,6 @@ class ModelRows:
         return where(self.cells, status="ok")
 
     def backends(self, state: str) -> set[str]:
-        """Return which backends were measured in a stream state."""
         return set(where(self.measured, stream_state=state)["backend"])
 
     def speed_up(self, swap: ModelSwap, state: str) -> Comparison | None:

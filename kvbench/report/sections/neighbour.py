@@ -177,7 +177,7 @@ def _lost(us_per_gb: float) -> str:
 
 
 def _finding(neighbour: str, direction: str, measured: Sequence[Row], slowdowns: Mapping[str, Visits]) -> Text:
-    """Return what the highest of `RATES` that was reached costs at least."""
+    """The least cost of the highest of `RATES` that was reached."""
     reached = max((rate for rate in RATES if any(row["swaps_beside_gbps"] >= rate for row in measured)), default=0)
     fast = [row for row in measured if row["swaps_beside_gbps"] >= reached]
     best = min(fast, key=lambda row: (row["neighbour_slowdown"], -row["swaps_beside_gbps"]))

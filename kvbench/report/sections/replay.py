@@ -73,7 +73,7 @@ def _part(view: View) -> Part:
 
 
 def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
-    """Return which one or two methods make the swaps in the least time, and their gain over an engine's own code."""
+    """The one or two methods that make the swaps in the least time, and their gain over an engine's own code."""
     times = _times(replays)
     fastest = [*leaders(times, IN_TURN)]
     if len(replays) < 2 or len(fastest) > min(2, len(replays) - 1) or min(map(len, times.values())) < MIN_PAIRS:
@@ -92,7 +92,7 @@ def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
 
 
 def _trace_text(view: View) -> str:
-    """Return what the trace of a run is of, how many swaps it has, and the name of the run."""
+    """The origin of the trace, its number of swaps, and the name of the run."""
     trace = view.run.trace
     sides = [side for side in (trace.get("h2d"), trace.get("d2h")) if isinstance(side, dict)]
     swaps = f"{count(sum(int(side['total']) for side in sides))} swaps, " if sides else ""

@@ -41,7 +41,7 @@ def make(view: View) -> PartOrReason:
 
 
 def _engine_settings(views: Sequence[View]) -> list[Text]:
-    """Return which settings of engines that choose between copies and a kernel of theirs should stay or change."""
+    """The settings, to keep or to change, of engines that choose between copies and a kernel of theirs."""
     runs = [view.run for view in views]
     lines: list[Text] = []
     for name, engine in engines().items():
