@@ -67,6 +67,8 @@ def layers_of(fields: Fields, model_type: str, *, with_draft: bool = False) -> t
     left_out = []
     if family.states_unknown and [] in layers:
         left_out = ["the states of its linear layers are left out, since the file does not give their size"]
+    if (pooled := fields.whole("index_kpool") or 1) > 1:
+        left_out.append(f"the index rows of a sequence's last tokens, before {pooled} become one, are left out")
     layers = layers[: len(layers) - fields.upto("num_kv_shared_layers", len(layers) - 1)]
     layers *= fields.whole("total_ut_steps") or 1  # each pass over the layers keeps rows of its own
     fields.refuse_unread(model_type)
@@ -241,7 +243,8 @@ def _latent(
     kinds_of(fields, layers, known)
     size = fields.whole("index_head_dim")
     has_index = _indexed(fields, layers, default=indexed) if size else [False] * layers
-    return [[row] * attentions + (_index_rows(size or 0) if one else []) for one in has_index]
+    index = _index_rows(size, fields.whole("index_kpool") or 1) if size else []
+    return [[row] * attentions + index * one for one in has_index]
 
 
 def _index_rows(size: int, tokens: int = 1) -> list[Cache]:
@@ -549,8 +552,6 @@ def _kimi_linear(fields: Fields) -> Layers:
 
 def _glm5_next(fields: Fields) -> Layers:
     """Latent attention with index rows in every fourth layer; the others have states of delta attention."""
-    if (fields.whole("index_kpool") or 1) > 1:
-        raise FieldError("index_kpool", "index rows that stand for several tokens are not known for this model_type")
     if fields.has("linear_attn_config"):
         linear = _linear_table(fields)
         return _mixed(fields, lambda _: _delta_state(linear), latent=True, usual=4)
@@ -642,7 +643,10 @@ _ROWS: Final[Sequence[tuple[Family, str]]] = (
     (_UNKNOWN(_ling, _LINEAR), "bailing_hybrid"),
     (_UNKNOWN(partial(_mixed, period="layer_group_size"), _LINEAR), "bailing_moe_linear"),
     (_OTHER(_dots), "dots3_note dots3_note_text"),
-    (_OTHER(_glm5_next, "index_kpool_always_select_tail linear_lower_bound"), "glm5_next glm5_next_text"),
+    (
+        _OTHER(_glm5_next, "index_kpool_always_select_tail index_kpool_compress linear_lower_bound"),
+        "glm5_next glm5_next_text",
+    ),
     (_OTHER(partial(_mixed, usual=1)), "minimax_m2"),
     (_UNKNOWN(_mixed, _MINIMAX), "minimax_m1 minimax_text_01 minimax"),
     (_OTHER(_minimax_m3), "minimax_m3 minimax_m3_vl minimax_m3_text"),
