@@ -63,7 +63,7 @@ def grouped_quartiles(values: Floats, counts: Counts) -> tuple[Floats, Floats, F
 
 
 def _counts_known(values: Floats, counts: Counts) -> Counts:
-    """Return how many values of each group are not NaN."""
+    """Count the values of each group that are not NaN."""
     group = np.repeat(np.arange(len(counts)), counts)
     return np.bincount(group[~np.isnan(values)], minlength=len(counts))
 

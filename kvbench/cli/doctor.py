@@ -59,7 +59,7 @@ def engine_checks() -> list[Check]:
 
 
 def pool_checks(findings: Findings) -> list[Check]:
-    """Return how large a pool each engine's rule allows on this host."""
+    """The largest pool that each engine's rule allows on this host."""
     from kvbench.machine.probes import shm_bytes
     from kvbench.machine.sources import Sources
     from kvbench.sweep.installed import engines

@@ -203,7 +203,7 @@ def print_answer(
 
 
 def _around(runs: "Sequence[Run]") -> dict[str, Any]:
-    """Return what stands around an answer: that no GPU was involved, and what was wrong with whole runs."""
+    """The notes around an answer: that no GPU was involved, and the faults of whole runs."""
     from kvbench.report.faults import HOST_COPIES, worst_faults
 
     on_host = any(run.info.device.get("kind") == "cpu" for run in runs)

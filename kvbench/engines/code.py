@@ -69,7 +69,7 @@ class EngineCode:
         return Path(str(metadata.distribution(self.package).locate_file(file)))
 
     def missing(self) -> str | None:
-        """Return which part of the package is not there, or None."""
+        """The missing part of the package, or None."""
         if self.version is None:
             return f"{self.package} is not installed"
         lost = [file for file in self.files if not self.path(file).is_file()]
@@ -149,7 +149,7 @@ def _is_torch(requirement: str) -> bool:
 
 @cache
 def _error_of(kind: str, name: str) -> str | None:
-    """Return how a process of its own fails to load a library or to call a function, or None."""
+    """How a separate process fails to load a library or to call a function, or None."""
     try:
         done = subprocess.run(
             (sys.executable, "-P", "-c", _TRIAL, kind, name), capture_output=True, timeout=_DEADLINE_S, check=False

@@ -109,7 +109,7 @@ def shm_bytes(sources: Sources) -> int:
 
 
 def free_pages(sources: Sources, size_bytes: int) -> int:
-    """Return how many huge pages of this size are free, 0 where there are none of this size."""
+    """The free huge pages of this size, 0 where there are none of this size."""
     with suppress(OSError, ValueError):
         return int(sources.text(f"sys/kernel/mm/hugepages/hugepages-{size_bytes >> 10}kB/free_hugepages"))
     return 0

@@ -85,7 +85,7 @@ class SteadyCpu:
             os.sched_setaffinity(0, self._allowed)
 
     def probe_us(self) -> float:
-        """Return how long the fixed piece of work takes on the current CPU, in microseconds."""
+        """Time the fixed piece of work on the current CPU, in microseconds."""
         took_us = median(self._probe() for _ in range(PROBES))
         self._best_us = min(self._best_us, took_us)
         return took_us
@@ -176,7 +176,7 @@ class Surroundings:
 
 
 def disturbances(surroundings: Surroundings, times_us: Sequence[float]) -> list[Disturbance]:
-    """Return what disturbed a visit; `times_us` are its samples in their order."""
+    """The disturbances of a visit; `times_us` are its samples in their order."""
     detected = []
     if max(surroundings.slowdowns) > TOLERANCE:
         detected.append(Disturbance.SLOW_CPU)

@@ -97,7 +97,7 @@ class _Placer:
         return (run_rows.reshape(self.count, blocks) + 1).astype(np.uint64)
 
     def of_tensors(self, side: Pattern, kind: Tensors, first: int, rows: int) -> tuple[Rows, Rows]:
-        """Return where the tensors of a kind begin, with `rows` rows each from row `first` on, and their ids by set."""
+        """The beginnings of the tensors of a kind, with `rows` rows each from row `first` on, and their ids by set."""
         order = side.order or SHUFFLED
         if not side.page:
             starts = np.arange(kind.count, dtype=np.uint64) * np.uint64(rows) + np.uint64(first)

@@ -108,7 +108,7 @@ def _fastest(
 
 
 def _slope(bench: Bench, cell: Cell, shape: KernelShape, blocks: tuple[int, int], samples: int) -> list[float]:
-    """Return how much longer the long swap takes than the short one."""
+    """The times of the long swap beyond those of the short one."""
     few_us, many_us = (_times(bench, replace(cell, blocks=count), shape, samples) for count in blocks)
     return [max(0.0, many - few) for few, many in zip(few_us, many_us, strict=True)]
 

@@ -304,7 +304,7 @@ def _collect_in_turn(
 
 
 def _lost_cpu() -> int:
-    """Return how often this thread was made to give its CPU to another."""
+    """Count how often this thread was made to give its CPU to another."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 

@@ -255,7 +255,7 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def _seed(request: protocol.MeasureCells, cell: Cell) -> int:
-    """Return what determines the places of the blocks of a visit."""
+    """The seed of the places of the blocks of a visit."""
     text = f"{request.seed}/{request.group or cell.id}/{request.round}" + "/again" * request.attempt
     return int.from_bytes(hashlib.blake2s(text.encode(), digest_size=8).digest())
 

@@ -45,7 +45,7 @@ class ModelFacts(msgspec.Struct, kw_only=True):
 
 
 def model_facts(model: Model, *, tp: int = 1, block_tokens: int = 16, chunk_tokens: int = LMCACHE_CHUNK) -> ModelFacts:
-    """Return what planners ask of a model; raises UsageError if its heads cannot be distributed over the ranks."""
+    """The facts of a model for planners; raises UsageError if its heads cannot be distributed over the ranks."""
     alone = [Model(model.name, (group,)) for group in model.groups]
     return ModelFacts(
         model=model.name,

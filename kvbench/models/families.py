@@ -51,7 +51,7 @@ NO_DRAFT: Final = "the layers that propose tokens are left out, since the model 
 
 
 def layers_of(fields: Fields, model_type: str, *, with_draft: bool = False) -> tuple[Layers, str]:
-    """Return what each layer caches, and what is left out; raises FieldError, or UsageError.
+    """The cache of each layer, and what is left out; raises FieldError, or UsageError.
 
     `with_draft`, the layers that propose tokens count too; they attend as the last layer that does.
     """
@@ -252,7 +252,7 @@ def _index_rows(size: int, tokens: int = 1) -> list[Cache]:
 
 
 def _indexed(fields: Fields, layers: int, default: str = "") -> list[bool]:
-    """Return which layers have index rows of their own; the others use those of a layer before."""
+    """The layers with index rows of their own; the others use those of a layer before."""
     fields.skip("index_n_heads index_topk index_share_for_mtp_iteration indexer_rope_interleave")
     every = fields.whole("index_topk_freq") or 1
     first: int = fields.read("index_skip_topk_offset", NoneOrMore, 2)

@@ -45,7 +45,7 @@ _NAMES: Final = """
 
 
 def changed_by(name: str) -> set[str]:
-    """Return which of `NUMBERS` a field of this name may change; none if it is known to change no cache."""
+    """The `NUMBERS` that a field of this name may change; none if it is known to change no cache."""
     name = name.lower()
     words = re.split(r"[^a-z]+", name)
     if name in _NAMES.split() or name.endswith(_ENDS) or "gate" in words or any(map(name.__contains__, _PARTS.split())):

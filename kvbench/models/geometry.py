@@ -175,7 +175,7 @@ class LayerGroup(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
         return f"{text} x {shape}{part}, {self.dtype}"
 
     def sharing_ranks(self, tp: int) -> int:
-        """Return how many of `tp` ranks have different heads; those that repeat heads store them in turn."""
+        """The number of `tp` ranks with different heads; those that repeat heads store them in turn."""
         return min(self.kv_heads, tp)
 
     def rank_bytes(self, tp: int) -> int:
@@ -328,7 +328,7 @@ def model_swap(
     layout: KvLayout,
     chunk_tokens: BlockTokens = LMCACHE_CHUNK,
 ) -> ModelSwap:
-    """Return what one of `tp` ranks swaps for `tokens` tokens, rounded up to whole blocks; arguments are in range.
+    """The swap of one of `tp` ranks for `tokens` tokens, rounded up to whole blocks; arguments are in range.
 
     Raises UsageError if the KV heads cannot be distributed over the ranks, for a layout that cannot hold these layers
     or blocks, and for a swap that no cell can have.

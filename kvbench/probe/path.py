@@ -108,7 +108,7 @@ def _copy(
     write_first: bool,
     busy: bool = True,
 ) -> tuple[int, bool]:
-    """Return how many blocks arrive as they were before the stream, before or after the call, wrote to their source.
+    """Count the blocks that arrive as they were before the stream, before or after the call, wrote to their source.
 
     The second value is whether the stream was busy until the call had returned.
     """

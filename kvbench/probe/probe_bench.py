@@ -141,7 +141,7 @@ class Blocks:
         driver.transfer(to.address, source.address, self.total_bytes, DIRECTIONS[direction], stream.handle)
 
     def wrong(self, direction: Direction) -> int:
-        """Return how many blocks of the destination, without gaps, differ from what `load` wrote into the source."""
+        """Count the blocks of the destination, without gaps, that differ from what `load` wrote into the source."""
         if direction is Direction.H2D:
             self.move(self._spare, self.card, Direction.D2H)
         self._bench.stream.synchronize()

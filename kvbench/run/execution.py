@@ -66,7 +66,7 @@ class Progress:
                 self.copies.add((type(record), record.direction, record.round))
 
     def left_of(self, visit: PlannedVisit) -> PlannedVisit | None:
-        """Return what there is to visit: None if the run has every arm that did not fail, otherwise all of these."""
+        """The visit to make: None if the run has every arm that did not fail, otherwise all of these."""
         cells = tuple(cell for cell in visit.cells if cell.id not in self.failed | self.skipped)
         missing = [cell for cell in cells if (cell.id, visit.round, visit.attempt) not in self.visits]
         return replace(visit, cells=cells) if missing else None

@@ -45,7 +45,7 @@ def preview(spec: SweepSpec) -> tuple[Plan, Opened]:
 
 
 def survey(device: str, *, backends: bool = False) -> Opened:
-    """Return what a worker finds on `device` ("auto", "cpu", "cuda", "cuda:N"), optionally with every backend.
+    """Ask a worker about `device` ("auto", "cpu", "cuda", "cuda:N"), optionally with every backend.
 
     Raises KvbenchError.
     """
@@ -228,7 +228,7 @@ _SETTLE_S: Final = 0.3
 
 
 def inspect() -> EngineReport:
-    """Return which components load and which devices exist; a crash of the inspection is part of the report."""
+    """The components that load and the devices that exist; a crash of the inspection is part of the report."""
     command = Interpreter().command("-m", "kvbench.measure.inspection")
     try:
         done = subprocess.run(command, capture_output=True, timeout=_CHECK_DEADLINE_S, check=False)

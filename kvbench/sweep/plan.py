@@ -146,7 +146,7 @@ def with_arms(number: int, cells: Iterable[Cell], plan: Plan) -> list[PlannedVis
 
 
 def _question(cell: Cell, plan: Plan) -> tuple[object, ...]:
-    """Return what cells that can be measured in turn have in common: all but the axes in turn, and the process.
+    """A key of cells that can be measured in turn: all but the axes in turn, and the process.
 
     Each arm needs blocks of its own in one pool, and nothing that runs beside its swaps.
     """

@@ -65,7 +65,7 @@ class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return self.block_bytes // self.descriptors
 
     def capacity(self, pool_bytes: int) -> int:
-        """Return how many block ids fit into a pool; no swap uses its first row, nor the row behind a tensor."""
+        """The block ids that fit into a pool; no swap uses its first row, nor the row behind a tensor."""
         rows = pool_bytes // self.row_bytes
         return max(0, (rows - 1) // self.descriptors - 1)
 
@@ -344,7 +344,7 @@ _COMPARED: Final = 3
 
 
 def submissions(sampling: Sampling, state: StreamState) -> int:
-    """Return how many sets of fresh blocks a visit gets: one for each swap that it probably submits.
+    """The sets of fresh blocks of a visit: one for each swap that it probably submits.
 
     These are checks, warm-ups, twins, samples and watched swaps. A visit that submits more swaps, because swaps are
     watched at random and a chain that was held up is repeated, begins again with the first set.

@@ -209,7 +209,7 @@ class Numbered(NamedTuple):
 
 
 def choose(path: Path, swaps: int, seed: int, speed: float | None = None) -> Replay:
-    """Return what to replay of a trace: at most about `swaps` of each direction; `seed` chooses the first.
+    """The swaps to replay of a trace: at most about `swaps` of each direction; `seed` chooses the first.
 
     With `speed` they follow each other, to be replayed at their times. Raises UsageError for a file that is not a
     trace, or that has no swap, and for swaps too far apart in time.
@@ -249,7 +249,7 @@ def choose(path: Path, swaps: int, seed: int, speed: float | None = None) -> Rep
 
 
 def _origin(header: Header, span_s: float) -> str:
-    """Return what a trace was made from: "60 min of conversation_trace.jsonl, llama-3-8b, vllm"; "" if unknown."""
+    """The origin of a trace: "60 min of conversation_trace.jsonl, llama-3-8b, vllm"; "" if unknown."""
     made_from = [str(header.made_from.get(name, "")) for name in ("requests", "model", "allocator")]
     return short(printable(f"{span_s / 60:.0f} min of {', '.join(made_from)}")) if all(made_from) else ""
 

@@ -167,7 +167,7 @@ def _cache(
 
 
 def _blocks(option: str, text: str, block_bytes: int) -> int:
-    """Return how many blocks fit into a pool; raises UsageError for fewer than 64, or more than 2^24."""
+    """The blocks that fit into a pool; raises UsageError for fewer than 64, or more than 2^24."""
     try:
         blocks = parse_size(text) // block_bytes
     except ValueError as error:

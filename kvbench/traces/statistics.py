@@ -84,7 +84,7 @@ class TraceStatistics:
 
 
 def span_text(summary: Mapping[str, Any]) -> str:
-    """Return how long a trace is, how many of its swaps come close together, and what its rows list."""
+    """The length of a trace, how many of its swaps come close together, and what its rows list."""
     flight = summary["mean_in_flight"]
     texts = [f"{summary['span_s']:.1f} s, up to {count(summary['most_swaps_in_a_second'])} swaps in a second"]
     texts += [f"{flight:.2f} swaps in flight on average"] if flight is not None else []
