@@ -22,7 +22,7 @@ from kvbench.engine.faults import Fault
 from kvbench.measure.bench import Bench
 from kvbench.measure.layout import Layout, lay_out
 from kvbench.measure.neighbour import Flow, FlowSample, LayeredStep, RunningNeighbour, measure_beside
-from kvbench.measure.workload import Workload
+from kvbench.measure.workload import NOT_ORDERED, VerificationError, Workload
 from kvbench.results.schema import Beside, StopReason
 from kvbench.sweep.spec import BUSY_TWINS, CHAIN, LEAST_BESIDE_S, SHORT_CHAIN, WATCHED_SHARE, Sampling, submissions
 
@@ -38,6 +38,8 @@ DELAY_SPARE_US: Final = 1_000
 MAX_DELAY_US: Final = 100_000
 # The maximum of tuples that are taken again, relative to those that count.
 REPEATED_SHARE: Final = 0.25
+# The samples behind which bytes inside of the blocks are looked at.
+SEEN_SHARE: Final = 0.25
 # The memory of a pass of the work between two swaps, and its stride.
 _STEP_BYTES: Final = 32 << 20
 _LINE_BYTES: Final = 64
@@ -120,8 +122,7 @@ class Sampler:
 
     def _take_chain(self) -> Sample:
         """Take a sustained sample: a short and a long chain of different blocks, each time of other objects."""
-        for slot in range(len(self.swaps)):
-            self.workload.advance(slot)
+        self.workload.advance(len(self.swaps))
         first = self.chains % len(self.swaps)
         self.chains += 1
         swaps = [one.swap for one in (*self.swaps[first:], *self.swaps[:first])]
@@ -279,10 +280,15 @@ def _collect_in_turn(
 ) -> list[Taken]:
     """Sample, one sample an arm and tuple, until there are enough tuples or the time is up.
 
-    Between tuples, at random, a swap that counts for nothing is watched. A tuple of several arms in which the thread
-    lost its CPU is taken again, up to a share of all: what it lost is the difference of one arm. No clock decides.
+    Between tuples, at random, a swap that counts for nothing is watched, and the swaps of others have to have arrived.
+    A tuple of several arms in which the thread lost its CPU is taken again, up to a share of all: what it lost is the
+    difference of one arm. No clock decides.
     """
-    deadline_s = time.monotonic() + len(samplers) * sampling.cell_seconds
+
+    def spent_s() -> float:
+        return time.monotonic() - sum(sampler.workload.guarded_s for sampler in samplers)
+
+    deadline_s = spent_s() + len(samplers) * sampling.cell_seconds
     left = int(REPEATED_SHARE * sampling.max_samples) if len(samplers) > 1 else 0
     samples: list[list[AnySample]] = [[] for _ in samplers]
     stopped_by: StopReason = "max_samples"
@@ -292,12 +298,15 @@ def _collect_in_turn(
                 samplers[at].workload.watch(takes[at])
         lost = _lost_cpu()
         taken = {at: takes[at]() for at in turn(len(samples[0]))}
+        for at in turn(0):
+            if samplers[at].workload.chance(SEEN_SHARE):
+                samplers[at].workload.check_arrived()
         if left and _lost_cpu() != lost:
             left -= 1
             continue
         for at, sample in taken.items():
             samples[at].append(sample)
-        if len(samples[0]) >= sampling.min_samples and time.monotonic() >= deadline_s:
+        if len(samples[0]) >= sampling.min_samples and spent_s() >= deadline_s:
             stopped_by = "time"
             break
     return [Taken(of_arm, stopped_by) for of_arm in samples]
@@ -367,8 +376,21 @@ def take_one(
     workload.advance()
     if prepared.stage:
         prepared.stage()
-    sample = _timed(bench.region, prepared, state, queue or Queue(), partial(_work_for, pause_us) if pause_us else None)
     swap, clock = prepared.swap, "wall_us" if pause_us and not state.pending else "event_us"
+    work = partial(_work_for, pause_us) if pause_us else None
+    queue = queue or Queue()
+    if workload.watching and state.pending:
+        moved: list[bool] = []
+
+        def submit(stream: int) -> None:
+            swap.submit(stream)
+            moved.append(workload.moved())
+
+        sample = bench.region.measure_python(submit, STREAM_STATES[state], queue, work)
+        if moved[-1] and sample.pending_after:  # it counts only if the earlier work was still running
+            raise VerificationError(NOT_ORDERED)
+        return sample
+    sample = _timed(bench.region, prepared, state, queue, work)
     return swap.timed(sample, clock) if isinstance(swap, LayeredSwap) else sample
 
 

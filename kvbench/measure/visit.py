@@ -15,14 +15,14 @@ from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BATCH_MAY_USE_SMS_FROM
 from kvbench.cells.units import gigabytes_per_second
-from kvbench.engine.device import Event
+from kvbench.engine.device import Event, Stream
 from kvbench.engine.nvrtc import driver_version
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import Surroundings, disturbances
 from kvbench.measure.layout import lay_out
 from kvbench.measure.roof import measure_ceiling
 from kvbench.measure.samples import AnySample, Arms, Sampler, SetUp, Taken, TakeOne
-from kvbench.measure.workload import VerificationError, Workload
+from kvbench.measure.workload import NOT_ORDERED, VerificationError, Workload
 from kvbench.results.schema import Beside, EffectivePath, Samples, Visit
 from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.spec import BUSY_TWINS
@@ -62,10 +62,11 @@ def visit(bench: Bench, arms: Arms, request: MeasureCells, begin: Callable[[], N
     """Measure one visit of a cell, or of several in turn, and return the record of each arm, without its duration.
 
     The visits of a cell in round 0 compare one swap byte for byte before they time any, and check that a swap is
-    ordered in its stream. After the last sample, every set of blocks that the samples used is compared, and one more
-    swap, to detect a backend that stopped copying; in one visit of the cell also a row of swaps, to detect one that
-    fails now and then. If the request is not to verify, nothing is compared, and the pools stay as the swaps left them.
-    The record of a launch that copies nothing says so, and has no verified bytes.
+    ordered in its stream; so does, at its end, that of one other round. After the last sample, every set of blocks that
+    the samples used is compared, and one more swap, to detect a backend that stopped copying; in one visit of the cell
+    also a row of swaps, to detect one that fails now and then. If the request is not to verify, nothing is compared,
+    and the pools stay as the swaps left them. The record of a launch that copies nothing says so, and has no verified
+    bytes.
 
     `begin` waits until other devices are ready to swap too. Raises EngineError, NeighbourError, VerificationError, and
     any error of a backend: of the arm `arms.at`.
@@ -76,7 +77,7 @@ def visit(bench: Bench, arms: Arms, request: MeasureCells, begin: Callable[[], N
     try:
         with ExitStack() as stack:
             for at in arms.turn():
-                samplers[at].workload.verify_ms = 0.0
+                samplers[at].workload.verify_ms, samplers[at].workload.guarded = 0.0, verified[at]
                 stack.enter_context(samplers[at].opened())
             if any(verified):
                 bench.pools.rest()
@@ -89,6 +90,8 @@ def visit(bench: Bench, arms: Arms, request: MeasureCells, begin: Callable[[], N
                 verified_bytes[at] += sampled[at].taken.verified_bytes
                 if verified[at]:
                     verified_bytes[at] += _check_in_a_row(samplers[at], request)
+                    if request.round and _is_chosen(request, samplers[at].cell, "order", request.sampling.rounds - 1):
+                        _check_order(samplers[at])
                 else:
                     samplers[at].workload.leave()
                 for clock in _clocks(bench, samplers[at].cell) if samplers[at].copies else ():
@@ -101,9 +104,9 @@ def visit(bench: Bench, arms: Arms, request: MeasureCells, begin: Callable[[], N
 
 def _check_before(sampler: Sampler, request: MeasureCells, *, verifies: bool) -> int:
     """Check a swap in the first round, with any attempt: a device may have lost the others. Return compared bytes."""
-    if request.round or not sampler.copies:
+    if request.round or not verifies:
         return 0
-    verified_bytes = _check_one(sampler.workload, sampler.take_idle) if verifies else 0
+    verified_bytes = _check_one(sampler.workload, sampler.take_idle)
     _check_order(sampler)
     return verified_bytes
 
@@ -245,14 +248,13 @@ def _check_one(workload: Workload, take: TakeOne) -> int:
 
 def _check_in_a_row(sampler: Sampler, request: MeasureCells) -> int:
     """Verify consecutive swaps of blocks of their own, watched, if this is the visit for it; return compared bytes."""
-    cell, workload, rounds = sampler.cell, sampler.workload, request.sampling.rounds
-    chosen = zlib.crc32(f"{request.seed}/{cell.id}".encode()) % rounds
+    cell, workload = sampler.cell, sampler.workload
     enough = workload.sets >= VERIFIED_IN_A_ROW or not workload.overwrote or cell.sequence == TRACE
-    if enough or request.round % rounds != chosen:
+    if enough or not _is_chosen(request, cell, "row", request.sampling.rounds):
         return 0
     swaps = min(VERIFIED_IN_A_ROW, max(LEAST_IN_A_ROW, IN_A_ROW_BYTES // cell.swap_bytes))
     fresh = replace(cell, reuse=Reuse.FRESH, pool_bytes=cell.pool_bytes or sampler.bench.pools.pool_bytes)
-    layouts = lay_out(fresh, swaps, np.random.default_rng(chosen))
+    layouts = lay_out(fresh, swaps, np.random.default_rng(request.round))
     verified_bytes = 0
     with workload.on_other_blocks(layouts):
         for number in range(swaps):
@@ -262,15 +264,27 @@ def _check_in_a_row(sampler: Sampler, request: MeasureCells) -> int:
     return verified_bytes
 
 
+def _is_chosen(request: MeasureCells, cell: Cell, check: str, rounds: int) -> bool:
+    """Whether this is the visit of the cell, one in so many rounds, that makes a check."""
+    rounds = max(1, rounds)
+    return zlib.crc32(f"{request.seed}/{cell.id}/{check}".encode()) % rounds == request.round % rounds
+
+
 def _check_order(sampler: Sampler) -> None:
-    """Raise VerificationError if a swap that was submitted after other work arrives before that work completes."""
+    """Raise VerificationError if a swap that was submitted after other work arrives before that work completes.
+
+    The work is on the stream, or, of a gated one, on another that the stream waits for.
+    """
     bench, workload = sampler.bench, sampler.workload
     stream, delayed = bench.stream, Event(bench.device.driver)
+    gated = sampler.cell.stream_state is StreamState.GATED
+    before = Stream(bench.device.driver) if gated else stream
     workload.advance()
     if sampler.prepared.stage:
         sampler.prepared.stage()
-    bench.device.driver.delay(ORDER_DELAY_US * 1000, stream.handle)
-    delayed.record(stream.handle)
+    bench.device.driver.delay(ORDER_DELAY_US * 1000, before.handle)
+    delayed.record(before.handle)
+    delayed.hold(stream.handle)
     sampler.prepared.swap.submit(stream.handle)
     early = False
     while not early and not delayed.completed():
@@ -279,7 +293,7 @@ def _check_order(sampler: Sampler) -> None:
     stream.synchronize()
     workload.verify()
     if early:
-        raise VerificationError("the swap did not wait for earlier work: it is not ordered in its stream")
+        raise VerificationError(NOT_ORDERED)
 
 
 def _check_speed(bench: Bench, cell: Cell, times_us: Sequence[float]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +38,9 @@ SPOILED_SEED = 3
 # Bytes compared next to a copied block and at each spot in the rest of the pool, and the number of such spots.
 EDGE_BYTES = 256
 SPOT_CHECKS = 256
-# How long a list lies there, before a watched swap is submitted: a thread that copies ahead of it has time to.
+# How long on average a list lies there before its swap is submitted: a thread that copies ahead of it has time to.
 WATCHED_S = 0.001
+NOT_ORDERED = "the swap did not wait for earlier work: it is not ordered in its stream"
 
 
 class VerificationError(KvbenchError):
@@ -228,7 +229,10 @@ class Workload:
         self._layouts = layouts
         self._set_index = -1
         self._used: set[int] = set()
-        self._watched: list[Spots] | None = None  # of the swaps that are watched
+        self._spots: Spots | None = None  # inside the blocks of the last swaps, if these were at rest before
+        self.guarded = False  # whether all swaps are prepared as those that are watched
+        self.watching = False
+        self.guarded_s = 0.0  # that the preparation took
         self.overwrote = False  # whether a set was swapped again before it was verified
         self._sizes = np.full(cell.blocks, np.uint64(cell.block_bytes))
         small, small_bytes = cell.small_blocks
@@ -238,50 +242,73 @@ class Workload:
         self.memories = [_memory_of(pools, cell, layouts[0], self._sizes) for _ in range(slots)]
         self._written = [layouts[0]] * slots
 
-    def advance(self, slot: int = 0) -> None:
-        """Write the descriptors of the next set of blocks into the memory of `slot`; the first call, of the first."""
-        first = self._note_next()
-        if self._watched is None or not self._pools.at_rest:
-            self._write(slot)
+    def advance(self, slots: int = 1) -> None:
+        """Write the descriptors of the next sets of blocks into the first `slots` memories.
+
+        Bytes inside of their blocks are put back to rest if the same blocks were swapped before: a swap that skips what
+        it finds at the ends of a block leaves them so. A watched swap reads wrong bytes there if it begins before its
+        submission. To a backend all other swaps are prepared alike: in their case these are bytes of the sets before,
+        because to touch pages of the next blocks would make their swap faster.
+        """
+        start = self._set_index + 1
+        again = [self._note_next() for _ in range(slots)]
+        self._spots = None
+        if not (self._pools.at_rest and (self.guarded or self.watching)):
+            self._write(start, slots)
             return
-        spots = self._inside()
-        if not first:
-            self._pools.put_spots_back(self._cell, spots)
-        # What a thread reads ahead of the submission is not what the swap has to move.
+        began_s = time.perf_counter()
+        self._spots = self._inside(start, slots)
+        if any(again):
+            self._pools.put_spots_back(self._cell, self._spots)
+        spots = self._spots if self.watching else self._inside(start - slots, slots)
         with self._pools.spoiled(self._cell, spots.sources, spots.sizes):
-            self._write(slot)
-            time.sleep(WATCHED_S)
-            if self._pools.audit_at_rest(self._cell, 1, spots.destinations, spots.sizes).wrong_bytes:
-                self._pools.disturb()
-                raise VerificationError("bytes arrived before the swap was submitted")
-        self._watched.append(spots)
+            self._write(start, slots)
+            time.sleep(WATCHED_S * self._rng.uniform(0.5, 1.5))
+            early = self._wrong_at_rest(spots)
+        self.guarded_s += time.perf_counter() - began_s
+        if early and self.watching:
+            self._fail("bytes arrived before the swap was submitted")
 
     def watch(self, take: Callable[[], object]) -> None:
         """Make swaps that count for nothing, with `take`, and watch bytes inside some of their blocks.
 
-        None of them may arrive before the submission, which reads wrong ones if it begins early, and all of them have
-        to be there once the swaps are complete: the comparison comes before anything that takes time. Where the same
-        blocks were swapped before, these bytes alone are put back to rest first: a swap that skips what it finds at the
-        ends of a block leaves them so. Raises VerificationError.
+        None of them may arrive before the submission, or before earlier work of its stream, and all of them have to be
+        there once the swaps are complete. Raises VerificationError.
         """
-        watched: list[Spots] = []
-        self._watched = watched
+        self.watching = True
         try:
             take()
-            arrived = all(self._pools.spots_arrived(self._cell, spots) for spots in watched)
         finally:
-            self._watched = None
-        if not arrived:
-            self._pools.disturb()
-            raise VerificationError("bytes inside of blocks had not arrived when the swap was complete")
+            self.watching = False
+        self.check_arrived()
+
+    def check_arrived(self) -> None:
+        """Raise VerificationError unless bytes inside of the blocks of the last swaps have arrived.
+
+        This comes before anything that takes time.
+        """
+        if self._spots is not None and not self._pools.spots_arrived(self._cell, self._spots):
+            self._fail("bytes inside of blocks had not arrived when the swap was complete")
+
+    def moved(self) -> bool:
+        """Whether bytes of the watched swap, which has to wait for other work, are already in the destination."""
+        queued = self._cell.queued  # swaps of the same blocks, which may have begun
+        return self._spots is not None and not queued and self._wrong_at_rest(self._spots)
+
+    def _wrong_at_rest(self, spots: Spots) -> bool:
+        return self._pools.audit_at_rest(self._cell, 1, spots.destinations, spots.sizes).wrong_bytes > 0
+
+    def _fail(self, message: str) -> NoReturn:
+        self._pools.disturb()
+        raise VerificationError(message)
 
     def _note_next(self) -> bool:
-        """Go to the next set; return whether it was not swapped since the last `verify`."""
-        self._set_index = (self._set_index + 1) % len(self._layouts)
-        first = self._set_index not in self._used
-        self.overwrote = self.overwrote or not first
+        """Go to the next set; return whether it was swapped since the last `verify`."""
+        self._set_index = (self._set_index + 1) % self.sets
+        again = self._set_index in self._used
+        self.overwrote = self.overwrote or again
         self._used.add(self._set_index)
-        return first
+        return again
 
     def arrays(self, slot: int = 0) -> list[Addresses]:
         """Return the arrays of the list of `slot`, which differ from set to set."""
@@ -400,28 +427,34 @@ class Workload:
         edges = np.full(len(ends) + len(starts), np.uint64(edge))
         return np.concatenate([ends, starts, rests]), np.concatenate([edges, np.uint64(stride) - sizes[small]])
 
-    def _inside(self) -> Spots:
-        """Return ranges inside some blocks of the current set."""
-        some = self._some(self._cell.blocks, SPOT_CHECKS)
+    def _inside(self, start: int, sets: int) -> Spots:
+        """Return ranges inside some blocks of so many sets from `start` on."""
         smallest = int(self._sizes.min())
-        size = min(smallest, EDGE_BYTES)
-        inside = self._rng.integers(0, smallest - size + 1, len(some), dtype=np.uint64)
-        sources, destinations = (offsets[some] + inside for offsets in self.current())
-        return Spots(sources, destinations, np.full(len(some), np.uint64(size)))
+        size, stride = min(smallest, EDGE_BYTES), np.uint64(self._cell.block_bytes)
+        sources, destinations = [], []
+        for index in {(start + step) % self.sets for step in range(sets)}:
+            some = self._some(self._cell.blocks, -(-SPOT_CHECKS // sets))
+            inside = self._rng.integers(0, smallest - size + 1, len(some), dtype=np.uint64)
+            layout = self._layouts[index]
+            sources.append(layout.source_rows[some] * stride + inside)
+            destinations.append(layout.destination_rows[some] * stride + inside)
+        both = np.concatenate(sources), np.concatenate(destinations)
+        return Spots(*both, np.full(len(both[0]), np.uint64(size)))
 
     def _firsts(self, rows: NDArray[np.uint64]) -> tuple[Addresses, Addresses]:
         """Return (offsets, sizes) of the first bytes of some of `rows`."""
         some = self._rng.choice(rows, min(len(rows), SPOT_CHECKS), replace=False) * np.uint64(self._cell.block_bytes)
         return some, np.full(len(some), np.uint64(min(int(self._sizes.min()), EDGE_BYTES)))
 
-    def _write(self, slot: int) -> None:
-        layout = self._layouts[self._set_index]
-        if self._written[slot] is layout:
-            return
-        self._written[slot] = layout
-        fresh = _memory_of(self._pools, self._cell, layout, self._sizes)
-        for array, new in zip(_arrays(self.memories[slot]), _arrays(fresh), strict=True):
-            array[:] = new
+    def _write(self, start: int, slots: int) -> None:
+        for slot in range(slots):
+            layout = self._layouts[(start + slot) % self.sets]
+            if self._written[slot] is layout:
+                continue
+            self._written[slot] = layout
+            fresh = _memory_of(self._pools, self._cell, layout, self._sizes)
+            for array, new in zip(_arrays(self.memories[slot]), _arrays(fresh), strict=True):
+                array[:] = new
 
 
 def _arrays(memory: SwapMemory) -> list[Addresses]:

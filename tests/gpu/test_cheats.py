@@ -22,7 +22,7 @@ from kvbench.engine.device import (
 )
 from kvbench.measure.bench import Bench
 from kvbench.measure.roof import measure_ceiling
-from kvbench.measure.samples import set_up
+from kvbench.measure.samples import SetUp, set_up
 from kvbench.measure.workload import VerificationError
 from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.spec import Sampling
@@ -63,6 +63,11 @@ def a_wrong_block_now_and_then(request: SwapRequest, number: int, stream: int) -
         memory = request.memory
         lists = (memory.sources[1:2].copy(), memory.destinations[:1].copy(), memory.sizes[:1].copy())
         per_block(request.device.driver, *lists, DIRECTIONS[request.cell.direction]).submit(stream)
+
+
+def in_order_at_first(request: SwapRequest, number: int, stream: int) -> None:
+    """Keep to the stream in the first visit of a cell."""
+    (honest if number <= 14 else on_a_stream_of_its_own)(request, number, stream)
 
 
 @dataclass
@@ -145,6 +150,42 @@ def test_a_cheat_is_caught(bench: Bench, cheat: Copy, direction: Direction, stat
     with pytest.raises(VerificationError):
         measure(bench, cheating(cheat), cell, SAMPLING, 1, None)
     assert len(measure(bench, cheating(honest), cell, SAMPLING, 1, None).samples) == 3
+
+
+@pytest.mark.parametrize("state", set(StreamState) - {StreamState.SUSTAINED})
+def test_order_is_checked_after_the_first_visit_too(bench: Bench, state: StreamState) -> None:
+    cell = Cell("cheat", Direction.H2D, 512, 16_384, state, pool_bytes=1 << 30, reuse=Reuse.FRESH)
+
+    def visits(copy: Copy) -> None:
+        ready = set_up(bench, cheating(copy), cell, SAMPLING, 1)
+        for number in range(SAMPLING.rounds):
+            visited(bench, ready, MeasureCells(cells=[cell.as_strings()], round=number, seed=1, sampling=SAMPLING))
+
+    visits(honest)
+    with pytest.raises(VerificationError):
+        visits(in_order_at_first)
+
+
+@pytest.mark.parametrize("reuse", Reuse)
+@pytest.mark.parametrize("state", [StreamState.IDLE, StreamState.BUSY])
+def test_a_backend_that_copies_only_where_it_is_watched_is_caught(
+    bench: Bench, state: StreamState, reuse: Reuse
+) -> None:
+    """It knows without a look at the clock; what it skips is found behind the samples that are timed."""
+    sampling = Sampling(warmups=2, min_samples=30, max_samples=30, cell_seconds=5)
+    cell = Cell(
+        "cheat", Direction.H2D, 64, 16_384, state, pool_bytes=1 << 30 if reuse is Reuse.FRESH else 0, reuse=reuse
+    )
+    ready: list[SetUp] = []
+
+    def unless_watched(request: SwapRequest, number: int, stream: int) -> None:
+        if number <= 6 or ready[0].workload.watching:
+            copies(request, stream)
+
+    ready.append(set_up(bench, cheating(unless_watched), cell, sampling, 1))
+    request = MeasureCells(cells=[cell.as_strings()], round=0, seed=1, sampling=sampling)
+    with pytest.raises(VerificationError):
+        visited(bench, ready[0], request)
 
 
 @pytest.mark.parametrize("first", [1, 3, 10])

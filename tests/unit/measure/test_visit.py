@@ -25,7 +25,7 @@ from kvbench.engine.device import DIRECTIONS, Stream, SwapMemory, per_block
 from kvbench.measure import visit
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import Threads
-from kvbench.measure.samples import _work_for, set_up
+from kvbench.measure.samples import SetUp, _work_for, set_up
 from kvbench.measure.workload import VerificationError, Workload
 from kvbench.results.schema import Disturbance
 from kvbench.run.protocol import MeasureCells
@@ -377,6 +377,88 @@ def test_a_backend_that_does_not_keep_to_its_stream_is_caught(
         measure(bench, Recorded(on_a_thread_of_its_own), cell, SAMPLING, 1, None)
 
 
+def first_in_order(request: SwapRequest, number: int, stream: int) -> None:
+    (honest if number <= 30 else on_a_thread_of_its_own)(request, number, stream)
+
+
+@pytest.mark.parametrize("state", StreamState)
+def test_a_backend_that_keeps_to_its_stream_in_its_first_visit_alone_is_caught(
+    bench: Bench, state: StreamState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(visit, "ORDER_DELAY_US", 400_000)
+    cell = replace(CELLS[1], stream_state=state)
+    sampling = msgspec.structs.replace(SAMPLING, warmups=0, min_samples=1, max_samples=1)
+    backend = Recorded(first_in_order)
+    ready = set_up(bench, backend, cell, sampling, 1)
+
+    def visits(rounds: range) -> None:
+        for number in rounds:
+            visited(bench, ready, MeasureCells(cells=[cell.as_strings()], round=number, seed=1, sampling=sampling))
+
+    visits(range(1))
+    backend.submissions = 30
+    with pytest.raises(VerificationError, match="it is not ordered in its stream"):
+        visits(range(1, sampling.rounds))
+
+
+@pytest.mark.parametrize("reuse", Reuse)
+@pytest.mark.parametrize("state", [StreamState.BUSY, StreamState.GATED])
+def test_a_watched_swap_does_not_come_before_the_work_that_its_stream_waits_for(
+    state: StreamState, reuse: Reuse
+) -> None:
+    patient = bench_of(2 << 20, delay_us=100_000)
+    cell = Cell("cheat", Direction.H2D, 16, 4096, state, reuse=reuse, pool_bytes=1 << 20)
+    ready = set_up(patient, Recorded(honest), cell, SAMPLING, 1)
+    ready.workload.watch(ready.sampler.taker())
+    ready.workload.verify()
+    ready = set_up(patient, Recorded(on_a_thread_of_its_own), cell, SAMPLING, 1)
+    with pytest.raises(VerificationError, match="it is not ordered in its stream"):
+        ready.workload.watch(ready.sampler.taker())
+
+
+@pytest.mark.parametrize("reuse", Reuse)
+@pytest.mark.parametrize("state", set(StreamState) - {StreamState.SUSTAINED})
+def test_no_pause_before_its_submission_tells_that_a_swap_is_watched(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, state: StreamState, reuse: Reuse
+) -> None:
+    """A backend that copies only where it was given the time to look around copies every time."""
+    pauses: list[float] = []
+    monkeypatch.setattr("kvbench.measure.workload.time.sleep", pauses.append)
+    cell = Cell("cheat", Direction.H2D, 16, 4096, state, reuse=reuse, pool_bytes=2 << 20)
+    before: list[int] = []
+
+    def noted(request: SwapRequest, number: int, stream: int) -> None:
+        before.append(len(pauses))
+        honest(request, number, stream)
+
+    sampling = msgspec.structs.replace(SAMPLING, min_samples=30, max_samples=30)
+    measure(bench, Recorded(noted), cell, sampling, 1, None)
+    assert before == sorted(set(before))
+    assert min(pauses) > 0
+    assert len(set(pauses)) == len(pauses)
+
+
+@pytest.mark.parametrize("state", StreamState)
+def test_a_backend_that_skips_all_but_watched_swaps_is_caught(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, state: StreamState
+) -> None:
+    """Of the same blocks, once they were all swapped."""
+    monkeypatch.setattr(Workload, "chance", lambda *_: True)
+    cell = Cell("cheat", Direction.H2D, 16, 4096, state, reuse=Reuse.SAME)
+    ready = set_up(bench, Recorded(honest), cell, SAMPLING, 1)
+    setups: list[SetUp] = []
+
+    def unless_watched(request: SwapRequest, number: int, stream: int) -> None:
+        if number <= 3 or setups[0].workload.watching:
+            honest(request, number, stream)
+
+    setups.append(set_up(bench, Recorded(unless_watched), cell, SAMPLING, 1))
+    request = MeasureCells(cells=[cell.as_strings()], round=7, seed=1, sampling=SAMPLING)
+    assert visited(bench, ready, request).samples
+    with pytest.raises(VerificationError, match="had not arrived"):
+        visited(bench, setups[0], request)
+
+
 @pytest.mark.parametrize("state", StreamState)
 def test_a_backend_that_copies_the_first_blocks_again_is_caught(bench: Bench, state: StreamState) -> None:
     cell = replace(CELLS[1], stream_state=state)
@@ -567,8 +649,8 @@ def test_a_visit_makes_as_many_swaps_as_the_plan_has_sets_of_blocks_for(
     monkeypatch.setattr("kvbench.sweep.spec.WATCHED_SHARE", 0.0)
     cell = Cell("cheat", Direction.H2D, 2, 512, state, reuse=Reuse.FRESH, pool_bytes=4 << 20)
     ready = set_up(bench, Recorded(honest, mechanism=Mechanism.BATCHED_COPY), cell, SAMPLING, 1)
-    advance = mock.Mock(side_effect=ready.workload.advance)
-    monkeypatch.setattr(ready.workload, "advance", advance)
+    advance = mock.Mock(side_effect=ready.workload._note_next)
+    monkeypatch.setattr(ready.workload, "_note_next", advance)
     visited(bench, ready, MeasureCells(cells=[cell.as_strings()], round=0, seed=1, sampling=SAMPLING))
     spare = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1  # the plan has one watched swap at least
     assert advance.call_count == submissions(SAMPLING, state) - spare
@@ -580,9 +662,9 @@ def test_backends_swap_the_same_blocks_with_the_same_seed_and_fresh_ones_every_t
         measure(bench, backend, CELLS[1], SAMPLING, seed, None)
     assert one.destinations == two.destinations
     assert one.destinations != other.destinations
-    timed = one.destinations[2:-1]  # behind the first swap and the check of the order, before the audit's
+    timed = one.destinations[2:10]  # behind the first swap and the check of the order, some of them watched
     taken = [address for addresses in timed for address in addresses]
-    assert len(timed) >= 8  # and those that are watched
+    assert len(timed) == 8
     assert len(set(taken)) == len(taken)
 
 

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -326,6 +326,36 @@ def test_the_first_and_the_last_block_can_be_too_early(bench: Bench, early: int)
     _, destination = bench.pools.sides(Direction.H2D, None)
     flip(destination.buffer.address + int(workload.current()[1][early]), 1)
     assert workload.arrived_early()
+    bench.pools.refill()
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_swap_that_is_timed_meets_no_page_that_its_preparation_touched(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, slots: int
+) -> None:
+    """The spots of a watched swap lie in its blocks; those of others in the blocks of the swaps before."""
+    cell = Cell("any", Direction.H2D, 8, 100, reuse=Reuse.FRESH, pool_bytes=POOL_BYTES)
+    rng = np.random.default_rng(1)
+    workload = Workload(bench.pools, cell, lay_out(cell, 8, rng), rng, slots)
+    touched: list[set[int]] = []
+    spoiled = bench.pools.spoiled
+
+    def rows(offsets: NDArray[np.uint64]) -> set[int]:
+        return set((offsets // np.uint64(cell.block_bytes)).tolist())
+
+    def noted(cell: Cell, offsets: NDArray[np.uint64], sizes: NDArray[np.uint64]) -> AbstractContextManager[None]:
+        touched.append(rows(offsets))
+        return spoiled(cell, offsets, sizes)
+
+    monkeypatch.setattr(bench.pools, "spoiled", noted)
+    workload.guarded = True
+    for watching in (False, True, False):
+        workload.watching = watching
+        workload.advance(slots)
+        named = set(np.concatenate([one.source_rows for one in workload._written]).tolist())
+        assert touched[-1] <= named if watching else not touched[-1] & named
+        assert touched[-1]
+    workload.leave()
     bench.pools.refill()
 
 
