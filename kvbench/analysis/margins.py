@@ -18,6 +18,7 @@ BETWEEN_RUNS: Final = Margin(
 )
 GATE: Final = Margin(0.03, "it is the smallest change that a gate must find")
 CONTROL: Final = Margin(0.02, "large plain copies on a quiet link repeat more closely")
+CEILING: Final = Margin(0.05, "large plain copies of rounds on a quiet machine differ by less")
 CONTROL_CPU: Final = Margin(0.10, "a fixed piece of work takes this much longer on a CPU with a busy sibling thread")
 INLINE: Final = Margin(
     0.25, "where the CPU copies, other work on the host changes the time of a visit by up to this much"

@@ -80,7 +80,7 @@ def print_asked(runs: list[Path], *, as_markdown: bool) -> None:
     loaded, _ = _load(runs, _Progress())
     report = report_of(loaded)
     if not as_markdown:
-        print_lines(plain(text) for text in (report.host_note, *report.headline) if text)
+        print_lines(plain(text) for text in (report.unsteady, report.host_note, *report.headline) if text)
     for table in asked_for(report, str(loaded[0].info.spec.get("name"))):
         if as_markdown or not sys.stdout.isatty():
             typer.echo(f"{table_text(table)}\n")

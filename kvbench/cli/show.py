@@ -204,10 +204,11 @@ def print_answer(
 
 def _around(runs: "Sequence[Run]") -> dict[str, Any]:
     """The notes around an answer: that no GPU was involved, and the faults of whole runs."""
-    from kvbench.report.faults import HOST_COPIES, worst_faults
+    from kvbench.report.faults import HOST_COPIES, unsteady, worst_faults
 
     on_host = any(run.info.device.get("kind") == "cpu" for run in runs)
-    faults = worst_faults({run.path.absolute().name: run for run in runs})
+    labelled = {run.path.absolute().name: run for run in runs}
+    faults = [*filter(None, [unsteady(labelled)]), *worst_faults(labelled)]
     return {"host_note": HOST_COPIES if on_host else "", "warnings": faults}
 
 

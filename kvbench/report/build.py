@@ -19,6 +19,7 @@ from kvbench.report.document import (
     render_page,
     render_report,
 )
+from kvbench.report.faults import unsteady
 from kvbench.report.model import Chapter, Code, Part, PartOrReason, Report, Section, Text, spans
 from kvbench.report.page import html_page
 from kvbench.report.sections import (
@@ -123,6 +124,7 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progres
         chapters = [chapter for chapter, _ in [_chapter(CELLS, views)] if chapter]
     return Report(
         views=views,
+        unsteady=unsteady({view.label: view.run for view in views}),
         host_note=preamble.host_note(views),
         headline=_headline(views, chapters),
         first_warnings=[*preamble.first_warnings(views, len(unread)), *preamble.plug_ins(views)],

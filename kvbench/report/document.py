@@ -92,6 +92,8 @@ def _chat(report: Report) -> list[str]:
 
 
 def _first_page(report: Report) -> Iterator[str]:
+    if report.unsteady:
+        yield _block((Strong("Warning"), ": ", *spans(report.unsteady)))
     if report.host_note:
         yield f"> {_block(report.host_note)}"
     if report.headline or report.leads:

@@ -7,17 +7,16 @@ the result in `configs/between_runs.json`.
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from statistics import median
 from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
 
 from kvbench.analysis.compare import MIN_PAIRS, Visits
-from kvbench.analysis.margins import CONTROL, Margin
+from kvbench.analysis.margins import Margin
 from kvbench.files import shipped_folder
 from kvbench.report.numbers import noun
-from kvbench.results import Ceiling, Failure, Run, Visit
+from kvbench.results import Failure, Run, Visit
 from kvbench.text import short
 
 HOST_COPIES: Final = "Host copies on a CPU device: no GPU was involved."
@@ -28,9 +27,7 @@ _MOST_LETTERS: Final = 200
 
 def warnings_of(run: Run) -> list[str]:
     """The warnings of a run, a line each that does not name it."""
-    moved = [f"{direction} {low:.1f} to {high:.1f} GB/s" for direction, (low, high) in moved_ceilings(run).items()]
-    ceilings = [f"the ceiling moved from round to round ({', '.join(moved)}): {MOVED}"] if moved else []
-    return [*faults_of(run), *ceilings, *_drifts(run)]
+    return [*faults_of(run), *(f"{text}: {MOVED}" for text in low_ceilings(run)), *_drifts(run)]
 
 
 def _drifts(run: Run) -> list[str]:
@@ -73,25 +70,31 @@ def _error_counts(look: Mapping[str, Any]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if isinstance(count, int)}
 
 
-def moved_ceilings(run: Run) -> dict[str, tuple[float, float]]:
-    """Return the lowest and the highest GB/s of each direction in which the large copies were not steady."""
-    rates: dict[str, list[float]] = {}
-    for record in run.records:
-        if isinstance(record, Ceiling) and record.event_us and (copy_us := median(record.event_us)) > 0:
-            rates.setdefault(record.direction, []).append(record.swap_bytes / copy_us / 1e3)
-    ranges = {direction: (min(seen), max(seen)) for direction, seen in rates.items()}
-    return {direction: (low, high) for direction, (low, high) in ranges.items() if high > (1 + CONTROL.fraction) * low}
+def low_ceilings(run: Run) -> list[str]:
+    """Return on how many rounds of each direction figures rest though the ceiling was low in them."""
+    counts = {way: len({visit.round for visit in run.visits if visit.cell.direction == way}) for way in run.low_rounds}
+    return [
+        f"the ceiling of {len(low)} of {counts[way]} {way} rounds lay up to {max(low.values()):.0%} below the best"
+        for way, low in run.low_rounds.items()
+    ]
+
+
+def unsteady(runs: Mapping[str, Run]) -> str:
+    """Return in a line that figures of runs, by their labels, rest on rounds with a low ceiling; "" if none do."""
+    worst = {
+        label: max(max(low.values()) for low in run.low_rounds.values())
+        for label, run in runs.items()
+        if run.low_rounds
+    }
+    where = f"up to {max(worst.values()):.0%} below the best ({', '.join(worst)})" if worst else ""
+    return f"figures rest on rounds whose ceiling lay {where}: {MOVED}" if where else ""
 
 
 def worst_faults(runs: Mapping[str, Run]) -> list[str]:
-    """Return the first faults of runs, by their labels, and whether a ceiling moved, in a few short lines."""
+    """Return the first faults of runs, by their labels, in a few short lines."""
     faults = [f"{label}: {short(text, _MOST_LETTERS)}" for label, run in runs.items() for text in faults_of(run)]
-    lines = faults[:_MOST_FIRST]
-    lines += [f"and {len(faults) - _MOST_FIRST} more, under Warnings"] if len(faults) > _MOST_FIRST else []
-    ranges = {label: moved for label, run in runs.items() if (moved := moved_ceilings(run))}
-    shares = {label: max(high / low - 1 for low, high in of_run.values()) for label, of_run in ranges.items()}
-    where = f"up to {max(shares.values()):.0%} from round to round ({', '.join(shares)})" if shares else ""
-    return [*lines, f"the ceiling moved by {where}: {MOVED}"] if shares else lines
+    more = [f"and {len(faults) - _MOST_FIRST} more, under Warnings"] if len(faults) > _MOST_FIRST else []
+    return [*faults[:_MOST_FIRST], *more]
 
 
 FILE: Final = "between_runs.json"

@@ -131,12 +131,14 @@ class Chapter:
 class Report:
     """Everything that a report says, in its order; what is empty is left out.
 
-    `host_note` says which runs are of no GPU; `headline` is what they were measured on; `first_warnings` say, shortly,
-    what was wrong with whole runs; `runs` and `commands` are the runs and what made them; `missing` says why sections
+    `unsteady` says which runs' figures rest on rounds with a low ceiling; `host_note` says which runs are of no GPU;
+    `headline` is what they were measured on; `first_warnings` say, shortly, what was wrong with whole runs; `runs` and
+    `commands` are the runs and what made them; `missing` says why sections
     of the first page are not there, and `unread` which runs could not be read.
     """
 
     views: Sequence["View"]
+    unsteady: Text
     host_note: Text
     headline: Sequence[Text]
     first_warnings: Sequence[Text]

@@ -13,7 +13,7 @@ from kvbench.cells.axes import Role
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.cells.facts import MERGED, PRIMED, SM, TRITON, method_label
 from kvbench.report.charts.plot import ChartText, PlotLine
-from kvbench.report.faults import HOST_COPIES
+from kvbench.report.faults import HOST_COPIES, low_ceilings
 from kvbench.report.model import Code, DataTable, Span, Strong, Text, plain, spans
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, size
 from kvbench.report.view import Pinned, Row, View, rows_of
@@ -38,9 +38,10 @@ def caption(view: View, cells: pd.DataFrame, clock: str, meanings: Iterable[str]
     `settings` says what the axes that the table does not show were set to.
     """
     timed = f"{by_clock_of(view, clock)}; {sample_text(view, cells)}"
+    low = [text[0].upper() + text[1:] for text in low_ceilings(view.run)]
     return (
         *host_mark(view),
-        ". ".join(filter(None, (timed, *meanings, settings))),
+        ". ".join(filter(None, (timed, *meanings, settings, *low))),
         f". {view.heading}, {view.version}: ",
         Code(view.command),
     )

@@ -8,7 +8,7 @@ import re
 import shlex
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 
 import msgspec
 
+from kvbench.analysis.margins import CEILING
 from kvbench.cells.cell import AxisTexts, Cell
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.errors import RunDirectoryError, StorageError, UsageError, brief
@@ -86,6 +87,15 @@ class Run:
     def visits(self) -> Sequence[Visit]:
         """The visits that count, in journal order."""
         return visits_that_count(self.records)
+
+    @cached_property
+    def low_rounds(self) -> dict[str, dict[int, float]]:
+        """Direction -> round -> by what share its ceiling lay below the best, of rounds whose visits count."""
+        ceilings, low = Ceilings(self.records), dict[str, dict[int, float]]()
+        for visit in self.visits:
+            if by := ceilings.low_by(visit):
+                low.setdefault(visit.cell.direction, {})[visit.round] = by
+        return low
 
     def frame(self) -> "pd.DataFrame":
         """Return the tidy table: one row per cell, axes first, columns as in `COLUMNS`."""
@@ -177,8 +187,42 @@ def _without(words: Sequence[str], *options: str) -> list[str]:
     return kept
 
 
+class Ceilings:
+    """The GB/s of the large copies of each direction, by round and the attempt before whose visits they were made."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._gbps: dict[str, dict[int, dict[int, float]]] = {}
+        for record in records:
+            self.note(record)
+
+    def note(self, record: Record) -> None:
+        if isinstance(record, Ceiling) and record.event_us and (copy_us := median(record.event_us)) > 0:
+            gbps = gigabytes_per_second(record.swap_bytes, copy_us)
+            self._gbps.setdefault(record.direction, {}).setdefault(record.round, {})[record.attempt] = gbps
+
+    def low_by(self, visit: Visit) -> float:
+        """Return by what share the ceiling of a visit's round lay below the best, 0 where it was not low."""
+        of_round = self._gbps.get(visit.cell.direction, {}).get(visit.round, {})
+        before = max((attempt for attempt in of_round if attempt <= visit.attempt), default=None)
+        return 0.0 if before is None else self._low_by(visit.cell.direction, of_round[before])
+
+    def low(self) -> list[tuple[str, int]]:
+        """Return the directions and rounds that had no other ceiling than a low one, the lowest first."""
+        low = {
+            (direction, number): by
+            for direction, rounds in self._gbps.items()
+            for number, of_round in rounds.items()
+            if (by := self._low_by(direction, max(of_round.values())))
+        }
+        return sorted(low, key=lambda key: -low[key])
+
+    def _low_by(self, direction: str, gbps: float) -> float:
+        best = max(value for of_round in self._gbps[direction].values() for value in of_round.values())
+        return 1 - gbps / best if best > (1 + CEILING.fraction) * gbps else 0.0
+
+
 def visits_that_count(records: Sequence[Record]) -> Sequence[Visit]:
-    """Return the least disturbed attempt of every visit, of equals the first, in journal order.
+    """Return the least disturbed attempt of every visit, of equals the first, in journal order; first by the ceiling.
 
     Arms that were measured in turn share the attempt. Of an attempt whose records a kill cut off, the later ones count.
     """
@@ -187,13 +231,14 @@ def visits_that_count(records: Sequence[Record]) -> Sequence[Visit]:
     for visit in visits.values():
         of_visit = attempts.setdefault((visit.group or visit.cell.id, visit.round), {})
         of_visit.setdefault(visit.attempt, []).append(visit)
-    best = (min(of_visit.values(), key=_disturbance_of_arms) for of_visit in attempts.values())
+    ceilings = Ceilings(records)
+
+    def disturbance_of_arms(arms: Sequence[Visit]) -> tuple[float, ...]:
+        return tuple(map(sum, zip(*((ceilings.low_by(one), *_disturbance(one)) for one in arms), strict=True)))
+
+    best = (min(of_visit.values(), key=disturbance_of_arms) for of_visit in attempts.values())
     counting = {id(visit) for arms in best for visit in arms}
     return [record for record in records if isinstance(record, Visit) and id(record) in counting]
-
-
-def _disturbance_of_arms(arms: Sequence[Visit]) -> tuple[float, ...]:
-    return tuple(map(sum, zip(*map(_disturbance, arms), strict=True)))
 
 
 def _disturbance(visit: Visit) -> tuple[int, float]:

@@ -180,10 +180,14 @@ class Skip(_OfCell, tag="skip", frozen=True, kw_only=True):
 
 
 class Ceiling(_Record, tag="ceiling", frozen=True, kw_only=True):
-    """Large plain copies in one direction: `swap_bytes` each, times in `event_us`."""
+    """Large plain copies in one direction: `swap_bytes` each, times in `event_us`.
+
+    Those with an `attempt` were made before the visits of that attempt, when the round was measured again.
+    """
 
     direction: Literal["h2d", "d2h"]
     round: _Count
+    attempt: _Count = 0
     swap_bytes: _Positive
     event_us: list[_TimeUs]
 

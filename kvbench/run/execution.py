@@ -1,8 +1,8 @@
 """A running sweep: requests cell after cell from the worker, journals every record, and ends cleanly."""
 
 import shlex
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,6 +20,7 @@ from kvbench.cells.facts import AUTO, CEILING_BYTES, SM
 from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError
 from kvbench.machine.observation import XidErrors, observe
 from kvbench.results import RunWriter, load_run
+from kvbench.results.rundir import Ceilings
 from kvbench.results.schema import (
     Ceiling,
     Control,
@@ -45,7 +46,10 @@ class Progress:
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.visits: set[tuple[str, int, int]] = set()
-        self.copies: set[tuple[type[Record], str, int]] = set()
+        self.copies: set[tuple[type[Record], str, int, int]] = set()
+        self.ceilings = Ceilings(())
+        # By direction, round, and whether it was made again.
+        self.took_ms: defaultdict[tuple[str, int, bool], float] = defaultdict(float)
         self.failed: set[str] = set()
         self.copies_failed = 0
         self.skipped: set[str] = set()
@@ -56,6 +60,8 @@ class Progress:
         match record:
             case Visit():
                 self.visits.add((record.cell.id, record.round, record.attempt))
+                again = record.attempt >= ATTEMPTS
+                self.took_ms[record.cell.direction, record.round, again] += record.took_ms or 0.0
             case Failure():
                 self.failed.add(record.cell.id)
             case Retry():
@@ -63,13 +69,20 @@ class Progress:
             case Skip():
                 self.skipped.add(record.cell.id)
             case Ceiling() | Roof() | Control():
-                self.copies.add((type(record), record.direction, record.round))
+                self.copies.add((type(record), record.direction, record.round, getattr(record, "attempt", 0)))
+                self.ceilings.note(record)
 
     def left_of(self, visit: PlannedVisit) -> PlannedVisit | None:
         """The visit to make: None if the run has every arm that did not fail, otherwise all of these."""
         cells = tuple(cell for cell in visit.cells if cell.id not in self.failed | self.skipped)
         missing = [cell for cell in cells if (cell.id, visit.round, visit.attempt) not in self.visits]
         return replace(visit, cells=cells) if missing else None
+
+    def has_time_for(self, direction: str, number: int) -> bool:
+        """Whether the visits of a round can be made again within the time for it, half of what all took."""
+        again_ms = sum(ms for (*_, again), ms in self.took_ms.items() if again)
+        first_ms = sum(self.took_ms.values()) - again_ms
+        return again_ms + self.took_ms[direction, number, False] <= AGAIN_SHARE * first_ms
 
     @property
     def measured(self) -> int:
@@ -102,6 +115,10 @@ ROOF_POOL_BYTES: Final = 4 << 30
 # The maximum repeats of a disturbed visit, and the limit per round (one visit in this many) on a host that is never
 # quiet.
 MAX_REPEATS: Final = 2
+# Attempts of a visit; those of a round that is measured again have the numbers after them, up to twice. The time for
+# that, relative to what the visits took.
+ATTEMPTS: Final = 1 + MAX_REPEATS
+AGAIN_SHARE: Final = 0.5
 VISITS_A_REPEAT: Final = 5
 LOG_FILE: Final = "worker.log"
 
@@ -268,6 +285,21 @@ class Execution:
             has_roofs = not (index and schedule.measures_roofs_once)
             planned = with_arms(stage[0][0], [cell for _, cell in stage], self.plan)
             self._measure_stage(planned, pool_bytes if has_roofs else 0, index)
+        # The copies of the device cpu slow down under any load.
+        if left and self.schedule is None and self.opened.device.kind == "cuda":
+            self._measure_low_rounds_again()
+
+    def _measure_low_rounds_again(self) -> None:
+        """Measure rounds again whose ceiling was low, while there is time, once large copies are as fast as usual."""
+        every = visits(self.plan, self.spec.sampling, self.spec.seed)
+        rounds = {number: [*of_round] for number, of_round in groupby(every, key=lambda visit: visit.round)}
+        for attempt in (ATTEMPTS, 2 * ATTEMPTS):
+            for direction, number in self.progress.ceilings.low():
+                if self.progress.has_time_for(direction, number):
+                    self._copy_ceiling(Direction(direction), number, attempt)
+                    if (direction, number) not in self.progress.ceilings.low():
+                        planned = [one for one in rounds.get(number, ()) if one.cell.direction == direction]
+                        self._make_visits(planned, attempt)
 
     def _measure_stage(self, planned: list[PlannedVisit], pool_bytes: int, index: int) -> None:
         """Measure visits of a round: first large copies, and the roofs where `pool_bytes` is large enough."""
@@ -277,11 +309,16 @@ class Execution:
             # Right after the large copies: an idle GPU lowers the speed of its link.
             self.observe("start")
         self._measure_roofs(number, pool_bytes)
+        self._make_visits(planned)
+
+    def _make_visits(self, planned: Sequence[PlannedVisit], first: int = 0) -> None:
+        """Make visits of a round, with attempts from `first` on."""
         repeats = max(1, len(planned) // VISITS_A_REPEAT)
-        for attempt in range(1 + MAX_REPEATS):
+        for attempt in range(first, first + ATTEMPTS):
             # Repeats come after all other visits of the round, when the disturbance may be over.
-            disturbed = [visit for visit in by_package(planned, self.plan.plug_ins) if self._is_disturbed(visit)]
-            planned = [replace(visit, attempt=attempt + 1) for visit in disturbed[:repeats]]
+            tried = by_package([replace(visit, attempt=attempt) for visit in planned], self.plan.plug_ins)
+            disturbed = [visit for visit in tried if self._is_disturbed(visit)]
+            planned = disturbed[:repeats]
             repeats -= len(planned)
 
     def _is_disturbed(self, visit: PlannedVisit) -> bool:
@@ -297,21 +334,28 @@ class Execution:
         swapped = {cell.direction for cell in self.plan.cells}
         for direction in Direction:
             if direction in swapped:
-                self._copies(MeasureCeiling(direction=direction.value, round=number, samples=CEILING_SAMPLES), Ceiling)
+                self._copy_ceiling(direction, number)
+
+    def _copy_ceiling(self, direction: Direction, number: int, attempt: int = 0) -> None:
+        self._copies(MeasureCeiling(direction=direction.value, round=number, samples=CEILING_SAMPLES), Ceiling, attempt)
 
     def measure_controls(self, number: int, samples: int) -> None:
         for direction in Direction:
             self._copies(MeasureControl(direction=direction.value, round=number, samples=samples), Control)
 
     def _copies(
-        self, request: MeasureCeiling | MeasureRoof | MeasureControl, kind: type[Ceiling | Roof | Control]
+        self,
+        request: MeasureCeiling | MeasureRoof | MeasureControl,
+        kind: type[Ceiling | Roof | Control],
+        attempt: int = 0,
     ) -> None:
         """Measure large copies and record them, unless the run has them; a failure costs only these copies."""
-        if (kind, request.direction, request.round) in self.progress.copies:
+        if (kind, request.direction, request.round, attempt) in self.progress.copies:
             return
         self._revive()
         try:
-            self._record(self.slot.ask(request, kind, self.spec.sampling.deadline_s + self.spec.sampling.cell_seconds))
+            made = self.slot.ask(request, kind, self.spec.sampling.deadline_s + self.spec.sampling.cell_seconds)
+            self._record(msgspec.structs.replace(made, attempt=attempt) if isinstance(made, Ceiling) else made)
         except StorageError:
             raise
         except KvbenchError as error:

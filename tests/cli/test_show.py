@@ -60,7 +60,7 @@ def test_a_warning_and_the_cost_stand_beside_every_direction_and_state(tmp_path:
     for way in Direction:
         rows = " ".join(line for line in lines if line.startswith(f"{way} "))
         assert all(state in rows for state in synthetic.STATES)
-    assert sum("the ceiling moved by" in line for line in lines) == 1
+    assert sum("whose ceiling lay up to" in line for line in lines) == 1
     assert sum(line.startswith("Cost against the best") for line in lines) == 1
 
 

@@ -29,7 +29,7 @@ from kvbench.report.build import SECTIONS, report_files, report_of, write_files
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.document import FOLD, render_details, render_report, snippet
 from kvbench.report.faults import warnings_of
-from kvbench.report.model import Code, Report, spans
+from kvbench.report.model import Code, Report, plain, spans
 from kvbench.report.numbers import ABSENT, TIMES, count
 from kvbench.results import Note, Record, Run, load_run
 from tests import synthetic
@@ -236,15 +236,28 @@ def test_errors_of_the_gpu_make_one_line_of_warning(tmp_path: Path, after: dict[
     assert [text for text in warnings_of(run) if "errors" in text] == ([line] if line else [])
 
 
-def test_the_first_page_has_one_line_on_ceilings_that_moved(tmp_path: Path) -> None:
-    moved = [msgspec.structs.replace(ceiling, event_us=[ceiling.event_us[0] * 2]) for ceiling in synthetic.ceilings()]
-    records = [*synthetic.ceilings(), *moved, *synthetic.rounds(synthetic.cliff_cells((256,), synthetic.FEW_KIB))]
-    runs = [made_run(tmp_path, records, name=name) for name in ("one", "two")]
+def test_a_report_whose_figures_rest_on_rounds_with_a_low_ceiling_says_so_first(tmp_path: Path) -> None:
+    usual = synthetic.ceilings()
+    slow, quiet = (
+        [msgspec.structs.replace(one, round=1, event_us=[one.event_us[0] * by]) for one in usual] for by in (1.25, 1.04)
+    )
+    rounds = synthetic.rounds(synthetic.cliff_cells((256,), synthetic.FEW_KIB))
+    runs = [
+        made_run(tmp_path, [*usual, *rest, *rounds], name=name)
+        for name, rest in (("one", slow), ("two", slow[:1]), ("three", quiet))
+    ]
     report = report_of(runs, ["a folder"])
-    ceiling, unread = lines_of(report.first_warnings)
-    assert ceiling.startswith("Warning: the ceiling moved by up to 100% from round to round (one, two): ")
-    assert unread == "Warning: 1 run could not be read: details.md says why"
-    assert len(report.warnings) == 2
+    first = render_report(report).split("\n\n")[1]
+    assert first.startswith(
+        "**Warning**: figures rest on rounds whose ceiling lay up to 20% below the best (one, two): "
+    )
+    assert lines_of(report.first_warnings) == ["Warning: 1 run could not be read: details.md says why"]
+    assert len(report.warnings) == 3
+    captions = [plain(table.caption) for part in report_of(runs[:1]).parts for table in part.tables]
+    assert any("The ceiling of 1 of 6 h2d rounds lay up to 20% below the best" in caption for caption in captions)
+    steady = report_of(runs[2:])
+    assert not steady.unsteady
+    assert not any("below the best" in plain(table.caption) for part in steady.parts for table in part.tables)
 
 
 def test_warnings_name_cells_with_doubtful_samples(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import io
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class Slot:
         self.disturbed = disturbed
         self.cells = CELLS[:disturbs]
         self.made: list[tuple[int, int, int]] = []
+        self.copies_us: dict[tuple[str, int], list[float]] = {}  # by direction and round, each time that they are made
 
     def reserve(self, _pool_bytes: int, _host_pools: int, cells: Collection[Cell]) -> list[str]:
         return [f"room for {', '.join({cell.backend for cell in cells})}"]
@@ -42,7 +44,9 @@ class Slot:
     def serve(self, backend: str) -> None: ...
 
     def ask(self, request: Any, *_: object) -> Ceiling:
-        return Ceiling(direction=request.direction, round=request.round, swap_bytes=1, event_us=[1.0])
+        of_round = self.copies_us.get((request.direction, request.round), [])
+        copy_us = of_round.pop(0) if of_round else 1.0
+        return Ceiling(direction=request.direction, round=request.round, swap_bytes=1, event_us=[copy_us])
 
     def visit(self, request: MeasureCells, *_: object) -> list[Visit] | Failure:
         cells = [Cell.from_strings(cell) for cell in request.cells]
@@ -58,6 +62,7 @@ class Slot:
                 path="host thread",
                 calls=1,
                 verified_bytes=1,
+                took_ms=1.0,
                 disturbed=[Disturbance.STEP] if cell in self.cells and request.attempt < self.disturbed else [],
             )
             for cell in cells
@@ -143,10 +148,12 @@ def execute(
     writer: RunWriter | None = None,
     search: Stopped | None = None,
     cells: tuple[Cell, ...] = CELLS,
+    rounds: int = 2,
+    kind: str = "cpu",
 ) -> SweepEnd:
-    device = DeviceFacts("cpu", "cpu", "a CPU", None, 1 << 30, 1 << 30, None)
+    device = DeviceFacts("cpu", kind, "a device", None, 1 << 30, 1 << 30, None)
     opened = Opened(device=device, backends=[], engine_hash="", delay_us={}, pci_bus_id=None, notes=[])
-    spec = SweepSpec("test", sampling=Sampling(rounds=2))
+    spec = SweepSpec("test", sampling=Sampling(rounds=rounds))
     with writer or RunWriter.create(path, info(searched_by=search and search.command, status="running")) as writer:
         progress = Progress(load_run(path).records)
         plan = Plan(cells, (), 0, 0, in_turn=("sms",))
@@ -172,6 +179,43 @@ def test_a_visit_that_stays_disturbed_is_repeated_at_most_twice(tmp_path: Path) 
     attempts = [attempt for round_, blocks, attempt in slot.made if (round_, blocks) == (0, 1)]
     assert attempts == list(range(MAX_REPEATS + 1))
     assert sum(bool(visit.disturbed) for visit in visits_that_count(load_run(tmp_path).records)) == 2
+
+
+def test_a_round_with_a_low_ceiling_is_measured_again_once_copies_are_as_fast_as_usual(tmp_path: Path) -> None:
+    cells = (*CELLS[:2], replace(CELLS[2], direction=Direction.D2H))
+    slot = Slot(disturbed=0)
+    slot.copies_us = {("h2d", 1): [1.06, 1.2, 1.0], ("d2h", 2): [1.04], ("h2d", 4): [1.3]}
+    execute(tmp_path, slot, cells=cells, rounds=6, kind="cuda")
+    first, again = slot.made[: 6 * 3], slot.made[6 * 3 :]
+    assert {attempt for *_, attempt in first} == {0}
+    # the lowest first; the copies of round 1 are slow once more; those in the other direction were never low
+    assert [number for number, *_ in again] == [4, 4, 1, 1]
+    assert {blocks for _, blocks, _ in again} == {1, 2}
+    run = load_run(tmp_path)
+    counting = {(visit.round, visit.cell.blocks): visit.attempt for visit in run.visits}
+    assert len(counting) == 6 * 3
+    assert {key for key, attempt in counting.items() if attempt} == {(4, 1), (4, 2), (1, 1), (1, 2)}
+    assert run.low_rounds == {}
+    once_more = Slot(disturbed=0)
+    execute(tmp_path, once_more, RunWriter.reopen(tmp_path), cells=cells, rounds=6, kind="cuda")
+    assert once_more.made == []
+
+
+def test_rounds_are_measured_again_within_half_of_the_time_of_the_run(tmp_path: Path) -> None:
+    slot = Slot(disturbed=0)
+    slot.copies_us = {("h2d", number): [1.1 + number / 100] for number in range(1, 6)}
+    execute(tmp_path, slot, cells=CELLS[:4], rounds=6, kind="cuda")
+    assert [number for number, *_ in slot.made[6 * 4 :]] == [5] * 4 + [4] * 4 + [3] * 4
+    low = load_run(tmp_path).low_rounds["h2d"]
+    assert low == pytest.approx({1: 1 - 1 / 1.11, 2: 1 - 1 / 1.12})
+
+
+def test_the_large_copies_of_a_cpu_say_nothing_of_a_round(tmp_path: Path) -> None:
+    slot = Slot(disturbed=0)
+    slot.copies_us = {("h2d", 1): [2.0]}
+    execute(tmp_path, slot)
+    assert len(slot.made) == 2 * len(CELLS)
+    assert load_run(tmp_path).low_rounds == {"h2d": {1: 0.5}}
 
 
 def test_crashing_large_copies_and_a_dead_worker_cost_only_themselves(tmp_path: Path) -> None:
