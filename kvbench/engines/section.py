@@ -84,7 +84,7 @@ def _row(view: View, engine: Engine, methods: Sequence[Choice], one: Measured) -
     ratio = ABSENT
     if shipped and best:
         compared = compare_visits(one.every[best], one.every[shipped], IN_TURN)
-        ratio = f"{unclear_mark(compared)}{figure(compared.ratio)}"
+        ratio = f"{unclear_mark(compared)}{figure(one.us_of(shipped) / one.us_of(best))}"
     times = {choice: f"{figure(one.us_of(choice))} ({figure(one.caller_us[choice])})" for choice in one.every}
     *columns, best_us = (times.get(choice, "") if choice else "" for choice in (*methods, best))
     names = [choice.label if choice else ABSENT for choice in (shipped, best)]

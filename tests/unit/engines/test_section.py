@@ -70,6 +70,14 @@ def test_the_table_shows_an_engines_methods_side_by_side_with_caller_times(tmp_p
     assert "time of the calling thread by +3 us in the median" in str(part.findings)
 
 
+def test_the_ratio_of_two_times_is_that_of_the_medians_beside_it(tmp_path: Path) -> None:
+    """An estimate from pairs of visits would be 2.89."""
+    records = [*visits("sm", 64, 40.0, 2), *visits("vllm_triton", 64, 60.0, noise=0.3)]
+    report = made_report(tmp_path, [*synthetic.ceilings(), *records], synthetic.info(backends=[VLLM]))
+    (row,) = part_of(report, "engines").tables[0].rows
+    assert texts(row)[-2:] == ["40.0 (12.0)", "2.92"]
+
+
 def test_every_run_of_the_machine_shows_its_engines(tmp_path: Path) -> None:
     paged = [*visits("lmcache", 64, 90.0, paged=True), *visits("sm", 64, 60.0, 2, paged=True)]
     runs = [
