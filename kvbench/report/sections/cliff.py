@@ -164,7 +164,11 @@ def _chart(view: View, curves: Sequence[Curve], beside: Curve | None) -> Chart:
         lines.append(_line(f"{label_of(TRITON, beside.points)}, N = {count(beside.blocks)}", beside, variant=1))
     points = pd.concat([curve.points for curve in [*curves, *([beside] if beside else [])]])
     panel = PlotPanel(f"{direction}, {state} stream", lines, ceiling_of(points), _MARKED)
-    text = chart_text(view, "Cliff: GB/s against block size", f"{INCLUDES[state]}. Band: quartiles")
+    outside = (points["gbps"] < points["gbps_q1"]) | (points["gbps"] > points["gbps_q3"])
+    modes = "; a point outside of it: visits with two modes, which it lies between" if outside.any() else ""
+    text = chart_text(
+        view, "Cliff: GB/s against block size", f"{INCLUDES[state]}. Band: quartiles of all samples{modes}"
+    )
     plot = LinePlot(PlotAxis("block size", "bytes", "log2"), GBPS, [[panel]])
     return Chart(f"cliff-{view.label}", text, plot, points[list(POINT_COLUMNS)])
 
