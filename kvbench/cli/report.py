@@ -51,11 +51,12 @@ def report(runs: _Runs, out: _Out = None, as_json: _Json = False, snippet: _Snip
         typer.echo(snippet_of(report_of(loaded, unread), snippet), nl=False)
         _check_read(unread)
         return
-    from kvbench.report.build import report_files, write_files
+    from kvbench.report.build import make_folder, report_files, write_files
     from kvbench.report.faults import warnings_of
 
     out = out or _default_out(runs)
     loaded, unread = _load(runs, progress)
+    make_folder(out)  # a report takes minutes to draw
     files = write_files(report_files(loaded, unread, progress), out)
     warnings = [f"{run.path}: {text}" for run in loaded for text in warnings_of(run)]
     if as_json:

@@ -6,6 +6,7 @@ from functools import partial
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Final
 
 from kvbench.files import or_usage_error, write_whole
@@ -175,13 +176,20 @@ def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, d
     return Chapter(section, shown, part, [] if section.of_all else others), {}
 
 
+def make_folder(out: Path) -> None:
+    """Make the folder `out` of a report that is not drawn yet; raises UsageError where no file can be written to it."""
+    with or_usage_error(f"cannot write the report to {out}"):
+        out.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=out).close()
+
+
 def write_files(files: Mapping[str, bytes], out: Path) -> list[Path]:
     """Write files into the folder `out` and return them.
 
     Raises UsageError when `out` cannot be written, StorageError when there is no room.
     """
+    make_folder(out)
     with or_usage_error(f"cannot write the report to {out}"):
-        out.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
             write_whole(out / name, data, wait=False)
     return [out / name for name in files]

@@ -151,6 +151,19 @@ def test_a_run_of_one_backend_has_a_table(tmp_path: Path) -> None:
     assert "| 20" in text or "| 19" in text
 
 
+def test_a_chart_says_that_a_median_lies_between_two_modes(tmp_path: Path) -> None:
+    """It is the median of the visits' medians, and the band that of the samples, of which few are slow here."""
+    cells = synthetic.cliff_cells((256,), synthetic.FEW_KIB)
+    for slow, between in ((0.5, True), (1.0, False)):
+        records: list[Record] = [*synthetic.ceilings()]
+        for number in range(6):
+            by, count = (slow, 2) if number % 2 else (1.0, 10)
+            times_us = {cell: cell.swap_bytes / synthetic.gbps_of(cell) / by / 1e3 for cell in cells}
+            records += [synthetic.visit(cell, us, count, round_=number) for cell, us in times_us.items()]
+        charts = made_report(tmp_path / str(slow), records).charts
+        assert any("visits with two modes" in str(chart.text) for chart in charts) is between
+
+
 def test_the_same_runs_give_the_same_bytes(cliff_run: Run, cliff_files: dict[str, bytes]) -> None:
     assert cliff_files == report_files([cliff_run])
     assert b"<dc:date>" not in cliff_files["cliff-cliff.svg"]
@@ -369,11 +382,17 @@ def test_a_link_in_the_output_folder_is_replaced_not_followed(tmp_path: Path) ->
     assert (out / "report.md").read_text().startswith("# KV-block swaps")
 
 
-def test_an_output_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_written_is_a_usage_error_before_anything_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[object] = []
+    monkeypatch.setattr("kvbench.report.build.report_files", lambda *_: drawn.append(1) or {})
     run = made_run(tmp_path, [])
-    for out in (run.path / "run.json", run.path / "run.json" / "under", Path("/proc/kvbench")):
-        with pytest.raises(UsageError, match="cannot write the report to"):
-            write_files(report_files([run]), out)
+    for out in (run.path / "run.json", run.path / "run.json" / "under", Path("/proc/kvbench"), Path("/proc")):
+        done = CliRunner().invoke(app, ["report", str(run.path), "-o", str(out)])
+        assert isinstance(done.exception, UsageError)
+        assert "cannot write the report to" in str(done.exception)
+    assert not drawn
 
 
 def test_the_command_prints_json(tmp_path: Path) -> None:
