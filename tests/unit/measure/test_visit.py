@@ -597,7 +597,9 @@ def test_in_a_gate_a_small_swap_comes_again_when_caches_have_forgotten_it() -> N
     cell = Cell("cheat", Direction.H2D, 16, 4096, reuse=Reuse.FRESH, pool_bytes=16 << 30)
     on_gpu = mock.Mock()  # with a pool that no test machine has
     on_gpu.threads = Threads()
-    on_gpu.pools.sides.return_value = (mock.Mock(address=0, device_address=0),) * 2
+    side = mock.Mock(places=lambda offsets: offsets)
+    side.buffer.address = side.buffer.device_address = 0
+    on_gpu.pools.sides.return_value = (side, side)
     ready = set_up(on_gpu, Recorded(honest), cell, SAMPLING, 1, many_visits=True)
     assert (ready.workload.sets - 1) * cell.swap_bytes >= FORGOTTEN_AFTER_BYTES
 
