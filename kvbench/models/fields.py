@@ -18,8 +18,8 @@ NUMBERS: Final = ("layers", "kv_heads", "head_size", "window")
 _WORDS: Final = {
     ("layers",): "layer layers type types pattern period interval freq stride offset hybrid mixer block blocks cross "
     "causal share shares shared sharing cla loop loops passes recurrent recurrence recursion recursions recursive "
-    "repeat repeats iterations steps ut memory meta state states ssm mamba conv linear lru retention rwkv "
-    "yoco indices indexes idxs every",
+    "repeat repeats iterations iters cycles unroll steps ut memory mem meta state states ssm mamba conv linear lru "
+    "retention rwkv yoco indices indexes idxs every",
     ("kv_heads",): "heads groups mqa gqa query",
     ("kv_heads", "head_size"): "head",
     ("head_size",): "dim dims rank channels value values",
@@ -32,7 +32,7 @@ _CHANGES: Final = {word: numbers for numbers, words in _WORDS.items() for word i
 _PARTS: Final = """
     expert moe mlp ffn feed_forward router rope rotary norm drop bias vision image video audio speech visual loss
     initializer mtp nextn softcap logit emb vocab multiplier intermediate lm_head reward softmax beam scal alibi logn
-    attn_implementation attn_temperature flash_attn eagle mm_ projector tokenizer swiglu
+    attn_implementation attn_temperature flash_attn eagle mm_ projector tokenizer swiglu sinkhorn
 """
 _ENDS: Final = ("_token_id", "_token_ids", "_token_index", "_act", "_beta")
 _NAMES: Final = """

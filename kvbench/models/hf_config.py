@@ -18,7 +18,7 @@ from kvbench.files import read_as
 from kvbench.models.families import Cache, Layers, head_size, is_plain, kv_heads, layer_count, layers_of
 from kvbench.models.fields import NUMBERS, FieldError, Fields, Table, changed_by
 from kvbench.models.geometry import KvDtype, LayerGroup, Model
-from kvbench.text import NAME_PATTERN, located, name_of, printable_tree, short, shown
+from kvbench.text import NAME_PATTERN, counted, located, name_of, printable_tree, short, shown
 
 # A table of the quantized layers makes some files several MiB long.
 MOST_BYTES: Final = 2**24
@@ -129,7 +129,7 @@ def labelled(groups: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:
         return tuple(groups)
     shapes = [group.part.value or f"{group.kv_heads} x {group.head_dim}" for group in groups]
     return tuple(
-        replace(group, label=f"{group.layers} layers of {shape}{' with a window' if group.window else ''}")
+        replace(group, label=f"{counted(group.layers, 'layer')} of {shape}{' with a window' if group.window else ''}")
         for group, shape in zip(groups, shapes, strict=True)
     )
 
