@@ -27,6 +27,7 @@ _WORD_OF_LAYER: Final[Mapping[object, str]] = {
 
 _HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads")
+_IN_TABLE: Final = "num_heads head_dim short_conv_kernel_size"
 # The fields that list the kinds of layers.
 _KINDS: Final = ("layers_block_type", "layer_types")
 
@@ -439,15 +440,19 @@ def _mixed(
     *,
     attends: str = "full",
     latent: bool = False,
+    is_known: bool = True,
     **rule: Any,
 ) -> Layers:
-    """Layers that attend, that have a state, or (as `attends` says) both: "hybrid". By default its size is unknown."""
+    """Layers that attend, that have a state, or (as `attends` says) both: "hybrid".
+
+    `is_known` tells whether the files of the family have the sizes of `state`.
+    """
     kinds = _attending(fields, attends, **rule)
     rows = _latent(fields, len(kinds), known=("full", "state")) if latent else [_k_and_v(fields)] * len(kinds)
     try:
         states = state(fields) if state else []
     except FieldError:
-        if not {"state", "conv", "hybrid"}.isdisjoint(kinds):
+        if is_known and not {"state", "conv", "hybrid"}.isdisjoint(kinds):
             raise
         states = []
     return [
@@ -490,11 +495,10 @@ def _attending(
     return [attends if one else "state" for one in flags]
 
 
-def _delta_state(
-    fields: Fields, names: Sequence[str] = ("num_heads", "head_dim", "short_conv_kernel_size")
-) -> list[Cache]:
-    """Kimi's delta attention; `names` are the fields of heads, head size and kernel."""
-    heads, size, kernel = (fields.needed(name) for name in names)
+def _delta_state(fields: Fields, names: str = _IN_TABLE) -> list[Cache]:
+    """Kimi's delta attention; `names` are the fields of heads, head size and kernel, where no table has them."""
+    table = _linear_table(fields) if fields.has("linear_attn_config") else None
+    heads, size, kernel = map(table.needed, _IN_TABLE.split()) if table else map(fields.needed, names.split())
     return _state(heads, 3 * (kernel - 1) * heads * size, heads * size * size, 4)
 
 
@@ -533,13 +537,6 @@ def _conv_state(fields: Fields) -> list[Cache]:
     return _state(width, (fields.needed("conv_L_cache") - 1) * width, 0, 0)
 
 
-def _ling(fields: Fields) -> Layers:
-    """Latent attention in the last layer of each group and in all after the last whole group; the rest is linear."""
-    names = ("num_attention_heads", "head_dim", "short_conv_kernel_size")
-    state = partial(_delta_state, names=names) if all(map(fields.whole, names)) else None
-    return _mixed(fields, state, latent=True, period="layer_group_size", has_tail=True)
-
-
 def _kimi_linear(fields: Fields) -> Layers:
     """Latent and delta attention; two lists count their layers from 1."""
     linear, layers = _linear_table(fields), layer_count(fields)
@@ -547,21 +544,12 @@ def _kimi_linear(fields: Fields) -> Layers:
     if sorted(full + linear.read("kda_layers", list[int])) != list(range(1, layers + 1)):
         raise FieldError("linear_attn_config", f"its lists do not name each of {layers} layers once")
     kinds = ["attention" if at in full else "mamba" for at in range(1, layers + 1)]
-    return _mixed(fields.over({"layer_types": kinds}), lambda _: _delta_state(linear), latent=True)
-
-
-def _glm5_next(fields: Fields) -> Layers:
-    """Latent attention with index rows in every fourth layer; the others have states of delta attention."""
-    if fields.has("linear_attn_config"):
-        linear = _linear_table(fields)
-        return _mixed(fields, lambda _: _delta_state(linear), latent=True, usual=4)
-    names = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
-    return _mixed(fields, partial(_delta_state, names=names), latent=True, usual=4)
+    return _mixed(fields.over({"layer_types": kinds}), _delta_state, latent=True)
 
 
 def _linear_table(fields: Fields) -> Fields:
     table = fields.table("linear_attn_config")
-    table.skip("full_attn_layers kda_layers gate_lower_bound use_full_rank_gate")
+    table.skip(f"full_attn_layers kda_layers gate_lower_bound use_full_rank_gate {_IN_TABLE}")
     return table
 
 
@@ -600,7 +588,12 @@ _GRANITE: Final = partial(_mamba2_state, names="mamba_n_heads mamba_d_head mamba
 _ZAMBA2: Final = partial(_mamba2_state, names="n_mamba_heads mamba_headdim mamba_ngroups mamba_d_state mamba_d_conv")
 _JAMBA: Final = partial(_mixed, state=_mamba1_state, period="attn_layer_period", usual=8, offset="attn_layer_offset")
 _QWEN_NEXT: Final = partial(_mixed, state=_gated_delta_state, period="full_attention_interval", usual=4)
+_OF_LING: Final = partial(_delta_state, names="num_attention_heads head_dim short_conv_kernel_size")
+_OF_GLM: Final = partial(_delta_state, names="linear_num_heads linear_head_dim linear_conv_kernel_dim")
+_LING: Final = partial(_mixed, state=_OF_LING, is_known=False, latent=True, period="layer_group_size", has_tail=True)
+_GLM_NEXT: Final = partial(_mixed, state=_OF_GLM, latent=True, usual=4)
 # Fields that a family's cache does not depend on.
+_KPOOL: Final = "index_kpool_always_select_tail index_kpool_compress linear_lower_bound"
 _LFM: Final = """
     block_auto_adjust_ff_dim block_dim block_ff_dim block_multiple_of block_use_xavier_init conv_dim_out
     conv_use_xavier_init
@@ -640,13 +633,10 @@ _ROWS: Final[Sequence[tuple[Family, str]]] = (
     (_OTHER(_deepseek_v4), "deepseek_v4 deepseek_v41 deepseek_ref"),
     (_OTHER(_longcat), "longcat_flash"),
     (_OTHER(_kimi_linear, "attn_res_block_size"), "kimi_linear"),
-    (_UNKNOWN(_ling, _LINEAR), "bailing_hybrid"),
+    (_UNKNOWN(_LING, _LINEAR), "bailing_hybrid"),
     (_UNKNOWN(partial(_mixed, period="layer_group_size"), _LINEAR), "bailing_moe_linear"),
     (_OTHER(_dots), "dots3_note dots3_note_text"),
-    (
-        _OTHER(_glm5_next, "index_kpool_always_select_tail index_kpool_compress linear_lower_bound"),
-        "glm5_next glm5_next_text",
-    ),
+    (_OTHER(_GLM_NEXT, _KPOOL), "glm5_next glm5_next_text"),
     (_OTHER(partial(_mixed, usual=1)), "minimax_m2"),
     (_UNKNOWN(_mixed, _MINIMAX), "minimax_m1 minimax_text_01 minimax"),
     (_OTHER(_minimax_m3), "minimax_m3 minimax_m3_vl minimax_m3_text"),
