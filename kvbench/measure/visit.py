@@ -265,7 +265,7 @@ def _check_in_a_row(sampler: Sampler, request: MeasureCells) -> int:
 
 
 def _is_chosen(request: MeasureCells, cell: Cell, check: str, rounds: int) -> bool:
-    """Whether this is the visit of the cell, one in so many rounds, that makes a check."""
+    """Whether this is the visit, one in `rounds`, that makes a check of its cell."""
     rounds = max(1, rounds)
     return zlib.crc32(f"{request.seed}/{cell.id}/{check}".encode()) % rounds == request.round % rounds
 

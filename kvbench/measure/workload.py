@@ -428,7 +428,7 @@ class Workload:
         return np.concatenate([ends, starts, rests]), np.concatenate([edges, np.uint64(stride) - sizes[small]])
 
     def _inside(self, start: int, sets: int) -> Spots:
-        """Return ranges inside some blocks of so many sets from `start` on."""
+        """Return ranges inside some blocks of the next `sets` sets from `start` on."""
         smallest = int(self._sizes.min())
         size, stride = min(smallest, EDGE_BYTES), np.uint64(self._cell.block_bytes)
         sources, destinations = [], []

@@ -48,7 +48,7 @@ class Progress:
         self.visits: set[tuple[str, int, int]] = set()
         self.copies: set[tuple[type[Record], str, int, int]] = set()
         self.ceilings = Ceilings(())
-        # By direction, round, and whether it was made again.
+        # By direction, round, and whether the round was repeated.
         self.took_ms: defaultdict[tuple[str, int, bool], float] = defaultdict(float)
         self.failed: set[str] = set()
         self.copies_failed = 0
@@ -79,7 +79,7 @@ class Progress:
         return replace(visit, cells=cells) if missing else None
 
     def has_time_for(self, direction: str, number: int) -> bool:
-        """Whether the visits of a round can be made again within the time for it, half of what all took."""
+        """Whether there is time to repeat the visits of a round: half of what all took at first."""
         again_ms = sum(ms for (*_, again), ms in self.took_ms.items() if again)
         first_ms = sum(self.took_ms.values()) - again_ms
         return again_ms + self.took_ms[direction, number, False] <= AGAIN_SHARE * first_ms
