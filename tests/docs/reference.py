@@ -13,20 +13,24 @@ from kvbench.cli.sweep import WhereOptions
 from kvbench.engine.faults import KINDS
 from kvbench.errors import EXIT_CODES
 from kvbench.gate.judgement import VERDICTS, GateVerdict
-from kvbench.gate.rules import KEYS, QUANTITIES
+from kvbench.gate.rules import KEYS
 from kvbench.models.presets import ModelChoice
-from kvbench.results.columns import MEANINGS, SAMPLE_COLUMNS, TIMES
+from kvbench.results.columns import MEANINGS, SAMPLE_COLUMNS
 from kvbench.results.schema import Record
 from kvbench.sweep.checks import FREE_SHARE
 from kvbench.sweep.config import ConfigFile, load_config, shipped_configs
+from kvbench.sweep.installed import Installed, installed
 from kvbench.sweep.installed import engines as known_engines
-from kvbench.sweep.installed import installed
 from kvbench.sweep.spec import LIMITS
 from kvbench.text import meaning
 from tests.docs.markup import code, table
 from tests.gate_rates import FILE, rates, read
 
 A_GPU: Final = DeviceFacts("cuda:0", "cuda", "a GPU", 132, 80 << 30, 80 << 30, "cuMemcpyBatchAsync", 227 << 10)
+
+
+def described(headings: tuple[str, str], texts: Mapping[Any, str]) -> str:
+    return table(headings, ((code(name), text) for name, text in texts.items()))
 
 
 def axes() -> str:
@@ -39,19 +43,10 @@ def axes() -> str:
     return table(("axis", "meaning", "example", "default"), rows)
 
 
-def configs() -> str:
-    rows = ((code(name), load_config(path).question) for name, path in shipped_configs().items())
-    return table(("config", "the question that it answers"), rows)
-
-
 def columns() -> str:
     return table(
         ("column", "meaning"), ((", ".join(map(code, names.split())), text) for names, text in MEANINGS.items())
     )
-
-
-def sample_columns() -> str:
-    return table(("sample column", "meaning"), ((code(name), text) for name, text in SAMPLE_COLUMNS.items()))
 
 
 def records() -> str:
@@ -60,27 +55,6 @@ def records() -> str:
         summary = re.sub(r"\s+", " ", (kind.__doc__ or "").partition("\n\n")[0])
         rows.append((code(kind.__struct_config__.tag), summary))
     return table(("type", "content"), rows)
-
-
-def exit_codes() -> str:
-    return table(("code", "meaning"), ((code(int(number)), text) for number, text in EXIT_CODES.items()))
-
-
-def verdicts() -> str:
-    return table(("verdict", "when"), ((code(verdict), VERDICTS[verdict]) for verdict in GateVerdict))
-
-
-def quantities() -> str:
-    rows = ((code(name), code(f"{name}_median" if name in TIMES else name)) for name in QUANTITIES)
-    return table(("quantity", "column of the summary"), rows)
-
-
-def rule_keys() -> str:
-    return table(("key of a rule", "meaning"), ((code(name), text) for name, text in KEYS.items()))
-
-
-def faults() -> str:
-    return table(("kind", "what happens"), ((code(kind), text) for kind, text in KINDS.items()))
 
 
 def config_keys() -> str:
@@ -92,15 +66,15 @@ def config_keys() -> str:
     return table(("key", "takes", "default", "meaning"), rows)
 
 
-def backends() -> str:
-    """The built-in ones, with the optional axes that they support on a GPU."""
-    rows = []
-    for name, installation in installed()[0].items():
-        backend = backend_named(name)
-        if installation.own and backend is not None:
-            supported = [axis for axis in AXES if axis in backend.axes(A_GPU)]
-            rows.append((code(name), backend.summary, ", ".join(map(code, supported))))
-    return table(("backend", "how it copies", "optional axes on a GPU"), rows)
+def backends(heading: str, chosen: Callable[[Installed], bool]) -> str:
+    """Some backends, with the optional axes that they support on a GPU."""
+    known = [(name, backend_named(name)) for name, installation in installed()[0].items() if chosen(installation)]
+    rows = [
+        (code(name), one.summary, ", ".join(code(axis) for axis in AXES if axis in one.axes(A_GPU)))
+        for name, one in known
+        if one is not None
+    ]
+    return table(("backend", heading, "optional axes on a GPU"), rows)
 
 
 def exports() -> str:
@@ -110,15 +84,6 @@ def exports() -> str:
         if engine.settings
     ]
     return table(("engine", "its own code", "settings", "remark"), rows)
-
-
-def engines() -> str:
-    rows = []
-    for name, installation in installed()[0].items():
-        backend = backend_named(name)
-        if installation.engine and backend is not None:
-            rows.append((code(name), backend.summary, ", ".join(map(code, sorted(backend.axes(A_GPU))))))
-    return table(("backend", "what it runs", "optional axes"), rows)
 
 
 def _fields(kind: Any) -> Iterator[tuple[str, str, str, str]]:
@@ -134,18 +99,20 @@ def _fields(kind: Any) -> Iterator[tuple[str, str, str, str]]:
 
 MAKERS: Final[Mapping[str, Callable[[], str]]] = {
     "axes": axes,
-    "backends": backends,
+    "backends": lambda: backends("how it copies", lambda one: bool(one.own)),
     "columns": columns,
     "config-keys": config_keys,
-    "configs": configs,
-    "exit-codes": exit_codes,
+    "configs": lambda: described(
+        ("config", "the question that it answers"),
+        {name: load_config(path).question for name, path in shipped_configs().items()},
+    ),
+    "exit-codes": lambda: described(("code", "meaning"), {int(number): text for number, text in EXIT_CODES.items()}),
     "exports": exports,
-    "engines": engines,
-    "faults": faults,
+    "engines": lambda: backends("what it runs", lambda one: bool(one.engine)),
+    "faults": lambda: described(("kind", "what happens"), KINDS),
     "gate-rates": lambda: rates(read(FILE)) if FILE.exists() else "No gates are committed yet.",
-    "quantities": quantities,
     "records": records,
-    "rule-keys": rule_keys,
-    "sample-columns": sample_columns,
-    "verdicts": verdicts,
+    "rule-keys": lambda: described(("key of a rule", "meaning"), KEYS),
+    "sample-columns": lambda: described(("sample column", "meaning"), SAMPLE_COLUMNS),
+    "verdicts": lambda: described(("verdict", "when"), {verdict: VERDICTS[verdict] for verdict in GateVerdict}),
 }
