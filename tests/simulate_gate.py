@@ -226,12 +226,12 @@ def upper_bound(count: int, of: int) -> float:
 
 def _line(scenario: Scenario, same: Sequence[Suite], *slower: Sequence[Suite]) -> str:
     figures = (
-        quoted(_count(same, GateVerdict.SLOWER), len(same)),
-        f"{sum(suite.passed for suite in same)} of {len(same)}",
+        _share(suite.verdict is GateVerdict.SLOWER for suite in same),
+        _share(suite.passed for suite in same),
         _share(suite.same_at_first for suite in same),
         _share(suite.same for suite in same),
         *(_share(suite.detected for suite in suites) for suites in slower),
-        f"{_count(slower[-1], GateVerdict.SLOWER)} of {len(slower[-1])}",
+        _share(suite.verdict is GateVerdict.SLOWER for suite in slower[-1]),
     )
     return f"| {' | '.join((*scenario.labels, *figures))} |"
 
