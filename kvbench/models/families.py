@@ -46,6 +46,7 @@ class Cache(NamedTuple):
 
 
 Layers = list[list[Cache]]
+MOST_LAYERS: Final = 100_000
 # What an answer says if nothing tells which layers propose tokens.
 _DRAFT_LAYERS: Final = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "mtp_num_layers")
 NO_DRAFT: Final = "the layers that propose tokens are left out, since the model names none of its own"
@@ -71,7 +72,10 @@ def layers_of(fields: Fields, model_type: str, *, with_draft: bool = False) -> t
     if (pooled := fields.whole("index_kpool") or 1) > 1:
         left_out.append(f"the index rows of a sequence's last tokens, before {pooled} become one, are left out")
     layers = layers[: len(layers) - fields.upto("num_kv_shared_layers", len(layers) - 1)]
-    layers *= fields.whole("total_ut_steps") or 1  # each pass over the layers keeps rows of its own
+    steps = fields.whole("total_ut_steps") or 1
+    if len(layers) * steps > MOST_LAYERS:
+        raise UsageError(f"{len(layers) * steps} layers are more than {MOST_LAYERS}")
+    layers *= steps  # each pass over the layers keeps rows of its own
     fields.refuse_unread(model_type)
     attending = [rows for layer in layers if (rows := [one for one in layer if one.part is not CachePart.STATES])]
     if not attending:

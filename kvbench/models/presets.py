@@ -9,7 +9,7 @@ import msgspec
 
 from kvbench.errors import UsageError
 from kvbench.files import read_toml, shipped_folder
-from kvbench.models.families import NO_DRAFT
+from kvbench.models.families import MOST_LAYERS, NO_DRAFT, Cache
 from kvbench.models.geometry import (
     LMCACHE_CHUNK,
     BlockTokens,
@@ -21,7 +21,7 @@ from kvbench.models.geometry import (
     Ranks,
     Tokens,
 )
-from kvbench.models.hf_config import labelled, model_of, read_config_json
+from kvbench.models.hf_config import grouped, labelled, model_of, read_config_json
 from kvbench.text import check_keys, convert, hint, located, name_of, shown
 
 USUAL_TOKENS: Final = 2048
@@ -85,7 +85,7 @@ class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Numbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The numbers of a group of layers; `row_bytes` are those of a head's row where no type tells them."""
 
-    layers: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
+    layers: Annotated[int, msgspec.Meta(ge=1, le=MOST_LAYERS)]
     kv_heads: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
     head_size: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
     parts: Literal[1, 2] = 2
@@ -102,7 +102,8 @@ def _parts(text: str) -> tuple[str, str | None, str | None]:
 
 def _of_numbers(text: str, kv_dtype: KvDtype | None, speculative: int) -> Model:
     """Read groups of layers written as numbers: layers=32,kv_heads=8,head_size=128, joined by "+"."""
-    name, groups = name_of(re.sub(r"[a-z_]+=|\s", "", text).replace(",", "x").replace("+", "-"), "custom"), []
+    name = name_of(re.sub(r"[a-z_]+=|\s", "", text).replace(",", "x").replace("+", "-"), "custom")
+    groups: list[LayerGroup] = []
     with located(f"model {shown(text)}"):
         for part in text.split("+"):
             pairs = [re.sub(r"\s", "", pair).partition("=") for pair in part.split(",")]
@@ -111,19 +112,9 @@ def _of_numbers(text: str, kv_dtype: KvDtype | None, speculative: int) -> Model:
             if missing := next((key for key in ("layers", "kv_heads", "head_size") if key not in plain), None):
                 raise UsageError(f"{missing}: missing; write layers=32,kv_heads=8,head_size=128")
             numbers: _Numbers = convert(plain, _Numbers)
-            group = LayerGroup(
-                name=name,
-                layers=numbers.layers,
-                kv_heads=numbers.kv_heads,
-                head_dim=numbers.head_size,
-                kv_parts=numbers.parts,
-                sliding_layers=numbers.layers if numbers.window else 0,
-                window=numbers.window,
-                dtype=kv_dtype or numbers.kv_dtype,
-                row_bytes=numbers.row_bytes,
-                left_out=NO_DRAFT if speculative else "",
-            )
-            groups.append(group)
+            cache = Cache(numbers.kv_heads, numbers.head_size, numbers.parts, window=numbers.window)
+            layers = [[cache._replace(row_bytes=numbers.row_bytes)]] * numbers.layers
+            groups += grouped(name, layers, kv_dtype or numbers.kv_dtype, NO_DRAFT if speculative else "")
     return Model(name, labelled(groups))
 
 
@@ -137,8 +128,7 @@ def find_model(name_or_path: str, kv_dtype: KvDtype | None = None, speculative: 
     """Return a preset, the model of the config.json at a path (a file ending in .json, or a folder), or of numbers.
 
     `kv_dtype` replaces the type that the model has; with `speculative` tokens, the layers that propose them are cached
-    too. Raises UsageError for an unknown preset, and for a file that is not
-    a supported config.json.
+    too. Raises UsageError for an unknown preset, and for a file that is not a supported config.json.
     """
     tables = read_toml(shipped_folder() / "presets" / "models.toml")
     if name_or_path in tables:

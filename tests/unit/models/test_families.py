@@ -141,6 +141,23 @@ def test_layers_that_propose_tokens_are_cached_too_or_left_out_with_a_word() -> 
     assert "left out" in find_model("layers=8,kv_heads=4,head_size=64", speculative=1).text
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "falcon_mamba"}, "its layers have states only, and no KV cache"),
+        (
+            {"model_type": "lfm2", "conv_dim": 64, "conv_L_cache": 3, "layer_types": ["conv"] * 8},
+            "no layer has a KV cache",
+        ),
+        ({"model_type": "jamba", "attn_layer_offset": 8}, "attn_layer_offset: 8 is not a whole number from 0 to 7"),
+        ({"total_ut_steps": 1_000_000}, "8000000 layers are more than 100000"),
+    ],
+)
+def test_a_model_without_a_cache_or_end_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        model_of("m", {**PLAIN, **fields})
+
+
 # Types
 
 
@@ -229,6 +246,7 @@ def test_a_refusal_leaves_open_what_the_refused_field_could_change(fields: dict[
     [
         ("layers=8,kv_heads=4", "head_size: missing; write layers=32,kv_heads=8,head_size=128"),
         ("layers=8,kv_heads=4,head_size=" + "9" * 5000, "head_size: "),
+        ("layers=100001,kv_heads=4,head_size=64", "layers: 100001 is not a whole number from 1 to 100000"),
         ("layers=8,kv_heads=4,head_size=?", 'head_size: "?" is not a whole number'),
         ("layers=8,kv_heads=4,head_sise=64", 'unknown key "head_sise"; did you mean head_size?'),
         ("layers=8,kv_heads=4,head_size=24,kv_dtype=nvfp4", "nvfp4 has a scale for 16 elements, but a head has 24"),
