@@ -120,7 +120,7 @@ def failed(views: Sequence[View]) -> DataTable | None:
 
 def definitions() -> list[Text]:
     return [
-        "GB/s: 10^9 bytes a second, of one swap; its time is the median of the visits' medians",
+        "GB/s: 10^9 bytes a second, of one swap within this run; its time is the median of the visits' medians",
         "Visit: one uninterrupted measurement of a cell; visits are compared by their medians, in turn",
         f"≈: the 95% interval of the ratio lies within {IN_TURN.fraction:.0%}, or the visits do not decide",
         "Ceiling: GB/s of large plain copies in the same run",
