@@ -280,12 +280,12 @@ def _noise(scenario: Scenario, share: float, shape: tuple[int, int], rng: np.ran
     return noise
 
 
-def write_between_markers(document: Path, text: str) -> None:
+def write_between_markers(document: Path, text: str, markers: tuple[str, str] = MARKERS) -> None:
     """Replace what stands between the markers of `document`; raises SystemExit when they are not there."""
-    before, begin, rest = document.read_text().partition(MARKERS[0])
-    _, end, after = rest.partition(MARKERS[1])
+    before, begin, rest = document.read_text().partition(markers[0])
+    _, end, after = rest.partition(markers[1])
     if not (begin and end):
-        sys.exit(f"{document} lacks the markers {' and '.join(MARKERS)}")
+        sys.exit(f"{document} lacks the markers {' and '.join(markers)}")
     document.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 

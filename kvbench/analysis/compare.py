@@ -3,7 +3,7 @@
 The compared values are the medians of visits. Samples of one visit are not independent, because they share every
 disturbance of the machine; visits are nearly independent. Both intervals are rank-based and exact for any number of
 visits: visits made in turn are paired (Wilcoxon signed-rank, Hodges-Lehmann estimate), visits of two runs are not
-(Mann-Whitney). Arms that took their samples in turn within a visit are compared by blocks of them.
+(Mann-Whitney).
 See Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, chapters 3 and 4.
 """
 
@@ -35,9 +35,6 @@ from kvbench.analysis.margins import Margin
 MIN_PAIRS: Final = 6
 # The number of pairwise averages grows quadratically; beyond this limit the interval of the median is narrow enough.
 _AVERAGED_UP_TO: Final = 200
-
-# The number of blocks of consecutive tuples that samples of arms in turn are divided into, all visits together.
-_BLOCKS: Final = 20
 
 # The median of each visit of one cell in microseconds, by round.
 Visits = Mapping[int, float]
@@ -85,15 +82,12 @@ def compare_in_turn(visits: Sequence[tuple[Samples, Samples]], margin: Margin) -
     """Compare two arms whose samples were taken in turn; each visit has those of both, sample k of one beside that of
     the other.
 
-    What the machine does to both samples of a tuple cancels in the log of their ratio. What is left of slower changes
-    is shared by tuples that follow each other, so these form blocks, about twenty in all and none across visits. The
-    medians of the blocks are compared as pairs of visits are. Raises ValueError as `compare_pairs` does.
+    What the machine does to both samples of a tuple cancels in the log of their ratio. An arm has more in common within
+    a visit, such as its memory, so the median of each visit counts as one pair (`tests/simulate_pairs.py` says how
+    often the interval holds). Raises ValueError as `compare_pairs` does.
     """
-    logs = [_logs(other) - _logs(base) for base, other in visits]
-    tuples = max(1, math.ceil(sum(map(len, logs)) / _BLOCKS))
-    blocks = (block for of_visit in logs for block in np.array_split(of_visit, max(1, round(len(of_visit) / tuples))))
-    medians = np.array([middle_of_sorted(np.sort(block)) for block in blocks])
-    return _judged(*paired_interval(medians), margin)
+    medians = [middle_of_sorted(np.sort(_logs(other) - _logs(base))) for base, other in visits]
+    return _judged(*paired_interval(np.array(medians)), margin)
 
 
 def compare_visits(base: Visits, other: Visits, margin: Margin) -> Comparison:

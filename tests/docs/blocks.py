@@ -17,7 +17,7 @@ DOCUMENTS: Final = (
     *sorted((ROOT / "docs").rglob("*.md")),
 )
 # Blocks that other modules write.
-OTHERS: Final = frozenset({"cards", "machines", "probes", "simulation"})
+OTHERS: Final = frozenset({"cards", "coverage", "machines", "probes", "simulation"})
 MAKERS: Final[Mapping[str, Callable[[], str]]] = {**reference.MAKERS, **figures.MAKERS}
 _BLOCK: Final = re.compile(r"(<!-- (?P<name>[\w-]+): begin -->\n)(?P<text>.*?)(<!-- (?P=name): end -->)", re.DOTALL)
 

@@ -20,6 +20,7 @@ from kvbench.analysis.compare import (
     winners,
 )
 from kvbench.analysis.margins import IN_TURN, Margin
+from tests.simulate_pairs import NOISES, simulate
 
 NO_MARGIN = Margin(0.0, "")
 times = st.floats(1.0, 1e6)
@@ -153,7 +154,7 @@ def test_an_interval_is_held_against_the_margin() -> None:
 def test_arms_in_turn_are_told_apart_within_noise_that_both_share() -> None:
     rng = np.random.default_rng(0)
     visits = []
-    for _ in range(4):
+    for _ in range(6):
         shared = np.exp(np.cumsum(rng.normal(0, 0.05, 50)))  # the machine drifts by a third
         base, other = (shared * np.exp(rng.normal(0, 0.01, 50)) for _ in range(2))
         visits.append((base.tolist(), (1.01 * other).tolist()))
@@ -163,7 +164,19 @@ def test_arms_in_turn_are_told_apart_within_noise_that_both_share() -> None:
     assert compare_in_turn([(base, base) for base, _ in visits], IN_TURN).ratio == 1
 
 
-def test_few_tuples_in_turn_decide_nothing() -> None:
-    assert compare_in_turn([([1.0] * 5, [2.0] * 5)], IN_TURN).verdict is Verdict.UNDECIDED
+def test_few_visits_in_turn_decide_nothing() -> None:
+    """However many samples they have: an arm's own memory is that of a visit."""
+    assert compare_in_turn([([1.0] * 99, [2.0] * 99)] * 5, IN_TURN).verdict is Verdict.UNDECIDED
+    assert compare_in_turn([([1.0], [2.0])] * 6, IN_TURN).verdict is Verdict.SLOWER
+
+
+def test_intervals_of_pairs_hold_where_visits_are_correlated_and_processes_differ() -> None:
+    for noise in NOISES[:2]:
+        pairs, _, told_apart = simulate(noise, 6, draws=200)
+        assert pairs >= 0.9
+        assert told_apart <= 0.05
+
+
+def test_few_times_in_turn_are_checked() -> None:
     with pytest.raises(ValueError, match="positive"):
         compare_in_turn([([1.0], [0.0])], IN_TURN)
