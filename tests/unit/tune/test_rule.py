@@ -130,10 +130,10 @@ def test_a_cost_is_judged_on_rounds_that_did_not_choose(tmp_path: Path) -> None:
     made = [cell for cell in cells() if cell.blocks == 256]
     equals = [replace(cell, sms=sms) for cell in made if cell.sms == 1 for sms in range(1, 13)]
     batched = [cell for cell in made if cell.backend == "batched"]
-    rule = rule_at(tmp_path, lambda cell: 5.0 if cell.backend == "batched" else 40.0, equals + batched, noise=0.1)
+    rule = rule_at(tmp_path, lambda cell: 5.0 if cell.backend == "batched" else 40.0, equals + batched, noise=0.2)
     costs = costs_of(rule)
     assert len(costs) == len(SIZES)
-    assert sum(costs.values()) / len(costs) == pytest.approx(0, abs=0.01)
+    assert -0.02 < sum(costs.values()) / len(costs) < 0.01
 
 
 @pytest.mark.parametrize(("best", "stands"), [(4, 2), (2, 1)])
