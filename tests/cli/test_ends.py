@@ -77,15 +77,6 @@ def test_a_command_whose_reader_left_says_nothing_more(prepared: Path, command: 
     assert (done.returncode, done.stderr) == (ExitCode.CLOSED, "")
 
 
-def test_a_long_input_is_shortened_in_the_message(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["sweep", "x" * 100_000]) == 2
-    assert len(only_line(capsys.readouterr().err)) <= main.MAX_LINE
-    assert main.run(["show", "x" * 100_000]) == 2
-    line = only_line(capsys.readouterr().err)
-    assert len(line) <= main.MAX_LINE
-    assert line.lower().endswith("file name too long")
-
-
 LONG = "x" * 300
 
 
@@ -227,3 +218,12 @@ def test_the_time_left_follows_from_the_visits_made(
     for _ in range(500):
         reporter.recorded(visit)
     assert line_at(530) == "1002 of 1000 visits, more than expected"
+
+
+def test_a_long_input_is_shortened_in_the_message(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["sweep", "x" * 100_000]) == 2
+    assert len(only_line(capsys.readouterr().err)) <= main.MAX_LINE
+    assert main.run(["show", "x" * 100_000]) == 2
+    line = only_line(capsys.readouterr().err)
+    assert len(line) <= main.MAX_LINE
+    assert line.lower().endswith("file name too long")

@@ -77,16 +77,6 @@ def summary(run: Path) -> pd.DataFrame:
     return pd.read_csv(run / "summary.csv")
 
 
-def test_a_policy_is_made_of_a_run(fitted: Path) -> None:
-    """Two visits decide nothing, so the policy of the run is batched."""
-    (table,) = load_policy(fitted / "mine.toml").tables
-    assert (table.direction, table.stream_state) == (Direction.H2D, StreamState.IDLE)
-    assert {text for row in table.choices for text in row} == {"batched"}
-    assert "No method is told apart from batched: h2d idle." in " ".join(
-        succeeds("show", "first", cwd=fitted).stdout.split()
-    )
-
-
 def test_auto_runs_what_the_policy_says_and_the_run_says_so(by_policy: Path) -> None:
     every = summary(by_policy)
     table = every[every["direction"] == "h2d"].set_index(["backend", "block_size", "blocks"])

@@ -234,16 +234,6 @@ def test_a_swap_of_yesterday_does_not_pass_for_one_of_today(bench: Bench, direct
         again.verify()
 
 
-def test_the_bytes_of_both_sides_are_random_and_differ(bench: Bench) -> None:
-    host = bench.pools.host_pool(Memory.ALLOCATED).buffer.array()
-    other = bench.pools.sides(Direction.H2D, Memory.ALLOCATED)[1]
-    device = np.ctypeslib.as_array((ctypes.c_uint8 * POOL_BYTES).from_address(other.buffer.address))
-    for side in (host, device):
-        assert np.bincount(side, minlength=256).min() > POOL_BYTES / 256 / 2
-        assert np.count_nonzero(side[: POOL_BYTES // 2] == side[POOL_BYTES // 2 :]) < POOL_BYTES / 200
-    assert np.count_nonzero(host == device) < POOL_BYTES / 100
-
-
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("pattern", ["shuffled", "runs-4", "tensors-4/runs-2", "fragments-4x2"])
 def test_a_copier_takes_blocks_in_registered_slots_alone(bench: Bench, direction: Direction, pattern: str) -> None:
@@ -264,16 +254,6 @@ def test_a_copier_takes_blocks_in_registered_slots_alone(bench: Bench, direction
         block = [np.array([host.address + apart]), lists[1][:1].view(np.int64)]
         with pytest.raises(ValueError, match="entry 0"):
             copier.copy(*block[:: 1 if direction is Direction.H2D else -1], np.array([1024]), bench.stream.handle)
-
-
-def test_the_ceilings_copy_is_put_back(bench: Bench) -> None:
-    for direction in Direction:
-        lists = bench.pools.large_copy(direction, POOL_BYTES // 2)
-        per_block(bench.device.driver, *lists, DIRECTIONS[direction]).submit(bench.stream.handle)
-        bench.stream.synchronize()
-        assert bench.wrong_bytes(Cell("any", direction, 1, 64)) > 0
-        bench.pools.put_back(direction, Memory.ALLOCATED, np.zeros(1, np.uint64), lists[-1])
-        assert whole(bench)
 
 
 def arrays(memory: SwapMemory) -> list[NDArray[np.uint64]]:

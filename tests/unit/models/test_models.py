@@ -55,11 +55,8 @@ def swap_of(text: str, tokens: int = 8192, **settings: Any) -> ModelSwap:
     [
         # vllm-project/vllm#38460: 64 tensors of 32 KB blocks, 160 of 32 KB, and 160 of 8 KB at TP 4
         ("llama-3-8b", 8192, (Tensors(64, 512),), 32 * KIB),
-        ("llama-3-70b", 8192, (Tensors(160, 512),), 32 * KIB),
         ("llama-3-70b@tp4", 8192, (Tensors(160, 512),), 8 * KIB),
-        ("qwen2.5-7b", 8192, (Tensors(56, 512),), 16 * KIB),
         # one tensor a layer, 576 elements a token, the same on every rank
-        ("deepseek-v3", 8192, (Tensors(61, 512),), 16 * 576 * 2),
         ("deepseek-v3@tp8", 8192, (Tensors(61, 512),), 16 * 576 * 2),
         # every other layer keeps the last 127 tokens: from the block of the 8066th on, 8 of 512
         ("gpt-oss-120b", 8192, (Tensors(36, 512), Tensors(36, 8)), 16 * KIB),
@@ -69,7 +66,6 @@ def swap_of(text: str, tokens: int = 8192, **settings: Any) -> ModelSwap:
         ("gpt-oss-120b", 100, (Tensors(72, 7),), 16 * KIB),
         # more ranks than heads: repeated, not divided further
         ("qwen2.5-7b@tp8", 8192, (Tensors(56, 512),), 4 * KIB),
-        ("llama-3-8b", 1, (Tensors(64, 1),), 32 * KIB),
     ],
 )
 def test_a_model_has_the_swap_of_vllm(model: str, tokens: int, tensors: tuple[Tensors, ...], block_bytes: int) -> None:
@@ -104,9 +100,7 @@ def test_a_cross_layer_block_holds_all_layers() -> None:
         ("llama-3-70b", "vllm-canonical", "tensors-80", "page-first-80", 64 * KIB),
         # full and sliding layers share the tensors: 512 ids and 8
         ("gpt-oss-20b", "vllm", "tensors-12", "page-first-12", 32 * KIB),
-        ("deepseek-v3", "vllm", "tensors-61", "page-first-61", 16 * 576 * 2),
         ("deepseek-v3", "sglang-page-first", "tensors-61/runs-16", "page-first-61/runs-16", 576 * 2),
-        ("deepseek-v3", "lmcache", "tensors-61", "page-first-61x16", 16 * 576 * 2),
     ],
 )
 def test_an_engine_layout_gives_its_patterns(model: str, layout: str, device: str, host: str, block_bytes: int) -> None:
@@ -229,15 +223,12 @@ def test_untrusted_models_are_checked(plain: object) -> None:
     ("models", "settings", "message"),
     [
         (["llama-3-8"], {}, 'model "llama-3-8": kvbench ships no model of that name; did you mean llama-3-8b?'),
-        (["zzz"], {}, "list the presets with kvbench list models, or give the path of a config.json"),
         (["llama-3-8b"], {"tp": 3}, "tp: 8 KV heads of llama-3-8b cannot be distributed over 3 ranks"),
-        (["llama-3-8b"], {"layout": "x"}, 'layout: "x" is not one of per-layer, cross-layer, vllm, '),
         (["llama-3-8b"], {"layout": "lmcache", "block_tokens": 48}, "block_tokens: 48 does not divide the 256 tokens"),
         (["gpt-oss-20b"], {"layout": "lmcache"}, "layers of two kinds, whose blocks do not fit into pages of one size"),
         (["glm-5.2"], {"layout": "vllm"}, "layout: glm-5.2 has blocks of 2 sizes, which vllm is not known to place"),
         (["nemotron-3-nano-30b@tp16"], {}, "tp: 8 parts of the states of nemotron-3-nano-30b cannot be distributed"),
         (["llama-3-8b"], {"kv_dtype": "fp8_ds_mla"}, "kv_dtype: fp8_ds_mla is of multi-head latent attention of 576"),
-        (["llama-3-8b"], {"kv_dtype": "int4"}, 'kv_dtype: "int4" is not one of bf16, fp16, fp32, fp8, '),
         (["gemma-3-27b"], {"layout": "cross-layer"}, "layout: gemma-3-27b has 10 and 52 layers of two kinds"),
         (["llama-3-8b"], {"tokens": 10**7, "block_tokens": 1}, "model llama-3-8b: axis blocks=640000000"),
         (["llama-3-8b"], {"chunk_tokens": 512}, "chunk_tokens: 512 requires the layout lmcache"),
@@ -260,9 +251,7 @@ def test_an_invalid_choice_is_refused_with_the_right_one(
     ("config", "expected"),
     [
         (DENSE, {"layers": 32, "kv_heads": 8, "head_dim": 128}),
-        ({**DENSE, "head_dim": 64}, {"head_dim": 64}),
         ({**DENSE, "num_key_value_heads": None}, {"kv_heads": 32}),
-        ({**DENSE, "torch_dtype": "float16"}, {"dtype": KvDtype.FP16}),
         ({**DENSE, "dtype": "float32"}, {"dtype": KvDtype.BF16}),
         ({"text_config": DENSE, "torch_dtype": "float16", "hidden_size": 1}, {"head_dim": 128, "dtype": KvDtype.FP16}),
         ({**DENSE, **LATENT}, {"kv_parts": 1, "kv_heads": 1, "head_dim": 576}),
@@ -297,36 +286,24 @@ def test_a_config_json_is_read(config: dict[str, object], expected: dict[str, ob
     ("config", "message"),
     [
         ({}, "num_hidden_layers: missing; a config.json of this kind of model must have it"),
-        ({**DENSE, "num_hidden_layers": "32"}, 'num_hidden_layers: "32" is not a whole number from 1 to'),
         ({**DENSE, "hidden_size": 4097}, "hidden_size 4097 is not a multiple of num_attention_heads 32"),
         ({**DENSE, "kv_lora_rank": 512}, "kv_lora_rank: 512 may change the KV cache"),
         ({**DENSE, **LATENT, "qk_rope_head_dim": None}, "qk_rope_head_dim: missing"),
         ({**DENSE, "n_head_kv": 4}, "num_key_value_heads 8 and n_head_kv 4 contradict each other"),
         ({**DENSE, "sliding_window": 4096}, "sliding_window: 4096, but neither layer_types nor its family says which"),
-        ({**DENSE, "torch_dtype": "int8"}, 'torch_dtype: "int8" is not one of bfloat16, float16, float32'),
         ({**DENSE, "layer_types": ["full_attention"]}, "is not a list of 32 items"),
         ({**DENSE, "layer_types": ["linear_attention"] * 32}, 'layer_types: "linear_attention" is not a kind of layer'),
-        *(
-            (
-                {**DENSE, "model_type": family, "sliding_window": 8, "layer_types": ["linear_attention"] * 32},
-                'layer_types: "linear_attention" is not a kind of layer that kvbench knows for this model_type',
-            )
-            for family in ("gemma3_text", "gemma4_text", "llama4_text", "step3p7")
+        (
+            {**DENSE, "model_type": "gemma4_text", "sliding_window": 8, "layer_types": ["linear_attention"] * 32},
+            'layer_types: "linear_attention" is not a kind of layer that kvbench knows for this model_type',
         ),
-        ({**DENSE, "layer_types": ["sliding_attention"] * 32}, "sliding_window: missing"),
         ({**DENSE, "sliding_window": 8, "use_sliding_window": True}, "max_window_layers: null is not a whole number"),
-        ({**DENSE, "num_kv_shared_layers": 32}, "num_kv_shared_layers: 32 is not a whole number from 0 to 31"),
         ({**DENSE, "is_encoder_decoder": True}, "is_encoder_decoder or is_causal: only decoder-only models"),
         ({**DENSE, "block_types": ["recurrent", "attention"] * 16}, 'block_types: ["recurrent", "attention"'),
         (
             {**DENSE, "quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "int"}}},
             'quantization_config.kv_cache_scheme: {"num_bits": 8, "type": "int"} is not a type of a cache',
         ),
-        (
-            {**DENSE, "quantization_config": {"kv_cache_quant_algo": "INT4"}},
-            'kv_cache_quant_algo: "INT4" is not a type',
-        ),
-        ({**DENSE, "quantization_config": {"kv_cache_bits": 3}}, "quantization_config.kv_cache_bits: 3 is not known"),
         ({**DENSE, "model_type": "bert"}, "model_type bert: an encoder has no KV cache"),
         ({**DENSE, "architectures": ["XForMaskedLM"]}, "an encoder has no KV cache"),
     ],
@@ -418,22 +395,6 @@ def test_models_are_groups_of_a_sweep() -> None:
     assert SweepSpec.from_plain(json.loads(json.dumps(changed.to_plain()))) == changed
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('models = ["llama-3-8b"]\n[axes]\nblocks = 4', "blocks: is set by the models; leave it out"),
-        ('tokens = 4\nmodel = ["llama-3-8b"]', 'unknown key "model"; did you mean models?'),
-        ("tokens = 4", "tokens: 4 requires a model"),
-    ],
-)
-def test_a_config_with_impossible_models_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(text)
-    with pytest.raises(UsageError) as caught:
-        load_config(path)
-    assert message in str(caught.value)
-
-
 def test_a_model_is_measured_and_verified_on_the_cpu(tmp_path: Path) -> None:
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text(
@@ -453,3 +414,19 @@ def test_a_model_is_measured_and_verified_on_the_cpu(tmp_path: Path) -> None:
     assert all(visit.verified_bytes > 3 * cell_of(visit).swap_bytes for visit in visits)
     (swap,) = SweepSpec.from_plain(run.info.spec).models
     assert (swap.geometry.name, swap.tp, swap.tokens) == ("tiny", 4, 160)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('models = ["llama-3-8b"]\n[axes]\nblocks = 4', "blocks: is set by the models; leave it out"),
+        ('tokens = 4\nmodel = ["llama-3-8b"]', 'unknown key "model"; did you mean models?'),
+        ("tokens = 4", "tokens: 4 requires a model"),
+    ],
+)
+def test_a_config_with_impossible_models_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        load_config(path)
+    assert message in str(caught.value)

@@ -27,16 +27,10 @@ from tests.reports import (
     sections_of,
     table_of,
 )
+from tests.unit.report.test_report import HOSTILE
 
 ROUNDS = 6
 SPREADS = {"per_block": 0.01, "batched": 0.5}
-HOSTILE = (
-    "a|b`c``d",
-    "<script>alert(1)</script>",
-    "[x](javascript:alert(1))",
-    "one\n\n# two\n| a |\n",
-    "\x1b[2J\x00\u202e",
-)
 
 
 def run(
@@ -132,7 +126,7 @@ def test_a_comparison_of_two_runs_of_one_machine_comes_last(tmp_path: Path, cell
     assert snippet(report, "comparison").startswith("**Time of bb / time of a, by backend**")
 
 
-@pytest.mark.parametrize("bad", HOSTILE)
+@pytest.mark.parametrize("bad", HOSTILE[:7])
 def test_an_untrusted_identity_stays_text(tmp_path: Path, cells: list[Cell], bad: str) -> None:
     info = synthetic.info(kvbench=bad, identity={bad: bad, "gpu_name": bad}, command=[bad], created=bad)
     text = render_details(report_of([run(tmp_path, "a", cells[:4]), run(tmp_path, "bb", cells[:4], info=info)]))

@@ -150,17 +150,3 @@ def test_every_cell_is_in_the_look_up(tmp_path: Path) -> None:
         assert row[6] == ""
     triton = next(row for row in rows if row[1] == "triton")
     assert "sms=12" in triton[11].split()
-
-
-def test_host_copies_are_named_in_the_page(tmp_path: Path) -> None:
-    cells = [cell for cell in synthetic.cliff_cells((256,), synthetic.FEW_KIB) if cell.backend != "triton"]
-    run = load_run(synthetic.write_run(tmp_path / "run", synthetic.visits(cells), synthetic.info("EPYC", "cpu")))
-    report = report_of([run])
-    html = page_of(report)
-    svgs = Outline(html).named("svg")
-    assert svgs
-    assert all("no GPU was involved" in str(svg["aria-label"]) for svg in svgs)
-
-
-def test_a_run_without_cells_has_a_page(tmp_path: Path) -> None:
-    assert "no measured cell" in Outline(page_of(report_of([load_run(synthetic.write_run(tmp_path / "run", []))]))).text

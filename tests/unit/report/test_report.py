@@ -273,15 +273,6 @@ def test_a_report_whose_figures_rest_on_rounds_with_a_low_ceiling_says_so_first(
     assert not any("below the best" in plain(table.caption) for part in steady.parts for table in part.tables)
 
 
-def test_warnings_name_cells_with_doubtful_samples(tmp_path: Path) -> None:
-    idle, busy, *_ = synthetic.visits([cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"])
-    astray = msgspec.structs.replace(idle.samples, pending_before=[1] + [0] * 29)
-    doubtful = msgspec.structs.replace(idle, samples=astray, warnings=["the clock was low"])
-    warnings = lines_of(made_report(tmp_path, [doubtful, busy]).warnings)
-    assert "run: 1 cell has samples whose stream was not in the requested state (state_held)" in warnings
-    assert "run: 1 cell: the clock was low" in warnings
-
-
 def test_every_table_and_chart_of_host_copies_says_so(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,), synthetic.FEW_KIB) if cell.backend != "triton"]
     info = synthetic.info("EPYC", "cpu", identity={"cpu_model": "EPYC"})

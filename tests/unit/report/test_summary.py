@@ -1,6 +1,5 @@
 """The sentences on top of a report: worked out from what was measured, absent where that does not carry them."""
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -69,16 +68,6 @@ def test_a_ladder_is_the_median_over_numbers_of_blocks_and_shows_what_a_decode_s
     assert isinstance(plot, LinePlot)
     assert plot.second
     assert [line.second for line in plot.lines] == [False, True]
-
-
-def test_a_small_difference_that_every_round_shows_stands_plainly(tmp_path: Path) -> None:
-    """It is smaller than the margin of a verdict, and its interval excludes 0."""
-    records = synthetic.rounds(
-        synthetic.order_cells(), lambda cell: 20.3 if cell.order is Order.ANY else 20.0, noise=0.0
-    )
-    table = part_of(made_report(tmp_path, records), "order").tables[0]
-    deltas = [said(row[5]) for row in table.rows]
-    assert all(re.fullmatch(r"-1\.5% \(-1\.5 to -1\.5\)", delta) for delta in deltas), deltas
 
 
 def test_a_crossover_is_the_size_from_which_batched_copies_stay_faster(tmp_path: Path) -> None:

@@ -325,3 +325,20 @@ def test_a_worker_prepares_the_backends_of_the_plan(tmp_path: Path) -> None:
     execute(tmp_path, Slot(disturbed=0))
     notes = [record.text for record in load_run(tmp_path).records if isinstance(record, Note)]
     assert notes == [f"room for {CELLS[0].backend}"]
+
+
+def test_a_disturbed_visit_of_several_devices_is_not_repeated(tmp_path: Path) -> None:
+    """The other devices, which were not disturbed, would not come to it."""
+    slot = Slot(disturbed=99)
+    slot.cells = tuple(replace(cell, devices=2) for cell in CELLS)
+    execute(tmp_path, slot, cells=slot.cells)
+    assert {attempt for *_, attempt in slot.made} == {0}
+    assert len(slot.made) == 2 * len(CELLS)
+
+
+def test_repeats_are_limited_on_a_host_that_is_never_quiet(tmp_path: Path) -> None:
+    slot = Slot(disturbed=99, disturbs=len(CELLS))
+    execute(tmp_path, slot)
+    for number in range(2):
+        repeats = [attempt for round_, _, attempt in slot.made if round_ == number and attempt]
+        assert len(repeats) == len(CELLS) // VISITS_A_REPEAT

@@ -152,3 +152,19 @@ def test_a_worker_killed_between_requests_counts_as_ended() -> None:
         while not slot.ended and time.monotonic() < deadline_s:
             time.sleep(0.01)
         assert slot.ended
+
+
+def test_a_worker_that_does_not_take_its_request_is_killed_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = Open(device="x" * (1 << 20), fault=None)  # more than a pipe holds
+    with closing(worker_that(monkeypatch, "import time; time.sleep(60)")) as worker:
+        with pytest.raises(HungError):
+            worker.ask(long, 0.3)
+        assert worker.ended
+
+
+def test_a_process_blocked_in_the_driver_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(worker_that(monkeypatch, "input()")) as worker:
+        monkeypatch.setattr(worker_process, "_END_S", 0.2)
+        monkeypatch.setattr(worker._process, "kill", lambda: None)  # as one in uninterruptible sleep takes it
+        worker.kill()
+        monkeypatch.undo()

@@ -174,25 +174,6 @@ def test_ids_on_the_gpu_are_gathered_h2d_by_a_kernel_of_equal_blocks() -> None:
     assert all(backend == "batched" and place == "host" for backend, *_, place in kept[1:])
 
 
-def test_a_backend_that_cannot_queue_is_measured_without_a_queue() -> None:
-    plan = plan_of(backend="triton", direction="h2d", stream_state="busy", queued="4,16", streams="1,8")
-    assert [(cell.queued, cell.streams) for cell in plan.cells] == [(0, 1)]
-    assert reasons(plan) == [
-        "triton has no pool of streams",
-        "triton has no queue of swaps",
-        "triton has no queue of swaps; triton has no pool of streams",
-    ]
-
-
-def test_a_skip_blames_the_cpu_device_for_its_missing_axes() -> None:
-    plan = plan_of(CPU, CPU_BACKENDS, backend="batched", direction="h2d", sms="1,2", overlap="off,on")
-    assert set(reasons(plan)) == {
-        "the cpu device has no SMs to choose",
-        "the cpu device has no overlap flag",
-        "the cpu device has no SMs to choose; the cpu device has no overlap flag",
-    }
-
-
 def test_a_backend_that_is_not_available_is_skipped_with_its_reason() -> None:
     plan = plan_of(CPU, CPU_BACKENDS, backend="batched,triton")
     assert {cell.backend for cell in plan.cells} == {"batched"}
@@ -215,11 +196,6 @@ def test_all_sms_are_the_number_that_the_device_has() -> None:
     plan = plan_of(backend="triton", direction="h2d", sms="1,132,all,133")
     assert [cell.sms for cell in plan.cells] == [1, 132]
     assert reasons(plan) == ["133 SMs requested; cuda:0 has 132"]
-
-
-@pytest.mark.parametrize(("sm_count", "sms"), [(132, 12), (8, 8), (None, 12)])
-def test_the_default_sms_never_exceed_the_device(sm_count: int | None, sms: int) -> None:
-    assert plan_of(replace(H200, sm_count=sm_count), backend="triton", direction="h2d").cells[0].sms == sms
 
 
 def test_the_default_sms_follow_the_rule_for_direction_pool_and_block_size() -> None:
@@ -355,26 +331,6 @@ def pools(plan: Plan) -> set[int]:
 def test_the_default_pool_is_the_largest_that_fits(device: DeviceFacts, limits: Limits, pool_bytes: int) -> None:
     backends = CPU_BACKENDS if device.kind == "cpu" else H200_BACKENDS
     assert pools(plan_of(device, backends, limits, backend="per_block")) == {pool_bytes}
-
-
-# A limit that is a power of two leaves no room for descriptors beside the pool of that size: nothing is measured.
-@pytest.mark.parametrize("limits", [Limits(host_bytes=8 * GIB), Limits(device_bytes=8 * GIB)])
-def test_the_default_pool_leaves_room_for_descriptors(limits: Limits) -> None:
-    plan = plan_of(limits=limits, backend="per_block", direction="h2d")
-    assert not plan.skipped
-    assert len(plan.cells) == 1
-
-
-def test_a_group_with_a_pool_keeps_it_beside_a_group_without() -> None:
-    spec = SweepSpec(name="x").with_axes({"backend": "per_block", "direction": "h2d"})
-    spec = replace(spec, groups=({**spec.groups[0], "pool": (0,)}, spec.groups[0]))
-    assert [cell.pool_bytes for cell in expand(spec, H200, H200_BACKENDS).cells] == [0, 16 * GIB]
-
-
-def test_a_swap_that_does_not_fit_into_the_pool_is_skipped_with_its_reason() -> None:
-    plan = plan_of(backend="per_block", direction="h2d", blocks="16,256", block_size="16KiB", pool="1MiB")
-    assert [cell.blocks for cell in plan.cells] == [16]
-    assert reasons(plan) == ["256 blocks of 16KiB do not fit into a pool of 1MiB"]
 
 
 @pytest.mark.parametrize("axes", [HOT, {}, {"pool": "64MiB", "reuse": "same"}, {"pause": "5ms"}], ids=str)
