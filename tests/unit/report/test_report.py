@@ -144,13 +144,6 @@ def test_snippets_are_listed_and_an_unknown_one_is_refused(cliff: Report) -> Non
         snippet(cliff, "nothing like it")
 
 
-def test_a_run_of_one_backend_has_a_table(tmp_path: Path) -> None:
-    cells = [Cell("batched", Direction.H2D, 64, 4096), Cell("batched", Direction.D2H, 64, 4096)]
-    text = snippet(made_report(tmp_path, synthetic.visits(cells, lambda _: 20.0)))
-    assert "| batched | h2d | idle | 64 | 4" in text
-    assert "| 20" in text or "| 19" in text
-
-
 def test_a_chart_says_that_a_median_lies_between_two_modes(tmp_path: Path) -> None:
     """It is the median of the visits' medians, and the band that of the samples, of which few are slow here."""
     cells = synthetic.cliff_cells((256,), synthetic.FEW_KIB)
