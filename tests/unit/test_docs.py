@@ -1,11 +1,14 @@
 """The documents say what the code does: their tables are its words, their commands run, their links lead somewhere."""
 
+import gzip
+import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from kvbench.results import load_run
 from kvbench.sweep.config import load_config
 from reports import cards
 from tests.command import succeeds
+from tests.docs import figures
 from tests.docs.blocks import DOCUMENTS, MAKERS, OTHERS, ROOT, filled, names_of, without_blocks
 from tests.docs.schemas import FOLDER, TYPES, schema
 from tests.markdown import anchors
@@ -151,3 +155,50 @@ def test_no_measured_figure_is_typed(document: Path) -> None:
     text = re.sub(r"-a \S+", "", text)  # nor is what stands on an axis
     assert not re.findall(r"\d[\d.,]*\s*(?:[KMG]B/s|GB per|µs|us\b|ms\b|times\b|-fold|x\b)", text)
     assert not re.findall(r"\b(?:24|28) ?KiB|\b25088\b", text)
+
+
+def raw_times(run: Path, direction: str, states: list[str], shape: tuple[str, str]) -> list[tuple[str, float]]:
+    """Return methods with what they take at a shape in us: medians of the raw samples of a journal, by visit and cell.
+
+    Of the attempts of a visit the least disturbed counts.
+    """
+    visits: dict[str, dict[int, tuple[int, float]]] = {}
+    with gzip.open(run / "journal.jsonl.gz", "rt") as journal:
+        for line in map(json.loads, journal):
+            cell = line.get("cell", {})
+            if line["type"] == "visit" and cell["direction"] == direction and cell["stream_state"] in states:
+                made = len(line.get("disturbed", [])), median(line["samples"]["event_us"])
+                rounds = visits.setdefault(json.dumps(cell), {})
+                rounds[line["round"]] = min(rounds.get(line["round"], made), made, key=lambda one: one[0])
+    cells = [(json.loads(text), median(us for _, us in rounds.values())) for text, rounds in visits.items()]
+    methods = ((f"{cell['backend']} ({cell['sms']} SMs)" if cell.get("sms") else cell["backend"]) for cell, _ in cells)
+    named = zip(methods, cells, strict=True)
+    return [(method, us) for method, (cell, us) in named if (cell["blocks"], cell["block_size"]) == shape]
+
+
+@pytest.mark.skipif(not cards.cards(), reason="no report is committed")
+def test_every_time_of_the_readme_comes_from_the_raw_samples_of_one_run_a_shape() -> None:
+    """Computed from the journals alone, without what kvbench takes for a statistic."""
+    header, _, *rows = (re.split(r" *\| *", line)[1:-1] for line in README.read_text().splitlines() if line[:1] == "|")
+    usual = [name.removesuffix(", us") for name in header if name.endswith(", us")]
+    checked = 0
+    for row in rows:
+        if row[0] not in ("h2d", "d2h"):
+            continue
+        method = re.sub(r" (up to|from) .*", "", row[2].partition("; ")[0].split(", ")[-1])  # for the largest blocks
+        for name in usual:
+            column = header.index(f"{name}, us")
+            text, _, other = row[column].partition(" (")
+            blocks, _, size = (other.rstrip(")") or name).partition(" x ")
+            shown = {method: float(text), "batched": float(row[column + 1])}
+            of_runs = [
+                raw_times(run, row[0], row[1].split(", "), (blocks, size.replace(" ", "")))
+                for run in figures.RUNS.iterdir()
+            ]
+            assert any(
+                all(us in (float(f"{min(known):.3g}"), round(min(known))) for label, us in shown.items()
+                    if (known := [raw_us for one, raw_us in times if one == label] or [0.0]))
+                for times in of_runs
+            ), (row, shown, of_runs)  # fmt: skip
+            checked += 1
+    assert checked >= 4 * 2
