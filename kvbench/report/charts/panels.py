@@ -11,17 +11,22 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 from matplotlib.transforms import Bbox
 
-from kvbench.report.charts.figure import LEFT, RIGHT, Canvas, Drawing, new_canvas, styled
-from kvbench.report.charts.palette import (
+from kvbench.report.charts.figure import (
     FAINT,
+    LEFT,
     RATIO_KEYS,
+    RIGHT,
     STROKES,
     UNDECIDED,
     UNMEASURED,
+    Canvas,
+    Drawing,
     ink_of,
     is_dark,
     lighter,
+    new_canvas,
     ratio_colour,
+    styled,
 )
 from kvbench.report.charts.plot import ChartText, LinePlot, MapPanel, MapPlot, Plot, PlotAxis, PlotLine
 from kvbench.report.numbers import bytes_size, count, figure

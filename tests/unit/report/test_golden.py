@@ -17,7 +17,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.presets import ModelChoice
 from kvbench.report.build import COMPARISON, SECTIONS, report_of
-from kvbench.report.charts.palette import STROKES, ink_of
+from kvbench.report.charts.figure import STROKES, ink_of
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.document import DETAILS_FILE, REPORT_FILE, render_details, render_report, snippet
 from kvbench.report.model import Report

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvbench.report.charts.palette import (
+from kvbench.report.charts.figure import (
     KNOWN,
     RATIO_OCTAVES,
     contrast,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kvbench.report.charts.palette import ink_of, rgb_of
+from kvbench.report.charts.figure import ink_of, rgb_of
 from kvbench.report.charts.panels import draw
 from kvbench.report.charts.plot import ChartText, LinePlot, PlotAxis, PlotLine, PlotPanel
 
