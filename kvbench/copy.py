@@ -10,7 +10,7 @@ from kvbench.cells.policy import Policy, load_policy
 from kvbench.engine.device import Device, open_device, resolve_device
 from kvbench.engine.faults import FaultPlan
 from kvbench.errors import UsageError
-from kvbench.machine.observation import identity
+from kvbench.machine.probes import identity
 
 # Room for a list of this many entries takes about 1.2 GiB.
 MOST_ENTRIES: Final = 1 << 24

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvbench.analysis.intervals import CONFIDENCE, Floats
+from kvbench.analysis.compare import CONFIDENCE, Floats
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.gate.judge import judge

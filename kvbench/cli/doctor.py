@@ -76,8 +76,7 @@ def pool_checks(findings: Findings) -> list[Check]:
 
 def gather(asked: str) -> Findings:
     """Return the facts about the requested device, including errors; raises UsageError for an invalid device name."""
-    from kvbench.machine.observation import identity, observe
-    from kvbench.machine.probes import cpus_of_node, has_ipc_lock
+    from kvbench.machine.probes import cpus_of_node, has_ipc_lock, identity, observe
     from kvbench.machine.sources import Sources
     from kvbench.run import runner
 
@@ -115,7 +114,7 @@ def _under_load(device: str) -> Mapping[str, Any] | str:
 
 
 def _write_lines(checks: list[Check]) -> None:
-    from kvbench.cli.tables import print_rows
+    from kvbench.cli.options import print_rows
 
     rows = []
     for check in checks:

@@ -20,7 +20,7 @@ def listing(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    from kvbench.cli.tables import print_rows
+    from kvbench.cli.options import print_rows
 
     columns = 2 if what is What.MODELS else None  # further keys are for planners
     print_rows([tuple(row.values())[:columns] for row in rows])
@@ -85,8 +85,7 @@ def _devices() -> list[dict[str, str]]:
 def _models() -> list[dict[str, Any]]:
     import msgspec
 
-    from kvbench.models.facts import model_facts
-    from kvbench.models.presets import presets
+    from kvbench.models.presets import model_facts, presets
 
     return [msgspec.to_builtins(model_facts(model)) for model in presets().values()]
 

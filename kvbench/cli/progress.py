@@ -18,8 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kvbench.cells.units import format_duration, gigabytes_per_second, rough_size
-from kvbench.models.facts import facts_of
 from kvbench.models.geometry import ModelSwap
+from kvbench.models.presets import facts_of
 from kvbench.results import Failure, Note, Record, Visit
 from kvbench.run.execution import Observer, ReportedFailures, SweepEnd
 from kvbench.run.protocol import Opened

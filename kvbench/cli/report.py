@@ -73,7 +73,7 @@ def report(runs: _Runs, out: _Out = None, as_json: _Json = False, snippet: _Snip
 
 def print_asked(runs: list[Path], *, as_markdown: bool) -> None:
     """Print the tables of the config of runs: in a terminal, unless `as_markdown`, with rich."""
-    from kvbench.cli.tables import print_lines, print_table
+    from kvbench.cli.options import print_lines, print_table
     from kvbench.report.build import report_of
     from kvbench.report.document import asked_for, table_text
     from kvbench.report.model import plain

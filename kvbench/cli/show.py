@@ -168,7 +168,7 @@ def print_answer(
 
     Writes a policy if a file is named. Raises UsageError where there is nothing to choose from.
     """
-    from kvbench.cli.tables import print_lines, print_rows
+    from kvbench.cli.options import print_lines, print_rows
     from kvbench.tune import text
     from kvbench.tune.answer import answers_of, shapes_of
     from kvbench.tune.candidates import driver_of
@@ -235,7 +235,7 @@ def _within(shapes: "Sequence[Measured]", runs: "Sequence[Run]", limit: float) -
 
 
 def _print_models(rule: Any, swaps: "Sequence[ModelSwap]", lines: "Sequence[TokenLine]", prefill: float | None) -> None:
-    from kvbench.cli.tables import print_lines, print_rows
+    from kvbench.cli.options import print_lines, print_rows
     from kvbench.models.geometry import models_of
     from kvbench.tune import text
     from kvbench.tune.planner import loads_of, totals_of
@@ -292,7 +292,7 @@ def _limit_of(text: str) -> float:
 
 def _show_machines(runs: "Sequence[Run]", *, as_json: bool) -> None:
     """Print a column for each of several machines, and what only one of them has."""
-    from kvbench.cli.tables import print_lines, print_rows
+    from kvbench.cli.options import print_lines, print_rows
     from kvbench.report.model import plain
     from kvbench.report.sections.machines import machines_table  # the sections take as long to import as pandas
     from kvbench.report.view import grouped, views_of
@@ -334,7 +334,7 @@ def _findings(runs: "Sequence[Run]") -> list[str]:
 
 def _print_findings(runs: "Sequence[Run]", *, as_json: bool) -> None:
     """Print what the sections of a report found, where there is nothing to choose from."""
-    from kvbench.cli.tables import print_lines
+    from kvbench.cli.options import print_lines
 
     around = _around(runs)
     if as_json:

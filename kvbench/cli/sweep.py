@@ -17,13 +17,11 @@ import typer
 
 from kvbench.cells.facts import AUTO
 from kvbench.cells.policy import Policy, load_policy
-from kvbench.cli.options import NO_OPTIONS, FromStruct, complete_axis, complete_run, with_struct_options
+from kvbench.cli.options import NO_OPTIONS, FromStruct, complete_axis, complete_run, print_lines, with_struct_options
 from kvbench.cli.report import print_asked
-from kvbench.cli.tables import print_lines
 from kvbench.errors import UsageError
-from kvbench.models.facts import notes_of
 from kvbench.models.geometry import models_of
-from kvbench.models.presets import ModelChoice, presets
+from kvbench.models.presets import ModelChoice, notes_of, presets
 from kvbench.sweep.config import find_config, load_config, shipped_configs
 from kvbench.sweep.spec import MOST_SWAPS, Sampling, SweepSpec, parse_assignments
 from kvbench.text import HIDDEN, convert

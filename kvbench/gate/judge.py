@@ -12,8 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from kvbench.analysis.compare import paired_interval
-from kvbench.analysis.intervals import Floats, middle_of
+from kvbench.analysis.compare import Floats, middle_of, paired_interval
 from kvbench.analysis.margins import ABSOLUTE_US, CONTROL, CONTROL_CPU, GATE, INLINE, UPPER_HALF
 from kvbench.gate.judgement import PLAN, ControlEffect, Estimate, GateVerdict, Judgement, Kind, Row, look_at, worst
 from kvbench.gate.pairs import BASE, CPU, Pairs, VisitValues

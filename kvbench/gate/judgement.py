@@ -8,8 +8,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from kvbench.analysis.compare import MIN_PAIRS, Verdict, paired_interval, verdict_of
-from kvbench.analysis.intervals import Floats
+from kvbench.analysis.compare import MIN_PAIRS, Floats, Verdict, paired_interval, verdict_of
 from kvbench.analysis.margins import GATE
 from kvbench.cells.cell import AXES, Cell, command_of
 from kvbench.errors import ExitCode

@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvbench.analysis.intervals import MAD_TO_SIGMA, OUTLIER_SIGMAS, Floats, interval_rank, middle_of
+from kvbench.analysis.compare import MAD_TO_SIGMA, OUTLIER_SIGMAS, Floats, interval_rank, middle_of
 from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import UsageError
 from kvbench.results import Control, Failure, Run, Skip, Visit
-from kvbench.results.cost import cost_of
+from kvbench.results.outcomes import cost_of
 from kvbench.results.schema import Disturbance, EffectivePath
 
 BASE: Final = "base"

@@ -14,9 +14,8 @@ from typing import Annotated, Any, Final
 import msgspec
 import numpy as np
 
-from kvbench.analysis.compare import MIN_PAIRS, Visits, paired_interval
+from kvbench.analysis.compare import MIN_PAIRS, Visits, median_interval, paired_interval
 from kvbench.analysis.curves import MIN_HEIGHT, find_cliff
-from kvbench.analysis.intervals import median_interval
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.filter import Filter, parse_filters
 from kvbench.cells.units import format_size

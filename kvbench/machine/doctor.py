@@ -64,7 +64,7 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The input of all checks. `identity` and `observed` are those of `kvbench.machine.observation`.
+    """The input of all checks. `identity` and `observed` are those of `kvbench.machine.probes`.
 
     `under_load` is a second `observed`, read while copies run, or the reason why it was not read. CPUs are CPU numbers;
     `gpu_cpus` is empty if the GPU's NUMA node is unknown. `memlock_bytes` is None without a limit.

@@ -1,22 +1,27 @@
-"""The probes that read the environment, one per field: of the GPU through NVML, of the host from kernel files."""
+"""The environment of a run: its identity (the kind of machine) and observed values, by probes, one per field.
+
+Probes read the GPU through NVML and the host from kernel files. A field that cannot be read is None, and `observe`
+gives the reason under "unavailable".
+"""
 
 import ctypes
 import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
 from kvbench.cells.facts import HARDWARE_QUEUES
 from kvbench.cells.units import KIB
-from kvbench.machine.sources import Json, Machine, Scalar, Sources, UnavailableError, reason_of
+from kvbench.machine.sources import Json, Machine, Scalar, Sources, UnavailableError, open_machine, reason_of
 
 _NODES: Final = "sys/devices/system/node"
 # Values of NVML's enumerations.
@@ -349,3 +354,81 @@ def nodes_of_pages(address: int, size_bytes: int) -> list[int]:
     arguments = map(ctypes.c_void_p, (0, _SAMPLE, pages.ctypes.data, None, nodes.ctypes.data, 0))
     ctypes.CDLL(None).syscall(ctypes.c_long(_MOVE_PAGES.get(platform.machine(), -1)), *arguments)
     return [int(node) for node in nodes if node >= 0]
+
+
+# NVML's event type of critical errors, and how many of them a run records at most.
+_XID: Final = 8
+_MOST_XIDS: Final = 100
+Value = TypeVar("Value", bound=Json)
+
+
+def identity(
+    device: str,
+    engine_hash: str,
+    *,
+    pci_bus_id: str | None = None,
+    sm_count: int | None = None,
+    sources: Sources | None = None,
+) -> dict[str, Scalar]:
+    """Return the fields that identify a kind of machine; none of them changes while a machine runs.
+
+    `device` is "cpu" or "cuda:N". The other arguments come from the engine: the hash of its sources, the PCI bus id of
+    the device (without it, the ordinal is taken as NVML's if that is certain) and the SM count, which NVML lacks.
+    """
+    with open_machine(device, pci_bus_id, sources or Sources()) as machine:
+        fields, _ = _read_all(IDENTITY, machine)
+    return {"device_kind": device.partition(":")[0], **fields, "sm_count": sm_count, "engine_hash": engine_hash}
+
+
+class XidErrors:
+    """The numbers of the Xid errors that NVML reports for a GPU from now on; raises where it reports none."""
+
+    def __init__(self, device: str, pci_bus_id: str | None, sources: Sources | None = None) -> None:
+        self._open = ExitStack()  # a closed NVML drops its events
+        machine = self._open.enter_context(open_machine(device, pci_bus_id, sources or Sources()))
+        if not int(machine.ask("nvmlDeviceGetSupportedEventTypes")) & _XID:
+            raise UnavailableError("the GPU does not report Xid errors")
+        events = machine.nvml("nvmlEventSetCreate")
+        machine.ask("nvmlDeviceRegisterEvents", _XID, events)
+        self._wait, self._numbers = partial(machine.nvml, "nvmlEventSetWait_v2", events, 0), list[Json]()
+
+    def so_far(self) -> list[Json]:
+        """Return the numbers until now, in order."""
+        with suppress(Exception):  # raised when no event is left
+            while len(self._numbers) < _MOST_XIDS:
+                self._numbers.append(int(self._wait().eventData))
+        return [*self._numbers]
+
+
+def observe(
+    device: str,
+    pci_bus_id: str | None = None,
+    *,
+    own_pids: Collection[int] = (),
+    sources: Sources | None = None,
+    **of_run: Callable[[Machine], Json],
+) -> dict[str, Json]:
+    """Return the current observations, with units in the names, and under "unavailable" why each missing field is None.
+
+    The reasons also cover the fields of `identity`. `own_pids` are kvbench's processes on the GPU (the worker), which
+    do not count as other processes; `of_run` are more probes.
+    """
+    with open_machine(device, pci_bus_id, sources or Sources(), own_pids) as machine:
+        fields, unavailable = _read_all({**OBSERVED, **of_run}, machine)
+        _, unknown = _read_all(IDENTITY, machine)
+    return {**fields, "unavailable": {**unknown, **unavailable}}
+
+
+def _read_all(
+    probes: Mapping[str, Callable[[Machine], Value]], machine: Machine
+) -> tuple[dict[str, Value | None], dict[str, str]]:
+    """Return the value of every field, None if its probe raised, and field -> reason for those."""
+    values: dict[str, Value | None] = {}
+    reasons: dict[str, str] = {}
+    for field, probe in probes.items():
+        try:
+            values[field] = probe(machine)
+        except Exception as error:
+            values[field] = None
+            reasons[field] = reason_of(error)
+    return values, reasons

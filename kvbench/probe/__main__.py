@@ -11,7 +11,7 @@ from kvbench.cells.units import KIB, MIB
 from kvbench.engine.device import EngineError, Stream, die_with_parent, open_device
 from kvbench.engine.faults import parse_faults
 from kvbench.errors import KvbenchError
-from kvbench.machine.observation import identity
+from kvbench.machine.probes import identity
 from kvbench.probe.common import HEALTH, ZERO, ProbeFinding, Unanswered
 from kvbench.probe.path import confidential, count, engine, inline, order
 from kvbench.probe.probe_bench import Blocks, ProbeBench

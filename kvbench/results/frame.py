@@ -11,13 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from kvbench.analysis.intervals import Floats, grouped_outliers, grouped_quartiles, median_interval
+from kvbench.analysis.compare import Floats, grouped_outliers, grouped_quartiles, median_interval
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES, TRACE
 from kvbench.cells.cell import AXES, Cell, command_of
 from kvbench.results.columns import SAMPLE_COLUMNS, TIMES, TYPES
-from kvbench.results.cost import layer_figures, neighbour_figures
-from kvbench.results.outcomes import Outcome, joined
+from kvbench.results.outcomes import Outcome, joined, layer_figures, neighbour_figures
 from kvbench.results.schema import Record, Roof, RunInfo, Visit
 
 # If scattered small blocks take less than this factor times the time of the same blocks laid out densely, no

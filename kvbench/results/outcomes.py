@@ -1,4 +1,9 @@
-"""What a run knows of each of its cells: whether it was measured, by which visits, and what they took."""
+"""What a run knows of each of its cells: whether it was measured, by which visits, what they took, and what they cost.
+
+A slowdown of a neighbour is one of the whole time: the mean of the iterations beside swaps over that without. Where
+swaps come in bursts, or hold the device up now and then, most iterations are as fast as ever, and their median shows
+nothing.
+"""
 
 import math
 from collections import Counter
@@ -7,13 +12,16 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final, Literal
 
-from kvbench.analysis.intervals import median_interval
+import numpy as np
+
+from kvbench.analysis.compare import median_interval, paired_interval
+from kvbench.analysis.margins import MIN_P99
 from kvbench.cells.axes import Role
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.results.columns import NO_FIGURE, TIMES
-from kvbench.results.schema import CellRecord, EffectivePath, Failure, Record, Skip, Visit
+from kvbench.results.schema import Beside, CellRecord, EffectivePath, Failure, Record, Samples, Skip, Visit
 
 Status = Literal["ok", "no figure", "failed", "skipped"]
 
@@ -93,16 +101,11 @@ def _outcome(cell: Cell, records: Sequence[CellRecord], made: int) -> Outcome:
     medians: dict[str, dict[int, float]] = {time: {} for time in TIMES}
     for visit in visits:
         for time, of_time in medians.items():
-            if (us := _median_of(visit, time)) is not None:
-                of_time[visit.round] = us
+            if values := visit.swap_times_us if time == "swap_us" else getattr(visit.samples, time):
+                of_time[visit.round] = median(values)
     # A queue measures the submission, whose time every sample has.
     figure = bool(cell.queued or medians["swap_us"])
     return Outcome(cell, "ok" if figure else "no figure", "" if figure else NO_FIGURE, visits, (), made, medians)
-
-
-def _median_of(visit: Visit, time: str) -> float | None:
-    values = visit.swap_times_us if time == "swap_us" else getattr(visit.samples, time)
-    return median(values) if values else None
 
 
 def _axis_values(cell: Cell) -> list[tuple[bool, Any]]:
@@ -120,3 +123,119 @@ def known_interval(medians: Sequence[float]) -> tuple[float, float]:
 
 def joined(texts: Iterable[str]) -> str | None:
     return BETWEEN.join(dict.fromkeys(texts)) or None
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one visit: the neighbour's slowdown (a ratio) by the mean and by the median of its iterations, the swaps'
+    GB/s beside it, and the microseconds that it lost for each GB (10^9 bytes).
+    """
+
+    slowdown: float
+    slowdown_median: float
+    gbps: float
+    exposure_us_per_gb: float
+
+
+def cost_of(beside: Beside | None) -> Cost | None:
+    """Return the cost, None where a turn had no whole iteration, no swap, or no time."""
+    if beside is None or not (beside.neighbour_alone_us and beside.neighbour_beside_us and beside.swaps_beside_gbps):
+        return None
+    alone, slowed = np.asarray(beside.neighbour_alone_us), np.asarray(beside.neighbour_beside_us)
+    gbps = float(np.median(beside.swaps_beside_gbps))
+    with np.errstate(all="ignore"):  # an untrusted run may hold any time
+        slowdown = float(slowed.mean() / alone.mean())
+        by_median = float(np.median(slowed) / np.median(alone))
+        cost = Cost(slowdown, by_median, gbps, lost(slowdown) * 1e6 / gbps if gbps > 0 else 0.0)
+    known = np.array([cost.slowdown, cost.slowdown_median, cost.gbps])
+    return cost if (known > 0).all() and np.isfinite([*known, cost.exposure_us_per_gb]).all() else None
+
+
+def costs_of(visits: Iterable[Visit]) -> dict[str, dict[int, Cost]]:
+    """Return cell id -> round -> cost, for the visits that have one."""
+    costs: dict[str, dict[int, Cost]] = {}
+    for visit in visits:
+        if (cost := cost_of(visit.beside)) is not None:
+            costs.setdefault(visit.cell.id, {})[visit.round] = cost
+    return costs
+
+
+def hidden_share(beside: Beside | None) -> float | None:
+    """Return the share of the swaps' time that a step hides whose layers wait for them; None without such a time."""
+    if beside is None or not (beside.neighbour_alone_us and beside.neighbour_beside_us and beside.swaps_alone_us):
+        return None
+    alone_us, both_us, swaps_us = (
+        median(times) for times in (beside.neighbour_alone_us, beside.neighbour_beside_us, beside.swaps_alone_us)
+    )
+    share = 1 - (both_us - alone_us) / swaps_us if swaps_us > 0 else math.nan
+    return share if math.isfinite(share) else None
+
+
+def lost(slowdown: float) -> float:
+    return 1 - 1 / slowdown
+
+
+def neighbour_figures(turns: Sequence[Beside]) -> dict[str, float]:
+    """Return the figures of a cell's neighbour, by column of the summary; none if no visit has them."""
+    both = [(turn, cost) for turn in turns if (cost := cost_of(turn)) is not None]
+    if not both:
+        return {}
+    costs = [cost for _, cost in both]
+    figures: dict[str, float] = {}
+    for which in ("alone_us", "beside_us"):
+        times = [getattr(turn, f"neighbour_{which}") for turn, _ in both]
+        every, suffix = np.concatenate(times), which.removeprefix("beside_")
+        p50, p99 = np.quantile(every, (0.5, 0.99)).tolist()
+        p99 = p99 if len(every) >= MIN_P99 else math.nan
+        figures |= {f"neighbour_{which}": float(np.median([np.mean(of_visit) for of_visit in times]))}
+        figures |= {f"neighbour_p50_{suffix}": p50, f"neighbour_p99_{suffix}": p99}
+        figures |= {f"neighbour_worst_{suffix}": float(every.max())}
+    gbps = np.array([cost.gbps for cost in costs])
+    slowdown = paired_interval(np.log([cost.slowdown for cost in costs]))
+    exposure = paired_interval(np.array([cost.exposure_us_per_gb for cost in costs]))
+    return {
+        **figures,
+        **_with_ends("neighbour_slowdown", math.exp(slowdown[0]), [math.exp(end) for end in slowdown[1:]]),
+        "neighbour_slowdown_median": math.exp(paired_interval(np.log([cost.slowdown_median for cost in costs]))[0]),
+        "neighbour_slowdown_p99": figures["neighbour_p99_us"] / figures["neighbour_p99_alone_us"],
+        "neighbour_slowdown_worst": figures["neighbour_worst_us"] / figures["neighbour_worst_alone_us"],
+        **_with_ends("exposure_us_per_gb", exposure[0], exposure[1:]),
+        "swaps_alone_gbps": _median_of(turns, "swaps_alone_gbps"),
+        **_with_ends("swaps_beside_gbps", float(np.median(gbps)), median_interval(gbps)),
+        "one_block_alone_us": _median_of(turns, "one_block_alone_us"),
+        "one_block_beside_us": _median_of(turns, "one_block_beside_us"),
+        "swap_start_delay_us": _delay_us(turns, "one_block"),
+        "swap_delay_us": _delay_us(turns, "swaps"),
+    }
+
+
+def layer_figures(cell: Cell, visits: Sequence[Visit]) -> dict[str, float]:
+    """Return the figures of a cell's layers, by column of the summary; none if it has none."""
+    if not cell.layers:
+        return {}
+    samples = [visit.samples for visit in visits]
+    times = {name: _median_of(samples, name) for name in ("first_layer_us", "slowest_gap_us")}
+    shares = [share for visit in visits if (share := hidden_share(visit.beside)) is not None]
+    interval = median_interval(np.array(shares)) if shares else (math.nan, math.nan)
+    return times | _with_ends("hidden_share", median_or_nan(shares), interval)
+
+
+def median_or_nan(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return float(np.median(numbers)) if numbers else math.nan
+
+
+def _delay_us(turns: Sequence[Beside], name: str) -> float:
+    """Return the median of the visits' differences beside the neighbour; nan without any."""
+    times = [(getattr(turn, f"{name}_beside_us"), getattr(turn, f"{name}_alone_us")) for turn in turns]
+    return median_or_nan(np.median(beside) - np.median(alone) for beside, alone in times if alone)
+
+
+def _median_of(turns: Sequence[Beside | Samples], name: str) -> float:
+    return median_or_nan(np.median(values) for turn in turns if (values := getattr(turn, name)))
+
+
+def _with_ends(name: str, value: float, ends: Sequence[float]) -> dict[str, float]:
+    """Return a figure and the ends of its interval, nan where there is none."""
+    low, high = ends if np.isfinite(ends).all() else (math.nan, math.nan)
+    return {name: value, f"{name}_low": low, f"{name}_high": high}

@@ -18,7 +18,7 @@ from kvbench.cells.blocks import region_bytes
 from kvbench.cells.cell import Cell, command_of
 from kvbench.cells.facts import AUTO, CEILING_BYTES, SM
 from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError
-from kvbench.machine.observation import XidErrors, observe
+from kvbench.machine.probes import XidErrors, observe
 from kvbench.results import RunWriter, load_run
 from kvbench.results.rundir import Ceilings
 from kvbench.results.schema import (

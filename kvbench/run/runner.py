@@ -19,7 +19,7 @@ from kvbench.cells.policy import NO_POLICY
 from kvbench.errors import MismatchError, UsageError
 from kvbench.files import commit
 from kvbench.machine.doctor import EngineReport
-from kvbench.machine.observation import identity, observe
+from kvbench.machine.probes import identity, observe
 from kvbench.results import Ceiling, Run, RunInfo, RunWriter, Scalar, load_run
 from kvbench.results.rundir import runs_in
 from kvbench.results.schema import PLUG_INS, Retry, differences, identity_hash

@@ -9,8 +9,7 @@ import msgspec
 import typer
 
 from kvbench.cells.units import parse_size
-from kvbench.cli.options import NO_OPTIONS, FromStruct, with_struct_options
-from kvbench.cli.tables import print_rows
+from kvbench.cli.options import NO_OPTIONS, FromStruct, print_rows, with_struct_options
 from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice
 from kvbench.sweep.spec import SIDES

@@ -18,7 +18,7 @@ from kvbench.cells.policy import Choice, Policy, Table
 from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
 from kvbench.results import Run
-from kvbench.results.cost import cost_of
+from kvbench.results.outcomes import cost_of
 from kvbench.sweep.installed import Engine, engines, of_engine
 from kvbench.text import MAX_LINE, a_stream
 from kvbench.tune.candidates import Measured, machine_of, measured_in, sms_of, swaps_of_trace, workload_axes

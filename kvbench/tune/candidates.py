@@ -11,8 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvbench.analysis.compare import MIN_PAIRS, Visits, compare_visits
-from kvbench.analysis.intervals import median_interval
+from kvbench.analysis.compare import MIN_PAIRS, Visits, compare_visits, median_interval
 from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import Direction, ListPlace, Neighbour, Reuse, StreamState
 from kvbench.cells.blocks import TRACE

@@ -96,7 +96,7 @@ def test_machines_stand_side_by_side_in_80_columns(run: Path, tmp_path: Path, mo
     records = synthetic.rounds(synthetic.cliff_cells((256,))[:8], lambda _: 20.0)
     card = "Another card of many words, more than fit"
     other = synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *records], synthetic.info(card))
-    monkeypatch.setattr("kvbench.cli.tables.room", lambda: 80)
+    monkeypatch.setattr("kvbench.cli.options.room", lambda: 80)
     for runs in ((run, other), (other, run)):
         header, *rows = output("show", *runs).splitlines()
         assert max(map(len, rows)) <= 80

@@ -12,7 +12,7 @@ import msgspec
 
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.gate.outputs import GateData
-from kvbench.models.facts import ModelFacts
+from kvbench.models.presets import ModelFacts
 from kvbench.results import RunInfo
 from kvbench.tune.planner import TokenLine
 

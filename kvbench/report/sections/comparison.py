@@ -9,8 +9,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from kvbench.analysis.compare import MIN_PAIRS, Verdict, by_chance, compare_apart
-from kvbench.analysis.intervals import Samples
+from kvbench.analysis.compare import MIN_PAIRS, Samples, Verdict, by_chance, compare_apart
 from kvbench.analysis.margins import ABSOLUTE_US, BETWEEN_RUNS, GATE, INLINE, Margin, between_runs
 from kvbench.cells.axes import Role
 from kvbench.cells.cell import AXES, axes_of
@@ -21,7 +20,7 @@ from kvbench.report.numbers import TIMES, count, figure, noun, size
 from kvbench.report.tables import INCLUDES, axis_text, host_mark, main_path, with_methods
 from kvbench.report.view import LATER, SIDE_AXES, Row, View, rows_of, where
 from kvbench.results import Scalar
-from kvbench.results.cost import costs_of
+from kvbench.results.outcomes import costs_of
 from kvbench.results.schema import EffectivePath, differing
 from kvbench.text import ends, short
 

@@ -12,9 +12,8 @@ from kvbench.cells.facts import BATCHED, PER_BLOCK
 from kvbench.cells.pattern import AS_PATTERN
 from kvbench.cells.units import two_digits
 from kvbench.errors import UsageError
-from kvbench.models.facts import notes_of
 from kvbench.models.geometry import ModelSwap, models_of, swaps_from_plain
-from kvbench.models.presets import USUAL_TOKENS
+from kvbench.models.presets import USUAL_TOKENS, notes_of
 from kvbench.report.model import DataTable, Part, PartOrReason
 from kvbench.report.numbers import TIMES, bytes_size, count
 from kvbench.report.tables import (

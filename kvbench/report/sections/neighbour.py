@@ -19,8 +19,8 @@ from kvbench.report.model import Chart, DataTable, Part, PartOrReason, Strong, T
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
 from kvbench.report.tables import chart_text, format_cell, line_of, measured_table, sms_of, with_methods
 from kvbench.report.view import DIRECTIONS, Row, View, by_direction, grouped, rows_of, where
-from kvbench.results.cost import costs_of
 from kvbench.results.frame import whole
+from kvbench.results.outcomes import costs_of
 from kvbench.text import ends
 
 # GB/s at which the methods of swapping are compared.

@@ -6,8 +6,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pandas as pd
 
-from kvbench.analysis.compare import MIN_PAIRS, leaders
-from kvbench.analysis.intervals import median_interval
+from kvbench.analysis.compare import MIN_PAIRS, leaders, median_interval
 from kvbench.analysis.margins import IN_TURN, MIN_P99
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import Cell

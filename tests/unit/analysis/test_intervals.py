@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.analysis.intervals import (
+from kvbench.analysis.compare import (
     grouped_outliers,
     grouped_quartiles,
     median_interval,

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import msgspec
 import numpy as np
 
-from kvbench.analysis.intervals import Floats
+from kvbench.analysis.compare import Floats
 from kvbench.cells.axes import Direction, Order
 from kvbench.cells.cell import Cell
 from kvbench.gate.judge import judge

@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from kvbench.analysis.compare import Verdict
-from kvbench.analysis.intervals import CONFIDENCE, Floats
+from kvbench.analysis.compare import CONFIDENCE, Floats, Verdict
 from kvbench.gate.judgement import PLAN, Estimate, look_at
 from kvbench.gate.pairs import spoiled, unknown
 

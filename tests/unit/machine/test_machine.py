@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.machine import observation as environment
+from kvbench.machine import probes as environment
 from kvbench.machine.probes import available_bytes
 from kvbench.machine.sources import Nvml, Scalar, Sources
 from kvbench.results.schema import differences, identity_hash, machine_differences

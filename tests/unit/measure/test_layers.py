@@ -17,7 +17,7 @@ from kvbench.measure.neighbour import IDLE_LAYER_US, LayeredStep, NeighbourError
 from kvbench.measure.samples import LayeredSwap, set_up
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
-from kvbench.results.cost import hidden_share
+from kvbench.results.outcomes import hidden_share
 from kvbench.sweep.spec import Sampling
 from tests.gates import Gate
 from tests.visits import bench_of, measure

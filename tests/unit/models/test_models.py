@@ -14,7 +14,6 @@ from kvbench.cells.blocks import misfit
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.pattern import Tensors
 from kvbench.errors import UsageError
-from kvbench.models.facts import GroupPages, model_facts
 from kvbench.models.geometry import (
     KvDtype,
     KvLayout,
@@ -25,7 +24,7 @@ from kvbench.models.geometry import (
     swaps_from_plain,
 )
 from kvbench.models.hf_config import model_of, read_config_json
-from kvbench.models.presets import ModelChoice, find_model, presets
+from kvbench.models.presets import GroupPages, ModelChoice, find_model, model_facts, presets
 from kvbench.results import Visit, load_run
 from kvbench.sweep.config import load_config
 from kvbench.sweep.spec import SweepSpec
