@@ -120,7 +120,7 @@ def _shares(gates: Sequence[Gated]) -> tuple[str, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gates", type=int, default=10, help="gates of each kind to add")
-    parser.add_argument("--minutes", type=float, default=0.66, help="time limit of a gate")
+    parser.add_argument("--minutes", type=float, default=0.6, help="time limit of a gate")
     parser.add_argument("--file", type=Path, default=FILE, help="file to append to")
     parser.add_argument("more", nargs="*", help="more arguments of kvbench gate compare, behind --")
     options = parser.parse_args()
