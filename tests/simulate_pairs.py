@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from kvbench.analysis.intervals import Floats, median_interval
 
-from kvbench.analysis.compare import compare_in_turn
+from kvbench.analysis.compare import Floats, compare_in_turn, median_interval
 from kvbench.analysis.margins import IN_TURN
 from tests.simulate_gate import write_between_markers
 
