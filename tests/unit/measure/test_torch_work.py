@@ -7,12 +7,12 @@ import pytest
 from kvbench.measure.torch_work import decode_step
 from kvbench.models.geometry import LayerGroup
 
-torch: Any = pytest.importorskip("torch")
 MODEL = LayerGroup(name="small", layers=2, kv_heads=2, head_dim=8)
 SIZES: dict[str, int] = {"width": 32, "heads": 4, "mlp_width": 48, "batch": 3, "context": 10}
 
 
 def test_a_decode_step_gives_a_finite_state_a_sequence_and_the_same_every_time() -> None:
+    torch: Any = pytest.importorskip("torch")
     torch.manual_seed(0)
     with torch.inference_mode():
         step = decode_step(torch, "cpu", MODEL, **SIZES)

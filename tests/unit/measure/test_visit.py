@@ -417,7 +417,7 @@ def test_a_watched_swap_does_not_come_before_the_work_that_its_stream_waits_for(
 
 
 @pytest.mark.parametrize("reuse", Reuse)
-@pytest.mark.parametrize("state", set(StreamState) - {StreamState.SUSTAINED})
+@pytest.mark.parametrize("state", [state for state in StreamState if state is not StreamState.SUSTAINED])
 def test_no_pause_before_its_submission_tells_that_a_swap_is_watched(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, state: StreamState, reuse: Reuse
 ) -> None:
