@@ -48,22 +48,6 @@ void sm_kernels(nb::module_& m) {
           nb::keep_alive<1, 4>())
       .def("stage", &GatherSwap::stage, nb::call_guard<nb::gil_scoped_release>(),
            "Write the ids of the arrays to the device and wait for them.");
-  m.def(
-      "sm_copy_tensors",
-      [](std::shared_ptr<SmKernel> kernel, const Words& source_bases, const Words& destination_bases,
-         const Words& source_ids, const Words& destination_ids, Direction direction, std::size_t stride,
-         std::size_t block_bytes, unsigned sms, std::size_t inline_up_to) {
-        if (source_bases.size() != destination_bases.size() || source_ids.size() != destination_ids.size()) {
-          throw nb::value_error("both sides must have the same number of tensors and blocks");
-        }
-        return make_sm_copy(std::move(kernel),
-                            TensorBlocks{view(source_bases), view(destination_bases), view(source_ids),
-                                         view(destination_ids), stride, block_bytes},
-                            {sms, direction, inline_up_to});
-      },
-      "kernel"_a, "source_bases"_a.noconvert(), "destination_bases"_a.noconvert(), "source_ids"_a.noconvert(),
-      "destination_ids"_a.noconvert(), "direction"_a, nb::kw_only(), "stride"_a, "block_bytes"_a, "sms"_a,
-      "inline_up_to"_a, nb::keep_alive<0, 2>(), nb::keep_alive<0, 3>(), nb::keep_alive<0, 4>(), nb::keep_alive<0, 5>());
 }
 
 }  // namespace kvbench::bind

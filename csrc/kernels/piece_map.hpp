@@ -45,6 +45,8 @@ struct Row {
   u64 destination;
 };
 
+constexpr u32 kIdWord = 4;  ///< log2 of the bytes in which ids count
+
 struct Ids {
   u32 source;
   u32 destination;
@@ -52,16 +54,13 @@ struct Ids {
 
 /// A swap as written by the host, in one of three forms; offsets are into the bytes at `table`.
 /// Blocks of one size: one Row per block. Mixed sizes (lengths_at > 0): one Row per piece, and their lengths.
-/// Tensors (ids_at > 0): one Row per tensor (its first block), and the Ids of the blocks, the same in every tensor.
-/// Where they can, blocks of one size take this form too, which has half of the bytes: as ids of 16-byte words from one
-/// Row.
+/// Where they can, blocks of one size take half of the bytes (ids_at > 0): one Row, and the Ids of the blocks, which
+/// count words of 16 bytes from there.
 struct List {
   u64 table;
   u64 lengths_at;
   u64 ids_at;
-  u64 stride;
   u64 block_bytes;
-  u32 ids;
   u32 pieces;
   u32 pieces_a_block;
   u32 host_is_source;
@@ -91,11 +90,9 @@ KVBENCH_BOTH Piece read_piece(const List& list, u32 piece, u32 piece_bytes) {
   }
   const Part part = part_of(piece, list.block_bytes, piece_bytes, list.pieces_a_block);
   if (list.ids_at > 0) {
-    const u32 tensor = part.row / list.ids;
-    const Ids ids = reinterpret_cast<const Ids*>(list.table + list.ids_at)[part.row - tensor * list.ids];
-    const Row first = rows[tensor];
-    return {first.source + ids.source * list.stride + part.offset,
-            first.destination + ids.destination * list.stride + part.offset, part.bytes};
+    const Ids ids = reinterpret_cast<const Ids*>(list.table + list.ids_at)[part.row];
+    return {rows->source + (static_cast<u64>(ids.source) << kIdWord) + part.offset,
+            rows->destination + (static_cast<u64>(ids.destination) << kIdWord) + part.offset, part.bytes};
   }
   const Row row = rows[part.row];
   return {row.source + part.offset, row.destination + part.offset, part.bytes};

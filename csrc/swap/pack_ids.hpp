@@ -7,8 +7,6 @@
 
 namespace kvbench {
 
-inline constexpr unsigned kIdWord = 4;  ///< log2 of the bytes in which ids count
-
 /// Bits over all entries of a list that was packed.
 struct PackedIds {
   Address offsets;        ///< of the size, and of every offset from its region

@@ -20,19 +20,14 @@ u32 checked_pieces(std::size_t pieces) {
   return static_cast<u32>(pieces);
 }
 
-List new_head(Direction direction) {
-  List head{};
-  head.pieces_a_block = 1;
-  head.host_is_source = direction == Direction::h2d ? 1 : 0;
-  return head;
-}
-
 /// A list of blocks: one row per block if all have the same size, else one row and one length per piece of
 /// `piece_bytes`.
 class BlockListing {
  public:
   BlockListing(Descriptors descriptors, std::size_t piece_bytes, Direction direction)
-      : descriptors_(descriptors), piece_bytes_(piece_bytes), head_(new_head(direction)) {
+      : descriptors_(descriptors), piece_bytes_(piece_bytes) {
+    head_.pieces_a_block = 1;
+    head_.host_is_source = direction == Direction::h2d ? 1 : 0;
     BlockSizes& sizes = descriptors_.sizes;
     if (sizes.are == BlockSizes::Are::unread) sizes = BlockSizes(descriptors.bytes);
     if (sizes.equal()) {
@@ -116,55 +111,13 @@ class BlockListing {
     if (route) route->check(descriptors_);
     *static_cast<Row*>(table) = {bounds.from_begin, bounds.to_begin};
     head.ids_at = sizeof(Row);
-    head.ids = static_cast<u32>(rows_);
-    head.stride = SmKernels::kAlignment;
     return true;
   }
 
   Descriptors descriptors_;
   std::size_t piece_bytes_;
-  List head_;
+  List head_{};
   std::size_t rows_ = 0;
-};
-
-/// One row per tensor, and the ids of the blocks in it.
-class TensorListing {
- public:
-  TensorListing(TensorBlocks blocks, std::size_t piece_bytes, Direction direction)
-      : blocks_(blocks), head_(new_head(direction)) {
-    if (descriptors() == 0) return;
-    const std::size_t pieces_a_block = pieces_of(blocks_.block_bytes, piece_bytes);
-    head_.ids_at = blocks_.source_bases.size() * sizeof(Row);
-    head_.ids = static_cast<u32>(blocks_.source_ids.size());
-    head_.stride = blocks_.stride;
-    head_.block_bytes = blocks_.block_bytes;
-    head_.pieces_a_block = static_cast<u32>(pieces_a_block);
-    head_.pieces = checked_pieces(descriptors() * pieces_a_block);
-  }
-
-  [[nodiscard]] List head(std::size_t) const { return head_; }
-  [[nodiscard]] std::size_t table_bytes() const {
-    return head_.pieces == 0 ? 0 : head_.ids_at + head_.ids * sizeof(Ids);
-  }
-  [[nodiscard]] std::size_t descriptors() const { return blocks_.source_bases.size() * blocks_.source_ids.size(); }
-
-  Address write(void* table) const {
-    Address bits = blocks_.stride | blocks_.block_bytes;
-    auto* row = static_cast<Row*>(table);
-    for (std::size_t i = 0; i < blocks_.source_bases.size(); ++i) {
-      bits |= blocks_.source_bases[i] | blocks_.destination_bases[i];
-      *row++ = {blocks_.source_bases[i], blocks_.destination_bases[i]};
-    }
-    auto* ids = reinterpret_cast<Ids*>(row);
-    for (std::size_t i = 0; i < head_.ids; ++i) {
-      ids[i] = {static_cast<u32>(blocks_.source_ids[i]), static_cast<u32>(blocks_.destination_ids[i])};
-    }
-    return bits;
-  }
-
- private:
-  TensorBlocks blocks_;
-  List head_;
 };
 
 /// Launches a kernel over lists. A short list is passed with the launch, which copies it. A longer one is written into
@@ -187,8 +140,7 @@ class SmQueue {
   }
 
   /// Launches nothing, and returns false, if the addresses of the list's `route` are not those of a kernel.
-  template <typename Listing>
-  bool launch(const Listing& listing, const Route* route, Stream stream) {
+  bool launch(const BlockListing& listing, const Route* route, Stream stream) {
     const std::size_t bytes = listing.table_bytes();
     if (bytes == 0) return true;
     ListSlot* slot = bytes <= inline_up_to_ ? nullptr : &slots_->take(bytes);
@@ -263,25 +215,6 @@ class SmCopier final : public ListCopier {
   SmQueue queue_;
 };
 
-class TensorSwap final : public Swap {
- public:
-  TensorSwap(std::shared_ptr<const SmKernel> kernel, TensorListing listing, SmOptions options)
-      : listing_(listing), queue_({.aligned = nullptr, .any = std::move(kernel)}, options) {
-    queue_.reserve(listing_.table_bytes());
-  }
-
-  void submit(Stream stream) override {
-    refuse_legacy_stream(stream);
-    queue_.launch(listing_, nullptr, stream);
-  }
-  std::size_t calls() const override { return 1; }
-  std::size_t descriptors() const override { return listing_.descriptors(); }
-
- private:
-  TensorListing listing_;
-  SmQueue queue_;
-};
-
 }  // namespace
 
 const SmKernel& SmKernels::serving(Address bits) const { return aligned && bits % kAlignment == 0 ? *aligned : *any; }
@@ -312,11 +245,6 @@ std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, Descr
   descriptors.sizes = BlockSizes(descriptors.bytes);
   options.list_bytes = BlockListing(descriptors, kernel->shape().piece_bytes, options.direction).table_bytes();
   return keep_list(make_sm_copier({.aligned = nullptr, .any = std::move(kernel)}, options), descriptors);
-}
-
-std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, TensorBlocks blocks, SmOptions options) {
-  const TensorListing listing(blocks, kernel->shape().piece_bytes, options.direction);
-  return std::make_unique<TensorSwap>(std::move(kernel), listing, options);
 }
 
 std::unique_ptr<ListCopier> make_sm_copier(SmKernels kernels, SmOptions options, std::shared_ptr<ListSlots> slots) {

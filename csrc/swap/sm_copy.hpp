@@ -58,18 +58,6 @@ struct SmKernels {
   std::shared_ptr<const SmKernel> any;
 };
 
-/// The blocks of T tensors at once: block i of every tensor goes from `source_ids[i]` to `destination_ids[i]`, counted
-/// in rows of `stride` bytes from the tensor's bases. The arrays are the caller's, who may change the ids between
-/// submissions; an id must be below 2^32.
-struct TensorBlocks {
-  std::span<const Address> source_bases;
-  std::span<const Address> destination_bases;
-  std::span<const std::uint64_t> source_ids;
-  std::span<const std::uint64_t> destination_ids;
-  std::size_t stride = 0;
-  std::size_t block_bytes = 0;
-};
-
 struct SmOptions {
   unsigned sms = 2;                      ///< thread blocks of the grid
   Direction direction = Direction::h2d;  ///< determines which side is on the host
@@ -84,8 +72,5 @@ std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, Descr
 /// The same for lists that differ, in `slots` that it may share with others, or in slots of its own.
 std::unique_ptr<ListCopier> make_sm_copier(SmKernels kernels, SmOptions options,
                                            std::shared_ptr<ListSlots> slots = nullptr);
-
-/// The same for blocks of tensors, whose list is shorter by a factor of the number of tensors.
-std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, TensorBlocks blocks, SmOptions options);
 
 }  // namespace kvbench

@@ -122,26 +122,6 @@ void every_form_and_way_of_the_list_moves_every_block() {
   }
 }
 
-void blocks_of_tensors_go_where_their_ids_say() {
-  for (const std::size_t inline_up_to : {std::size_t{0}, std::size_t{kInlineTableBytes}}) {
-    Bench bench({SmMethod::bulk, 8, 6, 256});
-    const std::vector<Address> from{bench.source.address(), bench.source.address() + 100'000};
-    const std::vector<Address> to{bench.destination.address() + 200'000, bench.destination.address()};
-    const std::vector<std::uint64_t> source_ids{5, 0, 9}, destination_ids{1, 7, 2};
-    const TensorBlocks blocks{from, to, source_ids, destination_ids, 1024, 1000};
-    bench.run(*make_sm_copy(bench.kernel, blocks, {2, Direction::d2h, inline_up_to}));
-    for (std::size_t tensor = 0; tensor < 2; ++tensor) {
-      for (std::size_t i = 0; i < 3; ++i) {
-        check::that(Bench::same(blocks.source_bases[tensor] + blocks.source_ids[i] * 1024,
-                                blocks.destination_bases[tensor] + blocks.destination_ids[i] * 1024, 1000),
-                    "the block of that id arrived");
-      }
-    }
-    check::equal(bench.driver->moved, std::size_t{6000}, "bytes moved");
-    check::that(!bench.driver->host_is_source, "d2h: the host's side is the destination");
-  }
-}
-
 void the_current_blocks_are_copied() {
   for (const std::size_t inline_up_to : {std::size_t{0}, std::size_t{kInlineTableBytes}}) {
     for (const std::vector<std::size_t>& sizes : {std::vector<std::size_t>(9, 700), {1, 900, 3, 300, 2000}}) {
@@ -156,24 +136,6 @@ void the_current_blocks_are_copied() {
         for (Address& source : list.sources) source += 20'000;
         for (Address& destination : list.destinations) destination += 10'000;
       }
-    }
-  }
-}
-
-void the_current_ids_are_copied() {
-  Bench bench({SmMethod::bulk, 8, 6, 256});
-  const std::vector<Address> source{bench.source.address()}, destination{bench.destination.address()};
-  for (const std::size_t inline_up_to : {std::size_t{0}, std::size_t{kInlineTableBytes}}) {
-    std::vector<std::uint64_t> from{5, 0}, to{1, 7};
-    const TensorBlocks blocks{source, destination, from, to, 1024, 1000};
-    auto swap = make_sm_copy(bench.kernel, blocks, {2, Direction::h2d, inline_up_to});
-    bench.run(*swap);
-    from = {30, 40};
-    to = {50, 60};
-    bench.run(*swap);
-    for (std::size_t i = 0; i < 2; ++i) {
-      check::that(Bench::same(source[0] + from[i] * 1024, destination[0] + to[i] * 1024, 1000),
-                  "the block of the new id arrived");
     }
   }
 }
@@ -525,9 +487,6 @@ void nothing_to_copy_is_nothing_to_launch() {
   const Descriptors empty{addresses, addresses, bytes};
   bench.run(*make_sm_copy(bench.kernel, empty, {2, Direction::h2d, kInlineTableBytes}));
   check::equal(bench.driver->launched, std::string(), "launched for an entry of no bytes");
-  const TensorBlocks no_ids{addresses, addresses, {}, {}, 512, 512};
-  bench.run(*make_sm_copy(bench.kernel, no_ids, {2, Direction::h2d, kInlineTableBytes}));
-  check::equal(bench.driver->launched, std::string(), "launched for tensors without blocks");
 }
 
 }  // namespace
@@ -535,9 +494,7 @@ void nothing_to_copy_is_nothing_to_launch() {
 int main() {
   return check::run({
       {"every form and way of the list moves every block", every_form_and_way_of_the_list_moves_every_block},
-      {"blocks of tensors go where their ids say", blocks_of_tensors_go_where_their_ids_say},
       {"the current blocks are copied", the_current_blocks_are_copied},
-      {"the current ids are copied", the_current_ids_are_copied},
       {"short lists come with the launch, the grid fits the work",
        short_lists_come_with_the_launch_and_the_grid_is_no_larger_than_the_work},
       {"a list comes with the launch only if it fits",

@@ -20,7 +20,6 @@ from kvbench.engine.device import (
     SmKernel,
     SmMethod,
     sm_copy,
-    sm_copy_tensors,
 )
 from kvbench.engine.nvrtc import cached_cubin
 
@@ -145,30 +144,15 @@ class Sm:
         shape = self._shape or shape_on(request.device, request.cell, int(memory.sizes.max()), bits)
         kernel, direction = self.kernel(request.device, shape), DIRECTIONS[request.cell.direction]
         sms = request.cell.sms or DEFAULT_SMS[-1].sms
-        if len(memory.grids) == 1:
-            (grid,) = memory.grids
-            swap = sm_copy_tensors(
-                kernel,
-                grid.source_bases,
-                grid.destination_bases,
-                grid.source_ids,
-                grid.destination_ids,
-                direction,
-                stride=grid.row_bytes,
-                block_bytes=grid.row_bytes,
-                sms=sms,
-                inline_up_to=INLINE_UP_TO_BYTES,
-            )
-        else:
-            swap = sm_copy(
-                kernel,
-                memory.kernel_sources,
-                memory.kernel_destinations,
-                memory.sizes,
-                direction,
-                sms=sms,
-                inline_up_to=INLINE_UP_TO_BYTES,
-            )
+        swap = sm_copy(
+            kernel,
+            memory.kernel_sources,
+            memory.kernel_destinations,
+            memory.sizes,
+            direction,
+            sms=sms,
+            inline_up_to=INLINE_UP_TO_BYTES,
+        )
         return PreparedSwap(swap, Mechanism.SM_KERNEL)
 
     def _gather(self, request: SwapRequest) -> PreparedSwap:

@@ -42,7 +42,6 @@ from kvbench._engine import per_block as per_block
 from kvbench._engine import probe_cpu_us as probe_cpu_us
 from kvbench._engine import register_pages as register_pages
 from kvbench._engine import sm_copy as sm_copy
-from kvbench._engine import sm_copy_tensors as sm_copy_tensors
 from kvbench._engine import unregister_pages as unregister_pages
 from kvbench._engine import write_words as write_words
 from kvbench.cells.axes import Direction, Order, StreamState
@@ -169,32 +168,10 @@ def die_with_parent() -> None:
 
 
 @dataclass(frozen=True)
-class TensorGrid:
-    """Tensors of one kind in compact form for kernels: T bases and K ids per side instead of T x K descriptors.
-
-    Descriptor t * K + k copies `row_bytes` from `source_bases[t] + source_ids[k] * row_bytes` to
-    `destination_bases[t] + destination_ids[k] * row_bytes`; bases are addresses as the device sees them.
-    """
-
-    source_bases: Addresses
-    destination_bases: Addresses
-    source_ids: NDArray[np.uint64]
-    destination_ids: NDArray[np.uint64]
-    row_bytes: int
-
-    def tensors(self, start: int, end: int) -> "TensorGrid":
-        """Return the tensors from `start` up to, but not including, `end`, in the same memory."""
-        sources, destinations = self.source_bases[start:end], self.destination_bases[start:end]
-        return replace(self, source_bases=sources, destination_bases=destinations)
-
-
-@dataclass(frozen=True)
 class SwapMemory:
     """A cell's layout as addresses: those for the driver's copies, and the same as the device sees them for kernels.
 
-    For a pattern of tensors, `grids` describes the same swap in compact form, one grid per kind of tensors, in
-    descriptor order; it is empty for every other pattern. `starts` are the addresses at which the two pools begin, as
-    kernels see them.
+    `starts` are the addresses at which the two pools begin, as kernels see them.
     """
 
     sources: Addresses
@@ -202,10 +179,9 @@ class SwapMemory:
     kernel_sources: Addresses
     kernel_destinations: Addresses
     sizes: Addresses
-    grids: tuple[TensorGrid, ...] = ()
     starts: tuple[int, int] = (0, 0)
 
-    def part(self, start: int, end: int, grids: tuple[TensorGrid, ...] = ()) -> "SwapMemory":
-        """Return the descriptors from `start` up to, but not including, `end`, in the same memory, with these grids."""
+    def part(self, start: int, end: int) -> "SwapMemory":
+        """Return the descriptors from `start` up to, but not including, `end`, in the same memory."""
         lists = ("sources", "destinations", "kernel_sources", "kernel_destinations", "sizes")
-        return replace(self, **{name: getattr(self, name)[start:end] for name in lists}, grids=grids)
+        return replace(self, **{name: getattr(self, name)[start:end] for name in lists})

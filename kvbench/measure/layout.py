@@ -1,7 +1,7 @@
 """The layout of a swap: which row of the source pool is copied to which row of the destination pool. Pure functions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,25 +14,11 @@ Rows = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class TensorRows:
-    """Tensors of one kind on each side: the row at which each begins, and the rows of the ids from there."""
-
-    source_starts: Rows
-    destination_starts: Rows
-    source_ids: Rows
-    destination_ids: Rows
-
-
-@dataclass(frozen=True)
 class Layout:
-    """The rows of one swap on each side, in descriptor order.
-
-    For a pattern of tensors, `tensors` is the same in compact form: by kind, then by tensor, then by id.
-    """
+    """The rows of one swap on each side, in descriptor order: of tensors by kind, then by tensor, then by id."""
 
     source_rows: Rows
     destination_rows: Rows
-    tensors: tuple[TensorRows, ...] = ()
 
 
 def lay_out(cell: Cell, submissions: int, rng: np.random.Generator, arms: int = 1) -> Sequence[Layout]:
@@ -134,40 +120,22 @@ def _tensors(cell: Cell, rows: int, placer: _Placer) -> list[Layout]:
     kinds = cell.sides[0].tensors(cell.blocks)
     wanted = [pool_rows(placer.count * kind.ids) for kind in kinds]
     dense = sum(kind.count * tensor_rows for kind, tensor_rows in zip(kinds, wanted, strict=True))
-    parts: list[list[TensorRows]] = [[] for _ in range(placer.count)]
+    sides: tuple[list[Rows], list[Rows]] = ([], [])  # of each kind, by set
     first = 0
     for kind, tensor_rows in zip(kinds, wanted, strict=True):
         region = rows * tensor_rows // dense
-        (source, source_ids), (destination, destination_ids) = (
-            placer.of_tensors(side, kind, first, region) for side in cell.sides
-        )
-        for part, *ids in zip(parts, source_ids, destination_ids, strict=True):
-            part.append(TensorRows(source, destination, *ids))
+        for kinds_of_it, side in zip(sides, cell.sides, strict=True):
+            starts, ids = placer.of_tensors(side, kind, first, region)
+            kinds_of_it.append((starts[:, None] + ids[:, None, :]).reshape(placer.count, -1))
         first += kind.count * region
-    return [rows_of(tuple(part)) for part in parts]
-
-
-def rows_of(tensors: tuple[TensorRows, ...]) -> Layout:
-    """Return the layout of these tensors, with the rows of every descriptor."""
-
-    def rows(side: str) -> Rows:
-        sums = (np.add.outer(getattr(part, f"{side}_starts"), getattr(part, f"{side}_ids")) for part in tensors)
-        return np.concatenate([part.reshape(-1) for part in sums])
-
-    return Layout(rows("source"), rows("destination"), tensors)
+    sources, destinations = (np.concatenate(rows_of_kinds, axis=1) for rows_of_kinds in sides)
+    return [Layout(source, destination) for source, destination in zip(sources, destinations, strict=True)]
 
 
 def stacked(layouts: Sequence[Layout]) -> Layout:
     """Return the rows of all sets together, as arrays of shape (sets, rows)."""
-
-    def rows(parts: Sequence[object], names: Sequence[str]) -> list[Rows]:
-        return [np.stack([getattr(part, name) for part in parts]) for name in names]
-
-    kinds = zip(*(layout.tensors for layout in layouts), strict=True)
-    names = [part.name for part in fields(TensorRows)]
-    tensors = tuple(TensorRows(*rows(kind, names)) for kind in kinds)
-    sources, destinations = rows(layouts, ("source_rows", "destination_rows"))
-    return Layout(sources, destinations, tensors)
+    sides = ("source_rows", "destination_rows")
+    return Layout(*(np.stack([getattr(layout, side) for layout in layouts]) for side in sides))
 
 
 def _distinct(wanted: int, below: int, rng: np.random.Generator) -> Rows:

@@ -12,7 +12,7 @@ from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
 from kvbench.cells.cell import Cell
 from kvbench.errors import KvbenchError
 from kvbench.measure.bench import Bench
-from kvbench.measure.layout import Layout, TensorRows, rows_of
+from kvbench.measure.layout import Layout
 from kvbench.measure.samples import AnySample, Sampler, SetUp, Taken, create_swap
 from kvbench.measure.workload import Workload
 from kvbench.sweep.spec import Replay, Sampling
@@ -168,6 +168,5 @@ def set_up_replay(
 def _layout(source: _Ids, destination: _Ids, trace: Replay, room: int) -> Layout:
     """Place a tensor of `room` rows, and one that stays free, for every descriptor of a block."""
     starts = np.arange(trace.descriptors, dtype=np.uint64) * np.uint64(room + 1) + np.uint64(1)
-    part = TensorRows(starts, starts, source.astype(np.uint64), destination.astype(np.uint64))
-    layout = rows_of((part,))
-    return replace(layout, tensors=() if trace.descriptors == 1 else layout.tensors)
+    sides = (np.add.outer(starts, ids.astype(np.uint64)).reshape(-1) for ids in (source, destination))
+    return Layout(*sides)

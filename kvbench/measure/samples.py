@@ -14,10 +14,10 @@ import numpy as np
 
 from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Neighbour, StreamState
-from kvbench.cells.blocks import layer_blocks, layer_tensors, most_sets
+from kvbench.cells.blocks import layer_blocks, most_sets
 from kvbench.cells.cell import Cell
 from kvbench.cells.units import gigabytes_per_second
-from kvbench.engine.device import STREAM_STATES, Device, Event, Queue, Sample, Swap, SwapMemory, TensorGrid, TimedRegion
+from kvbench.engine.device import STREAM_STATES, Device, Event, Queue, Sample, Swap, TimedRegion
 from kvbench.engine.faults import Fault
 from kvbench.measure.bench import Bench
 from kvbench.measure.layout import Layout, lay_out
@@ -461,20 +461,15 @@ def create_swap(backend: Backend, request: SwapRequest) -> PreparedSwap:
     """Return the swap of a cell, by layers if its sequence says so. Raises any error of the backend."""
     if not request.cell.layers:
         return backend.create(request)
-    cells = [replace(request.cell, blocks=blocks, sequence="whole") for blocks in layer_blocks(request.cell)]
-    memories = _memories(request.memory, request.cell, [cell.blocks for cell in cells])
+    blocks = layer_blocks(request.cell)
     layers = [
-        backend.create(replace(request, cell=cell, memory=memory)) for cell, memory in zip(cells, memories, strict=True)
+        backend.create(
+            replace(
+                request,
+                cell=replace(request.cell, blocks=end - start, sequence="whole"),
+                memory=request.memory.part(start, end),  # what is written to the whole reaches it
+            )
+        )
+        for start, end in pairwise(accumulate(blocks, initial=0))
     ]
     return replace(layers[0], swap=LayeredSwap(request.device, layers))
-
-
-def _memories(memory: SwapMemory, cell: Cell, blocks: Sequence[int]) -> list[SwapMemory]:
-    """Return the memory of every layer: views of `memory`, so that what is written there reaches them."""
-    if len(blocks) == 1:
-        return [memory]
-    each = layer_tensors(cell)
-    starts = ((grid, at) for grid in memory.grids for at in range(0, len(grid.source_bases), each))
-    grids: list[tuple[TensorGrid, ...]] = [(grid.tensors(at, at + each),) for grid, at in starts]
-    bounds = pairwise(accumulate(blocks, initial=0))
-    return [memory.part(*ends, tensors) for ends, tensors in zip(bounds, grids or [()] * len(blocks), strict=True)]

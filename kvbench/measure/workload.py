@@ -5,14 +5,13 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from typing import NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.cells.axes import Direction, Memory, slots_of
-from kvbench.cells.cell import EQUAL, Cell
+from kvbench.cells.cell import Cell
 from kvbench.engine.device import (
     Addresses,
     Audit,
@@ -21,7 +20,6 @@ from kvbench.engine.device import (
     MemoryKind,
     Stream,
     SwapMemory,
-    TensorGrid,
     audit_words,
     register_pages,
     unregister_pages,
@@ -459,21 +457,15 @@ class Workload:
 
 def _arrays(memory: SwapMemory) -> list[Addresses]:
     """Return the arrays that a caller writes for every swap."""
-    grids = ((g.source_bases, g.destination_bases, g.source_ids, g.destination_ids) for g in memory.grids)
-    lists = memory.sources, memory.destinations, memory.kernel_sources, memory.kernel_destinations, memory.sizes
-    return [*lists, *chain.from_iterable(grids)]
+    return [memory.sources, memory.destinations, memory.kernel_sources, memory.kernel_destinations, memory.sizes]
 
 
 def _memory_of(pools: Pools, cell: Cell, layout: Layout, sizes: Addresses) -> SwapMemory:
     source, destination = pools.sides(cell.direction, cell.memory)
     stride = np.uint64(cell.block_bytes)
-    sources, destinations = (
-        source.places(layout.source_rows * stride),
-        destination.places(layout.destination_rows * stride),
-    )
+    sources = source.places(layout.source_rows * stride)
+    destinations = destination.places(layout.destination_rows * stride)
     starts = source.buffer.device_address, destination.buffer.device_address
-    # Neither blocks of different sizes nor slots lie whole rows from the start of a tensor.
-    tensors = () if cell.sizes != EQUAL or slots_of(cell.memory) else layout.tensors
     return SwapMemory(
         sources=sources + np.uint64(source.buffer.address),
         destinations=destinations + np.uint64(destination.buffer.address),
@@ -481,16 +473,6 @@ def _memory_of(pools: Pools, cell: Cell, layout: Layout, sizes: Addresses) -> Sw
         kernel_destinations=destinations + np.uint64(starts[1]),
         sizes=sizes.copy(),
         starts=starts,
-        grids=tuple(
-            TensorGrid(
-                source_bases=part.source_starts * stride + np.uint64(starts[0]),
-                destination_bases=part.destination_starts * stride + np.uint64(starts[1]),
-                source_ids=part.source_ids.copy(),
-                destination_ids=part.destination_ids.copy(),
-                row_bytes=cell.block_bytes,
-            )
-            for part in tensors
-        ),
     )
 
 

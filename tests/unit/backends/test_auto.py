@@ -18,7 +18,7 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import DeviceFacts
 from kvbench.cells.policy import SERVING, Choice, Policy, Table, load_policy
-from kvbench.engine.device import DIRECTIONS, BatchOptions, CopyWay, Device, Swap, SwapMemory, TensorGrid, open_device
+from kvbench.engine.device import DIRECTIONS, BatchOptions, CopyWay, Device, SwapMemory, open_device
 from kvbench.engine.faults import FaultPlan
 from kvbench.results import Note, Visit, load_run
 from kvbench.sweep.installed import of_engine
@@ -225,15 +225,6 @@ def test_auto_names_the_choice_for_what_is_pending_and_that_for_small_lists(
         assert (prepared.chosen or "").startswith(backend)
 
 
-def test_auto_copies_the_list_of_tensors_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine hands over a list, whatever its pool looks like."""
-    ids = np.arange(4, dtype=np.uint64)
-    grids = (TensorGrid(ids[:1], ids[:1], ids, ids, 4096),)
-    prepared = prepared_by(monkeypatch, "sm", Direction.H2D, H200, grids=grids)
-    assert isinstance(prepared.swap, Swap)
-    assert prepared.swap.descriptors == 4
-
-
 def test_a_copier_has_the_kernels_of_sm_for_lists_of_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[object, object]] = []
 
@@ -292,12 +283,11 @@ def prepared_by(
     blocks: int = 4,
     state: StreamState = StreamState.IDLE,
     held: str = "",
-    grids: tuple[TensorGrid, ...] = (),
 ) -> PreparedSwap:
     """Return auto's swap of blocks of 4 KiB on a GPU by a policy with one choice, and with `held` behind work."""
     monkeypatch.setattr(Sm, "kernel", lambda *_: None)
     words = np.full(blocks, 4096, np.uint64)
-    memory = SwapMemory(words, words, words, words, words, grids)
+    memory = SwapMemory(words, words, words, words, words)
     cell = Cell("auto", direction, blocks, 4096, stream_state=state)
     return auto.Auto().create(SwapRequest(gpu(facts), cell, memory, policy_of(choice, held)))
 

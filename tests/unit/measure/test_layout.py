@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -132,29 +133,20 @@ def test_runs_are_shuffled_and_shuffled_blocks_are_hardly_ever_neighbours(pool_b
 @given(cell=cells_of(tensors), count=submissions, seed=seeds)
 def test_tensors_share_their_ids_and_each_is_a_region_of_its_own(cell: Cell, count: int, seed: int) -> None:
     layouts = laid_out(cell, count, seed)
-    wanted = cell.pattern.tensors(cell.blocks)
-    regions: dict[int, tuple[int, int]] = {}  # first row of a tensor -> its rows in all sets, lowest and highest
+    spans: dict[int, list[int]] = {}  # number of a tensor -> its rows on one side in all sets
     for layout in layouts:
-        assert [(len(part.source_starts), len(part.source_ids)) for part in layout.tensors] == [
-            (kind.count, kind.ids) for kind in wanted
-        ]
-        sources, destinations = [], []
-        for part in layout.tensors:
-            assert np.array_equal(part.source_starts, part.destination_starts)
-            for start in part.source_starts.tolist():
-                for rows, ids in ((sources, part.source_ids), (destinations, part.destination_ids)):
-                    tensor_rows = [start + row for row in ids.tolist()]
-                    assert len(set(tensor_rows)) == len(tensor_rows)
-                    low, high = regions.get(start, (tensor_rows[0], tensor_rows[0]))
-                    regions[start] = min(low, *tensor_rows), max(high, *tensor_rows)
-                    rows += tensor_rows
-        assert layout.source_rows.tolist() == sources
-        assert layout.destination_rows.tolist() == destinations
-    starts = sorted(regions)
-    assert len(starts) == sum(kind.count for kind in wanted)
-    for start, end in zip(starts, [*starts[1:], region_bytes(cell, count) // BLOCK_BYTES], strict=True):
-        low, high = regions[start]
-        assert start <= low <= high < end
+        ends = np.cumsum([kind.blocks for kind in cell.pattern.tensors(cell.blocks)])[:-1]
+        for side in (layout.source_rows, layout.destination_rows):
+            number = 0
+            for kind, rows in zip(cell.pattern.tensors(cell.blocks), np.split(side, ends), strict=True):
+                for tensor in rows.reshape(kind.count, kind.ids):
+                    assert len(set(tensor.tolist())) == kind.ids
+                    assert len(set((tensor - rows[: kind.ids]).tolist())) == 1  # the same ids from where it begins
+                    spans.setdefault(number, []).extend(tensor.tolist())
+                    number += 1
+    bounds = [(min(rows), max(rows)) for rows in spans.values()]
+    assert all(high < low for (_, high), (low, _) in pairwise(bounds))
+    assert bounds[-1][1] < region_bytes(cell, count) // BLOCK_BYTES
 
 
 @pytest.mark.parametrize("text", ["shuffled", "runs-16", "contiguous", "reversed", "tensors-8"])
@@ -198,8 +190,6 @@ def test_a_page_of_a_chunk_holds_its_ids_tensor_by_tensor() -> None:
     layout = one_layout("tensors-6", 6 * 32, host_pattern="page-first-6x4")
     chunks = layout.source_rows.reshape(6, 8, 4).transpose(1, 0, 2).reshape(8, -1)
     assert all(steps(chunk) == [1] * 23 for chunk in chunks)
-    (part,) = layout.tensors
-    assert np.array_equal(layout.source_rows.reshape(6, 32), np.add.outer(part.source_starts, part.source_ids))
 
 
 @pytest.mark.parametrize("direction", Direction)

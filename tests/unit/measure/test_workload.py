@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvbench.backends.auto import DEFAULTS, copier_for
 from kvbench.cells.axes import Direction, Memory, Reuse, slots_of
 from kvbench.cells.blocks import misfit, region_bytes
-from kvbench.cells.cell import EQUAL, Cell
+from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import DIRECTIONS, Device, Stream, SwapMemory, open_device, per_block
 from kvbench.engine.faults import FaultPlan
@@ -257,8 +257,7 @@ def test_a_copier_takes_blocks_in_registered_slots_alone(bench: Bench, direction
 
 
 def arrays(memory: SwapMemory) -> list[NDArray[np.uint64]]:
-    grids = [ids for grid in memory.grids for ids in (grid.source_ids, grid.destination_ids)]
-    return [memory.sources, memory.destinations, memory.kernel_sources, memory.kernel_destinations, *grids]
+    return [memory.sources, memory.destinations, memory.kernel_sources, memory.kernel_destinations]
 
 
 @pytest.mark.parametrize("pattern", ["shuffled", "runs-4", "tensors-4", "tensors-2x12+2x4"])
@@ -339,28 +338,6 @@ def test_a_swap_that_is_timed_meets_no_page_that_its_preparation_touched(
     bench.pools.refill()
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    cell=cells.filter(lambda one: bool(one.pattern.terms and not slots_of(one.memory))).map(
-        lambda one: replace(one, sizes=EQUAL)
-    ),
-    seed=seeds,
-)
-def test_bases_and_ids_say_the_same_as_the_descriptors(bench: Bench, cell: Cell, seed: int) -> None:
-    workload = bench.workload(cell, seed=seed)
-    for _ in range(3):
-        workload.advance()
-        memory = workload.memories[0]
-        copies = [
-            (int(source) + int(from_) * grid.row_bytes, int(destination) + int(to) * grid.row_bytes, grid.row_bytes)
-            for grid in memory.grids
-            for source, destination in zip(grid.source_bases, grid.destination_bases, strict=True)
-            for from_, to in zip(grid.source_ids, grid.destination_ids, strict=True)
-        ]
-        expected = zip(memory.kernel_sources, memory.kernel_destinations, memory.sizes, strict=True)
-        assert copies == [tuple(map(int, descriptor)) for descriptor in expected]
-
-
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize(
     "host", ["page-first-4", "page-first-2+2", "page-first-4x2", "page-first-4/runs-2", "fragments-2x3x4"]
@@ -370,11 +347,6 @@ def test_a_page_first_pool_on_the_host_gets_and_gives_every_byte(bench: Bench, d
     workload = bench.workload(Cell("any", direction, 64, 100, reuse=Reuse.FRESH, **sides))
     for left_out in (None, 3):
         workload.advance()
-        memory, (grid,) = workload.memories[0], workload.memories[0].grids
-        sources = np.add.outer(grid.source_bases, grid.source_ids * np.uint64(grid.row_bytes))
-        destinations = np.add.outer(grid.destination_bases, grid.destination_ids * np.uint64(grid.row_bytes))
-        assert np.array_equal(sources.reshape(-1), memory.kernel_sources)
-        assert np.array_equal(destinations.reshape(-1), memory.kernel_destinations)
         bench.swap(workload, direction, left_out)
         if left_out is None:
             assert workload.verify() >= 64 * 100
