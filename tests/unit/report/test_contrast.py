@@ -201,6 +201,13 @@ def test_a_contrast_shows_its_arms_side_by_side_and_says_what_differs(case: Case
     )
 
 
+def test_gathers_say_how_long_a_step_waits_in_all_of_its_layers(tmp_path: Path) -> None:
+    cells = [replace(GATHER, blocks=rows, sms=4) for rows in (16, 3277, 16_384)]
+    report = made_report(tmp_path, synthetic.rounds(cells, lambda cell: cell.swap_bytes / 1e3 / cell.blocks, noise=0.0))
+    (finding,) = [text for text in highlights_of(report, "gathers") if "a step" in text]
+    assert "wait 0.999 / 200 / 999 ms a step with 0.1 / 20 / 100% of the rows missing" in finding  # 1 us a row
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.section)
 def test_without_an_arm_the_report_says_what_the_section_needs(case: Case, tmp_path: Path) -> None:
     cells = [cell for cell in case.cells if case.too_little(cell)]
