@@ -106,8 +106,8 @@ def _waits(side: ContrastSide) -> Iterable[Text]:
     rows = [_BATCH * _READ_ROWS * share for share in _MISSES]
     if known and min(known) <= rows[0] and rows[-1] <= max(known):
         counts = sorted(known)
-        us = np.exp(np.interp(np.log(rows), np.log(counts), np.log([known[one] for one in counts])))
-        waits = " / ".join(figure(_LAYERS * one / 1e3) for one in us)
+        times_us = np.exp(np.interp(np.log(rows), np.log(counts), np.log([known[one] for one in counts])))
+        waits = " / ".join(figure(_LAYERS * one / 1e3) for one in times_us)
         yield (
             f"{side.first['backend']}, rows of {bytes_size(side.first['block_bytes'])}: {_BATCH} requests that read "
             f"{count(_READ_ROWS)} rows in each of {_LAYERS} layers wait {waits} ms a step with "
