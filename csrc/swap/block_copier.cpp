@@ -26,12 +26,6 @@ std::size_t sum_of(const Descriptors& descriptors) {
   return std::reduce(descriptors.bytes.begin(), descriptors.bytes.end());
 }
 
-/// Whether a look at three sizes says that all are equal.
-bool look_equal(std::span<const std::size_t> bytes) {
-  if (bytes.empty() || bytes.front() == 0 || bytes.front() >> 63) return false;
-  return bytes[bytes.size() / 2] == bytes.front() && bytes.back() == bytes.front();
-}
-
 /// Reads every size. Throws InvalidEntry for the first that is negative.
 BlockSizes read_sizes(std::span<const std::size_t> bytes) {
   const BlockSizes sizes(bytes);
@@ -125,43 +119,21 @@ bool BlockCopier::copy(const Descriptors& descriptors, Stream stream) {
   const CurrentDevice current(*driver_);
   if (driver_->capturing(stream)) throw DriverError("copy", "not supported while a graph is captured on the stream");
   Descriptors list = descriptors;
-  Seen seen;
-  if (look_equal(list.bytes)) {
-    list.sizes = BlockSizes::presumed(list.bytes.front());
-    if (submit_presumed(list, stream, seen)) return true;
-  }
   list.sizes = read_sizes(list.bytes);
   if (list.sizes.equal() && list.sizes.first == 0) return true;
-  if (!list.sizes.equal() && std::ranges::find(list.bytes, std::size_t{0}) != list.bytes.end()) {
-    submit_filled(list, stream, seen);
-  } else {
-    submit(list, stream, seen);
-  }
+  const bool filled = list.sizes.equal() || std::ranges::find(list.bytes, std::size_t{0}) == list.bytes.end();
+  filled ? submit(list, stream) : submit_filled(list, stream);
   return true;
 }
 
-bool BlockCopier::submit_presumed(const Descriptors& list, Stream stream, Seen& seen) {
-  try {
-    const std::size_t way = choose(list, stream, seen);
-    return kernel_serves(way) && copy_by(way, list, stream, *seen.direction);
-  } catch (const InvalidEntry&) {
-    read_sizes(list.bytes);  // throws for a negative one, which is named before any other fault
-    throw;
-  }
-}
-
-void BlockCopier::submit(const Descriptors& list, Stream stream, Seen& seen) {
-  const std::size_t way = choose(list, stream, seen);
-  if (kernel_serves(way) && copy_by(way, list, stream, *seen.direction)) return;
-  copy_by(ways_[way].sms > 0 ? ways_.size() - 1 : way, list, stream, *seen.direction);
-}
-
-std::size_t BlockCopier::choose(const Descriptors& list, Stream stream, Seen& seen) {
-  const std::size_t total_bytes = sum_of(list);
-  if (!seen.direction) seen.direction = route_.begin(list);
-  const auto [free, held] = ways_of(list.size(), total_bytes, *seen.direction);
-  if (free != held && !seen.idle) seen.idle = driver_->idle(stream);
-  return free == held || *seen.idle ? free : held;
+void BlockCopier::submit(const Descriptors& list, Stream stream) {
+  const Direction direction = route_.begin(list);
+  const auto [free, held] = ways_of(list.size(), sum_of(list), direction);
+  const std::size_t way = free == held || driver_->idle(stream) ? free : held;
+  const bool by_kernel = ways_[way].sms > 0;
+  // A region that only this list shows can be one whose addresses are not those of a kernel.
+  if (by_kernel && !route_.other_address() && copy_by(way, list, stream, direction)) return;
+  copy_by(by_kernel ? ways_.size() - 1 : way, list, stream, direction);
 }
 
 bool BlockCopier::copy_by(std::size_t way, Descriptors list, Stream stream, Direction direction) {
@@ -171,7 +143,7 @@ bool BlockCopier::copy_by(std::size_t way, Descriptors list, Stream stream, Dire
   return copier.copy(list, stream);
 }
 
-void BlockCopier::submit_filled(const Descriptors& descriptors, Stream stream, Seen& seen) {
+void BlockCopier::submit_filled(const Descriptors& descriptors, Stream stream) {
   filled_.sources.clear();
   filled_.destinations.clear();
   filled_.bytes.clear();
@@ -187,7 +159,7 @@ void BlockCopier::submit_filled(const Descriptors& descriptors, Stream stream, S
   filled.sizes = BlockSizes(filled.bytes);
   filled.source_order_any = descriptors.source_order_any;
   try {
-    submit(filled, stream, seen);
+    submit(filled, stream);
   } catch (const InvalidEntry& error) {
     throw error.at(indices_[error.entry()]);
   } catch (const DriverError& error) {

@@ -3,9 +3,7 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -85,22 +83,10 @@ class BlockCopier final : public ListCopier {
 
   /// The ways of a list on an idle stream, and behind pending work.
   [[nodiscard]] Candidates ways_of(std::size_t count, std::size_t total_bytes, Direction direction) const;
-  /// What is known of a list and its stream, each asked once.
-  struct Seen {
-    std::optional<Direction> direction;
-    std::optional<bool> idle;
-  };
-
-  /// Submits a list of presumed sizes by a kernel, whose table shows whether they are right. Returns false, with
-  /// nothing submitted, if they are not, or if no kernel serves it.
-  bool submit_presumed(const Descriptors& list, Stream stream, Seen& seen);
   /// Submits a list whose sizes were read.
-  void submit(const Descriptors& list, Stream stream, Seen& seen);
+  void submit(const Descriptors& list, Stream stream);
   /// The same for a list with entries of no bytes, whose others it names by their indexes there.
-  void submit_filled(const Descriptors& descriptors, Stream stream, Seen& seen);
-  /// The way of a list, whose first entry is checked.
-  [[nodiscard]] std::size_t choose(const Descriptors& list, Stream stream, Seen& seen);
-  [[nodiscard]] bool kernel_serves(std::size_t way) const { return ways_[way].sms > 0 && !route_.other_address(); }
+  void submit_filled(const Descriptors& descriptors, Stream stream);
   bool copy_by(std::size_t way, Descriptors list, Stream stream, Direction direction);
   [[nodiscard]] ListCopier& copier(std::size_t way_at, Direction direction, bool any);
 

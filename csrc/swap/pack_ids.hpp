@@ -9,12 +9,11 @@ namespace kvbench {
 
 /// Bits over all entries of a list that was packed.
 struct PackedIds {
-  Address offsets;        ///< of the size, and of every offset from its region
-  Address left;           ///< has the highest bit set if an entry leaves its bounds
-  std::size_t differing;  ///< in which a size differs from the first; 0 if sizes were read
+  Address offsets;  ///< of the size, and of every offset from its region
+  Address left;     ///< has the highest bit set if an entry leaves its bounds
 };
 
 /// Writes the ids of a list of one size, which count from where the bounds begin.
-PackedIds pack_ids(const Descriptors& list, const BlockSizes& sizes, const Bounds& bounds, Ids* ids);
+PackedIds pack_ids(const Descriptors& list, const Bounds& bounds, Ids* ids);
 
 }  // namespace kvbench

@@ -67,10 +67,6 @@ struct Ends {
   [[nodiscard]] Bounds bounds(std::size_t size) const {
     return {from.region.begin, from.region.end() - size, to.region.begin, to.region.end() - size};
   }
-  /// Whether both regions hold a block.
-  [[nodiscard]] bool hold(Address source, Address destination, std::size_t size) const {
-    return from.region.holds(source, size) && to.region.holds(destination, size);
-  }
 };
 
 /// The route of a list, from pinned memory to the device or back. Every entry must lie wholly in one region at each

@@ -29,7 +29,7 @@ class BlockListing {
     head_.pieces_a_block = 1;
     head_.host_is_source = direction == Direction::h2d ? 1 : 0;
     BlockSizes& sizes = descriptors_.sizes;
-    if (sizes.are == BlockSizes::Are::unread) sizes = BlockSizes(descriptors.bytes);
+    if (!sizes.read) sizes = BlockSizes(descriptors.bytes);
     if (sizes.equal()) {
       head_.block_bytes = sizes.first;
       rows_ = sizes.first == 0 ? 0 : descriptors_.size();
@@ -90,10 +90,11 @@ class BlockListing {
     if (descriptors_.route) {
       // Most lists have one region on each side; the offsets in it are also what a check of the route computes.
       const Ends& ends = descriptors_.route->ends();
-      const bool in_one =
-          ends.hold(descriptors_.sources.back(), descriptors_.destinations.back(), descriptors_.sizes.first);
+      const std::size_t size = descriptors_.sizes.first;
+      const bool in_one = ends.from.region.holds(descriptors_.sources.back(), size) &&
+                          ends.to.region.holds(descriptors_.destinations.back(), size);
       const bool reached = std::max(ends.from.region.bytes, ends.to.region.bytes) <= kReach;
-      if (in_one && reached && pack_within(ends.bounds(descriptors_.sizes.first), nullptr, table, head)) return true;
+      if (in_one && reached && pack_within(ends.bounds(size), nullptr, table, head)) return true;
     }
     const auto around = [](Address first) { return Known{{.begin = first - kReach / 2, .bytes = kReach}}; };
     const Ends ends{around(descriptors_.sources.front()), around(descriptors_.destinations.front())};
@@ -106,8 +107,8 @@ class BlockListing {
   /// Packs the list by ids. Returns false if it leaves the bounds, or cannot be packed.
   bool pack_within(const Bounds& bounds, Route* route, void* table, List& head) const {
     auto* ids = reinterpret_cast<Ids*>(static_cast<Row*>(table) + 1);
-    const PackedIds packed = pack_ids(descriptors_, descriptors_.sizes, bounds, ids);
-    if (packed.offsets % SmKernels::kAlignment != 0 || packed.left >> 63 || packed.differing != 0) return false;
+    const PackedIds packed = pack_ids(descriptors_, bounds, ids);
+    if (packed.offsets % SmKernels::kAlignment != 0 || packed.left >> 63 != 0) return false;
     if (route) route->check(descriptors_);
     *static_cast<Row*>(table) = {bounds.from_begin, bounds.to_begin};
     head.ids_at = sizeof(Row);
@@ -203,7 +204,7 @@ class SmCopier final : public ListCopier {
     if (descriptors.route && !descriptors.sizes.equal()) descriptors.route->check(descriptors);
     const BlockListing listing(descriptors, piece_bytes_, direction_);
     if (queue_.launch_packed(listing, descriptors.route, stream)) return true;
-    return descriptors.sizes.are != BlockSizes::Are::presumed && queue_.launch(listing, descriptors.route, stream);
+    return queue_.launch(listing, descriptors.route, stream);
   }
   std::size_t calls() const override { return 1; }
   std::size_t descriptors() const override { return count_; }
