@@ -88,7 +88,7 @@ class Section:
     """A kind of table; `make` returns what a run adds, or why it adds nothing.
 
     A section with a `config` stands on the first page, and the config measures what it needs; of one that `leads`, the
-    findings alone stand there. Of several runs, a report
+    first finding alone stands there. Of several runs, a report
     shows the one with most visits, then with most `weight`, then with most cells. With `of_all`, what a run adds covers
     the runs before it too, and the last one is shown.
     """
@@ -166,8 +166,8 @@ class Report:
 
     @property
     def leads(self) -> list[Text]:
-        """What sections that have no table on the first page say there."""
-        return [finding for chapter in self.chapters if chapter.section.leads for finding in chapter.part.findings]
+        """What sections that have no table on the first page say there: the first finding of each."""
+        return [one for chapter in self.chapters if chapter.section.leads for one in chapter.part.findings[:1]]
 
     @property
     def comparisons(self) -> int:

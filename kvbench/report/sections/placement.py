@@ -161,11 +161,10 @@ def _loss(side: ContrastSide) -> Iterable[Text]:
     lines = [line for line in side.lines if line[_AT_ONCE]["gbps_high"] < line[_ALONE]["gbps_low"]]
     if lines:
         line = min(lines, key=_kept)
-        row, alone = line[_AT_ONCE], line[_ALONE]
-        swap = f"{METHOD.text(row)}, {SWAP.text(row)}, {row['of_device']}"
+        row, of = line[_AT_ONCE], f"{rate(line[_AT_ONCE])} of {rate(line[_ALONE])} GB/s"
         yield (
-            f"{row['direction']} on {count(row['devices'])} devices at once: a card keeps at least {_kept(line):.0%} "
-            f"of its GB/s alone ({swap}: {rate(row)} of {rate(alone)})."
+            f"{row['direction']} on {count(row['devices'])} devices at once: {_kept(line):.0%} of the rate alone at "
+            f"worst ({METHOD.text(row)}, {SWAP.text(row)}: {of})."
         )
 
 
