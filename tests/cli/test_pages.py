@@ -24,7 +24,7 @@ from tests import synthetic
 from tests.command import BRIEF, kvbench, kvbench_here, succeeds, tiny
 from tests.data.freeze import FOLDER as FROZEN
 from tests.docs.blocks import DOCUMENTS, ROOT
-from tests.unit.backends.test_plugin import install
+from tests.unit.backends.test_plugin import SOUND, install
 
 # The comment behind a command that a CPU alone cannot run, such as "# needs a GPU and vLLM".
 _NEEDS: Final = re.compile(r"# needs (?P<what>.+)$")
@@ -94,35 +94,6 @@ def _few(words: list[str]) -> list[str]:
 
 PAGES = [page for page in DOCUMENTS if commands_of(page)]
 TOKENS_AN_ID = 512
-MY_KERNEL = """
-    import ctypes
-    from kvbench import Mechanism, PreparedSwap
-
-    class Plugin:
-        name = "plugin"
-        summary = "the backend of the page, by memmove"
-
-        def axes(self, device):
-            return frozenset()
-
-        def unavailable(self, device):
-            return None
-
-        def create(self, request):
-            return PreparedSwap(MySwap(request), Mechanism.HOST_THREAD)
-
-    class MySwap:
-        calls = 1
-
-        def __init__(self, request):
-            self.request = request
-
-        def submit(self, stream):
-            self.request.device.driver.synchronize(stream)
-            memory = self.request.memory
-            for to, source, size in zip(memory.destinations, memory.sources, memory.sizes):
-                ctypes.memmove(int(to), int(source), int(size))
-"""
 
 
 def write_requests(path: Path) -> None:
@@ -190,7 +161,7 @@ def run(shown: Shown, folder: Path, met: frozenset[str] = frozenset()) -> str | 
 def test_the_commands_of_a_page_run_in_order(page: Path, folder: Path) -> None:
     if page.name == "backend.md":
         (folder / "site").mkdir()
-        install(folder / "site", MY_KERNEL, "my_kernel")
+        install(folder / "site", SOUND, "my_kernel")
     for block in re.findall(r"^```toml\n(config = .*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
         (folder / "rules.toml").write_text(block)
     wrong = [text for shown in commands_of(page) if (text := run(shown, folder))]
