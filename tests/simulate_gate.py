@@ -21,8 +21,7 @@ import numpy.typing as npt
 from kvbench.analysis.compare import CONFIDENCE, Floats
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
-from kvbench.gate.judge import judge
-from kvbench.gate.judgement import PLAN, GateVerdict, Judgement
+from kvbench.gate.judgement import PLAN, GateVerdict, Judgement, judge
 from kvbench.gate.pairs import FAST_SHARE, UPPER_SHARE, Pairs, VisitValues, unknown
 
 MARKERS: Final = ("<!-- simulation: begin -->", "<!-- simulation: end -->")

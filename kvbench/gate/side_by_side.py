@@ -21,8 +21,7 @@ import numpy as np
 from kvbench.cells.cell import Cell
 from kvbench.errors import KvbenchError, MismatchError, StorageError, UsageError, brief
 from kvbench.files import or_usage_error
-from kvbench.gate.judge import judge
-from kvbench.gate.judgement import PLAN, Judgement
+from kvbench.gate.judgement import PLAN, Judgement, judge
 from kvbench.gate.pairs import BASE, CAND, about_backends, few, pair, partners
 from kvbench.results import SCHEMA, Failure, Record, Run, RunInfo, RunWriter, Visit
 from kvbench.results.schema import PLUG_INS, machine_differences

@@ -57,6 +57,6 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_the_gate_judges_runs_without_the_engine() -> None:
-    modules = "kvbench.gate.judge, kvbench.gate.rules, kvbench.gate.outputs"
+    modules = "kvbench.gate.judgement, kvbench.gate.rules, kvbench.gate.outputs"
     result = start((*COMPILED, "scipy"), then=f"import {modules}")
     assert result.returncode == 0, result.stderr

@@ -11,8 +11,7 @@ import numpy as np
 from kvbench.analysis.compare import Floats
 from kvbench.cells.axes import Direction, Order
 from kvbench.cells.cell import Cell
-from kvbench.gate.judge import judge
-from kvbench.gate.judgement import PLAN, Judgement
+from kvbench.gate.judgement import PLAN, Judgement, judge
 from kvbench.gate.pairs import Pairs, pair, unknown
 from kvbench.results import Control, Failure, Record, Run, Skip, Visit
 from tests.synthetic import info, visit

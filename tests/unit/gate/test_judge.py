@@ -11,8 +11,7 @@ from kvbench.analysis.compare import Verdict
 from kvbench.cells.axes import Direction, Neighbour, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import ExitCode
-from kvbench.gate.judge import judge, without_slot_bias
-from kvbench.gate.judgement import PLAN, GateVerdict, Judgement, Row
+from kvbench.gate.judgement import PLAN, GateVerdict, Judgement, Row, judge, without_slot_bias
 from kvbench.gate.outputs import message, name_of_row
 from kvbench.results import Control, Record, Run, Visit
 from tests.synthetic import beside, failure, skip
