@@ -59,6 +59,8 @@ def swap_of(text: str, tokens: int = 8192, **settings: Any) -> ModelSwap:
         ("deepseek-v3@tp8", 8192, (Tensors(61, 512),), 16 * 576 * 2),
         # every other layer keeps the last 127 tokens: from the block of the 8066th on, 8 of 512
         ("gpt-oss-120b", 8192, (Tensors(36, 512), Tensors(36, 8)), 16 * KIB),
+        # the last 127 begin with a block, which is the first of 8
+        ("gpt-oss-120b", 8191, (Tensors(36, 512), Tensors(36, 8)), 16 * KIB),
         # every sixth layer is a full one: 10 of 62
         ("gemma-3-27b", 8192, (Tensors(20, 512), Tensors(104, 64)), 64 * KIB),
         # as long as nothing has left the window, all layers hold the same
