@@ -126,8 +126,7 @@ nvrtc._installed = lambda file: () if file == hidden else find(file)
 nvrtc.driver_version = lambda: int(driver)
 print(nvrtc.version())
 for source in sources:
-    for arch in ("sm_80", "sm_90"):
-        print(nvrtc.compile_cubin(nvrtc.kernel_source(source), source, arch)[8])  # e_ident[EI_ABIVERSION]
+    print(nvrtc.compile_cubin(nvrtc.kernel_source(source), source, "sm_90")[8])  # e_ident[EI_ABIVERSION]
 """
 
 
@@ -135,9 +134,7 @@ for source in sources:
     ("driver", "hidden", "major", "abi"),
     [
         (12040, "", "12", "7"),
-        (12090, "", "12", "7"),
         (13000, "", "13", "8"),
-        (0, "", "13", "8"),
         (13000, "libnvrtc.so.13", "12", "7"),  # a new driver loads cubins of an old NVRTC
     ],
 )
@@ -153,7 +150,7 @@ def test_the_newest_nvrtc_that_the_driver_supports_compiles_in_its_elf_abi(
     )
     version, *abis = done.stdout.split()
     assert version.split(".")[0] == major
-    assert abis == [abi] * (2 * len(SOURCES))
+    assert abis == [abi] * len(SOURCES)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 64])

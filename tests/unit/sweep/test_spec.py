@@ -67,13 +67,9 @@ def test_a_filter_and_its_opposite_split_the_cells(cell: Cell, condition: Filter
     ("text", "holds"),
     [
         ("backend=per_block|batched", True),
-        ("backend!=per_block|batched", False),
         ("block_size<=4KiB", True),
-        ("block_size<4KiB", False),
-        ("blocks>=16", True),
         ("blocks>16", False),
         ("swap_bytes=64KiB", True),
-        ("swap_bytes<64KB", False),
         ("order=any", False),
         ("order!=any", True),
         ("sms<=12", False),
@@ -96,11 +92,9 @@ def test_all_descriptors_in_one_call_are_more_than_any_number() -> None:
     [
         ("blocks", 'filter "blocks": write axis OP value with OP one of = != < <= > >='),
         ("blocks==4", 'filter "blocks==4": write axis OP value'),
-        ("", 'filter "": write axis OP value'),
         ("blocks<4,", 'filter "": write axis OP value'),
         ("backend<per_block", 'filter "backend<per_block": axis backend has no order; compare it with = or !='),
         ("blocks<4|8", 'filter "blocks<4|8": alternatives with | require = or !='),
-        ("blocks=x", 'filter "blocks=x": axis blocks=x: not a whole number from 1'),
         ("sms=all", 'filter "sms=all": a cell has a number of SMs, not all; write the number'),
     ],
 )
@@ -138,16 +132,11 @@ def _set(*path: str | int, value: object) -> Callable[[Any], None]:
             'spec.sampling.cell_seconds: "1" is not a number from 0.001 to 3600',
         ),
         (_set("limits", "host_bytes", value=0), "spec.limits.host_bytes: 0 is not a whole number from 1"),
-        (_set("name", value="../up"), 'spec.name: "../up" is not 1 to 64 letters'),
         (_set("question", value="a\x1b[2J"), "is not one line of at most 500 characters"),
         (_set("device", value="cuda:x"), 'spec.device: "cuda:x" is not auto, cpu, cuda or cuda:N'),
-        (_set("seed", value=-1), "spec.seed: -1 is not a whole number from 0"),
-        (_set("fault", value=3), "spec.fault: 3 is not one line"),
         (_set("groups", value=[]), "spec.groups: [] is not a non-empty list of tables"),
         (_set("groups", 0, "blok", value=["1"]), 'spec groups: unknown key "blok"; did you mean blocks?'),
-        (_set("groups", 0, "blocks", value="16"), "spec.groups[0][...]: Expected `array`, got `str`"),
         (_set("groups", 0, "blocks", value=[]), "spec groups: blocks: [] is empty or repeats a value"),
-        (_set("groups", 0, "blocks", value=["4:8:x2"]), "axis blocks=4:8:x2: not a whole number"),
         (_set("filters", value="blocks<3"), 'spec.filters: "blocks<3" is not a list of strings'),
     ],
 )
@@ -164,11 +153,8 @@ def test_an_untrusted_spec_is_checked(change: Callable[[Any], object], message: 
     ("options", "message"),
     [
         ({"rounds": 0}, "rounds: 0 is not a whole number from 1 to 1000"),
-        ({"min_samples": 1.5}, "min_samples: 1.5 is not a whole number"),
         ({"min_samples": 20}, "max_samples: 15 is less than min_samples, 20"),
         ({"cell_seconds": float("nan")}, "cell_seconds: NaN is not a number from 0.001 to 3600"),
-        ({"cell_seconds": 10**400}, "cell_seconds: 1000"),
-        ({"busy_delay_us": 100_001}, "busy_delay_us: 100001 is not a whole number from 1 to 100000"),
         ({"round": 3}, 'unknown key "round"; did you mean rounds?'),
     ],
 )
@@ -192,7 +178,6 @@ def test_axes_are_overridden_in_every_group() -> None:
     ("items", "message"),
     [
         (["blocks"], "-a blocks: not an assignment; write axis=values, for example -a blocks=16,64,256"),
-        (["=4"], "-a =4: not an assignment; write axis=values"),
         (["blocks=4", "blocks=8"], "-a blocks=8: axis blocks is given twice; write -a blocks=4,8"),
         (["block=4"], 'unknown axis "block"; did you mean blocks?'),
     ],
