@@ -91,10 +91,7 @@ REFUSALS: list[tuple[list[str], str]] = [
         ["sweep", "-asequence=layers", "--device=cpu"],
         "axis sequence=layers: requires a model; choose one with --model, or write layers-L",
     ),
-    (
-        ["sweep", "--device=cuda:0,cuda:0"],
-        "--device cuda:0,cuda:0: cuda:0 is named 2 times; name each GPU once",
-    ),
+    (["sweep", "--device=cuda:0,cuda:0"], "--device cuda:0,cuda:0: cuda:0 is named 2 times; name each GPU once"),
     (["tune", "--device=cpu,cpu"], f"--device cpu,cpu: {SEVERAL_DEVICES}"),
     (
         ["tune", *tiny()[2:], "--device=cpu", "--backends=sm"],

@@ -7,17 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.results import Visit, load_run
-from tests.command import (
-    cell_of,
-    failures,
-    kvbench_here,
-    kvbench_started,
-    records,
-    refused,
-    succeeds,
-    swept,
-    tiny,
-)
+from tests.command import cell_of, failures, kvbench_here, kvbench_started, records, refused, succeeds, swept, tiny
 
 BOTH = ("--device=cpu,cpu", "--rounds=2", "--warmups=0", "--min-samples=2", "--max-samples=2", "--cell-seconds=0.05")
 

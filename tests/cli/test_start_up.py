@@ -7,15 +7,7 @@ import sys
 COMPILED = ("torch", "triton", "cuda", "pynvml", "kvbench._engine")
 HEAVY = (*COMPILED, "matplotlib", "pandas", "scipy")
 ARRAYS = (*HEAVY, "numpy")
-HELP = (
-    "--help",
-    "--version",
-    "report --help",
-    "doctor --help",
-    "sweep --help",
-    "gate --help",
-    "gate compare --help",
-)
+HELP = ("--help", "--version", "report --help", "doctor --help", "sweep --help", "gate --help", "gate compare --help")
 START = """
 import sys
 

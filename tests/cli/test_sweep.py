@@ -433,11 +433,7 @@ def test_a_run_goes_on_with_other_libraries_that_its_cells_do_not_use(run: Path)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    "options",
-    [["-ablocks=5"], ["--rounds=3"], ["cliff"]],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("options", [["-ablocks=5"], ["--rounds=3"], ["cliff"]], ids=" ".join)
 def test_other_options_are_refused(run: Path, options: list[str]) -> None:
     done = resume(run, *options)
     assert done.returncode == 4

@@ -142,15 +142,9 @@ def test_a_replay_is_resumed_only_with_its_own_file(folder: Path) -> None:
     [
         (["--trace", "none.gz"], "none.gz cannot be read"),
         (["--trace", "bad.gz"], "bad.gz: not a trace of kvbench"),
-        (
-            ["quick", "--trace", "trace.gz"],
-            "--trace trace.gz: a trace has its own geometry; leave out the config",
-        ),
+        (["quick", "--trace", "trace.gz"], "--trace trace.gz: a trace has its own geometry; leave out the config"),
         (["--trace", "trace.gz", "-a", "blocks=4"], "-a blocks: the trace sets it; leave it out"),
-        (
-            ["--trace", "trace.gz", "-a", "stream_state=busy"],
-            "-a stream_state: the trace sets it; leave it out",
-        ),
+        (["--trace", "trace.gz", "-a", "stream_state=busy"], "-a stream_state: the trace sets it; leave it out"),
         (["--trace-swaps", "4"], "--trace-swaps 4: requires --trace FILE"),
         (["--speed", "4"], "--speed 4: requires --trace FILE"),
         (["--trace", "trace.gz", "--speed", "-1"], "--speed -1: must be above 0 and at most 1e9"),

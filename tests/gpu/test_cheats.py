@@ -11,15 +11,7 @@ import pytest
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.engine.device import (
-    DIRECTIONS,
-    Addresses,
-    Buffer,
-    Device,
-    MemoryKind,
-    Stream,
-    per_block,
-)
+from kvbench.engine.device import DIRECTIONS, Addresses, Buffer, Device, MemoryKind, Stream, per_block
 from kvbench.measure.bench import Bench
 from kvbench.measure.roof import measure_ceiling
 from kvbench.measure.samples import SetUp, set_up
@@ -141,10 +133,7 @@ def bench(gpu: Device) -> Bench:
 
 @pytest.mark.parametrize("state", StreamState)
 @pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize(
-    "cheat",
-    [stops_after_two, every_other_block, on_a_stream_of_its_own, on_a_thread_of_its_own],
-)
+@pytest.mark.parametrize("cheat", [stops_after_two, every_other_block, on_a_stream_of_its_own, on_a_thread_of_its_own])
 def test_a_cheat_is_caught(bench: Bench, cheat: Copy, direction: Direction, state: StreamState) -> None:
     cell = Cell("cheat", direction, 512, 16_384, state, pool_bytes=1 << 30, reuse=Reuse.FRESH)
     with pytest.raises(VerificationError):

@@ -5,16 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvbench.cells.axes import Direction
-from kvbench.engine.device import (
-    DIRECTIONS,
-    Buffer,
-    Device,
-    MemoryKind,
-    Stream,
-    TimedRegion,
-    audit_words,
-    write_words,
-)
+from kvbench.engine.device import DIRECTIONS, Buffer, Device, MemoryKind, Stream, TimedRegion, audit_words, write_words
 
 pytestmark = pytest.mark.gpu
 

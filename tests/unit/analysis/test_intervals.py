@@ -7,11 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.analysis.compare import (
-    grouped_outliers,
-    grouped_quartiles,
-    median_interval,
-)
+from kvbench.analysis.compare import grouped_outliers, grouped_quartiles, median_interval
 
 
 def outliers(samples: list[float]) -> list[bool]:

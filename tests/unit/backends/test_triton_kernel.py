@@ -63,10 +63,7 @@ def check(folder: Path, launches: list[tuple[int, Descriptors]]) -> None:
         source=source,
         destination=poisoned,
         swaps=np.array(rows, dtype=np.int64),
-        launches=np.array(
-            [(grid, s.items, s.pieces, PIECE_BYTES, s.lanes) for grid, s in shapes],
-            dtype=np.int64,
-        ),
+        launches=np.array([(grid, s.items, s.pieces, PIECE_BYTES, s.lanes) for grid, s in shapes], dtype=np.int64),
     )
     python(INTERPRET, folder / "in.npz", folder / "out.npz", cache=folder)
     with np.load(folder / "out.npz") as result:

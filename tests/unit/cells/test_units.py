@@ -4,12 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.cells.units import (
-    format_duration,
-    format_size,
-    gigabytes_per_second,
-    parse_size,
-)
+from kvbench.cells.units import format_duration, format_size, gigabytes_per_second, parse_size
 
 
 @pytest.mark.parametrize(

@@ -55,15 +55,7 @@ def test_the_table_shows_an_engines_methods_side_by_side_with_caller_times(tmp_p
     assert many[2:5] == ["303 (90.9)", "80.0 (24.0)", "60.0 (18.0)"]
     assert many[5:] == ["vllm_triton", "sm (2 SMs)", "40.0 (12.0)", "2.00"]
     # Below MIN_N vLLM takes its batched copy, although its kernel would be faster.
-    assert few[2:] == [
-        "120 (36.0)",
-        "",
-        "90.0 (27.0)",
-        "vllm_batch",
-        "batched",
-        "100 (30.0)",
-        "1.20",
-    ]
+    assert few[2:] == ["120 (36.0)", "", "90.0 (27.0)", "vllm_batch", "batched", "100 (30.0)", "1.20"]
     assert "vllm_batch takes 1.01 to 1.20 times as long as batched, within 5% of it in 1 of 2 cells" in str(
         part.findings
     )

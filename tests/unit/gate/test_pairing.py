@@ -173,10 +173,7 @@ def in_turn(
     ("changes", "cause"),
     [
         (lambda _: {"disturbed": [Disturbance.LIMITED_CLOCKS]}, "disturbed visit"),
-        (
-            lambda _: {"disturbed": [Disturbance.SLOW_CPU], "slowdown": 3.1},
-            "disturbed visit",
-        ),
+        (lambda _: {"disturbed": [Disturbance.SLOW_CPU], "slowdown": 3.1}, "disturbed visit"),
         (lambda made: {"probe_us": 360.0, "samples": slower(made.samples)}, "CPU"),
         (lambda _: {"sm_clock_mhz": 1500}, "clock"),
     ],

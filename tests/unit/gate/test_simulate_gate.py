@@ -6,17 +6,7 @@ import pytest
 
 from kvbench.gate.judgement import GateVerdict
 from tests.gate_rates import Gated, rates, read, write
-from tests.simulate_gate import (
-    HALVES,
-    MARKERS,
-    SCENARIOS,
-    Change,
-    Scenario,
-    cells,
-    quoted,
-    simulate,
-    upper_bound,
-)
+from tests.simulate_gate import HALVES, MARKERS, SCENARIOS, Change, Scenario, cells, quoted, simulate, upper_bound
 
 ROOT = Path(__file__).parents[3]
 

@@ -112,10 +112,7 @@ def checked(rows: NDArray[np.uint64], cell: Cell) -> tuple[list[int], list[int]]
     beside = {
         at
         for row, length in zip(rows.tolist(), lengths, strict=True)
-        for start, end in (
-            (row * size - edge, row * size),
-            (row * size + length, (row + 1) * size + edge),
-        )
+        for start, end in ((row * size - edge, row * size), (row * size + length, (row + 1) * size + edge))
         for at in range(start, end)
     }
     return inside, sorted(beside - set(inside))

@@ -14,15 +14,7 @@ from kvbench.cells.blocks import misfit
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.pattern import Tensors
 from kvbench.errors import UsageError
-from kvbench.models.geometry import (
-    KvDtype,
-    KvLayout,
-    LayerGroup,
-    Model,
-    ModelSwap,
-    model_swap,
-    swaps_from_plain,
-)
+from kvbench.models.geometry import KvDtype, KvLayout, LayerGroup, Model, ModelSwap, model_swap, swaps_from_plain
 from kvbench.models.hf_config import model_of, read_config_json
 from kvbench.models.presets import GroupPages, ModelChoice, find_model, model_facts, presets
 from kvbench.results import Visit, load_run

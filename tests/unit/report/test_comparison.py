@@ -18,15 +18,7 @@ from kvbench.report.view import views_of
 from kvbench.results import Record, Run, RunInfo
 from tests import synthetic
 from tests.markdown import tokens
-from tests.reports import (
-    highlights_of,
-    lines_of,
-    made_run,
-    part_of,
-    rows_of,
-    sections_of,
-    table_of,
-)
+from tests.reports import highlights_of, lines_of, made_run, part_of, rows_of, sections_of, table_of
 from tests.unit.report.test_report import HOSTILE
 
 ROUNDS = 6

@@ -17,15 +17,7 @@ from kvbench.report.numbers import TIMES
 from kvbench.results import Record
 from tests import synthetic
 from tests.markdown import tokens
-from tests.reports import (
-    highlights_of,
-    is_bold,
-    lines_of,
-    made_report,
-    part_of,
-    rows_of,
-    table_of,
-)
+from tests.reports import highlights_of, is_bold, lines_of, made_report, part_of, rows_of, table_of
 
 MODELS = ("llama-3-8b", "mistral-7b", "llama-3-70b@tp4", "gpt-oss-20b", "deepseek-v3")
 # GB/s of a device that does not exist

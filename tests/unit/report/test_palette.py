@@ -12,15 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvbench.report.charts.figure import (
-    KNOWN,
-    RATIO_OCTAVES,
-    contrast,
-    ink_of,
-    is_dark,
-    ratio_colour,
-    rgb_of,
-)
+from kvbench.report.charts.figure import KNOWN, RATIO_OCTAVES, contrast, ink_of, is_dark, ratio_colour, rgb_of
 
 Floats = npt.NDArray[np.float64]
 # Colour-vision deficiencies at full severity, on linear RGB: Machado, Oliveira and Fernandes 2009, table 1.

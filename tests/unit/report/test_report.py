@@ -34,17 +34,7 @@ from kvbench.report.numbers import ABSENT, TIMES, count
 from kvbench.results import Note, Record, Run, load_run
 from tests import synthetic
 from tests.markdown import anchors, tokens
-from tests.reports import (
-    chart_of,
-    findings_of,
-    lines_of,
-    made_report,
-    made_run,
-    part_of,
-    rows_of,
-    said,
-    table_of,
-)
+from tests.reports import chart_of, findings_of, lines_of, made_report, made_run, part_of, rows_of, said, table_of
 
 HOSTILE = (
     "a|b`c``d",

@@ -29,11 +29,7 @@ ENGINES = (
 )
 CALLED = tuple(BackendFacts(name, "", frozenset(), on_request=True) for name in ("copier", "empty"))
 EVERYWHERE = (*H200_BACKENDS, *CALLED, *ENGINES)
-ON_A_HOST = (
-    *CPU_BACKENDS,
-    *CALLED,
-    *(replace(engine, unavailable="it needs a GPU") for engine in ENGINES),
-)
+ON_A_HOST = (*CPU_BACKENDS, *CALLED, *(replace(engine, unavailable="it needs a GPU") for engine in ENGINES))
 
 
 def shipped(name: str) -> SweepSpec:
