@@ -144,13 +144,14 @@ def test_the_newest_nvrtc_that_the_driver_supports_compiles_in_its_elf_abi(
     for wanted in (12, 13):
         if not any("/" in path for path in nvrtc._installed(f"libnvrtc.so.{wanted}")):
             pytest.skip(f"NVRTC {wanted} is not installed, as `make setup` does")
-    arguments = [str(driver), hidden, *(path.name for path in SOURCES)]
+    sources = [path.name for path in SOURCES] if driver == 12040 else ["delay.cu"]  # all compile with NVRTC 13 above
+    arguments = [str(driver), hidden, *sources]
     done = subprocess.run(
         [sys.executable, "-c", FOR_A_DRIVER, *arguments], check=True, capture_output=True, text=True, timeout=120
     )
     version, *abis = done.stdout.split()
     assert version.split(".")[0] == major
-    assert abis == [abi] * len(SOURCES)
+    assert abis == [abi] * len(sources)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 64])
