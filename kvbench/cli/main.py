@@ -1,7 +1,6 @@
 """The `kvbench` command: its subcommands, and the conversion of an error to a line and an exit code."""
 
 import errno
-import gc
 import io
 import os
 import re
@@ -137,7 +136,6 @@ class _Output(io.TextIOWrapper):
 
 def main() -> None:
     """Run the command line in this process and exit."""
-    gc.set_threshold(500_000)  # a run is hundreds of thousands of objects without cycles
     _fill_streams()
     # A replaced sys.stdout (as in tests) keeps its own encoding and buffering.
     if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):

@@ -1,6 +1,5 @@
 """`kvbench report`: write tables and charts from run directories."""
 
-import gc
 import json
 import sys
 import time
@@ -134,7 +133,6 @@ def _load(paths: list[Path], progress: _Progress) -> "tuple[list[Run], list[str]
             errors.append(error)
     if not loaded:
         raise errors[0]
-    gc.freeze()  # the records stay to the end: the collector skips them from here on
     return loaded, [str(error) for error in errors]
 
 

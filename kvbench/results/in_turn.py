@@ -1,6 +1,6 @@
 """The samples of two cells that were measured in turn, within each visit that they share."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvbench.results.schema import Visit
 
@@ -23,6 +23,6 @@ def paired_samples(
     return pairs
 
 
-def _times(visit: Visit, time: str) -> list[float]:
-    times_us: list[float] | None = visit.swap_us if time == "swap_us" else getattr(visit.samples, time)
+def _times(visit: Visit, time: str) -> Sequence[float]:
+    times_us: Sequence[float] | None = visit.swap_us if time == "swap_us" else getattr(visit.samples, time)
     return times_us or []

@@ -58,7 +58,7 @@ class _Version(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Run:
-    """A run as read from `path`; `warnings` lists what was missing or dropped. Its tables are computed once."""
+    """A run as read from `path`; `warnings` lists what was missing or dropped. Each call makes a table anew."""
 
     path: Path
     info: RunInfo
@@ -99,11 +99,15 @@ class Run:
 
     def frame(self) -> "pd.DataFrame":
         """Return the tidy table: one row per cell, axes first, columns as in `COLUMNS`."""
-        return self._frame.copy(deep=False)
+        from kvbench.results.frame import summarize
+
+        return summarize(self.info, self.records, [*self.outcomes.values()], self.samples(), self.ceilings())
 
     def samples(self) -> "pd.DataFrame":
         """Return every raw sample, also of failed cells: cell_id, round, sample, and the times in microseconds."""
-        return self._samples.copy(deep=False)
+        from kvbench.results.frame import long_samples
+
+        return long_samples(self.visits)
 
     @cached_property
     def outcomes(self) -> "Mapping[Cell, Outcome]":
@@ -111,18 +115,6 @@ class Run:
         from kvbench.results.outcomes import outcomes_of
 
         return outcomes_of(self.records, self.visits)
-
-    @cached_property
-    def _frame(self) -> "pd.DataFrame":
-        from kvbench.results.frame import summarize
-
-        return summarize(self.info, self.records, [*self.outcomes.values()], self._samples, self.ceilings())
-
-    @cached_property
-    def _samples(self) -> "pd.DataFrame":
-        from kvbench.results.frame import long_samples
-
-        return long_samples(self.visits)
 
     def visit_times(self, time: str = "swap_us") -> dict[str, Mapping[int, float]]:
         """Return cell id -> round -> median of a time of the visit in microseconds, for every cell with a figure.
@@ -156,7 +148,7 @@ def load_run(path: Path | str) -> Run:
     info = _read_info(path)
     with _open_journal(path) as (file, name):
         lines = [record for record, _ in read_lines(_lines(file, path / name), path / name)]
-    records = _sharing_cells([record for record in lines if record is not None])
+    records = _packed(lines)
     if info.status == "complete" and not lines:
         raise RunDirectoryError(f"{path / name} is empty, but the run was complete: the run is damaged")
     warnings = []
@@ -167,13 +159,17 @@ def load_run(path: Path | str) -> Run:
     return Run(path, info, _without_retried(records), warnings)
 
 
-def _sharing_cells(records: list[Record]) -> list[Record]:
-    """Return the records with one text for all of a cell: that of each record takes more memory than its samples."""
+def _packed(records: Iterable[Record | None]) -> list[Record]:
+    """Return the whole records, with packed samples and one text for all of a cell, which take most of the memory."""
     texts: dict[Cell, AxisTexts] = {}
-    for record in records:
+    known: dict[tuple[str, bytes], Any] = {}
+    kept = [record for record in records if record is not None]
+    for record in kept:
         if isinstance(record, CellRecord | Retry):
             msgspec.structs.force_setattr(record, "cell_text", texts.setdefault(record.cell, record.cell_text))
-    return records
+        if isinstance(record, Visit):
+            record.samples.pack(known)
+    return kept
 
 
 def _without(words: Sequence[str], *options: str) -> list[str]:

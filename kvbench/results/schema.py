@@ -4,7 +4,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Final, Literal
@@ -101,7 +102,7 @@ class Disturbance(StrEnum):
 
 
 class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, kw_only=True):
-    """The raw samples of one visit: lists of equal length, times in microseconds; `SAMPLE_COLUMNS` describes them.
+    """The raw samples of one visit: sequences of equal length, times in microseconds; `SAMPLE_COLUMNS` describes them.
 
     `event_us` is None for a cell whose `swap_clock` is another, `depth_held` if no swap was queued, `chain_us`, the
     mean of the long chain, if swaps were not sustained, and the times of layers if the swap has none. Swaps of a trace
@@ -109,20 +110,20 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
     much later than it they began. Beside a step whose layers wait for the swaps, samples are without the step.
     """
 
-    caller_us: list[_TimeUs]
-    wall_us: list[_TimeUs]
-    cpu_us: list[_TimeUs]
-    event_us: list[_TimeUs] | None = None
-    pending_before: list[_Flag]
-    pending_after: list[_Flag]
-    depth_held: list[_Flag] | None = None
-    chain_us: list[_TimeUs] | None = None
-    first_layer_us: list[float] | None = None
-    slowest_gap_us: list[_TimeUs] | None = None
-    swap_blocks: list[_Count] | None = None
-    pieces: list[_Count] | None = None
-    swap_numbers: list[_Count] | None = None
-    late_us: list[_TimeUs] | None = None
+    caller_us: Sequence[_TimeUs]
+    wall_us: Sequence[_TimeUs]
+    cpu_us: Sequence[_TimeUs]
+    event_us: Sequence[_TimeUs] | None = None
+    pending_before: Sequence[_Flag]
+    pending_after: Sequence[_Flag]
+    depth_held: Sequence[_Flag] | None = None
+    chain_us: Sequence[_TimeUs] | None = None
+    first_layer_us: Sequence[float] | None = None
+    slowest_gap_us: Sequence[_TimeUs] | None = None
+    swap_blocks: Sequence[_Count] | None = None
+    pieces: Sequence[_Count] | None = None
+    swap_numbers: Sequence[_Count] | None = None
+    late_us: Sequence[_TimeUs] | None = None
 
     def __post_init__(self) -> None:
         if len({len(values) for values in msgspec.structs.astuple(self) if values is not None}) > 1:
@@ -130,6 +131,17 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
 
     def __len__(self) -> int:
         return len(self.wall_us)
+
+    def pack(self, known: dict[tuple[str, bytes], Any]) -> None:
+        """Hold arrays in place of lists, which take five times the memory; equal ones, among those `known`, are one."""
+        for name in self.__struct_fields__:
+            if (values := getattr(self, name)) is not None:
+                packed = array("b" if name in _FLAGS else "q" if name in _COUNTS else "d", values)
+                msgspec.structs.force_setattr(self, name, known.setdefault((packed.typecode, packed.tobytes()), packed))
+
+
+_FLAGS: Final = ("pending_before", "pending_after", "depth_held")
+_COUNTS: Final = ("swap_blocks", "pieces", "swap_numbers")
 
 
 class Beside(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -262,12 +274,12 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     beside: Beside | None = None
 
     @property
-    def swap_us(self) -> list[float]:
+    def swap_us(self) -> Sequence[float]:
         """The time of the swap in each sample. On a busy stream, NaN where the delay did not outlast the submission,
         and everywhere in a visit with too few other samples.
         """
         samples, pending = self.samples, self.cell.stream_state.pending
-        times_us: list[float] | None = getattr(samples, self.cell.swap_clock)
+        times_us: Sequence[float] | None = getattr(samples, self.cell.swap_clock)
         if times_us is None or (pending and sum(samples.pending_after) < LEAST_HELD * len(samples)):
             return [math.nan] * len(samples)
         if not pending:
