@@ -111,7 +111,11 @@ class Answer:
 
     @property
     def decided(self) -> bool:
-        return len(self.measured.visits_of(self.choice)) >= MIN_PAIRS and not self.open
+        """Whether no other method could be faster by more than `TIED`. More SMs are the same method: which counts are
+        not told apart is part of an answer, and `open` names those that could gain.
+        """
+        methods = {other.backend for other in self.open} - {self.choice.backend}
+        return len(self.measured.visits_of(self.choice)) >= MIN_PAIRS and not methods
 
     def to_plain(self, rule: Rule, costs: Mapping[Measured, float]) -> dict[str, Any]:
         one, cost = self.measured, costs.get(self.measured)

@@ -279,12 +279,14 @@ def _undecided(rule: Rule, listing: str) -> str:
     undecided = [one for one in answers if not one.decided]
     few = any(len(one.measured.visits_of(one.choice)) < MIN_PAIRS for one in undecided)
     why = f" (fewer than {MIN_PAIRS} visits decide nothing)" if few else ""
-    more = f"; to list them: {listing}" if undecided and listing else ""
-    return f"{text}{len(undecided)} of {counted(len(answers), 'shape')} undecided, each taken alone{why}{more}"
+    more_sms = sum(one.decided and bool(one.open) for one in answers)
+    text += f"{len(undecided)} of {counted(len(answers), 'shape')} undecided, each taken alone{why}"
+    text += f"; at {more_sms} others another SM count could gain over {TIED.fraction:.0%}" if more_sms else ""
+    return text + (f"; to list them: {listing}" if (undecided or more_sms) and listing else "")
 
 
 def _cost(costs: Mapping[Measured, float]) -> str:
-    what = "Cost against the best of each shape, by rounds that did not choose it"
+    what = "Cost against each shape's best, by rounds that did not choose it"
     if not costs:
         return f"{what}: {NOT_MEASURED}"
     worst = max(costs, key=lambda one: costs[one])

@@ -20,7 +20,7 @@ from kvbench.cli.main import app
 from kvbench.errors import UsageError
 from kvbench.results import Record, Run, load_run
 from kvbench.sweep.installed import of_engine
-from kvbench.tune.answer import answers_of, gains_of, rule_for_all, shapes_of
+from kvbench.tune.answer import Answer, answers_of, gains_of, rule_for_all, shapes_of
 from kvbench.tune.candidates import RUN_STEP, Measured, sms_of, typical
 from kvbench.tune.planner import TokenLine
 from kvbench.tune.rule import Rule, costs_of, rule_of
@@ -403,3 +403,25 @@ def test_swaps_of_several_layouts_are_not_mixed(tmp_path: Path) -> None:
         small = [one for one in shapes_of([run], lambda _: True) if one.shape.block_bytes == KIB]
         copies = [one.gbps_of(method) for one in small if (method := one.best_of("batched"))]
         assert copies == pytest.approx([5 if kept == 8 else 20] * len(COUNTS), rel=0.05)
+
+
+def test_a_shape_at_which_only_more_sms_could_gain_is_decided(tmp_path: Path) -> None:
+    """The kernel is the answer either way; one that another backend could beat is not decided."""
+    shape = (Direction.H2D, 256, 4 * KIB)
+
+    def answer(other: Cell, name: str) -> Answer:
+        records = [
+            synthetic.visit(cell, us * (1 + 0.1 * (number % 3)), noise=0.0, round_=number)
+            for number in range(6)
+            for cell, us in ((Cell("batched", *shape), 500.0), (Cell("sm", *shape, sms=2), 100.0))
+        ]
+        records += [
+            synthetic.visit(other, 95.0 * (1 + 0.1 * (-number % 3)), noise=0.0, round_=number) for number in range(6)
+        ]
+        (made,) = answers_of(shapes_of([load_run(synthetic.write_run(tmp_path / name, records))], lambda _: True))
+        assert made.choice == Choice("sm", (("sms", "2"),))
+        assert made.open
+        return made
+
+    assert answer(Cell("sm", *shape, sms=4), "sms").decided
+    assert not answer(Cell("triton", *shape, sms=4), "methods").decided
