@@ -21,7 +21,7 @@ from kvbench.report.document import (
     render_report,
 )
 from kvbench.report.faults import unsteady
-from kvbench.report.model import Chapter, Code, Part, PartOrReason, Report, Section, Text, spans
+from kvbench.report.model import Chapter, Code, Part, PartOrReason, Report, Section, Text, short_of, spans
 from kvbench.report.page import html_page
 from kvbench.report.sections import (
     answer,
@@ -127,7 +127,7 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progres
         views=views,
         unsteady=unsteady({view.label: view.run for view in views}),
         host_note=preamble.host_note(views),
-        headline=_headline(views, chapters),
+        headline=short_of("machines", chapters) or preamble.headline(views),
         first_warnings=[*preamble.first_warnings(views, len(unread)), *preamble.plug_ins(views)],
         runs=preamble.run_table(views),
         commands=[(f"{view.label}: ", Code(view.command)) for view in views],
@@ -139,13 +139,6 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progres
         failed=preamble.failed(views),
         definitions=preamble.definitions(),
     )
-
-
-def _headline(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
-    for chapter in chapters:
-        if chapter.section.name == "machines":
-            return machines.headline(chapter.part.tables[0])
-    return preamble.headline(views)
 
 
 def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, dict[str, None]]:

@@ -5,10 +5,9 @@ from typing import Final
 
 from kvbench.errors import UsageError, brief
 from kvbench.report import markdown
-from kvbench.report.model import Chapter, Code, DataTable, Report, Strong, Text, plain, spans
+from kvbench.report.model import Chapter, Code, DataTable, Report, Strong, Text, plain, short_of, spans
 from kvbench.report.preamble import LEFT_OUT, TITLE
 from kvbench.report.tables import chance_note
-from kvbench.report.view import grouped
 
 REPORT_FILE: Final = "report.md"
 DETAILS_FILE: Final = "details.md"
@@ -84,11 +83,8 @@ def _named(report: Report) -> Iterator[tuple[str, DataTable]]:
 
 def _chat(report: Report) -> list[str]:
     """Return the answer in five lines: the machine, what to use, and the first warning."""
-    answer = table_named(_named(report), f"{ANSWER}:")
-    ways = grouped(answer.rows if answer else [], lambda row: plain(row[0]))
-    uses = [f"{way}: " + "; ".join(f"{plain(row[1])}: {plain(row[2])}" for row in rows) for way, rows in ways.items()]
-    lines = [*report.headline[:1], *uses, *report.first_warnings[:1], *report.headline[1:], *report.findings]
-    return [*map(plain, lines)][:_CHAT_LINES]
+    uses, (first, *more) = short_of(ANSWER, report.chapters), report.headline or ("",)
+    return [*map(plain, (first, *uses, *report.first_warnings[:1], *more, *report.findings))][:_CHAT_LINES]
 
 
 def _first_page(report: Report) -> Iterator[str]:

@@ -70,12 +70,14 @@ class Part:
     """What one run adds to a section.
 
     On the first page a section has its findings, its charts and its first `first` tables; the other tables are details.
+    `short` is what stands for the section elsewhere: for machines at the head of a report, for the answer in a chat.
     """
 
     findings: Sequence[Text] = ()
     charts: Sequence[Chart] = ()
     tables: Sequence[DataTable] = ()
     first: int = 1
+    short: Sequence[Text] = ()
 
 
 # What makes the part of a run, or why there is none: "" where that goes without saying. It is called for the run that
@@ -125,6 +127,11 @@ class Chapter:
     def details(self) -> Sequence[DataTable]:
         """The tables that are not on the first page."""
         return self.part.tables[self.part.first :] if self.section.config else self.part.tables
+
+
+def short_of(section: str, chapters: Sequence[Chapter]) -> Sequence[Text]:
+    """Return what stands for a section elsewhere; empty without the section."""
+    return next((chapter.part.short for chapter in chapters if chapter.section.name == section), ())
 
 
 @dataclass(frozen=True, slots=True)

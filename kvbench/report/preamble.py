@@ -65,7 +65,8 @@ def run_table(views: Sequence[View]) -> DataTable:
         counts = (count(number) if number else "" for number in numbers)
         status = view.run.info.status
         name = view.label if status == "complete" else f"{view.label} ({status})"
-        question = short(str(view.run.info.spec.get("question") or "")).replace("this trace", trace_text(view.run))
+        question = short(str(view.run.info.spec.get("question") or ""))
+        question += f" ({trace_text(view.run)})" if question and view.run.trace else ""
         first = asked.setdefault(question, view.label)
         asks = question if first == view.label or not question else f"as {first}"
         rows.append((name, asks, view.date, *counts, ceilings_text([view])))
@@ -120,14 +121,12 @@ def failed(views: Sequence[View]) -> DataTable | None:
 
 def definitions() -> list[Text]:
     return [
-        "GB/s: 10^9 bytes a second, of one swap within this run; its time is the median of the visits' medians",
-        "Visit: one uninterrupted measurement of a cell; visits are compared by their medians, in turn",
-        f"≈: the 95% interval of the ratio lies within {IN_TURN.fraction:.0%}, or the visits do not decide",
-        "Ceiling: GB/s of large plain copies in the same run",
-        "Idle, busy, sustained: no work is pending before a swap, some is, or swaps run back to back",
+        "GB/s: 10^9 bytes a second within this run, at the median of the visits' medians",
+        "Visit: one uninterrupted measurement of a cell",
+        f"≈: within {IN_TURN.fraction:.0%} by the 95% interval, or undecided",
+        "Ceiling: GB/s of large plain copies",
+        "Idle, busy: no work is pending before a swap, or some; sustained: swaps back to back",
     ]
 
 
-LEFT_OUT: Final = (
-    "kvbench leaves out on purpose: figures of requests (time to first token), ROCm and XPU, disks and networks."
-)
+LEFT_OUT: Final = "Left out on purpose: figures of requests (time to first token), ROCm and XPU, disks and networks."

@@ -69,7 +69,7 @@ def sample_text(view: View, cells: pd.DataFrame) -> str:
     """The samples behind each of some cells: "30 samples a cell after 1 warm-up a visit"."""
     sampling = view.run.info.spec.get("sampling")
     warmups = sampling.get("warmups") if isinstance(sampling, dict) else None
-    after = f" after {counted(warmups, 'warm-up')} a visit" if isinstance(warmups, int) and warmups else ""
+    after = f", {counted(warmups, 'warm-up')} a visit" if isinstance(warmups, int) and warmups else ""
     return f"{ends(cells['samples'], str)} samples a cell{after}"
 
 

@@ -58,7 +58,7 @@ class _Version(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Run:
-    """A run as read from `path`; `warnings` lists what was missing or dropped. Each call makes a table anew."""
+    """A run as read from `path`; `warnings` lists what was missing or dropped. Each call makes a new table."""
 
     path: Path
     info: RunInfo

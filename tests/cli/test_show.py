@@ -61,7 +61,7 @@ def test_a_warning_and_the_cost_stand_beside_every_direction_and_state(tmp_path:
         rows = " ".join(line for line in lines if line.startswith(f"{way} "))
         assert all(state in rows for state in synthetic.STATES)
     assert sum("whose ceiling lay up to" in line for line in lines) == 1
-    assert sum(line.startswith("Cost against the best") for line in lines) == 1
+    assert sum(line.startswith("Cost against each shape's best") for line in lines) == 1
 
 
 def test_an_answer_is_shown_without_pandas(run: Path) -> None:

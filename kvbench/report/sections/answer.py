@@ -8,7 +8,7 @@ import pandas as pd
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Part, PartOrReason
 from kvbench.report.tables import caption
-from kvbench.report.view import View
+from kvbench.report.view import View, grouped
 from kvbench.tune.answer import rule_for_all
 from kvbench.tune.rule import Rule
 from kvbench.tune.text import answer_lines, answer_table
@@ -32,4 +32,7 @@ def _part(views: Sequence[View], rule: Rule) -> Part:
     said = caption(views[0], cells, f"CUDA events. {table.caption.rstrip('.')}", (), "")
     if len(views) > 1:
         said = (*said[:-1], f"runs {', '.join(view.label for view in views)}")
-    return Part(tables=[DataTable("What to use", table.header, table.rows, answer_lines(rule, runs), said, left=3)])
+    uses = grouped(table.rows, lambda row: row[0])
+    short = [f"{way}: " + "; ".join(f"{state}: {use}" for _, state, use, *_ in rows) for way, rows in uses.items()]
+    whole = DataTable("What to use", table.header, table.rows, answer_lines(rule, runs), said, left=3)
+    return Part(tables=[whole], short=short)

@@ -11,7 +11,7 @@ from kvbench.cells.facts import BATCHED, EMPTY, is_marked, marked
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
-from kvbench.report.model import DataTable, Part, PartOrReason, Strong, Text, plain
+from kvbench.report.model import DataTable, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure
 from kvbench.report.sections.cliff import curves_of
 from kvbench.report.tables import INCLUDES
@@ -25,7 +25,6 @@ WANTED: Final = tuple(
 )
 MANY: Final = 1024
 _CEILING: Final = "Ceiling h2d / d2h, GB/s"
-_BEST: Final = ": best"
 _CHOSEN: Final = "Best: of the methods that are not told apart from the fastest, the one with the fewest SMs"
 _NONE_IN_COMMON: Final = "No swap in common: batched, an idle stream, the same direction, number and size of blocks"
 # What cells are of that use an axis, if they do not replay a trace.
@@ -45,37 +44,47 @@ class Reached(NamedTuple):
     foreign: Mapping[str, tuple[Answer, Choice]]
 
 
+class _Row(NamedTuple):
+    """A row of the table: its name, a text for each machine, and whether it stands at the head of a report."""
+
+    name: str
+    texts: Sequence[str]
+    leads: bool = False
+
+
 def make(view: View) -> PartOrReason:
-    table = machines_table([*view.earlier, view])
-    return "it needs runs of several machines" if table is None else lambda: Part(tables=[table])
+    part = _part([*view.earlier, view], least=2)
+    return "it needs runs of several machines" if part is None else lambda: part
 
 
 def machines_table(views: Sequence[View], least: int = 2) -> DataTable | None:
     """Return a table with a column for each machine, a card with a driver; None for runs of fewer than `least`."""
+    part = _part(views, least)
+    return None if part is None else part.tables[0]
+
+
+def _part(views: Sequence[View], least: int) -> Part | None:
     machines = list(grouped(views, lambda view: view.machine).values())
     if len(machines) < least:
         return None
     swaps = [_swaps(runs) for runs in machines]
-    rows: list[tuple[str, ...]] = [(name, *map(text, machines)) for name, text in _FACTS.items()]
+    rows = [_Row(name, [*map(text, machines)], name == _CEILING) for name, text in _FACTS.items()]
     shown = _shown(set[SwapShape].intersection(*(set(one) for one in swaps)))
     for shape in shown:
         ceilings = [ceiling_in(runs, shape.direction) for runs in machines]
         rows += _swap_rows(shape, [one[shape] for one in swaps], ceilings)
-    rows += [(f"Recommended, {way}, idle", *(_rule(runs, way) for runs in machines)) for way in DIRECTIONS]
-    rows = [row for row in rows if {*row[1:]} != {ABSENT}]
+    rows += [_Row(f"Recommended, {way}, idle", [_rule(runs, way) for runs in machines]) for way in DIRECTIONS]
+    rows = [row for row in rows if {*row.texts} != {ABSENT}]
     shipped = {name for one in swaps for shape in shown for name in one[shape].foreign if not is_marked(name)}
     notes = [_CHOSEN] if shown else [_NONE_IN_COMMON]
     notes += [f"The code of their own packages: {', '.join(sorted(shipped))}"] if shipped else []
     caption = f"{INCLUDES['idle']}. Medians" if shown else ""
-    header = ("", *(runs[0].card for runs in machines))
-    return DataTable("Machines side by side", header, rows, notes + _alone(machines), caption, left=1)
-
-
-def headline(table: DataTable) -> list[Text]:
-    """Return the ceilings of a table of machines, and the best of each swap, or why it has none."""
-    rows = [("Machines", *table.header[1:]), *(row for row in table.rows if plain(row[0]).endswith((_CEILING, _BEST)))]
-    lines = [(Strong(plain(name)), f": {' | '.join(map(plain, values))}") for name, *values in rows]
-    return [*lines, *(note for note in table.notes[:1] if note == _NONE_IN_COMMON)]
+    cards = [runs[0].card for runs in machines]
+    body = [(row.name, *row.texts) for row in rows]
+    table = DataTable("Machines side by side", ("", *cards), body, notes + _alone(machines), caption)
+    heads = [_Row("Machines", cards), *(row for row in rows if row.leads)]
+    short: list[Text] = [(Strong(row.name), f": {' | '.join(row.texts)}") for row in heads]
+    return Part(tables=[table], short=short if shown else [*short, _NONE_IN_COMMON])
 
 
 def _cliff(runs: Sequence[View]) -> str:
@@ -107,7 +116,7 @@ def _swaps(runs: Sequence[View]) -> dict[SwapShape, Reached]:
     others = {one.name for one in known if one.plug_in or one.package.partition("==")[0] not in ("", "kvbench")}
     swaps: dict[SwapShape, Reached] = {}
     foreign: dict[SwapShape, dict[str, tuple[Answer, Choice]]] = {}
-    for view in sorted(runs, key=lambda view: int((~view.run.frame()["backend"].isin(others)).sum()), reverse=True):
+    for view in sorted(runs, key=lambda view: -sum(cell.backend not in others for cell in view.run.outcomes)):
         try:
             answers = answers_of(shapes_of([view.run], lambda choice: choice.backend not in others, state="idle"))
         except UsageError:
@@ -133,7 +142,7 @@ def _shown(common: set[SwapShape]) -> list[SwapShape]:
     return [shape for side in sides if side for shape in dict.fromkeys((side[0], side[-1]))]
 
 
-def _swap_rows(shape: SwapShape, swaps: Sequence[Reached], ceilings: Sequence[float]) -> list[tuple[str, ...]]:
+def _swap_rows(shape: SwapShape, swaps: Sequence[Reached], ceilings: Sequence[float]) -> list[_Row]:
     swap = f"{shape.direction} {count(shape.blocks)} {TIMES} {bytes_size(shape.block_bytes)}"
     in_us = shape.blocks < MANY
     head = f"{swap}, {'us' if in_us else 'GB/s'}"
@@ -141,15 +150,15 @@ def _swap_rows(shape: SwapShape, swaps: Sequence[Reached], ceilings: Sequence[fl
     def shown(answer: Answer, choice: Choice) -> str:
         return figure(answer.measured.us_of(choice) if in_us else answer.measured.gbps_of(choice))
 
-    rows = [(f"{head}: {BATCHED}", *(shown(one.answer, one.batched) for one in swaps))]
+    rows = [_Row(f"{head}: {BATCHED}", [shown(one.answer, one.batched) for one in swaps])]
     for name in sorted({name for one in swaps for name in one.foreign}):
         known = (one.foreign.get(name) for one in swaps)
-        rows += [(f"{head}: {name}", *(shown(*pair) if pair else ABSENT for pair in known))]
+        rows += [_Row(f"{head}: {name}", [shown(*pair) if pair else ABSENT for pair in known])]
     best = [one.answer for one in swaps]
-    rows.append((f"{head}{_BEST}", *(f"{shown(one, one.choice)}: {one.choice.label}" for one in best)))
+    rows.append(_Row(f"{head}: best", [f"{shown(one, one.choice)}: {one.choice.label}" for one in best], leads=True))
     pairs = ((one.measured.gbps_of(one.choice), ceiling) for one, ceiling in zip(best, ceilings, strict=True))
-    shares = (f"{gbps / ceiling:.0%}" if ceiling else ABSENT for gbps, ceiling in pairs)
-    return rows if in_us else [*rows, (f"{swap}, best of ceiling", *shares)]
+    shares = [f"{gbps / ceiling:.0%}" if ceiling else ABSENT for gbps, ceiling in pairs]
+    return rows if in_us else [*rows, _Row(f"{swap}, best of ceiling", shares)]
 
 
 def _rule(runs: Sequence[View], direction: str) -> str:

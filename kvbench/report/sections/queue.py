@@ -76,8 +76,7 @@ QUEUE_DEPTH: Final = Contrast(
     includes=lambda _: INCLUDES["caller_us"],
     last=_last,
     notes=lambda side: [
-        f"Knee: the first depth at which a submission takes more than {1 + QUEUE_KNEE.fraction:g} times as long as at "
-        "the three smallest",
+        f"Knee: the first depth with more than {1 + QUEUE_KNEE.fraction:g} times the time of the three smallest",
         *[f"{_BEGUN} in most samples the driver's queue did not hold all"]
         * bool((side.measured["depth_held"] < 0.5).any()),
     ],

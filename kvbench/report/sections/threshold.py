@@ -112,7 +112,7 @@ THRESHOLD: Final = Contrast(
     arm="backend",
     fastest=True,
     last=_crossovers,
-    notes=lambda _: [f"Crossover: the block size from which {BATCHED} is faster at every size"],
+    notes=lambda _: [f"Crossover: the block size from which {BATCHED} is faster"],
     find=_find,
 )
 

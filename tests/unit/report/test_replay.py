@@ -67,7 +67,7 @@ def test_a_chart_names_its_trace_by_what_it_is(tmp_path: Path, more: dict[str, o
     spec = {"trace": trace, "question": "Which backend makes the swaps of this trace fastest?"}
     report = made_report(tmp_path, made, synthetic.info(spec=spec))
     (question,) = [said(row[1]) for row in report.runs.rows]
-    assert question == f"Which backend makes the swaps of {text} fastest?"
+    assert question == f"Which backend makes the swaps of this trace fastest? ({text})"
     head = chart_of(report, "replay-run").text
     assert head.title.endswith(text)
     assert "hour.gz" not in f"{head} {highlights_of(report, 'replay')}"
