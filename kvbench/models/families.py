@@ -28,6 +28,7 @@ _WORD_OF_LAYER: Final[Mapping[object, str]] = {
 _HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads")
 _IN_TABLE: Final = "num_heads head_dim short_conv_kernel_size"
+_NO_KIND: Final = "is not a kind of layer that kvbench knows for this model_type"
 # The fields that list the kinds of layers.
 _KINDS: Final = ("layers_block_type", "layer_types")
 
@@ -93,7 +94,10 @@ def is_plain(model_type: str) -> bool:
 
 
 def layer_count(fields: Fields) -> int:
-    return fields.needed("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers")
+    layers = fields.needed("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers")
+    if layers > MOST_LAYERS:
+        raise FieldError("num_hidden_layers", f"{layers} layers are more than {MOST_LAYERS}")
+    return layers
 
 
 def head_size(fields: Fields) -> int:
@@ -150,9 +154,8 @@ def kinds_of(
     kinds = None
     for name in names:
         items = fields.items(name, layers, at_least=at_least)
-        other = next((one for one in items or () if _WORD_OF_LAYER.get(str(one)) not in known), None)
-        if other is not None:
-            raise FieldError(name, f"{shown(other)} is not a kind of layer that kvbench knows for this model_type")
+        if others := [one for one in items or () if _WORD_OF_LAYER.get(str(one)) not in known]:
+            raise FieldError(name, f"{shown(others[0])} {_NO_KIND}")
         kinds = kinds or (items and [_WORD_OF_LAYER[item] for item in items])
     return kinds
 
@@ -263,9 +266,12 @@ def _indexed(fields: Fields, layers: int, default: str = "") -> list[bool]:
     first: int = fields.read("index_skip_topk_offset", NoneOrMore, 2)
     pattern = fields.items("index_topk_pattern", layers)
     types = fields.items("indexer_types", layers)
-    for name, values, known in (("index_topk_pattern", pattern, "FS"), ("indexer_types", types, ("full", "shared"))):
-        if other := next((value for value in values or () if value not in known), None):
-            raise FieldError(name, f"{shown(other)} is not one of {', '.join(known)}")
+    for name, values, known in (
+        ("index_topk_pattern", pattern, ("F", "S")),
+        ("indexer_types", types, ("full", "shared")),
+    ):
+        if others := [value for value in values or () if value not in known]:
+            raise FieldError(name, f"{shown(others[0])} is not one of {', '.join(known)}")
     if types or pattern:
         return [one in ("full", "F") for one in types or pattern or ()]
     if default and not fields.has("index_topk_freq"):
@@ -317,8 +323,8 @@ def _deepseek_v4(fields: Fields) -> Layers:
     row_bytes = size + (fields.whole("qk_rope_head_dim") or 64)
     rates: dict[str, int] = {"sliding_attention": 0, **_V4_RATES, **fields.read("compress_rates", dict[str, Count], {})}
     types = fields.items("layer_types", layers, at_least=True)
-    if other := next((one for one in types or () if one not in rates), None):
-        raise FieldError("layer_types", f"{shown(other)} is not a kind of layer that kvbench knows for this model_type")
+    if others := [one for one in types or () if str(one) not in rates]:
+        raise FieldError("layer_types", f"{shown(others[0])} {_NO_KIND}")
     ratios: list[int] = fields.read("compress_ratios", list[NoneOrMore], [rates[one] for one in types or ()])
     if len(ratios) < layers:
         raise fields.error("compress_ratios", f"{shown(ratios)} is not a list of {layers} items, one for each layer")
@@ -433,7 +439,7 @@ def _element_bytes(fields: Fields, name: str) -> int:
     """Return the bytes of an element of a recurrent state; without a type it has the model's 16 bits."""
     kind = fields.get(name)
     known: Final[Mapping[object, int]] = {None: 2, "bfloat16": 2, "float16": 2, "float32": 4}
-    if kind not in known:
+    if not isinstance(kind, str | None) or kind not in known:
         raise FieldError(name, f"{shown(kind)} is not one of bfloat16, float16, float32")
     return known[kind]
 
@@ -481,7 +487,7 @@ def _attending(
     `has_tail`, those after the last whole period attend too.
     """
     lists = [value for name in kinds if isinstance(value := fields.get(name), list | str)]
-    count = fields.whole("num_hidden_layers") or (len(lists[0]) if lists else layer_count(fields))
+    count = len(lists[0]) if lists and not fields.has("num_hidden_layers") else layer_count(fields)
     found = kinds_of(fields, count, ("full", "state", "none", "conv", attends), kinds)
     flags = fields.flags("attn_type_list", count)
     named: list[int] | None = fields.read(indexes, list[NoneOrMore] | None) if indexes else None

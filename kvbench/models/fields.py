@@ -128,7 +128,7 @@ class Fields:
     def flags(self, name: str, count: int) -> list[bool] | None:
         """Return a list with 0 or 1 for each of `count` layers as booleans, or None if it is absent."""
         values = self.items(name, count)
-        if set(values or ()) - {0, 1}:
+        if any(value not in (0, 1) for value in values or ()):
             raise self.error(name, f"{shown(values)} has other values than 0 and 1")
         return values and [bool(value) for value in values]
 
