@@ -1,4 +1,4 @@
-"""Trace files: a header, a line for every swap, and an end (docs/reference/trace.md); and which swaps are replayed."""
+"""Trace files: a header, a line for every swap, and an end (docs/how-to/trace.md); and which swaps are replayed."""
 
 import gzip
 import hashlib
