@@ -1,8 +1,9 @@
 """Times that should agree on a GPU, measured in turn: part of `make bench` where there is one.
 
 One line a pair: the median of the ratios of its visits, one round after the other, with the lowest and the highest;
-then the calls of a copier whose blocks lie in 16 384 registrations, against one. `registrations` as an argument: these
-alone, in a few seconds. Nothing here passes or fails: beside other work the ratios scatter.
+then the calls of a copier whose blocks lie in 16 384 registrations, against one, and behind lists in flight.
+`registrations` as an argument: these alone, in a few seconds. Nothing here passes or fails: beside other work the
+ratios scatter.
 """
 
 import mmap
@@ -23,6 +24,7 @@ from kvbench.engine.faults import FaultPlan
 from kvbench.measure.bench import Bench
 from kvbench.measure.roof import measure_ceiling, open_control, time_copies
 from kvbench.sweep.spec import Sampling
+from tests.gates import Gate
 from tests.visits import bench_of, load_backends, measure
 
 ROUNDS: Final = 7
@@ -95,7 +97,7 @@ class Registered:
         self.copier = copier_for(device, [DEFAULTS]).engine
         self.rng = np.random.default_rng(1)
 
-    def call_us(self, direction: Direction, slots: np.ndarray | None = None) -> float:
+    def call_us(self, direction: Direction, slots: np.ndarray | None = None, *, wait: bool = True) -> float:
         """The time of a call with one random block in each of `slots`, or in random ones."""
         chosen = self.rng.integers(0, self.SLOTS, self.ENTRIES) if slots is None else slots
         inside = self.rng.integers(0, self.SLOT // self.BLOCK, len(chosen)) * self.BLOCK
@@ -106,8 +108,20 @@ class Registered:
         began_s = time.perf_counter()
         self.copier.copy(sources, destinations, sizes, self.stream.handle)
         took_us = (time.perf_counter() - began_s) * 1e6
-        self.stream.synchronize()
+        if wait:
+            self.stream.synchronize()
         return took_us
+
+
+def in_flight(device: Device, pool: Registered) -> None:
+    """Print how long a call takes behind lists that a kernel has not read yet."""
+    for lists in (0, 1, 16, 60):
+        times_us = []
+        for _ in range(ROUNDS):
+            with Gate(device, pool.stream.handle):
+                times_us.append([pool.call_us(Direction.H2D, wait=False) for _ in range(lists + 1)][-1])
+            pool.stream.synchronize()
+        print(f"h2d copier's call behind {lists} lists in flight: {median(times_us):.0f} us", flush=True)
 
 
 def registrations(device: Device) -> None:
@@ -124,6 +138,7 @@ def registrations(device: Device) -> None:
             "driver's answer",
             flush=True,
         )
+    in_flight(device, one)
 
 
 def main() -> None:
