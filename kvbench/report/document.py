@@ -6,9 +6,10 @@ from typing import Final
 from kvbench.errors import UsageError, brief
 from kvbench.report import markdown
 from kvbench.report.model import Chapter, Code, DataTable, Report, Strong, Text, plain, short_of, spans
-from kvbench.report.preamble import LEFT_OUT, TITLE
 from kvbench.report.tables import chance_note
 
+TITLE: Final = "KV-block swaps between host and GPU"
+LEFT_OUT: Final = "Left out on purpose: figures of requests (time to first token), ROCm and XPU, disks and networks."
 REPORT_FILE: Final = "report.md"
 DETAILS_FILE: Final = "details.md"
 PAGE_FILE: Final = "report.html"

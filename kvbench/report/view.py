@@ -22,8 +22,7 @@ from kvbench.cells.facts import BATCHED, EMPTY, marked, plug_ins_of
 from kvbench.report.numbers import ABSENT, figure, noun, size
 from kvbench.results import Run, Visit
 from kvbench.results.frame import whole
-from kvbench.results.in_turn import paired_samples
-from kvbench.results.outcomes import BETWEEN
+from kvbench.results.outcomes import BETWEEN, paired_samples
 from kvbench.text import short
 
 SERIES: Final = axes_of(Role.SERIES)

@@ -16,7 +16,7 @@ from kvbench.report.document import table_text
 from kvbench.report.model import DataTable
 from kvbench.report.numbers import count, figure, size
 from kvbench.results import Run, load_run
-from kvbench.results.in_turn import paired_samples
+from kvbench.results.outcomes import paired_samples
 from kvbench.text import ends
 from kvbench.tune.answer import rule_for_all
 from kvbench.tune.text import answer_table

@@ -13,7 +13,7 @@ from kvbench.measure.samples import Arms, lay_out_arms, set_up
 from kvbench.measure.visit import visit
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
-from kvbench.results.in_turn import paired_samples
+from kvbench.results.outcomes import paired_samples
 from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.spec import Sampling
 from tests.unit.measure.test_visit import Recorded, every_other_block, honest
