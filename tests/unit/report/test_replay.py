@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvbench.cells.axes import Direction
@@ -39,6 +40,19 @@ def test_the_table_has_the_latencies_of_all_swaps(report: Report) -> None:
     assert float(rate) == pytest.approx(5.0, rel=0.01)
     assert [float(end) for end in interval.rstrip(")").split(" to ")] == pytest.approx([5.0, 5.0], rel=0.01)
     assert (float(caller) > 0, left) == (True, "50%")
+
+
+def test_a_swap_that_began_late_took_that_much_longer(tmp_path: Path) -> None:
+    late = [0.0] * 3 + [1e6] * 3
+    made = [
+        msgspec.structs.replace(one, samples=msgspec.structs.replace(one.samples, late_us=late))
+        for one in synthetic.replayed(cell("batched"), 5.0)
+    ]
+    report = made_report(tmp_path, made, synthetic.info(spec={"trace": {"speed": 1.0, "h2d": {"total": 400}}}))
+    (row,) = rows_of(table_of(part_of(report, "replay"), "Loads (h2d)")).values()
+    _, begun_late, _, p90, worst, *_ = row
+    assert begun_late == "18 (1000000 to 1000000 us)"
+    assert min(float(p90), float(worst.split()[0])) > 1e6
 
 
 def test_the_first_page_names_the_fastest_and_its_gain_over_batched_copies_and_an_engine(report: Report) -> None:

@@ -43,6 +43,12 @@ def test_a_prefix_evicted_from_the_gpu_is_loaded_from_the_host() -> None:
     assert list(swaps[3].host) == list(swaps[0].host)[:63]
 
 
+def test_a_store_takes_no_chunk_on_the_host_that_its_own_request_uses() -> None:
+    requests = [Request(0, 3 * 512, 1, [0, 1, 2], 512), Request(10, 4 * 512, 1, [9, 8, 1, 2], 512)]
+    assert [swap.at_s for swap in swaps_of(requests, host_blocks=96)] == [0.2]
+    assert len(swaps_of(requests, host_blocks=128)) == 2
+
+
 def test_write_through_stores_after_prefill_and_on_evict_stores_at_eviction() -> None:
     requests = [request(0, 0), request(10, 10), request(20, 20)]
     assert [swap.at_s for swap in swaps_of(requests)] == [0.2, 10.2, 20.2]
