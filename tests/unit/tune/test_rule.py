@@ -12,18 +12,20 @@ import pytest
 from typer.testing import CliRunner
 
 from kvbench.cells.axes import Direction, Neighbour, Order, Reuse, StreamState
-from kvbench.cells.cell import Cell
+from kvbench.cells.cell import Cell, SwapShape
 from kvbench.cells.facts import BackendFacts
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Choice, load_policy
 from kvbench.cli.main import app
 from kvbench.errors import UsageError
+from kvbench.models.presets import ModelChoice
 from kvbench.results import Record, Run, load_run
 from kvbench.sweep.installed import of_engine
+from kvbench.text import convert
 from kvbench.tune.answer import Answer, answers_of, gains_of, rule_for_all, shapes_of
 from kvbench.tune.candidates import RUN_STEP, Measured, sms_of, typical
-from kvbench.tune.planner import TokenLine
-from kvbench.tune.rule import Rule, costs_of, rule_of
+from kvbench.tune.planner import Hit, TokenLine, token_lines
+from kvbench.tune.rule import Rule, costs_of, pick, rule_of
 from kvbench.tune.text import answer_table, summary
 from tests import synthetic
 from tests.command import output
@@ -164,6 +166,46 @@ def test_runs_of_one_machine_go_together_and_those_of_two_are_refused(tmp_path: 
     other = synthetic.write_run(tmp_path / "other", synthetic.rounds(cells()), synthetic.info("Another GPU"))
     with pytest.raises(UsageError, match="runs must be of one device and driver; these are of Another GPU"):
         rule_for_all([*runs, load_run(other)])
+
+
+def test_a_method_that_was_measured_at_few_of_the_shapes_is_not_chosen() -> None:
+    often, seldom = Choice("sm", (("sms", "4"),)), Choice("sm", (("sms", "2"),))
+    logs = [{often: dict.fromkeys(range(6), 3.0)} | ({seldom: dict.fromkeys(range(6), 1.0)} if at < 2 else {})
+            for at in range(4)]  # fmt: skip
+    assert pick(logs).choice == often
+    assert pick(logs[:2]).choice == seldom
+
+
+def test_fresh_visits_alone_say_what_a_choice_gains() -> None:
+    """Those that chose the winner flatter it."""
+    one, other = Choice("batched"), Choice("sm", (("sms", "2"),))
+    shape = SwapShape(Direction.H2D, IDLE, 64, 16 * KIB)
+    decided, fresh = ({one: dict.fromkeys(range(6), 100.0), other: dict.fromkeys(range(6), us)} for us in (50.0, 80.0))
+    assert Measured(shape, decided, decided, fresh).ratio(other, one) == pytest.approx(1.25)
+    assert Measured(shape, decided, decided).ratio(other, one) == pytest.approx(2)
+
+
+def test_a_method_with_another_order_of_access_stands_for_none() -> None:
+    either, fewer = Choice("batched", (("order", "any"),)), Choice("sm", (("sms", "2"),))
+    made = {Choice("batched", (("order", "stream"),)): {0: 1.0}, fewer: {0: 1.0}}
+    measured = Measured(SwapShape(Direction.H2D, IDLE, 64, 16 * KIB), made, made)
+    assert measured.standing_for(either) is None
+    assert measured.standing_for(Choice("sm", (("sms", "4"),))) == fewer
+
+
+def test_a_line_over_tokens_begins_at_no_negative_time_and_within_what_was_measured(tmp_path: Path) -> None:
+    """Of llama-3-8b, 128 blocks of 16 KiB are 16 tokens."""
+    places = {"reuse": Reuse.FRESH, "pool_bytes": 1 << 30}
+    shapes = [(Direction.H2D, blocks, 16 * KIB) for blocks in (150, 700, 3001)]
+    copies = [Cell("batched", *shape, order=Order.ANY, **places) for shape in shapes]
+    kernels = [Cell("sm", *shape, sms=1, **places) for shape in shapes]
+    run = run_of(tmp_path, lambda cell: cell.swap_bytes / (0.01 * cell.blocks**1.5) / 1e3, [*copies, *kernels])
+    asked: ModelChoice = convert({"models": ["llama-3-8b"], "tokens": 375}, ModelChoice)
+    (line,) = token_lines([run], lambda _: True, asked.swaps(), 1e5)
+    assert (line.us, line.tokens) == (0, (19, 375))
+    assert line.us_per_token > 0
+    hits = [line.beside_prefill(1e5, tokens).hit for tokens in (375, 376)]
+    assert [isinstance(hit, Hit) and hit.extrapolated for hit in hits] == [False, True]
 
 
 def test_of_too_few_visits_a_slow_one_counts_for_nothing() -> None:
