@@ -132,7 +132,7 @@ GATHERS: Final = Contrast(
     },
     last=_fits,
     notes=lambda _: [
-        "Rows: n. M rows/s: at the best grid. Suffice: the fewest CTAs within {KNEE.fraction:.0%} "
+        f"Rows: n. M rows/s: at the best grid. Suffice: the fewest CTAs within {KNEE.fraction:.0%} "
         f"of the best, interval included. Fit: us, with n up to {count(_FITTED_ROWS)}",
     ],
     find=lambda side: [*_suffices(side), *_waits(side)],
