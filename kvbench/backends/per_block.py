@@ -19,7 +19,4 @@ class PerBlock(Backend):
         swap = per_block(
             request.device.driver, memory.sources, memory.destinations, memory.sizes, DIRECTIONS[request.cell.direction]
         )
-        return PreparedSwap(
-            swap,
-            Mechanism.SINGLE_COPIES if request.device.is_cuda else Mechanism.HOST_THREAD,
-        )
+        return PreparedSwap(swap, Mechanism.SINGLE_COPIES if request.device.is_cuda else Mechanism.HOST_THREAD)

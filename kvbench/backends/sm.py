@@ -12,15 +12,7 @@ from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import SM, DeviceFacts, SmsRow, SmsRule
 from kvbench.cells.units import KIB
-from kvbench.engine.device import (
-    DIRECTIONS,
-    Device,
-    GatherKernel,
-    GatherSwap,
-    SmKernel,
-    SmMethod,
-    sm_copy,
-)
+from kvbench.engine.device import DIRECTIONS, Device, GatherKernel, GatherSwap, SmKernel, SmMethod, sm_copy
 from kvbench.engine.nvrtc import cached_cubin
 
 # How the descriptor list reaches the kernel. Up to the limit in csrc it is passed with the launch, which saves a read

@@ -27,9 +27,7 @@ DEFAULT_SUITE: Final = "gate-suite"
 DEFAULT_MINUTES: Final = 1.0
 
 gate = typer.Typer(
-    name="gate",
-    help="Compare two builds or backends, or check rules about one run.",
-    no_args_is_help=True,
+    name="gate", help="Compare two builds or backends, or check rules about one run.", no_args_is_help=True
 )
 
 
@@ -112,8 +110,7 @@ def compare(
         OnInconclusive, typer.Option(help="Let UNDECIDED and CONTAMINATED pass with a warning, or fail.")
     ] = OnInconclusive.PASS,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help="Directory for gate.json, gate.md and both runs."),
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Directory for gate.json, gate.md and both runs.")
     ] = None,
     github: _GitHub = False,
     as_json: _AsJson = False,

@@ -200,9 +200,7 @@ def model_facts(model: Model, *, tp: int = 1, block_tokens: int = 16, chunk_toke
         state_page_tokens=state_page_tokens(model, tp, block_tokens),
         groups=[
             GroupFacts(
-                geometry=one.groups[0],
-                bytes_per_token=one.bytes_per_token,
-                bytes_per_sequence=one.bytes_per_sequence,
+                geometry=one.groups[0], bytes_per_token=one.bytes_per_token, bytes_per_sequence=one.bytes_per_sequence
             )
             for one in alone
         ],

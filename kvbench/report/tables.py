@@ -275,12 +275,7 @@ def grid_table(cells: pd.DataFrame, show: Callable[[Row], Text]) -> tuple[list[s
 
 
 def line_of(
-    label: str,
-    x: Sequence[float],
-    rows: Sequence[Row],
-    columns: Sequence[str],
-    variant: int = 0,
-    **more: Any,
+    label: str, x: Sequence[float], rows: Sequence[Row], columns: Sequence[str], variant: int = 0, **more: Any
 ) -> PlotLine:
     """Return the line of cells of one backend; `columns` hold what is drawn and the ends of its band, if it has one."""
     middle, *_ = columns

@@ -57,7 +57,7 @@ FRAGMENTS: Final = Contrast(
     fastest=True,
     notes=lambda _: [
         "Fragments: pieces of a page that all ranks share, one descriptor each; those of a rank are adjacent on the "
-        "device, and on the host as far apart as the row of all ranks is long",
+        "device, and on the host as far apart as the row of all ranks is long"
     ],
     find=_gap,
 )

@@ -23,10 +23,7 @@ def _select(view: View) -> Pinned | None:
 def _notes(side: ContrastSide) -> Sequence[Text]:
     halves = [(one.high - one.low) / 2 for _, one in side.comparisons if one.low > 0 and one.high < float("inf")]
     seen = [f"Differences of {median(halves):.1%} would have shown (half an interval, in the median)"] if halves else []
-    return [
-        *seen,
-        "ANY on d2h can read the source before earlier work on the stream has written it",
-    ]
+    return [*seen, "ANY on d2h can read the source before earlier work on the stream has written it"]
 
 
 _submission = microseconds("caller_us_median")

@@ -117,7 +117,7 @@ RUNS: Final = Contrast(
     arm="backend",
     fastest=True,
     notes=lambda _: [
-        "Extent: how many blocks are adjacent, in the same order on both sides; 1: scattered one by one (shuffled)",
+        "Extent: how many blocks are adjacent, in the same order on both sides; 1: scattered one by one (shuffled)"
     ],
     find=lambda side: turns(side, _EXTENT, unit="an extent of"),
 )

@@ -8,16 +8,7 @@ from kvbench.cells.axes import StreamState
 from kvbench.cells.facts import BATCHED, EMPTY
 from kvbench.cells.units import two_digits
 from kvbench.report.model import Text
-from kvbench.report.sections.contrast import (
-    BLOCKS,
-    METHOD,
-    SIZE,
-    SWAP,
-    Contrast,
-    ContrastSide,
-    Figure,
-    Line,
-)
+from kvbench.report.sections.contrast import BLOCKS, METHOD, SIZE, SWAP, Contrast, ContrastSide, Figure, Line
 from kvbench.report.tables import INCLUDES, main_path, microseconds
 from kvbench.report.view import Pinned, View, grouped, pin, where
 
