@@ -128,7 +128,6 @@ def folded(text: str, *, terminal: bool) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: "1 cell", "2 cells"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

@@ -85,7 +85,6 @@ class LaunchShape:
 
 
 def shape_of(sizes: Addresses) -> LaunchShape:
-    """Return the launch shape for descriptors of these sizes (bytes)."""
     largest = int(sizes.max())
     pieces = -(-largest // PIECE_BYTES)
     words = max(1, min(largest, PIECE_BYTES) // 8)
@@ -93,8 +92,6 @@ def shape_of(sizes: Addresses) -> LaunchShape:
 
 
 class _Launcher:
-    """Launches the kernel on a stream of a device."""
-
     def __init__(self, device: Device) -> None:
         # Imported here: torch and Triton take seconds to load, and a machine without a GPU can lack both.
         import torch

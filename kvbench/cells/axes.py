@@ -122,8 +122,6 @@ AxisValue = str | int | bool | StrEnum | Pattern
 
 
 class Role(StrEnum):
-    """The role of an axis in reports."""
-
     SERIES = "series"  # distinguishes the curves of a chart
     SHAPE = "shape"  # the size of a swap: the x-axis of curves
     SIDE = "side"  # a chart shows one value and names the others

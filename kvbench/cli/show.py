@@ -28,8 +28,6 @@ _LIMIT: Final = re.compile(r"(?P<percent>\d{1,4}(\.\d{1,6})?)%|(?P<fraction>0(\.
 
 
 class Allowed(msgspec.Struct, frozen=True):
-    """The allowed choices."""
-
     max_sms: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=4096)] | None,
         msgspec.Meta(description="maximum SMs per swap; 0 for copies by the copy engine only"),
@@ -252,7 +250,6 @@ def _print_models(rule: Any, swaps: "Sequence[ModelSwap]", lines: "Sequence[Toke
 
 
 def _write_policy(file: Path, runs: "Sequence[Run]", rule: Any, *, force: bool) -> None:
-    """Write a policy and say so."""
     from kvbench.cells.policy import load_policy
     from kvbench.files import write_output
     from kvbench.tune.answer import policy_of

@@ -274,7 +274,6 @@ _SETS: Final = 4
 
 @cache
 def load_op(library: Path, namespace: str, name: str) -> Any:
-    """Return an op of a library, which torch loads."""
     from torch import ops
 
     loaded: Any = ops  # its functions have no types

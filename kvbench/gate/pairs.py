@@ -92,8 +92,6 @@ class Pairs:
 
 
 class _Side:
-    """The records of one side, by cell and by round."""
-
     def __init__(self, name: str, run: Run) -> None:
         self.name = name
         self.visits: dict[Cell, dict[int, Visit]] = {}

@@ -95,7 +95,6 @@ Outcomes = Mapping[Cell, JudgedCell]
 
 
 def measured_in(run: Run) -> dict[Cell, JudgedCell]:
-    """Return every cell of a run's journal with its outcome."""
     ceilings = {direction: median(rates) for direction, rates in run.ceilings().items() if rates}
     return {cell: JudgedCell(one, ceilings.get(cell.direction, math.nan)) for cell, one in run.outcomes.items()}
 

@@ -91,7 +91,6 @@ class Findings:
         return self.observed if isinstance(self.under_load, str) else self.under_load
 
     def reason(self, name: str) -> str:
-        """Return why this field of the environment is missing."""
         return str(self.observed.get("unavailable", {}).get(name, "it was not read"))
 
 

@@ -57,7 +57,6 @@ class Machine:
     own_pids: Collection[int] = ()
 
     def ask(self, function: str, /, *arguments: Any) -> Any:
-        """Return the result of the NVML function for the GPU; raises."""
         return self.nvml(function, self.handle, *arguments)
 
 

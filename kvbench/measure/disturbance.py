@@ -85,7 +85,6 @@ class SteadyCpu:
             os.sched_setaffinity(0, self._allowed)
 
     def probe_us(self) -> float:
-        """Time the fixed piece of work on the current CPU, in microseconds."""
         took_us = median(self._probe() for _ in range(PROBES))
         self._best_us = min(self._best_us, took_us)
         return took_us

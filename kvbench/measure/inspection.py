@@ -21,7 +21,6 @@ _PINNED_BYTES: Final = 1 << 16
 
 
 def inspect() -> EngineReport:
-    """Load everything in this process."""
     report = EngineReport(
         engine_error=None,
         nvrtc=_component(nvrtc.version),

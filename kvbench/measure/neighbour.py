@@ -52,8 +52,6 @@ class NeighbourError(KvbenchError):
 
 
 class NeighbourWork(Protocol):
-    """The work of a neighbour."""
-
     def thread(self) -> AbstractContextManager[object]:
         """Return the context that the submitting thread enters once."""
         return nullcontext()
@@ -152,7 +150,6 @@ class RunningNeighbour:
         return self._times_us[first + 1 : last]
 
     def close(self) -> None:
-        """End the thread."""
         self._closing = True
         self._wanted.set()
         self._thread.join()

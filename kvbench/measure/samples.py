@@ -92,11 +92,9 @@ class Sampler:
         yield
 
     def take_idle(self) -> AnySample:
-        """Take a sample of the swap on an idle stream."""
         return take_one(self.bench, self.workload, self.prepared, StreamState.IDLE)
 
     def take_busy(self) -> AnySample:
-        """Take a sample of the swap on a busy stream."""
         return take_one(self.bench, self.workload, self.prepared, StreamState.BUSY)
 
     def take_all(self, sampling: Sampling, begin: Callable[[], None] | None) -> Taken:
@@ -113,7 +111,6 @@ class Sampler:
         return taken
 
     def taker(self) -> TakeOne:
-        """Return a function that takes a sample in the stream state of the cell."""
         state = self.cell.stream_state
         if state is StreamState.SUSTAINED:
             return self._take_chain
@@ -140,8 +137,6 @@ class Sampler:
 
 
 class Floor(Sampler):
-    """Samples a launch that copies nothing."""
-
     copies = False
 
 

@@ -159,7 +159,6 @@ def _clocks(bench: Bench, cell: Cell) -> list[str]:
 
 
 def _record(request: MeasureCells, at: int, ready: SetUp, sampled: Sampled, verified_bytes: int) -> Visit:
-    """Return the record of an arm, without its duration."""
     cell, sampler, taken, surroundings = ready.cell, ready.sampler, sampled.taken, sampled.surroundings
     samples, prepared = taken.samples, sampler.prepared
     held = [sample for sample in taken.alike if sample.pending_after or not cell.stream_state.pending]

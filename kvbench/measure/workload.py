@@ -75,7 +75,6 @@ class Pool:
         self.register_s = time.monotonic() - began_s
 
     def places(self, offsets: Addresses) -> Addresses:
-        """Return the offsets in the buffer."""
         if self._slots is None:
             return offsets
         slot = np.uint64(self._slots.slot_bytes)
@@ -141,7 +140,6 @@ class Pools:
         return self._host_pools[kind]
 
     def sides(self, direction: Direction, memory: str | None) -> tuple[Pool, Pool]:
-        """Return the source and the destination pool of swaps."""
         host = self.host_pool(memory)
         return (host, self._device_pool) if direction is Direction.H2D else (self._device_pool, host)
 
@@ -344,7 +342,6 @@ class Workload:
 
     @property
     def descriptors(self) -> int:
-        """The number of descriptors of all sets of blocks."""
         return len(self._layouts) * self._cell.blocks
 
     def current(self) -> tuple[Addresses, Addresses]:

@@ -163,7 +163,6 @@ def _levels(config: Table) -> Iterator[Table]:
 
 
 def _is_encoder(architectures: object) -> bool:
-    """Return whether all named classes are of encoders."""
     names = architectures if isinstance(architectures, list) else []
     tasks = r".*For(MaskedLM|TokenClassification|QuestionAnswering|ImageClassification|PreTraining)"
     return bool(names) and all(re.fullmatch(tasks, str(name)) for name in names)

@@ -303,7 +303,6 @@ class _HeldSms:
         return began_s
 
     def release(self) -> None:
-        """Wait until the kernel has ended."""
         self._stream.synchronize()
 
     def _call(self, function: str, *arguments: object) -> None:

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Strong:
-    """Text that stands out."""
-
     text: str
 
 

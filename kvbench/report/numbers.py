@@ -50,5 +50,4 @@ def bytes_size(size_bytes: int) -> str:
 
 
 def noun(number: int, singular: str) -> str:
-    """Return "1 cell", "2 cells"."""
     return f"{count(number)} {singular}{'' if number == 1 else 's'}"

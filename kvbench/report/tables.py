@@ -78,7 +78,6 @@ def host_mark(view: View) -> tuple[Span, ...]:
 
 
 def chart_text(view: View, title: str, footer: str = "") -> ChartText:
-    """Title, subtitle and footer of a chart."""
     return ChartText(title, view.heading, footer, HOST_COPIES if view.on_host else "")
 
 
@@ -209,7 +208,6 @@ def main_path(path: object) -> str:
 
 
 def sms_of(row: Row) -> int | None:
-    """Return the SMs that a cell takes, None where its backend takes none."""
     return row["sms"] if isinstance(row["sms"], int) else None
 
 
@@ -256,7 +254,6 @@ def with_methods(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _settings(row: Row, names: Sequence[str]) -> list[str]:
-    """Return the values of a cell on these axes, in words."""
     both = [name for name in ("blocks", "block_size") if name in names]
     shape = [f"{count(row['blocks'])} {TIMES} {size(row['block_size'])}"] if len(both) > 1 else []
     return shape + [axis_text(name, row[name]) for name in names if name not in both or not shape]

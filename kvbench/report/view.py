@@ -104,7 +104,6 @@ def spelled_out(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def where(cells: pd.DataFrame, **values: str | int) -> pd.DataFrame:
-    """Keep the cells with these values on these columns."""
     # one copy of the rows, however many columns decide: a copy of a hundred columns takes most of the time
     masks = [(cells[column] == value).to_numpy(bool, na_value=False) for column, value in values.items()]
     return cells[np.logical_and.reduce(masks)]
@@ -132,7 +131,6 @@ def fullest(cells: pd.DataFrame, axis: str, over: str) -> int:
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Return the items by their key, in the order in which the keys come."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

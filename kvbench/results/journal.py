@@ -124,6 +124,5 @@ class JournalWriter:
         os.close(self._descriptor)
 
     def sync(self) -> None:
-        """Wait for the disk."""
         os.fsync(self._descriptor)
         self._synced_s = time.monotonic()

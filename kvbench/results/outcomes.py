@@ -236,7 +236,6 @@ def _median_of(turns: Sequence[Beside | Samples], name: str) -> float:
 
 
 def _with_ends(name: str, value: float, ends: Sequence[float]) -> dict[str, float]:
-    """Return a figure and the ends of its interval, nan where there is none."""
     low, high = ends if np.isfinite(ends).all() else (math.nan, math.nan)
     return {name: value, f"{name}_low": low, f"{name}_high": high}
 

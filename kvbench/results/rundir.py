@@ -111,7 +111,6 @@ class Run:
 
     @cached_property
     def outcomes(self) -> "Mapping[Cell, Outcome]":
-        """What the run knows of every cell, sorted by the axes."""
         from kvbench.results.outcomes import outcomes_of
 
         return outcomes_of(self.records, self.visits)

@@ -43,8 +43,6 @@ class Describe(_Message, tag="describe", frozen=True, kw_only=True):
 
 
 class Described(_Message, tag="described", frozen=True, kw_only=True):
-    """The description of the backend."""
-
     backend: BackendFacts
 
 

@@ -68,7 +68,6 @@ class PlannedVisit:
 
     @property
     def cell(self) -> Cell:
-        """The first arm."""
         return self.cells[0]
 
     def singly(self) -> list["PlannedVisit"]:

@@ -55,8 +55,6 @@ _KINDS: Final = {
 
 
 class TimeUnit(StrEnum):
-    """The unit of a trace's times."""
-
     SECONDS = "s"
     MILLISECONDS = "ms"
     MICROSECONDS = "us"

@@ -153,7 +153,6 @@ def _alternative(choice: Choice, compared: Comparison) -> dict[str, Any]:
 
 
 def answers_of(shapes: Sequence[Measured]) -> list[Answer]:
-    """Return an answer for every shape, by direction, stream state, number of blocks and block size."""
     return [_answer(one) for one in sorted(shapes, key=lambda one: one.shape)]
 
 

@@ -103,7 +103,6 @@ class Measured:
         return gigabytes_per_second(self.shape.blocks * self.shape.block_bytes, self.us_of(choice, *others))
 
     def interval_of(self, choice: Choice) -> tuple[float, float] | None:
-        """Return the 95% interval of the time, or None with too few visits."""
         visits = list(self.visits_of(choice).values())
         return median_interval(visits) if len(visits) >= MIN_PAIRS else None
 
@@ -289,7 +288,6 @@ def preference(choice: Choice) -> tuple[int, int, str]:
 
 
 def sms_of(choice: Choice) -> int:
-    """Return the SM count of a choice, or 0 if it has none."""
     return int(dict(choice.axes).get("sms", 0))
 
 

@@ -42,7 +42,6 @@ class _Times:
         return max(self.ratios) - 1
 
     def gain(self) -> str:
-        """Return the change of time as text, seen as a gain."""
         worst = f"at worst loses {self.worst:.0%}" if self.worst >= 0.005 else "loses nowhere"
         mean = f"{'gains' if self.mean <= 0 else 'loses'} {abs(self.mean):.0%} on average"
         return f"{mean} at {_sizes_and_counts(len(self.ratios))}, {worst}"
@@ -58,7 +57,6 @@ class Change:
 
     @property
     def place(self) -> tuple[str, int]:
-        """The file and the line."""
         file, _, line = self.setting.place.rpartition(":")
         return file, int(line)
 

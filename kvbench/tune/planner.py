@@ -129,7 +129,6 @@ def _line(rule: Rule, kind: SwapKind, groups: Sequence[ModelSwap], pause: str) -
 
 
 def _bytes_of(swap: ModelSwap, tokens: int) -> int:
-    """Return the bytes of the swap of another number of tokens of the same model."""
     of = model_swap(
         swap.geometry,
         tp=swap.tp,
@@ -142,7 +141,6 @@ def _bytes_of(swap: ModelSwap, tokens: int) -> int:
 
 
 def _by_model(swaps: Sequence[ModelSwap]) -> Mapping[tuple[str, int, int], list[ModelSwap]]:
-    """Return the groups of each model, number of ranks and number of tokens."""
     groups: dict[tuple[str, int, int], list[ModelSwap]] = {}
     for swap in swaps:
         groups.setdefault((swap.geometry.name, swap.tp, swap.tokens), []).append(swap)

@@ -180,7 +180,6 @@ class Rule:
 
 
 def rule_of(shapes: Sequence[Measured]) -> Rule:
-    """Return the rule for swaps of these shapes, each with one method or more to choose from."""
     kinds: dict[SwapKind, list[Measured]] = {}
     for one in sorted(shapes, key=lambda one: one.shape):
         kinds.setdefault(one.shape.kind, []).append(one)

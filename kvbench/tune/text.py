@@ -342,7 +342,6 @@ def _doubt(answer: Answer, other: Choice, compared: Comparison) -> str:
 
 
 def row(answer: Answer) -> list[str]:
-    """Return the row of a shape under `HEADER`."""
     one, choice = answer.measured, answer.choice
     interval = one.interval_of(choice)
     return [
@@ -369,7 +368,6 @@ def _labels(choices: Iterable[Choice]) -> str:
 
 
 def row_model(load: Load) -> list[str]:
-    """Return the row of a model's swap under `HEADER_MODEL`."""
     return [
         load.kind.direction.value,
         load.kind.stream_state.value,

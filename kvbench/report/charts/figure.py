@@ -202,7 +202,6 @@ class Drawing:
 
     @property
     def files(self) -> dict[str, bytes]:
-        """The files of the chart by suffix."""
         return {"png": self.png, "svg": self.svg}
 
 

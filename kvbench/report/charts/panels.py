@@ -93,7 +93,6 @@ def _line_canvas(plot: LinePlot, text: ChartText) -> Canvas:
 
 
 def _second(ax: Axes, plot: LinePlot) -> Axes:
-    """Return axes with the second y axis of a plot, on the same x axis."""
     assert plot.second
     twin = ax.twinx()
     twin.spines["right"].set_visible(True)

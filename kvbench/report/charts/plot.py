@@ -101,8 +101,6 @@ def told_apart(grid: Sequence[Sequence[PlotPanel]]) -> list[list[PlotPanel]]:
 
 @dataclass(frozen=True, slots=True)
 class MapTile:
-    """A ratio of times, and whether they are told apart."""
-
     ratio: float
     decided: bool
 

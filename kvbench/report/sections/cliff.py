@@ -63,7 +63,6 @@ class Curve:
         return cliff if cliff and cliff.excess >= 1 + CLIFF.fraction else None
 
     def path_at(self, size: int) -> str:
-        """Return the path of most visits at a block size."""
         return main_path(self.points["path"].iloc[self.sizes.index(size)])
 
 

@@ -124,7 +124,6 @@ def _finding(rows: ModelRows, state: str) -> str:
 
 
 def _pairs(rows: ModelRows, state: str) -> DataTable:
-    """Return the table of single against batched copies in one stream state."""
     body = []
     for swap in rows.swaps:
         single, batched = (rows.row(swap, backend, state) for backend in (PER_BLOCK, BATCHED))

@@ -133,7 +133,6 @@ def _state_of(row: Row) -> Sequence[str]:
 
 
 def _together(view: View) -> Pinned | None:
-    """Return the swaps that several devices made at once, and alone."""
     axes = [name for name in AXES if name != "devices"]
     parts = []
     runs = (*view.earlier, view)
@@ -185,7 +184,6 @@ _REGISTRATIONS: Final = Key("Registrations", ("registrations",), lambda row: cou
 
 
 def _registrations(row: Row) -> int:
-    """Return in how many registrations the blocks of a swap lie."""
     slots = slots_of(row["memory"])
     return -(-int(row["pool_bytes"]) // slots.slot_bytes) if slots else 1
 

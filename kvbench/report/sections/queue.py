@@ -38,7 +38,6 @@ def _show(row: Row) -> str:
 
 
 def _knees(side: ContrastSide) -> dict[str, QueueKnee | None]:
-    """Return by arm at which depth a submission takes clearly longer."""
     caller_us = side.view.run.visit_times("caller_us")
     ids = {arm: [line[arm] for line in side.lines if arm in line] for arm in side.arms}
     return {

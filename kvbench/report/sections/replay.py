@@ -164,7 +164,6 @@ def _chart(view: View, replays: Mapping[str, Sequence[Replayed]]) -> Chart:
 
 
 def _times(replays: Sequence[Replayed]) -> dict[str, dict[int, float]]:
-    """Return the time of all swaps by method and round."""
     sums = {replay.method: replay.swaps.groupby("round")["wall_us"].sum() for replay in replays}
     return {name: dict(zip(map(int, visits.index), visits.tolist(), strict=True)) for name, visits in sums.items()}
 

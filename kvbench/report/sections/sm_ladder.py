@@ -96,7 +96,6 @@ def _part(view: View, pinned: Pinned, cells: pd.DataFrame, machine: Sequence[Vie
 
 
 def _ladders_of(cells: pd.DataFrame) -> dict[tuple[str, int], Ladder]:
-    """Return the ladder of each direction and block size of a backend's cells in one stream state."""
     medians = cells.groupby(_BY_SMS, as_index=False)[["gbps", "gbps_low", "gbps_high", "gbps_q1", "gbps_q3"]].median()
     rows = sorted(rows_of(medians), key=lambda row: (row["direction"] != DIRECTIONS[0], row["block_bytes"], row["sms"]))
     sides = grouped(rows, lambda row: (str(row["direction"]), int(row["block_bytes"])))
