@@ -42,11 +42,9 @@ from kvbench.report.numbers import count, noun
 from kvbench.report.page import html_page
 from kvbench.report.sections import (
     answer,
-    cells,
     cliff,
     comparison,
     contrast,
-    crossover_map,
     fragments,
     gathers,
     layers,
@@ -111,7 +109,7 @@ SECTIONS: Final = (
     Section("neighbour", "Neighbours: slowdown of work beside swaps", neighbour.make, config="neighbour"),
     Section("machines", "Machines: side by side", machines.make, of_all=True),
     Section("stream-states", "Stream states: idle, opened, gated, busy", _contrast(*states.STREAM_STATES)),
-    Section("crossover-map", "Crossover map: batched copies over a kernel", crossover_map.make, weight=_sizes),
+    Section("crossover-map", "Crossover map: batched copies over a kernel", threshold.make_map, weight=_sizes),
     Section("locality", "Locality: fresh, scattered blocks against hot, dense ones", _contrast(placement.LOCALITY)),
     Section("extents", "Adjacent blocks: GB/s against their number", _contrast(placement.RUNS)),
     Section("fragments", "Fragments: GB/s against their size", _contrast(fragments.FRAGMENTS), leads=True),
@@ -125,7 +123,7 @@ SECTIONS: Final = (
 )
 COMPARISON: Final = Section("comparison", "Comparison: two runs", comparison.make, of_all=True)
 # What a report shows of a run that fills no section.
-CELLS: Final = Section("cells", "Cells: all that the run measured", cells.make)
+CELLS: Final = Section("cells", "Cells: all that the run measured", answer.make_cells)
 
 # Called with what is made next, its number, and the number of all.
 Progress = Callable[[str, int, int], None]

@@ -1,17 +1,23 @@
-"""The answer: what to use on a machine, what that takes, and what it costs the work beside it."""
+"""The answer: what to use on a machine, what that takes, and what it costs the work beside it; or all cells."""
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 import pandas as pd
 
+from kvbench.cells.facts import method_label
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Part, PartOrReason
-from kvbench.report.tables import caption
-from kvbench.report.view import View, grouped
+from kvbench.report.numbers import bytes_size, count, figure
+from kvbench.report.tables import INCLUDES, caption, format_cell, measured_table, milliseconds, rate, sms_of
+from kvbench.report.view import Row, View, grouped, rows_of
 from kvbench.tune.answer import rule_for_all
 from kvbench.tune.rule import Rule
 from kvbench.tune.text import answer_lines, answer_table
+
+_MOST: Final = 64
+_HEADER: Final = ("Method", "Dir", "Stream", "Blocks", "Block size", "ms", "GB/s", "Thread us")
 
 
 def make(view: View) -> PartOrReason:
@@ -36,3 +42,27 @@ def _part(views: Sequence[View], rule: Rule) -> Part:
     short = [f"{way}: " + "; ".join(f"{state}: {use}" for _, state, use, *_ in rows) for way, rows in uses.items()]
     whole = DataTable("What to use", table.header, table.rows, answer_lines(rule, runs), said, left=3)
     return Part(tables=[whole], short=short)
+
+
+def make_cells(view: View) -> PartOrReason:
+    """Make a table of all cells of a short run, which no other section shows."""
+    if not len(view.measured) > 0 or len(view.frame) > _MOST:
+        return ""
+    return lambda: Part(tables=[_cells(view)])
+
+
+def _cells(view: View) -> DataTable:
+    body = [_line(row) for row in rows_of(view.frame[view.frame["status"] != "skipped"])]
+    return measured_table(view, view.measured, INCLUDES["swap_us"], "Every cell", _HEADER, body, left=3)
+
+
+def _line(row: Row) -> list[str]:
+    shape = (row["direction"], row["stream_state"], count(row["blocks"]), bytes_size(row["block_bytes"]))
+    thread = format_cell(row, lambda cell: figure(cell["caller_us_median"]))
+    return [
+        method_label(row["backend"], sms_of(row)),
+        *shape,
+        format_cell(row, milliseconds),
+        format_cell(row, rate),
+        thread,
+    ]
