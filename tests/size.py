@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[1]
 GUESTS: Final = ("kvbench/engines/", "kvbench/probe/", "kvbench/traces/")
-MOST: Final = {"lines of Python in the package": 29_708}
+MOST: Final = {"lines of Python in the package": 29_708, "lines of Python in tests": 24_300}
 LONGEST_FUNCTION: Final = 60
 
 
