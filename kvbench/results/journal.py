@@ -30,7 +30,7 @@ MAX_LINE_BYTES: Final = 64 << 20
 MAX_JOURNAL_BYTES: Final = 1 << 30
 # Waiting for the disk takes as long as a visit of a small cell.
 SYNC_EVERY_S: Final = 1.0
-_ENCODER: Final = msgspec.json.Encoder()
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=list)  # of a run that was read, samples are arrays
 _DECODER: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(Record)
 
 
