@@ -61,3 +61,35 @@ def test_outcomes_stand_in_the_order_of_the_table(tmp_path: Path) -> None:
     run = kvbench.load_run(write_run(tmp_path / "run", [visit(cell, 50.0) for cell in cells]))
     assert [cell.id for cell in run.outcomes] == run.frame()["cell_id"].tolist()
     assert [(cell.backend, cell.blocks) for cell in run.outcomes][:2] == [("batched", 16), ("batched", 1000)]
+
+
+@pytest.mark.parametrize(
+    ("cell", "has_rate"),
+    [
+        (CELL, True),
+        (replace(CELL, sequence="trace"), False),  # swaps that differ in size
+        (replace(CELL, pause_us=2000), False),  # whose time is that of the host
+    ],
+)
+def test_gigabytes_a_second_are_of_swaps_of_one_size_between_events(
+    tmp_path: Path, cell: Cell, *, has_rate: bool
+) -> None:
+    outcome = outcome_of(tmp_path, visit(cell, 50.0))
+    assert outcome.us() == pytest.approx(50, rel=0.02)
+    assert isnan(outcome.gbps) is not has_rate
+
+
+def test_a_queue_has_a_figure_where_its_stream_was_not_held(tmp_path: Path) -> None:
+    """It measures the submission, whose time every sample has."""
+    made = visit(replace(BUSY, queued=64), 50.0)
+    ended = msgspec.structs.replace(made.samples, pending_after=[0] * len(made.samples))
+    assert outcome_of(tmp_path, msgspec.structs.replace(made, samples=ended)).status == "ok"
+
+
+def test_too_few_visits_have_no_interval_and_the_path_of_most_comes_first(tmp_path: Path) -> None:
+    paths = ("copy engine", "CPU inline", "copy engine", "SM kernel", "CPU inline", "CPU inline")
+    made = [msgspec.structs.replace(visit(CELL, 50.0, round_=at), path=path) for at, path in enumerate(paths)]
+    few, all_of_them = outcome_of(tmp_path / "few", *made[:5]), outcome_of(tmp_path / "all", *made)
+    assert all(map(isnan, few.interval_us))
+    assert all_of_them.path == "CPU inline; copy engine; SM kernel"
+    assert (few.made, all_of_them.made) == (5, 6)
