@@ -9,7 +9,8 @@ import kvbench
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.results.outcomes import Outcome
-from kvbench.results.schema import Record
+from kvbench.results.schema import Disturbance, Record
+from tests import synthetic
 from tests.synthetic import failure, skip, visit, write_run
 
 CELL = Cell("batched", Direction.H2D, 1000, 16 << 10)
@@ -89,7 +90,18 @@ def test_a_queue_has_a_figure_where_its_stream_was_not_held(tmp_path: Path) -> N
 def test_too_few_visits_have_no_interval_and_the_path_of_most_comes_first(tmp_path: Path) -> None:
     paths = ("copy engine", "CPU inline", "copy engine", "SM kernel", "CPU inline", "CPU inline")
     made = [msgspec.structs.replace(visit(CELL, 50.0, round_=at), path=path) for at, path in enumerate(paths)]
-    few, all_of_them = outcome_of(tmp_path / "few", *made[:5]), outcome_of(tmp_path / "all", *made)
+    again = msgspec.structs.replace(made[0], attempt=1, disturbed=[Disturbance.STEP])
+    few, all_of_them = outcome_of(tmp_path / "few", *made[:5]), outcome_of(tmp_path / "all", *made, again)
     assert all(map(isnan, few.interval_us))
     assert all_of_them.path == "CPU inline; copy engine; SM kernel"
-    assert (few.made, all_of_them.made) == (5, 6)
+    assert (few.made, all_of_them.made, len(all_of_them.visits)) == (5, 7, 6)
+
+
+def test_a_visit_of_a_round_that_was_repeated_counts_though_it_was_disturbed(tmp_path: Path) -> None:
+    """The ceiling of its round says more than what disturbed it alone."""
+    usual, low = synthetic.ceilings()[0], 1.2
+    slow = msgspec.structs.replace(usual, round=1, event_us=[usual.event_us[0] * low])
+    again = msgspec.structs.replace(visit(CELL, 50.0, round_=1), attempt=3, disturbed=[Disturbance.STEP])
+    fast = msgspec.structs.replace(usual, round=1, attempt=3)
+    outcome = outcome_of(tmp_path, usual, visit(CELL, 50.0), slow, visit(CELL, 60.0, round_=1), fast, again)
+    assert [one.attempt for one in outcome.visits] == [0, 3]
