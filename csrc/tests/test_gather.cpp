@@ -1,6 +1,7 @@
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "check.hpp"
@@ -89,12 +90,22 @@ void gathers_what_was_staged() {
   check::equal(pools.driver->graphs, 0, "graphs left");
 }
 
+void refuses_the_legacy_stream() {
+  const Pools pools;
+  const std::vector<Address> sources{pools.source(9)}, destinations{pools.destination(0)};
+  GatherSwap swap({pools.driver, {}, kRowBytes}, sources, destinations, 1);
+  swap.stage();
+  check::thrown<DriverError>([&] { swap.submit(Stream{0}); });
+}
+
 void refuses_rows_between_rows() {
   const Pools pools;
-  const std::vector<Address> sources{pools.source(9), pools.source(2) + 16};
-  const std::vector<Address> destinations{pools.destination(0), pools.destination(1)};
-  GatherSwap swap({pools.driver, {}, kRowBytes}, sources, destinations, 1);
-  check::thrown<std::invalid_argument>([&] { swap.stage(); });
+  for (const auto& [off_source, off_destination] : {std::pair{16, 0}, std::pair{0, 16}}) {
+    const std::vector<Address> sources{pools.source(9), pools.source(2) + off_source};
+    const std::vector<Address> destinations{pools.destination(0), pools.destination(1) + off_destination};
+    GatherSwap swap({pools.driver, {}, kRowBytes}, sources, destinations, 1);
+    check::thrown<std::invalid_argument>([&] { swap.stage(); });
+  }
 }
 
 }  // namespace
@@ -103,5 +114,6 @@ int main() {
   return check::run({
       {"gathers what was staged", gathers_what_was_staged},
       {"refuses rows between rows", refuses_rows_between_rows},
+      {"refuses the legacy stream", refuses_the_legacy_stream},
   });
 }
