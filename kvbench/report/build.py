@@ -93,19 +93,19 @@ _sizes: Final = attrgetter("block_sizes")
 # The tables of the questions come first, each with the config that measures it; then the details.
 SECTIONS: Final = (
     Section(ANSWER, "Answer", answer.make, of_all=True, config="quick"),
-    Section("order", "Access order: STREAM against ANY", order.make_section, config="order"),
+    Section("order", "Access order: STREAM against ANY", _contrast(order.ORDER), config="order"),
     Section("models", "Models: copy by copy against batched", models.make, config="models"),
     Section("cliff", "Cliff: GB/s against block size", cliff.make, weight=_sizes, config="cliff"),
     Section(
         "threshold",
         "Threshold: batched copies against copy kernels",
-        threshold.make_section,
+        _contrast(threshold.THRESHOLD),
         False,
         _sizes,
         "threshold",
     ),
     Section("sm-ladder", "SM ladder: GB/s against SM count", sm_ladder.make, of_all=True, config="sm-ladder"),
-    Section("queue", "Queue depth: a submission behind queued swaps", queue.make_section, config="queue"),
+    Section("queue", "Queue depth: a submission behind queued swaps", _contrast(queue.QUEUE_DEPTH), config="queue"),
     Section("neighbour", "Neighbours: slowdown of work beside swaps", neighbour.make, config="neighbour"),
     Section("machines", "Machines: side by side", machines.make, of_all=True),
     Section("stream-states", "Stream states: idle, opened, gated, busy", _contrast(*states.STREAM_STATES)),

@@ -119,11 +119,10 @@ def _listed(quantiles: Mapping[str, int]) -> str:
 
 def _of_runs(lengths: Counter[int]) -> dict[str, dict[str, int]]:
     """Return quantiles by run, and by block, where a run counts once for each of its blocks."""
-    by_block = Counter({length: length * times for length, times in lengths.items()})
-    return {"by_run": _quantiles(lengths), "by_block": _quantiles(by_block)}
+    return {"by_run": _quantiles(lengths), "by_block": _quantiles(_blocks(lengths))}
 
 
-def _quantiles(counts: Counter[int]) -> dict[str, int]:
+def _quantiles(counts: Mapping[int, int]) -> dict[str, int]:
     """Return the quantiles of values that occur `counts` times; empty if there are none."""
     if not counts:
         return {}

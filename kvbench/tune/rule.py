@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 from math import expm1, log
 from statistics import mean
 from typing import Any, Final
@@ -180,10 +180,8 @@ class Rule:
 
 
 def rule_of(shapes: Sequence[Measured]) -> Rule:
-    kinds: dict[SwapKind, list[Measured]] = {}
-    for one in sorted(shapes, key=lambda one: one.shape):
-        kinds.setdefault(one.shape.kind, []).append(one)
-    return Rule({kind: _parts(_logged(of_kind)) for kind, of_kind in kinds.items()})
+    by_kind = groupby(sorted(shapes, key=lambda one: one.shape), key=lambda one: one.shape.kind)
+    return Rule({kind: _parts(_logged([*of_kind])) for kind, of_kind in by_kind})
 
 
 def _parts(shapes: Mapping[Measured, Logs]) -> list[RulePart]:

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import matplotlib.style
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
@@ -43,10 +44,10 @@ class Ink:
     @property
     def text(self) -> str:
         """The colour, darkened as far as text needs that is read on white (WCAG: contrast of 4.5 or more)."""
-        red, green, blue = rgb_of(self.colour)
+        red, green, blue = to_rgb(self.colour)
         while contrast((red, green, blue), _WHITE) < 4.5:
             red, green, blue = (channel * 0.95 for channel in (red, green, blue))
-        return _hex((red, green, blue))
+        return to_hex((red, green, blue))
 
 
 Rgb = tuple[float, float, float]
@@ -90,18 +91,8 @@ def ink_of(backend: str) -> Ink:
 
 def lighter(colour: str, share: float) -> str:
     """Return a colour with a share, from 0 to 1, of white in it."""
-    red, green, blue = (channel + share * (1 - channel) for channel in rgb_of(colour))
-    return _hex((red, green, blue))
-
-
-def _hex(rgb: Rgb) -> str:
-    return "#" + "".join(f"{round(channel * 255):02X}" for channel in rgb)
-
-
-def rgb_of(colour: str) -> Rgb:
-    """Return red, green and blue of "#RRGGBB", each from 0 to 1."""
-    red, green, blue = (int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5))
-    return red, green, blue
+    red, green, blue = (channel + share * (1 - channel) for channel in to_rgb(colour))
+    return to_hex((red, green, blue))
 
 
 def contrast(one: Rgb, other: Rgb) -> float:

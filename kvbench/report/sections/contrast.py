@@ -81,7 +81,7 @@ class ContrastSide:
 
     @property
     def first(self) -> Row:
-        return _any(self.lines[0])
+        return any_of(self.lines[0])
 
     @cached_property
     def measured(self) -> pd.DataFrame:
@@ -166,7 +166,7 @@ def _table(side: ContrastSide) -> DataTable:
     more = contrast.more(side)
     body = []
     for line in side.lines:
-        keys = [key.text(_any(line)) for key in contrast.keys]
+        keys = [key.text(any_of(line)) for key in contrast.keys]
         if contrast.fastest:
             figures = fastest_marked(line.values(), [column.arm for column in columns], rate, side.view.visits)
         else:
@@ -199,7 +199,7 @@ def turns(side: ContrastSide, over: Key, shape: str = "", unit: str = "") -> Ite
     Lines that differ in these alone share a sentence. `shape` is what all have in common; `unit` stands before a value.
     """
     others = [DIRECTION, *(key for key in side.contrast.keys if key not in (over, DIRECTION))]
-    by_names = grouped(side.lines, lambda line: tuple(str(key.text(_any(line))) for key in others))
+    by_names = grouped(side.lines, lambda line: tuple(str(key.text(any_of(line))) for key in others))
     alike = grouped(by_names, lambda names: _fastest_text(side, by_names[names], over, unit))
     stream = a_stream(side.first["stream_state"])
     for text, names in alike.items():
@@ -231,7 +231,7 @@ def _fastest_text(side: ContrastSide, lines: Sequence[Line], over: Key, unit: st
     return f"{', '.join(parts)}{unclear}" if parts else ""
 
 
-def _any(line: Line) -> Row:
+def any_of(line: Line) -> Row:
     return next(iter(line.values()))
 
 

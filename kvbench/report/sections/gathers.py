@@ -12,7 +12,7 @@ from kvbench.analysis.margins import KNEE
 from kvbench.cells.axes import ListPlace
 from kvbench.report.model import Text
 from kvbench.report.numbers import bytes_size, count, figure, noun
-from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key, Line
+from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key, Line, any_of
 from kvbench.report.tables import microseconds
 from kvbench.report.view import Pinned, Row, View, pin, where
 
@@ -74,7 +74,7 @@ def _best_us(line: Line) -> float:
 
 
 def _best_rate(line: Line) -> str:
-    return figure(_any(line)["blocks"] / _best_us(line)) if math.isfinite(_best_us(line)) else ""
+    return figure(any_of(line)["blocks"] / _best_us(line)) if math.isfinite(_best_us(line)) else ""
 
 
 def _enough(line: Line) -> int | None:
@@ -82,10 +82,6 @@ def _enough(line: Line) -> int | None:
     rows = {int(arm): row for arm, row in line.items() if row["status"] == "ok" and arm.isdigit()}
     gbps, low = ([row[name] for row in rows.values()] for name in ("gbps", "gbps_low"))
     return knee(list(rows), gbps, low) if len(rows) > 1 else None
-
-
-def _any(line: Line) -> Row:
-    return next(iter(line.values()))
 
 
 def _suffices(side: ContrastSide) -> Iterable[Text]:
@@ -102,7 +98,7 @@ def _suffices(side: ContrastSide) -> Iterable[Text]:
 
 def _waits(side: ContrastSide) -> Iterable[Text]:
     """Say for how long a decode step waits in all of its layers, by the share of rows that it misses."""
-    known = {int(_any(line)["blocks"]): us for line in side.lines if math.isfinite(us := _best_us(line))}
+    known = {int(any_of(line)["blocks"]): us for line in side.lines if math.isfinite(us := _best_us(line))}
     rows = [_BATCH * _READ_ROWS * share for share in _MISSES]
     if known and min(known) <= rows[0] and rows[-1] <= max(known):
         counts = sorted(known)

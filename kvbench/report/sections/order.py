@@ -1,12 +1,11 @@
 """The access order of batched copies: STREAM against ANY, in cells that are otherwise equal."""
 
 from collections.abc import Sequence
-from functools import partial
 from statistics import median
 from typing import Final
 
 from kvbench.report.model import Text
-from kvbench.report.sections.contrast import BLOCKS, DIRECTION, SIZE, Contrast, ContrastSide, Figure, changes, make
+from kvbench.report.sections.contrast import BLOCKS, DIRECTION, SIZE, Contrast, ContrastSide, Figure, changes
 from kvbench.report.tables import INCLUDES, change_text, microseconds, milliseconds
 from kvbench.report.view import Pinned, View, pin
 from kvbench.text import a_stream
@@ -48,4 +47,3 @@ ORDER: Final = Contrast(
         side, f"ANY against STREAM, {side.first['backend']} on {a_stream(side.first['stream_state'])}", "swap time"
     ),
 )
-make_section = partial(make, (ORDER,))

@@ -1,7 +1,6 @@
 """Queue depth: the time of one more submission against the copies that are queued, on one stream and on several."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Final
 
 from kvbench.analysis.curves import QueueKnee, find_queue_knee
@@ -9,7 +8,7 @@ from kvbench.analysis.margins import QUEUE_KNEE
 from kvbench.cells.units import two_digits
 from kvbench.report.model import Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_text
-from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key, make
+from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key
 from kvbench.report.tables import INCLUDES
 from kvbench.report.view import QUEUE, Pinned, Row, View, pin, rows_of, where
 
@@ -81,4 +80,3 @@ QUEUE_DEPTH: Final = Contrast(
     ],
     find=_find,
 )
-make_section = partial(make, (QUEUE_DEPTH,))

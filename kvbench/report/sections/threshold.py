@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 import pandas as pd
@@ -13,7 +12,7 @@ from kvbench.cells.facts import BATCHED, NO_CHOICES
 from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
 from kvbench.report.model import Chart, Part, PartOrReason, Text
 from kvbench.report.numbers import bytes_size, count, noun
-from kvbench.report.sections.contrast import DIRECTION, Contrast, ContrastSide, Key, backends, make, turns
+from kvbench.report.sections.contrast import DIRECTION, Contrast, ContrastSide, Key, backends, turns
 from kvbench.report.tables import INCLUDES, chart_text, label_of
 from kvbench.report.view import DIRECTIONS, STATES, Pinned, Row, View, grouped, pin, rows_of, where
 
@@ -119,9 +118,6 @@ THRESHOLD: Final = Contrast(
     notes=lambda _: [f"Crossover: the block size from which {BATCHED} is faster"],
     find=_find,
 )
-
-
-make_section = partial(make, (THRESHOLD,))
 
 
 def make_map(view: View) -> PartOrReason:

@@ -11,8 +11,9 @@ from itertools import combinations, product
 import numpy as np
 import numpy.typing as npt
 import pytest
+from matplotlib.colors import to_rgb
 
-from kvbench.report.charts.figure import KNOWN, RATIO_OCTAVES, contrast, ink_of, is_dark, ratio_colour, rgb_of
+from kvbench.report.charts.figure import KNOWN, RATIO_OCTAVES, contrast, ink_of, is_dark, ratio_colour
 
 Floats = npt.NDArray[np.float64]
 # Colour-vision deficiencies at full severity, on linear RGB: Machado, Oliveira and Fernandes 2009, table 1.
@@ -84,13 +85,13 @@ def test_text_and_lines_of_the_page_have_enough_contrast(colours: dict[str, str]
     grounds = [colours["page"], colours["raised"]]
     texts = [colours[name] for name in ("text", "faint", "link", "warning")]
     pairs = product(texts, grounds)
-    assert min(contrast(rgb_of(text), rgb_of(ground)) for text, ground in pairs) >= 4.5
+    assert min(contrast(to_rgb(text), to_rgb(ground)) for text, ground in pairs) >= 4.5
 
 
 def test_lines_and_labels_have_enough_contrast_on_paper() -> None:
     drawn = [ink_of(name) for name in (*KNOWN, *STRANGERS)]
-    assert min(contrast(rgb_of(ink.colour), (1, 1, 1)) for ink in drawn) >= 3
-    assert min(contrast(rgb_of(ink.text), (1, 1, 1)) for ink in drawn) >= 4.5
+    assert min(contrast(to_rgb(ink.colour), (1, 1, 1)) for ink in drawn) >= 3
+    assert min(contrast(to_rgb(ink.text), (1, 1, 1)) for ink in drawn) >= 4.5
 
 
 def test_figures_of_a_map_have_enough_contrast_on_every_tile() -> None:

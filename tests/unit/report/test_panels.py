@@ -7,9 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from PIL import Image
 
-from kvbench.report.charts.figure import ink_of, rgb_of
+from kvbench.report.charts.figure import ink_of
 from kvbench.report.charts.panels import draw
 from kvbench.report.charts.plot import ChartText, LinePlot, PlotAxis, PlotLine, PlotPanel
 
@@ -27,7 +28,7 @@ def inked(backend: str, lines: list[PlotLine]) -> int:
     drawn = draw(LinePlot(*axes, [[PlotPanel("h2d", lines)]]), TEXT)
     pixels = np.asarray(Image.open(io.BytesIO(drawn.png)).convert("RGB")) / 255
     panel = pixels[: int(0.8 * len(pixels))]  # without the legend
-    near = np.abs(panel - rgb_of(ink_of(backend).colour)).max(axis=2) < 0.1
+    near = np.abs(panel - to_rgb(ink_of(backend).colour)).max(axis=2) < 0.1
     return int(near.sum())
 
 
