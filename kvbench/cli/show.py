@@ -136,10 +136,13 @@ def show_runs(runs: "Sequence[Run]", *, as_json: bool = False) -> None:
     if len({(run.info.device.get("title"), run.info.identity.get("driver_version")) for run in runs}) > 1:
         _show_machines(runs, as_json=as_json)
         return
+    if as_json:
+        typer.echo(json.dumps(_plain_answer(runs), indent=2))
+        return
     try:
-        print_answer(runs, Allowed(), (), None, as_json=as_json)
+        print_answer(runs, Allowed(), (), None)
     except UsageError:
-        _print_findings(runs, as_json=as_json)
+        _print_findings(runs)
 
 
 def load_all(paths: Sequence[Path]) -> "list[Run]":
@@ -329,13 +332,8 @@ def _findings(runs: "Sequence[Run]") -> list[str]:
     return [*map(plain, [*report.headline, *report.findings])]
 
 
-def _print_findings(runs: "Sequence[Run]", *, as_json: bool) -> None:
-    """Print what the sections of a report found, where there is nothing to choose from."""
+def _print_findings(runs: "Sequence[Run]") -> None:
     from kvbench.cli.options import print_lines
 
-    around = _around(runs)
-    if as_json:
-        typer.echo(json.dumps({**around, "findings": _findings(runs)}, indent=2))
-    else:
-        faults = [f"Warning: {fault}" for fault in around["warnings"]]
-        print_lines([*filter(None, [around["host_note"]]), *_findings(runs), *faults])
+    note, faults = _around(runs).values()
+    print_lines([*filter(None, [note]), *_findings(runs), *(f"Warning: {fault}" for fault in faults)])
