@@ -37,7 +37,8 @@ def caption(view: View, cells: pd.DataFrame, clock: str, meanings: Iterable[str]
 
     `settings` says what the axes that the table does not show were set to.
     """
-    timed = f"{by_clock_of(view, clock)}; {sample_text(view, cells)}"
+    clock = clock.replace("CUDA events", "Host events") if view.on_host else clock
+    timed = f"{clock}; {sample_text(view, cells)}"
     low = [text[0].upper() + text[1:] for text in low_ceilings(view.run)]
     return (
         *host_mark(view),
@@ -45,11 +46,6 @@ def caption(view: View, cells: pd.DataFrame, clock: str, meanings: Iterable[str]
         f". {view.heading}, {view.version}: ",
         Code(view.command),
     )
-
-
-def by_clock_of(view: View, text: str) -> str:
-    """Return a text about figures with the events of the view's device: CUDA's, or those of host copies."""
-    return text.replace("CUDA events", "Host events") if view.on_host else text
 
 
 def _meanings(table: Sequence[Sequence[Text]], bold: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Where blocks lie: hot or fresh and scattered, in extents, in pages on the host, on several devices."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 import pandas as pd
@@ -67,17 +67,13 @@ def _scattered(side: ContrastSide) -> Iterable[Text]:
         yield text
 
 
-def _rate_and_sms(row: Row) -> str:
-    return method_label(rate(row), sms_of(row))
-
-
 LOCALITY: Final = Contrast(
     needed="it needs a swap measured both hot and dense and from a large pool",
     select=_hot_and_far,
     apart=("direction",),
     keys=(SWAP, BACKEND),
     title=lambda side: f"{side.first['direction']}, idle stream: GB/s of hot and fresh, dense and scattered blocks",
-    columns=lambda _: [Figure(arm, arm, _rate_and_sms) for arm in _ARMS.values()],
+    columns=lambda _: [Figure(arm, arm, lambda row: method_label(rate(row), sms_of(row))) for arm in _ARMS.values()],
     includes=lambda _: INCLUDES["idle"],
     compared=(_HOT, _FAR),
     ratio="Cost",
@@ -125,11 +121,11 @@ RUNS: Final = Contrast(
 
 _ALONE, _AT_ONCE = "alone", "at once"
 _DEVICE: Final = Key("Device", ("of_device",), lambda row: str(row["of_device"]))
-_STATE: Final = Key("Stream", ("stream_state", "neighbour"), lambda row: ", beside ".join(_state_of(row)))
-
-
-def _state_of(row: Row) -> Sequence[str]:
-    return [row["stream_state"], *([row["neighbour"]] if isinstance(row["neighbour"], str) else [])]
+_STATE: Final = Key(
+    "Stream",
+    ("stream_state", "neighbour"),
+    lambda row: row["stream_state"] + (f", beside {row['neighbour']}" if isinstance(row["neighbour"], str) else ""),
+)
 
 
 def _together(view: View) -> Pinned | None:
