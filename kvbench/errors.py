@@ -1,11 +1,10 @@
 """The errors of kvbench, each with the exit code of the command line."""
 
 from enum import IntEnum
-from typing import Final
 
 
 class ExitCode(IntEnum):
-    """The exit codes of every kvbench command."""
+    """The exit codes of every kvbench command, explained in docs/reference/results.md."""
 
     DONE = 0
     REGRESSION = 1
@@ -16,20 +15,6 @@ class ExitCode(IntEnum):
     UNFORESEEN = 70
     INTERRUPTED = 130
     CLOSED = 141
-
-
-EXIT_CODES: Final = {
-    ExitCode.DONE: "done",
-    ExitCode.REGRESSION: "`kvbench gate` found a regression or a broken rule",
-    ExitCode.USAGE: "bad input: one line names the option, the value and what would be right",
-    ExitCode.INCONCLUSIVE: "`kvbench gate` cannot tell: the comparison is undecided, or something else disturbed it",
-    ExitCode.MISMATCH: "two things that must match do not: a run to resume, or rules of another sweep or machine",
-    ExitCode.FAILED_CELLS: "cells failed or are missing, the sweep stopped early, `kvbench doctor` failed a "
-    "check, or a probe of `kvbench probe` gave no answer",
-    ExitCode.UNFORESEEN: "an internal error: one line describes it and says how to report it",
-    ExitCode.INTERRUPTED: "interrupted; everything measured is kept",
-    ExitCode.CLOSED: "the reader of the output closed it, as `head` does; everything measured is kept",
-}
 
 
 def brief(text: str) -> str:

@@ -136,19 +136,6 @@ class GateVerdict(StrEnum):
         return _EXIT_CODES.get(self, ExitCode.DONE)
 
 
-VERDICTS: Final[Mapping[GateVerdict, str]] = {
-    GateVerdict.FAILED: "a cell failed, was not verified or is missing on one side, or a rule has no cells to judge",
-    GateVerdict.CONTAMINATED: "a control, which no build changes, moved: its whole interval lies outside its margin",
-    GateVerdict.SLOWER: "the whole interval of the lower tenths or of the upper halves lies above its margin, at two "
-    "looks in a row or at the last, and several processes of each side confirm it",
-    GateVerdict.FAIL: "a rule about one run is broken",
-    GateVerdict.UNDECIDED: "the interval crosses the margin, or nothing confirmed what it says, and the plan or the "
-    "time has ended, or a cell was not reached or has no figure, or a rule has too few visits",
-    GateVerdict.SAME: "the whole interval lies within the margin, and that of the upper halves not above its own",
-    GateVerdict.PASS: "a rule about one run holds",
-    GateVerdict.FASTER: "the whole interval lies below the margin, at two looks in a row or at the last, and is "
-    "confirmed like SLOWER",
-}
 _EXIT_CODES: Final[Mapping[GateVerdict, ExitCode]] = {
     GateVerdict.FAILED: ExitCode.FAILED_CELLS,
     GateVerdict.CONTAMINATED: ExitCode.INCONCLUSIVE,

@@ -11,8 +11,6 @@ from kvbench.cells.cell import AXES
 from kvbench.cells.facts import DeviceFacts
 from kvbench.cli.sweep import WhereOptions
 from kvbench.engine.faults import KINDS
-from kvbench.errors import EXIT_CODES
-from kvbench.gate.judgement import VERDICTS, GateVerdict
 from kvbench.gate.rules import KEYS
 from kvbench.models.presets import ModelChoice
 from kvbench.results.columns import MEANINGS, SAMPLE_COLUMNS
@@ -106,7 +104,6 @@ MAKERS: Final[Mapping[str, Callable[[], str]]] = {
         ("config", "the question that it answers"),
         {name: load_config(path).question for name, path in shipped_configs().items()},
     ),
-    "exit-codes": lambda: described(("code", "meaning"), {int(number): text for number, text in EXIT_CODES.items()}),
     "exports": exports,
     "engines": lambda: backends("what it runs", lambda one: bool(one.engine)),
     "faults": lambda: described(("kind", "what happens"), KINDS),
@@ -114,5 +111,4 @@ MAKERS: Final[Mapping[str, Callable[[], str]]] = {
     "records": records,
     "rule-keys": lambda: described(("key of a rule", "meaning"), KEYS),
     "sample-columns": lambda: described(("sample column", "meaning"), SAMPLE_COLUMNS),
-    "verdicts": lambda: described(("verdict", "when"), {verdict: VERDICTS[verdict] for verdict in GateVerdict}),
 }

@@ -16,6 +16,7 @@ import typer.main
 
 from kvbench.cells.policy import load_policy
 from kvbench.cli.main import app
+from kvbench.errors import ExitCode
 from kvbench.gate.judgement import GateVerdict
 from kvbench.gate.rules import check_rules, load_rules, shipped_rules
 from kvbench.results import load_run
@@ -55,6 +56,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     succeeds("show", "runs/mine", "-p", "mine.toml", cwd=folder)
     (folder / "reports").symlink_to(ROOT / "reports")
     return folder
+
+
+def test_every_exit_code_and_verdict_has_a_row() -> None:
+    pages = {REFERENCE / "results.md": list(map(int, ExitCode)), HOW_TO / "gate.md": list(GateVerdict)}
+    for page, values in pages.items():
+        assert [value for value in values if f"\n| `{value}` | " not in page.read_text()] == []
 
 
 @pytest.mark.parametrize("name", MAKERS)
