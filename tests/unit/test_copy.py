@@ -510,3 +510,12 @@ def test_between_two_points_of_a_policy_the_nearest_in_ratio_serves(device: Devi
     assert [served(1024, size) for size in (65_536, 250_000, 280_000, 1_048_576)] == [
         "batched", "batched", "primed", "primed",
     ]  # fmt: skip
+
+
+def test_a_policy_of_one_direction_leaves_the_other_to_the_defaults(tmp_path: Path, device: Device) -> None:
+    policy = always("merged")
+    only = [table for table in policy.tables if table.direction is Direction.H2D]
+    path = tmp_path / "policy.toml"
+    path.write_text(structs.replace(policy, device=device.driver.info.title, tables=tuple(only)).to_toml())
+    with pytest.raises(ValueError, match="entry 0"):  # so it serves lists
+        BlockCopier("cpu", path).copy(*Lists(device, Direction.D2H, mixed_swap([64], 1)).arguments(), PER_THREAD_STREAM)
