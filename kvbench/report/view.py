@@ -124,12 +124,6 @@ def by_direction(cells: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {direction: side for direction, side in sides.items() if len(side)}
 
 
-def fullest(cells: pd.DataFrame, axis: str, over: str) -> int:
-    """Return the value of `axis` for which most different values of `over` exist, the largest of several."""
-    numbers = cells.groupby(axis)[over].nunique()
-    return int(max(numbers[numbers == numbers.max()].index))
-
-
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     groups: dict[Key, list[Item]] = {}
     for item in items:
