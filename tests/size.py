@@ -1,7 +1,7 @@
 """The size of the house: `python -m tests.size` prints it, and fails where it outgrew the figures of `MOST`.
 
-A user reads none of these figures; whoever adds a feature does. To raise one takes a commit of its own, which says what
-went for it.
+A user reads none of these figures; whoever adds a feature does. They are as measured, without slack: to raise one takes
+a commit of its own, which says what went for it.
 """
 
 import ast
@@ -13,7 +13,13 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[1]
 GUESTS: Final = ("kvbench/engines/", "kvbench/probe/", "kvbench/traces/")
-MOST: Final = {"lines of Python in the package": 29_708, "lines of Python in tests": 24_300}
+MOST: Final = {
+    "lines of Python in the package": 28_830,
+    "files of the package": 153,
+    "arrows between its rooms": 118,
+    "lines of csrc without tests": 5_898,
+    "lines of Python in tests": 24_163,
+}
 LONGEST_FUNCTION: Final = 60
 
 
