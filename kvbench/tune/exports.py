@@ -76,7 +76,7 @@ class Export:
     kept: Sequence[EngineSetting]
 
     def line(self) -> str:
-        """Return "vLLM: vllm==0.33.0 (...): NUM_SMS 12 -> 48: gains ...; keep THRESHOLD_BYTES=28672, MIN_N=16"."""
+        """Return "Engine: package==1.2 (...): SETTING 12 -> 48: gains ...; keep OTHER=28672"."""
         keep = ", ".join(f"{setting.name}={setting.default}" for setting in self.kept)
         return f"{self.about[0]}: {'; '.join([*self._gains(), *([f'keep {keep}'] if keep else [])])}"
 

@@ -32,8 +32,9 @@ SOUND = """
             return None
 
         def create(self, request):
-            self.request = request
-            return PreparedSwap(self, Mechanism.HOST_THREAD)
+            swap = Plugin()
+            swap.request = request
+            return PreparedSwap(swap, Mechanism.HOST_THREAD)
 
         def submit(self, stream):
             self.request.device.driver.synchronize(stream)
@@ -152,8 +153,8 @@ MISBEHAVING = {
     "short": (changed("int(size))", "int(size) - 1)"), "mismatch", "bytes are wrong"),
     "backwards": (changed("for to, source", "for source, to"), "mismatch", "bytes are wrong"),
     "raises": (changed("self.request.device.driver.synchronize(stream)", "1 / 0"), "error", "ZeroDivisionError"),
-    "refuses": (changed("self.request = request", "raise LookupError('no')"), "error", "LookupError: no"),
-    "exits": (changed("self.request = request", "import os; os._exit(3)"), "crash", "ended with exit code 3"),
+    "refuses": (changed("swap.request = request", "raise LookupError('no')"), "error", "LookupError: no"),
+    "exits": (changed("swap.request = request", "import os; os._exit(3)"), "crash", "ended with exit code 3"),
     "hangs": (
         changed("memory = self", "import time; time.sleep(60); memory = self"),
         "timeout",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -93,13 +94,15 @@ def test_a_crossover_is_the_size_from_which_batched_copies_stay_faster(tmp_path:
 
 
 def test_arms_that_were_measured_in_turn_are_compared_sample_by_sample(tmp_path: Path) -> None:
-    """One visit, in which the machine becomes twice as slow: medians of visits could not tell."""
+    """In each visit the machine becomes slower, to twice its time in the last: medians of visits could not tell."""
     cells = [cell for cell in synthetic.order_cells() if cell.direction is Direction.H2D and cell.blocks == 64][:3]
     visits = []
-    for cell in cells:
-        drift = [100.0 * (1 + number / 40) * (0.99 if cell.order is Order.ANY else 1.0) for number in range(40)]
+    for cell, made in product(cells, range(6)):
+        slower = [1 + (made + 1) / 6 * number / 40 for number in range(40)]
+        drift = [100.0 * times * (0.99 if cell.order is Order.ANY else 1.0) for times in slower]
         visit = synthetic.visit(cell, 100.0, count=40)
-        times = msgspec.structs.replace(visit.samples, event_us=drift, wall_us=drift)
-        visits.append(msgspec.structs.replace(visit, samples=times, group="one", span_ns=(0, 1)))
+        samples = msgspec.structs.replace(visit.samples, event_us=drift, wall_us=drift)
+        span_ns = (made, made + 1)
+        visits.append(msgspec.structs.replace(visit, samples=samples, group="one", round=made, span_ns=span_ns))
     table = part_of(made_report(tmp_path, visits), "order").tables[0]
     assert [said(row[5]) for row in table.rows] == ["-1.0% (-1.0 to -1.0)"]
