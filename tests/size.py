@@ -30,11 +30,9 @@ class Function(NamedTuple):
 
 def tracked(*patterns: str) -> list[Path]:
     """Return the files of the checkout that match, as git sees them."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return [ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+    command = ("git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns)
+    listed = subprocess.check_output(command, cwd=ROOT, text=True)
+    return [ROOT / name for name in listed.splitlines() if (ROOT / name).is_file()]
 
 
 def lines_of(files: Iterable[Path]) -> int:

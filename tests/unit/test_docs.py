@@ -145,9 +145,7 @@ every_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda docum
 
 @every_document
 def test_links_lead_somewhere(document: Path) -> None:
-    for target in re.findall(
-        r"\]\((?!https://|report.html)([^)\s]+)\)", document.read_text()
-    ):  # which is not committed
+    for target in re.findall(r"\]\((?!https://|report.html)([^)\s]+)\)", document.read_text()):  # it is not committed
         name, _, anchor = target.partition("#")
         path = document.parent / name if name else document
         assert path.exists(), target
@@ -172,9 +170,9 @@ def raw_times(run: Path, direction: str, states: list[str], shape: tuple[str, st
     visits: dict[str, dict[int, tuple[int, float]]] = {}
     with gzip.open(run / "journal.jsonl.gz", "rt") as journal:
         for line in map(json.loads, journal):
-            cell = line.get("cell", {})
-            if line["type"] == "visit" and cell["direction"] == direction and cell["stream_state"] in states:
-                made = len(line.get("disturbed", [])), median(line["samples"]["event_us"])
+            cell, samples = line.get("cell", {}), line.get("samples", {})
+            if "event_us" in samples and cell["direction"] == direction and cell["stream_state"] in states:
+                made = len(line.get("disturbed", [])), median(samples["event_us"])
                 rounds = visits.setdefault(json.dumps(cell), {})
                 rounds[line["round"]] = min(rounds.get(line["round"], made), made, key=lambda one: one[0])
     cells = [(json.loads(text), median(us for _, us in rounds.values())) for text, rounds in visits.items()]

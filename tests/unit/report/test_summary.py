@@ -102,7 +102,7 @@ def test_arms_that_were_measured_in_turn_are_compared_sample_by_sample(tmp_path:
         drift = [100.0 * times * (0.99 if cell.order is Order.ANY else 1.0) for times in slower]
         visit = synthetic.visit(cell, 100.0, count=40)
         samples = msgspec.structs.replace(visit.samples, event_us=drift, wall_us=drift)
-        span_ns = (made, made + 1)
-        visits.append(msgspec.structs.replace(visit, samples=samples, group="one", round=made, span_ns=span_ns))
+        in_turn = {"samples": samples, "group": "one", "round": made, "span_ns": (made, made + 1)}
+        visits.append(msgspec.structs.replace(visit, **in_turn))
     table = part_of(made_report(tmp_path, visits), "order").tables[0]
     assert [said(row[5]) for row in table.rows] == ["-1.0% (-1.0 to -1.0)"]
