@@ -157,7 +157,7 @@ def answers_of(shapes: Sequence[Measured]) -> list[Answer]:
 
 
 def _answer(one: Measured) -> Answer:
-    logs = logs_of(one, one.arms)
+    logs = logs_of(one.arms)
     chosen = pick([logs])
     compared = {other: compare_methods([logs], chosen.choice, other) for other in logs if other != chosen.choice}
     others = {other: each for other, each in compared.items() if each and each.verdict is not Verdict.SLOWER}
@@ -211,7 +211,7 @@ def gains_of(rule: Rule, runs: Sequence[Run]) -> list[Gain]:
             rounds = one.every[method].keys()
             together = replace(one, every={other: of for other, of in one.every.items() if of.keys() & rounds})
             ours = together.standing_for(choice)
-            if ours and (compared := compare_methods([logs_of(one, together.every)], ours, method)):
+            if ours and (compared := compare_methods([logs_of(together.every)], ours, method)):
                 ratios.setdefault((over, one.shape.kind), []).append(compared.ratio)
     return [Gain(over, kind, of_kind) for (over, kind), of_kind in ratios.items()]
 
@@ -281,7 +281,7 @@ def merged_from(rule: Rule, runs: Sequence[Run]) -> dict[Direction, RunLength]:
             continue
         for direction in (kind.direction for kind in open_ if kind.stream_state == "idle"):
             sides = [one for one in shapes if one.shape.kind == (direction, "idle") and one.best_of(MERGED)]
-            won = [one for one in sides if pick([logs_of(one, one.arms)]).alike[0].backend == MERGED]
+            won = [one for one in sides if pick([logs_of(one.arms)]).alike[0].backend == MERGED]
             if direction not in shortest and won and len(won) >= _MOSTLY * len(sides):
                 rates = [one.gbps_of(method) for one in won if (method := one.best_of(MERGED))]
                 shortest[direction] = RunLength(length, rates)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median, median_low
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -52,8 +52,6 @@ _USUAL: Final = {
 FRESH_FROM: Final = 1000
 # The rounds of several runs are apart by this much, so that only visits of one run are pairs.
 RUN_STEP: Final = 100_000
-# The number of blocks of a method, all visits together: samples that follow each other share changes of the machine.
-_BLOCKS: Final = 20
 # The swaps of a trace in one direction are divided by size into this many parts, or fewer.
 PARTS: Final = 4
 _SWAPS_OF: Final = ("sha256", "descriptors", *Direction)  # of a trace in a spec: its file, and which of its swaps
@@ -63,19 +61,11 @@ Arms = Mapping[Choice, Visits]
 _Blocks = npt.NDArray[np.int64]
 
 
-class Turn(NamedTuple):
-    """A block of samples of a visit in which the methods of a `group` took turns."""
-
-    group: str
-    number: int
-    block: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
     """What was measured of swaps of one shape: the methods to choose from and `every` one, by the visits that
     decide, and `fresh` visits, which had no part in the choice of a search. `caller_us` are the times that a swap
-    takes from its thread, `turns` the medians of blocks of samples that methods took in turn.
+    takes from its thread.
     """
 
     shape: SwapShape
@@ -83,7 +73,6 @@ class Measured:
     every: Arms
     fresh: Arms = field(default_factory=dict)
     caller_us: Mapping[Choice, float] = field(default_factory=dict)
-    turns: Mapping[Choice, Mapping[Turn, float]] = field(default_factory=dict)
 
     def only(self, keep: Callable[[Choice], bool]) -> "Measured":
         """Return the same with the methods that `keep` accepts alone to choose from."""
@@ -140,7 +129,6 @@ def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
     kept = set(one_workload(cells))
     arms: dict[SwapShape, dict[Choice, dict[int, float]]] = {}
     caller_us: dict[SwapShape, dict[Choice, list[float]]] = {}
-    turns: dict[SwapShape, dict[Choice, dict[Turn, float]]] = {}
     for number, run in enumerate(runs):
         plug_ins = plug_ins_of(run.info.backends)
         for cell, outcome in run.outcomes.items():
@@ -149,8 +137,6 @@ def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
                 visits = arms.setdefault(SwapShape.of(cell), {}).setdefault(choice, {})
                 visits |= {number * RUN_STEP + round_: us for round_, us in times.items()}
                 caller_us.setdefault(SwapShape.of(cell), {}).setdefault(choice, []).append(outcome.us("caller_us"))
-                of_shape = turns.setdefault(SwapShape.of(cell), {})
-                of_shape.setdefault(choice, {}).update(_turns(outcome, number * RUN_STEP))
     backends: dict[SwapShape, set[str]] = {}
     for cell in kept:
         backends.setdefault(SwapShape.of(cell), set()).add(cell.backend)
@@ -166,22 +152,9 @@ def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
             chosen_by,
             _rounds(arms[shape], fresh=True),
             {choice: median(us) for choice, us in caller_us[shape].items()},
-            turns[shape],
         )
         for shape in several
     ]
-
-
-def _turns(outcome: Outcome, first: int) -> dict[Turn, float]:
-    """Return the medians of blocks of samples that were taken in turn, about `_BLOCKS` in all."""
-    grouped = [visit for visit in outcome.visits if visit.group is not None]
-    blocks = max(1, round(_BLOCKS / max(1, len(grouped))))
-    turns = {}
-    for visit in grouped:
-        for block, samples in enumerate(np.array_split(visit.swap_us, min(blocks, len(visit.samples)))):
-            if (us := float(np.median(samples))) > 0:  # NaN is not
-                turns[Turn(str(visit.group), first + visit.round, block)] = us
-    return turns
 
 
 def _rounds(arms: Mapping[Choice, Mapping[int, float]], *, fresh: bool) -> dict[Choice, Visits]:

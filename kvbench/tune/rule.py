@@ -18,7 +18,7 @@ from kvbench.analysis.margins import TIED
 from kvbench.cells.cell import SwapKind
 from kvbench.cells.facts import BATCHED
 from kvbench.cells.policy import Choice
-from kvbench.tune.candidates import RUN_STEP, Arms, Measured, Turn, preference, typical
+from kvbench.tune.candidates import RUN_STEP, Arms, Measured, preference, typical
 
 # The share of the shapes at which a method, or fewer SMs of it, must have been measured to serve for all of them, and
 # the share at which it must have been measured itself.
@@ -26,29 +26,18 @@ _MEASURED: Final = 0.7
 _ITSELF: Final = 0.3
 _FOLDS: Final = 6
 
-# Log times by round, of every method at one shape; and by turn, of methods that took their samples in turn.
-Times = Mapping[int | Turn, float]
+# Log times by round, of every method at one shape.
+Times = Mapping[int, float]
 Logs = Mapping[Choice, Times]
 
 
-def logs_of(one: Measured, arms: Arms) -> dict[Choice, Times]:
-    return {
-        choice: {number: log(us) for number, us in visits.items()}
-        | {turn: log(us) for turn, us in one.turns.get(choice, {}).items() if turn.number in visits}
-        for choice, visits in arms.items()
-        if visits
-    }
+def logs_of(arms: Arms) -> dict[Choice, Times]:
+    return {choice: {number: log(us) for number, us in visits.items()} for choice, visits in arms.items() if visits}
 
 
 def _pairs(ours: Times, theirs: Times) -> list[float]:
-    """Return the differences of two methods, turn by turn where they took turns, else round by round."""
-    common = ours.keys() & theirs.keys()
-    turns = [key for key in common if isinstance(key, Turn)]
-    return [theirs[key] - ours[key] for key in turns or common]
-
-
-def _middle(times: Times) -> float:
-    return typical([us for key, us in times.items() if isinstance(key, int)])
+    """Return the differences of two methods, round by round."""
+    return [theirs[number] - ours[number] for number in ours.keys() & theirs.keys()]
 
 
 def _logged(shapes: Sequence[Measured]) -> dict[Measured, Logs]:
@@ -60,7 +49,7 @@ def _logged(shapes: Sequence[Measured]) -> dict[Measured, Logs]:
     methods = [choice for choice, count in counts.items() if count >= _ITSELF * len(shapes)]
     logged: dict[Measured, Logs] = {}
     for one in shapes:
-        logs = logs_of(one, one.arms)
+        logs = logs_of(one.arms)
         stands = {choice: one.standing_for(choice) for choice in methods if choice not in logs}
         logged[one] = logs | {choice: logs[stand] for choice, stand in stands.items() if stand in logs}
     return logged
@@ -81,15 +70,13 @@ def pick(shapes: Sequence[Logs]) -> Pick:
     A method that lacks two visits or more for a verdict, while others have enough, was dropped by a search.
     """
     counts = Counter(choice for logs in shapes for choice in logs)
-    visits = Counter(
-        choice for logs in shapes for choice, times in logs.items() for key in times if isinstance(key, int)
-    )
+    visits = Counter(choice for logs in shapes for choice, times in logs.items() for _ in times)
     enough, raced = min(_MEASURED * len(shapes), max(counts.values())), min(MIN_PAIRS, max(visits.values())) - 1
     losses: dict[Choice, list[float]] = {
         choice: [] for choice, count in counts.items() if count >= enough and visits[choice] >= raced
     }
     for logs in shapes:
-        middles = {choice: _middle(times) for choice, times in logs.items()}
+        middles = {choice: typical(times.values()) for choice, times in logs.items()}
         least = min(middles.values())
         for choice in losses.keys() & middles.keys():
             losses[choice].append(middles[choice] - least)
@@ -225,25 +212,23 @@ def costs_of(rule: Rule) -> dict[Measured, float]:
                         _lost(_rounds(shapes[one], fold, within=True), others[one], choice)
                     )
     for one in rule.shapes:
-        if again := _lost(logs_of(one, one.fresh), logs_of(one, one.arms), rule.choices[one]):
+        if again := _lost(logs_of(one.fresh), logs_of(one.arms), rule.choices[one]):
             losses[one] = again
     return {one: expm1(mean(of_shape)) for one, of_shape in losses.items() if of_shape}
 
 
 def _rounds(logs: Logs, fold: int, *, within: bool) -> dict[Choice, Times]:
     """Return the rounds of a fold, or all others; without methods that have none."""
-
-    def chosen(key: int | Turn) -> bool:
-        number = key.number if isinstance(key, Turn) else key
-        return (number % RUN_STEP % _FOLDS == fold) is within
-
-    sides = ((choice, {key: us for key, us in times.items() if chosen(key)}) for choice, times in logs.items())
+    sides = (
+        (choice, {number: us for number, us in times.items() if (number % RUN_STEP % _FOLDS == fold) is within})
+        for choice, times in logs.items()
+    )
     return {choice: times for choice, times in sides if times}
 
 
 def _lost(judged: Logs, chosen_by: Logs, choice: Choice) -> list[float]:
     """Return the log ratios of the times of a choice to those of the fastest method by other rounds."""
-    best = min(chosen_by, key=lambda one: _middle(chosen_by[one]))
+    best = min(chosen_by, key=lambda one: typical(chosen_by[one].values()))
     return _pairs(judged.get(best, {}), judged.get(choice, {}))
 
 

@@ -406,8 +406,8 @@ def test_an_answer_for_one_shape_is_decided_by_six_visits(tmp_path: Path) -> Non
     assert isinstance(few[0].measured, Measured)
 
 
-def test_methods_that_took_turns_are_compared_sample_by_sample(tmp_path: Path) -> None:
-    """A machine that moves by a half within each visit hides 5% between visits, and nothing between samples in turn."""
+def test_methods_that_took_turns_share_what_moves_the_machine(tmp_path: Path) -> None:
+    """A machine that moves by a half within each visit hides 5% between visits, and nothing between methods in turn."""
     shape = (Direction.H2D, 256, 4 * KIB)
     arms = {Cell("sm", *shape, sms=sms): us for sms, us in ((2, 105.0), (4, 100.0))}
     others = [synthetic.visit(Cell("batched", *shape), 500.0, round_=number) for number in range(6)]
