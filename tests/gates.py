@@ -3,6 +3,8 @@
 import ctypes
 import threading
 import time
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from kvbench.engine.device import Buffer, Device, Event, MemoryKind
 from kvbench.engine.faults import Fault
@@ -52,6 +54,13 @@ def work_for(cpu_us: int) -> None:
 
 def let_another_work(cpu_us: int) -> None:
     """Wait until another thread has used this much CPU time."""
-    thread = threading.Thread(target=work_for, args=(cpu_us,))
-    thread.start()
-    thread.join()
+    in_threads(work_for, [cpu_us])
+
+
+def in_threads(work: Callable[[Any], object], arguments: Iterable[Any]) -> None:
+    """Do `work` with each of `arguments` at once, in a thread of its own, and wait for all."""
+    threads = [threading.Thread(target=work, args=(argument,)) for argument in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -1,7 +1,5 @@
 """`kvbench.copy.BlockCopier` on a GPU: right bytes, arrays that change, threads, and no growth."""
 
-import threading
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,7 @@ from numpy.typing import NDArray
 from kvbench.cells.axes import Direction
 from kvbench.copy import BlockCopier
 from kvbench.engine.device import Device, EngineError
-from tests.gates import Gate
+from tests.gates import Gate, in_threads
 from tests.swaps import MixedSwap, mixed_swap
 
 pytestmark = pytest.mark.gpu
@@ -75,11 +73,7 @@ def test_threads_with_a_copier_and_a_stream_each_do_not_meet(gpu: Device) -> Non
             copier.copy(*lists.tensors(), stream)
         stream.synchronize()
 
-    threads = [threading.Thread(target=work, args=(lists,)) for lists in every]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, every)
     assert all(lists.arrived() for lists in every)
 
 

@@ -28,7 +28,7 @@ from kvbench.engine.device import DIRECTIONS, Buffer, EngineError, MemoryKind, S
 from kvbench.engine.faults import FaultPlan
 from kvbench.machine.probes import available_bytes
 from kvbench.machine.sources import Sources
-from tests.gates import Gate
+from tests.gates import Gate, in_threads
 
 Words = NDArray[np.int64]
 BLOCK: Final = 4096
@@ -222,11 +222,7 @@ def threads_in_one_copier() -> None:
         if not (cards == number + 1).all().item():
             wrong.append(f"bytes of thread {number}")
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     expect(not wrong, f"no thread meets another: {wrong}")
     pools.check()
 
@@ -733,11 +729,7 @@ def copiers_side_by_side() -> None:
                     wrong.append(f"bytes of thread {number}, call {call}")
                     return
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     expect(not wrong, f"all blocks arrive: {wrong}")
 
 

@@ -3,7 +3,6 @@
 import ctypes
 import mmap
 import resource
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +32,7 @@ from kvbench.engine.device import (
 )
 from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.errors import UsageError
+from tests.gates import in_threads
 from tests.swaps import MixedSwap, mixed_swap
 
 Words = NDArray[np.int64]
@@ -429,11 +429,7 @@ def test_threads_in_one_copier_are_refused_or_served_but_never_mixed(device: Dev
                 served[number] += 1
         stream.synchronize()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(every))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(len(every)))
     assert all(lists.arrived() for lists in every)
 
 
