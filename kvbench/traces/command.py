@@ -95,26 +95,16 @@ def show(
         typer.Argument(metavar="TRACE...", help="Traces, made by kvbench trace make or written by a recorder."),
     ],
     as_json: _Json = False,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for a page of one trace with charts: trace.md.")
-    ] = None,
 ) -> None:
     """Show sizes, rates and run lengths of traces, side by side, and the descriptors left after merging."""
     from kvbench.sweep.swap_file import TraceReader
-    from kvbench.traces.statistics import TraceStatistics, rows_of, span_text, trace_files
+    from kvbench.traces.statistics import TraceStatistics, rows_of, span_text
 
-    if out is not None and len(files) > 1:
-        raise UsageError(f"-o {out}: a page is of one trace; give one of the {len(files)}")
     summaries: dict[str, dict[str, Any]] = {}
     for file in files:
         reader = TraceReader(file)
-        statistics = TraceStatistics(reader)
-        summary = statistics.summary(reader.header.block_bytes)
+        summary = TraceStatistics(reader).summary(reader.header.block_bytes)
         summaries[str(file)] = {"made_from": reader.header.made_from, "end": reader.end, **summary}
-        if out is not None:
-            from kvbench.report.build import write_files
-
-            write_files(trace_files(f"The swaps of {file.name}", statistics, reader.header.block_bytes), out)
     if as_json:
         typer.echo(json.dumps(summaries if len(files) > 1 else summaries[str(files[0])], indent=2))
         return

@@ -1,15 +1,12 @@
-"""What the swaps of a trace look like: sizes, rates, runs, what merging leaves; and its page, with charts."""
+"""What the swaps of a trace look like: sizes, rates, runs, what merging leaves."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from operator import ge, le
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from kvbench.report import markdown
-from kvbench.report.charts.plot import ChartText, LinePlot, PlotAxis, PlotLine, PlotPanel
 from kvbench.report.numbers import count, figure
 from kvbench.sweep.spec import RUNS_BY, RUNS_OF, SIDES
 from kvbench.sweep.swap_file import Swap
@@ -132,61 +129,5 @@ def _quantiles(counts: Mapping[int, int]) -> dict[str, int]:
     return {f"p{one}": values[at] for one, at in zip(QUANTILES, positions.tolist(), strict=True)}
 
 
-_PAGE: Final = "trace.md"
-_RUNS: Final = ("trace-runs", "Share of the blocks in extents of at least this length", "blocks in an extent")
-_SIZES: Final = ("trace-sizes", "Share of the swaps and of their bytes, by size", "blocks in a swap, at most")
-
-
-def trace_files(title: str, statistics: TraceStatistics, block_bytes: int) -> dict[str, bytes]:
-    """Return the page of a trace as file name -> content: trace.md, and each chart as PNG, SVG and CSV."""
-    summary = statistics.summary(block_bytes)
-    runs, sizes = {}, {}
-    for direction, side in statistics.by_direction.items():
-        if side.sizes:
-            runs[direction] = {RUNS_OF[where]: _shares(_blocks(lengths), ge) for where, lengths in side.runs.items()}
-            sizes[direction] = {"swaps": _shares(side.sizes, le), "bytes": _shares(_blocks(side.sizes), le)}
-    files: dict[str, bytes] = {}
-    table = markdown.table(["", *SIDES.values()], rows_of(summary))
-    parts = [f"# {markdown.inline(title)}", markdown.escape(span_text(summary)), table]
-    for (stem, heading, axis), panels in ((_RUNS, runs), (_SIZES, sizes)):
-        if panels:
-            files |= _chart(stem, heading, axis, title, panels)
-            parts += [f"![{heading}]({stem}.png)", f"[SVG]({stem}.svg), [data]({stem}.csv)"]
-    return {_PAGE: ("\n\n".join(parts) + "\n").encode(), **files}
-
-
 def _blocks(lengths: Mapping[int, int]) -> dict[int, int]:
     return {length: length * times for length, times in lengths.items()}
-
-
-def _shares(weights: Mapping[int, int], counts: Callable[[int, int], bool]) -> dict[int, float]:
-    """The share of the weights at each power of two of blocks or more (`ge`), or less (`le`), in percent."""
-    most, total = max(weights) if counts is ge else 2 * max(weights) - 1, sum(weights.values())
-    steps = [1 << power for power in range(most.bit_length())]
-    return {at: 100 * sum(weights[one] for one in weights if counts(one, at)) / total for at in steps}
-
-
-def _chart(
-    stem: str, heading: str, axis: str, title: str, shares: Mapping[str, Mapping[str, Mapping[int, float]]]
-) -> dict[str, bytes]:
-    from kvbench.report.charts.panels import draw  # loads matplotlib
-
-    panels = [
-        PlotPanel(SIDES[direction], [_line(*line, variant) for variant, line in enumerate(lines.items())])
-        for direction, lines in shares.items()
-    ]
-    plot = LinePlot(PlotAxis(axis, "count", "log2"), PlotAxis("share, %", "figure", "linear"), [panels])
-    drawn = draw(plot, ChartText(heading, title))
-    rows = [
-        f"{direction},{name},{at},{share}"
-        for direction, lines in shares.items()
-        for name, steps in lines.items()
-        for at, share in steps.items()
-    ]
-    csv = "\n".join(["direction,line,blocks,share_percent", *rows, ""])
-    return {f"{stem}.{kind}": data for kind, data in drawn.files.items()} | {f"{stem}.csv": csv.encode()}
-
-
-def _line(name: str, shares: Mapping[int, float], variant: int) -> PlotLine:
-    x, y = list(map(float, shares)), list(shares.values())
-    return PlotLine(name, name, x, y, y, y, variant=variant)

@@ -103,7 +103,6 @@ def test_orders_of_allocation_stand_side_by_side(folder: Path) -> None:
     text = kvbench_here("trace", "show", *files, cwd=folder).stdout
     (loads, _) = (line.split() for line in text.splitlines() if line.startswith("Descriptors that merging leaves"))
     assert loads[-2:] == left
-    assert "a page is of one trace" in refused("trace", "show", *files, "-o", "page", cwd=folder)
     lines = [line | {"hash_ids": [8 * at, *range(8 * at + 1, 8 * at + 8)]} for at, line in enumerate(lines)]
     (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     alone = succeeds("trace", "make", *cache, "-o", "alone.gz", cwd=folder)

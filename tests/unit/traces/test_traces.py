@@ -66,6 +66,16 @@ def test_orders_made_for_merging_leave_fewer_copies_than_the_order_of_vllm(alloc
     assert 0 < left[0] < left[1]
 
 
+def test_runs_are_counted_on_each_side_and_on_both_by_run_and_by_block() -> None:
+    one_run = Swap(0.0, "h2d", 0, [*range(4)], [*range(10, 14)])
+    on_the_host = Swap(2.0, "h2d", 1, [*range(20, 32)], [*range(100, 124, 2)])
+    runs = TraceStatistics([one_run, on_the_host]).summary(4096)["h2d"]["runs"]
+    assert runs["host"]["by_run"] == {"p10": 4, "p50": 4, "p90": 12, "p99": 12}
+    assert runs["host"]["by_block"] == {"p10": 4, "p50": 12, "p90": 12, "p99": 12}
+    assert runs["gpu"] == runs["both"]
+    assert runs["both"]["by_block"] == {"p10": 1, "p50": 1, "p90": 4, "p99": 4}
+
+
 @pytest.mark.parametrize("allocator", Allocator)
 def test_swaps_are_in_order_and_have_no_block_twice(allocator: Allocator) -> None:
     swaps = swaps_of([request(at / 10, at * 5 % 31, 1 + at % 3, 40) for at in range(200)], allocator=allocator)
