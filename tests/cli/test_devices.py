@@ -1,13 +1,24 @@
 """`kvbench sweep` on several devices at once, for which two workers of the device cpu stand."""
 
+import json
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from kvbench.results import Visit, load_run
-from tests.command import cell_of, failures, kvbench_here, kvbench_started, records, refused, succeeds, swept, tiny
+from tests.command import (
+    await_records,
+    cell_of,
+    failures,
+    kvbench_here,
+    kvbench_started,
+    records,
+    refused,
+    succeeds,
+    swept,
+    tiny,
+)
 
 BOTH = ("--device=cpu,cpu", "--rounds=2", "--warmups=0", "--min-samples=2", "--max-samples=2", "--cell-seconds=0.05")
 
@@ -72,17 +83,14 @@ def test_the_runs_of_several_devices_cannot_be_continued(run: Path, name: str, m
     assert message in refused("sweep", "--resume", run / name, cwd=run.parent)
 
 
-def test_an_interrupt_ends_a_visit_and_names_the_folder_to_report(tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_visits_of_all_devices(tmp_path: Path) -> None:
     long = ("--rounds=50", "--min-samples=100000", "--max-samples=100000", "--cell-seconds=30")
     with kvbench_started(
-        "sweep", *two(blocks="4,8,16", direction="h2d,d2h"), *long, "--out=run", cwd=tmp_path
+        "sweep", *two(blocks="4,8,16", direction="h2d,d2h"), *long, "--json", "--out=run", cwd=tmp_path
     ) as process:
-        assert process.stdout is not None
-        while not list((tmp_path).glob("run/cpu-1/journal.jsonl")):
-            time.sleep(0.05)
-        time.sleep(1)
+        await_records(process, "ceiling", 2)  # the visits come next
         process.send_signal(signal.SIGINT)
-        said = process.stdout.read()
+        assert process.stdout is not None
+        ends = [json.loads(line) for line in process.stdout if '"finished"' in line]
         assert process.wait(30) == 130
-    assert "to use what was measured: kvbench report run\n" in said
-    assert "--resume" not in said
+    assert [(end["run"], end["status"]) for end in ends] == [("run/cpu-0", "interrupted"), ("run/cpu-1", "interrupted")]
