@@ -9,6 +9,7 @@ engine measures, but not these copies. If they are slower in one of two runs, th
 use NVIDIA's Python bindings, on the device cpu numpy.
 """
 
+import sys
 import time
 from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -61,9 +62,11 @@ def compiling(device: Device, backends: Container[str]) -> ThreadPoolExecutor:
     return threads
 
 
-def measure_ceiling(bench: Bench, direction: Direction, samples: int) -> tuple[int, list[float]]:
+def measure_ceiling(
+    bench: Bench, direction: Direction, samples: int, most_bytes: int = sys.maxsize
+) -> tuple[int, list[float]]:
     """Time plain large copies in one direction; return the bytes per copy and the event times in microseconds."""
-    copy_bytes = min(CEILING_BYTES[bench.device.kind], bench.pools.pool_bytes)
+    copy_bytes = min(CEILING_BYTES[bench.device.kind], bench.pools.pool_bytes, most_bytes)
     lists = bench.pools.large_copy(direction, copy_bytes)
     swap = per_block(bench.device.driver, *lists, DIRECTIONS[direction])
     busy = STREAM_STATES[StreamState.BUSY]

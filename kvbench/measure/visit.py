@@ -37,6 +37,9 @@ VERIFIED_IN_A_ROW: Final = 20
 LEAST_IN_A_ROW: Final = 4
 IN_A_ROW_BYTES: Final = 8 << 30
 CHECK_COPIES: Final = 4
+# Of so many copies one finds the link as free as the swap did, where other work uses it in turns.
+CHECKS: Final = 8
+CHECK_BYTES: Final = 32 << 20
 # The times of smaller swaps are too short for the resolution of events.
 SPEED_CHECKED_FROM_BYTES: Final = 1 << 20
 # On an idle stream cuMemcpyBatchAsync can copy inside the call. While work is pending, the same submission only hands
@@ -300,9 +303,11 @@ def _check_speed(bench: Bench, cell: Cell, times_us: Sequence[float]) -> None:
     if cell.swap_bytes < SPEED_CHECKED_FROM_BYTES:
         return
     gbps, allowed = gigabytes_per_second(cell.swap_bytes, median(times_us)), FASTER_THAN_THE_LINK[bench.device.kind]
-    if gbps > allowed * bench.best_gbps.get(cell.direction, 0.0):
+    for _ in range(CHECKS):
+        if gbps <= allowed * bench.best_gbps.get(cell.direction, 0.0):
+            return
         # A new worker has not measured large copies yet; other work may have slowed the link when they were measured.
-        measure_ceiling(bench, cell.direction, CHECK_COPIES)
+        measure_ceiling(bench, cell.direction, CHECK_COPIES, max(cell.swap_bytes, CHECK_BYTES))
     if gbps > allowed * (best_gbps := bench.best_gbps[cell.direction]):
         raise VerificationError(
             f"{gbps:.0f} GB/s is faster than the link: large copies reach only {best_gbps:.1f} GB/s"
