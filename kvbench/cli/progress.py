@@ -7,17 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from statistics import median
 from textwrap import shorten
 from typing import TextIO
 
 import msgspec
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from kvbench.cells.units import format_duration, gigabytes_per_second, rough_size
+from kvbench.cells.units import format_duration, rough_size
 from kvbench.models.geometry import ModelSwap
 from kvbench.models.presets import facts_of
 from kvbench.results import Failure, Note, Record, Visit
@@ -83,7 +80,7 @@ class PlainReporter(Observer):
         if isinstance(record, Failure) or (isinstance(record, Visit) and not record.attempt):
             self._made += 1
             self._first_s = self._first_s or time.monotonic()
-            self._advance(record)
+            self._advance()
 
     def finished(self, outcome: SweepEnd) -> None:
         for line in self._failures.others():
@@ -105,8 +102,7 @@ class PlainReporter(Observer):
                 how = f"to use what was measured: kvbench show {path}"
             self._say(f"everything measured is kept; {how}")
 
-    def _advance(self, record: Visit | Failure) -> None:
-        del record
+    def _advance(self) -> None:
         now_s = time.monotonic()
         if now_s - self._last_line_s >= PLAIN_EVERY_S:
             self._last_line_s = now_s
@@ -142,12 +138,12 @@ class QuietReporter(PlainReporter):
         if isinstance(record, Failure):
             super().recorded(record)
 
-    def _advance(self, record: Visit | Failure) -> None:
+    def _advance(self) -> None:
         pass
 
 
 class TerminalReporter(PlainReporter):
-    """Shows a progress bar with the current cell and the time left, below a table of the results so far."""
+    """Shows a progress bar with the current cell and the time left."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,20 +156,15 @@ class TerminalReporter(PlainReporter):
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
             console=self._console,
-        )
-        self._task = self._bar.add_task("ceiling", left="")
-        self._rates: dict[tuple[str, str, str], dict[str, float]] = {}
-        self._live = Live(
-            console=self._console,
-            get_renderable=lambda: Group(self._table(), self._bar),
             transient=True,
             refresh_per_second=4,
         )
+        self._task = self._bar.add_task("ceiling", left="")
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
         super().planned(plan, opened, done, total)
         self._bar.update(self._task, total=total, completed=done)
-        self._live.start()
+        self._bar.start()
 
     def visiting(self, visit: PlannedVisit) -> None:
         # On a narrow terminal the details of the cell go first: count and time stay whole.
@@ -182,26 +173,11 @@ class TerminalReporter(PlainReporter):
         self._bar.update(self._task, description=shorten(printable(others + visit.cell.label), most, placeholder=""))
 
     def finished(self, outcome: SweepEnd) -> None:
-        self._live.stop()
-        if self._rates:
-            self._console.print(self._table())
-            self._rates.clear()  # of several outcomes the first has the table
+        self._bar.stop()
         super().finished(outcome)
 
-    def _advance(self, record: Visit | Failure) -> None:
+    def _advance(self) -> None:
         self._bar.update(self._task, advance=1, left=self._left())
-        if isinstance(record, Visit) and record.samples.event_us and (times_us := record.swap_times_us):
-            cell = record.cell
-            rates = self._rates.setdefault((cell.backend, cell.direction.value, cell.stream_state.quantity), {})
-            rates[cell.id] = gigabytes_per_second(cell.swap_bytes, median(times_us))
-
-    def _table(self) -> Table:
-        """Return a row for every backend, direction and quantity: its cells, and minimum, median and maximum GB/s."""
-        table = Table("backend", "", "", "cells", "minimum", "median", "maximum", box=None)
-        for names, rates in sorted(self._rates.items()):
-            figures = min(rates.values()), median(rates.values()), max(rates.values())
-            table.add_row(*names, str(len(rates)), *(f"{rate:.1f} GB/s" for rate in figures))
-        return table
 
     def _say(self, line: str) -> None:
         self._console.print(printable(line), markup=False, soft_wrap=True)  # a command stays one line when copied

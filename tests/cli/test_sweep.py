@@ -184,7 +184,7 @@ def test_progress_is_plain_lines_without_a_terminal(tmp_path: Path) -> None:
     assert "| per_block |" in done.stdout  # it ends with the table of its cells
 
 
-def test_progress_on_a_terminal_of_80_columns_is_a_table_of_backends_that_stays(tmp_path: Path) -> None:
+def test_progress_on_a_terminal_of_80_columns_is_a_bar_before_the_table_of_the_cells(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     command = [str(KVBENCH), "sweep", *tiny(), *BRIEF, "--out", "run"]
@@ -202,7 +202,7 @@ def test_progress_on_a_terminal_of_80_columns_is_a_table_of_backends_that_stays(
     labels = {lines[number].partition("\u2501")[0].strip() for number in bars}
     assert labels <= {"ceiling", "batched h2d 4 x 1KiB idle", "per_block h2d 4 x 1KiB"}
     for backend in ("batched", "per_block"):
-        assert any("GB/s" in line and backend in line for line in lines[bars[-1] + 1 :])
+        assert any(backend in line for line in lines[bars[-1] + 1 :])
 
 
 def _read_terminal(descriptor: int) -> bytes:
