@@ -69,7 +69,7 @@ class Measuring(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _Side = Annotated[str | None, typer.Option(metavar="SIDE", help="Side to measure: env:PATH, backend:NAME, or here.")]
-_GitHub = Annotated[bool, typer.Option("--github", help="Write a step summary and annotations for GitHub Actions.")]
+_GitHub = Annotated[bool, typer.Option("--github", help="Write a step summary for GitHub Actions.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; progress goes to stderr.")]
 
 

@@ -23,7 +23,7 @@ from kvbench.files import or_usage_error, write_whole
 from kvbench.gate.judgement import ControlEffect, Estimate, GateVerdict, Judgement, Kind, Row
 from kvbench.gate.rules import RulesReport
 from kvbench.report.markdown import bullets, code, escape, table
-from kvbench.text import counted, folded, printable, short
+from kvbench.text import counted, folded
 
 # From this ratio on, a factor is easier to read than a percentage.
 _MANY_TIMES: Final = 3.0
@@ -43,23 +43,11 @@ class Sheet:
     warnings: Sequence[str]
 
     @property
-    def loud(self) -> list[Row]:
-        return [row for row in self.rows if is_loud(row)]
-
-    @property
     def listed(self) -> list[Row]:
         """The rows for a terminal: what changed, failed or is broken, and every undecided rule."""
-        return [
-            row
-            for row in self.rows
-            if row.verdict is GateVerdict.FASTER
-            or (is_loud(row) and (row.verdict is not GateVerdict.UNDECIDED or row.kind == "rule"))
-        ]
-
-
-def is_loud(row: Row) -> bool:
-    """Whether the row needs attention; a CONTAMINATED row does not, because no row is the cause."""
-    return row.verdict is not GateVerdict.CONTAMINATED and not row.passes
+        shown = (GateVerdict.FAILED, GateVerdict.SLOWER, GateVerdict.FAIL, GateVerdict.FASTER)
+        of_rules = (*shown, GateVerdict.UNDECIDED)
+        return [row for row in self.rows if row.verdict in (of_rules if row.kind == "rule" else shown)]
 
 
 def sheet_of_judgement(judgement: Judgement, seconds: float = 0.0, command: str = "") -> Sheet:
@@ -171,9 +159,6 @@ COMMENT_BYTES: Final = 65_536
 # Room for the heading of the table, what folds it, the line about hidden rows, and the separators.
 _FRAME_BYTES: Final = 1024
 _MOST_NOTES: Final = 20
-# https://docs.github.com/actions: a step shows 10 warnings and 10 errors and silently drops the rest.
-MOST_ANNOTATIONS: Final = 10
-_LONGEST: Final = 1000
 _HEADER: Final = ("verdict", "what", "finding", "command")
 _COLOURS: Final[Mapping[str, str]] = {
     GateVerdict.FAILED: "bold red",
@@ -269,7 +254,7 @@ GateData = ComparisonData | RulesData
 
 @dataclass(frozen=True, slots=True)
 class Destinations:
-    """The requested outputs: JSON on stdout, a folder for the files, annotations and a step summary for GitHub.
+    """The requested outputs: JSON on stdout, a folder for the files, a step summary for GitHub.
 
     Raises UsageError if GitHub's summary cannot be written, before anything is measured or judged.
     """
@@ -306,8 +291,6 @@ def _write_github(sheet: Sheet) -> None:
     summary = Path(os.environ[SUMMARY_VARIABLE])
     with or_usage_error(f"--github: {SUMMARY_VARIABLE} cannot be written"), summary.open("a", encoding="utf-8") as file:
         file.write(page(sheet))
-    for line in annotations(sheet):  # the runner reads both streams; stdout can be JSON
-        print(line, file=sys.stderr)
 
 
 def _show(sheet: Sheet) -> None:
@@ -360,31 +343,6 @@ def page(sheet: Sheet) -> str:
 
 def _size(text: str) -> int:
     return len(text.encode()) + 2
-
-
-def annotations(sheet: Sheet) -> list[str]:
-    """Return one workflow command per line: the worst rows, and in the last line the number of other rows."""
-    commands = []
-    for row in sheet.loud:
-        kind = "warning" if row.verdict is GateVerdict.UNDECIDED else "error"
-        again = f" | to measure it again: {row.command}" if row.command else ""
-        commands.append(_command(kind, f"{row.verdict}: {name_of_row(row)}", f"{message(row)}{again}"))
-    if sheet.verdict is GateVerdict.CONTAMINATED:  # no row is to blame
-        commands = [_command("warning", f"{sheet.title}: {sheet.verdict}", "; ".join(sheet.warnings))]
-    if len(commands) <= MOST_ANNOTATIONS:
-        return commands
-    more = len(commands) - MOST_ANNOTATIONS + 1
-    rest = f"and {more} more rows: see the step summary and gate.json"
-    return [*commands[: MOST_ANNOTATIONS - 1], _command("warning", sheet.title, rest)]
-
-
-def _command(kind: str, title: str, message: str) -> str:
-    return f"::{kind} title={_data(title).replace(':', '%3A').replace(',', '%2C')}::{_data(message)}"
-
-
-def _data(text: str) -> str:
-    """Escape as the runner expects (actions/toolkit, command.ts), so that no text ends or starts a command."""
-    return short(printable(text), _LONGEST).replace("%", "%25")
 
 
 def data_of(outcome: Judgement | RulesReport) -> GateData:

@@ -12,11 +12,9 @@ from kvbench.cells.cell import Cell
 from kvbench.gate.judgement import ControlEffect, Estimate, GateVerdict, Judgement, Row
 from kvbench.gate.outputs import (
     COMMENT_BYTES,
-    MOST_ANNOTATIONS,
     Destinations,
     GateData,
     Sheet,
-    annotations,
     as_json,
     data_of,
     page,
@@ -60,35 +58,12 @@ def test_what_was_not_settled_is_named_and_what_cannot_be_slower_is_not() -> Non
     assert "d2h" in replace(moved, controls=controls).unsettled[0]
 
 
-def test_hostile_text_starts_no_workflow_command() -> None:
-    lines = annotations(hostile())
-    assert lines
-    for line in lines:
-        assert line.isprintable()
-        assert line.startswith("::error title=FAILED")
-        assert line.count("\n") == 0
-        title, _, message = line.removeprefix("::error title=").partition("::")
-        assert not {":", ",", "\n"} & set(title)
-        assert "%0A" not in message
-
-
 def test_hostile_text_is_escaped_in_markdown() -> None:
     text = page(hostile())
     assert "<script>" not in text
     assert "[l](" not in text
     assert "@everyone" not in text
     assert "\x1b" not in text
-
-
-def test_there_are_at_most_ten_annotations_worst_first_and_the_rest_is_counted() -> None:
-    rows = [*[row(GateVerdict.SLOWER)] * 3, *[row(GateVerdict.UNDECIDED)] * 30, *[row(GateVerdict.SAME)] * 5]
-    lines = annotations(sheet(*rows))
-    assert len(lines) == MOST_ANNOTATIONS == 10
-    assert [line.startswith("::error ") for line in lines] == [True] * 3 + [False] * 7
-    assert "and 24 more rows" in lines[-1]
-    assert CELL.command() in lines[0]
-    assert annotations(sheet(*rows[:10])) == lines[:9] + annotations(sheet(rows[9]))
-    assert annotations(sheet(row(GateVerdict.SAME), row(GateVerdict.FASTER), verdict=GateVerdict.SAME)) == []
 
 
 def test_a_page_keeps_its_size_limit_and_the_worst_rows() -> None:
