@@ -37,7 +37,7 @@ VERIFIED_IN_A_ROW: Final = 20
 LEAST_IN_A_ROW: Final = 4
 IN_A_ROW_BYTES: Final = 8 << 30
 CHECK_COPIES: Final = 4
-# Of so many copies one finds the link as free as the swap did, where other work uses it in turns.
+# One of these copies finds the link as free as the swap did, where other work uses it in turns.
 CHECKS: Final = 8
 CHECK_BYTES: Final = 32 << 20
 # The times of smaller swaps are too short for the resolution of events.
