@@ -41,20 +41,16 @@ def doctor(
 
 
 def engine_checks() -> list[Check]:
-    """Return for every engine's code whether it would load on a machine with a GPU, that of backends first."""
+    """Return for the code of each engine's backend whether it would load on a machine with a GPU."""
     from kvbench.backends.base import facts_of
-    from kvbench.sweep.installed import engines, installed
+    from kvbench.sweep.installed import installed
 
     gpu = DeviceFacts("cuda:0", "cuda", "a GPU", None, 0, 0, None)
-    backends = [facts_of(name, gpu) for name, backend in installed()[0].items() if backend.engine]
-    codes = [
-        *((facts.name, facts.package, facts.unavailable) for facts in backends),
-        *((name, *engine.unused_code()) for name, engine in engines().items() if engine.unused_code),
-    ]
     checks = []
-    for name, package, reason in codes:
-        status = Status.INFO if reason and reason.endswith("is not installed") else Status.WARN
-        checks.append(Check(name, status, reason) if reason else Check(name, Status.OK, f"{package} loads"))
+    for facts in (facts_of(name, gpu) for name, backend in installed()[0].items() if backend.engine):
+        reason = facts.unavailable or ""
+        status = Status.INFO if reason.endswith("is not installed") else Status.WARN if reason else Status.OK
+        checks.append(Check(facts.name, status, reason or f"{facts.package} loads"))
     return checks
 
 

@@ -31,8 +31,7 @@ class Engine:
     """What a module of `kvbench.engines` says of its engine, as `ENGINE`.
 
     `same_as` is the backend that calls the function of the driver that kvbench's `batched` calls. An engine of `pages`
-    copies blocks that lie in pages on the host, and no others. `unused_code` returns, for an engine without a backend,
-    its package and why its code does not load, or None.
+    copies blocks that lie in pages on the host, and no others.
 
     `kernel` is the backend that takes an SM count, by the first of `settings`. `takes` returns what the engine takes
     for a swap (direction, bytes of a block, blocks) with some values of its settings, `tries` the values to try for the
@@ -45,7 +44,6 @@ class Engine:
     title: str
     same_as: str = ""
     pages: bool = False
-    unused_code: Callable[[], tuple[str, str | None]] | None = None
     kernel: str = ""
     settings: tuple[str, ...] = ()
     takes: Callable[[Direction, int, int, Values], Choice] | None = None
