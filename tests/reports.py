@@ -3,12 +3,45 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from kvbench.report.build import report_of
 from kvbench.report.document import render_page
 from kvbench.report.model import Chart, DataTable, Part, Report, Strong, Text, plain, spans
 from kvbench.report.page import html_page
-from kvbench.results import Record, Run, RunInfo, load_run
+from kvbench.results import Note, Record, Run, RunInfo, load_run
 from tests import synthetic
+
+HOSTILE = (
+    "a|b`c``d",
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "![x](http://evil.example/x.png)",
+    "[x](javascript:alert(1))",
+    "one\ntwo\r\n\n# heading\n\n| a | b |\n|---|---|",
+    "\x1b[2J\x00\x07\u202eback\u200b",
+    "@someone #12 www.evil.example https://evil.example",
+    "***bold*** _it_ ~~no~~ $\\frac{1}{2}$ \\",
+    "- item",
+    "1. item",
+    "&lt;b&gt; &#60;b&#62;",
+    "]: http://evil.example",
+    "",
+)
+
+
+def hostile_run(folder: Path, text: str, name: str = "run", **identity: str) -> Run:
+    """Return a run in which every string that an untrusted source could choose is `text`."""
+    cells = synthetic.cliff_cells((256,), synthetic.FEW_KIB)
+    visits = [msgspec.structs.replace(one, chosen=text, warnings=[text]) for one in synthetic.visits(cells[2:])]
+    failure = msgspec.structs.replace(synthetic.failure(cells[1], text), command=text)
+    records: list[Record] = [*visits, synthetic.skip(cells[0], text), failure, Note(text=text)]
+    told: dict[str, object] = {"created": text, "command": ["kvbench", text], "kvbench": text}
+    told |= {"identity": {"driver_version": text, text: text, **identity}, "observed": [{"at": text, text: text}]}
+    info = synthetic.info(text, status="stopped", status_reason=text, **told)
+    return made_run(
+        folder, records, msgspec.structs.replace(info, device={**info.device, "name": text, text: text}), name
+    )
 
 
 def made_run(folder: Path, records: Sequence[Record], info: RunInfo | None = None, name: str = "run") -> Run:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 pytest.importorskip("playwright.sync_api")
@@ -12,24 +11,14 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from kvbench.cells.cell import Cell
 from kvbench.cells.units import parse_size
 from kvbench.report.build import report_files, report_of, write_files
-from kvbench.results import Note, Record, Run
+from kvbench.results import Run
 from tests import synthetic
-from tests.reports import made_run
-from tests.reports import page_of as html_of
-from tests.unit.report.test_report import HOSTILE
+from tests.reports import HOSTILE, hostile_run, made_run, page_of
 
 Open = Callable[..., Page]
 WANTED = Cell.from_strings(
     synthetic.cliff_cells((256,))[1].as_strings() | {"blocks": "10000", "block_size": "16KiB", "stream_state": "idle"}
 )
-
-
-def page_of(folder: Path, records: list[Record], *, drawn: bool = False, **info: object) -> Path:
-    """Write the page of a run, by default without its charts, which take long to draw."""
-    file = folder / "report.html"
-    run = made_run(folder, records, synthetic.info(**info))  # type: ignore[arg-type]
-    file.write_text(report_files([run])["report.html"].decode() if drawn else html_of(report_of([run])))
-    return file
 
 
 @pytest.fixture(scope="module")
@@ -111,12 +100,8 @@ def test_tables_are_sorted_by_a_column(opened: Open, cliff: tuple[Run, Path]) ->
 
 def test_untrusted_content_does_not_run_or_load(opened: Open, tmp_path: Path) -> None:
     bad = " ".join((*HOSTILE, "</script><script>window.pwned=1</script>", "<img src=x onerror=window.pwned=1>"))
-    cells = synthetic.cliff_cells((256,), synthetic.FEW_KIB)
-    visits = [msgspec.structs.replace(visit, chosen=bad, warnings=[bad]) for visit in synthetic.visits(cells[2:])]
-    failure = msgspec.structs.replace(synthetic.failure(cells[1], bad), command=bad)
-    records: list[Record] = [*visits, synthetic.skip(cells[0], bad), failure, Note(text=bad)]
-    identity = {"driver_version": bad, bad: bad}
-    file = page_of(tmp_path, records, title=bad, created=bad, command=["kvbench", bad], kvbench=bad, identity=identity)
+    file = tmp_path / "report.html"
+    file.write_text(page_of(report_of([hostile_run(tmp_path, bad)])))
     page = opened(file)
     page.get_by_role("searchbox").fill("failed")
     expect(page.locator("#all-cells")).to_contain_text("<script>alert(1)</script>")

@@ -6,17 +6,15 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from kvbench.report.build import report_files, report_of
 from kvbench.report.charts.panels import draw
 from kvbench.report.charts.plot import ChartText, LinePlot, PlotAxis, PlotLine, PlotPanel
 from kvbench.report.page import html_page
-from kvbench.results import Note, Record, Run, load_run
+from kvbench.results import Run, load_run
 from tests import synthetic
-from tests.reports import made_run, page_of
-from tests.unit.report.test_report import HOSTILE
+from tests.reports import HOSTILE, hostile_run, made_run, page_of
 
 TAGS = {
     "a", "blockquote", "body", "br", "code", "details", "div", "h1", "h2", "h3", "head", "html", "li", "main", "meta",
@@ -118,14 +116,7 @@ def test_strings_from_a_run_stay_text(tmp_path: Path, bad: str, harmless: Outlin
 
 
 def outline_with(text: str, folder: Path) -> Outline:
-    """Return the page of a run in which every string that a stranger could choose is `text`."""
-    cells = [cell for cell in synthetic.cliff_cells((256,), synthetic.FEW_KIB) if cell.direction == "h2d"]
-    visits = [msgspec.structs.replace(visit, chosen=text, warnings=[text]) for visit in synthetic.visits(cells[2:])]
-    failure = msgspec.structs.replace(synthetic.failure(cells[1], text), command=text)
-    records: list[Record] = [*visits, synthetic.skip(cells[0], text), failure, Note(text=text)]
-    identity = {"driver_version": text, text: text}
-    info = synthetic.info(text, created=text, command=["kvbench", text], kvbench=text, identity=identity)
-    return Outline(page_of(report_of([load_run(synthetic.write_run(folder / "run", records, info))])))
+    return Outline(page_of(report_of([hostile_run(folder, text)])))
 
 
 @pytest.mark.parametrize("label", [HOSTILE[2], HOSTILE[6], 'x style="}body{display:none" y'])

@@ -34,23 +34,19 @@ from kvbench.report.numbers import ABSENT, TIMES, count
 from kvbench.results import Note, Record, Run, load_run
 from tests import synthetic
 from tests.markdown import anchors, tokens
-from tests.reports import chart_of, findings_of, lines_of, made_report, made_run, part_of, rows_of, said, table_of
-
-HOSTILE = (
-    "a|b`c``d",
-    "<script>alert(1)</script>",
-    "<img src=x onerror=alert(1)>",
-    "![x](http://evil.example/x.png)",
-    "[x](javascript:alert(1))",
-    "one\ntwo\r\n\n# heading\n\n| a | b |\n|---|---|",
-    "\x1b[2J\x00\x07\u202eback\u200b",
-    "@someone #12 www.evil.example https://evil.example",
-    "***bold*** _it_ ~~no~~ $\\frac{1}{2}$ \\",
-    "- item",
-    "1. item",
-    "&lt;b&gt; &#60;b&#62;",
-    "]: http://evil.example",
-    "",
+from tests.reports import (
+    HOSTILE,
+    chart_of,
+    findings_of,
+    hostile_run,
+    lines_of,
+    made_report,
+    made_run,
+    part_of,
+    rows_of,
+    said,
+    sections_of,
+    table_of,
 )
 
 
@@ -64,8 +60,13 @@ def links_within(text: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def cliff_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    records = [*synthetic.ceilings(), *synthetic.rounds(synthetic.cliff_cells((256, 10_000), synthetic.FEW_KIB))]
-    return made_run(tmp_path_factory.mktemp("cliff"), records, name="cliff")
+    def path_of(cell: Cell) -> str:
+        batched = cell.backend == "batched" and cell.stream_state == "idle" and cell.direction is Direction.H2D
+        return "CPU inline" if batched and cell.block_bytes <= 24 * 1024 else "copy engine"
+
+    visits = synthetic.rounds(synthetic.cliff_cells((256, 10_000), synthetic.FEW_KIB))
+    on_paths = [msgspec.structs.replace(visit, path=path_of(visit.cell)) for visit in visits]
+    return made_run(tmp_path_factory.mktemp("cliff"), [*synthetic.ceilings(), *on_paths], name="cliff")
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +92,10 @@ def test_the_cliff_is_in_the_table_the_chart_and_the_finding(cliff: Report, clif
     ]
     assert rows_of(table)["jump"] == [f"24 KiB → 28 KiB: {TIMES}5.4", f"24 KiB → 28 KiB: {TIMES}5.4", "none"]
     (finding,) = findings_of(part)
-    assert finding.startswith("batched h2d on an idle stream: 28 KiB blocks move 5.4 times as fast as 24 KiB blocks")
-    assert finding.endswith("at N = 256 to 10 000; the cliff does not deepen with N.")
+    assert finding == (
+        "batched h2d on an idle stream: 28 KiB blocks move 5.4 times as fast as 24 KiB blocks (CPU inline below, copy "
+        "engine above), at N = 256 to 10 000; the cliff does not deepen with N."
+    )
     (chart,) = part.charts
     assert isinstance(chart.plot, LinePlot)
     ((panel,),) = chart.plot.grid
@@ -288,23 +291,11 @@ def test_a_section_shows_the_run_with_most_visits_and_names_the_others(tmp_path:
 
 
 @pytest.mark.parametrize("bad", HOSTILE)
-def test_strings_from_a_run_stay_text(tmp_path: Path, bad: str) -> None:
-    cells = synthetic.cliff_cells((256,), synthetic.FEW_KIB)
-    info = synthetic.info(
-        bad,
-        created=bad,
-        command=["kvbench", bad],
-        kvbench=bad,
-        identity={"driver_version": bad, bad: bad},
-        status="stopped",
-        status_reason=bad,
-    )
-    device = {**info.device, "name": bad, bad: bad}
-    info = msgspec.structs.replace(info, device=device, observed=[{"at": bad, bad: bad}])
-    hostile = [msgspec.structs.replace(visit, chosen=bad, warnings=[bad]) for visit in synthetic.visits(cells[2:])]
-    failure = msgspec.structs.replace(synthetic.failure(cells[1], bad), command=bad)
-    records: list[Record] = [*hostile, synthetic.skip(cells[0], bad), failure, Note(text=bad)]
-    report = report_of([made_run(tmp_path, records, info)])
+def test_strings_from_runs_stay_text(tmp_path: Path, bad: str) -> None:
+    """In the report of a run, and where it is compared with another of its machine."""
+    runs = [hostile_run(tmp_path, bad), hostile_run(tmp_path, bad, "again", more=f"{bad} more")]
+    report = report_of(runs)
+    assert sections_of(report)[-1] == "comparison"
     text = render_report(report) + render_details(report)
 
     assert all(char.isprintable() or char in "\n\N{NO-BREAK SPACE}\N{WORD JOINER}" for char in text)

@@ -1,0 +1,717 @@
+"""Each section of a report on one run: a line of its table, what stands out, what it finds, and what it needs."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvbench.cells.axes import Direction, ListPlace, Neighbour, Order, Reuse, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.cells.facts import BackendFacts, EngineSetting
+from kvbench.cells.pattern import AS_PATTERN, SHUFFLED, Pattern
+from kvbench.cells.units import KIB
+from kvbench.models.geometry import ModelSwap
+from kvbench.models.presets import ModelChoice
+from kvbench.report.build import report_of
+from kvbench.report.charts.plot import LinePlot
+from kvbench.report.model import Text
+from kvbench.report.numbers import ABSENT, TIMES
+from kvbench.results import Beside, RunInfo, Visit
+from tests import synthetic
+from tests.reports import (
+    chart_of,
+    findings_of,
+    highlights_of,
+    is_bold,
+    lines_of,
+    made_report,
+    made_run,
+    part_of,
+    rows_of,
+    said,
+    sections_of,
+    table_of,
+)
+
+GIB = 1 << 30
+HOT = Cell("sm", Direction.D2H, 1024, 4 * KIB, sms=2)
+FAR = replace(HOT, pool_bytes=16 * GIB, reuse=Reuse.FRESH, sms=4)
+IN_RUNS = Cell("batched", Direction.H2D, 1504, 16 * KIB, order=Order.ANY, pool_bytes=16 * GIB, reuse=Reuse.FRESH)
+GATHER = Cell("sm", Direction.H2D, 16, 656, list_place=ListPlace.GPU, pool_bytes=16 * GIB, reuse=Reuse.FRESH)
+GATED = Cell("batched", Direction.H2D, 256, 16 * KIB, StreamState.GATED, order=Order.ANY)
+
+
+def of(cells: Sequence[Cell], gbps: Callable[[Cell], float], noise: float = 0.0) -> list[Visit]:
+    return synthetic.rounds(cells, gbps, noise=noise)
+
+
+def in_runs(backend: str, run: int) -> Cell:
+    pattern = Pattern("runs", run) if run > 1 else Pattern("shuffled")
+    return replace(IN_RUNS, backend=backend, pattern=pattern, order=None if backend == "sm" else Order.ANY,
+                   sms=2 if backend == "sm" else None)  # fmt: skip
+
+
+def fragments_of(backend: str, ranks: int, size: int) -> Cell:
+    """As vLLM's layout vllm-canonical has them: 16 fragments a block, in tensors."""
+    pattern = Pattern.of_fragments(16, ranks)
+    return replace(in_runs(backend, 1), block_bytes=size, pattern=pattern.on_device, host_pattern=pattern)
+
+
+def gather_us(cell: Cell) -> float:
+    """6 us and 41 M rows a second up to some ten thousand rows, 28 M beyond; a fifth of it with one thread block."""
+    rate = 41.0 if cell.blocks < 100_000 else 28.0
+    return 6.0 + cell.blocks / rate * {1: 4.0, 4: 1.025}.get(cell.sms or 0, 1.0)
+
+
+def by_run(cell: Cell) -> float:
+    """Merged copies overtake the kernel between runs of 8 and 32."""
+    if cell.backend == "sm":
+        return 49.0
+    return 5.0 if cell.backend == "batched" else {1: 4.9, 8: 45.7, 32: 51.6, 128: 53.5}[cell.pattern.run]
+
+
+# Sweeps of models: GB/s of a device that does not exist
+RATES = {"per_block idle": 4.0, "per_block busy": 5.0, "batched idle": 8.0, "batched busy": 20.0, "sm idle": 40.0}
+
+
+def rate_of(cell: Cell) -> float:
+    return RATES[f"{cell.backend} {cell.stream_state}"]
+
+
+def swaps_of(*models: str) -> tuple[ModelSwap, ...]:
+    return ModelChoice(models, tokens=2048).swaps()
+
+
+def cell_of(swap: ModelSwap, backend: str, state: StreamState = StreamState.IDLE, **axes: Any) -> Cell:
+    order, pattern = Order.ANY if backend == "batched" else None, Pattern.parse(swap.pattern)
+    return Cell(backend, Direction.H2D, swap.blocks, swap.block_bytes, state, pattern, order=order, **axes)
+
+
+def cells_of(swaps: Sequence[ModelSwap]) -> list[Cell]:
+    ways = product(swaps, ("per_block", "batched"), synthetic.STATES)
+    return list(dict.fromkeys(cell_of(swap, backend, state) for swap, backend, state in ways))
+
+
+def about(models: object) -> RunInfo:
+    return synthetic.info(spec={"models": msgspec.to_builtins(models)})
+
+
+MODELS = ("llama-3-8b", "mistral-7b", "llama-3-70b@tp4", "gpt-oss-20b", "deepseek-v3")
+TWO = swaps_of("llama-3-8b", "llama-3-70b@tp4")
+# A kernel may take other SMs for another model.
+KERNELS = [cell_of(swap, "sm", sms=number) for number, swap in enumerate(TWO, start=2)]
+
+# Loads by layers beside a step
+LENGTHS = swaps_of("llama-3-8b@tokens512", "llama-3-8b@tokens2048", "llama-3-8b@tokens4096")
+
+
+def loads(tokens: int, hidden: Sequence[float], backend: str = "batched", sequence: str = "layers-32") -> list[Visit]:
+    (swap,) = (swap for swap in LENGTHS if swap.tokens == tokens)
+    sms = 4 if backend == "sm" else None
+    cell = replace(cell_of(swap, backend, sms=sms), order=None, neighbour=Neighbour.DECODE, sequence=sequence)
+    return synthetic.beside_step(cell, 2000.0, hidden)
+
+
+# Beside a neighbour: SM count -> (its slowdown, GB/s beside it); four SMs move less than two and cost more.
+SM = Cell("sm", Direction.D2H, 4096, 16384, neighbour=Neighbour.GEMM)
+WAYS = {1: (1.1, 20.0), 2: (1.2, 41.0), 4: (1.7, 40.0)}
+LADDER = [visit for sms, way in WAYS.items() for visit in synthetic.beside(replace(SM, sms=sms), *way)]
+DECODE = Cell("sm", Direction.H2D, 4096, 16384, sms=4, neighbour=Neighbour.DECODE)
+
+
+def replayed(backend: str, gbps: float) -> list[Visit]:
+    sms = 4 if backend == "sm" else None
+    return synthetic.replayed(Cell(backend, Direction.H2D, 128, 4096, sms=sms, sequence="trace"), gbps)
+
+
+REPLAYS = [*replayed("sm", 48.0), *replayed("batched", 5.0), *replayed("vllm_batch", 6.0)]
+TRACE = synthetic.info(spec={"trace": {"h2d": {"total": 400}}})
+
+# Engines' own code
+SETTINGS = tuple(EngineSetting(*one, "") for one in (("NUM_SMS", 12), ("THRESHOLD_BYTES", 28_672), ("MIN_N", 32)))
+VLLM = BackendFacts("vllm_triton", "", frozenset(), package="vllm==0.33.0 (0123)", settings=SETTINGS)
+LMCACHE = BackendFacts("lmcache", "", frozenset(), package="lmcache==0.5.3 (0123)")
+
+
+def by_engine(
+    backend: str, blocks: int, swap_us: float, sms: int | None = None, *, paged: bool = False, drift: float = 1e-6
+) -> list[Visit]:
+    order = Order.ANY if "batch" in backend else None
+    sides = (Pattern.parse("tensors-4"), Pattern.parse("page-first-4x8")) if paged else (SHUFFLED, AS_PATTERN)
+    shape = (backend, Direction.H2D, blocks, 16 * KIB)
+    placed = {"reuse": Reuse.FRESH, "pool_bytes": GIB, "pattern": sides[0], "host_pattern": sides[1]}
+    cell = Cell(*shape, order=order, sms=sms, **placed)
+    return [synthetic.visit(cell, swap_us * (1 + drift) ** number, noise=1e-6, round_=number) for number in range(6)]
+
+
+VLLM_VISITS = [
+    *by_engine("batched", 64, 300.0), *by_engine("sm", 64, 40.0, 2),
+    *by_engine("vllm_batch", 64, 303.0), *by_engine("vllm_triton", 64, 80.0), *by_engine("vllm_triton", 64, 60.0, 24),
+    *by_engine("batched", 16, 100.0), *by_engine("vllm_batch", 16, 120.0), *by_engine("vllm_triton", 16, 90.0, 24),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A section, the visits of a run, and what its first table, or the one that begins with `title`, and its findings
+    say.
+
+    `line` is one line of the table, `bold` its texts that stand out; the cells that are `too_little` make no section.
+    No section but this one and `others` takes the cells, but for the answer.
+    """
+
+    section: str
+    visits: Sequence[Visit]
+    header: Sequence[str]
+    line: Sequence[str]
+    finding: str
+    too_little: Callable[[Cell], bool] | None = None
+    bold: Sequence[str] = ()
+    others: Sequence[str] = ()
+    title: str = ""
+    info: RunInfo | None = None
+
+
+CASES = (
+    Case(
+        "extents",
+        of([in_runs(backend, run) for backend in ("batched", "merged", "sm") for run in (1, 8, 32, 128)], by_run),
+        ["Swap", "Extent", "batched", "merged", "sm (2 SMs)"],
+        ["1 504 x 16 KiB", "32", "5.00", "51.6", "49.0"],
+        "h2d on an idle stream, 1 504 x 16 KiB: sm (2 SMs) is fastest at an extent of 1 to 8, merged at 32 to 128.",
+        lambda cell: cell.pattern.run <= 8,
+        bold=["51.6"],
+    ),
+    Case(
+        "locality",
+        of(
+            [HOT, replace(HOT, reuse=Reuse.FRESH), replace(FAR, reuse=Reuse.SAME), FAR],
+            lambda cell: 14.0 if cell == FAR else 42.0 if cell == HOT else 35.0,
+        ),
+        ["Swap", "Backend", "hot, dense", "fresh, dense", "same, scattered", "fresh, scattered", "Cost"],
+        ["1 024 x 4 KiB", "sm", "42.0 (2 SMs)", "35.0 (2 SMs)", "35.0 (4 SMs)", "14.0 (4 SMs)", "x3.00"],
+        "d2h of fresh, scattered blocks against hot, dense ones: sm of 1 024 x 4 KiB takes 3x as long.",
+        lambda cell: cell.pool_bytes > 0,
+    ),
+    Case(
+        "stream-states",
+        of(
+            [replace(GATED, stream_state=state) for state in (StreamState.GATED, StreamState.OPENED)],
+            lambda cell: 28.0 if cell.stream_state is StreamState.GATED else 4.0,
+        ),
+        ["Method", "Blocks", "Block size", "Opened us", "Gated us"],
+        ["batched", "256", "16 KiB", "1049", "150"],
+        "batched h2d: a swap takes up to 7 times as long if the event it waits for has already fired",
+        lambda cell: cell.stream_state is StreamState.OPENED,
+    ),
+    Case(
+        "order",
+        of(
+            synthetic.order_cells(),
+            lambda cell: 20.0 if cell.order is Order.ANY and cell.direction is Direction.H2D else 10.0,
+        ),
+        ["Dir", "Blocks", "Block size", "STREAM med ms", "ANY med ms", "Delta (95%)", "Submission STREAM us", "ANY us"],
+        ["h2d", "64", "4 KiB", "0.0262", "0.0131", "-50.0%"],
+        "ANY against STREAM, batched on an idle stream: swap time differs in 8 of 16 cells",
+        lambda cell: cell.order is Order.STREAM,
+    ),
+    Case(
+        "queue",
+        of(synthetic.queue_cells(), synthetic.queue_gbps),
+        ["Queued", f"per_block, 1 {TIMES} 32 KiB, 1 stream", f"per_block, 1 {TIMES} 32 KiB, 8 streams"],
+        ["256", "2.10", "2.10", "30.0"],
+        "per_block, 1 x 32 KiB, 1 stream, h2d: a submission behind 1 024 queued swaps takes 50x as long",
+        lambda cell: cell.queued <= 4,
+    ),
+    Case(
+        "threshold",
+        of(
+            [cell for cell in synthetic.cliff_cells((10_000,)) if cell.stream_state is StreamState.IDLE],
+            synthetic.gbps_of,
+        ),
+        ["Dir", "Block size", "batched", "per_block", "triton (12 SMs)"],
+        ["h2d", "16 KiB", "4.50", "5.46", "49.0"],
+        "h2d and d2h on an idle stream, N = 10 000: triton (12 SMs) is fastest at 1 KiB to 32 KiB, batched at 64 KiB",
+        lambda cell: cell.backend != "batched",
+        bold=["49.0"],
+        others=["cliff"],
+    ),
+    Case(
+        "sm-ladder",
+        of(
+            [Cell("sm", Direction.H2D, n, 4096, sms=sms) for n in (5_000, 50_000, 200_000) for sms in (2, 4, 8)],
+            lambda cell: {5_000: 20.0, 50_000: 30.0, 200_000: 50.0}[cell.blocks] * (0.5 if cell.sms == 2 else 1.0),
+        )
+        + synthetic.beside(DECODE, 1.4, 30.0),
+        ["SMs", "h2d 4 KiB", "decode, h2d"],
+        ["4", "30.0", "1.40x"],
+        "sm, idle stream: 4 SMs are enough.",
+        lambda cell: cell.sms == 2,
+        bold=["30.0"],
+        others=["neighbour"],
+    ),
+    Case(
+        "fragments",
+        of(
+            [
+                fragments_of(backend, ranks, size)
+                for backend in ("batched", "sm")
+                for ranks, size in ((8, 256), (2, 1024))
+            ],
+            lambda cell: 35.0 if cell.backend == "sm" else cell.block_bytes / 1000,
+        ),
+        ["Ranks", "Block size", "batched", "sm (2 SMs)"],
+        ["8", "256 B", "0.256", "35.0"],
+        "h2d of fragments of 256 B, 8 ranks: sm (2 SMs) moves 35.0 GB/s, batched 0.256 (137x)",
+        lambda cell: cell.backend == "sm",
+        bold=["35.0"],
+    ),
+    Case(
+        "registrations",
+        of(
+            [
+                replace(in_runs(backend, 1), blocks=10_000, block_bytes=4 * KIB, memory=memory, pool_bytes=GIB)
+                for backend in ("batched", "sm")
+                for memory in ("shared", "slots-256KiBx2")
+            ],
+            lambda cell: 50.0 if cell.backend == "sm" else 2.0 if cell.memory == "shared" else 1.0,
+        ),
+        ["Blocks", "Registrations", "batched", "sm (2 SMs)"],
+        ["10 000", "4 096", "4.10", "0.0819"],
+        "h2d of 4 KiB, in 4 096 registrations in place of 1: batched takes 2x as long; sm (2 SMs) is not slower.",
+        lambda cell: cell.memory == "shared",
+    ),
+    Case(
+        "gathers",
+        of(
+            [replace(GATHER, blocks=rows, sms=ctas) for rows in (16, 64, 2048, 110_592) for ctas in (1, 4, 132)],
+            lambda cell: cell.swap_bytes / 1e3 / gather_us(cell),
+        ),
+        ["Rows", "1 CTA", "4 CTAs", "132 CTAs", "M rows/s", "CTAs that suffice"],
+        ["2 048", "206", "57.2", "56.0", "36.6", "4"],
+        "sm gathers rows of 656 B in 6.00 us + n / 41.0 M; 4 CTAs are within 5% of the best.",
+        lambda cell: cell.blocks > 64,
+    ),
+    Case(
+        "call",
+        of(
+            [
+                Cell(backend, Direction.H2D, 64, 4 * KIB, sms=sms, pause_us=pause)
+                for backend, sms in (("sm", 2), ("empty", None))
+                for pause in (0, 5000)
+            ],
+            lambda cell: 4.0 if cell.pause_us else 16.0,
+        ),
+        ["Blocks", "Block size", "Method", "Thread us, tight", "Completion us, tight", "Thread us, after a step"],
+        ["64", "4 KiB", "sm (2 SMs)", "4.92", "16.4", "19.7", "65.5", "x4.00"],
+        "sm (2 SMs) h2d, 64 x 4 KiB: the call takes 4.92 us of the thread in a tight loop and 19.7 us after a step",
+        lambda cell: cell.pause_us == 0,
+    ),
+    Case(
+        "devices",
+        of(
+            [Cell("sm", Direction.H2D, 64, 4 * KIB, sms=2, devices=devices) for devices in (1, 2)],
+            lambda cell: 50.0 if cell.devices == 1 else 40.0,
+        ),
+        ["Method", "Swap", "Stream", "Device", "GB/s alone", "GB/s at once", "Share"],
+        ["sm (2 SMs)", "64 x 4 KiB", "idle", "cuda:0", "50.0", "40.0", "80%"],
+        "h2d on 2 devices at once: 80% of the rate alone at worst (sm (2 SMs), 64 x 4 KiB: 40.0 of 50.0 GB/s).",
+        lambda cell: cell.devices == 1,
+    ),
+    Case(
+        "models",
+        of([*cells_of(TWO), *KERNELS], rate_of, noise=0.001),
+        ["Model", "N", "Block", "batched", "per_block", "sm (2 to 3 SMs)"],
+        ["llama-3-70b, TP 4", "20 480", "8 KiB", "21.0", "42.0", "4.20"],
+        "By model, batched h2d on an idle stream has 2x the speed of per_block.",
+        bold=["4.20"],
+        title="h2d, idle stream: ms per swap, by model and backend",
+        info=about(TWO),
+    ),
+    Case(
+        "layers",
+        [
+            *loads(2048, [0.80, 0.81, 0.82] * 2),
+            *loads(2048, [0.97, 0.98] * 3, "sm"),
+            *loads(2048, [0.0, 0.01, 0.02] * 2, sequence="at-once-32"),
+            *loads(4096, [0.5] * 6),
+            *loads(512, [0.9] * 6),
+        ],
+        ["Tokens", "Method", "First, us", "Last, us", "Slowest gap, us", "Caller, us a layer"],
+        # 0.3 of 2000 us over 32 layers
+        ["2 048", "batched, at once", "60.0", "2000", "90.0", "18.8", "4000", "5980", "1% (0% to 2%)"],
+        "llama-3-8b, h2d beside decode, 2 048 tokens: sm (4 SMs) hides at least 95% of the loads; submission alone",
+        title="llama-3-8b, h2d beside decode",
+        info=about(LENGTHS),
+    ),
+    Case(
+        "neighbour",
+        LADDER,
+        ["Swaps", "GB/s alone", "GB/s beside", "Slower", "Median, us", "p99, us", "Worst, us", "Lost, us per GB"],
+        # (1 - 1 / 1.2) / 41 GB/s are lost; what begins and ends later beside the neighbour, in microseconds
+        ["sm (2 SMs)", "50.0", "41.0", "1.20x", "200 → 224", "200 → 1000", "200 → 1000", "4070", "2.0", "300"],
+        "A GEMM takes at least 20% longer beside d2h swaps at 40 GB/s or more: sm (2 SMs) at 41 GB/s.",
+        bold=["sm (2 SMs)"],
+        title="gemm, d2h: 200 us per iteration",
+    ),
+    Case(
+        "replay",
+        REPLAYS,
+        ["Method", "Swaps", "p50, us", "p90, us", "Worst, us (its blocks)", "GB/s", "Caller, us", "Copies left"],
+        ["batched", "36", "78.8", "420", "422 (512)", "4.99 (4.98 to 5.00)", "0.300", "50%"],
+        "Loads (h2d) of a trace (400 swaps, run run): sm (4 SMs) is fastest at 47.9 GB/s, worst 43.9 us (512 blocks); "
+        "9.6x as fast as batched, 8x as fast as vllm_batch.",
+        title="Loads (h2d): 36 of 400 swaps of run run",
+        info=TRACE,
+    ),
+    Case(
+        "engines",
+        VLLM_VISITS,
+        ["Blocks", "Block size", "vllm_batch", "vllm_triton", "vllm_triton (24 SMs)"],
+        # Below MIN_N vLLM takes its batched copy, although its kernel would be faster.
+        ["16", "16 KiB", "120 (36.0)", "", "90.0 (27.0)", "vllm_batch", "batched", "100 (30.0)", "1.20"],
+        "vllm_batch takes 1.01 to 1.20 times as long as batched, within 5% of it in 1 of 2 cells",
+        lambda cell: not cell.backend.startswith("vllm"),
+        info=synthetic.info(backends=[VLLM]),
+    ),
+)
+
+
+def plain_text(text: Text) -> str:
+    return said(text).replace("†", "").replace(TIMES, "x")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.section)
+def test_a_section_shows_its_arms_side_by_side_and_says_what_differs(case: Case, tmp_path: Path) -> None:
+    report = made_report(tmp_path, [*synthetic.ceilings(), *case.visits], case.info)
+    assert {*sections_of(report)} - {"answer"} == {case.section, *case.others}
+    part = part_of(report, case.section)
+    table = table_of(part, case.title) if case.title else part.tables[0]
+    assert [said(head) for head in table.header][: len(case.header)] == list(case.header)
+    keys = table.left if case.section != "devices" else 4
+    rows = [([plain_text(text) for text in row], row) for row in table.rows]
+    ((line, row),) = [pair for pair in rows if pair[0][:keys] == list(case.line[:keys])]
+    shown = [text if text in case.line else re.split(r" \((?=-|\d+ to)", text)[0] for text in line]
+    assert shown[: len(case.line)] == list(case.line)
+    assert [said(text) for text in row if is_bold(text)] == list(case.bold)
+    assert any(case.finding in text.replace(TIMES, "x") for text in highlights_of(report, case.section))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.too_little], ids=lambda case: case.section)
+def test_without_an_arm_the_report_says_what_the_section_needs(case: Case, tmp_path: Path) -> None:
+    few = [visit for visit in case.visits if case.too_little and case.too_little(visit.cell)]
+    report = made_report(tmp_path, few, case.info)
+    assert case.section not in sections_of(report)
+    # of the tables that a card has
+    assert (case.section in report.missing) == (case.section in ("order", "queue", "threshold", "sm-ladder"))
+
+
+# Figures of one section alone
+
+
+def test_gathers_say_how_long_a_step_waits_in_all_of_its_layers(tmp_path: Path) -> None:
+    cells = [replace(GATHER, blocks=rows, sms=4) for rows in (16, 3277, 16_384)]
+    report = made_report(tmp_path, of(cells, lambda cell: cell.swap_bytes / 1e3 / cell.blocks))
+    (finding,) = [text for text in highlights_of(report, "gathers") if "a step" in text]
+    assert "wait 0.999 / 200 / 999 ms a step with 0.1 / 20 / 100% of the rows missing" in finding  # 1 us a row
+
+
+def test_a_difference_within_the_noise_is_marked_unclear(tmp_path: Path) -> None:
+    report = made_report(tmp_path, of([HOT, FAR], lambda cell: 40.0 if cell == HOT else 39.8, 0.02))
+    assert said(part_of(report, "locality").tables[0].rows[0][-1]).startswith("≈")
+    assert "sm are not slower" not in " ".join(highlights_of(report, "locality"))
+
+
+def test_a_failed_arm_has_a_footnote_and_does_not_change_the_caption(tmp_path: Path) -> None:
+    failed = synthetic.failure(replace(HOT, reuse=Reuse.FRESH), "error 719")
+    report = made_report(tmp_path, [*of([HOT, FAR], lambda _: 40.0), failed])
+    table = part_of(report, "locality").tables[0]
+    assert f"{ABSENT}¹" in [said(text) for text in table.rows[0]]
+    assert lines_of(table.notes)[-1] == "¹ failed: error: error 719"
+    assert "; 30 samples a cell" in said(table.caption)
+
+
+def test_depths_that_the_queue_did_not_hold_are_marked_and_the_knee_stands_below(tmp_path: Path) -> None:
+    report = made_report(tmp_path, of(synthetic.queue_cells(), synthetic.queue_gbps, 0.02))
+    rows = rows_of(part_of(report, "queue").tables[0])
+    assert not any("†" in text for text in rows["256"])
+    assert all("†" in text for text in rows["1 024"])
+    assert [bool(re.fullmatch(r"1 024 \(\D\d+\.\d\)", text)) for text in rows["knee"]] == [True, False, False, False]
+
+
+def test_queued_cells_stay_out_of_other_sections(tmp_path: Path) -> None:
+    """More cells with a queue than without must not move the cliff's tables to the cells with one."""
+    plain = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
+    busy = [cell for cell in plain if cell.stream_state is StreamState.BUSY]
+    queued = [replace(cell, queued=depth, streams=n) for cell in busy for depth, n in ((4, 1), (16, 1), (4, 8))]
+    visits = synthetic.rounds(plain)
+    alone, both = (
+        made_report(tmp_path / str(len(more)), visits + synthetic.rounds(more, lambda _: 1.0)) for more in ([], queued)
+    )
+    assert part_of(both, "cliff").tables == part_of(alone, "cliff").tables
+
+
+@pytest.mark.parametrize("exception", [False, True])
+def test_lines_of_which_the_same_is_true_share_a_sentence(tmp_path: Path, *, exception: bool) -> None:
+    sizes = product((4 * KIB, 8 * KIB), (1, 8, 32), ("sm", "merged"))
+    cells = [replace(in_runs(name, run), block_bytes=size) for size, run, name in sizes]
+
+    def rate(cell: Cell) -> float:
+        other = exception and cell.block_bytes == 8 * KIB
+        return 50.0 if (cell.backend == "merged") == other else 40.0
+
+    report = made_report(tmp_path, of(cells, rate, 0.001))
+    sentences = [text.replace(TIMES, "x") for text in highlights_of(report, "extents")]
+    every = "h2d on an idle stream, 1 504 x 4 KiB and 1 504 x 8 KiB: sm (2 SMs) is fastest at an extent of 1 to 32."
+    assert sentences == [every] if not exception else len(sentences) == 2
+
+
+@pytest.mark.parametrize(("most", "deepens"), [(1.0, False), (2.0, True)])
+def test_a_cliff_that_is_higher_with_more_blocks_deepens(tmp_path: Path, most: float, deepens: bool) -> None:
+    def rate(cell: Cell) -> float:
+        height = most if cell.blocks == 10_000 else 1.0
+        return 10.0 * height if cell.block_bytes > 24 * KIB else 2.0
+
+    cells = [cell for cell in synthetic.cliff_cells((64, 256, 10_000)) if cell.backend == "batched"]
+    (text,) = highlights_of(made_report(tmp_path, of(cells, rate, 0.001)), "cliff")
+    assert ("the cliff deepens with N" in text) == deepens
+
+
+def test_a_crossover_is_the_size_from_which_batched_copies_stay_faster(tmp_path: Path) -> None:
+    sizes = [kib * KIB for kib in (4, 8, 16, 32)]
+    kernels = [Cell("triton", Direction.H2D, 10_000, size, sms=sms) for size in sizes for sms in (12, 16)]
+    mixed = [
+        Cell(name, Direction.H2D, 10_000, 16_384, sms=sms, sizes="alternate-8")
+        for name, sms in (("batched", None), ("triton", 12))
+    ]
+    cells = [Cell("batched", Direction.H2D, 10_000, size) for size in sizes] + kernels + mixed
+    cells = [replace(cell, stream_state=StreamState.SUSTAINED) for cell in cells]
+
+    def rate(cell: Cell) -> float:
+        if cell.backend == "batched":
+            return cell.block_bytes / 1024
+        return 10.0 if cell.sms == 12 else 20.0
+
+    table = part_of(made_report(tmp_path, of(cells, rate, 0.001)), "threshold").tables[0]
+    assert said(table.title).startswith("Back to back, N = 10 000")
+    rows = {said(row[1]): [said(text) for text in row[2:]] for row in table.rows}
+    assert [float(text) for text in rows["16 KiB, alternate-8"]] == pytest.approx([16, 10], rel=0.01)
+    assert [rows[f"crossover, {sms} SMs"][-1] for sms in (12, 16)] == ["from 16 KiB", "from 32 KiB"]
+
+
+def test_arms_that_were_measured_in_turn_are_compared_sample_by_sample(tmp_path: Path) -> None:
+    """In each visit the machine becomes slower, to twice its time in the last: medians of visits could not tell."""
+    cells = [cell for cell in synthetic.order_cells() if cell.direction is Direction.H2D and cell.blocks == 64][:3]
+    visits = []
+    for cell, made in product(cells, range(6)):
+        slower = [1 + (made + 1) / 6 * number / 40 for number in range(40)]
+        drift = [100.0 * times * (0.99 if cell.order is Order.ANY else 1.0) for times in slower]
+        visit = synthetic.visit(cell, 100.0, count=40)
+        samples = msgspec.structs.replace(visit.samples, event_us=drift, wall_us=drift)
+        in_turn = {"samples": samples, "group": "one", "round": made, "span_ns": (made, made + 1)}
+        visits.append(msgspec.structs.replace(visit, **in_turn))
+    table = part_of(made_report(tmp_path, visits), "order").tables[0]
+    assert [said(row[5]) for row in table.rows] == ["-1.0% (-1.0 to -1.0)"]
+
+
+# Models and layers
+
+
+def test_the_table_of_models_has_a_row_for_each_in_the_order_of_the_sweep(tmp_path: Path) -> None:
+    swaps = swaps_of(*MODELS)
+    report = made_report(tmp_path, of(cells_of(swaps), rate_of, 0.001), about(swaps))
+    for state, times in (("idle", 2), ("busy", 4)):
+        rows = rows_of(table_of(part_of(report, "models"), f"h2d, {state} stream: per_block against batched, 2 048"))
+        geometry = {name: [text.replace(TIMES, "x") for text in row[:4]] for name, row in rows.items()}
+        # KV heads x size, tensors, N, block
+        assert geometry == {
+            "llama-3-8b": ["8 x 128", "64", "8 192", "32 KiB"],
+            "mistral-7b": ["8 x 128", "64", "8 192", "32 KiB"],
+            "llama-3-70b, TP 4": ["2 x 128", "160", "20 480", "8 KiB"],
+            "gpt-oss-20b": ["8 x 64", "24 + 24", "3 264", "16 KiB"],
+            "deepseek-v3": ["MLA x 576", "61", "7 808", "18 KiB"],
+        }
+        assert list(rows) == list(geometry)
+        for swap, row in zip(swaps, rows.values(), strict=True):
+            single, batched, ratio, gbps = row[4:]
+            rates = [RATES[f"{backend} {state}"] for backend in ("per_block", "batched")]
+            ms = [swap.blocks * swap.block_bytes / rate / 1e6 for rate in rates]
+            assert [float(text) for text in (single, batched, gbps)] == pytest.approx([*ms, rates[1]], rel=0.01)
+            assert ratio == f"{TIMES}{times}.00"
+
+
+@pytest.mark.parametrize(
+    ("models", "reason"),
+    [
+        ([], "it needs a sweep of models"),
+        ([{"geometry": {"name": "[x](javascript:alert(1))"}}], "its run.json describes models that cannot be"),
+        ({"<script>": 1}, "its run.json describes models that cannot be"),
+        (swaps_of("deepseek-v3"), "none of the models of a run has a measured cell"),
+    ],
+)
+def test_the_report_says_why_a_run_has_no_table_of_models(tmp_path: Path, models: object, reason: str) -> None:
+    report = made_report(tmp_path, of(cells_of(swaps_of("llama-3-8b")), rate_of), about(models))
+    assert any(reason in line for line in lines_of([*report.missing.values()]))
+
+
+def test_the_first_page_says_when_no_backend_certainly_hides_the_loads(tmp_path: Path) -> None:
+    hidden = [0.96, 0.97, 0.94, 0.97, 0.96, 0.97]  # the interval holds less
+    (highlight,) = highlights_of(made_report(tmp_path, loads(2048, hidden), about(LENGTHS)), "layers")
+    assert "no backend clearly hides 95% of the loads; batched hides most, " in highlight
+
+
+def test_loads_without_a_step_have_times_but_no_hidden_share(tmp_path: Path) -> None:
+    alone = [msgspec.structs.replace(one, beside=None) for one in loads(2048, [0.5] * 6)]
+    report = made_report(tmp_path, alone, about(LENGTHS))
+    assert highlights_of(report, "layers") == []
+    assert rows_of(table_of(part_of(report, "layers"), "llama-3-8b"))
+    assert part_of(report, "layers").charts == []  # of loads of one length
+    (row,) = made_run(tmp_path, alone, about(LENGTHS), "again").frame().to_dict("records")
+    assert row["first_layer_us"] == 60.0
+    assert row["hidden_share"] != row["hidden_share"]
+
+
+# Neighbours
+
+
+def test_the_edge_of_neighbours_is_marked_in_table_and_chart(tmp_path: Path) -> None:
+    report = made_report(tmp_path, LADDER)
+    table = table_of(part_of(report, "neighbour"), "gemm, d2h")
+    assert [is_bold(row[0]) for row in table.rows] == [True, True, False]
+    (line,) = chart_of(report, "neighbour-run").plot.lines  # type: ignore[union-attr]
+    assert list(line.x) == [20.0, 41.0, 40.0]  # by the SM count
+    assert list(line.notes) == ["1 SM", "2 SMs", "4 SMs"]
+
+
+def with_beside(visit: Visit, **changes: object) -> Visit:
+    return msgspec.structs.replace(visit, beside=msgspec.structs.replace(visit.beside or Beside(), **changes))
+
+
+def test_a_slow_fifth_of_the_iterations_counts_in_the_slowdown_and_the_time_lost(tmp_path: Path) -> None:
+    """One iteration in five takes twice as long, beside swaps of 5 GB/s."""
+    times = [200.0, 200.0, 400.0, 200.0, 200.0] * 20
+    visits = [with_beside(one, neighbour_beside_us=times) for one in synthetic.beside(SM, 1.0, 5.0)]
+    (row,) = made_run(tmp_path, visits).frame().to_dict("records")
+    assert row["neighbour_slowdown"] == pytest.approx(1.2)
+    assert row["neighbour_slowdown_median"] == pytest.approx(1.0)
+    assert row["exposure_us_per_gb"] == pytest.approx(1e6 / 6 / 5)
+    assert row["exposure_us_per_gb_low"] == pytest.approx(row["exposure_us_per_gb_high"])
+
+
+@pytest.mark.parametrize(("iterations", "known"), [(83, False), (84, True)])
+def test_fewer_than_500_iterations_of_six_visits_have_a_longest_but_no_p99(
+    tmp_path: Path, iterations: int, known: bool
+) -> None:
+    times = [200.0] * (iterations - 2) + [1000.0] * 2
+    few = [
+        with_beside(one, neighbour_alone_us=[200.0] * iterations, neighbour_beside_us=times)
+        for one in synthetic.beside(SM, 1.2, 41.0)
+    ]
+    run = made_run(tmp_path, few)
+    (row,) = run.frame().to_dict("records")
+    assert (row["neighbour_slowdown_p99"] == row["neighbour_slowdown_p99"]) == known
+    part = part_of(report_of([run]), "neighbour")
+    heads = [said(head) for head in table_of(part, "gemm, d2h").header]
+    assert ("p99, us" in heads, "Worst, us" in heads) == (known, True)
+    assert bool(part.tables[0].rows[0][-1]) == known
+
+
+def test_the_table_holds_one_workload_with_a_line_for_each_method(tmp_path: Path) -> None:
+    """What moves other blocks, such as extents, does not stand beside them."""
+    decode = [replace(SM, sms=sms, neighbour=Neighbour.DECODE) for sms in (2, 4)]
+    other = replace(SM, backend="merged", sms=None, pattern=Pattern.parse("runs-32"))
+    dead = synthetic.failure(replace(SM, sms=8), "the neighbour died: OutOfMemoryError")
+    made = [*LADDER, *(visit for cell in decode for visit in synthetic.beside(cell, 1.4, 39.0 + (cell.sms or 0)))]
+    part = part_of(made_report(tmp_path, [*made, *synthetic.beside(other, 1.01, 45.0), dead]), "neighbour")
+    assert lines_of(part.tables[0].header)[2:] == [
+        "GB/s beside", "decode slower", "decode p99", "gemm slower", "gemm p99",
+    ]  # fmt: skip
+    rows = {said(method): [said(text) for text in rest] for _, method, *rest in part.tables[0].rows}
+    assert set(rows) == {"sm (1 SM)", "sm (2 SMs)", "sm (4 SMs)"}
+    assert rows["sm (1 SM)"][1::2] == ["", "1.10x"]
+    assert rows["sm (2 SMs)"][1::2] == ["1.40x", "1.20x"]
+    (chart,) = part.charts
+    assert "decode" in chart.text.title
+    table = table_of(part, "gemm, d2h")
+    assert "¹ failed: error: the neighbour died: OutOfMemoryError" in lines_of(table.notes)
+    assert "; 42 samples a cell" in said(table.caption)
+
+
+@pytest.mark.parametrize("turns", [Beside(), Beside(neighbour_alone_us=[200.0])])
+def test_a_visit_without_a_whole_iteration_has_no_slowdown(tmp_path: Path, turns: Beside) -> None:
+    run = made_run(tmp_path, [msgspec.structs.replace(one, beside=turns) for one in synthetic.beside(SM, 1.0, 20.0)])
+    assert run.frame()["neighbour_slowdown"].isna().all()
+    assert "neighbour" not in sections_of(report_of([run]))
+
+
+def test_a_ladder_has_the_step_beside_it_on_a_second_scale(tmp_path: Path) -> None:
+    (case,) = (case for case in CASES if case.section == "sm-ladder")
+    part = part_of(made_report(tmp_path, case.visits), "sm-ladder")
+    assert rows_of(part.tables[0]) == {"2": ["15.0", ""], "4": ["30.0", "1.40x"], "8": ["30.0", ""]}
+    plot = part.charts[0].plot
+    assert isinstance(plot, LinePlot)
+    assert plot.second
+    assert [line.second for line in plot.lines] == [False, True]
+
+
+# Replays and engines
+
+
+def test_a_swap_that_began_late_took_that_much_longer(tmp_path: Path) -> None:
+    late = [0.0] * 3 + [1e6] * 3
+    made = [
+        msgspec.structs.replace(one, samples=msgspec.structs.replace(one.samples, late_us=late))
+        for one in replayed("batched", 5.0)
+    ]
+    report = made_report(tmp_path, made, synthetic.info(spec={"trace": {"speed": 1.0, "h2d": {"total": 400}}}))
+    (row,) = rows_of(table_of(part_of(report, "replay"), "Loads (h2d)")).values()
+    _, begun_late, _, p90, worst, *_ = row
+    assert begun_late == "18 (1000000 to 1000000 us)"
+    assert min(float(p90), float(worst.split()[0])) > 1e6
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"origin": "60 min of conversations, llama-3-8b, vllm"}, "60 min of conversations, llama-3-8b, vllm"),
+        ({}, "a trace with blocks like llama-3-8b"),
+        ({"descriptors": 63, "block_bytes": 63 * 4096}, "a trace with blocks of 63 x 4 KiB"),
+    ],
+)
+def test_a_chart_names_its_trace_by_what_it_is(tmp_path: Path, more: dict[str, object], text: str) -> None:
+    trace = {"path": "/x/hour.gz", "h2d": {"total": 400}, "descriptors": 64, "block_bytes": 2 << 20} | more
+    spec = {"trace": trace, "question": "Which backend makes the swaps of this trace fastest?"}
+    report = made_report(tmp_path, REPLAYS, synthetic.info(spec=spec))
+    (question,) = [said(row[1]) for row in report.runs.rows]
+    assert question == f"Which backend makes the swaps of this trace fastest? ({text})"
+    head = chart_of(report, "replay-run").text
+    assert head.title.endswith(text)
+    assert "hour.gz" not in f"{head} {highlights_of(report, 'replay')}"
+
+
+def test_the_ratio_of_two_times_is_that_of_the_medians_beside_it(tmp_path: Path) -> None:
+    """An estimate from pairs of visits would be 2.89."""
+    records = [*by_engine("sm", 64, 40.0, 2), *by_engine("vllm_triton", 64, 60.0, drift=0.3)]
+    report = made_report(tmp_path, records, synthetic.info(backends=[VLLM]))
+    (row,) = part_of(report, "engines").tables[0].rows
+    assert [said(text) for text in row][-2:] == ["40.0 (12.0)", "2.92"]
+
+
+def test_every_run_of_the_machine_shows_its_engines(tmp_path: Path) -> None:
+    paged = [*by_engine("lmcache", 64, 90.0, paged=True), *by_engine("sm", 64, 60.0, 2, paged=True)]
+    runs = [
+        made_run(tmp_path, VLLM_VISITS, synthetic.info(backends=[VLLM]), "first"),
+        made_run(tmp_path, paged, synthetic.info(backends=[LMCACHE]), "second"),
+        made_run(tmp_path, by_engine("batched", 64, 9.0), name="third"),
+    ]
+    part = part_of(report_of(runs), "engines")
+    titles = [said(table.title) for table in part.tables]
+    assert titles == ["first: vllm==0.33.0, h2d, idle stream", "second: lmcache==0.5.3, h2d, idle stream"]
+    row = [said(text) for text in part.tables[1].rows[0]]
+    assert row[2:] == ["90.0 (27.0)", "lmcache", "sm (2 SMs)", "60.0 (18.0)", "1.50"]
+    assert any("time of the calling thread by +3 us in the median" in text for text in findings_of(part))
