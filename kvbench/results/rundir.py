@@ -197,23 +197,29 @@ class Ceilings:
 
     def low_by(self, visit: Visit) -> float:
         """Return by what share the ceiling of a visit's round lay below the best, 0 where it was not low."""
-        of_round = self._gbps.get(visit.cell.direction, {}).get(visit.round, {})
+        rounds = self._gbps.get(visit.cell.direction, {})
+        of_round = rounds.get(visit.round, {})
         before = max((attempt for attempt in of_round if attempt <= visit.attempt), default=None)
-        return 0.0 if before is None else self._low_by(visit.cell.direction, of_round[before])
+        if before is None:
+            return 0.0
+        return _low_by(of_round[before], max(max(each.values()) for each in rounds.values()))
 
-    def low(self) -> list[tuple[str, int]]:
-        """Return the directions and rounds that had no other ceiling than a low one, the lowest first."""
-        low = {
-            (direction, number): by
-            for direction, rounds in self._gbps.items()
-            for number, of_round in rounds.items()
-            if (by := self._low_by(direction, max(of_round.values())))
-        }
-        return sorted(low, key=lambda key: -low[key])
+    def low(self, before: int) -> list[tuple[str, int]]:
+        """Return the directions and rounds whose ceilings before this attempt were all low, the lowest first."""
+        low: dict[tuple[str, int], float] = {}
+        for direction, rounds in self._gbps.items():
+            of_rounds = {
+                number: max(known)
+                for number, of_round in rounds.items()
+                if (known := [gbps for attempt, gbps in of_round.items() if attempt < before])
+            }
+            for number, gbps in of_rounds.items():
+                low[direction, number] = _low_by(gbps, max(of_rounds.values()))
+        return sorted(filter(low.get, low), key=lambda key: -low[key])
 
-    def _low_by(self, direction: str, gbps: float) -> float:
-        best = max(value for of_round in self._gbps[direction].values() for value in of_round.values())
-        return 1 - gbps / best if best > (1 + CEILING.fraction) * gbps else 0.0
+
+def _low_by(gbps: float, best: float) -> float:
+    return 1 - gbps / best if best > (1 + CEILING.fraction) * gbps else 0.0
 
 
 def visits_that_count(records: Sequence[Record]) -> Sequence[Visit]:

@@ -45,7 +45,8 @@ class Progress:
     """The content of a run: visits, large copies of every kind by round; ids of the failed and skipped cells."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
-        self.visits: set[tuple[str, int, int]] = set()
+        # By cell, round and attempt: whether it was disturbed.
+        self.visits: dict[tuple[str, int, int], bool] = {}
         self.copies: set[tuple[type[Record], str, int, int]] = set()
         self.ceilings = Ceilings(())
         # By direction, round, and whether the round was repeated.
@@ -59,7 +60,7 @@ class Progress:
     def note(self, record: Record) -> None:
         match record:
             case Visit():
-                self.visits.add((record.cell.id, record.round, record.attempt))
+                self.visits[record.cell.id, record.round, record.attempt] = bool(record.disturbed)
                 again = record.attempt >= ATTEMPTS
                 self.took_ms[record.cell.direction, record.round, again] += record.took_ms or 0.0
             case Failure():
@@ -279,27 +280,35 @@ class Execution:
     def _follow(self, schedule: Schedule) -> None:
         """Measure what `schedule` has left, stage by stage."""
         left = schedule.expected_visits - schedule.made
+        # The copies of the device cpu slow down under any load.
+        again = self.schedule is None and self.opened.device.kind == "cuda"
         self.observer.planned(self.plan, self.opened, schedule.made, schedule.expected_visits)
-        pool_bytes = self.reserve(self.plan.cells) if left else 0
+        needed = left or (again and self.progress.ceilings.low(ATTEMPTS))
+        pool_bytes = self.reserve(self.plan.cells) if needed else 0
         for index, stage in enumerate(schedule.stages()):
             has_roofs = not (index and schedule.measures_roofs_once)
             planned = with_arms(stage[0][0], [cell for _, cell in stage], self.plan)
             self._measure_stage(planned, pool_bytes if has_roofs else 0, index)
-        # The copies of the device cpu slow down under any load.
-        if left and self.schedule is None and self.opened.device.kind == "cuda":
+        if again:
             self._measure_low_rounds_again()
 
     def _measure_low_rounds_again(self) -> None:
-        """Measure rounds again whose ceiling was low, while there is time, once large copies are as fast as usual."""
+        """Measure rounds again whose ceiling was low, while there is time, once large copies are as fast as usual.
+
+        What began before a run was resumed is finished. Visits of several devices are not repeated: the others would
+        not come to them.
+        """
         every = visits(self.plan, self.spec.sampling, self.spec.seed)
         rounds = {number: [*of_round] for number, of_round in groupby(every, key=lambda visit: visit.round)}
+        ceilings = self.progress.ceilings
         for attempt in (ATTEMPTS, 2 * ATTEMPTS):
-            for direction, number in self.progress.ceilings.low():
-                if self.progress.has_time_for(direction, number):
+            for direction, number in ceilings.low(attempt):
+                begun = (Ceiling, direction, number, attempt) in self.progress.copies
+                if begun or self.progress.has_time_for(direction, number):
                     self._copy_ceiling(Direction(direction), number, attempt)
-                    if (direction, number) not in self.progress.ceilings.low():
+                    if (direction, number) not in ceilings.low(attempt + 1):
                         planned = [one for one in rounds.get(number, ()) if one.cell.direction == direction]
-                        self._make_visits(planned, attempt)
+                        self._make_visits([one for one in planned if one.cell.devices == 1], attempt)
 
     def _measure_stage(self, planned: list[PlannedVisit], pool_bytes: int, index: int) -> None:
         """Measure visits of a round: first large copies, and the roofs where `pool_bytes` is large enough."""
@@ -323,12 +332,11 @@ class Execution:
 
     def _is_disturbed(self, visit: PlannedVisit) -> bool:
         """Make a visit, unless the run has it; return whether it was disturbed and can be repeated."""
-        left = self.progress.left_of(visit)
-        if left is None:
-            return False
-        self.observer.visiting(left)
-        made = self.visit(left)
-        return visit.cell.devices == 1 and any(isinstance(one, Visit) and one.disturbed for one in made)
+        if (left := self.progress.left_of(visit)) is not None:
+            self.observer.visiting(left)
+            self.visit(left)
+        disturbed = (self.progress.visits.get((cell.id, visit.round, visit.attempt)) for cell in visit.cells)
+        return visit.cell.devices == 1 and any(disturbed)
 
     def measure_ceilings(self, number: int) -> None:
         swapped = {cell.direction for cell in self.plan.cells}

@@ -1,5 +1,6 @@
 import io
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from kvbench.cells.facts import DeviceFacts
 from kvbench.cli.progress import PlainReporter
 from kvbench.results import RunWriter, load_run
 from kvbench.results.rundir import visits_that_count
-from kvbench.results.schema import Ceiling, Disturbance, Failure, Note, Retry, Visit
+from kvbench.results.schema import Ceiling, Disturbance, Failure, Note, Record, Retry, Visit
 from kvbench.run.execution import MAX_REPEATS, VISITS_A_REPEAT, Execution, Progress, SweepEnd
 from kvbench.run.protocol import MeasureCells, Opened
 from kvbench.run.worker_process import LostError, NotAskedError
@@ -196,9 +197,34 @@ def test_a_round_with_a_low_ceiling_is_measured_again_once_copies_are_as_fast_as
     assert len(counting) == 6 * 3
     assert {key for key, attempt in counting.items() if attempt} == {(4, 1), (4, 2), (1, 1), (1, 2)}
     assert run.low_rounds == {}
-    once_more = Slot(disturbed=0)
-    execute(tmp_path, once_more, RunWriter.reopen(tmp_path), cells=cells, rounds=6, kind="cuda")
-    assert once_more.made == []
+
+
+def test_a_run_that_is_cut_anywhere_and_resumed_has_every_visit_of_a_whole_one(tmp_path: Path) -> None:
+    """Those of rounds that are measured again included, and of their disturbed visits."""
+    cells = (*CELLS[:2], replace(CELLS[2], direction=Direction.D2H), replace(CELLS[3], devices=2))
+
+    def resumed(records: Sequence[Record], path: Path) -> list[Record]:
+        slot = Slot(disturbed=5)  # the first cell of a round, also when it is measured again
+        slot.copies_us = {("h2d", 1): [1.06, 1.2, 1.0], ("d2h", 2): [1.04], ("h2d", 4): [1.3]}
+        for one in records:
+            if isinstance(one, Ceiling) and (left := slot.copies_us.get((one.direction, one.round))):
+                left.pop(0)
+        writer = RunWriter.create(path, info(status="running"))
+        for record in records:
+            writer.append(record)
+        execute(path, slot, writer, cells=cells, rounds=6, kind="cuda")
+        return list(load_run(path).records)
+
+    def made(records: Sequence[Record]) -> Counter[tuple[str, int, int]]:
+        large = [(one.direction, one.round, one.attempt) for one in records if isinstance(one, Ceiling)]
+        return Counter([*large, *((one.cell.id, one.round, one.attempt) for one in records if isinstance(one, Visit))])
+
+    whole = resumed([], tmp_path / "whole")
+    assert {attempt for *_, attempt in made(whole)} == {0, 1, 3, 4, 6}
+    assert {attempt for id_, _, attempt in made(whole) if id_ == cells[3].id} == {0}  # other devices would not come
+    first = next(at for at, record in enumerate(whole) if isinstance(record, Ceiling) and record.attempt)
+    for cut in range(first, len(whole) + 1):
+        assert made(resumed(whole[:cut], tmp_path / f"cut-{cut}")) == made(whole), cut
 
 
 def test_rounds_are_measured_again_within_half_of_the_time_of_the_run(tmp_path: Path) -> None:
