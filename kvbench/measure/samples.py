@@ -69,13 +69,10 @@ class Taken:
 class Sampler:
     """Takes samples of the cell's swap in its stream state, one at a time."""
 
-    copies = True
-    """Whether the swap moves its blocks, so that they can be compared."""
-    endless = False
-    """Whether samples go on until the time is up, however many they are."""
-
     def __init__(self, bench: Bench, cell: Cell, workload: Workload, swaps: Sequence[PreparedSwap]) -> None:
         self.bench, self.cell, self.workload, self.swaps = bench, cell, workload, swaps
+        self.copies = swaps[0].mechanism is not Mechanism.NOTHING  # blocks, so that they can be compared
+        self.endless = cell.devices > 1  # while other devices swap too, until the time is up
         self.chains = 0  # sustained samples that were taken
 
     @property
@@ -134,16 +131,6 @@ class Sampler:
         caller_us = max(self.take_busy().caller_us for _ in range(BUSY_TWINS))
         delay_us = min(DELAY_MARGIN * max(1, queued) * caller_us + DELAY_SPARE_US, MAX_DELAY_US)
         return Queue(queued, self.cell.streams, round(delay_us * 1000))
-
-
-class Floor(Sampler):
-    copies = False
-
-
-class Together(Sampler):
-    """Samples while other devices swap too, until the time is up."""
-
-    endless = True
 
 
 class BesideNeighbour(Sampler):
@@ -350,10 +337,8 @@ def set_up(
 
 
 def _sampler(bench: Bench, backend: Backend, cell: Cell, workload: Workload, swaps: Sequence[PreparedSwap]) -> Sampler:
-    if swaps[0].mechanism is Mechanism.NOTHING:
-        return Floor(bench, cell, workload, swaps)
-    if cell.neighbour is Neighbour.NONE:
-        return (Together if cell.devices > 1 else Sampler)(bench, cell, workload, swaps)
+    if cell.neighbour is Neighbour.NONE or swaps[0].mechanism is Mechanism.NOTHING:
+        return Sampler(bench, cell, workload, swaps)
     if cell.layers:
         return BesideStep(bench, cell, workload, swaps)
     return BesideNeighbour(bench, cell, workload, swaps, backend)

@@ -339,10 +339,8 @@ class Execution:
         return visit.cell.devices == 1 and any(disturbed)
 
     def measure_ceilings(self, number: int) -> None:
-        swapped = {cell.direction for cell in self.plan.cells}
-        for direction in Direction:
-            if direction in swapped:
-                self._copy_ceiling(direction, number)
+        for direction in sorted({cell.direction for cell in self.plan.cells}, key=[*Direction].index):
+            self._copy_ceiling(direction, number)
 
     def _copy_ceiling(self, direction: Direction, number: int, attempt: int = 0) -> None:
         self._copies(MeasureCeiling(direction=direction.value, round=number, samples=CEILING_SAMPLES), Ceiling, attempt)

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from kvbench.cells.axes import Direction, Reuse
@@ -15,10 +14,10 @@ from kvbench.cli.progress import PlainReporter
 from kvbench.results import RunWriter, load_run
 from kvbench.results.rundir import visits_that_count
 from kvbench.results.schema import Ceiling, Disturbance, Failure, Note, Record, Retry, Visit
-from kvbench.run.execution import MAX_REPEATS, VISITS_A_REPEAT, Execution, Progress, SweepEnd
+from kvbench.run.execution import MAX_REPEATS, VISITS_A_REPEAT, Execution, Observer, Progress, SweepEnd
 from kvbench.run.protocol import MeasureCells, Opened
 from kvbench.run.worker_process import LostError, NotAskedError
-from kvbench.sweep.plan import Plan, PlannedVisit
+from kvbench.sweep.plan import Plan
 from kvbench.sweep.spec import Sampling, SweepSpec
 from tests.synthetic import info, samples
 
@@ -43,6 +42,9 @@ class Slot:
         return [f"room for {', '.join({cell.backend for cell in cells})}"]
 
     def serve(self, backend: str) -> None: ...
+
+    def replace(self) -> None:
+        self.replaced += 1
 
     def ask(self, request: Any, *_: object) -> Ceiling:
         of_round = self.copies_us.get((request.direction, request.round), [])
@@ -70,12 +72,6 @@ class Slot:
         ]
 
 
-class Silent:
-    def planned(self, *_: Any) -> None: ...
-    def visiting(self, visit: PlannedVisit) -> None: ...
-    def recorded(self, record: object) -> None: ...
-
-
 class Crashing(Slot):
     """A worker that every large copy kills, and that is dead before the first visit."""
 
@@ -83,21 +79,8 @@ class Crashing(Slot):
         raise LostError("the worker died by SIGSEGV")
 
     def replace(self) -> None:
-        self.replaced += 1
+        super().replace()
         self.ended = self.replaced == 2
-
-
-class Mismatching(Slot):
-    """A worker that finds wrong bytes in every visit of the first cell."""
-
-    def visit(self, request: MeasureCells, *_: object) -> list[Visit] | Failure:
-        if Cell.from_strings(request.cells[0]) == CELLS[0]:
-            texts, number = request.cells[0], request.round
-            return Failure(cell_text=texts, round=number, kind="mismatch", message="wrong", command="")
-        return super().visit(request)
-
-    def replace(self) -> None:
-        self.replaced += 1
 
 
 class Left(Slot):
@@ -107,9 +90,6 @@ class Left(Slot):
         if Cell.from_strings(request.cells[0]) == CELLS[1]:
             raise NotAskedError("only 1 of 2 devices are left")
         return super().visit(request)
-
-    def replace(self) -> None:
-        self.replaced += 1
 
 
 class WrongArm(Slot):
@@ -126,9 +106,6 @@ class WrongArm(Slot):
         if texts in request.cells:
             return Failure(cell_text=texts, round=request.round, kind="mismatch", message="wrong", command="")
         return super().visit(request)
-
-    def replace(self) -> None:
-        self.replaced += 1
 
 
 class Stopped:
@@ -158,7 +135,7 @@ def execute(
     with writer or RunWriter.create(path, info(searched_by=search and search.command, status="running")) as writer:
         progress = Progress(load_run(path).records)
         plan = Plan(cells, (), 0, 0, in_turn=("sms",))
-        return Execution(spec, plan, opened, writer, slot, Silent(), progress, search).run()  # type: ignore[arg-type]
+        return Execution(spec, plan, opened, writer, slot, Observer(), progress, search).run()  # type: ignore[arg-type]
 
 
 def test_a_disturbed_visit_is_repeated_after_the_others_of_its_round(tmp_path: Path) -> None:
@@ -212,7 +189,7 @@ def test_a_run_that_is_cut_anywhere_and_resumed_has_every_visit_of_a_whole_one(t
         writer = RunWriter.create(path, info(status="running"))
         for record in records:
             writer.append(record)
-        execute(path, slot, writer, cells=cells, rounds=6, kind="cuda")
+        assert execute(path, slot, writer, cells=cells, rounds=6, kind="cuda").status == "complete"
         return list(load_run(path).records)
 
     def made(records: Sequence[Record]) -> Counter[tuple[str, int, int]]:
@@ -265,7 +242,7 @@ def test_a_visit_that_was_not_requested_fails_without_replacing_a_worker(tmp_pat
 
 
 def test_a_worker_that_found_wrong_bytes_is_replaced(tmp_path: Path) -> None:
-    slot = Mismatching(disturbed=0)
+    slot = WrongArm(CELLS[0])
     outcome = execute(tmp_path, slot)
     assert (outcome.measured, outcome.failed, slot.replaced) == (len(CELLS) - 1, 1, 1)
 
@@ -281,14 +258,6 @@ def test_a_failed_cell_has_figures_after_a_successful_retry(tmp_path: Path) -> N
         writer.append(Retry(cell_text=texts))
     execute(tmp_path, Slot(disturbed=0), RunWriter.reopen(tmp_path))
     assert set(load_run(tmp_path).frame()["status"]) == {"ok"}
-
-
-def test_resuming_does_not_repeat_visits(tmp_path: Path) -> None:
-    execute(tmp_path, Slot(disturbed=0))
-    again = Slot(disturbed=0)
-    execute(tmp_path, again, RunWriter.reopen(tmp_path))
-    assert again.made == []
-    assert msgspec.json.encode(load_run(tmp_path).info.status) == b'"complete"'
 
 
 @pytest.mark.parametrize(
