@@ -257,21 +257,6 @@ def test_every_kind_of_failure_is_recorded_and_the_other_cells_are_measured(faul
     assert len([text for text in replaced if "replaced" in text]) == len(errors)
 
 
-def test_a_gate_that_never_opens_fails_only_its_cell(tmp_path: Path) -> None:
-    cells = tiny(backend="per_block", blocks="1,2", stream_state="gated,opened", **HOT)
-    fault = "closed-gate@wait=1 when blocks=1, stream_state=gated"
-    done = kvbench_here("sweep", *cells, *BRIEF, "--deadline-s=2", "--fault", fault, "--out", "run", cwd=tmp_path)
-    assert done.returncode == 5
-    failed = [(cell_of(failure), failure.kind) for failure in failures(tmp_path / "run")]
-    assert [(cell.blocks, cell.stream_state, kind) for cell, kind in failed] == [(1, "gated", "timeout")]
-    visits = [record for record in records(tmp_path / "run") if isinstance(record, Visit)]
-    assert {cell_of(visit).stream_state.value for visit in visits if cell_of(visit).blocks == 2} == {"gated", "opened"}
-    for visit in visits:
-        held = cell_of(visit).stream_state.pending
-        assert set(visit.samples.pending_before) == set(visit.samples.pending_after) == {int(held)}
-        assert visit.samples.event_us is not None
-
-
 def test_every_failure_is_shown_with_the_command_that_reproduces_it(faulty: tuple[Done, Path]) -> None:
     done, run = faulty
     told = done.stdout.partition("to write tables and charts")[0]  # before the table, which has a line a row
