@@ -210,6 +210,10 @@ class Axis:
                 raise self._refusal(text, f"more than {MAX_AXIS_VALUES} values")
         return tuple(values)
 
+    def texts(self, text: str) -> tuple[str, ...]:
+        """The values of `parse`, each as `write` has it."""
+        return tuple(map(self.write, self.parse(text)))
+
     def _item(self, item: str) -> Sequence[AxisValue]:
         if not (self.ranged and ":" in item):
             return (self.parse_one(item),)

@@ -5,7 +5,6 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
@@ -255,7 +254,7 @@ def _with_policy(spec: SweepSpec, option: Path | None) -> SweepSpec:
             raise UsageError(f"--policy {option}: no cell uses the backend auto; add -a backend=auto,batched")
         return spec
     path = option or os.environ.get(POLICY_VARIABLE)
-    return replace(spec, policy=_policy_at(Path(path))) if path else spec
+    return msgspec.structs.replace(spec, policy=_policy_at(Path(path))) if path else spec
 
 
 def _policy_at(path: Path) -> Policy:

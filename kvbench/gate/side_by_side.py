@@ -162,7 +162,7 @@ class MeasuredSide(Observer):
     def start(self) -> None:
         """Start the worker and plan; raises UsageError if there is nothing to measure, and errors of the worker."""
         self.opened = self._slot.start()
-        self.spec = replace(self.spec, limits=half_of_memory(self.spec.limits, self.opened))
+        self.spec = msgspec.structs.replace(self.spec, limits=half_of_memory(self.spec.limits, self.opened))
         self.plan = expand(self.spec, self.opened.device, self.opened.backends)
         if not self.plan.cells:
             raise UsageError(f"{self.side.option} {brief(self.side.text)}: {nothing_to_measure(self.plan)}")

@@ -16,7 +16,6 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from kvbench.cells.axes import AxisValue
 from kvbench.cells.cell import AXES
 from kvbench.cells.pattern import AS_PATTERN, Pattern, Tensors, unfit_sides
 from kvbench.errors import UsageError
@@ -312,11 +311,11 @@ class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
         return Pattern.parse(self.pattern).tensors(self.blocks)
 
     @property
-    def axes(self) -> Mapping[str, tuple[AxisValue, ...]]:
+    def axes(self) -> Mapping[str, tuple[str, ...]]:
         """The values of `MODEL_AXES`; raises UsageError if no cell can have them."""
         with located(f"model {self.geometry.name}"):
             texts = (str(self.blocks), str(self.block_bytes), self.pattern, self.host_pattern)
-            return {name: AXES[name].parse(text) for name, text in zip(MODEL_AXES, texts, strict=True)}
+            return {name: AXES[name].texts(text) for name, text in zip(MODEL_AXES, texts, strict=True)}
 
 
 def model_swap(

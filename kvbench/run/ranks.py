@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from kvbench.cells.cell import Cell
@@ -49,7 +49,7 @@ class RankSlot(WorkerSlot):
 
     def __init__(self, spec: SweepSpec, backends: Iterable[Installed], rank: Rank) -> None:
         device = rank.device(spec.device, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        super().__init__(replace(spec, device=device), backends)
+        super().__init__(spec.with_options(device=device), backends)
         self._rank = rank
 
     def reserve(self, pool_bytes: int, host_pools: int = 1, cells: Collection[Cell] = ()) -> list[str]:

@@ -137,8 +137,9 @@ def _planned(spec: SweepSpec, opened: Sequence[Opened]) -> tuple[SweepSpec, list
 
     The plans have the cells that all devices can run; raises UsageError where there is none.
     """
-    names, axis = [each.device.name for each in opened], {"devices": (1, len(opened))}
-    spec = replace(spec, device=",".join(names), groups=tuple({**axis, **group} for group in spec.groups))
+    names, axis = [each.device.name for each in opened], {"devices": ("1", str(len(opened)))}
+    groups = tuple({**axis, **group} for group in spec.groups)
+    spec = msgspec.structs.replace(spec, device=",".join(names), groups=groups)
     plans = [planned(spec, each) for each in opened]
     common = set(plans[0].cells).intersection(*(plan.cells for plan in plans))
     if not common:
@@ -156,7 +157,7 @@ def _opened(spec: SweepSpec, path: Path, turns: Turns, stack: ExitStack) -> tupl
     backends = asked_for(spec)
     for name in spec.devices:
         start = Start(path=str(path.absolute() / START_FILE), place=len(slots), number=0)
-        slot = stack.enter_context(closing(TurnSlot(replace(spec, device=name), backends, turns, start)))
+        slot = stack.enter_context(closing(TurnSlot(spec.with_options(device=name), backends, turns, start)))
         try:
             opened.append(fitting(spec, slot.start()))
         except UsageError:

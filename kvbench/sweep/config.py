@@ -1,15 +1,15 @@
 """Sweep configs in TOML files: the shipped ones, found by name, and users' own files."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+from msgspec.structs import replace
 
-from kvbench.cells.axes import Axis, AxisValue, on_off
+from kvbench.cells.axes import Axis, on_off
 from kvbench.cells.cell import AXES
-from kvbench.cells.filter import SWAP_BYTES
+from kvbench.cells.filter import SWAP_BYTES, Filter
 from kvbench.errors import UsageError
 from kvbench.files import read_toml, shipped_folder
 from kvbench.models.geometry import MODEL_AXES
@@ -97,19 +97,19 @@ def load_config(path: Path, choice: ModelChoice | None = None) -> SweepSpec:
     swaps = (choice or ModelChoice()).over(file).swaps()
     if swaps and not file.models:  # the filters limit the sizes of the file, which the models replace
         of_sizes = (*MODEL_AXES, SWAP_BYTES.name)
-        spec = replace(spec, filters=tuple(one for one in spec.filters if one.axis not in of_sizes))
+        spec = replace(spec, filters=tuple(one for one in spec.filters if Filter.parse(one).axis not in of_sizes))
     return spec.with_models(swaps)
 
 
-def _axes(table: dict[str, object], where: str) -> dict[str, tuple[AxisValue, ...]]:
-    values: dict[str, tuple[AxisValue, ...]] = {}
+def _axes(table: dict[str, object], where: str) -> dict[str, tuple[str, ...]]:
+    values: dict[str, tuple[str, ...]] = {}
     with located(where):
         check_keys(table, list(AXES))
         for name, raw in table.items():
             items = raw if isinstance(raw, list) else [raw]
             if not items:
                 raise UsageError(f"{name}: the list is empty; leave the axis out to use its default")
-            values[name] = AXES[name].parse(",".join(_as_text(AXES[name], item) for item in items))
+            values[name] = AXES[name].texts(",".join(_as_text(AXES[name], item) for item in items))
     return values
 
 

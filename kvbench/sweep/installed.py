@@ -126,7 +126,7 @@ def asked_for(spec: SweepSpec) -> list[Installed]:
     known, _ = installed()
     names = {name for name, backend in known.items() if backend.own}
     for group in spec.groups:
-        names.update(map(str, group.get("backend", [name for name, backend in known.items() if not backend.engine])))
+        names.update(group.get("backend", [name for name, backend in known.items() if not backend.engine]))
     for name in sorted(names - known.keys()):
         raise unknown_backend(name, known)
     return [known[name] for name in sorted(names)]

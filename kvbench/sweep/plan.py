@@ -12,7 +12,7 @@ from kvbench.cells.axes import DEFAULT_ORDER, AxisValue, Memory, Neighbour, Reus
 from kvbench.cells.blocks import default_pool_bytes, sets_of
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import AUTO, BackendFacts, DeviceFacts, plug_ins_of
-from kvbench.cells.filter import refusal
+from kvbench.cells.filter import Filter, refusal
 from kvbench.errors import UsageError
 from kvbench.sweep.checks import ALL_SMS, Context, footprint, free_for_a_pool, usable_of_host, why_not
 from kvbench.sweep.installed import unknown_backend
@@ -89,7 +89,8 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     if count > MAX_COMBINATIONS:
         raise UsageError(f"the sweep has {count} combinations; the maximum is {MAX_COMBINATIONS}: name fewer values")
     asked = dict.fromkeys(cell for grid in grids for cell in _grid_cells(grid, device, usual_pool))
-    kept = [cell for cell in asked if all(condition.holds(cell) for condition in spec.filters)]
+    filters = [Filter.parse(text) for text in spec.filters]
+    kept = [cell for cell in asked if all(condition.holds(cell) for condition in filters)]
     reasons = {cell: why_not(cell, Context(device, known[cell.backend], spec)) for cell in kept}
     cells = tuple(cell for cell, reason in reasons.items() if reason is None)
     side_bytes = max((footprint(cell, spec.sampling, device.kind) for cell in cells), default=0)
@@ -103,7 +104,7 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
         host_pools=max(1, min(kinds, fitting)),
         plug_ins=plug_ins_of(backends),
         in_turn=spec.in_turn,
-        refusal="" if kept else refusal(spec.filters, asked),
+        refusal="" if kept else refusal(filters, asked),
     )
 
 
@@ -169,7 +170,7 @@ def by_package(planned: Sequence[PlannedVisit], plug_ins: Mapping[str, str]) -> 
 
 def _with_model_layers(group: Group, spec: SweepSpec) -> Group:
     """Return the group with its model's number of layers where a sequence leaves it to the model."""
-    asked = [str(value) for value in group.get("sequence", ())]
+    asked = group.get("sequence", ())
     layers = next((swap.geometry.layers for swap in spec.models if swap.axes.items() <= group.items()), None)
     if layers is None and (sequence := next((text for text in asked if text in LAYERS_OF_MODEL), None)):
         raise UsageError(f"axis sequence={sequence}: requires a model; choose one with --model, or write {sequence}-L")
@@ -178,12 +179,12 @@ def _with_model_layers(group: Group, spec: SweepSpec) -> Group:
 
 
 def _grids(
-    names: Sequence[AxisValue], group: Group, device: DeviceFacts, known: Mapping[str, BackendFacts]
+    names: Sequence[str], group: Group, device: DeviceFacts, known: Mapping[str, BackendFacts]
 ) -> Iterator[_Grid]:
     for name in names:
-        backend = known.get(str(name))
+        backend = known.get(name)
         if backend is None:
-            raise unknown_backend(str(name), known)
+            raise unknown_backend(name, known)
         yield backend, {axis: _values(axis, group, device, backend) for axis in AXES}
 
 
@@ -191,11 +192,12 @@ def _values(axis: str, group: Group, device: DeviceFacts, backend: BackendFacts)
     """Return the values of one axis; if the backend does not support it: `unused`, then the values to skip."""
     if axis == "backend":
         return (backend.name,)
+    asked = tuple(map(AXES[axis].parse_one, group.get(axis, ())))
     if AXES[axis].depends_on_backend and axis not in backend.axes:
-        return (AXES[axis].unused, *group.get(axis, ())[1:])
+        return (AXES[axis].unused, *asked[1:])
     if axis == "pool":
-        return group.get("pool", (None,))  # None: the default pool, or what the swap takes
-    wanted = group.get(axis, AXES[axis].default or (AXES[axis].unused,))
+        return asked or (None,)  # None: the default pool, or what the swap takes
+    wanted = asked or AXES[axis].default or (AXES[axis].unused,)
     if axis == "sms" and device.sm_count is not None:  # a missing number is left to the backend's rule
         return tuple(device.sm_count if value == ALL_SMS else value for value in wanted)
     return wanted

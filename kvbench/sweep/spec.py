@@ -1,12 +1,12 @@
 """The specification of a sweep: its axes, its trace, how and how long cells are sampled, its memory limits."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
 
 import msgspec
+from msgspec.structs import replace
 
-from kvbench.cells.axes import AxisValue, Direction, StreamState
+from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import AXES, Cell, axis_named
 from kvbench.cells.facts import plain_device
@@ -92,7 +92,7 @@ class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return [part for name, value in chosen.items() if value is not None for part in (name, f"{value}")]
 
 
-Group = Mapping[str, tuple[AxisValue, ...]]
+Group = Mapping[str, tuple[str, ...]]
 
 # Axes that a trace decides; its swaps are replayed one at a time on an idle stream.
 OF_TRACE: Final = (
@@ -152,27 +152,8 @@ class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 LIMITS: Final = {"host_memory": "host_bytes", "device_memory": "device_bytes"}
 
 
-class _SpecText(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A sweep as stored in run.json, with axis values and filters as text."""
-
-    name: Name
-    question: Line
-    device: DeviceName
-    groups: Annotated[list[dict[str, list[str]]], msgspec.Meta(min_length=1)]
-    filters: list[str]
-    sampling: Sampling
-    limits: Limits
-    seed: Seed
-    fault: Line | None
-    policy: Policy | None
-    models: tuple[ModelSwap, ...]
-    trace: Replay | None = None
-    in_turn: tuple[InTurnAxis, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SweepSpec:
-    """A sweep: the union of its groups' cross products, minus what its filters exclude.
+class SweepSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A sweep: the union of its groups' cross products, minus what its filters exclude. Values and filters are text.
 
     A group maps axis names to the requested values. An axis that it does not name takes its default; without
     `backend` it means all installed backends, and `auto` only with a policy. `device` is "auto", "cpu", "cuda",
@@ -182,19 +163,19 @@ class SweepSpec:
     the axes `in_turn` are measured in turn, sample by sample.
     """
 
-    name: str
-    question: str = ""
-    device: str = "auto"
-    groups: tuple[Group, ...] = ({},)
-    filters: tuple[Filter, ...] = ()
-    sampling: Sampling = field(default_factory=Sampling)
-    limits: Limits = field(default_factory=Limits)
-    seed: int = 0
-    fault: str | None = None
+    name: Name
+    question: Line = ""
+    device: DeviceName = "auto"
+    groups: Annotated[tuple[Group, ...], msgspec.Meta(min_length=1)] = ({},)
+    filters: tuple[str, ...] = ()
+    sampling: Sampling = Sampling()
+    limits: Limits = Limits()
+    seed: Seed = 0
+    fault: Line | None = None
     policy: Policy | None = None
     models: tuple[ModelSwap, ...] = ()
     trace: Replay | None = None
-    in_turn: tuple[str, ...] = ()
+    in_turn: tuple[InTurnAxis, ...] = ()
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -205,7 +186,7 @@ class SweepSpec:
 
     def with_axes(self, assignments: Mapping[str, str]) -> "SweepSpec":
         """Return the sweep with these axes (name -> values in the grammar of `-a`) instead of its own."""
-        chosen = {name: axis_named(name).parse(text) for name, text in assignments.items()}
+        chosen = {name: axis_named(name).texts(text) for name, text in assignments.items()}
         decided = next((name for name in chosen if name in MODEL_AXES), None)
         if self.models and decided is not None:
             raise UsageError(f"-a {decided}: the model sets {', '.join(MODEL_AXES)}; leave it out")
@@ -230,15 +211,15 @@ class SweepSpec:
         groups = []
         for group in self.groups:
             for direction in group.get("direction", tuple(Direction)):
-                if of := trace.of(str(direction)).blocks:
-                    values = texts | {"direction": str(direction), "blocks": str(of * trace.descriptors)}
-                    groups.append({**group, **{name: AXES[name].parse(text) for name, text in values.items()}})
+                if of := trace.of(direction).blocks:
+                    values = texts | {"direction": direction, "blocks": str(of * trace.descriptors)}
+                    groups.append({**group, **{name: AXES[name].texts(text) for name, text in values.items()}})
         if not groups:
             raise UsageError("-a direction: the trace has no swaps in this direction")
         return replace(self, groups=tuple(groups), trace=trace)
 
     def with_filters(self, texts: Iterable[str]) -> "SweepSpec":
-        added = (condition for text in texts for condition in parse_filters(text))
+        added = (str(condition) for text in texts for condition in parse_filters(text))
         return replace(self, filters=tuple(dict.fromkeys((*self.filters, *added))))
 
     def with_sampling(self, changes: Mapping[str, object]) -> "SweepSpec":
@@ -262,29 +243,20 @@ class SweepSpec:
             device=self.device if device is None else convert(device, DeviceName, "device"),
             seed=self.seed if seed is None else convert(seed, Seed, "seed"),
             fault=self.fault if fault is None else convert(fault, Line, "fault"),
-            limits=msgspec.structs.replace(self.limits, **limits),
+            limits=replace(self.limits, **limits),
         )
 
     def to_plain(self) -> dict[str, object]:
         """Return the sweep as JSON-compatible data; `from_plain` reads it back."""
-        text = {name: getattr(self, name) for name in _SpecText.__struct_fields__}
-        text["groups"] = [
-            {name: [AXES[name].write(value) for value in values] for name, values in group.items()}
-            for group in self.groups
-        ]
-        text["filters"] = [str(condition) for condition in self.filters]
-        text["models"], text["in_turn"] = list(self.models), list(self.in_turn)
-        plain: dict[str, object] = msgspec.to_builtins(text)
+        plain: dict[str, object] = msgspec.json.decode(msgspec.json.encode(self))
         return plain
 
     @classmethod
     def from_plain(cls, plain: object) -> "SweepSpec":
         """Read the output of `to_plain`. It may come from an untrusted source, so it is checked. Raises UsageError."""
-        text: _SpecText = convert(plain, _SpecText, "spec")
-        fields = msgspec.structs.asdict(text)
-        fields["groups"] = tuple(_read_group(group) for group in text.groups)
-        fields["filters"] = tuple(Filter.parse(condition) for condition in text.filters)
-        return cls(**fields)
+        spec: SweepSpec = convert(plain, cls, "spec")
+        filters = tuple(str(Filter.parse(text)) for text in spec.filters)
+        return replace(spec, groups=tuple(map(_read_group, spec.groups)), filters=filters)
 
 
 def parse_assignments(items: Iterable[str]) -> dict[str, str]:
@@ -316,13 +288,13 @@ def _once(groups: Iterable[Group]) -> tuple[Group, ...]:
     return tuple(group for index, group in enumerate(each) if group not in each[:index])
 
 
-def _read_group(group: Mapping[str, list[str]]) -> Group:
+def _read_group(group: Group) -> Group:
     with located("spec groups"):
         check_keys(group, list(AXES))
         for name, texts in group.items():
             if not texts or len(set(texts)) < len(texts):
                 raise UsageError(f"{name}: {shown(texts)} is empty or repeats a value")
-        return {name: tuple(AXES[name].parse_one(text) for text in texts) for name, texts in group.items()}
+        return {name: tuple(AXES[name].write(AXES[name].parse_one(text)) for text in of) for name, of in group.items()}
 
 
 # The verified first swap and the check of the stream's order.

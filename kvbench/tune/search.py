@@ -9,10 +9,11 @@ would flatter it.
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby, pairwise
 from statistics import median
 from typing import Final
+
+from msgspec.structs import replace
 
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.analysis.margins import TIED
@@ -86,7 +87,7 @@ def tuning_sweep(
 def engine_sweep(name: str, axes: Sequence[str]) -> SweepSpec:
     """The sweep for an engine's settings: its own methods, in the directions that the settings act on, and others."""
     engine, spec = engines()[name], load_config(find_config("engines"))
-    groups = tuple(group for group in spec.groups if {*map(of_engine, map(str, group["backend"]))} <= {"", name})
+    groups = tuple(group for group in spec.groups if {*map(of_engine, group["backend"])} <= {"", name})
     engine_axes = {"direction": ",".join(engine.directions), "stream_state": ",".join(engine.states)}
     fewer = _ENGINE_SHAPES if len(engine.states) > 1 else {}
     return replace(spec, groups=groups).with_axes({**engine_axes, **fewer, **parse_assignments(axes)})
@@ -97,8 +98,8 @@ def trying_overlap(spec: SweepSpec, driver: int) -> SweepSpec:
     SMs for them and the sweep does not say whether they do.
     """
     able = {BATCHED, MERGED, PRIMED} if driver >= BATCH_MAY_USE_SMS_FROM and spec.device != "cpu" else set()
-    open_groups = [(group, able & {*map(str, group["backend"])}) for group in spec.groups if "overlap" not in group]
-    flagged = [{**group, "backend": (*sorted(names),), "overlap": (True,)} for group, names in open_groups if names]
+    open_groups = [(group, able & {*group["backend"]}) for group in spec.groups if "overlap" not in group]
+    flagged = [{**group, "backend": (*sorted(names),), "overlap": ("on",)} for group, names in open_groups if names]
     return replace(spec, groups=(*spec.groups, *flagged))
 
 
@@ -106,7 +107,7 @@ def _of_backends(spec: SweepSpec, backends: Collection[str]) -> SweepSpec:
     """Return the sweep with some backends alone, if any; raises UsageError for one that it does not measure."""
     if not backends:
         return spec
-    known = dict.fromkeys(str(name) for group in spec.groups for name in group["backend"])
+    known = dict.fromkeys(name for group in spec.groups for name in group["backend"])
     if not set(backends) <= set(known):
         raise UsageError(f"--backends {brief(','.join(backends))}: kvbench tune measures only {', '.join(known)}")
     kept = ({**group, "backend": tuple(name for name in group["backend"] if name in backends)} for group in spec.groups)

@@ -100,7 +100,7 @@ def test_an_engine_layout_gives_its_patterns(model: str, layout: str, device: st
     swap, usual = (swap_of(model, layout=kind) for kind in (layout, "per-layer"))
     assert (swap.pattern, swap.host_pattern, swap.block_bytes) == (device, host, block_bytes)
     assert swap.blocks * swap.block_bytes == usual.blocks * usual.block_bytes
-    fields = {AXES[name].field: value for name, (value,) in swap.axes.items()}
+    fields: dict[str, Any] = {AXES[name].field: AXES[name].parse_one(text) for name, (text,) in swap.axes.items()}
     assert misfit(Cell(backend="any", direction=Direction.H2D, **fields)) is None
 
 
@@ -379,11 +379,11 @@ def test_a_file_that_is_not_a_config_json_is_refused_in_one_line(tmp_path: Path,
 
 
 def test_models_are_groups_of_a_sweep() -> None:
-    spec = SweepSpec(name="x", groups=({"backend": ("batched",), "blocks": (4,)}, {"backend": ("per_block",)}))
+    spec = SweepSpec(name="x", groups=({"backend": ("batched",), "blocks": ("4",)}, {"backend": ("per_block",)}))
     swaps = choice(["llama-3-8b", "mistral-7b", "qwen2.5-7b"], tokens=16).swaps()
     changed = spec.with_models(swaps)
     # the first two are the same swap
-    assert [group["blocks"] for group in changed.groups] == [(64,), (56,)] * 2
+    assert [group["blocks"] for group in changed.groups] == [("64",), ("56",)] * 2
     assert changed.models == swaps
     assert SweepSpec.from_plain(json.loads(json.dumps(changed.to_plain()))) == changed
 

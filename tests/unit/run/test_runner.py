@@ -22,7 +22,7 @@ from tests import synthetic
 from tests.command import BRIEF, records, succeeds, tiny
 from tests.strategies import CPU, CPU_BACKENDS
 
-SPEC = SweepSpec(name="test", groups=({"backend": ("batched", "per_block")}, {"blocks": (4,)}))
+SPEC = SweepSpec(name="test", groups=({"backend": ("batched", "per_block")}, {"blocks": ("4",)}))
 
 
 def begun() -> Run:
@@ -67,7 +67,7 @@ def test_a_backend_installed_since_the_start_is_not_part_of_the_run() -> None:
 def test_a_library_counts_where_a_cell_of_the_run_uses_it(
     monkeypatch: pytest.MonkeyPatch, backends: tuple[str, ...], counts: bool
 ) -> None:
-    spec = SweepSpec(name="test", groups=({"backend": backends, "blocks": (4,)},))
+    spec = SweepSpec(name="test", groups=({"backend": backends, "blocks": ("4",)},))
     then: dict[str, Any] = {"torch": "2.9", "triton": "3.5", "cpu_model": "a CPU"}
     info = msgspec.structs.replace(begun().info, identity=then, identity_hash=identity_hash(then))
     monkeypatch.setattr(runner, "identity_of", lambda _: then | {"torch": "2.10", "triton": "3.6"})
