@@ -140,10 +140,11 @@ class VllmHiSparse(OfPackage):
                 f"vLLM's hisparse_gather_compact takes ids on the GPU (list=gpu), up to {_REQUEST_ROWS} or a multiple"
             )
         rows = max(cell.pool_bytes, cell.dense_bytes) // cell.block_bytes
-        gather, pools = load_sparse(), pools_of(request, (rows, cell.block_bytes))
+        gather, (host, device) = load_sparse(), pools_of(request, (rows, cell.block_bytes))
+        hot = device.unsqueeze(1)  # vLLM's pages, of one row each
 
         def launch(source_ids: Any, destination_ids: Any, counts: Any) -> None:
-            gather(*pools, source_ids.view(requests, -1), destination_ids.view(requests, -1), counts)
+            gather(host, hot, source_ids.view(requests, -1), destination_ids.view(requests, -1), counts)
 
         return TorchGather(request, launch, types=("int32", "int32"), requests=requests).prepared
 
