@@ -39,6 +39,7 @@ NOISES: Final = (
     Noise("independent visits"),
     Noise("correlation 0.5, 10% drift, 3% from process to process", 0.5, 0.1, 0.03),
     Noise("the same, and 1% of each arm's own", 0.5, 0.1, 0.03, 0.01),
+    Noise("the same, and 3% of each arm's own", 0.5, 0.1, 0.03, 0.03),
 )
 
 

@@ -1,12 +1,16 @@
 """Real null data: two runs of one build. Their cells differ by nothing but chance and what a host does."""
 
-from collections import Counter
+from collections import Counter, defaultdict
+from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvbench.analysis.compare import Verdict, Visits, compare_apart
 from kvbench.analysis.margins import BETWEEN_RUNS
 from kvbench.results import Run, load_run
+from kvbench.results.outcomes import paired_samples
 from tests.data.freeze import FOLDER as FROZEN
 
 FALSE = (Verdict.FASTER, Verdict.SLOWER)
@@ -40,3 +44,21 @@ def test_another_run_lies_where_a_run_says_it_may(runs: tuple[Run, Run]) -> None
         figures = other.loc[one.index, "swap_us_median"]
         inside = (one["swap_us_low"] / margin <= figures) & (figures <= one["swap_us_high"] * margin)
         assert inside.mean() >= 0.9
+
+
+@pytest.mark.parametrize("name", ["engine", "order", "sm-ladder"])
+def test_what_tells_arms_in_turn_apart_does_not_correlate_from_visit_to_visit(name: str) -> None:
+    """Their interval takes visits for independent."""
+    for run in (Path(__file__).parents[3] / "reports").glob(f"*/runs/{name}"):
+        groups = defaultdict(list)
+        for outcome in load_run(run).outcomes.values():
+            if outcome.status == "ok":
+                groups[outcome.visits[0].group].append(outcome.visits)
+        correlations = []
+        for base, other in (both for arms in groups.values() for both in pairwise(arms)):
+            logs = np.array([np.median(np.log(np.divide(*both))) for both in paired_samples(base, other)])
+            apart = logs - logs.mean()
+            # of independent visits -1/n
+            correlations.append((apart[1:] * apart[:-1]).sum() / (apart**2).sum() + 1 / len(apart))
+        assert len(correlations) >= 30
+        assert abs(np.mean(correlations)) < 0.1
