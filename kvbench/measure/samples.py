@@ -414,15 +414,11 @@ class LayeredSwap:
 
     def __init__(self, device: Device, layers: Sequence[PreparedSwap]) -> None:
         self._layers = [(layer.swap, Event(device.driver)) for layer in layers]
+        self.marks = [mark for _, mark in self._layers]
 
     @property
     def calls(self) -> int:
         return sum(swap.calls for swap, _ in self._layers)
-
-    @property
-    def marks(self) -> list[Event]:
-        """A mark for each layer that is swapped by itself."""
-        return [mark for _, mark in self._layers]
 
     def submit(self, stream: int) -> None:
         for swap, mark in self._layers:

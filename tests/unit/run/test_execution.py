@@ -181,7 +181,8 @@ def test_a_run_that_is_cut_anywhere_and_resumed_has_every_visit_of_a_whole_one(t
     cells = (*CELLS[:2], replace(CELLS[2], direction=Direction.D2H), replace(CELLS[3], devices=2))
 
     def resumed(records: Sequence[Record], path: Path) -> list[Record]:
-        slot = Slot(disturbed=5)  # the first cell of a round, also when it is measured again
+        slot = Slot(disturbed=5)  # two cells of a round, also when it is measured again
+        slot.cells = (cells[0], cells[3])
         slot.copies_us = {("h2d", 1): [1.06, 1.2, 1.0], ("d2h", 2): [1.04], ("h2d", 4): [1.3]}
         for one in records:
             if isinstance(one, Ceiling) and (left := slot.copies_us.get((one.direction, one.round))):
@@ -320,15 +321,6 @@ def test_a_worker_prepares_the_backends_of_the_plan(tmp_path: Path) -> None:
     execute(tmp_path, Slot(disturbed=0))
     notes = [record.text for record in load_run(tmp_path).records if isinstance(record, Note)]
     assert notes == [f"room for {CELLS[0].backend}"]
-
-
-def test_a_disturbed_visit_of_several_devices_is_not_repeated(tmp_path: Path) -> None:
-    """The other devices, which were not disturbed, would not come to it."""
-    slot = Slot(disturbed=99)
-    slot.cells = tuple(replace(cell, devices=2) for cell in CELLS)
-    execute(tmp_path, slot, cells=slot.cells)
-    assert {attempt for *_, attempt in slot.made} == {0}
-    assert len(slot.made) == 2 * len(CELLS)
 
 
 def test_repeats_are_limited_on_a_host_that_is_never_quiet(tmp_path: Path) -> None:
