@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvbench.cells.facts import method_label
 from kvbench.cells.units import format_duration, format_size, gigabytes_per_second, parse_size
 
 
@@ -60,3 +61,9 @@ def test_no_time_gives_no_rate(time_us: float) -> None:
 )
 def test_durations_are_for_people(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+def test_a_method_has_one_label_with_its_sms() -> None:
+    assert method_label("batched") == "batched"
+    assert method_label("sm", 1) == "sm (1 SM)"
+    assert method_label("triton", [12, 2]) == "triton (2 to 12 SMs)"

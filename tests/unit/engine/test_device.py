@@ -35,7 +35,7 @@ from kvbench.engine.device import (
     open_device,
     per_block,
 )
-from kvbench.engine.faults import Fault, FaultPlan
+from kvbench.engine.faults import Fault, FaultPlan, parse_faults
 from kvbench.errors import UsageError
 from tests.gates import let_another_work, work_for
 from tests.swaps import POISON, mixed_swap, run_and_compare
@@ -329,3 +329,11 @@ def test_slow_copies_take_longer_by_the_requested_time(bench: Bench, kind: str) 
     slow = bench.region.measure(swap, IDLE)
     assert slow.wall_us >= 4 * 5000
     assert bench.moved(*row(4))
+
+
+def test_a_slowdown_can_be_fractional_and_the_first_fault_of_a_cell_counts() -> None:
+    plan = parse_faults("slow=0.25 when blocks=16; slow=2")
+    near, far = (plan.for_cell(Cell("batched", Direction.H2D, blocks, 4096)) for blocks in (16, 64))
+    assert isinstance(near, Fault)
+    assert near.number == 0.25
+    assert far == Fault("slow", 2)

@@ -1,11 +1,12 @@
 import contextlib
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from kvbench.machine.sources import Sources
-from kvbench.measure.disturbance import Clocks, GpuClocks, Surroundings, disturbances
+from kvbench.measure.disturbance import PROBES, SEARCHED, Clocks, GpuClocks, SteadyCpu, Surroundings, disturbances
 from kvbench.results.schema import Disturbance
 
 UNLIMITED = Clocks()
@@ -54,3 +55,77 @@ def test_clocks_are_read_where_there_are_any() -> None:
 
     assert GpuClocks("cuda:0", "0000:1b:00.0", Sources(nvml=nvml)).read() == Clocks(1980, ("hw_slowdown",))
     assert GpuClocks("cpu", None).read() == Clocks()
+
+
+# Which CPU the submitting thread samples on
+
+
+ALLOWED = sorted(os.sched_getaffinity(0))
+
+
+class Host:
+    """Eight CPUs whose speed the test decides: microseconds that the probe takes on each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times_us = dict.fromkeys(range(8), 100.0)
+        self.probed: list[int] = []
+        self._pinned = frozenset(self.times_us)
+        monkeypatch.setattr("os.sched_getaffinity", lambda _: self._pinned)
+        monkeypatch.setattr("os.sched_setaffinity", self._pin)
+
+    def _pin(self, _: int, cpus: Iterable[int]) -> None:
+        self._pinned = frozenset(cpus)
+
+    def probe(self) -> float:
+        (cpu,) = self._pinned
+        self.probed.append(cpu)
+        return self.times_us[cpu]
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Host:
+    return Host(monkeypatch)
+
+
+def chosen(steady: SteadyCpu) -> int:
+    with steady.held() as (cpu, _):
+        return cpu
+
+
+def test_a_visit_stays_on_one_cpu_and_gives_it_back() -> None:
+    with SteadyCpu().held() as (cpu, _):
+        assert os.sched_getaffinity(0) == {cpu}
+    assert os.sched_getaffinity(0) == set(ALLOWED)
+    with pytest.raises(RuntimeError), SteadyCpu().held():
+        raise RuntimeError
+    assert os.sched_getaffinity(0) == set(ALLOWED)
+
+
+def test_a_cpu_is_kept_while_it_is_fast_and_left_when_it_is_at_half_its_speed(host: Host) -> None:
+    host.times_us[5] = 90.0
+    steady = SteadyCpu(host.probe)
+    assert chosen(steady) == 5
+    host.probed.clear()
+    host.times_us[5] = 120.0
+    assert chosen(steady) == 5
+    assert host.probed == [5] * PROBES  # no search
+    host.times_us[5] = host.times_us[6] = 180.0
+    assert chosen(steady) == 7
+
+
+def test_where_every_cpu_is_slow_a_visit_does_not_search_them_all(host: Host) -> None:
+    steady = SteadyCpu(host.probe)
+    first = chosen(steady)
+    host.probed.clear()
+    host.times_us = dict.fromkeys(host.times_us, 200.0)
+    host.times_us[first + 2] = 190.0
+    assert chosen(steady) == first + 2
+    assert len(host.probed) == (1 + SEARCHED) * PROBES
+
+
+def test_a_visit_knows_how_fast_its_cpu_is(host: Host) -> None:
+    host.times_us |= {2: 90.0, 3: 300.0}
+    steady = SteadyCpu(host.probe)
+    for wanted, expected in ((None, (2, 90.0)), (None, (2, 90.0)), (3, (3, 300.0)), (99, (4, 100.0))):
+        with steady.held(wanted) as cpu_and_time:
+            assert cpu_and_time == expected

@@ -1,7 +1,9 @@
 """What a worker keeps between requests: pools, and cells that are visited in turn."""
 
 import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,7 @@ from kvbench.cells.axes import Direction, Memory
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Stream, open_device
 from kvbench.engine.faults import FaultPlan
+from kvbench.measure import worker
 from kvbench.measure import worker as module
 from kvbench.measure.worker import Worker
 from kvbench.measure.workload import Pools
@@ -78,3 +81,52 @@ def test_as_many_kinds_of_pools_exist_as_fit(host_pools: int) -> None:
         pools.host_pool(kind)
     assert pools.holds(Memory.REGISTERED)
     assert pools.holds(Memory.ALLOCATED) is (host_pools == 2)
+
+
+# The hash of what runs
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    copy = tmp_path / "kvbench"
+    shutil.copytree(Path(worker.__file__).parents[1], copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    monkeypatch.setattr(worker, "__file__", str(copy / "measure" / "worker.py"))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("file", "shapes"),
+    [
+        ("backends/sm.py", True),
+        ("cells/facts.py", True),  # connections
+        ("measure/visit.py", True),
+        ("sweep/spec.py", True),  # defaults of sampling, lengths of chains
+        ("run/execution.py", True),  # repeats of disturbed visits
+        ("run/worker_process.py", True),  # the environment of workers
+        ("cells/policy.py", True),  # policies
+        ("report/numbers.py", False),
+        ("cli/show.py", False),
+    ],
+)
+def test_a_change_of_what_shapes_a_measurement_is_another_build(package: Path, file: str, shapes: bool) -> None:
+    before = worker.hash_of_what_runs()
+    with (package / file).open("a") as changed:
+        changed.write("CHANGED = 1\n")
+    assert (worker.hash_of_what_runs() != before) is shapes
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "shapes"),
+    [
+        ('"""Measure one visit', '"""Changed: measure one visit', False),
+        ("CHECK_COPIES: Final = 4", "CHECK_COPIES: Final = 4  # changed", False),
+        ("CHECK_COPIES: Final = 4", "CHECK_COPIES: Final = (\n    4\n)", False),
+        ("CHECK_COPIES: Final = 4", "CHECK_COPIES: Final = 5", True),
+        ("is faster than the link: large", "was faster than the link: large", True),
+    ],
+)
+def test_comments_docstrings_and_layout_are_no_other_build(package: Path, old: str, new: str, shapes: bool) -> None:
+    before, file = worker.hash_of_what_runs(), package / "measure" / "visit.py"
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+    assert (worker.hash_of_what_runs() != before) is shapes

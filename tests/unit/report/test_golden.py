@@ -3,6 +3,7 @@
 `KVBENCH_REMAKE_GOLDEN=1 python -m pytest tests/unit/report/test_golden.py` writes the file anew; read its diff.
 """
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Final
 import msgspec
 import pytest
 
+from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, ListPlace, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
@@ -24,7 +26,8 @@ from kvbench.report.model import Report
 from kvbench.results import Note, Record, Run, Visit
 from kvbench.tune.answer import rule_for_all
 from tests import synthetic
-from tests.reports import made_run, sections_of
+from tests.command import output
+from tests.reports import findings_of, is_bold, lines_of, made_run, part_of, sections_of
 
 GOLDEN: Final = Path(__file__).parent / "golden"
 REMAKE: Final = "KVBENCH_REMAKE_GOLDEN" in os.environ
@@ -182,3 +185,46 @@ def test_the_answer_for_a_chat_has_five_lines_and_both_directions(run: Run, alon
     assert {line.split()[0] for line in lines} >= {"h2d:", "d2h:"}
     states = {kind.stream_state for kind in rule_for_all([run]).parts}
     assert all(f" {state}" in "; ".join(lines[1:3]) for state in states)
+
+
+# Fewer visits than a verdict needs decide nothing: not in a report, in the terminal, or in the answers of a tuning
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    folder = tmp_path_factory.mktemp("few")
+    return [everything(folder, MIN_PAIRS - 1), again(folder, MIN_PAIRS - 1)]
+
+
+@pytest.fixture(scope="module")
+def few_visits(runs: list[Run]) -> Report:
+    return report_of(runs)
+
+
+def test_with_few_visits_every_section_is_present_and_finds_nothing(few_visits: Report) -> None:
+    assert set(sections_of(few_visits)) == {section.name for section in (*SECTIONS, COMPARISON)} - {"answer"}
+    sentences = {chapter.section.name: findings_of(chapter.part) for chapter in few_visits.chapters}
+    assert "0 slower, 0 faster, 0 the same, 40 undecided" in sentences.pop("comparison")[0]
+    shown = {"cliff": "no jump", "sm-ladder": "", "queue": "no number"}
+    assert not [text for name, texts in sentences.items() for text in texts if shown.get(name, "?") not in text]
+
+
+def test_with_few_visits_no_table_marks_a_winner(few_visits: Report) -> None:
+    assert not [
+        cell
+        for part in few_visits.parts
+        for table in part.tables
+        for row in table.rows
+        for cell in row
+        if is_bold(cell)
+    ]
+
+
+def test_with_few_visits_the_answer_is_batched_and_claims_no_gain(runs: list[Run]) -> None:
+    (answer,) = part_of(report_of(runs[:1]), "answer").tables
+    for lines in (lines_of(answer.notes), output("show", runs[0].path).splitlines()):
+        text = " ".join(" ".join(lines).split())
+        assert "43 of 43 shapes undecided, each taken alone (fewer than 6 visits decide nothing)" in text
+        assert "as fast as" not in text
+    shown = json.loads(output("show", runs[0].path, "--json"))
+    assert [(one["decided"], one["interval_us"]) for one in shown["answers"]] == [(False, None)] * 43

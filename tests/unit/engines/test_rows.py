@@ -1,12 +1,14 @@
-"""What vLLM's handler is given, and the forms of it that are refused."""
+"""The rows that vLLM's handler and SGLang's kernels are given for the blocks of a swap, and what is refused."""
 
 import ctypes
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from kvbench.engines.sglang import base_of, ids_of, row_of
 from kvbench.engines.vllm import Rows, built
 from kvbench.errors import KvbenchError
 
@@ -28,9 +30,10 @@ def test_host_rows_are_the_memory_itself() -> None:
     assert rows.array().tolist() == [[*range(8)], [*range(8, 16)]]
 
 
-def test_blocks_off_the_grid_of_rows_are_refused() -> None:
+@pytest.mark.parametrize("rows_of", [Rows, base_of])
+def test_blocks_off_the_grid_of_rows_are_refused(rows_of: Callable[..., object]) -> None:
     with pytest.raises(KvbenchError, match="must be a row"):
-        Rows(np.array([0, 4096, 4097], np.uint64), 4096)
+        rows_of(np.array([0, 4096, 4097], np.uint64), 4096)
 
 
 def test_a_handler_is_given_what_it_takes_and_another_form_is_named() -> None:
@@ -44,3 +47,25 @@ def test_a_handler_is_given_what_it_takes_and_another_form_is_named() -> None:
         built(handler, blocks_per_chunk=1)
     with pytest.raises(KvbenchError, match="has no transfer_async and no get_finished"):
         built(lambda: SimpleNamespace(_stream_pool=[], _transfer_events={}))
+
+
+# SGLang's
+
+
+KIB = 1024
+
+
+@pytest.mark.parametrize(
+    ("block_bytes", "row_bytes"),
+    [(4 * KIB, 4 * KIB), (32 * KIB, 32 * KIB), (48 * KIB, 24 * KIB), (256 * KIB, 32 * KIB), (80 * KIB, 20 * KIB)],
+)
+def test_a_block_is_the_fewest_equal_rows_that_the_kernel_takes(block_bytes: int, row_bytes: int) -> None:
+    assert row_of(block_bytes, 32 * KIB) == row_bytes
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_base_and_ids_of_rows_give_every_byte_of_the_blocks_in_their_order(rows: int) -> None:
+    row_bytes, start = 24 * KIB, (1 << 46) + 512
+    blocks = np.array([start + block * rows * row_bytes for block in (7, 0, 3)], np.uint64)
+    addresses = base_of(blocks, row_bytes) + ids_of(blocks, row_bytes, rows).astype(object) * row_bytes
+    assert addresses.tolist() == [int(block) + row * row_bytes for block in blocks for row in range(rows)]
