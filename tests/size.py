@@ -17,8 +17,8 @@ MOST: Final = {
     "lines of Python in the package": 28_611,
     "files of the package": 153,
     "arrows between its rooms": 118,
-    "lines of csrc without tests": 5_898,
-    "lines of Python in tests": 23682,
+    "lines of csrc without tests": 5_890,
+    "lines of Python in tests": 23_682,
 }
 LONGEST_FUNCTION: Final = 60
 

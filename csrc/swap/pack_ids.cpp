@@ -3,32 +3,71 @@
 namespace kvbench {
 namespace {
 
-[[gnu::always_inline]] inline PackedIds pack(const Descriptors& list, const Bounds& bounds, Ids* ids) {
-  PackedIds packed{.offsets = list.sizes.first, .left = 0};
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    const Address source = list.sources[i] - bounds.from_begin, destination = list.destinations[i] - bounds.to_begin;
-    packed.offsets |= source | destination;
-    packed.left |= bounds.left_by(list.sources[i], list.destinations[i]);
+enum class Work { check_one_size, check_sizes, pack };
+
+template <Work work, typename From, typename To>
+[[gnu::always_inline]] inline Seen look(const Descriptors& list, From from, To to, std::size_t first, std::size_t end,
+                                        Ids* ids) {
+  Seen seen{.offsets = list.sizes.first};
+  for (std::size_t i = first; i < end; ++i) {
+    const Address source = list.sources[i] - from.begin, destination = list.destinations[i] - to.begin;
+    const std::size_t size = work == Work::check_sizes ? list.bytes[i] : list.sizes.first;
+    seen.left |= from.left_by(source, size) | to.left_by(destination, size);
+    if constexpr (work != Work::pack) continue;
+    seen.offsets |= source | destination;
     ids[i] = {static_cast<u32>(source >> kIdWord), static_cast<u32>(destination >> kIdWord)};
   }
-  return packed;
+  return seen;
 }
 
 #if defined(__x86_64__)
-[[gnu::target("avx512f")]] PackedIds pack_wide(const Descriptors& list, const Bounds& bounds, Ids* ids) {
-  return pack(list, bounds, ids);
+template <Work work, typename From, typename To>
+[[gnu::target("avx2,fma")]] Seen look_wide(const Descriptors& list, From from, To to, std::size_t first,
+                                           std::size_t end, Ids* ids) {
+  return look<work>(list, from, to, first, end, ids);
+}
+
+template <Work work, typename From, typename To>
+[[gnu::target("avx512f")]] Seen look_widest(const Descriptors& list, From from, To to, std::size_t first,
+                                            std::size_t end, Ids* ids) {
+  return look<work>(list, from, to, first, end, ids);
 }
 #endif
+
+/// By the loop for this CPU: with wide registers it takes half the time.
+template <Work work, typename From, typename To>
+Seen look_by(const Descriptors& list, From from, To to, std::size_t first, std::size_t end, Ids* ids) {
+#if defined(__x86_64__)
+  static const bool is_widest = __builtin_cpu_supports("avx512f") != 0;
+  if (is_widest) return look_widest<work>(list, from, to, first, end, ids);
+  static const bool is_wide = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
+  if (is_wide) return look_wide<work>(list, from, to, first, end, ids);
+#endif
+  return look<work>(list, from, to, first, end, ids);
+}
+
+template <typename Use>
+Seen with(const Known& end, const Use& use) {
+  if (!end.has_slots()) return use(end.span());
+  return end.slots->all() ? use(end.slots->grid<true>()) : use(end.slots->grid<false>());
+}
+
+template <Work work>
+Seen look_between(const Descriptors& list, const Ends& ends, std::size_t first, std::size_t end, Ids* ids) {
+  return with(ends.from, [&](auto from) {
+    return with(ends.to, [&](auto to) { return look_by<work>(list, from, to, first, end, ids); });
+  });
+}
 
 }  // namespace
 
-/// By the loop for this CPU: with wide registers it takes half the time.
-PackedIds pack_ids(const Descriptors& list, const Bounds& bounds, Ids* ids) {
-#if defined(__x86_64__)
-  static const bool is_wide = __builtin_cpu_supports("avx512f") != 0;
-  if (is_wide) return pack_wide(list, bounds, ids);
-#endif
-  return pack(list, bounds, ids);
+Seen look_at(const Descriptors& list, const Ends& ends, std::size_t first, std::size_t end) {
+  const auto look = list.sizes.equal() ? look_between<Work::check_one_size> : look_between<Work::check_sizes>;
+  return look(list, ends, first, end, nullptr);
+}
+
+Seen pack_ids(const Descriptors& list, const Ends& ends, Ids* ids) {
+  return look_between<Work::pack>(list, ends, 0, list.size(), ids);
 }
 
 }  // namespace kvbench

@@ -7,13 +7,15 @@
 
 namespace kvbench {
 
-/// Bits over all entries of a list that was packed.
-struct PackedIds {
-  Address offsets;  ///< of the size, and of every offset from its region
-  Address left;     ///< has the highest bit set if an entry leaves its bounds
+/// Bits over entries of a list.
+struct Seen {
+  Address offsets = 0;  ///< of the size, and of every offset from the memory of its end
+  Address left = 0;     ///< has the highest bit set if an entry does not lie wholly in memory of the ends
 };
 
-/// Writes the ids of a list of one size, which count from where the bounds begin.
-PackedIds pack_ids(const Descriptors& list, const Bounds& bounds, Ids* ids);
+/// Looks at the entries from `first` to `end`, for `left` alone.
+Seen look_at(const Descriptors& list, const Ends& ends, std::size_t first, std::size_t end);
+/// Writes the ids of a list of one size, which count from where the memory of its ends begins.
+Seen pack_ids(const Descriptors& list, const Ends& ends, Ids* ids);
 
 }  // namespace kvbench

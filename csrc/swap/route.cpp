@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "swap/pack_ids.hpp"
 #include "swap/swap.hpp"
 
 namespace kvbench {
@@ -47,57 +48,6 @@ void refuse_read_only(const Region& region, Address address, std::size_t entry) 
 bool meet(const Region& one, const Region& other) {
   const Address adjoin = one.mapped && other.mapped ? 1 : 0;
   return one.begin < other.end() + adjoin && other.begin < one.end() + adjoin;
-}
-
-/// One region as a loop over blocks looks at it; Slots::Grid is the same for many.
-struct OneRegion {
-  Address begin, end;
-
-  [[nodiscard]] Address left_by(Address address, std::size_t size) const {
-    return (address - begin) | (end - size - address);
-  }
-};
-
-/// Has the highest bit set if one of the entries from `first` to `end` leaves its regions.
-template <bool equal, typename From, typename To>
-[[gnu::always_inline]] inline Address left_in(const Descriptors& list, From from, To to, std::size_t first,
-                                              std::size_t end) {
-  Address left = 0;
-  for (std::size_t i = first; i < end; ++i) {
-    const std::size_t size = equal ? list.sizes.first : list.bytes[i];
-    left |= from.left_by(list.sources[i], size) | to.left_by(list.destinations[i], size);
-  }
-  return left;
-}
-
-#if defined(__x86_64__)
-template <bool equal, typename From, typename To>
-[[gnu::target("avx2")]] Address left_in_wide(const Descriptors& list, From from, To to, std::size_t first,
-                                             std::size_t end) {
-  return left_in<equal>(list, from, to, first, end);
-}
-#endif
-
-/// The same by the loop for this CPU.
-template <bool equal, typename From, typename To>
-Address left_by(const Descriptors& list, From from, To to, std::size_t first, std::size_t end) {
-#if defined(__x86_64__)
-  static const bool is_wide = __builtin_cpu_supports("avx2") != 0;
-  if (is_wide) return left_in_wide<equal>(list, from, to, first, end);
-#endif
-  return left_in<equal>(list, from, to, first, end);
-}
-
-/// The same for the regions and slots of the two ends.
-template <bool equal>
-bool leave(const Descriptors& list, const Ends& ends, std::size_t first, std::size_t end) {
-  const auto with_from = [&](auto from) {
-    if (ends.to.slots && ends.to.slots->several()) return left_by<equal>(list, from, ends.to.slots->grid(), first, end);
-    return left_by<equal>(list, from, OneRegion{ends.to.region.begin, ends.to.region.end()}, first, end);
-  };
-  const bool slots = ends.from.slots && ends.from.slots->several();
-  const Region& from = ends.from.region;
-  return (slots ? with_from(ends.from.slots->grid()) : with_from(OneRegion{from.begin, from.end()})) >> 63 != 0;
 }
 
 }  // namespace
@@ -186,16 +136,15 @@ void Route::check(const Descriptors& list, std::size_t first, std::size_t end) {
 
 void Route::check(const Descriptors& list) {
   constexpr std::size_t kAtOnce = 512;
-  const auto leave_regions = list.sizes.equal() ? leave<true> : leave<false>;
   for (std::size_t begin = 0; begin < list.size(); begin += kAtOnce) {
     const std::size_t end = std::min(begin + kAtOnce, list.size());
-    if (leave_regions(list, ends_, begin, end)) check(list, begin, end);
+    if (look_at(list, ends_, begin, end).left >> 63 != 0) check(list, begin, end);
   }
 }
 
 bool Route::in_one_region(Address source, Address destination, std::size_t bytes) {
-  if (ends_.from.holds(source, bytes) && ends_.to.holds(destination, bytes)) return true;
-  return places_.around(source).holds(source, bytes) && places_.around(destination).holds(destination, bytes);
+  return ends_.hold(source, destination, bytes) ||
+         Ends{places_.around(source), places_.around(destination)}.hold(source, destination, bytes);
 }
 
 void Route::follow(Known& end, const char* side, Address address, std::size_t bytes, std::size_t entry) {

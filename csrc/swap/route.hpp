@@ -19,6 +19,8 @@ struct Known {
   Region region;
   const Slots* slots = nullptr;
 
+  [[nodiscard]] bool has_slots() const { return slots && slots->several(); }
+  [[nodiscard]] Span span() const { return has_slots() ? slots->span() : Span{region.begin, region.bytes}; }
   [[nodiscard]] bool holds(Address address, std::size_t bytes) const {
     return region.holds(address, bytes) || (slots && slots->holds(address, bytes));
   }
@@ -49,23 +51,12 @@ class Places {
   bool other_address_ = false;
 };
 
-/// Where blocks of one size must begin to lie wholly in the regions of their two ends.
-struct Bounds {
-  Address from_begin, from_last, to_begin, to_last;
-
-  /// Has the highest bit set if a block leaves the regions: without a branch, so that loops are vectorized.
-  [[nodiscard]] Address left_by(Address source, Address destination) const {
-    return (source - from_begin) | (from_last - source) | (destination - to_begin) | (to_last - destination);
-  }
-};
-
-/// The regions of a block's ends.
+/// The memory of a block's ends.
 struct Ends {
   Known from, to;
 
-  /// For blocks of a size that both regions have.
-  [[nodiscard]] Bounds bounds(std::size_t size) const {
-    return {from.region.begin, from.region.end() - size, to.region.begin, to.region.end() - size};
+  [[nodiscard]] bool hold(Address source, Address destination, std::size_t bytes) const {
+    return from.holds(source, bytes) && to.holds(destination, bytes);
   }
 };
 

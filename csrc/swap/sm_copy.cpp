@@ -85,32 +85,31 @@ class BlockListing {
   }
 
   /// Writes that, checks its route, and completes its head. Returns false if it cannot be: addresses and sizes must be
-  /// multiples of 16, all sizes those of the first block, all addresses within 32 GiB of it.
+  /// multiples of 16, all sizes those of the first block, all blocks within 32 GiB of it.
   bool pack(void* table, List& head) const {
+    const Address source = descriptors_.sources.front(), destination = descriptors_.destinations.front();
     if (descriptors_.route) {
-      // Most lists have one region on each side; the offsets in it are also what a check of the route computes.
+      // Most lists have one region or pool of slots on each side, whose check then is a part of packing.
       const Ends& ends = descriptors_.route->ends();
-      const std::size_t size = descriptors_.sizes.first;
-      const bool in_one = ends.from.region.holds(descriptors_.sources.back(), size) &&
-                          ends.to.region.holds(descriptors_.destinations.back(), size);
-      const bool reached = std::max(ends.from.region.bytes, ends.to.region.bytes) <= kReach;
-      if (in_one && reached && pack_within(ends.bounds(size), nullptr, table, head)) return true;
+      const bool in_one =
+          ends.hold(descriptors_.sources.back(), descriptors_.destinations.back(), descriptors_.sizes.first);
+      const bool reached = std::max(ends.from.span().bytes, ends.to.span().bytes) <= kReach;
+      if (in_one && reached && pack_within(ends, nullptr, table, head)) return true;
     }
     const auto around = [](Address first) { return Known{{.begin = first - kReach / 2, .bytes = kReach}}; };
-    const Ends ends{around(descriptors_.sources.front()), around(descriptors_.destinations.front())};
-    return pack_within(ends.bounds(1), descriptors_.route, table, head);
+    return pack_within({around(source), around(destination)}, descriptors_.route, table, head);
   }
 
  private:
   static constexpr Address kReach = Address{1} << (32 + kIdWord);
 
-  /// Packs the list by ids. Returns false if it leaves the bounds, or cannot be packed.
-  bool pack_within(const Bounds& bounds, Route* route, void* table, List& head) const {
+  /// Packs the list by ids. Returns false if it leaves the ends, or cannot be packed.
+  bool pack_within(const Ends& ends, Route* route, void* table, List& head) const {
     auto* ids = reinterpret_cast<Ids*>(static_cast<Row*>(table) + 1);
-    const PackedIds packed = pack_ids(descriptors_, bounds, ids);
+    const Seen packed = pack_ids(descriptors_, ends, ids);
     if (packed.offsets % SmKernels::kAlignment != 0 || packed.left >> 63 != 0) return false;
     if (route) route->check(descriptors_);
-    *static_cast<Row*>(table) = {bounds.from_begin, bounds.to_begin};
+    *static_cast<Row*>(table) = {ends.from.span().begin, ends.to.span().begin};
     head.ids_at = sizeof(Row);
     return true;
   }

@@ -647,10 +647,10 @@ class SlotsDriver final : public AskedDriver {
 };
 
 struct SlotsBench : BenchOf<SlotsDriver> {
-  explicit SlotsBench(std::size_t slot_blocks, std::size_t stride_blocks) {
+  SlotsBench(std::size_t slot_blocks, std::size_t stride_blocks, bool all = false) {
     driver->bytes = slot_blocks * kBlock;
     driver->stride = stride_blocks * kBlock;
-    for (std::size_t i = 5; i < SlotsDriver::kSlots; i += 7) driver->missing.insert(i);
+    for (std::size_t i = 5; i < SlotsDriver::kSlots && !all; i += 7) driver->missing.insert(i);
     for (std::size_t i = 0; i < SlotsDriver::kSlots; ++i) {
       if (!driver->missing.contains(i)) order.push_back(i);
     }
@@ -693,31 +693,36 @@ void thousands_of_slots_are_asked_for_once_each() {
   }
 }
 
+void refuse_every_block_that_leaves_its_slot(SlotsBench& bench, std::size_t way, bool all) {
+  const auto copier = bench.copier(both_ways(way));
+  const std::span<const std::size_t> slots = std::span(bench.order).first(3000);
+  bench.copied(*copier, bench.blocks(bench.order, kBlock).view());
+  const Address begin = bench.driver->begin, bytes = bench.driver->bytes, apart = bench.driver->stride;
+  const std::size_t last = *std::ranges::max_element(bench.order), before = all ? -1 : 5, behind = all ? last + 1 : 12;
+  for (const std::size_t entry : {0, 1300, 2999}) {
+    for (const bool mixed : {false, true}) {
+      DescriptorList& list = bench.blocks(slots, kBlock);
+      if (mixed) list.bytes[7] = kBlock / 2;
+      const Address here = begin + slots[entry] * apart;
+      for (const Address wrong : {here + bytes - 16, here + bytes - kBlock + 1, begin + before * apart,
+                                  begin + behind * apart + bytes - kBlock, begin - kBlock, begin + last * apart + bytes,
+                                  begin - 16, here + bytes - 1}) {
+        list.sources[entry] = wrong;
+        check::equal(refused<InvalidEntry>(bench, *copier, list.view()).entry(), entry, "entry");
+      }
+      list.sources[entry] = here;
+      list.bytes[entry] = bytes + 16;
+      check::equal(refused<InvalidEntry>(bench, *copier, list.view()).entry(), entry, "entry of a large block");
+    }
+  }
+}
+
 void among_thousands_of_slots_every_block_that_leaves_its_slot_is_refused() {
   for (const std::size_t way : {0, 2, 3, 5}) {
     for (const auto& [slot, stride] : kLayouts) {
-      SlotsBench bench(slot, stride);
-      const auto copier = bench.copier(both_ways(way));
-      bench.copier(both_ways(way));
-      const std::span<const std::size_t> slots = std::span(bench.order).first(3000);
-      bench.copied(*copier, bench.blocks(bench.order, kBlock).view());
-      const Address begin = bench.driver->begin, bytes = bench.driver->bytes, apart = bench.driver->stride;
-      const std::size_t last = *std::ranges::max_element(bench.order);
-      for (const std::size_t entry : {0, 1300, 2999}) {
-        for (const bool mixed : {false, true}) {
-          DescriptorList& list = bench.blocks(slots, kBlock);
-          if (mixed) list.bytes[7] = kBlock / 2;
-          const Address here = begin + slots[entry] * apart;
-          for (const Address wrong :
-               {here + bytes - 16, here + bytes - kBlock + 1, begin + 5 * apart, begin + 12 * apart + bytes - kBlock,
-                begin - kBlock, begin + last * apart + bytes, begin - 16, here + bytes - 1}) {
-            list.sources[entry] = wrong;
-            check::equal(refused<InvalidEntry>(bench, *copier, list.view()).entry(), entry, "entry");
-          }
-          list.sources[entry] = here;
-          list.bytes[entry] = bytes + 16;
-          check::equal(refused<InvalidEntry>(bench, *copier, list.view()).entry(), entry, "entry of a large block");
-        }
+      for (const bool all : {false, true}) {
+        SlotsBench bench(slot, stride, all);
+        refuse_every_block_that_leaves_its_slot(bench, way, all);
       }
     }
   }

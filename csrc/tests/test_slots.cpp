@@ -11,6 +11,7 @@ namespace {
 using namespace kvbench;
 
 constexpr Address kPage = 4096;
+constexpr Address kFar = Address{1} << 62;
 
 /// Slots, and the same as a set of where they begin.
 struct Pool {
@@ -28,9 +29,10 @@ struct Pool {
   }
   /// Compares the two at the ends of a slot, and of what lies between it and the next.
   void check_around(Address begin, Address stride) const {
-    for (const Address at : {begin, begin + bytes, begin + stride, begin - stride, begin + bytes / 2}) {
+    for (const Address at : {begin, begin + bytes, begin + stride, begin - stride, begin + bytes / 2, begin + kFar}) {
       for (const Address near : {at - 1, at, at + 1, at - 512}) {
-        for (const std::size_t size : {std::size_t{1}, std::size_t{512}, bytes, bytes + 1, std::size_t{1} << 62}) {
+        for (const std::size_t size :
+             {std::size_t{1}, std::size_t{512}, bytes, bytes + 1, std::size_t{kFar}, 2 * kFar - 1}) {
           check::equal(slots.holds(near, size), has(near, size), "holds a block");
         }
       }

@@ -215,7 +215,7 @@ void blocks_that_lie_too_far_apart_keep_their_addresses() {
   const OwnedStream stream(driver);
   const auto kernel = std::make_shared<SmKernel>(driver, std::span<const std::byte>{}, SmShape{SmMethod::words});
   constexpr Address kReach = Address{8} << 32;
-  for (const Address apart : {kReach - 16, kReach}) {
+  for (const Address apart : {kReach - 64, kReach}) {
     for (const bool of_sources : {true, false}) {
       DescriptorList list;
       list.sources = {4096, 4096 + (of_sources ? apart : 64)};
