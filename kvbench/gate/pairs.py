@@ -13,8 +13,8 @@ import numpy.typing as npt
 from kvbench.analysis.compare import MAD_TO_SIGMA, OUTLIER_SIGMAS, Floats, interval_rank, middle_of
 from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import UsageError
-from kvbench.results import Control, Failure, Run, Skip, Visit
-from kvbench.results.outcomes import cost_of
+from kvbench.results import Control, Failure, Run, Visit
+from kvbench.results.outcomes import NOT_VERIFIED, cost_of
 from kvbench.results.schema import Disturbance, EffectivePath
 
 BASE: Final = "base"
@@ -93,54 +93,42 @@ class Pairs:
 
 class _Side:
     def __init__(self, name: str, run: Run) -> None:
-        self.name = name
-        self.visits: dict[Cell, dict[int, Visit]] = {}
-        self.failures: dict[Cell, list[Failure]] = {}
-        self._skips: dict[Cell, Skip] = {}
+        self.name, self.outcomes = name, run.outcomes
+        self.rounds = {record.round for record in run.records if isinstance(record, Visit | Failure)}
         self._copies: dict[str, dict[int, float]] = {}
         for record in run.records:
-            match record:
-                case Visit():
-                    self.visits.setdefault(record.cell, {})[record.round] = record
-                case Failure():
-                    self.failures.setdefault(record.cell, []).append(record)
-                case Skip():
-                    self._skips[record.cell] = record
-                case Control() if record.event_us:
-                    self._copies.setdefault(record.direction, {})[record.round] = fast_us(record.event_us)
+            if isinstance(record, Control) and record.event_us:
+                self._copies.setdefault(record.direction, {})[record.round] = fast_us(record.event_us)
 
-    @property
-    def rounds(self) -> set[int]:
-        visits = {number for by_round in self.visits.values() for number in by_round}
-        return visits | {failure.round for failures in self.failures.values() for failure in failures}
+    def visits(self, cell: Cell) -> Sequence[Visit]:
+        return self.outcomes[cell].visits if cell in self.outcomes else ()
 
     def values(self, cells: Sequence[Cell], rounds: Sequence[int]) -> VisitValues:
         """Return the values of every visit, of shape (cells, rounds)."""
         index_of = {number: index for index, number in enumerate(rounds)}
         values = unknown(len(cells), len(rounds))
         for row, cell in zip(values, cells, strict=True):
-            for number, visit in self.visits.get(cell, {}).items():
-                row[index_of[number]] = values_of(visit)
+            for visit in self.visits(cell):
+                row[index_of[visit.round]] = values_of(visit)
         return values
 
     def ran(self, cell: Cell) -> bool:
-        return cell in self.visits or cell in self.failures
+        return cell in self.outcomes and self.outcomes[cell].status != "skipped"
 
-    def errors(self, cell: Cell) -> list[str]:
-        """Return why the cell has no timing on this side, or []; an unverified cell has none."""
-        visits = self.visits.get(cell, {}).values()
-        why = [f"failed: {failure.kind}: {failure.message}" for failure in self.failures.get(cell, ())]
-        if not visits and not why:
-            why = [f"skipped: {self._skips[cell].reason}" if cell in self._skips else _MISSING]
-        elif not why and not any(visit.verified_bytes for visit in visits):
-            why = ["failed: no bytes were verified"]
-        return [f"{self.name}: {reason}" for reason in why]
+    def error(self, cell: Cell) -> str:
+        """Return why the cell has no timing on this side, or ""; an unverified cell has none."""
+        outcome = self.outcomes.get(cell)
+        if outcome is None:
+            return f"{self.name}: {_MISSING}"
+        if outcome.status in ("failed", "skipped"):
+            return f"{self.name}: {outcome.status}: {outcome.reason}"
+        return "" if outcome.is_verified else f"{self.name}: failed: {NOT_VERIFIED}"
 
     def has_figure(self, cell: Cell) -> bool:
-        return any(visit.swap_times_us for visit in self.visits.get(cell, {}).values())
+        return any(visit.swap_times_us for visit in self.visits(cell))
 
     def path(self, cell: Cell) -> str:
-        counts = Counter(visit.path for visit in self.visits.get(cell, {}).values())
+        counts = Counter(visit.path for visit in self.visits(cell))
         return counts.most_common(1)[0][0] if counts else ""
 
     def copies_us(self, rounds: Sequence[int]) -> dict[str, Floats]:
@@ -163,7 +151,7 @@ def pair(base: Run, cand: Run, names: Mapping[Cell, Cell]) -> Pairs:
     rounds = sorted(ours.rounds | theirs.rounds)
     measured = np.stack([ours.values(cells, rounds), theirs.values([names[cell] for cell in cells], rounds)])
     ran = [cell for cell in cells if ours.ran(cell) or theirs.ran(names[cell])]
-    failed = {cell: few(why) for cell in ran if (why := _errors(ours.errors(cell), theirs.errors(names[cell])))}
+    failed = {cell: few(why) for cell in ran if (why := _errors(ours.error(cell), theirs.error(names[cell])))}
     paths = {cell: (ours.path(cell), theirs.path(names[cell])) for cell in cells}
     inline = frozenset(cell for cell, both in paths.items() if {*both} == {EffectivePath.CPU_INLINE})
     # From here on in the order of `cells`. Marks come from all that was measured, before any of it is left out.
@@ -196,9 +184,9 @@ def _mask(cells: Sequence[Cell], chosen: Collection[Cell]) -> Mask:
     return np.array([cell in chosen for cell in cells], dtype=bool)
 
 
-def _errors(base: Sequence[str], cand: Sequence[str]) -> list[str]:
+def _errors(base: str, cand: str) -> list[str]:
     """Return the errors of both sides; one side is not visited where the other failed, so that is no error then."""
-    every = [*base, *cand]
+    every = [error for error in (base, cand) if error]
     return [error for error in every if not error.endswith(f": {_MISSING}")] or every
 
 

@@ -24,7 +24,7 @@ from kvbench.files import read_toml, shipped_folder
 from kvbench.gate.judgement import GateVerdict, Row, worst
 from kvbench.results import Run
 from kvbench.results.columns import TIMES
-from kvbench.results.outcomes import Outcome
+from kvbench.results.outcomes import NOT_VERIFIED, Outcome
 from kvbench.text import NAME_PATTERN, check_keys, convert, hint, located
 
 _SHARE: Final = "ceiling_share"
@@ -66,17 +66,12 @@ class JudgedCell:
         return self.outcome.cell
 
     @property
-    def status(self) -> str:
-        """As of the outcome, but failed where the copies were never compared."""
-        return "failed" if self._unverified else self.outcome.status
-
-    @property
-    def reason(self) -> str:
-        return "no bytes were verified" if self._unverified else self.outcome.reason
-
-    @property
-    def _unverified(self) -> bool:
-        return self.outcome.status == "ok" and not any(visit.verified_bytes for visit in self.outcome.visits)
+    def lacks(self) -> str:
+        """Why the cell has no figure that can be judged, or ""."""
+        status, reason = self.outcome.status, self.outcome.reason
+        if status == "ok":
+            return "" if self.outcome.is_verified else f"failed: {NOT_VERIFIED}"
+        return f"{'has no figure' if status == 'no figure' else status}: {reason}"
 
     def figure(self, quantity: str) -> float:
         """Return one of `QUANTITIES` of the cell, NaN where it has none."""
@@ -125,15 +120,14 @@ class Selection:
         The outcomes are in the order of `by_cell`.
         """
         chosen = self.of(by_cell)
-        ran = {cell: outcome for cell, outcome in chosen.items() if outcome.status != "skipped"}
+        ran = {cell: each for cell, each in chosen.items() if each.outcome.status != "skipped"}
         if not ran:
             asked = "measured; all are skipped" if chosen else "requested"
-            why = next((f": {outcome.reason}" for outcome in chosen.values()), "")
+            why = next((f": {each.outcome.reason}" for each in chosen.values()), "")
             raise UnknownError(f"no cell of {self} was {asked}{why}")
-        for outcome in ran.values():
-            if outcome.status != "ok":
-                status = "has no figure" if outcome.status == "no figure" else outcome.status
-                raise UnknownError(f"{outcome.cell.label} {status}: {outcome.reason}")
+        for each in ran.values():
+            if each.lacks:
+                raise UnknownError(f"{each.cell.label} {each.lacks}")
         return ran
 
     def curves(self, by_cell: Outcomes) -> list[list[JudgedCell]]:

@@ -25,6 +25,8 @@ from kvbench.results.schema import Beside, CellRecord, EffectivePath, Failure, R
 
 Status = Literal["ok", "no figure", "failed", "skipped"]
 
+# Why a cell has failed whose copies were never compared.
+NOT_VERIFIED: Final = "no bytes were verified"
 # Separates the texts of several visits; the most frequent path comes first.
 BETWEEN: Final = "; "
 _SORTED_BY: Final = tuple(
@@ -65,6 +67,10 @@ class Outcome:
     def path(self) -> str | None:
         """The effective paths of the visits, the most frequent first."""
         return joined(path for path, _ in Counter(visit.path for visit in self.visits).most_common())
+
+    @property
+    def is_verified(self) -> bool:
+        return any(visit.verified_bytes for visit in self.visits)
 
     @property
     def has_rate(self) -> bool:
