@@ -139,9 +139,10 @@ class Worker:
             except EngineError as error:
                 times.append(f"{memory} refused ({error})")
                 continue
-            pinned = f" and {pool.register_s:.3g} s to register" if pool.register_s else ""
-            alone = " to populate" if memory != Memory.ALLOCATED else ""
-            times.append(f"{memory} {pool.buffer.populate_s:.3g} s{alone}{pinned}")
+            after = ""
+            if memory != Memory.ALLOCATED:
+                after = " to populate" + (f" and {pool.register_s:.3g} s to register" if pool.register_s else "")
+            times.append(f"{memory} {pool.buffer.populate_s:.3g} s{after}")
             far += far_pages(pool.buffer.address, pools.pool_bytes, self._node)
         return [f"host pools of {rough_size(pools.pool_bytes)}: {', '.join(times)}", *far]
 
