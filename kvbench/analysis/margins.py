@@ -28,6 +28,7 @@ UPPER_HALF: Final = Margin(
 )
 TIED: Final = Margin(0.03, "a smaller gain does not justify taking SMs from a model")
 MIN_P99: Final = 500  # a p99 of fewer values is the worst few
+MIN_P90: Final = 40
 # A smaller difference of two times is no more than an interrupt takes.
 ABSOLUTE_US: Final = 1.0
 CLIFF: Final = Margin(0.25, "at a constant cost per descriptor, GB/s grow up to in proportion to the size")

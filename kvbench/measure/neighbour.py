@@ -1,6 +1,6 @@
 """The neighbour of the swaps: work on a stream and in memory of its own, and swaps beside it.
 
-Each side is measured alone and both together, in an order of turns that cancels drift (ABBA).
+Each side is measured alone and both together, in an order of turns that cancels drift.
 """
 
 import threading
@@ -40,8 +40,11 @@ SWAPS_AHEAD: Final = 16
 
 # A layer of the step beside `neighbour=idle`, which computes nothing.
 IDLE_LAYER_US: Final = 100
-# Each side runs alone before and after both run together.
-TURNS: Final = ("neighbour", "swaps", "both", "both", "swaps", "neighbour")
+# Each side runs alone before and after both run together: turns with their shares of the time. Work beside swaps takes
+# up to five times as long, and its slow iterations are what is looked for.
+TURNS: Final = (("neighbour", 1), ("swaps", 0.5), ("both", 4), ("swaps", 0.5), ("neighbour", 1))
+# The least of iterations of the neighbour in a share of 1.
+LEAST_ITERATIONS: Final = 10
 ONE_BLOCK_SWAPS: Final = 8
 # Of a turn: a turn of small swaps has tens of thousands.
 MOST_KEPT: Final = 1000
@@ -110,7 +113,7 @@ class RunningNeighbour:
         self._wanted, self._parked, self._lock = threading.Event(), threading.Event(), threading.Lock()
         self._closing = False
         self._error: Exception | None = None
-        self._ahead = LEAST_AHEAD
+        self._ahead, self.usual_us = LEAST_AHEAD, 0.0
         self._flying: deque[Event] = deque()
         self._free: list[Event] = []
         self._last = Event(device.driver)
@@ -177,13 +180,13 @@ class RunningNeighbour:
         return not self._closing
 
     def _calibrate(self) -> None:
-        """Determine how many iterations to keep ahead."""
+        """Determine what an iteration takes alone, and so how many to keep ahead."""
         self._last.record(self._stream.handle)
         for _ in range(CALIBRATION_ITERATIONS):
             self._submit()
         self._drain()
-        usual_us = max(1.0, median(self._times_us))
-        self._ahead = min(MOST_AHEAD, max(LEAST_AHEAD, round(AHEAD_US / usual_us)))
+        self.usual_us = max(1.0, median(self._times_us))
+        self._ahead = min(MOST_AHEAD, max(LEAST_AHEAD, round(AHEAD_US / self.usual_us)))
 
     def _supply(self, submitted: int) -> bool:
         """Submit an iteration, or wait a little if enough are on the stream; return whether one was submitted."""
@@ -323,21 +326,23 @@ class Flow:
 def measure_beside(
     flow: Flow, neighbour: RunningNeighbour, one_block_us: Callable[[], float], seconds: float
 ) -> tuple[list[FlowSample], Beside]:
-    """Run all turns, `seconds` in total; return the swaps beside the neighbour and the record of the turns.
+    """Run all turns, in `seconds` or as long as the neighbour's iterations need; return the swaps beside the neighbour
+    and the record of the turns.
 
     `one_block_us` swaps one block and returns its wall time. Raises NeighbourError, and any error of a swap.
     """
     together: list[FlowSample] = []
     record = Beside()
     dry = neighbour.dry
-    for turn in TURNS:
+    unit_s = max(seconds / sum(share for _, share in TURNS), LEAST_ITERATIONS * neighbour.usual_us / 1e6)
+    for turn, share in TURNS:
         both = turn == "both"
         with nullcontext() if turn == "swaps" else neighbour.running():
             first = neighbour.completed()
             if turn == "neighbour":
-                time.sleep(seconds / len(TURNS))
+                time.sleep(share * unit_s)
             else:
-                samples, gbps = flow.run(seconds / len(TURNS))
+                samples, gbps = flow.run(share * unit_s)
                 together += samples if both else []
                 (record.swaps_beside_gbps if both else record.swaps_alone_gbps).append(gbps)
                 usual_us = median(sample.wall_us for sample in samples)

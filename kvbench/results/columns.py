@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kvbench.analysis.margins import MIN_P99
+from kvbench.analysis.margins import MIN_P90, MIN_P99
 from kvbench.cells.cell import AXES
 
 NO_FIGURE: Final = (
@@ -56,12 +56,12 @@ MEANINGS: Final[dict[str, str]] = {
     "neighbour_p99_alone_us": "99th percentile of its iterations without swaps, all visits together; empty with fewer "
     f"than {MIN_P99}",
     "neighbour_p99_us": "the same beside swaps",
-    "neighbour_worst_alone_us": "the longest of its iterations without swaps",
-    "neighbour_worst_us": "the same beside swaps",
+    "neighbour_p90_alone_us": f"90th percentile of the same; empty with fewer than {MIN_P90}",
+    "neighbour_p90_us": "the same beside swaps",
     "neighbour_slowdown _low _high": "neighbour_beside_us / neighbour_alone_us: the centre of the visits",
     "neighbour_slowdown_median": "the same by the medians of the iterations: does not see a few long ones",
     "neighbour_slowdown_p99": "the same by their 99th percentiles",
-    "neighbour_slowdown_worst": "the same by the longest",
+    "neighbour_slowdown_p90": "the same by their 90th percentiles",
     "exposure_us_per_gb _low _high": "time that the neighbour lost, in microseconds per GB swapped beside it: 10^6 (1 "
     "- 1 / neighbour_slowdown) / swaps_beside_gbps, the centre of the visits",
     "swaps_alone_gbps": "median GB/s of swaps without the neighbour, over whole turns with the gaps between swaps",

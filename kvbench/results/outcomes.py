@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from kvbench.analysis.compare import median_interval, paired_interval
-from kvbench.analysis.margins import MIN_P99
+from kvbench.analysis.margins import MIN_P90, MIN_P99
 from kvbench.cells.axes import Role
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import AXES, Cell, axes_of
@@ -29,6 +29,8 @@ Status = Literal["ok", "no figure", "failed", "skipped"]
 NOT_VERIFIED: Final = "no bytes were verified"
 # Separates the texts of several visits; the most frequent path comes first.
 BETWEEN: Final = "; "
+# Percentiles of the iterations of all visits together, and how many of these each needs.
+_PERCENTILES: Final = {50: 1, 90: MIN_P90, 99: MIN_P99}
 _SORTED_BY: Final = tuple(
     AXES[name] for role in (Role.SERIES, Role.SHAPE, Role.SIDE, Role.QUEUE, Role.BESIDE) for name in axes_of(role)
 )
@@ -191,11 +193,11 @@ def neighbour_figures(turns: Sequence[Beside]) -> dict[str, float]:
     for which in ("alone_us", "beside_us"):
         times = [getattr(turn, f"neighbour_{which}") for turn, _ in both]
         every, suffix = np.concatenate(times), which.removeprefix("beside_")
-        p50, p99 = np.quantile(every, (0.5, 0.99)).tolist()
-        p99 = p99 if len(every) >= MIN_P99 else math.nan
         figures |= {f"neighbour_{which}": float(np.median([np.mean(of_visit) for of_visit in times]))}
-        figures |= {f"neighbour_p50_{suffix}": p50, f"neighbour_p99_{suffix}": p99}
-        figures |= {f"neighbour_worst_{suffix}": float(every.max())}
+        for percent, least in _PERCENTILES.items():
+            figures[f"neighbour_p{percent}_{suffix}"] = (
+                float(np.quantile(every, percent / 100)) if len(every) >= least else math.nan
+            )
     gbps = np.array([cost.gbps for cost in costs])
     slowdown = paired_interval(np.log([cost.slowdown for cost in costs]))
     exposure = paired_interval(np.array([cost.exposure_us_per_gb for cost in costs]))
@@ -203,8 +205,10 @@ def neighbour_figures(turns: Sequence[Beside]) -> dict[str, float]:
         **figures,
         **_with_ends("neighbour_slowdown", math.exp(slowdown[0]), [math.exp(end) for end in slowdown[1:]]),
         "neighbour_slowdown_median": math.exp(paired_interval(np.log([cost.slowdown_median for cost in costs]))[0]),
-        "neighbour_slowdown_p99": figures["neighbour_p99_us"] / figures["neighbour_p99_alone_us"],
-        "neighbour_slowdown_worst": figures["neighbour_worst_us"] / figures["neighbour_worst_alone_us"],
+        **{
+            f"neighbour_slowdown_p{tail}": figures[f"neighbour_p{tail}_us"] / figures[f"neighbour_p{tail}_alone_us"]
+            for tail in (90, 99)
+        },
         **_with_ends("exposure_us_per_gb", exposure[0], exposure[1:]),
         "swaps_alone_gbps": _median_of(turns, "swaps_alone_gbps"),
         **_with_ends("swaps_beside_gbps", float(np.median(gbps)), median_interval(gbps)),

@@ -304,7 +304,7 @@ BUSY_TWINS: Final = 3
 # Watched swaps for each sample: of a cell of six visits with 30 samples, one in ten thousand has none.
 WATCHED_SHARE: Final = 0.05
 # Minimum duration of a visit beside a neighbour: each turn needs iterations of the neighbour.
-LEAST_BESIDE_S: Final = 0.3
+LEAST_BESIDE_S: Final = 0.2
 # Swaps in the long and in the short chain of a sustained sample.
 CHAIN: Final = 8
 SHORT_CHAIN: Final = 2

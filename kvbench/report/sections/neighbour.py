@@ -1,7 +1,7 @@
 """Neighbours: what swaps cost the work that runs beside them, against the GB/s that they move."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from itertools import product
 from typing import Final
@@ -31,7 +31,7 @@ _WIDE_US_PER_GB: Final = 1000.0
 _WORKLOAD: Final = ["blocks", "block_bytes", "pattern", "host_pattern"]
 _CLOCK: Final = "GB/s: bytes over the whole time, host clock. Slower: mean time of an iteration beside swaps over alone"
 _DETAILS: Final = (
-    f"{_CLOCK}. Median, p99 and worst: of the iterations, us alone → beside swaps. Lost: time that the neighbour lost "
+    f"{_CLOCK}. Median, p90 and p99: of the iterations, us alone → beside swaps. Lost: time that the neighbour lost "
     "per GB (95%), blank if the interval is wider than the value. Start, End: how much later a swap starts and ends"
 )
 _WORK: Final = {
@@ -41,7 +41,7 @@ _WORK: Final = {
     "idle": "A GPU thread that only waits",
 }
 _COLUMNS: Final = (Neighbour.DECODE.value, Neighbour.GEMM.value)
-_TIMES: Final = {"Median, us": "p50", "p99, us": "p99", "Worst, us": "worst"}
+_TIMES: Final = {"Median, us": "p50", "p90, us": "p90", "p99, us": "p99"}
 _AFTER: Final = ("Lost, us per GB", "Start, us later", "End, us later")
 _SLOWER: Final = ("neighbour_slowdown", "neighbour_slowdown_low", "neighbour_slowdown_high")
 _POINT_COLUMNS: Final = (
@@ -86,25 +86,46 @@ def _one_workload(points: pd.DataFrame) -> pd.DataFrame:
 def _table(view: View, cells: pd.DataFrame) -> DataTable:
     """Return a line for each method of swapping in a direction, with what it costs each kind of work."""
     names = [name for name in _COLUMNS if name in set(cells["neighbour"])] or sorted(set(cells["neighbour"]))
+    tails = {name: _tail(where(cells, neighbour=name)) for name in names}
     order = sorted(rows_of(cells), key=lambda row: (row["direction"] != DIRECTIONS[0], row["method"], sms_of(row) or 0))
     body: list[list[Text]] = []
     for (direction, method), rows in grouped(order, lambda row: (str(row["direction"]), str(row["label"]))).items():
         by_name = {str(row["neighbour"]): row for row in rows}
         gbps = ends([row["swaps_beside_gbps"] for row in rows], figure)
-        slower = (text for name in names for text in _slower(by_name.get(name)))
+        slower = (text for name in names for text in _slower(by_name.get(name), tails[name]))
         body.append([direction, method, gbps, *slower])
-    header = ("Dir", "Method", "GB/s beside", *(head for name in names for head in (f"{name} slower", f"{name} p99")))
+    heads = (head for name in names for head in (f"{name} slower", f"{name} {tails[name]}"))
+    header = ("Dir", "Method", "GB/s beside", *heads)
     row = rows_of(cells)[0]
+    kept = _iterations(view, set(cells["cell_id"][cells["neighbour_slowdown_p90"].notna()]))
+    clock = f"{_CLOCK}. Percentiles: of {kept} iterations, all visits together" if kept else _CLOCK
     title = f"Slowdown of work beside swaps of {count(row['blocks'])} {TIMES} {bytes_size(row['block_bytes'])}"
-    return measured_table(view, cells, _CLOCK, title, header, body, left=2)
+    return measured_table(view, cells, clock, title, header, body, left=2)
 
 
-def _slower(row: Row | None) -> tuple[str, str]:
+def _tail(cells: pd.DataFrame) -> str:
+    """Return the highest percentile that most of these cells have the iterations for."""
+    return "p99" if cells["neighbour_slowdown_p99"].notna().mean() > 0.5 else "p90"
+
+
+def _iterations(view: View, ids: Set[str]) -> str:
+    """Return how many iterations, alone or beside swaps, cells have."""
+    besides = [
+        [visit.beside for visit in outcome.visits if visit.beside]
+        for cell, outcome in view.run.outcomes.items()
+        if cell.id in ids
+    ]
+    sides = ("neighbour_alone_us", "neighbour_beside_us")
+    counts = [sum(len(getattr(of, side)) for of in cell) for cell in besides for side in sides]
+    return ends(counts, count) if counts else ""
+
+
+def _slower(row: Row | None, tail: str = "p99") -> tuple[str, str]:
     if row is None:
         return "", ""
-    p99 = row["neighbour_slowdown_p99"]
+    slower = row[f"neighbour_slowdown_{tail}"]
     mark = "" if _is_decided(row) else "≈ "
-    return f"{mark}{row['neighbour_slowdown']:.2f}x", f"{p99:.2f}x" if math.isfinite(p99) else ""
+    return f"{mark}{row['neighbour_slowdown']:.2f}x", f"{slower:.2f}x" if math.isfinite(slower) else ""
 
 
 def _edge(points: pd.DataFrame) -> set[str]:

@@ -72,7 +72,7 @@ def test_both_sides_are_timed_alone_and_beside_the_other(
     beside = measurement.beside
     assert beside is not None
     assert min(len(beside.neighbour_alone_us), len(beside.neighbour_beside_us)) > 5
-    assert len(beside.swaps_alone_gbps) == len(beside.swaps_beside_gbps) == 2
+    assert (len(beside.swaps_alone_gbps), len(beside.swaps_beside_gbps)) == (2, 1)
     assert min(*beside.swaps_alone_gbps, *beside.swaps_beside_gbps) > 0
     assert min(*beside.swaps_alone_us, *beside.swaps_beside_us) > 0
     assert min(*beside.one_block_alone_us, *beside.one_block_beside_us) > 0
