@@ -37,7 +37,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the files and the war
 
 
 def report(runs: _Runs, out: _Out = None, as_json: _Json = False, snippet: _Snippet = None) -> None:
-    """Write report.md, details.md, report.html, and charts as PNG, SVG and CSV. Needs no GPU and no torch."""
+    """Write report.md, details.md, report.html, and charts as PNG and SVG. Needs no GPU and no torch."""
     # pandas and matplotlib take a second to import; --help must not wait for them
     progress = _Progress()
     if snippet is not None:

@@ -1,4 +1,4 @@
-"""From runs to a report: its content as data, and its files: report.md, report.html, charts and their CSV."""
+"""From runs to a report: its content as data, and its files: report.md, report.html and charts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -69,7 +69,6 @@ from kvbench.report.view import (
 )
 from kvbench.results import Note, Run
 from kvbench.results.columns import NO_FIGURE
-from kvbench.results.frame import as_csv
 from kvbench.sweep.installed import ENGINES_SECTION
 from kvbench.text import short
 from kvbench.tune.text import origin, trace_text
@@ -232,7 +231,6 @@ def report_files(runs: Sequence[Run], unread: Sequence[str] = (), progress: Prog
     files = {name: text.encode() for name, text in texts.items()}
     for chart in report.charts:
         files |= {f"{chart.stem}.{suffix}": data for suffix, data in drawn[chart.stem].files.items()}
-        files[f"{chart.stem}.csv"] = as_csv(chart.points)
     return files
 
 

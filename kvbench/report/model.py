@@ -4,10 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 if TYPE_CHECKING:
-    from kvbench.report.charts.plot import ChartText, Plot
+    from kvbench.report.charts.plot import ChartText, LinePlot
     from kvbench.report.view import View
 
 
@@ -55,12 +53,11 @@ class DataTable:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart: the stem of its files, the text around it, what is drawn, and the numbers behind that."""
+    """A chart: the stem of its files, the text around it, and what is drawn."""
 
     stem: str
     text: "ChartText"
-    plot: "Plot"
-    points: pd.DataFrame
+    plot: "LinePlot"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,6 @@ class Ink:
 
 Rgb = tuple[float, float, float]
 _WHITE: Final[Rgb] = (1.0, 1.0, 1.0)
-_BLACK: Final[Rgb] = (0.0, 0.0, 0.0)
 
 TEXT: Final = "#1B1F24"
 FAINT: Final = "#57606A"
@@ -107,35 +106,6 @@ def _luminance(colour: Rgb) -> float:
 
 
 STROKES: Final = 6  # different ones, by which variants of a backend are told apart
-
-# Ratios of times: blue where batched takes less, orange where the kernel does, told apart by colour-blind readers.
-_RATIO_COLOURS: Final[tuple[Rgb, Rgb, Rgb]] = ((0x00, 0x72, 0xB2), (0xF7, 0xF7, 0xF7), (0xD5, 0x5E, 0x00))
-RATIO_OCTAVES: Final = 3.0
-UNDECIDED: Final = "no clear difference"
-UNMEASURED: Final = "not measured"
-RATIO_KEYS: Final = {
-    1 / 8: "1/8 or less: batched faster",
-    1 / 2: "1/2",
-    1.0: "1",
-    2.0: "2",
-    8.0: "8 or more: kernel faster",
-}
-
-
-def ratio_colour(ratio: float) -> Rgb:
-    """Return red, green and blue, each from 0 to 1, for a ratio of times; beyond 8 and 1/8 they stay the same."""
-    position = max(-1.0, min(1.0, math.log2(ratio) / RATIO_OCTAVES))
-    below, middle, above = _RATIO_COLOURS
-    end, share = (below, -position) if position < 0 else (above, position)
-    red, green, blue = ((m + (e - m) * share) / 255 for m, e in zip(middle, end, strict=True))
-    return red, green, blue
-
-
-def is_dark(colour: Rgb) -> bool:
-    """Return whether text on this colour has to be white."""
-    return contrast(colour, _WHITE) > contrast(colour, _BLACK)
-
-
 PANEL_WIDTH: Final = 4.9
 LEFT: Final = 0.66  # of the axes in their panel: tick labels and the label of the y axis
 RIGHT: Final = 0.14

@@ -1,35 +1,29 @@
-"""The panels of a chart: lines with bands and a ceiling, or ratios as maps."""
+"""The panels of a chart: lines with bands and a ceiling."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.markers import MarkerStyle
-from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, NullFormatter
 from matplotlib.transforms import Bbox
 
 from kvbench.report.charts.figure import (
     FAINT,
     LEFT,
-    RATIO_KEYS,
     RIGHT,
     STROKES,
-    UNDECIDED,
-    UNMEASURED,
     Canvas,
     Drawing,
     ink_of,
-    is_dark,
     lighter,
     new_canvas,
-    ratio_colour,
     styled,
 )
-from kvbench.report.charts.plot import ChartText, LinePlot, MapPanel, MapPlot, Plot, PlotAxis, PlotLine
-from kvbench.report.numbers import bytes_size, count, figure
+from kvbench.report.charts.plot import ChartText, LinePlot, PlotAxis, PlotLine
+from kvbench.report.numbers import count, figure
 
 Dashes = Literal["-"] | tuple[float, Sequence[float]]
 
@@ -50,22 +44,10 @@ _LETTER: Final = 0.068  # inches of a tick label
 _NOTE: Final = (0.062, 0.13)  # inches: the width of a letter of a note, and its height
 _RING: Final = 11  # points, of a mark around a point
 
-# Tiles keep their colours, whatever is written on them.
-_ON_LIGHT_TILE, _ON_DARK_TILE = "#111111", "#FAFAFA"
-_TILE_EDGE: Final = "#999999"
-_HATCH: Final = "////"
-_UNMEASURED: Final = "#C9C9C9"
-_ROW: Final = 0.21  # inches of a row of tiles
-_BEHIND: Final = (0.66, 0.6)  # of a tile: what keeps the hatching off a figure
 
-
-def draw(plot: Plot, text: ChartText) -> Drawing:
+def draw(plot: LinePlot, text: ChartText) -> Drawing:
     with styled():
-        match plot:
-            case LinePlot():
-                return _line_canvas(plot, text).drawing()
-            case MapPlot():
-                return _map_canvas(plot, text, _map_legend()).drawing()
+        return _line_canvas(plot, text).drawing()
 
 
 def _line_canvas(plot: LinePlot, text: ChartText) -> Canvas:
@@ -136,25 +118,16 @@ def _write_notes(ax: Axes, twin: Axes, lines: Iterable[PlotLine]) -> None:
 
 def _limits(axis: PlotAxis, lines: Iterable[PlotLine], others: Sequence[float]) -> tuple[float, float]:
     """Return the ends of a y axis that holds these lines, and `others`."""
-    bands = axis.scale == "log10" or not axis.zero
-    ends = [end for line in lines for end in ((*line.low, *line.high) if bands else line.y) if math.isfinite(end)]
+    ends = [end for line in lines for end in (line.y if axis.zero else (*line.low, *line.high)) if math.isfinite(end)]
     ends += others
-    if axis.scale == "linear" and axis.zero:
+    if axis.zero:
         return 0.0, max(ends, default=1.0) * 1.08
-    known = ends or [1.0] if axis.scale == "linear" else [math.log10(end) for end in ends if end > 0] or [0.0]
-    low, high = min(known), max(known)
-    span = max(high - low, _LEAST_SPAN * high if axis.scale == "linear" else 1.0) / (1 - 2 * _ROOM)
-    limits = low - _ROOM * span, low + (1 - _ROOM) * span
-    return limits if axis.scale == "linear" else (10 ** limits[0], 10 ** limits[1])
+    low, high = min(ends, default=1.0), max(ends, default=1.0)
+    span = max(high - low, _LEAST_SPAN * high) / (1 - 2 * _ROOM)
+    return low - _ROOM * span, low + (1 - _ROOM) * span
 
 
 def _scale_y(ax: Axes, axis: PlotAxis, limits: tuple[float, float]) -> None:
-    if axis.scale == "log10":
-        ax.set_yscale("log")
-        decades = math.log10(limits[1] / limits[0])
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 4 else (1,)))
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        ax.yaxis.set_minor_locator(NullLocator())
     ax.set_ylim(limits)
     ax.set_ylabel(axis.label, labelpad=4)
 
@@ -179,7 +152,7 @@ def _scale_octaves(ax: Axes, axis: PlotAxis, values: Sequence[float]) -> None:
     taken: list[tuple[float, float]] = []
     ticks: dict[float, str] = {}
     for value in _round_values(axis, values):
-        text = f"{value / 1024:g}" if axis.unit == "bytes" else _SHOWN[axis.unit](value)
+        text = f"{value / 1024:g}" if axis.unit == "bytes" else count(value)
         at, half = inch * math.log2(value), _LETTER * len(text) / 2
         if all(at - half >= end + 0.1 or at + half <= begin - 0.1 for begin, end in taken):
             taken.append((at - half, at + half))
@@ -187,9 +160,6 @@ def _scale_octaves(ax: Axes, axis: PlotAxis, values: Sequence[float]) -> None:
     ax.set_xticks([*ticks], [*ticks.values()])
     ax.xaxis.set_minor_locator(FixedLocator([value for value in values if value not in ticks]))
     ax.xaxis.set_minor_formatter(NullFormatter())
-
-
-_SHOWN: Final[dict[str, Callable[[float], str]]] = {"count": count, "figure": figure}
 
 
 def _round_values(axis: PlotAxis, values: Sequence[float]) -> list[float]:
@@ -224,41 +194,3 @@ def _legend(plot: LinePlot) -> list[Line2D]:
         if line.label not in labelled or len(line.x) > 1 >= len(labelled[line.label].x):
             labelled[line.label] = line
     return [_line(line, [], [], joined=len(line.x) > 1) for line in labelled.values()]
-
-
-def _map_canvas(plot: MapPlot, text: ChartText, keys: Sequence[Patch]) -> Canvas:
-    rows = max(len(panel.sizes) for line in plot.grid for panel in line)
-    canvas = new_canvas(text, keys, plot.grid, _ROW * max(rows, 6))
-    for ax, panel in canvas.panels:
-        _draw_map(ax, panel)
-    return canvas
-
-
-def _draw_map(ax: Axes, panel: MapPanel) -> None:
-    """Draw a map: sizes upward, numbers of blocks to the right; only what this panel has."""
-    ax.set_title(panel.title)
-    ax.grid(visible=False)
-    ax.set_facecolor(_UNMEASURED)
-    sizes, counts = panel.sizes, panel.counts
-    for (size, blocks), tile in panel.tiles.items():
-        x, y, colour = counts.index(blocks), sizes.index(size), ratio_colour(tile.ratio)
-        ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, linewidth=0.6, edgecolor=_ON_DARK_TILE))
-        if not tile.decided:
-            corner = (x - 0.5, y - 0.5)
-            ax.add_patch(Rectangle(corner, 1, 1, facecolor="none", linewidth=0.6, edgecolor=_TILE_EDGE, hatch=_HATCH))
-            width, height = _BEHIND
-            ax.add_patch(Rectangle((x - width / 2, y - height / 2), width, height, facecolor=colour, edgecolor="none"))
-        letters = _ON_DARK_TILE if tile.decided and is_dark(colour) else _ON_LIGHT_TILE
-        ax.text(x, y, figure(tile.ratio), ha="center", va="center", fontsize=7, color=letters)
-    ax.set_xlim(-0.5, len(counts) - 0.5)
-    ax.set_ylim(-0.5, len(sizes) - 0.5)
-    ax.set_xticks(range(len(counts)), [count(blocks) for blocks in counts], fontsize=7.5)
-    ax.set_yticks(range(len(sizes)), [bytes_size(size) for size in sizes], fontsize=7)
-    ax.tick_params(length=0)
-    ax.set_xlabel("blocks")
-
-
-def _map_legend() -> list[Patch]:
-    keys = [Patch(facecolor=ratio_colour(r), edgecolor=_TILE_EDGE, label=text) for r, text in RATIO_KEYS.items()]
-    keys.append(Patch(facecolor=ratio_colour(1.0), edgecolor=_TILE_EDGE, hatch=_HATCH, label=UNDECIDED))
-    return [*keys, Patch(facecolor=_UNMEASURED, edgecolor=_TILE_EDGE, label=UNMEASURED)]

@@ -1,7 +1,7 @@
-"""What a chart draws, as data: lines on axes, or maps of ratios."""
+"""What a chart draws, as data: lines on axes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -24,12 +24,12 @@ class ChartText:
 class PlotAxis:
     """What an axis counts: its label, whether its numbers are bytes, shown in KiB, or any others, and its scale.
 
-    A linear y axis begins at 0, unless `zero` is false.
+    A y axis is linear and begins at 0, unless `zero` is false.
     """
 
     label: str
     unit: Literal["bytes", "count", "figure"]
-    scale: Literal["log2", "log10", "linear"]
+    scale: Literal["log2", "linear"]
     zero: bool = True
 
 
@@ -38,9 +38,8 @@ class PlotLine:
     """A line of points: medians in `y`, the ends of its band in `low` and `high`, in the unit of y.
 
     `backend` decides colour and marker, `variant` the stroke, `light` (from 0 to 1) how much of the colour is left out:
-    a plot's lines of one label have the same of all, and lines of two labels do not (`told_apart`). `notes` stand
-    beside the points, one for each, if any; points at the x of `rings` have a ring. A `second` line is of the second
-    y axis.
+    a plot's lines of one label have the same of all, and lines of two labels do not. `notes` stand beside the points,
+    one for each, if any; points at the x of `rings` have a ring. A `second` line is of the second y axis.
     """
 
     label: str
@@ -86,50 +85,3 @@ class LinePlot:
     def most_points(self) -> int:
         """How many values of x the fullest panel has."""
         return max(len({x for line in panel.lines for x in line.x}) for row in self.grid for panel in row)
-
-
-def told_apart(grid: Sequence[Sequence[PlotPanel]]) -> list[list[PlotPanel]]:
-    """Return the panels with a variant for every label of a backend, counted from 0 in the order of the lines."""
-    lines = dict.fromkeys((line.backend, line.label) for row in grid for panel in row for line in panel.lines)
-    variants = {one: [other for other in lines if other[0] == one[0]].index(one) for one in lines}
-
-    def numbered(panel: PlotPanel) -> PlotPanel:
-        return replace(panel, lines=[replace(line, variant=variants[line.backend, line.label]) for line in panel.lines])
-
-    return [[numbered(panel) for panel in row] for row in grid]
-
-
-@dataclass(frozen=True, slots=True)
-class MapTile:
-    ratio: float
-    decided: bool
-
-
-@dataclass(frozen=True, slots=True)
-class MapPanel:
-    """Tiles by block bytes and number of blocks."""
-
-    title: str
-    tiles: Mapping[tuple[int, int], MapTile]
-
-    @property
-    def sizes(self) -> list[int]:
-        return sorted({size for size, _ in self.tiles})
-
-    @property
-    def counts(self) -> list[int]:
-        return sorted({count for _, count in self.tiles})
-
-
-@dataclass(frozen=True, slots=True)
-class MapPlot:
-    """Rows of maps with the same colours."""
-
-    grid: Sequence[Sequence[MapPanel]]
-
-    @property
-    def most_points(self) -> int:
-        return max(len(panel.tiles) for row in self.grid for panel in row)
-
-
-Plot = LinePlot | MapPlot

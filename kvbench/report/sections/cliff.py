@@ -32,11 +32,6 @@ from kvbench.text import a_stream, ends
 MIN_SIZES: Final = 4
 RATES: Final = ("gbps", "gbps_q1", "gbps_q3")
 GBPS: Final = PlotAxis("GB/s", "figure", "linear")
-POINT_COLUMNS: Final = (
-    "device", "backend", "direction", "stream_state", "blocks", "block_size", "block_bytes", "sms", "gbps", "gbps_low",
-    "gbps_high", "gbps_q1", "gbps_q3", "ceiling_gbps", "ceiling_share", "swap_us_median", "samples", "rounds",
-    "cell_id",
-)  # fmt: skip
 _MOST_COUNTS: Final = 4
 _LIGHTEST: Final = 0.65
 _MARKED: Final = {28.0 * KIB: "28 KiB"}  # from where vLLM prefers the copy engine
@@ -169,7 +164,7 @@ def _chart(view: View, curves: Sequence[Curve], beside: Curve | None) -> Chart:
         view, "Cliff: GB/s against block size", f"{INCLUDES[state]}. Band: quartiles of all samples{modes}"
     )
     plot = LinePlot(PlotAxis("block size", "bytes", "log2"), GBPS, [[panel]])
-    return Chart(f"cliff-{view.label}", text, plot, points[list(POINT_COLUMNS)])
+    return Chart(f"cliff-{view.label}", text, plot)
 
 
 def _line(label: str, curve: Curve, *, variant: int, light: float = 0.0) -> PlotLine:

@@ -11,11 +11,10 @@ from kvbench.cells.facts import method_label
 from kvbench.cells.pattern import AS_PATTERN
 from kvbench.errors import UsageError
 from kvbench.models.geometry import swaps_from_plain
-from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel, told_apart
-from kvbench.report.model import Chart, DataTable, Part, PartOrReason, Text
+from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
-from kvbench.report.tables import INCLUDES, chart_text, comma_separated, line_of, measured_table, sms_of
-from kvbench.report.view import Row, View, grouped, rows_of
+from kvbench.report.tables import INCLUDES, comma_separated, measured_table, sms_of
+from kvbench.report.view import Row, View, rows_of
 from kvbench.results.frame import by_layers
 
 # The share that counts as hidden, and the length of the loads that findings speak of.
@@ -31,11 +30,6 @@ _NOTE: Final = (
     "gap: the longest time between two layers. Caller: time of the thread that submits, for each layer. Step: alone, "
     f"then with the loads that its layers wait for, from the submission of the loads. {_HIDDEN}"
 )
-_POINTS: Final = (
-    "run", "device", "neighbour", "backend", "direction", "sequence", "block_size", "pattern", "blocks", "sms",
-    "swap_us_median", "first_layer_us", "slowest_gap_us", "caller_us_median", "neighbour_alone_us",
-    "neighbour_beside_us", "hidden_share", "hidden_share_low", "hidden_share_high", "rounds", "cell_id",
-)  # fmt: skip
 _TIMES: Final = {
     "First, us": "first_layer_us",
     "Last, us": "swap_us_median",
@@ -58,11 +52,9 @@ def make(view: View) -> PartOrReason:
         for title, group in cells.groupby("what", sort=False)
     ]
     loads = pd.concat(cells for _, cells in runs)
-    if (waited := loads[loads["hidden_share"].notna()]).empty:
-        return lambda: Part(tables=tables)
-    decided = waited[waited["hidden_share_low"].notna()]
+    decided = loads[loads["hidden_share_low"].notna()]
     findings = [_finding(str(what), unit, rows_of(group)) for what, group in decided.groupby("what", sort=False)]
-    return lambda: Part(findings, [_chart(runs[0][0], unit, waited)], tables)
+    return lambda: Part(findings, tables=tables)
 
 
 def _layers_of(view: View) -> pd.DataFrame:
@@ -70,8 +62,8 @@ def _layers_of(view: View) -> pd.DataFrame:
 
 
 def _named(view: View) -> tuple[pd.DataFrame, str]:
-    """Return the swaps by layers with columns `what` (is loaded, beside what), `size`, `method`, `caller_of_layer_us`
-    and `run`; and the unit of sizes, tokens or blocks.
+    """Return the swaps by layers with columns `what` (is loaded, beside what), `size`, `method` and
+    `caller_of_layer_us`; and the unit of sizes, tokens or blocks.
     """
     cells = _layers_of(view)
     try:
@@ -89,7 +81,7 @@ def _named(view: View) -> tuple[pd.DataFrame, str]:
         comma_separated(method_label(row["backend"], sms_of(row)), "at once" * (AT_ONCE in row["sequence"]))
         for row in rows
     ]
-    named = cells.assign(what=what, size=sizes, method=methods, caller_of_layer_us=callers, run=view.label)
+    named = cells.assign(what=what, size=sizes, method=methods, caller_of_layer_us=callers)
     return named, "tokens" if tokens else "blocks"
 
 
@@ -137,19 +129,3 @@ def _finding(what: str, unit: str, rows: Sequence[Row]) -> Text:
         text += f"; submission alone takes {figure(least_us)} us a layer ({least})"
         text += f" to {figure(most_us)} us ({most})" if most != least else ""
     return f"{text}."
-
-
-def _chart(view: View, unit: str, cells: pd.DataFrame) -> Chart:
-    panels = [_panel(str(what), rows_of(group)) for what, group in cells.groupby("what", sort=False)]
-    x, y = PlotAxis(unit, "count", "log2"), PlotAxis("hidden share of the loads", "figure", "linear", zero=False)
-    text = chart_text(view, f"Hidden share of loads against {unit}", f"{_HIDDEN}. Band: 95% interval")
-    return Chart(f"layers-{view.label}", text, LinePlot(x, y, told_apart([panels])), cells[list(_POINTS)])
-
-
-def _panel(title: str, rows: Sequence[Row]) -> PlotPanel:
-    lines = []
-    by_method = grouped(sorted(rows, key=lambda row: row["size"]), lambda row: (str(row["run"]), str(row["method"])))
-    for (_, method), points in by_method.items():
-        sizes = [float(row["size"]) for row in points]
-        lines.append(line_of(method, sizes, points, ("hidden_share", "hidden_share_low", "hidden_share_high")))
-    return PlotPanel(title, lines)

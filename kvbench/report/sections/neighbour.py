@@ -44,11 +44,6 @@ _COLUMNS: Final = (Neighbour.DECODE.value, Neighbour.GEMM.value)
 _TIMES: Final = {"Median, us": "p50", "p90, us": "p90", "p99, us": "p99"}
 _AFTER: Final = ("Lost, us per GB", "Start, us later", "End, us later")
 _SLOWER: Final = ("neighbour_slowdown", "neighbour_slowdown_low", "neighbour_slowdown_high")
-_POINT_COLUMNS: Final = (
-    "device", "neighbour", "backend", "direction", "blocks", "block_size", "sms", "swaps_alone_gbps",
-    "swaps_beside_gbps", "neighbour_alone_us", "neighbour_beside_us", "neighbour_p99_alone_us", "neighbour_p99_us",
-    *_SLOWER, "exposure_us_per_gb", "rounds", "cell_id",
-)  # fmt: skip
 
 
 def make(view: View) -> PartOrReason:
@@ -239,4 +234,4 @@ def _chart(view: View, points: pd.DataFrame) -> Chart:
         [panels],
     )
     text = chart_text(view, f"Interference: slowdown of {name} against GB/s of the swaps", f"{_CLOCK}. Band: 95%")
-    return Chart(f"neighbour-{view.label}", text, plot, points[list(_POINT_COLUMNS)])
+    return Chart(f"neighbour-{view.label}", text, plot)

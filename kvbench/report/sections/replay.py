@@ -1,6 +1,6 @@
 """Replay: the swaps of a trace, one after the other, by every backend: latency, GB/s and time of the thread."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -12,10 +12,9 @@ from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import method_label
 from kvbench.cells.units import gigabytes_per_second, two_digits
-from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
-from kvbench.report.model import Chart, DataTable, Part, PartOrReason, Text
+from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import count, figure
-from kvbench.report.tables import INCLUDES, chart_text, measured_table, sms_of
+from kvbench.report.tables import INCLUDES, measured_table, sms_of
 from kvbench.report.view import View, by_direction, rows_of
 from kvbench.results import Failure, Run, Visit
 from kvbench.sweep.installed import of_engine
@@ -49,9 +48,8 @@ def make(view: View) -> PartOrReason:
     if _cells_of(view).empty:
         return "it needs swaps of a trace (kvbench sweep --trace FILE)"
     parts = [_part(run) for run in view.of_machine if not _cells_of(run).empty]
-    names = ("findings", "charts", "tables")
-    findings, charts, tables = ([one for part in parts for one in getattr(part, name)] for name in names)
-    return lambda: Part(findings, charts, tables)
+    findings = [one for part in parts for one in part.findings]
+    return lambda: Part(findings, tables=[one for part in parts for one in part.tables])
 
 
 def _cells_of(view: View) -> pd.DataFrame:
@@ -68,7 +66,7 @@ def _part(view: View) -> Part:
         replays[row["direction"]].append(Replayed(method, row["backend"], row["cell_id"], swaps[row["cell_id"]]))
     findings = [text for side in replays.items() if (text := _finding(view, *side))]
     tables = [_table(view, direction, side, replays[direction]) for direction, side in sides.items()]
-    return Part(findings, [_chart(view, replays)], tables)
+    return Part(findings, tables=tables)
 
 
 def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
@@ -152,28 +150,9 @@ def _lateness(late_us: "pd.Series[float]") -> str:
     return f"{count(len(late_us))}{by}"
 
 
-def _chart(view: View, replays: Mapping[str, Sequence[Replayed]]) -> Chart:
-    panels = [PlotPanel(SIDES[name], [_line(replay) for replay in side]) for name, side in replays.items()]
-    x, y = PlotAxis("descriptors of a swap", "count", "log2"), PlotAxis("latency, ms", "figure", "log10")
-    every = [(direction, replay) for direction, side in replays.items() for replay in side]
-    points = pd.concat([replay.swaps.assign(way=replay.method, direction=direction) for direction, replay in every])
-    paced = bool(view.run.trace.get("speed"))
-    since = "Latency from the time at which a swap was due" if paced else INCLUDES["idle"]
-    text = chart_text(view, f"Latency of swaps against their size, {trace_text(view.run)}", f"{since}. Band: quartiles")
-    return Chart(f"replay-{view.label}", text, LinePlot(x, y, told_apart([panels])), points)
-
-
 def _times(replays: Sequence[Replayed]) -> dict[str, dict[int, float]]:
     sums = {replay.method: replay.swaps.groupby("round")["wall_us"].sum() for replay in replays}
     return {name: dict(zip(map(int, visits.index), visits.tolist(), strict=True)) for name, visits in sums.items()}
-
-
-def _line(replay: Replayed) -> PlotLine:
-    """Return the line of a method through the sizes, which are grouped by powers of two."""
-    bins = replay.swaps.groupby(np.log2(replay.swaps["blocks"]).round())
-    x = bins["blocks"].median().tolist()
-    y, low, high = ((bins["latency_us"].quantile(share) / 1e3).tolist() for share in (0.5, 0.25, 0.75))
-    return PlotLine(replay.method, replay.backend, x, y, low, high)
 
 
 def _replays_of(run: Run) -> dict[Cell, pd.DataFrame]:

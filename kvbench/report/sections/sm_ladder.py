@@ -146,8 +146,7 @@ def _chart(view: View, cells: pd.DataFrame, decode: Mapping[tuple[str, str, int]
     text = chart_text(
         view, f"SM ladder of {backend}: GB/s against the SM count", f"{INCLUDES[state]}. Ring: enough SMs"
     )
-    points = cells[["device", *_BY_SMS, "blocks", *RATES, "gbps_low", "gbps_high", "samples", "rounds", "cell_id"]]
-    return Chart(f"sm-ladder-{view.label}", text, plot, points)
+    return Chart(f"sm-ladder-{view.label}", text, plot)
 
 
 def _line(variant: int, side: tuple[str, int], ladder: Ladder) -> PlotLine:

@@ -9,18 +9,15 @@ import pandas as pd
 from kvbench.analysis.compare import Verdict
 from kvbench.cells.cell import EQUAL
 from kvbench.cells.facts import BATCHED, NO_CHOICES
-from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
-from kvbench.report.model import Chart, Part, PartOrReason, Text
+from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.sections.contrast import DIRECTION, Contrast, ContrastSide, Key, backends, turns
-from kvbench.report.tables import INCLUDES, chart_text, label_of
+from kvbench.report.tables import INCLUDES, grid_table, label_of, measured_table, ratio_text
 from kvbench.report.view import DIRECTIONS, STATES, Pinned, Row, View, grouped, pin, rows_of, where
 
 USUAL_BLOCKS: Final = 10_000
 _MIN_SIZES: Final = 2
 _MIN_CELLS: Final = 4
-_AXES: Final = ["block_bytes", "blocks"]
-_FIGURES: Final = ["samples", "rounds", "swap_us_median", "swap_us_low", "swap_us_high", "cell_id"]
 _ORDER: Final = ("sustained", *(state for state in STATES if state != "sustained"))
 
 
@@ -122,46 +119,31 @@ THRESHOLD: Final = Contrast(
 
 def make_map(view: View) -> PartOrReason:
     """Make the crossover map: the time of batched copies over that of a kernel, by block size and number of blocks."""
-    kernels = {
-        backend for arms in view.contests.values() for backend, cells in arms.items() if cells["sms"].notna().any()
-    }
-    charts = [chart for kernel in sorted(kernels) if (chart := _map(view, kernel))]
-    if not charts:
+    maps = [
+        _map(view, direction, state, arms[BATCHED], cells)
+        for (direction, state), arms in view.contests.items()
+        for cells in arms.values()
+        if cells["sms"].notna().any()
+    ]
+    tables = [table for table in maps if table]
+    if not tables:
         return f"it needs {BATCHED} and a kernel backend measured at {_MIN_CELLS} cells, with two block sizes and two N"
-    return lambda: Part(charts=charts)
+    return lambda: Part(tables=tables)
 
 
-def _map(view: View, kernel: str) -> Chart | None:
-    """Return the maps of a kernel, one per direction and state of batched; None where there are too few cells."""
-    maps = []
-    for arms in (arms for arms in view.contests.values() if kernel in arms):
-        cells = _ratios(view, arms[BATCHED], arms[kernel])
-        if len(cells) >= _MIN_CELLS and (cells[_AXES].nunique() > 1).all():
-            maps.append(cells)
-    if not maps:
+def _map(view: View, direction: str, state: str, batched: pd.DataFrame, kernel: pd.DataFrame) -> DataTable | None:
+    """Return the table of a kernel in a direction and state; None where there are too few cells."""
+    base, cells = (arm[arm["cell_id"].isin(view.visits)] for arm in (batched, kernel))
+    shapes = {(row["block_bytes"], row["blocks"]): row["cell_id"] for row in rows_of(base)}
+    known = [shape in shapes for shape in zip(cells["block_bytes"], cells["blocks"], strict=True)]
+    cells = cells[known]
+    if len(cells) < _MIN_CELLS or (cells[["block_bytes", "blocks"]].nunique() < 2).any():
         return None
-    points = pd.concat(maps)
-    name = label_of(kernel, points)
-    title = f"Time of {BATCHED} copies over time of {name}, by block size and number of blocks"
-    text = chart_text(view, title, INCLUDES["swap_us"])
-    rows = [[_panel(cells) for cells in maps if cells["direction"].iloc[0] == direction] for direction in DIRECTIONS]
-    return Chart(f"crossover-map-{kernel}-{view.label}", text, MapPlot([row for row in rows if row]), points)
 
+    def ratio(row: Row) -> str:
+        return ratio_text(view.compare(row["cell_id"], shapes[row["block_bytes"], row["blocks"]]))
 
-def _ratios(view: View, *arms: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per cell that batched and a kernel share, with both times and their ratio."""
-    batched, kernel = (cells[cells["cell_id"].isin(view.visits)] for cells in arms)
-    batched = batched[["device", "direction", "stream_state", "block_size", *_AXES, *_FIGURES]]
-    cells = batched.merge(kernel[[*_AXES, "sms", *_FIGURES]], on=_AXES, suffixes=("_batched", "_kernel"))
-    cells.insert(1, "kernel", kernel["backend"].iloc[0])
-    ratios = [view.compare(row["cell_id_kernel"], row["cell_id_batched"]) for row in rows_of(cells)]
-    cells = cells.assign(ratio=[ratio.ratio for ratio in ratios], decided=[ratio.told_apart for ratio in ratios])
-    return cells.sort_values(_AXES)
-
-
-def _panel(cells: pd.DataFrame) -> MapPanel:
-    rows = rows_of(cells)
-    kernel = label_of(rows[0]["kernel"], cells)
-    title = f"{rows[0]['direction']}, {rows[0]['stream_state']} stream: {BATCHED} / {kernel}"
-    tiles = {(row["block_bytes"], row["blocks"]): MapTile(row["ratio"], row["decided"]) for row in rows}
-    return MapPanel(title, tiles)
+    header, body = grid_table(cells, ratio)
+    name = label_of(str(cells["backend"].iloc[0]), cells)
+    title = f"{direction}, {state} stream: time of {BATCHED} over time of {name}"
+    return measured_table(view, cells, INCLUDES[state], title, header, body, pinned=view.pinned, compared=len(cells))
