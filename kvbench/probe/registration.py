@@ -36,7 +36,6 @@ _TRIES: Final = 2
 _USED_SHARE: Final = 0.5
 _USED_CPU_BYTES: Final = 16 * MIB
 _BLOCK: Final = 2 * MIB
-_COPIES: Final = 5
 
 
 def registration(bench: ProbeBench) -> ProbeFinding | Unanswered:
@@ -63,7 +62,6 @@ def registration(bench: ProbeBench) -> ProbeFinding | Unanswered:
         figures={
             "whole_s": round(whole_s, 3),
             **{f"threads_{threads}_s_a_gib": round(time_s, 3) for threads, time_s in times_s.items()},
-            **{f"{name}_h2d_gbps": round(rate, 2) for name, rate in _rates(bench).items()},
         },
     )
 
@@ -132,25 +130,6 @@ def _across(bench: ProbeBench, name: str) -> str:
         except EngineError as error:
             return f"refused ({error.name})"
     return ""
-
-
-def _rates(bench: ProbeBench) -> dict[str, float]:
-    """Return GB/s of a single h2d copy from pinned, registered and pageable memory, with its synchronization."""
-    size = 32 * MIB
-    card, pinned = (Buffer(bench.device.driver, kind, size) for kind in (MemoryKind.device, MemoryKind.allocated))
-    pages, pageable = Pages(size), np.ones(size, np.uint8)
-    rates = {}
-    with pages.registered(bench.device):
-        sources = {"pinned": pinned.address, "registered": pages.address, "pageable": pageable.ctypes.data}
-        for name, source in sources.items():
-            times_s = []
-            for _ in range(_COPIES):
-                began_s = time.perf_counter()
-                copy(bench.device.driver, card.address, source, size, DIRECTIONS[Direction.H2D], bench.stream.handle)
-                bench.stream.synchronize()
-                times_s.append(time.perf_counter() - began_s)
-            rates[name] = size / median(times_s) / 1e9
-    return rates
 
 
 class RegistrationRefusedError(Exception):
