@@ -229,26 +229,6 @@ def _iommu(machine: Machine) -> str:
         return "none"
 
 
-def _pool_pages(machine: Machine) -> dict[str, Json]:
-    """Return the page size of the worker's largest mapping (its host pool) and its bytes in huge pages; raises."""
-    (pid,) = machine.own_pids
-    mappings: list[dict[str, int]] = []
-    for line in machine.sources.text(f"proc/{pid}/smaps").splitlines():
-        name, _, rest = line.partition(":")
-        if name == "Size":
-            mappings.append({})
-        if mappings and rest.endswith(" kB"):
-            mappings[-1][name] = int(rest.split()[0]) * KIB
-    largest = max(mappings, key=lambda mapping: mapping["Size"])
-    huge = sum(largest.get(name, 0) for name in ("AnonHugePages", "ShmemPmdMapped", "FilePmdMapped"))
-    return {"page_bytes": largest["KernelPageSize"], "huge_bytes": huge}
-
-
-def _huge_pages(machine: Machine) -> str:
-    modes = machine.sources.text("sys/kernel/mm/transparent_hugepage/enabled")
-    return modes.partition("[")[2].partition("]")[0]
-
-
 def _number(function: str, *arguments: int) -> Callable[[Machine], int]:
     return lambda machine: int(machine.ask(function, *arguments))
 
@@ -299,11 +279,6 @@ OBSERVED: Final[Mapping[str, Callable[[Machine], Json]]] = {
     "pcie_replays": _number("nvmlDeviceGetPcieReplayCounter"),
     "power_limit_w": lambda machine: int(machine.ask("nvmlDeviceGetEnforcedPowerLimit")) / 1000,
     "iommu": _iommu,
-    "pool_pages": _pool_pages,
-    "transparent_huge_pages": _huge_pages,
-    "clock_source": lambda machine: machine.sources.text(
-        "sys/devices/system/clocksource/clocksource0/current_clocksource"
-    ),
     "host_load_1min": lambda machine: float(machine.sources.text("proc/loadavg").split()[0]),
     "host_available_bytes": lambda machine: available_bytes(machine.sources),
     "cpu_governor": lambda machine: machine.sources.text("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
