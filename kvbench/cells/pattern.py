@@ -8,7 +8,7 @@ from typing import Final
 from kvbench.text import shown
 
 _PLAIN_ORDERS: Final = ("shuffled", "contiguous", "descending")
-_RUNS: Final = ("runs", "turning", "runs-geometric")
+_RUNS: Final = re.compile(r"runs-([1-9]\d{0,5})")
 _MAX_TERMS: Final = 16
 _TERM: Final = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,8})")
 _PAGES: Final = re.compile(
@@ -16,11 +16,11 @@ _PAGES: Final = re.compile(
 )
 _FRAGMENTS: Final = re.compile(r"fragments-([1-9]\d{0,5})x([1-9]\d{0,3})(?:x([1-9]\d{0,5}))?")
 _RIGHT: Final = (
-    "write shuffled, contiguous, descending, reversed, runs-R with R >= 2 or its like turning-R and runs-geometric-R, "
+    "write shuffled, contiguous, descending, reversed, runs-R with R >= 2, "
     "tensors-T (blocks in T tensors, the same ids in each), tensors-TxK+TxK (T tensors of K ids each, then T other "
     "tensors of K ids each), page-first-T, page-first-TxC or page-first-T+T, "
     "fragments-FxR or fragments-FxRxT (F fragments a block in rows of R ranks, of T tensors); after tensors and "
-    "page-first, /runs-R and its like say how the ids lie"
+    "page-first, /runs-R or another order says how the ids lie"
 )
 
 
@@ -42,8 +42,7 @@ class Pattern:
     """The layout of blocks in memory.
 
     An order of blocks: `shuffled`, `contiguous`, `descending`, `reversed` (the source descends, the destination
-    ascends), or shuffled runs of adjacent blocks: `runs-R` of R blocks each, `turning-R` with every other run, at
-    random, descending, `runs-geometric-R` of random lengths with the mean R.
+    ascends), or shuffled runs of R adjacent blocks each: `runs-R`.
 
     Blocks of tensors: `tensors-T` (T tensors, each its own region, with the same ids in all of them);
     `tensors-TxK+TxK` (several kinds of tensors, T tensors of K ids each, as in hybrid models, whose layers with a
@@ -74,8 +73,8 @@ class Pattern:
 
     @property
     def _head(self) -> str:
-        if self.kind in _RUNS:
-            return f"{self.kind}-{self.run}"
+        if self.kind == "runs":
+            return f"runs-{self.run}"
         if self.kind == "fragments":
             tensors = self.terms[0].count
             return f"fragments-{self.page}x{self.ranks}" + (f"x{tensors}" if tensors > 1 else "")
@@ -181,9 +180,8 @@ def unfit_sides(source: Pattern, destination: Pattern, blocks: int) -> str | Non
 
 
 def _order(text: str) -> Pattern | None:
-    kind, _, run = text.rpartition("-")
-    if kind in _RUNS and re.fullmatch(r"\d{1,6}", run) and int(run) >= 2:
-        return Pattern(kind, int(run))
+    if (match := _RUNS.fullmatch(text)) and match[1] != "1":
+        return Pattern("runs", int(match[1]))
     return Pattern(text) if text in _PLAIN_ORDERS else None
 
 

@@ -40,9 +40,8 @@ def lay_out(cell: Cell, submissions: int, rng: np.random.Generator, arms: int = 
 
 
 def _scattered(cell: Cell, rows: int, count: int, rng: np.random.Generator) -> list[Layout]:
-    """Distribute `count` sets over `rows` rows; the sides share nothing but the lengths of runs that are drawn."""
-    drawn = any("runs-geometric" in str(side) for side in cell.sides)
-    placer = _Placer(rng, int(rng.integers(2**63)) if drawn else 0, count)
+    """Distribute `count` sets over `rows` rows; the places on the two sides are independent."""
+    placer = _Placer(rng, count)
     if cell.sides[0].terms:
         return _tensors(cell, rows, placer)
     sources, destinations = (placer.ordered(side, cell.blocks, rows) for side in cell.sides)
@@ -51,36 +50,16 @@ def _scattered(cell: Cell, rows: int, count: int, rng: np.random.Generator) -> l
 
 @dataclass(frozen=True)
 class _Placer:
-    """Places `count` sets of blocks; `seed` draws the lengths of runs, the same on both sides."""
+    """Places `count` sets of blocks."""
 
     rng: np.random.Generator
-    seed: int
     count: int
 
     def ordered(self, order: Pattern, blocks: int, rows: int) -> Rows:
         """Return the rows of `blocks` blocks for each set, without row 0 and the last; shape (count, blocks)."""
-        if order.kind == "runs-geometric":
-            return self._drawn_runs(blocks, order.run, rows)
-        run = {"shuffled": 1, "runs": order.run, "turning": order.run}.get(order.kind, blocks)
+        run = {"shuffled": 1, "runs": order.run}.get(order.kind, blocks)
         set_rows = _runs(blocks, run, rows, self.count, self.rng)
-        if order.kind == "turning":
-            whole = blocks - blocks % run
-            runs = set_rows[:, :whole].reshape(self.count, -1, run)
-            down = self.rng.random(runs.shape[:2]) < 0.5
-            set_rows[:, :whole] = np.where(down[:, :, None], runs[:, :, ::-1], runs).reshape(self.count, whole)
         return set_rows[:, ::-1].copy() if order.kind == "descending" else set_rows
-
-    def _drawn_runs(self, blocks: int, mean: int, rows: int) -> Rows:
-        """Return runs of geometric lengths with this mean at random places; the last of a set may be cut."""
-        draw = np.random.default_rng(self.seed)
-        ends = (np.minimum(draw.geometric(1 / mean, blocks).cumsum(), blocks) for _ in range(self.count))
-        lengths = np.concatenate([np.diff(np.unique(end), prepend=0) for end in ends])
-        order = self.rng.permutation(len(lengths))
-        gaps = np.sort(self.rng.integers(0, rows - 1 - self.count * blocks, len(lengths)))
-        starts = np.empty_like(gaps)
-        starts[order] = gaps + _before(lengths[order])
-        run_rows = np.repeat(starts - _before(lengths), lengths) + np.arange(self.count * blocks)
-        return (run_rows.reshape(self.count, blocks) + 1).astype(np.uint64)
 
     def of_tensors(self, side: Pattern, kind: Tensors, first: int, rows: int) -> tuple[Rows, Rows]:
         """The beginnings of the tensors of a kind, with `rows` rows each from row `first` on, and their ids by set."""
@@ -95,11 +74,6 @@ class _Placer:
         # the fragments of one rank, with those of other ranks around them
         ids = np.add.outer(pages, np.arange(side.ranks // 2, page_rows, side.ranks, dtype=np.uint64))
         return np.add.outer(regions, inside).reshape(-1) + np.uint64(first), ids.reshape(self.count, kind.ids)
-
-
-def _before(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the sum of the lengths before each."""
-    return lengths.cumsum() - lengths
 
 
 def _runs(blocks: int, run: int, rows: int, count: int, rng: np.random.Generator) -> Rows:

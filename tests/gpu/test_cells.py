@@ -19,8 +19,6 @@ PATTERNS = [
     "reversed",
     "runs-2",
     "runs-7",
-    "turning-7",
-    "runs-geometric-5",
     "tensors-8",
     "tensors-3x200+2x100",
     "fragments-16x8",
@@ -88,7 +86,7 @@ def test_swaps_of_every_pattern_are_correct(bench: Bench, backend: str, pattern:
 
 
 @pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("host", ["page-first-8", "page-first-4+4", "page-first-8x4", "page-first-8/turning-4"])
+@pytest.mark.parametrize("host", ["page-first-8", "page-first-4+4", "page-first-8x4", "page-first-8/runs-4"])
 @pytest.mark.parametrize("backend", ["per_block", "batched", "merged", "primed", "sm", "triton"])
 def test_swaps_with_pages_on_the_host_are_correct(bench: Bench, backend: str, host: str, direction: Direction) -> None:
     sides = {"pattern": Pattern.parse("tensors-8"), "host_pattern": Pattern.parse(host)}

@@ -48,10 +48,6 @@ pages = st.builds(
     st.sampled_from([1, 2]),
     st.integers(1, 20),
 )
-drawn = st.builds(
-    lambda mean, blocks: (Pattern("runs-geometric", mean), blocks + mean), st.integers(2, 20), st.integers(0, 150)
-)
-turning = runs.map(lambda shape: (replace(shape[0], kind="turning"), shape[1]))
 fragments = st.builds(
     lambda page, ranks, count, ids: (Pattern.of_fragments(page, ranks, count), page * count * ids),
     st.integers(1, 5),
@@ -67,7 +63,7 @@ ordered_ids = st.builds(
 )
 every = (
     of_kind("shuffled") | of_kind("contiguous") | of_kind("reversed") | of_kind("descending")
-    | runs | turning | drawn | tensors | pages | fragments | ordered_ids
+    | runs | tensors | pages | fragments | ordered_ids
 )  # fmt: skip
 
 
@@ -208,21 +204,3 @@ def test_fragments_of_one_rank_lie_a_row_of_all_ranks_apart_on_the_host_and_side
     assert set((pages[:, 0] - pages[:, 0].min()) % np.uint64(3 * 4 * 8)) == {0}
     assert all(steps(block) == [1] * 3 for block in device.reshape(-1, 4))
     assert len({int(step) for step in np.diff(device.reshape(3, -1)[:, 0])}) == 1
-
-
-def test_drawn_runs_are_the_same_on_both_sides_and_have_their_mean() -> None:
-    layout = one_layout("runs-geometric-8", 4000)
-    assert 4000 / 8 * 0.8 < pieces(layout) < 4000 / 8 * 1.2
-    lengths = np.diff(np.flatnonzero(np.array([0, *steps(layout.source_rows), 0]) != 1))
-    assert lengths.min() == 1
-    assert lengths.max() > 24
-    apart = one_layout("runs-geometric-8", 4000, host_pattern="runs-geometric-32")
-    assert pieces(apart) > pieces(layout)
-
-
-def test_runs_that_turn_on_one_side_descend_in_half() -> None:
-    layout = one_layout("runs-32", 32 * 100, device_pattern="turning-32")
-    descending = [step for step in steps(layout.destination_rows) if step == -1]
-    assert 0.3 < len(descending) / (31 * 100) < 0.7
-    assert steps(layout.source_rows).count(1) >= 31 * 100
-    assert pieces(layout) <= 100
