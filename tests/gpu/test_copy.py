@@ -1,4 +1,4 @@
-"""`kvbench.copy.BlockCopier` on a GPU: right bytes, arrays that change, threads, and no growth."""
+"""`kvbench.copy.BlockCopier` on a GPU: right bytes, arrays that change, two streams, and no growth."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from kvbench.cells.axes import Direction
 from kvbench.copy import BlockCopier
-from kvbench.engine.device import Device, EngineError
-from tests.gates import Gate, in_threads
+from kvbench.engine.device import Device
 from tests.swaps import MixedSwap, mixed_swap
 
 pytestmark = pytest.mark.gpu
@@ -64,19 +63,6 @@ def test_the_bytes_arrive_though_the_arrays_change_right_after_the_call(
         assert lists.arrived()
 
 
-def test_threads_with_a_copier_and_a_stream_each_do_not_meet(gpu: Device) -> None:
-    every = [Lists(direction, mixed_swap(SMALL, seed=3)) for direction in Direction]
-
-    def work(lists: Lists) -> None:
-        copier, stream = BlockCopier(gpu.name), torch.cuda.Stream()
-        for _ in range(300):
-            copier.copy(*lists.tensors(), stream)
-        stream.synchronize()
-
-    in_threads(work, every)
-    assert all(lists.arrived() for lists in every)
-
-
 def test_one_copier_serves_two_streams(gpu: Device) -> None:
     copier, streams = BlockCopier(gpu.name), [torch.cuda.Stream() for _ in range(2)]
     every = [Lists(Direction.H2D, mixed_swap(ALIGNED, seed=number)) for number in range(2)]
@@ -100,20 +86,6 @@ def test_many_calls_take_no_more_memory(gpu: Device) -> None:
     assert lists.arrived()
 
 
-def test_lists_behind_pending_work_do_not_hold_their_caller(gpu: Device) -> None:
-    copier, stream = BlockCopier(gpu.name), torch.cuda.Stream()
-    lists = Lists(Direction.H2D, mixed_swap(ALIGNED, seed=6))
-    tensors = lists.tensors()
-    copier.copy(*tensors, stream)
-    stream.synchronize()
-    with Gate(gpu, stream.cuda_stream):
-        for _ in range(60):
-            copier.copy(*tensors, stream)
-        assert not stream.query()
-    stream.synchronize()
-    assert lists.arrived()
-
-
 @pytest.mark.parametrize("alignment", [1, 16], ids=["lanes", "bulk"])
 def test_a_byte_of_several_destinations_is_one_of_those_that_go_there(gpu: Device, alignment: int) -> None:
     copier, stream = BlockCopier(gpu.name), torch.cuda.Stream()
@@ -129,13 +101,3 @@ def test_a_byte_of_several_destinations_is_one_of_those_that_go_there(gpu: Devic
         allowed[np.arange(offset, offset + 4096), block] = True
     allowed[~allowed.any(axis=1), 0] = True  # where nothing goes
     assert allowed[np.arange(1 << 16), destination.cpu().numpy()].all()
-
-
-def test_pageable_memory_and_the_legacy_stream_are_refused(gpu: Device) -> None:
-    copier, lists = BlockCopier(gpu.name), Lists(Direction.H2D, mixed_swap([64], seed=5))
-    _, destinations, sizes = lists.tensors()
-    pageable = torch.zeros(1 << 16, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="pinned host memory"):
-        copier.copy(torch.tensor([pageable.data_ptr()]), destinations, sizes, torch.cuda.Stream())
-    with pytest.raises(EngineError, match="legacy default stream"):
-        copier.copy(*lists.tensors(), 0)
