@@ -1,6 +1,7 @@
 """Hostile calls of a copier on a GPU, each for a process of its own: `python -m tests.gpu.trust_cases NAME`.
 
-A case ends with exit code 0 if the call was refused, nothing was touched, and the copier works on.
+A case ends with exit code 0 if the call was refused, nothing was touched, and the copier works on; with SKIPPED, and
+the reason as its last line, if this machine lacks what it is about.
 """
 
 import ctypes
@@ -13,10 +14,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from typing import Any, Final
+from types import FunctionType
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import torch
+from cuda.bindings import driver as bindings
 from numpy.typing import NDArray
 from torch import multiprocessing
 
@@ -34,6 +37,7 @@ Words = NDArray[np.int64]
 BLOCK: Final = 4096
 ROOM: Final = 64 * BLOCK
 BACKENDS: Final = ("sm", "batched", "merged", "per_block")
+SKIPPED: Final = 77
 
 
 def always(backend: str) -> Policy:
@@ -58,6 +62,11 @@ def refused(error: type[Exception], *words: str) -> Iterator[None]:
 def expect(holds: object, what: str) -> None:
     if not holds:
         raise SystemExit(f"not so: {what}")
+
+
+def skip(reason: str) -> NoReturn:
+    print(reason)
+    raise SystemExit(SKIPPED)
 
 
 class Pools:
@@ -184,18 +193,28 @@ def managed_memory() -> None:
 
 
 def memory_that_is_mapped_in_pieces() -> None:
-    """With torch's expandable segments, which pieces of 20 MiB make."""
+    """With torch's expandable segments, which pieces of 20 MiB make, and a part that is unmapped again."""
     for backend in BACKENDS:
         copier = copier_for(open_device("cuda:0", FaultPlan()), [always(backend)]).engine
         stream = torch.cuda.Stream()
         blocks, size = 40, 3 << 20
-        card = torch.zeros(blocks * size, dtype=torch.uint8, device="cuda")
+        card, gone = (torch.zeros(blocks * size, dtype=torch.uint8, device="cuda") for _ in range(2))
         host = torch.randint(0, 256, (blocks * size,), dtype=torch.uint8).pin_memory()
         torch.cuda.synchronize()
-        starts = torch.arange(blocks) * size
-        copier.copy(starts + host.data_ptr(), starts + card.data_ptr(), torch.full((blocks,), size), stream)
+        starts, sizes, unmapped = torch.arange(blocks) * size, torch.full((blocks,), size), gone.data_ptr() + 20 * size
+        copier.copy(starts + host.data_ptr(), starts + gone.data_ptr(), sizes, stream)
+        stream.synchronize()
+        del gone
+        torch.cuda.empty_cache()
+        copier.forget()
+        copier.copy(starts + host.data_ptr(), starts + card.data_ptr(), sizes, stream)
         stream.synchronize()
         expect(torch.equal(card.cpu(), host), f"{backend}: blocks across pieces arrive")
+        for entry in (0, 5):
+            destinations = starts + card.data_ptr()
+            destinations[entry] = unmapped
+            with refused(ValueError, f"entry {entry}: "):
+                copier.copy(starts + host.data_ptr(), destinations, sizes, stream)
 
 
 def threads_in_one_copier() -> None:
@@ -320,6 +339,7 @@ def a_long_list_after_many_in_flight() -> None:
     with Gate(pools.device, pools.stream.cuda_stream):
         for _ in range(64):
             pools.copy(*held)
+        expect(not pools.stream.query(), "the calls return while the gate is closed")
     pools.stream.synchronize()
     million = [np.resize(array, 1_000_000) for array in pools.lists(64)]
     before = available_bytes(Sources())
@@ -374,6 +394,10 @@ def a_first_call_behind_a_closed_gate() -> None:
             expect(not pools.stream.query(), f"{backend}: the calls return while the gate is closed")
         pools.stream.synchronize()
         pools.check()
+
+
+def a_first_call_with_kernels_loaded_early() -> None:
+    a_first_call_behind_a_closed_gate()
 
 
 def cuda(call: str, *arguments: object) -> None:
@@ -551,6 +575,55 @@ def allocations_of_a_stream_ordered_pool() -> None:
     pools.check()
 
 
+def copied_or_refused(pools: Pools, stream: int) -> None:
+    for blocks in (8, 1000):
+        pools.device.driver.fill(pools.card.address, 0, ROOM, pools.stream.cuda_stream)
+        pools.stream.synchronize()
+        try:
+            pools.copier.copy(*(np.resize(array, blocks) for array in pools.lists(8)), stream)
+        except EngineError as error:
+            cuda("cuStreamSynchronize", ctypes.c_void_p(stream))
+            expect(not pools.bytes_of(pools.card, ROOM).any(), f"after an error nothing was copied: {error}")
+        else:
+            cuda("cuStreamSynchronize", ctypes.c_void_p(stream))
+            arrived = pools.bytes_of(pools.card, 8 * BLOCK)
+            expect((arrived == pools.host.array()[: 8 * BLOCK]).all(), "what was accepted is copied")
+
+
+def a_stream_of_a_green_context() -> None:
+    torch.zeros(1, device="cuda")  # makes the context current that a green one is a part of
+
+    def made(call: str, *arguments: object) -> Any:
+        status, *results = getattr(bindings, call)(*arguments)
+        if status == bindings.CUresult.CUDA_ERROR_NOT_SUPPORTED:
+            skip(f"no green contexts: {call} is not supported")
+        expect(status == bindings.CUresult.CUDA_SUCCESS, f"{call} succeeds, not {status!r}")
+        return results[0]
+
+    all_sms = made("cuDeviceGetDevResource", 0, bindings.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
+    description = made("cuDevResourceGenerateDesc", made("cuDevSmResourceSplitByCount", 1, all_sms, 0, 16), 1)
+    default_stream, non_blocking = 1, 1  # both flags are required
+    green = made("cuGreenCtxCreate", description, 0, default_stream)
+    stream = int(made("cuGreenCtxStreamCreate", green, non_blocking, 0))
+    for backend in BACKENDS:
+        pools = Pools(backend)
+        copied_or_refused(pools, stream)
+        pools.check()
+
+
+def a_slice_of_a_card() -> None:
+    pools = Pools("sm sms=132")
+    if "MIG" not in pools.device.driver.info.title:
+        skip("needs a MIG slice")
+    sources, destinations, sizes = pools.lists(64)
+    pools.copy(sources, destinations, sizes)
+    back = Buffer(pools.device.driver, MemoryKind.allocated, ROOM)
+    pools.copy(destinations, sources - pools.host.address + back.address, sizes)
+    pools.stream.synchronize()
+    expect((back.array()[:ROOM] == pools.host.array()[:ROOM]).all(), "a grid larger than the slice copies every block")
+    pools.check()
+
+
 def streams_of_other_contexts() -> None:
     pools, context, before = Pools(), ctypes.c_void_p(), ctypes.c_void_p(_current())
     foreign = ctypes.c_void_p()
@@ -558,19 +631,7 @@ def streams_of_other_contexts() -> None:
     cuda("cuStreamCreate", ctypes.byref(foreign), 1)
     cuda("cuCtxSetCurrent", before)
     assert foreign.value
-    for blocks in (8, 1000):
-        pools.device.driver.fill(pools.card.address, 0, ROOM, pools.stream.cuda_stream)
-        pools.stream.synchronize()
-        lists = [np.resize(array, blocks) for array in pools.lists(8)]
-        try:
-            pools.copier.copy(*lists, foreign.value)
-        except EngineError:
-            cuda("cuStreamSynchronize", foreign)
-            expect(not pools.bytes_of(pools.card, ROOM).any(), "after an error nothing was copied")
-        else:
-            cuda("cuStreamSynchronize", foreign)
-            arrived = pools.bytes_of(pools.card, 8 * BLOCK)
-            expect((arrived == pools.host.array()[: 8 * BLOCK]).all(), "what was accepted is copied")
+    copied_or_refused(pools, foreign.value)
     pools.copier.copy(*pools.lists(), 2)  # the default stream of the thread
     cuda("cuStreamSynchronize", ctypes.c_void_p(2))
     pools.check()
@@ -642,8 +703,7 @@ def a_pool_that_is_mapped_on_a_host_node() -> None:
     try:
         begin, piece = reserved(2, (0, 1), host_node)
     except SystemExit as error:
-        print(f"no memory of a host node here: {error}")
-        return
+        skip(f"no memory of a host node here: {error}")
     ctypes.memset(begin, 7, 2 * piece)
     _, destinations, sizes = pools.lists(1)
     for at in (begin, begin + piece - BLOCK // 2):
@@ -733,45 +793,21 @@ def copiers_side_by_side() -> None:
     expect(not wrong, f"all blocks arrive: {wrong}")
 
 
-ON_ONE: Final[tuple[Callable[[], None], ...]] = (
-    a_block_that_leaves_its_pool,
-    a_list_of_both_directions,
-    a_block_that_leaves_its_pool_is_named_as_the_caller_counts,
-    adjacent_blocks_of_two_registrations,
-    managed_memory,
-    memory_that_is_mapped_in_pieces,
-    threads_in_one_copier,
-    a_stream_that_is_captured,
-    a_thread_without_a_context,
-    arguments_that_are_no_lists,
-    a_long_list_after_many_in_flight,
-    a_pool_that_was_freed,
-    a_process_that_was_forked,
-    a_first_call_behind_a_closed_gate,
-    a_copier_that_is_dropped_behind_a_gate_of_its_thread,
-    a_copier_that_is_dropped_while_its_list_is_in_flight,
-    a_process_that_ends_with_lists_in_flight,
-    a_capture_in_another_thread,
-    mapped_memory_with_a_hole,
-    pages_that_are_registered_read_only,
-    pinned_memory_of_every_kind,
-    allocations_of_a_stream_ordered_pool,
-    streams_of_other_contexts,
-    a_copy_after_a_fault_of_somebody_else,
-    a_pool_of_slots_that_are_registered_one_by_one,
-    a_pool_that_its_caller_vouches_for,
-    a_pool_that_is_mapped_on_a_host_node,
-    memory_of_another_process,
-    a_pool_that_two_processes_register,
-    copiers_side_by_side,
-)
 # What a case needs in its environment, which torch and the driver read when they start.
 ENVIRONMENT: Final = {
     memory_that_is_mapped_in_pieces: {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
     allocations_of_a_stream_ordered_pool: {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
     a_first_call_behind_a_closed_gate: {"CUDA_MODULE_LOADING": "LAZY"},
+    a_first_call_with_kernels_loaded_early: {"CUDA_MODULE_LOADING": "EAGER"},
 }
 ON_TWO: Final[tuple[Callable[[], None], ...]] = (memory_of_another_gpu, a_copier_of_another_gpu)
+# Every other function of this file that takes no arguments.
+ON_ONE: Final[tuple[Callable[[], None], ...]] = tuple(
+    value
+    for name, value in list(vars().items())
+    if isinstance(value, FunctionType) and value.__module__ == __name__ and name[0] != "_"
+    if value.__code__.co_argcount == 0 and value not in ON_TWO
+)
 
 if __name__ == "__main__":
     next(case for case in ON_ONE + ON_TWO if case.__name__ == sys.argv[1])()
