@@ -1,7 +1,7 @@
 """The bench: what all measurements of a worker share."""
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kvbench.backends.base import Backend
@@ -43,16 +43,14 @@ class Bench:
     def neighbour(self, backend: Backend, cell: Cell) -> Iterator[RunningNeighbour]:
         """Yield the neighbour of `cell`. Raises NeighbourError, EngineError."""
         kind = cell.neighbour
-        if kind is Neighbour.SWAP:  # its work depends on the cell
-            with self.threads.ours():
-                neighbour = open_neighbour(self.device, backend, cell, self.policy)
-            with closing(neighbour):
-                yield neighbour
-            return
         if kind not in self.neighbours:
             with self.threads.ours():
                 self.neighbours[kind] = open_neighbour(self.device, backend, cell, self.policy)
-        yield self.neighbours[kind]
+        try:
+            yield self.neighbours[kind]
+        finally:
+            if kind is Neighbour.SWAP:  # its work depends on the cell
+                self.neighbours.pop(kind).close()
 
     def step(self, cell: Cell) -> LayeredStep:
         """Return the step whose layers wait for the swaps of `cell`. Raises EngineError."""

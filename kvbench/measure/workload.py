@@ -4,7 +4,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -31,9 +30,10 @@ from kvbench.measure.layout import Layout, stacked
 # A pool at rest holds the words of its side's seed, which differ at every place. This detects every byte that did not
 # arrive, arrived from elsewhere or was written elsewhere, and no pool needs to be filled twice.
 HOST_SEED, DEVICE_SEED = 1, 2
-# The source's bytes that a watched list names hold other words until the swap is submitted.
-SPOILED_SEED = 3
-# Bytes compared next to a copied block and at each spot in the rest of the pool, and the number of such spots.
+# Bytes that a watched list names hold other words in the source before its submission, and others again from then on:
+# what was read ahead of that, or of the same blocks before, is of no use.
+SPOILED_SEED, CHANGED_SEED = 3, 4
+# Bytes compared next to a copied block and at each spot of the pool (inside of a block up to so many), and such spots.
 EDGE_BYTES = 256
 SPOT_CHECKS = 256
 # How long on average a list lies there before its swap is submitted: a thread that copies ahead of it has time to.
@@ -80,9 +80,11 @@ class Pool:
         slot = np.uint64(self._slots.slot_bytes)
         return offsets // slot * (slot * np.uint64(self._slots.ranks)) + offsets % slot
 
-    def write(self, offsets: Addresses, sizes: Addresses, seed: int, stream: int) -> None:
-        """Write the bytes of the pool of `seed` into ranges."""
-        offsets, sizes, origins = self._within_slots(offsets, sizes, offsets)
+    def write(
+        self, offsets: Addresses, sizes: Addresses, seed: int, stream: int, origins: Addresses | None = None
+    ) -> None:
+        """Write the bytes of the pool of `seed` into ranges, by default those of the same places."""
+        offsets, sizes, origins = self._within_slots(offsets, sizes, offsets if origins is None else origins)
         write_words(self.buffer, self.places(offsets), sizes, origins, seed, stream)
 
     def audit(self, offsets: Addresses, sizes: Addresses, origins: Addresses, seed: int, stream: int) -> Audit:
@@ -155,32 +157,27 @@ class Pools:
         _, destination = self.sides(direction, memory)
         destination.write(offsets, sizes, destination.seed, self._stream.handle)
 
-    @contextmanager
-    def spoiled(self, cell: Cell, offsets: Addresses, sizes: Addresses) -> Iterator[None]:
-        """Within the context, ranges of the source hold other bytes. Does not wait for the measured stream."""
+    def change(self, cell: Cell, spots: Spots, seed: int | None) -> None:
+        """Write the bytes of the pool of `seed` into the source, or its own. Does not wait for the measured stream."""
         source, _ = self.sides(cell.direction, cell.memory)
-        write = partial(source.write, offsets, sizes, stream=self._beside.handle)
-        write(seed=SPOILED_SEED)
-        try:
-            yield
-        finally:
-            write(seed=source.seed)
+        source.write(spots.sources, spots.sizes, seed or source.seed, self._beside.handle)
 
     def audit_arrived(self, cell: Cell, offsets: Addresses, sizes: Addresses, origins: Addresses) -> Audit:
         """Compare ranges of the destination with the source's bytes at `origins`, once the measured stream is idle."""
         source, destination = self.sides(cell.direction, cell.memory)
         return destination.audit(offsets, sizes, origins, source.seed, self._stream.handle)
 
-    def spots_arrived(self, cell: Cell, spots: Spots) -> bool:
-        """Whether these bytes are in the destination now. Does not wait for the measured stream."""
+    def spots_arrived(self, cell: Cell, spots: Spots, seed: int | None) -> bool:
+        """Whether what `change` wrote to the source is in the destination. Does not wait for the measured stream."""
         source, destination = self.sides(cell.direction, cell.memory)
-        stream = self._beside.handle
-        return destination.audit(spots.destinations, spots.sizes, spots.sources, source.seed, stream).wrong_bytes == 0
+        to = spots.destinations, spots.sizes, spots.sources, seed or source.seed, self._beside.handle
+        return destination.audit(*to).wrong_bytes == 0
 
-    def put_spots_back(self, cell: Cell, spots: Spots) -> None:
-        """Restore these bytes of the destination to rest. Does not wait for the measured stream."""
-        _, destination = self.sides(cell.direction, cell.memory)
-        destination.write(spots.destinations, spots.sizes, destination.seed, self._beside.handle)
+    def put_spots(self, cell: Cell, spots: Spots, *, copied: bool) -> None:
+        """Write these bytes of the destination as at rest, or as copied. Does not wait for the measured stream."""
+        source, destination = self.sides(cell.direction, cell.memory)
+        pool, origins = (source, spots.sources) if copied else (destination, spots.destinations)
+        destination.write(spots.destinations, spots.sizes, pool.seed, self._beside.handle, origins)
 
     def audit_at_rest(self, cell: Cell, side: int, offsets: Addresses, sizes: Addresses) -> Audit:
         """Compare ranges of the source (side 0) or of the destination (side 1) with their bytes at rest.
@@ -194,12 +191,8 @@ class Pools:
         """Whether a host pool that is pinned in this way exists."""
         return (memory or Memory.ALLOCATED) in self._host_pools
 
-    def disturb(self) -> None:
-        """Note that swaps change bytes that are neither compared nor restored."""
-        self.at_rest = False
-
     def rest(self) -> None:
-        """Restore everything, if `disturb` was called."""
+        """Restore everything, if a swap changed bytes that were neither compared nor restored."""
         if not self.at_rest:
             self.refill()
 
@@ -255,12 +248,13 @@ class Workload:
         began_s = time.perf_counter()
         self._spots = self._inside(start, slots)
         if any(again):
-            self._pools.put_spots_back(self._cell, self._spots)
+            self._pools.put_spots(self._cell, self._spots, copied=False)
         spots = self._spots if self.watching else self._inside(start - slots, slots)
-        with self._pools.spoiled(self._cell, spots.sources, spots.sizes):
-            self._write(start, slots)
-            time.sleep(WATCHED_S * self._rng.uniform(0.5, 1.5))
-            early = self._wrong_at_rest(spots)
+        self._pools.change(self._cell, spots, SPOILED_SEED)
+        self._write(start, slots)
+        time.sleep(WATCHED_S * self._rng.uniform(0.5, 1.5))
+        early = self._wrong_at_rest(spots)
+        self._pools.change(self._cell, spots, self._seed)
         self.guarded_s += time.perf_counter() - began_s
         if early and self.watching:
             self._fail("bytes arrived before the swap was submitted")
@@ -269,21 +263,29 @@ class Workload:
         """Make swaps that count for nothing, with `take`, and watch bytes inside some of their blocks.
 
         None of them may arrive before the submission, or before earlier work of its stream, and all of them have to be
-        there once the swaps are complete. Raises VerificationError.
+        there once the swaps are complete, as the source held them then. Raises VerificationError.
         """
         self.watching = True
         try:
             take()
+            self.check_arrived()
         finally:
             self.watching = False
-        self.check_arrived()
+            if self._spots is not None:
+                self._pools.change(self._cell, self._spots, self._seed)
+                self._pools.put_spots(self._cell, self._spots, copied=True)
+
+    @property
+    def _seed(self) -> int | None:
+        """Of what a swap reads at its spots; None for the source at rest."""
+        return CHANGED_SEED if self.watching else None
 
     def check_arrived(self) -> None:
         """Raise VerificationError unless bytes inside of the blocks of the last swaps have arrived.
 
         This comes before anything that takes time.
         """
-        if self._spots is not None and not self._pools.spots_arrived(self._cell, self._spots):
+        if self._spots is not None and not self._pools.spots_arrived(self._cell, self._spots, self._seed):
             self._fail("bytes inside of blocks had not arrived when the swap was complete")
 
     def moved(self) -> bool:
@@ -295,7 +297,7 @@ class Workload:
         return self._pools.audit_at_rest(self._cell, 1, spots.destinations, spots.sizes).wrong_bytes > 0
 
     def _fail(self, message: str) -> NoReturn:
-        self._pools.disturb()
+        self._pools.at_rest = False
         raise VerificationError(message)
 
     def _note_next(self) -> bool:
@@ -379,7 +381,7 @@ class Workload:
     def leave(self) -> None:
         """Skip the comparison of the swaps since the last call of `verify`."""
         self._used.clear()
-        self._pools.disturb()
+        self._pools.at_rest = False
 
     def arrived_early(self) -> bool:
         """Whether bytes of the current swap, which must wait for other work, are already in the destination.
@@ -423,18 +425,18 @@ class Workload:
         return np.concatenate([ends, starts, rests]), np.concatenate([edges, np.uint64(stride) - sizes[small]])
 
     def _inside(self, start: int, sets: int) -> Spots:
-        """Return ranges inside some blocks of the next `sets` sets from `start` on."""
+        """Return ranges of random sizes inside some blocks of the next `sets` sets from `start` on."""
         smallest = int(self._sizes.min())
         size, stride = min(smallest, EDGE_BYTES), np.uint64(self._cell.block_bytes)
-        sources, destinations = [], []
+        sources, destinations, sizes = [], [], list[Addresses]()
         for index in {(start + step) % self.sets for step in range(sets)}:
             some = self._some(self._cell.blocks, -(-SPOT_CHECKS // sets))
-            inside = self._rng.integers(0, smallest - size + 1, len(some), dtype=np.uint64)
+            sizes.append(self._rng.integers(1, size, len(some), dtype=np.uint64, endpoint=True))
+            inside = self._rng.integers(0, np.uint64(smallest) - sizes[-1], dtype=np.uint64, endpoint=True)
             layout = self._layouts[index]
             sources.append(layout.source_rows[some] * stride + inside)
             destinations.append(layout.destination_rows[some] * stride + inside)
-        both = np.concatenate(sources), np.concatenate(destinations)
-        return Spots(*both, np.full(len(both[0]), np.uint64(size)))
+        return Spots(*map(np.concatenate, (sources, destinations, sizes)))
 
     def _firsts(self, rows: NDArray[np.uint64]) -> tuple[Addresses, Addresses]:
         """Return (offsets, sizes) of the first bytes of some of `rows`."""

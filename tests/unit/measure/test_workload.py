@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import DIRECTIONS, Device, Stream, SwapMemory, open_device, per_block
 from kvbench.engine.faults import FaultPlan
 from kvbench.measure.layout import lay_out
-from kvbench.measure.workload import EDGE_BYTES, Pools, VerificationError, Workload
+from kvbench.measure.workload import EDGE_BYTES, Pools, Spots, VerificationError, Workload
 
 POOL_BYTES = 1 << 20
 PATTERNS = [
@@ -314,16 +314,13 @@ def test_a_swap_that_is_timed_meets_no_page_that_its_preparation_touched(
     rng = np.random.default_rng(1)
     workload = Workload(bench.pools, cell, lay_out(cell, 8, rng), rng, slots)
     touched: list[set[int]] = []
-    spoiled = bench.pools.spoiled
+    change = bench.pools.change
 
-    def rows(offsets: NDArray[np.uint64]) -> set[int]:
-        return set((offsets // np.uint64(cell.block_bytes)).tolist())
+    def noted(cell: Cell, spots: Spots, seed: int | None) -> None:
+        touched.append(set((spots.sources // np.uint64(cell.block_bytes)).tolist()))
+        change(cell, spots, seed)
 
-    def noted(cell: Cell, offsets: NDArray[np.uint64], sizes: NDArray[np.uint64]) -> AbstractContextManager[None]:
-        touched.append(rows(offsets))
-        return spoiled(cell, offsets, sizes)
-
-    monkeypatch.setattr(bench.pools, "spoiled", noted)
+    monkeypatch.setattr(bench.pools, "change", noted)
     workload.guarded = True
     for watching in (False, True, False):
         workload.watching = watching
