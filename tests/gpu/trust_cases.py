@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from itertools import product
 from types import FunctionType
 from typing import Any, Final, NoReturn
 
@@ -654,16 +655,15 @@ def a_pool_of_slots_that_are_registered_one_by_one() -> None:
     pages = mmap.mmap(-1, 2 * slot * count)
     host = np.frombuffer(pages, np.uint8)
     host[:] = np.random.default_rng(2).integers(0, 256, len(host), np.uint8)
-    for backend in BACKENDS:
-        pools = Pools(backend)
-        slots = np.array([index for index in range(count) if index % 7 != 5]) * 2 * slot
-        if backend == BACKENDS[0]:
-            for start in slots.tolist():
-                register_pages(pools.device.driver, host.ctypes.data + start, slot)
+    slots = np.array([index for index in range(count) if index % 7 != 5]) * 2 * slot
+    for number, (backend, every) in enumerate(product(BACKENDS, (1, 6))):  # 6: with equal distances, and all known
+        pools, known = Pools(backend), slots[::every]
+        for start in slots.tolist() if number == 0 else ():
+            register_pages(pools.device.driver, host.ctypes.data + start, slot)
         sources, _, sizes = pools.lists(64)
-        chosen = np.random.default_rng(3).choice(len(slots) * 4, 64 * 32, replace=False)
-        for part in np.split(chosen, 32):
-            sources = slots[part // 4] + part % 4 * BLOCK
+        chosen = np.random.default_rng(3).permutation(len(known) * 4)[: 64 * 36].reshape(36, 64)
+        for part in (*chosen, *chosen):
+            sources = known[part // 4] + part % 4 * BLOCK
             pools.copy(sources + host.ctypes.data, pools.lists(64)[1], sizes)
             pools.stream.synchronize()
             wanted = np.concatenate([host[start : start + BLOCK] for start in sources.tolist()])
