@@ -378,8 +378,8 @@ def trace_case(bench: Bench, chance: random.Random) -> list[str]:
     bombs = [gzip.compress(data + filler * (9 << 20)) for filler in (b"0", b"\n")] if chance.random() < 0.2 else []
     file = bench.write("trace", chance.choice((data, data, packed, packed, packed[:-9], *bombs)))
     if verb == "sweep":
-        options = (f"--trace-swaps={word(chance, '3')}", f"--speed={word(chance, '2')}")
-        return ["sweep", "--trace", file, *chance.sample(options, chance.randrange(3)), *DRY]
+        options = [f"--trace-swaps={word(chance, '3')}"] if chance.random() < 0.5 else []
+        return ["sweep", "--trace", file, *options, *DRY]
     if verb == "show":
         return ["trace", "show", file]
     pools = [f"--{name}-pool={word(chance, size) if chance.random() < 0.3 else size}" for name, size in POOLS.items()]

@@ -110,10 +110,6 @@ _TraceSwaps = Annotated[
         metavar="N", min=1, max=MOST_SWAPS, help=f"With --trace: swaps of each direction (default: {TRACE_SWAPS})."
     ),
 ]
-_Speed = Annotated[
-    float | None,
-    typer.Option(metavar="X", help="With --trace: keep the times of the trace, X times as fast (default: no gaps)."),
-]
 _Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to create (default: runs/CONFIG-TIME).")]
 _Resume = Annotated[
     Path | None, typer.Option(help="Measure the missing cells of this run directory.", autocompletion=complete_run)
@@ -136,7 +132,6 @@ def sweep(
     geometry: Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models",), panel="Model")] = NO_OPTIONS,
     trace: _Trace = None,
     trace_swaps: _TraceSwaps = None,
-    speed: _Speed = None,
     where: Annotated[Mapping[str, Any], FromStruct(_OfSeveralDevices, panel="Device")] = NO_OPTIONS,
     out: _Out = None,
     resume: _Resume = None,
@@ -169,14 +164,15 @@ def sweep(
         if trace is not None:
             from kvbench.sweep.swap_file import choose  # imports numpy
 
-            spec = spec.with_trace(choose(trace, trace_swaps or TRACE_SWAPS, spec.seed, speed))
+            spec = spec.with_trace(choose(trace, trace_swaps or TRACE_SWAPS, spec.seed))
         for known in models_of(spec.models) if not (as_json or quiet) else ():
             print_lines([f"{known.name}: {known.text}"])
         if not (as_json or quiet):
             print_lines(notes_of(spec.models))
         return _with_policy(spec.with_filters(filters or []).with_sampling(sampling), policy)
 
-    _check_of_trace(trace, trace_swaps, speed)
+    if trace_swaps is not None and trace is None:
+        raise UsageError(f"--trace-swaps {trace_swaps}: requires --trace FILE")
     if resume is not None:
         if dry_run or out is not None:
             raise UsageError("--resume continues an existing run: leave out --dry-run and --out")
@@ -194,14 +190,6 @@ def sweep(
 
 def terminated(number: int, _frame: object) -> None:
     raise KeyboardInterrupt(signal.Signals(number).name)  # ends the command as Ctrl-C does
-
-
-def _check_of_trace(trace: Path | None, swaps: int | None, speed: float | None) -> None:
-    for option, value in (("--trace-swaps", swaps), ("--speed", speed)):
-        if value is not None and trace is None:
-            raise UsageError(f"{option} {value:g}: requires --trace FILE")
-    if speed is not None and not 0 < speed <= 1e9:
-        raise UsageError(f"--speed {speed:g}: must be above 0 and at most 1e9; 1 keeps the times of the trace")
 
 
 def _preview(spec: SweepSpec, out: Path | None, reporter: "PlainReporter | JsonReporter") -> None:

@@ -1,6 +1,5 @@
 """Replays swaps of a trace with their own block ids and sizes, one after the other; each is verified."""
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -40,10 +39,9 @@ def places(ids: _Ids, room: int) -> _Ids | None:
 
 
 class Placed(NamedTuple):
-    """A swap of a trace in a pool: number, time, and the ids of both sides; `moved` where they are not the trace's."""
+    """A swap of a trace in a pool: number, and the ids of both sides; `moved` where they are not the trace's."""
 
     number: int
-    at_s: float
     source: _Ids
     destination: _Ids
     moved: bool
@@ -58,36 +56,8 @@ def place(swaps: Iterable[Numbered], trace: Replay, pool_bytes: int) -> list[Pla
         source, destination = (places(np.asarray(side), room) for side in sides)
         if source is not None and destination is not None:
             moved = not all(map(np.array_equal, (source, destination), sides))
-            placed.append(Placed(number, swap.at_s, source, destination, moved))
+            placed.append(Placed(number, source, destination, moved))
     return placed
-
-
-class Pace:
-    """The times of a trace, `speed` times as fast; without a speed, none.
-
-    What kvbench does between swaps takes from the pauses. Where it takes longer, the time of the replay stands still:
-    only swaps make others late.
-    """
-
-    def __init__(self, speed: float | None, begin_s: float) -> None:
-        self._speed, self._begin_s = speed, begin_s
-        self._due_s = self._free_s = 0.0  # of this swap, and when the last one completed, in time of the replay
-        self._freed_s = time.monotonic()
-
-    def wait(self, at_s: float) -> float:
-        """Wait until the swap of this time of the trace may begin; return by how many microseconds it is late."""
-        if self._speed is None:
-            return 0.0
-        self._due_s = (at_s - self._begin_s) / self._speed
-        pause_s = self._due_s - self._free_s
-        time.sleep(max(0.0, pause_s - (time.monotonic() - self._freed_s)))
-        return max(0.0, -pause_s) * 1e6
-
-    def note(self, wall_us: float) -> None:
-        """Note that the swap that was waited for has completed, after this time."""
-        if self._speed is not None:
-            self._free_s = max(self._free_s, self._due_s) + wall_us / 1e6
-            self._freed_s = time.monotonic()
 
 
 class ReplaySampler(Sampler):
@@ -113,24 +83,20 @@ class ReplaySampler(Sampler):
     def take_all(self, sampling: Sampling, begin: Callable[[], None] | None) -> Taken:
         del sampling, begin
         samples: list[AnySample] = []
-        columns: dict[str, list[Any]] = {"swap_blocks": [], "pieces": [], "swap_numbers": [], "late_us": []}
-        pace, verified_bytes = Pace(self._trace.speed, self._placed[0].at_s), 0
+        columns: dict[str, list[Any]] = {"swap_blocks": [], "pieces": [], "swap_numbers": []}
+        verified_bytes = 0
         for swap in self._placed:
             self._before_ms = self.verify_ms
             self.workload, self.swaps = self._set_up(self.bench, self.cell, swap)
             most = None if not samples or self._rng.random() < _COMPARED_IN_FULL else _COMPARED_BLOCKS
             self.take_idle()
             verified_bytes += self.workload.verify(most)
-            late_us = pace.wait(swap.at_s)
             samples.append(self.take_idle())
-            pace.note(samples[-1].wall_us)
             verified_bytes += self.workload.verify(most)
             blocks = self.cell.blocks
             pieces = getattr(self.prepared.swap, "descriptors", blocks)
-            for name, value in zip(columns, (blocks, pieces, swap.number, late_us), strict=True):
+            for name, value in zip(columns, (blocks, pieces, swap.number), strict=True):
                 columns[name].append(value)
-        if not self._trace.speed:
-            del columns["late_us"]
         moved = sum(swap.moved for swap in self._placed)
         closer = f"{moved} of {len(self._placed)} swaps of the trace placed closer together to fit the smaller pool"
         return Taken(

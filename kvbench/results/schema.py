@@ -106,8 +106,8 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
 
     `event_us` is None for a cell whose `swap_clock` is another, `depth_held` if no swap was queued, `chain_us`, the
     mean of the long chain, if swaps were not sustained, and the times of layers if the swap has none. Swaps of a trace
-    have a size and a number each, the copies that merging left of them (`pieces`), and, at the times of the trace, how
-    much later than it they began. Beside a step whose layers wait for the swaps, samples are without the step.
+    have a size and a number each, and the copies that merging left of them (`pieces`). Beside a step whose layers wait
+    for the swaps, samples are without the step.
     """
 
     caller_us: Sequence[_TimeUs]
@@ -123,7 +123,6 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
     swap_blocks: Sequence[_Count] | None = None
     pieces: Sequence[_Count] | None = None
     swap_numbers: Sequence[_Count] | None = None
-    late_us: Sequence[_TimeUs] | None = None
 
     def __post_init__(self) -> None:
         if len({len(values) for values in msgspec.structs.astuple(self) if values is not None}) > 1:

@@ -397,11 +397,10 @@ class Execution:
             in_turn=in_turn,
         )
         deadline_s = sum(visit_deadline_s(cell, self.spec.sampling) for cell in visit.cells)
-        pauses_s = self.spec.trace.most_pauses_s if self.spec.trace else 0.0
         self._revive()
         self.slot.serve(visit.cell.backend)
         try:
-            made = self.slot.visit(request, deadline_s + pauses_s)
+            made = self.slot.visit(request, deadline_s)
         except NotAskedError as why:
             return [self.fail(one, str(why)) for one in visit.singly()]
         except LostError as lost:

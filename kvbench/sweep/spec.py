@@ -19,8 +19,6 @@ from kvbench.models.geometry import MODEL_AXES, ModelSwap
 from kvbench.text import HIDDEN, NAME_PATTERN, Line, check_keys, convert, located, shown
 
 MOST_SWAPS: Final = 10_000
-# The longest time that the swaps of one direction may be apart in a replay at the times of the trace.
-MOST_SPAN_S: Final = 120.0
 SIDES: Final = {"h2d": "Loads (h2d)", "d2h": "Stores (d2h)"}
 # Where ids lie in runs, and what a run length is a quantile by.
 RUNS_OF: Final = {"host": "host ids", "gpu": "GPU ids", "both": "both sides"}
@@ -30,14 +28,13 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 
 class SwapsOf(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The swaps of a trace in one direction: how many there are, their median number of blocks, and which are replayed:
-    number `first` (from 0) and every `step`-th from there, up to `most`. The smallest has `least` blocks, 0 if unknown.
+    number `first` (from 0) and every `step`-th from there. The smallest has `least` blocks, 0 if unknown.
     """
 
     total: _Count
     blocks: _Count
     first: _Count
     step: Annotated[int, msgspec.Meta(ge=1, le=2**40)]
-    most: _Count = MOST_SWAPS
     least: _Count = 0
 
 
@@ -46,7 +43,6 @@ class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     `swaps` is the number of swaps of each direction that was asked for, 0 in runs from before it was kept; `origin`
     says what the trace was made from, "" if unknown.
-    With `speed`, swaps have the distances in time of the trace, divided by it; otherwise none.
     """
 
     path: Annotated[str, msgspec.Meta(max_length=4096)]
@@ -55,7 +51,6 @@ class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     descriptors: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
     h2d: SwapsOf
     d2h: SwapsOf
-    speed: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
     swaps: _Count = 0
     origin: Annotated[str, msgspec.Meta(max_length=400)] = ""
 
@@ -82,14 +77,9 @@ class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return self.h2d if direction == "h2d" else self.d2h
 
     @property
-    def most_pauses_s(self) -> float:
-        return 0.0 if self.speed is None else MOST_SPAN_S
-
-    @property
     def options(self) -> list[str]:
         """The options of a sweep that replays the same swaps."""
-        chosen = {"--trace": self.path, "--trace-swaps": self.swaps or None, "--speed": self.speed}
-        return [part for name, value in chosen.items() if value is not None for part in (name, f"{value}")]
+        return ["--trace", self.path, *(["--trace-swaps", str(self.swaps)] if self.swaps else [])]
 
 
 Group = Mapping[str, tuple[str, ...]]

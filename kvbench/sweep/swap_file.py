@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import io
-import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from kvbench.cells.axes import Direction
 from kvbench.errors import UsageError, brief
 from kvbench.files import open_regular, or_usage_error, raise_if_no_room
-from kvbench.sweep.spec import MOST_SPAN_S, SIDES, Replay, SwapsOf
+from kvbench.sweep.spec import Replay, SwapsOf
 from kvbench.text import convert, printable, short
 
 # A request of ten million tokens in blocks of 16 tokens fits into a line.
@@ -208,11 +207,10 @@ class Numbered(NamedTuple):
     swap: Swap
 
 
-def choose(path: Path, swaps: int, seed: int, speed: float | None = None) -> Replay:
+def choose(path: Path, swaps: int, seed: int) -> Replay:
     """The swaps to replay of a trace: at most about `swaps` of each direction; `seed` chooses the first.
 
-    With `speed` they follow each other, to be replayed at their times. Raises UsageError for a file that is not a
-    trace, or that has no swap, and for swaps too far apart in time.
+    Raises UsageError for a file that is not a trace, or that has no swap.
     """
     reader = TraceReader(path)
     header: Header = reader.header
@@ -220,31 +218,26 @@ def choose(path: Path, swaps: int, seed: int, speed: float | None = None) -> Rep
         parts = f"{header.descriptors} equal parts"
         raise UsageError(f"--trace {path}: its blocks of {header.block_bytes} bytes cannot be divided into {parts}")
     blocks: dict[str, list[int]] = {str(direction): [] for direction in Direction}
-    times_s: dict[str, list[float]] = {str(direction): [] for direction in Direction}
+    last_s = 0.0
     for swap in reader:
         blocks[swap.direction].append(len(swap.gpu))
-        times_s[swap.direction].append(swap.at_s)
+        last_s = swap.at_s
     if not any(blocks.values()):
         raise UsageError(f"--trace {path}: it has no swaps")
     rng, chosen = np.random.default_rng(seed), {}
     for direction, counts in blocks.items():
-        total, median, least = len(counts), median_low(counts) if counts else 0, min(counts, default=0)
-        if speed is None:
-            step = max(1, -(-total // swaps))
-            chosen[direction] = SwapsOf(total, median, int(rng.integers(min(step, max(1, total)))), step, least=least)
-            continue
-        first = int(rng.integers(max(1, total - swaps + 1)))
-        chosen[direction] = SwapsOf(total, median, first, 1, swaps, least)
-        _check_span(direction, times_s[direction][first : first + swaps], speed)
+        total, step = len(counts), max(1, -(-len(counts) // swaps))
+        first = int(rng.integers(min(step, max(1, total))))
+        median, least = median_low(counts) if counts else 0, min(counts, default=0)
+        chosen[direction] = SwapsOf(total=total, blocks=median, first=first, step=step, least=least)
     return Replay(
         str(path.absolute()),
         _sha256(path),
         header.block_bytes,
         header.descriptors,
         **chosen,
-        speed=speed,
         swaps=swaps,
-        origin=_origin(header, max(at_s[-1] for at_s in times_s.values() if at_s)),
+        origin=_origin(header, last_s),
     )
 
 
@@ -252,18 +245,6 @@ def _origin(header: Header, span_s: float) -> str:
     """The origin of a trace: "60 min of conversation_trace.jsonl, llama-3-8b, vllm"; "" if unknown."""
     made_from = [str(header.made_from.get(name, "")) for name in ("requests", "model", "allocator")]
     return short(printable(f"{span_s / 60:.0f} min of {', '.join(made_from)}")) if all(made_from) else ""
-
-
-def _check_span(direction: str, times_s: list[float], speed: float) -> None:
-    """Raise UsageError if swaps at these times would take too long."""
-    span_s = times_s[-1] - times_s[0] if times_s else 0.0
-    if span_s / speed <= MOST_SPAN_S:
-        return
-    swaps = f"{len(times_s)} {SIDES[direction].lower()} of the trace span {span_s:.0f} s"
-    enough = f"--speed {math.ceil(span_s / MOST_SPAN_S)}"
-    raise UsageError(
-        f"--speed {speed:g}: {swaps}; at most {MOST_SPAN_S:g} s are replayed: {enough}, or fewer --trace-swaps"
-    )
 
 
 def selected(replay: Replay) -> dict[str, list[Numbered]]:
@@ -276,7 +257,7 @@ def selected(replay: Replay) -> dict[str, list[Numbered]]:
     for swap in TraceReader(path):
         number, of = numbers[swap.direction], replay.of(swap.direction)
         numbers[swap.direction] += 1
-        if number >= of.first and (number - of.first) % of.step == 0 and len(swaps[swap.direction]) < of.most:
+        if number >= of.first and (number - of.first) % of.step == 0:
             swaps[swap.direction].append(Numbered(number, swap))
     return swaps
 

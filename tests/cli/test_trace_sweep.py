@@ -66,19 +66,6 @@ def test_swaps_that_fit_are_replayed_where_typical_ones_do_not(tmp_path: Path) -
     assert "of 20 blocks, does not fit a pool of 16MiB; -a pool=64MiB does" in none.stderr
 
 
-def test_a_replay_at_the_times_of_the_trace_counts_late_swaps(folder: Path) -> None:
-    # the pauses take longer than the deadline of a visit without them
-    options = ("--speed", "2", "--deadline-s", "0.5", *ON_CPU, "-a", "direction=h2d")
-    succeeds("sweep", "--trace", "trace.gz", "-a", "backend=batched", *options, "-o", "timed", cwd=folder)
-    samples = [visit.samples for visit in visits(folder / "timed")]
-    assert [number for one in samples for number in one.swap_numbers or []] == list(range(10))
-    assert all(one.late_us is not None and len(one.late_us) == len(one) for one in samples)
-    assert kvbench_here("report", "timed", cwd=folder).returncode == 0
-    page = (folder / "timed" / "report" / "details.md").read_text()
-    assert "| Method | Swaps | Late | p50, us |" in page
-    assert "at their times divided by 2" in page
-
-
 def test_orders_of_allocation_stand_side_by_side(folder: Path) -> None:
     """Each order of the same requests is a trace; `trace show` has a column for each."""
     lines = [
@@ -145,10 +132,6 @@ def test_a_replay_is_resumed_only_with_its_own_file(folder: Path) -> None:
         (["--trace", "trace.gz", "-a", "blocks=4"], "-a blocks: the trace sets it; leave it out"),
         (["--trace", "trace.gz", "-a", "stream_state=busy"], "-a stream_state: the trace sets it; leave it out"),
         (["--trace-swaps", "4"], "--trace-swaps 4: requires --trace FILE"),
-        (["--speed", "4"], "--speed 4: requires --trace FILE"),
-        (["--trace", "trace.gz", "--speed", "-1"], "--speed -1: must be above 0 and at most 1e9"),
-        (["--trace", "trace.gz", "--speed", "nan"], "--speed nan: must be above 0"),
-        (["--trace", "trace.gz", "--speed", "0.01"], "--speed 0.01: 10 loads (h2d) of the trace span 9 s"),
     ],
 )
 def test_a_trace_that_cannot_be_replayed_is_refused_in_one_line(folder: Path, options: list[str], said: str) -> None:

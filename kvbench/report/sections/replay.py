@@ -23,15 +23,10 @@ from kvbench.text import ends
 from kvbench.tune.text import trace_text
 
 _NOTE: Final = (
-    "A replay makes swaps of the trace, with their own block ids and sizes, one after the other on an idle stream; a "
-    "visit is a block of time. {which} GB/s: all bytes over all time of swaps, with the interval of the visits. "
-    "Caller: time of the thread that submits, p50. Copies left: the share of the descriptors that are copied after "
-    "merging"
-)
-_EVERY_KTH: Final = "It makes every k-th swap. p50 to worst: latency."
-_AT_TIMES: Final = (
-    "It makes swaps that follow each other, at their times divided by {speed:g}. p50 to worst: latency from the time "
-    "at which a swap was due. Late: swaps that had to wait for those before them, and by how much (median to worst)."
+    "A replay makes every k-th swap of the trace, with its own block ids and size, one after the other on an idle "
+    "stream; a visit is a block of time. p50 to worst: latency. GB/s: all bytes over all time of swaps, with the "
+    "interval of the visits. Caller: time of the thread that submits, p50. Copies left: the share of the descriptors "
+    "that are copied after merging"
 )
 
 
@@ -99,13 +94,13 @@ def _trace_text(view: View) -> str:
 def _tail(swaps: pd.DataFrame) -> float | tuple[float, str]:
     """Return the p99 of the latencies, or, of fewer than `MIN_P99` swaps, the worst and its descriptors."""
     if len(swaps) >= MIN_P99:
-        return float(swaps["latency_us"].quantile(0.99))
+        return float(swaps["wall_us"].quantile(0.99))
     return _worst(swaps)
 
 
 def _worst(swaps: pd.DataFrame) -> tuple[float, str]:
-    worst = int(swaps["latency_us"].argmax())
-    return float(swaps["latency_us"].iloc[worst]), count(swaps["blocks"].iloc[worst])
+    worst = int(swaps["wall_us"].argmax())
+    return float(swaps["wall_us"].iloc[worst]), count(swaps["blocks"].iloc[worst])
 
 
 def _time(us: float) -> str:
@@ -114,40 +109,31 @@ def _time(us: float) -> str:
 
 def _table(view: View, direction: str, cells: pd.DataFrame, replays: Sequence[Replayed]) -> DataTable:
     trace = view.run.trace
-    paced = bool(trace.get("speed"))
     ordered = sorted(replays, key=lambda replay: replay.swaps["wall_us"].sum())
     many = min(len(replay.swaps) for replay in replays) >= MIN_P99
     quantiles = ("p50, us", "p90, us", *(["p99, us"] if many else []), "Worst, us (its blocks)")
-    header = ("Method", "Swaps", *(["Late"] if paced else []), *quantiles, "GB/s", "Caller, us", "Copies left")
+    header = ("Method", "Swaps", *quantiles, "GB/s", "Caller, us", "Copies left")
     choice = trace.get(direction)
     of = f"of {count(total)} " if isinstance(choice, dict) and (total := int(choice["total"])) else ""
     title = f"{SIDES[direction]}: {count(replays[0].swaps['number'].nunique())} {of}swaps of run {view.label}"
-    body = [_row(replay, late=paced, many=many) for replay in ordered]
-    note = _NOTE.format(which=_AT_TIMES.format(speed=trace["speed"]) if paced else _EVERY_KTH)
-    return measured_table(view, cells, INCLUDES["idle"], title, header, body, [note])
+    body = [_row(replay, many=many) for replay in ordered]
+    return measured_table(view, cells, INCLUDES["idle"], title, header, body, [_NOTE])
 
 
-def _row(replay: Replayed, *, late: bool, many: bool) -> list[Text]:
-    swaps, latencies = replay.swaps, replay.swaps["latency_us"]
+def _row(replay: Replayed, *, many: bool) -> list[Text]:
+    swaps, latencies = replay.swaps, replay.swaps["wall_us"]
     low, high = median_interval(np.array([_rate_of(visit) for _, visit in swaps.groupby("round")]))
     worst_us, worst_blocks = _worst(swaps)
     interval = f" ({figure(low)} to {figure(high)})" if np.isfinite(low) else ""
     return [
         replay.method,
         count(len(latencies)),
-        *([_lateness(swaps["late_us"])] if late else []),
         *(figure(float(latencies.quantile(share))) for share in (0.5, 0.9, *([0.99] if many else []))),
         f"{figure(worst_us)} ({worst_blocks})",
         f"{figure(_rate_of(swaps))}{interval}",
         figure(float(swaps["caller_us"].median())),
         f"{swaps['pieces'].sum() / swaps['blocks'].sum():.0%}",
     ]
-
-
-def _lateness(late_us: "pd.Series[float]") -> str:
-    late_us = late_us[late_us > 0]
-    by = f" ({figure(late_us.median())} to {figure(late_us.max())} us)" if len(late_us) else ""
-    return f"{count(len(late_us))}{by}"
 
 
 def _times(replays: Sequence[Replayed]) -> dict[str, dict[int, float]]:
@@ -177,11 +163,10 @@ def _table_of(visits: Sequence[Visit], block_bytes: int) -> pd.DataFrame:
             "blocks": samples.swap_blocks or [],
             "pieces": samples.pieces or [],
             "number": samples.swap_numbers or [],
-            "late_us": samples.late_us or [0.0] * len(samples),
         }
         parts.append(pd.DataFrame(fields).assign(round=visit.round))
     swaps = pd.concat(parts, ignore_index=True)
-    return swaps.assign(swap_bytes=swaps["blocks"] * block_bytes, latency_us=swaps["wall_us"] + swaps["late_us"])
+    return swaps.assign(swap_bytes=swaps["blocks"] * block_bytes)
 
 
 def _rate_of(swaps: pd.DataFrame) -> float:

@@ -15,7 +15,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.engine.faults import parse_faults
 from kvbench.measure.bench import Bench
-from kvbench.measure.replay import Pace, place, places, set_up_replay
+from kvbench.measure.replay import place, places, set_up_replay
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
 from kvbench.run.protocol import MeasureCells
@@ -80,31 +80,6 @@ def test_a_wrong_byte_in_a_timed_swap_is_found(bench: Bench, fault: str, tmp_pat
     with pytest.raises(VerificationError):
         replayed(bench, PerBlock(), trace, fault)
     assert replayed(bench, PerBlock(), trace).verified_bytes
-
-
-def test_a_swap_is_late_by_what_those_before_it_take_longer_than_their_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept_s: list[float] = []
-    monkeypatch.setattr("kvbench.measure.replay.time.sleep", slept_s.append)
-    monkeypatch.setattr("kvbench.measure.replay.time.monotonic", lambda: 0.0)
-    pace = Pace(10.0, 100.0)
-    late_us = []
-    for at_s, wall_us in ((100.0, 250_000), (101.0, 250_000), (102.0, 1), (120.0, 1)):
-        late_us.append(pace.wait(at_s))
-        pace.note(wall_us)
-    assert late_us == pytest.approx([0, 150_000, 300_000, 0])
-    assert slept_s == pytest.approx([0, 0, 0, 2.0 - 0.500001])
-
-
-def test_pauses_are_shorter_by_what_is_done_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept_s: list[float] = []
-    now_s = iter([0.0, 0.0, 5.0, 5.4, 0.0])
-    monkeypatch.setattr("kvbench.measure.replay.time.sleep", slept_s.append)
-    monkeypatch.setattr("kvbench.measure.replay.time.monotonic", lambda: next(now_s))
-    pace = Pace(1.0, 0.0)
-    pace.wait(0.0)
-    pace.note(1e6)
-    assert pace.wait(3.0) == 0.0
-    assert slept_s == pytest.approx([0.0, 2.0 - 0.4])
 
 
 @pytest.fixture

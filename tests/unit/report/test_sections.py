@@ -660,19 +660,6 @@ def test_a_ladder_has_the_step_beside_it_on_a_second_scale(tmp_path: Path) -> No
 # Replays and engines
 
 
-def test_a_swap_that_began_late_took_that_much_longer(tmp_path: Path) -> None:
-    late = [0.0] * 3 + [1e6] * 3
-    made = [
-        msgspec.structs.replace(one, samples=msgspec.structs.replace(one.samples, late_us=late))
-        for one in replayed("batched", 5.0)
-    ]
-    report = made_report(tmp_path, made, synthetic.info(spec={"trace": {"speed": 1.0, "h2d": {"total": 400}}}))
-    (row,) = rows_of(table_of(part_of(report, "replay"), "Loads (h2d)")).values()
-    _, begun_late, _, p90, worst, *_ = row
-    assert begun_late == "18 (1000000 to 1000000 us)"
-    assert min(float(p90), float(worst.split()[0])) > 1e6
-
-
 @pytest.mark.parametrize(
     ("more", "text"),
     [

@@ -31,25 +31,6 @@ def test_every_kth_swap_of_each_direction_is_replayed_in_order(tmp_path: Path) -
     assert len(starts) > 1
 
 
-def test_a_replay_at_the_times_of_the_trace_has_consecutive_swaps(tmp_path: Path) -> None:
-    path = trace_of(tmp_path, loads=30, stores=400)
-    starts = set()
-    for seed in range(12):
-        chosen = selected(choose(path, 10, seed, speed=2.0))
-        for numbers in ([one.number for one in chosen[direction]] for direction in ("h2d", "d2h")):
-            assert numbers == list(range(numbers[0], numbers[0] + 10))
-        starts.add(chosen["d2h"][0].number)
-    assert len(starts) > 1
-    assert len(selected(choose(path, 1000, 0, speed=2.0))["h2d"]) == 30
-
-
-def test_a_replay_that_takes_too_long_is_refused_with_a_sufficient_speed(tmp_path: Path) -> None:
-    path = trace_of(tmp_path, loads=500, stores=1)
-    with pytest.raises(UsageError, match=r"--speed 4: 500 loads \(h2d\) of the trace span 499 s; .*--speed 5,"):
-        choose(path, 1000, 0, speed=4.0)
-    assert choose(path, 1000, 0, speed=5.0).speed == 5.0
-
-
 def test_the_choice_keeps_the_sizes_of_the_trace(tmp_path: Path) -> None:
     replay = choose(trace_of(tmp_path, loads=3, stores=5), 100, 0)
     assert (replay.h2d.total, replay.h2d.blocks, replay.h2d.step) == (3, 2, 1)
