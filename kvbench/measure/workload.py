@@ -33,7 +33,7 @@ HOST_SEED, DEVICE_SEED = 1, 2
 # Bytes that a watched list names hold other words in the source before its submission, and others again from then on:
 # what was read ahead of that, or of the same blocks before, is of no use.
 SPOILED_SEED, CHANGED_SEED = 3, 4
-# Bytes compared next to a copied block and at each spot of the pool (inside of a block up to so many), and such spots.
+# Bytes compared next to a copied block and at each spot of the pool (inside of a block at most these), and such spots.
 EDGE_BYTES = 256
 SPOT_CHECKS = 256
 # How long on average a list lies there before its swap is submitted: a thread that copies ahead of it has time to.
