@@ -165,14 +165,6 @@ def one_layout(pattern: str, blocks: int, seed: int = 1, **sides: str) -> Layout
     return laid_out(cell, 1, seed)[0]
 
 
-def pieces(layout: Layout) -> int:
-    """Return the number of copies that are left once what is adjacent on both sides is merged, whatever its order."""
-    order = np.argsort(layout.source_rows)
-    sources, destinations = (rows[order].astype(np.int64) for rows in (layout.source_rows, layout.destination_rows))
-    turned = np.abs(np.diff(destinations)) == 1
-    return 1 + int(np.count_nonzero(~((np.diff(sources) == 1) & turned)))
-
-
 def test_a_page_holds_the_blocks_of_all_tensors_side_by_side() -> None:
     layout = one_layout("tensors-8", 8 * 32, host_pattern="page-first-8")
     page = layout.source_rows.reshape(8, 32)  # by tensor, by id
