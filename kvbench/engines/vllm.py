@@ -318,12 +318,7 @@ def built(handler: Any, **known: Any) -> Any:
     if unknown := needed - known.keys():
         raise KvbenchError(f"vLLM's {_HANDLER} needs {' and '.join(sorted(unknown))}, which kvbench does not know")
     made = handler(**{name: value for name, value in known.items() if name in taken})
-    lost = [
-        name
-        for name in ("transfer_async", "get_finished", "_stream_pool", "_transfer_events")
-        if not hasattr(made, name)
-    ]
-    if lost:
+    if lost := [name for name in _HANDLER_NAMES if not hasattr(made, name)]:
         raise KvbenchError(f"vLLM's {_HANDLER} has no {' and no '.join(lost)}")
     return made
 
