@@ -271,22 +271,8 @@ class Judgement:
         return missing
 
 
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """What a kind of rows judges: a field of the visits, its unit, and whether its margin is that of the cell."""
-
-    field: str
-    unit: str
-    cell_margin: bool
-
-
-# A slowdown is of iterations alone and beside swaps in one visit, so that what the machine does between the visits of
-# the two sides is in neither: its margin is the relative one alone.
-_JUDGED: Final[Mapping[Kind, _Judged]] = {
-    "cell": _Judged("fast_us", "us", cell_margin=True),
-    "caller_us": _Judged("caller_us", "us", cell_margin=True),
-    "neighbour": _Judged("slowdown", "x", cell_margin=False),
-}
+# The field of the visits that a kind of rows judges.
+_JUDGED: Final[Mapping[Kind, str]] = {"cell": "fast_us", "caller_us": "caller_us", "neighbour": "slowdown"}
 # From log ratios by round and a margin, which is one too.
 _Look = Callable[[Floats, float], Estimate]
 
@@ -359,11 +345,13 @@ def _rows_of(
     of_cell: Row, visits: VisitValues, logs: Floats, margin: float, relative: float, look: _Look
 ) -> Iterator[Row]:
     """Yield the rows of a cell with figures, whose visits have the shape (2, rounds); margins are log ratios."""
-    for kind, judged in _JUDGED.items():
-        values = visits[judged.field]
-        allowed = margin if judged.cell_margin else relative
+    for kind, field_of_kind in _JUDGED.items():
+        values = visits[field_of_kind]
+        # A slowdown is of iterations alone and beside swaps in one visit, so that what the machine does between the
+        # visits of the two sides is in neither: its margin is the relative one alone.
+        unit, allowed = ("x", relative) if kind == "neighbour" else ("us", margin)
         base, cand = middle_of(values[0]), middle_of(values[1])
-        row = replace(of_cell, kind=kind, unit=judged.unit, base=base, cand=cand, margin=_ratio(allowed) - 1)
+        row = replace(of_cell, kind=kind, unit=unit, base=base, cand=cand, margin=_ratio(allowed) - 1)
         if kind == "cell":
             upper = look(_logs(visits["upper_us"]), allowed + math.log1p(UPPER_HALF.fraction))
             yield _decided(replace(row, effect=look(logs, allowed), upper=upper))
