@@ -67,21 +67,15 @@ def sampling_of(config: str) -> tuple[Mapping[str, object], str]:
 class WhereOptions(msgspec.Struct):
     """The device of a sweep, its memory limits, seed and fault."""
 
-    device: Annotated[str | None, msgspec.Meta(description="device: auto, cpu, cuda or cuda:N")] = None
+    device: Annotated[
+        str | None,
+        msgspec.Meta(description="device: auto, cpu, cuda or cuda:N; of a sweep also cuda:all or a list, all at once"),
+    ] = None
     host_memory: Annotated[str | None, msgspec.Meta(description="limit of pinned host memory: 8GiB")] = None
     device_memory: Annotated[str | None, msgspec.Meta(description="limit of GPU memory: 40GiB")] = None
     seed: Annotated[int | None, msgspec.Meta(description="seed of contents, placement and visit order")] = None
     fault: Annotated[
         str | None, msgspec.Meta(description="fault to inject (cpu device only; see CONTRIBUTING)", extra=HIDDEN)
-    ] = None
-
-
-class _OfSeveralDevices(WhereOptions):
-    """The same for a sweep that can swap on several devices at once."""
-
-    device: Annotated[
-        str | None,
-        msgspec.Meta(description="device: auto, cpu, cuda or cuda:N; cuda:all or a list to swap on several at once"),
     ] = None
 
 
@@ -132,7 +126,7 @@ def sweep(
     geometry: Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models",), panel="Model")] = NO_OPTIONS,
     trace: _Trace = None,
     trace_swaps: _TraceSwaps = None,
-    where: Annotated[Mapping[str, Any], FromStruct(_OfSeveralDevices, panel="Device")] = NO_OPTIONS,
+    where: Annotated[Mapping[str, Any], FromStruct(WhereOptions, panel="Device")] = NO_OPTIONS,
     out: _Out = None,
     resume: _Resume = None,
     retry_failed: _Retry = False,
