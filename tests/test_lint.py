@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import clocks, size, style
+from tests import clocks, size
 
 TEST = "from tests.visits import measure\ndef test():\n    "
 
@@ -29,18 +29,6 @@ def test_a_comparison_that_a_busy_machine_fails_is_found(line: str, count: int) 
     assert len([*clocks.complaints(frozen)]) == ("perf_counter" in line)
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("0.5 is no whole number", ['"is no whole": write is not a …']),
-        ("No such device.", ['"No such": write not found; unknown']),
-        ("is not a whole number, there is no table, noheeds", []),
-    ],
-)
-def test_a_phrase_is_named_with_its_plain_form(line: str, found: list[str]) -> None:
-    assert list(style.complaints(f"plain\n{line}")) == [(2, complaint) for complaint in found]
-
-
 def test_size_sees_growth_long_functions_and_arrows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(size, "ROOT", tmp_path)
     texts = {
@@ -54,8 +42,3 @@ def test_size_sees_growth_long_functions_and_arrows(tmp_path: Path, monkeypatch:
         (tmp_path / "house" / name).write_text(text)
     assert size.too_long([tmp_path / "house/attic/beam.py"]) == [(61, "house/attic/beam.py:long")]
     assert size.arrows(tmp_path / "house") == {("hall", "cellar"), ("hall", "attic")}
-
-
-def test_a_package_beyond_its_figure_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(size, "figures", lambda: dict.fromkeys(size.MOST, 10**6))
-    assert size.main() == 1

@@ -19,6 +19,7 @@ from kvbench.sweep.config import shipped_configs
 from tests.command import KVBENCH, error_line, events, kvbench, kvbench_here, only_line, succeeds, tiny
 
 SIDES = ("--base=here", "--cand=here")
+SEVERAL_DEVICES = "only a new kvbench sweep supports several devices; name one device"
 # Arguments, then words that the error has to hold: the option or key, the value, and what would be right.
 BAD_INPUT: list[tuple[list[str], list[str]]] = [
     # options and commands
@@ -38,7 +39,6 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "--model=llama"], ['model "llama"', "did you mean llama-3-8b?"]),
     (["sweep", "--model", "meta-llama/Llama-3-8B"], ["download its config.json and give the path, or "]),
     (["sweep", "--model=config.json"], ["config.json: file not found"]),
-    (["sweep", "--model=llama-3-8b", "-a", "pattern=shuffled"], ["-a pattern", "the model sets", "leave it out"]),
     # axes
     (["sweep", "-a", "blokcs=4"], ['unknown axis "blokcs"', "did you mean blocks?"]),
     (["sweep", "-a", "backend=bached", "--dry-run"], ["did you mean batched?"]),
@@ -54,7 +54,6 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
         ["nothing to measure: devices=2 requires --device to name 2 devices"],
     ),
     (["sweep", "--device=cuda:99"], ["--device cuda:99: not found", "cpu"]),
-    (["sweep", "--rounds=two"], ["--rounds", "valid integer"]),
     (["sweep", "--rounds=0"], ["--rounds: 0", "from 1 to 1000"]),
     # faults
     (["sweep", "--fault=boom=1"], ['--fault "boom=1"', "KIND=NUMBER [when FILTER]", "error@call", "slow"]),
@@ -77,34 +76,30 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["gate", "compare", *SIDES, "--margin=-1"], ["--margin: -1.0 is not a number from 0 to 10"]),
     (["gate", "compare", *SIDES, "--github"], ["--github: GITHUB_STEP_SUMMARY is not set"]),
     (["gate", "rules", "a"], ["a is not a run directory"]),
-    (["gate", "rules", "a", "--rules=none.toml"], ["none.toml"]),
-]
-SEVERAL_DEVICES = "only a new kvbench sweep supports several devices; name one device"
-# Arguments, then the whole line.
-REFUSALS: list[tuple[list[str], str]] = [
-    (["sweep", "--out=bad.toml/a"], "bad.toml/a cannot be written: not a directory"),
+    (["sweep", "--out=bad.toml/a"], ["bad.toml/a cannot be written: not a directory"]),
     (
         ["sweep", "--model=llama-3-8b", "-ablocks=4", "--dry-run"],
-        "-a blocks: the model sets blocks, block_size, pattern, host_pattern; leave it out",
+        ["-a blocks: the model sets blocks, block_size, pattern, host_pattern; leave it out"],
     ),
     (
         ["sweep", "-asequence=layers", "--device=cpu"],
-        "axis sequence=layers: requires a model; choose one with --model, or write layers-L",
+        ["axis sequence=layers: requires a model; choose one with --model, or write layers-L"],
     ),
-    (["sweep", "--device=cuda:0,cuda:0"], "--device cuda:0,cuda:0: cuda:0 is named 2 times; name each GPU once"),
-    (["tune", "--device=cpu,cpu"], f"--device cpu,cpu: {SEVERAL_DEVICES}"),
+    (["sweep", "--device=cuda:0,cuda:0"], ["--device cuda:0,cuda:0: cuda:0 is named 2 times; name each GPU once"]),
+    (["tune", "--device=cpu,cpu"], [f"--device cpu,cpu: {SEVERAL_DEVICES}"]),
     (
         ["tune", *tiny()[2:], "--device=cpu", "--backends=sm"],
-        "nothing to measure: kernels need a GPU; the cpu device has no SMs",
+        ["nothing to measure: kernels need a GPU; the cpu device has no SMs"],
     ),
     (
         ["tune", "--device=cpu", "--backends=batched,bogus"],
-        "--backends batched,bogus: kvbench tune measures only batched, primed, merged, per_block, sm, triton",
+        ["--backends batched,bogus: kvbench tune measures only batched, primed, merged, per_block, sm, triton"],
     ),
     (
         ["tune", "--device=cpu", "-a", "blocks=4", "-a", "pattern=runs-2,runs-4"],
-        "-a pattern=runs-2,runs-4: an answer is for one pattern; name one",
+        ["-a pattern=runs-2,runs-4: an answer is for one pattern; name one"],
     ),
+    (["gate", "rules", "a", "--rules=none.toml"], ["none.toml"]),
 ]
 
 
@@ -142,11 +137,6 @@ def test_bad_input_is_refused_in_one_line_with_the_right_form(
     line = refusal(*arguments)
     for term in terms:
         assert term in line
-
-
-@pytest.mark.parametrize(("arguments", "line"), REFUSALS, ids=[" ".join(arguments) for arguments, _ in REFUSALS])
-def test_bad_input_is_refused_with_this_line(refusal: Callable[..., str], arguments: list[str], line: str) -> None:
-    assert refusal(*arguments) == line
 
 
 def test_the_command_refuses_bad_input_in_the_same_way(tmp_path: Path) -> None:

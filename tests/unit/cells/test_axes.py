@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.cells.axes import Direction, Memory, Order
-from kvbench.cells.cell import AXES, Cell, axis_named
+from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.errors import UsageError
 from tests.strategies import AXIS_VALUES, cells
@@ -94,13 +94,6 @@ def test_an_error_about_any_value_is_one_short_line(text: str) -> None:
         AXES["backend"].parse(text)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 250
-
-
-def test_an_unknown_axis_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"unknown axis \"hue\"; the axes are backend, direction, blocks, "):
-        axis_named("hue")
-    with pytest.raises(UsageError, match=r"unknown axis \"block\"; did you mean blocks\?"):
-        axis_named("block")
 
 
 @given(cells)

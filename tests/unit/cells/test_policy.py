@@ -129,20 +129,6 @@ def test_between_points_the_nearest_in_ratio_decides(table: Table, blocks: int, 
     assert str(choice) in allowed
 
 
-@pytest.mark.parametrize(
-    ("blocks", "block_bytes", "expected"),
-    [
-        (16, 4096, "primed"),
-        (399, 16_383, "primed"),
-        (401, 16_383, "sm sms=2"),
-        (399, 16_385, "batched order=any"),
-        (10**8, 2**34, "sm sms=4"),
-    ],
-)
-def test_a_look_up_takes_the_nearest_choice(blocks: int, block_bytes: float, expected: str) -> None:
-    assert str(choose(policy(SMALL), H2D, IDLE, blocks, block_bytes)) == expected
-
-
 def test_one_stream_state_answers_for_the_other_and_no_direction_for_the_other() -> None:
     small = policy(SMALL)
     assert choose(small, H2D, BUSY, 16, 4096) == choose(small, H2D, IDLE, 16, 4096)

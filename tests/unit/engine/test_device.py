@@ -313,15 +313,6 @@ def test_an_error_of_the_work_before_a_swap_is_raised(bench: Bench) -> None:
     assert isinstance(bench.region.measure(bench.per_block(*row(2)), IDLE), Sample)
 
 
-def test_an_error_of_a_submission_from_python_is_raised(bench: Bench) -> None:
-    def refuse(stream: int) -> None:
-        raise LookupError(f"not on {stream}")
-
-    with pytest.raises(LookupError, match=f"not on {bench.stream.handle}"):
-        bench.region.measure_python(refuse, IDLE)
-    assert isinstance(bench.region.measure(bench.per_block(*row(2)), IDLE), Sample)
-
-
 @pytest.mark.parametrize("kind", ["per_block", "batched"])
 def test_slow_copies_take_longer_by_the_requested_time(bench: Bench, kind: str) -> None:
     swap = bench.per_block(*row(4)) if kind == "per_block" else bench.batched(*row(4))

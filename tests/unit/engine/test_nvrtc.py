@@ -33,10 +33,6 @@ def refuse_to_compile(source: str, name: str, arch: str) -> bytes:
     raise AssertionError(f"{name} was compiled for {arch} ({len(source)} characters)")
 
 
-def test_the_package_has_kernel_sources() -> None:
-    assert SOURCES
-
-
 @pytest.mark.parametrize("arch", ["sm_80", "sm_120"])
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_a_shipped_source_compiles(path: Path, arch: str) -> None:
@@ -94,25 +90,6 @@ def test_kernels_compile_if_the_cache_cannot_be_written(tmp_path: Path, monkeypa
     for _ in range(2):
         assert cached_cubin("delay", "sm_90").startswith(ELF)
     assert in_the_way.read_text() == "not a folder"
-
-
-@pytest.mark.parametrize(
-    ("driver", "why"),
-    [
-        (0, r"NVRTC does not load \(no_libnvrtc.so.13: .*; no_libnvrtc.so.12: .*\)"),
-        (13000, r"NVRTC does not load for a driver of CUDA 13\.0 \(no_libnvrtc.so.13: .*; no_libnvrtc.so.12: .*\)"),
-        (12040, r"NVRTC does not load for a driver of CUDA 12\.4 \(no_libnvrtc.so.12: .*\)"),
-        (11080, r"NVRTC does not load for a driver of CUDA 11\.8 \(the driver is older than CUDA 12\)"),
-    ],
-)
-def test_without_an_nvrtc_for_the_driver_the_error_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, driver: int, why: str
-) -> None:
-    monkeypatch.setattr(nvrtc, "_installed", lambda file: (f"no_{file}",))
-    monkeypatch.setattr(nvrtc, "driver_version", lambda: driver)
-    nvrtc.load.cache_clear()
-    with pytest.raises(NvrtcError, match=rf"^{why}; install kvbench\[cuda\]$"):
-        nvrtc.version()
 
 
 # A process keeps the first NVRTC that it loads.

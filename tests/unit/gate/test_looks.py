@@ -73,17 +73,6 @@ def test_processes_of_one_round_each_confirm_a_slowdown_together() -> None:
     assert seen(half, np.arange(slow.size, dtype=float)).verdict is not Verdict.SLOWER
 
 
-def test_same_requires_only_one_process() -> None:
-    estimate = seen(noise(PLAN[0].pairs), np.zeros(PLAN[0].pairs))
-    assert (estimate.verdict, estimate.settled) == (Verdict.SAME, True)
-
-
-def test_the_last_look_decides() -> None:
-    wide = noise(PLAN[-1].pairs, MARGIN, 0.05)
-    estimate = seen(wide)
-    assert (estimate.verdict, estimate.settled, estimate.pairs) == (Verdict.UNDECIDED, False, PLAN[-1].pairs)
-
-
 class Machine:
     """The visits of four cells in twenty rounds, and the large copies beside them, on a calm machine."""
 
@@ -105,10 +94,6 @@ class Machine:
         """Return cause -> places of the pairs that it spoiled."""
         marks = spoiled(self.visits, self.cpu_bound, self.copies_us)
         return {cause: np.argwhere(mark).tolist() for cause, mark in marks.items() if mark.any()}
-
-
-def test_nothing_is_spoiled_on_a_calm_machine() -> None:
-    assert not Machine().spoiled()
 
 
 @pytest.mark.parametrize("side", [0, 1])

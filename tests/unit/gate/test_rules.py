@@ -8,8 +8,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
@@ -76,20 +74,6 @@ def test_an_invalid_rule_is_refused_with_the_right_form(table: Table, message: s
         read_rule(table)
     assert message in str(caught.value)
     assert str(caught.value).isprintable()
-
-
-anything = st.recursive(st.text(max_size=20) | st.floats() | st.integers() | st.booleans(), st.lists, max_leaves=3)
-keys = st.sampled_from(["cells", "at_least", "at_most", "quantity", "no_cliff_above"])
-
-
-@given(st.dictionaries(keys | st.text(max_size=10), anything, max_size=4))
-def test_any_table_is_a_rule_or_refused_in_one_line(table: Table) -> None:
-    refused = ""
-    try:
-        read_rule(table)
-    except UsageError as error:
-        refused = str(error)
-    assert refused.isprintable()
 
 
 def run_of(records: Iterable[Record], **changes: object) -> Run:

@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvbench.machine import probes
 from kvbench.machine import probes as environment
 from kvbench.machine.probes import available_bytes, far_pages, nodes_of_pages, parse_cpu_list, stay_near
 from kvbench.machine.sources import Nvml, Scalar, Sources
-from kvbench.results.schema import differences, identity_hash, machine_differences
+from kvbench.results.schema import differences, machine_differences
 
 BUS_ID = "00000000:1B:00.0"
 GIB = 2**30
@@ -192,11 +190,6 @@ def test_xid_errors_are_read_from_when_they_are_watched(root: Path) -> None:
     assert looks == [[], [79, 94], [79, 94, 31]]
 
 
-def test_a_driver_that_knows_no_coherent_link_has_pcie(root: Path) -> None:
-    answers = {name: answer for name, answer in ANSWERS.items() if name != "nvmlDeviceGetC2cModeInfoV"}
-    assert environment.identity("cuda:0", "", sources=sources(root, FakeNvml(answers)))["link"] == "pcie"
-
-
 def test_clock_limits_of_older_and_newer_drivers_are_read(root: Path) -> None:
     answers = {name: answer for name, answer in ANSWERS.items() if name != "nvmlDeviceGetCurrentClocksEventReasons"}
     nvml = FakeNvml(answers | {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x004 | 0x1000})
@@ -283,28 +276,6 @@ def test_the_numa_node_of_a_gpu_is_read(root: Path) -> None:
     assert environment.identity("cpu", "", sources=where)["gpu_numa_node"] is None
 
 
-@pytest.mark.parametrize(("limit", "available"), [("max", 2000 * 1024), ("1000000", 600_000), ("100", 0)])
-def test_a_control_group_limits_the_available_memory(root: Path, limit: str, available: int) -> None:
-    group = root / "sys/fs/cgroup"
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text(limit)
-    (group / "memory.current").write_text("500000")
-    (group / "memory.stat").write_text("anon 7\ninactive_file 100000\n")
-    assert environment.observe("cpu", sources=sources(root))["host_available_bytes"] == available
-
-
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-FIELDS = st.dictionaries(st.text(min_size=1), SCALARS, max_size=6)
-
-
-@given(FIELDS, st.randoms())
-def test_the_hash_heeds_no_order(fields: dict[str, Any], random: Any) -> None:
-    items = list(fields.items())
-    random.shuffle(items)
-    assert identity_hash(dict(items)) == identity_hash(fields)
-    assert len(identity_hash(fields)) == 16
-
-
 def test_differences_name_the_field_and_both_values() -> None:
     a: dict[str, Scalar] = {"triton": "3.6.0", "sm_count": 132, "link": "pcie"}
     b: dict[str, Scalar] = {"triton": "3.7.1", "sm_count": None}
@@ -321,30 +292,33 @@ def test_what_is_under_test_is_not_the_machine() -> None:
     assert machine_differences(a, {**a, "gpu_name": "two"}) == ['gpu_name: "one" against "two"']
 
 
-@pytest.mark.parametrize(("inner", "outer", "available"), [("max", "1000000", 600_000), ("700000", "max", 250_000)])
-def test_the_tightest_control_group_above_this_process_counts(
-    root: Path, inner: str, outer: str, available: int
+V2 = {"memory.max": "max", "memory.current": "500000", "memory.stat": "anon 7\ninactive_file 100000\n"}
+V1 = {"memory.limit_in_bytes": "1000000", "memory.usage_in_bytes": "400000", "memory.stat": "total_inactive_file 5\n"}
+
+
+@pytest.mark.parametrize(
+    ("of_process", "groups", "available"),
+    [
+        ("", {"": V2}, 2000 * 1024),
+        ("", {"": V2 | {"memory.max": "1000000"}}, 600_000),
+        ("", {"": V2 | {"memory.max": "100"}}, 0),
+        ("0::/slice/job\n", {"slice": V2 | {"memory.max": "1000000"}, "slice/job": V2}, 600_000),
+        ("0::/slice/job\n", {"slice": V2, "slice/job": V2 | {"memory.max": "700000"}}, 300_000),  # the tightest
+        ("7:cpu,cpuacct:/job\n5:memory:/job\n", {"memory/job": V1}, 600_005),
+    ],
+)
+def test_a_control_group_limits_the_available_memory(
+    root: Path, of_process: str, groups: dict[str, dict[str, str]], available: int
 ) -> None:
     (root / "proc/self").mkdir(parents=True)
-    (root / "proc/self/cgroup").write_text("0::/slice/job\n")
-    for path, limit, used in (("slice", outer, 500_000), ("slice/job", inner, 450_000)):
-        group = root / "sys/fs/cgroup" / path
-        group.mkdir(parents=True)
-        (group / "memory.max").write_text(limit)
-        (group / "memory.current").write_text(str(used))
-        (group / "memory.stat").write_text(f"inactive_file {100_000 if path == 'slice' else 0}\n")
+    if of_process:
+        (root / "proc/self/cgroup").write_text(of_process)
+    for path, files in groups.items():
+        (root / "sys/fs/cgroup" / path).mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (root / "sys/fs/cgroup" / path / name).write_text(text)
     assert available_bytes(sources(root)) == available
-
-
-def test_a_control_group_of_version_1_counts(root: Path) -> None:
-    (root / "proc/self").mkdir(parents=True)
-    (root / "proc/self/cgroup").write_text("7:cpu,cpuacct:/job\n5:memory:/job\n")
-    group = root / "sys/fs/cgroup/memory/job"
-    group.mkdir(parents=True)
-    (group / "memory.limit_in_bytes").write_text("1000000")
-    (group / "memory.usage_in_bytes").write_text("400000")
-    (group / "memory.stat").write_text("total_inactive_file 5\n")
-    assert available_bytes(sources(root)) == 600_005
+    assert environment.observe("cpu", sources=sources(root))["host_available_bytes"] == available
 
 
 # Host memory near the GPU

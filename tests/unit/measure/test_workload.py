@@ -167,22 +167,6 @@ def test_a_block_that_was_not_copied_is_found(
     assert whole(bench)
 
 
-@pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("left_out", [0, 1, 2])
-def test_a_swap_that_was_left_out_is_found(bench: Bench, direction: Direction, left_out: int) -> None:
-    workload = bench.workload(Cell("any", direction, 8, 100, reuse=Reuse.FRESH, pool_bytes=POOL_BYTES))
-    lowest = 0
-    for number in range(3):
-        workload.advance()
-        if number == left_out:
-            lowest = int(np.argmin(workload.current()[1]))
-        else:
-            bench.swap(workload, direction)
-    with pytest.raises(VerificationError, match=f"in the block of descriptor {lowest}$"):
-        workload.verify()
-    assert whole(bench)
-
-
 def test_every_swap_of_a_loop_is_compared(bench: Bench) -> None:
     """A loop takes the lists of all sets at once; what it left out is found."""
     cell = Cell("any", Direction.H2D, 8, 100, reuse=Reuse.FRESH, pool_bytes=POOL_BYTES)

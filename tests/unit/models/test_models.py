@@ -334,28 +334,6 @@ def test_states_of_unknown_size_are_left_out_and_said() -> None:
     assert "states of its linear layers are left out" in model.text
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=5,
-)
-FIELDS = [
-    *DENSE, "head_dim", "v_head_dim", "kv_lora_rank", "qk_rope_head_dim", "layer_types", "sliding_window",
-    "text_config", "sliding_window_pattern", "use_sliding_window", "max_window_layers", "torch_dtype",
-    "num_kv_shared_layers", "attn_type_list", "quantization_config", "model_type",
-]  # fmt: skip
-
-
-@given(st.dictionaries(st.sampled_from(FIELDS), json_values | st.integers(-1, 64)))
-def test_any_table_is_read_or_refused(config: dict[str, Any]) -> None:
-    try:
-        model = model_of("m", {**DENSE, **config})
-        swaps = model.swaps(tp=1, tokens=64, block_tokens=16, layout=KvLayout.PER_LAYER)
-    except UsageError:
-        return
-    assert [swap.blocks >= group.layers for swap, group in zip(swaps, model.groups, strict=True)]
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

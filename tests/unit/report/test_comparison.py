@@ -13,14 +13,13 @@ import pytest
 from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.report.build import report_of
-from kvbench.report.document import snippet
 from kvbench.report.faults import CardSpread
 from kvbench.report.model import Part, Report
 from kvbench.report.sections import comparison
 from kvbench.report.view import views_of
 from kvbench.results import Record, Run, RunInfo
 from tests import synthetic
-from tests.reports import findings_of, highlights_of, lines_of, made_run, part_of, rows_of, said, sections_of, table_of
+from tests.reports import findings_of, highlights_of, made_run, part_of, rows_of, said, sections_of, table_of
 
 ROUNDS = 6
 SPREADS = {"per_block": 0.01, "sm": 0.01, "batched": 0.5}
@@ -93,12 +92,6 @@ def test_slower_cells_come_first_in_a_comparison(report: Report, slower: list[Ru
     assert re.search(r"afterwards against before, 52 cells in common: 1[2-5] slower \(by up to 2\d%\)", highlight)
 
 
-def test_what_lies_within_the_spread_between_runs_is_undecided(tmp_path: Path) -> None:
-    cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
-    points = points_of(run(tmp_path, "a", cells), run(tmp_path, "bb", cells, slower_small_blocks))
-    assert set(points["verdict"]) == {"UNDECIDED"}
-
-
 def test_a_comparison_of_two_drivers_names_their_differences(tmp_path: Path, cells: list[Cell]) -> None:
     other = synthetic.info(identity={"gpu_name": "Synthetic H200", "driver_version": "600.1"}, identity_hash="f")
     runs = [run(tmp_path, "a", cells), run(tmp_path, "bb", cells, info=other)]
@@ -107,16 +100,6 @@ def test_a_comparison_of_two_drivers_names_their_differences(tmp_path: Path, cel
     assert "device" not in differing
     assert differing["cuda_driver_api"] == ['"13.0"', "not recorded"]
     assert "comparison" not in sections_of(report_of([*runs, run(tmp_path, "third", cells)]))
-
-
-def test_a_comparison_of_two_runs_of_one_machine_comes_last(tmp_path: Path, cells: list[Cell]) -> None:
-    report = report_of([run(tmp_path, "a", cells), run(tmp_path, "bb", cells)])
-    assert sections_of(report)[-1] == "comparison"
-    assert all(table.rows for part in report.parts for table in part.tables)
-    by_backend, *_ = part_of(report, "comparison").tables
-    assert by_backend.title == "Time of bb / time of a, by backend"
-    assert "The identities of both runs are the same" in lines_of(by_backend.notes)
-    assert snippet(report, "comparison").startswith("**Time of bb / time of a, by backend**")
 
 
 # SM count -> (slowdown of the neighbour, GB/s beside it)

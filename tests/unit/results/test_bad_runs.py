@@ -61,12 +61,6 @@ def test_readable_runs_are_reported_and_the_others_named(
     assert "`kvbench sweep models`" in text.partition("## Not measured")[2]
 
 
-def test_an_unreadable_run_alone_gives_no_report(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["report", str(newer_run(tmp_path / "bad")), "-o", str(tmp_path / "out")])
-    assert isinstance(done.exception, RunDirectoryError)
-    assert not (tmp_path / "out").exists()
-
-
 def outlying(tmp_path: Path, each: int) -> Run:
     """Return a run whose first cell has every `each`-th of 30 samples far off."""
     first, *others = synthetic.visits(synthetic.order_cells())

@@ -20,16 +20,14 @@ from kvbench.cli.main import app
 from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice
 from kvbench.results import Record, Run, load_run
-from kvbench.sweep.installed import of_engine
 from kvbench.text import convert
 from kvbench.tune.answer import Answer, answers_of, gains_of, rule_for_all, shapes_of
-from kvbench.tune.candidates import RUN_STEP, Measured, sms_of, typical
+from kvbench.tune.candidates import Measured, sms_of, typical
 from kvbench.tune.planner import Hit, TokenLine, token_lines
 from kvbench.tune.rule import Rule, costs_of, pick, rule_of
 from kvbench.tune.text import answer_table, summary
 from tests import synthetic
 from tests.command import output
-from tests.data.freeze import FOLDER as FROZEN
 
 KIB = 1024
 SIZES = tuple(kib * KIB for kib in (1, 4, 16, 64, 256))
@@ -107,24 +105,6 @@ def test_batched_copies_are_the_answer_where_nothing_is_told_apart_from_them(tmp
     noisy = load_run(synthetic.write_run(tmp_path / "noisy", [*synthetic.ceilings(), *visits]))
     assert {text for text, _ in texts(rule_for_all([noisy]))} == {"batched order=any"}
     assert any(line.startswith("No method is told apart from batched: h2d idle.") for line in summary([noisy]))
-
-
-@pytest.mark.parametrize("card", ["h200", "h100"])
-def test_leaving_a_round_out_changes_no_answer_of_a_card(card: str) -> None:
-    shapes = shapes_of([load_run(FROZEN / card)], lambda choice: not of_engine(choice.backend))
-    whole = texts(rule_of(shapes))
-    for left_out in range(6):
-        fewer = [
-            replace(
-                one,
-                arms={
-                    choice: {number: us for number, us in visits.items() if number % RUN_STEP != left_out}
-                    for choice, visits in one.arms.items()
-                },
-            )
-            for one in shapes
-        ]
-        assert texts(rule_of(fewer)) == whole
 
 
 def test_a_cost_is_judged_on_rounds_that_did_not_choose(tmp_path: Path) -> None:
@@ -394,16 +374,6 @@ def test_with_a_limit_of_sms_no_copy_is_chosen_that_the_driver_may_make_with_sms
     run = synthetic.write_run(tmp_path / "run", records, info)
     (part,) = json.loads(output("show", run, "--max-sms", "0", "--json"))["rule"]
     assert part["choice"] == batched
-
-
-def test_an_answer_for_one_shape_is_decided_by_six_visits(tmp_path: Path) -> None:
-    answers = answers_of(shapes_of([run_of(tmp_path, crossing)], lambda _: True))
-    assert all(one.decided for one in answers)
-    assert {one.choice for one in answers if one.measured.shape.block_bytes == KIB} == {Choice("sm", (("sms", "2"),))}
-    five = [visit for visit in synthetic.rounds(cells(), crossing, noise=0.001) if visit.round < 5]
-    few = answers_of(shapes_of([load_run(synthetic.write_run(tmp_path / "few", five))], lambda _: True))
-    assert not any(one.decided for one in few)
-    assert isinstance(few[0].measured, Measured)
 
 
 def test_methods_that_took_turns_share_what_moves_the_machine(tmp_path: Path) -> None:

@@ -72,13 +72,6 @@ def test_the_choice_for_a_trace_is_the_fastest_for_its_swaps(run: Run) -> None:
     assert any(line.startswith("h2d idle: merged; ") for line in summary([run]))
 
 
-def test_a_backend_that_failed_is_not_chosen(tmp_path: Path) -> None:
-    merged = replayed("merged", 52.0)
-    failed = synthetic.failure(merged[0].cell, kind="mismatch")
-    run = run_of(tmp_path, *merged, failed, *replayed("sm", 40.0), *replayed("batched", 5.0))
-    assert {choice.backend for choice in rule_for_all([run]).choices.values()} == {"sm"}
-
-
 def test_replays_of_different_swaps_are_refused(tmp_path: Path) -> None:
     other = {"trace": {**SPEC["trace"], "path": "/somewhere/day.gz", "sha256": "1" * 64}}
     runs = [
