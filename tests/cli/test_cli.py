@@ -226,22 +226,6 @@ def test_the_cpu_device_is_listed_as_host_copies(tmp_path: Path) -> None:
 # Shell completion
 
 
-def complete(folder: Path, *arguments: str) -> list[str]:
-    """Return what bash is offered behind `kvbench ARGUMENTS…`, the last of them under way."""
-    environment = {
-        "_KVBENCH_COMPLETE": "complete_bash",
-        "COMP_WORDS": " ".join(("kvbench", *arguments)),
-        "COMP_CWORD": str(len(arguments)),
-    }
-    return kvbench(cwd=folder, env=environment).stdout.split()
-
-
-def test_commands_options_and_values_are_completed(tmp_path: Path) -> None:
-    assert complete(tmp_path, "sw") == ["sweep"]
-    assert complete(tmp_path, "sweep", "cl") == ["cliff"]
-    assert complete(tmp_path, "list", "") == ["axes", "backends", "configs", "devices", "models"]
-
-
 def test_the_completion_works_in_bash(tmp_path: Path) -> None:
     """The script that `--show-completion` prints defines what completes `kvbench`."""
     bash = shutil.which("bash")

@@ -119,23 +119,13 @@ def test_an_argument_that_is_not_utf_8_is_refused(
 
 def completed(*arguments: str, cwd: Path) -> list[str]:
     """Return what fish is told to complete the last word with: a shell that leaves `=` inside of words."""
-    done = subprocess.run(
-        [KVBENCH],
-        cwd=cwd,
-        env=os.environ
-        | {
-            "_KVBENCH_COMPLETE": "complete_fish",
-            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-            "_TYPER_COMPLETE_ARGS": " ".join(("kvbench", *arguments)),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.split()
+    variables = {"_KVBENCH_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    return kvbench(cwd=cwd, env={**variables, "_TYPER_COMPLETE_ARGS": " ".join(("kvbench", *arguments))}).stdout.split()
 
 
-def test_values_are_completed_without_a_space_after_the_equals_sign(tmp_path: Path) -> None:
+def test_commands_options_and_values_are_completed_without_a_space_after_the_equals_sign(tmp_path: Path) -> None:
+    assert completed("sw", cwd=tmp_path)[0] == "sweep"
+    assert completed("sweep", "cl", cwd=tmp_path)[0] == "cliff"
     assert completed("sweep", "-a", "b", cwd=tmp_path) == ["backend=", "blocks=", "block_size="]
     assert len(completed("sweep", "-a", "backend", cwd=tmp_path)) > 1  # a shell puts a space behind a single one
     (tmp_path / "runs" / "mine").mkdir(parents=True)

@@ -1,14 +1,11 @@
-"""The gate on two stand-ins for vLLM, with the signatures of handler and op of 0.20 and of 0.33, on the device cpu."""
+"""Two stand-ins for vLLM, with the signatures of handler and op of 0.20 and of 0.33, on the device cpu."""
 
-import shlex
-import sys
 from pathlib import Path
 
 import pytest
 
 from kvbench.results import load_run
-from tests.cli.test_gate_measure import verdicts
-from tests.command import kvbench
+from tests.command import BRIEF, kvbench, tiny
 
 # As much of torch and triton as the stand-ins and the backend touch.
 TORCH = """
@@ -143,19 +140,6 @@ NEW = {
         taken="src_spec, dst_spec", used="src_spec, dst_spec", more=", is_src_access_order_any=True",
     ),
 }  # fmt: skip
-SUITE = """
-[axes]
-backend = "vllm_on_host"
-direction = ["h2d", "d2h"]
-stream_state = "idle"
-blocks = 16
-block_size = "16KiB"
-[sampling]
-warmups = 0
-min_samples = 3
-max_samples = 5
-cell_seconds = 0.01
-"""
 
 
 def installed(folder: Path, version: str, files: dict[str, str]) -> Path:
@@ -176,28 +160,17 @@ def installed(folder: Path, version: str, files: dict[str, str]) -> Path:
     return folder
 
 
-def python_of(folder: Path) -> str:
-    """Write what stands in for the python of an environment with the packages in `folder`, as a side."""
-    python = folder / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(folder))} exec {shlex.quote(sys.executable)} "$@"\n')
-    python.chmod(0o755)
-    return f"env:{python}"
-
-
-@pytest.mark.parametrize(
-    ("op", "code", "verdict"),
-    [("", 0, "SAME"), ("dst = dst - sizes[0]", 5, "FAILED")],
-    ids=["another signature", "wrong bytes"],
-)
-def test_handlers_with_unlike_signatures_are_compared(tmp_path: Path, op: str, code: int, verdict: str) -> None:
-    old = installed(tmp_path / "old", "0.20.0", OLD)
-    changed = {name: text.replace("    for one", f"    {op or 'pass'}\n    for one") for name, text in NEW.items()}
-    new = installed(tmp_path / "new", "0.33.0", changed)
-    (tmp_path / "suite.toml").write_text(SUITE)
-    sides = (f"--base={python_of(old)}", f"--cand={python_of(new)}", "--suite=suite.toml", "--margin=10")
-    arguments = ("gate", "compare", *sides, "--device=cpu", "--out=gate")
-    done = kvbench(*arguments, cwd=tmp_path, env={"PYTHONPATH": str(old)})
-    assert done.returncode == code, done.stdout + done.stderr
-    assert set(verdicts(tmp_path).values()) == {verdict}
-    packages = [str(load_run(tmp_path / "gate" / side).info.identity["plug_ins"]) for side in ("base", "cand")]
-    assert packages[0] != packages[1] or verdict == "FAILED"
+@pytest.mark.parametrize(("version", "form"), [("0.20.0", OLD), ("0.33.0", NEW)])
+@pytest.mark.parametrize("op", ["pass", "dst = dst - sizes[0]"], ids=["right", "wrong"])
+def test_a_handler_of_either_form_swaps_and_its_bytes_are_compared(
+    tmp_path: Path, version: str, form: dict[str, str], op: str
+) -> None:
+    spoiled = {name: text.replace("    for one", f"    {op}\n    for one") for name, text in form.items()}
+    site = installed(tmp_path / "site", version, spoiled)
+    cells = tiny(backend="vllm_on_host", direction="h2d,d2h", blocks="16", block_size="16KiB")
+    done = kvbench("sweep", *cells, *BRIEF, "--out=run", cwd=tmp_path, env={"PYTHONPATH": str(site)})
+    assert done.returncode == (0 if op == "pass" else 5), done.stdout + done.stderr
+    run = load_run(tmp_path / "run")
+    assert {outcome.status for outcome in run.outcomes.values()} == {"ok" if op == "pass" else "failed"}
+    (package,) = (facts.package for facts in run.info.backends if facts.name == "vllm_on_host")
+    assert package.startswith(f"vllm=={version} (")
