@@ -37,7 +37,6 @@ EXCEPTIONS: Final = {
     "::test_a_delay_is_no_shorter_than_asked_for": "at least what was asked for",
     "::test_the_delay_is_part_of_the_swap": "at least what was asked for",
     "::test_a_gpu_s_visit_is_at_most_as_fast_as_its_large_copies": "times are given",
-    "::test_a_swap_is_late_by_what_those_before_it_take_longer_than_their_pauses": "the clock is the test's",
     "::test_dense_blocks_are_copied_by_the_kernel_of_the_scattered_ones": "times are given",
     "csrc/tests/bench_": "is no test",
 }
