@@ -11,15 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from kvbench.cells.facts import DeviceFacts, HostMemory, device_named
-from kvbench.cli.options import complete_device
 from kvbench.errors import ExitCode
 from kvbench.machine.doctor import Check, EngineReport, Findings, Status, diagnose
 
 
 def doctor(
-    device: Annotated[
-        str, typer.Option(help="Device: auto (first GPU, else cpu), cpu or cuda:N.", autocompletion=complete_device)
-    ] = "auto",
+    device: Annotated[str, typer.Option(help="Device: auto (first GPU, else cpu), cpu or cuda:N.")] = "auto",
     engines: Annotated[
         bool, typer.Option("--engines", help="Check instead which serving engines load on this machine.")
     ] = False,

@@ -1,4 +1,4 @@
-"""What commands share: options made from a struct, shell completion, the version, and text that fits the terminal."""
+"""What commands share: options made from a struct, the version, and text that fits the terminal."""
 
 import inspect
 import os
@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from itertools import zip_longest
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
@@ -16,11 +15,8 @@ import msgspec
 import typer
 
 from kvbench import __version__
-from kvbench.cells.cell import AXES
 from kvbench.errors import UsageError
 from kvbench.files import commit
-from kvbench.results.rundir import RUN_FILE
-from kvbench.sweep.installed import installed
 from kvbench.text import HIDDEN, LOG_COLUMNS, WIDEST, longest_word, plain_type, printable, wrapped
 
 if TYPE_CHECKING:
@@ -86,10 +82,9 @@ def _option(option: msgspec.inspect.Field, panel: str | None, default: str) -> i
     assert isinstance(option.type, msgspec.inspect.Metadata)
     description = str((option.type.extra_json_schema or {})["description"])
     kind = _CLICK_TYPES.get(type(plain_type(option.type)), str)
-    completion = complete_device if option.name == "device" else None
     text = f"{description[0].upper()}{description[1:]}{default}."
     hidden = option.type.extra == HIDDEN
-    typer_option = typer.Option(help=text, autocompletion=completion, rich_help_panel=panel, hidden=hidden)
+    typer_option = typer.Option(help=text, rich_help_panel=panel, hidden=hidden)
     annotation = Annotated[kind | None, typer_option]  # type: ignore[valid-type]  # known at run time only
     return inspect.Parameter(option.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
 
@@ -98,32 +93,6 @@ def version_line() -> str:
     """Return "kvbench VERSION (COMMIT)", without the commit if it is unknown; never raises."""
     commit_id = commit()
     return f"kvbench {__version__} ({commit_id})" if commit_id else f"kvbench {__version__}"
-
-
-def complete_axis(incomplete: str) -> list[str]:
-    """Return `name=` for each matching axis, or `name=value` completions if exactly one axis matches.
-
-    An incomplete word always gets more than one completion, so that the shell does not add a space after the `=`.
-    """
-    name, equals, value = incomplete.partition("=")
-    fitting = [axis for axis in AXES if axis == name or (not equals and axis.startswith(name))]
-    if len(fitting) > 1:
-        return [f"{axis}=" for axis in fitting]
-    done, comma, _ = value.rpartition(",")
-    values = {axis: installed()[0] if axis == "backend" else AXES[axis].example.split(",") for axis in fitting}
-    return [f"{axis}={done}{comma}{word}" for axis, words in values.items() for word in ("", *words)]
-
-
-def complete_device() -> list[str]:
-    """Return the devices listed under /proc, without initializing CUDA."""
-    count = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    return ["auto", "cpu", *(f"cuda:{ordinal}" for ordinal in range(count))]
-
-
-def complete_run(incomplete: str) -> list[str]:
-    """Return the run directories in the current directory and in runs/."""
-    run_files = sorted({*Path().glob(f"*/{RUN_FILE}"), *Path("runs").glob(f"*/{RUN_FILE}")})
-    return [str(file.parent) for file in run_files if str(file.parent).startswith(incomplete)]
 
 
 _BETWEEN = "  "

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
-from kvbench.cli.options import complete_run
 from kvbench.errors import RunDirectoryError, UsageError
 from kvbench.text import counted
 
@@ -17,10 +16,7 @@ if TYPE_CHECKING:
     from kvbench.results import Run
 
 PLAIN_EVERY_S: Final = 10.0
-_Runs = Annotated[
-    list[Path],
-    typer.Argument(metavar="RUN", help="Run directories to read.", show_default=False, autocompletion=complete_run),
-]
+_Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories to read.", show_default=False)]
 _Out = Annotated[
     Path | None,
     typer.Option("--out", "-o", metavar="DIR", help="Directory for the report (default for a single run: RUN/report)."),

@@ -13,7 +13,7 @@ import typer
 
 from kvbench.cells.policy import SERVING, Choice
 from kvbench.cells.units import size_text
-from kvbench.cli.options import NO_OPTIONS, FromStruct, complete_run, with_struct_options
+from kvbench.cli.options import NO_OPTIONS, FromStruct, with_struct_options
 from kvbench.errors import UsageError, brief
 from kvbench.models.presets import ModelChoice
 from kvbench.text import convert
@@ -62,10 +62,7 @@ class Allowed(msgspec.Struct, frozen=True):
         return self.keeps(driver, choice) and choice.backend in SERVING
 
 
-_Runs = Annotated[
-    list[Path],
-    typer.Argument(metavar="RUN", help="Run directories to read.", show_default=False, autocompletion=complete_run),
-]
+_Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories to read.", show_default=False)]
 Models = Annotated[
     list[str] | None,
     typer.Option("--model", metavar="MODEL", help="For the swaps of a model: a name or a config.json. Repeatable."),

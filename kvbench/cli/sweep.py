@@ -16,7 +16,7 @@ import typer
 
 from kvbench.cells.facts import AUTO
 from kvbench.cells.policy import Policy, load_policy
-from kvbench.cli.options import NO_OPTIONS, FromStruct, complete_axis, complete_run, print_lines, with_struct_options
+from kvbench.cli.options import NO_OPTIONS, FromStruct, print_lines, with_struct_options
 from kvbench.cli.report import print_asked
 from kvbench.errors import UsageError
 from kvbench.models.geometry import models_of
@@ -41,11 +41,7 @@ EPILOG: Final = (
 Axis = Annotated[
     list[str] | None,
     typer.Option(
-        "--axis",
-        "-a",
-        metavar="NAME=VALUES",
-        help="Set the values of an axis: -a block_size=4KiB,16KiB. Repeatable.",
-        autocompletion=complete_axis,
+        "--axis", "-a", metavar="NAME=VALUES", help="Set the values of an axis: -a block_size=4KiB,16KiB. Repeatable."
     ),
 ]
 Filters = Annotated[
@@ -105,9 +101,7 @@ _TraceSwaps = Annotated[
     ),
 ]
 _Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to create (default: runs/CONFIG-TIME).")]
-_Resume = Annotated[
-    Path | None, typer.Option(help="Measure the missing cells of this run directory.", autocompletion=complete_run)
-]
+_Resume = Annotated[Path | None, typer.Option(help="Measure the missing cells of this run directory.")]
 _Retry = Annotated[bool, typer.Option("--retry-failed", help="With --resume: measure the failed cells again.")]
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the cells, skips, memory and time; measure nothing.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of text.")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kvbench.cli.options import NO_OPTIONS, FromStruct, complete_run, with_struct_options
+from kvbench.cli.options import NO_OPTIONS, FromStruct, with_struct_options
 from kvbench.cli.show import (
     Allowed,
     Force,
@@ -36,10 +36,7 @@ EPILOG: Final = "See also: kvbench show RUN, which prints the answer of finished
 
 _Where = Annotated[Mapping[str, Any], FromStruct(WhereOptions, panel="Device")]
 _Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to create (default: runs/tune-TIME).")]
-_Runs = Annotated[
-    list[Path] | None,
-    typer.Argument(metavar="RUN", help="Finished runs to use instead of measuring.", autocompletion=complete_run),
-]
+_Runs = Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="Finished runs to use instead of measuring.")]
 
 
 @with_struct_options

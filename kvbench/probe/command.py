@@ -11,20 +11,15 @@ import msgspec
 import typer
 
 from kvbench.cells.facts import device_named
-from kvbench.cli.options import complete_device, version_line
+from kvbench.cli.options import version_line
 from kvbench.errors import ExitCode, UsageError, brief
 from kvbench.probe.common import HEALTH, PROBES, ProbeFinding, ProbeReport, Result, Unanswered, run_probe
 from kvbench.text import hint
 
 MARKDOWN_FILE: Final = "probe.md"
 JSON_FILE: Final = "probe.json"
-_Names = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="NAME", help="Probes to run (default: all).", autocompletion=lambda: list(PROBES)),
-]
-_Device = Annotated[
-    str, typer.Option(help="Device: auto (first GPU, else cpu), cpu or cuda:N.", autocompletion=complete_device)
-]
+_Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Probes to run (default: all).")]
+_Device = Annotated[str, typer.Option(help="Device: auto (first GPU, else cpu), cpu or cuda:N.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of Markdown.")]
 _Out = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="DIR", help=f"Also write {MARKDOWN_FILE} and {JSON_FILE} to DIR.")
