@@ -140,12 +140,6 @@ def backend_named(name: str) -> Backend | None:
     return _load(known[name]) if name in known else None
 
 
-def another(backend: Backend) -> Backend:
-    """Return another instance of an installed backend, for another thread; `backend` itself if it is not installed."""
-    registration = installed()[0].get(backend.name)
-    return backend if registration is None else _load(registration)
-
-
 def is_own(name: str) -> bool:
     """Return whether an installed backend comes with kvbench."""
     return installed()[0][name].own

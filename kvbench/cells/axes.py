@@ -75,7 +75,6 @@ class Neighbour(StrEnum):
     IDLE = "idle"
     GEMM = "gemm"
     DECODE = "decode"
-    SWAP = "swap"
 
 
 class Memory(StrEnum):

@@ -1,9 +1,8 @@
 """The blocks of a cell's swaps: which belong to which layer, how many different sets there are, and their memory."""
 
-from dataclasses import replace
 from typing import Final
 
-from kvbench.cells.axes import Direction, Neighbour, Order, Reuse, StreamState
+from kvbench.cells.axes import Direction, Neighbour, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import unfit_sides
 from kvbench.cells.units import MIB, format_size
@@ -110,15 +109,6 @@ def most_sets(cell: Cell) -> int:
 def region_bytes(cell: Cell, submissions: int) -> int:
     """Return the bytes on each side that `submissions` swaps of `cell` are spread over."""
     return cell.pool_bytes or cell.dense_bytes * sets_of(cell, submissions)
-
-
-def opposite(cell: Cell) -> Cell:
-    """Return the swaps of the neighbour `swap` beside `cell`: as fresh, and scattered where the cell's are, but over no
-    more memory than that takes.
-    """
-    back = Direction.D2H if cell.direction is Direction.H2D else Direction.H2D
-    pool_bytes = max(cell.dense_bytes, min(cell.pool_bytes, SCATTERED_FROM_BYTES)) if cell.pool_bytes else 0
-    return replace(cell, direction=back, order=None if cell.order is None else Order.STREAM, pool_bytes=pool_bytes)
 
 
 def default_pool_bytes(device_kind: str, usable_bytes: int) -> int:

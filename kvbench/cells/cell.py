@@ -223,7 +223,7 @@ _HELP: Final = {
     "pool_bytes": "memory that the blocks are scattered over on each side: a size, or dense (adjacent blocks)",
     "reuse": "fresh: every swap moves different blocks; same: every swap moves the same blocks",
     "pause_us": "duration of other CPU work before every swap, as between decode steps",
-    "neighbour": "work beside the swaps: none, idle, gemm, decode, swap (opposite direction)",
+    "neighbour": "work beside the swaps: none, idle, gemm, decode",
     "sequence": "whole: one swap; layers-L: a swap for each of L layers, back to back; at-once-L: one swap, for which "
     "all L layers of a step wait; L is the model's own if left out; trace: set by --trace",
     "devices": "devices of one host that swap at once, each its own blocks (set by --device cuda:all)",

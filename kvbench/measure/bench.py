@@ -1,10 +1,7 @@
 """The bench: what all measurements of a worker share."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from kvbench.backends.base import Backend
 from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.cells.policy import Policy
@@ -39,18 +36,12 @@ class Bench:
         gbps = gigabytes_per_second(copy_bytes, copy_us)
         self.best_gbps[direction] = max(gbps, self.best_gbps.get(direction, 0.0))
 
-    @contextmanager
-    def neighbour(self, backend: Backend, cell: Cell) -> Iterator[RunningNeighbour]:
-        """Yield the neighbour of `cell`. Raises NeighbourError, EngineError."""
-        kind = cell.neighbour
+    def neighbour(self, kind: Neighbour) -> RunningNeighbour:
+        """Return the work of this kind. Raises NeighbourError, EngineError."""
         if kind not in self.neighbours:
             with self.threads.ours():
-                self.neighbours[kind] = open_neighbour(self.device, backend, cell, self.policy)
-        try:
-            yield self.neighbours[kind]
-        finally:
-            if kind is Neighbour.SWAP:  # its work depends on the cell
-                self.neighbours.pop(kind).close()
+                self.neighbours[kind] = open_neighbour(self.device, kind)
+        return self.neighbours[kind]
 
     def step(self, cell: Cell) -> LayeredStep:
         """Return the step whose layers wait for the swaps of `cell`. Raises EngineError."""

@@ -13,18 +13,14 @@ from statistics import median
 from typing import Final, Protocol
 
 import msgspec
-import numpy as np
 
-from kvbench.backends.base import Backend, PreparedSwap, SwapRequest, another
+from kvbench.backends.base import PreparedSwap
 from kvbench.cells.axes import Neighbour
-from kvbench.cells.blocks import opposite, region_bytes
 from kvbench.cells.cell import Cell
-from kvbench.cells.policy import Policy
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.engine.device import Device, Event, Stream, Swap, SwapLoop
 from kvbench.errors import KvbenchError
-from kvbench.measure.layout import lay_out
-from kvbench.measure.workload import Pools, Workload
+from kvbench.measure.workload import Workload
 from kvbench.results.schema import Beside
 
 # Work kept on the stream ahead of what runs, and its maximum in iterations: a driver's queue has room for about a
@@ -36,7 +32,6 @@ WARMUP_S: Final = 0.02
 NAP_S: Final = 0.0005
 # Long, since launches beside a swap's kernel delay the begin of another kernel by some 20 us (H200, driver 580.159.04).
 IDLE_US: Final = 10_000
-SWAPS_AHEAD: Final = 16
 
 # A layer of the step beside `neighbour=idle`, which computes nothing.
 IDLE_LAYER_US: Final = 100
@@ -71,34 +66,6 @@ class IdleWork(NeighbourWork):
 
     def submit(self) -> None:
         self._driver.delay(IDLE_US * 1000, self._handle)
-
-
-class SwapsBack(NeighbourWork):
-    """Swaps of the cell's kind and size in the opposite direction, on the same backend, in pools of their own.
-
-    Their blocks are fresh and scattered where the cell's are.
-    """
-
-    def __init__(self, device: Device, stream: Stream, backend: Backend, cell: Cell, policy: Policy | None) -> None:
-        backend = another(backend)
-        cell, rng = opposite(cell), np.random.default_rng(0)
-        self._pools = Pools(device, stream, region_bytes(cell, SWAPS_AHEAD))
-        workload = Workload(self._pools, cell, lay_out(cell, SWAPS_AHEAD, rng), rng, SWAPS_AHEAD)
-        self._contents, self._sets = workload.contents(), workload.sets
-        self._lists = [workload.arrays(slot) for slot in range(SWAPS_AHEAD)]
-        self._swaps = [backend.create(SwapRequest(device, cell, memory, policy)).swap for memory in workload.memories]
-        self._done = [Event(device.driver) for _ in self._swaps]
-        self._submitted = 0
-        self._driver, self._handle = device.driver, stream.handle
-
-    def submit(self) -> None:
-        slot, number = self._submitted % SWAPS_AHEAD, self._submitted % self._sets
-        self._submitted += 1
-        self._done[slot].wait()
-        for array, content in zip(self._lists[slot], self._contents, strict=True):
-            array[:] = content[number]
-        self._swaps[slot].submit(self._handle)
-        self._done[slot].record(self._handle)
 
 
 class RunningNeighbour:
@@ -220,22 +187,18 @@ class RunningNeighbour:
             self._last = end
 
 
-def open_neighbour(device: Device, backend: Backend, cell: Cell, policy: Policy | None) -> RunningNeighbour:
-    """Return the neighbour of `cell`, which waits until it is wanted. Raises NeighbourError, EngineError."""
+def open_neighbour(device: Device, kind: Neighbour) -> RunningNeighbour:
+    """Return a neighbour, which waits until it is wanted. Raises NeighbourError, EngineError."""
     stream = Stream(device.driver)
-    return RunningNeighbour(device, stream, _work(device, stream, backend, cell, policy))
+    return RunningNeighbour(device, stream, _work(device, stream, kind))
 
 
-def _work(device: Device, stream: Stream, backend: Backend, cell: Cell, policy: Policy | None) -> NeighbourWork:
-    match cell.neighbour:
-        case Neighbour.IDLE:
-            return IdleWork(device, stream)
-        case Neighbour.SWAP:
-            return SwapsBack(device, stream, backend, cell, policy)
-        case _:
-            from kvbench.measure.torch_work import TorchWork
+def _work(device: Device, stream: Stream, kind: Neighbour) -> NeighbourWork:
+    if kind is Neighbour.IDLE:
+        return IdleWork(device, stream)
+    from kvbench.measure.torch_work import TorchWork
 
-            return TorchWork(cell.neighbour, int(device.name.partition(":")[2]), stream.handle)
+    return TorchWork(kind, int(device.name.partition(":")[2]), stream.handle)
 
 
 class LayeredStep:

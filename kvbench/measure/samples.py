@@ -146,8 +146,8 @@ class BesideNeighbour(Sampler):
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        with self.bench.neighbour(self._backend, self.cell) as self._neighbour:
-            yield
+        self._neighbour = self.bench.neighbour(self.cell.neighbour)
+        yield
 
     def _collect(self, take: TakeOne, sampling: Sampling) -> Taken:
         del take

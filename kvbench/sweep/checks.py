@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvbench.cells.axes import HUGE_BYTES, Direction, ListPlace, Neighbour, StreamState, slots_of
-from kvbench.cells.blocks import LAYERS_OF_8B, LAYERS_OF_70B, misfit, opposite, region_bytes, unfit
+from kvbench.cells.blocks import LAYERS_OF_8B, LAYERS_OF_70B, misfit, region_bytes, unfit
 from kvbench.cells.cell import AXES, EQUAL, Cell
 from kvbench.cells.facts import CEILING_BYTES, BackendFacts, DeviceFacts
 from kvbench.cells.units import KIB, format_size, rough_size
@@ -79,7 +79,7 @@ def _without_neighbour(cell: Cell, context: Context) -> str | None:
     if context.device.kind == "cpu":
         if cell.neighbour not in TORCH_BYTES:
             return None
-        return f"the neighbour {cell.neighbour} needs a GPU; the cpu device supports idle and swap"
+        return f"the neighbour {cell.neighbour} needs a GPU; the cpu device supports idle"
     if cell.neighbour in TORCH_BYTES and not context.device.has_torch:
         return f"the neighbour {cell.neighbour} needs torch; install kvbench[cuda]"
     return None
@@ -131,8 +131,6 @@ def _without_huge_pages(cell: Cell, context: Context) -> str | None:
 def _without_memory(cell: Cell, context: Context) -> str | None:
     device, spec = context.device, context.spec
     side_bytes = footprint(cell, spec.sampling, device.kind)
-    if cell.neighbour is Neighbour.SWAP:
-        side_bytes += region_bytes(opposite(cell), 0)
     on_device_bytes = side_bytes + _neighbour_bytes(cell, device)
     both = side_bytes + on_device_bytes, "host memory for both sides"
     of_host = both if device.has_one_memory else (side_bytes, "pinned memory")

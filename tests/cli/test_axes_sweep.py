@@ -19,19 +19,19 @@ QUEUED = {"blocks": "1", "stream_state": "busy", "queued": "3", "streams": "2"}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    axes = {"neighbour": "none,idle,swap,gemm", "sequence": "whole,layers-4,at-once-4"}
+    axes = {"neighbour": "none,idle,gemm", "sequence": "whole,layers-4,at-once-4"}
     return swept(tmp_path_factory.mktemp("beside"), *tiny(backend="batched", blocks="64", **axes), *BESIDE)
 
 
 def test_only_cells_beside_a_neighbour_have_its_figures(run: Path) -> None:
     visits = {(one.cell.neighbour, one.cell.sequence): one for one in visits_that_count(records(run))}
     whole = {neighbour: one.beside for (neighbour, sequence), one in visits.items() if sequence == "whole"}
-    assert set(whole) == {"none", "idle", "swap"}
+    assert set(whole) == {"none", "idle"}
     assert whole.pop("none") is None
     assert all(beside and beside.neighbour_beside_us for beside in whole.values())
     table = pd.read_csv(run / "summary.csv")
-    beside = table[table["neighbour"].isin(["idle", "swap"]) & table["sequence"].isna()]
-    assert len(beside) == 2
+    beside = table[(table["neighbour"] == "idle") & table["sequence"].isna()]
+    assert len(beside) == 1
     for column in ("neighbour_slowdown", "swaps_alone_gbps", "swaps_beside_gbps", "exposure_us_per_gb"):
         assert beside[column].notna().all()
         assert table.loc[table["neighbour"].isna(), column].isna().all()
@@ -70,9 +70,6 @@ IN_LAYERS, BUT_LAYERS = "sequence=layers-4,neighbour=idle", ["whole none", "whol
 @pytest.mark.parametrize(
     ("axes", "options", "fault", "kind", "said", "again", "left"),
     [
-        # among the first that the neighbour makes
-        ({"neighbour": "none,swap"}, BESIDE, "error@call=2 when neighbour=swap", "error",
-         "the neighbour died: EngineError: copy_batch: INJECTED_ERROR", " -a neighbour=swap ", ["whole none"]),
         # the third layer of the first swap
         (LAYERS, BRIEF, f"error@call=2 when {IN_LAYERS}", "error",
          "INJECTED_ERROR", " -a sequence=layers-4", BUT_LAYERS),
@@ -87,7 +84,7 @@ IN_LAYERS, BUT_LAYERS = "sequence=layers-4,neighbour=idle", ["whole none", "whol
         (QUEUED | {"backend": "per_block", "pattern": "contiguous"}, ONE_SAMPLE, "stray@descriptor=1", "mismatch",
          "", " -a queued=3 ", []),
     ],
-    ids=["neighbour", "layer", "step", "queue", "behind a queue", "stray byte"],
+    ids=["layer", "step", "queue", "behind a queue", "stray byte"],
 )  # fmt: skip
 def test_a_fault_fails_only_its_cell(
     tmp_path: Path, axes: dict[str, str], options: tuple[str, ...], fault: str, kind: str, said: str, again: str,

@@ -37,7 +37,6 @@ _DETAILS: Final = (
 _WORK: Final = {
     "gemm": "A GEMM",
     "decode": "A decode step",
-    "swap": "A swap in the other direction",
     "idle": "A GPU thread that only waits",
 }
 _COLUMNS: Final = (Neighbour.DECODE.value, Neighbour.GEMM.value)

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from kvbench.backends.base import PreparedSwap, SwapRequest, backend_named
+from kvbench.backends.base import PreparedSwap, SwapRequest
 from kvbench.backends.batched import Batched
 from kvbench.backends.per_block import PerBlock
 from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Stream
 from kvbench.measure.bench import Bench
-from kvbench.measure.neighbour import IdleWork, NeighbourError, RunningNeighbour, SwapsBack
+from kvbench.measure.neighbour import IdleWork, NeighbourError, RunningNeighbour
 from kvbench.measure.samples import set_up
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
@@ -62,12 +62,9 @@ class Tiring(PerBlock):
         ).create(request)
 
 
-@pytest.mark.parametrize("neighbour", [Neighbour.IDLE, Neighbour.SWAP])
 @pytest.mark.parametrize("direction", Direction)
-def test_both_sides_are_timed_alone_and_beside_the_other(
-    bench: Bench, neighbour: Neighbour, direction: Direction
-) -> None:
-    cell = replace(CELL, neighbour=neighbour, direction=direction)
+def test_both_sides_are_timed_alone_and_beside_the_other(bench: Bench, direction: Direction) -> None:
+    cell = replace(CELL, direction=direction)
     measurement = measure(bench, Batched(), cell, Sampling(warmups=1, cell_seconds=0.6), 1, None)
     beside = measurement.beside
     assert beside is not None
@@ -116,28 +113,3 @@ def test_a_cell_that_stays_set_up_is_visited_again_beside_its_neighbour(bench: B
         assert measurement.beside is not None
         assert len(measurement.samples) > 5
         assert (measurement.verified_bytes > 0) is verify
-
-
-def test_the_swaps_of_a_neighbour_have_a_backend_of_their_own(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend that keeps something, as auto keeps its copier, serves one thread."""
-    auto = backend_named("auto")
-    assert auto is not None
-    monkeypatch.setattr(auto, "create", None)
-    work = SwapsBack(
-        bench.device, stream := Stream(bench.device.driver), auto, replace(CELL, neighbour=Neighbour.SWAP), None
-    )
-    work.submit()
-    stream.synchronize()
-
-
-def test_the_swaps_of_a_neighbour_are_fresh_and_scattered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvbench.cells.blocks.SCATTERED_FROM_BYTES", 8 << 20)
-    cell = replace(CELL, neighbour=Neighbour.SWAP, pool_bytes=4 << 20)
-    swaps = Recorded(honest)
-    work = SwapsBack(bench.device, stream := Stream(bench.device.driver), swaps, cell, None)
-    for _ in range(20):
-        work.submit()
-    stream.synchronize()
-    addresses = [one for submission in swaps.destinations for one in submission]
-    assert len(set(addresses)) == len(addresses) == 20 * CELL.blocks
-    assert max(addresses) - min(addresses) > 3 << 20

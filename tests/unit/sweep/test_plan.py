@@ -404,8 +404,8 @@ def test_a_plug_in_package_has_one_turn_a_round_and_the_turns_alternate() -> Non
 @pytest.mark.parametrize(
     ("device", "axes", "reason"),
     [
-        (CPU, {"neighbour": "gemm"}, "the neighbour gemm needs a GPU; the cpu device supports idle and swap"),
-        (CPU, {"neighbour": "decode"}, "the neighbour decode needs a GPU; the cpu device supports idle and swap"),
+        (CPU, {"neighbour": "gemm"}, "the neighbour gemm needs a GPU; the cpu device supports idle"),
+        (CPU, {"neighbour": "decode"}, "the neighbour decode needs a GPU; the cpu device supports idle"),
         (
             replace(H200, has_torch=False),
             {"neighbour": "gemm"},
