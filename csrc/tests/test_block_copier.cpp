@@ -619,6 +619,8 @@ void runs_are_not_merged_across_registrations() {
   bench.lists.back().destinations[7] += 16;
   check::equal(refused<InvalidEntry>(bench, *copier, bench.lists.back().view()).entry(), std::size_t{7},
                "an entry across both");
+  check::that(bench.copied(*copier, bench.list(16, kBlock, Direction::d2h)) == Noted{"batch 2 stream"},
+              "one for each registration that is written to");
 }
 
 /// Slots of a pool of nobody: slot i begins at `begin` + i * `stride`; it is registered unless it is one of `missing`.
@@ -752,6 +754,36 @@ void merging_keeps_to_slots_that_adjoin() {
   check::equal(copier->descriptors(), std::size_t{500}, "one for each registration");
 }
 
+void a_slot_whose_memory_was_freed_is_no_slot() {
+  CopierBench bench;
+  const auto copier = bench.copier(both_ways(2));
+  constexpr std::size_t kSlot = 8 * kBlock;
+  constexpr Address kBegin = Address{1} << 44;
+  const auto list = [&](Address source) {
+    bench.list(2, 64);
+    bench.lists.back().sources = {kBegin, source};
+    return bench.lists.back().view();
+  };
+  for (const std::size_t slot : {0, 1, 2}) {
+    bench.driver->known.push_back({Place::pinned, kBegin + slot * 2 * kSlot, kSlot});
+    bench.copied(*copier, list(kBegin + slot * 2 * kSlot));
+  }
+  const Address freed = kBegin + 2 * kSlot;
+  bench.driver->known[1] = {Place::pinned, freed - kBlock, 4 * kBlock};
+  bench.copied(*copier, list(freed - kBlock));  // shows what lies there now
+  check::equal(refused<InvalidEntry>(bench, *copier, list(freed + 4 * kBlock)).entry(), std::size_t{1}, "entry");
+}
+
+void mapped_memory_beside_memory_that_is_not_is_asked_for_once() {
+  CopierBench bench;
+  const auto copier = bench.copier(both_ways(2));
+  const Address begin = bench.device.address();
+  bench.driver->known = {{.place = Place::device, .begin = begin, .bytes = 8 * kBlock, .mapped = true},
+                         {.place = Place::device, .begin = begin + 8 * kBlock, .bytes = 8 * kBlock}};
+  for (int i = 0; i < 3; ++i) bench.copied(*copier, bench.list(16, 64));
+  check::equal(bench.driver->regions, 3, "questions for three regions");
+}
+
 void a_pool_that_its_caller_vouches_for_is_one_region() {
   SlotsBench bench(8, 16);
   const std::size_t bytes = SlotsDriver::kSlots * bench.driver->stride;
@@ -793,6 +825,11 @@ void nothing_is_copied_to_memory_that_is_read_alone() {
       bench.list(4, 64);
       bench.lists.back().sources[entry] = pages.address();
       check::that(!bench.copied(*copier, bench.lists.back().view()).empty(), "it can be read");
+      bench.driver->known[0].begin += 4 * kBlock;  // of a pool that is vouched for, a part
+      const auto vouched = bench.copier(both_ways(way), 0, {{pages.address(), 8 * kBlock}});
+      bench.list(4, 64, Direction::d2h);
+      bench.lists.back().destinations[entry] = pages.address();
+      check::equal(refused<InvalidEntry>(bench, *vouched, bench.lists.back().view()).entry(), entry, "entry");
     }
   }
 }
@@ -986,6 +1023,9 @@ int main() {
        among_thousands_of_slots_every_block_that_leaves_its_slot_is_refused},
       {"a slot that was not asked for is not taken for one", a_slot_that_was_not_asked_for_is_not_taken_for_one},
       {"merging keeps to slots that adjoin", merging_keeps_to_slots_that_adjoin},
+      {"a slot whose memory was freed is no slot", a_slot_whose_memory_was_freed_is_no_slot},
+      {"mapped memory beside memory that is not is asked for once",
+       mapped_memory_beside_memory_that_is_not_is_asked_for_once},
       {"a pool that its caller vouches for is one region", a_pool_that_its_caller_vouches_for_is_one_region},
       {"nothing is copied to memory that is read alone", nothing_is_copied_to_memory_that_is_read_alone},
       {"a copier that ends frees nothing", a_copier_that_ends_frees_nothing},
