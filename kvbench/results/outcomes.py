@@ -152,11 +152,11 @@ def cost_of(beside: Beside | None) -> Cost | None:
     alone, slowed = np.asarray(beside.neighbour_alone_us), np.asarray(beside.neighbour_beside_us)
     gbps = float(np.median(beside.swaps_beside_gbps))
     with np.errstate(all="ignore"):  # an untrusted run may hold any time
-        slowdown = float(slowed.mean() / alone.mean())
-        by_median = float(np.median(slowed) / np.median(alone))
-        cost = Cost(slowdown, by_median, gbps, lost(slowdown) * 1e6 / gbps if gbps > 0 else 0.0)
-    known = np.array([cost.slowdown, cost.slowdown_median, cost.gbps])
-    return cost if (known > 0).all() and np.isfinite([*known, cost.exposure_us_per_gb]).all() else None
+        slowdown, by_median = float(slowed.mean() / alone.mean()), float(np.median(slowed) / np.median(alone))
+    if not all(0 < figure < math.inf for figure in (slowdown, by_median, gbps)):
+        return None
+    cost = Cost(slowdown, by_median, gbps, lost(slowdown) * 1e6 / gbps)
+    return cost if math.isfinite(cost.exposure_us_per_gb) else None
 
 
 def costs_of(visits: Iterable[Visit]) -> dict[str, dict[int, Cost]]:

@@ -1,5 +1,5 @@
 from dataclasses import replace
-from math import isnan
+from math import inf, isnan
 from pathlib import Path
 
 import msgspec
@@ -8,8 +8,8 @@ import pytest
 import kvbench
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.results.outcomes import Outcome
-from kvbench.results.schema import Disturbance, Record
+from kvbench.results.outcomes import Outcome, cost_of, hidden_share, neighbour_figures
+from kvbench.results.schema import Beside, Disturbance, EffectivePath, Record, Skip
 from tests import synthetic
 from tests.synthetic import failure, skip, visit, write_run
 
@@ -43,6 +43,9 @@ def test_a_figure_is_the_median_of_the_visits_medians(tmp_path: Path) -> None:
 def test_a_cell_without_figures_says_why(tmp_path: Path, records: list[Record], status: str, reason: str) -> None:
     outcome = outcome_of(tmp_path, *records)
     assert (outcome.status, outcome.reason) == (status, reason)
+    assert [type(one) for one in (*outcome.visits, *outcome.failures)] == [
+        type(one) for one in records if not isinstance(one, Skip)
+    ]
     assert isnan(outcome.us())
     assert isnan(outcome.gbps)
     assert not outcome.times()
@@ -78,6 +81,8 @@ def test_gigabytes_a_second_are_of_swaps_of_one_size_between_events(
     outcome = outcome_of(tmp_path, visit(cell, 50.0))
     assert outcome.us() == pytest.approx(50, rel=0.02)
     assert isnan(outcome.gbps) is not has_rate
+    empty = msgspec.structs.replace(visit(cell, 50.0), path=EffectivePath.NOTHING)
+    assert not replace(outcome, visits=[empty]).has_rate
 
 
 def test_a_queue_has_a_figure_where_its_stream_was_not_held(tmp_path: Path) -> None:
@@ -105,3 +110,41 @@ def test_a_visit_of_a_round_that_was_repeated_counts_though_it_was_disturbed(tmp
     fast = msgspec.structs.replace(usual, round=1, attempt=3)
     outcome = outcome_of(tmp_path, usual, visit(CELL, 50.0), slow, visit(CELL, 60.0, round_=1), fast, again)
     assert [one.attempt for one in outcome.visits] == [0, 3]
+
+
+def test_a_time_that_is_mostly_0_is_not_compared() -> None:
+    few, many = (Outcome(CELL, "ok", medians={"cpu_us": {0: 0.0, 1: us, 2: 3.0}}) for us in (0.0, 2.0))
+    assert (few.times("cpu_us"), many.times("cpu_us")) == ({}, {1: 2.0, 2: 3.0})
+
+
+def turns(number: int) -> Beside:
+    return Beside(
+        neighbour_alone_us=[100.0] * 4, neighbour_beside_us=[120.0, 120.0, 120.0, 240.0], swaps_alone_gbps=[50.0],
+        swaps_beside_gbps=[10.0 * (number + 1)], swaps_alone_us=[1000.0 + number], swaps_beside_us=[1300.0],
+        one_block_alone_us=[10.0], one_block_beside_us=[12.0 + number],
+    )  # fmt: skip
+
+
+def test_what_a_neighbour_loses_and_what_swaps_lose_beside_it() -> None:
+    figures = neighbour_figures([turns(number) for number in range(6)])
+    lost_us = [1e6 / 3 / gbps for gbps in (60, 35, 10)]  # a third of the time
+    expected = {
+        "neighbour_alone_us": 100, "neighbour_beside_us": 150, "neighbour_p50_us": 120, "neighbour_slowdown": 1.5,
+        "neighbour_slowdown_low": 1.5, "neighbour_slowdown_high": 1.5, "neighbour_slowdown_median": 1.2,
+        "exposure_us_per_gb_low": lost_us[0], "exposure_us_per_gb_high": lost_us[2], "swaps_alone_gbps": 50,
+        "swaps_beside_gbps_low": 10, "swaps_beside_gbps": 35, "swaps_beside_gbps_high": 60, "one_block_alone_us": 10,
+        "one_block_beside_us": 14.5, "swap_start_delay_us": 4.5, "swap_delay_us": 297.5,
+    }  # fmt: skip
+    assert {name: figures[name] for name in expected} == pytest.approx(expected)
+    assert lost_us[0] < figures["exposure_us_per_gb"] < lost_us[2] / 2
+    assert hidden_share(turns(0)) == pytest.approx(0.98)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"neighbour_alone_us": []}, {"swaps_beside_gbps": []}, {"swaps_beside_gbps": [0.0]}, {"neighbour_alone_us": [inf]},
+     {"neighbour_beside_us": [0.0]}, {"swaps_beside_gbps": [inf]}, {"neighbour_beside_us": [0.0, 0.0, 1e-320]}],
+)  # fmt: skip
+def test_a_neighbour_without_times_has_no_cost(changes: dict[str, list[float]]) -> None:
+    assert cost_of(turns(0)) is not None
+    assert cost_of(msgspec.structs.replace(turns(0), **changes)) is None
