@@ -38,12 +38,6 @@ def test_the_interval_has_the_coverage_it_promises(count: int) -> None:
     assert outside + 2 * math.comb(count, int(low) + 1) / 2**count > 0.049
 
 
-@pytest.mark.parametrize("count", range(1, 6))
-def test_too_few_samples_know_nothing(count: int) -> None:
-    samples = [1.0 + number for number in range(count)]
-    assert median_interval(samples) == (-math.inf, math.inf)
-
-
 def test_outliers_are_marked_and_few() -> None:
     samples = [10.0, 10.1, 9.9, 10.05, 9.95, 50.0]
     assert outliers(samples) == [False] * 5 + [True]

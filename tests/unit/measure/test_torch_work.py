@@ -21,12 +21,3 @@ def test_a_decode_step_gives_a_finite_state_a_sequence_and_the_same_every_time()
     assert torch.isfinite(first).all()
     assert torch.equal(first, second)
     assert first.std() > 0.5
-
-
-def test_the_neighbour_of_a_gpu_is_of_a_model_that_there_is() -> None:
-    from kvbench.measure.torch_work import HEADS, MODEL, WIDTH
-    from kvbench.models.presets import find_model
-
-    model = find_model(MODEL).groups[0]
-    assert HEADS * model.head_dim == WIDTH
-    assert HEADS % model.kv_heads == 0

@@ -106,20 +106,6 @@ def every_other_block(request: SwapRequest, number: int, stream: int) -> None:
     per_block(request.device.driver, *lists, DIRECTIONS[request.cell.direction]).submit(stream)
 
 
-@dataclass
-class First(Recorded):
-    """Copies what was asked for at first, whatever is asked for now."""
-
-    kept: tuple[NDArray[np.uint64], ...] = ()
-
-    def __post_init__(self) -> None:
-        self.copy = self._first
-
-    def _first(self, request: SwapRequest, _number: int, stream: int) -> None:
-        self.kept = self.kept or _lists(request.memory)
-        per_block(request.device.driver, *self.kept, DIRECTIONS[request.cell.direction]).submit(stream)
-
-
 def on_a_thread_of_its_own(request: SwapRequest, number: int, stream: int) -> None:
     """Copy at once, whatever the stream has to do first."""
     del number, stream
@@ -450,14 +436,6 @@ def test_a_backend_that_skips_all_but_watched_swaps_is_caught(
     assert visited(bench, ready, request).samples
     with pytest.raises(VerificationError, match="had not arrived"):
         visited(bench, setups[0], request)
-
-
-@pytest.mark.parametrize("state", StreamState)
-def test_a_backend_that_copies_the_first_blocks_again_is_caught(bench: Bench, state: StreamState) -> None:
-    cell = replace(CELLS[1], stream_state=state)
-    assert cell.reuse is Reuse.FRESH
-    with pytest.raises(VerificationError, match=NOT_COPIED):
-        measure(bench, First(honest), cell, SAMPLING, 1, None)
 
 
 @dataclass

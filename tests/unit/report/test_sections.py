@@ -520,17 +520,6 @@ def with_beside(visit: Visit, **changes: object) -> Visit:
     return msgspec.structs.replace(visit, beside=msgspec.structs.replace(visit.beside or Beside(), **changes))
 
 
-def test_a_slow_fifth_of_the_iterations_counts_in_the_slowdown_and_the_time_lost(tmp_path: Path) -> None:
-    """One iteration in five takes twice as long, beside swaps of 5 GB/s."""
-    times = [200.0, 200.0, 400.0, 200.0, 200.0] * 20
-    visits = [with_beside(one, neighbour_beside_us=times) for one in synthetic.beside(SM, 1.0, 5.0)]
-    (row,) = made_run(tmp_path, visits).frame().to_dict("records")
-    assert row["neighbour_slowdown"] == pytest.approx(1.2)
-    assert row["neighbour_slowdown_median"] == pytest.approx(1.0)
-    assert row["exposure_us_per_gb"] == pytest.approx(1e6 / 6 / 5)
-    assert row["exposure_us_per_gb_low"] == pytest.approx(row["exposure_us_per_gb_high"])
-
-
 @pytest.mark.parametrize(("iterations", "known"), [(83, False), (84, True)])
 def test_fewer_than_500_iterations_of_six_visits_have_a_p90_but_no_p99(
     tmp_path: Path, iterations: int, known: bool
