@@ -82,19 +82,10 @@ class Request(msgspec.Struct, frozen=True):
     hash_tokens: int
 
     def keys(self, block_tokens: int) -> list[int]:
-        """Return one key for each full block of `block_tokens` tokens; equal keys are equal prefixes.
-
-        Raises UsageError unless one of `block_tokens` and `hash_tokens` divides the other.
-        """
-        full = self.input_tokens // block_tokens
-        if self.hash_tokens % block_tokens == 0:
-            per = self.hash_tokens // block_tokens
-            needed = self.hash_ids[: -(-full // per)]
-            return [first * per + at for first in needed for at in range(per)][:full]
-        if block_tokens % self.hash_tokens:
-            raise UsageError(f"chunks of {block_tokens} tokens do not fit an id for every {self.hash_tokens} tokens")
-        step = block_tokens // self.hash_tokens
-        return list(self.hash_ids[step - 1 :: step][:full])
+        """Return one key for each full block; equal keys are equal prefixes. Blocks divide the tokens of an id."""
+        full, per = self.input_tokens // block_tokens, self.hash_tokens // block_tokens
+        needed = self.hash_ids[: -(-full // per)]
+        return [first * per + at for first in needed for at in range(per)][:full]
 
 
 _Time = Annotated[float, msgspec.Meta(ge=0, le=1e19)] | Annotated[int, msgspec.Meta(ge=0)]

@@ -9,23 +9,18 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import takewhile
-from typing import Final
 
 import msgspec
 
 from kvbench.sweep.swap_file import Swap
 from kvbench.traces.requests import Request
 
-CHUNK_BLOCKS: Final = 32
-
 
 class Allocator(StrEnum):
-    """Which ids a request gets: as vLLM gives them, or in an order that would merge better."""
+    """Which ids a request gets: as vLLM gives them, or in an order that merges better."""
 
     VLLM = "vllm"
-    VLLM_PAIRED = "vllm-paired"
     VLLM_SORTED = "vllm-sorted"
-    CHUNKS_32 = "chunks-32"
 
 
 class StorePolicy(StrEnum):
@@ -48,10 +43,6 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     policy: StorePolicy = StorePolicy.WRITE_THROUGH
     prefill_s: float = 0.2
     token_s: float = 0.02
-
-    @property
-    def unit_blocks(self) -> int:
-        return CHUNK_BLOCKS if self.allocator is Allocator.CHUNKS_32 else 1
 
 
 class GpuPool:
@@ -162,9 +153,7 @@ class CacheRun:
         self.counts: Counter[str] = Counter()
         self._requests = requests
         self._settings = settings
-        self._unit_tokens = settings.block_tokens * settings.unit_blocks
-        self._gpu = GpuPool(settings.gpu_blocks // settings.unit_blocks)
-        self._host = HostPool(settings.host_blocks // settings.unit_blocks)
+        self._gpu, self._host = GpuPool(settings.gpu_blocks), HostPool(settings.host_blocks)
         # Heaps: (end, number, ids, keys) of running requests, and swaps that were decided on but come later.
         self._running: list[tuple[float, int, list[int], list[int]]] = []
         self._coming: list[tuple[float, int, Swap]] = []
@@ -172,22 +161,22 @@ class CacheRun:
     def __iter__(self) -> Iterator[Swap]:
         now_s = 0.0
         for number, request in enumerate(self._requests):
-            units = -(-request.input_tokens // self._unit_tokens)
-            if units > self._gpu.capacity:
+            blocks = -(-request.input_tokens // self._settings.block_tokens)
+            if blocks > self._gpu.capacity:
                 self.counts["requests larger than the GPU pool"] += 1
                 continue
-            keys = request.keys(self._unit_tokens)
+            keys = request.keys(self._settings.block_tokens)
             now_s = max(now_s, request.arrival_s)
             while self._running and self._running[0][0] <= now_s:
                 self._finish()
             # The last token is always computed, even if all are cached.
-            usable = keys[: (request.input_tokens - 1) // self._unit_tokens]
+            usable = keys[: (request.input_tokens - 1) // self._settings.block_tokens]
             hits = self._gpu.prefix(usable)
-            if not self._gpu.fits(units, hits):
+            if not self._gpu.fits(blocks, hits):
                 self.counts["requests that waited for blocks"] += 1
-            while not self._gpu.fits(units, hits):
+            while not self._gpu.fits(blocks, hits):
                 now_s = max(now_s, self._finish())
-            ids, seen = self._admit(now_s, units, keys, hits, len(usable))
+            ids, seen = self._admit(now_s, blocks, keys, hits, len(usable))
             end_s = now_s + self._settings.prefill_s + self._settings.token_s * request.output_tokens
             heapq.heappush(self._running, (end_s, number, ids, seen))
             yield from self._until(now_s)
@@ -201,7 +190,7 @@ class CacheRun:
         return end_s
 
     def _admit(
-        self, now_s: float, units: int, keys: list[int], hits: list[int], usable: int
+        self, now_s: float, blocks: int, keys: list[int], hits: list[int], usable: int
     ) -> tuple[list[int], list[int]]:
         """Give a request its blocks; return their ids, and the keys that it used on the host."""
         cached, through = len(hits), self._settings.policy is StorePolicy.WRITE_THROUGH
@@ -210,14 +199,12 @@ class CacheRun:
         # As in vLLM, a request that loads does not offer what it found on the GPU.
         offered = keys[cached + len(sources) if sources else 0 :] if through else []
         self._gpu.hold(hits)
-        new, lost = self._gpu.take(units - cached)
+        new, lost = self._gpu.take(blocks - cached)
         if not through:
             self._host.use(loaded)
             self._store(now_s, [key for key, _ in lost], [one for _, one in lost], len(loaded))
         if self._settings.allocator is Allocator.VLLM_SORTED:
             new.sort()
-        if self._settings.allocator is Allocator.VLLM_PAIRED:
-            new[: len(sources)] = ranked_like(sources, new[: len(sources)])
         self._gpu.name(new[: len(keys) - cached], keys[cached:])
         ids = [*hits, *new]
         if sources:
@@ -227,7 +214,7 @@ class CacheRun:
         if offered:
             self._store(now_s + self._settings.prefill_s, offered, ids[len(keys) - len(offered) :], len(loaded))
             self._host.use(seen)
-        self._count(units, cached, len(sources))
+        self._count(blocks, cached, len(sources))
         return ids, seen
 
     def _store(self, at_s: float, keys: Sequence[int], ids: Sequence[int], kept: int) -> None:
@@ -241,33 +228,20 @@ class CacheRun:
             return
         if self._settings.allocator is Allocator.VLLM_SORTED:
             chunks.sort()
-        if self._settings.allocator is Allocator.VLLM_PAIRED:
-            chunks = ranked_like(list(missing.values()), chunks)
         self._host.store(list(missing), chunks)
         self._emit(at_s, "d2h", chunks, list(missing.values()))
 
     def _emit(self, at_s: float, direction: str, host: list[int], gpu: list[int]) -> None:
         self.counts["jobs"] += 1
-        job, size = self.counts["jobs"], self._settings.unit_blocks
-        if size > 1:
-            host, gpu = ([one * size + at for one in ids for at in range(size)] for ids in (host, gpu))
+        job = self.counts["jobs"]
         heapq.heappush(self._coming, (at_s, job, Swap(at_s, direction, job, host, gpu)))
 
     def _until(self, now_s: float) -> Iterator[Swap]:
         while self._coming and self._coming[0][0] <= now_s:
             yield heapq.heappop(self._coming)[2]
 
-    def _count(self, units: int, cached: int, loaded: int) -> None:
-        size = self._settings.unit_blocks
+    def _count(self, blocks: int, cached: int, loaded: int) -> None:
         self.counts["requests"] += 1
-        self.counts["blocks"] += units * size
-        self.counts["blocks found on the GPU"] += cached * size
-        self.counts["blocks loaded from the host"] += loaded * size
-
-
-def ranked_like(model: Sequence[int], ids: Sequence[int]) -> list[int]:
-    """Return `ids` so ordered that the smallest stands where the smallest of `model` stands, and so on."""
-    ranked = [0] * len(ids)
-    for at, one in zip(sorted(range(len(model)), key=model.__getitem__), sorted(ids), strict=True):
-        ranked[at] = one
-    return ranked
+        self.counts["blocks"] += blocks
+        self.counts["blocks found on the GPU"] += cached
+        self.counts["blocks loaded from the host"] += loaded
