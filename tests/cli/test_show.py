@@ -120,9 +120,3 @@ def test_machines_as_json_have_the_table_and_the_answer_of_each(run: Path, tmp_p
     assert all([*texts] == [*page["machines"]] for texts in page["side_by_side"].values())
     assert page["machines"]["Synthetic H200"] == json.loads(output("show", run, "--json"))
     assert misfits(page["machines"]["Another card"], "ShownFindings") == []
-
-
-def test_an_unknown_section_is_refused_with_the_known_ones(run: Path) -> None:
-    error = CliRunner().invoke(app, ["report", str(run), "--snippet", "nothing"]).exception
-    assert isinstance(error, UsageError)
-    assert str(error) == "--snippet nothing: these runs have tables of answer, cliff, threshold; list names all"

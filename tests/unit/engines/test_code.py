@@ -1,6 +1,5 @@
 """An engine's package in a folder of its own: what is read from it, and what its absence or a crash costs."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +48,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "Requires-Dist: torchvision==0.1\nRequires-Dist: torch==9.9\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     load_wrapper.cache_clear()
     return tmp_path
 
@@ -71,13 +71,10 @@ def put_sglang(site: Path, hicache: str) -> None:
     put(site, "tvm_ffi.py", "")
 
 
-def doctor(site: Path) -> dict[str, str]:
-    """Return what `doctor --engines` prints with the packages in `site`: name -> line."""
-    environment = {**os.environ, "PYTHONPATH": str(site)}
-    done = subprocess.run(
-        [sys.executable, "-m", "kvbench", "doctor", "--engines"],
-        capture_output=True, text=True, env=environment, check=False,
-    )  # fmt: skip
+def doctor() -> dict[str, str]:
+    """Return what `doctor --engines` prints with the packages of the test: name -> line."""
+    command = [sys.executable, "-m", "kvbench", "doctor", "--engines"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return {line.split()[1]: line for line in done.stdout.splitlines() if line.strip()}
 
@@ -150,7 +147,7 @@ def test_the_wrapper_loads_without_its_engine_and_with_other_constants(site: Pat
 def test_engines_load_without_their_packages_being_imported(site: Path) -> None:
     put_sglang(site, HICACHE)
     put(site, WRAPPER, TEXT)
-    lines = doctor(site)
+    lines = doctor()
     assert "loads" in lines["sglang_jit"]
     assert "loads" in lines["vllm_triton"]
     assert "sglang-kernel is not installed" in lines["sglang_aot"]
@@ -160,10 +157,10 @@ def test_engines_load_without_their_packages_being_imported(site: Path) -> None:
 def test_an_engine_that_does_not_load_is_one_line_with_the_file_and_the_cause(site: Path) -> None:
     put_sglang(site, f"{HICACHE}\nfrom sglang.srt.environ import gone")
     put(site, WRAPPER, f"import gone_for_good\n{TEXT}")
-    lines = doctor(site)
-    assert "sglang 0.99.0 needs torch==9.9, this is torch " in lines["sglang_jit"]
-    assert "hicache.py does not load: cannot import name 'gone'" in lines["sglang_jit"]
-    assert "swap_blocks_triton.py does not load: No module named 'gone_for_good'" in lines["vllm_triton"]
+    reason = why_not("sglang_jit")
+    assert "sglang 0.99.0 needs torch==9.9, this is torch " in reason
+    assert "hicache.py does not load: cannot import name 'gone'" in reason
+    assert "swap_blocks_triton.py does not load: No module named 'gone_for_good'" in why_not("vllm_triton")
 
 
 def test_an_engine_is_measured_on_request_only(tmp_path: Path) -> None:

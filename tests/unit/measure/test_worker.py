@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from kvbench.cells.axes import Direction, Memory
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Stream, open_device
 from kvbench.engine.faults import FaultPlan
-from kvbench.measure import worker
 from kvbench.measure import worker as module
 from kvbench.measure.worker import Worker
 from kvbench.measure.workload import Pools
@@ -86,47 +86,46 @@ def test_as_many_kinds_of_pools_exist_as_fit(host_pools: int) -> None:
 # The hash of what runs
 
 
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    copy = tmp_path / "kvbench"
-    shutil.copytree(Path(worker.__file__).parents[1], copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    monkeypatch.setattr(worker, "__file__", str(copy / "measure" / "worker.py"))
-    return copy
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """A copy of the package, to change and put back, and its hash."""
+    copy = tmp_path_factory.mktemp("copy") / "kvbench"
+    shutil.copytree(Path(module.__file__).parents[1], copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "__file__", str(copy / "measure" / "worker.py"))
+        yield copy, module.hash_of_what_runs()
+
+
+COPIES = "CHECK_COPIES: Final = 4"
 
 
 @pytest.mark.parametrize(
-    ("file", "shapes"),
+    ("file", "old", "new", "shapes"),
     [
-        ("backends/sm.py", True),
-        ("cells/facts.py", True),  # connections
-        ("measure/visit.py", True),
-        ("sweep/spec.py", True),  # defaults of sampling, lengths of chains
-        ("run/execution.py", True),  # repeats of disturbed visits
-        ("run/worker_process.py", True),  # the environment of workers
-        ("cells/policy.py", True),  # policies
-        ("report/numbers.py", False),
-        ("cli/show.py", False),
+        ("backends/sm.py", "", "", True),
+        ("cells/facts.py", "", "", True),  # connections
+        ("sweep/spec.py", "", "", True),  # defaults of sampling, lengths of chains
+        ("run/execution.py", "", "", True),  # repeats of disturbed visits
+        ("run/worker_process.py", "", "", True),  # the environment of workers
+        ("cells/policy.py", "", "", True),  # policies
+        ("report/numbers.py", "", "", False),
+        ("cli/show.py", "", "", False),
+        ("measure/visit.py", '"""Measure one visit', '"""Changed: measure one visit', False),
+        ("measure/visit.py", COPIES, f"{COPIES}  # changed", False),
+        ("measure/visit.py", COPIES, "CHECK_COPIES: Final = (\n    4\n)", False),
+        ("measure/visit.py", COPIES, "CHECK_COPIES: Final = 5", True),
+        ("measure/visit.py", "is faster than the link: large", "was faster than the link: large", True),
     ],
 )
-def test_a_change_of_what_shapes_a_measurement_is_another_build(package: Path, file: str, shapes: bool) -> None:
-    before = worker.hash_of_what_runs()
-    with (package / file).open("a") as changed:
-        changed.write("CHANGED = 1\n")
-    assert (worker.hash_of_what_runs() != before) is shapes
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "shapes"),
-    [
-        ('"""Measure one visit', '"""Changed: measure one visit', False),
-        ("CHECK_COPIES: Final = 4", "CHECK_COPIES: Final = 4  # changed", False),
-        ("CHECK_COPIES: Final = 4", "CHECK_COPIES: Final = (\n    4\n)", False),
-        ("CHECK_COPIES: Final = 4", "CHECK_COPIES: Final = 5", True),
-        ("is faster than the link: large", "was faster than the link: large", True),
-    ],
-)
-def test_comments_docstrings_and_layout_are_no_other_build(package: Path, old: str, new: str, shapes: bool) -> None:
-    before, file = worker.hash_of_what_runs(), package / "measure" / "visit.py"
-    assert old in file.read_text()
-    file.write_text(file.read_text().replace(old, new))
-    assert (worker.hash_of_what_runs() != before) is shapes
+def test_a_change_of_what_shapes_a_measurement_is_another_build(
+    package: tuple[Path, str], file: str, old: str, new: str, shapes: bool
+) -> None:
+    """Comments, docstrings and layout shape none."""
+    folder, before = package
+    text = (folder / file).read_text()
+    assert old in text
+    (folder / file).write_text(text.replace(old, new) if old else f"{text}CHANGED = 1\n")
+    try:
+        assert (module.hash_of_what_runs() != before) is shapes
+    finally:
+        (folder / file).write_text(text)

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,7 @@ def shipped(name: str) -> SweepSpec:
     return load_config(find_config(name))
 
 
+@cache
 def on_h200(name: str) -> Plan:
     return expand(shipped(name), H200, EVERYWHERE)
 

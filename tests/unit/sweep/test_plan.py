@@ -3,7 +3,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -67,6 +67,7 @@ def _fits(value: AxisValue | None, wanted: AxisValue, first: AxisValue, device: 
     )
 
 
+@settings(max_examples=15)
 @given(small_specs, machines)
 def test_every_requested_cell_is_planned_skipped_or_filtered(spec: SweepSpec, machine: Machine) -> None:
     device, backends = machine
