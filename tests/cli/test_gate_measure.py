@@ -27,7 +27,7 @@ direction = "h2d"
 stream_state = "idle"
 blocks = {blocks}
 block_size = "16KiB"
-pool = "2MiB"
+pool = "8MiB"
 [sampling]
 warmups = 0
 min_samples = 3
@@ -39,7 +39,7 @@ WIDE = ("--margin=10",)
 
 
 def cell(blocks: int, backend: str = "batched") -> str:
-    return f"{backend} h2d {blocks} x 16KiB idle pool=2MiB reuse=fresh"
+    return f"{backend} h2d {blocks} x 16KiB idle pool=8MiB reuse=fresh"
 
 
 SMALL, LARGE = cell(4), cell(16)
