@@ -13,12 +13,11 @@ from kvbench.cli.options import NO_OPTIONS, FromStruct, print_rows, with_struct_
 from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice
 from kvbench.sweep.spec import SIDES
-from kvbench.text import counted, printable
+from kvbench.text import convert, counted, printable
 from kvbench.traces.requests import MOST_HASH_TOKENS, RequestHeader, TimeUnit, check_block, read_requests, share_nothing
 from kvbench.traces.simulate import Allocator, CacheSettings, StorePolicy
 
 if TYPE_CHECKING:
-    from kvbench.sweep.swap_file import Header
     from kvbench.traces.requests import Request
 
 trace = typer.Typer(name="trace", help="Turn request traces into swaps, and describe the swaps. Needs no GPU.")
@@ -63,7 +62,7 @@ def make(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is not a trace.")] = False,
 ) -> None:
     """Run requests through a GPU cache and a host cache of blocks, and write the swaps."""
-    from kvbench.sweep.swap_file import TraceReader, write_trace
+    from kvbench.sweep.swap_file import Header, TraceReader, write_trace
     from kvbench.traces.simulate import CacheRun
 
     if out.exists() and not force:
@@ -71,14 +70,33 @@ def make(
             TraceReader(out)
         except UsageError:
             raise UsageError(f"-o {out}: the file exists with other content; add --force to replace it") from None
-    header, settings = _cache(requests, model, gpu_pool, host_pool, geometry, store, prefill_s, token_ms, allocator)
-    run = CacheRun(_read(requests, RequestHeader(hash_tokens, time_unit), settings.block_tokens), settings)
-    write_trace(out, header, run, run.counts)
+    block_tokens = geometry.get("block_tokens", 16)
+    wanted = {"models": [model], **geometry, "block_tokens": block_tokens, "tokens": block_tokens}
+    choice: ModelChoice = convert(wanted, ModelChoice)
+    swap, *others = choice.swaps()
+    if others:
+        raise UsageError(
+            f"--model {model}: blocks of {len(others) + 1} sizes, but a trace has one; give the numbers of one "
+            "group, such as layers=15,kv_heads=2,head_size=256"
+        )
+    block_bytes = swap.blocks * swap.block_bytes
+    settings = CacheSettings(
+        gpu_blocks=_blocks("--gpu-pool", gpu_pool, block_bytes),
+        host_blocks=_blocks("--host-pool", host_pool, block_bytes),
+        block_tokens=block_tokens,
+        allocator=allocator,
+        policy=store,
+        prefill_s=prefill_s,
+        token_s=token_ms / 1e3,
+    )
+    origin = {"requests": requests.name, "model": model, **msgspec.structs.asdict(settings)}
+    run = CacheRun(_read(requests, RequestHeader(hash_tokens, time_unit), block_tokens), settings)
+    write_trace(out, Header(block_bytes=block_bytes, descriptors=swap.blocks, made_from=origin), run, run.counts)
     for name, count in run.counts.items():
         typer.echo(f"{count:>12,} {name}")
 
 
-def _read(path: Path, given: "RequestHeader", block_tokens: int) -> "list[Request]":
+def _read(path: Path, given: RequestHeader, block_tokens: int) -> "list[Request]":
     """Return the requests of a file whose ids fit the blocks, and say what they are; raises UsageError."""
     requests = read_requests(path, given)
     check_block(block_tokens, requests[0].hash_tokens)
@@ -115,44 +133,6 @@ def show(
     for column, side in enumerate(SIDES.values(), start=1):
         rows = [[rows[0][0], *(row[column] for row in rows)] for rows in zip(*tables, strict=True)]
         print_rows(rows, (side, *summaries))
-
-
-def _cache(
-    requests: Path,
-    model: str,
-    gpu_pool: str,
-    host_pool: str,
-    geometry: Mapping[str, Any],
-    store: StorePolicy,
-    prefill_s: float,
-    token_ms: float,
-    allocator: Allocator = Allocator.VLLM,
-) -> tuple["Header", CacheSettings]:
-    """Return the header of a trace and the settings of the cache; raises UsageError for bad options."""
-    from kvbench.sweep.swap_file import Header
-    from kvbench.text import convert
-
-    block_tokens = geometry.get("block_tokens", 16)
-    wanted = {**geometry, "block_tokens": block_tokens, "tokens": block_tokens}
-    choice: ModelChoice = convert({"models": [model], **wanted}, ModelChoice)
-    swap, *others = choice.swaps()
-    if others:
-        raise UsageError(
-            f"--model {model}: blocks of {len(others) + 1} sizes, but a trace has one; give the numbers of one "
-            "group, such as layers=15,kv_heads=2,head_size=256"
-        )
-    block_bytes = swap.blocks * swap.block_bytes
-    settings = CacheSettings(
-        gpu_blocks=_blocks("--gpu-pool", gpu_pool, block_bytes),
-        host_blocks=_blocks("--host-pool", host_pool, block_bytes),
-        block_tokens=block_tokens,
-        allocator=allocator,
-        policy=store,
-        prefill_s=prefill_s,
-        token_s=token_ms / 1e3,
-    )
-    origin = {"requests": requests.name, "model": model, **msgspec.structs.asdict(settings)}
-    return Header(block_bytes=block_bytes, descriptors=swap.blocks, made_from=origin), settings
 
 
 def _blocks(option: str, text: str, block_bytes: int) -> int:
