@@ -78,7 +78,6 @@ def write_whole(path: Path, data: bytes, *, wait: bool = True) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush the directory entries of a folder to disk; raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -130,7 +129,6 @@ def or_usage_error(what: str) -> Iterator[None]:
 
 
 def raise_if_no_room(path: Path, error: OSError) -> None:
-    """Raise StorageError if `error` means that the disk is full or gone."""
     if error.errno in _NO_ROOM:
         raise StorageError(f"{path} cannot be written: {error.strerror}; what was measured before is kept") from None
 

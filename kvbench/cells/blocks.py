@@ -112,7 +112,6 @@ def region_bytes(cell: Cell, submissions: int) -> int:
 
 
 def default_pool_bytes(device_kind: str, usable_bytes: int) -> int:
-    """Return the default pool in bytes, with `usable_bytes` free on each side."""
     fits = max(SMALLEST_POOL_BYTES, usable_bytes)
     return min(LARGEST_POOL_BYTES[device_kind], 1 << (fits.bit_length() - 1))
 

@@ -182,7 +182,6 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         return next((tables[one] for one in (state, *alike, *StreamState) if one in tables), None)
 
     def to_toml(self) -> str:
-        """Return the policy as TOML text, which `load_policy` reads."""
         return tomli_w.dumps(msgspec.to_builtins(self))
 
 

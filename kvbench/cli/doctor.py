@@ -52,7 +52,6 @@ def engine_checks() -> list[Check]:
 
 
 def pool_checks(findings: Findings) -> list[Check]:
-    """The largest pool that each engine's rule allows on this host."""
     from kvbench.machine.probes import shm_bytes
     from kvbench.machine.sources import Sources
     from kvbench.sweep.installed import engines

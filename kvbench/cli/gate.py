@@ -32,8 +32,6 @@ gate = typer.Typer(
 
 
 class OnInconclusive(StrEnum):
-    """How UNDECIDED and CONTAMINATED affect the exit code."""
-
     PASS = "pass"  # noqa: S105  # no password
     FAIL = "fail"
 

@@ -135,7 +135,6 @@ class _Output(io.TextIOWrapper):
 
 
 def main() -> None:
-    """Run the command line in this process and exit."""
     _fill_streams()
     # A replaced sys.stdout (as in tests) keeps its own encoding and buffering.
     if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):

@@ -129,8 +129,6 @@ class PlainReporter(Observer):
 
 
 class QuietReporter(PlainReporter):
-    """Writes failures and the outcome only."""
-
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
         pass
 

@@ -261,7 +261,6 @@ def _write_policy(file: Path, runs: "Sequence[Run]", rule: Any, *, force: bool) 
 
 
 def _check_backends(runs: "Sequence[Run]", may: Allowed) -> None:
-    """Raise UsageError for a backend that none of the runs measured."""
     measured = {cell.backend for run in runs for cell in run.outcomes}
     if not measured.issuperset(may.names):
         known = ", ".join(sorted(measured))

@@ -61,8 +61,6 @@ def sampling_of(config: str) -> tuple[Mapping[str, object], str]:
 
 
 class WhereOptions(msgspec.Struct):
-    """The device of a sweep, its memory limits, seed and fault."""
-
     device: Annotated[
         str | None,
         msgspec.Meta(description="device: auto, cpu, cuda or cuda:N; of a sweep also cuda:all or a list, all at once"),

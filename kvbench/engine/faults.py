@@ -44,8 +44,6 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """Every fault of a sweep, and whether the device has a batched copy."""
-
     faults: tuple[Fault, ...] = ()
     with_batch: bool = True
 

@@ -38,8 +38,6 @@ ENGINE: Final = Engine(name="lmcache", title="LMCache", pages=True)
 
 
 class LmCache(OfPackage):
-    """`multi_layer_block_kv_transfer` of LMCache's library."""
-
     name = "lmcache"
     summary = "LMCache's kernel between chunks of host memory and blocks of the GPU, from its installed package"
     codes: ClassVar[tuple[EngineCode, ...]] = (CODE, _OLD_CODE)

@@ -201,7 +201,6 @@ class Row:
 
     @property
     def command(self) -> str:
-        """The command that measures the cells of both sides, or "" without cells."""
         if not self.cells:
             return ""
         texts = [cell.spelled_out() for cell in (*self.cells, *filter(None, [self.cand_cell]))]

@@ -346,7 +346,6 @@ def _size(text: str) -> int:
 
 
 def data_of(outcome: Judgement | RulesReport) -> GateData:
-    """The outcome as JSON holds it: its attributes of these names."""
     kind: type[GateData] = ComparisonData if isinstance(outcome, Judgement) else RulesData
     return msgspec.convert(outcome, kind, from_attributes=True)
 

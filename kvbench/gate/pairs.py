@@ -216,7 +216,6 @@ def _counted(measured: VisitValues, ok: Mask, caller: Mask, marks: Mapping[str, 
 
 
 def _disturbed_pairs(measured: VisitValues, ok: Mask, marks: Mapping[str, Mask]) -> dict[str, int]:
-    """Count the complete pairs that each cause spoiled."""
     complete = np.isfinite(measured["fast_us"]).all(axis=0) & ok[:, None]
     return {cause: count for cause, mark in marks.items() if (count := int((mark & complete).sum()))}
 

@@ -74,7 +74,6 @@ class JudgedCell:
         return f"{'has no figure' if status == 'no figure' else status}: {reason}"
 
     def figure(self, quantity: str) -> float:
-        """Return one of `QUANTITIES` of the cell, NaN where it has none."""
         if quantity in TIMES:
             return self.outcome.us(quantity)
         return self.outcome.gbps / (self.ceiling_gbps if quantity == _SHARE else 1.0)
@@ -103,8 +102,6 @@ class UnknownError(Exception):
 
 
 class Selection:
-    """The cells that meet all of `filters`, at least one."""
-
     def __init__(self, filters: Sequence[Filter]) -> None:
         self.filters = filters
 

@@ -70,8 +70,6 @@ class Side:
 
 
 class Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The versions in a side's environment."""
-
     version: str
     package: str
     schema: int

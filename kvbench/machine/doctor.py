@@ -36,8 +36,6 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A component that must load: its version, or why it did not load."""
-
     version: str | None = None
     error: str | None = None
 

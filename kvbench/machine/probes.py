@@ -187,7 +187,6 @@ def _link(machine: Machine) -> str:
 
 
 def clock_limits(machine: Machine) -> list[Json]:
-    """Return the reasons that limit the GPU's clocks; raises."""
     try:
         bits = int(machine.ask("nvmlDeviceGetCurrentClocksEventReasons"))
     except Exception:
@@ -368,7 +367,6 @@ class XidErrors:
         self._wait, self._numbers = partial(machine.nvml, "nvmlEventSetWait_v2", events, 0), list[Json]()
 
     def so_far(self) -> list[Json]:
-        """Return the numbers until now, in order."""
         with suppress(Exception):  # raised when no event is left
             while len(self._numbers) < _MOST_XIDS:
                 self._numbers.append(int(self._wait().eventData))

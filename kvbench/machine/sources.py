@@ -109,6 +109,5 @@ def _handle_of_ordinal(nvml: Nvml, ordinal: int, environ: Mapping[str, str]) -> 
 
 
 def reason_of(error: Exception) -> str:
-    """Return one line that says what went wrong."""
     text = " ".join(str(error).split())
     return text if isinstance(error, UnavailableError) else f"{type(error).__name__}: {text}".removesuffix(": ")

@@ -198,7 +198,6 @@ def sliding_kinds(fields: Fields, layers: int, every: int = 0, *, all_slide: boo
 
 
 def dense(fields: Fields, every: int = 0, *, all_slide: bool = False, heads: Sequence[str] = ()) -> Layers:
-    """Layers of K and V, full or with a sliding window."""
     layers = layer_count(fields)
     kinds = sliding_kinds(fields, layers, every, all_slide=all_slide)
     window = window_of(fields, kinds)
@@ -542,7 +541,6 @@ def _inner_size(fields: Fields) -> int:
 
 
 def _conv_state(fields: Fields) -> list[Cache]:
-    """The last inputs of a convolution."""
     width = fields.whole("conv_dim") or fields.needed("hidden_size")
     return _state(width, (fields.needed("conv_L_cache") - 1) * width, 0, 0)
 

@@ -83,7 +83,6 @@ class Fields:
         return self._table.get(name) is not None
 
     def over(self, defaults: Table) -> "Fields":
-        """Fill fields that are absent."""
         self._table = {**defaults, **{name: value for name, value in self._table.items() if value is not None}}
         return self
 

@@ -54,7 +54,6 @@ class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # fmt: on
 
     def over(self, other: "ModelChoice") -> "ModelChoice":
-        """Return this choice, with unset settings taken from `other`."""
         return ModelChoice(*(getattr(self, name) or getattr(other, name) for name in self.__struct_fields__))
 
     def with_fewer_tokens(self) -> "ModelChoice":
@@ -121,7 +120,6 @@ def _of_numbers(text: str, kv_dtype: KvDtype | None, speculative: int) -> Model:
 
 
 def presets() -> Mapping[str, Model]:
-    """Return name -> model of the presets, in the order of their file."""
     tables = read_toml(shipped_folder() / "presets" / "models.toml")
     return {name: model_of(name, table) for name, table in tables.items()}
 

@@ -36,7 +36,6 @@ def _probe(name: str, device: str, fault: str) -> ProbeFinding | Unanswered:
 
 
 def _health(bench: ProbeBench) -> ProbeFinding:
-    """Copy 256 blocks in both directions and compare them."""
     blocks, wrong = Blocks(bench, [16 * KIB] * 256), 0
     for direction in Direction:
         blocks.load(direction)

@@ -59,8 +59,6 @@ _MESSAGES: Final = msgspec.json.Decoder(Message)
 
 
 class Result(msgspec.Struct, frozen=True):
-    """The outcome of a probe, and the seconds it took."""
-
     name: str
     question: str
     found: ProbeFinding | Unanswered

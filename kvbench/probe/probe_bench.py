@@ -52,8 +52,6 @@ def arrays_of(destinations: Addresses, sources: Addresses, sizes: Addresses, ord
 
 @dataclass(frozen=True)
 class ProbeBench:
-    """A device and the stream that a probe uses."""
-
     device: Device
     stream: Stream
 

@@ -67,7 +67,6 @@ def registration(bench: ProbeBench) -> ProbeFinding | Unanswered:
 
 
 def zero(bench: ProbeBench) -> ProbeFinding:
-    """Register no bytes."""
     bench.step("registering 0 bytes")
     refused = ""
     try:

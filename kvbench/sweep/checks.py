@@ -32,7 +32,6 @@ class Context:
 
 
 def why_not(cell: Cell, context: Context) -> str | None:
-    """Return the first reason why `cell` cannot run, or None if it can."""
     return next(filter(None, (check(cell, context) for check in CHECKS)), None)
 
 

@@ -148,7 +148,6 @@ def read_requests(path: Path, given: RequestHeader | None = None) -> list[Reques
 
 
 def share_nothing(requests: Sequence[Request]) -> bool:
-    """Whether no request has an id of another."""
     return len(set().union(*(one.hash_ids for one in requests))) == sum(len(one.hash_ids) for one in requests)
 
 

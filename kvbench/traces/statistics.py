@@ -89,7 +89,6 @@ def span_text(summary: Mapping[str, Any]) -> str:
 
 
 def rows_of(summary: Mapping[str, Any]) -> list[list[str]]:
-    """Return rows of text: a name, and what it is for loads and for stores."""
     rows: dict[str, list[str]] = {}
     for side in (summary[direction] for direction in SIDES):
         left = side["share_left_by_merging"]
