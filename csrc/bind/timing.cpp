@@ -100,17 +100,18 @@ void timing(nb::module_& m) {
           "swap"_a, "state"_a, "queue"_a = Queue{}, "work"_a = nb::none(), nb::call_guard<nb::gil_scoped_release>())
       .def(
           "sustained",
-          [](TimedRegion& region, const std::vector<Swap*>& swaps, std::size_t few) {
+          [](TimedRegion& region, const std::vector<Swap*>& swaps, std::size_t lead) {
             std::vector<TimedRegion::Submit> chain;
             for (Swap* swap : swaps) {
               if (swap == nullptr) throw nb::value_error("sustained: a swap is None");
               chain.emplace_back([swap](Stream stream) { swap->submit(stream); });
             }
-            return region.sustained(chain, few);
+            return region.sustained(chain, lead);
           },
-          "swaps"_a, "few"_a, nb::call_guard<nb::gil_scoped_release>(),
-          "The time that one more swap adds to a chain on an idle stream: the first `few` of `swaps` against all "
-          "others. ValueError unless those are more.")
+          "swaps"_a, "lead"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "The time of each of `swaps` behind the first `lead`, in a chain that meets an idle stream. ValueError "
+          "unless "
+          "there are more.")
       .def("measure_delay_us", &TimedRegion::measure_delay_us, "delay_ns"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Microseconds between two events for which the stream is really busy if a delay of `delay_ns` is requested.")
       .def(
@@ -122,11 +123,11 @@ void timing(nb::module_& m) {
           "submit"_a, "state"_a, "queue"_a = Queue{}, "work"_a = nb::none())
       .def(
           "sustained_python",
-          [](TimedRegion& region, const std::vector<Submit>& swaps, std::size_t few) {
+          [](TimedRegion& region, const std::vector<Submit>& swaps, std::size_t lead) {
             const std::vector<TimedRegion::Submit> chain(swaps.begin(), swaps.end());
-            return region.sustained(chain, few);
+            return region.sustained(chain, lead);
           },
-          "swaps"_a, "few"_a, "The same for functions that submit.");
+          "swaps"_a, "lead"_a, "The same for functions that submit.");
 
   swap_loop(m);
   m.def("probe_cpu_us", &probe_cpu_us, "Microseconds that a fixed piece of work takes on this thread's CPU.");

@@ -13,7 +13,6 @@ Stream not_legacy(Stream stream) {
   refuse_legacy_stream(stream);
   return stream;
 }
-constexpr int kChainAttempts = 25;
 
 void check(StreamState state, const Queue& queue) {
   if (queue.streams == 0) throw std::invalid_argument("a queue needs at least one stream");
@@ -31,6 +30,7 @@ TimedRegion::TimedRegion(std::shared_ptr<Driver> driver, Stream stream, std::uin
       gatekeeper_(driver_),
       gate_(driver_),
       start_(driver_),
+      led_(driver_),
       end_(driver_) {}
 
 std::span<const Stream> TimedRegion::lanes(std::size_t count) {
@@ -154,55 +154,38 @@ double TimedRegion::measure_delay_us(std::uint64_t delay_ns) {
   return end_.us_since(start_);
 }
 
-Sample TimedRegion::chain(std::span<const Submit> swaps, Stream stream) {
-  driver_->bind_thread();
-  driver_->synchronize(stream);
-  open_idle(stream);
-  const std::int64_t cpu_start_ns = thread_cpu_ns();
-  const std::int64_t start_ns = wall_ns();
-  for (const Submit& submit : swaps) submit(stream);
-  const std::int64_t returned_ns = wall_ns();
-  const std::int64_t cpu_end_ns = thread_cpu_ns();
-  end_.record(stream);
-  end_.wait();
-  const std::int64_t completed_ns = wall_ns();
-  Sample all;
-  all.caller_us = to_us(returned_ns - start_ns);
-  all.cpu_us = to_us(cpu_end_ns - cpu_start_ns);
-  all.wall_us = to_us(completed_ns - start_ns);
-  all.event_us = end_.us_since(start_);
-  return all;
-}
-
-Sample TimedRegion::sustained(std::span<const Submit> swaps, std::size_t few) {
-  if (few == 0 || swaps.size() <= 2 * few)
-    throw std::invalid_argument("sustained: the long chain must have more swaps than the short one");
+Sample TimedRegion::sustained(std::span<const Submit> swaps, std::size_t lead) {
+  if (lead == 0 || swaps.size() <= lead)
+    throw std::invalid_argument("sustained: a chain must have more swaps than its lead");
   const std::span<const Stream> used = lanes(1);
-  const std::size_t many = swaps.size() - few;
-  const auto more = static_cast<double>(many - few);
+  const Stream stream = used.front();
+  const auto all = static_cast<double>(swaps.size()), measured = static_cast<double>(swaps.size() - lead);
   try {
-    for (int attempt = 0; attempt < kChainAttempts; ++attempt) {
-      // A scheduler can make every chain wait that comes after the longer one: the order changes.
-      Sample shorter, longer;
-      const auto take_shorter = [&] { shorter = chain(swaps.first(few), used.front()); };
-      if (attempt % 2 == 0) take_shorter();
-      longer = chain(swaps.subspan(few), used.front());
-      if (attempt % 2 != 0) take_shorter();
-      const auto slope = [&](double Sample::* time) { return std::max(0.0, (longer.*time - shorter.*time) / more); };
-      Sample sample;
-      sample.event_us = slope(&Sample::event_us);
-      if (sample.event_us == 0) continue;  // the short chain was delayed
-      sample.chain_us = longer.event_us / static_cast<double>(many);
-      sample.caller_us = slope(&Sample::caller_us);
-      sample.wall_us = slope(&Sample::wall_us);
-      sample.cpu_us = std::min(sample.caller_us, slope(&Sample::cpu_us));
-      return sample;
-    }
+    driver_->bind_thread();
+    driver_->synchronize(stream);
+    open_idle(stream);
+    const std::int64_t start_ns = wall_ns();
+    for (const Submit& submit : swaps.first(lead)) submit(stream);
+    led_.record(stream);
+    const std::int64_t cpu_led_ns = thread_cpu_ns();
+    const std::int64_t led_ns = wall_ns();
+    for (const Submit& submit : swaps.subspan(lead)) submit(stream);
+    const std::int64_t returned_ns = wall_ns();
+    const std::int64_t cpu_end_ns = thread_cpu_ns();
+    end_.record(stream);
+    end_.wait();
+    const std::int64_t completed_ns = wall_ns();
+    Sample sample;
+    sample.event_us = end_.us_since(led_) / measured;
+    sample.chain_us = end_.us_since(start_) / all;
+    sample.caller_us = to_us(returned_ns - led_ns) / measured;
+    sample.cpu_us = std::min(sample.caller_us, to_us(cpu_end_ns - cpu_led_ns) / measured);
+    sample.wall_us = to_us(completed_ns - start_ns) / all;
+    return sample;
   } catch (...) {
     settle(used);
     throw;
   }
-  throw std::runtime_error("sustained: the long chain of swaps repeatedly ended before the short one");
 }
 
 }  // namespace kvbench

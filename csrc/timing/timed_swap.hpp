@@ -33,7 +33,7 @@ struct Sample {
   double wall_us = 0;   ///< from the caller's arrays until the host sees completion
   double cpu_us = 0;    ///< CPU time of the thread inside caller_us; idle and opened: an upper bound, the smaller of
                         ///< caller_us and the thread's CPU time until completion
-  double chain_us = 0;  ///< sustained: event_us of the long chain for each of its swaps; otherwise 0
+  double chain_us = 0;  ///< sustained: between events around the whole chain, for each of its swaps; otherwise 0
   bool pending_before = false;  ///< the start event, or the gate, had not retired when the submission began
   bool pending_after = false;   ///< busy, gated: also not when it returned, so event_us is execution only; idle: false
   bool depth_held = true;       ///< no queued swap had started when the submission began
@@ -55,12 +55,11 @@ class TimedRegion {
   /// engine makes none. Throws std::invalid_argument for a queue on an idle stream.
   Sample measure(const Submit& submit, StreamState state, const Queue& queue = {}, const Work& work = {});
 
-  /// Times what one more swap takes if swaps follow each other without a delay or a wait: a chain of the first `few`
-  /// of `swaps` against a chain of all others, each waited for at its end. The thread prepares and submits a swap while
-  /// the one before it runs. Every time is the difference of the two over the difference in swaps; the first swaps of
-  /// the chains, which meet an idle stream, cancel. Throws std::invalid_argument unless the second chain is longer, and
-  /// std::runtime_error if it repeatedly ends before the first.
-  Sample sustained(std::span<const Submit> swaps, std::size_t few);
+  /// Times what one more swap takes if swaps follow each other without a delay or a wait: a chain on an idle stream, of
+  /// which the first `lead` do not count, since the first meets no pending work. The thread prepares and submits a swap
+  /// while the one before it runs. Events and the thread's times are of the others, the wall time is of the chain, each
+  /// for one swap. Throws std::invalid_argument unless the chain has more swaps than its lead.
+  Sample sustained(std::span<const Submit> swaps, std::size_t lead);
 
   /// Microseconds between two events for which the stream is really busy if a delay of `delay_ns` is requested.
   double measure_delay_us(std::uint64_t delay_ns);
@@ -72,8 +71,6 @@ class TimedRegion {
   Sample timed(const OwnedEvent& start, Sample sample, const Submit& submit, Stream stream);
   Sample take(const Submit& submit, StreamState state, const Queue& queue, const Work& work,
               std::span<const Stream> lanes);
-  /// Submits `swaps` one after the other to the idle stream; the times are for all of them until the last completes.
-  Sample chain(std::span<const Submit> swaps, Stream stream);
   /// Submits the queue after a delay on every lane, then the start event on the lane of the measured swap; returns
   /// the fields of the sample known before its submission.
   Sample open_busy(const Submit& submit, const Queue& queue, std::span<const Stream> lanes, Stream measured);
@@ -92,6 +89,7 @@ class TimedRegion {
   OwnedStream gatekeeper_;
   OwnedEvent gate_;
   OwnedEvent start_;
+  OwnedEvent led_;  ///< the end of what leads a chain
   OwnedEvent end_;
 };
 

@@ -24,7 +24,7 @@ from kvbench.measure.layout import Layout, lay_out
 from kvbench.measure.neighbour import Flow, FlowSample, LayeredStep, RunningNeighbour, measure_beside
 from kvbench.measure.workload import NOT_ORDERED, VerificationError, Workload
 from kvbench.results.schema import Beside, StopReason
-from kvbench.sweep.spec import BUSY_TWINS, CHAIN, LEAST_BESIDE_S, SHORT_CHAIN, WATCHED_SHARE, Sampling, submissions
+from kvbench.sweep.spec import BUSY_TWINS, CHAIN, LEAD, LEAST_BESIDE_S, WATCHED_SHARE, Sampling, submissions
 
 AnySample = Sample | FlowSample
 TakeOne = Callable[[], AnySample]
@@ -115,15 +115,15 @@ class Sampler:
         return lambda: take_one(self.bench, self.workload, self.prepared, state, queue, self.cell.pause_us)
 
     def _take_chain(self) -> Sample:
-        """Take a sustained sample: a short and a long chain of different blocks, each time of other objects."""
+        """Take a sustained sample: a chain of different blocks, each time with other objects first."""
         self.workload.advance(len(self.swaps))
         first = self.chains % len(self.swaps)
         self.chains += 1
         swaps = [one.swap for one in (*self.swaps[first:], *self.swaps[:first])]
         compiled = [swap for swap in swaps if isinstance(swap, Swap)]
         if len(compiled) == len(swaps):
-            return self.bench.region.sustained(compiled, SHORT_CHAIN)
-        return self.bench.region.sustained_python([swap.submit for swap in swaps], SHORT_CHAIN)
+            return self.bench.region.sustained(compiled, LEAD)
+        return self.bench.region.sustained_python([swap.submit for swap in swaps], LEAD)
 
     def _behind_a_delay(self) -> Queue:
         """Return the queue of the cell after a delay that outlasts its submission, estimated from that of one swap."""
@@ -329,7 +329,7 @@ def set_up(
     before = bench.threads.all()
     if layouts is None:
         (layouts,) = lay_out_arms(cell, sampling, seed, many_visits=many_visits)
-    slots = CHAIN + SHORT_CHAIN if cell.stream_state is StreamState.SUSTAINED else 1
+    slots = CHAIN if cell.stream_state is StreamState.SUSTAINED else 1
     workload = Workload(bench.pools, cell, layouts, np.random.default_rng(seed), slots)
     requests = [SwapRequest(bench.device, cell, memory, bench.policy) for memory in workload.memories]
     swaps = [create_swap(backend, request) for request in requests]

@@ -153,8 +153,8 @@ def _busy_cpu_us(sampler: Sampler) -> float | None:
 def _clocks(bench: Bench, cell: Cell) -> list[str]:
     """Return the times that are held against the link.
 
-    Of chains both their mean, which hides nothing, and the figure, their slope: what the short chain takes too long is
-    missing in it. On the device cpu, other work holds up chains too often for the second.
+    Of chains both their mean, which hides nothing, and the figure, which leaves out their first swaps. On the device
+    cpu, other work holds up chains too often for the second.
     """
     if cell.stream_state is not StreamState.SUSTAINED:
         return [cell.swap_clock]
@@ -328,7 +328,7 @@ def _warnings(samples: Sequence[AnySample], cell: Cell) -> list[str]:
     state = cell.stream_state
     if state is StreamState.SUSTAINED:
         slope_us, mean_us = (median(getattr(sample, name) for sample in samples) for name in ("event_us", "chain_us"))
-        text = f"one more swap takes {slope_us:.1f} us, less than half of {mean_us:.1f} us, the mean of the long chain"
+        text = f"one more swap takes {slope_us:.1f} us, less than half of {mean_us:.1f} us, the mean of its chain"
         return [text] if slope_us < mean_us / 2 else []
     strayed = sum(sample.pending_before is not state.pending for sample in samples)
     if not strayed:

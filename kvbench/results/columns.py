@@ -17,7 +17,7 @@ TIMES: Final = {
     "the call on an idle or opened stream, from the end of the delay on a busy or gated one; for sustained swaps what "
     "one more swap adds to a chain; empty after a pause and beside a neighbour",
     "wall_us": "host clock from the caller's arrays until the host sees completion; on a busy stream with the rest of "
-    "the delay kernel and of queued swaps",
+    "the delay kernel and of queued swaps; sustained: of a whole chain, for each of its swaps",
     "cpu_us": "CPU time of the thread inside caller_us; on an idle stream the smaller of caller_us and the thread's "
     "CPU time until completion, beside a neighbour the mean of the turn",
     "swap_us": "the time of the swap: event_us, from which GB/s are computed; wall_us, without GB/s, where there is no "
@@ -48,7 +48,7 @@ MEANINGS: Final[dict[str, str]] = {
     "gbps _q1 _q3 _low _high": "GB/s (10^9 bytes per second) at the median of swap_us",
     "latency_gbps": "gbps of one swap on an idle or opened stream, with its call",
     "execution_gbps": "gbps after a delay that outlasted the call; else empty",
-    "sustained_gbps": "gbps of consecutive swaps: the slope of event_us over the number of swaps",
+    "sustained_gbps": "gbps of consecutive swaps, without the first of a chain",
     "neighbour_alone_us": "mean time of the neighbour's iterations in a visit, without swaps; median of the visits",
     "neighbour_beside_us": "the same beside swaps",
     "neighbour_p50_alone_us": "median of its iterations without swaps, all visits together",

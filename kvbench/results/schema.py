@@ -105,7 +105,7 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
     """The raw samples of one visit: sequences of equal length, times in microseconds; `SAMPLE_COLUMNS` describes them.
 
     `event_us` is None for a cell whose `swap_clock` is another, `depth_held` if no swap was queued, `chain_us`, the
-    mean of the long chain, if swaps were not sustained, and the times of layers if the swap has none. Swaps of a trace
+    mean of a chain, if swaps were not sustained, and the times of layers if the swap has none. Swaps of a trace
     have a size and a number each, and the copies that merging left of them (`pieces`). Beside a step whose layers wait
     for the swaps, samples are without the step.
     """

@@ -295,9 +295,9 @@ BUSY_TWINS: Final = 3
 WATCHED_SHARE: Final = 0.05
 # Minimum duration of a visit beside a neighbour: each turn needs iterations of the neighbour.
 LEAST_BESIDE_S: Final = 0.2
-# Swaps in the long and in the short chain of a sustained sample.
+# Swaps in the chain of a sustained sample, and the first of them, which do not count.
 CHAIN: Final = 8
-SHORT_CHAIN: Final = 2
+LEAD: Final = 2
 
 # For a deadline: no machine moves, fills or compares the bytes of large swaps more slowly.
 _SLOWEST_BYTES_PER_S: Final = 1e9
@@ -309,7 +309,7 @@ def submissions(sampling: Sampling, state: StreamState) -> int:
     """The sets of fresh blocks of a visit: one for each swap that it probably submits.
 
     These are checks, warm-ups, twins, samples and watched swaps. A visit that submits more swaps, because swaps are
-    watched at random and a chain that was held up is repeated, begins again with the first set.
+    watched at random, begins again with the first set.
     """
     return _swaps(sampling, state, sampling.max_samples)
 
@@ -323,6 +323,6 @@ def visit_deadline_s(cell: Cell, sampling: Sampling) -> float:
 
 
 def _swaps(sampling: Sampling, state: StreamState, samples: int) -> int:
-    a_sample = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
+    a_sample = CHAIN if state is StreamState.SUSTAINED else 1
     watched = 1 + round(2 * WATCHED_SHARE * samples)
     return CHECKED_SWAPS + BUSY_TWINS + (sampling.warmups + samples + watched) * a_sample

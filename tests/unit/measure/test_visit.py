@@ -30,7 +30,7 @@ from kvbench.measure.visit import effective_path
 from kvbench.measure.workload import VerificationError, Workload
 from kvbench.results.schema import Disturbance, EffectivePath
 from kvbench.run.protocol import MeasureCells
-from kvbench.sweep.spec import CHAIN, SHORT_CHAIN, Sampling, submissions
+from kvbench.sweep.spec import CHAIN, Sampling, submissions
 from tests.visits import bench_of, measure, visited
 
 # By the comparison of all bytes behind the samples, or of a watched swap.
@@ -335,15 +335,15 @@ def test_neither_the_figure_of_chains_nor_their_mean_is_faster_than_the_link(
 
 
 def test_swaps_of_a_chain_change_places_from_sample_to_sample(bench: Bench) -> None:
-    """Whatever is slow in some of them is not always subtracted."""
+    """What is slow in some of them does not always lead the chain."""
     chains: list[list[object]] = []
-    region = mock.Mock(sustained_python=lambda swaps, _few: chains.append([swap.__self__ for swap in swaps]))
+    region = mock.Mock(sustained_python=lambda swaps, _lead: chains.append([swap.__self__ for swap in swaps]))
     cell = next(cell for cell in CELLS if cell.stream_state is StreamState.SUSTAINED)
     ready = set_up(replace(bench, region=region), Recorded(honest), cell, SAMPLING, 1)
     take = ready.sampler.taker()
-    for _ in range(10):
+    for _ in range(CHAIN):
         take()
-    assert len({id(chain[0]) for chain in chains}) == len(chains[0]) == 10
+    assert len({id(chain[0]) for chain in chains}) == len(chains[0]) == CHAIN
 
 
 # The audit of the destination waits for the stream: by then the delay is over, and the check finds nothing.
@@ -603,7 +603,7 @@ def test_every_backend_takes_the_same_warm_ups_and_samples(bench: Bench, state: 
         assert lengths == {count}
         # the first swap and the one that checks the order; a busy stream's delay needs three more; where blocks come
         # again, one is watched and one compared
-        a_sample = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
+        a_sample = CHAIN if state is StreamState.SUSTAINED else 1
         least = 2 + (warmups + count) * a_sample + (3 if state is StreamState.BUSY else 0)
         for backend in (slow, quick):  # a chain that was held up is made again
             more, rest = divmod(backend.submissions - least, a_sample)
@@ -625,7 +625,7 @@ def test_a_visit_makes_as_many_swaps_as_the_plan_has_sets_of_blocks_for(
     advance = mock.Mock(side_effect=ready.workload._note_next)
     monkeypatch.setattr(ready.workload, "_note_next", advance)
     visited(bench, ready, MeasureCells(cells=[cell.as_strings()], round=0, seed=1, sampling=SAMPLING))
-    spare = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1  # the plan has one watched swap at least
+    spare = CHAIN if state is StreamState.SUSTAINED else 1  # the plan has one watched swap at least
     assert advance.call_count == submissions(SAMPLING, state) - spare
 
 
