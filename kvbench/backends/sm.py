@@ -132,19 +132,12 @@ class Sm:
         if request.cell.list_place is ListPlace.GPU:
             return self._gather(request)
         memory = request.memory
-        bits = _bits(memory.kernel_sources) | _bits(memory.kernel_destinations) | _bits(memory.sizes)
+        lists = memory.kernel_sources, memory.kernel_destinations, memory.sizes
+        bits = _bits(np.concatenate(lists))
         shape = self._shape or shape_on(request.device, request.cell, int(memory.sizes.max()), bits)
         kernel, direction = self.kernel(request.device, shape), DIRECTIONS[request.cell.direction]
         sms = request.cell.sms or DEFAULT_SMS[-1].sms
-        swap = sm_copy(
-            kernel,
-            memory.kernel_sources,
-            memory.kernel_destinations,
-            memory.sizes,
-            direction,
-            sms=sms,
-            inline_up_to=INLINE_UP_TO_BYTES,
-        )
+        swap = sm_copy(kernel, *lists, direction, sms=sms, inline_up_to=INLINE_UP_TO_BYTES)
         return PreparedSwap(swap, Mechanism.SM_KERNEL)
 
     def _gather(self, request: SwapRequest) -> PreparedSwap:

@@ -1,7 +1,7 @@
 """Calls through torch: on a stream given by its handle, and rows gathered in a CUDA graph that torch captured."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,11 +43,7 @@ class TorchGather:
     calls = 1
 
     def __init__(
-        self,
-        request: SwapRequest,
-        launch: Callable[..., None],
-        types: tuple[str, str] = ("int64", "int64"),
-        requests: int = 1,
+        self, request: SwapRequest, launch: Callable[..., None], types: Sequence[str], requests: int = 1
     ) -> None:
         self._stream, self._memory = TorchStream(request.device), request.memory
         self._row_bytes = request.cell.block_bytes

@@ -72,7 +72,7 @@ def _gather(request: SwapRequest) -> PreparedSwap:
         grid = (request.cell.sms or 1,)
         kernel[grid](*request.memory.starts, source_ids, destination_ids, rows, num_warps=GATHER_WARPS, **words)
 
-    return TorchGather(request, launch).prepared
+    return TorchGather(request, launch, types=("int64", "int64")).prepared
 
 
 @dataclass(frozen=True)

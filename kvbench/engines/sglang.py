@@ -5,7 +5,7 @@ An address is `base + id * row_bytes` with `base` below `row_bytes`, so that any
 grid can be given to them.
 """
 
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -80,9 +80,7 @@ class SglangAot(OfPackage):
         info = request.device.driver.info
         code = _AOT_CODES["sm90" if (info.compute_major, info.compute_minor) == (9, 0) else "sm100"]
         op = load_op(code.path(*code.files), "sgl_kernel", _AOT_OP)
-        sms = request.cell.sms or _AOT_QUOTA
-
-        row_bytes = request.cell.block_bytes
+        sms, row_bytes = request.cell.sms or _AOT_QUOTA, request.cell.block_bytes
 
         def launch(source: Any, destination: Any, from_ids: Any, to_ids: Any) -> None:
             op(source, destination, from_ids, to_ids, row_bytes, 1, sms, _AOT_WARPS)
@@ -209,16 +207,6 @@ def ids_of(side: "Addresses", row_bytes: int, rows: int) -> "Addresses":
     return first if rows == 1 else np.add.outer(first, np.arange(rows, dtype=np.uint64)).ravel()
 
 
-@cache
-def load_jit() -> Any:
-    return _load("hicache")
-
-
-@cache
-def load_hisparse() -> Any:
-    return _load("hisparse")
-
-
 def _load(name: str) -> Any:
     """Return a module of SGLang's kernels, loaded without sglang itself and what that imports.
 
@@ -228,3 +216,6 @@ def _load(name: str) -> Any:
     checks = {"sglang.srt.utils": {}, "sglang.srt.utils.common": {"is_cuda": lambda: True}}
     with stand_ins({**folders, **checks}):
         return import_module(f"sglang.kernels.ops.kvcache.{name}")
+
+
+load_jit, load_hisparse = (cache(partial(_load, name)) for name in ("hicache", "hisparse"))

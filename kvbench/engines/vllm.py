@@ -271,17 +271,12 @@ class HandlerSwap:
             handler.transfer_async(job, specs) if self._one_spec else handler.transfer_async(job, *specs)
             current.wait_event(handler._transfer_events[job])
 
-    def _specs(self) -> tuple[Any, Any]:
-        source, destination = (side.ids() for side in self._sides)
-        if self._h2d:
-            return self._host_spec(source), self._gpu_spec(destination)
-        return self._gpu_spec(source), self._host_spec(destination)
-
-    def _gpu_spec(self, ids: Any) -> Any:
-        return self._module.GPULoadStoreSpec(ids, group_sizes=[len(ids)], block_indices=[0])
-
-    def _host_spec(self, ids: Any) -> Any:
-        return _host_spec_of(self._module.BlockIDsLoadStoreSpec)(ids)
+    def _specs(self) -> Sequence[Any]:
+        turn = slice(None, None, 1 if self._h2d else -1)
+        host, gpu = (side.ids() for side in self._sides[turn])
+        to_or_from_gpu = self._module.GPULoadStoreSpec(gpu, group_sizes=[len(gpu)], block_indices=[0])
+        specs: Sequence[Any] = (_host_spec_of(self._module.BlockIDsLoadStoreSpec)(host), to_or_from_gpu)
+        return specs[turn]
 
 
 @cache
