@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
+from kvbench.cells.axes import ListPlace
 from kvbench.cells.policy import SERVING, Choice
 from kvbench.cells.units import size_text
 from kvbench.cli.options import NO_OPTIONS, FromStruct, with_struct_options
@@ -122,8 +123,11 @@ def show(
     if may == Allowed() and limit is None and not (models.models or policy or table or open_):
         show_runs(loaded, as_json=as_json)
         return
+    swaps = models.swaps()
+    if not as_json and _print_gathers(loaded, swaps):
+        return
     print_answer(
-        loaded, may, models.swaps(), prefill, limit=limit, policy=policy, table=table, open_=open_, force=force,
+        loaded, may, swaps, prefill, limit=limit, policy=policy, table=table, open_=open_, force=force,
         as_json=as_json,
     )  # fmt: skip
 
@@ -230,6 +234,16 @@ def _within(shapes: "Sequence[Measured]", runs: "Sequence[Run]", limit: float) -
         why = f"every method slows the work beside it by more than {limit:.1%}" if known else methods
         raise UsageError(f"--max-slowdown: {why}; add a run of kvbench sweep neighbour")
     return kept
+
+
+def _print_gathers(runs: "Sequence[Run]", swaps: "Sequence[ModelSwap]") -> bool:
+    """Print for how long decode steps of models wait for rows by ids; return whether the runs have nothing else."""
+    from kvbench.cli.options import print_lines
+    from kvbench.tune.planner import gather_lines
+
+    lines = [*gather_lines(runs, swaps)]
+    print_lines(lines)
+    return bool(lines) and all(cell.list_place is ListPlace.GPU for run in runs for cell in run.outcomes)
 
 
 def _print_models(rule: Any, swaps: "Sequence[ModelSwap]", lines: "Sequence[TokenLine]", prefill: float | None) -> None:

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Final
 import msgspec
 import numpy as np
 
-from kvbench.cells.axes import Direction
+from kvbench.cells.axes import Direction, ListPlace
 from kvbench.cells.cell import AXES, SwapKind
 from kvbench.cells.policy import Choice
+from kvbench.cells.units import size_text
 from kvbench.errors import UsageError
 from kvbench.models.geometry import ModelSwap, model_swap
 from kvbench.results import Run
@@ -22,6 +23,9 @@ from kvbench.tune.rule import Rule, rule_of
 
 # The tokens at which a line is fitted, where all groups of the model were measured.
 _TOKENS: Final = tuple(2**power for power in range(4, 21))
+
+# Shares of the rows that a decode step reads by ids and does not find on the GPU.
+_MISSES: Final = (0.001, 0.2, 1.0)
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,3 +221,25 @@ def totals_of(rule: Rule, swaps: Sequence[ModelSwap]) -> Iterator[str]:
             texts = ", ".join(f"{kind} {us:.0f} us" for kind, us in times.items())
             ranks = f", TP {tp}" if tp > 1 else ""
             yield f"{name}{ranks}, {tokens} tokens, all {len(groups)} groups: {texts}"
+
+
+def gather_lines(runs: Sequence[Run], swaps: Sequence[ModelSwap]) -> Iterator[str]:
+    """Yield for how long decode steps of latent attention wait that read as many rows as a swap has tokens, by ids on
+    the GPU, at the best grid for rows of the nearest size; none where the misses are not among the numbers measured.
+    """
+    known: dict[int, dict[int, float]] = {}
+    for cell, outcome in (pair for run in runs for pair in run.outcomes.items()):
+        if cell.list_place is ListPlace.GPU and math.isfinite(us := outcome.us()):
+            times = known.setdefault(cell.block_bytes, {})
+            times[cell.blocks] = min(us, times.get(cell.blocks, us))
+    for group, rows in {swap.geometry: swap.tokens for swap in swaps if swap.geometry.is_latent and known}.items():
+        size = min(known, key=lambda measured: abs(measured - group.layer_bytes))
+        counts, missing = sorted(known[size]), [rows * share for share in _MISSES]
+        if counts[0] <= missing[0] and missing[-1] <= counts[-1]:
+            times_us = np.exp(np.interp(np.log(missing), np.log(counts), np.log([known[size][n] for n in counts])))
+            waits_ms = (group.layers * us / 1e3 for us in times_us)
+            yield (
+                f"{group.name}: a decode step that reads {rows} rows of {size_text(size)} in each of {group.layers} "
+                f"layers waits {' / '.join(f'{ms:.3g}' if ms < 100 else f'{ms:.0f}' for ms in waits_ms)} ms with "
+                f"{' / '.join(f'{share:.3g}%' for share in 100 * np.array(_MISSES))} of them missing"
+            )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.axes import Direction, ListPlace, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
 from kvbench.errors import RunDirectoryError, UsageError
@@ -74,6 +74,14 @@ def test_an_answer_is_shown_without_pandas(run: Path) -> None:
     for arguments in ([str(run)], [str(run), "--json"], [str(run), "--table", "--open"]):
         done = subprocess.run([sys.executable, "-c", program, "show", *arguments], capture_output=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+def test_a_gather_says_how_long_the_decode_step_of_a_model_waits(tmp_path: Path) -> None:
+    cells = [Cell("sm", Direction.H2D, rows, 656, sms=4, list_place=ListPlace.GPU) for rows in (16, 3277, 16_384)]
+    records = synthetic.rounds(cells, lambda cell: cell.block_bytes / 1e3, noise=0)  # 1 us a row
+    run = synthetic.write_run(tmp_path / "run", records)
+    text = " ".join(output("show", run, "--model", "deepseek-v3", "--tokens", "16384").split())
+    assert "16384 rows of 656 B in each of 61 layers waits 0.999 / 200 / 999 ms with 0.1% / 20% / 100% of" in text
 
 
 @pytest.mark.parametrize("name", [["threshold"], ["against the other"]])

@@ -19,11 +19,6 @@ from kvbench.report.view import Pinned, Row, View, pin, where
 # Above, throughput falls: address translations no longer stay cached. A decode step fetches fewer rows.
 _FITTED_ROWS: Final = 20_000
 _MIN_ROWS: Final = 3
-# A decode step of DeepSeek-V3.2: its layers, the rows that a request reads in each, and shares of them that it misses.
-_LAYERS: Final = 61
-_READ_ROWS: Final = 2048
-_BATCH: Final = 8
-_MISSES: Final = (0.001, 0.2, 1.0)
 
 
 def _gathers(view: View) -> Pinned | None:
@@ -96,21 +91,6 @@ def _suffices(side: ContrastSide) -> Iterable[Text]:
         )
 
 
-def _waits(side: ContrastSide) -> Iterable[Text]:
-    """Say for how long a decode step waits in all of its layers, by the share of rows that it misses."""
-    known = {int(any_of(line)["blocks"]): us for line in side.lines if math.isfinite(us := _best_us(line))}
-    rows = [_BATCH * _READ_ROWS * share for share in _MISSES]
-    if known and min(known) <= rows[0] and rows[-1] <= max(known):
-        counts = sorted(known)
-        times_us = np.exp(np.interp(np.log(rows), np.log(counts), np.log([known[one] for one in counts])))
-        waits = " / ".join(figure(_LAYERS * one / 1e3) for one in times_us)
-        yield (
-            f"{side.first['backend']}, rows of {bytes_size(side.first['block_bytes'])}: {_BATCH} requests that read "
-            f"{count(_READ_ROWS)} rows in each of {_LAYERS} layers wait {waits} ms a step with "
-            f"{' / '.join(f'{100 * share:g}' for share in _MISSES)}% of the rows missing."
-        )
-
-
 GATHERS: Final = Contrast(
     needed=f"it needs {_MIN_ROWS} numbers of rows gathered by ids on the GPU (list=gpu)",
     select=_gathers,
@@ -129,7 +109,8 @@ GATHERS: Final = Contrast(
     last=_fits,
     notes=lambda _: [
         f"Rows: n. M rows/s: at the best grid. Suffice: the fewest CTAs within {KNEE.fraction:.0%} "
-        f"of the best, interval included. Fit: us, with n up to {count(_FITTED_ROWS)}",
+        f"of the best, interval included. Fit: us, with n up to {count(_FITTED_ROWS)}. What the decode step of a model "
+        "waits: kvbench show RUN --model MODEL --tokens ROWS",
     ],
-    find=lambda side: [*_suffices(side), *_waits(side)],
+    find=_suffices,
 )

@@ -420,13 +420,6 @@ def test_without_an_arm_the_report_says_what_the_section_needs(case: Case, tmp_p
 # Figures of one section alone
 
 
-def test_gathers_say_how_long_a_step_waits_in_all_of_its_layers(tmp_path: Path) -> None:
-    cells = [replace(GATHER, blocks=rows, sms=4) for rows in (16, 3277, 16_384)]
-    report = made_report(tmp_path, of(cells, lambda cell: cell.swap_bytes / 1e3 / cell.blocks))
-    (finding,) = [text for text in highlights_of(report, "gathers") if "a step" in text]
-    assert "wait 0.999 / 200 / 999 ms a step with 0.1 / 20 / 100% of the rows missing" in finding  # 1 us a row
-
-
 def test_queued_cells_stay_out_of_other_sections(tmp_path: Path) -> None:
     """More cells with a queue than without must not move the cliff's tables to the cells with one."""
     plain = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
