@@ -1,6 +1,6 @@
 """The report in Markdown: one page with the answer and the tables of the questions, and the details."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Final
 
 from kvbench.errors import UsageError, brief
@@ -68,15 +68,20 @@ def table_named(named: Iterable[tuple[str, DataTable]], what: str) -> DataTable 
 
 def asked_for(report: Report, config: str) -> list[DataTable]:
     """Return the tables of a config: those of its section, or the answer, or the first table there is."""
-    mine = [chapter for chapter in report.chapters if chapter.section.config == config]
+    mine = _measured_by({config}, report.chapters)
     first = [table for chapter in mine for table in chapter.part.tables[: chapter.part.first]]
     return first or [table for _, table in _named(report)][:1]
+
+
+def _measured_by(configs: Set[str], chapters: Sequence[Chapter]) -> list[Chapter]:
+    """The chapters that these configs measure: those of the details have the name of theirs."""
+    return [one for one in chapters if (one.section.config or one.section.name) in configs]
 
 
 def _named(report: Report) -> Iterator[tuple[str, DataTable]]:
     """Yield the tables by the names of their sections: those of the config of the run come first."""
     configs = {str(view.run.info.spec.get("name")) for view in report.views}
-    asked = [chapter for chapter in report.chapters if chapter.section.config in configs]
+    asked = _measured_by(configs, report.chapters)
     others = [chapter for chapter in report.chapters if chapter not in asked]
     yield from ((chapter.section.name, table) for chapter in asked for table in chapter.part.tables)
     yield from ((chapter.section.name, table) for chapter in others for table in chapter.part.tables)

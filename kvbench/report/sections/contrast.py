@@ -206,7 +206,7 @@ def turns(side: ContrastSide, over: Key, shape: str = "", unit: str = "") -> Ite
         together = [list(dict.fromkeys(values)) for values in zip(*names, strict=True)]
         every = math.prod(map(len, together)) == len(names)
         for directions, *rest in [together] if every else [[[value] for value in one] for one in names]:
-            of = (f"{' and '.join(directions)} on {stream}", shape, *map(" and ".join, rest))
+            of = (f"{' and '.join(directions)} on {stream}", shape, *map(", ".join, rest))
             yield from [f"{comma_separated(*of)}: {text}."] if text else []
 
 

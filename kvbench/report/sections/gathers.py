@@ -87,7 +87,8 @@ def _suffices(side: ContrastSide) -> Iterable[Text]:
         first = side.first
         yield (
             f"{first['backend']} gathers rows of {bytes_size(first['block_bytes'])} in {figure(start_us)} us + n / "
-            f"{figure(rate)} M; {max(enough)} CTAs are within {KNEE.fraction:.0%} of the best."
+            f"{figure(rate)} M; {noun(max(enough), 'CTA')} {'is' if max(enough) == 1 else 'are'} within "
+            f"{KNEE.fraction:.0%} of the best."
         )
 
 

@@ -61,7 +61,7 @@ def _scattered(side: ContrastSide) -> Iterable[Text]:
         row, ratio = max(dearer, key=lambda one: one[1])
         parts.append(f"{row['backend']} of {SWAP.text(row)} {slower_text(ratio)}")
     if unharmed := sorted({row["backend"] for row, _ in costs} - doubtful):
-        parts.append(f"{' and '.join(unharmed)} {'is' if len(unharmed) == 1 else 'are'} not slower")
+        parts.append(f"{', '.join(unharmed)} {'is' if len(unharmed) == 1 else 'are'} not slower")
     if parts:
         text = f"{side.first['direction']} of fresh, scattered blocks against hot, dense ones: {'; '.join(parts)}."
         yield text
@@ -170,7 +170,7 @@ DEVICES: Final = Contrast(
     keys=(METHOD, SWAP, _STATE, _DEVICE),
     title=lambda side: f"{side.first['direction']}: GB/s of swaps alone, and of all devices at once",
     columns=lambda _: [Figure("GB/s alone", _ALONE), Figure("GB/s at once", _AT_ONCE)],
-    includes=lambda _: "GB/s of a cell alone, and while every device swaps its own blocks at the same time",
+    includes=lambda _: "CUDA events; a cell alone, and while every device swaps its own blocks at the same time",
     more=lambda _: {"Share": lambda line: f"{_kept(line):.0%}"},
     find=_loss,
 )

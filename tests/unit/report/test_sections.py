@@ -18,9 +18,11 @@ from kvbench.cells.units import KIB
 from kvbench.models.geometry import ModelSwap
 from kvbench.models.presets import ModelChoice
 from kvbench.report.build import report_of
+from kvbench.report.document import asked_for
 from kvbench.report.model import Text
 from kvbench.report.numbers import TIMES
 from kvbench.results import Beside, RunInfo, Visit
+from kvbench.sweep.config import shipped_configs
 from tests import synthetic
 from tests.reports import (
     findings_of,
@@ -176,7 +178,7 @@ class Case:
 
 CASES = (
     Case(
-        "extents",
+        "runs",
         of([in_runs(backend, run) for backend in ("batched", "merged", "sm") for run in (1, 8, 32, 128)], by_run),
         ["Swap", "Extent", "batched", "merged", "sm (2 SMs)"],
         ["1 504 x 16 KiB", "32", "5.00", "51.6", "49.0"],
@@ -196,7 +198,7 @@ CASES = (
         lambda cell: cell.pool_bytes > 0,
     ),
     Case(
-        "stream-states",
+        "streams",
         of(
             [replace(GATED, stream_state=state) for state in (StreamState.GATED, StreamState.OPENED)],
             lambda cell: 28.0 if cell.stream_state is StreamState.GATED else 4.0,
@@ -284,7 +286,7 @@ CASES = (
         lambda cell: cell.memory == "shared",
     ),
     Case(
-        "gathers",
+        "gather",
         of(
             [replace(GATHER, blocks=rows, sms=ctas) for rows in (16, 64, 2048, 110_592) for ctas in (1, 4, 132)],
             lambda cell: cell.swap_bytes / 1e3 / gather_us(cell),
@@ -366,7 +368,7 @@ CASES = (
         title="gemm, d2h: 200 us per iteration",
     ),
     Case(
-        "replay",
+        "trace",
         REPLAYS,
         ["Method", "Swaps", "p50, us", "p90, us", "Worst, us (its blocks)", "GB/s", "Caller, us", "Copies left"],
         ["batched", "36", "78.8", "420", "422 (512)", "4.99 (4.98 to 5.00)", "0.300", "50%"],
@@ -406,6 +408,7 @@ def test_a_section_shows_its_arms_side_by_side_and_says_what_differs(case: Case,
     assert shown[: len(case.line)] == list(case.line)
     assert [said(text) for text in row if is_bold(text)] == list(case.bold)
     assert any(case.finding in text.replace(TIMES, "x") for text in highlights_of(report, case.section))
+    assert case.section not in shipped_configs() or asked_for(report, case.section)[0] in part.tables
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.too_little], ids=lambda case: case.section)
@@ -442,8 +445,8 @@ def test_lines_of_which_the_same_is_true_share_a_sentence(tmp_path: Path, *, exc
         return 50.0 if (cell.backend == "merged") == other else 40.0
 
     report = made_report(tmp_path, of(cells, rate, 0.001))
-    sentences = [text.replace(TIMES, "x") for text in highlights_of(report, "extents")]
-    every = "h2d on an idle stream, 1 504 x 4 KiB and 1 504 x 8 KiB: sm (2 SMs) is fastest at an extent of 1 to 32."
+    sentences = [text.replace(TIMES, "x") for text in highlights_of(report, "runs")]
+    every = "h2d on an idle stream, 1 504 x 4 KiB, 1 504 x 8 KiB: sm (2 SMs) is fastest at an extent of 1 to 32."
     assert sentences == [every] if not exception else len(sentences) == 2
 
 
@@ -577,7 +580,7 @@ def test_a_finding_names_its_trace_by_what_it_is(tmp_path: Path, more: dict[str,
     report = made_report(tmp_path, REPLAYS, synthetic.info(spec=spec))
     (question,) = [said(row[1]) for row in report.runs.rows]
     assert question == f"Which backend makes the swaps of this trace fastest? ({text})"
-    (highlight,) = highlights_of(report, "replay")
+    (highlight,) = highlights_of(report, "trace")
     assert f" of {text} (" in highlight
     assert "hour.gz" not in highlight
 
