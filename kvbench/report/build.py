@@ -59,6 +59,7 @@ from kvbench.report.sections import (
     states,
     threshold,
 )
+from kvbench.report.tables import both_directions, words_in
 from kvbench.report.view import (
     View,
     ceilings_text,
@@ -161,7 +162,7 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progres
         unread=list(unread),
         skipped=_skipped(views),
         failed=_failed(views),
-        definitions=_definitions(),
+        definitions=_definitions(chapters),
     )
 
 
@@ -187,7 +188,7 @@ def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, d
     others = sorted((view for view, _ in filled[1:]), key=lambda view: len(view.earlier))
     shown, make_part = filled[0]
     part = make_part()
-    findings = [(f"{shown.card}: ", *spans(one)) if shown.card else one for one in part.findings]
+    findings = [(f"{shown.card}: ", *spans(one)) if shown.card else one for one in both_directions(part.findings)]
     charts = [chart for chart in part.charts if chart.plot.most_points > 1]
     part = replace(part, findings=findings, charts=charts)
     return Chapter(section, shown, part, [] if section.of_all else others), {}
@@ -249,7 +250,8 @@ def _host_note(views: Sequence[View]) -> Text:
 def _headline(views: Sequence[View]) -> list[Text]:
     """What the runs of one machine measured, by `origin`."""
     runs = [view.run for view in views]
-    return [*origin(runs)] if any(view.measured_ids for view in views) else []
+    versions = f"Measured with {', '.join(dict.fromkeys(view.version for view in views))}"
+    return [*origin(runs), versions] if any(view.measured_ids for view in views) else []
 
 
 def _first_warnings(views: Sequence[View], unread: int) -> list[Text]:
@@ -330,11 +332,13 @@ def _failed(views: Sequence[View]) -> DataTable | None:
     return DataTable("", header, rows[:_MOST_FAILURES], caption=more, left=3) if rows else None
 
 
-def _definitions() -> list[Text]:
+def _definitions(chapters: Sequence[Chapter]) -> list[Text]:
+    front = [chapter.part.tables[0] for chapter in chapters if chapter.section.config and chapter.part.tables]
+    words = words_in(row for table in front for row in (table.header, *table.rows))
     return [
-        "GB/s: 10^9 bytes a second within this run, at the median of the visits' medians",
+        "GB/s: 10^9 bytes a second, at the median of the visits' medians; ceiling: of large plain copies",
         "Visit: one uninterrupted measurement of a cell",
         f"≈: within {IN_TURN.fraction:.0%} by the 95% interval, or undecided",
-        "Ceiling: GB/s of large plain copies",
         "Idle, busy: no work is pending before a swap, or some; sustained: swaps back to back",
+        *([words] if words else []),
     ]

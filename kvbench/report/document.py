@@ -5,7 +5,7 @@ from typing import Final
 
 from kvbench.errors import UsageError, brief
 from kvbench.report import markdown
-from kvbench.report.model import Chapter, Code, DataTable, Report, Strong, Text, plain, short_of, spans
+from kvbench.report.model import Chapter, Code, DataTable, Origin, Report, Strong, Text, plain, short_of, spans
 from kvbench.report.tables import chance_note
 
 TITLE: Final = "KV-block swaps between host and GPU"
@@ -67,10 +67,16 @@ def table_named(named: Iterable[tuple[str, DataTable]], what: str) -> DataTable 
 
 
 def asked_for(report: Report, config: str) -> list[DataTable]:
-    """Return the tables of a config: those of its section, or the answer, or the first table there is."""
+    """Return the first table of the section of a config, for both directions, or else the first table there is."""
     mine = _measured_by({config}, report.chapters)
-    first = [table for chapter in mine for table in chapter.part.tables[: chapter.part.first]]
-    return first or [table for _, table in _named(report)][:1]
+    first = [table for chapter in mine for table in chapter.part.tables[:1]]
+    titles = {plain(table.title) for table in first}
+    twins = [table for chapter in mine for table in chapter.part.tables[1:] if _of_h2d(table) in titles]
+    return [*first, *twins] or [table for _, table in _named(report)][:1]
+
+
+def _of_h2d(table: DataTable) -> str:
+    return plain(table.title).replace("d2h", "h2d")
 
 
 def _measured_by(configs: Set[str], chapters: Sequence[Chapter]) -> list[Chapter]:
@@ -104,7 +110,7 @@ def _first_page(report: Report) -> Iterator[str]:
         yield "\n".join(f"> {line}" for line in _list(report.first_warnings).splitlines())
     for chapter in report.chapters:
         if chapter.section.config:
-            yield from _chapter(chapter, chapter.part.tables[: chapter.part.first])
+            yield from _chapter(chapter, chapter.part.tables[:1])
     yield from _listed("Not measured", list(report.missing.values()))
     yield from _listed("Definitions", report.definitions)
     yield LEFT_OUT
@@ -135,13 +141,13 @@ def _chapter(chapter: Chapter, shown: Sequence[DataTable], folded: Sequence[Data
         yield f"![{markdown.inline(chart.text.alternative)}]({chart.stem}.png)"
     if chapter.part.findings:
         yield _list(chapter.part.findings)
-    yield from map(table_text, shown)
+    yield from (table_text(table, alone=False) for table in shown)
     yield from map(_folded, folded)
 
 
 def _folded(table: DataTable) -> str:
     opened, titled, closed = FOLD
-    parts = (opened, markdown.inline(table.title), titled, table_text(table, titled=False), closed)
+    parts = (opened, markdown.inline(table.title), titled, table_text(table, titled=False, alone=False), closed)
     return "\n\n".join(filter(None, parts))
 
 
@@ -154,12 +160,13 @@ def _listed(heading: str, lines: Sequence[Text]) -> Iterator[str]:
         yield f"## {heading}\n\n{_list(lines)}"
 
 
-def table_text(table: DataTable, *, titled: bool = True) -> str:
-    """Return a table in Markdown with its title, notes and caption."""
+def table_text(table: DataTable, *, titled: bool = True, alone: bool = True) -> str:
+    """Return a table in Markdown with its title, notes and caption, and with its origin where it stands `alone`."""
     header, *rows = ([_inline(text) for text in row] for row in (table.header, *table.rows))
     title = markdown.strong(markdown.inline(table.title)) if table.title and titled else ""
     lines = markdown.table(header, rows, table.left)
-    return "\n\n".join(filter(None, (title, lines, _block(table.caption), _list(table.notes))))
+    caption = tuple(span for span in spans(table.caption) if alone or not isinstance(span, Origin))
+    return "\n\n".join(filter(None, (title, lines, _block(caption), _list(table.notes))))
 
 
 def _list(items: Sequence[Text]) -> str:

@@ -21,6 +21,12 @@ class Code:
     text: str
 
 
+class Origin(str):
+    """Where a table was measured: said where the table stands alone, since the head of a report says it for all."""
+
+    __slots__ = ()
+
+
 Span = str | Strong | Code
 Text = Span | tuple[Span, ...]
 
@@ -64,14 +70,13 @@ class Chart:
 class Part:
     """What one run adds to a section.
 
-    On the first page a section has its findings, its charts and its first `first` tables; the other tables are details.
+    On the first page a section has its findings, its charts and its first table; the other tables are details.
     `short` is what stands for the section elsewhere: for machines at the head of a report, for the answer in a chat.
     """
 
     findings: Sequence[Text] = ()
     charts: Sequence[Chart] = ()
     tables: Sequence[DataTable] = ()
-    first: int = 1
     short: Sequence[Text] = ()
 
 
@@ -121,7 +126,7 @@ class Chapter:
     @property
     def details(self) -> Sequence[DataTable]:
         """The tables that are not on the first page."""
-        return self.part.tables[self.part.first :] if self.section.config else self.part.tables
+        return self.part.tables[1:] if self.section.config else self.part.tables
 
 
 def short_of(section: str, chapters: Sequence[Chapter]) -> Sequence[Text]:

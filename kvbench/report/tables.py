@@ -14,7 +14,7 @@ from kvbench.cells.cell import AXES, axes_of
 from kvbench.cells.facts import MERGED, PRIMED, SM, TRITON, method_label
 from kvbench.report.charts.plot import ChartText, PlotLine
 from kvbench.report.faults import HOST_COPIES, low_ceilings
-from kvbench.report.model import Code, DataTable, Span, Strong, Text, plain, spans
+from kvbench.report.model import Code, DataTable, Origin, Span, Strong, Text, plain, spans
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, size
 from kvbench.report.view import Pinned, Row, View, rows_of
 from kvbench.results.outcomes import BETWEEN
@@ -22,17 +22,19 @@ from kvbench.text import counted, ends, short
 
 # What the figures of a stream state, or a time, include.
 INCLUDES: Final = {
-    "idle": "CUDA events, idle stream: from the call to completion",
-    "busy": "CUDA events, busy stream: without submission",
+    "idle": "CUDA events, idle stream, with the call",
+    "busy": "CUDA events, busy stream, without the call",
     "gated": "CUDA events, gated stream: from the event that it waits for",
-    "opened": "CUDA events, opened stream: from the call to completion",
+    "opened": "CUDA events, opened stream, with the call",
     "sustained": "CUDA events: what one more swap adds to a chain",
-    "swap_us": "CUDA events; behind pending work without submission",
+    "swap_us": "CUDA events; behind pending work without the call",
     "caller_us": "Submission: time of the calling thread",
 }
 
 
-def caption(view: View, cells: pd.DataFrame, clock: str, meanings: Iterable[str], settings: str) -> tuple[Span, ...]:
+def caption(
+    view: View, cells: pd.DataFrame, clock: str, bold: str = "", settings: str = "", meanings: Iterable[str] = ()
+) -> tuple[Span, ...]:
     """Return the caption of a table: its clock, samples, what its marks and words mean, and what measured it.
 
     `settings` says what the axes that the table does not show were set to.
@@ -42,23 +44,29 @@ def caption(view: View, cells: pd.DataFrame, clock: str, meanings: Iterable[str]
     low = [text[0].upper() + text[1:] for text in low_ceilings(view.run)]
     return (
         *host_mark(view),
-        ". ".join(filter(None, (timed, *meanings, settings, *low))),
-        f". {view.heading}, {view.version}: ",
+        ". ".join(filter(None, (timed, bold, settings, *low))) + ". ",
+        Origin("".join(f"{meaning}. " for meaning in meanings) + f"{view.heading}, {view.version}: "),
         Code(view.command),
     )
 
 
-def _meanings(table: Sequence[Sequence[Text]], bold: str) -> Iterator[str]:
-    """Yield what the marks and the names of methods in a table mean."""
-    texts = [text for row in table for text in row]
-    said = "\n".join(map(plain, texts))
-    if any(isinstance(span, Strong) for text in texts for span in spans(text)):
-        yield f"Bold: {bold}"
-    if "≈" in said:
+def _bold(table: Sequence[Sequence[Text]], meaning: str) -> str:
+    bold = any(isinstance(span, Strong) for row in table for text in row for span in spans(text))
+    return f"Bold: {meaning}" if bold else ""
+
+
+def _meanings(table: Sequence[Sequence[Text]]) -> Iterator[str]:
+    """Yield what the marks and the names of methods in a table mean: among the definitions of a report, said once."""
+    if any("≈" in plain(text) for row in table for text in row):
         yield "≈: no clear difference"
-    known = [f"{name}: {meaning}" for name, meaning in _WORDS.items() if re.search(rf"\b{name}\b", said)]
-    if known:
-        yield "; ".join(known)
+    if words := words_in(table):
+        yield words
+
+
+def words_in(rows: Iterable[Sequence[Text]]) -> str:
+    """Return what the names of methods in some rows mean."""
+    said = "\n".join(plain(text) for row in rows for text in row)
+    return "; ".join(f"{name}: {meaning}" for name, meaning in _WORDS.items() if re.search(rf"\b{name}\b", said))
 
 
 def sample_text(view: View, cells: pd.DataFrame) -> str:
@@ -112,7 +120,7 @@ def measured_table(
     """Return a table of cells with its caption, its `notes`, that of too few visits, and one of each `Reason`."""
     rows, reasons = footnoted(body)
     settings = pinned.settings(cells) if pinned else ""
-    said = caption(view, cells, clock, _meanings([header, *rows], bold), settings)
+    said = caption(view, cells, clock, _bold(rows, bold), settings, _meanings([header, *rows]))
     return DataTable(title, header, rows, [*notes, *few_visits_note(cells), *reasons], said, left, compared)
 
 
@@ -159,6 +167,14 @@ def fastest_marked(
     texts = {name: format_cell(row_of.get(name), show) for name in backends}
     marked = {name: Strong(texts[name]) if len(first) == 1 else f"≈ {texts[name]}" for name in first}
     return [marked.get(name, text) for name, text in texts.items()]
+
+
+def both_directions(findings: Sequence[Text]) -> list[Text]:
+    """Return findings of which one of h2d and one of d2h are one where they say the same."""
+    same = {one: str(one).replace("h2d", "d2h") for one in findings if isinstance(one, str) and "h2d" in one}
+    twins = {one: other for one, other in same.items() if other in findings}
+    kept = [one for one in findings if one not in twins.values()]
+    return [str(one).replace("h2d", "h2d and d2h") if one in twins else one for one in kept]
 
 
 def ratio_text(compared: Comparison) -> str:

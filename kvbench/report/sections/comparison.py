@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import repeat
 from statistics import median
 from typing import Final
 
@@ -10,28 +9,24 @@ import numpy as np
 import pandas as pd
 
 from kvbench.analysis.compare import MIN_PAIRS, Samples, Verdict, by_chance, compare_apart
-from kvbench.analysis.margins import ABSOLUTE_US, BETWEEN_RUNS, GATE, INLINE, Margin, between_runs
+from kvbench.analysis.margins import ABSOLUTE_US, BETWEEN_RUNS, INLINE, Margin, between_runs
 from kvbench.cells.axes import Role
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.cells.units import two_digits
 from kvbench.report.faults import kind_of, spread_between
 from kvbench.report.model import Code, DataTable, Part, PartOrReason, Span, Text
 from kvbench.report.numbers import TIMES, count, figure, noun, size
-from kvbench.report.tables import INCLUDES, axis_text, host_mark, main_path, with_methods
+from kvbench.report.tables import INCLUDES, axis_text, host_mark, main_path
 from kvbench.report.view import LATER, SIDE_AXES, Row, View, rows_of, where
 from kvbench.results import Scalar
-from kvbench.results.outcomes import costs_of
 from kvbench.results.schema import EffectivePath, differing
 from kvbench.text import ends, short
 
 _BESIDE: Final = axes_of(Role.BESIDE)
 _AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_bytes", "block_size", *SIDE_AXES, *_BESIDE)
 _FIGURES: Final = ("samples", "rounds", "swap_us_low", "swap_us_median", "swap_us_high", "gbps", "path")
-_BESIDE_FIGURES: Final = ("neighbour_slowdown", "swaps_beside_gbps")
-_BESIDE_NAMES: Final = ("neighbour", "direction", "swaps")
 _SIDES: Final = ("base", "other")
 _MOST_ROWS: Final = 40
-_ORDER: Final = (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.UNDECIDED)
 _MARGIN: Final = (
     f"{BETWEEN_RUNS.fraction:.0%} ({INLINE.fraction:.0%} where the CPU copies in both), at least {ABSOLUTE_US:g} us"
 )
@@ -41,12 +36,6 @@ _VERDICT: Final = (
     f"fewer than {MIN_PAIRS} visits in a run. kvbench gate, which measures two builds in turn, detects smaller "
     "differences"
 )
-_BESIDE_VERDICT: Final = (
-    f"Slower, faster: the whole 95% interval of the ratio of slowdowns, by visit, lies beyond {GATE.fraction:.0%}. A "
-    "slowdown is of a visit that measured the neighbour alone and beside swaps in turn, so runs differ less in it than "
-    "in times"
-)
-
 Pair = tuple[View, View]  # the earlier run, and the one that is held against it
 
 
@@ -55,20 +44,16 @@ def make(view: View) -> PartOrReason:
     if base is None:
         return ""
     pair = (base, view)
-    cells, beside = _cells(*pair), _beside(*pair)
-    return "" if cells.empty and beside.empty else partial(_part, pair, cells, beside)
+    cells = _cells(*pair)
+    return "" if cells.empty else partial(_part, pair, cells)
 
 
-def _part(pair: Pair, cells: pd.DataFrame, beside: pd.DataFrame) -> Part:
+def _part(pair: Pair, cells: pd.DataFrame) -> Part:
     base, view = pair
     origin = _origin(pair, cells)
     between = f"{view.label} against {base.label}"
     findings = [_finding(f"{between}, {noun(len(cells), 'cell')} in common", cells)]
-    tables = [*_differences(pair, origin), _by_backend(pair, cells, origin), _cell_table(pair, cells, origin)]
-    if not beside.empty:
-        findings.append(_finding(f"{between}, neighbours of {noun(len(beside), 'cell')}", beside))
-        tables.append(_beside_table(pair, beside, origin))
-    return Part(findings, tables=tables)
+    return Part(findings, tables=[*_differences(pair, origin), _cell_table(pair, cells, origin)])
 
 
 def _cells(base: View, other: View) -> pd.DataFrame:
@@ -91,23 +76,6 @@ def _cells(base: View, other: View) -> pd.DataFrame:
     spreads = [spread_between(base.title, kind_of(backend, swap_bytes)).fraction for backend, swap_bytes in swaps]
     both = _compared(both, times, margins, spreads)
     return both.iloc[np.lexsort((-both["change"], both["verdict"] != Verdict.SLOWER))]
-
-
-def _beside(base: View, other: View) -> pd.DataFrame:
-    """Return a row for each cell whose neighbour both runs measured, the largest changes for the worse first.
-
-    Columns: cell_id, `_BESIDE_NAMES`, figures with `_base` and `_other`, `_compared` of slowdowns.
-    """
-    costs = [costs_of(view.run.visits) for view in (base, other)]
-    cells = base.measured[base.measured["cell_id"].isin(costs[0].keys() & costs[1].keys())]
-    both = cells.merge(other.measured[["cell_id", *_BESIDE_FIGURES]], on="cell_id", suffixes=("_base", "_other"))
-    if both.empty:
-        return both
-    both = with_methods(both).rename(columns={"label": "swaps"})
-    slowdowns = [[[cost.slowdown for cost in side[cell].values()] for side in costs] for cell in both["cell_id"]]
-    figures = [f"{name}_{side}" for name in _BESIDE_FIGURES for side in _SIDES]
-    made = _compared(both[["cell_id", *_BESIDE_NAMES, *figures]], slowdowns, repeat(GATE), repeat(0.0))
-    return made.sort_values("change", ascending=False, ignore_index=True)
 
 
 def _compared(
@@ -153,18 +121,6 @@ def _differences(pair: Pair, origin: tuple[Span, ...]) -> list[DataTable]:
     return [DataTable("Differences of identity", header, rows, caption=caption, left=3)] if rows else []
 
 
-def _by_backend(pair: Pair, shared: pd.DataFrame, origin: Text) -> DataTable:
-    rows = []
-    for names, cells in shared.groupby(["backend", "direction", "stream_state"]):
-        counts = [count(len(where(cells, verdict=verdict))) for verdict in _ORDER]
-        ratio = f"{TIMES}{1 + cells['change'].median():.3f}"
-        rows.append([*map(str, names), count(len(cells)), ratio, *counts])
-    header = ("Backend", "Dir", "Stream", "Cells", "Median ratio", *(verdict.capitalize() for verdict in _ORDER))
-    title = f"Time of {pair[1].label} / time of {pair[0].label}, by backend"
-    notes = [_VERDICT] if differing(*map(_identity, pair)) else [_VERDICT, "The identities of both runs are the same"]
-    return DataTable(title, header, rows, notes, origin, left=3, compared=len(shared))
-
-
 def _cell_table(pair: Pair, cells: pd.DataFrame, origin: tuple[Span, ...]) -> DataTable:
     shown = cells.head(_MOST_ROWS)
     varying = [axis for axis in SIDE_AXES if axis in shown and shown[axis].nunique(dropna=False) > 1]
@@ -174,7 +130,8 @@ def _cell_table(pair: Pair, cells: pd.DataFrame, origin: tuple[Span, ...]) -> Da
     header = ("Backend", "Dir", "Stream", "Blocks", "Block size", "Other axes", *labels, "Ratio (95%)", "Verdict")
     states = INCLUDES["swap_us"]
     caption = (f"Medians of swap_us. {states}. ", *origin)
-    return DataTable(f"Cell by cell, worst first{more}", header, rows, [], caption, left=6)
+    notes = [_VERDICT] if differing(*map(_identity, pair)) else [_VERDICT, "The identities of both runs are the same"]
+    return DataTable(f"Cell by cell, worst first{more}", header, rows, notes, caption, left=6, compared=len(cells))
 
 
 def _row(row: Row, varying: Iterable[str]) -> list[str]:
@@ -189,18 +146,6 @@ def _judged(row: Row) -> tuple[str, str]:
     known = np.isfinite(row["change_high"])
     interval = f" ({1 + row['change_low']:.3f} to {1 + row['change_high']:.3f})" if known else ""
     return f"{TIMES}{1 + row['change']:.3f}{interval}", row["verdict"].lower()
-
-
-def _beside_table(pair: Pair, beside: pd.DataFrame, origin: Text) -> DataTable:
-    rows: list[list[Text]] = []
-    for row in rows_of(beside.head(_MOST_ROWS)):
-        slowdowns = (f"{row[f'neighbour_slowdown_{side}']:.2f}" for side in _SIDES)
-        rates = (figure(row[f"swaps_beside_gbps_{side}"]) for side in _SIDES)
-        rows.append([*(row[name] for name in _BESIDE_NAMES), *rates, *slowdowns, *_judged(row)])
-    labels = [view.label for view in pair]
-    header = ("Neighbour", "Dir", "Swaps", *(f"{label} GB/s" for label in labels), *labels, "Ratio (95%)", "Verdict")
-    notes = [_BESIDE_VERDICT]
-    return DataTable("Slowdown of neighbours, worst first", header, rows, notes, origin, left=3, compared=len(beside))
 
 
 def _origin(pair: Pair, cells: pd.DataFrame) -> tuple[Span, ...]:

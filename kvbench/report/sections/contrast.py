@@ -235,12 +235,11 @@ def any_of(line: Line) -> Row:
     return next(iter(line.values()))
 
 
-def changes(side: ContrastSide, subject: str, of: str) -> list[Text]:
+def changes(side: ContrastSide, subject: str) -> list[Text]:
     """Return in how many cells of a table the compared arms differ, and by how much."""
     known = [compared for _, compared in side.comparisons if math.isfinite(compared.high)]
     told = [compared.ratio for compared in known if not compared.low <= 1 <= compared.high]
     if not told:
-        return [f"{subject}: no clear difference of {of} in {noun(len(known), 'cell')}."] if known else []
+        return [f"{subject}: no clear difference in {noun(len(known), 'cell')}."] if known else []
     by = ends(told, lambda ratio: f"{ratio - 1:+.1%}")
-    chance = by_chance(len(known))
-    return [f"{subject}: {of} differs in {len(told)} of {noun(len(known), 'cell')} ({by}); {chance} would by chance."]
+    return [f"{subject}: {len(told)} of {noun(len(known), 'cell')} differ ({by}), {by_chance(len(known))} by chance."]

@@ -1,13 +1,11 @@
 """Machines side by side: a column for each card and driver, with the cells that all of them have."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.blocks import TRACE
-from kvbench.cells.cell import AXES, SwapKind, SwapShape
-from kvbench.cells.facts import BATCHED, EMPTY, is_marked, marked
+from kvbench.cells.cell import SwapKind, SwapShape
+from kvbench.cells.facts import BATCHED, is_marked, marked
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
@@ -15,7 +13,7 @@ from kvbench.report.model import DataTable, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure
 from kvbench.report.sections.cliff import curves_of
 from kvbench.report.tables import INCLUDES
-from kvbench.report.view import DIRECTIONS, View, ceiling_in, ceilings_text, grouped, texts_of
+from kvbench.report.view import DIRECTIONS, View, ceiling_in, ceilings_text, grouped
 from kvbench.tune.answer import Answer, answers_of, rule_for_all, shapes_of
 from kvbench.tune.text import dates_text, link_text
 
@@ -27,13 +25,6 @@ MANY: Final = 1024
 _CEILING: Final = "Ceiling h2d / d2h, GB/s"
 _CHOSEN: Final = "Best: of the methods that are not told apart from the fastest, the one with the fewest SMs"
 _NONE_IN_COMMON: Final = "No swap in common: batched, an idle stream, the same direction, number and size of blocks"
-# What cells are of that use an axis, if they do not replay a trace.
-_USES: Final = {
-    "sequence": "layers of a step",
-    "neighbour": "neighbour {}",
-    "queued": "queued swaps",
-    "devices": "several devices at once",
-}
 
 
 class Reached(NamedTuple):
@@ -76,12 +67,12 @@ def _part(views: Sequence[View], least: int) -> Part | None:
     rows += [_Row(f"Recommended, {way}, idle", [_rule(runs, way) for runs in machines]) for way in DIRECTIONS]
     rows = [row for row in rows if {*row.texts} != {ABSENT}]
     shipped = {name for one in swaps for shape in shown for name in one[shape].foreign if not is_marked(name)}
-    notes = [_CHOSEN] if shown else [_NONE_IN_COMMON]
+    notes: list[Text] = [_CHOSEN] if shown else [_NONE_IN_COMMON]
     notes += [f"The code of their own packages: {', '.join(sorted(shipped))}"] if shipped else []
     caption = f"{INCLUDES['idle']}. Medians" if shown else ""
     cards = [runs[0].card for runs in machines]
     body = [(row.name, *row.texts) for row in rows]
-    table = DataTable("Machines side by side", ("", *cards), body, notes + _alone(machines), caption)
+    table = DataTable("Machines side by side", ("", *cards), body, notes, caption)
     heads = [_Row("Machines", cards), *(row for row in rows if row.leads)]
     short: list[Text] = [(Strong(row.name), f": {' | '.join(row.texts)}") for row in heads]
     return Part(tables=[table], short=short if shown else [*short, _NONE_IN_COMMON])
@@ -169,20 +160,3 @@ def _rule(runs: Sequence[View], direction: str) -> str:
     parts = rule.parts.get(SwapKind(Direction(direction), StreamState.IDLE), ())
     choices = dict.fromkeys(part.choice.label for part in parts)
     return ", ".join(choices) + (" by size" if len(choices) > 1 else "") or ABSENT
-
-
-def _alone(machines: Sequence[Sequence[View]]) -> list[Text]:
-    """Name what one machine alone measured."""
-    measured = {runs[0].card: set[str]().union(*map(_subjects, runs)) for runs in machines}
-    every = Counter(subject for subjects in measured.values() for subject in subjects)
-    alone = {card: sorted(one for one in subjects if every[one] == 1) for card, subjects in measured.items()}
-    return [f"Only {card} has {', '.join(subjects)}" for card, subjects in alone.items() if subjects]
-
-
-def _subjects(view: View) -> set[str]:
-    """Return the backends that a run measured, and what else its cells are of."""
-    subjects = {"an engine's call" if backend == EMPTY else backend for backend in view.called["backend"]}
-    for axis, name in _USES.items():
-        used = set(texts_of(view.called[axis])) - {None, AXES[axis].show(AXES[axis].unused)}
-        subjects |= {"replays of a trace" if value == TRACE else name.format(value) for value in used}
-    return subjects

@@ -73,7 +73,7 @@ def _part(sides: Sequence[ModelRows]) -> Part:
     tables += [_all(*one) for one in pairs if one[0].backends(one[1]) - {PER_BLOCK, BATCHED}]
     shown = [one for one in first if one[1] == first[0][1]]
     findings = [text for one in shown if (text := _finding(*one))]
-    return Part(findings, tables=tables, first=len(shown) or 1)
+    return Part(findings, tables=tables)
 
 
 def _model_rows(view: View) -> list[ModelRows] | str:

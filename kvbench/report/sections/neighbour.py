@@ -92,7 +92,7 @@ def _table(view: View, cells: pd.DataFrame) -> DataTable:
     header = ("Dir", "Method", "GB/s beside", *heads)
     row = rows_of(cells)[0]
     kept = _iterations(view, set(cells["cell_id"][cells["neighbour_slowdown_p90"].notna()]))
-    clock = f"{_CLOCK}. Percentiles: of {kept} iterations, all visits together" if kept else _CLOCK
+    clock = f"{_CLOCK}. Percentiles: of {kept} iterations of all visits" if kept else _CLOCK
     title = f"Slowdown of work beside swaps of {count(row['blocks'])} {TIMES} {bytes_size(row['block_bytes'])}"
     return measured_table(view, cells, clock, title, header, body, left=2)
 

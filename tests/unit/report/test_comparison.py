@@ -2,15 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import product
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pandas as pd
 import pytest
 
-from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.report.build import report_of
 from kvbench.report.faults import CardSpread
@@ -19,7 +16,7 @@ from kvbench.report.sections import comparison
 from kvbench.report.view import views_of
 from kvbench.results import Record, Run, RunInfo
 from tests import synthetic
-from tests.reports import findings_of, highlights_of, made_run, part_of, rows_of, said, sections_of, table_of
+from tests.reports import highlights_of, made_run, part_of, rows_of, sections_of, table_of
 
 ROUNDS = 6
 SPREADS = {"per_block": 0.01, "sm": 0.01, "batched": 0.5}
@@ -100,33 +97,3 @@ def test_a_comparison_of_two_drivers_names_their_differences(tmp_path: Path, cel
     assert "device" not in differing
     assert differing["cuda_driver_api"] == ['"13.0"', "not recorded"]
     assert "comparison" not in sections_of(report_of([*runs, run(tmp_path, "third", cells)]))
-
-
-# SM count -> (slowdown of the neighbour, GB/s beside it)
-WAYS = {1: (1.1, 20.0), 2: (1.2, 41.0), 4: (1.7, 40.0)}
-
-
-def beside(folder: Path, name: str, changed: float = 1.0) -> Run:
-    """A run of kernels whose neighbour beside two SMs is slower by `changed` than in `WAYS`."""
-    rng, records = np.random.default_rng(len(name)), list[Record]()
-    for number, (sms, (slowdown, gbps)) in product(range(6), WAYS.items()):
-        factor = (changed if sms == 2 else 1.0) * float(np.exp(rng.normal(0, 0.003)))
-        cell = Cell("sm", Direction.D2H, 4096, 16384, neighbour=Neighbour.GEMM, sms=sms)
-        (visit,) = synthetic.beside(cell, slowdown * factor, gbps, 1)
-        records.append(msgspec.structs.replace(visit, round=number))
-    return made_run(folder, records, name=name)
-
-
-def test_a_comparison_finds_a_neighbour_that_is_slower_by_5_percent(tmp_path: Path) -> None:
-    report = report_of([beside(tmp_path, "before"), beside(tmp_path, "afterwards", 1.05)])
-    part = part_of(report, "comparison")
-    _, finding = findings_of(part)
-    assert re.match(
-        r"afterwards against before, neighbours of 3 cells: 1 slower \(by up to [45]\S*%\), 0 faster", finding
-    )
-    first, *others = table_of(part, "Slowdown of neighbours").rows
-    assert [said(text) for text in (*first[:3], first[-1])] == ["gemm", "d2h", "sm (2 SMs)", "slower"]
-    assert [said(row[-1]) for row in others] == ["same", "same"]
-    cells = table_of(part, "Cell by cell").rows
-    assert {said(row[-1]) for row in cells} == {"same"}
-    assert all("neighbour gemm" in said(row[5]) for row in cells)

@@ -175,7 +175,7 @@ def test_the_markdown_is_that_of_the_golden_file(report: Report, name: str, rend
 def test_the_first_page_is_short(alone: Report) -> None:
     lines = render_report(alone).splitlines()
     assert len(lines) <= 260
-    assert sum(len(line.split()) for line in lines if not line.startswith("|")) <= 925
+    assert sum(len(line.split()) for line in lines if not line.startswith("|")) <= 900
 
 
 def test_the_answer_for_a_chat_has_five_lines_and_both_directions(run: Run, alone: Report) -> None:

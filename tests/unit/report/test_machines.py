@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BackendFacts
 from kvbench.report.build import report_of
@@ -34,7 +34,6 @@ def test_a_machine_is_a_column_with_the_swaps_that_all_have(tmp_path: Path) -> N
     assert rows["h2d 10 000 x 4 KiB, GB/s: batched"] == ["5.00", "5.00"]
     assert [text.split(":")[0] for text in rows["h2d 10 000 x 4 KiB, GB/s: best"]] == ["40.0", "50.0"]
     assert rows["Recommended, h2d, idle"] == ["sm (4 SMs)", "sm (4 SMs)"]
-    assert lines_of(table.notes)[1:] == ["Only H200 has merged"]
 
 
 def test_a_plug_in_is_marked_and_never_best_beside_kvbenchs_own(tmp_path: Path) -> None:
@@ -66,25 +65,6 @@ def test_the_best_is_of_all_sm_counts_and_takes_the_fewest_of_those_as_fast(tmp_
     assert table
     (best,) = (texts for name, texts in rows_of(table).items() if name.endswith("best"))
     assert [text.partition(": ")[2] for text in best] == ["sm (16 SMs)", "sm (8 SMs)"]
-
-
-def test_what_only_one_machine_has_is_named_wherever_it_was_measured(tmp_path: Path) -> None:
-    """A backend counts although it was measured at a swap that the table does not show; so do cells of other kinds."""
-    first = run(tmp_path, "NVIDIA H100", 40.0, "merged")
-    merged = Cell("merged", Direction.H2D, 7, 512, stream_state=StreamState.SUSTAINED)
-    records = [
-        *synthetic.rounds([merged]),
-        *synthetic.replayed(Cell("batched", Direction.H2D, 64, 512, sequence="trace"), 5.0, 6),
-    ]
-    apart = made_run(tmp_path, records, synthetic.info("NVIDIA H200"), "trace")
-    table = machines_table(views_of([first, run(tmp_path, "NVIDIA H200", 50.0), apart]))
-    assert table
-    assert lines_of(table.notes)[1:] == ["Only H200 has replays of a trace"]
-    calls = synthetic.rounds([Cell("empty", Direction.H2D, 64, 512, pause_us=200)])
-    call = made_run(tmp_path, calls, synthetic.info("NVIDIA H100"), "call")
-    with_call = machines_table(views_of([first, call, apart]))
-    assert with_call
-    assert "an engine's call" in lines_of(with_call.notes)[1]
 
 
 def test_a_report_of_several_machines_names_them_everywhere_and_compares_no_runs(tmp_path: Path) -> None:
