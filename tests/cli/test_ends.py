@@ -117,20 +117,10 @@ def test_an_argument_that_is_not_utf_8_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def completed(*arguments: str, cwd: Path) -> list[str]:
-    """Return what fish is told to complete the last word with: a shell that leaves `=` inside of words."""
+def test_commands_and_configs_are_completed(tmp_path: Path) -> None:
     variables = {"_KVBENCH_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    return kvbench(cwd=cwd, env={**variables, "_TYPER_COMPLETE_ARGS": " ".join(("kvbench", *arguments))}).stdout.split()
-
-
-def test_commands_options_and_values_are_completed_without_a_space_after_the_equals_sign(tmp_path: Path) -> None:
-    assert completed("sw", cwd=tmp_path)[0] == "sweep"
-    assert completed("sweep", "cl", cwd=tmp_path)[0] == "cliff"
-    assert completed("sweep", "-a", "b", cwd=tmp_path) == ["backend=", "blocks=", "block_size="]
-    assert len(completed("sweep", "-a", "backend", cwd=tmp_path)) > 1  # a shell puts a space behind a single one
-    (tmp_path / "runs" / "mine").mkdir(parents=True)
-    (tmp_path / "runs" / "mine" / "run.json").touch()
-    assert completed("report", "ru", cwd=tmp_path) == ["runs/mine"]
+    for words, first in (("kvbench sw", "sweep"), ("kvbench sweep cl", "cliff")):
+        assert kvbench(cwd=tmp_path, env={**variables, "_TYPER_COMPLETE_ARGS": words}).stdout.split()[0] == first
 
 
 def copied(line: str, lead: str) -> list[str]:
