@@ -4,7 +4,6 @@ import errno
 import os
 import stat
 import subprocess
-import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
@@ -86,24 +85,15 @@ def sync_folder(path: Path) -> None:
 
 
 def write_output(option: str, path: Path, data: bytes, ours: Callable[[Path], object], *, force: bool) -> None:
-    """Write the file that a user named with `option`; `-` is standard output, and links are followed.
+    """Write the file that a user named with `option`; a link is followed.
 
-    A file that is not regular (a device, a pipe) is written to, never replaced. A regular file that `ours` cannot read
-    (it raises KvbenchError) is replaced only with `force`. Raises UsageError and StorageError.
+    A file that `ours` cannot read (it raises KvbenchError) is replaced only with `force`, a device or a pipe never.
+    Raises UsageError and StorageError.
     """
-    try:
-        if str(path) == "-":
-            sys.stdout.flush()
-            sys.stdout.buffer.write(data)
-            return
-        target = path.resolve()
-        if target.exists() and not target.is_file():
-            # Opening a pipe without a reader fails instead of blocking.
-            descriptor = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.set_blocking(descriptor, True)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-            return
+    target = Path(os.path.realpath(path))
+    with or_usage_error(f"{option} {path}: cannot be written"):
+        if target.is_symlink() or (target.exists() and not target.is_file()):
+            raise UsageError(f"{option} {path}: not a regular file")
         if target.exists() and target.stat().st_size and not force and target.read_bytes() != data:
             try:
                 ours(target)
@@ -112,11 +102,6 @@ def write_output(option: str, path: Path, data: bytes, ours: Callable[[Path], ob
                     f"{option} {path}: the file exists with other content; add --force to replace it"
                 ) from None
         write_whole(target, data)
-    except (OSError, RuntimeError) as error:
-        if isinstance(error, OSError):
-            raise_if_no_room(path, error)
-        why = str(error.strerror).lower() if isinstance(error, OSError) else "a loop of links"
-        raise UsageError(f"{option} {path}: cannot be written: {why}") from None
 
 
 @contextmanager
