@@ -15,16 +15,7 @@ from kvbench.text import hint, located, shown
 
 # Bytes per swap: blocks x block size.
 SWAP_BYTES: Final = Axis("2GiB", parse_size, size, ranged=True, name="swap_bytes", field="swap_bytes")
-
-
-def _cell_id(text: str) -> str:
-    if not re.fullmatch(r"[0-9a-f]{12}", text):
-        raise ValueError("not a cell id; write its twelve hex digits")
-    return text
-
-
-CELL_ID: Final = Axis("0123456789ab", _cell_id, name="cell_id", field="id")
-_FILTERED: Final[dict[str, Axis]] = {**AXES, SWAP_BYTES.name: SWAP_BYTES, CELL_ID.name: CELL_ID}
+_FILTERED: Final[dict[str, Axis]] = {**AXES, SWAP_BYTES.name: SWAP_BYTES}
 _COMPARISONS: Final = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 # What axes write where there is no limit, which counts as more than any number.
 _WITHOUT_LIMIT: Final = "all"
@@ -36,7 +27,7 @@ _GRAMMAR: Final = "write axis OP value with OP one of = != < <= > >=, for exampl
 class Filter:
     """One condition on a cell: the value on `axis` compared with `values` (several only for `=` and `!=`).
 
-    `axis` is the name of an axis, `swap_bytes` or `cell_id`. A cell without a value on the axis meets only `!=`.
+    `axis` is the name of an axis or `swap_bytes`. A cell without a value on the axis meets only `!=`.
     """
 
     axis: str

@@ -46,7 +46,6 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "-a", "blocks=4\n5"], [r"argument 'blocks=4\n5'", "one line of printable text"]),
     # filters
     (["sweep", "-f", "blocks~3"], ['filter "blocks~3"', "axis OP value", "block_size<=24KiB"]),
-    (["sweep", *tiny(), "--filter=cell_id=batched", "--out=run"], ["twelve hex digits"]),
     # devices, sampling, limits
     (["sweep", "--device=gpu"], ['"gpu"', "auto, cpu, cuda or cuda:N"]),
     (
