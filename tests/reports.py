@@ -32,7 +32,7 @@ HOSTILE = (
 
 def hostile_run(folder: Path, text: str, name: str = "run", **identity: str) -> Run:
     """Return a run in which every string that an untrusted source could choose is `text`."""
-    cells = synthetic.cliff_cells((256,), synthetic.FEW_KIB)
+    cells = [cell for cell in synthetic.cliff_cells((256,), (24, 28)) if cell.direction == "h2d"]
     visits = [msgspec.structs.replace(one, chosen=text, warnings=[text]) for one in synthetic.visits(cells[2:])]
     failure = msgspec.structs.replace(synthetic.failure(cells[1], text), command=text)
     records: list[Record] = [*visits, synthetic.skip(cells[0], text), failure, Note(text=text)]

@@ -86,17 +86,20 @@ LONG = "x" * 300
         ["sweep", f"{LONG}.toml"],
         ["sweep", "-a", "backend=auto", "--policy", LONG],
         ["report", LONG],
+        ["show", "x" * 100_000],
         ["gate", "rules", LONG],
         ["gate", "compare", "--base", f"env:{LONG}", "--cand", "here"],
         ["gate", "compare", "--base", "here", "--cand", "here", "--suite", f"{LONG}.toml"],
     ],
-    ids=lambda arguments: " ".join(arguments).replace(LONG, "LONG"),
+    ids=lambda arguments: " ".join(word if len(word) < 100 else "LONG" for word in arguments),
 )
 def test_a_path_that_the_system_refuses_is_an_error_of_one_line(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run(arguments) == 2
-    assert "file name too long" in only_line(capsys.readouterr().err).lower()
+    line = only_line(capsys.readouterr().err)
+    assert "file name too long" in line.lower()
+    assert len(line) <= main.MAX_LINE
 
 
 @pytest.mark.parametrize(
@@ -198,12 +201,3 @@ def test_the_time_left_follows_from_the_visits_made(
     for _ in range(500):
         reporter.recorded(visit)
     assert line_at(530) == "1002 of 1000 visits, more than expected"
-
-
-def test_a_long_input_is_shortened_in_the_message(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["sweep", "x" * 100_000]) == 2
-    assert len(only_line(capsys.readouterr().err)) <= main.MAX_LINE
-    assert main.run(["show", "x" * 100_000]) == 2
-    line = only_line(capsys.readouterr().err)
-    assert len(line) <= main.MAX_LINE
-    assert line.lower().endswith("file name too long")

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from kvbench.results import CellRecord, Visit, load_run
-from tests.command import BRIEF, Done, cell_of, error_line, failures, kvbench, records, refused, skips, tiny
+from tests.command import BRIEF, Done, cell_of, error_line, failures, kvbench, records, skips, tiny
 
 EXAMPLE = Path(__file__).parents[2] / "example_backend"
 
@@ -105,12 +105,6 @@ def test_an_installed_package_is_measured_beside_the_others(installed: Path) -> 
     assert set(table.loc[busy & (table["backend"] == "memmove"), "status"]) == {"no figure"}
     # every block of the first swap, of two samples and of the audit's swap, and what lies beside them
     assert (table["verified_bytes"] > 4 * 9 * 1000).all()
-
-
-def test_without_the_package_its_backend_is_unknown(tmp_path: Path) -> None:
-    line = refused("sweep", *tiny(backend="memmove"), "--out", "run", cwd=tmp_path)
-    assert line.startswith('unknown backend "memmove"; use one of auto, batched, copier, empty, lmcache, ')
-    assert not (tmp_path / "run").exists()
 
 
 def swept_beside_batched(site: Path, codes: dict[str, str], *options: str, **axes: str) -> tuple[Done, Path]:

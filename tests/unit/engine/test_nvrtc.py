@@ -1,6 +1,5 @@
 """Every CUDA source that is shipped compiles, for every GPU generation and driver that is supported, once."""
 
-import os
 import struct
 import subprocess
 import sys
@@ -53,11 +52,6 @@ def test_a_broken_source_is_refused_with_the_compiler_s_log() -> None:
     message = str(caught.value)
     assert message.startswith("NVRTC failed to compile broken.cu for sm_90: ")
     assert 'identifier "undeclared_name" is undefined' in message
-
-
-def test_an_architecture_that_nvrtc_does_not_know_is_refused_with_its_name() -> None:
-    with pytest.raises(NvrtcError, match="sm_1"):
-        compile_cubin(kernel_source("delay.cu"), "delay", "sm_1")
 
 
 def test_a_kernel_is_compiled_only_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,15 +140,6 @@ def test_a_cached_file_that_others_may_write_is_not_used(cache: Path, mode: int)
     path.write_bytes(ELF + b"of somebody else")
     assert cached_cubin("delay", "sm_90") != first
     path.chmod(mode)
-    assert cached_cubin("delay", "sm_90") == first
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
-def test_a_cached_file_of_another_user_is_not_used(cache: Path) -> None:
-    first = cached_cubin("delay", "sm_90")
-    (path,) = cache.iterdir()
-    path.write_bytes(ELF + b"of somebody else")
-    os.chown(path, 12_345, -1)
     assert cached_cubin("delay", "sm_90") == first
 
 

@@ -25,7 +25,8 @@ def test_no_other_module_names_an_engine() -> None:
     assert {"vllm", "vllm_triton", "NUM_SMS", "sglang_jit", "trtllm"} <= names
     files = {file for file in PACKAGE.rglob("*.py") if file.parent.name != "engines"} - EXCEPTED
     assert {str(file): found for file in files if (found := strings_in(file) & names)} == {}
-    quoted = {f"{file}: {name}" for file in files for name in names if "_" in name and name in file.read_text()}
+    texts = {file: file.read_text() for file in files}
+    quoted = {f"{file}: {name}" for file in files for name in names if "_" in name and name in texts[file]}
     assert quoted == set()
 
 

@@ -6,15 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.blocks import misfit
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.pattern import Tensors
 from kvbench.errors import UsageError
-from kvbench.models.geometry import KvDtype, KvLayout, LayerGroup, Model, ModelSwap, model_swap, swaps_from_plain
+from kvbench.models.geometry import KvDtype, KvLayout, LayerGroup, Model, ModelSwap, swaps_from_plain
 from kvbench.models.hf_config import model_of, read_config_json
 from kvbench.models.presets import GroupPages, ModelChoice, find_model, model_facts, presets
 from kvbench.results import Visit, load_run
@@ -143,44 +141,6 @@ def test_planners_see_pages_and_states(state_type: str, tokens: int) -> None:
 def test_layers_that_do_not_divide_are_padded() -> None:
     """Of 52 layers with a window, groups of 10 are six."""
     assert swap_of("gemma-3-27b", tokens=2048, layout="vllm").tensors == (Tensors(10, 128 + 6 * 64),)
-
-
-geometries = st.builds(
-    lambda layers, sliding, window, **rest: LayerGroup(
-        name="m",
-        layers=layers,
-        sliding_layers=min(sliding, layers),
-        window=window if min(sliding, layers) else 0,
-        **rest,
-    ),
-    layers=st.integers(1, 40),
-    sliding=st.integers(0, 40),
-    window=st.integers(1, 5000),
-    kv_heads=st.sampled_from([1, 2, 4, 8, 16]),
-    head_dim=st.sampled_from([64, 80, 128, 576]),
-    kv_parts=st.sampled_from([1, 2]),
-    dtype=st.sampled_from([KvDtype.BF16, KvDtype.FP32, KvDtype.FP8, KvDtype.NVFP4]),
-)
-swaps = st.builds(
-    model_swap,
-    geometries,
-    tp=st.sampled_from([1, 2, 4, 8]),
-    tokens=st.integers(1, 20_000),
-    block_tokens=st.sampled_from([1, 16, 64]),
-    layout=st.sampled_from([KvLayout.PER_LAYER, KvLayout.SGLANG_LAYER_FIRST]),
-)
-
-
-@given(swaps)
-def test_a_swap_moves_the_bytes_of_its_tokens(swap: ModelSwap) -> None:
-    """All layers but those with a window hold every token; these hold no less than the window, and no more."""
-    geometry = swap.geometry
-    token_bytes = swap.rank_kv_heads * geometry.kv_parts * geometry.head_bytes
-    kept = min(swap.tokens, geometry.window - 1) if geometry.sliding_layers else 0
-    full = geometry.layers - geometry.sliding_layers
-    least = token_bytes * (full * swap.tokens + geometry.sliding_layers * kept)
-    spare = token_bytes * geometry.layers * 2 * swap.block_tokens
-    assert least <= swap.blocks * swap.block_bytes <= least + spare
 
 
 def _changed(**changes: object) -> list[dict[str, object]]:
