@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kvbench.errors import ExitCode
 from kvbench.gate.judgement import PLAN
 from kvbench.results import Control, Note, Visit, load_run
 from kvbench.text import LOG_COLUMNS
@@ -36,6 +37,8 @@ cell_seconds = 0.01
 """
 # Wide enough for a busy host: what is injected is far beyond.
 WIDE = ("--margin=10",)
+# Of what is alike; a busy host may leave it undecided.
+ALIKE, ENDED = {"SAME", "UNDECIDED"}, (ExitCode.DONE, ExitCode.INCONCLUSIVE)
 
 
 def cell(blocks: int, backend: str = "batched") -> str:
@@ -106,7 +109,7 @@ def test_slower_and_faster_cells_are_detected_and_named(folder: Path) -> None:
 
 
 def test_visits_alternate_on_one_cpu_and_some_are_compared_byte_for_byte(folder: Path) -> None:
-    assert compare(folder).returncode == 0
+    assert compare(folder).returncode in ENDED
     pairs = pairs_of(folder)
     assert len(pairs) >= 24
     spans = sorted(visit.span_ns or (0, 0) for pair in pairs for visit in pair)
@@ -144,7 +147,9 @@ def test_a_cell_that_fails_on_one_side_fails_the_gate_but_others_are_judged(
 ) -> None:
     done, folder = faulty
     assert done.returncode == 5, done.stdout + done.stderr
-    assert verdicts(folder) == dict.fromkeys(map(cell, FAULTS), "FAILED") | {SMALL: "SAME"}
+    judged = verdicts(folder)
+    assert judged.pop(SMALL) in ALIKE
+    assert judged == dict.fromkeys(map(cell, FAULTS), "FAILED")
     assert FAULTS[blocks][1] in reasons(folder)[cell(blocks)]
     assert FAULTS[blocks][1] in unfolded(done)
     assert len([visit for visit in visits_of(folder, "base") if visit.cell.blocks == blocks]) <= 1
@@ -209,7 +214,9 @@ def lied_to(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Path]:
 def test_a_side_with_invalid_answers_fails_only_those_rows(lied_to: tuple[Done, Path], blocks: int) -> None:
     done, folder = lied_to
     assert done.returncode == 5, done.stdout + done.stderr
-    assert verdicts(folder) == dict.fromkeys(map(cell, LIES), "FAILED") | {SMALL: "SAME"}
+    judged = verdicts(folder)
+    assert judged.pop(SMALL) in ALIKE
+    assert judged == dict.fromkeys(map(cell, LIES), "FAILED")
     assert LIES[blocks][1] in reasons(folder)[cell(blocks)]
     assert LIES[blocks][1] in unfolded(done)
     assert "Traceback" not in done.stderr
@@ -241,8 +248,10 @@ def test_a_side_whose_worker_cannot_be_replaced_fails_its_remaining_cells(
 
 def test_two_backends_are_compared_cell_by_cell(folder: Path) -> None:
     done = compare(folder, base="backend:per_block", cand="backend:batched")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert verdicts(folder) == {f"{cell(blocks, 'per_block')} -> batched": "SAME" for blocks in (4, 16)}
+    assert done.returncode in ENDED, done.stdout + done.stderr
+    judged = verdicts(folder)
+    assert set(judged) == {f"{cell(blocks, 'per_block')} -> batched" for blocks in (4, 16)}
+    assert {*judged.values()} <= ALIKE
     assert "per_block (base) and batched (candidate)" in unfolded(done)
 
 
@@ -281,7 +290,7 @@ def python_with(folder: Path, packages: Path) -> str:
 def with_plug_in(folder: Path, packages: Path, *arguments: str) -> Done:
     """Run a command where the plug-in is installed, on the device cpu; it has to succeed."""
     done = kvbench(*arguments, "--device=cpu", cwd=folder, env={"PYTHONPATH": f"{packages}:{EXAMPLE}"})
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode in ENDED, done.stdout + done.stderr
     return done
 
 
@@ -292,7 +301,9 @@ def test_two_versions_of_a_plug_in_are_compared(folder: Path, versions: dict[str
     base, cand = (python_with(folder, packages) for packages in versions.values())
     sides = (f"--base={base}", f"--cand={cand}", "-abackend=mine", "--out=gate")
     done = with_plug_in(folder, versions["0.1"], *COMPARE, *sides)
-    assert verdicts(folder) == {cell(4, "mine"): "SAME", cell(16, "mine"): "SAME"}
+    judged = verdicts(folder)
+    assert set(judged) == {cell(4, "mine"), cell(16, "mine")}
+    assert {*judged.values()} <= ALIKE
     made = [load_run(folder / "gate" / side).info.identity["plug_ins"] for side in ("base", "cand")]
     assert made == ["kvbench-mine==0.1", "kvbench-mine==0.2"]
     assert "kvbench-mine==0.1 (base) and kvbench-mine==0.2 (candidate)" in unfolded(done)
@@ -307,8 +318,9 @@ def test_a_busy_stream_that_leaves_no_figure_fails_neither_a_sweep_nor_the_gate(
     python = python_with(folder, here)
     sides = (f"--base={python}", f"--cand={python}", "-abackend=mine", "--out=gate")
     with_plug_in(folder, here, *COMPARE, *busy, *sides)
-    idle = cell(4, "mine")
-    assert verdicts(folder) == {idle: "SAME", idle.replace("idle", "busy"): "UNDECIDED"}
+    judged, idle = verdicts(folder), cell(4, "mine")
+    assert judged.pop(idle) in ALIKE
+    assert judged == {idle.replace("idle", "busy"): "UNDECIDED"}
 
 
 @pytest.mark.parametrize(
