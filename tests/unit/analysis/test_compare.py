@@ -123,7 +123,7 @@ def test_a_winner_is_faster_than_all_others() -> None:
     assert winners({}, IN_TURN) == {}
 
 
-@pytest.mark.parametrize("bad", [[], [0.0], [math.nan], [-1.0]])
+@pytest.mark.parametrize("bad", [[], [0.0], [math.nan], [1.0, math.inf], [-1.0]])
 def test_times_are_positive_numbers(bad: list[float]) -> None:
     for compare in (compare_pairs, compare_apart):
         with pytest.raises(ValueError, match=r"positive|finite"):

@@ -11,9 +11,7 @@ from kvbench.analysis.compare import grouped_outliers, grouped_quartiles, median
 
 
 def outliers(samples: list[float]) -> list[bool]:
-    """Return the marks of one group."""
-    marks: list[bool] = grouped_outliers(np.array(samples), np.array([len(samples)])).tolist()
-    return marks
+    return list(map(bool, grouped_outliers(np.array(samples), np.array([len(samples)]))))
 
 
 TIMES = st.lists(st.floats(1e-3, 1e9), min_size=1, max_size=200)
@@ -42,12 +40,6 @@ def test_outliers_are_marked_and_few() -> None:
     samples = [10.0, 10.1, 9.9, 10.05, 9.95, 50.0]
     assert outliers(samples) == [False] * 5 + [True]
     assert not any(outliers([1.0, 1.0, 1.0, 9.0]))
-
-
-@pytest.mark.parametrize("bad", [[], [math.nan], [1.0, math.inf]])
-def test_what_is_no_sample_is_refused(bad: list[float]) -> None:
-    with pytest.raises(ValueError, match="finite"):
-        median_interval(bad)
 
 
 GROUPS = st.lists(st.lists(st.floats(1e-3, 1e9), min_size=1, max_size=12), min_size=1, max_size=6)

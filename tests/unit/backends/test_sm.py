@@ -2,11 +2,15 @@
 
 from dataclasses import replace
 from functools import partial
+from unittest import mock
 
+import numpy as np
 import pytest
 
-from kvbench.backends.sm import shape_for
-from kvbench.cells.axes import Direction
+from kvbench.backends import sm
+from kvbench.backends.base import SwapRequest
+from kvbench.backends.sm import Sm, shape_for
+from kvbench.cells.axes import Direction, ListPlace
 from kvbench.cells.cell import Cell
 
 # Shared memory of a thread block on sm_90, the most that any GPU has.
@@ -54,3 +58,19 @@ def test_the_rule_s_kernel_fits_the_device(shared_kib: int, largest_bytes: int) 
     assert shape.shared_bytes <= shared_kib * 1024
     whole = chosen(asked(), largest_bytes, 16, 120)
     assert (shape.depth, shape.piece_bytes) == (whole.depth, whole.piece_bytes)
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "source", "destination", "word_bytes"),
+    [(656, 0, 0, 16), (656, 8, 0, 8), (656, 0, 4, 4), (1160, 0, 0, 8), (577, 0, 0, 1)],
+)
+def test_a_gather_moves_the_largest_words_that_rows_and_both_pools_allow(
+    row_bytes: int, source: int, destination: int, word_bytes: int
+) -> None:
+    rows = np.arange(4, dtype=np.uint64) * np.uint64(row_bytes) + np.uint64(1 << 20)
+    sides = {"kernel_sources": rows + np.uint64(source), "kernel_destinations": rows + np.uint64(destination)}
+    cell = replace(asked(), block_bytes=row_bytes, list_place=ListPlace.GPU)
+    made = {"GatherKernel": mock.Mock(), "GatherSwap": mock.Mock(), "cached_cubin": mock.Mock()}
+    with mock.patch.multiple(sm, **made):
+        Sm().create(SwapRequest(mock.Mock(), cell, mock.Mock(**sides)))
+    assert made["cached_cubin"].call_args.args[2][1] == f"-DKVBENCH_WORD_BYTES={word_bytes}"

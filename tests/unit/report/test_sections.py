@@ -64,7 +64,7 @@ def fragments_of(backend: str, ranks: int, size: int) -> Cell:
 
 def gather_us(cell: Cell) -> float:
     """6 us and 41 M rows a second up to some ten thousand rows, 28 M beyond; a fifth of it with one thread block."""
-    rate = 41.0 if cell.blocks < 100_000 else 28.0
+    rate = 41.0 if cell.blocks < 20_000 else 28.0
     return 6.0 + cell.blocks / rate * {1: 4.0, 4: 1.025}.get(cell.sms or 0, 1.0)
 
 
@@ -288,7 +288,7 @@ CASES = (
     Case(
         "gather",
         of(
-            [replace(GATHER, blocks=rows, sms=ctas) for rows in (16, 64, 2048, 110_592) for ctas in (1, 4, 132)],
+            [replace(GATHER, blocks=rows, sms=ctas) for rows in (16, 64, 2048, 40_960) for ctas in (1, 4, 132)],
             lambda cell: cell.swap_bytes / 1e3 / gather_us(cell),
         ),
         ["Rows", "1 CTA", "4 CTAs", "132 CTAs", "M rows/s", "CTAs that suffice"],
