@@ -160,10 +160,9 @@ def sweep(
     if trace_swaps is not None and trace is None:
         raise UsageError(f"--trace-swaps {trace_swaps}: requires --trace FILE")
     if resume is not None:
-        if dry_run or out is not None:
-            raise UsageError("--resume continues an existing run: leave out --dry-run and --out")
-        has_settings = any((config, axis, filters, trace, policy, sampling, where)) or choice != ModelChoice()
-        outcomes = [resume_sweep(resume, asked() if has_settings else None, reporter, retry_failed=retry_failed)]
+        if any((config, axis, filters, trace, policy, sampling, where, dry_run, out)) or choice != ModelChoice():
+            raise UsageError(f"--resume {resume}: a run goes on as it began: leave out all other options")
+        outcomes = [resume_sweep(resume, reporter, retry_failed=retry_failed)]
     elif retry_failed:
         raise UsageError("--retry-failed: requires --resume RUN")
     elif dry_run:

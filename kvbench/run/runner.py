@@ -75,11 +75,11 @@ def start_sweep(
             return Execution(spec, plan, opened, writer, slot, observer, Progress(), schedule).run()
 
 
-def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, retry_failed: bool = False) -> SweepEnd:
+def resume_sweep(path: Path, observer: Observer, *, retry_failed: bool = False) -> SweepEnd:
     """Finish the run at `path`, optionally with its failed cells: the original plan, with the original backends.
 
-    Raises MismatchError if `asked`, the identity of this machine or the backends differ from those of the run, and
-    UsageError for a search, which visits only some of its plan and is not kept, and for runs of several devices.
+    Raises MismatchError if the identity of this machine or the backends differ from those of the run, and UsageError
+    for a search, which visits only some of its plan and is not kept, and for runs of several devices.
     """
     if runs_in(path) != [path]:
         raise UsageError(
@@ -92,10 +92,6 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, ret
         raise UsageError(
             f"--resume {path}: {command} cannot continue a search; to use what was measured: "
             f"kvbench show {shlex.quote(str(path))}"
-        )
-    if asked is not None and asked.to_plain() != spec.to_plain():
-        raise MismatchError(
-            f"--resume {path}: the run is of another sweep; to continue it, leave out all other options"
         )
     known, _ = installed()
     if lost := [f"{then.name} of {then.package}" for then in run.info.backends if then.name not in known]:

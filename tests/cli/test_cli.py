@@ -61,7 +61,10 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     # run directories
     (["sweep", "--resume=nowhere"], ["nowhere is not a run directory: folder not found"]),
     (["sweep", "--retry-failed", "--device=cpu"], ["--retry-failed: requires --resume RUN"]),
-    (["sweep", "--resume=nowhere", "--out=there"], ["--resume", "leave out --dry-run and --out"]),
+    (
+        ["sweep", "--resume=nowhere", "--out=there"],
+        ["--resume nowhere: a run goes on as it began: leave out all other options"],
+    ),
     (["sweep", "--out=a\nb"], [r"'--out=a\nb'", "one line of printable text"]),
     (["sweep", "--out="], ["--out=: the value is empty"]),
     (["probe", "--out", "a\x7fb"], [r"'a\x7fb'", "one line of printable text"]),

@@ -103,12 +103,12 @@ def test_visits_by_another_process_before_the_lock_are_not_repeated(
     def late(slot: WorkerSlot) -> Opened:
         """Start the worker after another process has finished the run."""
         monkeypatch.setattr(WorkerSlot, "start", start)
-        runner.resume_sweep(run, None, Observer())
+        runner.resume_sweep(run, Observer())
         finished.extend(records(journal.parent))
         return start(slot)
 
     finished: list[object] = []
     monkeypatch.setattr(WorkerSlot, "start", late)
-    runner.resume_sweep(run, None, Observer())
+    runner.resume_sweep(run, Observer())
     assert records(journal.parent) == finished
     assert [seen["at"] for seen in load_run(journal.parent).info.observed].count("end") == 3
