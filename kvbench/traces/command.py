@@ -15,7 +15,7 @@ from kvbench.models.presets import ModelChoice
 from kvbench.sweep.spec import SIDES
 from kvbench.text import convert, counted, printable
 from kvbench.traces.requests import MOST_HASH_TOKENS, RequestHeader, TimeUnit, check_block, read_requests, share_nothing
-from kvbench.traces.simulate import Allocator, CacheSettings, StorePolicy
+from kvbench.traces.simulate import Allocator, CacheSettings
 
 if TYPE_CHECKING:
     from kvbench.traces.requests import Request
@@ -26,9 +26,6 @@ _Requests = Annotated[Path, typer.Argument(help="Requests as JSON lines, as in M
 _Model = Annotated[str, typer.Option(help="Model: a name (kvbench list models) or a config.json.")]
 _GpuPool = Annotated[str, typer.Option(metavar="SIZE", help="GPU memory for the KV cache: 40GiB.")]
 _HostPool = Annotated[str, typer.Option(metavar="SIZE", help="Host memory for the KV cache: 400GiB.")]
-_Store = Annotated[
-    StorePolicy, typer.Option(help="When blocks are stored: after prefill, or when the GPU evicts them.")
-]
 _Prefill = Annotated[float, typer.Option(min=0, max=3600, help="Seconds from the start of a request to its output.")]
 _Token = Annotated[float, typer.Option(min=0, max=60_000, help="Milliseconds for each token of output.")]
 _Geometry = Annotated[
@@ -53,7 +50,6 @@ def make(
     host_pool: _HostPool,
     out: Annotated[Path, typer.Option("--out", "-o", help="Trace to write (gzip).")],
     allocator: Annotated[Allocator, typer.Option(help="Order in which block ids are allocated.")] = Allocator.VLLM,
-    store: _Store = StorePolicy.WRITE_THROUGH,
     prefill_s: _Prefill = 0.2,
     token_ms: _Token = 20.0,
     hash_tokens: _HashTokens = None,
@@ -85,7 +81,6 @@ def make(
         host_blocks=_blocks("--host-pool", host_pool, block_bytes),
         block_tokens=block_tokens,
         allocator=allocator,
-        policy=store,
         prefill_s=prefill_s,
         token_s=token_ms / 1e3,
     )

@@ -23,13 +23,6 @@ class Allocator(StrEnum):
     VLLM_SORTED = "vllm-sorted"
 
 
-class StorePolicy(StrEnum):
-    """When blocks are stored on the host: after a request's prefill, or when they lose their place on the GPU."""
-
-    WRITE_THROUGH = "write-through"
-    ON_EVICT = "on-evict"
-
-
 class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes and rules of the cache. Pools are in blocks of `block_tokens` tokens.
 
@@ -40,7 +33,6 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     host_blocks: int
     block_tokens: int
     allocator: Allocator = Allocator.VLLM
-    policy: StorePolicy = StorePolicy.WRITE_THROUGH
     prefill_s: float = 0.2
     token_s: float = 0.02
 
@@ -74,22 +66,21 @@ class GpuPool:
                 del self.free[one]
             self._users[one] += 1
 
-    def take(self, count: int) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return `count` ids from the head of the queue, and (key, id) of what they held, which is forgotten."""
-        ids, lost = [], []
+    def take(self, count: int) -> list[int]:
+        """Return `count` ids from the head of the queue; what they held is forgotten."""
+        ids = []
         for _ in range(count):
             one = self.free.popitem(last=False)[0]
             self._users[one] = 1
             ids.append(one)
             key = self._key_of.pop(one, None)
             if key is not None:
-                lost.append((key, one))
                 left = tuple(other for other in self._ids_of[key] if other != one)
                 if left:
                     self._ids_of[key] = left
                 else:
                     del self._ids_of[key]
-        return ids, lost
+        return ids
 
     def name(self, ids: Sequence[int], keys: Sequence[int]) -> None:
         """Record that each block of `ids` holds the content of its key."""
@@ -193,16 +184,13 @@ class CacheRun:
         self, now_s: float, blocks: int, keys: list[int], hits: list[int], usable: int
     ) -> tuple[list[int], list[int]]:
         """Give a request its blocks; return their ids, and the keys that it used on the host."""
-        cached, through = len(hits), self._settings.policy is StorePolicy.WRITE_THROUGH
+        cached = len(hits)
         sources = self._host.prefix(keys[cached:usable])
         loaded = keys[cached : cached + len(sources)]
         # As in vLLM, a request that loads does not offer what it found on the GPU.
-        offered = keys[cached + len(sources) if sources else 0 :] if through else []
+        offered = keys[cached + len(sources) if sources else 0 :]
         self._gpu.hold(hits)
-        new, lost = self._gpu.take(blocks - cached)
-        if not through:
-            self._host.use(loaded)
-            self._store(now_s, [key for key, _ in lost], [one for _, one in lost], len(loaded))
+        new = self._gpu.take(blocks - cached)
         if self._settings.allocator is Allocator.VLLM_SORTED:
             new.sort()
         self._gpu.name(new[: len(keys) - cached], keys[cached:])
