@@ -106,7 +106,7 @@ class Bench:
         for name in ("a", "b"):
             options = ("--rounds=6", "--max-samples=6", "--seed", str(len(name)), "--out", str(folder / name))
             more = tiny(direction="h2d,d2h", blocks="4,8", stream_state="idle,busy")
-            subprocess.run([KVBENCH, "sweep", *more, *options, "-q"], check=True, capture_output=True, timeout=120)
+            subprocess.run([KVBENCH, "sweep", *more, *options], check=True, capture_output=True, timeout=120)
         self.info = json.loads((folder / "a" / "run.json").read_text())
         self.journal = [json.loads(line) for line in (folder / "a" / "journal.jsonl").read_text().splitlines()]
         self.configs = [tomllib.loads(file.read_text()) for file in sorted(shipped_folder().glob("*.toml"))]
@@ -356,7 +356,7 @@ def run_case(bench: Bench, chance: random.Random) -> list[str]:
             ["gate", "rules", folder],
             ["show", folder, "--json"],
             ["show", folder, good, "--open"],
-            ["sweep", "--resume", folder, "-q"],
+            ["sweep", "--resume", folder],
             ["report", folder, good, "-o", out],
         )
     )

@@ -128,18 +128,6 @@ class PlainReporter(Observer):
         print(folded(line, terminal=False), flush=True, file=self._file)
 
 
-class QuietReporter(PlainReporter):
-    def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
-        pass
-
-    def recorded(self, record: Record) -> None:
-        if isinstance(record, Failure):
-            super().recorded(record)
-
-    def _advance(self) -> None:
-        pass
-
-
 class TerminalReporter(PlainReporter):
     """Shows a progress bar with the current cell and the time left."""
 
@@ -218,12 +206,10 @@ class JsonReporter(Observer):
         print(json.dumps({"event": event, **fields}), flush=True)
 
 
-def make_reporter(*, as_json: bool, quiet: bool = False, file: TextIO | None = None) -> JsonReporter | PlainReporter:
+def make_reporter(*, as_json: bool, file: TextIO | None = None) -> JsonReporter | PlainReporter:
     """Return the requested reporter, else the one that fits stdout, or plain lines if `file` is given."""
     if as_json:
         return JsonReporter()
-    if quiet:
-        return QuietReporter()
     return TerminalReporter() if file is None and sys.stdout.isatty() else PlainReporter(file)
 
 

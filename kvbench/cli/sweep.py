@@ -104,7 +104,6 @@ _Retry = Annotated[bool, typer.Option("--retry-failed", help="With --resume: mea
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the cells, skips, memory and time; measure nothing.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of text.")]
 _Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table at the end as Markdown.")]
-_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print failures and the outcome only.")]
 _POLICY_HELP: Final = f"Policy of the backend auto: a policy file or a run directory (default: ${POLICY_VARIABLE})."
 _Policy = Annotated[Path | None, typer.Option(help=_POLICY_HELP)]
 
@@ -124,7 +123,6 @@ def sweep(
     retry_failed: _Retry = False,
     dry_run: _DryRun = False,
     as_json: _Json = False,
-    quiet: _Quiet = False,
     markdown: _Markdown = False,
     sampling: Annotated[
         Mapping[str, Any], FromStruct(Sampling, panel="Sampling", defaults=partial(sampling_of, DEFAULT_CONFIG))
@@ -136,7 +134,7 @@ def sweep(
     from kvbench.run.runner import resume_sweep
 
     signal.signal(signal.SIGTERM, terminated)
-    reporter = make_reporter(as_json=as_json, quiet=quiet)
+    reporter = make_reporter(as_json=as_json)
     choice: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
 
     def asked() -> SweepSpec:
@@ -151,10 +149,8 @@ def sweep(
             from kvbench.sweep.swap_file import choose  # imports numpy
 
             spec = spec.with_trace(choose(trace, trace_swaps or TRACE_SWAPS, spec.seed))
-        for known in models_of(spec.models) if not (as_json or quiet) else ():
-            print_lines([f"{known.name}: {known.text}"])
-        if not (as_json or quiet):
-            print_lines(notes_of(spec.models))
+        if not as_json:
+            print_lines([*(f"{known.name}: {known.text}" for known in models_of(spec.models)), *notes_of(spec.models)])
         return _with_policy(spec.with_filters(filters or []).with_sampling(sampling), policy)
 
     if trace_swaps is not None and trace is None:
@@ -170,7 +166,7 @@ def sweep(
         return
     else:
         outcomes = _start(asked(), out, reporter)
-    _finish(outcomes, reporter, shown=not as_json and not quiet, as_markdown=markdown)
+    _finish(outcomes, reporter, shown=not as_json, as_markdown=markdown)
 
 
 def terminated(number: int, _frame: object) -> None:
