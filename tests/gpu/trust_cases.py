@@ -6,6 +6,7 @@ the reason as its last line, if this machine lacks what it is about.
 
 import ctypes
 import gc
+import inspect
 import mmap
 import os
 import sys
@@ -697,8 +698,7 @@ def a_pool_that_its_caller_vouches_for() -> None:
 
 
 def a_pool_that_is_mapped_on_a_host_node() -> None:
-    host_node = (3, 0)
-    pools = Pools()
+    pools, host_node = Pools(), (3, 0)
     try:
         begin, piece = reserved(2, (0, 1), host_node)
     except SystemExit as error:
@@ -805,7 +805,7 @@ ON_ONE: Final[tuple[Callable[[], None], ...]] = tuple(
     value
     for name, value in list(vars().items())
     if isinstance(value, FunctionType) and value.__module__ == __name__ and name[0] != "_"
-    if value.__code__.co_argcount == 0 and value not in ON_TWO
+    if not inspect.signature(value).parameters and value not in ON_TWO
 )
 
 if __name__ == "__main__":
