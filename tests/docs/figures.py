@@ -3,20 +3,17 @@
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
 
-from kvbench.analysis.compare import compare_in_turn
-from kvbench.analysis.margins import IN_TURN
+from kvbench.report.build import report_of
 from kvbench.report.document import table_text
-from kvbench.report.model import DataTable
-from kvbench.report.numbers import count, figure, size
+from kvbench.report.model import DataTable, plain
+from kvbench.report.numbers import TIMES, count, figure
 from kvbench.results import Run, load_run
-from kvbench.results.outcomes import paired_samples
 from kvbench.text import ends
 from kvbench.tune.answer import rule_for_all
 from kvbench.tune.text import answer_table
@@ -48,70 +45,27 @@ def numbers() -> str:
     )
 
 
+# Run of a card -> what its own section shows, in a word.
+_SURPRISES: Final = {
+    "order": "The access order hardly matters here.",
+    "cliff": "The CPU causes the cliff.",
+    "queue": "One stream's queue fills.",
+    "call": "A call takes longer in an engine than in a loop.",
+}
+
+
 def surprises() -> str:
-    """What the runs of the card show."""
-    shown = (("order", _order), ("cliff", _cliff), ("queue", _queue), ("engine", _limit), ("call", _call))
-    return "\n".join(f"- {text()}" for run, text in shown if (RUNS / run).is_dir())
+    """What the runs of the card show, as their reports find it."""
+    found = [_surprise(run, lead) for run, lead in _SURPRISES.items() if (RUNS / run).is_dir()]
+    limit = [_limit()] if (RUNS / "engine").is_dir() else []
+    return "\n".join(f"- {text}" for text in (*found, *limit))
 
 
-def _cliff() -> str:
-    swap = {"backend": "batched", "direction": "h2d"}
-    idle = _cells("cliff", **swap, stream_state="idle", blocks=10_000).sort_values("block_bytes")
-    below = idle[idle.path == "CPU inline"].iloc[-1]
-    above = idle[idle.block_bytes > below.block_bytes].iloc[0]
-    busy = _cell("cliff", **swap, stream_state="busy", block_size=below.block_size)
-    last = _size(below.block_size)
-    return (
-        f"**The CPU causes the cliff at {last}.** On an idle stream, the CPU copies host blocks of up to {last} "
-        f"while the call to `cuMemcpyBatchAsync` runs: 10 000 blocks of {last} move at {figure(below.gbps)} GB/s. The "
-        f"copy engine copies larger blocks: {_size(above.block_size)} blocks move at {figure(above.gbps)} GB/s. If "
-        f"earlier work is still pending on the stream, it copies blocks of {last} too: {count(busy.blocks)} at "
-        f"{figure(busy.gbps)} GB/s, measured from the start of the copies to their end. ({_evidence('Cliff')}; "
-        f"[why](reports/README.md#why-the-cliff-exists-and-how-to-check-it))"
-    )
-
-
-def _order() -> str:
-    pairs: dict[Any, dict[str, Any]] = {}
-    for cell, outcome in committed("order").outcomes.items():
-        pairs.setdefault(replace(cell, order=None), {})[str(cell.order)] = outcome.visits
-    found = [compare_in_turn(paired_samples(of["stream"], of["any"]), IN_TURN) for of in pairs.values()]
-    apart = [one.ratio - 1 for one in found if one.low > 1 or one.high < 1]
-    differ = (
-        f"in {len(apart)} of {len(found)} kinds of swaps, by {min(apart):+.1%} to {max(apart):+.1%}"
-        if apart
-        else f"in none of {len(found)} kinds of swaps"
-    )
-    return (
-        "**The access order hardly matters here.** Batched copies that may read their sources at any time (ANY) differ "
-        f"from copies in stream order {differ}, on idle and busy streams. ({_evidence('Access order')})"
-    )
-
-
-def _queue() -> str:
-    swap = {"backend": "per_block", "direction": "h2d", "blocks": 64, "block_size": "1MiB", "queued": 32}
-    one, eight = (_cell("queue", **swap, streams=streams).caller_us_median for streams in (1, 8))
-    return (
-        f"**One stream's queue fills.** Behind 32 queued swaps of 64 blocks of 1 MiB, one more takes the thread "
-        f"{figure(one)} us on the same stream and {figure(eight)} us on a pool of eight. ({_evidence('Queue depth')})"
-    )
-
-
-def _call() -> str:
-    swap = {"direction": "h2d", "blocks": 64, "block_size": "4KiB", "stream_state": "idle"}
-
-    def thread_us(backend: str) -> str:
-        tight, after = _cells("call", backend=backend, **swap).sort_values("pause_us").caller_us_median
-        return f"{figure(tight)} and {figure(after)}"
-
-    return (
-        "**A call takes longer in an engine than in a loop.** Between two calls, a step of the engine fills the "
-        "caches with other code and data. For 64 blocks of 4 KiB, a call occupies its thread for these times, in a "
-        f"tight loop and after a step: vLLM's batched copies {thread_us('vllm_batch')} us, vLLM's kernel "
-        f"{thread_us('vllm_triton')} us, `BlockCopier` {thread_us('copier')} us, and a launch that copies nothing "
-        f"{thread_us('empty')} us. "
-        f"({_evidence('An engine')})"
-    )
+def _surprise(run: str, lead: str) -> str:
+    (chapter,) = (one for one in report_of([committed(run)]).chapters if one.section.name == run)
+    why = "; [why](reports/README.md#why-the-cliff-exists-and-how-to-check-it)" if run == "cliff" else ""
+    finding = plain(chapter.part.findings[0]).replace(TIMES, "x")
+    return f"**{lead}** {finding} ({_evidence(chapter.section.short_title)}{why})"
 
 
 def _limit() -> str:
@@ -169,16 +123,6 @@ def _cells(run: str, card: Path = REPORT, **values: Any) -> pd.DataFrame:
         column = frame[name].astype(object).where(frame[name].notna(), "")
         frame = frame[column.isin(value if isinstance(value, tuple) else (value,))]
     return frame
-
-
-def _cell(run: str, card: Path = REPORT, **values: Any) -> Any:
-    cells = _cells(run, card, **values)
-    assert len(cells) == 1, f"{card.name}/{run} has {len(cells)} cells of {values}"
-    return cells.iloc[0]
-
-
-def _size(text: str) -> str:
-    return size(text).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def of_a_card(makers: Mapping[str, Callable[[], str]]) -> Mapping[str, Callable[[], str]]:
