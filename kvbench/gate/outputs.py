@@ -269,28 +269,20 @@ class Destinations:
 
     def deliver(self, sheet: Sheet, data: GateData) -> None:
         """Write the outcome to all requested outputs; raises UsageError for a file that cannot be written."""
+        json_text = as_json(data)
         if self.folder is not None:
-            _write_files(self.folder, sheet, as_json(data))
+            with or_usage_error(f"--out {self.folder} cannot be written"):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                write_whole(self.folder / "gate.json", json_text.encode())
+                write_whole(self.folder / "gate.md", page(sheet).encode())
         if self.github:
-            _write_github(sheet)
+            summary, failed = Path(os.environ[SUMMARY_VARIABLE]), f"--github: {SUMMARY_VARIABLE} cannot be written"
+            with or_usage_error(failed), summary.open("a", encoding="utf-8") as file:
+                file.write(page(sheet))
         if self.as_json:
-            sys.stdout.write(as_json(data))
+            sys.stdout.write(json_text)
         else:
             _show(sheet)
-
-
-def _write_files(folder: Path, sheet: Sheet, json_text: str) -> None:
-    files = {"gate.json": json_text, "gate.md": page(sheet)}
-    with or_usage_error(f"--out {folder} cannot be written"):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            write_whole(folder / name, text.encode())
-
-
-def _write_github(sheet: Sheet) -> None:
-    summary = Path(os.environ[SUMMARY_VARIABLE])
-    with or_usage_error(f"--github: {SUMMARY_VARIABLE} cannot be written"), summary.open("a", encoding="utf-8") as file:
-        file.write(page(sheet))
 
 
 def _show(sheet: Sheet) -> None:
