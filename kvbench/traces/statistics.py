@@ -49,7 +49,11 @@ class DirectionStatistics:
             "gbps": blocks * block_bytes * rate / 1e9,
             "blocks_per_swap": _quantiles(self.sizes),
             "share_left_by_merging": self.runs["both"].total() / blocks if blocks else None,
-            "runs": {side: _of_runs(lengths) for side, lengths in self.runs.items()},
+            # By block, a run counts once for each of its blocks.
+            "runs": {
+                side: {"by_run": _quantiles(lengths), "by_block": _quantiles(_blocks(lengths))}
+                for side, lengths in self.runs.items()
+            },
         }
 
 
@@ -111,11 +115,6 @@ def rows_of(summary: Mapping[str, Any]) -> list[list[str]]:
 
 def _listed(quantiles: Mapping[str, int]) -> str:
     return ", ".join(map(count, quantiles.values())) or "-"
-
-
-def _of_runs(lengths: Counter[int]) -> dict[str, dict[str, int]]:
-    """Return quantiles by run, and by block, where a run counts once for each of its blocks."""
-    return {"by_run": _quantiles(lengths), "by_block": _quantiles(_blocks(lengths))}
 
 
 def _quantiles(counts: Mapping[int, int]) -> dict[str, int]:
