@@ -179,15 +179,9 @@ def meaning(info: Any) -> str:
         case msgspec.inspect.EnumType():
             return f"one of {', '.join(str(word.value) for word in info.cls)}"
         case msgspec.inspect.ListType() | msgspec.inspect.VarTupleType():
-            return f"a {'non-empty ' if info.min_length else ''}list of {_plural(plain_type(info.item_type))}"
+            return f"a {'non-empty ' if info.min_length else ''}list"
         case _:
             return "a table"
-
-
-def _plural(info: Any) -> str:
-    if isinstance(info, msgspec.inspect.StrType | msgspec.inspect.IntType):
-        return "strings" if isinstance(info, msgspec.inspect.StrType) else "whole numbers"
-    return "lists" if hasattr(info, "item_type") else "tables"
 
 
 def _refusal(message: str, plain: object, kind: Any, name: str) -> str:
