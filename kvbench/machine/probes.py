@@ -218,16 +218,6 @@ def _ecc_errors(machine: Machine) -> dict[str, Json]:
     return {kind: int(machine.ask("nvmlDeviceGetTotalEccErrors", number, _VOLATILE)) for number, kind in errors}
 
 
-def _iommu(machine: Machine) -> str:
-    """Return the type of the GPU's IOMMU domain ("DMA-FQ", "identity"), or "none" if it is in no group; raises."""
-    folder = _folder(machine)
-    try:
-        return machine.sources.text(f"{folder}/iommu_group/type")
-    except FileNotFoundError:
-        machine.sources.text(f"{folder}/vendor")
-        return "none"
-
-
 def _number(function: str, *arguments: int) -> Callable[[Machine], int]:
     return lambda machine: int(machine.ask(function, *arguments))
 
@@ -272,12 +262,10 @@ OBSERVED: Final[Mapping[str, Callable[[Machine], Json]]] = {
     "gpu_memory_used_bytes": _member("nvmlDeviceGetMemoryInfo", "used"),
     "gpu_memory_total_bytes": _member("nvmlDeviceGetMemoryInfo", "total"),
     "other_processes": _other_processes,
-    "gpu_uuid": lambda machine: str(machine.ask("nvmlDeviceGetUUID")),
     "ecc": lambda machine: bool(machine.ask("nvmlDeviceGetEccMode")[0]),  # [1] is the mode after a restart
     "ecc_errors": _ecc_errors,
     "pcie_replays": _number("nvmlDeviceGetPcieReplayCounter"),
     "power_limit_w": lambda machine: int(machine.ask("nvmlDeviceGetEnforcedPowerLimit")) / 1000,
-    "iommu": _iommu,
     "host_load_1min": lambda machine: float(machine.sources.text("proc/loadavg").split()[0]),
     "host_available_bytes": lambda machine: available_bytes(machine.sources),
     "cpu_governor": lambda machine: machine.sources.text("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
