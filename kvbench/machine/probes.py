@@ -151,19 +151,10 @@ def _left_in_group(sources: Sources, folder: PurePosixPath, limit: str, used: st
         return None  # the group does not exist, or its limit is "max"
 
 
-def _pci_folder(bus_id: str) -> str:
-    """Return the folder of a PCI address of the driver or of NVML ("00000000:1B:00.0")."""
-    domain, _, bus_and_device = bus_id.partition(":")
-    return f"sys/bus/pci/devices/{int(domain, 16):04x}:{bus_and_device.lower()}"
-
-
-def _folder(machine: Machine) -> str:
-    return _pci_folder(str(machine.ask("nvmlDeviceGetPciInfo").busId))
-
-
 def near_node(bus_id: str, sources: Sources) -> int:
     """Return the NUMA node whose CPUs are nearest to a PCI device; raises if the kernel does not report it."""
-    node = int(sources.text(f"{_pci_folder(bus_id)}/numa_node"))
+    domain, _, bus_and_device = bus_id.partition(":")  # of the driver or of NVML: "00000000:1B:00.0"
+    node = int(sources.text(f"sys/bus/pci/devices/{int(domain, 16):04x}:{bus_and_device.lower()}/numa_node"))
     if node >= 0:
         return node
     nodes = cpu_nodes(sources)
@@ -182,7 +173,7 @@ def _link(machine: Machine) -> str:
     try:
         return "c2c" if machine.ask("nvmlDeviceGetC2cModeInfoV").isC2cEnabled else "pcie"
     except Exception:
-        _folder(machine)
+        machine.ask("nvmlDeviceGetPciInfo")  # raises for a GPU that cannot be reached
         return "pcie"
 
 
