@@ -140,8 +140,9 @@ def test_memory_that_cannot_be_copied_is_no_pool(device: Device) -> None:
         with pytest.raises(ValueError, match=r"^pools: entry 1 begins in p\w+ .* and ends in pageable memory"):
             copier_for(device, [DEFAULTS], pools=[(host.address, 4096), pool])
     tensor = pytest.importorskip("torch").zeros(64)
-    with pytest.raises(ValueError, match=r"^pools: entry 0 begins in pageable memory"):
-        BlockCopier("cpu", pools=[tensor])  # of another driver
+    for pool in (tensor, (1 << 63, 4096)):  # of another driver, and of none
+        with pytest.raises(ValueError, match=r"^pools: entry 0 begins in pageable memory"):
+            BlockCopier("cpu", pools=[pool])
     with pytest.raises(UsageError, match="pools: entry 0 must be a contiguous tensor"):
         BlockCopier("cpu", pools=[tensor[::2]])
 

@@ -59,8 +59,7 @@ def test_a_visit_is_judged_by_its_samples_behind_pending_work_and_has_the_worse_
                      for times, behind in ((QUIET, True), ([90.0] * 6, False)))  # fmt: skip
     around = Surroundings(3, [1.0, 2.0], [1.0, 1.2], UNLIMITED)
     sampled = visit.Sampled(Taken([*held, *strayed], "time"), 1, None, around)
-    swap = PreparedSwap(mock.Mock(), Mechanism.SM_KERNEL)
-    sampler = mock.Mock(prepared=swap, verify_ms=0.0)
+    sampler = mock.Mock(prepared=PreparedSwap(mock.Mock(), Mechanism.SM_KERNEL), verify_ms=0.0)
     request = MeasureCells(cells=[cell.as_strings()], round=0, seed=0, sampling=Sampling())
     made = visit._record(request, 0, SetUp(cell, sampler), sampled, 1)
     assert (made.cpu, made.probe_us, made.slowdown, made.disturbed) == (3, 2.0, 1.2, [])

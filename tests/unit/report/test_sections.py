@@ -288,7 +288,7 @@ CASES = (
     Case(
         "gather",
         of(
-            [replace(GATHER, blocks=rows, sms=ctas) for rows in (16, 64, 2048, 40_960) for ctas in (1, 4, 132)],
+            [replace(GATHER, blocks=rows, sms=ctas) for rows in (1, 64, 2048, 40_960) for ctas in (1, 4, 132)],
             lambda cell: cell.swap_bytes / 1e3 / gather_us(cell),
         ),
         ["Rows", "1 CTA", "4 CTAs", "132 CTAs", "M rows/s", "CTAs that suffice"],
@@ -527,7 +527,7 @@ def test_fewer_than_500_iterations_of_six_visits_have_a_p90_but_no_p99(
     ]
     run = made_run(tmp_path, few)
     (row,) = run.frame().to_dict("records")
-    assert (row["neighbour_slowdown_p99"] == row["neighbour_slowdown_p99"]) == known
+    assert (row["neighbour_slowdown_p99"] > 1) == known
     part = part_of(report_of([run]), "neighbour")
     heads = [said(head) for head in table_of(part, "gemm, d2h").header]
     assert ("p99, us" in heads, "p90, us" in heads) == (known, True)

@@ -36,16 +36,15 @@ def test_a_figure_is_the_median_of_the_visits_medians(tmp_path: Path) -> None:
     ("records", "status", "reason"),
     [
         ([skip(CELL)], "skipped", "does not fit in memory"),
-        ([failure(CELL, "lost")], "failed", "error: lost"),
+        ([failure(CELL, "lost"), failure(CELL, "lost")], "failed", "error: lost"),
         ([visit(CELL, 50.0), failure(CELL, "lost", "mismatch")], "failed", "mismatch: lost"),
     ],
 )
 def test_a_cell_without_figures_says_why(tmp_path: Path, records: list[Record], status: str, reason: str) -> None:
     outcome = outcome_of(tmp_path, *records)
     assert (outcome.status, outcome.reason) == (status, reason)
-    assert [type(one) for one in (*outcome.visits, *outcome.failures)] == [
-        type(one) for one in records if not isinstance(one, Skip)
-    ]
+    kinds = [type(one) for one in records if not isinstance(one, Skip)]
+    assert [type(one) for one in (*outcome.visits, *outcome.failures)] == kinds
     assert isnan(outcome.us())
     assert isnan(outcome.gbps)
     assert not outcome.times()
@@ -138,6 +137,7 @@ def test_what_a_neighbour_loses_and_what_swaps_lose_beside_it() -> None:
     assert {name: figures[name] for name in expected} == pytest.approx(expected)
     assert lost_us[0] < figures["exposure_us_per_gb"] < lost_us[2] / 2
     assert hidden_share(turns(0)) == pytest.approx(0.98)
+    assert hidden_share(msgspec.structs.replace(turns(0), swaps_alone_us=[0.0])) is None
 
 
 @pytest.mark.parametrize(
