@@ -19,6 +19,7 @@ from kvbench.sweep.config import shipped_configs
 from tests.command import KVBENCH, error_line, events, kvbench, kvbench_here, only_line, succeeds, tiny
 
 SIDES = ("--base=here", "--cand=here")
+ON_CPU = ("gate", "compare", "--device=cpu")
 SEVERAL_DEVICES = "only a new kvbench sweep supports several devices; name one device"
 # Arguments, then words that the error has to hold: the option or key, the value, and what would be right.
 BAD_INPUT: list[tuple[list[str], list[str]]] = [
@@ -77,6 +78,11 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["gate", "compare", "--base=here", "--cand=here", "a"], ["to compare runs: kvbench report a"]),
     (["gate", "compare", *SIDES, "--margin=-1"], ["--margin: -1.0 is not a number from 0 to 10"]),
     (["gate", "compare", *SIDES, "--github"], ["--github: GITHUB_STEP_SUMMARY is not set"]),
+    ([*ON_CPU, "--base=nowhere", "--cand=here"], ["--base nowhere: write env:PATH"]),
+    ([*ON_CPU, "--base=here", "--cand=backend:batched"], ["a backend can only be compared with a backend"]),
+    ([*ON_CPU, *SIDES, "--filter=blocks=5"], ["nothing to measure: no cell meets the filter blocks=5"]),
+    ([*ON_CPU, "--base=backend:batched", "--cand=backend:no-such"], ['backend:no-such: unknown backend "no-such"']),
+    ([*ON_CPU, "--base=backend:batched", "--cand=backend:sm", "-abackend=sm"], ["the sides set the backends"]),
     (["gate", "rules", "a"], ["a is not a run directory"]),
     (["sweep", "--out=bad.toml/a"], ["bad.toml/a cannot be written: not a directory"]),
     (

@@ -16,7 +16,7 @@ from kvbench.errors import ExitCode
 from kvbench.gate.judgement import PLAN
 from kvbench.results import Control, Note, Visit, load_run
 from kvbench.text import LOG_COLUMNS
-from tests.command import Done, kvbench, kvbench_here, kvbench_started, refused
+from tests.command import Done, kvbench, kvbench_here, kvbench_started
 from tests.synthetic import ceilings, rounds, write_run
 from tests.unit.gate.gated import CELLS
 
@@ -321,25 +321,6 @@ def test_a_busy_stream_that_leaves_no_figure_fails_neither_a_sweep_nor_the_gate(
     judged, idle = verdicts(folder), cell(4, "mine")
     assert judged.pop(idle) in ALIKE
     assert judged == {idle.replace("idle", "busy"): "UNDECIDED"}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--base=nowhere", "--cand=here"), "--base nowhere: write env:PATH"),
-        (("--base=here", "--cand=backend:batched"), "a backend can only be compared with a backend"),
-        (("--base=here", "--cand=here", "--filter=blocks=5"), "nothing to measure: no cell meets the filter blocks=5"),
-        (
-            ("--base=here", "--cand=backend:no-such", "--base=backend:batched"),
-            'backend:no-such: unknown backend "no-such"; use one of',
-        ),
-        (("--base=backend:batched", "--cand=backend:per_block", "-abackend=sm"), "the sides set the backends"),
-    ],
-)
-def test_bad_input_is_refused_before_measuring(folder: Path, options: tuple[str, ...], message: str) -> None:
-    suite = () if any(option.startswith("--suite") for option in options) else ("--suite=suite.toml",)
-    assert message in refused("gate", "compare", "--device=cpu", "--out=gate", *suite, *options, cwd=folder)
-    assert not (folder / "gate").exists()
 
 
 def test_an_interrupt_keeps_the_pairs_so_far(folder: Path) -> None:
