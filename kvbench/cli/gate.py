@@ -14,10 +14,10 @@ import msgspec
 import typer
 
 from kvbench.analysis.margins import GATE
-from kvbench.cli.options import NO_OPTIONS, FromStruct, with_struct_options
+from kvbench.cli.options import NO_OPTIONS, Fault, FromStruct, with_struct_options
 from kvbench.cli.sweep import Axis, Filters, default_folder, terminated
 from kvbench.errors import ExitCode, UsageError
-from kvbench.text import HIDDEN, convert, folded
+from kvbench.text import convert, folded
 
 if TYPE_CHECKING:
     from kvbench.gate.side_by_side import Side, SideBySide
@@ -39,31 +39,20 @@ class OnInconclusive(StrEnum):
 class Measuring(msgspec.Struct, frozen=True, kw_only=True):
     """How two sides are measured. Each field is an option of `kvbench gate compare`."""
 
-    suite: Annotated[str, msgspec.Meta(description=f"name of a config, or a TOML file (default: {DEFAULT_SUITE})")] = (
-        DEFAULT_SUITE
-    )
-    device: Annotated[
-        str | None, msgspec.Meta(description="device: auto, cpu, cuda or cuda:N (default: the suite's)")
-    ] = None
-    minutes: Annotated[
-        float,
-        msgspec.Meta(
-            ge=0.01, le=1440, description=f"time limit of everything in minutes (default: {DEFAULT_MINUTES:g})"
-        ),
-    ] = DEFAULT_MINUTES
-    margin: Annotated[
-        float, msgspec.Meta(ge=0, le=10, description=f"ignore changes below this fraction (default: {GATE.fraction})")
-    ] = GATE.fraction
-    seed: Annotated[
-        int | None, msgspec.Meta(description="seed of contents, placement and visit order (default: the suite's)")
-    ] = None
-    base_fault: Annotated[
-        str | None,
-        msgspec.Meta(description="fault to inject into the base (cpu device only; see CONTRIBUTING)", extra=HIDDEN),
-    ] = None
-    cand_fault: Annotated[
-        str | None, msgspec.Meta(description="fault to inject into the candidate (cpu device only)", extra=HIDDEN)
-    ] = None
+    # fmt: off
+    suite: Annotated[str, msgspec.Meta(
+        description=f"name of a config, or a TOML file (default: {DEFAULT_SUITE})")] = DEFAULT_SUITE
+    device: Annotated[str | None, msgspec.Meta(
+        description="device: auto, cpu, cuda or cuda:N (default: the suite's)")] = None
+    minutes: Annotated[float, msgspec.Meta(ge=0.01, le=1440,
+        description=f"time limit of everything in minutes (default: {DEFAULT_MINUTES:g})")] = DEFAULT_MINUTES
+    margin: Annotated[float, msgspec.Meta(ge=0, le=10,
+        description=f"ignore changes below this fraction (default: {GATE.fraction})")] = GATE.fraction
+    seed: Annotated[int | None, msgspec.Meta(
+        description="seed of contents, placement and visit order (default: the suite's)")] = None
+    # fmt: on
+    base_fault: Fault = None
+    cand_fault: Fault = None
 
 
 _Side = Annotated[str | None, typer.Option(metavar="SIDE", help="Side to measure: env:PATH, backend:NAME, or here.")]

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 
 NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
+Fault = Annotated[
+    str | None, msgspec.Meta(description="fault to inject (cpu device only; see CONTRIBUTING)", extra=HIDDEN)
+]
 _CLICK_TYPES: Final = {msgspec.inspect.IntType: int, msgspec.inspect.FloatType: float}
 
 

@@ -29,13 +29,12 @@ _LIMIT: Final = re.compile(r"(?P<percent>\d{1,4}(\.\d{1,6})?)%|(?P<fraction>0(\.
 
 
 class Allowed(msgspec.Struct, frozen=True):
-    max_sms: Annotated[
-        Annotated[int, msgspec.Meta(ge=0, le=4096)] | None,
-        msgspec.Meta(description="maximum SMs per swap; 0 for copies by the copy engine only"),
-    ] = None
-    backends: Annotated[str | None, msgspec.Meta(description="backends to choose from: batched,sm (default: all)")] = (
-        None
-    )
+    # fmt: off
+    max_sms: Annotated[Annotated[int, msgspec.Meta(ge=0, le=4096)] | None, msgspec.Meta(
+        description="maximum SMs per swap; 0 for copies by the copy engine only")] = None
+    backends: Annotated[str | None, msgspec.Meta(
+        description="backends to choose from: batched,sm (default: all)")] = None
+    # fmt: on
 
     @property
     def names(self) -> tuple[str, ...]:

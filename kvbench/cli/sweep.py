@@ -16,14 +16,14 @@ import typer
 
 from kvbench.cells.facts import AUTO
 from kvbench.cells.policy import Policy, load_policy
-from kvbench.cli.options import NO_OPTIONS, FromStruct, print_lines, with_struct_options
+from kvbench.cli.options import NO_OPTIONS, Fault, FromStruct, print_lines, with_struct_options
 from kvbench.cli.report import print_asked
 from kvbench.errors import UsageError
 from kvbench.models.geometry import models_of
 from kvbench.models.presets import ModelChoice, notes_of, presets
 from kvbench.sweep.config import find_config, load_config, shipped_configs
 from kvbench.sweep.spec import MOST_SWAPS, Sampling, SweepSpec, parse_assignments
-from kvbench.text import HIDDEN, convert
+from kvbench.text import convert
 
 if TYPE_CHECKING:
     from kvbench.cli.progress import JsonReporter, PlainReporter
@@ -68,9 +68,7 @@ class WhereOptions(msgspec.Struct):
     host_memory: Annotated[str | None, msgspec.Meta(description="limit of pinned host memory: 8GiB")] = None
     device_memory: Annotated[str | None, msgspec.Meta(description="limit of GPU memory: 40GiB")] = None
     seed: Annotated[int | None, msgspec.Meta(description="seed of contents, placement and visit order")] = None
-    fault: Annotated[
-        str | None, msgspec.Meta(description="fault to inject (cpu device only; see CONTRIBUTING)", extra=HIDDEN)
-    ] = None
+    fault: Fault = None
 
 
 _Config = Annotated[
