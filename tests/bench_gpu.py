@@ -1,9 +1,8 @@
 """Times that should agree on a GPU, measured in turn: part of `make bench` where there is one.
 
 One line a pair: the median of the ratios of its visits, one round after the other, with the lowest and the highest;
-then the calls of a copier whose blocks lie in 16 384 registrations, against one, and behind lists in flight.
-`registrations` as an argument: these alone, in a few seconds. Nothing here passes or fails: beside other work the
-ratios scatter.
+then the calls of a copier over 16 384 registrations, against one, and behind lists in flight. `registrations` as an
+argument: these alone, in a few seconds. Nothing here passes or fails: beside other work the ratios scatter.
 """
 
 import mmap
@@ -11,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from statistics import median
 from typing import Final
 
@@ -34,21 +34,11 @@ FRESH: Final = {"reuse": Reuse.FRESH, "pool_bytes": 1 << 29}
 TimeUs = Callable[[], float]
 
 
-def visit_us(bench: Bench, cell: Cell) -> TimeUs:
-    return lambda: median(measure(bench, load_backends()[cell.backend], cell, SAMPLING, 5, None).swap_times_us)
-
-
-def beside_us(bench: Bench, cell: Cell, side: str) -> TimeUs:
-    def of_visit() -> float:
-        visit = measure(bench, load_backends()[cell.backend], cell, SAMPLING, 5, None)
-        times_us: list[float] = getattr(visit.beside, side)
-        return median(times_us)
-
-    return of_visit
+def visit_us(bench: Bench, cell: Cell, times_of: str = "swap_times_us") -> TimeUs:
+    return lambda: median(attrgetter(times_of)(measure(bench, load_backends()[cell.backend], cell, SAMPLING, 5, None)))
 
 
 def pairs(bench: Bench, direction: Direction) -> dict[str, tuple[TimeUs, TimeUs]]:
-    """Return what should take equally long."""
     cell = Cell("sm", direction, 2000, 16_384, sms=4, **FRESH)  # type: ignore[arg-type]
     busy = replace(cell, stream_state=StreamState.BUSY)
     layers = replace(cell, blocks=4096, sequence="layers-8")
@@ -73,7 +63,8 @@ def pairs(bench: Bench, direction: Direction) -> dict[str, tuple[TimeUs, TimeUs]
         "sustained / executed": (in_state(StreamState.SUSTAINED), in_state(StreamState.BUSY)),
         "by layers / at once": (visit_us(bench, layers), visit_us(bench, replace(layers, sequence="whole"))),
         "neighbour idle, beside / alone": (
-            beside_us(bench, neighbour, "neighbour_beside_us"), beside_us(bench, neighbour, "neighbour_alone_us"),
+            visit_us(bench, neighbour, "beside.neighbour_beside_us"),
+            visit_us(bench, neighbour, "beside.neighbour_alone_us"),
         ),
         "control copies / ceiling": (control_us, ceiling_us),
     }  # fmt: skip
@@ -124,6 +115,16 @@ def in_flight(device: Device, pool: Registered) -> None:
         print(f"h2d copier's call behind {lists} lists in flight: {median(times_us):.0f} us", flush=True)
 
 
+def query_us(device: Device, pool: Registered) -> float:
+    """The time of the driver's answer about an address; a copier asks for two of each pool that is vouched for."""
+    slots, times_us = [(pool.host.ctypes.data + slot * pool.stride, pool.SLOT) for slot in range(pool.SLOTS)], []
+    for pools in ([], slots, []):
+        began_s = time.perf_counter()
+        copier_for(device, [DEFAULTS], pools=pools)
+        times_us.append((time.perf_counter() - began_s) * 1e6)
+    return (times_us[1] - times_us[2]) / (2 * pool.SLOTS)
+
+
 def registrations(device: Device) -> None:
     one, many = Registered(device, slot_by_slot=False), Registered(device, slot_by_slot=True)
     slots = many.rng.permutation(many.SLOTS)
@@ -131,13 +132,12 @@ def registrations(device: Device) -> None:
     for direction in Direction:
         calls = [(many.call_us(direction), one.call_us(direction)) for _ in range(2 + many.CALLS)][2:]
         slow, fast = (median(times) for times in zip(*calls, strict=True))
-        ratio = median(a / b for a, b in calls)
-        print(
-            f"{direction} copier's call, {many.ENTRIES} x 4 KiB: {many.SLOTS} registrations {slow:.0f} us, one "
-            f"{fast:.0f} us, {ratio:.2f} times as long; {first_us:.2f} us for a registration never seen, with the "
-            "driver's answer",
-            flush=True,
-        )
+        ratio = f"{median(a / b for a, b in calls):.2f} times as long"
+        print(f"{direction} call, {many.ENTRIES} x 4 KiB: {many.SLOTS} slots {slow:.0f} us, one {fast:.0f}, {ratio}")
+    print(
+        f"A slot never seen: {first_us:.2f} us, {query_us(device, many):.2f} of them for the driver's answer",
+        flush=True,
+    )
     in_flight(device, one)
 
 
