@@ -1,10 +1,9 @@
 """The words of an answer: in a terminal, in a report, and as JSON."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import Any, Final
 
@@ -102,13 +101,25 @@ def _alike(rule: Rule) -> list[list[SwapKind]]:
 
 def use_text(part: RulePart) -> str:
     """Return "sm (4 SMs); 4 to 16 not told apart", with the block sizes that it is for where they are not all."""
-    choice, alike = part.choice, part.pick.alike
-    counts = [sms_of(one) for one in alike if one.backend == choice.backend and sms_of(one)]
-    close = [ends(counts, str)] if len(counts) > 1 else []
-    close += sorted({one.label for one in alike if one != choice and not (counts and one.backend == choice.backend)})
     low, high = (end and size_text(end) for end in part.sizes)
     where = f" up to {high}" if high else f" from {low}" if low else ""
-    return f"{choice.label}{where}" + (f"; {', '.join(close)} not told apart" if close else "")
+    own, *others = _methods((part.choice, *part.pick.alike)).items()
+    close = [ends(own[1], str)] if len(set(own[1])) > 1 else []
+    close += [_method_text(*other) for other in others]
+    return f"{part.choice.label}{where}" + (f"; {', '.join(close)} not told apart" if close else "")
+
+
+def _methods(choices: Iterable[Choice]) -> dict[str, list[int]]:
+    """Return the SM counts of each method of some choices, by its label without them."""
+    methods: dict[str, list[int]] = {}
+    for choice in choices:
+        label = replace(choice, axes=tuple(axis for axis in choice.axes if axis[0] != "sms")).label
+        methods.setdefault(label, []).extend(filter(None, [sms_of(choice)]))
+    return methods
+
+
+def _method_text(name: str, counts: Sequence[int]) -> str:
+    return f"{name} {ends(counts, str)} SM{'s' if max(counts) > 1 else ''}" if counts else name
 
 
 def _times(
@@ -354,17 +365,8 @@ def row(answer: Answer) -> list[str]:
         "-" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}",
         f"{one.gbps_of(choice):.1f}",
         f"{one.caller_us[choice]:.1f}",
-        _labels(answer.others) or "-",
+        "; ".join(_method_text(*method) for method in _methods(answer.others).items()) or "-",
     ]
-
-
-def _labels(choices: Iterable[Choice]) -> str:
-    """Return "sm (2, 4 SMs); batched": choices that differ in their SMs are one."""
-    sms: dict[str, list[str]] = {}
-    for choice in choices:
-        match = re.fullmatch(r"(.+) \((\d+) SMs?\)", choice.label)
-        sms.setdefault(match[1] if match else choice.label, []).extend(match.groups()[1:] if match else ())
-    return "; ".join(f"{name} ({', '.join(counts)} SMs)" if counts else name for name, counts in sms.items())
 
 
 def row_model(load: Load) -> list[str]:

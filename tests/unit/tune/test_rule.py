@@ -24,8 +24,8 @@ from kvbench.text import convert
 from kvbench.tune.answer import Answer, answers_of, gains_of, rule_for_all, shapes_of
 from kvbench.tune.candidates import Measured, sms_of, typical
 from kvbench.tune.planner import Hit, TokenLine, token_lines
-from kvbench.tune.rule import Rule, costs_of, pick, rule_of
-from kvbench.tune.text import answer_table, summary
+from kvbench.tune.rule import Pick, Rule, RulePart, costs_of, pick, rule_of
+from kvbench.tune.text import answer_table, summary, use_text
 from tests import synthetic
 from tests.command import output
 
@@ -192,6 +192,12 @@ def test_of_too_few_visits_a_slow_one_counts_for_nothing() -> None:
     """A disturbance only slows: the lower middle of a few visits is nearer to what a swap takes."""
     for visits, us in (([10.0, 30.0], 10.0), ([30.0, 10.0, 11.0, 40.0], 11.0), ([10.0] * 3 + [30.0] * 3, 20.0)):
         assert typical(visits) == us
+
+
+def test_an_undecided_answer_names_each_method_once() -> None:
+    batched, *others = (Choice.parse(text) for text in ("batched", "sm sms=1", "sm sms=4", "sm sms=12", "triton sms=12"))
+    part = RulePart(Pick(batched, others[2], [batched, *others]), [])
+    assert use_text(part) == "batched; sm 1 to 12 SMs, triton 12 SMs not told apart"
 
 
 def test_the_answer_is_a_table_of_directions_and_states(tmp_path: Path) -> None:
