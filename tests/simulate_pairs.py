@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from kvbench.analysis.compare import Floats, compare_in_turn, median_interval
+from kvbench.analysis.compare import Floats, compare_visits, median_interval, medians_in_turn
 from kvbench.analysis.margins import IN_TURN
 from tests.simulate_gate import write_between_markers
 
@@ -54,7 +54,8 @@ def simulate(noise: Noise, visits: int, draws: int) -> tuple[float, float, float
         for _ in range(2):
             of_visits = shared + _visits(noise.own, noise, visits, rng)
             arms.append(np.exp(of_visits[:, None] + rng.normal(0, OF_SAMPLE, (visits, SAMPLES))))
-        compared = compare_in_turn([*zip(*arms, strict=True)], IN_TURN)
+        base, other = zip(*map(medians_in_turn, zip(*arms, strict=True)), strict=True)
+        compared = compare_visits(dict(enumerate(base)), dict(enumerate(other)), IN_TURN)
         low, high = median_interval(np.median(arms[0], axis=1))
         hits += compared.low <= 1 <= compared.high, low <= 1 <= high, compared.told_apart
     pairs, alone, apart = (hits / draws).tolist()

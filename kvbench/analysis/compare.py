@@ -12,6 +12,7 @@ See Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, chapters 3 
 
 import math
 import operator
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -135,6 +136,46 @@ _AVERAGED_UP_TO: Final = 200
 Visits = Mapping[int, float]
 
 
+class InTurn(float):
+    """The median time of an arm in a visit whose samples alternated with those of others.
+
+    `ratios` has the median over tuples of the log of the time of each arm over that of each other, of shape
+    (arms, arms), NaN where no tuple has both; it is the same object for all arms of the visit.
+    """
+
+    __slots__ = ("arm", "ratios")
+    arm: int
+    ratios: Floats
+
+
+def medians_in_turn(arms: Sequence[Samples]) -> list[InTurn]:
+    """Return the medians of arms whose samples were taken in turn: sample k of one beside sample k of the others.
+
+    What the machine does to all samples of a tuple cancels in the log of their ratio. An arm has more in common within
+    a visit, such as its memory, so that the median of a visit counts as one pair (`tests/simulate_pairs.py` says how
+    often the interval holds). NaN is a time that is not known; each arm needs one that is.
+    """
+    times = np.array(arms, dtype=np.float64)
+    logs = np.log(np.where(times > 0, times, np.nan))
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of arms without a tuple in common
+        ratios = np.nanmedian(logs[None] - logs[:, None], axis=2)
+    medians = []
+    for number, of_arm in enumerate(times):
+        one = InTurn(middle_of(of_arm))
+        one.arm, one.ratios = number, ratios
+        medians.append(one)
+    return medians
+
+
+def log_ratio(base: float, other: float) -> float:
+    """Return the log of the time of one arm over that of another in a round: tuple by tuple if taken in turn."""
+    if isinstance(base, InTurn) and isinstance(other, InTurn) and base.ratios is other.ratios:
+        ratio = float(base.ratios[base.arm, other.arm])
+        if not math.isnan(ratio):
+            return ratio
+    return math.log(other / base)
+
+
 class Verdict(StrEnum):
     """The result of comparing the times of a second thing with those of a first."""
 
@@ -162,39 +203,21 @@ class Comparison:
         return self.verdict in (Verdict.FASTER, Verdict.SLOWER)
 
 
-def compare_pairs(base: Samples, other: Samples, margin: Margin) -> Comparison:
-    """Compare medians of visits, where `other[i]` was measured in turn with `base[i]`.
-
-    Raises ValueError unless both have the same length and all times are positive and finite.
-    """
-    first, second = _logs(base), _logs(other)
-    if len(first) != len(second):
-        raise ValueError("pairs need the same number of times on both sides")
-    return _judged(*paired_interval(second - first), margin)
-
-
-def compare_in_turn(visits: Sequence[tuple[Samples, Samples]], margin: Margin) -> Comparison:
-    """Compare two arms whose samples were taken in turn; each visit has those of both, sample k of one beside that of
-    the other.
-
-    What the machine does to both samples of a tuple cancels in the log of their ratio. An arm has more in common within
-    a visit, such as its memory, so the median of each visit counts as one pair (`tests/simulate_pairs.py` says how
-    often the interval holds). Raises ValueError as `compare_pairs` does.
-    """
-    medians = [middle_of_sorted(np.sort(_logs(other) - _logs(base))) for base, other in visits]
-    return _judged(*paired_interval(np.array(medians)), margin)
-
-
 def compare_visits(base: Visits, other: Visits, margin: Margin) -> Comparison:
     """Compare two cells of one run over the rounds that measured both.
 
     Without a common round, the ratio is that of the medians and the verdict is UNDECIDED.
     """
-    rounds = sorted(base.keys() & other.keys())
-    if not rounds:
+    logs = log_ratios(base, other)
+    if not logs:
         medians = (median(visits.values()) if visits else math.nan for visits in (other, base))
         return Comparison(operator.truediv(*medians), 0.0, math.inf, Verdict.UNDECIDED)
-    return compare_pairs([base[number] for number in rounds], [other[number] for number in rounds], margin)
+    return _judged(*paired_interval(np.array(logs)), margin)
+
+
+def log_ratios(base: Visits, other: Visits) -> list[float]:
+    """Return the logs of the times of one arm over those of another, for the rounds that measured both, in order."""
+    return [log_ratio(base[number], other[number]) for number in sorted(base.keys() & other.keys())]
 
 
 def compare_over(shapes: Sequence[Sequence[float]], margin: Margin) -> Comparison:
@@ -216,7 +239,7 @@ def compare_over(shapes: Sequence[Sequence[float]], margin: Margin) -> Compariso
 
 
 def compare_apart(base: Samples, other: Samples, margin: Margin, between: float = 0.0) -> Comparison:
-    """Compare medians of visits of two runs, in any order and number; raises ValueError as `compare_pairs` does.
+    """Compare medians of visits of two runs, in any order and number; raises ValueError for times of 0 or less.
 
     `between` is the spread between runs as a fraction (`between_runs.spread_between`), by which the interval is wider
     on both sides: what lies within it is UNDECIDED, because one run a side cannot tell it from a difference of builds.

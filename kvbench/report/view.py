@@ -14,15 +14,15 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import pandas as pd
 
-from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_in_turn, compare_visits
+from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visits
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import ListPlace, Neighbour, Reuse, Role, StreamState
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.cells.facts import BATCHED, EMPTY, marked, plug_ins_of
 from kvbench.report.numbers import ABSENT, figure, noun, size
-from kvbench.results import Run, Visit
+from kvbench.results import Run
 from kvbench.results.frame import whole
-from kvbench.results.outcomes import BETWEEN, paired_samples
+from kvbench.results.outcomes import BETWEEN
 from kvbench.text import short
 
 SERIES: Final = axes_of(Role.SERIES)
@@ -251,15 +251,8 @@ class View:
         return self.run.visit_times()
 
     def compare(self, base: str, other: str) -> Comparison:
-        """Compare the times of a swap of two cells of this run, by their ids: sample by sample if taken in turn."""
-        first, second = (self._visits_of.get(cell, ()) for cell in (base, other))
-        if pairs := paired_samples(first, second):
-            return compare_in_turn(pairs, IN_TURN)
+        """Compare the times of a swap of two cells of this run, by their ids."""
         return compare_visits(self.visits.get(base, {}), self.visits.get(other, {}), IN_TURN)
-
-    @cached_property
-    def _visits_of(self) -> Mapping[str, Sequence[Visit]]:
-        return {cell.id: outcome.visits for cell, outcome in self.run.outcomes.items()}
 
     @cached_property
     def contests(self) -> Mapping[tuple[str, str], Mapping[str, pd.DataFrame]]:

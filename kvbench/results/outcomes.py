@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from kvbench.analysis.compare import median_interval, paired_interval
+from kvbench.analysis.compare import InTurn, median_interval, medians_in_turn, paired_interval
 from kvbench.analysis.margins import MIN_P90, MIN_P99
 from kvbench.cells.axes import Role
 from kvbench.cells.blocks import TRACE
@@ -54,7 +54,7 @@ class Outcome:
 
     def us(self, time: str = "swap_us") -> float:
         """Return the median of the visits' medians of a time in microseconds, NaN without one."""
-        return median(known) if (known := self.medians.get(time, {}).values()) else math.nan
+        return float(median(known)) if (known := self.medians.get(time, {}).values()) else math.nan
 
     def times(self, time: str = "swap_us") -> Mapping[int, float]:
         """Return round -> median of a time, as `kvbench.analysis.compare` takes them; empty where it is mostly 0."""
@@ -89,13 +89,27 @@ class Outcome:
 def outcomes_of(records: Sequence[Record], counting: Iterable[Visit]) -> dict[Cell, Outcome]:
     """Return the outcome of every cell of a run, sorted by its axes; `counting` are the visits that count."""
     of_cells: dict[Cell, list[CellRecord]] = {}
+    counting = [*counting]
+    in_turn = _medians_in_turn(counting)
     for record in (*counting, *(record for record in records if isinstance(record, Failure | Skip))):
         of_cells.setdefault(record.cell, []).append(record)
     made = Counter(record.cell for record in records if isinstance(record, Visit))
-    return {cell: _outcome(cell, of_cells[cell], made[cell]) for cell in sorted(of_cells, key=_axis_values)}
+    return {cell: _outcome(cell, of_cells[cell], made[cell], in_turn) for cell in sorted(of_cells, key=_axis_values)}
 
 
-def _outcome(cell: Cell, records: Sequence[CellRecord], made: int) -> Outcome:
+def _medians_in_turn(visits: Iterable[Visit]) -> dict[int, InTurn]:
+    """Return the medians of the visits that were made in turn, by the ids of these objects."""
+    together: dict[tuple[object, ...], list[Visit]] = {}
+    for visit in visits:
+        if visit.group and visit.swap_times_us:
+            together.setdefault((visit.group, visit.round, visit.span_ns, len(visit.samples)), []).append(visit)
+    medians: dict[int, InTurn] = {}
+    for arms in together.values():
+        medians |= zip(map(id, arms), medians_in_turn([arm.swap_us for arm in arms]), strict=True)
+    return medians
+
+
+def _outcome(cell: Cell, records: Sequence[CellRecord], made: int, in_turn: Mapping[int, InTurn]) -> Outcome:
     visits = [record for record in records if isinstance(record, Visit)]
     failures = [record for record in records if isinstance(record, Failure)]
     if failures:
@@ -110,7 +124,7 @@ def _outcome(cell: Cell, records: Sequence[CellRecord], made: int) -> Outcome:
     for visit in visits:
         for time, of_time in medians.items():
             if values := visit.swap_times_us if time == "swap_us" else getattr(visit.samples, time):
-                of_time[visit.round] = median(values)
+                of_time[visit.round] = (time == "swap_us" and in_turn.get(id(visit))) or median(values)
     # A queue measures the submission, whose time every sample has.
     figure = bool(cell.queued or medians["swap_us"])
     return Outcome(cell, "ok" if figure else "no figure", "" if figure else NO_FIGURE, visits, (), made, medians)
@@ -248,26 +262,3 @@ def _median_of(turns: Sequence[Beside | Samples], name: str) -> float:
 def _with_ends(name: str, value: float, ends: Sequence[float]) -> dict[str, float]:
     low, high = ends if np.isfinite(ends).all() else (math.nan, math.nan)
     return {name: value, f"{name}_low": low, f"{name}_high": high}
-
-
-def paired_samples(
-    base: Iterable[Visit], other: Iterable[Visit], time: str = "swap_us"
-) -> list[tuple[list[float], list[float]]]:
-    """Return a time of both arms, in microseconds, for each visit that they share, as `compare_in_turn` takes them.
-
-    Tuples in which the time of one of the two is not known are left out, and visits without any other.
-    """
-    partners = {(one.group, one.round, one.span_ns): one for one in other}
-    pairs = []
-    for one in base:
-        if one.group and (partner := partners.get((one.group, one.round, one.span_ns))):
-            tuples = zip(_times(one, time), _times(partner, time), strict=True)
-            if known := [both for both in tuples if all(us > 0 for us in both)]:
-                first, second = zip(*known, strict=True)
-                pairs.append((list(first), list(second)))
-    return pairs
-
-
-def _times(visit: Visit, time: str) -> Sequence[float]:
-    times_us: Sequence[float] | None = visit.swap_us if time == "swap_us" else getattr(visit.samples, time)
-    return times_us or []

@@ -217,7 +217,8 @@ def _parts_of(
                 number: [sum(swap[at] for swap in each) / len(each) / each[0][0] * label for at in (1, 2)]
                 for number, each in of_part.items()
             }
-            arms[choice] = {number: us for number, (us, _) in means.items() if us > 0}
+            if visits := {number: us for number, (us, _) in means.items() if us > 0}:
+                arms[choice] = visits
             caller_us[choice] = median(thread_us for _, thread_us in means.values())
         shape = SwapShape(direction, StreamState.IDLE, label, block_bytes)
         parts.append(Measured(shape, arms, arms, {}, caller_us))

@@ -13,7 +13,7 @@ from math import expm1, log
 from statistics import mean
 from typing import Any, Final
 
-from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, compare_over
+from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, Visits, compare_over, log_ratios
 from kvbench.analysis.margins import TIED
 from kvbench.cells.cell import SwapKind
 from kvbench.cells.facts import BATCHED
@@ -26,33 +26,20 @@ _MEASURED: Final = 0.7
 _ITSELF: Final = 0.3
 _FOLDS: Final = 6
 
-# Log times by round, of every method at one shape.
-Times = Mapping[int, float]
-Logs = Mapping[Choice, Times]
 
-
-def logs_of(arms: Arms) -> dict[Choice, Times]:
-    return {choice: {number: log(us) for number, us in visits.items()} for choice, visits in arms.items() if visits}
-
-
-def _pairs(ours: Times, theirs: Times) -> list[float]:
-    """Return the differences of two methods, round by round."""
-    return [theirs[number] - ours[number] for number in ours.keys() & theirs.keys()]
-
-
-def _logged(shapes: Sequence[Measured]) -> dict[Measured, Logs]:
-    """Return the logs of some shapes of a kind, also of what only stands for a method there.
+def _with_stands(shapes: Sequence[Measured]) -> dict[Measured, Arms]:
+    """Return the methods of some shapes of a kind, also those that another only stands for there.
 
     A kernel with more SMs is at least about as fast, so one with fewer stands for it where it was not measured.
     """
     counts = Counter(choice for one in shapes for choice in one.arms)
     methods = [choice for choice, count in counts.items() if count >= _ITSELF * len(shapes)]
-    logged: dict[Measured, Logs] = {}
+    every: dict[Measured, Arms] = {}
     for one in shapes:
-        logs = logs_of(one.arms)
-        stands = {choice: one.standing_for(choice) for choice in methods if choice not in logs}
-        logged[one] = logs | {choice: logs[stand] for choice, stand in stands.items() if stand in logs}
-    return logged
+        stands = {choice: one.standing_for(choice) for choice in methods if choice not in one.arms}
+        others = {choice: one.arms[stand] for choice, stand in stands.items() if stand and stand in one.arms}
+        every[one] = {**one.arms, **others}
+    return every
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +51,19 @@ class Pick:
     alike: Sequence[Choice]
 
 
-def pick(shapes: Sequence[Logs]) -> Pick:
+def pick(shapes: Sequence[Arms]) -> Pick:
     """Choose the method for swaps of all these shapes.
 
     A method that lacks two visits or more for a verdict, while others have enough, was dropped by a search.
     """
-    counts = Counter(choice for logs in shapes for choice in logs)
-    visits = Counter(choice for logs in shapes for choice, times in logs.items() for _ in times)
+    counts = Counter(choice for arms in shapes for choice in arms)
+    visits = Counter(choice for arms in shapes for choice, times in arms.items() for _ in times)
     enough, raced = min(_MEASURED * len(shapes), max(counts.values())), min(MIN_PAIRS, max(visits.values())) - 1
     losses: dict[Choice, list[float]] = {
         choice: [] for choice, count in counts.items() if count >= enough and visits[choice] >= raced
     }
-    for logs in shapes:
-        middles = {choice: typical(times.values()) for choice, times in logs.items()}
+    for arms in shapes:
+        middles = {choice: log(typical(times.values())) for choice, times in arms.items()}
         least = min(middles.values())
         for choice in losses.keys() & middles.keys():
             losses[choice].append(middles[choice] - least)
@@ -90,22 +77,22 @@ def pick(shapes: Sequence[Logs]) -> Pick:
     return Pick(next(faster, batched), best, alike)
 
 
-def compare_methods(shapes: Sequence[Logs], base: Choice, other: Choice) -> Comparison | None:
+def compare_methods(shapes: Sequence[Arms], base: Choice, other: Choice) -> Comparison | None:
     """Compare the times of `other` with those of `base` over the shapes that measured both in one round; None without.
 
     Visits of a round alternate between methods, so they are a pair; so are blocks of samples that were taken in turn.
     """
-    known = [pairs for logs in shapes if (pairs := _pairs(logs.get(base, {}), logs.get(other, {})))]
+    known = [pairs for arms in shapes if (pairs := log_ratios(arms.get(base, {}), arms.get(other, {})))]
     return compare_over(known, TIED) if known else None
 
 
-def _alike(shapes: Sequence[Logs], best: Choice, other: Choice) -> bool:
+def _alike(shapes: Sequence[Arms], best: Choice, other: Choice) -> bool:
     """Return whether a method loses no more than `TIED` against the best, or may lose nothing at all."""
     compared = compare_methods(shapes, best, other)
     return compared is None or compared.ratio <= 1 + TIED.fraction or compared.low <= 1
 
 
-def _slower(shapes: Sequence[Logs], base: Choice, other: Choice) -> bool:
+def _slower(shapes: Sequence[Arms], base: Choice, other: Choice) -> bool:
     compared = compare_methods(shapes, base, other)
     return compared is not None and compared.verdict is Verdict.SLOWER
 
@@ -168,16 +155,16 @@ class Rule:
 
 def rule_of(shapes: Sequence[Measured]) -> Rule:
     by_kind = groupby(sorted(shapes, key=lambda one: one.shape), key=lambda one: one.shape.kind)
-    return Rule({kind: _parts(_logged([*of_kind])) for kind, of_kind in by_kind})
+    return Rule({kind: _parts(_with_stands([*of_kind])) for kind, of_kind in by_kind})
 
 
-def _parts(shapes: Mapping[Measured, Logs]) -> list[RulePart]:
+def _parts(shapes: Mapping[Measured, Arms]) -> list[RulePart]:
     """Return one part for all shapes, or the two that lose least, if that surely saves more than `TIED`."""
     parts = [RulePart(pick([*shapes.values()]), [*shapes])]
     single, most = parts[0].choice, 0.0
     for last, first in pairwise(sorted({one.shape.block_bytes for one in shapes})):
-        low = {one: logs for one, logs in shapes.items() if one.shape.block_bytes <= last}
-        high = {one: logs for one, logs in shapes.items() if one.shape.block_bytes >= first}
+        low = {one: arms for one, arms in shapes.items() if one.shape.block_bytes <= last}
+        high = {one: arms for one, arms in shapes.items() if one.shape.block_bytes >= first}
         picks = [pick([*side.values()]) for side in (low, high)]
         changes = (_changes(side, one.choice, single) for side, one in zip((low, high), picks, strict=True))
         saved = compare_over([*chain.from_iterable(changes)], TIED)
@@ -187,10 +174,10 @@ def _parts(shapes: Mapping[Measured, Logs]) -> list[RulePart]:
     return parts
 
 
-def _changes(shapes: Mapping[Measured, Logs], choice: Choice, single: Choice) -> Iterator[list[float]]:
+def _changes(shapes: Mapping[Measured, Arms], choice: Choice, single: Choice) -> Iterator[list[float]]:
     """Yield the log ratios of the times of `single` to those of `choice` at each shape."""
-    for logs in shapes.values():
-        pairs = _pairs(logs.get(choice, {}), logs.get(single, {}))
+    for arms in shapes.values():
+        pairs = log_ratios(arms.get(choice, {}), arms.get(single, {}))
         yield pairs if pairs and choice != single else [0.0]
 
 
@@ -202,9 +189,9 @@ def costs_of(rule: Rule) -> dict[Measured, float]:
     """
     losses: dict[Measured, list[float]] = {}
     for parts in rule.parts.values():
-        shapes = _logged([one for part in parts for one in part.shapes])
+        shapes = _with_stands([one for part in parts for one in part.shapes])
         for fold in range(_FOLDS):
-            others = {one: _rounds(logs, fold, within=False) for one, logs in shapes.items()}
+            others = {one: _rounds(arms, fold, within=False) for one, arms in shapes.items()}
             for part in _parts(others) if all(others.values()) else ():
                 for one in part.shapes:
                     choice = part.choice if part.choice in shapes[one] else rule.choices[one]
@@ -212,24 +199,24 @@ def costs_of(rule: Rule) -> dict[Measured, float]:
                         _lost(_rounds(shapes[one], fold, within=True), others[one], choice)
                     )
     for one in rule.shapes:
-        if again := _lost(logs_of(one.fresh), logs_of(one.arms), rule.choices[one]):
+        if again := _lost(one.fresh, one.arms, rule.choices[one]):
             losses[one] = again
     return {one: expm1(mean(of_shape)) for one, of_shape in losses.items() if of_shape}
 
 
-def _rounds(logs: Logs, fold: int, *, within: bool) -> dict[Choice, Times]:
+def _rounds(arms: Arms, fold: int, *, within: bool) -> dict[Choice, Visits]:
     """Return the rounds of a fold, or all others; without methods that have none."""
     sides = (
         (choice, {number: us for number, us in times.items() if (number % RUN_STEP % _FOLDS == fold) is within})
-        for choice, times in logs.items()
+        for choice, times in arms.items()
     )
     return {choice: times for choice, times in sides if times}
 
 
-def _lost(judged: Logs, chosen_by: Logs, choice: Choice) -> list[float]:
+def _lost(judged: Arms, chosen_by: Arms, choice: Choice) -> list[float]:
     """Return the log ratios of the times of a choice to those of the fastest method by other rounds."""
     best = min(chosen_by, key=lambda one: typical(chosen_by[one].values()))
-    return _pairs(judged.get(best, {}), judged.get(choice, {}))
+    return log_ratios(judged.get(best, {}), judged.get(choice, {}))
 
 
 def fastest(one: Measured) -> Choice:

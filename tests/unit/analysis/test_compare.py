@@ -1,5 +1,5 @@
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations, product
 
 import numpy as np
@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from kvbench.analysis.compare import (
     Comparison,
+    Floats,
     Verdict,
     compare_apart,
-    compare_in_turn,
-    compare_pairs,
     compare_visits,
     leaders,
+    log_ratio,
+    medians_in_turn,
     paired_interval,
     verdict_of,
     winners,
@@ -24,6 +25,10 @@ from tests.simulate_pairs import NOISES, simulate
 
 NO_MARGIN = Margin(0.0, "")
 times = st.floats(1.0, 1e6)
+
+
+def compare_pairs(base: Sequence[float] | Floats, other: Sequence[float] | Floats, margin: Margin) -> Comparison:
+    return compare_visits(dict(enumerate(base)), dict(enumerate(other)), margin)
 
 
 @given(st.lists(st.tuples(times, times), min_size=1, max_size=20))
@@ -125,18 +130,17 @@ def test_a_winner_is_faster_than_all_others() -> None:
 
 @pytest.mark.parametrize("bad", [[], [0.0], [math.nan], [1.0, math.inf], [-1.0]])
 def test_times_are_positive_numbers(bad: list[float]) -> None:
-    for compare in (compare_pairs, compare_apart):
-        with pytest.raises(ValueError, match=r"positive|finite"):
-            compare(bad, bad, IN_TURN)
     with pytest.raises(ValueError, match=r"positive|finite"):
-        compare_in_turn([(bad, bad)], IN_TURN)
-    with pytest.raises(ValueError, match="the same number"):
-        compare_pairs([1.0], [1.0, 2.0], IN_TURN)
+        compare_apart(bad, bad, IN_TURN)
 
 
 def test_an_interval_is_held_against_the_margin() -> None:
     said = [verdict_of(low, low + 0.02, 0.03) for low in (-0.06, -0.04, -0.01, 0.02, 0.04)]
     assert said == ["FASTER", "UNDECIDED", "SAME", "UNDECIDED", "SLOWER"]
+
+
+def in_turn(visits: Sequence[tuple[Sequence[float], Sequence[float]]], margin: Margin) -> Comparison:
+    return compare_pairs(*zip(*map(medians_in_turn, visits), strict=True), margin)
 
 
 def test_arms_in_turn_are_told_apart_within_noise_that_both_share() -> None:
@@ -146,16 +150,18 @@ def test_arms_in_turn_are_told_apart_within_noise_that_both_share() -> None:
         shared = np.exp(np.cumsum(rng.normal(0, 0.05, 50)))  # the machine drifts by a third
         base, other = (shared * np.exp(rng.normal(0, 0.01, 50)) for _ in range(2))
         visits.append((base.tolist(), (1.01 * other).tolist()))
-    compared = compare_in_turn(visits, Margin(0.005, "a margin for this test"))
+    compared = in_turn(visits, Margin(0.005, "a margin for this test"))
     assert compared.verdict is Verdict.SLOWER
     assert compared.high - compared.low < 0.01
-    assert compare_in_turn([(base, base) for base, _ in visits], IN_TURN).ratio == 1
+    assert in_turn([(base, base) for base, _ in visits], IN_TURN).ratio == 1
 
 
-def test_few_visits_in_turn_decide_nothing() -> None:
-    """However many samples they have: an arm's own memory is that of a visit."""
-    assert compare_in_turn([([1.0] * 99, [2.0] * 99)] * 5, IN_TURN).verdict is Verdict.UNDECIDED
-    assert compare_in_turn([([1.0], [2.0])] * 6, IN_TURN).verdict is Verdict.SLOWER
+def test_samples_are_paired_within_a_visit_alone() -> None:
+    known, gap = ([1.0, 2.0, 9.0], [2.0, 4.0, math.nan])
+    base, other = medians_in_turn([known, gap])
+    assert (base, other) == (2.0, 3.0)
+    assert log_ratio(base, other) == pytest.approx(math.log(2))  # of the two tuples that both know
+    assert log_ratio(base, *medians_in_turn([gap])) == pytest.approx(math.log(1.5))
 
 
 def test_intervals_of_pairs_hold_where_visits_are_correlated_and_processes_differ() -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvbench.analysis.compare import Verdict, Visits, compare_apart
+from kvbench.analysis.compare import Verdict, Visits, compare_apart, log_ratios
 from kvbench.analysis.margins import BETWEEN_RUNS
 from kvbench.results import Run, load_run
-from kvbench.results.outcomes import paired_samples
 from tests.data.freeze import FOLDER as FROZEN
 
 FALSE = (Verdict.FASTER, Verdict.SLOWER)
@@ -53,10 +52,10 @@ def test_what_tells_arms_in_turn_apart_does_not_correlate_from_visit_to_visit(na
         groups = defaultdict(list)
         for outcome in load_run(run).outcomes.values():
             if outcome.status == "ok":
-                groups[outcome.visits[0].group].append(outcome.visits)
+                groups[outcome.visits[0].group].append(outcome.times())
         correlations = []
         for base, other in (both for arms in groups.values() for both in pairwise(arms)):
-            logs = np.array([np.median(np.log(np.divide(*both))) for both in paired_samples(base, other)])
+            logs = np.array(log_ratios(base, other))
             apart = logs - logs.mean()
             # of independent visits -1/n
             correlations.append((apart[1:] * apart[:-1]).sum() / (apart**2).sum() + 1 / len(apart))

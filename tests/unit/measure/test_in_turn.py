@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 from kvbench.cells.axes import Direction, Reuse, StreamState
@@ -13,7 +12,6 @@ from kvbench.measure.samples import Arms, lay_out_arms, set_up
 from kvbench.measure.visit import visit
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
-from kvbench.results.outcomes import paired_samples
 from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.spec import Sampling
 from tests.unit.measure.test_visit import Recorded, every_other_block, honest
@@ -83,13 +81,3 @@ def test_a_tuple_in_which_the_thread_lost_its_cpu_is_taken_again(monkeypatch: py
     made = visited_in_turn(*arms_of(backends, sampling=sampling))
     assert [len(one.samples) for one in made] == [8, 8]
     assert next(lost) == 2 * 2 + 8 * 1  # twice taken again, and then no more asked for
-
-
-def test_samples_are_paired_within_a_visit_alone() -> None:
-    first, second = visited_in_turn(*arms_of([Recorded(honest), Recorded(honest)]))
-    ((base, other),) = paired_samples([first], [second], "wall_us")
-    assert (base, other) == (first.samples.wall_us, second.samples.wall_us)
-    assert not paired_samples([first], [msgspec.structs.replace(second, round=1)])
-    unknown = msgspec.structs.replace(second.samples, wall_us=[0.0, *other[1:]])
-    ((base, other),) = paired_samples([first], [msgspec.structs.replace(second, samples=unknown)], "wall_us")
-    assert (base, other) == (first.samples.wall_us[1:], second.samples.wall_us[1:])

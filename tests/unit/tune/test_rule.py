@@ -195,8 +195,8 @@ def test_of_too_few_visits_a_slow_one_counts_for_nothing() -> None:
 
 
 def test_an_undecided_answer_names_each_method_once() -> None:
-    batched, *others = (Choice.parse(text) for text in ("batched", "sm sms=1", "sm sms=4", "sm sms=12", "triton sms=12"))
-    part = RulePart(Pick(batched, others[2], [batched, *others]), [])
+    alike = [*map(Choice.parse, ("batched", "sm sms=1", "sm sms=4", "sm sms=12", "triton sms=12"))]
+    part = RulePart(Pick(alike[0], alike[1], alike), [])
     assert use_text(part) == "batched; sm 1 to 12 SMs, triton 12 SMs not told apart"
 
 
