@@ -60,7 +60,7 @@ def test_every_layer_is_swapped_verified_and_marked(
     assert ends is not None
     for first_us, gap_us, end_us in zip(first, gaps, ends, strict=True):
         assert 0 < first_us < end_us
-        assert (end_us - first_us) / (LAYERS - 1) <= gap_us + 0.01 <= end_us - first_us + 0.02
+        assert (end_us - first_us) / (LAYERS - 1) <= gap_us + 0.01 < end_us - first_us  # the other gaps are longer
 
 
 def test_each_layer_is_a_call_of_its_own(bench: Bench) -> None:

@@ -334,6 +334,11 @@ def test_neither_the_figure_of_chains_nor_their_mean_is_faster_than_the_link(
     assert bool(visit._warnings([sample], cell)) is (slope < mean / 2)
 
 
+def test_a_visit_warns_of_samples_before_which_its_stream_was_not_in_its_state() -> None:
+    samples = [mock.Mock(pending_before=before, pending_after=False) for before in (True, True, False)]
+    assert "not busy in 1 of 3 samples" in visit._warnings(samples, replace(CELLS[0], stream_state=StreamState.BUSY))[0]
+
+
 def test_swaps_of_a_chain_change_places_from_sample_to_sample(bench: Bench) -> None:
     """What is slow in some of them does not always lead the chain."""
     chains: list[list[object]] = []

@@ -38,6 +38,7 @@ def test_a_figure_is_the_median_of_the_visits_medians(tmp_path: Path) -> None:
         ([skip(CELL)], "skipped", "does not fit in memory"),
         ([failure(CELL, "lost"), failure(CELL, "lost")], "failed", "error: lost"),
         ([visit(CELL, 50.0), failure(CELL, "lost", "mismatch")], "failed", "mismatch: lost"),
+        ([visit(CELL, 50.0, count=0)], "failed", "no reason recorded"),
     ],
 )
 def test_a_cell_without_figures_says_why(tmp_path: Path, records: list[Record], status: str, reason: str) -> None:
