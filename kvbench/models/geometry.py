@@ -289,10 +289,6 @@ class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
             raise ValueError(objection)
 
     @property
-    def rank_kv_heads(self) -> int:
-        return self.geometry.rank_kv_heads(self.tp)
-
-    @property
     def title(self) -> str:
         """The model and what is unusual about its swaps: "llama-3-70b, TP 8"."""
         remarks = (

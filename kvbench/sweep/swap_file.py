@@ -76,11 +76,6 @@ class Header(msgspec.Struct, kw_only=True):
     descriptors: Annotated[int, msgspec.Meta(ge=1, le=2**20)] = 1
     made_from: dict[str, Any] = {}
 
-    @property
-    def row_bytes(self) -> int:
-        """The bytes of a descriptor; all descriptors of a block have equal parts of it."""
-        return self.block_bytes // self.descriptors
-
 
 class _SwapLine(msgspec.Struct, omit_defaults=True):
     t: Annotated[float, msgspec.Meta(ge=0, le=1e12)]

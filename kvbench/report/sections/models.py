@@ -128,7 +128,7 @@ def _pairs(rows: ModelRows, state: str) -> DataTable:
     for swap in rows.swaps:
         single, batched = (rows.row(swap, backend, state) for backend in (PER_BLOCK, BATCHED))
         faster, geometry = rows.speed_up(swap, state), swap.geometry
-        heads = "MLA" if geometry.is_latent else count(swap.rank_kv_heads)
+        heads = "MLA" if geometry.is_latent else count(geometry.rank_kv_heads(swap.tp))
         body.append(
             [
                 _name(swap),
