@@ -204,7 +204,7 @@ GOOD = '[[rule]]\ncells = "backend=sm"\nat_least = 1\n'
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rule = []", "rule: [] is not a non-empty list"),
+        ("rule = []", "rule: [] is not a non-empty list of tables"),
         ("", "rule is missing"),
         (GOOD.replace("rule", "rules"), 'unknown key "rules"; did you mean rule?'),
         (f"config = 3\n{GOOD}", "config: 3 is not the name of a config"),

@@ -155,7 +155,7 @@ def test_every_key_of_a_config_is_read(tmp_path: Path) -> None:
         ("[axes]\nblocks = 0", "[axes]: axis blocks=0: not a whole number from 1 to 100000000"),
         ("[axes]\nblocks = 0x" + "f" * 5000, "axis blocks=a number with thousands of digits: not a whole number"),
         ('[axes]\nbackend = "a\\nb"', "[axes]: axis backend='a\\nb': not a backend's name"),
-        ("group = 3", "group: 3 is not a non-empty list"),
+        ("group = 3", "group: 3 is not a non-empty list of tables"),
         ("[sampling]\ncell_seconds = nan", "sampling.cell_seconds: NaN is not a number from 0.001 to 3600"),
         ("[limits]\nhost_memory = '8Gb'", '[limits] host_memory: "8Gb" is not a size'),
         ("device = 'gpu'", 'device: "gpu" is not auto, cpu, cuda or cuda:N'),

@@ -137,10 +137,10 @@ def _set(*path: str | int, value: object) -> Callable[[Any], None]:
         (_set("limits", "host_bytes", value=0), "spec.limits.host_bytes: 0 is not a whole number from 1"),
         (_set("question", value="a\x1b[2J"), "is not one line of at most 500 characters"),
         (_set("device", value="cuda:x"), 'spec.device: "cuda:x" is not auto, cpu, cuda or cuda:N'),
-        (_set("groups", value=[]), "spec.groups: [] is not a non-empty list"),
+        (_set("groups", value=[]), "spec.groups: [] is not a non-empty list of tables"),
         (_set("groups", 0, "blok", value=["1"]), 'spec groups: unknown key "blok"; did you mean blocks?'),
         (_set("groups", 0, "blocks", value=[]), "spec groups: blocks: [] is empty or repeats a value"),
-        (_set("filters", value="blocks<3"), 'spec.filters: "blocks<3" is not a list'),
+        (_set("filters", value="blocks<3"), 'spec.filters: "blocks<3" is not a list of strings'),
     ],
 )
 def test_an_untrusted_spec_is_checked(change: Callable[[Any], object], message: str) -> None:
