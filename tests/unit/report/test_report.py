@@ -361,7 +361,7 @@ def test_bad_input_is_a_usage_error(tmp_path: Path) -> None:
 
 
 def test_a_report_needs_neither_torch_nor_the_engine(tmp_path: Path) -> None:
-    run = made_run(tmp_path, synthetic.rounds(synthetic.cliff_cells((256,), (24, 28))))
+    run = made_run(tmp_path, synthetic.rounds(synthetic.cliff_cells((256,), synthetic.FEW_KIB)))
     script = """
         import sys
         for name in ("torch", "triton", "pynvml", "kvbench._engine"):
