@@ -110,6 +110,7 @@ PANEL_WIDTH: Final = 4.9
 LEFT: Final = 0.66  # of the axes in their panel: tick labels and the label of the y axis
 RIGHT: Final = 0.14
 _TITLE: Final = 0.26
+AXES_HEIGHT: Final = 3.3
 X_LABEL: Final = 0.45
 _STYLE: Final = {
     "font.family": ["DejaVu Sans", "sans-serif"],
@@ -202,19 +203,16 @@ def _drawable(text: str) -> str:
 def new_canvas(
     text: ChartText,
     keys: Sequence[Artist],
-    grid: Sequence[Sequence[Any]],
-    panel_height: float | None = None,
+    side_by_side: Sequence[Any],
     right: float = RIGHT,
 ) -> Canvas:
-    """Return a figure with its head, legend and footnotes, and empty axes with each panel of `grid`.
+    """Return a figure with its head, legend and footnotes, and empty axes with each panel, side by side.
 
     The height of the axes and the room to their `right` are in inches.
     """
-    rows, columns = len(grid), max(map(len, grid))
+    columns = len(side_by_side)
     width = PANEL_WIDTH * max(columns, 1.4)
     panel_width = width / columns
-    axes_height = panel_height or (3.3 if rows == 1 else 2.1)
-    pitch = _TITLE + axes_height + X_LABEL
     head = [
         (part, style)
         for line, (letters, style) in zip((text.title, text.subtitle, text.warning), _HEAD, strict=True)
@@ -224,7 +222,7 @@ def new_canvas(
     longest = max((len(str(key.get_label())) for key in keys), default=0)
     keys_per_row = max(1, int(width / (0.85 + 0.085 * longest)))
     top = 0.2 + 0.24 * len(head)
-    legend = top + rows * pitch + 0.05
+    legend = top + _TITLE + AXES_HEIGHT + X_LABEL + 0.05
     notes = legend + 0.2 * math.ceil(len(keys) / keys_per_row) + 0.2
     height = notes + 0.15 * len(foot) + 0.05
     figure = Figure(figsize=(width, height))
@@ -236,10 +234,8 @@ def new_canvas(
         anchor = (0.5, 1 - legend / height)
         figure.legend(handles=keys, loc="upper center", bbox_to_anchor=anchor, ncols=keys_per_row, frameon=False)
     panels = []
-    for row, side_by_side in enumerate(grid):
-        for column, panel in enumerate(side_by_side):
-            x, y = column * panel_width, top + row * pitch
-            lower = 1 - (y + _TITLE + axes_height) / height
-            place = (x + LEFT) / width, lower, (panel_width - LEFT - right) / width, axes_height / height
-            panels.append((figure.add_axes(place), panel))
+    for column, panel in enumerate(side_by_side):
+        lower = 1 - (top + _TITLE + AXES_HEIGHT) / height
+        place = (column * panel_width + LEFT) / width, lower, (panel_width - LEFT - right) / width, AXES_HEIGHT / height
+        panels.append((figure.add_axes(place), panel))
     return Canvas(figure, panels)

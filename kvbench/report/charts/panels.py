@@ -51,9 +51,8 @@ def draw(plot: LinePlot, text: ChartText) -> Drawing:
 
 
 def _line_canvas(plot: LinePlot, text: ChartText) -> Canvas:
-    canvas = new_canvas(text, _legend(plot), plot.grid, right=LEFT if plot.second else RIGHT)
-    panels = [panel for row in plot.grid for panel in row]
-    heights = [panel.ceiling for panel in panels if panel.ceiling is not None]
+    canvas = new_canvas(text, _legend(plot), plot.panels, right=LEFT if plot.second else RIGHT)
+    heights = [panel.ceiling for panel in plot.panels if panel.ceiling is not None]
     limits = _limits(plot.y, [line for line in plot.lines if not line.second], heights)
     for ax, panel in canvas.panels:
         ax.set_title(panel.title)
@@ -151,7 +150,8 @@ def _scale_octaves(ax: Axes, axis: PlotAxis, values: Sequence[float]) -> None:
     inch = ax.get_window_extent().width / ax.figure.dpi / (octaves + 2 * margin)
     taken: list[tuple[float, float]] = []
     ticks: dict[float, str] = {}
-    for value in _round_values(axis, values):
+    roundest = sorted(values, key=lambda value: (not math.log2(value).is_integer(), value % 4096 != 0, value))
+    for value in roundest:
         text = f"{value / 1024:g}" if axis.unit == "bytes" else count(value)
         at, half = inch * math.log2(value), _LETTER * len(text) / 2
         if all(at - half >= end + 0.1 or at + half <= begin - 0.1 for begin, end in taken):
@@ -160,16 +160,6 @@ def _scale_octaves(ax: Axes, axis: PlotAxis, values: Sequence[float]) -> None:
     ax.set_xticks([*ticks], [*ticks.values()])
     ax.xaxis.set_minor_locator(FixedLocator([value for value in values if value not in ticks]))
     ax.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _round_values(axis: PlotAxis, values: Sequence[float]) -> list[float]:
-    """The values that an axis could label, the roundest first: measured ones if all are round, else powers of ten."""
-    measured = sorted(values, key=lambda value: (not math.log2(value).is_integer(), value % 4096 != 0, value))
-    if axis.unit == "bytes" or all(value == float(f"{value:.2g}") or value < 200 for value in values):
-        return measured
-    powers = range(math.floor(math.log10(values[0])), math.floor(math.log10(values[-1])) + 1)
-    steps = [step * 10**power for step in (1, 3) for power in powers]
-    return [float(step) for step in steps if values[0] <= step <= values[-1]] or measured
 
 
 def _line(line: PlotLine, x: Sequence[float], y: Sequence[float], *, joined: bool = True) -> Line2D:

@@ -70,18 +70,18 @@ class PlotPanel:
 
 @dataclass(frozen=True, slots=True)
 class LinePlot:
-    """Rows of panels on the same axes; `second` is a y axis at the right, for lines that say so."""
+    """Panels on the same axes, side by side; `second` is a y axis at the right, for lines that say so."""
 
     x: PlotAxis
     y: PlotAxis
-    grid: Sequence[Sequence[PlotPanel]]
+    panels: Sequence[PlotPanel]
     second: PlotAxis | None = None
 
     @property
     def lines(self) -> list[PlotLine]:
-        return [line for row in self.grid for panel in row for line in panel.lines]
+        return [line for panel in self.panels for line in panel.lines]
 
     @property
     def most_points(self) -> int:
         """How many values of x the fullest panel has."""
-        return max(len({x for line in panel.lines for x in line.x}) for row in self.grid for panel in row)
+        return max(len({x for line in panel.lines for x in line.x}) for panel in self.panels)

@@ -163,7 +163,7 @@ def _chart(view: View, curves: Sequence[Curve], beside: Curve | None) -> Chart:
     text = chart_text(
         view, "Cliff: GB/s against block size", f"{INCLUDES[state]}. Band: quartiles of all samples{modes}"
     )
-    plot = LinePlot(PlotAxis("block size", "bytes", "log2"), GBPS, [[panel]])
+    plot = LinePlot(PlotAxis("block size", "bytes", "log2"), GBPS, [panel])
     return Chart(f"cliff-{view.label}", text, plot)
 
 

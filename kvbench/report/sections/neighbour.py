@@ -230,7 +230,7 @@ def _chart(view: View, points: pd.DataFrame) -> Chart:
     plot = LinePlot(
         PlotAxis("GB/s of the swaps", "figure", "linear"),
         PlotAxis(f"slowdown of {name}", "figure", "linear", zero=False),
-        [panels],
+        panels,
     )
     text = chart_text(view, f"Interference: slowdown of {name} against GB/s of the swaps", f"{_CLOCK}. Band: 95%")
     return Chart(f"neighbour-{view.label}", text, plot)

@@ -113,7 +113,7 @@ def line(backend: str, y: list[float]) -> PlotLine:
 def inked(backend: str, lines: list[PlotLine]) -> int:
     """Return how many pixels of a chart's panel have about the colour of a backend."""
     axes = PlotAxis("block size", "bytes", "log2"), PlotAxis("GB/s", "figure", "linear")
-    drawn = draw(LinePlot(*axes, [[PlotPanel("h2d", lines)]]), TEXT)
+    drawn = draw(LinePlot(*axes, [PlotPanel("h2d", lines)]), TEXT)
     pixels = np.asarray(Image.open(io.BytesIO(drawn.png)).convert("RGB")) / 255
     panel = pixels[: int(0.8 * len(pixels))]  # without the legend
     near = np.abs(panel - to_rgb(ink_of(backend).colour)).max(axis=2) < 0.1
@@ -132,7 +132,7 @@ def test_auto_and_the_line_below_it_are_both_visible(other: str, first: bool) ->
 
 def plot_of(lines: Sequence[PlotLine], x: PlotAxis | None = None, **more: float) -> LinePlot:
     axis = x or PlotAxis("block size", "bytes", "log2")
-    return LinePlot(axis, PlotAxis("GB/s", "figure", "linear"), [[PlotPanel("h2d", lines, **more)]])  # type: ignore[arg-type]
+    return LinePlot(axis, PlotAxis("GB/s", "figure", "linear"), [PlotPanel("h2d", lines, **more)])  # type: ignore[arg-type]
 
 
 def ticks_of(plot: LinePlot) -> list[tuple[str, float, float]]:

@@ -93,7 +93,7 @@ def test_the_cliff_is_in_the_table_the_chart_and_the_finding(cliff: Report, clif
         "engine above), at N = 256 to 10 000; the cliff does not deepen with N."
     )
     (chart,) = part.charts
-    ((panel,),) = chart.plot.grid
+    (panel,) = chart.plot.panels
     assert [line.backend for line in panel.lines] == ["batched", "batched", "triton"]
     assert list(panel.marked) == [28 * 1024]
 
