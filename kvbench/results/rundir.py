@@ -146,8 +146,8 @@ def load_run(path: Path | str) -> Run:
     path = Path(path)
     info = _read_info(path)
     with _open_journal(path) as (file, name):
-        lines = [record for record, _ in read_lines(_lines(file, path / name), path / name)]
-    records = _packed(lines)
+        lines = _packed(record for record, _ in read_lines(_lines(file, path / name), path / name))
+    records = [record for record in lines if record is not None]
     if info.status == "complete" and not lines:
         raise RunDirectoryError(f"{path / name} is empty, but the run was complete: the run is damaged")
     warnings = []
@@ -158,16 +158,17 @@ def load_run(path: Path | str) -> Run:
     return Run(path, info, _without_retried(records), warnings)
 
 
-def _packed(records: Iterable[Record | None]) -> list[Record]:
-    """Return the whole records, with packed samples and one text for all of a cell, which take most of the memory."""
+def _packed(records: Iterable[Record | None]) -> list[Record | None]:
+    """Return the records, with packed samples and one text for all of a cell, which take most of the memory."""
     texts: dict[Cell, AxisTexts] = {}
     known: dict[tuple[str, bytes], Any] = {}
-    kept = [record for record in records if record is not None]
-    for record in kept:
+    kept = []
+    for record in records:
         if isinstance(record, CellRecord | Retry):
             msgspec.structs.force_setattr(record, "cell_text", texts.setdefault(record.cell, record.cell_text))
         if isinstance(record, Visit):
-            record.samples.pack(known)
+            record.pack(known)
+        kept.append(record)
     return kept
 
 

@@ -139,6 +139,7 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
                 msgspec.structs.force_setattr(self, name, known.setdefault((packed.typecode, packed.tobytes()), packed))
 
 
+_ALIKE: Final = ("path", "group", "warnings", "clock_limits", "disturbed")  # of most visits
 _FLAGS: Final = ("pending_before", "pending_after", "depth_held")
 _COUNTS: Final = ("swap_blocks", "pieces", "swap_numbers")
 
@@ -271,6 +272,17 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     disturbed: list[Disturbance] = []
     process: _Count | None = None
     beside: Beside | None = None
+
+    def pack(self, known: dict[tuple[str, bytes], Any]) -> None:
+        """Hold arrays in place of lists of times, and one object for equal texts and lists, among those `known`."""
+        self.samples.pack(known)
+        beside = self.beside or Beside()
+        for name in Beside.__struct_fields__:
+            if isinstance(times := getattr(beside, name), list):
+                msgspec.structs.force_setattr(beside, name, array("d", times))
+        for name in _ALIKE:
+            value = getattr(self, name)
+            msgspec.structs.force_setattr(self, name, known.setdefault((name, repr(value).encode()), value))
 
     @property
     def swap_us(self) -> Sequence[float]:
