@@ -252,9 +252,10 @@ def test_a_copier_hands_the_axes_of_a_choice_to_batched_copies(monkeypatch: pyte
     monkeypatch.setattr(
         "kvbench.backends.auto.BatchOptions", lambda **options: made.append(options) or BatchOptions(**options)
     )
-    for text, overlap, most in (("batched overlap=on", True, 0), ("batched descriptors_per_call=8", False, 8)):
+    for text, *expected in (("batched overlap=on", True, 0, False), ("batched descriptors_per_call=8", False, 8, False),
+                            ("primed", False, 0, False), ("merged", False, 0, True)):  # fmt: skip
         copier_for(gpu(H200), [policy_of(text)])
-        assert (made[-1]["prefer_overlap"], made[-1]["descriptors_per_call"]) == (overlap, most)
+        assert [made[-1][name] for name in ("prefer_overlap", "descriptors_per_call", "merge")] == expected
 
 
 def gpu(facts: DeviceFacts) -> Device:
