@@ -179,7 +179,7 @@ def meaning(info: Any) -> str:
         case msgspec.inspect.EnumType():
             return f"one of {', '.join(str(word.value) for word in info.cls)}"
         case msgspec.inspect.ListType() | msgspec.inspect.VarTupleType():
-            items = {msgspec.inspect.StrType: "strings", msgspec.inspect.IntType: "whole numbers"}
+            items: dict[type, str] = {msgspec.inspect.StrType: "strings", msgspec.inspect.IntType: "whole numbers"}
             of = items.get(type(plain_type(info.item_type)), "tables")
             return f"a {'non-empty ' if info.min_length else ''}list of {of}"
         case _:
