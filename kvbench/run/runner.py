@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from kvbench import __version__
-from kvbench.cells.cell import AXES, Cell
+from kvbench.cells.cell import Cell
 from kvbench.cells.facts import AUTO, CEILING_BYTES, COPIER, TRITON, BackendFacts, DeviceFacts
 from kvbench.cells.policy import NO_POLICY
 from kvbench.errors import MismatchError, UsageError
@@ -186,7 +186,7 @@ def fitting(spec: SweepSpec, opened: Opened) -> Opened:
         notes += filter(None, [policy.check_machine(opened.device.title, str(driver))])
         for name, value in policy.workload.items():
             groups = [group for group in spec.groups if AUTO in group.get("backend", (AUTO,))]
-            others = {str(AXES[name].show(one)) for group in groups for one in group.get(name, ())} - {value}
+            others = {one for group in groups for one in group.get(name, ())} - {value}
             if others:
                 now = ", ".join(sorted(others))
                 notes.append(f"the policy was measured with {name} {value}, this sweep has {now}: build a new one")
