@@ -109,7 +109,6 @@ SECTIONS: Final = (
     Section("neighbour", "Neighbours: slowdown of work beside swaps", neighbour.make, config="neighbour"),
     Section("machines", "Machines: side by side", machines.make, of_all=True),
     Section("streams", "Stream states: idle, opened, gated, busy", _contrast(*states.STREAM_STATES)),
-    Section("crossover-map", "Crossover map: batched copies over a kernel", threshold.make_map, weight=_sizes),
     Section("locality", "Locality: fresh, scattered blocks against hot, dense ones", _contrast(placement.LOCALITY)),
     Section("runs", "Adjacent blocks: GB/s against their number", _contrast(placement.RUNS)),
     Section("fragments", "Fragments: GB/s against their size", _contrast(fragments.FRAGMENTS), leads=True),

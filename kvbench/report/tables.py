@@ -15,7 +15,7 @@ from kvbench.cells.facts import MERGED, PRIMED, SM, TRITON, method_label
 from kvbench.report.charts.plot import ChartText, PlotLine
 from kvbench.report.faults import HOST_COPIES, low_ceilings
 from kvbench.report.model import Code, DataTable, Origin, Span, Strong, Text, plain, spans
-from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, size
+from kvbench.report.numbers import ABSENT, TIMES, count, figure, noun, size
 from kvbench.report.view import Pinned, Row, View, rows_of
 from kvbench.results.outcomes import BETWEEN
 from kvbench.text import counted, ends, short
@@ -273,14 +273,6 @@ def _settings(row: Row, names: Sequence[str]) -> list[str]:
 
 def comma_separated(*texts: str) -> str:
     return ", ".join(filter(None, texts))
-
-
-def grid_table(cells: pd.DataFrame, show: Callable[[Row], Text]) -> tuple[list[str], list[list[Text]]]:
-    """Return the header and the rows of a table of `cells`: block sizes down, numbers of blocks to the right."""
-    grid = {(int(row["block_bytes"]), int(row["blocks"])): row for row in rows_of(cells)}
-    sizes, counts = (sorted(set(values)) for values in zip(*grid, strict=True))
-    body = [[bytes_size(one), *(format_cell(grid.get((one, n)), show) for n in counts)] for one in sizes]
-    return ["Block size", *(f"N = {count(n)}" for n in counts)], body
 
 
 def line_of(

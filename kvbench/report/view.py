@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count, product
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, TypeVar
@@ -18,7 +18,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visi
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import ListPlace, Neighbour, Reuse, Role, StreamState
 from kvbench.cells.cell import AXES, axes_of
-from kvbench.cells.facts import BATCHED, EMPTY, marked, plug_ins_of
+from kvbench.cells.facts import EMPTY, marked, plug_ins_of
 from kvbench.report.numbers import ABSENT, figure, noun, size
 from kvbench.results import Run
 from kvbench.results.frame import whole
@@ -253,24 +253,6 @@ class View:
     def compare(self, base: str, other: str) -> Comparison:
         """Compare the times of a swap of two cells of this run, by their ids."""
         return compare_visits(self.visits.get(base, {}), self.visits.get(other, {}), IN_TURN)
-
-    @cached_property
-    def contests(self) -> Mapping[tuple[str, str], Mapping[str, pd.DataFrame]]:
-        """Batched copies against the other backends, where both were measured, by direction and stream state.
-
-        Cells by backend, batched first; failed and skipped ones too.
-        """
-        contests: dict[tuple[str, str], Mapping[str, pd.DataFrame]] = {}
-        backends = set(self.measured["backend"])
-        if BATCHED not in backends or len(backends) == 1:
-            return contests
-        for direction, state in product(DIRECTIONS, STATES):
-            cells = where(self.pinned.cells, direction=direction, stream_state=state)
-            others = set(cells[cells["cell_id"].isin(self.visits)]["backend"])
-            if BATCHED in others and len(others) > 1:
-                ordered = (BATCHED, *sorted(others - {BATCHED}))
-                contests[direction, state] = {backend: where(cells, backend=backend) for backend in ordered}
-        return contests
 
     @cached_property
     def weight(self) -> tuple[float, int]:

@@ -1,5 +1,6 @@
 """The cliff: GB/s against block size, a curve for each number of blocks, and where it jumps."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -19,14 +20,13 @@ from kvbench.report.tables import (
     INCLUDES,
     chart_text,
     format_cell,
-    grid_table,
     label_of,
     line_of,
     main_path,
     measured_table,
     rate,
 )
-from kvbench.report.view import SERIES, Pinned, View, ceiling_of, grouped, rows_of, where
+from kvbench.report.view import SERIES, Pinned, Row, View, ceiling_of, grouped, rows_of, where
 from kvbench.text import a_stream, ends
 
 MIN_SIZES: Final = 4
@@ -143,9 +143,16 @@ def _jump_text(cliff: Cliff | None) -> str:
 def _grid(view: View, series: tuple[str, ...]) -> DataTable:
     backend, direction, state = series
     cells = where(view.pinned.cells, backend=backend, direction=direction, stream_state=state)
-    header, body = grid_table(cells, lambda row: f"{rate(row)} ({row['ceiling_share']:.0%})".replace(" (nan%)", ""))
+    grid = {(int(row["block_bytes"]), int(row["blocks"])): row for row in rows_of(cells)}
+    sizes, counts = (sorted(set(values)) for values in zip(*grid, strict=True))
+    body = [[bytes_size(size), *(format_cell(grid.get((size, n)), _rate_and_share) for n in counts)] for size in sizes]
+    header = ["Block size", *(f"N = {count(n)}" for n in counts)]
     title = f"{direction}, {backend}, {state} stream: GB/s (share of the ceiling) of every size and number of blocks"
     return measured_table(view, where(cells, status="ok"), INCLUDES[state], title, header, body, pinned=view.pinned)
+
+
+def _rate_and_share(row: Row) -> str:
+    return rate(row) + (f" ({row['ceiling_share']:.0%})" if math.isfinite(row["ceiling_share"]) else "")
 
 
 def _chart(view: View, curves: Sequence[Curve], beside: Curve | None) -> Chart:

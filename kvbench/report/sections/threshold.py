@@ -9,15 +9,14 @@ import pandas as pd
 from kvbench.analysis.compare import Verdict
 from kvbench.cells.cell import EQUAL
 from kvbench.cells.facts import BATCHED, NO_CHOICES
-from kvbench.report.model import DataTable, Part, PartOrReason, Text
+from kvbench.report.model import Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.sections.contrast import DIRECTION, Contrast, ContrastSide, Key, backends, turns
-from kvbench.report.tables import INCLUDES, grid_table, label_of, measured_table, ratio_text
+from kvbench.report.tables import INCLUDES
 from kvbench.report.view import DIRECTIONS, STATES, Pinned, Row, View, grouped, pin, rows_of, where
 
 USUAL_BLOCKS: Final = 10_000
 _MIN_SIZES: Final = 2
-_MIN_CELLS: Final = 4
 _ORDER: Final = ("sustained", *(state for state in STATES if state != "sustained"))
 
 
@@ -115,35 +114,3 @@ THRESHOLD: Final = Contrast(
     notes=lambda _: [f"Crossover: the block size from which {BATCHED} is faster"],
     find=_find,
 )
-
-
-def make_map(view: View) -> PartOrReason:
-    """Make the crossover map: the time of batched copies over that of a kernel, by block size and number of blocks."""
-    maps = [
-        _map(view, direction, state, arms[BATCHED], cells)
-        for (direction, state), arms in view.contests.items()
-        for cells in arms.values()
-        if cells["sms"].notna().any()
-    ]
-    tables = [table for table in maps if table]
-    if not tables:
-        return f"it needs {BATCHED} and a kernel backend measured at {_MIN_CELLS} cells, with two block sizes and two N"
-    return lambda: Part(tables=tables)
-
-
-def _map(view: View, direction: str, state: str, batched: pd.DataFrame, kernel: pd.DataFrame) -> DataTable | None:
-    """Return the table of a kernel in a direction and state; None where there are too few cells."""
-    base, cells = (arm[arm["cell_id"].isin(view.visits)] for arm in (batched, kernel))
-    shapes = {(row["block_bytes"], row["blocks"]): row["cell_id"] for row in rows_of(base)}
-    known = [shape in shapes for shape in zip(cells["block_bytes"], cells["blocks"], strict=True)]
-    cells = cells[known]
-    if len(cells) < _MIN_CELLS or (cells[["block_bytes", "blocks"]].nunique() < 2).any():
-        return None
-
-    def ratio(row: Row) -> str:
-        return ratio_text(view.compare(row["cell_id"], shapes[row["block_bytes"], row["blocks"]]))
-
-    header, body = grid_table(cells, ratio)
-    name = label_of(str(cells["backend"].iloc[0]), cells)
-    title = f"{direction}, {state} stream: time of {BATCHED} over time of {name}"
-    return measured_table(view, cells, INCLUDES[state], title, header, body, pinned=view.pinned, compared=len(cells))

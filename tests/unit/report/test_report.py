@@ -159,13 +159,6 @@ def test_stream_states_are_not_mixed(tmp_path: Path) -> None:
     titles = [table.title for table in part_of(report, "threshold").tables]
     assert titles
     assert all(title.startswith("Idle, N = ") for title in titles)
-    assert all("idle stream" in said(table.title) for table in part_of(report, "crossover-map").tables)
-
-
-def test_the_crossover_map_says_how_many_times_as_long_batched_copies_take(cliff: Report) -> None:
-    rows = rows_of(table_of(part_of(cliff, "crossover-map"), "h2d, idle stream: time of batched over time of triton"))
-    assert all(float(text.removeprefix(TIMES)) > 2 for text in rows["4 KiB"])
-    assert sum(map(len, rows.values())) == 5 * 2
 
 
 def test_the_report_says_why_a_section_is_missing(cliff: Report, tmp_path: Path) -> None:
