@@ -36,7 +36,7 @@ from kvbench.cells.facts import BackendFacts
 from kvbench.cli import main
 from kvbench.errors import ExitCode, UsageError
 from kvbench.files import shipped_folder
-from kvbench.report.charts.figure import Drawing
+from kvbench.report.drawing import Drawing
 from kvbench.run import runner
 from kvbench.run.protocol import Opened
 from tests.command import KVBENCH, tiny
@@ -406,7 +406,7 @@ def fuzz(cases: int, seed: int, only: int | None = None) -> tuple[list[Finding],
                 arguments = CASES[number % len(CASES)](bench, chance)
                 with contextlib.ExitStack() as stack:
                     if number % 50:  # a chart takes half a second to draw
-                        stack.enter_context(mock.patch("kvbench.report.charts.panels.draw", return_value=BLANK))
+                        stack.enter_context(mock.patch("kvbench.report.drawing.draw", return_value=BLANK))
                     before_mib = peak_mib()
                     code, what = outcome(arguments, show=only is not None)
                     grown_mib = peak_mib() - before_mib

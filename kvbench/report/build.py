@@ -75,7 +75,7 @@ from kvbench.text import short
 from kvbench.tune.text import origin, trace_text
 
 if TYPE_CHECKING:
-    from kvbench.report.charts.figure import Drawing
+    from kvbench.report.drawing import Drawing
 
 
 def _contrast(*contrasts: contrast.Contrast) -> Callable[[View], PartOrReason]:
@@ -219,7 +219,7 @@ def report_files(runs: Sequence[Run], unread: Sequence[str] = (), progress: Prog
     does not hold is named in the report, not an error.
     """
     # matplotlib takes a third of a second to import, which a report without files does not need
-    from kvbench.report.charts.panels import draw
+    from kvbench.report.drawing import draw
 
     report = report_of(runs, unread, progress)
     drawn: dict[str, Drawing] = {}

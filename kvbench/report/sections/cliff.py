@@ -13,8 +13,7 @@ from kvbench.analysis.margins import CLIFF
 from kvbench.cells.axes import StreamState
 from kvbench.cells.facts import BATCHED, TRITON
 from kvbench.cells.units import KIB, two_digits
-from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel
-from kvbench.report.model import Chart, DataTable, Part, PartOrReason, Text
+from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotLine, PlotPanel, Text
 from kvbench.report.numbers import TIMES, bytes_size, count
 from kvbench.report.tables import (
     INCLUDES,

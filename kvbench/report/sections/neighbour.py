@@ -14,8 +14,7 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import Neighbour
 from kvbench.cells.facts import method_label
 from kvbench.cells.units import two_digits
-from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel
-from kvbench.report.model import Chart, DataTable, Part, PartOrReason, Strong, Text
+from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotPanel, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
 from kvbench.report.tables import chart_text, format_cell, line_of, measured_table, sms_of, with_methods
 from kvbench.report.view import DIRECTIONS, Row, View, by_direction, grouped, rows_of, where

@@ -12,8 +12,19 @@ from kvbench.analysis.margins import KNEE
 from kvbench.cells.axes import Neighbour
 from kvbench.cells.facts import SM
 from kvbench.errors import UsageError
-from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel
-from kvbench.report.model import Chart, Code, DataTable, Part, PartOrReason, Strong, Text
+from kvbench.report.model import (
+    Chart,
+    Code,
+    DataTable,
+    LinePlot,
+    Part,
+    PartOrReason,
+    PlotAxis,
+    PlotLine,
+    PlotPanel,
+    Strong,
+    Text,
+)
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.sections.cliff import GBPS, RATES
 from kvbench.report.tables import INCLUDES, chart_text, line_of, measured_table, rate

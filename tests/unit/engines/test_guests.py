@@ -8,7 +8,7 @@ from kvbench.sweep.installed import engines
 PACKAGE = Path("kvbench")
 # The layouts of engines' pools, the order in which an engine allocates its blocks, a former name of a kernel, and the
 # colours of charts, which every backend keeps.
-EXCEPTED = {PACKAGE / name for name in ("models/geometry.py", "traces/simulate.py", "report/charts/figure.py")}
+EXCEPTED = {PACKAGE / name for name in ("models/geometry.py", "traces/simulate.py", "report/drawing.py")}
 
 
 def strings_in(file: Path) -> set[str]:

@@ -19,8 +19,8 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.presets import ModelChoice
 from kvbench.report.build import COMPARISON, SECTIONS, report_of
-from kvbench.report.charts.figure import STROKES, ink_of
 from kvbench.report.document import DETAILS_FILE, REPORT_FILE, render_details, render_report, snippet
+from kvbench.report.drawing import STROKES, ink_of
 from kvbench.report.model import Report
 from kvbench.results import Note, Record, Run, Visit
 from kvbench.tune.answer import rule_for_all
@@ -160,7 +160,7 @@ def test_no_two_keys_of_a_legend_look_alike(report: Report) -> None:
     plots = {chart.stem: chart.plot for chart in report.charts}
     assert {stem.partition("-")[0] for stem in plots} == {"cliff", "sm", "neighbour"}
     for plot in plots.values():
-        drawn = {line.label: (ink_of(line.backend), line.variant % STROKES) for line in plot.lines}
+        drawn = {line.label: (ink_of(line.backend), line.variant % len(STROKES)) for line in plot.lines}
         assert len(set(drawn.values())) == len(drawn)
 
 

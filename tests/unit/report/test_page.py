@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvbench.report.build import report_files, report_of
-from kvbench.report.charts.panels import draw
-from kvbench.report.charts.plot import ChartText, LinePlot, PlotAxis, PlotLine, PlotPanel
+from kvbench.report.drawing import draw
+from kvbench.report.model import ChartText, LinePlot, PlotAxis, PlotLine, PlotPanel
 from kvbench.report.page import html_page
 from kvbench.results import Run, load_run
 from tests import synthetic

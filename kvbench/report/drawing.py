@@ -1,0 +1,353 @@
+"""Charts: lines with bands and a ceiling on panels side by side, under a title; colours and marks.
+
+Where everything goes, in inches, is worked out here because matplotlib's own layouts differ in the last digit from run
+to run. Colours and marks of backends are the same in every chart of every card, told apart by colour-blind readers;
+every colour has a contrast of 3 or more (WCAG 2, for lines) on white.
+"""
+
+import io
+import math
+import textwrap
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import matplotlib.style
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.markers import MarkerStyle
+from matplotlib.text import Text
+from matplotlib.ticker import FixedLocator, NullFormatter
+from matplotlib.transforms import Bbox
+from PIL import Image
+
+from kvbench.cells.facts import AUTO, BATCHED, MERGED, PER_BLOCK, PRIMED, SM, TRITON
+from kvbench.report.model import ChartText, LinePlot, PlotAxis, PlotLine
+from kvbench.report.numbers import count, figure
+
+# The name of a marker, or (points, 1, degrees) of a star.
+Marker = str | tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ink:
+    """How a backend is drawn: colour and point marker.
+
+    A `wide` line with large markers is drawn below the others, so that it is seen on both sides of a line that it
+    lies on.
+    """
+
+    colour: str
+    marker: Marker
+    wide: bool = False
+
+
+_TEXT: Final = "#1B1F24"
+_FAINT: Final = "#57606A"
+_GRID: Final = "#E3E3E3"
+
+KNOWN: Final = {
+    PER_BLOCK: Ink("#B05426", "^"),
+    BATCHED: Ink("#2C60DD", "o"),
+    TRITON: Ink("#00825B", "s"),
+    SM: Ink("#A553AB", "D"),
+    PRIMED: Ink("#605430", "P"),
+    MERGED: Ink("#FF196B", "d"),
+    AUTO: Ink("#B68C0C", "v", wide=True),  # it is one of the others, and as fast
+    "vllm_batch": Ink("#000000", "X"),
+    "vllm_hisparse": Ink("#6B48B2", (5, 1, 0)),
+    "vllm_triton": Ink("#949596", "<"),
+    "vllm_handler": Ink("#632D46", "p"),
+    "sglang_aot": Ink("#7303F7", ">"),
+    "sglang_jit": Ink("#B484B4", "h"),
+    "sglang_hisparse": Ink("#731D01", "8"),
+    "lmcache": Ink("#0F9BD8", "*"),
+    "copier": Ink("#244878", "H"),
+    "empty": Ink("#5601A6", (4, 1, 0)),
+}
+_FREE_COLOURS: Final = ("#7F6A00", "#B0008B", "#5F7F8F", "#3F6F00", "#8A4A6A", "#6F6F6F", "#D0561A")
+_FREE_MARKERS: Final[tuple[Marker, ...]] = ((3, 1, 0), (4, 1, 45), (6, 1, 0), (3, 1, 180), (8, 1, 0))
+
+
+def ink_of(backend: str) -> Ink:
+    """Return the ink of a backend; that of another package's comes from its name alone, and is no built-in's."""
+    if known := KNOWN.get(backend):
+        return known
+    turn, index = divmod(zlib.crc32(backend.encode()), len(_FREE_COLOURS))
+    return Ink(_FREE_COLOURS[index], _FREE_MARKERS[turn % len(_FREE_MARKERS)])
+
+
+def lighter(colour: str, share: float) -> str:
+    """Return a colour with a share, from 0 to 1, of white in it."""
+    red, green, blue = (channel + share * (1 - channel) for channel in to_rgb(colour))
+    return to_hex((red, green, blue))
+
+
+Dashes = Literal["-"] | tuple[float, Sequence[float]]
+# By which variants of a backend are told apart.
+STROKES: Final[Sequence[Dashes]] = (
+    "-",
+    (0, (4, 1.8)),
+    (0, (1.2, 1.4)),
+    (0, (5, 1.5, 1, 1.5)),
+    (0, (2, 4)),
+    (0, (7, 1.5, 1, 1.5, 1, 1.5)),
+)
+_PANEL_WIDTH: Final = 4.9
+_LEFT: Final = 0.66  # of the axes in their panel: tick labels and the label of the y axis
+_RIGHT: Final = 0.14
+_TITLE: Final = 0.26
+_AXES_HEIGHT: Final = 3.3
+_X_LABEL: Final = 0.45
+_MATPLOTLIB: Final = {
+    "font.family": ["DejaVu Sans", "sans-serif"],
+    "svg.fonttype": "none",  # text stays text
+    "font.size": 9.0,
+    "text.color": _TEXT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": _FAINT,
+    "axes.labelcolor": _TEXT,
+    "axes.labelsize": 8.5,
+    "axes.titlesize": 10.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titley": 1.0,  # not worked out from every tick's extent
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": _FAINT,
+    "ytick.color": _FAINT,
+    "xtick.labelcolor": _TEXT,
+    "ytick.labelcolor": _TEXT,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "legend.fontsize": 8.5,
+    "legend.handlelength": 3.4,
+    "svg.hashsalt": "kvbench",
+    "text.parse_math": False,
+}
+_DRAWN: Final = frozenset("\N{HORIZONTAL ELLIPSIS}\N{RIGHTWARDS ARROW}\N{LEFTWARDS ARROW}")
+_LETTERS_PER_INCH: Final = 18  # of a footnote
+_DPI: Final = 120
+_COLOURS: Final = 256
+# Of the title, the subtitle and the warning: letters per inch, and the style.
+_HEAD: Final[Sequence[tuple[int, dict[str, Any]]]] = (
+    (9, {"fontsize": 12.5, "fontweight": "bold"}),
+    (15, {"fontsize": 8.5, "color": _FAINT}),
+    (12, {"fontsize": 9, "fontweight": "bold", "color": "#B00020"}),
+)
+_FOOTNOTE: Final[dict[str, Any]] = {"fontsize": 7, "color": _FAINT}
+_SMALL: Final[dict[str, Any]] = {"textcoords": "offset points", "fontsize": 7.5, "color": _FAINT}
+_CEILING_DASHES: Final = (0, (6, 4))
+# The least height of a linear y axis, as a share of its highest value: a slowdown of 1% is seen.
+_LEAST_SPAN: Final = 0.02
+_ROOM: Final = 0.06  # of the height, above the lines and below, where the axis does not begin at 0
+_MOST_BANDS: Final = 6  # lines of a panel; bands of more would hide one another
+_LETTER: Final = 0.068  # inches of a tick label
+_NOTE: Final = (0.062, 0.13)  # inches: the width of a letter of a note, and its height
+_RING: Final = 11  # points, of a mark around a point
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A chart as the bytes of its two files: the same for the same chart, without dates and random ids."""
+
+    png: bytes
+    svg: bytes
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        return {"png": self.png, "svg": self.svg}
+
+
+def draw(plot: LinePlot, text: ChartText) -> Drawing:
+    """Draw a chart, the same whatever matplotlibrc this machine has."""
+    with matplotlib.style.context(["default", _MATPLOTLIB]):
+        return _drawing(_figure(plot, text))
+
+
+def _drawing(drawn: Figure) -> Drawing:
+    for text in drawn.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_text(_drawable(text.get_text()))
+    svg, large, png = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    drawn.savefig(svg, format="svg", metadata={"Date": None})
+    drawn.savefig(large, format="png", dpi=_DPI, pil_kwargs={"compress_level": 0})
+    # a chart has few colours: a palette makes the file a quarter of what it would be
+    pixels = Image.open(large).convert("RGB")
+    pixels.quantize(_COLOURS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(png, "PNG")
+    return Drawing(png.getvalue(), svg.getvalue())
+
+
+def _drawable(text: str) -> str:
+    """Return `text` without what the charts' font has no glyphs for."""
+    return "".join(
+        char if char in _DRAWN or " " <= char <= "~" or "\N{NO-BREAK SPACE}" <= char <= "ÿ" else "?" for char in text
+    )
+
+
+def _figure(plot: LinePlot, text: ChartText) -> Figure:
+    drawn, every = _laid_out(text, _legend(plot), len(plot.panels), _LEFT if plot.second else _RIGHT)
+    heights = [panel.ceiling for panel in plot.panels if panel.ceiling is not None]
+    limits = _limits(plot.y, [line for line in plot.lines if not line.second], heights)
+    for ax, panel in zip(every, plot.panels, strict=True):
+        ax.set_title(panel.title)
+        _scale_x(ax, plot)
+        _scale_y(ax, plot.y, limits)
+        if panel.ceiling is not None:
+            ax.axhline(panel.ceiling, color=_FAINT, linestyle=_CEILING_DASHES, linewidth=1.0, zorder=1.5)
+            at, coordinates = (1, panel.ceiling), ("axes fraction", "data")
+            ax.annotate(f"ceiling {figure(panel.ceiling)}", at, (-2, 3), xycoords=coordinates, ha="right", **_SMALL)
+        for x, said in panel.marked.items():
+            ax.axvline(x, color=_FAINT, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1.5)
+            ax.annotate(said, (x, 1), (3, -8), xycoords=("data", "axes fraction"), textcoords="offset points")
+        twin = _second(ax, plot) if plot.second else ax
+        for line in panel.lines:
+            _draw_line(twin if line.second else ax, line, bands=len(panel.lines) <= _MOST_BANDS)
+        _write_notes(ax, twin, panel.lines)
+    return drawn
+
+
+def _laid_out(text: ChartText, keys: Sequence[Artist], columns: int, right: float) -> tuple[Figure, list[Axes]]:
+    """Return a figure with its head, legend and footnotes, and the empty axes of its panels, side by side.
+
+    The room to the `right` of the axes is in inches.
+    """
+    width = _PANEL_WIDTH * max(columns, 1.4)
+    panel_width = width / columns
+    head = [
+        (part, style)
+        for line, (letters, style) in zip((text.title, text.subtitle, text.warning), _HEAD, strict=True)
+        for part in textwrap.wrap(_drawable(line), int(width * letters))
+    ]
+    foot = textwrap.wrap(_drawable(text.footer), int(width * _LETTERS_PER_INCH))
+    longest = max((len(str(key.get_label())) for key in keys), default=0)
+    keys_per_row = max(1, int(width / (0.85 + 0.085 * longest)))
+    top = 0.2 + 0.24 * len(head)
+    legend = top + _TITLE + _AXES_HEIGHT + _X_LABEL + 0.05
+    notes = legend + 0.2 * math.ceil(len(keys) / keys_per_row) + 0.2
+    height = notes + 0.15 * len(foot) + 0.05
+    drawn = Figure(figsize=(width, height))
+    for number, (line, style) in enumerate(head):
+        drawn.text(0.15 / width, 1 - (0.24 + 0.24 * number) / height, line, va="center", **style)
+    for number, line in enumerate(foot):
+        drawn.text(0.15 / width, 1 - (notes + 0.15 * number) / height, line, va="center", **_FOOTNOTE)
+    if keys:
+        anchor = (0.5, 1 - legend / height)
+        drawn.legend(handles=keys, loc="upper center", bbox_to_anchor=anchor, ncols=keys_per_row, frameon=False)
+    lower, high = 1 - (top + _TITLE + _AXES_HEIGHT) / height, _AXES_HEIGHT / height
+    wide = (panel_width - _LEFT - right) / width
+    lefts = [(column * panel_width + _LEFT) / width for column in range(columns)]
+    return drawn, [drawn.add_axes((left, lower, wide, high)) for left in lefts]
+
+
+def _second(ax: Axes, plot: LinePlot) -> Axes:
+    assert plot.second
+    twin = ax.twinx()
+    twin.spines["right"].set_visible(True)
+    twin.grid(visible=False)
+    _scale_y(twin, plot.second, _limits(plot.second, [line for line in plot.lines if line.second], []))
+    return twin
+
+
+def _draw_line(ax: Axes, line: PlotLine, *, bands: bool) -> None:
+    colour = lighter(ink_of(line.backend).colour, line.light)
+    if bands:
+        ax.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
+    else:
+        ax.vlines(line.x, line.low, line.high, color=colour, alpha=0.6, linewidth=0.8)
+    ax.add_line(_line(line, line.x, line.y))
+    for x, y in zip(line.x, line.y, strict=True):
+        if x in line.rings:
+            ax.plot(x, y, marker="o", markersize=_RING, color=colour, markerfacecolor="none", zorder=4)
+
+
+def _write_notes(ax: Axes, twin: Axes, lines: Iterable[PlotLine]) -> None:
+    """Write the notes of points to their right, the last of each line first, where there is room."""
+    taken: list[Bbox] = []
+    dpi = ax.figure.dpi
+    for line in lines:
+        for x, y, note in reversed(list(zip(line.x, line.y, line.notes, strict=False))):
+            across, up = (twin if line.second else ax).transData.transform((x, y))
+            place = Bbox.from_bounds(across + 0.1 * dpi, up, _NOTE[0] * dpi * len(note), _NOTE[1] * dpi)
+            if note and not place.count_overlaps(taken):
+                taken.append(place)
+                (twin if line.second else ax).annotate(note, (x, y), (7, 3), **_SMALL)
+
+
+def _limits(axis: PlotAxis, lines: Iterable[PlotLine], others: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of a y axis that holds these lines, and `others`."""
+    ends = [end for line in lines for end in (line.y if axis.zero else (*line.low, *line.high)) if math.isfinite(end)]
+    ends += others
+    if axis.zero:
+        return 0.0, max(ends, default=1.0) * 1.08
+    low, high = min(ends, default=1.0), max(ends, default=1.0)
+    span = max(high - low, _LEAST_SPAN * high) / (1 - 2 * _ROOM)
+    return low - _ROOM * span, low + (1 - _ROOM) * span
+
+
+def _scale_y(ax: Axes, axis: PlotAxis, limits: tuple[float, float]) -> None:
+    ax.set_ylim(limits)
+    ax.set_ylabel(axis.label, labelpad=4)
+
+
+def _scale_x(ax: Axes, plot: LinePlot) -> None:
+    values = sorted({x for line in plot.lines for x in line.x})
+    ax.set_xlabel(f"{plot.x.label}, KiB" if plot.x.unit == "bytes" else plot.x.label)
+    if plot.x.scale == "linear":
+        noted = any(note for line in plot.lines for note in line.notes)  # at the right end, too
+        ax.set_xlim(0, (1.3 if noted else 1.08) * max(values, default=1))
+    elif values:
+        _scale_octaves(ax, plot.x, values)
+
+
+def _scale_octaves(ax: Axes, axis: PlotAxis, values: Sequence[float]) -> None:
+    """Scale a logarithmic x axis, labelled at round numbers, as many as have room; what was measured has a tick."""
+    ax.set_xscale("log", base=2)
+    octaves = math.log2(values[-1] / values[0])
+    margin = max(0.07, 0.05 * octaves)
+    ax.set_xlim(values[0] / 2**margin, values[-1] * 2**margin)
+    inch = ax.get_window_extent().width / ax.figure.dpi / (octaves + 2 * margin)
+    taken: list[tuple[float, float]] = []
+    ticks: dict[float, str] = {}
+    roundest = sorted(values, key=lambda value: (not math.log2(value).is_integer(), value % 4096 != 0, value))
+    for value in roundest:
+        text = f"{value / 1024:g}" if axis.unit == "bytes" else count(value)
+        at, half = inch * math.log2(value), _LETTER * len(text) / 2
+        if all(at - half >= end + 0.1 or at + half <= begin - 0.1 for begin, end in taken):
+            taken.append((at - half, at + half))
+            ticks[value] = text
+    ax.set_xticks([*ticks], [*ticks.values()])
+    ax.xaxis.set_minor_locator(FixedLocator([value for value in values if value not in ticks]))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _line(line: PlotLine, x: Sequence[float], y: Sequence[float], *, joined: bool = True) -> Line2D:
+    ink = ink_of(line.backend)
+    return Line2D(
+        x,
+        y,
+        color=lighter(ink.colour, line.light),
+        linestyle=STROKES[line.variant % len(STROKES)] if joined else "none",
+        linewidth=4 if ink.wide else 1.7,
+        marker=MarkerStyle(ink.marker),
+        markersize=9 if ink.wide else 4.5,
+        label=line.label,
+        zorder=1.9 if ink.wide else 2,
+    )
+
+
+def _legend(plot: LinePlot) -> list[Line2D]:
+    """Return a key for every label, with a stroke only where points of it are joined."""
+    labelled: dict[str, PlotLine] = {}
+    for line in plot.lines:
+        if line.label not in labelled or len(line.x) > 1 >= len(labelled[line.label].x):
+            labelled[line.label] = line
+    return [_line(line, [], [], joined=len(line.x) > 1) for line in labelled.values()]
