@@ -162,8 +162,5 @@ def _chart(view: View, cells: pd.DataFrame, decode: Mapping[tuple[str, str, int]
 
 def _line(variant: int, side: tuple[str, int], ladder: Ladder) -> PlotLine:
     enough = _knee(ladder)
-    notes = [noun(sms, "SM") if sms == enough else "" for sms in ladder]
-    return line_of(
-        bytes_size(side[1]), [*ladder], [*ladder.values()], RATES, variant,
-        light=0.2 * variant, notes=notes, rings=[enough] if enough else [],
-    )  # fmt: skip
+    rings = [enough] if enough else []
+    return line_of(bytes_size(side[1]), [*ladder], [*ladder.values()], RATES, variant, light=0.2 * variant, rings=rings)
