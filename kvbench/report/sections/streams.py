@@ -1,20 +1,149 @@
-"""What a swap's submission meets, and what the call takes: the state of the stream, and an engine's step before it."""
+"""What a submission meets: the state of the stream, an access order, queued swaps, and an engine's step before it."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Final
 
+from kvbench.analysis.curves import QueueKnee, find_queue_knee
+from kvbench.analysis.margins import QUEUE_KNEE
 from kvbench.cells.axes import StreamState
 from kvbench.cells.facts import BATCHED, EMPTY
 from kvbench.cells.units import two_digits
 from kvbench.report.model import Text
-from kvbench.report.sections.contrast import BLOCKS, METHOD, SIZE, SWAP, Contrast, ContrastSide, Figure, Line
-from kvbench.report.tables import INCLUDES, main_path, microseconds
-from kvbench.report.view import Pinned, View, grouped, pin, where
+from kvbench.report.numbers import TIMES, count, figure, noun, slower_text
+from kvbench.report.sections.contrast import (
+    BLOCKS,
+    DIRECTION,
+    METHOD,
+    SIZE,
+    SWAP,
+    Contrast,
+    ContrastSide,
+    Figure,
+    Key,
+    Line,
+    changes,
+)
+from kvbench.report.tables import INCLUDES, change_text, main_path, microseconds, milliseconds
+from kvbench.report.view import QUEUE, STATES, Pinned, Row, View, grouped, pin, rows_of, where
+from kvbench.text import a_stream
 
 _swap_us: Final = microseconds("swap_us_median")
 _caller_us: Final = microseconds("caller_us_median")
 _wall_us: Final = microseconds("wall_us_median")
+
+
+_ORDERS: Final = ("stream", "any")
+
+
+def _both_orders(view: View) -> Pinned | None:
+    pinned = pin(view.measured, shown=("order",))
+    cells = pinned.cells[pinned.cells["order"].isin(_ORDERS)]
+    return Pinned(cells, pinned.hidden) if cells["order"].nunique() > 1 else None
+
+
+def _half_intervals(side: ContrastSide) -> Sequence[Text]:
+    halves = [(one.high - one.low) / 2 for _, one in side.comparisons if one.low > 0 and one.high < float("inf")]
+    seen = [f"Differences of {median(halves):.1%} would have shown (half an interval, in the median)"] if halves else []
+    return [*seen, "ANY on d2h can read the source before earlier work on the stream has written it"]
+
+
+def _order_effect(side: ContrastSide) -> Sequence[Text]:
+    """Say in how many cells of the first table both orders differ."""
+    first = min(side.pinned.cells["stream_state"], key=STATES.index)
+    state, backend = side.first["stream_state"], side.first["backend"]
+    return changes(side, f"ANY against STREAM, {backend} on {a_stream(state)}") if state == first else ()
+
+
+ORDER: Final = Contrast(
+    needed="it needs cells measured with order=stream and with order=any that are otherwise equal",
+    select=_both_orders,
+    apart=("backend", "stream_state"),
+    keys=(DIRECTION, BLOCKS, SIZE),
+    title=lambda side: f"STREAM against ANY, {side.first['backend']}, {side.first['stream_state']} stream",
+    columns=lambda _: [Figure("STREAM med ms", "stream", milliseconds), Figure("ANY med ms", "any", milliseconds)],
+    includes=lambda _: f"{INCLUDES['swap_us']}. Delta: ANY / STREAM - 1, in turn. {INCLUDES['caller_us']}",
+    arm="order",
+    compared=("stream", "any"),
+    ratio="Delta (95%)",
+    show_ratio=change_text,
+    more=lambda _: {
+        "Submission STREAM us": lambda line: _caller_us(line["stream"]),
+        "ANY us": lambda line: _caller_us(line["any"]),
+    },
+    notes=_half_intervals,
+    find=_order_effect,
+)
+
+
+MIN_DEPTHS: Final = 4
+_BEGUN: Final = "†"
+
+
+def _depths(view: View) -> Pinned | None:
+    if view.measured["queued"].nunique() < MIN_DEPTHS:
+        return None
+    pinned = pin(view.frame, shown=QUEUE)
+    busy = where(pinned.cells, stream_state="busy").sort_values("queued")
+    lines = ["block_bytes", "direction", "backend", "blocks", "streams"]
+    depths = busy["queued"].where(busy["status"] == "ok").groupby([busy[name] for name in lines]).transform("nunique")
+    cells = busy[depths >= MIN_DEPTHS].sort_values(["blocks", "block_bytes", "backend", "streams", "queued"])
+    return Pinned(cells.assign(arm=[*map(_arm_text, rows_of(cells))]), pinned.hidden) if len(cells) else None
+
+
+def _arm_text(row: Row) -> str:
+    return f"{row['backend']}, {SWAP.text(row)}, {noun(row['streams'], 'stream')}"
+
+
+def _submission(row: Row) -> str:
+    return f"{figure(row['caller_us_median'])}{_BEGUN if row['depth_held'] < 0.5 else ''}"
+
+
+def _knees(side: ContrastSide) -> dict[str, QueueKnee | None]:
+    caller_us = side.view.run.visit_times("caller_us")
+    ids = {arm: [line[arm] for line in side.lines if arm in line] for arm in side.arms}
+    return {
+        arm: find_queue_knee(
+            {int(row["queued"]): caller_us[row["cell_id"]] for row in rows if row["cell_id"] in caller_us}
+        )
+        for arm, rows in ids.items()
+    }
+
+
+def _knee_line(side: ContrastSide) -> Sequence[tuple[Sequence[str], Mapping[str, Text]]]:
+    knees = _knees(side).items()
+    return [(["knee"], {arm: f"{count(at.depth)} ({TIMES}{figure(at.height)})" if at else "none" for arm, at in knees})]
+
+
+def _knee_effect(side: ContrastSide) -> Iterable[Text]:
+    knees = _knees(side)
+    for arm, knee in knees.items():
+        if knee:
+            yield (
+                f"{arm}, {side.first['direction']}: a submission behind {count(knee.depth)} queued swaps "
+                f"{slower_text(knee.height)} ({two_digits(knee.shallow_us)} to {two_digits(knee.submit_us)} us)."
+            )
+    if knees and not any(knees.values()):
+        yield f"{side.first['direction']}: no number of queued swaps makes a submission clearly slower."
+
+
+QUEUE_DEPTH: Final = Contrast(
+    needed=f"it needs a backend measured on a busy stream behind {MIN_DEPTHS} numbers of queued swaps or more",
+    select=_depths,
+    apart=("direction",),
+    keys=(Key("Queued", ("queued",), lambda row: count(row["queued"])),),
+    title=lambda side: f"{side.first['direction']}: us a submission, by queued swaps of the same kind",
+    columns=lambda side: [Figure(arm, arm, _submission) for arm in side.arms],
+    includes=lambda _: INCLUDES["caller_us"],
+    last=_knee_line,
+    notes=lambda side: [
+        f"Knee: the first depth with more than {1 + QUEUE_KNEE.fraction:g} times the time of the three smallest",
+        *[f"{_BEGUN} in most samples the driver's queue did not hold all"]
+        * bool((side.measured["depth_held"] < 0.5).any()),
+    ],
+    find=_knee_effect,
+)
 
 
 _GATES: Final = (StreamState.GATED.value, StreamState.OPENED.value)
