@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 
+from kvbench.analysis.compare import Verdict
 from kvbench.cells.axes import Direction, ListPlace, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BackendFacts, EngineSetting
@@ -21,6 +23,7 @@ from kvbench.report.build import report_of
 from kvbench.report.document import asked_for
 from kvbench.report.model import Text
 from kvbench.report.numbers import TIMES
+from kvbench.report.sections.threshold import _crossover
 from kvbench.results import Beside, RunInfo, Visit
 from kvbench.sweep.config import shipped_configs
 from tests import synthetic
@@ -533,6 +536,21 @@ def test_fewer_than_500_iterations_of_six_visits_have_a_p90_but_no_p99(
     assert ("p99, us" in heads, "p90, us" in heads) == (known, True)
     assert said(part.tables[0].header[-1]) == ("gemm p99" if known else "gemm p90")
     assert part.tables[0].rows[0][-1]
+    assert not part.charts  # of one point
+
+
+@pytest.mark.parametrize(
+    ("faster", "words"),
+    [
+        ([False, True, True], "from 8 KiB"),
+        ([True, False, True], "from 16 KiB"),
+        ([True, True, False], "none to 16 KiB"),
+    ],
+)
+def test_a_crossover_is_the_size_from_which_batched_copies_stay_faster(faster: Sequence[int], words: str) -> None:
+    rows: list[Any] = [{"cell_id": at, "block_bytes": KIB << at + 2} for at in range(3)]
+    view: Any = Mock(compare=lambda kernel, _: Mock(verdict=Verdict.FASTER if faster[kernel] else Verdict.SAME))
+    assert said(_crossover(view, {row["block_bytes"]: row for row in rows}, rows)) == words
 
 
 def test_the_table_holds_one_workload_with_a_line_for_each_method(tmp_path: Path) -> None:
