@@ -14,7 +14,7 @@ from kvbench.analysis.compare import MAD_TO_SIGMA, OUTLIER_SIGMAS, Floats, inter
 from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import UsageError
 from kvbench.results import Control, Failure, Run, Visit
-from kvbench.results.outcomes import NOT_VERIFIED, cost_of
+from kvbench.results.outcomes import NOT_VERIFIED, by_cell, cost_of
 from kvbench.results.schema import Disturbance, EffectivePath
 
 BASE: Final = "base"
@@ -93,22 +93,19 @@ class Pairs:
 
 class _Side:
     def __init__(self, name: str, run: Run) -> None:
-        self.name, self.outcomes = name, run.outcomes
+        self.name, self.outcomes, self.visits = name, run.outcomes, by_cell(run.visits)
         self.rounds = {record.round for record in run.records if isinstance(record, Visit | Failure)}
         self._copies: dict[str, dict[int, float]] = {}
         for record in run.records:
             if isinstance(record, Control) and record.event_us:
                 self._copies.setdefault(record.direction, {})[record.round] = fast_us(record.event_us)
 
-    def visits(self, cell: Cell) -> Sequence[Visit]:
-        return self.outcomes[cell].visits if cell in self.outcomes else ()
-
     def values(self, cells: Sequence[Cell], rounds: Sequence[int]) -> VisitValues:
         """Return the values of every visit, of shape (cells, rounds)."""
         index_of = {number: index for index, number in enumerate(rounds)}
         values = unknown(len(cells), len(rounds))
         for row, cell in zip(values, cells, strict=True):
-            for visit in self.visits(cell):
+            for visit in self.visits.get(cell, ()):
                 row[index_of[visit.round]] = values_of(visit)
         return values
 
@@ -122,13 +119,13 @@ class _Side:
             return f"{self.name}: {_MISSING}"
         if outcome.status in ("failed", "skipped"):
             return f"{self.name}: {outcome.status}: {outcome.reason}"
-        return "" if outcome.is_verified else f"{self.name}: failed: {NOT_VERIFIED}"
+        return "" if outcome.verified_bytes else f"{self.name}: failed: {NOT_VERIFIED}"
 
     def has_figure(self, cell: Cell) -> bool:
-        return any(visit.swap_times_us for visit in self.visits(cell))
+        return any(visit.swap_times_us for visit in self.visits.get(cell, ()))
 
     def path(self, cell: Cell) -> str:
-        counts = Counter(visit.path for visit in self.visits(cell))
+        counts = Counter(visit.path for visit in self.visits.get(cell, ()))
         return counts.most_common(1)[0][0] if counts else ""
 
     def copies_us(self, rounds: Sequence[int]) -> dict[str, Floats]:

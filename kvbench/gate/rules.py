@@ -70,7 +70,7 @@ class JudgedCell:
         """Why the cell has no figure that can be judged, or ""."""
         status, reason = self.outcome.status, self.outcome.reason
         if status == "ok":
-            return "" if self.outcome.is_verified else f"failed: {NOT_VERIFIED}"
+            return "" if self.outcome.verified_bytes else f"failed: {NOT_VERIFIED}"
         return f"{'has no figure' if status == 'no figure' else status}: {reason}"
 
     def figure(self, quantity: str) -> float:

@@ -5,6 +5,7 @@ elsewhere. The spread is measured once a card: `python -m reports.spread` starts
 the result in `configs/between_runs.json`.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, Final
@@ -16,7 +17,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Visits
 from kvbench.analysis.margins import Margin
 from kvbench.files import shipped_folder
 from kvbench.report.numbers import noun
-from kvbench.results import Failure, Run, Visit
+from kvbench.results import Run
 from kvbench.text import short
 
 HOST_COPIES: Final = "Host copies on a CPU device: no GPU was involved."
@@ -47,9 +48,9 @@ def faults_of(run: Run) -> list[str]:
     faults = [*run.warnings, *_gpu_errors(info.observed)]
     if info.status in ended:
         faults.append(": ".join(filter(None, (ended[info.status], short(info.status_reason or "")))))
-    if failed := {record.cell for record in run.records if isinstance(record, Failure)}:
-        faults.append(f"{noun(len(failed), 'failed cell')}, without figures")
-    if not any(isinstance(record, Visit) for record in run.records):
+    if failed := sum(bool(one.failures) for one in run.outcomes.values()):
+        faults.append(f"{noun(failed, 'failed cell')}, without figures")
+    if not any(one.made for one in run.outcomes.values()):
         faults.append("no measured cell")
     return faults
 
@@ -72,7 +73,8 @@ def _error_counts(look: Mapping[str, Any]) -> dict[str, int]:
 
 def low_ceilings(run: Run) -> list[str]:
     """Return on how many rounds of each direction figures rest though the ceiling was low in them."""
-    counts = {way: len({visit.round for visit in run.visits if visit.cell.direction == way}) for way in run.low_rounds}
+    rounds = {(cell.direction, number) for cell, one in run.outcomes.items() for number in one.attempts}
+    counts = Counter[str](way for way, _ in rounds)
     return [
         f"the ceiling of {len(low)} of {counts[way]} {way} rounds lay up to {max(low.values()):.0%} below the best"
         for way, low in run.low_rounds.items()

@@ -16,7 +16,7 @@ from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES, TRACE
 from kvbench.cells.cell import AXES, Cell, command_of
 from kvbench.results.columns import SAMPLE_COLUMNS, TIMES, TYPES
-from kvbench.results.outcomes import Outcome, joined, layer_figures, neighbour_figures
+from kvbench.results.outcomes import Outcome, by_cell, joined, layer_figures, neighbour_figures
 from kvbench.results.schema import Record, Roof, RunInfo, Visit
 
 # If scattered small blocks take less than this factor times the time of the same blocks laid out densely, no
@@ -48,16 +48,17 @@ def summarize(
     info: RunInfo,
     records: Sequence[Record],
     outcomes: Sequence[Outcome],
-    samples: pd.DataFrame,
+    visits: Sequence[Visit],
     ceilings: Mapping[str, Sequence[float]],
 ) -> pd.DataFrame:
-    """Return one row per outcome of a run, with its figures: `samples` are those of its visits, by `long_samples`."""
+    """Return one row per outcome of a run, with its figures; `visits` are those that count."""
     limits = {direction: median(rates) for direction, rates in ceilings.items() if rates}
     reached = {direction: _reached(records, direction) for direction in Direction}
-    rows = [_row(one) | _limits(one.cell, limits, reached[one.cell.direction]) for one in outcomes]
+    of_cells = by_cell(visits)
+    rows = [_row(one, of_cells) | _limits(one.cell, limits, reached[one.cell.direction]) for one in outcomes]
     frame = pd.DataFrame(rows, columns=list(TYPES))
     measured = {row: one for row, one in enumerate(outcomes) if one.medians}
-    figures = _figures([one.cell for one in measured.values()], samples)
+    figures = _figures([one.cell for one in measured.values()], long_samples(visits))
     figures = figures.set_index(pd.Index([*measured], dtype="int64")).reindex(frame.index)
     frame[figures.columns] = figures
     frame["device"] = _device_label(info)
@@ -151,9 +152,9 @@ def _limits(cell: Cell, ceilings: Mapping[str, float], reached: tuple[_Rate, _Ra
     return {"ceiling_gbps": ceiling, "limit_blocks_per_s": limit.rate, **columns}
 
 
-def _row(outcome: Outcome) -> dict[str, Any]:
+def _row(outcome: Outcome, of_cells: Mapping[Cell, Sequence[Visit]]) -> dict[str, Any]:
     """Return the row of a cell, without what `_figures` takes from its samples."""
-    cell, visits = outcome.cell, outcome.visits
+    cell, visits = outcome.cell, of_cells.get(outcome.cell, ())
     texts, (low_us, high_us) = cell.spelled_out(), outcome.interval_us
     return {
         **texts,
@@ -175,7 +176,7 @@ def _row(outcome: Outcome) -> dict[str, Any]:
         "stopped_by": joined(visit.stopped_by for visit in visits),
         "repeated": outcome.made - len(visits),
         "disturbed": sum(bool(visit.disturbed) for visit in visits),
-        "verified_bytes": sum(visit.verified_bytes for visit in visits),
+        "verified_bytes": outcome.verified_bytes,
         "warnings": joined(text for visit in visits for text in visit.warnings),
         "cell_id": cell.id,
         "command": next((failure.command for failure in outcome.failures), command_of(texts)),

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from kvbench.cells.units import gigabytes_per_second
 from kvbench.results.columns import NO_FIGURE, TIMES
 from kvbench.results.schema import Beside, CellRecord, EffectivePath, Failure, Record, Samples, Skip, Visit
 
+OfCell = TypeVar("OfCell", bound=CellRecord)
 Status = Literal["ok", "no figure", "failed", "skipped"]
 
 # Why a cell has failed whose copies were never compared.
@@ -38,16 +39,20 @@ _SORTED_BY: Final = tuple(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """A cell of a run.
+    """A cell of a run, without the samples of its visits.
 
-    `visits` are those that count, in journal order, of `made` with the repeated ones. `medians` has the median of every
-    visit in microseconds, for each of `TIMES`: time -> round -> median; it is empty for a failed or skipped cell.
+    `attempts` has the attempt that counts of every round, of `made` visits. `path` names their paths, the most frequent
+    first, and `costs` has what each cost a neighbour. `medians` has the median of every visit in microseconds, for
+    each of `TIMES`: time -> round -> median; it is empty for a failed or skipped cell.
     """
 
     cell: Cell
     status: Status
     reason: str = ""
-    visits: Sequence[Visit] = ()
+    attempts: Mapping[int, int] = field(default_factory=dict)
+    path: str | None = None
+    verified_bytes: int = 0
+    costs: Mapping[int, "Cost"] = field(default_factory=dict)
     failures: Sequence[Failure] = ()
     made: int = 0
     medians: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
@@ -66,15 +71,6 @@ class Outcome:
         return known_interval([*self.medians.get("swap_us", {}).values()])
 
     @property
-    def path(self) -> str | None:
-        """The effective paths of the visits, the most frequent first."""
-        return joined(path for path, _ in Counter(visit.path for visit in self.visits).most_common())
-
-    @property
-    def is_verified(self) -> bool:
-        return any(visit.verified_bytes for visit in self.visits)
-
-    @property
     def has_rate(self) -> bool:
         """Whether there are GB/s: by events only, and not of swaps that differ in size or of an empty launch."""
         whole = self.cell.sequence != TRACE and self.path != EffectivePath.NOTHING
@@ -88,13 +84,18 @@ class Outcome:
 
 def outcomes_of(records: Sequence[Record], counting: Iterable[Visit]) -> dict[Cell, Outcome]:
     """Return the outcome of every cell of a run, sorted by its axes; `counting` are the visits that count."""
-    of_cells: dict[Cell, list[CellRecord]] = {}
     counting = [*counting]
     in_turn = _medians_in_turn(counting)
-    for record in (*counting, *(record for record in records if isinstance(record, Failure | Skip))):
-        of_cells.setdefault(record.cell, []).append(record)
+    of_cells = by_cell([*counting, *(record for record in records if isinstance(record, Failure | Skip))])
     made = Counter(record.cell for record in records if isinstance(record, Visit))
     return {cell: _outcome(cell, of_cells[cell], made[cell], in_turn) for cell in sorted(of_cells, key=_axis_values)}
+
+
+def by_cell(records: Iterable[OfCell]) -> dict[Cell, list[OfCell]]:
+    of_cells: dict[Cell, list[OfCell]] = {}
+    for record in records:
+        of_cells.setdefault(record.cell, []).append(record)
+    return of_cells
 
 
 def _medians_in_turn(visits: Iterable[Visit]) -> dict[int, InTurn]:
@@ -112,14 +113,21 @@ def _medians_in_turn(visits: Iterable[Visit]) -> dict[int, InTurn]:
 def _outcome(cell: Cell, records: Sequence[CellRecord], made: int, in_turn: Mapping[int, InTurn]) -> Outcome:
     visits = [record for record in records if isinstance(record, Visit)]
     failures = [record for record in records if isinstance(record, Failure)]
+    known: dict[str, Any] = {
+        "attempts": {visit.round: visit.attempt for visit in visits},
+        "path": joined(path for path, _ in Counter(visit.path for visit in visits).most_common()),
+        "verified_bytes": sum(visit.verified_bytes for visit in visits),
+        "costs": {visit.round: cost for visit in visits if (cost := cost_of(visit.beside)) is not None},
+        "made": made,
+    }
     if failures:
-        reason = joined(f"{failure.kind}: {failure.message}" for failure in failures)
-        return Outcome(cell, "failed", reason or "", visits, failures, made)
+        reasons = (f"{failure.kind}: {failure.message}" for failure in failures)
+        return Outcome(cell, "failed", joined(reasons) or "", failures=failures, **known)
     if not any(len(visit.samples) for visit in visits):
         skips = [record.reason for record in records if isinstance(record, Skip)]
         # Only a journal not written by kvbench has visits without samples.
         status: Status = "skipped" if skips else "failed"
-        return Outcome(cell, status, joined(skips) or "no reason recorded", visits, made=made)
+        return Outcome(cell, status, joined(skips) or "no reason recorded", **known)
     medians: dict[str, dict[int, float]] = {time: {} for time in TIMES}
     for visit in visits:
         for time, of_time in medians.items():
@@ -127,7 +135,7 @@ def _outcome(cell: Cell, records: Sequence[CellRecord], made: int, in_turn: Mapp
                 of_time[visit.round] = (time == "swap_us" and in_turn.get(id(visit))) or median(values)
     # A queue measures the submission, whose time every sample has.
     figure = bool(cell.queued or medians["swap_us"])
-    return Outcome(cell, "ok" if figure else "no figure", "" if figure else NO_FIGURE, visits, (), made, medians)
+    return Outcome(cell, "ok" if figure else "no figure", "" if figure else NO_FIGURE, medians=medians, **known)
 
 
 def _axis_values(cell: Cell) -> list[tuple[bool, Any]]:
@@ -150,13 +158,14 @@ def joined(texts: Iterable[str]) -> str | None:
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Of one visit: the neighbour's slowdown (a ratio) by the mean and by the median of its iterations, the swaps'
-    GB/s beside it, and the microseconds that it lost for each GB (10^9 bytes).
+    GB/s beside it, the microseconds that it lost for each GB (10^9 bytes), and its iterations alone and beside.
     """
 
     slowdown: float
     slowdown_median: float
     gbps: float
     exposure_us_per_gb: float
+    iterations: tuple[int, int]
 
 
 def cost_of(beside: Beside | None) -> Cost | None:
@@ -169,17 +178,8 @@ def cost_of(beside: Beside | None) -> Cost | None:
         slowdown, by_median = float(slowed.mean() / alone.mean()), float(np.median(slowed) / np.median(alone))
     if not all(0 < figure < math.inf for figure in (slowdown, by_median, gbps)):
         return None
-    cost = Cost(slowdown, by_median, gbps, lost(slowdown) * 1e6 / gbps)
+    cost = Cost(slowdown, by_median, gbps, lost(slowdown) * 1e6 / gbps, (len(alone), len(slowed)))
     return cost if math.isfinite(cost.exposure_us_per_gb) else None
-
-
-def costs_of(visits: Iterable[Visit]) -> dict[str, dict[int, Cost]]:
-    """Return cell id -> round -> cost, for the visits that have one."""
-    costs: dict[str, dict[int, Cost]] = {}
-    for visit in visits:
-        if (cost := cost_of(visit.beside)) is not None:
-            costs.setdefault(visit.cell.id, {})[visit.round] = cost
-    return costs
 
 
 def hidden_share(beside: Beside | None) -> float | None:

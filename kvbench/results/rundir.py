@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 import msgspec
 
 from kvbench.analysis.margins import CEILING
-from kvbench.cells.cell import AxisTexts, Cell
+from kvbench.cells.cell import Cell
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.errors import RunDirectoryError, StorageError, UsageError, brief
 from kvbench.files import open_regular, raise_if_no_room, read_capped, sync_folder, write_whole
@@ -27,7 +28,6 @@ from kvbench.results.journal import MAX_JOURNAL_BYTES, MAX_LINE_BYTES, JournalWr
 from kvbench.results.schema import (
     SCHEMA,
     Ceiling,
-    CellRecord,
     Disturbance,
     Failure,
     Record,
@@ -83,25 +83,26 @@ class Run:
         trace = self.info.spec.get("trace")
         return trace if isinstance(trace, dict) else {}
 
-    @cached_property
+    @property
     def visits(self) -> Sequence[Visit]:
-        """The visits that count, in journal order."""
+        """The visits that count, in journal order; not kept, since their samples take most of the memory."""
         return visits_that_count(self.records)
 
     @cached_property
     def low_rounds(self) -> dict[str, dict[int, float]]:
         """Direction -> round -> by what share its ceiling lay below the best, of rounds whose visits count."""
-        ceilings, low = Ceilings(self.records), dict[str, dict[int, float]]()
-        for visit in self.visits:
-            if by := ceilings.low_by(visit):
-                low.setdefault(visit.cell.direction, {})[visit.round] = by
+        ceilings, low = Ceilings(self.others), dict[str, dict[int, float]]()
+        for cell, outcome in self.outcomes.items():
+            for number, attempt in outcome.attempts.items():
+                if by := ceilings.low_by(cell.direction, number, attempt):
+                    low.setdefault(cell.direction, {})[number] = by
         return low
 
     def frame(self) -> "pd.DataFrame":
         """Return the tidy table: one row per cell, axes first, columns as in `COLUMNS`."""
         from kvbench.results.frame import summarize
 
-        return summarize(self.info, self.records, [*self.outcomes.values()], self.samples(), self.ceilings())
+        return summarize(self.info, self.others, [*self.outcomes.values()], self.visits, self.ceilings())
 
     def samples(self) -> "pd.DataFrame":
         """Return every raw sample, also of failed cells: cell_id, round, sample, and the times in microseconds."""
@@ -115,6 +116,11 @@ class Run:
 
         return outcomes_of(self.records, self.visits)
 
+    @cached_property
+    def others(self) -> Sequence[Record]:
+        """The records that are no visits."""
+        return [record for record in self.records if not isinstance(record, Visit)]
+
     def visit_times(self, time: str = "swap_us") -> dict[str, Mapping[int, float]]:
         """Return cell id -> round -> median of a time of the visit in microseconds, for every cell with a figure.
 
@@ -125,7 +131,7 @@ class Run:
     def ceilings(self) -> dict[str, list[float]]:
         """Return direction -> GB/s of every large copy for the ceiling, in journal order."""
         rates: dict[str, list[float]] = {}
-        for record in self.records:
+        for record in self.others:
             if isinstance(record, Ceiling):
                 gbps = [gigabytes_per_second(record.swap_bytes, us) for us in record.event_us if us > 0]
                 rates.setdefault(record.direction, []).extend(gbps)
@@ -141,35 +147,52 @@ class Run:
         return path
 
 
+class _Journal(Sequence[Record]):
+    """The records of a run's journal that count, read when asked: only those of the last one read are held."""
+
+    def __init__(self, path: Path) -> None:
+        # read again, a run ends where it ended at first: one that goes on appends more
+        self.path, self.name, self.end = path, "", Position()
+
+    def __getitem__(self, index: Any) -> Any:
+        return _records_of(self)[index]
+
+    def __len__(self) -> int:
+        return len(_records_of(self))
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(_records_of(self))
+
+
+@lru_cache(maxsize=1)
+def _records_of(journal: _Journal) -> Sequence[Record]:
+    known, most = journal.end, journal.end.lines if journal.name else None
+    records: list[Record] = []
+    with _open_journal(journal.path) as (file, journal.name):
+        where = journal.path / journal.name
+        for record, journal.end in islice(read_lines(_lines(file, where), where), most):
+            if isinstance(record, Visit):
+                record.samples.pack()
+            records += [] if record is None else [record]
+    if most is not None and (most, known.crc) != (journal.end.lines, journal.end.crc):
+        raise RunDirectoryError(f"{where} was changed since it was first read")
+    return _without_retried(records)
+
+
 def load_run(path: Path | str) -> Run:
     """Read a run directory. Executes nothing in it and follows no path in it. Raises RunDirectoryError."""
     path = Path(path)
-    info = _read_info(path)
-    with _open_journal(path) as (file, name):
-        lines = _packed(record for record, _ in read_lines(_lines(file, path / name), path / name))
-    records = [record for record in lines if record is not None]
-    if info.status == "complete" and not lines:
+    info, records = _read_info(path), _Journal(path)
+    _records_of(records)
+    end, name = records.end, records.name
+    if info.status == "complete" and end == Position():
         raise RunDirectoryError(f"{path / name} is empty, but the run was complete: the run is damaged")
     warnings = []
-    if len(records) < info.journal_lines:
-        warnings = [f"{name} was cut: {len(records)} lines are left of the {info.journal_lines} of the ended run"]
-    elif len(records) < len(lines):
+    if end.lines < info.journal_lines:
+        warnings = [f"{name} was cut: {end.lines} lines are left of the {info.journal_lines} of the ended run"]
+    elif end.torn_bytes:
         warnings = [f"the last line of {name} is incomplete, because of a kill or a full disk, and was dropped"]
-    return Run(path, info, _without_retried(records), warnings)
-
-
-def _packed(records: Iterable[Record | None]) -> list[Record | None]:
-    """Return the records, with packed samples and one text for all of a cell, which take most of the memory."""
-    texts: dict[Cell, AxisTexts] = {}
-    known: dict[tuple[str, bytes], Any] = {}
-    kept = []
-    for record in records:
-        if isinstance(record, CellRecord | Retry):
-            msgspec.structs.force_setattr(record, "cell_text", texts.setdefault(record.cell, record.cell_text))
-        if isinstance(record, Visit):
-            record.pack(known)
-        kept.append(record)
-    return kept
+    return Run(path, info, records, warnings)
 
 
 def _without(words: Sequence[str], *options: str) -> list[str]:
@@ -196,11 +219,11 @@ class Ceilings:
             gbps = gigabytes_per_second(record.swap_bytes, copy_us)
             self._gbps.setdefault(record.direction, {}).setdefault(record.round, {})[record.attempt] = gbps
 
-    def low_by(self, visit: Visit) -> float:
-        """Return by what share the ceiling of a visit's round lay below the best, 0 where it was not low."""
-        rounds = self._gbps.get(visit.cell.direction, {})
-        of_round = rounds.get(visit.round, {})
-        before = max((attempt for attempt in of_round if attempt <= visit.attempt), default=None)
+    def low_by(self, direction: str, number: int, attempt: int) -> float:
+        """By what share the ceiling of a round lay below the best before an attempt, 0 where it was not low."""
+        rounds = self._gbps.get(direction, {})
+        of_round = rounds.get(number, {})
+        before = max((known for known in of_round if known <= attempt), default=None)
         if before is None:
             return 0.0
         return _low_by(of_round[before], max(max(each.values()) for each in rounds.values()))
@@ -236,24 +259,25 @@ def visits_that_count(records: Sequence[Record]) -> Sequence[Visit]:
     ceilings = Ceilings(records)
 
     def disturbance_of_arms(arms: Sequence[Visit]) -> tuple[float, ...]:
-        return tuple(map(sum, zip(*((ceilings.low_by(one), *_disturbance(one)) for one in arms), strict=True)))
+        return tuple(map(sum, zip(*(_disturbance(one, ceilings) for one in arms), strict=True)))
 
     best = (min(of_visit.values(), key=disturbance_of_arms) for of_visit in attempts.values())
     counting = {id(visit) for arms in best for visit in arms}
     return [record for record in records if isinstance(record, Visit) and id(record) in counting]
 
 
-def _disturbance(visit: Visit) -> tuple[int, float]:
-    """The number of things that disturbed a visit, and how slow its CPU was.
+def _disturbance(visit: Visit, ceilings: Ceilings) -> tuple[float, int, float]:
+    """How low the ceiling of a visit's round was, the number of things that disturbed it, and how slow its CPU was.
 
     A slow CPU does not count where the caller takes more than half of the swap: an engine's thread meets both speeds,
     and so does the interval of the figure.
     """
     times_us, slow = visit.swap_times_us, Disturbance.SLOW_CPU in visit.disturbed
+    low = ceilings.low_by(visit.cell.direction, visit.round, visit.attempt)
     mostly_call = bool(times_us) and 2 * median(visit.samples.caller_us) > median(times_us)
     if slow and mostly_call:
-        return len(visit.disturbed) - 1, 0.0
-    return len(visit.disturbed), (visit.slowdown or 0.0) if slow else 0.0
+        return low, len(visit.disturbed) - 1, 0.0
+    return low, len(visit.disturbed), (visit.slowdown or 0.0) if slow else 0.0
 
 
 def _without_retried(records: list[Record]) -> list[Record]:

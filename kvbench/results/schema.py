@@ -131,17 +131,11 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
     def __len__(self) -> int:
         return len(self.wall_us)
 
-    def pack(self, known: dict[tuple[str, bytes], Any]) -> None:
-        """Hold arrays in place of lists, which take five times the memory; equal ones, among those `known`, are one."""
+    def pack(self) -> None:
+        """Hold arrays in place of lists, which take five times the memory."""
         for name in self.__struct_fields__:
             if (values := getattr(self, name)) is not None:
-                packed = array("b" if name in _FLAGS else "q" if name in _COUNTS else "d", values)
-                msgspec.structs.force_setattr(self, name, known.setdefault((packed.typecode, packed.tobytes()), packed))
-
-
-_ALIKE: Final = ("path", "group", "warnings", "clock_limits", "disturbed")  # of most visits
-_FLAGS: Final = ("pending_before", "pending_after", "depth_held")
-_COUNTS: Final = ("swap_blocks", "pieces", "swap_numbers")
+                msgspec.structs.force_setattr(self, name, array("d" if name.endswith("_us") else "q", values))
 
 
 class Beside(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -272,17 +266,6 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     disturbed: list[Disturbance] = []
     process: _Count | None = None
     beside: Beside | None = None
-
-    def pack(self, known: dict[tuple[str, bytes], Any]) -> None:
-        """Hold arrays in place of lists of times, and one object for equal texts and lists, among those `known`."""
-        self.samples.pack(known)
-        beside = self.beside or Beside()
-        for name in Beside.__struct_fields__:
-            if isinstance(times := getattr(beside, name), list):
-                msgspec.structs.force_setattr(beside, name, array("d", times))
-        for name in _ALIKE:
-            value = getattr(self, name)
-            msgspec.structs.force_setattr(self, name, known.setdefault((name, repr(value).encode()), value))
 
     @property
     def swap_us(self) -> Sequence[float]:

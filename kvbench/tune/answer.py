@@ -18,7 +18,6 @@ from kvbench.cells.policy import Choice, Policy, Table
 from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
 from kvbench.results import Run
-from kvbench.results.outcomes import cost_of
 from kvbench.sweep.installed import Engine, engines, of_engine
 from kvbench.text import MAX_LINE, a_stream
 from kvbench.tune.candidates import Measured, machine_of, measured_in, sms_of, swaps_of_trace, workload_axes
@@ -242,10 +241,9 @@ def slowdowns_of(runs: Sequence[Run]) -> dict[tuple[Direction, Choice], dict[str
     slowdowns: dict[tuple[Direction, Choice], dict[str, float]] = {}
     for run in runs:
         for cell, outcome in run.outcomes.items():
-            costs = [cost for visit in outcome.visits if (cost := cost_of(visit.beside)) is not None]
             alone = cell.neighbour is Neighbour.NONE or cell.layers or cell.backend in NO_CHOICES
-            if outcome.status == "ok" and costs and not alone and str(cell.pattern) == pattern:
-                slowdown = math.exp(paired_interval(np.log([cost.slowdown for cost in costs]))[0])
+            if outcome.status == "ok" and outcome.costs and not alone and str(cell.pattern) == pattern:
+                slowdown = math.exp(paired_interval(np.log([cost.slowdown for cost in outcome.costs.values()]))[0])
                 of_method = slowdowns.setdefault((cell.direction, Choice.at(cell)), {})
                 work = str(cell.neighbour)
                 of_method[work] = max(of_method.get(work, 0.0), slowdown)

@@ -31,8 +31,8 @@ from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.cells.policy import WORKLOAD_AXES, Choice
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.errors import UsageError
-from kvbench.results import Run
-from kvbench.results.outcomes import Outcome
+from kvbench.results import Run, Visit
+from kvbench.results.outcomes import by_cell
 from kvbench.sweep.installed import engines
 from kvbench.text import MAX_LINE, printable
 
@@ -181,10 +181,10 @@ def swaps_of_trace(runs: Sequence[Run]) -> list[Measured]:
         )
     swaps: dict[tuple[Direction, int], dict[Choice, dict[int, list[tuple[int, float, float]]]]] = {}
     for run in runs:
-        for cell, outcome in run.outcomes.items():
-            if cell.sequence == TRACE and cell.backend not in NO_CHOICES and outcome.medians:
+        for cell, visits in by_cell(run.visits).items():
+            if cell.sequence == TRACE and cell.backend not in NO_CHOICES and run.outcomes[cell].medians:
                 of_side = swaps.setdefault((cell.direction, cell.block_bytes), {})
-                _add_swaps(of_side.setdefault(Choice.at(cell), {}), outcome)
+                _add_swaps(of_side.setdefault(Choice.at(cell), {}), visits)
     several = {side: made for side, made in swaps.items() if len({choice.backend for choice in made}) > 1}
     parts = [one for side, made in sorted(several.items()) for one in _parts_of(*side, made)]
     if not parts:
@@ -192,9 +192,9 @@ def swaps_of_trace(runs: Sequence[Run]) -> list[Measured]:
     return parts
 
 
-def _add_swaps(made: dict[int, list[tuple[int, float, float]]], outcome: Outcome) -> None:
+def _add_swaps(made: dict[int, list[tuple[int, float, float]]], visits: Sequence[Visit]) -> None:
     """Add the blocks, the time and the time of the thread of every swap that the visits of a cell replayed."""
-    for visit in outcome.visits:
+    for visit in visits:
         samples = visit.samples
         numbers, blocks = samples.swap_numbers or (), samples.swap_blocks or ()
         for number, *swap in zip(numbers, blocks, samples.wall_us, samples.caller_us, strict=False):

@@ -42,11 +42,11 @@ def test_tune_measures_answers_and_writes_a_policy(tuned: tuple[Done, Path]) -> 
 
 def test_a_search_cannot_be_resumed(tuned: tuple[Done, Path]) -> None:
     folder = tuned[1]
-    before = load_run(folder / "run").records
+    before = [*load_run(folder / "run").records]
     assert refused("sweep", "--resume", "run", cwd=folder) == (
         "--resume run: kvbench tune cannot continue a search; to use what was measured: kvbench show run"
     )
-    assert load_run(folder / "run").records == before
+    assert [*load_run(folder / "run").records] == before
 
 
 def test_blocks_in_runs_are_measured_next_to_shuffled_ones(tuned: tuple[Done, Path]) -> None:

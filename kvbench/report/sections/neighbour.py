@@ -19,7 +19,6 @@ from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
 from kvbench.report.tables import chart_text, format_cell, line_of, measured_table, sms_of, with_methods
 from kvbench.report.view import DIRECTIONS, Row, View, by_direction, grouped, rows_of, where
 from kvbench.results.frame import whole
-from kvbench.results.outcomes import costs_of
 from kvbench.text import ends
 
 # GB/s at which the methods of swapping are compared.
@@ -55,8 +54,10 @@ def make(view: View) -> PartOrReason:
 def _part(view: View, cells: pd.DataFrame, points: pd.DataFrame) -> Part:
     shown = _one_workload(points)
     tables, findings = [_table(view, shown)], []
-    costs = costs_of(view.run.visits)
-    slowdowns = {cell: {number: cost.slowdown for number, cost in visits.items()} for cell, visits in costs.items()}
+    slowdowns = {
+        cell.id: {number: cost.slowdown for number, cost in outcome.costs.items()}
+        for cell, outcome in view.run.outcomes.items()
+    }
     for name, direction in product(cells["neighbour"].unique(), DIRECTIONS):
         group, measured = (where(rows, neighbour=name, direction=direction) for rows in (cells, points))
         tables += [_details(view, f"{name}, {direction}", group, _edge(measured))] if len(group) else []
@@ -103,13 +104,8 @@ def _tail(cells: pd.DataFrame) -> str:
 
 def _iterations(view: View, ids: Set[str]) -> str:
     """Return how many iterations, alone or beside swaps, cells have."""
-    besides = [
-        [visit.beside for visit in outcome.visits if visit.beside]
-        for cell, outcome in view.run.outcomes.items()
-        if cell.id in ids
-    ]
-    sides = ("neighbour_alone_us", "neighbour_beside_us")
-    counts = [sum(len(getattr(of, side)) for of in cell) for cell in besides for side in sides]
+    costs = [one.costs.values() for cell, one in view.run.outcomes.items() if cell.id in ids]
+    counts = [sum(side) for of_cell in costs for side in zip(*(cost.iterations for cost in of_cell), strict=True)]
     return ends(counts, count) if counts else ""
 
 

@@ -16,7 +16,8 @@ from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import count, figure
 from kvbench.report.tables import INCLUDES, measured_table, sms_of
 from kvbench.report.view import View, by_direction, rows_of
-from kvbench.results import Failure, Run, Visit
+from kvbench.results import Run, Visit
+from kvbench.results.outcomes import by_cell
 from kvbench.sweep.installed import of_engine
 from kvbench.sweep.spec import SIDES
 from kvbench.text import ends
@@ -145,12 +146,9 @@ def _replays_of(run: Run) -> dict[Cell, pd.DataFrame]:
     """Return a table for each cell that replays a trace, with a row for each swap: its round, number in the trace,
     times, descriptors, and the copies left of them. A cell that failed has none.
     """
-    visits: dict[Cell, list[Visit]] = {}
-    failed = {record.cell for record in run.records if isinstance(record, Failure)}
-    for visit in run.visits:
-        if visit.cell.sequence == TRACE and visit.cell not in failed:
-            visits.setdefault(visit.cell, []).append(visit)
-    return {cell: _table_of(replayed, cell.block_bytes) for cell, replayed in visits.items()}
+    visits = by_cell(visit for visit in run.visits if visit.cell.sequence == TRACE)
+    replays = ((cell, made) for cell, made in visits.items() if not run.outcomes[cell].failures)
+    return {cell: _table_of(made, cell.block_bytes) for cell, made in replays}
 
 
 def _table_of(visits: Sequence[Visit], block_bytes: int) -> pd.DataFrame:

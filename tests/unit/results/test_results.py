@@ -39,12 +39,12 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_packed_journal_reads_the_same(run: Path) -> None:
-    plain = load_run(run)
+    plain = [*load_run(run).records]
     (run / "journal.jsonl.gz").write_bytes(gzip.compress((run / "journal.jsonl").read_bytes()))
     with pytest.raises(RunDirectoryError, match="both"):
         load_run(run)
     (run / "journal.jsonl").unlink()
-    assert load_run(run).records == plain.records
+    assert [*load_run(run).records] == plain
     with pytest.raises(UsageError, match="decompress a compressed journal first"):
         RunWriter.reopen(run)
 
@@ -62,9 +62,11 @@ def test_a_torn_last_line_is_dropped_with_a_warning(run: Path, kept: float) -> N
     with RunWriter.reopen(run) as writer:
         writer.append(Note(text="went on"))
     again = load_run(run)
-    assert again.records[-1] == Note(text="went on")
-    assert len(again.records) == 5
-    assert not again.warnings
+    assert (again.records[-1], again.warnings) == (Note(text="went on"), [])
+    assert (len(again.records), len(read.records)) == (5, 4)
+    (run / "journal.jsonl").write_bytes(data.splitlines(keepends=True)[0])
+    with pytest.raises(RunDirectoryError, match="was changed since it was first read"):
+        len(again.records)
 
 
 def test_a_journal_that_was_cut_at_a_line_is_said_until_its_run_has_ended_again(run: Path) -> None:
