@@ -1,6 +1,6 @@
 """The comparison of runs: what differs in identity, and the times of the cells that both measured."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from statistics import median
 from typing import Final
@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from kvbench.analysis.compare import MIN_PAIRS, Samples, Verdict, by_chance, compare_apart
-from kvbench.analysis.margins import ABSOLUTE_US, BETWEEN_RUNS, INLINE, Margin, between_runs
+from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, by_chance, compare_apart
+from kvbench.analysis.margins import ABSOLUTE_US, BETWEEN_RUNS, INLINE, between_runs
 from kvbench.cells.axes import Role
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.cells.units import two_digits
@@ -59,7 +59,8 @@ def _part(pair: Pair, cells: pd.DataFrame) -> Part:
 def _cells(base: View, other: View) -> pd.DataFrame:
     """Return the cells that both measured, SLOWER ones first, largest changes for the worse first.
 
-    Columns: axes (of the optional ones those that `base` has swept), figures with `_base` and `_other`, `_compared`.
+    Columns: axes (of the optional ones those that `base` has swept), figures with `_base` and `_other`, `change` (other
+    over base, less 1), its interval `change_low` to `change_high`, `verdict`.
     """
     optional = {axis: base.measured[axis] for axis in (*LATER, *_BESIDE)}
     unswept = {axis for axis, values in optional.items() if (values.isna() | (values == AXES[axis].unused)).all()}
@@ -68,30 +69,21 @@ def _cells(base: View, other: View) -> pd.DataFrame:
         other.measured[["cell_id", *_FIGURES]], on="cell_id", suffixes=("_base", "_other")
     )
     both = both[both["cell_id"].isin(base.visits) & both["cell_id"].isin(other.visits)]
-    times = [[list(view.visits[cell].values()) for view in (base, other)] for cell in both["cell_id"]]
-    paths = zip(both["path_base"], both["path_other"], strict=True)
-    inline = [all(main_path(path) == EffectivePath.CPU_INLINE for path in pair) for pair in paths]
-    margins = [between_runs(median(before), inline=one) for (before, _), one in zip(times, inline, strict=True)]
-    swaps = zip(both["backend"], both["blocks"] * both["block_bytes"], strict=True)
-    spreads = [spread_between(base.title, kind_of(backend, swap_bytes)).fraction for backend, swap_bytes in swaps]
-    both = _compared(both, times, margins, spreads)
-    return both.iloc[np.lexsort((-both["change"], both["verdict"] != Verdict.SLOWER))]
-
-
-def _compared(
-    cells: pd.DataFrame, values: Iterable[Sequence[Samples]], margins: Iterable[Margin], spreads: Iterable[float]
-) -> pd.DataFrame:
-    """Return cells with `change` (other over base, less 1), its interval `change_low` to `change_high`, `verdict`."""
-    compared = [
-        compare_apart(before, after, margin, between)
-        for (before, after), margin, between in zip(values, margins, spreads, strict=False)
-    ]
-    return cells.assign(
+    compared = [_compare(base, other, row) for row in rows_of(both)]
+    both = both.assign(
         change=[one.ratio - 1 for one in compared],
         change_low=[one.low - 1 for one in compared],
         change_high=[one.high - 1 for one in compared],
         verdict=[one.verdict.value for one in compared],
     )
+    return both.iloc[np.lexsort((-both["change"], both["verdict"] != Verdict.SLOWER))]
+
+
+def _compare(base: View, other: View, row: Row) -> Comparison:
+    before, after = ([*view.visits[row["cell_id"]].values()] for view in (base, other))
+    inline = all(main_path(row[f"path_{side}"]) == EffectivePath.CPU_INLINE for side in _SIDES)
+    spread = spread_between(base.title, kind_of(row["backend"], row["blocks"] * row["block_bytes"]))
+    return compare_apart(before, after, between_runs(median(before), inline=inline), spread.fraction)
 
 
 def _identity(view: View) -> dict[str, Scalar]:
