@@ -222,27 +222,12 @@ def sms_of(row: Row) -> int | None:
     return row["sms"] if isinstance(row["sms"], int) else None
 
 
-# An axis with its value -> what that is in words.
-_IN_WORDS: Final = {
-    r"blocks (\d+)": r"\1 blocks",
-    "block_size (.*)": r"\1 blocks",
-    "pattern shuffled": "shuffled",
-    r"pattern runs-(\d+)": r"extents of \1",
-    r"pattern tensors-(\d+)": r"\1 tensors",
-    r"pattern fragments-(\d+)x(\d+)": r"\1 fragments a block, rows of \2 ranks",
-    r"host_pattern page-first-\d+": "page first",
-}
-
-
 def axis_text(name: str, value: object) -> str:
     """Return the value of a cell on an axis as text, "" where the cell does not use the axis."""
     axis = AXES[name]
     text = axis.show(value) if isinstance(value, int) else value
     used = isinstance(text, str) and text != axis.show(axis.unused)
-    shown = f"{name} {size(str(text))}" if used else ""
-    for found, words in _IN_WORDS.items():
-        shown = re.sub(f"^{found}$", words, shown)
-    return shown
+    return f"{name} {size(str(text))}" if used else ""
 
 
 def with_methods(cells: pd.DataFrame) -> pd.DataFrame:
@@ -255,19 +240,13 @@ def with_methods(cells: pd.DataFrame) -> pd.DataFrame:
     varied = (values.groupby("neighbour").max() > 1).to_dict("index")
     rows = rows_of(cells)
     apart = {neighbour: [name for name in names if axes[name]] for neighbour, axes in varied.items()}
-    settings = [_settings(row, apart[row["neighbour"]]) for row in rows]
+    settings = [[axis_text(name, row[name]) for name in apart[row["neighbour"]]] for row in rows]
     methods = [comma_separated(row["backend"], *texts) for row, texts in zip(rows, settings, strict=True)]
     labels = [
         comma_separated(method_label(row["backend"], sms_of(row)), *texts)
         for row, texts in zip(rows, settings, strict=True)
     ]
     return cells.assign(method=methods, label=labels)
-
-
-def _settings(row: Row, names: Sequence[str]) -> list[str]:
-    both = [name for name in ("blocks", "block_size") if name in names]
-    shape = [f"{count(row['blocks'])} {TIMES} {size(row['block_size'])}"] if len(both) > 1 else []
-    return shape + [axis_text(name, row[name]) for name in names if name not in both or not shape]
 
 
 def comma_separated(*texts: str) -> str:
