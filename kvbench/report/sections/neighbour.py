@@ -25,13 +25,9 @@ from kvbench.text import ends
 RATES: Final = (10, 20, 40)
 # Findings do not tell smaller slowdowns apart.
 _LEAST: Final = 0.01
-_WIDE_US_PER_GB: Final = 1000.0
 _WORKLOAD: Final = ["blocks", "block_bytes", "pattern", "host_pattern"]
 _CLOCK: Final = "GB/s: bytes over the whole time, host clock. Slower: mean time of an iteration beside swaps over alone"
-_DETAILS: Final = (
-    f"{_CLOCK}. Median, p90 and p99: of the iterations, us alone → beside swaps. Lost: time that the neighbour lost "
-    "per GB (95%), blank if the interval is wider than the value. Start, End: how much later a swap starts and ends"
-)
+_DETAILS: Final = f"{_CLOCK}. Median, p90 and p99: of the iterations, us alone → beside swaps"
 _WORK: Final = {
     "gemm": "A GEMM",
     "decode": "A decode step",
@@ -39,7 +35,6 @@ _WORK: Final = {
 }
 _COLUMNS: Final = (Neighbour.DECODE.value, Neighbour.GEMM.value)
 _TIMES: Final = {"Median, us": "p50", "p90, us": "p90", "p99, us": "p99"}
-_AFTER: Final = ("Lost, us per GB", "Start, us later", "End, us later")
 _SLOWER: Final = ("neighbour_slowdown", "neighbour_slowdown_low", "neighbour_slowdown_high")
 
 
@@ -127,7 +122,7 @@ def _edge(points: pd.DataFrame) -> set[str]:
 def _details(view: View, title: str, cells: pd.DataFrame, edge: set[str]) -> DataTable:
     body: list[list[Text]] = []
     times = {head: part for head, part in _TIMES.items() if cells[f"neighbour_{part}_us"].notna().any()}
-    header = ("Swaps", "GB/s alone", "GB/s beside", "Slower", *times, *_AFTER)
+    header = ("Swaps", "GB/s alone", "GB/s beside", "Slower", *times)
     for row in sorted(rows_of(cells), key=lambda row: (row["method"], sms_of(row) or 0)):
         if row["status"] != "ok" or not row["neighbour_slowdown"] > 0:
             body.append([row["label"], format_cell(row, lambda _: "no whole iteration"), *[""] * (len(header) - 2)])
@@ -139,8 +134,6 @@ def _details(view: View, title: str, cells: pd.DataFrame, edge: set[str]) -> Dat
                 *(figure(row[f"swaps_{of}_gbps"]) for of in ("alone", "beside")),
                 _slower(row)[0],
                 *map(" → ".join, both),
-                _exposure(row),
-                *(_later(row[name]) for name in ("swap_start_delay_us", "swap_delay_us")),
             ]
         )
     alone_us = cells["neighbour_alone_us"].dropna()
@@ -163,27 +156,6 @@ def _is_decided(row: Row) -> bool:
     known = low > 0 and math.isfinite(high)
     margin = math.log1p(IN_TURN.fraction)
     return known and verdict_of(math.log(low), math.log(high), margin) is not Verdict.UNDECIDED
-
-
-def _later(us: float) -> str:
-    """Return a difference of times; tenths of a microsecond are noise."""
-    return f"{us:z.1f}" if abs(us) < 100 else figure(us)
-
-
-def _exposure(row: Row) -> str:
-    """Return the time lost per GB with its interval, marked where that holds 0; "" where that is wide."""
-    low, high = row["exposure_us_per_gb_low"], row["exposure_us_per_gb_high"]
-    if high - low >= max(abs(row["exposure_us_per_gb"]), _WIDE_US_PER_GB):
-        return ""
-    text = _lost(row["exposure_us_per_gb"])
-    if not math.isfinite(low):
-        return f"≈ {text}"
-    return f"{'≈ ' if low <= 0 <= high else ''}{text} ({_lost(low)} to {_lost(high)})"
-
-
-def _lost(us_per_gb: float) -> str:
-    """Return microseconds per GB with three digits; nanoseconds are noise."""
-    return figure(float(f"{round(us_per_gb, 3) + 0.0:.2e}"))  # no -0
 
 
 def _finding(neighbour: str, direction: str, measured: Sequence[Row], slowdowns: Mapping[str, Visits]) -> Text:
