@@ -149,7 +149,6 @@ _CEILING_DASHES: Final = (0, (6, 4))
 # The least height of a linear y axis, as a share of its highest value: a slowdown of 1% is seen.
 _LEAST_SPAN: Final = 0.02
 _ROOM: Final = 0.06  # of the height, above the lines and below, where the axis does not begin at 0
-_MOST_BANDS: Final = 6  # lines of a panel; bands of more would hide one another
 _LETTER: Final = 0.068  # inches of a tick label
 _NOTE: Final = (0.062, 0.13)  # inches: the width of a letter of a note, and its height
 _RING: Final = 11  # points, of a mark around a point
@@ -210,7 +209,7 @@ def _figure(plot: LinePlot, text: ChartText) -> Figure:
             ax.annotate(said, (x, 1), (3, -8), xycoords=("data", "axes fraction"), textcoords="offset points")
         twin = _second(ax, plot) if plot.second else ax
         for line in panel.lines:
-            _draw_line(twin if line.second else ax, line, bands=len(panel.lines) <= _MOST_BANDS)
+            _draw_line(twin if line.second else ax, line)
         _write_notes(ax, twin, panel.lines)
     return drawn
 
@@ -257,12 +256,9 @@ def _second(ax: Axes, plot: LinePlot) -> Axes:
     return twin
 
 
-def _draw_line(ax: Axes, line: PlotLine, *, bands: bool) -> None:
+def _draw_line(ax: Axes, line: PlotLine) -> None:
     colour = lighter(ink_of(line.backend).colour, line.light)
-    if bands:
-        ax.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
-    else:
-        ax.vlines(line.x, line.low, line.high, color=colour, alpha=0.6, linewidth=0.8)
+    ax.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
     ax.add_line(_line(line, line.x, line.y))
     for x, y in zip(line.x, line.y, strict=True):
         if x in line.rings:
@@ -287,8 +283,8 @@ def _limits(axis: PlotAxis, lines: Iterable[PlotLine], others: Sequence[float]) 
     ends = [end for line in lines for end in (line.y if axis.zero else (*line.low, *line.high)) if math.isfinite(end)]
     ends += others
     if axis.zero:
-        return 0.0, max(ends, default=1.0) * 1.08
-    low, high = min(ends, default=1.0), max(ends, default=1.0)
+        return 0.0, max(ends) * 1.08
+    low, high = min(ends), max(ends)
     span = max(high - low, _LEAST_SPAN * high) / (1 - 2 * _ROOM)
     return low - _ROOM * span, low + (1 - _ROOM) * span
 
@@ -300,12 +296,12 @@ def _scale_y(ax: Axes, axis: PlotAxis, limits: tuple[float, float]) -> None:
 
 def _scale_x(ax: Axes, plot: LinePlot) -> None:
     values = sorted({x for line in plot.lines for x in line.x})
-    ax.set_xlabel(f"{plot.x.label}, KiB" if plot.x.unit == "bytes" else plot.x.label)
-    if plot.x.scale == "linear":
-        noted = any(note for line in plot.lines for note in line.notes)  # at the right end, too
-        ax.set_xlim(0, (1.3 if noted else 1.08) * max(values, default=1))
-    elif values:
+    ax.set_xlabel(f"{plot.x.label}, KiB" if plot.x.in_kib else plot.x.label)
+    if plot.x.octaves:
         _scale_octaves(ax, plot.x, values)
+    else:
+        noted = any(note for line in plot.lines for note in line.notes)  # at the right end, too
+        ax.set_xlim(0, (1.3 if noted else 1.08) * values[-1])
 
 
 def _scale_octaves(ax: Axes, axis: PlotAxis, values: Sequence[float]) -> None:
@@ -319,7 +315,7 @@ def _scale_octaves(ax: Axes, axis: PlotAxis, values: Sequence[float]) -> None:
     ticks: dict[float, str] = {}
     roundest = sorted(values, key=lambda value: (not math.log2(value).is_integer(), value % 4096 != 0, value))
     for value in roundest:
-        text = f"{value / 1024:g}" if axis.unit == "bytes" else count(value)
+        text = f"{value / 1024:g}" if axis.in_kib else count(value)
         at, half = inch * math.log2(value), _LETTER * len(text) / 2
         if all(at - half >= end + 0.1 or at + half <= begin - 0.1 for begin, end in taken):
             taken.append((at - half, at + half))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvbench.report.view import View
@@ -73,14 +73,11 @@ class ChartText:
 
 @dataclass(frozen=True, slots=True)
 class PlotAxis:
-    """What an axis counts: its label, whether its numbers are bytes, shown in KiB, or any others, and its scale.
-
-    A y axis is linear and begins at 0, unless `zero` is false.
-    """
+    """What an axis counts: an x axis perhaps in `octaves`, or bytes, shown `in_kib`; a y axis from 0, or not."""
 
     label: str
-    unit: Literal["bytes", "count", "figure"]
-    scale: Literal["log2", "linear"]
+    octaves: bool = False
+    in_kib: bool = False
     zero: bool = True
 
 

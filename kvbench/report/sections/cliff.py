@@ -30,7 +30,7 @@ from kvbench.text import a_stream, ends
 
 MIN_SIZES: Final = 4
 RATES: Final = ("gbps", "gbps_q1", "gbps_q3")
-GBPS: Final = PlotAxis("GB/s", "figure", "linear")
+GBPS: Final = PlotAxis("GB/s")
 _MOST_COUNTS: Final = 4
 _LIGHTEST: Final = 0.65
 _MARKED: Final = {28.0 * KIB: "28 KiB"}  # from where vLLM prefers the copy engine
@@ -169,7 +169,7 @@ def _chart(view: View, curves: Sequence[Curve], beside: Curve | None) -> Chart:
     text = chart_text(
         view, "Cliff: GB/s against block size", f"{INCLUDES[state]}. Band: quartiles of all samples{modes}"
     )
-    plot = LinePlot(PlotAxis("block size", "bytes", "log2"), GBPS, [panel])
+    plot = LinePlot(PlotAxis("block size", octaves=True, in_kib=True), GBPS, [panel])
     return Chart(f"cliff-{view.label}", text, plot)
 
 

@@ -194,10 +194,6 @@ def _chart(view: View, points: pd.DataFrame) -> Chart:
             label = str(backend) if len(rows) > 1 else method_label(str(backend), sms_of(rows[0]))
             lines.append(line_of(label, x, rows, _SLOWER, notes=notes if len(rows) > 1 else ()))
         panels.append(PlotPanel(direction, lines))
-    plot = LinePlot(
-        PlotAxis("GB/s of the swaps", "figure", "linear"),
-        PlotAxis(f"slowdown of {name}", "figure", "linear", zero=False),
-        panels,
-    )
+    plot = LinePlot(PlotAxis("GB/s of the swaps"), PlotAxis(f"slowdown of {name}", zero=False), panels)
     text = chart_text(view, f"Interference: slowdown of {name} against GB/s of the swaps", f"{_CLOCK}. Band: 95%")
     return Chart(f"neighbour-{view.label}", text, plot)

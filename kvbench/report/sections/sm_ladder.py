@@ -151,9 +151,9 @@ def _chart(view: View, cells: pd.DataFrame, decode: Mapping[tuple[str, str, int]
                 line_of(label, [*slower], [{**row, "backend": label} for row in slower.values()], _SLOWER, second=True)
             )
         panels.append(PlotPanel(direction, lines, ceiling_of(where(cells, direction=direction))))
-    second = PlotAxis("slowdown of a decode step", "figure", "linear", zero=False)
+    second = PlotAxis("slowdown of a decode step", zero=False)
     slowed = second if any(line.second for panel in panels for line in panel.lines) else None
-    plot = LinePlot(PlotAxis("SMs", "count", "log2"), GBPS, panels, slowed)
+    plot = LinePlot(PlotAxis("SMs", octaves=True), GBPS, panels, slowed)
     text = chart_text(
         view, f"SM ladder of {backend}: GB/s against the SM count", f"{INCLUDES[state]}. Ring: enough SMs"
     )

@@ -131,8 +131,8 @@ def test_auto_and_the_line_below_it_are_both_visible(other: str, first: bool) ->
 
 
 def plot_of(lines: Sequence[PlotLine], x: PlotAxis | None = None, **more: float) -> LinePlot:
-    axis = x or PlotAxis("block size", "bytes", "log2")
-    return LinePlot(axis, PlotAxis("GB/s", "figure", "linear"), [PlotPanel("h2d", lines, **more)])  # type: ignore[arg-type]
+    axis = x or PlotAxis("block size", octaves=True, in_kib=True)
+    return LinePlot(axis, PlotAxis("GB/s"), [PlotPanel("h2d", lines, **more)])  # type: ignore[arg-type]
 
 
 def ticks_of(plot: LinePlot) -> list[tuple[str, float, float]]:
@@ -158,5 +158,5 @@ def test_sizes_are_labelled_in_kib_and_no_two_labels_touch() -> None:
 def test_notes_that_would_touch_are_left_out() -> None:
     x = [1.0, 2.0, 4.0, 4.01]
     one = PlotLine("sm", "sm", x, x, x, x, notes=("first", "second", "third", "fourth"), rings=[2.0])
-    svg = draw(plot_of([one], PlotAxis("SMs", "count", "log2")), TEXT).svg.decode()
+    svg = draw(plot_of([one], PlotAxis("SMs", octaves=True)), TEXT).svg.decode()
     assert [f">{note}<" in svg for note in one.notes] == [True, True, False, True]

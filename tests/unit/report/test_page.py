@@ -122,7 +122,7 @@ def outline_with(text: str, folder: Path) -> Outline:
 @pytest.mark.parametrize("label", [HOSTILE[2], HOSTILE[6], 'x style="}body{display:none" y'])
 def test_labels_of_a_chart_stay_text_in_the_page(label: str) -> None:
     line = PlotLine(label, "sm", [1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [1.0, 2.0])
-    plot = LinePlot(PlotAxis("x", "count", "log2"), PlotAxis("y", "figure", "linear"), [PlotPanel(label, [line])])
+    plot = LinePlot(PlotAxis("x", octaves=True), PlotAxis("y"), [PlotPanel(label, [line])])
     outline = Outline(html_page("# title\n\n![chart](stem.png)", {"stem": draw(plot, ChartText(label, "")).svg}, []))
     assert {tag for tag, _ in outline.tags} <= TAGS | SVG_TAGS
     assert not any(name.startswith("on") for _, attributes in outline.tags for name in attributes)
