@@ -1,11 +1,14 @@
 from dataclasses import replace
+from itertools import product
 from math import inf, isnan
 from pathlib import Path
+from statistics import median
 
 import msgspec
 import pytest
 
 import kvbench
+from kvbench.analysis.margins import MIN_P90, MIN_P99
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.results.outcomes import Outcome, cost_of, hidden_share, neighbour_figures
@@ -23,8 +26,11 @@ def outcome_of(tmp_path: Path, *records: Record) -> Outcome:
 
 
 def test_a_figure_is_the_median_of_the_visits_medians(tmp_path: Path) -> None:
+    """Also of visits in turn, whose pairs are of the time of the swap alone."""
     times_us = (50.0, 52.0, 54.0, 56.0, 58.0, 600.0)
-    outcome = outcome_of(tmp_path, *(visit(CELL, us, round_=number) for number, us in enumerate(times_us)))
+    made = [visit(CELL, us, round_=number) for number, us in enumerate(times_us)]
+    outcome = outcome_of(tmp_path, *(msgspec.structs.replace(one, group="one") for one in made))
+    assert outcome.us("caller_us") == median(median(one.samples.caller_us) for one in made)
     assert outcome.status == "ok"
     assert outcome.us() == pytest.approx(55, rel=0.02)
     assert outcome.gbps == pytest.approx(CELL.swap_bytes / 55e3, rel=0.02)
@@ -51,19 +57,23 @@ def test_a_cell_without_figures_says_why(tmp_path: Path, records: list[Record], 
 
 
 def test_a_stream_that_was_not_held_leaves_the_thread_its_figure(tmp_path: Path) -> None:
-    made = visit(BUSY, 50.0)
-    ended = msgspec.structs.replace(made.samples, pending_after=[0] * len(made.samples))
-    outcome = outcome_of(tmp_path, msgspec.structs.replace(made, samples=ended))
-    assert outcome.status == "no figure"
-    assert isnan(outcome.gbps)
-    assert outcome.times("caller_us")
+    """A queue measures the submission, whose time every sample has."""
+    for cell, status in ((BUSY, "no figure"), (replace(BUSY, queued=64), "ok")):
+        made = visit(cell, 50.0)
+        ended = msgspec.structs.replace(made.samples, pending_after=[0] * len(made.samples))
+        outcome = outcome_of(tmp_path / status, msgspec.structs.replace(made, samples=ended))
+        assert outcome.status == status
+        assert isnan(outcome.gbps)
+        assert outcome.times("caller_us")
 
 
 def test_outcomes_stand_in_the_order_of_the_table(tmp_path: Path) -> None:
-    cells = [replace(CELL, blocks=blocks, backend=name) for name in ("sm", "batched") for blocks in (1000, 16)]
+    shapes = product(("sm", "batched"), (1000, 16), (2, 1))
+    cells = [replace(CELL, backend=name, blocks=blocks, devices=devices) for name, blocks, devices in shapes]
     run = kvbench.load_run(write_run(tmp_path / "run", [visit(cell, 50.0) for cell in cells]))
     assert [cell.id for cell in run.outcomes] == run.frame()["cell_id"].tolist()
-    assert [(cell.backend, cell.blocks) for cell in run.outcomes][:2] == [("batched", 16), ("batched", 1000)]
+    first = [(cell.backend, cell.blocks, cell.devices) for cell in run.outcomes][:3]
+    assert first == [("batched", 16, 1), ("batched", 16, 2), ("batched", 1000, 1)]
 
 
 @pytest.mark.parametrize(
@@ -83,18 +93,13 @@ def test_gigabytes_a_second_are_of_swaps_of_one_size_between_events(
     assert not replace(outcome, path=EffectivePath.NOTHING).has_rate
 
 
-def test_a_queue_has_a_figure_where_its_stream_was_not_held(tmp_path: Path) -> None:
-    """It measures the submission, whose time every sample has."""
-    made = visit(replace(BUSY, queued=64), 50.0)
-    ended = msgspec.structs.replace(made.samples, pending_after=[0] * len(made.samples))
-    assert outcome_of(tmp_path, msgspec.structs.replace(made, samples=ended)).status == "ok"
-
-
 def test_too_few_visits_have_no_interval_and_the_path_of_most_comes_first(tmp_path: Path) -> None:
     paths = ("copy engine", "CPU inline", "copy engine", "SM kernel", "CPU inline", "CPU inline")
     made = [msgspec.structs.replace(visit(CELL, 50.0, round_=at), path=path) for at, path in enumerate(paths)]
     again = msgspec.structs.replace(made[0], attempt=1, disturbed=[Disturbance.STEP])
+    made[0] = msgspec.structs.replace(made[0], verified_bytes=0)
     few, all_of_them = outcome_of(tmp_path / "few", *made[:5]), outcome_of(tmp_path / "all", *made, again)
+    assert (few.is_verified, replace(few, visits=made[:1]).is_verified) == (True, False)
     assert all(map(isnan, few.interval_us))
     assert all_of_them.path == "CPU inline; copy engine; SM kernel"
     assert (few.made, all_of_them.made, len(all_of_them.attempts)) == (5, 7, 6)
@@ -118,8 +123,8 @@ def test_a_time_that_is_mostly_0_is_not_compared() -> None:
 def turns(number: int) -> Beside:
     return Beside(
         neighbour_alone_us=[100.0] * 4, neighbour_beside_us=[120.0, 120.0, 120.0, 240.0], swaps_alone_gbps=[50.0],
-        swaps_beside_gbps=[10.0 * (number + 1)], swaps_alone_us=[1000.0 + number], swaps_beside_us=[1300.0],
-        one_block_alone_us=[10.0], one_block_beside_us=[12.0 + number],
+        swaps_beside_gbps=[10.0 * (number + 1)] * 2 + [900.0], swaps_alone_us=[1000.0 + number],
+        swaps_beside_us=[1300.0], one_block_alone_us=[10.0], one_block_beside_us=[12.0 + number],
     )  # fmt: skip
 
 
@@ -135,6 +140,12 @@ def test_what_a_neighbour_loses_and_what_swaps_lose_beside_it() -> None:
     }  # fmt: skip
     assert {name: figures[name] for name in expected} == pytest.approx(expected)
     assert lost_us[0] < figures["exposure_us_per_gb"] < lost_us[2] / 2
+    for count in (MIN_P90 - 1, MIN_P90, MIN_P99 - 1, MIN_P99):
+        tails = neighbour_figures([msgspec.structs.replace(turns(0), neighbour_alone_us=[100.0] * count)])
+        known = [not isnan(tails[f"neighbour_p{tail}_alone_us"]) for tail in (90, 99)]
+        assert known == [count >= MIN_P90, count >= MIN_P99]
+    visits = [msgspec.structs.replace(turns(0), neighbour_alone_us=[us]) for us in (100.0, 110.0, 400.0)]
+    assert neighbour_figures(visits)["neighbour_alone_us"] == 110
     assert hidden_share(turns(0)) == pytest.approx(0.98)
     assert hidden_share(msgspec.structs.replace(turns(0), swaps_alone_us=[0.0])) is None
 
