@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
@@ -81,3 +82,11 @@ def test_a_tuple_in_which_the_thread_lost_its_cpu_is_taken_again(monkeypatch: py
     made = visited_in_turn(*arms_of(backends, sampling=sampling))
     assert [len(one.samples) for one in made] == [8, 8]
     assert next(lost) == 2 * 2 + 8 * 1  # twice taken again, and then no more asked for
+
+
+def test_arms_in_turn_have_the_time_of_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock goes on by 1 000 s each time it is read: once before the tuples, and behind each."""
+    monkeypatch.setattr(samples, "time", mock.Mock(monotonic=mock.Mock(side_effect=range(0, 50_000, 1000))))
+    sampling = Sampling(warmups=0, min_samples=1, max_samples=40, cell_seconds=2750)
+    made = visited_in_turn(*arms_of([Recorded(honest), Recorded(honest)], sampling=sampling))
+    assert [len(one.samples) for one in made] == [6, 6]

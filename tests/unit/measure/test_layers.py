@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -18,6 +19,7 @@ from kvbench.measure.samples import LayeredSwap, set_up
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
 from kvbench.results.outcomes import hidden_share
+from kvbench.results.schema import Beside
 from kvbench.sweep.spec import Sampling
 from tests.gates import Gate
 from tests.visits import bench_of, measure
@@ -85,6 +87,14 @@ def test_beside_a_step_each_side_is_timed_alone_and_both_together(bench: Bench, 
     for both_us, arrived_us in zip(beside.neighbour_beside_us, beside.swaps_beside_us, strict=True):
         assert both_us >= arrived_us + IDLE_LAYER_US  # the last layer is computed after it has arrived
     assert hidden_share(beside) is not None
+
+
+def test_swaps_beside_a_step_end_where_their_last_layer_has_arrived(bench: Bench) -> None:
+    sampler: Any = set_up(bench, Batched(), BESIDE, SAMPLING, 1).sampler
+    sampler._step = mock.Mock()
+    sampler._step.end.us_since.return_value = 1.0
+    sampler._turn("both", sampler.taker(), [], Beside())
+    sampler._step.end.us_since.assert_called_once_with(sampler.prepared.swap.marks[-1])
 
 
 @pytest.mark.parametrize(("sequence", "layers_before"), [("layers-4", 2), ("at-once-4", 0)])

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -68,10 +69,13 @@ def test_every_swap_is_made_and_all_its_bytes_are_compared(
     assert made.warnings == ["1 of 3 swaps of the trace placed closer together to fit the smaller pool"]
 
 
-def test_each_swap_records_its_merged_pieces(bench: Bench, tmp_path: Path) -> None:
-    """The first swap descends on one side alone, the third ascends on both."""
+def test_each_swap_records_its_merged_pieces(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The first swap descends on one side alone, the third ascends on both. The last alone is of the cell's size."""
+    monkeypatch.setattr("kvbench.measure.visit._check_speed", held_against_the_link := mock.Mock())
     made = replayed(bench, Merged(), trace_of(tmp_path, 4))
     assert made.samples.pieces == [12, 8, 4]
+    assert made.samples.event_us
+    assert held_against_the_link.call_args.args[2] == made.samples.event_us[-1:]
 
 
 @pytest.mark.parametrize("fault", ["corrupt@descriptor=20", "stray@descriptor=20"])
