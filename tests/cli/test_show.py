@@ -77,8 +77,9 @@ def test_an_answer_is_shown_without_pandas(run: Path) -> None:
 
 
 def test_a_gather_says_how_long_the_decode_step_of_a_model_waits(tmp_path: Path) -> None:
-    cells = [Cell("sm", Direction.H2D, rows, 656, sms=4, list_place=ListPlace.GPU) for rows in (16, 3277, 16_384)]
-    records = synthetic.rounds(cells, lambda cell: cell.block_bytes / 1e3, noise=0)  # 1 us a row
+    shapes = [(rows, row_bytes) for row_bytes in (656, 8192) for rows in (16, 3277, 16_384)]
+    cells = [Cell("sm", Direction.H2D, *shape, sms=4, list_place=ListPlace.GPU) for shape in shapes]
+    records = synthetic.rounds(cells, lambda cell: {656: 0.656, 8192: 4.096}[cell.block_bytes], noise=0)  # 1 and 2 us
     run = synthetic.write_run(tmp_path / "run", records)
     text = " ".join(output("show", run, "--model", "deepseek-v3", "--tokens", "16384").split())
     assert "16384 rows of 656 B in each of 61 layers waits 0.999 / 200 / 999 ms with 0.1% / 20% / 100% of" in text

@@ -331,11 +331,7 @@ def test_an_entry_of_no_bytes_and_an_empty_list_copy_nothing(device: Device) -> 
         (lambda _, d, n: (n, d, n), ValueError, "pinned host memory"),
         (lambda s, d, _: (s, d, None), TypeError, "sizes must be"),
     ],
-    ids=[
-        "lengths", "all negative", "a negative", "a negative behind others", "too large", "one side", "pageable",
-        "none",
-    ],
-)  # fmt: skip
+)
 def test_an_invalid_list_is_refused(
     device: Device, change: Callable[[Words, Words, Words], tuple[object, ...]], error: type[Exception], message: str
 ) -> None:
@@ -480,15 +476,9 @@ def test_between_two_points_of_a_policy_the_nearest_in_ratio_serves(device: Devi
         way = copier.engine.way_of(blocks, blocks * block_bytes, DIRECTIONS[Direction.H2D], idle=True)
         return str(copier.ways[way].choice)
 
-    assert [served(blocks, 65_536) for blocks in (1024, 4000, 4200, 16_384)] == [
-        "batched",
-        "batched",
-        "merged",
-        "merged",
-    ]
-    assert [served(1024, size) for size in (65_536, 250_000, 280_000, 1_048_576)] == [
-        "batched", "batched", "primed", "primed",
-    ]  # fmt: skip
+    by_count = [served(blocks, 65_536) for blocks in (1024, 4000, 4200, 16_384)]
+    by_size = [served(1024, size) for size in (65_536, 250_000, 280_000, 1_048_576)]
+    assert (by_count, by_size) == (["batched"] * 2 + ["merged"] * 2, ["batched"] * 2 + ["primed"] * 2)
 
 
 def test_a_policy_of_one_direction_leaves_the_other_to_the_defaults(tmp_path: Path, device: Device) -> None:

@@ -16,7 +16,7 @@ from kvbench.backends.base import PreparedSwap, SwapRequest
 from kvbench.backends.sm import KernelShape, Sm, shape_for
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import DeviceFacts
+from kvbench.cells.facts import CPU_INLINE_UP_TO_BYTES, DeviceFacts
 from kvbench.cells.policy import SERVING, Choice, Policy, Table, load_policy
 from kvbench.engine.device import DIRECTIONS, BatchOptions, CopyWay, Device, SwapMemory, open_device
 from kvbench.engine.faults import FaultPlan
@@ -223,6 +223,7 @@ def test_auto_names_the_choice_for_what_is_pending_and_that_for_small_lists(
     for blocks, backend in ((2100, "merged" if pending else "sm"), (2000, "sm")):
         prepared = prepared_by(monkeypatch, "sm", Direction.H2D, H200, blocks=blocks, state=state, held="merged")
         assert (prepared.chosen or "").startswith(backend)
+        assert prepared.same_when_busy is (blocks == 2000)
 
 
 def test_a_copier_has_the_kernels_of_sm_for_lists_of_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,10 +253,20 @@ def test_a_copier_hands_the_axes_of_a_choice_to_batched_copies(monkeypatch: pyte
     monkeypatch.setattr(
         "kvbench.backends.auto.BatchOptions", lambda **options: made.append(options) or BatchOptions(**options)
     )
-    for text, *expected in (("batched overlap=on", True, 0, False), ("batched descriptors_per_call=8", False, 8, False),
-                            ("primed", False, 0, False), ("merged", False, 0, True)):  # fmt: skip
+    primed = CPU_INLINE_UP_TO_BYTES
+    for text, *expected in (("batched overlap=on", True, 0, False, False, 0), ("primed", False, 0, False, True, primed),
+                            ("batched descriptors_per_call=8", False, 8, False, False, 0),
+                            ("merged", False, 0, True, True, primed)):  # fmt: skip
         copier_for(gpu(H200), [policy_of(text)])
-        assert [made[-1][name] for name in ("prefer_overlap", "descriptors_per_call", "merge")] == expected
+        named = ("prefer_overlap", "descriptors_per_call", "merge", "sliced", "prime_up_to_bytes")
+        assert [made[-1][name] for name in named] == expected
+
+
+def test_another_policy_has_a_copier_of_its_own() -> None:
+    device, one = gpu(H200), auto.Auto()
+    copiers = [one._copier(device, policy_of(text)) for text in ("per_block", "merged", "merged")]
+    assert [copier.ways[0].choice.backend for copier in copiers] == ["per_block", "merged", "merged"]
+    assert copiers[1] is copiers[2]
 
 
 def gpu(facts: DeviceFacts) -> Device:

@@ -69,8 +69,10 @@ def test_a_gather_moves_the_largest_words_that_rows_and_both_pools_allow(
 ) -> None:
     rows = np.arange(4, dtype=np.uint64) * np.uint64(row_bytes) + np.uint64(1 << 20)
     sides = {"kernel_sources": rows + np.uint64(source), "kernel_destinations": rows + np.uint64(destination)}
-    cell = replace(asked(), block_bytes=row_bytes, list_place=ListPlace.GPU)
+    cell = replace(asked(), block_bytes=row_bytes, list_place=ListPlace.GPU, sms=7)
     made = {"GatherKernel": mock.Mock(), "GatherSwap": mock.Mock(), "cached_cubin": mock.Mock()}
     with mock.patch.multiple(sm, **made):
-        Sm().create(SwapRequest(mock.Mock(), cell, mock.Mock(**sides)))
+        prepared = Sm().create(SwapRequest(mock.Mock(), cell, mock.Mock(**sides)))
+    assert prepared.stage is made["GatherSwap"].return_value.stage
+    assert made["GatherSwap"].call_args.args[3] == 7
     assert made["cached_cubin"].call_args.args[2][1] == f"-DKVBENCH_WORD_BYTES={word_bytes}"
