@@ -99,7 +99,7 @@ def test_too_few_visits_have_no_interval_and_the_path_of_most_comes_first(tmp_pa
     again = msgspec.structs.replace(made[0], attempt=1, disturbed=[Disturbance.STEP])
     made[0] = msgspec.structs.replace(made[0], verified_bytes=0)
     few, all_of_them = outcome_of(tmp_path / "few", *made[:5]), outcome_of(tmp_path / "all", *made, again)
-    assert (few.is_verified, replace(few, visits=made[:1]).is_verified) == (True, False)
+    assert few.verified_bytes == sum(one.verified_bytes for one in made[1:5]) > 0
     assert all(map(isnan, few.interval_us))
     assert all_of_them.path == "CPU inline; copy engine; SM kernel"
     assert (few.made, all_of_them.made, len(all_of_them.attempts)) == (5, 7, 6)
