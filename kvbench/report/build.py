@@ -114,7 +114,7 @@ SECTIONS: Final = (
     Section("trace", "Replay: the swaps of a trace", replay.make, of_all=True),
     Section("engines", "Engines: their own code, and the best backend of the run", _engines, of_all=True),
     Section("call", "An engine's call: the thread's time, tight and after a step", _contrast(streams.CALL)),
-    Section("layers", "Layers: loads that a step waits for, layer by layer", layers.make, of_all=True),
+    Section("layers", "Layers: loads that a step waits for, layer by layer", layers.make),
     Section("devices", "Devices: swaps on all of them at once", _contrast(placement.DEVICES), True, leads=True),
 )
 COMPARISON: Final = Section("comparison", "Comparison: two runs", comparison.make, of_all=True)

@@ -43,15 +43,8 @@ _TIMES: Final = {
 def make(view: View) -> PartOrReason:
     if _layers_of(view).empty:
         return "it needs swaps by layers (sequence=layers-L)"
-    named = {run.label: (run, *_named(run)) for run in view.of_machine if not _layers_of(run).empty}
-    unit = named[view.label][-1]
-    runs = [(run, cells) for run, cells, unit_of_run in named.values() if unit_of_run == unit]
-    tables = [
-        _table(run, f"{run.label}: {title}" if len(runs) > 1 else str(title), unit, group)
-        for run, cells in runs
-        for title, group in cells.groupby("what", sort=False)
-    ]
-    loads = pd.concat(cells for _, cells in runs)
+    loads, unit = _named(view)
+    tables = [_table(view, str(what), unit, group) for what, group in loads.groupby("what", sort=False)]
     decided = loads[loads["hidden_share_low"].notna()]
     findings = [_finding(str(what), unit, rows_of(group)) for what, group in decided.groupby("what", sort=False)]
     return lambda: Part(findings, tables=tables)
