@@ -14,7 +14,7 @@ from kvbench.cells.cell import AXES, axes_of
 from kvbench.cells.facts import MERGED, PRIMED, SM, TRITON, method_label
 from kvbench.report.faults import HOST_COPIES, low_ceilings
 from kvbench.report.model import ChartText, Code, DataTable, Origin, PlotLine, Span, Strong, Text, plain, spans
-from kvbench.report.numbers import ABSENT, TIMES, count, figure, noun, size
+from kvbench.report.numbers import ABSENT, TIMES, count, figure, noun
 from kvbench.report.view import Pinned, Row, View, rows_of
 from kvbench.results.outcomes import BETWEEN
 from kvbench.text import counted, ends, short
@@ -227,7 +227,7 @@ def axis_text(name: str, value: object) -> str:
     axis = AXES[name]
     text = axis.show(value) if isinstance(value, int) else value
     used = isinstance(text, str) and text != axis.show(axis.unused)
-    return f"{name} {size(str(text))}" if used else ""
+    return f"{name} {text}" if used else ""
 
 
 def with_methods(cells: pd.DataFrame) -> pd.DataFrame:

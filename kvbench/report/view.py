@@ -19,7 +19,7 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import ListPlace, Neighbour, Reuse, Role, StreamState
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.cells.facts import EMPTY, marked, plug_ins_of
-from kvbench.report.numbers import ABSENT, figure, noun, size
+from kvbench.report.numbers import ABSENT, figure, noun
 from kvbench.results import Run
 from kvbench.results.frame import whole
 from kvbench.results.outcomes import BETWEEN
@@ -173,11 +173,7 @@ def _most_frequent(values: Sequence[str]) -> list[str]:
 def _axis_text(cells: pd.DataFrame, axis: str) -> str:
     pairs = set(zip(cells["direction"].tolist(), texts_of(cells[axis]), strict=True))
     values = {side: {value for of, value in pairs if of == side and value is not None} for side in DIRECTIONS}
-    texts = {
-        side: "/".join(map(size, _in_order(used)))
-        for side, used in values.items()
-        if used - {_ORDINARY[side].get(axis)}
-    }
+    texts = {side: "/".join(_in_order(used)) for side, used in values.items() if used - {_ORDINARY[side].get(axis)}}
     if not texts:
         return ""
     text, *different = dict.fromkeys(texts.values())

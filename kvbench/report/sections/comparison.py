@@ -15,7 +15,7 @@ from kvbench.cells.cell import AXES, axes_of
 from kvbench.cells.units import two_digits
 from kvbench.report.faults import kind_of, spread_between
 from kvbench.report.model import Code, DataTable, Part, PartOrReason, Span, Text
-from kvbench.report.numbers import TIMES, count, figure, noun, size
+from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
 from kvbench.report.tables import INCLUDES, axis_text, host_mark, main_path
 from kvbench.report.view import LATER, SIDE_AXES, Row, View, rows_of, where
 from kvbench.results import Scalar
@@ -23,7 +23,7 @@ from kvbench.results.schema import EffectivePath, differing
 from kvbench.text import ends, short
 
 _BESIDE: Final = axes_of(Role.BESIDE)
-_AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_bytes", "block_size", *SIDE_AXES, *_BESIDE)
+_AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_bytes", *SIDE_AXES, *_BESIDE)
 _FIGURES: Final = ("samples", "rounds", "swap_us_low", "swap_us_median", "swap_us_high", "gbps", "path")
 _SIDES: Final = ("base", "other")
 _MOST_ROWS: Final = 40
@@ -130,8 +130,8 @@ def _row(row: Row, varying: Iterable[str]) -> list[str]:
     sides = [f"{axis} {row[axis]}" for axis in varying if isinstance(row[axis], str)]
     beside = [text for axis in _BESIDE if axis in row and (text := axis_text(axis, row[axis]))]
     times = [figure(row[f"swap_us_median_{side}"]) for side in _SIDES]
-    cell = [row["backend"], row["direction"], row["stream_state"], count(row["blocks"]), size(row["block_size"])]
-    return [*cell, ", ".join([*sides, *beside]), *times, *_judged(row)]
+    shape = (row["direction"], row["stream_state"], count(row["blocks"]), bytes_size(row["block_bytes"]))
+    return [row["backend"], *shape, ", ".join([*sides, *beside]), *times, *_judged(row)]
 
 
 def _judged(row: Row) -> tuple[str, str]:
