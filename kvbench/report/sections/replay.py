@@ -76,11 +76,9 @@ def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
     usual = [replay.method for replay in replays if replay.backend == "batched" or of_engine(replay.backend)]
     rivals = [method for method in usual if method not in fastest]
     gains = ", ".join(f"{two_digits(rates[first.method] / rates[name])}x as fast as {name}" for name in rivals)
-    slowest = _tail(first.swaps)
-    tail = f"p99 {_time(slowest)}" if isinstance(slowest, float) else f"worst {_time(slowest[0])} ({slowest[1]} blocks)"
     names = f"{' and '.join(fastest)} {'is' if len(fastest) == 1 else 'are'}"
     gbps = ends([rates[name] for name in fastest], figure)
-    text = f"{SIDES[direction]} of {_trace_text(view)}: {names} fastest at {gbps} GB/s, {tail}"
+    text = f"{SIDES[direction]} of {_trace_text(view)}: {names} fastest at {gbps} GB/s"
     return f"{text}; {gains}." if gains else f"{text}."
 
 
@@ -92,20 +90,9 @@ def _trace_text(view: View) -> str:
     return f"{trace_text(view.run)} ({swaps}run {view.label})"
 
 
-def _tail(swaps: pd.DataFrame) -> float | tuple[float, str]:
-    """Return the p99 of the latencies, or, of fewer than `MIN_P99` swaps, the worst and its descriptors."""
-    if len(swaps) >= MIN_P99:
-        return float(swaps["wall_us"].quantile(0.99))
-    return _worst(swaps)
-
-
 def _worst(swaps: pd.DataFrame) -> tuple[float, str]:
     worst = int(swaps["wall_us"].argmax())
     return float(swaps["wall_us"].iloc[worst]), count(swaps["blocks"].iloc[worst])
-
-
-def _time(us: float) -> str:
-    return f"{figure(us)} us" if us < 1000 else f"{figure(us / 1e3)} ms"
 
 
 def _table(view: View, direction: str, cells: pd.DataFrame, replays: Sequence[Replayed]) -> DataTable:

@@ -374,8 +374,8 @@ CASES = (
         REPLAYS,
         ["Method", "Swaps", "p50, us", "p90, us", "Worst, us (its blocks)", "GB/s", "Caller, us", "Copies left"],
         ["batched", "36", "78.8", "420", "422 (512)", "4.99 (4.98 to 5.00)", "0.300", "50%"],
-        "Loads (h2d) of a trace (400 swaps, run run): sm (4 SMs) is fastest at 47.9 GB/s, worst 43.9 us (512 blocks); "
-        "9.6x as fast as batched, 8x as fast as vllm_batch.",
+        "Loads (h2d) of a trace (400 swaps, run run): sm (4 SMs) is fastest at 47.9 GB/s; 9.6x as fast "
+        "as batched, 8x as fast as vllm_batch.",
         title="Loads (h2d): 36 of 400 swaps of run run",
         info=TRACE,
     ),
