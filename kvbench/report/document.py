@@ -49,21 +49,13 @@ def snippet(report: Report, what: str = "") -> str:
     named = list(_named(report))
     if what == LIST:
         return "".join(f"{name}: {plain(table.title)}\n" for name, table in named)
-    table = table_named(named, what)
-    if table is None:
-        known = ", ".join(dict.fromkeys(name for name, _ in named)) or "nothing"
-        raise UsageError(f"--snippet {brief(what)}: these runs have tables of {known}; {LIST} names all")
-    return table_text(table) + "\n"
-
-
-def table_named(named: Iterable[tuple[str, DataTable]], what: str) -> DataTable | None:
-    """Return the first table of a section with all the words in its title, None where there is none."""
     name, _, words = what.partition(":")
     for section, table in named:
         title = plain(table.title).lower()
         if not what or (section == name and words.lower() in title) or (not words and what.lower() in title):
-            return table
-    return None
+            return table_text(table) + "\n"
+    known = ", ".join(dict.fromkeys(name for name, _ in named)) or "nothing"
+    raise UsageError(f"--snippet {brief(what)}: these runs have tables of {known}; {LIST} names all")
 
 
 def asked_for(report: Report, config: str) -> list[DataTable]:
