@@ -44,19 +44,19 @@ class _Row(NamedTuple):
 
 
 def make(view: View) -> PartOrReason:
-    part = _part([*view.earlier, view], least=2)
+    part = _part([*view.earlier, view])
     return "it needs runs of several machines" if part is None else lambda: part
 
 
-def machines_table(views: Sequence[View], least: int = 2) -> DataTable | None:
-    """Return a table with a column for each machine, a card with a driver; None for runs of fewer than `least`."""
-    part = _part(views, least)
+def machines_table(views: Sequence[View]) -> DataTable | None:
+    """Return a table with a column for each machine, a card with a driver; None for runs of one."""
+    part = _part(views)
     return None if part is None else part.tables[0]
 
 
-def _part(views: Sequence[View], least: int) -> Part | None:
+def _part(views: Sequence[View]) -> Part | None:
     machines = list(grouped(views, lambda view: view.machine).values())
-    if len(machines) < least:
+    if len(machines) < 2:
         return None
     swaps = [_swaps(runs) for runs in machines]
     rows = [_Row(name, [*map(text, machines)], name == _CEILING) for name, text in _FACTS.items()]
