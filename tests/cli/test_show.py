@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from kvbench.cells.axes import Direction, ListPlace, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
 from kvbench.errors import RunDirectoryError, UsageError
-from kvbench.results import Ceiling
+from kvbench.models.presets import ModelChoice
+from kvbench.results import Ceiling, load_run
+from kvbench.tune.planner import gather_lines
 from tests import synthetic
 from tests.command import BRIEF, output, swept, tiny
 from tests.docs.schemas import misfits
@@ -83,6 +86,9 @@ def test_a_gather_says_how_long_the_decode_step_of_a_model_waits(tmp_path: Path)
     run = synthetic.write_run(tmp_path / "run", records)
     text = " ".join(output("show", run, "--model", "deepseek-v3", "--tokens", "16384").split())
     assert "16384 rows of 656 B in each of 61 layers waits 0.999 / 200 / 999 ms with 0.1% / 20% / 100% of" in text
+    hosts = synthetic.rounds([replace(cell, list_place=ListPlace.HOST) for cell in cells])
+    loaded = load_run(synthetic.write_run(tmp_path / "hosts", hosts))
+    assert not [*gather_lines([loaded], ModelChoice(("deepseek-v3",), tokens=16_384).swaps())]
 
 
 @pytest.mark.parametrize("name", [["threshold"], ["against the other"]])

@@ -148,24 +148,15 @@ def test_a_policy_of_another_device_is_refused(fitted: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (
-            ("sweep", *tiny(), "--policy", "mine.toml", "--dry-run"),
-            "--policy mine.toml: no cell uses the backend auto; add -a backend=auto,batched",
-        ),
-        (
-            ("sweep", *tiny(backend="auto"), "--policy", "first", "--dry-run"),
-            "--policy first: this run used no policy; build one with kvbench show first -p FILE",
-        ),
-        (
-            ("show", "first", "-p", "nowhere/mine.toml"),
-            "--policy nowhere/mine.toml: cannot be written: no such file or directory",
-        ),
+        (("sweep", *tiny(), "--policy", "mine.toml", "--dry-run"),
+         "--policy mine.toml: no cell uses the backend auto; add -a backend=auto,batched"),
+        (("sweep", *tiny(backend="auto"), "--policy", "first", "--dry-run"),
+         "--policy first: this run used no policy; build one with kvbench show first -p FILE"),
+        (("show", "first", "-p", "nowhere/mine.toml"),
+         "--policy nowhere/mine.toml: cannot be written: no such file or directory"),
     ],
-    ids=["no cell of auto", "a run without a policy", "no folder"],
-)
-def test_a_policy_that_cannot_be_used_or_written_is_one_line(
-    fitted: Path, arguments: tuple[str, ...], line: str
-) -> None:
+)  # fmt: skip
+def test_a_policy_that_cannot_be_used_is_one_line(fitted: Path, arguments: tuple[str, ...], line: str) -> None:
     assert refused(*arguments, cwd=fitted) == line
 
 

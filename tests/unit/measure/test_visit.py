@@ -377,7 +377,8 @@ def test_a_backend_that_keeps_to_its_stream_in_its_first_visit_alone_is_caught(
 
     def visits(rounds: range) -> None:
         for number in rounds:
-            visited(bench, ready, MeasureCells(cells=[cell.as_strings()], round=number, seed=1, sampling=sampling))
+            # with this seed, a choice among all visits would be the first
+            visited(bench, ready, MeasureCells(cells=[cell.as_strings()], round=number, seed=645, sampling=sampling))
 
     visits(range(1))
     backend.submissions = 30
@@ -664,9 +665,7 @@ def test_every_pass_of_a_pause_works_in_new_pages(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("queued", [0, 1, 8, 64])
-def test_the_delay_is_twice_what_the_submissions_took_but_no_longer_than_a_channel_holds(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, queued: int
-) -> None:
+def test_the_delay_is_twice_what_submissions_took(bench: Bench, monkeypatch: pytest.MonkeyPatch, queued: int) -> None:
     queue = mock.Mock()
     monkeypatch.setattr("kvbench.measure.samples.Queue", queue)
     cell = replace(CELLS[0], stream_state=StreamState.BUSY, queued=queued)
@@ -712,5 +711,4 @@ def test_newer_drivers_may_copy_a_batch_with_sms(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(visit, "driver_version", lambda version=version: version)
         assert effective_path(Mechanism.BATCHED_COPY, [10.0], 10.0) is path
         assert effective_path(Mechanism.SINGLE_COPIES, [10.0], None) is EffectivePath.COPY_ENGINE
-        asked = effective_path(Mechanism.BATCHED_COPY, [10.0], 10.0, prefer_overlap=True)
-        assert asked is EffectivePath.COPY_ENGINE
+        assert effective_path(Mechanism.BATCHED_COPY, [10.0], 10.0, prefer_overlap=True) is EffectivePath.COPY_ENGINE

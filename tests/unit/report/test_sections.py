@@ -463,6 +463,12 @@ def test_a_cliff_that_is_higher_with_more_blocks_deepens(tmp_path: Path, most: f
     assert ("the cliff deepens with N" in text) == deepens
 
 
+def test_no_grid_is_said_to_suffice_where_the_largest_still_gains(tmp_path: Path) -> None:
+    cells = [replace(GATHER, blocks=rows, sms=ctas) for rows in (64, 2048, 16_384) for ctas in (1, 4, 132)]
+    made = of(cells, lambda cell: 50.0 if (cell.blocks, cell.sms) == (16_384, 132) else 10.0)
+    assert not part_of(made_report(tmp_path, made), "gather").findings
+
+
 def test_arms_that_were_measured_in_turn_are_compared_sample_by_sample(tmp_path: Path) -> None:
     """In each visit the machine becomes slower, to twice its time in the last: medians of visits could not tell."""
     cells = [cell for cell in synthetic.order_cells() if cell.direction is Direction.H2D and cell.blocks == 64][:3]
