@@ -682,9 +682,6 @@ def test_a_slow_visit_takes_the_fewest_samples_asked_for(bench: Bench) -> None:
     assert len(measure(bench, Recorded(takes_its_time), CELLS[0], sampling, 1, None).samples) == 4
 
 
-# What moved the bytes, from the CPU time that the calls took
-
-
 @pytest.mark.parametrize(
     ("mechanism", "cpu_us", "busy_cpu_us", "path"),
     [
