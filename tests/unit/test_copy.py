@@ -102,7 +102,10 @@ def test_the_block_copier_takes_a_device_a_policy_and_streams_of_torch(device: D
     here = structs.replace(DEFAULTS, device=device.driver.info.title)
     policy.write_text(here.to_toml())
     lists = Lists(device, Direction.H2D, mixed_swap([64], 1)).arguments()
-    for copier in (BlockCopier("cpu"), BlockCopier("cpu", policy), BlockCopier("cpu", max_entries=10_000)):
+    with mock.patch("kvbench.copy.copier_for", wraps=copier_for) as made:
+        copiers = BlockCopier("cpu"), BlockCopier("cpu", policy), BlockCopier("cpu", max_entries=10_000)
+    assert [call.args[2] for call in made.call_args_list][1:] == [0, 10_000]  # the room that they take
+    for copier in copiers:
         with pytest.raises(ValueError, match=r"entry 0: source 0x[0-9a-f]+ is pageable memory"):  # of another driver
             copier.copy(*lists, SimpleNamespace(cuda_stream=PER_THREAD_STREAM))
     with pytest.raises(UsageError, match="not found"):

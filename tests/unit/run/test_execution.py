@@ -1,6 +1,6 @@
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,8 @@ class Slot:
         self.made: list[tuple[int, int, int]] = []
         self.copies_us: dict[tuple[str, int], list[float]] = {}  # by direction and round, each time that they are made
 
-    reserve = staticmethod(lambda *_: [])
+    def reserve(self, _pool_bytes: int, _host_pools: int, cells: Collection[Cell]) -> list[str]:
+        return [f"room for {len(cells)}"]
 
     def serve(self, backend: str) -> None: ...
 
@@ -227,6 +228,7 @@ def test_crashing_large_copies_and_a_dead_worker_cost_only_themselves(tmp_path: 
     assert (outcome.status, outcome.measured, outcome.failed, outcome.copies_failed) == ("complete", len(CELLS), 0, 2)
     assert len(slot.made) == 2 * len(CELLS)
     notes = [record.text for record in load_run(tmp_path).records if isinstance(record, Note)]
+    assert f"room for {len(CELLS)}" in notes
     assert "ceiling h2d of round 0 failed: the worker died by SIGSEGV" in notes
     assert "ceiling h2d of round 1 failed: the worker died by SIGSEGV" in notes
     assert sum("had ended between two requests and was replaced" in note for note in notes) == 1
