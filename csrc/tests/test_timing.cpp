@@ -284,6 +284,23 @@ void queued_swaps_run_before_the_measured_one() {
   }
 }
 
+/// Says that the second event it is asked about, the end of one stream's delay, has completed, and later ones too.
+class OneDelayEnded final : public ForwardingDriver {
+ public:
+  bool completed(Event) override { return ++asked_ == 2 || asked_ > 4; }
+
+ private:
+  int asked_ = 0;
+};
+
+void a_queue_stands_if_all_of_its_streams_wait() {
+  const auto driver = std::make_shared<OneDelayEnded>();
+  const OwnedStream stream(driver);
+  TimedRegion region(driver, stream.handle(), 1000);
+  const Sample sample = region.measure([](Stream) {}, StreamState::busy, {.depth = 3, .streams = 3});
+  check::that(sample.pending_before && !sample.depth_held, "a swap of the first stream had begun to run");
+}
+
 void a_sample_tells_whether_its_queue_stood() {
   GatedBench bench;
   for (const std::size_t streams : {1U, 3U}) {
@@ -342,6 +359,7 @@ int main() {
       {"a delay is measured by itself", a_delay_is_measured_by_itself},
       {"a queue is dealt over its streams in turn", a_queue_is_dealt_over_its_streams_in_turn},
       {"queued swaps run before the measured one", queued_swaps_run_before_the_measured_one},
+      {"a queue stands if all of its streams wait", a_queue_stands_if_all_of_its_streams_wait},
       {"a sample tells whether its queue stood", a_sample_tells_whether_its_queue_stood},
       {"a queue needs a busy stream", a_queue_needs_a_busy_stream},
       {"a failed sample leaves nothing in flight", a_failed_sample_leaves_nothing_in_flight},
