@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -72,14 +73,14 @@ class CountingDriver final : public ForwardingDriver {
  public:
   void record(Event event, Stream stream) override {
     recorded = event;
-    last_is_over = false;
+    pending.insert(event);
     ++records;
     ForwardingDriver::record(event, stream);
   }
   bool completed(Event event) override {
     if (event != recorded) ++queries_of_others;
     const bool done = ForwardingDriver::completed(event);
-    last_is_over = last_is_over || (done && event == recorded);
+    if (done) pending.erase(event);
     return done;
   }
   bool idle(Stream stream) override {
@@ -93,7 +94,7 @@ class CountingDriver final : public ForwardingDriver {
   }
 
   Event recorded = 0;
-  bool last_is_over = false;  ///< whether the event that was recorded last was seen to be over
+  std::set<Event> pending;  ///< events that were recorded and not yet seen to be over
   int copies = 0;
   int records = 0;
   int queries_of_others = 0;
@@ -113,7 +114,7 @@ void a_sample_begins_when_the_events_before_it_are_over() {
   const auto driver = std::make_shared<CountingDriver>();
   const OwnedStream stream(driver);
   TimedRegion region(driver, stream.handle(), 1000);
-  const auto submit = [&](Stream) { check::that(driver->last_is_over, "the last event was seen to be over"); };
+  const auto submit = [&](Stream) { check::that(driver->pending.empty(), "all events were seen to be over"); };
   region.measure(submit, StreamState::idle);
   check::equal(driver->records, 2, "idle: the start, and the end");
   region.measure(submit, StreamState::opened);
