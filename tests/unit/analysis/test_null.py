@@ -9,7 +9,8 @@ import pytest
 
 from kvbench.analysis.compare import Verdict, Visits, compare_apart, log_ratios
 from kvbench.analysis.margins import BETWEEN_RUNS
-from kvbench.results import Run, load_run
+from kvbench.results import Run, Visit, load_run
+from tests.command import cell_of
 from tests.data.freeze import FOLDER as FROZEN
 
 FALSE = (Verdict.FASTER, Verdict.SLOWER)
@@ -48,11 +49,12 @@ def test_another_run_lies_where_a_run_says_it_may(runs: tuple[Run, Run]) -> None
 @pytest.mark.parametrize("name", ["engine", "order", "sm-ladder"])
 def test_what_tells_arms_in_turn_apart_does_not_correlate_from_visit_to_visit(name: str) -> None:
     """Their interval takes visits for independent."""
-    for run in (Path(__file__).parents[3] / "reports").glob(f"*/runs/{name}"):
+    for run in map(load_run, (Path(__file__).parents[3] / "reports").glob(f"*/runs/{name}")):
+        group_of = {cell_of(record).id: record.group for record in run.records if isinstance(record, Visit)}
         groups = defaultdict(list)
-        for outcome in load_run(run).outcomes.values():
+        for outcome in run.outcomes.values():
             if outcome.status == "ok":
-                groups[outcome.visits[0].group].append(outcome.times())
+                groups[group_of[outcome.cell.id]].append(outcome.times())
         correlations = []
         for base, other in (both for arms in groups.values() for both in pairwise(arms)):
             logs = np.array(log_ratios(base, other))
