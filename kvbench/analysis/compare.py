@@ -136,7 +136,7 @@ _AVERAGED_UP_TO: Final = 200
 Visits = Mapping[int, float]
 
 
-class InTurn(float):
+class MedianInTurn(float):
     """The median time of an arm in a visit whose samples alternated with those of others.
 
     `ratios` has the median over tuples of the log of the time of each arm over that of each other, of shape
@@ -148,7 +148,7 @@ class InTurn(float):
     ratios: Floats
 
 
-def medians_in_turn(arms: Sequence[Samples]) -> list[InTurn]:
+def medians_in_turn(arms: Sequence[Samples]) -> list[MedianInTurn]:
     """Return the medians of arms whose samples were taken in turn: sample k of one beside sample k of the others.
 
     What the machine does to all samples of a tuple cancels in the log of their ratio. An arm has more in common within
@@ -161,7 +161,7 @@ def medians_in_turn(arms: Sequence[Samples]) -> list[InTurn]:
         ratios = np.nanmedian(logs[None] - logs[:, None], axis=2)
     medians = []
     for number, of_arm in enumerate(times):
-        one = InTurn(middle_of(of_arm))
+        one = MedianInTurn(middle_of(of_arm))
         one.arm, one.ratios = number, ratios
         medians.append(one)
     return medians
@@ -169,7 +169,7 @@ def medians_in_turn(arms: Sequence[Samples]) -> list[InTurn]:
 
 def log_ratio(base: float, other: float) -> float:
     """Return the log of the time of one arm over that of another in a round: tuple by tuple if taken in turn."""
-    if isinstance(base, InTurn) and isinstance(other, InTurn) and base.ratios is other.ratios:
+    if isinstance(base, MedianInTurn) and isinstance(other, MedianInTurn) and base.ratios is other.ratios:
         ratio = float(base.ratios[base.arm, other.arm])
         if not math.isnan(ratio):
             return ratio

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 
-from kvbench.analysis.compare import InTurn, median_interval, medians_in_turn, paired_interval
+from kvbench.analysis.compare import MedianInTurn, median_interval, medians_in_turn, paired_interval
 from kvbench.analysis.margins import MIN_P90, MIN_P99
 from kvbench.cells.axes import Role
 from kvbench.cells.blocks import TRACE
@@ -98,19 +98,19 @@ def by_cell(records: Iterable[OfCell]) -> dict[Cell, list[OfCell]]:
     return of_cells
 
 
-def _medians_in_turn(visits: Iterable[Visit]) -> dict[int, InTurn]:
+def _medians_in_turn(visits: Iterable[Visit]) -> dict[int, MedianInTurn]:
     """Return the medians of the visits that were made in turn, by the ids of these objects."""
     together: dict[tuple[object, ...], list[Visit]] = {}
     for visit in visits:
         if visit.group and visit.swap_times_us:
             together.setdefault((visit.group, visit.round, visit.span_ns, len(visit.samples)), []).append(visit)
-    medians: dict[int, InTurn] = {}
+    medians: dict[int, MedianInTurn] = {}
     for arms in together.values():
         medians |= zip(map(id, arms), medians_in_turn([arm.swap_us for arm in arms]), strict=True)
     return medians
 
 
-def _outcome(cell: Cell, records: Sequence[CellRecord], made: int, in_turn: Mapping[int, InTurn]) -> Outcome:
+def _outcome(cell: Cell, records: Sequence[CellRecord], made: int, in_turn: Mapping[int, MedianInTurn]) -> Outcome:
     visits = [record for record in records if isinstance(record, Visit)]
     failures = [record for record in records if isinstance(record, Failure)]
     known: dict[str, Any] = {
