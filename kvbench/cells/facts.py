@@ -163,17 +163,16 @@ def plug_ins_of(backends: Iterable[BackendFacts]) -> dict[str, str]:
     return {facts.name: facts.package for facts in backends if facts.plug_in}
 
 
-def method_label(backend: str, sms: int | Collection[int] | None = None) -> str:
-    """Return the name of a method of swapping, everywhere: "batched", "sm (1 SM)", "sm (4 SMs)".
+def sms_text(counts: Collection[int]) -> str:
+    """Return "4 SMs", of several counts their ends, "2 to 12 SMs", and "" of none."""
+    return f"{ends(counts, str)} SM{'s' if max(counts) > 1 else ''}" if counts else ""
 
-    Several SM counts, of the cells of one column, give their ends: "triton (2 to 12 SMs)". A backend can be one that
-    `marked` returned: "mine (plug-in, 4 SMs)".
-    """
+
+def method_label(backend: str, sms: int | Collection[int] | None = None) -> str:
+    """Return the name of a method, everywhere: "batched", "sm (2 to 12 SMs)"; if `marked`: "mine (plug-in, 4 SMs)"."""
     name = backend.removesuffix(_PLUG_IN)
-    mark = "plug-in" if is_marked(backend) else ""
     counts = [] if sms is None else [sms] if isinstance(sms, int) else list(sms)
-    shown = f"{ends(counts, str)} SM{'s' if max(counts) > 1 else ''}" if counts else ""
-    settings = ", ".join(filter(None, (mark, shown)))
+    settings = ", ".join(filter(None, ("plug-in" if is_marked(backend) else "", sms_text(counts))))
     return f"{name} ({settings})" if settings else name
 
 

@@ -11,7 +11,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison
 from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import EQUAL, SwapKind
-from kvbench.cells.facts import BATCHED, MERGED
+from kvbench.cells.facts import BATCHED, MERGED, sms_text
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import parse_size, size_text, two_digits
@@ -119,7 +119,7 @@ def _methods(choices: Iterable[Choice]) -> dict[str, list[int]]:
 
 
 def _method_text(name: str, counts: Sequence[int]) -> str:
-    return f"{name} {ends(counts, str)} SM{'s' if max(counts) > 1 else ''}" if counts else name
+    return " ".join(filter(None, (name, sms_text(counts))))
 
 
 def _times(
