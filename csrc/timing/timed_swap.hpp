@@ -30,7 +30,7 @@ struct Sample {
                          ///< submission
   double event_us = 0;  ///< between two events on the stream, from one that is over before the call (idle, opened), the
                         ///< end of the delay (busy) or the opening of the gate to the end of the swap; 0 after `work`
-  double wall_us = 0;   ///< from the caller's arrays until the host sees completion
+  double wall_us = 0;   ///< from the caller's arrays until the host sees completion; sustained: a chain's, per swap
   double cpu_us = 0;    ///< CPU time of the thread inside caller_us; idle and opened: an upper bound, the smaller of
                         ///< caller_us and the thread's CPU time until completion
   double chain_us = 0;  ///< sustained: between events around the whole chain, for each of its swaps; otherwise 0
