@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -624,6 +625,217 @@ void runs_are_not_merged_across_registrations() {
               "one for each registration that is written to");
 }
 
+struct Copied {
+  Address source, destination;
+  std::size_t bytes;
+  bool operator==(const Copied&) const = default;
+};
+
+/// Memory of nobody at random, on the host and on the device: pools of slots, with gaps, adjoining, and in pieces that
+/// were mapped. Notes what is copied.
+class RandomMemory final : public AskedDriver {
+ public:
+  explicit RandomMemory(unsigned seed) : random(seed) {
+    Address at = Address{1} << 44;
+    for (const Place place : {Place::pinned, Place::device}) {
+      for (int group = 0; group < 6; ++group) {
+        at += random() % 2 * 16 * (random() % 600);
+        const std::size_t bytes = 16 * (1 + random() % 500), gap = random() % 2 * 16 * (random() % 900);
+        const bool mapped = place == Place::device && random() % 3 == 0;
+        const bool read_only = place == Place::pinned && random() % 6 == 0;
+        for (std::uint64_t slot = 1 + random() % 9; slot > 0; --slot, at += bytes + gap) {
+          if (random() % 6 == 0) continue;
+          known.push_back({place, at, bytes, mapped, false, read_only});
+        }
+      }
+    }
+  }
+
+  Region region_of(Address address) override {
+    ++regions;
+    return first_of(address);
+  }
+  void copy(Address destination, Address source, std::size_t bytes, Direction, Stream) override {
+    copied.push_back({source, destination, bytes});
+  }
+  void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
+                  std::span<const std::size_t> bytes, BatchAttributes, Direction direction, Stream stream) override {
+    for (std::size_t i = 0; i < bytes.size(); ++i) copy(destinations[i], sources[i], bytes[i], direction, stream);
+  }
+  void launch(Kernel kernel, Grid grid, void** arguments, Stream stream) override {
+    AskedDriver::launch(kernel, grid, arguments, stream);
+    for (const Piece& piece : pieces) copied.push_back({piece.source, piece.destination, piece.bytes});
+  }
+
+  /// The region of a block, or of its first byte if none holds all of it; by definition.
+  Region at(Address address, std::size_t bytes = 1) const {
+    const auto held = [&](const Region& region) { return region.holds(address, bytes); };
+    if (const auto pool = std::ranges::find_if(vouched, held); pool != vouched.end()) return *pool;
+    Region found = first_of(address);
+    while (found.mapped && !found.holds(address, bytes)) {
+      const Region next = first_of(found.end());
+      if (!next.mapped || next.place != found.place) break;
+      found.bytes += next.bytes;
+    }
+    return found;
+  }
+
+  std::vector<Copied> copied;
+  std::vector<Region> vouched;
+  std::mt19937_64 random;
+
+ private:
+  Region first_of(Address address) const {
+    const auto found = std::ranges::find_if(known, [=](const Region& region) { return region.holds(address); });
+    return found != known.end() ? *found : Region{};
+  }
+};
+
+struct RandomBench : BenchOf<RandomMemory> {
+  using BenchOf::BenchOf;
+
+  Address block(Place place, std::size_t bytes) {
+    for (;;) {
+      const Region& region = driver->known[random() % driver->known.size()];
+      if (region.place != place || region.bytes < bytes) continue;
+      const std::size_t room = (region.bytes - bytes) / 16;
+      const std::size_t offset = random() % 2 == 0 ? random() % (room + 1) : random() % 2 * room;
+      return region.begin + 16 * offset;
+    }
+  }
+
+  /// A list that mostly can be copied; runs of its blocks adjoin on both sides.
+  DescriptorList& some() {
+    DescriptorList& list = lists.emplace_back();
+    const bool is_h2d = random() % 2 == 0, mixed = random() % 3 == 0;
+    const std::size_t count = std::array<std::size_t, 5>{1, 2, 7, 60, 1100}[random() % 5];
+    const std::size_t size = std::array<std::size_t, 3>{16, 15, 160}[random() % 3];
+    const auto ends = is_h2d ? std::pair(Place::pinned, Place::device) : std::pair(Place::device, Place::pinned);
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t bytes = !mixed ? size : random() % 8 == 0 ? 0 : 16 * (1 + random() % 6);
+      const bool behind = i > 0 && random() % 3 > 0;
+      list.sources.push_back(behind ? list.sources.back() + list.bytes.back() : block(ends.first, bytes));
+      list.destinations.push_back(behind ? list.destinations.back() + list.bytes.back() : block(ends.second, bytes));
+      list.bytes.push_back(bytes);
+      const Ends& here = found(list, i);
+      if (bytes > 0 && behind && wrong(list, i, here.from.region.place, here.to.region.place)) {
+        list.sources.back() = block(ends.first, bytes);
+        list.destinations.back() = block(ends.second, bytes);
+      }
+    }
+    if (random() % 2 == 0) spoil(list, random() % count);
+    return list;
+  }
+  void spoil(DescriptorList& list, std::size_t entry) {
+    auto& side = random() % 2 == 0 ? list.sources : list.destinations;
+    const Region region = driver->at(side[entry]);
+    const std::size_t bytes = list.bytes[entry];
+    const Address places[] = {region.begin - 1,
+                              region.begin - 16,
+                              region.end() - bytes + 1,
+                              region.end() - bytes + 16,
+                              region.end(),
+                              region.begin + random() % 4096,
+                              block(Place::device, 16),
+                              block(Place::pinned, 16),
+                              Address{4096}};
+    if (random() % 4 > 0) {
+      side[entry] = places[random() % std::size(places)];
+    } else {
+      list.bytes[entry] = region.end() - side[entry] + random() % 2 * (random() % 2 == 0 ? 1 : std::size_t{1} << 62);
+    }
+  }
+
+  Ends found(const DescriptorList& list, std::size_t i) const {
+    return {{driver->at(list.sources[i], list.bytes[i])}, {driver->at(list.destinations[i], list.bytes[i])}};
+  }
+  bool wrong(const DescriptorList& list, std::size_t i, Place from, Place to) const {
+    const Ends ends = found(list, i);
+    return ends.from.region.place != from || ends.to.region.place != to || from == to || from == Place::pageable ||
+           to == Place::pageable || !ends.hold(list.sources[i], list.destinations[i], list.bytes[i]) ||
+           ends.to.region.read_only;
+  }
+  bool together(const Copied& run, const Copied& next) const {
+    const std::size_t bytes = run.bytes + next.bytes;
+    return next.source == run.source + run.bytes && next.destination == run.destination + run.bytes &&
+           driver->at(run.source, bytes).holds(run.source, bytes) &&
+           driver->at(run.destination, bytes).holds(run.destination, bytes);
+  }
+
+  /// What a copier has to copy, in order, or the entry that it has to refuse.
+  std::pair<std::vector<Copied>, std::optional<std::size_t>> wanted(const DescriptorList& list, bool merged) const {
+    std::vector<Copied> copies;
+    std::optional<Ends> first;
+    for (std::size_t i = 0; i < list.bytes.size(); ++i) {
+      if (list.bytes[i] == 0) continue;
+      if (!first) first = Ends{{driver->at(list.sources[i])}, {driver->at(list.destinations[i])}};
+      if (wrong(list, i, first->from.region.place, first->to.region.place)) return {{}, i};
+      copies.push_back({list.sources[i], list.destinations[i], list.bytes[i]});
+    }
+    if (!merged || !first) return {copies, {}};
+    std::multimap<Address, Copied> sorted;
+    for (const Copied& one : copies) {
+      sorted.emplace(first->from.region.place == Place::pinned ? one.source : one.destination, one);
+    }
+    std::vector<Copied> runs;
+    for (const auto& [at, next] : sorted) {
+      if (!runs.empty() && together(runs.back(), next)) {
+        runs.back().bytes += next.bytes;
+      } else {
+        runs.push_back(next);
+      }
+    }
+    return {runs, {}};
+  }
+
+  std::mt19937_64& random = driver->random;
+};
+
+/// Whatever lies around: what is copied is what was asked for, each entry wholly in one region; and the driver is asked
+/// once for what lies there.
+void any_list_in_any_memory_is_copied_or_refused_at_its_first_wrong_entry() {
+  std::size_t copied = 0, refused_ones = 0;
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    for (const std::size_t way : {0, 2, 3, 5}) {
+      RandomBench bench(std::make_shared<RandomMemory>(seed));
+      std::vector<BlockCopier::Pool> pools;
+      if (seed % 3 == 0) {
+        const Region &one = bench.driver->at(bench.block(Place::pinned, 16)),
+                     &two = bench.driver->at(bench.block(Place::pinned, 16));
+        const Address begin = std::min(one.begin, two.begin), end = std::max(one.end(), two.end());
+        pools.push_back({begin, end - begin});
+      }
+      const auto copier = bench.copier(both_ways(way), 0, pools);
+      for (const auto& [begin, bytes] : pools) {
+        const bool read_only = bench.driver->at(begin).read_only || bench.driver->at(begin + bytes - 1).read_only;
+        bench.driver->vouched.push_back(
+            {.place = Place::pinned, .begin = begin, .bytes = bytes, .read_only = read_only});
+      }
+      for (int round = 0; round < 12; ++round) {
+        const DescriptorList& list = bench.some();
+        const auto [copies, entry] = bench.wanted(list, way == 3);
+        for (const bool again : {false, true}) {
+          bench.driver->copied.clear();
+          const int questions = bench.driver->regions;
+          std::optional<std::size_t> refused_at;
+          try {
+            copier->copy(list.view(), bench.stream.handle());
+          } catch (const InvalidEntry& error) {
+            refused_at = error.entry();
+          }
+          check::that(refused_at == entry, "the entry that is refused");
+          check::that(bench.driver->copied == copies, "what is copied");
+          if (entry) break;
+          if (!copies.empty()) check::equal(copier->descriptors(), copies.size(), "descriptors");
+          if (again) check::equal(bench.driver->regions, questions, "questions for what is known");
+        }
+        entry ? ++refused_ones : ++copied;
+      }
+    }
+  }
+  check::that(copied > 150 && refused_ones > 150, "enough of both");
+}
+
 /// Slots of a pool of nobody: slot i begins at `begin` + i * `stride`; it is registered unless it is one of `missing`.
 class SlotsDriver final : public AskedDriver {
  public:
@@ -996,6 +1208,8 @@ void what_a_copier_cannot_serve_is_refused() {
 
 int main() {
   return check::run({
+      {"any list in any memory is copied, or refused at its first wrong entry",
+       any_list_in_any_memory_is_copied_or_refused_at_its_first_wrong_entry},
       {"the table decides by size and count", the_table_decides_by_size_and_count},
       {"the stream is asked only where its answer matters", the_stream_is_asked_only_where_its_answer_matters},
       {"between kernels the stream is asked for larger lists only",

@@ -1,5 +1,8 @@
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <numeric>
+#include <random>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -12,15 +15,15 @@ namespace {
 
 using namespace kvbench;
 
-constexpr std::size_t kRowBytes = 576;
 constexpr std::size_t kPoolRows = 64;
 
 /// The host device with the graph of one gather: a launch of it reads the ids as the kernel does.
 class GatheringDriver final : public ForwardingDriver {
  public:
+  explicit GatheringDriver(std::size_t bytes) : row_bytes(bytes) {}
   Kernel load_kernel(std::span<const std::byte>, const char*, std::size_t) override { return 1; }
   void launch(Kernel, Grid grid, void** arguments, Stream) override {
-    ctas = grid.blocks;
+    grids.push_back(grid);
     source_base = *static_cast<u64*>(arguments[0]);
     destination_base = *static_cast<u64*>(arguments[1]);
     ids = reinterpret_cast<const RowIds*>(*static_cast<Address*>(arguments[2]));
@@ -34,14 +37,15 @@ class GatheringDriver final : public ForwardingDriver {
   void launch_graph(Graph graph, Stream stream) override {
     check::equal(graph, Graph{7}, "the graph that was captured");
     for (u32 row = 0; row < rows; ++row) {
-      copy(destination_base + ids[row].destination * kRowBytes, source_base + ids[row].source * kRowBytes, kRowBytes,
+      copy(destination_base + ids[row].destination * row_bytes, source_base + ids[row].source * row_bytes, row_bytes,
            Direction::h2d, stream);
     }
   }
   void destroy_graph(Graph) noexcept override { --graphs; }
 
+  std::size_t row_bytes;
   int graphs = 0;
-  unsigned ctas = 0;
+  std::vector<Grid> grids;  ///< of the launches that were captured
 
  private:
   u64 source_base = 0;
@@ -50,61 +54,96 @@ class GatheringDriver final : public ForwardingDriver {
   u32 rows = 0;
 };
 
+/// Pools whose rows begin anywhere, and what the device's has to hold.
 struct Pools {
-  Pools() : stream(driver), host(driver, MemoryKind::allocated, bytes()), device(driver, MemoryKind::device, bytes()) {
-    auto filled = host.host(bytes());
-    std::iota(filled.begin(), filled.end(), static_cast<unsigned char>(1));
-  }
-  static std::size_t bytes() { return kPoolRows * kRowBytes + 16; }
-  /// Rows begin 16 bytes into a pool, so that no base is a multiple of a row.
-  [[nodiscard]] Address source(std::size_t row) const { return host.address() + 16 + row * kRowBytes; }
-  [[nodiscard]] Address destination(std::size_t row) const { return device.address() + 16 + row * kRowBytes; }
-  [[nodiscard]] bool arrived(std::size_t from, std::size_t to) const {
-    return std::memcmp(reinterpret_cast<void*>(source(from)), reinterpret_cast<void*>(destination(to)), kRowBytes) == 0;
+  explicit Pools(std::size_t row_bytes = 576, unsigned seed = 1)
+      : random(seed),
+        driver(std::make_shared<GatheringDriver>(row_bytes)),
+        stream(driver),
+        host(driver, MemoryKind::allocated, (kPoolRows + 1) * row_bytes),
+        device(driver, MemoryKind::device, (kPoolRows + 1) * row_bytes),
+        first_source(host.address() + random() % row_bytes),
+        first_destination(device.address() + random() % row_bytes),
+        expected(device.bytes(), std::byte{0x5a}) {
+    for (unsigned char& byte : host.host(host.bytes())) byte = static_cast<unsigned char>(random());
+    std::memset(reinterpret_cast<void*>(device.address()), 0x5a, device.bytes());
   }
 
-  std::shared_ptr<GatheringDriver> driver = std::make_shared<GatheringDriver>();
+  /// Writes other rows into a list; no destination comes twice.
+  void draw(std::vector<Address>& sources, std::vector<Address>& destinations) {
+    std::vector<std::size_t> rows(kPoolRows);
+    std::iota(rows.begin(), rows.end(), 0U);
+    std::ranges::shuffle(rows, random);
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      sources[i] = first_source + random() % kPoolRows * driver->row_bytes;
+      destinations[i] = first_destination + rows[i] * driver->row_bytes;
+      std::memcpy(expected.data() + destinations[i] - device.address(), reinterpret_cast<void*>(sources[i]),
+                  driver->row_bytes);
+    }
+  }
+  [[nodiscard]] bool as_expected() const {
+    driver->synchronize(stream.handle());
+    return std::memcmp(expected.data(), reinterpret_cast<void*>(device.address()), expected.size()) == 0;
+  }
+  [[nodiscard]] Address source(std::size_t row) const { return first_source + row * driver->row_bytes; }
+  [[nodiscard]] Address destination(std::size_t row) const { return first_destination + row * driver->row_bytes; }
+
+  std::mt19937_64 random;
+  std::shared_ptr<GatheringDriver> driver;
   OwnedStream stream;
   Buffer host;
   Buffer device;
+  Address first_source, first_destination;
+  std::vector<std::byte> expected;
 };
 
-void gathers_what_was_staged() {
-  const Pools pools;
-  std::vector<Address> sources{pools.source(9), pools.source(2)};
-  std::vector<Address> destinations{pools.destination(0), pools.destination(5)};
-  {
-    GatherSwap swap({pools.driver, {}, kRowBytes}, sources, destinations, 4);
-    swap.stage();
-    swap.submit(pools.stream.handle());
-    pools.driver->synchronize(pools.stream.handle());
-    check::that(pools.arrived(9, 0) && pools.arrived(2, 5), "both rows arrived");
-    check::that(!pools.arrived(1, 1), "a row that was not asked for stays");
-    sources = {pools.source(30), pools.source(31)};
-    swap.stage();
-    swap.submit(pools.stream.handle());
-    pools.driver->synchronize(pools.stream.handle());
-    check::that(pools.arrived(30, 0) && pools.arrived(31, 5), "the rows of the next list arrived");
-    check::equal(pools.driver->ctas, 4U, "thread blocks");
+/// Rows of any size from anywhere, by one graph that reads what was staged last; all other bytes stay.
+void gathers_what_was_staged_and_nothing_else() {
+  for (unsigned seed = 0; seed < 40; ++seed) {
+    for (const std::size_t row_bytes : {1U, 13U, 576U, 1160U}) {
+      Pools pools(row_bytes, seed);
+      const std::size_t rows = std::array<std::size_t, 4>{1, 2, kPoolRows - 1, kPoolRows}[seed % 4];
+      std::vector<Address> sources(rows), destinations(rows);
+      pools.draw(sources, destinations);
+      {
+        GatherSwap swap({pools.driver, {}, row_bytes}, sources, destinations, seed + 1);
+        for (int list = 0; list < 3; ++list) {
+          if (list > 0) pools.draw(sources, destinations);
+          swap.stage();
+          swap.submit(pools.stream.handle());
+          check::that(pools.as_expected(), "the pool of the device");
+        }
+        check::equal(swap.calls(), std::size_t{1}, "launches of a graph");
+        check::equal(swap.descriptors(), rows, "descriptors");
+        check::equal(pools.driver->grids.size(), std::size_t{1}, "captures");
+        check::equal(pools.driver->grids[0].blocks, seed + 1, "thread blocks");
+        check::equal(pools.driver->grids[0].threads, 1024U, "threads of a block");
+        check::equal(pools.driver->graphs, 1, "graphs");
+      }
+      check::equal(pools.driver->graphs, 0, "graphs left");
+    }
   }
-  check::equal(pools.driver->graphs, 0, "graphs left");
 }
 
 void refuses_the_legacy_stream() {
   const Pools pools;
   const std::vector<Address> sources{pools.source(9)}, destinations{pools.destination(0)};
-  GatherSwap swap({pools.driver, {}, kRowBytes}, sources, destinations, 1);
+  GatherSwap swap({pools.driver, {}, pools.driver->row_bytes}, sources, destinations, 1);
   swap.stage();
   check::thrown<DriverError>([&] { swap.submit(Stream{0}); });
 }
 
 void refuses_rows_between_rows() {
   const Pools pools;
-  for (const auto& [off_source, off_destination] : {std::pair{16, 0}, std::pair{0, 16}}) {
-    const std::vector<Address> sources{pools.source(9), pools.source(2) + off_source};
-    const std::vector<Address> destinations{pools.destination(0), pools.destination(1) + off_destination};
-    GatherSwap swap({pools.driver, {}, kRowBytes}, sources, destinations, 1);
-    check::thrown<std::invalid_argument>([&] { swap.stage(); });
+  for (const std::size_t wrong : {1, 2}) {
+    for (const auto& [off_source, off_destination] : {std::pair{16, 0}, std::pair{0, 16}, std::pair{-1, 0}}) {
+      std::vector<Address> sources{pools.source(9), pools.source(2), pools.source(3)};
+      std::vector<Address> destinations{pools.destination(0), pools.destination(1), pools.destination(3)};
+      sources[wrong] += static_cast<Address>(off_source);
+      destinations[wrong] += static_cast<Address>(off_destination);
+      GatherSwap swap({pools.driver, {}, pools.driver->row_bytes}, sources, destinations, 1);
+      check::thrown<std::invalid_argument>([&] { swap.stage(); });
+    }
   }
 }
 
@@ -112,7 +151,7 @@ void refuses_rows_between_rows() {
 
 int main() {
   return check::run({
-      {"gathers what was staged", gathers_what_was_staged},
+      {"gathers what was staged and nothing else", gathers_what_was_staged_and_nothing_else},
       {"refuses rows between rows", refuses_rows_between_rows},
       {"refuses the legacy stream", refuses_the_legacy_stream},
   });

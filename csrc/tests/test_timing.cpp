@@ -27,15 +27,152 @@ struct GatedBench {
   TimedRegion::Submit waits = [this](Stream to) { driver->synchronize(to); };  ///< so that the delay before it ends
 };
 
-void a_stream_runs_in_order_and_a_sample_tells_its_state() {
-  GatedBench bench;
-  const Sample idle = bench.region.measure(bench.submit, StreamState::idle);
-  check::that(!idle.pending_before && !idle.pending_after, "idle: nothing was pending");
-  check::that(idle.wall_us >= idle.caller_us && idle.caller_us > 0, "idle: wall time contains the caller's");
-  check::equal(idle.event_us, 100.0, "idle: the event time contains the call");
-  const Sample busy = bench.region.measure(bench.submit, StreamState::busy);
-  check::that(busy.pending_before && busy.pending_after, "busy: the delay was pending");
-  check::equal(busy.event_us, 100.0, "busy: the event time is the submission's, without the delay");
+/// Clocks at one instant.
+struct Instant {
+  std::int64_t wall_ns = kvbench::wall_ns();
+  std::int64_t cpu_ns = kvbench::thread_cpu_ns();
+};
+
+/// As GatedDriver; notes when each event is recorded, and lets a stream's own work take as long as that of the thread.
+class NotingDriver final : public GatedDriver {
+ public:
+  void record(Event event, Stream stream) override {
+    records.emplace_back();
+    GatedDriver::record(event, stream);
+  }
+  /// A swap of `count` works: `cpu_us` of the thread, and then as much of its stream, which holds up neither.
+  void swap(Stream stream, int count, std::int64_t cpu_us) {
+    Instant began;
+    works += count;
+    work_for(1000 * cpu_us);
+    Submitted& submitted = swaps.emplace_back(stream, began);
+    reinterpret_cast<HostStream*>(stream)->submit([&submitted, cpu_us] {
+      work_for(1000 * cpu_us);
+      submitted.arrived = {};
+    });
+    submitted.returned = {};
+  }
+
+  struct Submitted {
+    Stream stream;
+    Instant began, returned{}, arrived{};
+  };
+  std::vector<Instant> records;
+  std::deque<Submitted> swaps;
+};
+
+double us_between(const Instant& from, const Instant& to) { return to_us(to.wall_ns - from.wall_ns); }
+double cpu_between(const Instant& from, const Instant& to) { return to_us(to.cpu_ns - from.cpu_ns); }
+
+void within(double have, double least, double most, const std::string& what) {
+  check::that(least - 1 <= have && have <= most + 1,
+              what + ": " + std::to_string(have) + " in " + std::to_string(least) + " to " + std::to_string(most));
+}
+
+/// Every time lies between what a swap saw of it and what the events around the swap saw.
+void the_times_of_a_sample_are_those_of_its_swap() {
+  for (const StreamState state : {StreamState::idle, StreamState::busy, StreamState::gated, StreamState::opened}) {
+    const bool pending = state == StreamState::busy || state == StreamState::gated;
+    for (const std::size_t depth : {0U, 1U, 4U}) {
+      for (const std::size_t streams : {1U, 3U}) {
+        if ((depth > 0 || streams > 1) && state != StreamState::busy) continue;
+        const auto driver = std::make_shared<NotingDriver>();
+        const OwnedStream stream(driver);
+        TimedRegion region(driver, stream.handle(), 1000);
+        int submissions = 0;
+        const Sample sample =
+            region.measure([&](Stream to) { driver->swap(to, ++submissions, 700); }, state, {depth, streams, 5000});
+        const Instant over;
+        const auto& last = driver->swaps.back();
+        const std::size_t records = driver->records.size();
+        check::equal(driver->swaps.size(), depth + 1, "swaps");
+        check::equal(driver->swaps[0].stream, stream.handle(), "the pool begins with the region's own stream");
+        for (std::size_t i = 0; i <= depth; ++i) {
+          check::equal(driver->swaps[i].stream == driver->swaps[i % streams].stream, true, "the stream of each");
+          check::equal(std::ranges::count(driver->swaps, driver->swaps[i].stream, &NotingDriver::Submitted::stream),
+                       static_cast<std::ptrdiff_t>((depth + streams - i % streams) / streams), "swaps of a stream");
+        }
+        check::equal(sample.event_us, 100.0 * submissions, "of the swap alone");
+        check::equal(sample.chain_us, 0.0, "no chain");
+        check::that(sample.pending_before == pending && sample.pending_after == pending && sample.depth_held, "state");
+        check::that(driver->delays_ns == std::vector<std::uint64_t>(pending ? streams : 0, 6000), "delays");
+        const Instant &start = driver->records[records - 2], &end = driver->records[records - 1];
+        within(sample.caller_us, us_between(last.began, last.returned), us_between(start, end), "caller");
+        within(sample.wall_us, us_between(last.began, last.arrived), us_between(start, over), "wall");
+        within(sample.cpu_us, cpu_between(last.began, last.returned),
+               std::min(sample.caller_us, cpu_between(start, pending ? end : over)), "CPU");
+      }
+    }
+  }
+}
+
+void the_times_of_a_chain_are_those_of_its_swaps() {
+  for (const auto& [count, lead] : {std::pair(2U, 1U), std::pair(8U, 2U), std::pair(5U, 4U)}) {
+    const auto driver = std::make_shared<NotingDriver>();
+    const OwnedStream stream(driver);
+    TimedRegion region(driver, stream.handle(), 1000);
+    int all = 0, measured = 0;
+    std::vector<TimedRegion::Submit> chain;
+    for (unsigned i = 0; i < count; ++i) {
+      const int works = static_cast<int>(3 * i + 1);
+      all += works;
+      measured += i < lead ? 0 : works;
+      chain.emplace_back([&driver, works](Stream to) { driver->swap(to, works, 100 * works); });
+    }
+    const Sample sample = region.sustained(chain, lead);
+    const Instant over;
+    const double others = count - lead;
+    const Instant &start = driver->records[0], &led = driver->records[1], &end = driver->records[2];
+    const auto& first = driver->swaps[lead];
+    check::equal(driver->records.size(), std::size_t{3}, "records: the start, the end of the lead, and the end");
+    check::equal(sample.event_us, 100.0 * measured / others, "each of the others");
+    check::equal(sample.chain_us, 100.0 * all / count, "the whole chain for each of its swaps");
+    check::that(!sample.pending_before && !sample.pending_after && sample.depth_held, "state");
+    const auto& last = driver->swaps.back();
+    within(sample.caller_us * others, us_between(first.began, last.returned), us_between(led, end), "caller");
+    within(sample.cpu_us * others, cpu_between(first.began, last.returned), cpu_between(led, end), "CPU");
+    within(sample.wall_us * count, us_between(driver->swaps[0].began, last.arrived), us_between(start, over), "wall");
+  }
+}
+
+void a_loop_times_every_swap_and_writes_its_sets_in_turn() {
+  const auto driver = std::make_shared<NotingDriver>();
+  const OwnedStream stream(driver);
+  std::vector<std::uint64_t> one(2), two(1), seen;
+  const std::vector<std::uint64_t> ones{1, 2, 3, 4, 5, 6}, twos{7, 8};
+  SwapLoop loop(driver, stream.handle(),
+                [&](Stream to) {
+                  driver->swap(to, 1, 200);
+                  seen.insert(seen.end(), {one[0], one[1], two[0]});
+                },
+                {{one, ones}, {two, twos}});
+  const Instant before;
+  const LoopTimes times = loop.run(std::chrono::microseconds(3000));
+  const Instant after;
+  loop.finish();
+  const std::size_t swaps = times.wall_us.size();
+  check::equal(driver->swaps.size(), swaps + 1, "swaps");
+  check::equal(times.caller_us.size(), swaps, "times of the caller");
+  double busy_us = 0;
+  for (std::size_t i = 0; i < swaps; ++i) {
+    const auto& swap = driver->swaps[i];
+    const Instant& free = i > 0 ? driver->swaps[i - 1].arrived : before;
+    within(times.caller_us[i], us_between(swap.began, swap.returned), us_between(free, driver->records[i]), "caller");
+    within(times.wall_us[i], us_between(swap.began, swap.arrived),
+           us_between(free, i + 1 < swaps ? driver->swaps[i + 1].began : after), "wall");
+    busy_us += cpu_between(swap.began, swap.returned);
+  }
+  check::that(us_between(before, after) >= 3000, "for as long as it was told");
+  if (swaps > 1) within(us_between(driver->swaps[0].began, driver->swaps[swaps - 2].arrived), 0, 3000, "and no longer");
+  within(times.cpu_us, busy_us, cpu_between(before, after), "CPU");
+  for (std::size_t i = 0; i < seen.size() / 3; ++i) {
+    check::that(seen[3 * i] == ones[i % 3 * 2] && seen[3 * i + 1] == ones[i % 3 * 2 + 1], "a set of two");
+    check::equal(seen[3 * i + 2], twos[i % 2], "a set of one");
+  }
+  for (const auto& [array, sets] : {std::pair(2, 3), std::pair(0, 2), std::pair(2, 0)}) {
+    std::vector<std::uint64_t> column(static_cast<std::size_t>(array)), content(static_cast<std::size_t>(sets));
+    check::thrown<std::invalid_argument>([&] { SwapLoop(driver, stream.handle(), {}, {{column, content}}); });
+  }
 }
 
 void a_gate_holds_a_swap_back_and_its_opening_starts_the_clock() {
@@ -147,16 +284,6 @@ void a_sample_leaves_out_what_was_on_the_stream_before() {
   check::that(bench.driver->was_idle.back(), "the delay of a sample meets a stream without other work");
 }
 
-void the_first_swaps_of_a_chain_do_not_count() {
-  GatedBench bench;
-  std::vector<TimedRegion::Submit> swaps(8, bench.submit);
-  // The first meets an idle stream and may take any time.
-  swaps[0] = [&](Stream) { bench.driver->works += 10; };
-  const Sample taken = bench.region.sustained(swaps, 2);
-  check::equal(taken.event_us, 100.0, "each of the other six");
-  check::equal(taken.chain_us, 1700.0 / 8, "the whole chain for each of its swaps");
-}
-
 /// Lets another thread work for this much CPU time.
 void let_another_work(std::int64_t cpu_ns) {
   std::jthread([=] { work_for(cpu_ns); });
@@ -248,29 +375,6 @@ void a_delay_is_measured_by_itself() {
   check::that(bench.driver->idle(bench.stream.handle()), "nothing is left on the stream");
 }
 
-/// Which streams `queue` and the measured swap are submitted on, numbered as they come.
-std::vector<std::size_t> dealt(Queue queue) {
-  Bench bench;
-  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
-  std::vector<Stream> seen;
-  std::vector<std::size_t> order;
-  region.measure(
-      [&](Stream stream) {
-        if (std::ranges::find(seen, stream) == seen.end()) seen.push_back(stream);
-        order.push_back(static_cast<std::size_t>(std::ranges::find(seen, stream) - seen.begin()));
-      },
-      StreamState::busy, queue);
-  check::that(!seen.empty() && seen.front() == bench.stream.handle(), "the pool begins with the region's own stream");
-  return order;
-}
-
-void a_queue_is_dealt_over_its_streams_in_turn() {
-  using Order = std::vector<std::size_t>;
-  check::that(dealt({}) == Order{0}, "without a queue");
-  check::that(dealt({.depth = 3}) == Order{0, 0, 0, 0}, "three on one stream");
-  check::that(dealt({.depth = 4, .streams = 3}) == Order{0, 1, 2, 0, 1}, "four on three streams");
-}
-
 void queued_swaps_run_before_the_measured_one() {
   Bench bench;
   TimedRegion region(bench.driver, bench.stream.handle(), 1000);
@@ -342,7 +446,9 @@ void a_failed_sample_leaves_nothing_in_flight() {
 
 int main() {
   return check::run({
-      {"a sample tells the stream's state", a_stream_runs_in_order_and_a_sample_tells_its_state},
+      {"the times of a sample are those of its swap", the_times_of_a_sample_are_those_of_its_swap},
+      {"the times of a chain are those of its swaps", the_times_of_a_chain_are_those_of_its_swaps},
+      {"a loop times every swap and writes its sets in turn", a_loop_times_every_swap_and_writes_its_sets_in_turn},
       {"a gate holds a swap back", a_gate_holds_a_swap_back_and_its_opening_starts_the_clock},
       {"a swap behind a gate waits for it", a_swap_behind_a_gate_waits_for_it},
       {"an idle sample asks only for its own end", an_idle_sample_asks_only_for_its_own_end},
@@ -350,7 +456,6 @@ int main() {
       {"work is the last before a submission on an idle stream",
        work_is_the_last_before_a_submission_on_an_idle_stream},
       {"a sample leaves out what was on the stream before", a_sample_leaves_out_what_was_on_the_stream_before},
-      {"the first swaps of a chain do not count", the_first_swaps_of_a_chain_do_not_count},
       {"CPU time is that of the submission's thread", cpu_time_is_that_of_the_submission_s_thread},
       {"the CPU time of a chain is no more than its time", the_cpu_time_of_a_chain_is_no_more_than_its_time},
       {"a loop is current again after a submission that was not",
@@ -358,7 +463,6 @@ int main() {
       {"sustained swaps run behind each other", sustained_swaps_run_behind_each_other_and_ask_only_for_their_end},
       {"sustained swaps that fail leave nothing in flight", sustained_swaps_that_fail_leave_nothing_in_flight},
       {"a delay is measured by itself", a_delay_is_measured_by_itself},
-      {"a queue is dealt over its streams in turn", a_queue_is_dealt_over_its_streams_in_turn},
       {"queued swaps run before the measured one", queued_swaps_run_before_the_measured_one},
       {"a queue stands if all of its streams wait", a_queue_stands_if_all_of_its_streams_wait},
       {"a sample tells whether its queue stood", a_sample_tells_whether_its_queue_stood},
