@@ -51,6 +51,7 @@ class TorchGather:
         with torch.cuda.device(self._stream.device):
             self._ids = [torch.zeros(rows, dtype=getattr(torch, name), device="cuda") for name in types]
             count = torch.zeros(requests, dtype=torch.int32, device="cuda")
+            self._read_by_graph = (count, launch)  # a graph keeps no tensor alive
             side = torch.cuda.Stream()
             self._graph: Any = torch.cuda.CUDAGraph()
             torch.cuda.synchronize()

@@ -8,8 +8,10 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import Device
 from kvbench.measure.bench import Bench
+from kvbench.measure.samples import set_up
+from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.spec import Sampling
-from tests.visits import bench_of, load_backends, measure
+from tests.visits import bench_of, load_backends, measure, visited
 
 pytestmark = pytest.mark.gpu
 
@@ -131,3 +133,13 @@ def test_rows_gathered_by_ids_on_the_gpu_are_correct(
 ) -> None:
     cell = Cell(backend, Direction.H2D, 700, row_bytes, list_place=ListPlace.GPU, sms=4, stream_state=state)
     assert verified_bytes(bench, cell) > 2 * 700 * row_bytes
+
+
+def test_a_gather_reads_nothing_that_torch_gives_to_others(bench: Bench) -> None:
+    import torch
+
+    cell = Cell("triton", Direction.H2D, 700, 656, list_place=ListPlace.GPU, sms=4)
+    ready = set_up(bench, load_backends()["triton"], cell, SAMPLING, 3)
+    others = [torch.full((size,), -1, dtype=torch.int32, device="cuda") for size in (1, 128, 1400) for _ in range(32)]
+    request = MeasureCells(cells=[cell.as_strings()], round=0, seed=3, sampling=SAMPLING)
+    assert visited(bench, ready, request).verified_bytes > len(others)
