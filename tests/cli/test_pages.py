@@ -86,11 +86,12 @@ def shortened(shown: Shown) -> list[str]:
 
 
 def _few(words: list[str]) -> list[str]:
-    """Return small values for the axes that a command leaves open; those of a model or trace are its own."""
-    if {"--model", "--trace", "trace", "models", "layers"} & {*words}:
+    """Return small values for the axes that a command leaves open; the blocks of a model, and a trace, are its own."""
+    if {"--trace", "trace"} & {*words}:
         return []
+    few = _FEW[-1:] if {"--model", "models", "layers"} & {*words} else _FEW
     named = " ".join(words)
-    return [f"-a{axis}" for axis in _FEW if f" {axis.partition('=')[0]}=" not in named]
+    return [f"-a{axis}" for axis in few if f" {axis.partition('=')[0]}=" not in named]
 
 
 PAGES = [page for page in DOCUMENTS if commands_of(page)]

@@ -1,5 +1,7 @@
 """Every probe answers on a GPU and leaves nothing behind."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from kvbench.engine.device import Device
@@ -12,7 +14,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 
 
 def probed() -> ProbeReport:
-    results = [run_probe(name, "cuda:0") for name in PROBES]
+    with ThreadPoolExecutor(3) as threads:
+        results = list(threads.map(lambda name: run_probe(name, "cuda:0"), PROBES))
     health = run_probe(HEALTH, "cuda:0")
     took_s = sum(result.took_s for result in (*results, health))
     return ProbeReport(kvbench="", created="", device="cuda:0", results=results, health=health, took_s=took_s)
