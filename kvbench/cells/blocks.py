@@ -10,6 +10,19 @@ from kvbench.cells.units import MIB, format_size
 AT_ONCE: Final = "at-once"
 # The sequence of swaps that replay a trace.
 TRACE: Final = "trace"
+
+
+def is_whole(cell: Cell) -> bool:
+    """Whether its swaps are of one size, and no layers wait for them."""
+    return not cell.layers and cell.sequence != TRACE
+
+
+def is_alone(cell: Cell) -> bool:
+    """Whether its swaps are whole, with none queued before them and nothing beside them."""
+    beside = cell.neighbour is not Neighbour.NONE or cell.devices > 1
+    return is_whole(cell) and not (cell.queued or cell.streams > 1 or beside)
+
+
 # A step with this number of layers has those of Llama 3 70B on one of 8 ranks; other steps have those of Llama 3 8B.
 LAYERS_OF_70B: Final = 80
 LAYERS_OF_8B: Final = 32

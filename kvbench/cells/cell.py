@@ -189,6 +189,12 @@ class Cell:
         used_by_default = (axis for axis in AXES.values() if axis.later and axis.default)
         return self.as_strings() | {axis.name: axis.show(getattr(self, axis.field)) for axis in used_by_default}
 
+    def text(self, name: str) -> str | None:
+        """Return the value on one axis as `spelled_out` has it."""
+        axis = AXES[name]
+        value = getattr(self, axis.field)
+        return axis.show(value) if axis.default or not axis.later or value != axis.unused else None
+
 
 def _axes(**entries: Axis) -> dict[str, Axis]:
     """Name -> axis, in the order of the fields of `Cell`, by which the entries are named."""

@@ -6,12 +6,13 @@ from typing import Final
 
 from kvbench.analysis.compare import Verdict, compare_visits
 from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN
+from kvbench.cells.blocks import is_alone
 from kvbench.cells.policy import Choice
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
 from kvbench.report.tables import comma_separated, measured_table, unclear_mark
-from kvbench.report.view import View, grouped, unqueued, where
+from kvbench.report.view import View, grouped, where
 from kvbench.sweep.installed import Engine, engines, of_engine
 from kvbench.text import counted, ends
 from kvbench.tune.answer import shapes_of, shipped_choice
@@ -70,7 +71,7 @@ def _table(view: View, before: str, engine: Engine, shapes: Sequence[Measured]) 
     methods = {choice for one in shapes for choice in one.every if choice.backend in engine.backends}
     ordered = sorted(methods, key=lambda choice: (choice.backend, sms_of(choice), str(choice)))
     rows = [_row(view, engine, ordered, one) for one in shapes]
-    cells = where(unqueued(view.measured), **first.shape.kind._asdict())
+    cells = where(view.only(view.measured, is_alone), **first.shape.kind._asdict())
     used = {choice.backend for choice in methods}
     packages = [facts.package.partition(" ")[0] for facts in view.run.info.backends if facts.name in used]
     title = f"{before}{comma_separated(*dict.fromkeys(packages)) or engine.name}, {', '.join(first.shape.kind)} stream"

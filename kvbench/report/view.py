@@ -3,12 +3,12 @@
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from statistics import median
+from statistics import median, multimode
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -16,19 +16,18 @@ import pandas as pd
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visits
 from kvbench.analysis.margins import IN_TURN
-from kvbench.cells.axes import ListPlace, Neighbour, Reuse, Role, StreamState
-from kvbench.cells.cell import AXES, axes_of
+from kvbench.cells.axes import ListPlace, Reuse, Role, StreamState
+from kvbench.cells.blocks import is_alone
+from kvbench.cells.cell import AXES, Cell, SwapShape, axes_of
 from kvbench.cells.facts import EMPTY, marked, plug_ins_of
 from kvbench.report.numbers import ABSENT, figure, noun
 from kvbench.results import Run
-from kvbench.results.frame import whole
-from kvbench.results.outcomes import BETWEEN
+from kvbench.results.outcomes import BETWEEN, Outcome
 from kvbench.text import short
 
 SERIES: Final = axes_of(Role.SERIES)
 STATES: Final = tuple(state.value for state in StreamState)
 DIRECTIONS: Final = ("h2d", "d2h")
-_SHAPE: Final = ("stream_state", "blocks", "block_bytes")
 QUEUE: Final = axes_of(Role.QUEUE)
 SIDE_AXES: Final = axes_of(Role.SIDE)
 # Side axes that came later, and what a cell that leaves them out has there: it does so that its id stays as it was.
@@ -49,45 +48,51 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """Cells that differ in the shown axes alone; `hidden` are the values of the others that a table leaves out."""
+    """Cells that differ in the shown axes alone; `hidden` are the others, which a table leaves out."""
 
     cells: pd.DataFrame
-    hidden: Mapping[str, Set[str]]
+    hidden: Sequence[str]
 
     def settings(self, cells: pd.DataFrame) -> str:
         """The values in `cells` of axes that are not shown, where they are out of the ordinary."""
         return "; ".join(filter(None, (_axis_text(cells, axis) for axis in self.hidden if axis != "sms")))
 
 
-def pin(cells: pd.DataFrame, shown: tuple[str, ...]) -> Pinned:
+def _hidden(shown: Collection[str]) -> list[str]:
+    # the workload first: what a backend's rule chooses depends on it
+    return sorted((axis for axis in SIDE_AXES if axis not in shown), key=lambda axis: axis not in _HOT)
+
+
+def pin(outcomes: Iterable[Outcome], shown: Collection[str]) -> list[Outcome]:
     """Keep, per backend and direction, one value of every side axis that is not shown: the one with most cells.
 
     SMs are the exception that a rule makes: a swap keeps the count that swaps of its size have elsewhere.
     Where a backend was measured without an axis, cells that were skipped for a value on it go. Cells with a queue, and
-    gathers by ids on the GPU, have sections of their own: they stay only where `QUEUE` or `list` is shown. `cells` are
-    rows of a view, which are `spelled_out`.
+    gathers by ids on the GPU, have sections of their own: they stay only where `QUEUE` or `list` is shown.
     """
     if not set(QUEUE) <= set(shown):
-        cells = unqueued(cells)
+        outcomes = (one for one in outcomes if is_alone(one.cell))
     if "list" not in shown:
-        cells = cells[~(cells["list"] == ListPlace.GPU).to_numpy(bool, na_value=False)]
-    # the workload first: what a backend's rule chooses depends on it
-    axes = sorted((axis for axis in SIDE_AXES if axis not in shown), key=lambda axis: axis not in _HOT)
-    hidden: dict[str, set[str]] = {axis: set() for axis in axes}
-    texts = {name: texts_of(cells[name]) for name in ("backend", "direction", "status", *_SHAPE, *axes)}
-    kept: list[int] = []
-    for rows in grouped(range(len(cells)), lambda row: (texts["backend"][row], texts["direction"][row])).values():
-        for axis in axes:
-            values = texts[axis]
-            measured = [row for row in rows if texts["status"][row] == "ok"] or rows
-            chosen = _usual(axis, [values[row] for row in measured])
-            keep = {row for row in rows if values[row] in (None, chosen)}
-            if chosen is not None:
-                hidden[axis] |= {text for row in rows if (text := values[row]) is not None} - {chosen}
-                keep = _usual_sms(texts, rows, keep) if axis == "sms" else keep
-            rows = [row for row in rows if row in keep]
-        kept += rows
-    return Pinned(cells.iloc[kept].reset_index(drop=True), hidden)
+        outcomes = (one for one in outcomes if one.cell.list_place is not ListPlace.GPU)
+    kept: list[Outcome] = []
+    for left in grouped(outcomes, lambda one: (one.cell.backend, one.cell.direction)).values():
+        for axis in _hidden(shown):
+            values = _values(left, axis)
+            measured = [one for one in left if one.status == "ok"] or left
+            chosen = _usual(axis, [values[one] for one in measured])
+            keep = {one for one in left if values[one] in (None, chosen)}
+            keep = _usual_sms(left, keep) if axis == "sms" and chosen else keep
+            left = [one for one in left if one in keep]
+        kept += left
+    return kept
+
+
+def _values(outcomes: Sequence[Outcome], axis: str) -> dict[Outcome, str | None]:
+    """The values of cells on an axis: of a later one also of cells that leave it out, where others were measured."""
+    values = {one: one.cell.text(axis) for one in outcomes}
+    if any(value is not None and one.status != "skipped" for one, value in values.items()):
+        return {one: LATER.get(axis) if value is None else value for one, value in values.items()}
+    return values
 
 
 def spelled_out(frame: pd.DataFrame) -> pd.DataFrame:
@@ -131,27 +136,21 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
     return groups
 
 
-def texts_of(column: "pd.Series[Any]") -> list[str | None]:
-    """Return the values of a column as text, None where there is none."""
-    # not by isna, which takes longer than all else: NA is one object, and NaN differs from itself
-    return [None if value is None or value is pd.NA or value != value else str(value) for value in column.tolist()]
-
-
-def _usual_sms(texts: Mapping[str, Sequence[str | None]], rows: Sequence[int], keep: Set[int]) -> set[int]:
-    """The rows of a kernel with the SM count that its rule takes, as far as the cells tell.
+def _usual_sms(outcomes: Sequence[Outcome], keep: Set[Outcome]) -> set[Outcome]:
+    """The cells of a kernel with the SM count that its rule takes, as far as they tell.
 
     A swap measured with one count alone has it. Where a ladder measured several, it is that of other swaps of the same
     block size; `keep` has those of the count that most cells have, for what is left.
     """
-    shapes = {row: tuple(texts[name][row] for name in _SHAPE) for row in rows}
-    sms = {row: count for row in rows if (count := texts["sms"][row]) is not None}
-    ladders = grouped(sms, lambda row: shapes[row])
-    alone = {row for row in rows if len({sms[one] for one in ladders.get(shapes[row], ())}) == 1}
-    of_size = grouped(alone & sms.keys(), lambda row: texts["block_bytes"][row])
-    usual = {size: _most_frequent([sms[row] for row in same])[-1] for size, same in of_size.items()}
-    known = alone | {row for row, count in sms.items() if count == usual.get(texts["block_bytes"][row])}
-    decided = {shapes[row] for row in known}
-    return known | {row for row in keep if shapes[row] not in decided}
+    shapes = {one: SwapShape.of(one.cell) for one in outcomes}
+    sms = {one: count for one in outcomes if (count := one.cell.sms) is not None}
+    ladders = grouped(sms, lambda one: shapes[one])
+    alone = {one for one in outcomes if len({sms[each] for each in ladders.get(shapes[one], ())}) == 1}
+    of_size = grouped(alone & sms.keys(), lambda one: one.cell.block_bytes)
+    usual = {size: max(multimode(sms[one] for one in same)) for size, same in of_size.items()}
+    known = alone | {one for one, count in sms.items() if count == usual.get(one.cell.block_bytes)}
+    decided = {shapes[one] for one in known}
+    return known | {one for one in keep if shapes[one] not in decided}
 
 
 def _usual(axis: str, values: Sequence[str | None]) -> str | None:
@@ -159,20 +158,14 @@ def _usual(axis: str, values: Sequence[str | None]) -> str | None:
     # the hot end of pool and reuse counts only if there is little else: an engine swaps fresh blocks
     known = [value for value in values if value is not None]
     fresh = [value for value in known if value != _HOT.get(axis)]
-    candidates = _most_frequent(fresh if 3 * len(fresh) >= len(values) else known)
+    candidates = _in_order(multimode(fresh if 3 * len(fresh) >= len(values) else known))
     preferred = _PREFERRED.get(axis)
     return preferred if preferred in candidates else next(reversed(candidates), None)
 
 
-def _most_frequent(values: Sequence[str]) -> list[str]:
-    counts = Counter(values)
-    most = max(counts.values(), default=0)
-    return _in_order({value for value, count in counts.items() if count == most})
-
-
 def _axis_text(cells: pd.DataFrame, axis: str) -> str:
-    pairs = set(zip(cells["direction"].tolist(), texts_of(cells[axis]), strict=True))
-    values = {side: {value for of, value in pairs if of == side and value is not None} for side in DIRECTIONS}
+    pairs = set(zip(cells["direction"].tolist(), cells[axis].tolist(), strict=True))
+    values = {side: {str(value) for of, value in pairs if of == side and not pd.isna(value)} for side in DIRECTIONS}
     texts = {side: "/".join(_in_order(used)) for side, used in values.items() if used - {_ORDINARY[side].get(axis)}}
     if not texts:
         return ""
@@ -182,7 +175,7 @@ def _axis_text(cells: pd.DataFrame, axis: str) -> str:
     return f"{axis} {text}"
 
 
-def _in_order(values: Set[str]) -> list[str]:
+def _in_order(values: Iterable[str]) -> list[str]:
     """Sort values of an axis so that whole numbers ascend."""
     return sorted(values, key=lambda value: (len(value), value))
 
@@ -237,9 +230,22 @@ class View:
         return self.earlier[shared.index(max(shared))] if any(shared) else None
 
     @cached_property
+    def _outcomes(self) -> Mapping[str, Outcome]:
+        return {cell.id: one for cell, one in self.run.outcomes.items()}
+
+    def pin(self, cells: pd.DataFrame, shown: Collection[str]) -> Pinned:
+        """Return those of some cells of the frame that `pin` keeps."""
+        kept = {one.cell.id for one in pin((self._outcomes[cell] for cell in cells["cell_id"]), shown)}
+        return Pinned(cells[cells["cell_id"].isin(kept)].reset_index(drop=True), _hidden(shown))
+
+    def only(self, cells: pd.DataFrame, keep: Callable[[Cell], bool]) -> pd.DataFrame:
+        """Return those of some cells of the frame that `keep` accepts."""
+        return cells[np.array([keep(self._outcomes[cell].cell) for cell in cells["cell_id"]], dtype=bool)]
+
+    @cached_property
     def pinned(self) -> Pinned:
         """The cells of a table that shows no side axis."""
-        return pin(self.frame, shown=())
+        return self.pin(self.frame, shown=())
 
     @cached_property
     def visits(self) -> Mapping[str, Visits]:
@@ -346,9 +352,3 @@ def ceiling_in(views: Sequence[View], direction: str) -> float:
 
 def ceilings_text(views: Sequence[View]) -> str:
     return " / ".join(figure(rate) if (rate := ceiling_in(views, way)) else ABSENT for way in DIRECTIONS)
-
-
-def unqueued(frame: pd.DataFrame) -> pd.DataFrame:
-    """Keep the cells without queued swaps, without a pool of streams, without a neighbour and without layers."""
-    lonely = (frame["devices"] == 1) & (frame["neighbour"].isna() | (frame["neighbour"] == Neighbour.NONE.value))
-    return frame[(frame["queued"] == 0) & (frame["streams"] == 1) & lonely & whole(frame)]

@@ -13,7 +13,7 @@ import pandas as pd
 
 from kvbench.analysis.compare import Floats, grouped_outliers, grouped_quartiles, median_interval
 from kvbench.cells.axes import Direction, Order, StreamState
-from kvbench.cells.blocks import SCATTERED_FROM_BYTES, TRACE
+from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import AXES, Cell, command_of
 from kvbench.results.columns import SAMPLE_COLUMNS, TIMES, TYPES
 from kvbench.results.outcomes import Outcome, by_cell, joined, layer_figures, neighbour_figures
@@ -94,17 +94,6 @@ def as_csv(frame: pd.DataFrame) -> bytes:
 
 def _no_formula(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
-
-
-def whole(frame: pd.DataFrame) -> "pd.Series[bool]":
-    """The cells with swaps of one size whose layers nothing waits for."""
-    return ~by_layers(frame) & (frame["sequence"].astype(object) != TRACE)
-
-
-def by_layers(frame: pd.DataFrame) -> "pd.Series[bool]":
-    """The cells with swaps of layers, or a step whose layers wait for them."""
-    layers = [isinstance(one, str) and one[-1:].isdigit() for one in frame["sequence"].tolist()]
-    return pd.Series(layers, frame.index, dtype=bool)
 
 
 def long_samples(visits: Sequence[Visit]) -> pd.DataFrame:

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from kvbench.analysis.compare import MIN_PAIRS, Visits, compare_visits, median_interval
 from kvbench.analysis.margins import TIED
-from kvbench.cells.axes import Direction, ListPlace, Neighbour, Reuse, StreamState
-from kvbench.cells.blocks import TRACE
-from kvbench.cells.cell import AXES, EQUAL, Cell, SwapShape
+from kvbench.cells.axes import Direction, ListPlace, Reuse, StreamState
+from kvbench.cells.blocks import TRACE, is_alone
+from kvbench.cells.cell import EQUAL, Cell, SwapShape
 from kvbench.cells.facts import (
     BATCH_MAY_USE_SMS_FROM,
     BATCHED,
@@ -292,12 +292,7 @@ def machine_of(runs: Sequence[Run]) -> tuple[str, str]:
 
 def tried(runs: Sequence[Run]) -> list[Cell]:
     """Return the cells that a choice can go by, measured or failed: single swaps, with nothing beside them."""
-    return [cell for run in runs for cell, one in run.outcomes.items() if one.status != "skipped" and _alone(cell)]
-
-
-def _alone(cell: Cell) -> bool:
-    beside = cell.neighbour is not Neighbour.NONE or cell.devices > 1 or cell.layers
-    return not (cell.queued or cell.streams > 1 or beside or cell.sequence == TRACE)
+    return [cell for run in runs for cell, one in run.outcomes.items() if one.status != "skipped" and is_alone(cell)]
 
 
 def workload_axes(runs: Sequence[Run]) -> dict[str, str]:
@@ -333,7 +328,4 @@ def one_workload(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def _text(cell: Cell, axis: str) -> str:
-    described = AXES[axis]
-    value = getattr(cell, described.field)
-    is_named = described.default or not described.later or value != described.unused
-    return str((described.show(value) if is_named else None) or _USUAL.get(axis, ""))
+    return str(cell.text(axis) or _USUAL.get(axis, ""))

@@ -14,7 +14,7 @@ from kvbench.report.model import Text
 from kvbench.report.numbers import bytes_size, count, figure, noun
 from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key, Line, any_of
 from kvbench.report.tables import microseconds
-from kvbench.report.view import Pinned, Row, View, pin, where
+from kvbench.report.view import Pinned, Row, View, where
 
 # Above, throughput falls: address translations no longer stay cached. A decode step fetches fewer rows.
 _FITTED_ROWS: Final = 20_000
@@ -26,7 +26,7 @@ def _gathers(view: View) -> Pinned | None:
     measured = where(cells, status="ok")
     if measured.empty or measured.groupby(["backend", "block_bytes"])["blocks"].nunique().max() < _MIN_ROWS:
         return None
-    pinned = pin(cells, shown=("sms", "list"))
+    pinned = view.pin(cells, shown=("sms", "list"))
     arms = ["as shipped" if pd.isna(sms) else str(int(sms)) for sms in pinned.cells["sms"]]
     return Pinned(pinned.cells.assign(arm=arms), pinned.hidden)
 

@@ -15,7 +15,6 @@ from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
 from kvbench.report.tables import INCLUDES, comma_separated, measured_table, sms_of
 from kvbench.report.view import Row, View, rows_of
-from kvbench.results.frame import by_layers
 
 # The share that counts as hidden, and the length of the loads that findings speak of.
 HIDDEN: Final = 0.95
@@ -51,7 +50,7 @@ def make(view: View) -> PartOrReason:
 
 
 def _layers_of(view: View) -> pd.DataFrame:
-    return view.measured[by_layers(view.measured)]
+    return view.only(view.measured, lambda cell: cell.layers > 0)
 
 
 def _named(view: View) -> tuple[pd.DataFrame, str]:

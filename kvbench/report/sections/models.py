@@ -26,7 +26,7 @@ from kvbench.report.tables import (
     rate,
     ratio_text,
 )
-from kvbench.report.view import STATES, Pinned, Row, View, by_direction, pin, rows_of, where
+from kvbench.report.view import STATES, Pinned, Row, View, by_direction, rows_of, where
 from kvbench.text import a_stream, short
 
 _KEY: Final = ("backend", "stream_state", "blocks", "block_bytes", "pattern", "host_pattern")
@@ -83,7 +83,7 @@ def _model_rows(view: View) -> list[ModelRows] | str:
         return f"its run.json describes models that cannot be: {short(str(error))}"
     if not swaps:
         return "it needs a sweep of models (kvbench sweep models, or --model)"
-    pinned = _pin_each(view.frame, swaps)
+    pinned = _pin_each(view, swaps)
     sides = []
     for direction, cells in by_direction(pinned.cells).items():
         if (cells["status"] == "ok").any():
@@ -93,17 +93,14 @@ def _model_rows(view: View) -> list[ModelRows] | str:
     return sides or "none of the models of a run has a measured cell"
 
 
-def _pin_each(frame: pd.DataFrame, swaps: Sequence[ModelSwap]) -> Pinned:
+def _pin_each(view: View, swaps: Sequence[ModelSwap]) -> Pinned:
     """Keep one value of every side axis for each swap by itself: a backend may take other SMs for other sizes."""
-    frame = frame.assign(host_pattern=frame["host_pattern"].fillna(AS_PATTERN.kind))
+    frame = view.frame.assign(host_pattern=view.frame["host_pattern"].fillna(AS_PATTERN.kind))
     pins = []
     for blocks, size, device, host in dict.fromkeys(map(_shape, swaps)):
         same = where(frame, blocks=blocks, block_bytes=size, pattern=device, host_pattern=host)
-        pins.append(pin(same, shown=("pattern", "host_pattern")))
-    cells = pd.concat([part.cells for part in pins], ignore_index=True)
-    hidden = {axis: set[str]().union(*(part.hidden[axis] for part in pins)) for axis in pins[0].hidden}
-    kept = {axis: set(cells[axis].dropna().astype(str)) for axis in hidden}
-    return Pinned(cells, {axis: values - kept[axis] for axis, values in hidden.items()})
+        pins.append(view.pin(same, shown=("pattern", "host_pattern")))
+    return Pinned(pd.concat([part.cells for part in pins], ignore_index=True), pins[0].hidden)
 
 
 def _shape(swap: ModelSwap) -> tuple[int, int, str, str]:

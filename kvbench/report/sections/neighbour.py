@@ -12,13 +12,13 @@ from kvbench.analysis.compare import Verdict, Visits, compare_visits, verdict_of
 from kvbench.analysis.curves import pareto_edge
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import Neighbour
+from kvbench.cells.blocks import is_whole
 from kvbench.cells.facts import method_label
 from kvbench.cells.units import two_digits
 from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotPanel, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
 from kvbench.report.tables import chart_text, format_cell, line_of, measured_table, sms_of, with_methods
 from kvbench.report.view import DIRECTIONS, Row, View, by_direction, grouped, rows_of, where
-from kvbench.results.frame import whole
 from kvbench.text import ends
 
 # GB/s at which the methods of swapping are compared.
@@ -39,7 +39,8 @@ _SLOWER: Final = ("neighbour_slowdown", "neighbour_slowdown_low", "neighbour_slo
 
 
 def make(view: View) -> PartOrReason:
-    cells = view.frame[view.frame["neighbour"].notna() & (view.frame["status"] != "skipped") & whole(view.frame)]
+    tried = view.frame[view.frame["status"] != "skipped"]
+    cells = view.only(tried, lambda cell: cell.neighbour is not Neighbour.NONE and is_whole(cell))
     points = cells[cells["neighbour_slowdown"] > 0]
     if points.empty:
         return "it needs swaps that were measured beside a neighbour"

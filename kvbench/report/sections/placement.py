@@ -27,7 +27,7 @@ from kvbench.report.sections.contrast import (
     turns,
 )
 from kvbench.report.tables import INCLUDES, rate, sms_of
-from kvbench.report.view import Pinned, Row, View, pin, rows_of, where
+from kvbench.report.view import Pinned, Row, View, rows_of, where
 
 MIN_LENGTHS: Final = 3
 _HOT, _FAR = "hot, dense", "fresh, scattered"
@@ -41,7 +41,7 @@ _EXTENT: Final = Key("Extent", ("run_blocks",), lambda row: count(row["run_block
 
 
 def _hot_and_far(view: View) -> Pinned | None:
-    pinned = pin(view.frame, shown=("pool", "reuse", "sms"))
+    pinned = view.pin(view.frame, shown=("pool", "reuse", "sms"))
     idle = where(pinned.cells, stream_state="idle")
     largest = int(idle["pool_bytes"].max()) if len(idle) else 0
     cells = idle[idle["pool_bytes"].isin([0, largest])] if largest else idle.iloc[:0]
@@ -96,7 +96,7 @@ def run_length(pattern: str) -> int | None:
 def _in_runs(view: View) -> Pinned | None:
     lengths = view.frame["pattern"].map(run_length, na_action="ignore")
     known = view.frame[lengths.notna()].assign(run_blocks=lengths.dropna().astype("int64"))
-    pinned = pin(where(known, stream_state="idle"), shown=("pattern",))
+    pinned = view.pin(where(known, stream_state="idle"), shown=("pattern",))
     measured = where(pinned.cells, status="ok")
     several = measured.groupby(["backend", "direction", *SWAP.columns])["run_blocks"].transform("nunique")
     cells = measured[several >= MIN_LENGTHS]
@@ -144,7 +144,7 @@ def _together(view: View) -> Pinned | None:
         return None
     cells = pd.concat(parts, ignore_index=True)
     cells = cells.assign(arm=[_AT_ONCE if devices > 1 else _ALONE for devices in cells["devices"]])
-    return Pinned(cells, {})
+    return Pinned(cells, ())
 
 
 def _kept(line: Line) -> float:
@@ -191,7 +191,7 @@ def _in_registrations(view: View) -> Pinned | None:
     if cells.empty:
         return None
     counted = cells.assign(registrations=[_registrations(row) for row in rows_of(cells)])
-    pinned = pin(counted, shown=("memory",))
+    pinned = view.pin(counted, shown=("memory",))
     return pinned if where(pinned.cells, status="ok")["registrations"].nunique() > 1 else None
 
 
@@ -251,7 +251,7 @@ def _in_fragments(view: View) -> Pinned | None:
     if ranks.isna().all():
         return None
     known = cells[ranks.notna()].assign(ranks=ranks.dropna().astype("int64"))
-    pinned = pin(known, shown=("pattern", "host_pattern"))
+    pinned = view.pin(known, shown=("pattern", "host_pattern"))
     several = where(pinned.cells, status="ok")["backend"].nunique() >= _FEW
     return pinned if several else None
 

@@ -49,7 +49,7 @@ def make(view: View) -> PartOrReason:
 
 
 def _cells_of(view: View) -> pd.DataFrame:
-    return view.measured[view.measured["sequence"].astype(object) == TRACE]
+    return view.only(view.measured, lambda cell: cell.sequence == TRACE)
 
 
 def _part(view: View) -> Part:

@@ -28,7 +28,7 @@ from kvbench.report.model import (
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.sections.cliff import GBPS, RATES
 from kvbench.report.tables import INCLUDES, chart_text, line_of, measured_table, rate
-from kvbench.report.view import DIRECTIONS, Pinned, Row, View, ceiling_of, grouped, pin, rows_of, where
+from kvbench.report.view import DIRECTIONS, Pinned, Row, View, ceiling_of, grouped, rows_of, where
 from kvbench.sweep.installed import engines
 from kvbench.text import ends
 from kvbench.tune.answer import shapes_of
@@ -67,7 +67,7 @@ def _engine_settings(views: Sequence[View]) -> list[Text]:
 
 
 def _ladders(view: View) -> tuple[Pinned, pd.DataFrame] | None:
-    pinned = pin(view.frame[view.frame["sms"].notna()], shown=("sms",))
+    pinned = view.pin(view.frame[view.frame["sms"].notna()], shown=("sms",))
     measured = where(pinned.cells, status="ok")
     many = measured["blocks"] >= _MANY_BLOCKS
     measured = measured[many] if many.any() else measured

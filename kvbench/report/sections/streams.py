@@ -26,7 +26,7 @@ from kvbench.report.sections.contrast import (
     changes,
 )
 from kvbench.report.tables import INCLUDES, change_text, main_path, microseconds, milliseconds
-from kvbench.report.view import QUEUE, STATES, Pinned, Row, View, grouped, pin, rows_of, where
+from kvbench.report.view import QUEUE, STATES, Pinned, Row, View, grouped, rows_of, where
 from kvbench.text import a_stream
 
 _swap_us: Final = microseconds("swap_us_median")
@@ -38,7 +38,7 @@ _ORDERS: Final = ("stream", "any")
 
 
 def _both_orders(view: View) -> Pinned | None:
-    pinned = pin(view.measured, shown=("order",))
+    pinned = view.pin(view.measured, shown=("order",))
     cells = pinned.cells[pinned.cells["order"].isin(_ORDERS)]
     return Pinned(cells, pinned.hidden) if cells["order"].nunique() > 1 else None
 
@@ -84,7 +84,7 @@ _BEGUN: Final = "†"
 def _depths(view: View) -> Pinned | None:
     if view.measured["queued"].nunique() < MIN_DEPTHS:
         return None
-    pinned = pin(view.frame, shown=QUEUE)
+    pinned = view.pin(view.frame, shown=QUEUE)
     busy = where(pinned.cells, stream_state="busy").sort_values("queued")
     lines = ["block_bytes", "direction", "backend", "blocks", "streams"]
     depths = busy["queued"].where(busy["status"] == "ok").groupby([busy[name] for name in lines]).transform("nunique")
@@ -187,7 +187,7 @@ def _stream_states(name: str, *, of_batched: bool) -> Contrast:
     """Return the table of batched copies, which the driver makes by the state of the stream, or of the others."""
 
     def select(view: View) -> Pinned | None:
-        pinned = pin(view.measured, shown=())
+        pinned = view.pin(view.measured, shown=())
         cells = pinned.cells[(pinned.cells["backend"] == BATCHED) == of_batched]
         return Pinned(cells, pinned.hidden) if {*_GATES} <= set(cells["stream_state"]) else None
 
@@ -221,7 +221,7 @@ def _calls(view: View) -> Pinned | None:
     """Return the cells of a run that has the floor beside them: its pause is like an engine's step."""
     if EMPTY not in set(view.called["backend"]):
         return None
-    pinned = pin(where(view.called, stream_state="idle"), shown=("pause",))
+    pinned = view.pin(where(view.called, stream_state="idle"), shown=("pause",))
     cells = pinned.cells.assign(arm=[_AFTER if pause > 0 else _TIGHT for pause in pinned.cells["pause_us"].fillna(0)])
     return Pinned(cells, pinned.hidden) if {_TIGHT, _AFTER} <= set(cells["arm"]) else None
 

@@ -13,7 +13,7 @@ from kvbench.report.model import Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.sections.contrast import DIRECTION, Contrast, ContrastSide, Key, backends, turns
 from kvbench.report.tables import INCLUDES
-from kvbench.report.view import DIRECTIONS, STATES, Pinned, Row, View, grouped, pin, rows_of, where
+from kvbench.report.view import DIRECTIONS, STATES, Pinned, Row, View, grouped, rows_of, where
 
 USUAL_BLOCKS: Final = 10_000
 _MIN_SIZES: Final = 2
@@ -22,7 +22,7 @@ _ORDER: Final = ("sustained", *(state for state in STATES if state != "sustained
 
 def _select(view: View) -> Pinned | None:
     """Return batched copies and the other backends at the number of blocks that most of them have."""
-    pinned = pin(view.frame[~view.frame["backend"].isin(NO_CHOICES)], shown=("sizes",))
+    pinned = view.pin(view.frame[~view.frame["backend"].isin(NO_CHOICES)], shown=("sizes",))
     cells = pinned.cells.assign(sizes=pinned.cells["sizes"].fillna(EQUAL))
     measured = cells[cells["cell_id"].isin(view.visits)]
     if BATCHED not in set(measured["backend"]) or measured["backend"].nunique() < 2:
@@ -56,7 +56,7 @@ def _crossovers(side: ContrastSide) -> Sequence[tuple[Sequence[str], Mapping[str
     """Return a line for each direction and SM count: from which size batched copies are faster than each kernel."""
     first = side.first
     cells = where(
-        pin(side.view.frame, shown=("sms",)).cells, stream_state=first["stream_state"], blocks=first["blocks"]
+        side.view.pin(side.view.frame, shown=("sms",)).cells, stream_state=first["stream_state"], blocks=first["blocks"]
     )
     known = rows_of(where(cells[cells["sms"].notna() | (cells["backend"] == BATCHED)], status="ok"))
     lines: list[tuple[Sequence[str], Mapping[str, Text]]] = []
