@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Final
@@ -57,14 +56,7 @@ from kvbench.report.sections import (
     threshold,
 )
 from kvbench.report.tables import both_directions, words_in
-from kvbench.report.view import (
-    View,
-    ceilings_text,
-    cell_warnings,
-    rows_of,
-    views_of,
-    where,
-)
+from kvbench.report.view import View, ceilings_text, cell_warnings, rows_of, views_of, where
 from kvbench.results import Note, Run
 from kvbench.results.columns import NO_FIGURE
 from kvbench.sweep.installed import ENGINES_SECTION
@@ -86,20 +78,17 @@ def _engines(view: View) -> PartOrReason:
     return part
 
 
-_sizes: Final = attrgetter("block_sizes")
 # The tables of the questions come first, each with the config that measures it; then the details.
 SECTIONS: Final = (
     Section(ANSWER, "Answer", answer.make, of_all=True, config="quick"),
     Section("order", "Access order: STREAM against ANY", _contrast(streams.ORDER), config="order"),
     Section("models", "Models: copy by copy against batched", models.make, config="models"),
-    Section("cliff", "Cliff: GB/s against block size", cliff.make, weight=_sizes, config="cliff"),
+    Section("cliff", "Cliff: GB/s against block size", cliff.make, config="cliff"),
     Section(
         "threshold",
         "Threshold: batched copies against copy kernels",
         _contrast(threshold.THRESHOLD),
-        False,
-        _sizes,
-        "threshold",
+        config="threshold",
     ),
     Section("sm-ladder", "SM ladder: GB/s against SM count", sm_ladder.make, of_all=True, config="sm-ladder"),
     Section("queue", "Queue depth: a submission behind queued swaps", _contrast(streams.QUEUE_DEPTH), config="queue"),
@@ -165,9 +154,10 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progres
 def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, dict[str, None]]:
     """Return the chapter of the run with most to say in a section, or why no run fills it."""
 
-    def weight(view: View) -> tuple[float | str, ...]:
-        visits, cells = view.weight
-        return (len(view.earlier),) if section.of_all else (visits, section.weight(view), cells)
+    def weight(view: View) -> tuple[float, ...]:
+        visits, *size = view.weight
+        is_asked = view.run.info.spec.get("name") == section.config
+        return (len(view.earlier),) if section.of_all else (visits, is_asked, *size)
 
     filled: list[tuple[View, Callable[[], Part]]] = []
     reasons: dict[int, str] = {}  # by the number of earlier runs, as all orders here
@@ -227,7 +217,7 @@ def report_files(runs: Sequence[Run], unread: Sequence[str] = (), progress: Prog
     texts = {REPORT_FILE: render_report(report), DETAILS_FILE: render_details(report), PAGE_FILE: page}
     files = {name: text.encode() for name, text in texts.items()}
     for chart in report.charts:
-        files |= {f"{chart.stem}.{suffix}": data for suffix, data in drawn[chart.stem].files.items()}
+        files |= {f"{chart.stem}.{suffix}": data for suffix, data in drawn[chart.stem]._asdict().items()}
     return files
 
 
@@ -247,7 +237,7 @@ def _headline(views: Sequence[View]) -> list[Text]:
     """What the runs of one machine measured, by `origin`."""
     runs = [view.run for view in views]
     versions = f"Measured with {', '.join(dict.fromkeys(view.version for view in views))}"
-    return [*origin(runs), versions] if any(view.measured_ids for view in views) else []
+    return [*origin(runs), versions] if any(len(view.measured) for view in views) else []
 
 
 def _first_warnings(views: Sequence[View], unread: int) -> list[Text]:

@@ -11,7 +11,7 @@ import textwrap
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import matplotlib.style
 from matplotlib.artist import Artist
@@ -154,16 +154,11 @@ _NOTE: Final = (0.062, 0.13)  # inches: the width of a letter of a note, and its
 _RING: Final = 11  # points, of a mark around a point
 
 
-@dataclass(frozen=True, slots=True)
-class Drawing:
+class Drawing(NamedTuple):
     """A chart as the bytes of its two files: the same for the same chart, without dates and random ids."""
 
     png: bytes
     svg: bytes
-
-    @property
-    def files(self) -> dict[str, bytes]:
-        return {"png": self.png, "svg": self.svg}
 
 
 def draw(plot: LinePlot, text: ChartText) -> Drawing:

@@ -168,16 +168,15 @@ class Section:
     """A kind of table; `make` returns what a run adds, or why it adds nothing.
 
     A section with a `config` stands on the first page, and the config measures what it needs; of one that `leads`, the
-    first finding alone stands there. Of several runs, a report
-    shows the one with most visits, then with most `weight`, then with most cells. With `of_all`, what a run adds covers
-    the runs before it too, and the last one is shown.
+    first finding alone stands there. Of several runs, a report shows the one with most visits, then one of the config,
+    then the one with most block sizes and cells. With `of_all`, what a run adds covers the runs before it too, and the
+    last one is shown.
     """
 
     name: str
     title: str
     make: Callable[["View"], PartOrReason]
     of_all: bool = False
-    weight: Callable[["View"], int | str] = lambda _: 0
     config: str = ""
     leads: bool = False
 

@@ -210,10 +210,6 @@ class View:
         return pd.concat([texts, wholes, rest], axis="columns")[list(frame)].copy()
 
     @cached_property
-    def measured_ids(self) -> frozenset[str]:
-        return frozenset(self.measured["cell_id"])
-
-    @cached_property
     def called(self) -> pd.DataFrame:
         """The cells with figures, those that copy nothing included."""
         return self.frame[self.frame["status"] == "ok"]
@@ -222,12 +218,6 @@ class View:
     def measured(self) -> pd.DataFrame:
         """The cells whose blocks were copied."""
         return self.called[self.called["backend"] != EMPTY]
-
-    @cached_property
-    def base(self) -> "View | None":
-        """The earlier run of such a card that shares most measured cells with this one, None where none shares any."""
-        shared = [(base.title == self.title) * len(self.measured_ids & base.measured_ids) for base in self.earlier]
-        return self.earlier[shared.index(max(shared))] if any(shared) else None
 
     @cached_property
     def _outcomes(self) -> Mapping[str, Outcome]:
@@ -257,14 +247,10 @@ class View:
         return compare_visits(self.visits.get(base, {}), self.visits.get(other, {}), IN_TURN)
 
     @cached_property
-    def weight(self) -> tuple[float, int]:
-        """How much a run has to say: the visits of a cell, as far as a verdict needs them, then the cells."""
+    def weight(self) -> tuple[float, int, int]:
+        """How much a run has to say: the visits of a cell, as far as a verdict needs them, block sizes, then cells."""
         visits = self.measured["rounds"].median() if len(self.measured) else 0.0
-        return min(float(visits), float(MIN_PAIRS)), len(self.measured)
-
-    @property
-    def block_sizes(self) -> int:
-        return int(self.measured["block_bytes"].nunique())
+        return min(float(visits), float(MIN_PAIRS)), self.measured["block_bytes"].nunique(), len(self.measured)
 
     @property
     def on_host(self) -> bool:

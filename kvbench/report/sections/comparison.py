@@ -40,10 +40,9 @@ Pair = tuple[View, View]  # the earlier run, and the one that is held against it
 
 
 def make(view: View) -> PartOrReason:
-    base = view.base
-    if base is None:
+    if not view.earlier or view.earlier[0].title != view.title:
         return ""
-    pair = (base, view)
+    pair = (view.earlier[0], view)
     cells = _cells(*pair)
     return "" if cells.empty else partial(_part, pair, cells)
 

@@ -36,7 +36,6 @@ class Replayed(NamedTuple):
 
     method: str
     backend: str
-    cell_id: str
     swaps: pd.DataFrame
 
 
@@ -59,7 +58,7 @@ def _part(view: View) -> Part:
     replays: dict[str, list[Replayed]] = {direction: [] for direction in sides}
     for row in rows_of(cells):
         method = method_label(row["backend"], sms_of(row))
-        replays[row["direction"]].append(Replayed(method, row["backend"], row["cell_id"], swaps[row["cell_id"]]))
+        replays[row["direction"]].append(Replayed(method, row["backend"], swaps[row["cell_id"]]))
     findings = [text for side in replays.items() if (text := _finding(view, *side))]
     tables = [_table(view, direction, side, replays[direction]) for direction, side in sides.items()]
     return Part(findings, tables=tables)
@@ -90,11 +89,6 @@ def _trace_text(view: View) -> str:
     return f"{trace_text(view.run)} ({swaps}run {view.label})"
 
 
-def _worst(swaps: pd.DataFrame) -> tuple[float, str]:
-    worst = int(swaps["wall_us"].argmax())
-    return float(swaps["wall_us"].iloc[worst]), count(swaps["blocks"].iloc[worst])
-
-
 def _table(view: View, direction: str, cells: pd.DataFrame, replays: Sequence[Replayed]) -> DataTable:
     trace = view.run.trace
     ordered = sorted(replays, key=lambda replay: replay.swaps["wall_us"].sum())
@@ -111,13 +105,13 @@ def _table(view: View, direction: str, cells: pd.DataFrame, replays: Sequence[Re
 def _row(replay: Replayed, *, many: bool) -> list[Text]:
     swaps, latencies = replay.swaps, replay.swaps["wall_us"]
     low, high = median_interval(np.array([_rate_of(visit) for _, visit in swaps.groupby("round")]))
-    worst_us, worst_blocks = _worst(swaps)
+    worst = swaps.iloc[int(latencies.argmax())]
     interval = f" ({figure(low)} to {figure(high)})" if np.isfinite(low) else ""
     return [
         replay.method,
         count(len(latencies)),
         *(figure(float(latencies.quantile(share))) for share in (0.5, 0.9, *([0.99] if many else []))),
-        f"{figure(worst_us)} ({worst_blocks})",
+        f"{figure(worst['wall_us'])} ({count(worst['blocks'])})",
         f"{figure(_rate_of(swaps))}{interval}",
         figure(float(swaps["caller_us"].median())),
         f"{swaps['pieces'].sum() / swaps['blocks'].sum():.0%}",
