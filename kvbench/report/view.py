@@ -95,19 +95,6 @@ def _values(outcomes: Sequence[Outcome], axis: str) -> dict[Outcome, str | None]
     return values
 
 
-def spelled_out(frame: pd.DataFrame) -> pd.DataFrame:
-    """Give the cells of a run that leave a later axis out their value on it, where the run has swept their backend."""
-    skipped = (frame["status"] == "skipped").to_numpy(bool)
-    for axis, value in LATER.items():
-        absent = frame[axis].isna().to_numpy()
-        if not absent.any() or absent.all():
-            continue
-        # a backend without the axis was skipped wherever it was asked for
-        swept = set(frame["backend"][~absent & ~skipped])
-        frame = frame.assign(**{axis: frame[axis].mask(absent & frame["backend"].isin(swept), value)})
-    return frame
-
-
 def where(cells: pd.DataFrame, **values: str | int) -> pd.DataFrame:
     # one copy of the rows, however many columns decide: a copy of a hundred columns takes most of the time
     masks = [(cells[column] == value).to_numpy(bool, na_value=False) for column, value in values.items()]
@@ -194,20 +181,10 @@ class View:
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """A row per cell, with the default of an axis written out where the run has swept that axis, and with a mark
-        at the names of plug-ins' backends.
-
-        Text is of the type object here, and whole numbers that every cell has are int64: pandas keeps all columns of
-        such a type in one block, and copies rows of a few blocks several times as fast as rows of a hundred.
-        """
-        frame = spelled_out(self.run.frame())
-        if names := {name: marked(name) for name in plug_ins_of(self.run.info.backends)}:
-            frame = frame.assign(backend=frame["backend"].replace(names))
-        kinds = frame.dtypes
-        texts = frame[kinds.index[kinds == "str"]].astype(object)
-        wholes = frame[kinds.index[kinds == "Int64"]].dropna(axis="columns").astype("int64")
-        rest = frame.drop(columns=[*texts, *wholes])
-        return pd.concat([texts, wholes, rest], axis="columns")[list(frame)].copy()
+        """A row per cell, with a mark at the names of plug-ins' backends."""
+        frame = self.run.frame()
+        names = {name: marked(name) for name in plug_ins_of(self.run.info.backends)}
+        return frame.assign(backend=frame["backend"].replace(names)) if names else frame
 
     @cached_property
     def called(self) -> pd.DataFrame:
