@@ -319,8 +319,8 @@ class WorkerSlot:
             policy=self._spec.policy,
             trace=self._spec.trace,
         )
-        if self._loaded:  # to describe them
-            self.close()
+        if self._loaded and len(self._loaded | {self._plug_ins.get(cell.backend) for cell in cells}) > 1:
+            self.close()  # it loaded packages to describe their backends
             self._launch()
         return self.ask(self._reserve, Reserved, RESERVE_DEADLINE_S).notes
 

@@ -304,6 +304,7 @@ def test_two_versions_of_a_plug_in_are_compared(folder: Path, versions: dict[str
     judged = verdicts(folder)
     assert set(judged) == {cell(4, "mine"), cell(16, "mine")}
     assert {*judged.values()} <= ALIKE
+    assert visits_of(folder, "base")[0].process == 1  # none was started only to describe the plug-in
     made = [load_run(folder / "gate" / side).info.identity["plug_ins"] for side in ("base", "cand")]
     assert made == ["kvbench-mine==0.1", "kvbench-mine==0.2"]
     assert "kvbench-mine==0.1 (base) and kvbench-mine==0.2 (candidate)" in unfolded(done)
