@@ -2,11 +2,12 @@
 
     python -m tests.gate_rates --gates 10
 
-A benchmark, no test. Each run appends to the file, gate by gate, so that it may be stopped and go on another day.
+A benchmark, no test. Each run appends to the file, gate by gate: it may be stopped at any time and go on another day.
 """
 
 import argparse
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -16,19 +17,20 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Final
 
 import msgspec
 
+from kvbench.files import write_whole
 from kvbench.gate.judgement import GateVerdict
 from kvbench.results import load_run
 from tests.docs.markup import table
 from tests.slow_backend import laid_out
 
-ROOT: Final = Path(__file__).parents[1]
-FILE: Final = ROOT / "reports" / "gate-rates.json"
+FILE: Final = Path(__file__).parents[1] / "reports" / "gate-rates.json"
 # Name of a kind of gates -> its sides.
 KINDS: Final[Mapping[str, Sequence[str]]] = {
     "the same build": ("--base=here", "--cand=here"),
@@ -39,7 +41,7 @@ _HEADINGS: Final = ("candidate", "GPU, driver", "measured", "gates", *_SHOWN, "o
 
 
 class Gated(msgspec.Struct, frozen=True):
-    """One gate: its kind, sides and suite as a command, the verdict, and the verdicts of its rows."""
+    """One gate: its kind, sides and suite as a command, the verdict, those of its rows, and what it said when."""
 
     kind: str
     command: str
@@ -48,9 +50,9 @@ class Gated(msgspec.Struct, frozen=True):
     driver: str
     engine_hash: str
     verdict: str
-    exit_code: int
     seconds: float
     rows: dict[str, int]
+    said: list[str]
 
 
 def read(file: Path) -> list[Gated]:
@@ -58,37 +60,33 @@ def read(file: Path) -> list[Gated]:
 
 
 def write(file: Path, gates: Sequence[Gated]) -> None:
-    file.write_text(json.dumps(msgspec.to_builtins(gates), indent=1) + "\n")
+    write_whole(file, msgspec.json.format(msgspec.json.encode(gates), indent=1) + b"\n")
 
 
 def gate(kind: str, minutes: float, more: Sequence[str], folder: Path) -> Gated:
     """Run one gate of this kind in the empty `folder`."""
-    arguments = ("gate", "compare", *KINDS[kind], f"--minutes={minutes}", *more)
-    path = os.pathsep.join(filter(None, [str(laid_out(folder / "site")), os.environ.get("PYTHONPATH", "")]))
-    began_s = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "kvbench", *arguments, f"--out={folder / 'gate'}", "--json"],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    seconds = time.monotonic() - began_s
-    if not done.stdout:
-        sys.exit(f"{shlex.join(arguments)}: {done.stderr.strip()}")
-    data = json.loads(done.stdout)
+    command = ["kvbench", "gate", "compare", *KINDS[kind], f"--minutes={minutes}", *more]
+    path = os.pathsep.join([str(laid_out(folder / "site")), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    full = [sys.executable, "-m", *command, f"--out={folder / 'gate'}", "--json"]
+    env, began_s = {**os.environ, "PYTHONPATH": path}, time.monotonic()
+    with subprocess.Popen(full, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as done:
+        said = [f"{time.monotonic() - began_s:.1f} s: {line.strip()}" for line in done.stderr or ()]
+    seconds = round(time.monotonic() - began_s, 1)
+    if not (outcome := folder / "gate" / "gate.json").exists():
+        sys.exit("\n".join([shlex.join(command), *said]))
+    data = json.loads(outcome.read_bytes())
     identity = load_run(folder / "gate" / "base").info.identity
     return Gated(
         kind=kind,
-        command=shlex.join(["kvbench", *arguments]),
+        command=shlex.join(command),
         date=datetime.now(UTC).date().isoformat(),
         gpu=str(identity.get("gpu_name") or identity["device_kind"]),
         driver=str(identity.get("driver_version") or ""),
         engine_hash=str(identity["engine_hash"]),
         verdict=data["verdict"],
-        exit_code=data["exit_code"],
-        seconds=round(seconds, 1),
+        seconds=seconds,
         rows=dict(Counter(row["verdict"] for row in data["rows"])),
+        said=[*said, *data["warnings"]],
     )
 
 
@@ -101,19 +99,18 @@ def rates(gates: Sequence[Gated]) -> str:
         (kind, ", ".join(filter(None, (gpu, driver))), _days(of_kind), str(len(of_kind)), *_shares(of_kind))
         for (kind, gpu, driver), of_kind in groups.items()
     ]
-    commands = "\n".join(f"    {command}" for command in dict.fromkeys(one.command for one in gates))
-    return f"{table(_HEADINGS, rows, numbers=6)}\n\n{commands}"
+    commands = (f"    {command}" for command in dict.fromkeys(one.command for one in gates))
+    return "\n".join([table(_HEADINGS, rows, numbers=6), "", *commands])
 
 
 def _days(gates: Iterable[Gated]) -> str:
-    days = sorted({one.date for one in gates})
-    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    days = sorted(one.date for one in gates)
+    return " to ".join(dict.fromkeys((days[0], days[-1])))
 
 
 def _shares(gates: Sequence[Gated]) -> tuple[str, ...]:
-    counts = Counter(one.verdict for one in gates)
+    counts, seconds = Counter(one.verdict for one in gates), [one.seconds for one in gates]
     shown = [counts[verdict] for verdict in _SHOWN]
-    seconds = [one.seconds for one in gates]
     return (*map(str, (*shown, len(gates) - sum(shown))), f"{median(seconds):.0f}, at most {max(seconds):.0f}")
 
 
@@ -121,17 +118,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gates", type=int, default=10, help="gates of each kind to add")
     parser.add_argument("--minutes", type=float, default=0.6, help="time limit of a gate")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no gate that would end later than this")
     parser.add_argument("--file", type=Path, default=FILE, help="file to append to")
     parser.add_argument("more", nargs="*", help="more arguments of kvbench gate compare, behind --")
     options = parser.parse_args()
-    gates = read(options.file)
-    for number in range(options.gates):
-        for kind in KINDS:
-            with tempfile.TemporaryDirectory() as folder:
-                gates.append(gate(kind, options.minutes, options.more, Path(folder)))
-            write(options.file, gates)
-            done = gates[-1]
-            print(f"{number + 1} of {options.gates}: {kind}: {done.verdict} in {done.seconds:.0f} s", flush=True)
+    gates, began_s = read(options.file), time.monotonic()
+    for number, kind in product(range(options.gates), KINDS):
+        took_s = max((one.seconds for one in gates if one.kind == kind), default=60 * options.minutes)
+        if time.monotonic() - began_s + took_s > options.seconds:
+            break
+        with tempfile.TemporaryDirectory() as folder:
+            gates.append(gate(kind, options.minutes, options.more, Path(folder)))
+        write(options.file, gates)
+        print(f"{number + 1} of {options.gates}: {kind}: {gates[-1].verdict} in {gates[-1].seconds:.0f} s", flush=True)
     print(rates(gates))
 
 
