@@ -156,7 +156,7 @@ def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, d
 
     def weight(view: View) -> tuple[float, ...]:
         visits, *size = view.weight
-        is_asked = view.run.info.spec.get("name") == section.config
+        is_asked = view.run.info.spec.get("name") == (section.config or section.name)
         return (len(view.earlier),) if section.of_all else (visits, is_asked, *size)
 
     filled: list[tuple[View, Callable[[], Part]]] = []

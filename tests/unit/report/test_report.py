@@ -258,6 +258,14 @@ def test_a_section_shows_the_run_with_most_visits_and_names_the_others(tmp_path:
     assert [view.label for view in chapter.others or ()] == ["a", "b", "c"]
 
 
+def test_a_section_shows_the_run_of_its_config_rather_than_a_larger_one(tmp_path: Path) -> None:
+    cells, few = synthetic.order_cells(), [cell for cell in synthetic.order_cells() if cell.block_bytes == 4096]
+    larger = load_run(synthetic.write_run(tmp_path / "larger", synthetic.rounds(cells)))
+    asked = synthetic.write_run(tmp_path / "asked", synthetic.rounds(few), synthetic.info(spec={"name": "order"}))
+    chapter = next(one for one in report_of([load_run(asked), larger]).chapters if one.section.name == "order")
+    assert chapter.view.label == "asked"
+
+
 @pytest.mark.parametrize("bad", HOSTILE)
 def test_strings_from_runs_stay_text(tmp_path: Path, bad: str) -> None:
     """In the report of a run, and where it is compared with another of its machine."""
