@@ -293,11 +293,11 @@ def unknown(*shape: int) -> VisitValues:
 def values_of(visit: Visit) -> tuple[float, ...]:
     """Return the fields of `VISIT`; the times are NaN for a visit without a figure.
 
-    They are wall times where nothing is pending on the stream: what an engine's thread waits for.
+    Of a latency they are wall times: what an engine's thread waits for. Others are the times of the report.
     """
     state, samples = visit.cell.stream_state, visit.samples
     fast, upper, caller, uneven = (math.nan,) * 4
-    if times_us := visit.swap_times_us if state.pending else samples.wall_us:
+    if times_us := samples.wall_us if state.quantity == "latency" else visit.swap_times_us:
         fast, upper = map(float, np.quantile(times_us, (FAST_SHARE, UPPER_SHARE)))
         if not state.pending:  # there the time of the swap does not hold that of the caller
             caller = fast_us(samples.caller_us)

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvbench.cells.axes import Direction
+from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
 from kvbench.gate.judgement import GateVerdict
@@ -26,8 +26,6 @@ from tests import synthetic
 from tests.unit.gate.gated import judge_runs, made, position
 
 CELLS = [Cell("batched", direction, 64, size, overlap=False) for direction in Direction for size in (4096, 16384)]
-
-
 SAME = {cell: cell for cell in CELLS}
 
 
@@ -116,10 +114,11 @@ def test_runs_of_two_backends_are_judged_cell_by_cell() -> None:
     assert about_backends(CELLS, CELLS) == []
 
 
-def test_a_visit_has_its_lower_tenth_its_upper_quartile_and_the_time_of_its_caller() -> None:
+@pytest.mark.parametrize(("state", "clock"), [(StreamState.IDLE, "wall_us"), (StreamState.SUSTAINED, "event_us")])
+def test_a_visit_has_its_lower_tenth_its_upper_quartile_and_its_callers_time(state: StreamState, clock: str) -> None:
     times = [100.0, 110.0, 120.0, 130.0, 200.0, 300.0, 400.0, 500.0, 600.0, 700.0, 5000.0]
-    made = synthetic.visit(CELLS[0], 100.0, count=len(times), noise=0)
-    samples = msgspec.structs.replace(made.samples, wall_us=times, caller_us=[us / 2 for us in times])
+    made = synthetic.visit(replace(CELLS[0], stream_state=state), 90.0, count=len(times), noise=0)
+    samples = msgspec.structs.replace(made.samples, caller_us=[us / 2 for us in times], **{clock: times})
     values = dict(zip(VISIT.names or (), values_of(msgspec.structs.replace(made, samples=samples)), strict=True))
     assert (values["fast_us"], values["upper_us"], values["caller_us"]) == (110.0, 550.0, 55.0)
 
