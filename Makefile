@@ -103,8 +103,8 @@ sanitize-memory sanitize-threads: $(TOOLS)
 
 # Side by side, but for those that measure a GPU: they have the machine to themselves.
 unit: $(STAMP) ## pytest; tests that need a GPU are skipped, and said so, where there is none
-	$(BIN)/python -m pytest -n $(WORKERS) --dist=worksteal --ignore=tests/gpu
-	$(BIN)/python -m pytest tests/gpu
+	$(BIN)/python -m pytest -n $(WORKERS) --dist=worksteal $(if $(DRIVER),--ignore=tests/gpu)
+	$(if $(DRIVER),$(BIN)/python -m pytest tests/gpu)
 
 .PHONY: docs
 docs: $(STAMP) ## Write the generated parts of README and docs/ again

@@ -75,7 +75,7 @@ def shortened(shown: Shown) -> list[str]:
             one = ["-adirection=h2d", "-abackend=batched"] if "neighbour" in rest else []
             return [*argv, *device, *tokens, *BRIEF, *one, *_few(rest)]
         case ["gate", "compare", *rest]:
-            return [*argv, *device, *_few(rest), "--minutes=0.15"]
+            return [*argv, *device, *_few(rest), "--minutes=0.05"]
         case ["tune", *rest] if not any(word.startswith(("runs/", "reports/")) for word in rest):
             return [*argv, "--help"]
         case ["probe", *rest] if not rest or rest[0].startswith("-"):
@@ -87,7 +87,9 @@ def shortened(shown: Shown) -> list[str]:
 
 def _few(words: list[str]) -> list[str]:
     """Return small values for the axes that a command leaves open; the blocks of a model, and a trace, are its own."""
-    if {"--trace", "trace"} & {*words}:
+    if "--trace" in words:
+        return ["-apool=64MiB"]
+    if "trace" in words:
         return []
     few = _FEW[-1:] if {"--model", "models", "layers"} & {*words} else _FEW
     named = " ".join(words)
@@ -95,12 +97,13 @@ def _few(words: list[str]) -> list[str]:
 
 
 PAGES = [page for page in DOCUMENTS if commands_of(page)]
-TOKENS_AN_ID = 512
+TOKENS_AN_ID = 16
 
 
 def write_requests(path: Path) -> None:
     """Write an hour of requests in the form of Mooncake's trace; half of them continue an earlier one."""
     with path.open("w") as file:
+        file.write(json.dumps({"hash_tokens": TOKENS_AN_ID, "time_unit": "ms"}) + "\n")
         for number in range(60):
             ids = [*range(number // 2 * 10, number // 2 * 10 + 4), *range(10_000 + 4 * number, 10_004 + 4 * number)]
             tokens = {"input_length": len(ids) * TOKENS_AN_ID, "output_length": 10}
