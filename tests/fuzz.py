@@ -15,6 +15,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,7 +40,7 @@ from kvbench.files import shipped_folder
 from kvbench.report.drawing import Drawing
 from kvbench.run import runner
 from kvbench.run.protocol import Opened
-from tests.command import KVBENCH, tiny
+from tests.command import BRIEF, KVBENCH, tiny
 from tests.strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS
 
 CASE_S = 30
@@ -103,10 +104,10 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("a", "b"):
-            options = ("--rounds=6", "--max-samples=6", "--seed", str(len(name)), "--out", str(folder / name))
-            more = tiny(direction="h2d,d2h", blocks="4,8", stream_state="idle,busy")
-            subprocess.run([KVBENCH, "sweep", *more, *options], check=True, capture_output=True, timeout=120)
+        more = tiny(direction="h2d,d2h", blocks="4,8", stream_state="idle,busy")
+        options = (*BRIEF, "--rounds=6", "--out", str(folder / "a"))
+        subprocess.run([KVBENCH, "sweep", *more, *options], check=True, capture_output=True, timeout=120)
+        shutil.copytree(folder / "a", folder / "b")
         self.info = json.loads((folder / "a" / "run.json").read_text())
         self.journal = [json.loads(line) for line in (folder / "a" / "journal.jsonl").read_text().splitlines()]
         self.configs = [tomllib.loads(file.read_text()) for file in sorted(shipped_folder().glob("*.toml"))]

@@ -55,7 +55,7 @@ def test_a_sequence_has_the_number_of_layers_of_each_model(tmp_path: Path) -> No
 
 
 def test_a_sample_records_whether_the_whole_queue_was_waiting(tmp_path: Path) -> None:
-    cells = tiny(**QUEUED | {"queued": "0,3", "streams": "1,2"})
+    cells = tiny(backend="batched", **QUEUED | {"queued": "0,3", "streams": "1,2"})
     # a delay that a thread which has to wait for its core does not outlast
     visits = visits_that_count(records(swept(tmp_path, *cells, *ONE_SAMPLE, "--busy-delay-us=100000")))
     held = {(one.cell.queued, one.cell.streams): list(one.samples.depth_held or ()) for one in visits}

@@ -12,7 +12,7 @@ import pytest
 from kvbench.errors import UsageError
 from kvbench.results import load_run
 from kvbench.run.ranks import Rank, rank_of
-from tests.command import BRIEF, KVBENCH, error_line, interruptible, kvbench, tiny
+from tests.command import BRIEF, KVBENCH, interruptible, refused, succeeds, tiny
 
 TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
 SRUN = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4"}
@@ -52,10 +52,8 @@ def test_a_rank_refuses_another_gpu() -> None:
 
 def test_ranks_require_a_folder_and_an_address_to_meet(tmp_path: Path) -> None:
     sweep = ("sweep", *tiny(), *BRIEF)
-    assert error_line(kvbench(*sweep, cwd=tmp_path, env=TORCHRUN)) == "--out: required with 4 ranks; write --out DIR"
-    done = kvbench(*sweep, "--out=run", cwd=tmp_path, env=TORCHRUN)
-    assert done.returncode == 2
-    assert "MASTER_ADDR and MASTER_PORT not set" in error_line(done)
+    assert refused(*sweep, cwd=tmp_path, env=TORCHRUN) == "--out: required with 4 ranks; write --out DIR"
+    assert "MASTER_ADDR and MASTER_PORT not set" in refused(*sweep, "--out=run", cwd=tmp_path, env=TORCHRUN)
 
 
 ALONE = """
@@ -111,5 +109,4 @@ def test_two_ranks_write_one_run_each_and_share_a_report(tmp_path: Path, free_po
     ]
     assert [rank.wait(timeout=100) for rank in ranks] == [0, 0]
     assert all((load_run(tmp_path / "run" / f"rank-{number}").frame()["status"] == "ok").all() for number in range(2))
-    done = kvbench("report", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeeds("report", "run", cwd=tmp_path)
