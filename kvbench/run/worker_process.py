@@ -292,12 +292,13 @@ class WorkerSlot:
                 facts.append(self.ask(Describe(backend=name), Described, DESCRIBE_DEADLINE_S).backend)
             except LostError as lost:
                 self._lost[name] = str(lost)
-                self.close()
                 return self.start()
         return msgspec.structs.replace(opened, backends=facts)
 
     def _launch(self) -> Opened:
-        self._worker, self._loaded = WorkerProcess(self._interpreter, self._stop), set()
+        worker = WorkerProcess(self._interpreter, self._stop)  # it imports while the one before it ends
+        self.close()
+        self._worker, self._loaded = worker, set()
         self._started += 1
         opened = self.ask(self._open, Opened, OPEN_DEADLINE_S)
         # A replacement opens the device that the first worker found.
@@ -320,8 +321,7 @@ class WorkerSlot:
             trace=self._spec.trace,
         )
         if self._loaded and len(self._loaded | {self._plug_ins.get(cell.backend) for cell in cells}) > 1:
-            self.close()  # it loaded packages to describe their backends
-            self._launch()
+            self._launch()  # the worker loaded packages to describe their backends
         return self.ask(self._reserve, Reserved, RESERVE_DEADLINE_S).notes
 
     def serve(self, backend: str) -> None:
@@ -371,7 +371,6 @@ class WorkerSlot:
 
     def replace(self) -> None:
         """Start another worker, with the same memory; raises as `start`."""
-        self.close()
         self._launch()
         assert self._reserve is not None
         self.ask(self._reserve, Reserved, RESERVE_DEADLINE_S)
