@@ -158,14 +158,13 @@ def joined(texts: Iterable[str]) -> str | None:
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Of one visit: the neighbour's slowdown (a ratio) by the mean and by the median of its iterations, the swaps'
-    GB/s beside it, the microseconds that it lost for each GB (10^9 bytes), and its iterations alone and beside.
+    GB/s beside it, and the microseconds that it lost for each GB (10^9 bytes).
     """
 
     slowdown: float
     slowdown_median: float
     gbps: float
     exposure_us_per_gb: float
-    iterations: tuple[int, int]
 
 
 def cost_of(beside: Beside | None) -> Cost | None:
@@ -178,7 +177,7 @@ def cost_of(beside: Beside | None) -> Cost | None:
         slowdown, by_median = float(slowed.mean() / alone.mean()), float(np.median(slowed) / np.median(alone))
     if not all(0 < figure < math.inf for figure in (slowdown, by_median, gbps)):
         return None
-    cost = Cost(slowdown, by_median, gbps, lost(slowdown) * 1e6 / gbps, (len(alone), len(slowed)))
+    cost = Cost(slowdown, by_median, gbps, lost(slowdown) * 1e6 / gbps)
     return cost if math.isfinite(cost.exposure_us_per_gb) else None
 
 

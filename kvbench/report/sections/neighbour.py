@@ -1,7 +1,7 @@
 """Neighbours: what swaps cost the work that runs beside them, against the GB/s that they move."""
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Final
@@ -86,23 +86,15 @@ def _table(view: View, cells: pd.DataFrame) -> DataTable:
         body.append([direction, method, gbps, *slower])
     heads = (head for name in names for head in (f"{name} slower", f"{name} {tails[name]}"))
     header = ("Dir", "Method", "GB/s beside", *heads)
-    row = rows_of(cells)[0]
-    kept = _iterations(view, set(cells["cell_id"][cells["neighbour_slowdown_p90"].notna()]))
-    clock = f"{_CLOCK}. Percentiles: of {kept} iterations of all visits" if kept else _CLOCK
-    title = f"Slowdown of work beside swaps of {count(row['blocks'])} {TIMES} {bytes_size(row['block_bytes'])}"
-    return measured_table(view, cells, clock, title, header, body, left=2)
+    title = (
+        f"Slowdown of work beside swaps of {count(order[0]['blocks'])} {TIMES} {bytes_size(order[0]['block_bytes'])}"
+    )
+    return measured_table(view, cells, _CLOCK, title, header, body, left=2)
 
 
 def _tail(cells: pd.DataFrame) -> str:
     """Return the highest percentile that most of these cells have the iterations for."""
     return "p99" if cells["neighbour_slowdown_p99"].notna().mean() > 0.5 else "p90"
-
-
-def _iterations(view: View, ids: Set[str]) -> str:
-    """Return how many iterations, alone or beside swaps, cells have."""
-    costs = [one.costs.values() for cell, one in view.run.outcomes.items() if cell.id in ids]
-    counts = [sum(side) for of_cell in costs for side in zip(*(cost.iterations for cost in of_cell), strict=True)]
-    return ends(counts, count) if counts else ""
 
 
 def _slower(row: Row | None, tail: str = "p99") -> tuple[str, str]:
@@ -154,9 +146,8 @@ def _details(view: View, title: str, cells: pd.DataFrame, edge: set[str]) -> Dat
 def _is_decided(row: Row) -> bool:
     """Return whether the visits settle on which side of the margin the slowdown lies."""
     low, high = row["neighbour_slowdown_low"], row["neighbour_slowdown_high"]
-    known = low > 0 and math.isfinite(high)
     margin = math.log1p(IN_TURN.fraction)
-    return known and verdict_of(math.log(low), math.log(high), margin) is not Verdict.UNDECIDED
+    return 0 < low <= high < math.inf and verdict_of(math.log(low), math.log(high), margin) is not Verdict.UNDECIDED
 
 
 def _finding(neighbour: str, direction: str, measured: Sequence[Row], slowdowns: Mapping[str, Visits]) -> Text:
