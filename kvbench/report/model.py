@@ -217,8 +217,8 @@ class Report:
 
     `unsteady` says which runs' figures rest on rounds with a low ceiling; `host_note` says which runs are of no GPU;
     `headline` is what they were measured on; `first_warnings` say, shortly, what was wrong with whole runs; `runs` and
-    `commands` are the runs and what made them; `missing` says why sections
-    of the first page are not there, and `unread` which runs could not be read.
+    `commands` are the runs and what made them; `missing` says why sections of the
+    first page are not there, and `unread` which runs could not be read.
     """
 
     views: Sequence["View"]

@@ -6,14 +6,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
-from typing import Any, Final
+from typing import Final
 
-import pandas as pd
 from markdown_it import MarkdownIt
 from markdown_it.common.utils import escapeHtml
 from markdown_it.token import Token
 
-from kvbench.cells.cell import AXES
 from kvbench.report import markdown
 from kvbench.report.document import FOLD
 from kvbench.report.numbers import bytes_size, count, figure
@@ -138,11 +136,11 @@ def _inline(svg: str, styles: dict[str, str]) -> str:
 
 def _cells(view: View) -> Iterator[str]:
     """Return a row of the look-up for every cell of a run; rows and their cells need no end tags."""
-    axes = [name for name in AXES if name not in _NAMED_AXES]
-    for row in rows_of(view.frame):
+    for row, cell in zip(rows_of(view.frame), view.run.outcomes, strict=True):
         shape = (row["backend"], row["direction"], row["stream_state"], count(row["blocks"]))
         # as `kvbench sweep -a` takes them
-        others = " ".join(f"{name}={short(str(row[name]), 80)}" for name in axes if _is_used(name, row[name]))
+        axes = ((name, text) for name, text in cell.as_strings().items() if name not in _NAMED_AXES and text)
+        others = " ".join(f"{name}={short(text, 80)}" for name, text in axes)
         texts = (view.label, *shape, bytes_size(row["block_bytes"]), *_figures(row), others)
         yield f"<tr>{''.join(f'<td>{escapeHtml(str(text))}' for text in texts)}"
 
@@ -154,10 +152,6 @@ def _figures(row: Row) -> Sequence[str]:
     share = f"{row['ceiling_share']:.0%}" if math.isfinite(row["ceiling_share"]) else ""
     quartiles = f"{figure(row['gbps_q1'])} to {figure(row['gbps_q3'])}"
     return figure(row["gbps"]), quartiles, share, figure(row["swap_us_median"]), short(str(row["path"]), 200)
-
-
-def _is_used(name: str, value: Any) -> bool:
-    return not pd.isna(value) and value != AXES[name].unused and str(value) != AXES[name].show(AXES[name].unused)
 
 
 def _asset(name: str) -> str:

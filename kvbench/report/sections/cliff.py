@@ -15,16 +15,7 @@ from kvbench.cells.facts import BATCHED, TRITON
 from kvbench.cells.units import KIB, two_digits
 from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotLine, PlotPanel, Text
 from kvbench.report.numbers import TIMES, bytes_size, count
-from kvbench.report.tables import (
-    INCLUDES,
-    chart_text,
-    format_cell,
-    label_of,
-    line_of,
-    main_path,
-    measured_table,
-    rate,
-)
+from kvbench.report.tables import INCLUDES, chart_text, format_cell, label_of, line_of, main_path, measured_table, rate
 from kvbench.report.view import SERIES, Pinned, Row, View, ceiling_of, grouped, rows_of, where
 from kvbench.text import a_stream, ends
 
@@ -174,5 +165,4 @@ def _chart(view: View, curves: Sequence[Curve], beside: Curve | None) -> Chart:
 
 
 def _line(label: str, curve: Curve, *, variant: int, light: float = 0.0) -> PlotLine:
-    rows = rows_of(curve.points, "backend", *RATES)
-    return line_of(label, [float(size) for size in curve.sizes], rows, RATES, variant, light=light)
+    return line_of(label, [float(size) for size in curve.sizes], rows_of(curve.points), RATES, variant, light=light)

@@ -14,7 +14,7 @@ from kvbench.report.model import Text
 from kvbench.report.numbers import bytes_size, count, figure, noun
 from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key, Line, any_of
 from kvbench.report.tables import microseconds
-from kvbench.report.view import Pinned, Row, View, where
+from kvbench.report.view import Pinned, View, where
 
 # Above, throughput falls: address translations no longer stay cached. A decode step fetches fewer rows.
 _FITTED_ROWS: Final = 20_000
@@ -40,14 +40,11 @@ def fit(rows: Sequence[float], us: Sequence[float]) -> tuple[float, float]:
 
 
 def _fit_of(side: ContrastSide, arm: str) -> tuple[float, float] | None:
-    rows = [row for row in _measured(side, arm) if row["blocks"] <= _FITTED_ROWS]
+    of_arm = [line[arm] for line in side.lines if arm in line]
+    rows = [row for row in of_arm if row["status"] == "ok" and row["blocks"] <= _FITTED_ROWS]
     if len(rows) < _MIN_ROWS:
         return None
     return fit([row["blocks"] for row in rows], [row["swap_us_median"] for row in rows])
-
-
-def _measured(side: ContrastSide, arm: str) -> list[Row]:
-    return [line[arm] for line in side.lines if arm in line and line[arm]["status"] == "ok"]
 
 
 def _fits(side: ContrastSide) -> Sequence[tuple[Sequence[str], Mapping[str, Text]]]:

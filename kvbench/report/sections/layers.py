@@ -40,24 +40,20 @@ _TIMES: Final = {
 
 
 def make(view: View) -> PartOrReason:
-    if _layers_of(view).empty:
+    cells = view.only(view.measured, lambda cell: cell.layers > 0)
+    if cells.empty:
         return "it needs swaps by layers (sequence=layers-L)"
-    loads, unit = _named(view)
+    loads, unit = _named(view, cells)
     tables = [_table(view, str(what), unit, group) for what, group in loads.groupby("what", sort=False)]
     decided = loads[loads["hidden_share_low"].notna()]
     findings = [_finding(str(what), unit, rows_of(group)) for what, group in decided.groupby("what", sort=False)]
     return lambda: Part(findings, tables=tables)
 
 
-def _layers_of(view: View) -> pd.DataFrame:
-    return view.only(view.measured, lambda cell: cell.layers > 0)
-
-
-def _named(view: View) -> tuple[pd.DataFrame, str]:
+def _named(view: View, cells: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Return the swaps by layers with columns `what` (is loaded, beside what), `size`, `method` and
     `caller_of_layer_us`; and the unit of sizes, tokens or blocks.
     """
-    cells = _layers_of(view)
     try:
         models = swaps_from_plain(view.run.info.spec.get("models", []))
     except UsageError:

@@ -1,6 +1,7 @@
 """Machines side by side: a column for each card and driver, with the cells that all of them have."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from kvbench.cells.axes import Direction, StreamState
@@ -44,20 +45,18 @@ class _Row(NamedTuple):
 
 
 def make(view: View) -> PartOrReason:
-    part = _part([*view.earlier, view])
-    return "it needs runs of several machines" if part is None else lambda: part
+    """Make a table of all runs with a column for each machine, a card with a driver."""
+    machines = list(grouped((*view.earlier, view), lambda one: one.machine).values())
+    return "it needs runs of several machines" if len(machines) < 2 else partial(_part, machines)
 
 
 def machines_table(views: Sequence[View]) -> DataTable | None:
-    """Return a table with a column for each machine, a card with a driver; None for runs of one."""
-    part = _part(views)
-    return None if part is None else part.tables[0]
+    """Return the table of some runs, None for runs of one machine."""
+    part = make(views[-1])
+    return None if isinstance(part, str) else part().tables[0]
 
 
-def _part(views: Sequence[View]) -> Part | None:
-    machines = list(grouped(views, lambda view: view.machine).values())
-    if len(machines) < 2:
-        return None
+def _part(machines: Sequence[Sequence[View]]) -> Part:
     swaps = [_swaps(runs) for runs in machines]
     rows = [_Row(name, [*map(text, machines)], name == _CEILING) for name, text in _FACTS.items()]
     shown = _shown(set[SwapShape].intersection(*(set(one) for one in swaps)))

@@ -161,8 +161,7 @@ def _all(rows: ModelRows, state: str) -> DataTable:
         body.append([_name(swap), count(swap.blocks), bytes_size(swap.block_bytes), *texts])
     title = f"{rows.direction}, {state} stream: ms per swap, by model and backend, {_lengths(rows.swaps)}"
     header = ["Model", "N", "Block", *(label_of(name, where(cells, backend=name)) for name in backends)]
-    shapes = cells.drop_duplicates(["blocks", "block_bytes", "pattern"])
-    compared = len(cells) - len(shapes)
+    compared = len(cells) - len(cells.drop_duplicates(["blocks", "block_bytes", "pattern"]))
     return measured_table(rows.view, cells, INCLUDES[state], title, header, body, pinned=rows.pinned, compared=compared)
 
 

@@ -239,7 +239,6 @@ REGISTRATIONS: Final = Contrast(
 
 _FRAGMENTS_OF: Final = r"^fragments-\d+x(\d+)"
 _RANKS: Final = Key("Ranks", ("ranks",), lambda row: str(row["ranks"]))
-_FEW: Final = 2
 
 
 def _in_fragments(view: View) -> Pinned | None:
@@ -252,8 +251,7 @@ def _in_fragments(view: View) -> Pinned | None:
         return None
     known = cells[ranks.notna()].assign(ranks=ranks.dropna().astype("int64"))
     pinned = view.pin(known, shown=("pattern", "host_pattern"))
-    several = where(pinned.cells, status="ok")["backend"].nunique() >= _FEW
-    return pinned if several else None
+    return pinned if where(pinned.cells, status="ok")["backend"].nunique() > 1 else None
 
 
 def _gap(side: ContrastSide) -> Iterable[Text]:

@@ -9,7 +9,6 @@ import pandas as pd
 from kvbench.analysis.compare import MIN_PAIRS, leaders, median_interval
 from kvbench.analysis.margins import IN_TURN, MIN_P99
 from kvbench.cells.blocks import TRACE
-from kvbench.cells.cell import Cell
 from kvbench.cells.facts import method_label
 from kvbench.cells.units import gigabytes_per_second, two_digits
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
@@ -53,7 +52,7 @@ def _cells_of(view: View) -> pd.DataFrame:
 
 def _part(view: View) -> Part:
     cells = _cells_of(view)
-    swaps = {cell.id: rows for cell, rows in _replays_of(view.run).items()}
+    swaps = _replays_of(view.run)
     sides = by_direction(cells)
     replays: dict[str, list[Replayed]] = {direction: [] for direction in sides}
     for row in rows_of(cells):
@@ -123,13 +122,13 @@ def _times(replays: Sequence[Replayed]) -> dict[str, dict[int, float]]:
     return {name: dict(zip(map(int, visits.index), visits.tolist(), strict=True)) for name, visits in sums.items()}
 
 
-def _replays_of(run: Run) -> dict[Cell, pd.DataFrame]:
-    """Return a table for each cell that replays a trace, with a row for each swap: its round, number in the trace,
-    times, descriptors, and the copies left of them. A cell that failed has none.
+def _replays_of(run: Run) -> dict[str, pd.DataFrame]:
+    """Return a table by the id of each cell that replays a trace, with a row for each swap: its round, number in the
+    trace, times, descriptors, and the copies left of them. A cell that failed has none.
     """
     visits = by_cell(visit for visit in run.visits if visit.cell.sequence == TRACE)
     replays = ((cell, made) for cell, made in visits.items() if not run.outcomes[cell].failures)
-    return {cell: _table_of(made, cell.block_bytes) for cell, made in replays}
+    return {cell.id: _table_of(made, cell.block_bytes) for cell, made in replays}
 
 
 def _table_of(visits: Sequence[Visit], block_bytes: int) -> pd.DataFrame:
