@@ -148,43 +148,48 @@ class Run:
 
 
 class _Journal(Sequence[Record]):
-    """The records of a run's journal that count, read when asked: only those of the last one read are held."""
+    """The records of a run's journal that count, read when asked: only those of the last one read are held.
+
+    Read again, a run ends at the `end` where it ended at first: one that goes on appends more.
+    """
+
+    end: Position | None = None
 
     def __init__(self, path: Path) -> None:
-        # read again, a run ends where it ended at first: one that goes on appends more
-        self.path, self.name, self.end = path, "", Position()
+        self.path = path
+        _, self.end, _ = _read(self)
 
     def __getitem__(self, index: Any) -> Any:
-        return _records_of(self)[index]
+        return _read(self)[-1][index]
 
     def __len__(self) -> int:
-        return len(_records_of(self))
+        return len(_read(self)[-1])
 
     def __iter__(self) -> Iterator[Record]:
-        return iter(_records_of(self))
+        return iter(_read(self)[-1])
 
 
 @lru_cache(maxsize=1)
-def _records_of(journal: _Journal) -> Sequence[Record]:
-    known, most = journal.end, journal.end.lines if journal.name else None
-    records: list[Record] = []
-    with _open_journal(journal.path) as (file, journal.name):
-        where = journal.path / journal.name
-        for record, journal.end in islice(read_lines(_lines(file, where), where), most):
+def _read(journal: _Journal) -> tuple[str, Position, Sequence[Record]]:
+    """Return the name of a journal's file, the end of what was read of it, and its records that count."""
+    known, end, records = journal.end, Position(), list[Record]()
+    with _open_journal(journal.path) as (file, name):
+        where = journal.path / name
+        for record, at in islice(read_lines(_lines(file, where), where), known.lines if known else None):
             if isinstance(record, Visit):
                 record.samples.pack()
             records += [] if record is None else [record]
-    if most is not None and (most, known.crc) != (journal.end.lines, journal.end.crc):
+            end = at
+    if known and (known.lines, known.crc) != (end.lines, end.crc):
         raise RunDirectoryError(f"{where} was changed since it was first read")
-    return _without_retried(records)
+    return name, end, _without_retried(records)
 
 
 def load_run(path: Path | str) -> Run:
     """Read a run directory. Executes nothing in it and follows no path in it. Raises RunDirectoryError."""
     path = Path(path)
     info, records = _read_info(path), _Journal(path)
-    _records_of(records)
-    end, name = records.end, records.name
+    name, end, _ = _read(records)
     if info.status == "complete" and end == Position():
         raise RunDirectoryError(f"{path / name} is empty, but the run was complete: the run is damaged")
     warnings = []
