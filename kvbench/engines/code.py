@@ -202,7 +202,7 @@ class _Finder:
         if not self.owns(name):
             return None
         if not name.startswith(self._real):
-            return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
+            return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]  # a loader by its methods
         path = self._root / name.replace(".", "/")
         if not path.is_dir():
             return util.spec_from_file_location(name, path.with_suffix(".py"))
@@ -220,7 +220,7 @@ class _Finder:
             return type(name, (), {})
 
         module.__getattr__ = other
-        return module  # type: ignore[no-any-return]
+        return module  # type: ignore[no-any-return]  # Any: mypy lets no module be given a __getattr__
 
     def exec_module(self, _module: ModuleType) -> None:
         """Leave the stand-in as it was created."""

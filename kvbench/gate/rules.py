@@ -193,35 +193,13 @@ class RulesReport:
         return self.verdict.exit_code
 
 
-class GateRule(msgspec.Struct, frozen=True):
-    """A statement about the cells of one run; `str` gives the statement."""
-
-    def cases(self, by_cell: Outcomes) -> list[Case]:
-        """Return the cases of the rule, at least one; raises UnknownError if there is nothing to judge."""
-        raise NotImplementedError
-
-    def check(self, by_cell: Outcomes) -> Row:
-        try:
-            cases = self.cases(by_cell)
-        except UnknownError as why:
-            return Row("rule", str(self), GateVerdict.FAILED, [], reason=str(why))
-        verdicts = [_verdict(slack) for slack, _, _ in cases]
-        verdict = worst(verdicts)
-        _, text, cells = min(
-            (case for case, each in zip(cases, verdicts, strict=True) if each is verdict), key=lambda case: case[0]
-        )
-        broken = verdicts.count(GateVerdict.FAIL)
-        more = f" (broken in {broken} of {len(cases)})" if broken and len(cases) > 1 else ""
-        return Row("rule", str(self), verdict, cells, reason=text + more)
-
-
 def _verdict(slack: float) -> GateVerdict:
     if math.isnan(slack):
         return GateVerdict.UNDECIDED
     return GateVerdict.FAIL if slack < 0 else GateVerdict.PASS
 
 
-class Bound(GateRule, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Bound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`quantity` of each of `cells` must be at least, or at most, the limit."""
 
     cells: Annotated[Selection, _A_FILTER]
@@ -278,7 +256,7 @@ def _too_few(visits: int) -> str:
     return f"{visits} visits; a verdict requires {MIN_PAIRS}: measure with --rounds {MIN_PAIRS}"
 
 
-class NoCliff(GateRule, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NoCliff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """No curve of `cells` must have a cliff higher than `no_cliff_above`."""
 
     cells: Annotated[Selection, _A_FILTER]
@@ -315,6 +293,26 @@ class NoCliff(GateRule, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return slack, f"{cliff.height:.2f}x {between}{why}"
 
 
+# A statement about the cells of one run: `str` gives it, and `cases` what it says of the run, at least one case, or
+# raises UnknownError if there is nothing to judge.
+GateRule = Bound | NoCliff
+
+
+def _check(rule: GateRule, by_cell: Outcomes) -> Row:
+    try:
+        cases = rule.cases(by_cell)
+    except UnknownError as why:
+        return Row("rule", str(rule), GateVerdict.FAILED, [], reason=str(why))
+    verdicts = [_verdict(slack) for slack, _, _ in cases]
+    verdict = worst(verdicts)
+    _, text, cells = min(
+        (case for case, each in zip(cases, verdicts, strict=True) if each is verdict), key=lambda case: case[0]
+    )
+    broken = verdicts.count(GateVerdict.FAIL)
+    more = f" (broken in {broken} of {len(cases)})" if broken and len(cases) > 1 else ""
+    return Row("rule", str(rule), verdict, cells, reason=text + more)
+
+
 @dataclass(frozen=True, slots=True)
 class RuleSet:
     """One or more rules, and the name of the config whose runs they are for, or None for any config."""
@@ -332,7 +330,7 @@ def check_rules(run: Run, rules: RuleSet) -> RulesReport:
             f"{brief(str(config)) or 'no config'}; measure that config, or use other rules with --rules"
         )
     by_cell = measured_in(run)
-    rows = sorted((rule.check(by_cell) for rule in rules.rules), key=lambda row: row.verdict.badness)
+    rows = sorted((_check(rule, by_cell) for rule in rules.rules), key=lambda row: row.verdict.badness)
     warnings = [*run.warnings]
     if run.info.status != "complete":
         warnings.append(f"the run is {run.info.status}, not complete")
