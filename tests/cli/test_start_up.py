@@ -3,6 +3,11 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from tests import synthetic
 
 COMPILED = ("torch", "triton", "cuda", "pynvml", "kvbench._engine")
 HEAVY = (*COMPILED, "matplotlib", "pandas", "scipy")
@@ -52,3 +57,13 @@ def test_the_gate_judges_runs_without_the_engine() -> None:
     modules = "kvbench.gate.judgement, kvbench.gate.rules, kvbench.gate.outputs"
     result = start((*COMPILED, "scipy"), then=f"import {modules}")
     assert result.returncode == 0, result.stderr
+
+
+def test_a_report_is_drawn_without_torch_the_engine_and_a_display(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DISPLAY", raising=False)
+    run = synthetic.write_run(tmp_path / "run", synthetic.rounds(synthetic.cliff_cells((256,), synthetic.FEW_KIB)))
+    result = start(COMPILED, RUN_EACH.format(commands=(f"report {run}",)))
+    assert result.returncode == 0, result.stderr
+    assert (run / "report" / "cliff-run.svg").stat().st_size > 10_000

@@ -1,7 +1,6 @@
 """Committed reports are complete, and a folder that is not is refused with the reason."""
 
 import gzip
-import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from kvbench.sweep.spec import SweepSpec
 from reports import cards
 from tests import synthetic
 
-LINK = re.compile(r"\]\(([^)]+)\)")
 KEPT = ("batched", StreamState.IDLE)
 CELLS = [cell for cell in synthetic.cliff_cells((256,), synthetic.FEW_KIB) if (cell.backend, cell.stream_state) == KEPT]
 SEEN: Sequence[Record] = [*synthetic.ceilings(), *synthetic.rounds(CELLS)]
@@ -87,14 +85,6 @@ def test_a_card_without_one_of_the_seven_tables_says_so_or_is_refused(card: Path
     (card / cards.LACKS_FILE).write_text("\n".join([*lacking, "cliff"]))
     (complaint,) = cards.complaints_about(card)
     assert "the card has a table cliff" in complaint
-
-
-@pytest.mark.parametrize("folder", cards.cards(), ids=lambda folder: folder.name)
-def test_links_of_a_committed_report_lead_to_committed_files(folder: Path) -> None:
-    committed = {path.name for glob in cards.COMMITTED for path in folder.glob(glob)}
-    links = [link for name in ("report.md", "details.md") for link in LINK.findall((folder / name).read_text())]
-    assert links
-    assert {link.partition("#")[0] for link in links} <= committed
 
 
 def test_the_table_has_a_row_for_a_card(card: Path) -> None:

@@ -82,13 +82,6 @@ def test_every_block_has_a_maker() -> None:
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.skipif(not cards.cards(), reason="no report is committed")
-def test_the_readme_is_short_and_shows_numbers_first() -> None:
-    lines = README.read_text().splitlines()
-    assert len(lines) <= 110
-    assert any(re.search(r"^\| h2d .*\| \d", line) for line in lines[:30])  # the first screen
-
-
 def test_options_that_are_spoken_of_exist() -> None:
     pages = [README, *HOW_TO.glob("*.md")]
     spoken = {name for page in pages for name in re.findall(r"`(--[a-z-]+)[^`]*`", page.read_text())}

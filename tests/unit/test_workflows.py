@@ -1,13 +1,7 @@
 """Workflows and the composite action: what they use is pinned, and the page about the gate calls what is there."""
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 ACTION = ROOT / ".github" / "actions" / "perf-gate" / "action.yml"
@@ -45,34 +39,3 @@ def test_the_page_of_the_gate_and_our_workflow_call_the_action_by_its_inputs() -
         given = inputs(text, "with", 8)
         assert given
         assert given <= known
-
-
-# A Python whose pip downloads a wheel of its own: every file and name that is looked up, but for one.
-PYTHON = """#!{python}
-import os, sys, zipfile
-if sys.argv[1:3] != ["-m", "pip"]:
-    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
-package, folder = sys.argv[-1], sys.argv[sys.argv.index("--dest") + 1]
-files = dict()
-for of, file, *names in map(str.split, open(os.path.join(os.path.dirname(folder), "names"))):
-    if of == package and names != [{lost!r}]:
-        files[file] = files.get(file, "code\\n") + " ".join(names) + "\\n"
-os.makedirs(folder)
-with zipfile.ZipFile(folder + "/" + package + "-1.0-py3-none-any.whl", "w") as wheel:
-    for file, text in files.items():
-        wheel.writestr(file, text)
-"""
-
-
-@pytest.mark.skipif(shutil.which("unzip") is None, reason="needs unzip")
-def test_the_names_of_engines_are_looked_up_in_their_wheels(tmp_path: Path) -> None:
-    lost = "swap_blocks_batch"
-    python = tmp_path / "python"
-    python.write_text(PYTHON.format(python=sys.executable, lost=lost))
-    python.chmod(0o755)
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
-    done = subprocess.run([ROOT / ".ci" / "engines", python], env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, "")
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert {package for _, package, *_ in lines} >= {"vllm", "sglang", "lmcache"}
-    assert {tuple(names) for found, _, _, _, *names in lines if found == "MISSING"} == {(lost,)}

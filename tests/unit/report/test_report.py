@@ -1,11 +1,7 @@
 """Reports: what they hold, what they say they cannot hold, and strings that try to be more than text."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -359,27 +355,6 @@ def test_bad_input_is_a_usage_error(tmp_path: Path) -> None:
     (run.path / "report").symlink_to(tmp_path)
     assert isinstance(CliRunner().invoke(app, ["report", str(run.path)]).exception, UsageError)
     assert several.exit_code == 2
-
-
-def test_a_report_needs_neither_torch_nor_the_engine(tmp_path: Path) -> None:
-    run = made_run(tmp_path, synthetic.rounds(synthetic.cliff_cells((256,), synthetic.FEW_KIB)))
-    script = """
-        import sys
-        for name in ("torch", "triton", "pynvml", "kvbench._engine"):
-            sys.modules[name] = None
-        import typer
-        from kvbench.cli.report import report
-        app = typer.Typer()
-        app.callback()(lambda: None)
-        app.command()(report)
-        assert not {"pandas", "matplotlib"} & set(sys.modules)
-        app()
-    """
-    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(script), "report", run.path, "-o", tmp_path / "out"]
-    unset = {name: value for name, value in os.environ.items() if name != "DISPLAY"}
-    done = subprocess.run(command, capture_output=True, text=True, env=unset)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "cliff-run.svg").stat().st_size > 10_000
 
 
 def test_a_plug_in_is_marked_wherever_it_is_named(tmp_path: Path) -> None:
