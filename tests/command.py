@@ -21,7 +21,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cli import main
 from kvbench.cli.main import app
 from kvbench.results import Failure, Record, Skip, Visit, load_run
-from kvbench.results.rundir import visits_that_count
+from kvbench.results.attempts import visits_that_count
 
 KVBENCH = Path(sys.executable).with_name("kvbench")
 TIMEOUT_S = 120.0

@@ -20,7 +20,7 @@ from kvbench.cells.facts import AUTO, CEILING_BYTES, SM
 from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError
 from kvbench.machine.probes import XidErrors, observe
 from kvbench.results import RunWriter, load_run
-from kvbench.results.rundir import Ceilings
+from kvbench.results.attempts import Ceilings
 from kvbench.results.schema import (
     Ceiling,
     Control,

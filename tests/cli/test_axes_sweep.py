@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from kvbench.results import Visit
+from kvbench.results.attempts import visits_that_count
 from kvbench.results.outcomes import hidden_share
-from kvbench.results.rundir import visits_that_count
 from tests.command import BRIEF, HOT, failures, kvbench_here, records, succeeds, swept, tiny
 
 BESIDE = ("--rounds=1", "--warmups=0", "--cell-seconds=0.3")

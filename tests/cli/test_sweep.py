@@ -18,7 +18,7 @@ import pytest
 
 from kvbench.cells.cell import AXES
 from kvbench.results import COLUMNS, Note, Visit, load_run
-from kvbench.results.rundir import visits_that_count
+from kvbench.results.attempts import visits_that_count
 from kvbench.results.schema import identity_hash
 from kvbench.text import LOG_COLUMNS
 from tests.command import (

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.results import Visit, load_run
-from kvbench.results.rundir import visits_that_count
+from kvbench.results.attempts import visits_that_count
 from kvbench.sweep.swap_file import Header, Swap, write_trace
 from tests.command import kvbench_here, refused, succeeds
 

@@ -9,7 +9,7 @@ import pytest
 from kvbench.cells.axes import StreamState
 from kvbench.cells.policy import load_policy
 from kvbench.results import load_run
-from kvbench.results.rundir import visits_that_count
+from kvbench.results.attempts import visits_that_count
 from tests.command import Done, kvbench_here, records, refused, succeeds
 
 ON_CPU = ("--device=cpu", "-a", "direction=h2d", "-a", "pool=4MiB")

@@ -12,7 +12,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.facts import DeviceFacts
 from kvbench.cli.progress import PlainReporter
 from kvbench.results import RunWriter, load_run
-from kvbench.results.rundir import visits_that_count
+from kvbench.results.attempts import visits_that_count
 from kvbench.results.schema import Ceiling, Disturbance, Failure, Note, Record, Retry, Visit
 from kvbench.run.execution import MAX_REPEATS, VISITS_A_REPEAT, Execution, Observer, Progress, SweepEnd
 from kvbench.run.protocol import MeasureCells, Opened

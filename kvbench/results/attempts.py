@@ -1,0 +1,82 @@
+"""Which attempt of a visit counts: the least disturbed, first by how low the ceiling of its round was before it."""
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from kvbench.analysis.margins import CEILING
+from kvbench.cells.units import gigabytes_per_second
+from kvbench.results.schema import Ceiling, Disturbance, Record, Visit
+
+
+class Ceilings:
+    """The GB/s of the large copies of each direction, by round and the attempt before whose visits they were made."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._gbps: dict[str, dict[int, dict[int, float]]] = {}
+        for record in records:
+            self.note(record)
+
+    def note(self, record: Record) -> None:
+        if isinstance(record, Ceiling) and record.event_us and (copy_us := median(record.event_us)) > 0:
+            gbps = gigabytes_per_second(record.swap_bytes, copy_us)
+            self._gbps.setdefault(record.direction, {}).setdefault(record.round, {})[record.attempt] = gbps
+
+    def low_by(self, direction: str, number: int, attempt: int) -> float:
+        """By what share the ceiling of a round lay below the best before an attempt, 0 where it was not low."""
+        rounds = self._gbps.get(direction, {})
+        of_round = rounds.get(number, {})
+        before = max((known for known in of_round if known <= attempt), default=None)
+        if before is None:
+            return 0.0
+        return _low_by(of_round[before], max(max(each.values()) for each in rounds.values()))
+
+    def low(self, before: int) -> list[tuple[str, int]]:
+        """Return the directions and rounds whose ceilings before this attempt were all low, the lowest first."""
+        low: dict[tuple[str, int], float] = {}
+        for direction, rounds in self._gbps.items():
+            of_rounds = {
+                number: max(known)
+                for number, of_round in rounds.items()
+                if (known := [gbps for attempt, gbps in of_round.items() if attempt < before])
+            }
+            for number, gbps in of_rounds.items():
+                low[direction, number] = _low_by(gbps, max(of_rounds.values()))
+        return sorted(filter(low.get, low), key=lambda key: -low[key])
+
+
+def _low_by(gbps: float, best: float) -> float:
+    return 1 - gbps / best if best > (1 + CEILING.fraction) * gbps else 0.0
+
+
+def visits_that_count(records: Sequence[Record]) -> Sequence[Visit]:
+    """Return the least disturbed attempt of every visit, of equals the first, in journal order; first by the ceiling.
+
+    Arms that were measured in turn share the attempt. Of an attempt whose records a kill cut off, the later ones count.
+    """
+    visits = {(one.cell.id, one.round, one.attempt): one for one in records if isinstance(one, Visit)}
+    attempts: dict[tuple[str, int], dict[int, list[Visit]]] = {}
+    for visit in visits.values():
+        of_visit = attempts.setdefault((visit.group or visit.cell.id, visit.round), {})
+        of_visit.setdefault(visit.attempt, []).append(visit)
+    ceilings = Ceilings(records)
+
+    def disturbance_of_arms(arms: Sequence[Visit]) -> tuple[float, ...]:
+        return tuple(map(sum, zip(*(_disturbance(one, ceilings) for one in arms), strict=True)))
+
+    best = (min(of_visit.values(), key=disturbance_of_arms) for of_visit in attempts.values())
+    counting = {id(visit) for arms in best for visit in arms}
+    return [record for record in records if isinstance(record, Visit) and id(record) in counting]
+
+
+def _disturbance(visit: Visit, ceilings: Ceilings) -> tuple[float, int, float]:
+    """How low the ceiling of a visit's round was, the number of things that disturbed it, and how slow its CPU was.
+
+    A slow CPU does not count where the caller takes more than half of the swap: an engine's thread meets both speeds,
+    and so does the interval of the figure.
+    """
+    times_us, slow = visit.swap_times_us, Disturbance.SLOW_CPU in visit.disturbed
+    low = ceilings.low_by(visit.cell.direction, visit.round, visit.attempt)
+    mostly_call = bool(times_us) and 2 * median(visit.samples.caller_us) > median(times_us)
+    if slow and mostly_call:
+        return low, len(visit.disturbed) - 1, 0.0
+    return low, len(visit.disturbed), (visit.slowdown or 0.0) if slow else 0.0
