@@ -257,8 +257,7 @@ class Judgement:
     def exit_code(self) -> ExitCode:
         """The exit code of the command, unless it lets UNDECIDED and CONTAMINATED pass."""
         code = self.verdict.exit_code
-        passes = all(row.passes for row in self.rows)
-        return ExitCode.DONE if code is ExitCode.INCONCLUSIVE and passes else code
+        return ExitCode.DONE if code is ExitCode.INCONCLUSIVE and all(row.passes for row in self.rows) else code
 
     def missing(self, pairs: int) -> dict[Cell, int]:
         """Return, for each of the base's cells, the pairs missing until every unsettled row has `pairs` pairs."""

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -347,7 +348,7 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say) -> I
     began_s = time.monotonic()
     with ExitStack() as stack:
         # A worker dies with the thread that started it; these threads end after their workers.
-        pool = stack.enter_context(ThreadPoolExecutor(2))
+        pool = stack.enter_context(ThreadPoolExecutor(3))
         failures = ReportedFailures()
         sides = [MeasuredSide(name, side, spec, stack, failures, say) for name, side in ((BASE, base), (CAND, cand))]
         ours, theirs = sides
@@ -368,7 +369,8 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say) -> I
             for note in (*_remarks(ours, theirs), *ours.without_partner(), *theirs.without_partner()):
                 say(f"note: {note}")
             say(f"{len(paired)} cells on two sides in turn; reserving memory")
-            _at_once(pool, [partial(side.execution.reserve, side.names.values()) for side in sides])
+            reserve = [partial(side.execution.reserve, side.names.values()) for side in sides]
+            _at_once(pool, [*reserve, partial(import_module, "kvbench.results.frame")])  # nobody waits for it here
             both = SideBySide(ours, theirs, say, pool, time.monotonic() - began_s)
             yield both
         except (KeyboardInterrupt, KvbenchError) as why:
@@ -401,9 +403,8 @@ def _remarks(base: MeasuredSide, cand: MeasuredSide) -> list[str]:
         return []
     if base.side.interpreter == cand.side.interpreter:
         return ["both sides run the same kvbench: this compares it with itself"]
-    remarks = []
-    if base.opened.engine_hash == cand.opened.engine_hash:
-        remarks = ["both sides have the same engine sources; only other installed packages differ"]
+    alike = base.opened.engine_hash == cand.opened.engine_hash
+    remarks = ["both sides have the same engine sources; only other installed packages differ"] if alike else []
     packages = [str(side.info.identity.get(PLUG_INS, "none")) for side in (base, cand)]
     return remarks + ([f"plug-ins: {' (base) and '.join(packages)} (candidate)"] if len({*packages}) > 1 else [])
 
