@@ -56,8 +56,7 @@ def test_blocks_in_runs_are_measured_next_to_shuffled_ones(tuned: tuple[Done, Pa
 
 
 def test_tune_answers_without_failed_cells_and_reports_them(tmp_path: Path) -> None:
-    done = kvbench_here(
-        "tune", *SMALL, "--fault=corrupt@descriptor=1 when backend!=batched", "--json", "-o", "run", cwd=tmp_path
-    )
+    few = ("--backends=batched,per_block", "--fault=corrupt@descriptor=1 when backend=per_block")
+    done = kvbench_here("tune", *SMALL, *few, "--json", "-o", "run", cwd=tmp_path)
     assert done.returncode == 5, done.stderr
     assert {answer["choice"] for answer in json.loads(done.stdout)["answers"]} == {"batched"}
