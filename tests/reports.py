@@ -7,7 +7,7 @@ import msgspec
 
 from kvbench.report.build import report_of
 from kvbench.report.document import render_page
-from kvbench.report.model import Chart, DataTable, Part, Report, Strong, Text, plain, spans
+from kvbench.report.model import DataTable, Part, Report, Strong, Text, plain, spans
 from kvbench.report.page import html_page
 from kvbench.results import Note, Record, Run, RunInfo, load_run
 from tests import synthetic
@@ -80,11 +80,6 @@ def table_of(part: Part, title: str) -> DataTable:
 def rows_of(table: DataTable) -> dict[str, list[str]]:
     """Return the words of a table: first column -> the others."""
     return {first: others for first, *others in ([said(cell) for cell in row] for row in table.rows)}
-
-
-def chart_of(report: Report, stem: str) -> Chart:
-    (match,) = [chart for chart in report.charts if chart.stem == stem]
-    return match
 
 
 def highlights_of(report: Report, section: str) -> list[str]:

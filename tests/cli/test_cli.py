@@ -16,7 +16,7 @@ import pytest
 from kvbench.cells.cell import AXES
 from kvbench.cli.main import main, run
 from kvbench.sweep.config import shipped_configs
-from tests.command import KVBENCH, error_line, events, kvbench, kvbench_here, only_line, succeeds, tiny
+from tests.command import KVBENCH, error_line, events, kvbench, only_line, succeeds, tiny
 
 SIDES = ("--base=here", "--cand=here")
 ON_CPU = ("gate", "compare", "--device=cpu")
@@ -169,17 +169,16 @@ def test_version_prints_the_version_of_the_package(tmp_path: Path) -> None:
 
 
 def listed(folder: Path, what: str) -> list[dict[str, str]]:
-    """Return what `kvbench list` shows as JSON; its plain lines hold the same words, two of a model."""
-    done, plain = kvbench_here("list", what, "--json", cwd=folder), kvbench_here("list", what, cwd=folder)
-    assert (done.returncode, plain.returncode) == (0, 0), done.stderr + plain.stderr
-    shown = 2 if what == "models" else None
-    rows: list[dict[str, str]] = [dict([*row.items()][:shown]) for row in json.loads(done.stdout)]
-    lines = plain.stdout.splitlines()
-    assert len(lines) == len(rows)
-    for row, line in zip(rows, lines, strict=True):
-        for word in row.values():
-            assert word in line
+    """Return what `kvbench list` shows as JSON."""
+    rows: list[dict[str, str]] = json.loads(succeeds("list", what, "--json", cwd=folder).stdout)
     return rows
+
+
+@pytest.mark.parametrize(("what", "words"), [("axes", None), ("configs", None), ("models", 2)])
+def test_plain_lines_hold_the_words_of_what_is_listed(tmp_path: Path, what: str, words: int | None) -> None:
+    lines = succeeds("list", what, cwd=tmp_path).stdout.splitlines()
+    for row, line in zip(listed(tmp_path, what), lines, strict=True):
+        assert all(word in line for word in [*row.values()][:words])
 
 
 def test_the_listed_axes_have_working_examples(tmp_path: Path) -> None:

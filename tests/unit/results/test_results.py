@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import os
 import resource
 import shutil
@@ -131,11 +130,6 @@ def test_records_are_parsed_strictly(run: Path, body: bytes, said: str) -> None:
         load_run(run)
     assert said in str(caught.value)
     assert str(caught.value).isprintable()
-
-
-def _edit_info(run: Path, **changes: object) -> None:
-    file = run / "run.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 50_000, '{"a":' * 50_000])
