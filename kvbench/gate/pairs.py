@@ -98,7 +98,8 @@ class _Side:
         self._copies: dict[str, dict[int, float]] = {}
         for record in run.records:
             if isinstance(record, Control) and record.event_us:
-                self._copies.setdefault(record.direction, {})[record.round] = fast_us(record.event_us)
+                byte_us = fast_us(record.event_us) / record.copy_bytes
+                self._copies.setdefault(record.direction, {})[record.round] = byte_us
 
     def values(self, cells: Sequence[Cell], rounds: Sequence[int]) -> VisitValues:
         """Return the values of every visit, of shape (cells, rounds)."""
@@ -129,7 +130,7 @@ class _Side:
         return counts.most_common(1)[0][0] if counts else ""
 
     def copies_us(self, rounds: Sequence[int]) -> dict[str, Floats]:
-        """Return direction -> time of the large copies of every round, NaN if there are none."""
+        """Return direction -> time of a byte of the large copies of every round, NaN if there are none."""
         return {
             # a time of zero has no ratio
             direction: np.array([by_round.get(number) or np.nan for number in rounds])

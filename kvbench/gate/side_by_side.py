@@ -13,12 +13,14 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import numpy as np
 
+from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.errors import KvbenchError, MismatchError, StorageError, UsageError, brief
 from kvbench.files import or_usage_error
@@ -50,7 +52,7 @@ _LEAKING: Final = ("PYTHONPATH", "PYTHONHOME")
 # One in this many rounds, chosen by the seed, is compared byte for byte, besides the first and the last.
 AUDITED: Final = 16
 # Large copies of each side per direction and round.
-_CONTROLS: Final = 2
+_CONTROLS: Final = 8
 # The maximum number of times that spoiled pairs are repeated for one look.
 _TRIES: Final = 3
 Say = Callable[[str], None]
@@ -185,10 +187,8 @@ class MeasuredSide(Observer):
     def without_partner(self) -> list[str]:
         """Return a note if cells have no partner on the other side and are not measured."""
         paired = {*self.names.values()}
-        alone = [cell for cell in self.plan.cells if cell not in paired]
-        if not alone:
-            return []
-        return [f"{counted(len(alone), 'cell')} only on the side {self.name}, such as {alone[0].label}"]
+        rest = [cell for cell in self.plan.cells if cell not in paired]
+        return [f"{counted(len(rest), 'cell')} only on the side {self.name}, such as {rest[0].label}"] if rest else []
 
 
 class SideBySide:
@@ -273,16 +273,14 @@ class SideBySide:
         order = (BASE, CAND) if number % 2 == 0 else (CAND, BASE)
         drawn = int(np.random.default_rng((self._seed, number // AUDITED)).integers(AUDITED))
         verify = verify or number % AUDITED == drawn
-        for name in order:
-            execution = self.running[name].execution
-            if number == 0:
-                execution.measure_ceilings(number)
-                execution.observe("start")
-            execution.measure_controls(number, _CONTROLS)
-        plug_ins = self.running[BASE].plan.plug_ins  # a plug-in package has a worker of its own
-        for cell in sorted(
-            cells, key=lambda cell: (plug_ins.get(cell.backend, ""), cell.shuffle_key(number, self._seed))
-        ):
+        in_order = [self.running[name].execution for name in order]
+        for execution in in_order if number == 0 else ():
+            execution.measure_ceilings(number)
+            execution.observe("start")
+        for direction, execution in product(Direction, in_order):
+            execution.measure_control(direction, number, _CONTROLS)
+        plug_ins, seed = self.running[BASE].plan.plug_ins, self._seed  # a plug-in package has a worker of its own
+        for cell in sorted(cells, key=lambda cell: (plug_ins.get(cell.backend, ""), cell.shuffle_key(number, seed))):
             if time.monotonic() >= until_s:
                 return False
             if cell not in self._failed:

@@ -345,9 +345,8 @@ class Execution:
     def _copy_ceiling(self, direction: Direction, number: int, attempt: int = 0) -> None:
         self._copies(MeasureCeiling(direction=direction.value, round=number, samples=CEILING_SAMPLES), Ceiling, attempt)
 
-    def measure_controls(self, number: int, samples: int) -> None:
-        for direction in Direction:
-            self._copies(MeasureControl(direction=direction.value, round=number, samples=samples), Control)
+    def measure_control(self, direction: Direction, number: int, samples: int) -> None:
+        self._copies(MeasureControl(direction=direction.value, round=number, samples=samples), Control)
 
     def _copies(
         self,
