@@ -250,6 +250,7 @@ class SideBySide:
     def finish(self) -> None:
         """Record that both runs are complete; raises StorageError if one could not be written."""
         outcomes = [side.execution.finish("complete", None) for side in self.running.values()]
+        _at_once(self._pool, [side.execution.slot.close for side in self.running.values()])
         for outcome in outcomes:
             if outcome.status != "complete":
                 raise StorageError(f"{outcome.path}: {outcome.reason}")
