@@ -114,8 +114,8 @@ def write_requests(path: Path) -> None:
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with all that the pages take for granted: a clone, two runs, a policy, requests, environments."""
     folder = tmp_path_factory.mktemp("prepared")
-    for name in ("mine", "other"):
-        succeeds("sweep", *tiny(block_size="1KiB,2KiB"), *BRIEF, f"--out=runs/{name}", cwd=folder)
+    succeeds("sweep", *tiny(block_size="1KiB,2KiB"), *BRIEF, "--out=runs/mine", cwd=folder)
+    shutil.copytree(folder / "runs/mine", folder / "runs/other")
     write_requests(folder / "conversation_trace.jsonl")
     shutil.copytree(FROZEN / "h100", folder / "runs/engine")
     beside = Cell("batched", Direction.D2H, 4096, 16384, neighbour=Neighbour.DECODE)

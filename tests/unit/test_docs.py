@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sized
@@ -50,9 +51,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the runs that the documents speak of."""
     folder = tmp_path_factory.mktemp("tour")
     cells = ("-abackend=per_block,batched", "-adirection=h2d", "-ablocks=4", "-ablock_size=1KiB,2KiB")
-    for name in ("mine", "other"):
-        options = ("-astream_state=idle", "--rounds=1", f"--out=runs/{name}")
-        succeeds("sweep", "--device=cpu", *cells, *options, cwd=folder)
+    succeeds("sweep", "--device=cpu", *cells, "-astream_state=idle", "--rounds=1", "--out=runs/mine", cwd=folder)
+    shutil.copytree(folder / "runs/mine", folder / "runs/other")
     succeeds("show", "runs/mine", "-p", "mine.toml", cwd=folder)
     (folder / "reports").symlink_to(ROOT / "reports")
     return folder

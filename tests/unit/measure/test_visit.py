@@ -273,7 +273,7 @@ def test_a_thread_that_another_backend_left_behind_disturbs_a_visit(bench: Bench
         while not ended.is_set():
             pass
 
-    sampling = msgspec.structs.replace(SAMPLING, min_samples=20, max_samples=20)
+    sampling = msgspec.structs.replace(SAMPLING, min_samples=10, max_samples=10)
     cell = replace(CELLS[0], pause_us=2000)
     assert Disturbance.OTHER_THREAD not in measure(bench, Recorded(honest), cell, sampling, 1, None).disturbed
     thread = threading.Thread(target=spin)
