@@ -41,7 +41,7 @@ _HEADINGS: Final = ("candidate", "GPU, driver", "measured", "gates", *_SHOWN, "o
 
 
 class Gated(msgspec.Struct, frozen=True):
-    """One gate: its kind, sides and suite as a command, the verdict, those of its rows, and what it said when."""
+    """One gate: kind, sides and suite as a command, verdicts of it and of its rows, and what it said, controls last."""
 
     kind: str
     command: str
@@ -86,7 +86,7 @@ def gate(kind: str, minutes: float, more: Sequence[str], folder: Path) -> Gated:
         verdict=data["verdict"],
         seconds=seconds,
         rows=dict(Counter(row["verdict"] for row in data["rows"])),
-        said=[*said, *data["warnings"]],
+        said=[*said, *data["warnings"], *(f"{one['name']} unsure: {one['unsure']}" for one in data["controls"])],
     )
 
 
