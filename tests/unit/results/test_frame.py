@@ -4,11 +4,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvbench.cells.axes import Direction, Reuse, StreamState
+from kvbench.cells.axes import Direction, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.errors import RunDirectoryError
 from kvbench.results import load_run
-from kvbench.results.schema import Disturbance, Record, Roof
+from kvbench.results.schema import Record, Roof
 from tests.synthetic import ceilings, visit, write_run
 
 FAR = Cell("sm", Direction.H2D, 1000, 1024, sms=4, pool_bytes=16 << 30, reuse=Reuse.FRESH)
@@ -20,61 +20,9 @@ def frame_of(tmp_path: Path, *records: Record):  # type: ignore[no-untyped-def] 
 
 def roof(scattered_us: float, dense_us: float) -> Roof:
     return Roof(
-        direction="h2d",
-        round=0,
-        pool_bytes=16 << 30,
-        copy_bytes=50_000_000,
-        copy_us=[1000.0],
-        blocks=28_000,
-        block_bytes=512,
-        scattered_us=[scattered_us],
-        dense_us=[dense_us],
-    )
-
-
-def test_the_last_attempt_of_a_disturbed_visit_counts_and_all_are_kept(tmp_path: Path) -> None:
-    slow = msgspec.structs.replace(visit(FAR, 100.0), disturbed=[Disturbance.SLOW_CPU])
-    again = msgspec.structs.replace(visit(FAR, 50.0), attempt=1)
-    other = visit(FAR, 60.0, round_=1)
-    path = write_run(tmp_path / "run", [slow, again, other])
-    run = load_run(path)
-    (row,) = run.frame().to_dict("records")
-    assert row["swap_us_median"] == pytest.approx(55, rel=0.02)
-    assert (row["rounds"], row["repeated"], row["disturbed"]) == (2, 1, 0)
-    assert run.visit_times()[FAR.id] == pytest.approx({0: 50, 1: 60}, rel=0.02)
-    assert len(run.records) == 3
-
-
-def test_of_disturbed_attempts_the_least_disturbed_counts(tmp_path: Path) -> None:
-    both, slow = [Disturbance.STEP, Disturbance.SLOW_CPU], [Disturbance.SLOW_CPU]
-    attempts = [
-        msgspec.structs.replace(visit(FAR, us), attempt=number, disturbed=causes, slowdown=slowdown)
-        for number, (us, causes, slowdown) in enumerate([(70.0, both, 1.6), (50.0, slow, 1.6), (60.0, slow, 1.9)])
-    ]
-    run = load_run(write_run(tmp_path / "run", attempts))
-    assert run.visit_times()[FAR.id] == pytest.approx({0: 50}, rel=0.02)
-    (row,) = run.frame().to_dict("records")
-    assert (row["rounds"], row["repeated"], row["disturbed"]) == (1, 2, 1)
-
-
-def test_a_swap_that_is_mostly_its_call_keeps_the_speeds_of_all_cpus(tmp_path: Path) -> None:
-    slow = msgspec.structs.replace(visit(FAR, 100.0), disturbed=[Disturbance.SLOW_CPU], slowdown=1.9)
-    again = msgspec.structs.replace(visit(FAR, 50.0), attempt=1)
-    for share, counts_us in ((0.9, 100.0), (0.1, 50.0)):
-        caller_us = [share * us for us in slow.samples.wall_us]
-        first = msgspec.structs.replace(slow, samples=msgspec.structs.replace(slow.samples, caller_us=caller_us))
-        run = load_run(write_run(tmp_path / f"run-{share}", [first, again]))
-        assert run.visit_times()[FAR.id] == pytest.approx({0: counts_us}, rel=0.02)
-
-
-def test_a_figure_belongs_to_the_quantity_of_its_stream_state(tmp_path: Path) -> None:
-    cells = {state: replace(FAR, stream_state=state) for state in StreamState}
-    frame = frame_of(tmp_path, *(visit(cell, 40.0) for cell in cells.values()))
-    quantities = ["latency_gbps", "execution_gbps", "sustained_gbps"]
-    for state, cell in cells.items():
-        figures = frame.loc[cell.id, quantities].dropna()
-        assert list(figures.index) == [f"{state.quantity}_gbps"]
-        assert figures.iloc[0] == frame.loc[cell.id, "gbps"]
+        direction="h2d", round=0, pool_bytes=16 << 30, copy_bytes=50_000_000, copy_us=[1000.0], blocks=28_000,
+        block_bytes=512, scattered_us=[scattered_us], dense_us=[dense_us],
+    )  # fmt: skip
 
 
 def test_the_roof_of_scattered_small_blocks_is_the_translation_limit(tmp_path: Path) -> None:

@@ -6,17 +6,15 @@ import os
 import resource
 import shutil
 import zlib
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
+from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import RunDirectoryError, StorageError, UsageError
 from kvbench.results import Note, Record, RunWriter, Samples, Visit, load_run
@@ -306,106 +304,6 @@ def test_a_journal_that_is_cut_anywhere_can_be_read(records: list[Record], cut: 
     assert (read[-1][1].size_bytes if read else Position().size_bytes) <= len(start)
 
 
-def test_the_swap_time_is_between_events_where_there_are_any_and_only_these_have_gbps(tmp_path: Path) -> None:
-    paused, beside = replace(CELL, pause_us=200), replace(CELL, neighbour=Neighbour.IDLE)
-    run = synthetic.write_run(tmp_path / "run", synthetic.visits([CELL, BUSY, paused, beside]))
-    frame = load_run(run).frame().set_index("cell_id")
-    for cell in (CELL, BUSY):
-        assert frame.loc[cell.id, "swap_us_median"] == frame.loc[cell.id, "event_us_median"]
-        assert frame.loc[cell.id, "gbps"] > 0
-    for cell in (paused, beside):
-        assert frame.loc[cell.id, "swap_us_median"] == frame.loc[cell.id, "wall_us_median"]
-        assert np.isnan(frame.loc[cell.id, "gbps"])
-    assert frame.loc[BUSY.id, "swap_us_median"] < frame.loc[BUSY.id, "wall_us_median"]
-    assert frame.loc[BUSY.id, "execution_only"] == 1
-    assert np.isnan(frame.loc[CELL.id, "execution_only"])
-    assert (frame["state_held"] == 1).all()
-
-
-def test_the_median_is_of_the_visits_medians_and_the_spread_of_all_samples(tmp_path: Path) -> None:
-    visits = [
-        synthetic.visit(CELL, us, count=count, round_=number)
-        for number, (us, count) in enumerate(((10.0, 21), (20.0, 5), (30.0, 7)))
-    ]
-    read = made_run(tmp_path, visits)
-    row = read.frame().iloc[0]
-    pooled = np.concatenate([visit.samples.wall_us for visit in visits])
-    assert (row["samples"], row["rounds"]) == (33, 3)
-    # most samples are of the first visit, which counts no more than another
-    assert row["wall_us_median"] == pytest.approx(np.median(visits[1].samples.wall_us))
-    assert row["wall_us_median"] != pytest.approx(np.median(pooled), rel=0.1)
-    assert (row["wall_us_q1"], row["wall_us_q3"]) == pytest.approx(tuple(np.quantile(pooled, (0.25, 0.75))))
-    raw = read.samples()
-    assert raw["wall_us"].tolist() == pooled.tolist()
-    assert raw["round"].tolist() == [0] * 21 + [1] * 5 + [2] * 7
-    assert raw["sample"].tolist() == [*range(21), *range(5), *range(7)]
-
-
-INTERVAL = ["swap_us_low", "swap_us_high", "gbps_low", "gbps_high"]
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 6, 9])
-def test_an_interval_requires_six_visits(tmp_path: Path, count: int) -> None:
-    visits = [synthetic.visit(CELL, 10.0 + number, count=7, round_=number) for number in range(count)]
-    others = [synthetic.visit(BUSY, 99.0, round_=number) for number in range(6)]  # their visits count for themselves
-    row = made_run(tmp_path, [*others, *visits]).frame().set_index("cell_id").loc[CELL.id]
-    if count < 6:
-        assert row[INTERVAL].isna().all()
-        return
-    medians = sorted(float(np.median(visit.samples.wall_us)) for visit in visits)
-    rank = {6: 0, 9: 1}[count]  # order statistics with 95 % coverage
-    assert (row["swap_us_low"], row["swap_us_high"]) == pytest.approx((medians[rank], medians[-1 - rank]))
-    assert row["swap_us_low"] < row["swap_us_median"] < row["swap_us_high"]
-    assert row["gbps_low"] == pytest.approx(CELL.swap_bytes / row["swap_us_high"] / 1e3)
-    assert row["gbps_high"] == pytest.approx(CELL.swap_bytes / row["swap_us_low"] / 1e3)
-
-
-def test_execution_is_that_of_the_samples_whose_delay_outlasted_the_submission(tmp_path: Path) -> None:
-    outlasted = [synthetic.visit(BUSY, 10.0, count=7, round_=number) for number in range(6)]
-    cells = {
-        ended: made_run(tmp_path, [with_ended(visit, ended) for visit in outlasted], name=str(ended)).frame().iloc[0]
-        for ended in (0, 3, 4)
-    }
-    figures = ["swap_us_median", "swap_us_q1", "swap_us_q3", "gbps", "execution_gbps", *INTERVAL]
-    for few in (0, 3):
-        assert list(cells[few][figures]) == pytest.approx(list(cells[0][figures]), rel=0.03)
-    assert cells[4][figures].isna().all()
-    assert [cell["execution_only"] for cell in cells.values()] == pytest.approx([1, 4 / 7, 3 / 7])
-    assert (cells[4]["status"], cells[4]["samples"]) == ("no figure", 42)
-    assert cells[4]["event_us_median"] > cells[0]["event_us_median"]  # what was measured stays
-
-
-def test_a_visit_with_too_few_such_samples_has_no_time(tmp_path: Path) -> None:
-    visits = [synthetic.visit(BUSY, 10.0, count=7, round_=number) for number in range(6)]
-    run = made_run(tmp_path, [with_ended(visits[0], 6), *visits[1:]])
-    cell = run.frame().iloc[0]
-    assert list(run.visit_times()[BUSY.id]) == [1, 2, 3, 4, 5]
-    assert (cell["status"], cell["rounds"], cell["samples"]) == ("ok", 5, 42)
-    assert np.isnan(cell["gbps_low"])
-
-
-def with_ended(visit: Visit, count: int) -> Visit:
-    """Return the visit with `count` samples whose delay was over before the submission: they hold its time too."""
-    samples = visit.samples
-    assert samples.event_us is not None
-    held = len(samples) - count
-    late = msgspec.structs.replace(
-        samples,
-        event_us=[*samples.event_us[:held], *(time_us + 3000 for time_us in samples.event_us[held:])],
-        pending_after=[*samples.pending_after[:held], *[0] * count],
-    )
-    return msgspec.structs.replace(visit, samples=late)
-
-
-def test_a_failed_cell_has_no_figures_but_keeps_its_samples(tmp_path: Path) -> None:
-    records = [*synthetic.visits([CELL, BUSY]), synthetic.failure(CELL, "17 bytes differ", "mismatch")]
-    read = made_run(tmp_path, records)
-    row = read.frame().set_index("cell_id").loc[CELL.id]
-    assert (row["status"], row["reason"], row["samples"]) == ("failed", "mismatch: 17 bytes differ", 0)
-    assert row[[name for name in row.index if name.endswith(("_median", "_q1", "_q3")) or name == "gbps"]].isna().all()
-    assert (read.samples()["cell_id"] == CELL.id).sum() == 30
-
-
 @pytest.mark.parametrize("records", [[], [synthetic.failure(CELL)], [synthetic.skip(CELL)], synthetic.visits([CELL])])
 def test_the_columns_and_their_types_are_always_the_same(tmp_path: Path, records: list[Record]) -> None:
     read = made_run(tmp_path, records)
@@ -421,11 +319,3 @@ def test_a_damaged_packed_journal_is_refused(run: Path) -> None:
         (run / "journal.jsonl.gz").write_bytes(damaged)
         with pytest.raises(RunDirectoryError):
             load_run(run)
-
-
-def test_skipped_cells_are_rows_and_any_on_d2h_is_marked(tmp_path: Path) -> None:
-    odd = Cell("batched", Direction.D2H, 16, 4096, order=Order.ANY)
-    records = [synthetic.skip(CELL, "needs 9 GB"), *synthetic.visits([odd])]
-    frame = made_run(tmp_path, records).frame().set_index("cell_id")
-    assert (frame.loc[CELL.id, "status"], frame.loc[CELL.id, "reason"]) == ("skipped", "needs 9 GB")
-    assert frame.loc[odd.id, "order_note"] == "any on d2h"
