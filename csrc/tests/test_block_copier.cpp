@@ -150,10 +150,11 @@ struct BenchOf {
     return std::make_shared<SmKernel>(driver, std::span<const std::byte>{}, SmShape{.method = method});
   }
 
-  /// Ways: 0 batched, 1 primed, 2 a kernel on 3 SMs, 3 merged, 4 the kernel on one SM, 5 single copies.
+  /// Ways: 0 batched, 1 primed, 2 a kernel on 3 SMs, 3 merged, 4 the kernel on one SM, 5 single copies, 6 seven a call.
   std::unique_ptr<BlockCopier> copier(std::vector<CopyTable> tables, std::size_t max_entries = 0,
                                       std::vector<BlockCopier::Pool> pools = {}) {
-    std::vector<CopyWay> ways(6);
+    std::vector<CopyWay> ways(7);
+    ways[6].batch.descriptors_per_call = 7;
     ways[5].one_by_one = true;
     ways[3].batch.by_host_address = ways[3].batch.merge = ways[3].batch.sliced = true;
     ways[1].batch.prime_ns = 2000;
@@ -796,7 +797,7 @@ struct RandomBench : BenchOf<RandomMemory> {
 void any_list_in_any_memory_is_copied_or_refused_at_its_first_wrong_entry() {
   std::size_t copied = 0, refused_ones = 0;
   for (unsigned seed = 0; seed < 20; ++seed) {
-    for (const std::size_t way : {0, 2, 3, 5}) {
+    for (const std::size_t way : {0, 2, 3, 5, 6}) {
       RandomBench bench(std::make_shared<RandomMemory>(seed));
       std::vector<BlockCopier::Pool> pools;
       if (seed % 3 == 0) {
@@ -826,7 +827,9 @@ void any_list_in_any_memory_is_copied_or_refused_at_its_first_wrong_entry() {
           check::that(refused_at == entry, "the entry that is refused");
           check::that(bench.driver->copied == copies, "what is copied");
           if (entry) break;
-          if (!copies.empty()) check::equal(copier->descriptors(), copies.size(), "descriptors");
+          if (copies.empty()) break;
+          check::equal(copier->descriptors(), copies.size(), "descriptors");
+          if (way == 6) check::equal(copier->calls(), (copies.size() + 6) / 7, "calls");
           if (again) check::equal(bench.driver->regions, questions, "questions for what is known");
         }
         entry ? ++refused_ones : ++copied;
@@ -1193,7 +1196,7 @@ void what_is_no_stream_is_refused() {
 void what_a_copier_cannot_serve_is_refused() {
   CopierBench bench;
   check::thrown<std::invalid_argument>([&] { bench.copier({always(0, Direction::h2d)}); });
-  check::thrown<std::invalid_argument>([&] { bench.copier(both_ways(6)); });
+  check::thrown<std::invalid_argument>([&] { bench.copier(both_ways(7)); });
   const auto copier = bench.copier(both_ways(0));
   const std::vector<Address> here{bench.host.address()}, elsewhere{4096};
   const std::vector<std::size_t> bytes{64};

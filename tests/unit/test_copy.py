@@ -1,7 +1,6 @@
 """`kvbench.copy.BlockCopier` as an engine calls it, on the device cpu, with bytes compared."""
 
 import ctypes
-import mmap
 import resource
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,11 +24,8 @@ from kvbench.engine.device import (
     EngineError,
     MemoryKind,
     Stream,
-    begin_capture,
     copier_swap,
-    end_capture,
     open_device,
-    register_pages,
 )
 from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.errors import UsageError
@@ -150,53 +146,6 @@ def test_memory_that_cannot_be_copied_is_no_pool(device: Device) -> None:
         BlockCopier("cpu", pools=[tensor[::2]])
 
 
-class Slots:
-    """A pool of slots that a device has one by one, all but each seventh, and blocks of 512 bytes in it."""
-
-    SLOT, BLOCKS = 4096, 8
-
-    def __init__(self, count: int, stride: int) -> None:
-        self.device = device = open_device("cpu", FaultPlan())  # of its own: the slots are never unregistered
-        self.pages = mmap.mmap(-1, count * stride)
-        self.host = np.frombuffer(self.pages, np.uint8)
-        self.host[:] = np.random.default_rng(3).integers(0, 256, len(self.host), np.uint8)
-        self.slots = np.array([slot for slot in range(count) if slot % 7 != 5]) * stride
-        for slot in self.slots.tolist():
-            register_pages(device.driver, self.host.ctypes.data + slot, self.SLOT)
-        self.card = Buffer(device.driver, MemoryKind.device, len(self.slots) * self.SLOT)
-        self.stream = Stream(device.driver)
-
-    def blocks(self, size: int = 512) -> tuple[Words, Words, Words]:
-        """Return a list of every block of every slot, shuffled, that goes where the slots lie one behind the other."""
-        rng = np.random.default_rng(4)
-        order = rng.permutation(len(self.slots) * self.BLOCKS)
-        sources = self.slots[order // self.BLOCKS] + order % self.BLOCKS * 512 + self.host.ctypes.data
-        return sources, self.card.address + order * 512, np.full(len(order), size)
-
-    def arrived(self) -> bool:
-        self.stream.synchronize()
-        there = np.frombuffer(ctypes.string_at(self.card.address, len(self.slots) * self.SLOT), np.uint8)
-        wanted = np.concatenate([self.host[slot : slot + self.SLOT] for slot in self.slots.tolist()])
-        return bool((there == wanted).all())
-
-
-@pytest.mark.parametrize("backend", ["batched", "merged", "per_block"])
-@pytest.mark.parametrize("stride", [4096, 3 * 4096], ids=["adjacent", "with gaps"])
-def test_a_pool_of_slots_is_copied_and_a_block_that_leaves_its_slot_is_refused(backend: str, stride: int) -> None:
-    pool = Slots(400, stride)
-    copier = copier_for(pool.device, [always(backend)]).engine
-    copier.copy(*pool.blocks(), pool.stream.handle)
-    assert pool.arrived()
-    begin = pool.host.ctypes.data
-    for wrong in (begin + 4096 - 256, begin + 5 * stride, begin - 256, begin + 12 * stride + 512):
-        sources, destinations, sizes = pool.blocks()
-        sources[1234] = wrong
-        with pytest.raises(ValueError, match=r"^entry 1234: source"):
-            copier.copy(sources, destinations, sizes, pool.stream.handle)
-    copier.copy(*pool.blocks(), pool.stream.handle)
-    assert pool.arrived()
-
-
 @pytest.mark.parametrize("which", [0, 1, 2])
 @pytest.mark.parametrize("count", [1, 8])
 def test_an_array_at_an_odd_address_is_refused(device: Device, which: int, count: int) -> None:
@@ -312,16 +261,6 @@ def test_an_interrupt_while_the_arguments_are_read_is_none_of_their_faults(devic
         copier_for(device, [DEFAULTS]).engine.copy(*lists.arguments(), Interrupted())
 
 
-def test_an_entry_of_no_bytes_and_an_empty_list_copy_nothing(device: Device) -> None:
-    copier, stream = copier_for(device, [DEFAULTS]).engine, Stream(device.driver)
-    lists = Lists(device, Direction.D2H, mixed_swap([64, 4096], seed=5))
-    sources, destinations, sizes = (np.insert(array, 1, 0) for array in lists.arguments())
-    copier.copy(sources, destinations, sizes, stream.handle)
-    copier.copy(sources[:0], destinations[:0], sizes[:0], stream.handle)
-    stream.synchronize()
-    assert lists.arrived()
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -341,28 +280,6 @@ def test_an_invalid_list_is_refused(
     lists = Lists(device, Direction.H2D, mixed_swap([64] * 8, seed=6))
     with pytest.raises(error, match=message):
         copier_for(device, [DEFAULTS]).engine.copy(*change(*lists.arguments()), PER_THREAD_STREAM)
-
-
-@pytest.mark.parametrize("backend", ["batched", "merged", "primed"])
-@pytest.mark.parametrize("direction", Direction)
-def test_a_byte_of_several_destinations_is_one_of_those_that_go_there(
-    device: Device, direction: Direction, backend: str
-) -> None:
-    copier, stream = copier_for(device, [always(backend)]).engine, Stream(device.driver)
-    lists = Lists(device, direction, mixed_swap([64, 100, 4096] * 50, seed=9))
-    sources, _, sizes = lists.arguments()
-    destinations = np.random.default_rng(4).integers(0, 8192, len(sizes)) + lists.destination.address
-    destinations[3], sizes[3] = destinations[2], sizes[2]  # the same one twice
-    copier.copy(sources, destinations, sizes, stream.handle)
-    stream.synchronize()
-    source, destination = lists.memory(lists.source), lists.memory(lists.destination)
-    offsets = zip(sources - lists.source.address, destinations - lists.destination.address, sizes, strict=True)
-    allowed = np.zeros((len(destination), 256), bool)
-    for at, to, size in offsets:
-        allowed[np.arange(to, to + size), source[at : at + size]] = True
-    nothing = ~allowed.any(axis=1)
-    assert allowed[np.arange(len(destination)), destination][~nothing].all()
-    assert not destination[nothing].any()
 
 
 def test_an_entry_is_named_by_its_number_in_the_list(device: Device) -> None:
@@ -413,32 +330,6 @@ def test_threads_in_one_copier_are_refused_or_served_but_never_mixed(device: Dev
 
     in_threads(work, range(len(every)))
     assert all(lists.arrived() for lists in every)
-
-
-def test_a_pool_that_was_freed_can_be_forgotten(device: Device) -> None:
-    copier, stream = copier_for(device, [DEFAULTS]).engine, Stream(device.driver)
-    lists = Lists(device, Direction.H2D, mixed_swap([64] * 8, seed=6))
-    arguments = lists.arguments()
-    copier.copy(*arguments, stream.handle)
-    stream.synchronize()
-    assert lists.arrived()
-    del lists
-    copier.forget()
-    with pytest.raises(ValueError, match=r"entry 0: .* pageable memory"):
-        copier.copy(*arguments, stream.handle)
-
-
-def test_a_stream_that_is_captured_is_refused_and_the_copier_works_on(device: Device) -> None:
-    copier, stream = copier_for(device, [DEFAULTS]).engine, Stream(device.driver)
-    lists = Lists(device, Direction.H2D, mixed_swap([64] * 8, seed=6))
-    begin_capture(device.driver, stream.handle)
-    for entries in (8, 0):
-        with pytest.raises(EngineError, match="captured"):
-            copier.copy(*(array[:entries] for array in lists.arguments()), stream.handle)
-    end_capture(device.driver, stream.handle)
-    copier.copy(*lists.arguments(), stream.handle)
-    stream.synchronize()
-    assert lists.arrived()
 
 
 def test_the_policy_decides_by_what_is_pending_on_the_stream(device: Device) -> None:

@@ -1,13 +1,10 @@
 """The swap engine on the cpu device: real copies, compared byte for byte, and errors that say where they come from."""
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvbench.backends.base import Backend, Mechanism, SwapRequest
@@ -161,49 +158,6 @@ def test_a_byte_is_attributed_to_its_descriptor_or_to_none(
     assert run_and_compare(faulty, backend, direction, swap) == (1, int(swap.destination_offsets[13]) + at, owner)
 
 
-@st.composite
-def descriptor_lists(draw: st.DrawFn) -> list[tuple[int, int, int]]:
-    """Up to 40 descriptors in any order; some adjoin the one before them on both sides, none of them overlap."""
-    blocks: list[tuple[int, int, int]] = []
-    start, to = draw(st.integers(0, 64)), draw(st.integers(0, 64))
-    for _ in range(draw(st.integers(1, 40))):
-        size = draw(st.integers(1, 1000) | st.sampled_from([1, 15, 16, 17, 512]))
-        blocks.append((start, to, size))
-        adjoins = draw(st.booleans())
-        start = start + size if adjoins else draw(st.integers(0, ROOM - 1000))
-        to += size if adjoins else size + draw(st.integers(0, 33))
-        start = min(start, ROOM - 1000)
-    return draw(st.sampled_from([blocks, blocks[::-1]]) | st.permutations(blocks))
-
-
-@pytest.fixture(scope="module")
-def any_bench(cpu: Device) -> Bench:
-    return Bench.on(cpu)
-
-
-def merged_count(descriptors: list[tuple[int, int, int]]) -> int:
-    pairs = itertools.pairwise(descriptors)
-    return len(descriptors) - sum((a[0] + a[2], a[1] + a[2]) == (b[0], b[1]) for a, b in pairs)
-
-
-@settings(max_examples=150, deadline=None)
-@given(descriptors=descriptor_lists(), per_call=st.integers(0, 45), coalesce=st.booleans())
-def test_any_list_of_blocks_is_moved_exactly(
-    any_bench: Bench, descriptors: list[tuple[int, int, int]], per_call: int, coalesce: bool
-) -> None:
-    for swap, calls in (
-        (any_bench.per_block(*descriptors), len(descriptors)),
-        (
-            any_bench.batched(*descriptors, per_call=per_call, coalesce=coalesce),
-            -(-(merged_count(descriptors) if coalesce else len(descriptors)) // (per_call or 1000)),
-        ),
-    ):
-        any_bench.destination.fill_value(ROOM, POISON)
-        any_bench.run(swap)
-        assert swap.calls == calls
-        assert any_bench.moved(*descriptors)
-
-
 # How it is submitted
 
 
@@ -286,21 +240,6 @@ def test_the_time_of_a_swap_from_python_includes_its_whole_submission(bench: Ben
     waited = bench.region.measure_python(lambda _: let_another_work(20_000), IDLE)
     assert waited.caller_us >= 20_000
     assert waited.cpu_us < 20_000
-
-
-@pytest.mark.parametrize("state", [StreamState.IDLE, StreamState.BUSY])
-def test_work_comes_before_the_swap_and_is_no_part_of_it(bench: Bench, state: StreamState) -> None:
-    swaps: list[int] = []
-
-    def work() -> None:
-        assert not swaps
-        work_for(100_000)
-
-    measured = bench.region.measure_python(swaps.append, STREAM_STATES[state], Queue(), work)
-    assert measured.cpu_us < 100_000
-    assert swaps.pop() == bench.stream.handle
-    compiled = bench.region.measure(bench.per_block(*row(2)), STREAM_STATES[state], Queue(), work)
-    assert compiled.cpu_us < 100_000
 
 
 def test_an_error_of_the_work_before_a_swap_is_raised(bench: Bench) -> None:

@@ -2,21 +2,12 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import pytest
 
-from kvbench.backends.base import Mechanism, PreparedSwap
-from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.cell import Cell
 from kvbench.machine.sources import Sources
-from kvbench.measure import visit
 from kvbench.measure.disturbance import PROBES, SEARCHED, Clocks, GpuClocks, SteadyCpu, Surroundings, disturbances
-from kvbench.measure.neighbour import FlowSample
-from kvbench.measure.samples import SetUp, Taken
 from kvbench.results.schema import Disturbance
-from kvbench.run.protocol import MeasureCells
-from kvbench.sweep.spec import Sampling
 
 UNLIMITED = Clocks()
 QUIET = [10.0, 10.2, 9.9, 10.1, 10.0, 10.3]
@@ -51,18 +42,6 @@ def test_scatter_is_not_a_step() -> None:
     assert disturbances(machine(), [10.0, 30.0, 10.0, 30.0, 10.0, 30.0]) == []
     assert disturbances(machine(), [10.0, 20.0]) == []  # too few to tell
     assert disturbances(machine(), [0.0] * 6) == []
-
-
-def test_a_visit_is_judged_by_its_samples_behind_pending_work_and_has_the_worse_probe() -> None:
-    cell = Cell("sm", Direction.H2D, 16, 4096, StreamState.BUSY)
-    held, strayed = ([FlowSample(1.0, us, 1.0, us, 0.0, True, behind) for us in times]
-                     for times, behind in ((QUIET, True), ([90.0] * 6, False)))  # fmt: skip
-    around = Surroundings(3, [1.0, 2.0], [1.0, 1.2], UNLIMITED)
-    sampled = visit.Sampled(Taken([*held, *strayed], "time"), 1, None, around)
-    sampler = mock.Mock(prepared=PreparedSwap(mock.Mock(), Mechanism.SM_KERNEL), verify_ms=0.0)
-    request = MeasureCells(cells=[cell.as_strings()], round=0, seed=0, sampling=Sampling())
-    made = visit._record(request, 0, SetUp(cell, sampler), sampled, 1)
-    assert (made.cpu, made.probe_us, made.slowdown, made.disturbed) == (3, 2.0, 1.2, [])
 
 
 def test_clocks_are_read_where_there_are_any() -> None:

@@ -5,36 +5,12 @@ from unittest import mock
 
 import pytest
 
-from kvbench.backends.sm import KernelShape
 from kvbench.cells.axes import Direction
-from kvbench.cells.cell import Cell
 from kvbench.engine.nvrtc import NvrtcError
 from kvbench.measure import roof
-from kvbench.measure.bench import Bench
 from kvbench.measure.roof import ControlError, HostControl, open_control
 from kvbench.results import Control, load_run
 from tests.command import BRIEF, swept, tiny
-
-# Microseconds for each block: lanes are the faster kernel with dense blocks, bulk with scattered ones.
-SCATTERED, DENSE = {"lanes": 0.4, "bulk": 0.3}, {"lanes": 0.1, "bulk": 0.2}
-
-
-def times(_bench: Bench, cell: Cell, shape: KernelShape, samples: int) -> list[float]:
-    a_block_us = (SCATTERED if cell.pool_bytes else DENSE)[shape.method]
-    return [50.0 + cell.blocks * a_block_us] * samples
-
-
-@pytest.mark.parametrize(("compute", "kernel"), [(9, "bulk"), (8, "lanes")])
-def test_dense_blocks_are_copied_by_the_kernel_of_the_scattered_ones(
-    monkeypatch: pytest.MonkeyPatch, compute: int, kernel: str
-) -> None:
-    monkeypatch.setattr(roof, "_times", times)
-    bench = mock.Mock()
-    bench.pools.pool_bytes = 16 << 30
-    bench.device.driver.info = mock.Mock(sm_count=132, compute_major=compute, compute_minor=0)
-    measurement = roof.measure_roof(bench, Direction.H2D, 3, 0)
-    assert measurement.scattered_us == pytest.approx([measurement.blocks * SCATTERED[kernel]] * 3)
-    assert measurement.dense_us == pytest.approx([measurement.blocks * DENSE[kernel]] * 3)
 
 
 @pytest.mark.parametrize(

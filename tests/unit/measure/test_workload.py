@@ -151,22 +151,6 @@ def test_one_wrong_byte_in_a_block_or_beside_it_is_found_and_put_right(
     assert bench.wrong_bytes(cell) == 0
 
 
-@pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
-@pytest.mark.parametrize("pool_bytes", [0, POOL_BYTES], ids=["dense", "scattered"])
-def test_a_block_that_was_not_copied_is_found(
-    bench: Bench, direction: Direction, pattern: Pattern, pool_bytes: int
-) -> None:
-    cell = Cell("any", direction, 32, 100, pattern=pattern, reuse=Reuse.FRESH, pool_bytes=pool_bytes)
-    workload = bench.workload(cell, seed=9)
-    for left_out in (None, 17, None):
-        workload.advance()
-        bench.swap(workload, direction, left_out)
-    with pytest.raises(VerificationError, match="in the block of descriptor 17"):
-        workload.verify()
-    assert whole(bench)
-
-
 def test_every_swap_of_a_loop_is_compared(bench: Bench) -> None:
     """A loop takes the lists of all sets at once; what it left out is found."""
     cell = Cell("any", Direction.H2D, 8, 100, reuse=Reuse.FRESH, pool_bytes=POOL_BYTES)

@@ -1,0 +1,152 @@
+"""What a visit takes and records of its samples, field by field, by definition; no clock is read."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from kvbench.backends.base import Mechanism
+from kvbench.cells.axes import Direction, Neighbour, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.engine.device import STREAM_STATES
+from kvbench.measure import roof, samples, visit
+from kvbench.measure.bench import Bench
+from kvbench.measure.disturbance import Clocks, Surroundings
+from kvbench.measure.samples import LayeredSwap, Sampler, SetUp, Taken
+from kvbench.results.schema import Beside, Disturbance, Samples, Visit
+from kvbench.run.protocol import MeasureCells
+from kvbench.sweep.spec import BUSY_TWINS, CHAIN, LEAD, Sampling
+
+CELL = Cell("cheat", Direction.H2D, 16, 4096)
+BUSY, LAYERS = replace(CELL, stream_state=StreamState.BUSY), replace(CELL, sequence="layers-4")
+HOST_CLOCK = [
+    replace(CELL, pause_us=50), replace(CELL, pause_us=50, stream_state=StreamState.OPENED),
+    replace(LAYERS, pause_us=50), replace(CELL, neighbour=Neighbour.IDLE),
+]  # fmt: skip
+CELLS = [
+    *(replace(CELL, stream_state=state) for state in StreamState), replace(BUSY, queued=64, streams=3),
+    replace(BUSY, pause_us=50), replace(BUSY, pause_us=50, sequence="layers-4"), *HOST_CLOCK,
+    LAYERS, replace(LAYERS, neighbour=Neighbour.IDLE),
+]  # fmt: skip
+TIMES = ("caller_us", "wall_us", "cpu_us", "event_us", "chain_us", "first_layer_us", "slowest_gap_us")
+FLAGS = ("pending_before", "pending_after", "depth_held")
+every_cell = pytest.mark.parametrize("cell", CELLS, ids=lambda one: f"{one.stream_state} {one.id}")
+
+
+def drawn(seed: int) -> Any:
+    """Return a sample at random."""
+    rng = np.random.default_rng(seed)
+    values = [*rng.uniform(1, 900, len(TIMES)).tolist(), *(rng.random(len(FLAGS)) < 0.6).tolist()]
+    return SimpleNamespace(**dict(zip((*TIMES, *FLAGS), values, strict=True)))
+
+
+def kept_of(cell: Cell) -> list[str]:
+    """Return the columns that are of this cell's samples."""
+    kept = ["caller_us", "wall_us", "cpu_us", "pending_before", "pending_after"]
+    kept += ["event_us"] * (cell not in HOST_CLOCK) + ["chain_us"] * (cell.stream_state is StreamState.SUSTAINED)
+    return kept + ["depth_held"] * (cell.queued > 0) + ["first_layer_us", "slowest_gap_us"] * (cell.layers > 0)
+
+
+def warnings_of(cell: Cell, taken: Sequence[Any]) -> list[str]:
+    state = cell.stream_state
+    if state is StreamState.SUSTAINED:
+        slope, mean = (median(getattr(one, name) for one in taken) for name in ("event_us", "chain_us"))
+        text = f"one more swap takes {slope:.1f} us, less than half of {mean:.1f} us, the mean of its chain"
+        return [text] * (2 * slope < mean)
+    strayed = sum(one.pending_before != (state in (StreamState.BUSY, StreamState.GATED)) for one in taken)
+    why = "the queued swaps had already run" if cell.queued else "busy_delay_us too short?"
+    return [f"the stream was not {state} in {strayed} of {len(taken)} samples ({why})"] * (strayed > 0)
+
+
+@every_cell
+@pytest.mark.parametrize("seed", range(4))
+def test_a_record_has_what_was_taken(monkeypatch: pytest.MonkeyPatch, cell: Cell, seed: int) -> None:
+    monkeypatch.setattr(visit, "disturbances", seen := mock.Mock(return_value=[Disturbance.STEP]))
+    every, dry = [drawn(9 * seed + number) for number in range(9)], Beside(dry=3)
+    beside = [None, dry, Beside(neighbour_alone_us=[1.0], neighbour_beside_us=[2.0])][seed % 3]
+    short = ["a turn without a whole iteration of the neighbour (cell_seconds too short?)",
+             "the neighbour's stream ran out of work 3 times"] * (beside is dry)  # fmt: skip
+    taken = Taken(every, "time", beside, {"swap_blocks": [*range(9)]}, 17, ["odd"], first_alike=seed)
+    around = Surroundings(5, (3.0, 2.0), [1.1, 1.4], Clocks(1980, ("cap",)), 0.25)
+    prepared = mock.Mock(mechanism=Mechanism.SM_KERNEL, chosen="sm", warnings=["slow"])
+    cells = [CELL.as_strings(), cell.as_strings()]
+    request = MeasureCells(cells=cells, group="g", round=4, attempt=2, seed=1, sampling=Sampling())
+    ready = SetUp(cell, mock.Mock(prepared=prepared, verify_ms=2.5))
+    made = visit._record(request, 1, ready, visit.Sampled(taken, 7, 33.0, around), 99)
+    columns = {name: [getattr(one, name) for one in every] for name in kept_of(cell)}
+    assert made == Visit(
+        cell_text=cells[1], group="g", round=4, attempt=2, stopped_by="time", path="SM kernel", calls=7,
+        samples=Samples(**columns, swap_blocks=[*range(9)]), verified_bytes=99, verify_ms=2.5, busy_cpu_us=33.0, cpu=5,
+        probe_us=3.0, slowdown=1.4, sm_clock_mhz=1980, clock_limits=["cap"], disturbed=[Disturbance.STEP], chosen="sm",
+        warnings=[*warnings_of(cell, every), *short, "slow", "odd"], beside=beside,
+    )  # fmt: skip
+    clock, pending = "wall_us" if cell in HOST_CLOCK else "event_us", cell.stream_state.pending
+    held = [getattr(one, clock) for one in every[seed:] if one.pending_after or not pending]
+    seen.assert_called_once_with(around, held)
+
+
+@every_cell
+def test_a_sample_is_taken_in_the_state_of_its_cell(monkeypatch: pytest.MonkeyPatch, cell: Cell) -> None:
+    """On the lists that come next, which are staged before; a chain with the next object first each time."""
+    monkeypatch.setattr(samples, "Queue", lambda *given: given)
+    state, callers_us, events = cell.stream_state, [3.0, 900.0, 40.0, 2.0], list[str]()
+    swaps = [mock.Mock(spec=LayeredSwap if cell.layers else ["submit"]) for _ in range(CHAIN)]
+    prepared = [mock.Mock(swap=swap, stage=lambda: events.append("stage")) for swap in swaps]
+    workload = mock.Mock(watching=False, advance=lambda *slots: events.append(f"advance {slots}"))
+    sampler = Sampler(bench := mock.Mock(), cell, workload, prepared)
+    sampler.take_busy = lambda: mock.Mock(caller_us=callers_us.pop(0))  # type: ignore[method-assign]
+    take = sampler.taker()
+    if state is StreamState.SUSTAINED:
+        for at in (*range(CHAIN), 0):
+            assert take() is bench.region.sustained_python.return_value
+            assert bench.region.sustained_python.call_args.args == (
+                [one.submit for one in (*swaps[at:], *swaps[:at])], LEAD)  # fmt: skip
+        assert events == [f"advance ({CHAIN},)"] * (CHAIN + 1)
+        return
+    taken, sample = take(), bench.region.measure_python.return_value
+    assert events == ["advance ()", "stage"]
+    if cell.layers:
+        swaps[0].timed.assert_called_once_with(sample, "wall_us" if cell in HOST_CLOCK else "event_us")
+    assert taken is (swaps[0].timed.return_value if cell.layers else sample)
+    ((submit, as_state, queue, work),) = [call.args for call in bench.region.measure_python.call_args_list]
+    assert (submit, as_state, work is not None) == (swaps[0].submit, STREAM_STATES[state], cell.pause_us > 0)
+    delay_us = min(2 * max(1, cell.queued) * 900 + 1000, 100_000)
+    assert queue == ((cell.queued, cell.streams, delay_us * 1000) if state.pending else ())
+    assert len(callers_us) == 4 - BUSY_TWINS * state.pending
+
+
+# Microseconds of each block, by kernel and size, 0 for dense ones: lanes are faster with large or dense blocks.
+BLOCK_US = {"lanes": {0: 0.1, 512: 0.4, 65536: 1.0}, "bulk": {0: 0.2, 512: 0.3, 65536: 1.5}}
+
+
+@pytest.mark.parametrize(("compute", "kernel"), [((9, 0), "bulk"), ((8, 9), "lanes")])
+def test_a_roof_is_the_slope_of_the_faster_kernel(
+    monkeypatch: pytest.MonkeyPatch, compute: tuple[int, int], kernel: str
+) -> None:
+    """And dense blocks are copied by the kernel of the scattered ones."""
+    cells: list[Cell] = []
+
+    def times(_bench: Bench, cell: Cell, shape: Any, count: int) -> list[float]:
+        cells.append(cell)
+        a_block_us = BLOCK_US[shape.method][cell.block_bytes if cell.pool_bytes else 0]
+        return [50.0 + number + cell.blocks * a_block_us * (number + 1) for number in range(count)]
+
+    monkeypatch.setattr(roof, "_times", times)
+    few, many, rounds = 6144 - 1024, 196_608 - 32_768, np.arange(1, 4)
+    bench: Any = Bench(*(mock.Mock() for _ in range(6)))
+    bench.pools.pool_bytes = 16 << 30
+    bench.device.driver.info = mock.Mock(sm_count=132, compute_major=compute[0], compute_minor=compute[1])
+    made = roof.measure_roof(bench, Direction.D2H, 3, 4)
+    assert (made.direction, made.round, made.pool_bytes, made.copy_bytes) == ("d2h", 4, 16 << 30, few * 65536)
+    assert (made.blocks, made.block_bytes) == (many, 512)
+    assert made.copy_us == pytest.approx(few * rounds)
+    assert made.scattered_us == pytest.approx(many * BLOCK_US[kernel][512] * rounds)
+    assert made.dense_us == pytest.approx(many * BLOCK_US[kernel][0] * rounds)
+    assert bench.best_gbps == {Direction.D2H: pytest.approx(65536 / 2e3)}
+    assert {(cell.sms, cell.block_bytes, cell.stream_state) for cell in cells} == {
+        (16, 65536, StreamState.BUSY), (132, 512, StreamState.BUSY)}  # fmt: skip
