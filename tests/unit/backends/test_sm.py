@@ -67,12 +67,14 @@ def test_the_rule_s_kernel_fits_the_device(shared_kib: int, largest_bytes: int) 
 def test_a_gather_moves_the_largest_words_that_rows_and_both_pools_allow(
     row_bytes: int, source: int, destination: int, word_bytes: int
 ) -> None:
-    rows = np.arange(4, dtype=np.uint64) * np.uint64(row_bytes) + np.uint64(1 << 20)
+    rows = np.arange(0, 8, 2, dtype=np.uint64) * np.uint64(row_bytes) + np.uint64(1 << 20)
     sides = {"kernel_sources": rows + np.uint64(source), "kernel_destinations": rows + np.uint64(destination)}
     cell = replace(asked(), block_bytes=row_bytes, list_place=ListPlace.GPU, sms=7)
     made = {"GatherKernel": mock.Mock(), "GatherSwap": mock.Mock(), "cached_cubin": mock.Mock()}
+    one, other, backend = mock.Mock(), mock.Mock(), Sm()
     with mock.patch.multiple(sm, **made):
-        prepared = Sm().create(SwapRequest(mock.Mock(), cell, mock.Mock(**sides)))
+        prepared = [backend.create(SwapRequest(device, cell, mock.Mock(**sides))) for device in (one, one, other)][-1]
+    assert [call.args[0] for call in made["GatherKernel"].call_args_list] == [one.driver, other.driver]
     assert prepared.stage is made["GatherSwap"].return_value.stage
     assert made["GatherSwap"].call_args.args[3] == 7
     assert made["cached_cubin"].call_args.args[2][1] == f"-DKVBENCH_WORD_BYTES={word_bytes}"

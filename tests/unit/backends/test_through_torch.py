@@ -1,15 +1,73 @@
-"""Rows by their numbers, as gathers take them."""
+"""Rows by their numbers, as gathers take them, and the graph that reads them; torch is not asked for a GPU."""
+
+from unittest import mock
 
 import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 
-from kvbench.backends.through_torch import ids_of_rows
+from kvbench.backends import through_torch
+from kvbench.backends.through_torch import TorchGather, ids_of_rows, pools_of
+from kvbench.engine.device import SwapMemory
 from kvbench.errors import KvbenchError
+
+KERNEL_STARTS, HOST_START = ((1 << 47) + 16, 1 << 45), 1 << 40
+
+
+def request_of(rows: NDArray[np.int64], row_bytes: int, start: int = HOST_START) -> mock.Mock:
+    """A swap from and to these rows, shape (2, rows); kernels reach the host's memory elsewhere."""
+    offsets = rows.astype(np.uint64) * np.uint64(row_bytes)
+    kernel = [side + np.uint64(start) for side, start in zip(offsets, KERNEL_STARTS, strict=True)]
+    memory = SwapMemory(
+        offsets[0] + np.uint64(start), kernel[1], *kernel, np.full(len(rows[0]), row_bytes), KERNEL_STARTS
+    )
+    request = mock.Mock(memory=memory, cell=mock.Mock(block_bytes=row_bytes))
+    request.device.name = "cuda:2"
+    return request
 
 
 def test_rows_are_counted_from_the_start_of_their_pool_and_lie_whole_rows_apart() -> None:
-    start = (1 << 47) + 16
-    addresses = np.array([start + 7 * 656, start, start + 30_000_000 * 656], dtype=np.uint64)
-    assert ids_of_rows(addresses, start, 656).tolist() == [7, 0, 30_000_000]
+    start, rows = KERNEL_STARTS[0], [7, 0, 30_000_000]
+    addresses = np.array([start + row * 656 for row in rows], dtype=np.uint64)
+    assert ids_of_rows(addresses, start, 656).tolist() == rows
     with pytest.raises(KvbenchError, match="whole rows apart"):
         ids_of_rows(addresses + np.array([0, 0, 8], np.uint64), start, 656)
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_a_gather_stages_the_ids_of_its_rows_on_both_sides(monkeypatch: pytest.MonkeyPatch, requests: int) -> None:
+    """The capture sees no rows; what is replayed later reads the ids and the counts that are there then."""
+    fake, seen = mock.MagicMock(), list[tuple[object, ...]]()
+    fake.zeros = lambda count, dtype, **_: torch.zeros(count, dtype=dtype)
+    fake.int64, fake.int32, fake.from_numpy = torch.int64, torch.int32, torch.from_numpy
+    monkeypatch.setattr(through_torch, "TorchStream", lambda _: mock.MagicMock(torch=fake))
+    rows = np.array([[7, 0, 5, 9, 2, 4, 3], [1, 8, 6, 0, 3, 2, 11]])
+    request = request_of(rows, 656)
+    gather = TorchGather(request, lambda *given: seen.append((*given, given[2].tolist())), ("int64", "int32"), requests)
+    (*_, warm), (source_ids, destination_ids, count, captured) = seen
+    assert warm == captured == [0] * requests
+    assert count.tolist() == [7 // requests] * requests
+    for _ in range(2):
+        gather.stage()
+        assert [source_ids.tolist(), destination_ids.tolist()] == rows.tolist()
+        rows = rows[:, ::-1] + 1
+        fresh = request_of(rows, 656).memory
+        request.memory.kernel_sources[:], request.memory.kernel_destinations[:] = (
+            fresh.kernel_sources,
+            fresh.kernel_destinations,
+        )
+    gather.submit(9)
+    fake.cuda.CUDAGraph.return_value.replay.assert_called_once_with()
+
+
+def test_the_pools_of_a_gather_begin_where_its_rows_are_counted_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = np.arange(60, dtype=np.uint8)
+    on_device = mock.Mock()
+    monkeypatch.setattr(torch, "as_tensor", on_device)
+    host, device = pools_of(request_of(np.array([[3, 1], [2, 0]]), 6, memory.ctypes.data), (10, 6))
+    assert np.array_equal(host.numpy(), memory.reshape(10, 6))
+    assert device is on_device.return_value
+    interface = on_device.call_args.args[0].__cuda_array_interface__
+    assert on_device.call_args.kwargs == {"device": "cuda:2"}
+    assert (interface["data"], interface["shape"]) == ((KERNEL_STARTS[1], False), (10, 6))

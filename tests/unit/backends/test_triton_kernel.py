@@ -9,10 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kvbench.backends.triton import PIECE_BYTES, LaunchShape, shape_of
+from kvbench.backends.triton import PIECE_BYTES, shape_of
 from tests.swaps import POISON
 
 pytest.importorskip("triton", exc_type=ImportError)
@@ -128,22 +126,3 @@ def test_aligned_bytes_move_in_accesses_of_sixteen_bytes(ptx: str, access: str) 
     assert widths & {"v2.b64", "v4.b32"}, widths
     assert "b32" in widths
     assert "b8" in widths
-
-
-# Launch shapes
-
-
-def covered(shape: LaunchShape, sizes: list[int]) -> list[int]:
-    """Return how many bytes of each descriptor the items of a launch copy, as the kernel cuts them."""
-    copied = [0] * len(sizes)
-    for item in range(shape.items):
-        descriptor, begin = item // shape.pieces, item % shape.pieces * PIECE_BYTES
-        copied[descriptor] += max(0, min(begin + PIECE_BYTES, sizes[descriptor]) - begin)
-    return copied
-
-
-@given(st.lists(st.integers(1, 5 * PIECE_BYTES) | st.sampled_from([PIECE_BYTES, PIECE_BYTES + 1]), min_size=1))
-def test_the_items_of_a_launch_cover_every_byte_once(sizes: list[int]) -> None:
-    shape = shape_of(np.array(sizes, dtype=np.uint64))
-    assert covered(shape, sizes) == sizes
-    assert shape.items == shape.pieces * len(sizes)

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import msgspec
+import numpy as np
 import pytest
 
 from kvbench.analysis.compare import Verdict
@@ -22,7 +23,7 @@ from kvbench.models.presets import ModelChoice
 from kvbench.report.build import report_of
 from kvbench.report.document import asked_for
 from kvbench.report.model import Text
-from kvbench.report.numbers import TIMES
+from kvbench.report.numbers import TIMES, figure
 from kvbench.report.sections.threshold import _crossover
 from kvbench.results import Beside, RunInfo, Visit
 from kvbench.sweep.config import shipped_configs
@@ -463,10 +464,37 @@ def test_a_cliff_that_is_higher_with_more_blocks_deepens(tmp_path: Path, most: f
     assert ("the cliff deepens with N" in text) == deepens
 
 
-def test_no_grid_is_said_to_suffice_where_the_largest_still_gains(tmp_path: Path) -> None:
-    cells = [replace(GATHER, blocks=rows, sms=ctas) for rows in (64, 2048, 16_384) for ctas in (1, 4, 132)]
-    made = of(cells, lambda cell: 50.0 if (cell.blocks, cell.sms) == (16_384, 132) else 10.0)
-    assert not part_of(made_report(tmp_path, made), "gather").findings
+@pytest.mark.parametrize("seed", range(6))
+def test_gathers_stand_by_their_grids_and_the_fit_is_of_relative_errors(tmp_path: Path, seed: int) -> None:
+    rng, grids, counts = np.random.default_rng(seed), (1, 4, 16, 132), (1, 64, 2048, 20_000, 20_001)
+    took = {(rows, grid): 5 + rows / 30 * rng.uniform(1, [3, 1.06, 1.06, 1.06][at]) for rows in counts
+            for at, grid in enumerate(grids) if rng.random() < 0.9}  # fmt: skip
+    cells = {shape: replace(GATHER, blocks=shape[0], sms=shape[1]) for shape in took}
+    visits = of([*cells.values()], lambda cell: cell.swap_bytes / 1e3 / took[cell.blocks, cell.sms or 0])
+    part = part_of(made_report(tmp_path, visits), "gather")
+    rows = rows_of(table_of(part, "sm, rows of 656 B"))
+    enough, fits = [], []
+    for number in counts:
+        known = {grid: took[number, grid] for grid in grids if (number, grid) in took}
+        least = min((grid for grid, us in known.items() if min(known.values()) >= 0.95 * us), default=0)
+        enough.append(least if len(known) > 1 and least != max(known) else 0)
+        texts = [
+            *(figure(known[grid]) if grid in known else "" for grid in grids),
+            figure(number / min(known.values())),
+        ]
+        assert rows[f"{number:,}".replace(",", " ")] == [*texts, str(enough[-1] or "")]
+    for at, grid in enumerate(grids):
+        points = [(n, us) for (n, of_grid), us in took.items() if of_grid == grid and n <= 20_000]
+        if len(points) < 3:
+            assert rows["fit"][at] == ""
+            continue
+        weights = [1 / us for _, us in points]  # numpy squares them
+        row_us, start_us = np.polyfit(*zip(*points, strict=True), 1, w=weights)
+        fits.append((1 / row_us, start_us))
+        assert rows["fit"][at] == f"{figure(start_us)} + n / {figure(1 / row_us)} M"
+    rate, start_us = max(fits)
+    says = f"{figure(start_us)} us + n / {figure(rate)} M; {max(enough)} CTA"
+    assert [says in said(one) for one in part.findings] == [True] * all(enough)
 
 
 def test_arms_that_were_measured_in_turn_are_compared_sample_by_sample(tmp_path: Path) -> None:
