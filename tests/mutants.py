@@ -75,7 +75,7 @@ def in_turn(mutants: Sequence[Mutant], most: int, turn: int) -> list[Mutant]:
 def _copy(copy: Path) -> None:
     files = subprocess.check_output(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, text=True)
     for name in filter(None, files.split("\0")):
-        if (ROOT / name).is_file() and (not name.startswith("reports/") or "/runs/" in name or name.endswith(".py")):
+        if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name)
     for module in (Path(sysconfig.get_path("platlib")) / "kvbench").glob("_engine*"):
