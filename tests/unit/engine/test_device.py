@@ -75,12 +75,10 @@ class Bench:
     def on(cls, device: Device) -> "Bench":
         stream = Stream(device.driver)
         bench = cls(
-            device,
-            Buffer(device.driver, MemoryKind.allocated, ROOM),
-            Buffer(device.driver, MemoryKind.registered, ROOM),
-            stream,
+            device, Buffer(device.driver, MemoryKind.allocated, ROOM),
+            Buffer(device.driver, MemoryKind.registered, ROOM), stream,
             TimedRegion(device.driver, stream.handle, DELAY_US * 1000),
-        )
+        )  # fmt: skip
         bench.source.fill_random(ROOM, 5)
         bench.destination.fill_value(ROOM, POISON)
         return bench
@@ -99,11 +97,9 @@ class Bench:
 
     def batched(self, *descriptors: tuple[int, int, int], per_call: int = 0, coalesce: bool = False) -> Swap:
         return batched(
-            self.device.driver,
-            *self.lists(*descriptors),
-            H2D,
+            self.device.driver, *self.lists(*descriptors), H2D,
             BatchOptions(order=ORDER, descriptors_per_call=per_call, merge=coalesce),
-        )
+        )  # fmt: skip
 
     def run(self, swap: Swap) -> None:
         swap.submit(self.stream.handle)

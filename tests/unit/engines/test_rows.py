@@ -2,12 +2,17 @@
 
 import ctypes
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from kvbench.cells.axes import Direction, ListPlace
+from kvbench.cells.cell import Cell
+from kvbench.engines import vllm
 from kvbench.engines.sglang import base_of, ids_of, row_of
 from kvbench.engines.vllm import Rows, built
 from kvbench.errors import KvbenchError
@@ -47,6 +52,15 @@ def test_a_handler_is_given_what_it_takes_and_another_form_is_named() -> None:
         built(handler, blocks_per_chunk=1)
     with pytest.raises(KvbenchError, match="has no transfer_async and no get_finished"):
         built(lambda: SimpleNamespace(_stream_pool=[], _transfer_events={}))
+
+
+@pytest.mark.parametrize(("blocks", "requests"), [(1, 1), (2048, 1), (2050, 2), (4098, 3), (2049, 0), (4100, 0)])
+def test_the_rows_of_a_decode_step_are_those_of_equal_requests(blocks: int, requests: int) -> None:
+    made = {"load_sparse": mock.Mock(), "TorchGather": mock.Mock(), "pools_of": lambda *_: (mock.Mock(), mock.Mock())}
+    cell = Cell("vllm_hisparse", Direction.H2D, blocks, 576, list_place=ListPlace.GPU)
+    with mock.patch.multiple(vllm, **made), nullcontext() if requests else pytest.raises(KvbenchError, match="2048"):
+        vllm.VllmHiSparse().create(mock.Mock(cell=cell))
+    assert [call.kwargs["requests"] for call in made["TorchGather"].mock_calls[:1]] == [requests] * (requests > 0)
 
 
 # SGLang's

@@ -4,6 +4,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -85,9 +87,17 @@ def test_a_neighbour_runs_only_while_it_is_wanted(bench: Bench) -> None:
     with neighbour.running():
         pass
     after = neighbour.completed()
+    assert neighbour.times_us(before, after) == neighbour._times_us[before + 1 : after]  # the first began before
     threading.Event().wait(0.01)
     assert before < after == neighbour.completed()
     neighbour.close()
+
+
+@pytest.mark.parametrize(("usual_us", "ahead"), [(0.1, 200), (300.0, 100), (9e3, 3), (1e6, 3)])
+def test_30_ms_of_a_neighbour_s_work_is_ahead(usual_us: float, ahead: int) -> None:
+    neighbour: Any = mock.Mock(_times_us=[1.0, usual_us, usual_us, usual_us, 1e9])
+    RunningNeighbour._calibrate(neighbour)
+    assert (neighbour.usual_us, neighbour._ahead) == (max(1.0, usual_us), ahead)
 
 
 @pytest.mark.parametrize("iterations", [2, 8])

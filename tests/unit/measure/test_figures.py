@@ -120,6 +120,14 @@ def test_a_sample_is_taken_in_the_state_of_its_cell(monkeypatch: pytest.MonkeyPa
     assert len(callers_us) == 4 - BUSY_TWINS * state.pending
 
 
+@pytest.mark.parametrize(("blocks", "cpu_us"), [(visit.LONG_CALL_BLOCKS - 1, 30.0), (visit.LONG_CALL_BLOCKS, 10.0)])
+def test_the_twins_of_a_batched_copy_are_told_by_the_median_of_some(blocks: int, cpu_us: float) -> None:
+    cell, prepared = replace(CELL, blocks=blocks), mock.Mock(mechanism=Mechanism.BATCHED_COPY, same_when_busy=True)
+    for one, wanted in ((cell, cpu_us), (replace(cell, stream_state=StreamState.OPENED), cpu_us), (BUSY, None)):
+        take_busy = mock.Mock(side_effect=[mock.Mock(cpu_us=us) for us in (10.0, 90.0, 30.0)])
+        assert visit._busy_cpu_us(mock.Mock(cell=one, prepared=prepared, take_busy=take_busy)) == wanted
+
+
 # Microseconds of each block, by kernel and size, 0 for dense ones: lanes are faster with large or dense blocks.
 BLOCK_US = {"lanes": {0: 0.1, 512: 0.4, 65536: 1.0}, "bulk": {0: 0.2, 512: 0.3, 65536: 1.5}}
 

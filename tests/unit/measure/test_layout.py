@@ -43,18 +43,12 @@ def of_kind(name: str) -> st.SearchStrategy[tuple[Pattern, int]]:
 runs = st.builds(lambda run, more: (Pattern("runs", run), run + more), st.integers(2, 40), st.integers(0, 150))
 pages = st.builds(
     lambda count, page, regions, ids: (Pattern.of_pages(count * regions, page, regions), count * regions * page * ids),
-    st.integers(1, 6),
-    st.integers(1, 4),
-    st.sampled_from([1, 2]),
-    st.integers(1, 20),
-)
+    st.integers(1, 6), st.integers(1, 4), st.sampled_from([1, 2]), st.integers(1, 20),
+)  # fmt: skip
 fragments = st.builds(
     lambda page, ranks, count, ids: (Pattern.of_fragments(page, ranks, count), page * count * ids),
-    st.integers(1, 5),
-    st.integers(1, 4),
-    st.integers(1, 3),
-    st.integers(1, 20),
-)
+    st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(1, 20),
+)  # fmt: skip
 tensors = kinds.map(lambda of: (Pattern.of_tensors(*of), sum(kind.blocks for kind in of)))
 ordered_ids = st.builds(
     lambda shape, order: (replace(shape[0], order=Pattern.parse(order)), shape[1]),

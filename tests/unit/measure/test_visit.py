@@ -227,13 +227,7 @@ every_cell = pytest.mark.parametrize(
 @pytest.mark.parametrize("state", StreamState)
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize(
-    "cheat",
-    [
-        skips_addresses_that_it_knows,
-        skips_the_list_of_before,
-        touches_up,
-        copies_what_it_read_before,
-    ],
+    "cheat", [skips_addresses_that_it_knows, skips_the_list_of_before, touches_up, copies_what_it_read_before]
 )
 def test_a_backend_that_skips_what_is_there_already_is_caught(
     bench: Bench, direction: Direction, state: StreamState, cheat: Callable[[SwapRequest, int, int], None]
@@ -483,14 +477,10 @@ class Gathering(Ahead):
 @pytest.mark.parametrize("first", [1, 10])
 @pytest.mark.parametrize(
     ("cheat", "blocks", "part"),
-    [
-        (Ahead, 16, slice(None)),
-        (Ahead, 16, slice(None, None, 2)),
-        (Ahead, 600, slice(256, 344)),  # neither the first nor the last ones
-        (Gathering, 16, slice(None)),
-    ],
-    ids=["all", "half", "middle", "gathered"],
-)
+    # of the third neither the first nor the last ones
+    [(Ahead, 16, slice(None)), (Ahead, 16, slice(None, None, 2)), (Ahead, 600, slice(256, 344)),
+     (Gathering, 16, slice(None))], ids=["all", "half", "middle", "gathered"],
+)  # fmt: skip
 def test_a_backend_that_works_ahead_of_its_submission_is_caught(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, cheat: type[Ahead], blocks: int, part: slice, first: int
 ) -> None:

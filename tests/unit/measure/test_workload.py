@@ -74,15 +74,9 @@ def whole(bench: Bench) -> bool:
 
 
 def cell_of(
-    direction: Direction,
-    blocks: int,
-    block_bytes: int,
-    pattern: Pattern,
-    reuse: Reuse,
-    memory: str,
-    pool_bytes: int,
+    direction: Direction, blocks: int, block_bytes: int, pattern: Pattern, reuse: Reuse, memory: str, pool_bytes: int,
     sizes: str,
-) -> Cell:
+) -> Cell:  # fmt: skip
     if slots_of(memory):
         block_bytes = 1 << (block_bytes.bit_length() - 1)
     even = blocks * 2 if pattern.terms or pattern.run > 1 else blocks
@@ -91,16 +85,11 @@ def cell_of(
 
 
 cells = st.builds(
-    cell_of,
-    st.sampled_from(Direction),
-    st.integers(1, 20),
-    st.integers(1, 300) | st.integers(5000, 6000),
-    st.sampled_from(PATTERNS),
-    st.sampled_from(Reuse),
-    st.sampled_from([Memory.ALLOCATED, Memory.SHARED, "slots-8KiBx3"]),
-    st.sampled_from([0, POOL_BYTES]),
+    cell_of, st.sampled_from(Direction), st.integers(1, 20), st.integers(1, 300) | st.integers(5000, 6000),
+    st.sampled_from(PATTERNS), st.sampled_from(Reuse),
+    st.sampled_from([Memory.ALLOCATED, Memory.SHARED, "slots-8KiBx3"]), st.sampled_from([0, POOL_BYTES]),
     st.sampled_from(["equal", "alternate-8", "last-2"]),
-).filter(lambda cell: misfit(cell) is None and region_bytes(cell, 4) <= POOL_BYTES)
+).filter(lambda cell: misfit(cell) is None and region_bytes(cell, 4) <= POOL_BYTES)  # fmt: skip
 
 
 def checked(rows: NDArray[np.uint64], cell: Cell) -> tuple[list[int], list[int]]:
