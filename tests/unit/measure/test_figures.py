@@ -13,7 +13,7 @@ import pytest
 from kvbench.backends.base import Mechanism
 from kvbench.cells.axes import Direction, Neighbour, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.engine.device import STREAM_STATES
+from kvbench.engine.device import STREAM_STATES, Swap
 from kvbench.measure import roof, samples, visit
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import Clocks, Surroundings
@@ -139,15 +139,19 @@ def test_a_roof_is_the_slope_of_the_faster_kernel(
     """And dense blocks are copied by the kernel of the scattered ones."""
     cells: list[Cell] = []
 
-    def times(_bench: Bench, cell: Cell, shape: Any, count: int) -> list[float]:
+    def prepared(shape: Any, cell: Cell) -> mock.Mock:
         cells.append(cell)
-        a_block_us = BLOCK_US[shape.method][cell.block_bytes if cell.pool_bytes else 0]
-        return [50.0 + number + cell.blocks * a_block_us * (number + 1) for number in range(count)]
+        us = cell.blocks * BLOCK_US[shape.method][cell.block_bytes if cell.pool_bytes else 0]
+        swap = mock.Mock(spec=Swap)
+        swap.times = [1e9, *(50.0 + number + us * (number + 1) for number in range(3))]  # a warm-up first
+        return mock.Mock(swap=swap)
 
-    monkeypatch.setattr(roof, "_times", times)
+    monkeypatch.setattr(roof, "_backend", lambda shape: mock.Mock(create=lambda asked: prepared(shape, asked.cell)))
+    for name in ("Workload", "_sets"):
+        monkeypatch.setattr(roof, name, mock.MagicMock())
     few, many, rounds = 6144 - 1024, 196_608 - 32_768, np.arange(1, 4)
     bench: Any = Bench(*(mock.Mock() for _ in range(6)))
-    bench.pools.pool_bytes = 16 << 30
+    bench.pools.pool_bytes, bench.region.measure = 16 << 30, lambda swap, *_: mock.Mock(event_us=swap.times.pop(0))
     bench.device.driver.info = mock.Mock(sm_count=132, compute_major=compute[0], compute_minor=compute[1])
     made = roof.measure_roof(bench, Direction.D2H, 3, 4)
     assert (made.direction, made.round, made.pool_bytes, made.copy_bytes) == ("d2h", 4, 16 << 30, few * 65536)

@@ -15,12 +15,9 @@ from tests.command import BRIEF, swept, tiny
 
 @pytest.mark.parametrize(
     ("is_cuda", "backends", "kernels", "loads_triton"),
-    [
-        (True, {"sm", "triton"}, {"lanes", "bulk"}, True),
-        (True, {"sm"}, {"lanes", "bulk"}, False),
-        (False, {"triton"}, set(), False),
-    ],
-)
+    [(True, {"sm", "triton"}, {"lanes", "bulk"}, True), (True, {"sm"}, {"lanes", "bulk"}, False),
+     (False, {"triton"}, set(), False)],
+)  # fmt: skip
 def test_what_takes_long_to_load_is_loaded_beside_other_work(
     monkeypatch: pytest.MonkeyPatch, is_cuda: bool, backends: set[str], kernels: set[str], loads_triton: bool
 ) -> None:

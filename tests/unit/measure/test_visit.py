@@ -37,12 +37,9 @@ from tests.visits import bench_of, measure, visited
 NOT_COPIED = r"in the block of descriptor|had not arrived"
 LATE_OR_EARLY = r"had not arrived when the swap was complete|arrived before the swap was submitted"
 SAMPLING = Sampling(warmups=2, min_samples=6, max_samples=6)
-CELLS = [
-    Cell("cheat", direction, 16, 4096, state, reuse=reuse, pool_bytes=pool_bytes)
-    for direction in Direction
-    for state in StreamState
-    for reuse, pool_bytes in ((Reuse.SAME, 0), (Reuse.FRESH, 1 << 20))
-]
+CELLS = [Cell("cheat", direction, 16, 4096, state, reuse=reuse, pool_bytes=pool_bytes)
+         for direction in Direction for state in StreamState
+         for reuse, pool_bytes in ((Reuse.SAME, 0), (Reuse.FRESH, 1 << 20))]  # fmt: skip
 
 
 @dataclass

@@ -19,7 +19,7 @@ from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import DIRECTIONS, Device, Stream, SwapMemory, open_device, per_block
 from kvbench.engine.faults import FaultPlan
 from kvbench.measure.layout import lay_out
-from kvbench.measure.workload import EDGE_BYTES, Pools, Spots, VerificationError, Workload
+from kvbench.measure.workload import EDGE_BYTES, Pool, Pools, Spots, VerificationError, Workload
 
 POOL_BYTES = 1 << 20
 PATTERNS = [
@@ -194,6 +194,7 @@ def test_a_copier_takes_blocks_in_registered_slots_alone(bench: Bench, direction
     cell = Cell("auto", direction, 64, 1024, pattern=Pattern.parse(pattern), memory="slots-16KiBx3", reuse=Reuse.FRESH)
     workload = bench.workload(replace(cell, pool_bytes=POOL_BYTES))
     host = bench.pools.host_pool(cell.memory).buffer
+    assert Pool(bench.device, 17 << 10, 1, cell.memory).buffer.size_bytes == 2 * 3 * (16 << 10)  # whole slots
     copier = copier_for(bench.device, [DEFAULTS]).engine
     for _ in range(3):
         workload.advance()
@@ -250,6 +251,7 @@ def test_a_byte_far_from_every_block_is_found(bench: Bench) -> None:
     with pytest.raises(VerificationError, match="outside of every copied block"):
         workload.verify()
     assert whole(bench)
+    assert np.ptp([int(workload._inside(0, 1).sources[0]) % cell.block_bytes for _ in range(64)]) > cell.block_bytes / 2
 
 
 @pytest.mark.parametrize("early", [0, -1])
