@@ -11,7 +11,7 @@ from kvbench.results import load_run
 from kvbench.results.schema import Record, Roof
 from tests.synthetic import ceilings, visit, write_run
 
-FAR = Cell("sm", Direction.H2D, 1000, 1024, sms=4, pool_bytes=16 << 30, reuse=Reuse.FRESH)
+FAR = Cell("sm", Direction.H2D, 1000, 1024, sms=4, pool_bytes=1 << 30, reuse=Reuse.FRESH)
 
 
 def frame_of(tmp_path: Path, *records: Record):  # type: ignore[no-untyped-def]  # a DataFrame
@@ -26,7 +26,7 @@ def roof(scattered_us: float, dense_us: float) -> Roof:
 
 
 def test_the_roof_of_scattered_small_blocks_is_the_translation_limit(tmp_path: Path) -> None:
-    large, dense, engine = replace(FAR, block_bytes=1 << 16), replace(FAR, pool_bytes=0), replace(FAR, sms=None)
+    large, dense, engine = replace(FAR, block_bytes=1 << 16), replace(FAR, pool_bytes=1 << 29), replace(FAR, sms=None)
     visits = [visit(cell, 40.0) for cell in (FAR, large, dense, engine)]
     frame = frame_of(tmp_path, roof(scattered_us=1000.0, dense_us=300.0), *visits)
     assert frame["limit_blocks_per_s"].unique() == pytest.approx([28e6])
