@@ -108,7 +108,7 @@ def export(name: str, runs: Sequence[Run], measured: Sequence[Measured]) -> Expo
         if (shapes := _shapes(engine, [one for one in measured if one.shape.stream_state == state], defaults))
     }
     if not by_state or len(next(iter(by_state.values())).measured) < _LEAST_SHAPES:
-        raise _needs(name, engine, f"at {_LEAST_SHAPES} sizes and counts, each with the SM counts that are compared")
+        raise _needs(name, engine, f"at {_LEAST_SHAPES} shapes, each with {settings[0].name}={defaults[0]} and others")
     (state, shapes), *others = by_state.items()
     values = _fit(shapes, defaults)
     changes = [

@@ -4,6 +4,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from unittest import mock
 
@@ -23,6 +24,7 @@ from kvbench.run import runner
 from kvbench.sweep.installed import engines
 from kvbench.tune.answer import shapes_of
 from kvbench.tune.exports import Export, break_even, export
+from kvbench.tune.search import engine_sweep
 from tests import synthetic
 from tests.command import output
 from tests.reports import made_run
@@ -175,6 +177,8 @@ def test_an_engines_settings_choose_among_its_own_backends(name: str) -> None:
     engine, defaults = engines()[name], {"vllm": (12, 28 * KIB, 16), "sglang": (4,)}[name]
     assert engine.takes is not None
     assert engine.takes(Direction.H2D, 4 * KIB, 64, defaults).backend in engine.backends
+    ladders = [group.get("sms", ()) for group in engine_sweep(name, ()).groups if engine.kernel in group["backend"]]
+    assert str(defaults[0]) in {*chain(*ladders)}, "the engine's own count is compared"
 
 
 def test_an_engine_is_refused_without_a_driver_before_a_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
