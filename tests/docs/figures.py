@@ -96,11 +96,11 @@ def _origin(card: Path, *runs: str) -> str:
 
 
 def _evidence(heading: str, card: Path = REPORT) -> str:
-    """Return a link to the section of a card's report whose heading begins so."""
-    report = card / "report.md"
-    headings = re.findall(rf"^#+ ({re.escape(heading)}[^:\n]*)(.*)$", report.read_text(), re.MULTILINE)
-    assert len(headings) == 1, f"{report} has {len(headings)} headings that begin with {heading}"
-    (section, rest), *_ = headings
+    """Return a link to the section of a card's report, or else of its details, whose heading begins so."""
+    pattern = re.compile(rf"^#+ ({re.escape(heading)}[^:\n]*)(.*)$", re.MULTILINE)
+    files = (card / "report.md", card / "details.md")
+    report, match = next((file, found) for file in files if (found := pattern.search(file.read_text())))
+    section, rest = match.groups()
     anchor = re.sub(r"[^\w\- ]", "", (section + rest).lower()).replace(" ", "-")
     return f"[{section}]({report.relative_to(ROOT).as_posix()}#{anchor})"
 
