@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).parents[1]
 GUESTS: Final = ("kvbench/engines/", "kvbench/probe/", "kvbench/traces/")
 MOST: Final = {
-    "lines of Python in the package": 27_468,
+    "lines of Python in the package": 27_480,
     "files of the package": 148,
     "arrows between its rooms": 118,
     "lines of csrc without tests": 5_872,
-    "lines of Python in tests": 22_591,
+    "lines of Python in tests": 22_605,
 }
 LONGEST_FUNCTION: Final = 60
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
@@ -207,8 +207,7 @@ def gains_of(rule: Rule, runs: Sequence[Run]) -> list[Gain]:
         for over, method in methods.items():
             if method is None or method == choice:
                 continue
-            rounds = one.every[method].keys()
-            together = replace(one, every={other: of for other, of in one.every.items() if of.keys() & rounds})
+            together = one.beside(method)
             ours = together.standing_for(choice)
             if ours and (compared := compare_methods([together.every], ours, method)):
                 ratios.setdefault((over, one.shape.kind), []).append(compared.ratio)

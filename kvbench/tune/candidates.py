@@ -19,6 +19,7 @@ from kvbench.cells.cell import EQUAL, Cell, SwapShape
 from kvbench.cells.facts import (
     BATCH_MAY_USE_SMS_FROM,
     BATCHED,
+    COPIER,
     MERGED,
     NO_CHOICES,
     PER_BLOCK,
@@ -65,7 +66,7 @@ _Blocks = npt.NDArray[np.int64]
 class Measured:
     """What was measured of swaps of one shape: the methods to choose from and `every` one, by the visits that
     decide, and `fresh` visits, which had no part in the choice of a search. `caller_us` are the times that a swap
-    takes from its thread.
+    takes from its thread. A copier, `called` from Python, follows such a choice and is none.
     """
 
     shape: SwapShape
@@ -73,14 +74,24 @@ class Measured:
     every: Arms
     fresh: Arms = field(default_factory=dict)
     caller_us: Mapping[Choice, float] = field(default_factory=dict)
+    called: Arms = field(default_factory=dict)
 
     def only(self, keep: Callable[[Choice], bool]) -> "Measured":
         """Return the same with the methods that `keep` accepts alone to choose from."""
         return replace(self, arms={choice: visits for choice, visits in self.arms.items() if keep(choice)})
 
+    def beside(self, choice: Choice) -> "Measured":
+        """Return the same with what the runs of a method measured alone."""
+        rounds = self.every[choice].keys()
+        every, called = (
+            {other: visits for other, visits in arms.items() if visits.keys() & rounds}
+            for arms in (self.every, self.called)
+        )
+        return replace(self, every=every, called=called)
+
     def visits_of(self, choice: Choice) -> Visits:
         """Return the visits that say what a method takes: fresh ones where there are any."""
-        return self.fresh.get(choice) or self.every[choice]
+        return self.fresh.get(choice) or self.every.get(choice) or self.called[choice]
 
     def us_of(self, choice: Choice, *others: Choice) -> float:
         """The time of a swap by a method, from the rounds that measured `others` too if any."""
@@ -132,7 +143,7 @@ def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
     for number, run in enumerate(runs):
         plug_ins = plug_ins_of(run.info.backends)
         for cell, outcome in run.outcomes.items():
-            if cell in kept and cell.backend not in NO_CHOICES and (times := outcome.times()):
+            if cell in kept and cell.backend not in NO_CHOICES - {COPIER} and (times := outcome.times()):
                 choice = replace(Choice.at(cell), plug_in=cell.backend in plug_ins)
                 visits = arms.setdefault(SwapShape.of(cell), {}).setdefault(choice, {})
                 visits |= {number * RUN_STEP + round_: us for round_, us in times.items()}
@@ -145,16 +156,13 @@ def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
         names = sorted({cell.backend for cell in kept} - {*NO_CHOICES})
         what = f"{names[0]} alone was measured" if len(names) == 1 else "no shape was measured with two backends"
         raise UsageError(f"nothing to choose from: {what}; measure more, such as -a backend=batched,sm")
-    return [
-        Measured(
-            shape,
-            chosen_by := _rounds(arms[shape], fresh=False),
-            chosen_by,
-            _rounds(arms[shape], fresh=True),
-            {choice: median(us) for choice, us in caller_us[shape].items()},
-        )
-        for shape in several
-    ]
+    return [_measured(shape, arms[shape], caller_us[shape]) for shape in several]
+
+
+def _measured(shape: SwapShape, arms: Arms, caller_us: Mapping[Choice, list[float]]) -> Measured:
+    called, others = ({one: arms[one] for one in arms if (one.backend == COPIER) is it} for it in (True, False))
+    chosen_by, us = _rounds(others, fresh=False), {choice: median(times) for choice, times in caller_us.items()}
+    return Measured(shape, chosen_by, chosen_by, _rounds(others, fresh=True), us, called)
 
 
 def _rounds(arms: Mapping[Choice, Mapping[int, float]], *, fresh: bool) -> dict[Choice, Visits]:

@@ -11,7 +11,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison
 from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import EQUAL, SwapKind
-from kvbench.cells.facts import BATCHED, MERGED, sms_text
+from kvbench.cells.facts import BATCHED, COPIER, MERGED, sms_text
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import parse_size, size_text, two_digits
@@ -68,20 +68,22 @@ def answer_table(rule: Rule, runs: Sequence[Run]) -> AnswerTable:
         for engine in engines().values()
         if any(shipped_choice(engine, one, runs) for pair in known.values() for one in pair)
     ]
+    called = bool(shipping) and any(one.called for pair in known.values() for one in pair)
     slowdowns, ceilings = slowdowns_of(runs), _ceilings(runs)
     rows = []
     for kinds in _alike(rule):
         first, parts = kinds[0], rule.parts[kinds[0]]
         row = [first.direction.value, ", ".join(kind.stream_state for kind in kinds), ", ".join(map(use_text, parts))]
         for size, *at in zip(sizes, *(known[kind] for kind in kinds), strict=False):
-            row += _times(at, size, rule, shipping, runs)
+            row += _times(at, size, rule, called, shipping, runs)
         ceiling = ceilings.get(first.direction, math.nan)
         shares = [one.gbps_of(rule.choices[one]) / ceiling for _, one in (known[kind] for kind in kinds)]
         row.append(ends(shares, "{:.0%}".format) if ceiling > 0 else "-")
         rows.append([*row, *(_beside(parts, first.direction, work, slowdowns) for work in BESIDE)])
-    others = [BATCHED, *(engine.title for engine in shipping)]
-    figures = [name for size in sizes for name in (f"{size}, us", *others)]
-    shipped = f"{', '.join(others[1:])}: the method that it takes there. " if shipping else ""
+    titles = [engine.title for engine in shipping]
+    figures = [name for size in sizes for name in (f"{size}, us", BATCHED, *[COPIER] * called, *titles)]
+    shipped = f"{', '.join(titles)}: the method that it takes there. " if shipping else ""
+    shipped += f"{COPIER}: kvbench's copier, called from Python as engines' code is. " if called else ""
     caption = (
         f"At the measured swaps nearest to {SMALL} and {LARGE} blocks of a model, each shape from the same rounds. "
         f"{shipped}{', '.join(BESIDE)}: times as long beside such swaps."
@@ -123,15 +125,18 @@ def _method_text(name: str, counts: Sequence[int]) -> str:
 
 
 def _times(
-    at: Sequence[Measured], usual: str, rule: Rule, shipping: Sequence[Engine], runs: Sequence[Run]
+    at: Sequence[Measured], usual: str, rule: Rule, called: bool, shipping: Sequence[Engine], runs: Sequence[Run]
 ) -> list[str]:
-    """Return the times at a shape, in one or more states, of the choice, of batched copies and of engines."""
-    columns: list[list[float]] = [[] for _ in range(2 + len(shipping))]
+    """Return the times at a shape, in one or more states, of the choice, of batched copies, of a copier if `called`,
+    and of engines, from the runs that measured what the engines take.
+    """
+    columns: list[list[float]] = [[] for _ in range(2 + called + len(shipping))]
     for one in at:
-        choice, batched = rule.choices[one], one.best_of(BATCHED)
-        shipped = [shipped_choice(engine, one, runs) for engine in shipping]
-        known = [method for method in (choice, batched, *shipped) if method]
-        for column, method in zip(columns, (choice, batched, *shipped), strict=True):
+        choice, shipped = rule.choices[one], [shipped_choice(engine, one, runs) for engine in shipping]
+        near = one.beside(next(filter(None, shipped), choice))
+        methods = [choice, near.best_of(BATCHED), *([next(iter(near.called), None)] if called else []), *shipped]
+        known = [method for method in methods if method]
+        for column, method in zip(columns, methods, strict=True):
             column += [one.us_of(method, *known)] if method else []
     texts = [ends(column, three_digits) if column else "-" for column in columns]
     shape = at[0].shape.size_text

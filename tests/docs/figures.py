@@ -49,7 +49,6 @@ def numbers() -> str:
 _SURPRISES: Final = {
     "order": "The access order hardly matters here.",
     "cliff": "The CPU causes the cliff.",
-    "queue": "One stream's queue fills.",
     "call": "A call takes longer in an engine than in a loop.",
 }
 

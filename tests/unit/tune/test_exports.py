@@ -22,9 +22,10 @@ from kvbench.errors import UsageError
 from kvbench.results import Record, Run, load_run
 from kvbench.run import runner
 from kvbench.sweep.installed import engines
-from kvbench.tune.answer import shapes_of
+from kvbench.tune.answer import rule_for_all, shapes_of
 from kvbench.tune.exports import Export, break_even, export
 from kvbench.tune.search import engine_sweep
+from kvbench.tune.text import answer_table
 from tests import synthetic
 from tests.command import output
 from tests.reports import made_run
@@ -170,6 +171,20 @@ def test_the_answer_for_one_engine_is_its_export_and_other_answers_leave_its_cod
     plain = output("show", run)
     assert "sm (2 SMs)" in plain
     assert "vllm_" not in plain
+
+
+def test_the_answer_has_batched_and_a_copier_from_the_run_of_the_engines_code(tmp_path: Path) -> None:
+    kernels = [cell for cell in cells() if cell.backend != "vllm_batch"]
+    called = [
+        replace(cell, backend=name, sms=None) for name in ("batched", "copier") for cell in cells(sms=(12,))[1::3]
+    ]
+    rates = {"batched": 10.0, "copier": 20.0}
+    with_copier = run_of(tmp_path / "engines", kernels + called, lambda cell: rates.get(cell.backend) or gbps(cell))
+    alone = [cell for cell in kernels + called if cell.backend in ("batched", "sm")]
+    runs = [with_copier, run_of(tmp_path / "other", alone, lambda _: 54.0)]
+    table = answer_table(rule_for_all(runs), runs)
+    large = dict(zip(table.header, table.rows[0], strict=True))  # of two swaps, the last
+    assert [float(large[name]) for name in ("batched", "copier", "vLLM")] == pytest.approx([2517, 1258, 1049], rel=0.02)
 
 
 @pytest.mark.parametrize("name", [engine.name for engine in engines().values() if engine.takes])
