@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).parents[1]
 GUESTS: Final = ("kvbench/engines/", "kvbench/probe/", "kvbench/traces/")
 MOST: Final = {
-    "lines of Python in the package": 27_480,
+    "lines of Python in the package": 27_487,
     "files of the package": 148,
     "arrows between its rooms": 118,
     "lines of csrc without tests": 5_872,

@@ -1,14 +1,14 @@
 """The process that owns the GPU: it opens the device and measures what the parent requests; it can crash doing so."""
 
-import ast
 import hashlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import Any, Final
 
 import msgspec
@@ -243,13 +243,20 @@ def hash_of_what_runs() -> str:
 
 
 def _statements(text: str) -> str:
-    """Return a canonical form of the statements of a Python file that do something."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            texts = [one for one in node.body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)]
-            node.body = [one for one in node.body if one not in texts]
-    return ast.dump(tree)
+    """Return what a Python file does, as text; compiled, since that takes a third of the time of a tree in Python."""
+    return "\0".join(_parts(compile(text, "", "exec", dont_inherit=True, optimize=2)))
+
+
+def _parts(code: CodeType) -> Iterator[str]:
+    """Yield the parts of compiled code but for docstrings, asserts and the places in its file."""
+    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    yield repr((code.co_code, code.co_exceptiontable, *counts, *names))
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _parts(constant)
+        else:  # a set has another order in each process
+            yield repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
 
 
 def _seed(request: protocol.MeasureCells, cell: Cell) -> int:
