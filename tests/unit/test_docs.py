@@ -131,10 +131,8 @@ RUN_EACH = "import json, sys\nfor block in json.load(sys.stdin): exec(compile(bl
 def test_documented_python_runs(folder: Path) -> None:
     """In one process: most of what a block takes is the start of pandas."""
     blocks, environment = python_blocks(), os.environ | {"MPLBACKEND": "agg"}
-    command = [sys.executable, "-c", RUN_EACH]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, input=json.dumps(blocks), capture_output=True, text=True, check=False
-    )
+    command, given = [sys.executable, "-c", RUN_EACH], json.dumps(blocks)
+    done = subprocess.run(command, cwd=folder, env=environment, input=given, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 0, done.stderr
     for name in re.findall(r'savefig\("(.*?)"\)', "".join(blocks)):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
