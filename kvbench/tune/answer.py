@@ -164,14 +164,15 @@ def _answer(one: Measured) -> Answer:
 
 
 def known_shapes(rule: Rule, kind: SwapKind) -> tuple[Measured, Measured]:
-    """Return the small and the large swap at which an answer has figures, of the measured ones."""
+    """Return the small and the large swap at which an answer has figures, of those made by its choice."""
+    made = rule.chosen_at(kind)
 
     def far(one: Measured) -> float:
         # The block size decides the method: twice the size is as far as four times the blocks.
         return 2 * abs(math.log(one.shape.block_bytes / _BLOCK_BYTES)) + abs(math.log(one.shape.blocks / SMALL))
 
-    small = min(rule.shapes_of(kind), key=far)
-    return small, rule.nearest(kind, small.shape.block_bytes, LARGE)
+    small = min(made, key=far)
+    return small, rule.nearest(kind, small.shape.block_bytes, LARGE, made)
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,13 +137,17 @@ class Rule:
             for one in part.shapes
         }
 
-    def nearest(self, kind: SwapKind, block_bytes: int, blocks: int) -> Measured:
+    def chosen_at(self, kind: SwapKind) -> list[Measured]:
+        """Return the shapes at which a choice was measured itself, and nothing stands for it."""
+        return [one for part in self.parts[kind] for one in part.shapes if part.choice in one.every]
+
+    def nearest(self, kind: SwapKind, block_bytes: int, blocks: int, among: Sequence[Measured] = ()) -> Measured:
         """Return the measured shape that is nearest in ratio: by block size, then by number of blocks."""
 
         def distance(one: Measured) -> tuple[float, float]:
             return abs(log(one.shape.block_bytes / block_bytes)), abs(log(one.shape.blocks / blocks))
 
-        return min(self.shapes_of(kind), key=distance)
+        return min(among or self.shapes_of(kind), key=distance)
 
     def to_plain(self) -> list[dict[str, Any]]:
         return [

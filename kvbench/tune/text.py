@@ -128,12 +128,13 @@ def _times(
     at: Sequence[Measured], usual: str, rule: Rule, called: bool, shipping: Sequence[Engine], runs: Sequence[Run]
 ) -> list[str]:
     """Return the times at a shape, in one or more states, of the choice, of batched copies, of a copier if `called`,
-    and of engines, from the runs that measured what the engines take.
+    and of engines, from the runs that measured the choice and what the engines take.
     """
     columns: list[list[float]] = [[] for _ in range(2 + called + len(shipping))]
     for one in at:
-        choice, shipped = rule.choices[one], [shipped_choice(engine, one, runs) for engine in shipping]
-        near = one.beside(next(filter(None, shipped), choice))
+        near = one.beside(choice := rule.choices[one])
+        shipped = [shipped_choice(engine, near, runs) for engine in shipping]
+        near = near.beside(next(filter(None, shipped), choice))
         methods = [choice, near.best_of(BATCHED), *([next(iter(near.called), None)] if called else []), *shipped]
         known = [method for method in methods if method]
         for column, method in zip(columns, methods, strict=True):
