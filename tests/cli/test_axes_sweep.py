@@ -74,8 +74,8 @@ IN_LAYERS, BUT_LAYERS = "sequence=layers-4,neighbour=idle", ["whole none", "whol
         (LAYERS, BRIEF, f"error@call=2 when {IN_LAYERS}", "error",
          "INJECTED_ERROR", " -a sequence=layers-4", BUT_LAYERS),
         # a layer of the step waits for ever
-        (LAYERS, (*BRIEF, "--deadline-s=1"), f"closed-gate@wait=9 when {IN_LAYERS}", "timeout",
-         "no answer within 1 s", " -a sequence=layers-4", BUT_LAYERS),
+        (LAYERS, (*BRIEF, "--deadline-s=12"), f"closed-gate@wait=9 when {IN_LAYERS}", "timeout",
+         "no answer within 12 s", " -a sequence=layers-4", BUT_LAYERS),
         # The verified swap, the check of the order, three plain ones that tell how long the delay has to be, and the
         # sample behind its queue of three: nine calls, of which the fault strikes the last or one that is not made.
         (QUEUED | {"backend": "per_block"}, ONE_SAMPLE, "error@call=8", "error",
@@ -103,7 +103,7 @@ def test_a_fault_fails_only_its_cell(
 def test_a_gate_that_never_opens_fails_only_its_cell(tmp_path: Path) -> None:
     cells = tiny(backend="per_block", blocks="1,2", stream_state="gated,opened", **HOT)
     fault = "closed-gate@wait=1 when blocks=1, stream_state=gated"
-    done = kvbench_here("sweep", *cells, *BRIEF, "--deadline-s=2", "--fault", fault, "--out", "run", cwd=tmp_path)
+    done = kvbench_here("sweep", *cells, *BRIEF, "--deadline-s=12", "--fault", fault, "--out", "run", cwd=tmp_path)
     assert done.returncode == 5
     failed = [(one.cell.blocks, one.cell.stream_state, one.kind) for one in failures(tmp_path / "run")]
     assert failed == [(1, "gated", "timeout")]

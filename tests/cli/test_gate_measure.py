@@ -144,14 +144,14 @@ FAULTS = {
     8: ("corrupt@descriptor=0", "mismatch"),
     16: ("error@call=0", "error"),
     32: ("crash@call=0", "crash"),
-    64: ("hang@call=0", "no answer within 3"),
+    64: ("hang@call=0", "no answer within 12"),
     128: ("crash@call=0", "crash"),
 }
 
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Path]:
-    folder = write_suite(tmp_path_factory.mktemp("faulty"), 4, *FAULTS, more="deadline_s = 3\n")
+    folder = write_suite(tmp_path_factory.mktemp("faulty"), 4, *FAULTS, more="deadline_s = 12\n")
     faults = "; ".join(f"{fault} when blocks={blocks}" for blocks, (fault, _) in FAULTS.items())
     return compare(folder, f"--cand-fault={faults}"), folder
 
