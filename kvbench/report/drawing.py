@@ -261,16 +261,16 @@ def _draw_line(ax: Axes, line: PlotLine) -> None:
 
 
 def _write_notes(ax: Axes, twin: Axes, lines: Iterable[PlotLine]) -> None:
-    """Write the notes of points to their right, the last of each line first, where there is room."""
+    """Write the notes of points below to their right, the last of each line first, where there is room."""
     taken: list[Bbox] = []
     dpi = ax.figure.dpi
     for line in lines:
         for x, y, note in reversed(list(zip(line.x, line.y, line.notes, strict=False))):
             across, up = (twin if line.second else ax).transData.transform((x, y))
-            place = Bbox.from_bounds(across + 0.1 * dpi, up, _NOTE[0] * dpi * len(note), _NOTE[1] * dpi)
+            place = Bbox.from_bounds(across, up - _NOTE[1] * dpi, (0.1 + _NOTE[0] * len(note)) * dpi, _NOTE[1] * dpi)
             if note and not place.count_overlaps(taken):
                 taken.append(place)
-                (twin if line.second else ax).annotate(note, (x, y), (7, 3), **_SMALL)
+                (twin if line.second else ax).annotate(note, (x, y), (6, -8), **_SMALL)
 
 
 def _limits(axis: PlotAxis, lines: Iterable[PlotLine], others: Sequence[float]) -> tuple[float, float]:
