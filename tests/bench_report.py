@@ -41,7 +41,6 @@ def write(path: Path, count: int, rounds: int, samples: int) -> Path:
 
 
 def cpu_s(*command: str | Path) -> float:
-    """Return the CPU time of a command in seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -49,17 +48,14 @@ def cpu_s(*command: str | Path) -> float:
 
 
 def pandas_s() -> float:
-    """Return the CPU time of `import pandas` in seconds, the lowest of three."""
     return min(cpu_s(sys.executable, "-c", "import pandas") for _ in range(3))
 
 
 def report_s(runs: Sequence[Path], out: Path) -> float:
-    """Return the CPU time of a report of `runs` into the folder `out` in seconds."""
     return cpu_s(sys.executable, "-m", "kvbench", "report", *runs, "-o", out)
 
 
 def show_s(run: Path) -> float:
-    """Return the CPU time of `kvbench show` in seconds, the lowest of five."""
     return min(cpu_s(sys.executable, "-m", "kvbench", "show", run) for _ in range(5))
 
 

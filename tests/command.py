@@ -158,7 +158,6 @@ def _command(arguments: Sequence[str | Path], file_bytes: int = 0, memory_bytes:
 
 
 def events(done: Done) -> list[dict[str, Any]]:
-    """Return the events of a sweep that ran with --json."""
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -187,7 +186,6 @@ def await_cpu_time(pid: int, more_s: float) -> None:
 
 
 def workers_of(pid: int) -> list[int]:
-    """Return the worker processes whose parent is `pid`."""
     workers = []
     for entry in Path("/proc").iterdir():
         try:
@@ -216,7 +214,6 @@ def ended(descriptor: int, timeout_s: float = 30.0) -> bool:
 
 
 def error_line(done: Done) -> str:
-    """Return the one line on stderr with which a command refused its input."""
     return only_line(done.stderr)
 
 

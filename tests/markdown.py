@@ -13,7 +13,6 @@ def section(text: str, heading: str) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors that GitHub gives the headings."""
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

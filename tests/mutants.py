@@ -45,7 +45,6 @@ class Mutant:
 
 
 def main() -> int:
-    """Return 0 if every chosen mutant is killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("only", nargs="?", default="", help="mutants whose name, file or test contains this")
     parser.add_argument("--most", type=int, metavar="COUNT", help="no more than so many")

@@ -62,7 +62,6 @@ def is_bold(text: Text) -> bool:
 
 
 def part_of(report: Report, section: str) -> Part:
-    """Return what stands in a section."""
     (part,) = [chapter.part for chapter in report.chapters if chapter.section.name == section]
     return part
 
@@ -72,7 +71,6 @@ def sections_of(report: Report) -> list[str]:
 
 
 def table_of(part: Part, title: str) -> DataTable:
-    """Return the table whose title begins with `title`."""
     (match,) = [table for table in part.tables if said(table.title).startswith(title)]
     return match
 
@@ -83,13 +81,11 @@ def rows_of(table: DataTable) -> dict[str, list[str]]:
 
 
 def highlights_of(report: Report, section: str) -> list[str]:
-    """Return what a section finds, where the report has it."""
     chapters = [chapter for chapter in report.chapters if chapter.section.name == section]
     return [said(finding) for chapter in chapters for finding in chapter.part.findings]
 
 
 def findings_of(part: Part) -> list[str]:
-    """Return all that a section finds."""
     return [said(finding) for finding in part.findings]
 
 

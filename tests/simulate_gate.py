@@ -267,7 +267,6 @@ def _halves(scenario: Scenario, change: Change, slowed: npt.NDArray[np.int64], r
 
 
 def _slower_cells(scenario: Scenario, count: int, rng: np.random.Generator) -> Floats:
-    """Return the log of what each cell takes longer in a new process of either side, of shape (2, count)."""
     return np.where(rng.random((2, count)) < scenario.processes, math.log1p(PROCESS), 0.0)
 
 

@@ -17,13 +17,12 @@ MOST: Final = {
     "files of the package": 148,
     "arrows between its rooms": 118,
     "lines of csrc without tests": 5_872,
-    "lines of Python in tests": 22_570,
+    "lines of Python in tests": 22_554,
 }
 LONGEST_FUNCTION: Final = 60
 
 
 def tracked(*patterns: str) -> list[Path]:
-    """Return the files of the checkout that match, as git sees them."""
     command = ("git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns)
     listed = subprocess.check_output(command, cwd=ROOT, text=True)
     return [ROOT / name for name in listed.splitlines() if (ROOT / name).is_file()]
@@ -58,15 +57,14 @@ def arrows(package: Path) -> set[tuple[str, str]]:
 
 
 def figures() -> dict[str, int]:
-    """Return the name and value of each figure."""
     package = tracked("kvbench/*.py")
     sources = [file for file in tracked("csrc/*") if file.suffix in (".cpp", ".hpp", ".cu")]
     return {
-        "lines of Python in the package": 27_493,
+        "lines of Python in the package": lines_of(package),
         "files of the package": len(package),
         "arrows between its rooms": len(arrows(ROOT / "kvbench")),
         "lines of csrc without tests": lines_of(file for file in sources if "tests" not in file.parts),
-        "lines of Python in tests": 22_570,
+        "lines of Python in tests": lines_of(tracked("tests/*.py")),
     }
 
 

@@ -59,14 +59,12 @@ def complaints(text: str) -> Iterator[tuple[int, str]]:
 
 
 def files(root: Path) -> Iterator[Path]:
-    """Yield the files below `root` that people read."""
     for name in READ:
         path = root / name
         yield from [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
 
 
 def main() -> int:
-    """Print every complaint; return 1 if there is one."""
     lines = [
         f"{file.relative_to(ROOT)}:{number}: {complaint}"
         for file in files(ROOT)

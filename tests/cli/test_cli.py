@@ -169,7 +169,6 @@ def test_version_prints_the_version_of_the_package(tmp_path: Path) -> None:
 
 
 def listed(folder: Path, what: str) -> list[dict[str, str]]:
-    """Return what `kvbench list` shows as JSON."""
     rows: list[dict[str, str]] = json.loads(succeeds("list", what, "--json", cwd=folder).stdout)
     return rows
 

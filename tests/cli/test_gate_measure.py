@@ -64,7 +64,6 @@ def compare(folder: Path, *options: str, base: str = "here", cand: str = "here")
 
 
 def verdicts(folder: Path) -> dict[str, str]:
-    """Return label -> verdict of the cells in gate.json."""
     data: dict[str, Any] = json.loads((folder / "gate" / "gate.json").read_text())
     return {row["name"]: row["verdict"] for row in data["rows"] if row["kind"] == "cell"}
 

@@ -54,7 +54,6 @@ class Shown:
 
 
 def commands_of(page: Path) -> list[Shown]:
-    """Return the `kvbench` commands of a page in order."""
     text = page.read_text()
     fenced = [line for block in _FENCE.finditer(text) for line in block["text"].replace("\\\n", " ").splitlines()]
     outside = [match["line"] for match in _INDENTED.finditer(_FENCE.sub("", text))]

@@ -353,7 +353,6 @@ def test_resuming_a_complete_run_changes_nothing(run: Path) -> None:
 
 
 def changing(change: Callable[[dict[str, Any]], dict[str, object]]) -> Callable[[Path], None]:
-    """Return what changes fields of run.json to those that `change` makes of them."""
 
     def changed(run: Path) -> None:
         info = json.loads((run / "run.json").read_text())

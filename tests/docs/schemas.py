@@ -32,7 +32,6 @@ _KINDS: Final = {
 
 
 def schema(name: str) -> str:
-    """Return the JSON schema of what kvbench writes, as text."""
     (made,), named = msgspec.json.schema_components([TYPES[name]], ref_template="#/$defs/{name}")
     whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", **made, "$defs": named}
     return json.dumps(whole, indent=2) + "\n"

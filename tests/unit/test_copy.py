@@ -44,7 +44,6 @@ def device() -> Device:
 
 
 def always(backend: str) -> Policy:
-    """Return a policy with one choice for every list."""
     shape = {"stream_state": StreamState.IDLE, "block_bytes": (4096,), "blocks": (16,)}
     return Policy(device="any", tables=tuple(Table(direction=way, choices=((backend,),), **shape) for way in Direction))
 
@@ -65,7 +64,6 @@ class Lists:
             self.expected[int(to) : int(to + size)] = source[int(at) : int(at + size)]
 
     def arguments(self) -> tuple[Words, Words, Words]:
-        """Return sources, destinations and sizes, as new arrays."""
         sources = self._swap.source_offsets + np.uint64(self.source.address)
         destinations = self._swap.destination_offsets + np.uint64(self.destination.address)
         return sources.astype(np.int64), destinations.astype(np.int64), self._swap.sizes.astype(np.int64)

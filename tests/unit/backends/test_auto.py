@@ -260,14 +260,12 @@ def test_another_policy_has_a_copier_of_its_own() -> None:
 
 
 def gpu(facts: DeviceFacts) -> Device:
-    """Return a GPU of these facts, whose memory is the host's."""
     driver = open_device("cpu", FaultPlan()).driver
     device: Device = mock.Mock(driver=driver, facts=lambda: facts, is_cuda=True, batch_entry="a call")
     return device
 
 
 def policy_of(choice: str, held: str = "") -> Policy:
-    """Return a policy with one choice, and with `held` behind work."""
     tables = [
         Table(direction=way, stream_state=of, block_bytes=(4096,), blocks=(4,), choices=((text,),))
         for way in Direction
@@ -286,7 +284,6 @@ def prepared_by(
     state: StreamState = StreamState.IDLE,
     held: str = "",
 ) -> PreparedSwap:
-    """Return auto's swap of blocks of 4 KiB on a GPU by a policy with one choice, and with `held` behind work."""
     monkeypatch.setattr(Sm, "kernel", lambda *_: None)
     words = np.full(blocks, 4096, np.uint64)
     memory = SwapMemory(words, words, words, words, words)

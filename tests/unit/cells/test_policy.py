@@ -81,7 +81,6 @@ def policy(*tables: Table) -> Policy:
 
 
 def choose(policy: Policy, direction: Direction, state: StreamState, blocks: int, block_bytes: float) -> Choice | None:
-    """Return the choice of a policy, None without a table for the direction."""
     table = policy.table(direction, state)
     return None if table is None else table.choose(blocks, block_bytes)
 

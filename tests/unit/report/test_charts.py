@@ -41,7 +41,6 @@ def linear(colour: str) -> Floats:
 
 
 def lab(rgb: Floats) -> Floats:
-    """Return CIELAB of linear RGB."""
     x, y, z = np.cbrt(np.maximum(SRGB_TO_XYZ @ np.clip(rgb, 0, 1) / WHITE, 1e-6))
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 

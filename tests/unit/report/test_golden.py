@@ -35,7 +35,6 @@ SWAPS: Final = ModelChoice(("llama-3-8b", "gpt-oss-20b"), tokens=2048).swaps()
 
 
 def cells() -> list[Cell]:
-    """Return cells for every section."""
     cliff = synthetic.cliff_cells(kib=CLIFF_KIB)
     ladder = [cell for cell in synthetic.ladder_cells() if cell.block_bytes == 16 * 1024 and cell.sms in (1, 2, 4, 8)]
     orders = [cell for cell in synthetic.order_cells() if cell.block_bytes == 4096]

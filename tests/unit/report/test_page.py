@@ -60,7 +60,6 @@ def cliff(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def page(cliff: Run) -> str:
-    """Return the page with its charts drawn."""
     return report_files([cliff])["report.html"].decode()
 
 
