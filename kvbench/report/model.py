@@ -207,7 +207,7 @@ class Chapter:
 
 
 def short_of(section: str, chapters: Sequence[Chapter]) -> Sequence[Text]:
-    """Return what stands for a section elsewhere; empty without the section."""
+    """The section as other places show it; empty without it."""
     return next((chapter.part.short for chapter in chapters if chapter.section.name == section), ())
 
 
