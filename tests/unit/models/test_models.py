@@ -20,6 +20,7 @@ from kvbench.sweep.config import load_config
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
 from tests.command import BRIEF, cell_of, succeeds
+from tests.refusals import refused_with
 
 KIB = 1024
 DENSE = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
@@ -191,10 +192,8 @@ def test_untrusted_models_are_checked(plain: object) -> None:
 def test_an_invalid_choice_is_refused_with_the_right_one(
     models: list[str], settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UsageError) as caught:
+    with refused_with(message):
         choice(models, **settings).swaps()
-    assert message in str(caught.value)
-    assert str(caught.value).isprintable()
 
 
 # config.json
@@ -262,9 +261,8 @@ def test_a_config_json_is_read(config: dict[str, object], expected: dict[str, ob
     ],
 )
 def test_a_config_json_of_an_unsupported_model_is_refused(config: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with refused_with(message):
         model_of("m", config)
-    assert message in str(caught.value)
 
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -306,11 +304,8 @@ def test_states_of_unknown_size_are_left_out_and_said() -> None:
 def test_a_file_that_is_not_a_config_json_is_refused_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
-    with pytest.raises(UsageError) as caught:
+    with refused_with(f"{path}: ", message):
         read_config_json(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert message in str(caught.value)
-    assert str(caught.value).isprintable()
 
 
 # Configs and the sweep
@@ -358,6 +353,5 @@ def test_a_model_is_measured_and_verified_on_the_cpu(tmp_path: Path) -> None:
 def test_a_config_with_impossible_models_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text)
-    with pytest.raises(UsageError) as caught:
+    with refused_with(message):
         load_config(path)
-    assert message in str(caught.value)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.filter import Filter, parse_filters
-from kvbench.errors import UsageError
 from kvbench.sweep.spec import Limits, Sampling, SweepSpec, parse_assignments
+from tests.refusals import refused_with
 from tests.strategies import AXIS_VALUES, cells
 
 SMALL = Cell(backend="per_block", direction=Direction.H2D, blocks=16, block_bytes=4096)
@@ -102,9 +102,8 @@ def test_all_descriptors_in_one_call_are_more_than_any_number() -> None:
     ],
 )
 def test_an_invalid_filter_is_refused_with_the_right_form(text: str, message: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with refused_with(message):
         parse_filters(text)
-    assert message in str(caught.value)
 
 
 @given(specs)
@@ -146,10 +145,8 @@ def _set(*path: str | int, value: object) -> Callable[[Any], None]:
 def test_an_untrusted_spec_is_checked(change: Callable[[Any], object], message: str) -> None:
     plain: Any = SweepSpec(name="x").to_plain()
     change(plain)
-    with pytest.raises(UsageError) as caught:
+    with refused_with(message):
         SweepSpec.from_plain(plain)
-    assert message in str(caught.value)
-    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -162,9 +159,8 @@ def test_an_untrusted_spec_is_checked(change: Callable[[Any], object], message: 
     ],
 )
 def test_impossible_sampling_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with refused_with(message):
         SweepSpec(name="x").with_sampling(options)
-    assert message in str(caught.value)
 
 
 def test_axes_are_overridden_in_every_group() -> None:
@@ -186,6 +182,5 @@ def test_axes_are_overridden_in_every_group() -> None:
     ],
 )
 def test_an_invalid_assignment_is_refused_with_the_right_form(items: list[str], message: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with refused_with(message):
         parse_assignments(items)
-    assert message in str(caught.value)
