@@ -116,9 +116,8 @@ def everything(folder: Path, visits: int = 6) -> Run:
         cell = Cell(backend, Direction.H2D, 256, 4096, sms=4 if backend == "sm" else None, sequence="trace")
         records += synthetic.replayed(cell, gbps, visits)
     records += [synthetic.failure(failed, "error 719"), synthetic.skip(left_out, "needs 9 GB")]
-    info = synthetic.info(
-        spec={"models": msgspec.to_builtins(SWAPS), "filters": ["swap_bytes<=1GB"]}, status="interrupted"
-    )
+    spec = {"models": msgspec.to_builtins(SWAPS), "filters": ["swap_bytes<=1GB"]}
+    info = synthetic.info(spec=spec, status="interrupted", status_reason="Ctrl-C")
     return made_run(folder, records, info, "everything")
 
 
