@@ -38,7 +38,7 @@ direction = "h2d"
 stream_state = "idle"
 block_bytes = [1024, 16384]
 blocks = [4, 64]
-choices = [["per_block", "batched"], ["batched descriptors_per_call=8", "{far}"]]
+choices = [["per_block", "batched"], ["batched descriptors_per_call=8", "per_block"]]
 """
 
 
@@ -51,11 +51,11 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def write_policy(folder: Path, fitted: Path, far: str = "per_block", device: str | None = None) -> Path:
+def write_policy(folder: Path, fitted: Path, device: str | None = None) -> Path:
     """Write a policy of known choices for this machine, or for the device of that title."""
     path = folder / "known.toml"
     title = load_policy(fitted / "mine.toml").device if device is None else device
-    path.write_text(POLICY.format(device=json.dumps(title), far=far))
+    path.write_text(POLICY.format(device=json.dumps(title)))
     return path
 
 
@@ -127,14 +127,6 @@ def test_without_a_policy_auto_says_so(tmp_path: Path) -> None:
     (row,) = summary(swept(tmp_path, *tiny(backend="auto"), *BRIEF)).to_dict("records")
     assert row["chosen"] == "batched"  # the built-in default, a kernel, does not run here
     assert "auto had no policy and used its built-in defaults" in row["warnings"]
-
-
-def test_auto_names_a_choice_that_cannot_run_here(fitted: Path, tmp_path: Path) -> None:
-    policy = write_policy(tmp_path, fitted, far="sm sms=2")
-    run = swept(tmp_path, *tiny(backend="auto", blocks="64", block_size="16KiB"), *BRIEF, "--policy", policy)
-    (row,) = summary(run).to_dict("records")
-    assert row["chosen"] == "batched"
-    assert row["warnings"] == "auto used batched: it cannot use sm, which the policy chooses, here"
 
 
 def test_a_policy_of_another_device_is_refused(fitted: Path, tmp_path: Path) -> None:
@@ -289,6 +281,3 @@ def prepared_by(
     memory = SwapMemory(words, words, words, words, words)
     cell = Cell("auto", direction, blocks, 4096, stream_state=state)
     return auto.Auto().create(SwapRequest(gpu(facts), cell, memory, policy_of(choice, held)))
-
-
-# The section of a report
