@@ -62,30 +62,33 @@ def test_a_geometric_range_stays_inside_its_ends(low: int, span: int, factor: in
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "message"),
+    ("name", "texts", "message"),
     [
-        (
-            "memory",
-            "slots-4KiBx1",
-            "axis memory=slots-4KiBx1: slots-SIZExR takes a multiple of 4KiB and 2 to 128 ranks",
-        ),
-        ("blocks", "0", "axis blocks=0: not a whole number from 1 to 100000000"),
-        ("blocks", "1,,2", "axis blocks=1,,2: an empty value; for example blocks=16,64,256"),
-        ("blocks", "1:8:2", "axis blocks=1:8:2: not a range lo:hi:xK or lo:hi:+K; for example blocks=16,64,256"),
-        ("blocks", "1:8:xy", "axis blocks=1:8:xy: the step xy is not a whole number; for example blocks=16,64,256"),
-        ("blocks", "1:90000:+1", "axis blocks=1:90000:+1: more than 10000 values"),
-        ("sms", "5000", "axis sms=5000: not a whole number from 1 to 4096 or all"),
-        ("sms", "1:all:x2", "axis sms=1:all:x2: the ends of a range must be numbers; for example sms=1:32:x2"),
-        ("block_size", "4:64KiB:x2", "axis block_size=4:64KiB:x2: 4 has no unit; write 4KiB:64KiB:x2"),
-        ("block_size", "4Kb", 'axis block_size=4Kb: "4Kb" is not a size'),
+        ("memory", "slots-4KiBx1", "slots-SIZExR takes a multiple of 4KiB and 2 to 128 ranks"),
+        ("blocks", "0", "not a whole number from 1 to 100000000"),
+        ("blocks", "1,,2", "an empty value; for example blocks=16,64,256"),
+        ("blocks", "1:8:2", "not a range lo:hi:xK or lo:hi:+K; for example blocks=16,64,256"),
+        ("blocks", "1:8:xy", "the step xy is not a whole number; for example blocks=16,64,256"),
+        ("blocks", "1:90000:+1", "more than 10000 values"),
+        ("sms", "5000", "not a whole number from 1 to 4096 or all"),
+        ("sms", "1:all:x2", "the ends of a range must be numbers; for example sms=1:32:x2"),
+        ("block_size", "4:64KiB:x2", "4 has no unit; write 4KiB:64KiB:x2"),
+        ("block_size", "4Kb", '"4Kb" is not a size'),
         ("pattern", "runs-1", "runs-R with R >= 2"),
-        ("overlap", "true", "axis overlap=true: not on or off"),
-        ("backend", "no/such", "axis backend=no/such: not a backend's name"),
+        ("overlap", "true", "not on or off"),
+        ("backend", "no/such", "not a backend's name"),
+        ("pool", "0 4095 17000GiB", "not dense or a size from 4KiB to 16TiB"),
+        ("pool", "tight", "is not a size"),
+        ("pool", "dense:1GiB:x2", "the ends of a range must be numbers"),
+        ("reuse", "hot", "not one of fresh, same"),
+        ("pause", "5 1001ms 1s -1ms", "write 0, or a number with us or ms, up to 1000ms"),
+        ("sequence", "layers-1 layers-0 layers-1025 layers-x at-once-1 two", "at-once-L with L from 2 to 1024"),
     ],
 )
-def test_an_invalid_value_is_refused_in_one_line_with_the_right_form(name: str, text: str, message: str) -> None:
-    with refused_with(message):
-        AXES[name].parse(text)
+def test_invalid_values_are_refused_with_the_right_form(name: str, texts: str, message: str) -> None:
+    for text in texts.split():
+        with refused_with(f"axis {name}={text}: ", message):
+            AXES[name].parse(text)
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\x1b[31m", "x" * 10_000])

@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from kvbench.cells.axes import Direction, Neighbour, Reuse, StreamState
 from kvbench.cells.blocks import MOST_DESCRIPTORS, layer_blocks, misfit, region_bytes, sets_of, unfit
-from kvbench.cells.cell import AXES, Cell
+from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
-from kvbench.errors import UsageError
-from tests.refusals import refused_with
 from tests.strategies import GIB
 
 MIB = 1 << 20
@@ -71,26 +69,6 @@ def test_a_pool_that_is_too_small_is_refused() -> None:
     assert misfit(replace(HOT, pool_bytes=4 * MIB)) == "256 blocks of 16KiB do not fit into a pool of 4MiB"
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "right"),
-    [
-        ("pool", "0", "not dense or a size from 4KiB to 16TiB"),
-        ("pool", "4095", "not dense or a size from 4KiB to 16TiB"),
-        ("pool", "17000GiB", "not dense or a size from 4KiB to 16TiB"),
-        ("pool", "tight", "is not a size"),
-        ("pool", "dense:1GiB:x2", "the ends of a range must be numbers"),
-        ("reuse", "hot", "not one of fresh, same"),
-        ("pause", "5", "write 0, or a number with us or ms, up to 1000ms"),
-        ("pause", "1001ms", "write 0, or a number with us or ms, up to 1000ms"),
-        ("pause", "1s", "write 0, or a number with us or ms, up to 1000ms"),
-        ("pause", "-1ms", "write 0, or a number with us or ms, up to 1000ms"),
-    ],
-)
-def test_an_invalid_pool_reuse_or_pause_is_refused_with_the_right_form(name: str, text: str, right: str) -> None:
-    with refused_with(f"axis {name}=", right):
-        AXES[name].parse(text)
-
-
 # The layers of a swap
 
 
@@ -134,9 +112,3 @@ def test_the_blocks_of_a_swap_are_divided_into_layers_by_tensors(cell: Cell, blo
 )
 def test_impossible_layers_are_refused_with_the_reason(cell: Cell, reason: str) -> None:
     assert reason in (unfit(cell) or "")
-
-
-@pytest.mark.parametrize("text", ["layers-1", "layers-0", "layers-1025", "layers-x", "at-once-1", "two"])
-def test_a_sequence_that_does_not_exist_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"axis sequence=.*: not whole, layers-L or at-once-L with L from 2 to 1024"):
-        AXES["sequence"].parse(text)
