@@ -2,24 +2,37 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from kvbench.cells.axes import Direction, Reuse
 from kvbench.cells.blocks import misfit, region_bytes, sets_of
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern, Tensors
-from kvbench.measure.layout import Layout, lay_out
+from kvbench.measure import layout as module
+from kvbench.measure.layout import Layout, _distinct, lay_out
 
 BLOCK_BYTES = 4096
 kinds = st.lists(st.builds(Tensors, st.integers(1, 6), st.integers(1, 30)), min_size=1, max_size=3)
 seeds = st.integers(0, 2**63)
 submissions = st.integers(1, 12)
+
+# Pattern, that of the host, blocks, rows of the pool, and the rows of two sets on the host and on the GPU.
+PLACED = [
+    ("shuffled", "", 3, 20, "13 14 15 | 16 17 18", "13 14 15 | 16 17 18"),
+    ("runs-3", "", 7, 40, *["25 26 27 28 29 30 37 | 31 32 33 34 35 36 38"] * 2),
+    ("descending", "", 4, 20, *["12 11 10 9 | 16 15 14 13"] * 2),
+    ("tensors-2x3+1x2", "", 8, 60, *["14 15 16 35 36 37 53 54 | 17 18 19 38 39 40 55 56"] * 2),
+    ("tensors-2", "page-first-2", 6, 60,
+     "46 48 50 47 49 51 | 52 54 56 53 55 57", "23 24 25 53 54 55 | 26 27 28 56 57 58"),
+    ("tensors-2", "page-first-2x2", 8, 80,
+     "60 61 64 65 62 63 66 67 | 68 69 72 73 70 71 74 75", "31 32 33 34 71 72 73 74 | 35 36 37 38 75 76 77 78"),
+    ("fragments-2x3x2", "", 8, 200, "133 136 145 148 139 142 151 154 | 157 160 169 172 163 166 175 178",
+     "91 92 93 94 191 192 193 194 | 95 96 97 98 195 196 197 198"),
+]  # fmt: skip
 
 
 def cells_of(patterns: st.SearchStrategy[tuple[Pattern, int]]) -> st.SearchStrategy[Cell]:
@@ -70,11 +83,6 @@ def fresh(text: str, blocks: int, pool_bytes: int) -> Cell:
     return replace(cell, pool_bytes=pool_bytes)
 
 
-def steps(rows: NDArray[np.uint64]) -> list[int]:
-    """Return how far each descriptor's row lies behind the one before it."""
-    return [int(step) for step in np.diff(rows.astype(np.int64))]
-
-
 @settings(max_examples=150)
 @given(cell=cells_of(every), count=submissions, seed=seeds)
 def test_sets_are_disjoint_inside_the_region_and_leave_its_ends_free(cell: Cell, count: int, seed: int) -> None:
@@ -100,93 +108,29 @@ def test_another_seed_and_the_other_side_give_other_places(text: str, pool_bytes
         assert not np.array_equal(first.source_rows, first.destination_rows)
 
 
-@given(cell=cells_of(runs), count=submissions, seed=seeds)
-def test_the_blocks_of_a_run_are_neighbours_on_both_sides(cell: Cell, count: int, seed: int) -> None:
-    for layout in laid_out(cell, count, seed):
-        for rows in (layout.source_rows, layout.destination_rows):
-            inside = [step for index, step in enumerate(steps(rows), start=1) if index % cell.pattern.run]
-            assert set(inside) <= {1}
-
-
-@pytest.mark.parametrize("pool_bytes", [0, 1 << 30], ids=["dense", "scattered"])
-def test_runs_are_shuffled_and_shuffled_blocks_are_hardly_ever_neighbours(pool_bytes: int) -> None:
-    def first(pattern: Pattern) -> Layout:
-        return laid_out(Cell("any", Direction.H2D, 1000, BLOCK_BYTES, pattern=pattern, pool_bytes=pool_bytes), 1, 3)[0]
-
-    between = [
-        step for index, step in enumerate(steps(first(Pattern("runs", 10)).source_rows), start=1) if index % 10 == 0
-    ]
-    assert between.count(1) < 10
-    assert steps(first(Pattern("shuffled")).source_rows).count(1) < 10
-
-
-@given(cell=cells_of(tensors), count=submissions, seed=seeds)
-def test_tensors_share_their_ids_and_each_is_a_region_of_its_own(cell: Cell, count: int, seed: int) -> None:
-    layouts = laid_out(cell, count, seed)
-    spans: dict[int, list[int]] = {}  # number of a tensor -> its rows on one side in all sets
-    for layout in layouts:
-        ends = np.cumsum([kind.blocks for kind in cell.pattern.tensors(cell.blocks)])[:-1]
-        for side in (layout.source_rows, layout.destination_rows):
-            number = 0
-            for kind, rows in zip(cell.pattern.tensors(cell.blocks), np.split(side, ends), strict=True):
-                for tensor in rows.reshape(kind.count, kind.ids):
-                    assert len(set(tensor.tolist())) == kind.ids
-                    assert len(set((tensor - rows[: kind.ids]).tolist())) == 1  # the same ids from where it begins
-                    spans.setdefault(number, []).extend(tensor.tolist())
-                    number += 1
-    bounds = [(min(rows), max(rows)) for rows in spans.values()]
-    assert all(high < low for (_, high), (low, _) in pairwise(bounds))
-    assert bounds[-1][1] < region_bytes(cell, count) // BLOCK_BYTES
-
-
-@pytest.mark.parametrize("text", ["shuffled", "runs-16", "contiguous", "reversed", "tensors-8"])
-def test_blocks_of_a_large_pool_are_spread_over_all_of_it(text: str) -> None:
-    cell = fresh(text, 256, 1 << 32)
-    layouts = laid_out(cell, 120, 5)
-    assert len(layouts) == 120
-    for name in ("source_rows", "destination_rows"):
-        rows = np.concatenate([getattr(layout, name) for layout in layouts])
-        share = np.bincount(rows.astype(np.int64) * 8 // (cell.pool_bytes // BLOCK_BYTES), minlength=8) / len(rows)
-        assert (share > 0.04).all()
-        assert (share < 0.25).all()
-
-
-def one_layout(pattern: str, blocks: int, seed: int = 1, **sides: str) -> Layout:
-    """Return the only set of a swap out of a large pool; its source is the host."""
-    axes = {name: Pattern.parse(text) for name, text in sides.items()}
-    cell = Cell("any", Direction.H2D, blocks, BLOCK_BYTES, pattern=Pattern.parse(pattern), pool_bytes=1 << 32, **axes)
-    assert misfit(cell) is None
-    return laid_out(cell, 1, seed)[0]
-
-
-def test_a_page_holds_the_blocks_of_all_tensors_side_by_side() -> None:
-    layout = one_layout("tensors-8", 8 * 32, host_pattern="page-first-8")
-    page = layout.source_rows.reshape(8, 32)  # by tensor, by id
-    assert all(steps(page[:, column]) == [1] * 7 for column in range(32))
-    device = layout.destination_rows.reshape(8, 32)
-    assert len({int(step) for step in np.diff(device[:, 0])}) == 1
-    assert np.count_nonzero(np.abs(np.diff(device[0].astype(np.int64))) == 1) < 4
-
-
-def test_a_page_of_a_chunk_holds_its_ids_tensor_by_tensor() -> None:
-    layout = one_layout("tensors-6", 6 * 32, host_pattern="page-first-6x4")
-    chunks = layout.source_rows.reshape(6, 8, 4).transpose(1, 0, 2).reshape(8, -1)
-    assert all(steps(chunk) == [1] * 23 for chunk in chunks)
+@pytest.mark.parametrize(
+    ("wanted", "below"), [(0, 0), (0, 5), (1, 1), (5, 5), (4, 5), (1, 3), (1, 4), (1, 5), (3, 12), (3, 14), (7, 100)]
+)
+def test_different_numbers_come_from_everywhere_in_any_order(wanted: int, below: int) -> None:
+    rng = np.random.default_rng(7)
+    drawn = [_distinct(wanted, below, rng) for _ in range(2000)]
+    assert all(one.dtype == np.uint64 and len(set(one.tolist())) == wanted for one in drawn)
+    every = range(below if 4 * wanted > below else below // max(1, wanted) * wanted)
+    for at in range(wanted):
+        assert {int(one[at]) for one in drawn} == {*every}
+    with pytest.raises(ValueError, match=f"cannot choose {below + 1} different rows out of {below}"):
+        _distinct(below + 1, below, rng)
 
 
 @pytest.mark.parametrize("direction", Direction)
-def test_fragments_of_one_rank_lie_a_row_of_all_ranks_apart_on_the_host_and_side_by_side_on_the_device(
-    direction: Direction,
-) -> None:
-    """As vLLM's canonical pages: fragment k of tensor t is `(t * 4 + k) * 8 + rank` fragments into a page."""
-    pattern = Pattern.parse("fragments-4x8x3")
-    cell = Cell("any", direction, 3 * 4 * 20, BLOCK_BYTES, pattern=pattern, pool_bytes=1 << 30)
-    (layout,) = laid_out(cell, 1, 1)
-    sides = (layout.source_rows, layout.destination_rows)
-    host, device = sides if direction is Direction.H2D else sides[::-1]
-    pages = host.reshape(3, 20, 4).transpose(1, 0, 2).reshape(20, 12)  # by block, then by tensor and fragment
-    assert all(steps(page) == [8] * 11 for page in pages)
-    # no page begins inside another: between two first fragments lie whole pages
-    assert set((pages[:, 0] - pages[:, 0].min()) % np.uint64(3 * 4 * 8)) == {0}
-    assert all(steps(block) == [1] * 3 for block in device.reshape(-1, 4))
-    assert len({int(step) for step in np.diff(device.reshape(3, -1)[:, 0])}) == 1
+@pytest.mark.parametrize(("text", "host", "blocks", "rows", "on_host", "on_gpu"), PLACED)
+def test_the_last_numbers_place_blocks_up_to_the_last_row_but_one(
+    monkeypatch: pytest.MonkeyPatch, direction: Direction, text: str, host: str, blocks: int, rows: int, on_host: str,
+    on_gpu: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(module, "_distinct", lambda wanted, below, _: np.arange(below - wanted, below, dtype=np.uint64))
+    cell = replace(fresh(text, blocks, rows * BLOCK_BYTES), direction=direction)
+    layouts = laid_out(replace(cell, host_pattern=Pattern.parse(host)) if host else cell, 2, 1)
+    on_source, on_destination = (on_host, on_gpu)[:: -1 if direction is Direction.D2H else 1]
+    for name, wanted in (("source_rows", on_source), ("destination_rows", on_destination)):
+        assert " | ".join(" ".join(map(str, getattr(one, name))) for one in layouts) == wanted
