@@ -1,9 +1,11 @@
 """Swaps beside a neighbour on the cpu device: both sides are timed, swaps are verified, a death is an error."""
 
 import threading
+from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import count
 from typing import Any
 from unittest import mock
 
@@ -16,10 +18,10 @@ from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Stream
 from kvbench.measure.bench import Bench
-from kvbench.measure.neighbour import IdleWork, NeighbourError, RunningNeighbour
+from kvbench.measure.neighbour import Flow, FlowSample, IdleWork, NeighbourError, RunningNeighbour, measure_beside
 from kvbench.measure.samples import set_up
 from kvbench.measure.workload import VerificationError
-from kvbench.results import Visit
+from kvbench.results import Beside, Visit
 from kvbench.run.protocol import InTurn, MeasureCells
 from kvbench.sweep.spec import Sampling
 from tests.unit.measure.test_visit import NOT_COPIED, Recorded, every_other_block, honest
@@ -68,13 +70,7 @@ class Tiring(PerBlock):
 def test_both_sides_are_timed_alone_and_beside_the_other(bench: Bench, direction: Direction) -> None:
     cell = replace(CELL, direction=direction)
     measurement = measure(bench, Batched(), cell, Sampling(warmups=1, cell_seconds=0.6), 1, None)
-    beside = measurement.beside
-    assert beside is not None
-    assert min(len(beside.neighbour_alone_us), len(beside.neighbour_beside_us)) > 5
-    assert (len(beside.swaps_alone_gbps), len(beside.swaps_beside_gbps)) == (2, 1)
-    assert min(*beside.swaps_alone_gbps, *beside.swaps_beside_gbps) > 0
-    assert min(*beside.swaps_alone_us, *beside.swaps_beside_us) > 0
-    assert min(*beside.one_block_alone_us, *beside.one_block_beside_us) > 0
+    assert measurement.beside is not None
     assert len(measurement.samples) > 5
     times = (getattr(measurement.samples, name) for name in ("wall_us", "caller_us", "cpu_us"))
     assert all(wall_us >= caller_us >= cpu_us > 0 for wall_us, caller_us, cpu_us in zip(*times, strict=True))
@@ -97,7 +93,66 @@ def test_a_neighbour_runs_only_while_it_is_wanted(bench: Bench) -> None:
 def test_30_ms_of_a_neighbour_s_work_is_ahead(usual_us: float, ahead: int) -> None:
     neighbour: Any = mock.Mock(_times_us=[1.0, usual_us, usual_us, usual_us, 1e9])
     RunningNeighbour._calibrate(neighbour)
-    assert (neighbour.usual_us, neighbour._ahead) == (max(1.0, usual_us), ahead)
+    assert (neighbour.usual_us, neighbour._ahead, neighbour._submit.call_count) == (max(1.0, usual_us), ahead, 5)
+
+
+@pytest.mark.parametrize("submitted", [0, 1])
+@pytest.mark.parametrize("waiting", range(5))
+def test_a_neighbour_is_supplied_up_to_what_is_ahead(waiting: int, submitted: int) -> None:
+    neighbour: Any = mock.MagicMock(_flying=[0] * waiting, _ahead=3, dry=7)
+    assert RunningNeighbour._supply(neighbour, submitted) is neighbour._submit.called is (waiting < 3)
+    assert neighbour.dry == 7 + (waiting == 0 and submitted == 1)
+
+
+def test_an_iteration_takes_from_the_end_of_the_one_before_it() -> None:
+    start, *ends = (mock.Mock(us_since=lambda last, at=at: (at, last)) for at in range(4))
+    ends[2].completed.return_value = False
+    neighbour: Any = mock.Mock(_flying=deque(ends), _last=start, _times_us=[], _free=[])
+    RunningNeighbour._reap(neighbour)
+    assert neighbour._times_us == [(1, start), (2, ends[0])]
+    assert (neighbour._free, neighbour._last, [*neighbour._flying]) == ([start, ends[0]], ends[1], [ends[2]])
+
+
+@pytest.mark.parametrize(("seconds", "usual_us"), [(4.2, 1000.0), (4.2, 1e5), (0.0, 1.0)])
+def test_turns_record_what_they_took(monkeypatch: pytest.MonkeyPatch, seconds: float, usual_us: float) -> None:
+    """Every answer is the number of the question; a turn of swaps gets three samples, twice that in the median."""
+    number, unit_s, events = count(1), max(seconds / 7, usual_us / 1e5), list[Any]()
+    monkeypatch.setattr("kvbench.measure.neighbour.time.sleep", events.append)
+
+    @contextmanager
+    def running() -> Iterator[None]:
+        events.append("on")
+        yield
+        events.append("off")
+
+    def run(for_s: float) -> tuple[list[FlowSample], float]:
+        events.append(for_s)
+        gbps = float(next(number))
+        return [FlowSample(1.0, times * gbps, 1.0) for times in (1, 9, 2)], gbps
+
+    neighbour = mock.Mock(dry=3, usual_us=usual_us, running=running, times_us=lambda *ends: [*ends])
+    flow = mock.Mock(run=run, finish=lambda: setattr(neighbour, "dry", 5))
+    neighbour.completed = number.__next__
+    made = measure_beside(flow, neighbour, number.__next__, seconds)
+    alone, both = ["on", unit_s, "off"], ["on", 4 * unit_s, "off"]
+    assert events == [*alone, unit_s / 2, *both, unit_s / 2, *alone]
+    assert made == ([FlowSample(1.0, wall_us, 1.0) for wall_us in (15.0, 135.0, 30.0)], Beside(
+        neighbour_alone_us=[1, 2, 36, 37], neighbour_beside_us=[14, 16], swaps_alone_gbps=[4, 26],
+        swaps_beside_gbps=[15], swaps_alone_us=[8, 52], swaps_beside_us=[30], dry=2,
+        one_block_alone_us=[*range(6, 14), *range(28, 36)], one_block_beside_us=[*range(17, 25)]))  # fmt: skip
+
+
+@pytest.mark.parametrize("swaps", [1, 999, 1000, 1001, 2000, 2001])
+def test_a_flow_keeps_a_thousand_swaps_and_the_rate_of_all(monkeypatch: pytest.MonkeyPatch, swaps: int) -> None:
+    rows = [(50.0 + at % 7, 90.0 + at % 11) for at in range(swaps)]
+    times = mock.Mock(caller_us=[row[0] for row in rows], wall_us=[row[1] for row in rows], cpu_us=53.0 * swaps)
+    monkeypatch.setattr("kvbench.measure.neighbour.SwapLoop", lambda *_: mock.Mock(run=lambda _: times))
+    workload = mock.Mock(contents=list, arrays=list)
+    kept, gbps = (flow := Flow(mock.Mock(), mock.Mock(), workload, CELL, mock.Mock())).run(1.0)
+    assert kept == [FlowSample(*row, min(row[0], 53.0)) for row in rows[:: (swaps + 999) // 1000]]
+    assert gbps == pytest.approx(swaps * CELL.swap_bytes / sum(times.wall_us) / 1e3)
+    flow.finish()
+    assert workload.passed.mock_calls == [mock.call(swaps), mock.call(1)]
 
 
 @pytest.mark.parametrize("iterations", [2, 8])
