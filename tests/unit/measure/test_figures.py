@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from kvbench.backends.base import Mechanism
-from kvbench.cells.axes import Direction, Neighbour, StreamState
+from kvbench.cells.axes import Direction, Memory, Neighbour, Reuse, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.engine.device import STREAM_STATES, Swap
+from kvbench.engine.device import DIRECTIONS, STREAM_STATES, Swap
 from kvbench.measure import roof, samples, visit
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import Clocks, Surroundings
@@ -126,6 +126,39 @@ def test_the_twins_of_a_batched_copy_are_told_by_the_median_of_some(blocks: int,
     for one, wanted in ((cell, cpu_us), (replace(cell, stream_state=StreamState.OPENED), cpu_us), (BUSY, None)):
         take_busy = mock.Mock(side_effect=[mock.Mock(cpu_us=us) for us in (10.0, 90.0, 30.0)])
         assert visit._busy_cpu_us(mock.Mock(cell=one, prepared=prepared, take_busy=take_busy)) == wanted
+
+
+@pytest.mark.parametrize(("blocks", "swaps"), [(16, 20), (1 << 17, 16), (1 << 18, 8), (1 << 20, 4)])
+@pytest.mark.parametrize("why_not", ["", "enough sets", "nothing twice", "in turn"])
+def test_a_row_of_swaps_is_watched_and_compared(
+    monkeypatch: pytest.MonkeyPatch, why_not: str, blocks: int, swaps: int
+) -> None:
+    cell, in_turn = replace(CELL, blocks=blocks), mock.Mock() if why_not == "in turn" else None
+    monkeypatch.setattr(visit, "lay_out", asked := mock.Mock(return_value=[None] * 3))
+    monkeypatch.setattr(visit, "_is_chosen", chosen := mock.Mock(return_value=True))
+    workload = mock.MagicMock(sets=19 + (why_not == "enough sets"), overwrote=why_not != "nothing twice")
+    sampler, request = mock.Mock(cell=cell, workload=workload), mock.Mock(round=5, in_turn=in_turn)
+    sampler.bench.pools.pool_bytes, workload.verify.return_value, made = 1 << 40, 7, swaps * (not why_not)
+    assert visit._check_in_a_row(sampler, request) == 7 * -(-made // 3)
+    assert workload.watch.mock_calls == [mock.call(sampler.take_idle)] * made
+    fresh = replace(cell, reuse=Reuse.FRESH, pool_bytes=1 << 40)
+    assert [call.args[:2] for call in asked.mock_calls] == [(fresh, swaps)] * (not why_not)
+    assert chosen.mock_calls == [mock.call(request, cell, "row", request.sampling.rounds)] * (not why_not)
+
+
+@pytest.mark.parametrize(("pool_bytes", "most"), [(5000, 1 << 40), (1 << 40, 5000)])
+def test_large_copies_are_timed_behind_warm_ups_and_put_back(
+    monkeypatch: pytest.MonkeyPatch, pool_bytes: int, most: int
+) -> None:
+    monkeypatch.setattr(roof, "per_block", per_block := mock.Mock())
+    bench: Any = Bench(*(mock.Mock() for _ in range(6)))
+    bench.device.kind, bench.pools.pool_bytes, bench.pools.large_copy.return_value = "cuda", pool_bytes, ("a", "b", "c")
+    bench.region.measure.side_effect = [SimpleNamespace(event_us=us) for us in (9.0, 2.0, 5.0, 4.0, 6.0)]
+    assert roof.measure_ceiling(bench, Direction.D2H, 3, most) == (5000, [5.0, 4.0, 6.0])
+    assert bench.best_gbps == {Direction.D2H: pytest.approx(2.5)}
+    per_block.assert_called_once_with(bench.device.driver, "a", "b", "c", DIRECTIONS[Direction.D2H])
+    bench.pools.large_copy.assert_called_once_with(Direction.D2H, 5000)
+    bench.pools.put_back.assert_called_once_with(Direction.D2H, Memory.ALLOCATED, np.zeros(1), "c")
 
 
 # Microseconds of each block, by kernel and size, 0 for dense ones: lanes are faster with large or dense blocks.
