@@ -244,6 +244,14 @@ def test_a_copier_hands_the_axes_of_a_choice_to_batched_copies(monkeypatch: pyte
         assert [made[-1][name] for name in named] == expected
 
 
+def test_a_copier_forgets_the_pools_of_other_cells_before_it_takes_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = mock.Mock(way_of=lambda *_, **__: 0)
+    monkeypatch.setattr(auto, "copier_for", lambda *_: Copier(engine, [auto.Way(Choice("batched"), "")]))
+    monkeypatch.setattr(auto, "copier_swap", engine.swap)
+    prepared_by(monkeypatch, "batched", Direction.H2D, H200)
+    assert [name for name, *_ in engine.mock_calls][:2] == ["forget", "swap"]
+
+
 def test_another_policy_has_a_copier_of_its_own() -> None:
     device, one = gpu(H200), auto.Auto()
     copiers = [one._copier(device, policy_of(text)) for text in ("per_block", "merged", "merged")]

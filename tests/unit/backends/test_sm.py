@@ -76,5 +76,7 @@ def test_a_gather_moves_the_largest_words_that_rows_and_both_pools_allow(
         prepared = [backend.create(SwapRequest(device, cell, mock.Mock(**sides))) for device in (one, one, other)][-1]
     assert [call.args[0] for call in made["GatherKernel"].call_args_list] == [one.driver, other.driver]
     assert prepared.stage is made["GatherSwap"].return_value.stage
-    assert made["GatherSwap"].call_args.args[3] == 7
-    assert made["cached_cubin"].call_args.args[2][1] == f"-DKVBENCH_WORD_BYTES={word_bytes}"
+    assert made["GatherKernel"].call_args.args[1:] == (made["cached_cubin"].return_value, row_bytes)
+    assert made["GatherSwap"].call_args.args == (made["GatherKernel"].return_value, *sides.values(), 7)
+    defines = (f"-DKVBENCH_ROW_BYTES={row_bytes}", f"-DKVBENCH_WORD_BYTES={word_bytes}")
+    assert made["cached_cubin"].call_args.args == ("gather", other.arch, defines)

@@ -56,11 +56,19 @@ def test_a_handler_is_given_what_it_takes_and_another_form_is_named() -> None:
 
 @pytest.mark.parametrize(("blocks", "requests"), [(1, 1), (2048, 1), (2050, 2), (4098, 3), (2049, 0), (4100, 0)])
 def test_the_rows_of_a_decode_step_are_those_of_equal_requests(blocks: int, requests: int) -> None:
-    made = {"load_sparse": mock.Mock(), "TorchGather": mock.Mock(), "pools_of": lambda *_: (mock.Mock(), mock.Mock())}
-    cell = Cell("vllm_hisparse", Direction.H2D, blocks, 576, list_place=ListPlace.GPU)
+    host, device, ids, count = (mock.Mock() for _ in range(4))
+    made = {"load_sparse": mock.Mock(), "TorchGather": mock.Mock(), "pools_of": mock.Mock(return_value=(host, device))}
+    cell = Cell("vllm_hisparse", Direction.H2D, blocks, 576, list_place=ListPlace.GPU, pool_bytes=576 * 9000 + 575)
     with mock.patch.multiple(vllm, **made), nullcontext() if requests else pytest.raises(KvbenchError, match="2048"):
-        vllm.VllmHiSparse().create(mock.Mock(cell=cell))
-    assert [call.kwargs["requests"] for call in made["TorchGather"].mock_calls[:1]] == [requests] * (requests > 0)
+        vllm.VllmHiSparse().create(request := mock.Mock(cell=cell))
+    if requests:
+        made["pools_of"].assert_called_once_with(request, (9000, 576))
+        assert made["TorchGather"].call_args.kwargs == {"types": ("int32", "int32"), "requests": requests}
+        made["TorchGather"].call_args.args[1](ids.source, ids.destination, count)
+        made["load_sparse"].return_value.assert_called_once_with(
+            host, device.unsqueeze.return_value, ids.source.view.return_value, ids.destination.view.return_value, count
+        )
+        assert ids.source.view.call_args == ids.destination.view.call_args == mock.call(requests, -1)
 
 
 # SGLang's

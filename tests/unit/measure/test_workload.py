@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -227,14 +228,23 @@ def test_fresh_blocks_are_named_in_place_and_come_again_in_turn(bench: Bench, pa
         assert all(now is then for now, then in zip(arrays(workload.memories[0]), before, strict=True))
         assert np.array_equal(workload.memories[0].sizes, sizes)
         named.append([array.copy() for array in before])
-        source, destination = (side.buffer.address for side in bench.pools.sides(cell.direction, cell.memory))
-        offsets = workload.current()
-        assert np.array_equal(workload.memories[0].sources, offsets[0] + np.uint64(source))
-        assert np.array_equal(workload.memories[0].destinations, offsets[1] + np.uint64(destination))
     for one, two in ((0, 1), (1, 2), (0, 2)):
         assert not set(named[one][0].tolist()) & set(named[two][0].tolist())
         assert not set(named[one][1].tolist()) & set(named[two][1].tolist())
     assert all(np.array_equal(first, again) for first, again in zip(named[0], named[3], strict=True))
+
+
+def test_a_list_names_each_side_as_copies_and_as_kernels_reach_it() -> None:
+    cell, sides = Cell("any", Direction.H2D, 4, 100), []
+    for at in (1, 2):
+        buffer = mock.Mock(address=at << 40, device_address=at << 50)
+        sides.append(mock.Mock(buffer=buffer, places=lambda offsets, at=at: offsets + np.uint64(at)))
+    (layout,) = lay_out(cell, 1, np.random.default_rng(1))
+    made = Workload(mock.Mock(sides=lambda *_: sides), cell, [layout], np.random.default_rng(1)).memories[0]
+    rows = (layout.source_rows, layout.destination_rows) * 2
+    for at, by, one, named in zip((1, 2, 1, 2), (40, 40, 50, 50), rows, arrays(made), strict=True):
+        assert named.tolist() == [(at << by) + 100 * row + at for row in one.tolist()]
+    assert (made.starts, made.sizes.tolist()) == ((1 << 50, 2 << 50), [100] * 4)
 
 
 def test_a_byte_far_from_every_block_is_found(bench: Bench) -> None:

@@ -24,6 +24,7 @@ from kvbench.report.build import report_of
 from kvbench.report.document import asked_for
 from kvbench.report.model import Text
 from kvbench.report.numbers import TIMES, figure
+from kvbench.report.sections.gathers import _enough
 from kvbench.report.sections.threshold import _crossover
 from kvbench.results import Beside, RunInfo, Visit
 from kvbench.sweep.config import shipped_configs
@@ -495,6 +496,8 @@ def test_gathers_stand_by_their_grids_and_the_fit_is_of_relative_errors(tmp_path
     rate, start_us = max(fits)
     says = f"{figure(start_us)} us + n / {figure(rate)} M; {max(enough)} CTA"
     assert [says in said(one) for one in part.findings] == [True] * all(enough)
+    ends = {"as shipped": (99, 99), "1": (95, 94.9), "4": (99, 95), "16": (97, 96), "132": (100, 90)}
+    assert _enough({arm: {"status": "ok", "gbps": gbps, "gbps_low": low} for arm, (gbps, low) in ends.items()}) == 4
 
 
 def test_arms_that_were_measured_in_turn_are_compared_sample_by_sample(tmp_path: Path) -> None:
