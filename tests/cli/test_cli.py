@@ -31,7 +31,7 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["doctor", "--device=gpu"], ["--device gpu", "auto, cpu", "cuda:N"]),
     # configs
     (["sweep", "quik"], ['config "quik"', "did you mean quick?"]),
-    (["sweep", "bad.toml"], ["bad.toml: ", '"blokcs"', "did you mean blocks?"]),
+    (["sweep", "bad.toml"], ["bad.toml: ", "did you mean blocks?"]),
     # probe
     (["probe", "ordr"], ["ordr", "did you mean order?"]),
     (["probe", "--device=gpu"], ["--device gpu"]),
@@ -41,18 +41,13 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "--model", "meta-llama/Llama-3-8B"], ["download its config.json and give the path, or "]),
     (["sweep", "--model=config.json"], ["config.json: file not found"]),
     # axes
-    (["sweep", "-a", "blokcs=4"], ['unknown axis "blokcs"', "did you mean blocks?"]),
     (["sweep", "-a", "backend=bached", "--dry-run"], ["did you mean batched?"]),
     (["sweep", "--direction", "h2d"], ["direction is an axis: write -a direction="]),
     (["sweep", "-a", "blocks=4\n5"], [r"argument 'blocks=4\n5'", "one line of printable text"]),
-    # filters
-    (["sweep", "-f", "blocks~3"], ['filter "blocks~3"', "axis OP value", "block_size<=24KiB"]),
-    # devices, sampling, limits
+    # filters, devices, sampling, limits
+    (["sweep", "-f", "blocks~3"], ['filter "blocks~3"', "axis OP value"]),
     (["sweep", "--device=gpu"], ['"gpu"', "auto, cpu, cuda or cuda:N"]),
-    (
-        ["sweep", *tiny()[1:], "--device=cpu", "-adevices=2"],
-        ["nothing to measure: devices=2 requires --device to name 2 devices"],
-    ),
+    (["sweep", *tiny()[1:], "--device=cpu", "-adevices=2"], ["devices=2 requires --device to name 2 devices"]),
     (["sweep", "--device=cuda:99"], ["--device cuda:99: not found", "cpu"]),
     (["sweep", "--rounds=0"], ["--rounds: 0", "from 1 to 1000"]),
     # faults
@@ -61,10 +56,7 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     # run directories
     (["sweep", "--resume=nowhere"], ["nowhere is not a run directory: folder not found"]),
     (["sweep", "--retry-failed", "--device=cpu"], ["--retry-failed: requires --resume RUN"]),
-    (
-        ["sweep", "--resume=nowhere", "--out=there"],
-        ["--resume nowhere: a run goes on as it began: leave out all other options"],
-    ),
+    (["sweep", "--resume=nowhere", "--out=there"], ["--resume nowhere: ", "leave out all other options"]),
     (["sweep", "--out=a\nb"], [r"'--out=a\nb'", "one line of printable text"]),
     (["sweep", "--out="], ["--out=: the value is empty"]),
     (["probe", "--out", "a\x7fb"], [r"'a\x7fb'", "one line of printable text"]),
@@ -86,26 +78,14 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "--out=bad.toml/a"], ["bad.toml/a cannot be written: not a directory"]),
     (
         ["sweep", "--model=llama-3-8b", "-ablocks=4", "--dry-run"],
-        ["-a blocks: the model sets blocks, block_size, pattern, host_pattern; leave it out"],
+        ["-a blocks: the model sets blocks, "],
     ),
-    (
-        ["sweep", "-asequence=layers", "--device=cpu"],
-        ["axis sequence=layers: requires a model; choose one with --model, or write layers-L"],
-    ),
+    (["sweep", "-asequence=layers", "--device=cpu"], ["axis sequence=layers: ", "with --model, or write layers-L"]),
     (["sweep", "--device=cuda:0,cuda:0"], ["--device cuda:0,cuda:0: cuda:0 is named 2 times; name each GPU once"]),
     (["tune", "--device=cpu,cpu"], [f"--device cpu,cpu: {SEVERAL_DEVICES}"]),
-    (
-        ["tune", *tiny()[2:], "--device=cpu", "--backends=sm"],
-        ["nothing to measure: kernels need a GPU; the cpu device has no SMs"],
-    ),
-    (
-        ["tune", "--device=cpu", "--backends=batched,bogus"],
-        ["--backends batched,bogus: kvbench tune measures only batched, primed, merged, per_block, sm, triton"],
-    ),
-    (
-        ["tune", "--device=cpu", "-a", "blocks=4", "-a", "pattern=runs-2,runs-4"],
-        ["-a pattern=runs-2,runs-4: an answer is for one pattern; name one"],
-    ),
+    (["tune", *tiny()[2:], "--device=cpu", "--backends=sm"], ["nothing to measure: kernels need a GPU"]),
+    (["tune", "--device=cpu", "--backends=batched,bogus"], ["--backends batched,bogus: ", "only batched, primed, "]),
+    (["tune", "--device=cpu", "-ablocks=4", "-apattern=runs-2,runs-4"], ["-a pattern=runs-2,runs-4: ", "name one"]),
     (["gate", "rules", "a", "--rules=none.toml"], ["none.toml"]),
 ]
 

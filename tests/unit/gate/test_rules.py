@@ -28,12 +28,12 @@ Table = dict[str, Any]
     ("table", "shown"),
     [
         (
-            {"cells": "backend=sm,direction=h2d,block_size=4096,sms=4", "at_least": "0.850 ceiling"},
-            "backend=sm,direction=h2d,block_size=4KiB,sms=4: gbps at least 0.85 ceiling",
+            {"cells": "block_size=4096,sms=4", "at_least": "0.850 ceiling"},
+            "block_size=4KiB,sms=4: gbps at least 0.85 ceiling",
         ),
         (
-            {"cells": "backend=primed|sm, blocks>=100", "at_least": " 3   backend=batched,stream_state=idle "},
-            "backend=primed|sm,blocks>=100: gbps at least 3 backend=batched,stream_state=idle",
+            {"cells": "backend=primed|sm, blocks>=100", "at_least": " 3   backend=batched,direction=h2d "},
+            "backend=primed|sm,blocks>=100: gbps at least 3 backend=batched,direction=h2d",
         ),
         ({"cells": SM, "no_cliff_above": 2}, "backend=sm: no cliff above 2"),
         ({"cells": SM, "quantity": "caller_us", "at_most": 20}, "backend=sm: caller_us at most 20"),
@@ -62,10 +62,7 @@ def test_the_text_of_a_rule_shows_how_it_was_parsed(table: Table, shown: str) ->
         ({"cells": SM, "at_least": True}, "at_least: true is not a number"),
         ({"cells": SM, "at_most": float("inf")}, "at_most: Infinity is not a number"),
         ({"cells": SM, "at_most": 3, "quantity": "speed"}, 'quantity: "speed" is not one of gbps, ceiling_share'),
-        (
-            {"cells": SM, "at_most": "0.1 ceiling", "quantity": "caller_us"},
-            "caller_us cannot be compared with the ceiling",
-        ),
+        ({"cells": SM, "at_most": "0.1 ceiling", "quantity": "caller_us"}, "caller_us cannot be compared with the"),
         ({"cells": SM, "no_cliff_above": 1.2}, "no_cliff_above: 1.2 is not a number from 1.5"),
         ({"cells": "backend=sm\x1b[31m", "at_least": 1}, "not a backend's name"),
     ],

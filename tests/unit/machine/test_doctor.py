@@ -67,6 +67,7 @@ HEALTHY = Findings(
 NOTHING: Mapping[str, Any] = {
     "unavailable": dict.fromkeys(["driver_version", "pcie_generation", "sm_clock_mhz"], "no NVML")
 }
+OTHERS = [{"pid": 7, "name": "train", "bytes": GIB}, {"pid": 8, "name": None, "bytes": None}]
 
 
 def check(findings: Findings, name: str) -> Check:
@@ -117,29 +118,12 @@ def test_a_healthy_machine_has_nothing_to_mend() -> None:
         (replace(HEALTHY, under_load="no copies"), "clocks", Status.INFO, "345 of 1980 MHz"),
         (loaded(clock_limits=["hw_thermal_slowdown"]), "throttle", Status.WARN, "hw_thermal_slowdown"),
         (loaded(clock_limits=["sw_power_cap"]), "throttle", Status.WARN, "sw_power_cap"),
-        (
-            observed(
-                other_processes=[{"pid": 7, "name": "train", "bytes": GIB}, {"pid": 8, "name": None, "bytes": None}]
-            ),
-            "other processes",
-            Status.WARN,
-            "train (7, 1024 MiB), a process (8)",
-        ),
+        (observed(other_processes=OTHERS), "other processes", Status.WARN, "train (7, 1024 MiB), a process (8)"),
         (observed(gpu_utilisation_percent=60), "other processes", Status.WARN, "60% busy"),
         (engine(nvrtc=Component(error="no wheel")), "NVRTC", Status.WARN, "no wheel"),
-        (
-            replace(engine(triton=Component(error="none")), device="cpu"),
-            "Triton",
-            Status.INFO,
-            "not needed for the device",
-        ),
+        (replace(engine(triton=Component(error="none")), device="cpu"), "Triton", Status.INFO, "not needed for the"),
         (observed(host_available_bytes=GIB), "host memory", Status.WARN, "1024 MiB"),
-        (
-            replace(HEALTHY, memlock_bytes=65536),
-            "memlock",
-            Status.INFO,
-            "64KiB: whether the CUDA driver counts was not",
-        ),
+        (replace(HEALTHY, memlock_bytes=65536), "memlock", Status.INFO, "64KiB: whether the CUDA driver counts was"),
         (pinning("", "ENOMEM"), "memlock", Status.INFO, "the CUDA driver does not count; CapEff has no CAP_IPC_LOCK"),
         (pinning("OUT", "ENOMEM"), "memlock", Status.WARN, "the CUDA driver counts (OUT)"),
         (pinning("", "", ipc_lock=True), "memlock", Status.INFO, "CAP_IPC_LOCK lifts it for mlock and RDMA"),

@@ -24,6 +24,7 @@ from tests.refusals import refused_with
 
 KIB = 1024
 DENSE = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
+FULL, LINEAR = ["full_attention"] * 32, ["linear_attention"] * 32
 LATENT = {"model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
 
@@ -202,67 +203,56 @@ def test_an_invalid_choice_is_refused_with_the_right_one(
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (DENSE, {"layers": 32, "kv_heads": 8, "head_dim": 128}),
-        ({**DENSE, "num_key_value_heads": None}, {"kv_heads": 32}),
-        ({**DENSE, "dtype": "float32"}, {"dtype": KvDtype.BF16}),
-        ({"text_config": DENSE, "torch_dtype": "float16", "hidden_size": 1}, {"head_dim": 128, "dtype": KvDtype.FP16}),
-        ({**DENSE, **LATENT}, {"kv_parts": 1, "kv_heads": 1, "head_dim": 576}),
-        ({**DENSE, "multi_query": True, "num_key_value_heads": None}, {"kv_heads": 1}),
-        ({**DENSE, "num_key_value_heads": None, "n_head_kv": 4}, {"kv_heads": 4}),
+        ({}, {"layers": 32, "kv_heads": 8, "head_dim": 128}),
+        ({"num_key_value_heads": None}, {"kv_heads": 32}),
+        ({"dtype": "float32"}, {"dtype": KvDtype.BF16}),
+        (LATENT, {"kv_parts": 1, "kv_heads": 1, "head_dim": 576}),
+        ({"multi_query": True, "num_key_value_heads": None}, {"kv_heads": 1}),
+        ({"num_key_value_heads": None, "n_head_kv": 4}, {"kv_heads": 4}),
         # sliding windows
-        ({**DENSE, "sliding_window": 4096, "model_type": "mistral"}, {"sliding_layers": 32, "window": 4096}),
-        ({**DENSE, "sliding_window": 4096, "use_sliding_window": False}, {"sliding_layers": 0, "window": 0}),
-        (
-            {**DENSE, "sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 28},
-            {"sliding_layers": 4, "window": 4096},
-        ),
-        ({**DENSE, "sliding_window": 512, "sliding_window_pattern": 6}, {"sliding_layers": 27, "window": 512}),
-        ({**DENSE, "sliding_window": 4096, "model_type": "gemma2"}, {"sliding_layers": 16}),
-        (
-            {**DENSE, "sliding_window": 8, "layer_types": ["full_attention"] * 30 + ["sliding_attention"] * 2},
-            {"sliding_layers": 2, "window": 8},
-        ),
-        (
-            {**DENSE, "sliding_window": 8, "layer_types": ["full_attention"] * 32, "model_type": "gemma2"},
-            {"sliding_layers": 0, "window": 0},
-        ),
-        ({**DENSE, "num_kv_shared_layers": 12}, {"layers": 20}),
+        ({"sliding_window": 4096, "model_type": "mistral"}, {"sliding_layers": 32, "window": 4096}),
+        ({"sliding_window": 4096, "use_sliding_window": False}, {"sliding_layers": 0, "window": 0}),
+        ({"sliding_window": 512, "use_sliding_window": True, "max_window_layers": 28}, {"sliding_layers": 4}),
+        ({"sliding_window": 512, "sliding_window_pattern": 6}, {"sliding_layers": 27, "window": 512}),
+        ({"sliding_window": 4096, "model_type": "gemma2"}, {"sliding_layers": 16}),
+        ({"sliding_window": 8, "layer_types": FULL[:30] + ["sliding_attention"] * 2}, {"sliding_layers": 2}),
+        ({"sliding_window": 8, "layer_types": FULL, "model_type": "gemma2"}, {"sliding_layers": 0, "window": 0}),
+        ({"num_kv_shared_layers": 12}, {"layers": 20}),
     ],
 )
 def test_a_config_json_is_read(config: dict[str, object], expected: dict[str, object]) -> None:
-    (group,) = model_of("m", config).groups
+    (group,) = model_of("m", DENSE | config).groups
     assert {name: getattr(group, name) for name in expected} == expected
+
+
+def test_a_nested_text_model_counts_and_its_type_may_stand_outside() -> None:
+    (group,) = model_of("m", {"text_config": DENSE, "torch_dtype": "float16", "hidden_size": 1}).groups
+    assert (group.head_dim, group.dtype) == (128, KvDtype.FP16)
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({}, "num_hidden_layers: missing; a config.json of this kind of model must have it"),
-        ({**DENSE, "hidden_size": 4097}, "hidden_size 4097 is not a multiple of num_attention_heads 32"),
-        ({**DENSE, "kv_lora_rank": 512}, "kv_lora_rank: 512 may change the KV cache"),
-        ({**DENSE, **LATENT, "qk_rope_head_dim": None}, "qk_rope_head_dim: missing"),
-        ({**DENSE, "n_head_kv": 4}, "num_key_value_heads 8 and n_head_kv 4 contradict each other"),
-        ({**DENSE, "sliding_window": 4096}, "sliding_window: 4096, but neither layer_types nor its family says which"),
-        ({**DENSE, "layer_types": ["full_attention"]}, "is not a list of 32 items"),
-        ({**DENSE, "layer_types": ["linear_attention"] * 32}, 'layer_types: "linear_attention" is not a kind of layer'),
-        (
-            {**DENSE, "model_type": "gemma4_text", "sliding_window": 8, "layer_types": ["linear_attention"] * 32},
-            'layer_types: "linear_attention" is not a kind of layer that kvbench knows for this model_type',
-        ),
-        ({**DENSE, "sliding_window": 8, "use_sliding_window": True}, "max_window_layers: null is not a whole number"),
-        ({**DENSE, "is_encoder_decoder": True}, "is_encoder_decoder or is_causal: only decoder-only models"),
-        ({**DENSE, "block_types": ["recurrent", "attention"] * 16}, 'block_types: ["recurrent", "attention"'),
-        (
-            {**DENSE, "quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "int"}}},
-            'quantization_config.kv_cache_scheme: {"num_bits": 8, "type": "int"} is not a type of a cache',
-        ),
-        ({**DENSE, "model_type": "bert"}, "model_type bert: an encoder has no KV cache"),
-        ({**DENSE, "architectures": ["XForMaskedLM"]}, "an encoder has no KV cache"),
+        ({"num_hidden_layers": None}, "num_hidden_layers: missing; a config.json of this kind of model must have it"),
+        ({"hidden_size": 4097}, "hidden_size 4097 is not a multiple of num_attention_heads 32"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank: 512 may change the KV cache"),
+        ({**LATENT, "qk_rope_head_dim": None}, "qk_rope_head_dim: missing"),
+        ({"n_head_kv": 4}, "num_key_value_heads 8 and n_head_kv 4 contradict each other"),
+        ({"sliding_window": 4096}, "sliding_window: 4096, but neither layer_types nor its family says which"),
+        ({"layer_types": ["full_attention"]}, "is not a list of 32 items"),
+        ({"layer_types": LINEAR}, 'layer_types: "linear_attention" is not a kind of layer'),
+        ({"model_type": "gemma4_text", "sliding_window": 8, "layer_types": LINEAR}, "knows for this model_type"),
+        ({"sliding_window": 8, "use_sliding_window": True}, "max_window_layers: null is not a whole number"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder or is_causal: only decoder-only models"),
+        ({"block_types": ["recurrent", "attention"] * 16}, 'block_types: ["recurrent", "attention"'),
+        ({"quantization_config": {"kv_cache_scheme": {"type": "int"}}}, '{"type": "int"} is not a type of a cache'),
+        ({"model_type": "bert"}, "model_type bert: an encoder has no KV cache"),
+        ({"architectures": ["XForMaskedLM"]}, "an encoder has no KV cache"),
     ],
 )
 def test_a_config_json_of_an_unsupported_model_is_refused(config: dict[str, object], message: str) -> None:
     with refused_with(message):
-        model_of("m", config)
+        model_of("m", DENSE | config)
 
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -271,10 +261,7 @@ CONFIGS = Path(__file__).parent / "configs"
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        (
-            "gemma-3-4b",
-            LayerGroup(name="gemma-3-4b", layers=34, kv_heads=4, head_dim=256, sliding_layers=29, window=1024),
-        ),
+        ("gemma-3-4b", LayerGroup(name="", layers=34, kv_heads=4, head_dim=256, sliding_layers=29, window=1024)),
         ("gemma-3-12b", presets()["gemma-3-12b"].groups[0]),
         ("qwen3-4b", LayerGroup(name="qwen3-4b", layers=36, kv_heads=8, head_dim=128)),
         ("llama-3.1-8b-fp8-kv", msgspec.structs.replace(presets()["llama-3-8b"].groups[0], dtype=KvDtype.FP8)),
