@@ -158,16 +158,9 @@ def test_json_has_the_plan_every_record_and_the_outcome(tmp_path: Path) -> None:
     for line in kept:
         del line["crc"]
     assert [event["record"] for event in json_events if event["event"] == "record"] == kept
-    assert json_events[-1] == {
-        "event": "finished",
-        "run": "run",
-        "status": "complete",
-        "reason": None,
-        "measured": 1,
-        "failed": 0,
-        "skipped": 1,
-        "copies_failed": 0,
-    }
+    last, counts = json_events[-1], ("measured", "failed", "skipped", "copies_failed")
+    assert [last[name] for name in ("event", "run", "status", "reason")] == ["finished", "run", "complete", None]
+    assert [last[name] for name in counts] == [1, 0, 1, 0]
 
 
 def test_progress_is_plain_lines_without_a_terminal(tmp_path: Path) -> None:

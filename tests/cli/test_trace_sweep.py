@@ -68,15 +68,9 @@ def test_swaps_that_fit_are_replayed_where_typical_ones_do_not(tmp_path: Path) -
 
 def test_orders_of_allocation_stand_side_by_side(folder: Path) -> None:
     """Each order of the same requests is a trace; `trace show` has a column for each."""
-    lines = [
-        {
-            "timestamp": 9000 * number,
-            "input_length": 4096,
-            "output_length": 1,
-            "hash_ids": [*range(number % 6 * 8, number % 6 * 8 + 8)],
-        }
-        for number in range(24)
-    ]
+    lengths = {"input_length": 4096, "output_length": 1}
+    prompts = ([*range(number % 6 * 8, number % 6 * 8 + 8)] for number in range(24))
+    lines = [{"timestamp": 9000 * at, "hash_ids": prompt} | lengths for at, prompt in enumerate(prompts)]
     (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     cache = ("requests.jsonl", "--gpu-pool=200MiB", "--host-pool=2GiB", "--model=deepseek-v2-lite")
     orders = ("vllm", "vllm-sorted")

@@ -40,15 +40,9 @@ ANSWERS = {
 FAULTS = {
     "count": ("crash@call=20", "the process died by SIGSEGV ("),
     "inline": ("inline=24576", "on an idle stream: h2d up to 24 KiB, every order; d2h none"),
-    "order": (
-        "late-source=64",
-        "h2d stream in its turn; h2d any after its turn; d2h stream in its turn; d2h any after",
-    ),
+    "order": ("late-source=64", "h2d stream in its turn; h2d any after its turn; d2h stream in its turn; d2h any af"),
     "registration": ("split=4096", "64 MiB in one call: registers; a copy across two registrations: batched refused"),
-    "confidential": (
-        "synchronous=1048576",
-        "Confidential Computing: not known (the device is cpu); h2d and d2h copies",
-    ),
+    "confidential": ("synchronous=1048576", "Confidential Computing: not known (the device is cpu); h2d and d2h"),
     "stalls": ("pinning=500000", "yes"),
 }
 

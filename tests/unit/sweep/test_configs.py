@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cells.axes import StreamState
 from kvbench.cells.facts import BackendFacts
 from kvbench.models.presets import ModelChoice
 from kvbench.sweep.config import find_config, load_config, shipped_configs
@@ -83,17 +82,6 @@ def test_the_command_of_any_cell_measures_only_that_cell(name: str) -> None:
         plan = expand(shipped("quick").with_axes(settings), H200, EVERYWHERE)
         assert plan.cells == (cell,)
         assert not plan.skipped
-
-
-def test_cliff_locates_the_edge_at_every_number_of_blocks() -> None:
-    cells = on_h200("cliff").cells
-    at = [(cell.stream_state, cell.blocks) for cell in cells if (cell.backend, cell.direction) == ("batched", "h2d")]
-    assert {blocks for _, blocks in at} == {1024, 10_000, 50_000, 100_000, 200_000}
-    assert {state for state, _ in at} == {StreamState.IDLE, StreamState.BUSY}
-    for key in at:
-        sizes = {cell.block_bytes for cell in cells if (cell.stream_state, cell.blocks) == key}
-        assert {24 * KIB, 24 * KIB + 512, 28 * KIB} <= sizes
-    assert {cell.sms for cell in cells if cell.backend == "triton"} == {12}
 
 
 def test_a_path_to_a_config_is_used_as_given(tmp_path: Path) -> None:

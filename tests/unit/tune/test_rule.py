@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from kvbench.cells.axes import Direction, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell, SwapShape
-from kvbench.cells.facts import BackendFacts
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Choice, load_policy
 from kvbench.cli.main import app
@@ -28,6 +27,7 @@ from kvbench.tune.rule import Pick, Rule, RulePart, costs_of, pick, rule_of
 from kvbench.tune.text import answer_table, summary, use_text
 from tests import synthetic
 from tests.command import output
+from tests.unit.tune.test_exports import VLLM
 
 KIB = 1024
 SIZES = tuple(kib * KIB for kib in (1, 4, 16, 64, 256))
@@ -213,18 +213,6 @@ def test_the_answer_is_a_table_of_directions_and_states(tmp_path: Path) -> None:
     assert (small, batched) == pytest.approx((16 * 16 * KIB / 50e3, 16 * 16 * KIB / 5e3), rel=0.02)
 
 
-VLLM: dict[str, object] = {
-    "name": "vllm_triton",
-    "summary": "",
-    "axes": ["sms"],
-    "package": "vllm==0.33.0",
-    "settings": [
-        {"name": name, "default": value, "place": "vllm/x.py:1"}
-        for name, value in (("NUM_SMS", 12), ("THRESHOLD_BYTES", 28 * KIB), ("MIN_N", 16))
-    ],
-}
-
-
 def test_an_engine_is_compared_by_what_it_takes_at_every_shape(tmp_path: Path) -> None:
     """Its kernel with 12 SMs for small blocks of h2d, its batched copy for all else."""
 
@@ -235,9 +223,7 @@ def test_an_engine_is_compared_by_what_it_takes_at_every_shape(tmp_path: Path) -
     copies = [replace(cell, backend="vllm_batch") for cell in both if cell.backend == "batched"]
     kernels = [replace(cell, backend="vllm_triton", sms=12) for cell in both if cell.sms == 1]
     records = [*synthetic.ceilings(), *synthetic.rounds([*both, *copies, *kernels], rate, noise=0.001)]
-    run = load_run(
-        synthetic.write_run(tmp_path / "run", records, synthetic.info(backends=[msgspec.convert(VLLM, BackendFacts)]))
-    )
+    run = load_run(synthetic.write_run(tmp_path / "run", records, synthetic.info(backends=[VLLM])))
     of_vllm = {gain.kind.direction: gain for gain in gains_of(rule_for_all([run]), [run]) if gain.over == "vllm"}
     assert sorted(of_vllm[Direction.D2H].ratios) == pytest.approx([2.0] * 15, rel=0.01)
     assert sorted(of_vllm[Direction.H2D].ratios) == pytest.approx([2.0] * 6 + [5.0] * 9, rel=0.01)
