@@ -99,7 +99,8 @@ def rates(gates: Sequence[Gated]) -> str:
         (kind, ", ".join(filter(None, (gpu, driver))), _days(of_kind), str(len(of_kind)), *_shares(of_kind))
         for (kind, gpu, driver), of_kind in groups.items()
     ]
-    commands = (f"    {command}" for command in dict.fromkeys(one.command for one in gates))
+    lines = dict.fromkeys(one.command for one in gates)
+    commands = (f"    {one}  # needs a GPU{' and tests/slow_backend' if 'backend:' in one else ''}" for one in lines)
     return "\n".join([table(_HEADINGS, rows, numbers=6), "", *commands])
 
 
