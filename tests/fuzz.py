@@ -420,7 +420,6 @@ def fuzz(cases: int, seed: int, only: int | None = None) -> tuple[list[Finding],
 
 
 def peak_mib() -> int:
-    """Return the most memory that this process has held so far, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 

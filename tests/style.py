@@ -51,7 +51,6 @@ _PHRASES: Final = {re.compile(rf"\b({phrase})\b", re.IGNORECASE): plain for phra
 
 
 def complaints(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the number of a line of `text` and what is wrong in it."""
     for number, line in enumerate(text.splitlines(), start=1):
         for phrase, plain in _PHRASES.items():
             for match in phrase.finditer(line):

@@ -178,23 +178,6 @@ def test_the_listed_configs_have_their_questions(tmp_path: Path) -> None:
     assert all(row["question"].endswith("?") for row in rows)
 
 
-def test_the_configs_are_listed_without_a_worker(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refused(*_: object, **__: object) -> None:
-        raise AssertionError("a process was started")
-
-    monkeypatch.setattr(subprocess, "Popen", refused)
-    assert run(["list", "configs", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)) == len(shipped_configs())
-
-
-def test_the_listed_backends_say_whether_they_run_here(tmp_path: Path) -> None:
-    rows = {row["backend"]: row for row in listed(tmp_path, "backends")}
-    assert set(rows) >= {"per_block", "batched", "triton"}
-    assert rows["per_block"]["here"] == rows["batched"]["here"] == "available"
-
-
 def test_the_listed_models_have_their_geometry(tmp_path: Path) -> None:
     rows = {row["model"]: row["geometry"] for row in listed(tmp_path, "models")}
     assert rows["llama-3-8b"] == "32 layers x 8 KV heads x 128, bf16: 131072 B a token"

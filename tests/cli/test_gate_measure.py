@@ -83,7 +83,6 @@ def visits_of(folder: Path, side: str) -> list[Visit]:
 
 
 def pairs_of(folder: Path) -> list[tuple[Visit, Visit]]:
-    """Return the visits of either side, paired by cell and round."""
     theirs = {(visit.cell.blocks, visit.round): visit for visit in visits_of(folder, "cand")}
     return [(visit, theirs[visit.cell.blocks, visit.round]) for visit in visits_of(folder, "base")]
 

@@ -37,15 +37,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return synthetic.write_run(tmp_path_factory.mktemp("show") / "run", records)
 
 
-def test_the_answer_has_the_backends_to_use_and_their_gain(run: Path) -> None:
-    printed = output("show", run)
-    text = " ".join(printed.split())
-    assert printed.startswith("Synthetic H200, driver 580.159, 2026-11-20\nCeiling 55.5 GB/s h2d, ")
-    assert "; hot, the same blocks" in text
-    use = text.index("h2d idle triton (12 SMs) ")
-    assert use < text.index("0 of 13 shapes undecided") < text.index("Cost against ")
-
-
 def test_the_answer_as_json_has_the_keys_of_its_schema(run: Path, tmp_path: Path) -> None:
     few = [*synthetic.ceilings(), *synthetic.visits(synthetic.cliff_cells((256,))[:1])]
     without_choice = synthetic.write_run(tmp_path / "few", few)

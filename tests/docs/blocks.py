@@ -23,12 +23,10 @@ _BLOCK: Final = re.compile(r"(<!-- (?P<name>[\w-]+): begin -->\n)(?P<text>.*?)(<
 
 
 def filled(text: str) -> str:
-    """Return a document with each of its blocks made again."""
     return _BLOCK.sub(lambda match: match[1] + _made(match["name"], match["text"]) + match[4], text)
 
 
 def names_of(text: str) -> list[str]:
-    """Return the names of the blocks of a document."""
     return [match["name"] for match in _BLOCK.finditer(text)]
 
 

@@ -106,7 +106,6 @@ def _evidence(heading: str, card: Path = REPORT) -> str:
 
 @cache
 def committed(run: str, card: Path = REPORT) -> Run:
-    """Return a run of a card's report."""
     return load_run(card / "runs" / run)
 
 
@@ -116,7 +115,6 @@ def _frame(run: str, card: Path) -> pd.DataFrame:
 
 
 def _cells(run: str, card: Path = REPORT, **values: Any) -> pd.DataFrame:
-    """Return the cells of shuffled blocks with these values."""
     frame = _frame(run, card)
     for name, value in ({"pattern": "shuffled"} | values).items():
         column = frame[name].astype(object).where(frame[name].notna(), "")

@@ -37,7 +37,6 @@ class Copier:
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return vLLM's worker module after the recipe has run."""
     torch = ModuleType("torch")
     torch.cuda = ModuleType("cuda")  # type: ignore[attr-defined]
     torch.cuda.current_device, torch.cuda.current_stream = lambda: 3, lambda: "stream"

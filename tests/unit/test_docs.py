@@ -35,7 +35,6 @@ HOW_TO = ROOT / "docs" / "how-to"
 
 
 def options(command: Any) -> Iterator[str]:
-    """Yield the options of a command and of every command below it."""
     yield from (text for option in command.params for text in option.opts)
     for name in getattr(command, "commands", ()):
         yield from options(command.get_command(None, name))

@@ -78,7 +78,6 @@ def site(tmp_path: Path) -> Path:
 
 
 def kvbench_with(site: Path, *arguments: str | Path) -> Done:
-    """Run `kvbench ARGUMENTS…` beside `site`, with the packages in it."""
     return kvbench(*arguments, cwd=site.parent, env={"PYTHONPATH": str(site)})
 
 

@@ -122,13 +122,6 @@ def test_a_cell_that_does_not_use_a_later_axis_keeps_its_id(name: str) -> None:
     assert Cell.from_strings(strings | {name: AXES[name].show(AXES[name].unused)}) == EXAMPLE
 
 
-def test_the_command_of_a_cell_names_every_axis_that_applies() -> None:
-    assert EXAMPLE.command() == (
-        "kvbench sweep -a backend=batched -a direction=h2d -a blocks=10000 -a block_size=16KiB -a stream_state=idle "
-        "-a pattern=shuffled -a memory=allocated -a order=any -a pool=dense -a reuse=same"
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

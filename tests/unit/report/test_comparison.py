@@ -38,7 +38,6 @@ def run(
 
 
 def points_of(*runs: Run) -> pd.DataFrame:
-    """Return the cells that two runs share, with their verdicts."""
     return comparison._cells(*views_of(runs))
 
 

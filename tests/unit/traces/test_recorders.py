@@ -22,7 +22,6 @@ SGLANG = "sglang.srt.managers.cache_controller"
 
 @pytest.fixture
 def file() -> dict[str, Any]:
-    """What the file defines."""
     return runpy.run_path(str(ROOT / "docs/how-to/record_swaps.py"))
 
 

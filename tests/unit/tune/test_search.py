@@ -52,7 +52,6 @@ Made = Mapping[Cell, dict[int, float]]
 
 
 def answers(visits: Made, fresh: Made | None = None) -> list[Answer]:
-    """Return the answer at every shape."""
     arms: dict[bool, dict[SwapShape, dict[Choice, dict[int, float]]]] = {False: {}, True: {}}
     for again, made in ((False, visits), (True, fresh or {})):
         for cell, times in made.items():
@@ -64,7 +63,6 @@ def answers(visits: Made, fresh: Made | None = None) -> list[Answer]:
 def searched(
     seed: int, noise: float = 0.01, time: Callable[[Cell], float] = time_us, in_time: bool = True
 ) -> tuple[dict[SwapShape, Answer], Made]:
-    """Return the answers by shape, and the visits by cell."""
     chance = random.Random(seed)
     visits: dict[Cell, dict[int, float]] = {}
     search = Search(cells(), FIRST, COUNTS, seed, lambda: in_time)
