@@ -99,7 +99,6 @@ def test_a_title_from_a_run_starts_no_markup(tmp_path: Path) -> None:
 
 
 def lines(card: Path, change: Callable[[list[bytes]], list[bytes]]) -> None:
-    """Change the lines of a journal."""
     journal = card / "runs/quick/journal.jsonl.gz"
     kept = change(gzip.decompress(journal.read_bytes()).splitlines(keepends=True))
     journal.write_bytes(gzip.compress(b"".join(kept)))

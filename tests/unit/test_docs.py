@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sized
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -159,23 +160,28 @@ def test_no_measured_figure_is_typed(document: Path) -> None:
     assert not re.findall(r"\b(?:24|28) ?KiB|\b25088\b", text)
 
 
-def raw_times(run: Path, direction: str, states: list[str], shape: tuple[str, str]) -> list[tuple[str, float]]:
-    """Return methods with what they take at a shape in us: medians of the raw samples of a journal, by visit and cell.
-
-    Of the attempts of a visit the least disturbed counts.
+@cache
+def raw_cells(run: Path) -> list[tuple[dict[str, Any], float]]:
+    """Return the cells of a journal with what their swaps take in us: medians of the raw samples, by visit and cell; of
+    the attempts of a visit the least disturbed counts.
     """
     visits: dict[str, dict[int, tuple[int, float]]] = {}
     with gzip.open(run / "journal.jsonl.gz", "rt") as journal:
         for line in map(json.loads, journal):
-            cell, samples = line.get("cell", {}), line.get("samples", {})
-            if "event_us" in samples and cell["direction"] == direction and cell["stream_state"] in states:
+            if "event_us" in (samples := line.get("samples", {})):
                 made = len(line.get("disturbed", [])), median(samples["event_us"])
-                rounds = visits.setdefault(json.dumps(cell), {})
+                rounds = visits.setdefault(json.dumps(line["cell"]), {})
                 rounds[line["round"]] = min(rounds.get(line["round"], made), made, key=lambda one: one[0])
-    cells = [(json.loads(text), median(us for _, us in rounds.values())) for text, rounds in visits.items()]
-    methods = ((f"{cell['backend']} ({cell['sms']} SMs)" if cell.get("sms") else cell["backend"]) for cell, _ in cells)
-    named = zip(methods, cells, strict=True)
-    return [(method, us) for method, (cell, us) in named if (cell["blocks"], cell["block_size"]) == shape]
+    return [(json.loads(text), median(us for _, us in rounds.values())) for text, rounds in visits.items()]
+
+
+def raw_times(run: Path, direction: str, states: list[str], shape: tuple[str, str]) -> list[tuple[str, float]]:
+    return [
+        (f"{cell['backend']} ({cell['sms']} SMs)" if cell.get("sms") else cell["backend"], us)
+        for cell, us in raw_cells(run)
+        if (cell["blocks"], cell["block_size"], cell["direction"]) == (*shape, direction)
+        and cell["stream_state"] in states
+    ]
 
 
 @pytest.mark.skipif(not cards.cards(), reason="no report is committed")
