@@ -18,6 +18,7 @@ from kvbench.results import Control, Note, Visit, load_run
 from kvbench.text import LOG_COLUMNS
 from tests.command import Done, kvbench, kvbench_here, kvbench_started
 from tests.synthetic import ceilings, rounds, write_run
+from tests.unit.backends.test_plugin import install
 from tests.unit.gate.gated import CELLS
 
 EXAMPLE = Path(__file__).parents[1] / "example_backend"
@@ -258,7 +259,7 @@ PLUG_IN = """
 from kvbench import Mechanism, PreparedSwap
 from kvbench_memmove import Memmove
 
-class Mine(Memmove):
+class Plugin(Memmove):
     name, summary = "mine", "the example, in a package of another name"
 """
 
@@ -266,14 +267,10 @@ class Mine(Memmove):
 @pytest.fixture
 def versions(tmp_path: Path) -> dict[str, Path]:
     """Two versions of a package with a backend, each as its installation is."""
-    folders = {}
-    for version in ("0.1", "0.2"):
-        folder = folders[version] = tmp_path / f"plug-in {version}"
-        about = folder / f"kvbench_mine-{version}.dist-info"
-        about.mkdir(parents=True)
-        (folder / "kvbench_mine.py").write_text(PLUG_IN)
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kvbench-mine\nVersion: {version}\n")
-        (about / "entry_points.txt").write_text("[kvbench.backends]\nmine = kvbench_mine:Mine\n")
+    folders = {version: tmp_path / f"plug-in {version}" for version in ("0.1", "0.2")}
+    for version, folder in folders.items():
+        folder.mkdir()
+        install(folder, PLUG_IN, "mine", version)
     return folders
 
 

@@ -54,13 +54,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def install(folder: Path, code: str, name: str = "plugin") -> Path:
+def install(folder: Path, code: str, name: str = "plugin", version: str = "1.0") -> Path:
     """Put a package with the entry point `name` into `folder`, as an installer lays it out."""
     source = textwrap.dedent(code).replace('name = "plugin"', f'name = "{name}"')
     (folder / f"kvbench_{name}.py").write_text(source)
-    info = folder / f"kvbench_{name}-1.0.dist-info"
+    info = folder / f"kvbench_{name}-{version}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kvbench-{name}\nVersion: 1.0\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kvbench-{name}\nVersion: {version}\n")
     (info / "entry_points.txt").write_text(f"[kvbench.backends]\n{name} = kvbench_{name}:Plugin\n")
     return folder
 

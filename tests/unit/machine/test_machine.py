@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from kvbench.machine import probes
-from kvbench.machine import probes as environment
 from kvbench.machine.probes import available_bytes, far_pages, nodes_of_pages, parse_cpu_list, stay_near
 from kvbench.machine.sources import Nvml, Scalar, Sources
 from kvbench.results.schema import differences, machine_differences
@@ -98,7 +97,7 @@ def sources(root: Path, nvml: FakeNvml | None = None, **environ: str) -> Sources
 
 
 def test_the_identity_of_a_gpu_machine_has_every_field(root: Path) -> None:
-    fields = environment.identity("cuda:0", "e1", sm_count=132, sources=sources(root))
+    fields = probes.identity("cuda:0", "e1", sm_count=132, sources=sources(root))
 
     assert fields | {"python": "-", "torch": "-", "triton": "-"} == {
         "device_kind": "cuda",
@@ -126,7 +125,7 @@ def test_the_identity_of_a_gpu_machine_has_every_field(root: Path) -> None:
 
 
 def test_the_observation_of_a_gpu_machine_has_every_field(root: Path) -> None:
-    fields = environment.observe("cuda:0", own_pids=[4_000_002], sources=sources(root))
+    fields = probes.observe("cuda:0", own_pids=[4_000_002], sources=sources(root))
 
     assert fields.pop("time_utc")
     assert fields == {
@@ -150,9 +149,7 @@ def test_the_observation_of_a_gpu_machine_has_every_field(root: Path) -> None:
         "host_available_bytes": 2000 * 1024,
         "cpu_governor": "performance",
         "unavailable": {
-            name: f"{name} is not installed"
-            for name in ("torch", "triton")
-            if environment.identity("cpu", "")[name] is None
+            name: f"{name} is not installed" for name in ("torch", "triton") if probes.identity("cpu", "")[name] is None
         },
     }
 
@@ -178,23 +175,23 @@ class Events:
 def test_xid_errors_are_read_from_when_they_are_watched(root: Path) -> None:
     events = Events()
     where = sources(root, events.nvml(supported=0x1F))
-    watched = environment.XidErrors("cuda:0", BUS_ID, where)
+    watched = probes.XidErrors("cuda:0", BUS_ID, where)
     looks = []
     for happened in ([], [79, 94], [31]):
         events.left += happened
-        looks.append(environment.observe("cuda:0", xids=lambda _: watched.so_far(), sources=where)["xids"])
+        looks.append(probes.observe("cuda:0", xids=lambda _: watched.so_far(), sources=where)["xids"])
     assert looks == [[], [79, 94], [79, 94, 31]]
 
 
 def test_clock_limits_of_older_and_newer_drivers_are_read(root: Path) -> None:
     answers = {name: answer for name, answer in ANSWERS.items() if name != "nvmlDeviceGetCurrentClocksEventReasons"}
     nvml = FakeNvml(answers | {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x004 | 0x1000})
-    observed = environment.observe("cuda:0", sources=sources(root, nvml))
+    observed = probes.observe("cuda:0", sources=sources(root, nvml))
     assert observed["clock_limits"] == ["sw_power_cap", "bits_0x1000"]
 
 
 def test_an_nvml_that_raises_on_every_call_leaves_reasons(root: Path) -> None:
-    observed = environment.observe("cuda:0", sources=sources(root, FakeNvml({})))
+    observed = probes.observe("cuda:0", sources=sources(root, FakeNvml({})))
     reasons = observed["unavailable"]
     assert isinstance(reasons, dict)
     assert observed["sm_clock_mhz"] is None
@@ -208,16 +205,16 @@ def test_an_nvml_that_does_not_open_leaves_reasons(root: Path) -> None:
         raise OSError("no\nlibrary")
 
     where = Sources(nvml=broken, root=root, environ={})
-    reasons = environment.observe("cuda:0", sources=where)["unavailable"]
+    reasons = probes.observe("cuda:0", sources=where)["unavailable"]
     assert isinstance(reasons, dict)
     assert reasons["gpu_name"] == "NVML cannot be opened: OSError: no library"
-    assert environment.identity("cuda:0", "", sources=where)["gpu_name"] is None
-    assert environment.identity("cuda:0", "", sources=where)["gpu_numa_node"] is None
+    assert probes.identity("cuda:0", "", sources=where)["gpu_name"] is None
+    assert probes.identity("cuda:0", "", sources=where)["gpu_numa_node"] is None
 
 
 def test_every_field_that_cannot_be_read_has_a_reason(tmp_path: Path) -> None:
     where = sources(tmp_path, FakeNvml({}))
-    identity, observed = environment.identity("cpu", "e", sources=where), environment.observe("cpu", sources=where)
+    identity, observed = probes.identity("cpu", "e", sources=where), probes.observe("cpu", sources=where)
     reasons = observed["unavailable"]
     assert isinstance(reasons, dict)
     missing = {name for name, value in {**identity, **observed}.items() if value is None}
@@ -228,7 +225,7 @@ def test_every_field_that_cannot_be_read_has_a_reason(tmp_path: Path) -> None:
 
 def test_the_pci_bus_id_goes_before_the_ordinal(root: Path) -> None:
     nvml = FakeNvml(ANSWERS)
-    environment.identity("cuda:1", "", pci_bus_id=BUS_ID, sources=sources(root, nvml, CUDA_VISIBLE_DEVICES="none"))
+    probes.identity("cuda:1", "", pci_bus_id=BUS_ID, sources=sources(root, nvml, CUDA_VISIBLE_DEVICES="none"))
     assert nvml.asked == [f"bus {BUS_ID}"]
 
 
@@ -249,27 +246,27 @@ def test_an_ordinal_is_taken_only_where_it_is_certain(
 ) -> None:
     nvml = FakeNvml(ANSWERS)
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    environment.identity(device, "", sources=sources(root, nvml, **environ))
+    probes.identity(device, "", sources=sources(root, nvml, **environ))
     assert nvml.asked == ([] if index is None else [index])
 
 
 def test_gpus_of_several_kinds_are_not_guessed(root: Path) -> None:
     answers = ANSWERS | {"nvmlDeviceGetName": lambda index: f"kind {index}"}
     where = sources(root, FakeNvml(answers))
-    assert environment.identity("cuda:0", "", sources=where)["gpu_name"] is None
+    assert probes.identity("cuda:0", "", sources=where)["gpu_name"] is None
     where = sources(root, FakeNvml(answers), CUDA_DEVICE_ORDER="PCI_BUS_ID")
-    assert environment.identity("cuda:1", "", sources=where)["gpu_name"] == "kind 1"
+    assert probes.identity("cuda:1", "", sources=where)["gpu_name"] == "kind 1"
 
 
 def test_the_numa_node_of_a_gpu_is_read(root: Path) -> None:
     where = sources(root)
     node = root / "sys/bus/pci/devices/0000:1b:00.0/numa_node"
-    assert environment.identity("cuda:0", "", sources=where)["gpu_numa_node"] == 1
+    assert probes.identity("cuda:0", "", sources=where)["gpu_numa_node"] == 1
     node.write_text("-1\n")
-    assert environment.identity("cuda:0", "", sources=where)["gpu_numa_node"] is None
+    assert probes.identity("cuda:0", "", sources=where)["gpu_numa_node"] is None
     (root / "sys/devices/system/node/has_cpu").write_text("0\n")
-    assert environment.identity("cuda:0", "", sources=where)["gpu_numa_node"] == 0
-    assert environment.identity("cpu", "", sources=where)["gpu_numa_node"] is None
+    assert probes.identity("cuda:0", "", sources=where)["gpu_numa_node"] == 0
+    assert probes.identity("cpu", "", sources=where)["gpu_numa_node"] is None
 
 
 def test_differences_name_the_field_and_both_values() -> None:
@@ -314,7 +311,7 @@ def test_a_control_group_limits_the_available_memory(
         for name, text in files.items():
             (root / "sys/fs/cgroup" / path / name).write_text(text)
     assert available_bytes(sources(root)) == available
-    assert environment.observe("cpu", sources=sources(root))["host_available_bytes"] == available
+    assert probes.observe("cpu", sources=sources(root))["host_available_bytes"] == available
 
 
 # Host memory near the GPU
