@@ -142,21 +142,6 @@ def test_layers_that_propose_tokens_are_cached_too_or_left_out_with_a_word() -> 
     assert "left out" in find_model("layers=8,kv_heads=4,head_size=64", speculative=1).text
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"model_type": "falcon_mamba"}, "its layers have states only, and no KV cache"),
-        ({"model_type": "lfm2", "conv_dim": 64, "conv_L_cache": 3, "layer_types": ["conv"] * 8}, "no layer has a KV"),
-        ({"model_type": "minimax", "layer_types": [None] * 8}, "layer_types: null is not a kind of layer"),
-        ({"model_type": "jamba", "attn_layer_offset": 8}, "attn_layer_offset: 8 is not a whole number from 0 to 7"),
-        ({"total_ut_steps": 1_000_000}, "8000000 layers are more than 100000"),
-    ],
-)
-def test_a_model_without_a_cache_or_end_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        model_of("m", {**PLAIN, **fields})
-
-
 # Types
 
 

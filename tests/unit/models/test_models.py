@@ -248,6 +248,11 @@ def test_a_nested_text_model_counts_and_its_type_may_stand_outside() -> None:
         ({"quantization_config": {"kv_cache_scheme": {"type": "int"}}}, '{"type": "int"} is not a type of a cache'),
         ({"model_type": "bert"}, "model_type bert: an encoder has no KV cache"),
         ({"architectures": ["XForMaskedLM"]}, "an encoder has no KV cache"),
+        ({"model_type": "falcon_mamba"}, "its layers have states only, and no KV cache"),
+        ({"model_type": "lfm2", "conv_dim": 64, "conv_L_cache": 3, "layer_types": ["conv"] * 32}, "no layer has a KV"),
+        ({"model_type": "minimax", "layer_types": [None] * 32}, "layer_types: null is not a kind of layer"),
+        ({"model_type": "jamba", "attn_layer_offset": 8}, "attn_layer_offset: 8 is not a whole number from 0 to 7"),
+        ({"total_ut_steps": 1_000_000}, "32000000 layers are more than 100000"),
     ],
 )
 def test_a_config_json_of_an_unsupported_model_is_refused(config: dict[str, object], message: str) -> None:

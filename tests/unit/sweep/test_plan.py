@@ -21,6 +21,8 @@ from tests.strategies import AXIS_VALUES, CPU, CPU_BACKENDS, GIB, H200, H200_BAC
 
 OPTIONAL = [name for name, axis in AXES.items() if axis.depends_on_backend]
 HOT = {"pool": "dense", "reuse": "same"}
+ONE_MEMORY = replace(H200, host_free_bytes=8 * GIB, device_free_bytes=8 * GIB, integrated=True)
+SMALL_CPU = replace(CPU, host_free_bytes=GIB)
 CELL = Cell(backend="batched", direction=Direction.H2D, blocks=1024, block_bytes=4096)
 Machine = tuple[DeviceFacts, tuple[BackendFacts, ...]]
 small_values = {**AXIS_VALUES, "blocks": st.integers(1, 5000), "block_size": st.integers(1, 2**20)}
@@ -226,16 +228,23 @@ def test_blocks_have_to_fit_into_slots(memory: str, block_size: str, pool: str, 
 
 
 @pytest.mark.parametrize(
-    ("limits", "reason"),
+    ("device", "limits", "size", "needed", "limit"),
     [
-        (Limits(host_bytes=8 * GIB), "needs 8.5 GiB of pinned memory; the limit is 8.0 GiB (--host-memory)"),
-        (Limits(device_bytes=8 * GIB), "needs 8.5 GiB of memory on cuda:0; the limit is 8.0 GiB (--device-memory)"),
+        (H200, Limits(8 * GIB), "64MiB", "8.5 GiB of pinned memory", "8.0 GiB (--host-memory)"),
+        (H200, Limits(None, 8 * GIB), "64MiB", "8.5 GiB of memory on cuda:0", "8.0 GiB (--device-memory)"),
+        (SMALL_CPU, Limits(), "4MiB", "1.1 GiB of host memory for both sides", "921.6 MiB (--host-memory)"),
+        (ONE_MEMORY, Limits(), "32MiB", "8.5 GiB of host memory for both sides", "7.2 GiB (--host-memory)"),
     ],
+    ids=["host", "device", "no GPU", "one memory"],
 )
-def test_a_cell_beyond_a_memory_limit_is_skipped_with_both_sizes(limits: Limits, reason: str) -> None:
-    plan = plan_of(limits=limits, backend="per_block", direction="h2d", blocks="32,128", block_size="64MiB", **HOT)
+def test_a_cell_beyond_a_memory_limit_is_skipped_with_both_sizes(
+    device: DeviceFacts, limits: Limits, size: str, needed: str, limit: str
+) -> None:
+    backends = CPU_BACKENDS if device.kind == "cpu" else H200_BACKENDS
+    axes = {"backend": "per_block", "direction": "h2d", "blocks": "32,128", "block_size": size, **HOT}
+    plan = plan_of(device, backends, limits, **axes)
     assert [cell.blocks for cell in plan.cells] == [32]
-    assert reasons(plan) == [reason]
+    assert reasons(plan) == [f"needs {needed}; the limit is {limit}"]
 
 
 def test_without_limits_nine_tenths_of_the_free_memory_may_be_used() -> None:
@@ -256,25 +265,6 @@ def test_several_devices_share_the_memory_of_their_host() -> None:
     assert reason.endswith("of pinned memory; the limit is 4.0 GiB (--host-memory, shared by 2 devices)")
     limited = structs.replace(spec, device="cuda:0,cuda:1", limits=Limits(device_bytes=8 * GIB))
     assert expand(limited, H200, H200_BACKENDS).cells  # each device has its own memory
-
-
-@pytest.mark.parametrize(
-    ("device", "block_size", "needs"),
-    [
-        (replace(CPU, host_free_bytes=GIB), "1MiB", "1.0 GiB of host memory for both sides; the limit is 921.6 MiB"),
-        (
-            replace(H200, host_free_bytes=8 * GIB, device_free_bytes=8 * GIB, integrated=True),
-            "8MiB",
-            "8.3 GiB of host memory for both sides; the limit is 7.2 GiB",
-        ),
-    ],
-)
-def test_both_sides_share_one_memory(device: DeviceFacts, block_size: str, needs: str) -> None:
-    backends = CPU_BACKENDS if device.kind == "cpu" else H200_BACKENDS
-    axes = {"backend": "per_block", "direction": "h2d", "blocks": "300,500", "block_size": block_size, **HOT}
-    plan = plan_of(device, backends, **axes)
-    assert [cell.blocks for cell in plan.cells] == [300]
-    assert reasons(plan) == [f"needs {needs} (--host-memory)"]
 
 
 def test_huge_pages_that_are_not_free_are_refused_with_those_that_are() -> None:
