@@ -16,7 +16,6 @@ from kvbench.models.geometry import KvDtype, KvLayout, LayerGroup, Model, ModelS
 from kvbench.models.hf_config import model_of, read_config_json
 from kvbench.models.presets import GroupPages, ModelChoice, find_model, model_facts, presets
 from kvbench.results import Visit, load_run
-from kvbench.sweep.config import load_config
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
 from tests.command import BRIEF, cell_of, succeeds
@@ -332,18 +331,3 @@ def test_a_model_is_measured_and_verified_on_the_cpu(tmp_path: Path) -> None:
     assert all(visit.verified_bytes > 3 * cell_of(visit).swap_bytes for visit in visits)
     (swap,) = SweepSpec.from_plain(run.info.spec).models
     assert (swap.geometry.name, swap.tp, swap.tokens) == ("tiny", 4, 160)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('models = ["llama-3-8b"]\n[axes]\nblocks = 4', "blocks: is set by the models; leave it out"),
-        ('tokens = 4\nmodel = ["llama-3-8b"]', 'unknown key "model"; did you mean models?'),
-        ("tokens = 4", "tokens: 4 requires a model"),
-    ],
-)
-def test_a_config_with_impossible_models_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(text)
-    with refused_with(message):
-        load_config(path)
