@@ -11,7 +11,6 @@ from kvbench.errors import UsageError
 from kvbench.models.geometry import KvDtype, KvLayout
 from kvbench.models.hf_config import model_of, read_config_json
 from kvbench.models.presets import ModelChoice, find_model
-from tests.refusals import refused_with
 
 PLAIN: dict[str, Any] = {"num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64}
 # Bytes of a layer of PLAIN for a token.
@@ -217,19 +216,3 @@ def test_a_refusal_leaves_open_what_the_refused_field_could_change(fields: dict[
     with pytest.raises(UsageError, match="or give the numbers: --model ") as caught:
         model_of("m", {**PLAIN, "hidden_size": 1024, **fields})
     assert numbers in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("layers=8,kv_heads=4", "head_size: missing; write layers=32,kv_heads=8,head_size=128"),
-        ("layers=8,kv_heads=4,head_size=" + "9" * 5000, "head_size: "),
-        ("layers=100001,kv_heads=4,head_size=64", "layers: 100001 is not a whole number from 1 to 100000"),
-        ("layers=8,kv_heads=4,head_size=?", 'head_size: "?" is not a whole number'),
-        ("layers=8,kv_heads=4,head_sise=64", 'unknown key "head_sise"; did you mean head_size?'),
-        ("layers=8,kv_heads=4,head_size=24,kv_dtype=nvfp4", "nvfp4 has a scale for 16 elements, but a head has 24"),
-    ],
-)
-def test_numbers_that_are_wrong_are_refused(text: str, message: str) -> None:
-    with refused_with(message):
-        ModelChoice((text,)).swaps()

@@ -187,6 +187,12 @@ def test_untrusted_models_are_checked(plain: object) -> None:
         (["llama-3-8b"], {"tokens": 10**7, "block_tokens": 1}, "model llama-3-8b: axis blocks=640000000"),
         (["llama-3-8b"], {"chunk_tokens": 512}, "chunk_tokens: 512 requires the layout lmcache"),
         ([], {"tokens": 5}, "tokens: 5 requires a model; choose one with --model"),
+        (["layers=8,kv_heads=4"], {}, "head_size: missing; write layers=32,kv_heads=8,head_size=128"),
+        (["layers=8,kv_heads=4,head_size=" + "9" * 5000], {}, "head_size: "),
+        (["layers=100001,kv_heads=4,head_size=64"], {}, "layers: 100001 is not a whole number from 1 to 100000"),
+        (["layers=8,kv_heads=4,head_size=?"], {}, 'head_size: "?" is not a whole number'),
+        (["layers=8,kv_heads=4,head_sise=64"], {}, 'unknown key "head_sise"; did you mean head_size?'),
+        (["layers=8,kv_heads=4,head_size=24,kv_dtype=nvfp4"], {}, "nvfp4 has a scale for 16 elements, but a head has"),
     ],
 )
 def test_an_invalid_choice_is_refused_with_the_right_one(

@@ -90,22 +90,6 @@ def test_all_descriptors_in_one_call_are_more_than_any_number() -> None:
     assert Filter.parse("descriptors_per_call<all").holds(replace(SMALL, descriptors_per_call=64))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("blocks", 'filter "blocks": write axis OP value with OP one of = != < <= > >='),
-        ("blocks==4", 'filter "blocks==4": write axis OP value'),
-        ("blocks<4,", 'filter "": write axis OP value'),
-        ("backend<per_block", 'filter "backend<per_block": axis backend has no order; compare it with = or !='),
-        ("blocks<4|8", 'filter "blocks<4|8": alternatives with | require = or !='),
-        ("sms=all", 'filter "sms=all": a cell has a number of SMs, not all; write the number'),
-    ],
-)
-def test_an_invalid_filter_is_refused_with_the_right_form(text: str, message: str) -> None:
-    with refused_with(message):
-        parse_filters(text)
-
-
 @given(specs)
 def test_a_spec_survives_json(spec: SweepSpec) -> None:
     plain = json.loads(json.dumps(spec.to_plain()))
@@ -146,20 +130,6 @@ def test_an_untrusted_spec_is_checked(change: Callable[[Any], object], message: 
         SweepSpec.from_plain(plain)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rounds": 0}, "rounds: 0 is not a whole number from 1 to 1000"),
-        ({"min_samples": 20}, "max_samples: 15 is less than min_samples, 20"),
-        ({"cell_seconds": float("nan")}, "cell_seconds: NaN is not a number from 0.001 to 3600"),
-        ({"round": 3}, 'unknown key "round"; did you mean rounds?'),
-    ],
-)
-def test_impossible_sampling_is_refused(options: dict[str, Any], message: str) -> None:
-    with refused_with(message):
-        SweepSpec(name="x").with_sampling(options)
-
-
 def test_axes_are_overridden_in_every_group() -> None:
     spec = SweepSpec(name="x", groups=({"blocks": ("1",), "sms": ("2",)}, {"blocks": ("3",)}))
     changed = spec.with_axes({"blocks": "4,8", "order": "any"})
@@ -170,14 +140,29 @@ def test_axes_are_overridden_in_every_group() -> None:
     assert spec.groups[1] == {"blocks": ("3",)}
 
 
+sampled = SweepSpec(name="x").with_sampling
+
+
 @pytest.mark.parametrize(
-    ("items", "message"),
+    ("read", "given", "message"),
     [
-        (["blocks"], "-a blocks: not an assignment; write axis=values, for example -a blocks=16,64,256"),
-        (["blocks=4", "blocks=8"], "-a blocks=8: axis blocks is given twice; write -a blocks=4,8"),
-        (["block=4"], 'unknown axis "block"; did you mean blocks?'),
+        (parse_filters, "blocks", 'filter "blocks": write axis OP value with OP one of = != < <= > >='),
+        (parse_filters, "blocks==4", 'filter "blocks==4": write axis OP value'),
+        (parse_filters, "blocks<4,", 'filter "": write axis OP value'),
+        (parse_filters, "backend<per_block", "axis backend has no order; compare it with = or !="),
+        (parse_filters, "blocks<4|8", 'filter "blocks<4|8": alternatives with | require = or !='),
+        (parse_filters, "sms=all", 'filter "sms=all": a cell has a number of SMs, not all; write the number'),
+        (sampled, {"rounds": 0}, "rounds: 0 is not a whole number from 1 to 1000"),
+        (sampled, {"min_samples": 20}, "max_samples: 15 is less than min_samples, 20"),
+        (sampled, {"cell_seconds": float("nan")}, "cell_seconds: NaN is not a number from 0.001 to 3600"),
+        (sampled, {"round": 3}, 'unknown key "round"; did you mean rounds?'),
+        (parse_assignments, ["blocks"], "-a blocks: not an assignment; write axis=values, for example -a blocks=16,"),
+        (parse_assignments, ["blocks=4", "blocks=8"], "axis blocks is given twice; write -a blocks=4,8"),
+        (parse_assignments, ["block=4"], 'unknown axis "block"; did you mean blocks?'),
     ],
 )
-def test_an_invalid_assignment_is_refused_with_the_right_form(items: list[str], message: str) -> None:
+def test_what_a_command_line_cannot_mean_is_refused_with_the_right_form(
+    read: Callable[[Any], object], given: object, message: str
+) -> None:
     with refused_with(message):
-        parse_assignments(items)
+        read(given)
