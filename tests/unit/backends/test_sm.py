@@ -1,7 +1,6 @@
 """Which shape of the copy kernel a swap gets."""
 
-from dataclasses import replace
-from functools import partial
+from itertools import product
 from unittest import mock
 
 import numpy as np
@@ -13,51 +12,28 @@ from kvbench.backends.sm import Sm, shape_for
 from kvbench.cells.axes import Direction, ListPlace
 from kvbench.cells.cell import Cell
 
-# Shared memory of a thread block on sm_90, the most that any GPU has.
-chosen = partial(shape_for, shared_bytes=227 * 1024)
-
-
-def asked(direction: Direction = Direction.H2D, pool_bytes: int = 0, blocks: int = 1024) -> Cell:
-    return Cell("sm", direction, blocks, 4096, pool_bytes=pool_bytes)
-
-
-@pytest.mark.parametrize("compute", [80, 90, 120])
-@pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("largest_bytes", [16, 4096, 16384])
-def test_words_copy_few_small_blocks(largest_bytes: int, direction: Direction, compute: int) -> None:
-    few = asked(direction=direction, pool_bytes=16 << 30, blocks=256)
-    assert chosen(few, largest_bytes, 16, compute).method == "words"
-    assert chosen(few, largest_bytes, 8, compute).method == "lanes"
-    assert chosen(few, 2 * largest_bytes + (1 << 20), 16, compute).method != "words"
-    assert chosen(replace(few, blocks=257), largest_bytes, 16, compute).method != "words"
-
-
-@pytest.mark.parametrize("largest_bytes", [1, 656, 1024, 1025, 2048, 4096, 1 << 20])
-@pytest.mark.parametrize("odd_bits", [1, 2, 4, 8])
-def test_lanes_copy_blocks_that_bulk_copies_cannot(largest_bytes: int, odd_bits: int) -> None:
-    assert chosen(asked(), largest_bytes, 4096 | odd_bits, 90).method == "lanes"
-    assert chosen(asked(), largest_bytes, 4096, 80).method == "lanes"
-    assert chosen(asked(), largest_bytes, 4096, 90).method == "bulk"
-
-
-@pytest.mark.parametrize("largest_bytes", [576, 1024, 4096, 16384])
-def test_lanes_copy_scattered_blocks_from_the_gpu(largest_bytes: int) -> None:
-    """Bulk stores have fewer misses of the address translation in flight; loads and dense blocks have none to spare."""
-    scattered = 16 << 30
-    assert chosen(asked(direction=Direction.D2H, pool_bytes=scattered), largest_bytes, 16, 90).method == "lanes"
-    assert chosen(asked(direction=Direction.D2H), largest_bytes, 16, 90).method == "bulk"
-    assert chosen(asked(pool_bytes=scattered), largest_bytes, 16, 90).method == "bulk"
-
-
 # What a block of threads may have: on sm_90 and sm_100, sm_80, sm_86 and sm_89 and sm_120.
+
+
+# What a block of threads may have on sm_90 and sm_100, on sm_80, and on sm_86, sm_89 and sm_120.
 @pytest.mark.parametrize("shared_kib", [227, 163, 99])
-@pytest.mark.parametrize("largest_bytes", [512, 1024, 2048, 4096, 1 << 20])
-def test_the_rule_s_kernel_fits_the_device(shared_kib: int, largest_bytes: int) -> None:
-    shape = shape_for(asked(), largest_bytes, 16, 120, shared_kib * 1024)
-    assert shape.method == "bulk"
-    assert shape.shared_bytes <= shared_kib * 1024
-    whole = chosen(asked(), largest_bytes, 16, 120)
-    assert (shape.depth, shape.piece_bytes) == (whole.depth, whole.piece_bytes)
+@pytest.mark.parametrize("compute", [80, 89, 90, 120])
+@pytest.mark.parametrize("direction", Direction)
+def test_a_kernel_follows_its_rule_and_fits_the_device(direction: Direction, compute: int, shared_kib: int) -> None:
+    sizes = [kib * 1024 + by for kib in (1, 2, 8, 16, 32) for by in (0, 1)]
+    for pool_bytes, blocks, largest, odd in product((0, 1 << 30), (256, 257), sizes, (0, 1, 8, 15)):
+        cell = Cell("sm", direction, blocks, 512, pool_bytes=pool_bytes)
+        shape = shape_for(cell, largest, 4096 | odd, compute, shared_kib << 10)
+        wanted = ("lanes", 16, 8, 4096)
+        if not odd and blocks == 256 and largest <= 16 << 10:
+            wanted = ("words", 32, 4, 2048)
+        elif direction is Direction.D2H and pool_bytes and largest <= 32 << 10:
+            wanted = ("lanes", 16, 8, 4096) if 2 << 10 < largest <= 8 << 10 else ("lanes", 32, 4, 4096)
+        elif not odd and compute >= 90:
+            piece = 1024 if largest <= 1024 else 2048 if largest <= 2048 else 4096
+            most = (shared_kib << 10) // (6 * (piece + 128 + 8))  # a line and a barrier more for each piece
+            wanted = ("bulk", min((32 << 10) // piece, most), 6, piece)
+        assert (shape.method, shape.warps, shape.depth, shape.piece_bytes) == wanted, (pool_bytes, blocks, largest, odd)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +45,7 @@ def test_a_gather_moves_the_largest_words_that_rows_and_both_pools_allow(
 ) -> None:
     rows = np.arange(0, 8, 2, dtype=np.uint64) * np.uint64(row_bytes) + np.uint64(1 << 20)
     sides = {"kernel_sources": rows + np.uint64(source), "kernel_destinations": rows + np.uint64(destination)}
-    cell = replace(asked(), block_bytes=row_bytes, list_place=ListPlace.GPU, sms=7)
+    cell = Cell("sm", Direction.H2D, 1024, row_bytes, list_place=ListPlace.GPU, sms=7)
     made = {"GatherKernel": mock.Mock(), "GatherSwap": mock.Mock(), "cached_cubin": mock.Mock()}
     one, other, backend = mock.Mock(), mock.Mock(), Sm()
     with mock.patch.multiple(sm, **made):
