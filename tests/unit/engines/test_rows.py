@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -10,9 +11,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from kvbench.backends import triton
 from kvbench.cells.axes import Direction, ListPlace
 from kvbench.cells.cell import Cell
-from kvbench.engines import vllm
+from kvbench.engines import sglang, vllm
 from kvbench.engines.sglang import base_of, ids_of, row_of
 from kvbench.engines.vllm import Rows, built
 from kvbench.errors import KvbenchError
@@ -58,11 +60,13 @@ def test_a_handler_is_given_what_it_takes_and_another_form_is_named() -> None:
 def test_the_rows_of_a_decode_step_are_those_of_equal_requests(blocks: int, requests: int) -> None:
     host, device, ids, count = (mock.Mock() for _ in range(4))
     made = {"load_sparse": mock.Mock(), "TorchGather": mock.Mock(), "pools_of": mock.Mock(return_value=(host, device))}
-    cell = Cell("vllm_hisparse", Direction.H2D, blocks, 576, list_place=ListPlace.GPU, pool_bytes=576 * 9000 + 575)
+    cell = Cell("vllm_hisparse", Direction.H2D, blocks, 576, list_place=ListPlace.GPU)
+    rows = cell.dense_bytes // 576 if requests == 2 else 9000
+    cell = replace(cell, pool_bytes=0 if requests == 2 else 576 * 9000 + 575)
     with mock.patch.multiple(vllm, **made), nullcontext() if requests else pytest.raises(KvbenchError, match="2048"):
         vllm.VllmHiSparse().create(request := mock.Mock(cell=cell))
     if requests:
-        made["pools_of"].assert_called_once_with(request, (9000, 576))
+        made["pools_of"].assert_called_once_with(request, (rows, 576))
         assert made["TorchGather"].call_args.kwargs == {"types": ("int32", "int32"), "requests": requests}
         made["TorchGather"].call_args.args[1](ids.source, ids.destination, count)
         made["load_sparse"].return_value.assert_called_once_with(
@@ -71,7 +75,29 @@ def test_the_rows_of_a_decode_step_are_those_of_equal_requests(blocks: int, requ
         assert ids.source.view.call_args == ids.destination.view.call_args == mock.call(requests, -1)
 
 
-# SGLang's
+# SGLang's, and our own in Triton
+
+
+@pytest.mark.parametrize("sms", [None, 7])
+def test_gathers_are_launched_from_pool_to_pool_on_the_asked_grid(sms: int | None) -> None:
+    ids, request, kernel, module = mock.Mock(), mock.Mock(), mock.MagicMock(), mock.Mock()
+    request.cell, request.memory.starts = Cell("sm", Direction.H2D, 9, 576, list_place=ListPlace.GPU, sms=sms), (5, 7)
+    in_triton = mock.patch("kvbench.backends.triton_kernel.gather_rows", kernel)
+    with mock.patch.object(triton, "TorchGather") as gather, in_triton:
+        triton.Triton().create(request)
+        gather.call_args.args[1](ids.source, ids.destination, "rows")
+    kernel.__getitem__.assert_called_once_with((sms or 1,))
+    assert kernel[0].call_args.args == (5, 7, ids.source, ids.destination, "rows")
+    here, gather = mock.Mock(return_value=mock.Mock(device="cpu")), mock.Mock()
+    made = {"load_hisparse": lambda: module, "pools_of": lambda *_: ("host", "gpu"), "TorchGather": gather}
+    with mock.patch.multiple(sglang, TorchStream=here, **made):
+        sglang.SglangHiSparse().create(request)
+    gather.call_args.args[1](ids.source, ids.destination, "rows")
+    given = module.copy_cache_planned_mla.call_args.kwargs
+    assert given.pop("num_real_reqs").tolist() == [1]
+    ends = {"miss_src": ids.source.view(), "miss_dst": ids.destination.view(), "host_cache": "host"}
+    ends |= {"device_buffer": "gpu", "miss_count": "rows", "item_size_bytes": 576, "num_blocks": sms or 4}
+    assert given == ends
 
 
 KIB = 1024
