@@ -20,7 +20,7 @@ from kvbench.cells.facts import CPU_INLINE_UP_TO_BYTES, DeviceFacts
 from kvbench.cells.policy import SERVING, Choice, Policy, Table, load_policy
 from kvbench.engine.device import DIRECTIONS, BatchOptions, CopyWay, Device, SwapMemory, open_device
 from kvbench.engine.faults import FaultPlan
-from kvbench.results import Note, Visit, load_run
+from kvbench.results import Control, Note, Visit, load_run
 from kvbench.sweep.installed import of_engine
 from kvbench.text import convert
 from kvbench.tune.answer import shapes_of
@@ -108,6 +108,7 @@ def test_auto_names_a_direction_without_a_table(by_policy: Path) -> None:
 
 def test_a_policy_of_another_driver_is_used_and_noted(by_policy: Path) -> None:
     notes = [record.text for record in records(by_policy) if isinstance(record, Note)]
+    assert not any(isinstance(record, Control) for record in records(by_policy))  # those are of gates
     assert any("the policy was measured with driver 1.2, this is none" in text for text in notes)
 
 

@@ -1,6 +1,5 @@
 """The roof: large copies, scattered blocks and their dense twin, from times that follow from the kernel."""
 
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -9,8 +8,6 @@ from kvbench.cells.axes import Direction
 from kvbench.engine.nvrtc import NvrtcError
 from kvbench.measure import roof
 from kvbench.measure.roof import ControlError, HostControl, open_control
-from kvbench.results import Control, load_run
-from tests.command import BRIEF, swept, tiny
 
 
 @pytest.mark.parametrize(
@@ -40,10 +37,6 @@ def test_what_takes_long_to_load_is_loaded_beside_other_work(
 # Control copies
 
 
-def controls(run: Path) -> list[Control]:
-    return [record for record in load_run(run).records if isinstance(record, Control)]
-
-
 @pytest.mark.parametrize("direction", Direction)
 def test_a_host_control_copies_every_byte_the_way_it_says(direction: Direction) -> None:
     control = HostControl()
@@ -59,7 +52,3 @@ def test_a_control_on_a_gpu_that_is_not_there_says_so(monkeypatch: pytest.Monkey
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ControlError, match="control copies: "):
         open_control("cuda:0")
-
-
-def test_an_ordinary_sweep_makes_no_control_copies(tmp_path: Path) -> None:
-    assert not controls(swept(tmp_path, *tiny(), *BRIEF))
