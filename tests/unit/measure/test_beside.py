@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from itertools import count
+from itertools import count, cycle
 from typing import Any
 from unittest import mock
 
@@ -115,7 +115,6 @@ def test_an_iteration_takes_from_the_end_of_the_one_before_it() -> None:
 
 @pytest.mark.parametrize(("seconds", "usual_us"), [(4.2, 1000.0), (4.2, 1e5), (0.0, 1.0)])
 def test_turns_record_what_they_took(monkeypatch: pytest.MonkeyPatch, seconds: float, usual_us: float) -> None:
-    """Every answer is the number of the question; a turn of swaps gets three samples, twice that in the median."""
     number, unit_s, events = count(1), max(seconds / 7, usual_us / 1e5), list[Any]()
     monkeypatch.setattr("kvbench.measure.neighbour.time.sleep", events.append)
 
@@ -171,10 +170,10 @@ def test_a_backend_that_leaves_blocks_out_beside_a_neighbour_is_caught(bench: Be
 
 def test_a_cell_that_stays_set_up_is_visited_again_beside_its_neighbour(bench: Bench) -> None:
     ready = set_up(bench, Batched(), CELL, SAMPLING, 1)
-    for verify in (True, False, True):
-        in_turn = InTurn(verify=verify)
+    for verify, cpu in zip((True, False, True), cycle(bench.cpu._allowed), strict=False):
+        in_turn = InTurn(verify=verify, cpu=cpu)
         request = MeasureCells(cells=[CELL.as_strings()], round=1, seed=1, sampling=SAMPLING, in_turn=in_turn)
         measurement = visited(bench, ready, request)
         assert measurement.beside is not None
         assert len(measurement.samples) > 5
-        assert (measurement.verified_bytes > 0) is verify
+        assert (measurement.verified_bytes > 0, measurement.cpu) == (verify, cpu)

@@ -61,6 +61,12 @@ def test_another_arm_is_first_in_every_tuple(monkeypatch: pytest.MonkeyPatch) ->
     assert all(sorted(one) == [0, 1, 2] for one in tuples)
 
 
+def test_each_arm_has_its_own_faults_in_its_turn() -> None:
+    arms = Arms(device := mock.Mock(), [mock.Mock()] * 3, ["a", "b", "c"])  # type: ignore[list-item]
+    assert [[*arms.turn(first)] for first in (1, 0)] == [[1, 2, 0], [0, 1, 2]]
+    assert [fault for (fault,), _ in device.arm.call_args_list] == ["a", "b", "c", "a", "b", "c"]
+
+
 @pytest.mark.parametrize("copies", [every_other_block, lambda *_: None], ids=["half", "nothing"])
 @pytest.mark.parametrize("at", [0, 1])
 @pytest.mark.parametrize("number", [0, 3])

@@ -91,10 +91,11 @@ def test_beside_a_step_each_side_is_timed_alone_and_both_together(bench: Bench, 
 
 def test_swaps_beside_a_step_end_where_their_last_layer_has_arrived(bench: Bench) -> None:
     sampler: Any = set_up(bench, Batched(), BESIDE, SAMPLING, 1).sampler
-    sampler._step = mock.Mock()
+    sampler._step, sampler._timed_us = mock.Mock(), lambda _: 4.0
     sampler._step.end.us_since.return_value = 1.0
-    sampler._turn("both", sampler.taker(), [], Beside())
+    sampler._turn("both", sampler.taker(), [], beside := Beside())
     sampler._step.end.us_since.assert_called_once_with(sampler.prepared.swap.marks[-1])
+    assert (beside.swaps_beside_us, beside.swaps_beside_gbps) == ([3.0], [CELL.swap_bytes / 4e3])
 
 
 @pytest.mark.parametrize(("sequence", "layers_before"), [("layers-4", 2), ("at-once-4", 0)])

@@ -34,9 +34,6 @@ def test_what_takes_long_to_load_is_loaded_beside_other_work(
     assert loaded == [device] * loads_triton
 
 
-# Control copies
-
-
 @pytest.mark.parametrize("direction", Direction)
 def test_a_host_control_copies_every_byte_the_way_it_says(direction: Direction) -> None:
     control = HostControl()
