@@ -232,6 +232,7 @@ def test_fresh_blocks_are_named_in_place_and_come_again_in_turn(bench: Bench, pa
         assert not set(named[one][0].tolist()) & set(named[two][0].tolist())
         assert not set(named[one][1].tolist()) & set(named[two][1].tolist())
     assert all(np.array_equal(first, again) for first, again in zip(named[0], named[3], strict=True))
+    assert [one.tolist() for one in workload.contents()[1]] == [named[at][1].tolist() for at in (1, 2, 0)]
 
 
 def test_a_list_names_each_side_as_copies_and_as_kernels_reach_it() -> None:
