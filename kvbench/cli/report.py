@@ -59,10 +59,8 @@ def report(runs: _Runs, out: _Out = None, as_json: _Json = False, snippet: _Snip
     else:
         for text in warnings:
             typer.echo(f"warning: {text}", err=True)
-        others = f"and {counted(len(files) - 2, 'more file')} in the same directory"
-        typer.echo(
-            f"report: {files[0]}, {files[1].name} {others}" if files[2:] else f"report: {files[0]}, {files[1].name}"
-        )
+        others = counted(len(files) - 2, "more file")
+        typer.echo(f"report: {files[0]}, {files[1].name} and {others} in the same directory")
     _check_read(unread)
 
 
