@@ -185,12 +185,11 @@ class Cell:
         return command_of(self.spelled_out())
 
     def spelled_out(self) -> AxisTexts:
-        """Return `as_strings`, plus the axes that cells use by default but this cell does not."""
-        used_by_default = (axis for axis in AXES.values() if axis.later and axis.default)
-        return self.as_strings() | {axis.name: axis.show(getattr(self, axis.field)) for axis in used_by_default}
+        """Return `text` by the name of every axis."""
+        return {name: self.text(name) for name in AXES}
 
     def text(self, name: str) -> str | None:
-        """Return the value on one axis as `spelled_out` has it."""
+        """Return the value on one axis as `-a` takes it; None where it does not apply, or is not used as usual."""
         axis = AXES[name]
         value = getattr(self, axis.field)
         return axis.show(value) if axis.default or not axis.later or value != axis.unused else None

@@ -203,8 +203,8 @@ class Row:
     def command(self) -> str:
         if not self.cells:
             return ""
-        texts = [cell.spelled_out() for cell in (*self.cells, *filter(None, [self.cand_cell]))]
-        values = {name: dict.fromkeys(text for each in texts if (text := each.get(name)) is not None) for name in AXES}
+        cells = [*self.cells, *filter(None, [self.cand_cell])]
+        values = {name: dict.fromkeys(filter(None, (cell.text(name) for cell in cells))) for name in AXES}
         return command_of({name: ",".join(each) or None for name, each in values.items()})
 
 

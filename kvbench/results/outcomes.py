@@ -140,8 +140,7 @@ def _outcome(cell: Cell, records: Sequence[CellRecord], made: int, in_turn: Mapp
 
 def _axis_values(cell: Cell) -> list[tuple[bool, Any]]:
     """Return a key that sorts cells by their axes, a value before its absence."""
-    texts = cell.spelled_out()
-    values = (getattr(cell, axis.field) if axis.number else texts.get(axis.name) for axis in _SORTED_BY)
+    values = (getattr(cell, axis.field) if axis.number else cell.text(axis.name) for axis in _SORTED_BY)
     return [(value is None, value) for value in values]
 
 
