@@ -122,7 +122,7 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progres
     """Return the report of `runs` as data; `unread` says of other runs why they could not be read."""
     views = views_of(runs)
     chapters: list[Chapter] = []
-    missing: dict[str, Text] = {}
+    missing: dict[Section, Text] = {}
     sections = (*SECTIONS, COMPARISON) if len(views) == 2 else SECTIONS
     for number, section in enumerate(sections, start=1):
         progress("section", number, len(sections))
@@ -130,7 +130,7 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progres
         chapters += [chapter] if chapter else []
         if section.config and reasons:
             command = Code(f"kvbench sweep {section.config}")
-            missing[section.name] = (f"{section.short_title}: ", command, f" ({'; '.join(reasons)})")
+            missing[section] = (f"{section.short_title}: ", command, f" ({'; '.join(reasons)})")
     if not chapters:
         chapters = [chapter for chapter, _ in [_chapter(CELLS, views)] if chapter]
     return Report(
@@ -156,7 +156,7 @@ def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, d
 
     def weight(view: View) -> tuple[float, ...]:
         visits, *size = view.weight
-        is_asked = view.run.info.spec.get("name") == (section.config or section.name)
+        is_asked = view.run.info.spec.get("name") == section.measured_by
         return (len(view.earlier),) if section.of_all else (visits, is_asked, *size)
 
     filled: list[tuple[View, Callable[[], Part]]] = []

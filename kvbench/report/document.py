@@ -1,12 +1,13 @@
 """The report in Markdown: one page with the answer and the tables of the questions, and the details."""
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from kvbench.errors import UsageError, brief
 from kvbench.report import markdown
-from kvbench.report.model import Chapter, Code, DataTable, Origin, Report, Strong, Text, plain, short_of, spans
+from kvbench.report.model import Chapter, Code, DataTable, Origin, Report, Section, Strong, Text, plain, short_of, spans
 from kvbench.report.tables import chance_note
+from kvbench.text import short
 
 TITLE: Final = "KV-block swaps between host and GPU"
 LEFT_OUT: Final = "Left out on purpose: figures of requests (time to first token), ROCm and XPU, disks and networks."
@@ -46,43 +47,41 @@ def snippet(report: Report, what: str = "") -> str:
     """
     if what == CHAT:
         return "\n".join(_chat(report)) + "\n"
-    named = list(_named(report))
-    if what == LIST:
-        return "".join(f"{name}: {plain(table.title)}\n" for name, table in named)
+    named = _named(report)
+    if what == LIST and named:
+        return "".join(f"{section.name}: {plain(table.title)}\n" for section, table in named)
     name, _, words = what.partition(":")
     for section, table in named:
-        title = plain(table.title).lower()
-        if not what or (section == name and words.lower() in title) or (not words and what.lower() in title):
+        title, is_named = plain(table.title).lower(), name in (section.name, section.measured_by)
+        if not what or (is_named and words.lower() in title) or (not words and what.lower() in title):
             return table_text(table) + "\n"
-    known = ", ".join(dict.fromkeys(name for name, _ in named)) or "nothing"
-    raise UsageError(f"--snippet {brief(what)}: these runs have tables of {known}; {LIST} names all")
+    lacking = [spans(text)[1:] for section, text in report.missing.items() if name in (section.name, section.config)]
+    reasons = [*(f"not measured: {plain(text)}" for text in lacking), _tables_there(report, named)]
+    raise UsageError(f"--snippet {brief(what)}".strip() + f": {'; '.join(reasons)}")
+
+
+def _tables_there(report: Report, named: Sequence[tuple[Section, DataTable]]) -> str:
+    if names := ", ".join(dict.fromkeys(section.name for section, _ in named)):
+        return f"these runs have tables of {names}; {LIST} names all"
+    runs = "; ".join(f"{view.label} ({view.command})" for view in report.views)
+    return f"no table in {short(runs)}; runs of {', '.join(section.config for section in report.missing)} have one"
 
 
 def asked_for(report: Report, config: str) -> list[DataTable]:
     """Return the first table of the section of a config, for both directions, or else the first table there is."""
-    mine = _measured_by({config}, report.chapters)
+    mine = [chapter for chapter in report.chapters if chapter.section.measured_by == config]
     first = [table for chapter in mine for table in chapter.part.tables[:1]]
     titles = {plain(table.title) for table in first}
-    twins = [table for chapter in mine for table in chapter.part.tables[1:] if _of_h2d(table) in titles]
+    others = [table for chapter in mine for table in chapter.part.tables[1:]]
+    twins = [table for table in others if plain(table.title).replace("d2h", "h2d") in titles]
     return [*first, *twins] or [table for _, table in _named(report)][:1]
 
 
-def _of_h2d(table: DataTable) -> str:
-    return plain(table.title).replace("d2h", "h2d")
-
-
-def _measured_by(configs: Set[str], chapters: Sequence[Chapter]) -> list[Chapter]:
-    """The chapters that these configs measure: those of the details have the name of theirs."""
-    return [one for one in chapters if (one.section.config or one.section.name) in configs]
-
-
-def _named(report: Report) -> Iterator[tuple[str, DataTable]]:
-    """Yield the tables by the names of their sections: those of the config of the run come first."""
-    configs = {str(view.run.info.spec.get("name")) for view in report.views}
-    asked = _measured_by(configs, report.chapters)
-    others = [chapter for chapter in report.chapters if chapter not in asked]
-    yield from ((chapter.section.name, table) for chapter in asked for table in chapter.part.tables)
-    yield from ((chapter.section.name, table) for chapter in others for table in chapter.part.tables)
+def _named(report: Report) -> list[tuple[Section, DataTable]]:
+    """Return the tables with their sections: those of the config of the run come first."""
+    configs = [view.run.info.spec.get("name") for view in report.views]
+    chapters = sorted(report.chapters, key=lambda chapter: chapter.section.measured_by not in configs)
+    return [(chapter.section, table) for chapter in chapters for table in chapter.part.tables]
 
 
 def _chat(report: Report) -> list[str]:

@@ -184,6 +184,11 @@ class Section:
     def short_title(self) -> str:
         return self.title.partition(":")[0]
 
+    @property
+    def measured_by(self) -> str:
+        """The name of its config: in the details, the section's."""
+        return self.config or self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
@@ -217,8 +222,8 @@ class Report:
 
     `unsteady` says which runs' figures rest on rounds with a low ceiling; `host_note` says which runs are of no GPU;
     `headline` is what they were measured on; `first_warnings` say, shortly, what was wrong with whole runs; `runs` and
-    `commands` are the runs and what made them; `missing` says why sections of the
-    first page are not there, and `unread` which runs could not be read.
+    `commands` are the runs and what made them; `missing` says why sections of the first page are not there, and
+    `unread` which runs could not be read.
     """
 
     views: Sequence["View"]
@@ -230,7 +235,7 @@ class Report:
     commands: Sequence[Text]
     warnings: Sequence[Text]
     chapters: Sequence[Chapter]
-    missing: Mapping[str, Text]
+    missing: Mapping[Section, Text]
     unread: Sequence[Text]
     skipped: Sequence[Text]
     failed: DataTable | None

@@ -21,7 +21,7 @@ from kvbench.report import markdown
 from kvbench.report.build import SECTIONS, report_files, report_of, write_files
 from kvbench.report.document import FOLD, render_details, render_report, snippet
 from kvbench.report.faults import warnings_of
-from kvbench.report.model import Report, plain
+from kvbench.report.model import Chapter, Report, plain
 from kvbench.report.numbers import TIMES
 from kvbench.results import Record, Run, load_run
 from tests import synthetic
@@ -86,10 +86,13 @@ def test_the_cliff_is_in_the_table_the_chart_and_the_finding(cliff: Report, clif
     assert list(panel.marked) == [28 * 1024]
 
 
-def test_snippets_are_listed_and_an_unknown_one_is_refused(cliff: Report) -> None:
+def test_snippets_are_listed_and_one_that_is_not_there_is_refused(cliff: Report, tmp_path: Path) -> None:
     assert "threshold: Idle" in snippet(cliff, "list")
-    with pytest.raises(UsageError, match="cliff, threshold"):
-        snippet(cliff, "nothing like it")
+    assert snippet(cliff, "quick") == snippet(cliff, "answer")
+    with pytest.raises(UsageError, match=r"not measured: kvbench sweep queue .it needs .* of .*cliff, threshold"):
+        snippet(cliff, "queue")
+    with pytest.raises(UsageError, match=r"no table in .*kvbench sweep .* quick, order, models, .*neighbour"):
+        snippet(made_report(tmp_path, []), "list")
 
 
 def test_a_chart_says_that_a_median_lies_between_two_modes(tmp_path: Path) -> None:
@@ -130,7 +133,7 @@ def test_the_report_says_why_a_section_is_missing(cliff: Report, tmp_path: Path)
     for name, records in {"empty": [], "failed": [synthetic.failure(synthetic.order_cells()[0])]}.items():
         run = made_run(tmp_path, records, name=name)
         assert list(report_files([run])) == ["report.md", "details.md", "report.html"]
-        assert list(report_of([run]).missing) == [section.name for section in SECTIONS if section.config]
+        assert list(report_of([run]).missing) == [section for section in SECTIONS if section.config]
         assert "no measured cell" in warnings_of(run)
 
 
@@ -196,22 +199,17 @@ def test_every_table_and_chart_of_host_copies_says_so(tmp_path: Path) -> None:
     assert set(pd.read_csv(run.write_summary())["device"]) == {"cpu (host copies, no GPU)"}
 
 
-def test_a_section_shows_the_run_with_most_visits_and_names_the_others(tmp_path: Path) -> None:
+def test_a_section_shows_the_run_with_most_visits_then_that_of_its_config_and_names_the_others(tmp_path: Path) -> None:
+    def chapter_of(*runs: Path) -> Chapter:
+        return next(one for one in report_of([*map(load_run, runs)]).chapters if one.section.name == "order")
+
     cells = [cell for cell in synthetic.order_cells() if cell.block_bytes == 4096]
-    once = [load_run(synthetic.write_run(tmp_path / name, synthetic.visits(cells))) for name in ("a", "b", "c")]
-    most = load_run(synthetic.write_run(tmp_path / "most", synthetic.rounds(cells)))
-    runs = [*once[:2], most, *once[2:]]
-    chapter = next(one for one in report_of(runs).chapters if one.section.name == "order")
-    assert chapter.view.label == "most"
-    assert [view.label for view in chapter.others or ()] == ["a", "b", "c"]
-
-
-def test_a_section_shows_the_run_of_its_config_rather_than_a_larger_one(tmp_path: Path) -> None:
-    cells, few = synthetic.order_cells(), [cell for cell in synthetic.order_cells() if cell.block_bytes == 4096]
-    larger = load_run(synthetic.write_run(tmp_path / "larger", synthetic.rounds(cells)))
-    asked = synthetic.write_run(tmp_path / "asked", synthetic.rounds(few), synthetic.info(spec={"name": "order"}))
-    chapter = next(one for one in report_of([load_run(asked), larger]).chapters if one.section.name == "order")
-    assert chapter.view.label == "asked"
+    once = [synthetic.write_run(tmp_path / name, synthetic.visits(cells)) for name in ("a", "b", "c")]
+    most = synthetic.write_run(tmp_path / "most", synthetic.rounds(cells), synthetic.info(spec={"name": "order"}))
+    larger = synthetic.write_run(tmp_path / "larger", synthetic.rounds(synthetic.order_cells()))
+    chapter = chapter_of(*once[:2], most, once[2])
+    assert [view.label for view in (chapter.view, *chapter.others)] == ["most", "a", "b", "c"]
+    assert chapter_of(most, larger).view.label == "most"
 
 
 @pytest.mark.parametrize("bad", HOSTILE)
