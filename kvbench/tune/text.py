@@ -63,32 +63,29 @@ def answer_table(rule: Rule, runs: Sequence[Run]) -> AnswerTable:
     known = {kind: known_shapes(rule, kind) for kind in rule.parts}
     known_sizes = [Counter(one.shape.size_text for one in at) for at in zip(*known.values(), strict=True)]
     sizes = list(dict.fromkeys(size.most_common(1)[0][0] for size in known_sizes))  # one shape may be both
-    shipping = [
-        engine
-        for engine in engines().values()
-        if any(shipped_choice(engine, one, runs) for pair in known.values() for one in pair)
-    ]
-    called = bool(shipping) and any(one.called for pair in known.values() for one in pair)
+    shipping = [*engines().values()]
     slowdowns, ceilings = slowdowns_of(runs), _ceilings(runs)
     rows = []
     for kinds in _alike(rule):
         first, parts = kinds[0], rule.parts[kinds[0]]
         row = [first.direction.value, ", ".join(kind.stream_state for kind in kinds), ", ".join(map(use_text, parts))]
         for size, *at in zip(sizes, *(known[kind] for kind in kinds), strict=False):
-            row += _times(at, size, rule, called, shipping, runs)
+            row += _times(at, size, rule, shipping, runs)
         ceiling = ceilings.get(first.direction, math.nan)
         shares = [one.gbps_of(rule.choices[one]) / ceiling for _, one in (known[kind] for kind in kinds)]
         row.append(ends(shares, "{:.0%}".format) if ceiling > 0 else "-")
         rows.append([*row, *(_beside(parts, first.direction, work, slowdowns) for work in BESIDE)])
-    titles = [engine.title for engine in shipping]
-    figures = [name for size in sizes for name in (f"{size}, us", BATCHED, *[COPIER] * called, *titles)]
-    shipped = f"{', '.join(titles)}: the method that it takes there. " if shipping else ""
-    shipped += f"{COPIER}: kvbench's copier, called from Python as engines' code is. " if called else ""
+    figures = [name for size in sizes for name in (f"{size}, us", BATCHED, COPIER, *(one.title for one in shipping))]
+    every = zip(["Dir", "Stream", "Use", *figures, "of ceiling", *BESIDE], *rows, strict=True)
+    header, *shown = map(list, zip(*(column for column in every if {*column[1:]} != {"-"}), strict=True))
+    titles = [engine.title for engine in shipping if engine.title in header]
+    shipped = f"{', '.join(titles)}: the method that it takes there. " if titles else ""
+    shipped += f"{COPIER}: kvbench's copier, called from Python as engines' code is. " if COPIER in header else ""
     caption = (
         f"At the measured swaps nearest to {SMALL} and {LARGE} blocks of a model, each shape from the same rounds. "
         f"{shipped}{', '.join(BESIDE)}: times as long beside such swaps."
     )
-    return AnswerTable(["Dir", "Stream", "Use", *figures, "of ceiling", *BESIDE], rows, caption)
+    return AnswerTable(header, shown, caption)
 
 
 def _alike(rule: Rule) -> list[list[SwapKind]]:
@@ -125,17 +122,17 @@ def _method_text(name: str, counts: Sequence[int]) -> str:
 
 
 def _times(
-    at: Sequence[Measured], usual: str, rule: Rule, called: bool, shipping: Sequence[Engine], runs: Sequence[Run]
+    at: Sequence[Measured], usual: str, rule: Rule, shipping: Sequence[Engine], runs: Sequence[Run]
 ) -> list[str]:
-    """Return the times at a shape, in one or more states, of the choice, of batched copies, of a copier if `called`,
-    and of engines, from the runs that measured the choice and what the engines take.
+    """Return the times at a shape, in one or more states, of the choice, of batched copies, and of engines with a
+    copier beside them, from the runs that measured the choice and what the engines take.
     """
-    columns: list[list[float]] = [[] for _ in range(2 + called + len(shipping))]
+    columns: list[list[float]] = [[] for _ in range(3 + len(shipping))]
     for one in at:
         near = one.beside(choice := rule.choices[one])
         shipped = [shipped_choice(engine, near, runs) for engine in shipping]
         near = near.beside(next(filter(None, shipped), choice))
-        methods = [choice, near.best_of(BATCHED), *([next(iter(near.called), None)] if called else []), *shipped]
+        methods = [choice, near.best_of(BATCHED), next(iter(near.called), None) if any(shipped) else None, *shipped]
         known = [method for method in methods if method]
         for column, method in zip(columns, methods, strict=True):
             column += [one.us_of(method, *known)] if method else []

@@ -174,17 +174,17 @@ def test_the_answer_for_one_engine_is_its_export_and_other_answers_leave_its_cod
 
 
 def test_the_answer_has_batched_and_a_copier_from_the_run_of_the_engines_code(tmp_path: Path) -> None:
-    kernels = [cell for cell in cells() if cell.backend != "vllm_batch"]
-    called = [
-        replace(cell, backend=name, sms=None) for name in ("batched", "copier") for cell in cells(sms=(12,))[1::3]
-    ]
     rates = {"batched": 10.0, "copier": 20.0}
-    with_copier = run_of(tmp_path / "engines", kernels + called, lambda cell: rates.get(cell.backend) or gbps(cell))
-    alone = [cell for cell in kernels + called if cell.backend in ("batched", "sm")]
+    every = [replace(cell, backend=name, sms=None) for name in rates for cell in cells(sms=(12,))[1::3]]
+    every += [cell for cell in cells() if cell.backend != "vllm_batch"]
+    with_copier = run_of(tmp_path / "engines", every, lambda cell: rates.get(cell.backend) or gbps(cell))
+    alone = [cell for cell in every if cell.backend in ("batched", "sm")]
     runs = [with_copier, run_of(tmp_path / "other", alone, lambda _: 54.0)]
     table = answer_table(rule_for_all(runs), runs)
     large = dict(zip(table.header, table.rows[0], strict=True))  # of two swaps, the last
     assert [float(large[name]) for name in ("batched", "copier", "vLLM")] == pytest.approx([2517, 1258, 1049], rel=0.02)
+    few = [run_of(tmp_path / "few", [cell for cell in every if cell in alone or cell.blocks == 1024], gbps)]
+    assert answer_table(rule_for_all(few), few).header.count("vLLM") == 1, "no column without a figure"
 
 
 @pytest.mark.parametrize("name", [engine.name for engine in engines().values() if engine.takes])
