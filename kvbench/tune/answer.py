@@ -21,7 +21,7 @@ from kvbench.results import Run
 from kvbench.sweep.installed import Engine, engines, of_engine
 from kvbench.text import MAX_LINE, a_stream
 from kvbench.tune.candidates import Measured, machine_of, measured_in, sms_of, swaps_of_trace, workload_axes
-from kvbench.tune.rule import Pick, Rule, RulePart, compare_methods, pick, rule_of
+from kvbench.tune.rule import Pick, Rule, RulePart, compare_methods, nearest_shape, pick, rule_of
 
 # The number of blocks of a small and of a large swap, of a block size near to that of models.
 SMALL: Final = 64
@@ -164,15 +164,15 @@ def _answer(one: Measured) -> Answer:
 
 
 def known_shapes(rule: Rule, kind: SwapKind) -> tuple[Measured, Measured]:
-    """Return the small and the large swap at which an answer has figures, of those made by its choice."""
-    made = rule.chosen_at(kind)
+    """Return the small and the large swap at which an answer has figures, of those that its choice made itself."""
+    made = [one for part in rule.parts[kind] for one in part.shapes if part.choice in one.every]
 
     def far(one: Measured) -> float:
         # The block size decides the method: twice the size is as far as four times the blocks.
         return 2 * abs(math.log(one.shape.block_bytes / _BLOCK_BYTES)) + abs(math.log(one.shape.blocks / SMALL))
 
     small = min(made, key=far)
-    return small, rule.nearest(kind, small.shape.block_bytes, LARGE, made)
+    return small, nearest_shape(made, small.shape.block_bytes, LARGE)
 
 
 @dataclass(frozen=True, slots=True)

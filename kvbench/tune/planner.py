@@ -19,7 +19,7 @@ from kvbench.models.geometry import ModelSwap, model_swap
 from kvbench.results import Run
 from kvbench.tune.answer import shapes_of
 from kvbench.tune.candidates import Measured, sms_of
-from kvbench.tune.rule import Rule, rule_of
+from kvbench.tune.rule import Rule, nearest_shape, rule_of
 
 # The tokens at which a line is fitted, where all groups of the model were measured.
 _TOKENS: Final = tuple(2**power for power in range(4, 21))
@@ -90,12 +90,11 @@ def token_lines(
 def _line(rule: Rule, kind: SwapKind, groups: Sequence[ModelSwap], pause: str) -> TokenLine | None:
     tokens = np.array(_TOKENS, dtype=np.float64)
     moved = [np.array([_bytes_of(group, number) for number in _TOKENS], dtype=np.float64) for group in groups]
+    shapes = sorted(rule.shapes_of(kind), key=lambda one: one.shape)
     curves = []  # bytes and times of the block size nearest to that of each group
     for group in groups:
-        size = rule.nearest(kind, group.block_bytes, group.blocks).shape.block_bytes
-        alike = sorted(
-            (one for one in rule.shapes_of(kind) if one.shape.block_bytes == size), key=lambda one: one.shape
-        )
+        size = nearest_shape(shapes, group.block_bytes, group.blocks).shape.block_bytes
+        alike = [one for one in shapes if one.shape.block_bytes == size]
         curves.append(([size * one.shape.blocks for one in alike], [one.us_of(rule.choices[one]) for one in alike]))
 
     def us_at(number: float) -> float:
@@ -194,7 +193,7 @@ def loads_of(rule: Rule, swap: ModelSwap) -> Iterator[Load]:
     """Yield the swap of a model in every direction and stream state of a rule."""
     choices = rule.choices
     for kind in rule.parts:
-        nearest = rule.nearest(kind, swap.block_bytes, swap.blocks)
+        nearest = nearest_shape(rule.shapes_of(kind), swap.block_bytes, swap.blocks)
         alike = [one for one in rule.shapes_of(kind) if choices[one].backend == choices[nearest].backend]
         times = {one: us for one in alike if math.isfinite(us := one.caller_us.get(choices[one], math.nan))}
         yield Load(swap, nearest, choices[nearest], _caller_us(times, swap))

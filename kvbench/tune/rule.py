@@ -5,7 +5,7 @@ apart from batched copies, these are. Noise makes more methods alike, and so tak
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby, pairwise
@@ -137,24 +137,21 @@ class Rule:
             for one in part.shapes
         }
 
-    def chosen_at(self, kind: SwapKind) -> list[Measured]:
-        """Return the shapes at which a choice was measured itself, and nothing stands for it."""
-        return [one for part in self.parts[kind] for one in part.shapes if part.choice in one.every]
-
-    def nearest(self, kind: SwapKind, block_bytes: int, blocks: int, among: Sequence[Measured] = ()) -> Measured:
-        """Return the measured shape that is nearest in ratio: by block size, then by number of blocks."""
-
-        def distance(one: Measured) -> tuple[float, float]:
-            return abs(log(one.shape.block_bytes / block_bytes)), abs(log(one.shape.blocks / blocks))
-
-        return min(among or self.shapes_of(kind), key=distance)
-
     def to_plain(self) -> list[dict[str, Any]]:
         return [
             {**kind._asdict(), "quantity": kind.stream_state.quantity, **part.to_plain()}
             for kind, parts in self.parts.items()
             for part in parts
         ]
+
+
+def nearest_shape(shapes: Iterable[Measured], block_bytes: int, blocks: int) -> Measured:
+    """Return the measured shape that is nearest in ratio: by block size, then by number of blocks."""
+
+    def distance(one: Measured) -> tuple[float, float]:
+        return abs(log(one.shape.block_bytes / block_bytes)), abs(log(one.shape.blocks / blocks))
+
+    return min(shapes, key=distance)
 
 
 def rule_of(shapes: Sequence[Measured]) -> Rule:
