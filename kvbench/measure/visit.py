@@ -250,9 +250,9 @@ def _check_one(workload: Workload, take: TakeOne) -> int:
 
 def _check_in_a_row(sampler: Sampler, request: MeasureCells) -> int:
     """Verify consecutive swaps of blocks of their own, watched, if this is the visit for it; return compared bytes."""
-    cell, workload, again = sampler.cell, sampler.workload, request.in_turn is not None and request.round > 0
+    cell, workload = sampler.cell, sampler.workload
     enough = workload.sets >= VERIFIED_IN_A_ROW or not workload.overwrote or cell.sequence == TRACE
-    if enough or again or not _is_chosen(request, cell, "row", request.sampling.rounds):
+    if enough or not _is_chosen(request, cell, "row", request.sampling.rounds, once=True):
         return 0
     swaps = min(VERIFIED_IN_A_ROW, max(LEAST_IN_A_ROW, IN_A_ROW_BYTES // cell.swap_bytes))
     fresh = replace(cell, reuse=Reuse.FRESH, pool_bytes=cell.pool_bytes or sampler.bench.pools.pool_bytes)
@@ -266,10 +266,10 @@ def _check_in_a_row(sampler: Sampler, request: MeasureCells) -> int:
     return verified_bytes
 
 
-def _is_chosen(request: MeasureCells, cell: Cell, check: str, rounds: int) -> bool:
-    """Whether this is the visit, one in `rounds`, that makes a check of its cell."""
-    rounds = max(1, rounds)
-    return zlib.crc32(f"{request.seed}/{cell.id}/{check}".encode()) % rounds == request.round % rounds
+def _is_chosen(request: MeasureCells, cell: Cell, check: str, rounds: int, *, once: bool = False) -> bool:
+    """Whether this is the visit, one in `rounds`, that makes a check of its cell; if `once`, in the first `rounds`."""
+    number = request.round if once else request.round % max(1, rounds)
+    return zlib.crc32(f"{request.seed}/{cell.id}/{check}".encode()) % max(1, rounds) == number
 
 
 def _check_order(sampler: Sampler) -> None:

@@ -129,21 +129,21 @@ def test_the_twins_of_a_batched_copy_are_told_by_the_median_of_some(blocks: int,
 
 
 @pytest.mark.parametrize(("blocks", "swaps"), [(16, 20), (1 << 17, 16), (1 << 18, 8), (1 << 20, 4)])
-@pytest.mark.parametrize("why_not", ["", "enough sets", "nothing twice", "in turn"])
+@pytest.mark.parametrize("why_not", ["", "enough sets", "nothing twice", "a later round"])
 def test_a_row_of_swaps_is_watched_and_compared(
     monkeypatch: pytest.MonkeyPatch, why_not: str, blocks: int, swaps: int
 ) -> None:
-    cell, in_turn = replace(CELL, blocks=blocks), mock.Mock() if why_not == "in turn" else None
+    cell, number, sampling = replace(CELL, blocks=blocks), 5 if why_not == "a later round" else 0, Sampling(rounds=1)
     monkeypatch.setattr(visit, "lay_out", asked := mock.Mock(return_value=[None] * 3))
-    monkeypatch.setattr(visit, "_is_chosen", chosen := mock.Mock(return_value=True))
     workload = mock.MagicMock(sets=19 + (why_not == "enough sets"), overwrote=why_not != "nothing twice")
-    sampler, request = mock.Mock(cell=cell, workload=workload), mock.Mock(round=5, in_turn=in_turn)
+    request = MeasureCells(cells=[], round=number, seed=1, sampling=sampling)
+    sampler = mock.Mock(cell=cell, workload=workload)
     sampler.bench.pools.pool_bytes, workload.verify.return_value, made = 1 << 40, 7, swaps * (not why_not)
     assert visit._check_in_a_row(sampler, request) == 7 * -(-made // 3)
     assert workload.watch.mock_calls == [mock.call(sampler.take_idle)] * made
     fresh = replace(cell, reuse=Reuse.FRESH, pool_bytes=1 << 40)
     assert [call.args[:2] for call in asked.mock_calls] == [(fresh, swaps)] * (not why_not)
-    assert chosen.mock_calls == [mock.call(request, cell, "row", request.sampling.rounds)] * (not why_not)
+    assert visit._is_chosen(request, cell, "order", sampling.rounds - 1)
 
 
 @pytest.mark.parametrize(("pool_bytes", "most"), [(5000, 1 << 40), (1 << 40, 5000)])
