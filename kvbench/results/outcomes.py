@@ -82,13 +82,11 @@ class Outcome:
         return gigabytes_per_second(self.cell.swap_bytes, us) if self.has_rate and (us := self.us()) > 0 else math.nan
 
 
-def outcomes_of(records: Sequence[Record], counting: Iterable[Visit]) -> dict[Cell, Outcome]:
-    """Return the outcome of every cell of a run, sorted by its axes; `counting` are the visits that count."""
-    counting = [*counting]
-    in_turn = _medians_in_turn(counting)
-    of_cells = by_cell([*counting, *(record for record in records if isinstance(record, Failure | Skip))])
-    made = Counter(record.cell for record in records if isinstance(record, Visit))
-    return {cell: _outcome(cell, of_cells[cell], made[cell], in_turn) for cell in sorted(of_cells, key=_axis_values)}
+def outcomes_of(made: Iterable[Visit], counting: Sequence[Visit], others: Iterable[Record]) -> dict[Cell, Outcome]:
+    """Return the outcome of every cell of a run, sorted by its axes; of its visits `made`, `counting` count."""
+    in_turn, numbers = _medians_in_turn(counting), Counter(visit.cell for visit in made)
+    of_cells = by_cell([*counting, *(record for record in others if isinstance(record, Failure | Skip))])
+    return {cell: _outcome(cell, of_cells[cell], numbers[cell], in_turn) for cell in sorted(of_cells, key=_axis_values)}
 
 
 def by_cell(records: Iterable[OfCell]) -> dict[Cell, list[OfCell]]:

@@ -103,7 +103,8 @@ class Run:
     def outcomes(self) -> "Mapping[Cell, Outcome]":
         from kvbench.results.outcomes import outcomes_of
 
-        return outcomes_of(self.records, self.visits)
+        every = (record for record in self.records if isinstance(record, Visit))
+        return outcomes_of(every, self.visits, self.others)
 
     @cached_property
     def others(self) -> Sequence[Record]:

@@ -48,22 +48,22 @@ def test_a_packed_journal_reads_the_same(run: Path) -> None:
 
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
 def test_a_torn_last_line_is_dropped_with_a_warning(run: Path, kept: float) -> None:
-    journal = run / "journal.jsonl"
-    data = journal.read_bytes()
+    data = (journal := run / "journal.jsonl").read_bytes()
     last = data.splitlines(keepends=True)[-1]
     journal.write_bytes(data[: len(data) - len(last) + max(1, int(len(last) * kept))])
     read = load_run(run)
     assert len(read.records) == 4
     assert "incomplete" in read.warnings[0]
-
     with RunWriter.reopen(run) as writer:
         writer.append(Note(text="went on"))
     again = load_run(run)
     assert (again.records[-1], again.warnings) == (Note(text="went on"), [])
+    assert len(again.outcomes) == 2
     assert (len(again.records), len(read.records)) == (5, 4)
-    (run / "journal.jsonl").write_bytes(data.splitlines(keepends=True)[0])
+    journal.write_bytes(data.splitlines(keepends=True)[0])
     with pytest.raises(RunDirectoryError, match="was changed since it was first read"):
         len(again.records)
+    assert again.ceilings(), "known since its outcomes are"
 
 
 def test_a_journal_that_was_cut_at_a_line_is_said_until_its_run_has_ended_again(run: Path) -> None:
