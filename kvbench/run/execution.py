@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
@@ -45,7 +45,7 @@ class Progress:
     """The content of a run: visits, large copies of every kind by round; ids of the failed and skipped cells."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
-        # By cell, round and attempt: whether it was disturbed.
+        # By cell, round and attempt: whether it was disturbed and can be repeated.
         self.visits: dict[tuple[str, int, int], bool] = {}
         self.copies: set[tuple[type[Record], str, int, int]] = set()
         self.ceilings = Ceilings(())
@@ -59,10 +59,9 @@ class Progress:
 
     def note(self, record: Record) -> None:
         match record:
-            case Visit():
-                self.visits[record.cell.id, record.round, record.attempt] = bool(record.disturbed)
-                again = record.attempt >= ATTEMPTS
-                self.took_ms[record.cell.direction, record.round, again] += record.took_ms or 0.0
+            case Visit(cell=cell, round=number, attempt=attempt):
+                self.visits[cell.id, number, attempt] = bool(record.disturbed) and cell.devices == 1
+                self.took_ms[cell.direction, number, attempt >= ATTEMPTS] += record.took_ms or 0.0
             case Failure():
                 self.failed.add(record.cell.id)
             case Retry():
@@ -78,6 +77,19 @@ class Progress:
         cells = tuple(cell for cell in visit.cells if cell.id not in self.failed | self.skipped)
         missing = [cell for cell in cells if (cell.id, visit.round, visit.attempt) not in self.visits]
         return replace(visit, cells=cells) if missing else None
+
+    def left(self, planned: Sequence[PlannedVisit], plan: Plan, first: int = 0) -> Iterator[PlannedVisit]:
+        """Yield the visits of a round that the run lacks, with attempts from `first` on; each is made before the next.
+
+        Repeats come after all other visits of the round, when the disturbance may be over.
+        """
+        repeats = max(1, len(planned) // VISITS_A_REPEAT)
+        for attempt in range(first, first + ATTEMPTS):
+            planned = by_package([replace(visit, attempt=attempt) for visit in planned], plan.plug_ins)
+            yield from filter(None, map(self.left_of, planned))
+            again = {key[:2] for key, disturbed in self.visits.items() if disturbed and key[2] == attempt}
+            planned = [one for one in planned if again & {(cell.id, one.round) for cell in one.cells}][:repeats]
+            repeats -= len(planned)
 
     def has_time_for(self, direction: str, number: int) -> bool:
         """Whether there is time to repeat the visits of a round: half of what all took at first."""
@@ -164,7 +176,7 @@ class Schedule(Protocol):
 
 
 class Rounds:
-    """The schedule of a plain sweep: in every round each cell of the plan once, without what the run already has."""
+    """The schedule of a plain sweep: in every round each cell of the plan once, but for rounds that the run has."""
 
     command = None
     measures_roofs_once = False
@@ -172,12 +184,13 @@ class Rounds:
     def __init__(self, plan: Plan, spec: SweepSpec, progress: Progress) -> None:
         every = list(visits(plan, spec.sampling, spec.seed))
         self.expected_visits = sum(len(visit.cells) for visit in every)
-        self._missing = [(visit.round, cell) for visit in every if progress.left_of(visit) for cell in visit.cells]
-        self.made = self.expected_visits - len(self._missing)
+        self.made = self.expected_visits - sum(len(visit.cells) for visit in every if progress.left_of(visit))
+        rounds = ([*of_round] for _, of_round in groupby(every, key=attrgetter("round")))
+        left = (of_round for of_round in rounds if any(progress.left(of_round, plan)))
+        self._stages = [[(visit.round, cell) for visit in of_round for cell in visit.cells] for of_round in left]
 
     def stages(self) -> Iterator[list[tuple[int, Cell]]]:
-        for _, stage in groupby(self._missing, key=itemgetter(0)):
-            yield list(stage)
+        return iter(self._stages)
 
     def note(self, visit: Visit) -> None:
         """Nothing depends on the results."""
@@ -279,17 +292,17 @@ class Execution:
 
     def _follow(self, schedule: Schedule) -> None:
         """Measure what `schedule` has left, stage by stage."""
-        left = schedule.expected_visits - schedule.made
         # The copies of the device cpu slow down under any load.
         again = self.schedule is None and self.opened.device.kind == "cuda"
         self.observer.planned(self.plan, self.opened, schedule.made, schedule.expected_visits)
-        needed = left or (again and self.progress.ceilings.low(ATTEMPTS))
-        pool_bytes = self.reserve(self.plan.cells) if needed else 0
+        pool_bytes = 0
         for index, stage in enumerate(schedule.stages()):
+            pool_bytes = pool_bytes or self.reserve(self.plan.cells)
             has_roofs = not (index and schedule.measures_roofs_once)
             planned = with_arms(stage[0][0], [cell for _, cell in stage], self.plan)
             self._measure_stage(planned, pool_bytes if has_roofs else 0, index)
-        if again:
+        if again and self.progress.ceilings.low(ATTEMPTS):
+            pool_bytes = pool_bytes or self.reserve(self.plan.cells)
             self._measure_low_rounds_again()
 
     def _measure_low_rounds_again(self) -> None:
@@ -321,22 +334,9 @@ class Execution:
         self._make_visits(planned)
 
     def _make_visits(self, planned: Sequence[PlannedVisit], first: int = 0) -> None:
-        """Make visits of a round, with attempts from `first` on."""
-        repeats = max(1, len(planned) // VISITS_A_REPEAT)
-        for attempt in range(first, first + ATTEMPTS):
-            # Repeats come after all other visits of the round, when the disturbance may be over.
-            tried = by_package([replace(visit, attempt=attempt) for visit in planned], self.plan.plug_ins)
-            disturbed = [visit for visit in tried if self._is_disturbed(visit)]
-            planned = disturbed[:repeats]
-            repeats -= len(planned)
-
-    def _is_disturbed(self, visit: PlannedVisit) -> bool:
-        """Make a visit, unless the run has it; return whether it was disturbed and can be repeated."""
-        if (left := self.progress.left_of(visit)) is not None:
-            self.observer.visiting(left)
-            self.visit(left)
-        disturbed = (self.progress.visits.get((cell.id, visit.round, visit.attempt)) for cell in visit.cells)
-        return visit.cell.devices == 1 and any(disturbed)
+        for visit in self.progress.left(planned, self.plan, first):
+            self.observer.visiting(visit)
+            self.visit(visit)
 
     def measure_ceilings(self, number: int) -> None:
         for direction in sorted({cell.direction for cell in self.plan.cells}, key=[*Direction].index):

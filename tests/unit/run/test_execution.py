@@ -200,8 +200,7 @@ def test_a_run_that_is_cut_anywhere_and_resumed_has_every_visit_of_a_whole_one(t
     whole = resumed([], tmp_path / "whole")
     assert {attempt for *_, attempt in made(whole)} == {0, 1, 3, 4, 6}
     assert {attempt for id_, _, attempt in made(whole) if id_ == cells[3].id} == {0}  # other devices would not come
-    first = next(at for at, record in enumerate(whole) if isinstance(record, Ceiling) and record.attempt)
-    for cut in range(first, len(whole) + 1):
+    for cut in range(0, len(whole) + 1, 3):
         assert made(resumed(whole[:cut], tmp_path / f"cut-{cut}")) == made(whole), cut
 
 
