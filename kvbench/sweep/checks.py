@@ -60,12 +60,11 @@ def _queued_on_no_busy_stream(cell: Cell, _: Context) -> str | None:
 
 
 def _without_gather(cell: Cell, _: Context) -> str | None:
-    if cell.list_place is ListPlace.HOST:
+    alone = cell.stream_state in (StreamState.IDLE, StreamState.BUSY) and cell.neighbour is Neighbour.NONE
+    equal = cell.direction is Direction.H2D and cell.sizes == EQUAL and cell.sequence == "whole"
+    if cell.list_place is ListPlace.HOST or (alone and equal):
         return None
-    whole = cell.stream_state in (StreamState.IDLE, StreamState.BUSY) and cell.neighbour is Neighbour.NONE
-    if not (whole and cell.direction is Direction.H2D and cell.sizes == EQUAL and cell.sequence == "whole"):
-        return "ids on the GPU (list=gpu) are for whole h2d swaps of equal blocks on an idle or busy stream"
-    return "list=gpu has no queued swaps" if cell.queued else None
+    return "ids on the GPU (list=gpu) are for whole h2d swaps of equal blocks on an idle or busy stream"
 
 
 def _without_neighbour(cell: Cell, context: Context) -> str | None:

@@ -171,14 +171,6 @@ def test_only_swaps_on_a_busy_stream_are_queued() -> None:
     assert set(reasons(plan)) == {"queued swaps require a busy stream (stream_state=busy)"}
 
 
-def test_ids_on_the_gpu_are_gathered_h2d_by_a_kernel_of_equal_blocks() -> None:
-    axes = {"backend": "sm,batched", "list": "gpu", "sizes": "equal,last-2", "stream_state": "idle,gated"}
-    plan = plan_of(**axes, direction="h2d,d2h")
-    kept = [(cell.backend, cell.direction, cell.sizes, cell.stream_state, cell.list_place.value) for cell in plan.cells]
-    assert ("sm", Direction.H2D, "equal", StreamState.IDLE, "gpu") in kept
-    assert all(backend == "batched" and place == "host" for backend, *_, place in kept[1:])
-
-
 def test_a_backend_that_is_not_available_is_skipped_with_its_reason() -> None:
     plan = plan_of(CPU, CPU_BACKENDS, backend="batched,triton")
     assert {cell.backend for cell in plan.cells} == {"batched"}
@@ -404,6 +396,20 @@ def test_a_cell_with_an_unavailable_neighbour_is_skipped(
     assert not plan.cells
     assert plan.skipped
     assert all(reason in one for one in reasons(plan))
+
+
+@pytest.mark.parametrize(
+    ("axes", "planned"),
+    [({}, 1), ({"stream_state": "busy"}, 1), ({"stream_state": "gated"}, 0), ({"stream_state": "opened"}, 0),
+     ({"stream_state": "sustained"}, 0), ({"direction": "d2h"}, 0), ({"neighbour": "idle"}, 0),
+     ({"sizes": "alternate-8"}, 0), ({"sequence": "layers-2"}, 0)],
+)  # fmt: skip
+def test_ids_on_the_gpu_are_for_whole_loads_of_equal_blocks(axes: dict[str, str], planned: int) -> None:
+    wanted = {"backend": "sm", "direction": "h2d", "list": "gpu", "blocks": "64", "sms": "2", **axes}
+    plan = plan_of(**wanted)
+    assert (len(plan.cells), bool(plan.skipped)) == (planned, not planned)
+    assert all("list=gpu" in one for one in reasons(plan))
+    assert len(plan_of(**wanted | {"list": "host"}).cells) == 1
 
 
 def test_the_memory_of_a_neighbour_counts_toward_the_limit() -> None:
