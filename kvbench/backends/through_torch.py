@@ -22,7 +22,7 @@ class TorchStream:
         import torch
 
         self.torch: Any = torch
-        self.device = f"cuda:{int(device.name.partition(':')[2] or 0)}"
+        self.device = device.name
         self._known: dict[int, Any] = {}
 
     def __call__(self, handle: int) -> Any:

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from kvbench.backends import through_torch
-from kvbench.backends.through_torch import TorchGather, ids_of_rows, pools_of
+from kvbench.backends.through_torch import TorchGather, TorchStream, ids_of_rows, pools_of
 from kvbench.engine.device import SwapMemory
 from kvbench.errors import KvbenchError
 
@@ -25,6 +25,14 @@ def request_of(rows: NDArray[np.int64], row_bytes: int, start: int = HOST_START)
     request = mock.Mock(memory=memory, cell=mock.Mock(block_bytes=row_bytes))
     request.device.name = "cuda:2"
     return request
+
+
+def test_a_stream_is_torch_s_of_its_device_and_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "cuda", fake := mock.Mock())
+    fake.ExternalStream, fake.stream = mock.Mock(side_effect=lambda handle, device: (handle, device)), lambda one: one
+    stream = TorchStream(request_of(np.array([[0], [0]]), 64).device)
+    assert [stream(handle) for handle in (9, 8, 9)] == [(9, "cuda:2"), (8, "cuda:2"), (9, "cuda:2")]
+    assert fake.ExternalStream.call_count == 2
 
 
 def test_rows_are_counted_from_the_start_of_their_pool_and_lie_whole_rows_apart() -> None:
