@@ -89,6 +89,18 @@ def test_a_neighbour_runs_only_while_it_is_wanted(bench: Bench) -> None:
     neighbour.close()
 
 
+@pytest.mark.parametrize("first_s", [0.001, 0.05])
+def test_a_neighbour_runs_20_ms_and_an_iteration_before_it_counts(
+    monkeypatch: pytest.MonkeyPatch, first_s: float
+) -> None:
+    now_s = [7.0]
+    monkeypatch.setattr("kvbench.measure.neighbour.time.perf_counter", lambda: now_s[0])
+    monkeypatch.setattr("kvbench.measure.neighbour.time.sleep", lambda s: now_s.append(now_s.pop() + s))
+    neighbour = mock.MagicMock(completed=lambda: 3 + (now_s[0] >= 7 + first_s))
+    with RunningNeighbour.running(neighbour):
+        assert now_s == [pytest.approx(7 + max(0.02, first_s), abs=0.001)]
+
+
 @pytest.mark.parametrize(("usual_us", "ahead"), [(0.1, 200), (300.0, 100), (9e3, 3), (1e6, 3)])
 def test_30_ms_of_a_neighbour_s_work_is_ahead(usual_us: float, ahead: int) -> None:
     neighbour: Any = mock.Mock(_times_us=[1.0, usual_us, usual_us, usual_us, 1e9])
