@@ -137,7 +137,7 @@ def test_memory_that_cannot_be_copied_is_no_pool(device: Device) -> None:
         with pytest.raises(ValueError, match=r"^pools: entry 1 begins in p\w+ .* and ends in pageable memory"):
             copier_for(device, [DEFAULTS], pools=[(host.address, 4096), pool])
     tensor = pytest.importorskip("torch").zeros(64)
-    for pool in (tensor, (1 << 63, 4096)):  # of another driver, and of none
+    for pool in (tensor, (1 << 63, 4096), ((1 << 64) - 4096, 4096)):  # of another driver, and of none
         with pytest.raises(ValueError, match=r"^pools: entry 0 begins in pageable memory"):
             BlockCopier("cpu", pools=[pool])
     with pytest.raises(UsageError, match="pools: entry 0 must be a contiguous tensor"):

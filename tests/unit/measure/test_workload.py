@@ -1,6 +1,7 @@
 """The pools' bytes are known from their place, and comparing afterwards finds any byte that is wrong."""
 
 import ctypes
+import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -155,6 +156,34 @@ def test_every_swap_of_a_loop_is_compared(bench: Bench) -> None:
         workload.passed(3)
         with nullcontext() if left_out is None else pytest.raises(VerificationError, match="in the block of"):
             workload.verify()
+
+
+@pytest.mark.parametrize("swaps", range(9))
+def test_a_loop_leaves_its_lists_as_its_swaps_one_by_one(bench: Bench, swaps: int) -> None:
+    cell = Cell("any", Direction.H2D, 2, 100, reuse=Reuse.FRESH, pool_bytes=POOL_BYTES)
+    one_by_one, looped = (bench.workload(cell, submissions=3) for _ in range(2))
+    contents = looped.contents()
+    for number in range(swaps):
+        one_by_one.advance()
+        for array, sets in zip(looped.arrays(), contents, strict=True):
+            array[:] = sets[number % 3]
+    looped.passed(swaps)
+    for _ in range(4):
+        assert (looped.overwrote, looped._used) == (one_by_one.overwrote, one_by_one._used)
+        for workload in (one_by_one, looped):
+            workload.advance()
+        assert list(map(list, looped.arrays())) == list(map(list, one_by_one.arrays()))
+
+
+def test_the_oldest_pool_of_the_host_makes_room_for_one_that_is_pinned_otherwise(bench: Bench) -> None:
+    pools = Pools(bench.device, bench.stream, POOL_BYTES, host_pools=2)
+    oldest, usual = weakref.ref(pools.host_pool(Memory.SHARED)), pools.host_pool(None)
+    for memory in (Memory.SHARED, Memory.REGISTERED):
+        assert (pools.host_pool(Memory.ALLOCATED), pools.host_pool(memory)) == (usual, pools.host_pool(memory))
+        whole = np.array([0], np.uint64), np.array([POOL_BYTES], np.uint64)
+        cell = Cell("any", Direction.D2H, 1, 64, memory=memory)
+        assert pools.audit_at_rest(cell, 1, *whole).wrong_bytes == 0
+    assert oldest() is None
 
 
 @pytest.mark.parametrize("direction", Direction)
