@@ -76,9 +76,21 @@ def test_an_answer_is_shown_without_pandas(run: Path) -> None:
 
 def test_a_gather_says_how_long_the_decode_step_of_a_model_waits(tmp_path: Path) -> None:
     cells = [Cell("sm", Direction.H2D, rows, 656, sms=4, list_place=ListPlace.GPU) for rows in (16, 3277, 16_384)]
-    run = synthetic.write_run(tmp_path / "run", synthetic.rounds(cells, lambda _: 0.656, noise=0))  # 1 us a row
-    text = " ".join(output("show", run, "--model", "deepseek-v3", "--tokens", "16384").split())
-    assert "16384 rows of 656 B in each of 61 layers waits 0.999 / 200 / 999 ms with 0.1% / 20% / 100% of" in text
+    gathers = [*synthetic.rounds(cells, lambda _: 0.656, noise=0)]  # 1 us a row
+    others = synthetic.rounds(synthetic.cliff_cells((256,)), noise=0.001)
+    alone, both = (
+        synthetic.write_run(tmp_path / name, records)
+        for name, records in (("alone", gathers), ("both", [*gathers, *others]))
+    )
+    of_model = "--model", "deepseek-v3", "--tokens", "16384"
+    text, more = (output("show", run, *of_model) for run in (alone, both))
+    wait = "16384 rows of 656 B in each of 61 layers waits 0.999 / 200 / 999 ms with 0.1% / 20% / 100% of"
+    assert wait in " ".join(text.split())
+    assert more.startswith(text)
+    assert "deepseek-v3" in more.removeprefix(text)  # what the run says of other swaps
+    assert json.loads(output("show", both, *of_model, "--json"))["models"]
+    of_other = CliRunner().invoke(app, ["show", str(alone), "--model", "llama-3-8b"])
+    assert isinstance(of_other.exception, UsageError)  # there is nothing to say of it
 
 
 @pytest.mark.parametrize("seed", range(8))
