@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 #include <random>
 #include <set>
 #include <vector>
@@ -15,11 +16,19 @@ constexpr Address kFar = Address{1} << 62;
 
 /// Slots, and the same as a set of where they begin.
 struct Pool {
-  Pool(Address first, std::size_t slot_bytes) : bytes(slot_bytes), slots(first, slot_bytes), begins{first} {}
+  Pool(Address first, std::size_t slot_bytes)
+      : bytes(slot_bytes), slots(first, slot_bytes), begins{first}, added{first} {}
 
   void add(Address begin) {
     slots.add(begin);
     begins.insert(begin);
+    added.insert(begin);
+  }
+  /// Whether none is missing between the lowest and the highest that were added.
+  [[nodiscard]] bool all() const {
+    Address stride = added.size() == 1 ? 1 : 0;
+    for (const Address begin : added) stride = std::gcd(stride, begin - *added.begin());
+    return begins.size() == (*added.rbegin() - *added.begin()) / stride + 1;
   }
   [[nodiscard]] bool has(Address address, std::size_t size) const {
     const auto after = begins.upper_bound(address);
@@ -29,11 +38,16 @@ struct Pool {
   }
   /// Compares the two at the ends of a slot, and of what lies between it and the next.
   void check_around(Address begin, Address stride) const {
+    check::equal(slots.all(), all(), "no slot is missing");
     for (const Address at : {begin, begin + bytes, begin + stride, begin - stride, begin + bytes / 2, begin + kFar}) {
       for (const Address near : {at - 1, at, at + 1, at - 512}) {
         for (const std::size_t size :
              {std::size_t{1}, std::size_t{512}, bytes, bytes + 1, std::size_t{kFar}, 2 * kFar - 1}) {
           check::equal(slots.holds(near, size), has(near, size), "holds a block");
+          if (!slots.all()) continue;
+          const auto grid = slots.grid<true>();
+          check::equal(grid.left_by(near - grid.begin, size) >> 63 == 0, has(near, size),
+                       "holds a block, without bits");
         }
       }
     }
@@ -41,7 +55,7 @@ struct Pool {
 
   std::size_t bytes;
   Slots slots;
-  std::set<Address> begins;
+  std::set<Address> begins, added;
 };
 
 void exactly_the_slots_that_were_added_hold_blocks() {
