@@ -23,7 +23,7 @@ from kvbench.measure.samples import set_up
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Beside, Visit
 from kvbench.run.protocol import InTurn, MeasureCells
-from kvbench.sweep.spec import Sampling
+from kvbench.sweep.spec import LEAST_BESIDE_S, Sampling
 from tests.unit.measure.test_visit import NOT_COPIED, Recorded, every_other_block, honest
 from tests.visits import bench_of, measure, visited
 
@@ -164,6 +164,19 @@ def test_a_flow_keeps_a_thousand_swaps_and_the_rate_of_all(monkeypatch: pytest.M
     assert gbps == pytest.approx(swaps * CELL.swap_bytes / sum(times.wall_us) / 1e3)
     flow.finish()
     assert workload.passed.mock_calls == [mock.call(swaps), mock.call(1)]
+
+
+@pytest.mark.parametrize(("cell_seconds", "seconds"), [(0.01, LEAST_BESIDE_S), (3.0, 3.0)])
+def test_a_visit_beside_a_neighbour_is_long_enough_and_swaps_single_blocks(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, cell_seconds: float, seconds: float
+) -> None:
+    monkeypatch.setattr("kvbench.measure.samples.measure_beside", asked := mock.Mock(return_value=([], None)))
+    sampler = set_up(bench, backend := Recorded(honest), CELL, SAMPLING, 1).sampler
+    with sampler.opened():
+        sampler.take_all(Sampling(warmups=0, cell_seconds=cell_seconds), None)
+    _, _, one_block_us, given = asked.call_args.args
+    assert (given, one_block_us() > 0) == (seconds, True)
+    assert backend.destinations == [(int(sampler.workload.memories[0].destinations[0]),)]
 
 
 @pytest.mark.parametrize("iterations", [2, 8])

@@ -1,6 +1,7 @@
 """Swaps by layers on the cpu device: each layer is marked, every byte is right, and a step waits for its layers."""
 
 from dataclasses import replace
+from itertools import count
 from typing import Any
 from unittest import mock
 
@@ -96,6 +97,21 @@ def test_swaps_beside_a_step_end_where_their_last_layer_has_arrived(bench: Bench
     sampler._turn("both", sampler.taker(), [], beside := Beside())
     sampler._step.end.us_since.assert_called_once_with(sampler.prepared.swap.marks[-1])
     assert (beside.swaps_beside_us, beside.swaps_beside_gbps) == ([3.0], [CELL.swap_bytes / 4e3])
+
+
+@pytest.mark.parametrize(
+    ("most", "least", "end"), [(5, 1, (4, "time")), (2, 1, (2, "max_samples")), (9, 6, (8, "time"))]
+)
+def test_turns_with_a_step_go_on_until_the_time_is_up(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, most: int, least: int, end: tuple[int, str]
+) -> None:
+    """The clock goes on by a second each time it is read: once before the turns, and when there are enough samples."""
+    monkeypatch.setattr("kvbench.measure.samples.time", mock.Mock(monotonic=mock.Mock(side_effect=count())))
+    sampler: Any = set_up(bench, Batched(), BESIDE, SAMPLING, 1).sampler
+    sampler._turn = lambda turn, _, samples, beside: (samples if turn == "swap" else beside.swaps_alone_us).append(turn)
+    taken = sampler._collect(None, Sampling(min_samples=least, max_samples=most, cell_seconds=1.5))
+    assert (len(taken.samples), taken.stopped_by) == end
+    assert len(taken.beside.swaps_alone_us) == 2 * len(taken.samples)
 
 
 @pytest.mark.parametrize(("sequence", "layers_before"), [("layers-4", 2), ("at-once-4", 0)])

@@ -10,12 +10,9 @@ import pytest
 
 from kvbench.cells.axes import Direction, Memory
 from kvbench.cells.cell import Cell
-from kvbench.engine.device import Stream, open_device
-from kvbench.engine.faults import FaultPlan
 from kvbench.measure import visit
 from kvbench.measure import worker as module
 from kvbench.measure.worker import Worker
-from kvbench.measure.workload import Pools
 from kvbench.results.schema import Visit
 from kvbench.run import protocol
 from kvbench.sweep.spec import Sampling
@@ -72,16 +69,6 @@ def test_where_a_run_compares_kinds_of_memory_it_says_how_long_each_took_to_make
     assert re.match(
         r"host pools of 1(\.0)? MiB: allocated [\d.e-]+ s, registered [\d.e-]+ s to populate, huge-1GiB ", note
     )
-
-
-@pytest.mark.parametrize("host_pools", [1, 2])
-def test_as_many_kinds_of_pools_exist_as_fit(host_pools: int) -> None:
-    device = open_device("cpu", FaultPlan())
-    pools = Pools(device, Stream(device.driver), 1 << 20, host_pools)
-    for kind in (Memory.ALLOCATED, Memory.REGISTERED):
-        pools.host_pool(kind)
-    assert pools.holds(Memory.REGISTERED)
-    assert pools.holds(Memory.ALLOCATED) is (host_pools == 2)
 
 
 # The hash of what runs

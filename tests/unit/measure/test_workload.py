@@ -184,6 +184,7 @@ def test_the_oldest_pool_of_the_host_makes_room_for_one_that_is_pinned_otherwise
         cell = Cell("any", Direction.D2H, 1, 64, memory=memory)
         assert pools.audit_at_rest(cell, 1, *whole).wrong_bytes == 0
     assert oldest() is None
+    assert [pools.holds(memory) for memory in (None, Memory.REGISTERED, Memory.SHARED)] == [True, True, False]
 
 
 @pytest.mark.parametrize("direction", Direction)
