@@ -23,7 +23,7 @@ from kvbench.cells.facts import DeviceFacts, EngineSetting
 from kvbench.errors import KvbenchError
 from kvbench.text import printable, short
 
-_DEADLINE_S: Final = 50.0  # below the deadline of a worker that describes its backends
+_DEADLINE_S: Final = 150.0  # below the deadline of a worker that describes its backends
 _TRIAL: Final = """
 import importlib, sys, torch
 kind, name = sys.argv[1:]

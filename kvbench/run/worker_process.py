@@ -188,7 +188,7 @@ class Supervised:
 
 
 OPEN_DEADLINE_S: Final = 120.0
-DESCRIBE_DEADLINE_S: Final = 60.0
+DESCRIBE_DEADLINE_S: Final = 180.0
 RESERVE_DEADLINE_S: Final = 300.0
 # The driver's default is 8, and some training frameworks set 1.
 _ENVIRONMENT: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": str(HARDWARE_QUEUES)}

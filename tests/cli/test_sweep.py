@@ -285,7 +285,7 @@ def test_a_sweep_that_ends_early_keeps_its_data_and_leaves_no_worker_and_can_be_
         with watched(worker) as descriptor:
             # as a terminal does: everything in the group gets it
             process.kill() if killed else os.killpg(process.pid, number)
-            assert process.wait(timeout=30) == (-signal.SIGKILL if killed else 130)
+            assert process.wait() == (-signal.SIGKILL if killed else 130)
             assert ended(descriptor)
         assert process.stdout is not None
         rest = process.stdout.read().splitlines()

@@ -50,7 +50,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("example")
     source = shutil.copytree(EXAMPLE, folder / "source")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*pip, "--no-build-isolation", "--target", folder / "site", source], check=True, timeout=120)
+    subprocess.run([*pip, "--no-build-isolation", "--target", folder / "site", source], check=True)
     return folder / "site"
 
 

@@ -39,7 +39,6 @@ def python(*arguments: str | Path, cache: Path) -> str:
         env=environment | {"TRITON_CACHE_DIR": str(cache)},
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -40,7 +40,7 @@ def test_visits_of_one_device_follow_each_other() -> None:
 
 
 def test_visits_of_all_devices_begin_together() -> None:
-    turns, meeting = two(), threading.Barrier(2, timeout=10)
+    turns, meeting = two(), threading.Barrier(2)
 
     def visit(device: int) -> int:
         with turns.taken(device, (0, 0, 0), together=True) as present:
@@ -65,7 +65,7 @@ def test_nobody_waits_for_a_device_that_skipped_a_visit_or_left() -> None:
         with turns.taken(0, (0, 0, 0), together=True) as present:
             assert present == 1
         turns.leave(0)
-        other.result(timeout=10)
+        other.result()
     turns.join(0)
     with turns.taken(0, (1, 0, 0), together=True) as present:
         assert present == 1
