@@ -31,13 +31,20 @@ using Microseconds = std::chrono::duration<double, std::micro>;
 
 /// One record of an event; streams that wait for it do so whatever is recorded afterwards, on any stream.
 struct HostRecord {
+  /// Whether its stream has come here. If not, lets the thread of that stream run; who waits for one that hangs sleeps.
+  bool look() {
+    if (reached) return true;
+    ++looks < 250'000 ? std::this_thread::yield() : std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return false;
+  }
+
   std::atomic<bool> reached{false};
+  std::atomic<int> looks{0};
   std::atomic<Clock::rep> at{0};
 };
 
 struct HostEvent {
   HostEvent() { last->reached = true; }
-
   std::shared_ptr<HostRecord> last = std::make_shared<HostRecord>();
 };
 
@@ -137,18 +144,13 @@ class HostDevice : public Driver {
   }
   void wait(Stream stream, Event event) override {
     at(stream)->submit([awaited = reinterpret_cast<const HostEvent*>(event)->last] {
-      while (!awaited->reached) std::this_thread::yield();
+      while (!awaited->look()) continue;
     });
   }
-  bool completed(Event event) override {
-    if (reinterpret_cast<const HostEvent*>(event)->last->reached) return true;
-    std::this_thread::yield();  // lets the stream's thread run on this core
-    return false;
-  }
+  bool completed(Event event) override { return reinterpret_cast<const HostEvent*>(event)->last->look(); }
   double elapsed_us(Event start, Event end) override {
-    const Clock::duration elapsed(reinterpret_cast<const HostEvent*>(end)->last->at -
-                                  reinterpret_cast<const HostEvent*>(start)->last->at);
-    return Microseconds(elapsed).count();
+    const auto at = [](Event event) { return reinterpret_cast<const HostEvent*>(event)->last->at.load(); };
+    return to_us(Clock::duration(at(end) - at(start)));
   }
 
   void copy(Address destination, Address source, std::size_t bytes, Direction, Stream stream) override {

@@ -89,8 +89,7 @@ class OwnedEvent {
   void hold(Stream stream) const { driver_->wait(stream, handle_); }
   [[nodiscard]] bool completed() const { return driver_->completed(handle_); }
   void wait() const {
-    while (!completed()) {
-    }
+    while (!completed()) continue;
   }
   /// Microseconds between this event and `start`, which completed before it; both timed.
   [[nodiscard]] double us_since(const OwnedEvent& start) const { return driver_->elapsed_us(start.handle_, handle_); }

@@ -26,8 +26,7 @@ LoopTimes SwapLoop::run(std::chrono::nanoseconds time) {
   LoopTimes times;
   const Clock::time_point until = Clock::now() + time;
   const std::int64_t cpu_start_ns = thread_cpu_ns();
-  while (swap(times) < until) {
-  }
+  while (swap(times) < until) continue;
   times.cpu_us = to_us(thread_cpu_ns() - cpu_start_ns);
   return times;
 }
