@@ -29,6 +29,15 @@ def swap_blocks_batch(src, dst, sizes, any_order, *, bytes_per_chunk):
     return NUM_SMS, MIN_N, bytes_per_chunk, ops.swap_blocks_batch, triton.__name__
 """
 
+# As much of torch as a process needs that tries to load an engine's code: to import torch itself takes two seconds.
+TORCH = """import ctypes
+
+class ops:
+    load_library = ctypes.CDLL
+
+class cuda:
+    pass
+"""
 HICACHE = """import torch
 from sglang.srt.environ import envs
 from sglang.srt.utils.common import is_cuda
@@ -47,8 +56,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "Metadata-Version: 2.4\nName: vllm\nVersion: 0.99.0\n"
         "Requires-Dist: torchvision==0.1\nRequires-Dist: torch==9.9\n"
     )
+    put(tmp_path / "stand-in", "torch.py", TORCH)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'stand-in'}:{tmp_path}")
     load_wrapper.cache_clear()
     return tmp_path
 
