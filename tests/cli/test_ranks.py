@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.command import BRIEF, KVBENCH, interruptible, refused, succeeds, tiny
 
 TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
 SRUN = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4"}
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")  # whose import takes seconds
 
 
 @pytest.fixture
@@ -78,8 +80,8 @@ except KeyboardInterrupt:
 """
 
 
+@needs_torch
 def test_an_interrupt_ends_the_wait_for_other_ranks(free_port: str) -> None:
-    pytest.importorskip("torch")
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port}
     command = [sys.executable, "-c", ALONE]
     with interruptible():
@@ -94,8 +96,8 @@ def test_an_interrupt_ends_the_wait_for_other_ranks(free_port: str) -> None:
             rank.kill()
 
 
+@needs_torch
 def test_two_ranks_write_one_run_each_and_share_a_report(tmp_path: Path, free_port: str) -> None:
-    pytest.importorskip("torch")
     variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port}
     ranks = [
         subprocess.Popen(
