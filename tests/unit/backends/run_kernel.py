@@ -1,8 +1,9 @@
 """Runs the Triton kernel in Triton's interpreter; in a process of its own, since that is chosen before Triton loads.
 
 Usage: run_kernel.py IN.npz OUT.npz. IN holds `source` and `destination` (bytes), `swaps` (rows of source offset,
-destination offset, size, number of the launch) and `launches` (rows of grid, items, pieces, piece bytes, lanes); OUT
-gets the destination. `gathers`, if there, are rows of row bytes, grid, and the ids of both sides.
+destination offset, size, number of the launch) and `launches` (rows of grid, items, pieces, piece bytes, lanes);
+`gathers` are rows of row bytes, grid, and the ids of both sides, in `row_source` and `row_destination`. OUT gets both
+destinations.
 """
 
 import os
@@ -36,9 +37,10 @@ def main(given: str, result: str) -> None:
         table[:, 0] += source.ctypes.data
         table[:, 1] += destination.ctypes.data
         copy_descriptors[(grid,)](table.ctypes.data, items, pieces, piece_bytes=piece_bytes, lanes=lanes, num_warps=8)
-    for row_bytes, grid, *ids in [] if "gathers" not in arrays else arrays["gathers"].tolist():
-        gather(source, destination, row_bytes, grid, ids)
-    np.savez(result, destination=destination)
+    rows = aligned(arrays["row_destination"])
+    for row_bytes, grid, *ids in arrays["gathers"].tolist():
+        gather(aligned(arrays["row_source"]), rows, row_bytes, grid, ids)
+    np.savez(result, destination=destination, row_destination=rows)
 
 
 def gather(
