@@ -127,6 +127,10 @@ UNUSABLE = {
 
 
 def test_the_cells_of_packages_that_cannot_be_used_are_skipped(site: Path) -> None:
+    """Beside them a package with the name of a backend of kvbench, which is named but not loaded."""
+    install(site, "raise SystemExit('it was loaded')")
+    entries = site / "kvbench_plugin-1.0.dist-info" / "entry_points.txt"
+    entries.write_text(entries.read_text().replace("plugin = ", "batched = "))
     done, run = swept_beside_batched(site, {name: code for name, (code, _) in UNUSABLE.items()})
     assert done.returncode == 0, done.stderr
     reasons = {cell_of(skip).backend: skip.reason for skip in skips(run)}
@@ -134,6 +138,11 @@ def test_the_cells_of_packages_that_cannot_be_used_are_skipped(site: Path) -> No
     for name, (_, reason) in UNUSABLE.items():
         assert reason in reasons[name]
     assert len(skips(run)) == len(UNUSABLE)
+    line = "note: package kvbench-plugin==1.0 also provides a backend batched, which is not loaded: "
+    assert line in done.stdout
+    shown = kvbench_with(site, "list", "backends")
+    assert line in shown.stderr
+    assert "cuMemcpyBatchAsync" in shown.stdout
 
 
 MISBEHAVING = {
@@ -155,19 +164,6 @@ def test_packages_that_misbehave_fail_only_in_their_cells(site: Path) -> None:
         assert failed[name].kind == kind
         assert message in failed[name].message
     assert len(failures(run)) == len(MISBEHAVING)
-
-
-def test_a_package_with_the_name_of_a_kvbench_backend_is_named_but_not_loaded(site: Path) -> None:
-    install(site, "raise SystemExit('it was loaded')")
-    entries = site / "kvbench_plugin-1.0.dist-info" / "entry_points.txt"
-    entries.write_text(entries.read_text().replace("plugin = ", "batched = "))
-    done = sweep_with(site, "batched")
-    assert done.returncode == 0, done.stderr
-    line = "note: package kvbench-plugin==1.0 also provides a backend batched, which is not loaded: "
-    assert line in done.stdout
-    shown = kvbench_with(site, "list", "backends")
-    assert line in shown.stderr
-    assert "cuMemcpyBatchAsync" in shown.stdout
 
 
 def test_a_package_that_answers_nonsense_is_named_and_the_others_are_listed(site: Path) -> None:
