@@ -216,8 +216,11 @@ class Halfway(Recorded):
         self.behind.start()
 
 
+# Every state and reuse, the directions in turn.
 every_cell = pytest.mark.parametrize(
-    "cell", CELLS, ids=lambda cell: f"{cell.direction} {cell.stream_state} {cell.reuse}"
+    "cell",
+    [cell for number, cell in enumerate(CELLS) if (number + number // 2) % 2 == 0],
+    ids=lambda cell: f"{cell.direction} {cell.stream_state} {cell.reuse}",
 )
 
 
