@@ -283,41 +283,26 @@ def python_with(folder: Path, packages: Path) -> str:
     return f"env:{python}"
 
 
-def with_plug_in(folder: Path, packages: Path, *arguments: str) -> Done:
-    """Run a command where the plug-in is installed, on the device cpu; it has to succeed."""
-    done = kvbench(*arguments, "--device=cpu", cwd=folder, env={"PYTHONPATH": f"{packages}:{EXAMPLE}"})
-    assert done.returncode in ENDED, done.stdout + done.stderr
-    return done
-
-
 COMPARE = ("gate", "compare", "--suite=suite.toml", *WIDE)
 
 
-def test_two_versions_of_a_plug_in_are_compared(folder: Path, versions: dict[str, Path]) -> None:
+def test_versions_of_a_plug_in_are_compared_and_a_stream_that_leaves_no_figure_fails_no_gate(
+    folder: Path, versions: dict[str, Path]
+) -> None:
+    """The device cpu cannot launch Python code on a stream, so nothing of a busy swap is behind the delay."""
     base, cand = (python_with(folder, packages) for packages in versions.values())
-    sides = (f"--base={base}", f"--cand={cand}", "-abackend=mine", "--out=gate")
-    done = with_plug_in(folder, versions["0.1"], *COMPARE, *sides)
-    judged = verdicts(folder)
-    assert set(judged) == {cell(4, "mine"), cell(16, "mine")}
-    assert {*judged.values()} <= ALIKE
+    axes = ("-abackend=mine", "-astream_state=idle,busy", "-ablocks=4", "--device=cpu")
+    environment = {"PYTHONPATH": f"{versions['0.1']}:{EXAMPLE}"}
+    command = (*COMPARE, f"--base={base}", f"--cand={cand}", *axes, "--out=gate")
+    done = kvbench(*command, cwd=folder, env=environment)
+    assert done.returncode in ENDED, done.stdout + done.stderr
+    judged, idle = verdicts(folder), cell(4, "mine")
+    assert judged.pop(idle) in ALIKE
+    assert judged == {idle.replace("idle", "busy"): "UNDECIDED"}
     assert visits_of(folder, "base")[0].process == 1  # none was started only to describe the plug-in
     made = [load_run(folder / "gate" / side).info.identity["plug_ins"] for side in ("base", "cand")]
     assert made == ["kvbench-mine==0.1", "kvbench-mine==0.2"]
     assert "kvbench-mine==0.1 (base) and kvbench-mine==0.2 (candidate)" in unfolded(done)
-
-
-def test_a_busy_stream_that_leaves_no_figure_fails_neither_a_sweep_nor_the_gate(
-    folder: Path, versions: dict[str, Path]
-) -> None:
-    """The device cpu cannot launch Python code on a stream, so nothing of the swap is behind the delay."""
-    here, busy = versions["0.1"], ("-astream_state=idle,busy", "-ablocks=4")
-    with_plug_in(folder, here, "sweep", "suite.toml", *busy, "-abackend=mine", "--rounds=1")
-    python = python_with(folder, here)
-    sides = (f"--base={python}", f"--cand={python}", "-abackend=mine", "--out=gate")
-    with_plug_in(folder, here, *COMPARE, *busy, *sides)
-    judged, idle = verdicts(folder), cell(4, "mine")
-    assert judged.pop(idle) in ALIKE
-    assert judged == {idle.replace("idle", "busy"): "UNDECIDED"}
 
 
 def test_an_interrupt_keeps_the_pairs_so_far(folder: Path) -> None:
