@@ -82,7 +82,7 @@ def answer_table(rule: Rule, runs: Sequence[Run]) -> AnswerTable:
     shipped = f"{', '.join(titles)}: the method that it takes there. " if titles else ""
     shipped += f"{COPIER}: kvbench's copier, called from Python as engines' code is. " if COPIER in header else ""
     caption = (
-        f"At the measured swaps nearest to {SMALL} and {LARGE} blocks of a model, each shape from the same rounds. "
+        f"At the measured swaps nearest to {SMALL} and {LARGE} blocks, each shape from the same rounds. "
         f"{shipped}{', '.join(BESIDE)}: times as long beside such swaps."
     )
     return AnswerTable(header, shown, caption)
@@ -164,13 +164,10 @@ def answer_lines(rule: Rule, runs: Sequence[Run], listing: str = "") -> list[str
     """
     lines = [_undecided(rule, listing), _cost(costs_of(rule))]
     lines += sms_notes((part.choice for parts in rule.parts.values() for part in parts), runs)
-    gains = gains_of(rule, runs)
-    for engine in engines().values():
-        of_engine = [gain for gain in gains if gain.over == engine.name]
-        if parts := [
-            f"{gain.kind} {_median(gain.ratios)} at {counted(len(gain.ratios), 'shape')}" for gain in of_engine
-        ]:
-            lines.append(f"Compared with {engine.title}'s code: {'; '.join(parts)}")
+    titles = {engine.name: engine.title for engine in engines().values()}
+    gains = sorted((gain for gain in gains_of(rule, runs) if gain.over in titles), key=lambda gain: gain.over)
+    parts = [f"{titles[gain.over]} {gain.kind} {_times_as_fast(gain.ratios)}" for gain in gains]
+    lines += [f"Compared with engines' code, times as fast in the median: {'; '.join(parts)}"] if parts else []
     return [*lines, *_in_runs(rule, runs)]
 
 
@@ -316,10 +313,8 @@ def sms_notes(choices: Iterable[Choice], runs: Sequence[Run]) -> list[str]:
     return [f"{', '.join(names)}: {how}"] if names else []
 
 
-def _median(ratios: Sequence[float]) -> str:
-    """Return "4.9x as fast", with the range where it has a width."""
-    middle, least_to_most = _ratio(median(ratios)), ends(ratios, _ratio)
-    return f"{middle} as fast" if least_to_most == middle else f"{middle} as fast (median; {least_to_most})"
+def _times_as_fast(ratios: Sequence[float]) -> str:
+    return f"{_ratio(median(ratios))} ({ends(ratios, _ratio)}, {counted(len(ratios), 'shape')})"
 
 
 def _ratio(ratio: float) -> str:

@@ -227,9 +227,9 @@ def test_an_engine_is_compared_by_what_it_takes_at_every_shape(tmp_path: Path) -
     of_vllm = {gain.kind.direction: gain for gain in gains_of(rule_for_all([run]), [run]) if gain.over == "vllm"}
     assert sorted(of_vllm[Direction.D2H].ratios) == pytest.approx([2.0] * 15, rel=0.01)
     assert sorted(of_vllm[Direction.H2D].ratios) == pytest.approx([2.0] * 6 + [5.0] * 9, rel=0.01)
-    (line,) = (line for line in summary([run]) if line.startswith("Compared with vLLM's code"))
-    assert "d2h idle 2x as fast at 15 shapes" in line
-    assert "h2d idle 5x as fast (median; 2x to 5x) at 15 shapes" in line
+    (line,) = (line for line in summary([run]) if line.startswith("Compared with engines' code"))
+    assert "vLLM d2h idle 2x (2x, 15 shapes)" in line
+    assert "vLLM h2d idle 5x (2x to 5x, 15 shapes)" in line
 
 
 def beside_of(folder: Path) -> Run:
