@@ -49,7 +49,7 @@ def make(view: View) -> PartOrReason:
 
 def _part(view: View, cells: pd.DataFrame, points: pd.DataFrame) -> Part:
     shown = _one_workload(points)
-    tables, findings = [_table(view, shown)], []
+    tables, found = [_table(view, shown)], dict[str, list[str]]()
     slowdowns = {
         cell.id: {number: cost.slowdown for number, cost in outcome.costs.items()}
         for cell, outcome in view.run.outcomes.items()
@@ -58,10 +58,12 @@ def _part(view: View, cells: pd.DataFrame, points: pd.DataFrame) -> Part:
         group, measured = (where(rows, neighbour=name, direction=direction) for rows in (cells, points))
         tables += [_details(view, f"{name}, {direction}", group, _edge(measured))] if len(group) else []
         decided = rows_of(measured[measured["neighbour_slowdown_high"].notna()])
-        findings += [_finding(name, direction, decided, slowdowns)] if decided and name in _COLUMNS else []
+        if decided and name in _COLUMNS:
+            rate, text = _least_cost(direction, decided, slowdowns)
+            found.setdefault(f"{_WORK[name]} beside swaps{rate} takes", []).append(text)
     drawn = next((name for name in _COLUMNS if name in set(shown["neighbour"])), "")
     charts = [_chart(view, where(shown, neighbour=drawn))] if drawn else []
-    return Part(findings, charts, tables)
+    return Part([f"{work} {', '.join(texts)}." for work, texts in found.items()], charts, tables)
 
 
 def _one_workload(points: pd.DataFrame) -> pd.DataFrame:
@@ -150,21 +152,19 @@ def _is_decided(row: Row) -> bool:
     return 0 < low <= high < math.inf and verdict_of(math.log(low), math.log(high), margin) is not Verdict.UNDECIDED
 
 
-def _finding(neighbour: str, direction: str, measured: Sequence[Row], slowdowns: Mapping[str, Visits]) -> Text:
-    """The least cost of the highest of `RATES` that was reached."""
+def _least_cost(direction: str, measured: Sequence[Row], slowdowns: Mapping[str, Visits]) -> tuple[str, str]:
+    """Return the highest of `RATES` that was reached, and what it costs at least."""
     reached = max((rate for rate in RATES if any(row["swaps_beside_gbps"] >= rate for row in measured)), default=0)
     fast = [row for row in measured if row["swaps_beside_gbps"] >= reached]
     best = min(fast, key=lambda row: (row["neighbour_slowdown"], -row["swaps_beside_gbps"]))
     others = (slowdowns[row["cell_id"]] for row in fast if row is not best)
     visits = slowdowns[best["cell_id"]]
     unclear = sum(compare_visits(visits, other, IN_TURN).verdict is not Verdict.SLOWER for other in others)
-    rivals = f" (no clear difference from {noun(unclear, 'other')})" if unclear else ""
+    rivals = f"; no clear difference from {noun(unclear, 'other')}" if unclear else ""
     at_least = "at least " if best["neighbour_slowdown"] >= 1 + _LEAST else ""
+    swaps = f"{direction}: {best['label']} at {two_digits(best['swaps_beside_gbps'])} GB/s{rivals}"
     rate = f" at {reached} GB/s or more" if reached else ""
-    return (
-        f"{_WORK[neighbour]} takes {at_least}{_longer(best['neighbour_slowdown'])} beside {direction} swaps{rate}: "
-        f"{best['label']} at {two_digits(best['swaps_beside_gbps'])} GB/s{rivals}."
-    )
+    return rate, f"{at_least}{_longer(best['neighbour_slowdown'])} ({swaps})"
 
 
 def _longer(slowdown: float) -> str:

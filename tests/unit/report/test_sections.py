@@ -350,7 +350,7 @@ CASES = (
         "neighbour",
         LADDER,
         ["sm (2 SMs)", "50.0", "41.0", "1.20x", "200 → 224", "200 → 224", "200 → 1000"],
-        "A GEMM takes at least 20% longer beside d2h swaps at 40 GB/s or more: sm (2 SMs) at 41 GB/s.",
+        "A GEMM beside swaps at 40 GB/s or more takes at least 20% longer (d2h: sm (2 SMs) at 41 GB/s).",
         bold=["sm (2 SMs)"],
         title="gemm, d2h: 200 us per iteration",
     ),
