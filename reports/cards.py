@@ -34,6 +34,8 @@ README: Final = FOLDER / "README.md"
 # Names the tables of the first page that a card lacks, a line each; a card without this file has all of them.
 LACKS_FILE: Final = "lacks.txt"
 MAX_CARD_BYTES: Final = 6_000_000
+# Of report.md, outside its tables.
+MAX_WORDS: Final = 900
 # Fewer leave every comparison undecided.
 MIN_VISITS: Final = 6
 # Globs below a card: committed files, and generated files, which git ignores.
@@ -147,6 +149,9 @@ def _about_report(card: Path, report: Report) -> Iterator[str]:
         path = card / name
         if not path.is_file() or path.read_bytes() != render(report).encode():
             yield f"{path} is not what kvbench report writes from these runs: run make reports"
+    words = sum(len(line.split()) for line in render_report(report).splitlines() if not line.startswith("|"))
+    if words > MAX_WORDS:
+        yield f"{card / REPORT_FILE} has {words} words outside its tables; the maximum is {MAX_WORDS}"
     drawn = {f"{chart.stem}.png" for chart in report.charts}
     there = {path.name for path in card.glob("*.png")}
     for name in sorted(drawn - there):

@@ -236,8 +236,10 @@ def _host_note(views: Sequence[View]) -> Text:
 def _headline(views: Sequence[View]) -> list[Text]:
     """What the runs of one machine measured, by `origin`."""
     runs = [view.run for view in views]
-    versions = f"Measured with {', '.join(dict.fromkeys(view.version for view in views))}"
-    return [*origin(runs), versions] if any(len(view.measured) for view in views) else []
+    versions = ", ".join(dict.fromkeys(short(view.run.info.kvbench, 80) for view in views))
+    commits = ", ".join(dict.fromkeys(short(view.run.info.commit or "commit unknown", 80) for view in views))
+    measured = any(len(view.measured) for view in views)
+    return [*origin(runs), f"Measured with kvbench {versions} ({commits})"] if measured else []
 
 
 def _first_warnings(views: Sequence[View], unread: int) -> list[Text]:
@@ -321,10 +323,12 @@ def _failed(views: Sequence[View]) -> DataTable | None:
 def _definitions(chapters: Sequence[Chapter]) -> list[Text]:
     front = [chapter.part.tables[0] for chapter in chapters if chapter.section.config and chapter.part.tables]
     words = words_in(row for table in front for row in (table.header, *table.rows))
+    events = " and ".join(sorted({"Host" if chapter.view.on_host else "CUDA" for chapter in chapters}))
     return [
         "GB/s: 10^9 bytes a second, at the median of the visits' medians; ceiling: of large plain copies",
-        "Visit: one uninterrupted measurement of a cell",
+        "Visit: one uninterrupted measurement of a cell, after its warm-ups; samples: of all its visits",
         f"≈: within {IN_TURN.fraction:.0%} by the 95% interval, or undecided",
-        "Idle, busy: no work is pending before a swap, or some; sustained: swaps back to back",
+        f"Times by {events} events: idle (nothing is pending) with the call, busy without; sustained: what one more "
+        "swap adds; submission: of the calling thread",
         *([words] if words else []),
     ]

@@ -5,12 +5,12 @@ from typing import Final
 
 from kvbench.errors import UsageError, brief
 from kvbench.report import markdown
-from kvbench.report.model import Chapter, Code, DataTable, Origin, Report, Section, Strong, Text, plain, short_of, spans
+from kvbench.report.model import Chapter, Code, DataTable, Once, Report, Section, Strong, Text, plain, short_of, spans
 from kvbench.report.tables import chance_note
 from kvbench.text import short
 
 TITLE: Final = "KV-block swaps between host and GPU"
-LEFT_OUT: Final = "Left out on purpose: figures of requests (time to first token), ROCm and XPU, disks and networks."
+LEFT_OUT: Final = "Not covered on purpose: requests (time to first token), ROCm, XPU, disks, networks."
 REPORT_FILE: Final = "report.md"
 DETAILS_FILE: Final = "details.md"
 PAGE_FILE: Final = "report.html"
@@ -152,11 +152,11 @@ def _listed(heading: str, lines: Sequence[Text]) -> Iterator[str]:
 
 
 def table_text(table: DataTable, *, titled: bool = True, alone: bool = True) -> str:
-    """Return a table in Markdown with its title, notes and caption, and with its origin where it stands `alone`."""
+    """Return a table in Markdown with its title, notes and caption, and with all of this where it stands `alone`."""
     header, *rows = ([_inline(text) for text in row] for row in (table.header, *table.rows))
     title = markdown.strong(markdown.inline(table.title)) if table.title and titled else ""
     lines = markdown.table(header, rows, table.left)
-    caption = tuple(span for span in spans(table.caption) if alone or not isinstance(span, Origin))
+    caption = tuple(span for span in spans(table.caption) if alone or not isinstance(span, Once))
     return "\n\n".join(filter(None, (title, lines, _block(caption), _list(table.notes))))
 
 

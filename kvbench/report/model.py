@@ -20,8 +20,8 @@ class Code:
     text: str
 
 
-class Origin(str):
-    """Where a table was measured: said where the table stands alone, since the head of a report says it for all."""
+class Once(str):
+    """What a report says once for all its tables, in its head or its definitions, and a table that stands alone too."""
 
     __slots__ = ()
 

@@ -13,45 +13,55 @@ from kvbench.cells.axes import Role
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.cells.facts import MERGED, PRIMED, SM, TRITON, method_label
 from kvbench.report.faults import HOST_COPIES, low_ceilings
-from kvbench.report.model import ChartText, Code, DataTable, Origin, PlotLine, Span, Strong, Text, plain, spans
+from kvbench.report.model import (
+    ChartText,
+    Code,
+    DataTable,
+    Once,
+    PlotLine,
+    Span,
+    Strong,
+    Text,
+    plain,
+    spans,
+)
 from kvbench.report.numbers import ABSENT, TIMES, count, figure, noun
 from kvbench.report.view import Pinned, Row, View, rows_of
 from kvbench.results.outcomes import BETWEEN
 from kvbench.text import counted, ends, short
 
+Clock = str | tuple[str, ...]
 # What the figures of a stream state, or a time, include.
 INCLUDES: Final = {
-    "idle": "CUDA events, idle stream, with the call",
-    "busy": "CUDA events, busy stream, without the call",
+    "idle": Once("CUDA events, idle stream, with the call"),
+    "busy": Once("CUDA events, busy stream, without the call"),
     "gated": "CUDA events, gated stream: from the event that it waits for",
     "opened": "CUDA events, opened stream, with the call",
-    "sustained": "CUDA events: what one more swap adds to a chain",
-    "swap_us": "CUDA events; behind pending work without the call",
-    "caller_us": "Submission: time of the calling thread",
+    "sustained": Once("CUDA events: what one more swap adds to a chain"),
+    "swap_us": Once("CUDA events; behind pending work without the call"),
+    "caller_us": Once("Submission: time of the calling thread"),
 }
 
 
 def caption(
-    view: View, cells: pd.DataFrame, clock: str, bold: str = "", settings: str = "", meanings: Iterable[str] = ()
+    view: View, cells: pd.DataFrame, clock: Clock, said: Iterable[str] = (), meanings: Iterable[str] = ()
 ) -> tuple[Span, ...]:
-    """Return the caption of a table: its clock, samples, what its marks and words mean, and what measured it.
-
-    `settings` says what the axes that the table does not show were set to.
-    """
-    clock = clock.replace("CUDA events", "Host events") if view.on_host else clock
-    timed = f"{clock}; {sample_text(view, cells)}"
+    """Return the caption of a table: its clock, samples, what is `said` of it, what its marks mean, and its origin."""
+    *others, last = (clock,) if isinstance(clock, str) else clock
+    timed = [*((one, ". ") for one in others), (last, "; ")]
+    sampling = view.run.info.spec.get("sampling")
+    warmups = sampling.get("warmups") if isinstance(sampling, dict) else None
     low = [text[0].upper() + text[1:] for text in low_ceilings(view.run)]
     return (
         *host_mark(view),
-        ". ".join(filter(None, (timed, bold, settings, *low))) + ". ",
-        Origin("".join(f"{meaning}. " for meaning in meanings) + f"{view.heading}, {view.version}: "),
+        *(type(one)((one.replace("CUDA", "Host") if view.on_host else one) + end) for one, end in timed),
+        f"{ends(cells['samples'], str)} samples",
+        Once(" a cell"),
+        *((f", {counted(warmups, 'warm-up')}", Once(" a visit")) if isinstance(warmups, int) and warmups else ()),
+        ". ".join(["", *filter(None, (*said, *low)), ""]),
+        Once("".join(f"{meaning}. " for meaning in meanings) + f"{view.heading}, {view.version}: "),
         Code(view.command),
     )
-
-
-def _bold(table: Sequence[Sequence[Text]], meaning: str) -> str:
-    bold = any(isinstance(span, Strong) for row in table for text in row for span in spans(text))
-    return f"Bold: {meaning}" if bold else ""
 
 
 def _meanings(table: Sequence[Sequence[Text]]) -> Iterator[str]:
@@ -66,14 +76,6 @@ def words_in(rows: Iterable[Sequence[Text]]) -> str:
     """Return what the names of methods in some rows mean."""
     said = "\n".join(plain(text) for row in rows for text in row)
     return "; ".join(f"{name}: {meaning}" for name, meaning in _WORDS.items() if re.search(rf"\b{name}\b", said))
-
-
-def sample_text(view: View, cells: pd.DataFrame) -> str:
-    """The samples behind each of some cells: "30 samples a cell after 1 warm-up a visit"."""
-    sampling = view.run.info.spec.get("sampling")
-    warmups = sampling.get("warmups") if isinstance(sampling, dict) else None
-    after = f", {counted(warmups, 'warm-up')} a visit" if isinstance(warmups, int) and warmups else ""
-    return f"{ends(cells['samples'], str)} samples a cell{after}"
 
 
 def host_mark(view: View) -> tuple[Span, ...]:
@@ -105,7 +107,7 @@ class Reason(str):
 def measured_table(
     view: View,
     cells: pd.DataFrame,
-    clock: str,
+    clock: Clock,
     title: str,
     header: Sequence[str],
     body: Sequence[Sequence[Text]],
@@ -118,8 +120,9 @@ def measured_table(
 ) -> DataTable:
     """Return a table of cells with its caption, its `notes`, that of too few visits, and one of each `Reason`."""
     rows, reasons = footnoted(body)
-    settings = pinned.settings(cells) if pinned else ""
-    said = caption(view, cells, clock, _bold(rows, bold), settings, _meanings([header, *rows]))
+    is_bold = any(isinstance(span, Strong) for row in rows for text in row for span in spans(text))
+    more = (f"Bold: {bold}" if is_bold else "", pinned.settings(cells) if pinned else "")
+    said = caption(view, cells, clock, more, _meanings([header, *rows]))
     return DataTable(title, header, rows, [*notes, *few_visits_note(cells), *reasons], said, left, compared)
 
 

@@ -70,10 +70,12 @@ def test_the_table_of_cards_is_that_of_the_folders() -> None:
     assert text == cards.with_table(text, cards.cards())
 
 
-def test_a_whole_card_is_taken(card: Path) -> None:
+def test_a_whole_card_is_taken(card: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for made_again in ("report.html", "cliff.svg", "cliff.csv", "runs/quick/summary.csv"):
         (card / made_again).touch()
     assert not cards.complaints_about(card)
+    monkeypatch.setattr(cards, "MAX_WORDS", 9)
+    assert "words outside its tables; the maximum is 9" in str(cards.complaints_about(card))
 
 
 def test_a_card_without_one_of_the_seven_tables_says_so_or_is_refused(card: Path) -> None:
@@ -100,8 +102,9 @@ def test_a_title_from_a_run_starts_no_markup(tmp_path: Path) -> None:
 
 def lines(card: Path, change: Callable[[list[bytes]], list[bytes]]) -> None:
     journal = card / "runs/quick/journal.jsonl.gz"
-    kept = change(gzip.decompress(journal.read_bytes()).splitlines(keepends=True))
-    journal.write_bytes(gzip.compress(b"".join(kept)))
+    journal.write_bytes(
+        gzip.compress(b"".join(change(gzip.decompress(journal.read_bytes()).splitlines(keepends=True))))
+    )
 
 
 def replaced(file: Path, old: str, new: str) -> None:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from kvbench.cells.facts import method_label
 from kvbench.errors import UsageError
-from kvbench.report.model import DataTable, Origin, Part, PartOrReason
+from kvbench.report.model import DataTable, Once, Part, PartOrReason
 from kvbench.report.numbers import bytes_size, count, figure
 from kvbench.report.tables import INCLUDES, caption, format_cell, measured_table, milliseconds, rate, sms_of
 from kvbench.report.view import Row, View, grouped, rows_of
@@ -35,9 +35,9 @@ def _part(views: Sequence[View], rule: Rule) -> Part:
     runs = [view.run for view in views]
     table = answer_table(rule, runs)
     cells = pd.concat([view.measured for view in views])
-    said = caption(views[0], cells, f"CUDA events. {table.caption.rstrip('.')}")
+    said = caption(views[0], cells, (Once("CUDA events"), table.caption.rstrip(".")))
     if len(views) > 1:
-        said = (*said[:-1], Origin(f"runs {', '.join(view.label for view in views)}"))
+        said = (*said[:-1], Once(f"runs {', '.join(view.label for view in views)}"))
     uses = grouped(table.rows, lambda row: row[0])
     short = [f"{way}: " + "; ".join(f"{state}: {use}" for _, state, use, *_ in rows) for way, rows in uses.items()]
     whole = DataTable("What to use", table.header, table.rows, answer_lines(rule, runs), said, left=3)

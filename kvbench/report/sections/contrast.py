@@ -115,7 +115,7 @@ class Contrast:
     keys: Sequence[Key]
     title: Callable[[ContrastSide], str]
     columns: Callable[[ContrastSide], Sequence[Figure]]
-    includes: Callable[[ContrastSide], str]
+    includes: Callable[[ContrastSide], str | tuple[str, ...]]
     arm: str = "arm"
     compared: tuple[str, str] | None = None
     ratio: str = ""

@@ -63,7 +63,7 @@ ORDER: Final = Contrast(
     keys=(DIRECTION, BLOCKS, SIZE),
     title=lambda side: f"STREAM against ANY, {side.first['backend']}, {side.first['stream_state']} stream",
     columns=lambda _: [Figure("STREAM med ms", "stream", milliseconds), Figure("ANY med ms", "any", milliseconds)],
-    includes=lambda _: f"{INCLUDES['swap_us']}. Delta: ANY / STREAM - 1, in turn. {INCLUDES['caller_us']}",
+    includes=lambda _: (INCLUDES["swap_us"], "Delta: ANY / STREAM - 1, in turn", INCLUDES["caller_us"]),
     arm="order",
     compared=("stream", "any"),
     ratio="Delta (95%)",
@@ -89,11 +89,8 @@ def _depths(view: View) -> Pinned | None:
     lines = ["block_bytes", "direction", "backend", "blocks", "streams"]
     depths = busy["queued"].where(busy["status"] == "ok").groupby([busy[name] for name in lines]).transform("nunique")
     cells = busy[depths >= MIN_DEPTHS].sort_values(["blocks", "block_bytes", "backend", "streams", "queued"])
-    return Pinned(cells.assign(arm=[*map(_arm_text, rows_of(cells))]), pinned.hidden) if len(cells) else None
-
-
-def _arm_text(row: Row) -> str:
-    return f"{row['backend']}, {SWAP.text(row)}, {noun(row['streams'], 'stream')}"
+    arms = [f"{row['backend']}, {SWAP.text(row)}, {noun(row['streams'], 'stream')}" for row in rows_of(cells)]
+    return Pinned(cells.assign(arm=arms), pinned.hidden) if arms else None
 
 
 def _submission(row: Row) -> str:
