@@ -129,8 +129,7 @@ class RunningNeighbour:
             self._driver.bind_thread()
             with self._work.thread():
                 self._calibrate()
-                while self._is_wanted():
-                    self._last.record(self._stream.handle)
+                while self._is_wanted():  # the first iteration counts its wait too, and is one of the warm-up
                     submitted = 0
                     while self._wanted.is_set() and not self._closing:
                         submitted += self._supply(submitted)
