@@ -12,6 +12,7 @@ from kvbench.analysis.compare import (
     Floats,
     Verdict,
     compare_apart,
+    compare_over,
     compare_visits,
     leaders,
     log_ratio,
@@ -154,6 +155,16 @@ def test_arms_in_turn_are_told_apart_within_noise_that_both_share() -> None:
     assert compared.verdict is Verdict.SLOWER
     assert compared.high - compared.low < 0.01
     assert in_turn([(base, base) for base, _ in visits], IN_TURN).ratio == 1
+
+
+def test_over_shapes_the_scatter_about_each_is_that_of_all() -> None:
+    """Wider than it is seen, as a shape's own median is the nearest to its pairs; one pair says nothing of it."""
+    shapes, centre, wider = [[0.0, 0.3, 0.1], [0.5, 0.4, 0.9, 0.6], [0.4]], 0.35, math.sqrt(4 / 3)
+    made = compare_over(shapes, IN_TURN)
+    ends = centre - 0.15 * wider, centre + 0.35 * wider
+    assert (made.ratio, made.low, made.high) == pytest.approx(tuple(map(math.exp, (centre, *ends))))
+    few = compare_over([shapes[0], shapes[0][:2], [0.4]], IN_TURN)
+    assert (few.low, few.high, few.verdict) == (0.0, math.inf, Verdict.UNDECIDED)
 
 
 def test_samples_are_paired_within_a_visit_alone() -> None:

@@ -56,8 +56,9 @@ def test_a_gather_stages_the_ids_of_its_rows_on_both_sides(monkeypatch: pytest.M
     (*_, warm), (source_ids, destination_ids, count, captured) = seen
     assert warm == captured == [0] * requests
     assert count.tolist() == [7 // requests] * requests
-    for _ in range(2):
+    for staged in (1, 2):
         gather.stage()
+        assert fake.cuda.current_stream.return_value.synchronize.call_count == staged  # any stream may read them now
         assert [source_ids.tolist(), destination_ids.tolist()] == rows.tolist()
         rows = rows[:, ::-1] + 1
         fresh = request_of(rows, 656).memory

@@ -155,6 +155,7 @@ def test_large_copies_are_timed_behind_warm_ups_and_put_back(
     bench.device.kind, bench.pools.pool_bytes, bench.pools.large_copy.return_value = "cuda", pool_bytes, ("a", "b", "c")
     bench.region.measure.side_effect = [SimpleNamespace(event_us=us) for us in (9.0, 2.0, 5.0, 4.0, 6.0)]
     assert roof.measure_ceiling(bench, Direction.D2H, 3, most) == (5000, [5.0, 4.0, 6.0])
+    bench.note_best(Direction.D2H, 5000, 3.0)
     assert bench.best_gbps == {Direction.D2H: pytest.approx(2.5)}
     per_block.assert_called_once_with(bench.device.driver, "a", "b", "c", DIRECTIONS[Direction.D2H])
     bench.pools.large_copy.assert_called_once_with(Direction.D2H, 5000)
@@ -195,3 +196,5 @@ def test_a_roof_is_the_slope_of_the_faster_kernel(
     assert bench.best_gbps == {Direction.D2H: pytest.approx(65536 / 2e3)}
     assert {(cell.sms, cell.block_bytes, cell.stream_state) for cell in cells} == {
         (16, 65536, StreamState.BUSY), (132, 512, StreamState.BUSY)}  # fmt: skip
+    monkeypatch.setattr(roof, "_times", lambda _, cell, *__: [5.0, 1.0] if cell.blocks == 2 else [3.0, 9.0])
+    assert roof._slope(bench, CELL, mock.Mock(), (2, 8), 2) == [0.0, 8.0]  # a time is never negative

@@ -112,9 +112,22 @@ def test_a_tuple_in_which_the_thread_lost_its_cpu_is_taken_again(monkeypatch: py
     assert next(lost) == 2 * 2 + 8 * 1  # twice taken again, and then no more asked for
 
 
-def test_arms_in_turn_have_the_time_of_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock goes on by 1 000 s each time it is read: once before the tuples, and behind each."""
+@pytest.mark.parametrize(("guarded_s", "tuples"), [(0, 6), (250, 11)])
+def test_arms_in_turn_have_the_time_of_all_of_them(
+    monkeypatch: pytest.MonkeyPatch, guarded_s: int, tuples: int
+) -> None:
+    """The clock goes on by 1 000 s each time it is read: once before the tuples, and behind each. What the lists of
+    each arm are guarded for is taken off it.
+    """
     monkeypatch.setattr(samples, "time", mock.Mock(monotonic=mock.Mock(side_effect=range(0, 50_000, 1000))))
+    monkeypatch.setattr(samples, "WATCHED_SHARE", 0)
+    monkeypatch.setattr(samples, "_lost_cpu", lambda: 0)
+
+    def advance(workload: Workload, *slots: int, usual: Callable[..., None] = Workload.advance) -> None:
+        usual(workload, *slots)
+        workload.guarded_s = round(workload.guarded_s) + guarded_s
+
+    monkeypatch.setattr(Workload, "advance", advance)
     sampling = Sampling(warmups=0, min_samples=1, max_samples=40, cell_seconds=2750)
     made = visited_in_turn(*arms_of([Recorded(honest), Recorded(honest)], sampling=sampling))
-    assert [len(one.samples) for one in made] == [6, 6]
+    assert [len(one.samples) for one in made] == [tuples] * 2

@@ -271,13 +271,15 @@ def test_a_thread_that_another_backend_left_behind_disturbs_a_visit(bench: Bench
     cell = replace(CELLS[0], pause_us=2000)
     assert Disturbance.OTHER_THREAD not in measure(bench, Recorded(honest), cell, sampling, 1, None).disturbed
     thread = threading.Thread(target=spin)
-    thread.start()
-    try:
+
+    class Spinning(Recorded):
+        def create(self, request: SwapRequest) -> PreparedSwap:
+            thread.start()
+            return super().create(request)
+
+    try:  # of its own backend it is the way it swaps
+        assert Disturbance.OTHER_THREAD not in measure(bench, Spinning(honest), cell, sampling, 1, None).disturbed
         assert Disturbance.OTHER_THREAD in measure(bench, Recorded(honest), cell, sampling, 1, None).disturbed
-        ready = set_up(bench, Recorded(honest), cell, sampling, 1)
-        own = replace(ready, threads=frozenset({thread.native_id or 0}))  # of its own backend it is the way it swaps
-        request = MeasureCells(cells=[cell.as_strings()], round=0, seed=1, sampling=sampling)
-        assert Disturbance.OTHER_THREAD not in visited(bench, own, request).disturbed
     finally:
         ended.set()
         thread.join()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from kvbench.cells.axes import Direction, Memory
 from kvbench.cells.cell import Cell
@@ -69,6 +70,15 @@ def test_where_a_run_compares_kinds_of_memory_it_says_how_long_each_took_to_make
     assert re.match(
         r"host pools of 1(\.0)? MiB: allocated [\d.e-]+ s, registered [\d.e-]+ s to populate, huge-1GiB ", note
     )
+
+
+def test_every_visit_of_a_cell_or_of_its_group_has_blocks_of_its_own() -> None:
+    asked = protocol.MeasureCells(cells=[], round=0, seed=1, sampling=Sampling())
+    more = {"attempt": 1}, {"attempt": 2}, {"round": 1}, {"seed": 2}, {"group": "g"}
+    changed = [asked, *(structs.replace(asked, **one) for one in more)]
+    assert len({module._seed(request, CELLS[0]) for request in changed}) == len(changed)
+    for request in changed:  # the same arms as before are visited in turn
+        assert (module._seed(request, CELLS[0]) == module._seed(request, CELLS[1])) is (request.group == "g")
 
 
 # The hash of what runs
