@@ -17,6 +17,7 @@ from kvbench.measure.worker import Worker
 from kvbench.results.schema import Visit
 from kvbench.run import protocol
 from kvbench.sweep.spec import Sampling
+from tests import synthetic
 
 CELLS = [Cell("per_block", Direction.H2D, blocks, 1024, reuse="same") for blocks in (4, 8, 16)]
 
@@ -79,6 +80,12 @@ def test_every_visit_of_a_cell_or_of_its_group_has_blocks_of_its_own() -> None:
     assert len({module._seed(request, CELLS[0]) for request in changed}) == len(changed)
     for request in changed:  # the same arms as before are visited in turn
         assert (module._seed(request, CELLS[0]) == module._seed(request, CELLS[1])) is (request.group == "g")
+
+
+def test_times_of_an_answer_are_whole_nanoseconds() -> None:
+    made = synthetic.visit(CELLS[0], 1.23456789)
+    (rounded,) = module._rounded(protocol.MeasuredCells(records=[made])).records
+    assert rounded.samples.event_us == [round(us, 3) for us in made.samples.event_us or ()] != made.samples.event_us
 
 
 # The hash of what runs
