@@ -181,13 +181,14 @@ def test_a_roof_is_the_slope_of_the_faster_kernel(
         return mock.Mock(swap=swap)
 
     monkeypatch.setattr(roof, "_backend", lambda shape: mock.Mock(create=lambda asked: prepared(shape, asked.cell)))
-    for name in ("Workload", "_sets"):
-        monkeypatch.setattr(roof, name, mock.MagicMock())
+    monkeypatch.setattr(roof, "Workload", workloads := mock.MagicMock())
+    monkeypatch.setattr(roof, "_sets", mock.MagicMock())
     few, many, rounds = 6144 - 1024, 196_608 - 32_768, np.arange(1, 4)
     bench: Any = Bench(*(mock.Mock() for _ in range(6)))
     bench.pools.pool_bytes, bench.region.measure = 16 << 30, lambda swap, *_: mock.Mock(event_us=swap.times.pop(0))
     bench.device.driver.info = mock.Mock(sm_count=132, compute_major=compute[0], compute_minor=compute[1])
     made = roof.measure_roof(bench, Direction.D2H, 3, 4)
+    assert workloads.return_value.verify.call_count == len(cells)
     assert (made.direction, made.round, made.pool_bytes, made.copy_bytes) == ("d2h", 4, 16 << 30, few * 65536)
     assert (made.blocks, made.block_bytes) == (many, 512)
     assert made.copy_us == pytest.approx(few * rounds)

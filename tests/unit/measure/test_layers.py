@@ -140,6 +140,14 @@ def test_a_layer_waits_for_its_own_mark_and_no_other(bench: Bench, sequence: str
     assert all(event.completed() for event in (*computed, step.end))
 
 
+def test_a_step_is_kept_with_its_layers_and_its_threads_are_known(bench: Bench) -> None:
+    before = bench.threads.all()
+    steps = [bench.step(replace(BESIDE, sequence=f"layers-{count}")) for count in (4, 2, 4)]
+    assert [len(step._layers) for step in steps] == [4, 2, 4]
+    assert steps[0] is steps[2]
+    assert bench.threads.all() - before <= bench.threads._known
+
+
 def test_a_step_that_dies_is_an_error_and_later_visits_go_on(bench: Bench) -> None:
     ready = measured(bench, BESIDE)
     assert ready.beside is not None
