@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 
 from kvbench.errors import UsageError
-from kvbench.models.fields import Count, FieldError, Fields, NoneOrMore
+from kvbench.models.fields import MOST_LAYERS, Count, FieldError, Fields, NoneOrMore, head_size, kv_heads, layer_count
 from kvbench.models.geometry import CachePart
 from kvbench.text import shown
 
@@ -25,10 +25,7 @@ _WORD_OF_LAYER: Final[Mapping[object, str]] = {
     "hybrid": "hybrid", "moe": "none", "mlp": "none", "-": "none", "E": "none",
 }  # fmt: skip
 
-_HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-_KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads")
 _IN_TABLE: Final = "num_heads head_dim short_conv_kernel_size"
-_NO_KIND: Final = "is not a kind of layer that kvbench knows for this model_type"
 # The fields that list the kinds of layers.
 _KINDS: Final = ("layers_block_type", "layer_types")
 
@@ -47,8 +44,6 @@ class Cache(NamedTuple):
 
 
 Layers = list[list[Cache]]
-MOST_LAYERS: Final = 100_000
-# What an answer says if nothing tells which layers propose tokens.
 _DRAFT_LAYERS: Final = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "mtp_num_layers")
 NO_DRAFT: Final = "the layers that propose tokens are left out, since the model names none of its own"
 
@@ -60,8 +55,7 @@ def layers_of(fields: Fields, model_type: str, *, with_draft: bool = False) -> t
     """
     family = _FAMILIES.get(model_type, Family(dense))
     fields.skip(family.ignores)
-    if model_type in _FAMILIES:
-        fields.skip("attention_method")
+    fields.skip("attention_method" if model_type in _FAMILIES else "")
     if fields.get("use_cla") is False:
         fields.skip("cla_share_factor")
     if fields.get("use_sliding_window") is not True:
@@ -93,43 +87,6 @@ def is_plain(model_type: str) -> bool:
     return _FAMILIES.get(model_type, Family(dense)).plain
 
 
-def layer_count(fields: Fields) -> int:
-    layers = fields.needed("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers")
-    if layers > MOST_LAYERS:
-        raise FieldError("num_hidden_layers", f"{layers} layers are more than {MOST_LAYERS}")
-    return layers
-
-
-def head_size(fields: Fields) -> int:
-    size = fields.whole("head_dim", "attention_head_dim") or fields.whole("kv_channels")
-    hidden, heads = fields.whole("hidden_size", "n_embd", "d_model"), fields.whole(*_HEADS)
-    if size is not None:
-        return size
-    if hidden is None or heads is None:
-        missing = "num_attention_heads" if heads is None else "hidden_size"
-        raise FieldError(missing, "missing; without head_dim a config.json must have it")
-    if hidden % heads:
-        why = f"missing, and hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
-        raise FieldError("head_dim", why)
-    return hidden // heads
-
-
-def kv_heads(fields: Fields, *names: str) -> int:
-    """Return the number of KV heads: by default that of the query heads."""
-    heads = fields.whole(*_HEADS)
-    single = fields.get("multi_query") is True and fields.get("new_decoder_architecture") is not True
-    given = fields.whole(*(names or _KV_HEADS))
-    if isinstance(fields.get("attn_config"), dict):
-        table = fields.table("attn_config")
-        table.skip("attn_impl attn_uses_sequence_id")
-        given = table.whole("kv_n_heads", *_KV_HEADS) or given
-        single = table.get("attn_type") == "multiquery_attention"
-    grouped = fields.whole("multi_query_group_num")
-    if fields.get("multi_query_attention") is True:
-        return grouped or 1
-    return 1 if single else given or heads or fields.needed("num_attention_heads")
-
-
 def k_and_v(heads: int, head_dim: int, value_dim: int | None, window: int = 0, *, chunked: bool = False) -> list[Cache]:
     """Return the caches of a layer, one for K and V together where their rows are equal."""
     if value_dim in (None, head_dim):
@@ -155,7 +112,7 @@ def kinds_of(
     for name in names:
         items = fields.items(name, layers, at_least=at_least)
         if others := [one for one in items or () if _WORD_OF_LAYER.get(str(one)) not in known]:
-            raise FieldError(name, f"{shown(others[0])} {_NO_KIND}")
+            raise FieldError(name, f"{shown(others[0])} is not a kind of layer that kvbench knows for this model_type")
         kinds = kinds or (items and [_WORD_OF_LAYER[item] for item in items])
     return kinds
 
@@ -323,7 +280,9 @@ def _deepseek_v4(fields: Fields) -> Layers:
     rates: dict[str, int] = {"sliding_attention": 0, **_V4_RATES, **fields.read("compress_rates", dict[str, Count], {})}
     types = fields.items("layer_types", layers, at_least=True)
     if others := [one for one in types or () if str(one) not in rates]:
-        raise FieldError("layer_types", f"{shown(others[0])} {_NO_KIND}")
+        raise FieldError(
+            "layer_types", f"{shown(others[0])} is not a kind of layer that kvbench knows for this model_type"
+        )
     ratios: list[int] = fields.read("compress_ratios", list[NoneOrMore], [rates[one] for one in types or ()])
     if len(ratios) < layers:
         raise fields.error("compress_ratios", f"{shown(ratios)} is not a list of {layers} items, one for each layer")

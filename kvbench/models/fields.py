@@ -1,4 +1,4 @@
-"""The fields of a model's configuration: what was read of them, and what of the cache an unread one may change."""
+"""The fields of a model's configuration: which were read, what an unread one may change, and its plain numbers."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -42,6 +42,10 @@ _NAMES: Final = """
     first_k_dense_replace num_dense_layers laurel_rank activation_sparsity_pattern keys_to_ignore_at_inference
     problem_type summary_type pool_type for_llm_compressor dual_chunk_attention_config
 """
+
+MOST_LAYERS: Final = 100_000
+_HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+_KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads")
 
 
 def changed_by(name: str) -> set[str]:
@@ -151,3 +155,39 @@ class Fields:
         for name, value in self.unread():
             why = "may change the KV cache, and kvbench does not know how for model_type"
             raise FieldError(name, f"{shown(value)} {why} {family}")
+
+
+def layer_count(fields: Fields) -> int:
+    layers = fields.needed("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers")
+    if layers > MOST_LAYERS:
+        raise FieldError("num_hidden_layers", f"{layers} layers are more than {MOST_LAYERS}")
+    return layers
+
+
+def head_size(fields: Fields) -> int:
+    size = fields.whole("head_dim", "attention_head_dim") or fields.whole("kv_channels")
+    hidden, heads = fields.whole("hidden_size", "n_embd", "d_model"), fields.whole(*_HEADS)
+    if size is not None:
+        return size
+    if hidden is None or heads is None:
+        missing = "num_attention_heads" if heads is None else "hidden_size"
+        raise FieldError(missing, "missing; without head_dim a config.json must have it")
+    if hidden % heads:
+        raise FieldError("head_dim", f"missing; hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+    return hidden // heads
+
+
+def kv_heads(fields: Fields, *names: str) -> int:
+    """Return the number of KV heads: by default that of the query heads."""
+    heads = fields.whole(*_HEADS)
+    single = fields.get("multi_query") is True and fields.get("new_decoder_architecture") is not True
+    given = fields.whole(*(names or _KV_HEADS))
+    if isinstance(fields.get("attn_config"), dict):
+        table = fields.table("attn_config")
+        table.skip("attn_impl attn_uses_sequence_id")
+        given = table.whole("kv_n_heads", *_KV_HEADS) or given
+        single = table.get("attn_type") == "multiquery_attention"
+    grouped = fields.whole("multi_query_group_num")
+    if fields.get("multi_query_attention") is True:
+        return grouped or 1
+    return 1 if single else given or heads or fields.needed("num_attention_heads")

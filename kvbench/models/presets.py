@@ -9,7 +9,8 @@ import msgspec
 
 from kvbench.errors import UsageError
 from kvbench.files import read_toml, shipped_folder
-from kvbench.models.families import MOST_LAYERS, NO_DRAFT, Cache
+from kvbench.models.families import NO_DRAFT, Cache
+from kvbench.models.fields import MOST_LAYERS
 from kvbench.models.geometry import (
     LMCACHE_CHUNK,
     BlockTokens,
