@@ -17,7 +17,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Floats, Verdict, middle_of, pair
 from kvbench.analysis.margins import ABSOLUTE_US, CONTROL, CONTROL_CPU, GATE, INLINE, UPPER_HALF
 from kvbench.cells.cell import AXES, Cell, command_of
 from kvbench.errors import ExitCode
-from kvbench.gate.pairs import BASE, CPU, Pairs, VisitValues, few
+from kvbench.gate.pairs import BASE, CPU, Pairs, VisitValues, few, without_slot_bias
 from kvbench.results.columns import NO_FIGURE
 from kvbench.text import counted
 
@@ -374,21 +374,6 @@ def _cell_margin(base_us: Floats, margin: float, *, inline: bool) -> float:
     usual = max(margin, INLINE.fraction if inline else 0.0)
     absolute = ABSOLUTE_US / middle_of(base_us)
     return math.log1p(usual if math.isnan(absolute) else max(usual, absolute))
-
-
-def without_slot_bias(log_ratios: Floats, order: Floats) -> tuple[Floats, float]:
-    """Return log ratios of shape (items, rounds) without the cost of running second in a pair, and that cost.
-
-    The cost is a log ratio: half the difference between the two orders (see `Pairs.order`), as the median of all items;
-    0 if it is unknown. Alternating orders cancel it in the centre, but it would widen every interval. One value for all
-    items avoids fitting the noise of single items. The correction requires two rounds of each order.
-    """
-    second, first = log_ratios[:, order > 0], log_ratios[:, order < 0]
-    both = (np.isfinite(second).sum(axis=1) >= 2) & (np.isfinite(first).sum(axis=1) >= 2)
-    if not both.any():
-        return log_ratios, 0.0
-    bias = float(np.median(np.nanmedian(second[both], axis=1) - np.nanmedian(first[both], axis=1)) / 2)
-    return log_ratios - bias * order, bias
 
 
 def _logs(sides: Floats) -> Floats:

@@ -395,3 +395,18 @@ def _of_each(values: Floats, share: float) -> Floats:
     """Return the quantile of the finite values of each cell, of shape (cells, 1); 0 without any."""
     known = (row[np.isfinite(row)] for row in values)
     return np.reshape([float(np.quantile(row, share)) if row.size else 0.0 for row in known], (-1, 1))
+
+
+def without_slot_bias(log_ratios: Floats, order: Floats) -> tuple[Floats, float]:
+    """Return log ratios of shape (items, rounds) without the cost of running second in a pair, and that cost.
+
+    The cost is a log ratio: half the difference between the two orders (see `Pairs.order`), as the median of all items;
+    0 if it is unknown. Alternating orders cancel it in the centre, but it would widen every interval. One value for all
+    items avoids fitting the noise of single items. The correction requires two rounds of each order.
+    """
+    second, first = log_ratios[:, order > 0], log_ratios[:, order < 0]
+    both = (np.isfinite(second).sum(axis=1) >= 2) & (np.isfinite(first).sum(axis=1) >= 2)
+    if not both.any():
+        return log_ratios, 0.0
+    bias = float(np.median(np.nanmedian(second[both], axis=1) - np.nanmedian(first[both], axis=1)) / 2)
+    return log_ratios - bias * order, bias

@@ -12,7 +12,7 @@ from kvbench.analysis.compare import Verdict
 from kvbench.cells.axes import Direction, Neighbour, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import ExitCode
-from kvbench.gate.judgement import PLAN, GateVerdict, Judgement, Row, judge, without_slot_bias
+from kvbench.gate.judgement import PLAN, GateVerdict, Judgement, Row, judge
 from kvbench.gate.outputs import message, name_of_row
 from kvbench.results import Control, Record, Run, Visit
 from tests.synthetic import beside, failure, skip
@@ -213,15 +213,6 @@ def test_nothing_is_judged_if_the_machine_became_faster_or_slower(control: float
     assert {row.verdict for row in judgement.rows} == {GateVerdict.CONTAMINATED}
     assert judgement.exit_code is ExitCode.INCONCLUSIVE
     assert judgement.missing(20) == dict.fromkeys(CELLS, 8)
-
-
-def test_slot_bias_is_corrected_only_after_two_rounds_of_each_order() -> None:
-    ratios = np.array([[0.02, -0.02, 0.02, -0.02], [0.12, 0.08, 0.12, 0.08]])
-    corrected, bias = without_slot_bias(ratios, np.array([1.0, -1.0, 1.0, -1.0]))
-    assert bias == pytest.approx(0.02)
-    assert corrected == pytest.approx(np.array([[0.0] * 4, [0.1] * 4]))
-    corrected, bias = without_slot_bias(ratios, np.ones(4))
-    assert (bias, corrected is ratios) == (0.0, True)
 
 
 GEMM = Cell("sm", Direction.D2H, 4096, 16384, sms=2, neighbour=Neighbour.GEMM)

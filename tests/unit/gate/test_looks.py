@@ -7,7 +7,7 @@ import pytest
 
 from kvbench.analysis.compare import CONFIDENCE, Floats, Verdict
 from kvbench.gate.judgement import PLAN, Estimate, look_at
-from kvbench.gate.pairs import spoiled, unknown
+from kvbench.gate.pairs import spoiled, unknown, without_slot_bias
 
 MARGIN = 0.03
 
@@ -171,3 +171,12 @@ def test_a_limited_clock_spoils_only_its_pair() -> None:
     machine.clock_mhz[:, 1] = 1755  # a cell that always runs at another clock
     machine.clock_mhz[0, 2, 3] = 1755
     assert machine.spoiled() == {"clock": [[2, 3]]}
+
+
+def test_slot_bias_is_corrected_only_after_two_rounds_of_each_order() -> None:
+    ratios = np.array([[0.02, -0.02, 0.02, -0.02], [0.12, 0.08, 0.12, 0.08]])
+    corrected, bias = without_slot_bias(ratios, np.array([1.0, -1.0, 1.0, -1.0]))
+    assert bias == pytest.approx(0.02)
+    assert corrected == pytest.approx(np.array([[0.0] * 4, [0.1] * 4]))
+    corrected, bias = without_slot_bias(ratios, np.ones(4))
+    assert (bias, corrected is ratios) == (0.0, True)
