@@ -211,4 +211,4 @@ def _gather(visits: Sequence[Visit], name: str) -> Floats:
 
 
 def _grouped_mean(values: Floats, owner: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Floats:
-    return np.bincount(owner, weights=values, minlength=len(counts)) / counts
+    return np.bincount(owner, weights=values, minlength=len(counts)) / np.where(counts, counts, np.nan)
