@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -22,6 +23,7 @@ from kvbench.cli import main
 from kvbench.cli.main import app
 from kvbench.results import Failure, Record, Skip, Visit, load_run
 from kvbench.results.attempts import visits_that_count
+from tests.forks import popen
 
 KVBENCH = Path(sys.executable).with_name("kvbench")
 TIMEOUT_S = 600.0  # ends what hangs, also on a machine that other work holds up
@@ -75,7 +77,7 @@ def kvbench(
 def kvbench_here(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> Done:
     """Run `kvbench ARGUMENTS…` in `cwd` and in this process: a start of the command can take longer than what it does.
 
-    A worker is a process of its own here too.
+    A worker is a process of its own here too, by a fork.
     """
     command = [str(argument) for argument in arguments]
     out, err = io.StringIO(), io.StringIO()
@@ -85,6 +87,7 @@ def kvbench_here(*arguments: str | Path, cwd: Path, env: dict[str, str] | None =
             chdir(cwd),
             redirect_stdout(out),
             redirect_stderr(err),
+            mock.patch("kvbench.run.worker_process.subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": popen})),
             mock.patch.object(sys, "argv", ["kvbench", *command]),
             mock.patch.dict(os.environ, env or {}),
         ):
