@@ -104,7 +104,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        more = tiny(direction="h2d,d2h", blocks="4,8", stream_state="idle,busy")
+        more = tiny(direction="h2d,d2h", stream_state="idle,busy")
         options = (*BRIEF, "--rounds=6", "--out", str(folder / "a"))
         subprocess.run([KVBENCH, "sweep", *more, *options], check=True, capture_output=True, timeout=120)
         shutil.copytree(folder / "a", folder / "b")
