@@ -4,7 +4,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from kvbench.backends import through_torch
@@ -28,6 +27,8 @@ def request_of(rows: NDArray[np.int64], row_bytes: int, start: int = HOST_START)
 
 
 def test_a_stream_is_torch_s_of_its_device_and_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch  # not with this module, which every process of pytest-xdist reads: it takes seconds
+
     monkeypatch.setattr(torch, "cuda", fake := mock.Mock())
     fake.ExternalStream, fake.stream = mock.Mock(side_effect=lambda handle, device: (handle, device)), lambda one: one
     stream = TorchStream(request_of(np.array([[0], [0]]), 64).device)
@@ -46,6 +47,8 @@ def test_rows_are_counted_from_the_start_of_their_pool_and_lie_whole_rows_apart(
 @pytest.mark.parametrize("requests", [1, 3])
 def test_a_gather_stages_the_ids_of_its_rows_on_both_sides(monkeypatch: pytest.MonkeyPatch, requests: int) -> None:
     """The capture sees no rows; what is replayed later reads the ids and the counts that are there then."""
+    import torch
+
     fake, seen = mock.MagicMock(), list[tuple[object, ...]]()
     fake.zeros = lambda count, dtype, **_: torch.zeros(count, dtype=dtype)
     fake.int64, fake.int32, fake.from_numpy = torch.int64, torch.int32, torch.from_numpy
@@ -71,6 +74,8 @@ def test_a_gather_stages_the_ids_of_its_rows_on_both_sides(monkeypatch: pytest.M
 
 
 def test_the_pools_of_a_gather_begin_where_its_rows_are_counted_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
     memory = np.arange(60, dtype=np.uint8)
     on_device = mock.Mock()
     monkeypatch.setattr(torch, "as_tensor", on_device)

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from kvbench.backends.triton import PIECE_BYTES, shape_of
 from tests.swaps import POISON
 
-pytest.importorskip("triton", exc_type=ImportError)
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 
 INTERPRET = Path(__file__).with_name("run_kernel.py")
 COMPILE = """
