@@ -53,12 +53,6 @@ def test_help_imports_nothing_heavy() -> None:
     assert all("kvbench" in text for text in shown)
 
 
-def test_the_gate_judges_runs_without_the_engine() -> None:
-    modules = "kvbench.gate.judgement, kvbench.gate.rules, kvbench.gate.outputs"
-    result = start(COMPILED, then=f"import {modules}")
-    assert result.returncode == 0, result.stderr
-
-
 def test_a_report_is_drawn_without_torch_the_engine_and_a_display(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
