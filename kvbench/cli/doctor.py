@@ -52,13 +52,12 @@ def engine_checks() -> list[Check]:
 
 
 def pool_checks(findings: Findings) -> list[Check]:
-    from kvbench.machine.probes import shm_bytes
     from kvbench.machine.sources import Sources
     from kvbench.sweep.installed import engines
 
     host = HostMemory(
         available_bytes=findings.observed.get("host_available_bytes") or 0,
-        shm_bytes=shm_bytes(Sources()),
+        shm_bytes=Sources().shm_bytes(),
         memlock_bytes=findings.memlock_bytes,
         memlock_counts=bool(findings.engine.pinning.get(findings.device)),
         ranks=max(1, len(findings.engine.pci_bus_ids)),
@@ -68,7 +67,7 @@ def pool_checks(findings: Findings) -> list[Check]:
 
 def gather(asked: str) -> Findings:
     """Return the facts about the requested device, including errors; raises UsageError for an invalid device name."""
-    from kvbench.machine.probes import cpus_of_node, has_ipc_lock, identity, observe
+    from kvbench.machine.probes import identity, observe
     from kvbench.machine.sources import Sources
     from kvbench.run import runner
 
@@ -90,9 +89,9 @@ def gather(asked: str) -> Findings:
         observed=observe(device, bus_id),
         under_load=_under_load(device) if facts and facts.kind == "cuda" else "no copies were running",
         allowed_cpus=frozenset(os.sched_getaffinity(0)),
-        gpu_cpus=frozenset(cpus_of_node(node)) if isinstance(node, int) else frozenset(),
+        gpu_cpus=frozenset(Sources().cpus_of_node(node)) if isinstance(node, int) else frozenset(),
         memlock_bytes=None if memlock_bytes == resource.RLIM_INFINITY else memlock_bytes,
-        ipc_lock=has_ipc_lock(Sources()),
+        ipc_lock=Sources().has_ipc_lock(),
     )
 
 

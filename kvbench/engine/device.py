@@ -49,7 +49,6 @@ from kvbench.cells.facts import DeviceFacts, device_named
 from kvbench.engine import nvrtc
 from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.errors import UsageError
-from kvbench.machine.probes import available_bytes, free_pages
 from kvbench.machine.sources import Sources
 
 Addresses = NDArray[np.uint64]
@@ -99,7 +98,7 @@ class Device:
     def facts(self) -> DeviceFacts:
         """Return the facts that the plan needs; free memory, in bytes, is the current value."""
         info = self.driver.info
-        host_free = available_bytes(Sources())
+        host_free = Sources().available_bytes()
         # The cpu device can use all available host memory, including page cache, which its driver does not count.
         device_free = self.driver.free_memory()[0] if self.is_cuda else host_free
         if info.integrated:  # the driver does not count what the kernel can free
@@ -114,8 +113,8 @@ class Device:
             batch_entry=self.batch_entry,
             has_torch=importlib.util.find_spec("torch") is not None,
             integrated=info.integrated,
-            free_2mib_pages=free_pages(Sources(), 1 << 21),
-            free_1gib_pages=free_pages(Sources(), 1 << 30),
+            free_2mib_pages=Sources().free_pages(1 << 21),
+            free_1gib_pages=Sources().free_pages(1 << 30),
         )
 
     def arm(self, fault: Fault | None) -> None:

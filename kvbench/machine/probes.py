@@ -7,9 +7,8 @@ gives the reason under "unavailable".
 import ctypes
 import os
 import platform
-import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -20,10 +19,8 @@ from typing import Final, TypeVar
 import numpy as np
 
 from kvbench.cells.facts import HARDWARE_QUEUES
-from kvbench.cells.units import KIB
 from kvbench.machine.sources import Json, Machine, Scalar, Sources, UnavailableError, open_machine, reason_of
 
-_NODES: Final = "sys/devices/system/node"
 # Values of NVML's enumerations.
 _CLOCK_SM: Final = 1
 _CLOCK_MEMORY: Final = 2
@@ -34,28 +31,6 @@ _LIMITS: Final = (
     "gpu_idle", "application_clocks", "sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal_slowdown",
     "hw_thermal_slowdown", "hw_power_brake", "display_clocks",
 )  # fmt: skip
-
-
-def parse_cpu_list(text: str) -> set[int]:
-    """Return the numbers in the kernel's list format ("0-3,8"); raises ValueError."""
-    numbers: set[int] = set()
-    for item in text.split(",") if text else ():
-        first, _, last = item.partition("-")
-        numbers.update(range(int(first), int(last or first) + 1))
-    return numbers
-
-
-def cpu_nodes(sources: Sources) -> set[int]:
-    """Return the NUMA nodes that have CPUs (GPU memory can be a node without CPUs); raises OSError, ValueError."""
-    return parse_cpu_list(sources.text(f"{_NODES}/has_cpu"))
-
-
-def cpus_of_node(node: int, *, sources: Sources | None = None) -> set[int]:
-    """Return the CPUs of a NUMA node; empty if the kernel does not report them."""
-    try:
-        return parse_cpu_list((sources or Sources()).text(f"{_NODES}/node{node}/cpulist"))
-    except (OSError, ValueError):
-        return set()
 
 
 def _cpu_fields(sources: Sources) -> dict[str, str]:
@@ -84,83 +59,6 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         raise UnavailableError(f"{package} is not installed") from None
-
-
-def _kib_fields(text: str) -> dict[str, int]:
-    lines = (line.replace(":", " ").split() for line in text.splitlines())
-    return {words[0]: int(words[1]) for words in lines if len(words) >= 2}
-
-
-def available_bytes(sources: Sources) -> int:
-    """Return the bytes that can still be pinned: what the kernel can free, limited by the control groups."""
-    left = [_left_in_group(sources, folder, *files) for folder, files in _control_groups(sources)]
-    available = _kib_fields(sources.text("proc/meminfo"))["MemAvailable"] * KIB
-    return min([available, *(bytes_left for bytes_left in left if bytes_left is not None)])
-
-
-def has_ipc_lock(sources: Sources) -> bool:
-    """Return whether CAP_IPC_LOCK is among the effective capabilities of this process."""
-    match = re.search(r"^CapEff:\s*([0-9a-f]+)", sources.text("proc/self/status"), re.MULTILINE)
-    return match is not None and bool(int(match[1], 16) >> _CAP_IPC_LOCK & 1)
-
-
-def shm_bytes(sources: Sources) -> int:
-    """Return the bytes that are free for files in memory, 0 without a place for them."""
-    try:
-        free = os.statvfs(sources.root / "dev/shm")
-    except OSError:
-        return 0
-    return free.f_bavail * free.f_frsize
-
-
-def free_pages(sources: Sources, size_bytes: int) -> int:
-    """The free huge pages of this size, 0 where there are none of this size."""
-    with suppress(OSError, ValueError):
-        return int(sources.text(f"sys/kernel/mm/hugepages/hugepages-{size_bytes >> 10}kB/free_hugepages"))
-    return 0
-
-
-_CAP_IPC_LOCK: Final = 14
-_GROUP_FILES: Final = ("memory.max", "memory.current", "inactive_file")
-_GROUP_FILES_OF_VERSION_1: Final = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-
-
-def _control_groups(sources: Sources) -> Iterator[tuple[PurePosixPath, tuple[str, str, str]]]:
-    """Yield the folder of every memory control group of this process, and the names of its files."""
-    try:
-        lines = sources.text("proc/self/cgroup").splitlines()
-    except OSError:
-        lines = ["0::/"]
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root = PurePosixPath("sys/fs/cgroup", "memory" if controllers else "")
-        files = _GROUP_FILES_OF_VERSION_1 if controllers else _GROUP_FILES
-        within = PurePosixPath(path.lstrip("/"))
-        for group in dict.fromkeys((within, *within.parents)):
-            if ".." not in group.parts:  # a group that this process cannot see
-                yield root / group, files
-
-
-def _left_in_group(sources: Sources, folder: PurePosixPath, limit: str, used: str, reclaimable: str) -> int | None:
-    try:
-        size, taken = (int(sources.text(f"{folder}/{name}")) for name in (limit, used))
-        return max(0, size - taken + _kib_fields(sources.text(f"{folder}/memory.stat"))[reclaimable])
-    except (OSError, ValueError, KeyError):
-        return None  # the group does not exist, or its limit is "max"
-
-
-def near_node(bus_id: str, sources: Sources) -> int:
-    """Return the NUMA node whose CPUs are nearest to a PCI device; raises if the kernel does not report it."""
-    domain, _, bus_and_device = bus_id.partition(":")  # of the driver or of NVML: "00000000:1B:00.0"
-    node = int(sources.text(f"sys/bus/pci/devices/{int(domain, 16):04x}:{bus_and_device.lower()}/numa_node"))
-    if node >= 0:
-        return node
-    nodes = cpu_nodes(sources)
-    if len(nodes) == 1:
-        return nodes.pop()
-    raise UnavailableError("the kernel reports no NUMA node for the GPU, and the host has several")
 
 
 def _cuda_driver_api(machine: Machine) -> str:
@@ -228,10 +126,10 @@ IDENTITY: Final[Mapping[str, Callable[[Machine], Scalar]]] = {
     "pcie_max_generation": _number("nvmlDeviceGetMaxPcieLinkGeneration"),
     "pcie_max_width": _number("nvmlDeviceGetMaxPcieLinkWidth"),
     "bar1_bytes": _member("nvmlDeviceGetBAR1MemoryInfo", "bar1Total"),
-    "gpu_numa_node": lambda machine: near_node(str(machine.ask("nvmlDeviceGetPciInfo").busId), machine.sources),
+    "gpu_numa_node": lambda machine: machine.sources.near_node(str(machine.ask("nvmlDeviceGetPciInfo").busId)),
     "cpu_model": _cpu_model,
-    "logical_cpus": lambda machine: len(parse_cpu_list(machine.sources.text("sys/devices/system/cpu/online"))),
-    "numa_nodes": lambda machine: len(cpu_nodes(machine.sources)),
+    "logical_cpus": lambda machine: len(machine.sources.numbers("sys/devices/system/cpu/online")),
+    "numa_nodes": lambda machine: len(machine.sources.cpu_nodes()),
     "hypervisor": _hypervisor,
     "cuda_device_max_connections": lambda _: HARDWARE_QUEUES,  # in the environment of every worker
     "pinning": lambda machine: "none" if machine.device == "cpu" else "cuda",
@@ -258,7 +156,7 @@ OBSERVED: Final[Mapping[str, Callable[[Machine], Json]]] = {
     "pcie_replays": _number("nvmlDeviceGetPcieReplayCounter"),
     "power_limit_w": lambda machine: int(machine.ask("nvmlDeviceGetEnforcedPowerLimit")) / 1000,
     "host_load_1min": lambda machine: float(machine.sources.text("proc/loadavg").split()[0]),
-    "host_available_bytes": lambda machine: available_bytes(machine.sources),
+    "host_available_bytes": lambda machine: machine.sources.available_bytes(),
     "cpu_governor": lambda machine: machine.sources.text("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
     "time_utc": lambda _: datetime.now(UTC).isoformat(timespec="seconds"),
 }
@@ -277,10 +175,10 @@ def stay_near(node: int, bus_id: str, *, sources: Sources | None = None) -> tupl
     """
     if node < 0:
         try:
-            node = near_node(bus_id, sources or Sources())
+            node = (sources or Sources()).near_node(bus_id)
         except Exception as error:
             return -1, [f"memory may be pinned far from the GPU, whose NUMA node is unknown: {reason_of(error)}"]
-    near = cpus_of_node(node, sources=sources)
+    near = (sources or Sources()).cpus_of_node(node)
     if usable := near & os.sched_getaffinity(0):
         os.sched_setaffinity(0, usable)
     elif near:

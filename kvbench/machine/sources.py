@@ -1,20 +1,34 @@
-"""The sources of the probes: NVML as one callable, and kernel files below one root. Tests replace both."""
+"""The sources of the probes: NVML as one callable, and kernel files below one root, with what these say of the host's
+memory and NUMA nodes. Tests replace both.
+"""
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from kvbench.cells.units import KIB
 
 Scalar = str | int | float | bool | None
 Json = Scalar | list["Json"] | dict[str, "Json"]
 # NVML as one callable: takes the name of a function of nvidia-ml-py and its arguments; raises what that raises.
 Nvml = Callable[..., Any]
+_NODES: Final = "sys/devices/system/node"
+_CAP_IPC_LOCK: Final = 14
+_GROUP_FILES: Final = ("memory.max", "memory.current", "inactive_file")
+_GROUP_FILES_OF_VERSION_1: Final = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 class UnavailableError(Exception):
     """A value that cannot be read on this machine; the message is the reason."""
+
+
+def _kib_fields(text: str) -> dict[str, int]:
+    lines = (line.replace(":", " ").split() for line in text.splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) >= 2}
 
 
 @contextmanager
@@ -41,6 +55,86 @@ class Sources:
     def text(self, path: str) -> str:
         """Return the stripped text of a file below the root ("proc/loadavg"); raises OSError."""
         return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
+
+    def numbers(self, path: str) -> set[int]:
+        """Return the numbers in a file in the kernel's list format ("0-3,8"); raises OSError, ValueError."""
+        numbers: set[int] = set()
+        text = self.text(path)
+        for item in text.split(",") if text else ():
+            first, _, last = item.partition("-")
+            numbers.update(range(int(first), int(last or first) + 1))
+        return numbers
+
+    def cpu_nodes(self) -> set[int]:
+        """Return the NUMA nodes that have CPUs (GPU memory can be a node without CPUs); raises OSError, ValueError."""
+        return self.numbers(f"{_NODES}/has_cpu")
+
+    def cpus_of_node(self, node: int) -> set[int]:
+        """Return the CPUs of a NUMA node; empty if the kernel does not report them."""
+        try:
+            return self.numbers(f"{_NODES}/node{node}/cpulist")
+        except (OSError, ValueError):
+            return set()
+
+    def available_bytes(self) -> int:
+        """Return the bytes that can still be pinned: what the kernel can free, limited by the control groups."""
+        left = [self._left_in_group(folder, *files) for folder, files in self._control_groups()]
+        available = _kib_fields(self.text("proc/meminfo"))["MemAvailable"] * KIB
+        return min([available, *(bytes_left for bytes_left in left if bytes_left is not None)])
+
+    def has_ipc_lock(self) -> bool:
+        """Return whether CAP_IPC_LOCK is among the effective capabilities of this process."""
+        match = re.search(r"^CapEff:\s*([0-9a-f]+)", self.text("proc/self/status"), re.MULTILINE)
+        return match is not None and bool(int(match[1], 16) >> _CAP_IPC_LOCK & 1)
+
+    def shm_bytes(self) -> int:
+        """Return the bytes that are free for files in memory, 0 without a place for them."""
+        try:
+            free = os.statvfs(self.root / "dev/shm")
+        except OSError:
+            return 0
+        return free.f_bavail * free.f_frsize
+
+    def free_pages(self, size_bytes: int) -> int:
+        """The free huge pages of this size, 0 where there are none of this size."""
+        with suppress(OSError, ValueError):
+            return int(self.text(f"sys/kernel/mm/hugepages/hugepages-{size_bytes >> 10}kB/free_hugepages"))
+        return 0
+
+    def near_node(self, bus_id: str) -> int:
+        """Return the NUMA node whose CPUs are nearest to a PCI device; raises if the kernel does not report it."""
+        domain, _, bus_and_device = bus_id.partition(":")  # of the driver or of NVML: "00000000:1B:00.0"
+        node = int(self.text(f"sys/bus/pci/devices/{int(domain, 16):04x}:{bus_and_device.lower()}/numa_node"))
+        if node >= 0:
+            return node
+        nodes = self.cpu_nodes()
+        if len(nodes) == 1:
+            return nodes.pop()
+        raise UnavailableError("the kernel reports no NUMA node for the GPU, and the host has several")
+
+    def _control_groups(self) -> Iterator[tuple[PurePosixPath, tuple[str, str, str]]]:
+        """Yield the folder of every memory control group of this process, and the names of its files."""
+        try:
+            lines = self.text("proc/self/cgroup").splitlines()
+        except OSError:
+            lines = ["0::/"]
+        for line in lines:
+            _, controllers, path = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            root = PurePosixPath("sys/fs/cgroup", "memory" if controllers else "")
+            files = _GROUP_FILES_OF_VERSION_1 if controllers else _GROUP_FILES
+            within = PurePosixPath(path.lstrip("/"))
+            for group in dict.fromkeys((within, *within.parents)):
+                if ".." not in group.parts:  # a group that this process cannot see
+                    yield root / group, files
+
+    def _left_in_group(self, folder: PurePosixPath, limit: str, used: str, reclaimable: str) -> int | None:
+        try:
+            size, taken = (int(self.text(f"{folder}/{name}")) for name in (limit, used))
+            return max(0, size - taken + _kib_fields(self.text(f"{folder}/memory.stat"))[reclaimable])
+        except (OSError, ValueError, KeyError):
+            return None  # the group does not exist, or its limit is "max"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from kvbench.engine.device import (
     register_pages,
     unregister_pages,
 )
-from kvbench.machine.probes import available_bytes
 from kvbench.machine.sources import Sources
 from kvbench.probe.common import ZERO, ProbeFinding, Unanswered, run_probe
 from kvbench.probe.probe_bench import Arrays, Blocks, ProbeBench, arrays_of
@@ -163,7 +162,7 @@ class Pages:
 
 def spare_bytes() -> int:
     """Return a quarter of the available memory, which a probe may pin without others missing it."""
-    return available_bytes(Sources()) // 4
+    return Sources().available_bytes() // 4
 
 
 _PINNED: Final = {"cuda": 4096 * MIB, "cpu": 16 * MIB}

@@ -31,7 +31,6 @@ from kvbench.cells.policy import Policy, Table
 from kvbench.copy import BlockCopier
 from kvbench.engine.device import DIRECTIONS, Buffer, EngineError, MemoryKind, Stream, open_device, register_pages
 from kvbench.engine.faults import FaultPlan
-from kvbench.machine.probes import available_bytes
 from kvbench.machine.sources import Sources
 from tests.gates import Gate, in_threads
 
@@ -344,10 +343,10 @@ def a_long_list_after_many_in_flight() -> None:
         expect(not pools.stream.query(), "the calls return while the gate is closed")
     pools.stream.synchronize()
     million = [np.resize(array, 1_000_000) for array in pools.lists(64)]
-    before = available_bytes(Sources())
+    before = Sources().available_bytes()
     pools.copy(*million)
     pools.stream.synchronize()
-    taken = before - available_bytes(Sources())
+    taken = before - Sources().available_bytes()
     expect(taken < 128 << 20, f"one slot of 10 MB is pinned, not {taken >> 20} MiB")
     pools.check()
 

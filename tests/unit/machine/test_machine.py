@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvbench.machine import probes
-from kvbench.machine.probes import available_bytes, far_pages, nodes_of_pages, parse_cpu_list, stay_near
+from kvbench.machine.probes import far_pages, nodes_of_pages, stay_near
 from kvbench.machine.sources import Nvml, Scalar, Sources
 from kvbench.results.schema import differences, machine_differences
 
@@ -310,7 +310,7 @@ def test_a_control_group_limits_the_available_memory(
         (root / "sys/fs/cgroup" / path).mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (root / "sys/fs/cgroup" / path / name).write_text(text)
-    assert available_bytes(sources(root)) == available
+    assert sources(root).available_bytes() == available
     assert probes.observe("cpu", sources=sources(root))["host_available_bytes"] == available
 
 
@@ -374,9 +374,9 @@ def test_pages_in_use_are_on_a_node_of_this_host_and_others_on_none() -> None:
         assert nodes_of_pages(np.frombuffer(untouched, np.uint8).ctypes.data, 1 << 20) == []
     used = np.ones(1 << 20, np.uint8)
     nodes = nodes_of_pages(used.ctypes.data, used.nbytes)
-    there = Sources().text("sys/devices/system/node/has_memory") if Path("/sys/devices/system/node").is_dir() else "0"
+    real = Sources().numbers("sys/devices/system/node/has_memory") if Path("/sys/devices/system/node").is_dir() else {0}
     assert nodes
-    assert set(nodes) <= parse_cpu_list(there)
+    assert set(nodes) <= real
     assert far_pages(used.ctypes.data, used.nbytes, nodes[0]) == []
 
 
