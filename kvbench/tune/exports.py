@@ -68,24 +68,28 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The settings of an engine that should change and that should stay, what was measured (`about`), and `notes`."""
+    """The settings of an engine that should change and that should stay, what was measured (`about`), `notes`, and
+    what more SMs cost a step beside them.
+    """
 
     about: Sequence[str]
     changes: Sequence[Change]
     notes: Sequence[str]
     kept: Sequence[EngineSetting]
+    cost: str
 
     def line(self) -> str:
-        """Return "Engine: package==1.2 (...): SETTING 12 -> 48: gains ...; keep OTHER=28672"."""
+        """Return "Engine: package==1.2 (...): SETTING 12 to 48: gains ...; keep OTHER=28672; beside swaps ..."."""
         keep = ", ".join(f"{setting.name}={setting.default}" for setting in self.kept)
-        return f"{self.about[0]}: {'; '.join([*self._gains(), *([f'keep {keep}'] if keep else [])])}"
+        parts = [*self._gains(), keep and f"keep {keep}", self.cost.partition(":")[0]]
+        return f"{self.about[0]}: {'; '.join(filter(None, parts))}"
 
     def _gains(self) -> list[str]:
-        return [f"{one.setting.name} {one.setting.default} -> {one.value}: {one.gain}" for one in self.changes]
+        return [f"{one.setting.name} {one.setting.default} to {one.value}: {one.gain}" for one in self.changes]
 
     def text(self) -> str:
         """Return the export as a diff that `patch -p1` and `git apply --unidiff-zero` take; the rest are comments."""
-        notes = [*self.notes, *([] if self.changes else ["nothing to change"])]
+        notes = filter(None, [*self.notes, self.cost, "" if self.changes else "nothing to change"])
         texts = (*self.about, "", *self._gains(), *notes, "")
         lines = [f"# {line}" if line else "" for text in texts for line in wrapped(text, _COLUMNS).split("\n")]
         for file, changes in groupby(sorted(self.changes, key=lambda one: one.place), key=lambda one: one.place[0]):
@@ -127,15 +131,13 @@ def export(name: str, runs: Sequence[Run], measured: Sequence[Measured]) -> Expo
         if {state, other} == {StreamState.GATED, StreamState.OPENED}:
             notes.append(_share_text(shapes, other_shapes, values, best))
     notes.append(f"{state} stream; against the free choice: {_loss(shapes, values)}")
-    if values[0] > defaults[0]:
-        notes.append(_cost_text(runs, engine, values[0]))
     about = [
         f"{engine.title}: {package}",
         f"{workload_text(runs)}; {_extent(shapes.measured)}, {state} stream",
         machine_text(*runs),
     ]
     kept = [setting for setting, value in zip(settings, values, strict=True) if value == setting.default]
-    return Export(about, changes, notes, kept)
+    return Export(about, changes, notes, kept, _cost_text(runs, engine, values[0]) if values[0] > defaults[0] else "")
 
 
 def _cost_text(runs: Sequence[Run], engine: Engine, sms: int) -> str:
