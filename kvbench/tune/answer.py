@@ -163,8 +163,10 @@ def _answer(one: Measured) -> Answer:
     return Answer(one, chosen, others)
 
 
-def known_shapes(rule: Rule, kind: SwapKind) -> tuple[Measured, Measured]:
-    """Return the small and the large swap at which an answer has figures, of those that its choice made itself."""
+def known_shapes(rule: Rule, kind: SwapKind) -> list[Measured]:
+    """Return the small and the large swap at which an answer has figures, of those that its choice made itself; one
+    where no other has the block size.
+    """
     made = [one for part in rule.parts[kind] for one in part.shapes if part.choice in one.every]
 
     def far(one: Measured) -> float:
@@ -172,7 +174,8 @@ def known_shapes(rule: Rule, kind: SwapKind) -> tuple[Measured, Measured]:
         return 2 * abs(math.log(one.shape.block_bytes / _BLOCK_BYTES)) + abs(math.log(one.shape.blocks / SMALL))
 
     small = min(made, key=far)
-    return small, nearest_shape(made, small.shape.block_bytes, LARGE)
+    large = nearest_shape(made, small.shape.block_bytes, LARGE)
+    return [small] if large is small else [small, large]
 
 
 @dataclass(frozen=True, slots=True)

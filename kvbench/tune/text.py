@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from statistics import mean, median
 from typing import Any, Final
 
@@ -61,18 +62,18 @@ def answer_table(rule: Rule, runs: Sequence[Run]) -> AnswerTable:
     ship, the share of the ceiling, and how many times as long work takes beside it.
     """
     known = {kind: known_shapes(rule, kind) for kind in rule.parts}
-    known_sizes = [Counter(one.shape.size_text for one in at) for at in zip(*known.values(), strict=True)]
-    sizes = list(dict.fromkeys(size.most_common(1)[0][0] for size in known_sizes))  # one shape may be both
+    known_sizes = [Counter(one.shape.size_text for one in at if one) for at in zip_longest(*known.values())]
+    sizes = [size.most_common(1)[0][0] for size in known_sizes]
     shipping = [*engines().values()]
     slowdowns, ceilings = slowdowns_of(runs), _ceilings(runs)
     rows = []
     for kinds in _alike(rule):
         first, parts = kinds[0], rule.parts[kinds[0]]
         row = [first.direction.value, ", ".join(kind.stream_state for kind in kinds), ", ".join(map(use_text, parts))]
-        for size, *at in zip(sizes, *(known[kind] for kind in kinds), strict=False):
-            row += _times(at, size, rule, shipping, runs)
+        for size, at in zip_longest(sizes, zip(*(known[kind] for kind in kinds), strict=True)):
+            row += _times(at, size, rule, shipping, runs) if at else ["-"] * (3 + len(shipping))
         ceiling = ceilings.get(first.direction, math.nan)
-        shares = [one.gbps_of(rule.choices[one]) / ceiling for _, one in (known[kind] for kind in kinds)]
+        shares = [one.gbps_of(rule.choices[one]) / ceiling for *_, one in (known[kind] for kind in kinds)]
         row.append(ends(shares, "{:.0%}".format) if ceiling > 0 else "-")
         rows.append([*row, *(_beside(parts, first.direction, work, slowdowns) for work in BESIDE)])
     figures = [name for size in sizes for name in (f"{size}, us", BATCHED, COPIER, *(one.title for one in shipping))]

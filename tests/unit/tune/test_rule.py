@@ -211,6 +211,9 @@ def test_the_answer_is_a_table_of_directions_and_states(tmp_path: Path) -> None:
     assert (row["of ceiling"], row["decode"], row["gemm"]) == ("90%", "not measured", "not measured")
     small, batched = (float(text.split(" to ")[0]) for text in table.rows[0][3:5])
     assert (small, batched) == pytest.approx((16 * 16 * KIB / 50e3, 16 * 16 * KIB / 5e3), rel=0.02)
+    uneven = [cell for cell in cells(*Direction) if cell.direction is Direction.H2D or cell.blocks == 16]
+    run = run_of(tmp_path / "uneven", crossing, uneven)
+    assert answer_table(rule_for_all([run]), [run]).rows[1][5:7] == ["-", "-"], "no large swap"
 
 
 def test_an_engine_is_compared_by_what_it_takes_at_every_shape(tmp_path: Path) -> None:
