@@ -25,7 +25,7 @@ void Slots::remove(Address begin) { note(begin, false); }
 
 /// Notes whether the driver's answer about a slot holds.
 void Slots::note(Address begin, bool asked) {
-  const std::size_t index = (begin - begin_) / std::max<Address>(stride_, 1);  // wraps for what lies below
+  const std::size_t index = begin < begin_ ? count_ : (begin - begin_) / std::max<Address>(stride_, 1);
   if (index >= count_) return;
   const std::uint64_t bit = std::uint64_t{1} << index % 64;
   if (((asked_[index / 64] & bit) != 0) == asked) return;
