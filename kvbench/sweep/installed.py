@@ -35,7 +35,7 @@ class Engine:
 
     `kernel` is the backend that takes an SM count, by the first of `settings`. `takes` returns what the engine takes
     for a swap (direction, bytes of a block, blocks) with some values of its settings, `tries` the values to try for the
-    settings after the first, from the sizes and counts that were measured and the defaults. `remark` says what a diff
+    settings after the first, from the shapes that were measured and the defaults. `remark` says what a diff
     of the settings does not. `states` are those in which the engine's swaps begin, the one that decides first. `pool`
     says how large the engine's rule lets its pool be on a host.
     """

@@ -164,9 +164,7 @@ def _answer(one: Measured) -> Answer:
 
 
 def known_shapes(rule: Rule, kind: SwapKind) -> list[Measured]:
-    """Return the small and the large swap at which an answer has figures, of those that its choice made itself; one
-    where no other has the block size.
-    """
+    """Return the small and the large swap with figures, of those that the choice made; one if no other has its size."""
     made = [one for part in rule.parts[kind] for one in part.shapes if part.choice in one.every]
 
     def far(one: Measured) -> float:

@@ -44,7 +44,7 @@ class _Times:
     def gain(self) -> str:
         worst = f"at worst loses {self.worst:.0%}" if self.worst >= 0.005 else "loses nowhere"
         mean = f"{'gains' if self.mean <= 0 else 'loses'} {abs(self.mean):.0%} on average"
-        return f"{mean} at {_sizes_and_counts(len(self.ratios))}, {worst}"
+        return f"{mean} at {counted(len(self.ratios), 'shape')}, {worst}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The settings of an engine that should change and that should stay, what was measured (`about`), `notes`, and
-    what more SMs cost a step beside them.
-    """
+    """The settings of an engine that should change or stay, what was measured (`about`), and what more SMs cost."""
 
     about: Sequence[str]
     changes: Sequence[Change]
@@ -127,7 +125,7 @@ def export(name: str, runs: Sequence[Run], measured: Sequence[Measured]) -> Expo
     for other, other_shapes in others:
         best = _fit(other_shapes, defaults)
         named = ", ".join(f"{setting.name}={value}" for setting, value in zip(settings, best, strict=True))
-        notes.append(f"{other} stream ({_sizes_and_counts(len(other_shapes.measured))}): {named}")
+        notes.append(f"{other} stream ({counted(len(other_shapes.measured), 'shape')}): {named}")
         if {state, other} == {StreamState.GATED, StreamState.OPENED}:
             notes.append(_share_text(shapes, other_shapes, values, best))
     notes.append(f"{state} stream; against the free choice: {_loss(shapes, values)}")
@@ -260,8 +258,4 @@ def _extent(measured: Iterable[Measured]) -> str:
     blocks = ends((one.shape.blocks for one in shapes), str)
     sizes = ends((one.shape.block_bytes for one in shapes), size_text)
     ways = " and ".join(dict.fromkeys(one.shape.direction.value for one in shapes))
-    return f"{_sizes_and_counts(len(shapes))}: {ways}, {blocks} blocks of {sizes}"
-
-
-def _sizes_and_counts(number: int) -> str:
-    return "1 size and count" if number == 1 else f"{number} sizes and counts"
+    return f"{counted(len(shapes), 'shape')}: {ways}, {blocks} blocks of {sizes}"

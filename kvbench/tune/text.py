@@ -80,8 +80,8 @@ def answer_table(rule: Rule, runs: Sequence[Run]) -> AnswerTable:
     every = zip(["Dir", "Stream", "Use", *figures, "of ceiling", *BESIDE], *rows, strict=True)
     header, *shown = map(list, zip(*(column for column in every if {*column[1:]} != {"-"}), strict=True))
     titles = [engine.title for engine in shipping if engine.title in header]
-    shipped = f"{', '.join(titles)}: the method that it takes there. " if titles else ""
-    shipped += f"{COPIER}: kvbench's copier, called from Python as engines' code is. " if COPIER in header else ""
+    shipped = f"{', '.join(titles)}: the method it takes there. " if titles else ""
+    shipped += f"{COPIER}: kvbench's, called from Python as engines are. " if COPIER in header else ""
     caption = (
         f"At the measured swaps nearest to {SMALL} and {LARGE} blocks, each shape from the same rounds. "
         f"{shipped}{', '.join(BESIDE)}: times as long beside such swaps."
@@ -165,9 +165,11 @@ def answer_lines(rule: Rule, runs: Sequence[Run], listing: str = "") -> list[str
     """
     lines = [_undecided(rule, listing), _cost(costs_of(rule))]
     lines += sms_notes((part.choice for parts in rule.parts.values() for part in parts), runs)
-    titles = {engine.name: engine.title for engine in engines().values()}
-    gains = sorted((gain for gain in gains_of(rule, runs) if gain.over in titles), key=lambda gain: gain.over)
-    parts = [f"{titles[gain.over]} {gain.kind} {_times_as_fast(gain.ratios)}" for gain in gains]
+    gains: dict[str, list[str]] = {}
+    for gain in gains_of(rule, runs):
+        if engine := engines().get(gain.over):
+            gains.setdefault(engine.title, []).append(f"{gain.kind} {_times_as_fast(gain.ratios)}")
+    parts = [f"{title} {', '.join(of_engine)}" for title, of_engine in sorted(gains.items())]
     lines += [f"Compared with engines' code, times as fast in the median: {'; '.join(parts)}"] if parts else []
     return [*lines, *_in_runs(rule, runs)]
 

@@ -93,7 +93,7 @@ def test_only_changed_settings_are_printed_with_their_line_and_gain(run: Run) ->
     made = vllm(run)
     assert changed(made) == {"NUM_SMS": 24}
     text = made.text()
-    assert "# NUM_SMS 12 to 24: gains 50% on average at 9 sizes and counts, loses nowhere\n" in text
+    assert "# NUM_SMS 12 to 24: gains 50% on average at 9 shapes, loses nowhere\n" in text
     assert text.splitlines()[0] == "# vLLM: vllm==0.33.0 (0123456789abcdef)"
     assert [line for line in text.splitlines() if line and not line.startswith("#")] == [
         f"--- a/{FILE}", f"+++ b/{FILE}", "@@ -19 +19 @@", "-NUM_SMS = 12", "+NUM_SMS = 24",
@@ -132,7 +132,7 @@ def test_what_the_sms_of_a_setting_cost_a_decode_step_stands_beside_it(run: Run,
         (cells(sms=(8, 24)), {}),
         (cells(), {"backends": []}),
     ],
-    ids=["no kernel", "no copies", "four sizes and counts", "not the default", "nothing read"],
+    ids=["no kernel", "no copies", "four shapes", "not the default", "nothing read"],
 )
 def test_an_engine_without_enough_measured_cells_has_no_export(
     tmp_path: Path, made: list[Cell], info: dict[str, object]
