@@ -10,7 +10,7 @@ from kvbench.report.tables import chance_note
 from kvbench.text import short
 
 TITLE: Final = "KV-block swaps between host and GPU"
-LEFT_OUT: Final = "Not covered on purpose: requests (time to first token), ROCm, XPU, disks, networks."
+LEFT_OUT: Final = "Not covered: requests (time to first token), ROCm, XPU, disks, networks."
 REPORT_FILE: Final = "report.md"
 DETAILS_FILE: Final = "details.md"
 PAGE_FILE: Final = "report.html"
@@ -24,7 +24,7 @@ FOLD: Final = ("<details>\n<summary>", "</summary>", "</details>")
 
 def render_report(report: Report) -> str:
     """The first page."""
-    more = f"[{DETAILS_FILE}]({DETAILS_FILE}) has everything else."
+    more = f"Everything else: [{DETAILS_FILE}]({DETAILS_FILE})."
     return _joined([f"# {TITLE}", *_first_page(report), more])
 
 

@@ -133,7 +133,7 @@ def _table(view: View, pinned: Pinned, cells: pd.DataFrame, decode: Mapping[tupl
         body.append([*line, *(f"{row['neighbour_slowdown']:.2f}x" if row else "" for row in slowdowns)])
     header = ["SMs", *(f"{side} {bytes_size(size)}" for side, size in ladders), *(f"decode, {side}" for side in beside)]
     blocks = ends({int(blocks) for blocks in cells["blocks"]}, count)
-    title = f"{backend}, {state} stream: GB/s by SM count, the median over N = {blocks}"
+    title = f"{backend}, {state} stream: GB/s by SM count, median over N = {blocks}"
     notes = ["decode: times as long beside the swaps"] if beside else []
     bold = f"the fewest SMs within {KNEE.fraction:.0%} of the best of the column"
     return measured_table(view, cells, INCLUDES[state], title, header, body, notes, pinned=pinned, bold=bold)

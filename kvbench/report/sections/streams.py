@@ -45,8 +45,8 @@ def _both_orders(view: View) -> Pinned | None:
 
 def _half_intervals(side: ContrastSide) -> Sequence[Text]:
     halves = [(one.high - one.low) / 2 for _, one in side.comparisons if one.low > 0 and one.high < float("inf")]
-    seen = [f"Differences of {median(halves):.1%} would have shown (half an interval, in the median)"] if halves else []
-    return [*seen, "ANY on d2h can read the source before earlier work on the stream has written it"]
+    seen = [f"Differences of {median(halves):.1%} would have shown (half an interval)"] if halves else []
+    return [*seen, "ANY on d2h can read the source before earlier work on the stream wrote it"]
 
 
 def _order_effect(side: ContrastSide) -> Sequence[Text]:
@@ -135,7 +135,7 @@ QUEUE_DEPTH: Final = Contrast(
     includes=lambda _: INCLUDES["caller_us"],
     last=_knee_line,
     notes=lambda side: [
-        f"Knee: the first depth with more than {1 + QUEUE_KNEE.fraction:g} times the time of the three smallest",
+        f"Knee: first depth above {1 + QUEUE_KNEE.fraction:g} times the time of the three smallest",
         *[f"{_BEGUN} in most samples the driver's queue did not hold all"]
         * bool((side.measured["depth_held"] < 0.5).any()),
     ],

@@ -111,6 +111,6 @@ THRESHOLD: Final = Contrast(
     arm="backend",
     fastest=True,
     last=_crossovers,
-    notes=lambda _: [f"Crossover: the block size from which {BATCHED} is faster"],
+    notes=lambda _: [f"Crossover: block size from which {BATCHED} is faster"],
     find=_find,
 )
