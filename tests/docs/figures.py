@@ -1,7 +1,6 @@
 """The figures of README, from the runs of the newest committed report; without one, a line says so."""
 
 import re
-import shlex
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -10,38 +9,27 @@ from typing import Any, Final
 import pandas as pd
 
 from kvbench.report.build import report_of
-from kvbench.report.document import table_text
-from kvbench.report.model import DataTable, plain
+from kvbench.report.model import plain
 from kvbench.report.numbers import TIMES, count, figure
 from kvbench.results import Run, load_run
 from kvbench.text import ends
-from kvbench.tune.answer import rule_for_all
-from kvbench.tune.text import answer_table
 from reports.cards import cards
-from tests.docs.markup import code
 
 ROOT: Final = Path(__file__).parents[2]
 # The reports of README's first table, newest first, and the one of all other figures.
 CARDS: Final = sorted(cards(), key=lambda card: card.name[-len("2026-01-01") :], reverse=True)
 REPORT: Final = CARDS[0] if CARDS else ROOT
 RUNS: Final = REPORT / "runs"
-# The runs of a card that the first table is of, where it has them.
-_NUMBERS: Final = ("engine", "engines", "neighbour", "call")
 _LINK: Final = REPORT.relative_to(ROOT).as_posix()
 
 
 def numbers() -> str:
-    """The answer of the newest card, and where its figures come from."""
-    runs = [committed(name) for name in _NUMBERS if (RUNS / name).is_dir()]
-    rule = rule_for_all(runs)
-    table = answer_table(rule, runs)
-    return "\n\n".join(
-        (
-            table_text(DataTable("", table.header, table.rows, left=3)),
-            f"{table.caption} Times are between CUDA events, of different blocks each time, scattered over 16 GiB on "
-            "each side; `batched` is unmodified `cuMemcpyBatchAsync`, `sm` the copy kernel of kvbench, an SM one of "
-            f"the multiprocessors of the GPU. {_origin(REPORT, *_NUMBERS)}",
-        )
+    """The answer of the newest card's report, and where its figures come from."""
+    table, caption, _ = (REPORT / "report.md").read_text().partition("**What to use**\n\n")[2].split("\n\n", 2)
+    return (
+        f"{table}\n\n{caption} Blocks are different each time, scattered over 16 GiB on each side; `batched` is "
+        "unmodified `cuMemcpyBatchAsync`, `sm` kvbench's copy kernel, an SM one of the multiprocessors of the GPU. "
+        f"{_origin()}"
     )
 
 
@@ -79,18 +67,16 @@ def _limit() -> str:
     )
 
 
-def _origin(card: Path, *runs: str) -> str:
-    """Return a sentence about a card and the commands of those of `runs` that it has."""
-    origins = [committed(run, card) for run in runs if (card / "runs" / run).is_dir()]
-    infos = [run.info for run in origins]
-    identity, link = infos[0].identity, card.relative_to(ROOT).as_posix()
-    commands = " and ".join(code(shlex.join(run.reproducing()).replace(f"{ROOT}/", "")) for run in origins)
-    dates = ends((info.created[:10] for info in infos), str)
-    engines = {facts.package for info in infos for facts in info.backends if facts.name == "vllm_triton"}
-    packages = "".join(f", {package.partition(' ')[0]}" for package in sorted(engines))
+def _origin() -> str:
+    """Where and when the card's runs were made, and by which commands."""
+    infos = [committed(run.name).info for run in sorted(RUNS.iterdir())]
+    identity = infos[0].identity
+    dates = ends(sorted(info.created[:10] for info in infos), str)
+    packages = {facts.package.partition(" ")[0] for info in infos for facts in info.backends}
+    used = "".join(f", {each}" for each in sorted(packages) if each and not each.startswith("kvbench=="))
     return (
-        f"{identity['gpu_name']}, driver {identity['driver_version']}{packages}, {dates}: {commands} "
-        f"([report]({link}/report.md), [runs]({link}/runs))."
+        f"{identity['gpu_name']}, driver {identity['driver_version']}{used}, {dates}: `kvbench sweep` with the name "
+        f"of each of these [runs]({_LINK}/runs), then `kvbench report` ([report]({_LINK}/report.md))."
     )
 
 
