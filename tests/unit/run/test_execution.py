@@ -9,13 +9,14 @@ import pytest
 
 from kvbench.cells.axes import Direction, Reuse
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import DeviceFacts
+from kvbench.cells.facts import BackendFacts, DeviceFacts
 from kvbench.cli.progress import PlainReporter
+from kvbench.errors import ExitCode
 from kvbench.results import RunWriter, load_run
 from kvbench.results.attempts import visits_that_count
-from kvbench.results.schema import Ceiling, Disturbance, Failure, Note, Record, Retry, Visit
+from kvbench.results.schema import Ceiling, Disturbance, Failure, Note, Record, Retry, Roof, Visit
 from kvbench.run.execution import MAX_REPEATS, VISITS_A_REPEAT, Execution, Observer, Progress, SweepEnd
-from kvbench.run.protocol import MeasureCells, Opened
+from kvbench.run.protocol import MeasureCells, MeasureRoof, Opened
 from kvbench.run.worker_process import LostError, NotAskedError
 from kvbench.sweep.plan import Plan
 from kvbench.sweep.spec import Sampling, SweepSpec
@@ -46,7 +47,11 @@ class Slot:
     def replace(self) -> None:
         self.replaced += 1
 
-    def ask(self, request: Any, *_: object) -> Ceiling:
+    def ask(self, request: Any, *_: object) -> Ceiling | Roof:
+        if isinstance(request, MeasureRoof):
+            times = {name: [1.0] for name in ("copy_us", "scattered_us", "dense_us")}
+            sizes = dict.fromkeys(("pool_bytes", "copy_bytes", "blocks", "block_bytes"), 1)
+            return Roof(direction=request.direction, round=request.round, **times, **sizes)  # type: ignore[arg-type]
         of_round = self.copies_us.get((request.direction, request.round), [])
         copy_us = of_round.pop(0) if of_round else 1.0
         return Ceiling(direction=request.direction, round=request.round, swap_bytes=1, event_us=[copy_us])
@@ -128,9 +133,10 @@ def execute(
     cells: tuple[Cell, ...] = CELLS,
     rounds: int = 2,
     kind: str = "cpu",
+    backends: Sequence[BackendFacts] = (),
 ) -> SweepEnd:
     device = DeviceFacts("cpu", kind, "a device", None, 1 << 30, 1 << 30, None)
-    opened = Opened(device=device, backends=[], engine_hash="", delay_us={}, pci_bus_id=None, notes=[])
+    opened = Opened(device=device, backends=[*backends], engine_hash="", delay_us={}, pci_bus_id=None, notes=[])
     spec = SweepSpec("test", sampling=Sampling(rounds=rounds))
     with writer or RunWriter.create(path, info(searched_by=search and search.command, status="running")) as writer:
         progress = Progress(load_run(path).records)
@@ -221,10 +227,26 @@ def test_the_large_copies_of_a_cpu_say_nothing_of_a_round(tmp_path: Path) -> Non
     assert load_run(tmp_path).low_rounds == {"h2d": {1: 0.5}}
 
 
+@pytest.mark.parametrize(
+    ("pool_bytes", "name", "unavailable", "roofs"),
+    [(4 << 30, "sm", None, 2), ((4 << 30) - 4096, "sm", None, 0), (4 << 30, "sm", "no GPU", 0),
+     (4 << 30, "triton", None, 0)],
+)  # fmt: skip
+def test_a_round_measures_the_roof_of_each_direction_where_a_kernel_has_a_large_pool(
+    tmp_path: Path, pool_bytes: int, name: str, unavailable: str | None, roofs: int
+) -> None:
+    cells = tuple(replace(CELLS[0], direction=way, pool_bytes=pool_bytes) for way in Direction)
+    facts = BackendFacts(name, "a kernel", frozenset(), unavailable=unavailable)
+    execute(tmp_path, Slot(disturbed=0), cells=cells, backends=[facts])
+    made = [(one.round, one.direction) for one in load_run(tmp_path).records if isinstance(one, Roof)]
+    assert sorted(made) == [(number, way) for number in range(2) for way in ("d2h", "h2d")[:roofs]]
+
+
 def test_crashing_large_copies_and_a_dead_worker_cost_only_themselves(tmp_path: Path) -> None:
     slot = Crashing(disturbed=0)
     outcome = execute(tmp_path, slot)
     assert (outcome.status, outcome.measured, outcome.failed, outcome.copies_failed) == ("complete", len(CELLS), 0, 2)
+    assert outcome.exit_code is ExitCode.FAILED_CELLS
     assert len(slot.made) == 2 * len(CELLS)
     notes = [record.text for record in load_run(tmp_path).records if isinstance(record, Note)]
     assert f"room for {len(CELLS)}" in notes
