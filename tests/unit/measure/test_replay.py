@@ -17,7 +17,7 @@ from kvbench.cells.pattern import Pattern
 from kvbench.engine.faults import parse_faults
 from kvbench.measure.bench import Bench
 from kvbench.measure.replay import place, places, set_up_replay
-from kvbench.measure.workload import VerificationError
+from kvbench.measure.workload import VerificationError, Workload
 from kvbench.results import Visit
 from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.spec import Replay, Sampling
@@ -67,6 +67,20 @@ def test_every_swap_is_made_and_all_its_bytes_are_compared(
     assert made.verified_bytes >= 2 * sum(len(swap.gpu) for swap in SWAPS) * 4 * 4096
     assert all(us > 0 for us in made.samples.wall_us)
     assert made.warnings == ["1 of 3 swaps of the trace placed closer together to fit the smaller pool"]
+
+
+def test_the_time_of_comparing_is_that_of_all_swaps(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    verify, compared = Workload.verify, list[float]()
+
+    def takes_a_millisecond(workload: Workload, most: int | None = None) -> int:
+        compared.append(workload.verify_ms)
+        checked, workload.verify_ms = verify(workload, most), compared[-1] + 1
+        return checked
+
+    monkeypatch.setattr(Workload, "verify", takes_a_millisecond)
+    assert replayed(bench, PerBlock(), trace_of(tmp_path, 1)).verify_ms == len(compared) > 2 * len(SWAPS)
 
 
 def test_each_swap_records_its_merged_pieces(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -201,6 +201,15 @@ def test_a_swap_the_wrong_way_is_found(bench: Bench, direction: Direction) -> No
     assert whole(bench)
 
 
+def test_blocks_that_nobody_compared_are_put_back_before_the_next_visit(bench: Bench) -> None:
+    (workload := bench.workload(Cell("any", Direction.H2D, 16, 100))).advance()
+    bench.swap(workload, Direction.H2D)
+    workload.leave()
+    assert not whole(bench)
+    bench.pools.rest()
+    assert whole(bench)
+
+
 @pytest.mark.parametrize("direction", Direction)
 def test_a_swap_of_yesterday_does_not_pass_for_one_of_today(bench: Bench, direction: Direction) -> None:
     """What a comparison has seen is put back: the destination says nothing of it any more."""
