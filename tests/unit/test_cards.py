@@ -2,7 +2,7 @@
 
 import gzip
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -61,22 +61,17 @@ def card(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "card"))
 
 
-@pytest.fixture(scope="module")
-def _read_once() -> Iterator[None]:
-    """Committed runs, which take seconds to read."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cards, "load_run", cache(load_run))
-        yield
+read_once = cache(load_run)  # committed runs, which takes seconds
 
 
-@pytest.mark.usefixtures("_read_once")
 @pytest.mark.parametrize("folder", cards.cards(), ids=lambda folder: folder.name)
-def test_a_committed_report_is_whole(folder: Path) -> None:
+def test_a_committed_report_is_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards, "load_run", read_once)
     assert not cards.complaints_about(folder)
 
 
-@pytest.mark.usefixtures("_read_once")
-def test_the_table_of_cards_is_that_of_the_folders() -> None:
+def test_the_table_of_cards_is_that_of_the_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards, "load_run", read_once)
     text = cards.README.read_text()
     assert text == cards.with_table(text, cards.cards())
 
