@@ -13,7 +13,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 MOST: Final = {
-    "lines of Python in the package": 27_471,
+    "lines of Python in the package": 27_476,
     "files of the package": 148,
     "arrows between its rooms": 118,
     "lines of csrc without tests": 5_872,

@@ -42,18 +42,20 @@ def snippet(report: Report, what: str = "") -> str:
     """Return a table as it pastes into a pull request, with its caption.
 
     `what` is a section or the config that measures it, whose first table it is, SECTION:WORDS, the first with these
-    words in its title, or such words alone; without it, the first table there is. "list" names all tables, "chat" is
-    the answer in five lines. Raises UsageError for what the report does not have.
+    words in its title, or such words alone; "", what `asked_for` returns; "list", all names; "chat", the answer in five
+    lines. Raises UsageError for what the report does not have.
     """
     if what == CHAT:
         return "\n".join(_chat(report)) + "\n"
     named = _named(report)
     if what == LIST and named:
         return "".join(f"{section.name}: {plain(table.title)}\n" for section, table in named)
+    if named and not what:
+        return "\n".join(f"{table_text(table)}\n" for table in asked_for(report, named[0][0].measured_by))
     name, _, words = what.partition(":")
     for section, table in named:
         title, is_named = plain(table.title).lower(), name in (section.name, section.measured_by)
-        if not what or (is_named and words.lower() in title) or (not words and what.lower() in title):
+        if (is_named and words.lower() in title) or (not words and what.lower() in title):
             return table_text(table) + "\n"
     lacking = [spans(text)[1:] for section, text in report.missing.items() if name in (section.name, section.config)]
     reasons = [*(f"not measured: {plain(text)}" for text in lacking), _tables_there(report, named)]
@@ -68,13 +70,16 @@ def _tables_there(report: Report, named: Sequence[tuple[Section, DataTable]]) ->
 
 
 def asked_for(report: Report, config: str) -> list[DataTable]:
-    """Return the first table of the section of a config, for both directions, or else the first table there is."""
-    mine = [chapter for chapter in report.chapters if chapter.section.measured_by == config]
-    first = [table for chapter in mine for table in chapter.part.tables[:1]]
-    titles = {plain(table.title) for table in first}
-    others = [table for chapter in mine for table in chapter.part.tables[1:]]
-    twins = [table for table in others if plain(table.title).replace("d2h", "h2d") in titles]
-    return [*first, *twins] or [table for _, table in _named(report)][:1]
+    """Return the tables of the section of a config, of the first page's the first and its twin; or else the first."""
+    mine = [(one.section, one.part.tables) for one in report.chapters if one.section.measured_by == config]
+    firsts = {plain(table.title) for _, tables in mine for table in tables[:1]}
+    asked = [
+        table
+        for section, tables in mine
+        for table in tables
+        if table is tables[0] or not section.config or plain(table.title).replace("d2h", "h2d") in firsts
+    ]
+    return asked or [table for _, table in _named(report)][:1]
 
 
 def _named(report: Report) -> list[tuple[Section, DataTable]]:

@@ -19,7 +19,7 @@ from kvbench.cli.main import app
 from kvbench.errors import RunDirectoryError, UsageError
 from kvbench.report import markdown
 from kvbench.report.build import SECTIONS, report_files, report_of, write_files
-from kvbench.report.document import FOLD, render_details, render_report, snippet
+from kvbench.report.document import FOLD, asked_for, render_details, render_report, snippet, table_text
 from kvbench.report.faults import warnings_of
 from kvbench.report.model import Chapter, Report, plain
 from kvbench.report.numbers import TIMES
@@ -87,6 +87,7 @@ def test_the_cliff_is_in_the_table_the_chart_and_the_finding(cliff: Report, clif
 def test_snippets_are_listed_and_one_that_is_not_there_is_refused(cliff: Report, tmp_path: Path) -> None:
     assert "threshold: Idle" in snippet(cliff, "list")
     assert snippet(cliff, "quick") == snippet(cliff, "answer")
+    assert snippet(cliff) == "\n".join(f"{table_text(table)}\n" for table in asked_for(cliff, "None"))
     with pytest.raises(UsageError, match=r"not measured: kvbench sweep queue .it needs .* of .*cliff, threshold"):
         snippet(cliff, "queue")
     with pytest.raises(UsageError, match=r"no table in .*kvbench sweep .* quick, order, models, .*neighbour"):
