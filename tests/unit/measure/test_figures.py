@@ -19,7 +19,7 @@ from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import Clocks, Surroundings
 from kvbench.measure.samples import LayeredSwap, Sampler, SetUp, Taken
 from kvbench.results.schema import Beside, Disturbance, Samples, Visit
-from kvbench.run.protocol import MeasureCells
+from kvbench.run.protocol import InTurn, MeasureCells
 from kvbench.sweep.spec import BUSY_TWINS, CHAIN, LEAD, Sampling
 
 CELL = Cell("cheat", Direction.H2D, 16, 4096)
@@ -118,6 +118,28 @@ def test_a_sample_is_taken_in_the_state_of_its_cell(monkeypatch: pytest.MonkeyPa
     delay_us = min(2 * max(1, cell.queued) * 900 + 1000, 100_000)
     assert queue == ((cell.queued, cell.streams, delay_us * 1000) if state.pending else ())
     assert len(callers_us) == 4 - BUSY_TWINS * state.pending
+
+
+def test_a_visit_looks_at_the_machine_before_and_behind_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visit, "_busy_cpu_us", lambda _: 33.0)
+    bench, arms, around = mock.MagicMock(), mock.MagicMock(samplers=[mock.Mock()]), mock.Mock()
+    bench.cpu.held.return_value.__enter__.return_value, bench.cpu.probe_us.return_value = (3, 100.0), 180.0
+    bench.cpu.slowdown, bench.threads.watch.return_value = lambda us: us / 90, lambda: 0.25
+    arms.take_all.return_value, arms.turn.return_value, arms.ready = [around], [0], [mock.Mock(threads={5, 6})]
+    request = MeasureCells(cells=[], round=0, seed=1, sampling=Sampling(), in_turn=InTurn(verify=True, cpu=3))
+    (made,) = visit._sample(bench, arms, request, None)
+    surroundings = Surroundings(3, (100.0, 180.0), [100 / 90, 2.0], bench.clocks.read.return_value, 0.25)
+    assert made == visit.Sampled(around, arms.samplers[0].prepared.swap.calls, 33.0, surroundings)
+    bench.cpu.held.assert_called_once_with(3)
+    bench.threads.watch.assert_called_once_with({5, 6})
+
+
+def test_devices_meet_behind_their_warm_ups() -> None:
+    sampler: Any = Sampler(mock.Mock(), CELL, mock.Mock(), [mock.Mock()])
+    sampler.taker, events = lambda: lambda: events.append("swap"), list[str]()
+    sampler._collect = lambda *_: events.append("samples")
+    sampler.take_all(Sampling(warmups=2), lambda: events.append("meet"))
+    assert events == ["swap", "swap", "meet", "samples"]
 
 
 @pytest.mark.parametrize(("blocks", "cpu_us"), [(visit.LONG_CALL_BLOCKS - 1, 30.0), (visit.LONG_CALL_BLOCKS, 10.0)])
