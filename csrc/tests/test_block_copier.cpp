@@ -265,9 +265,15 @@ void what_is_not_aligned_takes_the_other_kernel() {
   check::that(bench.copied(*copier, bench.lists.back().view()) == Noted{"kvbench_sm_bulk 3"}, "sizes that differ");
   bench.lists.back().bytes.back() = 15;
   check::that(bench.copied(*copier, bench.lists.back().view()) == Noted{"kvbench_sm_lanes 3"}, "one odd size");
-  bench.list(4, 64);
-  ++bench.lists.back().sources[2];
-  check::that(bench.copied(*copier, bench.lists.back().view()) == Noted{"kvbench_sm_lanes 3"}, "one odd address");
+  for (const auto side : {&DescriptorList::sources, &DescriptorList::destinations}) {
+    for (const std::size_t entry : {0, 2, 3}) {
+      bench.list(4, 64);
+      (bench.lists.back().*side)[entry] += 8;
+      const Descriptors list = bench.lists.back().view();
+      check::that(bench.copied(*copier, list) == Noted{"kvbench_sm_lanes 3"}, "one odd address");
+      bench.check_launched(*copier, list);
+    }
+  }
 }
 
 void the_driver_is_asked_once_for_each_pool() {
@@ -971,23 +977,29 @@ void merging_keeps_to_slots_that_adjoin() {
 }
 
 void a_slot_whose_memory_was_freed_is_no_slot() {
-  CopierBench bench;
-  const auto copier = bench.copier(both_ways(2));
-  constexpr std::size_t kSlot = 8 * kBlock;
-  constexpr Address kBegin = Address{1} << 44;
-  const auto list = [&](Address source) {
-    bench.list(2, 64);
-    bench.lists.back().sources = {kBegin, source};
-    return bench.lists.back().view();
-  };
-  for (const std::size_t slot : {0, 1, 2}) {
-    bench.driver->known.push_back({Place::pinned, kBegin + slot * 2 * kSlot, kSlot});
-    bench.copied(*copier, list(kBegin + slot * 2 * kSlot));
+  for (const Place now : {Place::pinned, Place::device}) {
+    CopierBench bench;
+    const auto copier = bench.copier(both_ways(2));
+    constexpr std::size_t kSlot = 8 * kBlock;
+    constexpr Address kBegin = Address{1} << 44;
+    const auto list = [&](Address source) {
+      bench.list(2, 64);
+      bench.lists.back().sources = {kBegin, source};
+      return bench.lists.back().view();
+    };
+    for (const std::size_t slot : {0, 1, 2}) {
+      bench.driver->known.push_back({Place::pinned, kBegin + slot * 2 * kSlot, kSlot});
+      bench.copied(*copier, list(kBegin + slot * 2 * kSlot));
+    }
+    const Address freed = kBegin + 2 * kSlot;
+    bench.driver->known[1] = {now, freed - kBlock, 4 * kBlock};
+    if (now == Place::pinned) {  // shows what lies there now
+      bench.copied(*copier, list(freed - kBlock));
+    } else {
+      check::equal(refused<InvalidEntry>(bench, *copier, list(freed - kBlock)).entry(), std::size_t{1}, "entry");
+    }
+    check::equal(refused<InvalidEntry>(bench, *copier, list(freed + 4 * kBlock)).entry(), std::size_t{1}, "entry");
   }
-  const Address freed = kBegin + 2 * kSlot;
-  bench.driver->known[1] = {Place::pinned, freed - kBlock, 4 * kBlock};
-  bench.copied(*copier, list(freed - kBlock));  // shows what lies there now
-  check::equal(refused<InvalidEntry>(bench, *copier, list(freed + 4 * kBlock)).entry(), std::size_t{1}, "entry");
 }
 
 void mapped_memory_beside_memory_that_is_not_is_asked_for_once() {
@@ -1072,7 +1084,7 @@ void a_block_may_lie_across_memory_that_is_mapped_in_pieces() {
     DescriptorList& list = bench.lists.back();
     for (Address& destination : list.destinations) destination += pieces - bench.device.address();
     list.destinations[2] = pieces + 100 * kBlock - 32;
-    list.bytes.assign(4, 150 * kBlock);
+    list.bytes.assign(4, 250 * kBlock);  // the first is in three pieces, none of them known
     check::equal(bench.copied(*copier, list.view()).size(), std::size_t{1}, "submissions");
     list.destinations[2] = pieces + 400 * kBlock - 32;
     const auto error = refused<InvalidEntry>(bench, *copier, list.view());

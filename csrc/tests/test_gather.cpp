@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "forwarding_driver.hpp"
+#include "gated_driver.hpp"
 #include "swap/gather.hpp"
 
 namespace {
@@ -33,6 +33,10 @@ class GatheringDriver final : public ForwardingDriver {
     end_capture(stream);
     ++graphs;
     return 7;
+  }
+  void transfer(Address destination, Address source, std::size_t bytes, Direction direction, Stream stream) override {
+    reinterpret_cast<HostStream*>(stream)->submit([] { work_for(100'000); });  // what does not wait is late
+    ForwardingDriver::transfer(destination, source, bytes, direction, stream);
   }
   void launch_graph(Graph graph, Stream stream) override {
     check::equal(graph, Graph{7}, "the graph that was captured");

@@ -284,6 +284,17 @@ void a_sample_leaves_out_what_was_on_the_stream_before() {
   check::that(bench.driver->was_idle.back(), "the delay of a sample meets a stream without other work");
 }
 
+void a_sample_waits_for_all_that_was_queued() {
+  GatedBench bench;
+  std::vector<Stream> seen;
+  const auto submit = [&](Stream to) {
+    seen.push_back(to);
+    if (seen.size() == 3) reinterpret_cast<HostStream*>(to)->submit([] { work_for(20'000'000); });
+  };
+  bench.region.measure(submit, StreamState::busy, {.depth = 3, .streams = 3});
+  check::that(bench.driver->idle(seen[2]), "the stream of the last one queued, which took longer than the sample");
+}
+
 /// Lets another thread work for this much CPU time.
 void let_another_work(std::int64_t cpu_ns) {
   std::jthread([=] { work_for(cpu_ns); });
@@ -456,6 +467,7 @@ int main() {
       {"work is the last before a submission on an idle stream",
        work_is_the_last_before_a_submission_on_an_idle_stream},
       {"a sample leaves out what was on the stream before", a_sample_leaves_out_what_was_on_the_stream_before},
+      {"a sample waits for all that was queued", a_sample_waits_for_all_that_was_queued},
       {"CPU time is that of the submission's thread", cpu_time_is_that_of_the_submission_s_thread},
       {"the CPU time of a chain is no more than its time", the_cpu_time_of_a_chain_is_no_more_than_its_time},
       {"a loop is current again after a submission that was not",
