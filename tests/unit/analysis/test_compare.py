@@ -58,6 +58,11 @@ def test_a_difference_inside_the_margin_is_the_same_however_certain() -> None:
     assert compare_pairs(ramp, ramp * 1.03, IN_TURN).verdict is Verdict.SLOWER
 
 
+def test_a_spread_between_runs_widens_an_interval_by_its_ratio_on_both_sides() -> None:
+    apart, wider = (compare_apart(np.linspace(1, 2, 9), np.linspace(2, 3, 9), IN_TURN, more) for more in (0.0, 0.25))
+    assert (wider.ratio, wider.low, wider.high) == pytest.approx((apart.ratio, apart.low / 1.25, 1.25 * apart.high))
+
+
 def test_pairs_see_through_what_moves_both_sides() -> None:
     drift = np.array([100.0, 130, 90, 160, 110, 140, 95])
     assert compare_pairs(drift, drift * 0.95, IN_TURN).verdict is Verdict.FASTER

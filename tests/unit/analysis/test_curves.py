@@ -33,7 +33,7 @@ def test_a_constant_cost_per_descriptor_is_no_cliff() -> None:
 def test_a_fall_is_a_cliff() -> None:
     cliff = cliff_of(SIZES, [50.0] * 5 + [10.0] * 8)
     assert cliff is not None
-    assert (cliff.rises, cliff.height, cliff.below_bytes) == (False, 5.0, 12 * KIB)
+    assert (cliff.rises, cliff.height, cliff.excess, cliff.below_bytes) == (False, 5.0, 5.0, 12 * KIB)
 
 
 def test_jumps_that_are_small_or_inside_the_noise_are_no_cliffs() -> None:
