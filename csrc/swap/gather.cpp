@@ -22,8 +22,8 @@ GatherSwap::GatherSwap(const GatherKernel& kernel, std::span<const Address> sour
       stream_(driver_),
       staged_(driver_, MemoryKind::allocated, table_bytes(sources.size())),
       ids_(driver_, MemoryKind::device, table_bytes(sources.size())) {
-  if (sources.size() > std::numeric_limits<u32>::max()) {  // none at all have no memory
-    throw std::invalid_argument("a gather has at most 2^32 - 1 rows");
+  if (sources.empty() || sources.size() > std::numeric_limits<u32>::max()) {
+    throw std::invalid_argument("a gather needs 1 to 2^32 - 1 rows");
   }
   // Addresses below a row: every row of a pool then has a number, wherever the pool begins.
   u64 source_base = sources.front() % row_bytes_;
