@@ -1,5 +1,6 @@
 """Which shape of the copy kernel a swap gets."""
 
+from dataclasses import replace
 from itertools import product
 from unittest import mock
 
@@ -49,8 +50,9 @@ def test_a_gather_moves_the_largest_words_that_rows_and_both_pools_allow(
     made = {"GatherKernel": mock.Mock(), "GatherSwap": mock.Mock(), "cached_cubin": mock.Mock()}
     one, other, backend = mock.Mock(), mock.Mock(), Sm()
     with mock.patch.multiple(sm, **made):
-        prepared = [backend.create(SwapRequest(device, cell, mock.Mock(**sides))) for device in (one, one, other)][-1]
-    assert [call.args[0] for call in made["GatherKernel"].call_args_list] == [one.driver, other.driver]
+        asked = (one, cell), (one, cell), (other, replace(cell, block_bytes=64)), (other, cell)
+        prepared = [backend.create(SwapRequest(device, of, mock.Mock(**sides))) for device, of in asked][-1]
+    assert [call.args[0] for call in made["GatherKernel"].call_args_list] == [one.driver, other.driver, other.driver]
     assert prepared.stage is made["GatherSwap"].return_value.stage
     assert made["GatherKernel"].call_args.args[1:] == (made["cached_cubin"].return_value, row_bytes)
     assert made["GatherSwap"].call_args.args == (made["GatherKernel"].return_value, *sides.values(), 7)

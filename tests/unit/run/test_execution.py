@@ -235,7 +235,7 @@ def test_the_large_copies_of_a_cpu_say_nothing_of_a_round(tmp_path: Path) -> Non
 def test_a_round_measures_the_roof_of_each_direction_where_a_kernel_has_a_large_pool(
     tmp_path: Path, pool_bytes: int, name: str, unavailable: str | None, roofs: int
 ) -> None:
-    cells = tuple(replace(CELLS[0], direction=way, pool_bytes=pool_bytes) for way in Direction)
+    cells = tuple(replace(CELLS[0], direction=way, pool_bytes=pool_bytes >> at) for at, way in enumerate(Direction))
     facts = BackendFacts(name, "a kernel", frozenset(), unavailable=unavailable)
     execute(tmp_path, Slot(disturbed=0), cells=cells, backends=[facts])
     made = [(one.round, one.direction) for one in load_run(tmp_path).records if isinstance(one, Roof)]
