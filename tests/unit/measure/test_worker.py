@@ -31,13 +31,15 @@ def test_a_worker_keeps_no_more_cells_than_it_has_room_for(
     worker.answer(protocol.Open(device="cpu", fault=None))
     asked = protocol.Reserve(pool_bytes=1 << 20, host_pools=1, backends=[], busy_delay_us=10, policy=None)
     assert worker.answer(asked) == protocol.Reserved(notes=[])
-    for cell in CELLS:
+    for cell in (*CELLS, elsewhere := replace(CELLS[0], memory=Memory.REGISTERED)):
+        if cell is elsewhere:
+            assert list(worker._kept) == kept
         request = protocol.MeasureCells(
             cells=[cell.as_strings()], round=0, seed=1, sampling=Sampling(min_samples=3, max_samples=3),
             in_turn=protocol.InTurn(verify=True),
         )  # fmt: skip
         assert isinstance(worker.answer(request), protocol.MeasuredCells)
-    assert list(worker._kept) == kept
+    assert list(worker._kept) == [elsewhere]  # the pool of the others is gone
 
 
 def test_the_pages_of_every_pool_are_sampled_once(monkeypatch: pytest.MonkeyPatch) -> None:
