@@ -12,7 +12,7 @@ from kvbench.analysis.compare import Verdict, Visits, compare_visits
 from kvbench.analysis.margins import KNEE, QUEUE_KNEE
 
 MIN_HEIGHT: Final = 1.5
-SHALLOW: Final = 3
+SHALLOW: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +90,14 @@ def find_queue_knee(times: Mapping[int, Visits]) -> QueueKnee | None:
     """Return the first depth at which a submission is slower than on a shallow queue by `QUEUE_KNEE`, or None.
 
     `times` are submission times by the number of swaps queued before it. The `SHALLOW` smallest depths are the shallow
-    queue; its time in a round is the median of their times.
+    queue; its time in a round is the longer of theirs, as a second swap can take twice as long as the first.
     """
     depths = sorted(times)
     if len(depths) <= SHALLOW:
         return None
     first = [times[depth] for depth in depths[:SHALLOW]]
-    rounds = first[0].keys() & first[1].keys() & first[2].keys()
-    shallow = {number: median(visits[number] for visits in first) for number in rounds}
+    rounds = first[0].keys() & first[1].keys()
+    shallow = {number: max(visits[number] for visits in first) for number in rounds}
     for depth in depths[SHALLOW:]:
         if shallow and compare_visits(shallow, times[depth], QUEUE_KNEE).verdict is Verdict.SLOWER:
             return QueueKnee(depth, median(times[depth].values()), median(shallow.values()))

@@ -93,15 +93,15 @@ def curve(*medians: float, spread: float = 0.1) -> dict[int, Visits]:
 
 
 def test_the_knee_is_the_first_depth_that_takes_more_than_twice_as_long() -> None:
-    assert find_queue_knee(curve(2, 2.2, 2.1, 2, 2.4, 3.9, 180, 190)) == QueueKnee(1024, 180, 2.1)
-    assert find_queue_knee(curve(2, 2, 2, 50, 2, 2)) == QueueKnee(16, 50, 2)
+    assert find_queue_knee(curve(1, 2, 2.1, 2, 2.4, 3.9, 180, 190)) == QueueKnee(1024, 180, 2)
+    assert find_queue_knee(curve(1, 2, 50, 2, 2, 2)) == QueueKnee(4, 50, 2)
 
 
 @pytest.mark.parametrize(
     "times",
     [
         curve(2, 2.1, 2, 2.2, 2.1, 2, 2.1, 3.5),
-        curve(2, 2, 180),
+        curve(2, 180),
         curve(2, 2, 2, 5, 6, spread=0.9),
         curve(2, 20, 20, 15),
         {},
