@@ -10,7 +10,7 @@ from kvbench.cells.facts import method_label
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Once, Part, PartOrReason
 from kvbench.report.numbers import bytes_size, count, figure
-from kvbench.report.tables import INCLUDES, caption, format_cell, measured_table, milliseconds, rate, sms_of
+from kvbench.report.tables import INCLUDES, caption, format_cell, measured_table, milliseconds, rate, sms_of, words_in
 from kvbench.report.view import Row, View, grouped, rows_of
 from kvbench.tune.answer import rule_for_all
 from kvbench.tune.rule import Rule
@@ -35,7 +35,7 @@ def _part(views: Sequence[View], rule: Rule) -> Part:
     runs = [view.run for view in views]
     table = answer_table(rule, runs)
     cells = pd.concat([view.measured for view in views])
-    said = caption(views[0], cells, (Once("CUDA events"), table.caption.rstrip(".")))
+    said = caption(views[0], cells, (Once("CUDA events"), table.caption[:-1]), (), filter(None, [words_in(table.rows)]))
     if len(views) > 1:
         said = (*said[:-1], Once(f"runs {', '.join(view.label for view in views)}"))
     uses = grouped(table.rows, lambda row: row[0])
