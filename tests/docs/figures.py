@@ -27,9 +27,9 @@ def numbers() -> str:
     """The answer of the newest card's report, and where its figures come from."""
     table, caption, _ = (REPORT / "report.md").read_text().partition("**What to use**\n\n")[2].split("\n\n", 2)
     return (
-        f"{table}\n\nTimes by CUDA events. {caption} Blocks differ each time, scattered over 16 GiB on each side; `batched` is "
-        "unmodified `cuMemcpyBatchAsync`, `sm` kvbench's copy kernel, an SM one of the multiprocessors of the GPU. "
-        f"{_origin()}"
+        f"{table}\n\nTimes by CUDA events. {caption} Blocks differ each time, scattered over 16 GiB on each side; "
+        "`batched` is unmodified `cuMemcpyBatchAsync`, `sm` kvbench's copy kernel, an SM one of the multiprocessors of "
+        f"the GPU. {_origin()}"
     )
 
 
