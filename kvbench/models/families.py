@@ -26,6 +26,7 @@ _WORD_OF_LAYER: Final[Mapping[object, str]] = {
 }  # fmt: skip
 
 _IN_TABLE: Final = "num_heads head_dim short_conv_kernel_size"
+_NO_KIND: Final = "is not a kind of layer that kvbench knows for this model_type"
 # The fields that list the kinds of layers.
 _KINDS: Final = ("layers_block_type", "layer_types")
 
@@ -55,7 +56,8 @@ def layers_of(fields: Fields, model_type: str, *, with_draft: bool = False) -> t
     """
     family = _FAMILIES.get(model_type, Family(dense))
     fields.skip(family.ignores)
-    fields.skip("attention_method" if model_type in _FAMILIES else "")
+    if model_type in _FAMILIES:
+        fields.skip("attention_method")
     if fields.get("use_cla") is False:
         fields.skip("cla_share_factor")
     if fields.get("use_sliding_window") is not True:
@@ -112,7 +114,7 @@ def kinds_of(
     for name in names:
         items = fields.items(name, layers, at_least=at_least)
         if others := [one for one in items or () if _WORD_OF_LAYER.get(str(one)) not in known]:
-            raise FieldError(name, f"{shown(others[0])} is not a kind of layer that kvbench knows for this model_type")
+            raise FieldError(name, f"{shown(others[0])} {_NO_KIND}")
         kinds = kinds or (items and [_WORD_OF_LAYER[item] for item in items])
     return kinds
 
@@ -280,9 +282,7 @@ def _deepseek_v4(fields: Fields) -> Layers:
     rates: dict[str, int] = {"sliding_attention": 0, **_V4_RATES, **fields.read("compress_rates", dict[str, Count], {})}
     types = fields.items("layer_types", layers, at_least=True)
     if others := [one for one in types or () if str(one) not in rates]:
-        raise FieldError(
-            "layer_types", f"{shown(others[0])} is not a kind of layer that kvbench knows for this model_type"
-        )
+        raise FieldError("layer_types", f"{shown(others[0])} {_NO_KIND}")
     ratios: list[int] = fields.read("compress_ratios", list[NoneOrMore], [rates[one] for one in types or ()])
     if len(ratios) < layers:
         raise fields.error("compress_ratios", f"{shown(ratios)} is not a list of {layers} items, one for each layer")
