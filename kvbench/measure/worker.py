@@ -281,7 +281,7 @@ def _rounded(value: Any) -> Any:
         case float():
             return round(value, 3)
         case list():
-            return [round(one, 3) if isinstance(one, float) else _rounded(one) for one in value]
+            return [_rounded(one) for one in value]
         case msgspec.Struct():
             return msgspec.structs.replace(
                 value, **{name: _rounded(getattr(value, name)) for name in value.__struct_fields__}
