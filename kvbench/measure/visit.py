@@ -268,8 +268,9 @@ def _check_in_a_row(sampler: Sampler, request: MeasureCells) -> int:
 
 def _is_chosen(request: MeasureCells, cell: Cell, check: str, rounds: int, *, once: bool = False) -> bool:
     """Whether this is the visit, one in `rounds`, that makes a check of its cell; if `once`, in the first `rounds`."""
-    number = request.round if once else request.round % max(1, rounds)
-    return zlib.crc32(f"{request.seed}/{cell.id}/{check}".encode()) % max(1, rounds) == number
+    rounds = max(1, rounds)
+    number = request.round if once else request.round % rounds
+    return zlib.crc32(f"{request.seed}/{cell.id}/{check}".encode()) % rounds == number
 
 
 def _check_order(sampler: Sampler) -> None:
