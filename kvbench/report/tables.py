@@ -13,18 +13,7 @@ from kvbench.cells.axes import Role
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.cells.facts import MERGED, PRIMED, SM, TRITON, method_label
 from kvbench.report.faults import HOST_COPIES, low_ceilings
-from kvbench.report.model import (
-    ChartText,
-    Code,
-    DataTable,
-    Once,
-    PlotLine,
-    Span,
-    Strong,
-    Text,
-    plain,
-    spans,
-)
+from kvbench.report.model import ChartText, Code, DataTable, Once, PlotLine, Span, Strong, Text, plain, spans
 from kvbench.report.numbers import ABSENT, TIMES, count, figure, noun
 from kvbench.report.view import Pinned, Row, View, rows_of
 from kvbench.results.outcomes import BETWEEN
