@@ -21,13 +21,14 @@ from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import Surroundings, disturbances
 from kvbench.measure.layout import lay_out
 from kvbench.measure.roof import measure_ceiling
-from kvbench.measure.samples import AnySample, Arms, Sampler, SetUp, Taken, TakeOne
-from kvbench.measure.workload import NOT_ORDERED, VerificationError, Workload
+from kvbench.measure.samples import AnySample, Arms, Sampler, SetUp, Taken
+from kvbench.measure.workload import NOT_ORDERED, VerificationError
 from kvbench.results.schema import Beside, EffectivePath, Samples, Visit
 from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.spec import BUSY_TWINS
 
-ORDER_DELAY_US: Final = 20_000
+# The work before a swap whose order is checked outlasts two submissions by this: a busy host is slow to look.
+ORDER_DELAY_US: Final = {"cuda": 5_000, "cpu": 20_000}
 # How much faster than the best large copies a swap may be. Copies of the device cpu can stay in its caches, and a
 # backend may use several threads.
 FASTER_THAN_THE_LINK: Final = {"cuda": 1.05, "cpu": 16.0}
@@ -94,7 +95,7 @@ def visit(bench: Bench, arms: Arms, request: MeasureCells, begin: Callable[[], N
                 if verified[at]:
                     verified_bytes[at] += _check_in_a_row(samplers[at], request)
                     if request.round and _is_chosen(request, samplers[at].cell, "order", request.sampling.rounds - 1):
-                        _check_order(samplers[at])
+                        _check_order(samplers[at], sampled[at].taken.samples[-1].caller_us)
                 else:
                     samplers[at].workload.leave()
                 for clock in _clocks(bench, samplers[at].cell) if samplers[at].copies else ():
@@ -109,8 +110,9 @@ def _check_before(sampler: Sampler, request: MeasureCells, *, verifies: bool) ->
     """Check a swap in the first round, with any attempt: a device may have lost the others. Return compared bytes."""
     if request.round or not verifies:
         return 0
-    verified_bytes = _check_one(sampler.workload, sampler.take_idle)
-    _check_order(sampler)
+    sample = sampler.take_idle()
+    verified_bytes = sampler.workload.verify()
+    _check_order(sampler, sample.caller_us)
     return verified_bytes
 
 
@@ -124,7 +126,11 @@ def _check_sampled(sampler: Sampler) -> int:
     overwrote = workload.overwrote
     if overwrote:
         workload.watch(take)
-    return workload.verify() + (_check_one(workload, take) if overwrote else 0)
+    verified_bytes = workload.verify()
+    if overwrote:
+        take()
+        verified_bytes += workload.verify()
+    return verified_bytes
 
 
 def _sample(bench: Bench, arms: Arms, request: MeasureCells, begin: Callable[[], None] | None) -> list[Sampled]:
@@ -242,12 +248,6 @@ def _columns(taken: Taken, cell: Cell) -> Samples:
     )
 
 
-def _check_one(workload: Workload, take: TakeOne) -> int:
-    """Make one swap over memory at rest and verify it; return the number of compared bytes."""
-    take()
-    return workload.verify()
-
-
 def _check_in_a_row(sampler: Sampler, request: MeasureCells) -> int:
     """Verify consecutive swaps of blocks of their own, watched, if this is the visit for it; return compared bytes."""
     cell, workload = sampler.cell, sampler.workload
@@ -273,19 +273,19 @@ def _is_chosen(request: MeasureCells, cell: Cell, check: str, rounds: int, *, on
     return zlib.crc32(f"{request.seed}/{cell.id}/{check}".encode()) % rounds == number
 
 
-def _check_order(sampler: Sampler) -> None:
+def _check_order(sampler: Sampler, caller_us: float) -> None:
     """Raise VerificationError if a swap that was submitted after other work arrives before that work completes.
 
-    The work is on the stream, or, of a gated one, on another that the stream waits for.
+    The work is on the stream, or, of a gated one, on another that the stream waits for. A submission takes `caller_us`.
     """
     bench, workload = sampler.bench, sampler.workload
     stream, delayed = bench.stream, Event(bench.device.driver)
-    gated = sampler.cell.stream_state is StreamState.GATED
-    before = Stream(bench.device.driver) if gated else stream
+    before = Stream(bench.device.driver) if sampler.cell.stream_state is StreamState.GATED else stream
     workload.advance()
     if sampler.prepared.stage:
         sampler.prepared.stage()
-    bench.device.driver.delay(ORDER_DELAY_US * 1000, before.handle)
+    delay_us = ORDER_DELAY_US[bench.device.kind] + 2 * caller_us
+    bench.device.driver.delay(round(1000 * delay_us), before.handle)
     delayed.record(before.handle)
     delayed.hold(stream.handle)
     sampler.prepared.swap.submit(stream.handle)

@@ -154,7 +154,6 @@ def run(shown: Shown, folder: Path, met: frozenset[str] = frozenset()) -> str | 
     expanded = [
         name for word in shortened(shown) for name in (sorted(map(str, folder.glob(word))) if "/*" in word else [word])
     ]
-    # A start takes longest; what needs a GPU asks the real one.
     planned = "--dry-run" in expanded and not shown.needs and mock.patch.object(runner, "WorkerSlot", FakeSlot)
     with planned or nullcontext():
         done = started(*expanded, cwd=folder, env={"COLUMNS": "160", "PYTHONPATH": str(site)})

@@ -54,7 +54,7 @@ def test_every_arm_has_a_sample_of_each_tuple_and_is_verified(direction: Directi
 @pytest.mark.parametrize(("count", "reuse"), [(1, Reuse.SAME), (1, Reuse.FRESH), (2, Reuse.FRESH)])
 def test_a_visit_counts_every_byte_that_was_compared(monkeypatch: pytest.MonkeyPatch, count: int, reuse: Reuse) -> None:
     """Before its samples, between and behind them, and in a row; not in what looks at the order alone."""
-    monkeypatch.setattr("kvbench.measure.visit._check_order", lambda _: None)
+    monkeypatch.setattr("kvbench.measure.visit._check_order", lambda *_: None)
     arms, request = arms_of([Recorded(honest)] * count, replace(CELL, reuse=reuse))
     compared = Counter[Workload]()
 

@@ -334,7 +334,7 @@ def test_neither_the_figure_nor_the_mean_of_a_chain_is_faster_than_the_link(
 def test_a_backend_that_does_not_keep_to_its_stream_is_caught(
     bench: Bench, cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visit, "ORDER_DELAY_US", 100_000)  # a host that is busy starts the thread late
+    monkeypatch.setattr(visit, "ORDER_DELAY_US", {"cpu": 100_000})  # a host that is busy starts the thread late
     with pytest.raises(VerificationError, match="it is not ordered in its stream"):
         measure(bench, Recorded(on_a_thread_of_its_own), cell, SAMPLING, 1, None)
 
@@ -347,7 +347,7 @@ def first_in_order(request: SwapRequest, number: int, stream: int) -> None:
 def test_a_backend_that_keeps_to_its_stream_in_its_first_visit_alone_is_caught(
     bench: Bench, state: StreamState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visit, "ORDER_DELAY_US", 400_000)
+    monkeypatch.setattr(visit, "ORDER_DELAY_US", {"cpu": 400_000})
     cell = replace(CELLS[1], stream_state=state)
     sampling = msgspec.structs.replace(SAMPLING, warmups=0, min_samples=1, max_samples=1)
     backend = Recorded(first_in_order)
