@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import msgspec
@@ -21,8 +23,8 @@ from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.blocks import FORGOTTEN_AFTER_BYTES
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import DeviceFacts
-from kvbench.engine.device import DIRECTIONS, SwapMemory, per_block
-from kvbench.measure import visit
+from kvbench.engine.device import DIRECTIONS, Event, SwapMemory, per_block
+from kvbench.measure import disturbance, visit
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import Threads
 from kvbench.measure.samples import SetUp, _work_for, set_up
@@ -186,34 +188,26 @@ READ: dict[int, NDArray[np.uint8]] = {}
 
 @dataclass
 class Halfway(Recorded):
-    """Copies the ends of blocks at once, and what lies between on a thread that the next submission joins."""
+    """Copies the ends of blocks at once, and what lies between when the next list waits for its submission."""
 
-    behind: threading.Thread | None = None
-    late_s: float = 0.005
+    left: list[Lists] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.copy = self._ends
 
-    def join(self) -> None:
-        if self.behind is not None:
-            self.behind.join()
-
     def _ends(self, request: SwapRequest, number: int, stream: int) -> None:
         del number
-        self.join()
-        sources, destinations, sizes = _lists(request.memory)
+        self.left.append(_lists(request.memory))
+        sources, destinations, sizes = self.left[-1]
         edge, inside = np.full(len(sizes), np.uint64(256)), sizes - np.uint64(256)
         ends = [np.concatenate([side, side + inside]) for side in (sources, destinations)]
         lists = (*ends, np.concatenate([edge, edge]))
         per_block(request.device.driver, *lists, DIRECTIONS[request.cell.direction]).submit(stream)
 
-        def middle() -> None:
-            time.sleep(self.late_s)
-            for source, to, size in zip(sources, destinations, sizes, strict=True):
-                ctypes.memmove(int(to) + 256, int(source) + 256, int(size) - 512)
-
-        self.behind = threading.Thread(target=middle)
-        self.behind.start()
+    def pause(self, _seconds: float) -> None:
+        for source, to, size in (block for lists in self.left for block in zip(*lists, strict=True)):
+            ctypes.memmove(int(to) + 256, int(source) + 256, int(size) - 512)
+        self.left.clear()
 
 
 # Every state and reuse, the directions in turn.
@@ -249,28 +243,33 @@ def test_a_backend_that_finishes_blocks_later_is_caught(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, state: StreamState, reuse: Reuse
 ) -> None:
     monkeypatch.setattr(Workload, "chance", lambda *_: True)
-    monkeypatch.setattr("kvbench.measure.workload.WATCHED_S", 0.02)  # the middle of the swap before is there by then
     cell = Cell("cheat", Direction.H2D, 16, 4096, state, reuse=reuse, pool_bytes=2 << 20)
     backend = Halfway(honest)
+    monkeypatch.setattr("kvbench.measure.workload.time.sleep", backend.pause)
     request = MeasureCells(cells=[cell.as_strings()], round=7, seed=1, sampling=SAMPLING)
-    try:
-        with pytest.raises(VerificationError, match=LATE_OR_EARLY):
-            visited(bench, set_up(bench, backend, cell, SAMPLING, 1), request)
-    finally:
-        backend.join()
+    with pytest.raises(VerificationError, match=LATE_OR_EARLY):
+        visited(bench, set_up(bench, backend, cell, SAMPLING, 1), request)
 
 
-def test_a_thread_that_another_backend_left_behind_disturbs_a_visit(bench: Bench) -> None:
-    ended = threading.Event()
+def test_a_thread_that_another_backend_left_behind_disturbs_a_visit(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However little of the machine is left for it: it works a little within every swap."""
+    monkeypatch.setattr(disturbance, "OTHERS_SHARE", 0.0)
+    ended, turns = threading.Event(), [0]
 
     def spin() -> None:
         while not ended.is_set():
-            pass
+            turns[0] += 1
 
-    sampling = msgspec.structs.replace(SAMPLING, min_samples=10, max_samples=10)
-    cell = replace(CELLS[0], pause_us=2000)
-    assert Disturbance.OTHER_THREAD not in measure(bench, Recorded(honest), cell, sampling, 1, None).disturbed
+    def beside(request: SwapRequest, number: int, stream: int) -> None:
+        before = turns[0]
+        honest(request, number, stream)
+        while thread.is_alive() and turns[0] == before:
+            time.sleep(0)
+
     thread = threading.Thread(target=spin)
+    assert Disturbance.OTHER_THREAD not in measure(bench, Recorded(beside), CELLS[0], SAMPLING, 1, None).disturbed
 
     class Spinning(Recorded):
         def create(self, request: SwapRequest) -> PreparedSwap:
@@ -278,8 +277,8 @@ def test_a_thread_that_another_backend_left_behind_disturbs_a_visit(bench: Bench
             return super().create(request)
 
     try:  # of its own backend it is the way it swaps
-        assert Disturbance.OTHER_THREAD not in measure(bench, Spinning(honest), cell, sampling, 1, None).disturbed
-        assert Disturbance.OTHER_THREAD in measure(bench, Recorded(honest), cell, sampling, 1, None).disturbed
+        assert Disturbance.OTHER_THREAD not in measure(bench, Spinning(beside), CELLS[0], SAMPLING, 1, None).disturbed
+        assert Disturbance.OTHER_THREAD in measure(bench, Recorded(beside), CELLS[0], SAMPLING, 1, None).disturbed
     finally:
         ended.set()
         thread.join()
@@ -329,12 +328,21 @@ def test_neither_the_figure_nor_the_mean_of_a_chain_is_faster_than_the_link(
             visit._check_speed(bench, cell, [0.9 * us[clock], us[clock], 9 * us[clock]])
 
 
-# The audit of the destination waits for the stream: by then the delay is over, and the check finds nothing.
+class NotReached(Event):
+    """Is not complete as long as a swap before it is looked for, however late the host looks."""
+
+    left = 99
+
+    def completed(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
 @every_cell
 def test_a_backend_that_does_not_keep_to_its_stream_is_caught(
     bench: Bench, cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visit, "ORDER_DELAY_US", {"cpu": 100_000})  # a host that is busy starts the thread late
+    monkeypatch.setattr(visit, "Event", NotReached)
     with pytest.raises(VerificationError, match="it is not ordered in its stream"):
         measure(bench, Recorded(on_a_thread_of_its_own), cell, SAMPLING, 1, None)
 
@@ -347,7 +355,6 @@ def first_in_order(request: SwapRequest, number: int, stream: int) -> None:
 def test_a_backend_that_keeps_to_its_stream_in_its_first_visit_alone_is_caught(
     bench: Bench, state: StreamState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visit, "ORDER_DELAY_US", {"cpu": 400_000})
     cell = replace(CELLS[1], stream_state=state)
     sampling = msgspec.structs.replace(SAMPLING, warmups=0, min_samples=1, max_samples=1)
     backend = Recorded(first_in_order)
@@ -359,6 +366,7 @@ def test_a_backend_that_keeps_to_its_stream_in_its_first_visit_alone_is_caught(
             visited(bench, ready, MeasureCells(cells=[cell.as_strings()], round=number, seed=645, sampling=sampling))
 
     visits(range(1))
+    monkeypatch.setattr(visit, "Event", NotReached)
     backend.submissions = 30
     with pytest.raises(VerificationError, match="it is not ordered in its stream"):
         visits(range(1, sampling.rounds))
@@ -369,11 +377,17 @@ def test_a_backend_that_keeps_to_its_stream_in_its_first_visit_alone_is_caught(
 def test_a_watched_swap_does_not_come_before_the_work_that_its_stream_waits_for(
     state: StreamState, reuse: Reuse
 ) -> None:
-    patient = bench_of(2 << 20, delay_us=100_000)
     cell = Cell("cheat", Direction.H2D, 16, 4096, state, reuse=reuse, pool_bytes=1 << 20)
-    ready = set_up(patient, Recorded(honest), cell, SAMPLING, 1)
+    bench = bench_of(2 << 20)
+    ready = set_up(bench, Recorded(honest), cell, SAMPLING, 1)
     ready.workload.watch(ready.sampler.taker())
     ready.workload.verify()
+
+    def still_pending(*given: Any) -> Any:
+        taken = bench.region.measure_python(*given)
+        return SimpleNamespace(caller_us=taken.caller_us, pending_after=True)
+
+    patient = replace(bench, region=SimpleNamespace(measure_python=still_pending))  # type: ignore[arg-type]
     ready = set_up(patient, Recorded(on_a_thread_of_its_own), cell, SAMPLING, 1)
     with pytest.raises(VerificationError, match="it is not ordered in its stream"):
         ready.workload.watch(ready.sampler.taker())
@@ -424,24 +438,18 @@ def test_a_backend_that_skips_all_but_watched_swaps_is_caught(
 
 @dataclass
 class Ahead(Recorded):
-    """Copies `part` of the blocks on a thread, as soon as other blocks are in the list, from submission `first` on."""
+    """Copies `part` of the blocks while their list waits for its submission, from submission `first` on."""
 
     first: int = 1
     part: slice = field(default_factory=lambda: slice(None))
-    ended: threading.Event = field(default_factory=threading.Event)
 
     def create(self, request: SwapRequest) -> PreparedSwap:
-        self.thread = threading.Thread(target=self._watch, args=(request,))
-        self.thread.start()
+        self.request = request
         return super().create(request)
 
-    def _watch(self, request: SwapRequest) -> None:
-        last = 0
-        while not self.ended.is_set():
-            if (now := int(request.memory.destinations[-1])) != last and self.submissions + 1 >= self.first:
-                last = now
-                self.ahead(request)
-            time.sleep(1e-5)
+    def pause(self, _seconds: float) -> None:
+        if self.submissions + 1 >= self.first:
+            self.ahead(self.request)
 
     def ahead(self, request: SwapRequest) -> None:
         for source, to, size in zip(*(part[self.part] for part in _lists(request.memory)), strict=True):
@@ -469,7 +477,7 @@ class Gathering(Ahead):
 
     def _out_of_buffer(self, request: SwapRequest, number: int, stream: int) -> None:
         memory = request.memory
-        if self.staged != int(memory.destinations[-1]):  # too late
+        if self.staged != int(memory.destinations[-1]):  # not from here on
             honest(request, number, stream)
             return
         lists = (self._places(memory), memory.destinations, memory.sizes)
@@ -486,16 +494,12 @@ class Gathering(Ahead):
 def test_a_backend_that_works_ahead_of_its_submission_is_caught(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, cheat: type[Ahead], blocks: int, part: slice, first: int
 ) -> None:
-    monkeypatch.setattr("kvbench.measure.workload.WATCHED_S", 0.02)  # on a busy host, the thread is late
     sampling = msgspec.structs.replace(SAMPLING, min_samples=60, max_samples=60, rounds=1, cell_seconds=5)
     cell = Cell("cheat", Direction.H2D, blocks, 512, reuse=Reuse.FRESH, pool_bytes=4 << 20)
     backend = cheat(honest, first=first, part=part)
-    try:
-        with pytest.raises(VerificationError):
-            measure(bench, backend, cell, sampling, 1, None)
-    finally:
-        backend.ended.set()
-        backend.thread.join()
+    monkeypatch.setattr("kvbench.measure.workload.time.sleep", backend.pause)
+    with pytest.raises(VerificationError):
+        measure(bench, backend, cell, sampling, 1, None)
 
 
 def now_and_then(request: SwapRequest, number: int, stream: int) -> None:
