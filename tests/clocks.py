@@ -31,7 +31,6 @@ EXCEPTIONS: Final = {
     "tests/gate_rates.py": "is no test",
     "tests/slow_backend/": "is slower by a share of its time; what tests see is the order",
     "::await_cpu_time": "ends a hang",
-    "::test_a_worker_killed_between_requests_counts_as_ended": "ends a hang",
     "::test_every_layer_is_swapped_verified_and_marked": "the longest gap is between the mean and the sum",
     "::test_every_layer_arrives_one_after_the_other": "the longest gap is no longer than their sum",
     "::test_a_delay_is_no_shorter_than_asked_for": "at least what was asked for",

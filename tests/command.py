@@ -188,7 +188,7 @@ def await_cpu_time(pid: int, more_s: float) -> None:
         time.sleep(0.01)
 
 
-def workers_of(pid: int) -> list[int]:
+def workers_of(pid: int, module: bytes = b"kvbench.measure.worker") -> list[int]:
     workers = []
     for entry in Path("/proc").iterdir():
         try:
@@ -196,7 +196,7 @@ def workers_of(pid: int) -> list[int]:
             arguments = (entry / "cmdline").read_bytes().split(b"\0")
         except (OSError, ValueError, IndexError):
             continue  # no process, or one that has ended meanwhile
-        if parent == pid and b"kvbench.measure.worker" in arguments:
+        if parent == pid and module in arguments:
             workers.append(int(entry.name))
     return workers
 
@@ -211,7 +211,7 @@ def watched(pid: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def ended(descriptor: int, timeout_s: float = 30.0) -> bool:
+def ended(descriptor: int, timeout_s: float = TIMEOUT_S) -> bool:
     """Wait until the process behind `descriptor` has ended; False when it has not in time."""
     return bool(select.select([descriptor], [], [], timeout_s)[0])
 

@@ -10,14 +10,15 @@ from kvbench.errors import ExitCode
 from kvbench.probe import command as probe
 from kvbench.probe import common
 from kvbench.probe.common import HEALTH, ProbeFinding, ProbeReport, Result, Unanswered, run_probe
-from tests.command import kvbench_here, succeeds
+from kvbench.run.worker_process import Supervised
+from tests.command import TIMEOUT_S, kvbench_here, succeeds, workers_of
 
 CPU = "cpu"
 
 
 @pytest.fixture(autouse=True)
 def busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(common, "DEADLINE_S", 60)
+    monkeypatch.setattr(common, "DEADLINE_S", TIMEOUT_S)
 
 
 def finding(name: str, fault: str = "") -> ProbeFinding:
@@ -86,29 +87,17 @@ def test_the_limit_of_inline_copies_is_exact_to_512_bytes() -> None:
 
 
 def test_a_hanging_stream_is_a_finding_and_its_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(common, "DEADLINE_S", 3)
+    deadlines_s, read_line = iter([TIMEOUT_S]), Supervised.read_line  # for its start, and then what is waited for
+    monkeypatch.setattr(Supervised, "read_line", lambda process, _: read_line(process, next(deadlines_s, 1.0)))
     result = finding("count", "hang@call=0")
-    assert result.answer == "no answer within 3 s; the process was killed (1 mixed descriptors, h2d, call 1)"
+    assert result.answer == "no answer within 1 s; the process was killed (1 mixed descriptors, h2d, call 1)"
     assert not result.expected
-    assert not [process for process in children() if "kvbench.probe" in process]
+    assert not workers_of(os.getpid(), b"kvbench.probe")
 
 
 def test_a_fresh_process_shows_wrong_bytes() -> None:
     assert finding(HEALTH).expected
     assert not finding(HEALTH, "corrupt@descriptor=3").expected
-
-
-def children() -> list[str]:
-    """Return the command lines of the processes that this one started."""
-    commands = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = folder.joinpath("stat").read_text().rpartition(")")[2].split()[1]
-            if int(parent) == os.getpid():
-                commands.append(folder.joinpath("cmdline").read_text())
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return commands
 
 
 # As its user runs it

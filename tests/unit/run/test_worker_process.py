@@ -1,20 +1,22 @@
 """A worker as its parent holds it: silence that counts, last lines of stderr, an end that is not waited for."""
 
 import os
+import select
 import signal
 import sys
 import threading
-import time
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from kvbench.run import worker_process
-from kvbench.run.protocol import Open, Opened, Refused
+from kvbench.run.protocol import Describe, Open, Opened, Refused
 from kvbench.run.worker_process import HungError, Interpreter, LostError, WorkerProcess, WorkerSlot
 from kvbench.sweep.installed import Installed, installed
 from kvbench.sweep.spec import SweepSpec
+from tests.command import TIMEOUT_S, ended, watched
 from tests.unit.backends.test_plugin import install
 
 OPEN = Open(device="cpu", fault=None)
@@ -33,7 +35,7 @@ def run_instead(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 def test_time_while_this_process_was_stopped_does_not_count_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that jumps stands for Ctrl-Z and for a closed lid; the worker answers right after."""
     answer = '{"type":"refused","message":"late","usage":false}'
-    clock = iter([0.0, *(3600.0 * hour for hour in range(1, 100))])
+    clock = count(step=3600)
     with closing(
         worker_that(monkeypatch, f"import time; input(); time.sleep(0.7); print('{answer}', flush=True); input()")
     ) as worker:
@@ -45,7 +47,7 @@ def test_time_while_this_process_was_stopped_does_not_count_as_silence(monkeypat
 def test_a_waiting_answer_is_read_even_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = '{"type":"refused","message":"there","usage":false}'
     with closing(worker_that(monkeypatch, f"print('{answer}', flush=True); input(); input()")) as worker:
-        time.sleep(0.5)
+        select.select([worker._answers], [], [])
         assert worker.ask(OPEN, 0.001) == Refused(message="there", usage=False)
 
 
@@ -69,7 +71,7 @@ def test_a_long_request_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_quotes_the_last_stderr_line_of_the_first_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(worker_that(monkeypatch, "import sys; input(); sys.exit('libcuda is not amused')")) as worker:
         with pytest.raises(LostError) as lost:
-            worker.ask(OPEN, 20.0)
+            worker.ask(OPEN, TIMEOUT_S)
         assert str(lost.value) == "the worker ended with exit code 1: libcuda is not amused"
 
 
@@ -117,22 +119,26 @@ def test_a_worker_serves_one_plug_in_package_at_a_time(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("how", "reason"), [("os._exit(3)", "exit code 3"), ("time.sleep(60)", "no answer within 1 s")]
+    ("how", "deadline_s", "reason"),
+    [("os._exit(3)", TIMEOUT_S, "exit code 3"), ("time.sleep(60)", 1.0, "no answer within 1 s")],
 )
 def test_a_backend_that_crashes_its_worker_costs_only_itself(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str, reason: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str, deadline_s: float, reason: str
 ) -> None:
     write_plug_in(tmp_path, "plugin", f"import os, time\n{how}\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(worker_process, "DESCRIBE_DEADLINE_S", 1.0)
+    ask, plugin = WorkerSlot.ask, Describe(backend="plugin")
+    monkeypatch.setattr(
+        WorkerSlot, "ask", lambda slot, *asked: ask(slot, *asked[:2], deadline_s if asked[0] == plugin else TIMEOUT_S)
+    )
     asked = [Installed("plugin", "kvbench-plugin==1.0", None), Installed("batched", "kvbench==0.1.0", None)]
     with closing(WorkerSlot(SweepSpec(name="test", device="cpu"), asked)) as slot:
         opened = slot.start()
         assert isinstance(opened, Opened)
-        plugin, batched = opened.backends
-        assert plugin.unavailable is not None
-        assert plugin.unavailable.startswith("kvbench-plugin==1.0 does not load: ")
-        assert reason in plugin.unavailable
+        broken, batched = opened.backends
+        assert broken.unavailable is not None
+        assert broken.unavailable.startswith("kvbench-plugin==1.0 does not load: ")
+        assert reason in broken.unavailable
         assert batched.unavailable is None
 
 
@@ -140,7 +146,7 @@ def test_more_than_eight_streams_have_separate_hardware_queues(monkeypatch: pyte
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as training frameworks set it
     code = "import os, sys; input(); sys.exit(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])"
     with closing(worker_that(monkeypatch, code)) as worker, pytest.raises(LostError, match=r"32$"):
-        worker.ask(OPEN, 20.0)
+        worker.ask(OPEN, TIMEOUT_S)
 
 
 def test_a_worker_killed_between_requests_counts_as_ended() -> None:
@@ -148,10 +154,9 @@ def test_a_worker_killed_between_requests_counts_as_ended() -> None:
         slot.start()
         assert not slot.ended
         (pid,) = slot.pids
-        os.kill(pid, signal.SIGKILL)
-        deadline_s = time.monotonic() + 10
-        while not slot.ended and time.monotonic() < deadline_s:
-            time.sleep(0.01)
+        with watched(pid) as descriptor:
+            os.kill(pid, signal.SIGKILL)
+            assert ended(descriptor)
         assert slot.ended
 
 
