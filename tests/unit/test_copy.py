@@ -29,7 +29,7 @@ from kvbench.engine.device import (
 )
 from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.errors import UsageError
-from tests.gates import in_threads
+from tests.gates import Gate, in_threads
 from tests.swaps import MixedSwap, mixed_swap
 
 Words = NDArray[np.int64]
@@ -347,9 +347,9 @@ def test_the_policy_decides_by_what_is_pending_on_the_stream(device: Device) -> 
     swap.submit(stream.handle)
     assert swap.descriptors == 1
     stream.synchronize()
-    device.driver.delay(20_000_000, stream.handle)
-    swap.submit(stream.handle)
-    assert swap.descriptors == 16
+    with Gate(device, stream.handle):
+        swap.submit(stream.handle)
+        assert swap.descriptors == 16
     stream.synchronize()
 
 
