@@ -16,7 +16,7 @@ from kvbench.errors import ExitCode
 from kvbench.gate.judgement import PLAN
 from kvbench.results import Control, Note, Visit, load_run
 from kvbench.text import LOG_COLUMNS
-from tests.command import Done, kvbench, kvbench_here, kvbench_started
+from tests.command import TIMEOUT_S, Done, kvbench, kvbench_here, kvbench_started
 from tests.synthetic import ceilings, rounds, write_run
 from tests.unit.backends.test_plugin import install
 from tests.unit.gate.gated import CELLS
@@ -315,7 +315,7 @@ def test_an_interrupt_keeps_the_pairs_so_far(folder: Path) -> None:
                 assert re.search(r": 0 of \d+ rows are settled", line)
                 break
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 130
+        assert process.wait(TIMEOUT_S) == 130
     infos = [load_run(folder / "gate" / side).info for side in ("base", "cand")]
     ended = {(info.status, info.status_reason) for info in infos}
     assert ended == {("interrupted", "SIGTERM")}

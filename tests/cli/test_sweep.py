@@ -46,11 +46,11 @@ from tests.command import (
     workers_of,
 )
 
-# Eight visits of four cells, each of 0.1 or 0.2 seconds on any machine.
+# Eight visits of four cells, each of 0.2 or 0.4 seconds on any machine: it is interrupted before the last.
 SLOW = (
     "sweep",
     *tiny(blocks="1,2", block_size="512B"),
-    *("--rounds=2", "--warmups=0", "--min-samples=1", "--max-samples=1", "--fault=slow=50000"),
+    *("--rounds=2", "--warmups=0", "--min-samples=1", "--max-samples=1", "--fault=slow=100000"),
 )
 SLOW_CELLS, SLOW_VISITS = 4, 8
 # Visits of some ten kilobytes in the journal: it meets a limit on the size of files before run.json does.
