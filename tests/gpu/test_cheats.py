@@ -64,7 +64,7 @@ def in_order_at_first(request: SwapRequest, number: int, stream: int) -> None:
 
 @dataclass
 class Ahead(AheadOnHost):
-    """Copies on a stream and a thread of its own."""
+    """Copies on a stream of its own."""
 
     def ahead(self, request: SwapRequest) -> None:
         stream = Stream(request.device.driver)
@@ -103,7 +103,7 @@ class Gathering(Ahead):
 
     def _out_of_buffer(self, request: SwapRequest, _number: int, stream: int) -> None:
         memory, places = request.memory, self._places(request)
-        if self.staged != int(memory.destinations[-1]):  # too late
+        if self.staged != int(memory.destinations[-1]):  # not from here on
             copies(request, stream)
         elif request.cell.direction is Direction.H2D:
             lists = (places, memory.destinations, memory.sizes)
@@ -189,16 +189,13 @@ def test_a_backend_that_copies_only_where_it_is_watched_is_caught(
 def test_a_backend_that_works_ahead_of_its_submission_is_caught(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, cheat: type[Ahead], part: slice, direction: Direction, first: int
 ) -> None:
-    monkeypatch.setattr("kvbench.measure.workload.WATCHED_S", 0.02)
     sampling = Sampling(warmups=2, min_samples=60, max_samples=60, rounds=1, cell_seconds=5)
     cell = Cell("cheat", direction, 64, 16_384, pool_bytes=1 << 30, reuse=Reuse.FRESH)
     backend = cheat(honest, mechanism=Mechanism.SINGLE_COPIES, first=first, part=part)
-    try:
-        with pytest.raises(VerificationError):
-            measure(bench, backend, cell, sampling, 1, None)
-    finally:
-        backend.ended.set()
-        backend.thread.join()
+    monkeypatch.setattr("kvbench.measure.workload.time.sleep", backend.pause)
+    with pytest.raises(VerificationError):
+        measure(bench, backend, cell, sampling, 1, None)
+    monkeypatch.undo()
     assert len(measure(bench, cheating(honest), cell, sampling, 1, None).samples) == 60
 
 

@@ -1,5 +1,6 @@
 """Every probe answers on a GPU and leaves nothing behind."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -8,7 +9,7 @@ from kvbench.engine.device import Device
 from kvbench.errors import ExitCode
 from kvbench.probe.command import exit_code
 from kvbench.probe.common import HEALTH, PROBES, ProbeFinding, ProbeReport, run_probe
-from tests.unit.probe.test_probe import children
+from tests.command import workers_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 
@@ -26,6 +27,6 @@ def test_every_probe_answers_and_leaves_nothing_behind(gpu: Device) -> None:
     report = probed()
     assert exit_code(report, named=True) == ExitCode.DONE, report
     assert all(isinstance(result.found, ProbeFinding) for result in report.results), report
-    assert not [process for process in children() if "kvbench.probe" in process]
+    assert not workers_of(os.getpid(), b"kvbench.probe")
     free_after, _ = gpu.driver.free_memory()
     assert free_after >= free_before
