@@ -2,14 +2,18 @@
 
 import os
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import pytest
 
+from kvbench.engine.device import Stream, open_device
+from kvbench.engine.faults import FaultPlan
 from kvbench.errors import ExitCode
 from kvbench.probe import command as probe
-from kvbench.probe import common
+from kvbench.probe import common, registration
 from kvbench.probe.common import HEALTH, ProbeFinding, ProbeReport, Result, Unanswered, run_probe
+from kvbench.probe.probe_bench import ProbeBench
 from kvbench.run.worker_process import Supervised
 from tests.command import TIMEOUT_S, kvbench_here, succeeds, workers_of
 
@@ -35,7 +39,6 @@ ANSWERS = {
     "registration": "64 MiB in one call: registers; a copy across two registrations: batched allowed, single allowed; "
     "0 bytes: registers",
     "confidential": "Confidential Computing: not known (the device is cpu); copies do not wait",
-    "stalls": "no",
 }
 # A fault for each probe, and the answer that shows that it was detected.
 FAULTS = {
@@ -55,7 +58,22 @@ def test_a_probe_of_a_sound_device_gives_the_expected_answer(name: str) -> None:
     assert result.expected
 
 
-@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize(
+    ("alone_us", "longest_us", "answer"),
+    [(4e3, 14_000, "no"), (4e3, 14_001, "yes"), (3e4, 60_000, "no"), (3e4, 60_001, "yes")],
+)
+def test_pinning_stalls_swaps_if_one_takes_far_longer_beside_it_in_every_round(
+    monkeypatch: pytest.MonkeyPatch, alone_us: float, longest_us: float, answer: str
+) -> None:
+    rounds = [[5.0, 9.0], [longest_us + 9.0], [alone_us, 5.0], [7.0, longest_us], [5.0], [longest_us + 5.0]]
+    monkeypatch.setattr(registration, "_times_us", mock.Mock(side_effect=rounds))
+    device = open_device(CPU, FaultPlan())
+    found = registration.stalls(ProbeBench(device, Stream(device.driver)))
+    assert isinstance(found, ProbeFinding)
+    assert (found.answer, found.expected, found.number) == (answer, answer == "no", longest_us / alone_us)
+
+
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_probe_detects_the_fault_that_it_is_for(name: str) -> None:
     fault, answer = FAULTS[name]
     result = finding(name, fault)
