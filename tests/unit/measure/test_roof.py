@@ -1,5 +1,9 @@
 """The roof: large copies, scattered blocks and their dense twin, from times that follow from the kernel."""
 
+from enum import IntEnum
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -7,7 +11,7 @@ import pytest
 from kvbench.cells.axes import Direction
 from kvbench.engine.nvrtc import NvrtcError
 from kvbench.measure import roof
-from kvbench.measure.roof import ControlError, HostControl, open_control
+from kvbench.measure.roof import ControlError, HostControl, open_control, time_copies
 
 
 @pytest.mark.parametrize(
@@ -35,13 +39,15 @@ def test_what_takes_long_to_load_is_loaded_beside_other_work(
 
 
 @pytest.mark.parametrize("direction", Direction)
-def test_a_host_control_copies_every_byte_the_way_it_says(direction: Direction) -> None:
-    control = HostControl()
+def test_a_host_control_times_a_copy_of_every_byte(monkeypatch: pytest.MonkeyPatch, direction: Direction) -> None:
+    monkeypatch.setattr(roof, "time", mock.Mock(perf_counter_ns=mock.Mock(side_effect=[5000, 7500])))
+    control = open_control("cpu")
+    assert isinstance(control, HostControl)
     source, to = control.host, control.device
     if direction is Direction.D2H:
         source, to = to, source
     source[:] = 7
-    assert control.copy_us(direction) > 0
+    assert control.copy_us(direction) == 2.5
     assert to.min() == to.max() == 7
 
 
@@ -49,3 +55,49 @@ def test_a_control_on_a_gpu_that_is_not_there_says_so(monkeypatch: pytest.Monkey
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ControlError, match="control copies: "):
         open_control("cuda:0")
+
+
+class Status(IntEnum):
+    FINE, REFUSED = 0, 7
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_a_control_on_a_gpu_times_one_copy_between_two_events(
+    monkeypatch: pytest.MonkeyPatch, direction: Direction
+) -> None:
+    """Each call returns its name, but for the time and for the events, of which the first one is the start."""
+    called, events, status = list[tuple[Any, ...]](), ["end", "start"], Status.FINE
+
+    def call(name: str, *arguments: Any) -> Any:
+        called.append((name, *arguments))
+        return status, {"cuEventCreate": events.pop, "cuEventElapsedTime": lambda: 0.25}.get(name, lambda: name)()
+
+    class Bindings:
+        CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
+
+        def __getattr__(self, name: str) -> Any:
+            return mock.Mock(side_effect=partial(call, name), __name__=name)
+
+    size = 64 << 20
+    monkeypatch.setattr(roof, "_bindings", Bindings)
+    control, context = open_control("cuda:3"), ("cuCtxSetCurrent", "cuDevicePrimaryCtxRetain")
+    assert called == [("cuDeviceGet", 3), ("cuDevicePrimaryCtxRetain", "cuDeviceGet"), context,
+                      ("cuMemHostAlloc", size, 0), ("cuMemAlloc", size), ("cuStreamCreate", 1),
+                      ("cuEventCreate", 0), ("cuEventCreate", 0)]  # fmt: skip
+    called.clear()
+    assert control.copy_us(direction) == 250
+    sides = ("cuMemAlloc", "cuMemHostAlloc")
+    copy = ("cuMemcpyHtoDAsync", *sides) if direction is Direction.H2D else ("cuMemcpyDtoHAsync", *sides[::-1])
+    assert called == [context, ("cuEventRecord", "start", "cuStreamCreate"),
+                      (*copy, size, "cuStreamCreate"),
+                      ("cuEventRecord", "end", "cuStreamCreate"), ("cuEventSynchronize", "end"),
+                      ("cuEventElapsedTime", "start", "end")]  # fmt: skip
+    status = Status.REFUSED
+    with pytest.raises(ControlError, match="control copies: cuCtxSetCurrent returned REFUSED"):
+        control.copy_us(direction)
+
+
+def test_control_copies_are_timed_behind_two_warm_ups() -> None:
+    control = mock.Mock(copy_us=mock.Mock(side_effect=[9.0, 8.0, 1.0, 3.0, 2.0]))
+    assert time_copies(control, Direction.D2H, 3) == [1.0, 3.0, 2.0]
+    assert control.copy_us.mock_calls == [mock.call(Direction.D2H)] * 5
