@@ -66,17 +66,6 @@ class Tiring(PerBlock):
         ).create(request)
 
 
-@pytest.mark.parametrize("direction", Direction)
-def test_both_sides_are_timed_alone_and_beside_the_other(bench: Bench, direction: Direction) -> None:
-    cell = replace(CELL, direction=direction)
-    measurement = measure(bench, Batched(), cell, Sampling(warmups=1, cell_seconds=0.6), 1, None)
-    assert measurement.beside is not None
-    assert len(measurement.samples) > 0
-    times = (getattr(measurement.samples, name) for name in ("wall_us", "caller_us", "cpu_us"))
-    assert all(wall_us >= caller_us >= cpu_us > 0 for wall_us, caller_us, cpu_us in zip(*times, strict=True))
-    assert measurement.verified_bytes >= 3 * CELL.swap_bytes
-
-
 def test_a_neighbour_runs_only_while_it_is_wanted(bench: Bench) -> None:
     neighbour = RunningNeighbour(bench.device, stream := Stream(bench.device.driver), IdleWork(bench.device, stream))
     before = neighbour.completed()

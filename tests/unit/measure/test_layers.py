@@ -13,16 +13,13 @@ from kvbench.backends.per_block import PerBlock
 from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
-from kvbench.engine.device import Event, Stream
 from kvbench.measure.bench import Bench
-from kvbench.measure.neighbour import IDLE_LAYER_US, LayeredStep, NeighbourError
-from kvbench.measure.samples import LayeredSwap, set_up
+from kvbench.measure.neighbour import LayeredStep, NeighbourError
+from kvbench.measure.samples import BesideStep, LayeredSwap, set_up
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
-from kvbench.results.outcomes import hidden_share
 from kvbench.results.schema import Beside
 from kvbench.sweep.spec import Sampling
-from tests.gates import Gate
 from tests.visits import bench_of, measure
 
 LAYERS = 4
@@ -77,26 +74,21 @@ def test_a_backend_that_leaves_a_block_of_a_layer_out_is_caught(bench: Bench) ->
         measured(bench, CELL, Layerless())
 
 
-@pytest.mark.parametrize("sequence", ["layers-4", "at-once-4"])
-def test_beside_a_step_each_side_is_timed_alone_and_both_together(bench: Bench, sequence: str) -> None:
-    measurement = measured(bench, replace(BESIDE, sequence=sequence))
-    beside = measurement.beside
-    assert beside is not None
-    assert len(beside.neighbour_alone_us) == len(beside.neighbour_beside_us) == len(beside.swaps_alone_us) >= 4
-    assert beside.swaps_alone_us == measurement.samples.wall_us
-    assert min(beside.neighbour_alone_us) >= LAYERS * IDLE_LAYER_US
-    for both_us, arrived_us in zip(beside.neighbour_beside_us, beside.swaps_beside_us, strict=True):
-        assert both_us >= arrived_us + IDLE_LAYER_US  # the last layer is computed after it has arrived
-    assert hidden_share(beside) is not None
-
-
-def test_swaps_beside_a_step_end_where_their_last_layer_has_arrived(bench: Bench) -> None:
-    sampler: Any = set_up(bench, Batched(), BESIDE, SAMPLING, 1).sampler
-    sampler._step, sampler._timed_us = mock.Mock(), lambda _: 4.0
-    sampler._step.end.us_since.return_value = 1.0
-    sampler._turn("both", sampler.taker(), [], beside := Beside())
-    sampler._step.end.us_since.assert_called_once_with(sampler.prepared.swap.marks[-1])
-    assert (beside.swaps_beside_us, beside.swaps_beside_gbps) == ([3.0], [CELL.swap_bytes / 4e3])
+def test_a_turn_times_the_step_alone_the_swap_alone_or_both_of_the_next_blocks() -> None:
+    """Swaps beside a step end where their last layer has arrived."""
+    calls, beside, taken = mock.Mock(), Beside(), list[Any]()
+    calls.swap, calls.step.end.us_since.return_value = mock.Mock(spec=LayeredSwap, marks=["first", "last"]), 1.0
+    sampler: Any = BesideStep(mock.Mock(), BESIDE, calls.workload, [mock.Mock(swap=calls.swap)])
+    sampler._step, sampler._timed_us = calls.step, lambda submit: (submit(99), 4.0)[1]
+    for turn in ("step", "swap", "both"):
+        sampler._turn(turn, lambda: mock.Mock(wall_us=2.0, event_us=9.0), taken, beside)
+    rates = {"swaps_alone_gbps": [BESIDE.swap_bytes / 2e3], "swaps_beside_gbps": [BESIDE.swap_bytes / 4e3]}
+    assert beside == Beside(
+        neighbour_alone_us=[4.0], neighbour_beside_us=[4.0], swaps_alone_us=[2.0], swaps_beside_us=[3.0], **rates
+    )
+    step = mock.call.step.submit(99, ["first", "last"])
+    ends = mock.call.step.end.us_since("last")
+    assert calls.mock_calls == [step, mock.call.workload.advance(), mock.call.swap.submit(99), step, ends]
 
 
 @pytest.mark.parametrize(
@@ -108,36 +100,25 @@ def test_turns_with_a_step_go_on_until_the_time_is_up(
     """The clock goes on by a second each time it is read: once before the turns, and when there are enough samples."""
     monkeypatch.setattr("kvbench.measure.samples.time", mock.Mock(monotonic=mock.Mock(side_effect=count())))
     sampler: Any = set_up(bench, Batched(), BESIDE, SAMPLING, 1).sampler
-    sampler._turn = lambda turn, _, samples, beside: (samples if turn == "swap" else beside.swaps_alone_us).append(turn)
+    turns = list[str]()
+    sampler._turn = lambda turn, _, samples, __: (turns.append(turn), samples.append(turn) if turn == "swap" else None)
     taken = sampler._collect(None, Sampling(min_samples=least, max_samples=most, cell_seconds=1.5))
     assert (len(taken.samples), taken.stopped_by) == end
-    assert len(taken.beside.swaps_alone_us) == 2 * len(taken.samples)
+    assert turns == ["step", "swap", "both", "both", "swap", "step"] * (len(taken.samples) // 2)
 
 
-@pytest.mark.parametrize(("sequence", "layers_before"), [("layers-4", 2), ("at-once-4", 0)])
-def test_a_layer_waits_for_its_own_mark_and_no_other(bench: Bench, sequence: str, layers_before: int) -> None:
-    """The mark of the third layer, or of all at once, is behind a gate: the layers before it are computed meanwhile."""
-    driver, held = bench.device.driver, Stream(bench.device.driver)
-    step = LayeredStep(bench.device, replace(BESIDE, sequence=sequence))
-    computed = [Event(driver) for _ in range(LAYERS)]
-    layers = list(step._layers)
-
-    def marked(number: int) -> Any:
-        return lambda: (layers[number](), computed[number].record(step._stream.handle))
-
-    step._layers = [marked(number) for number in range(LAYERS)]
-    marks = [Event(driver) for _ in range(1 if sequence.startswith("at-once") else LAYERS)]
-    gate = Gate(bench.device, held.handle)
-    marks[layers_before].record(held.handle)
-    joined = Stream(driver)
-    step.submit(joined.handle, marks)
-    if layers_before:
-        computed[layers_before - 1].wait()
-    done_while_closed = [event.completed() for event in computed]
-    gate.open()
-    assert done_while_closed == [True] * layers_before + [False] * (LAYERS - layers_before)
-    joined.synchronize()
-    assert all(event.completed() for event in (*computed, step.end))
+@pytest.mark.parametrize(("layers", "marks"), [(4, 4), (4, 1), (8, 2)])
+def test_a_layer_waits_for_its_own_mark_and_no_other(bench: Bench, layers: int, marks: int) -> None:
+    step: Any = LayeredStep(bench.device, BESIDE)
+    own, calls = step._stream.handle, mock.Mock()
+    step._layers, step.end = [getattr(calls, f"layer_{number}") for number in range(layers)], calls.end
+    step.submit(99, [getattr(calls, f"mark_{number}") for number in range(marks)])
+    expected = [mock.call.end.record(own), mock.call.end.hold(99)]
+    for number in reversed(range(layers)):
+        expected.insert(0, getattr(mock.call, f"layer_{number}")())
+        if number in range(0, layers, layers // marks):
+            expected.insert(0, getattr(mock.call, f"mark_{number * marks // layers}").hold(own))
+    assert calls.mock_calls == expected
 
 
 def test_a_step_is_kept_with_its_layers_and_its_threads_are_known(bench: Bench) -> None:
