@@ -108,9 +108,15 @@ def large_swaps(tmp_path: Path) -> Replay:
     return choose(tmp_path / "large.gz", 10, 0)
 
 
-def test_large_swaps_behind_the_first_are_compared_by_a_sample(bench: Bench, large_swaps: Replay) -> None:
-    compared = replayed(bench, PerBlock(), large_swaps).verified_bytes
-    assert 2 * (900 + 256 + 256) * 512 <= compared < (2 * 3 + 3) * 900 * 512  # and three whole swaps around the samples
+@pytest.mark.parametrize(("in_full", "most"), [(0, 256), (1, None)])
+def test_large_swaps_behind_the_first_are_compared_by_a_sample_or_in_full(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, large_swaps: Replay, in_full: int, most: int | None
+) -> None:
+    monkeypatch.setattr("kvbench.measure.replay._COMPARED_IN_FULL", in_full)
+    compared, verify = list[int | None](), Workload.verify
+    monkeypatch.setattr(Workload, "verify", lambda one, most=None: (compared.append(most), verify(one, most))[1])
+    assert replayed(bench, PerBlock(), large_swaps).verified_bytes >= 2 * (900 + 256 + 256) * 512
+    assert compared[:8] == [None] * 4 + [most] * 4  # two look at the first swap before
 
 
 @pytest.mark.parametrize("left_out", [range(0, 900, 50), range(450, 900)])
@@ -167,7 +173,13 @@ def test_the_ids_of_either_side_are_those_of_the_trace(bench: Bench, direction: 
 
     trace = trace_of(tmp_path, 1, direction)
     replayed(bench, Watched(), trace, direction=direction)
-    of_first = seen[1]  # behind its warm-up
-    apart = [[(address - side[0]) // (4 * 4096) for address in side] for side in of_first]
-    host, gpu = ([0, 1, 2], [0, -1, -2])
-    assert apart == ([host, gpu] if direction is Direction.H2D else [gpu, host])
+    bases = [pool.buffer.address for pool in bench.pools.sides(direction, None)]
+    rows = [
+        [[(address - base) // (4 * 4096) - 1 for address in side] for base, side in zip(bases, one, strict=True)]
+        for one in seen[2:]
+    ]  # behind those that look at the first one
+    ids = [([7, 8, 9], [3, 2, 1]), ([8, 0], [0, 40]), ([18, 19, 20], [5, 6, 7])]
+    room = trace.capacity(POOL_BYTES)
+    expected = [[[(one + by) % room for one in side] for side in sides[:: 1 if direction is Direction.H2D else -1]]
+                for sides in ids for by in (room // 2, 0)]  # fmt: skip
+    assert rows == expected
