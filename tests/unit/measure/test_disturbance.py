@@ -3,12 +3,23 @@ import os
 from collections.abc import Iterable, Iterator
 from statistics import median
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from kvbench.machine.sources import Sources
-from kvbench.measure.disturbance import PROBES, SEARCHED, Clocks, GpuClocks, SteadyCpu, Surroundings, disturbances
+from kvbench.measure import disturbance
+from kvbench.measure.disturbance import (
+    PROBES,
+    SEARCHED,
+    Clocks,
+    GpuClocks,
+    SteadyCpu,
+    Surroundings,
+    Threads,
+    disturbances,
+)  # fmt: skip
 from kvbench.results.schema import Disturbance
 
 LIMITS = ["hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake"]
@@ -39,6 +50,21 @@ def test_disturbances_are_those_of_their_definition(seed: int) -> None:
 def test_a_probe_is_a_median_and_a_slowdown_the_ratio_to_the_best() -> None:
     steady = SteadyCpu(iter([9.0, 3.0, 5.0, 20.0, 10.0, 30.0]).__next__)
     assert (steady.probe_us(), steady.probe_us(), steady.slowdown(20.0)) == (5.0, 20.0, 4.0)
+
+
+def test_threads_that_nobody_knows_of_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither those of the start, 1 and 2, nor kvbench's, 3, nor the backend's own, 4; of the others 7 has ended."""
+    monkeypatch.setattr(Threads, "all", lambda _: frozenset(range(1, running + 1)))
+    running = 2
+    threads = Threads()
+    with threads.ours():
+        running = 3
+    running, spent_ns = 7, dict.fromkeys(range(1, 8), 100)
+    monkeypatch.setattr(disturbance, "_cpu_ns", spent_ns.__getitem__)
+    monkeypatch.setattr(disturbance, "time", mock.Mock(monotonic_ns=iter([1000, 1800, 2000]).__next__))
+    share = threads.watch([4])
+    spent_ns |= {1: 900, 2: 900, 3: 900, 4: 900, 5: 260, 6: 140, 7: 0}
+    assert (share(), share()) == (0.25, 0.2)
 
 
 def test_clocks_are_read_where_there_are_any() -> None:

@@ -1,6 +1,7 @@
 """What a visit takes and records of its samples, field by field, by definition; no clock is read."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from statistics import median
 from types import SimpleNamespace
@@ -17,7 +18,8 @@ from kvbench.engine.device import DIRECTIONS, STREAM_STATES, Swap
 from kvbench.measure import roof, samples, visit
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import Clocks, Surroundings
-from kvbench.measure.samples import LayeredSwap, Sampler, SetUp, Taken
+from kvbench.measure.samples import BesideNeighbour, BesideStep, LayeredSwap, Sampler, SetUp, Taken
+from kvbench.measure.workload import VerificationError
 from kvbench.results.schema import Beside, Disturbance, Samples, Visit
 from kvbench.run.protocol import InTurn, MeasureCells
 from kvbench.sweep.spec import BUSY_TWINS, CHAIN, LEAD, Sampling
@@ -132,6 +134,42 @@ def test_a_visit_looks_at_the_machine_before_and_behind_its_samples(monkeypatch:
     assert made == visit.Sampled(around, arms.samplers[0].prepared.swap.calls, 33.0, surroundings)
     bench.cpu.held.assert_called_once_with(3)
     bench.threads.watch.assert_called_once_with({5, 6})
+
+
+@pytest.mark.parametrize("state", StreamState)
+@pytest.mark.parametrize(("looks", "early"), [("-.-.+", False), ("-!++", False), ("-.-!-", True)])
+def test_an_order_is_checked_behind_work_of_the_stream_or_of_one_that_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, state: StreamState, looks: str, early: bool
+) -> None:
+    """Looks: - the work is not over, + it is, . nothing has arrived, ! bytes have, which counts if it is not over."""
+    calls, call = mock.Mock(), mock.call
+    monkeypatch.setattr(visit, "Event", lambda _: calls.work)
+    monkeypatch.setattr(visit, "Stream", lambda _: mock.Mock(handle="other"))
+    calls.work.completed.side_effect = [look == "+" for look in looks if look in "+-"]
+    calls.workload.arrived_early.side_effect = [look == "!" for look in looks if look in ".!"]
+    calls.bench.stream.handle, before = "own", "other" if state is StreamState.GATED else "own"
+    cell: Any = replace(CELL, stream_state=state)
+    sampler: Any = mock.Mock(cell=cell, bench=calls.bench, workload=calls.workload, prepared=calls.prepared)
+    with pytest.raises(VerificationError, match="not ordered") if early else nullcontext():
+        visit._check_order(sampler)
+    assert calls.mock_calls == [
+        call.workload.advance(), call.prepared.stage(), call.bench.device.driver.delay(20_000_000, before),
+        call.work.record(before), call.work.hold("own"), call.prepared.swap.submit("own"),
+        *(call.work.completed() if look in "+-" else call.workload.arrived_early() for look in looks),
+        call.bench.stream.synchronize(), call.workload.verify(),
+    ]  # fmt: skip
+
+
+def test_a_cell_is_sampled_beside_its_neighbour_if_it_copies() -> None:
+    idle, decode = ({"neighbour": neighbour} for neighbour in (Neighbour.IDLE, Neighbour.DECODE))
+    for cell, kind in (
+        (CELL, Sampler), (LAYERS, Sampler), (replace(CELL, **idle), BesideNeighbour),
+        (replace(CELL, **decode), BesideNeighbour), (replace(LAYERS, **decode), BesideStep),
+    ):  # fmt: skip
+        for mechanism in Mechanism:
+            made = samples._sampler(mock.Mock(), mock.Mock(), cell, mock.Mock(), [mock.Mock(mechanism=mechanism)])
+            copies = mechanism is not Mechanism.NOTHING
+            assert (type(made), made.copies, made.endless) == (kind if copies else Sampler, copies, False)
 
 
 def test_devices_meet_behind_their_warm_ups() -> None:

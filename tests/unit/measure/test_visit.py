@@ -1,6 +1,7 @@
 """A visit catches backends that do not copy what they are timed for, and treats every backend alike."""
 
 import ctypes
+import itertools
 import resource
 import threading
 import time
@@ -30,7 +31,7 @@ from kvbench.measure.disturbance import Threads
 from kvbench.measure.samples import SetUp, _work_for, set_up
 from kvbench.measure.visit import effective_path
 from kvbench.measure.workload import VerificationError, Workload
-from kvbench.results.schema import Disturbance, EffectivePath
+from kvbench.results.schema import EffectivePath
 from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.spec import CHAIN, Sampling, submissions
 from tests.visits import bench_of, measure, visited
@@ -249,39 +250,6 @@ def test_a_backend_that_finishes_blocks_later_is_caught(
     request = MeasureCells(cells=[cell.as_strings()], round=7, seed=1, sampling=SAMPLING)
     with pytest.raises(VerificationError, match=LATE_OR_EARLY):
         visited(bench, set_up(bench, backend, cell, SAMPLING, 1), request)
-
-
-def test_a_thread_that_another_backend_left_behind_disturbs_a_visit(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However little of the machine is left for it: it works a little within every swap."""
-    monkeypatch.setattr(disturbance, "OTHERS_SHARE", 0.0)
-    ended, turns = threading.Event(), [0]
-
-    def spin() -> None:
-        while not ended.is_set():
-            turns[0] += 1
-
-    def beside(request: SwapRequest, number: int, stream: int) -> None:
-        before = turns[0]
-        honest(request, number, stream)
-        while thread.is_alive() and turns[0] == before:
-            time.sleep(0)
-
-    thread = threading.Thread(target=spin)
-    assert Disturbance.OTHER_THREAD not in measure(bench, Recorded(beside), CELLS[0], SAMPLING, 1, None).disturbed
-
-    class Spinning(Recorded):
-        def create(self, request: SwapRequest) -> PreparedSwap:
-            thread.start()
-            return super().create(request)
-
-    try:  # of its own backend it is the way it swaps
-        assert Disturbance.OTHER_THREAD not in measure(bench, Spinning(beside), CELLS[0], SAMPLING, 1, None).disturbed
-        assert Disturbance.OTHER_THREAD in measure(bench, Recorded(beside), CELLS[0], SAMPLING, 1, None).disturbed
-    finally:
-        ended.set()
-        thread.join()
 
 
 def spoils_its_source(request: SwapRequest, number: int, stream: int) -> None:
@@ -546,42 +514,23 @@ def test_in_a_gate_a_small_swap_comes_again_when_caches_have_forgotten_it() -> N
     assert (ready.workload.sets - 1) * cell.swap_bytes >= FORGOTTEN_AFTER_BYTES
 
 
-@pytest.mark.parametrize(("number", "attempt", "is_first"), [(0, 0, True), (0, 1, True), (1, 0, False), (1, 1, False)])
+@pytest.mark.parametrize(("number", "attempt"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize("verifies", [False, True])
 def test_every_attempt_in_the_first_round_is_compared_first(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, number: int, attempt: int, *, is_first: bool
+    monkeypatch: pytest.MonkeyPatch, number: int, attempt: int, *, verifies: bool
 ) -> None:
     """After a resumed sweep, the first visit on one of several devices may be a repeated one."""
-    check = mock.Mock(return_value=0)
-    monkeypatch.setattr(visit, "_check_order", check)
-    cell = CELLS[0]
-    request = MeasureCells(cells=[cell.as_strings()], round=number, attempt=attempt, seed=1, sampling=SAMPLING)
-    made = visited(bench, set_up(bench, Recorded(honest), cell, SAMPLING, 1), request)
-    assert check.called is is_first
-    assert (made.round, made.attempt) == (number, attempt)
+    monkeypatch.setattr(visit, "_check_order", check := mock.Mock())
+    request = MeasureCells(cells=[], round=number, attempt=attempt, seed=1, sampling=SAMPLING)
+    sampler = mock.Mock(**{"workload.verify.return_value": 7})
+    assert visit._check_before(sampler, request, verifies=verifies) == 7 * (is_first := number == 0 and verifies)
+    assert check.called is sampler.take_idle.called is is_first
 
 
 @pytest.mark.parametrize("state", StreamState)
-def test_every_backend_takes_the_same_warm_ups_and_samples(bench: Bench, state: StreamState) -> None:
-    cell = replace(CELLS[1], stream_state=state)
-    for warmups, count in ((0, 3), (4, 9)):
-        sampling = msgspec.structs.replace(SAMPLING, warmups=warmups, min_samples=count, max_samples=count)
-        slow, quick = (Recorded(honest) for _ in range(2))
-        slow.calls = 5
-        lengths = {
-            len(measure(bench, backend, cell, sampling, 1, None).samples)
-            for backend in (slow, quick, PerBlock(), Batched())
-        }
-        assert lengths == {count}
-        # the first swap and the one that checks the order; a busy stream's delay needs three more; where blocks come
-        # again, one is watched and one compared
-        a_sample = CHAIN if state is StreamState.SUSTAINED else 1
-        least = 2 + (warmups + count) * a_sample + (3 if state is StreamState.BUSY else 0)
-        for backend in (slow, quick):  # a chain that was held up is made again
-            more, rest = divmod(backend.submissions - least, a_sample)
-            assert rest in ((0, 2) if state is StreamState.SUSTAINED else (0,))
-            assert more >= 0
-        # the same swaps are watched
-        assert slow.submissions == quick.submissions or state is StreamState.SUSTAINED
+def test_every_backend_takes_the_same_samples(bench: Bench, state: StreamState) -> None:
+    for backend in (Recorded(honest), Recorded(honest, calls=5), PerBlock(), Batched()):
+        assert len(measure(bench, backend, replace(CELLS[1], stream_state=state), SAMPLING, 1, None).samples) == 6
 
 
 @pytest.mark.parametrize("state", StreamState)
@@ -628,9 +577,19 @@ def test_every_pass_of_a_pause_works_in_new_pages(bench: Bench) -> None:
     assert faults >= len(samples) * (32 << 20) // most_pages_bytes
 
 
-def test_a_slow_visit_takes_the_fewest_samples_asked_for(bench: Bench) -> None:
-    sampling = msgspec.structs.replace(SAMPLING, min_samples=4, max_samples=50, cell_seconds=1e-9)
-    assert len(measure(bench, Recorded(honest), CELLS[0], sampling, 1, None).samples) == 4
+@pytest.mark.parametrize(
+    ("devices", "least", "most", "taken"), [(1, 1, 6, 6), (1, 1, 50, 9), (1, 12, 50, 20), (2, 1, 6, 9), (2, 6, 6, 14)]
+)
+def test_a_visit_ends_with_its_samples_or_when_its_time_is_up(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, devices: int, least: int, most: int, taken: int
+) -> None:
+    """Beside other devices only with its time. The clock goes on by a second each time it is read: once before the
+    samples, and when there are enough.
+    """
+    monkeypatch.setattr("kvbench.measure.samples.time", mock.Mock(monotonic=mock.Mock(side_effect=itertools.count())))
+    sampling = msgspec.structs.replace(SAMPLING, min_samples=least, max_samples=most, cell_seconds=8.5)
+    made = measure(bench, Recorded(honest), replace(CELLS[0], devices=devices), sampling, 1, None)
+    assert (len(made.samples), made.stopped_by) == (taken, "max_samples" if most == taken else "time")
 
 
 @pytest.mark.parametrize(
