@@ -168,12 +168,20 @@ def test_a_visit_beside_a_neighbour_is_long_enough_and_swaps_single_blocks(
     assert backend.destinations == [(int(sampler.workload.memories[0].destinations[0]),)]
 
 
-@pytest.mark.parametrize("iterations", [2, 8])
+@pytest.mark.parametrize("iterations", [2, 8, 10**9])
 def test_the_death_of_a_neighbour_is_an_error(bench: Bench, iterations: int) -> None:
+    """While it is calibrated, while it warms up, and while swaps run beside it."""
+    work = Mortal(iterations)
     with pytest.raises(NeighbourError, match="the neighbour died: RuntimeError: out of breath"):  # noqa: PT012
-        neighbour = RunningNeighbour(bench.device, Stream(bench.device.driver), Mortal(iterations))
+        neighbour = RunningNeighbour(bench.device, Stream(bench.device.driver), work)
         with neighbour.running():
+            work.left = 0
             neighbour._thread.join()
+
+
+def test_an_idle_neighbour_waits_for_10_ms_on_its_stream() -> None:
+    IdleWork(device := mock.Mock(), mock.Mock(handle=7)).submit()
+    device.driver.delay.assert_called_once_with(10_000_000, 7)
 
 
 def test_a_backend_that_leaves_blocks_out_beside_a_neighbour_is_caught(bench: Bench) -> None:
