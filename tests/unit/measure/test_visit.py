@@ -549,18 +549,6 @@ def test_a_visit_makes_as_many_swaps_as_the_plan_has_sets_of_blocks_for(
     assert advance.call_count == submissions(SAMPLING, state) - spare
 
 
-def test_backends_swap_the_same_blocks_with_the_same_seed_and_fresh_ones_every_time(bench: Bench) -> None:
-    one, two, other = (Recorded(honest) for _ in range(3))
-    for backend, seed in ((one, 1), (two, 1), (other, 2)):
-        measure(bench, backend, CELLS[1], SAMPLING, seed, None)
-    assert one.destinations == two.destinations
-    assert one.destinations != other.destinations
-    timed = one.destinations[2:10]  # behind the first swap and the check of the order, some of them watched
-    taken = [address for addresses in timed for address in addresses]
-    assert len(timed) == 8
-    assert len(set(taken)) == len(taken)
-
-
 def test_a_pause_works_until_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = iter([0.0, 0.02, 0.06])
     monkeypatch.setattr("kvbench.measure.samples.time.perf_counter", lambda: next(now_s))

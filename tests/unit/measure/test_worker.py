@@ -2,8 +2,6 @@
 
 import itertools
 import re
-import shutil
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -204,43 +202,21 @@ def test_copies_and_roofs_are_measured_as_they_are_asked_for(monkeypatch: pytest
 
 # The hash of what runs
 
-STATEMENTS = module._statements
 
-
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
-    """A copy of the package, to change and put back, and a hash of its texts whole: a canonical form takes its time."""
-    copy = tmp_path_factory.mktemp("copy") / "kvbench"
-    shutil.copytree(Path(module.__file__).parents[1], copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "__file__", str(copy / "measure" / "worker.py"))
-        patch.setattr(module, "_statements", str)
-        yield copy, module.hash_of_what_runs()
-
-
-@pytest.mark.parametrize(
-    ("file", "shapes"),
-    [
-        ("backends/sm.py", True),
-        ("cells/facts.py", True),  # connections
-        ("sweep/spec.py", True),  # defaults of sampling, lengths of chains
-        ("run/execution.py", True),  # repeats of disturbed visits
-        ("run/worker_process.py", True),  # the environment of workers
-        ("cells/policy.py", True),  # policies
-        ("report/numbers.py", False),
-        ("cli/show.py", False),
-    ],
-)
-def test_a_change_of_what_shapes_a_measurement_is_another_build(
-    package: tuple[Path, str], file: str, shapes: bool
-) -> None:
-    folder, before = package
-    text = (folder / file).read_text()
-    (folder / file).write_text(f"{text}CHANGED = 1\n")
-    try:
-        assert (module.hash_of_what_runs() != before) is shapes
-    finally:
-        (folder / file).write_text(text)
+def test_what_shapes_a_measurement_is_read_for_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of sweep/ and run/ the lengths of chains, the defaults of sampling, repeats, and the environment of workers."""
+    package, read, hashes = Path(module.__file__).parents[1], set[str](), set[str]()
+    usual = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda file: (read.add(str(file.relative_to(package))), usual(file))[1])
+    monkeypatch.setattr(module, "kernel_texts", list)
+    for changed in (None, "backends/sm.py", "cells/facts.py", "sweep/spec.py"):
+        text = usual(package / changed) if changed else ""
+        monkeypatch.setattr(module, "_statements", lambda one, text=text: one + "CHANGED = 1\n" * (one == text))
+        hashes.add(module.hash_of_what_runs())
+    assert len(hashes) == 4
+    wings = {str(file.relative_to(package)) for wing in ("backends", "cells", "engine", "engines", "measure")
+             for file in (package / wing).rglob("*.py")}  # fmt: skip
+    assert read == wings | {"sweep/spec.py", "run/worker_process.py", "run/execution.py"}
 
 
 COPIES = "CHECK_COPIES: Final = 4"
@@ -259,4 +235,4 @@ COPIES = "CHECK_COPIES: Final = 4"
 def test_comments_docstrings_and_layout_shape_no_measurement(old: str, new: str, shapes: bool) -> None:
     text = Path(visit.__file__).read_text()
     assert old in text
-    assert (STATEMENTS(text.replace(old, new)) != STATEMENTS(text)) is shapes
+    assert (module._statements(text.replace(old, new)) != module._statements(text)) is shapes
