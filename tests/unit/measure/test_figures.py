@@ -137,9 +137,10 @@ def test_a_visit_looks_at_the_machine_before_and_behind_its_samples(monkeypatch:
 
 
 @pytest.mark.parametrize("state", StreamState)
+@pytest.mark.parametrize(("kind", "delay_us"), [("cuda", 5000), ("cpu", 20_000)])
 @pytest.mark.parametrize(("looks", "early"), [("-.-.+", False), ("-!++", False), ("-.-!-", True)])
 def test_an_order_is_checked_behind_work_of_the_stream_or_of_one_that_it_waits_for(
-    monkeypatch: pytest.MonkeyPatch, state: StreamState, looks: str, early: bool
+    monkeypatch: pytest.MonkeyPatch, state: StreamState, kind: str, delay_us: int, looks: str, early: bool
 ) -> None:
     """Looks: - the work is not over, + it is, . nothing has arrived, ! bytes have, which counts if it is not over."""
     calls, call = mock.Mock(), mock.call
@@ -147,13 +148,15 @@ def test_an_order_is_checked_behind_work_of_the_stream_or_of_one_that_it_waits_f
     monkeypatch.setattr(visit, "Stream", lambda _: mock.Mock(handle="other"))
     calls.work.completed.side_effect = [look == "+" for look in looks if look in "+-"]
     calls.workload.arrived_early.side_effect = [look == "!" for look in looks if look in ".!"]
-    calls.bench.stream.handle, before = "own", "other" if state is StreamState.GATED else "own"
+    calls.bench.device.kind, calls.bench.stream.handle = kind, "own"
+    before = "other" if state is StreamState.GATED else "own"
     cell: Any = replace(CELL, stream_state=state)
     sampler: Any = mock.Mock(cell=cell, bench=calls.bench, workload=calls.workload, prepared=calls.prepared)
     with pytest.raises(VerificationError, match="not ordered") if early else nullcontext():
-        visit._check_order(sampler)
+        visit._check_order(sampler, 300.25)
     assert calls.mock_calls == [
-        call.workload.advance(), call.prepared.stage(), call.bench.device.driver.delay(20_000_000, before),
+        call.workload.advance(), call.prepared.stage(),
+        call.bench.device.driver.delay(1000 * delay_us + 600_500, before),
         call.work.record(before), call.work.hold("own"), call.prepared.swap.submit("own"),
         *(call.work.completed() if look in "+-" else call.workload.arrived_early() for look in looks),
         call.bench.stream.synchronize(), call.workload.verify(),

@@ -524,7 +524,7 @@ def test_every_attempt_in_the_first_round_is_compared_first(
     request = MeasureCells(cells=[], round=number, attempt=attempt, seed=1, sampling=SAMPLING)
     sampler = mock.Mock(**{"workload.verify.return_value": 7})
     assert visit._check_before(sampler, request, verifies=verifies) == 7 * (is_first := number == 0 and verifies)
-    assert check.called is sampler.take_idle.called is is_first
+    assert check.mock_calls == [mock.call(sampler, sampler.take_idle.return_value.caller_us)] * is_first
 
 
 @pytest.mark.parametrize("state", StreamState)
