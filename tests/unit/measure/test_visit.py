@@ -4,7 +4,6 @@ import ctypes
 import itertools
 import resource
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from kvbench.cells.blocks import FORGOTTEN_AFTER_BYTES
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import DeviceFacts
 from kvbench.engine.device import DIRECTIONS, Event, SwapMemory, per_block
-from kvbench.measure import disturbance, visit
+from kvbench.measure import visit
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import Threads
 from kvbench.measure.samples import SetUp, _work_for, set_up
