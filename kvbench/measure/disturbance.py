@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Final
 
@@ -127,7 +126,7 @@ class Threads:
         self._known = self.all()
 
     def all(self) -> frozenset[int]:
-        return frozenset(int(folder.name) for folder in Path("/proc/self/task").iterdir())
+        return frozenset(int(entry.name) for entry in os.scandir("/proc/self/task"))
 
     @contextmanager
     def ours(self) -> Iterator[None]:

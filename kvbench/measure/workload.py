@@ -37,7 +37,7 @@ SPOILED_SEED, CHANGED_SEED = 3, 4
 EDGE_BYTES = 256
 SPOT_CHECKS = 256
 # How long on average a list lies there before its swap is submitted: a thread that copies ahead of it has time to.
-WATCHED_S = 0.0005
+WATCHED_S = 0.0003
 NOT_ORDERED = "the swap did not wait for earlier work: it is not ordered in its stream"
 
 
