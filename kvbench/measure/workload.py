@@ -346,10 +346,9 @@ class Workload:
     def descriptors(self) -> int:
         return len(self._layouts) * self._cell.blocks
 
-    def current(self) -> tuple[Addresses, Addresses]:
-        """Return the offsets of the current blocks in the source and in the destination, in bytes."""
-        layout, stride = self._layouts[self._set_index], np.uint64(self._cell.block_bytes)
-        return layout.source_rows * stride, layout.destination_rows * stride
+    def current(self) -> Addresses:
+        """Return the offsets of the current blocks in the destination, in bytes."""
+        return self._layouts[self._set_index].destination_rows * np.uint64(self._cell.block_bytes)
 
     def verify(self, most: int | None = None) -> int:
         """Compare the result of the swaps since the last call, restore it, and return the number of compared bytes.
@@ -388,7 +387,7 @@ class Workload:
 
         Looks at its first and its last blocks.
         """
-        _, offsets = self.current()
+        offsets = self.current()
         # not np.unique, whose first call imports for longer than the other work lasts
         some = np.concatenate([offsets[:SPOT_CHECKS], offsets[SPOT_CHECKS:][-SPOT_CHECKS:]])
         sizes = np.full(len(some), np.uint64(self._cell.block_bytes))

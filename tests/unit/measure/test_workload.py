@@ -17,8 +17,9 @@ from kvbench.cells.axes import Direction, Memory, Reuse, slots_of
 from kvbench.cells.blocks import misfit, region_bytes
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import AS_PATTERN, Pattern
-from kvbench.engine.device import DIRECTIONS, Device, Stream, SwapMemory, open_device, per_block
+from kvbench.engine.device import DIRECTIONS, Device, MemoryKind, Stream, SwapMemory, open_device, per_block
 from kvbench.engine.faults import FaultPlan
+from kvbench.measure import workload as module
 from kvbench.measure.layout import lay_out
 from kvbench.measure.workload import EDGE_BYTES, Pool, Pools, Spots, VerificationError, Workload
 
@@ -118,14 +119,14 @@ def test_one_wrong_byte_in_a_block_or_beside_it_is_found_and_put_right(
     for _ in range(swaps):
         workload.advance()
         bench.swap(workload, cell.direction)
-        used.append(workload.current()[1] // np.uint64(cell.block_bytes))
+        used.append(workload.current() // np.uint64(cell.block_bytes))
     least = min(cell.block_bytes, cell.small_blocks[1] if cell.small_blocks[0] else cell.block_bytes)
     assert workload.verify() >= len(np.unique(np.concatenate(used))) * least
     assert bench.wrong_bytes(cell) == 0
 
     workload.advance()
     bench.swap(workload, cell.direction)
-    rows = workload.current()[1] // np.uint64(cell.block_bytes)
+    rows = workload.current() // np.uint64(cell.block_bytes)
     inside, beside = checked(rows, cell)
     offset = data.draw(st.sampled_from(inside) | st.sampled_from(beside))
     destination = bench.pools.sides(cell.direction, cell.memory)[1]
@@ -155,6 +156,25 @@ def test_a_loop_leaves_its_lists_as_its_swaps_one_by_one(bench: Bench, swaps: in
         for workload in (one_by_one, looped):
             workload.advance()
         assert list(map(list, looped.arrays())) == list(map(list, one_by_one.arrays()))
+
+
+@pytest.mark.parametrize("memory", [None, *Memory, "slots-8KiBx3"])
+def test_a_pool_is_made_of_its_memory_and_its_slots_are_registered_while_it_lasts(
+    monkeypatch: pytest.MonkeyPatch, memory: str | None
+) -> None:
+    slots, call, at = 3 if memory == "slots-8KiBx3" else 0, mock.call, 1 << 20
+    calls, device = mock.Mock(), mock.Mock(driver="driver")
+    calls.Buffer.return_value = mock.Mock(address=at, size_bytes=9 << 13)
+    for name in ("Buffer", "register_pages", "unregister_pages"):
+        monkeypatch.setattr(module, name, getattr(calls, name))
+    pool = Pool(device, 20 << 10, 1, memory)
+    kind = "mapped" if slots else (memory or "device").replace("-", "_").lower()
+    places = [at + slot * (24 << 10) for slot in range(slots)]
+    made = [call.Buffer("driver", MemoryKind[kind], slots * (24 << 10) or 20 << 10)]
+    made += [call.register_pages("driver", place, 8 << 10) for place in places]
+    assert calls.mock_calls == made
+    del pool
+    assert calls.mock_calls == made + [call.unregister_pages("driver", place) for place in places]
 
 
 def test_the_oldest_pool_of_the_host_makes_room_for_one_that_is_pinned_otherwise(bench: Bench) -> None:
@@ -275,7 +295,7 @@ def test_a_byte_far_from_every_block_is_found(bench: Bench) -> None:
     workload = bench.workload(cell)
     workload.advance()
     bench.swap(workload, Direction.H2D)
-    taken = workload.current()[1] // np.uint64(cell.block_bytes)
+    taken = workload.current() // np.uint64(cell.block_bytes)
     near = {int(row) + by for row in taken for by in (-1, 0, 1)}
     far = next(row for row in range(int(taken.max())) if row not in near)
     _, destination = bench.pools.sides(Direction.H2D, None)
@@ -292,7 +312,7 @@ def test_the_first_and_the_last_block_can_be_too_early(bench: Bench, early: int)
     workload.advance()
     assert not workload.arrived_early()
     _, destination = bench.pools.sides(Direction.H2D, None)
-    flip(destination.buffer.address + int(workload.current()[1][early]), 1)
+    flip(destination.buffer.address + int(workload.current()[early]), 1)
     assert workload.arrived_early()
     bench.pools.refill()
 
