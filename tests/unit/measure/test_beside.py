@@ -18,7 +18,15 @@ from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Stream
 from kvbench.measure.bench import Bench
-from kvbench.measure.neighbour import Flow, FlowSample, IdleWork, NeighbourError, RunningNeighbour, measure_beside
+from kvbench.measure.neighbour import (
+    IDLE_US,
+    Flow,
+    FlowSample,
+    IdleWork,
+    NeighbourError,
+    RunningNeighbour,
+    measure_beside,
+)  # fmt: skip
 from kvbench.measure.samples import set_up
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Beside, Visit
@@ -69,6 +77,7 @@ class Tiring(PerBlock):
 def test_a_neighbour_runs_only_while_it_is_wanted(bench: Bench) -> None:
     neighbour = RunningNeighbour(bench.device, stream := Stream(bench.device.driver), IdleWork(bench.device, stream))
     before = neighbour.completed()
+    assert neighbour.usual_us >= IDLE_US
     with neighbour.running():
         pass
     after = neighbour.completed()
@@ -94,14 +103,22 @@ def test_a_neighbour_runs_20_ms_and_an_iteration_before_it_counts(
 def test_30_ms_of_a_neighbour_s_work_is_ahead(usual_us: float, ahead: int) -> None:
     neighbour: Any = mock.Mock(_times_us=[1.0, usual_us, usual_us, usual_us, 1e9])
     RunningNeighbour._calibrate(neighbour)
-    assert (neighbour.usual_us, neighbour._ahead, neighbour._submit.call_count) == (max(1.0, usual_us), ahead, 5)
+    assert (neighbour.usual_us, neighbour._ahead) == (max(1.0, usual_us), ahead)
+    begins, call = mock.call._last.record(neighbour._stream.handle), mock.call
+    assert neighbour.mock_calls == [begins, *[call._submit()] * 5, call._drain()]
 
 
 @pytest.mark.parametrize("submitted", [0, 1])
 @pytest.mark.parametrize("waiting", range(5))
-def test_a_neighbour_is_supplied_up_to_what_is_ahead(waiting: int, submitted: int) -> None:
-    neighbour: Any = mock.MagicMock(_flying=[0] * waiting, _ahead=3, dry=7)
+def test_a_neighbour_is_supplied_up_to_what_is_ahead(
+    monkeypatch: pytest.MonkeyPatch, waiting: int, submitted: int
+) -> None:
+    """Of the iterations that were on the stream, one ends before they are counted."""
+    monkeypatch.setattr("kvbench.measure.neighbour.time.sleep", naps := mock.Mock())
+    neighbour: Any = mock.MagicMock(_flying=[0] * (waiting + 1), _ahead=3, dry=7)
+    neighbour._reap = lambda: neighbour._flying.pop()
     assert RunningNeighbour._supply(neighbour, submitted) is neighbour._submit.called is (waiting < 3)
+    assert naps.called is (waiting >= 3)
     assert neighbour.dry == 7 + (waiting == 0 and submitted == 1)
 
 
@@ -146,12 +163,13 @@ def test_turns_record_what_they_took(monkeypatch: pytest.MonkeyPatch, seconds: f
 def test_a_flow_keeps_a_thousand_swaps_and_the_rate_of_all(monkeypatch: pytest.MonkeyPatch, swaps: int) -> None:
     rows = [(50.0 + at % 7, 90.0 + at % 11) for at in range(swaps)]
     times = mock.Mock(caller_us=[row[0] for row in rows], wall_us=[row[1] for row in rows], cpu_us=53.0 * swaps)
-    monkeypatch.setattr("kvbench.measure.neighbour.SwapLoop", lambda *_: mock.Mock(run=lambda _: times))
-    workload = mock.Mock(contents=list, arrays=list)
+    monkeypatch.setattr("kvbench.measure.neighbour.SwapLoop", lambda *_: loop)
+    workload, loop = mock.Mock(contents=list, arrays=list), mock.Mock(run=lambda _: times)
     kept, gbps = (flow := Flow(mock.Mock(), mock.Mock(), workload, CELL, mock.Mock())).run(1.0)
     assert kept == [FlowSample(*row, min(row[0], 53.0)) for row in rows[:: (swaps + 999) // 1000]]
     assert gbps == pytest.approx(swaps * CELL.swap_bytes / sum(times.wall_us) / 1e3)
     flow.finish()
+    loop.finish.assert_called_once_with()
     assert workload.passed.mock_calls == [mock.call(swaps), mock.call(1)]
 
 

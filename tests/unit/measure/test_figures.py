@@ -69,10 +69,10 @@ def warnings_of(cell: Cell, taken: Sequence[Any]) -> list[str]:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_record_has_what_was_taken(monkeypatch: pytest.MonkeyPatch, cell: Cell, seed: int) -> None:
     monkeypatch.setattr(visit, "disturbances", seen := mock.Mock(return_value=[Disturbance.STEP]))
-    every, dry = [drawn(9 * seed + number) for number in range(9)], Beside(dry=3)
-    beside = [None, dry, Beside(neighbour_alone_us=[1.0], neighbour_beside_us=[2.0])][seed % 3]
-    short = ["a turn without a whole iteration of the neighbour (cell_seconds too short?)",
-             "the neighbour's stream ran out of work 3 times"] * (beside is dry)  # fmt: skip
+    every, alone, both = [drawn(9 * seed + number) for number in range(9)], [1.0] * (seed % 2), [2.0] * (seed // 2)
+    beside = Beside(neighbour_alone_us=alone, neighbour_beside_us=both, dry=3 * seed) if seed else None
+    short = ["a turn without a whole iteration of the neighbour (cell_seconds too short?)"] * (seed in (1, 2))
+    short += [f"the neighbour's stream ran out of work {3 * seed} times"] * (seed > 0)
     taken = Taken(every, "time", beside, {"swap_blocks": [*range(9)]}, 17, ["odd"], first_alike=seed)
     around = Surroundings(5, (3.0, 2.0), [1.1, 1.4], Clocks(1980, ("cap",)), 0.25)
     prepared = mock.Mock(mechanism=Mechanism.SM_KERNEL, chosen="sm", warnings=["slow"])
@@ -186,9 +186,61 @@ def test_devices_meet_behind_their_warm_ups() -> None:
 @pytest.mark.parametrize(("blocks", "cpu_us"), [(visit.LONG_CALL_BLOCKS - 1, 30.0), (visit.LONG_CALL_BLOCKS, 10.0)])
 def test_the_twins_of_a_batched_copy_are_told_by_the_median_of_some(blocks: int, cpu_us: float) -> None:
     cell, prepared = replace(CELL, blocks=blocks), mock.Mock(mechanism=Mechanism.BATCHED_COPY, same_when_busy=True)
-    for one, wanted in ((cell, cpu_us), (replace(cell, stream_state=StreamState.OPENED), cpu_us), (BUSY, None)):
+    of_kernel = mock.Mock(mechanism=Mechanism.SM_KERNEL, same_when_busy=True)
+    otherwise = mock.Mock(mechanism=Mechanism.BATCHED_COPY, same_when_busy=False)
+    for one, by, wanted in (
+        (cell, prepared, cpu_us), (replace(cell, stream_state=StreamState.OPENED), prepared, cpu_us),
+        (BUSY, prepared, None), (cell, of_kernel, None), (cell, otherwise, None),
+    ):  # fmt: skip
         take_busy = mock.Mock(side_effect=[mock.Mock(cpu_us=us) for us in (10.0, 90.0, 30.0)])
-        assert visit._busy_cpu_us(mock.Mock(cell=one, prepared=prepared, take_busy=take_busy)) == wanted
+        assert visit._busy_cpu_us(mock.Mock(cell=one, prepared=by, take_busy=take_busy)) == wanted
+
+
+@pytest.mark.parametrize("overwrote", [False, True])
+def test_sets_that_were_swapped_again_are_watched_and_compared_once_more(*, overwrote: bool) -> None:
+    sampler, call = mock.Mock(), mock.call
+    sampler.workload.overwrote, sampler.workload.verify.side_effect = overwrote, [7, 20]
+    assert visit._check_sampled(sampler) == 7 + 20 * overwrote
+    again = [call.take_idle(), call.workload.verify()] * overwrote
+    assert sampler.mock_calls == [call.workload.watch(sampler.take_idle)] * overwrote + [call.workload.verify(), *again]
+
+
+@pytest.mark.parametrize("in_turn", [None, InTurn(verify=True), InTurn(verify=False)])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_visit_makes_its_checks_of_each_arm_that_copies(
+    monkeypatch: pytest.MonkeyPatch, in_turn: InTurn | None, number: int
+) -> None:
+    """Two arms, of which the second copies nothing; the order is checked again in round 2."""
+    arms, bench, call = mock.MagicMock(), mock.Mock(), mock.call
+    copies, empty = arms.samplers = [mock.MagicMock(copies=True), mock.MagicMock(copies=False)]
+    arms.turn = lambda: iter(range(2))
+    sample = mock.Mock(caller_us=300.0, event_us=5.0)
+    taken = [mock.Mock(taken=Taken([mock.Mock(event_us=9.0), sample], "time", verified_bytes=at, first_alike=1))
+             for at in (100, 200)]  # fmt: skip
+    checks = {"_check_before": 1, "_sample": taken, "_check_sampled": 2, "_check_in_a_row": 4, "_check_order": None}
+    made = {name: mock.Mock(return_value=value) for name, value in checks.items()}
+    made |= {"_check_speed": mock.Mock(), "_clocks": mock.Mock(return_value=["event_us"]), "_record": mock.Mock()}
+    for name, function in made.items():
+        monkeypatch.setattr(visit, name, function)
+    monkeypatch.setattr(
+        visit, "_is_chosen", lambda request, _, what, rounds: (what, request.round) == ("order", rounds)
+    )
+    request = MeasureCells(cells=[], round=number, seed=1, sampling=Sampling(rounds=3), in_turn=in_turn)
+    assert visit.visit(bench, arms, request) == [made["_record"].return_value] * 2
+    verifies = in_turn is None or in_turn.verify
+    assert made["_check_before"].mock_calls == [
+        call(copies, request, verifies=verifies),
+        call(empty, request, verifies=False),
+    ]
+    assert made["_check_sampled"].mock_calls == [call(copies)] * verifies
+    assert made["_check_in_a_row"].mock_calls == [call(copies, request)] * verifies
+    assert made["_check_order"].mock_calls == [call(copies, 300.0)] * (verifies and number == 2)
+    assert made["_check_speed"].mock_calls == [call(bench, copies.cell, [5.0])]
+    verified = [1 + 2 * verifies + 100 + 4 * verifies, 1 + 200]
+    assert made["_record"].mock_calls == [call(request, at, arms.ready[at], taken[at], verified[at]) for at in range(2)]
+    assert [one.workload.leave.called for one in (copies, empty)] == [not verifies, True]
+    assert bench.mock_calls == [call.pools.rest()] * verifies + [call.device.arm(None)]
+    assert [(one.workload.guarded, one.workload.verify_ms) for one in arms.samplers] == [(verifies, 0.0), (False, 0.0)]
 
 
 @pytest.mark.parametrize(("blocks", "swaps"), [(16, 20), (1 << 17, 16), (1 << 18, 8), (1 << 20, 4)])
@@ -196,15 +248,16 @@ def test_the_twins_of_a_batched_copy_are_told_by_the_median_of_some(blocks: int,
 def test_a_row_of_swaps_is_watched_and_compared(
     monkeypatch: pytest.MonkeyPatch, why_not: str, blocks: int, swaps: int
 ) -> None:
-    cell, number, sampling = replace(CELL, blocks=blocks), 5 if why_not == "a later round" else 0, Sampling(rounds=1)
+    pool_bytes, number, sampling = blocks << 16, 5 if why_not == "a later round" else 0, Sampling(rounds=1)
+    cell = replace(CELL, blocks=blocks, pool_bytes=pool_bytes * (blocks == 16))
     monkeypatch.setattr(visit, "lay_out", asked := mock.Mock(return_value=[None] * 3))
     workload = mock.MagicMock(sets=19 + (why_not == "enough sets"), overwrote=why_not != "nothing twice")
     request = MeasureCells(cells=[], round=number, seed=1, sampling=sampling)
     sampler = mock.Mock(cell=cell, workload=workload)
-    sampler.bench.pools.pool_bytes, workload.verify.return_value, made = 1 << 40, 7, swaps * (not why_not)
+    sampler.bench.pools.pool_bytes, workload.verify.return_value, made = pool_bytes, 7, swaps * (not why_not)
     assert visit._check_in_a_row(sampler, request) == 7 * -(-made // 3)
     assert workload.watch.mock_calls == [mock.call(sampler.take_idle)] * made
-    fresh = replace(cell, reuse=Reuse.FRESH, pool_bytes=1 << 40)
+    fresh = replace(cell, reuse=Reuse.FRESH, pool_bytes=pool_bytes)
     assert [call.args[:2] for call in asked.mock_calls] == [(fresh, swaps)] * (not why_not)
     assert visit._is_chosen(request, cell, "order", sampling.rounds - 1)
 

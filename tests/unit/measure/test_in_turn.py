@@ -1,11 +1,9 @@
 """Arms that are measured in turn: tuples of samples, blocks of their own, and failures of their own."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from unittest import mock
 
-import msgspec
 import pytest
 
 from kvbench.cells.axes import Direction, Reuse, StreamState
@@ -49,26 +47,6 @@ def test_every_arm_has_a_sample_of_each_tuple_and_is_verified(direction: Directi
     made = visited_in_turn(*arms_of([Recorded(honest) for _ in range(3)], cell))
     assert [len(one.samples) for one in made] == [6] * 3
     assert all(one.verified_bytes >= 6 * cell.swap_bytes and one.group == "g" for one in made)
-
-
-@pytest.mark.parametrize(("count", "reuse"), [(1, Reuse.SAME), (1, Reuse.FRESH), (2, Reuse.FRESH)])
-def test_a_visit_counts_every_byte_that_was_compared(monkeypatch: pytest.MonkeyPatch, count: int, reuse: Reuse) -> None:
-    """Before its samples, between and behind them, and in a row; not in what looks at the order alone."""
-    monkeypatch.setattr("kvbench.measure.visit._check_order", lambda *_: None)
-    arms, request = arms_of([Recorded(honest)] * count, replace(CELL, reuse=reuse))
-    compared = Counter[Workload]()
-
-    def verify(workload: Workload, *, verify: Callable[[Workload], int] = Workload.verify) -> int:
-        compared[workload] += (checked := verify(workload))
-        return checked
-
-    take_all = Arms.take_all
-    monkeypatch.setattr(Workload, "verify", verify)
-    monkeypatch.setattr(Arms, "take_all", lambda *to: [replace(one, verified_bytes=7) for one in take_all(*to)])
-    for number in range(SAMPLING.rounds):
-        made = visited_in_turn(arms, msgspec.structs.replace(request, round=number))
-        assert [one.verified_bytes for one in made] == [compared[ready.workload] + 7 for ready in arms.ready]
-        compared.clear()
 
 
 def test_another_arm_is_first_in_every_tuple(monkeypatch: pytest.MonkeyPatch) -> None:

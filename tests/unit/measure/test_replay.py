@@ -151,6 +151,7 @@ def test_a_smaller_pool_keeps_runs_and_keeps_ids_apart() -> None:
     assert len(set(placed_ids.tolist())) == 5
     assert np.diff(placed_ids[:3]).tolist() == [1, 1]
     assert placed_ids.max() < 10
+    assert places(np.array([0]), 0) is None
 
 
 @pytest.mark.parametrize("direction", Direction)

@@ -20,14 +20,14 @@ from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.batched import Batched
 from kvbench.backends.per_block import PerBlock
 from kvbench.cells.axes import Direction, Reuse, StreamState
-from kvbench.cells.blocks import FORGOTTEN_AFTER_BYTES
+from kvbench.cells.blocks import FORGOTTEN_AFTER_BYTES, sets_of
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import DeviceFacts
 from kvbench.engine.device import DIRECTIONS, Event, SwapMemory, per_block
 from kvbench.measure import visit
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import Threads
-from kvbench.measure.samples import SetUp, _work_for, set_up
+from kvbench.measure.samples import SetUp, _work_for, lay_out_arms, set_up
 from kvbench.measure.visit import effective_path
 from kvbench.measure.workload import VerificationError, Workload
 from kvbench.results.schema import EffectivePath
@@ -511,6 +511,9 @@ def test_in_a_gate_a_small_swap_comes_again_when_caches_have_forgotten_it() -> N
     on_gpu.pools.sides.return_value = (side, side)
     ready = set_up(on_gpu, Recorded(honest), cell, SAMPLING, 1, many_visits=True)
     assert (ready.workload.sets - 1) * cell.swap_bytes >= FORGOTTEN_AFTER_BYTES
+    for other, many_visits in ((cell, False), (replace(cell, pool_bytes=0), True)):
+        (layouts,) = lay_out_arms(other, SAMPLING, 1, many_visits=many_visits)
+        assert len(layouts) == sets_of(other, submissions(SAMPLING, StreamState.IDLE))
 
 
 @pytest.mark.parametrize(("number", "attempt"), [(0, 0), (0, 1), (1, 0), (1, 1)])
