@@ -31,18 +31,14 @@ void copier(nb::module_& m) {
           "__init__",
           [](BlockCopier* self, std::shared_ptr<Driver> driver, const std::vector<CopyWay*>& ways,
              const std::vector<CopyTable*>& tables, std::size_t max_entries,
-             const std::vector<std::pair<Address, std::size_t>>& pools) {
+             const std::vector<BlockCopier::Pool>& pools) {
             std::vector<CopyWay> own_ways;
             for (const CopyWay* way : ways) own_ways.push_back(*way);
             std::vector<CopyTable> own_tables;
             for (const CopyTable* table : tables) own_tables.push_back(*table);
-            std::vector<BlockCopier::Pool> own_pools;
-            for (const auto& [begin, bytes] : pools) own_pools.push_back({begin, bytes});
-            new (self)
-                BlockCopier(std::move(driver), std::move(own_ways), std::move(own_tables), max_entries, own_pools);
+            new (self) BlockCopier(std::move(driver), std::move(own_ways), std::move(own_tables), max_entries, pools);
           },
-          "driver"_a, "ways"_a, "tables"_a, "max_entries"_a = 0,
-          "pools"_a = std::vector<std::pair<Address, std::size_t>>{})
+          "driver"_a, "ways"_a, "tables"_a, "max_entries"_a = 0, "pools"_a = std::vector<BlockCopier::Pool>{})
       .def(
           "copy",
           [](BlockCopier& copier, nb::handle sources, nb::handle destinations, nb::handle sizes, nb::handle stream,

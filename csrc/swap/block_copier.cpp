@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <numeric>
 #include <stdexcept>
-#include <utility>
 
 namespace kvbench {
 namespace {
@@ -103,7 +102,7 @@ BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> wa
   const CurrentDevice current(*driver_);
   for (std::size_t i = 0; i < pools.size(); ++i) {
     try {
-      route_.vouch(pools[i].begin, pools[i].bytes);
+      route_.vouch(pools[i].first, pools[i].second);
     } catch (const std::invalid_argument& error) {
       throw std::invalid_argument("pools: entry " + std::to_string(i) + " " + error.what());
     }

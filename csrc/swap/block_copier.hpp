@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "swap/sm_copy.hpp"
@@ -41,11 +42,8 @@ struct CopyTable {
 /// its lists lie: it must forget() when this memory was freed.
 class BlockCopier final : public ListCopier {
  public:
-  /// Memory for which a caller vouches that it may be copied in one piece, however it was registered.
-  struct Pool {
-    Address begin = 0;
-    std::size_t bytes = 0;
-  };
+  /// Address and bytes of memory for which a caller vouches that it may be copied in one piece, however registered.
+  using Pool = std::pair<Address, std::size_t>;
 
   /// Makes room for lists of `max_entries` entries of one size; 0: when they come. Takes each of `pools` for one
   /// region, until forget(). Throws std::invalid_argument for tables that name ways which are not there, or that have

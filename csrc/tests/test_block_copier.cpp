@@ -1029,9 +1029,9 @@ void a_pool_that_its_caller_vouches_for_is_one_region() {
   copier->forget();
   list.sources[1000] = bench.driver->begin + 7 * kBlock + 16;
   check::equal(refused<InvalidEntry>(bench, *copier, list.view()).entry(), std::size_t{1000}, "it was forgotten");
-  for (const BlockCopier::Pool wrong : {BlockCopier::Pool{bench.driver->begin, bytes}, BlockCopier::Pool{4096, 64},
-                                        BlockCopier::Pool{bench.device.address() + 64, ~std::size_t{0} - 16},
-                                        BlockCopier::Pool{bench.device.address() + 64, 0}}) {
+  for (const BlockCopier::Pool& wrong : {BlockCopier::Pool{bench.driver->begin, bytes}, BlockCopier::Pool{4096, 64},
+                                         BlockCopier::Pool{bench.device.address() + 64, ~std::size_t{0} - 16},
+                                         BlockCopier::Pool{bench.device.address() + 64, 0}}) {
     const auto error = check::thrown<std::invalid_argument>([&] { bench.copier(both_ways(2), 0, {wrong}); });
     check::that(std::string(error.what()).starts_with("pools: entry 0 "), error.what());
   }
