@@ -48,7 +48,7 @@ Seen look_by(const Descriptors& list, From from, To to, std::size_t first, std::
 
 template <typename Use>
 Seen with(const Known& end, const Use& use) {
-  if (!end.has_slots()) return use(end.span());
+  if (!end.slots) return use(end.span());
   return end.slots->all() ? use(end.slots->grid<true>()) : use(end.slots->grid<false>());
 }
 

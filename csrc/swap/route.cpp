@@ -71,9 +71,11 @@ Known Places::around(Address address, std::size_t bytes) {
   for (const Region& pool : vouched_) {
     if (pool.holds(address, bytes)) return {pool};
   }
+  for (const Slots* pool : pools_) {
+    if (pool->holds(address, bytes)) return {pool->at(address), pool};
+  }
   const auto after = regions_.upper_bound(address);
-  if (after != regions_.begin() && std::prev(after)->second.region.holds(address, bytes))
-    return std::prev(after)->second;
+  if (after != regions_.begin() && std::prev(after)->second.holds(address, bytes)) return {std::prev(after)->second};
   Known found = ask(address);
   while (found.region.mapped && !found.region.holds(address, bytes)) {
     const Known next = ask(found.region.end());
@@ -87,28 +89,33 @@ Known Places::ask(Address address) {
   Region region = driver_->region_of(address);
   if (region.place != Place::device && region.place != Place::pinned) return {region};
   other_address_ |= region.other_address;
+  for (Slots* pool : pools_) pool->remove(region);  // of a pool that was freed, or that has grown
   auto next = regions_.lower_bound(region.begin);
-  if (next != regions_.begin() && meet(std::prev(next)->second.region, region)) --next;
-  while (next != regions_.end() && meet(next->second.region, region)) {
-    const Region& old = next->second.region;
+  if (next != regions_.begin() && meet(std::prev(next)->second, region)) --next;
+  while (next != regions_.end() && meet(next->second, region)) {
+    const Region& old = next->second;
     if (old.mapped && region.mapped) {
       const Address end = std::max(old.end(), region.end());
       region.begin = std::min(old.begin, region.begin);
       region.bytes = end - region.begin;
-    } else if (next->second.slots) {  // of a pool that was freed, or that has grown
-      slots_.at({old.place, old.bytes}).remove(old.begin);
+    } else if (const auto slots = slots_.find({old.place, old.bytes}); slots != slots_.end()) {
+      slots->second.remove(region);
     }
     next = regions_.erase(next);
   }
-  return regions_.emplace_hint(next, region.begin, Known{region, slots_of(region)})->second;
+  const Slots* pool = pool_of(region);
+  if (!pool) regions_.emplace_hint(next, region.begin, region);
+  return {region, pool};
 }
 
 /// Blocks may lie across memory that is mapped, and nothing is copied to memory that is read alone: neither is a slot.
-Slots* Places::slots_of(const Region& region) {
+const Slots* Places::pool_of(const Region& region) {
+  constexpr std::size_t kMostPools = 64;  // each lookup goes through them
   if (region.mapped || region.read_only) return nullptr;
-  Slots& slots = slots_.try_emplace({region.place, region.bytes}, region.begin, region.bytes).first->second;
-  slots.add(region.begin);
-  return &slots;
+  Slots& slots = slots_.try_emplace({region.place, region.bytes}, region).first->second;
+  if (!slots.add(region.begin)) return nullptr;
+  if (slots.several() && pools_.size() < kMostPools) pools_.insert(&slots);
+  return pools_.contains(&slots) ? &slots : nullptr;
 }
 
 Direction Route::begin(const Descriptors& list) {

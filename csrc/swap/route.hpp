@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -14,13 +15,12 @@ namespace kvbench {
 
 struct Descriptors;
 
-/// A region, and the equal ones at equal distances from it; null: none.
+/// A region, and the pool of which it is a slot; null: none.
 struct Known {
   Region region;
   const Slots* slots = nullptr;
 
-  [[nodiscard]] bool has_slots() const { return slots && slots->several(); }
-  [[nodiscard]] Span span() const { return has_slots() ? slots->span() : Span{region.begin, region.bytes}; }
+  [[nodiscard]] Span span() const { return slots ? slots->span() : Span{region.begin, region.bytes}; }
   [[nodiscard]] bool holds(Address address, std::size_t bytes) const {
     return region.holds(address, bytes) || (slots && slots->holds(address, bytes));
   }
@@ -42,12 +42,13 @@ class Places {
 
  private:
   Known ask(Address address);
-  Slots* slots_of(const Region& region);
+  const Slots* pool_of(const Region& region);
 
   std::shared_ptr<Driver> driver_;
   std::vector<Region> vouched_;
-  std::map<Address, Known> regions_;                      ///< by where they begin
+  std::map<Address, Region> regions_;                     ///< by where they begin, but for the slots of pools
   std::map<std::pair<Place, std::size_t>, Slots> slots_;  ///< by where they are, and the size of each
+  std::set<Slots*> pools_;                                ///< those of several slots
   bool other_address_ = false;
 };
 

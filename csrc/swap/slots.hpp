@@ -52,39 +52,43 @@ class Slots {
     }
   };
 
-  Slots(Address begin, std::size_t bytes) : bytes_(bytes), begin_(begin), low_(begin), high_(begin) {}
+  explicit Slots(const Region& first) : first_(first), begin_(first.begin), low_(begin_), high_(begin_) {}
 
-  /// Adds a slot of this size. If its distance shows that there is no stride, the slots hold nothing from then on.
-  void add(Address begin);
-  /// Removes a slot, whose memory was freed.
-  void remove(Address begin);
+  /// Adds a slot of this size. Returns false, and adds nothing, if its distance from the others shows no stride.
+  bool add(Address begin);
+  /// Removes the slots that had a part of this memory, which is another region's now.
+  void remove(const Region& region);
 
   [[nodiscard]] bool several() const { return count_ > 1; }
   /// Whether the driver was asked about every slot from the lowest to the highest.
-  [[nodiscard]] bool all() const { return all_; }
+  [[nodiscard]] bool all() const { return (added_ - 1) * stride() == high_ - low_; }
   template <bool all>
   [[nodiscard]] Grid<all> grid() const {
     const Address begin = all ? low_ : begin_, last = all ? high_ : begin_ + (count_ - 1) * stride_;
-    const auto stride = static_cast<double>(std::max<Address>(stride_, bytes_));
-    return {{begin, last - begin + bytes_}, asked_.data(), count_ - 1, static_cast<double>(bytes_), stride, 1 / stride};
+    const auto bytes = static_cast<double>(first_.bytes), by = static_cast<double>(stride());
+    return {{begin, last - begin + first_.bytes}, asked_.data(), count_ - 1, bytes, by, 1 / by};
   }
-  [[nodiscard]] Span span() const { return all_ ? Span{grid<true>()} : Span{grid<false>()}; }
+  [[nodiscard]] Span span() const { return all() ? Span{grid<true>()} : Span{grid<false>()}; }
   [[nodiscard]] bool holds(Address address, std::size_t size) const {
-    return count_ > 0 && grid<false>().left_by(address - begin_, size) >> 63 == 0;
+    return grid<false>().left_by(address - begin_, size) >> 63 == 0;
+  }
+  /// The slot that holds an address.
+  [[nodiscard]] Region at(Address address) const {
+    return {first_.place, address - (address - begin_) % stride(), first_.bytes};
   }
 
  private:
-  void stretch_to(Address begin, Address stride);
-  void note(Address begin, bool asked);
+  bool stretch_to(Address begin, Address stride);
+  void note(std::size_t index, bool asked);
+  [[nodiscard]] Address stride() const { return std::max<Address>(stride_, first_.bytes); }
 
-  std::size_t bytes_;
+  Region first_;
   Address begin_;
   Address stride_ = 0;     ///< 0: of one slot
-  std::size_t count_ = 1;  ///< slots that have a bit; 0: none, as there is no stride
+  std::size_t count_ = 1;  ///< slots that have a bit
   std::vector<std::uint64_t> asked_{1};
   Address low_, high_;     ///< the lowest slot that was added, and the highest
   std::size_t added_ = 1;  ///< slots whose bit is set
-  bool all_ = true;
 };
 
 }  // namespace kvbench

@@ -965,6 +965,27 @@ void a_slot_that_was_not_asked_for_is_not_taken_for_one() {
   }
 }
 
+void regions_of_many_sizes_are_asked_for_once_each() {
+  CopierBench bench;
+  const auto copier = bench.copier(both_ways(2));
+  bench.list(3 * 70, kBlock);
+  std::vector<Address>& sources = bench.lists.back().sources;
+  sources.clear();
+  Address begin = Address{1} << 44;
+  for (std::size_t size = 1; size <= 70; ++size) {
+    for (const std::size_t at : {std::size_t{0}, 2 * size, 5 * size + 1}) {  // the last is in no pool with the others
+      sources.push_back(begin + at * kBlock);
+      bench.driver->known.push_back({Place::pinned, sources.back(), size * kBlock});
+    }
+    begin += 7 * size * kBlock;
+  }
+  for (int round = 0; round < 2; ++round) {
+    bench.check_launched(*copier, bench.lists.back().view());
+    check::equal(bench.driver->regions, 3 * 70 + 1, "questions for them and the device");
+    std::ranges::reverse(sources);
+  }
+}
+
 void merging_keeps_to_slots_that_adjoin() {
   SlotsBench bench(8, 8);
   bench.driver->missing.clear();
@@ -976,8 +997,9 @@ void merging_keeps_to_slots_that_adjoin() {
   check::equal(copier->descriptors(), std::size_t{500}, "one for each registration");
 }
 
-void a_slot_whose_memory_was_freed_is_no_slot() {
-  for (const Place now : {Place::pinned, Place::device}) {
+void a_region_whose_memory_was_freed_is_forgotten() {
+  for (const auto& [now, smaller] : std::initializer_list<std::pair<Place, std::size_t>>{
+           {Place::pinned, 0}, {Place::device, 0}, {Place::pinned, 1}}) {
     CopierBench bench;
     const auto copier = bench.copier(both_ways(2));
     constexpr std::size_t kSlot = 8 * kBlock;
@@ -987,8 +1009,8 @@ void a_slot_whose_memory_was_freed_is_no_slot() {
       bench.lists.back().sources = {kBegin, source};
       return bench.lists.back().view();
     };
-    for (const std::size_t slot : {0, 1, 2}) {
-      bench.driver->known.push_back({Place::pinned, kBegin + slot * 2 * kSlot, kSlot});
+    for (const std::size_t slot : {0, 1, 2}) {  // of a pool, or each smaller than the one before
+      bench.driver->known.push_back({Place::pinned, kBegin + slot * 2 * kSlot, kSlot - slot * smaller * kBlock});
       bench.copied(*copier, list(kBegin + slot * 2 * kSlot));
     }
     const Address freed = kBegin + 2 * kSlot;
@@ -1255,8 +1277,9 @@ int main() {
       {"among thousands of slots every block that leaves its slot is refused",
        among_thousands_of_slots_every_block_that_leaves_its_slot_is_refused},
       {"a slot that was not asked for is not taken for one", a_slot_that_was_not_asked_for_is_not_taken_for_one},
+      {"regions of many sizes are asked for once each", regions_of_many_sizes_are_asked_for_once_each},
       {"merging keeps to slots that adjoin", merging_keeps_to_slots_that_adjoin},
-      {"a slot whose memory was freed is no slot", a_slot_whose_memory_was_freed_is_no_slot},
+      {"a region whose memory was freed is forgotten", a_region_whose_memory_was_freed_is_forgotten},
       {"mapped memory beside memory that is not is asked for once",
        mapped_memory_beside_memory_that_is_not_is_asked_for_once},
       {"a pool that its caller vouches for is one region", a_pool_that_its_caller_vouches_for_is_one_region},
