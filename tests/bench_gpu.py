@@ -115,30 +115,30 @@ def in_flight(device: Device, pool: Registered) -> None:
         print(f"h2d copier's call behind {lists} lists in flight: {median(times_us):.0f} us", flush=True)
 
 
-def query_us(device: Device, pool: Registered) -> float:
-    """The time of the driver's answer about an address; a copier asks for two of each pool that is vouched for."""
-    slots, times_us = [(pool.host.ctypes.data + slot * pool.stride, pool.SLOT) for slot in range(pool.SLOTS)], []
-    for pools in ([], slots, []):
+def unseen_us(device: Device, pool: Registered) -> tuple[float, float]:
+    """The time of a slot never seen, and of the driver's answer: pools from slot to slot ask once about each, too."""
+    order = pool.rng.permutation(pool.SLOTS)
+    pool.copier.forget()
+    call_us = sum(pool.call_us(Direction.H2D, part) for part in np.array_split(order, 2))
+    ends = np.sort(order.reshape(-1, 2)) * pool.stride + pool.host.ctypes.data
+    pools, times_us = [(first, last + pool.SLOT - first) for first, last in ends.tolist()], []
+    for vouched in (pools, []):
         began_s = time.perf_counter()
-        copier_for(device, [DEFAULTS], pools=pools)
+        copier_for(device, [DEFAULTS], pools=vouched)
         times_us.append((time.perf_counter() - began_s) * 1e6)
-    return (times_us[1] - times_us[2]) / (2 * pool.SLOTS)
+    return call_us / pool.SLOTS, (times_us[0] - times_us[1]) / pool.SLOTS
 
 
 def registrations(device: Device) -> None:
     one, many = Registered(device, slot_by_slot=False), Registered(device, slot_by_slot=True)
-    slots = many.rng.permutation(many.SLOTS)
-    many.call_us(Direction.H2D, np.full(many.SLOTS // 2, slots[0]))  # loads the kernel, makes room for the list
-    first_us = sum(many.call_us(Direction.H2D, part) for part in np.array_split(slots, 2)) / many.SLOTS
     for direction in Direction:
         calls = [(many.call_us(direction), one.call_us(direction)) for _ in range(2 + many.CALLS)][2:]
         slow, fast = (median(times) for times in zip(*calls, strict=True))
         ratio = f"{median(a / b for a, b in calls):.2f} times as long"
         print(f"{direction} call, {many.ENTRIES} x 4 KiB: {many.SLOTS} slots {slow:.0f} us, one {fast:.0f}, {ratio}")
-    print(
-        f"A slot never seen: {first_us:.2f} us, {query_us(device, many):.2f} of them for the driver's answer",
-        flush=True,
-    )
+    unseen = [unseen_us(device, many) for _ in range(ROUNDS)]
+    slot, answer, own = (median(times) for times in zip(*((a, b, a - b) for a, b in unseen), strict=True))
+    print(f"A slot never seen: {slot:.2f} us, {answer:.2f} for the driver's answer, {own:.2f} without", flush=True)
     in_flight(device, one)
 
 
