@@ -16,7 +16,7 @@ MOST: Final = {
     "lines of Python in the package": 27_464,
     "files of the package": 148,
     "arrows between its rooms": 118,
-    "lines of csrc without tests": 5_870,
+    "lines of csrc without tests": 5_869,
     "lines of Python in tests": 22_656,
 }
 LONGEST_FUNCTION: Final = 60

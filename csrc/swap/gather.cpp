@@ -1,7 +1,6 @@
 #include "swap/gather.hpp"
 
 #include <array>
-#include <limits>
 #include <stdexcept>
 
 namespace kvbench {
@@ -9,7 +8,10 @@ namespace {
 
 constexpr unsigned kThreads = 1024;
 
-std::size_t table_bytes(std::size_t rows) { return rows * sizeof(RowIds); }
+std::size_t table_bytes(std::size_t rows) {
+  if (rows == 0 || rows > ~u32{0}) throw std::invalid_argument("a gather needs 1 to 2^32 - 1 rows");
+  return rows * sizeof(RowIds);
+}
 
 }  // namespace
 
@@ -22,9 +24,6 @@ GatherSwap::GatherSwap(const GatherKernel& kernel, std::span<const Address> sour
       stream_(driver_),
       staged_(driver_, MemoryKind::allocated, table_bytes(sources.size())),
       ids_(driver_, MemoryKind::device, table_bytes(sources.size())) {
-  if (sources.empty() || sources.size() > std::numeric_limits<u32>::max()) {
-    throw std::invalid_argument("a gather needs 1 to 2^32 - 1 rows");
-  }
   // Addresses below a row: every row of a pool then has a number, wherever the pool begins.
   u64 source_base = sources.front() % row_bytes_;
   u64 destination_base = destinations.front() % row_bytes_;

@@ -137,6 +137,15 @@ void refuses_the_legacy_stream() {
   check::thrown<DriverError>([&] { swap.submit(Stream{0}); });
 }
 
+void refuses_no_rows_and_too_many() {
+  const Pools pools;
+  const Address row = pools.source(0);
+  for (const std::size_t rows : {std::size_t{0}, std::size_t{1} << 32}) {
+    const std::span list(&row, rows);  // of which nothing is read
+    check::thrown<std::invalid_argument>([&] { GatherSwap({pools.driver, {}, 576}, list, list, 1); });
+  }
+}
+
 void refuses_rows_between_rows() {
   const Pools pools;
   for (const std::size_t wrong : {1, 2}) {
@@ -156,6 +165,7 @@ void refuses_rows_between_rows() {
 int main() {
   return check::run({
       {"gathers what was staged and nothing else", gathers_what_was_staged_and_nothing_else},
+      {"refuses no rows and too many", refuses_no_rows_and_too_many},
       {"refuses rows between rows", refuses_rows_between_rows},
       {"refuses the legacy stream", refuses_the_legacy_stream},
   });
