@@ -13,11 +13,11 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 MOST: Final = {
-    "lines of Python in the package": 27_464,
+    "lines of Python in the package": 27_465,
     "files of the package": 148,
     "arrows between its rooms": 118,
     "lines of csrc without tests": 5_869,
-    "lines of Python in tests": 22_656,
+    "lines of Python in tests": 22_670,
 }
 LONGEST_FUNCTION: Final = 60
 

@@ -43,11 +43,12 @@ Ladder = Mapping[int, Row]  # by SM count: its figures are medians over the numb
 
 
 def make(view: View) -> PartOrReason:
-    """Make the section of the run with most ladders; what a decode step loses may come from another of the machine."""
+    """Make the section of the run with most ladders, of many blocks if any; a decode step may be of another run."""
     found = [(run, *made) for run in view.of_machine if (made := _ladders(run)) is not None]
     if not found:
         return f"it needs a kernel backend measured at {MIN_COUNTS} SM counts or more"
-    run, pinned, cells = max(found, key=lambda one: (one[0].weight[0], one[2]["blocks"].nunique(), len(one[2])))
+    many = [one for one in found if one[2]["blocks"].min() >= _MANY_BLOCKS]
+    run, pinned, cells = max(many or found, key=lambda one: (one[0].weight[0], one[2]["blocks"].nunique(), len(one[2])))
     return partial(_part, run, pinned, cells, view.of_machine)
 
 

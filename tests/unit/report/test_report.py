@@ -212,6 +212,20 @@ def test_a_section_shows_the_run_with_most_visits_then_that_of_its_config_and_na
     assert chapter_of(most, larger).view.label == "most"
 
 
+def test_the_sm_ladder_is_that_of_many_blocks(tmp_path: Path) -> None:
+    def ladder(*blocks: int, sizes: range) -> list[Record]:
+        return [
+            *synthetic.rounds(
+                Cell("sm", Direction.D2H, n, kib << 10, sms=k) for n in blocks for kib in sizes for k in (2, 4, 8)
+            )
+        ]
+
+    few = made_run(tmp_path, ladder(16, 128, 1024, 4096, sizes=range(4, 9)), name="few")
+    report = report_of([few, made_run(tmp_path, ladder(5_000, 50_000, sizes=range(4, 5)), name="many")])
+    (table,) = part_of(report, "sm-ladder").tables
+    assert said(table.title).endswith("N = 5 000 to 50 000")
+
+
 @pytest.mark.parametrize("bad", HOSTILE)
 def test_strings_from_runs_stay_text(tmp_path: Path, bad: str) -> None:
     """In the report of a run, and where it is compared with another of its machine."""
