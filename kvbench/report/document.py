@@ -24,7 +24,7 @@ FOLD: Final = ("<details>\n<summary>", "</summary>", "</details>")
 
 def render_report(report: Report) -> str:
     """The first page."""
-    more = f"Everything else: [{DETAILS_FILE}]({DETAILS_FILE})."
+    more = f"More: [{DETAILS_FILE}]({DETAILS_FILE})."
     return _joined([f"# {TITLE}", *_first_page(report), more])
 
 

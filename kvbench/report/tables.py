@@ -105,7 +105,7 @@ def measured_table(
     pinned: Pinned | None = None,
     compared: int = 0,
     left: int = 1,
-    bold: str = "the fastest of its row",
+    bold: str = "fastest of its row",
 ) -> DataTable:
     """Return a table of cells with its caption, its `notes`, that of too few visits, and one of each `Reason`."""
     rows, reasons = footnoted(body)

@@ -170,7 +170,7 @@ def answer_lines(rule: Rule, runs: Sequence[Run], listing: str = "") -> list[str
         if engine := engines().get(gain.over):
             gains.setdefault(engine.title, []).append(f"{gain.kind} {_times_as_fast(gain.ratios)}")
     parts = [f"{title} {', '.join(of_engine)}" for title, of_engine in sorted(gains.items())]
-    lines += [f"Compared with engines' code, times as fast in the median: {'; '.join(parts)}"] if parts else []
+    lines += [f"Against engines' code, times as fast in the median: {'; '.join(parts)}"] if parts else []
     return [*lines, *_in_runs(rule, runs)]
 
 

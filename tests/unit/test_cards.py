@@ -133,7 +133,7 @@ def replaced(file: Path, old: str, new: str) -> None:
         (lambda card: (card / "other.png").touch(), "is not a chart of this report"),
         (lambda card: (card / "notes.txt").touch(), "is not a file of a card"),
         (lambda card: (card / "link.png").symlink_to("report.md"), "symbolic link"),
-        (lambda card: (card / "large.png").write_bytes(bytes(6_000_001)), "the maximum is 6 MB"),
+        (lambda card: (card / "large.png").write_bytes(bytes(8_000_001)), "the maximum is 8 MB"),
         (lambda card: shutil.rmtree(card / "runs/quick"), "no runs"),
         (lambda card: add_run(card, "other", SEEN, info(title="Synthetic H100")), "several devices"),
     ],

@@ -136,7 +136,7 @@ def _table(view: View, pinned: Pinned, cells: pd.DataFrame, decode: Mapping[tupl
     blocks = ends({int(blocks) for blocks in cells["blocks"]}, count)
     title = f"{backend}, {state} stream: GB/s by SM count, median over N = {blocks}"
     notes = ["decode: times as long beside the swaps"] if beside else []
-    bold = f"the fewest SMs within {KNEE.fraction:.0%} of the best of the column"
+    bold = f"fewest SMs within {KNEE.fraction:.0%} of the best of the column"
     return measured_table(view, cells, INCLUDES[state], title, header, body, notes, pinned=pinned, bold=bold)
 
 
