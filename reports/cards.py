@@ -34,7 +34,7 @@ FOLDER: Final = Path(__file__).parent
 README: Final = FOLDER / "README.md"
 # Names the tables of the first page that a card lacks, a line each; a card without this file has all of them.
 LACKS_FILE: Final = "lacks.txt"
-MAX_CARD_BYTES: Final = 6_000_000
+MAX_CARD_BYTES: Final = 8_000_000
 # Of report.md, outside its tables.
 MAX_WORDS: Final = 900
 # Fewer leave every comparison undecided.
