@@ -27,7 +27,8 @@ def roof(scattered_us: float, dense_us: float) -> Roof:
 
 def test_the_roof_of_scattered_small_blocks_is_the_translation_limit(tmp_path: Path) -> None:
     large, dense, engine = replace(FAR, block_bytes=1 << 16), replace(FAR, pool_bytes=1 << 29), replace(FAR, sms=None)
-    visits = [visit(cell, 40.0) for cell in (FAR, large, dense, engine)]
+    dense_engine = replace(dense, sms=None)
+    visits = [visit(cell, 40.0) for cell in (FAR, large, dense, engine, dense_engine)]
     frame = frame_of(tmp_path, roof(scattered_us=1000.0, dense_us=300.0), *visits)
     assert frame["limit_blocks_per_s"].unique() == pytest.approx([28e6])
     ceiling = frame["ceiling_gbps"].iloc[0]
@@ -35,6 +36,7 @@ def test_the_roof_of_scattered_small_blocks_is_the_translation_limit(tmp_path: P
     assert roofs[FAR.id] == pytest.approx(28e6 * 1024 / 1e9)
     assert roofs[large.id] == roofs[dense.id] == pytest.approx(50)  # what large SM copies reach
     assert roofs[engine.id] == pytest.approx(min(ceiling, 28e6 * 1024 / 1e9))
+    assert roofs[dense_engine.id] == ceiling != pytest.approx(50)
     assert (frame["roof_share"] == frame["gbps"] / frame["roof_gbps"]).all()
 
 
