@@ -1,5 +1,6 @@
 """Rows by their numbers, as gathers take them, and the graph that reads them; torch is not asked for a GPU."""
 
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -46,16 +47,27 @@ def test_rows_are_counted_from_the_start_of_their_pool_and_lie_whole_rows_apart(
 
 @pytest.mark.parametrize("requests", [1, 3])
 def test_a_gather_stages_the_ids_of_its_rows_on_both_sides(monkeypatch: pytest.MonkeyPatch, requests: int) -> None:
-    """The capture sees no rows; what is replayed later reads the ids and the counts that are there then."""
+    """The capture sees no rows; what is replayed later, on the stream it is given, reads the ids and the counts that
+    are there then.
+    """
     import torch
 
     fake, seen = mock.MagicMock(), list[tuple[object, ...]]()
     fake.zeros = lambda count, dtype, **_: torch.zeros(count, dtype=dtype)
     fake.int64, fake.int32, fake.from_numpy = torch.int64, torch.int32, torch.from_numpy
-    monkeypatch.setattr(through_torch, "TorchStream", lambda _: mock.MagicMock(torch=fake))
+    fake.of_device.torch = fake
+    monkeypatch.setattr(through_torch, "TorchStream", lambda _: fake.of_device)
+
+    def launch(*given: Any) -> None:
+        fake.launch()
+        seen.append((*given, given[2].tolist()))
+
     rows = np.array([[7, 0, 5, 9, 2, 4, 3], [1, 8, 6, 0, 3, 2, 11]])
     request = request_of(rows, 656)
-    gather = TorchGather(request, lambda *given: seen.append((*given, given[2].tolist())), ("int64", "int32"), requests)
+    gather = TorchGather(request, launch, ("int64", "int32"), requests)
+    waits = ("cuda.synchronize", "cuda.Stream().synchronize", "launch", "cuda.graph().__enter__")
+    made = [name for name, *_ in fake.mock_calls if name in waits]
+    assert made == [waits[0], waits[2], waits[1], waits[3], waits[2], waits[0]]
     (*_, warm), (source_ids, destination_ids, count, captured) = seen
     assert warm == captured == [0] * requests
     assert count.tolist() == [7 // requests] * requests
@@ -69,8 +81,11 @@ def test_a_gather_stages_the_ids_of_its_rows_on_both_sides(monkeypatch: pytest.M
             fresh.kernel_sources,
             fresh.kernel_destinations,
         )
+    fake.reset_mock()
     gather.submit(9)
-    fake.cuda.CUDAGraph.return_value.replay.assert_called_once_with()
+    names = ["of_device", "of_device().__enter__", "cuda.CUDAGraph().replay", "of_device().__exit__"]
+    assert [name for name, *_ in fake.mock_calls] == names
+    fake.of_device.assert_called_once_with(9)
 
 
 def test_the_pools_of_a_gather_begin_where_its_rows_are_counted_from(monkeypatch: pytest.MonkeyPatch) -> None:
