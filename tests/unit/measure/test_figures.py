@@ -163,6 +163,22 @@ def test_an_order_is_checked_behind_work_of_the_stream_or_of_one_that_it_waits_f
     ]  # fmt: skip
 
 
+def test_the_rounds_of_a_check_differ_from_cell_to_cell() -> None:
+    """And from seed to seed, and from check to check."""
+
+    def round_of(seed: int, blocks: int, check: str) -> int:
+        asked = [MeasureCells(cells=[], round=number, seed=seed, sampling=Sampling()) for number in range(6)]
+        (one,) = (one.round for one in asked if visit._is_chosen(one, replace(CELL, blocks=blocks), check, 6))
+        return one
+
+    for ways in (
+        [(1, n, "row") for n in range(1, 60)],
+        [(n, 1, "row") for n in range(60)],
+        [(1, 1, f"{n}") for n in range(60)],
+    ):
+        assert {round_of(*way) for way in ways} == {*range(6)}
+
+
 def test_a_cell_is_sampled_beside_its_neighbour_if_it_copies() -> None:
     idle, decode = ({"neighbour": neighbour} for neighbour in (Neighbour.IDLE, Neighbour.DECODE))
     for cell, kind in (

@@ -161,4 +161,4 @@ def test_a_layer_of_tensors_has_its_part_of_the_same_memory(bench: Bench) -> Non
         ready.workload.advance()
         parts = [source for request in seen for source in request.memory.sources.tolist()]
         assert parts == ready.workload.memories[0].sources.tolist()
-    assert [request.cell.blocks for request in seen] == [16] * LAYERS
+    assert [(request.cell.blocks, request.cell.layers) for request in seen] == [(16, 0)] * LAYERS
