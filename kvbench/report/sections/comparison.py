@@ -50,8 +50,7 @@ def make(view: View) -> PartOrReason:
 def _part(pair: Pair, cells: pd.DataFrame) -> Part:
     base, view = pair
     origin = _origin(pair, cells)
-    between = f"{view.label} against {base.label}"
-    findings = [_finding(f"{between}, {noun(len(cells), 'cell')} in common", cells)]
+    findings = [_finding(f"{view.label} against {base.label}, {noun(len(cells), 'cell')} in common", cells)]
     return Part(findings, tables=[*_differences(pair, origin), _cell_table(pair, cells, origin)])
 
 
@@ -61,8 +60,9 @@ def _cells(base: View, other: View) -> pd.DataFrame:
     Columns: axes (of the optional ones those that `base` has swept), figures with `_base` and `_other`, `change` (other
     over base, less 1), its interval `change_low` to `change_high`, `verdict`.
     """
-    optional = {axis: base.measured[axis] for axis in (*LATER, *_BESIDE)}
-    unswept = {axis for axis, values in optional.items() if (values.isna() | (values == AXES[axis].unused)).all()}
+    # As text: pandas 3.1 with pyarrow compares a column of strings with nothing else.
+    optional = {axis: {*map(str, base.measured[axis].dropna())} for axis in (*LATER, *_BESIDE)}
+    unswept = {axis for axis, values in optional.items() if values <= {AXES[axis].show(AXES[axis].unused)}}
     axes = [axis for axis in _AXES if axis not in unswept]
     both = base.measured[["cell_id", *axes, *_FIGURES]].merge(
         other.measured[["cell_id", *_FIGURES]], on="cell_id", suffixes=("_base", "_other")
