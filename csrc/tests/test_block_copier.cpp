@@ -92,6 +92,7 @@ class AskedDriver : public ForwardingDriver {
                   std::span<const std::size_t> bytes, BatchAttributes attributes, Direction direction,
                   Stream stream) override {
     check::equal(entered, 1, "the device is current");
+    if (fails_at) throw DriverError("batch", "REFUSED", std::exchange(fails_at, std::nullopt));
     noted.push_back("batch " + std::to_string(bytes.size()) +
                     (attributes.order == AccessOrder::any ? " any" : " stream"));
     ForwardingDriver::copy_batch(destinations, sources, bytes, attributes, direction, stream);
@@ -128,6 +129,7 @@ class AskedDriver : public ForwardingDriver {
   std::vector<Region> known;  ///< beside the host device's
   bool pending = false;
   bool captured = false;
+  std::optional<std::size_t> fails_at;  ///< the descriptor of the next call that the driver refuses
   BatchEntry entry = BatchEntry::host;
   std::function<void()> during_launch;
   mutable int entered = 0;
@@ -569,7 +571,12 @@ void an_entry_has_the_number_that_it_has_in_the_callers_list() {
     const auto copier = bench.copier(both_ways(way));
     bench.list(6, 64);
     DescriptorList& list = bench.lists.back();
-    list.bytes = {0, 64, 0, 48, 0, kPoolBytes};
+    list.bytes = {0, 64, 0, 48, 0, 64};
+    if (way == 0) {
+      bench.driver->fails_at = 1;
+      check::equal(refused<DriverError>(bench, *copier, list.view()).descriptor().value_or(0), std::size_t{3}, "entry");
+    }
+    list.bytes[5] = kPoolBytes;
     check::equal(refused<InvalidEntry>(bench, *copier, list.view()).entry(), std::size_t{5}, "entry beyond its pool");
     list.bytes[5] = std::size_t{1} << 63;
     check::equal(refused<InvalidEntry>(bench, *copier, list.view()).entry(), std::size_t{5},

@@ -400,21 +400,26 @@ void queued_swaps_run_before_the_measured_one() {
   }
 }
 
-/// Says that the second event it is asked about, the end of one stream's delay, has completed, and later ones too.
-class OneDelayEnded final : public ForwardingDriver {
+/// Says that one event has completed, by the number of the question, and those that are asked about later too.
+class OneEnded final : public ForwardingDriver {
  public:
-  bool completed(Event) override { return ++asked_ == 2 || asked_ > 4; }
+  explicit OneEnded(int question) : ended_(question) {}
+  bool completed(Event) override { return ++asked_ == ended_ || asked_ > 4; }
 
  private:
+  int ended_;
   int asked_ = 0;
 };
 
 void a_queue_stands_if_all_of_its_streams_wait() {
-  const auto driver = std::make_shared<OneDelayEnded>();
-  const OwnedStream stream(driver);
-  TimedRegion region(driver, stream.handle(), 1000);
-  const Sample sample = region.measure([](Stream) {}, StreamState::busy, {.depth = 3, .streams = 3});
-  check::that(sample.pending_before && !sample.depth_held, "a swap of the first stream had begun to run");
+  for (const int ended : {1, 2, 3, 4}) {  // the start, and the delay of each stream
+    const auto driver = std::make_shared<OneEnded>(ended);
+    const OwnedStream stream(driver);
+    TimedRegion region(driver, stream.handle(), 1000);
+    const Sample sample = region.measure([](Stream) {}, StreamState::busy, {.depth = 3, .streams = 3});
+    check::equal(sample.pending_before, ended != 1, "the measured stream was pending");
+    check::equal(sample.depth_held, ended == 1, "no swap of a stream had begun to run");
+  }
 }
 
 void a_sample_tells_whether_its_queue_stood() {
