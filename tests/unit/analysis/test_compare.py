@@ -120,7 +120,7 @@ def test_leaders_are_the_fastest_and_what_is_not_slower() -> None:
         "slow": dict.fromkeys(six, 200.0),
         "fast": dict.fromkeys(six, 100.0),
         "tie": dict.fromkeys(six, 100.5),
-        "open": {n: (101.0 if n else 150.0) for n in six},
+        "open": {n: (101.0 if n else 50.0) for n in six},
     }
     assert leaders(arms, IN_TURN) == {"fast": Verdict.SAME, "tie": Verdict.SAME, "open": Verdict.UNDECIDED}
 

@@ -457,7 +457,10 @@ def test_gathers_stand_by_their_grids_and_the_fit_is_of_relative_errors(tmp_path
             for at, grid in enumerate(grids) if rng.random() < 0.9}  # fmt: skip
     cells = {shape: replace(GATHER, blocks=shape[0], sms=shape[1]) for shape in took}
     visits = of([*cells.values()], lambda cell: cell.swap_bytes / 1e3 / took[cell.blocks, cell.sms or 0])
-    part = part_of(made_report(tmp_path, visits), "gather")
+    visits += of([replace(GATHER, block_bytes=1160, blocks=rows, sms=4) for rows in (1, 64)], lambda _: 1.0)
+    lost = {shape for shape in product(counts, grids) if shape not in took}
+    failed = [synthetic.failure(replace(GATHER, blocks=rows, sms=sms), "a byte", "mismatch") for rows, sms in lost]
+    part = part_of(made_report(tmp_path, [*visits, *failed]), "gather")
     rows = rows_of(table_of(part, "sm, rows of 656 B"))
     enough, fits = [], []
     for number in counts:
@@ -465,7 +468,7 @@ def test_gathers_stand_by_their_grids_and_the_fit_is_of_relative_errors(tmp_path
         least = min((grid for grid, us in known.items() if min(known.values()) >= 0.95 * us), default=0)
         enough.append(least if len(known) > 1 and least != max(known) else 0)
         texts = [
-            *(figure(known[grid]) if grid in known else "" for grid in grids),
+            *(figure(known[grid]) if grid in known else "\N{EN DASH}¹" for grid in grids),
             figure(number / min(known.values())),
         ]
         assert rows[f"{number:,}".replace(",", " ")] == [*texts, str(enough[-1] or "")]
