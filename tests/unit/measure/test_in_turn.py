@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -61,10 +62,23 @@ def test_another_arm_is_first_in_every_tuple(monkeypatch: pytest.MonkeyPatch) ->
     assert all(sorted(one) == [0, 1, 2] for one in tuples)
 
 
-def test_each_arm_has_its_own_faults_in_its_turn() -> None:
-    arms = Arms(device := mock.Mock(), [mock.Mock()] * 3, ["a", "b", "c"])  # type: ignore[list-item]
+def test_each_arm_has_its_own_faults_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while its delay is found, and while it warms up, each time another arm first."""
+    ready = [mock.Mock() for _ in range(3)]
+    arms, turns = Arms(device := mock.Mock(), ready, ["a", "b", "c"]), list[tuple[str, int, int]]()  # type: ignore[list-item]
     assert [[*arms.turn(first)] for first in (1, 0)] == [[1, 2, 0], [0, 1, 2]]
     assert [fault for (fault,), _ in device.arm.call_args_list] == ["a", "b", "c", "a", "b", "c"]
+
+    def taker(number: int) -> Callable[[], None]:
+        turns.append(("delay", number, arms.at))
+        return lambda: turns.append(("take", number, arms.at))
+
+    for number, one in enumerate(ready):
+        one.sampler.taker = partial(taker, number)
+    monkeypatch.setattr(samples, "_collect_in_turn", lambda *_: [])
+    assert arms.take_all(Sampling(warmups=2), None) == []
+    order = [("delay", 0), ("delay", 1), ("delay", 2), *(("take", at) for at in (0, 1, 2, 1, 2, 0))]
+    assert turns == [(what, at, at) for what, at in order]
 
 
 @pytest.mark.parametrize("copies", [every_other_block, lambda *_: None], ids=["half", "nothing"])

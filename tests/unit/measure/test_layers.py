@@ -121,6 +121,21 @@ def test_a_layer_waits_for_its_own_mark_and_no_other(bench: Bench, layers: int, 
     assert calls.mock_calls == expected
 
 
+def test_a_layer_of_a_step_waits_for_100_us_or_is_one_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvbench.measure.torch_work.TorchWork", of_torch := mock.Mock())
+    for name in ("Stream", "Event"):
+        monkeypatch.setattr(f"kvbench.measure.neighbour.{name}", mock.MagicMock())
+    device = mock.Mock()
+    device.name = "cuda:3"
+    step = LayeredStep(device, BESIDE)
+    for layer in step._layers:
+        layer()
+    assert device.driver.delay.mock_calls == [mock.call(100_000, step._stream.handle)] * LAYERS
+    step = LayeredStep(device, replace(BESIDE, neighbour=Neighbour.DECODE))
+    of_torch.assert_called_once_with(Neighbour.DECODE, 3, step._stream.handle, LAYERS)
+    assert (step._layers, step._thread) == (of_torch.return_value.parts, of_torch.return_value.thread)
+
+
 def test_a_step_is_kept_with_its_layers_and_its_threads_are_known(bench: Bench) -> None:
     before = bench.threads.all()
     steps = [bench.step(replace(BESIDE, sequence=f"layers-{count}")) for count in (4, 2, 4)]
