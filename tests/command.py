@@ -23,6 +23,7 @@ from kvbench.cli import main
 from kvbench.cli.main import app
 from kvbench.results import Failure, Record, Skip, Visit, load_run
 from kvbench.results.attempts import visits_that_count
+from kvbench.sweep.installed import installed
 from tests.forks import popen
 
 KVBENCH = Path(sys.executable).with_name("kvbench")
@@ -77,7 +78,7 @@ def kvbench(
 def kvbench_here(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> Done:
     """Run `kvbench ARGUMENTS…` in `cwd` and in this process: a start of the command can take longer than what it does.
 
-    A worker is a process of its own here too, by a fork.
+    A worker is a process of its own here too, by a fork. Both find the packages of PYTHONPATH in `env`.
     """
     command = [str(argument) for argument in arguments]
     out, err = io.StringIO(), io.StringIO()
@@ -90,11 +91,21 @@ def kvbench_here(*arguments: str | Path, cwd: Path, env: dict[str, str] | None =
             mock.patch("kvbench.run.worker_process.subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": popen})),
             mock.patch.object(sys, "argv", ["kvbench", *command]),
             mock.patch.dict(os.environ, env or {}),
+            _found_here((env or {}).get("PYTHONPATH", "")),
         ):
             code = main.run(command)
     finally:
         signal.signal(signal.SIGTERM, handler)
     return Done(command, code, out.getvalue(), err.getvalue())
+
+
+@contextmanager
+def _found_here(paths: str) -> Iterator[None]:
+    """Within the context, this process too finds the packages that a PYTHONPATH has."""
+    with mock.patch.object(sys, "path", [*filter(None, paths.split(":")), *sys.path]):
+        installed.cache_clear()
+        yield
+    installed.cache_clear()
 
 
 def succeeds(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> Done:

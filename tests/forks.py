@@ -55,4 +55,5 @@ def _work(connections: Sequence[Connection], environment: Mapping[str, str], fol
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(":"))
     worker.main()

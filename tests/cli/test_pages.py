@@ -24,7 +24,7 @@ from kvbench.engine.device import count_cuda_devices
 from kvbench.errors import ExitCode
 from kvbench.run import runner
 from tests import synthetic
-from tests.command import BRIEF, kvbench, kvbench_here, succeeds, tiny
+from tests.command import BRIEF, kvbench_here, succeeds, tiny
 from tests.data.freeze import FOLDER as FROZEN
 from tests.docs.blocks import DOCUMENTS, ROOT
 from tests.fuzz import FakeSlot
@@ -150,13 +150,12 @@ def run(shown: Shown, folder: Path, met: frozenset[str] = frozenset()) -> str | 
     if "--out" in argv and argv[0] == "sweep":  # the page makes what another page takes for granted
         shutil.rmtree(folder / argv[argv.index("--out") + 1], ignore_errors=True)
     site = folder / "site"
-    started = kvbench if site.is_dir() else kvbench_here
     expanded = [
         name for word in shortened(shown) for name in (sorted(map(str, folder.glob(word))) if "/*" in word else [word])
     ]
-    planned = "--dry-run" in expanded and not shown.needs and mock.patch.object(runner, "WorkerSlot", FakeSlot)
-    with planned or nullcontext():
-        done = started(*expanded, cwd=folder, env={"COLUMNS": "160", "PYTHONPATH": str(site)})
+    fakes = "--dry-run" in expanded and not shown.needs and not site.is_dir()
+    with mock.patch.object(runner, "WorkerSlot", FakeSlot) if fakes else nullcontext():
+        done = kvbench_here(*expanded, cwd=folder, env={"COLUMNS": "160", "PYTHONPATH": str(site)})
     allowed = {ExitCode.DONE}
     if "--fault" in argv:
         allowed = {ExitCode.DONE, ExitCode.FAILED_CELLS}

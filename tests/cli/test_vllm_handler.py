@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.results import load_run
-from tests.command import BRIEF, kvbench, tiny
+from tests.command import BRIEF, kvbench_here, tiny
 
 # As much of torch and triton as the stand-ins and the backend touch.
 TORCH = """
@@ -170,7 +170,7 @@ def test_a_handler_of_either_form_swaps_and_its_bytes_are_compared(
         tmp_path / "site", version, {name: text.replace("    for one", wrong) for name, text in form.items()}
     )
     cells = tiny(backend="vllm_on_host", direction="h2d,d2h", blocks="8,16", block_size="16KiB")
-    done = kvbench("sweep", *cells, *BRIEF, "--out=run", cwd=tmp_path, env={"PYTHONPATH": str(site)})
+    done = kvbench_here("sweep", *cells, *BRIEF, "--out=run", cwd=tmp_path, env={"PYTHONPATH": str(site)})
     assert done.returncode == 5, done.stdout + done.stderr
     run = load_run(tmp_path / "run")
     assert {(one.cell.blocks, one.status) for one in run.outcomes.values()} == {(8, "failed"), (16, "ok")}

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from kvbench.results import CellRecord, Visit, load_run
-from tests.command import BRIEF, Done, cell_of, error_line, failures, kvbench, records, skips, tiny
+from tests.command import BRIEF, Done, cell_of, error_line, failures, kvbench_here, records, skips, tiny
 
 EXAMPLE = Path(__file__).parents[2] / "example_backend"
 
@@ -78,7 +78,7 @@ def site(tmp_path: Path) -> Path:
 
 
 def kvbench_with(site: Path, *arguments: str | Path) -> Done:
-    return kvbench(*arguments, cwd=site.parent, env={"PYTHONPATH": str(site)})
+    return kvbench_here(*arguments, cwd=site.parent, env={"PYTHONPATH": str(site)})
 
 
 def sweep_with(site: Path, backends: str, *options: str, **axes: str) -> Done:

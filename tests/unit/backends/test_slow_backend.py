@@ -13,7 +13,7 @@ from kvbench.engine.faults import FaultPlan
 from kvbench.measure.layout import lay_out
 from kvbench.measure.workload import Pools, Workload
 from kvbench.results import load_run
-from tests.command import BRIEF, kvbench, tiny
+from tests.command import BRIEF, kvbench_here, tiny
 from tests.slow_backend import laid_out
 
 
@@ -25,7 +25,7 @@ def site(tmp_path: Path) -> Path:
 def test_all_slow_backends_are_measured_and_verified_on_the_host(site: Path, tmp_path: Path) -> None:
     names = ["sm_same", "sm_slow5"]
     cells = tiny(backend=",".join(names), direction="h2d,d2h", stream_state="idle,busy")
-    done = kvbench("sweep", *cells, *BRIEF, "--out=run", cwd=tmp_path, env={"PYTHONPATH": str(site)})
+    done = kvbench_here("sweep", *cells, *BRIEF, "--out=run", cwd=tmp_path, env={"PYTHONPATH": str(site)})
     assert done.returncode == 0, done.stderr
     frame = load_run(tmp_path / "run").frame()
     assert frame.groupby("backend").size().to_dict() == dict.fromkeys(names, 4)
