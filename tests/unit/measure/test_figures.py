@@ -122,6 +122,20 @@ def test_a_sample_is_taken_in_the_state_of_its_cell(monkeypatch: pytest.MonkeyPa
     assert len(callers_us) == 4 - BUSY_TWINS * state.pending
 
 
+@pytest.mark.parametrize("state", [state for state in StreamState if state is not StreamState.SUSTAINED])
+@pytest.mark.parametrize(("moved", "pending"), [(False, True), (True, False), (True, True)])
+def test_what_a_watched_swap_moved_counts_while_the_work_before_it_runs(
+    state: StreamState, *, moved: bool, pending: bool
+) -> None:
+    sample = mock.Mock(pending_after=pending)
+    bench, workload = mock.Mock(), mock.Mock(watching=True, moved=lambda: moved)
+    bench.region.measure_python = lambda submit, *_: (submit(9), sample)[1]
+    sampler = Sampler(bench, replace(CELL, stream_state=state), workload, [mock.Mock(swap=mock.Mock(spec=["submit"]))])
+    early = moved and pending and state.pending
+    with pytest.raises(VerificationError, match="not ordered") if early else nullcontext():
+        assert samples.take_one(bench, workload, sampler.prepared, state) is sample
+
+
 def test_a_visit_looks_at_the_machine_before_and_behind_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(visit, "_busy_cpu_us", lambda _: 33.0)
     bench, arms, around = mock.MagicMock(), mock.MagicMock(samplers=[mock.Mock()]), mock.Mock()
@@ -317,7 +331,9 @@ def test_a_roof_is_the_slope_of_the_faster_kernel(
     monkeypatch.setattr(roof, "_sets", mock.MagicMock())
     few, many, rounds = 6144 - 1024, 196_608 - 32_768, np.arange(1, 4)
     bench: Any = Bench(*(mock.Mock() for _ in range(6)))
-    bench.pools.pool_bytes, bench.region.measure = 16 << 30, lambda swap, *_: mock.Mock(event_us=swap.times.pop(0))
+    busy = (STREAM_STATES[StreamState.BUSY], roof._DELAY)
+    bench.pools.pool_bytes = 16 << 30
+    bench.region.measure = lambda swap, *how: mock.Mock(event_us=swap.times.pop(0) if how == busy else 0.0)
     bench.device.driver.info = mock.Mock(sm_count=132, compute_major=compute[0], compute_minor=compute[1])
     made = roof.measure_roof(bench, Direction.D2H, 3, 4)
     assert workloads.return_value.verify.call_count == len(cells)

@@ -10,11 +10,12 @@ import pytest
 from kvbench.backends.base import PreparedSwap, SwapRequest
 from kvbench.backends.batched import Batched, Merged
 from kvbench.backends.per_block import PerBlock
-from kvbench.cells.axes import Direction, Neighbour, Reuse
+from kvbench.cells.axes import Direction, Neighbour, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
+from kvbench.engine.device import STREAM_STATES
 from kvbench.measure.bench import Bench
-from kvbench.measure.neighbour import LayeredStep, NeighbourError
+from kvbench.measure.neighbour import LayeredStep, NeighbourError, _work
 from kvbench.measure.samples import BesideStep, LayeredSwap, set_up
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
@@ -78,8 +79,10 @@ def test_a_turn_times_the_step_alone_the_swap_alone_or_both_of_the_next_blocks()
     """Swaps beside a step end where their last layer has arrived."""
     calls, beside, taken = mock.Mock(), Beside(), list[Any]()
     calls.swap, calls.step.end.us_since.return_value = mock.Mock(spec=LayeredSwap, marks=["first", "last"]), 1.0
-    sampler: Any = BesideStep(mock.Mock(), BESIDE, calls.workload, [mock.Mock(swap=calls.swap)])
-    sampler._step, sampler._timed_us = calls.step, lambda submit: (submit(99), 4.0)[1]
+    idle = (STREAM_STATES[StreamState.IDLE], mock.ANY)
+    region = mock.Mock(measure_python=lambda submit, *how: (submit(99), mock.Mock(wall_us=4.0 * (how == idle)))[1])
+    sampler: Any = BesideStep(mock.Mock(region=region), BESIDE, calls.workload, [mock.Mock(swap=calls.swap)])
+    sampler._step = calls.step
     for turn in ("step", "swap", "both"):
         sampler._turn(turn, lambda: mock.Mock(wall_us=2.0, event_us=9.0), taken, beside)
     rates = {"swaps_alone_gbps": [BESIDE.swap_bytes / 2e3], "swaps_beside_gbps": [BESIDE.swap_bytes / 4e3]}
@@ -134,6 +137,8 @@ def test_a_layer_of_a_step_waits_for_100_us_or_is_one_of_torch(monkeypatch: pyte
     step = LayeredStep(device, replace(BESIDE, neighbour=Neighbour.DECODE))
     of_torch.assert_called_once_with(Neighbour.DECODE, 3, step._stream.handle, LAYERS)
     assert (step._layers, step._thread) == (of_torch.return_value.parts, of_torch.return_value.thread)
+    assert _work(device, mock.Mock(handle=7), Neighbour.GEMM) is of_torch.return_value
+    of_torch.assert_called_with(Neighbour.GEMM, 3, 7)
 
 
 def test_a_step_is_kept_with_its_layers_and_its_threads_are_known(bench: Bench) -> None:
@@ -162,7 +167,7 @@ def test_a_step_that_dies_is_an_error_and_later_visits_go_on(bench: Bench) -> No
 
 
 def test_a_layer_of_tensors_has_its_part_of_the_same_memory(bench: Bench) -> None:
-    cell = replace(CELL, pattern=Pattern.parse("tensors-8"))
+    cell, bench = replace(CELL, pattern=Pattern.parse("tensors-8")), replace(bench, policy=(policy := mock.Mock()))
     seen: list[SwapRequest] = []
 
     class Seeing(PerBlock):
@@ -176,4 +181,5 @@ def test_a_layer_of_tensors_has_its_part_of_the_same_memory(bench: Bench) -> Non
         ready.workload.advance()
         parts = [source for request in seen for source in request.memory.sources.tolist()]
         assert parts == ready.workload.memories[0].sources.tolist()
-    assert [(request.cell.blocks, request.cell.layers) for request in seen] == [(16, 0)] * LAYERS
+    given = [(request.cell.blocks, request.cell.layers, request.policy) for request in seen]
+    assert given == [(16, 0, policy)] * LAYERS

@@ -26,7 +26,6 @@ from kvbench.cells.facts import DeviceFacts
 from kvbench.engine.device import DIRECTIONS, Event, SwapMemory, per_block
 from kvbench.measure import visit
 from kvbench.measure.bench import Bench
-from kvbench.measure.disturbance import Threads
 from kvbench.measure.samples import SetUp, _work_for, lay_out_arms, set_up
 from kvbench.measure.visit import effective_path
 from kvbench.measure.workload import VerificationError, Workload
@@ -505,15 +504,18 @@ def test_an_honest_backend_passes_behind_every_cheat(bench: Bench, cell: Cell) -
 def test_in_a_gate_a_small_swap_comes_again_when_caches_have_forgotten_it() -> None:
     cell = Cell("cheat", Direction.H2D, 16, 4096, reuse=Reuse.FRESH, pool_bytes=16 << 30)
     on_gpu = mock.Mock()  # with a pool that no test machine has
-    on_gpu.threads = Threads()
+    on_gpu.threads.all.side_effect = [frozenset({1}), frozenset({1, 7})]
     side = mock.Mock(places=lambda offsets: offsets)
     side.buffer.address = side.buffer.device_address = 0
     on_gpu.pools.sides.return_value = (side, side)
     ready = set_up(on_gpu, Recorded(honest), cell, SAMPLING, 1, many_visits=True)
     assert (ready.workload.sets - 1) * cell.swap_bytes >= FORGOTTEN_AFTER_BYTES
+    assert ready.threads == {7}  # the backend started it
     for other, many_visits in ((cell, False), (replace(cell, pool_bytes=0), True)):
         (layouts,) = lay_out_arms(other, SAMPLING, 1, many_visits=many_visits)
         assert len(layouts) == sets_of(other, submissions(SAMPLING, StreamState.IDLE))
+    arms = lay_out_arms(replace(cell, pool_bytes=64 << 20), SAMPLING, 1, 3)
+    assert [len(sets) for sets in arms] == [submissions(SAMPLING, StreamState.IDLE)] * 3
 
 
 @pytest.mark.parametrize(("number", "attempt"), [(0, 0), (0, 1), (1, 0), (1, 1)])
