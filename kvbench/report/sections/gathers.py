@@ -73,7 +73,7 @@ def _enough(line: Line) -> int | None:
     """Return the smallest grid within `KNEE` of the best of a line, None where only the largest is."""
     rows = {int(arm): row for arm, row in line.items() if row["status"] == "ok" and arm.isdigit()}
     gbps, low = ([row[name] for row in rows.values()] for name in ("gbps", "gbps_low"))
-    return knee(list(rows), gbps, low) if len(rows) > 1 else None
+    return knee(list(rows), gbps, low)
 
 
 def _suffices(side: ContrastSide) -> Iterable[Text]:
