@@ -65,6 +65,9 @@ def test_a_gather_stages_the_ids_of_its_rows_on_both_sides(monkeypatch: pytest.M
     rows = np.array([[7, 0, 5, 9, 2, 4, 3], [1, 8, 6, 0, 3, 2, 11]])
     request = request_of(rows, 656)
     gather = TorchGather(request, launch, ("int64", "int32"), requests)
+    fake.cuda.graph.assert_called_once_with(
+        fake.cuda.CUDAGraph.return_value, stream=fake.cuda.Stream.return_value, capture_error_mode="thread_local"
+    )
     waits = ("cuda.synchronize", "cuda.Stream().synchronize", "launch", "cuda.graph().__enter__")
     made = [name for name, *_ in fake.mock_calls if name in waits]
     assert made == [waits[0], waits[2], waits[1], waits[3], waits[2], waits[0]]
