@@ -11,6 +11,7 @@ from kvbench.analysis.compare import (
     Comparison,
     Floats,
     Verdict,
+    by_chance,
     compare_apart,
     compare_over,
     compare_visits,
@@ -130,8 +131,13 @@ def test_a_winner_is_faster_than_all_others() -> None:
         return dict.fromkeys(range(6), us)
 
     arms = {"a": {1: visits(10), 2: visits(10), 4: visits(10)}, "b": {1: visits(5), 2: visits(10.1), 4: visits(20)}}
+    arms["a"][8] = visits(10)  # not of all
     assert winners(arms, IN_TURN) == {1: "b", 2: None, 4: "a"}
     assert winners({}, IN_TURN) == {}
+
+
+def test_a_twentieth_of_verdicts_comes_by_chance() -> None:
+    assert [by_chance(comparisons) for comparisons in (0, 1, 20, 21, 60)] == [0, 1, 1, 2, 3]
 
 
 @pytest.mark.parametrize("bad", [[], [0.0], [math.nan], [1.0, math.inf], [-1.0]])

@@ -23,6 +23,9 @@ def test_a_cliff_lies_at_the_step() -> None:
     assert cliff is not None
     assert (cliff.below_bytes, cliff.above_bytes, cliff.rises) == (24 * KIB, 28 * KIB, True)
     assert cliff.height == pytest.approx(28.1 / 5.6)
+    fall = cliff_of([1000, 16_000, 17_000], [1.0, 25.6, 12.8])  # more than the rise, relative to the sizes
+    assert fall is not None
+    assert fall.below_bytes == 16_000
 
 
 def test_a_constant_cost_per_descriptor_is_no_cliff() -> None:

@@ -4,12 +4,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvbench.cells.axes import Direction, Reuse
+from kvbench.cells.axes import Direction, Order, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.errors import RunDirectoryError
 from kvbench.results import load_run
-from kvbench.results.schema import Record, Roof
-from tests.synthetic import ceilings, visit, write_run
+from kvbench.results.schema import Ceiling, Record, Roof
+from tests.synthetic import ceilings, failure, info, visit, write_run
 
 FAR = Cell("sm", Direction.H2D, 1000, 1024, sms=4, pool_bytes=1 << 30, reuse=Reuse.FRESH)
 
@@ -38,6 +38,21 @@ def test_the_roof_of_scattered_small_blocks_is_the_translation_limit(tmp_path: P
     assert roofs[engine.id] == pytest.approx(min(ceiling, 28e6 * 1024 / 1e9))
     assert roofs[dense_engine.id] == ceiling != pytest.approx(50)
     assert (frame["roof_share"] == frame["gbps"] / frame["roof_gbps"]).all()
+
+
+def test_a_row_says_what_its_cell_is_held_against(tmp_path: Path) -> None:
+    loads, saves = (Cell("batched", way, 16, 4096, order=Order.ANY) for way in Direction)
+    rates = [Ceiling(direction=way.value, round=number, swap_bytes=60_000_000, event_us=[us])
+             for way in Direction for number, us in enumerate((6000.0, 3000.0, 1000.0))]  # fmt: skip
+    failed = msgspec.structs.replace(failure(FAR), command="kvbench sweep odd")
+    records = [*rates, visit(loads, 40.0), visit(saves, 40.0), failed, roof(1090.0, 1000.0)]
+    path = write_run(tmp_path / "run", records, info(device={"name": "cuda:12345", "kind": "cuda"}))
+    frame = load_run(path).frame().set_index("cell_id").loc[[loads.id, saves.id, FAR.id]]
+    assert frame["order_note"].fillna("").tolist() == ["", "any on d2h", ""]
+    assert frame["ceiling_gbps"].tolist() == pytest.approx([20.0] * 3)
+    assert (frame["ceiling_share"] == frame["gbps"] / frame["ceiling_gbps"]).tolist() == [True, True, False]
+    assert (frame["command"].iloc[2], frame["device"].unique().tolist()) == ("kvbench sweep odd", ["unknown"])
+    assert frame["limit_blocks_per_s"].isna().all()  # scattered blocks are nearly as fast as dense ones
 
 
 def test_a_roof_of_six_rounds_has_an_interval(tmp_path: Path) -> None:
