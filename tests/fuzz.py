@@ -41,7 +41,7 @@ from kvbench.report.drawing import Drawing
 from kvbench.run import runner
 from kvbench.run.protocol import Opened
 from tests.command import BRIEF, KVBENCH, tiny
-from tests.strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS
+from tests.strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS, opened
 
 CASE_S = 300  # ends a hang, also on a machine that other work holds up
 MOST_LINE = 2200
@@ -83,14 +83,7 @@ class FakeSlot:
         if self.device.startswith("cuda:") and self.device != "cuda:0":
             raise UsageError(f"--device {self.device}: no such device")
         on_gpu = self.device.startswith("cuda")
-        return Opened(
-            device=H200 if on_gpu else CPU,
-            backends=list(H200_BACKENDS if on_gpu else CPU_BACKENDS),
-            engine_hash="0" * 16,
-            delay_us={},
-            pci_bus_id=None,
-            notes=[],
-        )
+        return opened(H200, H200_BACKENDS) if on_gpu else opened(CPU, CPU_BACKENDS)
 
     def reserve(self, pool_bytes: int, *_: object) -> None:
         raise UsageError(f"no {pool_bytes} bytes here")

@@ -1,5 +1,6 @@
 """What the tests of axes, filters, specs and plans draw from, and two machines that do not exist."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from hypothesis import strategies as st
@@ -8,8 +9,14 @@ from kvbench.cells.axes import AxisValue, Direction, ListPlace, Memory, Neighbou
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import QUEUE_AXES, BackendFacts, DeviceFacts, SmsRow
 from kvbench.cells.pattern import AS_PATTERN, Pattern, Tensors
+from kvbench.run.protocol import Opened
 
 GIB = 2**30
+
+
+def opened(device: DeviceFacts, backends: Iterable[BackendFacts]) -> Opened:
+    return Opened(device=device, backends=[*backends], engine_hash="", delay_us={}, pci_bus_id=None, notes=[])
+
 
 tensors = st.lists(st.builds(Tensors, st.integers(1, 999), st.integers(1, 999_999)), min_size=1, max_size=16)
 orders = st.sampled_from([Pattern("contiguous"), Pattern("descending")]) | st.builds(

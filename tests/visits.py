@@ -30,8 +30,10 @@ def load_backends() -> Mapping[str, Backend]:
     return {name: backend for name, backend in every if backend is not None}
 
 
-def measure(bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed: int, fault: Fault | None) -> Visit:
-    request = MeasureCells(cells=[cell.as_strings()], round=0, seed=seed, sampling=sampling)
+def measure(
+    bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed: int, fault: Fault | None, number: int = 0
+) -> Visit:
+    request = MeasureCells(cells=[cell.as_strings()], round=number, seed=seed, sampling=sampling)
     return visited(bench, set_up(bench, backend, cell, sampling, seed), request, fault)
 
 

@@ -230,10 +230,9 @@ def test_a_backend_that_skips_what_is_there_already_is_caught(
     LAST.clear()
     READ.clear()
     cell = Cell("cheat", direction, 16, 4096, state, reuse=Reuse.SAME)
-    request = MeasureCells(cells=[cell.as_strings()], round=7, seed=1, sampling=SAMPLING)
-    assert visited(bench, set_up(bench, Recorded(honest), cell, SAMPLING, 1), request).samples
+    assert measure(bench, Recorded(honest), cell, SAMPLING, 1, None, number=7).samples
     with mock.patch.object(Workload, "chance", return_value=True), pytest.raises(VerificationError):
-        visited(bench, set_up(bench, Recorded(cheat), cell, SAMPLING, 1), request)
+        measure(bench, Recorded(cheat), cell, SAMPLING, 1, None, number=7)
 
 
 @pytest.mark.parametrize("reuse", Reuse)
@@ -245,9 +244,8 @@ def test_a_backend_that_finishes_blocks_later_is_caught(
     cell = Cell("cheat", Direction.H2D, 16, 4096, state, reuse=reuse, pool_bytes=2 << 20)
     backend = Halfway(honest)
     monkeypatch.setattr("kvbench.measure.workload.time.sleep", backend.pause)
-    request = MeasureCells(cells=[cell.as_strings()], round=7, seed=1, sampling=SAMPLING)
     with pytest.raises(VerificationError, match=LATE_OR_EARLY):
-        visited(bench, set_up(bench, backend, cell, SAMPLING, 1), request)
+        measure(bench, backend, cell, SAMPLING, 1, None, number=7)
 
 
 def spoils_its_source(request: SwapRequest, number: int, stream: int) -> None:
@@ -482,8 +480,7 @@ def test_a_wrong_byte_in_every_twentieth_swap_is_found_in_one_of_the_visits(benc
 
     def visits(copy: Callable[[SwapRequest, int, int], None]) -> None:
         for number in range(sampling.rounds):
-            request = MeasureCells(cells=[cell.as_strings()], round=number, seed=1, sampling=sampling)
-            visited(bench, set_up(bench, Recorded(copy), cell, sampling, 1), request)
+            measure(bench, Recorded(copy), cell, sampling, 1, None, number)
 
     visits(honest)
     with pytest.raises(VerificationError, match=r"wrong|had not arrived"):

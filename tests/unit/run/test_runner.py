@@ -20,7 +20,7 @@ from kvbench.sweep.plan import expand
 from kvbench.sweep.spec import SweepSpec
 from tests import synthetic
 from tests.command import BRIEF, records, succeeds, tiny
-from tests.strategies import CPU, CPU_BACKENDS
+from tests.strategies import CPU, CPU_BACKENDS, opened
 
 SPEC = SweepSpec(name="test", groups=({"backend": ("batched", "per_block")}, {"blocks": ("4",)}))
 
@@ -33,14 +33,7 @@ def begun() -> Run:
 
 
 def here(**changes: Any) -> Opened:
-    return Opened(
-        device=replace(CPU, **changes),
-        backends=list(CPU_BACKENDS),
-        engine_hash="",
-        delay_us={},
-        pci_bus_id=None,
-        notes=[],
-    )
+    return opened(replace(CPU, **changes), CPU_BACKENDS)
 
 
 @pytest.fixture
@@ -59,8 +52,8 @@ def test_memory_taken_by_others_since_the_start_does_not_change_the_plan() -> No
 @pytest.mark.usefixtures("_same_machine")
 def test_a_backend_installed_since_the_start_is_not_part_of_the_run() -> None:
     more = replace(CPU_BACKENDS[1], name="new")
-    opened = msgspec.structs.replace(here(), backends=[*CPU_BACKENDS, more])
-    assert runner.plan_of(begun(), SPEC, opened) == expand(SPEC, CPU, CPU_BACKENDS)
+    found = msgspec.structs.replace(here(), backends=[*CPU_BACKENDS, more])
+    assert runner.plan_of(begun(), SPEC, found) == expand(SPEC, CPU, CPU_BACKENDS)
 
 
 @pytest.mark.parametrize(("backends", "counts"), [(("batched",), False), (("batched", "auto"), True)])
@@ -86,9 +79,9 @@ def test_a_library_counts_where_a_cell_of_the_run_uses_it(
 )
 def test_a_changed_backend_is_a_mismatch(changes: dict[str, Any], why: str) -> None:
     changed = [replace(facts, **changes) if facts.name == "batched" else facts for facts in CPU_BACKENDS]
-    opened = msgspec.structs.replace(here(), backends=changed)
+    found = msgspec.structs.replace(here(), backends=changed)
     with pytest.raises(MismatchError, match=r"backend batched differs from that of the run .*" + why):
-        runner.plan_of(begun(), SPEC, opened)
+        runner.plan_of(begun(), SPEC, found)
 
 
 def test_visits_by_another_process_before_the_lock_are_not_repeated(
