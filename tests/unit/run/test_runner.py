@@ -56,16 +56,23 @@ def test_a_backend_installed_since_the_start_is_not_part_of_the_run() -> None:
     assert runner.plan_of(begun(), SPEC, found) == expand(SPEC, CPU, CPU_BACKENDS)
 
 
-@pytest.mark.parametrize(("backends", "counts"), [(("batched",), False), (("batched", "auto"), True)])
-def test_a_library_counts_where_a_cell_of_the_run_uses_it(
-    monkeypatch: pytest.MonkeyPatch, backends: tuple[str, ...], counts: bool
+@pytest.mark.parametrize(
+    ("backends", "package", "counts"),
+    [(("batched",), "kvbench==1", False), (("batched", "auto"), "kvbench==1", True), (("batched",), "other==1", True)],
+)
+def test_a_library_counts_where_a_cell_of_the_run_may_use_it(
+    monkeypatch: pytest.MonkeyPatch, backends: tuple[str, ...], package: str, counts: bool
 ) -> None:
     spec = SweepSpec(name="test", groups=({"backend": backends, "blocks": ("4",)},))
     then: dict[str, Any] = {"torch": "2.9", "triton": "3.5", "cpu_model": "a CPU"}
-    info = msgspec.structs.replace(begun().info, identity=then, identity_hash=identity_hash(then))
+    facts = [replace(one, package=package) for one in CPU_BACKENDS]
+    info = msgspec.structs.replace(begun().info, backends=facts, identity=then, identity_hash=identity_hash(then))
     monkeypatch.setattr(runner, "identity_of", lambda _: then | {"torch": "2.10", "triton": "3.6"})
-    with pytest.raises(MismatchError, match=r'torch: "2\.9" against "2\.10"') if counts else nullcontext():
-        assert runner.plan_of(Run(Path("run"), info, [], []), spec, here()).cells
+    other = r'the run used other libraries \(torch: "2\.9" against "2\.10"; triton: '
+    with pytest.raises(MismatchError, match=other) if counts else nullcontext():
+        assert runner.plan_of(
+            Run(Path("run"), info, [], []), spec, msgspec.structs.replace(here(), backends=facts)
+        ).cells
 
 
 @pytest.mark.usefixtures("_same_machine")
