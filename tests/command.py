@@ -19,7 +19,7 @@ from unittest import mock
 from typer.testing import CliRunner
 
 from kvbench.cells.cell import Cell
-from kvbench.cli import main
+from kvbench.cli import main, progress
 from kvbench.cli.main import app
 from kvbench.results import Failure, Record, Skip, Visit, load_run
 from kvbench.results.attempts import visits_that_count
@@ -89,6 +89,7 @@ def kvbench_here(*arguments: str | Path, cwd: Path, env: dict[str, str] | None =
             redirect_stdout(out),
             redirect_stderr(err),
             mock.patch("kvbench.run.worker_process.subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": popen})),
+            mock.patch.object(progress, "PLAIN_EVERY_S", TIMEOUT_S),  # no line more where the machine is busy
             mock.patch.object(sys, "argv", ["kvbench", *command]),
             mock.patch.dict(os.environ, env or {}),
             _found_here((env or {}).get("PYTHONPATH", "")),
