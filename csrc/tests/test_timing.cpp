@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -40,6 +41,10 @@ class NotingDriver final : public GatedDriver {
     records.emplace_back();
     GatedDriver::record(event, stream);
   }
+  bool completed(Event event) override {
+    if (asked) asked();
+    return GatedDriver::completed(event);
+  }
   /// A swap of `count` works: `cpu_us` of the thread, and then as much of its stream, which holds up neither.
   void swap(Stream stream, int count, std::int64_t cpu_us) {
     Instant began;
@@ -59,6 +64,7 @@ class NotingDriver final : public GatedDriver {
   };
   std::vector<Instant> records;
   std::deque<Submitted> swaps;
+  std::function<void()> asked;  ///< whenever an event is asked about, if set
 };
 
 double us_between(const Instant& from, const Instant& to) { return to_us(to.wall_ns - from.wall_ns); }
@@ -146,12 +152,15 @@ void a_loop_times_every_swap_and_writes_its_sets_in_turn() {
                   seen.insert(seen.end(), {one[0], one[1], two[0]});
                 },
                 {{one, ones}, {two, twos}});
+  bool ahead = true;
+  driver->asked = [&] { ahead = ahead && one[0] == ones[driver->swaps.size() % 3 * 2]; };
   const Instant before;
   const LoopTimes times = loop.run(std::chrono::microseconds(3000));
   const Instant after;
   loop.finish();
   const std::size_t swaps = times.wall_us.size();
   check::equal(driver->swaps.size(), swaps + 1, "swaps");
+  check::that(ahead, "the next set is written before a swap is waited for");
   check::equal(times.caller_us.size(), swaps, "times of the caller");
   double busy_us = 0;
   for (std::size_t i = 0; i < swaps; ++i) {
