@@ -131,14 +131,15 @@ def unseen_us(device: Device, pool: Registered) -> tuple[float, float]:
 
 def registrations(device: Device) -> None:
     one, many = Registered(device, slot_by_slot=False), Registered(device, slot_by_slot=True)
+    # First, as it makes every slot known.
+    unseen = [unseen_us(device, many) for _ in range(ROUNDS)]
+    slot, answer, own = (median(times) for times in zip(*((a, b, a - b) for a, b in unseen), strict=True))
+    print(f"A slot never seen: {slot:.2f} us, {answer:.2f} for the driver's answer, {own:.2f} without", flush=True)
     for direction in Direction:
         calls = [(many.call_us(direction), one.call_us(direction)) for _ in range(2 + many.CALLS)][2:]
         slow, fast = (median(times) for times in zip(*calls, strict=True))
         ratio = f"{median(a / b for a, b in calls):.2f} times as long"
         print(f"{direction} call, {many.ENTRIES} x 4 KiB: {many.SLOTS} slots {slow:.0f} us, one {fast:.0f}, {ratio}")
-    unseen = [unseen_us(device, many) for _ in range(ROUNDS)]
-    slot, answer, own = (median(times) for times in zip(*((a, b, a - b) for a, b in unseen), strict=True))
-    print(f"A slot never seen: {slot:.2f} us, {answer:.2f} for the driver's answer, {own:.2f} without", flush=True)
     in_flight(device, one)
 
 
