@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
 from kvbench.results import Visit, load_run
+from tests import synthetic
 from tests.command import (
     TIMEOUT_S,
     await_records,
@@ -50,9 +53,11 @@ def test_a_visit_on_all_devices_lasts_until_its_time_is_up(run: Path) -> None:
 
 
 def test_the_report_combines_the_runs_of_all_devices(run: Path) -> None:
-    succeeds("report", run, cwd=run.parent)
-    text = (run / "report" / "details.md").read_text()
-    assert "swaps on all of them at once" in text
+    later = synthetic.write_run(run.parent / "later", synthetic.rounds([Cell("batched", Direction.H2D, 4, 4096)]))
+    succeeds("report", run, later, "--out", "report", cwd=run.parent)
+    text = (run.parent / "report" / "details.md").read_text()
+    section = text.partition("swaps on all of them at once")[2].partition("</details>")[0]
+    assert "--cell-seconds=0.05" in section, "the command of these runs, not of the latest"
     shares = [line for line in text.splitlines() if line.startswith("| batched | 4 ") and line.count("%") == 1]
     assert len(shares) == 2  # each of its own GB/s alone
 

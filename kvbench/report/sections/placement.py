@@ -140,7 +140,7 @@ def _together(view: View) -> Pinned | None:
         together = run.measured[run.measured["devices"] > 1]
         alone = where(run.measured, devices=1).merge(together[axes], on=axes)
         parts += [pd.concat([alone, together]).assign(of_device=name)] if len(alone) else []
-    if not parts:
+    if alone.empty:  # of the view itself, whose command the caption names
         return None
     cells = pd.concat(parts, ignore_index=True)
     cells = cells.assign(arm=[_AT_ONCE if devices > 1 else _ALONE for devices in cells["devices"]])
