@@ -13,7 +13,7 @@ from kvbench.report.model import plain
 from kvbench.report.numbers import TIMES, count, figure
 from kvbench.results import Run, load_run
 from kvbench.text import ends
-from reports.cards import cards
+from reports.cards import cards, run_folders
 
 ROOT: Final = Path(__file__).parents[2]
 # The reports of README's first table, newest first, and the one of all other figures.
@@ -69,7 +69,7 @@ def _limit() -> str:
 
 def _origin() -> str:
     """Where and when the card's runs were made, and by which commands."""
-    infos = [committed(run.name).info for run in sorted(RUNS.iterdir())]
+    infos = [load_run(run).info for run in run_folders(REPORT)]
     identity = infos[0].identity
     dates = ends(sorted(info.created[:10] for info in infos), str)
     packages = {facts.package.partition(" ")[0] for info in infos for facts in info.backends}
