@@ -130,21 +130,21 @@ _STATE: Final = Key(
 
 
 def _together(view: View) -> Pinned | None:
+    runs = [run for run in (*view.earlier, view) if (run.measured["devices"] > 1).any()]
+    if not runs or runs[-1] is not view:  # the caption names the command of the view
+        return None
     axes = [name for name in AXES if name != "devices"]
     parts = []
-    runs = (*view.earlier, view)
     names = [str(run.run.info.device.get("name")) for run in runs]
-    if len(set(names)) < len(names):  # two of one name, such as cpu and cpu
-        names = [run.label for run in runs]
+    names = names if len(set(names)) == len(runs) else [run.label for run in runs]  # two of one name, as cpu and cpu
     for run, name in zip(runs, names, strict=True):
         together = run.measured[run.measured["devices"] > 1]
         alone = where(run.measured, devices=1).merge(together[axes], on=axes)
         parts += [pd.concat([alone, together]).assign(of_device=name)] if len(alone) else []
-    if alone.empty:  # of the view itself, whose command the caption names
+    if not parts:
         return None
     cells = pd.concat(parts, ignore_index=True)
-    cells = cells.assign(arm=[_AT_ONCE if devices > 1 else _ALONE for devices in cells["devices"]])
-    return Pinned(cells, ())
+    return Pinned(cells.assign(arm=[_AT_ONCE if devices > 1 else _ALONE for devices in cells["devices"]]), ())
 
 
 def _kept(line: Line) -> float:
