@@ -43,6 +43,9 @@ class Gate:
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
         self.open()
+        # Each refers to the other: collected behind a later gate, a word is freed there, which waits for the device.
+        self._timer.join()
+        del self._timer
 
 
 def work_for(cpu_us: int) -> None:
