@@ -104,7 +104,7 @@ SECTIONS: Final = (
     Section("engines", "Engines: their own code, and the best backend of the run", _engines, of_all=True),
     Section("call", "An engine's call: the thread's time, tight and after a step", _contrast(streams.CALL)),
     Section("layers", "Layers: loads that a step waits for, layer by layer", layers.make),
-    Section("devices", "Devices: swaps on all of them at once", _contrast(placement.DEVICES), True),
+    Section("devices", "Devices: swaps on all of them at once", _contrast(placement.DEVICES), True, leads=True),
 )
 COMPARISON: Final = Section("comparison", "Comparison: two runs", comparison.make, of_all=True)
 # What a report shows of a run that fills no section.
@@ -239,7 +239,7 @@ def _headline(views: Sequence[View]) -> list[Text]:
     versions = ", ".join(dict.fromkeys(short(view.run.info.kvbench, 80) for view in views))
     commits = ", ".join(dict.fromkeys(short(view.run.info.commit or "commit unknown", 80) for view in views))
     measured = any(len(view.measured) for view in views)
-    return [*origin(runs), f"Measured with kvbench {versions} ({commits})"] if measured else []
+    return [*origin(runs), f"kvbench {versions} ({commits})"] if measured else []
 
 
 def _first_warnings(views: Sequence[View], unread: int) -> list[Text]:
@@ -326,7 +326,7 @@ def _definitions(chapters: Sequence[Chapter]) -> list[Text]:
     events = " and ".join(sorted({"Host" if chapter.view.on_host else "CUDA" for chapter in chapters}))
     return [
         "GB/s: 10^9 bytes a second, at the median of the visits' medians; ceiling: of large plain copies",
-        "Visit: one uninterrupted measurement of a cell, after its warm-ups; samples: of all visits",
+        "Visit: one uninterrupted measurement of a cell, after warm-ups; samples: of all visits",
         f"≈: within {IN_TURN.fraction:.0%} by the 95% interval, or undecided",
         f"Times by {events} events: idle (nothing is pending) with the call, busy without; sustained: what one more "
         "swap adds; submission: of the calling thread",

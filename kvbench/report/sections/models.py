@@ -27,7 +27,7 @@ from kvbench.report.tables import (
     ratio_text,
 )
 from kvbench.report.view import STATES, Pinned, Row, View, by_direction, rows_of, where
-from kvbench.text import a_stream, short
+from kvbench.text import short
 
 _KEY: Final = ("backend", "stream_state", "blocks", "block_bytes", "pattern", "host_pattern")
 
@@ -117,7 +117,7 @@ def _finding(rows: ModelRows, state: str) -> str:
     speed = first if first == last else f"{first} ({slowest}) to {last} ({fastest})"
     undecided = len(compared) - len(ordered)
     unclear = f"; no clear difference for {undecided} of {len(compared)}" if undecided else ""
-    return f"By model, {BATCHED} {rows.direction} on {a_stream(state)} has {speed} the speed of {PER_BLOCK}{unclear}."
+    return f"By model, {BATCHED} {rows.direction} ({state}) has {speed} the speed of {PER_BLOCK}{unclear}."
 
 
 def _pairs(rows: ModelRows, state: str) -> DataTable:

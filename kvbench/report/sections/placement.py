@@ -157,10 +157,10 @@ def _loss(side: ContrastSide) -> Iterable[Text]:
     lines = [line for line in side.lines if line[_AT_ONCE]["gbps_high"] < line[_ALONE]["gbps_low"]]
     if lines:
         line = min(lines, key=_kept)
-        row, of = line[_AT_ONCE], f"{rate(line[_AT_ONCE])} of {rate(line[_ALONE])} GB/s"
+        row, alone = line[_AT_ONCE], rate(line[_ALONE])
         yield (
-            f"{row['direction']} on {count(row['devices'])} devices at once: {_kept(line):.0%} of the rate alone at "
-            f"worst ({METHOD.text(row)}, {SWAP.text(row)}: {of})."
+            f"{row['direction']} on {count(row['devices'])} devices at once: {rate(row)} GB/s at worst, {alone} alone "
+            f"({METHOD.text(row)}, {SWAP.text(row)})."
         )
 
 

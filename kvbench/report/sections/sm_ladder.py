@@ -132,12 +132,12 @@ def _table(view: View, pinned: Pinned, cells: pd.DataFrame, decode: Mapping[tupl
             line.append(Strong(text) if sms == knees[side] else text)
         slowdowns = (decode.get((backend, side, sms)) for side in beside)
         body.append([*line, *(f"{row['neighbour_slowdown']:.2f}x" if row else "" for row in slowdowns)])
-    header = ["SMs", *(f"{side} {bytes_size(size)}" for side, size in ladders), *(f"decode, {side}" for side in beside)]
+    header = ["SMs", *(f"{side} {bytes_size(size)}" for side, size in ladders)]
+    header += [f"decode slower, {side}" for side in beside]
     blocks = ends({int(blocks) for blocks in cells["blocks"]}, count)
     title = f"{backend}, {state} stream: GB/s by SM count, median over N = {blocks}"
-    notes = ["decode: times as long beside the swaps"] if beside else []
     bold = f"fewest SMs within {KNEE.fraction:.0%} of the best of the column"
-    return measured_table(view, cells, INCLUDES[state], title, header, body, notes, pinned=pinned, bold=bold)
+    return measured_table(view, cells, INCLUDES[state], title, header, body, pinned=pinned, bold=bold)
 
 
 def _chart(view: View, cells: pd.DataFrame, decode: Mapping[tuple[str, str, int], Row]) -> Chart:

@@ -135,7 +135,7 @@ QUEUE_DEPTH: Final = Contrast(
     includes=lambda _: INCLUDES["caller_us"],
     last=_knee_line,
     notes=lambda side: [
-        f"Knee: first depth above {1 + QUEUE_KNEE.fraction:g} times the longer time of the two smallest",
+        f"Knee: first depth above {1 + QUEUE_KNEE.fraction:g}x the longer time of the two smallest",
         *[f"{_BEGUN} in most samples the driver's queue did not hold all"]
         * bool((side.measured["depth_held"] < 0.5).any()),
     ],
