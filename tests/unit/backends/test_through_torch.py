@@ -74,8 +74,10 @@ def test_a_gather_stages_the_ids_of_its_rows_on_both_sides(monkeypatch: pytest.M
     (*_, warm), (source_ids, destination_ids, count, captured) = seen
     assert warm == captured == [0] * requests
     assert count.tolist() == [7 // requests] * requests
+    stage = gather.prepared.stage
+    assert stage is not None
     for staged in (1, 2):
-        gather.stage()
+        stage()
         assert fake.cuda.current_stream.return_value.synchronize.call_count == staged  # any stream may read them now
         assert [source_ids.tolist(), destination_ids.tolist()] == rows.tolist()
         rows = rows[:, ::-1] + 1
