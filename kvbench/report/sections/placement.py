@@ -130,15 +130,15 @@ _STATE: Final = Key(
 
 
 def _together(view: View) -> Pinned | None:
-    runs = [run for run in (*view.earlier, view) if (run.measured["devices"] > 1).any()]
-    if not runs or runs[-1] is not view:  # the caption names the command of the view
+    several = [(run, rows) for run in (*view.earlier, view) if len(rows := run.measured[run.measured["devices"] > 1])]
+    if not several or several[-1][0] is not view:  # the caption names the command of the view
         return None
     axes = [name for name in AXES if name != "devices"]
     parts = []
-    names = [str(run.run.info.device.get("name")) for run in runs]
-    names = names if len(set(names)) == len(runs) else [run.label for run in runs]  # two of one name, as cpu and cpu
-    for run, name in zip(runs, names, strict=True):
-        together = run.measured[run.measured["devices"] > 1]
+    names = [str(run.run.info.device.get("name")) for run, _ in several]
+    if len(set(names)) < len(names):  # two of one name, such as cpu and cpu
+        names = [run.label for run, _ in several]
+    for (run, together), name in zip(several, names, strict=True):
         alone = where(run.measured, devices=1).merge(together[axes], on=axes)
         parts += [pd.concat([alone, together]).assign(of_device=name)] if len(alone) else []
     if not parts:
