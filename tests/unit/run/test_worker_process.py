@@ -46,7 +46,8 @@ def test_time_while_this_process_was_stopped_does_not_count_as_silence(monkeypat
 
 def test_a_waiting_answer_is_read_even_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = '{"type":"refused","message":"there","usage":false}'
-    with closing(worker_that(monkeypatch, f"print('{answer}', flush=True); input(); input()")) as worker:
+    code = f"import os; os.write(1, b'{answer}\\n'); input(); input()"  # one write, also unbuffered
+    with closing(worker_that(monkeypatch, code)) as worker:
         select.select([worker._answers], [], [])
         assert worker.ask(OPEN, 0.001) == Refused(message="there", usage=False)
 
