@@ -4,19 +4,16 @@ import json
 import re
 import shlex
 import shutil
-import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from kvbench.cells.cell import AXES
-from kvbench.cli.main import main, run
+from kvbench.cli.main import run
 from kvbench.sweep.config import shipped_configs
-from tests.command import KVBENCH, error_line, events, kvbench, only_line, succeeds, tiny
+from tests.command import KVBENCH, error_line, events, kvbench, kvbench_here, succeeds, tiny
 
 SIDES = ("--base=here", "--cand=here")
 ON_CPU = ("gate", "compare", "--device=cpu")
@@ -90,40 +87,15 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
 ]
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    (tmp_path / "bad.toml").write_text("[axes]\nblokcs = 4\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "")
-    handler = signal.getsignal(signal.SIGTERM)
-    yield tmp_path
-    signal.signal(signal.SIGTERM, handler)
-
-
-@pytest.fixture
-def refusal(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Give `kvbench ARGUMENTS…` in this process, because a start for each takes too long, and return its one line."""
-
-    def line_of(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["kvbench", *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        assert exit_.value.code == 2
-        shown = capsys.readouterr()
-        assert not shown.out
-        assert [path.name for path in folder.iterdir()] == ["bad.toml"]
-        return only_line(shown.err)
-
-    return line_of
-
-
 @pytest.mark.parametrize(("arguments", "terms"), BAD_INPUT, ids=[" ".join(arguments) for arguments, _ in BAD_INPUT])
 def test_bad_input_is_refused_in_one_line_with_the_right_form(
-    refusal: Callable[..., str], arguments: list[str], terms: list[str]
+    tmp_path: Path, arguments: list[str], terms: list[str]
 ) -> None:
-    line = refusal(*arguments)
-    for term in terms:
-        assert term in line
+    (tmp_path / "bad.toml").write_text("[axes]\nblokcs = 4\n")
+    done = kvbench_here(*arguments, cwd=tmp_path, env={"GITHUB_STEP_SUMMARY": ""})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert all(term in error_line(done) for term in terms), done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.toml"]
 
 
 def test_the_command_refuses_bad_input_in_the_same_way(tmp_path: Path) -> None:
