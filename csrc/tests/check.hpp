@@ -1,9 +1,8 @@
 #pragma once
 
-#include <functional>
 #include <iostream>
 #include <source_location>
-#include <string>
+#include <string_view>
 #include <vector>
 
 /// The few words that the C++ tests need: named cases, checks that report and go on, expected errors.
@@ -11,7 +10,7 @@ namespace check {
 
 struct Case {
   const char* name;
-  std::function<void()> body;
+  void (*body)();
 };
 
 inline int& failures() {
@@ -19,14 +18,14 @@ inline int& failures() {
   return count;
 }
 
-inline void that(bool holds, const std::string& what, std::source_location at = std::source_location::current()) {
+inline void that(bool holds, std::string_view what, std::source_location at = std::source_location::current()) {
   if (holds) return;
   ++failures();
   std::cerr << at.file_name() << ':' << at.line() << ": not so: " << what << '\n';
 }
 
 template <typename A, typename B>
-void equal(const A& have, const B& want, const std::string& what,
+void equal(const A& have, const B& want, std::string_view what,
            std::source_location at = std::source_location::current()) {
   if (have == want) return;
   ++failures();
@@ -34,8 +33,8 @@ void equal(const A& have, const B& want, const std::string& what,
 }
 
 /// Runs `body`, which has to throw an Error, and returns it.
-template <typename Error>
-Error thrown(const std::function<void()>& body, std::source_location at = std::source_location::current()) {
+template <typename Error, typename Body>
+Error thrown(const Body& body, std::source_location at = std::source_location::current()) {
   try {
     body();
   } catch (const Error& error) {

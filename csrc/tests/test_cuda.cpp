@@ -17,9 +17,7 @@ namespace {
 
 using namespace kvbench;
 
-std::string library(int version) {
-  return std::string(FAKE_CUDA_FOLDER) + "/libfake_cuda_" + std::to_string(version) + ".so";
-}
+std::string library(int version) { return FAKE_CUDA_FOLDER "/libfake_cuda_" + std::to_string(version) + ".so"; }
 
 /// What the driver of this version was asked for; it is loaded.
 FakeCuda& asked_of(int version) {
