@@ -33,7 +33,8 @@ ASKED = protocol.MeasureCells(cells=[], round=0, seed=1, sampling=Sampling(min_s
 def worker_of(fault: str | None = None, **pools: Any) -> tuple[Worker, protocol.Answer]:
     """Return a worker on the device cpu, and what it said of its pools."""
     worker = Worker()
-    assert isinstance(worker.answer(protocol.Open(device="cpu", fault=fault)), protocol.Opened)
+    with mock.patch.object(module, "hash_of_what_runs", return_value=""):  # takes longer than all else
+        assert isinstance(worker.answer(protocol.Open(device="cpu", fault=fault)), protocol.Opened)
     asked = {"pool_bytes": 1 << 20, "host_pools": 1, "backends": [], "busy_delay_us": 10, "policy": None} | pools
     return worker, worker.answer(protocol.Reserve(**asked))
 
