@@ -11,7 +11,7 @@ from kvbench.errors import UsageError
 from kvbench.text import ends
 
 # Size of the plain copy that measures a device's ceiling.
-CEILING_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 26}
+CEILING_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 24}
 # Maximum of the CUDA driver; streams that share a queue block each other.
 HARDWARE_QUEUES: Final = 32
 # From this CUDA version of the driver on (13010: 13.1), it may make a batched copy with SMs: see kvbench probe engine.
