@@ -190,33 +190,30 @@ def test_clock_limits_of_older_and_newer_drivers_are_read(root: Path) -> None:
     assert observed["clock_limits"] == ["sw_power_cap", "bits_0x1000"]
 
 
-def test_an_nvml_that_raises_on_every_call_leaves_reasons(root: Path) -> None:
-    observed = probes.observe("cuda:0", sources=sources(root, FakeNvml({})))
-    reasons = observed["unavailable"]
-    assert isinstance(reasons, dict)
-    assert observed["sm_clock_mhz"] is None
-    assert reasons["sm_clock_mhz"] == "NVML does not find cuda:0: RuntimeError: Not Supported"
-    assert reasons["gpu_name"] == reasons["sm_clock_mhz"]
-    assert observed["host_load_1min"] == 1.25
+def broken() -> contextlib.AbstractContextManager[Nvml]:
+    raise OSError("no\nlibrary")
 
 
-def test_an_nvml_that_does_not_open_leaves_reasons(root: Path) -> None:
-    def broken() -> contextlib.AbstractContextManager[Nvml]:
-        raise OSError("no\nlibrary")
-
-    where = Sources(nvml=broken, root=root, environ={})
-    reasons = probes.observe("cuda:0", sources=where)["unavailable"]
-    assert isinstance(reasons, dict)
-    assert reasons["gpu_name"] == "NVML cannot be opened: OSError: no library"
-    assert probes.identity("cuda:0", "", sources=where)["gpu_name"] is None
-    assert probes.identity("cuda:0", "", sources=where)["gpu_numa_node"] is None
+@pytest.mark.parametrize(
+    ("nvml", "reason"),
+    [
+        (FakeNvml({}).open, "NVML does not find cuda:0: RuntimeError: Not Supported"),
+        (broken, "NVML cannot be opened: OSError: no library"),
+    ],
+)
+def test_an_nvml_that_raises_leaves_reasons(root: Path, nvml: Any, reason: str) -> None:
+    where = Sources(nvml=nvml, root=root, environ={})
+    observed, identity = probes.observe("cuda:0", sources=where), probes.identity("cuda:0", "", sources=where)
+    reasons: Any = observed["unavailable"]
+    assert reasons["gpu_name"] == reasons["sm_clock_mhz"] == reason
+    assert (observed["sm_clock_mhz"], observed["host_load_1min"]) == (None, 1.25)
+    assert (identity["gpu_name"], identity["gpu_numa_node"]) == (None, None)
 
 
 def test_every_field_that_cannot_be_read_has_a_reason(tmp_path: Path) -> None:
     where = sources(tmp_path, FakeNvml({}))
     identity, observed = probes.identity("cpu", "e", sources=where), probes.observe("cpu", sources=where)
-    reasons = observed["unavailable"]
-    assert isinstance(reasons, dict)
+    reasons: Any = observed["unavailable"]
     missing = {name for name, value in {**identity, **observed}.items() if value is None}
     assert missing - {"sm_count"} == set(reasons)
     assert {"cpu_model", "logical_cpus", "host_load_1min", "gpu_name"} <= missing
@@ -231,16 +228,9 @@ def test_the_pci_bus_id_goes_before_the_ordinal(root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("device", "visible", "index"),
-    [
-        ("cuda:1", None, 1),
-        ("cuda:0", None, 0),
-        ("cuda:2", None, None),
-        ("cuda:0", "1", None),
-        ("cuda:1", "1, 0", None),
-        ("cuda:0", "GPU-bbbb", None),
-        ("cuda:0", "", None),
-    ],
-)
+    [("cuda:1", None, 1), ("cuda:0", None, 0), ("cuda:2", None, None),
+     *(("cuda:0", visible, None) for visible in ("1", "1, 0", "GPU-bbbb", ""))],
+)  # fmt: skip
 def test_an_ordinal_is_taken_only_where_it_is_certain(
     root: Path, device: str, visible: str | None, index: int | None
 ) -> None:
@@ -259,14 +249,14 @@ def test_gpus_of_several_kinds_are_not_guessed(root: Path) -> None:
 
 
 def test_the_numa_node_of_a_gpu_is_read(root: Path) -> None:
-    where = sources(root)
-    node = root / "sys/bus/pci/devices/0000:1b:00.0/numa_node"
-    assert probes.identity("cuda:0", "", sources=where)["gpu_numa_node"] == 1
-    node.write_text("-1\n")
-    assert probes.identity("cuda:0", "", sources=where)["gpu_numa_node"] is None
+    def node_of(device: str) -> Scalar:
+        return probes.identity(device, "", sources=sources(root))["gpu_numa_node"]
+
+    assert node_of("cuda:0") == 1
+    (root / "sys/bus/pci/devices/0000:1b:00.0/numa_node").write_text("-1\n")
+    assert node_of("cuda:0") is None
     (root / "sys/devices/system/node/has_cpu").write_text("0\n")
-    assert probes.identity("cuda:0", "", sources=where)["gpu_numa_node"] == 0
-    assert probes.identity("cpu", "", sources=where)["gpu_numa_node"] is None
+    assert (node_of("cuda:0"), node_of("cpu")) == (0, None)
 
 
 def test_differences_name_the_field_and_both_values() -> None:
@@ -341,32 +331,27 @@ def host(root: Path, node_of_gpu: int | None, cpus: dict[int, str]) -> Sources:
     return Sources(root=root, environ={})
 
 
-@pytest.mark.parametrize(("driver_says", "kernel_says"), [(1, 0), (-1, 1)])
-def test_the_process_stays_on_the_cpus_of_the_node(tmp_path: Path, driver_says: int, kernel_says: int) -> None:
-    sources = host(tmp_path, kernel_says, {0: "4000-4001", 1: f"{CPUS[-1]},4002"})
-    assert stay_near(driver_says, BUS_ID, sources=sources) == (1, [])
-    assert os.sched_getaffinity(0) == {CPUS[-1]}
+FAR = {0: f"{CPUS[0]}", 1: "4000"}
 
 
-def test_the_only_node_of_a_host_is_that_of_its_gpu(tmp_path: Path) -> None:
-    sources = host(tmp_path, -1, {0: f"{CPUS[0]}"})
-    assert stay_near(-1, BUS_ID, sources=sources) == (0, [])
-    assert os.sched_getaffinity(0) == {CPUS[0]}
-
-
-@pytest.mark.parametrize("kernel_says", [None, -1])
-def test_a_node_that_nobody_knows_is_noted(tmp_path: Path, kernel_says: int | None) -> None:
-    node, (note,) = stay_near(-1, BUS_ID, sources=host(tmp_path, kernel_says, {0: f"{CPUS[0]}", 1: "4000"}))
-    assert node == -1
-    assert "NUMA node is unknown" in note
-    assert os.sched_getaffinity(0) == set(CPUS)
-
-
-def test_a_node_whose_cpus_cannot_be_used_is_noted(tmp_path: Path) -> None:
-    node, (note,) = stay_near(1, BUS_ID, sources=host(tmp_path, 1, {0: f"{CPUS[0]}", 1: "4000"}))
-    assert node == 1
-    assert "cannot run on the GPU's NUMA node 1" in note
-    assert os.sched_getaffinity(0) == set(CPUS)
+@pytest.mark.parametrize(
+    ("driver_says", "kernel_says", "nodes", "node", "stays_on", "noted"),
+    [
+        (1, 0, {0: "4000-4001", 1: f"{CPUS[-1]},4002"}, 1, {CPUS[-1]}, ""),
+        (-1, 1, {0: "4000-4001", 1: f"{CPUS[-1]},4002"}, 1, {CPUS[-1]}, ""),
+        (-1, -1, {0: f"{CPUS[0]}"}, 0, {CPUS[0]}, ""),  # the only one
+        (-1, None, FAR, -1, {*CPUS}, "NUMA node is unknown"),
+        (-1, -1, FAR, -1, {*CPUS}, "NUMA node is unknown"),
+        (1, 1, FAR, 1, {*CPUS}, "cannot run on the GPU's NUMA node 1"),
+    ],
+)
+def test_the_process_stays_on_the_cpus_of_the_gpu_s_node_or_notes_why_not(
+    tmp_path: Path, driver_says: int, kernel_says: int | None, nodes: dict[int, str], node: int, stays_on: set[int],
+    noted: str,
+) -> None:  # fmt: skip
+    found, notes = stay_near(driver_says, BUS_ID, sources=host(tmp_path, kernel_says, nodes))
+    assert (found, os.sched_getaffinity(0), len(notes)) == (node, stays_on, noted != "")
+    assert noted in "".join(notes)
 
 
 def test_pages_in_use_are_on_a_node_of_this_host_and_others_on_none() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvbench.sweep.swap_file import Swap, TraceReader, runs_of
+from kvbench.sweep.swap_file import TraceReader, runs_of
 from tests.command import kvbench
 
 ROOT = Path(__file__).parents[3]
@@ -76,7 +76,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, path: str, **names: type) -> None:
         setattr(module, name, type(name, (kind,), dict(kind.__dict__)))
 
 
-def swaps_of(path: Path) -> list[Swap]:
+def swaps_of(path: Path) -> list[Any]:
     return list(TraceReader(path))
 
 
@@ -98,9 +98,7 @@ def test_the_vllm_recorder_writes_its_swaps(
     one, other = swaps_of(tmp_path / "vllm.jsonl")
     assert (one.direction, other.direction) == ("d2h", "h2d")
     for swap in (one, other):
-        assert swap.gpu.tolist() == [9, 8, 7, 1]  # type: ignore[union-attr]
-        assert swap.host.tolist() == [0, 1, 2, 3]  # type: ignore[union-attr]
-        assert swap.done_s is not None
+        assert (swap.gpu.tolist(), swap.host.tolist()) == ([9, 8, 7, 1], [0, 1, 2, 3])
         assert swap.done_s >= swap.at_s
     assert kvbench("trace", "show", "vllm.jsonl", cwd=tmp_path).returncode == 0
 
@@ -123,8 +121,7 @@ def test_the_sglang_recorder_writes_its_swaps(
     recorder.flush()
     store, load = swaps_of(tmp_path / "sglang.jsonl")
     assert (store.direction, load.direction) == ("d2h", "h2d")
-    assert store.host.tolist() == [0, 1, 27, 28]  # type: ignore[union-attr]
-    assert load.gpu.tolist() == [2, 3]  # type: ignore[union-attr]
+    assert (store.host.tolist(), load.gpu.tolist()) == ([0, 1, 27, 28], [2, 3])
 
 
 @pytest.mark.parametrize("ids", [[4], [4, 5, 6], [6, 5, 4], [1, 2, 1, 0], [7, 3, 4, 4 + 1, 0]])
@@ -142,25 +139,18 @@ def test_unfinished_swaps_are_written_at_the_end(file: dict[str, Any], tmp_path:
 
 @pytest.mark.parametrize(
     ("path", "name", "methods"),
-    [
-        (
-            VLLM,
-            "SingleDirectionOffloadingHandler",
-            {"transfer_async": ["self", "job_id", "src_spec", "dst_spec"], "get_finished": ["self"]},
-        ),
-        (SGLANG, "HiCacheController", {"start_writing": ["self"], "start_loading": ["self"]}),
-    ],
-)
+    [(VLLM, "SingleDirectionOffloadingHandler",
+      {"transfer_async": ["self", "job_id", "src_spec", "dst_spec"], "get_finished": ["self"]}),
+     (SGLANG, "HiCacheController", {"start_writing": ["self"], "start_loading": ["self"]})],
+)  # fmt: skip
 def test_installed_engines_have_what_the_recorders_wrap(path: str, name: str, methods: dict[str, list[str]]) -> None:
     package = path.split(".")[0]
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         pytest.skip(f"{package} is not installed: its class was not compared")
     file = Path(spec.submodule_search_locations[0], *path.split(".")[1:]).with_suffix(".py")
-    classes = [
-        node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef) and node.name == name
-    ]
-    (wrapped,) = classes
+    classes = (node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef))
+    (wrapped,) = (node for node in classes if node.name == name)
     arguments = {
         node.name: [arg.arg for arg in node.args.args] for node in wrapped.body if isinstance(node, ast.FunctionDef)
     }
