@@ -1,6 +1,6 @@
 """The swap engine on the cpu device: real copies, compared byte for byte, and errors that say where they come from."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,21 +84,15 @@ class Bench:
 
     def lists(self, *descriptors: tuple[int, int, int]) -> tuple[Words, Words, Words]:
         """Return (source offset, destination offset, size) triples as the engine takes them."""
-        table = np.array(descriptors, dtype=np.uint64).reshape(-1, 3)
-        return (
-            table[:, 0] + np.uint64(self.source.address),
-            table[:, 1] + np.uint64(self.destination.address),
-            table[:, 2].copy(),
-        )
+        sources, destinations, sizes = np.array(descriptors, dtype=np.uint64).T.copy()
+        return sources + np.uint64(self.source.address), destinations + np.uint64(self.destination.address), sizes
 
     def per_block(self, *descriptors: tuple[int, int, int]) -> Swap:
         return per_block(self.device.driver, *self.lists(*descriptors), H2D)
 
     def batched(self, *descriptors: tuple[int, int, int], per_call: int = 0, coalesce: bool = False) -> Swap:
-        return batched(
-            self.device.driver, *self.lists(*descriptors), H2D,
-            BatchOptions(order=ORDER, descriptors_per_call=per_call, merge=coalesce),
-        )  # fmt: skip
+        options = BatchOptions(order=ORDER, descriptors_per_call=per_call, merge=coalesce)
+        return batched(self.device.driver, *self.lists(*descriptors), H2D, options)
 
     def run(self, swap: Swap) -> None:
         swap.submit(self.stream.handle)
@@ -118,9 +112,9 @@ def bench(faulty: Device) -> Bench:
     return Bench.on(faulty)
 
 
-def row(count: int, size: int = 64, gap: int = 0) -> list[tuple[int, int, int]]:
-    """Descriptors that ascend on both sides, `gap` bytes apart."""
-    return [(index * (size + gap), index * (size + gap), size) for index in range(count)]
+def row(count: int) -> list[tuple[int, int, int]]:
+    """Descriptors of 64 bytes that ascend on both sides."""
+    return [(index * 64, index * 64, 64) for index in range(count)]
 
 
 # What arrives
@@ -168,8 +162,7 @@ def test_a_submission_does_not_wait_and_copies_run_in_the_stream_s_order(bench: 
 
 def test_a_device_without_batch_runs_single_copies_and_says_so() -> None:
     old = open_device("cpu", FaultPlan(with_batch=False))
-    assert old.batch_entry is None
-    assert old.facts().batch_entry is None
+    assert old.batch_entry is old.facts().batch_entry is None
     bench = Bench.on(old)
     swap = bench.batched(*row(10), per_call=5, coalesce=True)
     assert swap.fell_back
@@ -177,15 +170,10 @@ def test_a_device_without_batch_runs_single_copies_and_says_so() -> None:
     assert swap.calls == 10
     assert bench.moved(*row(10))
     assert run_and_compare(old, Batched(), Direction.D2H, mixed_swap(MIXED_SIZES, seed=1)) == RIGHT
-    assert mechanism(old, Batched()) is Mechanism.FALLBACK
-
-
-def mechanism(device: Device, backend: Backend) -> Mechanism:
-    bench = Bench.on(device)
     sources, destinations, sizes = bench.lists(*row(4))
-    cell = Cell(backend.name, Direction.H2D, 4, 64, descriptors_per_call=0)
     memory = SwapMemory(sources, destinations, sources, destinations, sizes)
-    return backend.create(SwapRequest(device, cell, memory)).mechanism
+    request = SwapRequest(old, Cell("batched", Direction.H2D, 4, 64, descriptors_per_call=0), memory)
+    assert Batched().create(request).mechanism is Mechanism.FALLBACK
 
 
 # What is refused
@@ -246,12 +234,11 @@ def test_an_error_of_the_work_before_a_swap_is_raised(bench: Bench) -> None:
     assert isinstance(bench.region.measure(bench.per_block(*row(2)), IDLE), Sample)
 
 
-@pytest.mark.parametrize("kind", ["per_block", "batched"])
-def test_slow_copies_take_longer_by_the_requested_time(bench: Bench, kind: str) -> None:
-    swap = bench.per_block(*row(4)) if kind == "per_block" else bench.batched(*row(4))
+@pytest.mark.parametrize("made", [Bench.per_block, Bench.batched])
+def test_slow_copies_take_longer_by_the_requested_time(bench: Bench, made: Callable[..., Swap]) -> None:
+    swap = made(bench, *row(4))
     bench.device.arm(Fault("slow", 5000))
-    slow = bench.region.measure(swap, IDLE)
-    assert slow.wall_us >= 4 * 5000
+    assert bench.region.measure(swap, IDLE).wall_us >= 4 * 5000
     assert bench.moved(*row(4))
 
 

@@ -65,18 +65,14 @@ class Library:
         self, bases: Any, chunks: Sequence[int], ids: Any, _device: object, direction: Direction, *how: Any
     ) -> None:
         assert len(chunks) <= 4
-        for number, chunk in enumerate(chunks):
-            chunk_ids = ids.tolist()[number * len(ids) // len(chunks) :][: len(ids) // len(chunks)]
-            self._copy(direction, bases.tolist(), chunk, chunk_ids, *how)
-
-    def _block_bytes(self, shape: Any) -> int:
-        return int(shape.kv_size * shape.bs * shape.nh * shape.hs * shape.element_size)
+        for chunk, chunk_ids in zip(chunks, np.split(ids.numpy(), len(chunks)), strict=True):
+            self._copy(direction, bases.tolist(), chunk, chunk_ids.tolist(), *how)
 
     def _copy(
         self, direction: Direction, bases: Any, chunk: int, ids: Any, shape: Any, tokens: int, kind: int, skipped: int
     ) -> None:
         assert (kind, skipped, len(bases), len(ids)) == (3, 0, shape.nl, tokens // shape.bs)
-        size = self._block_bytes(shape)
+        size = shape.kv_size * shape.bs * shape.nh * shape.hs * shape.element_size
         for tensor, base in enumerate(bases):
             for number, one in enumerate(ids):
                 ends = chunk + (tensor * len(ids) + number) * size, base + one * size

@@ -103,12 +103,9 @@ def test_gathers_are_launched_from_pool_to_pool_on_the_asked_grid(sms: int | Non
 KIB = 1024
 
 
-@pytest.mark.parametrize(
-    ("block_bytes", "row_bytes"),
-    [(4 * KIB, 4 * KIB), (32 * KIB, 32 * KIB), (48 * KIB, 24 * KIB), (256 * KIB, 32 * KIB), (80 * KIB, 20 * KIB)],
-)
-def test_a_block_is_the_fewest_equal_rows_that_the_kernel_takes(block_bytes: int, row_bytes: int) -> None:
-    assert row_of(block_bytes, 32 * KIB) == row_bytes
+@pytest.mark.parametrize(("block_kib", "row_kib"), [(4, 4), (32, 32), (48, 24), (256, 32), (80, 20)])
+def test_a_block_is_the_fewest_equal_rows_that_the_kernel_takes(block_kib: int, row_kib: int) -> None:
+    assert row_of(block_kib * KIB, 32 * KIB) == row_kib * KIB
 
 
 @pytest.mark.parametrize("rows", [1, 3])

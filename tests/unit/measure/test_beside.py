@@ -4,7 +4,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from itertools import count, cycle
 from typing import Any
 from unittest import mock
@@ -29,7 +28,7 @@ from kvbench.measure.neighbour import (
 )  # fmt: skip
 from kvbench.measure.samples import set_up
 from kvbench.measure.workload import VerificationError
-from kvbench.results import Beside, Visit
+from kvbench.results import Beside
 from kvbench.run.protocol import InTurn, MeasureCells
 from kvbench.sweep.spec import LEAST_BESIDE_S, Sampling
 from tests.unit.measure.test_visit import NOT_COPIED, Recorded, every_other_block, honest
@@ -44,10 +43,6 @@ def bench() -> Iterator[Bench]:
     yield (made := bench_of(32 << 20))
     for neighbour in made.neighbours.values():
         neighbour.close()
-
-
-def measured(bench: Bench, **axes: object) -> Visit:
-    return measure(bench, Batched(), replace(CELL, **axes), SAMPLING, 1, None)  # type: ignore[arg-type]
 
 
 class Mortal:
@@ -197,15 +192,10 @@ def test_the_death_of_a_neighbour_is_an_error(bench: Bench, iterations: int) -> 
             neighbour._thread.join()
 
 
-def test_an_idle_neighbour_waits_for_10_ms_on_its_stream() -> None:
-    IdleWork(device := mock.Mock(), mock.Mock(handle=7)).submit()
-    device.driver.delay.assert_called_once_with(10_000_000, 7)
-
-
 def test_a_backend_that_leaves_blocks_out_beside_a_neighbour_is_caught(bench: Bench) -> None:
     with pytest.raises(VerificationError, match=NOT_COPIED):
         measure(bench, Tiring(), CELL, SAMPLING, 1, None)
-    assert measured(bench).beside is not None
+    assert measure(bench, Batched(), CELL, SAMPLING, 1, None).beside is not None
 
 
 def test_a_cell_that_stays_set_up_is_visited_again_beside_its_neighbour(bench: Bench) -> None:

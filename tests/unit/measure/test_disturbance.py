@@ -1,6 +1,6 @@
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from statistics import median
 from typing import Any
 from unittest import mock
@@ -86,25 +86,23 @@ ALLOWED = sorted(os.sched_getaffinity(0))
 class Host:
     """Eight CPUs whose speed the test decides: microseconds that the probe takes on each."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.times_us = dict.fromkeys(range(8), 100.0)
         self.probed: list[int] = []
-        self._pinned = frozenset(self.times_us)
-        monkeypatch.setattr("os.sched_getaffinity", lambda _: self._pinned)
-        monkeypatch.setattr("os.sched_setaffinity", self._pin)
-
-    def _pin(self, _: int, cpus: Iterable[int]) -> None:
-        self._pinned = frozenset(cpus)
+        self.pinned = frozenset(self.times_us)
 
     def probe(self) -> float:
-        (cpu,) = self._pinned
+        (cpu,) = self.pinned
         self.probed.append(cpu)
         return self.times_us[cpu]
 
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Host:
-    return Host(monkeypatch)
+    made = Host()
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: made.pinned)
+    monkeypatch.setattr("os.sched_setaffinity", lambda _, cpus: setattr(made, "pinned", frozenset(cpus)))
+    return made
 
 
 def chosen(steady: SteadyCpu) -> int:

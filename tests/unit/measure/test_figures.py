@@ -185,12 +185,9 @@ def test_the_rounds_of_a_check_differ_from_cell_to_cell() -> None:
         (one,) = (one.round for one in asked if visit._is_chosen(one, replace(CELL, blocks=blocks), check, 6))
         return one
 
-    for ways in (
-        [(1, n, "row") for n in range(1, 60)],
-        [(n, 1, "row") for n in range(60)],
-        [(1, 1, f"{n}") for n in range(60)],
-    ):
-        assert {round_of(*way) for way in ways} == {*range(6)}
+    assert {round_of(1, number, "row") for number in range(1, 60)} == {*range(6)}
+    assert {round_of(number, 1, "row") for number in range(60)} == {*range(6)}
+    assert {round_of(1, 1, f"{number}") for number in range(60)} == {*range(6)}
 
 
 def test_a_cell_is_sampled_beside_its_neighbour_if_it_copies() -> None:
@@ -252,16 +249,12 @@ def test_a_visit_makes_its_checks_of_each_arm_that_copies(
     made |= {"_check_speed": mock.Mock(), "_clocks": mock.Mock(return_value=["event_us"]), "_record": mock.Mock()}
     for name, function in made.items():
         monkeypatch.setattr(visit, name, function)
-    monkeypatch.setattr(
-        visit, "_is_chosen", lambda request, _, what, rounds: (what, request.round) == ("order", rounds)
-    )
+    monkeypatch.setattr(visit, "_is_chosen", lambda asked, _, what, rounds: (what, asked.round) == ("order", rounds))
     request = MeasureCells(cells=[], round=number, seed=1, sampling=Sampling(rounds=3), in_turn=in_turn)
     assert visit.visit(bench, arms, request) == [made["_record"].return_value] * 2
     verifies = in_turn is None or in_turn.verify
-    assert made["_check_before"].mock_calls == [
-        call(copies, request, verifies=verifies),
-        call(empty, request, verifies=False),
-    ]
+    checked = [call(copies, request, verifies=verifies), call(empty, request, verifies=False)]
+    assert made["_check_before"].mock_calls == checked
     assert made["_check_sampled"].mock_calls == [call(copies)] * verifies
     assert made["_check_in_a_row"].mock_calls == [call(copies, request)] * verifies
     assert made["_check_order"].mock_calls == [call(copies, 300.0)] * (verifies and number == 2)

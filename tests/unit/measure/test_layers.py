@@ -54,12 +54,8 @@ def test_every_layer_is_swapped_verified_and_marked(
     cell = replace(CELL, backend=backend.name, direction=direction, pattern=Pattern.parse(pattern))
     measurement = measured(bench, cell, backend)
     assert measurement.verified_bytes >= 5 * cell.swap_bytes
-    first, gaps = measurement.samples.first_layer_us, measurement.samples.slowest_gap_us
-    assert first is not None
-    assert gaps is not None
-    ends = measurement.samples.event_us
-    assert ends is not None
-    for first_us, gap_us, end_us in zip(first, gaps, ends, strict=True):
+    taken: Any = measurement.samples
+    for first_us, gap_us, end_us in zip(taken.first_layer_us, taken.slowest_gap_us, taken.event_us, strict=True):
         assert 0 < first_us < end_us
         assert (end_us - first_us) / (LAYERS - 1) <= gap_us + 0.01 < end_us - first_us  # the other gaps are longer
 
@@ -150,8 +146,7 @@ def test_a_step_is_kept_with_its_layers_and_its_threads_are_known(bench: Bench) 
 
 
 def test_a_step_that_dies_is_an_error_and_later_visits_go_on(bench: Bench) -> None:
-    ready = measured(bench, BESIDE)
-    assert ready.beside is not None
+    assert measured(bench, BESIDE).beside is not None
     (step,) = bench.steps.values()
 
     def dies() -> None:

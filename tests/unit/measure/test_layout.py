@@ -35,24 +35,16 @@ PLACED = [
 ]  # fmt: skip
 
 
-def cells_of(patterns: st.SearchStrategy[tuple[Pattern, int]]) -> st.SearchStrategy[Cell]:
-    """Cells that fit: dense, in a pool that just holds a set or so, and in a large one; fresh and the same."""
-
-    def cell(shape: tuple[Pattern, int], sets: int, spare_bytes: int, reuse: Reuse) -> Cell:
-        pattern, blocks = shape
-        dense = Cell("any", Direction.H2D, blocks, BLOCK_BYTES, pattern=pattern, reuse=reuse)
-        pool_bytes = dense.dense_bytes * sets + spare_bytes if sets else 0
-        return Cell("any", Direction.H2D, blocks, BLOCK_BYTES, pattern=pattern, reuse=reuse, pool_bytes=pool_bytes)
-
-    return st.builds(
-        cell, patterns, st.sampled_from([0, 1, 2, 3, 200]), st.integers(0, 40 * BLOCK_BYTES), st.sampled_from(Reuse)
-    )
+def cell_of(shape: tuple[Pattern, int], sets: int, spare_bytes: int, reuse: Reuse) -> Cell:
+    """Return a cell that fits: dense, in a pool that just holds a set or so, or in a large one."""
+    dense = Cell("any", Direction.H2D, shape[1], BLOCK_BYTES, pattern=shape[0], reuse=reuse)
+    return replace(dense, pool_bytes=dense.dense_bytes * sets + spare_bytes if sets else 0)
 
 
-def of_kind(name: str) -> st.SearchStrategy[tuple[Pattern, int]]:
-    return st.integers(1, 200).map(lambda blocks: (Pattern(name), blocks))
-
-
+plain = st.builds(
+    lambda name, blocks: (Pattern(name), blocks),
+    st.sampled_from(["shuffled", "contiguous", "reversed", "descending"]), st.integers(1, 200),
+)  # fmt: skip
 runs = st.builds(lambda run, more: (Pattern("runs", run), run + more), st.integers(2, 40), st.integers(0, 150))
 pages = st.builds(
     lambda count, page, regions, ids: (Pattern.of_pages(count * regions, page, regions), count * regions * page * ids),
@@ -68,9 +60,9 @@ ordered_ids = st.builds(
     tensors | pages,
     st.sampled_from(["contiguous", "descending"]),
 )
-every = (
-    of_kind("shuffled") | of_kind("contiguous") | of_kind("reversed") | of_kind("descending")
-    | runs | tensors | pages | fragments | ordered_ids
+cells = st.builds(
+    cell_of, plain | runs | tensors | pages | fragments | ordered_ids, st.sampled_from([0, 1, 2, 3, 200]),
+    st.integers(0, 40 * BLOCK_BYTES), st.sampled_from(Reuse),
 )  # fmt: skip
 
 
@@ -84,7 +76,7 @@ def fresh(text: str, blocks: int, pool_bytes: int) -> Cell:
 
 
 @settings(max_examples=150)
-@given(cell=cells_of(every), count=submissions, seed=seeds)
+@given(cell=cells, count=submissions, seed=seeds)
 def test_sets_are_disjoint_inside_the_region_and_leave_its_ends_free(cell: Cell, count: int, seed: int) -> None:
     assert misfit(cell) is None
     layouts = laid_out(cell, count, seed)

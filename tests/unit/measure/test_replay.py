@@ -140,7 +140,7 @@ def test_a_large_swap_that_leaves_blocks_out_is_found(bench: Bench, large_swaps:
 
 def test_a_swap_larger_than_the_pool_is_left_out(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, 4)
-    ids = list(range(trace.capacity(POOL_BYTES) + 1))
+    ids = [*range(trace.capacity(POOL_BYTES) + 1)]
     swaps = [Numbered(number, Swap(0.0, "h2d", 1, blocks, blocks)) for number, blocks in enumerate((ids, ids[1:]))]
     assert [one.number for one in place(swaps, trace, POOL_BYTES)] == [1]
 
@@ -148,9 +148,8 @@ def test_a_swap_larger_than_the_pool_is_left_out(tmp_path: Path) -> None:
 def test_a_smaller_pool_keeps_runs_and_keeps_ids_apart() -> None:
     placed_ids = places(np.array([100, 101, 102, 0, 50]), 10)
     assert placed_ids is not None
-    assert len(set(placed_ids.tolist())) == 5
+    assert len(set(placed_ids.tolist()) & {*range(10)}) == 5
     assert np.diff(placed_ids[:3]).tolist() == [1, 1]
-    assert placed_ids.max() < 10
     assert places(np.array([0]), 0) is None
 
 

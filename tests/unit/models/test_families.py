@@ -55,12 +55,9 @@ def test_a_row_may_stand_for_several_tokens(fields: dict[str, Any]) -> None:
     assert model.bytes_per_sequence == 4 * 128 * 576
     swaps = model.swaps(tp=8, tokens=256, block_tokens=16, layout=KvLayout.PER_LAYER)
     # blocks of 16 tokens have 4 rows; those of rows for 128 tokens have one; the last 128 rows are one block
-    assert [(swap.tensors, swap.block_bytes) for swap in swaps] == [
-        ((Tensors(1, 2),), 576),
-        ((Tensors(2, 16),), 4 * 576),
-        ((Tensors(2, 16),), 4 * 132),
-        ((Tensors(4, 1),), 128 * 576),
-    ]
+    one, two, four = (Tensors(1, 2),), (Tensors(2, 16),), (Tensors(4, 1),)
+    expected = [(one, 576), (two, 4 * 576), (two, 4 * 132), (four, 128 * 576)]
+    assert [(swap.tensors, swap.block_bytes) for swap in swaps] == expected
 
 
 def test_a_said_period_must_agree_with_the_kinds_of_layers() -> None:
@@ -100,20 +97,22 @@ def test_layers_without_a_window_keep_all_tokens(fields: dict[str, Any], full: i
     assert swap.tensors[0] == Tensors(2 * full, 10)
 
 
+TEXT = {"model_type": "qwen3", **PLAIN}
+
+
 @pytest.mark.parametrize(
-    "wrap",
+    "config",
     [
-        lambda text: {"model_type": "x_vl", "text_config": text, "vision_config": PLAIN},
-        lambda text: {"llm_config": text, "hidden_size": 3},
-        lambda text: {"language_config": text},
-        lambda text: {"thinker_config": {"text_config": text, "audio_config": PLAIN}, "talker_config": PLAIN},
-        lambda text: {"thinker_config": {"llm_config": {"language_model": text}}},
-        lambda text: {"backbone_of_text": text, "vision_tower": PLAIN},
+        {"model_type": "x_vl", "text_config": TEXT, "vision_config": PLAIN},
+        {"llm_config": TEXT, "hidden_size": 3},
+        {"language_config": TEXT},
+        {"thinker_config": {"text_config": TEXT, "audio_config": PLAIN}, "talker_config": PLAIN},
+        {"thinker_config": {"llm_config": {"language_model": TEXT}}},
+        {"backbone_of_text": TEXT, "vision_tower": PLAIN},
     ],
 )
-def test_a_nested_text_model_is_found(wrap: Any) -> None:
-    text = {"model_type": "qwen3", **PLAIN}
-    assert model_of("m", wrap(text)) == model_of("m", text)
+def test_a_nested_text_model_is_found(config: dict[str, Any]) -> None:
+    assert model_of("m", config) == model_of("m", TEXT)
 
 
 @pytest.mark.parametrize(("model_type", "heads"), [("llama", 32), ("mistral", 8), ("qwen2", 32)])

@@ -62,18 +62,15 @@ def swap_of(text: str, tokens: int = 8192, **settings: Any) -> ModelSwap:
 )
 def test_a_model_has_the_swap_of_vllm(model: str, tokens: int, tensors: tuple[Tensors, ...], block_bytes: int) -> None:
     swap = swap_of(model, tokens)
-    assert swap.tensors == tensors
-    assert swap.block_bytes == block_bytes
+    assert (swap.tensors, swap.block_bytes) == (tensors, block_bytes)
     assert swap.blocks == sum(kind.blocks for kind in tensors)
 
 
 def test_a_cross_layer_block_holds_all_layers() -> None:
     apart, together = swap_of("llama-3-8b"), swap_of("llama-3-8b", layout="cross-layer")
-    assert together.tensors == (Tensors(1, 512),)
-    assert together.block_bytes == 64 * apart.block_bytes
+    assert (together.tensors, together.block_bytes) == ((Tensors(1, 512),), 64 * apart.block_bytes)
     hybrid = swap_of("gpt-oss-120b", layout="cross-layer")
-    assert hybrid.tensors == (Tensors(1, 512), Tensors(1, 8))
-    assert hybrid.block_bytes == 18 * 2 * 16 * KIB
+    assert (hybrid.tensors, hybrid.block_bytes) == ((Tensors(1, 512), Tensors(1, 8)), 18 * 2 * 16 * KIB)
 
 
 @pytest.mark.parametrize(
@@ -131,10 +128,8 @@ def test_planners_see_pages_and_states(state_type: str, tokens: int) -> None:
     pages = facts.layouts[KvLayout.VLLM] or []
     assert [(page.tokens, page.descriptors) for page in pages] == [(tokens, 8), (None, 24)]
     assert {page.descriptor_bytes for page in pages} == {tokens * 4 * KIB}
-    assert [(page.tokens, page.descriptors) for page in facts.layouts[KvLayout.PER_LAYER] or ()] == [
-        (16, 16),
-        (None, 24),
-    ]
+    apart = facts.layouts[KvLayout.PER_LAYER] or []
+    assert [(page.tokens, page.descriptors) for page in apart] == [(16, 16), (None, 24)]
     chunk = model_facts(find_model("llama-3-8b"), chunk_tokens=512).layouts[KvLayout.LMCACHE]
     assert chunk == [GroupPages(tokens=512, descriptors=64 * 32, descriptor_bytes=32 * KIB)]
 
