@@ -50,20 +50,7 @@ bool AddressOrder::sort(std::span<const Address> addresses) {
 
 Descriptors HostOrder::arrange(const Descriptors& descriptors) {
   sorted_ = !order_.sort(direction_ == Direction::h2d ? descriptors.sources : descriptors.destinations);
-  if (!sorted_) return descriptors;
-  const std::span indices = order_.indices();
-  ordered_.sources.resize(indices.size());
-  ordered_.destinations.resize(indices.size());
-  ordered_.bytes.resize(indices.size());
-  for (std::size_t i = 0; i < indices.size(); ++i) {
-    const std::size_t index = indices[i];
-    ordered_.sources[i] = descriptors.sources[index];
-    ordered_.destinations[i] = descriptors.destinations[index];
-    ordered_.bytes[i] = descriptors.bytes[index];
-  }
-  Descriptors ordered = ordered_.view();
-  ordered.route = descriptors.route;
-  return ordered;
+  return sorted_ ? ordered_.take(descriptors, order_.indices()) : descriptors;
 }
 
 }  // namespace kvbench

@@ -49,9 +49,7 @@ void merge_adjacent(const Descriptors& descriptors, DescriptorList& merged, std:
     break_at_regions(descriptors, first, merged.bytes);
     runs = first.size();
   }
-  merged.sources.resize(runs);
-  merged.destinations.resize(runs);
-  merged.bytes.resize(runs);
+  merged.resize(runs);
   for (std::size_t run = 0; run < runs; ++run) {
     const std::size_t begin = first[run];
     const std::size_t last = (run + 1 < runs ? first[run + 1] : count) - 1;

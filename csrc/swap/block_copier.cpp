@@ -143,20 +143,12 @@ bool BlockCopier::copy_by(std::size_t way, Descriptors list, Stream stream, Dire
 }
 
 void BlockCopier::submit_filled(const Descriptors& descriptors, Stream stream) {
-  filled_.sources.clear();
-  filled_.destinations.clear();
-  filled_.bytes.clear();
   indices_.clear();
   for (std::size_t i = 0; i < descriptors.size(); ++i) {
-    if (descriptors.bytes[i] == 0) continue;
-    filled_.sources.push_back(descriptors.sources[i]);
-    filled_.destinations.push_back(descriptors.destinations[i]);
-    filled_.bytes.push_back(descriptors.bytes[i]);
-    indices_.push_back(i);
+    if (descriptors.bytes[i] != 0) indices_.push_back(i);
   }
-  Descriptors filled = filled_.view();
+  Descriptors filled = filled_.take(descriptors, indices_);
   filled.sizes = BlockSizes(filled.bytes);
-  filled.source_order_any = descriptors.source_order_any;
   try {
     submit(filled, stream);
   } catch (const InvalidEntry& error) {

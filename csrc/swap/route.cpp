@@ -44,6 +44,13 @@ void refuse_read_only(const Region& region, Address address, std::size_t entry) 
   if (region.read_only) refuse(entry, "destination", address, " is pinned host memory that was registered read-only");
 }
 
+/// The last of the regions that begin before an address, if it holds the block there; null: it does not.
+const Region* holding(const std::map<Address, Region>& regions, Address address, std::size_t bytes) {
+  const auto after = regions.upper_bound(address);
+  if (after == regions.begin() || !std::prev(after)->second.holds(address, bytes)) return nullptr;
+  return &std::prev(after)->second;
+}
+
 /// Whether regions overlap, or are parts of one mapping that adjoin.
 bool meet(const Region& one, const Region& other) {
   const Address adjoin = one.mapped && other.mapped ? 1 : 0;
@@ -64,18 +71,20 @@ void Places::vouch(Address begin, std::size_t bytes) {
   region.read_only |= last.read_only;
   region.begin = begin;
   region.bytes = bytes;
-  vouched_.push_back(region);
+  if (holding(vouched_, begin, bytes)) return;
+  // None has another within it, so that of those that begin before a block the last to begin is the last to end.
+  auto next = vouched_.lower_bound(begin);
+  while (next != vouched_.end() && next->second.end() <= region.end()) next = vouched_.erase(next);
+  vouched_.emplace(begin, region);
+  pool_of(region);
 }
 
 Known Places::around(Address address, std::size_t bytes) {
-  for (const Region& pool : vouched_) {
-    if (pool.holds(address, bytes)) return {pool};
-  }
   for (const Slots* pool : pools_) {
     if (pool->holds(address, bytes)) return {pool->at(address), pool};
   }
-  const auto after = regions_.upper_bound(address);
-  if (after != regions_.begin() && std::prev(after)->second.holds(address, bytes)) return {std::prev(after)->second};
+  if (const Region* pool = holding(vouched_, address, bytes)) return {*pool};
+  if (const Region* region = holding(regions_, address, bytes)) return {*region};
   Known found = ask(address);
   while (found.region.mapped && !found.region.holds(address, bytes)) {
     const Known next = ask(found.region.end());

@@ -45,8 +45,7 @@ class Places {
   const Slots* pool_of(const Region& region);
 
   std::shared_ptr<Driver> driver_;
-  std::vector<Region> vouched_;
-  std::map<Address, Region> regions_;                     ///< by where they begin, but for the slots of pools
+  std::map<Address, Region> vouched_, regions_;           ///< by where they begin; regions_ has no slots of pools
   std::map<std::pair<Place, std::size_t>, Slots> slots_;  ///< by where they are, and the size of each
   std::set<Slots*> pools_;                                ///< those of several slots
   bool other_address_ = false;

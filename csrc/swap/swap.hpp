@@ -52,6 +52,21 @@ struct DescriptorList {
     destinations.reserve(entries);
     bytes.reserve(entries);
   }
+  void resize(std::size_t entries) {
+    sources.resize(entries);
+    destinations.resize(entries);
+    bytes.resize(entries);
+  }
+  /// Becomes the entries of a list that have these indices.
+  Descriptors take(const Descriptors& list, const auto& indices) {
+    resize(indices.size());
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+      sources[i] = list.sources[indices[i]];
+      destinations[i] = list.destinations[indices[i]];
+      bytes[i] = list.bytes[indices[i]];
+    }
+    return {sources, destinations, bytes, {}, list.source_order_any, list.route};
+  }
 };
 
 /// One swap that can be submitted repeatedly. It reads the caller's arrays at every submission.
