@@ -23,7 +23,10 @@ def sms_of(backend: Backend, device: Device) -> int | None:
     return 3 if "sms" in backend.axes(device.facts()) else None
 
 
-@pytest.mark.parametrize("backend", backends(), ids=lambda backend: backend.name)
+every_backend = pytest.mark.parametrize("backend", backends(), ids=lambda backend: backend.name)
+
+
+@every_backend
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("memory_kind", [MemoryKind.allocated, MemoryKind.registered], ids=["allocated", "registered"])
 def test_mixed_sizes_at_any_alignment_arrive(
@@ -34,7 +37,7 @@ def test_mixed_sizes_at_any_alignment_arrive(
     assert run_and_compare(gpu, backend, direction, swap, memory_kind=memory_kind, sms=sms_of(backend, gpu)) == RIGHT
 
 
-@pytest.mark.parametrize("backend", backends(), ids=lambda backend: backend.name)
+@every_backend
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("alignment", [2, 8, 16, 4096])
 def test_aligned_swaps_arrive(gpu: Device, backend: Backend, direction: Direction, alignment: int) -> None:
@@ -42,7 +45,7 @@ def test_aligned_swaps_arrive(gpu: Device, backend: Backend, direction: Directio
     assert run_and_compare(gpu, backend, direction, swap, sms=sms_of(backend, gpu)) == RIGHT
 
 
-@pytest.mark.parametrize("backend", backends(), ids=lambda backend: backend.name)
+@every_backend
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("state", STREAM_STATES)
 def test_repeated_swaps_in_either_stream_state_arrive(

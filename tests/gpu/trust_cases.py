@@ -94,14 +94,15 @@ class Pools:
     def check(self) -> None:
         """Check that the copier works on, and that what lies behind the pool is as it was."""
         self.copy(*self.lists())
-        self.stream.synchronize()
-        expect((self.bytes_of(self.card, 8 * BLOCK) == self.host.array()[: 8 * BLOCK]).all(), "the next list arrives")
-        expect((self.bytes_of(self.behind, ROOM) == 0xEE).all(), "the memory of others is as it was")
+        arrived = self.bytes_at(self.card.address, 8 * BLOCK) == self.host.array()[: 8 * BLOCK]
+        expect(arrived.all(), "the next list arrives")
+        expect((self.bytes_at(self.behind.address, ROOM) == 0xEE).all(), "the memory of others is as it was")
 
-    def bytes_of(self, buffer: Buffer, count: int) -> NDArray[np.uint8]:
+    def bytes_at(self, address: int, count: int) -> NDArray[np.uint8]:
+        """Return what stands on the GPU behind the work of the stream."""
         seen = Buffer(self.device.driver, MemoryKind.allocated, count)
         d2h = DIRECTIONS[Direction.D2H]
-        self.device.driver.transfer(seen.address, buffer.address, count, d2h, self.stream.cuda_stream)
+        self.device.driver.transfer(seen.address, address, count, d2h, self.stream.cuda_stream)
         self.stream.synchronize()
         return seen.array()[:count].copy()
 
@@ -156,8 +157,7 @@ def adjacent_blocks_of_two_registrations() -> None:
     _, destinations, sizes = pools.lists(64)
     starts = np.arange(64, dtype=np.int64) * BLOCK + host.ctypes.data
     pools.copy(starts, destinations, sizes)
-    pools.stream.synchronize()
-    expect((pools.bytes_of(pools.card, ROOM) == host).all(), "all blocks arrive")
+    expect((pools.bytes_at(pools.card.address, ROOM) == host).all(), "all blocks arrive")
     starts[31] += 64
     with refused(ValueError, "entry 31: "):
         pools.copy(starts, destinations, sizes)
@@ -424,8 +424,7 @@ def a_copier_that_is_dropped_behind_a_gate_of_its_thread() -> None:
     again = copier_for(pools.device, [always("sm")]).engine
     again.copy(*lists, pools.stream)
     opened.array()[:4] = np.frombuffer(np.uint32(1).tobytes(), np.uint8)
-    pools.stream.synchronize()
-    expect((pools.bytes_of(pools.card, ROOM) == pools.host.array()[:ROOM]).all(), "all blocks arrive")
+    expect((pools.bytes_at(pools.card.address, ROOM) == pools.host.array()[:ROOM]).all(), "all blocks arrive")
     pools.copier = again
     pools.check()
 
@@ -438,7 +437,8 @@ def a_copier_that_is_dropped_while_its_list_is_in_flight() -> None:
     gc.collect()
     overwritten = [torch.full((48_000,), 0xAB, dtype=torch.uint8).pin_memory() for _ in range(16)]
     pools.stream.synchronize()
-    expect((pools.bytes_of(pools.card, ROOM) == pools.host.array()[:ROOM]).all(), "its list was read to the end")
+    read = pools.bytes_at(pools.card.address, ROOM) == pools.host.array()[:ROOM]
+    expect(read.all(), "its list was read to the end")
     del overwritten
 
 
@@ -516,13 +516,8 @@ def mapped_memory_with_a_hole() -> None:
         for offset in (0, piece - half, 3 * piece, 2 * piece - BLOCK):
             pools.device.driver.fill(begin, 0, 2 * piece, pools.stream.cuda_stream)
             pools.copy(np.array([pools.host.address]), np.array([begin + offset]), np.array([BLOCK]))
-            seen = Buffer(pools.device.driver, MemoryKind.allocated, BLOCK)
-            d2h = DIRECTIONS[Direction.D2H]
-            pools.device.driver.transfer(seen.address, begin + offset, BLOCK, d2h, pools.stream.cuda_stream)
-            pools.stream.synchronize()
-            expect(
-                (seen.array()[:BLOCK] == pools.host.array()[:BLOCK]).all(), f"{backend}: a block at {offset} arrives"
-            )
+            arrived = pools.bytes_at(begin + offset, BLOCK) == pools.host.array()[:BLOCK]
+            expect(arrived.all(), f"{backend}: a block at {offset} arrives")
         for offset in (2 * piece - half, 2 * piece, 3 * piece - half, 4 * piece - half):
             with refused(ValueError, "entry 0: "):
                 pools.copy(np.array([pools.host.address]), np.array([begin + offset]), np.array([BLOCK]))
@@ -543,8 +538,7 @@ def pages_that_are_registered_read_only() -> None:
             with refused(ValueError, f"entry {entry}: ", "read-only"):
                 pools.copy(destinations, into, sizes)
         pools.copy(starts, destinations, sizes)
-        pools.stream.synchronize()
-        expect((pools.bytes_of(pools.card, 8 * BLOCK) == 7).all(), f"{backend}: such pages can be read")
+        expect((pools.bytes_at(pools.card.address, 8 * BLOCK) == 7).all(), f"{backend}: such pages can be read")
         cuda("cuMemHostUnregister", ctypes.c_void_p(host.ctypes.data))
         pools.copier.forget()
         pools.check()
@@ -559,8 +553,7 @@ def pinned_memory_of_every_kind() -> None:
             assert memory.value
             _, destinations, sizes = pools.lists()
             pools.copy(np.arange(8, dtype=np.int64) * BLOCK + memory.value, destinations, sizes)
-            pools.stream.synchronize()
-            arrived = pools.bytes_of(pools.card, 8 * BLOCK)
+            arrived = pools.bytes_at(pools.card.address, 8 * BLOCK)
             expect((arrived == flags + 1).all(), f"{backend}: blocks of memory with flags {flags} arrive")
 
 
@@ -584,10 +577,10 @@ def copied_or_refused(pools: Pools, stream: int) -> None:
             pools.copier.copy(*(np.resize(array, blocks) for array in pools.lists(8)), stream)
         except EngineError as error:
             cuda("cuStreamSynchronize", ctypes.c_void_p(stream))
-            expect(not pools.bytes_of(pools.card, ROOM).any(), f"after an error nothing was copied: {error}")
+            expect(not pools.bytes_at(pools.card.address, ROOM).any(), f"after an error nothing was copied: {error}")
         else:
             cuda("cuStreamSynchronize", ctypes.c_void_p(stream))
-            arrived = pools.bytes_of(pools.card, 8 * BLOCK)
+            arrived = pools.bytes_at(pools.card.address, 8 * BLOCK)
             expect((arrived == pools.host.array()[: 8 * BLOCK]).all(), "what was accepted is copied")
 
 
@@ -664,9 +657,8 @@ def a_pool_of_slots_that_are_registered_one_by_one() -> None:
         for part in (*chosen, *chosen):
             sources = known[part // 4] + part % 4 * BLOCK
             pools.copy(sources + host.ctypes.data, pools.lists(64)[1], sizes)
-            pools.stream.synchronize()
             wanted = np.concatenate([host[start : start + BLOCK] for start in sources.tolist()])
-            expect((pools.bytes_of(pools.card, ROOM) == wanted).all(), f"{backend}: blocks of slots arrive")
+            expect((pools.bytes_at(pools.card.address, ROOM) == wanted).all(), f"{backend}: blocks of slots arrive")
         for wrong in (slot - 64, slot, 10 * slot, 2 * slot - BLOCK):  # over an end, between slots, of slot 5
             bad = sources + host.ctypes.data
             bad[40] = host.ctypes.data + wrong
@@ -709,8 +701,7 @@ def a_pool_that_is_mapped_on_a_host_node() -> None:
             pools.copy(np.array([at]), destinations, sizes)
         except ValueError:
             continue
-        pools.stream.synchronize()
-        expect((pools.bytes_of(pools.card, BLOCK) == 7).all(), "what was accepted is copied")
+        expect((pools.bytes_at(pools.card.address, BLOCK) == 7).all(), "what was accepted is copied")
     pools.check()
 
 
@@ -767,8 +758,7 @@ def _load_its_half(path: str, half: int) -> None:
     sources, destinations, sizes = pools.lists(64)
     for _ in range(200):
         pools.copy(sources - pools.host.address + host.ctypes.data + half * ROOM, destinations, sizes)
-    pools.stream.synchronize()
-    expect((pools.bytes_of(pools.card, ROOM) == 1 + half).all(), "its own bytes arrive")
+    expect((pools.bytes_at(pools.card.address, ROOM) == 1 + half).all(), "its own bytes arrive")
 
 
 def copiers_side_by_side() -> None:
@@ -780,8 +770,7 @@ def copiers_side_by_side() -> None:
             chosen = random.permutation(64)[: random.integers(1, 64)] * BLOCK + random.integers(0, 2) * 3
             sizes = np.full(len(chosen), BLOCK - 64) if call % 2 else random.integers(0, BLOCK - 8, len(chosen))
             pools.copy(pools.host.address + chosen, pools.card.address + chosen, sizes)
-            pools.stream.synchronize()
-            have = pools.bytes_of(pools.card, ROOM)
+            have = pools.bytes_at(pools.card.address, ROOM)
             for at, size in zip(chosen, sizes, strict=True):
                 if not (have[at : at + size] == pools.host.array()[at : at + size]).all():
                     wrong.append(f"bytes of thread {number}, call {call}")
