@@ -12,6 +12,7 @@ import shutil
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 from unittest import mock
@@ -27,7 +28,7 @@ from tests import synthetic
 from tests.command import BRIEF, kvbench_here, succeeds, tiny
 from tests.data.freeze import FOLDER as FROZEN
 from tests.docs.blocks import DOCUMENTS, ROOT
-from tests.fuzz import FakeSlot
+from tests.fuzz import BLANK, FakeSlot
 from tests.unit.backends.test_plugin import SOUND, install
 
 # The comment behind a command that a CPU alone cannot run, such as "# needs a GPU and vLLM".
@@ -35,7 +36,8 @@ _NEEDS: Final = re.compile(r"# needs (?P<what>.+)$")
 _FENCE: Final = re.compile(r"^```sh\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)
 _INDENTED: Final = re.compile(r"^    (?P<line>kvbench .*)$", re.MULTILINE)
 _TOKENS: Final = re.compile(r"@tokens\d+")
-_FEW: Final = ("blocks=4", "block_size=1KiB", "pool=64MiB")
+INSPECT: Final = cache(runner.inspect)  # loads torch and Triton in a process
+_FEW: Final = ("blocks=4", "block_size=1KiB", "direction=h2d", "pool=64MiB")
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def shortened(shown: Shown) -> list[str]:
         case ["sweep", *rest] if not {"--resume", "--dry-run", "--out"} & {*rest}:
             return [*argv, *device, *tokens, *_few(rest), "--dry-run"]
         case ["sweep", *rest] if not {"--resume", "--dry-run"} & {*rest}:
-            one = ["-adirection=h2d", "-abackend=batched"] if "neighbour" in rest else []
+            one = ["-abackend=batched"] if "neighbour" in rest else []
             return [*argv, *device, *tokens, *BRIEF, *one, *_few(rest)]
         case ["gate", "compare", *rest]:
             return [*argv, *device, *_few(rest), "--minutes=0.05"]
@@ -94,7 +96,7 @@ def _few(words: list[str]) -> list[str]:
         return ["-apool=64MiB", "--trace-swaps=4"]
     if "trace" in words:
         return []
-    few = _FEW[-1:] if {"--model", "models", "layers"} & {*words} else _FEW
+    few = _FEW[-2:] if {"--model", "models", "layers"} & {*words} else _FEW
     named = " ".join(words)
     return [f"-a{axis}" for axis in few if f" {axis.partition('=')[0]}=" not in named]
 
@@ -154,7 +156,11 @@ def run(shown: Shown, folder: Path, met: frozenset[str] = frozenset()) -> str | 
         name for word in shortened(shown) for name in (sorted(map(str, folder.glob(word))) if "/*" in word else [word])
     ]
     fakes = "--dry-run" in expanded and not shown.needs and not site.is_dir()
-    with mock.patch.object(runner, "WorkerSlot", FakeSlot) if fakes else nullcontext():
+    with (
+        mock.patch.object(runner, "WorkerSlot", FakeSlot) if fakes else nullcontext(),
+        mock.patch.object(runner, "inspect", INSPECT),
+        mock.patch("kvbench.report.drawing.draw", return_value=BLANK),
+    ):
         done = kvbench_here(*expanded, cwd=folder, env={"COLUMNS": "160", "PYTHONPATH": str(site)})
     allowed = {ExitCode.DONE}
     if "--fault" in argv:
