@@ -33,6 +33,7 @@ from tests.visits import bench_of, measure, visited
 pytestmark = pytest.mark.gpu
 
 SAMPLING = Sampling(warmups=2, min_samples=3, max_samples=3)
+FIRST_VISIT = 1000  # submissions, or fewer
 Copy = Callable[[SwapRequest, int, int], None]
 
 
@@ -67,7 +68,7 @@ def a_wrong_block_now_and_then(request: SwapRequest, number: int, stream: int) -
 
 def in_order_at_first(request: SwapRequest, number: int, stream: int) -> None:
     """Keep to the stream in the first visit of a cell."""
-    (honest if number <= 14 else on_a_stream_of_its_own)(request, number, stream)
+    (honest if number <= FIRST_VISIT else on_a_stream_of_its_own)(request, number, stream)
 
 
 @dataclass
@@ -162,7 +163,9 @@ def test_order_is_checked_after_the_first_visit_too(bench: Bench, state: StreamS
             visited(bench, ready, MeasureCells(cells=[cell.as_strings()], round=number, seed=1, sampling=SAMPLING))
 
     visits(set_up(bench, cheating(honest), cell, SAMPLING, 1), range(SAMPLING.rounds))
-    visits(ready := set_up(bench, cheating(in_order_at_first), cell, SAMPLING, 1), range(1))
+    backend = cheating(in_order_at_first)
+    visits(ready := set_up(bench, backend, cell, SAMPLING, 1), range(1))
+    backend.submissions = FIRST_VISIT
     with mock.patch.object(visit, "Event", NotReached), pytest.raises(VerificationError):
         visits(ready, range(1, SAMPLING.rounds))
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvbench.sweep.swap_file import TraceReader, runs_of
-from tests.command import kvbench
+from tests.command import succeeds
 
 ROOT = Path(__file__).parents[3]
 
@@ -100,7 +100,7 @@ def test_the_vllm_recorder_writes_its_swaps(
     for swap in (one, other):
         assert (swap.gpu.tolist(), swap.host.tolist()) == ([9, 8, 7, 1], [0, 1, 2, 3])
         assert swap.done_s >= swap.at_s
-    assert kvbench("trace", "show", "vllm.jsonl", cwd=tmp_path).returncode == 0
+    succeeds("trace", "show", "vllm.jsonl", cwd=tmp_path)
 
 
 def test_the_sglang_recorder_writes_its_swaps(
