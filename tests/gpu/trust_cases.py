@@ -74,7 +74,7 @@ class Pools:
     """Pools of 64 blocks on both sides, the host's with known bytes, and a copier by one backend."""
 
     def __init__(self, backend: str = "sm") -> None:
-        self.device = open_device("cuda:0", FaultPlan())
+        self.backend, self.device = backend, open_device("cuda:0", FaultPlan())
         self.copier = copier_for(self.device, [always(backend)]).engine
         self.stream = torch.cuda.Stream()
         self.host = Buffer(self.device.driver, MemoryKind.allocated, ROOM)
@@ -107,9 +107,15 @@ class Pools:
         return seen.array()[:count].copy()
 
 
-def a_block_that_leaves_its_pool() -> None:
+def _by_every_backend() -> Iterator[Pools]:
+    """Yield pools for a case, and check them behind it."""
     for backend in BACKENDS:
-        pools = Pools(backend)
+        yield (pools := Pools(backend))
+        pools.check()
+
+
+def a_block_that_leaves_its_pool() -> None:
+    for pools in _by_every_backend():
         for entry in (0, 3, 7):
             for side in (0, 1):
                 for beyond in (16, BLOCK - 16):
@@ -122,12 +128,10 @@ def a_block_that_leaves_its_pool() -> None:
                     lists[2][entry] = size
                     with refused(ValueError, f"entry {entry}: "):
                         pools.copy(*lists)
-        pools.check()
 
 
 def a_list_of_both_directions() -> None:
-    for backend in BACKENDS:
-        pools = Pools(backend)
+    for pools in _by_every_backend():
         sources, destinations, sizes = pools.lists()
         sources[2], destinations[2] = destinations[2], sources[2]
         with refused(ValueError, "entry 2"):
@@ -135,7 +139,6 @@ def a_list_of_both_directions() -> None:
         sizes[5] = -BLOCK
         with refused(ValueError, "entry 5", "negative"):
             pools.copy(sources, destinations, sizes)
-        pools.check()
 
 
 def a_block_that_leaves_its_pool_is_named_as_the_caller_counts() -> None:
@@ -166,14 +169,12 @@ def adjacent_blocks_of_two_registrations() -> None:
 
 def memory_of_another_gpu() -> None:
     other = torch.zeros(ROOM, dtype=torch.uint8, device="cuda:1")
-    for backend in BACKENDS:
-        pools = Pools(backend)
+    for pools in _by_every_backend():
         for entry in (0, 5):
             lists = pools.lists()
             lists[1][entry] = other.data_ptr()
             with refused(ValueError, f"entry {entry}: ", "cuda:1"):
                 pools.copy(*lists)
-        pools.check()
     expect(not other.any().item(), "the other GPU's memory is as it was")
 
 
@@ -384,17 +385,15 @@ def a_process_that_was_forked() -> None:
 
 
 def a_first_call_behind_a_closed_gate() -> None:
-    for backend in BACKENDS:
-        pools = Pools(backend)
+    for pools in _by_every_backend():
         pools.stream.synchronize()
         with Gate(pools.device, pools.stream.cuda_stream):
             for size in (BLOCK, BLOCK - 1):
                 # The longest take a slot of pinned memory. Longer lists of other backends can fill the driver's queue.
-                for blocks in (4, 64, 1000) if backend == "sm" else (4, 64):
+                for blocks in (4, 64, 1000) if pools.backend == "sm" else (4, 64):
                     pools.copy(*(np.resize(array, blocks) for array in pools.lists(min(blocks, 64), size)))
-            expect(not pools.stream.query(), f"{backend}: the calls return while the gate is closed")
+            expect(not pools.stream.query(), f"{pools.backend}: the calls return while the gate is closed")
         pools.stream.synchronize()
-        pools.check()
 
 
 def a_first_call_with_kernels_loaded_early() -> None:
@@ -480,8 +479,7 @@ def beside_a_capture(mode: str, act: Callable[[], None]) -> None:
 
 
 def a_capture_in_another_thread() -> None:
-    for backend in BACKENDS:
-        pools = Pools(backend)
+    for pools in _by_every_backend():
 
         def act(pools: Pools = pools) -> None:
             for blocks in (8, 600, 4000):
@@ -490,7 +488,6 @@ def a_capture_in_another_thread() -> None:
 
         for mode in ("global", "thread_local", "relaxed"):
             beside_a_capture(mode, act)
-        pools.check()
 
 
 def reserved(pieces: int, mapped: tuple[int, ...], location: tuple[int, int]) -> tuple[int, int]:
@@ -509,24 +506,22 @@ def reserved(pieces: int, mapped: tuple[int, ...], location: tuple[int, int]) ->
 
 
 def mapped_memory_with_a_hole() -> None:
-    for backend in BACKENDS:
-        pools = Pools(backend)
+    for pools in _by_every_backend():
         begin, piece = reserved(4, (0, 1, 3), (1, 0))
         half = BLOCK // 2
         for offset in (0, piece - half, 3 * piece, 2 * piece - BLOCK):
             pools.device.driver.fill(begin, 0, 2 * piece, pools.stream.cuda_stream)
             pools.copy(np.array([pools.host.address]), np.array([begin + offset]), np.array([BLOCK]))
             arrived = pools.bytes_at(begin + offset, BLOCK) == pools.host.array()[:BLOCK]
-            expect(arrived.all(), f"{backend}: a block at {offset} arrives")
+            expect(arrived.all(), f"{pools.backend}: a block at {offset} arrives")
         for offset in (2 * piece - half, 2 * piece, 3 * piece - half, 4 * piece - half):
             with refused(ValueError, "entry 0: "):
                 pools.copy(np.array([pools.host.address]), np.array([begin + offset]), np.array([BLOCK]))
-        pools.check()
 
 
 def pages_that_are_registered_read_only() -> None:
-    for backend in BACKENDS:
-        pools, pages, read_only = Pools(backend), mmap.mmap(-1, ROOM), 8
+    for pools in _by_every_backend():
+        pages, read_only = mmap.mmap(-1, ROOM), 8
         host = np.frombuffer(pages, np.uint8)
         host[:] = 7
         cuda("cuMemHostRegister_v2", ctypes.c_void_p(host.ctypes.data), ROOM, read_only)
@@ -538,10 +533,9 @@ def pages_that_are_registered_read_only() -> None:
             with refused(ValueError, f"entry {entry}: ", "read-only"):
                 pools.copy(destinations, into, sizes)
         pools.copy(starts, destinations, sizes)
-        expect((pools.bytes_at(pools.card.address, 8 * BLOCK) == 7).all(), f"{backend}: such pages can be read")
+        expect((pools.bytes_at(pools.card.address, 8 * BLOCK) == 7).all(), f"{pools.backend}: such pages can be read")
         cuda("cuMemHostUnregister", ctypes.c_void_p(host.ctypes.data))
         pools.copier.forget()
-        pools.check()
 
 
 def pinned_memory_of_every_kind() -> None:
@@ -599,10 +593,8 @@ def a_stream_of_a_green_context() -> None:
     default_stream, non_blocking = 1, 1  # both flags are required
     green = made("cuGreenCtxCreate", description, 0, default_stream)
     stream = int(made("cuGreenCtxStreamCreate", green, non_blocking, 0))
-    for backend in BACKENDS:
-        pools = Pools(backend)
+    for pools in _by_every_backend():
         copied_or_refused(pools, stream)
-        pools.check()
 
 
 def a_slice_of_a_card() -> None:

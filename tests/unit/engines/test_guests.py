@@ -1,6 +1,7 @@
 """Guests hang on the core by tables of names; engines know themselves: no other module names one."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 from kvbench.sweep.installed import engines
@@ -11,6 +12,7 @@ PACKAGE = Path("kvbench")
 EXCEPTED = {PACKAGE / name for name in ("models/geometry.py", "traces/simulate.py", "report/drawing.py")}
 
 
+@cache
 def strings_in(file: Path) -> set[str]:
     """Return the strings of a module that are whole names, so no docstrings."""
     return {
