@@ -21,13 +21,7 @@ from kvbench.measure.workload import VerificationError
 from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.spec import Sampling
 from tests.unit.measure.test_visit import Ahead as AheadOnHost
-from tests.unit.measure.test_visit import (
-    NotReached,
-    Recorded,
-    every_other_block,
-    honest,
-    stops_after_the_first_sample,
-)
+from tests.unit.measure.test_visit import NotReached, Recorded, every_other_block, honest, stops_after_the_first_sample
 from tests.visits import bench_of, measure, visited
 
 pytestmark = pytest.mark.gpu

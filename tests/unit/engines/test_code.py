@@ -5,14 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from kvbench.backends.base import facts_of
 from kvbench.cells.facts import DeviceFacts
-from kvbench.cli.main import app
 from kvbench.engines.code import EngineCode
 from kvbench.engines.vllm import load_wrapper
 from kvbench.errors import KvbenchError
+from tests.command import succeeds
 
 GPU = DeviceFacts("cuda:0", "cuda", "a GPU", 132, 1 << 40, 1 << 40, "cuMemcpyBatchAsync", 227 << 10)
 CPU = DeviceFacts("cpu", "cpu", "a host", None, 1 << 40, 1 << 40, "memcpy")
@@ -168,7 +167,6 @@ def test_an_engine_loads_without_its_package_being_imported_or_is_one_line_with_
 
 
 def test_an_engine_is_measured_on_request_only(tmp_path: Path) -> None:
-    usual = ["sweep", "--device", "cpu", "-a", "blocks=4", "-a", "block_size=4KiB", "--dry-run"]
-    assert "vllm" not in CliRunner().invoke(app, usual).output
-    asked = CliRunner().invoke(app, [*usual, "-a", "backend=batched,vllm_batch", "--out", str(tmp_path / "run")])
-    assert "the code of vllm needs a GPU" in asked.output
+    usual = ("sweep", "--device=cpu", "-ablocks=4", "-ablock_size=4KiB", "--dry-run")
+    assert "vllm" not in succeeds(*usual, cwd=tmp_path).stdout
+    assert "the code of vllm needs a GPU" in succeeds(*usual, "-abackend=batched,vllm_batch", cwd=tmp_path).stdout
