@@ -103,7 +103,7 @@ DescriptorList laid_out(const Bench& bench, const std::vector<std::size_t>& size
 
 void every_form_and_way_of_the_list_moves_every_block() {
   std::mt19937 random(7);
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < 100; ++i) {
     const unsigned piece_bytes = 128U << (random() % 6);
     std::vector<std::size_t> sizes(1 + random() % 300, 1 + random() % 3000);
     if (i % 2 == 0) {
