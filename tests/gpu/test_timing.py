@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from kvbench.cells.axes import Direction, Reuse, StreamState
+from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import EMPTY
 from kvbench.engine.device import Device
@@ -44,7 +44,7 @@ def test_the_times_of_a_sample_contain_each_other(
     for caller_us, wall_us, cpu_us in zip(samples.caller_us, samples.wall_us, samples.cpu_us, strict=True):
         assert 0 <= cpu_us <= caller_us <= wall_us
     # A host that is busy can hold a submission up for longer than a delay, but not every one.
-    assert any(samples.pending_before) == state.pending
+    assert any(samples.pending_before) == any(samples.pending_after) == state.pending
     # 32 MB do not fit through any host link in 20 us.
     assert min(samples.wall_us) > 20
 
@@ -57,16 +57,6 @@ def test_a_call_from_python_moves_its_blocks_and_its_floor_moves_none(bench: Ben
     assert (floor.path, floor.verified_bytes) == (EffectivePath.NOTHING, 0)
     for visit in (made, floor):
         assert all(call <= wall for call, wall in zip(visit.samples.caller_us, visit.samples.wall_us, strict=True))
-
-
-@pytest.mark.parametrize("backend", ["batched", "sm"])
-@pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("state", [StreamState.OPENED, StreamState.GATED])
-def test_a_closed_gate_counts_as_pending_work_and_an_open_one_as_none(
-    bench: Bench, backend: str, direction: Direction, state: StreamState
-) -> None:
-    made = taken(bench, Cell(backend, direction, 1024, 16 * 1024, state, reuse=Reuse.FRESH, pool_bytes=1 << 30))
-    assert any(made.samples.pending_after) == state.pending
 
 
 def test_large_copies_that_were_slow_fail_no_swap(bench: Bench) -> None:

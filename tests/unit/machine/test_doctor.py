@@ -1,6 +1,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -75,16 +76,11 @@ def check(findings: Findings, name: str) -> Check:
     return diagnosis
 
 
-def observed(**changes: Any) -> Findings:
-    return replace(HEALTHY, observed={**IDLE, **changes})
+def changed(part: str, **changes: Any) -> Findings:
+    return replace(HEALTHY, **{part: {**getattr(HEALTHY, part), **changes}})
 
 
-def loaded(**changes: Any) -> Findings:
-    return replace(HEALTHY, under_load={**BUSY, **changes})
-
-
-def identity(**changes: Any) -> Findings:
-    return replace(HEALTHY, identity={**IDENTITY, **changes})
+observed, loaded, identity = (partial(changed, part) for part in ("observed", "under_load", "identity"))
 
 
 def engine(**changes: Any) -> Findings:

@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import count, cycle
 from typing import Any
 from unittest import mock
@@ -23,6 +23,7 @@ from kvbench.measure.neighbour import (
     FlowSample,
     IdleWork,
     NeighbourError,
+    NeighbourWork,
     RunningNeighbour,
     measure_beside,
 )  # fmt: skip
@@ -45,14 +46,11 @@ def bench() -> Iterator[Bench]:
         neighbour.close()
 
 
-class Mortal:
+class Mortal(NeighbourWork):
     """Works some iterations long."""
 
     def __init__(self, iterations: int) -> None:
         self.left = iterations
-
-    def thread(self) -> AbstractContextManager[object]:
-        return nullcontext()
 
     def submit(self) -> None:
         self.left -= 1

@@ -223,15 +223,6 @@ def test_the_twins_of_a_batched_copy_are_told_by_the_median_of_some(blocks: int,
         assert visit._busy_cpu_us(mock.Mock(cell=one, prepared=by, take_busy=take_busy)) == wanted
 
 
-@pytest.mark.parametrize("overwrote", [False, True])
-def test_sets_that_were_swapped_again_are_watched_and_compared_once_more(*, overwrote: bool) -> None:
-    sampler, call = mock.Mock(), mock.call
-    sampler.workload.overwrote, sampler.workload.verify.side_effect = overwrote, [7, 20]
-    assert visit._check_sampled(sampler) == 7 + 20 * overwrote
-    again = [call.take_idle(), call.workload.verify()] * overwrote
-    assert sampler.mock_calls == [call.workload.watch(sampler.take_idle)] * overwrote + [call.workload.verify(), *again]
-
-
 @pytest.mark.parametrize("in_turn", [None, InTurn(verify=True), InTurn(verify=False)])
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_visit_makes_its_checks_of_each_arm_that_copies(

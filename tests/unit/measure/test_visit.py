@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
+from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.blocks import FORGOTTEN_AFTER_BYTES, sets_of
 from kvbench.cells.cell import Cell
@@ -42,7 +42,7 @@ CELLS = [Cell("cheat", direction, 16, 4096, state, reuse=reuse, pool_bytes=pool_
 
 
 @dataclass
-class Recorded:
+class Recorded(Backend):
     """A backend in Python that copies as `copy` says; `copy` gets the request, the number of the submission from 1."""
 
     copy: Callable[[SwapRequest, int, int], None]
@@ -56,10 +56,6 @@ class Recorded:
     def axes(self, device: DeviceFacts) -> frozenset[str]:
         del device
         return frozenset()
-
-    def unavailable(self, device: DeviceFacts) -> str | None:
-        del device
-        return None
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         return PreparedSwap(RecordedSwap(self, request), self.mechanism)

@@ -143,22 +143,15 @@ def _changed(**changes: object) -> list[dict[str, object]]:
     return [{**msgspec.to_builtins([swap_of("llama-3-8b")])[0], **changes}]
 
 
-@pytest.mark.parametrize(
-    "plain",
-    [
-        None,
-        {},
-        [{}],
-        _changed(extra=1),
-        _changed(blocks=-1),
-        _changed(blocks=63),
-        _changed(pattern="tensors-64x"),
-        _changed(layout="diagonal"),
-        _changed(host_pattern="page-first-63"),
-        _changed(geometry={"name": "<b>", "layers": 1, "kv_heads": 1, "head_dim": 1}),
-        _changed(geometry={"name": "m", "layers": 1, "kv_heads": 1, "head_dim": 1, "sliding_layers": 2, "window": 3}),
-    ],
-)
+ONE_LAYER = {"name": "m", "layers": 1, "kv_heads": 1, "head_dim": 1}
+UNTRUSTED = [
+    {"extra": 1}, {"blocks": -1}, {"blocks": 63}, {"pattern": "tensors-64x"}, {"layout": "diagonal"},
+    {"host_pattern": "page-first-63"}, {"geometry": ONE_LAYER | {"name": "<b>"}},
+    {"geometry": ONE_LAYER | {"sliding_layers": 2, "window": 3}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plain", [None, {}, [{}], *(_changed(**changes) for changes in UNTRUSTED)])
 def test_untrusted_models_are_checked(plain: object) -> None:
     with pytest.raises(UsageError, match=r"^models\b") as caught:
         swaps_from_plain(plain)
