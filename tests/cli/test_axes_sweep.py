@@ -7,7 +7,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kvbench.results import Visit
 from kvbench.results.attempts import visits_that_count
 from kvbench.results.outcomes import hidden_share
 from tests.command import BRIEF, HOT, failures, kvbench_here, records, succeeds, swept, tiny
@@ -61,6 +60,7 @@ def test_a_sample_behind_a_queue_records_whether_all_of_it_was_waiting(tmp_path:
     assert recorded == {(0, 1): 0, (0, 2): 0, (3, 1): 1, (3, 2): 1}
 
 
+GATED = {"backend": "per_block", "blocks": "1,2", "stream_state": "gated,opened"} | HOT
 LAYERS = {"backend": "batched", "blocks": "64", "sequence": "whole,layers-4", "neighbour": "none,idle"}
 IN_LAYERS, BUT_LAYERS = "sequence=layers-4,neighbour=idle", ["whole none", "whole idle", "layers-4 none"]
 
@@ -74,6 +74,8 @@ IN_LAYERS, BUT_LAYERS = "sequence=layers-4,neighbour=idle", ["whole none", "whol
         # a layer of the step waits for ever
         (LAYERS, (*BRIEF, "--deadline-s=12"), f"closed-gate@wait=9 when {IN_LAYERS}", "timeout",
          "no answer within 12 s", " -a sequence=layers-4", BUT_LAYERS),
+        (GATED, (*BRIEF, "--deadline-s=12"), "closed-gate@wait=1 when blocks=1, stream_state=gated", "timeout",
+         "no answer within 12 s", " -a stream_state=gated", ["whole none"] * 3),
         # The verified swap, the check of the order, three plain ones that tell how long the delay has to be, and the
         # sample behind its queue of three: nine calls, of which the fault strikes the last or one that is not made.
         (QUEUED | {"backend": "per_block"}, ONE_SAMPLE, "error@call=8", "error",
@@ -82,7 +84,7 @@ IN_LAYERS, BUT_LAYERS = "sequence=layers-4,neighbour=idle", ["whole none", "whol
         (QUEUED | {"backend": "per_block", "pattern": "contiguous"}, ONE_SAMPLE, "stray@descriptor=1", "mismatch",
          "", " -a queued=3 ", []),
     ],
-    ids=["layer", "step", "queue", "behind a queue", "stray byte"],
+    ids=["layer", "step", "gate", "queue", "behind a queue", "stray byte"],
 )  # fmt: skip
 def test_a_fault_fails_only_its_cell(
     tmp_path: Path, axes: dict[str, str], options: tuple[str, ...], fault: str, kind: str, said: str, again: str,
@@ -96,20 +98,3 @@ def test_a_fault_fails_only_its_cell(
     assert all(said in one.message and again in one.command for one in failed)
     visits = visits_that_count(records(tmp_path / "run"))
     assert sorted(f"{one.cell.sequence} {one.cell.neighbour}" for one in visits) == sorted(left)
-
-
-def test_a_gate_that_never_opens_fails_only_its_cell(tmp_path: Path) -> None:
-    cells = tiny(backend="per_block", blocks="1,2", stream_state="gated,opened", **HOT)
-    fault = "closed-gate@wait=1 when blocks=1, stream_state=gated"
-    done = kvbench_here("sweep", *cells, *BRIEF, "--deadline-s=12", "--fault", fault, "--out", "run", cwd=tmp_path)
-    assert done.returncode == 5
-    failed = [(one.cell.blocks, one.cell.stream_state, one.kind) for one in failures(tmp_path / "run")]
-    assert failed == [(1, "gated", "timeout")]
-    visits = [record for record in records(tmp_path / "run") if isinstance(record, Visit)]
-    assert {one.cell.stream_state.value for one in visits if one.cell.blocks == 2} == {"gated", "opened"}
-    for visit in visits:  # a gate may open before a thread that waits for its core has submitted; an open one stays so
-        assert {*visit.samples.pending_before, *visit.samples.pending_after} <= {
-            0,
-            int(visit.cell.stream_state.pending),
-        }
-        assert visit.samples.event_us is not None
