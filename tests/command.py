@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -24,7 +23,7 @@ from kvbench.cli.main import app
 from kvbench.results import Failure, Record, Skip, Visit, load_run
 from kvbench.results.attempts import visits_that_count
 from kvbench.sweep.installed import installed
-from tests.forks import popen
+from tests.forks import forked
 
 KVBENCH = Path(sys.executable).with_name("kvbench")
 TIMEOUT_S = 600.0  # ends what hangs, also on a machine that other work holds up
@@ -88,7 +87,7 @@ def kvbench_here(*arguments: str | Path, cwd: Path, env: dict[str, str] | None =
             chdir(cwd),
             redirect_stdout(out),
             redirect_stderr(err),
-            mock.patch("kvbench.run.worker_process.subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": popen})),
+            forked(),
             mock.patch.object(progress, "PLAIN_EVERY_S", TIMEOUT_S),  # no line more where the machine is busy
             mock.patch.object(sys, "argv", ["kvbench", *command]),
             mock.patch.dict(os.environ, env or {}),

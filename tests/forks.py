@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
+from unittest import mock
 
 _WORKER, _PROBE = "kvbench.measure.worker", "kvbench.probe"
 _MODULES = [(sys.executable, "-P", "-m", module) for module in (_WORKER, _PROBE)]
@@ -22,6 +24,12 @@ def popen(command: Sequence[str], *, stderr: IO[bytes], env: Mapping[str, str] |
     if tuple(command[:4]) in _MODULES:
         return _Fork(command[3:], stderr, os.environ if env is None else env)
     return subprocess.Popen(command, stderr=stderr, env=env, **options)
+
+
+def forked() -> Any:
+    """A context in which this process starts workers and probes as forks."""
+    replaced = SimpleNamespace(**vars(subprocess) | {"Popen": popen})
+    return mock.patch("kvbench.run.worker_process.subprocess", replaced)
 
 
 @cache

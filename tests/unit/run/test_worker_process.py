@@ -5,6 +5,7 @@ import select
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import count
 from pathlib import Path
@@ -17,9 +18,16 @@ from kvbench.run.worker_process import HungError, Interpreter, LostError, Worker
 from kvbench.sweep.installed import Installed, installed
 from kvbench.sweep.spec import SweepSpec
 from tests.command import TIMEOUT_S, ended, watched
+from tests.forks import forked
 from tests.unit.backends.test_plugin import install
 
 OPEN = Open(device="cpu", fault=None)
+
+
+@pytest.fixture(autouse=True)
+def _forked() -> Iterator[None]:
+    with forked():
+        yield
 
 
 def worker_that(monkeypatch: pytest.MonkeyPatch, code: str) -> WorkerProcess:
