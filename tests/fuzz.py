@@ -17,7 +17,6 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -40,7 +39,7 @@ from kvbench.files import shipped_folder
 from kvbench.report.drawing import Drawing
 from kvbench.run import runner
 from kvbench.run.protocol import Opened
-from tests.command import BRIEF, KVBENCH, tiny
+from tests.command import BRIEF, swept, tiny
 from tests.strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS, opened
 
 CASE_S = 300  # ends a hang, also on a machine that other work holds up
@@ -97,9 +96,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        more = tiny(direction="h2d,d2h", stream_state="idle,busy")
-        options = (*BRIEF, "--rounds=6", "--out", str(folder / "a"))
-        subprocess.run([KVBENCH, "sweep", *more, *options], check=True, capture_output=True, timeout=CASE_S)
+        swept(folder, *tiny(direction="h2d,d2h", stream_state="idle,busy"), *BRIEF, "--rounds=6", name="a")
         shutil.copytree(folder / "a", folder / "b")
         self.info = json.loads((folder / "a" / "run.json").read_text())
         self.journal = [json.loads(line) for line in (folder / "a" / "journal.jsonl").read_text().splitlines()]
