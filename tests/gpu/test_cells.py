@@ -20,6 +20,7 @@ pytestmark = pytest.mark.gpu
 
 SAMPLING = Sampling(warmups=1, min_samples=2, max_samples=2, busy_delay_us=300)
 PATTERNS = ["contiguous", "reversed", "runs-2", "runs-7", "tensors-8", "tensors-3x200+2x100", "fragments-16x8"]
+PAGES = ["page-first-8", "page-first-4+4", "page-first-8x4", "page-first-8/runs-4"]  # of the host
 SHAPES = [
     KernelShape(method, *numbers)
     for method, shapes in {
@@ -68,18 +69,15 @@ def test_swaps_in_slots_that_are_registered_one_by_one_are_correct(
 
 
 @pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("backend", ["per_block", "batched", "primed", "sm", "triton"])
-def test_swaps_of_every_pattern_are_correct(bench: Bench, backend: str, pattern: str, direction: Direction) -> None:
-    sms = 3 if backend in ("sm", "triton") else None
-    assert verified_bytes(bench, Cell(backend, direction, 800, 9216, pattern=Pattern.parse(pattern), sms=sms)) > 0
-
-
-@pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("host", ["page-first-8", "page-first-4+4", "page-first-8x4", "page-first-8/runs-4"])
+@pytest.mark.parametrize(
+    ("pattern", "host"),
+    [*((pattern, "pattern") for pattern in PATTERNS), *(("tensors-8", pages) for pages in PAGES)],
+)
 @pytest.mark.parametrize("backend", ["per_block", "batched", "merged", "primed", "sm", "triton"])
-def test_swaps_with_pages_on_the_host_are_correct(bench: Bench, backend: str, host: str, direction: Direction) -> None:
-    sides = {"pattern": Pattern.parse("tensors-8"), "host_pattern": Pattern.parse(host)}
+def test_swaps_of_every_pattern_are_correct(
+    bench: Bench, backend: str, pattern: str, host: str, direction: Direction
+) -> None:
+    sides = {"pattern": Pattern.parse(pattern), "host_pattern": Pattern.of_side(host)}
     sms = 3 if backend in ("sm", "triton") else None
     assert verified_bytes(bench, Cell(backend, direction, 800, 9216, sms=sms, **sides)) > 0
 

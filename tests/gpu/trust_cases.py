@@ -428,19 +428,6 @@ def a_copier_that_is_dropped_behind_a_gate_of_its_thread() -> None:
     pools.check()
 
 
-def a_copier_that_is_dropped_while_its_list_is_in_flight() -> None:
-    pools = Pools()
-    pools.device.driver.delay(300_000_000, pools.stream.cuda_stream)
-    pools.copy(*(np.resize(array, 2000) for array in pools.lists(64)))
-    del pools.copier
-    gc.collect()
-    overwritten = [torch.full((48_000,), 0xAB, dtype=torch.uint8).pin_memory() for _ in range(16)]
-    pools.stream.synchronize()
-    read = pools.bytes_at(pools.card.address, ROOM) == pools.host.array()[:ROOM]
-    expect(read.all(), "its list was read to the end")
-    del overwritten
-
-
 def a_process_that_ends_with_lists_in_flight() -> None:
     pools = Pools()
     pools.device.driver.delay(200_000_000, pools.stream.cuda_stream)

@@ -1,7 +1,6 @@
 """A replay makes the swaps of a trace with their own ids, and finds bytes that are wrong."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -22,6 +21,7 @@ from kvbench.results import Visit
 from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.spec import Replay, Sampling
 from kvbench.sweep.swap_file import Header, Numbered, Swap, choose, selected, write_trace
+from tests.unit.measure.test_visit import Recorded, honest
 from tests.visits import bench_of, visited
 
 POOL_BYTES = 1 << 20
@@ -157,22 +157,12 @@ def test_a_smaller_pool_keeps_runs_and_keeps_ids_apart() -> None:
 def test_the_ids_of_either_side_are_those_of_the_trace(bench: Bench, direction: Direction, tmp_path: Path) -> None:
     seen: list[tuple[list[int], list[int]]] = []
 
-    class Watched(PerBlock):
-        def create(self, request: SwapRequest) -> PreparedSwap:
-            prepared = super().create(request)
-            submit = prepared.swap.submit
-
-            class Noted:
-                calls = 1
-
-                def submit(self, stream: int) -> None:
-                    seen.append((request.memory.sources.tolist(), request.memory.destinations.tolist()))
-                    submit(stream)
-
-            return replace(prepared, swap=Noted())
+    def noted(request: SwapRequest, number: int, stream: int) -> None:
+        seen.append((request.memory.sources.tolist(), request.memory.destinations.tolist()))
+        honest(request, number, stream)
 
     trace = trace_of(tmp_path, 1, direction)
-    replayed(bench, Watched(), trace, direction=direction)
+    replayed(bench, Recorded(noted), trace, direction=direction)
     bases = [pool.buffer.address for pool in bench.pools.sides(direction, None)]
     rows = [
         [[(address - base) // (4 * 4096) - 1 for address in side] for base, side in zip(bases, one, strict=True)]
