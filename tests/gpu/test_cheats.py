@@ -21,7 +21,14 @@ from kvbench.measure.workload import VerificationError
 from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.spec import Sampling
 from tests.unit.measure.test_visit import Ahead as AheadOnHost
-from tests.unit.measure.test_visit import NotReached, Recorded, every_other_block, honest, stops_after_the_first_sample
+from tests.unit.measure.test_visit import (
+    NotReached,
+    Recorded,
+    copies,
+    every_other_block,
+    honest,
+    stops_after_the_first_sample,
+)
 from tests.visits import bench_of, measure, visited
 
 pytestmark = pytest.mark.gpu
@@ -29,12 +36,6 @@ pytestmark = pytest.mark.gpu
 SAMPLING = Sampling(warmups=2, min_samples=3, max_samples=3)
 FIRST_VISIT = 1000  # submissions, or fewer
 Copy = Callable[[SwapRequest, int, int], None]
-
-
-def copies(request: SwapRequest, stream: int, part: slice = slice(None)) -> None:
-    memory = request.memory
-    lists = tuple(side[part].copy() for side in (memory.sources, memory.destinations, memory.sizes))
-    per_block(request.device.driver, *lists, DIRECTIONS[request.cell.direction]).submit(stream)
 
 
 def on_a_stream_of_its_own(request: SwapRequest, _number: int, _stream: int) -> None:

@@ -21,6 +21,7 @@ from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
 from kvbench.results.schema import Beside
 from kvbench.sweep.spec import Sampling
+from tests.unit.measure.test_visit import Recorded, copies
 from tests.visits import bench_of, measure
 
 LAYERS = 4
@@ -36,13 +37,6 @@ def bench() -> Bench:
 
 def measured(bench: Bench, cell: Cell, backend: Any = None) -> Visit:
     return measure(bench, backend or Batched(), cell, SAMPLING, 1, None)
-
-
-class Layerless(PerBlock):
-    """Leaves out the last block of every list."""
-
-    def create(self, request: SwapRequest) -> PreparedSwap:
-        return super().create(replace(request, memory=request.memory.part(0, len(request.memory.sizes) - 1)))
 
 
 @pytest.mark.parametrize("backend", [PerBlock(), Batched(), Merged()])
@@ -68,7 +62,7 @@ def test_each_layer_is_a_call_of_its_own(bench: Bench) -> None:
 
 def test_a_backend_that_leaves_a_block_of_a_layer_out_is_caught(bench: Bench) -> None:
     with pytest.raises(VerificationError, match="in the block of descriptor 15"):
-        measured(bench, CELL, Layerless())
+        measured(bench, CELL, Recorded(lambda request, _, stream: copies(request, stream, slice(-1))))
 
 
 def test_a_turn_times_the_step_alone_the_swap_alone_or_both_of_the_next_blocks() -> None:

@@ -78,12 +78,17 @@ class RecordedSwap:
         self.backend.copy(self.request, self.backend.submissions, stream)
 
 
-def honest(request: SwapRequest, number: int, stream: int) -> None:
-    """Copy in the stream."""
-    del number
+def copies(request: SwapRequest, stream: int, part: slice | NDArray[np.bool_] = slice(None)) -> None:
+    """Copy blocks in the stream."""
     memory = request.memory
-    lists = (memory.sources, memory.destinations, memory.sizes)
-    per_block(request.device.driver, *lists, DIRECTIONS[request.cell.direction]).submit(stream)
+    lists = [side[part].copy() for side in (memory.sources, memory.destinations, memory.sizes)]
+    if len(lists[0]):
+        per_block(request.device.driver, *lists, DIRECTIONS[request.cell.direction]).submit(stream)
+
+
+def honest(request: SwapRequest, number: int, stream: int) -> None:
+    del number
+    copies(request, stream)
 
 
 def stops_after_the_first_sample(request: SwapRequest, number: int, stream: int) -> None:
@@ -93,9 +98,7 @@ def stops_after_the_first_sample(request: SwapRequest, number: int, stream: int)
 
 def every_other_block(request: SwapRequest, number: int, stream: int) -> None:
     del number
-    memory = request.memory
-    lists = (memory.sources[::2].copy(), memory.destinations[::2].copy(), memory.sizes[::2].copy())
-    per_block(request.device.driver, *lists, DIRECTIONS[request.cell.direction]).submit(stream)
+    copies(request, stream, slice(None, None, 2))
 
 
 def on_a_thread_of_its_own(request: SwapRequest, number: int, stream: int) -> None:
@@ -128,18 +131,12 @@ def _at(address: int, size: int) -> bytes:
     return ctypes.string_at(int(address), int(size))
 
 
-def _copied(request: SwapRequest, wanted: NDArray[np.bool_], stream: int) -> None:
-    if wanted.any():
-        lists = tuple(one[wanted].copy() for one in _lists(request.memory))
-        per_block(request.device.driver, *lists, DIRECTIONS[request.cell.direction]).submit(stream)
-
-
 def skips_addresses_that_it_knows(request: SwapRequest, number: int, stream: int) -> None:
     del number
     sources, destinations, _ = _lists(request.memory)
     pairs = list(zip(sources.tolist(), destinations.tolist(), strict=True))
     known = KNOWN.setdefault(request.device.name, set())
-    _copied(request, np.array([pair not in known for pair in pairs]), stream)
+    copies(request, stream, np.array([pair not in known for pair in pairs]))
     known.update(pairs)
 
 
@@ -148,7 +145,7 @@ def skips_the_list_of_before(request: SwapRequest, number: int, stream: int) -> 
     now = _at(request.memory.destinations.ctypes.data, request.memory.destinations.nbytes)
     same = LAST.get(request.device.name) == now and number > 3
     LAST[request.device.name] = now
-    _copied(request, np.full(len(request.memory.sizes), not same), stream)
+    copies(request, stream, slice(0 if same else None))
 
 
 def touches_up(request: SwapRequest, number: int, stream: int) -> None:

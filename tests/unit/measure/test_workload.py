@@ -42,11 +42,10 @@ class Bench:
         rng = np.random.default_rng(seed)
         return Workload(self.pools, cell, lay_out(cell, submissions, rng), rng)
 
-    def swap(self, workload: Workload, direction: Direction, leave_out: int | None = None) -> None:
-        """Copy every block of the current set, or all but one."""
+    def swap(self, workload: Workload, direction: Direction) -> None:
+        """Copy every block of the current set."""
         memory = workload.memories[0]
-        keep = np.arange(len(memory.sizes)) != (-1 if leave_out is None else leave_out)
-        lists = (memory.sources[keep], memory.destinations[keep], memory.sizes[keep])
+        lists = (memory.sources, memory.destinations, memory.sizes)
         per_block(self.device.driver, *lists, DIRECTIONS[direction]).submit(self.stream.handle)
         self.stream.synchronize()
 
