@@ -161,16 +161,16 @@ def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
 
 def _measured(shape: SwapShape, arms: Arms, caller_us: Mapping[Choice, list[float]]) -> Measured:
     called, others = ({one: arms[one] for one in arms if (one.backend == COPIER) is it} for it in (True, False))
-    chosen_by, us = _rounds(others, fresh=False), {choice: median(times) for choice, times in caller_us.items()}
-    return Measured(shape, chosen_by, chosen_by, _rounds(others, fresh=True), us, called)
+    chosen_by = rounds_of(others, lambda number: number % RUN_STEP < FRESH_FROM)
+    fresh = rounds_of(others, lambda number: number % RUN_STEP >= FRESH_FROM)
+    us = {choice: median(times) for choice, times in caller_us.items()}
+    return Measured(shape, chosen_by, chosen_by, fresh, us, called)
 
 
-def _rounds(arms: Mapping[Choice, Mapping[int, float]], *, fresh: bool) -> dict[Choice, Visits]:
-    sides = {
-        choice: {number: us for number, us in visits.items() if (number % RUN_STEP >= FRESH_FROM) is fresh}
-        for choice, visits in arms.items()
-    }
-    return {choice: visits for choice, visits in sides.items() if visits}
+def rounds_of(arms: Arms, keep: Callable[[int], bool]) -> dict[Choice, Visits]:
+    """Return some rounds of the methods, without the methods that have none of them."""
+    kept = {choice: {at: us for at, us in visits.items() if keep(at)} for choice, visits in arms.items()}
+    return {choice: visits for choice, visits in kept.items() if visits}
 
 
 def swaps_of_trace(runs: Sequence[Run]) -> list[Measured]:
@@ -316,7 +316,7 @@ def one_workload(cells: Iterable[Cell]) -> list[Cell]:
     size, unless there are few; the pool of most cells.
     """
     of_host = (cell for cell in cells if cell.list_place is ListPlace.HOST)
-    kept = [cell for cell in of_host if cell.as_strings().get("memory") in (None, "allocated")]
+    kept = [cell for cell in of_host if cell.text("memory") in (None, "allocated")]
     for axis, usual in _USUAL.items():
         values = {cell: _text(cell, axis) for cell in kept}
         ranked = Counter(values[cell] for cell in kept).most_common()

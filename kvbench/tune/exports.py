@@ -228,11 +228,11 @@ def _times(shapes: _Shapes, before: Values, after: Values) -> _Times:
 
 
 def _loss(shapes: _Shapes, values: Values) -> str:
-    ratios = {one: shapes.time_of(one, values) / one.us_of(fastest(one)) for one in shapes.measured}
+    ratios = {one: shapes.time_of(one, values) / one.us_of(fastest(one.arms)) for one in shapes.measured}
     lost, worst = _Times([*ratios.values()]), max(ratios, key=lambda one: ratios[one])
     if lost.worst <= TIED.fraction:
         return f"within {TIED.fraction:.0%} of it at all shapes"
-    where = f"{worst.shape.direction}, {worst.shape.size_text}, {fastest(worst).label}"
+    where = f"{worst.shape.direction}, {worst.shape.size_text}, {fastest(worst.arms).label}"
     return f"takes {lost.mean:z.0%} more time on average, at worst {lost.worst:.0%} ({where})"
 
 

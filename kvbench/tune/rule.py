@@ -7,10 +7,10 @@ apart from batched copies, these are. Noise makes more methods alike, and so tak
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain, groupby, pairwise
 from math import expm1, log
-from statistics import mean
+from statistics import fmean
 from typing import Any, Final
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, Visits, compare_over, log_ratios
@@ -18,7 +18,7 @@ from kvbench.analysis.margins import TIED
 from kvbench.cells.cell import SwapKind
 from kvbench.cells.facts import BATCHED
 from kvbench.cells.policy import Choice
-from kvbench.tune.candidates import RUN_STEP, Arms, Measured, preference, typical
+from kvbench.tune.candidates import RUN_STEP, Arms, Measured, preference, rounds_of, typical
 
 # The share of the shapes at which a method, or fewer SMs of it, must have been measured to serve for all of them, and
 # the share at which it must have been measured itself.
@@ -27,18 +27,33 @@ _ITSELF: Final = 0.3
 _FOLDS: Final = 6
 
 
-def _with_stands(shapes: Sequence[Measured]) -> dict[Measured, Arms]:
+class Shape(dict[Choice, Visits]):
+    """The visits of the methods at a shape. Many sets of shapes need its `losses` and `ratios`: they are kept."""
+
+    def __init__(self, visits: Arms) -> None:
+        super().__init__(visits)
+        self.ratios = cache(lambda base, other: log_ratios(self.get(base, {}), self.get(other, {})))
+
+    @cached_property
+    def losses(self) -> Mapping[Choice, float]:
+        """The log of the time of each method over that of the fastest."""
+        middles = {choice: log(typical(times.values())) for choice, times in self.items()}
+        least = min(middles.values())
+        return {choice: middle - least for choice, middle in middles.items()}
+
+
+def _with_stands(shapes: Sequence[Measured]) -> dict[Measured, Shape]:
     """Return the methods of some shapes of a kind, also those that another only stands for there.
 
     A kernel with more SMs is at least about as fast, so one with fewer stands for it where it was not measured.
     """
     counts = Counter(choice for one in shapes for choice in one.arms)
     methods = [choice for choice, count in counts.items() if count >= _ITSELF * len(shapes)]
-    every: dict[Measured, Arms] = {}
+    every: dict[Measured, Shape] = {}
     for one in shapes:
         stands = {choice: one.standing_for(choice) for choice in methods if choice not in one.arms}
         others = {choice: one.arms[stand] for choice, stand in stands.items() if stand and stand in one.arms}
-        every[one] = {**one.arms, **others}
+        every[one] = Shape({**one.arms, **others})
     return every
 
 
@@ -51,23 +66,19 @@ class Pick:
     alike: Sequence[Choice]
 
 
-def pick(shapes: Sequence[Arms]) -> Pick:
+def pick(shapes: Sequence[Shape]) -> Pick:
     """Choose the method for swaps of all these shapes.
 
     A method that lacks two visits or more for a verdict, while others have enough, was dropped by a search.
     """
-    counts = Counter(choice for arms in shapes for choice in arms)
-    visits = Counter(choice for arms in shapes for choice, times in arms.items() for _ in times)
+    counts = Counter(choice for one in shapes for choice in one)
+    visits = {choice: sum(len(one.get(choice, ())) for one in shapes) for choice in counts}
     enough, raced = min(_MEASURED * len(shapes), max(counts.values())), min(MIN_PAIRS, max(visits.values())) - 1
-    losses: dict[Choice, list[float]] = {
-        choice: [] for choice, count in counts.items() if count >= enough and visits[choice] >= raced
+    means = {
+        choice: fmean(one.losses[choice] for one in shapes if choice in one)
+        for choice, count in counts.items()
+        if count >= enough and visits[choice] >= raced
     }
-    for arms in shapes:
-        middles = {choice: log(typical(times.values())) for choice, times in arms.items()}
-        least = min(middles.values())
-        for choice in losses.keys() & middles.keys():
-            losses[choice].append(middles[choice] - least)
-    means = {choice: mean(of_shapes) for choice, of_shapes in losses.items()}
     best = min(means, key=lambda choice: (means[choice], preference(choice)))
     alike = [one for one in sorted(means, key=preference) if one == best or _alike(shapes, best, one)]
     batched = min((one for one in means if one.backend == BATCHED), key=lambda one: means[one], default=None)
@@ -77,22 +88,22 @@ def pick(shapes: Sequence[Arms]) -> Pick:
     return Pick(next(faster, batched), best, alike)
 
 
-def compare_methods(shapes: Sequence[Arms], base: Choice, other: Choice) -> Comparison | None:
+def compare_methods(shapes: Sequence[Shape], base: Choice, other: Choice) -> Comparison | None:
     """Compare the times of `other` with those of `base` over the shapes that measured both in one round; None without.
 
     Visits of a round alternate between methods, so they are a pair; so are blocks of samples that were taken in turn.
     """
-    known = [pairs for arms in shapes if (pairs := log_ratios(arms.get(base, {}), arms.get(other, {})))]
+    known = [pairs for one in shapes if (pairs := one.ratios(base, other))]
     return compare_over(known, TIED) if known else None
 
 
-def _alike(shapes: Sequence[Arms], best: Choice, other: Choice) -> bool:
+def _alike(shapes: Sequence[Shape], best: Choice, other: Choice) -> bool:
     """Return whether a method loses no more than `TIED` against the best, or may lose nothing at all."""
     compared = compare_methods(shapes, best, other)
     return compared is None or compared.ratio <= 1 + TIED.fraction or compared.low <= 1
 
 
-def _slower(shapes: Sequence[Arms], base: Choice, other: Choice) -> bool:
+def _slower(shapes: Sequence[Shape], base: Choice, other: Choice) -> bool:
     compared = compare_methods(shapes, base, other)
     return compared is not None and compared.verdict is Verdict.SLOWER
 
@@ -131,7 +142,7 @@ class Rule:
     def choices(self) -> Mapping[Measured, Choice]:
         """The choice at every measured shape: that of the rule, or what stands for it there."""
         return {
-            one: part.choice if part.choice in one.every else one.standing_for(part.choice) or fastest(one)
+            one: part.choice if part.choice in one.every else one.standing_for(part.choice) or fastest(one.arms)
             for parts in self.parts.values()
             for part in parts
             for one in part.shapes
@@ -159,7 +170,7 @@ def rule_of(shapes: Sequence[Measured]) -> Rule:
     return Rule({kind: _parts(_with_stands([*of_kind])) for kind, of_kind in by_kind})
 
 
-def _parts(shapes: Mapping[Measured, Arms]) -> list[RulePart]:
+def _parts(shapes: Mapping[Measured, Shape]) -> list[RulePart]:
     """Return one part for all shapes, or the two that lose least, if that surely saves more than `TIED`."""
     parts = [RulePart(pick([*shapes.values()]), [*shapes])]
     single, most = parts[0].choice, 0.0
@@ -175,11 +186,10 @@ def _parts(shapes: Mapping[Measured, Arms]) -> list[RulePart]:
     return parts
 
 
-def _changes(shapes: Mapping[Measured, Arms], choice: Choice, single: Choice) -> Iterator[list[float]]:
+def _changes(shapes: Mapping[Measured, Shape], choice: Choice, single: Choice) -> Iterator[Sequence[float]]:
     """Yield the log ratios of the times of `single` to those of `choice` at each shape."""
-    for arms in shapes.values():
-        pairs = log_ratios(arms.get(choice, {}), arms.get(single, {}))
-        yield pairs if pairs and choice != single else [0.0]
+    for one in shapes.values():
+        yield (one.ratios(choice, single) if choice != single else ()) or [0.0]
 
 
 def costs_of(rule: Rule) -> dict[Measured, float]:
@@ -196,29 +206,23 @@ def costs_of(rule: Rule) -> dict[Measured, float]:
             for part in _parts(others) if all(others.values()) else ():
                 for one in part.shapes:
                     choice = part.choice if part.choice in shapes[one] else rule.choices[one]
-                    losses.setdefault(one, []).extend(
-                        _lost(_rounds(shapes[one], fold, within=True), others[one], choice)
-                    )
+                    judged = _rounds(shapes[one], fold, within=True)
+                    losses.setdefault(one, []).extend(_lost(judged, others[one], choice))
     for one in rule.shapes:
         if again := _lost(one.fresh, one.arms, rule.choices[one]):
             losses[one] = again
-    return {one: expm1(mean(of_shape)) for one, of_shape in losses.items() if of_shape}
+    return {one: expm1(fmean(of_shape)) for one, of_shape in losses.items() if of_shape}
 
 
-def _rounds(arms: Arms, fold: int, *, within: bool) -> dict[Choice, Visits]:
-    """Return the rounds of a fold, or all others; without methods that have none."""
-    sides = (
-        (choice, {number: us for number, us in times.items() if (number % RUN_STEP % _FOLDS == fold) is within})
-        for choice, times in arms.items()
-    )
-    return {choice: times for choice, times in sides if times}
+def _rounds(arms: Arms, fold: int, *, within: bool) -> Shape:
+    return Shape(rounds_of(arms, lambda at: (at % RUN_STEP % _FOLDS == fold) is within))
 
 
 def _lost(judged: Arms, chosen_by: Arms, choice: Choice) -> list[float]:
     """Return the log ratios of the times of a choice to those of the fastest method by other rounds."""
-    best = min(chosen_by, key=lambda one: typical(chosen_by[one].values()))
+    best = fastest(chosen_by)
     return log_ratios(judged.get(best, {}), judged.get(choice, {}))
 
 
-def fastest(one: Measured) -> Choice:
-    return min(one.arms, key=lambda choice: typical(one.arms[choice].values()))
+def fastest(arms: Arms) -> Choice:
+    return min(arms, key=lambda choice: typical(arms[choice].values()))
