@@ -48,12 +48,9 @@ def make_cells(view: View) -> PartOrReason:
     """Make a table of all cells of a short run, which no other section shows."""
     if not len(view.measured) > 0 or len(view.frame) > _MOST:
         return ""
-    return lambda: Part(tables=[_cells(view)])
-
-
-def _cells(view: View) -> DataTable:
     body = [_line(row) for row in rows_of(view.frame[view.frame["status"] != "skipped"])]
-    return measured_table(view, view.measured, INCLUDES["swap_us"], "Every cell", _HEADER, body, left=3)
+    table = measured_table(view, view.measured, INCLUDES["swap_us"], "Every cell", _HEADER, body, left=3)
+    return lambda: Part(tables=[table])
 
 
 def _line(row: Row) -> list[str]:

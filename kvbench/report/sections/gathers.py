@@ -1,6 +1,5 @@
 """Rows gathered by ids on the GPU: microseconds against rows for each grid, what a row costs, and the grid needed."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -12,7 +11,7 @@ from kvbench.analysis.margins import KNEE
 from kvbench.cells.axes import ListPlace
 from kvbench.report.model import Text
 from kvbench.report.numbers import bytes_size, count, figure, noun
-from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key, Line, any_of
+from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key, Line
 from kvbench.report.tables import microseconds
 from kvbench.report.view import Pinned, View, where
 
@@ -48,9 +47,8 @@ def _fit_of(side: ContrastSide, arm: str) -> tuple[float, float] | None:
 
 
 def _fits(side: ContrastSide) -> Sequence[tuple[Sequence[str], Mapping[str, Text]]]:
-    fits = {arm: _fit_of(side, arm) for arm in side.arms}
-    texts = {arm: f"{figure(one[0])} + n / {figure(one[1])} M" for arm, one in fits.items() if one}
-    return [(["fit"], texts)]
+    fits = ((arm, _fit_of(side, arm)) for arm in side.arms)
+    return [(["fit"], {arm: f"{figure(one[0])} + n / {figure(one[1])} M" for arm, one in fits if one})]
 
 
 def _grids(side: ContrastSide) -> list[Figure]:
@@ -60,13 +58,9 @@ def _grids(side: ContrastSide) -> list[Figure]:
     ]
 
 
-def _best_us(line: Line) -> float:
-    """Return the time at the best grid, inf where nothing was measured."""
-    return min((float(row["swap_us_median"]) for row in line.values() if row["status"] == "ok"), default=math.inf)
-
-
 def _best_rate(line: Line) -> str:
-    return figure(any_of(line)["blocks"] / _best_us(line)) if math.isfinite(_best_us(line)) else ""
+    rates = [row["blocks"] / row["swap_us_median"] for row in line.values() if row["status"] == "ok"]
+    return figure(max(rates)) if rates else ""
 
 
 def _enough(line: Line) -> int | None:

@@ -71,8 +71,7 @@ def _one_workload(points: pd.DataFrame) -> pd.DataFrame:
     sizes = points.groupby(_WORKLOAD, dropna=False)["cell_id"].transform("size")
     most = points[sizes == sizes.max()]
     first = most[_WORKLOAD].iloc[0]
-    same: pd.DataFrame = most[(most[_WORKLOAD].fillna("") == first.fillna("")).all(axis="columns")]
-    return same
+    return pd.DataFrame(most[(most[_WORKLOAD].fillna("") == first.fillna("")).all(axis="columns")])
 
 
 def _table(view: View, cells: pd.DataFrame) -> DataTable:
