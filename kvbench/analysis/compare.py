@@ -106,7 +106,7 @@ def rank_of(ways: Sequence[int], confidence: float) -> int | None:
 def middle_of(values: Floats) -> float:
     """Return the median of the finite values, NaN without any."""
     known = values[np.isfinite(values)]
-    return float(np.median(known)) if known.size else math.nan
+    return middle_of_sorted(np.sort(known)) if known.size else math.nan
 
 
 def middle_of_sorted(ordered: Floats) -> float:
@@ -158,7 +158,8 @@ def medians_in_turn(arms: Sequence[Samples]) -> list[MedianInTurn]:
     times = np.array(arms, dtype=np.float64)
     logs = np.log(np.where(times > 0, times, np.nan))
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of arms without a tuple in common
-        ratios = np.nanmedian(logs[None] - logs[:, None], axis=2)
+        middle = np.nanmedian if np.isnan(logs).any() else np.median  # of which the first takes many times as long
+        ratios = middle(logs[None] - logs[:, None], axis=2)
     medians = []
     for number, of_arm in enumerate(times):
         one = MedianInTurn(middle_of(of_arm))

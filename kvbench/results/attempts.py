@@ -60,10 +60,10 @@ def visits_that_count(records: Sequence[Record]) -> Sequence[Visit]:
         of_visit.setdefault(visit.attempt, []).append(visit)
     ceilings = Ceilings(records)
 
-    def disturbance_of_arms(arms: Sequence[Visit]) -> tuple[float, ...]:
+    def disturbance(arms: Sequence[Visit]) -> tuple[float, ...]:
         return tuple(map(sum, zip(*(_disturbance(one, ceilings) for one in arms), strict=True)))
 
-    best = (min(of_visit.values(), key=disturbance_of_arms) for of_visit in attempts.values())
+    best = (min(of.values(), key=disturbance) if len(of) > 1 else next(iter(of.values())) for of in attempts.values())
     counting = {id(visit) for arms in best for visit in arms}
     return [record for record in records if isinstance(record, Visit) and id(record) in counting]
 
