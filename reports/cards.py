@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -64,17 +65,24 @@ def run_folders(card: Path) -> list[Path]:
     return [run for path in sorted((card / "runs").iterdir()) for run in runs_in(path)]
 
 
+@cache
+def _run(path: Path) -> Run:
+    run = load_run(path)
+    _ = run.table  # now, while its journal is held
+    return run
+
+
 def complaints_about(card: Path) -> list[str]:
     """Return what is wrong with a card, one line each; empty if it can be committed."""
     complaints = list(_about_files(card))
     runs: list[Run] = []
     for path in run_folders(card):
         try:
-            runs.append(load_run(path))
+            runs.append(_run(path))
         except KvbenchError as error:
             complaints.append(str(error))
-    for run in runs:
-        complaints += [f"{run.path}: {text}" for text in _about_run(run)]
+            continue
+        complaints += [f"{path}: {text}" for text in _about_run(runs[-1])]
     if complaints or not runs:
         return complaints or [f"{card}: no runs"]
     if len({_machine(run) for run in runs}) > 1:
@@ -193,7 +201,7 @@ def probe_table(folders: Iterable[Path]) -> str:
     probed = {card: _probed(card) for card in folders if (card / JSON_FILE).is_file()}
     if not probed:
         return "No card has probes."
-    names = (f"{_machine(load_run(run_folders(card)[0]))[0]}, {_driver(one)}" for card, one in probed.items())
+    names = (f"{_machine(_run(run_folders(card)[0]))[0]}, {_driver(one)}" for card, one in probed.items())
     titles = [
         f"[{markdown.inline(name)}]({card.name}/{MARKDOWN_FILE})" for name, card in zip(names, probed, strict=True)
     ]
@@ -216,21 +224,17 @@ def machine_table(folders: Iterable[Path]) -> str:
 
 
 def _row(card: Path) -> list[str]:
-    runs = [load_run(path) for path in run_folders(card)]
+    runs = [_run(path) for path in run_folders(card)]
     title, driver = _machine(runs[0])
-    cells: dict[tuple[Path, str], set[int]] = {}
-    for run in runs:
-        for record in run.records:
-            if isinstance(record, Visit):
-                cells.setdefault((run.path, record.cell.id), set()).add(record.round)
+    visits = [len(one.attempts) for run in runs for one in run.outcomes.values() if one.attempts]
     ceilings = [[rate for run in runs for rate in run.ceilings().get(way, ())] for way in ("h2d", "d2h")]
     return [
         f"[{markdown.inline(title)}]({card.name}/{REPORT_FILE})",
         markdown.inline(driver),
         ends((run.info.created[:10] for run in runs), str),
         str(len(runs)),
-        str(len(cells)),
-        str(min(map(len, cells.values()))),
+        str(len(visits)),
+        str(min(visits)),
         *(f"{median(rates):.1f}" if rates else "" for rates in ceilings),
     ]
 

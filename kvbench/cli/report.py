@@ -122,7 +122,8 @@ def _load(paths: list[Path], progress: _Progress) -> "tuple[list[Run], list[str]
     for number, path in enumerate(given, start=1):
         progress("run", number, len(given))
         try:
-            loaded.append(load_run(path))
+            loaded.append(run := load_run(path))
+            _ = run.table  # now, while its journal is held
         except RunDirectoryError as error:
             errors.append(error)
     if not loaded:

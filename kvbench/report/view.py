@@ -181,7 +181,7 @@ class View:
     @cached_property
     def frame(self) -> pd.DataFrame:
         """A row per cell, with a mark at the names of plug-ins' backends."""
-        frame = self.run.frame()
+        frame = self.run.table
         names = {name: marked(name) for name in plug_ins_of(self.run.info.backends)}
         return frame.assign(backend=frame["backend"].replace(names)) if names else frame
 

@@ -89,6 +89,11 @@ class Run:
 
     def frame(self) -> "pd.DataFrame":
         """Return the tidy table: one row per cell, axes first, columns as in `COLUMNS`."""
+        return self.table.copy()
+
+    @cached_property
+    def table(self) -> "pd.DataFrame":
+        """The same as it is held, not to be changed."""
         from kvbench.results.frame import summarize
 
         return summarize(self.info, self.others, [*self.outcomes.values()], self.visits, self.ceilings())

@@ -3,7 +3,6 @@
 import gzip
 import shutil
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -61,17 +60,12 @@ def card(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "card"))
 
 
-read_once = cache(load_run)  # committed runs, which takes seconds
-
-
 @pytest.mark.parametrize("folder", cards.cards(), ids=lambda folder: folder.name)
-def test_a_committed_report_is_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "load_run", read_once)
+def test_a_committed_report_is_whole(folder: Path) -> None:
     assert not cards.complaints_about(folder)
 
 
-def test_the_table_of_cards_is_that_of_the_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "load_run", read_once)
+def test_the_table_of_cards_is_that_of_the_folders() -> None:
     text = cards.README.read_text()
     assert text == cards.with_table(text, cards.cards())
 
