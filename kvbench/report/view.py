@@ -111,8 +111,7 @@ def rows_of(cells: pd.DataFrame) -> list[Row]:
 
 
 def by_direction(cells: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    sides = {direction: where(cells, direction=direction) for direction in DIRECTIONS}
-    return {direction: side for direction, side in sides.items() if len(side)}
+    return {way: side for way in DIRECTIONS if len(side := where(cells, direction=way))}
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -182,6 +181,9 @@ class View:
     def frame(self) -> pd.DataFrame:
         """A row per cell, with a mark at the names of plug-ins' backends."""
         frame = self.run.table
+        # pandas keeps columns of objects together, as those of int64, and takes rows of them in half the time
+        whole = {name: "int64" for name, kind in frame.dtypes.items() if kind == "Int64" and frame[name].notna().all()}
+        frame = frame.astype(dict.fromkeys(frame.select_dtypes(["str"]), "object") | whole).copy()
         names = {name: marked(name) for name in plug_ins_of(self.run.info.backends)}
         return frame.assign(backend=frame["backend"].replace(names)) if names else frame
 

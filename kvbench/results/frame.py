@@ -70,11 +70,8 @@ def summarize(
     frame["roof_share"] = frame["gbps"] / frame["roof_gbps"]
     frame["ceiling_share"] = frame["gbps"] / frame["ceiling_gbps"]
     frame["samples"] = frame["samples"].fillna(0)
-    # the same types, whatever the run holds
-    others: dict[str, Any] = {name: kind for name, kind in TYPES.items() if frame.dtypes[name] != kind}
-    typed = frame.assign(**{name: frame[name].astype(kind) for name, kind in others.items()})
-    # The copy consolidates columns of one type: pandas warns about more than a hundred blocks.
-    return typed[list(TYPES)].copy()
+    # The same types, whatever the run holds. The copy puts columns of one together: pandas warns about many blocks.
+    return frame[list(TYPES)].astype(TYPES).copy()
 
 
 def _device_label(info: RunInfo) -> str:

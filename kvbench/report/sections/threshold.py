@@ -33,8 +33,7 @@ def _select(view: View) -> Pinned | None:
     enough = cells.groupby(["direction", "stream_state", "backend"])["block_bytes"].transform("nunique") >= _MIN_SIZES
     both = kinds["backend"].transform(lambda names: BATCHED in set(names) and len(set(names)) > 1).astype(bool)
     cells = cells[enough & both]
-    nth = [_ORDER.index(state) for state in cells["stream_state"]]
-    return Pinned(cells.assign(nth=nth), pinned.hidden) if len(cells) else None
+    return Pinned(cells.assign(nth=cells["stream_state"].map(_ORDER.index)), pinned.hidden) if len(cells) else None
 
 
 def common_blocks(measured: pd.DataFrame) -> int:
@@ -42,7 +41,7 @@ def common_blocks(measured: pd.DataFrame) -> int:
 
     `measured` has the columns backend, block_bytes and blocks and is not empty.
     """
-    kinds = measured.groupby("blocks").nunique()
+    kinds = measured.groupby("blocks")[["backend", "block_bytes"]].nunique()
     ranks = zip(kinds["backend"], kinds.index == USUAL_BLOCKS, kinds["block_bytes"], kinds.index, strict=True)
     return int(max(ranks)[-1])
 
