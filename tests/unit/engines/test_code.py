@@ -8,7 +8,7 @@ import pytest
 
 from kvbench.backends.base import facts_of
 from kvbench.cells.facts import DeviceFacts
-from kvbench.engines.code import EngineCode
+from kvbench.engines.code import EngineCode, _error_of
 from kvbench.engines.vllm import load_wrapper
 from kvbench.errors import KvbenchError
 from tests.command import succeeds
@@ -59,6 +59,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'stand-in'}:{tmp_path}")
     load_wrapper.cache_clear()
+    _error_of.cache_clear()
     return tmp_path
 
 
@@ -78,14 +79,6 @@ def put_sglang(site: Path, hicache: str) -> None:
     for kernel in ("hicache", "hicache_tma"):
         put(site, f"sglang/kernels/jit/csrc/kvcacheio/{kernel}.cuh", "")
     put(site, "tvm_ffi.py", "")
-
-
-def doctor() -> dict[str, str]:
-    """Return what `doctor --engines` prints with the packages of the test: name -> line."""
-    command = [sys.executable, "-m", "kvbench", "doctor", "--engines"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return {line.split()[1]: line for line in done.stdout.splitlines() if line.strip()}
 
 
 def why_not(name: str, device: DeviceFacts = GPU) -> str:
@@ -158,7 +151,8 @@ def test_an_engine_loads_without_its_package_being_imported_or_is_one_line_with_
 ) -> None:
     put_sglang(site, HICACHE)
     put(site, WRAPPER, f"import gone_for_good\n{TEXT}")
-    lines = doctor()
+    printed = succeeds("doctor", "--engines", cwd=site).stdout
+    lines = {line.split()[1]: line for line in printed.splitlines() if line.strip()}
     assert lines["sglang_jit"].endswith(" loads")
     assert "vllm 0.99.0 needs torch==9.9, this is torch " in lines["vllm_triton"]
     assert "swap_blocks_triton.py does not load: No module named 'gone_for_good'" in lines["vllm_triton"]

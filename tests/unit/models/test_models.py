@@ -1,6 +1,7 @@
 """What a model's offload swaps, from presets, from a config.json, and on the command line."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from kvbench.models.presets import GroupPages, ModelChoice, find_model, model_fa
 from kvbench.results import Visit, load_run
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
-from tests.command import BRIEF, cell_of, succeeds
+from tests.command import BRIEF, swept
 from tests.refusals import refused_with
 
 KIB = 1024
@@ -307,21 +308,17 @@ def test_models_are_groups_of_a_sweep() -> None:
 
 
 def test_a_model_is_measured_and_verified_on_the_cpu(tmp_path: Path) -> None:
+    config = {**DENSE, "num_hidden_layers": 4, "sliding_window": 32, "sliding_window_pattern": 2}
     (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "config.json").write_text(
-        json.dumps({**DENSE, "num_hidden_layers": 4, "sliding_window": 32, "sliding_window_pattern": 2})
-    )
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(config))
     options = ("--device=cpu", "--model=tiny/config.json", "--tp=4", "--tokens=160", "--block-tokens=8", *BRIEF)
-    succeeds("sweep", *options, "-fbackend=per_block|batched", "--out=run", cwd=tmp_path)
-    run = load_run(tmp_path / "run")
-    visits = [record for record in run.records if isinstance(record, Visit)]
+    run = load_run(swept(tmp_path, *options, "-fbackend=per_block|batched"))
+    visits = {record.cell: record for record in run.records if isinstance(record, Visit)}
     # 2 full layers and 2 that keep the last 31 of 160 tokens, K and V apart: 4 tensors of 20 ids, 4 of 4
-    assert {cell_of(visit).pattern.tensors(96) for visit in visits} == {(Tensors(4, 20), Tensors(4, 4))}
-    assert {(cell_of(visit).backend, cell_of(visit).direction.value) for visit in visits} == {
-        (backend, direction) for backend in ("per_block", "batched") for direction in ("h2d", "d2h")
-    }
-    assert {cell_of(visit).block_bytes for visit in visits} == {2 * 128 * 2 * 8}
+    assert {cell.pattern.tensors(96) for cell in visits} == {(Tensors(4, 20), Tensors(4, 4))}
+    assert {(cell.backend, cell.direction) for cell in visits} == {*product(("per_block", "batched"), Direction)}
+    assert {cell.block_bytes for cell in visits} == {2 * 128 * 2 * 8}
     # every block is compared: of two samples and of the audit's swap
-    assert all(visit.verified_bytes > 3 * cell_of(visit).swap_bytes for visit in visits)
+    assert all(visit.verified_bytes > 3 * cell.swap_bytes for cell, visit in visits.items())
     (swap,) = SweepSpec.from_plain(run.info.spec).models
     assert (swap.geometry.name, swap.tp, swap.tokens) == ("tiny", 4, 160)
