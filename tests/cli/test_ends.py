@@ -14,7 +14,7 @@ from kvbench.cli import gate, listing, main, progress
 from kvbench.errors import ExitCode
 from kvbench.gate import side_by_side
 from tests import synthetic
-from tests.command import BRIEF, KVBENCH, error_line, kvbench, kvbench_here, only_line, succeeds, tiny
+from tests.command import BRIEF, KVBENCH, error_line, kvbench, kvbench_here, only_line, refused, succeeds, tiny
 
 
 def test_an_internal_error_has_exit_code_70_and_says_how_to_report_it(
@@ -80,11 +80,8 @@ LONG = "x" * 300
     ],
     ids=lambda arguments: " ".join(word if len(word) < 100 else "LONG" for word in arguments),
 )
-def test_a_path_that_the_system_refuses_is_an_error_of_one_line(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.run(arguments) == 2
-    line = only_line(capsys.readouterr().err)
+def test_a_path_that_the_system_refuses_is_an_error_of_one_line(arguments: list[str], tmp_path: Path) -> None:
+    line = refused(*arguments, cwd=tmp_path)
     assert "file name too long" in line.lower()
     assert len(line) <= main.MAX_LINE
 
@@ -97,13 +94,8 @@ def test_a_path_that_the_system_refuses_is_an_error_of_one_line(
         ["sweep", *tiny(), *BRIEF, "--out=run\udcff"],
     ],
 )
-def test_an_argument_that_is_not_utf_8_is_refused(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main.run(arguments) == 2
-    line = only_line(capsys.readouterr().err)
-    assert r"\udcff': not valid UTF-8" in line
+def test_an_argument_that_is_not_utf_8_is_refused(arguments: list[str], tmp_path: Path) -> None:
+    assert r"\udcff': not valid UTF-8" in refused(*arguments, cwd=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
