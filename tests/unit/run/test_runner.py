@@ -20,6 +20,7 @@ from kvbench.sweep.plan import expand
 from kvbench.sweep.spec import SweepSpec
 from tests import synthetic
 from tests.command import BRIEF, records, succeeds, tiny
+from tests.forks import forked
 from tests.strategies import CPU, CPU_BACKENDS, opened
 
 SPEC = SweepSpec(name="test", groups=({"backend": ("batched", "per_block")}, {"blocks": ("4",)}))
@@ -95,20 +96,20 @@ def test_visits_by_another_process_before_the_lock_are_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     succeeds("sweep", *tiny(), *BRIEF, "--device=cpu", "--out=run", cwd=tmp_path)
-    for journal in (tmp_path / "run").glob("**/journal.jsonl"):
-        first = journal.read_bytes().splitlines(keepends=True)[0]
-        journal.write_bytes(first)
     start, run = WorkerSlot.start, tmp_path / "run"
+    journal = run / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes().splitlines(keepends=True)[0])
 
     def late(slot: WorkerSlot) -> Opened:
         """Start the worker after another process has finished the run."""
         monkeypatch.setattr(WorkerSlot, "start", start)
         runner.resume_sweep(run, Observer())
-        finished.extend(records(journal.parent))
+        finished.extend(records(run))
         return start(slot)
 
     finished: list[object] = []
     monkeypatch.setattr(WorkerSlot, "start", late)
-    runner.resume_sweep(run, Observer())
-    assert records(journal.parent) == finished
-    assert [seen["at"] for seen in load_run(journal.parent).info.observed].count("end") == 3
+    with forked():
+        runner.resume_sweep(run, Observer())
+    assert records(run) == finished
+    assert [seen["at"] for seen in load_run(run).info.observed].count("end") == 3
