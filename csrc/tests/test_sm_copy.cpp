@@ -111,8 +111,10 @@ void every_form_and_way_of_the_list_moves_every_block() {
     }
     Bench bench({SmMethod::lanes, 16, 8, piece_bytes});
     const DescriptorList list = laid_out(bench, sizes);
-    auto swap = make_sm_copy(bench.kernel, list.view(), {2, Direction::h2d, i % 3 == 1 ? kInlineTableBytes : 0});
+    const Direction direction = i % 5 < 3 ? Direction::h2d : Direction::d2h;
+    auto swap = make_sm_copy(bench.kernel, list.view(), {2, direction, i % 3 == 1 ? kInlineTableBytes : 0});
     bench.run(*swap);
+    check::equal(bench.driver->host_is_source, direction == Direction::h2d, "the kernel is told the host's side");
     for (std::size_t block = 0; block < list.bytes.size(); ++block) {
       check::that(Bench::same(list.sources[block], list.destinations[block], list.bytes[block]), "a block arrived");
     }
