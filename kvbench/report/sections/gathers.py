@@ -22,8 +22,8 @@ _MIN_ROWS: Final = 3
 
 def _gathers(view: View) -> Pinned | None:
     cells = where(view.frame, stream_state="idle", list=ListPlace.GPU.value)
-    measured = where(cells, status="ok")
-    if measured.empty or measured.groupby(["backend", "block_bytes"])["blocks"].nunique().max() < _MIN_ROWS:
+    ladders = where(cells, status="ok").groupby(["backend", "direction", "block_bytes", "sms"], dropna=False)["blocks"]
+    if not ladders.nunique().max() >= _MIN_ROWS:  # NaN without any
         return None
     pinned = view.pin(cells, shown=("sms", "list"))
     arms = ["as shipped" if pd.isna(sms) else str(int(sms)) for sms in pinned.cells["sms"]]

@@ -492,6 +492,12 @@ def test_gathers_stand_by_their_grids_and_the_fit_is_of_relative_errors(tmp_path
     assert _enough({arm: {"status": "ok", "gbps": gbps, "gbps_low": low} for arm, (gbps, low) in ends.items()}) == 4
 
 
+def test_two_short_ladders_of_gathers_are_not_one(tmp_path: Path) -> None:
+    short = [replace(GATHER, blocks=rows, sms=sms) for rows, sms in ((1, 1), (64, 1), (2048, 4), (9000, 4))]
+    report = made_report(tmp_path, of(short, lambda cell: cell.swap_bytes / 1e3 / gather_us(cell)))
+    assert "gather" not in {chapter.section.name for chapter in report.chapters}
+
+
 def test_arms_that_were_measured_in_turn_are_compared_sample_by_sample(tmp_path: Path) -> None:
     """In each visit the machine becomes slower, to twice its time in the last: medians of visits could not tell."""
     cells = [cell for cell in synthetic.order_cells() if cell.direction is Direction.H2D and cell.blocks == 64][:3]
