@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -115,13 +116,9 @@ def test_the_same_runs_give_the_same_bytes(cliff_run: Run, cliff_files: dict[str
 
 def test_stream_states_are_not_mixed(tmp_path: Path) -> None:
     """A kernel measured on an idle stream alone says nothing about a busy one, where another clock counts."""
-    idle = [
-        cell
-        for cell in synthetic.cliff_cells(kib=synthetic.FEW_KIB)
-        if cell.backend == "batched" or cell.stream_state == "idle"
-    ]
-    report = made_report(tmp_path, synthetic.rounds(idle))
-    titles = [table.title for table in part_of(report, "threshold").tables]
+    every = synthetic.cliff_cells(kib=synthetic.FEW_KIB)
+    idle = [cell for cell in every if cell.backend == "batched" or cell.stream_state == "idle"]
+    titles = [table.title for table in part_of(made_report(tmp_path, synthetic.rounds(idle)), "threshold").tables]
     assert titles
     assert all(title.startswith("Idle, N = ") for title in titles)
 
@@ -214,11 +211,8 @@ def test_a_section_shows_the_run_with_most_visits_then_that_of_its_config_and_na
 
 def test_the_sm_ladder_is_that_of_many_blocks(tmp_path: Path) -> None:
     def ladder(*blocks: int, sizes: range) -> list[Record]:
-        return [
-            *synthetic.rounds(
-                Cell("sm", Direction.D2H, n, kib << 10, sms=k) for n in blocks for kib in sizes for k in (2, 4, 8)
-            )
-        ]
+        shapes = product(blocks, sizes, (2, 4, 8))
+        return [*synthetic.rounds(Cell("sm", Direction.D2H, n, kib << 10, sms=k) for n, kib, k in shapes)]
 
     few = made_run(tmp_path, ladder(16, 128, 1024, 4096, sizes=range(4, 9)), name="few")
     report = report_of([few, made_run(tmp_path, ladder(5_000, 50_000, sizes=range(4, 5)), name="many")])
@@ -254,11 +248,8 @@ def on_a_line(text: str) -> str:
 
 @given(st.text())
 def test_escaped_text_shows_as_it_was(text: str) -> None:
-    shown = [
-        token
-        for token in tokens(f"x{markdown.escape(text)}x")
-        if token.type not in {"inline", "paragraph_open", "paragraph_close"}
-    ]
+    around = {"inline", "paragraph_open", "paragraph_close"}
+    shown = [token for token in tokens(f"x{markdown.escape(text)}x") if token.type not in around]
     assert {token.type for token in shown} <= {"text", "text_special"}
     rendered = "".join(token.content for token in shown).replace("\N{WORD JOINER}", "")
     assert rendered == f"x{on_a_line(text)}x"
@@ -321,11 +312,8 @@ def test_bad_input_is_a_usage_error(tmp_path: Path) -> None:
 
 
 def test_a_plug_in_is_marked_wherever_it_is_named(tmp_path: Path) -> None:
-    cells = [
-        Cell(name, Direction.H2D, 10_000, kib * 1024, sms=4 if name == "mine" else None)
-        for kib in synthetic.CLIFF_KIB
-        for name in ("batched", "mine")
-    ]
+    methods = product(synthetic.CLIFF_KIB, (("batched", None), ("mine", 4)))
+    cells = [Cell(name, Direction.H2D, 10_000, kib * 1024, sms=sms) for kib, (name, sms) in methods]
     mine = BackendFacts("mine", "", frozenset({"sms"}), package="mine-copies==1.0", plug_in=True)
     records = [*synthetic.ceilings(), *synthetic.rounds(cells, lambda cell: 40.0 if cell.backend == "mine" else 5.0)]
     report = made_report(tmp_path, records, synthetic.info(backends=[mine]))
