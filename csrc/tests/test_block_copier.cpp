@@ -813,7 +813,7 @@ void any_list_in_any_memory_is_copied_or_refused_at_its_first_wrong_entry() {
     for (const std::size_t way : {0, 2, 3, 5, 6}) {
       RandomBench bench(std::make_shared<RandomMemory>(seed));
       std::vector<BlockCopier::Pool> pools;
-      std::vector<Region>& vouched = bench.driver->vouched;
+      std::vector<Region> vouched;
       for (unsigned pool = 0; pool < seed % 4; ++pool) {
         const Region one = bench.driver->at(bench.block(Place::pinned, 16)),
                      two = bench.driver->at(bench.block(Place::pinned, 16));
@@ -823,6 +823,7 @@ void any_list_in_any_memory_is_copied_or_refused_at_its_first_wrong_entry() {
         pools.push_back({begin, end - begin});
         vouched.push_back({.place = Place::pinned, .begin = begin, .bytes = end - begin, .read_only = read_only});
       }
+      bench.driver->vouched = vouched;
       const auto copier = bench.copier(both_ways(way), 0, pools);
       for (int round = 0; round < 6; ++round) {
         const DescriptorList& list = bench.some();
@@ -1051,13 +1052,16 @@ void a_pool_that_its_caller_vouches_for_is_one_region() {
   const std::size_t bytes = SlotsDriver::kSlots * bench.driver->stride;
   bench.driver->missing.clear();
   const Address last_slot = bench.driver->begin + (SlotsDriver::kSlots - 1) * bench.driver->stride;
-  const std::vector<BlockCopier::Pool> pools{{bench.driver->begin, bytes - 8 * kBlock},
-                                             {bench.device.address(), kPoolBytes}};
+  const auto within = [&](std::size_t slot) {
+    return BlockCopier::Pool{bench.driver->begin + slot * bench.driver->stride, kBlock};
+  };
+  const std::vector<BlockCopier::Pool> pools{
+      within(30), {bench.driver->begin, bytes - 8 * kBlock}, within(60), {bench.device.address(), kPoolBytes}};
   const auto copier = bench.copier(both_ways(2), 0, pools);
-  check::equal(bench.driver->asked.size(), std::size_t{2}, "slots that were asked for: where it begins and ends");
+  check::equal(bench.driver->asked.size(), std::size_t{4}, "slots that were asked for: where pools begin and end");
   DescriptorList& list = bench.blocks(bench.order, kBlock);
   bench.copied(*copier, list.view());
-  check::equal(bench.driver->asked.size(), std::size_t{2}, "no others");
+  check::equal(bench.driver->asked.size(), std::size_t{4}, "no others");
   list.sources[1000] = last_slot + 8 * kBlock - 16;
   check::equal(refused<InvalidEntry>(bench, *copier, list.view()).entry(), std::size_t{1000}, "beyond the pool");
   copier->forget();
