@@ -24,7 +24,7 @@ RATES: Final = ("gbps", "gbps_q1", "gbps_q3")
 GBPS: Final = PlotAxis("GB/s")
 _MOST_COUNTS: Final = 4
 _LIGHTEST: Final = 0.65
-_MARKED: Final = {28.0 * KIB: "28 KiB"}  # from where vLLM prefers the copy engine
+_MARKED: Final = {28.0 * KIB: "28 KiB: vLLM's threshold"}  # from which on it prefers the copy engine
 _MAIN: Final = (BATCHED, "h2d", "idle")
 
 
