@@ -21,7 +21,7 @@ from kvbench.results import Run
 from kvbench.sweep.installed import Engine, engines, of_engine
 from kvbench.text import MAX_LINE, a_stream
 from kvbench.tune.candidates import Measured, machine_of, measured_in, sms_of, swaps_of_trace, workload_axes
-from kvbench.tune.rule import Pick, Rule, RulePart, Shape, compare_methods, nearest_shape, pick, rule_of
+from kvbench.tune.rule import KeptArms, Pick, Rule, RulePart, compare_methods, nearest_shape, pick, rule_of
 
 # The number of blocks of a small and of a large swap, of a block size near to that of models.
 SMALL: Final = 64
@@ -156,7 +156,7 @@ def answers_of(shapes: Sequence[Measured]) -> list[Answer]:
 
 
 def _answer(one: Measured) -> Answer:
-    shape = Shape(one.arms)
+    shape = KeptArms(one.arms)
     chosen = pick([shape])
     alternatives = (other for other in one.arms if other != chosen.choice)
     compared = {other: compare_methods([shape], chosen.choice, other) for other in alternatives}
@@ -212,7 +212,7 @@ def gains_of(rule: Rule, runs: Sequence[Run]) -> list[Gain]:
                 continue
             together = one.beside(method)
             ours = together.standing_for(choice)
-            if ours and (compared := compare_methods([Shape(together.every)], ours, method)):
+            if ours and (compared := compare_methods([KeptArms(together.every)], ours, method)):
                 ratios.setdefault((over, one.shape.kind), []).append(compared.ratio)
     return [Gain(over, kind, of_kind) for (over, kind), of_kind in ratios.items()]
 
@@ -281,7 +281,7 @@ def merged_from(rule: Rule, runs: Sequence[Run]) -> dict[Direction, RunLength]:
             continue
         for direction in (kind.direction for kind in open_ if kind.stream_state == "idle"):
             sides = [one for one in shapes if one.shape.kind == (direction, "idle") and one.best_of(MERGED)]
-            won = [one for one in sides if pick([Shape(one.arms)]).alike[0].backend == MERGED]
+            won = [one for one in sides if pick([KeptArms(one.arms)]).alike[0].backend == MERGED]
             if direction not in shortest and won and len(won) >= _MOSTLY * len(sides):
                 rates = [one.gbps_of(method) for one in won if (method := one.best_of(MERGED))]
                 shortest[direction] = RunLength(length, rates)

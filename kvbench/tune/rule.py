@@ -27,8 +27,8 @@ _ITSELF: Final = 0.3
 _FOLDS: Final = 6
 
 
-class Shape(dict[Choice, Visits]):
-    """The visits of the methods at a shape. Many sets of shapes need its `losses` and `ratios`: they are kept."""
+class KeptArms(dict[Choice, Visits]):
+    """The arms of a shape, and what many sets of shapes ask of it: `losses` and `ratios`, each computed once."""
 
     def __init__(self, visits: Arms) -> None:
         super().__init__(visits)
@@ -42,18 +42,18 @@ class Shape(dict[Choice, Visits]):
         return {choice: middle - least for choice, middle in middles.items()}
 
 
-def _with_stands(shapes: Sequence[Measured]) -> dict[Measured, Shape]:
+def _with_stands(shapes: Sequence[Measured]) -> dict[Measured, KeptArms]:
     """Return the methods of some shapes of a kind, also those that another only stands for there.
 
     A kernel with more SMs is at least about as fast, so one with fewer stands for it where it was not measured.
     """
     counts = Counter(choice for one in shapes for choice in one.arms)
     methods = [choice for choice, count in counts.items() if count >= _ITSELF * len(shapes)]
-    every: dict[Measured, Shape] = {}
+    every: dict[Measured, KeptArms] = {}
     for one in shapes:
         stands = {choice: one.standing_for(choice) for choice in methods if choice not in one.arms}
         others = {choice: one.arms[stand] for choice, stand in stands.items() if stand and stand in one.arms}
-        every[one] = Shape({**one.arms, **others})
+        every[one] = KeptArms({**one.arms, **others})
     return every
 
 
@@ -66,7 +66,7 @@ class Pick:
     alike: Sequence[Choice]
 
 
-def pick(shapes: Sequence[Shape]) -> Pick:
+def pick(shapes: Sequence[KeptArms]) -> Pick:
     """Choose the method for swaps of all these shapes.
 
     A method that lacks two visits or more for a verdict, while others have enough, was dropped by a search.
@@ -88,7 +88,7 @@ def pick(shapes: Sequence[Shape]) -> Pick:
     return Pick(next(faster, batched), best, alike)
 
 
-def compare_methods(shapes: Sequence[Shape], base: Choice, other: Choice) -> Comparison | None:
+def compare_methods(shapes: Sequence[KeptArms], base: Choice, other: Choice) -> Comparison | None:
     """Compare the times of `other` with those of `base` over the shapes that measured both in one round; None without.
 
     Visits of a round alternate between methods, so they are a pair; so are blocks of samples that were taken in turn.
@@ -97,13 +97,13 @@ def compare_methods(shapes: Sequence[Shape], base: Choice, other: Choice) -> Com
     return compare_over(known, TIED) if known else None
 
 
-def _alike(shapes: Sequence[Shape], best: Choice, other: Choice) -> bool:
+def _alike(shapes: Sequence[KeptArms], best: Choice, other: Choice) -> bool:
     """Return whether a method loses no more than `TIED` against the best, or may lose nothing at all."""
     compared = compare_methods(shapes, best, other)
     return compared is None or compared.ratio <= 1 + TIED.fraction or compared.low <= 1
 
 
-def _slower(shapes: Sequence[Shape], base: Choice, other: Choice) -> bool:
+def _slower(shapes: Sequence[KeptArms], base: Choice, other: Choice) -> bool:
     compared = compare_methods(shapes, base, other)
     return compared is not None and compared.verdict is Verdict.SLOWER
 
@@ -170,7 +170,7 @@ def rule_of(shapes: Sequence[Measured]) -> Rule:
     return Rule({kind: _parts(_with_stands([*of_kind])) for kind, of_kind in by_kind})
 
 
-def _parts(shapes: Mapping[Measured, Shape]) -> list[RulePart]:
+def _parts(shapes: Mapping[Measured, KeptArms]) -> list[RulePart]:
     """Return one part for all shapes, or the two that lose least, if that surely saves more than `TIED`."""
     parts = [RulePart(pick([*shapes.values()]), [*shapes])]
     single, most = parts[0].choice, 0.0
@@ -186,7 +186,7 @@ def _parts(shapes: Mapping[Measured, Shape]) -> list[RulePart]:
     return parts
 
 
-def _changes(shapes: Mapping[Measured, Shape], choice: Choice, single: Choice) -> Iterator[Sequence[float]]:
+def _changes(shapes: Mapping[Measured, KeptArms], choice: Choice, single: Choice) -> Iterator[Sequence[float]]:
     """Yield the log ratios of the times of `single` to those of `choice` at each shape."""
     for one in shapes.values():
         yield (one.ratios(choice, single) if choice != single else ()) or [0.0]
@@ -214,8 +214,8 @@ def costs_of(rule: Rule) -> dict[Measured, float]:
     return {one: expm1(fmean(of_shape)) for one, of_shape in losses.items() if of_shape}
 
 
-def _rounds(arms: Arms, fold: int, *, within: bool) -> Shape:
-    return Shape(rounds_of(arms, lambda at: (at % RUN_STEP % _FOLDS == fold) is within))
+def _rounds(arms: Arms, fold: int, *, within: bool) -> KeptArms:
+    return KeptArms(rounds_of(arms, lambda at: (at % RUN_STEP % _FOLDS == fold) is within))
 
 
 def _lost(judged: Arms, chosen_by: Arms, choice: Choice) -> list[float]:

@@ -23,7 +23,7 @@ from kvbench.text import convert
 from kvbench.tune.answer import Answer, answers_of, gains_of, rule_for_all, shapes_of
 from kvbench.tune.candidates import Measured, sms_of, typical
 from kvbench.tune.planner import Hit, TokenLine, token_lines
-from kvbench.tune.rule import Pick, Rule, RulePart, Shape, costs_of, pick, rule_of
+from kvbench.tune.rule import KeptArms, Pick, Rule, RulePart, costs_of, pick, rule_of
 from kvbench.tune.text import answer_table, summary, use_text
 from tests import synthetic
 from tests.command import output
@@ -150,8 +150,8 @@ def test_runs_of_one_machine_go_together_and_those_of_two_are_refused(tmp_path: 
 
 def test_a_method_that_was_measured_at_few_of_the_shapes_is_not_chosen() -> None:
     often, seldom = Choice("sm", (("sms", "4"),)), Choice("sm", (("sms", "2"),))
-    both = Shape({often: dict.fromkeys(range(6), 3.0), seldom: dict.fromkeys(range(6), 1.0)})
-    shapes = [both, both, *(Shape({often: both[often]}) for _ in range(2))]
+    both = KeptArms({often: dict.fromkeys(range(6), 3.0), seldom: dict.fromkeys(range(6), 1.0)})
+    shapes = [both, both, *(KeptArms({often: both[often]}) for _ in range(2))]
     assert pick(shapes).choice == often
     assert pick(shapes[:2]).choice == seldom
 
