@@ -133,16 +133,12 @@ def rounds(
 
 
 def ceilings() -> list[Ceiling]:
-    size = 1 << 30
-    return [
-        Ceiling(direction=way, round=0, swap_bytes=size, event_us=[size / CEILING_GBPS / 1e3] * 3)
-        for way in ("h2d", "d2h")
-    ]
+    size, us = 1 << 30, [(1 << 30) / CEILING_GBPS / 1e3] * 3
+    return [Ceiling(direction=way, round=0, swap_bytes=size, event_us=us) for way in ("h2d", "d2h")]
 
 
 def cliff_cells(counts: tuple[int, ...] = (256, 10_000), kib: tuple[int, ...] = CLIFF_KIB) -> list[Cell]:
-    sizes = [number * 1024 for number in kib]
-    shapes = [(way, n, size, state) for way in Direction for n in counts for size in sizes for state in STATES]
+    shapes = [(way, n, size * 1024, state) for way in Direction for n in counts for size in kib for state in STATES]
     return [
         cell
         for way, n, size, state in shapes

@@ -34,10 +34,9 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the files and the war
 
 def report(runs: _Runs, out: _Out = None, as_json: _Json = False, snippet: _Snippet = None) -> None:
     """Write report.md, details.md, report.html, and charts as PNG and SVG. Needs no GPU and no torch."""
-    # pandas and matplotlib take a second to import; --help must not wait for them
     progress = _Progress()
     if snippet is not None:
-        from kvbench.report.build import report_of
+        from kvbench.report.build import report_of  # here: --help must not wait for pandas and matplotlib
         from kvbench.report.document import snippet as snippet_of
 
         if out is not None or as_json:

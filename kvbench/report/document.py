@@ -42,15 +42,16 @@ def snippet(report: Report, what: str = "") -> str:
     """Return a table as it pastes into a pull request, with its caption.
 
     `what` is a section or the config that measures it, whose first table it is, SECTION:WORDS, the first with these
-    words in its title, or such words alone; "", what `asked_for` returns; "list", all names; "chat", the answer in five
-    lines. Raises UsageError for what the report does not have.
+    words in its title, or such words alone; "" or a run's config without a section, what `asked_for` returns; "list",
+    all names; "chat", the answer in five lines. Raises UsageError for what the report does not have.
     """
     if what == CHAT:
         return "\n".join(_chat(report)) + "\n"
     named = _named(report)
     if what == LIST and named:
         return "".join(f"{section.name}: {plain(table.title)}\n" for section, table in named)
-    if named and not what:
+    configs = {view.run.info.spec.get("name") for view in report.views} - {section.measured_by for section, _ in named}
+    if named and what in {"", *configs}:
         return "\n".join(f"{table_text(table)}\n" for table in asked_for(report, named[0][0].measured_by))
     name, _, words = what.partition(":")
     for section, table in named:

@@ -94,6 +94,10 @@ def test_snippets_are_listed_and_one_that_is_not_there_is_refused(cliff: Report,
         snippet(cliff, "queue")
     with pytest.raises(UsageError, match=r"no table in .*kvbench sweep .* quick, order, models, .*neighbour"):
         snippet(made_report(tmp_path, []), "list")
+    records = [*synthetic.ceilings(), *synthetic.rounds(synthetic.cliff_cells((256,), synthetic.FEW_KIB))]
+    for name, same in (("engine", ""), ("threshold", "threshold:Idle")):  # of a run's config, with a section or without
+        of_config = made_report(tmp_path / name, records, synthetic.info(spec={"name": name}))
+        assert snippet(of_config, name) == snippet(of_config, same)
 
 
 def test_a_chart_says_that_a_median_lies_between_two_modes(tmp_path: Path) -> None:
