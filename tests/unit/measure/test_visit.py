@@ -283,7 +283,7 @@ def test_neither_the_figure_nor_the_mean_of_a_chain_is_faster_than_the_link(
 class NotReached(Event):
     """Is not complete as long as a swap before it is looked for, however late the host looks."""
 
-    left = 99
+    left = 100_000  # ends a search for what never comes
 
     def completed(self) -> bool:
         self.left -= 1
