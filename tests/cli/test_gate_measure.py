@@ -248,19 +248,21 @@ IF_ENDED = 'if os.path.exists("ended"): sys.exit("out of memory")'
 
 
 @pytest.mark.parametrize(
-    ("liar", "lie", "first", "options", "reason"),
+    ("liar", "lie", "first", "faults", "reason"),
     [
         ("base", "open('ended', 'w').close(); sys.exit(3)", IF_ENDED, (), LOST),
         ("cand", "os.unlink(__file__); sys.exit(3)", "", (), "{python} cannot be started: No such file or directory"),
-        ("cand", "pass", f"{IF_ENDED}\nopen('ended', 'w').close()", ("--base-fault=slow=500",), LOST),
+        ("cand", "pass", f"{IF_ENDED}\nopen('ended', 'w').close()", ("--base-fault=slow=1 when blocks=4",), LOST),
     ],
     ids=["out of memory", "environment removed", "second process"],
 )
 def test_a_side_whose_worker_cannot_be_replaced_fails_its_remaining_cells(
-    folder: Path, liar: str, lie: str, first: str, options: tuple[str, ...], reason: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, liar: str, lie: str, first: str, faults: list[str], reason: str
 ) -> None:
+    if faults:
+        monkeypatch.setattr(WorkerSlot, "visit", steady)
     python = write_liar(folder, {16: lie}, first)
-    done = compare(folder, *options, **{liar: f"env:{python}"})
+    done = compare(folder, *faults, **{liar: f"env:{python}"})
     assert done.returncode == 5, done.stdout + done.stderr
     assert verdicts(folder) == {LARGE: "FAILED", SMALL: "FAILED"}
     assert f"its worker could not be replaced: {reason.format(python=python)}" in unfolded(done)
