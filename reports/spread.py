@@ -30,7 +30,7 @@ def measure(folder: Path) -> list[Path]:
     """Start the config several times, each start in processes of its own; raises UsageError if one fails."""
     runs = [folder / str(number) for number in range(1, STARTS + 1)]
     for run in runs:
-        command = [sys.executable, "-m", "kvbench", "sweep", CONFIG, "--out", str(run), "--quiet"]
+        command = [sys.executable, "-m", "kvbench", "sweep", CONFIG, "--out", str(run)]
         if subprocess.run(command, check=False).returncode:
             raise UsageError(f"{run}: a start failed; a spread needs {STARTS} whole runs")
     return runs
