@@ -102,8 +102,8 @@ def worst_faults(runs: Mapping[str, Run]) -> list[str]:
 FILE: Final = "between_runs.json"
 # Calls dominate the time of smaller swaps.
 LARGE_FROM_BYTES: Final = 8 << 20
-# From this mean correlation of successive visits on, intervals within a run are clearly too narrow. It is below 0.25 in
-# 27 of the 28 committed runs.
+# From this mean correlation of successive visits on, intervals within a run are clearly too narrow. It is below 0.2 in
+# every committed run.
 CORRELATED: Final = 0.3
 # Fewer cells say little about a correlation.
 _LEAST_CELLS: Final = 20
