@@ -83,7 +83,7 @@ def answer_table(rule: Rule, runs: Sequence[Run]) -> AnswerTable:
     shipped = f"{', '.join(titles)}: the method it takes there. " if titles else ""
     shipped += f"{COPIER}: kvbench's, called from Python as engines are. " if COPIER in header else ""
     caption = (
-        f"At the swaps nearest to {SMALL} and {LARGE} blocks, each shape from the same rounds. "
+        f"Swaps nearest to {SMALL} and {LARGE} blocks, each shape from the same rounds. "
         f"{shipped}{', '.join(BESIDE)}: times as long beside such swaps."
     )
     return AnswerTable(header, shown, caption)
