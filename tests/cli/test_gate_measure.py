@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from kvbench.errors import ExitCode
 from kvbench.results import Control, Note, Visit, load_run
-from kvbench.run.protocol import MeasureCells
 from kvbench.run.worker_process import WorkerSlot
 from kvbench.text import LOG_COLUMNS
 from tests.command import TIMEOUT_S, Done, kvbench_here, kvbench_started
 from tests.synthetic import ceilings, rounds, write_run
 from tests.unit.backends.test_plugin import install
 from tests.unit.gate.gated import CELLS
+from tests.visits import with_times
 
 EXAMPLE = Path(__file__).parents[1] / "example_backend"
 SUITE = """
@@ -89,18 +88,12 @@ def pairs_of(folder: Path) -> list[tuple[Visit, Visit]]:
     return [(visit, theirs[visit.cell.blocks, visit.round]) for visit in visits_of(folder, "base")]
 
 
-MEASURED = WorkerSlot.visit
-
-
-def steady(slot: WorkerSlot, request: MeasureCells, deadline_s: float) -> list[Visit]:
-    """Make a visit, and say of it what no other work on the machine changes."""
-    (made,) = MEASURED(slot, request, deadline_s)
-    us = [3000.0 if f"blocks={made.cell.blocks}" in str(slot._open.fault) else 100.0] * len(made.samples)
-    return [replace(made, samples=replace(made.samples, wall_us=us, event_us=us))]
+def steady_us(slot: WorkerSlot, made: Visit) -> float:
+    return 3000.0 if f"blocks={made.cell.blocks}" in str(slot._open.fault) else 100.0
 
 
 def test_slower_and_faster_cells_are_detected_and_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WorkerSlot, "visit", steady)
+    monkeypatch.setattr(WorkerSlot, "visit", with_times(steady_us))
     done = compare(folder, "--cand-fault=slow=1 when blocks=16", "--base-fault=slow=1 when blocks=4")
     assert done.returncode == 1, done.stdout + done.stderr
     assert verdicts(folder) == {SMALL: "FASTER", LARGE: "SLOWER"}
@@ -260,7 +253,7 @@ def test_a_side_whose_worker_cannot_be_replaced_fails_its_remaining_cells(
     folder: Path, monkeypatch: pytest.MonkeyPatch, liar: str, lie: str, first: str, faults: list[str], reason: str
 ) -> None:
     if faults:
-        monkeypatch.setattr(WorkerSlot, "visit", steady)
+        monkeypatch.setattr(WorkerSlot, "visit", with_times(steady_us))
     python = write_liar(folder, {16: lie}, first)
     done = compare(folder, *faults, **{liar: f"env:{python}"})
     assert done.returncode == 5, done.stdout + done.stderr
