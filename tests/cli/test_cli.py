@@ -73,10 +73,7 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     ([*ON_CPU, "--base=backend:batched", "--cand=backend:sm", "-abackend=sm"], ["the sides set the backends"]),
     (["gate", "rules", "a"], ["a is not a run directory"]),
     (["sweep", "--out=bad.toml/a"], ["bad.toml/a cannot be written: not a directory"]),
-    (
-        ["sweep", "--model=llama-3-8b", "-ablocks=4", "--dry-run"],
-        ["-a blocks: the model sets blocks, "],
-    ),
+    (["sweep", "--model=llama-3-8b", "-ablocks=4", "--dry-run"], ["-a blocks: the model sets blocks, "]),
     (["sweep", "-asequence=layers", "--device=cpu"], ["axis sequence=layers: ", "with --model, or write layers-L"]),
     (["sweep", "--device=cuda:0,cuda:0"], ["--device cuda:0,cuda:0: cuda:0 is named 2 times; name each GPU once"]),
     (["tune", "--device=cpu,cpu"], [f"--device cpu,cpu: {SEVERAL_DEVICES}"]),

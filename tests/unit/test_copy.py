@@ -17,16 +17,7 @@ from kvbench.backends.auto import DEFAULTS, copier_for
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.policy import Policy, Table
 from kvbench.copy import BlockCopier
-from kvbench.engine.device import (
-    DIRECTIONS,
-    Buffer,
-    Device,
-    EngineError,
-    MemoryKind,
-    Stream,
-    copier_swap,
-    open_device,
-)
+from kvbench.engine.device import DIRECTIONS, Buffer, Device, EngineError, MemoryKind, Stream, copier_swap, open_device
 from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.errors import UsageError
 from tests.gates import Gate, in_threads
