@@ -37,6 +37,17 @@ for kind, limit in ((resource.RLIMIT_FSIZE, int(sys.argv[1])), (resource.RLIMIT_
         resource.setrlimit(kind, (limit, limit))
 os.execv(sys.argv[3], sys.argv[3:])
 """
+# Runs the command that follows, which stops itself before it asks for the third visit.
+_HELD = """
+import os, signal
+from kvbench.cli import main
+from kvbench.run.worker_process import WorkerSlot
+def visit(slot, *asked, made=[], visit=WorkerSlot.visit):
+    len(made) == 2 and os.kill(os.getpid(), signal.SIGSTOP)
+    return made.append(asked) or visit(slot, *asked)
+WorkerSlot.visit = visit
+main.main()
+"""
 
 Done = subprocess.CompletedProcess[str]
 
@@ -146,11 +157,14 @@ def interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def kvbench_started(*arguments: str | Path, cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start `kvbench ARGUMENTS…` in `cwd` and a process group of its own, as a shell does; kill what is left of it."""
+def kvbench_started(*arguments: str | Path, cwd: Path, held: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """Start `kvbench ARGUMENTS…` in `cwd` and a process group of its own, as a shell does; kill what is left of it.
+
+    `held`: it stops behind its second visit, until it is sent SIGCONT.
+    """
     with interruptible():
         started = subprocess.Popen(
-            _command(arguments),
+            [sys.executable, "-c", _HELD, *map(str, arguments)] if held else _command(arguments),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
