@@ -203,7 +203,7 @@ def table(suites: int, workers: int) -> str:
                 seeds = range(first, first + count)
                 results.append(list(pool.map(simulate, [scenario] * count, islice(cycle(changes), count), seeds)))
             lines.append(_line(scenario, *results))
-            false += _count(results[0], GateVerdict.SLOWER)
+            false += sum(suite.verdict is GateVerdict.SLOWER for suite in results[0])
             every += suites
     return "\n".join([*lines, "", f"False alarms, all rows together: {quoted(false, every)} of the suites."])
 
@@ -233,10 +233,6 @@ def _line(scenario: Scenario, same: Sequence[Suite], *slower: Sequence[Suite]) -
         _share(suite.verdict is GateVerdict.SLOWER for suite in slower[-1]),
     )
     return f"| {' | '.join((*scenario.labels, *figures))} |"
-
-
-def _count(suites: Iterable[Suite], verdict: GateVerdict) -> int:
-    return sum(suite.verdict is verdict for suite in suites)
 
 
 def _share(values: Iterable[float]) -> str:

@@ -13,6 +13,7 @@ from kvbench.results import Beside, Ceiling, Failure, Record, RunInfo, RunWriter
 CEILING_GBPS = 55.5
 STATES = (StreamState.IDLE, StreamState.BUSY)
 FULL_CHANNEL = 1024
+ORDERS = {Direction.H2D: Order.ANY, Direction.D2H: Order.STREAM}
 CLIFF_KIB = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 64, 128, 256)
 FEW_KIB = (1, 4, 24, 28, 64)  # where it does not matter how many sizes there are
 
@@ -144,7 +145,7 @@ def cliff_cells(counts: tuple[int, ...] = (256, 10_000), kib: tuple[int, ...] = 
         for way, n, size, state in shapes
         for cell in (
             Cell("per_block", way, n, size, state),
-            Cell("batched", way, n, size, state, order=default_order(way), overlap=False),
+            Cell("batched", way, n, size, state, order=ORDERS[way], overlap=False),
             Cell("triton", way, n, size, state, sms=12),
         )
     ]
@@ -198,7 +199,3 @@ def write_run(path: Path, records: Iterable[Record], info_: RunInfo | None = Non
         for record in made:
             writer.append(record)
     return path
-
-
-def default_order(way: Direction) -> Order:
-    return Order.ANY if way is Direction.H2D else Order.STREAM

@@ -76,11 +76,9 @@ def html_page(text: str, drawings: Mapping[str, bytes], views: Sequence[View]) -
     style, script = "\n".join((_asset("page.css"), *rules)), _asset("page.js")
     return _PAGE.format(
         policy=_policy(script, style),
-        title=escapeHtml(headings[0][1]),
+        title=escapeHtml(next(iter(headings))),
         style=style,
-        nav="\n".join(
-            f'<li><a href="#{name}">{escapeHtml(title.partition(":")[0])}</a></li>' for name, title in headings[1:]
-        ),
+        nav="\n".join(f'<li><a href="#{name}">{escapeHtml(title)}</a></li>' for title, name in [*headings.items()][1:]),
         body=parser.renderer.render(tokens, parser.options, {}),
         header="".join(f"<th>{head}</th>" for head in CELL_HEADER),
         cells="\n".join(row for view in views for row in _cells(view)),
@@ -88,21 +86,23 @@ def html_page(text: str, drawings: Mapping[str, bytes], views: Sequence[View]) -
     )
 
 
-def _prepared(tokens: Sequence[Token], drawings: Mapping[str, str]) -> list[tuple[str, str]]:
+def _prepared(tokens: Sequence[Token], drawings: Mapping[str, str]) -> dict[str, str]:
     """Make what Markdown gave fit for the page: drawings in it, no links out of it, no styles that its policy forbids.
 
-    Return the anchors of the headings of the first two levels with their texts.
+    Return the headings of the first two levels up to their colons, each once, with their anchors.
     """
-    headings = []
+    headings: dict[str, str] = {}
     for number, token in enumerate(tokens):
         if token.type in ("th_open", "td_open") and token.attrs.pop("style", ""):
             token.attrSet("class", "right")
+        elif token.type == "td_open" and len(tokens[number + 1].content) > 20:  # some words
+            token.attrSet("class", "long")
         elif token.type in ("table_open", "table_close"):
             token.type, token.content = "html_block", _OPENED if token.nesting > 0 else "</table></div>\n"
         elif token.type == "heading_open" and token.tag in ("h1", "h2"):
             title = "".join(child.content for child in tokens[number + 1].children or ())
             token.attrSet("id", markdown.anchor(title))
-            headings.append((markdown.anchor(title), title))
+            headings.setdefault(title.partition(":")[0], markdown.anchor(title))
         elif token.type == "inline" and token.content in FOLD:
             # HTML is text to the parser, but for these lines, which no text of a run can be: its "<" is escaped
             tokens[number - 1].hidden = tokens[number + 1].hidden = True

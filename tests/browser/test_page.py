@@ -11,6 +11,8 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from kvbench.cells.cell import Cell
 from kvbench.cells.units import parse_size
 from kvbench.report.build import report_files, report_of, write_files
+from kvbench.report.document import FOLD
+from kvbench.report.page import html_page
 from kvbench.results import Run
 from tests import synthetic
 from tests.reports import HOSTILE, hostile_run, made_run, page_of
@@ -38,7 +40,7 @@ def page(opened: Open, cliff: tuple[Run, Path]) -> Page:
     return opened(cliff[1])
 
 
-def drawing_of(page: Page, title: str = "GB/s against block size") -> Locator:
+def drawing_of(page: Page, title: str = "Cliff: GB/s against block size") -> Locator:
     drawing = page.locator(f'svg[aria-label^="{title}"]')
     drawing.scroll_into_view_if_needed()
     return drawing
@@ -62,6 +64,22 @@ def test_tick_labels_do_not_touch_and_drawings_use_the_width(page: Page, width: 
     assert drawing.evaluate_all(TOUCHING) == []
     assert min(drawing.evaluate_all(WIDTHS)) > (560 if width == 1280 else 300)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_wide_table_fits_and_a_section_is_named_once(opened: Open, tmp_path: Path) -> None:
+    rows = [["us"] * 13, ["-:"] * 13, ["88.9 (128 x 32 KiB)"] * 13]
+    use = ("Use", "-", "sm (4 SMs); 4 to 16 not told apart")
+    table = "\n".join(f"| {' | '.join([first, *row])} |" for first, row in zip(use, rows, strict=True))
+    folded = "\n\n".join((FOLD[0], "more", FOLD[1], table, FOLD[2]))
+    file = tmp_path / "report.html"
+    file.write_text(html_page(f"# T\n\n## A\n\n{table}\n\n## A: all tables\n\n{folded}", {}, []))
+    page = opened(file)
+    assert page.locator("nav li").all_inner_texts() == ["Look up a cell", "A"]
+    first = page.locator("main > .table")
+    assert first.evaluate("(table) => table.scrollWidth <= table.clientWidth")
+    assert first.locator("td").first.evaluate("(cell) => cell.scrollWidth") >= 150
+    page.emulate_media(media="print")
+    assert page.locator("h2:visible").all_inner_texts() == ["A"]
 
 
 def test_a_cell_is_looked_up(opened: Open, cliff: tuple[Run, Path]) -> None:

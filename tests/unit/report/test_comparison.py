@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from kvbench.cells.cell import Cell
@@ -35,10 +34,6 @@ def run(
     )
     records: list[Record] = [*synthetic.ceilings(), *(visit for visits in seeded for visit in visits)]
     return made_run(tmp_path, records, info, name)
-
-
-def points_of(*runs: Run) -> pd.DataFrame:
-    return comparison._cells(*views_of(runs))
 
 
 def compared(*runs: Run) -> Part:
@@ -77,7 +72,7 @@ def report(slower: list[Run]) -> Report:
 
 
 def test_slower_cells_come_first_in_a_comparison(report: Report, slower: list[Run], cells: list[Cell]) -> None:
-    points = points_of(*slower)
+    points = comparison._cells(*views_of(slower))
     assert len(points) == len(cells)
     slow = points["block_bytes"] <= 4096
     assert (points.loc[slow, "verdict"] == "SLOWER").all()

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from markdown_it.token import Token
 from typer.testing import CliRunner
 
 from kvbench.cells.axes import Direction
@@ -39,14 +38,6 @@ from tests.reports import (
     said,
     sections_of,
 )
-
-
-def target_of(token: Token) -> str | int | float | None:
-    return token.attrGet("src") or token.attrGet("href")
-
-
-def links_within(text: str) -> set[str]:
-    return {f"#{anchor}" for anchor in anchors(text)}
 
 
 @pytest.fixture(scope="module")
@@ -233,12 +224,13 @@ def test_strings_from_runs_stay_text(tmp_path: Path, bad: str) -> None:
     text = render_report(report) + render_details(report)
 
     assert all(char.isprintable() or char in "\n\N{NO-BREAK SPACE}\N{WORD JOINER}" for char in text)
-    known = {None, "report.md", "details.md", *(f"{one.stem}.png" for one in report.charts), *links_within(text)}
+    pictures, within = (f"{one.stem}.png" for one in report.charts), (f"#{anchor}" for anchor in anchors(text))
+    known = {None, "report.md", "details.md", *pictures, *within}
     headings = 0
     for token in tokens(text):
         assert token.type not in {"html_inline", "code_block", "hr", "s_open"}, token
         assert token.type != "html_block" or token.content.strip() in FOLD, token
-        assert target_of(token) in known
+        assert (token.attrGet("src") or token.attrGet("href")) in known
         headings += token.type == "heading_open"
     assert headings == len([line for line in text.splitlines() if line.startswith("#")])
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
