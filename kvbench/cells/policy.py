@@ -22,7 +22,7 @@ from kvbench.errors import UsageError
 from kvbench.files import read_toml
 from kvbench.text import Line, convert, located, shown
 
-NO_POLICY: Final = "auto had no policy and used its built-in defaults; build a policy with kvbench tune -p FILE"
+NO_POLICY: Final = "auto had no policy and used its built-in defaults: build one with kvbench tune -p FILE"
 FORMAT: Final = 1
 # What auto and `kvbench.copy` do themselves; a choice of another backend is replaced.
 SERVING: Final = (BATCHED, PRIMED, MERGED, PER_BLOCK, SM)

@@ -284,7 +284,7 @@ def _warnings(views: Sequence[View]) -> list[Text]:
         if without := int((view.frame["status"] == "no figure").sum()):
             texts.append(f"{view.label}: {noun(without, 'cell')} on a busy stream without a figure: {NO_FIGURE}")
     records = ((view.label, record) for view in views for record in view.run.others)
-    notes = [f"{label}: {short(record.text)}" for label, record in records if isinstance(record, Note)]
+    notes = [*dict.fromkeys(f"{label}: {short(record.text)}" for label, record in records if isinstance(record, Note))]
     more = [f"and {len(notes) - _MOST_NOTES} more notes in the journal"] if len(notes) > _MOST_NOTES else []
     return [*texts, *notes[:_MOST_NOTES], *more]
 
