@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Request
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+HANGS_MS = 600_000.0  # also on a machine that other work holds up
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +23,8 @@ def browser() -> Iterator[Browser]:
         pytest.skip(f"no browser on this machine ({', '.join(NAMES)})")
     api = pytest.importorskip("playwright.sync_api")
     with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path)
+        api.expect.set_options(timeout=HANGS_MS)
+        browser = playwright.chromium.launch(executable_path=path, timeout=HANGS_MS)
         yield browser
         browser.close()
 
@@ -39,6 +41,7 @@ def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
                 odd.append(f"asked for {request.url}")
 
         context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
+        context.set_default_timeout(HANGS_MS)
         contexts.append(context)
         page = context.new_page()
         page.on("request", asked)

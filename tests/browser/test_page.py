@@ -15,6 +15,7 @@ from kvbench.report.document import FOLD
 from kvbench.report.page import html_page
 from kvbench.results import Run
 from tests import synthetic
+from tests.browser.conftest import HANGS_MS
 from tests.reports import HOSTILE, hostile_run, made_run, page_of
 
 Open = Callable[..., Page]
@@ -136,6 +137,7 @@ def test_the_content_policy_blocks_foreign_content(browser: Browser, cliff: tupl
     more = "<script>window.pwned=1</script><style>h1{display:none}</style><img src='http://evil.example/x.png'>"
     broken.write_text(cliff[1].read_text().replace("</main>", f"{more}</main>", 1))
     page = browser.new_page()
+    page.set_default_timeout(HANGS_MS)
     refused: list[str] = []
     page.on("console", lambda said: refused.append(said.text))
     page.goto(broken.as_uri())
