@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from kvbench.cells.cell import Cell
@@ -22,6 +23,8 @@ from kvbench.cli import main, progress
 from kvbench.cli.main import app
 from kvbench.results import Failure, Record, Skip, Visit, load_run
 from kvbench.results.attempts import visits_that_count
+from kvbench.run.protocol import MeasureCells
+from kvbench.run.worker_process import WorkerSlot
 from kvbench.sweep.installed import installed
 from tests.forks import forked
 
@@ -50,6 +53,7 @@ main.main()
 """
 
 Done = subprocess.CompletedProcess[str]
+Visiting = Callable[[WorkerSlot, MeasureCells, float], list[Visit] | Failure]
 
 
 # The same few blocks again, side by side: where each of them lies can be told.
@@ -273,3 +277,20 @@ def skips(run: Path) -> list[Skip]:
 
 def cell_of(record: Visit | Failure | Skip) -> Cell:
     return record.cell
+
+
+def with_times(us_of: Callable[[WorkerSlot, Visit], float]) -> Visiting:
+    """Return a `WorkerSlot.visit` whose visits take given times: no other work on the machine changes them."""
+    measured = WorkerSlot.visit
+
+    def visit(slot: WorkerSlot, request: MeasureCells, deadline_s: float) -> list[Visit] | Failure:
+        made = measured(slot, request, deadline_s)
+        return made if isinstance(made, Failure) else [_taking(one, us_of(slot, one)) for one in made]
+
+    return visit
+
+
+def _taking(made: Visit, us: float) -> Visit:
+    given = [us] * len(made.samples)
+    samples = replace(made.samples, wall_us=given, event_us=given, chain_us=made.samples.chain_us and given)
+    return replace(made, samples=samples, disturbed=[])

@@ -1,8 +1,6 @@
 """Benches of a device, and visits of cells that are set up for one alone, by any installed backend."""
 
-from collections.abc import Callable, Mapping
-
-from msgspec.structs import replace
+from collections.abc import Mapping
 
 from kvbench.backends.base import Backend, backend_named
 from kvbench.cells.cell import Cell
@@ -13,13 +11,10 @@ from kvbench.measure.disturbance import GpuClocks, SteadyCpu
 from kvbench.measure.samples import Arms, SetUp, set_up
 from kvbench.measure.visit import visit
 from kvbench.measure.workload import Pools
-from kvbench.results import Failure, Visit
+from kvbench.results import Visit
 from kvbench.run.protocol import MeasureCells
-from kvbench.run.worker_process import WorkerSlot
 from kvbench.sweep.installed import installed
 from kvbench.sweep.spec import Sampling
-
-Visiting = Callable[[WorkerSlot, MeasureCells, float], list[Visit] | Failure]
 
 
 def bench_of(pool_bytes: int, delay_us: int = 200, device: Device | None = None) -> Bench:
@@ -46,20 +41,3 @@ def visited(bench: Bench, ready: SetUp, request: MeasureCells, fault: Fault | No
     """Return the visit of one cell."""
     (made,) = visit(bench, Arms(bench.device, [ready], [fault]), request)
     return made
-
-
-def with_times(us_of: Callable[[WorkerSlot, Visit], float]) -> Visiting:
-    """Return a `WorkerSlot.visit` whose visits take given times: no other work on the machine changes them."""
-    measured = WorkerSlot.visit
-
-    def visit(slot: WorkerSlot, request: MeasureCells, deadline_s: float) -> list[Visit] | Failure:
-        made = measured(slot, request, deadline_s)
-        return made if isinstance(made, Failure) else [_taking(one, us_of(slot, one)) for one in made]
-
-    return visit
-
-
-def _taking(made: Visit, us: float) -> Visit:
-    given = [us] * len(made.samples)
-    samples = replace(made.samples, wall_us=given, event_us=given, chain_us=made.samples.chain_us and given)
-    return replace(made, samples=samples, disturbed=[])

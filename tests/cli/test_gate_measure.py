@@ -16,11 +16,10 @@ from kvbench.errors import ExitCode
 from kvbench.results import Control, Note, Visit, load_run
 from kvbench.run.worker_process import WorkerSlot
 from kvbench.text import LOG_COLUMNS
-from tests.command import TIMEOUT_S, Done, kvbench_here, kvbench_started
+from tests.command import TIMEOUT_S, Done, kvbench_here, kvbench_started, with_times
 from tests.synthetic import ceilings, rounds, write_run
 from tests.unit.backends.test_plugin import install
 from tests.unit.gate.gated import CELLS
-from tests.visits import with_times
 
 EXAMPLE = Path(__file__).parents[1] / "example_backend"
 SUITE = """

@@ -10,8 +10,7 @@ from kvbench.cells.axes import StreamState
 from kvbench.cells.policy import load_policy
 from kvbench.results import Visit, load_run
 from kvbench.run.worker_process import WorkerSlot
-from tests.command import Done, kvbench_here, records, refused, succeeds
-from tests.visits import with_times
+from tests.command import Done, kvbench_here, records, refused, succeeds, with_times
 
 ON_CPU = ("--device=cpu", "-a", "direction=h2d", "-a", "pool=4MiB")
 SMALL = (*ON_CPU, "-a", "blocks=64", "-a", "block_size=4KiB")
