@@ -21,6 +21,7 @@ FEW_KIB = (1, 4, 24, 28, 64)  # where it does not matter how many sizes there ar
 def info(title: str = "Synthetic H200", kind: str = "cuda", **changes: object) -> RunInfo:
     fields: dict[str, object] = {
         "kvbench": "0.1.0",
+        "commit": "0123456789ab",
         "created": "2026-11-20T10:00:00Z",
         "command": ["kvbench", "sweep", "configs/cliff.toml"],
         "spec": {"axes": {"backend": ["batched"]}},

@@ -140,7 +140,7 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progres
         headline=short_of("machines", chapters) or _headline(views),
         first_warnings=[*_first_warnings(views, len(unread)), *_plug_ins(views)],
         runs=_run_table(views),
-        commands=[(f"{view.label}: ", Code(view.command)) for view in views],
+        commands=[(f"{view.label}: ", Code(view.command), view.commit) for view in views],
         warnings=_warnings(views),
         chapters=chapters,
         missing=missing,
@@ -237,9 +237,9 @@ def _headline(views: Sequence[View]) -> list[Text]:
     """What the runs of one machine measured, by `origin`."""
     runs = [view.run for view in views]
     versions = ", ".join(dict.fromkeys(short(view.run.info.kvbench, 80) for view in views))
-    commits = ", ".join(dict.fromkeys(short(view.run.info.commit or "commit unknown", 80) for view in views))
-    measured = any(len(view.measured) for view in views)
-    return [*origin(runs), f"kvbench {versions} ({commits})"] if measured else []
+    commits = len({view.run.info.commit for view in views})
+    which = f"{versions} ({commits} commits)" if commits > 1 else versions + views[0].commit
+    return [*origin(runs), f"kvbench {which}"] if any(len(view.measured) for view in views) else []
 
 
 def _first_warnings(views: Sequence[View], unread: int) -> list[Text]:
@@ -328,7 +328,7 @@ def _definitions(chapters: Sequence[Chapter]) -> list[Text]:
         "GB/s: 10^9 bytes a second, at the median of the visits' medians; ceiling: of large plain copies",
         "Visit: one uninterrupted measurement of a cell, after warm-ups; samples: of all visits",
         f"≈: within {IN_TURN.fraction:.0%} by the 95% interval, or undecided",
-        f"Times by {events} events: idle (nothing is pending) with the call, busy without; sustained: what one more "
+        f"Times by {events} events: idle (nothing pending) with the call, busy without; sustained: what one more "
         "swap adds; submission: of the calling thread",
         *([words] if words else []),
     ]

@@ -48,8 +48,9 @@ def caption(
         Once(" a cell"),
         *((f", {counted(warmups, 'warm-up')}", Once(" a visit")) if isinstance(warmups, int) and warmups else ()),
         ". ".join(["", *filter(None, (*said, *low)), ""]),
-        Once("".join(f"{meaning}. " for meaning in meanings) + f"{view.heading}, {view.version}: "),
+        Once("".join(f"{one}. " for one in meanings) + f"{view.heading}, kvbench {short(view.run.info.kvbench, 80)}: "),
         Code(view.command),
+        view.commit,
     )
 
 

@@ -265,10 +265,9 @@ class View:
         return f"{self.title}, {self.driver}, {self.date}"
 
     @property
-    def version(self) -> str:
-        """The kvbench that measured, with its commit if that is known."""
-        info = self.run.info
-        return f"kvbench {short(info.kvbench, 80)}" + (f" ({short(info.commit, 80)})" if info.commit else "")
+    def commit(self) -> str:
+        """The commit of the kvbench that measured, behind its command; "" where it is not known."""
+        return f" ({short(commit, 80)})" if (commit := self.run.info.commit) else ""
 
     @property
     def command(self) -> str:

@@ -37,7 +37,7 @@ def _part(views: Sequence[View], rule: Rule) -> Part:
     cells = pd.concat([view.measured for view in views])
     said = caption(views[0], cells, (Once("CUDA events"), table.caption[:-1]), (), filter(None, [words_in(table.rows)]))
     if len(views) > 1:
-        said = (*said[:-1], Once(f"runs {', '.join(view.label for view in views)}"))
+        said = (*said[:-2], Once(f"runs {', '.join(view.label + view.commit for view in views)}"))
     uses = grouped(table.rows, lambda row: row[0])
     short = [f"{way}: " + "; ".join(f"{state}: {use}" for _, state, use, *_ in rows) for way, rows in uses.items()]
     whole = DataTable("What to use", table.header, table.rows, answer_lines(rule, runs), said, left=3)

@@ -110,6 +110,6 @@ THRESHOLD: Final = Contrast(
     arm="backend",
     fastest=True,
     last=_crossovers,
-    notes=lambda _: [f"Crossover: block size from which {BATCHED} is faster"],
+    notes=lambda _: [f"Crossover: from this size {BATCHED} is faster"],
     find=_find,
 )
