@@ -141,8 +141,8 @@ def _judged(row: Row) -> tuple[str, str]:
 
 def _origin(pair: Pair, cells: pd.DataFrame) -> tuple[Span, ...]:
     origin: list[Span] = []
-    for view, side in zip(pair, _SIDES, strict=True):
+    for view, side, end in zip(pair, _SIDES, ("; ", "."), strict=True):
         samples = ends(cells[f"samples_{side}"], str)
         source = f"{view.heading}, {samples} samples a cell: "
-        origin += [f"{view.label}: ", *host_mark(view), source, Code(view.command), "; " if side == "base" else "."]
+        origin += [f"{view.label}: ", *host_mark(view), source, Code(view.command), view.commit, end]
     return tuple(origin)
