@@ -17,7 +17,7 @@ MOST: Final = {
     "files of the package": 148,
     "arrows between its rooms": 118,
     "lines of csrc without tests": 5_869,
-    "lines of Python in tests": 22_497,
+    "lines of Python in tests": 22_496,
 }
 LONGEST_FUNCTION: Final = 60
 

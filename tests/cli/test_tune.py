@@ -34,7 +34,9 @@ def test_tune_measures_answers_and_writes_a_policy(tuned: tuple[Done, Path]) -> 
     assert all(answer["interval_us"] for answer in answers)
     tables = load_policy(folder / "mine.toml").tables
     assert {table.stream_state for table in tables} == {StreamState.IDLE, StreamState.SUSTAINED}
-    assert load_run(folder / "run").info.status == "complete"
+    run = load_run(folder / "run")
+    assert run.info.status == "complete"
+    assert {one.cell.backend for one in run.records if isinstance(one, Visit)} <= {"batched", "merged", "per_block"}
 
 
 def test_a_search_cannot_be_resumed(tuned: tuple[Done, Path]) -> None:

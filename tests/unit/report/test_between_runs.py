@@ -38,6 +38,7 @@ def test_starts_are_measured_and_their_spread_is_kept(tmp_path: Path, monkeypatc
     kept = msgspec.json.decode((tmp_path / "between_runs.json").read_bytes(), type=dict[str, CardSpread])
     (made,) = (kept[card] for card in kept.keys() - measured_spreads())
     assert (made.starts, made.cells, {*made.spread}) == (2, 1, {"batched, below 8 MiB"})
+    assert all(one.spread.keys() >= made.spread.keys() for one in measured_spreads().values())
 
 
 def test_a_cell_that_one_start_lacks_counts_in_the_others() -> None:

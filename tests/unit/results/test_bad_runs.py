@@ -35,16 +35,12 @@ def journal_without_a_field(path: Path) -> Path:
     return path
 
 
-def nowhere(path: Path) -> Path:
-    return path
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [
         (newer_run, "newer kvbench (schema 99"),
         (journal_without_a_field, "journal line 1"),
-        (nowhere, "folder not found"),
+        (Path, "folder not found"),
     ],
 )
 def test_readable_runs_are_reported_and_the_others_named(
