@@ -9,11 +9,11 @@ takes none of it.
 import ast
 import re
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-ROOT: Final = Path(__file__).parents[1]
+from tests.sources import ROOT, syntax
+
 MEASURING: Final = ("kvbench.engine.device", "kvbench.measure", "tests.visits")
 PARTS: Final = {("caller_us", "wall_us"), ("arrived_us", "both_us")} | {
     ("first_us", whole) for whole in ("wall_us", "last_us", "end_us")
@@ -58,12 +58,11 @@ def _bounds_a_time(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> bool
     return any(all((part, whole) not in PARTS for whole in wholes) for part in parts)
 
 
-def complaints(text: str) -> Iterator[tuple[str, int, str]]:
+def complaints(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, int, str]]:
     """Yield the function, the line and the source of each read of a clock and comparison in a Python file."""
-    tree = ast.parse(text)
-    imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    imported = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     measures = any(module.startswith(MEASURING) for module in imported)
-    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+    for function in (node for node in nodes if isinstance(node, ast.FunctionDef)):
         for node in ast.walk(function):
             if isinstance(node, ast.Call) and _READ.match(source := ast.unparse(node)):
                 yield function.name, node.lineno, source
@@ -79,7 +78,7 @@ def main() -> int:
     found = [
         (f"{file.relative_to(ROOT)}::{function}", line, source)
         for file in sorted((ROOT / "tests").rglob("*.py"))
-        for function, line, source in complaints(file.read_text())
+        for function, line, source in complaints(syntax(file))
     ] + [
         (f"{file.relative_to(ROOT)}::", number, line.strip())
         for file in sorted((ROOT / "csrc" / "tests").glob("*.?pp"))

@@ -48,9 +48,12 @@ PLAIN: Final = {
     r"out of (its|their) installed packages?": "the installed …",
 }
 _PHRASES: Final = {re.compile(rf"\b({phrase})\b", re.IGNORECASE): plain for phrase, plain in PLAIN.items()}
+_ANY: Final = re.compile(rf"\b({'|'.join(PLAIN)})\b", re.IGNORECASE)
 
 
 def complaints(text: str) -> Iterator[tuple[int, str]]:
+    if not _ANY.search(text):
+        return
     for number, line in enumerate(text.splitlines(), start=1):
         for phrase, plain in _PHRASES.items():
             for match in phrase.finditer(line):

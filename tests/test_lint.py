@@ -1,10 +1,29 @@
 """What `make lint` adds to ruff finds what it is for, and lets the rest pass."""
 
+import ast
+from pathlib import Path
+
 import pytest
 
-from tests import clocks
+from tests import clocks, size
 
 TEST = "from tests.visits import measure\ndef test():\n    "
+
+TEXT = '''A_TEXT = """
+# like a comment
+
+"""'''
+SOURCE = f'''"""A docstring."""
+
+# A reason.
+import os  # code
+{TEXT}
+def of():  # code
+
+    """Of a function,
+    in two lines."""
+    return os  # code
+'''
 
 
 @pytest.mark.parametrize(
@@ -22,6 +41,23 @@ TEST = "from tests.visits import measure\ndef test():\n    "
     ],
 )
 def test_a_comparison_that_a_busy_machine_fails_is_found(line: str, count: int) -> None:
-    assert len([*clocks.complaints(TEST + line)]) == count
-    frozen = (TEST + line).replace("tests.visits", "tests.synthetic")
-    assert len([*clocks.complaints(frozen)]) == ("perf_counter" in line)
+    assert _complaints(TEST + line) == count
+    assert _complaints((TEST + line).replace("tests.visits", "tests.synthetic")) == ("perf_counter" in line)
+
+
+def _complaints(text: str) -> int:
+    return len([*clocks.complaints([*ast.walk(ast.parse(text))])])
+
+
+def test_only_lines_of_code_count(tmp_path: Path) -> None:
+    file = tmp_path / "some.py"
+    file.write_text(SOURCE)
+    assert size.code_lines(file) == SOURCE.count("# code") + len(TEXT.splitlines())
+
+
+def test_a_function_of_more_than_a_screen_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(size, "ROOT", tmp_path)
+    for lines, faults in ((size.LONGEST_FUNCTION, 0), (size.LONGEST_FUNCTION + 1, 1)):
+        file = tmp_path / f"of_{lines}.py"
+        file.write_text('def long():\n    """Two\n    lines."""\n' + "    pass\n" * lines)
+        assert len([*size.too_long([file])]) == faults
