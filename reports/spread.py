@@ -17,8 +17,8 @@ import numpy as np
 
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.files import shipped_folder, write_whole
-from kvbench.report.faults import FILE, CardSpread, kind_of, measured_spreads
 from kvbench.results import Run, load_run
+from kvbench.results.between_runs import FILE, CardSpread, kind_of, measured_spreads
 
 STARTS: Final = 6
 CONFIG: Final = "spread"

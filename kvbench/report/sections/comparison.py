@@ -13,12 +13,12 @@ from kvbench.analysis.margins import ABSOLUTE_US, BETWEEN_RUNS, INLINE, between_
 from kvbench.cells.axes import Role
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.cells.units import two_digits
-from kvbench.report.faults import kind_of, spread_between
 from kvbench.report.model import Code, DataTable, Part, PartOrReason, Span, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
 from kvbench.report.tables import INCLUDES, axis_text, host_mark, main_path
 from kvbench.report.view import LATER, SIDE_AXES, Row, View, rows_of, where
 from kvbench.results import Scalar
+from kvbench.results.between_runs import kind_of, spread_between
 from kvbench.results.schema import EffectivePath, differing
 from kvbench.text import ends, short
 

@@ -9,7 +9,8 @@ import pytest
 
 from kvbench.analysis.compare import Verdict, compare_apart
 from kvbench.analysis.margins import BETWEEN_RUNS
-from kvbench.report.faults import CORRELATED, CardSpread, correlation_of_successive, measured_spreads, spread_between
+from kvbench.report.faults import CORRELATED, correlation_of_successive
+from kvbench.results.between_runs import CardSpread, measured_spreads, spread_between
 from reports import spread
 
 CONFIG = """
@@ -51,7 +52,7 @@ def test_what_was_not_measured_has_the_largest_spread_that_could_be_its(monkeypa
         card: CardSpread(driver="1", made="2026-11-20", starts=6, cells=9, spread={"large": most / 2, "small": most})
         for card, most in (("calm", 0.01), ("wild", 0.4))
     }
-    monkeypatch.setattr("kvbench.report.faults.measured_spreads", lambda: of_cards)
+    monkeypatch.setattr("kvbench.results.between_runs.measured_spreads", lambda: of_cards)
     asked = {("calm", "small"): 0.01, ("wild", "large"): 0.2, ("wild", "mine"): 0.4, ("new", "large"): 0.2}
     assert {one: spread_between(*one).fraction for one in asked} == asked
     assert "other cards" in spread_between("new", "large").reason

@@ -9,11 +9,11 @@ import pytest
 
 from kvbench.cells.cell import Cell
 from kvbench.report.build import report_of
-from kvbench.report.faults import CardSpread
 from kvbench.report.model import Part, Report
 from kvbench.report.sections import comparison
 from kvbench.report.view import views_of
 from kvbench.results import Record, Run, RunInfo
+from kvbench.results.between_runs import CardSpread
 from tests import synthetic
 from tests.reports import highlights_of, made_run, part_of, rows_of, sections_of, table_of
 
@@ -46,7 +46,7 @@ def spreads_between_runs() -> Iterator[None]:
     kinds = {f"{backend}, {side} 8 MiB": spread for backend, spread in SPREADS.items() for side in ("below", "from")}
     card = CardSpread(driver="1", made="2026-11-20", starts=6, cells=9, spread=kinds)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvbench.report.faults.measured_spreads", lambda: {"a card": card})
+        patch.setattr("kvbench.results.between_runs.measured_spreads", lambda: {"a card": card})
         yield
 
 

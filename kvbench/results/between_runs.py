@@ -1,0 +1,53 @@
+"""How far two runs differ: two starts of one build can differ by more than the visits of either.
+
+Each process has its own memory, and pages lie elsewhere. The spread is measured once a card: `python -m reports.spread`
+starts a small config several times and keeps the result in `configs/between_runs.json`.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Final
+
+import msgspec
+
+from kvbench.analysis.margins import Margin
+from kvbench.files import shipped_folder
+
+FILE: Final = "between_runs.json"
+# Calls dominate the time of smaller swaps.
+LARGE_FROM_BYTES: Final = 8 << 20
+
+_Fraction = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class CardSpread(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The measured spread of a card: by kind of swap, the relative difference below which 95% of two starts stay."""
+
+    driver: str
+    made: str
+    starts: int
+    cells: int
+    spread: dict[str, _Fraction]
+
+
+def kind_of(backend: str, swap_bytes: int) -> str:
+    """Return the kind of a swap: swaps of one kind have one spread."""
+    return f"{backend}, {'from' if swap_bytes >= LARGE_FROM_BYTES else 'below'} {LARGE_FROM_BYTES >> 20} MiB"
+
+
+def spread_between(card: str, kind: str) -> Margin:
+    """Return the spread between two runs on a card for a kind of swap.
+
+    A card that was not measured has the spread of other cards, a kind that was not measured the largest of any kind.
+    """
+    known = measured_spreads()
+    of_cards = [known[card]] if card in known else [*known.values()]
+    where = f"{of_cards[0].starts} starts of one build on {card}" if card in known else "starts on other cards"
+    fractions = [of_card.spread[kind] for of_card in of_cards if kind in of_card.spread]
+    every = [fraction for of_card in of_cards for fraction in of_card.spread.values()]
+    return Margin(max(fractions or every), f"{where} differed by up to this much ({kind})")
+
+
+@cache
+def measured_spreads() -> Mapping[str, CardSpread]:
+    return msgspec.json.decode((shipped_folder() / FILE).read_bytes(), type=dict[str, CardSpread])
