@@ -73,7 +73,9 @@ void timing(nb::module_& m) {
       .value("idle", StreamState::idle)
       .value("busy", StreamState::busy)
       .value("gated", StreamState::gated)
-      .value("opened", StreamState::opened);
+      .value("opened", StreamState::opened)
+      .value("unwaited", StreamState::unwaited)
+      .value("unwaited_event", StreamState::unwaited_event);
   nb::class_<Sample>(m, "Sample", "One timed swap, in microseconds.")
       .def_ro("caller_us", &Sample::caller_us)
       .def_ro("event_us", &Sample::event_us)

@@ -77,7 +77,8 @@ void within(double have, double least, double most, const std::string& what) {
 
 /// Every time lies between what a swap saw of it and what the events around the swap saw.
 void the_times_of_a_sample_are_those_of_its_swap() {
-  for (const StreamState state : {StreamState::idle, StreamState::busy, StreamState::gated, StreamState::opened}) {
+  for (const StreamState state : {StreamState::idle, StreamState::busy, StreamState::gated, StreamState::opened,
+                                  StreamState::unwaited, StreamState::unwaited_event}) {
     const bool pending = state == StreamState::busy || state == StreamState::gated;
     for (const std::size_t depth : {0U, 1U, 4U}) {
       for (const std::size_t streams : {1U, 3U}) {
@@ -265,6 +266,27 @@ void a_sample_begins_when_the_events_before_it_are_over() {
   check::equal(driver->records, 2, "idle: the start, and the end");
   region.measure(submit, StreamState::opened);
   check::equal(driver->records, 5, "opened: the gate too");
+}
+
+void an_unwaited_sample_asks_nothing_between_its_start_and_its_submission() {
+  const auto driver = std::make_shared<CountingDriver>();
+  const OwnedStream stream(driver);
+  TimedRegion region(driver, stream.handle(), 1000);
+  for (const StreamState state : {StreamState::unwaited, StreamState::unwaited_event}) {
+    const int before = state == StreamState::unwaited ? 1 : 2;  // the start, and the event of the other stream
+    int records_at_work = -1;
+    driver->records = driver->queries_of_others = 0;
+    driver->pending.clear();
+    const auto submit = [&](Stream) {
+      check::equal(driver->records, before, "what is recorded before the call");
+      check::equal(driver->pending.size(), static_cast<std::size_t>(before), "nobody looked whether it is over");
+    };
+    const Sample sample = region.measure(submit, state, {}, [&] { records_at_work = driver->records; });
+    check::equal(records_at_work, 0, "work comes before the clock starts");
+    check::equal(driver->records, before + 1, "and the end");
+    check::equal(driver->queries_of_others, 0, "queries of other events and of the stream");
+    check::that(!sample.pending_before && !sample.pending_after, "what was pending is not known");
+  }
 }
 
 void work_is_the_last_before_a_submission_on_an_idle_stream() {
@@ -478,6 +500,8 @@ int main() {
       {"a swap behind a gate waits for it", a_swap_behind_a_gate_waits_for_it},
       {"an idle sample asks only for its own end", an_idle_sample_asks_only_for_its_own_end},
       {"a sample begins when the events before it are over", a_sample_begins_when_the_events_before_it_are_over},
+      {"an unwaited sample asks nothing between its start and its submission",
+       an_unwaited_sample_asks_nothing_between_its_start_and_its_submission},
       {"work is the last before a submission on an idle stream",
        work_is_the_last_before_a_submission_on_an_idle_stream},
       {"a sample leaves out what was on the stream before", a_sample_leaves_out_what_was_on_the_stream_before},

@@ -46,6 +46,14 @@ void TimedRegion::open_idle(Stream measured) {
   start_.wait();
 }
 
+void TimedRegion::open_unwaited(StreamState state, Stream measured) {
+  if (state == StreamState::unwaited_event) {
+    gate_.record(gatekeeper_.handle());
+    gate_.hold(measured);
+  }
+  start_.record(measured);
+}
+
 void TimedRegion::close_gate(std::uint64_t delay_ns, Stream measured) {
   driver_->delay(delay_ns, gatekeeper_.handle());
   gate_.record(gatekeeper_.handle());
@@ -103,6 +111,11 @@ Sample TimedRegion::take(const Submit& submit, StreamState state, const Queue& q
     close_gate(busy_delay_ns_ + queue.delay_ns, first);
     sample.pending_before = !gate_.completed();
     return timed(gate_, sample, submit, first);
+  }
+  if (state == StreamState::unwaited || state == StreamState::unwaited_event) {
+    if (work) work();  // before the record, as in an engine: the event time does not contain it
+    open_unwaited(state, first);
+    return timed(start_, sample, submit, first);
   }
   if (state == StreamState::opened) {
     gate_.record(gatekeeper_.handle());

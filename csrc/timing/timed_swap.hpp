@@ -14,8 +14,11 @@ namespace kvbench {
 
 /// Whether work is pending on the stream when a swap is submitted. On an idle stream cuMemcpyBatchAsync copies up to
 /// 24 KiB per descriptor on the CPU, inside the call, so the state must be set explicitly. A gated stream waits for an
-/// event of another stream that is not reached, an opened one for an event that is.
-enum class StreamState : std::uint8_t { idle, busy, gated, opened };
+/// event of another stream that is not reached, an opened one for an event that is. Unwaited is what benchmarks of
+/// engines do: the start event is recorded right before the call and nobody waits for it, so whether the call meets
+/// pending work depends on how soon the GPU gets to that event; unwaited_event has the wait for an event of another
+/// stream before it, as vLLM's worker makes its transfer stream wait for the compute stream.
+enum class StreamState : std::uint8_t { idle, busy, gated, opened, unwaited, unwaited_event };
 
 /// The swaps queued before the measured one, each a submission of the same swap; requires a busy stream.
 struct Queue {
@@ -28,13 +31,15 @@ struct Queue {
 struct Sample {
   double caller_us = 0;  ///< host time from the caller's arrays to the return of the last call: preparation and
                          ///< submission
-  double event_us = 0;  ///< between two events on the stream, from one that is over before the call (idle, opened), the
-                        ///< end of the delay (busy) or the opening of the gate to the end of the swap; 0 after `work`
+  double event_us = 0;   ///< between two events on the stream, from one that is over before the call (idle, opened) or
+                        ///< recorded right before it (unwaited), the end of the delay (busy) or the opening of the gate
+                        ///< to the end of the swap; idle, opened: 0 after `work`
   double wall_us = 0;   ///< from the caller's arrays until the host sees completion; sustained: a chain's, per swap
   double cpu_us = 0;    ///< CPU time of the thread inside caller_us; idle and opened: an upper bound, the smaller of
                         ///< caller_us and the thread's CPU time until completion
   double chain_us = 0;  ///< sustained: between events around the whole chain, for each of its swaps; otherwise 0
-  bool pending_before = false;  ///< the start event, or the gate, had not retired when the submission began
+  bool pending_before = false;  ///< the start event, or the gate, had not retired when the submission began; unwaited:
+                                ///< false, since asking would give the event the time to retire
   bool pending_after = false;   ///< busy, gated: also not when it returned, so event_us is execution only; idle: false
   bool depth_held = true;       ///< no queued swap had started when the submission began
 };
@@ -80,6 +85,8 @@ class TimedRegion {
   void settle(std::span<const Stream> used) noexcept;
   /// Returns once the start event has retired: a pending one would make the stream busy.
   void open_idle(Stream measured);
+  /// Records the start event, behind an event of another stream if `state` has one, and waits for neither.
+  void open_unwaited(StreamState state, Stream measured);
 
   std::shared_ptr<Driver> driver_;
   std::uint64_t busy_delay_ns_;

@@ -35,7 +35,8 @@ class StreamState(StrEnum):
     idle: nothing; latency. busy: a delay that outlasts the submission; execution. gated: a wait for an event that
     another stream reaches after the submission; execution, from the opening of the gate. opened: a wait for an event
     that was reached before; latency. sustained: the previous swaps, submitted one after the other without waiting;
-    sustained.
+    sustained. unwaited: the record of the start event, which nobody waits for, as in the benchmarks of engines;
+    latency. unwaited-event: the same behind an event of another stream, as in vLLM's worker; latency.
     """
 
     IDLE = "idle"
@@ -43,6 +44,8 @@ class StreamState(StrEnum):
     GATED = "gated"
     OPENED = "opened"
     SUSTAINED = "sustained"
+    UNWAITED = "unwaited"
+    UNWAITED_EVENT = "unwaited-event"
 
     @property
     def pending(self) -> bool:
@@ -58,7 +61,12 @@ class StreamState(StrEnum):
     @property
     def ungated(self) -> "StreamState":
         """The state in which the driver takes the same path without an event to wait for."""
-        return {StreamState.GATED: StreamState.BUSY, StreamState.OPENED: StreamState.IDLE}.get(self, self)
+        without = {
+            StreamState.GATED: StreamState.BUSY,
+            StreamState.OPENED: StreamState.IDLE,
+            StreamState.UNWAITED_EVENT: StreamState.UNWAITED,
+        }
+        return without.get(self, self)
 
 
 class Reuse(StrEnum):

@@ -209,7 +209,7 @@ _HELP: Final = {
     "blocks": "number of blocks per swap, one descriptor each",
     "block_bytes": "size of a block",
     "stream_state": "what is pending on the stream at submission: nothing, a delay, an event that is not reached or "
-    "one that is, or the previous swaps",
+    "one that is, the previous swaps, or the record of the start event, which nobody waits for",
     "pattern": "layout of the blocks in memory, on both sides (see Patterns)",
     "device_pattern": "layout of the blocks in device memory; pattern: as the axis pattern",
     "host_pattern": "layout of the blocks in host memory; pattern: as the axis pattern",
@@ -241,7 +241,7 @@ AXES: Final = _axes(
         "1KiB:256KiB:x2", block_size, size, Role.SHAPE, ranged=True, default=(16 * KIB,), name="block_size"
     ),
     stream_state=Axis(
-        "idle,busy,gated,opened,sustained", choice(StreamState), role=Role.SERIES, default=(StreamState.IDLE,)
+        "idle,busy,gated,opened,sustained,unwaited,unwaited-event", choice(StreamState), role=Role.SERIES, default=(StreamState.IDLE,)
     ),
     pattern=Axis("shuffled,runs-16,tensors-64", Pattern.parse, default=(SHUFFLED,)),
     device_pattern=Axis("tensors-64,tensors-64/runs-16", Pattern.of_side, unused=AS_PATTERN, expert=True),

@@ -34,7 +34,11 @@ WORKLOAD_AXES: Final = ("pool", "reuse", "pause", "pattern", "host_pattern", "de
 MAX_VALUES: Final = 64  # per axis of a table
 
 # Stream states in which the driver takes the same path, by how well one serves for another.
-_ALIKE: Final = ((StreamState.IDLE, StreamState.OPENED), (StreamState.GATED, StreamState.BUSY, StreamState.SUSTAINED))
+_ALIKE: Final = (
+    (StreamState.IDLE, StreamState.OPENED),
+    (StreamState.GATED, StreamState.BUSY, StreamState.SUSTAINED),
+    (StreamState.UNWAITED, StreamState.UNWAITED_EVENT),
+)
 
 _Blocks = Annotated[int, msgspec.Meta(ge=1, le=10**8)]
 _Bytes = Annotated[int, msgspec.Meta(ge=1, le=2**34)]

@@ -56,7 +56,9 @@ SOURCE_HASH: Final = kvbench._engine.SOURCE_HASH
 DIRECTIONS: Final = {direction: kvbench._engine.Direction[direction] for direction in Direction}
 # The stream states in which a single submission can be timed.
 STREAM_STATES: Final[Mapping[StreamState, kvbench._engine.StreamState]] = {
-    state: kvbench._engine.StreamState[state] for state in StreamState if state is not StreamState.SUSTAINED
+    state: kvbench._engine.StreamState[state.replace("-", "_")]
+    for state in StreamState
+    if state is not StreamState.SUSTAINED
 }
 ACCESS_ORDERS: Final = {order: kvbench._engine.AccessOrder[order] for order in Order}
 _BATCH_ENTRIES: Final = {

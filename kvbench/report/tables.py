@@ -27,6 +27,8 @@ INCLUDES: Final = {
     "gated": "CUDA events, gated stream: from the event that it waits for",
     "opened": "CUDA events, opened stream, with the call",
     "sustained": Once("CUDA events: what one more swap adds to a chain"),
+    "unwaited": "CUDA events recorded right before and after the call, nobody waits for the first",
+    "unwaited-event": "CUDA events recorded right before and after the call, behind an event of another stream",
     "swap_us": Once("CUDA events; behind pending work without the call"),
     "caller_us": Once("Submission: time of the calling thread"),
 }
