@@ -241,7 +241,10 @@ AXES: Final = _axes(
         "1KiB:256KiB:x2", block_size, size, Role.SHAPE, ranged=True, default=(16 * KIB,), name="block_size"
     ),
     stream_state=Axis(
-        "idle,busy,gated,opened,sustained,unwaited,unwaited-event", choice(StreamState), role=Role.SERIES, default=(StreamState.IDLE,)
+        "idle,busy,gated,opened,sustained,unwaited,unwaited-event",
+        choice(StreamState),
+        role=Role.SERIES,
+        default=(StreamState.IDLE,),
     ),
     pattern=Axis("shuffled,runs-16,tensors-64", Pattern.parse, default=(SHUFFLED,)),
     device_pattern=Axis("tensors-64,tensors-64/runs-16", Pattern.of_side, unused=AS_PATTERN, expert=True),
