@@ -141,7 +141,7 @@ def sliding_kinds(fields: Fields, layers: int, every: int = 0, *, all_slide: boo
         raise FieldError("global_attn_every_n_layers", f"{nth} contradicts layer_types")
     if kinds or by_nth:
         return kinds or by_nth or []
-    if uses is True:
+    if uses is True and fields.has("max_window_layers"):
         after: int = fields.read("max_window_layers", NoneOrMore)
         return ["sliding" if layer >= after else "full" for layer in range(layers)]
     if isinstance(pattern, str) and re.fullmatch("[LG]+", pattern):  # L slides, G is global; the last layer is global
@@ -348,7 +348,10 @@ def _step(fields: Fields) -> Layers:
     fields.skip("share_q_dim yarn_only_types swiglu_limits_shared att_impl_type")
     names = ("num_attention_groups", "num_key_value_heads")
     layers = layer_count(fields)
-    kinds = kinds_of(fields, layers, ("full", "sliding"), at_least=True) or ["full"] * layers
+    kinds = kinds_of(fields, layers, ("full", "sliding"), at_least=True)
+    if kinds is None and fields.has("sliding_window"):  # the classes of Step 3.5 and 5 differ in what slides then
+        raise FieldError("sliding_window", "layer_types is missing, which says which layers slide")
+    kinds = kinds or ["full"] * layers
     window = window_of(fields, kinds)
     full = k_and_v(kv_heads(fields, *names), head_size(fields), None)
     sliding = full
@@ -532,6 +535,24 @@ def _shared_attention(fields: Fields, state: Callable[[Fields], list[Cache]], *,
     return _mixed(fields, state, attends="hybrid", indexes="hybrid_layer_ids")
 
 
+def _zaya(fields: Fields) -> Layers:
+    """Attention whose Q and K pass two convolutions: of a sequence their last inputs and the last hidden state stay.
+
+    The checkpoint's form (with `cca`) counts layers of experts too, which alternate with those that attend (SGLang's
+    `ZayaConfig.full_attention_layer_ids`); in transformers' form every layer attends and has experts.
+    """
+    layers, of_checkpoint = layer_count(fields), fields.has("cca") or fields.has("num_query_groups")
+    kinds = kinds_of(fields, layers, ("hybrid",))
+    if not (of_checkpoint or kinds or fields.has("router_hidden_size")):
+        raise FieldError("cca", "missing, and so are layer_types and router_hidden_size: which layers attend is open")
+    heads, size = kv_heads(fields, "num_query_groups", "num_key_value_heads"), head_size(fields)
+    channels = (fields.needed("num_attention_heads") + heads) * size
+    inputs = (fields.whole("cca_time0") or 2) + (fields.whole("cca_time1") or 2) - 2
+    # Ranks divide the channels but repeat the hidden state: one unit, so that more than one rank is refused.
+    attends = [*k_and_v(heads, size, None), *_state(1, channels * inputs + fields.needed("hidden_size"), 0, 0)]
+    return [attends if at % 2 == 0 or not of_checkpoint else [] for at in range(layers)]
+
+
 def _heads_by_layer(fields: Fields, name: str) -> Layers:
     """KV heads in a list with a number for each layer."""
     layers = layer_count(fields)
@@ -585,7 +606,7 @@ _ROWS: Final[Sequence[tuple[Family, str]]] = (
     (Family(_qwen), "qwen3 qwen3_moe qwen3_vl_text qwen3_vl_moe_text qwen3_omni_moe_text"),
     (Family(partial(dense, all_slide=True)), "mistral ministral mixtral phi3 phi3_v phimoe starcoder2"),
     (Family(partial(dense, every=2)), "gemma2 gpt_oss"),
-    (Family(partial(dense, every=4)), "olmo3 exaone4 exaone_moe afmoe"),
+    (Family(partial(dense, every=4)), "olmo3 exaone4 exaone_moe afmoe spark2_5"),
     (Family(partial(dense, every=4), _COHERE), "cohere2"),
     (Family(partial(dense, every=5)), "gemma3n_text"),
     (Family(partial(dense, every=6)), "gemma3 gemma3_text"),
@@ -598,7 +619,7 @@ _ROWS: Final[Sequence[tuple[Family, str]]] = (
     (_OTHER(_latent), "axk1 axk2 sarvam_mla"),
     (_OTHER(partial(_latent, indexed="F" + "FSSS" * 250)), "hy_v4"),
     (_OTHER(_deepseek_v4), "deepseek_v4 deepseek_v41 deepseek_ref"),
-    (_OTHER(_longcat), "longcat_flash"),
+    (_OTHER(_longcat), "longcat_flash longcat_flash_ngram"),
     (_OTHER(_kimi_linear, "attn_res_block_size"), "kimi_linear"),
     (_UNKNOWN(_LING, _LINEAR), "bailing_hybrid"),
     (_UNKNOWN(partial(_mixed, period="layer_group_size"), _LINEAR), "bailing_moe_linear"),
@@ -609,10 +630,12 @@ _ROWS: Final[Sequence[tuple[Family, str]]] = (
     (_OTHER(_minimax_m3), "minimax_m3 minimax_m3_vl minimax_m3_text"),
     (_OTHER(_llama4), "llama4 llama4_text"),
     (_OTHER(_mllama), "mllama mllama_text_model"),
-    (_OTHER(_mimo_v2), "mimo_v2_flash"),
-    (_OTHER(_step), "step3_text step3p5 step3p7 step3p7_text"),
+    (_OTHER(_mimo_v2), "mimo_v2 mimo_v2_flash mimo_v2_omni"),
+    (_OTHER(_step), "step3_text step3p5 step3p7 step3p7_text step5"),
     (_OTHER(_nemotron_nas), "nemotron-nas deci"),
+    (_OTHER(_zaya), "zaya"),
     (_OTHER(_QWEN_NEXT), "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text"),
+    (_OTHER(_QWEN_NEXT, "num_blocks"), "interns2_mobius interns2_mobius_text"),  # its blocks are banks of experts
     (_OTHER(_QWEN_NEXT, "linear_allow_neg_eigval"), "olmo_hybrid"),
     (_OTHER(partial(_mixed, state=_NEMOTRON, kinds=("hybrid_override_pattern", *_KINDS)), _MAMBA), "nemotron_h"),
     (_OTHER(partial(_mixed, state=_GRANITE, indexes="attn_layer_indices"), _MAMBA), "granitemoehybrid bamba"),

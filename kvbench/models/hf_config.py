@@ -55,6 +55,7 @@ _CLASS_DEFAULTS: Final[dict[str, Table]] = {
     "gpt_oss": {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128},
     "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "spark2_5": {"sliding_window": 512},
     "llama4_text": {"attention_chunk_size": 8192},
 }
 # Nested text models of these types leave out what their class has.
@@ -219,7 +220,8 @@ def _numbers_known(fields: Fields, refused: str, *, plain: bool) -> str:
             texts[name] = "?"
     names = dict.fromkeys([refused, *(name for name, _ in fields.unread() if plain)])
     unknown = set().union(*map(changed_by, names)) if plain else {*NUMBERS}
-    texts |= {name: "?" for name in NUMBERS if name in unknown and (name in texts or plain)}
+    asked = {*texts, *(NUMBERS if plain else changed_by(refused))}
+    texts |= {name: "?" for name in NUMBERS if name in unknown & asked}
     numbers = ",".join(f"{name}={text}" for name, text in texts.items())
     decide = f"{', '.join(names)} {'decide' if len(names) > 1 else 'decides'} the ?"
     return f"{numbers} ({short(decide, 200)})" if "?" in numbers else numbers

@@ -97,6 +97,72 @@ def test_layers_without_a_window_keep_all_tokens(fields: dict[str, Any], full: i
     assert swap.tensors[0] == Tensors(2 * full, 10)
 
 
+def test_every_fourth_layer_of_spark_is_full() -> None:
+    config = {"model_type": "spark2_5", **PLAIN}
+    (group,) = model_of("m", config).groups
+    assert (group.layers, group.sliding_layers, group.window) == (8, 6, 512)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"use_sliding_window": True}, "sliding_window: 64, but neither layer_types nor its family says which layers"),
+        (
+            {"use_sliding_window": True, "first_layers_types": ["full_attention"], "model_type": "iquest_q1"},
+            "sliding_window: 64, but neither",
+        ),
+        # vLLM's class of it lets all layers slide, those of SGLang and transformers all but every sixth and the last
+        ({"model_type": "beam"}, "sliding_window: 64, but neither"),
+        # vLLM's class of it lets every other layer slide, that of Step 3.5 none
+        ({"model_type": "step5"}, "sliding_window: layer_types is missing"),
+    ],
+)
+def test_a_window_is_refused_where_the_layers_that_slide_are_not_known(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        model_of("m", {**PLAIN, "sliding_window": 64, **fields})
+    assert str(caught.value).startswith(reason)
+    assert "window=?" in str(caught.value)
+    assert "max_window_layers" not in str(caught.value)
+
+
+ZAYA = {"model_type": "zaya", **PLAIN, "hidden_size": 512}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, "cca: missing, and so are layer_types and router_hidden_size: which layers attend is open"),
+        ({"cca": True, "num_query_groups": 2}, "num_query_groups: .* contradict each other"),
+        ({"cca": True, "zaya_layers": ["a", 16] * 4}, "zaya_layers: .* may change the KV cache"),
+        ({"router_hidden_size": 8, "layer_types": ["hybrid_sliding"] * 8}, "layer_types: .* is not a kind of layer"),
+    ],
+)
+def test_other_forms_of_zaya_are_refused_and_no_number_is_proposed(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=f"^{reason}.*layers=[?],kv_heads=[?],head_size=[?]"):
+        model_of("m", {**ZAYA, **fields})
+
+
+def test_a_state_that_ranks_repeat_in_part_is_refused_for_several_ranks() -> None:
+    model = model_of("m", {**ZAYA, "cca": True})
+    assert model.bytes_per_sequence == 4 * ((16 + 4) * 64 * 2 + 512) * 2
+    with pytest.raises(UsageError, match="parts of the states of m cannot be distributed over 2 ranks"):
+        model.swaps(tp=2, tokens=64, block_tokens=16, layout=KvLayout.PER_LAYER)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "dory", "layer_types": ["full_attention", "mlp"] * 4, "n_recurrent_loops": 1},
+        {"model_type": "nanbeige", "num_loops": 2},
+        {"model_type": "minicpm_sala", "mixer_types": ["minicpm4"] * 8, "lightning_head_dim": 64},
+        {"model_type": "gigachat3_5", "kv_lora_rank": 128, "linear_num_key_heads": 2},
+    ],
+)
+def test_an_unknown_family_is_refused_and_its_layers_are_left_open(fields: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"^{list(fields)[1]}: .*--model layers=[?],"):
+        model_of("m", {**PLAIN, **fields})
+
+
 TEXT = {"model_type": "qwen3", **PLAIN}
 
 
