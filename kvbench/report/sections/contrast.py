@@ -154,7 +154,8 @@ def sides_of(contrast: Contrast, view: View, pinned: Pinned) -> list[ContrastSid
             lines.setdefault(tuple(row[column] for column in keys), {}).setdefault(row[contrast.arm], row)
         compared = set(contrast.compared or ())
         kept = [line for line in lines.values() if line.keys() >= compared]
-        if kept:
+        # Where nothing was measured (an engine that is not installed), the list of skipped cells says why.
+        if any(row["status"] == "ok" for line in kept for row in line.values()):
             ids = {row["cell_id"] for line in kept for row in line.values()}
             sides.append(ContrastSide(contrast, view, pinned, group[group["cell_id"].isin(ids)], kept))
     return sides

@@ -140,7 +140,8 @@ def _together(view: View) -> Pinned | None:
         names = [run.label for run, _ in several]
     for (run, together), name in zip(several, names, strict=True):
         alone = where(run.measured, devices=1).merge(together[axes], on=axes)
-        parts += [pd.concat([alone, together]).assign(of_device=name)] if len(alone) else []
+        both = together.merge(alone[axes], on=axes)  # a sweep that was ended early has cells at once alone
+        parts += [pd.concat([alone, both]).assign(of_device=name)] if len(alone) else []
     if not parts:
         return None
     cells = pd.concat(parts, ignore_index=True)

@@ -492,6 +492,25 @@ def test_gathers_stand_by_their_grids_and_the_fit_is_of_relative_errors(tmp_path
     assert _enough({arm: {"status": "ok", "gbps": gbps, "gbps_low": low} for arm, (gbps, low) in ends.items()}) == 4
 
 
+def test_gathers_of_engines_that_are_not_installed_have_no_table(tmp_path: Path) -> None:
+    cells = [replace(GATHER, blocks=rows, sms=ctas) for rows in (1, 64, 2048) for ctas in (1, 4)]
+    shipped = [replace(GATHER, backend="vllm_hisparse", blocks=rows) for rows in (1, 64, 2048)]
+    visits = of(cells, lambda cell: cell.swap_bytes / 1e3 / gather_us(cell))
+    report = made_report(tmp_path, [*visits, *(synthetic.skip(cell, "vllm is not installed") for cell in shipped)])
+    (table,) = part_of(report, "gather").tables
+    assert said(table.title).startswith("sm, ")
+
+
+def test_a_swap_that_was_only_measured_at_once_has_no_line(tmp_path: Path) -> None:
+    """As in a sweep of several devices that was interrupted."""
+    one, other = (Cell("sm", Direction.H2D, blocks, 4 * KIB, sms=2) for blocks in (64, 128))
+    cells = [one, replace(one, devices=2), replace(other, devices=2)]
+    part = part_of(made_report(tmp_path, of(cells, lambda cell: 50.0 / cell.devices)), "devices")
+    (table,) = part.tables
+    (row,) = table.rows
+    assert [said(text) for text in row[-3:]] == ["50.0", "25.0", "50%"]
+
+
 def test_two_short_ladders_of_gathers_are_not_one(tmp_path: Path) -> None:
     short = [replace(GATHER, blocks=rows, sms=sms) for rows, sms in ((1, 1), (64, 1), (2048, 4), (9000, 4))]
     report = made_report(tmp_path, of(short, lambda cell: cell.swap_bytes / 1e3 / gather_us(cell)))
