@@ -1,9 +1,10 @@
-"""Reads request traces: JSON lines of times, token counts and an id for every N tokens of a prefix.
+"""Reads request traces: lines of times, token counts and an id for every N tokens of a prefix.
 
-There is one format, Mooncake's with an optional header (docs/how-to/trace.md); other files are refused by what they
-are. Equal ids mean equal prefixes.
+There is one format, Mooncake's, as JSON lines with an optional header or as a CSV (docs/how-to/trace.md); other files
+are refused by what they are. Equal ids mean equal prefixes.
 """
 
+import csv
 import re
 from array import array
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 
 from kvbench.errors import UsageError
-from kvbench.sweep.swap_file import lines_of
+from kvbench.sweep.swap_file import MOST_LINE_BYTES, lines_of
 from kvbench.text import convert, located, printable, short, shown
 
 MOST_TOKENS: Final = 10_000_000
@@ -28,6 +29,8 @@ _HEADER: Final = re.compile(rb'\{\s*"(hash_tokens|time_unit)"')
 _HOW_TO: Final = "docs/how-to/trace.md"
 _PAGE: Final = f"{_HOW_TO} has a script that converts it"
 _NUMBERED: Final = f"Prefixes in {_HOW_TO} gives others a number"
+_LOOKUPS: Final = f"record its lookups (--lookup-hash-log-dir): {_HOW_TO} has a script that converts them"
+_CSV: Final = re.compile(rb"[^{\[\x00-\x1f\x7f-\xff][\t -~]*[,;\t][\t -~]*")
 _FORMAT: Final = "a request has timestamp, input_length, output_length and hash_ids"
 # What a file is that begins with these bytes.
 _MAGIC: Final = {
@@ -47,10 +50,20 @@ _KINDS: Final = {
         {"completed", "benchmarks", "metrics", "input_lens", "request_throughput", "output_throughput", "ttfts"}
         | {"results", "mean_ttft_ms"}
     ),
+    f"lookups of LMCache; {_PAGE}": {"chunk_hashes", "chunk_size"},
+    f"prompts as tokens; Prefixes in {_HOW_TO} gives their blocks a number": (
+        {"prompt_token_ids", "token_ids", "input_ids"}
+    ),
+    "spans of OpenTelemetry, which tell usage and have no ids of prefixes": (
+        {"traceId", "spanId", "trace_id", "span_id", "resourceSpans", "scopeSpans", "startTimeUnixNano"}
+    ),
     "a usage log, which has no ids of prefixes": (
         {"usage", "prompt_tokens", "completion_tokens", "cached_tokens", "cache_read_input_tokens"}
     ),
     "texts, which have no ids of prefixes": {"messages", "conversations", "prompt", "text", "text_input", "body"},
+    "a load generator's result (lifecycle metrics), which has no ids of prefixes": (
+        {"start_time", "end_time", "output_token_times"}
+    ),
 }
 
 
@@ -153,14 +166,16 @@ def share_nothing(requests: Sequence[Request]) -> bool:
 
 def _rows(lines: Iterable[bytes]) -> tuple[RequestHeader, list[_Row]]:
     """Return the header and one or more requests, in order of time; raises UsageError."""
-    header, rows, ids = RequestHeader(), list[_Row](), 0
+    header, rows, ids, columns = RequestHeader(), list[_Row](), 0, list[str]()
     for number, text in enumerate(lines, start=1):
         line = text.removeprefix(_BOM).strip() if number == 1 else text.strip()
         with located(f"line {number}"):
             if number == 1 and _HEADER.match(line):
                 header = convert(_decoded(line), RequestHeader)
+            elif number == 1 and _CSV.fullmatch(line) and "hash_ids" in (names := _cells(line)):
+                columns = names
             elif line:
-                rows.append(_row(number, line))
+                rows.append(_row(number, line, columns))
                 ids += len(rows[-1].ids)
             if ids > MOST_IDS:
                 raise UsageError(f"more than {MOST_IDS} ids in all are not read; give a part of the file")
@@ -169,10 +184,10 @@ def _rows(lines: Iterable[bytes]) -> tuple[RequestHeader, list[_Row]]:
     return header, sorted(rows, key=attrgetter("time"))
 
 
-def _row(number: int, text: bytes) -> _Row:
-    """Return the request of a line; raises UsageError, which says what another line is."""
+def _row(number: int, text: bytes, columns: Sequence[str] = ()) -> _Row:
+    """Return the request of a line, of a CSV with these columns; raises UsageError, which says what another line is."""
     try:
-        line = msgspec.json.decode(text, type=_Line)
+        line = _converted(_of_cells(text, columns)) if columns else msgspec.json.decode(text, type=_Line)
     except (ValueError, RecursionError):
         line = _converted(_decoded(text))
     if max(line.hash_ids) >= 1 << 64 or len(set(line.hash_ids)) < len(line.hash_ids):
@@ -182,14 +197,38 @@ def _row(number: int, text: bytes) -> _Row:
     return _Row(number, line.timestamp, line.input_length, line.output_length, ids, session)
 
 
+def _cells(text: bytes) -> list[str]:
+    csv.field_size_limit(MOST_LINE_BYTES)  # a list of ids is longer than the default
+    try:
+        return next(csv.reader([text.decode("utf-8", "replace")]), [])
+    except csv.Error as error:
+        raise UsageError(f"not a line of a CSV: {error}") from None
+
+
+def _of_cells(text: bytes, columns: Sequence[str]) -> dict[str, Any]:
+    """Return the line of a CSV as an object: its numbers and lists are written as in JSON. Raises UsageError."""
+    cells = _cells(text)
+    if len(cells) != len(columns):
+        raise UsageError(f"{len(cells)} cells, but the first line names {len(columns)} columns")
+    plain: dict[str, Any] = {}
+    for name, cell in zip(columns, cells, strict=True):
+        try:
+            plain[name] = msgspec.json.decode(cell)
+        except (ValueError, RecursionError):
+            plain[name] = cell
+    return plain
+
+
 def _decoded(text: bytes) -> dict[str, Any]:
     """Return the JSON object of a line; raises UsageError."""
     try:
         plain = msgspec.json.decode(text)
     except (ValueError, RecursionError):
-        if re.fullmatch(rb"[^{\[\x00-\x1f\x7f-\xff][\t -~]*[,;\t][\t -~]*", text):
-            why = "a CSV has no ids of prefixes, so nothing in it can be found again"
+        if _CSV.fullmatch(text):
+            why = "a CSV without a column hash_ids (between commas) has no ids of prefixes, so nothing is found again"
             raise UsageError(f"{why}; if it is BurstGPT's, {_PAGE}") from None
+        if b"LMCT" in text[:40]:
+            raise UsageError(f"not a request trace but LMCache's trace of its storage or events; {_LOOKUPS}") from None
         kind = next(
             (kind for magic, kind in _MAGIC.items() if text.startswith(magic)), shown(text[:40].decode("latin1"))
         )

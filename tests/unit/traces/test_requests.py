@@ -115,6 +115,13 @@ def test_a_byte_order_mark_costs_no_request_and_ids_have_64_bits(tmp_path: Path)
     assert [*made[0].hash_ids] == large
 
 
+def test_a_csv_with_ids_is_read_as_the_same_lines_of_json(tmp_path: Path) -> None:
+    requests = [line(at, [0, *range(10**16 * at, 10**16 * at + 9_000)], session_id="a") for at in (1, 2)]
+    columns = [*requests[0], "of_no_meaning"]
+    rows = [",".join(f'"{one.get(name, "")}"' for name in columns) for one in requests]
+    assert read(tmp_path, [",".join(columns), *rows]) == read(tmp_path, requests)
+
+
 @pytest.mark.parametrize(
     ("lines", "what"),
     [
@@ -127,7 +134,14 @@ def test_a_byte_order_mark_costs_no_request_and_ids_have_64_bits(tmp_path: Path)
         ([{"created_at": "2026-10-01", "usage": {"prompt_tokens": 3}}], "a usage log"),
         ([{"conversations": []}], "texts"),
         ([{"kvbench_trace": 1, "block_bytes": 1}], "swaps, which kvbench trace show"),
-        (["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16,374,44"], "a CSV has no ids of prefixes"),
+        (["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16,374,44"], "a CSV without a column hash_ids"),
+        ([{"traceId": "0", "spanId": "1", "attributes": [{"key": "gen_ai.usage.input_tokens"}]}], "spans of OpenTele"),
+        ([{"start_time": 0.0, "end_time": 2.0, "request": "{}", "info": {"input_tokens": 3}}], "a load generator's"),
+        ([{"timestamp": 0, "prompt_token_ids": [1, 2], "prompt": "x"}], "prompts as tokens; Prefixes in docs"),
+        (["\0\0\0)\x13$type&header%magicLMCT.format_version\0"], "LMCache's trace of its storage or events"),
+        (["timestamp,hash_ids", "0,[1],3"], "line 2: 3 cells, but the first line names 2 columns"),
+        (["timestamp,hash_ids", '0,"[1]"'], "line 2: no input_length, output_length but timestamp, hash_ids"),
+        (["timestamp,input_length,output_length,hash_ids", "0,9,x,[1]"], 'line 2: output_length: "x" is not'),
         (["[1, 2]"], "line 1: an array, not a JSON object"),
         (["{", '"a": 1}'], "line 1: not a JSON object but the beginning of a document"),
         (["PAR1\x15\x04"], "line 1: not a JSON object but Parquet"),
@@ -196,6 +210,15 @@ SAMPLES: dict[str, tuple[list[object], dict[str, Any], list[tuple[float, int, in
         ],
         {"hash_tokens": 16, "time_unit": "ms"},
         [(1_760_000_000.0, 40, 0), (1_760_000_000.5, 40, 1)],
+    ),
+    "lmcache": (
+        [
+            {"timestamp": 5.0, "request_id": "a", "chunk_size": 256, "seq_len": 600, "chunk_hashes": ["0xa", "0xb"]},
+            {"timestamp": 5.5, "request_id": "a", "chunk_size": 256, "seq_len": 600, "chunk_hashes": ["0xa", "0xb"]},
+            {"timestamp": 9.0, "request_id": "b", "chunk_size": 256, "seq_len": 900, "chunk_hashes": ["0xa"]},
+        ],
+        {"hash_tokens": 256, "time_unit": "s"},
+        [(5.0, 600, 0), (9.0, 511, 16)],
     ),
     "burstgpt": (
         [
