@@ -9,8 +9,9 @@ import numpy as np
 
 from kvbench.backends.auto import Auto
 from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
+from kvbench.backends.through_torch import TorchStream
 from kvbench.cells.axes import DEFAULT_ORDER, Order
-from kvbench.cells.facts import COPIER, EMPTY, DeviceFacts
+from kvbench.cells.facts import COPIER, EMPTY, EMPTY_TORCH, DeviceFacts
 
 _SHORTEST_NS: Final = 0
 
@@ -76,3 +77,37 @@ class _Launch:
 
     def submit(self, stream: int) -> None:
         self._delay(_SHORTEST_NS, stream)
+
+
+class EmptyTorchLaunch(Backend):
+    """Launches a kernel of torch that writes one byte, on the stream as the backends of engines make it current.
+
+    Their calls cannot take less than this: what an engine's code takes more is its own, and not of how it is called.
+    """
+
+    name = EMPTY_TORCH
+    summary = "an empty launch through torch, as the backends of engines make theirs: the floor of their calls"
+    on_request = True
+
+    def axes(self, _device: DeviceFacts) -> frozenset[str]:
+        return frozenset()
+
+    def unavailable(self, device: DeviceFacts) -> str | None:
+        if device.kind != "cuda":
+            return "a launch through torch needs a GPU"
+        return None if importlib.util.find_spec("torch") else "torch not installed; install kvbench[cuda]"
+
+    def create(self, request: SwapRequest) -> PreparedSwap:
+        return PreparedSwap(_TorchLaunch(request), Mechanism.NOTHING)
+
+
+class _TorchLaunch:
+    calls = 1
+
+    def __init__(self, request: SwapRequest) -> None:
+        self._stream = TorchStream(request.device)
+        self._byte = self._stream.torch.zeros(1, dtype=self._stream.torch.uint8, device=self._stream.device)
+
+    def submit(self, stream: int) -> None:
+        with self._stream(stream):
+            self._byte.zero_()

@@ -78,13 +78,16 @@ AUTO: Final = "auto"
 BATCHED: Final = "batched"
 COPIER: Final = "copier"
 EMPTY: Final = "empty"
+EMPTY_TORCH: Final = "empty_torch"
+# What copies nothing: the least that a call takes.
+FLOORS: Final = frozenset({EMPTY, EMPTY_TORCH})
 MERGED: Final = "merged"
 PER_BLOCK: Final = "per_block"
 PRIMED: Final = "primed"
 SM: Final = "sm"
 TRITON: Final = "triton"
 # What a policy cannot name: what follows one, and what copies nothing.
-NO_CHOICES: Final = frozenset({AUTO, COPIER, EMPTY})
+NO_CHOICES: Final = frozenset({AUTO, COPIER, *FLOORS})
 _PLUG_IN: Final = " (plug-in)"
 
 

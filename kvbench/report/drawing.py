@@ -68,6 +68,7 @@ KNOWN: Final = {
     "lmcache": Ink("#0F9BD8", "*"),
     "copier": Ink("#244878", "H"),
     "empty": Ink("#5601A6", (4, 1, 0)),
+    "empty_torch": Ink("#160B61", (7, 1, 0)),
 }
 _FREE_COLOURS: Final = ("#7F6A00", "#B0008B", "#5F7F8F", "#3F6F00", "#8A4A6A", "#6F6F6F", "#D0561A")
 _FREE_MARKERS: Final[tuple[Marker, ...]] = ((3, 1, 0), (4, 1, 45), (6, 1, 0), (3, 1, 180), (8, 1, 0))

@@ -19,7 +19,7 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import ListPlace, Reuse, Role, StreamState
 from kvbench.cells.blocks import is_alone
 from kvbench.cells.cell import AXES, Cell, SwapShape, axes_of
-from kvbench.cells.facts import EMPTY, marked, plug_ins_of
+from kvbench.cells.facts import FLOORS, marked, plug_ins_of
 from kvbench.report.numbers import ABSENT, figure, noun
 from kvbench.results import Run
 from kvbench.results.outcomes import BETWEEN, Outcome
@@ -195,7 +195,7 @@ class View:
     @cached_property
     def measured(self) -> pd.DataFrame:
         """The cells whose blocks were copied."""
-        return self.called[self.called["backend"] != EMPTY]
+        return self.called[~self.called["backend"].isin(FLOORS)]
 
     @cached_property
     def _outcomes(self) -> Mapping[str, Outcome]:

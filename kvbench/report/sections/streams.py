@@ -8,7 +8,7 @@ from typing import Final
 from kvbench.analysis.curves import QueueKnee, find_queue_knee
 from kvbench.analysis.margins import QUEUE_KNEE
 from kvbench.cells.axes import StreamState
-from kvbench.cells.facts import BATCHED, EMPTY
+from kvbench.cells.facts import BATCHED, EMPTY, FLOORS
 from kvbench.cells.units import two_digits
 from kvbench.report.model import Text
 from kvbench.report.numbers import TIMES, count, figure, noun, slower_text
@@ -225,7 +225,7 @@ def _calls(view: View) -> Pinned | None:
 
 def _call_effect(side: ContrastSide) -> Iterable[Text]:
     """Say what the call takes after an engine's step, against a tight loop, where it differs most."""
-    told = [pair for pair in side.comparisons if pair[1].told_apart and pair[0][_TIGHT]["backend"] != EMPTY]
+    told = [pair for pair in side.comparisons if pair[1].told_apart and pair[0][_TIGHT]["backend"] not in FLOORS]
     if told:
         line, _ = max(told, key=lambda pair: pair[1].ratio)
         tight, after = line[_TIGHT], line[_AFTER]
@@ -250,7 +250,8 @@ CALL: Final = Contrast(
     includes=lambda _: (
         "Medians in us on an idle stream, from the caller's list. Thread: until the call returns. Completion: until "
         "the host sees it. Tight: one call behind the other. After a step: the thread works between two calls, as an "
-        "engine does, in other memory and code. empty launches a kernel that copies nothing: the floor"
+        "engine does, in other memory and code. empty launches a kernel that copies nothing: the floor; empty_torch "
+        "launches one through torch, as engines' code is called: their floor"
     ),
     compared=(_TIGHT, _AFTER),
     ratio="After / tight",

@@ -69,7 +69,7 @@ def test_an_empty_launch_has_times_and_no_rate(run: Path) -> None:
     assert (copied["gbps"] > 0).tolist() == (copied["pause_us"] == 0).tolist()
 
 
-@pytest.mark.parametrize("name", ["copier", "empty"])
+@pytest.mark.parametrize("name", ["copier", "empty", "empty_torch"])
 def test_a_recommendation_names_neither(name: str, run: Path) -> None:
     assert name not in output("show", run, "--table").split()
     with pytest.raises(UsageError, match=name):

@@ -28,8 +28,9 @@ ENGINES = (
     BackendFacts("sglang_hisparse", "", frozenset({"list", "memory", "sms"}), default_sms=(), on_request=True),
 )
 CALLED = tuple(BackendFacts(name, "", frozenset(), on_request=True) for name in ("copier", "empty"))
-EVERYWHERE = (*H200_BACKENDS, *CALLED, *ENGINES)
-ON_A_HOST = (*CPU_BACKENDS, *CALLED, *(replace(engine, unavailable="it needs a GPU") for engine in ENGINES))
+THROUGH_TORCH = (*ENGINES, BackendFacts("empty_torch", "", frozenset(), on_request=True))
+EVERYWHERE = (*H200_BACKENDS, *CALLED, *THROUGH_TORCH)
+ON_A_HOST = (*CPU_BACKENDS, *CALLED, *(replace(facts, unavailable="it needs a GPU") for facts in THROUGH_TORCH))
 
 
 def shipped(name: str) -> SweepSpec:
