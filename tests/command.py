@@ -96,7 +96,7 @@ def kvbench_here(*arguments: str | Path, cwd: Path, env: dict[str, str] | None =
     """
     command = [str(argument) for argument in arguments]
     out, err = io.StringIO(), io.StringIO()
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         with (
             chdir(cwd),
@@ -110,7 +110,8 @@ def kvbench_here(*arguments: str | Path, cwd: Path, env: dict[str, str] | None =
         ):
             code = main.run(command)
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     return Done(command, code, out.getvalue(), err.getvalue())
 
 

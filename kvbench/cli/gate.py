@@ -1,7 +1,6 @@
 """`kvbench gate`: check rules about one run, and compare two builds or backends."""
 
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ import typer
 
 from kvbench.analysis.margins import GATE
 from kvbench.cli.options import NO_OPTIONS, Fault, FromStruct, with_struct_options
-from kvbench.cli.sweep import Axis, Filters, default_folder, terminated
+from kvbench.cli.sweep import Axis, Filters, default_folder, end_on_signals
 from kvbench.errors import ExitCode, UsageError
 from kvbench.text import convert, folded
 
@@ -143,7 +142,7 @@ def _suite(how: Measuring, axis: list[str] | None, filters: list[str] | None, si
 
 @contextmanager
 def _measured(sides: "tuple[Side, Side]", spec: "SweepSpec", folder: Path, *, as_json: bool) -> Iterator["SideBySide"]:
-    """Open both sides, and record how their runs ended; Ctrl-C and SIGTERM give exit code 130 and keep all data."""
+    """Open both sides, and record how their runs ended; an interrupt gives exit code 130, and all data is kept."""
     from kvbench.gate.side_by_side import opened
     from kvbench.run.execution import ended_by
 
@@ -151,7 +150,7 @@ def _measured(sides: "tuple[Side, Side]", spec: "SweepSpec", folder: Path, *, as
         stream = sys.stderr if as_json else sys.stdout
         print(folded(line, terminal=stream.isatty()), file=stream, flush=True)
 
-    signal.signal(signal.SIGTERM, terminated)
+    end_on_signals()
     kept = ""
     try:
         with opened(*sides, spec, folder, say) as both:

@@ -131,7 +131,7 @@ def sweep(
     from kvbench.cli.progress import make_reporter
     from kvbench.run.runner import resume_sweep
 
-    signal.signal(signal.SIGTERM, terminated)
+    end_on_signals()
     reporter = make_reporter(as_json=as_json)
     choice: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
 
@@ -167,8 +167,17 @@ def sweep(
     _finish(outcomes, reporter, shown=not as_json, as_markdown=markdown)
 
 
-def terminated(number: int, _frame: object) -> None:
-    raise KeyboardInterrupt(signal.Signals(number).name)  # ends the command as Ctrl-C does
+def end_on_signals() -> None:
+    """Have SIGTERM, and the SIGHUP of a terminal that closes, end the command as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, _interrupt)
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    # A terminal that closes sends one, then its shell another: that must not end the writing of what was measured.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def _preview(spec: SweepSpec, out: Path | None, reporter: "PlainReporter | JsonReporter") -> None:

@@ -1,6 +1,5 @@
 """`kvbench tune`: measure what decides which backend to use, or which settings of an engine to change."""
 
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,7 +22,7 @@ from kvbench.cli.show import (
     prefill_of,
     print_answer,
 )
-from kvbench.cli.sweep import Axis, WhereOptions, default_folder, terminated
+from kvbench.cli.sweep import Axis, WhereOptions, default_folder, end_on_signals
 from kvbench.errors import ExitCode, UsageError, brief
 from kvbench.models.presets import ModelChoice
 from kvbench.text import convert
@@ -107,7 +106,7 @@ def _measured(
     from kvbench.results import load_run
     from kvbench.run.runner import start_sweep
 
-    signal.signal(signal.SIGTERM, terminated)
+    end_on_signals()
     reporter = make_reporter(as_json=False, file=sys.stderr if quiet else None)
     outcome = start_sweep(spec, out or default_folder("tune"), ["kvbench", *sys.argv[1:]], reporter, searching)
     reporter.finished(outcome)

@@ -18,7 +18,7 @@ from kvbench.results import Failure, RunWriter, Visit
 from kvbench.run.execution import Execution, Observer, Progress, SweepEnd
 from kvbench.run.protocol import MeasureCells, Opened, Request, Start
 from kvbench.run.runner import fitting, planned, run_info
-from kvbench.run.worker_process import Kind, NotAskedError, WorkerSlot
+from kvbench.run.worker_process import Kind, NotAskedError, Stop, WorkerSlot
 from kvbench.sweep.installed import Installed, asked_for
 from kvbench.sweep.plan import Plan, visits
 from kvbench.sweep.spec import EVERY_GPU, SweepSpec
@@ -41,7 +41,7 @@ class Turns:
         self._changed = threading.Condition()
         self._remaining: set[int] = set()
         self._reached: dict[int, Key] = {}
-        self.stopped = threading.Event()
+        self.stopped = Stop()
 
     def join(self, device: int) -> None:
         self._remaining.add(device)
@@ -52,7 +52,8 @@ class Turns:
             self._reached.pop(device, None)
             self._changed.notify_all()
 
-    def stop(self) -> None:
+    def stop(self, reason: str) -> None:
+        self.stopped.reason = reason
         self.stopped.set()
         with self._changed:
             self._changed.notify_all()
@@ -65,7 +66,7 @@ class Turns:
             self._changed.notify_all()
             self._changed.wait_for(lambda: self.stopped.is_set() or self._may_begin(device, key, together=together))
             if self.stopped.is_set():
-                raise KeyboardInterrupt
+                self.stopped.interrupt()
             present = list(self._reached.values()).count(key)
         try:
             yield present
@@ -185,8 +186,8 @@ def _run(executions: Sequence[Execution], path: Path, turns: Turns) -> list[Swee
         running = [pool.submit(run, index) for index in range(len(executions))]
         try:
             wait(running)
-        except KeyboardInterrupt:
-            turns.stop()
+        except KeyboardInterrupt as why:
+            turns.stop(str(why))
         return [one.result() for one in running]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, TypeVar
+from typing import IO, Final, NoReturn, TypeVar
 
 import msgspec
 
@@ -70,6 +70,15 @@ class HungError(LostError):
     kind = "timeout"
 
 
+class Stop(threading.Event):
+    """Ends the waits of all who share it, as an interrupt does; `reason` says which, as `ended_by` shows it."""
+
+    reason = ""
+
+    def interrupt(self) -> NoReturn:
+        raise KeyboardInterrupt(self.reason)
+
+
 class Supervised:
     """A process that is asked, and answers, in lines; `what` names it in messages.
 
@@ -82,10 +91,10 @@ class Supervised:
         what: str,
         command: Sequence[str],
         environment: Mapping[str, str] | None = None,
-        stop: threading.Event | None = None,
+        stop: Stop | None = None,
     ) -> None:
         self._what = what
-        self._stop = stop or threading.Event()
+        self._stop = stop or Stop()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close
         try:
             self._process = subprocess.Popen(
@@ -182,7 +191,7 @@ class Supervised:
                 else:
                     left_s -= min(step_s, time.monotonic() - begin_s)
                 if self._stop.is_set():
-                    raise KeyboardInterrupt
+                    self._stop.interrupt()
         self.kill()
         raise HungError(f"no answer within {round(deadline_s, 1):g} s; {self._what} was killed")
 
@@ -221,7 +230,7 @@ class Interpreter:
 class WorkerProcess(Supervised):
     """One worker; see `Supervised` for what it raises."""
 
-    def __init__(self, interpreter: Interpreter, stop: threading.Event) -> None:
+    def __init__(self, interpreter: Interpreter, stop: Stop) -> None:
         environment = os.environ if interpreter.environment is None else interpreter.environment
         command = interpreter.command("-m", "kvbench.measure.worker")
         super().__init__("the worker", command, {**environment, **_ENVIRONMENT}, stop)
@@ -254,7 +263,7 @@ class WorkerSlot:
         spec: SweepSpec,
         backends: Iterable[Installed] = (),
         interpreter: Interpreter | None = None,
-        stop: threading.Event | None = None,
+        stop: Stop | None = None,
     ) -> None:
         self._spec = spec
         self._interpreter = interpreter or Interpreter()
@@ -267,7 +276,7 @@ class WorkerSlot:
         self.log: Path | None = None
         self._worker: WorkerProcess | None = None
         self._started = 0
-        self._stop = stop or threading.Event()
+        self._stop = stop or Stop()
 
     @property
     def pids(self) -> frozenset[int]:

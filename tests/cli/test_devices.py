@@ -88,15 +88,16 @@ def test_the_runs_of_several_devices_cannot_be_continued(run: Path, name: str, m
     assert message in refused("sweep", "--resume", run / name, cwd=run.parent)
 
 
-def test_an_interrupt_ends_the_visits_of_all_devices(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "reason"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+def test_an_interrupt_ends_the_visits_of_all_devices(tmp_path: Path, number: signal.Signals, reason: str) -> None:
     long = ("--rounds=50", "--min-samples=100000", "--max-samples=100000", "--cell-seconds=30")
     with kvbench_started(
         "sweep", *two(blocks="4,8,16", direction="h2d,d2h"), *long, "--json", "--out=run", cwd=tmp_path
     ) as process:
         await_records(process, "ceiling", 2)  # the visits come next
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert process.stdout is not None
         ends = [json.loads(line) for line in process.stdout if '"finished"' in line]
         assert process.wait(TIMEOUT_S) == 130
     assert [end["run"] for end in ends] == ["run/cpu-0", "run/cpu-1"]
-    assert {(end["status"], end["reason"]) for end in ends} == {("interrupted", "Ctrl-C")}
+    assert {(end["status"], end["reason"]) for end in ends} == {("interrupted", reason)}

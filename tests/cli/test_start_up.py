@@ -35,6 +35,22 @@ for command in {commands!r}:
 """
 
 
+INTERRUPTED_BY_AN_IMPORT = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.{handler})
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["kvbench", "--version"]
+from kvbench.__main__ import main
+main()
+"""
+
+
 def start(refused: tuple[str, ...], then: str) -> subprocess.CompletedProcess[str]:
     program = START.format(refused=refused, then=then)
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -48,6 +64,15 @@ def test_help_imports_nothing_heavy(refused: tuple[str, ...], commands: tuple[st
     assert not rest
     assert len(shown) == len(commands)
     assert all("kvbench" in text for text in shown)
+
+
+def test_ctrl_c_while_the_command_is_imported_ends_it_in_a_line() -> None:
+    ends = []
+    for handler in ("default_int_handler", "SIG_IGN"):
+        program = INTERRUPTED_BY_AN_IMPORT.format(handler=handler)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        ends.append((done.returncode, done.stderr, done.stdout.partition(" ")[0]))
+    assert ends == [(130, "kvbench: interrupted\n", ""), (0, "", "kvbench")]
 
 
 def test_a_report_is_drawn_without_torch_the_engine_and_a_display(

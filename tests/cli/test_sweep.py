@@ -267,7 +267,7 @@ def test_resuming_does_not_clear_failed_cells(faulty: tuple[Done, Path]) -> None
 # Interruptions
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda number: number.name)
 def test_a_sweep_that_ends_early_keeps_its_data_and_leaves_no_worker_and_can_be_finished(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -288,7 +288,7 @@ def test_a_sweep_that_ends_early_keeps_its_data_and_leaves_no_worker_and_can_be_
     assert status(run) == ("running" if killed else "interrupted")
     if not killed:
         last = json.loads(rest[-1])
-        assert (last["event"], last["status"], last["reason"]) == ("finished", "interrupted", "SIGTERM")
+        assert (last["event"], last["status"], last["reason"]) == ("finished", "interrupted", number.name)
         assert len(pd.read_csv(run / "summary.csv")) == 2
     before = (run / "journal.jsonl").read_bytes()
     done = resume(run, "--json")
