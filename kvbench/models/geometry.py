@@ -15,6 +15,7 @@ from fractions import Fraction
 from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec.structs import replace as replace_fields
 
 from kvbench.cells.cell import AXES
 from kvbench.cells.pattern import AS_PATTERN, Pattern, Tensors, unfit_sides
@@ -78,17 +79,18 @@ class CachePart(StrEnum):
     INDEX = "index rows"
     STATES = "states"
     WINDOW = "last rows"
+    LAYERS = "all layers"
 
 
 class KvLayout(StrEnum):
     """How the layers lie in the pools of both sides.
 
     Each layer has its own tensors of K and of V (`per-layer`), or one tensor holds the blocks of all layers
-    (`cross-layer`). The others are engines' own: `vllm` has K and V of a layer in one block, and all layers of a block
-    side by side on the host (`SharedOffloadRegion.create_next_view`), or with `vllm-canonical` in a page that all ranks
-    share, token by token (`canonical_mapping.py`, packed K and V in NHD order); the `sglang-` layouts are those of
-    `MHATokenToKVPoolHost.init_kv_buffer`, whose `page_first` goes token by token; `lmcache` packs chunks
-    of tokens on the host, tensor by tensor (`KV_2LTD`).
+    (`cross-layer`, in vLLM the layouts with the block outermost). The others are engines' own: `vllm` has K and V of a
+    layer in one block, and all layers of a block side by side on the host (`SharedOffloadRegion.create_next_view`), or
+    with `vllm-canonical` in a page that all ranks share, token by token (`canonical_mapping.py`, packed K and V in NHD
+    order); the `sglang-` layouts are those of `MHATokenToKVPoolHost.init_kv_buffer`, whose `page_first` goes token by
+    token; `lmcache` packs chunks of tokens on the host, tensor by tensor (`KV_2LTD`).
     """
 
     PER_LAYER = "per-layer"
@@ -106,10 +108,11 @@ class LayerGroup(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
 
     `kv_parts` is 2 if K and V are separate tensors of equal blocks, else 1: multi-head latent attention, where
     `kv_heads` is 1 and `head_dim` is the number of elements per token, or what `part` names (`K`, `V`, `index rows`,
-    `states`, `last rows`). `sliding_layers` of the `layers` attend only to the last `window` tokens or, if `chunked`,
-    to those of their chunk of `window` tokens. `row_bytes` are the bytes of a head's row where the type does not tell;
-    a row is for `row_tokens` tokens. Of `states` and `last rows` a layer has one block for each sequence. `label` tells
-    the group from the others of its model; `left_out` says what of the model is in no group.
+    `states`, `last rows`, or `all layers` of several groups, side by side in one block). `sliding_layers` of the
+    `layers` attend only to the last `window` tokens or, if `chunked`, to those of their chunk of `window` tokens.
+    `row_bytes` are the bytes of a head's row where the type does not tell; a row is for `row_tokens` tokens. Of
+    `states` and `last rows` a layer has one block for each sequence. `label` tells the group from the others of its
+    model; `left_out` says what of the model is in no group.
     Raises ValueError if these contradict each other.
     """
 
@@ -158,6 +161,8 @@ class LayerGroup(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     @property
     def text(self) -> str:
         """A description: "36 layers (18 of them with a window of 128 tokens) x 8 KV heads x 64, bf16"."""
+        if self.part is CachePart.LAYERS:
+            return f"{self.label} side by side in a block"
         text = counted(self.layers, "layer")
         if self.sliding_layers:
             which = f"{'in chunks' if self.chunked else 'with a window'} of {self.window} tokens"
@@ -237,6 +242,32 @@ class Model:
         groups = " + ".join(group.text for group in self.groups)
         return f"{groups}: {self.bytes_per_token:.12g} B a token{states}{missing}"
 
+    def _side_by_side(self, tp: int) -> LayerGroup:
+        """All groups in one block: vLLM's layouts with the block outermost, for layers that it keeps in one group
+        (`get_kv_cache_config_from_groups`; it may pad the block). Raises UsageError for others.
+        """
+        why = ""
+        if any(group.is_of_sequence or group.sliding_layers for group in self.groups):
+            why = "vLLM lays the pages of layers with a window or a state over those of the others"
+        elif tp > 1 and len({group.kv_heads for group in self.groups}) > 1:
+            why = f"{tp} ranks divide the heads of its groups, which differ in number"
+        if why:
+            raise UsageError(f"layout: {self.name} in one block is not known: {why}; choose {KvLayout.PER_LAYER}")
+        tokens = math.lcm(*(group.row_tokens for group in self.groups))
+        rows = sum(group.layers * group.layer_bytes * tokens // group.row_tokens for group in self.groups)
+        heads = self.groups[0].kv_heads if tp > 1 else 1
+        return replace_fields(
+            self.groups[0],
+            layers=1,
+            kv_heads=heads,
+            head_dim=1,
+            kv_parts=1,
+            part=CachePart.LAYERS,
+            row_bytes=rows // heads,
+            row_tokens=tokens,
+            label=" and ".join(group.label for group in self.groups)[:64],
+        )
+
     def swaps(
         self, *, tp: int, tokens: int, block_tokens: int, layout: KvLayout, chunk_tokens: int = LMCACHE_CHUNK
     ) -> tuple["ModelSwap", ...]:
@@ -244,6 +275,10 @@ class Model:
 
         Where ranks that repeat heads store them in turn, another swap has the blocks that one of them stores.
         """
+        if len(self.groups) > 1 and layout is KvLayout.CROSS_LAYER:
+            return Model(self.name, (self._side_by_side(tp),)).swaps(
+                tp=tp, tokens=tokens, block_tokens=block_tokens, layout=layout
+            )
         placed = (KvLayout.PER_LAYER, KvLayout.SGLANG_LAYER_FIRST)
         if len(self.groups) > 1 and layout not in (*placed, *([KvLayout.VLLM] if self.in_vllm_pages else [])):
             raise UsageError(

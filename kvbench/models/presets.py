@@ -159,12 +159,15 @@ class GroupFacts(msgspec.Struct, kw_only=True):
 
 class GroupPages(msgspec.Struct, kw_only=True):
     """The pages of a group in a layout, on one rank: their tokens (null where a page is for a sequence), and the
-    descriptors that copy one, with their bytes.
+    descriptors that copy one, with their bytes. Where a default store copies others than a load, those too: SGLang's
+    `page_first` gathers the rows on the GPU, then copies whole pages of the host.
     """
 
     tokens: int | None
     descriptors: int
     descriptor_bytes: int
+    store_descriptors: int | None = None
+    store_descriptor_bytes: int | None = None
 
 
 class ModelFacts(msgspec.Struct, kw_only=True):
@@ -224,18 +227,26 @@ def _pages(model: Model, layout: KvLayout, tp: int, block_tokens: int, chunk_tok
         swaps = model.swaps(tp=tp, tokens=tokens, block_tokens=block_tokens, layout=layout, chunk_tokens=chunk_tokens)
     except UsageError:
         return None
-    return [
-        GroupPages(
-            tokens=max(tokens, swap.page_tokens) if swap.page_tokens else None,
-            descriptors=swap.blocks,
-            descriptor_bytes=swap.block_bytes,
-        )
-        for swap in swaps
-    ]
+    return [_page(swap, tokens) for swap in swaps]
+
+
+def _page(swap: ModelSwap, tokens: int) -> GroupPages:
+    """Return the page that a swap of `tokens` tokens copies whole."""
+    page = GroupPages(
+        tokens=max(tokens, swap.page_tokens) if swap.page_tokens else None,
+        descriptors=swap.blocks,
+        descriptor_bytes=swap.block_bytes,
+    )
+    if swap.layout is KvLayout.SGLANG_PAGE_FIRST:
+        page.store_descriptors = swap.geometry.kv_parts
+        page.store_descriptor_bytes = swap.blocks * swap.block_bytes // swap.geometry.kv_parts
+    return page
 
 
 def notes_of(swaps: Sequence[ModelSwap]) -> list[str]:
-    """Return a line for each model that is swapped in smaller blocks than vLLM's, whose pages hold a state."""
+    """Return a line for each model that is swapped in smaller blocks than vLLM's, whose pages hold a state, or in the
+    rows of SGLang's `page_first`, which its stores do not copy.
+    """
     notes = []
     for model in models_of(swaps):
         swap = next(one for one in swaps if one.geometry.name == model.name)
@@ -243,6 +254,12 @@ def notes_of(swaps: Sequence[ModelSwap]) -> list[str]:
         if tokens and tokens > swap.block_tokens and swap.layout is KvLayout.PER_LAYER:
             why = f"vLLM enlarges them to {tokens} tokens, so that a page holds a state"
             notes.append(f"{model.name}: no engine swaps blocks of {swap.block_tokens} tokens: {why} (--layout vllm)")
+        if swap.layout is KvLayout.SGLANG_PAGE_FIRST:
+            size = (
+                swap.block_tokens * swap.geometry.layers * swap.geometry.rank_bytes(swap.tp) // swap.geometry.kv_parts
+            )
+            why = f"a default store of SGLang gathers them on the GPU and copies whole pages of the host, {size} B each"
+            notes.append(f"{model.name}: rows of {swap.block_bytes} B are what its loads copy; {why}")
     return notes
 
 

@@ -13,9 +13,9 @@ from kvbench.cells.blocks import misfit
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.pattern import Tensors
 from kvbench.errors import UsageError
-from kvbench.models.geometry import KvDtype, KvLayout, LayerGroup, Model, ModelSwap, swaps_from_plain
+from kvbench.models.geometry import KvDtype, KvLayout, LayerGroup, Model, ModelSwap, models_of, swaps_from_plain
 from kvbench.models.hf_config import model_of, read_config_json
-from kvbench.models.presets import GroupPages, ModelChoice, find_model, model_facts, presets
+from kvbench.models.presets import GroupPages, ModelChoice, find_model, model_facts, notes_of, presets
 from kvbench.results import Visit, load_run
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
@@ -72,6 +72,32 @@ def test_a_cross_layer_block_holds_all_layers() -> None:
     assert (together.tensors, together.block_bytes) == ((Tensors(1, 512),), 64 * apart.block_bytes)
     hybrid = swap_of("gpt-oss-120b", layout="cross-layer")
     assert (hybrid.tensors, hybrid.block_bytes) == ((Tensors(1, 512), Tensors(1, 8)), 18 * 2 * 16 * KIB)
+
+
+def test_a_cross_layer_block_holds_the_groups_of_one_model_side_by_side() -> None:
+    model = find_model("glm-5.2")
+    for tp in (1, 8):  # every rank has all of it: latent and index rows are not divided
+        (swap,) = model.swaps(tp=tp, tokens=2048, block_tokens=64, layout=KvLayout.CROSS_LAYER)
+        assert (swap.tensors, swap.block_bytes) == ((Tensors(1, 32),), 64 * (78 * 576 * 2 + 21 * 132))
+        assert swaps_from_plain([msgspec.to_builtins(swap)]) == (swap,)
+    (shown,) = models_of([swap])
+    assert shown.bytes_per_token == model.bytes_per_token
+    assert "78 layers of 1 x 576 and 21 layers of index rows side by side" in shown.text
+    facts = model_facts(model).layouts[KvLayout.CROSS_LAYER]
+    assert facts == [GroupPages(tokens=16, descriptors=1, descriptor_bytes=swap.block_bytes // 4)]
+
+
+@pytest.mark.parametrize(("name", "parts", "layers"), [("llama-3-8b", 2, 32), ("deepseek-v3", 1, 61)])
+def test_a_store_of_sglang_copies_whole_pages_where_a_load_copies_rows(name: str, parts: int, layers: int) -> None:
+    facts = model_facts(find_model(name), block_tokens=64)
+    (page,) = facts.layouts[KvLayout.SGLANG_PAGE_FIRST] or []
+    assert (page.descriptors, page.store_descriptors) == (64 * parts * layers, parts)
+    assert page.store_descriptor_bytes == 64 * layers * page.descriptor_bytes
+    assert page.store_descriptor_bytes == 64 * facts.bytes_per_token // parts
+    (direct,) = facts.layouts[KvLayout.SGLANG_PAGE_FIRST_DIRECT] or []
+    assert direct.store_descriptors is None
+    (note,) = notes_of(choice([name], layout="sglang-page-first", block_tokens=64).swaps())
+    assert f"{page.store_descriptor_bytes} B each" in note
 
 
 @pytest.mark.parametrize(
@@ -172,6 +198,12 @@ def test_untrusted_models_are_checked(plain: object) -> None:
         (["glm-5.2"], {"layout": "vllm"}, "layout: glm-5.2 has blocks of 2 sizes, which vllm is not known to place"),
         (["nemotron-3-nano-30b@tp16"], {}, "tp: 8 parts of the states of nemotron-3-nano-30b cannot be distributed"),
         (["llama-3-8b"], {"kv_dtype": "fp8_ds_mla"}, "kv_dtype: fp8_ds_mla is of multi-head latent attention of 576"),
+        (
+            ["gemma-4-31b"],
+            {"layout": "cross-layer"},
+            "vLLM lays the pages of layers with a window or a state over those",
+        ),
+        (["minimax-m3@tp4"], {"layout": "cross-layer"}, "4 ranks divide the heads of its groups, which differ in"),
         (["gemma-3-27b"], {"layout": "cross-layer"}, "layout: gemma-3-27b has 10 and 52 layers of two kinds"),
         (["llama-3-8b"], {"tokens": 10**7, "block_tokens": 1}, "model llama-3-8b: axis blocks=640000000"),
         (["llama-3-8b"], {"chunk_tokens": 512}, "chunk_tokens: 512 requires the layout lmcache"),
