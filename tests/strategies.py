@@ -57,7 +57,10 @@ AXIS_VALUES: dict[str, st.SearchStrategy[AxisValue]] = {
     "pool": st.just(0) | st.integers(2**12, 2**44),
     "reuse": st.sampled_from(Reuse),
     "pause": st.integers(0, 1_000_000),
-    "neighbour": st.sampled_from(Neighbour),
+    "neighbour": st.one_of(
+        st.sampled_from([Neighbour.NONE, Neighbour.IDLE, Neighbour.DECODE, Neighbour.PREFILL]),
+        st.builds(Neighbour.parse, st.integers(64, 65_536).map("prefill-{}".format)),
+    ),
     "sequence": st.sampled_from(["whole", "layers-4", "layers-1024", "at-once-32"]),
     "devices": st.integers(1, 64),
 }

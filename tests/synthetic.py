@@ -76,6 +76,8 @@ def beside(cell: Cell, slowdown: float, gbps: float, rounds: int = 6) -> list[Vi
         swaps_beside_us=[1300.0] * 2,
         one_block_alone_us=[10.0] * 8,
         one_block_beside_us=[12.0] * 8,
+        readback_alone_us=[10.0] * 100,
+        readback_us=[20.0] * 100,
     )
     visits = (visit(cell, cell.swap_bytes / gbps / 1e3, count=7, round_=number) for number in range(rounds))
     return [msgspec.structs.replace(one, beside=turns) for one in visits]

@@ -268,6 +268,18 @@ def paired_interval(logs: Floats, confidence: float = CONFIDENCE) -> tuple[float
     return middle_of_sorted(values), *ends_at(values, rank)
 
 
+def interval_over_starts(values: Sequence[float], starts: Sequence[object]) -> tuple[float, float, float]:
+    """Return the centre of the values of visits and the ends of its interval; (-inf, inf) with too few visits.
+
+    Visits of one start of a worker agree more closely than starts do: the interval contains the centres of all starts.
+    """
+    visits = np.asarray(values, dtype=np.float64)
+    centre, low, high = paired_interval(visits)
+    of_start = [[value for value, of in zip(visits, starts, strict=True) if of == start] for start in set(starts)]
+    centres = [paired_interval(np.array(each))[0] for each in of_start]
+    return centre, min(low, *centres), max(high, *centres)
+
+
 @lru_cache(64)  # most comparisons of a run have as many visits
 def _pairs_of(count: int) -> tuple[Counts, Counts]:
     return np.triu_indices(count)

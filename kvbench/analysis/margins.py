@@ -29,6 +29,7 @@ UPPER_HALF: Final = Margin(
 TIED: Final = Margin(0.03, "a smaller gain does not justify taking SMs from a model")
 MIN_P99: Final = 500  # a p99 of fewer values is the worst few
 MIN_P90: Final = 40
+MIN_ITERATIONS: Final = 20  # of a neighbour beside swaps: the mean of fewer rests on where the swaps began
 # A smaller difference of two times is no more than an interrupt takes.
 ABSOLUTE_US: Final = 1.0
 CLIFF: Final = Margin(0.25, "at a constant cost per descriptor, GB/s grow up to in proportion to the size")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.units import KIB, format_size, parse_size
@@ -76,13 +76,66 @@ class Reuse(StrEnum):
     SAME = "same"
 
 
-class Neighbour(StrEnum):
-    """The work that runs continuously on the device beside the swaps."""
+class Situation(StrEnum):
+    """What an engine's GPU does while it swaps."""
 
-    NONE = "none"
-    IDLE = "idle"
-    GEMM = "gemm"
+    ALONE = "alone"
     DECODE = "decode"
+    PREFILL = "prefill"
+
+    @property
+    def beside(self) -> str:
+        """What the swaps are beside, as tables say it."""
+        return "nothing" if self is Situation.ALONE else self.value
+
+
+PREFILL_TOKENS: Final = 2048
+LEAST_TOKENS, MOST_TOKENS = 64, 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """The work that runs continuously on the device beside the swaps; `tokens` are those of a prefill, else 0."""
+
+    kind: str
+    tokens: int = 0
+
+    NONE: ClassVar["Neighbour"]
+    IDLE: ClassVar["Neighbour"]
+    DECODE: ClassVar["Neighbour"]
+    PREFILL: ClassVar["Neighbour"]
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.tokens}" if self.tokens not in (0, PREFILL_TOKENS) else self.kind
+
+    @property
+    def uses_torch(self) -> bool:
+        return self.kind in ("decode", "prefill")
+
+    @property
+    def situation(self) -> Situation | None:
+        """What swaps beside it show of an engine's; None beside what only waits."""
+        return Situation.ALONE if self.kind == "none" else None if self.kind == "idle" else Situation(self.kind)
+
+    @classmethod
+    def parse(cls, text: str) -> "Neighbour":
+        """Read none, idle, decode, prefill, or prefill-TOKENS; raises ValueError."""
+        for named in (cls.NONE, cls.IDLE, cls.DECODE, cls.PREFILL):
+            if text.lower() == named.kind:
+                return named
+        if text.lower() == "gemm":
+            raise ValueError("gemm is gone: its figures were those of one matrix's size; prefill is a layer of a model")
+        match = re.fullmatch(r"prefill-([1-9]\d{0,5})", text.lower())
+        if match is None or not LEAST_TOKENS <= int(match[1]) <= MOST_TOKENS:
+            raise ValueError(
+                f"not none, idle, decode, prefill or prefill-TOKENS with {LEAST_TOKENS} to {MOST_TOKENS} tokens"
+            )
+        tokens = int(match[1])
+        return cls.PREFILL if tokens == PREFILL_TOKENS else cls("prefill", tokens)
+
+
+Neighbour.NONE, Neighbour.IDLE = Neighbour("none"), Neighbour("idle")
+Neighbour.DECODE, Neighbour.PREFILL = Neighbour("decode"), Neighbour("prefill", PREFILL_TOKENS)
 
 
 class Memory(StrEnum):
@@ -125,7 +178,7 @@ class ListPlace(StrEnum):
 MAX_AXIS_VALUES: Final = 10_000
 MOST_LAYERS: Final = 1024
 
-AxisValue = str | int | bool | StrEnum | Pattern
+AxisValue = str | int | bool | StrEnum | Pattern | Neighbour
 
 
 class Role(StrEnum):

@@ -19,7 +19,7 @@ def is_whole(cell: Cell) -> bool:
 
 def is_alone(cell: Cell) -> bool:
     """Whether its swaps are whole, with none queued before them and nothing beside them."""
-    beside = cell.neighbour is not Neighbour.NONE or cell.devices > 1
+    beside = cell.neighbour != Neighbour.NONE or cell.devices > 1
     return is_whole(cell) and not (cell.queued or cell.streams > 1 or beside)
 
 
@@ -48,7 +48,7 @@ def layer_tensors(cell: Cell) -> int:
 def unfit(cell: Cell) -> str | None:
     """Return why the layers of `cell` cannot be swapped, or wait, as it says, or a trace replayed; None if they can."""
     if cell.sequence == TRACE:
-        alone = cell.neighbour is Neighbour.NONE and cell.devices == 1 and not cell.pause_us
+        alone = cell.neighbour == Neighbour.NONE and cell.devices == 1 and not cell.pause_us
         return None if alone else "a trace is replayed without a neighbour and a pause, on one device"
     if not cell.layers:
         return None
@@ -58,10 +58,10 @@ def unfit(cell: Cell) -> str | None:
 
 
 def _unfit_step(cell: Cell) -> str | None:
-    if cell.neighbour is Neighbour.NONE:
+    if cell.neighbour == Neighbour.NONE:
         return None
     if cell.neighbour not in STEPS:
-        return f"sequence={cell.sequence} needs a neighbour whose layers wait: {' or '.join(STEPS)}"
+        return f"sequence={cell.sequence} needs a neighbour whose layers wait: {' or '.join(map(str, STEPS))}"
     if cell.direction is not Direction.H2D:
         return "the layers of a step wait for loads (direction=h2d)"
     if cell.devices > 1:
@@ -109,7 +109,7 @@ def sets_of(cell: Cell, submissions: int, arms: int = 1) -> int:
     if cell.reuse is Reuse.SAME:
         return 1
     enough = arms * ((SETS_OF_LARGE_SWAPS if cell.pool_bytes else 2) + FORGOTTEN_AFTER_BYTES // cell.swap_bytes)
-    until_time_is_up = cell.devices > 1 or cell.neighbour is not Neighbour.NONE
+    until_time_is_up = cell.devices > 1 or cell.neighbour != Neighbour.NONE
     wanted = min(enough, most_sets(cell) if until_time_is_up else submissions)
     return max(1, min(wanted, cell.pool_bytes // cell.dense_bytes)) if cell.pool_bytes else wanted
 

@@ -16,6 +16,7 @@ from kvbench.cells.axes import (
     Order,
     Reuse,
     Role,
+    Situation,
     StreamState,
     backend_name,
     block_size,
@@ -100,8 +101,13 @@ class Cell:
         event would prepare, and the swaps of a loop beside a neighbour.
         """
         after_pause = self.pause_us > 0 and self.stream_state.ungated is StreamState.IDLE
-        in_a_loop = self.neighbour is not Neighbour.NONE and not self.layers
+        in_a_loop = self.neighbour != Neighbour.NONE and not self.layers
         return "wall_us" if after_pause or in_a_loop else "event_us"
+
+    @property
+    def situation(self) -> Situation | None:
+        """What the GPU does beside the swaps; None beside a neighbour that only waits."""
+        return self.neighbour.situation
 
     @property
     def hot(self) -> bool:
@@ -228,7 +234,7 @@ _HELP: Final = {
     "pool_bytes": "memory that the blocks are scattered over on each side: a size, or dense (adjacent blocks)",
     "reuse": "fresh: every swap moves different blocks; same: every swap moves the same blocks",
     "pause_us": "duration of other CPU work before every swap, as between decode steps",
-    "neighbour": "work beside the swaps: none, idle, gemm, decode",
+    "neighbour": "work beside the swaps: none, idle (waits), decode (a step), prefill or prefill-TOKENS (a layer)",
     "sequence": "whole: one swap; layers-L: a swap for each of L layers, back to back; at-once-L: one swap, for which "
     "all L layers of a step wait; L is the model's own if left out; trace: set by --trace",
     "devices": "devices of one host that swap at once, each its own blocks (set by --device cuda:all)",
@@ -291,7 +297,7 @@ AXES: Final = _axes(
     pool_bytes=Axis("dense,16GiB", pool, zero_as("dense", size), ranged=True, default=(0,), unused=0, name="pool"),
     reuse=Axis("fresh,same", choice(Reuse), default=(Reuse.FRESH,), unused=Reuse.SAME),
     pause_us=Axis("0,200us", pause, pause_text, ranged=True, unused=0, expert=True, name="pause"),
-    neighbour=Axis("none,gemm,decode", choice(Neighbour), role=Role.BESIDE, unused=Neighbour.NONE),
+    neighbour=Axis("none,decode,prefill-512", Neighbour.parse, role=Role.BESIDE, unused=Neighbour.NONE),
     sequence=Axis("whole,layers-32,at-once-32", by_layers, role=Role.BESIDE, unused="whole"),
     devices=Axis("1,2", whole(1, 64), role=Role.BESIDE, ranged=True, unused=1, expert=True),
 )

@@ -85,7 +85,7 @@ _Slowdown = Annotated[
     str | None,
     typer.Option(
         metavar="PERCENT",
-        help="Use only methods measured beside a decode step or a GEMM that slow it at most this much: 5% or 0.05.",
+        help="Use only methods measured beside a decode step or a prefill that slow it at most this much: 5% or 0.05.",
         rich_help_panel="Limits of the answer",
     ),
 ]
@@ -229,9 +229,9 @@ def _within(shapes: "Sequence[Measured]", runs: "Sequence[Run]", limit: float) -
 
     kept = [within for one in shapes if (within := one.only(partial(allowed, one))).arms]
     if not kept:
-        methods = "none of their methods was measured beside a decode step or a GEMM"
+        methods = "none of their methods was measured beside a decode step or a prefill"
         why = f"every method slows the work beside it by more than {limit:.1%}" if known else methods
-        raise UsageError(f"--max-slowdown: {why}; add a run of kvbench sweep neighbour")
+        raise UsageError(f"--max-slowdown: {why}; add a run of kvbench sweep beside")
     return kept
 
 

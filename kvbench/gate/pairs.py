@@ -303,7 +303,7 @@ def values_of(visit: Visit) -> tuple[float, ...]:
         if not state.pending:  # there the time of the swap does not hold that of the caller
             caller = fast_us(samples.caller_us)
             uneven = float(np.median(samples.caller_us) / caller) if caller > 0 else math.nan
-    cost = cost_of(visit.beside)
+    cost = cost_of(visit)
     began_ns = visit.span_ns[0] if visit.span_ns else math.nan
     values = (
         *(fast, upper, caller, uneven, math.nan if cost is None else cost.slowdown),

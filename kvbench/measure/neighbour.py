@@ -193,7 +193,7 @@ def open_neighbour(device: Device, kind: Neighbour) -> RunningNeighbour:
 
 
 def _work(device: Device, stream: Stream, kind: Neighbour) -> NeighbourWork:
-    if kind is Neighbour.IDLE:
+    if kind == Neighbour.IDLE:
         return IdleWork(device, stream)
     from kvbench.measure.torch_work import TorchWork
 
@@ -212,7 +212,7 @@ class LayeredStep:
         self._stream = Stream(device.driver)
         self.end = Event(device.driver)
         self._thread: Callable[[], AbstractContextManager[object]] = nullcontext
-        if cell.neighbour is Neighbour.IDLE:
+        if cell.neighbour == Neighbour.IDLE:
             handle = self._stream.handle
             self._layers: Sequence[Callable[[], object]] = [
                 lambda: device.driver.delay(IDLE_LAYER_US * 1000, handle)

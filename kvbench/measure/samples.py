@@ -337,7 +337,7 @@ def set_up(
 
 
 def _sampler(bench: Bench, backend: Backend, cell: Cell, workload: Workload, swaps: Sequence[PreparedSwap]) -> Sampler:
-    if cell.neighbour is Neighbour.NONE or swaps[0].mechanism is Mechanism.NOTHING:
+    if cell.neighbour == Neighbour.NONE or swaps[0].mechanism is Mechanism.NOTHING:
         return Sampler(bench, cell, workload, swaps)
     if cell.layers:
         return BesideStep(bench, cell, workload, swaps)

@@ -13,9 +13,8 @@ from kvbench.cells.blocks import LAYERS_OF_70B
 from kvbench.models.geometry import LayerGroup
 from kvbench.models.presets import find_model
 
-GEMM_SIDE: Final = 4096
 WARMUPS: Final = 3
-# The decode step uses this model: the KV cache of its preset, and the widths of its layers.
+# Decode steps and prefills are of this dense model: the KV cache of its preset, and the widths of its layers.
 MODEL: Final = "llama-3-8b"
 WIDTH, HEADS, MLP_WIDTH = 4096, 32, 14_336
 BATCH, CONTEXT = 16, 2048
@@ -27,9 +26,11 @@ _SIZES_OF_70B: Final = {"width": 8192, "heads": 8, "mlp_width": 3584}
 
 
 class TorchWork:
-    """Iterations of one kind on the stream `handle`, with their data in memory of torch, in `parts`.
+    """Iterations of one kind on the stream `handle`, captured in CUDA graphs, with their data in memory of torch.
 
-    With `layers`, an iteration is a decode step of that number of layers, a part each.
+    An iteration is a decode step of `BATCH` sequences, or one layer of a prefill of one sequence: layer by layer, the
+    launches of a prefill would leave gaps that swaps fill. With `layers`, it is a decode step of that number of layers.
+    `parts` are its graphs: of a layer each with `layers`, else one.
     """
 
     def __init__(self, kind: Neighbour, ordinal: int, handle: int, layers: int = 0) -> None:
@@ -39,10 +40,14 @@ class TorchWork:
         self._torch: Any = torch
         self._ordinal = ordinal
         self._stream = self._torch.cuda.ExternalStream(handle, device=ordinal)
-        make = {Neighbour.GEMM: _gemm, Neighbour.DECODE: _decode}[kind]
-        make = partial(_captured_layers, layers) if layers else make
+        device = torch.device("cuda", ordinal)
         with self.thread():
-            self.parts = make(torch, torch.device("cuda", ordinal))
+            if layers:
+                self.parts = _captured_layers(layers, torch, device)
+            elif kind == Neighbour.DECODE:
+                self.parts = [_captured(torch, device, decode_step(torch, device, find_model(MODEL).groups[0]))]
+            else:
+                self.parts = [_captured(torch, device, prefill_layer(torch, device, kind.tokens))]
             for _ in range(WARMUPS):
                 self.submit()
         self._stream.synchronize()
@@ -56,11 +61,6 @@ class TorchWork:
     def submit(self) -> None:
         for part in self.parts:
             part()
-
-
-def _gemm(torch: Any, device: Any) -> list[Iterate]:
-    a, b, out = (torch.randn(GEMM_SIDE, GEMM_SIDE, dtype=torch.bfloat16, device=device) for _ in range(3))
-    return [lambda: torch.mm(a, b, out=out)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def step_model(count: int) -> tuple[LayerGroup, dict[str, int]]:
 def _captured_layers(count: int, torch: Any, device: Any) -> list[Iterate]:
     """Capture each layer in a graph of its own, which reads the hidden states that the one before it writes."""
     model, sizes = step_model(count)
-    hidden, layers = decode_layers(torch, device, model, **sizes)
+    hidden, layers = step_layers(torch, device, model, **sizes)
     for _ in range(WARMUPS):
         reduce(lambda entered, layer: layer(entered), layers, hidden)
     torch.cuda.current_stream(device).synchronize()
@@ -100,27 +100,37 @@ def _captured_layers(count: int, torch: Any, device: Any) -> list[Iterate]:
     return captured
 
 
-def _decode(torch: Any, device: Any) -> list[Iterate]:
-    step = decode_step(torch, device, find_model(MODEL).groups[0])
+def _captured(torch: Any, device: Any, work: Iterate) -> CapturedStep:
     for _ in range(WARMUPS):
-        step()
+        work()
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.current_stream(device)
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        step()
-    return [CapturedStep(graph, step)]
+        work()
+    return CapturedStep(graph, work)
 
 
 def decode_step(torch: Any, device: Any, model: LayerGroup, **sizes: int) -> Iterate:
     """Return a function that runs one decode step through every layer; it returns hidden states of (batch, width).
 
-    `sizes` are those of `decode_layers`.
+    `sizes` are those of `step_layers`.
     """
-    entered, layers = decode_layers(torch, device, model, **sizes)
+    entered, layers = step_layers(torch, device, model, **sizes)
     return lambda: reduce(lambda hidden, layer: layer(hidden), layers, entered)
 
 
-def decode_layers(
+def prefill_layer(torch: Any, device: Any, tokens: int, model: LayerGroup | None = None, **sizes: int) -> Iterate:
+    """Return a function that runs one layer on `tokens` tokens of one sequence; it returns hidden states of (tokens,
+    width).
+
+    `sizes` are those of `step_layers`.
+    """
+    one = replace(model or find_model(MODEL).groups[0], layers=1)
+    entered, (layer,) = step_layers(torch, device, one, batch=1, tokens=tokens, **sizes)
+    return lambda: layer(entered)
+
+
+def step_layers(
     torch: Any,
     device: Any,
     model: LayerGroup,
@@ -129,10 +139,14 @@ def decode_layers(
     heads: int = HEADS,
     mlp_width: int = MLP_WIDTH,
     batch: int = BATCH,
+    tokens: int = 1,
     context: int = CONTEXT,
 ) -> tuple[Any, list[Layer]]:
-    """Return the hidden states that enter a decode step of `batch` sequences of `context` tokens, of shape
-    (batch, width), and a function for each layer. Heads that share a KV head are queries of the same attention.
+    """Return the hidden states that enter a step of `batch` sequences, of shape (batch x tokens, width), and a function
+    for each layer.
+
+    With one token, each sequence decodes: it attends to a cache of `context` tokens, where heads that share a KV head
+    are queries of the same attention. With more, each prefills: its tokens attend to those before them.
     """
     functional, attention = torch.nn.functional, torch.nn.attention
     kv_heads, head_dim = model.kv_heads, model.head_dim
@@ -150,24 +164,32 @@ def decode_layers(
             weights(sizes[0], width),
             weights(width, 2 * mlp_width),
             weights(mlp_width, width),
-            random(batch, kv_heads, context, head_dim),
-            random(batch, kv_heads, context, head_dim),
+            *(random(batch, kv_heads, context, head_dim) for _ in range(2 if tokens == 1 else 0)),
         )
         for _ in range(model.layers)
     ]
     # not cuDNN's attention, which makes a new plan for every shape
     kinds = [attention.SDPBackend.FLASH_ATTENTION, attention.SDPBackend.EFFICIENT_ATTENTION, attention.SDPBackend.MATH]
 
-    def layer(tensors: Sequence[Any], hidden: Any) -> Any:
-        project, out, up, down, keys, values = tensors
-        query, key, value = (functional.rms_norm(hidden, (width,)) @ project).split(sizes, dim=1)
+    def decode(cache: Sequence[Any], query: Any, key: Any, value: Any) -> Any:
+        keys, values = cache
         keys[:, :, -1] = key.view(batch, kv_heads, head_dim)
         values[:, :, -1] = value.view(batch, kv_heads, head_dim)
         grouped = query.view(batch, kv_heads, heads // kv_heads, head_dim)
+        return functional.scaled_dot_product_attention(grouped, keys, values)
+
+    def prefill(_: Sequence[Any], *states: Any) -> Any:
+        by_head = (state.view(batch, tokens, -1, head_dim).transpose(1, 2) for state in states)
+        seen = functional.scaled_dot_product_attention(*by_head, is_causal=True, enable_gqa=True)
+        return seen.transpose(1, 2)
+
+    def layer(tensors: Sequence[Any], hidden: Any) -> Any:
+        project, out, up, down, *cache = tensors
+        states = (functional.rms_norm(hidden, (width,)) @ project).split(sizes, dim=1)
         with attention.sdpa_kernel(kinds):
-            seen = functional.scaled_dot_product_attention(grouped, keys, values)
-        hidden = hidden + seen.reshape(batch, sizes[0]) @ out
+            seen = (decode if tokens == 1 else prefill)(cache, *states)
+        hidden = hidden + seen.reshape(batch * tokens, sizes[0]) @ out
         gate, lifted = (functional.rms_norm(hidden, (width,)) @ up).chunk(2, dim=1)
         return hidden + (functional.silu(gate) * lifted) @ down
 
-    return random(batch, width), [partial(layer, tensors) for tensors in owned]
+    return random(batch * tokens, width), [partial(layer, tensors) for tensors in owned]

@@ -92,7 +92,7 @@ SECTIONS: Final = (
     ),
     Section("sm-ladder", "SM ladder: GB/s against SM count", sm_ladder.make, of_all=True, config="sm-ladder"),
     Section("queue", "Queue depth: a submission behind queued swaps", _contrast(streams.QUEUE_DEPTH), config="queue"),
-    Section("neighbour", "Neighbours: slowdown of work beside swaps", neighbour.make, config="neighbour"),
+    Section("beside", "Beside a step: what swaps cost it", neighbour.make, config="beside"),
     Section("machines", "Machines: side by side", machines.make, of_all=True),
     Section("streams", "Stream states: idle, opened, gated, busy", _contrast(*streams.STREAM_STATES)),
     Section("locality", "Locality: fresh, scattered blocks against hot, dense ones", _contrast(placement.LOCALITY)),

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kvbench.analysis.margins import MIN_P90, MIN_P99
+from kvbench.analysis.margins import MIN_ITERATIONS, MIN_P90, MIN_P99
 from kvbench.cells.cell import AXES
 
 NO_FIGURE: Final = (
@@ -62,8 +62,21 @@ MEANINGS: Final[dict[str, str]] = {
     "neighbour_slowdown_median": "the same by the medians of the iterations: does not see a few long ones",
     "neighbour_slowdown_p99": "the same by their 99th percentiles",
     "neighbour_slowdown_p90": "the same by their 90th percentiles",
-    "exposure_us_per_gb _low _high": "time that the neighbour lost, in microseconds per GB swapped beside it: 10^6 (1 "
-    "- 1 / neighbour_slowdown) / swaps_beside_gbps, the centre of the visits",
+    "neighbour_worst_us": "the longest of its iterations beside swaps",
+    "iterations": "its whole iterations beside swaps, all visits together; no figure from fewer than "
+    f"{MIN_ITERATIONS}, or where a visit has none",
+    "readback_p50_alone_us": "decode: median time from the end of a step's computation until its sampled tokens are on "
+    "the host, without swaps",
+    "readback_p50_us": "the same beside swaps",
+    "readback_p90_alone_us": "90th percentile of the same without swaps",
+    "readback_p90_us": "the same beside swaps",
+    "readback_p99_alone_us": f"99th percentile of the same without swaps; empty with fewer than {MIN_P99}",
+    "readback_p99_us": "the same beside swaps",
+    "lost_ms_per_gb _low _high": "milliseconds of the neighbour's time that each GB swapped beside it takes: 1000 (1 - "
+    "1 / neighbour_slowdown) / swaps_beside_gbps, the centre of the visits; the interval reaches over all starts of a "
+    "worker",
+    "thread_ms_per_gb _low _high": "milliseconds of the calling thread that each GB swapped beside the neighbour "
+    "takes: caller_us over the bytes of a swap, the centre of the visits",
     "swaps_alone_gbps": "median GB/s of swaps without the neighbour, over whole turns with the gaps between swaps",
     "swaps_beside_gbps _low _high": "the same beside the neighbour",
     "one_block_alone_us": "median wall time of a one-block swap without the neighbour: the start-up time of a swap",
@@ -105,7 +118,7 @@ COLUMNS: Final = tuple(
 _TEXT: Final = (
     "device", "status", "reason", "path", "chosen", "order_note", "stopped_by", "warnings", "cell_id", "command",
 )  # fmt: skip
-_WHOLE: Final = ("swap_bytes", "samples", "rounds", "outliers", "repeated", "disturbed", "verified_bytes")
+_WHOLE: Final = ("swap_bytes", "samples", "rounds", "outliers", "repeated", "disturbed", "verified_bytes", "iterations")
 _AXES: Final = {column: "str" for axis in AXES.values() for column in axis.columns} | {
     axis.field: "Int64" for axis in AXES.values() if axis.number
 }

@@ -146,7 +146,7 @@ def _row(outcome: Outcome, of_cells: Mapping[Cell, Sequence[Visit]]) -> dict[str
         **texts,
         **{axis.field: getattr(cell, axis.field) for axis in AXES.values() if axis.number},
         **layer_figures(cell, visits),
-        **neighbour_figures([visit.beside for visit in visits if visit.beside is not None]),
+        **neighbour_figures([visit for visit in visits if visit.beside is not None]),
         **{f"{time}_median": outcome.us(time) for time in TIMES},
         "swap_us_low": low_us,
         "swap_us_high": high_us,

@@ -7,16 +7,16 @@ nothing.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 
-from kvbench.analysis.compare import MedianInTurn, median_interval, medians_in_turn, paired_interval
-from kvbench.analysis.margins import MIN_P90, MIN_P99
-from kvbench.cells.axes import Role
+from kvbench.analysis.compare import Floats, MedianInTurn, interval_over_starts, median_interval, medians_in_turn
+from kvbench.analysis.margins import MIN_ITERATIONS, MIN_P90, MIN_P99
+from kvbench.cells.axes import Neighbour, Role
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.cells.units import gigabytes_per_second
@@ -115,7 +115,7 @@ def _outcome(cell: Cell, records: Sequence[CellRecord], made: int, in_turn: Mapp
         "attempts": {visit.round: visit.attempt for visit in visits},
         "path": joined(path for path, _ in Counter(visit.path for visit in visits).most_common()),
         "verified_bytes": sum(visit.verified_bytes for visit in visits),
-        "costs": {visit.round: cost for visit in visits if (cost := cost_of(visit.beside)) is not None},
+        "costs": costs_of(visit for visit in visits if visit.beside is not None),
         "made": made,
     }
     if failures:
@@ -154,19 +154,40 @@ def joined(texts: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one visit: the neighbour's slowdown (a ratio) by the mean and by the median of its iterations, the swaps'
-    GB/s beside it, and the microseconds that it lost for each GB (10^9 bytes).
+    """What swaps cost their neighbour and their thread in one visit, for each GB (10^9 bytes) that they move.
+
+    `slowdown` is the ratio of the mean of the neighbour's iterations beside the swaps to that without them,
+    `slowdown_median` that of the medians, and `gbps` is of the swaps beside it. `lost_ms_per_gb`, (1 - 1 / slowdown) /
+    gbps in ms, is the neighbour's time that each GB takes: 0 or less where it is not slowed. `thread_ms_per_gb` is the
+    calling thread's. `process` is the worker start that made the visit, None if not recorded, and `iterations` counts
+    the neighbour's whole iterations beside the swaps.
     """
 
     slowdown: float
     slowdown_median: float
     gbps: float
-    exposure_us_per_gb: float
+    lost_ms_per_gb: float
+    thread_ms_per_gb: float
+    process: int | None
+    iterations: int
 
 
-def cost_of(beside: Beside | None) -> Cost | None:
-    """Return the cost, None where a turn had no whole iteration, no swap, or no time."""
+def costs_of(visits: Iterable[Visit]) -> dict[int, Cost]:
+    """Return the cost of every visit, by round; none if a visit has none, or all have too few iterations together."""
+    costs = {visit.round: cost_of(visit) for visit in visits}
+    known = {number: cost for number, cost in costs.items() if cost is not None}
+    enough = sum(cost.iterations for cost in known.values()) >= MIN_ITERATIONS
+    return known if enough and len(known) == len(costs) else {}
+
+
+def cost_of(visit: Visit) -> Cost | None:
+    """Return the cost of a visit, None where a turn had no whole iteration, no swap, or no time, and for a decode step
+    without the small copies of an engine, which earlier versions ran.
+    """
+    cell, beside = visit.cell, visit.beside
     if beside is None or not (beside.neighbour_alone_us and beside.neighbour_beside_us and beside.swaps_beside_gbps):
+        return None
+    if cell.neighbour == Neighbour.DECODE and not cell.layers and not beside.readback_us:
         return None
     alone, slowed = np.asarray(beside.neighbour_alone_us), np.asarray(beside.neighbour_beside_us)
     gbps = float(np.median(beside.swaps_beside_gbps))
@@ -174,8 +195,11 @@ def cost_of(beside: Beside | None) -> Cost | None:
         slowdown, by_median = float(slowed.mean() / alone.mean()), float(np.median(slowed) / np.median(alone))
     if not all(0 < figure < math.inf for figure in (slowdown, by_median, gbps)):
         return None
-    cost = Cost(slowdown, by_median, gbps, lost(slowdown) * 1e6 / gbps)
-    return cost if math.isfinite(cost.exposure_us_per_gb) else None
+    lost_ms = (1 - 1 / slowdown) * 1e3 / gbps
+    thread_ms = float(np.median(visit.samples.caller_us)) * 1e6 / cell.swap_bytes if len(visit.samples) else math.nan
+    if not math.isfinite(lost_ms + thread_ms):
+        return None
+    return Cost(slowdown, by_median, gbps, lost_ms, thread_ms, visit.process, len(slowed))
 
 
 def hidden_share(beside: Beside | None) -> float | None:
@@ -189,39 +213,38 @@ def hidden_share(beside: Beside | None) -> float | None:
     return share if math.isfinite(share) else None
 
 
-def lost(slowdown: float) -> float:
-    return 1 - 1 / slowdown
-
-
-def neighbour_figures(turns: Sequence[Beside]) -> dict[str, float]:
+def neighbour_figures(visits: Sequence[Visit]) -> dict[str, float]:
     """Return the figures of a cell's neighbour, by column of the summary; none if no visit has them."""
-    both = [(turn, cost) for turn in turns if (cost := cost_of(turn)) is not None]
-    if not both:
+    costs = costs_of(visits)
+    turns = [visit.beside for visit in visits if visit.beside is not None and visit.round in costs]
+    if not turns:
         return {}
-    costs = [cost for _, cost in both]
     figures: dict[str, float] = {}
     for which in ("alone_us", "beside_us"):
-        times = [getattr(turn, f"neighbour_{which}") for turn, _ in both]
+        times = [getattr(turn, f"neighbour_{which}") for turn in turns]
         every, suffix = np.concatenate(times), which.removeprefix("beside_")
         figures |= {f"neighbour_{which}": float(np.median([np.mean(of_visit) for of_visit in times]))}
-        for percent, least in _PERCENTILES.items():
-            figures[f"neighbour_p{percent}_{suffix}"] = (
-                float(np.quantile(every, percent / 100)) if len(every) >= least else math.nan
-            )
-    gbps = np.array([cost.gbps for cost in costs])
-    slowdown = paired_interval(np.log([cost.slowdown for cost in costs]))
-    exposure = paired_interval(np.array([cost.exposure_us_per_gb for cost in costs]))
+        figures |= _percentiles("neighbour", suffix, every)
+        if which == "beside_us":
+            figures["neighbour_worst_us"], figures["iterations"] = float(every.max()), len(every)
+    figures |= _percentiles("readback", "alone_us", np.concatenate([turn.readback_alone_us for turn in turns]))
+    figures |= _percentiles("readback", "us", np.concatenate([turn.readback_us for turn in turns]))
+    gbps = [cost.gbps for cost in costs.values()]
+
+    def over_starts(figure: str, scale: Callable[[float], float] = float) -> tuple[float, float, float]:
+        values = [scale(getattr(cost, figure)) for cost in costs.values()]
+        return interval_over_starts(values, [cost.process for cost in costs.values()])
+
     return {
         **figures,
-        **_with_ends("neighbour_slowdown", math.exp(slowdown[0]), [math.exp(end) for end in slowdown[1:]]),
-        "neighbour_slowdown_median": math.exp(paired_interval(np.log([cost.slowdown_median for cost in costs]))[0]),
-        **{
-            f"neighbour_slowdown_p{tail}": figures[f"neighbour_p{tail}_us"] / figures[f"neighbour_p{tail}_alone_us"]
-            for tail in (90, 99)
-        },
-        **_with_ends("exposure_us_per_gb", exposure[0], exposure[1:]),
+        **_with_ends("neighbour_slowdown", *map(math.exp, over_starts("slowdown", math.log))),
+        "neighbour_slowdown_median": math.exp(over_starts("slowdown_median", math.log)[0]),
+        "neighbour_slowdown_p90": figures["neighbour_p90_us"] / figures["neighbour_p90_alone_us"],
+        "neighbour_slowdown_p99": figures["neighbour_p99_us"] / figures["neighbour_p99_alone_us"],
+        **_with_ends("lost_ms_per_gb", *over_starts("lost_ms_per_gb")),
+        **_with_ends("thread_ms_per_gb", *over_starts("thread_ms_per_gb")),
         "swaps_alone_gbps": _median_of(turns, "swaps_alone_gbps"),
-        **_with_ends("swaps_beside_gbps", float(np.median(gbps)), median_interval(gbps)),
+        **_with_ends("swaps_beside_gbps", float(np.median(gbps)), *median_interval(gbps)),
         "one_block_alone_us": _median_of(turns, "one_block_alone_us"),
         "one_block_beside_us": _median_of(turns, "one_block_beside_us"),
         "swap_start_delay_us": _delay_us(turns, "one_block"),
@@ -237,7 +260,7 @@ def layer_figures(cell: Cell, visits: Sequence[Visit]) -> dict[str, float]:
     times = {name: _median_of(samples, name) for name in ("first_layer_us", "slowest_gap_us")}
     shares = [share for visit in visits if (share := hidden_share(visit.beside)) is not None]
     interval = median_interval(np.array(shares)) if shares else (math.nan, math.nan)
-    return times | _with_ends("hidden_share", median_or_nan(shares), interval)
+    return times | _with_ends("hidden_share", median_or_nan(shares), *interval)
 
 
 def median_or_nan(values: Iterable[float]) -> float:
@@ -255,6 +278,16 @@ def _median_of(turns: Sequence[Beside | Samples], name: str) -> float:
     return median_or_nan(np.median(values) for turn in turns if (values := getattr(turn, name)))
 
 
-def _with_ends(name: str, value: float, ends: Sequence[float]) -> dict[str, float]:
-    low, high = ends if np.isfinite(ends).all() else (math.nan, math.nan)
+def _percentiles(name: str, suffix: str, times_us: Floats) -> dict[str, float]:
+    """Return the percentiles of times, NaN where they are too few, as columns of the summary."""
+    return {
+        f"{name}_p{percent}_{suffix}": float(np.quantile(times_us, percent / 100))
+        if len(times_us) >= least
+        else math.nan
+        for percent, least in _PERCENTILES.items()
+    }
+
+
+def _with_ends(name: str, value: float, low: float, high: float) -> dict[str, float]:
+    low, high = (low, high) if math.isfinite(low) and math.isfinite(high) else (math.nan, math.nan)
     return {name: value, f"{name}_low": low, f"{name}_high": high}

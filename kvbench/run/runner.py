@@ -27,7 +27,6 @@ from kvbench.run.execution import Execution, Observer, Progress, Schedule, Sweep
 from kvbench.run.protocol import MeasureCeiling, Opened
 from kvbench.run.ranks import Rank, RankSlot
 from kvbench.run.worker_process import Interpreter, WorkerSlot
-from kvbench.sweep.checks import TORCH_BYTES
 from kvbench.sweep.installed import asked_for, installed
 from kvbench.sweep.plan import Plan, expand
 from kvbench.sweep.spec import SweepSpec
@@ -150,7 +149,7 @@ def _unused_libraries(cells: Sequence[Cell], backends: Sequence[BackendFacts]) -
     """Return the libraries of an identity that no cell uses; another package's backend may use any."""
     used = {cell.backend for cell in cells}
     kernels = used & {AUTO, COPIER, TRITON, *(one.name for one in backends if one.package.split("==")[0] not in _OWN)}
-    with_torch = kernels or any(cell.neighbour in TORCH_BYTES for cell in cells)
+    with_torch = kernels or any(cell.neighbour.uses_torch for cell in cells)
     return set() if kernels else {"triton"} if with_torch else _LIBRARIES
 
 

@@ -14,8 +14,10 @@ from kvbench.text import counted
 
 ALL_SMS: Final = 0
 DESCRIPTOR_BYTES: Final = 24
-# Generous bound on the GPU memory of neighbours that run through torch, including torch itself; each of these models.
-TORCH_BYTES: Final = {Neighbour.GEMM: 1 << 30, Neighbour.DECODE: 22 << 30}
+# Generous bounds on the GPU memory of neighbours, including torch itself: of a decode step of 32 layers, of the one
+# layer of a prefill, and of what that keeps of a token.
+DECODE_BYTES: Final = 22 << 30
+PREFILL_BYTES, TOKEN_BYTES = 4 << 30, 256 << 10
 # Share of the free memory that a sweep may use unless a limit says otherwise.
 FREE_SHARE: Final = 0.9
 # To register one takes 90 us (H100, driver 580); vLLM's largest pools have about as many.
@@ -60,7 +62,7 @@ def _queued_on_no_busy_stream(cell: Cell, _: Context) -> str | None:
 
 
 def _without_gather(cell: Cell, _: Context) -> str | None:
-    alone = cell.stream_state in (StreamState.IDLE, StreamState.BUSY) and cell.neighbour is Neighbour.NONE
+    alone = cell.stream_state in (StreamState.IDLE, StreamState.BUSY) and cell.neighbour == Neighbour.NONE
     equal = cell.direction is Direction.H2D and cell.sizes == EQUAL and cell.sequence == "whole"
     if cell.list_place is ListPlace.HOST or (alone and equal):
         return None
@@ -68,17 +70,17 @@ def _without_gather(cell: Cell, _: Context) -> str | None:
 
 
 def _without_neighbour(cell: Cell, context: Context) -> str | None:
-    if cell.neighbour is Neighbour.NONE:
+    if cell.neighbour == Neighbour.NONE:
         return None
     if cell.stream_state is not StreamState.IDLE:
         return "swaps beside a neighbour require an idle stream (stream_state=idle)"
     if cell.pause_us:
         return "pause is not supported beside a neighbour"
     if context.device.kind == "cpu":
-        if cell.neighbour not in TORCH_BYTES:
+        if not cell.neighbour.uses_torch:
             return None
         return f"the neighbour {cell.neighbour} needs a GPU; the cpu device supports idle"
-    if cell.neighbour in TORCH_BYTES and not context.device.has_torch:
+    if cell.neighbour.uses_torch and not context.device.has_torch:
         return f"the neighbour {cell.neighbour} needs torch; install kvbench[cuda]"
     return None
 
@@ -171,9 +173,12 @@ def _pool_bytes(cell: Cell, sampling: Sampling, device_kind: str) -> int:
 
 
 def _neighbour_bytes(cell: Cell, device: DeviceFacts) -> int:
+    if device.kind != "cuda" or not cell.neighbour.uses_torch:
+        return 0
+    if cell.neighbour != Neighbour.DECODE:
+        return PREFILL_BYTES + cell.neighbour.tokens * TOKEN_BYTES
     layers = 0 if cell.layers == LAYERS_OF_70B else cell.layers
-    bound = TORCH_BYTES.get(cell.neighbour, 0) * max(layers, LAYERS_OF_8B) // LAYERS_OF_8B
-    return bound if device.kind == "cuda" else 0
+    return DECODE_BYTES * max(layers, LAYERS_OF_8B) // LAYERS_OF_8B
 
 
 def free_for_a_pool(device: DeviceFacts, spec: SweepSpec) -> int:

@@ -30,7 +30,7 @@ _BLOCK_BYTES: Final = 32 * KIB
 _IN_RUNS: Final = "runs-"
 _MOSTLY: Final = 2 / 3
 # The work beside swaps whose slowdown an answer names.
-BESIDE: Final = (Neighbour.DECODE, Neighbour.GEMM)
+BESIDE: Final = (str(Neighbour.DECODE), str(Neighbour.PREFILL))
 
 
 def shapes_of(
@@ -243,7 +243,7 @@ def slowdowns_of(runs: Sequence[Run]) -> dict[tuple[Direction, Choice], dict[str
     slowdowns: dict[tuple[Direction, Choice], dict[str, float]] = {}
     for run in runs:
         for cell, outcome in run.outcomes.items():
-            alone = cell.neighbour is Neighbour.NONE or cell.layers or cell.backend in NO_CHOICES
+            alone = cell.neighbour == Neighbour.NONE or cell.layers or cell.backend in NO_CHOICES
             if outcome.status == "ok" and outcome.costs and not alone and str(cell.pattern) == pattern:
                 slowdown = math.exp(paired_interval(np.log([cost.slowdown for cost in outcome.costs.values()]))[0])
                 of_method = slowdowns.setdefault((cell.direction, Choice.at(cell)), {})

@@ -141,13 +141,13 @@ def export(name: str, runs: Sequence[Run], measured: Sequence[Measured]) -> Expo
 def _cost_text(runs: Sequence[Run], engine: Engine, sms: int) -> str:
     """Say how much longer a decode step takes beside swaps by a kernel with `sms` SMs."""
     known = [
-        (times[Neighbour.DECODE], choice)
+        (times[str(Neighbour.DECODE)], choice)
         for (_, choice), times in slowdowns_of(runs).items()
-        if sms_of(choice) == sms and Neighbour.DECODE in times
+        if sms_of(choice) == sms and str(Neighbour.DECODE) in times
     ]
     if not known:
         return (
-            f"what {counted(sms, 'SM')} cost a decode step was not measured: kvbench sweep neighbour "
+            f"what {counted(sms, 'SM')} cost a decode step was not measured: kvbench sweep beside "
             f"-a backend={engine.kernel} -a sms={sms} -a neighbour={Neighbour.DECODE}, and give that run too"
         )
     slowdown, choice = max(known, key=lambda one: one[0])

@@ -7,23 +7,24 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from kvbench.cells.axes import Neighbour
 from kvbench.results.attempts import visits_that_count
 from kvbench.results.outcomes import hidden_share
 from tests.command import BRIEF, HOT, failures, kvbench_here, records, succeeds, swept, tiny
 
-BESIDE = ("--rounds=1", "--warmups=0", "--cell-seconds=0.3")
+BESIDE = ("--rounds=1", "--warmups=0", "--cell-seconds=0.6")
 ONE_SAMPLE = ("--rounds=1", "--warmups=0", "--min-samples=1", "--max-samples=1")
 QUEUED = {"blocks": "1", "stream_state": "busy", "queued": "3", "streams": "2"}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    axes = {"neighbour": "none,idle,gemm", "sequence": "whole,layers-4,at-once-4"}
+    axes = {"neighbour": "none,idle,prefill", "sequence": "whole,layers-4,at-once-4"}
     return swept(tmp_path_factory.mktemp("beside"), *tiny(backend="batched", blocks="64", **axes), *BESIDE)
 
 
 def test_only_cells_beside_a_neighbour_have_its_figures(run: Path) -> None:
-    visits = {(one.cell.neighbour, one.cell.sequence): one for one in visits_that_count(records(run))}
+    visits = {(str(one.cell.neighbour), one.cell.sequence): one for one in visits_that_count(records(run))}
     whole = {neighbour: one.beside for (neighbour, sequence), one in visits.items() if sequence == "whole"}
     assert set(whole) == {"none", "idle"}
     assert whole.pop("none") is None
@@ -31,17 +32,18 @@ def test_only_cells_beside_a_neighbour_have_its_figures(run: Path) -> None:
     table = pd.read_csv(run / "summary.csv")
     beside = table[(table["neighbour"] == "idle") & table["sequence"].isna()]
     assert len(beside) == 1
-    for column in ("neighbour_slowdown", "swaps_alone_gbps", "swaps_beside_gbps", "exposure_us_per_gb"):
+    for column in ("neighbour_slowdown", "swaps_alone_gbps", "swaps_beside_gbps", "lost_ms_per_gb", "thread_ms_per_gb"):
         assert beside[column].notna().all()
         assert table.loc[table["neighbour"].isna(), column].isna().all()
-    assert set(table.loc[table["neighbour"] == "gemm", "status"]) == {"skipped"}
+    assert set(table.loc[table["neighbour"] == "prefill", "status"]) == {"skipped"}
 
 
 def test_the_summary_has_the_times_of_layers_and_the_share_that_a_step_hides(run: Path) -> None:
     table = pd.read_csv(run / "summary.csv").set_index(["sequence", "neighbour"]).sort_index()
     assert (table.loc[("layers-4", "idle"), ["first_layer_us", "slowest_gap_us"]] > 0).all(axis=None)
     shown = table["hidden_share"].dropna().droplevel("neighbour").to_dict()
-    beside = {one.cell.sequence: one.beside for one in visits_that_count(records(run)) if one.cell.neighbour == "idle"}
+    made = visits_that_count(records(run))
+    beside = {one.cell.sequence: one.beside for one in made if one.cell.neighbour == Neighbour.IDLE}
     assert shown == {name: pytest.approx(hidden_share(beside[name])) for name in ("at-once-4", "layers-4")}
 
 

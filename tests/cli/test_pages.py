@@ -124,7 +124,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_requests(folder / "conversation_trace.jsonl")
     shutil.copytree(FROZEN / "h100", folder / "runs/engine")
     beside = Cell("batched", Direction.D2H, 4096, 16384, neighbour=Neighbour.DECODE)
-    synthetic.write_run(folder / "runs/neighbour", synthetic.beside(beside, slowdown=1.01, gbps=10.0))
+    synthetic.write_run(folder / "runs/beside", synthetic.beside(beside, slowdown=1.01, gbps=10.0))
     return folder
 
 

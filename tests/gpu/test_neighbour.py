@@ -17,8 +17,8 @@ pytestmark = pytest.mark.gpu
 
 SAMPLING = Sampling(warmups=1, cell_seconds=0.3)
 LONG = Sampling(warmups=1, cell_seconds=0.9)  # for neighbours with long iterations
-CELL = Cell("sm", Direction.D2H, 1024, 16384, sms=2, reuse=Reuse.FRESH, pool_bytes=1 << 28, neighbour=Neighbour.GEMM)
-NEIGHBOURS = [neighbour for neighbour in Neighbour if neighbour is not Neighbour.NONE]
+CELL = Cell("sm", Direction.D2H, 1024, 16384, sms=2, reuse=Reuse.FRESH, pool_bytes=1 << 28, neighbour=Neighbour.PREFILL)
+NEIGHBOURS = [Neighbour.IDLE, Neighbour.DECODE, Neighbour.PREFILL, Neighbour("prefill", 512)]
 
 
 @pytest.fixture(scope="module")

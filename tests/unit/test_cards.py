@@ -81,7 +81,7 @@ def test_a_whole_card_is_taken(card: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_card_without_one_of_the_seven_tables_says_so_or_is_refused(card: Path) -> None:
     (card / cards.LACKS_FILE).unlink()
     lacking = [text.partition("no table ")[2].partition(":")[0] for text in cards.complaints_about(card)]
-    seven = {"order", "models", "cliff", "threshold", "sm-ladder", "queue", "neighbour"}
+    seven = {"order", "models", "cliff", "threshold", "sm-ladder", "queue", "beside"}
     assert seven - set(lacking) == {"cliff"}
     (card / cards.LACKS_FILE).write_text("\n".join([*lacking, "cliff"]))
     (complaint,) = cards.complaints_about(card)

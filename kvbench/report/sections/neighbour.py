@@ -29,18 +29,18 @@ _WORKLOAD: Final = ["blocks", "block_bytes", "pattern", "host_pattern"]
 _CLOCK: Final = "GB/s: bytes over the whole time, host clock. Slower: mean time of an iteration beside swaps over alone"
 _DETAILS: Final = f"{_CLOCK}. Median, p90 and p99: of the iterations, us alone → beside swaps"
 _WORK: Final = {
-    "gemm": "A GEMM",
+    "prefill": "A prefill layer",
     "decode": "A decode step",
     "idle": "A GPU thread that only waits",
 }
-_COLUMNS: Final = (Neighbour.DECODE.value, Neighbour.GEMM.value)
+_COLUMNS: Final = (str(Neighbour.DECODE), str(Neighbour.PREFILL))
 _TIMES: Final = {"Median, us": "p50", "p90, us": "p90", "p99, us": "p99"}
 _SLOWER: Final = ("neighbour_slowdown", "neighbour_slowdown_low", "neighbour_slowdown_high")
 
 
 def make(view: View) -> PartOrReason:
     tried = view.frame[view.frame["status"] != "skipped"]
-    cells = view.only(tried, lambda cell: cell.neighbour is not Neighbour.NONE and is_whole(cell))
+    cells = view.only(tried, lambda cell: cell.neighbour != Neighbour.NONE and is_whole(cell))
     points = cells[cells["neighbour_slowdown"] > 0]
     if points.empty:
         return "it needs swaps that were measured beside a neighbour"
@@ -187,4 +187,4 @@ def _chart(view: View, points: pd.DataFrame) -> Chart:
         panels.append(PlotPanel(direction, lines))
     plot = LinePlot(PlotAxis("GB/s of the swaps"), PlotAxis(f"slowdown of {name}", zero=False), panels)
     text = chart_text(view, f"Interference: slowdown of {name} against GB/s of the swaps", f"{_CLOCK}. Band: 95%")
-    return Chart(f"neighbour-{view.label}", text, plot)
+    return Chart(f"beside-{view.label}", text, plot)

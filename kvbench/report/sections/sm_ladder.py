@@ -84,7 +84,7 @@ def _beside_decode(views: Sequence[View]) -> dict[tuple[str, str, int], Row]:
     rows = [
         row
         for view in views
-        for row in rows_of(where(view.measured, neighbour=Neighbour.DECODE.value))
+        for row in rows_of(where(view.measured, neighbour=str(Neighbour.DECODE)))
         if isinstance(row["sms"], int) and row["neighbour_slowdown"] > 0
     ]
     by_workload = grouped(rows, lambda row: (row["blocks"], row["block_bytes"], row["pattern"]))

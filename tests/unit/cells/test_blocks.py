@@ -95,7 +95,7 @@ def test_the_blocks_of_a_swap_are_divided_into_layers_by_tensors(cell: Cell, blo
         (of("page-first-4+4", 64), "needs K and V of a layer one after the other, not page-first-4+4"),
         (replace(CELL, stream_state=StreamState.SUSTAINED), "needs a stream state in which one swap is timed"),
         (replace(CELL, queued=3, stream_state=StreamState.BUSY), "needs a stream state in which one swap is timed"),
-        (replace(CELL, neighbour=Neighbour.GEMM), "needs a neighbour whose layers wait: idle or decode"),
+        (replace(CELL, neighbour=Neighbour.PREFILL), "needs a neighbour whose layers wait: idle or decode"),
         (replace(CELL, neighbour=Neighbour.IDLE, direction=Direction.D2H), "wait for loads (direction=h2d)"),
         (replace(CELL, neighbour=Neighbour.IDLE, devices=2), "beside a neighbour needs one device"),
     ],

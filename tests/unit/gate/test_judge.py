@@ -215,9 +215,9 @@ def test_nothing_is_judged_if_the_machine_became_faster_or_slower(control: float
     assert judgement.missing(20) == dict.fromkeys(CELLS, 8)
 
 
-GEMM = Cell("sm", Direction.D2H, 4096, 16384, sms=2, neighbour=Neighbour.GEMM)
-DECODE = replace(GEMM, neighbour=Neighbour.DECODE)
-USUAL = {GEMM: 1.2, DECODE: 1.03}
+PREFILL = Cell("sm", Direction.D2H, 4096, 16384, sms=2, neighbour=Neighbour.PREFILL)
+DECODE = replace(PREFILL, neighbour=Neighbour.DECODE)
+USUAL = {PREFILL: 1.2, DECODE: 1.03}
 
 
 def run_beside(which: int, slowdowns: dict[Cell, float]) -> Run:
@@ -239,7 +239,7 @@ def neighbours_of(judgement: Judgement) -> dict[Cell, Row]:
 def test_a_neighbour_slower_by_5_percent_is_detected_even_if_swaps_are_unchanged() -> None:
     judgement = judge_runs(run_beside(0, USUAL), run_beside(1, USUAL | {DECODE: 1.03 * 1.05}))
     rows = neighbours_of(judgement)
-    assert (rows[DECODE].verdict, rows[GEMM].verdict) == (GateVerdict.SLOWER, GateVerdict.SAME)
+    assert (rows[DECODE].verdict, rows[PREFILL].verdict) == (GateVerdict.SLOWER, GateVerdict.SAME)
     assert rows[DECODE].effect.low < 1.05 < rows[DECODE].effect.high
     assert (judgement.verdict, judgement.exit_code) == (GateVerdict.SLOWER, ExitCode.REGRESSION)
     assert {row_of(judgement, cell).verdict for cell in USUAL} == {GateVerdict.SAME}
@@ -249,7 +249,7 @@ def test_a_neighbour_slower_by_5_percent_is_detected_even_if_swaps_are_unchanged
 
 def test_a_failed_cell_has_no_row_for_its_neighbour() -> None:
     cand = run_beside(1, USUAL)
-    broken = replace(cand, records=[*cand.records, failure(GEMM, "the neighbour died")])
+    broken = replace(cand, records=[*cand.records, failure(PREFILL, "the neighbour died")])
     judgement = judge_runs(run_beside(0, USUAL), broken)
     assert judgement.verdict is GateVerdict.FAILED
     assert set(neighbours_of(judgement)) == {DECODE}

@@ -106,7 +106,7 @@ def everything(folder: Path, visits: int = 6) -> Run:
         visit for number in range(visits) for visit in synthetic.visits(several, slower, count=7, round_=number)
     ]
     for sms, (slowdown, gbps) in {1: (1.1, 20.0), 2: (1.2, 41.0), 4: (1.7, 40.0)}.items():
-        cell = Cell("sm", Direction.D2H, 4096, 16384, sms=sms, neighbour=Neighbour.GEMM)
+        cell = Cell("sm", Direction.D2H, 4096, 16384, sms=sms, neighbour=Neighbour.PREFILL)
         records += synthetic.beside(cell, slowdown, gbps, visits)
     loads = next(cell for cell in measured if cell.backend == "batched" and cell.blocks == SWAPS[0].blocks)
     loads = replace(loads, stream_state=StreamState.IDLE, neighbour=Neighbour.DECODE, sequence="layers-32")
@@ -156,7 +156,7 @@ def test_the_golden_report_has_every_section(report: Report) -> None:
 
 def test_no_two_keys_of_a_legend_look_alike(report: Report) -> None:
     plots = {chart.stem: chart.plot for chart in report.charts}
-    assert {stem.partition("-")[0] for stem in plots} == {"cliff", "sm", "neighbour"}
+    assert {stem.partition("-")[0] for stem in plots} == {"cliff", "sm", "beside"}
     for plot in plots.values():
         drawn = {line.label: (ink_of(line.backend), line.variant % len(STROKES)) for line in plot.lines}
         assert len(set(drawn.values())) == len(drawn)

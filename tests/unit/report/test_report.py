@@ -83,7 +83,7 @@ def test_snippets_are_listed_and_one_that_is_not_there_is_refused(cliff: Report,
     assert snippet(cliff) == "\n".join(f"{table_text(table)}\n" for table in asked_for(cliff, "None"))
     with pytest.raises(UsageError, match=r"not measured: kvbench sweep queue .it needs .* of .*cliff, threshold"):
         snippet(cliff, "queue")
-    with pytest.raises(UsageError, match=r"no table in .*kvbench sweep .* quick, order, models, .*neighbour"):
+    with pytest.raises(UsageError, match=r"no table in .*kvbench sweep .* quick, order, models, .*beside"):
         snippet(made_report(tmp_path, []), "list")
     records = [*synthetic.ceilings(), *synthetic.rounds(synthetic.cliff_cells((256,), synthetic.FEW_KIB))]
     for name, same in (("engine", ""), ("threshold", "threshold:Idle")):  # of a run's config, with a section or without

@@ -122,7 +122,7 @@ def loads(tokens: int, hidden: Sequence[float], backend: str = "batched", sequen
 
 
 # Beside a neighbour: SM count -> (its slowdown, GB/s beside it); four SMs move less than two and cost more.
-SM = Cell("sm", Direction.D2H, 4096, 16384, neighbour=Neighbour.GEMM)
+SM = Cell("sm", Direction.D2H, 4096, 16384, neighbour=Neighbour.PREFILL)
 WAYS = {1: (1.1, 20.0), 2: (1.2, 41.0), 4: (1.7, 40.0)}
 LADDER = [visit for sms, way in WAYS.items() for visit in synthetic.beside(replace(SM, sms=sms), *way)]
 DECODE = Cell("sm", Direction.H2D, 4096, 16384, sms=4, neighbour=Neighbour.DECODE)
@@ -249,7 +249,7 @@ CASES = (
         "sm, idle stream: 4 SMs are enough.",
         lambda cell: cell.sms == 2,
         bold=["30.0"],
-        others=["neighbour"],
+        others=["beside"],
     ),
     Case(
         "fragments",
@@ -347,12 +347,12 @@ CASES = (
         info=about(LENGTHS),
     ),
     Case(
-        "neighbour",
+        "beside",
         LADDER,
         ["sm (2 SMs)", "50.0", "41.0", "1.20x", "200 → 224", "200 → 224", "200 → 1000"],
-        "A GEMM beside swaps at 40 GB/s or more takes at least 20% longer (d2h: sm (2 SMs) at 41 GB/s).",
+        "A prefill layer beside swaps at 40 GB/s or more takes at least 20% longer (d2h: sm (2 SMs) at 41 GB/s).",
         bold=["sm (2 SMs)"],
-        title="gemm, d2h: 200 us per iteration",
+        title="prefill, d2h: 200 us per iteration",
     ),
     Case(
         "trace",
@@ -584,10 +584,10 @@ def test_fewer_than_500_iterations_of_six_visits_have_a_p90_but_no_p99(
     run = made_run(tmp_path, few)
     (row,) = run.frame().to_dict("records")
     assert (row["neighbour_slowdown_p99"] > 1) == known
-    part = part_of(report_of([run]), "neighbour")
-    heads = [said(head) for head in table_of(part, "gemm, d2h").header]
+    part = part_of(report_of([run]), "beside")
+    heads = [said(head) for head in table_of(part, "prefill, d2h").header]
     assert ("p99, us" in heads, "p90, us" in heads) == (known, True)
-    assert said(part.tables[0].header[-1]) == ("gemm p99" if known else "gemm p90")
+    assert said(part.tables[0].header[-1]) == ("prefill p99" if known else "prefill p90")
     assert part.tables[0].rows[0][-1]
     assert not part.charts  # of one point
 
@@ -612,9 +612,9 @@ def test_the_table_holds_one_workload_with_a_line_for_each_method(tmp_path: Path
     other = replace(SM, backend="merged", sms=None, pattern=Pattern.parse("runs-32"))
     dead = synthetic.failure(replace(SM, sms=8), "the neighbour died: OutOfMemoryError")
     made = [*LADDER, *(visit for cell in decode for visit in synthetic.beside(cell, 1.4, 39.0 + (cell.sms or 0)))]
-    part = part_of(made_report(tmp_path, [*made, *synthetic.beside(other, 1.01, 45.0), dead]), "neighbour")
+    part = part_of(made_report(tmp_path, [*made, *synthetic.beside(other, 1.01, 45.0), dead]), "beside")
     assert lines_of(part.tables[0].header)[2:] == [
-        "GB/s beside", "decode slower", "decode p99", "gemm slower", "gemm p99",
+        "GB/s beside", "decode slower", "decode p99", "prefill slower", "prefill p99",
     ]  # fmt: skip
     rows = {said(method): [said(text) for text in rest] for _, method, *rest in part.tables[0].rows}
     assert set(rows) == {"sm (1 SM)", "sm (2 SMs)", "sm (4 SMs)"}
@@ -622,7 +622,7 @@ def test_the_table_holds_one_workload_with_a_line_for_each_method(tmp_path: Path
     assert rows["sm (2 SMs)"][1::2] == ["1.40x", "1.20x"]
     (chart,) = part.charts
     assert "decode" in chart.text.title
-    table = table_of(part, "gemm, d2h")
+    table = table_of(part, "prefill, d2h")
     assert "¹ failed: error: the neighbour died: OutOfMemoryError" in lines_of(table.notes)
     assert "; 42 samples a cell" in said(table.caption)
 
@@ -631,7 +631,7 @@ def test_the_table_holds_one_workload_with_a_line_for_each_method(tmp_path: Path
 def test_a_visit_without_a_whole_iteration_has_no_slowdown(tmp_path: Path, turns: Beside) -> None:
     run = made_run(tmp_path, [msgspec.structs.replace(one, beside=turns) for one in synthetic.beside(SM, 1.0, 20.0)])
     assert run.frame()["neighbour_slowdown"].isna().all()
-    assert "neighbour" not in sections_of(report_of([run]))
+    assert "beside" not in sections_of(report_of([run]))
 
 
 # Replays and engines

@@ -21,20 +21,21 @@ from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.results.attempts import Ceilings
 from kvbench.results.columns import NO_FIGURE, TIMES
-from kvbench.results.outcomes import Outcome, cost_of, hidden_share
+from kvbench.results.outcomes import Cost, Outcome, cost_of, hidden_share
 from kvbench.results.schema import Beside, Ceiling, Disturbance, EffectivePath, Failure, Record, Samples, Skip, Visit
 from tests import synthetic
 from tests.synthetic import visit, write_run
 
 CELL = Cell("batched", Direction.H2D, 1000, 16 << 10)
 BUSY = replace(CELL, stream_state=StreamState.BUSY)
-AFTER_A_PAUSE, BESIDE = replace(CELL, pause_us=2000), replace(CELL, neighbour=Neighbour.GEMM)
+AFTER_A_PAUSE, BESIDE = replace(CELL, pause_us=2000), replace(CELL, neighbour=Neighbour.PREFILL)
+BESIDE_DECODE = replace(CELL, neighbour=Neighbour.DECODE)
 IN_TURN = [replace(CELL, backend="sm", sms=sms) for sms in (4, 8)]
 TRACE, LAYERS = replace(CELL, sequence="trace"), replace(CELL, sequence="layers-4")
 ALONE = [
     *(replace(CELL, stream_state=state) for state in StreamState), replace(CELL, direction=Direction.D2H),
     replace(CELL, direction=Direction.D2H, order=Order.ANY), replace(BUSY, queued=64), replace(BUSY, pause_us=2000),
-    AFTER_A_PAUSE, BESIDE, TRACE, LAYERS, replace(LAYERS, neighbour=Neighbour.IDLE),
+    AFTER_A_PAUSE, BESIDE, BESIDE_DECODE, TRACE, LAYERS, replace(LAYERS, neighbour=Neighbour.IDLE),
 ]  # fmt: skip
 
 
@@ -55,7 +56,7 @@ class Draw:
 
     def samples(self, cell: Cell, count: int) -> Samples:
         times = {name: self.times(count, 0.5 if name == "cpu_us" else 1.0) for name in TIMES if name != "swap_us"}
-        if cell in (AFTER_A_PAUSE, BESIDE):
+        if cell in (AFTER_A_PAUSE, BESIDE, BESIDE_DECODE):
             del times["event_us"]
         if cell.layers:
             times |= {name: self.times(count) for name in ("first_layer_us", "slowest_gap_us")}
@@ -68,7 +69,7 @@ class Draw:
         lengths = {
             "neighbour_alone_us": alone, "neighbour_beside_us": beside, "swaps_alone_us": swaps,
             "swaps_beside_us": swaps, "one_block_alone_us": one_block, "one_block_beside_us": one_block,
-            "swaps_alone_gbps": turns, "swaps_beside_gbps": turns,
+            "swaps_alone_gbps": turns, "swaps_beside_gbps": turns, "readback_alone_us": alone, "readback_us": beside,
         }  # fmt: skip
         return Beside(**{name: self.times(int(length)) for name, length in lengths.items()})
 
@@ -116,7 +117,7 @@ def known_times(one: Visit, time: str) -> list[float]:
     samples, state = one.samples, one.cell.stream_state
     if time != "swap_us":
         return [*(getattr(samples, time) or ())]
-    times = samples.wall_us if one.cell in (AFTER_A_PAUSE, BESIDE) else samples.event_us
+    times = samples.wall_us if one.cell in (AFTER_A_PAUSE, BESIDE, BESIDE_DECODE) else samples.event_us
     assert times is not None
     if state not in (StreamState.BUSY, StreamState.GATED):
         return [*times]
@@ -189,7 +190,7 @@ def row_of(outcome: Outcome, visits: Sequence[Visit]) -> dict[str, Any]:
     cell, state = outcome.cell, outcome.cell.stream_state
     swap_us = [*outcome.medians.get("swap_us", {}).values()]
     low, high = interval(swap_us)
-    has_rate = cell not in (AFTER_A_PAUSE, BESIDE, TRACE) and bool(swap_us)
+    has_rate = cell not in (AFTER_A_PAUSE, BESIDE, BESIDE_DECODE, TRACE) and bool(swap_us)
     counted = visits if outcome.medians else ()
     pooled = {time: [us for one in counted for us in known_times(one, time)] for time in TIMES}
     quartiles = {time: np.quantile(us, (0.25, 0.75)) if us else (nan, nan) for time, us in pooled.items()}
@@ -229,40 +230,53 @@ def row_of(outcome: Outcome, visits: Sequence[Visit]) -> dict[str, Any]:
 
 
 def neighbour_by_definition(visits: Sequence[Visit]) -> dict[str, float]:
-    turns = [one.beside for one in visits if one.beside and cost_by_definition(one.beside)]
-    every = [one.beside for one in visits if one.beside]
-    if not turns:
+    beside = [one for one in visits if one.beside]
+    known = [(one, one.beside, cost) for one in beside if one.beside and (cost := cost_by_definition(one))]
+    if len(known) < len(beside) or sum(len(turn.neighbour_beside_us) for _, turn, _ in known) < 20:
         return {}
-    costs = [cost_by_definition(turn) for turn in turns]
+    turns, costs = [turn for _, turn, _ in known], [cost for *_, cost in known]
     figures = {}
     for which, ends in (("alone_us", "alone_us"), ("beside_us", "us")):
         times = [getattr(turn, f"neighbour_{which}") for turn in turns]
         pooled = [us for of_visit in times for us in of_visit]
         figures[f"neighbour_{which}"] = middle(map(mean, times))
+        readbacks = [us for turn in turns for us in getattr(turn, f"readback_{ends}")]
         for tail, least in ((50, 1), (90, MIN_P90), (99, MIN_P99)):
-            figures[f"neighbour_p{tail}_{ends}"] = float(np.percentile(pooled, tail)) if len(pooled) >= least else nan
+            for name, every in (("neighbour", pooled), ("readback", readbacks)):
+                figures[f"{name}_p{tail}_{ends}"] = float(np.percentile(every, tail)) if len(every) >= least else nan
+        if which == "beside_us":
+            figures |= {"neighbour_worst_us": max(pooled), "iterations": len(pooled)}
     for tail in (90, 99):
         us, alone_us = (figures[f"neighbour_p{tail}_{end}"] for end in ("us", "alone_us"))
         figures[f"neighbour_slowdown_p{tail}"] = us / alone_us
     means, medians, gbps = (np.array([cost[at] for cost in costs]) for at in range(3))
-    lost_us, slowdown = paired_interval(1e6 * (1 - 1 / means) / gbps), map(math.exp, paired_interval(np.log(means)))
-    beside_gbps, names = (middle(gbps), *median_interval(gbps)), ("exposure_us_per_gb", "neighbour_slowdown")
-    for name, (centre, *both) in zip((*names, "swaps_beside_gbps"), (lost_us, slowdown, beside_gbps), strict=True):
+    thread_ms = np.array([median(one.samples.caller_us) / 1e3 / (one.cell.swap_bytes / 1e9) for one, *_ in known])
+    beside_gbps = (middle(gbps), *median_interval(gbps))
+    intervals = {
+        "lost_ms_per_gb": paired_interval(1e3 * (1 - 1 / means) / gbps),
+        "thread_ms_per_gb": paired_interval(thread_ms),
+        "neighbour_slowdown": map(math.exp, paired_interval(np.log(means))),
+        "swaps_beside_gbps": beside_gbps,
+    }
+    for name, (centre, *both) in intervals.items():
         low, high = both if all(map(math.isfinite, both)) else (nan, nan)
         figures |= {name: centre, f"{name}_low": low, f"{name}_high": high}
     figures["neighbour_slowdown_median"] = math.exp(paired_interval(np.log(medians))[0])
     for name in ("swaps_alone_gbps", "one_block_alone_us", "one_block_beside_us"):
-        figures[name] = middle(median(values) for turn in every if (values := getattr(turn, name)))
+        figures[name] = middle(median(values) for turn in turns if (values := getattr(turn, name)))
     for name, ends in (("swap_start_delay_us", "one_block"), ("swap_delay_us", "swaps")):
-        both = [(getattr(turn, f"{ends}_beside_us"), getattr(turn, f"{ends}_alone_us")) for turn in every]
+        both = [(getattr(turn, f"{ends}_beside_us"), getattr(turn, f"{ends}_alone_us")) for turn in turns]
         figures[name] = middle(median(beside) - median(alone) for beside, alone in both if alone)
     return figures
 
 
-def cost_by_definition(turn: Beside) -> tuple[float, float, float] | None:
+def cost_by_definition(one: Visit) -> tuple[float, float, float] | None:
     """The slowdown of the neighbour by the means and by the medians, and the GB/s beside it."""
-    alone, beside, gbps = turn.neighbour_alone_us, turn.neighbour_beside_us, turn.swaps_beside_gbps
-    if not (alone and beside and gbps):
+    assert one.beside is not None
+    alone, beside, gbps = one.beside.neighbour_alone_us, one.beside.neighbour_beside_us, one.beside.swaps_beside_gbps
+    if not (alone and beside and gbps and len(one.samples)):
+        return None
+    if str(one.cell.neighbour) == "decode" and not one.cell.layers and not one.beside.readback_us:
         return None
     return mean(beside) / mean(alone), median(beside) / median(alone), median(gbps)
 
@@ -298,11 +312,18 @@ def test_outcomes_and_the_table_are_what_records_say(tmp_path: Path, seed: int) 
         wanted = by_definition(records, cell, visits[cell])
         for name in {field.name for field in fields(Outcome)} - {"costs"}:
             assert getattr(outcome, name) == getattr(wanted, name), (cell, name)
-        turns = {one.round: one.beside for one in visits[cell] if one.beside and cost_by_definition(one.beside)}
-        assert outcome.costs.keys() == turns.keys()
+        with_costs = {one.round: one for one in visits[cell] if one.beside and neighbour_by_definition(visits[cell])}
+        assert outcome.costs.keys() == with_costs.keys()
         for number, cost in outcome.costs.items():
-            slowdown, by_median, gbps = cost_by_definition(turns[number])
-            assert astuple(cost) == pytest.approx((slowdown, by_median, gbps, 1e6 * (1 - 1 / slowdown) / gbps))
+            slowdown, by_median, gbps = cost_by_definition(with_costs[number])
+            thread_ms = median(with_costs[number].samples.caller_us) * 1e6 / cell.swap_bytes
+            figures = slowdown, by_median, gbps, 1e3 * (1 - 1 / slowdown) / gbps, thread_ms
+            assert astuple(cost)[:5] == pytest.approx(figures)
+            turn = with_costs[number].beside
+            assert (cost.process, turn and len(turn.neighbour_beside_us)) == (
+                with_costs[number].process,
+                cost.iterations,
+            )
         figures = row_of(wanted, visits[cell])
         if cell.neighbour != Neighbour.NONE:
             figures |= neighbour_by_definition(visits[cell])
@@ -356,4 +377,51 @@ def test_outcomes_stand_in_the_order_of_the_table(tmp_path: Path) -> None:
 def test_a_neighbour_without_times_has_no_cost(changes: dict[str, list[float]]) -> None:
     turn = Beside(neighbour_alone_us=[100.0] * 3, neighbour_beside_us=[120.0] * 3, swaps_beside_gbps=[10.0])
     assert hidden_share(msgspec.structs.replace(turn, swaps_alone_us=[0.0])) is None
-    assert (cost_of(turn) is None, cost_of(msgspec.structs.replace(turn, **changes))) == (False, None)
+    one = msgspec.structs.replace(visit(BESIDE, 50.0), beside=turn)
+    without = msgspec.structs.replace(one, beside=msgspec.structs.replace(turn, **changes))
+    assert (cost_of(one) is None, cost_of(without)) == (False, None)
+
+
+def beside_of(cell: Cell, slowdown: float, start: int | None, number: int = 0, iterations: int = 10) -> Visit:
+    """A visit of swaps at 40 GB/s, of which a call takes 655.36 us of its thread, beside iterations of 100 us."""
+    turn = Beside(
+        neighbour_alone_us=[100.0] * 4, neighbour_beside_us=[100.0 * slowdown] * iterations, readback_us=[7.0],
+        swaps_beside_gbps=[40.0],
+    )  # fmt: skip
+    one = visit(replace(cell, blocks=4000), 409.6, count=3, round_=number)
+    samples = msgspec.structs.replace(one.samples, caller_us=[655.36] * 3)
+    return msgspec.structs.replace(one, samples=samples, beside=turn, process=start)
+
+
+def test_a_quarter_longer_at_40_gb_s_loses_5_ms_a_gb_and_the_thread_10() -> None:
+    wanted = Cost(1.25, 1.25, 40.0, 5.0, 10.0, process=3, iterations=10)
+    assert astuple(cost_of(beside_of(BESIDE, 1.25, 3)) or wanted) == pytest.approx(astuple(wanted))
+    faster = cost_of(beside_of(BESIDE, 0.8, None))
+    assert faster is not None
+    assert (faster.lost_ms_per_gb, faster.process) == (pytest.approx(-6.25), None)
+
+
+def test_a_decode_step_without_small_copies_answers_nothing() -> None:
+    decode = beside_of(BESIDE_DECODE, 1.25, 1)
+    before = msgspec.structs.replace(decode, beside=msgspec.structs.replace(decode.beside or Beside(), readback_us=[]))
+    assert (cost_of(decode) is None, cost_of(before)) == (False, None)
+
+
+@pytest.mark.parametrize(("iterations", "known"), [([10, 10], True), ([10, 9], False), ([40, 0], False)])
+def test_a_cost_needs_twenty_iterations_and_some_in_each_visit(
+    tmp_path: Path, iterations: Sequence[int], known: bool
+) -> None:
+    visits = [beside_of(BESIDE, 1.25, 1, number, count) for number, count in enumerate(iterations)]
+    run = kvbench.load_run(write_run(tmp_path / "run", visits))
+    (outcome,) = run.outcomes.values()
+    assert (len(outcome.costs), run.frame()["lost_ms_per_gb"].notna().all()) == (2 * known, known)
+
+
+def test_an_interval_of_what_is_lost_reaches_over_all_starts(tmp_path: Path) -> None:
+    """Of ten visits of one start and two of another, the rank interval alone leaves out the second."""
+    slowdowns = [1.10, 1.11] * 5 + [1.25] * 2
+    visits = [beside_of(BESIDE, ratio, 1 + (at >= 10), at) for at, ratio in enumerate(slowdowns)]
+    (row,) = kvbench.load_run(write_run(tmp_path / "run", visits)).frame().to_dict("records")
+    lost = [1e3 * (1 - 1 / ratio) / 40 for ratio in slowdowns]
+    assert paired_interval(np.array(lost))[2] < max(lost) == pytest.approx(row["lost_ms_per_gb_high"])
+    assert row["lost_ms_per_gb_low"] <= row["lost_ms_per_gb"] < row["lost_ms_per_gb_high"]

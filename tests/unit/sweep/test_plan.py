@@ -374,10 +374,10 @@ def test_a_plug_in_package_has_one_turn_a_round_and_the_turns_alternate() -> Non
 @pytest.mark.parametrize(
     ("device", "axes", "reason"),
     [
-        (CPU, {"neighbour": "gemm,decode"}, "needs a GPU; the cpu device supports idle"),
-        (replace(H200, has_torch=False), {"neighbour": "gemm"}, "gemm needs torch; install kvbench[cuda]"),
-        (H200, {"neighbour": "gemm", "stream_state": "busy"}, "swaps beside a neighbour require an idle stream"),
-        (H200, {"neighbour": "gemm", "pause": "5ms"}, "pause is not supported beside a neighbour"),
+        (CPU, {"neighbour": "prefill,decode"}, "needs a GPU; the cpu device supports idle"),
+        (replace(H200, has_torch=False), {"neighbour": "prefill"}, "prefill needs torch; install kvbench[cuda]"),
+        (H200, {"neighbour": "prefill", "stream_state": "busy"}, "swaps beside a neighbour require an idle stream"),
+        (H200, {"neighbour": "prefill", "pause": "5ms"}, "pause is not supported beside a neighbour"),
     ],
     ids=["no GPU", "no torch", "busy", "pause"],
 )
@@ -406,7 +406,7 @@ def test_ids_on_the_gpu_are_for_whole_loads_of_equal_blocks(axes: dict[str, str]
 
 def test_the_memory_of_a_neighbour_counts_toward_the_limit() -> None:
     small = replace(H200, device_free_bytes=24 * GIB)
-    assert plan_of(small, backend="batched", neighbour="gemm", pool="4GiB").cells
+    assert plan_of(small, backend="batched", neighbour="prefill", pool="4GiB").cells
     assert not plan_of(small, backend="batched", neighbour="decode", pool="4GiB").cells
 
 

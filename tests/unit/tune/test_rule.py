@@ -208,7 +208,7 @@ def test_the_answer_is_a_table_of_directions_and_states(tmp_path: Path) -> None:
     assert table.rows[0][2] == "sm (2 SMs) up to 16 KiB; 2 to 4 not told apart, batched from 64 KiB"
     assert table.header[3:7] == ["16 x 16 KiB, us", "batched", "256 x 16 KiB, us", "batched"]
     row = dict(zip(table.header, table.rows[0], strict=True))
-    assert (row["of ceiling"], row["decode"], row["gemm"]) == ("90%", "not measured", "not measured")
+    assert (row["of ceiling"], row["decode"], row["prefill"]) == ("90%", "not measured", "not measured")
     small, batched = (float(text.split(" to ")[0]) for text in table.rows[0][3:5])
     assert (small, batched) == pytest.approx((16 * 16 * KIB / 50e3, 16 * 16 * KIB / 5e3), rel=0.02)
     uneven = [cell for cell in cells(*Direction) if cell.direction is Direction.H2D or cell.blocks == 16]
