@@ -115,7 +115,7 @@ def or_usage_error(what: str) -> Iterator[None]:
 
 def raise_if_no_room(path: Path, error: OSError) -> None:
     if error.errno in _NO_ROOM:
-        raise StorageError(f"{path} cannot be written: {error.strerror}; what was measured before is kept") from None
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def shipped_folder() -> Path:

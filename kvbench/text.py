@@ -30,8 +30,6 @@ WIDEST: Final = 80
 # The width of a line in a log.
 LOG_COLUMNS: Final = 120
 _A_COMMAND: Final = re.compile(r"([\w; ]*to [\w ]+: |\s*)(?=kvbench )")
-# Marks a field of a struct whose option the help leaves out: it is for tests.
-HIDDEN: Final = {"hidden": True}
 _AT: Final = re.compile(r"(.*?) - at `\$\.?(.*)`", re.DOTALL)
 # A number stays on the line of its unit, and of the digits and the word behind it.
 _JOINED: Final = re.compile(r"(?<=\d) (?=[0-9A-Za-z])")

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import ClassVar, Final, NamedTuple
 
 from kvbench.cells.pattern import Pattern
-from kvbench.cells.units import KIB, format_size, parse_size
+from kvbench.cells.units import KIB, format_size, parse_binary_size, parse_size
 from kvbench.errors import UsageError, brief
 
 
@@ -344,7 +344,7 @@ def zero_as(word: str, write: Callable[[AxisValue], str] = str) -> Callable[[Axi
 
 
 def block_size(text: str) -> int:
-    size = parse_size(text)
+    size = parse_binary_size(text)
     if not 1 <= size <= 2**34:
         raise ValueError("not a size from 1B to 16GiB")
     return size
@@ -353,7 +353,7 @@ def block_size(text: str) -> int:
 def pool(text: str) -> int:
     if text == "dense":
         return 0
-    size_bytes = parse_size(text)
+    size_bytes = parse_binary_size(text)
     if not 2**12 <= size_bytes <= 2**44:
         raise ValueError("not dense or a size from 4KiB to 16TiB")
     return size_bytes

@@ -30,6 +30,15 @@ def parse_size(text: str) -> int:
     return scaled // scale
 
 
+def parse_binary_size(text: str) -> int:
+    """Return the bytes of a size, as `parse_size`; raises ValueError also for KB, MB and GB, where KiB is meant."""
+    size_bytes = parse_size(text)
+    number, unit = text.strip().rstrip("KMGB"), text.strip().lstrip("0123456789. ")
+    if unit in ("KB", "MB", "GB"):
+        raise ValueError(f"{shown(text)} is {size_bytes} bytes; write {number.strip()}{unit[0]}iB or {size_bytes}B")
+    return size_bytes
+
+
 def format_size(size_bytes: int) -> str:
     """Return the shortest exact form that `parse_size` reads back: 4096 -> "4KiB", 576 -> "576B"."""
     for unit in ("GiB", "MiB", "KiB"):

@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from kvbench.analysis.margins import GATE
-from kvbench.cli.options import NO_OPTIONS, Fault, FromStruct, with_struct_options
+from kvbench.cli.options import NO_OPTIONS, Fault, FromStruct, fraction_of, with_struct_options
 from kvbench.cli.sweep import Axis, Filters, default_folder, end_on_signals
 from kvbench.errors import ExitCode, UsageError
 from kvbench.text import convert, folded
@@ -45,8 +45,8 @@ class Measuring(msgspec.Struct, frozen=True, kw_only=True):
         description="device: auto, cpu, cuda or cuda:N (default: the suite's)")] = None
     minutes: Annotated[float, msgspec.Meta(ge=0.01, le=1440,
         description=f"time limit of everything in minutes (default: {DEFAULT_MINUTES:g})")] = DEFAULT_MINUTES
-    margin: Annotated[float, msgspec.Meta(ge=0, le=10,
-        description=f"ignore changes below this fraction (default: {GATE.fraction})")] = GATE.fraction
+    margin: Annotated[str, msgspec.Meta(
+        description=f"ignore changes below this, 3% or 0.03 (default: {GATE.fraction:.0%})")] = f"{GATE.fraction:.0%}"
     seed: Annotated[int | None, msgspec.Meta(
         description="seed of contents, placement and visit order (default: the suite's)")] = None
     # fmt: on
@@ -113,13 +113,14 @@ def compare(
         raise UsageError("--base and --cand: give both: env:PATH, backend:NAME or here")
     how: Measuring = convert(measuring, Measuring)
     began_s = time.monotonic()
+    margin = fraction_of("--margin", how.margin)
     for option, fault in (("--base-fault", how.base_fault), ("--cand-fault", how.cand_fault)):
         parse_faults(fault, option)
     folder = out or default_folder("gate")
     to = Destinations(as_json, folder, github)
     sides = parse_side("--base", base, how.base_fault), parse_side("--cand", cand, how.cand_fault)
     with _measured(sides, _suite(how, axis, filters, sides[0]), folder, as_json=as_json) as both:
-        judgement = both.compare(how.margin, began_s + 60 * how.minutes)
+        judgement = both.compare(margin, began_s + 60 * how.minutes)
     passes = inconclusive is OnInconclusive.PASS and judgement.exit_code is ExitCode.INCONCLUSIVE
     data = msgspec.structs.replace(data_of(judgement), **({"exit_code": ExitCode.DONE.value} if passes else {}))
     command = shlex.join(["kvbench", *sys.argv[1:]])

@@ -162,7 +162,7 @@ def run(arguments: list[str]) -> int:
     except TyperException as error:
         message = _in_house_style(" ".join(error.format_message().split()))
         # Bare `kvbench` raises an error without a message: its help is already printed.
-        return _complain(message + _axis_meant(error), ExitCode.USAGE)
+        return _complain(_with_hint(error, message, "".join(arguments[:1])), ExitCode.USAGE)
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except Exception as error:
@@ -231,6 +231,23 @@ def _in_house_style(message: str) -> str:
     return re.sub(r"Input should be a valid (\w+).*", r"not a valid \1", message).replace("'", '"')
 
 
-def _axis_meant(error: Exception) -> str:
+# What people try that kvbench has under another name: words of typer's message behind the command, and what to write.
+_AS_CSV: Final = "figures as CSV: summary.csv in the folder of a run, or load_run(RUN).frame().to_csv(FILE) in Python"
+_MEANT: Final = {
+    "compare: No such command": "to compare runs: kvbench report RUN RUN; to compare builds: kvbench gate compare",
+    "run: No such command": "to measure: kvbench sweep",
+    "help: No such command": "write kvbench --help, or kvbench COMMAND --help",
+    "export: No such command": _AS_CSV,
+    "No such option: --csv": _AS_CSV,
+    "tune: Got unexpected extra argument": "for the answer of runs: kvbench show RUN",
+}
+
+
+def _with_hint(error: Exception, message: str, command: str) -> str:
+    """Return a message of typer, of a command of these words, with how to write what was probably meant."""
     name = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
-    return f"; {name} is an axis: write -a {name}=VALUES" if name in AXES else ""
+    if name in AXES:
+        return f"{message}; {name} is an axis: write -a {name}=VALUES"
+    hints = [hint for words, hint in _MEANT.items() if words in f"{command}: {message}"]
+    # In place of what typer guesses from the letters.
+    return f"{re.sub(r'[.]( Did you mean .*)?$', '', message)}; {hints[0]}" if hints else message

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,18 +16,16 @@ import msgspec
 import typer
 
 from kvbench import __version__
-from kvbench.errors import UsageError
+from kvbench.errors import UsageError, brief
 from kvbench.files import commit
-from kvbench.text import HIDDEN, LOG_COLUMNS, WIDEST, longest_word, plain_type, printable, wrapped
+from kvbench.text import LOG_COLUMNS, WIDEST, longest_word, plain_type, printable, wrapped
 
 if TYPE_CHECKING:
     from kvbench.report.model import DataTable
 
 
 NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
-Fault = Annotated[
-    str | None, msgspec.Meta(description="fault to inject (cpu device only; see CONTRIBUTING)", extra=HIDDEN)
-]
+Fault = Annotated[str | None, msgspec.Meta(description="fault to inject (cpu device only; see CONTRIBUTING)")]
 _CLICK_TYPES: Final = {msgspec.inspect.IntType: int, msgspec.inspect.FloatType: float}
 
 
@@ -62,12 +61,23 @@ def with_struct_options(command: Callable[..., None]) -> Callable[..., None]:
         except UsageError as error:
             name, _, why = str(error).partition(": ")
             asked = why and any(name in given[of] for of in options)
-            raise UsageError(f"--{name.replace('_', '-')}: {why}" if asked else str(error)) from None
+            names = [option.name for struct_options in options.values() for option in struct_options]
+            raise UsageError(f"{_flag(name)}: {_with_flags(why, names)}" if asked else str(error)) from None
 
     # What `inspect.signature` returns, which typer asks.
     spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return spread
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _with_flags(why: str, names: Iterable[str]) -> str:
+    """Return a reason with `min_samples`, a key of a TOML file, as the option of a command line."""
+    keys = [name for name in names if "_" in name]
+    return re.sub(rf"\b({'|'.join(keys)})\b", lambda key: _flag(key[0]), why) if keys else why
 
 
 def _options(mark: FromStruct) -> list[inspect.Parameter]:
@@ -86,10 +96,20 @@ def _option(option: msgspec.inspect.Field, panel: str | None, default: str) -> i
     description = str((option.type.extra_json_schema or {})["description"])
     kind = _CLICK_TYPES.get(type(plain_type(option.type)), str)
     text = f"{description[0].upper()}{description[1:]}{default}."
-    hidden = option.type.extra == HIDDEN
-    typer_option = typer.Option(help=text, rich_help_panel=panel, hidden=hidden)
+    typer_option = typer.Option(help=text, rich_help_panel=panel)
     annotation = Annotated[kind | None, typer_option]  # type: ignore[valid-type]  # known at run time only
     return inspect.Parameter(option.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
+
+
+_FRACTION: Final = re.compile(r"(?P<percent>\d{1,4}(\.\d{1,6})?)%|(?P<fraction>0(\.\d{1,8})?)", re.ASCII)
+
+
+def fraction_of(option: str, text: str) -> float:
+    """Read 0.05 from "5%" and "0.05"; raises UsageError, also for 5, which could be meant as a percentage."""
+    match = _FRACTION.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{option} {brief(text)}: write a percentage (5%) or a fraction below 1 (0.05)")
+    return float(match["percent"]) / 100 if match["percent"] else float(match["fraction"])
 
 
 def version_line() -> str:

@@ -72,9 +72,12 @@ def print_asked(runs: list[Path], *, as_markdown: bool) -> None:
 
     loaded, _ = _load(runs, _Progress())
     report = report_of(loaded)
+    tables = asked_for(report, str(loaded[0].info.spec.get("name")))
     if not as_markdown:
-        print_lines(plain(text) for text in (report.unsteady, report.host_note, *report.headline) if text)
-    for table in asked_for(report, str(loaded[0].info.spec.get("name"))):
+        # The caption of a table says itself that a ceiling was low.
+        unsteady = "" if tables else report.unsteady
+        print_lines(plain(text) for text in (unsteady, report.host_note, *report.headline) if text)
+    for table in tables:
         if as_markdown or not sys.stdout.isatty():
             typer.echo(f"{table_text(table)}\n")
         else:

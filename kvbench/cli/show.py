@@ -1,12 +1,11 @@
 """`kvbench show`: print the answer of runs in the terminal."""
 
 import json
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -14,7 +13,7 @@ import typer
 from kvbench.cells.axes import ListPlace
 from kvbench.cells.policy import SERVING, Choice
 from kvbench.cells.units import size_text
-from kvbench.cli.options import NO_OPTIONS, FromStruct, with_struct_options
+from kvbench.cli.options import NO_OPTIONS, FromStruct, fraction_of, with_struct_options
 from kvbench.errors import UsageError, brief
 from kvbench.models.presets import ModelChoice
 from kvbench.text import convert
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from kvbench.results import Run
     from kvbench.tune.candidates import Measured
     from kvbench.tune.planner import TokenLine
-
-_LIMIT: Final = re.compile(r"(?P<percent>\d{1,4}(\.\d{1,6})?)%|(?P<fraction>0(\.\d{1,8})?)", re.ASCII)
 
 
 class Allowed(msgspec.Struct, frozen=True):
@@ -116,7 +113,7 @@ def show(
     may: Allowed = convert(allowed, Allowed)
     models: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
     prefill = prefill_of(prefill_tokens_per_second, models)
-    limit = None if max_slowdown is None else _limit_of(max_slowdown)
+    limit = None if max_slowdown is None else fraction_of("--max-slowdown", max_slowdown)
     loaded = load_all(runs)
     _check_backends(loaded, may)
     if may == Allowed() and limit is None and not (models.models or policy or table or open_):
@@ -289,14 +286,6 @@ def prefill_of(tokens_per_s: float | None, models: ModelChoice) -> float | None:
     if not models.models:
         raise UsageError("--prefill-tokens-per-second: tokens are those of a model; add --model")
     return tokens_per_s
-
-
-def _limit_of(text: str) -> float:
-    """Return --max-slowdown as a fraction: 0.05 for "5%" and "0.05"; raises UsageError."""
-    match = _LIMIT.fullmatch(text)
-    if match is None:
-        raise UsageError(f"--max-slowdown {brief(text)}: write a percentage (5%) or a fraction below 1 (0.05)")
-    return float(match["percent"]) / 100 if match["percent"] else float(match["fraction"])
 
 
 def _show_machines(runs: "Sequence[Run]", *, as_json: bool) -> None:

@@ -24,7 +24,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of Markd
 _Out = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="DIR", help=f"Also write {MARKDOWN_FILE} and {JSON_FILE} to DIR.")
 ]
-_Fault = Annotated[str | None, typer.Option(hidden=True, help="Fault to inject (cpu device only; see CONTRIBUTING).")]
+_Fault = Annotated[str | None, typer.Option(help="Fault to inject (cpu device only; see CONTRIBUTING).")]
 
 
 def probe(

@@ -65,7 +65,7 @@ def snippet(report: Report, what: str = "") -> str:
 
 def _tables_there(report: Report, named: Sequence[tuple[Section, DataTable]]) -> str:
     if names := ", ".join(dict.fromkeys(section.name for section, _ in named)):
-        return f"these runs have tables of {names}; {LIST} names all"
+        return f"these runs have tables of {names}; --snippet {LIST} names all"
     runs = "; ".join(f"{view.label} ({view.command})" for view in report.views)
     return f"no table in {short(runs)}; runs of {', '.join(section.config for section in report.missing)} have one"
 

@@ -236,8 +236,8 @@ def check_new_run(path: Path) -> None:
 
 def _check_empty(path: Path) -> None:
     if any(path.iterdir()):
-        again = shlex.quote(str(path))
-        raise UsageError(f"{path} is not empty; choose another folder, or continue its run with --resume {again}")
+        again = f", or continue its run with --resume {shlex.quote(str(path))}"
+        raise UsageError(f"{path} is not empty; choose another folder{again if (path / RUN_FILE).exists() else ''}")
 
 
 class RunWriter:

@@ -16,7 +16,7 @@ from kvbench.cells.policy import Policy
 from kvbench.cells.units import format_size, parse_size
 from kvbench.errors import UsageError, brief
 from kvbench.models.geometry import MODEL_AXES, ModelSwap
-from kvbench.text import HIDDEN, NAME_PATTERN, Line, check_keys, convert, located, shown
+from kvbench.text import NAME_PATTERN, Line, check_keys, convert, located, shown
 
 MOST_SWAPS: Final = 10_000
 SIDES: Final = {"h2d": "Loads (h2d)", "d2h": "Stores (d2h)"}
@@ -92,6 +92,8 @@ OF_TRACE: Final = (
 # Axes whose values can be measured in turn, sample by sample; `backend` with all that a backend is chosen with.
 IN_TURN: Final = ("order", "sms", "overlap", "backend")
 _MAX_BYTES: Final = 2**50
+# Less memory holds no large copy.
+LEAST_LIMIT_BYTES: Final = 2**20
 Name = Annotated[
     str, msgspec.Meta(pattern=f"^{NAME_PATTERN}$", extra={"meaning": "1 to 64 letters, digits, '_', '.' or '-'"})
 ]
@@ -114,16 +116,15 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 
     # fmt: off
     rounds: Annotated[int, msgspec.Meta(ge=1, le=1000, description="visits per cell")] = 6
-    warmups: Annotated[int, msgspec.Meta(ge=0, le=10_000, description="warm-up swaps per visit", extra=HIDDEN)] = 2
+    warmups: Annotated[int, msgspec.Meta(ge=0, le=10_000, description="warm-up swaps per visit")] = 2
     min_samples: Annotated[int, msgspec.Meta(ge=1, le=100_000, description="minimum samples per visit")] = 5
     max_samples: Annotated[int, msgspec.Meta(ge=1, le=100_000, description="maximum samples per visit")] = 15
     cell_seconds: Annotated[float, msgspec.Meta(ge=0.001, le=3600,
         description="seconds after which a visit stops sampling")] = 1.0
     busy_delay_us: Annotated[int, msgspec.Meta(ge=1, le=100_000,
-        description="microseconds of delay kernel before a sample on a busy stream", extra=HIDDEN)] = 200
+        description="microseconds of delay kernel before a sample on a busy stream")] = 200
     deadline_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400,
-        description="seconds of silence, beyond the time for its samples, after which a visit counts as hung",
-        extra=HIDDEN)] = 60.0
+        description="seconds of silence, beyond the time for its samples, after which a visit counts as hung")] = 60.0
     # fmt: on
 
     def __post_init__(self) -> None:
@@ -270,7 +271,12 @@ def read_memory(where: str, value: object) -> int:
             size = parse_size(value) if isinstance(value, str) else value
         except ValueError as error:
             raise UsageError(str(error)) from None
-        return convert(size, Bytes, "bytes")
+        limit_bytes: int = convert(size, Bytes, "bytes")
+        if limit_bytes < LEAST_LIMIT_BYTES:
+            number = str(value).strip()
+            meant = f"; did you mean {number}GiB?" if number.isdecimal() else ""
+            raise UsageError(f"{limit_bytes} bytes are too few for any cell{meant}")
+        return limit_bytes
 
 
 def _once(groups: Iterable[Group]) -> tuple[Group, ...]:

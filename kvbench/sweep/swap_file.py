@@ -44,7 +44,7 @@ def lines_of(path: Path) -> Iterator[bytes]:
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise UsageError(f"{path}: the gzip data are damaged or incomplete after line {number}") from None
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {str(error.strerror).lower()}") from None
+        raise UsageError(f"{path}: cannot be read: {str(error.strerror).lower()}") from None
 
 
 FORMAT: Final = 1
@@ -121,8 +121,9 @@ class TraceReader:
         self.path = path
         self.end: dict[str, Any] = {}
         self._lines = lines_of(path)
+        first = next(self._lines, b"")  # its errors name the path
         try:
-            self.header: Header = convert(msgspec.json.decode(next(self._lines, b"")), Header)
+            self.header: Header = convert(msgspec.json.decode(first), Header)
         except (UsageError, ValueError, RecursionError) as error:
             why = short(printable(error), 100)
             raise UsageError(f"{path}: not a trace of kvbench ({why}); make one with kvbench trace make") from None

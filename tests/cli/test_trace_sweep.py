@@ -120,7 +120,7 @@ def test_a_replay_is_resumed_only_with_its_own_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--trace", "none.gz"], "none.gz cannot be read"),
+        (["--trace", "none.gz"], "none.gz: cannot be read: no such file"),
         (["--trace", "bad.gz"], "bad.gz: not a trace of kvbench"),
         (["quick", "--trace", "trace.gz"], "--trace trace.gz: a trace has its own geometry; leave out the config"),
         (["--trace", "trace.gz", "-a", "blocks=4"], "-a blocks: the trace sets it; leave it out"),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.cells.facts import method_label
-from kvbench.cells.units import format_duration, format_size, gigabytes_per_second, parse_size
+from kvbench.cells.units import format_duration, format_size, gigabytes_per_second, parse_binary_size, parse_size
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,15 @@ def test_what_is_no_size_is_refused(text: str, why: str) -> None:
         parse_size(text)
 
 
+@pytest.mark.parametrize(("text", "right"), [("16KB", "16KiB or 16000B"), ("1.5 MB", "1.5MiB or 1500000B")])
+def test_a_decimal_size_where_a_binary_one_is_usual_is_refused(text: str, right: str) -> None:
+    with pytest.raises(ValueError, match=f"write {right}"):
+        parse_binary_size(text)
+
+
 @given(st.integers(min_value=0, max_value=2**60))
 def test_every_size_written_is_read_back(size_bytes: int) -> None:
-    assert parse_size(format_size(size_bytes)) == size_bytes
+    assert parse_size(format_size(size_bytes)) == size_bytes == parse_binary_size(format_size(size_bytes))
 
 
 @pytest.mark.parametrize(

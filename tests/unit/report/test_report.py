@@ -16,6 +16,7 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BackendFacts
 from kvbench.cli.main import app
+from kvbench.cli.report import print_asked
 from kvbench.errors import RunDirectoryError, UsageError
 from kvbench.report import markdown
 from kvbench.report.build import SECTIONS, report_files, report_of, write_files
@@ -147,7 +148,9 @@ def test_errors_of_the_gpu_make_one_line_of_warning(tmp_path: Path, after: dict[
     assert [text for text in warnings_of(run) if "errors" in text] == ([line] if line else [])
 
 
-def test_a_report_whose_figures_rest_on_rounds_with_a_low_ceiling_says_so_first(tmp_path: Path) -> None:
+def test_a_report_whose_figures_rest_on_rounds_with_a_low_ceiling_says_so_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     usual = synthetic.ceilings()
     slow, quiet = (
         [msgspec.structs.replace(one, round=1, event_us=[one.event_us[0] * by]) for one in usual] for by in (1.25, 1.04)
@@ -166,6 +169,10 @@ def test_a_report_whose_figures_rest_on_rounds_with_a_low_ceiling_says_so_first(
     assert len(report.warnings) == 3
     captions = [plain(table.caption) for part in report_of(runs[:1]).parts for table in part.tables]
     assert any("The ceiling of 1 of 6 h2d rounds lay up to 20% below the best" in caption for caption in captions)
+    print_asked([runs[0].path], as_markdown=False)
+    shown = capsys.readouterr().out
+    assert "rounds lay up to 20% below the best" in shown
+    assert "figures rest on" not in shown, "in other words what the captions say"
     steady = report_of(runs[2:])
     assert not steady.unsteady
     assert not any("below the best" in plain(table.caption) for part in steady.parts for table in part.tables)

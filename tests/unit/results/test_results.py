@@ -210,8 +210,10 @@ def test_no_text_is_a_formula_in_csv() -> None:
 
 
 def test_create_refuses_folders_that_are_not_empty(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is not empty"):
+    with pytest.raises(UsageError, match="choose another folder, or continue its run with --resume"):
         RunWriter.create(run, synthetic.info())
+    with pytest.raises(UsageError, match=r"is not empty; choose another folder$"):
+        RunWriter.create(run.parent, synthetic.info())
     file = tmp_path / "file"
     file.write_text("x")
     with pytest.raises(UsageError, match="is not a folder"):

@@ -110,7 +110,7 @@ def test_every_key_of_a_config_is_read(tmp_path: Path) -> None:
         cell_seconds = 0.5
         [limits]
         host_memory = "8GiB"
-        device_memory = 1024
+        device_memory = 1048576
     """
     assert load_config(write(tmp_path, text)).to_plain() == {
         "name": "mine",
@@ -122,7 +122,7 @@ def test_every_key_of_a_config_is_read(tmp_path: Path) -> None:
         ],
         "filters": ["blocks<9", "sms=1|2"],
         "sampling": SweepSpec(name="x", sampling=Sampling(rounds=2, cell_seconds=0.5)).to_plain()["sampling"],
-        "limits": SweepSpec(name="x", limits=Limits(2**33, 1024)).to_plain()["limits"],
+        "limits": SweepSpec(name="x", limits=Limits(2**33, 2**20)).to_plain()["limits"],
         "seed": 7,
         "fault": None,
         "trace": None,
@@ -147,6 +147,7 @@ def test_every_key_of_a_config_is_read(tmp_path: Path) -> None:
         ("group = 3", "group: 3 is not a non-empty list of tables"),
         ("[sampling]\ncell_seconds = nan", "sampling.cell_seconds: NaN is not a number from 0.001 to 3600"),
         ("[limits]\nhost_memory = '8Gb'", '[limits] host_memory: "8Gb" is not a size'),
+        ("[limits]\nhost_memory = 8", "[limits] host_memory: 8 bytes are too few for any cell; did you mean 8GiB?"),
         ("device = 'gpu'", 'device: "gpu" is not auto, cpu, cuda or cuda:N'),
         ("\n\nx = = 3", "cannot be read as TOML: Invalid value (at line 3, column 5)"),
         ("x = " + "[" * 100_000, "cannot be read as TOML: nested too deeply"),
