@@ -109,6 +109,8 @@ def _about_run(run: Run) -> Iterator[str]:
     yield from run.warnings
     if info.status != "complete":
         yield f"the run is {info.status}, not complete; finish it with kvbench sweep --resume"
+    if not info.journal_lines:
+        yield f"{RUN_FILE} has no journal_lines: a journal that was cut would pass as whole"
     if info.device.get("kind") != "cuda":
         yield "it was not measured on a GPU"
     if info.identity_hash != identity_hash(info.identity):

@@ -13,7 +13,7 @@ from kvbench.probe.command import JSON_FILE, MARKDOWN_FILE, markdown_of
 from kvbench.probe.common import ProbeFinding, ProbeReport, Result
 from kvbench.report.build import SECTIONS, report_of
 from kvbench.report.document import render_details, render_report
-from kvbench.results import Record, RunInfo, load_run
+from kvbench.results import Record, RunInfo, RunWriter, load_run
 from kvbench.results.schema import identity_hash
 from kvbench.sweep.spec import SweepSpec
 from reports import cards
@@ -31,6 +31,8 @@ def info(spec: SweepSpec | None = None, title: str = "Synthetic H200", kind: str
 
 def add_run(card: Path, name: str, records: Sequence[Record], info_: RunInfo) -> Path:
     run = synthetic.write_run(card / "runs" / name, records, info_)
+    with RunWriter.reopen(run) as writer:
+        writer.set_status(info_.status)  # and the number of lines
     journal = run / "journal.jsonl"
     (run / "journal.jsonl.gz").write_bytes(gzip.compress(journal.read_bytes()))
     journal.unlink()
@@ -117,11 +119,15 @@ def replaced(file: Path, old: str, new: str) -> None:
     ("harm", "complaint"),
     [
         (lambda card: lines(card, lambda every: every[:-1]), "has 5 visits; 6 are needed"),
-        (lambda card: lines(card, lambda every: [*every[:-1], every[-1][:-9]]), "incomplete"),
+        (lambda card: lines(card, lambda every: [*every[:-1], every[-1][:-9]]), "was cut"),
         (lambda card: lines(card, lambda every: every[:3] + every[4:]), "was changed after it was written"),
         (lambda card: (card / "runs/quick/journal.jsonl").touch(), "has both"),
         (lambda card: replaced(card / "runs/quick/run.json", '"complete"', '"interrupted"'), "interrupted, not comp"),
         (lambda card: replaced(card / "runs/quick/run.json", '"580.159"', '"600"'), "run.json was changed"),
+        (
+            lambda card: replaced(card / "runs/quick/run.json", f'lines": {len(SEEN)}', 'lines": 0'),
+            "has no journal_lin",
+        ),
         (lambda card: replaced(card / "report.md", "55.5", "65.5"), "is not what kvbench report writes"),
         (lambda card: next(card.glob("*.png")).unlink(), "is missing"),
         (lambda card: (card / "other.png").touch(), "is not a chart of this report"),
