@@ -8,7 +8,7 @@ import re
 import shlex
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -47,11 +47,14 @@ class _Version(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Run:
-    """A run as read from `path`; `warnings` lists what was missing or dropped. Each call makes a new table."""
+    """A run as read from `path`; `warnings` lists what was missing or dropped. Each call makes a new table.
+
+    To iterate over `records` reads the journal: their samples take most of the memory, so a run does not hold them.
+    """
 
     path: Path
     info: RunInfo
-    records: Sequence[Record]
+    records: Iterable[Record]
     warnings: Sequence[str]
 
     def reproducing(self) -> list[str]:
@@ -75,7 +78,7 @@ class Run:
     @property
     def visits(self) -> Sequence[Visit]:
         """The visits that count, in journal order; not kept, since their samples take most of the memory."""
-        return visits_that_count(self.records)
+        return visits_that_count([*self.records])
 
     @cached_property
     def low_rounds(self) -> dict[str, dict[int, float]]:
@@ -142,8 +145,8 @@ class Run:
         return path
 
 
-class _Journal(Sequence[Record]):
-    """The records of a run's journal that count, read when asked: only those of the last one read are held.
+class _JournalReader(Iterable[Record]):
+    """Reads the records that count from a run's journal, at each iteration; those of the last one read are held.
 
     Read again, a run ends at the `end` where it ended at first: one that goes on appends more.
     """
@@ -154,18 +157,12 @@ class _Journal(Sequence[Record]):
         self.path = path
         _, self.end, _ = _read(self)
 
-    def __getitem__(self, index: Any) -> Any:
-        return _read(self)[-1][index]
-
-    def __len__(self) -> int:
-        return len(_read(self)[-1])
-
     def __iter__(self) -> Iterator[Record]:
         return iter(_read(self)[-1])
 
 
 @lru_cache(maxsize=1)
-def _read(journal: _Journal) -> tuple[str, Position, Sequence[Record]]:
+def _read(journal: _JournalReader) -> tuple[str, Position, Sequence[Record]]:
     """Return the name of a journal's file, the end of what was read of it, and its records that count."""
     known, end, records = journal.end, Position(), list[Record]()
     with _open_journal(journal.path) as (file, name):
@@ -183,7 +180,7 @@ def _read(journal: _Journal) -> tuple[str, Position, Sequence[Record]]:
 def load_run(path: Path | str) -> Run:
     """Read a run directory. Executes nothing in it and follows no path in it. Raises RunDirectoryError."""
     path = Path(path)
-    info, records = _read_info(path), _Journal(path)
+    info, records = _read_info(path), _JournalReader(path)
     name, end, _ = _read(records)
     if info.status == "complete" and end == Position():
         raise RunDirectoryError(f"{path / name} is empty, but the run was complete: the run is damaged")

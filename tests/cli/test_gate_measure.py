@@ -104,7 +104,7 @@ def test_slower_and_faster_cells_are_detected_and_named(folder: Path, monkeypatc
         assert {record.direction for record in run.records if isinstance(record, Control)} == {"h2d", "d2h"}
         assert [record.text for record in run.records if isinstance(record, Note) and "was replaced" in record.text]
         indices = [index for index, record in enumerate(run.records) if isinstance(record, Note)]
-        first = next(record for record in run.records[indices[-1] :] if isinstance(record, Visit))
+        first = next(record for record in [*run.records][indices[-1] :] if isinstance(record, Visit))
         assert first.verified_bytes
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= LOG_COLUMNS

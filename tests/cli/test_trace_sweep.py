@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from kvbench.results import Visit, load_run
-from kvbench.results.attempts import visits_that_count
 from kvbench.sweep.swap_file import Header, Swap, write_trace
 from tests.command import kvbench_here, refused, succeeds
 
@@ -25,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def visits(run: Path) -> list[Visit]:
-    return visits_that_count(load_run(run).records)  # a disturbed visit is repeated
+    return [*load_run(run).visits]  # a disturbed visit is repeated
 
 
 def test_the_swaps_of_a_trace_are_measured_and_reported(folder: Path) -> None:

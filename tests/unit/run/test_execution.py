@@ -162,7 +162,7 @@ def test_a_visit_that_stays_disturbed_is_repeated_at_most_twice(tmp_path: Path) 
     execute(tmp_path, slot)
     attempts = [attempt for round_, blocks, attempt in slot.made if (round_, blocks) == (0, 1)]
     assert attempts == list(range(MAX_REPEATS + 1))
-    assert sum(bool(visit.disturbed) for visit in visits_that_count(load_run(tmp_path).records)) == 2
+    assert sum(bool(visit.disturbed) for visit in load_run(tmp_path).visits) == 2
 
 
 def test_a_round_with_a_low_ceiling_is_measured_again_once_copies_are_as_fast_as_usual(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_arms_that_another_leaves_are_visited_in_turn_without_it(tmp_path: Path)
     slot = WrongArm(IN_TURN[1])
     outcome = execute(tmp_path, slot, cells=IN_TURN)
     assert (outcome.measured, outcome.failed, slot.replaced) == (2, 1, 1)
-    counting = visits_that_count(load_run(tmp_path).records)
+    counting = load_run(tmp_path).visits
     assert {(one.cell.sms, one.round) for one in counting} == {(2, 0), (8, 0), (2, 1), (8, 1)}
     assert len({one.group for one in counting}) == 1
 
@@ -328,7 +328,7 @@ def test_arms_of_which_a_kill_left_some_are_made_again_together(tmp_path: Path) 
     execute(tmp_path / "whole", Slot(disturbed=0), cells=IN_TURN)
     run = load_run(tmp_path / "whole")
     with RunWriter.create(tmp_path / "cut", run.info) as writer:
-        for record in run.records[:-2]:  # one of three arms of the last round is left
+        for record in [*run.records][:-2]:  # one of three arms of the last round is left
             writer.append(record)
     slot = Slot(disturbed=0)
     execute(tmp_path / "cut", slot, RunWriter.reopen(tmp_path / "cut"), cells=IN_TURN)
