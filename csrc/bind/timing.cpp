@@ -39,11 +39,11 @@ TimedRegion::Work work_of(const Work& work) {
 }
 
 void swap_loop(nb::module_& m) {
-  nb::class_<LoopTimes>(m, "LoopTimes", "The swaps of a turn and the CPU time of all, in microseconds.")
+  nb::class_<LoopTimes>(m, "LoopTimes", "Swaps that ended and the CPU time of all, in microseconds.")
       .def_ro("caller_us", &LoopTimes::caller_us)
       .def_ro("wall_us", &LoopTimes::wall_us)
       .def_ro("cpu_us", &LoopTimes::cpu_us);
-  nb::class_<SwapLoop>(m, "SwapLoop", "Consecutive swaps on one stream, without gaps.")
+  nb::class_<SwapLoop>(m, "SwapLoop", "Consecutive swaps on one stream, each submitted while the one before it runs.")
       .def(
           "__init__",
           [](SwapLoop* self, std::shared_ptr<Driver> driver, Stream stream, nb::object swap,
@@ -61,9 +61,13 @@ void swap_loop(nb::module_& m) {
           [](SwapLoop& loop, double seconds) {
             return loop.run(std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9)));
           },
-          "seconds"_a, nb::call_guard<nb::gil_scoped_release>(), "Swap for this long, at least once.")
+          "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Swap for this long, until one ended at least; the last is left running, and the next call goes on behind "
+          "it.")
+      .def("drain", &SwapLoop::drain, nb::call_guard<nb::gil_scoped_release>(),
+           "Wait for the swap that is left running, if any; return its times.")
       .def("finish", &SwapLoop::finish, nb::call_guard<nb::gil_scoped_release>(),
-           "Run the swap of the list that is written.");
+           "Wait likewise, then run the swap of the list that is written.");
 }
 
 }  // namespace

@@ -156,24 +156,36 @@ void a_loop_times_every_swap_and_writes_its_sets_in_turn() {
   bool ahead = true;
   driver->asked = [&] { ahead = ahead && one[0] == ones[driver->swaps.size() % 3 * 2]; };
   const Instant before;
-  const LoopTimes times = loop.run(std::chrono::microseconds(3000));
+  LoopTimes times = loop.run(std::chrono::microseconds(3000));
   const Instant after;
+  const std::size_t ended = times.wall_us.size();
+  check::equal(driver->swaps.size(), ended + 1, "the last swap is left running");
+  const LoopTimes last = loop.drain();
+  const Instant drained;
+  check::equal(last.wall_us.size(), 1U, "which a drain waits for");
+  check::that(loop.drain().wall_us.empty(), "once");
+  times.wall_us.push_back(last.wall_us.front());
+  times.caller_us.push_back(last.caller_us.front());
   loop.finish();
   const std::size_t swaps = times.wall_us.size();
   check::equal(driver->swaps.size(), swaps + 1, "swaps");
   check::that(ahead, "the next set is written before a swap is waited for");
   check::equal(times.caller_us.size(), swaps, "times of the caller");
-  double busy_us = 0;
+  double busy_us = 0, all_us = 0;
   for (std::size_t i = 0; i < swaps; ++i) {
     const auto& swap = driver->swaps[i];
-    const Instant& free = i > 0 ? driver->swaps[i - 1].arrived : before;
+    const Instant& free = i > 1 ? driver->swaps[i - 2].arrived : before;
     within(times.caller_us[i], us_between(swap.began, swap.returned), us_between(free, driver->records[i]), "caller");
-    within(times.wall_us[i], us_between(swap.began, swap.arrived),
-           us_between(free, i + 1 < swaps ? driver->swaps[i + 1].began : after), "wall");
+    const Instant& seen_before = i > 0 ? driver->swaps[i - 1].arrived : before;
+    within(times.wall_us[i], i + 1 < swaps ? us_between(driver->swaps[i + 1].began, swap.arrived) : 0,
+           us_between(seen_before, i + 2 < swaps ? driver->swaps[i + 2].began : drained), "wall");
+    all_us += times.wall_us[i];
     busy_us += cpu_between(swap.began, swap.returned);
   }
+  within(all_us, us_between(driver->swaps[0].began, driver->swaps[swaps - 1].arrived), us_between(before, drained),
+         "no time of the stream is of two swaps, or of none");
   check::that(us_between(before, after) >= 3000, "for as long as it was told");
-  if (swaps > 1) within(us_between(driver->swaps[0].began, driver->swaps[swaps - 2].arrived), 0, 3000, "and no longer");
+  if (ended > 1) within(us_between(driver->swaps[0].began, driver->swaps[ended - 2].arrived), 0, 3000, "and no longer");
   within(times.cpu_us, busy_us, cpu_between(before, after), "CPU");
   for (std::size_t i = 0; i < seen.size() / 3; ++i) {
     check::that(seen[3 * i] == ones[i % 3 * 2] && seen[3 * i + 1] == ones[i % 3 * 2 + 1], "a set of two");

@@ -12,7 +12,8 @@ SwapLoop::SwapLoop(std::shared_ptr<Driver> driver, Stream stream, std::function<
       stream_(stream),
       submit_(std::move(submit)),
       columns_(std::move(columns)),
-      done_(driver_, EventKind::mark) {
+      done_(std::make_unique<OwnedEvent>(driver_, EventKind::mark)),
+      done_before_(std::make_unique<OwnedEvent>(driver_, EventKind::mark)) {
   for (const auto& [array, sets] : columns_) {
     if (array.empty() || sets.empty() || sets.size() % array.size() != 0) {
       throw std::invalid_argument("a column must hold whole sets of its array");
@@ -26,29 +27,45 @@ LoopTimes SwapLoop::run(std::chrono::nanoseconds time) {
   LoopTimes times;
   const Clock::time_point until = Clock::now() + time;
   const std::int64_t cpu_start_ns = thread_cpu_ns();
-  while (swap(times) < until) continue;
+  do {
+    submit_next(times);
+  } while (times.wall_us.empty() || Clock::now() < until);
   times.cpu_us = to_us(thread_cpu_ns() - cpu_start_ns);
   return times;
 }
 
-void SwapLoop::finish() {
+LoopTimes SwapLoop::drain() {
   driver_->bind_thread();
+  LoopTimes times;
+  if (running_) wait_for(*running_, *done_, times);
+  running_.reset();
+  return times;
+}
+
+void SwapLoop::finish() {
+  drain();
   submit_(stream_);
   driver_->synchronize(stream_);
 }
 
-Clock::time_point SwapLoop::swap(LoopTimes& times) {
+void SwapLoop::submit_next(LoopTimes& times) {
   const Clock::time_point start = Clock::now();
   submit_(stream_);
-  const Clock::time_point returned = Clock::now();
-  done_.record(stream_);
+  const Running submitted{.start = start, .caller_us = to_us(Clock::now() - start)};
+  done_before_->record(stream_);
+  std::swap(done_, done_before_);
+  const std::optional<Running> before = std::exchange(running_, submitted);
   write_next();
-  done_.wait();
-  const Clock::time_point ended = Clock::now();
-  times.wall_us.push_back(to_us(ended - start));
-  times.caller_us.push_back(to_us(returned - start));
+  if (before) wait_for(*before, *done_before_, times);
   driver_->bind_thread();  // a submission from Python can have made another device current
-  return ended;
+}
+
+void SwapLoop::wait_for(const Running& swap, const OwnedEvent& done, LoopTimes& times) {
+  done.wait();
+  const Clock::time_point now = Clock::now();
+  times.wall_us.push_back(to_us(now - std::max(swap.start, ended_)));
+  times.caller_us.push_back(swap.caller_us);
+  ended_ = now;
 }
 
 void SwapLoop::write_next() {

@@ -142,7 +142,7 @@ def sweep(
             raise UsageError(f"--trace {trace}: a trace has its own geometry; leave out the config and --model")
         else:
             spec = SweepSpec("trace", "Which backend makes the swaps of this trace fastest?")
-        spec = spec.with_axes(parse_assignments(axis or [])).with_options(**where)
+        spec = spec.with_asked_axes(parse_assignments(axis or [])).with_options(**where)
         if trace is not None:
             from kvbench.sweep.swap_file import choose  # imports numpy
 

@@ -1,27 +1,17 @@
-"""The neighbour of the swaps: work on a stream and in memory of its own, and swaps beside it.
-
-Each side is measured alone and both together, in an order of turns that cancels drift.
-"""
+"""The neighbour of the swaps: work on streams and in memory of its own, kept running by a thread of its own."""
 
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from statistics import median
-from typing import Final, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
-import msgspec
-
-from kvbench.backends.base import PreparedSwap
-from kvbench.cells.axes import Neighbour
+from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
-from kvbench.cells.units import gigabytes_per_second
-from kvbench.engine.device import Device, Event, Stream, Swap, SwapLoop
+from kvbench.engine.device import DIRECTIONS, Buffer, Device, Event, MemoryKind, Stream
 from kvbench.errors import KvbenchError
-from kvbench.measure.workload import Workload
-from kvbench.results.schema import Beside
 
 # Work kept on the stream ahead of what runs, and its maximum in iterations: a driver's queue has room for about a
 # thousand operations, and a full queue also blocks the thread of the swaps.
@@ -35,14 +25,8 @@ IDLE_US: Final = 10_000
 
 # A layer of the step beside `neighbour=idle`, which computes nothing.
 IDLE_LAYER_US: Final = 100
-# Each side runs alone before and after both run together: turns with their shares of the time. Work beside swaps takes
-# up to five times as long, and its slow iterations are what is looked for.
-TURNS: Final = (("neighbour", 1), ("swaps", 0.5), ("both", 4), ("swaps", 0.5), ("neighbour", 1))
-# The least of iterations of the neighbour in a share of 1.
-LEAST_ITERATIONS: Final = 10
-ONE_BLOCK_SWAPS: Final = 8
-# Of a turn: a turn of small swaps has tens of thousands.
-MOST_KEPT: Final = 1000
+# Of each sequence of a decode step: its token id and its position, the ids of its blocks, its sampled token.
+IDS_BYTES, TABLE_BYTES, SAMPLED_BYTES = 16, 512, 8
 
 
 class NeighbourError(KvbenchError):
@@ -50,12 +34,16 @@ class NeighbourError(KvbenchError):
 
 
 class NeighbourWork(Protocol):
+    """Iterations on the device. One that `reads_back` ends with a copy to the host."""
+
+    reads_back: ClassVar[bool] = False
+
     def thread(self) -> AbstractContextManager[object]:
         """Return the context that the submitting thread enters once."""
         return nullcontext()
 
-    def submit(self) -> None:
-        """Submit one iteration to the neighbour's stream."""
+    def submit(self, computed: Event) -> None:
+        """Submit one iteration, which ends on the neighbour's stream; record `computed` before its readback, if any."""
 
 
 class IdleWork(NeighbourWork):
@@ -64,15 +52,81 @@ class IdleWork(NeighbourWork):
     def __init__(self, device: Device, stream: Stream) -> None:
         self._driver, self._handle = device.driver, stream.handle
 
-    def submit(self) -> None:
+    def submit(self, computed: Event) -> None:
+        del computed
         self._driver.delay(IDLE_US * 1000, self._handle)
 
 
-class RunningNeighbour:
-    """Keeps a stream supplied with iterations of `work`, from its own thread, while it is wanted.
+class PrefillWork(NeighbourWork):
+    """Layers of a prefill."""
 
-    The time of an iteration is the device time between two consecutive ends, so it includes any time in which the
-    stream was out of work; `dry` counts how often that happened.
+    def __init__(self, device: Device, stream: Stream, kind: Neighbour) -> None:
+        from kvbench.measure.torch_work import TorchWork
+
+        self._work = TorchWork(kind, ordinal_of(device), stream.handle)
+
+    def thread(self) -> AbstractContextManager[object]:
+        return self._work.thread()
+
+    def submit(self, computed: Event) -> None:
+        del computed
+        self._work.submit()
+
+
+class DecodeWork(NeighbourWork):
+    """Decode steps with the small copies of an engine, in pinned memory and on a stream of their own, `copies`.
+
+    A step waits for its inputs, and its readback for the step, both on the device. The inputs of the next step follow
+    the readback on the same stream, as an engine's, which are the tokens that were sampled.
+    """
+
+    reads_back = True
+
+    def __init__(self, device: Device, copies: Stream) -> None:
+        from kvbench.measure.torch_work import BATCH, TorchWork
+
+        self._driver, self._copies, self._step = device.driver, copies, Stream(device.driver)
+        self._work = TorchWork(Neighbour.DECODE, ordinal_of(device), self._step.handle)
+        self._arrived, self._stepped = Event(device.driver), Event(device.driver)
+        self._inputs = [self._buffers(BATCH * size_bytes) for size_bytes in (IDS_BYTES, TABLE_BYTES)]
+        self._sampled = self._buffers(BATCH * SAMPLED_BYTES)
+
+    def thread(self) -> AbstractContextManager[object]:
+        return self._work.thread()
+
+    def submit(self, computed: Event) -> None:
+        copies, step = self._copies.handle, self._step.handle
+        for host, on_device in self._inputs:
+            self._copy(on_device, host, Direction.H2D)
+        self._arrived.record(copies)
+        self._arrived.hold(step)
+        self._work.submit()
+        self._stepped.record(step)
+        self._stepped.hold(copies)
+        computed.record(copies)
+        host, on_device = self._sampled
+        self._copy(host, on_device, Direction.D2H)
+
+    def _buffers(self, size_bytes: int) -> tuple[Buffer, Buffer]:
+        host = Buffer(self._driver, MemoryKind.allocated, size_bytes)
+        return host, Buffer(self._driver, MemoryKind.device, size_bytes)
+
+    def _copy(self, to: Buffer, source: Buffer, direction: Direction) -> None:
+        self._driver.transfer(to.address, source.address, to.size_bytes, DIRECTIONS[direction], self._copies.handle)
+
+
+class Iteration(NamedTuple):
+    """The events of an iteration: when it had computed, if it reads back, and its end."""
+
+    computed: Event
+    end: Event
+
+
+class RunningNeighbour:
+    """Keeps the device supplied with iterations of `work`, from its own thread, while it is wanted.
+
+    Iterations end on `stream`. The time of an iteration is the device time between two consecutive ends, so it includes
+    any time in which the stream was out of work; `dry` counts how often that happened.
     """
 
     def __init__(self, device: Device, stream: Stream, work: NeighbourWork) -> None:
@@ -81,10 +135,11 @@ class RunningNeighbour:
         self._closing = False
         self._error: Exception | None = None
         self._ahead, self.usual_us = LEAST_AHEAD, 0.0
-        self._flying: deque[Event] = deque()
-        self._free: list[Event] = []
-        self._last = Event(device.driver)
+        self._flying: deque[Iteration] = deque()
+        self._free: list[Iteration] = []
+        self._last = self._iteration()
         self._times_us: list[float] = []
+        self._readbacks_us: list[float] = []
         self.dry = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -107,6 +162,19 @@ class RunningNeighbour:
                 pass
         self.completed()
 
+    def run_for(self, seconds: float, iterations: int) -> tuple[int, int]:
+        """Return two results of `completed`, this many seconds and whole iterations apart at least.
+
+        The iteration that runs when both have passed is whole too. Raises NeighbourError.
+        """
+        first, until_s = self.completed(), time.perf_counter() + seconds
+        while self.completed() < first + iterations or time.perf_counter() < until_s:
+            time.sleep(NAP_S)
+        wanted = self.completed() + 1
+        while (last := self.completed()) < wanted:
+            time.sleep(NAP_S)
+        return first, last
+
     def completed(self) -> int:
         """Return the number of completed iterations; raises NeighbourError if the neighbour died."""
         with self._lock:
@@ -118,6 +186,17 @@ class RunningNeighbour:
     def times_us(self, first: int, last: int) -> list[float]:
         """Return the times of the iterations that began and ended between two results of `completed`."""
         return self._times_us[first + 1 : last]
+
+    def readbacks_us(self, first: int, last: int) -> list[float]:
+        """Return how long the same iterations waited for their readback; empty if they have none."""
+        return self._readbacks_us[first + 1 : last]
+
+    def hold(self, stream: int) -> None:
+        """Make later work on `stream` wait for the end of the iteration that runs, as an engine's swap does."""
+        with self._lock:
+            self._reap()
+            if self._flying:
+                self._flying[0].end.hold(stream)
 
     def close(self) -> None:
         self._closing = True
@@ -147,7 +226,7 @@ class RunningNeighbour:
 
     def _calibrate(self) -> None:
         """Determine what an iteration takes alone, and so how many to keep ahead."""
-        self._last.record(self._stream.handle)
+        self._last.end.record(self._stream.handle)
         for _ in range(CALIBRATION_ITERATIONS):
             self._submit()
         self._drain()
@@ -167,11 +246,14 @@ class RunningNeighbour:
         return True
 
     def _submit(self) -> None:
-        self._work.submit()
-        end = self._free.pop() if self._free else Event(self._driver)
-        end.record(self._stream.handle)
+        made = self._free.pop() if self._free else self._iteration()
+        self._work.submit(made.computed)
+        made.end.record(self._stream.handle)
         with self._lock:
-            self._flying.append(end)
+            self._flying.append(made)
+
+    def _iteration(self) -> Iteration:
+        return Iteration(Event(self._driver), Event(self._driver))
 
     def _drain(self) -> None:
         self._stream.synchronize()
@@ -179,11 +261,13 @@ class RunningNeighbour:
             self._reap()
 
     def _reap(self) -> None:
-        while self._flying and self._flying[0].completed():
-            end = self._flying.popleft()
-            self._times_us.append(end.us_since(self._last))
+        while self._flying and self._flying[0].end.completed():
+            ended = self._flying.popleft()
+            self._times_us.append(ended.end.us_since(self._last.end))
+            if self._work.reads_back:
+                self._readbacks_us.append(ended.end.us_since(ended.computed))
             self._free.append(self._last)
-            self._last = end
+            self._last = ended
 
 
 def open_neighbour(device: Device, kind: Neighbour) -> RunningNeighbour:
@@ -193,11 +277,14 @@ def open_neighbour(device: Device, kind: Neighbour) -> RunningNeighbour:
 
 
 def _work(device: Device, stream: Stream, kind: Neighbour) -> NeighbourWork:
+    """Return work whose iterations end on `stream`."""
     if kind == Neighbour.IDLE:
         return IdleWork(device, stream)
-    from kvbench.measure.torch_work import TorchWork
+    return DecodeWork(device, stream) if kind == Neighbour.DECODE else PrefillWork(device, stream, kind)
 
-    return TorchWork(kind, int(device.name.partition(":")[2]), stream.handle)
+
+def ordinal_of(device: Device) -> int:
+    return int(device.name.partition(":")[2])
 
 
 class LayeredStep:
@@ -220,7 +307,7 @@ class LayeredStep:
             return
         from kvbench.measure.torch_work import TorchWork
 
-        work = TorchWork(cell.neighbour, int(device.name.partition(":")[2]), self._stream.handle, cell.layers)
+        work = TorchWork(cell.neighbour, ordinal_of(device), self._stream.handle, cell.layers)
         self._layers, self._thread = work.parts, work.thread
 
     def submit(self, stream: int, marks: Sequence[Event]) -> None:
@@ -239,82 +326,3 @@ class LayeredStep:
             self.end.hold(stream)
         except Exception as error:  # any error costs its cell, not the sweep
             raise NeighbourError(f"the neighbour died: {type(error).__name__}: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class FlowSample:
-    """One swap of a flow on an idle stream, with the fields of `engine.device.Sample`; cpu_us is at most the mean of a
-    turn.
-    """
-
-    caller_us: float
-    wall_us: float
-    cpu_us: float
-    event_us: float = 0.0
-    chain_us: float = 0.0
-    pending_before: bool = False
-    pending_after: bool = False
-    depth_held: bool = True
-
-
-class Flow:
-    """Consecutive swaps by the compiled loop, without gaps."""
-
-    def __init__(self, device: Device, stream: Stream, workload: Workload, cell: Cell, prepared: PreparedSwap) -> None:
-        self._workload, self._cell = workload, cell
-        swap = prepared.swap if isinstance(prepared.swap, Swap) else prepared.swap.submit
-        contents = [content.reshape(-1) for content in workload.contents()]
-        columns = list(zip(workload.arrays(), contents, strict=True))
-        self._loop = SwapLoop(device.driver, stream.handle, swap, columns)
-
-    def run(self, seconds: float) -> tuple[list[FlowSample], float]:
-        """Swap for `seconds`, at least once; return MOST_KEPT of the swaps at most, evenly spaced, and the GB/s of all
-        over the whole time, without what the loop does between two swaps.
-        """
-        times = self._loop.run(seconds)
-        rows = list(zip(times.caller_us, times.wall_us, strict=True))
-        cpu_us = times.cpu_us / len(rows)
-        self._workload.passed(len(rows))
-        gbps = gigabytes_per_second(len(rows) * self._cell.swap_bytes, sum(times.wall_us))
-        kept = rows[:: -(-len(rows) // MOST_KEPT)]
-        return [FlowSample(caller_us, wall_us, min(caller_us, cpu_us)) for caller_us, wall_us in kept], gbps
-
-    def finish(self) -> None:
-        """Run the swap of the list that is written: swaps of one block have copied its first."""
-        self._loop.finish()
-        self._workload.passed(1)
-
-
-def measure_beside(
-    flow: Flow, neighbour: RunningNeighbour, one_block_us: Callable[[], float], seconds: float
-) -> tuple[list[FlowSample], Beside]:
-    """Run all turns, in `seconds` or as long as the neighbour's iterations need; return the swaps beside the neighbour
-    and the record of the turns.
-
-    `one_block_us` swaps one block and returns its wall time. Raises NeighbourError, and any error of a swap.
-    """
-    together: list[FlowSample] = []
-    record = Beside()
-    dry = neighbour.dry
-    unit_s = max(seconds / sum(share for _, share in TURNS), LEAST_ITERATIONS * neighbour.usual_us / 1e6)
-    for turn, share in TURNS:
-        both = turn == "both"
-        with nullcontext() if turn == "swaps" else neighbour.running():
-            first = neighbour.completed()
-            if turn == "neighbour":
-                time.sleep(share * unit_s)
-            else:
-                samples, gbps = flow.run(share * unit_s)
-                together += samples if both else []
-                (record.swaps_beside_gbps if both else record.swaps_alone_gbps).append(gbps)
-                usual_us = median(sample.wall_us for sample in samples)
-                (record.swaps_beside_us if both else record.swaps_alone_us).append(usual_us)
-            last = neighbour.completed()
-            if turn != "swaps":
-                times_us = record.neighbour_beside_us if both else record.neighbour_alone_us
-                times_us += neighbour.times_us(first, last)
-            if turn != "neighbour":
-                blocks_us = record.one_block_beside_us if both else record.one_block_alone_us
-                blocks_us += [one_block_us() for _ in range(ONE_BLOCK_SWAPS)]
-    flow.finish()
-    return together, msgspec.structs.replace(record, dry=neighbour.dry - dry)

@@ -20,8 +20,9 @@ from kvbench.cells.units import gigabytes_per_second
 from kvbench.engine.device import STREAM_STATES, Device, Event, Queue, Sample, Swap, TimedRegion
 from kvbench.engine.faults import Fault
 from kvbench.measure.bench import Bench
+from kvbench.measure.beside import Flow, FlowSample, Turns
 from kvbench.measure.layout import Layout, lay_out
-from kvbench.measure.neighbour import Flow, FlowSample, LayeredStep, RunningNeighbour, measure_beside
+from kvbench.measure.neighbour import LayeredStep, RunningNeighbour
 from kvbench.measure.workload import NOT_ORDERED, VerificationError, Workload
 from kvbench.results.schema import Beside, StopReason
 from kvbench.sweep.spec import BUSY_TWINS, CHAIN, LEAD, LEAST_BESIDE_S, WATCHED_SHARE, Sampling, submissions
@@ -159,8 +160,9 @@ class BesideNeighbour(Sampler):
         def one_block_us() -> float:
             return _timed(bench.region, one_block, StreamState.IDLE, Queue()).wall_us
 
-        swaps, beside = measure_beside(flow, self._neighbour, one_block_us, seconds)
-        return Taken(swaps, "time", beside)
+        turns = Turns(flow, self._neighbour, one_block_us, seconds, sampling.min_iterations)
+        samples, beside = turns.measure()
+        return Taken(samples, "time", beside)
 
 
 class BesideStep(Sampler):

@@ -17,7 +17,8 @@ TIMES: Final = {
     "the call on an idle or opened stream, from the end of the delay on a busy or gated one; for sustained swaps what "
     "one more swap adds to a chain; empty after a pause and beside a neighbour",
     "wall_us": "host clock from the caller's arrays until the host sees completion; on a busy stream with the rest of "
-    "the delay kernel and of queued swaps; sustained: of a whole chain, for each of its swaps",
+    "the delay kernel and of queued swaps; sustained: of a whole chain, for each of its swaps; beside a neighbour from "
+    "the end of the swap before it, behind which it was submitted",
     "cpu_us": "CPU time of the thread inside caller_us; on an idle stream the smaller of caller_us and the thread's "
     "CPU time until completion, beside a neighbour the mean of the turn",
     "swap_us": "the time of the swap: event_us, from which GB/s are computed; wall_us, without GB/s, where there is no "
@@ -77,13 +78,13 @@ MEANINGS: Final[dict[str, str]] = {
     "worker",
     "thread_ms_per_gb _low _high": "milliseconds of the calling thread that each GB swapped beside the neighbour "
     "takes: caller_us over the bytes of a swap, the centre of the visits",
-    "swaps_alone_gbps": "median GB/s of swaps without the neighbour, over whole turns with the gaps between swaps",
+    "swaps_alone_gbps": "median GB/s of swaps without the neighbour, one behind the other, over whole turns",
     "swaps_beside_gbps _low _high": "the same beside the neighbour",
     "one_block_alone_us": "median wall time of a one-block swap without the neighbour: the start-up time of a swap",
     "one_block_beside_us": "the same beside the neighbour",
     "swap_start_delay_us": "one_block_beside_us - one_block_alone_us: median of the visits",
-    "swap_delay_us": "how much later a swap completes beside the neighbour, from its submission: difference of the "
-    "median wall times, visit by visit; empty in runs that did not keep them",
+    "swap_delay_us": "how much longer a swap takes beside the neighbour: difference of the median wall times, visit by "
+    "visit; empty in runs that did not keep them",
     "first_layer_us": "time from the caller's arrays until the first layer has arrived: median of the visits' medians",
     "slowest_gap_us": "the longest time between the arrivals of two consecutive layers: median of the visits' medians",
     "hidden_share _low _high": "1 - (step with swaps - step alone) / swaps alone, for a step whose layers wait for "

@@ -54,6 +54,7 @@ class Progress:
         self.failed: set[str] = set()
         self.copies_failed = 0
         self.skipped: set[str] = set()
+        self.processes = 0  # worker processes that made visits
         for record in records:
             self.note(record)
 
@@ -62,6 +63,7 @@ class Progress:
             case Visit(cell=cell, round=number, attempt=attempt):
                 self.visits[cell.id, number, attempt] = bool(record.disturbed) and cell.devices == 1
                 self.took_ms[cell.direction, number, attempt >= ATTEMPTS] += record.took_ms or 0.0
+                self.processes = max(self.processes, record.process or 0)
             case Failure():
                 self.failed.add(record.cell.id)
             case Retry():
@@ -295,10 +297,14 @@ class Execution:
         # The copies of the device cpu slow down under any load.
         again = self.schedule is None and self.opened.device.kind == "cuda"
         self.observer.planned(self.plan, self.opened, schedule.made, schedule.expected_visits)
-        pool_bytes = 0
+        pool_bytes, before = 0, None
         for index, stage in enumerate(schedule.stages()):
             pool_bytes = pool_bytes or self.reserve(self.plan.cells)
             has_roofs = not (index and schedule.measures_roofs_once)
+            start = self.spec.sampling.start_of(stage[0][0]) if self.schedule is None else None
+            if index and start != before:
+                self.slot.replace()
+            before = start
             planned = with_arms(stage[0][0], [cell for _, cell in stage], self.plan)
             self._measure_stage(planned, pool_bytes if has_roofs else 0, index)
         if again and self.progress.ceilings.low(ATTEMPTS):

@@ -283,6 +283,10 @@ class WorkerSlot:
         """The process id of the current worker, if any."""
         return frozenset({self._worker.pid} if self._worker else ())
 
+    def count_after(self, processes: int) -> None:
+        """Number the workers after those of the run that is continued."""
+        self._started += processes
+
     def start(self) -> Opened:
         """Start a worker, open its device, load its backends; raises UsageError, EngineRefusedError, LostError.
 

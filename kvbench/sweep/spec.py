@@ -116,11 +116,15 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 
     # fmt: off
     rounds: Annotated[int, msgspec.Meta(ge=1, le=1000, description="visits per cell")] = 6
+    starts: Annotated[int, msgspec.Meta(ge=1, le=1000,
+        description="starts of a worker that the rounds are spread over")] = 1
     warmups: Annotated[int, msgspec.Meta(ge=0, le=10_000, description="warm-up swaps per visit")] = 2
     min_samples: Annotated[int, msgspec.Meta(ge=1, le=100_000, description="minimum samples per visit")] = 5
     max_samples: Annotated[int, msgspec.Meta(ge=1, le=100_000, description="maximum samples per visit")] = 15
     cell_seconds: Annotated[float, msgspec.Meta(ge=0.001, le=3600,
         description="seconds after which a visit stops sampling")] = 1.0
+    min_iterations: Annotated[int, msgspec.Meta(ge=1, le=100_000,
+        description="minimum whole iterations of a neighbour beside the swaps of a visit")] = 7
     busy_delay_us: Annotated[int, msgspec.Meta(ge=1, le=100_000,
         description="microseconds of delay kernel before a sample on a busy stream")] = 200
     deadline_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400,
@@ -130,6 +134,10 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     def __post_init__(self) -> None:
         if self.max_samples < self.min_samples:
             raise ValueError(f"max_samples: {self.max_samples} is less than min_samples, {self.min_samples}")
+
+    def start_of(self, number: int) -> int:
+        """Return the start of a worker, from 0, that measures a round; the rounds of one start follow each other."""
+        return number * min(self.starts, self.rounds) // self.rounds
 
 
 class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -182,6 +190,24 @@ class SweepSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         if self.models and decided is not None:
             raise UsageError(f"-a {decided}: the model sets {', '.join(MODEL_AXES)}; leave it out")
         return replace(self, groups=_once({**group, **chosen} for group in self.groups))
+
+    def with_asked_axes(self, assignments: Mapping[str, str]) -> "SweepSpec":
+        """Return the sweep as `-a` asks: values that the sweep has on an axis select its cells, others replace its own.
+
+        A group without any of the selected values goes. Raises UsageError as `with_axes`.
+        """
+        spec = self
+        for name, text in assignments.items():
+            asked, groups = axis_named(name).texts(text), spec.groups
+            of_groups = [_values_of(group, name) for group in groups]
+            if set(asked) <= set().union(*of_groups):
+                kept = [tuple(value for value in asked if not own or value in own) for own in of_groups]
+                groups = tuple({**group, name: values} for group, values in zip(groups, kept, strict=True) if values)
+                spec.with_axes({name: text})  # refuses an axis that the models set
+                spec = replace(spec, groups=_once(groups))
+            else:
+                spec = spec.with_axes({name: text})
+        return spec
 
     def with_models(self, swaps: Sequence[ModelSwap]) -> "SweepSpec":
         """Return the sweep with the swaps of these models in every group; without models, the sweep unchanged."""
@@ -279,6 +305,12 @@ def read_memory(where: str, value: object) -> int:
         return limit_bytes
 
 
+def _values_of(group: Group, name: str) -> tuple[str, ...]:
+    """Return the values of a group on an axis; none where it leaves them to its backends."""
+    axis = AXES[name]
+    return group.get(name) or tuple(map(axis.write, axis.default))
+
+
 def _once(groups: Iterable[Group]) -> tuple[Group, ...]:
     each = list(groups)
     return tuple(group for index, group in enumerate(each) if group not in each[:index])
@@ -299,8 +331,8 @@ CHECKED_SWAPS: Final = 2
 BUSY_TWINS: Final = 3
 # Watched swaps for each sample: of a cell of six visits with 30 samples, one in ten thousand has none.
 WATCHED_SHARE: Final = 0.05
-# Minimum duration of a visit beside a neighbour: each turn needs iterations of the neighbour.
-LEAST_BESIDE_S: Final = 0.2
+# Minimum duration of a visit beside a neighbour, without what its iterations need.
+LEAST_BESIDE_S: Final = 0.1
 # Swaps in the chain of a sustained sample, and the first of them, which do not count.
 CHAIN: Final = 8
 LEAD: Final = 2

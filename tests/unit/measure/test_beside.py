@@ -14,21 +14,20 @@ from kvbench.backends.base import SwapRequest
 from kvbench.backends.batched import Batched
 from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import Cell
-from kvbench.engine.device import Stream
+from kvbench.engine.device import DIRECTIONS, Event, MemoryKind, Stream
 from kvbench.measure.bench import Bench
+from kvbench.measure.beside import Flow, FlowSample, Turn, Turns
 from kvbench.measure.neighbour import (
     IDLE_US,
-    Flow,
-    FlowSample,
+    DecodeWork,
     IdleWork,
+    Iteration,
     NeighbourError,
     NeighbourWork,
     RunningNeighbour,
-    measure_beside,
 )  # fmt: skip
 from kvbench.measure.samples import set_up
 from kvbench.measure.workload import VerificationError
-from kvbench.results import Beside
 from kvbench.run.protocol import InTurn, MeasureCells
 from kvbench.sweep.spec import LEAST_BESIDE_S, Sampling
 from tests.unit.measure.test_visit import NOT_COPIED, Recorded, every_other_block, honest
@@ -51,7 +50,8 @@ class Mortal(NeighbourWork):
     def __init__(self, iterations: int) -> None:
         self.left = iterations
 
-    def submit(self) -> None:
+    def submit(self, computed: Event) -> None:
+        del computed
         self.left -= 1
         if self.left < 0:
             raise RuntimeError("out of breath")
@@ -91,7 +91,7 @@ def test_30_ms_of_a_neighbour_s_work_is_ahead(usual_us: float, ahead: int) -> No
     neighbour: Any = mock.Mock(_times_us=[1.0, usual_us, usual_us, usual_us, 1e9])
     RunningNeighbour._calibrate(neighbour)
     assert (neighbour.usual_us, neighbour._ahead) == (max(1.0, usual_us), ahead)
-    begins, call = mock.call._last.record(neighbour._stream.handle), mock.call
+    begins, call = mock.call._last.end.record(neighbour._stream.handle), mock.call
     assert neighbour.mock_calls == [begins, *[call._submit()] * 5, call._drain()]
 
 
@@ -109,67 +109,169 @@ def test_a_neighbour_is_supplied_up_to_what_is_ahead(
     assert neighbour.dry == 7 + (waiting == 0 and submitted == 1)
 
 
-def test_an_iteration_takes_from_the_end_of_the_one_before_it() -> None:
-    start, *ends = (mock.Mock(us_since=lambda last, at=at: (at, last)) for at in range(4))
-    ends[2].completed.return_value = False
-    neighbour: Any = mock.Mock(_flying=deque(ends), _last=start, _times_us=[], _free=[])
+@pytest.mark.parametrize("reads_back", [False, True])
+def test_an_iteration_takes_from_the_end_of_the_one_before_it_and_its_readback_from_its_own_computation(
+    reads_back: bool,
+) -> None:
+    start, *made = (Iteration(mock.Mock(), mock.Mock(us_since=lambda since, at=at: (at, since))) for at in range(4))
+    made[2].end.completed.return_value = False  # type: ignore[attr-defined]
+    neighbour: Any = mock.Mock(_flying=deque(made), _last=start, _times_us=[], _readbacks_us=[], _free=[])
+    neighbour._work.reads_back = reads_back
     RunningNeighbour._reap(neighbour)
-    assert neighbour._times_us == [(1, start), (2, ends[0])]
-    assert (neighbour._free, neighbour._last, [*neighbour._flying]) == ([start, ends[0]], ends[1], [ends[2]])
+    assert neighbour._times_us == [(1, start.end), (2, made[0].end)]
+    assert neighbour._readbacks_us == [(1, made[0].computed), (2, made[1].computed)] * reads_back
+    assert (neighbour._free, neighbour._last, [*neighbour._flying]) == ([start, made[0]], made[1], [made[2]])
 
 
-@pytest.mark.parametrize(("seconds", "usual_us"), [(4.2, 1000.0), (4.2, 1e5), (0.0, 1.0)])
-def test_turns_record_what_they_took(monkeypatch: pytest.MonkeyPatch, seconds: float, usual_us: float) -> None:
-    number, unit_s, events = count(1), max(seconds / 7, usual_us / 1e5), list[Any]()
-    monkeypatch.setattr("kvbench.measure.neighbour.time.sleep", events.append)
+def test_a_decode_step_waits_for_its_inputs_and_its_readback_for_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the device alone: two copies in, the step behind them, one copy out behind the step, all copies in order."""
+    calls = mock.Mock()
+    monkeypatch.setattr("kvbench.measure.torch_work.TorchWork", mock.Mock(return_value=calls.work))
+    monkeypatch.setattr("kvbench.measure.neighbour.Stream", mock.Mock(return_value=mock.Mock(handle="step")))
+    monkeypatch.setattr("kvbench.measure.neighbour.Event", mock.Mock(side_effect=[calls.arrived, calls.stepped]))
+    buffer = lambda _, kind, size_bytes: mock.Mock(address=kind, size_bytes=size_bytes)  # noqa: E731
+    monkeypatch.setattr("kvbench.measure.neighbour.Buffer", buffer)
+    device = mock.Mock(driver=calls.driver)
+    device.name = "cuda:3"
+    DecodeWork(device, mock.Mock(handle="copies")).submit(calls.computed)
+    host, gpu = MemoryKind.allocated, MemoryKind.device
+    into, out = DIRECTIONS[Direction.H2D], DIRECTIONS[Direction.D2H]
+    call = mock.call
+    assert calls.mock_calls == [
+        call.driver.transfer(gpu, host, 256, into, "copies"), call.driver.transfer(gpu, host, 8192, into, "copies"),
+        call.arrived.record("copies"), call.arrived.hold("step"), call.work.submit(),
+        call.stepped.record("step"), call.stepped.hold("copies"), call.computed.record("copies"),
+        call.driver.transfer(host, gpu, 128, out, "copies"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("seconds", "least"), [(0.0, 3), (0.004, 1)])
+def test_a_neighbour_runs_for_whole_iterations_and_is_not_cut_off(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, least: int
+) -> None:
+    """An iteration lasts a millisecond; the clock goes on by half of one at each look at it."""
+    now_s = [0.0]
+    monkeypatch.setattr("kvbench.measure.neighbour.time.perf_counter", lambda: now_s[0])
+    monkeypatch.setattr("kvbench.measure.neighbour.time.sleep", lambda s: now_s.append(now_s.pop() + s))
+    neighbour = mock.Mock(completed=lambda: 5 + int(1000 * now_s[0] + 1e-6))
+    first, last = RunningNeighbour.run_for(neighbour, seconds, least)
+    assert first == 5
+    assert now_s[0] == pytest.approx(max(seconds, least / 1000) + 0.001, abs=1e-6)
+    assert last - first - 1 == max(least, round(1000 * seconds))
+
+
+def between(first: int, last: int) -> float:
+    return first + last / 1000
+
+
+class Scripted:
+    """A flow and a neighbour that note what is asked of them; a run of swaps takes two iterations of the neighbour."""
+
+    def __init__(self) -> None:
+        self.done, self.on, self.asked, self.number = 0, False, list[Any](), count(1)
+        self.neighbour = mock.Mock(
+            dry=3, completed=lambda: self.done, running=self._running, run_for=self._run_for,
+            times_us=lambda *ends: [between(*ends)], readbacks_us=lambda *ends: [-between(*ends)],
+        )  # fmt: skip
+        self.flow = mock.Mock(begin=self._begin, run=self._run, end=self._end, finish=self._finish)
 
     @contextmanager
-    def running() -> Iterator[None]:
-        events.append("on")
+    def _running(self) -> Iterator[None]:
+        self.asked.append("on")
+        self.on = True
         yield
-        events.append("off")
+        self.on = False
+        self.asked.append("off")
 
-    def run(for_s: float) -> tuple[list[FlowSample], float]:
-        events.append(for_s)
-        gbps = float(next(number))
-        return [FlowSample(1.0, times * gbps, 1.0) for times in (1, 9, 2)], gbps
+    def _run_for(self, seconds: float, iterations: int) -> tuple[int, int]:
+        self.asked.append(("neighbour", seconds, iterations))
+        first, self.done = self.done, self.done + iterations + 1
+        return first, self.done
 
-    neighbour = mock.Mock(dry=3, usual_us=usual_us, running=running, times_us=lambda *ends: [*ends])
-    flow = mock.Mock(run=run, finish=lambda: setattr(neighbour, "dry", 5))
-    neighbour.completed = number.__next__
-    made = measure_beside(flow, neighbour, number.__next__, seconds)
-    alone, both = ["on", unit_s, "off"], ["on", 4 * unit_s, "off"]
-    assert events == [*alone, unit_s / 2, *both, unit_s / 2, *alone]
-    assert made == ([FlowSample(1.0, wall_us, 1.0) for wall_us in (15.0, 135.0, 30.0)], Beside(
-        neighbour_alone_us=[1, 2, 36, 37], neighbour_beside_us=[14, 16], swaps_alone_gbps=[4, 26],
-        swaps_beside_gbps=[15], swaps_alone_us=[8, 52], swaps_beside_us=[30], dry=2,
-        one_block_alone_us=[*range(6, 14), *range(28, 36)], one_block_beside_us=[*range(17, 25)]))  # fmt: skip
+    def _begin(self, neighbour: object = None) -> Turn:
+        self.asked.append("behind a step" if neighbour is self.neighbour else "begin")
+        return Turn()
+
+    def _run(self, turn: Turn, seconds: float) -> None:
+        self.asked.append(seconds)
+        self.done += 2 * self.on
+        turn.wall_us.append(float(next(self.number)))
+        turn.caller_us.append(1.0)
+
+    def _end(self, _: Turn) -> float:
+        self.asked.append("end")
+        return float(next(self.number))
+
+    def _finish(self) -> None:
+        self.asked.append("finish")
+        self.neighbour.dry = 5
+
+
+@pytest.mark.parametrize(("iterations", "more"), [(1, 1), (3, 1), (4, 2), (9, 4)])
+def test_turns_record_what_they_took_and_cut_no_iteration_off(iterations: int, more: int) -> None:
+    """In the turn of both, two iterations end at first; the one that runs then is waited for, and as many as wanted."""
+    script = Scripted()
+    samples, made = Turns(script.flow, script.neighbour, lambda: 0.5, 100.0, iterations).measure()
+    swaps, alone = ["begin", pytest.approx(7.0), "end"], ("neighbour", pytest.approx(14.0), 5)
+    both = ["behind a step", pytest.approx(58.0), *[0.001] * more, "end"]
+    assert script.asked == [*swaps, "on", alone, *both, alone, "off", *swaps, "finish"]
+    last = 6 + 2 * (1 + more)
+    assert last - 6 - 1 >= iterations
+    alone_us = [between(0, 6), between(last, last + 6)]
+    assert (made.neighbour_alone_us, made.readback_alone_us) == (alone_us, [-us for us in alone_us])
+    assert (made.neighbour_beside_us, made.readback_us) == ([between(6, last)], [-between(6, last)])
+    assert (len(samples), made.dry) == (1 + more, 2)
+    turns = made.swaps_alone_gbps, made.swaps_beside_gbps, made.swaps_alone_us, made.swaps_beside_us
+    assert [len(values) for values in turns] == [2, 1, 2, 1]
+    assert (made.one_block_alone_us, made.one_block_beside_us) == ([0.5] * 16, [0.5] * 8)
 
 
 @pytest.mark.parametrize("swaps", [1, 999, 1000, 1001, 2000, 2001])
 def test_a_flow_keeps_a_thousand_swaps_and_the_rate_of_all(monkeypatch: pytest.MonkeyPatch, swaps: int) -> None:
+    """Without the first of a turn, and the one that runs at its end."""
     rows = [(50.0 + at % 7, 90.0 + at % 11) for at in range(swaps)]
-    times = mock.Mock(caller_us=[row[0] for row in rows], wall_us=[row[1] for row in rows], cpu_us=53.0 * swaps)
-    monkeypatch.setattr("kvbench.measure.neighbour.SwapLoop", lambda *_: loop)
-    workload, loop = mock.Mock(contents=list, arrays=list), mock.Mock(run=lambda _: times)
-    kept, gbps = (flow := Flow(mock.Mock(), mock.Mock(), workload, CELL, mock.Mock())).run(1.0)
-    assert kept == [FlowSample(*row, min(row[0], 53.0)) for row in rows[:: (swaps + 999) // 1000]]
-    assert gbps == pytest.approx(swaps * CELL.swap_bytes / sum(times.wall_us) / 1e3)
+    columns = {"caller_us": [row[0] for row in rows], "wall_us": [row[1] for row in rows]}
+    first, last = (mock.Mock(caller_us=[1e9], wall_us=[1e9]) for _ in range(2))
+    times = [first, mock.Mock(**columns, cpu_us=53.0 * swaps)]
+    workload, loop = mock.Mock(contents=list, arrays=list), mock.Mock(run=lambda _: times.pop(0), drain=lambda: last)
+    monkeypatch.setattr("kvbench.measure.beside.SwapLoop", lambda *_: loop)
+    flow = Flow(mock.Mock(), mock.Mock(handle=7), workload, CELL, mock.Mock())
+    turn = flow.begin(neighbour := mock.Mock())
+    neighbour.hold.assert_called_once_with(7)
+    flow.run(turn, 1.0)
+    assert flow.end(turn) == pytest.approx(swaps * CELL.swap_bytes / sum(columns["wall_us"]) / 1e3)
+    assert turn.samples == [FlowSample(*row, min(row[0], 53.0)) for row in rows[:: (swaps + 999) // 1000]]
     flow.finish()
     loop.finish.assert_called_once_with()
-    assert workload.passed.mock_calls == [mock.call(swaps), mock.call(1)]
+    assert workload.passed.mock_calls == [mock.call(1), mock.call(swaps), mock.call(1), mock.call(1)]
+
+
+def test_the_first_swap_of_a_turn_waits_for_the_iteration_that_runs(bench: Bench) -> None:
+    neighbour = RunningNeighbour(bench.device, stream := Stream(bench.device.driver), IdleWork(bench.device, stream))
+    behind, marks = Stream(bench.device.driver), [Event(bench.device.driver) for _ in range(2)]
+    with neighbour.running():
+        before = neighbour.completed()
+        neighbour.hold(behind.handle)
+        marks[0].record(behind.handle)
+        marks[0].wait()
+        assert before < neighbour.completed() <= before + 2  # not for all that is submitted ahead
+    neighbour.hold(behind.handle)  # no iteration runs
+    marks[1].record(behind.handle)
+    marks[1].wait()
+    neighbour.close()
 
 
 @pytest.mark.parametrize(("cell_seconds", "seconds"), [(0.01, LEAST_BESIDE_S), (3.0, 3.0)])
 def test_a_visit_beside_a_neighbour_is_long_enough_and_swaps_single_blocks(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, cell_seconds: float, seconds: float
 ) -> None:
-    monkeypatch.setattr("kvbench.measure.samples.measure_beside", asked := mock.Mock(return_value=([], None)))
+    monkeypatch.setattr("kvbench.measure.samples.Turns", asked := mock.Mock())
+    asked.return_value.measure.return_value = ([], None)
     sampler = set_up(bench, backend := Recorded(honest), CELL, SAMPLING, 1).sampler
     with sampler.opened():
-        sampler.take_all(Sampling(warmups=0, cell_seconds=cell_seconds), None)
-    _, _, one_block_us, given = asked.call_args.args
-    assert (given, one_block_us() > 0) == (seconds, True)
+        sampler.take_all(Sampling(warmups=0, cell_seconds=cell_seconds, min_iterations=9), None)
+    _, _, one_block_us, given, iterations = asked.call_args.args
+    assert (given, iterations, one_block_us() > 0) == (seconds, 9, True)
     assert backend.destinations == [(int(sampler.workload.memories[0].destinations[0]),)]
 
 

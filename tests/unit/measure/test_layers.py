@@ -15,7 +15,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import STREAM_STATES
 from kvbench.measure.bench import Bench
-from kvbench.measure.neighbour import LayeredStep, NeighbourError, _work
+from kvbench.measure.neighbour import DecodeWork, LayeredStep, NeighbourError, _work
 from kvbench.measure.samples import BesideStep, LayeredSwap, set_up
 from kvbench.measure.workload import VerificationError
 from kvbench.results import Visit
@@ -116,7 +116,7 @@ def test_a_layer_waits_for_its_own_mark_and_no_other(bench: Bench, layers: int, 
 
 def test_a_layer_of_a_step_waits_for_100_us_or_is_one_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvbench.measure.torch_work.TorchWork", of_torch := mock.Mock())
-    for name in ("Stream", "Event"):
+    for name in ("Stream", "Event", "Buffer"):
         monkeypatch.setattr(f"kvbench.measure.neighbour.{name}", mock.MagicMock())
     device = mock.Mock()
     device.name = "cuda:3"
@@ -127,8 +127,11 @@ def test_a_layer_of_a_step_waits_for_100_us_or_is_one_of_torch(monkeypatch: pyte
     step = LayeredStep(device, replace(BESIDE, neighbour=Neighbour.DECODE))
     of_torch.assert_called_once_with(Neighbour.DECODE, 3, step._stream.handle, LAYERS)
     assert (step._layers, step._thread) == (of_torch.return_value.parts, of_torch.return_value.thread)
-    assert _work(device, mock.Mock(handle=7), Neighbour.PREFILL) is of_torch.return_value
+    prefill = _work(device, mock.Mock(handle=7), Neighbour.PREFILL)
     of_torch.assert_called_with(Neighbour.PREFILL, 3, 7)
+    prefill.submit(mock.Mock())
+    of_torch.return_value.submit.assert_called_once_with()
+    assert isinstance(_work(device, mock.Mock(handle=7), Neighbour.DECODE), DecodeWork)
 
 
 def test_a_step_is_kept_with_its_layers_and_its_threads_are_known(bench: Bench) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvbench.cells.axes import Direction, Reuse
@@ -17,7 +18,7 @@ from kvbench.results.attempts import visits_that_count
 from kvbench.results.schema import Ceiling, Disturbance, Failure, Note, Record, Retry, Roof, Visit
 from kvbench.run.execution import MAX_REPEATS, VISITS_A_REPEAT, Execution, Observer, Progress, SweepEnd
 from kvbench.run.protocol import MeasureCells, MeasureRoof, Opened
-from kvbench.run.worker_process import LostError, NotAskedError
+from kvbench.run.worker_process import LostError, NotAskedError, WorkerSlot
 from kvbench.sweep.plan import Plan
 from kvbench.sweep.spec import Sampling, SweepSpec
 from tests.synthetic import info, samples
@@ -113,6 +114,15 @@ class WrongArm(Slot):
         return super().visit(request)
 
 
+class Starting(Slot):
+    """A worker whose visits note its start."""
+
+    def visit(self, request: MeasureCells, *_: object) -> list[Visit] | Failure:
+        visits = super().visit(request)
+        assert isinstance(visits, list)
+        return [msgspec.structs.replace(one, process=1 + self.replaced) for one in visits]
+
+
 class Stopped:
     """A search that is interrupted before its first visit."""
 
@@ -132,12 +142,13 @@ def execute(
     search: Stopped | None = None,
     cells: tuple[Cell, ...] = CELLS,
     rounds: int = 2,
+    starts: int = 1,
     kind: str = "cpu",
     backends: Sequence[BackendFacts] = (),
 ) -> SweepEnd:
     device = DeviceFacts("cpu", kind, "a device", None, 1 << 30, 1 << 30, None)
     opened = Opened(device=device, backends=[*backends], engine_hash="", delay_us={}, pci_bus_id=None, notes=[])
-    spec = SweepSpec("test", sampling=Sampling(rounds=rounds))
+    spec = SweepSpec("test", sampling=Sampling(rounds=rounds, starts=starts))
     with writer or RunWriter.create(path, info(searched_by=search and search.command, status="running")) as writer:
         progress = Progress(load_run(path).records)
         plan = Plan(cells, (), 0, 0, in_turn=("sms",))
@@ -217,6 +228,30 @@ def test_rounds_are_measured_again_within_half_of_the_time_of_the_run(tmp_path: 
     assert [number for number, *_ in slot.made[6 * 4 :]] == [5] * 4 + [4] * 4 + [3] * 4
     low = load_run(tmp_path).low_rounds["h2d"]
     assert low == pytest.approx({1: 1 - 1 / 1.11, 2: 1 - 1 / 1.12})
+
+
+@pytest.mark.parametrize(
+    ("rounds", "starts", "of_rounds"),
+    [(6, 1, [1] * 6), (6, 3, [1, 1, 2, 2, 3, 3]), (6, 6, [1, 2, 3, 4, 5, 6]), (4, 3, [1, 1, 2, 3]), (2, 9, [1, 2])],
+)
+def test_rounds_are_spread_over_starts_of_a_worker(
+    tmp_path: Path, rounds: int, starts: int, of_rounds: list[int]
+) -> None:
+    execute(tmp_path / "run", Starting(disturbed=1), rounds=rounds, starts=starts)
+    visits = [one for one in load_run(tmp_path / "run").records if isinstance(one, Visit)]
+    assert {(one.round, one.process) for one in visits} == set(enumerate(of_rounds))
+
+
+def test_a_resumed_run_counts_on_with_its_workers() -> None:
+    before = Progress(msgspec.structs.replace(one, process=4) for one in Slot(0).visit(_asked_of(CELLS[0])))
+    assert (before.processes, Progress().processes) == (4, 0)
+    slot = WorkerSlot(SweepSpec("test"))
+    slot.count_after(before.processes)
+    assert slot._started == 4
+
+
+def _asked_of(cell: Cell) -> MeasureCells:
+    return MeasureCells(cells=[cell.as_strings()], round=0, seed=0, sampling=Sampling())
 
 
 def test_the_large_copies_of_a_cpu_say_nothing_of_a_round(tmp_path: Path) -> None:

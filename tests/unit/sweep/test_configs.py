@@ -72,7 +72,7 @@ def test_a_shipped_config_skips_nothing_on_an_h200_and_expands_on_a_host(name: s
     host = expand(shipped(name), CPU, ON_A_HOST)
     assert bool(host.skipped) is (name != "queue")
     assert all(cell.backend in ("auto", "per_block", "batched", "merged", "copier", "empty") for cell in host.cells)
-    assert bool(host.cells) is (name not in ("devices", "gather", "layers", "sm-ladder", "vllm"))
+    assert bool(host.cells) is (name not in ("beside-engines", "devices", "gather", "layers", "sm-ladder", "vllm"))
 
 
 @every_config

@@ -140,6 +140,32 @@ def test_axes_are_overridden_in_every_group() -> None:
     assert spec.groups[1] == {"blocks": ("3",)}
 
 
+@pytest.mark.parametrize(
+    ("asked", "groups"),
+    [
+        ({"direction": "d2h"}, ["batched d2h", "sm d2h 2,4", "triton d2h 12"]),
+        ({"direction": "h2d"}, ["batched h2d", "triton h2d 12"]),
+        ({"backend": "sm", "sms": "4"}, ["sm d2h 4"]),
+        ({"sms": "4"}, ["batched h2d,d2h 4", "sm d2h 4"]),
+        ({"backend": "sm", "sms": "5"}, ["sm d2h 5"]),
+        ({"sms": "4,5"}, ["batched h2d,d2h 4,5", "sm d2h 4,5", "triton 4,5"]),
+        ({"backend": "merged", "direction": "d2h"}, ["merged d2h", "merged d2h 2,4", "merged d2h 12"]),
+    ],
+)
+def test_values_that_a_sweep_has_select_its_cells_and_others_replace_its_own(
+    asked: dict[str, str], groups: list[str]
+) -> None:
+    spec = SweepSpec(name="x", groups=(
+        {"backend": ("batched",), "direction": ("h2d", "d2h")}, {"backend": ("triton",), "sms": ("12",)},
+        {"backend": ("sm",), "direction": ("d2h",), "sms": ("2", "4")},
+    ))  # fmt: skip
+    kept = spec.with_asked_axes(asked).groups
+    names = ("backend", "direction", "sms")
+    assert sorted(" ".join(",".join(group[name]) for name in names if name in group) for group in kept) == sorted(
+        groups
+    )
+
+
 sampled = SweepSpec(name="x").with_sampling
 
 
