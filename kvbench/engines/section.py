@@ -7,12 +7,13 @@ from typing import Final
 from kvbench.analysis.compare import Verdict, compare_visits
 from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN
 from kvbench.cells.blocks import is_alone
+from kvbench.cells.cell import SwapShape
 from kvbench.cells.policy import Choice
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
 from kvbench.report.tables import comma_separated, measured_table, unclear_mark
-from kvbench.report.view import View, grouped, where
+from kvbench.report.view import View, grouped
 from kvbench.sweep.installed import Engine, engines, of_engine
 from kvbench.text import counted, ends
 from kvbench.tune.answer import shapes_of, shipped_choice
@@ -56,7 +57,7 @@ def _fullest(runs: Sequence[tuple[View, list[Measured]]], engine: Engine) -> Vie
 
 
 def _shapes(view: View) -> list[Measured] | str:
-    if view.measured.empty or not any(map(of_engine, view.measured["backend"].unique())):
+    if not any(of_engine(backend) for backend in {outcome.cell.backend for outcome in view.measured}):
         return "it needs cells of an engine's own code"
     if view.run.trace:
         return "it needs swaps of equal blocks; the section on the replay has those of a trace"
@@ -71,12 +72,13 @@ def _table(view: View, before: str, engine: Engine, shapes: Sequence[Measured]) 
     methods = {choice for one in shapes for choice in one.every if choice.backend in engine.backends}
     ordered = sorted(methods, key=lambda choice: (choice.backend, sms_of(choice), str(choice)))
     rows = [_row(view, engine, ordered, one) for one in shapes]
-    cells = where(view.only(view.measured, is_alone), **first.shape.kind._asdict())
+    alone = [outcome for outcome in view.measured if is_alone(outcome.cell)]
+    outcomes = [outcome for outcome in alone if SwapShape.of(outcome.cell).kind == first.shape.kind]
     used = {choice.backend for choice in methods}
     packages = [facts.package.partition(" ")[0] for facts in view.run.info.backends if facts.name in used]
     title = f"{before}{comma_separated(*dict.fromkeys(packages)) or engine.name}, {', '.join(first.shape.kind)} stream"
     header = ("Blocks", "Block size", *(choice.label for choice in ordered), "Takes", "Best", "us", "x")
-    return measured_table(view, cells, _INCLUDES, title, header, rows, compared=len(rows))
+    return measured_table(view, outcomes, _INCLUDES, title, header, rows, compared=len(rows))
 
 
 def _row(view: View, engine: Engine, methods: Sequence[Choice], one: Measured) -> list[str]:

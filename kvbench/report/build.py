@@ -1,5 +1,6 @@
 """From runs to a report: its content as data, and its files: report.md, report.html and charts."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -7,8 +8,6 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Final
-
-import pandas as pd
 
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.facts import plug_ins_of
@@ -56,9 +55,10 @@ from kvbench.report.sections import (
     threshold,
 )
 from kvbench.report.tables import both_directions, words_in
-from kvbench.report.view import View, ceilings_text, cell_warnings, rows_of, views_of, where
+from kvbench.report.view import View, ceilings_text, cell_warnings, grouped, views_of
 from kvbench.results import Note, Run
 from kvbench.results.columns import NO_FIGURE
+from kvbench.results.outcomes import Outcome, Status
 from kvbench.sweep.installed import ENGINES_SECTION
 from kvbench.text import short
 from kvbench.tune.text import origin, trace_text
@@ -104,7 +104,7 @@ SECTIONS: Final = (
     Section("engines", "Engines: their own code, and the best backend of the run", _engines, of_all=True),
     Section("call", "An engine's call: the thread's time, tight and after a step", _contrast(streams.CALL)),
     Section("layers", "Layers: loads that a step waits for, layer by layer", layers.make),
-    Section("devices", "Devices: swaps on all of them at once", _contrast(placement.DEVICES), True, leads=True),
+    Section("devices", "Devices: swaps on all of them at once", placement.make_devices, True, leads=True),
 )
 COMPARISON: Final = Section("comparison", "Comparison: two runs", comparison.make, of_all=True)
 # What a report shows of a run that fills no section.
@@ -205,12 +205,11 @@ def report_files(runs: Sequence[Run], unread: Sequence[str] = (), progress: Prog
     `unread` says why other runs could not be read; `progress` is called before each section and each chart. What a run
     does not hold is named in the report, not an error.
     """
-    # matplotlib takes a third of a second to import, which a report without files does not need
-    from kvbench.report.drawing import draw
-
     report = report_of(runs, unread, progress)
     drawn: dict[str, Drawing] = {}
     for number, chart in enumerate(report.charts, start=1):
+        from kvbench.report.drawing import draw  # matplotlib takes most of a second to import
+
         progress("chart", number, len(report.charts))
         drawn[chart.stem] = draw(chart.plot, chart.text)
     page = html_page(render_page(report), {stem: one.svg for stem, one in drawn.items()}, report.views)
@@ -221,9 +220,15 @@ def report_files(runs: Sequence[Run], unread: Sequence[str] = (), progress: Prog
     return files
 
 
+_COUNTED: Final[tuple[Status, ...]] = ("ok", "failed", "skipped")
 _MOST_FAILURES: Final = 50
 _MOST_NOTES: Final = 20
 _MANY_OUTLIERS: Final = 0.1
+# By the column of the summary that tells which cells.
+_DOUBTS: Final = {
+    "state_held": "samples whose stream was not in the requested state",
+    "outliers": f"outliers among more than {_MANY_OUTLIERS:.0%} of the samples, marked and kept",
+}
 
 
 def _host_note(views: Sequence[View]) -> Text:
@@ -239,7 +244,7 @@ def _headline(views: Sequence[View]) -> list[Text]:
     versions = ", ".join(dict.fromkeys(short(view.run.info.kvbench, 80) for view in views))
     commits = len({view.run.info.commit for view in views})
     which = f"{versions} ({commits} commits)" if commits > 1 else versions + views[0].commit
-    return [*origin(runs), f"kvbench {which}"] if any(len(view.measured) for view in views) else []
+    return [*origin(runs), f"kvbench {which}"] if any(view.measured for view in views) else []
 
 
 def _first_warnings(views: Sequence[View], unread: int) -> list[Text]:
@@ -262,7 +267,8 @@ def _run_table(views: Sequence[View]) -> DataTable:
     rows = []
     asked: dict[str, str] = {}
     for view in views:
-        numbers = (int((view.frame["status"] == status).sum()) for status in ("ok", "failed", "skipped"))
+        statuses = Counter(outcome.status for outcome in view.outcomes)
+        numbers = (statuses[status] for status in _COUNTED)
         counts = (count(number) if number else "" for number in numbers)
         status = view.run.info.status
         name = view.label if status == "complete" else f"{view.label} ({status})"
@@ -281,7 +287,7 @@ def _warnings(views: Sequence[View]) -> list[Text]:
     texts: list[Text] = [f"{view.label}: {short(text)}" for view in views for text in warnings_of(view.run)]
     texts += [(f"{view.label}: ", *doubt) for view in views for doubt in _doubts(view.measured)]
     for view in views:
-        if without := int((view.frame["status"] == "no figure").sum()):
+        if without := sum(outcome.status == "no figure" for outcome in view.outcomes):
             texts.append(f"{view.label}: {noun(without, 'cell')} on a busy stream without a figure: {NO_FIGURE}")
     records = ((view.label, record) for view in views for record in view.run.others)
     notes = [*dict.fromkeys(f"{label}: {short(record.text)}" for label, record in records if isinstance(record, Note))]
@@ -289,32 +295,32 @@ def _warnings(views: Sequence[View]) -> list[Text]:
     return [*texts, *notes[:_MOST_NOTES], *more]
 
 
-def _doubts(measured: pd.DataFrame) -> list[tuple[Span, ...]]:
-    outliers = f"outliers among more than {_MANY_OUTLIERS:.0%} of the samples, marked and kept"
-    doubtful = (
-        (measured["state_held"] < 1, "samples whose stream was not in the requested state", "state_held"),
-        (measured["outliers"] > _MANY_OUTLIERS * measured["samples"], outliers, "outliers"),
-    )
+def _doubts(measured: Sequence[Outcome]) -> list[tuple[Span, ...]]:
+    numbers = {
+        "state_held": sum(outcome.state_held < 1 for outcome in measured),
+        "outliers": sum(outcome.spread.outliers > _MANY_OUTLIERS * outcome.samples for outcome in measured),
+    }
     doubts: list[tuple[Span, ...]] = []
-    for marked, text, column in doubtful:
-        if number := int(marked.sum()):
-            have = "has" if number == 1 else "have"
-            doubts.append((f"{noun(number, 'cell')} {have} {text} (", Code(column), ")"))
+    for column, number in numbers.items():
+        have = "has" if number == 1 else "have"
+        doubts += [(f"{noun(number, 'cell')} {have} {_DOUBTS[column]} (", Code(column), ")")] if number else []
     return doubts + [(text,) for text in cell_warnings(measured)[:_MOST_NOTES]]
 
 
 def _skipped(views: Sequence[View]) -> list[Text]:
     """Count the skipped cells of each backend by reason."""
-    return [
-        f"{view.label}: {backend}, {noun(len(cells), 'cell')}: {short(str(why))}"
-        for view in views
-        for (backend, why), cells in where(view.frame, status="skipped").groupby(["backend", "reason"])
-    ]
+    lines: list[Text] = []
+    for view in views:
+        skipped = [outcome for outcome in view.outcomes if outcome.status == "skipped"]
+        by_reason = grouped(skipped, lambda outcome: (outcome.cell.backend, outcome.reason))
+        for (backend, why), cells in sorted(by_reason.items(), key=lambda group: group[0]):
+            lines.append(f"{view.label}: {backend}, {noun(len(cells), 'cell')}: {short(why)}")
+    return lines
 
 
 def _failed(views: Sequence[View]) -> DataTable | None:
-    cells = [(view.label, row) for view in views for row in rows_of(where(view.frame, status="failed"))]
-    rows = [(label, short(str(row["reason"])), Code(short(str(row["command"]), 2000))) for label, row in cells]
+    failed = [(view.label, outcome) for view in views for outcome in view.outcomes if outcome.status == "failed"]
+    rows = [(label, short(outcome.reason), Code(short(outcome.command, 2000))) for label, outcome in failed]
     more = f"And {len(rows) - _MOST_FAILURES} more in summary.csv." if len(rows) > _MOST_FAILURES else ""
     header = ("Run", "Reason", "Reproduced by")
     return DataTable("", header, rows[:_MOST_FAILURES], caption=more, left=3) if rows else None

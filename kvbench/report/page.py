@@ -15,7 +15,8 @@ from markdown_it.token import Token
 from kvbench.report import markdown
 from kvbench.report.document import FOLD
 from kvbench.report.numbers import bytes_size, count, figure
-from kvbench.report.view import Row, View, rows_of
+from kvbench.report.view import View, is_measured
+from kvbench.results.outcomes import Outcome
 from kvbench.text import short
 
 CELL_HEADER: Final = (
@@ -136,22 +137,24 @@ def _inline(svg: str, styles: dict[str, str]) -> str:
 
 def _cells(view: View) -> Iterator[str]:
     """Return a row of the look-up for every cell of a run; rows and their cells need no end tags."""
-    for row, cell in zip(rows_of(view.frame), view.run.outcomes, strict=True):
-        shape = (row["backend"], row["direction"], row["stream_state"], count(row["blocks"]))
+    for outcome, cell in zip(view.outcomes, view.run.outcomes, strict=True):
+        name = outcome.cell.backend  # with the mark of a plug-in
+        shape = (name, cell.direction, cell.stream_state, count(cell.blocks), bytes_size(cell.block_bytes))
         # as `kvbench sweep -a` takes them
         axes = ((name, text) for name, text in cell.as_strings().items() if name not in _NAMED_AXES and text)
         others = " ".join(f"{name}={short(text, 80)}" for name, text in axes)
-        texts = (view.label, *shape, bytes_size(row["block_bytes"]), *_figures(row), others)
+        texts = (view.label, *shape, *_figures(view, outcome), others)
         yield f"<tr>{''.join(f'<td>{escapeHtml(str(text))}' for text in texts)}"
 
 
-def _figures(row: Row) -> Sequence[str]:
+def _figures(view: View, outcome: Outcome) -> Sequence[str]:
     """Return the rates of a cell and its path, or why it has none."""
-    if row["status"] != "ok":
-        return "", "", "", "", f"{row['status']}: {short(str(row['reason']), 200)}"
-    share = f"{row['ceiling_share']:.0%}" if math.isfinite(row["ceiling_share"]) else ""
-    quartiles = f"{figure(row['gbps_q1'])} to {figure(row['gbps_q3'])}"
-    return figure(row["gbps"]), quartiles, share, figure(row["swap_us_median"]), short(str(row["path"]), 200)
+    if not is_measured(outcome):
+        return "", "", "", "", f"{outcome.status}: {short(outcome.reason, 200)}"
+    share = outcome.gbps / view.ceilings.get(outcome.cell.direction, math.nan)
+    of_ceiling = f"{share:.0%}" if math.isfinite(share) else ""
+    quartiles = " to ".join(map(figure, outcome.quartiles_gbps))
+    return figure(outcome.gbps), quartiles, of_ceiling, figure(outcome.us()), short(str(outcome.path), 200)
 
 
 def _asset(name: str) -> str:

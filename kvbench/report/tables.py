@@ -5,18 +5,15 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-import pandas as pd
-
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, Visits, by_chance, leaders
 from kvbench.analysis.margins import IN_TURN
-from kvbench.cells.axes import Role
-from kvbench.cells.cell import AXES, axes_of
+from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import MERGED, PRIMED, SM, TRITON, method_label
 from kvbench.report.faults import HOST_COPIES, low_ceilings
 from kvbench.report.model import ChartText, Code, DataTable, Once, PlotLine, Span, Strong, Text, plain, spans
-from kvbench.report.numbers import ABSENT, TIMES, count, figure, noun
-from kvbench.report.view import Pinned, Row, View, rows_of
-from kvbench.results.outcomes import BETWEEN
+from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun
+from kvbench.report.view import Pinned, View, is_measured
+from kvbench.results.outcomes import BETWEEN, Outcome
 from kvbench.text import counted, ends, short
 
 Clock = str | tuple[str, ...]
@@ -35,7 +32,7 @@ INCLUDES: Final = {
 
 
 def caption(
-    view: View, cells: pd.DataFrame, clock: Clock, said: Iterable[str] = (), meanings: Iterable[str] = ()
+    view: View, outcomes: Sequence[Outcome], clock: Clock, said: Iterable[str] = (), meanings: Iterable[str] = ()
 ) -> tuple[Span, ...]:
     """Return the caption of a table: its clock, samples, what is `said` of it, what its marks mean, and its origin."""
     *others, last = (clock,) if isinstance(clock, str) else clock
@@ -46,7 +43,7 @@ def caption(
     return (
         *host_mark(view),
         *(type(one)((one.replace("CUDA", "Host") if view.on_host else one) + end) for one, end in timed),
-        f"{ends(cells['samples'], str)} samples",
+        f"{ends([outcome.samples for outcome in outcomes], str)} samples",
         Once(" a cell"),
         *((f", {counted(warmups, 'warm-up')}", Once(" a visit")) if isinstance(warmups, int) and warmups else ()),
         ". ".join(["", *filter(None, (*said, *low)), ""]),
@@ -98,7 +95,7 @@ class Reason(str):
 
 def measured_table(
     view: View,
-    cells: pd.DataFrame,
+    outcomes: Sequence[Outcome],
     clock: Clock,
     title: str,
     header: Sequence[str],
@@ -113,9 +110,9 @@ def measured_table(
     """Return a table of cells with its caption, its `notes`, that of too few visits, and one of each `Reason`."""
     rows, reasons = footnoted(body)
     is_bold = any(isinstance(span, Strong) for row in rows for text in row for span in spans(text))
-    more = (f"Bold: {bold}" if is_bold else "", pinned.settings(cells) if pinned else "")
-    said = caption(view, cells, clock, more, _meanings([header, *rows]))
-    return DataTable(title, header, rows, [*notes, *few_visits_note(cells), *reasons], said, left, compared)
+    more = (f"Bold: {bold}" if is_bold else "", pinned.settings(outcomes) if pinned else "")
+    said = caption(view, outcomes, clock, more, _meanings([header, *rows]))
+    return DataTable(title, header, rows, [*notes, *few_visits_note(outcomes), *reasons], said, left, compared)
 
 
 def footnoted(body: Sequence[Sequence[Text]]) -> tuple[list[list[Text]], list[str]]:
@@ -126,39 +123,36 @@ def footnoted(body: Sequence[Sequence[Text]]) -> tuple[list[list[Text]], list[st
     return rows, [f"{mark} {reason}" for reason, mark in marks.items()]
 
 
-def format_cell(row: Row | None, show: Callable[[Row], Shown]) -> Shown | str:
+def format_cell(outcome: Outcome | None, show: Callable[[Outcome], Shown]) -> Shown | str:
     """Return a cell of a table: its figure, a reason where it has none, blank where the run never asked."""
-    if row is None:
+    if outcome is None:
         return ""
-    if row["status"] != "ok":
-        return Reason(f"{row['status']}: {short(row['reason'])}")
-    return show(row)
+    return show(outcome) if is_measured(outcome) else Reason(f"{outcome.status}: {short(outcome.reason)}")
 
 
-def rate(row: Row) -> str:
-    return figure(row["gbps"])
+def rate(outcome: Outcome) -> str:
+    return figure(outcome.gbps)
 
 
-def microseconds(column: str) -> Callable[[Row], str]:
-    return lambda row: figure(row[column])
+def microseconds(time: str) -> Callable[[Outcome], str]:
+    return lambda outcome: figure(outcome.us(time))
 
 
-def milliseconds(row: Row) -> str:
-    return figure(float(row["swap_us_median"]) / 1e3)
+def milliseconds(outcome: Outcome) -> str:
+    return figure(outcome.us() / 1e3)
 
 
 def fastest_marked(
-    rows: Iterable[Row], backends: Collection[str], show: Callable[[Row], str], visits: Mapping[str, Visits]
+    arms: Mapping[str, Outcome], backends: Collection[str], show: Callable[[Outcome], str] = rate
 ) -> list[Text]:
     """Return a cell of a table for each of `backends`, the fastest in bold, or "≈" before all that may be as fast.
 
-    Where a cell has too few `visits` to tell, nothing is marked; `few_visits_note` says so.
+    Where a cell has too few visits to tell, nothing is marked; `few_visits_note` says so.
     """
-    row_of = {str(row["backend"]): row for row in rows if row["backend"] in backends}
-    arms = {name: visits[row["cell_id"]] for name, row in row_of.items() if row["cell_id"] in visits}
-    decidable = len(arms) > 1 and min(map(len, arms.values())) >= MIN_PAIRS
-    first = leaders(arms, IN_TURN) if decidable else {}
-    texts = {name: format_cell(row_of.get(name), show) for name in backends}
+    visits: dict[str, Visits] = {name: times for name in backends if name in arms and (times := arms[name].times())}
+    decidable = len(visits) > 1 and min(map(len, visits.values())) >= MIN_PAIRS
+    first = leaders(visits, IN_TURN) if decidable else {}
+    texts = {name: format_cell(arms.get(name), show) for name in backends}
     marked = {name: Strong(texts[name]) if len(first) == 1 else f"≈ {texts[name]}" for name in first}
     return [marked.get(name, text) for name, text in texts.items()]
 
@@ -191,8 +185,8 @@ def unclear_mark(compared: Comparison) -> str:
     return "≈ " if compared.high < math.inf and not compared.told_apart else ""
 
 
-def few_visits_note(cells: pd.DataFrame) -> list[Text]:
-    fewest = int(cells["rounds"].min())
+def few_visits_note(outcomes: Iterable[Outcome]) -> list[Text]:
+    fewest = min(outcome.rounds for outcome in outcomes)
     note = f"Some cells have {noun(fewest, 'visit')} only: a comparison needs {MIN_PAIRS} of each cell"
     return [note] if fewest < MIN_PAIRS else []
 
@@ -203,55 +197,49 @@ def chance_note(comparisons: int) -> list[Text]:
     return [f"Expect up to {wrong} in {count(comparisons)} comparisons"] if comparisons > 1 else []
 
 
-def label_of(backend: str, cells: pd.DataFrame) -> str:
-    """Return the label of the method that `cells` of a backend share, with the SMs that they take."""
-    return method_label(backend, [int(number) for number in cells["sms"].dropna()])
+def label_of(outcomes: Sequence[Outcome]) -> str:
+    """Return the label of the method that some outcomes share, with the SMs that they take."""
+    sms = [outcome.cell.sms for outcome in outcomes if outcome.cell.sms is not None]
+    return method_label(outcomes[0].cell.backend, sms)
 
 
-def main_path(path: object) -> str:
-    """Return the path of most visits of a cell, from its column `path`."""
-    return short(str(path).partition(BETWEEN)[0])
+def method_of(cell: Cell) -> str:
+    return method_label(cell.backend, cell.sms)
 
 
-def sms_of(row: Row) -> int | None:
-    return row["sms"] if isinstance(row["sms"], int) else None
+def swap_text(cell: Cell) -> str:
+    return f"{count(cell.blocks)} {TIMES} {bytes_size(cell.block_bytes)}"
 
 
-def axis_text(name: str, value: object) -> str:
-    """Return the value of a cell on an axis as text, "" where the cell does not use the axis."""
+def main_path(outcome: Outcome) -> str:
+    """Return the path of most visits."""
+    return short(str(outcome.path).partition(BETWEEN)[0])
+
+
+def axis_text(cell: Cell, name: str) -> str:
+    """Return the value of a cell on an axis as text, "" where it does not use the axis."""
     axis = AXES[name]
-    text = axis.show(value) if isinstance(value, int) else value
-    used = isinstance(text, str) and text != axis.show(axis.unused)
-    return f"{name} {text}" if used else ""
-
-
-def with_methods(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return cells beside a neighbour with the columns `method` of swapping, and `label`, which adds the SM count.
-
-    A method is a backend with the axes that vary among its cells beside that neighbour.
-    """
-    names = [name for name in axes_of(Role.SHAPE, Role.SIDE, Role.BESIDE) if name not in ("sms", "neighbour")]
-    values = cells.groupby(["neighbour", "direction", "backend"])[names].nunique(dropna=False)
-    varied = (values.groupby("neighbour").max() > 1).to_dict("index")
-    rows = rows_of(cells)
-    apart = {neighbour: [name for name in names if axes[name]] for neighbour, axes in varied.items()}
-    settings = [[axis_text(name, row[name]) for name in apart[row["neighbour"]]] for row in rows]
-    methods = [comma_separated(row["backend"], *texts) for row, texts in zip(rows, settings, strict=True)]
-    labels = [
-        comma_separated(method_label(row["backend"], sms_of(row)), *texts)
-        for row, texts in zip(rows, settings, strict=True)
-    ]
-    return cells.assign(method=methods, label=labels)
+    text = cell.text(name)
+    return f"{name} {text}" if text is not None and text != axis.show(axis.unused) else ""
 
 
 def comma_separated(*texts: str) -> str:
     return ", ".join(filter(None, texts))
 
 
+# A figure, and the ends of its band.
+Band = tuple[float, float, float]
+
+
+def rate_band(outcome: Outcome) -> Band:
+    """The GB/s of a cell, and its quartiles."""
+    return outcome.gbps, *outcome.quartiles_gbps
+
+
 def line_of(
-    label: str, x: Sequence[float], rows: Sequence[Row], columns: Sequence[str], variant: int = 0, **more: Any
+    label: str, backend: str, x: Sequence[float], bands: Sequence[Band], variant: int = 0, **more: Any
 ) -> PlotLine:
-    """Return the line of cells of one backend; `columns` hold what is drawn and the ends of its band, if it has one."""
-    middle, *_ = columns
-    y, low, high = ([float(row[name] if math.isfinite(row[name]) else row[middle]) for row in rows] for name in columns)
-    return PlotLine(label, str(rows[0]["backend"]), x, y, low, high, variant, **more)
+    """Return the line of a method; a point without an end of its band has none there."""
+    y = [middle for middle, _, _ in bands]
+    low, high = ([band[end] if math.isfinite(band[end]) else band[0] for band in bands] for end in (1, 2))
+    return PlotLine(label, backend, x, y, low, high, variant, **more)

@@ -4,26 +4,26 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
 from statistics import median, multimode
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-import numpy as np
-import pandas as pd
-
-from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visits
+from kvbench.analysis.compare import MIN_PAIRS, Comparison, compare_visits
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import ListPlace, Reuse, Role, StreamState
 from kvbench.cells.blocks import is_alone
-from kvbench.cells.cell import AXES, Cell, SwapShape, axes_of
+from kvbench.cells.cell import AXES, SwapShape, axes_of
 from kvbench.cells.facts import FLOORS, marked, plug_ins_of
 from kvbench.report.numbers import ABSENT, figure, noun
 from kvbench.results import Run
 from kvbench.results.outcomes import BETWEEN, Outcome
 from kvbench.text import short
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SERIES: Final = axes_of(Role.SERIES)
 STATES: Final = tuple(state.value for state in StreamState)
@@ -41,7 +41,6 @@ _ORDINARY: Final = {
     side: LATER | _USUAL | _FRESH | {"order": order} for side, order in {"h2d": "any", "d2h": "stream"}.items()
 }
 _NUMBER: Final = re.compile(r"[0-9]{1,12}")
-Row = dict[str, Any]
 Item = TypeVar("Item")
 Key = TypeVar("Key")
 
@@ -50,12 +49,12 @@ Key = TypeVar("Key")
 class Pinned:
     """Cells that differ in the shown axes alone; `hidden` are the others, which a table leaves out."""
 
-    cells: pd.DataFrame
+    cells: "pd.DataFrame"
     hidden: Sequence[str]
 
-    def settings(self, cells: pd.DataFrame) -> str:
-        """The values in `cells` of axes that are not shown, where they are out of the ordinary."""
-        return "; ".join(filter(None, (_axis_text(cells, axis) for axis in self.hidden if axis != "sms")))
+    def settings(self, outcomes: Sequence[Outcome]) -> str:
+        """The values in `outcomes` of axes that are not shown, where they are out of the ordinary."""
+        return "; ".join(filter(None, (_axis_text(outcomes, axis) for axis in self.hidden if axis != "sms")))
 
 
 def _hidden(shown: Collection[str]) -> list[str]:
@@ -95,23 +94,14 @@ def _values(outcomes: Sequence[Outcome], axis: str) -> dict[Outcome, str | None]
     return values
 
 
-def where(cells: pd.DataFrame, **values: str | int) -> pd.DataFrame:
-    # one copy of the rows, however many columns decide: a copy of a hundred columns takes most of the time
-    masks = [(cells[column] == value).to_numpy(bool, na_value=False) for column, value in values.items()]
-    return cells[np.logical_and.reduce(masks)]
+def is_measured(outcome: Outcome) -> bool:
+    """Whether the cell has figures."""
+    return outcome.status == "ok"
 
 
-def rows_of(cells: pd.DataFrame) -> list[Row]:
-    """Return the rows of `cells` as {column: value}.
-
-    `DataFrame.to_dict("records")`, or a look-up of each column, takes ten times as long on as many as a run has.
-    """
-    keys = tuple(map(str, cells))
-    return [dict(zip(keys, row, strict=True)) for row in cells.to_numpy(dtype=object).tolist()]
-
-
-def by_direction(cells: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    return {way: side for way in DIRECTIONS if len(side := where(cells, direction=way))}
+def compare(base: Outcome, other: Outcome) -> Comparison:
+    """How the time of a swap of `other` differs from that of `base`, of the same run."""
+    return compare_visits(base.times(), other.times(), IN_TURN)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -148,9 +138,11 @@ def _usual(axis: str, values: Sequence[str | None]) -> str | None:
     return preferred if preferred in candidates else next(reversed(candidates), None)
 
 
-def _axis_text(cells: pd.DataFrame, axis: str) -> str:
-    pairs = set(zip(cells["direction"].tolist(), cells[axis].tolist(), strict=True))
-    values = {side: {str(value) for of, value in pairs if of == side and not pd.isna(value)} for side in DIRECTIONS}
+def _axis_text(outcomes: Iterable[Outcome], axis: str) -> str:
+    values: dict[str, set[str]] = {side: set() for side in DIRECTIONS}
+    for outcome in outcomes:
+        if (value := outcome.cell.text(axis)) is not None:
+            values[outcome.cell.direction].add(value)
     texts = {side: "/".join(_in_order(used)) for side, used in values.items() if used - {_ORDINARY[side].get(axis)}}
     if not texts:
         return ""
@@ -178,57 +170,48 @@ class View:
     card: str = ""
 
     @cached_property
-    def frame(self) -> pd.DataFrame:
-        """A row per cell, with a mark at the names of plug-ins' backends."""
-        frame = self.run.table
-        # pandas keeps columns of objects together, as those of int64, and takes rows of them in half the time
-        whole = {name: "int64" for name, kind in frame.dtypes.items() if kind == "Int64" and frame[name].notna().all()}
-        frame = frame.astype(dict.fromkeys(frame.select_dtypes(["str"]), "object") | whole).copy()
+    def outcomes(self) -> Sequence[Outcome]:
+        """Every cell of the run in the order of `Run.outcomes`, with a mark at the names of plug-ins' backends."""
+        outcomes = list(self.run.outcomes.values())
         names = {name: marked(name) for name in plug_ins_of(self.run.info.backends)}
-        return frame.assign(backend=frame["backend"].replace(names)) if names else frame
+        for number, outcome in enumerate(outcomes):
+            if name := names.get(outcome.cell.backend):
+                outcomes[number] = replace(outcome, cell=replace(outcome.cell, backend=name))
+        return outcomes
 
     @cached_property
-    def called(self) -> pd.DataFrame:
-        """The cells with figures, those that copy nothing included."""
-        return self.frame[self.frame["status"] == "ok"]
+    def measured(self) -> Sequence[Outcome]:
+        """The cells with figures whose blocks were copied."""
+        return [outcome for outcome in self.outcomes if is_measured(outcome) and outcome.cell.backend not in FLOORS]
 
     @cached_property
-    def measured(self) -> pd.DataFrame:
-        """The cells whose blocks were copied."""
-        return self.called[~self.called["backend"].isin(FLOORS)]
+    def cells(self) -> "pd.DataFrame":
+        """The outcomes as a table, by the axes of their cells."""
+        from kvbench.report.cells import cells_of  # pandas takes most of a second, which not every reader needs
 
-    @cached_property
-    def _outcomes(self) -> Mapping[str, Outcome]:
-        return {cell.id: one for cell, one in self.run.outcomes.items()}
+        return cells_of(self.outcomes)
 
-    def pin(self, cells: pd.DataFrame, shown: Collection[str]) -> Pinned:
-        """Return those of some cells of the frame that `pin` keeps."""
-        kept = {one.cell.id for one in pin((self._outcomes[cell] for cell in cells["cell_id"]), shown)}
-        return Pinned(cells[cells["cell_id"].isin(kept)].reset_index(drop=True), _hidden(shown))
-
-    def only(self, cells: pd.DataFrame, keep: Callable[[Cell], bool]) -> pd.DataFrame:
-        """Return those of some cells of the frame that `keep` accepts."""
-        return cells[np.array([keep(self._outcomes[cell].cell) for cell in cells["cell_id"]], dtype=bool)]
+    def pin(self, cells: "pd.DataFrame", shown: Collection[str]) -> Pinned:
+        """Return those of some cells that `pin` keeps."""
+        kept = set(pin(cells["outcome"], shown))
+        return Pinned(cells[cells["outcome"].isin(kept)], _hidden(shown))
 
     @cached_property
     def pinned(self) -> Pinned:
         """The cells of a table that shows no side axis."""
-        return self.pin(self.frame, shown=())
+        return self.pin(self.cells, shown=())
 
     @cached_property
-    def visits(self) -> Mapping[str, Visits]:
-        """What is compared: the median of swap_us in every visit, by cell id."""
-        return self.run.visit_times()
-
-    def compare(self, base: str, other: str) -> Comparison:
-        """Compare the times of a swap of two cells of this run, by their ids."""
-        return compare_visits(self.visits.get(base, {}), self.visits.get(other, {}), IN_TURN)
+    def ceilings(self) -> Mapping[str, float]:
+        """The median GB/s of the large copies of each direction that has some."""
+        return {direction: median(rates) for direction, rates in self.run.ceilings().items() if rates}
 
     @cached_property
     def weight(self) -> tuple[float, int, int]:
         """How much a run has to say: the visits of a cell, as far as a verdict needs them, block sizes, then cells."""
-        visits = self.measured["rounds"].median() if len(self.measured) else 0.0
-        return min(float(visits), float(MIN_PAIRS)), self.measured["block_bytes"].nunique(), len(self.measured)
+        visits = median([outcome.rounds for outcome in self.measured] or [0])
+        sizes = {outcome.cell.block_bytes for outcome in self.measured}
+        return min(float(visits), float(MIN_PAIRS)), len(sizes), len(self.measured)
 
     @property
     def on_host(self) -> bool:
@@ -289,23 +272,17 @@ def views_of(runs: Sequence[Run]) -> list[View]:
     return views
 
 
-def cell_warnings(measured: pd.DataFrame) -> list[str]:
+def cell_warnings(measured: Iterable[Outcome]) -> list[str]:
     """Return the warnings of cells; those that differ in their numbers alone make one line, with the largest."""
-    known = measured["warnings"].dropna()
-    texts = [(cell, text) for cell, joined in known.items() for text in str(joined).split(BETWEEN)]
+    joined = [(outcome, BETWEEN.join(outcome.warnings)) for outcome in measured if outcome.warnings]
+    texts = [(outcome, text) for outcome, every in joined for text in every.split(BETWEEN)]
     lines = []
-    for alike in grouped(texts, lambda one: _NUMBER.sub("", one[1])).values():
-        cells, different = {cell for cell, _ in alike}, {text for _, text in alike}
+    for alike in grouped(texts, lambda warning: _NUMBER.sub("", warning[1])).values():
+        cells, different = {outcome for outcome, _ in alike}, {text for _, text in alike}
         worst = max(sorted(different), key=lambda text: [int(number) for number in _NUMBER.findall(text)])
         at_worst = ", at worst" if len(different) > 1 else ""
         lines.append((len(cells), f"{noun(len(cells), 'cell')}{at_worst}: {short(worst)}"))
-    return [line for _, line in sorted(lines, key=lambda one: -one[0])]
-
-
-def ceiling_of(cells: pd.DataFrame) -> float | None:
-    """Return the ceiling in GB/s of cells of one direction, None where it was not measured."""
-    known = cells["ceiling_gbps"].dropna()
-    return None if known.empty else float(known.iloc[0])
+    return [line for _, line in sorted(lines, key=lambda line: -line[0])]
 
 
 def ceiling_in(views: Sequence[View], direction: str) -> float:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kvbench.analysis.margins import MIN_ITERATIONS, MIN_P90, MIN_P99
+from kvbench.analysis.margins import MIN_ITERATIONS
 from kvbench.cells.cell import AXES
 
 NO_FIGURE: Final = (
@@ -50,45 +50,17 @@ MEANINGS: Final[dict[str, str]] = {
     "latency_gbps": "gbps of one swap on an idle or opened stream, with its call",
     "execution_gbps": "gbps after a delay that outlasted the call; else empty",
     "sustained_gbps": "gbps of consecutive swaps, without the first of a chain",
-    "neighbour_alone_us": "mean time of the neighbour's iterations in a visit, without swaps; median of the visits",
-    "neighbour_beside_us": "the same beside swaps",
-    "neighbour_p50_alone_us": "median of its iterations without swaps, all visits together",
-    "neighbour_p50_us": "the same beside swaps",
-    "neighbour_p99_alone_us": "99th percentile of its iterations without swaps, all visits together; empty with fewer "
-    f"than {MIN_P99}",
-    "neighbour_p99_us": "the same beside swaps",
-    "neighbour_p90_alone_us": f"90th percentile of the same; empty with fewer than {MIN_P90}",
-    "neighbour_p90_us": "the same beside swaps",
-    "neighbour_slowdown _low _high": "neighbour_beside_us / neighbour_alone_us: the centre of the visits",
+    "neighbour_slowdown _low _high": "mean time of the neighbour's iterations beside swaps over that without: the "
+    "centre of the visits",
     "neighbour_slowdown_median": "the same by the medians of the iterations: does not see a few long ones",
-    "neighbour_slowdown_p99": "the same by their 99th percentiles",
-    "neighbour_slowdown_p90": "the same by their 90th percentiles",
-    "neighbour_worst_us": "the longest of its iterations beside swaps",
-    "iterations": "its whole iterations beside swaps, all visits together; no figure from fewer than "
+    "iterations": "whole iterations of the neighbour beside swaps, all visits together; no figure from fewer than "
     f"{MIN_ITERATIONS}, or where a visit has none",
-    "readback_p50_alone_us": "decode: median time from the end of a step's computation until its sampled tokens are on "
-    "the host, without swaps",
-    "readback_p50_us": "the same beside swaps",
-    "readback_p90_alone_us": "90th percentile of the same without swaps",
-    "readback_p90_us": "the same beside swaps",
-    "readback_p99_alone_us": f"99th percentile of the same without swaps; empty with fewer than {MIN_P99}",
-    "readback_p99_us": "the same beside swaps",
     "lost_ms_per_gb _low _high": "milliseconds of the neighbour's time that each GB swapped beside it takes: 1000 (1 - "
     "1 / neighbour_slowdown) / swaps_beside_gbps, the centre of the visits; the interval reaches over all starts of a "
     "worker",
     "thread_ms_per_gb _low _high": "milliseconds of the calling thread that each GB swapped beside the neighbour "
     "takes: caller_us over the bytes of a swap, the centre of the visits",
-    "swaps_alone_gbps": "median GB/s of swaps without the neighbour, one behind the other, over whole turns",
-    "swaps_beside_gbps _low _high": "the same beside the neighbour",
-    "one_block_alone_us": "median wall time of a one-block swap without the neighbour: the start-up time of a swap",
-    "one_block_beside_us": "the same beside the neighbour",
-    "swap_start_delay_us": "one_block_beside_us - one_block_alone_us: median of the visits",
-    "swap_delay_us": "how much longer a swap takes beside the neighbour: difference of the median wall times, visit by "
-    "visit; empty in runs that did not keep them",
-    "first_layer_us": "time from the caller's arrays until the first layer has arrived: median of the visits' medians",
-    "slowest_gap_us": "the longest time between the arrivals of two consecutive layers: median of the visits' medians",
-    "hidden_share _low _high": "1 - (step with swaps - step alone) / swaps alone, for a step whose layers wait for "
-    "their loads: median of the visits, each by the medians of its samples",
+    "swaps_beside_gbps _low _high": "median GB/s of swaps beside the neighbour, one behind the other, over whole turns",
     "ceiling_gbps": "median GB/s of large plain copies in the same direction of the same run",
     "ceiling_share": "gbps / ceiling_gbps",
     "limit_blocks_per_s": "the translation limit: the highest rate of scattered small blocks that SM copies reached "

@@ -8,15 +8,14 @@ from statistics import median
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from kvbench.analysis.compare import Floats, grouped_outliers, grouped_quartiles, median_interval
+from kvbench.analysis.compare import Floats, grouped_quartiles, median_interval
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
-from kvbench.cells.cell import AXES, Cell, command_of
+from kvbench.cells.cell import AXES, Cell
 from kvbench.results.columns import SAMPLE_COLUMNS, TIMES, TYPES
-from kvbench.results.outcomes import Outcome, by_cell, joined, layer_figures, neighbour_figures
+from kvbench.results.outcomes import Outcome, by_cell, cost_figures, joined
 from kvbench.results.schema import Record, Roof, RunInfo, Visit
 
 # If scattered small blocks take less than this factor times the time of the same blocks laid out densely, no
@@ -69,7 +68,6 @@ def summarize(
         frame[f"{quantity}_gbps"] = frame["gbps"].where(quantities == quantity)
     frame["roof_share"] = frame["gbps"] / frame["roof_gbps"]
     frame["ceiling_share"] = frame["gbps"] / frame["ceiling_gbps"]
-    frame["samples"] = frame["samples"].fillna(0)
     # The same types, whatever the run holds. The copy puts columns of one together: pandas warns about many blocks.
     return frame[list(TYPES)].astype(TYPES).copy()
 
@@ -145,8 +143,7 @@ def _row(outcome: Outcome, of_cells: Mapping[Cell, Sequence[Visit]]) -> dict[str
     return {
         **texts,
         **{axis.field: getattr(cell, axis.field) for axis in AXES.values() if axis.number},
-        **layer_figures(cell, visits),
-        **neighbour_figures([visit for visit in visits if visit.beside is not None]),
+        **cost_figures([*outcome.costs.values()]),
         **{f"{time}_median": outcome.us(time) for time in TIMES},
         "swap_us_low": low_us,
         "swap_us_high": high_us,
@@ -154,47 +151,38 @@ def _row(outcome: Outcome, of_cells: Mapping[Cell, Sequence[Visit]]) -> dict[str
         "swap_bytes": cell.swap_bytes,
         "status": outcome.status,
         "reason": outcome.reason or None,
-        # A queue measures the submission.
-        "rounds": len(visits) if cell.queued else sum(bool(visit.swap_times_us) for visit in visits),
+        "samples": outcome.samples,
+        "rounds": outcome.rounds,
+        "outliers": outcome.spread.outliers if outcome.medians else None,
+        "state_held": outcome.state_held,
+        "depth_held": outcome.depth_held,
         "path": outcome.path,
         "chosen": joined(visit.chosen for visit in visits if visit.chosen is not None),
         "order_note": "any on d2h" if (cell.direction, cell.order) == (Direction.D2H, Order.ANY) else None,
         "stopped_by": joined(visit.stopped_by for visit in visits),
         "repeated": outcome.made - len(visits),
-        "disturbed": sum(bool(visit.disturbed) for visit in visits),
+        "disturbed": outcome.disturbed,
         "verified_bytes": outcome.verified_bytes,
-        "warnings": joined(text for visit in visits for text in visit.warnings),
+        "warnings": joined(outcome.warnings),
         "cell_id": cell.id,
-        "command": next((failure.command for failure in outcome.failures), command_of(texts)),
+        "command": outcome.command,
     }
 
 
 def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per cell of `measured`: how its samples spread, how many there are, how often its state held."""
+    """Return one row per cell of `measured`: the quartiles of its samples, and how many are execution only."""
     owner = pd.Index([cell.id for cell in measured], dtype="str").get_indexer(pd.Index(samples["cell_id"]))
     # Samples of failed cells (owner < 0) come first and are dropped.
     order = np.argsort(owner, kind="stable")[(owner < 0).sum() :]
     owner = owner[order]
-    raw = {name: samples[name].to_numpy(np.float64, na_value=np.nan)[order] for name in SAMPLE_COLUMNS}
     per_cell = np.bincount(owner, minlength=len(measured))
-    starts = np.flatnonzero(samples["sample"].to_numpy()[order] == 0)
-    per_visit = np.diff(starts, append=len(order))
-    marked = grouped_outliers(raw["swap_us"], per_visit)
-    outliers = np.bincount(owner, weights=marked, minlength=len(measured)).astype(np.int64)
-    columns: dict[str, Any] = {"samples": per_cell, "outliers": outliers}
+    columns: dict[str, Any] = {}
     for time in TIMES:
-        low, _, high = grouped_quartiles(raw[time], per_cell)
+        low, _, high = grouped_quartiles(samples[time].to_numpy(np.float64, na_value=np.nan)[order], per_cell)
         columns |= {f"{time}_q1": low, f"{time}_q3": high}
-    states = np.array([cell.stream_state.value for cell in measured], dtype=str)
-    before = _grouped_mean(raw["pending_before"], owner, per_cell)
-    after = _grouped_mean(raw["pending_after"], owner, per_cell)
-    pending, free = (
-        np.isin(states, [state.value for state in StreamState if state.quantity == quantity])
-        for quantity in ("execution", "latency")
-    )
-    columns["state_held"] = np.select([pending, free], [before, 1 - before], np.nan)
-    columns["execution_only"] = np.where(pending, after, np.nan)
-    columns["depth_held"] = _grouped_mean(raw["depth_held"], owner, per_cell)
+    after = np.bincount(owner, weights=samples["pending_after"].to_numpy()[order], minlength=len(measured))
+    pending = np.array([cell.stream_state.quantity == "execution" for cell in measured], dtype=bool)
+    columns["execution_only"] = np.where(pending, after / np.where(per_cell, per_cell, np.nan), np.nan)
     return pd.DataFrame(columns)
 
 
@@ -205,7 +193,3 @@ def _gather(visits: Sequence[Visit], name: str) -> Floats:
         for visit, owner in zip(visits, owners, strict=True)
     )
     return np.fromiter(chain.from_iterable(lists), dtype=np.float64)
-
-
-def _grouped_mean(values: Floats, owner: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Floats:
-    return np.bincount(owner, weights=values, minlength=len(counts)) / np.where(counts, counts, np.nan)

@@ -7,21 +7,29 @@ nothing.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from statistics import median
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from kvbench.analysis.compare import Floats, MedianInTurn, interval_over_starts, median_interval, medians_in_turn
-from kvbench.analysis.margins import MIN_ITERATIONS, MIN_P90, MIN_P99
+from kvbench.analysis.compare import (
+    MedianInTurn,
+    grouped_outliers,
+    grouped_quartiles,
+    interval_over_starts,
+    median_interval,
+    medians_in_turn,
+)
+from kvbench.analysis.margins import MIN_ITERATIONS
 from kvbench.cells.axes import Neighbour, Role
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.results.columns import NO_FIGURE, TIMES
-from kvbench.results.schema import Beside, CellRecord, EffectivePath, Failure, Record, Samples, Skip, Visit
+from kvbench.results.schema import Beside, CellRecord, EffectivePath, Failure, Record, Skip, Visit
 
 OfCell = TypeVar("OfCell", bound=CellRecord)
 Status = Literal["ok", "no figure", "failed", "skipped"]
@@ -30,20 +38,34 @@ Status = Literal["ok", "no figure", "failed", "skipped"]
 NOT_VERIFIED: Final = "no bytes were verified"
 # Separates the texts of several visits; the most frequent path comes first.
 BETWEEN: Final = "; "
-# Percentiles of the iterations of all visits together, and how many of these each needs.
-_PERCENTILES: Final = {50: 1, 90: MIN_P90, 99: MIN_P99}
+# Beside `TIMES`: what a swap has whose layers arrive one by one.
+LAYER_TIMES: Final = ("first_layer_us", "slowest_gap_us")
 _SORTED_BY: Final = tuple(
     AXES[name] for role in (Role.SERIES, Role.SHAPE, Role.SIDE, Role.QUEUE, Role.BESIDE) for name in axes_of(role)
 )
+
+
+class Spread(NamedTuple):
+    """How the times of the swap spread, over the samples of all visits: two quartiles, and the number of outliers."""
+
+    q1_us: float = math.nan
+    q3_us: float = math.nan
+    outliers: int = 0
+
+
+NO_SAMPLES: Final = Spread()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
     """A cell of a run, without the samples of its visits.
 
-    `attempts` has the attempt that counts of every round, of `made` visits. `path` names their paths, the most frequent
-    first, and `costs` has what each cost a neighbour. `medians` has the median of every visit in microseconds, for
-    each of `TIMES`: time -> round -> median; it is empty for a failed or skipped cell.
+    `attempts` has the attempt that counts of every round, of `made` visits; `rounds` counts those with a time of the
+    swap, and `disturbed` those that something disturbed. `path` names their paths, the most frequent first. `beside`
+    has the turns of a swap and its neighbour of every round, and `costs` what they cost the neighbour. `medians` has
+    the median of every visit in microseconds, for each of `TIMES` and, of layers, `LAYER_TIMES`: time -> round ->
+    median. It is empty for a failed or skipped cell, and so is what describes samples: their number, their `spread`,
+    and the shares of them that met the stream state (`state_held`) and the queue (`depth_held`) that were asked for.
     """
 
     cell: Cell
@@ -53,8 +75,16 @@ class Outcome:
     path: str | None = None
     verified_bytes: int = 0
     costs: Mapping[int, "Cost"] = field(default_factory=dict)
+    beside: Mapping[int, Beside] = field(default_factory=dict)
     failures: Sequence[Failure] = ()
+    warnings: Sequence[str] = ()
     made: int = 0
+    rounds: int = 0
+    disturbed: int = 0
+    samples: int = 0
+    spread: Spread = NO_SAMPLES
+    state_held: float = math.nan
+    depth_held: float = math.nan
     medians: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     def us(self, time: str = "swap_us") -> float:
@@ -64,6 +94,11 @@ class Outcome:
     def times(self, time: str = "swap_us") -> Mapping[int, float]:
         """Return round -> median of a time, as `kvbench.analysis.compare` takes them; empty where it is mostly 0."""
         return {number: us for number, us in self.medians.get(time, {}).items() if us > 0} if self.us(time) > 0 else {}
+
+    @property
+    def command(self) -> str:
+        """The command that measures the cell alone."""
+        return next((failure.command for failure in self.failures), self.cell.command())
 
     @property
     def interval_us(self) -> tuple[float, float]:
@@ -79,14 +114,32 @@ class Outcome:
     @property
     def gbps(self) -> float:
         """GB/s at the median of the time of the swap, NaN without one."""
-        return gigabytes_per_second(self.cell.swap_bytes, us) if self.has_rate and (us := self.us()) > 0 else math.nan
+        return self._gbps_at(self.us())
+
+    @property
+    def interval_gbps(self) -> tuple[float, float]:
+        """The 95% interval of the GB/s; NaN where the visits are too few for one."""
+        low_us, high_us = self.interval_us
+        return self._gbps_at(high_us), self._gbps_at(low_us)
+
+    @property
+    def quartiles_gbps(self) -> tuple[float, float]:
+        """The GB/s at the quartiles of the samples of all visits, the lower first."""
+        return self._gbps_at(self.spread.q3_us), self._gbps_at(self.spread.q1_us)
+
+    def _gbps_at(self, us: float) -> float:
+        return gigabytes_per_second(self.cell.swap_bytes, us) if self.has_rate and us > 0 else math.nan
 
 
 def outcomes_of(made: Iterable[Visit], counting: Sequence[Visit], others: Iterable[Record]) -> dict[Cell, Outcome]:
     """Return the outcome of every cell of a run, sorted by its axes; of its visits `made`, `counting` count."""
     in_turn, numbers = _medians_in_turn(counting), Counter(visit.cell for visit in made)
     of_cells = by_cell([*counting, *(record for record in others if isinstance(record, Failure | Skip))])
-    return {cell: _outcome(cell, of_cells[cell], numbers[cell], in_turn) for cell in sorted(of_cells, key=_axis_values)}
+    spreads = _spreads(counting)
+    return {
+        cell: _outcome(cell, of_cells[cell], numbers[cell], in_turn, spreads.get(cell, NO_SAMPLES))
+        for cell in sorted(of_cells, key=_axis_values)
+    }
 
 
 def by_cell(records: Iterable[OfCell]) -> dict[Cell, list[OfCell]]:
@@ -108,7 +161,23 @@ def _medians_in_turn(visits: Iterable[Visit]) -> dict[int, MedianInTurn]:
     return medians
 
 
-def _outcome(cell: Cell, records: Sequence[CellRecord], made: int, in_turn: Mapping[int, MedianInTurn]) -> Outcome:
+def _spreads(visits: Iterable[Visit]) -> dict[Cell, Spread]:
+    """Return the spread of each cell's samples: of all cells at once, which takes a tenth of the time of one by one."""
+    of_cells = by_cell(visits)
+    together = [visit for of_cell in of_cells.values() for visit in of_cell]
+    times_us = np.fromiter(chain.from_iterable(visit.swap_us for visit in together), dtype=np.float64)
+    per_visit = np.array([len(visit.samples) for visit in together], dtype=np.int64)
+    per_cell = np.array([sum(len(visit.samples) for visit in of_cell) for of_cell in of_cells.values()], dtype=np.int64)
+    low, _, high = grouped_quartiles(times_us, per_cell)
+    owner = np.repeat(np.arange(len(per_cell)), per_cell)
+    outliers = np.bincount(owner, weights=grouped_outliers(times_us, per_visit), minlength=len(per_cell))
+    figures = zip(low.tolist(), high.tolist(), map(int, outliers), strict=True)
+    return {cell: Spread(*of_cell) for cell, of_cell in zip(of_cells, figures, strict=True)}
+
+
+def _outcome(
+    cell: Cell, records: Sequence[CellRecord], made: int, in_turn: Mapping[int, MedianInTurn], spread: Spread
+) -> Outcome:
     visits = [record for record in records if isinstance(record, Visit)]
     failures = [record for record in records if isinstance(record, Failure)]
     known: dict[str, Any] = {
@@ -116,7 +185,12 @@ def _outcome(cell: Cell, records: Sequence[CellRecord], made: int, in_turn: Mapp
         "path": joined(path for path, _ in Counter(visit.path for visit in visits).most_common()),
         "verified_bytes": sum(visit.verified_bytes for visit in visits),
         "costs": costs_of(visit for visit in visits if visit.beside is not None),
+        "beside": {visit.round: visit.beside for visit in visits if visit.beside is not None},
+        "warnings": list(dict.fromkeys(text for visit in visits for text in visit.warnings)),
         "made": made,
+        # A queue measures the submission.
+        "rounds": len(visits) if cell.queued else sum(bool(visit.swap_times_us) for visit in visits),
+        "disturbed": sum(bool(visit.disturbed) for visit in visits),
     }
     if failures:
         reasons = (f"{failure.kind}: {failure.message}" for failure in failures)
@@ -126,14 +200,36 @@ def _outcome(cell: Cell, records: Sequence[CellRecord], made: int, in_turn: Mapp
         # Only a journal not written by kvbench has visits without samples.
         status: Status = "skipped" if skips else "failed"
         return Outcome(cell, status, joined(skips) or "no reason recorded", **known)
-    medians: dict[str, dict[int, float]] = {time: {} for time in TIMES}
+    medians: dict[str, dict[int, float]] = {time: {} for time in (*TIMES, *(LAYER_TIMES if cell.layers else ()))}
     for visit in visits:
         for time, of_time in medians.items():
             if values := visit.swap_times_us if time == "swap_us" else getattr(visit.samples, time):
                 of_time[visit.round] = (time == "swap_us" and in_turn.get(id(visit))) or median(values)
+    known |= {
+        "samples": sum(len(visit.samples) for visit in visits),
+        "spread": spread,
+        "state_held": _state_held(cell, visits),
+        "depth_held": _share(visit.samples.depth_held for visit in visits),
+    }
     # A queue measures the submission, whose time every sample has.
     figure = bool(cell.queued or medians["swap_us"])
     return Outcome(cell, "ok" if figure else "no figure", "" if figure else NO_FIGURE, medians=medians, **known)
+
+
+def _state_held(cell: Cell, visits: Iterable[Visit]) -> float:
+    pending = _share(visit.samples.pending_before for visit in visits)
+    match cell.stream_state.quantity:
+        case "execution":
+            return pending
+        case "latency":
+            return 1 - pending
+    return math.nan
+
+
+def _share(of_visits: Iterable[Sequence[int] | None]) -> float:
+    """Return the share of samples with a flag, NaN without samples that have one."""
+    flags = [flag for of_visit in of_visits for flag in of_visit or ()]
+    return sum(flags) / len(flags) if flags else math.nan
 
 
 def _axis_values(cell: Cell) -> list[tuple[bool, Any]]:
@@ -202,92 +298,34 @@ def cost_of(visit: Visit) -> Cost | None:
     return Cost(slowdown, by_median, gbps, lost_ms, thread_ms, visit.process, len(slowed))
 
 
-def hidden_share(beside: Beside | None) -> float | None:
-    """Return the share of the swaps' time that a step hides whose layers wait for them; None without such a time."""
-    if beside is None or not (beside.neighbour_alone_us and beside.neighbour_beside_us and beside.swaps_alone_us):
-        return None
-    alone_us, both_us, swaps_us = (
-        median(times) for times in (beside.neighbour_alone_us, beside.neighbour_beside_us, beside.swaps_alone_us)
-    )
-    share = 1 - (both_us - alone_us) / swaps_us if swaps_us > 0 else math.nan
-    return share if math.isfinite(share) else None
+def over_starts(costs: Collection[Cost], value: Callable[[Cost], float]) -> tuple[float, float, float]:
+    """Return the centre of a figure of the visits and its interval over all starts of a worker; NaN for no interval."""
+    centre, low, high = interval_over_starts([value(cost) for cost in costs], [cost.process for cost in costs])
+    return (centre, low, high) if math.isfinite(low) and math.isfinite(high) else (centre, math.nan, math.nan)
 
 
-def neighbour_figures(visits: Sequence[Visit]) -> dict[str, float]:
-    """Return the figures of a cell's neighbour, by column of the summary; none if no visit has them."""
-    costs = costs_of(visits)
-    turns = [visit.beside for visit in visits if visit.beside is not None and visit.round in costs]
-    if not turns:
+def slowdown_of(costs: Collection[Cost]) -> tuple[float, float, float]:
+    """Return the slowdown of a neighbour by the mean of its iterations, and its interval."""
+    centre, low, high = over_starts(costs, lambda cost: math.log(cost.slowdown))
+    return math.exp(centre), math.exp(low), math.exp(high)
+
+
+def cost_figures(costs: Collection[Cost]) -> dict[str, float]:
+    """Return what the swaps of a cell cost their neighbour and their thread, by column of the summary."""
+    if not costs:
         return {}
-    figures: dict[str, float] = {}
-    for which in ("alone_us", "beside_us"):
-        times = [getattr(turn, f"neighbour_{which}") for turn in turns]
-        every, suffix = np.concatenate(times), which.removeprefix("beside_")
-        figures |= {f"neighbour_{which}": float(np.median([np.mean(of_visit) for of_visit in times]))}
-        figures |= _percentiles("neighbour", suffix, every)
-        if which == "beside_us":
-            figures["neighbour_worst_us"], figures["iterations"] = float(every.max()), len(every)
-    figures |= _percentiles("readback", "alone_us", np.concatenate([turn.readback_alone_us for turn in turns]))
-    figures |= _percentiles("readback", "us", np.concatenate([turn.readback_us for turn in turns]))
-    gbps = [cost.gbps for cost in costs.values()]
-
-    def over_starts(figure: str, scale: Callable[[float], float] = float) -> tuple[float, float, float]:
-        values = [scale(getattr(cost, figure)) for cost in costs.values()]
-        return interval_over_starts(values, [cost.process for cost in costs.values()])
-
-    return {
-        **figures,
-        **_with_ends("neighbour_slowdown", *map(math.exp, over_starts("slowdown", math.log))),
-        "neighbour_slowdown_median": math.exp(over_starts("slowdown_median", math.log)[0]),
-        "neighbour_slowdown_p90": figures["neighbour_p90_us"] / figures["neighbour_p90_alone_us"],
-        "neighbour_slowdown_p99": figures["neighbour_p99_us"] / figures["neighbour_p99_alone_us"],
-        **_with_ends("lost_ms_per_gb", *over_starts("lost_ms_per_gb")),
-        **_with_ends("thread_ms_per_gb", *over_starts("thread_ms_per_gb")),
-        "swaps_alone_gbps": _median_of(turns, "swaps_alone_gbps"),
-        **_with_ends("swaps_beside_gbps", float(np.median(gbps)), *median_interval(gbps)),
-        "one_block_alone_us": _median_of(turns, "one_block_alone_us"),
-        "one_block_beside_us": _median_of(turns, "one_block_beside_us"),
-        "swap_start_delay_us": _delay_us(turns, "one_block"),
-        "swap_delay_us": _delay_us(turns, "swaps"),
+    gbps = [cost.gbps for cost in costs]
+    intervals = {
+        "neighbour_slowdown": slowdown_of(costs),
+        "lost_ms_per_gb": over_starts(costs, lambda cost: cost.lost_ms_per_gb),
+        "thread_ms_per_gb": over_starts(costs, lambda cost: cost.thread_ms_per_gb),
+        "swaps_beside_gbps": (median(gbps), *known_interval(gbps)),
     }
-
-
-def layer_figures(cell: Cell, visits: Sequence[Visit]) -> dict[str, float]:
-    """Return the figures of a cell's layers, by column of the summary; none if it has none."""
-    if not cell.layers:
-        return {}
-    samples = [visit.samples for visit in visits]
-    times = {name: _median_of(samples, name) for name in ("first_layer_us", "slowest_gap_us")}
-    shares = [share for visit in visits if (share := hidden_share(visit.beside)) is not None]
-    interval = median_interval(np.array(shares)) if shares else (math.nan, math.nan)
-    return times | _with_ends("hidden_share", median_or_nan(shares), *interval)
-
-
-def median_or_nan(values: Iterable[float]) -> float:
-    numbers = list(values)
-    return float(np.median(numbers)) if numbers else math.nan
-
-
-def _delay_us(turns: Sequence[Beside], name: str) -> float:
-    """Return the median of the visits' differences beside the neighbour; nan without any."""
-    times = [(getattr(turn, f"{name}_beside_us"), getattr(turn, f"{name}_alone_us")) for turn in turns]
-    return median_or_nan(np.median(beside) - np.median(alone) for beside, alone in times if alone)
-
-
-def _median_of(turns: Sequence[Beside | Samples], name: str) -> float:
-    return median_or_nan(np.median(values) for turn in turns if (values := getattr(turn, name)))
-
-
-def _percentiles(name: str, suffix: str, times_us: Floats) -> dict[str, float]:
-    """Return the percentiles of times, NaN where they are too few, as columns of the summary."""
-    return {
-        f"{name}_p{percent}_{suffix}": float(np.quantile(times_us, percent / 100))
-        if len(times_us) >= least
-        else math.nan
-        for percent, least in _PERCENTILES.items()
+    figures = {
+        f"{name}{end}": value
+        for name, values in intervals.items()
+        for end, value in zip(("", "_low", "_high"), values, strict=True)
     }
-
-
-def _with_ends(name: str, value: float, low: float, high: float) -> dict[str, float]:
-    low, high = (low, high) if math.isfinite(low) and math.isfinite(high) else (math.nan, math.nan)
-    return {name: value, f"{name}_low": low, f"{name}_high": high}
+    by_median, *_ = over_starts(costs, lambda cost: math.log(cost.slowdown_median))
+    iterations = sum(cost.iterations for cost in costs)
+    return figures | {"neighbour_slowdown_median": math.exp(by_median), "iterations": iterations}

@@ -8,8 +8,10 @@ import pandas as pd
 import pytest
 
 from kvbench.cells.axes import Neighbour
+from kvbench.report.sections.layers import hidden_share
+from kvbench.results import load_run
 from kvbench.results.attempts import visits_that_count
-from kvbench.results.outcomes import hidden_share
+from kvbench.results.outcomes import LAYER_TIMES
 from tests.command import BRIEF, HOT, failures, kvbench_here, records, succeeds, swept, tiny
 
 BESIDE = ("--rounds=1", "--warmups=0", "--cell-seconds=0.6")
@@ -32,19 +34,17 @@ def test_only_cells_beside_a_neighbour_have_its_figures(run: Path) -> None:
     table = pd.read_csv(run / "summary.csv")
     beside = table[(table["neighbour"] == "idle") & table["sequence"].isna()]
     assert len(beside) == 1
-    for column in ("neighbour_slowdown", "swaps_alone_gbps", "swaps_beside_gbps", "lost_ms_per_gb", "thread_ms_per_gb"):
+    for column in ("neighbour_slowdown", "swaps_beside_gbps", "lost_ms_per_gb", "thread_ms_per_gb"):
         assert beside[column].notna().all()
         assert table.loc[table["neighbour"].isna(), column].isna().all()
     assert set(table.loc[table["neighbour"] == "prefill", "status"]) == {"skipped"}
 
 
-def test_the_summary_has_the_times_of_layers_and_the_share_that_a_step_hides(run: Path) -> None:
-    table = pd.read_csv(run / "summary.csv").set_index(["sequence", "neighbour"]).sort_index()
-    assert (table.loc[("layers-4", "idle"), ["first_layer_us", "slowest_gap_us"]] > 0).all(axis=None)
-    shown = table["hidden_share"].dropna().droplevel("neighbour").to_dict()
-    made = visits_that_count(records(run))
-    beside = {one.cell.sequence: one.beside for one in made if one.cell.neighbour == Neighbour.IDLE}
-    assert shown == {name: pytest.approx(hidden_share(beside[name])) for name in ("at-once-4", "layers-4")}
+def test_a_run_by_layers_has_the_times_of_its_layers_and_the_share_that_a_step_hides(run: Path) -> None:
+    beside = {cell.sequence: one for cell, one in load_run(run).outcomes.items() if cell.neighbour == Neighbour.IDLE}
+    assert all(beside["layers-4"].us(time) > 0 for time in LAYER_TIMES)
+    shares = {name: [hidden_share(turns) for turns in one.beside.values()] for name, one in beside.items()}
+    assert all(shares[name] and None not in shares[name] for name in ("at-once-4", "layers-4"))
 
 
 def test_a_sequence_has_the_number_of_layers_of_each_model(tmp_path: Path) -> None:

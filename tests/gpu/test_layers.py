@@ -10,8 +10,8 @@ from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import Device, Event, Stream
 from kvbench.measure.bench import Bench
 from kvbench.measure.neighbour import LayeredStep
+from kvbench.report.sections.layers import hidden_share
 from kvbench.results import Beside, Visit
-from kvbench.results.outcomes import hidden_share
 from kvbench.sweep.spec import Sampling
 from tests.gates import Gate
 from tests.visits import bench_of, load_backends, measure

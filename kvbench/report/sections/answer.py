@@ -4,14 +4,22 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-import pandas as pd
-
-from kvbench.cells.facts import method_label
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Once, Part, PartOrReason
-from kvbench.report.numbers import bytes_size, count, figure
-from kvbench.report.tables import INCLUDES, caption, format_cell, measured_table, milliseconds, rate, sms_of, words_in
-from kvbench.report.view import Row, View, grouped, rows_of
+from kvbench.report.numbers import bytes_size, count
+from kvbench.report.tables import (
+    INCLUDES,
+    caption,
+    format_cell,
+    measured_table,
+    method_of,
+    microseconds,
+    milliseconds,
+    rate,
+    words_in,
+)
+from kvbench.report.view import View, grouped
+from kvbench.results.outcomes import Outcome
 from kvbench.tune.answer import rule_for_all
 from kvbench.tune.rule import Rule
 from kvbench.tune.text import answer_lines, answer_table
@@ -34,8 +42,10 @@ def make(view: View) -> PartOrReason:
 def _part(views: Sequence[View], rule: Rule) -> Part:
     runs = [view.run for view in views]
     table = answer_table(rule, runs)
-    cells = pd.concat([view.measured for view in views])
-    said = caption(views[0], cells, (Once("CUDA events"), table.caption[:-1]), (), filter(None, [words_in(table.rows)]))
+    measured = [outcome for view in views for outcome in view.measured]
+    said = caption(
+        views[0], measured, (Once("CUDA events"), table.caption[:-1]), (), filter(None, [words_in(table.rows)])
+    )
     if len(views) > 1:
         said = (*said[:-2], Once(f"runs {', '.join(view.label + view.commit for view in views)}"))
     uses = grouped(table.rows, lambda row: row[0])
@@ -46,20 +56,15 @@ def _part(views: Sequence[View], rule: Rule) -> Part:
 
 def make_cells(view: View) -> PartOrReason:
     """Make a table of all cells of a short run, which no other section shows."""
-    if not len(view.measured) > 0 or len(view.frame) > _MOST:
+    if not view.measured or len(view.outcomes) > _MOST:
         return ""
-    body = [_line(row) for row in rows_of(view.frame[view.frame["status"] != "skipped"])]
+    body = [_line(outcome) for outcome in view.outcomes if outcome.status != "skipped"]
     table = measured_table(view, view.measured, INCLUDES["swap_us"], "Every cell", _HEADER, body, left=3)
     return lambda: Part(tables=[table])
 
 
-def _line(row: Row) -> list[str]:
-    shape = (row["direction"], row["stream_state"], count(row["blocks"]), bytes_size(row["block_bytes"]))
-    thread = format_cell(row, lambda cell: figure(cell["caller_us_median"]))
-    return [
-        method_label(row["backend"], sms_of(row)),
-        *shape,
-        format_cell(row, milliseconds),
-        format_cell(row, rate),
-        thread,
-    ]
+def _line(outcome: Outcome) -> list[str]:
+    cell = outcome.cell
+    shape = (cell.direction.value, cell.stream_state.value, count(cell.blocks), bytes_size(cell.block_bytes))
+    figures = (format_cell(outcome, show) for show in (milliseconds, rate, microseconds("caller_us")))
+    return [method_of(cell), *shape, *figures]

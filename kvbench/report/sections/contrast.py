@@ -1,7 +1,7 @@
 """The pattern of most sections: the values of one axis stand side by side in cells that are otherwise equal.
 
-A `Contrast` selects cells, names the column of their arms, and what tells tables and lines apart. A line
-holds a cell for each arm; two arms are compared, or the fastest is marked.
+A `Contrast` selects cells, and says by functions of a cell which arm it is of, and what tells tables and lines apart. A
+line holds a cell for each arm; two arms are compared, or the fastest is marked.
 """
 
 import math
@@ -16,32 +16,37 @@ import pandas as pd
 
 from kvbench.analysis.compare import Comparison, Visits, by_chance, winners
 from kvbench.analysis.margins import IN_TURN
-from kvbench.cells.facts import BATCHED, method_label
+from kvbench.cells.cell import Cell
+from kvbench.cells.facts import BATCHED
+from kvbench.report.cells import OUTCOME, by_axes, grid_of, lines_of, outcomes_in
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
-from kvbench.report.numbers import TIMES, bytes_size, count, noun
+from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.tables import (
     comma_separated,
     fastest_marked,
     format_cell,
     label_of,
     measured_table,
+    method_of,
     rate,
     ratio_text,
-    sms_of,
+    swap_text,
 )
-from kvbench.report.view import DIRECTIONS, STATES, Pinned, Row, View, grouped, rows_of, where
+from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, compare, grouped, is_measured
+from kvbench.results.outcomes import Outcome
 from kvbench.text import a_stream, ends
 
-Line = Mapping[str, Row]  # by arm
+Line = Mapping[str, Outcome]  # by arm
+Value = Callable[[Cell], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A column that tells lines apart: its head, the columns of a cell that it shows, and their text."""
+    """A column that tells lines apart: its head, what lines are sorted by, and its text."""
 
     head: str
-    columns: tuple[str, ...]
-    text: Callable[[Row], Text]
+    value: Value
+    text: Callable[[Cell], Text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +55,41 @@ class Figure:
 
     head: str
     arm: str
-    show: Callable[[Row], Text] = rate
+    show: Callable[[Outcome], Text] = rate
 
 
-DIRECTION: Final = Key("Dir", ("direction",), lambda row: str(row["direction"]))
-BACKEND: Final = Key("Backend", ("backend",), lambda row: str(row["backend"]))
-METHOD: Final = Key("Method", ("backend",), lambda row: method_label(row["backend"], sms_of(row)))
-BLOCKS: Final = Key("Blocks", ("blocks",), lambda row: count(row["blocks"]))
-SIZE: Final = Key("Block size", ("block_bytes",), lambda row: bytes_size(row["block_bytes"]))
-SWAP: Final = Key(
-    "Swap", ("block_bytes", "blocks"), lambda row: f"{count(row['blocks'])} {TIMES} {bytes_size(row['block_bytes'])}"
-)
+def backend(cell: Cell) -> str:
+    return cell.backend
+
+
+def by_direction(cell: Cell) -> int:
+    return DIRECTIONS.index(cell.direction)
+
+
+def by_state(cell: Cell) -> int:
+    return STATES.index(cell.stream_state)
+
+
+def size(cell: Cell) -> int:
+    return cell.block_bytes
+
+
+def blocks(cell: Cell) -> int:
+    return cell.blocks
+
+
+DIRECTION: Final = Key("Dir", by_direction, lambda cell: cell.direction.value)
+BACKEND: Final = Key("Backend", backend, backend)
+METHOD: Final = Key("Method", backend, method_of)
+BLOCKS: Final = Key("Blocks", blocks, lambda cell: count(cell.blocks))
+SIZE: Final = Key("Block size", size, lambda cell: bytes_size(cell.block_bytes))
+SWAP: Final = Key("Swap", lambda cell: (cell.block_bytes, cell.blocks), swap_text)
 
 
 def backends(side: "ContrastSide") -> list[Figure]:
     """Return a column for each backend, batched copies first."""
-    names = sorted(set(side.measured["backend"]), key=lambda name: (name != BATCHED, name))
-    return [Figure(label_of(name, where(side.measured, backend=name)), name) for name in names]
+    arms = grouped(side.measured, lambda outcome: outcome.cell.backend)
+    return [Figure(label_of(arms[name]), name) for name in sorted(arms, key=lambda name: (name != BATCHED, name))]
 
 
 @dataclass(frozen=True)
@@ -76,47 +99,43 @@ class ContrastSide:
     contrast: "Contrast"
     view: View
     pinned: Pinned
-    cells: pd.DataFrame
     lines: Sequence[Line]
+    arms: Sequence[str]
 
     @property
-    def first(self) -> Row:
+    def cell(self) -> Cell:
+        """A cell of the table: all are equal in what tells tables apart."""
         return any_of(self.lines[0])
 
     @cached_property
-    def measured(self) -> pd.DataFrame:
-        return where(self.cells, status="ok")
-
-    @cached_property
-    def arms(self) -> list[str]:
-        return list(dict.fromkeys(self.cells[self.contrast.arm]))
+    def measured(self) -> list[Outcome]:
+        return [outcome for line in self.lines for outcome in line.values() if is_measured(outcome)]
 
     @cached_property
     def comparisons(self) -> list[tuple[Line, Comparison]]:
         """How the time of the second compared arm differs from that of the first, where both were measured."""
-        base, other = self.contrast.compared or ("", "")
-        both = [line for line in self.lines if all(line.get(arm, {}).get("status") == "ok" for arm in (base, other))]
-        return [(line, self.view.compare(line[base]["cell_id"], line[other]["cell_id"])) for line in both]
+        compared = self.contrast.compared or ()
+        both = [line for line in self.lines if all(arm in line and is_measured(line[arm]) for arm in compared)]
+        return [(line, compare(*(line[arm] for arm in compared))) for line in both if compared]
 
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
     """How a section selects, groups, compares and shows its cells.
 
-    `select` returns cells with the column `arm`, None for none; `needed` is what a run needs to have some. A table has
-    the cells that are equal in the columns `apart`. Of `compared` arms the second is held against the first, a line
-    without both is left out, and `ratio` is the head of the column. `last` are lines below: their first texts, and
-    the others by arm.
+    `select` returns cells, None for none; `needed` is what a run needs to have some. A table has the cells that are
+    equal in the values `apart`. Of `compared` arms the second is held against the first, a line without both is left
+    out, and `ratio` is the head of the column. `last` are lines below: their first texts, and the others by arm.
     """
 
     needed: str
     select: Callable[[View], Pinned | None]
-    apart: Sequence[str]
+    apart: Sequence[Value]
     keys: Sequence[Key]
     title: Callable[[ContrastSide], str]
     columns: Callable[[ContrastSide], Sequence[Figure]]
     includes: Callable[[ContrastSide], str | tuple[str, ...]]
-    arm: str = "arm"
+    arm: Callable[[Cell], str] = backend
     compared: tuple[str, str] | None = None
     ratio: str = ""
     show_ratio: Callable[[Comparison], str] = ratio_text
@@ -138,27 +157,33 @@ def make(contrasts: Sequence[Contrast], view: View) -> PartOrReason:
 
 
 def sides_of(contrast: Contrast, view: View, pinned: Pinned) -> list[ContrastSide]:
-    cells = pinned.cells
-    if cells.empty:
+    cells = [outcome.cell for outcome in outcomes_in(pinned.cells)]
+    if not cells:
         return []
-    keys = [column for key in contrast.keys for column in key.columns]
-    order = cells.assign(
-        nth_direction=cells["direction"].map(DIRECTIONS.index), nth_state=cells["stream_state"].map(STATES.index)
+    keys = [f"key {number}" for number in range(len(contrast.keys))]
+    named = pd.DataFrame(
+        {
+            "table": [tuple(value(cell) for value in contrast.apart) for cell in cells],
+            "arm": [contrast.arm(cell) for cell in cells],
+            **{name: [key.value(cell) for cell in cells] for name, key in zip(keys, contrast.keys, strict=True)},
+            OUTCOME: outcomes_in(pinned.cells),
+        }
     )
-    ranks = {"direction": "nth_direction", "stream_state": "nth_state"}
-    apart = [ranks.get(column, column) for column in contrast.apart]
     sides = []
-    for _, group in order.groupby(apart) if apart else [(None, order)]:
-        lines: dict[tuple[Any, ...], dict[str, Row]] = {}
-        for row in rows_of(group.sort_values([ranks.get(key, key) for key in keys], kind="stable")):
-            lines.setdefault(tuple(row[column] for column in keys), {}).setdefault(row[contrast.arm], row)
-        compared = set(contrast.compared or ())
-        kept = [line for line in lines.values() if line.keys() >= compared]
+    for _, of_table in by_axes(named, "table"):
+        grid = grid_of(of_table, keys, "arm")
+        arms = [str(arm) for arm in grid]
+        lines = [_line(arms, outcomes) for _, outcomes in lines_of(grid)]
+        kept = [line for line in lines if line.keys() >= set(contrast.compared or ())]
+        known = {arm for line in kept for arm in line}
         # Where nothing was measured (an engine that is not installed), the list of skipped cells says why.
-        if any(row["status"] == "ok" for line in kept for row in line.values()):
-            ids = {row["cell_id"] for line in kept for row in line.values()}
-            sides.append(ContrastSide(contrast, view, pinned, group[group["cell_id"].isin(ids)], kept))
+        if any(is_measured(outcome) for line in kept for outcome in line.values()):
+            sides.append(ContrastSide(contrast, view, pinned, kept, [arm for arm in arms if arm in known]))
     return sides
+
+
+def _line(arms: Sequence[str], outcomes: Sequence[Outcome | None]) -> Line:
+    return {arm: outcome for arm, outcome in zip(arms, outcomes, strict=True) if outcome is not None}
 
 
 def _table(side: ContrastSide) -> DataTable:
@@ -169,7 +194,7 @@ def _table(side: ContrastSide) -> DataTable:
     for line in side.lines:
         keys = [key.text(any_of(line)) for key in contrast.keys]
         if contrast.fastest:
-            figures = fastest_marked(line.values(), [column.arm for column in columns], rate, side.view.visits)
+            figures = fastest_marked(line, [column.arm for column in columns])
         else:
             figures = [format_cell(line.get(column.arm), column.show) for column in columns]
         ratio = [ratios.get(id(line), "")] if contrast.compared else []
@@ -202,7 +227,7 @@ def turns(side: ContrastSide, over: Key, shape: str = "", unit: str = "") -> Ite
     others = [DIRECTION, *(key for key in side.contrast.keys if key not in (over, DIRECTION))]
     by_names = grouped(side.lines, lambda line: tuple(str(key.text(any_of(line))) for key in others))
     alike = grouped(by_names, lambda names: _fastest_text(side, by_names[names], over, unit))
-    stream = a_stream(side.first["stream_state"])
+    stream = a_stream(side.cell.stream_state)
     for text, names in alike.items():
         together = [list(dict.fromkeys(values)) for values in zip(*names, strict=True)]
         every = math.prod(map(len, together)) == len(names)
@@ -213,13 +238,12 @@ def turns(side: ContrastSide, over: Key, shape: str = "", unit: str = "") -> Ite
 
 def _fastest_text(side: ContrastSide, lines: Sequence[Line], over: Key, unit: str) -> str:
     """Name the fastest backend at each value of a key; "" without one."""
-    column, *_ = over.columns
     heads = {column.arm: column.head for column in side.contrast.columns(side)}
-    rows = [row for line in lines for row in line.values() if row["cell_id"] in side.view.visits]
-    texts = {int(row[column]): str(over.text(row)) for row in rows}
+    timed = [outcome for line in lines for outcome in line.values() if outcome.times()]
+    texts = {over.value(outcome.cell): str(over.text(outcome.cell)) for outcome in timed}
     times: dict[str, dict[int, Visits]] = {}
-    for row in rows:
-        times.setdefault(row["backend"], {})[int(row[column])] = side.view.visits[row["cell_id"]]
+    for outcome in timed:
+        times.setdefault(outcome.cell.backend, {})[over.value(outcome.cell)] = outcome.times()
     fastest = winners(times, IN_TURN) if len(times) > 1 else {}
     decided = [(value, name) for value, name in fastest.items() if name is not None]
     parts: list[str] = []
@@ -232,8 +256,8 @@ def _fastest_text(side: ContrastSide, lines: Sequence[Line], over: Key, unit: st
     return f"{', '.join(parts)}{unclear}" if parts else ""
 
 
-def any_of(line: Line) -> Row:
-    return next(iter(line.values()))
+def any_of(line: Line) -> Cell:
+    return next(iter(line.values())).cell
 
 
 def changes(side: ContrastSide, subject: str) -> list[Text]:

@@ -4,16 +4,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
-import pandas as pd
 
 from kvbench.analysis.curves import knee
 from kvbench.analysis.margins import KNEE
 from kvbench.cells.axes import ListPlace
+from kvbench.cells.cell import Cell
+from kvbench.report.cells import measured, where
 from kvbench.report.model import Text
 from kvbench.report.numbers import bytes_size, count, figure, noun
-from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key, Line
+from kvbench.report.sections.contrast import BLOCKS, Contrast, ContrastSide, Figure, Key, Line, backend, size
 from kvbench.report.tables import microseconds
-from kvbench.report.view import Pinned, View, where
+from kvbench.report.view import Pinned, View, is_measured
 
 # Above, throughput falls: address translations no longer stay cached. A decode step fetches fewer rows.
 _FITTED_ROWS: Final = 20_000
@@ -21,13 +22,15 @@ _MIN_ROWS: Final = 3
 
 
 def _gathers(view: View) -> Pinned | None:
-    cells = where(view.frame, stream_state="idle", list=ListPlace.GPU.value)
-    ladders = where(cells, status="ok").groupby(["backend", "direction", "block_bytes", "sms"], dropna=False)["blocks"]
+    cells = where(view.cells, stream_state="idle", list=ListPlace.GPU.value)
+    ladders = measured(cells).groupby(["backend", "direction", "block_bytes", "sms"], dropna=False)["blocks"]
     if not ladders.nunique().max() >= _MIN_ROWS:  # NaN without any
         return None
-    pinned = view.pin(cells, shown=("sms", "list"))
-    arms = ["as shipped" if pd.isna(sms) else str(int(sms)) for sms in pinned.cells["sms"]]
-    return Pinned(pinned.cells.assign(arm=arms), pinned.hidden)
+    return view.pin(cells, shown=("sms", "list"))
+
+
+def _grid(cell: Cell) -> str:
+    return "as shipped" if cell.sms is None else str(cell.sms)
 
 
 def fit(rows: Sequence[float], us: Sequence[float]) -> tuple[float, float]:
@@ -39,11 +42,11 @@ def fit(rows: Sequence[float], us: Sequence[float]) -> tuple[float, float]:
 
 
 def _fit_of(side: ContrastSide, arm: str) -> tuple[float, float] | None:
-    of_arm = [line[arm] for line in side.lines if arm in line]
-    rows = [row for row in of_arm if row["status"] == "ok" and row["blocks"] <= _FITTED_ROWS]
-    if len(rows) < _MIN_ROWS:
+    of_arm = [line[arm] for line in side.lines if arm in line and is_measured(line[arm])]
+    fitted = [outcome for outcome in of_arm if outcome.cell.blocks <= _FITTED_ROWS]
+    if len(fitted) < _MIN_ROWS:
         return None
-    return fit([row["blocks"] for row in rows], [row["swap_us_median"] for row in rows])
+    return fit([outcome.cell.blocks for outcome in fitted], [outcome.us() for outcome in fitted])
 
 
 def _fits(side: ContrastSide) -> Sequence[tuple[Sequence[str], Mapping[str, Text]]]:
@@ -53,21 +56,19 @@ def _fits(side: ContrastSide) -> Sequence[tuple[Sequence[str], Mapping[str, Text
 
 def _grids(side: ContrastSide) -> list[Figure]:
     arms = sorted(side.arms, key=lambda arm: (len(arm), arm))
-    return [
-        Figure(noun(int(arm), "CTA") if arm.isdigit() else arm, arm, microseconds("swap_us_median")) for arm in arms
-    ]
+    return [Figure(noun(int(arm), "CTA") if arm.isdigit() else arm, arm, microseconds("swap_us")) for arm in arms]
 
 
 def _best_rate(line: Line) -> str:
-    rates = [row["blocks"] / row["swap_us_median"] for row in line.values() if row["status"] == "ok"]
+    rates = [outcome.cell.blocks / outcome.us() for outcome in line.values() if is_measured(outcome)]
     return figure(max(rates)) if rates else ""
 
 
 def _enough(line: Line) -> int | None:
     """Return the smallest grid within `KNEE` of the best of a line, None where only the largest is."""
-    rows = {int(arm): row for arm, row in line.items() if row["status"] == "ok" and arm.isdigit()}
-    gbps, low = ([row[name] for row in rows.values()] for name in ("gbps", "gbps_low"))
-    return knee(list(rows), gbps, low)
+    grids = {int(arm): outcome for arm, outcome in line.items() if is_measured(outcome) and arm.isdigit()}
+    every = grids.values()
+    return knee([*grids], [outcome.gbps for outcome in every], [outcome.interval_gbps[0] for outcome in every])
 
 
 def _suffices(side: ContrastSide) -> Iterable[Text]:
@@ -75,9 +76,8 @@ def _suffices(side: ContrastSide) -> Iterable[Text]:
     fits = [one for arm in side.arms if (one := _fit_of(side, arm))]
     if fits and len(enough) == len(side.lines):
         start_us, rate = max(fits, key=lambda one: one[1])
-        first = side.first
         yield (
-            f"{first['backend']} gathers rows of {bytes_size(first['block_bytes'])} in {figure(start_us)} us + n / "
+            f"{side.cell.backend} gathers rows of {bytes_size(side.cell.block_bytes)} in {figure(start_us)} us + n / "
             f"{figure(rate)} M; {noun(max(enough), 'CTA')} {'is' if max(enough) == 1 else 'are'} within "
             f"{KNEE.fraction:.0%} of the best."
         )
@@ -86,12 +86,13 @@ def _suffices(side: ContrastSide) -> Iterable[Text]:
 GATHERS: Final = Contrast(
     needed=f"it needs {_MIN_ROWS} numbers of rows gathered by ids on the GPU (list=gpu)",
     select=_gathers,
-    apart=("backend", "block_bytes"),
-    keys=(Key("Rows", ("blocks",), lambda row: count(row["blocks"])),),
+    apart=(backend, size),
+    keys=(Key("Rows", BLOCKS.value, BLOCKS.text),),
     title=lambda side: (
-        f"{side.first['backend']}, rows of {bytes_size(side.first['block_bytes'])}: us from the launch of a CUDA graph "
+        f"{side.cell.backend}, rows of {bytes_size(side.cell.block_bytes)}: us from the launch of a CUDA graph "
         "to completion, by thread blocks (CTAs)"
     ),
+    arm=_grid,
     columns=_grids,
     includes=lambda _: "Medians in us by CUDA events around the launch, ids on the GPU before it",
     more=lambda _: {

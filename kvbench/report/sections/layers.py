@@ -2,24 +2,27 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean, median
 from typing import Final
 
-import pandas as pd
-
+from kvbench.analysis.compare import median_interval
+from kvbench.cells.axes import Neighbour
 from kvbench.cells.blocks import AT_ONCE
-from kvbench.cells.facts import method_label
-from kvbench.cells.pattern import AS_PATTERN
+from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
-from kvbench.models.geometry import swaps_from_plain
+from kvbench.models.geometry import ModelSwap, swaps_from_plain
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
-from kvbench.report.tables import INCLUDES, comma_separated, measured_table, sms_of
-from kvbench.report.view import Row, View, rows_of
+from kvbench.report.tables import INCLUDES, comma_separated, measured_table, method_of
+from kvbench.report.view import View, grouped
+from kvbench.results import Beside
+from kvbench.results.outcomes import Outcome
 
 # The share that counts as hidden, and the length of the loads that findings speak of.
 HIDDEN: Final = 0.95
 TOKENS: Final = 2048
-_KEY: Final = ("blocks", "block_bytes", "pattern", "host_pattern")
 _HIDDEN: Final = (
     "Hidden: 1 - (step with loads - step alone) / time until the last layer has arrived, with its 95% interval; "
     "below 0 where the loads delay the step by more than their own time. At once: one swap, for which all layers wait"
@@ -29,91 +32,132 @@ _NOTE: Final = (
     "gap: the longest time between two layers. Caller: time of the thread that submits, for each layer. Step: alone, "
     f"then with the loads that its layers wait for, from the submission of the loads. {_HIDDEN}"
 )
-_TIMES: Final = {
-    "First, us": "first_layer_us",
-    "Last, us": "swap_us_median",
-    "Slowest gap, us": "slowest_gap_us",
-    "Caller, us a layer": "caller_of_layer_us",
-    "Step, us": "neighbour_alone_us",
-    "With loads, us": "neighbour_beside_us",
-}
+_HEADER: Final = (
+    "Method", "First, us", "Last, us", "Slowest gap, us", "Caller, us a layer", "Step, us", "With loads, us", "Hidden",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Load:
+    """Loads by layers: what is loaded beside what, its size in tokens or blocks, and what it took."""
+
+    outcome: Outcome
+    what: str
+    size: int
+
+    @property
+    def at_once(self) -> bool:
+        return AT_ONCE in self.outcome.cell.sequence
+
+    @property
+    def method(self) -> str:
+        return comma_separated(method_of(self.outcome.cell), "at once" * self.at_once)
+
+    @property
+    def caller_of_layer_us(self) -> float:
+        return self.outcome.us("caller_us") / self.outcome.cell.layers
+
+    @property
+    def times_us(self) -> list[float]:
+        """The times of a line: of the first layer, the last, and so on as the header of the table names them."""
+        arrivals = (self.outcome.us(time) for time in ("first_layer_us", "swap_us", "slowest_gap_us"))
+        return [*arrivals, self.caller_of_layer_us, *self._steps_us]
+
+    @property
+    def _steps_us(self) -> tuple[float, float]:
+        """The time of a step without its loads, and with them: means of the visits, and the median of these."""
+        visits = [turns for turns in self.outcome.beside.values() if turns.neighbour_beside_us]
+        alone_us = [fmean(turns.neighbour_alone_us) for turns in visits if turns.neighbour_alone_us]
+        beside_us = [fmean(turns.neighbour_beside_us) for turns in visits if turns.neighbour_alone_us]
+        return (median(alone_us), median(beside_us)) if alone_us else (math.nan, math.nan)
+
+    @cached_property
+    def hidden(self) -> tuple[float, float, float]:
+        """The share of the loads that the step hides, median of the visits, and its 95% interval; NaN without one."""
+        shares = [share for turns in self.outcome.beside.values() if (share := hidden_share(turns)) is not None]
+        if not shares:
+            return math.nan, math.nan, math.nan
+        low, high = median_interval(shares)
+        return median(shares), *((low, high) if math.isfinite(low) else (math.nan, math.nan))
+
+    @property
+    def share_text(self) -> str:
+        share, low, high = self.hidden
+        if not math.isfinite(share):
+            return ABSENT
+        return f"{share:z.0%} ({low:z.0%} to {high:z.0%})" if math.isfinite(low) else f"≈ {share:z.0%}"
+
+
+def hidden_share(beside: Beside) -> float | None:
+    """Return the share of the swaps' time that a step hides whose layers wait for them; None without such a time."""
+    if not (beside.neighbour_alone_us and beside.neighbour_beside_us and beside.swaps_alone_us):
+        return None
+    alone_us, both_us, swaps_us = (
+        median(times) for times in (beside.neighbour_alone_us, beside.neighbour_beside_us, beside.swaps_alone_us)
+    )
+    share = 1 - (both_us - alone_us) / swaps_us if swaps_us > 0 else math.nan
+    return share if math.isfinite(share) else None
 
 
 def make(view: View) -> PartOrReason:
-    cells = view.only(view.measured, lambda cell: cell.layers > 0)
-    if cells.empty:
+    outcomes = [outcome for outcome in view.measured if outcome.cell.layers]
+    if not outcomes:
         return "it needs swaps by layers (sequence=layers-L)"
-    loads, unit = _named(view, cells)
-    tables = [_table(view, str(what), unit, group) for what, group in loads.groupby("what", sort=False)]
-    decided = loads[loads["hidden_share_low"].notna()]
-    findings = [_finding(str(what), unit, rows_of(group)) for what, group in decided.groupby("what", sort=False)]
+    loads, unit = _loads(view, outcomes)
+    groups = grouped(loads, lambda load: load.what)
+    tables = [_table(view, what, unit, of_what) for what, of_what in groups.items()]
+    decided = {what: [load for load in of_what if math.isfinite(load.hidden[1])] for what, of_what in groups.items()}
+    findings = [_finding(what, unit, of_what) for what, of_what in decided.items() if of_what]
     return lambda: Part(findings, tables=tables)
 
 
-def _named(view: View, cells: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Return the swaps by layers with columns `what` (is loaded, beside what), `size`, `method` and
-    `caller_of_layer_us`; and the unit of sizes, tokens or blocks.
-    """
+def _loads(view: View, outcomes: Sequence[Outcome]) -> tuple[list[Load], str]:
+    """Return the swaps by layers, and the unit of sizes: tokens where all are of a model of the run, or blocks."""
     try:
         models = swaps_from_plain(view.run.info.spec.get("models", []))
     except UsageError:
         models = ()
     swaps = {(swap.blocks, swap.block_bytes, swap.pattern, swap.host_pattern): swap for swap in models}
-    rows = rows_of(cells.assign(host_pattern=cells["host_pattern"].fillna(AS_PATTERN.kind)))
-    known = [swaps.get(tuple(row[name] for name in _KEY)) for row in rows]
-    tokens = all(known)
-    what = [_what(row, swap.title if swap and tokens else "") for row, swap in zip(rows, known, strict=True)]
-    sizes = [swap.tokens if swap and tokens else int(row["blocks"]) for row, swap in zip(rows, known, strict=True)]
-    callers = [row["caller_us_median"] / _layers(row) for row in rows]
-    methods = [
-        comma_separated(method_label(row["backend"], sms_of(row)), "at once" * (AT_ONCE in row["sequence"]))
-        for row in rows
-    ]
-    named = cells.assign(what=what, size=sizes, method=methods, caller_of_layer_us=callers)
-    return named, "tokens" if tokens else "blocks"
+    known = [swaps.get(_shape(outcome.cell)) for outcome in outcomes]
+    if all(known):
+        pairs = zip(outcomes, filter(None, known), strict=True)
+        return [Load(outcome, _what(outcome.cell, swap), swap.tokens) for outcome, swap in pairs], "tokens"
+    return [Load(outcome, _what(outcome.cell), outcome.cell.blocks) for outcome in outcomes], "blocks"
 
 
-def _layers(row: Row) -> int:
-    return int(str(row["sequence"]).rpartition("-")[2])
+def _shape(cell: Cell) -> tuple[int, int, str, str]:
+    return cell.blocks, cell.block_bytes, str(cell.pattern), str(cell.host_pattern)
 
 
-def _what(row: Row, model: str) -> str:
-    loads = model or f"{_layers(row)} layers of {bytes_size(row['block_bytes'])} blocks, {row['pattern']}"
-    beside = f" beside {row['neighbour']}" if isinstance(row["neighbour"], str) and row["neighbour"] != "none" else ""
-    return f"{loads}, {row['direction']}{beside}"
+def _what(cell: Cell, swap: ModelSwap | None = None) -> str:
+    blocks = f"{cell.layers} layers of {bytes_size(cell.block_bytes)} blocks, {cell.pattern}"
+    beside = "" if cell.neighbour == Neighbour.NONE else f" beside {cell.neighbour}"
+    return f"{swap.title if swap else blocks}, {cell.direction}{beside}"
 
 
-def _table(view: View, title: str, unit: str, cells: pd.DataFrame) -> DataTable:
-    rows = sorted(rows_of(cells), key=lambda row: (row["size"], row["method"]))
-    times = [[figure(row[name]) for name in _TIMES.values()] for row in rows]
-    body = [[count(row["size"]), row["method"], *us, _share(row)] for row, us in zip(rows, times, strict=True)]
-    header = (unit.capitalize(), "Method", *_TIMES, "Hidden")
-    return measured_table(view, cells, INCLUDES["swap_us"], title, header, body, [_NOTE], left=2)
+def _table(view: View, title: str, unit: str, loads: Sequence[Load]) -> DataTable:
+    ordered = sorted(loads, key=lambda load: (load.size, load.method))
+    body = [[count(load.size), load.method, *map(figure, load.times_us), load.share_text] for load in ordered]
+    outcomes = [load.outcome for load in loads]
+    header = (unit.capitalize(), *_HEADER)
+    return measured_table(view, outcomes, INCLUDES["swap_us"], title, header, body, [_NOTE], left=2)
 
 
-def _share(row: Row) -> str:
-    if not math.isfinite(row["hidden_share"]):
-        return ABSENT
-    share, low, high = (f"{row[f'hidden_share{end}']:z.0%}" for end in ("", "_low", "_high"))
-    return f"{share} ({low} to {high})" if math.isfinite(row["hidden_share_low"]) else f"≈ {share}"
-
-
-def _finding(what: str, unit: str, rows: Sequence[Row]) -> Text:
+def _finding(what: str, unit: str, loads: Sequence[Load]) -> Text:
     """Name the methods that hide the loads of TOKENS, or of the most that was loaded, and their submission times."""
-    sizes = {row["size"] for row in rows}
+    sizes = {load.size for load in loads}
     at = TOKENS if unit == "tokens" and TOKENS in sizes else max(sizes)
-    loads = sorted((row for row in rows if row["size"] == at), key=lambda row: -row["hidden_share"])
-    hiding = [row["method"] for row in loads if row["hidden_share_low"] >= HIDDEN]
-    callers = sorted((row["caller_of_layer_us"], row["method"]) for row in loads if AT_ONCE not in row["sequence"])
+    of_size = sorted((load for load in loads if load.size == at), key=lambda load: -load.hidden[0])
+    hiding = [load.method for load in of_size if load.hidden[1] >= HIDDEN]
+    callers = sorted((load.caller_of_layer_us, load.method) for load in of_size if not load.at_once)
     text = f"{what}, {count(at)} {unit}: "
     if hiding:
         text += f"{' and '.join(hiding)} {'hide' if len(hiding) > 1 else 'hides'} at least {HIDDEN:.0%} of the loads"
     else:
-        text += (
-            f"no backend clearly hides {HIDDEN:.0%} of the loads; {loads[0]['method']} hides most, {_share(loads[0])}"
-        )
+        most = of_size[0]
+        text += f"no backend clearly hides {HIDDEN:.0%} of the loads; {most.method} hides most, {most.share_text}"
     if callers:
-        (least_us, least), (most_us, most) = callers[0], callers[-1]
-        text += f"; submission alone takes {figure(least_us)} us a layer ({least})"
-        text += f" to {figure(most_us)} us ({most})" if most != least else ""
+        (least_us, cheapest), (most_us, dearest) = callers[0], callers[-1]
+        text += f"; submission alone takes {figure(least_us)} us a layer ({cheapest})"
+        text += f" to {figure(most_us)} us ({dearest})" if dearest != cheapest else ""
     return f"{text}."

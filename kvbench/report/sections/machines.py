@@ -10,11 +10,11 @@ from kvbench.cells.facts import BATCHED, is_marked, marked
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
+from kvbench.report.curves import curves_of
 from kvbench.report.model import DataTable, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure
-from kvbench.report.sections.cliff import curves_of
 from kvbench.report.tables import INCLUDES
-from kvbench.report.view import DIRECTIONS, View, ceiling_in, ceilings_text, grouped
+from kvbench.report.view import DIRECTIONS, View, ceiling_in, ceilings_text, grouped, pin
 from kvbench.tune.answer import Answer, answers_of, rule_for_all, shapes_of
 from kvbench.tune.text import dates_text, link_text
 
@@ -79,7 +79,8 @@ def _part(machines: Sequence[Sequence[View]]) -> Part:
 
 def _cliff(runs: Sequence[View]) -> str:
     """The two sizes, the closest of any run, between which batched h2d copies on an idle stream jump."""
-    same = [curve for view in runs for curve in curves_of(view.pinned) if curve.series == (BATCHED, "h2d", "idle")]
+    curves = [curve for view in runs for curve in curves_of(pin(view.outcomes, shown=()))]
+    same = [curve for curve in curves if curve.series == (BATCHED, "h2d", "idle")]
     cliffs = [cliff for curve in same if (cliff := curve.cliff)]
     if not cliffs:
         return "none" if same else ABSENT

@@ -9,14 +9,14 @@ import pandas as pd
 from kvbench.analysis.compare import MIN_PAIRS, leaders, median_interval
 from kvbench.analysis.margins import IN_TURN, MIN_P99
 from kvbench.cells.blocks import TRACE
-from kvbench.cells.facts import method_label
+from kvbench.cells.facts import BATCHED
 from kvbench.cells.units import gigabytes_per_second, two_digits
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import count, figure
-from kvbench.report.tables import INCLUDES, measured_table, sms_of
-from kvbench.report.view import View, by_direction, rows_of
-from kvbench.results import Run, Visit
-from kvbench.results.outcomes import by_cell
+from kvbench.report.tables import INCLUDES, measured_table, method_of
+from kvbench.report.view import DIRECTIONS, View
+from kvbench.results import Visit
+from kvbench.results.outcomes import Outcome, by_cell
 from kvbench.sweep.installed import of_engine
 from kvbench.sweep.spec import SIDES
 from kvbench.text import ends
@@ -31,36 +31,33 @@ _NOTE: Final = (
 
 
 class Replayed(NamedTuple):
-    """The swaps of one cell: a row for each, and what it is called."""
+    """A cell that replays a trace, and a row for each of its swaps."""
 
-    method: str
-    backend: str
+    outcome: Outcome
     swaps: pd.DataFrame
+
+    @property
+    def method(self) -> str:
+        return method_of(self.outcome.cell)
 
 
 def make(view: View) -> PartOrReason:
-    if _cells_of(view).empty:
+    if not any(map(_replays, view.measured)):
         return "it needs swaps of a trace (kvbench sweep --trace FILE)"
-    parts = [_part(run) for run in view.of_machine if not _cells_of(run).empty]
-    findings = [one for part in parts for one in part.findings]
-    return lambda: Part(findings, tables=[one for part in parts for one in part.tables])
+    parts = [_part(run) for run in view.of_machine if any(map(_replays, run.measured))]
+    findings = [finding for part in parts for finding in part.findings]
+    return lambda: Part(findings, tables=[table for part in parts for table in part.tables])
 
 
-def _cells_of(view: View) -> pd.DataFrame:
-    return view.only(view.measured, lambda cell: cell.sequence == TRACE)
+def _replays(outcome: Outcome) -> bool:
+    return outcome.cell.sequence == TRACE
 
 
 def _part(view: View) -> Part:
-    cells = _cells_of(view)
-    swaps = _replays_of(view.run)
-    sides = by_direction(cells)
-    replays: dict[str, list[Replayed]] = {direction: [] for direction in sides}
-    for row in rows_of(cells):
-        method = method_label(row["backend"], sms_of(row))
-        replays[row["direction"]].append(Replayed(method, row["backend"], swaps[row["cell_id"]]))
-    findings = [text for side in replays.items() if (text := _finding(view, *side))]
-    tables = [_table(view, direction, side, replays[direction]) for direction, side in sides.items()]
-    return Part(findings, tables=tables)
+    replays = _replays_of(view)
+    sides = {way: [one for one in replays if one.outcome.cell.direction == way] for way in DIRECTIONS}
+    findings = [text for way, side in sides.items() if side and (text := _finding(view, way, side))]
+    return Part(findings, tables=[_table(view, way, side) for way, side in sides.items() if side])
 
 
 def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
@@ -71,13 +68,17 @@ def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
         return ""
     first = next(replay for replay in replays if replay.method == fastest[0])
     rates = {replay.method: _rate_of(replay.swaps) for replay in replays}
-    usual = [replay.method for replay in replays if replay.backend == "batched" or of_engine(replay.backend)]
+    usual = [replay.method for replay in replays if _is_usual(replay.outcome.cell.backend)]
     rivals = [method for method in usual if method not in fastest]
     gains = ", ".join(f"{two_digits(rates[first.method] / rates[name])}x as fast as {name}" for name in rivals)
     names = f"{' and '.join(fastest)} {'is' if len(fastest) == 1 else 'are'}"
     gbps = ends([rates[name] for name in fastest], figure)
     text = f"{SIDES[direction]} of {_trace_text(view)}: {names} fastest at {gbps} GB/s"
     return f"{text}; {gains}." if gains else f"{text}."
+
+
+def _is_usual(backend: str) -> bool:
+    return backend == BATCHED or bool(of_engine(backend))
 
 
 def _trace_text(view: View) -> str:
@@ -88,7 +89,7 @@ def _trace_text(view: View) -> str:
     return f"{trace_text(view.run)} ({swaps}run {view.label})"
 
 
-def _table(view: View, direction: str, cells: pd.DataFrame, replays: Sequence[Replayed]) -> DataTable:
+def _table(view: View, direction: str, replays: Sequence[Replayed]) -> DataTable:
     trace = view.run.trace
     ordered = sorted(replays, key=lambda replay: replay.swaps["wall_us"].sum())
     many = min(len(replay.swaps) for replay in replays) >= MIN_P99
@@ -98,7 +99,8 @@ def _table(view: View, direction: str, cells: pd.DataFrame, replays: Sequence[Re
     of = f"of {count(total)} " if isinstance(choice, dict) and (total := int(choice["total"])) else ""
     title = f"{SIDES[direction]}: {count(replays[0].swaps['number'].nunique())} {of}swaps of run {view.label}"
     body = [_row(replay, many=many) for replay in ordered]
-    return measured_table(view, cells, INCLUDES["idle"], title, header, body, [_NOTE])
+    outcomes = [replay.outcome for replay in replays]
+    return measured_table(view, outcomes, INCLUDES["idle"], title, header, body, [_NOTE])
 
 
 def _row(replay: Replayed, *, many: bool) -> list[Text]:
@@ -122,13 +124,19 @@ def _times(replays: Sequence[Replayed]) -> dict[str, dict[int, float]]:
     return {name: dict(zip(map(int, visits.index), visits.tolist(), strict=True)) for name, visits in sums.items()}
 
 
-def _replays_of(run: Run) -> dict[str, pd.DataFrame]:
-    """Return a table by the id of each cell that replays a trace, with a row for each swap: its round, number in the
-    trace, times, descriptors, and the copies left of them. A cell that failed has none.
+def _replays_of(view: View) -> list[Replayed]:
+    """Return the cells that replay a trace, with their swaps: of each its round, its number in the trace, times,
+    descriptors, and the copies left of them.
     """
-    visits = by_cell(visit for visit in run.visits if visit.cell.sequence == TRACE)
-    replays = ((cell, made) for cell, made in visits.items() if not run.outcomes[cell].failures)
-    return {cell.id: _table_of(made, cell.block_bytes) for cell, made in replays}
+    visits = by_cell(visit for visit in view.run.visits if visit.cell.sequence == TRACE)
+    measured = set(view.measured)
+    # The outcomes of a view are those of its run, in order; the names of plug-ins in their cells have a mark.
+    pairs = zip(view.run.outcomes, view.outcomes, strict=True)
+    return [
+        Replayed(outcome, _table_of(visits[cell], cell.block_bytes))
+        for cell, outcome in pairs
+        if outcome in measured and _replays(outcome)
+    ]
 
 
 def _table_of(visits: Sequence[Visit], block_bytes: int) -> pd.DataFrame:

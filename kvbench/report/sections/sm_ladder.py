@@ -1,17 +1,19 @@
 """The SM ladder: GB/s of a copy kernel against its SM count, over numbers of blocks, and what a decode step loses."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import pandas as pd
+import numpy as np
 
+from kvbench.analysis.compare import middle_of
 from kvbench.analysis.curves import knee
 from kvbench.analysis.margins import KNEE
 from kvbench.cells.axes import Neighbour
 from kvbench.cells.facts import SM
 from kvbench.errors import UsageError
+from kvbench.report.cells import by_axes, copied, measured, outcomes_in, where
 from kvbench.report.model import (
     Chart,
     Code,
@@ -25,31 +27,75 @@ from kvbench.report.model import (
     Strong,
     Text,
 )
-from kvbench.report.numbers import bytes_size, count, noun
-from kvbench.report.sections.cliff import GBPS, RATES
-from kvbench.report.tables import INCLUDES, chart_text, line_of, measured_table, rate
-from kvbench.report.view import DIRECTIONS, Pinned, Row, View, ceiling_of, grouped, rows_of, where
+from kvbench.report.numbers import bytes_size, count, figure, noun
+from kvbench.report.sections.cliff import GBPS
+from kvbench.report.tables import INCLUDES, Band, chart_text, line_of, measured_table, rate_band
+from kvbench.report.view import DIRECTIONS, Pinned, View, grouped
+from kvbench.results.outcomes import Outcome, slowdown_of
 from kvbench.sweep.installed import engines
 from kvbench.text import ends
 from kvbench.tune.answer import shapes_of
 from kvbench.tune.exports import export
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 MIN_COUNTS: Final = 3
 # Fewer blocks end before every SM is at work, and their launch takes a part of the time.
 _MANY_BLOCKS: Final = 5000
-_SLOWER: Final = ("neighbour_slowdown", "neighbour_slowdown_low", "neighbour_slowdown_high")
-_BY_SMS: Final = ["backend", "stream_state", "direction", "block_bytes", "sms"]
-Ladder = Mapping[int, Row]  # by SM count: its figures are medians over the numbers of blocks
+_LADDER: Final = ["backend", "stream_state", "direction", "block_bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """The cells of an SM count, one for each number of blocks; its figures are medians over them."""
+
+    outcomes: Sequence[Outcome]
+
+    @property
+    def gbps(self) -> float:
+        return _median(outcome.gbps for outcome in self.outcomes)
+
+    @property
+    def low_gbps(self) -> float:
+        """The lower end of the interval."""
+        return _median(outcome.interval_gbps[0] for outcome in self.outcomes)
+
+    @property
+    def band(self) -> Band:
+        middle, low, high = zip(*map(rate_band, self.outcomes), strict=True)
+        return _median(middle), _median(low), _median(high)
+
+
+def _median(values: Iterable[float]) -> float:
+    return middle_of(np.array([*values]))
+
+
+Side = tuple[str, int]  # direction, block size
+Ladder = Mapping[int, Rung]  # by SM count
+# The cells beside a decode step, by backend, direction and SM count.
+Decode = Mapping[tuple[str, str, int], Outcome]
+
+
+class Ladders(NamedTuple):
+    """The run of some ladders, and their cells."""
+
+    view: View
+    pinned: Pinned
+    cells: "pd.DataFrame"
 
 
 def make(view: View) -> PartOrReason:
     """Make the section of the run with most ladders, of many blocks if any; a decode step may be of another run."""
-    found = [(run, *made) for run in view.of_machine if (made := _ladders(run)) is not None]
+    found = [ladders for run in view.of_machine if (ladders := _ladders(run))]
     if not found:
         return f"it needs a kernel backend measured at {MIN_COUNTS} SM counts or more"
-    many = [one for one in found if one[2]["blocks"].min() >= _MANY_BLOCKS]
-    run, pinned, cells = max(many or found, key=lambda one: (one[0].weight[0], one[2]["blocks"].nunique(), len(one[2])))
-    return partial(_part, run, pinned, cells, view.of_machine)
+    many = [ladders for ladders in found if ladders.cells["blocks"].min() >= _MANY_BLOCKS]
+    return partial(_part, max(many or found, key=_weight), view.of_machine)
+
+
+def _weight(ladders: Ladders) -> tuple[float, int, int]:
+    return ladders.view.weight[0], ladders.cells["blocks"].nunique(), len(ladders.cells)
 
 
 def _engine_settings(views: Sequence[View]) -> list[Text]:
@@ -67,35 +113,35 @@ def _engine_settings(views: Sequence[View]) -> list[Text]:
     return lines
 
 
-def _ladders(view: View) -> tuple[Pinned, pd.DataFrame] | None:
-    pinned = view.pin(view.frame[view.frame["sms"].notna()], shown=("sms",))
-    measured = where(pinned.cells, status="ok")
-    many = measured["blocks"] >= _MANY_BLOCKS
-    measured = measured[many] if many.any() else measured
-    counts = measured.groupby([*_BY_SMS[:-1], "blocks"])["sms"].transform("size")
+def _ladders(view: View) -> Ladders | None:
+    pinned = view.pin(view.cells[view.cells["sms"].notna()], shown=("sms",))
+    cells = measured(pinned.cells)
+    many = cells["blocks"] >= _MANY_BLOCKS
+    cells = cells[many] if many.any() else cells
+    counts = cells.groupby([*_LADDER, "blocks"])["outcome"].transform("size")
     # A median over numbers of blocks compares SM counts only where each was measured at the same numbers.
-    most = counts.groupby([measured[name] for name in _BY_SMS[:-1]]).transform("max")
-    ladders = measured[(counts >= MIN_COUNTS) & (counts == most)]
-    return None if ladders.empty else (pinned, ladders)
+    most = counts.groupby([cells[axis] for axis in _LADDER]).transform("max")
+    cells = cells[(counts >= MIN_COUNTS) & (counts == most)]
+    return None if cells.empty else Ladders(view, pinned, cells)
 
 
-def _beside_decode(views: Sequence[View]) -> dict[tuple[str, str, int], Row]:
-    """Return the cells beside a decode step by backend, direction and SM count: those of the workload of most."""
-    rows = [
-        row
+def _beside_decode(views: Sequence[View]) -> Decode:
+    """Return the cells beside a decode step: those of the workload of most."""
+    beside = [
+        outcome
         for view in views
-        for row in rows_of(where(view.measured, neighbour=str(Neighbour.DECODE)))
-        if isinstance(row["sms"], int) and row["neighbour_slowdown"] > 0
+        for outcome in outcomes_in(where(copied(view.cells), neighbour=str(Neighbour.DECODE)))
+        if outcome.cell.sms is not None and outcome.costs
     ]
-    by_workload = grouped(rows, lambda row: (row["blocks"], row["block_bytes"], row["pattern"]))
+    by_workload = grouped(beside, lambda one: (one.cell.blocks, one.cell.block_bytes, one.cell.pattern))
     most = max(by_workload.values(), key=len, default=[])
-    return {(row["backend"], row["direction"], row["sms"]): row for row in most}
+    return {(one.cell.backend, one.cell.direction.value, one.cell.sms or 0): one for one in most}
 
 
-def _part(view: View, pinned: Pinned, cells: pd.DataFrame, machine: Sequence[View]) -> Part:
+def _part(ladders: Ladders, machine: Sequence[View]) -> Part:
     decode = _beside_decode(machine)
-    kinds = sorted(cells.groupby(["backend", "stream_state"]), key=lambda kind: (kind[0][0] != SM, kind[0]))
-    tables = [_table(view, pinned, of_kind, decode) for _, of_kind in kinds]
+    kinds = sorted(ladders.cells.groupby(["backend", "stream_state"]), key=lambda kind: (kind[0][0] != SM, kind[0]))
+    tables = [_table(ladders._replace(cells=of_kind), decode) for _, of_kind in kinds]
     tables[0] = replace(tables[0], notes=[*tables[0].notes, *_engine_settings(machine)])
     (backend, state), first = kinds[0]
     known = [_knee(ladder) for ladder in _ladders_of(first).values()]
@@ -104,54 +150,61 @@ def _part(view: View, pinned: Pinned, cells: pd.DataFrame, machine: Sequence[Vie
     if enough:
         of_all = f" in {len(enough)} of {len(known)} columns" if len(enough) < len(known) else ""
         finding = f"{backend}, {state} stream: {noun(max(enough), 'SM')} are enough{of_all}."
-    return Part([finding], [_chart(view, first, decode)], tables)
+    return Part([finding], [_chart(ladders.view, first, decode)], tables)
 
 
-def _ladders_of(cells: pd.DataFrame) -> dict[tuple[str, int], Ladder]:
-    medians = cells.groupby(_BY_SMS, as_index=False)[["gbps", "gbps_low", "gbps_high", "gbps_q1", "gbps_q3"]].median()
-    rows = sorted(rows_of(medians), key=lambda row: (row["direction"] != DIRECTIONS[0], row["block_bytes"], row["sms"]))
-    sides = grouped(rows, lambda row: (str(row["direction"]), int(row["block_bytes"])))
-    return {side: {int(row["sms"]): row for row in of_side} for side, of_side in sides.items()}
+def _ladders_of(cells: "pd.DataFrame") -> dict[Side, Ladder]:
+    """Return the ladders of each direction and block size, h2d first."""
+    ladders: dict[Side, Ladder] = {}
+    for direction in DIRECTIONS:
+        for size, of_size in by_axes(where(cells, direction=direction), "block_bytes"):
+            ladders[direction, size] = {sms: Rung(outcomes_in(of_sms)) for sms, of_sms in by_axes(of_size, "sms")}
+    return ladders
 
 
 def _knee(ladder: Ladder) -> int | None:
     """Return the SM count from which more do not help."""
-    return knee([*ladder], *([float(row[name]) for row in ladder.values()] for name in ("gbps", "gbps_low")))
+    return knee([*ladder], [rung.gbps for rung in ladder.values()], [rung.low_gbps for rung in ladder.values()])
 
 
-def _table(view: View, pinned: Pinned, cells: pd.DataFrame, decode: Mapping[tuple[str, str, int], Row]) -> DataTable:
-    backend, state = cells[["backend", "stream_state"]].iloc[0]
-    ladders = _ladders_of(cells)
+def _table(shown: Ladders, decode: Decode) -> DataTable:
+    backend, state = shown.cells[["backend", "stream_state"]].iloc[0]
+    ladders = _ladders_of(shown.cells)
     knees = {side: _knee(ladder) for side, ladder in ladders.items()}
     beside = [side for side in DIRECTIONS if any(key[:2] == (backend, side) for key in decode)]
     body: list[list[Text]] = []
     for sms in sorted({sms for ladder in ladders.values() for sms in ladder}):
         line: list[Text] = [count(sms)]
         for side, ladder in ladders.items():
-            text = rate(ladder[sms]) if sms in ladder else ""
+            text = figure(ladder[sms].gbps) if sms in ladder else ""
             line.append(Strong(text) if sms == knees[side] else text)
-        slowdowns = (decode.get((backend, side, sms)) for side in beside)
-        body.append([*line, *(f"{row['neighbour_slowdown']:.2f}x" if row else "" for row in slowdowns)])
+        body.append([*line, *(_slowdown_text(decode.get((backend, side, sms))) for side in beside)])
     header = ["SMs", *(f"{side} {bytes_size(size)}" for side, size in ladders)]
     header += [f"decode slower, {side}" for side in beside]
-    blocks = ends({int(blocks) for blocks in cells["blocks"]}, count)
+    outcomes = outcomes_in(shown.cells)
+    blocks = ends({outcome.cell.blocks for outcome in outcomes}, count)
     title = f"{backend}, {state} stream: GB/s by SM count, median over N = {blocks}"
     bold = f"fewest SMs within {KNEE.fraction:.0%} of the best of the column"
-    return measured_table(view, cells, INCLUDES[state], title, header, body, pinned=pinned, bold=bold)
+    return measured_table(shown.view, outcomes, INCLUDES[state], title, header, body, pinned=shown.pinned, bold=bold)
 
 
-def _chart(view: View, cells: pd.DataFrame, decode: Mapping[tuple[str, str, int], Row]) -> Chart:
+def _slowdown_text(beside: Outcome | None) -> str:
+    return f"{slowdown_of(beside.costs.values())[0]:.2f}x" if beside else ""
+
+
+def _chart(view: View, cells: "pd.DataFrame", decode: Decode) -> Chart:
     backend, state = cells[["backend", "stream_state"]].iloc[0]
     panels = []
     for direction, sides in grouped(_ladders_of(cells).items(), lambda one: one[0][0]).items():
-        lines = [_line(number, *side) for number, side in enumerate(sides)]
-        slower = {sms: row for (name, side, sms), row in sorted(decode.items()) if (name, side) == (backend, direction)}
-        if slower:
+        lines = [_line(backend, number, *side) for number, side in enumerate(sides)]
+        beside = {
+            sms: outcome for (name, way, sms), outcome in sorted(decode.items()) if (name, way) == (backend, direction)
+        }
+        if beside:
             label = "decode step (right axis)"
-            lines.append(
-                line_of(label, [*slower], [{**row, "backend": label} for row in slower.values()], _SLOWER, second=True)
-            )
-        panels.append(PlotPanel(direction, lines, ceiling_of(where(cells, direction=direction))))
+            bands = [slowdown_of(outcome.costs.values()) for outcome in beside.values()]
+            lines.append(line_of(label, label, [*beside], bands, second=True))
+        panels.append(PlotPanel(direction, lines, view.ceilings.get(direction)))
     second = PlotAxis("slowdown of a decode step", zero=False)
     slowed = second if any(line.second for panel in panels for line in panel.lines) else None
     plot = LinePlot(PlotAxis("SMs", octaves=True), GBPS, panels, slowed)
@@ -161,7 +214,8 @@ def _chart(view: View, cells: pd.DataFrame, decode: Mapping[tuple[str, str, int]
     return Chart(f"sm-ladder-{view.label}", text, plot)
 
 
-def _line(variant: int, side: tuple[str, int], ladder: Ladder) -> PlotLine:
+def _line(backend: str, variant: int, side: Side, ladder: Ladder) -> PlotLine:
     enough = _knee(ladder)
     rings = [enough] if enough else []
-    return line_of(bytes_size(side[1]), [*ladder], [*ladder.values()], RATES, variant, light=0.2 * variant, rings=rings)
+    bands = [rung.band for rung in ladder.values()]
+    return line_of(bytes_size(side[1]), backend, [*ladder], bands, variant, light=0.2 * variant, rings=rings)

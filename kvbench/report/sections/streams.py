@@ -8,8 +8,10 @@ from typing import Final
 from kvbench.analysis.curves import QueueKnee, find_queue_knee
 from kvbench.analysis.margins import QUEUE_KNEE
 from kvbench.cells.axes import StreamState
+from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BATCHED, EMPTY, FLOORS
 from kvbench.cells.units import two_digits
+from kvbench.report.cells import copied, measured, outcomes_in, where
 from kvbench.report.model import Text
 from kvbench.report.numbers import TIMES, count, figure, noun, slower_text
 from kvbench.report.sections.contrast import (
@@ -17,28 +19,39 @@ from kvbench.report.sections.contrast import (
     DIRECTION,
     METHOD,
     SIZE,
-    SWAP,
     Contrast,
     ContrastSide,
     Figure,
     Key,
     Line,
+    backend,
+    by_direction,
+    by_state,
     changes,
 )
-from kvbench.report.tables import INCLUDES, change_text, main_path, microseconds, milliseconds
-from kvbench.report.view import QUEUE, STATES, Pinned, Row, View, grouped, rows_of, where
+from kvbench.report.tables import (
+    INCLUDES,
+    change_text,
+    main_path,
+    method_of,
+    microseconds,
+    milliseconds,
+    swap_text,
+)
+from kvbench.report.view import QUEUE, Pinned, View, grouped
+from kvbench.results.outcomes import Outcome
 from kvbench.text import a_stream
 
-_swap_us: Final = microseconds("swap_us_median")
-_caller_us: Final = microseconds("caller_us_median")
-_wall_us: Final = microseconds("wall_us_median")
+_swap_us: Final = microseconds("swap_us")
+_caller_us: Final = microseconds("caller_us")
+_wall_us: Final = microseconds("wall_us")
 
 
 _ORDERS: Final = ("stream", "any")
 
 
 def _both_orders(view: View) -> Pinned | None:
-    pinned = view.pin(view.measured, shown=("order",))
+    pinned = view.pin(copied(view.cells), shown=("order",))
     cells = pinned.cells[pinned.cells["order"].isin(_ORDERS)]
     return Pinned(cells, pinned.hidden) if cells["order"].nunique() > 1 else None
 
@@ -51,20 +64,20 @@ def _half_intervals(side: ContrastSide) -> Sequence[Text]:
 
 def _order_effect(side: ContrastSide) -> Sequence[Text]:
     """Say in how many cells of the first table both orders differ."""
-    first = min(side.pinned.cells["stream_state"], key=STATES.index)
-    state, backend = side.first["stream_state"], side.first["backend"]
-    return changes(side, f"ANY against STREAM, {backend} on {a_stream(state)}") if state == first else ()
+    if by_state(side.cell) > min(by_state(outcome.cell) for outcome in outcomes_in(side.pinned.cells)):
+        return ()
+    return changes(side, f"ANY against STREAM, {side.cell.backend} on {a_stream(side.cell.stream_state)}")
 
 
 ORDER: Final = Contrast(
     needed="it needs cells measured with order=stream and with order=any that are otherwise equal",
     select=_both_orders,
-    apart=("backend", "stream_state"),
+    apart=(backend, by_state),
     keys=(DIRECTION, BLOCKS, SIZE),
-    title=lambda side: f"STREAM against ANY, {side.first['backend']}, {side.first['stream_state']} stream",
+    title=lambda side: f"STREAM against ANY, {side.cell.backend}, {side.cell.stream_state} stream",
     columns=lambda _: [Figure("STREAM med ms", "stream", milliseconds), Figure("ANY med ms", "any", milliseconds)],
     includes=lambda _: (INCLUDES["swap_us"], "Delta: ANY / STREAM - 1, in turn", INCLUDES["caller_us"]),
-    arm="order",
+    arm=lambda cell: str(cell.order),
     compared=("stream", "any"),
     ratio="Delta (95%)",
     show_ratio=change_text,
@@ -81,31 +94,33 @@ MIN_DEPTHS: Final = 4
 _BEGUN: Final = "†"
 
 
+def _queue_arm(cell: Cell) -> str:
+    return f"{cell.backend}, {swap_text(cell)}, {noun(cell.streams, 'stream')}"
+
+
 def _depths(view: View) -> Pinned | None:
-    if view.measured["queued"].nunique() < MIN_DEPTHS:
+    if len({outcome.cell.queued for outcome in view.measured}) < MIN_DEPTHS:
         return None
-    pinned = view.pin(view.frame, shown=QUEUE)
-    busy = where(pinned.cells, stream_state="busy").sort_values("queued")
-    lines = ["block_bytes", "direction", "backend", "blocks", "streams"]
-    depths = busy["queued"].where(busy["status"] == "ok").groupby([busy[name] for name in lines]).transform("nunique")
-    cells = busy[depths >= MIN_DEPTHS].sort_values(["blocks", "block_bytes", "backend", "streams", "queued"])
-    arms = [f"{row['backend']}, {SWAP.text(row)}, {noun(row['streams'], 'stream')}" for row in rows_of(cells)]
-    return Pinned(cells.assign(arm=arms), pinned.hidden) if arms else None
+    pinned = view.pin(view.cells, shown=QUEUE)
+    busy = where(pinned.cells, stream_state="busy")
+    ladder = ["block_bytes", "direction", "backend", "blocks", "streams"]
+    depths = measured(busy).groupby(ladder)["queued"].nunique().rename("depths")
+    deep = busy.join(depths[depths >= MIN_DEPTHS], on=ladder).dropna(subset="depths")
+    cells = deep.sort_values(["blocks", "block_bytes", "backend", "streams", "queued"])
+    return Pinned(cells, pinned.hidden) if len(cells) else None
 
 
-def _submission(row: Row) -> str:
-    return f"{figure(row['caller_us_median'])}{_BEGUN if row['depth_held'] < 0.5 else ''}"
+def _submission(outcome: Outcome) -> str:
+    return f"{_caller_us(outcome)}{_BEGUN if outcome.depth_held < 0.5 else ''}"
 
 
 def _knees(side: ContrastSide) -> dict[str, QueueKnee | None]:
-    caller_us = side.view.run.visit_times("caller_us")
-    ids = {arm: [line[arm] for line in side.lines if arm in line] for arm in side.arms}
-    return {
-        arm: find_queue_knee(
-            {int(row["queued"]): caller_us[row["cell_id"]] for row in rows if row["cell_id"] in caller_us}
-        )
-        for arm, rows in ids.items()
-    }
+    knees = {}
+    for arm in side.arms:
+        ladder = [line[arm] for line in side.lines if arm in line]
+        timed = {outcome.cell.queued: outcome.times("caller_us") for outcome in ladder}
+        knees[arm] = find_queue_knee({depth: times for depth, times in timed.items() if times})
+    return knees
 
 
 def _knee_line(side: ContrastSide) -> Sequence[tuple[Sequence[str], Mapping[str, Text]]]:
@@ -118,26 +133,27 @@ def _knee_effect(side: ContrastSide) -> Iterable[Text]:
     for arm, knee in knees.items():
         if knee:
             yield (
-                f"{arm}, {side.first['direction']}: a submission behind {count(knee.depth)} queued swaps "
+                f"{arm}, {side.cell.direction}: a submission behind {count(knee.depth)} queued swaps "
                 f"{slower_text(knee.height)} ({two_digits(knee.shallow_us)} to {two_digits(knee.submit_us)} us)."
             )
     if knees and not any(knees.values()):
-        yield f"{side.first['direction']}: no number of queued swaps makes a submission clearly slower."
+        yield f"{side.cell.direction}: no number of queued swaps makes a submission clearly slower."
 
 
 QUEUE_DEPTH: Final = Contrast(
     needed=f"it needs a backend measured on a busy stream behind {MIN_DEPTHS} numbers of queued swaps or more",
     select=_depths,
-    apart=("direction",),
-    keys=(Key("Queued", ("queued",), lambda row: count(row["queued"])),),
-    title=lambda side: f"{side.first['direction']}: us a submission, by queued swaps of the same kind",
+    apart=(by_direction,),
+    keys=(Key("Queued", lambda cell: cell.queued, lambda cell: count(cell.queued)),),
+    title=lambda side: f"{side.cell.direction}: us a submission, by queued swaps of the same kind",
+    arm=_queue_arm,
     columns=lambda side: [Figure(arm, arm, _submission) for arm in side.arms],
     includes=lambda _: INCLUDES["caller_us"],
     last=_knee_line,
     notes=lambda side: [
         f"Knee: first depth above {1 + QUEUE_KNEE.fraction:g}x the longer time of the two smallest",
         *[f"{_BEGUN} in most samples the driver's queue did not hold all"]
-        * bool((side.measured["depth_held"] < 0.5).any()),
+        * any(outcome.depth_held < 0.5 for outcome in side.measured),
     ],
     find=_knee_effect,
 )
@@ -150,10 +166,10 @@ _SHOWN: Final = (StreamState.IDLE, StreamState.OPENED, StreamState.GATED, Stream
 def _gate_effect(side: ContrastSide) -> Iterable[Text]:
     """Say how much it changes the time of a backend that the event of a gate has fired before: where most."""
     known = [pair for pair in side.comparisons if math.isfinite(pair[1].high)]
-    for backend, pairs in grouped(known, lambda pair: str(pair[0][_GATES[0]]["backend"])).items():
+    for name, pairs in grouped(known, lambda pair: pair[0][_GATES[0]].cell.backend).items():
         line, compared = max(pairs, key=lambda pair: abs(math.log(pair[1].ratio)) if pair[1].told_apart else 0.0)
         closed, opened = (line[state] for state in _GATES)
-        head = f"{backend} {closed['direction']}"
+        head = f"{name} {closed.cell.direction}"
         if not compared.told_apart:
             yield f"{head}: no clear difference between an open and a closed gate."
             continue
@@ -161,11 +177,11 @@ def _gate_effect(side: ContrastSide) -> Iterable[Text]:
         when, (slow, fast) = ("has already fired", (opened, closed))
         if compared.ratio < 1:
             when, (slow, fast) = ("has not fired yet", (closed, opened))
-        path, other = (main_path(row["path"]) for row in (slow, fast))
+        path, other = (main_path(outcome) for outcome in (slow, fast))
         paths = (f" (path {path})", f" ({other})") if path != other else ("", f" (path {path})")
         yield (
             f"{head}: a swap takes up to {two_digits(ratio)} times as long if the event it waits for {when}: "
-            f"{SWAP.text(closed)} takes {_swap_us(slow)} us{paths[0]}, otherwise {_swap_us(fast)} us{paths[1]}."
+            f"{swap_text(closed.cell)} takes {_swap_us(slow)} us{paths[0]}, otherwise {_swap_us(fast)} us{paths[1]}."
         )
 
 
@@ -176,7 +192,7 @@ def _state_columns(side: ContrastSide) -> list[Figure]:
 
 
 def _paths(line: Line) -> str:
-    closed, opened = (main_path(line[state]["path"]) for state in _GATES)
+    closed, opened = (main_path(line[state]) for state in _GATES)
     return opened if opened == closed else f"{opened} / {closed}"
 
 
@@ -184,19 +200,19 @@ def _stream_states(name: str, *, of_batched: bool) -> Contrast:
     """Return the table of batched copies, which the driver makes by the state of the stream, or of the others."""
 
     def select(view: View) -> Pinned | None:
-        pinned = view.pin(view.measured, shown=())
+        pinned = view.pin(copied(view.cells), shown=())
         cells = pinned.cells[(pinned.cells["backend"] == BATCHED) == of_batched]
         return Pinned(cells, pinned.hidden) if {*_GATES} <= set(cells["stream_state"]) else None
 
     return Contrast(
         needed="it needs cells measured with stream_state=gated and with stream_state=opened that are otherwise equal",
         select=select,
-        apart=("direction",),
+        apart=(by_direction,),
         keys=(METHOD, BLOCKS, SIZE),
-        title=lambda side: f"{side.first['direction']}, {name}: us per swap by stream state",
+        title=lambda side: f"{side.cell.direction}, {name}: us per swap by stream state",
         columns=_state_columns,
         includes=lambda _: INCLUDES["swap_us"],
-        arm="stream_state",
+        arm=lambda cell: cell.stream_state.value,
         compared=_GATES,
         ratio="Opened / gated",
         more=lambda _: {"Path, opened / gated": _paths},
@@ -216,32 +232,36 @@ _TIGHT, _AFTER = "tight", "after a step"
 
 def _calls(view: View) -> Pinned | None:
     """Return the cells of a run that has the floor beside them: its pause is like an engine's step."""
-    if EMPTY not in set(view.called["backend"]):
+    called = measured(view.cells)
+    if EMPTY not in set(called["backend"]):
         return None
-    pinned = view.pin(where(view.called, stream_state="idle"), shown=("pause",))
-    cells = pinned.cells.assign(arm=[_AFTER if pause > 0 else _TIGHT for pause in pinned.cells["pause_us"].fillna(0)])
-    return Pinned(cells, pinned.hidden) if {_TIGHT, _AFTER} <= set(cells["arm"]) else None
+    pinned = view.pin(where(called, stream_state="idle"), shown=("pause",))
+    return pinned if {_TIGHT, _AFTER} <= {_called(outcome.cell) for outcome in outcomes_in(pinned.cells)} else None
+
+
+def _called(cell: Cell) -> str:
+    return _AFTER if cell.pause_us else _TIGHT
 
 
 def _call_effect(side: ContrastSide) -> Iterable[Text]:
     """Say what the call takes after an engine's step, against a tight loop, where it differs most."""
-    told = [pair for pair in side.comparisons if pair[1].told_apart and pair[0][_TIGHT]["backend"] not in FLOORS]
+    told = [pair for pair in side.comparisons if pair[1].told_apart and pair[0][_TIGHT].cell.backend not in FLOORS]
     if told:
         line, _ = max(told, key=lambda pair: pair[1].ratio)
         tight, after = line[_TIGHT], line[_AFTER]
         yield (
-            f"{METHOD.text(tight)} {tight['direction']}, {SWAP.text(tight)}: the call takes {_caller_us(tight)} us of "
-            f"the thread in a tight loop and {_caller_us(after)} us after a step of an engine, until completion "
-            f"{_wall_us(tight)} and {_wall_us(after)} us."
+            f"{method_of(tight.cell)} {tight.cell.direction}, {swap_text(tight.cell)}: the call takes "
+            f"{_caller_us(tight)} us of the thread in a tight loop and {_caller_us(after)} us after a step of an "
+            f"engine, until completion {_wall_us(tight)} and {_wall_us(after)} us."
         )
 
 
 CALL: Final = Contrast(
     needed="it needs empty launches beside swaps with pause=0 and with a pause (kvbench sweep call)",
     select=_calls,
-    apart=("direction",),
+    apart=(by_direction,),
     keys=(BLOCKS, SIZE, METHOD),
-    title=lambda side: f"{side.first['direction']}: us of the thread, and until completion",
+    title=lambda side: f"{side.cell.direction}: us of the thread, and until completion",
     columns=lambda _: [
         Figure(f"{of}, {arm}", arm, show)
         for arm in (_TIGHT, _AFTER)
@@ -253,6 +273,7 @@ CALL: Final = Contrast(
         "engine does, in other memory and code. empty launches a kernel that copies nothing: the floor; empty_torch "
         "launches one through torch, as engines' code is called: their floor"
     ),
+    arm=_called,
     compared=(_TIGHT, _AFTER),
     ratio="After / tight",
     find=_call_effect,

@@ -4,18 +4,16 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from kvbench.cells.cell import Cell
 from kvbench.report.build import report_of
 from kvbench.report.model import Part, Report
-from kvbench.report.sections import comparison
-from kvbench.report.view import views_of
+from kvbench.report.numbers import TIMES
 from kvbench.results import Record, Run, RunInfo
 from kvbench.results.between_runs import CardSpread
 from tests import synthetic
-from tests.reports import highlights_of, made_run, part_of, rows_of, sections_of, table_of
+from tests.reports import highlights_of, made_run, part_of, rows_of, said, sections_of, table_of
 
 ROUNDS = 6
 SPREADS = {"per_block": 0.01, "sm": 0.01, "batched": 0.5}
@@ -71,14 +69,14 @@ def report(slower: list[Run]) -> Report:
     return report_of(slower)
 
 
-def test_slower_cells_come_first_in_a_comparison(report: Report, slower: list[Run], cells: list[Cell]) -> None:
-    points = comparison._cells(*views_of(slower))
-    assert len(points) == len(cells)
-    slow = points["block_bytes"] <= 4096
-    assert (points.loc[slow, "verdict"] == "SLOWER").all()
-    assert np.allclose(points.loc[slow, "change"], 0.25, atol=0.03)
-    assert (points.loc[~slow, "verdict"] == "SAME").mean() > 0.8
-    assert points["verdict"].eq("SLOWER").to_numpy()[: slow.sum()].all()
+def test_slower_cells_come_first_in_a_comparison(report: Report) -> None:
+    rows = [list(map(said, row)) for row in table_of(part_of(report, "comparison"), "Cell by cell").rows]
+    slow = [row[4] in ("1 KiB", "2 KiB", "4 KiB") for row in rows]
+    assert slow == sorted(slow, reverse=True)
+    ratios = [float(row[-2].split()[0].removeprefix(TIMES)) for row in rows]
+    assert [ratio == pytest.approx(1.25, abs=0.03) for ratio in ratios] == slow
+    assert [row[-1] == "slower" for row in rows] == slow
+    assert [row[-1] for row in rows[sum(slow) :]].count("same") > 0.8 * (len(rows) - sum(slow))
     (highlight,) = highlights_of(report, "comparison")
     assert re.search(r"afterwards against before, 52 cells in common: 1[2-5] slower \(by up to 2\d%\)", highlight)
 

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvbench.analysis.compare import Verdict
 from kvbench.cells.axes import Direction, ListPlace, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BackendFacts, EngineSetting
@@ -23,10 +22,11 @@ from kvbench.models.presets import ModelChoice
 from kvbench.report.build import report_of
 from kvbench.report.document import asked_for
 from kvbench.report.model import Text
-from kvbench.report.numbers import TIMES, figure
+from kvbench.report.numbers import ABSENT, TIMES, figure
 from kvbench.report.sections.gathers import _enough
 from kvbench.report.sections.threshold import _crossover
 from kvbench.results import Beside, RunInfo, Visit
+from kvbench.results.outcomes import Outcome
 from kvbench.sweep.config import shipped_configs
 from tests import synthetic
 from tests.reports import (
@@ -489,7 +489,8 @@ def test_gathers_stand_by_their_grids_and_the_fit_is_of_relative_errors(tmp_path
     says = f"{figure(start_us)} us + n / {figure(rate)} M; {most}"
     assert [says in said(one) for one in part.findings] == [True] * all(enough)
     ends = {"as shipped": (99, 99), "1": (95, 94.9), "4": (99, 95), "16": (97, 96), "132": (100, 90)}
-    assert _enough({arm: {"status": "ok", "gbps": gbps, "gbps_low": low} for arm, (gbps, low) in ends.items()}) == 4
+    line = {arm: Mock(status="ok", gbps=gbps, interval_gbps=(low, 100.0)) for arm, (gbps, low) in ends.items()}
+    assert _enough(line) == 4
 
 
 def test_gathers_of_engines_that_are_not_installed_have_no_table(tmp_path: Path) -> None:
@@ -559,10 +560,9 @@ def test_loads_without_a_step_have_times_but_no_hidden_share(tmp_path: Path) -> 
     alone = [msgspec.structs.replace(one, beside=None) for one in loads(2048, [0.5] * 6)]
     report = made_report(tmp_path, alone, about(LENGTHS))
     assert highlights_of(report, "layers") == []
-    assert rows_of(table_of(part_of(report, "layers"), "llama-3-8b"))
-    (row,) = made_run(tmp_path, alone, about(LENGTHS), "again").frame().to_dict("records")
-    assert row["first_layer_us"] == 60.0
-    assert row["hidden_share"] != row["hidden_share"]
+    table = table_of(part_of(report, "layers"), "llama-3-8b")
+    (row,) = (dict(zip(table.header, map(said, row), strict=True)) for row in table.rows)
+    assert (row["First, us"], row["Step, us"], row["Hidden"]) == ("60.0", ABSENT, ABSENT)
 
 
 # Neighbours
@@ -581,10 +581,7 @@ def test_fewer_than_500_iterations_of_six_visits_have_a_p90_but_no_p99(
         with_beside(one, neighbour_alone_us=[200.0] * iterations, neighbour_beside_us=times)
         for one in synthetic.beside(SM, 1.2, 41.0)
     ]
-    run = made_run(tmp_path, few)
-    (row,) = run.frame().to_dict("records")
-    assert (row["neighbour_slowdown_p99"] > 1) == known
-    part = part_of(report_of([run]), "beside")
+    part = part_of(made_report(tmp_path, few), "beside")
     heads = [said(head) for head in table_of(part, "prefill, d2h").header]
     assert ("p99, us" in heads, "p90, us" in heads) == (known, True)
     assert said(part.tables[0].header[-1]) == ("prefill p99" if known else "prefill p90")
@@ -601,9 +598,13 @@ def test_fewer_than_500_iterations_of_six_visits_have_a_p90_but_no_p99(
     ],
 )
 def test_a_crossover_is_the_size_from_which_batched_copies_stay_faster(faster: Sequence[int], words: str) -> None:
-    rows: list[Any] = [{"cell_id": at, "block_bytes": KIB << at + 2} for at in range(3)]
-    view: Any = Mock(compare=lambda kernel, _: Mock(verdict=Verdict.FASTER if faster[kernel] else Verdict.SAME))
-    assert said(_crossover(view, {row["block_bytes"]: row for row in rows}, rows)) == words
+    def outcome(at: int, us: float) -> Outcome:
+        return Outcome(
+            replace(IN_RUNS, block_bytes=KIB << at + 2), "ok", medians={"swap_us": dict.fromkeys(range(6), us)}
+        )
+
+    batched = [outcome(at, 50.0 if is_faster else 100.0) for at, is_faster in enumerate(faster)]
+    assert said(_crossover(batched, [outcome(at, 100.0) for at in range(3)])) == words
 
 
 def test_the_table_holds_one_workload_with_a_line_for_each_method(tmp_path: Path) -> None:

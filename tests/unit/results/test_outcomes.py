@@ -21,7 +21,7 @@ from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.results.attempts import Ceilings
 from kvbench.results.columns import NO_FIGURE, TIMES
-from kvbench.results.outcomes import Cost, Outcome, cost_of, hidden_share
+from kvbench.results.outcomes import LAYER_TIMES, Cost, Outcome, cost_of
 from kvbench.results.schema import Beside, Ceiling, Disturbance, EffectivePath, Failure, Record, Samples, Skip, Visit
 from tests import synthetic
 from tests.synthetic import visit, write_run
@@ -59,7 +59,7 @@ class Draw:
         if cell in (AFTER_A_PAUSE, BESIDE, BESIDE_DECODE):
             del times["event_us"]
         if cell.layers:
-            times |= {name: self.times(count) for name in ("first_layer_us", "slowest_gap_us")}
+            times |= {name: self.times(count) for name in LAYER_TIMES}
         flags = ["pending_before", "pending_after", *(["depth_held"] if cell.queued else [])]
         return Samples(**times, **{name: self.flags(count) for name in flags})
 
@@ -157,7 +157,8 @@ def counting(records: Sequence[Record], cells: Sequence[Cell]) -> dict[Cell, lis
 def by_definition(records: Sequence[Record], cell: Cell, visits: Sequence[Visit]) -> Outcome:
     failures = [one for one in records if isinstance(one, Failure) and one.cell == cell]
     skips = [one.reason for one in records if isinstance(one, Skip) and one.cell == cell]
-    medians = {time: {one.round: median(us) for one in visits if (us := known_times(one, time))} for time in TIMES}
+    times = (*TIMES, *LAYER_TIMES) if cell.layers else TIMES
+    medians = {time: {one.round: median(us) for one in visits if (us := known_times(one, time))} for time in times}
     status, reason = "ok", ""
     if failures:
         status, reason = "failed", "; ".join(dict.fromkeys(f"{one.kind}: {one.message}" for one in failures))
@@ -171,6 +172,11 @@ def by_definition(records: Sequence[Record], cell: Cell, visits: Sequence[Visit]
         path="; ".join(path for path, _ in Counter(one.path for one in visits).most_common()) or None,
         verified_bytes=sum(one.verified_bytes for one in visits),
         failures=failures or (),
+        beside={one.round: one.beside for one in visits if one.beside},
+        warnings=["short"] * any(one.warnings for one in visits),
+        rounds=len(visits) if cell.queued else sum(bool(known_times(one, "swap_us")) for one in visits),
+        disturbed=sum(bool(one.disturbed) for one in visits),
+        samples=sum(len(one.samples) for one in visits) if status in ("ok", "no figure") else 0,
         made=sum(isinstance(one, Visit) and one.cell == cell for one in records),
         medians=medians if status in ("ok", "no figure") else {},
     )  # fmt: skip
@@ -210,8 +216,7 @@ def row_of(outcome: Outcome, visits: Sequence[Visit]) -> dict[str, Any]:
         **{f"{time}_q{3 if at else 1}": quartiles[time][at] for time in TIMES for at in (0, 1)},
         **{f"{quantity}_gbps": gbps["gbps"] if quantity == state.quantity else nan
            for quantity in ("latency", "execution", "sustained")},
-        "samples": sum(len(one.samples) for one in counted),
-        "rounds": len(visits) if cell.queued else sum(bool(known_times(one, "swap_us")) for one in visits),
+        "samples": outcome.samples, "rounds": outcome.rounds,
         "outliers": sum(grouped_outliers(np.array(us), np.array([len(us)])).sum() for us in groups),
         "state_held": nan if state is StreamState.SUSTAINED else before if pending else 1 - before,
         "execution_only": after if pending else nan, "depth_held": depth,
@@ -219,10 +224,8 @@ def row_of(outcome: Outcome, visits: Sequence[Visit]) -> dict[str, Any]:
         "warnings": "short" if any(one.warnings for one in visits) else None,
         "stopped_by": "; ".join(dict.fromkeys(one.stopped_by for one in visits)) or None,
         "order_note": "any on d2h" if cell.direction == "d2h" and cell.order is Order.ANY else None,
-        "repeated": outcome.made - len(visits), "disturbed": sum(bool(one.disturbed) for one in visits),
+        "repeated": outcome.made - len(visits), "disturbed": outcome.disturbed,
         "verified_bytes": outcome.verified_bytes,
-        **{name: middle(median(us) for one in visits if (us := getattr(one.samples, name)))
-           for name in ("first_layer_us", "slowest_gap_us") if cell.layers},
     }  # fmt: skip
     if not outcome.medians:
         del row["outliers"]
@@ -232,41 +235,22 @@ def row_of(outcome: Outcome, visits: Sequence[Visit]) -> dict[str, Any]:
 def neighbour_by_definition(visits: Sequence[Visit]) -> dict[str, float]:
     beside = [one for one in visits if one.beside]
     known = [(one, one.beside, cost) for one in beside if one.beside and (cost := cost_by_definition(one))]
-    if len(known) < len(beside) or sum(len(turn.neighbour_beside_us) for _, turn, _ in known) < 20:
+    iterations = sum(len(turn.neighbour_beside_us) for _, turn, _ in known)
+    if len(known) < len(beside) or iterations < 20:
         return {}
-    turns, costs = [turn for _, turn, _ in known], [cost for *_, cost in known]
-    figures = {}
-    for which, ends in (("alone_us", "alone_us"), ("beside_us", "us")):
-        times = [getattr(turn, f"neighbour_{which}") for turn in turns]
-        pooled = [us for of_visit in times for us in of_visit]
-        figures[f"neighbour_{which}"] = middle(map(mean, times))
-        readbacks = [us for turn in turns for us in getattr(turn, f"readback_{ends}")]
-        for tail, least in ((50, 1), (90, MIN_P90), (99, MIN_P99)):
-            for name, every in (("neighbour", pooled), ("readback", readbacks)):
-                figures[f"{name}_p{tail}_{ends}"] = float(np.percentile(every, tail)) if len(every) >= least else nan
-        if which == "beside_us":
-            figures |= {"neighbour_worst_us": max(pooled), "iterations": len(pooled)}
-    for tail in (90, 99):
-        us, alone_us = (figures[f"neighbour_p{tail}_{end}"] for end in ("us", "alone_us"))
-        figures[f"neighbour_slowdown_p{tail}"] = us / alone_us
-    means, medians, gbps = (np.array([cost[at] for cost in costs]) for at in range(3))
+    means, medians, gbps = (np.array([cost[at] for *_, cost in known]) for at in range(3))
     thread_ms = np.array([median(one.samples.caller_us) / 1e3 / (one.cell.swap_bytes / 1e9) for one, *_ in known])
-    beside_gbps = (middle(gbps), *median_interval(gbps))
     intervals = {
         "lost_ms_per_gb": paired_interval(1e3 * (1 - 1 / means) / gbps),
         "thread_ms_per_gb": paired_interval(thread_ms),
         "neighbour_slowdown": map(math.exp, paired_interval(np.log(means))),
-        "swaps_beside_gbps": beside_gbps,
+        "swaps_beside_gbps": (middle(gbps), *median_interval(gbps)),
     }
+    figures = {"iterations": iterations}
     for name, (centre, *both) in intervals.items():
         low, high = both if all(map(math.isfinite, both)) else (nan, nan)
         figures |= {name: centre, f"{name}_low": low, f"{name}_high": high}
     figures["neighbour_slowdown_median"] = math.exp(paired_interval(np.log(medians))[0])
-    for name in ("swaps_alone_gbps", "one_block_alone_us", "one_block_beside_us"):
-        figures[name] = middle(median(values) for turn in turns if (values := getattr(turn, name)))
-    for name, ends in (("swap_start_delay_us", "one_block"), ("swap_delay_us", "swaps")):
-        both = [(getattr(turn, f"{ends}_beside_us"), getattr(turn, f"{ends}_alone_us")) for turn in turns]
-        figures[name] = middle(median(beside) - median(alone) for beside, alone in both if alone)
     return figures
 
 
@@ -279,16 +263,6 @@ def cost_by_definition(one: Visit) -> tuple[float, float, float] | None:
     if str(one.cell.neighbour) == "decode" and not one.cell.layers and not one.beside.readback_us:
         return None
     return mean(beside) / mean(alone), median(beside) / median(alone), median(gbps)
-
-
-def shares_by_definition(visits: Sequence[Visit]) -> dict[str, float]:
-    shares = [
-        1 - (median(turn.neighbour_beside_us) - median(turn.neighbour_alone_us)) / median(turn.swaps_alone_us)
-        for one in visits
-        if (turn := one.beside) and turn.neighbour_alone_us and turn.neighbour_beside_us and turn.swaps_alone_us
-    ]
-    low, high = interval(shares)
-    return {"hidden_share": middle(shares), "hidden_share_low": low, "hidden_share_high": high}
 
 
 def same(have: Any, wanted: Any) -> bool:
@@ -310,7 +284,7 @@ def test_outcomes_and_the_table_are_what_records_say(tmp_path: Path, seed: int) 
     assert set(run.outcomes) == {one.cell for one in records if isinstance(one, Visit | Failure | Skip)}
     for cell, outcome in run.outcomes.items():
         wanted = by_definition(records, cell, visits[cell])
-        for name in {field.name for field in fields(Outcome)} - {"costs"}:
+        for name in {field.name for field in fields(Outcome)} - {"costs", "spread", "state_held", "depth_held"}:
             assert getattr(outcome, name) == getattr(wanted, name), (cell, name)
         with_costs = {one.round: one for one in visits[cell] if one.beside and neighbour_by_definition(visits[cell])}
         assert outcome.costs.keys() == with_costs.keys()
@@ -327,13 +301,16 @@ def test_outcomes_and_the_table_are_what_records_say(tmp_path: Path, seed: int) 
         figures = row_of(wanted, visits[cell])
         if cell.neighbour != Neighbour.NONE:
             figures |= neighbour_by_definition(visits[cell])
-        figures |= shares_by_definition(visits[cell]) if cell.layers else {}
         row = frame.loc[cell.id]
         wrong = {name: (row[name], value) for name, value in figures.items() if not same(row[name], value)}
         assert not wrong, cell
         assert same(outcome.gbps, figures["gbps"])
         assert same(outcome.us(), figures["swap_us_median"])
         assert all(map(same, outcome.interval_us, (figures["swap_us_low"], figures["swap_us_high"])))
+        assert all(map(same, outcome.interval_gbps, (figures["gbps_low"], figures["gbps_high"])))
+        assert all(map(same, outcome.quartiles_gbps, (figures["gbps_q1"], figures["gbps_q3"])))
+        assert all(same(getattr(outcome, name), figures[name]) for name in ("state_held", "depth_held"))
+        assert outcome.spread.outliers == figures.get("outliers", 0)
         for time, of_time in outcome.medians.items():
             known = {number: us for number, us in of_time.items() if us > 0} if outcome.us(time) > 0 else {}
             assert outcome.times(time) == known
@@ -376,7 +353,6 @@ def test_outcomes_stand_in_the_order_of_the_table(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_neighbour_without_times_has_no_cost(changes: dict[str, list[float]]) -> None:
     turn = Beside(neighbour_alone_us=[100.0] * 3, neighbour_beside_us=[120.0] * 3, swaps_beside_gbps=[10.0])
-    assert hidden_share(msgspec.structs.replace(turn, swaps_alone_us=[0.0])) is None
     one = msgspec.structs.replace(visit(BESIDE, 50.0), beside=turn)
     without = msgspec.structs.replace(one, beside=msgspec.structs.replace(turn, **changes))
     assert (cost_of(one) is None, cost_of(without)) == (False, None)
