@@ -28,7 +28,17 @@ from kvbench.results.outcomes import NOT_VERIFIED, Outcome
 from kvbench.text import NAME_PATTERN, check_keys, convert, hint, located
 
 _SHARE: Final = "ceiling_share"
-QUANTITIES: Final = ("gbps", _SHARE, *TIMES)
+# Of cells beside a step: its quantities, and the fields of a visit's cost. Those in ms for each GB can be 0 or less, so
+# that they are compared by differences, others by ratios.
+_COSTS: Final = {
+    "lost_ms_per_gb": "lost_ms_per_gb",
+    "thread_ms_per_gb": "thread_ms_per_gb",
+    "neighbour_slowdown": "slowdown",
+    "swaps_beside_gbps": "gbps",
+}
+_DIFFER: Final = ("lost_ms_per_gb", "thread_ms_per_gb")
+_RATES: Final = ("gbps", "swaps_beside_gbps")
+QUANTITIES: Final = ("gbps", _SHARE, *TIMES, *_COSTS)
 MIN_SIZES: Final = 2
 CEILING: Final = "ceiling"
 _MAX_RULES: Final = 1000
@@ -74,11 +84,16 @@ class JudgedCell:
         return f"{'has no figure' if status == 'no figure' else status}: {reason}"
 
     def figure(self, quantity: str) -> float:
+        if quantity in _COSTS:
+            known = self.visits(quantity)
+            return median(known.values()) if known else math.nan
         if quantity in TIMES:
             return self.outcome.us(quantity)
         return self.outcome.gbps / (self.ceiling_gbps if quantity == _SHARE else 1.0)
 
     def visits(self, quantity: str) -> Visits:
+        if quantity in _COSTS:
+            return {number: getattr(cost, _COSTS[quantity]) for number, cost in self.outcome.costs.items()}
         if quantity in TIMES:
             return self.outcome.times(quantity)
         scale = 1e3 * (self.ceiling_gbps if quantity == _SHARE else 1.0)
@@ -208,7 +223,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     quantity: Annotated[str, _A_QUANTITY] = _DEFAULT_QUANTITY
 
     def __post_init__(self) -> None:
-        if self.limit.partner == CEILING and self.quantity != _DEFAULT_QUANTITY:
+        if self.limit.partner == CEILING and self.quantity not in _RATES:
             raise ValueError(
                 f"quantity: {self.quantity} cannot be compared with the ceiling, which is GB/s; leave quantity out"
             )
@@ -229,24 +244,38 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             value, visits = outcome.figure(self.quantity), outcome.visits(self.quantity)
             for label, other, partner in self.limit.partners(outcome, self.quantity, by_cell):
                 limit = factor * other
-                if not (math.isfinite(value) and math.isfinite(limit) and limit > 0):
+                if not (math.isfinite(value) and math.isfinite(limit) and (limit > 0 or self.quantity in _DIFFER)):
                     raise UnknownError(f"{cell.label} has no {self.quantity} to compare with {label}")
                 text = f"against {factor:g}"
-                if self.limit.partner is not None:
+                if self.limit.partner is not None and self.quantity in _DIFFER:
+                    text = f"against {limit:.3g}, {factor:g} of {label}"
+                elif self.limit.partner is not None:
                     text = f"is {value / other:.3g} of {label} ({other:.4g}); the rule says {factor:g}"
                 others = dict.fromkeys(visits, other) if partner is None else partner.visits(self.quantity)
-                ratios = [visits[number] / (factor * others[number]) for number in visits.keys() & others.keys()]
-                slack, why = _slack(ratios if self.at_least is not None else [1 / ratio for ratio in ratios])
+                common = sorted(visits.keys() & others.keys())
+                slack, why = self._slack([(visits[number], factor * others[number]) for number in common])
                 cells = [cell] if partner is None else [cell, partner.cell]
                 cases.append((slack, f"{cell.label}: {self.quantity} {value:.4g} {text}{why}", cells))
         return cases
 
+    def _slack(self, visits: Sequence[tuple[float, float]]) -> tuple[float, str]:
+        """Return the slack, from the value and the limit of every visit, and why it is undecided, or ""."""
+        turn = 1 if self.at_least is not None else -1
+        if self.quantity in _DIFFER:
+            return _slack_of([turn * (value - limit) for value, limit in visits])
+        return _slack([(value / limit) ** turn for value, limit in visits])
+
 
 def _slack(ratios: Sequence[float]) -> tuple[float, str]:
     """Return the slack of what must be at least 1, from its value in every visit, and why it is undecided, or ""."""
-    if len(ratios) < MIN_PAIRS:
-        return math.nan, f"; {_too_few(len(ratios))}"
-    _, low, high = np.expm1(paired_interval(np.log(ratios))).tolist()
+    return _slack_of([math.log(ratio) for ratio in ratios])
+
+
+def _slack_of(kept_by: Sequence[float]) -> tuple[float, str]:
+    """Return the slack of what every visit keeps by this much, below 0 if it breaks it, and why it is undecided."""
+    if len(kept_by) < MIN_PAIRS:
+        return math.nan, f"; {_too_few(len(kept_by))}"
+    _, low, high = paired_interval(np.array(kept_by))
     if low < 0 <= high:
         return math.nan, "; its 95% interval reaches across the limit"
     return low if low >= 0 else high, ""

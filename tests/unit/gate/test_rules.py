@@ -1,6 +1,7 @@
 """Rules: what may be written, what it means for a run, and what is refused."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.axes import Direction, Neighbour, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import ExitCode
 from kvbench.gate.judgement import GateVerdict, Row
-from kvbench.gate.rules import RuleSet, RulesReport, check_rules, load_rules, read_rule
+from kvbench.gate.rules import RuleSet, RulesReport, check_rules, load_rules, read_rule, shipped_rules
 from kvbench.results import Record, Run
+from kvbench.sweep.config import find_config, load_config
+from kvbench.sweep.plan import expand
 from tests.refusals import refused_with
-from tests.synthetic import CEILING_GBPS, ceilings, cliff_cells, failure, info, rounds, skip, visit, visits
+from tests.strategies import H200, H200_BACKENDS
+from tests.synthetic import CEILING_GBPS, beside, ceilings, cliff_cells, failure, info, rounds, skip, visit, visits
 
 KIB = 1024
 SM = "backend=sm"
@@ -127,6 +131,40 @@ def test_a_rule_is_decided_only_if_its_visits_agree() -> None:
     assert near_its_limit(-0.3, 1, visits_=5) is GateVerdict.UNDECIDED
 
 
+BESIDE = Cell("sm", Direction.D2H, 4096, 16 * KIB, sms=2, neighbour=Neighbour.DECODE)
+
+
+@cache
+def beside_run() -> Run:
+    """Return a run in which 2 SMs lose nothing, 4 SMs 5 ms a GB, each at 40 GB/s, and one has a negative loss."""
+    slowdowns = {BESIDE: 1.0, replace(BESIDE, sms=4): 1.25, replace(BESIDE, sms=8): 0.95}
+    return run_of([visit for cell, slowdown in slowdowns.items() for visit in beside(cell, slowdown, 40.0)])
+
+
+@pytest.mark.parametrize(
+    ("cells", "quantity", "limit", "verdict"),
+    [
+        ("sms=4", "lost_ms_per_gb", {"at_most": 5.1}, GateVerdict.PASS),
+        ("sms=4", "lost_ms_per_gb", {"at_most": 4.9}, GateVerdict.FAIL),
+        ("sms=2", "lost_ms_per_gb", {"at_most": "0.1 sms=4"}, GateVerdict.PASS),
+        ("sms=4", "lost_ms_per_gb", {"at_most": "8 sms=2"}, GateVerdict.FAIL),  # of nothing
+        ("sms=8", "lost_ms_per_gb", {"at_most": "1 sms=2"}, GateVerdict.PASS),
+        ("sms=2", "lost_ms_per_gb", {"at_most": "1 sms=8"}, GateVerdict.FAIL),
+        ("sms=4", "neighbour_slowdown", {"at_most": 1.26}, GateVerdict.PASS),
+        ("sms=4", "neighbour_slowdown", {"at_most": "1.2 sms=2"}, GateVerdict.FAIL),
+        ("sms=2|4", "swaps_beside_gbps", {"at_least": 39}, GateVerdict.PASS),
+        ("sms=2|4", "thread_ms_per_gb", {"at_most": 0.001}, GateVerdict.FAIL),
+        ("sms=2", "lost_ms_per_gb", {"at_most": "1 backend=batched"}, GateVerdict.FAILED),
+    ],
+)
+def test_a_rule_can_be_about_what_swaps_cost_a_step(
+    cells: str, quantity: str, limit: Table, verdict: GateVerdict
+) -> None:
+    rule = read_rule({"cells": f"neighbour=decode,{cells}", "quantity": quantity, **limit})
+    (row,) = check_rules(beside_run(), RuleSet([rule])).rows
+    assert row.verdict is verdict, row.reason
+
+
 def test_a_cliff_near_its_limit_is_undecided_and_so_are_too_few_visits() -> None:
     rule = {"cells": "backend=batched,direction=h2d,blocks=10000,stream_state=idle", "no_cliff_above": 2.0}
     few = check(rule, [*visits(cliff_cells(), noise=0.01)])
@@ -213,3 +251,14 @@ def test_a_file_of_rules_is_read_strictly(tmp_path: Path, text: str, message: st
     file.write_text(text)
     with refused_with(message, f"--rules {file}"):
         load_rules(file)
+
+
+@pytest.mark.parametrize("path", sorted(shipped_rules().parent.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_shipped_rule_is_about_cells_of_its_config(path: Path) -> None:
+    shipped = load_rules(path)
+    assert shipped.config is not None
+    planned = expand(load_config(find_config(shipped.config)), H200, H200_BACKENDS).cells
+    made = run_of(visits(planned, lambda _: 10.0, count=1))
+    for row in check_rules(made, RuleSet(shipped.rules)).rows:
+        assert "was requested" not in row.reason
+        assert "no partner" not in row.reason
