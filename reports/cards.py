@@ -1,7 +1,7 @@
 """Checks the committed reports, and writes the table of cards in README.md.
 
-A card is a folder with the runs of one GPU and their report. `python -m reports.cards` checks every card and the table;
-`--write` updates the table. Exit code 1: a check failed.
+A card is a folder with the runs of one GPU and their report. `python -m reports.cards` checks every card, the table,
+and `configs/cards.json`, what such cards reach; `--write` updates both. Exit code 1: a check failed.
 """
 
 import argparse
@@ -17,11 +17,13 @@ from typing import Final
 import msgspec
 
 from kvbench.errors import KvbenchError
+from kvbench.files import shipped_folder
 from kvbench.probe.command import JSON_FILE, MARKDOWN_FILE, answer_columns, markdown_of
 from kvbench.probe.common import PROBES, ProbeFinding, ProbeReport
 from kvbench.report import markdown
 from kvbench.report.build import SECTIONS, report_of
 from kvbench.report.document import DETAILS_FILE, REPORT_FILE, render_details, render_report, table_text
+from kvbench.report.health import FILE, Reached, reached_by
 from kvbench.report.model import Report
 from kvbench.report.sections.machines import machines_table
 from kvbench.report.view import views_of
@@ -33,6 +35,7 @@ from kvbench.text import ends
 
 FOLDER: Final = Path(__file__).parent
 README: Final = FOLDER / "README.md"
+REACHED: Final = shipped_folder() / FILE
 # Names the tables of the first page that a card lacks, a line each; a card without this file has all of them.
 LACKS_FILE: Final = "lacks.txt"
 MAX_CARD_BYTES: Final = 8_000_000
@@ -245,6 +248,23 @@ def _machine(run: Run) -> tuple[str, str]:
     return str(run.info.device.get("title")), str(run.info.identity.get("driver_version"))
 
 
+def reached_text(folders: Iterable[Path]) -> str:
+    """Return what the runs of cards reached as JSON, by the title of the card."""
+    runs: dict[str, list[Run]] = {}
+    for card in folders:
+        for path in run_folders(card):
+            runs.setdefault(_machine(_run(path))[0], []).append(_run(path))
+    reached = {title: _rounded(reached_by(of_card)) for title, of_card in sorted(runs.items())}
+    return msgspec.json.format(msgspec.json.encode(reached), indent=2).decode() + "\n"
+
+
+def _rounded(reached: Reached) -> Reached:
+    """Rates to a tenth of a GB/s, and to 100 000 blocks a second."""
+    digits = {"h2d_gbps": 1, "d2h_gbps": 1, "h2d_blocks_per_s": -5, "d2h_blocks_per_s": -5}
+    rates = {name: value for name in digits if (value := getattr(reached, name)) is not None}
+    return msgspec.structs.replace(reached, **{name: round(value, digits[name]) for name, value in rates.items()})
+
+
 def with_table(readme: str, folders: Sequence[Path]) -> str:
     """Return the text of README.md with the tables of `folders` between their markers."""
     for name, made in (
@@ -262,15 +282,15 @@ def with_table(readme: str, folders: Sequence[Path]) -> str:
 def main() -> int:
     """Check all cards and the table, or update the table; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m reports.cards", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="update the table in README.md")
+    parser.add_argument("--write", action="store_true", help=f"update the table in README.md, and {REACHED}")
     write = parser.parse_args().write
     complaints = [text for card in cards() for text in complaints_about(card)]
-    text = README.read_text()
-    if not complaints and text != with_table(text, cards()):
+    made = {} if complaints else {README: with_table(README.read_text(), cards()), REACHED: reached_text(cards())}
+    for path, text in made.items():
         if write:
-            README.write_text(with_table(text, cards()))
-        else:
-            complaints.append(f"{README}: the table of cards is out of date: run make reports")
+            path.write_text(text)
+        elif not path.is_file() or path.read_text() != text:
+            complaints.append(f"{path} is out of date: run make reports")
     for complaint in complaints:
         print(complaint, file=sys.stderr)
     if not complaints:

@@ -34,6 +34,7 @@ MIN_ITERATIONS: Final = 20  # of a neighbour beside swaps: the mean of fewer res
 ABSOLUTE_US: Final = 1.0
 CLIFF: Final = Margin(0.25, "at a constant cost per descriptor, GB/s grow up to in proportion to the size")
 KNEE: Final = Margin(0.05, "beyond it, more SMs cost the neighbour more than they gain")
+HEALTHY: Final = Margin(0.1, "packets of 128 bytes in place of 256, which some hosts set, cost a link 8%")
 QUEUE_KNEE: Final = Margin(1.0, "on some drivers, a submission after a few swaps takes up to twice as long")
 
 

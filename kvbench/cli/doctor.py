@@ -1,40 +1,97 @@
-"""`kvbench doctor`: gather facts about this machine and show every check with its remedy."""
+"""`kvbench doctor`: show every check of this machine with its remedy, and say whether it is healthy."""
 
 import json
 import os
+import platform
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from kvbench.cells.facts import DeviceFacts, HostMemory, device_named
-from kvbench.errors import ExitCode
+from kvbench.cli.options import print_lines, print_rows, version_line
+from kvbench.errors import ExitCode, KvbenchError, UsageError
 from kvbench.machine.doctor import Check, EngineReport, Findings, Status, diagnose
+
+if TYPE_CHECKING:
+    from kvbench.report.health import Health
 
 
 def doctor(
     device: Annotated[str, typer.Option(help="Device: auto (first GPU, else cpu), cpu or cuda:N.")] = "auto",
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Copy for half a minute, and say whether this host is healthy.")
+    ] = False,
     engines: Annotated[
         bool, typer.Option("--engines", help="Check instead which serving engines load on this machine.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check whether this machine is fit to measure on, and print a remedy for each problem."""
+    if engines and measure:
+        raise UsageError("--engines: only checks what is installed; leave out --measure")
     if engines:
-        about, checks = "engines", engine_checks()
+        about, card, checks, health = "engines", "", engine_checks(), None
     else:
         findings = gather(device)
-        about, checks = findings.device, [*diagnose(findings), *pool_checks(findings)]
+        about, card = findings.device, findings.facts.title if findings.facts else ""
+        checks = [*diagnose(findings), *pool_checks(findings)]
+        health = _health(findings, checks, measure=measure)
     if as_json:
-        rows = [{**asdict(check), "remedy": check.remedy or None} for check in checks]
-        print(json.dumps({"device": about, "checks": rows}, indent=2))
+        print(_json(about, card, checks, health))
     else:
         _write_lines(checks)
+        print_lines(["", health.sentence] if health else [])
+    if measure and health and health.answer == "no":
+        sys.exit(ExitCode.REGRESSION)
     if any(check.status is Status.FAIL for check in checks):
         sys.exit(ExitCode.FAILED_CELLS)
+
+
+def print_hosts(paths: Sequence[Path]) -> None:
+    """Print a line for each host whose JSON is in a file, and by what some stand out."""
+    from kvbench.report.fleet import HEADER, hosts_in, remarks, row
+
+    hosts = hosts_in(paths)
+    print_rows([row(name, report) for name, report in hosts.items()], HEADER)
+    if lines := remarks(hosts):
+        print_lines(["", *lines])
+
+
+def _json(about: str, card: str, checks: Sequence[Check], health: "Health | None") -> str:
+    """One object for a host: `kvbench show` reads those of many."""
+    rows = [{**asdict(check), "remedy": check.remedy or None} for check in checks]
+    plain = {"host": platform.node(), "kvbench": version_line(), "device": about, "card": card, "checks": rows}
+    return json.dumps(plain | ({} if health is None else {"health": msgspec.to_builtins(health)}), indent=2)
+
+
+def _health(findings: Findings, checks: Sequence[Check], *, measure: bool) -> "Health":
+    """Return whether the host is healthy: by copies, or, if nothing is to be or can be measured, by the checks."""
+    from kvbench.report.health import SPEC, health_of, unmeasured_health
+    from kvbench.results import load_run
+    from kvbench.run.execution import Observer
+    from kvbench.run.runner import start_sweep
+
+    if not measure or any(check.status is Status.FAIL for check in checks):
+        return unmeasured_health(checks, findings.device)
+    if sys.stderr.isatty():
+        typer.echo("copying for about half a minute ...", err=True)
+    with TemporaryDirectory(prefix="kvbench-health-") as folder:
+        run = Path(folder) / "run"
+        try:
+            end = start_sweep(SPEC.with_options(device=findings.device), run, ["kvbench", *sys.argv[1:]], Observer())
+        except KvbenchError as error:
+            failed = Check("copies", Status.FAIL, str(error))
+            return unmeasured_health([failed, *checks], findings.device)
+        if end.status == "interrupted":
+            raise typer.Exit(ExitCode.INTERRUPTED)
+        return health_of(load_run(run), checks)
 
 
 def engine_checks() -> list[Check]:
@@ -92,6 +149,8 @@ def gather(asked: str) -> Findings:
         gpu_cpus=frozenset(Sources().cpus_of_node(node)) if isinstance(node, int) else frozenset(),
         memlock_bytes=None if memlock_bytes == resource.RLIM_INFINITY else memlock_bytes,
         ipc_lock=Sources().has_ipc_lock(),
+        iommu=Sources().iommu_type(bus_id) if bus_id else "",
+        huge_pages=Sources().huge_pages(),
     )
 
 
@@ -104,9 +163,7 @@ def _under_load(device: str) -> Mapping[str, Any] | str:
         return f"copies failed: {type(error).__name__}: {error}"
 
 
-def _write_lines(checks: list[Check]) -> None:
-    from kvbench.cli.options import print_rows
-
+def _write_lines(checks: Sequence[Check]) -> None:
     rows = []
     for check in checks:
         rows.append((check.status.value, check.name, check.found))

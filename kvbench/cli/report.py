@@ -60,7 +60,17 @@ def report(runs: _Runs, out: _Out = None, as_json: _Json = False, snippet: _Snip
             typer.echo(f"warning: {text}", err=True)
         others = counted(len(files) - 2, "more file")
         typer.echo(f"report: {files[0]}, {files[1].name} and {others} in the same directory")
+        _print_health(loaded)
     _check_read(unread)
+
+
+def _print_health(runs: "list[Run]") -> None:
+    """Print whether the host of one finished run on a GPU is healthy, as its figures tell."""
+    from kvbench.cli.options import print_lines
+    from kvbench.report.health import health_of
+
+    if len(runs) == 1 and runs[0].info.status == "complete" and runs[0].info.device.get("kind") == "cuda":
+        print_lines([health_of(runs[0]).sentence])
 
 
 def print_asked(runs: list[Path], *, as_markdown: bool) -> None:

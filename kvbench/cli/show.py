@@ -108,8 +108,14 @@ def show(
 
     Runs of several machines stand side by side.
 
-    Without a choice between backends, it shows the findings of the report.
+    Without a choice between backends, it shows the findings of the report. For files of `kvbench doctor --measure
+    --json`, it prints a line a host.
     """
+    if all(path.suffix == ".json" for path in runs):
+        from kvbench.cli.doctor import print_hosts
+
+        print_hosts(runs)
+        return
     may: Allowed = convert(allowed, Allowed)
     models: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
     prefill = prefill_of(prefill_tokens_per_second, models)

@@ -1,5 +1,6 @@
 """The checks of `kvbench doctor`: from facts about the machine to checks with remedies. Pure functions."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -66,7 +67,8 @@ class Findings:
 
     `under_load` is a second `observed`, read while copies run, or the reason why it was not read. CPUs are CPU numbers;
     `gpu_cpus` is empty if the GPU's NUMA node is unknown. `memlock_bytes` is None without a limit.
-    `ipc_lock` tells whether CapEff has CAP_IPC_LOCK.
+    `ipc_lock` tells whether CapEff has CAP_IPC_LOCK. `iommu` is the kernel's type of the GPU's IOMMU group, and
+    `huge_pages` its setting for transparent huge pages; "" where it has none, or a virtual machine hides it.
     """
 
     device: str
@@ -78,6 +80,8 @@ class Findings:
     gpu_cpus: frozenset[int]
     memlock_bytes: int | None
     ipc_lock: bool = False
+    iommu: str = ""
+    huge_pages: str = ""
 
     @property
     def facts(self) -> DeviceFacts | None:
@@ -100,11 +104,11 @@ def diagnose(findings: Findings) -> list[Check]:
     """Return every check that applies to the device, in the order in which to fix problems."""
     engine = findings.engine
     of_gpu = {"driver": _driver, "batch entry": _batch_entry, "link": _link, "BAR1": _bar1, "NUMA": _numa}
-    of_gpu |= {"clocks": _clocks, "throttle": _throttle, "other processes": _others}
+    of_gpu |= {"clocks": _clocks, "throttle": _throttle, "other processes": _others, "IOMMU": _iommu}
     libraries = {"NVRTC": engine.nvrtc, "Triton": engine.triton, "torch": engine.torch}
     checks = {"engine": _engine, "device": _device} | (of_gpu if findings.device != "cpu" else {})
     checks |= {name: partial(_library, part) for name, part in libraries.items()}
-    checks |= {"host memory": _free_memory, "memlock": _memlock, "host load": _load}
+    checks |= {"host memory": _free_memory, "huge pages": _huge_pages, "memlock": _memlock, "host load": _load}
     return [Check(name, *check(findings)) for name, check in checks.items()]
 
 
@@ -241,6 +245,16 @@ def _others(findings: Findings) -> _Result:
     return Status.OK, "none seen"
 
 
+def _iommu(findings: Findings) -> _Result:
+    """Whether the IOMMU translates the GPU's addresses: then copies of scattered blocks can be slower."""
+    if not findings.iommu:
+        return Status.INFO, "no IOMMU group of the GPU is visible here: there is none, or a virtual machine hides it"
+    if findings.iommu == "identity":
+        return Status.OK, "does not translate the GPU's addresses (identity)"
+    remedy = "if scattered copies are slow: boot with iommu=pt"
+    return Status.INFO, f"translates the GPU's addresses ({findings.iommu})", remedy
+
+
 def _library(part: Component, findings: Findings) -> _Result:
     if part.error is None:
         return Status.OK, f"loads ({part.version or 'no version'})"
@@ -258,6 +272,16 @@ def _free_memory(findings: Findings) -> _Result:
         return Status.OK, message
     remedy = "free memory, raise the container's limit, or sweep fewer and smaller blocks"
     return Status.WARN, f"{message}: large cells are skipped", remedy
+
+
+def _huge_pages(findings: Findings) -> _Result:
+    match = re.search(r"\[(\w+)\]", findings.huge_pages)
+    if match is None:
+        return Status.INFO, "the kernel's setting of transparent huge pages is not visible here"
+    remedy = "if scattered copies are slow: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
+    return (
+        (Status.INFO, "transparent: never", remedy) if match[1] == "never" else (Status.OK, f"transparent: {match[1]}")
+    )
 
 
 def _memlock(findings: Findings) -> _Result:

@@ -26,6 +26,11 @@ class UnavailableError(Exception):
     """A value that cannot be read on this machine; the message is the reason."""
 
 
+def _pci_folder(bus_id: str) -> str:
+    domain, _, bus_and_device = bus_id.partition(":")  # of the driver or of NVML: "00000000:1B:00.0"
+    return f"sys/bus/pci/devices/{int(domain, 16):04x}:{bus_and_device.lower()}"
+
+
 def _kib_fields(text: str) -> dict[str, int]:
     lines = (line.replace(":", " ").split() for line in text.splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) >= 2}
@@ -103,14 +108,25 @@ class Sources:
 
     def near_node(self, bus_id: str) -> int:
         """Return the NUMA node whose CPUs are nearest to a PCI device; raises if the kernel does not report it."""
-        domain, _, bus_and_device = bus_id.partition(":")  # of the driver or of NVML: "00000000:1B:00.0"
-        node = int(self.text(f"sys/bus/pci/devices/{int(domain, 16):04x}:{bus_and_device.lower()}/numa_node"))
+        node = int(self.text(f"{_pci_folder(bus_id)}/numa_node"))
         if node >= 0:
             return node
         nodes = self.cpu_nodes()
         if len(nodes) == 1:
             return nodes.pop()
         raise UnavailableError("the kernel reports no NUMA node for the GPU, and the host has several")
+
+    def iommu_type(self, bus_id: str) -> str:
+        """Return the type of a PCI device's IOMMU group ("identity", "DMA", "DMA-FQ"), "" without one."""
+        with suppress(OSError, ValueError):
+            return self.text(f"{_pci_folder(bus_id)}/iommu_group/type")
+        return ""
+
+    def huge_pages(self) -> str:
+        """Return the kernel's setting of transparent huge pages ("always [madvise] never"), "" without one."""
+        with suppress(OSError):
+            return self.text("sys/kernel/mm/transparent_hugepage/enabled")
+        return ""
 
     def _control_groups(self) -> Iterator[tuple[PurePosixPath, tuple[str, str, str]]]:
         """Yield the folder of every memory control group of this process, and the names of its files."""

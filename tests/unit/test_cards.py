@@ -72,6 +72,10 @@ def test_the_table_of_cards_is_that_of_the_folders() -> None:
     assert text == cards.with_table(text, cards.cards())
 
 
+def test_what_cards_reach_is_that_of_their_runs() -> None:
+    assert cards.REACHED.read_text() == cards.reached_text(cards.cards())
+
+
 def test_a_whole_card_is_taken(card: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for made_again in ("report.html", "cliff.svg", "cliff.csv", "runs/quick/summary.csv"):
         (card / made_again).touch()

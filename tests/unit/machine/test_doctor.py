@@ -64,6 +64,8 @@ HEALTHY = Findings(
     allowed_cpus=frozenset({0, 1}),
     gpu_cpus=frozenset({0, 1, 2, 3}),
     memlock_bytes=None,
+    iommu="identity",
+    huge_pages="always [madvise] never",
 )
 NOTHING: Mapping[str, Any] = {
     "unavailable": dict.fromkeys(["driver_version", "pcie_generation", "sm_clock_mhz"], "no NVML")
@@ -124,6 +126,10 @@ def test_a_healthy_machine_has_nothing_to_mend() -> None:
         (pinning("OUT", "ENOMEM"), "memlock", Status.WARN, "the CUDA driver counts (OUT)"),
         (pinning("", "", ipc_lock=True), "memlock", Status.INFO, "CAP_IPC_LOCK lifts it for mlock and RDMA"),
         (pinning("", "ENOMEM", ipc_lock=True), "memlock", Status.INFO, "CAP_IPC_LOCK does not lift it"),
+        (replace(HEALTHY, iommu="DMA-FQ"), "IOMMU", Status.INFO, "translates the GPU's addresses (DMA-FQ)"),
+        (replace(HEALTHY, iommu=""), "IOMMU", Status.INFO, "no IOMMU group of the GPU is visible here"),
+        (replace(HEALTHY, huge_pages="always madvise [never]"), "huge pages", Status.INFO, "transparent: never"),
+        (replace(HEALTHY, huge_pages=""), "huge pages", Status.INFO, "is not visible here"),
         (observed(host_load_1min=12.0), "host load", Status.WARN, "12.00 on 16 CPUs"),
         (observed(cpu_governor="powersave"), "host load", Status.INFO, "powersave"),
     ],
@@ -180,6 +186,23 @@ def test_the_command_fails_where_a_check_fails() -> None:
     assert answer["device"] == "cpu"
     found = {"name": "engine", "status": "fail", "found": "does not load: RuntimeError: the worker died"}
     assert answer["checks"][0] == found | {"remedy": answer["checks"][0]["remedy"]}
+
+
+def test_the_command_ends_with_one_line_that_says_whether_the_host_is_healthy() -> None:
+    result = run(ENGINE, "--device", "cpu")
+    assert result.stdout.split("\n\n")[-1].startswith("healthy: not answered")
+    assert run(ENGINE, "--engines", "--measure").exit_code != ExitCode.DONE
+    answer = json.loads(run(replace(ENGINE, devices=(replace(GPU, batch_entry=None), HOST)), "--json").stdout)
+    assert answer["card"] == "NVIDIA H200"
+    assert answer["health"]["answer"] == "no"
+
+
+def test_an_unhealthy_host_has_an_exit_code_of_its_own() -> None:
+    broken = replace(ENGINE, devices=(replace(GPU, batch_entry=None), HOST))
+    with patch("kvbench.run.runner.start_sweep", side_effect=UsageError("nothing to measure")):
+        result = run(broken, "--measure")
+    assert result.exit_code == ExitCode.REGRESSION
+    assert "healthy: no: copies: nothing to measure" in " ".join(result.stdout.split())
 
 
 def test_the_link_is_read_while_copies_run() -> None:

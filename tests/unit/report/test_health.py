@@ -1,0 +1,198 @@
+"""Whether a host is healthy: what is expected of its figures, what is wrong first, and hosts side by side."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.cli.main import app
+from kvbench.errors import ExitCode, UsageError
+from kvbench.machine.doctor import Check, Status
+from kvbench.report.fleet import hosts_in, remarks, row
+from kvbench.report.health import SPEC, Health, cards, health_of, link_gbps, reached_by, unmeasured_health
+from kvbench.results import Ceiling, Record, Run, load_run
+from kvbench.results.between_runs import spread_between
+from kvbench.results.schema import Disturbance, Roof, Visit
+from kvbench.sweep.plan import expand
+from tests import synthetic
+from tests.strategies import H200, H200_BACKENDS
+
+CARD, OF_CARD = next(iter(cards().items()))
+LINK = {"pcie_generation": 5, "pcie_width": 16}
+KIB = 1024
+
+
+def made(
+    folder: Path,
+    *,
+    copies: float = 55.0,
+    blocks_per_s: float = 28e6,
+    path: str = "copy engine",
+    title: str = CARD,
+    records: tuple[Record, ...] = (),
+    **observed: Any,
+) -> Run:
+    """A run with these rates, in which the CPU copies blocks up to 24 KiB."""
+    ceilings = [
+        Ceiling(direction=way, round=0, swap_bytes=1 << 30, event_us=[(1 << 30) / copies / 1e3] * 3)
+        for way in ("h2d", "d2h")
+    ]
+    times = {"copy_us": [9.0], "scattered_us": [1e12 / blocks_per_s], "dense_us": [1.0]}
+    roofs = [
+        Roof(direction=way, round=0, pool_bytes=1 << 34, copy_bytes=9, blocks=10**6, block_bytes=512, **times)  # type: ignore[arg-type]
+        for way in ("h2d", "d2h")
+    ]
+    sizes = {size: "CPU inline" if size <= 24 * KIB else path for size in (16 * KIB, 24 * KIB, 28 * KIB)}
+    cells = {Cell("batched", Direction.H2D, 64, size, StreamState.IDLE): how for size, how in sizes.items()}
+    visits = [msgspec.structs.replace(synthetic.visit(cell, 100.0, count=3), path=how) for cell, how in cells.items()]
+    info = synthetic.info(title, observed=[{"at": "start", **LINK, **observed}])
+    number = len(list(folder.iterdir()))
+    return load_run(synthetic.write_run(folder / str(number), [*ceilings, *roofs, *visits, *records], info))
+
+
+def slow_cpu(visit: Visit) -> Visit:
+    return msgspec.structs.replace(visit, disturbed=[Disturbance.SLOW_CPU])
+
+
+def test_what_a_link_gives_is_what_committed_cards_reached_over_it() -> None:
+    for card in cards().values():
+        expected = link_gbps(card.link)
+        assert expected is None or card.h2d_gbps == pytest.approx(expected, rel=0.03)
+    assert link_gbps("PCIe 4 x16") == pytest.approx((link_gbps("PCIe 5 x16") or 0) / 2)
+    assert link_gbps("PCIe 5 x8") == link_gbps("PCIe 4 x16")
+    assert [link_gbps(other) for other in ("NVLink-C2C", "", "PCIe 9 x16")] == [None] * 3
+
+
+def test_a_host_that_reaches_what_is_expected_is_healthy(tmp_path: Path) -> None:
+    health = health_of(made(tmp_path))
+    assert (health.answer, health.problems) == ("yes", [])
+    assert "55.0 of about 55 GB/s that PCIe 5 x16 gives" in health.sentence
+    assert "28 M/s of 28 M on such cards" in health.sentence
+    assert "batched copies take the CPU up to 24 KiB" in health.sentence
+
+
+def test_of_an_unknown_card_only_the_link_is_expected(tmp_path: Path) -> None:
+    health = health_of(made(tmp_path, title="A new card", blocks_per_s=1e6))
+    assert (health.answer, health.expected_blocks_per_s) == ("yes", None)
+    assert "this card was not measured" in health.sentence
+    nothing = health_of(made(tmp_path, title="A new card", pcie_width=None))
+    assert (nothing.answer, nothing.expected_gbps) == ("unknown", None)
+    assert "is not known" in nothing.sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"copies": 27.5, "pcie_generation": 4}, "the link is PCIe 4 x16, such cards have PCIe 5 x16"),
+        ({"copies": 45.0}, "large copies h2d reach 45.0 of about 55 GB/s"),
+        ({"blocks_per_s": 9e6}, "scattered blocks h2d reach 9.0 of 28 M/s of such cards"),
+        ({"path": "per-copy fallback"}, "a batched call falls back to one copy for each block"),
+    ],
+)
+def test_the_first_thing_that_is_wrong_is_said(tmp_path: Path, changes: dict[str, Any], what: str) -> None:
+    health = health_of(made(tmp_path, **changes))
+    assert health.answer == "no"
+    assert health.sentence.startswith(f"healthy: no: {what}")
+    assert health.problems[0].remedy
+
+
+def test_a_failed_cell_and_a_host_that_disturbs_most_visits_are_wrong(tmp_path: Path) -> None:
+    cell = Cell("batched", Direction.D2H, 64, 64 * KIB, StreamState.IDLE)
+    failed = health_of(made(tmp_path, records=(synthetic.failure(cell),)))
+    assert failed.sentence.startswith("healthy: no: 1 failed cell")
+    visits = tuple(slow_cpu(one) for one in synthetic.rounds([cell]))
+    disturbed = health_of(made(tmp_path, records=visits))
+    assert disturbed.problems[0].what == "other work slowed the CPU in 6 of 9 visits"
+    assert health_of(made(tmp_path, records=visits[:3])).answer == "yes"
+
+
+def test_a_cause_that_a_check_found_comes_before_what_it_leads_to(tmp_path: Path) -> None:
+    checks = [
+        Check("link", Status.WARN, "PCIe gen 5 x8 of gen 5 x16 (under load)", "reseat the card"),
+        Check("IOMMU", Status.INFO, "translates the GPU's addresses (DMA-FQ)", "boot with iommu=pt"),
+        Check("torch", Status.WARN, "does not load", "install it"),
+        Check("memlock", Status.WARN, "limit 8MiB", "ulimit -l unlimited"),
+    ]
+    health = health_of(made(tmp_path, copies=27.0, blocks_per_s=20e6), checks)
+    assert [problem.what.partition(" ")[0] for problem in health.problems] == [
+        "link:", "large", "large", "scattered", "scattered", "memlock:",
+    ]  # fmt: skip
+    assert health.sentence.startswith("healthy: no: link: PCIe gen 5 x8 of gen 5 x16 (under load); reseat the card")
+    assert "(and 5 more)" in health.sentence
+    assert "translates the GPU's addresses (DMA-FQ)" in health.problems[3].remedy
+
+
+def test_without_a_measurement_the_checks_decide_or_nothing_is_known() -> None:
+    fine = [Check("link", Status.OK, "PCIe gen 5 x16")]
+    assert unmeasured_health(fine, "cuda:0").answer == "unknown"
+    wrong = unmeasured_health([*fine, Check("NUMA", Status.WARN, "node 1", "numactl")], "cuda:0")
+    assert wrong.sentence == "healthy: no: NUMA: node 1; numactl; nothing was measured"
+    assert "say nothing about a GPU" in unmeasured_health(fine, "cpu").sentence
+
+
+def test_the_sweep_of_the_doctor_has_the_cells_of_its_figures() -> None:
+    plan = expand(SPEC, H200, H200_BACKENDS)
+    assert not plan.skipped
+    sizes = {cell.block_bytes // KIB for cell in plan.cells if cell.direction is Direction.H2D}
+    assert {24, 28} <= sizes
+    assert {cell.stream_state for cell in plan.cells} == {StreamState.IDLE}
+
+
+def test_the_doctor_measures_the_device_cpu_and_says_that_it_answers_nothing() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--device", "cpu", "--measure", "--json"])
+    assert result.exit_code == ExitCode.DONE, result.output
+    answer = json.loads(result.stdout)
+    assert answer["health"]["answer"] == "unknown"
+    assert "say nothing about a GPU" in answer["health"]["sentence"]
+    assert answer["health"]["reached"]["h2d_gbps"] > 0
+
+
+# Hosts
+
+
+def written(folder: Path, name: str, run: Run, **changes: Any) -> Path:
+    path = folder / f"{name}.json"
+    plain = {"host": "x", "device": "cuda:0", "card": CARD, "checks": [], "health": msgspec.to_builtins(health_of(run))}
+    path.write_text(json.dumps(plain | changes))
+    return path
+
+
+def test_a_host_stands_out_by_more_than_two_starts_differ(tmp_path: Path) -> None:
+    runs, hosts = tmp_path / "runs", tmp_path / "hosts"
+    runs.mkdir()
+    hosts.mkdir()
+    spread = spread_between(CARD, "per_block, from 8 MiB").fraction
+    rates = {"a": 55.0, "b": 55.0, "c": 55.0 * (1 + spread / 2), "d": 55.0 * (1 - 2 * spread)}
+    paths = [written(hosts, name, made(runs, copies=rate)) for name, rate in rates.items()]
+    read = hosts_in(paths)
+    assert row("a", read["a"]) == ["a", "yes", "55.0", "55.0", "28.0", "28.0", "24 KiB"]
+    lines = remarks(read)
+    assert [line.partition(" lies")[0] for line in lines] == ["d: h2d GB/s", "d: d2h GB/s"]
+    assert f"{2 * spread:.1%} below the others'" in lines[0]
+    assert not remarks({name: read[name] for name in ("a", "d")})  # of two, neither stands out
+    other = hosts_in([*paths[:3], written(hosts, "e", made(runs, copies=40.0), card="another")])
+    assert [line.partition(":")[0] for line in remarks(other)] == ["e"] * len(remarks(other))
+    assert "lies" not in "".join(remarks(other))
+    shown = CliRunner().invoke(app, ["show", *map(str, paths)])
+    assert shown.exit_code == 0
+    assert [line.split()[0] for line in shown.stdout.splitlines()[:5]] == ["host", "a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"card": 3}', '{"card": "x", "device": "cuda:0"}', "\x00"])
+def test_a_file_that_is_not_of_the_doctor_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "host.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"host\.json: ") as caught:
+        hosts_in([path])
+    assert str(caught.value).isprintable()
+
+
+def test_figures_of_no_run_are_none(tmp_path: Path) -> None:
+    reached = reached_by([load_run(synthetic.write_run(tmp_path / "run", []))])
+    assert (reached.h2d_gbps, reached.h2d_blocks_per_s, reached.cpu_up_to_bytes) == (None, None, None)
+    assert Health(answer="unknown", sentence="x").problems == []
