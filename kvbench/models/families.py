@@ -4,47 +4,41 @@ A family is a `model_type` of transformers. Its reader knows the fields that sha
 default of its class in transformers. A field that could shape a cache and that no reader asked for is refused.
 """
 
-import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
 from kvbench.errors import UsageError
 from kvbench.models.fields import MOST_LAYERS, Count, FieldError, Fields, NoneOrMore, head_size, kv_heads, layer_count
 from kvbench.models.geometry import CachePart
+from kvbench.models.rows import (
+    NO_KIND,
+    Cache,
+    Layers,
+    dense,
+    index_rows,
+    k_and_v,
+    kinds_of,
+    latent,
+    sliding_kinds,
+    usual_rows,
+    window_of,
+)
+from kvbench.models.states import (
+    conv_state,
+    delta_state,
+    gated_delta_state,
+    linear_table,
+    mamba1_state,
+    mamba2_state,
+    state_of,
+)
 from kvbench.text import shown
 
-_WORD_OF_LAYER: Final[Mapping[object, str]] = {
-    "full_attention": "full", "attention": "full", "global": "full", "global_attention": "full", "*": "full",
-    "deepseek_sparse_attention": "full", "indexed_attention": "full",
-    "sliding_attention": "sliding", "chunked_attention": "chunked",
-    "linear_attention": "state", "mamba": "state", "mamba2": "state", "M": "state", "conv": "conv",
-    "hybrid": "hybrid", "moe": "none", "mlp": "none", "-": "none", "E": "none",
-}  # fmt: skip
-
-_IN_TABLE: Final = "num_heads head_dim short_conv_kernel_size"
-_NO_KIND: Final = "is not a kind of layer that kvbench knows for this model_type"
 # The fields that list the kinds of layers.
 _KINDS: Final = ("layers_block_type", "layer_types")
-
-
-class Cache(NamedTuple):
-    """What one layer keeps in one kind of blocks; the fields are those of `LayerGroup`."""
-
-    kv_heads: int
-    head_dim: int
-    kv_parts: Literal[1, 2] = 2
-    part: CachePart = CachePart.KV
-    window: int = 0
-    chunked: bool = False
-    row_bytes: int = 0
-    row_tokens: int = 1
-
-
-Layers = list[list[Cache]]
 _DRAFT_LAYERS: Final = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "mtp_num_layers")
 NO_DRAFT: Final = "the layers that propose tokens are left out, since the model names none of its own"
 
@@ -89,92 +83,17 @@ def is_plain(model_type: str) -> bool:
     return _FAMILIES.get(model_type, Family(dense)).plain
 
 
-def k_and_v(heads: int, head_dim: int, value_dim: int | None, window: int = 0, *, chunked: bool = False) -> list[Cache]:
-    """Return the caches of a layer, one for K and V together where their rows are equal."""
-    if value_dim in (None, head_dim):
-        return [Cache(heads, head_dim, window=window, chunked=chunked)]
-    sides = ((CachePart.K, head_dim), (CachePart.V, value_dim or 0))
-    return [Cache(heads, size, 1, part, window, chunked) for part, size in sides]
-
-
-def _k_and_v(fields: Fields) -> list[Cache]:
-    return [Cache(kv_heads(fields), head_size(fields))]
-
-
-def kinds_of(
-    fields: Fields,
-    layers: int,
-    known: Sequence[str],
-    names: Sequence[str] = ("layer_types",),
-    *,
-    at_least: bool = False,
-) -> list[str] | None:
-    """Return the kind of each layer, by the first of these fields present; raises UsageError unless it is `known`."""
-    kinds = None
-    for name in names:
-        items = fields.items(name, layers, at_least=at_least)
-        if others := [one for one in items or () if _WORD_OF_LAYER.get(str(one)) not in known]:
-            raise FieldError(name, f"{shown(others[0])} {_NO_KIND}")
-        kinds = kinds or (items and [_WORD_OF_LAYER[item] for item in items])
-    return kinds
-
-
-def window_of(fields: Fields, kinds: Sequence[str]) -> int:
-    window = fields.whole("sliding_window", "sliding_window_size")
-    if "sliding" in kinds and window is None:
-        raise FieldError("sliding_window", "missing, but layers with sliding attention need it")
-    return window or 0
-
-
-def sliding_kinds(fields: Fields, layers: int, every: int = 0, *, all_slide: bool = False) -> list[str]:
-    """Return the kinds of layers that are full or sliding: every layer `every` is full, if the family has a default."""
-    kinds = kinds_of(fields, layers, ("full", "sliding"))
-    window = fields.get("sliding_window")
-    uses = fields.get("use_sliding_window")
-    fields.skip("max_window_layers")
-    pattern = fields.get("sliding_window_pattern") or fields.get("_sliding_window_pattern")
-    nth = fields.whole("global_attn_every_n_layers", "global_attn_every_n")
-    by_nth = nth and ["sliding" if (layer + 1) % nth else "full" for layer in range(layers)]
-    if uses is False or window is None:
-        return kinds if kinds and uses is not False else ["full"] * layers
-    if kinds and by_nth and kinds != by_nth:
-        raise FieldError("global_attn_every_n_layers", f"{nth} contradicts layer_types")
-    if kinds or by_nth:
-        return kinds or by_nth or []
-    if uses is True and fields.has("max_window_layers"):
-        after: int = fields.read("max_window_layers", NoneOrMore)
-        return ["sliding" if layer >= after else "full" for layer in range(layers)]
-    if isinstance(pattern, str) and re.fullmatch("[LG]+", pattern):  # L slides, G is global; the last layer is global
-        last = layers - 1
-        return ["sliding" if pattern[at % len(pattern)] == "L" and at != last else "full" for at in range(layers)]
-    if every or all_slide or pattern is not None:
-        name = "sliding_window_pattern" if fields.get("sliding_window_pattern") else "_sliding_window_pattern"
-        every = fields.read(name, Count) if pattern is not None else every
-        return ["sliding" if not every or (layer + 1) % every else "full" for layer in range(layers)]
-    raise FieldError(
-        "sliding_window", f"{shown(window)}, but neither layer_types nor its family says which layers slide"
-    )
-
-
-def dense(fields: Fields, every: int = 0, *, all_slide: bool = False, heads: Sequence[str] = ()) -> Layers:
-    layers = layer_count(fields)
-    kinds = sliding_kinds(fields, layers, every, all_slide=all_slide)
-    window = window_of(fields, kinds)
-    shape = kv_heads(fields, *heads), head_size(fields), fields.whole("v_head_dim")
-    return [k_and_v(*shape, window if kind == "sliding" else 0) for kind in kinds]
-
-
 def _qwen(fields: Fields) -> Layers:
     """Return layers whose window counts only where the file says that it is used."""
     if fields.get("use_sliding_window") is True:
         return dense(fields)
     fields.skip("sliding_window max_window_layers layer_types")
-    return [_k_and_v(fields)] * layer_count(fields)
+    return [usual_rows(fields)] * layer_count(fields)
 
 
 def _minimax_m3(fields: Fields) -> Layers:
     layers = layer_count(fields)
-    caches = [_k_and_v(fields) for _ in range(layers)]
+    caches = [usual_rows(fields) for _ in range(layers)]
     if not fields.has("sparse_attention_config"):
         return caches
     sparse = fields.table("sparse_attention_config")
@@ -192,57 +111,12 @@ def _minimax_m3(fields: Fields) -> Layers:
     return caches
 
 
-def _latent(
-    fields: Fields, layers: int = 0, *, attentions: int = 1, known: Sequence[str] = ("full",), indexed: str = ""
-) -> Layers:
-    """Multi-head latent attention: one row of K, and index rows of 8 bits with scales where attention is sparse."""
-    fields.skip("q_lora_rank v_head_dim qk_head_dim num_key_value_heads num_attention_heads use_mla")
-    if not (fields.get("kv_lora_rank") or fields.has("attention_kv_lora_dim")):  # 0 or null where attention is plain
-        fields.skip("kv_lora_rank qk_nope_head_dim qk_rope_head_dim")
-        return [_k_and_v(fields)] * layer_count(fields)
-    fields.skip("qk_nope_head_dim head_dim mla_use_nope attention_q_lora_dim attention_qk_dim attention_v_dim")
-    rank = fields.needed("kv_lora_rank", "attention_kv_lora_dim")
-    position = "attention_qk_rope_dim" if fields.has("attention_qk_rope_dim") else "qk_rope_head_dim"
-    positions = fields.upto(position, 10**6) if fields.has(position) else fields.needed(position)
-    row = Cache(1, rank + positions, 1)
-    layers = layers or layer_count(fields)
-    kinds_of(fields, layers, known)
-    size = fields.whole("index_head_dim")
-    has_index = _indexed(fields, layers, default=indexed) if size else [False] * layers
-    index = _index_rows(size, fields.whole("index_kpool") or 1) if size else []
-    return [[row] * attentions + index * one for one in has_index]
-
-
-def _index_rows(size: int, tokens: int = 1) -> list[Cache]:
-    return [Cache(1, size, 1, CachePart.INDEX, row_bytes=size + 4 * math.ceil(size / 128), row_tokens=tokens)]
-
-
-def _indexed(fields: Fields, layers: int, default: str = "") -> list[bool]:
-    """The layers with index rows of their own; the others use those of a layer before."""
-    fields.skip("index_n_heads index_topk index_share_for_mtp_iteration indexer_rope_interleave")
-    every = fields.whole("index_topk_freq") or 1
-    first: int = fields.read("index_skip_topk_offset", NoneOrMore, 2)
-    pattern = fields.items("index_topk_pattern", layers)
-    types = fields.items("indexer_types", layers)
-    for name, values, known in (
-        ("index_topk_pattern", pattern, ("F", "S")),
-        ("indexer_types", types, ("full", "shared")),
-    ):
-        if others := [value for value in values or () if value not in known]:
-            raise FieldError(name, f"{shown(others[0])} is not one of {', '.join(known)}")
-    if types or pattern:
-        return [one in ("full", "F") for one in types or pattern or ()]
-    if default and not fields.has("index_topk_freq"):
-        return [one == "F" for one in default[:layers]]
-    return [max(layer - first + 1, 0) % every == 0 for layer in range(layers)]
-
-
 def _longcat(fields: Fields) -> Layers:
     """Return layers of two attentions; `num_hidden_layers` counts either the layers or the attentions."""
     layers, others = fields.needed("num_layers"), fields.whole("num_hidden_layers")
     if others not in (None, layers, 2 * layers):
         raise FieldError("num_hidden_layers", f"{others} is neither num_layers {layers} nor twice as many")
-    return _latent(fields, layers, attentions=2)
+    return latent(fields, layers, attentions=2)
 
 
 def _mllama(fields: Fields) -> Layers:
@@ -256,7 +130,7 @@ def _mllama(fields: Fields) -> Layers:
 def _dots(fields: Fields) -> Layers:
     """Latent attention, in sliding layers with rows of another size and without index rows."""
     fields.skip("use_dsa swa_num_attention_heads swa_num_key_value_heads swa_q_lora_rank swa_v_head_dim")
-    rows = _latent(fields, known=("full", "sliding"))
+    rows = latent(fields, known=("full", "sliding"))
     window = fields.whole("sliding_window", "sliding_window_size")
     kinds = kinds_of(fields, len(rows), ("full", "sliding"))
     if fields.get("use_sliding_window") is False or not window:
@@ -274,7 +148,7 @@ def _deepseek_v4(fields: Fields) -> Layers:
     A row has 8 bits for an element and 16 for those of positions.
     """
     if not any(fields.has(name) for name in ("compress_ratios", "compress_rates", "layer_types")):
-        return _latent(fields)
+        return latent(fields)
     fields.skip("num_key_value_heads num_attention_heads q_lora_rank o_lora_rank o_groups index_n_heads index_topk")
     fields.skip("compress_rope_theta num_hash_layers kv_lora_rank v_head_dim qk_nope_head_dim")
     layers, size, window = layer_count(fields), fields.needed("head_dim"), fields.needed("sliding_window")
@@ -282,14 +156,14 @@ def _deepseek_v4(fields: Fields) -> Layers:
     rates: dict[str, int] = {"sliding_attention": 0, **_V4_RATES, **fields.read("compress_rates", dict[str, Count], {})}
     types = fields.items("layer_types", layers, at_least=True)
     if others := [one for one in types or () if str(one) not in rates]:
-        raise FieldError("layer_types", f"{shown(others[0])} {_NO_KIND}")
+        raise FieldError("layer_types", f"{shown(others[0])} {NO_KIND}")
     ratios: list[int] = fields.read("compress_ratios", list[NoneOrMore], [rates[one] for one in types or ()])
     if len(ratios) < layers:
         raise fields.error("compress_ratios", f"{shown(ratios)} is not a list of {layers} items, one for each layer")
     row = Cache(1, size, 1, row_bytes=row_bytes)
     last = Cache(1, window * size, 1, CachePart.WINDOW, row_bytes=window * row_bytes)
     indexed = rates["compressed_sparse_attention"]
-    index = {indexed: _index_rows(fields.needed("index_head_dim"), indexed)} if indexed in ratios else {}
+    index = {indexed: index_rows(fields.needed("index_head_dim"), indexed)} if indexed in ratios else {}
     return [
         [*([row._replace(row_tokens=ratio), *index.get(ratio, [])] if ratio else []), last] for ratio in ratios[:layers]
     ]
@@ -390,27 +264,12 @@ def _nemotron_nas(fields: Fields) -> Layers:
     return caches
 
 
-def _state(units: int, conv_elements: int, elements: int, element_bytes: int) -> list[Cache]:
-    """Return a layer's state: the convolution's in 16 bits, and the recurrent one, in `units` that ranks divide."""
-    row_bytes = (conv_elements * 2 + elements * element_bytes) // units
-    return [Cache(units, row_bytes, 1, CachePart.STATES, row_bytes=row_bytes)]
-
-
-def _element_bytes(fields: Fields, name: str) -> int:
-    """Return the bytes of an element of a recurrent state; without a type it has the model's 16 bits."""
-    kind = fields.get(name)
-    known: Final[Mapping[object, int]] = {None: 2, "bfloat16": 2, "float16": 2, "float32": 4}
-    if not isinstance(kind, str | None) or kind not in known:
-        raise FieldError(name, f"{shown(kind)} is not one of bfloat16, float16, float32")
-    return known[kind]
-
-
 def _mixed(
     fields: Fields,
     state: Callable[[Fields], list[Cache]] | None = None,
     *,
     attends: str = "full",
-    latent: bool = False,
+    is_latent: bool = False,
     is_known: bool = True,
     **rule: Any,
 ) -> Layers:
@@ -419,7 +278,7 @@ def _mixed(
     `is_known` tells whether the files of the family have the sizes of `state`.
     """
     kinds = _attending(fields, attends, **rule)
-    rows = _latent(fields, len(kinds), known=("full", "state")) if latent else [_k_and_v(fields)] * len(kinds)
+    rows = latent(fields, len(kinds), known=("full", "state")) if is_latent else [usual_rows(fields)] * len(kinds)
     try:
         states = state(fields) if state else []
     except FieldError:
@@ -466,61 +325,14 @@ def _attending(
     return [attends if one else "state" for one in flags]
 
 
-def _delta_state(fields: Fields, names: str = _IN_TABLE) -> list[Cache]:
-    """Kimi's delta attention; `names` are the fields of heads, head size and kernel, where no table has them."""
-    table = _linear_table(fields) if fields.has("linear_attn_config") else None
-    heads, size, kernel = map(table.needed, _IN_TABLE.split()) if table else map(fields.needed, names.split())
-    return _state(heads, 3 * (kernel - 1) * heads * size, heads * size * size, 4)
-
-
-def _gated_delta_state(fields: Fields) -> list[Cache]:
-    keys, values = fields.needed("linear_num_key_heads"), fields.needed("linear_num_value_heads")
-    key_dim, value_dim = fields.needed("linear_key_head_dim"), fields.needed("linear_value_head_dim")
-    conv = (fields.needed("linear_conv_kernel_dim") - 1) * (2 * keys * key_dim + values * value_dim)
-    size = _element_bytes(fields, "mamba_ssm_dtype")
-    return _state(math.gcd(keys, values), conv, values * value_dim * key_dim, size)
-
-
-def _mamba2_state(fields: Fields, names: str) -> list[Cache]:
-    """`names` are the fields of heads, head size, groups, states and kernel."""
-    of_heads, of_size, *others = names.split()
-    heads, (groups, state_size, kernel) = fields.needed(of_heads), map(fields.needed, others)
-    automatic = fields.get(of_size) in (None, "auto")
-    size = _inner_size(fields) // heads if automatic else fields.needed(of_size)
-    conv = (kernel - 1) * (heads * size + 2 * groups * state_size)
-    bytes_of_state = _element_bytes(fields, "mamba_ssm_cache_dtype")
-    return _state(math.gcd(heads, groups), conv, heads * size * state_size, bytes_of_state)
-
-
-def _mamba1_state(fields: Fields) -> list[Cache]:
-    inner, conv = _inner_size(fields), fields.needed("mamba_d_conv") - 1
-    elements = inner * fields.needed("mamba_d_state")
-    return _state(inner, conv * inner, elements, _element_bytes(fields, "mamba_ssm_dtype"))
-
-
-def _inner_size(fields: Fields) -> int:
-    return fields.whole("mamba_d_ssm") or (fields.whole("mamba_expand", "expand") or 2) * fields.needed("hidden_size")
-
-
-def _conv_state(fields: Fields) -> list[Cache]:
-    width = fields.whole("conv_dim") or fields.needed("hidden_size")
-    return _state(width, (fields.needed("conv_L_cache") - 1) * width, 0, 0)
-
-
 def _kimi_linear(fields: Fields) -> Layers:
     """Latent and delta attention; two lists count their layers from 1."""
-    linear, layers = _linear_table(fields), layer_count(fields)
+    linear, layers = linear_table(fields), layer_count(fields)
     full: list[int] = linear.read("full_attn_layers", list[int])
     if sorted(full + linear.read("kda_layers", list[int])) != list(range(1, layers + 1)):
         raise FieldError("linear_attn_config", f"its lists do not name each of {layers} layers once")
     kinds = ["attention" if at in full else "mamba" for at in range(1, layers + 1)]
-    return _mixed(fields.over({"layer_types": kinds}), _delta_state, latent=True)
-
-
-def _linear_table(fields: Fields) -> Fields:
-    table = fields.table("linear_attn_config")
-    table.skip(f"full_attn_layers kda_layers gate_lower_bound use_full_rank_gate {_IN_TABLE}")
-    return table
+    return _mixed(fields.over({"layer_types": kinds}), delta_state, is_latent=True)
 
 
 def _shared_attention(fields: Fields, state: Callable[[Fields], list[Cache]], *, fixed: bool = False) -> Layers:
@@ -549,7 +361,7 @@ def _zaya(fields: Fields) -> Layers:
     channels = (fields.needed("num_attention_heads") + heads) * size
     inputs = (fields.whole("cca_time0") or 2) + (fields.whole("cca_time1") or 2) - 2
     # Ranks divide the channels but repeat the hidden state: one unit, so that more than one rank is refused.
-    attends = [*k_and_v(heads, size, None), *_state(1, channels * inputs + fields.needed("hidden_size"), 0, 0)]
+    attends = [*k_and_v(heads, size, None), *state_of(1, channels * inputs + fields.needed("hidden_size"), 0, 0)]
     return [attends if at % 2 == 0 or not of_checkpoint else [] for at in range(layers)]
 
 
@@ -571,15 +383,15 @@ class Family(NamedTuple):
 
 _OTHER: Final = partial(Family, plain=False)
 _UNKNOWN: Final = partial(Family, plain=False, states_unknown=True)
-_NEMOTRON: Final = partial(_mamba2_state, names="mamba_num_heads mamba_head_dim n_groups ssm_state_size conv_kernel")
-_GRANITE: Final = partial(_mamba2_state, names="mamba_n_heads mamba_d_head mamba_n_groups mamba_d_state mamba_d_conv")
-_ZAMBA2: Final = partial(_mamba2_state, names="n_mamba_heads mamba_headdim mamba_ngroups mamba_d_state mamba_d_conv")
-_JAMBA: Final = partial(_mixed, state=_mamba1_state, period="attn_layer_period", usual=8, offset="attn_layer_offset")
-_QWEN_NEXT: Final = partial(_mixed, state=_gated_delta_state, period="full_attention_interval", usual=4)
-_OF_LING: Final = partial(_delta_state, names="num_attention_heads head_dim short_conv_kernel_size")
-_OF_GLM: Final = partial(_delta_state, names="linear_num_heads linear_head_dim linear_conv_kernel_dim")
-_LING: Final = partial(_mixed, state=_OF_LING, is_known=False, latent=True, period="layer_group_size", has_tail=True)
-_GLM_NEXT: Final = partial(_mixed, state=_OF_GLM, latent=True, usual=4)
+_NEMOTRON: Final = partial(mamba2_state, names="mamba_num_heads mamba_head_dim n_groups ssm_state_size conv_kernel")
+_GRANITE: Final = partial(mamba2_state, names="mamba_n_heads mamba_d_head mamba_n_groups mamba_d_state mamba_d_conv")
+_ZAMBA2: Final = partial(mamba2_state, names="n_mamba_heads mamba_headdim mamba_ngroups mamba_d_state mamba_d_conv")
+_JAMBA: Final = partial(_mixed, state=mamba1_state, period="attn_layer_period", usual=8, offset="attn_layer_offset")
+_QWEN_NEXT: Final = partial(_mixed, state=gated_delta_state, period="full_attention_interval", usual=4)
+_OF_LING: Final = partial(delta_state, names="num_attention_heads head_dim short_conv_kernel_size")
+_OF_GLM: Final = partial(delta_state, names="linear_num_heads linear_head_dim linear_conv_kernel_dim")
+_LING: Final = partial(_mixed, state=_OF_LING, is_known=False, is_latent=True, period="layer_group_size", has_tail=True)
+_GLM_NEXT: Final = partial(_mixed, state=_OF_GLM, is_latent=True, usual=4)
 # Fields that a family's cache does not depend on.
 _KPOOL: Final = "index_kpool_always_select_tail index_kpool_compress linear_lower_bound"
 _LFM: Final = """
@@ -615,9 +427,9 @@ _ROWS: Final[Sequence[tuple[Family, str]]] = (
     (Family(dense), "ouro dbrx hunyuan_v1_moe hunyuan_v1_dense chatglm"),
     (_OTHER(partial(_heads_by_layer, name="num_kv_heads"), _OPENELM), "openelm"),
     (_OTHER(_gemma4), "gemma4 gemma4_text"),
-    (_OTHER(_latent), "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm_moe_dsa glm4_moe_lite pangu_ultra_moe"),
-    (_OTHER(_latent), "axk1 axk2 sarvam_mla"),
-    (_OTHER(partial(_latent, indexed="F" + "FSSS" * 250)), "hy_v4"),
+    (_OTHER(latent), "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm_moe_dsa glm4_moe_lite pangu_ultra_moe"),
+    (_OTHER(latent), "axk1 axk2 sarvam_mla"),
+    (_OTHER(partial(latent, indexed="F" + "FSSS" * 250)), "hy_v4"),
     (_OTHER(_deepseek_v4), "deepseek_v4 deepseek_v41 deepseek_ref"),
     (_OTHER(_longcat), "longcat_flash longcat_flash_ngram"),
     (_OTHER(_kimi_linear, "attn_res_block_size"), "kimi_linear"),
@@ -641,8 +453,8 @@ _ROWS: Final[Sequence[tuple[Family, str]]] = (
     (_OTHER(partial(_mixed, state=_GRANITE, indexes="attn_layer_indices"), _MAMBA), "granitemoehybrid bamba"),
     (_OTHER(partial(_mixed, state=_GRANITE, attends="hybrid", usual=1), _MAMBA), "falcon_h1"),
     (_OTHER(partial(_shared_attention, state=_ZAMBA2), _ZAMBA), "zamba2"),
-    (_OTHER(partial(_shared_attention, state=_mamba1_state, fixed=True), _ZAMBA), "zamba"),
+    (_OTHER(partial(_shared_attention, state=mamba1_state, fixed=True), _ZAMBA), "zamba"),
     (_OTHER(_JAMBA, _MAMBA), "jamba"),
-    (_OTHER(partial(_mixed, state=_conv_state, indexes="full_attn_idxs", usual=1), _LFM), "lfm2 lfm2_moe"),
+    (_OTHER(partial(_mixed, state=conv_state, indexes="full_attn_idxs", usual=1), _LFM), "lfm2 lfm2_moe"),
 )
 _FAMILIES: Final = {name: family for family, names in _ROWS for name in names.split()}

@@ -9,7 +9,7 @@ import msgspec
 
 from kvbench.errors import UsageError
 from kvbench.files import read_toml, shipped_folder
-from kvbench.models.families import NO_DRAFT, Cache
+from kvbench.models.families import NO_DRAFT
 from kvbench.models.fields import MOST_LAYERS
 from kvbench.models.geometry import (
     LMCACHE_CHUNK,
@@ -25,6 +25,7 @@ from kvbench.models.geometry import (
     models_of,
 )
 from kvbench.models.hf_config import grouped, labelled, model_of, read_config_json
+from kvbench.models.rows import Cache
 from kvbench.text import check_keys, convert, hint, located, name_of, shown
 
 USUAL_TOKENS: Final = 2048
