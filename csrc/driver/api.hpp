@@ -42,6 +42,7 @@ inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr int kCaptureOfThread = 1;
 inline constexpr int kCaptureRelaxed = 2;
 inline constexpr unsigned kFlagPreferOverlapWithCompute = 1;
+inline constexpr int kLaunchClusterDimension = 4;
 
 enum DeviceAttribute : int {
   kMultiprocessorCount = 16,
@@ -67,67 +68,88 @@ struct MemcpyAttributes {
 };
 static_assert(sizeof(MemcpyAttributes) == 24);
 
+/// CUlaunchAttribute: the id and, in 64 bytes, its value, here the dimensions of a cluster.
+struct LaunchAttribute {
+  int id = 0;
+  unsigned padding = 0;
+  unsigned dimensions[3]{};
+  unsigned unused[13]{};
+};
+static_assert(sizeof(LaunchAttribute) == 72);
+
+/// CUlaunchConfig.
+struct LaunchConfig {
+  unsigned blocks[3]{1, 1, 1};
+  unsigned threads[3]{1, 1, 1};
+  unsigned shared_bytes = 0;
+  StreamHandle stream = nullptr;
+  LaunchAttribute* attributes = nullptr;
+  unsigned attribute_count = 0;
+};
+static_assert(sizeof(LaunchConfig) == 56);
+
 using BatchAsync128 = Result (*)(DevicePointer*, DevicePointer*, std::size_t*, std::size_t, MemcpyAttributes*,
                                  std::size_t*, std::size_t, std::size_t* fail_index, StreamHandle);
 using BatchAsync130 = Result (*)(DevicePointer*, DevicePointer*, std::size_t*, std::size_t, MemcpyAttributes*,
                                  std::size_t*, std::size_t, StreamHandle);
 
 /// Every entry point but the batched copy: its member of Api, its name, and its parameters.
-#define KVBENCH_CUDA_ENTRIES(ENTRY)                                                                            \
-  ENTRY(init, "cuInit", (unsigned))                                                                            \
-  ENTRY(driver_get_version, "cuDriverGetVersion", (int*))                                                      \
-  ENTRY(get_error_name, "cuGetErrorName", (Result, const char**))                                              \
-  ENTRY(device_get_count, "cuDeviceGetCount", (int*))                                                          \
-  ENTRY(device_get, "cuDeviceGet", (Device*, int))                                                             \
-  ENTRY(device_get_name, "cuDeviceGetName", (char*, int, Device))                                              \
-  ENTRY(device_get_attribute, "cuDeviceGetAttribute", (int*, DeviceAttribute, Device))                         \
-  ENTRY(device_get_pci_bus_id, "cuDeviceGetPCIBusId", (char*, int, Device))                                    \
-  ENTRY(primary_ctx_retain, "cuDevicePrimaryCtxRetain", (Context*, Device))                                    \
-  ENTRY(primary_ctx_release, "cuDevicePrimaryCtxRelease", (Device))                                            \
-  ENTRY(ctx_get_current, "cuCtxGetCurrent", (Context*))                                                        \
-  ENTRY(ctx_set_current, "cuCtxSetCurrent", (Context))                                                         \
-  ENTRY(ctx_get_stream_priority_range, "cuCtxGetStreamPriorityRange", (int* least, int* greatest))             \
-  ENTRY(mem_get_info, "cuMemGetInfo", (std::size_t*, std::size_t*))                                            \
-  ENTRY(mem_alloc, "cuMemAlloc", (DevicePointer*, std::size_t))                                                \
-  ENTRY(mem_free, "cuMemFree", (DevicePointer))                                                                \
-  ENTRY(mem_host_alloc, "cuMemHostAlloc", (void**, std::size_t, unsigned))                                     \
-  ENTRY(mem_free_host, "cuMemFreeHost", (void*))                                                               \
-  ENTRY(mem_host_register, "cuMemHostRegister", (void*, std::size_t, unsigned))                                \
-  ENTRY(mem_host_unregister, "cuMemHostUnregister", (void*))                                                   \
-  ENTRY(mem_host_get_device_pointer, "cuMemHostGetDevicePointer", (DevicePointer*, void*, unsigned))           \
-  ENTRY(pointer_get_attributes, "cuPointerGetAttributes",                                                      \
-        (unsigned count, int* attributes, void** data, DevicePointer))                                         \
-  ENTRY(mem_retain_allocation_handle, "cuMemRetainAllocationHandle", (MappedHandle*, void*))                   \
-  ENTRY(mem_release, "cuMemRelease", (MappedHandle))                                                           \
-  ENTRY(stream_create_with_priority, "cuStreamCreateWithPriority", (StreamHandle*, unsigned, int priority))    \
-  ENTRY(stream_destroy, "cuStreamDestroy", (StreamHandle))                                                     \
-  ENTRY(stream_synchronize, "cuStreamSynchronize", (StreamHandle))                                             \
-  ENTRY(stream_query, "cuStreamQuery", (StreamHandle))                                                         \
-  ENTRY(stream_wait_event, "cuStreamWaitEvent", (StreamHandle, EventHandle, unsigned))                         \
-  ENTRY(thread_exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", (int* mode))                        \
-  ENTRY(stream_is_capturing, "cuStreamIsCapturing", (StreamHandle, int* status))                               \
-  ENTRY(stream_begin_capture, "cuStreamBeginCapture", (StreamHandle, int mode))                                \
-  ENTRY(stream_end_capture, "cuStreamEndCapture", (StreamHandle, Graph*))                                      \
-  ENTRY(graph_get_nodes, "cuGraphGetNodes", (Graph, void** nodes, std::size_t* count))                         \
-  ENTRY(graph_destroy, "cuGraphDestroy", (Graph))                                                              \
-  ENTRY(graph_instantiate, "cuGraphInstantiateWithFlags", (ExecutableGraph*, Graph, unsigned long long flags)) \
-  ENTRY(graph_launch, "cuGraphLaunch", (ExecutableGraph, StreamHandle))                                        \
-  ENTRY(graph_exec_destroy, "cuGraphExecDestroy", (ExecutableGraph))                                           \
-  ENTRY(event_create, "cuEventCreate", (EventHandle*, unsigned))                                               \
-  ENTRY(event_destroy, "cuEventDestroy", (EventHandle))                                                        \
-  ENTRY(event_record, "cuEventRecord", (EventHandle, StreamHandle))                                            \
-  ENTRY(event_query, "cuEventQuery", (EventHandle))                                                            \
-  ENTRY(event_elapsed_time, "cuEventElapsedTime", (float*, EventHandle, EventHandle))                          \
-  ENTRY(memcpy_htod_async, "cuMemcpyHtoDAsync", (DevicePointer, const void*, std::size_t, StreamHandle))       \
-  ENTRY(memcpy_dtoh_async, "cuMemcpyDtoHAsync", (void*, DevicePointer, std::size_t, StreamHandle))             \
-  ENTRY(memset_d8_async, "cuMemsetD8Async", (DevicePointer, unsigned char, std::size_t, StreamHandle))         \
-  ENTRY(module_load_data, "cuModuleLoadData", (Module*, const void*))                                          \
-  ENTRY(module_unload, "cuModuleUnload", (Module))                                                             \
-  ENTRY(module_get_function, "cuModuleGetFunction", (Function*, Module, const char*))                          \
-  ENTRY(func_set_attribute, "cuFuncSetAttribute", (Function, int attribute, int))                              \
-  ENTRY(                                                                                                       \
-      launch_kernel, "cuLaunchKernel",                                                                         \
-      (Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, StreamHandle, void**, void**))
+#define KVBENCH_CUDA_ENTRIES(ENTRY)                                                                                   \
+  ENTRY(init, "cuInit", (unsigned))                                                                                   \
+  ENTRY(driver_get_version, "cuDriverGetVersion", (int*))                                                             \
+  ENTRY(get_error_name, "cuGetErrorName", (Result, const char**))                                                     \
+  ENTRY(device_get_count, "cuDeviceGetCount", (int*))                                                                 \
+  ENTRY(device_get, "cuDeviceGet", (Device*, int))                                                                    \
+  ENTRY(device_get_name, "cuDeviceGetName", (char*, int, Device))                                                     \
+  ENTRY(device_get_attribute, "cuDeviceGetAttribute", (int*, DeviceAttribute, Device))                                \
+  ENTRY(device_get_pci_bus_id, "cuDeviceGetPCIBusId", (char*, int, Device))                                           \
+  ENTRY(primary_ctx_retain, "cuDevicePrimaryCtxRetain", (Context*, Device))                                           \
+  ENTRY(primary_ctx_release, "cuDevicePrimaryCtxRelease", (Device))                                                   \
+  ENTRY(ctx_get_current, "cuCtxGetCurrent", (Context*))                                                               \
+  ENTRY(ctx_set_current, "cuCtxSetCurrent", (Context))                                                                \
+  ENTRY(ctx_get_stream_priority_range, "cuCtxGetStreamPriorityRange", (int* least, int* greatest))                    \
+  ENTRY(mem_get_info, "cuMemGetInfo", (std::size_t*, std::size_t*))                                                   \
+  ENTRY(mem_alloc, "cuMemAlloc", (DevicePointer*, std::size_t))                                                       \
+  ENTRY(mem_free, "cuMemFree", (DevicePointer))                                                                       \
+  ENTRY(mem_host_alloc, "cuMemHostAlloc", (void**, std::size_t, unsigned))                                            \
+  ENTRY(mem_free_host, "cuMemFreeHost", (void*))                                                                      \
+  ENTRY(mem_host_register, "cuMemHostRegister", (void*, std::size_t, unsigned))                                       \
+  ENTRY(mem_host_unregister, "cuMemHostUnregister", (void*))                                                          \
+  ENTRY(mem_host_get_device_pointer, "cuMemHostGetDevicePointer", (DevicePointer*, void*, unsigned))                  \
+  ENTRY(pointer_get_attributes, "cuPointerGetAttributes",                                                             \
+        (unsigned count, int* attributes, void** data, DevicePointer))                                                \
+  ENTRY(mem_retain_allocation_handle, "cuMemRetainAllocationHandle", (MappedHandle*, void*))                          \
+  ENTRY(mem_release, "cuMemRelease", (MappedHandle))                                                                  \
+  ENTRY(stream_create_with_priority, "cuStreamCreateWithPriority", (StreamHandle*, unsigned, int priority))           \
+  ENTRY(stream_destroy, "cuStreamDestroy", (StreamHandle))                                                            \
+  ENTRY(stream_synchronize, "cuStreamSynchronize", (StreamHandle))                                                    \
+  ENTRY(stream_query, "cuStreamQuery", (StreamHandle))                                                                \
+  ENTRY(stream_wait_event, "cuStreamWaitEvent", (StreamHandle, EventHandle, unsigned))                                \
+  ENTRY(thread_exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", (int* mode))                               \
+  ENTRY(stream_is_capturing, "cuStreamIsCapturing", (StreamHandle, int* status))                                      \
+  ENTRY(stream_begin_capture, "cuStreamBeginCapture", (StreamHandle, int mode))                                       \
+  ENTRY(stream_end_capture, "cuStreamEndCapture", (StreamHandle, Graph*))                                             \
+  ENTRY(graph_get_nodes, "cuGraphGetNodes", (Graph, void** nodes, std::size_t* count))                                \
+  ENTRY(graph_destroy, "cuGraphDestroy", (Graph))                                                                     \
+  ENTRY(graph_instantiate, "cuGraphInstantiateWithFlags", (ExecutableGraph*, Graph, unsigned long long flags))        \
+  ENTRY(graph_launch, "cuGraphLaunch", (ExecutableGraph, StreamHandle))                                               \
+  ENTRY(graph_exec_destroy, "cuGraphExecDestroy", (ExecutableGraph))                                                  \
+  ENTRY(event_create, "cuEventCreate", (EventHandle*, unsigned))                                                      \
+  ENTRY(event_destroy, "cuEventDestroy", (EventHandle))                                                               \
+  ENTRY(event_record, "cuEventRecord", (EventHandle, StreamHandle))                                                   \
+  ENTRY(event_query, "cuEventQuery", (EventHandle))                                                                   \
+  ENTRY(event_elapsed_time, "cuEventElapsedTime", (float*, EventHandle, EventHandle))                                 \
+  ENTRY(memcpy_htod_async, "cuMemcpyHtoDAsync", (DevicePointer, const void*, std::size_t, StreamHandle))              \
+  ENTRY(memcpy_dtoh_async, "cuMemcpyDtoHAsync", (void*, DevicePointer, std::size_t, StreamHandle))                    \
+  ENTRY(memset_d8_async, "cuMemsetD8Async", (DevicePointer, unsigned char, std::size_t, StreamHandle))                \
+  ENTRY(module_load_data, "cuModuleLoadData", (Module*, const void*))                                                 \
+  ENTRY(module_unload, "cuModuleUnload", (Module))                                                                    \
+  ENTRY(module_get_function, "cuModuleGetFunction", (Function*, Module, const char*))                                 \
+  ENTRY(func_set_attribute, "cuFuncSetAttribute", (Function, int attribute, int))                                     \
+  ENTRY(                                                                                                              \
+      launch_kernel, "cuLaunchKernel",                                                                                \
+      (Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, StreamHandle, void**, void**)) \
+  ENTRY(launch_kernel_ex, "cuLaunchKernelEx", (const LaunchConfig*, Function, void**, void**))
 
 /// The entry points, resolved at run time.
 struct Api {

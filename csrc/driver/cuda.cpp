@@ -331,6 +331,17 @@ class CudaDriver final : public Driver {
   }
 
   void launch(Kernel kernel, Grid grid, void** arguments, Stream stream) override {
+    if (grid.cluster > 1) {
+      cuda::LaunchAttribute cluster{.id = cuda::kLaunchClusterDimension, .dimensions = {grid.cluster, 1, 1}};
+      const cuda::LaunchConfig config{.blocks = {grid.blocks, 1, 1},
+                                      .threads = {grid.threads, 1, 1},
+                                      .shared_bytes = grid.shared_bytes,
+                                      .stream = handle(stream),
+                                      .attributes = &cluster,
+                                      .attribute_count = 1};
+      check(api_.launch_kernel_ex(&config, handle(kernel), arguments, nullptr), "cuLaunchKernelEx");
+      return;
+    }
     check(api_.launch_kernel(handle(kernel), grid.blocks, 1, 1, grid.threads, 1, 1, grid.shared_bytes, handle(stream),
                              arguments, nullptr),
           "cuLaunchKernel");

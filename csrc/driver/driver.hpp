@@ -94,11 +94,13 @@ struct Memory {
   double register_s = 0;       ///< how long it then took to pin them
 };
 
-/// The shape of a launch; `shared_bytes` is the dynamic shared memory per block.
+/// The shape of a launch; `shared_bytes` is the dynamic shared memory per block. From sm_90 on, each `cluster` blocks
+/// in a row, of which `blocks` is a multiple, run side by side in one part of the GPU.
 struct Grid {
   unsigned blocks = 1;
   unsigned threads = 1;
   unsigned shared_bytes = 0;
+  unsigned cluster = 1;
 };
 
 struct FreeMemory {

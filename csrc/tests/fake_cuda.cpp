@@ -136,6 +136,34 @@ Result unload_module(void* module) {
   return --asked.modules, destroy(module);
 }
 Result find_function(void** function, void* module, const char*) { return *function = module, kSuccess; }
+Result launch(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned, unsigned, void* stream,
+              void** arguments, void**) {
+  asked.grid = blocks;
+  asked.cluster = 0;
+  return threads == 64 && *arguments != nullptr ? on(stream) : kInvalidValue;
+}
+/// CUlaunchConfig and CUlaunchAttribute of the headers of 12.0 and newer.
+struct LaunchAttribute {
+  int id;
+  char padding[4];
+  unsigned value[16];
+};
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  LaunchAttribute* attributes;
+  unsigned count;
+};
+Result launch_ex(const LaunchConfig* config, void*, void** arguments, void**) {
+  constexpr int kClusterDimension = 4;
+  const bool one_row = config->grid[1] * config->grid[2] * config->block[1] * config->block[2] == 1;
+  if (config->count != 1 || config->attributes->id != kClusterDimension || !one_row) return kInvalidValue;
+  const unsigned* cluster = config->attributes->value;
+  if (cluster[1] * cluster[2] != 1 || config->grid[0] % cluster[0] != 0 || config->shared != 48) return kInvalidValue;
+  asked.grid = config->grid[0];
+  asked.cluster = cluster[0];
+  return config->block[0] == 64 && *arguments != nullptr ? on(config->stream) : kInvalidValue;
+}
 Result retain_mapping(std::uint64_t*, void*) {
   return asked.memory.mapped ? (++asked.mappings, kSuccess) : kInvalidValue;
 }
@@ -230,6 +258,8 @@ void* find(const std::string& name, int version) {
   if (name == "cuModuleLoadData") return as_pointer(load_module);
   if (name == "cuModuleUnload") return as_pointer(unload_module);
   if (name == "cuModuleGetFunction") return as_pointer(find_function);
+  if (name == "cuLaunchKernel") return as_pointer(launch);
+  if (name == "cuLaunchKernelEx") return as_pointer(launch_ex);
   if (name == "cuMemRetainAllocationHandle") return as_pointer(retain_mapping);
   if (name == "cuMemRelease") return as_pointer(release_mapping);
   if (name == "cuPointerGetAttributes") return as_pointer(pointer_attributes);

@@ -34,6 +34,8 @@ struct FakeCuda {
   int allocated_on = 0;        ///< the device whose context was current when memory was last allocated or registered
   bool hints = false;          ///< whether the last batched copy named locations
   int modules = 0;             ///< that are loaded
+  unsigned grid = 0;           ///< thread blocks of the last launch
+  unsigned cluster = 0;        ///< of the last launch, 0: it asked for none
   int mappings = 0;            ///< whose handles are held
   int capture_status = 0;      ///< of every stream
   bool captures = false;       ///< another thread captures a graph in the mode global

@@ -373,6 +373,25 @@ void a_process_has_one_device_and_loads_a_kernel_once() {
   check::equal(asked.modules, modules + 2, "modules: a kernel stays");
 }
 
+void a_launch_requests_clusters_where_it_has_them() {
+  const auto driver = open_cuda(0, library(12040));
+  driver->bind_thread();
+  const OwnedStream stream(driver);
+  const Kernel kernel = driver->load_kernel({}, "kernel", 0);
+  int argument = 0;
+  std::array<void*, 1> arguments{&argument};
+  for (const auto& [blocks, cluster] : {std::pair{12U, 4U}, {3U, 1U}, {2U, 2U}}) {
+    const Grid grid{.blocks = blocks, .threads = 64, .shared_bytes = 48, .cluster = cluster};
+    driver->launch(kernel, grid, arguments.data(), stream.handle());
+    check::equal(asked_of(12040).grid, blocks, "blocks");
+    check::equal(asked_of(12040).cluster, cluster == 1 ? 0U : cluster, "cluster");
+  }
+  check::thrown<DriverError>([&] {
+    driver->launch(kernel, {.blocks = 3, .threads = 64, .shared_bytes = 48, .cluster = 2}, arguments.data(),
+                   stream.handle());
+  });
+}
+
 void a_capture_is_known_and_a_number_that_is_no_stream() {
   const auto driver = open_cuda(0, library(13000));
   const OwnedStream stream(driver);
@@ -412,6 +431,7 @@ int main() {
       {"a thread allocates and asks while another one captures",
        a_thread_allocates_and_asks_while_another_one_captures},
       {"a process has one device, and loads a kernel once", a_process_has_one_device_and_loads_a_kernel_once},
+      {"a launch requests clusters where it has them", a_launch_requests_clusters_where_it_has_them},
       {"a capture is known, and a number that is no stream", a_capture_is_known_and_a_number_that_is_no_stream},
       {"a sample is taken through the driver's events", a_sample_is_taken_through_the_driver_s_events},
   });
