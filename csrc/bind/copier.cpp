@@ -13,11 +13,11 @@ void copier(nb::module_& m) {
       .def(
           "__init__",
           [](CopyWay* self, unsigned sms, std::shared_ptr<SmKernel> aligned, std::shared_ptr<SmKernel> any,
-             std::size_t inline_up_to, bool one_by_one, const BatchOptions& batch) {
-            new (self) CopyWay{sms, one_by_one, std::move(aligned), std::move(any), inline_up_to, batch};
+             std::size_t inline_up_to, double pace_gbps, bool one_by_one, const BatchOptions& batch) {
+            new (self) CopyWay{sms, one_by_one, std::move(aligned), std::move(any), inline_up_to, pace_gbps, batch};
           },
           nb::kw_only(), "sms"_a = 0, "aligned"_a = nb::none(), "any"_a = nb::none(), "inline_up_to"_a = 0,
-          "one_by_one"_a = false, "batch"_a = BatchOptions{});
+          "pace_gbps"_a = 0.0, "one_by_one"_a = false, "batch"_a = BatchOptions{});
   nb::class_<CopyTable>(m, "CopyTable", "Which way serves which lists, by mean block size and number of blocks.")
       .def(
           "__init__",

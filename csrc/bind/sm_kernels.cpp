@@ -23,11 +23,14 @@ void sm_kernels(nb::module_& m) {
   m.def(
       "sm_copy",
       [](std::shared_ptr<SmKernel> kernel, const Words& sources, const Words& destinations, const Words& sizes,
-         Direction direction, unsigned sms, std::size_t inline_up_to) {
-        return make_sm_copy(std::move(kernel), list_of(sources, destinations, sizes), {sms, direction, inline_up_to});
+         Direction direction, unsigned sms, std::size_t inline_up_to, double pace_gbps) {
+        const SmOptions options{
+            .sms = sms, .direction = direction, .inline_up_to = inline_up_to, .pace_gbps = pace_gbps};
+        return make_sm_copy(std::move(kernel), list_of(sources, destinations, sizes), options);
       },
       "kernel"_a, "sources"_a.noconvert(), "destinations"_a.noconvert(), "sizes"_a.noconvert(), "direction"_a,
-      nb::kw_only(), "sms"_a, "inline_up_to"_a, nb::keep_alive<0, 2>(), nb::keep_alive<0, 3>(), nb::keep_alive<0, 4>());
+      nb::kw_only(), "sms"_a, "inline_up_to"_a, "pace_gbps"_a = 0.0, nb::keep_alive<0, 2>(), nb::keep_alive<0, 3>(),
+      nb::keep_alive<0, 4>());
   nb::class_<GatherKernel>(m, "GatherKernel", "The gather kernel for rows of one size, loaded on one device.")
       .def(
           "__init__",

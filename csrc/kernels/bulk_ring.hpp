@@ -2,6 +2,7 @@
 // `Warp` is a warp of the GPU (sm_copy.cu) or its replay on the host (tests/replayed_warp.hpp).
 #pragma once
 
+#include "pacer.hpp"
 #include "piece_map.hpp"
 
 namespace kvbench {
@@ -66,9 +67,11 @@ KVBENCH_BOTH constexpr u32 stage_pitch(u32 piece_bytes) { return piece_bytes + k
 ///   2. Stage 4 has to have received piece 4: its barrier completes phase 4 / 6 (parity 0).
 ///
 /// So kDepth - kStoring pieces are on their way in, and up to kStoring on their way out. At the end every store is
-/// awaited: the stages live no longer than the thread block.
-template <u32 kDepth, u32 kPieceBytes, typename Warp>
-KVBENCH_BOTH void copy_through_ring(Warp& warp, const List& list, Share share) {
+/// awaited: the stages live no longer than the thread block. What crosses the link waits for its slot of `pacer`: loads
+/// from the host, or stores to it.
+template <u32 kDepth, u32 kPieceBytes, typename Warp, typename SomePacer>
+KVBENCH_BOTH void copy_through_ring(Warp& warp, const List& list, Share share, SomePacer pacer) {
+  const bool host_is_source = list.host_is_source != 0;
   constexpr u32 kStoring = 2;
   constexpr u32 kAhead = kDepth - kStoring;
   const u32 count = share.last - share.first;
@@ -78,11 +81,12 @@ KVBENCH_BOTH void copy_through_ring(Warp& warp, const List& list, Share share) {
     if (step < count) {
       const u32 stage = step % kDepth;
       const Piece piece = loads.at(share.first + step);
-      const u32 phase = static_cast<u32>((list.host_is_source != 0 ? piece.source : piece.destination) % kLineBytes);
+      const u32 phase = static_cast<u32>((host_is_source ? piece.source : piece.destination) % kLineBytes);
       const u32 place = warp.ring() + stage * stage_pitch(kPieceBytes) + phase;
       waiting.put(stage, {piece.destination, piece.bytes, place});
       if (warp.issues()) {
         if (step >= kDepth) warp.template wait_until_read<kStoring - 1>();
+        if (host_is_source) pacer.wait(warp, piece.bytes);
         warp.expect(stage, piece.bytes);
         warp.load(place, piece.source, piece.bytes, stage);
       }
@@ -93,6 +97,7 @@ KVBENCH_BOTH void copy_through_ring(Warp& warp, const List& list, Share share) {
       const Waiting piece = waiting.get(stage);
       if (warp.issues()) {
         warp.wait_until_loaded(stage, storing / kDepth % 2);
+        if (!host_is_source) pacer.wait(warp, piece.bytes);
         warp.store(piece.destination, piece.place, piece.bytes);
       }
       warp.meet();

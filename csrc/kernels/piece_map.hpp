@@ -55,7 +55,8 @@ struct Ids {
 /// A swap as written by the host, in one of three forms; offsets are into the bytes at `table`.
 /// Blocks of one size: one Row per block. Mixed sizes (lengths_at > 0): one Row per piece, and their lengths.
 /// Where they can, blocks of one size take half of the bytes (ids_at > 0): one Row, and the Ids of the blocks, which
-/// count words of 16 bytes from there.
+/// count words of 16 bytes from there. A kernel that is held at a rate takes `ps_per_byte` picoseconds a warp for a
+/// byte.
 struct List {
   u64 table;
   u64 lengths_at;
@@ -64,6 +65,7 @@ struct List {
   u32 pieces;
   u32 pieces_a_block;
   u32 host_is_source;
+  u32 ps_per_byte;
 };
 
 /// A list short enough to be passed with the launch.

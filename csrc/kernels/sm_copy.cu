@@ -3,7 +3,7 @@
 //
 // One kernel shape per compilation: the method KVBENCH_METHOD (lanes, words or bulk), KVBENCH_WARPS warps per thread
 // block, each with KVBENCH_DEPTH stages (bulk) or loads per lane (lanes, words) in flight, and pieces of
-// KVBENCH_PIECE_BYTES.
+// KVBENCH_PIECE_BYTES. With KVBENCH_PACED the kernel is held at the rate that its list names.
 #include "bulk_ring.hpp"
 
 #ifndef KVBENCH_METHOD
@@ -11,6 +11,9 @@
 #define KVBENCH_WARPS 8
 #define KVBENCH_DEPTH 6
 #define KVBENCH_PIECE_BYTES 4096
+#endif
+#ifndef KVBENCH_PACED
+#define KVBENCH_PACED 0
 #endif
 
 using namespace kvbench;
@@ -29,6 +32,35 @@ __device__ __forceinline__ Waiting shuffled(const Waiting& piece, u32 lane) {
   return {__shfl_sync(~0u, piece.destination, lane), __shfl_sync(~0u, piece.bytes, lane),
           __shfl_sync(~0u, piece.place, lane)};
 }
+
+/// The GPU's clock, which counts nanoseconds at any frequency of its SMs.
+struct GlobalTimer {
+  __device__ u64 now_ns() const {
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+  }
+};
+
+/// The same, alike for all lanes of a warp.
+struct WarpTimer {
+  __device__ u64 now_ns() const { return __shfl_sync(~0u, GlobalTimer().now_ns(), 0); }
+};
+
+// Which part of a slot late pieces make up. A ring has the bytes of the next slots already. Lanes wait for those of
+// kDepth rows, and then are late for all of them.
+constexpr u32 kMadeUpByRing = 8;
+constexpr u32 kMadeUpByLanes = 2;
+
+#if KVBENCH_PACED
+/// The slots of this warp, whose pieces are `piece_bytes` each. Those of one thread block are spread among all.
+__device__ __forceinline__ Pacer pacer_of(const List& list, u32 piece_bytes, u32 made_up) {
+  const u32 rank = threadIdx.x / 32 * gridDim.x + blockIdx.x;
+  return {list.ps_per_byte, piece_bytes, rank, gridDim.x * kWarps, made_up, GlobalTimer().now_ns()};
+}
+#else
+__device__ __forceinline__ NoPacer pacer_of(const List&, u32, u32) { return {}; }
+#endif
 
 /// This warp of the GPU: a value a lane, and its ring with a barrier for every stage.
 class Warp {
@@ -55,6 +87,7 @@ class Warp {
   __device__ bool issues() const { return threadIdx.x % 32 == 0; }
   __device__ u32 ring() const { return ring_; }
   __device__ void meet() const { __syncwarp(); }
+  __device__ u64 now_ns() const { return GlobalTimer().now_ns(); }
 
 #if __CUDA_ARCH__ >= 900
   __device__ void make_barriers(u32 count) const {
@@ -117,37 +150,60 @@ __device__ __forceinline__ void store_16(void* to, uint4 value) {
                : "memory");
 }
 
+/// Not inlined: a kernel for any alignment has more than a hundred rows.
+__device__ __noinline__ void wait_for_row(Pacer& pacer, u32 bytes) { pacer.wait(WarpTimer(), bytes); }
+__device__ __forceinline__ void wait_for_row(const NoPacer&, u32) {}
+
+/// Which side of a copy is the host's, and when what crosses the link may do so.
+template <typename SomePacer>
+struct Link {
+  /// Waits for the slot of a row of words, if it is of the side of the host and has any of the words [skew, end).
+  template <typename Word>
+  __device__ void wait(bool is_host_side, u32 row, u32 skew, u32 end) {
+    if (!is_host_side || row >= end) return;
+    const u32 first = row > skew ? row : skew, last = row + 32 < end ? row + 32 : end;
+    if (first < last) wait_for_row(pacer, (last - first) * sizeof(Word));
+  }
+
+  bool host_is_source;
+  SomePacer pacer;
+};
+
 /// Copies words [0, words) with a whole warp; every lane issues kDepth loads before its first store. Lanes begin `skew`
 /// words early, so that the accesses of a warp are aligned to lines of the host side.
-template <typename Word, typename Load, typename Store>
-__device__ __forceinline__ void move_words(const char* from, char* to, u32 words, u32 skew, Load load, Store store) {
+template <typename Word, typename SomeLink, typename Load, typename Store>
+__device__ __forceinline__ void move_words(const char* from, char* to, u32 words, u32 skew, SomeLink& link, Load load,
+                                           Store store) {
   const u32 end = words + skew;
   for (u32 done = 0; done < end; done += 32 * kDepth) {
     Word held[kDepth];
 #pragma unroll
     for (u32 i = 0; i < kDepth; ++i) {
       const u32 at = done + 32 * i + threadIdx.x % 32;
+      link.template wait<Word>(link.host_is_source, done + 32 * i, skew, end);
       if (at >= skew && at < end) held[i] = load(from + static_cast<u64>(at - skew) * sizeof(Word));
     }
 #pragma unroll
     for (u32 i = 0; i < kDepth; ++i) {
       const u32 at = done + 32 * i + threadIdx.x % 32;
+      link.template wait<Word>(!link.host_is_source, done + 32 * i, skew, end);
       if (at >= skew && at < end) store(to + static_cast<u64>(at - skew) * sizeof(Word), held[i]);
     }
   }
 }
 
-template <typename Word>
-__device__ __forceinline__ void copy_plain(const char* from, char* to, u32 words, u32 skew = 0) {
+template <typename Word, typename SomeLink>
+__device__ __forceinline__ void copy_plain(SomeLink& link, const char* from, char* to, u32 words, u32 skew = 0) {
   move_words<Word>(
-      from, to, words, skew, [](const char* at) { return *reinterpret_cast<const volatile Word*>(at); },
+      from, to, words, skew, link, [](const char* at) { return *reinterpret_cast<const volatile Word*>(at); },
       [](char* at, Word value) { *reinterpret_cast<Word*>(at) = value; });
 }
 
 /// Every address and size a multiple of 16.
-__device__ __forceinline__ void copy_wide(const char* from, char* to, u32 words, u32 skew) {
+template <typename SomeLink>
+__device__ __forceinline__ void copy_wide(SomeLink& link, const char* from, char* to, u32 words, u32 skew) {
   move_words<uint4>(
-      from, to, words, skew, [](const char* at) { return load_16(at); },
+      from, to, words, skew, link, [](const char* at) { return load_16(at); },
       [](char* at, uint4 value) { store_16(at, value); });
 }
 
@@ -156,32 +212,33 @@ __device__ __forceinline__ u32 skew_of(u64 source, u64 destination, bool host_is
   return static_cast<u32>((host_is_source ? source : destination) % kLineBytes) / width;
 }
 
-__device__ __forceinline__ void copy_piece(const Piece& piece, bool host_is_source) {
+template <typename SomeLink>
+__device__ __forceinline__ void copy_piece(SomeLink& link, const Piece& piece) {
   const Accesses accesses = accesses_of(piece.source, piece.destination, piece.bytes);
   const char* from = reinterpret_cast<const char*>(piece.source);
   char* to = reinterpret_cast<char*>(piece.destination);
-  copy_plain<unsigned char>(from, to, accesses.head);
+  copy_plain<unsigned char>(link, from, to, accesses.head);
   from += accesses.head;
   to += accesses.head;
-  const u32 skew = skew_of(reinterpret_cast<u64>(from), reinterpret_cast<u64>(to), host_is_source, accesses.width);
+  const u32 skew = skew_of(reinterpret_cast<u64>(from), reinterpret_cast<u64>(to), link.host_is_source, accesses.width);
   switch (accesses.width) {
     case 16:
-      copy_wide(from, to, accesses.words, skew);
+      copy_wide(link, from, to, accesses.words, skew);
       break;
     case 8:
-      copy_plain<u64>(from, to, accesses.words, skew);
+      copy_plain<u64>(link, from, to, accesses.words, skew);
       break;
     case 4:
-      copy_plain<u32>(from, to, accesses.words, skew);
+      copy_plain<u32>(link, from, to, accesses.words, skew);
       break;
     case 2:
-      copy_plain<unsigned short>(from, to, accesses.words, skew);
+      copy_plain<unsigned short>(link, from, to, accesses.words, skew);
       break;
     default:
-      copy_plain<unsigned char>(from, to, accesses.words, skew);
+      copy_plain<unsigned char>(link, from, to, accesses.words, skew);
   }
   const u64 moved = static_cast<u64>(accesses.words) * accesses.width;
-  copy_plain<unsigned char>(from + moved, to + moved, accesses.tail);
+  copy_plain<unsigned char>(link, from + moved, to + moved, accesses.tail);
 }
 
 __device__ __forceinline__ Share share_of_warp(const List& list) {
@@ -192,17 +249,20 @@ __device__ __forceinline__ Share share_of_warp(const List& list) {
 __device__ __forceinline__ void copy_lanes(const List& list) {
   const Share share = share_of_warp(list);
   PieceReader<Warp> reader(list, share, kPieceBytes);
-  for (u32 piece = share.first; piece < share.last; ++piece) copy_piece(reader.at(piece), list.host_is_source != 0);
+  Link<decltype(pacer_of(list, 0, 0))> link{list.host_is_source != 0,
+                                            pacer_of(list, 32 * sizeof(uint4), kMadeUpByLanes)};
+  for (u32 piece = share.first; piece < share.last; ++piece) copy_piece(link, reader.at(piece));
 }
 
 /// Every address and size a multiple of 16, for few blocks: one loop, and warps that take every n-th piece. An idle GPU
 /// fetches each instruction again, and more of them take longer than to copy few blocks.
 __device__ __forceinline__ void copy_words(const List& list) {
-  const bool host_is_source = list.host_is_source != 0;
+  Link<NoPacer> link{list.host_is_source != 0, {}};
   for (u32 i = threadIdx.x / 32 * gridDim.x + blockIdx.x; i < list.pieces; i += gridDim.x * kWarps) {
     const Piece piece = read_piece(list, i, kPieceBytes);
-    copy_wide(reinterpret_cast<const char*>(piece.source), reinterpret_cast<char*>(piece.destination),
-              piece.bytes / sizeof(uint4), skew_of(piece.source, piece.destination, host_is_source, sizeof(uint4)));
+    copy_wide(link, reinterpret_cast<const char*>(piece.source), reinterpret_cast<char*>(piece.destination),
+              piece.bytes / sizeof(uint4),
+              skew_of(piece.source, piece.destination, link.host_is_source, sizeof(uint4)));
   }
 }
 
@@ -215,7 +275,7 @@ __device__ __forceinline__ void copy_bulk(const List& list) {
   const Warp warp(static_cast<u32>(__cvta_generic_to_shared(stages)) + first * stage_pitch(kPieceBytes),
                   static_cast<u32>(__cvta_generic_to_shared(barriers + first)));
   if (warp.issues()) warp.make_barriers(kDepth);
-  copy_through_ring<kDepth, kPieceBytes>(warp, list, share_of_warp(list));
+  copy_through_ring<kDepth, kPieceBytes>(warp, list, share_of_warp(list), pacer_of(list, kPieceBytes, kMadeUpByRing));
 #endif
 }
 

@@ -184,7 +184,9 @@ ListCopier& BlockCopier::copier(std::size_t way_at, Direction direction, bool an
   std::unique_ptr<ListCopier>& made = copiers_[way_at * kCombinations + index_of(direction, any)];
   if (made) return *made;
   if (way.sms > 0) {
-    made = make_sm_copier({way.aligned, way.any}, {way.sms, direction, way.inline_up_to}, slots_);
+    const SmOptions options{
+        .sms = way.sms, .direction = direction, .inline_up_to = way.inline_up_to, .pace_gbps = way.pace_gbps};
+    made = make_sm_copier({way.aligned, way.any}, options, slots_);
   } else if (way.one_by_one) {
     made = make_loop_copier(driver_, direction);
   } else {

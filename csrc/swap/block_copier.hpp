@@ -22,6 +22,7 @@ struct CopyWay {
   std::shared_ptr<const SmKernel> aligned;
   std::shared_ptr<const SmKernel> any;
   std::size_t inline_up_to = 0;
+  double pace_gbps = 0;  ///< the rate at which the kernel is held; 0: none
   BatchOptions batch;
 };
 

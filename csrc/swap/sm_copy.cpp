@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -14,6 +15,24 @@ namespace kvbench {
 namespace {
 
 std::size_t pieces_of(std::size_t bytes, std::size_t piece_bytes) { return (bytes + piece_bytes - 1) / piece_bytes; }
+
+/// How many thread blocks of a grid lie side by side, where they slow the other work of the GPU less: a decode step
+/// beside 4 of them took 1.53x in place of 1.93x (H200, d2h). To start them takes 0.5 to 1.5 us more, which a swap
+/// of few `bytes` would notice. Of a grid that takes most of the GPU not all clusters would run at once: a part of it
+/// can have a number of SMs that no cluster divides.
+unsigned cluster_of(unsigned blocks, std::size_t bytes, const DeviceInfo& info) {
+  constexpr int kFromMajor = 9;
+  constexpr std::size_t kFromBytes = std::size_t{4} << 20;
+  const bool many = 2 * blocks > static_cast<unsigned>(info.sm_count);
+  if (info.compute_major < kFromMajor || many || bytes < kFromBytes) return 1;
+  return blocks % 4 == 0 ? 4 : blocks % 2 == 0 ? 2 : 1;
+}
+
+/// The bytes of a list, at most: the last piece of a block can be shorter.
+std::size_t bytes_of(const List& list, std::size_t piece_bytes) {
+  if (list.lengths_at > 0) return list.pieces * piece_bytes;
+  return list.pieces / list.pieces_a_block * list.block_bytes;
+}
 
 u32 checked_pieces(std::size_t pieces) {
   if (pieces > std::numeric_limits<u32>::max()) throw DriverError("sm_copy", "2^32 pieces or more");
@@ -128,6 +147,7 @@ class SmQueue {
   SmQueue(SmKernels kernels, SmOptions options, std::shared_ptr<ListSlots> slots = nullptr)
       : kernels_(std::move(kernels)),
         sms_(options.sms),
+        pace_gbps_(options.pace_gbps),
         lists_(options.lists),
         inline_up_to_(std::min<std::size_t>(options.inline_up_to, kInlineTableBytes)),
         slots_(slots ? std::move(slots) : std::make_shared<ListSlots>(kernels_.any->driver(), options.lists)) {
@@ -164,24 +184,33 @@ class SmQueue {
   }
 
  private:
+  /// How long one of `warps` takes for a byte, so that all keep the pace.
+  [[nodiscard]] u32 ps_per_byte(u32 warps) const {
+    constexpr double kMost = std::numeric_limits<u32>::max();
+    return pace_gbps_ > 0 ? static_cast<u32>(std::min(kMost, std::round(1e3 * warps / pace_gbps_))) : 0;
+  }
   static void* table_of(const ListSlot& slot) { return reinterpret_cast<void*>(slot.pinned.address()); }
 
   void submit(List list, const SmKernel& kernel, ListSlot* slot, std::size_t bytes, Stream stream) {
     const unsigned grid = std::min(list.pieces, sms_);  // thread blocks without pieces would only start and end
+    const std::size_t list_bytes = bytes_of(list, kernel.shape().piece_bytes);
+    const unsigned cluster = cluster_of(grid, list_bytes, kernel.driver()->info());
+    list.ps_per_byte = ps_per_byte(std::min(list.pieces, grid * kernel.shape().warps));
     if (!slot) {
       inline_.list = list;
       std::array<void*, 1> arguments{&inline_};
-      kernel.launch(bytes, grid, arguments.data(), stream);
+      kernel.launch(bytes, grid, cluster, arguments.data(), stream);
       return;
     }
     list.table = slot->pinned.device_address();
     std::array<void*, 1> arguments{&list};
-    kernel.launch(0, grid, arguments.data(), stream);
+    kernel.launch(0, grid, cluster, arguments.data(), stream);
     slot->launched(stream);
   }
 
   SmKernels kernels_;
   unsigned sms_;
+  double pace_gbps_;
   std::size_t lists_;
   std::size_t inline_up_to_;
   InlineList inline_{};
@@ -236,9 +265,10 @@ SmKernel::SmKernel(std::shared_ptr<Driver> driver, std::span<const std::byte> cu
   short_ = load(name + "_short");
 }
 
-void SmKernel::launch(std::size_t inline_bytes, unsigned sms, void** arguments, Stream stream) const {
+void SmKernel::launch(std::size_t inline_bytes, unsigned blocks, unsigned cluster, void** arguments,
+                      Stream stream) const {
   const Kernel kernel = inline_bytes == 0 ? reads_ : inline_bytes <= kShortTableBytes ? short_ : inline_;
-  driver_->launch(kernel, {sms, shape_.warps * 32, shared_bytes_}, arguments, stream);
+  driver_->launch(kernel, {blocks, shape_.warps * 32, shared_bytes_, cluster}, arguments, stream);
 }
 
 std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, Descriptors descriptors, SmOptions options) {

@@ -31,9 +31,9 @@ class SmKernel {
 
   [[nodiscard]] std::shared_ptr<Driver> driver() const { return driver_; }
   [[nodiscard]] const SmShape& shape() const { return shape_; }
-  /// Launches `sms` thread blocks with `arguments`, of which `inline_bytes` are the table of an inline list; 0: the
-  /// list is read in place.
-  void launch(std::size_t inline_bytes, unsigned sms, void** arguments, Stream stream) const;
+  /// Launches thread blocks, `cluster` side by side, with `arguments`, of which `inline_bytes` are the table of an
+  /// inline list; 0: the list is read in place.
+  void launch(std::size_t inline_bytes, unsigned blocks, unsigned cluster, void** arguments, Stream stream) const;
 
  private:
   std::shared_ptr<Driver> driver_;
@@ -64,6 +64,7 @@ struct SmOptions {
   std::size_t inline_up_to = 0;          ///< a list of up to this many bytes is passed with the launch
   std::size_t lists = 2;                 ///< longer lists for which there are slots at once
   std::size_t list_bytes = 0;            ///< length of a list for which room is made at once
+  double pace_gbps = 0;                  ///< the rate at which a kernel that was compiled for it is held; 0: none
 };
 
 /// One kernel launch that copies every descriptor.

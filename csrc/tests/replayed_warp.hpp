@@ -16,7 +16,8 @@ namespace kvbench {
 enum class Pace : std::uint8_t { early, late, random };
 
 /// A warp of 32 lanes on the host, for the ring of bulk copies: mbarriers with a phase and a transaction count, loads
-/// that complete in any order, and groups of stores that read their stage late. Misuse is a failed check.
+/// that complete in any order, and groups of stores that read their stage late. Misuse is a failed check. Its clock
+/// goes on by 10 ns with each look.
 class ReplayedWarp {
  public:
   template <typename Value>
@@ -44,6 +45,7 @@ class ReplayedWarp {
   bool issues() const { return true; }
   u32 ring() const { return kRing; }
   void meet() const {}
+  u64 now_ns() const { return now_ns_ += 10; }
 
   void expect(u32 stage, u32 bytes) {
     Barrier& barrier = barriers_.at(stage);
@@ -56,6 +58,7 @@ class ReplayedWarp {
     check::that(place % 16 == 0 && source % 16 == 0 && bytes % 16 == 0, "a bulk copy is aligned to 16 bytes");
     check::that(place >= kRing && place + bytes <= shared_.size(), "a load stays inside the ring");
     if (host_is_source_) check::equal(place % kLineBytes, source % kLineBytes, "the place in a line of the host");
+    loads_ns_.push_back(now_ns_);
     pending_loads_.push_back({source, place, bytes, stage});
     stores_beside_load_ = pending_stores_.size();
     if (now(loads_at_)) finish_loads();
@@ -68,6 +71,7 @@ class ReplayedWarp {
   }
   void store(u64 destination, u32 place, u32 bytes) {
     if (!host_is_source_) check::equal(place % kLineBytes, destination % kLineBytes, "the place in a line of the host");
+    stores_ns_.push_back(now_ns_);
     pending_stores_.push_back({place, destination, bytes});
     if (now(stores_at_)) finish_stores(0);
   }
@@ -83,6 +87,9 @@ class ReplayedWarp {
     check::that(pending_stores_.empty(), "every store is awaited");
     for (const Barrier& barrier : barriers_) check::that(!barrier.arrived, "every piece is stored");
   }
+  /// When each load and each store was issued.
+  const std::vector<u64>& loads_ns() const { return loads_ns_; }
+  const std::vector<u64>& stores_ns() const { return stores_ns_; }
   std::size_t most_loads() const { return most_loads_; }
   /// Stores that may still read their stage, while the last load was issued.
   std::size_t stores_beside_load() const { return stores_beside_load_; }
@@ -143,6 +150,8 @@ class ReplayedWarp {
   std::mt19937 random_;
   std::vector<Load> pending_loads_;
   std::deque<Store> pending_stores_;
+  mutable u64 now_ns_ = 0;
+  std::vector<u64> loads_ns_, stores_ns_;
   std::size_t most_loads_ = 0;
   std::size_t stores_beside_load_ = 0;
 };

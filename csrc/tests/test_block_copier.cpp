@@ -230,6 +230,21 @@ void the_table_decides_by_size_and_count() {
   check::that(bench.copied(*copier, bench.list(4, 96, Direction::d2h)) == Noted{"batch 4 stream"}, "d2h");
 }
 
+void a_way_by_kernel_is_held_at_its_pace() {
+  CopierBench bench;
+  for (const double pace_gbps : {0.0, 24.0}) {
+    CopyWay way;
+    way.sms = 3;
+    way.any = bench.kernel(SmMethod::lanes);
+    way.pace_gbps = pace_gbps;
+    BlockCopier copier(bench.driver, {way}, both_ways(0));
+    for (const Direction direction : {Direction::h2d, Direction::d2h}) {
+      bench.check_launched(copier, bench.list(1000, 64, direction));
+      check::equal(bench.driver->launched.ps_per_byte, pace_gbps > 0 ? 3U * 16 * 1000 / 24 : 0U, "pace");
+    }
+  }
+}
+
 void the_stream_is_asked_only_where_its_answer_matters() {
   CopierBench bench;
   const auto copier = bench.copier({always(2, Direction::h2d), always(0, Direction::h2d, true),
@@ -1264,6 +1279,7 @@ int main() {
       {"any list in any memory is copied, or refused at its first wrong entry",
        any_list_in_any_memory_is_copied_or_refused_at_its_first_wrong_entry},
       {"the table decides by size and count", the_table_decides_by_size_and_count},
+      {"a way by kernel is held at its pace", a_way_by_kernel_is_held_at_its_pace},
       {"the stream is asked only where its answer matters", the_stream_is_asked_only_where_its_answer_matters},
       {"between kernels the stream is asked for larger lists only",
        between_kernels_the_stream_is_asked_for_larger_lists_only},

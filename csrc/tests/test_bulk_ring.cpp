@@ -44,10 +44,10 @@ struct Blocks {
   List list{};
 };
 
-template <u32 kDepth>
-ReplayedWarp copy(const Blocks& blocks, Share share, Pace loads, Pace stores, u32 seed = 1) {
+template <u32 kDepth, typename SomePacer = NoPacer>
+ReplayedWarp copy(const Blocks& blocks, Share share, Pace loads, Pace stores, u32 seed = 1, SomePacer pacer = {}) {
   ReplayedWarp warp(kDepth, stage_pitch(kPieceBytes), loads, stores, blocks.list.host_is_source != 0, seed);
-  copy_through_ring<kDepth, kPieceBytes>(warp, blocks.list, share);
+  copy_through_ring<kDepth, kPieceBytes>(warp, blocks.list, share, pacer);
   warp.end();
   return warp;
 }
@@ -95,6 +95,30 @@ void the_ring_keeps_as_much_in_flight_as_it_has_stages() {
   check::equal(warp.stores_beside_load(), std::size_t{1}, "stores in flight beside a load");
 }
 
+void what_crosses_the_link_waits_for_its_slot() {
+  constexpr u32 kPsPerByte = 2000;
+  constexpr u64 kSlotNs = u64{192} * kPsPerByte / 1000;
+  for (const bool host_is_source : {true, false}) {
+    for (const Pace loads : kPaces) {
+      for (const Pace stores : kPaces) {
+        const Blocks blocks(70, 192, host_is_source);
+        const Pacer pacer(kPsPerByte, 192, 1, 2, 8, 0);
+        const ReplayedWarp warp = copy<6>(blocks, {0, 70}, loads, stores, 7, pacer);
+        for (u32 i = 0; i < 70; ++i) check::that(blocks.arrived(i), "a piece that is held at a rate arrived");
+        const auto& crossed = host_is_source ? warp.loads_ns() : warp.stores_ns();
+        for (std::size_t i = 0; i < crossed.size(); ++i) {
+          const u64 due = i * kSlotNs + kSlotNs / 2;
+          check::that(crossed[i] >= due && crossed[i] <= due + 40, "a piece crosses the link in its slot");
+        }
+        for (std::size_t i = 0; i < 70; ++i) {  // loads on the device go ahead as usual, stores there follow as usual
+          if (host_is_source) check::equal(warp.stores_ns()[i], crossed[std::min<std::size_t>(i + 4, 69)], "a store");
+          if (!host_is_source) check::equal(warp.loads_ns()[i], i < 5 ? 0 : crossed[i - 5], "a load");
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -103,5 +127,6 @@ int main() {
       {"a share is copied and nothing else", a_share_is_copied_and_nothing_else},
       {"blocks of several pieces arrive whole", blocks_of_several_pieces_arrive_whole},
       {"the ring keeps as much in flight as it has stages", the_ring_keeps_as_much_in_flight_as_it_has_stages},
+      {"what crosses the link waits for its slot", what_crosses_the_link_waits_for_its_slot},
   });
 }

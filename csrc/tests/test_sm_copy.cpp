@@ -22,10 +22,17 @@ using namespace kvbench;
 /// The host device with a GPU's launch: it reads the list as the kernel does and copies its pieces at once.
 class LaunchingDriver final : public ForwardingDriver {
  public:
+  static DeviceInfo hopper() {
+    DeviceInfo info;
+    info.compute_major = 9;
+    info.sm_count = 132;
+    return info;
+  }
   void copy(Address destination, Address source, std::size_t bytes, Direction direction, Stream stream) override {
     ForwardingDriver::copy(destination, source, bytes, direction, stream);
     ++copies;
   }
+  const DeviceInfo& info() const override { return device; }
   Kernel load_kernel(std::span<const std::byte>, const char* name, std::size_t) override {
     names.emplace_back(name);
     return names.size();
@@ -44,6 +51,7 @@ class LaunchingDriver final : public ForwardingDriver {
       list = *static_cast<List*>(arguments[0]);
     }
     host_is_source = list.host_is_source != 0;
+    ps_per_byte = list.ps_per_byte;
     for (u32 piece = 0; piece < list.pieces; ++piece) {
       const Piece read = read_piece(list, piece, piece_bytes);
       check::that(read.bytes > 0 && read.bytes <= piece_bytes, "a piece is neither empty nor too large");
@@ -52,7 +60,9 @@ class LaunchingDriver final : public ForwardingDriver {
     }
   }
 
+  DeviceInfo device = hopper();
   u32 piece_bytes = 0;
+  u32 ps_per_byte = 0;
   std::vector<std::string> names;
   std::string launched;
   Grid last_grid;
@@ -159,6 +169,42 @@ void short_lists_come_with_the_launch_and_the_grid_is_no_larger_than_the_work() 
   bench.run(*make_sm_copy(bench.kernel, few.view(), {8, Direction::h2d, 0}));
   check::equal(bench.driver->launched, std::string("kvbench_sm_lanes"), "kernel of a list that is read");
   check::equal(bench.driver->last_grid.blocks, 3U, "blocks");
+}
+
+void thread_blocks_lie_in_the_largest_clusters_that_divide_the_grid() {
+  Bench bench({SmMethod::lanes, 16, 8, 4096}, 5 << 20);
+  const auto cluster = [&](unsigned sms, const std::vector<std::size_t>& sizes = std::vector<std::size_t>(70, 61'440)) {
+    const DescriptorList list = laid_out(bench, sizes);
+    bench.run(*make_sm_copy(bench.kernel, list.view(), {.sms = sms}));
+    check::equal(bench.driver->last_grid.blocks, sms, "blocks");
+    return bench.driver->last_grid.cluster;
+  };
+  for (const auto& [sms, wanted] : std::map<unsigned, unsigned>{{1, 1}, {2, 2}, {3, 1}, {4, 4}, {6, 2}, {8, 4}}) {
+    check::equal(cluster(sms), wanted, "cluster of " + std::to_string(sms) + " SMs");
+  }
+  check::equal(cluster(4, std::vector<std::size_t>(69, 60'000)), 1U, "cluster of a swap of few bytes");
+  check::equal(cluster(4, std::vector<std::size_t>(1000, 100)), 1U, "cluster of many blocks of few bytes");
+  std::vector<std::size_t> mixed(70, 61'440);
+  mixed.back() = 100;
+  check::equal(cluster(4, mixed), 4U, "cluster of two sizes");
+  check::equal(cluster(64), 4U, "cluster of half of the GPU");
+  check::equal(cluster(68), 1U, "cluster of more than half of the GPU");
+  bench.driver->device.compute_major = 8;
+  check::equal(cluster(4), 1U, "cluster where there are none");
+}
+
+void the_warps_keep_the_pace_together() {
+  Bench bench({.method = SmMethod::lanes, .warps = 8, .piece_bytes = 1000});
+  const auto ps_per_byte = [&](double pace_gbps, std::size_t pieces, unsigned sms = 4) {
+    const DescriptorList list = laid_out(bench, std::vector<std::size_t>(pieces, 1000));
+    bench.run(*make_sm_copy(bench.kernel, list.view(), {.sms = sms, .pace_gbps = pace_gbps}));
+    return bench.driver->ps_per_byte;
+  };
+  check::equal(ps_per_byte(0, 100), 0U, "without a pace");
+  check::equal(ps_per_byte(40, 100), 800U, "32 warps of 1.25 GB/s each");
+  check::equal(ps_per_byte(40, 100, 3), 600U, "24 warps");
+  check::equal(ps_per_byte(40, 10), 250U, "only 10 warps have a piece");
+  check::equal(ps_per_byte(1e-9, 100), ~0U, "as slow as can be");
 }
 
 void a_list_comes_with_the_launch_only_if_it_fits_into_the_parameters() {
@@ -501,6 +547,9 @@ int main() {
       {"the current blocks are copied", the_current_blocks_are_copied},
       {"short lists come with the launch, the grid fits the work",
        short_lists_come_with_the_launch_and_the_grid_is_no_larger_than_the_work},
+      {"thread blocks lie in the largest clusters that divide the grid",
+       thread_blocks_lie_in_the_largest_clusters_that_divide_the_grid},
+      {"the warps keep the pace together", the_warps_keep_the_pace_together},
       {"a list comes with the launch only if it fits",
        a_list_comes_with_the_launch_only_if_it_fits_into_the_parameters},
       {"aligned blocks of one size come with the launch in half of the bytes",

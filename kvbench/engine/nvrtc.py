@@ -18,7 +18,7 @@ from kvbench.files import write_whole
 
 OPTIONS = ("--std=c++17",)
 ELF = b"\x7fELF"
-HEADERS = ("types.hpp", "piece_map.hpp", "bulk_ring.hpp", "pool_words.hpp")
+HEADERS = ("types.hpp", "piece_map.hpp", "pacer.hpp", "bulk_ring.hpp", "pool_words.hpp")
 # Major versions of NVRTC that kvbench uses, newest first. CUDA's rule of compatibility: a cubin loads in drivers of the
 # major version that made it and in newer ones. Seen for sm_80 and sm_90: NVRTC 12 emits ELF ABI 7, NVRTC 13 ABI 8.
 MAJORS: Final = (13, 12)

@@ -3,6 +3,7 @@
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,14 @@ def compiled(shape: KernelShape, arch: str) -> bytes:
 @pytest.mark.parametrize(("method", "arch"), [("lanes", "sm_80"), ("lanes", "sm_120"), ("words", "sm_100")])
 def test_the_other_methods_of_the_copy_kernel_compile(method: str, arch: str) -> None:
     assert compiled(KernelShape(method, 8, 6, 4096), arch)
+
+
+@pytest.mark.parametrize(
+    ("method", "arch"), [("lanes", "sm_80"), ("bulk", "sm_90"), ("bulk", "sm_100"), ("bulk", "sm_120")]
+)
+def test_a_kernel_that_can_be_held_at_a_rate_is_another_one(method: str, arch: str) -> None:
+    shape = KernelShape(method, 8, 2, 4096)
+    assert compiled(replace(shape, paced=True), arch) != compiled(shape, arch)
 
 
 def test_a_broken_source_is_refused_with_the_compiler_s_log() -> None:
