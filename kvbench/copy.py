@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from kvbench.backends.auto import DEFAULTS, copier_for
+from kvbench.cells.axes import PACES_GBPS
 from kvbench.cells.policy import Policy, load_policy
 from kvbench.engine.device import Device, open_device, resolve_device
 from kvbench.engine.faults import FaultPlan
@@ -25,6 +26,9 @@ class BlockCopier:
     size is taken at once; a list that needs more takes it when it comes. Raises UsageError for a device or policy that
     is not valid and for a policy of another device, EngineError where the driver fails; warns of a policy of another
     driver.
+
+    `pace` holds the copy kernel at a rate in GB/s, whatever the policy says: at about 85% of the link and less, copies
+    leave what else runs on the GPU most of its speed. Copies that are not by kernel run as fast as they can.
 
     `pools` are contiguous tensors, or pairs of an address and bytes, each of which the caller vouches to be one range
     of registered or allocated memory. Their blocks are accepted without asking the driver about each registration.
@@ -58,15 +62,26 @@ class BlockCopier:
         *,
         max_entries: int = 0,
         pools: Sequence[object] = (),
+        pace: float | None = None,
     ) -> None:
         if type(max_entries) is not int or not 0 <= max_entries <= MOST_ENTRIES:
             raise UsageError(f"max_entries: must be a whole number from 0 to {MOST_ENTRIES}, not {max_entries!r}")
+        if pace is not None:
+            _check_pace(pace)
         ranges = [_range_of(number, pool) for number, pool in enumerate(pools)]
         opened = open_device(resolve_device(device), FaultPlan())
+        if pace is not None and not opened.is_cuda:
+            raise UsageError(f"pace={pace}: the device {opened.name} has no copy kernel to hold at a rate")
         policies = (DEFAULTS,) if policy is None else (_policy_for(opened, Path(policy)), DEFAULTS)
-        copier = copier_for(opened, policies, max_entries, ranges).engine
+        copier = copier_for(opened, policies, max_entries, ranges, pace).engine
         # The engine's own methods: no Python code runs in a call.
         self.copy, self.forget = copier.copy, copier.forget
+
+
+def _check_pace(pace: object) -> None:
+    low, high = PACES_GBPS
+    if isinstance(pace, bool) or not isinstance(pace, int | float) or not low <= pace <= high:
+        raise UsageError(f"pace: must be a rate from {low:g} to {high:g} in GB/s, not {pace!r:.80}")
 
 
 def _range_of(number: int, pool: object) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from kvbench.cells.axes import AxisValue, Direction, ListPlace, Memory, Neighbour, Order, Reuse, StreamState
+from kvbench.cells.axes import NO_PACE, AxisValue, Direction, ListPlace, Memory, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import QUEUE_AXES, BackendFacts, DeviceFacts, SmsRow
 from kvbench.cells.pattern import AS_PATTERN, Pattern, Tensors
@@ -49,6 +49,7 @@ AXIS_VALUES: dict[str, st.SearchStrategy[AxisValue]] = {
     "list": st.sampled_from(ListPlace),
     "order": st.sampled_from(Order),
     "sms": st.integers(0, 4096),
+    "pace": st.sampled_from([NO_PACE, "85%", "12.5%", "46GB/s", "0.5GB/s"]),
     "descriptors_per_call": st.integers(0, 10**8),
     "overlap": st.booleans(),
     "queued": st.integers(0, 100_000),
@@ -96,7 +97,7 @@ H200_BACKENDS = (
     BackendFacts("batched", "one call", BATCH_AXES),
     BackendFacts("primed", "one call", BATCH_AXES - {"descriptors_per_call"}),
     BackendFacts("merged", "one call", BATCH_AXES - {"descriptors_per_call"}),
-    BackendFacts("sm", "a kernel", frozenset({"list", "memory", "sms"}), default_sms=(SmsRow(2),)),
+    BackendFacts("sm", "a kernel", frozenset({"list", "memory", "pace", "sms"}), default_sms=(SmsRow(2),)),
     BackendFacts("triton", "a kernel", frozenset({"list", "memory", "sms"})),
 )
 CPU_BACKENDS = (

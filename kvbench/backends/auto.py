@@ -9,7 +9,7 @@ from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest,
 from kvbench.backends.batched import PRIME_NS
 from kvbench.backends.per_block import PerBlock
 from kvbench.backends.sm import FEW_BLOCKS, INLINE_UP_TO_BYTES, KernelShape, Sm, shape_on
-from kvbench.cells.axes import DEFAULT_ORDER, Direction, Order, StreamState
+from kvbench.cells.axes import DEFAULT_ORDER, NO_PACE, Direction, Order, StreamState, pace_of
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import AUTO, BATCHED, CPU_INLINE_UP_TO_BYTES, MERGED, PRIMED, SM, DeviceFacts
@@ -32,6 +32,11 @@ class Way(NamedTuple):
     choice: Choice
     instead_of: str
 
+    @property
+    def pace_gbps(self) -> float | None:
+        pace = pace_of(dict(self.choice.axes).get("pace", NO_PACE))
+        return pace.gbps if pace else None
+
 
 class Copier(NamedTuple):
     """An engine's copier, and its ways by their indexes there."""
@@ -41,30 +46,40 @@ class Copier(NamedTuple):
 
 
 def copier_for(
-    device: Device, policies: Sequence[Policy], max_entries: int = 0, pools: Sequence[tuple[int, int]] = ()
+    device: Device,
+    policies: Sequence[Policy],
+    max_entries: int = 0,
+    pools: Sequence[tuple[int, int]] = (),
+    pace_gbps: float | None = None,
 ) -> Copier:
     """Return a copier by these policies: for each direction, the first that has a table serves.
 
     It has room for lists of `max_entries` entries of one size; 0: room is made for each longer list. `pools` are
     addresses and bytes of memory that is taken for one region each. A choice of a
     backend that is not one of `SERVING` is replaced by the copy kernel; on the device cpu, all but copies are replaced
-    by batched copies.
+    by batched copies. The copy kernel is held at `pace_gbps`, or at the pace of its choice.
     """
-    ways = _Ways(device)
+    ways = _Ways(device, pace_gbps)
     tables = [
         CopyTable(
             direction=DIRECTIONS[direction],
             pending=pending,
             size_limits=_limits(sizes := sorted({*table.block_bytes, *_RULE_SIZES})),
             count_limits=_limits(counts := sorted({*table.blocks, *_RULE_COUNTS})),
-            ways=[ways.index(table, size, count) for size in sizes for count in counts],
+            ways=[ways.index(policy, table, size, count) for size in sizes for count in counts],
         )
         for direction in Direction
         for state, pending in _STATES.items()
-        if (table := next(filter(None, (policy.table(direction, state) for policy in policies)), None))
+        for policy, table in _serving(policies, direction, state)
     ]
     engine = BlockCopier(device.driver, ways.made, tables, max_entries, list(pools))
     return Copier(engine, [key.way for key in ways.indexes])
+
+
+def _serving(policies: Sequence[Policy], direction: Direction, state: StreamState) -> list[tuple[Policy, Table]]:
+    """Return the first policy that has a table, and that; or nothing."""
+    every = ((policy, policy.table(direction, state)) for policy in policies)
+    return [(policy, table) for policy, table in every if table][:1]
 
 
 def _limits(values: Sequence[int]) -> list[float]:
@@ -82,18 +97,21 @@ class _Key(NamedTuple):
 class _Ways:
     """The ways of a copier, each made once."""
 
-    def __init__(self, device: Device) -> None:
-        self._device, self._sm = device, Sm()
+    def __init__(self, device: Device, pace_gbps: float | None) -> None:
+        self._device, self._sm, self._pace_gbps = device, Sm(), pace_gbps
         self._here = device.facts()
         self._facts = facts_of(Sm.name, self._here)
         self.indexes: dict[_Key, int] = {}
         self.made: list[CopyWay] = []
 
-    def index(self, table: Table, block_bytes: int, blocks: int) -> int:
-        """Return the index in `made` of what a table chooses at a point."""
-        wanted = table.choose(blocks, block_bytes)
+    def index(self, policy: Policy, table: Table, block_bytes: int, blocks: int) -> int:
+        """Return the index in `made` of what a table of a policy chooses at a point."""
+        wanted = policy.choose(table, blocks, block_bytes)
         choice = self._served(wanted)
-        key = self._key(choice, "" if choice == wanted else wanted.backend, table.direction, block_bytes, blocks)
+        instead_of = "" if choice == wanted else wanted.backend
+        if self._pace_gbps and choice.backend == Sm.name:
+            choice = choice.at_pace(self._pace_gbps)
+        key = self._key(choice, instead_of, table.direction, block_bytes, blocks)
         if key not in self.indexes:
             self.indexes[key] = len(self.made)
             self.made.append(self._by_kernel(key) if key.kernels else self._by_copies(choice))
@@ -134,6 +152,7 @@ class _Ways:
             aligned=self._sm.kernel(self._device, aligned) if aligned != unaligned else None,
             any=self._sm.kernel(self._device, unaligned),
             inline_up_to=INLINE_UP_TO_BYTES,
+            pace_gbps=key.way.pace_gbps or 0.0,
         )
 
 
@@ -183,7 +202,8 @@ class Auto(Backend):
         orders = {"order": order.value} if mechanism is Mechanism.BATCHED_COPY else {}
         chosen = Choice.of(way.choice.backend, {**dict(way.choice.axes), **orders})
         warnings = tuple(_warnings(request, way))
-        return PreparedSwap(swap, mechanism, chosen=str(chosen), warnings=warnings, same_when_busy=free == held)
+        same = free == held
+        return PreparedSwap(swap, mechanism, str(chosen), warnings, same_when_busy=same, pace_gbps=way.pace_gbps)
 
     def _copier(self, device: Device, policy: Policy | None) -> Copier:
         if self._made is None or self._made[:2] != (device, policy):

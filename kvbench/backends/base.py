@@ -43,13 +43,15 @@ class SwapRequest:
     the same. A swap begins when they are written: all that depends on their content belongs to `submit`. Only what
     depends on the number and sizes alone, such as buffers and compilation, may be done earlier.
 
-    `policy` is the policy of the sweep, for a backend that chooses among others.
+    `policy` is the policy of the sweep, for a backend that chooses among others. `pace_gbps` is the rate at which the
+    swap is held, None for none.
     """
 
     device: "Device"
     cell: Cell
     memory: "SwapMemory"
     policy: Policy | None = None
+    pace_gbps: float | None = None
 
 
 @runtime_checkable
@@ -74,7 +76,8 @@ class PreparedSwap:
     """A prepared swap: a swap of the compiled engine or of the backend itself, and the mechanism that moves the bytes.
 
     A backend that chooses among others sets `chosen` to its choice. `warnings` appear in the cell's row of the
-    results. `same_when_busy` says that a busy stream gets the same submission.
+    results. `same_when_busy` says that a busy stream gets the same submission, `pace_gbps` the rate at which the swap
+    is held, None if at none.
     """
 
     swap: "Swap | PythonSwap"
@@ -83,6 +86,7 @@ class PreparedSwap:
     warnings: tuple[str, ...] = ()
     same_when_busy: bool = True
     stage: Callable[[], None] | None = None
+    pace_gbps: float | None = None
 
 
 class Backend(Protocol):

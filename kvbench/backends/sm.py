@@ -1,13 +1,14 @@
 """kvbench's copy kernel: few SMs, any size and alignment, descriptors passed with the launch or read in place."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.cells.axes import Direction, ListPlace
+from kvbench.cells.axes import NO_PACE, Direction, ListPlace
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import SM, DeviceFacts, SmsRow, SmsRule
@@ -20,6 +21,7 @@ from kvbench.engine.nvrtc import cached_cubin
 # 100 000 descriptors.
 INLINE_UP_TO_BYTES: Final = 4 * KIB
 _ALIGNMENT: Final = 16
+_ANY_SMS: Final = 1 << 16
 BULK_FROM_COMPUTE: Final = 90
 _LINE_BYTES: Final = 128
 _BARRIER_BYTES: Final = 8
@@ -30,12 +32,14 @@ class KernelShape:
     """`bulk`: `warps` rings of `depth` stages of `piece_bytes` in shared memory (sm_90 or newer, 16-byte alignment).
     `lanes`: `warps` warps that keep `depth` loads per thread in flight, in pieces of `piece_bytes` (any alignment).
     `words`: the same with fewer instructions, for few blocks (16-byte alignment).
+    `paced` ones of the first two are held at a rate.
     """
 
     method: str
     warps: int
     depth: int
     piece_bytes: int
+    paced: bool = False
 
     @property
     def shared_bytes(self) -> int:
@@ -53,6 +57,7 @@ class KernelShape:
     def defines(self) -> tuple[str, ...]:
         """The compiler options that select this kernel."""
         values = {"METHOD": self.method, "WARPS": self.warps, "DEPTH": self.depth, "PIECE_BYTES": self.piece_bytes}
+        values |= {"PACED": 1} if self.paced else {}
         return tuple(f"-DKVBENCH_{name}={value}" for name, value in values.items())
 
 
@@ -82,8 +87,31 @@ DEFAULT_SMS: Final[SmsRule] = (
     SmsRow(4, Direction.H2D, SCATTERED_FROM_BYTES, 8 * KIB),
     SmsRow(2),
 )
-# (maximum block size in bytes, shape) for scattered blocks d2h: lanes have more misses in flight than bulk stores.
-_SCATTERED_STORES: Final = ((2 * KIB, _MANY_LANES), (8 * KIB, _LANES), (32 * KIB, _MANY_LANES))
+
+
+class _Shapes(NamedTuple):
+    """Rows of (maximum block size in bytes, maximum SM count where there are bulk copies, shape) for scattered blocks
+    d2h; rows of (maximum block size, shape) of bulk copies; and the shape for every other list.
+    """
+
+    scattered_stores: Sequence[tuple[int, int, KernelShape]]
+    bulk: Sequence[tuple[int, KernelShape]]
+    lanes: KernelShape
+
+
+# Lanes have more misses in flight than bulk stores, which small blocks need, and larger ones on few SMs. From 3 SMs on,
+# bulk stores of 16 KiB are as fast alone and slow what runs beside them less: at 47 GB/s a decode step took 1.53x where
+# beside lanes it took 2.37x (H200, 4 SMs).
+_UNPACED: Final = _Shapes(
+    ((2 * KIB, _ANY_SMS, _MANY_LANES), (8 * KIB, _ANY_SMS, _LANES), (32 * KIB, 2, _MANY_LANES)), _BULK, _LANES
+)
+# Held at a rate, small even pieces matter: lanes take their slots by 512 bytes, and serve what bulk stores cannot.
+_PACED_LANES: Final = replace(_MANY_LANES, paced=True)
+_PACED: Final = _Shapes(
+    ((8 * KIB, _ANY_SMS, _PACED_LANES),),
+    [(most_bytes, replace(shape, paced=True)) for most_bytes, shape in _BULK],
+    _PACED_LANES,
+)
 
 
 def shape_for(cell: Cell, largest_bytes: int, address_bits: int, compute: int, shared_bytes: int) -> KernelShape:
@@ -94,12 +122,15 @@ def shape_for(cell: Cell, largest_bytes: int, address_bits: int, compute: int, s
     """
     aligned = address_bits % _ALIGNMENT == 0
     takes_bulk = compute >= BULK_FROM_COMPUTE and aligned
-    if aligned and cell.blocks <= FEW_BLOCKS and largest_bytes <= _FEW_UP_TO_BYTES:
+    paced = cell.pace != NO_PACE
+    if aligned and not paced and cell.blocks <= FEW_BLOCKS and largest_bytes <= _FEW_UP_TO_BYTES:
         return _WORDS
     scattered_stores = cell.direction is Direction.D2H and cell.spread_bytes >= SCATTERED_FROM_BYTES
-    shapes = (*(_SCATTERED_STORES if scattered_stores else ()), *(_BULK if takes_bulk else ()))
-    shape = next((shape for most_bytes, shape in shapes if largest_bytes <= most_bytes), _LANES)
-    return shape.fitted(shared_bytes) or _LANES
+    sms, (stores, bulk, lanes) = cell.sms or DEFAULT_SMS[-1].sms, _PACED if paced else _UNPACED
+    few = [(most_bytes, shape) for most_bytes, most_sms, shape in stores if sms <= most_sms or not takes_bulk]
+    shapes = (*(few if scattered_stores else ()), *(bulk if takes_bulk else ()))
+    shape = next((shape for most_bytes, shape in shapes if largest_bytes <= most_bytes), lanes)
+    return shape.fitted(shared_bytes) or lanes
 
 
 def shape_on(device: Device, cell: Cell, largest_bytes: int, address_bits: int) -> KernelShape:
@@ -123,7 +154,7 @@ class Sm:
         self._gathers: dict[int, GatherKernel] = {}
 
     def axes(self, _device: DeviceFacts) -> frozenset[str]:
-        return frozenset({"list", "memory", "sms"})
+        return frozenset({"list", "memory", "pace", "sms"})
 
     def unavailable(self, device: DeviceFacts) -> str | None:
         return None if device.kind == "cuda" else "kernels need a GPU; the cpu device has no SMs"
@@ -137,8 +168,10 @@ class Sm:
         shape = self._shape or shape_on(request.device, request.cell, int(memory.sizes.max()), bits)
         kernel, direction = self.kernel(request.device, shape), DIRECTIONS[request.cell.direction]
         sms = request.cell.sms or DEFAULT_SMS[-1].sms
-        swap = sm_copy(kernel, *lists, direction, sms=sms, inline_up_to=INLINE_UP_TO_BYTES)
-        return PreparedSwap(swap, Mechanism.SM_KERNEL)
+        swap = sm_copy(
+            kernel, *lists, direction, sms=sms, inline_up_to=INLINE_UP_TO_BYTES, pace_gbps=request.pace_gbps or 0.0
+        )
+        return PreparedSwap(swap, Mechanism.SM_KERNEL, pace_gbps=request.pace_gbps)
 
     def _gather(self, request: SwapRequest) -> PreparedSwap:
         memory, row_bytes = request.memory, request.cell.block_bytes

@@ -168,6 +168,31 @@ def slots_of(memory: str | None) -> Slots | None:
     return Slots(parse_size(match[1]), int(match[2])) if match else None
 
 
+class Pace(NamedTuple):
+    """The rate at which a copy kernel is held: in GB/s, or as a share of the rate of large copies; the other is 0."""
+
+    gbps: float
+    share: float
+
+
+NO_PACE: Final = "none"
+PACES_GBPS: Final = (0.1, 1000.0)  # the lowest and the highest
+
+
+def pace_of(text: str) -> Pace | None:
+    """Return the pace that a value of the axis names, None for none; raises ValueError."""
+    low, high = PACES_GBPS
+    match = re.fullmatch(r"(\d{1,4}(?:\.\d{1,2})?)(GB/s|%)", text)
+    value = float(match[1]) if match else 0.0
+    if match and match[2] == "GB/s" and low <= value <= high:
+        return Pace(value, 0.0)
+    if match and match[2] == "%" and 1 <= value <= 100:
+        return Pace(0.0, value / 100)
+    if text == NO_PACE:
+        return None
+    raise ValueError(f"not none, a rate from {low:g}GB/s to {high:g}GB/s, or a share of the link from 1% to 100%")
+
+
 class ListPlace(StrEnum):
     """Where the list of a swap lies at submission: in arrays of the host, or as ids on the GPU, for a CUDA graph."""
 
@@ -196,8 +221,9 @@ class Axis:
     `field` is the field of `Cell`. `read` and `write` are the grammar of one value; `ranged` axes are numbers and
     accept ranges. `default` holds the values used if none are requested.
     An axis that not every backend supports has a `noun`, which completes "… has no"; a cell that does not use it has
-    None (`optional`) or the `unused` value, which leaves the swap unchanged. `cuda_only` axes need a GPU. A policy can
-    set `chosen` axes. Lists mark `expert` axes, which few questions need.
+    None (`optional`) or the `unused` value, which leaves the swap unchanged. Where a `kept` axis is named, a backend
+    without it is skipped. `cuda_only` axes need a GPU. A policy can set `chosen` axes. Lists mark `expert` axes, which
+    few questions need.
     """
 
     example: str
@@ -210,6 +236,7 @@ class Axis:
     noun: str = ""
     cuda_only: bool = False
     chosen: bool = False
+    kept: bool = False
     expert: bool = False
     as_text: bool = False
     name: str = ""
@@ -417,6 +444,18 @@ def host_memory(text: str) -> str:
     if slots.slot_bytes % 4096 or slots.slot_bytes == 0 or not 2 <= slots.ranks <= 128:
         raise ValueError("slots-SIZExR takes a multiple of 4KiB and 2 to 128 ranks")
     return f"slots-{format_size(slots.slot_bytes)}x{slots.ranks}"
+
+
+def pace(text: str) -> str:
+    """Read a pace; raises ValueError."""
+    rate = pace_of(text)
+    if rate is None:
+        return NO_PACE
+    return pace_text(rate.gbps) if rate.gbps else f"{100 * rate.share:g}%"
+
+
+def pace_text(gbps: float) -> str:
+    return f"{round(gbps, 2):g}GB/s"
 
 
 def choice(kind: type[StrEnum], other: str = "") -> Callable[[str], AxisValue]:

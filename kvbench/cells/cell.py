@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Final, Literal, NamedTuple, Self
 
 from kvbench.cells.axes import (
+    NO_PACE,
     Axis,
     Direction,
     ListPlace,
@@ -24,6 +25,7 @@ from kvbench.cells.axes import (
     choice,
     host_memory,
     on_off,
+    pace,
     pause,
     pause_text,
     pool,
@@ -65,6 +67,7 @@ class Cell:
     memory: str | None = Memory.ALLOCATED
     order: Order | None = None
     sms: int | None = None
+    pace: str = NO_PACE
     descriptors_per_call: int | None = None
     overlap: bool | None = None
     list_place: ListPlace = ListPlace.HOST
@@ -225,6 +228,7 @@ _HELP: Final = {
     "/dev/shm), huge pages, or slots-SIZExR: of such a file, every R-th slot of SIZE, as one of R ranks registers it",
     "order": "source access order of batched copies (default: any for h2d, stream for d2h)",
     "sms": "SM count of a copy kernel (its grid size), or all",
+    "pace": "rate at which a copy kernel is held: GB/s, or a share of the rate of large copies in the same round",
     "descriptors_per_call": "maximum descriptors per batched call",
     "overlap": "set CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE on batched copies",
     "list_place": "where the list lies at submission: host: in arrays; gpu: as ids, which a kernel in a CUDA "
@@ -266,6 +270,7 @@ AXES: Final = _axes(
     sms=Axis(
         "1:32:x2", whole(1, 4096, "all"), zero_as("all"), ranged=True, noun="SMs to choose", cuda_only=True, chosen=True
     ),
+    pace=Axis("none,85%,46GB/s", pace, unused=NO_PACE, noun="pace", cuda_only=True, chosen=True, kept=True),
     descriptors_per_call=Axis(
         "all,8192",
         whole(1, 10**8, "all"),

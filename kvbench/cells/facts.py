@@ -10,8 +10,9 @@ from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
 from kvbench.text import ends
 
-# Size of the plain copy that measures a device's ceiling.
+# Size and number of the plain copies that measure a device's ceiling.
 CEILING_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 24}
+CEILING_SAMPLES: Final = 4
 # Maximum of the CUDA driver; streams that share a queue block each other.
 HARDWARE_QUEUES: Final = 32
 # From this CUDA version of the driver on (13010: 13.1), it may make a batched copy with SMs: see kvbench probe engine.

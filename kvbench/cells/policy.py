@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Self
 import msgspec
 import tomli_w
 
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.axes import Direction, StreamState, pace_of, pace_text
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import BATCHED, MERGED, NO_CHOICES, PER_BLOCK, PRIMED, SM, marked, method_label
 from kvbench.errors import UsageError
@@ -84,6 +84,8 @@ class Choice:
         for name, value in pairs:
             if AXES[name].parse_one(value) == 0 and name == "sms":
                 raise UsageError(f"choice {shown(text)}: write the number of SMs, not all")
+        if "pace" in names and backend in SERVING and backend != SM:
+            raise UsageError(f"choice {shown(text)}: {backend} has no pace; {SM} has")
         return cls(backend, pairs)
 
     @classmethod
@@ -95,6 +97,16 @@ class Choice:
     def at(cls, cell: Cell) -> Self:
         texts = cell.as_strings()
         return cls.of(cell.backend, {name: texts.get(name) for name in CHOSEN_AXES})
+
+    @property
+    def share(self) -> float:
+        """The share of the ceiling that its pace is, 0 for none and for a pace in GB/s."""
+        pace = pace_of(dict(self.axes).get("pace", "none"))
+        return pace.share if pace else 0.0
+
+    def at_pace(self, gbps: float) -> "Choice":
+        """Return the choice with this pace."""
+        return Choice.of(self.backend, {**dict(self.axes), "pace": pace_text(gbps)})
 
     def apply(self, cell: Cell) -> Cell:
         chosen: dict[str, Any] = {AXES[name].field: AXES[name].parse_one(value) for name, value in self.axes}
@@ -143,6 +155,7 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     `device` is the title of the device, `driver` the version of its driver ("" on the device cpu) and `identity_hash`
     that of the machine; `made` is the time of the newest of its runs (ISO 8601, UTC), `runs` are their commands.
     `workload` maps axes that a choice depends on and does not set to the value that most of the swaps had.
+    `ceiling_gbps` is, by direction, the rate of large copies of which the pace of a choice can be a share.
     """
 
     format: Annotated[int, msgspec.Meta(ge=FORMAT, le=FORMAT)] = FORMAT
@@ -151,6 +164,7 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     identity_hash: Line = ""
     made: Line = ""
     workload: Mapping[Line, Line] = {}
+    ceiling_gbps: Mapping[Direction, Annotated[float, msgspec.Meta(gt=0, le=1e5)]] = {}
     runs: tuple[Line, ...] = ()
     tables: Annotated[tuple[Table, ...], msgspec.Meta(min_length=1)]
 
@@ -160,6 +174,10 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
             raise ValueError("two tables have the same direction and stream state")
         if other := sorted(self.workload.keys() - set(WORKLOAD_AXES)):
             raise ValueError(f"workload: {shown(other[0])} is not one of {', '.join(WORKLOAD_AXES)}")
+        for table in self.tables:
+            shares = [text for text in chain(*table.choices) if text and Choice.parse(text).share]
+            if shares and table.direction not in self.ceiling_gbps:
+                raise ValueError(f"choice {shown(shares[0])}: its pace needs ceiling_gbps of {table.direction}")
 
     def check_machine(self, device: str, driver: str) -> str | None:
         """Return a warning for another version of the driver, or None; "" is none.
@@ -184,6 +202,11 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         tables = {table.stream_state: table for table in self.tables if table.direction is direction}
         alike = next(states for states in _ALIKE if state in states)
         return next((tables[one] for one in (state, *alike, *StreamState) if one in tables), None)
+
+    def choose(self, table: Table, blocks: int, block_bytes: float) -> Choice:
+        """Return the choice of one of its tables at the nearest point; its pace is in GB/s."""
+        choice = table.choose(blocks, block_bytes)
+        return choice.at_pace(choice.share * self.ceiling_gbps[table.direction]) if choice.share else choice
 
     def to_toml(self) -> str:
         return tomli_w.dumps(msgspec.to_builtins(self))

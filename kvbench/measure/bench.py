@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from kvbench.cells.axes import Direction, Neighbour
+from kvbench.backends.base import SwapRequest
+from kvbench.cells.axes import Direction, Neighbour, pace_of
 from kvbench.cells.cell import Cell
 from kvbench.cells.policy import Policy
 from kvbench.cells.units import gigabytes_per_second
-from kvbench.engine.device import Device, Stream, TimedRegion
+from kvbench.engine.device import Device, Stream, SwapMemory, TimedRegion
 from kvbench.measure.disturbance import GpuClocks, SteadyCpu, Threads
 from kvbench.measure.neighbour import LayeredStep, RunningNeighbour, open_neighbour
 from kvbench.measure.workload import Pools
@@ -16,7 +17,7 @@ from kvbench.measure.workload import Pools
 class Bench:
     """Shared by all measurements: device, memory, the measured stream, its timed region, the best large copies.
 
-    `neighbours` and `steps` are kept for later visits.
+    `neighbours` and `steps` are kept for later visits. `ceiling_gbps` is the rate of the round's large copies.
     """
 
     device: Device
@@ -28,6 +29,7 @@ class Bench:
     policy: Policy | None = None
     threads: Threads = field(default_factory=Threads)
     best_gbps: dict[Direction, float] = field(default_factory=dict)
+    ceiling_gbps: dict[Direction, float] = field(default_factory=dict)
     neighbours: dict[Neighbour, RunningNeighbour] = field(default_factory=dict)
     steps: dict[tuple[Neighbour, int], LayeredStep] = field(default_factory=dict)
 
@@ -35,6 +37,12 @@ class Bench:
         """Keep the rate of the best large copies, by copy engine or SMs: on a coherent link SMs can be faster."""
         gbps = gigabytes_per_second(copy_bytes, copy_us)
         self.best_gbps[direction] = max(gbps, self.best_gbps.get(direction, 0.0))
+
+    def request(self, cell: Cell, memory: SwapMemory) -> SwapRequest:
+        """Return what a backend is asked for; a pace that is a share of the ceiling is in GB/s there."""
+        pace = pace_of(cell.pace)
+        gbps = pace and (pace.gbps or round(pace.share * self.ceiling_gbps[cell.direction], 2))
+        return SwapRequest(self.device, cell, memory, self.policy, gbps)
 
     def neighbour(self, kind: Neighbour) -> RunningNeighbour:
         """Return the work of this kind. Raises NeighbourError, EngineError."""

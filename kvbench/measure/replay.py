@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
+from kvbench.backends.base import Backend, PreparedSwap
 from kvbench.cells.cell import Cell
 from kvbench.errors import KvbenchError
 from kvbench.measure.bench import Bench
@@ -116,7 +116,7 @@ class ReplaySampler(Sampler):
         shifted = (((swap.source + by) % room, (swap.destination + by) % room) for by in (room // 2, 0))
         layouts = [_layout(source, destination, trace, room) for source, destination in shifted]
         workload = Workload(bench.pools, self.cell, layouts, self._rng)
-        request = SwapRequest(bench.device, self.cell, workload.memories[0], bench.policy)
+        request = bench.request(self.cell, workload.memories[0])
         # The SM time of one swap says nothing of swaps of other sizes.
         return workload, [create_swap(self._backend, request)]
 

@@ -154,7 +154,7 @@ class BesideNeighbour(Sampler):
         del take
         bench, memory = self.bench, self.workload.memories[0]
         flow = Flow(bench.device, bench.stream, self.workload, self.cell, self.prepared)
-        one_block = self._backend.create(SwapRequest(bench.device, self.cell, memory.part(0, 1), bench.policy))
+        one_block = self._backend.create(bench.request(self.cell, memory.part(0, 1)))
         seconds = max(LEAST_BESIDE_S, sampling.cell_seconds)
 
         def one_block_us() -> float:
@@ -333,7 +333,7 @@ def set_up(
         (layouts,) = lay_out_arms(cell, sampling, seed, many_visits=many_visits)
     slots = CHAIN if cell.stream_state is StreamState.SUSTAINED else 1
     workload = Workload(bench.pools, cell, layouts, np.random.default_rng(seed), slots)
-    requests = [SwapRequest(bench.device, cell, memory, bench.policy) for memory in workload.memories]
+    requests = [bench.request(cell, memory) for memory in workload.memories]
     swaps = [create_swap(backend, request) for request in requests]
     return SetUp(cell, _sampler(bench, backend, cell, workload, swaps), bench.threads.all() - before)
 

@@ -196,6 +196,7 @@ def _record(request: MeasureCells, at: int, ready: SetUp, sampled: Sampled, veri
         clock_limits=list(surroundings.clocks.limits),
         disturbed=disturbances(surroundings, times_us),
         chosen=prepared.chosen,
+        pace_gbps=prepared.pace_gbps,
         warnings=[*_warnings(samples, cell), *_warnings_beside(taken.beside), *prepared.warnings, *taken.warnings],
         beside=taken.beside,
     )

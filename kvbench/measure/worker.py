@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from statistics import median
 from types import CodeType
 from typing import Any, Final
 
@@ -15,10 +16,11 @@ import msgspec
 import numpy as np
 
 from kvbench.backends.base import backend_named, facts_of, is_own
-from kvbench.cells.axes import Direction, Memory
+from kvbench.cells.axes import NO_PACE, Direction, Memory
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import Cell
-from kvbench.cells.units import rough_size
+from kvbench.cells.facts import CEILING_SAMPLES
+from kvbench.cells.units import gigabytes_per_second, rough_size
 from kvbench.engine.device import (
     SOURCE_HASH,
     Device,
@@ -81,9 +83,8 @@ class Worker:
                     return protocol.Described(backend=facts_of(request.backend, self._device.facts()))
                 case protocol.Reserve():
                     return self._reserve(request)
-                case protocol.MeasureCeiling(direction=direction, round=number):
-                    swap_bytes, event_us = measure_ceiling(self._bench, Direction(direction), request.samples)
-                    return Ceiling(direction=direction, round=number, swap_bytes=swap_bytes, event_us=event_us)
+                case protocol.MeasureCeiling():
+                    return self._measure_ceiling(Direction(request.direction), request.samples, request.round)
                 case protocol.MeasureRoof():
                     return measure_roof(self._bench, Direction(request.direction), request.samples, request.round)
                 case protocol.MeasureControl():
@@ -161,6 +162,11 @@ class Worker:
             if (left := len(swaps) - len(placed[way]))
         ]
 
+    def _measure_ceiling(self, direction: Direction, samples: int, number: int) -> Ceiling:
+        swap_bytes, event_us = measure_ceiling(self._bench, direction, samples)
+        self._bench.ceiling_gbps[direction] = gigabytes_per_second(swap_bytes, median(event_us))
+        return Ceiling(direction=direction.value, round=number, swap_bytes=swap_bytes, event_us=event_us)
+
     def _measure_control(self, request: protocol.MeasureControl) -> Control:
         self._control = self._control or open_control(self._device.name)
         with self._bench.cpu.held():
@@ -214,6 +220,8 @@ class Worker:
 
     def _set_up(self, cell: Cell, request: protocol.MeasureCells, layouts: Sequence[Layout] | None) -> SetUp:
         """Return the cell set up; one that is visited in turn with another worker stays so, while there is room."""
+        if cell.pace != NO_PACE and cell.direction not in self._bench.ceiling_gbps:  # the round began in another worker
+            self._measure_ceiling(cell.direction, CEILING_SAMPLES, request.round)
         if cell.sequence == TRACE:
             return self._set_up_replay(cell, request)
         if not self._bench.pools.holds(cell.memory):

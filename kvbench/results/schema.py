@@ -255,6 +255,7 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     busy_cpu_us: _TimeUs | None = None
     cpu: _Count | None = None
     chosen: str | None = None
+    pace_gbps: _TimeUs | None = None
     warnings: list[str] = []
     began: _Positive | None = None
     took_ms: _TimeUs | None = None

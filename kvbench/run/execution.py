@@ -16,7 +16,7 @@ import msgspec
 from kvbench.cells.axes import Direction
 from kvbench.cells.blocks import region_bytes
 from kvbench.cells.cell import Cell, command_of
-from kvbench.cells.facts import AUTO, CEILING_BYTES, SM
+from kvbench.cells.facts import AUTO, CEILING_BYTES, CEILING_SAMPLES, SM
 from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError
 from kvbench.machine.probes import XidErrors, observe
 from kvbench.results import RunWriter, load_run
@@ -123,7 +123,6 @@ class ReportedFailures:
                 yield f"FAILED ({kind}) {counted(count - 1, 'more cell')} of {of}: {message}"
 
 
-CEILING_SAMPLES: Final = 4
 ROOF_SAMPLES: Final = 1
 # From this pool size on, scattered throughput is nearly constant.
 ROOF_POOL_BYTES: Final = 4 << 30

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvbench.cells.axes import HUGE_BYTES, Direction, ListPlace, Neighbour, StreamState, slots_of
+from kvbench.cells.axes import HUGE_BYTES, NO_PACE, Direction, ListPlace, Neighbour, StreamState, slots_of
 from kvbench.cells.blocks import LAYERS_OF_8B, LAYERS_OF_70B, misfit, region_bytes, unfit
 from kvbench.cells.cell import AXES, EQUAL, Cell
 from kvbench.cells.facts import CEILING_BYTES, BackendFacts, DeviceFacts
@@ -64,6 +64,8 @@ def _queued_on_no_busy_stream(cell: Cell, _: Context) -> str | None:
 def _without_gather(cell: Cell, _: Context) -> str | None:
     alone = cell.stream_state in (StreamState.IDLE, StreamState.BUSY) and cell.neighbour == Neighbour.NONE
     equal = cell.direction is Direction.H2D and cell.sizes == EQUAL and cell.sequence == "whole"
+    if cell.list_place is ListPlace.GPU and cell.pace != NO_PACE:
+        return "a gather by ids on the GPU (list=gpu) is held at no pace"
     if cell.list_place is ListPlace.HOST or (alone and equal):
         return None
     return "ids on the GPU (list=gpu) are for whole h2d swaps of equal blocks on an idle or busy stream"

@@ -194,7 +194,7 @@ def _values(axis: str, group: Group, device: DeviceFacts, backend: BackendFacts)
         return (backend.name,)
     asked = tuple(map(AXES[axis].parse_one, group.get(axis, ())))
     if AXES[axis].depends_on_backend and axis not in backend.axes:
-        return (AXES[axis].unused, *asked[1:])
+        return asked if asked and AXES[axis].kept else (AXES[axis].unused, *asked[1:])
     if axis == "pool":
         return asked or (None,)  # None: the default pool, or what the swap takes
     wanted = asked or AXES[axis].default or (AXES[axis].unused,)

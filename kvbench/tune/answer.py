@@ -68,9 +68,18 @@ def policy_of(runs: Sequence[Run], rule: Rule) -> Policy:
         identity_hash=newest.info.identity_hash[:MAX_LINE],
         made=newest.info.created[:MAX_LINE],
         workload=workload_axes(runs),
+        ceiling_gbps=_ceilings(runs)
+        if any(part.choice.share for parts in rule.parts.values() for part in parts)
+        else {},
         runs=tuple(" ".join(run.info.command)[:MAX_LINE] for run in runs),
         tables=tuple(_table(kind, parts) for kind, parts in rule.parts.items()),
     )
+
+
+def _ceilings(runs: Sequence[Run]) -> dict[Direction, float]:
+    """Return the median GB/s of the large copies of each direction."""
+    rates = {way: [gbps for run in runs for gbps in run.ceilings().get(way, ())] for way in Direction}
+    return {way: round(median(of_way), 2) for way, of_way in rates.items() if of_way}
 
 
 def _table(kind: SwapKind, parts: Sequence[RulePart]) -> Table:

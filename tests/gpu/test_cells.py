@@ -30,6 +30,7 @@ SHAPES = [
     }.items()
     for numbers in shapes
 ]
+PACES_GBPS = [2.0, 25.0, 1000.0]  # at the first every piece waits, at the last none
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,26 @@ def test_every_shape_of_the_sm_kernel_is_correct(
     for blocks, pattern in ((8, "shuffled"), (1200, "tensors-8")):
         cell = Cell("sm", direction, blocks, block_bytes, sms=2, pattern=Pattern.parse(pattern))
         assert measure(bench, Sm(shape), cell, SAMPLING, seed=3, fault=None).verified_bytes > 0
+
+
+@pytest.mark.parametrize("sms", [1, 2, 3, 4, 6, 8, 64, 132])
+@pytest.mark.parametrize("direction", Direction)
+def test_thread_blocks_side_by_side_and_apart_copy_the_same(bench: Bench, direction: Direction, sms: int) -> None:
+    for blocks in (1, 2, 3, 4, 5, 300):
+        assert verified_bytes(bench, Cell("sm", direction, blocks, 9232, sms=sms)) > 0
+
+
+@pytest.mark.parametrize("sizes", ["equal", "alternate-9", "last-2"])
+@pytest.mark.parametrize("sms", [1, 3, 4])
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("pace_gbps", PACES_GBPS)
+def test_a_copy_held_at_a_rate_is_correct(
+    bench: Bench, pace_gbps: float, direction: Direction, sms: int, sizes: str
+) -> None:
+    for blocks, block_bytes in ((3, 16384), (700, 656), (700, 4099), (300, 20480), (4, 1 << 20)):
+        cell = Cell("sm", direction, blocks, block_bytes, sms=sms, sizes=sizes, pace=f"{pace_gbps:g}GB/s")
+        visit = measure(bench, load_backends()["sm"], cell, SAMPLING, seed=3, fault=None)
+        assert (visit.verified_bytes > 0, visit.pace_gbps) == (True, pace_gbps)
 
 
 @pytest.mark.parametrize("streams", [1, 3])

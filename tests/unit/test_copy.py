@@ -116,6 +116,17 @@ def test_a_number_of_entries_that_is_none_is_refused_by_its_name(entries: object
         BlockCopier("cpu", max_entries=16)
 
 
+@pytest.mark.parametrize("pace", [0, -1, 0.05, 1000.5, float("nan"), float("inf"), True, "46", "85%"])
+def test_a_rate_that_is_none_is_refused_by_its_name(pace: object) -> None:
+    with pytest.raises(UsageError, match=r"^pace: must be a rate from 0\.1 to 1000 in GB/s, not "):
+        BlockCopier("cpu", pace=pace)  # type: ignore[arg-type]
+
+
+def test_a_device_without_kernels_holds_no_rate() -> None:
+    with pytest.raises(UsageError, match=r"^pace=46: the device cpu has no copy kernel to hold at a rate"):
+        BlockCopier("cpu", pace=46)
+
+
 @pytest.mark.parametrize("pool", [(0, 4096), (4096, 0), (4096, -1), (1 << 63, 1 << 63 | 1), 4096, "pool", (1, 2, 3)])
 def test_what_is_no_pool_is_refused_by_its_number(pool: object) -> None:
     with pytest.raises(UsageError, match="pools: entry 1 must be"):

@@ -3,6 +3,7 @@
 import json
 from itertools import product
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -212,9 +213,9 @@ def test_auto_names_the_choice_for_what_is_pending_and_that_for_small_lists(
 def test_a_copier_has_the_kernels_of_sm_for_lists_of_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[object, object]] = []
 
-    def noted(*, aligned: object, any: object, sms: int, inline_up_to: int) -> CopyWay:  # noqa: A002
+    def noted(*, aligned: object, any: object, **others: Any) -> CopyWay:  # noqa: A002
         made.append((aligned, any))
-        return CopyWay(sms=sms, inline_up_to=inline_up_to)
+        return CopyWay(**others)
 
     def shape_here(_: Device, cell: Cell, block_bytes: int, bits: int) -> KernelShape:
         return shape_for(cell, block_bytes, bits, 90, 227 << 10)
@@ -229,6 +230,35 @@ def test_a_copier_has_the_kernels_of_sm_for_lists_of_every_size(monkeypatch: pyt
         aligned, unaligned = (shape_here(device, cell, cell.block_bytes, bits) for bits in (0, 1))
         way = copier.engine.way_of(cell.blocks, cell.swap_bytes, DIRECTIONS[direction], idle=True)
         assert made[way] == (aligned if aligned != unaligned else None, unaligned)
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_a_copier_holds_its_kernels_at_the_pace_of_the_policy_or_of_its_caller(
+    monkeypatch: pytest.MonkeyPatch, direction: Direction
+) -> None:
+    made: list[tuple[float, bool]] = []
+
+    def noted(*, any: Any = None, aligned: Any = None, **others: Any) -> CopyWay:  # noqa: A002
+        made.append((others.get("pace_gbps", 0.0), all(kernel.paced for kernel in (any, aligned) if kernel)))
+        return CopyWay(**others)
+
+    monkeypatch.setattr(Sm, "kernel", lambda *arguments: arguments[-1])
+    monkeypatch.setattr("kvbench.backends.auto.shape_on", lambda _, cell, *of: shape_for(cell, *of, 90, 227 << 10))
+    monkeypatch.setattr("kvbench.backends.auto.CopyWay", noted)
+    shares = policy_of("sm sms=4 pace=85%", ceiling_gbps={Direction.H2D: 50.0, Direction.D2H: 40.0})
+    for policy, pace, (wanted, choice) in (
+        (shares, None, {Direction.H2D: (42.5, "42.5GB/s"), Direction.D2H: (34.0, "34GB/s")}[direction]),
+        (policy_of("sm sms=4 pace=46GB/s"), None, (46.0, "46GB/s")),
+        (shares, 30, (30.0, "30GB/s")),
+        (policy_of("sm sms=4"), 30, (30.0, "30GB/s")),
+        (policy_of("triton sms=12"), 30, (30.0, "30GB/s")),
+    ):
+        made.clear()
+        copier = copier_for(gpu(H200), [policy], pace_gbps=pace)
+        at = copier.engine.way_of(1024, 1024 * 16384, DIRECTIONS[direction], idle=True)
+        assert made[at] == (wanted, True)
+        assert dict(copier.ways[at].choice.axes)["pace"] == choice
+    assert {way.pace_gbps for way in copier_for(gpu(H200), [policy_of("batched")], pace_gbps=30).ways} == {None}
 
 
 def test_a_copier_hands_the_axes_of_a_choice_to_batched_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,13 +296,13 @@ def gpu(facts: DeviceFacts) -> Device:
     return device
 
 
-def policy_of(choice: str, held: str = "") -> Policy:
+def policy_of(choice: str, held: str = "", **others: Any) -> Policy:
     tables = [
         Table(direction=way, stream_state=of, block_bytes=(4096,), blocks=(4,), choices=((text,),))
         for way in Direction
         for of, text in ((StreamState.IDLE, choice), (StreamState.GATED, held or choice))
     ]
-    return Policy(device=H200.title, tables=tuple(tables))
+    return Policy(device=H200.title, tables=tuple(tables), **others)
 
 
 def prepared_by(

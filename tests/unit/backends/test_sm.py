@@ -21,19 +21,32 @@ from kvbench.engine.device import DIRECTIONS, SmMethod
 @pytest.mark.parametrize("direction", Direction)
 def test_a_kernel_follows_its_rule_and_fits_the_device(direction: Direction, compute: int, shared_kib: int) -> None:
     sizes = [kib * 1024 + by for kib in (1, 2, 8, 16, 32) for by in (0, 1)]
-    for pool_bytes, blocks, largest, odd in product((0, 1 << 30), (256, 257), sizes, (0, 1, 8, 15)):
-        cell = Cell("sm", direction, blocks, 512, pool_bytes=pool_bytes)
+    lists = product((0, 1 << 30), (256, 257), sizes, (0, 1, 8, 15), (None, 2, 3, 8))
+    for pool_bytes, blocks, largest, odd, sms in lists:
+        cell = Cell("sm", direction, blocks, 512, pool_bytes=pool_bytes, sms=sms)
         shape = shape_for(cell, largest, 4096 | odd, compute, shared_kib << 10)
-        wanted = ("lanes", 16, 8, 4096)
+        wanted, bulk = ("lanes", 16, 8, 4096), not odd and compute >= 90
+        by_lanes = largest <= (8 << 10 if bulk and (sms or 2) > 2 else 32 << 10)
         if not odd and blocks == 256 and largest <= 16 << 10:
             wanted = ("words", 32, 4, 2048)
-        elif direction is Direction.D2H and pool_bytes and largest <= 32 << 10:
+        elif direction is Direction.D2H and pool_bytes and by_lanes:
             wanted = ("lanes", 16, 8, 4096) if 2 << 10 < largest <= 8 << 10 else ("lanes", 32, 4, 4096)
-        elif not odd and compute >= 90:
+        elif bulk:
             piece = 1024 if largest <= 1024 else 2048 if largest <= 2048 else 4096
             most = (shared_kib << 10) // (6 * (piece + 128 + 8))  # a line and a barrier more for each piece
             wanted = ("bulk", min((32 << 10) // piece, most), 6, piece)
         assert (shape.method, shape.warps, shape.depth, shape.piece_bytes) == wanted, (pool_bytes, blocks, largest, odd)
+
+
+@pytest.mark.parametrize("compute", [80, 90])
+@pytest.mark.parametrize("direction", Direction)
+def test_a_kernel_that_is_held_at_a_rate_moves_small_even_pieces(direction: Direction, compute: int) -> None:
+    for pool_bytes, blocks, largest, odd in product((0, 1 << 30), (1, 4096), (512, 4096, 8193, 1 << 20), (0, 8)):
+        cell = Cell("sm", direction, blocks, 512, pool_bytes=pool_bytes, sms=4, pace="85%")
+        shape = shape_for(cell, largest, largest // 4096 * 4096 | odd, compute, 227 << 10)
+        lanes = odd or compute < 90 or (direction is Direction.D2H and pool_bytes and largest <= 8192)
+        assert (shape.paced, shape.method) == (True, "lanes" if lanes else "bulk")
+        assert "-DKVBENCH_PACED=1" in shape.defines
 
 
 @pytest.mark.parametrize("direction", Direction)
@@ -54,7 +67,7 @@ def test_a_swap_is_by_the_kernel_of_its_shape_that_is_loaded_once_for_a_device(d
     assert [call.args[0] for call in made["SmKernel"].call_args_list] == [one.driver, other.driver, one.driver]
     swaps, kernel = made["sm_copy"], made["SmKernel"].return_value
     assert [call.kwargs for call in swaps.call_args_list] == [
-        {"sms": sms, "inline_up_to": 4096} for sms in (7, 2, 7, 7)
+        {"sms": sms, "inline_up_to": 4096, "pace_gbps": 0.0} for sms in (7, 2, 7, 7)
     ]
     assert {call.args[:1] + call.args[4:] for call in swaps.call_args_list} == {(kernel, DIRECTIONS[direction])}
     assert all(map(np.array_equal, swaps.call_args.args[1:4], lists))

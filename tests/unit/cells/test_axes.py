@@ -39,6 +39,7 @@ def test_every_value_is_read_back_as_written_and_a_list_in_its_order_without_rep
         ("memory", "registered,huge-2mib,huge-1GiB", (Memory.REGISTERED, Memory.HUGE_2MIB, Memory.HUGE_1GIB)),
         ("memory", "shared,slots-2048KiBx8", (Memory.SHARED, "slots-2MiBx8")),
         ("order", "ANY,Stream", (Order.ANY, Order.STREAM)),
+        ("pace", "none,85%,87.50%,46GB/s,046.50GB/s", ("none", "85%", "87.5%", "46GB/s", "46.5GB/s")),
     ],
 )
 def test_values_are_parsed_by_the_grammar_of_their_axis(name: str, text: str, values: tuple[object, ...]) -> None:
@@ -62,6 +63,7 @@ def test_a_geometric_range_stays_inside_its_ends(low: int, span: int, factor: in
         ("blocks", "1:8:2", "not a range lo:hi:xK or lo:hi:+K; for example blocks=16,64,256"),
         ("blocks", "1:8:xy", "the step xy is not a whole number; for example blocks=16,64,256"),
         ("blocks", "1:90000:+1", "more than 10000 values"),
+        ("pace", "0 -5% 0% 0.5% 101% 85 46gb/s 0GB/s 0.05GB/s 1001GB/s 4e1GB/s", "a share of the link from 1% to 100%"),
         ("sms", "5000", "not a whole number from 1 to 4096 or all"),
         ("sms", "1:all:x2", "the ends of a range must be numbers; for example sms=1:32:x2"),
         ("block_size", "4:64KiB:x2", "4 has no unit; write 4KiB:64KiB:x2"),

@@ -23,6 +23,7 @@ AXES = {
     "sms": st.integers(1, 200).map(str),
     "descriptors_per_call": st.sampled_from(["all", "64", "8192"]),
     "overlap": st.sampled_from(["on", "off"]),
+    "pace": st.sampled_from(["46GB/s", "0.5GB/s"]),
 }
 choices = st.builds(Choice.of, backends, st.fixed_dictionaries({}, optional=AXES))
 axis_values = st.lists(st.integers(1, 10**8), min_size=1, max_size=5, unique=True).map(
@@ -132,6 +133,33 @@ def test_of_several_tables_the_one_of_the_state_most_alike_answers(
     for order in (every, every[::-1]):
         found = policy(*order).table(H2D, StreamState(asked))
         assert getattr(found, "stream_state", None) == expected
+
+
+def test_a_pace_that_is_a_share_is_one_of_the_ceiling_in_its_policy() -> None:
+    table = msgspec.structs.replace(
+        SMALL, choices=(("primed", "sm sms=2 pace=85%"), ("sm sms=4 pace=30GB/s", "sm sms=4"))
+    )
+    paced = Policy(device="a GPU", tables=(table,), ceiling_gbps={H2D: 53.3})
+    chosen = [
+        str(paced.choose(table, *point)) for point in ((16, 4096), (10**4, 4096), (16, 1 << 16), (10**4, 1 << 16))
+    ]
+    assert chosen == ["primed", "sm sms=2 pace=45.3GB/s", "sm sms=4 pace=30GB/s", "sm sms=4"]
+    with pytest.raises(ValueError, match='choice "sm sms=2 pace=85%": its pace needs ceiling_gbps of h2d'):
+        Policy(device="a GPU", tables=(table,), ceiling_gbps={D2H: 53.3})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("batched pace=85%", "batched has no pace; sm has"),
+        ("primed pace=30GB/s", "primed has no pace; sm has"),
+        ("sm sms=4 pace=0%", "axis pace=0%: not none, a rate from 0.1GB/s"),
+        ("sm sms=4 pace=85% pace=80%", "each once"),
+    ],
+)
+def test_a_pace_that_is_none_is_no_choice(text: str, message: str) -> None:
+    with refused_with(message):
+        Choice.parse(text)
 
 
 GOOD = """

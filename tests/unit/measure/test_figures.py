@@ -75,7 +75,7 @@ def test_a_record_has_what_was_taken(monkeypatch: pytest.MonkeyPatch, cell: Cell
     short += [f"the neighbour's stream ran out of work {3 * seed} times"] * (seed > 0)
     taken = Taken(every, "time", beside, {"swap_blocks": [*range(9)]}, 17, ["odd"], first_alike=seed)
     around = Surroundings(5, (3.0, 2.0), [1.1, 1.4], Clocks(1980, ("cap",)), 0.25)
-    prepared = mock.Mock(mechanism=Mechanism.SM_KERNEL, chosen="sm", warnings=["slow"])
+    prepared = mock.Mock(mechanism=Mechanism.SM_KERNEL, chosen="sm", pace_gbps=46.0, warnings=["slow"])
     cells = [CELL.as_strings(), cell.as_strings()]
     request = MeasureCells(cells=cells, group="g", round=4, attempt=2, seed=1, sampling=Sampling())
     ready = SetUp(cell, mock.Mock(prepared=prepared, verify_ms=2.5))
@@ -85,7 +85,7 @@ def test_a_record_has_what_was_taken(monkeypatch: pytest.MonkeyPatch, cell: Cell
         cell_text=cells[1], group="g", round=4, attempt=2, stopped_by="time", path="SM kernel", calls=7,
         samples=Samples(**columns, swap_blocks=[*range(9)]), verified_bytes=99, verify_ms=2.5, busy_cpu_us=33.0, cpu=5,
         probe_us=3.0, slowdown=1.4, sm_clock_mhz=1980, clock_limits=["cap"], disturbed=[Disturbance.STEP], chosen="sm",
-        warnings=[*warnings_of(cell, every), *short, "slow", "odd"], beside=beside,
+        pace_gbps=46.0, warnings=[*warnings_of(cell, every), *short, "slow", "odd"], beside=beside,
     )  # fmt: skip
     clock, pending = "wall_us" if cell in HOST_CLOCK else "event_us", cell.stream_state.pending
     held = [getattr(one, clock) for one in every[seed:] if one.pending_after or not pending]

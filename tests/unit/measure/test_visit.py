@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -484,6 +485,7 @@ def test_an_honest_backend_passes_behind_every_cheat(bench: Bench, cell: Cell) -
 def test_in_a_gate_a_small_swap_comes_again_when_caches_have_forgotten_it() -> None:
     cell = Cell("cheat", Direction.H2D, 16, 4096, reuse=Reuse.FRESH, pool_bytes=16 << 30)
     on_gpu = mock.Mock()  # with a pool that no test machine has
+    on_gpu.request = partial(SwapRequest, on_gpu.device)
     on_gpu.threads.all.side_effect = [frozenset({1}), frozenset({1, 7})]
     side = mock.Mock(places=lambda offsets: offsets)
     side.buffer.address = side.buffer.device_address = 0

@@ -182,6 +182,21 @@ def test_a_visit_begins_when_every_device_is_ready_for_it(
     assert (ready.tolist()[1], next(reads)) == (6, late + 1)
 
 
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_pace_that_is_a_share_is_one_of_the_ceiling_of_the_round(
+    monkeypatch: pytest.MonkeyPatch, *, measured: bool
+) -> None:
+    worker, _ = worker_of()
+    ceiling = mock.Mock(return_value=(1 << 20, [20.0, 25.0, 20.0]))  # 52.4 GB/s in the median
+    monkeypatch.setattr(module, "measure_ceiling", ceiling)
+    if measured:  # by this worker, and not by one that has crashed since
+        worker.answer(protocol.MeasureCeiling(direction="h2d", round=0, samples=3))
+    for pace, wanted in (("85%", 44.56), ("46GB/s", 46.0), ("none", None)):
+        worker.answer(structs.replace(ASKED, cells=[(cell := replace(CELLS[0], pace=pace)).as_strings()]))
+        assert worker._bench.request(cell, mock.Mock()).pace_gbps == wanted
+    assert ceiling.call_count == 1
+
+
 def test_copies_and_roofs_are_measured_as_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     worker, _ = worker_of()
     named = {name: mock.Mock(return_value=[1.0, 2.0]) for name in ("measure_roof", "open_control", "time_copies")}

@@ -120,6 +120,18 @@ def test_a_plan_stays_within_its_stated_memory(spec: SweepSpec, machine: Machine
     assert plan.side_bytes == max(sizes, default=0) <= min(device.host_free_bytes, device.device_free_bytes)
 
 
+def test_a_pace_is_for_the_copy_kernel_and_no_gather() -> None:
+    plan = plan_of(backend="sm,batched,triton", direction="d2h", blocks="16", pace="85%,46GB/s")
+    assert [(cell.backend, cell.pace) for cell in plan.cells] == [("sm", "85%"), ("sm", "46GB/s")]
+    assert reasons(plan) == ["batched has no pace"] * 2 + ["triton has no pace"] * 2
+    both = plan_of(backend="batched", direction="d2h", blocks="16", pace="none,85%")
+    assert ([cell.pace for cell in both.cells], reasons(both)) == (["none"], ["batched has no pace"])
+    on_cpu = plan_of(CPU, CPU_BACKENDS, backend="batched", direction="d2h", blocks="16", pace="85%")
+    assert (on_cpu.cells, reasons(on_cpu)) == ((), ["the cpu device has no pace"])
+    gathered = plan_of(backend="sm", direction="h2d", blocks="16", pace="85%", list="gpu")
+    assert (gathered.cells, reasons(gathered)) == ((), ["a gather by ids on the GPU (list=gpu) is held at no pace"])
+
+
 def test_axes_that_are_not_named_have_their_defaults() -> None:
     assert plan_of(backend="batched").cells == tuple(
         Cell(

@@ -280,6 +280,17 @@ def test_the_policy_is_the_rule_of_what_auto_can_run(tmp_path: Path) -> None:
         assert str(table.choose(1000, size)) == ("batched order=any" if size >= 64 * KIB else "sm sms=2")
 
 
+def test_a_policy_has_the_ceiling_of_which_a_pace_is_a_share(tmp_path: Path) -> None:
+    paced = [replace(cell, pace="85%" if cell.sms else "none") for cell in cells() if cell.sms in (None, 2)]
+    file = tmp_path / "policy.toml"
+    run = run_of(tmp_path, lambda cell: 5.0 * (cell.sms or 1), paced)
+    output("show", run.path, "--policy", file)
+    made = load_policy(file)
+    (table,) = made.tables
+    assert str(table.choose(1000, 4096)) == "sm sms=2 pace=85%"
+    assert dict(made.choose(table, 1000, 4096).axes)["pace"] == f"{round(0.85 * synthetic.CEILING_GBPS, 2):g}GB/s"
+
+
 def test_show_and_the_report_give_the_same_answer(tmp_path: Path) -> None:
     run = run_of(tmp_path, crossing)
     assert CliRunner().invoke(app, ["report", str(run.path)]).exit_code == 0
