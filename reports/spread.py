@@ -50,7 +50,7 @@ def spread_of(runs: Sequence[Run]) -> tuple[str, CardSpread]:
     machines = {(str(run.info.device.get("title")), run.info.identity_hash) for run in runs}
     if len(runs) < 2 or len(machines) > 1:
         raise UsageError(f"a spread needs two or more runs of one build on one machine, not {len(runs)} of {machines}")
-    frames = [run.frame().query("status == 'ok'").set_index("cell_id") for run in runs]
+    frames = [run.table.query("status == 'ok'").set_index("cell_id") for run in runs]
     kinds = {
         cell: kind_of(str(backend), int(swap_bytes))
         for frame in frames

@@ -232,7 +232,7 @@ def _in_house_style(message: str) -> str:
 
 
 # What people try that kvbench has under another name: words of typer's message behind the command, and what to write.
-_AS_CSV: Final = "figures as CSV: summary.csv in the folder of a run, or load_run(RUN).frame().to_csv(FILE) in Python"
+_AS_CSV: Final = "figures as CSV: summary.csv in the folder of a run, or load_run(RUN).to_csv(FILE) in Python"
 _MEANT: Final = {
     "compare: No such command": "to compare runs: kvbench report RUN RUN; to compare builds: kvbench gate compare",
     "run: No such command": "to measure: kvbench sweep",

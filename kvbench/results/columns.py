@@ -101,3 +101,15 @@ _ORDER: Final = dict.fromkeys(("device", *_AXES, *(name for name in COLUMNS if n
 TYPES: Final[dict[str, str]] = {
     name: _AXES.get(name) or ("str" if name in _TEXT else "Int64" if name in _WHOLE else "float64") for name in _ORDER
 }
+
+# Columns that few readers need, beside the quartiles: `Run.frame` has them by name.
+_RARE: Final = {
+    "event_us_median", "cpu_us_median", "latency_gbps", "execution_gbps", "sustained_gbps", "outliers",
+    "neighbour_slowdown_median", "iterations", "thread_ms_per_gb_low", "thread_ms_per_gb_high",
+    "swaps_beside_gbps_low", "swaps_beside_gbps_high", "limit_blocks_per_s", "roof_gbps", "roof_gbps_low",
+    "roof_gbps_high", "roof_share", "order_note", "state_held", "execution_only", "depth_held", "stopped_by",
+    "repeated", "disturbed", "verified_bytes",
+}  # fmt: skip
+USUAL: Final = tuple(name for name in TYPES if name not in _RARE and not name.endswith(("_q1", "_q3")))
+# The columns that raw samples have of their cell.
+OF_CELL: Final = {name: kind for name, kind in TYPES.items() if name in _AXES}

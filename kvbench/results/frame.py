@@ -14,7 +14,7 @@ from kvbench.analysis.compare import Floats, grouped_quartiles, median_interval
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import AXES, Cell
-from kvbench.results.columns import SAMPLE_COLUMNS, TIMES, TYPES
+from kvbench.results.columns import OF_CELL, SAMPLE_COLUMNS, TIMES, TYPES
 from kvbench.results.outcomes import Outcome, by_cell, cost_figures, joined
 from kvbench.results.schema import Record, Roof, RunInfo, Visit
 
@@ -139,10 +139,9 @@ def _limits(cell: Cell, ceilings: Mapping[str, float], reached: tuple[_Rate, _Ra
 def _row(outcome: Outcome, of_cells: Mapping[Cell, Sequence[Visit]]) -> dict[str, Any]:
     """Return the row of a cell, without what `_figures` takes from its samples."""
     cell, visits = outcome.cell, of_cells.get(outcome.cell, ())
-    texts, (low_us, high_us) = cell.spelled_out(), outcome.interval_us
+    low_us, high_us = outcome.interval_us
     return {
-        **texts,
-        **{axis.field: getattr(cell, axis.field) for axis in AXES.values() if axis.number},
+        **axis_columns(cell),
         **cost_figures([*outcome.costs.values()]),
         **{f"{time}_median": outcome.us(time) for time in TIMES},
         "swap_us_low": low_us,
@@ -184,6 +183,22 @@ def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
     pending = np.array([cell.stream_state.quantity == "execution" for cell in measured], dtype=bool)
     columns["execution_only"] = np.where(pending, after / np.where(per_cell, per_cell, np.nan), np.nan)
     return pd.DataFrame(columns)
+
+
+def samples_with_axes(visits: Sequence[Visit]) -> pd.DataFrame:
+    """Return `long_samples` with the axes of the cell behind its id; axes of text are categories."""
+    samples = long_samples(visits)
+    cells = {cell.id: cell for cell in dict.fromkeys(visit.cell for visit in visits)}
+    rows = pd.DataFrame([axis_columns(cell) for cell in cells.values()], columns=list(OF_CELL)).astype(OF_CELL)
+    rows = rows.astype({name: "category" for name, kind in OF_CELL.items() if kind == "str"})
+    owner = pd.Index(list(cells), dtype="str").get_indexer(pd.Index(samples["cell_id"]))
+    axes = rows.take(owner).reset_index(drop=True)
+    return pd.concat([samples[["cell_id"]], axes, samples.drop(columns="cell_id")], axis="columns")
+
+
+def axis_columns(cell: Cell) -> dict[str, Any]:
+    """Return the columns of a cell's axes: its texts, and its numbers."""
+    return {**cell.spelled_out(), **{axis.field: getattr(cell, axis.field) for axis in AXES.values() if axis.number}}
 
 
 def _gather(visits: Sequence[Visit], name: str) -> Floats:

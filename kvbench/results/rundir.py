@@ -25,7 +25,7 @@ from kvbench.files import open_regular, raise_if_no_room, read_capped, sync_fold
 from kvbench.results.attempts import Ceilings, visits_that_count
 from kvbench.results.journal import MAX_JOURNAL_BYTES, MAX_LINE_BYTES, JournalWriter, Position, read_lines
 from kvbench.results.schema import SCHEMA, Ceiling, Failure, Record, Retry, RunInfo, RunStatus, Visit
-from kvbench.text import printable, printable_tree
+from kvbench.text import check_keys, printable, printable_tree, short
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,6 +56,11 @@ class Run:
     info: RunInfo
     records: Iterable[Record]
     warnings: Sequence[str]
+
+    def __repr__(self) -> str:
+        device = self.info.device.get("title") or self.info.device.get("name")
+        about = f"{self.info.spec.get('name')}, {self.info.status}, {device}, {self.info.created[:10]}"
+        return f"<Run {printable(self.path)}: {short(printable(about))}>"
 
     def reproducing(self) -> list[str]:
         """Return the command of the run, without the folder that it wrote, and with the policy that the run recorded in
@@ -90,22 +95,30 @@ class Run:
                     low.setdefault(cell.direction, {})[number] = by
         return low
 
-    def frame(self) -> "pd.DataFrame":
-        """Return the tidy table: one row per cell, axes first, columns as in `COLUMNS`."""
-        return self.table.copy()
+    def frame(self, *more: str) -> "pd.DataFrame":
+        """Return the tidy table: one row per cell, axes first, then its usual figures, and `more` columns by name.
+
+        Raises UsageError for a name that no column has.
+        """
+        from kvbench.results.columns import TYPES, USUAL
+
+        check_keys(more, list(TYPES))
+        return self.table[[name for name in TYPES if name in USUAL or name in more]].copy()
 
     @cached_property
     def table(self) -> "pd.DataFrame":
-        """The same as it is held, not to be changed."""
+        """The same with every column, as it is held, not to be changed."""
         from kvbench.results.frame import summarize
 
         return summarize(self.info, self.others, [*self.outcomes.values()], self.visits, self.ceilings())
 
     def samples(self) -> "pd.DataFrame":
-        """Return every raw sample, also of failed cells: cell_id, round, sample, and the times in microseconds."""
-        from kvbench.results.frame import long_samples
+        """Return every raw sample, also of failed cells: cell_id, the axes of the cell, round, sample, and the times in
+        microseconds.
+        """
+        from kvbench.results.frame import samples_with_axes
 
-        return long_samples(self.visits)
+        return samples_with_axes(self.visits)
 
     @cached_property
     def outcomes(self) -> "Mapping[Cell, Outcome]":
@@ -137,12 +150,15 @@ class Run:
 
     def write_summary(self) -> Path:
         """Write `summary.csv` into the run directory and return its path; raises StorageError."""
+        with _as_storage_error(self.path):
+            return self.to_csv(self.path / SUMMARY_FILE)
+
+    def to_csv(self, path: Path | str) -> Path:
+        """Write every column of the table, as in `summary.csv`, into a file, and return its path; raises OSError."""
         from kvbench.results.frame import as_csv
 
-        path = self.path / SUMMARY_FILE
-        with _as_storage_error(self.path):
-            write_whole(path, as_csv(self.frame()))
-        return path
+        write_whole(Path(path), as_csv(self.table))
+        return Path(path)
 
 
 class _JournalReader(Iterable[Record]):

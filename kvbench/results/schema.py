@@ -131,6 +131,9 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
     def __len__(self) -> int:
         return len(self.wall_us)
 
+    def __repr__(self) -> str:  # the values of a visit fill a screen
+        return f"<{len(self)} samples>"
+
     def pack(self) -> None:
         """Hold arrays in place of lists, which take five times the memory."""
         for name in self.__struct_fields__:

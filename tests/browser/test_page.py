@@ -87,9 +87,9 @@ def test_a_cell_is_looked_up(opened: Open, cliff: tuple[Run, Path]) -> None:
     run, file = cliff
     page = opened(file)
     page.get_by_role("searchbox").fill("batched h2d 10000 16 KiB idle")
-    expect(page.get_by_role("status")).to_have_text(f"1 of {len(run.frame())} cells")
+    expect(page.get_by_role("status")).to_have_text(f"1 of {len(run.table)} cells")
     cells = page.locator("#all-cells tbody tr:visible td").all_inner_texts()
-    frame = run.frame().set_index("cell_id")
+    frame = run.table.set_index("cell_id")
     assert cells[1:4] == ["batched", "h2d", "idle"]
     assert float(cells[6]) == pytest.approx(frame.loc[WANTED.id, "gbps"], rel=6e-3)
     assert cells[8] == f"{frame.loc[WANTED.id, 'ceiling_share']:.0%}"
@@ -103,7 +103,7 @@ def test_tables_are_sorted_by_a_column(opened: Open, cliff: tuple[Run, Path]) ->
     run, file = cliff
     page = opened(file)
     page.get_by_role("searchbox").fill("d2h 256")
-    frame = run.frame()
+    frame = run.table
     selected = frame[(frame["direction"] == "d2h") & (frame["blocks"] == 256)]
     expect(page.get_by_role("status")).to_contain_text(f"{len(selected)} of ")
     heads = page.locator("#all-cells thead")
@@ -154,4 +154,4 @@ def test_without_scripts_everything_is_shown(opened: Open, cliff: tuple[Run, Pat
     expect(page.locator("h1")).to_be_visible()
     expect(drawing_of(page)).to_be_visible()
     page.get_by_text("All cells", exact=True).click()
-    expect(page.locator("#all-cells tbody tr:visible")).to_have_count(len(run.frame()))
+    expect(page.locator("#all-cells tbody tr:visible")).to_have_count(len(run.table))

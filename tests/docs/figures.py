@@ -97,7 +97,7 @@ def committed(run: str, card: Path = REPORT) -> Run:
 
 @cache
 def _frame(run: str, card: Path) -> pd.DataFrame:
-    return committed(run, card).frame()
+    return committed(run, card).table
 
 
 def _cells(run: str, card: Path = REPORT, **values: Any) -> pd.DataFrame:

@@ -38,7 +38,7 @@ def test_two_runs_of_one_build_are_rarely_told_apart(cells: list[tuple[Visits, V
 
 
 def test_another_run_lies_where_a_run_says_it_may(runs: tuple[Run, Run]) -> None:
-    first, second = (run.frame().set_index("cell_id") for run in runs)
+    first, second = (run.table.set_index("cell_id") for run in runs)
     margin = 1 + BETWEEN_RUNS.fraction
     for one, other in ((first, second), (second, first)):
         figures = other.loc[one.index, "swap_us_median"]

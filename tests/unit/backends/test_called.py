@@ -62,7 +62,7 @@ def test_an_empty_launch_says_that_nothing_was_copied_and_compared(bench: Bench)
 
 
 def test_an_empty_launch_has_times_and_no_rate(run: Path) -> None:
-    frame = load_run(run).frame().set_index("backend")
+    frame = load_run(run).table.set_index("backend")
     assert (frame.loc["empty", "swap_us_median"] > 0).all()
     assert frame.loc["empty", ["gbps", "latency_gbps", "roof_share", "ceiling_share"]].isna().all(axis=None)
     copied = frame.loc["copier"]

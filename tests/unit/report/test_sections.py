@@ -631,7 +631,7 @@ def test_the_table_holds_one_workload_with_a_line_for_each_method(tmp_path: Path
 @pytest.mark.parametrize("turns", [Beside(), Beside(neighbour_alone_us=[200.0])])
 def test_a_visit_without_a_whole_iteration_has_no_slowdown(tmp_path: Path, turns: Beside) -> None:
     run = made_run(tmp_path, [msgspec.structs.replace(one, beside=turns) for one in synthetic.beside(SM, 1.0, 20.0)])
-    assert run.frame()["neighbour_slowdown"].isna().all()
+    assert run.table["neighbour_slowdown"].isna().all()
     assert "beside" not in sections_of(report_of([run]))
 
 

@@ -67,7 +67,7 @@ def outlying(tmp_path: Path, each: int) -> Run:
 
 def test_many_outliers_are_reported_first_and_counted(tmp_path: Path) -> None:
     run = outlying(tmp_path, each=5)
-    counts = run.frame().set_index("cell_id")["outliers"]
+    counts = run.table.set_index("cell_id")["outliers"]
     assert counts[synthetic.order_cells()[0].id] == 6
     assert (counts.drop(synthetic.order_cells()[0].id) <= 3).all()
     text = report_files([run])["details.md"].decode()

@@ -6,16 +6,17 @@ import pytest
 
 from kvbench.cells.axes import Direction, Order, Reuse
 from kvbench.cells.cell import Cell
-from kvbench.errors import RunDirectoryError
+from kvbench.errors import RunDirectoryError, UsageError
 from kvbench.results import load_run
+from kvbench.results.columns import TYPES
 from kvbench.results.schema import Ceiling, Record, Roof
-from tests.synthetic import ceilings, failure, info, visit, write_run
+from tests.synthetic import ceilings, cliff_cells, failure, info, visit, visits, write_run
 
 FAR = Cell("sm", Direction.H2D, 1000, 1024, sms=4, pool_bytes=1 << 30, reuse=Reuse.FRESH)
 
 
 def frame_of(tmp_path: Path, *records: Record):  # type: ignore[no-untyped-def]  # a DataFrame
-    return load_run(write_run(tmp_path / "run", [*ceilings(), *records])).frame().set_index("cell_id")
+    return load_run(write_run(tmp_path / "run", [*ceilings(), *records])).table.set_index("cell_id")
 
 
 def roof(scattered_us: float, dense_us: float) -> Roof:
@@ -47,7 +48,7 @@ def test_a_row_says_what_its_cell_is_held_against(tmp_path: Path) -> None:
     failed = msgspec.structs.replace(failure(FAR), command="kvbench sweep odd")
     records = [*rates, visit(loads, 40.0), visit(saves, 40.0), failed, roof(1090.0, 1000.0)]
     path = write_run(tmp_path / "run", records, info(device={"name": "cuda:12345", "kind": "cuda"}))
-    frame = load_run(path).frame().set_index("cell_id").loc[[loads.id, saves.id, FAR.id]]
+    frame = load_run(path).table.set_index("cell_id").loc[[loads.id, saves.id, FAR.id]]
     assert frame["order_note"].fillna("").tolist() == ["", "any on d2h", ""]
     assert frame["ceiling_gbps"].tolist() == pytest.approx([20.0] * 3)
     assert (frame["ceiling_share"] == frame["gbps"] / frame["ceiling_gbps"]).tolist() == [True, True, False]
@@ -69,3 +70,47 @@ def test_a_roof_without_a_figure_is_refused(tmp_path: Path, name: str) -> None:
     path = write_run(tmp_path / "run", [msgspec.structs.replace(roof(1000.0, 300.0), **{name: []})])
     with pytest.raises(RunDirectoryError, match=f"journal line 1 is not a record of this schema: .*{name}"):
         load_run(path)
+
+
+# In a notebook
+
+
+def test_a_table_for_reading_has_at_most_sixty_columns_and_the_rest_by_name(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path / "run", visits(cliff_cells((64,), (4, 28)))))
+    frame = run.frame()
+    assert len(frame.columns) <= 60
+    assert {"backend", "block_bytes", "gbps", "gbps_low", "status", "cell_id", "command"} <= {*frame}
+    more = run.frame("gbps_q1", "roof_gbps")
+    assert [name for name in more if name not in frame] == ["gbps_q1", "roof_gbps"]
+    assert list(run.frame(*run.table)) == list(run.table) == list(TYPES)
+    with pytest.raises(UsageError, match='unknown key "gbps_q2"; did you mean gbps_q'):
+        run.frame("gbps_q2")
+
+
+def test_samples_carry_the_axes_of_their_cell(tmp_path: Path) -> None:
+    cells = cliff_cells((64,), (4, 28))
+    run = load_run(write_run(tmp_path / "run", visits(cells, count=7)))
+    samples = run.samples()
+    own = samples[(samples.backend == "triton") & (samples.direction == "d2h") & (samples.block_bytes == 28 * 1024)]
+    assert {*own.sms} == {12}
+    assert {*own.cell_id} == {
+        cell.id for cell in cells if cell.sms and (cell.direction, cell.block_bytes) == ("d2h", 28 * 1024)
+    }
+    by_cell = run.table.set_index("cell_id")
+    for row in samples.groupby("cell_id").first().itertuples():
+        assert (row.backend, row.blocks) == (by_cell.loc[row.Index, "backend"], by_cell.loc[row.Index, "blocks"])
+
+
+def test_a_run_is_one_line_and_its_visits_do_not_fill_a_screen(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path / "run", visits(cliff_cells((64,), (4,)), count=100)))
+    assert repr(run).isprintable()
+    assert len(repr(run)) < 200 + len(str(run.path))
+    assert "Synthetic H200" in repr(run)
+    assert len(repr(run.visits[0])) < 2500
+
+
+def test_every_column_is_written_by_one_call(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path / "run", visits(cliff_cells((64,), (4,)))))
+    path = run.to_csv(tmp_path / "mine.csv")
+    assert path.read_text().splitlines()[0].split(",") == list(TYPES)
+    assert path.read_bytes() == run.write_summary().read_bytes()

@@ -279,7 +279,7 @@ def test_outcomes_and_the_table_are_what_records_say(tmp_path: Path, seed: int) 
     visits = {}
     for cells in (*([cell] for cell in ALONE), IN_TURN):
         visits |= counting(records, cells)
-    frame = run.frame().set_index("cell_id")
+    frame = run.table.set_index("cell_id")
     assert frame.index.tolist() == [cell.id for cell in run.outcomes]
     assert set(run.outcomes) == {one.cell for one in records if isinstance(one, Visit | Failure | Skip)}
     for cell, outcome in run.outcomes.items():
@@ -390,14 +390,14 @@ def test_a_cost_needs_twenty_iterations_and_some_in_each_visit(
     visits = [beside_of(BESIDE, 1.25, 1, number, count) for number, count in enumerate(iterations)]
     run = kvbench.load_run(write_run(tmp_path / "run", visits))
     (outcome,) = run.outcomes.values()
-    assert (len(outcome.costs), run.frame()["lost_ms_per_gb"].notna().all()) == (2 * known, known)
+    assert (len(outcome.costs), run.table["lost_ms_per_gb"].notna().all()) == (2 * known, known)
 
 
 def test_an_interval_of_what_is_lost_reaches_over_all_starts(tmp_path: Path) -> None:
     """Of ten visits of one start and two of another, the rank interval alone leaves out the second."""
     slowdowns = [1.10, 1.11] * 5 + [1.25] * 2
     visits = [beside_of(BESIDE, ratio, 1 + (at >= 10), at) for at, ratio in enumerate(slowdowns)]
-    (row,) = kvbench.load_run(write_run(tmp_path / "run", visits)).frame().to_dict("records")
+    (row,) = kvbench.load_run(write_run(tmp_path / "run", visits)).table.to_dict("records")
     lost = [1e3 * (1 - 1 / ratio) / 40 for ratio in slowdowns]
     assert paired_interval(np.array(lost))[2] < max(lost) == pytest.approx(row["lost_ms_per_gb_high"])
     assert row["lost_ms_per_gb_low"] <= row["lost_ms_per_gb"] < row["lost_ms_per_gb_high"]

@@ -310,7 +310,7 @@ def test_a_journal_that_is_cut_anywhere_can_be_read(records: list[Record], cut: 
 def test_the_columns_and_their_types_are_always_the_same(tmp_path: Path, records: list[Record]) -> None:
     read = made_run(tmp_path, records)
     full = made_run(tmp_path, synthetic.visits([CELL, BUSY]), name="full")
-    pd.testing.assert_series_equal(read.frame().dtypes, full.frame().dtypes)
+    pd.testing.assert_series_equal(read.table.dtypes, full.table.dtypes)
     assert len(read.samples()) == 30 * sum(isinstance(record, Visit) for record in records)
 
 
