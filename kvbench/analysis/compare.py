@@ -222,21 +222,67 @@ def log_ratios(base: Visits, other: Visits) -> list[float]:
 
 
 def compare_over(shapes: Sequence[Sequence[float]], margin: Margin) -> Comparison:
-    """Compare two methods over several shapes of swaps; `shapes` has the log ratios of the pairs at each, one or more.
+    """Compare two methods over several shapes of swaps; `shapes` has the log ratios of the pairs at each, one or more,
+    in the order of their rounds.
 
-    The centre is the mean of the medians of the shapes, each as good as another; the scatter of the pairs about the
-    median of their shape is that of all shapes, so that a few visits at each are enough.
+    What is compared is the mean over shapes, each as good as another. With `MIN_PAIRS` pairs or more at every shape it
+    is one value for each round, and its interval that of signed ranks: it takes nothing from the distribution but its
+    symmetry, so that a slow visit now and then does not narrow it. A search leaves fewer pairs at some shapes; then the
+    interval is Student's, from the scatter within the shapes.
     """
-    medians = [median(logs) for logs in shapes]
-    centre = sum(medians) / len(medians)
-    apart = [
-        (log - middle) * math.sqrt(len(logs) / (len(logs) - 1))  # they are closer to their own median
-        for logs, middle in zip(shapes, medians, strict=True)
-        if len(logs) > 1
-        for log in logs
+    fewest = min(map(len, shapes))
+    if fewest >= MIN_PAIRS:
+        return _judged(*paired_interval(_round_means(shapes, fewest)), margin)
+    means = [math.fsum(logs) / len(logs) for logs in shapes]
+    centre = math.fsum(means) / len(means)
+    reach = _students_reach(shapes, means)
+    return _judged(centre, centre - reach, centre + reach, margin)
+
+
+def _round_means(shapes: Sequence[Sequence[float]], rounds: int) -> Floats:
+    """Return the mean over shapes for each of `rounds`; shapes with more visits share them out in their order."""
+    rows = [
+        logs if len(logs) == rounds else [float(np.mean(part)) for part in np.array_split(logs, rounds)]
+        for logs in shapes
     ]
-    low, high = ends_at(np.sort(apart), interval_rank(len(apart)) if len(apart) >= MIN_PAIRS else None)
-    return _judged(centre, centre + low, centre + high, margin)
+    means: Floats = np.mean(np.array(rows, dtype=np.float64), axis=0)
+    return means
+
+
+def _students_reach(shapes: Sequence[Sequence[float]], means: Sequence[float]) -> float:
+    """Return half of the 95% interval of the mean over shapes, inf with fewer than `MIN_PAIRS` values to go by."""
+    freedom = sum(len(logs) - 1 for logs in shapes)
+    if freedom < MIN_PAIRS - 1:
+        return math.inf
+    squares = math.fsum((log - mean) ** 2 for logs, mean in zip(shapes, means, strict=True) for log in logs)
+    of_mean = math.fsum(1 / len(logs) for logs in shapes) / len(shapes) ** 2
+    return _students_quantile(freedom) * math.sqrt(squares / freedom * of_mean)
+
+
+@lru_cache(maxsize=256)
+def _students_quantile(freedom: int) -> float:
+    """Return the 97.5% quantile of Student's distribution, by the expansion of Cornish and Fisher (within 0.2% from
+    five degrees of freedom on).
+    """
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    terms = (
+        z,
+        (z**3 + z) / (4 * freedom),
+        (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2),
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3),
+    )
+    return math.fsum(terms)
+
+
+def mean_comparison(comparisons: Sequence[Comparison], margin: Margin) -> Comparison:
+    """Return the comparison over several shapes that were compared apart, as if all of them erred to the same side.
+
+    What sets two starts of kvbench apart may well move every shape alike, so that more shapes make nothing surer.
+    """
+    ends = ([one.ratio for one in comparisons], [one.low for one in comparisons], [one.high for one in comparisons])
+    with np.errstate(divide="ignore"):  # the log of 0, where the visits are too few for an interval
+        centre, low, high = (float(np.mean(np.log(values))) for values in ends)
+    return _judged(centre, low, high, margin)
 
 
 def compare_apart(base: Samples, other: Samples, margin: Margin, between: float = 0.0) -> Comparison:

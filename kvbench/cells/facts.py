@@ -1,7 +1,7 @@
 """Facts about devices and backends that a worker reports, so that the parent can plan without it; kvbench's names."""
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -172,11 +172,14 @@ def sms_text(counts: Collection[int]) -> str:
     return f"{ends(counts, str)} SM{'s' if max(counts) > 1 else ''}" if counts else ""
 
 
-def method_label(backend: str, sms: int | Collection[int] | None = None) -> str:
-    """Return the name of a method, everywhere: "batched", "sm (2 to 12 SMs)"; if `marked`: "mine (plug-in, 4 SMs)"."""
+def method_label(backend: str, sms: int | Collection[int] | None = None, more: Sequence[str] = ()) -> str:
+    """Return the name of a method, everywhere: "batched", "sm (2 to 12 SMs)"; if `marked`: "mine (plug-in, 4 SMs)".
+
+    `more` are further settings.
+    """
     name = backend.removesuffix(_PLUG_IN)
     counts = [] if sms is None else [sms] if isinstance(sms, int) else list(sms)
-    settings = ", ".join(filter(None, ("plug-in" if is_marked(backend) else "", sms_text(counts))))
+    settings = ", ".join(filter(None, ("plug-in" if is_marked(backend) else "", sms_text(counts), *more)))
     return f"{name} ({settings})" if settings else name
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final
 
@@ -20,8 +20,16 @@ from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.sweep.installed import Engine, engines, of_engine
 from kvbench.text import MAX_LINE, a_stream
-from kvbench.tune.candidates import Measured, machine_of, measured_in, sms_of, swaps_of_trace, workload_axes
-from kvbench.tune.rule import KeptArms, Pick, Rule, RulePart, compare_methods, nearest_shape, pick, rule_of
+from kvbench.tune.candidates import (
+    Measured,
+    machine_of,
+    measured_in,
+    sms_of,
+    swaps_of_trace,
+    without_sms,
+    workload_axes,
+)
+from kvbench.tune.rule import Pick, Rule, RulePart, arms_of, compare_methods, could_gain, nearest_shape, pick, rule_of
 
 # The number of blocks of a small and of a large swap, of a block size near to that of models.
 SMALL: Final = 64
@@ -83,14 +91,19 @@ def _ceilings(runs: Sequence[Run]) -> dict[Direction, float]:
 
 
 def _table(kind: SwapKind, parts: Sequence[RulePart]) -> Table:
-    """Return the table of a kind: a row for each part, at the size where it ends or begins."""
-    sizes = [end for part in parts for end in part.sizes if end] or [parts[0].shapes[0].shape.block_bytes]
+    """Return the table of a kind: a row for each size where a part ends or begins, a column for each such number."""
+    sizes = sorted({end for part in parts for end in part.sizes if end}) or [parts[0].shapes[0].shape.block_bytes]
+    counts = sorted({end for part in parts for end in part.blocks if end}) or [LARGE]
+
+    def choice_at(block_bytes: int, blocks: int) -> str:
+        return str(next(part.choice for part in parts if part.serves(block_bytes, blocks)))
+
     return Table(
         direction=kind.direction,
         stream_state=kind.stream_state,
         block_bytes=tuple(sizes),
-        blocks=(LARGE,),
-        choices=tuple((str(part.choice),) for part in parts),
+        blocks=tuple(counts),
+        choices=tuple(tuple(choice_at(size, count) for count in counts) for size in sizes),
     )
 
 
@@ -109,8 +122,7 @@ class Answer:
     @property
     def open(self) -> Mapping[Choice, Comparison]:
         """What could be faster than the choice, by more than `TIED`, in another run."""
-        surely = 1 / (1 + TIED.fraction)
-        return {other: compared for other, compared in self.others.items() if compared.low < surely}
+        return {other: compared for other, compared in self.others.items() if could_gain(compared)}
 
     @property
     def tied(self) -> Mapping[Choice, Comparison]:
@@ -119,11 +131,17 @@ class Answer:
 
     @property
     def decided(self) -> bool:
-        """Whether no other method could be faster by more than `TIED`. More SMs are the same method: which counts are
-        not told apart is part of an answer, and `open` names those that could gain.
+        """Whether no other method could be faster by more than `TIED`, and no other SM count was.
+
+        Which counts are not told apart is part of an answer: `open` names those that could gain.
         """
-        methods = {other.backend for other in self.open} - {self.choice.backend}
-        return len(self.measured.visits_of(self.choice)) >= MIN_PAIRS and not methods
+        own = without_sms(self.choice)
+        doubts = (
+            other
+            for other, each in self.open.items()
+            if without_sms(other) != own or each.ratio < 1 / (1 + TIED.fraction)
+        )
+        return len(self.measured.visits_of(self.choice)) >= MIN_PAIRS and not any(doubts)
 
     def to_plain(self, rule: Rule, costs: Mapping[Measured, float]) -> dict[str, Any]:
         one, cost = self.measured, costs.get(self.measured)
@@ -165,7 +183,7 @@ def answers_of(shapes: Sequence[Measured]) -> list[Answer]:
 
 
 def _answer(one: Measured) -> Answer:
-    shape = KeptArms(one.arms)
+    shape = arms_of(one)
     chosen = pick([shape])
     alternatives = (other for other in one.arms if other != chosen.choice)
     compared = {other: compare_methods([shape], chosen.choice, other) for other in alternatives}
@@ -175,7 +193,9 @@ def _answer(one: Measured) -> Answer:
 
 def known_shapes(rule: Rule, kind: SwapKind) -> list[Measured]:
     """Return the small and the large swap with figures, of those that the choice made; one if no other has its size."""
-    made = [one for part in rule.parts[kind] for one in part.shapes if part.choice in one.every]
+    made = [
+        one for part in rule.parts[kind] for one in part.shapes if part.choice in one.every or not sms_of(part.choice)
+    ]
 
     def far(one: Measured) -> float:
         # The block size decides the method: twice the size is as far as four times the blocks.
@@ -221,7 +241,7 @@ def gains_of(rule: Rule, runs: Sequence[Run]) -> list[Gain]:
                 continue
             together = one.beside(method)
             ours = together.standing_for(choice)
-            if ours and (compared := compare_methods([KeptArms(together.every)], ours, method)):
+            if ours and (compared := compare_methods([arms_of(replace(together, arms=together.every))], ours, method)):
                 ratios.setdefault((over, one.shape.kind), []).append(compared.ratio)
     return [Gain(over, kind, of_kind) for (over, kind), of_kind in ratios.items()]
 
@@ -290,7 +310,7 @@ def merged_from(rule: Rule, runs: Sequence[Run]) -> dict[Direction, RunLength]:
             continue
         for direction in (kind.direction for kind in open_ if kind.stream_state == "idle"):
             sides = [one for one in shapes if one.shape.kind == (direction, "idle") and one.best_of(MERGED)]
-            won = [one for one in sides if pick([KeptArms(one.arms)]).alike[0].backend == MERGED]
+            won = [one for one in sides if pick([arms_of(one)]).alike[0].backend == MERGED]
             if direction not in shortest and won and len(won) >= _MOSTLY * len(sides):
                 rates = [one.gbps_of(method) for one in won if (method := one.best_of(MERGED))]
                 shortest[direction] = RunLength(length, rates)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median, median_low
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -33,6 +34,7 @@ from kvbench.cells.policy import WORKLOAD_AXES, Choice
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.errors import UsageError
 from kvbench.results import Run, Visit
+from kvbench.results.between_runs import kind_of, spread_between
 from kvbench.results.outcomes import by_cell
 from kvbench.sweep.installed import engines
 from kvbench.text import MAX_LINE, printable
@@ -66,7 +68,8 @@ _Blocks = npt.NDArray[np.int64]
 class Measured:
     """What was measured of swaps of one shape: the methods to choose from and `every` one, by the visits that
     decide, and `fresh` visits, which had no part in the choice of a search. `caller_us` are the times that a swap
-    takes from its thread. A copier, `called` from Python, follows such a choice and is none.
+    takes from its thread. A copier, `called` from Python, follows such a choice and is none. `card` is the title of the
+    device.
     """
 
     shape: SwapShape
@@ -75,6 +78,7 @@ class Measured:
     fresh: Arms = field(default_factory=dict)
     caller_us: Mapping[Choice, float] = field(default_factory=dict)
     called: Arms = field(default_factory=dict)
+    card: str = ""
 
     def only(self, keep: Callable[[Choice], bool]) -> "Measured":
         """Return the same with the methods that `keep` accepts alone to choose from."""
@@ -116,16 +120,19 @@ class Measured:
         return min((one for one in self.every if one.backend in backends), key=self.us_of, default=None)
 
     def standing_for(self, choice: Choice) -> Choice | None:
-        """The method as it was measured here, or the same with the next smaller SM count, or None."""
-        axes = [axis for axis in choice.axes if axis[0] != "sms"]
-        alike = (
-            one
-            for one in self.every
-            if one.backend == choice.backend
-            and sms_of(one) <= sms_of(choice)
-            and [axis for axis in one.axes if axis[0] != "sms"] == axes
-        )
-        return max(alike, key=sms_of, default=None)
+        """The method as it was measured here, or the same with the next smaller SM count, or None.
+
+        For a method without an SM count, that of the default rule: the only one, or the fewest.
+        """
+        method = without_sms(choice)
+        counts = sorted((one for one in self.every if without_sms(one) == method), key=sms_of)
+        fewer = [one for one in counts if sms_of(one) <= sms_of(choice)]
+        return fewer[-1] if fewer else counts[0] if counts and choice == method else None
+
+    def between(self, choice: Choice) -> float:
+        """Return by which fraction times of a method at this shape differ from start to start of kvbench."""
+        kind = kind_of(choice.backend, self.shape.blocks * self.shape.block_bytes)
+        return spread_between(self.card, kind).fraction
 
 
 def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
@@ -134,7 +141,7 @@ def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
     `only` takes the swaps with these values of axes alone, such as a pause. A failed cell is no candidate. Raises
     UsageError without any, and for runs of several devices.
     """
-    machine_of(runs)
+    card, _ = machine_of(runs)
     wanted = {axis: value for axis, value in only.items() if value is not None}
     cells = [cell for cell in tried(runs) if all(_text(cell, axis) == value for axis, value in wanted.items())]
     kept = set(one_workload(cells))
@@ -156,15 +163,15 @@ def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
         names = sorted({cell.backend for cell in kept} - {*NO_CHOICES})
         what = f"{names[0]} alone was measured" if len(names) == 1 else "no shape was measured with two backends"
         raise UsageError(f"nothing to choose from: {what}; measure more, such as -a backend=batched,sm")
-    return [_measured(shape, arms[shape], caller_us[shape]) for shape in several]
+    return [_measured(shape, arms[shape], caller_us[shape], card) for shape in several]
 
 
-def _measured(shape: SwapShape, arms: Arms, caller_us: Mapping[Choice, list[float]]) -> Measured:
+def _measured(shape: SwapShape, arms: Arms, caller_us: Mapping[Choice, list[float]], card: str) -> Measured:
     called, others = ({one: arms[one] for one in arms if (one.backend == COPIER) is it} for it in (True, False))
     chosen_by = rounds_of(others, lambda number: number % RUN_STEP < FRESH_FROM)
     fresh = rounds_of(others, lambda number: number % RUN_STEP >= FRESH_FROM)
     us = {choice: median(times) for choice, times in caller_us.items()}
-    return Measured(shape, chosen_by, chosen_by, fresh, us, called)
+    return Measured(shape, chosen_by, chosen_by, fresh, us, called, card)
 
 
 def rounds_of(arms: Arms, keep: Callable[[int], bool]) -> dict[Choice, Visits]:
@@ -263,14 +270,19 @@ def typical(times: Collection[float]) -> float:
     return median(times) if len(times) >= MIN_PAIRS else median_low(times)
 
 
-def preference(choice: Choice) -> tuple[int, int, str]:
-    """Sort key of choices that are not told apart: the SMs that one takes, then how simple it is."""
+def preference(choice: Choice, needed: Mapping[Choice, int] = MappingProxyType({})) -> tuple[int, int, str]:
+    """Sort key of choices that are not told apart: the SMs that one takes, or `needed` says, then how simple it is."""
     simplicity = _SIMPLEST.index(choice.backend) if choice.backend in _SIMPLEST else len(_SIMPLEST)
-    return sms_of(choice), simplicity, str(choice)
+    return needed.get(choice, sms_of(choice)), simplicity, str(choice)
 
 
 def sms_of(choice: Choice) -> int:
     return int(dict(choice.axes).get("sms", 0))
+
+
+def without_sms(choice: Choice) -> Choice:
+    """Return the method of a choice, which all its SM counts have in common."""
+    return replace(choice, axes=tuple(axis for axis in choice.axes if axis[0] != "sms"))
 
 
 def may_take_sms(choice: Choice, driver: int) -> bool:

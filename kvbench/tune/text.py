@@ -4,12 +4,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from statistics import mean, median
 from typing import Any, Final
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison
-from kvbench.analysis.margins import TIED
+from kvbench.analysis.margins import KNEE, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import EQUAL, SwapKind
 from kvbench.cells.facts import BATCHED, COPIER, MERGED, sms_text
@@ -35,7 +35,7 @@ from kvbench.tune.answer import (
     shipped_choice,
     slowdowns_of,
 )
-from kvbench.tune.candidates import Measured, driver_of, may_take_sms, sms_of, workload_axes
+from kvbench.tune.candidates import Measured, driver_of, may_take_sms, sms_of, without_sms, workload_axes
 from kvbench.tune.planner import Load, TokenLine, loads_of
 from kvbench.tune.rule import Rule, RulePart, costs_of
 
@@ -69,7 +69,7 @@ def answer_table(rule: Rule, runs: Sequence[Run]) -> AnswerTable:
     rows = []
     for kinds in _alike(rule):
         first, parts = kinds[0], rule.parts[kinds[0]]
-        row = [first.direction.value, ", ".join(kind.stream_state for kind in kinds), ", ".join(map(use_text, parts))]
+        row = [first.direction.value, ", ".join(kind.stream_state for kind in kinds), use_text(parts)]
         for size, at in zip_longest(sizes, zip(*(known[kind] for kind in kinds), strict=True)):
             row += _times(at, size, rule, shipping, runs) if at else ["-"] * (3 + len(shipping))
         ceiling = ceilings.get(first.direction, math.nan)
@@ -99,14 +99,39 @@ def _alike(rule: Rule) -> list[list[SwapKind]]:
     return [*alike.values()]
 
 
-def use_text(part: RulePart) -> str:
-    """Return "sm (4 SMs); 4 to 16 not told apart", with the block sizes that it is for where they are not all."""
+def use_text(parts: Sequence[RulePart]) -> str:
+    """Return what to use by size and number: "sm: 8 SMs up to 1 KiB, 4 SMs up to 16 KiB, 2 SMs from 24 KiB"."""
+    if len(parts) == 1:
+        return f"{parts[0].label}{_counts_text(parts[0])}{_against(parts[0])}"
+    texts = []
+    for method, of_method in groupby(parts, key=lambda part: without_sms(part.choice)):
+        same = [*of_method]
+        if len(same) == 1:
+            texts.append(f"{same[0].label}{_where(same[0])}{_against(same[0])}")
+        else:
+            sizes = (f"{sms_text([sms_of(part.choice)])}{_where(part)}" for part in same)
+            texts.append(f"{method.label}: {', '.join(sizes)}{_against(same[0])}")
+    return "; ".join(texts)
+
+
+def _where(part: RulePart) -> str:
+    """Return for which sizes and numbers of blocks a part is: " up to 16 KiB", " from 1024 blocks"."""
     low, high = (end and size_text(end) for end in part.sizes)
-    where = f" up to {high}" if high else f" from {low}" if low else ""
-    own, *others = _methods((part.choice, *part.pick.alike)).items()
-    close = [ends(own[1], str)] if len(set(own[1])) > 1 else []
-    close += [_method_text(*other) for other in others]
-    return f"{part.choice.label}{where}" + (f"; {', '.join(close)} not told apart" if close else "")
+    sizes = "" if part.blocks[0] else f" up to {high}" if high else f" from {low}" if low else ""
+    fewest, most = part.blocks
+    return sizes + (f" and {most} blocks" if most else f" from {fewest} blocks" if fewest else "")
+
+
+def _counts_text(part: RulePart) -> str:
+    """Return which of several SM counts suffice: ", 4 of 4 to 16 within 5% on average"."""
+    if not sms_of(part.choice) or len(part.counts) < 2:
+        return ""
+    return f", {sms_of(part.choice)} of {ends(part.counts, str)} within {KNEE.fraction:.0%} on average"
+
+
+def _against(part: RulePart) -> str:
+    others = ", ".join(dict.fromkeys(other.label for other in part.pick.open))
+    return f", undecided against {others}" if others else ""
 
 
 def _methods(choices: Iterable[Choice]) -> dict[str, list[int]]:
@@ -300,12 +325,20 @@ def _undecided(rule: Rule, listing: str) -> str:
 
 
 def _cost(costs: Mapping[Measured, float]) -> str:
-    what = "Cost against each shape's best, by rounds that did not choose it"
+    what = "Cost against each shape's best, judged by other rounds"
     if not costs:
         return f"{what}: {NOT_MEASURED}"
+    by_direction: dict[Direction, list[float]] = {}
+    for one, cost in costs.items():
+        by_direction.setdefault(one.shape.direction, []).append(cost)
+    means = ", ".join(f"{way} {_percent(mean(of_way))}" for way, of_way in by_direction.items())
     worst = max(costs, key=lambda one: costs[one])
-    average, most = (f"{two_digits(max(cost, 0.0) * 100)}%" for cost in (mean(costs.values()), costs[worst]))
-    return f"{what}: {average} on average, {most} at worst ({worst.shape.kind}, {worst.shape.size_text})"
+    at = f"{worst.shape.kind}, {worst.shape.size_text}"
+    return f"{what}: {means} on average of {counted(len(costs), 'choice')}; {_percent(costs[worst])} at worst ({at})"
+
+
+def _percent(cost: float) -> str:
+    return f"{two_digits(max(cost, 0.0) * 100)}%"
 
 
 def sms_notes(choices: Iterable[Choice], runs: Sequence[Run]) -> list[str]:

@@ -158,5 +158,5 @@ def _rule(runs: Sequence[View], direction: str) -> str:
     except UsageError:
         return ABSENT
     parts = rule.parts.get(SwapKind(Direction(direction), StreamState.IDLE), ())
-    choices = dict.fromkeys(part.choice.label for part in parts)
+    choices = dict.fromkeys(part.label for part in parts)
     return ", ".join(choices) + (" by size" if len(choices) > 1 else "") or ABSENT
