@@ -12,7 +12,7 @@ from kvbench.cells.policy import Choice
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
-from kvbench.report.tables import comma_separated, measured_table, unclear_mark
+from kvbench.report.tables import comma_separated, measured_table, sign_of
 from kvbench.report.view import View, grouped
 from kvbench.sweep.installed import Engine, engines, of_engine
 from kvbench.text import counted, ends
@@ -87,7 +87,7 @@ def _row(view: View, engine: Engine, methods: Sequence[Choice], one: Measured) -
     ratio = ABSENT
     if shipped and best:
         compared = compare_visits(one.every[best], one.every[shipped], IN_TURN)
-        ratio = f"{unclear_mark(compared)}{figure(one.us_of(shipped) / one.us_of(best))}"
+        ratio = f"{sign_of(compared)}{figure(one.us_of(shipped) / one.us_of(best))}"
     times = {choice: f"{figure(one.us_of(choice))} ({figure(one.caller_us[choice])})" for choice in one.every}
     *columns, best_us = (times.get(choice, "") if choice else "" for choice in (*methods, best))
     names = [choice.label if choice else ABSENT for choice in (shipped, best)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Final
 
+from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.facts import plug_ins_of
 from kvbench.files import or_usage_error, write_whole
@@ -333,7 +334,8 @@ def _definitions(chapters: Sequence[Chapter]) -> list[Text]:
     return [
         "GB/s: 10^9 bytes a second, at the median of the visits' medians; ceiling: of large plain copies",
         "Visit: one uninterrupted measurement of a cell, after warm-ups; samples: of all visits",
-        f"≈: within {IN_TURN.fraction:.0%} by the 95% interval, or undecided",
+        f"Compared by the 95% interval of a ratio: = the same within {IN_TURN.fraction:.0%}; ? undecided, also with "
+        f"fewer than {MIN_PAIRS} visits; no sign: they differ",
         f"Times by {events} events: idle (nothing pending) with the call, busy without; sustained: what one more "
         "swap adds; submission: of the calling thread",
         *([words] if words else []),

@@ -55,8 +55,8 @@ def caption(
 
 def _meanings(table: Sequence[Sequence[Text]]) -> Iterator[str]:
     """Yield what the marks and the names of methods in a table mean: among the definitions of a report, said once."""
-    if any("≈" in plain(text) for row in table for text in row):
-        yield "≈: no clear difference"
+    signs = {plain(text)[:2] for row in table for text in row}
+    yield from (f"{sign.strip()}: {SIGN_MEANINGS[verdict]}" for verdict, sign in SIGNS.items() if sign in signs)
     if words := words_in(table):
         yield words
 
@@ -75,6 +75,9 @@ def chart_text(view: View, title: str, footer: str = "") -> ChartText:
     return ChartText(title, view.heading, footer, HOST_COPIES if view.on_host else "")
 
 
+# What stands before a figure that is compared; a figure that differs has none.
+SIGNS: Final = {Verdict.SAME: "= ", Verdict.UNDECIDED: "? "}
+SIGN_MEANINGS: Final = {Verdict.SAME: f"the same within {IN_TURN.fraction:.0%}", Verdict.UNDECIDED: "undecided"}
 # Names in tables that need explaining.
 _WORDS: Final = {
     SM: "kvbench's copy kernel",
@@ -145,15 +148,22 @@ def milliseconds(outcome: Outcome) -> str:
 def fastest_marked(
     arms: Mapping[str, Outcome], backends: Collection[str], show: Callable[[Outcome], str] = rate
 ) -> list[Text]:
-    """Return a cell of a table for each of `backends`, the fastest in bold, or "≈" before all that may be as fast.
+    """Return a cell of a table for each of `backends`, the fastest in bold, or with a sign those that may be as fast.
 
     Where a cell has too few visits to tell, nothing is marked; `few_visits_note` says so.
     """
     visits: dict[str, Visits] = {name: times for name in backends if name in arms and (times := arms[name].times())}
     decidable = len(visits) > 1 and min(map(len, visits.values())) >= MIN_PAIRS
-    first = leaders(visits, IN_TURN) if decidable else {}
+    fastest = leaders(visits, IN_TURN) if decidable else {}
     texts = {name: format_cell(arms.get(name), show) for name in backends}
-    marked = {name: Strong(texts[name]) if len(first) == 1 else f"≈ {texts[name]}" for name in first}
+    if len(fastest) > 1:
+        # The one with the least time is the same as another, or it is undecided whether it is the fastest.
+        first, *rivals = fastest
+        fastest[first] = Verdict.SAME if Verdict.SAME in map(fastest.get, rivals) else Verdict.UNDECIDED
+    marked = {
+        name: SIGNS[verdict] + texts[name] if len(fastest) > 1 else Strong(texts[name])
+        for name, verdict in fastest.items()
+    }
     return [marked.get(name, text) for name, text in texts.items()]
 
 
@@ -168,21 +178,19 @@ def both_directions(findings: Sequence[Text]) -> list[Text]:
 def ratio_text(compared: Comparison) -> str:
     """Return a ratio of times; of an undecided one its interval, as its centre can be far from the ratio of medians."""
     if compared.verdict is Verdict.UNDECIDED and compared.high < math.inf:
-        return f"{unclear_mark(compared)}{TIMES}{figure(compared.low)} to {figure(compared.high)}"
-    return f"{unclear_mark(compared)}{TIMES}{figure(compared.ratio)}"
+        return f"{sign_of(compared)}{TIMES}{figure(compared.low)} to {figure(compared.high)}"
+    return f"{sign_of(compared)}{TIMES}{figure(compared.ratio)}"
 
 
 def change_text(compared: Comparison) -> str:
-    """Return a change in percent with its interval, marked where that holds 0."""
+    """Return a change in percent with its interval."""
     low, value, high = ((ratio - 1) * 100 for ratio in (compared.low, compared.ratio, compared.high))
-    if math.isinf(high):
-        return f"fewer than {MIN_PAIRS} rounds"
-    return f"{'≈ ' if low <= 0 <= high else ''}{value:+.1f}% ({low:+.1f} to {high:+.1f})"
+    interval = f"{low:+.1f} to {high:+.1f}" if math.isfinite(high) else f"fewer than {MIN_PAIRS} rounds"
+    return f"{sign_of(compared)}{value:+.1f}% ({interval})"
 
 
-def unclear_mark(compared: Comparison) -> str:
-    """Return the mark of a comparison that has an interval and still no verdict of a difference."""
-    return "≈ " if compared.high < math.inf and not compared.told_apart else ""
+def sign_of(compared: Comparison) -> str:
+    return SIGNS.get(compared.verdict, "")
 
 
 def few_visits_note(outcomes: Iterable[Outcome]) -> list[Text]:
@@ -192,9 +200,10 @@ def few_visits_note(outcomes: Iterable[Outcome]) -> list[Text]:
 
 
 def chance_note(comparisons: int) -> list[Text]:
-    """Say how many differences chance alone shows among comparisons of equal things."""
-    wrong = noun(by_chance(comparisons), "false positive")
-    return [f"Expect up to {wrong} in {count(comparisons)} comparisons"] if comparisons > 1 else []
+    """Say how many differences chance alone may show among comparisons of equal things."""
+    wrong = noun(by_chance(comparisons), "difference")
+    note = f"Of {count(comparisons)} comparisons of equal things, chance alone shows fewer than {wrong}"
+    return [f"{note}: hardly any where visits are independent"] if comparisons > 1 else []
 
 
 def label_of(outcomes: Sequence[Outcome]) -> str:

@@ -5,6 +5,7 @@ line holds a cell for each arm; two arms are compared, or the fastest is marked.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from kvbench.analysis.compare import Comparison, Visits, by_chance, winners
+from kvbench.analysis.compare import Comparison, Verdict, Visits, winners
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BATCHED
@@ -22,6 +23,7 @@ from kvbench.report.cells import OUTCOME, by_axes, grid_of, lines_of, outcomes_i
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.tables import (
+    SIGN_MEANINGS,
     comma_separated,
     fastest_marked,
     format_cell,
@@ -261,10 +263,11 @@ def any_of(line: Line) -> Cell:
 
 
 def changes(side: ContrastSide, subject: str) -> list[Text]:
-    """Return in how many cells of a table the compared arms differ, and by how much."""
-    known = [compared for _, compared in side.comparisons if math.isfinite(compared.high)]
-    told = [compared.ratio for compared in known if not compared.low <= 1 <= compared.high]
-    if not told:
-        return [f"{subject}: no clear difference in {noun(len(known), 'cell')}."] if known else []
-    by = ends(told, lambda ratio: f"{ratio - 1:+.1%}")
-    return [f"{subject}: {len(told)} of {noun(len(known), 'cell')} differ ({by}), {by_chance(len(known))} by chance."]
+    """Return how many cells of a table differ between the compared arms, by how much, and how many do not."""
+    compared = [comparison for _, comparison in side.comparisons if math.isfinite(comparison.high)]
+    verdicts = Counter(comparison.verdict for comparison in compared)
+    told = [comparison.ratio for comparison in compared if comparison.told_apart]
+    parts = [f"{len(told)} differ ({ends(told, lambda ratio: f'{ratio - 1:+.1%}')})"] if told else []
+    for verdict in (Verdict.SAME, Verdict.UNDECIDED):
+        parts += [f"{verdicts[verdict]} {SIGN_MEANINGS[verdict]}"] if verdicts[verdict] else []
+    return [f"{subject}: of {noun(len(compared), 'cell')}, {', '.join(parts)}."] if compared else []

@@ -7,7 +7,7 @@ from functools import cached_property
 from statistics import fmean, median
 from typing import Final
 
-from kvbench.analysis.compare import median_interval
+from kvbench.analysis.compare import Verdict, median_interval
 from kvbench.cells.axes import Neighbour
 from kvbench.cells.blocks import AT_ONCE
 from kvbench.cells.cell import Cell
@@ -15,7 +15,7 @@ from kvbench.errors import UsageError
 from kvbench.models.geometry import ModelSwap, swaps_from_plain
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
-from kvbench.report.tables import INCLUDES, comma_separated, measured_table, method_of
+from kvbench.report.tables import INCLUDES, SIGNS, comma_separated, measured_table, method_of
 from kvbench.report.view import View, grouped
 from kvbench.results import Beside
 from kvbench.results.outcomes import Outcome
@@ -85,7 +85,11 @@ class Load:
         share, low, high = self.hidden
         if not math.isfinite(share):
             return ABSENT
-        return f"{share:z.0%} ({low:z.0%} to {high:z.0%})" if math.isfinite(low) else f"≈ {share:z.0%}"
+        return (
+            f"{share:z.0%} ({low:z.0%} to {high:z.0%})"
+            if math.isfinite(low)
+            else f"{SIGNS[Verdict.UNDECIDED]}{share:z.0%}"
+        )
 
 
 def hidden_share(beside: Beside) -> float | None:

@@ -20,6 +20,7 @@ from kvbench.cells.units import two_digits
 from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotPanel, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
 from kvbench.report.tables import (
+    SIGNS,
     axis_text,
     chart_text,
     comma_separated,
@@ -210,7 +211,7 @@ def _slower(point: Slowed | None, tail: str) -> tuple[str, str]:
 
 
 def _slowdown_text(point: Slowed) -> str:
-    return f"{'' if _is_decided(point) else '≈ '}{point.slowdown[0]:.2f}x"
+    return f"{SIGNS.get(_verdict(point), '')}{point.slowdown[0]:.2f}x"
 
 
 def _edge(points: Sequence[Slowed]) -> set[Outcome]:
@@ -245,11 +246,11 @@ def _details(view: View, title: str, tried: Sequence[Slowed], edge: set[Outcome]
     return measured_table(view, outcomes, _DETAILS, title, header, body, bold=bold)
 
 
-def _is_decided(point: Slowed) -> bool:
-    """Return whether the visits settle on which side of the margin the slowdown lies."""
+def _verdict(point: Slowed) -> Verdict:
+    """Whether the visits settle on which side of the margin the slowdown lies."""
     _, low, high = point.slowdown
     margin = math.log1p(IN_TURN.fraction)
-    return 0 < low <= high < math.inf and verdict_of(math.log(low), math.log(high), margin) is not Verdict.UNDECIDED
+    return verdict_of(math.log(low), math.log(high), margin) if 0 < low <= high < math.inf else Verdict.UNDECIDED
 
 
 def _least_cost(direction: str, points: Sequence[Slowed]) -> tuple[str, str]:

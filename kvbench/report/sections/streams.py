@@ -24,6 +24,7 @@ from kvbench.report.sections.contrast import (
     Figure,
     Key,
     Line,
+    any_of,
     backend,
     by_direction,
     by_state,
@@ -57,8 +58,18 @@ def _both_orders(view: View) -> Pinned | None:
 
 
 def _half_intervals(side: ContrastSide) -> Sequence[Text]:
-    halves = [(one.high - one.low) / 2 for _, one in side.comparisons if one.low > 0 and one.high < float("inf")]
-    seen = [f"Differences of {median(halves):.1%} would have shown (half an interval)"] if halves else []
+    """Say how small a difference would have shown: half an interval."""
+    known = [(line, compared) for line, compared in side.comparisons if math.isfinite(compared.high)]
+    halves = [((compared.high - compared.low) / 2, line) for line, compared in known]
+    seen = []
+    if halves:
+        worst, line = max(halves, key=lambda half: half[0])
+        cell = any_of(line)
+        middle = median(half for half, _ in halves)
+        seen = [
+            f"Half an interval is {middle:.1%} in the median, {worst:.1%} at worst ({cell.direction} "
+            f"{swap_text(cell)}): smaller differences do not show"
+        ]
     return [*seen, "ANY on d2h can read the source before earlier work on the stream wrote it"]
 
 

@@ -216,7 +216,7 @@ CASES = (
             lambda cell: 20.0 if cell.order is Order.ANY and cell.direction is Direction.H2D else 10.0,
         ),
         ["h2d", "64", "4 KiB", "0.0262", "0.0131", "-50.0%"],
-        "ANY against STREAM, batched on an idle stream: 8 of 16 cells differ",
+        "ANY against STREAM, batched on an idle stream: of 16 cells, 8 differ (-50.0%), 8 the same within 2%.",
         lambda cell: cell.order is Order.STREAM,
     ),
     Case(
@@ -530,7 +530,55 @@ def test_arms_that_were_measured_in_turn_are_compared_sample_by_sample(tmp_path:
         in_turn = {"samples": samples, "group": "one", "round": made, "span_ns": (made, made + 1)}
         visits.append(msgspec.structs.replace(visit, **in_turn))
     table = part_of(made_report(tmp_path, visits), "order").tables[0]
-    assert [said(row[5]) for row in table.rows] == ["-1.0% (-1.0 to -1.0)"]
+    assert [said(row[5]) for row in table.rows] == ["= -1.0% (-1.0 to -1.0)"]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "order", "states"),
+    [
+        ([1.001] * 6, "= +0.1% (+0.1 to +0.1)", "= x1.00"),
+        ([1.0, 1.1] * 3, "? +4.9% (+0.0 to +10.0)", "? x1.00 to 1.10"),
+        ([1.1] * 6, "+10.0% (+10.0 to +10.0)", "x1.10"),
+        ([1.1] * 5, "? +10.0% (fewer than 6 rounds)", "? x1.10"),
+    ],
+)
+def test_a_sign_says_the_same_or_undecided_and_a_difference_has_none(
+    tmp_path: Path, ratios: Sequence[float], order: str, states: str
+) -> None:
+    """In a table with a margin, without an interval, and wherever two arms are compared."""
+    stream = Cell("batched", Direction.H2D, 64, 4 * KIB, order=Order.STREAM)
+    opened = replace(GATED, stream_state=StreamState.OPENED)
+    visits = [
+        synthetic.visit(cell, 100.0 * ratio, count=3, noise=0.0, round_=number)
+        for base, other in ((stream, replace(stream, order=Order.ANY)), (GATED, opened))
+        for number, slower in enumerate(ratios)
+        for cell, ratio in ((base, 1.0), (other, slower))
+    ]
+    report = made_report(tmp_path, visits)
+    table = part_of(report, "order").tables[0]
+    assert said(table.rows[0][5]) == order
+    sentence = highlights_of(report, "order")
+    whole = part_of(report, "streams").tables[0]
+    (ratio,) = [said(row[list(whole.header).index("Opened / gated")]) for row in whole.rows]
+    assert ratio.replace(TIMES, "x") == states
+    meanings = {"=": "the same within 2%", "?": "undecided"}
+    for sign, meaning in meanings.items():
+        assert (f"{sign}: {meaning}" in said(table.caption)) == order.startswith(sign)
+        assert any(meaning in text for text in sentence) == (order.startswith(sign) and len(ratios) == 6)
+
+
+def test_the_note_of_access_order_gives_the_worst_resolution_too(tmp_path: Path) -> None:
+    cells = [
+        cell for cell in synthetic.order_cells() if cell.block_bytes == 4 * KIB and cell.direction is Direction.H2D
+    ]
+    visits = [
+        synthetic.visit(cell, 100.0 * (1 + spread * (number % 2)), count=3, noise=0.0, round_=number)
+        for cell in cells
+        for spread in [0.2 if cell.blocks == 64 and cell.order is Order.ANY else 0.01 * (cell.order is Order.ANY)]
+        for number in range(6)
+    ]
+    notes = lines_of(part_of(made_report(tmp_path, visits), "order").tables[0].notes)
+    assert any(f"is 0.5% in the median, 10.0% at worst (h2d 64 {TIMES} 4 KiB)" in note for note in notes)
 
 
 # Models and layers
