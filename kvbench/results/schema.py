@@ -237,16 +237,17 @@ class Control(_Record, tag="control", frozen=True, kw_only=True):
 class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     """One visit of a cell: its samples, what stopped it, the effective path, and driver calls or launches per swap.
 
-    `busy_cpu_us` is the evidence for the path of a batched copy on an idle stream: the CPU time of the same submission
-    on a busy stream, where the call only hands over to the copy engine. `cpu` is the CPU that the submitting thread was
-    pinned to, and `chosen` the choice of a backend that chooses among others. `began` is in seconds since 1970, and
-    `verify_ms` is the part of the visit's duration spent on comparing and restoring bytes. `span_ns` is its begin and
-    end on the host's monotonic clock. `probe_us` is the longest time of a fixed piece of work on that CPU, `slowdown`
-    its ratio to the best time in this process; `clock_limits` are NVML's reasons for a limited clock. `disturbed` lists
-    what disturbed the visit; a disturbed visit is repeated up to twice, and the least disturbed `attempt` counts.
-    `group` names the arms that were measured in turn: of those with one `span_ns`, sample k is of tuple k.
-    `process` is the number of the worker process of this run that made it, in the order of their starts. If the swaps
-    had a neighbour, `samples` are those beside it, and `beside` has the rest.
+    `busy_cpu_us` is the evidence for the path of a batched copy on an idle stream: the CPU time of the same
+    submission on a busy stream, where the call only hands over to the copy engine. `cpu` is the CPU that the
+    submitting thread was pinned to, and `chosen` the choice of a backend that chooses among others. `pace_gbps` is
+    the rate at which its swaps were held, None if at none. `began` is in seconds since 1970, and `verify_ms` is the
+    part of the visit's duration spent on comparing and restoring bytes. `span_ns` is its begin and end on the host's
+    monotonic clock. `probe_us` is the longest time of a fixed piece of work on that CPU, `slowdown` its ratio to the
+    best time in this process; `clock_limits` are NVML's reasons for a limited clock. `disturbed` lists what disturbed
+    the visit; a disturbed visit is repeated up to twice, and the least disturbed `attempt` counts. `group` names the
+    arms that were measured in turn: of those with one `span_ns`, sample k is of tuple k. `process` is the number of
+    the worker process of this run that made it, in the order of their starts. If the swaps had a neighbour, `samples`
+    are those beside it, and `beside` has the rest.
     """
 
     round: _Count

@@ -45,10 +45,11 @@ class Lists:
 @pytest.mark.parametrize("sizes", [SMALL, ALIGNED, [65_536] * 50], ids=["mixed", "aligned", "few"])
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("is_busy", [False, True])
+@pytest.mark.parametrize("pace", [None, 20])
 def test_the_bytes_arrive_though_the_arrays_change_right_after_the_call(
-    gpu: Device, direction: Direction, sizes: list[int], is_busy: bool
+    gpu: Device, direction: Direction, sizes: list[int], pace: float | None, is_busy: bool
 ) -> None:
-    copier, stream = BlockCopier(gpu.name), torch.cuda.Stream()
+    copier, stream = BlockCopier(gpu.name, pace=pace), torch.cuda.Stream()
     lists = Lists(direction, mixed_swap(sizes, seed=2))
     for _ in range(5):
         lists.destination.zero_()
