@@ -27,6 +27,24 @@ def test_actions_of_others_are_pinned_by_commit_with_their_version() -> None:
     assert len({*others}) == len({name.partition("@")[0] for name, _ in others})
 
 
+def test_what_workflows_run_beside_actions_is_pinned_by_hash() -> None:
+    files = {file.name: file.read_text() for file in sorted((ROOT / ".github").glob("*/**/*.yml"))}
+    images = re.findall(r"uses: docker://(\S+)", "".join(files.values()))
+    assert images
+    assert all(re.search(r"@sha256:[0-9a-f]{64}$", image) for image in images), images
+    assert not any("pipx" in text for text in files.values())
+    (listed,) = re.findall(r"pip install --require-hashes --no-deps -r (\S+)", files["wheels.yml"])
+    for requirement in (ROOT / listed).read_text().splitlines():
+        assert re.fullmatch(r"#.*|[\w.-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}", requirement), requirement
+
+
+def test_every_job_ends_and_a_release_waits_for_a_reviewer() -> None:
+    for file in sorted((ROOT / ".github" / "workflows").glob("*.yml")):
+        text = file.read_text()
+        assert text.count("    runs-on:") == text.count("    timeout-minutes:") > 0, file.name
+    assert "\n    environment: release\n" in (ROOT / ".github" / "workflows" / "release.yml").read_text()
+
+
 def test_the_page_of_the_gate_and_our_workflow_call_the_action_by_its_inputs() -> None:
     known = inputs(ACTION.read_text(), "inputs", 0)
     assert {"arguments", "build"} <= known
