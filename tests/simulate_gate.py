@@ -1,7 +1,7 @@
 """How often the gate is wrong, found out on noise whose truth is known: `python tests/simulate_gate.py`.
 
 Suites of 40 cells are made up and given to the gate's own verdict code, look by look as it takes them. Nothing here is
-a measurement. `--write docs/how-to/gate.md` puts the table between its markers there.
+a measurement. `--write docs/design/gate.md` puts the table between its markers there.
 """
 
 import argparse
@@ -38,6 +38,8 @@ SPIKE: Final = 3.0
 WITHIN_VISIT: Final = 0.02
 # The fewest and the most samples of a visit in the config gate-suite.
 SAMPLES: Final = (5, 15)
+# Pairs that are too few for an interval.
+FEW: Final = (1, 2, 5)
 # Of the suites of A/A: those with cells slower by 5%, by 10%, and with half of the swaps doubled.
 SHARES: Final = (1, 1 / 5, 1 / 5, 1 / 3)
 
@@ -123,6 +125,11 @@ class Suite:
     same: float
     detected: float
 
+    @property
+    def false_alarm(self) -> bool:
+        """Whether a suite of equal builds would end a job."""
+        return self.verdict in (GateVerdict.SLOWER, GateVerdict.UNCONFIRMED)
+
 
 def cells() -> list[Cell]:
     """Return 40 cells in 8 curves: a backend with a cliff one way and one without."""
@@ -146,8 +153,10 @@ def true_us(cell: Cell) -> float:
     return 50.0 + cell.swap_bytes / gbps / 1e3
 
 
-def simulate(scenario: Scenario, change: Change, seed: int) -> Suite:
-    """Make up a suite in which some cells of the candidate have a `change`, and judge it as `compare` does."""
+def simulate(scenario: Scenario, change: Change, seed: int, most: int = PLAN[-1].pairs) -> Suite:
+    """Make up a suite in which some cells of the candidate have a `change`, and judge it as `compare` does, which has
+    time for `most` pairs.
+    """
     rng = np.random.default_rng(seed)
     suite, rounds = cells(), PLAN[-1].pairs
     slowed = rng.permutation(len(suite))[:SLOWED_CELLS]
@@ -163,17 +172,18 @@ def simulate(scenario: Scenario, change: Change, seed: int) -> Suite:
         if judgement is not None and any(row.decisive.unconfirmed for row in judgement.rows):
             slower = _slower_cells(scenario, len(suite), rng)
             processes[before:] += 1
+        count = min(look.pairs, most)
         for log, cost in zip(logs, slower, strict=True):
-            log[:, before : look.pairs] += cost[:, None]
-        before = look.pairs
-        seen = visits[:, :, : look.pairs].copy()
+            log[:, before:count] += cost[:, None]
+        before = count
+        seen = visits[:, :, :count].copy()
         for name in ("fast_us", "upper_us"):
-            seen[name] *= np.exp(np.array(logs)[:, :, : look.pairs])
-        controls = {way: moved[index, : look.pairs] for index, way in enumerate(("d2h", "h2d"))}
-        made = Pairs(suite, seen, order[: look.pairs], processes[: look.pairs], controls)
+            seen[name] *= np.exp(np.array(logs)[:, :, :count])
+        controls = {way: moved[index, :count] for index, way in enumerate(("d2h", "h2d"))}
+        made = Pairs(suite, seen, order[:count], processes[:count], controls)
         judgement = judge(made, earlier=judgement)
         shares.append([row.verdict for row in judgement.rows].count(GateVerdict.SAME) / len(judgement.rows))
-        if all(row.settled for row in judgement.rows):
+        if count == most or all(row.settled for row in judgement.rows):
             break
     assert judgement is not None
     caught = {row.cells[0] for row in judgement.rows if row.verdict is GateVerdict.SLOWER}
@@ -189,11 +199,11 @@ def simulate(scenario: Scenario, change: Change, seed: int) -> Suite:
 def table(suites: int, workers: int) -> str:
     """Return the table in Markdown and a line about all of it, from `suites` suites for every scenario."""
     lines = [
-        "| noise | its law | second of a pair | A/A: falsely slower | A/A: ends with 0 | A/A: SAME at first "
+        "| noise | its law | second of a pair | A/A: false alarm | A/A: ends with 0 | A/A: SAME at first "
         "| and at the end | +5%: found | +10%: found | half doubled: found | half doubled: ends SLOWER |",
         "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    false, every = 0, 0
+    false, every, few = 0, 0, list[Suite]()
     with ProcessPoolExecutor(workers) as pool:
         for number, scenario in enumerate(SCENARIOS):
             results = []
@@ -203,9 +213,17 @@ def table(suites: int, workers: int) -> str:
                 seeds = range(first, first + count)
                 results.append(list(pool.map(simulate, [scenario] * count, islice(cycle(changes), count), seeds)))
             lines.append(_line(scenario, *results))
-            false += sum(suite.verdict is GateVerdict.SLOWER for suite in results[0])
+            false += sum(suite.false_alarm for suite in results[0])
             every += suites
-    return "\n".join([*lines, "", f"False alarms, all rows together: {quoted(false, every)} of the suites."])
+            for most in FEW:
+                made = range(suites // 10)
+                few += pool.map(simulate, [scenario] * len(made), [Change.NONE] * len(made), made, [most] * len(made))
+    alarms = sum(suite.false_alarm for suite in few)
+    pairs = f"{', '.join(map(str, FEW[:-1]))} or {FEW[-1]}"
+    return "\n".join([
+        *lines, "", f"False alarms, all rows together: {quoted(false, every)} of the suites. "
+        f"Where the time ends after {pairs} pairs: {quoted(alarms, len(few))}.",
+    ])  # fmt: skip
 
 
 def quoted(count: int, of: int) -> str:
@@ -225,7 +243,7 @@ def upper_bound(count: int, of: int) -> float:
 
 def _line(scenario: Scenario, same: Sequence[Suite], *slower: Sequence[Suite]) -> str:
     figures = (
-        _share(suite.verdict is GateVerdict.SLOWER for suite in same),
+        _share(suite.false_alarm for suite in same),
         _share(suite.passed for suite in same),
         _share(suite.same_at_first for suite in same),
         _share(suite.same for suite in same),

@@ -26,6 +26,9 @@ INLINE: Final = Margin(
 UPPER_HALF: Final = Margin(
     0.2, "beyond the margin of a cell: bursts of other work move the upper half of a visit more than its lower tenth"
 )
+# Pairs of equal builds that are too few for an interval lie above their margin by chance, but not together by this
+# factor: with a busy other thread of its CPU, one takes 1.6 times as long.
+FEW_PAIRS: Final = 4.0
 TIED: Final = Margin(0.03, "a smaller gain does not justify taking SMs from a model")
 MIN_P99: Final = 500  # a p99 of fewer values is the worst few
 MIN_P90: Final = 40

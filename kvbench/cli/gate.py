@@ -101,7 +101,7 @@ def compare(
     github: _GitHub = False,
     as_json: _AsJson = False,
 ) -> None:
-    """Measure two builds in turn. Exit codes: 0 not found slower, 1 slower, 4 unlike machines, 5 failed cells."""
+    """Measure two builds in turn. Exit codes: 0 not slower, 1 slower, 3 unconfirmed, 4 unlike machines, 5 failed."""
     from kvbench.engine.faults import parse_faults
     from kvbench.gate.outputs import Destinations, data_of, sheet_of_judgement
     from kvbench.gate.side_by_side import parse_side
@@ -121,7 +121,7 @@ def compare(
     sides = parse_side("--base", base, how.base_fault), parse_side("--cand", cand, how.cand_fault)
     with _measured(sides, _suite(how, axis, filters, sides[0]), folder, as_json=as_json) as both:
         judgement = both.compare(margin, began_s + 60 * how.minutes)
-    passes = inconclusive is OnInconclusive.PASS and judgement.exit_code is ExitCode.INCONCLUSIVE
+    passes = inconclusive is OnInconclusive.PASS and judgement.may_pass
     data = msgspec.structs.replace(data_of(judgement), **({"exit_code": ExitCode.DONE.value} if passes else {}))
     command = shlex.join(["kvbench", *sys.argv[1:]])
     to.deliver(sheet_of_judgement(judgement, time.monotonic() - began_s, command), data)

@@ -234,11 +234,11 @@ def _in_house_style(message: str) -> str:
 # What people try that kvbench has under another name: words of typer's message behind the command, and what to write.
 _AS_CSV: Final = "figures as CSV: summary.csv in the folder of a run, or load_run(RUN).to_csv(FILE) in Python"
 _MEANT: Final = {
-    "compare: No such command": "to compare runs: kvbench report RUN RUN; to compare builds: kvbench gate compare",
-    "run: No such command": "to measure: kvbench sweep",
-    "help: No such command": "write kvbench --help, or kvbench COMMAND --help",
-    "export: No such command": _AS_CSV,
-    "No such option: --csv": _AS_CSV,
+    'command "compare"': "to compare runs: kvbench report RUN RUN; to compare builds: kvbench gate compare",
+    'command "run"': "to measure: kvbench sweep",
+    'command "help"': "write kvbench --help, or kvbench COMMAND --help",
+    'command "export"': _AS_CSV,
+    "option: --csv": _AS_CSV,
     "tune: Got unexpected extra argument": "for the answer of runs: kvbench show RUN",
 }
 

@@ -14,7 +14,7 @@ from typing import Final, Literal
 import numpy as np
 
 from kvbench.analysis.compare import MIN_PAIRS, Floats, Verdict, middle_of, paired_interval, verdict_of
-from kvbench.analysis.margins import ABSOLUTE_US, CONTROL, CONTROL_CPU, GATE, INLINE, UPPER_HALF
+from kvbench.analysis.margins import ABSOLUTE_US, CONTROL, CONTROL_CPU, FEW_PAIRS, GATE, INLINE, UPPER_HALF
 from kvbench.cells.cell import AXES, Cell, command_of
 from kvbench.errors import ExitCode
 from kvbench.gate.pairs import BASE, CPU, Pairs, VisitValues, few, without_slot_bias
@@ -30,7 +30,7 @@ class Look:
     alpha: float
 
 
-# Together the looks have an error probability of 5%, like one look at 95%: docs/how-to/gate.md has the rates.
+# Together the looks have an error probability of 5%, like one look at 95%: docs/design/gate.md has the rates.
 PLAN: Final = (Look(12, 0.01), Look(24, 0.01), Look(40, 0.015), Look(60, 0.015))
 
 
@@ -40,7 +40,8 @@ class Estimate:
 
     It is `settled` if more pairs cannot change the verdict, and `not_slower` if the interval excludes a slowdown beyond
     the margin. `unconfirmed` is a verdict, SLOWER or FASTER, that several processes of each side did not confirm, so
-    that it is UNDECIDED. Without pairs the ratio is NaN; with too few the interval is (0, inf) and `reason` says so.
+    that it is UNDECIDED. `above` says that all there is lies above the margin: the interval, or the pairs that are too
+    few for one. Without pairs the ratio is NaN; with too few the interval is (0, inf) and `reason` says so.
     """
 
     ratio: float = math.nan
@@ -51,12 +52,20 @@ class Estimate:
     pairs: int = 0
     not_slower: bool = False
     unconfirmed: Verdict | None = None
+    above: bool = False
 
     @property
     def reason(self) -> str:
         if self.low == 0 and math.isinf(self.high):
-            return f"{self.pairs} pairs are too few for an interval"
-        return f"{self.unconfirmed}, but not in several processes of each side" if self.unconfirmed else ""
+            few = "1 pair is" if self.pairs == 1 else f"{self.pairs} pairs are"
+            return f"{few} too few for an interval" + (", but far above the margin" if self.above else "")
+        if self.unconfirmed:
+            return f"{self.unconfirmed}, but not in several processes of each side"
+        return "above the margin, but not by more than the controls may have moved" if self._is_open else ""
+
+    @property
+    def _is_open(self) -> bool:
+        return self.above and self.verdict is Verdict.UNDECIDED
 
 
 def look_at(logs: Floats, processes: Floats, margin: float, unsure: float = 0.0) -> Estimate:
@@ -88,10 +97,19 @@ def look_at(logs: Floats, processes: Floats, margin: float, unsure: float = 0.0)
         if settles or short or last:
             final, unconfirmed = (verdict, None) if confirmed else (Verdict.UNDECIDED, verdict)
             settled, not_slower = settles and not short, bool(high <= margin)
+            above = bool(low > margin) or (math.isinf(high) and _far_above(seen, margin))
             ratio, low, high = np.exp([centre, low, high]).tolist()
-            return Estimate(ratio, low, high, final, settled, seen.size, not_slower, unconfirmed)
+            return Estimate(ratio, low, high, final, settled, seen.size, not_slower, unconfirmed, above)
         earlier = None if verdict is Verdict.UNDECIDED else verdict
     return Estimate()
+
+
+def _far_above(seen: Floats, margin: float) -> bool:
+    """Whether pairs that are too few for an interval all lie above the margin, the fewer the further.
+
+    One pair of equal builds often does so by chance. That all of a few do, and together by `FEW_PAIRS`, is no chance.
+    """
+    return bool(seen.size * (seen.min() - margin) > math.log(FEW_PAIRS))
 
 
 def _confirmed(verdict: Verdict, seen: Floats, margin: float, processes: Floats) -> bool:
@@ -114,13 +132,15 @@ Kind = Literal["cell", "caller_us", "neighbour", "rule"]
 class GateVerdict(StrEnum):
     """The verdict on a row, on a rule (FAIL, PASS) or on everything: the first one that applies.
 
-    FASTER, SLOWER, SAME and UNDECIDED are the verdicts of `kvbench.analysis.compare`.
+    FASTER, SLOWER, SAME and UNDECIDED are the verdicts of `kvbench.analysis.compare`; UNCONFIRMED is what is undecided
+    although all that was measured lies above the margin.
     """
 
     FAILED = "FAILED"
     CONTAMINATED = "CONTAMINATED"
     SLOWER = "SLOWER"
     FAIL = "FAIL"
+    UNCONFIRMED = "UNCONFIRMED"
     UNDECIDED = "UNDECIDED"
     SAME = "SAME"
     PASS = "PASS"  # noqa: S105  # no password
@@ -141,6 +161,7 @@ _EXIT_CODES: Final[Mapping[GateVerdict, ExitCode]] = {
     GateVerdict.CONTAMINATED: ExitCode.INCONCLUSIVE,
     GateVerdict.SLOWER: ExitCode.REGRESSION,
     GateVerdict.FAIL: ExitCode.REGRESSION,
+    GateVerdict.UNCONFIRMED: ExitCode.INCONCLUSIVE,
     GateVerdict.UNDECIDED: ExitCode.INCONCLUSIVE,
 }
 
@@ -177,9 +198,12 @@ class Row:
     @property
     def decisive(self) -> Estimate:
         """The upper half where it alone lies above its margin, confirmed or not."""
-        upper = self.upper or self.effect
-        slower = Verdict.SLOWER in (upper.verdict, upper.unconfirmed)
-        return upper if slower and self.effect.verdict is not Verdict.SLOWER else self.effect
+        upper = self.upper
+        if upper is None or self.effect.verdict is Verdict.SLOWER:
+            return self.effect
+        # One burst of other work lifts few upper halves far above: they need an interval.
+        above = upper.above and math.isfinite(upper.high) and not self.effect.above
+        return upper if above or upper.verdict is Verdict.SLOWER else self.effect
 
     @property
     def pairs(self) -> int:
@@ -245,13 +269,24 @@ class Judgement:
 
     @property
     def unsettled(self) -> list[str]:
-        """A line about what keeps the verdict from saying more, if anything does."""
+        """Lines about what keeps the verdict from saying more, if anything does."""
         if self.verdict is GateVerdict.CONTAMINATED:
             moved = ", ".join(control.name for control in self.controls if not control.steady)
             return [f"nothing is judged: the machine moved during the comparison (controls: {moved})"]
-        undecided = [row for row in self.rows if row.verdict is GateVerdict.UNDECIDED and not row.passes]
-        names = list(dict.fromkeys(row.name for row in undecided))
-        return [f"not settled: {counted(len(names), 'cell')}: {few(names)}"] if names else []
+        lines = []
+        for verdict, what in (
+            (GateVerdict.UNCONFIRMED, "slower, but not confirmed"),
+            (GateVerdict.UNDECIDED, "not settled"),
+        ):
+            rows = [row for row in self.rows if row.verdict is verdict and not row.passes]
+            names = list(dict.fromkeys(row.name for row in rows))
+            lines += [f"{what}: {counted(len(names), 'cell')}: {few(names)}"] if names else []
+        return lines
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether `--inconclusive=pass` lets it pass: UNDECIDED and CONTAMINATED, which say nothing against it."""
+        return self.verdict in (GateVerdict.UNDECIDED, GateVerdict.CONTAMINATED)
 
     @property
     def exit_code(self) -> ExitCode:
@@ -362,7 +397,9 @@ def _decided(row: Row) -> Row:
     reason = row.decisive.reason
     if row.decisive is row.upper:
         reason = f"upper half: {reason or 'slower beyond its margin'}"
-    return replace(row, verdict=GateVerdict(row.decisive.verdict), reason="; ".join(filter(None, (reason, row.reason))))
+    undecided = row.decisive.verdict is Verdict.UNDECIDED
+    verdict = GateVerdict.UNCONFIRMED if undecided and row.decisive.above else GateVerdict(row.decisive.verdict)
+    return replace(row, verdict=verdict, reason="; ".join(filter(None, (reason, row.reason))))
 
 
 def _cell_margin(base_us: Floats, margin: float, *, inline: bool) -> float:

@@ -31,6 +31,9 @@ _MANY_TIMES: Final = 3.0
 _TOO_UNSURE: Final = 1.0
 
 
+_AGAINST: Final = (GateVerdict.FAILED, GateVerdict.SLOWER, GateVerdict.FAIL, GateVerdict.UNCONFIRMED)
+
+
 @dataclass(frozen=True, slots=True)
 class Sheet:
     """The content for the reader: the verdict and `lead` come first, `details` last."""
@@ -45,7 +48,7 @@ class Sheet:
     @property
     def listed(self) -> list[Row]:
         """The rows for a terminal: what changed, failed or is broken, and every undecided rule."""
-        shown = (GateVerdict.FAILED, GateVerdict.SLOWER, GateVerdict.FAIL, GateVerdict.FASTER)
+        shown = (*_AGAINST, GateVerdict.FASTER)
         of_rules = (*shown, GateVerdict.UNDECIDED)
         return [row for row in self.rows if row.verdict in (of_rules if row.kind == "rule" else shown)]
 
@@ -164,6 +167,7 @@ _COLOURS: Final[Mapping[str, str]] = {
     GateVerdict.FAILED: "bold red",
     GateVerdict.SLOWER: "red",
     GateVerdict.FAIL: "red",
+    GateVerdict.UNCONFIRMED: "bold yellow",
     GateVerdict.UNDECIDED: "yellow",
     GateVerdict.FASTER: "green",
 }

@@ -40,13 +40,17 @@ SICK = Side(extra=[failure(VICTIM, "byte 7 differs", "mismatch")], control=1.5) 
         (only_victim(0.9), {}, "SAME", ExitCode.DONE, "FASTER", ""),
         (only_victim(1.05), {"second_slot": 0.02}, "SLOWER", ExitCode.REGRESSION, "SLOWER", ""),
         (only_victim(1.03), {"noise": 0.008}, "UNDECIDED", ExitCode.INCONCLUSIVE, "UNDECIDED", ""),
-        (only_victim(2.0), {"rounds": 5}, "UNDECIDED", ExitCode.INCONCLUSIVE, "UNDECIDED", "5 pairs are too few"),
+        (only_victim(1.1), {"rounds": 5}, "UNDECIDED", ExitCode.INCONCLUSIVE, "UNDECIDED", "5 pairs are too few"),
+        (only_victim(2.0), {"rounds": 5}, "UNCONFIRMED", ExitCode.INCONCLUSIVE, "UNCONFIRMED",
+         "5 pairs are too few for an interval, but far above the margin"),
+        (only_victim(19.5), {"rounds": 1}, "UNCONFIRMED", ExitCode.INCONCLUSIVE, "UNCONFIRMED", "1 pair is too few"),
         (SICK, {"rounds": 6}, "FAILED", ExitCode.FAILED_CELLS, "FAILED", "cand: failed: mismatch: byte 7 differs"),
         (Side(without=[VICTIM]), {"rounds": 6}, "FAILED", ExitCode.FAILED_CELLS, "FAILED", "cand: missing"),
         (Side(extra=[skip(VICTIM, "does not fit")]), {"rounds": 6}, "FAILED", ExitCode.FAILED_CELLS, "FAILED",
          "cand: skipped: does not fit"),
     ],
-    ids=["same", "slower", "faster", "second", "noise", "few pairs", "wrong bytes", "missing", "skipped"],
+    ids=["same", "slower", "faster", "second", "noise", "few pairs", "few, twice as slow", "one pair", "wrong bytes",
+         "missing", "skipped"],
 )  # fmt: skip
 def test_a_cell_is_judged_and_decides(
     cand: Side, more: dict[str, Any], verdict: str, code: ExitCode, of_cell: str, reason: str
@@ -55,7 +59,8 @@ def test_a_cell_is_judged_and_decides(
     row = row_of(judgement, VICTIM)
     assert (judgement.verdict, judgement.exit_code, row.verdict) == (verdict, code, of_cell)
     assert [one.verdict for one in judgement.rows].count(GateVerdict.SLOWER) == (of_cell == "SLOWER")
-    assert row.settled is (of_cell != "UNDECIDED")
+    assert row.settled is (of_cell not in ("UNDECIDED", "UNCONFIRMED"))
+    assert judgement.may_pass is (verdict == "UNDECIDED")
     assert row.reason.startswith(reason)
     if of_cell == "SLOWER":
         assert judgement.rows[0] == row
@@ -125,12 +130,13 @@ def test_two_rounds_with_other_traffic_on_the_link_are_outvoted() -> None:
 
 def test_unsure_controls_widen_the_margin() -> None:
     order, unsure = np.resize([1.0, -1.0], 24), np.resize([-0.08, 0.08, 0.0], 24)
-    for slower, verdict in ((0.04, GateVerdict.UNDECIDED), (0.15, GateVerdict.SLOWER), (0.0, GateVerdict.SAME)):
+    for slower, verdict in ((0.04, GateVerdict.UNCONFIRMED), (0.15, GateVerdict.SLOWER), (0.0, GateVerdict.SAME)):
         base = np.full((1, 24), 100.0)
         pairs = paired([VICTIM], base, base * (1 + slower), order, controls={"h2d": unsure})
         judgement = judge(pairs)
         assert judgement.controls[0].unsure > 0.01
         assert judgement.verdict is verdict
+        assert ("not by more than the controls may have moved" in judgement.rows[0].reason) is (slower == 0.04)
 
 
 def test_an_undecided_row_passes_only_if_it_excludes_a_slowdown() -> None:
@@ -194,16 +200,16 @@ def test_the_upper_half_prevents_same_only_beyond_its_margin() -> None:
         assert judge(pairs).verdict is verdict
 
 
-def test_a_slower_upper_half_is_undecided_until_a_second_process_confirms_it() -> None:
+def test_a_slower_upper_half_is_unconfirmed_until_a_second_process_confirms_it() -> None:
     pairs = 2 * PLAN[0].pairs
     times = np.full((1, pairs), 100.0)
-    for processes, expected in ((np.zeros(pairs), "UNDECIDED"), (np.arange(pairs) >= PLAN[0].pairs, "SLOWER")):
+    for processes, expected in ((np.zeros(pairs), "UNCONFIRMED"), (np.arange(pairs) >= PLAN[0].pairs, "SLOWER")):
         made = paired([VICTIM], times, times, processes=np.asarray(processes, dtype=float))
         made.visits["upper_us"][1] *= 2
         judgement = judge(made)
         (row,) = judgement.rows
         assert (row.verdict, row.settled, row.passes) == (expected, expected == "SLOWER", False)
-        assert bool(judgement.missing(PLAN[-1].pairs)) is (expected == "UNDECIDED")
+        assert bool(judgement.missing(PLAN[-1].pairs)) is (expected == "UNCONFIRMED")
 
 
 @pytest.mark.parametrize("control", [1.03, 0.97])

@@ -1,11 +1,11 @@
-"""The simulation behind docs/how-to/gate.md, on a few suites, which judges by the gate's code; and measured rates."""
+"""The simulation behind docs/design/gate.md, on a few suites, which judges by the gate's code; and measured rates."""
 
 from pathlib import Path
 
 import pytest
 
 from kvbench.gate.judgement import GateVerdict
-from tests.simulate_gate import MARKERS, SCENARIOS, Change, Scenario, cells, quoted, simulate, upper_bound
+from tests.simulate_gate import FEW, MARKERS, SCENARIOS, Change, Scenario, cells, quoted, simulate, upper_bound
 
 ROOT = Path(__file__).parents[3]
 
@@ -18,6 +18,12 @@ def test_a_quiet_suite_passes_and_slower_cells_are_detected() -> None:
     assert slower.detected == 1
 
 
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+def test_equal_builds_are_no_alarm_however_few_pairs_there_was_time_for(scenario: Scenario) -> None:
+    suites = [simulate(scenario, Change.NONE, seed, most) for most in FEW for seed in range(7)]
+    assert not any(suite.false_alarm for suite in suites)
+
+
 def test_a_count_is_quoted_with_its_bound() -> None:
     assert quoted(0, 700) == "0 of 700: below 0.5%"
     assert upper_bound(0, 299) == pytest.approx(0.01, rel=0.01)
@@ -25,6 +31,6 @@ def test_a_count_is_quoted_with_its_bound() -> None:
 
 
 def test_the_document_has_a_row_for_every_scenario() -> None:
-    text = (ROOT / "docs/how-to/gate.md").read_text().partition(MARKERS[0])[2].partition(MARKERS[1])[0]
+    text = (ROOT / "docs/design/gate.md").read_text().partition(MARKERS[0])[2].partition(MARKERS[1])[0]
     rows = [tuple(cell.strip() for cell in line.strip("|").split("|"))[:3] for line in text.splitlines() if "%" in line]
     assert rows[1:-1] == [scenario.labels for scenario in SCENARIOS]
