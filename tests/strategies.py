@@ -5,7 +5,18 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from kvbench.cells.axes import NO_PACE, AxisValue, Direction, ListPlace, Memory, Neighbour, Order, Reuse, StreamState
+from kvbench.cells.axes import (
+    NO_PACE,
+    AxisValue,
+    Direction,
+    ListPlace,
+    Memory,
+    Neighbour,
+    Order,
+    Priority,
+    Reuse,
+    StreamState,
+)
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import QUEUE_AXES, BackendFacts, DeviceFacts, SmsRow
 from kvbench.cells.pattern import AS_PATTERN, Pattern, Tensors
@@ -54,6 +65,7 @@ AXIS_VALUES: dict[str, st.SearchStrategy[AxisValue]] = {
     "overlap": st.booleans(),
     "queued": st.integers(0, 100_000),
     "streams": st.integers(1, 32),
+    "priority": st.sampled_from(Priority),
     "sizes": st.sampled_from(["equal", "alternate-8", "last-2"]),
     "pool": st.just(0) | st.integers(2**12, 2**44),
     "reuse": st.sampled_from(Reuse),

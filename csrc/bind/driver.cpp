@@ -12,7 +12,10 @@ namespace kvbench::bind {
 
 void driver(nb::module_& m) {
   nb::enum_<Direction>(m, "Direction").value("h2d", Direction::h2d).value("d2h", Direction::d2h);
-  nb::enum_<Priority>(m, "Priority").value("normal", Priority::normal).value("high", Priority::high);
+  nb::enum_<Priority>(m, "Priority")
+      .value("normal", Priority::normal)
+      .value("low", Priority::low)
+      .value("high", Priority::high);
   nb::enum_<MemoryKind>(m, "MemoryKind")
       .value("device", MemoryKind::device)
       .value("allocated", MemoryKind::allocated)

@@ -159,10 +159,9 @@ class CudaDriver final : public Driver {
     int least = 0;  // a smaller number has the higher priority; 0 is the default
     int greatest = 0;
     check(api_.ctx_get_stream_priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
+    const int number = priority == Priority::high ? greatest : priority == Priority::low ? least : 0;
     cuda::StreamHandle stream = nullptr;
-    check(
-        api_.stream_create_with_priority(&stream, cuda::kStreamNonBlocking, priority == Priority::high ? greatest : 0),
-        "cuStreamCreateWithPriority");
+    check(api_.stream_create_with_priority(&stream, cuda::kStreamNonBlocking, number), "cuStreamCreateWithPriority");
     return reinterpret_cast<Stream>(stream);
   }
   void destroy_stream(Stream stream) noexcept override { api_.stream_destroy(handle(stream)); }

@@ -22,7 +22,7 @@ using Graph = std::uintptr_t;
 enum class Direction : std::uint8_t { h2d, d2h };
 
 /// The priority of a stream on its device; the cpu device ignores it.
-enum class Priority : std::uint8_t { normal, high };
+enum class Priority : std::uint8_t { normal, low, high };
 
 /// CUmemcpySrcAccessOrder, by the driver's values.
 enum class AccessOrder : std::uint8_t { stream = 1, during_api_call = 2, any = 3 };

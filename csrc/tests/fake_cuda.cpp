@@ -91,10 +91,10 @@ Result device_pointer(std::uint64_t* out, void* pointer, unsigned) {
   return *out = reinterpret_cast<std::uint64_t>(pointer), outcome("cuMemHostGetDevicePointer");
 }
 Result create(void** out, unsigned) { return *out = new Handle{current}, kSuccess; }
-Result priorities(int* least, int* greatest) { return *least = 0, *greatest = -5, kSuccess; }
+Result priorities(int* least, int* greatest) { return *least = 2, *greatest = -5, kSuccess; }
 Result create_stream(void** out, unsigned flags, int priority) {
   asked.priority = priority;
-  return priority == 0 || priority == -5 ? create(out, flags) : kInvalidValue;
+  return priority == 0 || priority == 2 || priority == -5 ? create(out, flags) : kInvalidValue;
 }
 Result destroy(void* handle) { return delete static_cast<Handle*>(handle), kSuccess; }
 Result synchronize(void*) { return kSuccess; }

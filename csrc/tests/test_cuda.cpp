@@ -194,12 +194,14 @@ void a_stream_waits_for_an_event_through_the_driver() {
   check::equal(asked_of(13000).waits, before + 1, "waits");
 }
 
-void a_stream_of_high_priority_has_the_greatest() {
+void a_stream_of_a_priority_has_the_end_of_the_range() {
   const auto driver = open_cuda(0, library(13000));
   const OwnedStream urgent(driver, Priority::high);
   check::equal(asked_of(13000).priority, -5, "high");
   const OwnedStream usual(driver);
   check::equal(asked_of(13000).priority, 0, "normal");
+  const OwnedStream last(driver, Priority::low);
+  check::equal(asked_of(13000).priority, 2, "low");
 }
 
 void each_device_keeps_to_its_context() {
@@ -422,7 +424,7 @@ int main() {
       {"a delay needs its kernel", a_delay_needs_its_kernel},
       {"content needs its kernels", content_needs_its_kernels},
       {"a stream waits for an event through the driver", a_stream_waits_for_an_event_through_the_driver},
-      {"a stream of high priority has the greatest", a_stream_of_high_priority_has_the_greatest},
+      {"a stream of a priority has the end of the range", a_stream_of_a_priority_has_the_end_of_the_range},
       {"each device keeps to its context", each_device_keeps_to_its_context},
       {"a call that failed leaves nothing behind", a_call_that_failed_leaves_nothing_behind},
       {"what was current in a thread is current again", what_was_current_in_a_thread_is_current_again},

@@ -193,6 +193,14 @@ def pace_of(text: str) -> Pace | None:
     raise ValueError(f"not none, a rate from {low:g}GB/s to {high:g}GB/s, or a share of the link from 1% to 100%")
 
 
+class Priority(StrEnum):
+    """The priority of the stream of the swaps: the default, or the lowest or highest of the GPU."""
+
+    NONE = "none"
+    LOW = "low"
+    HIGH = "high"
+
+
 class ListPlace(StrEnum):
     """Where the list of a swap lies at submission: in arrays of the host, or as ids on the GPU, for a CUDA graph."""
 

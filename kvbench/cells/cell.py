@@ -15,6 +15,7 @@ from kvbench.cells.axes import (
     Memory,
     Neighbour,
     Order,
+    Priority,
     Reuse,
     Role,
     Situation,
@@ -73,6 +74,7 @@ class Cell:
     list_place: ListPlace = ListPlace.HOST
     queued: int = 0
     streams: int = 1
+    priority: Priority = Priority.NONE
     pool_bytes: int = 0
     reuse: Reuse = Reuse.SAME
     pause_us: int = 0
@@ -235,6 +237,7 @@ _HELP: Final = {
     "graph reads",
     "queued": "swaps queued on a busy stream before the measured one",
     "streams": "streams over which the queued and the measured swaps are distributed round-robin",
+    "priority": "priority of the stream of the swaps: none (the default), low (the GPU's lowest) or high (its highest)",
     "pool_bytes": "memory that the blocks are scattered over on each side: a size, or dense (adjacent blocks)",
     "reuse": "fresh: every swap moves different blocks; same: every swap moves the same blocks",
     "pause_us": "duration of other CPU work before every swap, as between decode steps",
@@ -299,6 +302,7 @@ AXES: Final = _axes(
     streams=Axis(
         "1,8", whole(1, HARDWARE_QUEUES), role=Role.QUEUE, ranged=True, unused=1, noun="pool of streams", expert=True
     ),
+    priority=Axis("none,low,high", choice(Priority), unused=Priority.NONE, expert=True),
     pool_bytes=Axis("dense,16GiB", pool, zero_as("dense", size), ranged=True, default=(0,), unused=0, name="pool"),
     reuse=Axis("fresh,same", choice(Reuse), default=(Reuse.FRESH,), unused=Reuse.SAME),
     pause_us=Axis("0,200us", pause, pause_text, ranged=True, unused=0, expert=True, name="pause"),

@@ -45,7 +45,7 @@ from kvbench._engine import register_pages as register_pages
 from kvbench._engine import sm_copy as sm_copy
 from kvbench._engine import unregister_pages as unregister_pages
 from kvbench._engine import write_words as write_words
-from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.axes import Direction, Order, Priority, StreamState
 from kvbench.cells.facts import DeviceFacts, device_named
 from kvbench.engine import nvrtc
 from kvbench.engine.faults import Fault, FaultPlan
@@ -60,6 +60,11 @@ STREAM_STATES: Final[Mapping[StreamState, kvbench._engine.StreamState]] = {
     state: kvbench._engine.StreamState[state.replace("-", "_")]
     for state in StreamState
     if state is not StreamState.SUSTAINED
+}
+PRIORITIES: Final = {
+    Priority.NONE: kvbench._engine.Priority.normal,
+    Priority.LOW: kvbench._engine.Priority.low,
+    Priority.HIGH: kvbench._engine.Priority.high,
 }
 ACCESS_ORDERS: Final = {order: kvbench._engine.AccessOrder[order] for order in Order}
 _BATCH_ENTRIES: Final = {

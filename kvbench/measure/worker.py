@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -16,12 +17,13 @@ import msgspec
 import numpy as np
 
 from kvbench.backends.base import backend_named, facts_of, is_own
-from kvbench.cells.axes import NO_PACE, Direction, Memory
+from kvbench.cells.axes import NO_PACE, Direction, Memory, Priority
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import CEILING_SAMPLES
 from kvbench.cells.units import gigabytes_per_second, rough_size
 from kvbench.engine.device import (
+    PRIORITIES,
     SOURCE_HASH,
     Device,
     EngineError,
@@ -65,6 +67,8 @@ class Worker:
 
     _device: Device
     _bench: Bench
+    _benches: dict[Priority, Bench]
+    _delay_ns: int
 
     def __init__(self) -> None:
         self._faults = FaultPlan()
@@ -113,9 +117,9 @@ class Worker:
         )
 
     def _reserve(self, request: protocol.Reserve) -> protocol.Reserved:
-        driver, delay_ns = self._device.driver, request.busy_delay_us * 1000
+        driver, self._delay_ns = self._device.driver, request.busy_delay_us * 1000
         stream = Stream(driver)
-        region = TimedRegion(driver, stream.handle, delay_ns)
+        region = TimedRegion(driver, stream.handle, self._delay_ns)
         try:
             with compiling(self._device, request.backends):
                 pools = Pools(self._device, stream, request.pool_bytes, request.host_pools)
@@ -127,9 +131,18 @@ class Worker:
                 "use smaller swaps, or a smaller pool (-a pool=1GiB)"
             ) from None
         self._bench = Bench(self._device, stream, region, pools, SteadyCpu(), self._clocks, request.policy)
+        self._benches = {Priority.NONE: self._bench}
         notes = far_pages(host.buffer.address, request.pool_bytes, self._node)
         notes += self._pinned(pools, request.memories) if len(request.memories) > 1 else []
         return protocol.Reserved(notes=notes + self._read_trace(request))
+
+    def _bench_of(self, cell: Cell) -> Bench:
+        """Return the bench with a stream of the cell's priority."""
+        if cell.priority not in self._benches:
+            stream = Stream(self._device.driver, PRIORITIES[cell.priority])
+            region = TimedRegion(self._device.driver, stream.handle, self._delay_ns)
+            self._benches[cell.priority] = replace(self._bench, stream=stream, region=region)
+        return self._benches[cell.priority]
 
     def _pinned(self, pools: Pools, memories: Sequence[str]) -> list[str]:
         """Make the host pool of each kind, and return how long that took, and which pages lie on another node."""
@@ -210,7 +223,7 @@ class Worker:
         swaps = chunk(placed[cell.direction.value], request.round, request.sampling.rounds)
         backend = backend_named(cell.backend)
         assert backend is not None  # the plan has only described backends
-        return set_up_replay(self._bench, backend, cell, trace, swaps, (request.seed, request.round))
+        return set_up_replay(self._bench_of(cell), backend, cell, trace, swaps, (request.seed, request.round))
 
     def _lay_out(self, arms: Sequence[Cell], request: protocol.MeasureCells) -> Sequence[Sequence[Layout] | None]:
         """Return the blocks of each arm, or None for a cell that is alone in its visit."""
@@ -231,7 +244,9 @@ class Worker:
         backend = backend_named(cell.backend)
         assert backend is not None  # the plan has only described backends
         in_turn, seed = request.in_turn is not None, _seed(request, cell)
-        ready = set_up(self._bench, backend, cell, request.sampling, seed, many_visits=in_turn, layouts=layouts)
+        ready = set_up(
+            self._bench_of(cell), backend, cell, request.sampling, seed, many_visits=in_turn, layouts=layouts
+        )
         if in_turn:
             self._kept[cell] = ready
             while len(self._kept) > 1 and sum(kept.workload.descriptors for kept in self._kept.values()) > MOST_KEPT:

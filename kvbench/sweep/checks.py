@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvbench.cells.axes import HUGE_BYTES, NO_PACE, Direction, ListPlace, Neighbour, StreamState, slots_of
+from kvbench.cells.axes import HUGE_BYTES, NO_PACE, Direction, ListPlace, Neighbour, Priority, StreamState, slots_of
 from kvbench.cells.blocks import LAYERS_OF_8B, LAYERS_OF_70B, misfit, region_bytes, unfit
 from kvbench.cells.cell import AXES, EQUAL, Cell
 from kvbench.cells.facts import CEILING_BYTES, BackendFacts, DeviceFacts
@@ -59,6 +59,14 @@ def _queued_on_no_busy_stream(cell: Cell, _: Context) -> str | None:
     if cell.stream_state is not StreamState.BUSY and (cell.queued > 0 or cell.streams > 1):
         return "queued swaps require a busy stream (stream_state=busy)"
     return None
+
+
+def _without_priority(cell: Cell, context: Context) -> str | None:
+    if cell.priority is Priority.NONE:
+        return None
+    if context.device.kind == "cpu":
+        return "the cpu device has no priorities of streams"
+    return "swaps on several streams have no priority" if cell.streams > 1 else None
 
 
 def _without_gather(cell: Cell, _: Context) -> str | None:
@@ -154,6 +162,7 @@ CHECKS: Final[Sequence[Callable[[Cell, Context], str | None]]] = (
     _without_axes,
     _without_sms,
     _queued_on_no_busy_stream,
+    _without_priority,
     _without_gather,
     _without_neighbour,
     _without_devices,

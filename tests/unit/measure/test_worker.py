@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from kvbench.cells.axes import Direction, Memory
+from kvbench.cells.axes import Direction, Memory, Priority
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import EngineError
 from kvbench.errors import KvbenchError
@@ -180,6 +180,20 @@ def test_a_visit_begins_when_every_device_is_ready_for_it(
     with pytest.raises(KvbenchError, match="within 20 s") if late == 5 else nullcontext():
         module._wait_for_others(protocol.Start(path=str(tmp_path / "ready"), place=1, number=6))
     assert (ready.tolist()[1], next(reads)) == (6, late + 1)
+
+
+def test_swaps_of_a_priority_have_a_stream_of_it() -> None:
+    worker, _ = worker_of()
+    handles = {}
+    for _ in range(2):
+        for priority in Priority:
+            bench = worker._bench_of(replace(CELLS[0], priority=priority))
+            assert handles.setdefault(priority, bench.stream.handle) == bench.stream.handle
+            assert (bench.pools, bench.best_gbps) == (worker._bench.pools, worker._bench.best_gbps)
+    assert len(set(handles.values())) == 3
+    cell = replace(CELLS[0], priority=Priority.HIGH)
+    answer = worker.answer(structs.replace(ASKED, cells=[cell.as_strings()]))
+    assert [record.cell.priority for record in getattr(answer, "records", [])] == [Priority.HIGH]
 
 
 @pytest.mark.parametrize("measured", [False, True])

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from kvbench.cells.axes import AxisValue, Direction, Memory, Order, Reuse, StreamState
+from kvbench.cells.axes import AxisValue, Direction, Memory, Order, Priority, Reuse, StreamState
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import AUTO, BackendFacts, DeviceFacts, SmsRow
 from kvbench.cells.filter import Filter
@@ -118,6 +118,21 @@ def test_a_plan_stays_within_its_stated_memory(spec: SweepSpec, machine: Machine
     plan = expand(spec, *machine)
     sizes = [footprint(cell, spec.sampling, device.kind) for cell in plan.cells]
     assert plan.side_bytes == max(sizes, default=0) <= min(device.host_free_bytes, device.device_free_bytes)
+
+
+def test_a_priority_is_one_of_the_measured_stream_of_a_gpu() -> None:
+    asked = {
+        "backend": "batched",
+        "direction": "d2h",
+        "blocks": "16",
+        "stream_state": "busy",
+        "priority": "none,low,high",
+    }
+    assert [cell.priority for cell in plan_of(**asked).cells] == [*Priority]
+    assert reasons(plan_of(**asked, streams="8")) == ["swaps on several streams have no priority"] * 2
+    on_cpu = plan_of(CPU, CPU_BACKENDS, **asked)
+    assert ([cell.priority for cell in on_cpu.cells], len(on_cpu.skipped)) == ([Priority.NONE], 2)
+    assert set(reasons(on_cpu)) == {"the cpu device has no priorities of streams"}
 
 
 def test_a_pace_is_for_the_copy_kernel_and_no_gather() -> None:
