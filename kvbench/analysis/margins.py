@@ -30,6 +30,8 @@ UPPER_HALF: Final = Margin(
 # factor: with a busy other thread of its CPU, one takes 1.6 times as long.
 FEW_PAIRS: Final = 4.0
 TIED: Final = Margin(0.03, "a smaller gain does not justify taking SMs from a model")
+WIDE: Final = Margin(0.05, "three digits promise more than a figure has whose interval reaches further on each side")
+CHAIN: Final = Margin(0.5, "a chain whose mean swap takes so much longer, or less, than one more swap adds is uneven")
 MIN_P99: Final = 500  # a p99 of fewer values is the worst few
 MIN_P90: Final = 40
 MIN_ITERATIONS: Final = 20  # of a neighbour beside swaps: the mean of fewer rests on where the swaps began

@@ -11,16 +11,17 @@ from kvbench.cells.cell import SwapShape
 from kvbench.cells.policy import Choice
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Part, PartOrReason
-from kvbench.report.numbers import ABSENT, bytes_size, count, figure
+from kvbench.report.numbers import ABSENT, bytes_size, count, figure, with_interval
 from kvbench.report.tables import comma_separated, measured_table, sign_of
 from kvbench.report.view import View, grouped
+from kvbench.results.outcomes import known_interval
 from kvbench.sweep.installed import Engine, engines, of_engine
 from kvbench.text import counted, ends
 from kvbench.tune.answer import shapes_of, shipped_choice
 from kvbench.tune.candidates import Measured, sms_of, workload_axes
 
 _INCLUDES: Final = (
-    "Medians in us per swap by CUDA events; in parentheses the time of the thread that makes the swap. A column for "
+    "Medians in us per swap by CUDA events; behind the slash the time of the thread that makes the swap. A column for "
     "each method of the engine: as shipped, or its kernel alone with a chosen SM count (sms). Takes: the method that "
     "the engine picks with its thresholds and SM count. Best: the fastest other backend. x: time of Takes / time of "
     "Best"
@@ -88,10 +89,14 @@ def _row(view: View, engine: Engine, methods: Sequence[Choice], one: Measured) -
     if shipped and best:
         compared = compare_visits(one.every[best], one.every[shipped], IN_TURN)
         ratio = f"{sign_of(compared)}{figure(one.us_of(shipped) / one.us_of(best))}"
-    times = {choice: f"{figure(one.us_of(choice))} ({figure(one.caller_us[choice])})" for choice in one.every}
+    times = {choice: f"{_us_text(one, choice)} / {figure(one.caller_us[choice])}" for choice in one.every}
     *columns, best_us = (times.get(choice, "") if choice else "" for choice in (*methods, best))
     names = [choice.label if choice else ABSENT for choice in (shipped, best)]
     return [count(one.shape.blocks), bytes_size(one.shape.block_bytes), *columns, *names, best_us, ratio]
+
+
+def _us_text(measured: Measured, choice: Choice) -> str:
+    return with_interval(measured.us_of(choice), *known_interval([*measured.every[choice].values()]))
 
 
 def _same_api(engine: Engine, shapes: Sequence[Measured]) -> str:

@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Final
 
 from kvbench.analysis.compare import MIN_PAIRS
-from kvbench.analysis.margins import IN_TURN
+from kvbench.analysis.margins import IN_TURN, WIDE
 from kvbench.cells.facts import plug_ins_of
 from kvbench.files import or_usage_error, write_whole
 from kvbench.report.document import (
@@ -332,7 +332,8 @@ def _definitions(chapters: Sequence[Chapter]) -> list[Text]:
     words = words_in(row for table in front for row in (table.header, *table.rows))
     events = " and ".join(sorted({"Host" if chapter.view.on_host else "CUDA" for chapter in chapters}))
     return [
-        "GB/s: 10^9 bytes a second, at the median of the visits' medians; ceiling: of large plain copies",
+        "GB/s: 10^9 bytes a second, at the median of the visits' medians; ceiling: of large plain copies; "
+        f"(a to b): the 95% interval, where half of it is above {WIDE.fraction:.0%}",
         "Visit: one uninterrupted measurement of a cell, after warm-ups; samples: of all visits",
         f"Compared by the 95% interval of a ratio: = the same within {IN_TURN.fraction:.0%}; ? undecided, also with "
         f"fewer than {MIN_PAIRS} visits; no sign: they differ",

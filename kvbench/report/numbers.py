@@ -3,6 +3,7 @@
 import math
 from typing import Final
 
+from kvbench.analysis.margins import WIDE
 from kvbench.cells.units import size_text, two_digits
 
 TIMES: Final = "\N{MULTIPLICATION SIGN}"
@@ -22,6 +23,12 @@ def figure(value: float) -> str:
         return f"{value:.0f}"
     digits = 2 - int(f"{value:.2e}".split("e")[1])
     return f"{value:.{min(digits, 6)}f}"
+
+
+def with_interval(value: float, low: float, high: float) -> str:
+    """Return a figure, and its interval where half of it is above `WIDE` of the figure: "6.32 (2.61 to 8.60)"."""
+    wide = math.isfinite(low) and math.isfinite(high) and (high - low) / 2 > WIDE.fraction * value
+    return f"{figure(value)} ({figure(low)} to {figure(high)})" if wide else figure(value)
 
 
 def slower_text(ratio: float) -> str:

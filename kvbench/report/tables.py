@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, Final, TypeVar
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, Visits, by_chance, leaders
-from kvbench.analysis.margins import IN_TURN
+from kvbench.analysis.margins import CHAIN, IN_TURN
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import MERGED, PRIMED, SM, TRITON, method_label
 from kvbench.report.faults import HOST_COPIES, low_ceilings
 from kvbench.report.model import ChartText, Code, DataTable, Once, PlotLine, Span, Strong, Text, plain, spans
-from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun
+from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, with_interval
 from kvbench.report.view import Pinned, View, is_measured
-from kvbench.results.outcomes import BETWEEN, Outcome
+from kvbench.results.outcomes import BETWEEN, CHAIN_TIME, Outcome
 from kvbench.text import counted, ends, short
 
 Clock = str | tuple[str, ...]
@@ -85,6 +85,11 @@ _WORDS: Final = {
     PRIMED: "batched after a short kernel, so that the driver does not copy on the CPU",
     MERGED: "batched, adjacent copies made one",
 }
+UNEVEN: Final = "‡"
+_UNEVEN_NOTE: Final = (
+    f"{UNEVEN} the mean swap of a chain takes {1 + CHAIN.fraction:g} times as long as one more adds, or longer, or as "
+    "much less"
+)
 _SUPERSCRIPTS: Final = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 Shown = TypeVar("Shown", str, Text)
@@ -112,10 +117,19 @@ def measured_table(
 ) -> DataTable:
     """Return a table of cells with its caption, its `notes`, that of too few visits, and one of each `Reason`."""
     rows, reasons = footnoted(body)
+    uneven = any(UNEVEN in plain(text) for row in rows for text in row)
     is_bold = any(isinstance(span, Strong) for row in rows for text in row for span in spans(text))
     more = (f"Bold: {bold}" if is_bold else "", pinned.settings(outcomes) if pinned else "")
     said = caption(view, outcomes, clock, more, _meanings([header, *rows]))
-    return DataTable(title, header, rows, [*notes, *few_visits_note(outcomes), *reasons], said, left, compared)
+    return DataTable(
+        title,
+        header,
+        rows,
+        [*notes, *[_UNEVEN_NOTE] * uneven, *few_visits_note(outcomes), *reasons],
+        said,
+        left,
+        compared,
+    )
 
 
 def footnoted(body: Sequence[Sequence[Text]]) -> tuple[list[list[Text]], list[str]]:
@@ -134,15 +148,21 @@ def format_cell(outcome: Outcome | None, show: Callable[[Outcome], Shown]) -> Sh
 
 
 def rate(outcome: Outcome) -> str:
-    return figure(outcome.gbps)
+    return with_interval(outcome.gbps, *outcome.interval_gbps) + (UNEVEN if _is_uneven(outcome) else "")
+
+
+def _is_uneven(outcome: Outcome) -> bool:
+    """Whether the swaps of a chain take another time in the mean than what one more adds."""
+    ratio = outcome.us(CHAIN_TIME) / outcome.us()
+    return ratio > 1 + CHAIN.fraction or ratio < 1 / (1 + CHAIN.fraction)
 
 
 def microseconds(time: str) -> Callable[[Outcome], str]:
-    return lambda outcome: figure(outcome.us(time))
+    return lambda outcome: with_interval(outcome.us(time), *outcome.interval(time))
 
 
 def milliseconds(outcome: Outcome) -> str:
-    return figure(outcome.us() / 1e3)
+    return with_interval(*(us / 1e3 for us in (outcome.us(), *outcome.interval())))
 
 
 def fastest_marked(
@@ -160,10 +180,9 @@ def fastest_marked(
         # The one with the least time is the same as another, or it is undecided whether it is the fastest.
         first, *rivals = fastest
         fastest[first] = Verdict.SAME if Verdict.SAME in map(fastest.get, rivals) else Verdict.UNDECIDED
-    marked = {
-        name: SIGNS[verdict] + texts[name] if len(fastest) > 1 else Strong(texts[name])
-        for name, verdict in fastest.items()
-    }
+    marked: dict[str, Text] = {}
+    for name, verdict in fastest.items():
+        marked[name] = SIGNS[verdict] + texts[name] if len(fastest) > 1 else Strong(texts[name])
     return [marked.get(name, text) for name, text in texts.items()]
 
 

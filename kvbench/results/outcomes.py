@@ -24,7 +24,7 @@ from kvbench.analysis.compare import (
     medians_in_turn,
 )
 from kvbench.analysis.margins import MIN_ITERATIONS
-from kvbench.cells.axes import Neighbour, Role
+from kvbench.cells.axes import Neighbour, Role, StreamState
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.cells.units import gigabytes_per_second
@@ -38,8 +38,9 @@ Status = Literal["ok", "no figure", "failed", "skipped"]
 NOT_VERIFIED: Final = "no bytes were verified"
 # Separates the texts of several visits; the most frequent path comes first.
 BETWEEN: Final = "; "
-# Beside `TIMES`: what a swap has whose layers arrive one by one.
+# Beside `TIMES`: what a swap has whose layers arrive one by one, and one in a chain: the mean time of the chain's.
 LAYER_TIMES: Final = ("first_layer_us", "slowest_gap_us")
+CHAIN_TIME: Final = "chain_us"
 _SORTED_BY: Final = tuple(
     AXES[name] for role in (Role.SERIES, Role.SHAPE, Role.SIDE, Role.QUEUE, Role.BESIDE) for name in axes_of(role)
 )
@@ -63,9 +64,10 @@ class Outcome:
     `attempts` has the attempt that counts of every round, of `made` visits; `rounds` counts those with a time of the
     swap, and `disturbed` those that something disturbed. `path` names their paths, the most frequent first. `beside`
     has the turns of a swap and its neighbour of every round, and `costs` what they cost the neighbour. `medians` has
-    the median of every visit in microseconds, for each of `TIMES` and, of layers, `LAYER_TIMES`: time -> round ->
-    median. It is empty for a failed or skipped cell, and so is what describes samples: their number, their `spread`,
-    and the shares of them that met the stream state (`state_held`) and the queue (`depth_held`) that were asked for.
+    the median of every visit in microseconds, for each of `TIMES` and, where there are some, `LAYER_TIMES` and
+    `CHAIN_TIME`: time -> round -> median. It is empty for a failed or skipped cell, and so is what describes samples:
+    their number, their `spread`, and the shares of them that met the stream state (`state_held`) and the queue
+    (`depth_held`) that were asked for.
     """
 
     cell: Cell
@@ -100,10 +102,14 @@ class Outcome:
         """The command that measures the cell alone."""
         return next((failure.command for failure in self.failures), self.cell.command())
 
+    def interval(self, time: str = "swap_us") -> tuple[float, float]:
+        """Return the 95% interval of a time in microseconds, from the visits; NaN where they are too few."""
+        return known_interval([*self.medians.get(time, {}).values()])
+
     @property
     def interval_us(self) -> tuple[float, float]:
-        """The 95% interval of the time of the swap, from the visits; NaN where they are too few."""
-        return known_interval([*self.medians.get("swap_us", {}).values()])
+        """The 95% interval of the time of the swap."""
+        return self.interval()
 
     @property
     def has_rate(self) -> bool:
@@ -200,7 +206,9 @@ def _outcome(
         # Only a journal not written by kvbench has visits without samples.
         status: Status = "skipped" if skips else "failed"
         return Outcome(cell, status, joined(skips) or "no reason recorded", **known)
-    medians: dict[str, dict[int, float]] = {time: {} for time in (*TIMES, *(LAYER_TIMES if cell.layers else ()))}
+    chains = (CHAIN_TIME,) if cell.stream_state is StreamState.SUSTAINED else ()
+    times = (*TIMES, *(LAYER_TIMES if cell.layers else ()), *chains)
+    medians: dict[str, dict[int, float]] = {time: {} for time in times}
     for visit in visits:
         for time, of_time in medians.items():
             if values := visit.swap_times_us if time == "swap_us" else getattr(visit.samples, time):

@@ -297,11 +297,12 @@ def _gap(side: ContrastSide) -> Iterable[Text]:
         if base and best and (compared := compare(best, base)).told_apart:
             gaps.append((compared.ratio, base, best))
     if gaps:
-        ratio, base, best = max(gaps, key=lambda gap: gap[0])
+        _, base, best = max(gaps, key=lambda gap: gap[0])
         cell = base.cell
         yield (
             f"{cell.direction} of fragments of {bytes_size(cell.block_bytes)}, {_ranks(cell)} ranks: "
-            f"{method_of(best.cell)} moves {rate(best)} GB/s, {BATCHED} {rate(base)} ({figure(ratio)}{TIMES})."
+            f"{method_of(best.cell)} moves {rate(best)} GB/s, {BATCHED} {rate(base)} "
+            f"({figure(best.gbps / base.gbps)}{TIMES})."
         )
 
 

@@ -27,7 +27,7 @@ from kvbench.report.model import (
     Strong,
     Text,
 )
-from kvbench.report.numbers import bytes_size, count, figure, noun
+from kvbench.report.numbers import bytes_size, count, noun, with_interval
 from kvbench.report.sections.cliff import GBPS
 from kvbench.report.tables import INCLUDES, Band, chart_text, line_of, measured_table, rate_band
 from kvbench.report.view import DIRECTIONS, Pinned, View, grouped
@@ -57,9 +57,9 @@ class Rung:
         return _median(outcome.gbps for outcome in self.outcomes)
 
     @property
-    def low_gbps(self) -> float:
-        """The lower end of the interval."""
-        return _median(outcome.interval_gbps[0] for outcome in self.outcomes)
+    def interval_gbps(self) -> tuple[float, float]:
+        low, high = zip(*(outcome.interval_gbps for outcome in self.outcomes), strict=True)
+        return _median(low), _median(high)
 
     @property
     def band(self) -> Band:
@@ -164,7 +164,7 @@ def _ladders_of(cells: "pd.DataFrame") -> dict[Side, Ladder]:
 
 def _knee(ladder: Ladder) -> int | None:
     """Return the SM count from which more do not help."""
-    return knee([*ladder], [rung.gbps for rung in ladder.values()], [rung.low_gbps for rung in ladder.values()])
+    return knee([*ladder], [rung.gbps for rung in ladder.values()], [rung.interval_gbps[0] for rung in ladder.values()])
 
 
 def _table(shown: Ladders, decode: Decode) -> DataTable:
@@ -176,7 +176,8 @@ def _table(shown: Ladders, decode: Decode) -> DataTable:
     for sms in sorted({sms for ladder in ladders.values() for sms in ladder}):
         line: list[Text] = [count(sms)]
         for side, ladder in ladders.items():
-            text = figure(ladder[sms].gbps) if sms in ladder else ""
+            rung = ladder.get(sms)
+            text = with_interval(rung.gbps, *rung.interval_gbps) if rung else ""
             line.append(Strong(text) if sms == knees[side] else text)
         body.append([*line, *(_slowdown_text(decode.get((backend, side, sms))) for side in beside)])
     header = ["SMs", *(f"{side} {bytes_size(size)}" for side, size in ladders)]

@@ -10,9 +10,9 @@ from kvbench.cells.facts import BATCHED, NO_CHOICES
 from kvbench.report.cells import by_axes, measured, outcomes_in, that, where
 from kvbench.report.model import Text
 from kvbench.report.numbers import bytes_size, count, noun
-from kvbench.report.sections.contrast import DIRECTION, Contrast, ContrastSide, Key, any_of, backends, turns
-from kvbench.report.tables import INCLUDES
-from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, compare
+from kvbench.report.sections.contrast import DIRECTION, Contrast, ContrastSide, Key, Line, any_of, backends, turns
+from kvbench.report.tables import INCLUDES, microseconds
+from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, compare, is_measured
 from kvbench.results.outcomes import Outcome
 
 if TYPE_CHECKING:
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 USUAL_BLOCKS: Final = 10_000
 _MIN_SIZES: Final = 2
+# Where a thread takes so many times as long as the swap, the swap takes what its submission takes.
+_SUBMITTING: Final = (0.9, 1.1)
+_SUBMITTED: Final = "†"
+_caller_us: Final = microseconds("caller_us")
 _ORDER: Final = ("sustained", *(state for state in STATES if state != "sustained"))
 
 
@@ -97,6 +101,26 @@ def _find(side: ContrastSide) -> Iterable[Text]:
         yield from turns(replace(side, lines=equal), _PAGE, f"N = {count(side.cell.blocks)}")
 
 
+def _thread_us(line: Line) -> str:
+    """The time of the thread that submits the batched copies, with a mark where it is that of the swap."""
+    batched = line.get(BATCHED)
+    if batched is None or not is_measured(batched):
+        return ""
+    share = batched.us("caller_us") / batched.us()
+    return _caller_us(batched) + (_SUBMITTED if _SUBMITTING[0] <= share <= _SUBMITTING[1] else "")
+
+
+def _notes(side: ContrastSide) -> list[Text]:
+    notes: list[Text] = []
+    if any(_SUBMITTED in _thread_us(line) for line in side.lines):
+        low, high = _SUBMITTING
+        notes.append(
+            f"{_SUBMITTED} the thread takes {low:g} to {high:g} times as long as the swap: the row measures how fast "
+            "this CPU submits, and a crossover there is of this host"
+        )
+    return [*notes, *[f"Crossover: from this size {BATCHED} is faster"] * bool(_crossovers(side))]
+
+
 _PAGE: Final = Key("Block size", lambda cell: (cell.block_bytes, cell.sizes), _size_text)
 THRESHOLD: Final = Contrast(
     needed=f"it needs {BATCHED} and another backend measured at {_MIN_SIZES} block sizes with the same number of "
@@ -112,6 +136,7 @@ THRESHOLD: Final = Contrast(
     includes=lambda side: INCLUDES[side.cell.stream_state],
     fastest=True,
     last=_crossovers,
-    notes=lambda _: [f"Crossover: from this size {BATCHED} is faster"],
+    more=lambda _: {f"{BATCHED} thread, us": _thread_us},
+    notes=_notes,
     find=_find,
 )

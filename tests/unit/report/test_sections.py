@@ -367,7 +367,7 @@ CASES = (
         "engines",
         VLLM_VISITS,
         # Below MIN_N vLLM takes its batched copy, although its kernel would be faster.
-        ["16", "16 KiB", "120 (36.0)", "", "90.0 (27.0)", "vllm_batch", "batched", "100 (30.0)", "1.20"],
+        ["16", "16 KiB", "120 / 36.0", "", "90.0 / 27.0", "vllm_batch", "batched", "100 / 30.0", "1.20"],
         "vllm_batch takes 1.01 to 1.20 times as long as batched, within 5% of it in 1 of 2 cells",
         lambda cell: not cell.backend.startswith("vllm"),
         info=synthetic.info(backends=[VLLM]),
@@ -388,7 +388,7 @@ def test_a_section_shows_its_arms_side_by_side_and_says_what_differs(case: Case,
     keys = table.left if case.section != "devices" else 4
     rows = [([plain_text(text) for text in row], row) for row in table.rows]
     ((line, row),) = [pair for pair in rows if pair[0][:keys] == list(case.line[:keys])]
-    shown = [text if text in case.line else re.split(r" \((?=-|\d+ to)", text)[0] for text in line]
+    shown = [text if text in case.line else re.split(r" \((?=-|[\d.]+ to)", text)[0] for text in line]
     assert shown[: len(case.line)] == list(case.line)
     assert [said(text) for text in row if is_bold(text)] == list(case.bold)
     assert any(case.finding in text.replace(TIMES, "x") for text in highlights_of(report, case.section))
@@ -567,6 +567,57 @@ def test_a_sign_says_the_same_or_undecided_and_a_difference_has_none(
         assert any(meaning in text for text in sentence) == (order.startswith(sign) and len(ratios) == 6)
 
 
+@pytest.mark.parametrize(("spread", "text"), [(0.04, "0.102"), (0.2, "0.110 (0.100 to 0.120)")])
+def test_an_interval_stands_beside_a_figure_of_which_half_of_it_is_above_5_percent(
+    tmp_path: Path, spread: float, text: str
+) -> None:
+    cells = [replace(Cell("batched", Direction.H2D, 64, 4 * KIB), order=order) for order in Order]
+    visits = [
+        synthetic.visit(cell, 100.0 * (1 + spread * (number % 2)), count=3, noise=0.0, round_=number)
+        for cell in cells
+        for number in range(6)
+    ]
+    (row,) = part_of(made_report(tmp_path, visits), "order").tables[0].rows
+    assert said(row[3]) == text
+
+
+def sustained(cell: Cell, us: float, caller_us: float, chain_us: float) -> list[Visit]:
+    made = [synthetic.visit(cell, us, count=3, noise=0.0, round_=number) for number in range(6)]
+    times = {"event_us": [us] * 3, "wall_us": [chain_us] * 3, "caller_us": [caller_us] * 3, "chain_us": [chain_us] * 3}
+    return [msgspec.structs.replace(one, samples=msgspec.structs.replace(one.samples, **times)) for one in made]
+
+
+@pytest.mark.parametrize(
+    ("caller_us", "chain_us", "thread", "rate"),
+    [(950.0, 1000.0, "950†", "164"), (500.0, 1000.0, "500", "164"), (950.0, 1600.0, "950†", "164‡")],
+)
+def test_threshold_says_where_a_row_measures_the_submission_or_an_uneven_chain(
+    tmp_path: Path, caller_us: float, chain_us: float, thread: str, rate: str
+) -> None:
+    visits = []
+    for kib in (4, 16):
+        batched = Cell("batched", Direction.H2D, 10_000, kib * KIB, StreamState.SUSTAINED, order=Order.ANY)
+        visits += sustained(batched, 1000.0, caller_us, chain_us)
+        visits += sustained(replace(batched, backend="sm", order=None, sms=4), 500.0, 10.0, 500.0)
+    table = part_of(made_report(tmp_path, visits), "threshold").tables[0]
+    row = {said(head): said(text) for head, text in zip(table.header, table.rows[1], strict=True)}
+    assert (row["batched"], row["batched thread, us"]) == (rate, thread)
+    notes = " ".join(lines_of(table.notes))
+    assert ("measures how fast this CPU submits" in notes, "mean swap of a chain" in notes) == (
+        "†" in thread, "‡" in rate
+    )  # fmt: skip
+
+
+def test_a_note_explains_a_crossover_only_where_a_row_has_one(tmp_path: Path) -> None:
+    cells = [
+        Cell(backend, Direction.H2D, 10_000, kib * KIB, StreamState.SUSTAINED)
+        for backend in ("batched", "per_block")
+        for kib in (4, 16)
+    ]
+    table = part_of(made_report(tmp_path, of(cells, lambda _: 10.0)), "threshold").tables[0]
+    assert not [note for note in lines_of(table.notes) if "Crossover" in note]
+
+
 def test_the_note_of_access_order_gives_the_worst_resolution_too(tmp_path: Path) -> None:
     cells = [
         cell for cell in synthetic.order_cells() if cell.block_bytes == 4 * KIB and cell.direction is Direction.H2D
@@ -710,7 +761,7 @@ def test_the_ratio_of_two_times_is_that_of_the_medians_beside_it(tmp_path: Path)
     records = [*by_engine("sm", 64, 40.0, 2), *by_engine("vllm_triton", 64, 60.0, drift=0.3)]
     report = made_report(tmp_path, records, synthetic.info(backends=[VLLM]))
     (row,) = part_of(report, "engines").tables[0].rows
-    assert [said(text) for text in row][-2:] == ["40.0 (12.0)", "2.92"]
+    assert [said(text) for text in row][-2:] == ["40.0 / 12.0", "2.92"]
 
 
 def test_every_run_of_the_machine_shows_its_engines(tmp_path: Path) -> None:
@@ -724,5 +775,5 @@ def test_every_run_of_the_machine_shows_its_engines(tmp_path: Path) -> None:
     titles = [said(table.title) for table in part.tables]
     assert titles == ["first: vllm==0.33.0, h2d, idle stream", "second: lmcache==0.5.3, h2d, idle stream"]
     row = [said(text) for text in part.tables[1].rows[0]]
-    assert row[2:] == ["90.0 (27.0)", "lmcache", "sm (2 SMs)", "60.0 (18.0)", "1.50"]
+    assert row[2:] == ["90.0 / 27.0", "lmcache", "sm (2 SMs)", "60.0 / 18.0", "1.50"]
     assert any("time of the calling thread by +3 us in the median" in text for text in findings_of(part))

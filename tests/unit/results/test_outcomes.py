@@ -21,7 +21,7 @@ from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.results.attempts import Ceilings
 from kvbench.results.columns import NO_FIGURE, TIMES
-from kvbench.results.outcomes import LAYER_TIMES, Cost, Outcome, cost_of
+from kvbench.results.outcomes import CHAIN_TIME, LAYER_TIMES, Cost, Outcome, cost_of
 from kvbench.results.schema import Beside, Ceiling, Disturbance, EffectivePath, Failure, Record, Samples, Skip, Visit
 from tests import synthetic
 from tests.synthetic import visit, write_run
@@ -60,6 +60,8 @@ class Draw:
             del times["event_us"]
         if cell.layers:
             times |= {name: self.times(count) for name in LAYER_TIMES}
+        if cell.stream_state is StreamState.SUSTAINED:
+            times[CHAIN_TIME] = self.times(count)
         flags = ["pending_before", "pending_after", *(["depth_held"] if cell.queued else [])]
         return Samples(**times, **{name: self.flags(count) for name in flags})
 
@@ -158,6 +160,7 @@ def by_definition(records: Sequence[Record], cell: Cell, visits: Sequence[Visit]
     failures = [one for one in records if isinstance(one, Failure) and one.cell == cell]
     skips = [one.reason for one in records if isinstance(one, Skip) and one.cell == cell]
     times = (*TIMES, *LAYER_TIMES) if cell.layers else TIMES
+    times = (*times, CHAIN_TIME) if cell.stream_state is StreamState.SUSTAINED else times
     medians = {time: {one.round: median(us) for one in visits if (us := known_times(one, time))} for time in times}
     status, reason = "ok", ""
     if failures:
