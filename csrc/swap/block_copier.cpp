@@ -79,7 +79,15 @@ BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> wa
       copiers_((ways_.size() + 1) * kCombinations),
       route_(driver_),
       slots_(ListSlots::spare(driver_, SmOptions{}.lists)),
+      rings_(StagingRings::spare(driver_)),
       forks_(forks()) {
+  for (const CopyWay& way : ways_) {
+    if (!way.staged) continue;
+    if (way.otherwise >= ways_.size() || ways_[way.otherwise].staged) {
+      throw std::invalid_argument("a way that is staged needs another one for lists that are not in pages");
+    }
+    rings_->reserve();
+  }
   for (const CopyTable& table : tables) {
     check(table, ways_.size());
     tables_[index_of(table.direction, table.pending)] = table;
@@ -93,6 +101,7 @@ BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> wa
     for (const CopyTable* table : {&free, &held}) {
       for (const std::size_t way : table->ways) {
         for (const bool any : {false, true}) copier(way, direction, any).reserve(max_entries);
+        if (ways_[way].staged) copier(ways_[way].otherwise, direction, false).reserve(max_entries);
       }
     }
   }
@@ -109,7 +118,10 @@ BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> wa
   }
 }
 
-BlockCopier::~BlockCopier() { ListSlots::keep(std::move(slots_)); }
+BlockCopier::~BlockCopier() {
+  ListSlots::keep(std::move(slots_));
+  StagingRings::keep(std::move(rings_));
+}
 
 bool BlockCopier::copy(const Descriptors& descriptors, Stream stream) {
   if (forks() != forks_) throw DriverError("copy", "the process was forked from the one that made this copier");
@@ -128,7 +140,12 @@ bool BlockCopier::copy(const Descriptors& descriptors, Stream stream) {
 void BlockCopier::submit(const Descriptors& list, Stream stream) {
   const Direction direction = route_.begin(list);
   const auto [free, held] = ways_of(list.size(), sum_of(list), direction);
-  const std::size_t way = free == held || driver_->idle(stream) ? free : held;
+  std::size_t way = free == held || driver_->idle(stream) ? free : held;
+  if (ways_[way].staged) {
+    if (copy_by(way, list, stream, direction)) return;
+    way = ways_[way].otherwise;
+    ++not_staged_;
+  }
   const bool by_kernel = ways_[way].sms > 0;
   // A region that only this list shows can be one whose addresses are not those of a kernel.
   if (by_kernel && !route_.other_address() && copy_by(way, list, stream, direction)) return;
@@ -183,7 +200,9 @@ ListCopier& BlockCopier::copier(std::size_t way_at, Direction direction, bool an
   any = any && way.sms == 0;  // makes no difference to a kernel
   std::unique_ptr<ListCopier>& made = copiers_[way_at * kCombinations + index_of(direction, any)];
   if (made) return *made;
-  if (way.sms > 0) {
+  if (way.staged) {
+    made = make_staged_copier({way.aligned, way.any}, {way.sms, direction}, slots_, rings_);
+  } else if (way.sms > 0) {
     const SmOptions options{
         .sms = way.sms, .direction = direction, .inline_up_to = way.inline_up_to, .pace_gbps = way.pace_gbps};
     made = make_sm_copier({way.aligned, way.any}, options, slots_);

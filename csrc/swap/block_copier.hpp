@@ -9,13 +9,15 @@
 #include <vector>
 
 #include "swap/sm_copy.hpp"
+#include "swap/staged.hpp"
 #include "swap/swap.hpp"
 
 namespace kvbench {
 
 /// One way to copy: by kernel if `sms` is not 0, otherwise by single copies if `one_by_one`, otherwise by batched calls
 /// with `batch`, whose access order comes with each list. `aligned` takes lists whose addresses and sizes are multiples
-/// of 16, `any` every list; `aligned` may be null.
+/// of 16, `any` every list; `aligned` may be null. If `staged`, the kernel and large copies through pages on the
+/// device, and the way `otherwise` for lists that are not in pages on the host.
 struct CopyWay {
   unsigned sms = 0;
   bool one_by_one = false;
@@ -24,6 +26,8 @@ struct CopyWay {
   std::size_t inline_up_to = 0;
   double pace_gbps = 0;  ///< the rate at which the kernel is held; 0: none
   BatchOptions batch;
+  bool staged = false;
+  std::size_t otherwise = 0;
 };
 
 /// Which way serves which lists in one direction, on an idle stream or behind pending work (of small lists, the former
@@ -63,6 +67,8 @@ class BlockCopier final : public ListCopier {
   bool copy(const Descriptors& descriptors, Stream stream) override;
   /// The index of the way of a list, by whether its stream is idle.
   [[nodiscard]] std::size_t way_of(std::size_t count, std::size_t total_bytes, Direction direction, bool idle) const;
+  /// The lists so far that went the way `otherwise` of one that is staged.
+  [[nodiscard]] std::size_t not_staged() const { return not_staged_; }
   /// Forgets where blocks lie, after memory was freed, and what its caller vouched for.
   void forget();
   [[nodiscard]] std::size_t calls() const override { return last_ ? last_->calls() : 0; }
@@ -95,6 +101,8 @@ class BlockCopier final : public ListCopier {
   std::vector<std::unique_ptr<ListCopier>> copiers_;  ///< for each way by direction and access order
   Route route_;
   std::shared_ptr<ListSlots> slots_;  ///< for the lists of all ways
+  std::shared_ptr<StagingRings> rings_;
+  std::atomic<std::size_t> not_staged_ = 0;
   DescriptorList filled_;             ///< the entries that have bytes
   std::vector<std::size_t> indices_;  ///< theirs in the caller's list
   const ListCopier* last_ = nullptr;  ///< what copied the last list

@@ -46,6 +46,7 @@ class ListSlots {
   /// Keeps the slots of a copier that ends for the next one: a list can wait behind a gate that their thread opens
   /// later. They are never freed, as libcuda may be gone when the process ends.
   static void keep(std::shared_ptr<ListSlots> slots);
+  [[nodiscard]] const std::shared_ptr<Driver>& driver() const { return driver_; }
 
   /// Makes slots until `count` lists of this size find one.
   void reserve(std::size_t bytes, std::size_t count) {

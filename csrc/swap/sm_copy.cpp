@@ -16,18 +16,6 @@ namespace {
 
 std::size_t pieces_of(std::size_t bytes, std::size_t piece_bytes) { return (bytes + piece_bytes - 1) / piece_bytes; }
 
-/// How many thread blocks of a grid lie side by side, where they slow the other work of the GPU less: a decode step
-/// beside 4 of them took 1.53x in place of 1.93x (H200, d2h). To start them takes 0.5 to 1.5 us more, which a swap
-/// of few `bytes` would notice. Of a grid that takes most of the GPU not all clusters would run at once: a part of it
-/// can have a number of SMs that no cluster divides.
-unsigned cluster_of(unsigned blocks, std::size_t bytes, const DeviceInfo& info) {
-  constexpr int kFromMajor = 9;
-  constexpr std::size_t kFromBytes = std::size_t{4} << 20;
-  const bool many = 2 * blocks > static_cast<unsigned>(info.sm_count);
-  if (info.compute_major < kFromMajor || many || bytes < kFromBytes) return 1;
-  return blocks % 4 == 0 ? 4 : blocks % 2 == 0 ? 2 : 1;
-}
-
 /// The bytes of a list, at most: the last piece of a block can be shorter.
 std::size_t bytes_of(const List& list, std::size_t piece_bytes) {
   if (list.lengths_at > 0) return list.pieces * piece_bytes;
@@ -245,6 +233,14 @@ class SmCopier final : public ListCopier {
 };
 
 }  // namespace
+
+unsigned cluster_of(unsigned blocks, std::size_t bytes, const DeviceInfo& info) {
+  constexpr int kFromMajor = 9;
+  constexpr std::size_t kFromBytes = std::size_t{4} << 20;
+  const bool many = 2 * blocks > static_cast<unsigned>(info.sm_count);
+  if (info.compute_major < kFromMajor || many || bytes < kFromBytes) return 1;
+  return blocks % 4 == 0 ? 4 : blocks % 2 == 0 ? 2 : 1;
+}
 
 const SmKernel& SmKernels::serving(Address bits) const { return aligned && bits % kAlignment == 0 ? *aligned : *any; }
 

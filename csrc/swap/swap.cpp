@@ -47,7 +47,7 @@ class KeptList final : public Swap {
 
   void submit(Stream stream) override {
     submitted_ = true;
-    copier_->copy(descriptors_, stream);
+    if (!copier_->copy(descriptors_, stream)) throw DriverError("submit", "the list is not one for this copier");
   }
   std::size_t calls() const override { return copier_->calls(); }
   std::size_t descriptors() const override { return submitted_ ? copier_->descriptors() : descriptors_.size(); }

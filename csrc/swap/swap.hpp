@@ -100,7 +100,7 @@ class ListCopier {
   /// Makes room for lists of this many entries.
   virtual void reserve(std::size_t) {}
   /// As Swap::submit(), for these descriptors, whose arrays may change when it returns. Returns false, with nothing
-  /// submitted, for a list whose addresses are not those of a kernel.
+  /// submitted, for a list that it does not serve, such as one whose addresses are not those of a kernel.
   virtual bool copy(const Descriptors& descriptors, Stream stream) = 0;
   /// Driver calls of the last list, and the descriptors that were handed to them.
   [[nodiscard]] virtual std::size_t calls() const = 0;

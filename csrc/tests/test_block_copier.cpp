@@ -152,10 +152,11 @@ struct BenchOf {
     return std::make_shared<SmKernel>(driver, std::span<const std::byte>{}, SmShape{.method = method});
   }
 
-  /// Ways: 0 batched, 1 primed, 2 a kernel on 3 SMs, 3 merged, 4 the kernel on one SM, 5 single copies, 6 seven a call.
+  /// Ways: 0 batched, 1 primed, 2 a kernel on 3 SMs, 3 merged, 4 the kernel on one SM, 5 single copies, 6 seven a call,
+  /// 7 staged by 3 SMs, else 4.
   std::unique_ptr<BlockCopier> copier(std::vector<CopyTable> tables, std::size_t max_entries = 0,
                                       std::vector<BlockCopier::Pool> pools = {}) {
-    std::vector<CopyWay> ways(7);
+    std::vector<CopyWay> ways(8);
     ways[6].batch.descriptors_per_call = 7;
     ways[5].one_by_one = true;
     ways[3].batch.by_host_address = ways[3].batch.merge = ways[3].batch.sliced = true;
@@ -164,8 +165,10 @@ struct BenchOf {
     ways[2].sms = 3;
     ways[2].aligned = kernel(SmMethod::bulk);
     ways[2].any = kernel(SmMethod::lanes);
-    ways[4] = ways[2];
+    ways[4] = ways[7] = ways[2];
     ways[4].sms = 1;
+    ways[7].staged = true;
+    ways[7].otherwise = 4;
     return std::make_unique<BlockCopier>(driver, std::move(ways), std::move(tables), max_entries, pools);
   }
 
@@ -258,6 +261,24 @@ void the_stream_is_asked_only_where_its_answer_matters() {
   check::equal(bench.driver->questions, 2, "questions, where both tables name one way");
   check::that(bench.copied(*copier, bench.list(4, 64)) == Noted{"kvbench_sm_bulk 3"}, "a small list");
   check::equal(bench.driver->questions, 2, "questions, where a swap is about as short as one");
+}
+
+void lists_of_pages_are_staged_and_others_counted() {
+  CopierBench bench;
+  const auto copier = bench.copier(both_ways(7));
+  const auto staged = [&](Direction direction) { return bench.list(2 * kPoolBytes / 3 / kBlock, kBlock, direction); };
+  for (int i = 0; i < 2; ++i) {
+    check::that(bench.copied(*copier, staged(Direction::h2d)) == Noted{"copy", "kvbench_sm_bulk 3"}, "h2d");
+    check::that(bench.copied(*copier, staged(Direction::d2h)) == Noted{"kvbench_sm_bulk 3", "copy"}, "d2h");
+  }
+  check::equal(copier->not_staged(), std::size_t{0}, "lists that were not staged");
+  check::that(bench.copied(*copier, bench.list(1000, kBlock - 16)) == Noted{"kvbench_sm_bulk 1"}, "blocks with gaps");
+  check::equal(copier->not_staged(), std::size_t{1}, "lists that were not staged");
+  bench.list(1000, kBlock);
+  bench.lists.back().destinations[700] = bench.device.address() + kPoolBytes - 16;
+  const auto error = check::thrown<InvalidEntry>([&] { bench.copied(*copier, bench.lists.back().view()); });
+  check::equal(error.entry(), std::size_t{700}, "the entry that is refused");
+  check::that(bench.driver->take().empty(), "nothing is submitted");
 }
 
 void between_kernels_the_stream_is_asked_for_larger_lists_only() {
@@ -1116,12 +1137,14 @@ void nothing_is_copied_to_memory_that_is_read_alone() {
 }
 
 void a_copier_that_ends_frees_nothing() {
-  CopierBench bench;
-  auto copier = bench.copier(both_ways(2));
-  bench.copied(*copier, bench.list(2000, 64));
-  const int before = bench.driver->released;
-  copier.reset();
-  check::equal(bench.driver->released, before, "buffers that were freed");
+  for (const std::size_t way : {2, 7}) {
+    CopierBench bench;
+    auto copier = bench.copier(both_ways(way));
+    bench.copied(*copier, bench.list(2000, way == 7 ? kBlock : 64));
+    const int before = bench.driver->released;
+    copier.reset();
+    check::equal(bench.driver->released, before, "buffers that were freed");
+  }
 }
 
 void a_block_may_lie_across_memory_that_is_mapped_in_pieces() {
@@ -1261,7 +1284,13 @@ void what_is_no_stream_is_refused() {
 void what_a_copier_cannot_serve_is_refused() {
   CopierBench bench;
   check::thrown<std::invalid_argument>([&] { bench.copier({always(0, Direction::h2d)}); });
-  check::thrown<std::invalid_argument>([&] { bench.copier(both_ways(7)); });
+  check::thrown<std::invalid_argument>([&] { bench.copier(both_ways(8)); });
+  for (const std::size_t otherwise : {0, 1}) {  // itself, or one that is not there
+    std::vector<CopyWay> ways(1);
+    ways[0].staged = true;
+    ways[0].otherwise = otherwise;
+    check::thrown<std::invalid_argument>([&] { BlockCopier(bench.driver, ways, both_ways(0)); });
+  }
   const auto copier = bench.copier(both_ways(0));
   const std::vector<Address> here{bench.host.address()}, elsewhere{4096};
   const std::vector<std::size_t> bytes{64};
@@ -1281,6 +1310,7 @@ int main() {
       {"the table decides by size and count", the_table_decides_by_size_and_count},
       {"a way by kernel is held at its pace", a_way_by_kernel_is_held_at_its_pace},
       {"the stream is asked only where its answer matters", the_stream_is_asked_only_where_its_answer_matters},
+      {"lists of pages are staged and others counted", lists_of_pages_are_staged_and_others_counted},
       {"between kernels the stream is asked for larger lists only",
        between_kernels_the_stream_is_asked_for_larger_lists_only},
       {"what is not aligned takes the other kernel", what_is_not_aligned_takes_the_other_kernel},
