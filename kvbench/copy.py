@@ -51,6 +51,9 @@ class BlockCopier:
     EngineError for the legacy default stream, for a stream that is captured, and in a process that was forked since.
     Raises EngineError also where the driver fails; a part of the list may have been submitted then.
     """
+    not_staged: Callable[[], int]
+    """Return how many lists so far did not go through pages on the GPU although the policy says `staged`, as their
+    blocks lie in runs of less than 256 KiB on the host: the copy kernel copied them. `not_staged()`."""
     forget: Callable[[], None]
     """Forget where pools lie, also those of `pools`: `forget()`. To be called after a pool was freed and before its
     addresses come again."""
@@ -75,7 +78,7 @@ class BlockCopier:
         policies = (DEFAULTS,) if policy is None else (_policy_for(opened, Path(policy)), DEFAULTS)
         copier = copier_for(opened, policies, max_entries, ranges, pace).engine
         # The engine's own methods: no Python code runs in a call.
-        self.copy, self.forget = copier.copy, copier.forget
+        self.copy, self.forget, self.not_staged = copier.copy, copier.forget, copier.not_staged
 
 
 def _check_pace(pace: object) -> None:

@@ -13,11 +13,14 @@ void copier(nb::module_& m) {
       .def(
           "__init__",
           [](CopyWay* self, unsigned sms, std::shared_ptr<SmKernel> aligned, std::shared_ptr<SmKernel> any,
-             std::size_t inline_up_to, double pace_gbps, bool one_by_one, const BatchOptions& batch) {
-            new (self) CopyWay{sms, one_by_one, std::move(aligned), std::move(any), inline_up_to, pace_gbps, batch};
+             std::size_t inline_up_to, double pace_gbps, bool one_by_one, const BatchOptions& batch, bool staged,
+             std::size_t otherwise) {
+            new (self) CopyWay{sms,   one_by_one, std::move(aligned), std::move(any), inline_up_to, pace_gbps,
+                               batch, staged,     otherwise};
           },
           nb::kw_only(), "sms"_a = 0, "aligned"_a = nb::none(), "any"_a = nb::none(), "inline_up_to"_a = 0,
-          "pace_gbps"_a = 0.0, "one_by_one"_a = false, "batch"_a = BatchOptions{});
+          "pace_gbps"_a = 0.0, "one_by_one"_a = false, "batch"_a = BatchOptions{}, "staged"_a = false,
+          "otherwise"_a = 0);
   nb::class_<CopyTable>(m, "CopyTable", "Which way serves which lists, by mean block size and number of blocks.")
       .def(
           "__init__",
@@ -53,6 +56,8 @@ void copier(nb::module_& m) {
           "source_order_any"_a = false)
       .def("way_of", &BlockCopier::way_of, "blocks"_a, "total_bytes"_a, "direction"_a, nb::kw_only(), "idle"_a,
            "Return the index of the way of a list, by whether its stream is idle.")
+      .def("not_staged", &BlockCopier::not_staged,
+           "Return how many lists went another way than through pages, which a table names, as they are not in pages.")
       .def("forget", &BlockCopier::forget, "Forget where blocks lie, after memory was freed.")
       .def("__repr__", [](const BlockCopier&) { return "<BlockCopier>"; });
   m.def(

@@ -4,6 +4,7 @@
 #include "bind/bind.hpp"
 #include "swap/gather.hpp"
 #include "swap/sm_copy.hpp"
+#include "swap/staged.hpp"
 
 namespace kvbench::bind {
 
@@ -31,6 +32,16 @@ void sm_kernels(nb::module_& m) {
       "kernel"_a, "sources"_a.noconvert(), "destinations"_a.noconvert(), "sizes"_a.noconvert(), "direction"_a,
       nb::kw_only(), "sms"_a, "inline_up_to"_a, "pace_gbps"_a = 0.0, nb::keep_alive<0, 2>(), nb::keep_alive<0, 3>(),
       nb::keep_alive<0, 4>());
+  m.attr("STAGED_PAGE_BYTES") = kStagedPageBytes;
+  m.def(
+      "staged",
+      [](std::shared_ptr<SmKernel> kernel, const Words& sources, const Words& destinations, const Words& sizes,
+         Direction direction, unsigned sms) {
+        return make_staged({.aligned = nullptr, .any = std::move(kernel)}, list_of(sources, destinations, sizes),
+                           {.sms = sms, .direction = direction});
+      },
+      "kernel"_a, "sources"_a.noconvert(), "destinations"_a.noconvert(), "sizes"_a.noconvert(), "direction"_a,
+      nb::kw_only(), "sms"_a, nb::keep_alive<0, 2>(), nb::keep_alive<0, 3>(), nb::keep_alive<0, 4>());
   nb::class_<GatherKernel>(m, "GatherKernel", "The gather kernel for rows of one size, loaded on one device.")
       .def(
           "__init__",

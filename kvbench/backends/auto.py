@@ -9,10 +9,21 @@ from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest,
 from kvbench.backends.batched import PRIME_NS
 from kvbench.backends.per_block import PerBlock
 from kvbench.backends.sm import FEW_BLOCKS, INLINE_UP_TO_BYTES, KernelShape, Sm, shape_on
+from kvbench.backends.staged import page_shape
 from kvbench.cells.axes import DEFAULT_ORDER, NO_PACE, Direction, Order, StreamState, pace_of
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import AUTO, BATCHED, CPU_INLINE_UP_TO_BYTES, MERGED, PRIMED, SM, DeviceFacts
+from kvbench.cells.facts import (
+    AUTO,
+    BATCHED,
+    CPU_INLINE_UP_TO_BYTES,
+    LEAST_RUN_BYTES,
+    MERGED,
+    PRIMED,
+    SM,
+    STAGED,
+    DeviceFacts,
+)
 from kvbench.cells.policy import NO_POLICY, SERVING, Choice, Policy, Table
 from kvbench.cells.units import KIB
 from kvbench.engine.device import DIRECTIONS, BatchOptions, BlockCopier, CopyTable, CopyWay, Device, copier_swap
@@ -24,13 +35,18 @@ _UNALIGNED: Final = 1
 # Block sizes and numbers of blocks between which the rule of the copy kernel changes.
 _RULE_SIZES: Final = tuple(kib * KIB for kib in (1, 2, 4, 8, 16, 32, 64))
 _RULE_COUNTS: Final = (FEW_BLOCKS, FEW_BLOCKS + 1)
+_WITH_KERNEL: Final = (SM, STAGED)
 
 
 class Way(NamedTuple):
-    """What a copier does with some lists: `choice`, `instead_of` another backend ("" for as the policy says)."""
+    """What a copier does with some lists: `choice`, `instead_of` another backend ("" for as the policy says).
+
+    Lists that are not in pages on the host, which the backend needs, go another way: that of index `otherwise`.
+    """
 
     choice: Choice
     instead_of: str
+    otherwise: int | None = None
 
     @property
     def pace_gbps(self) -> float | None:
@@ -56,8 +72,9 @@ def copier_for(
 
     It has room for lists of `max_entries` entries of one size; 0: room is made for each longer list. `pools` are
     addresses and bytes of memory that is taken for one region each. A choice of a
-    backend that is not one of `SERVING` is replaced by the copy kernel; on the device cpu, all but copies are replaced
-    by batched copies. The copy kernel is held at `pace_gbps`, or at the pace of its choice.
+    backend that is not one of `SERVING` is replaced by the copy kernel, and so is `staged` for lists that are not in
+    pages on the host; on the device cpu, all but copies are replaced by batched copies. The copy kernel is held at
+    `pace_gbps`, or at the pace of its choice.
     """
     ways = _Ways(device, pace_gbps)
     tables = [
@@ -100,7 +117,7 @@ class _Ways:
     def __init__(self, device: Device, pace_gbps: float | None) -> None:
         self._device, self._sm, self._pace_gbps = device, Sm(), pace_gbps
         self._here = device.facts()
-        self._facts = facts_of(Sm.name, self._here)
+        self._facts = {name: facts_of(name, self._here) for name in _WITH_KERNEL}
         self.indexes: dict[_Key, int] = {}
         self.made: list[CopyWay] = []
 
@@ -108,10 +125,14 @@ class _Ways:
         """Return the index in `made` of what a table of a policy chooses at a point."""
         wanted = policy.choose(table, blocks, block_bytes)
         choice = self._served(wanted)
-        instead_of = "" if choice == wanted else wanted.backend
-        if self._pace_gbps and choice.backend == Sm.name:
+        plain = Cell(choice.backend, table.direction, blocks, block_bytes, pool_bytes=SCATTERED_FROM_BYTES)
+        return self._index(choice, "" if choice == wanted else wanted.backend, plain)
+
+    def _index(self, choice: Choice, instead_of: str, plain: Cell) -> int:
+        if self._pace_gbps and choice.backend == SM:
             choice = choice.at_pace(self._pace_gbps)
-        key = self._key(choice, instead_of, table.direction, block_bytes, blocks)
+        otherwise = self._index(Choice(SM), STAGED, plain) if choice.backend == STAGED else None
+        key = self._key(Way(choice, instead_of, otherwise), plain)
         if key not in self.indexes:
             self.indexes[key] = len(self.made)
             self.made.append(self._by_kernel(key) if key.kernels else self._by_copies(choice))
@@ -119,16 +140,17 @@ class _Ways:
 
     def _served(self, wanted: Choice) -> Choice:
         if not self._device.is_cuda:
-            return wanted if wanted.backend in SERVING and wanted.backend != SM else Choice(BATCHED)
-        return wanted if wanted.backend in SERVING else Choice(Sm.name)
+            return wanted if wanted.backend in SERVING and wanted.backend not in _WITH_KERNEL else Choice(BATCHED)
+        return wanted if wanted.backend in SERVING else Choice(SM)
 
-    def _key(self, choice: Choice, instead_of: str, direction: Direction, block_bytes: int, blocks: int) -> _Key:
-        if choice.backend != Sm.name:
-            return _Key(Way(choice, instead_of), None)
-        plain = Cell(Sm.name, direction, blocks, block_bytes, pool_bytes=SCATTERED_FROM_BYTES)
-        cell = with_usual(choice.apply(plain), self._facts, self._here)
-        aligned, unaligned = (shape_on(self._device, cell, block_bytes, bits) for bits in (0, _UNALIGNED))
-        return _Key(Way(Choice.at(cell), instead_of), (aligned, unaligned))
+    def _key(self, way: Way, plain: Cell) -> _Key:
+        backend = way.choice.backend
+        if backend not in _WITH_KERNEL:
+            return _Key(way, None)
+        cell = with_usual(way.choice.apply(plain), self._facts[backend], self._here)
+        shape = page_shape if backend == STAGED else shape_on
+        aligned, unaligned = (shape(self._device, cell, plain.block_bytes, bits) for bits in (0, _UNALIGNED))
+        return _Key(way._replace(choice=Choice.at(cell)), (aligned, unaligned))
 
     def _by_copies(self, choice: Choice) -> CopyWay:
         merged, sliced = choice.backend == MERGED, choice.backend in (PRIMED, MERGED)
@@ -153,6 +175,8 @@ class _Ways:
             any=self._sm.kernel(self._device, unaligned),
             inline_up_to=INLINE_UP_TO_BYTES,
             pace_gbps=key.way.pace_gbps or 0.0,
+            staged=key.way.otherwise is not None,
+            otherwise=key.way.otherwise or 0,
         )
 
 
@@ -198,6 +222,8 @@ class Auto(Backend):
             for idle in (True, False)
         )
         way = free if cell.stream_state in _NOTHING_PENDING else held
+        if way.otherwise is not None and cell.host_run_bytes < LEAST_RUN_BYTES:
+            way = copier.ways[way.otherwise]
         mechanism = _mechanism(way.choice, request.device)
         orders = {"order": order.value} if mechanism is Mechanism.BATCHED_COPY else {}
         chosen = Choice.of(way.choice.backend, {**dict(way.choice.axes), **orders})
@@ -224,8 +250,8 @@ def _warnings(request: SwapRequest, way: Way) -> Iterator[str]:
 
 
 def _mechanism(choice: Choice, device: Device) -> Mechanism:
-    if choice.backend == Sm.name:
-        return Mechanism.SM_KERNEL
+    if choice.backend in _WITH_KERNEL:
+        return Mechanism.STAGED if choice.backend == STAGED else Mechanism.SM_KERNEL
     if choice.backend != PerBlock.name and device.batch_entry is None:
         return Mechanism.FALLBACK
     if not device.is_cuda:

@@ -31,6 +31,7 @@ class Mechanism(StrEnum):
     BATCHED_COPY = "batched copy"
     FALLBACK = "single copies in place of the batched one"
     SM_KERNEL = "SM kernel"
+    STAGED = "SM kernel and copy engine"
     HOST_THREAD = "host thread"
     NOTHING = "nothing is copied"
 
@@ -95,7 +96,8 @@ class Backend(Protocol):
     A backend that runs on SMs can set `default_sms` to its default SM count: a number, or a rule as in
     `kvbench.cells.facts`; () leaves the count to the backend. A backend that runs the code of another package
     names it in `package` ("name==version") and that package's settings in `settings`. A backend with `on_request` is
-    measured only if it is named.
+    measured only if it is named. One for pages on the host sets `host_run_bytes`, the bytes that must lie together
+    there, in the mean.
     """
 
     @property
@@ -182,6 +184,7 @@ def facts_of(name: str, device: DeviceFacts, *, tried: bool = True) -> BackendFa
             "settings": getattr(backend, "settings", ()),
             "on_request": bool(registration.engine) or getattr(backend, "on_request", False),
             "plug_in": registration.plug_in,
+            "host_run_bytes": getattr(backend, "host_run_bytes", 0),
         }
         # Another package can return anything.
         facts: BackendFacts = msgspec.convert(msgspec.to_builtins(description), BackendFacts)

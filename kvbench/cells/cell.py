@@ -139,6 +139,13 @@ class Cell:
         device = device if self.device_pattern == AS_PATTERN else self.device_pattern
         return (host, device) if onward else (device, host)
 
+    @property
+    def host_run_bytes(self) -> int:
+        """Bytes that lie together on the host, in whatever order, in the mean over the blocks of a swap."""
+        host = self.sides[0 if self.direction is Direction.H2D else 1]
+        run = 1 if self.sizes.startswith("alternate") else host.run_blocks(self.blocks)
+        return self.swap_bytes // -(-self.blocks // run)
+
     def __hash__(self) -> int:
         return self._hash
 

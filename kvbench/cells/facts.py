@@ -19,6 +19,8 @@ HARDWARE_QUEUES: Final = 32
 BATCH_MAY_USE_SMS_FROM: Final = 13_010
 # Up to this block size the driver copies on the CPU: observed with driver 580 on an H200, see the cliff in reports/.
 CPU_INLINE_UP_TO_BYTES: Final = 24 * KIB
+# Blocks that lie in such runs on the host, in the mean, can be staged (csrc/swap/staged.hpp).
+LEAST_RUN_BYTES: Final = 256 * KIB
 
 
 def plain_device(name: str) -> str:
@@ -86,6 +88,7 @@ MERGED: Final = "merged"
 PER_BLOCK: Final = "per_block"
 PRIMED: Final = "primed"
 SM: Final = "sm"
+STAGED: Final = "staged"
 TRITON: Final = "triton"
 # What a policy cannot name: what follows one, and what copies nothing.
 NO_CHOICES: Final = frozenset({AUTO, COPIER, *FLOORS})
@@ -141,7 +144,7 @@ class BackendFacts:
     default SM count, empty if the backend decides. `package` is the package that provides it ("name==version"),
     `settings` are those of the engine whose code the backend runs. A backend with `on_request` is measured only if it
     is named. The code of a `plug_in` is of another package: its rows, and what shares a process with it, are only as
-    true as that.
+    true as that. It copies blocks that lie in runs of `host_run_bytes` or more on the host, in the mean.
     """
 
     name: str
@@ -153,6 +156,7 @@ class BackendFacts:
     settings: tuple[EngineSetting, ...] = ()
     on_request: bool = False
     plug_in: bool = False
+    host_run_bytes: int = 0
 
     def sms_for(self, direction: Direction, pool_bytes: int, block_bytes: int, blocks: int) -> int | None:
         """Return the default SM count of a swap, or None if the backend decides.

@@ -156,6 +156,19 @@ class Pattern:
             return f"{self}: {objection} in each {'region of pages' if self.page else 'tensor'}, not {fewest}"
         return None
 
+    def run_blocks(self, blocks: int) -> int:
+        """Return how many of `blocks` blocks lie together, in whatever order; of several kinds of tensors the fewest.
+
+        `blocks` must be valid for the pattern.
+        """
+        if not self.terms:
+            return {"shuffled": 1, "runs": self.run}.get(self.kind, blocks)
+        if self.ranks > 1:
+            return 1
+        order, page = self.order or SHUFFLED, max(1, self.page)
+        ids = min(order.run_blocks(kind.ids // page) for kind in self.tensors(blocks))
+        return ids * page * self.terms[0].count // self.regions if self.page else ids
+
     def pool_rows(self, blocks: int) -> int:
         """Return the rows of a memory pool for swaps of `blocks` blocks; every tensor has its own spare rows."""
         page = max(1, self.page)

@@ -17,7 +17,7 @@ import tomli_w
 
 from kvbench.cells.axes import Direction, StreamState, pace_of, pace_text
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.facts import BATCHED, MERGED, NO_CHOICES, PER_BLOCK, PRIMED, SM, marked, method_label
+from kvbench.cells.facts import BATCHED, MERGED, NO_CHOICES, PER_BLOCK, PRIMED, SM, STAGED, marked, method_label
 from kvbench.errors import UsageError
 from kvbench.files import read_toml
 from kvbench.text import Line, convert, located, shown
@@ -25,7 +25,7 @@ from kvbench.text import Line, convert, located, shown
 NO_POLICY: Final = "auto had no policy and used its built-in defaults: build one with kvbench tune -p FILE"
 FORMAT: Final = 1
 # What auto and `kvbench.copy` do themselves; a choice of another backend is replaced.
-SERVING: Final = (BATCHED, PRIMED, MERGED, PER_BLOCK, SM)
+SERVING: Final = (BATCHED, PRIMED, MERGED, PER_BLOCK, SM, STAGED)
 # The axes that a choice can set: all that the caller does not decide.
 CHOSEN_AXES: Final = tuple(axis.name for axis in AXES.values() if axis.chosen)
 _USUAL: Final = {name: axis.usual or axis.show(axis.unused) for name, axis in AXES.items()}

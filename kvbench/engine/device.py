@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kvbench._engine
+from kvbench._engine import STAGED_PAGE_BYTES as STAGED_PAGE_BYTES
 from kvbench._engine import Audit as Audit
 from kvbench._engine import BatchOptions as BatchOptions
 from kvbench._engine import BlockCopier as BlockCopier
@@ -43,6 +44,7 @@ from kvbench._engine import per_block as per_block
 from kvbench._engine import probe_cpu_us as probe_cpu_us
 from kvbench._engine import register_pages as register_pages
 from kvbench._engine import sm_copy as sm_copy
+from kvbench._engine import staged as staged
 from kvbench._engine import unregister_pages as unregister_pages
 from kvbench._engine import write_words as write_words
 from kvbench.cells.axes import Direction, Order, Priority, StreamState

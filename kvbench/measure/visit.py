@@ -221,6 +221,8 @@ def effective_path(
             return EffectivePath.FALLBACK
         case Mechanism.SM_KERNEL:
             return EffectivePath.SM_KERNEL
+        case Mechanism.STAGED:
+            return EffectivePath.STAGED
         case Mechanism.HOST_THREAD:
             return EffectivePath.HOST_THREAD
         case Mechanism.NOTHING:

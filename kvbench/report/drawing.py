@@ -25,7 +25,7 @@ from matplotlib.ticker import FixedLocator, NullFormatter
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-from kvbench.cells.facts import AUTO, BATCHED, MERGED, PER_BLOCK, PRIMED, SM, TRITON
+from kvbench.cells.facts import AUTO, BATCHED, MERGED, PER_BLOCK, PRIMED, SM, STAGED, TRITON
 from kvbench.report.model import ChartText, LinePlot, PlotAxis, PlotLine
 from kvbench.report.numbers import count, figure
 
@@ -57,6 +57,7 @@ KNOWN: Final = {
     SM: Ink("#A553AB", "D"),
     PRIMED: Ink("#605430", "P"),
     MERGED: Ink("#FF196B", "d"),
+    STAGED: Ink("#3D1846", (6, 1, 30)),
     AUTO: Ink("#B68C0C", "v", wide=True),  # it is one of the others, and as fast
     "vllm_batch": Ink("#000000", "X"),
     "vllm_hisparse": Ink("#6B48B2", (5, 1, 0)),

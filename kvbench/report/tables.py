@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, Visits, by_chance, leaders
 from kvbench.analysis.margins import CHAIN, IN_TURN
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.facts import MERGED, PRIMED, SM, TRITON, method_label
+from kvbench.cells.facts import MERGED, PRIMED, SM, STAGED, TRITON, method_label
 from kvbench.report.faults import HOST_COPIES, low_ceilings
 from kvbench.report.model import ChartText, Code, DataTable, Once, PlotLine, Span, Strong, Text, plain, spans
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, with_interval
@@ -84,6 +84,7 @@ _WORDS: Final = {
     TRITON: "a Triton copy kernel",
     PRIMED: "batched after a short kernel, so that the driver does not copy on the CPU",
     MERGED: "batched, adjacent copies made one",
+    STAGED: "gathered on the GPU, then large copies; loads in reverse",
 }
 UNEVEN: Final = "‡"
 _UNEVEN_NOTE: Final = (

@@ -46,6 +46,7 @@ class EffectivePath(StrEnum):
     CPU_INLINE = "CPU inline"
     FALLBACK = "per-copy fallback"
     SM_KERNEL = "SM kernel"
+    STAGED = "SM kernel and copy engine"
     HOST_THREAD = "host thread"
     NOTHING = "no copy"
 

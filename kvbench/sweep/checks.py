@@ -138,6 +138,19 @@ def _without_huge_pages(cell: Cell, context: Context) -> str | None:
     return f"needs {counted(needed, 'huge page')} of {format_size(size)}; {free} are free ({remedy})"
 
 
+def _without_pages(cell: Cell, context: Context) -> str | None:
+    least, run = context.backend.host_run_bytes, cell.host_run_bytes
+    if slots_of(cell.memory) and least:
+        return f"{cell.backend} copies runs of blocks, which can end in another slot: memory={cell.memory}"
+    if run >= least:
+        return None
+    enough = max(2, -(-least // cell.block_bytes))
+    return (
+        f"{cell.backend} is for blocks in runs of {rough_size(least)} or more on the host, not of {rough_size(run)}: "
+        f"name pages there, such as host_pattern=runs-{enough}"
+    )
+
+
 def _without_memory(cell: Cell, context: Context) -> str | None:
     device, spec = context.device, context.spec
     side_bytes = footprint(cell, spec.sampling, device.kind)
@@ -168,6 +181,7 @@ CHECKS: Final[Sequence[Callable[[Cell, Context], str | None]]] = (
     _without_devices,
     _without_room,
     lambda cell, _: unfit(cell),
+    _without_pages,
     _without_slots,
     _without_huge_pages,
     _without_memory,

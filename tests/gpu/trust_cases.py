@@ -37,7 +37,7 @@ from tests.gates import Gate, in_threads
 Words = NDArray[np.int64]
 BLOCK: Final = 4096
 ROOM: Final = 64 * BLOCK
-BACKENDS: Final = ("sm", "batched", "merged", "per_block")
+BACKENDS: Final = ("sm", "batched", "merged", "per_block", "staged")
 SKIPPED: Final = 77
 
 
@@ -75,6 +75,7 @@ class Pools:
 
     def __init__(self, backend: str = "sm") -> None:
         self.backend, self.device = backend, open_device("cuda:0", FaultPlan())
+        self.blocks = 64 if backend == "staged" else 8  # as many as lie together in a page
         self.copier = copier_for(self.device, [always(backend)]).engine
         self.stream = torch.cuda.Stream()
         self.host = Buffer(self.device.driver, MemoryKind.allocated, ROOM)
@@ -84,9 +85,9 @@ class Pools:
         self.device.driver.fill(self.card.address, 0, ROOM, self.stream.cuda_stream)
         self.host.array()[:] = np.random.default_rng(1).integers(0, 256, ROOM, np.uint8)
 
-    def lists(self, blocks: int = 8, size: int = BLOCK) -> tuple[Words, Words, Words]:
-        starts = np.arange(blocks, dtype=np.int64) * BLOCK
-        return self.host.address + starts, self.card.address + starts, np.full(blocks, size, np.int64)
+    def lists(self, blocks: int = 0, size: int = BLOCK) -> tuple[Words, Words, Words]:
+        starts = np.arange(blocks or self.blocks, dtype=np.int64) * BLOCK
+        return self.host.address + starts, self.card.address + starts, np.full(len(starts), size, np.int64)
 
     def copy(self, *lists: object) -> None:
         self.copier.copy(*lists, self.stream)
@@ -513,7 +514,7 @@ def pages_that_are_registered_read_only() -> None:
         host[:] = 7
         cuda("cuMemHostRegister_v2", ctypes.c_void_p(host.ctypes.data), ROOM, read_only)
         sources, destinations, sizes = pools.lists()
-        starts = np.arange(8, dtype=np.int64) * BLOCK + host.ctypes.data
+        starts = sources - pools.host.address + host.ctypes.data
         for entry in (0, 5):
             into = sources.copy()
             into[entry] = starts[entry]
@@ -532,8 +533,8 @@ def pinned_memory_of_every_kind() -> None:
             cuda("cuMemHostAlloc", ctypes.byref(memory), ROOM, flags)
             ctypes.memset(memory, flags + 1, ROOM)
             assert memory.value
-            _, destinations, sizes = pools.lists()
-            pools.copy(np.arange(8, dtype=np.int64) * BLOCK + memory.value, destinations, sizes)
+            sources, destinations, sizes = pools.lists()
+            pools.copy(sources - pools.host.address + memory.value, destinations, sizes)
             arrived = pools.bytes_at(pools.card.address, 8 * BLOCK)
             expect((arrived == flags + 1).all(), f"{backend}: blocks of memory with flags {flags} arrive")
 

@@ -13,11 +13,12 @@ import pytest
 from kvbench.analysis.margins import TIED
 from kvbench.backends import auto
 from kvbench.backends.auto import DEFAULTS, Copier, copier_for
-from kvbench.backends.base import PreparedSwap, SwapRequest
+from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.sm import KernelShape, Sm, shape_for
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import CPU_INLINE_UP_TO_BYTES, DeviceFacts
+from kvbench.cells.pattern import AS_PATTERN, Pattern
 from kvbench.cells.policy import SERVING, Choice, Policy, Table, load_policy
 from kvbench.engine.device import DIRECTIONS, BatchOptions, CopyWay, Device, SwapMemory, open_device
 from kvbench.engine.faults import FaultPlan
@@ -198,6 +199,17 @@ def test_auto_runs_each_choice_as_the_copier_does_and_names_it(
     )
 
 
+@pytest.mark.parametrize("direction", Direction)
+def test_auto_stages_blocks_that_lie_together_on_the_host_and_says_where_it_does_not(
+    monkeypatch: pytest.MonkeyPatch, direction: Direction
+) -> None:
+    pages = prepared_by(monkeypatch, "staged", direction, H200, blocks=4096, host=Pattern("runs", 64))
+    assert (pages.chosen, pages.mechanism, pages.warnings) == ("staged sms=4", Mechanism.STAGED, ())
+    apart = prepared_by(monkeypatch, "staged sms=8", direction, H200, blocks=4096, host=Pattern("runs", 63))
+    assert (apart.chosen, apart.mechanism) == ("sm sms=4", Mechanism.SM_KERNEL)
+    assert apart.warnings == ("auto used sm: it cannot use staged, which the policy chooses, here",)
+
+
 @pytest.mark.parametrize("state", StreamState)
 def test_auto_names_the_choice_for_what_is_pending_and_that_for_small_lists(
     monkeypatch: pytest.MonkeyPatch, state: StreamState
@@ -314,9 +326,10 @@ def prepared_by(
     blocks: int = 4,
     state: StreamState = StreamState.IDLE,
     held: str = "",
+    host: Pattern = AS_PATTERN,
 ) -> PreparedSwap:
     monkeypatch.setattr(Sm, "kernel", lambda *_: None)
     words = np.full(blocks, 4096, np.uint64)
     memory = SwapMemory(words, words, words, words, words)
-    cell = Cell("auto", direction, blocks, 4096, stream_state=state)
+    cell = Cell("auto", direction, blocks, 4096, stream_state=state, host_pattern=host)
     return auto.Auto().create(SwapRequest(gpu(facts), cell, memory, policy_of(choice, held)))

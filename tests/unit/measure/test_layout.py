@@ -90,6 +90,16 @@ def test_sets_are_disjoint_inside_the_region_and_leave_its_ends_free(cell: Cell,
         assert 0 < rows.min() <= rows.max() < last
 
 
+@settings(max_examples=150)
+@given(cell=cells, seed=seeds, direction=st.sampled_from(Direction))
+def test_blocks_lie_together_on_the_host_as_the_cell_says(cell: Cell, seed: int, direction: Direction) -> None:
+    cell = replace(cell, direction=direction, sizes="equal")
+    for layout in laid_out(cell, 3, seed):
+        rows = np.sort(layout.source_rows if direction is Direction.H2D else layout.destination_rows)
+        runs = 1 + np.count_nonzero(np.diff(rows) != 1)
+        assert cell.swap_bytes // runs >= cell.host_run_bytes
+
+
 @pytest.mark.parametrize("pool_bytes", [0, 1 << 30], ids=["dense", "scattered"])
 @pytest.mark.parametrize("text", ["shuffled", "runs-4", "tensors-4"])
 def test_another_seed_and_the_other_side_give_other_places(text: str, pool_bytes: int) -> None:

@@ -180,6 +180,24 @@ def test_auto_is_planned_with_a_policy_or_on_request() -> None:
     assert {cell.backend for cell in plan_of(backend="auto").cells} == {AUTO}
 
 
+def test_a_backend_of_pages_gets_cells_whose_blocks_lie_together_on_the_host() -> None:
+    staged = BackendFacts("staged", "pages", frozenset({"memory", "sms"}), host_run_bytes=256 << 10)
+    axes = {"backend": "staged", "direction": "d2h", "blocks": "1024", "block_size": "16KiB"}
+    plan = plan_of(H200, (staged,), **axes, host_pattern="pattern,runs-15,runs-16,contiguous", sms="4")
+    assert [str(cell.host_pattern) for cell in plan.cells] == ["runs-16", "contiguous"]
+    assert reasons(plan) == [
+        f"staged is for blocks in runs of 256.0 KiB or more on the host, not of {run}: name pages there, such as "
+        "host_pattern=runs-16"
+        for run in ("16.0 KiB", "237.4 KiB")
+    ]
+    pages = plan_of(H200, (staged,), **axes, pattern="tensors-64", host_pattern="page-first-64,page-first-8")
+    assert [str(cell.host_pattern) for cell in pages.cells] == ["page-first-64"]
+    smaller = plan_of(H200, (staged,), **axes, host_pattern="runs-64", sizes="last-2,alternate-2")
+    assert [cell.sizes for cell in smaller.cells] == ["last-2"]
+    (reason,) = reasons(plan_of(H200, (staged,), **axes, host_pattern="runs-64", memory="slots-2MiBx2"))
+    assert reason == "staged copies runs of blocks, which can end in another slot: memory=slots-2MiBx2"
+
+
 def test_the_first_value_of_an_axis_that_does_not_apply_runs_and_the_others_are_skipped() -> None:
     plan = plan_of(backend="per_block", direction="h2d", order="stream,any", overlap="off,on")
     assert [cell.order for cell in plan.cells] == [None]
