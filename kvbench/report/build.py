@@ -333,10 +333,10 @@ def _definitions(chapters: Sequence[Chapter]) -> list[Text]:
     events = " and ".join(sorted({"Host" if chapter.view.on_host else "CUDA" for chapter in chapters}))
     return [
         "GB/s: 10^9 bytes a second, at the median of the visits' medians; ceiling: of large plain copies; "
-        f"(a to b): the 95% interval, where half of it is above {WIDE.fraction:.0%}",
+        f"(a to b): 95% interval, where half of it is above {WIDE.fraction:.0%}",
         "Visit: one uninterrupted measurement of a cell, after warm-ups; samples: of all visits",
-        f"Compared by the 95% interval of a ratio: = the same within {IN_TURN.fraction:.0%}; ? undecided, also with "
-        f"fewer than {MIN_PAIRS} visits; no sign: they differ",
+        f"= the same within {IN_TURN.fraction:.0%} by the 95% interval of the ratio; ? undecided, also with fewer than "
+        f"{MIN_PAIRS} visits",
         f"Times by {events} events: idle (nothing pending) with the call, busy without; sustained: what one more "
         "swap adds; submission: of the calling thread",
         *([words] if words else []),

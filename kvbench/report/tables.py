@@ -87,10 +87,7 @@ _WORDS: Final = {
     STAGED: "gathered on the GPU, then large copies; loads in reverse",
 }
 UNEVEN: Final = "‡"
-_UNEVEN_NOTE: Final = (
-    f"{UNEVEN} the mean swap of a chain takes {1 + CHAIN.fraction:g} times as long as one more adds, or longer, or as "
-    "much less"
-)
+_UNEVEN_NOTE: Final = f"{UNEVEN} the mean of a chain is more than {CHAIN.fraction:.0%} off what one more swap adds"
 _SUPERSCRIPTS: Final = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 Shown = TypeVar("Shown", str, Text)

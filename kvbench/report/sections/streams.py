@@ -66,10 +66,8 @@ def _half_intervals(side: ContrastSide) -> Sequence[Text]:
         worst, line = max(halves, key=lambda half: half[0])
         cell = any_of(line)
         middle = median(half for half, _ in halves)
-        seen = [
-            f"Half an interval is {middle:.1%} in the median, {worst:.1%} at worst ({cell.direction} "
-            f"{swap_text(cell)}): smaller differences do not show"
-        ]
+        swap = f"{cell.direction} {swap_text(cell)}"
+        seen = [f"Resolution, half an interval: {middle:.1%} in the median, {worst:.1%} at worst ({swap})"]
     return [*seen, "ANY on d2h can read the source before earlier work on the stream wrote it"]
 
 

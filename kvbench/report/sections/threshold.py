@@ -115,8 +115,7 @@ def _notes(side: ContrastSide) -> list[Text]:
     if any(_SUBMITTED in _thread_us(line) for line in side.lines):
         low, high = _SUBMITTING
         notes.append(
-            f"{_SUBMITTED} the thread takes {low:g} to {high:g} times as long as the swap: the row measures how fast "
-            "this CPU submits, and a crossover there is of this host"
+            f"{_SUBMITTED} {low:g} to {high:g} of the swap: the row and its crossover measure how fast this CPU submits"
         )
     return [*notes, *[f"Crossover: from this size {BATCHED} is faster"] * bool(_crossovers(side))]
 

@@ -603,7 +603,7 @@ def test_threshold_says_where_a_row_measures_the_submission_or_an_uneven_chain(
     row = {said(head): said(text) for head, text in zip(table.header, table.rows[1], strict=True)}
     assert (row["batched"], row["batched thread, us"]) == (rate, thread)
     notes = " ".join(lines_of(table.notes))
-    assert ("measures how fast this CPU submits" in notes, "mean swap of a chain" in notes) == (
+    assert ("measures how fast this CPU submits" in notes, "the mean of a chain" in notes) == (
         "†" in thread, "‡" in rate
     )  # fmt: skip
 
@@ -629,7 +629,7 @@ def test_the_note_of_access_order_gives_the_worst_resolution_too(tmp_path: Path)
         for number in range(6)
     ]
     notes = lines_of(part_of(made_report(tmp_path, visits), "order").tables[0].notes)
-    assert any(f"is 0.5% in the median, 10.0% at worst (h2d 64 {TIMES} 4 KiB)" in note for note in notes)
+    assert any(f"0.5% in the median, 10.0% at worst (h2d 64 {TIMES} 4 KiB)" in note for note in notes)
 
 
 # Models and layers
