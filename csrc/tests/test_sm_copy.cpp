@@ -379,6 +379,16 @@ void a_longer_list_waits_for_none() {
   check::that(!bench.driver->completed(bench.driver->marks.front()), "no call has waited");
 }
 
+void a_longer_list_that_must_wait_takes_no_slot_too_small_for_it() {
+  PendingBench bench;
+  bench.addresses.resize(100'000, 4096);
+  bench.bytes.resize(100'000, 512);
+  for (std::size_t i = 0; i < ListSlots::kMost; ++i) bench.submit(2, bench.stream.handle());
+  const std::set shorter(bench.driver->tables.begin(), bench.driver->tables.end());
+  bench.submit(100'000, bench.stream.handle());
+  check::that(!shorter.contains(bench.driver->tables.back()), "a slot with room for it");
+}
+
 void a_longer_list_takes_one_slot_of_its_own() {
   PendingBench bench;
   bench.addresses.resize(100'000, 4096);
@@ -561,6 +571,8 @@ int main() {
       {"a list in flight is not overwritten, and does not hold the caller",
        a_list_in_flight_is_not_overwritten_and_does_not_hold_the_caller},
       {"a longer list waits for none", a_longer_list_waits_for_none},
+      {"a longer list that must wait takes no slot too small for it",
+       a_longer_list_that_must_wait_takes_no_slot_too_small_for_it},
       {"a longer list takes one slot of its own", a_longer_list_takes_one_slot_of_its_own},
       {"a call asks once for each list in flight", a_call_asks_once_for_each_list_in_flight},
       {"a slot whose launch could not be marked is not written again",

@@ -133,6 +133,13 @@ def test_what_is_no_pool_is_refused_by_its_number(pool: object) -> None:
         BlockCopier("cpu", pools=[(4096, 4096), pool])
 
 
+@pytest.mark.parametrize(("contiguous", "size"), [(False, 4096), (True, 0)])
+def test_a_tensor_with_gaps_or_without_elements_is_no_pool(*, contiguous: bool, size: int) -> None:
+    tensor = SimpleNamespace(data_ptr=lambda: 4096, is_contiguous=lambda: contiguous, nbytes=size)
+    with pytest.raises(UsageError, match="pools: entry 0 must be a contiguous tensor"):
+        BlockCopier("cpu", pools=[tensor])
+
+
 def test_memory_that_cannot_be_copied_is_no_pool(device: Device) -> None:
     host = Buffer(device.driver, MemoryKind.allocated, 4096)
     for pool in ((4096, 64), (host.address, 1 << 40)):

@@ -30,6 +30,13 @@ def test_fresh_blocks_repeat_only_after_they_left_all_caches_and_the_same_are_on
     assert (many - 1) * FRESH.swap_bytes >= 512 * MIB
 
 
+def test_three_large_swaps_in_a_row_have_blocks_of_their_own_in_a_pool() -> None:
+    """None of the few samples of a visit overwrites another's."""
+    large = replace(FRESH, block_bytes=4 * MIB, pool_bytes=16 * GIB)
+    assert large.swap_bytes > 512 * MIB, "larger than the caches"
+    assert sets_of(large, 3) == 3
+
+
 @pytest.mark.parametrize("by_time", [{"devices": 2}, {"neighbour": Neighbour.IDLE}])
 def test_any_number_of_timed_swaps_has_fresh_blocks(by_time: dict[str, Any]) -> None:
     cell = replace(FRESH, **by_time)

@@ -49,6 +49,11 @@ def test_an_invalid_pattern_is_refused_with_the_valid_forms(text: str) -> None:
         Pattern.parse(text)
 
 
+@pytest.mark.parametrize("blocks", [1, 31, 32, 1600, 10_000])
+def test_a_sixteenth_of_a_pool_is_spare_and_shows_stray_writes(blocks: int) -> None:
+    assert pool_rows(blocks) - blocks == max(2, blocks // 16)
+
+
 @given(kinds)
 def test_a_pattern_of_tensors_has_all_their_blocks(kinds: list[Tensors]) -> None:
     pattern = Pattern.of_tensors(*kinds)

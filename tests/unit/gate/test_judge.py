@@ -139,6 +139,12 @@ def test_unsure_controls_widen_the_margin() -> None:
         assert ("not by more than the controls may have moved" in judgement.rows[0].reason) is (slower == 0.04)
 
 
+@pytest.mark.parametrize(("base_us", "verdict"), [(10.0, GateVerdict.SAME), (100.0, GateVerdict.SLOWER)])
+def test_less_than_a_microsecond_is_no_slowdown(base_us: float, verdict: GateVerdict) -> None:
+    base = np.full((1, 24), base_us)
+    assert judge(paired([VICTIM], base, base * 1.08)).verdict is verdict
+
+
 def test_an_undecided_row_passes_only_if_it_excludes_a_slowdown() -> None:
     faster = np.resize([0.90, 1.0, 1.01], 24)
     for times, code in ((faster, ExitCode.DONE), (1 / faster, ExitCode.INCONCLUSIVE)):

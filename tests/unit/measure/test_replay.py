@@ -153,6 +153,16 @@ def test_a_smaller_pool_keeps_runs_and_keeps_ids_apart() -> None:
     assert places(np.array([0]), 0) is None
 
 
+def test_a_smaller_pool_joins_no_blocks_that_lie_apart() -> None:
+    """Else they would merge into one copy, which the engine's do not."""
+    ids = np.array([100, 101, 105, 200, 300, 0])
+    placed_ids = places(ids, 12)
+    assert placed_ids is not None
+    assert ids[0] % 12 != placed_ids[0], "they do not fit as they wrap around"
+    order = np.argsort(ids)
+    assert (np.diff(placed_ids[order]) == 1).tolist() == (np.diff(ids[order]) == 1).tolist()
+
+
 @pytest.mark.parametrize("direction", Direction)
 def test_the_ids_of_either_side_are_those_of_the_trace(bench: Bench, direction: Direction, tmp_path: Path) -> None:
     seen: list[tuple[list[int], list[int]]] = []

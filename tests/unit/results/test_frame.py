@@ -41,6 +41,11 @@ def test_the_roof_of_scattered_small_blocks_is_the_translation_limit(tmp_path: P
     assert (frame["roof_share"] == frame["gbps"] / frame["roof_gbps"]).all()
 
 
+def test_scattered_blocks_that_take_a_fifth_longer_than_dense_ones_show_a_limit(tmp_path: Path) -> None:
+    frame = frame_of(tmp_path, roof(scattered_us=1200.0, dense_us=1000.0), visit(FAR, 40.0))
+    assert frame["limit_blocks_per_s"].unique() == pytest.approx([28e6 / 1.2])
+
+
 def test_a_row_says_what_its_cell_is_held_against(tmp_path: Path) -> None:
     loads, saves = (Cell("batched", way, 16, 4096, order=Order.ANY) for way in Direction)
     rates = [Ceiling(direction=way.value, round=number, swap_bytes=60_000_000, event_us=[us])

@@ -1,5 +1,6 @@
 """Run directories: what is written can be read, and nothing that was damaged is read as if it were whole."""
 
+import errno
 import gzip
 import io
 import os
@@ -249,6 +250,26 @@ def test_the_command_of_a_run_names_the_policy_that_the_run_recorded(tmp_path: P
         run = load_run(synthetic.write_run(tmp_path / name, [], info))
         recorded = ["kvbench", "sweep", "engine", "--policy", str(run.path)]
         assert run.reproducing() == (recorded if name == "with" else command[:-2])
+
+
+def test_a_line_that_a_full_disk_cuts_is_taken_back(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (run / "journal.jsonl").read_bytes()
+    left = [10]  # bytes on the disk
+
+    def write(descriptor: int, data: memoryview) -> int:
+        if not left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return os.pwrite(descriptor, data[: left.pop()], 0)  # it appends
+
+    with RunWriter.reopen(run) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr("kvbench.results.journal.os.write", write)
+            with pytest.raises(StorageError, match="No space left"):
+                writer.append(Note(text="lost"))
+        assert (run / "journal.jsonl").read_bytes() == before
+        writer.append(Note(text="next"))
+    read = load_run(run)
+    assert ([*read.records][-1], read.warnings) == (Note(text="next"), [])
 
 
 def test_a_full_disk_keeps_the_old_run_json(run: Path) -> None:
