@@ -74,6 +74,7 @@ AXIS_VALUES: dict[str, st.SearchStrategy[AxisValue]] = {
         st.sampled_from([Neighbour.NONE, Neighbour.IDLE, Neighbour.DECODE, Neighbour.PREFILL]),
         st.builds(Neighbour.parse, st.integers(64, 65_536).map("prefill-{}".format)),
     ),
+    "opposite": st.booleans(),
     "sequence": st.sampled_from(["whole", "layers-4", "layers-1024", "at-once-32"]),
     "devices": st.integers(1, 64),
 }

@@ -1,8 +1,9 @@
 """The blocks of a cell's swaps: which belong to which layer, how many different sets there are, and their memory."""
 
+from dataclasses import replace
 from typing import Final
 
-from kvbench.cells.axes import Direction, Neighbour, Reuse, StreamState
+from kvbench.cells.axes import Direction, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import unfit_sides
 from kvbench.cells.units import MIB, format_size
@@ -19,7 +20,7 @@ def is_whole(cell: Cell) -> bool:
 
 def is_alone(cell: Cell) -> bool:
     """Whether its swaps are whole, with none queued before them and nothing beside them."""
-    beside = cell.neighbour != Neighbour.NONE or cell.devices > 1
+    beside = cell.neighbour != Neighbour.NONE or cell.opposite or cell.devices > 1
     return is_whole(cell) and not (cell.queued or cell.streams > 1 or beside)
 
 
@@ -109,7 +110,7 @@ def sets_of(cell: Cell, submissions: int, arms: int = 1) -> int:
     if cell.reuse is Reuse.SAME:
         return 1
     enough = arms * ((SETS_OF_LARGE_SWAPS if cell.pool_bytes else 2) + FORGOTTEN_AFTER_BYTES // cell.swap_bytes)
-    until_time_is_up = cell.devices > 1 or cell.neighbour != Neighbour.NONE
+    until_time_is_up = cell.devices > 1 or cell.neighbour != Neighbour.NONE or cell.opposite
     wanted = min(enough, most_sets(cell) if until_time_is_up else submissions)
     return max(1, min(wanted, cell.pool_bytes // cell.dense_bytes)) if cell.pool_bytes else wanted
 
@@ -122,6 +123,16 @@ def most_sets(cell: Cell) -> int:
 def region_bytes(cell: Cell, submissions: int) -> int:
     """Return the bytes on each side that `submissions` swaps of `cell` are spread over."""
     return cell.pool_bytes or cell.dense_bytes * sets_of(cell, submissions)
+
+
+def opposite_of(cell: Cell) -> Cell:
+    """Return the swaps of the other direction beside `cell`: as fresh, and scattered where the cell's are, but over no
+    more memory than that takes.
+    """
+    back = Direction.D2H if cell.direction is Direction.H2D else Direction.H2D
+    pool_bytes = max(cell.dense_bytes, min(cell.pool_bytes, SCATTERED_FROM_BYTES)) if cell.pool_bytes else 0
+    order = None if cell.order is None else Order.STREAM
+    return replace(cell, direction=back, order=order, pool_bytes=pool_bytes)
 
 
 def default_pool_bytes(device_kind: str, usable_bytes: int) -> int:

@@ -79,6 +79,7 @@ class Cell:
     reuse: Reuse = Reuse.SAME
     pause_us: int = 0
     neighbour: Neighbour = Neighbour.NONE
+    opposite: bool = False
     sequence: str = "whole"
     devices: int = 1
 
@@ -249,6 +250,7 @@ _HELP: Final = {
     "reuse": "fresh: every swap moves different blocks; same: every swap moves the same blocks",
     "pause_us": "duration of other CPU work before every swap, as between decode steps",
     "neighbour": "work beside the swaps: none, idle (waits), decode (a step), prefill or prefill-TOKENS (a layer)",
+    "opposite": "swaps of the other direction at the same time, by the same backend on a stream of their own",
     "sequence": "whole: one swap; layers-L: a swap for each of L layers, back to back; at-once-L: one swap, for which "
     "all L layers of a step wait; L is the model's own if left out; trace: set by --trace",
     "devices": "devices of one host that swap at once, each its own blocks (set by --device cuda:all)",
@@ -314,6 +316,7 @@ AXES: Final = _axes(
     reuse=Axis("fresh,same", choice(Reuse), default=(Reuse.FRESH,), unused=Reuse.SAME),
     pause_us=Axis("0,200us", pause, pause_text, ranged=True, unused=0, expert=True, name="pause"),
     neighbour=Axis("none,decode,prefill-512", Neighbour.parse, role=Role.BESIDE, unused=Neighbour.NONE),
+    opposite=Axis("off,on", on_off, switch, role=Role.BESIDE, unused=False),
     sequence=Axis("whole,layers-32,at-once-32", by_layers, role=Role.BESIDE, unused="whole"),
     devices=Axis("1,2", whole(1, 64), role=Role.BESIDE, ranged=True, unused=1, expert=True),
 )

@@ -32,6 +32,7 @@ class Bench:
     ceiling_gbps: dict[Direction, float] = field(default_factory=dict)
     neighbours: dict[Neighbour, RunningNeighbour] = field(default_factory=dict)
     steps: dict[tuple[Neighbour, int], LayeredStep] = field(default_factory=dict)
+    pools_beside: dict[int, tuple[Stream, Pools]] = field(default_factory=dict)
 
     def note_best(self, direction: Direction, copy_bytes: int, copy_us: float) -> None:
         """Keep the rate of the best large copies, by copy engine or SMs: on a coherent link SMs can be faster."""
@@ -50,6 +51,19 @@ class Bench:
             with self.threads.ours():
                 self.neighbours[kind] = open_neighbour(self.device, kind)
         return self.neighbours[kind]
+
+    def beside(self, pool_bytes: int) -> tuple[Stream, Pools]:
+        """Return another stream, and pools of this size for swaps on it; those of another size are released.
+
+        Raises EngineError.
+        """
+        if pool_bytes not in self.pools_beside:
+            self.pools_beside.clear()
+            stream = Stream(self.device.driver)
+            self.pools_beside[pool_bytes] = stream, Pools(self.device, stream, pool_bytes)
+        stream, pools = self.pools_beside[pool_bytes]
+        pools.rest()
+        return stream, pools
 
     def step(self, cell: Cell) -> LayeredStep:
         """Return the step whose layers wait for the swaps of `cell`. Raises EngineError."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Neighbour, StreamState
-from kvbench.cells.blocks import layer_blocks, most_sets
+from kvbench.cells.blocks import layer_blocks, most_sets, opposite_of, region_bytes
 from kvbench.cells.cell import Cell
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.engine.device import STREAM_STATES, Device, Event, Queue, Sample, Swap, TimedRegion
@@ -23,8 +23,9 @@ from kvbench.measure.bench import Bench
 from kvbench.measure.beside import Flow, FlowSample, Turns
 from kvbench.measure.layout import Layout, lay_out
 from kvbench.measure.neighbour import LayeredStep, RunningNeighbour
+from kvbench.measure.opposite import OneWay, both_ways
 from kvbench.measure.workload import NOT_ORDERED, VerificationError, Workload
-from kvbench.results.schema import Beside, StopReason
+from kvbench.results.schema import Beside, Opposite, StopReason
 from kvbench.sweep.spec import BUSY_TWINS, CHAIN, LEAD, LEAST_BESIDE_S, WATCHED_SHARE, Sampling, submissions
 
 AnySample = Sample | FlowSample
@@ -61,6 +62,7 @@ class Taken:
     verified_bytes: int = 0
     warnings: Sequence[str] = ()
     first_alike: int = 0
+    opposite: Opposite | None = None
 
     @property
     def alike(self) -> Sequence[AnySample]:
@@ -163,6 +165,33 @@ class BesideNeighbour(Sampler):
         turns = Turns(flow, self._neighbour, one_block_us, seconds, sampling.min_iterations)
         samples, beside = turns.measure()
         return Taken(samples, "time", beside)
+
+
+class BothWays(Sampler):
+    """Swaps of both directions: each alone, and both at once. The samples are the cell's swaps beside the others."""
+
+    def __init__(
+        self, bench: Bench, cell: Cell, workload: Workload, swaps: Sequence[PreparedSwap], backend: Backend
+    ) -> None:
+        super().__init__(bench, cell, workload, swaps)
+        back = opposite_of(cell)
+        self._stream, pools = bench.beside(region_bytes(back, 0))
+        rng = np.random.default_rng(0)
+        self._other = Workload(pools, back, lay_out(back, most_sets(back), rng), rng)
+        self._back = create_swap(backend, bench.request(back, self._other.memories[0]))
+
+    def _collect(self, take: TakeOne, sampling: Sampling) -> Taken:
+        del take
+        device = self.bench.device
+        here = OneWay(device, self.bench.stream, self.workload, self.cell, self.prepared)
+        there = OneWay(device, self._stream, self._other, self.cell, self._back)
+        try:
+            record, samples = both_ways(device, here, there, max(LEAST_BESIDE_S, sampling.cell_seconds))
+            return Taken(samples, "time", opposite=record, verified_bytes=self._other.verify())
+        except Exception:  # neither pool is as it was, and nothing will compare them
+            self.workload.leave()
+            self._other.leave()
+            raise
 
 
 class BesideStep(Sampler):
@@ -339,6 +368,8 @@ def set_up(
 
 
 def _sampler(bench: Bench, backend: Backend, cell: Cell, workload: Workload, swaps: Sequence[PreparedSwap]) -> Sampler:
+    if cell.opposite:
+        return BothWays(bench, cell, workload, swaps, backend)
     if cell.neighbour == Neighbour.NONE or swaps[0].mechanism is Mechanism.NOTHING:
         return Sampler(bench, cell, workload, swaps)
     if cell.layers:

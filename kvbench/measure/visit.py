@@ -199,6 +199,7 @@ def _record(request: MeasureCells, at: int, ready: SetUp, sampled: Sampled, veri
         pace_gbps=prepared.pace_gbps,
         warnings=[*_warnings(samples, cell), *_warnings_beside(taken.beside), *prepared.warnings, *taken.warnings],
         beside=taken.beside,
+        opposite=taken.opposite,
     )
 
 

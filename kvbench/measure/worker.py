@@ -233,8 +233,10 @@ class Worker:
 
     def _set_up(self, cell: Cell, request: protocol.MeasureCells, layouts: Sequence[Layout] | None) -> SetUp:
         """Return the cell set up; one that is visited in turn with another worker stays so, while there is room."""
-        if cell.pace != NO_PACE and cell.direction not in self._bench.ceiling_gbps:  # the round began in another worker
-            self._measure_ceiling(cell.direction, CEILING_SAMPLES, request.round)
+        ways = Direction if cell.opposite else (cell.direction,)
+        for way in ways if cell.pace != NO_PACE else ():
+            if way not in self._bench.ceiling_gbps:  # the round began in another worker
+                self._measure_ceiling(way, CEILING_SAMPLES, request.round)
         if cell.sequence == TRACE:
             return self._set_up_replay(cell, request)
         if not self._bench.pools.holds(cell.memory):

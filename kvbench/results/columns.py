@@ -61,6 +61,10 @@ MEANINGS: Final[dict[str, str]] = {
     "thread_ms_per_gb _low _high": "milliseconds of the calling thread that each GB swapped beside the neighbour "
     "takes: caller_us over the bytes of a swap, the centre of the visits",
     "swaps_beside_gbps _low _high": "median GB/s of swaps beside the neighbour, one behind the other, over whole turns",
+    "alone_gbps": "opposite=on: GB/s between events of the cell's swaps alone",
+    "at_once_gbps": "opposite=on: the same while swaps of the other direction run",
+    "opposite_alone_gbps": "opposite=on: GB/s between events of the swaps of the other direction alone",
+    "opposite_at_once_gbps": "opposite=on: the same while the cell's swaps run",
     "ceiling_gbps": "median GB/s of large plain copies in the same direction of the same run",
     "ceiling_share": "gbps / ceiling_gbps",
     "limit_blocks_per_s": "the translation limit: the highest rate of scattered small blocks that SM copies reached "
@@ -104,11 +108,12 @@ TYPES: Final[dict[str, str]] = {
 
 # Columns that few readers need, beside the quartiles: `Run.frame` has them by name.
 _RARE: Final = {
-    "event_us_median", "cpu_us_median", "latency_gbps", "execution_gbps", "sustained_gbps", "outliers",
-    "neighbour_slowdown_median", "iterations", "thread_ms_per_gb_low", "thread_ms_per_gb_high",
-    "swaps_beside_gbps_low", "swaps_beside_gbps_high", "limit_blocks_per_s", "roof_gbps", "roof_gbps_low",
-    "roof_gbps_high", "roof_share", "order_note", "state_held", "execution_only", "depth_held", "stopped_by",
-    "repeated", "disturbed", "verified_bytes",
+    "event_us_median", "wall_us_median", "cpu_us_median", "latency_gbps", "execution_gbps", "sustained_gbps",
+    "outliers", "neighbour_slowdown_median", "iterations", "thread_ms_per_gb_low", "thread_ms_per_gb_high",
+    "swaps_beside_gbps_low", "swaps_beside_gbps_high", "alone_gbps", "at_once_gbps", "opposite_alone_gbps",
+    "opposite_at_once_gbps", "limit_blocks_per_s", "roof_gbps", "roof_gbps_low", "roof_gbps_high", "roof_share",
+    "order_note", "state_held", "execution_only", "depth_held", "stopped_by", "repeated", "disturbed",
+    "verified_bytes",
 }  # fmt: skip
 USUAL: Final = tuple(name for name in TYPES if name not in _RARE and not name.endswith(("_q1", "_q3")))
 # The columns that raw samples have of their cell.

@@ -15,7 +15,7 @@ from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import AXES, Cell
 from kvbench.results.columns import OF_CELL, SAMPLE_COLUMNS, TIMES, TYPES
-from kvbench.results.outcomes import Outcome, by_cell, cost_figures, joined
+from kvbench.results.outcomes import Outcome, by_cell, cost_figures, joined, opposite_figures
 from kvbench.results.schema import Record, Roof, RunInfo, Visit
 
 # If scattered small blocks take less than this factor times the time of the same blocks laid out densely, no
@@ -143,6 +143,7 @@ def _row(outcome: Outcome, of_cells: Mapping[Cell, Sequence[Visit]]) -> dict[str
     return {
         **axis_columns(cell),
         **cost_figures([*outcome.costs.values()]),
+        **opposite_figures(visits),
         **{f"{time}_median": outcome.us(time) for time in TIMES},
         "swap_us_low": low_us,
         "swap_us_high": high_us,

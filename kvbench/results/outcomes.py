@@ -29,7 +29,7 @@ from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.results.columns import NO_FIGURE, TIMES
-from kvbench.results.schema import Beside, CellRecord, EffectivePath, Failure, Record, Skip, Visit
+from kvbench.results.schema import Beside, CellRecord, EffectivePath, Failure, Opposite, Record, Skip, Visit
 
 OfCell = TypeVar("OfCell", bound=CellRecord)
 Status = Literal["ok", "no figure", "failed", "skipped"]
@@ -304,6 +304,16 @@ def cost_of(visit: Visit) -> Cost | None:
     if not math.isfinite(lost_ms + thread_ms):
         return None
     return Cost(slowdown, by_median, gbps, lost_ms, thread_ms, visit.process, len(slowed))
+
+
+def opposite_figures(visits: Sequence[Visit]) -> dict[str, float]:
+    """Return the GB/s of swaps of both directions, by column of the summary; none if no visit has them."""
+    figures = {}
+    for column in Opposite.__struct_fields__:
+        of_visits = [getattr(visit.opposite, column) for visit in visits if visit.opposite is not None]
+        if known := [median(rates) for rates in of_visits if rates]:
+            figures[column] = float(median(known))
+    return figures
 
 
 def over_starts(costs: Collection[Cost], value: Callable[[Cost], float]) -> tuple[float, float, float]:

@@ -142,6 +142,17 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
                 msgspec.structs.force_setattr(self, name, array("d" if name.endswith("_us") else "q", values))
 
 
+class Opposite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Swaps and those of the other direction in one visit, in GB/s between events: each alone, a value for each of its
+    turns, and both at once, while swaps of both ran.
+    """
+
+    alone_gbps: list[_TimeUs] = []
+    opposite_alone_gbps: list[_TimeUs] = []
+    at_once_gbps: list[_TimeUs] = []
+    opposite_at_once_gbps: list[_TimeUs] = []
+
+
 class Beside(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Swaps and their neighbour in one visit: each alone and beside the other, measured in turn.
 
@@ -275,6 +286,7 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     disturbed: list[Disturbance] = []
     process: _Count | None = None
     beside: Beside | None = None
+    opposite: Opposite | None = None
 
     @property
     def swap_us(self) -> Sequence[float]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvbench.cells.axes import HUGE_BYTES, NO_PACE, Direction, ListPlace, Neighbour, Priority, StreamState, slots_of
-from kvbench.cells.blocks import LAYERS_OF_8B, LAYERS_OF_70B, misfit, region_bytes, unfit
+from kvbench.cells.blocks import LAYERS_OF_8B, LAYERS_OF_70B, misfit, opposite_of, region_bytes, unfit
 from kvbench.cells.cell import AXES, EQUAL, Cell
 from kvbench.cells.facts import CEILING_BYTES, BackendFacts, DeviceFacts
 from kvbench.cells.units import KIB, format_size, rough_size
@@ -95,6 +95,19 @@ def _without_neighbour(cell: Cell, context: Context) -> str | None:
     return None
 
 
+def _without_opposite(cell: Cell, _: Context) -> str | None:
+    if not cell.opposite:
+        return None
+    alone = cell.neighbour == Neighbour.NONE and cell.devices == 1 and not cell.pause_us
+    whole = cell.sequence == "whole" and cell.list_place is ListPlace.HOST
+    if cell.stream_state is StreamState.IDLE and alone and whole:
+        return None
+    return (
+        "swaps of both directions at once (opposite=on) are whole, on an idle stream, without a neighbour and a pause, "
+        "on one device"
+    )
+
+
 def _without_devices(cell: Cell, context: Context) -> str | None:
     if cell.devices in (1, len(context.spec.devices)):
         return None
@@ -154,6 +167,7 @@ def _without_pages(cell: Cell, context: Context) -> str | None:
 def _without_memory(cell: Cell, context: Context) -> str | None:
     device, spec = context.device, context.spec
     side_bytes = footprint(cell, spec.sampling, device.kind)
+    side_bytes += region_bytes(opposite_of(cell), 0) if cell.opposite else 0
     on_device_bytes = side_bytes + _neighbour_bytes(cell, device)
     both = side_bytes + on_device_bytes, "host memory for both sides"
     of_host = both if device.has_one_memory else (side_bytes, "pinned memory")
@@ -178,6 +192,7 @@ CHECKS: Final[Sequence[Callable[[Cell, Context], str | None]]] = (
     _without_priority,
     _without_gather,
     _without_neighbour,
+    _without_opposite,
     _without_devices,
     _without_room,
     lambda cell, _: unfit(cell),

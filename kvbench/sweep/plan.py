@@ -150,7 +150,7 @@ def _question(cell: Cell, plan: Plan) -> tuple[object, ...]:
 
     Each arm needs blocks of its own in one pool, and nothing that runs beside its swaps.
     """
-    beside = cell.neighbour != Neighbour.NONE or cell.sequence != "whole" or cell.devices > 1
+    beside = cell.neighbour != Neighbour.NONE or cell.opposite or cell.sequence != "whole" or cell.devices > 1
     if not plan.in_turn or beside or not cell.pool_bytes or cell.reuse is not Reuse.FRESH:
         return (cell,)
     methods = "backend" in plan.in_turn

@@ -436,6 +436,25 @@ def test_a_cell_with_an_unavailable_neighbour_is_skipped(
 
 
 @pytest.mark.parametrize(
+    "axes",
+    [{"stream_state": "busy"}, {"neighbour": "decode"}, {"pause": "5ms"}, {"sequence": "layers-2"},
+     {"backend": "sm", "direction": "h2d", "list": "gpu"}],
+)  # fmt: skip
+def test_swaps_of_both_directions_are_whole_and_alone(axes: dict[str, str]) -> None:
+    plan = plan_of(**{"backend": "batched", "blocks": "64", "opposite": "on", **axes})
+    assert not plan.cells
+    assert all("opposite=on" in one or "list=gpu" in one for one in reasons(plan))
+    assert len(plan_of(backend="batched", blocks="64", opposite="off,on").cells) == 4
+
+
+def test_swaps_of_the_other_direction_take_memory_too() -> None:
+    small = replace(H200, device_free_bytes=18 * GIB)
+    axes = {"backend": "batched", "blocks": "64", "pool": "16GiB"}
+    assert plan_of(small, **axes).cells
+    assert not plan_of(small, **axes, opposite="on").cells
+
+
+@pytest.mark.parametrize(
     ("axes", "planned"),
     [({}, 1), ({"stream_state": "busy"}, 1), ({"stream_state": "gated"}, 0), ({"stream_state": "opened"}, 0),
      ({"stream_state": "sustained"}, 0), ({"direction": "d2h"}, 0), ({"neighbour": "idle"}, 0),
@@ -472,8 +491,8 @@ def test_cells_that_differ_in_an_axis_in_turn_share_their_visits() -> None:
 
 @pytest.mark.parametrize(
     "alone",
-    [{"reuse": "same"}, {"pool": "dense"}, {"neighbour": "idle"}, {"sequence": "layers-2"},
-     {"blocks": "40000", "pool": "256MiB"}],  # without room for blocks of another arm
+    [{"reuse": "same"}, {"pool": "dense"}, {"neighbour": "idle"}, {"opposite": "on"},
+     {"sequence": "layers-2"}, {"blocks": "40000", "pool": "256MiB"}],  # without room for blocks of another arm
 )  # fmt: skip
 def test_cells_that_need_the_pool_or_the_device_for_themselves_are_visited_alone(alone: dict[str, str]) -> None:
     kernels = {"backend": "sm", "blocks": "16", "sms": "2,4"} | alone
