@@ -38,7 +38,8 @@ class Pacer {
   KVBENCH_BOTH u64 slot_of(u32 bytes) const { return static_cast<u64>(bytes) * ps_per_byte_; }
   template <typename Clock>
   KVBENCH_BOTH u64 passed(const Clock& clock) const {
-    return (clock.now_ns() - begin_ns_) * 1000;
+    const u64 now_ns = clock.now_ns();
+    return now_ns > begin_ns_ ? (now_ns - begin_ns_) * 1000 : 0;  // a clock that steps back makes no one wait for ever
   }
 
   u64 begin_ns_;

@@ -89,6 +89,16 @@ void the_rate_does_not_depend_on_the_steps_of_the_timer() {
   }
 }
 
+void a_timer_that_begins_earlier_is_waited_for() {
+  Pacer one = pacer();
+  Timer timer;
+  timer.now -= 50;
+  for (u32 i = 0; i < 3; ++i) {
+    one.wait(timer, kPieceBytes);
+    check::that(at(timer.now, (i == 0 ? timer.now : kBegin + i * kSlotNs)), "a piece moves in its slot");
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -98,6 +108,7 @@ int main() {
       {"a slot is as long as the bytes of its piece", a_slot_is_as_long_as_the_bytes_of_its_piece},
       {"a late warp makes up for it without a burst", a_late_warp_makes_up_for_it_without_a_burst},
       {"what is too late is given up", what_is_too_late_is_given_up},
+      {"a timer that begins earlier is waited for", a_timer_that_begins_earlier_is_waited_for},
       {"the rate does not depend on the steps of the timer", the_rate_does_not_depend_on_the_steps_of_the_timer},
   });
 }
