@@ -150,19 +150,19 @@ __device__ __forceinline__ void store_16(void* to, uint4 value) {
                : "memory");
 }
 
-/// Not inlined: a kernel for any alignment has more than a hundred rows.
-__device__ __noinline__ void wait_for_row(Pacer& pacer, u32 bytes) { pacer.wait(WarpTimer(), bytes); }
-__device__ __forceinline__ void wait_for_row(const NoPacer&, u32) {}
+/// Not inlined: a kernel for any alignment has more than a hundred of these.
+__device__ __noinline__ void wait_for_slot(Pacer& pacer, u32 bytes) { pacer.wait(WarpTimer(), bytes); }
+__device__ __forceinline__ void wait_for_slot(const NoPacer&, u32) {}
 
 /// Which side of a copy is the host's, and when what crosses the link may do so.
 template <typename SomePacer>
 struct Link {
-  /// Waits for the slot of a row of words, if it is of the side of the host and has any of the words [skew, end).
+  /// Waits for the slot of the words [first, last), as far as they are among [skew, end).
   template <typename Word>
-  __device__ void wait(bool is_host_side, u32 row, u32 skew, u32 end) {
-    if (!is_host_side || row >= end) return;
-    const u32 first = row > skew ? row : skew, last = row + 32 < end ? row + 32 : end;
-    if (first < last) wait_for_row(pacer, (last - first) * sizeof(Word));
+  __device__ void wait(u32 first, u32 last, u32 skew, u32 end) {
+    if (first < skew) first = skew;
+    if (last > end) last = end;
+    if (first < last) wait_for_slot(pacer, (last - first) * sizeof(Word));
   }
 
   bool host_is_source;
@@ -177,16 +177,17 @@ __device__ __forceinline__ void move_words(const char* from, char* to, u32 words
   const u32 end = words + skew;
   for (u32 done = 0; done < end; done += 32 * kDepth) {
     Word held[kDepth];
+    // Loads together: between two of them a call would wait for the first.
+    if (link.host_is_source) link.template wait<Word>(done, done + 32 * kDepth, skew, end);
 #pragma unroll
     for (u32 i = 0; i < kDepth; ++i) {
       const u32 at = done + 32 * i + threadIdx.x % 32;
-      link.template wait<Word>(link.host_is_source, done + 32 * i, skew, end);
       if (at >= skew && at < end) held[i] = load(from + static_cast<u64>(at - skew) * sizeof(Word));
     }
 #pragma unroll
     for (u32 i = 0; i < kDepth; ++i) {
       const u32 at = done + 32 * i + threadIdx.x % 32;
-      link.template wait<Word>(!link.host_is_source, done + 32 * i, skew, end);
+      if (!link.host_is_source) link.template wait<Word>(done + 32 * i, done + 32 * (i + 1), skew, end);
       if (at >= skew && at < end) store(to + static_cast<u64>(at - skew) * sizeof(Word), held[i]);
     }
   }
