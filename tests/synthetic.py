@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.results import Beside, Ceiling, Failure, Record, RunInfo, RunWriter, Samples, Skip, Visit
 
@@ -76,8 +76,8 @@ def beside(cell: Cell, slowdown: float, gbps: float, rounds: int = 6) -> list[Vi
         swaps_beside_us=[1300.0] * 2,
         one_block_alone_us=[10.0] * 8,
         one_block_beside_us=[12.0] * 8,
-        readback_alone_us=[10.0] * 100,
-        readback_us=[20.0] * 100,
+        readback_alone_us=[10.0] * 100 if cell.neighbour == Neighbour.DECODE else [],
+        readback_us=[20.0] * 100 if cell.neighbour == Neighbour.DECODE else [],
     )
     visits = (visit(cell, cell.swap_bytes / gbps / 1e3, count=7, round_=number) for number in range(rounds))
     return [msgspec.structs.replace(one, beside=turns) for one in visits]

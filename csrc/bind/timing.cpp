@@ -39,35 +39,32 @@ TimedRegion::Work work_of(const Work& work) {
 }
 
 void swap_loop(nb::module_& m) {
-  nb::class_<LoopTimes>(m, "LoopTimes", "Swaps that ended and the CPU time of all, in microseconds.")
+  nb::class_<LoopTimes>(m, "LoopTimes", "The swaps of a turn and the CPU time of all, in microseconds.")
       .def_ro("caller_us", &LoopTimes::caller_us)
       .def_ro("wall_us", &LoopTimes::wall_us)
       .def_ro("cpu_us", &LoopTimes::cpu_us);
-  nb::class_<SwapLoop>(m, "SwapLoop", "Consecutive swaps on one stream, each submitted while the one before it runs.")
+  nb::class_<SwapLoop>(m, "SwapLoop", "Consecutive swaps on one stream.")
       .def(
           "__init__",
           [](SwapLoop* self, std::shared_ptr<Driver> driver, Stream stream, nb::object swap,
-             const std::vector<std::pair<Writable, Words>>& columns) {
+             const std::vector<std::pair<Writable, Words>>& columns, bool gated) {
             std::vector<ListColumn> lists;
             for (const auto& [array, sets] : columns) lists.push_back({{array.data(), array.size()}, view(sets)});
-            new (self) SwapLoop(std::move(driver), stream, submit_of(swap), std::move(lists));
+            new (self) SwapLoop(std::move(driver), stream, submit_of(swap), std::move(lists), gated);
           },
-          "driver"_a, "stream"_a, "swap"_a, "columns"_a.noconvert(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(),
+          "driver"_a, "stream"_a, "swap"_a, "columns"_a.noconvert(), "gated"_a, nb::keep_alive<1, 4>(),
+          nb::keep_alive<1, 5>(),
           "`swap` is a Swap or a function that submits one; `columns` the arrays of its list, each with its content "
           "for "
-          "all sets of blocks in turn.")
+          "all sets of blocks in turn. If `gated`, each submission meets a stream that waits until it returns.")
       .def(
           "run",
           [](SwapLoop& loop, double seconds) {
             return loop.run(std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9)));
           },
-          "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
-          "Swap for this long, until one ended at least; the last is left running, and the next call goes on behind "
-          "it.")
-      .def("drain", &SwapLoop::drain, nb::call_guard<nb::gil_scoped_release>(),
-           "Wait for the swap that is left running, if any; return its times.")
+          "seconds"_a, nb::call_guard<nb::gil_scoped_release>(), "Swap for this long, at least once.")
       .def("finish", &SwapLoop::finish, nb::call_guard<nb::gil_scoped_release>(),
-           "Wait likewise, then run the swap of the list that is written.");
+           "Run the swap of the list that is written.");
 }
 
 }  // namespace

@@ -125,6 +125,7 @@ using BatchAsync130 = Result (*)(DevicePointer*, DevicePointer*, std::size_t*, s
   ENTRY(stream_synchronize, "cuStreamSynchronize", (StreamHandle))                                                    \
   ENTRY(stream_query, "cuStreamQuery", (StreamHandle))                                                                \
   ENTRY(stream_wait_event, "cuStreamWaitEvent", (StreamHandle, EventHandle, unsigned))                                \
+  ENTRY(stream_wait_value, "cuStreamWaitValue32", (StreamHandle, DevicePointer, std::uint32_t, unsigned))             \
   ENTRY(thread_exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", (int* mode))                               \
   ENTRY(stream_is_capturing, "cuStreamIsCapturing", (StreamHandle, int* status))                                      \
   ENTRY(stream_begin_capture, "cuStreamBeginCapture", (StreamHandle, int mode))                                       \

@@ -199,6 +199,10 @@ class CudaDriver final : public Driver {
   void wait(Stream stream, Event event) override {
     check(api_.stream_wait_event(handle(stream), handle(event), 0), "cuStreamWaitEvent");
   }
+  void wait_for_word(Stream stream, Address word, std::uint32_t least) override {
+    constexpr unsigned kAtLeast = 0;  // CU_STREAM_WAIT_VALUE_GEQ
+    check(api_.stream_wait_value(handle(stream), word, least, kAtLeast), "cuStreamWaitValue32");
+  }
   bool completed(Event event) override {
     const Result result = api_.event_query(handle(event));
     if (result == cuda::kErrorNotReady) return false;

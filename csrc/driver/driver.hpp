@@ -153,6 +153,8 @@ class Driver {
   virtual void record(Event event, Stream stream) = 0;
   /// Makes later work on the stream wait for the event's last record.
   virtual void wait(Stream stream, Event event) = 0;
+  /// Makes later work on the stream wait until a word of pinned memory, at a device address, is `least` or more.
+  virtual void wait_for_word(Stream stream, Address word, std::uint32_t least) = 0;
   /// Whether everything before the event's record has completed.
   [[nodiscard]] virtual bool completed(Event event) = 0;
   [[nodiscard]] virtual double elapsed_us(Event start, Event end) = 0;

@@ -147,6 +147,12 @@ class HostDevice : public Driver {
       while (!awaited->look()) continue;
     });
   }
+  void wait_for_word(Stream stream, Address word, std::uint32_t least) override {
+    at(stream)->submit([word, least] {
+      const std::atomic_ref value(*reinterpret_cast<std::uint32_t*>(word));
+      while (value.load(std::memory_order_acquire) < least) std::this_thread::yield();
+    });
+  }
   bool completed(Event event) override { return reinterpret_cast<const HostEvent*>(event)->last->look(); }
   double elapsed_us(Event start, Event end) override {
     const auto at = [](Event event) { return reinterpret_cast<const HostEvent*>(event)->last->at.load(); };

@@ -120,6 +120,11 @@ Result wait_event(void*, void*, unsigned) {
   ++asked.waits;
   return kSuccess;
 }
+Result wait_value(void*, unsigned long long word, std::uint32_t least, unsigned how) {
+  asked.waited_word = word;
+  asked.waited_value = how == 0 ? least : 0;
+  return kSuccess;
+}
 Result capturing(void*, int* status) { return *status = asked.capture_status, kSuccess; }
 Result begin_capture(void*, int) { return kSuccess; }
 Result end_capture(void*, void** graph) { return ++asked.graphs, *graph = &asked.graphs, kSuccess; }
@@ -279,6 +284,7 @@ void* find(const std::string& name, int version) {
   if (name == "cuEventRecord") return as_pointer(record);
   if (name == "cuEventQuery" || name == "cuStreamQuery") return as_pointer(query);
   if (name == "cuStreamWaitEvent") return as_pointer(wait_event);
+  if (name == "cuStreamWaitValue32") return as_pointer(wait_value);
   if (name == "cuEventElapsedTime") return as_pointer(elapsed);
   if (name == "cuMemcpyHtoDAsync") return as_pointer(htod);
   if (name == "cuMemcpyDtoHAsync") return as_pointer(dtoh);

@@ -27,6 +27,9 @@ class ForwardingDriver : public Driver {
   void destroy_event(Event event) noexcept override { host_->destroy_event(event); }
   void record(Event event, Stream stream) override { host_->record(event, stream); }
   void wait(Stream stream, Event event) override { host_->wait(stream, event); }
+  void wait_for_word(Stream stream, Address word, std::uint32_t least) override {
+    host_->wait_for_word(stream, word, least);
+  }
   bool completed(Event event) override { return host_->completed(event); }
   double elapsed_us(Event start, Event end) override { return host_->elapsed_us(start, end); }
   void copy(Address destination, Address source, std::size_t bytes, Direction direction, Stream stream) override {

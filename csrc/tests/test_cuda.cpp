@@ -185,6 +185,14 @@ void a_sample_is_taken_through_the_driver_s_events() {
   check::equal(error.call(), "delay", "call");
 }
 
+void a_stream_waits_for_a_word_of_at_least_a_value() {
+  const auto driver = open_cuda(0, library(13000));
+  const OwnedStream stream(driver);
+  driver->wait_for_word(stream.handle(), 4096, 7);
+  check::equal(asked_of(13000).waited_word, 4096U, "the word");
+  check::equal(asked_of(13000).waited_value, 7U, "the least value");
+}
+
 void a_stream_waits_for_an_event_through_the_driver() {
   const auto driver = open_cuda(0, library(13000));
   const OwnedStream stream(driver);
@@ -423,6 +431,7 @@ int main() {
       {"what is missing is named", what_is_missing_is_named},
       {"a delay needs its kernel", a_delay_needs_its_kernel},
       {"content needs its kernels", content_needs_its_kernels},
+      {"a stream waits for a word of at least a value", a_stream_waits_for_a_word_of_at_least_a_value},
       {"a stream waits for an event through the driver", a_stream_waits_for_an_event_through_the_driver},
       {"a stream of a priority has the end of the range", a_stream_of_a_priority_has_the_end_of_the_range},
       {"each device keeps to its context", each_device_keeps_to_its_context},

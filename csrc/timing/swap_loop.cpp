@@ -1,24 +1,37 @@
 #include "timing/swap_loop.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 #include <utility>
 
 namespace kvbench {
 
+HostGate::HostGate(std::shared_ptr<Driver> driver)
+    : driver_(std::move(driver)), word_(driver_, MemoryKind::allocated, sizeof(std::uint32_t)) {
+  std::ranges::fill(word_.host(sizeof(std::uint32_t)), static_cast<unsigned char>(0));
+}
+
+void HostGate::close(Stream stream) { driver_->wait_for_word(stream, word_.device_address(), ++closed_); }
+
+void HostGate::open() {
+  const std::atomic_ref word(*reinterpret_cast<std::uint32_t*>(word_.host(sizeof(std::uint32_t)).data()));
+  word.store(closed_, std::memory_order_release);
+}
+
 SwapLoop::SwapLoop(std::shared_ptr<Driver> driver, Stream stream, std::function<void(Stream)> submit,
-                   std::vector<ListColumn> columns)
+                   std::vector<ListColumn> columns, bool gated)
     : driver_(std::move(driver)),
       stream_(stream),
       submit_(std::move(submit)),
       columns_(std::move(columns)),
-      done_(std::make_unique<OwnedEvent>(driver_, EventKind::mark)),
-      done_before_(std::make_unique<OwnedEvent>(driver_, EventKind::mark)) {
+      done_(driver_, EventKind::mark) {
   for (const auto& [array, sets] : columns_) {
     if (array.empty() || sets.empty() || sets.size() % array.size() != 0) {
       throw std::invalid_argument("a column must hold whole sets of its array");
     }
   }
+  if (gated) gate_.emplace(driver_);
   write_next();
 }
 
@@ -27,45 +40,36 @@ LoopTimes SwapLoop::run(std::chrono::nanoseconds time) {
   LoopTimes times;
   const Clock::time_point until = Clock::now() + time;
   const std::int64_t cpu_start_ns = thread_cpu_ns();
-  do {
-    submit_next(times);
-  } while (times.wall_us.empty() || Clock::now() < until);
+  while (swap(times) < until) continue;
   times.cpu_us = to_us(thread_cpu_ns() - cpu_start_ns);
   return times;
 }
 
-LoopTimes SwapLoop::drain() {
-  driver_->bind_thread();
-  LoopTimes times;
-  if (running_) wait_for(*running_, *done_, times);
-  running_.reset();
-  return times;
-}
-
 void SwapLoop::finish() {
-  drain();
+  driver_->bind_thread();
   submit_(stream_);
   driver_->synchronize(stream_);
 }
 
-void SwapLoop::submit_next(LoopTimes& times) {
+Clock::time_point SwapLoop::swap(LoopTimes& times) {
+  if (gate_) gate_->close(stream_);
   const Clock::time_point start = Clock::now();
-  submit_(stream_);
-  const Running submitted{.start = start, .caller_us = to_us(Clock::now() - start)};
-  done_before_->record(stream_);
-  std::swap(done_, done_before_);
-  const std::optional<Running> before = std::exchange(running_, submitted);
+  try {
+    submit_(stream_);
+  } catch (...) {
+    if (gate_) gate_->open();
+    throw;
+  }
+  const Clock::time_point returned = Clock::now();
+  if (gate_) gate_->open();
+  done_.record(stream_);
   write_next();
-  if (before) wait_for(*before, *done_before_, times);
+  done_.wait();
+  const Clock::time_point ended = Clock::now();
+  times.wall_us.push_back(to_us(ended - start));
+  times.caller_us.push_back(to_us(returned - start));
   driver_->bind_thread();  // a submission from Python can have made another device current
-}
-
-void SwapLoop::wait_for(const Running& swap, const OwnedEvent& done, LoopTimes& times) {
-  done.wait();
-  const Clock::time_point now = Clock::now();
-  times.wall_us.push_back(to_us(now - std::max(swap.start, ended_)));
-  times.caller_us.push_back(swap.caller_us);
-  ended_ = now;
+  return ended;
 }
 
 void SwapLoop::write_next() {

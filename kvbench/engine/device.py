@@ -22,7 +22,6 @@ from kvbench._engine import EngineError as EngineError
 from kvbench._engine import Event as Event
 from kvbench._engine import GatherKernel as GatherKernel
 from kvbench._engine import GatherSwap as GatherSwap
-from kvbench._engine import LoopTimes as LoopTimes
 from kvbench._engine import MemoryKind as MemoryKind
 from kvbench._engine import Queue as Queue
 from kvbench._engine import Sample as Sample

@@ -1,5 +1,6 @@
 """Swaps beside a neighbour: each is measured alone and both together, in an order of turns that cancels drift."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
@@ -10,19 +11,23 @@ import msgspec
 from kvbench.backends.base import PreparedSwap
 from kvbench.cells.cell import Cell
 from kvbench.cells.units import gigabytes_per_second
-from kvbench.engine.device import Device, LoopTimes, Stream, Swap, SwapLoop
-from kvbench.measure.neighbour import RunningNeighbour
+from kvbench.engine.device import Device, Stream, Swap, SwapLoop
+from kvbench.measure.neighbour import NeighbourError, RunningNeighbour
 from kvbench.measure.workload import Workload
 from kvbench.results.schema import Beside
 
 # The shares of a visit's time: of each of two turns of the swaps alone, of each of two of the neighbour alone, and of
 # the turn of both, whose slow iterations are what is looked for.
 SWAPS_SHARE, ALONE_SHARE, BOTH_SHARE = 0.07, 0.14, 0.58
-# The least of whole iterations of the neighbour in a turn alone: they differ by a thousandth.
+# The least of whole iterations of the neighbour in a turn alone; those of a decode step differ by a thousandth.
 LEAST_ALONE: Final = 5
 # While an iteration is waited for, swaps go on for this long at a time.
 STEP_S: Final = 0.001
+# After that, at most, or as long as so much slower iterations take, it counts as stuck.
+LONGEST_S, LONGEST_SLOWDOWN = 10.0, 50.0
 ONE_BLOCK_SWAPS: Final = 8
+# A queue has room for the copies of such a submission. One of more would wait for room, and the gate for it.
+MOST_GATED_CALLS: Final = 256
 # Of a turn: a turn of small swaps has tens of thousands.
 MOST_KEPT: Final = 1000
 
@@ -59,49 +64,39 @@ class Turn:
 
 
 class Flow:
-    """Consecutive swaps by the compiled loop, without gaps: each is submitted while the one before it runs.
+    """Consecutive swaps by the compiled loop: each is waited for before the next is submitted.
 
-    So no call meets an idle stream, where the driver may let the CPU copy, but the first of a turn. That one waits for
-    the end of the neighbour's iteration that runs, as a load waits for a step and a store for what it stores, and is
-    not among the swaps of the turn. To wait for a step each time would leave the link idle until its end: an engine
-    submits a swap a step, which says nothing about how much could be moved.
+    The stream waits during a submission, as in an engine, whose loads and stores wait for an event of a step: the
+    driver leaves the copies to the copy engine, where an idle stream would have the CPU make small ones. The gate opens
+    when the submission returns, not at the end of a step: one swap a step would say nothing about how much can be moved
+    at what price. Nor are swaps submitted ahead: a copy engine that is never idle keeps the step's small copies waiting
+    for good (H200, driver 580.159.04).
     """
 
     def __init__(self, device: Device, stream: Stream, workload: Workload, cell: Cell, prepared: PreparedSwap) -> None:
-        self._stream, self._workload, self._cell = stream, workload, cell
+        self._workload, self._cell = workload, cell
         swap = prepared.swap if isinstance(prepared.swap, Swap) else prepared.swap.submit
         contents = [content.reshape(-1) for content in workload.contents()]
         columns = list(zip(workload.arrays(), contents, strict=True))
-        self._loop = SwapLoop(device.driver, stream.handle, swap, columns)
-
-    def begin(self, neighbour: RunningNeighbour | None = None) -> Turn:
-        """Begin a turn, behind the iteration of the neighbour that runs; returns when its first swap has ended."""
-        if neighbour is not None:
-            neighbour.hold(self._stream.handle)
-        self._go_on(0.0)
-        return Turn()
+        gated = prepared.swap.calls <= MOST_GATED_CALLS
+        self._loop = SwapLoop(device.driver, stream.handle, swap, columns, gated)
 
     def run(self, turn: Turn, seconds: float) -> None:
-        """Add swaps to a turn for `seconds`, at least one. Another is running when this returns."""
-        times = self._go_on(seconds)
+        """Add swaps to a turn for `seconds`, at least one."""
+        times = self._loop.run(seconds)
+        self._workload.passed(len(times.wall_us))
         turn.caller_us += times.caller_us
         turn.wall_us += times.wall_us
         turn.cpu_us += times.cpu_us
 
-    def end(self, turn: Turn) -> float:
-        """Wait for the swap that runs; return the GB/s of the turn, over its whole time."""
-        self._workload.passed(len(self._loop.drain().wall_us))
+    def gbps(self, turn: Turn) -> float:
+        """The GB/s of a turn over its whole time, without what the loop does between two swaps."""
         return gigabytes_per_second(len(turn.wall_us) * self._cell.swap_bytes, sum(turn.wall_us))
 
     def finish(self) -> None:
         """Run the swap of the list that is written: swaps of one block have copied its first."""
         self._loop.finish()
         self._workload.passed(1)
-
-    def _go_on(self, seconds: float) -> LoopTimes:
-        times = self._loop.run(seconds)
-        self._workload.passed(len(times.wall_us))
-        return times
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +128,9 @@ class Turns:
         return samples, msgspec.structs.replace(record, dry=self.neighbour.dry - dry)
 
     def _swaps_alone(self, record: Beside) -> None:
-        turn = self.flow.begin()
+        turn = Turn()
         self.flow.run(turn, SWAPS_SHARE * self.seconds)
-        record.swaps_alone_gbps.append(self.flow.end(turn))
+        record.swaps_alone_gbps.append(self.flow.gbps(turn))
         record.swaps_alone_us.append(median(turn.wall_us))
         record.one_block_alone_us.extend(self.one_block_us() for _ in range(ONE_BLOCK_SWAPS))
 
@@ -146,14 +141,18 @@ class Turns:
 
     def _both(self, record: Beside) -> list[FlowSample]:
         """Swap until enough iterations are whole, and the one that ran when they were: a long one is not cut off."""
-        flow, neighbour = self.flow, self.neighbour
-        turn = flow.begin(neighbour)
+        flow, neighbour, turn = self.flow, self.neighbour, Turn()
         first = neighbour.completed()
         flow.run(turn, BOTH_SHARE * self.seconds)
         wanted = max(neighbour.completed() + 1, first + 1 + self.iterations)
+        until_s = time.monotonic() + max(LONGEST_S, LONGEST_SLOWDOWN * self.iterations * neighbour.usual_us / 1e6)
         while (last := neighbour.completed()) < wanted:
             flow.run(turn, STEP_S)
-        record.swaps_beside_gbps.append(flow.end(turn))
+            if time.monotonic() > until_s:
+                raise NeighbourError(
+                    f"the neighbour ended {last - first} iterations beside the swaps, too few to count"
+                )
+        record.swaps_beside_gbps.append(flow.gbps(turn))
         record.swaps_beside_us.append(median(turn.wall_us))
         record.neighbour_beside_us.extend(neighbour.times_us(first, last))
         record.readback_us.extend(neighbour.readbacks_us(first, last))

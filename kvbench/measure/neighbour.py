@@ -191,13 +191,6 @@ class RunningNeighbour:
         """Return how long the same iterations waited for their readback; empty if they have none."""
         return self._readbacks_us[first + 1 : last]
 
-    def hold(self, stream: int) -> None:
-        """Make later work on `stream` wait for the end of the iteration that runs, as an engine's swap does."""
-        with self._lock:
-            self._reap()
-            if self._flying:
-                self._flying[0].end.hold(stream)
-
     def close(self) -> None:
         self._closing = True
         self._wanted.set()

@@ -41,6 +41,7 @@ from kvbench.report.numbers import count, noun
 from kvbench.report.page import html_page
 from kvbench.report.sections import (
     answer,
+    beside,
     cliff,
     comparison,
     contrast,
@@ -48,7 +49,6 @@ from kvbench.report.sections import (
     layers,
     machines,
     models,
-    neighbour,
     placement,
     replay,
     sm_ladder,
@@ -93,7 +93,7 @@ SECTIONS: Final = (
     ),
     Section("sm-ladder", "SM ladder: GB/s against SM count", sm_ladder.make, of_all=True, config="sm-ladder"),
     Section("queue", "Queue depth: a submission behind queued swaps", _contrast(streams.QUEUE_DEPTH), config="queue"),
-    Section("beside", "Beside a step: what swaps cost it", neighbour.make, config="beside"),
+    Section("beside", "Beside a step: what swaps cost it", beside.make, of_all=True, config="beside"),
     Section("machines", "Machines: side by side", machines.make, of_all=True),
     Section("streams", "Stream states: idle, opened, gated, busy", _contrast(*streams.STREAM_STATES)),
     Section("locality", "Locality: fresh, scattered blocks against hot, dense ones", _contrast(placement.LOCALITY)),

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.markers import MarkerStyle
 from matplotlib.text import Text
-from matplotlib.ticker import FixedLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 from matplotlib.transforms import Bbox
 from PIL import Image
 
@@ -105,6 +105,7 @@ _RIGHT: Final = 0.14
 _TITLE: Final = 0.26
 _AXES_HEIGHT: Final = 3.3
 _X_LABEL: Final = 0.45
+_LOW_AXES_HEIGHT: Final = 2.6  # of panels in several rows
 _MATPLOTLIB: Final = {
     "font.family": ["DejaVu Sans", "sans-serif"],
     "svg.fonttype": "none",  # text stays text
@@ -150,6 +151,9 @@ _SMALL: Final[dict[str, Any]] = {"textcoords": "offset points", "fontsize": 7.5,
 _CEILING_DASHES: Final = (0, (6, 4))
 # The least height of a linear y axis, as a share of its highest value: a slowdown of 1% is seen.
 _LEAST_SPAN: Final = 0.02
+# What an axis of ratios reaches at least, and its labels, the more important first.
+_LEAST_RATIO: Final = 1.1
+_RATIOS: Final = (1, 2, 1.5, 4, 1.2, 1.1, 3, 10, 1.05, 5, 20, 100, 1.3)
 _ROOM: Final = 0.06  # of the height, above the lines and below, where the axis does not begin at 0
 _LETTER: Final = 0.068  # inches of a tick label
 _NOTE: Final = (0.062, 0.13)  # inches: the width of a letter of a note, and its height
@@ -190,9 +194,9 @@ def _drawable(text: str) -> str:
 
 
 def _figure(plot: LinePlot, text: ChartText) -> Figure:
-    drawn, every = _laid_out(text, _legend(plot), len(plot.panels), _LEFT if plot.second else _RIGHT)
+    drawn, every = _laid_out(text, _legend(plot), len(plot.panels), plot.in_a_row or len(plot.panels))
     heights = [panel.ceiling for panel in plot.panels if panel.ceiling is not None]
-    limits = _limits(plot.y, [line for line in plot.lines if not line.second], heights)
+    limits = _limits(plot.y, plot.lines, heights)
     for ax, panel in zip(every, plot.panels, strict=True):
         ax.set_title(panel.title)
         _scale_x(ax, plot)
@@ -201,21 +205,23 @@ def _figure(plot: LinePlot, text: ChartText) -> Figure:
             ax.axhline(panel.ceiling, color=_FAINT, linestyle=_CEILING_DASHES, linewidth=1.0, zorder=1.5)
             at, coordinates = (1, panel.ceiling), ("axes fraction", "data")
             ax.annotate(f"ceiling {figure(panel.ceiling)}", at, (-2, 3), xycoords=coordinates, ha="right", **_SMALL)
+        if panel.x_ceiling is not None:
+            ax.axvline(panel.x_ceiling, color=_FAINT, linestyle=_CEILING_DASHES, linewidth=1.0, zorder=1.5)
+            top, said = (panel.x_ceiling, 1), f"ceiling {figure(panel.x_ceiling)}"
+            ax.annotate(said, top, (2, -2), xycoords=("data", "axes fraction"), rotation=90, va="top", **_SMALL)
         for x, said in panel.marked.items():
             ax.axvline(x, color=_FAINT, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1.5)
             ax.annotate(said, (x, 1), (3, -8), xycoords=("data", "axes fraction"), textcoords="offset points")
-        twin = _second(ax, plot) if plot.second else ax
         for line in panel.lines:
-            _draw_line(twin if line.second else ax, line)
-        _write_notes(ax, twin, panel.lines)
+            _draw_line(ax, line)
+        _write_notes(ax, panel.lines)
     return drawn
 
 
-def _laid_out(text: ChartText, keys: Sequence[Artist], columns: int, right: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure with its head, legend and footnotes, and the empty axes of its panels, side by side.
-
-    The room to the `right` of the axes is in inches.
-    """
+def _laid_out(text: ChartText, keys: Sequence[Artist], panels: int, columns: int) -> tuple[Figure, list[Axes]]:
+    """Return a figure with its head, legend and footnotes, and the empty axes of its panels, row by row."""
+    rows = math.ceil(panels / columns)
+    row_height = _TITLE + _X_LABEL + (_AXES_HEIGHT if rows == 1 else _LOW_AXES_HEIGHT)
     width = _PANEL_WIDTH * max(columns, 1.4)
     panel_width = width / columns
     head = [
@@ -227,7 +233,7 @@ def _laid_out(text: ChartText, keys: Sequence[Artist], columns: int, right: floa
     longest = max((len(str(key.get_label())) for key in keys), default=0)
     keys_per_row = max(1, int(width / (0.85 + 0.085 * longest)))
     top = 0.2 + 0.24 * len(head)
-    legend = top + _TITLE + _AXES_HEIGHT + _X_LABEL + 0.05
+    legend = top + rows * row_height + 0.05
     notes = legend + 0.2 * math.ceil(len(keys) / keys_per_row) + 0.2
     height = notes + 0.15 * len(foot) + 0.05
     drawn = Figure(figsize=(width, height))
@@ -238,19 +244,13 @@ def _laid_out(text: ChartText, keys: Sequence[Artist], columns: int, right: floa
     if keys:
         anchor = (0.5, 1 - legend / height)
         drawn.legend(handles=keys, loc="upper center", bbox_to_anchor=anchor, ncols=keys_per_row, frameon=False)
-    lower, high = 1 - (top + _TITLE + _AXES_HEIGHT) / height, _AXES_HEIGHT / height
-    wide = (panel_width - _LEFT - right) / width
-    lefts = [(column * panel_width + _LEFT) / width for column in range(columns)]
-    return drawn, [drawn.add_axes((left, lower, wide, high)) for left in lefts]
-
-
-def _second(ax: Axes, plot: LinePlot) -> Axes:
-    assert plot.second
-    twin = ax.twinx()
-    twin.spines["right"].set_visible(True)
-    twin.grid(visible=False)
-    _scale_y(twin, plot.second, _limits(plot.second, [line for line in plot.lines if line.second], []))
-    return twin
+    wide, high = (panel_width - _LEFT - _RIGHT) / width, (row_height - _TITLE - _X_LABEL) / height
+    every = []
+    for number in range(panels):
+        row, column = divmod(number, columns)
+        lower = 1 - (top + (row + 1) * row_height - _X_LABEL) / height
+        every.append(drawn.add_axes(((column * panel_width + _LEFT) / width, lower, wide, high)))
+    return drawn, every
 
 
 def _draw_line(ax: Axes, line: PlotLine) -> None:
@@ -262,17 +262,17 @@ def _draw_line(ax: Axes, line: PlotLine) -> None:
             ax.plot(x, y, marker="o", markersize=_RING, color=colour, markerfacecolor="none", zorder=4)
 
 
-def _write_notes(ax: Axes, twin: Axes, lines: Iterable[PlotLine]) -> None:
+def _write_notes(ax: Axes, lines: Iterable[PlotLine]) -> None:
     """Write the notes of points below to their right, the last of each line first, where there is room."""
     taken: list[Bbox] = []
     dpi = ax.figure.dpi
     for line in lines:
         for x, y, note in reversed(list(zip(line.x, line.y, line.notes, strict=False))):
-            across, up = (twin if line.second else ax).transData.transform((x, y))
+            across, up = ax.transData.transform((x, y))
             place = Bbox.from_bounds(across, up - _NOTE[1] * dpi, (0.1 + _NOTE[0] * len(note)) * dpi, _NOTE[1] * dpi)
             if note and not place.count_overlaps(taken):
                 taken.append(place)
-                (twin if line.second else ax).annotate(note, (x, y), (6, -8), **_SMALL)
+                ax.annotate(note, (x, y), (6, -8), **_SMALL)
 
 
 def _limits(axis: PlotAxis, lines: Iterable[PlotLine], others: Sequence[float]) -> tuple[float, float]:
@@ -282,13 +282,25 @@ def _limits(axis: PlotAxis, lines: Iterable[PlotLine], others: Sequence[float]) 
     if axis.zero:
         return 0.0, max(ends) * 1.08
     low, high = min(ends), max(ends)
+    if axis.ratios:
+        return min(low, 1.0) * (1 - _LEAST_SPAN), max(high, _LEAST_RATIO) * (1 + _LEAST_SPAN)
     span = max(high - low, _LEAST_SPAN * high) / (1 - 2 * _ROOM)
     return low - _ROOM * span, low + (1 - _ROOM) * span
 
 
 def _scale_y(ax: Axes, axis: PlotAxis, limits: tuple[float, float]) -> None:
+    if axis.ratios:
+        ax.set_yscale("log")
     ax.set_ylim(limits)
     ax.set_ylabel(axis.label, labelpad=4)
+    if axis.ratios:
+        inches = ax.get_window_extent().height / ax.figure.dpi / math.log(limits[1] / limits[0])
+        ticks: list[float] = []
+        for ratio in _RATIOS:
+            apart = (abs(math.log(ratio / other)) * inches >= _NOTE[1] for other in ticks)
+            ticks += [ratio] if limits[0] <= ratio <= limits[1] and all(apart) else []
+        ax.set_yticks(ticks, [f"{ratio:g}x" for ratio in ticks])
+        ax.yaxis.set_minor_locator(NullLocator())
 
 
 def _scale_x(ax: Axes, plot: LinePlot) -> None:

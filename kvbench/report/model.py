@@ -73,12 +73,16 @@ class ChartText:
 
 @dataclass(frozen=True, slots=True)
 class PlotAxis:
-    """What an axis counts: an x axis perhaps in `octaves`, or bytes, shown `in_kib`; a y axis from 0, or not."""
+    """What an axis counts: an x axis perhaps in `octaves`, or bytes, shown `in_kib`; a y axis from 0, or not.
+
+    A y axis of `ratios` is logarithmic, from 1 on.
+    """
 
     label: str
     octaves: bool = False
     in_kib: bool = False
     zero: bool = True
+    ratios: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class PlotLine:
 
     `backend` decides colour and marker, `variant` the stroke, `light` (from 0 to 1) how much of the colour is left out:
     a plot's lines of one label have the same of all, and lines of two labels do not. `notes` stand beside the points,
-    one for each, if any; points at the x of `rings` have a ring. A `second` line is of the second y axis.
+    one for each, if any; points at the x of `rings` have a ring.
     """
 
     label: str
@@ -100,12 +104,12 @@ class PlotLine:
     light: float = 0.0
     notes: Sequence[str] = ()
     rings: Sequence[float] = ()
-    second: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PlotPanel:
-    """One pair of axes; `ceiling` is in the unit of the y axis, None where it was not measured.
+    """One pair of axes; `ceiling` is in the unit of the y axis, `x_ceiling` in that of the x axis, None where there is
+    none.
 
     `marked` are texts at values of x, each with a line from the bottom to the top.
     """
@@ -114,16 +118,17 @@ class PlotPanel:
     lines: Sequence[PlotLine]
     ceiling: float | None = None
     marked: Mapping[float, str] = field(default_factory=dict)
+    x_ceiling: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LinePlot:
-    """Panels on the same axes, side by side; `second` is a y axis at the right, for lines that say so."""
+    """Panels on the same axes, side by side, or at most that number in a row."""
 
     x: PlotAxis
     y: PlotAxis
     panels: Sequence[PlotPanel]
-    second: PlotAxis | None = None
+    in_a_row: int | None = None
 
     @property
     def lines(self) -> list[PlotLine]:

@@ -17,8 +17,7 @@ TIMES: Final = {
     "the call on an idle or opened stream, from the end of the delay on a busy or gated one; for sustained swaps what "
     "one more swap adds to a chain; empty after a pause and beside a neighbour",
     "wall_us": "host clock from the caller's arrays until the host sees completion; on a busy stream with the rest of "
-    "the delay kernel and of queued swaps; sustained: of a whole chain, for each of its swaps; beside a neighbour from "
-    "the end of the swap before it, behind which it was submitted",
+    "the delay kernel and of queued swaps; sustained: of a whole chain, for each of its swaps",
     "cpu_us": "CPU time of the thread inside caller_us; on an idle stream the smaller of caller_us and the thread's "
     "CPU time until completion, beside a neighbour the mean of the turn",
     "swap_us": "the time of the swap: event_us, from which GB/s are computed; wall_us, without GB/s, where there is no "

@@ -150,7 +150,7 @@ def _part(ladders: Ladders, machine: Sequence[View]) -> Part:
     if enough:
         of_all = f" in {len(enough)} of {len(known)} columns" if len(enough) < len(known) else ""
         finding = f"{backend}, {state} stream: {noun(max(enough), 'SM')} are enough{of_all}."
-    return Part([finding], [_chart(ladders.view, first, decode)], tables)
+    return Part([finding], [_chart(ladders.view, first)], tables)
 
 
 def _ladders_of(cells: "pd.DataFrame") -> dict[Side, Ladder]:
@@ -193,22 +193,13 @@ def _slowdown_text(beside: Outcome | None) -> str:
     return f"{slowdown_of(beside.costs.values())[0]:.2f}x" if beside else ""
 
 
-def _chart(view: View, cells: "pd.DataFrame", decode: Decode) -> Chart:
+def _chart(view: View, cells: "pd.DataFrame") -> Chart:
     backend, state = cells[["backend", "stream_state"]].iloc[0]
     panels = []
     for direction, sides in grouped(_ladders_of(cells).items(), lambda one: one[0][0]).items():
         lines = [_line(backend, number, *side) for number, side in enumerate(sides)]
-        beside = {
-            sms: outcome for (name, way, sms), outcome in sorted(decode.items()) if (name, way) == (backend, direction)
-        }
-        if beside:
-            label = "decode step (right axis)"
-            bands = [slowdown_of(outcome.costs.values()) for outcome in beside.values()]
-            lines.append(line_of(label, label, [*beside], bands, second=True))
         panels.append(PlotPanel(direction, lines, view.ceilings.get(direction)))
-    second = PlotAxis("slowdown of a decode step", zero=False)
-    slowed = second if any(line.second for panel in panels for line in panel.lines) else None
-    plot = LinePlot(PlotAxis("SMs", octaves=True), GBPS, panels, slowed)
+    plot = LinePlot(PlotAxis("SMs", octaves=True), GBPS, panels)
     text = chart_text(
         view, f"SM ladder of {backend}: GB/s against the SM count", f"{INCLUDES[state]}. Ring: enough SMs"
     )

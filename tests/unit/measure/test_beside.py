@@ -170,10 +170,10 @@ class Scripted:
     def __init__(self) -> None:
         self.done, self.on, self.asked, self.number = 0, False, list[Any](), count(1)
         self.neighbour = mock.Mock(
-            dry=3, completed=lambda: self.done, running=self._running, run_for=self._run_for,
+            dry=3, usual_us=1.0, completed=lambda: self.done, running=self._running, run_for=self._run_for,
             times_us=lambda *ends: [between(*ends)], readbacks_us=lambda *ends: [-between(*ends)],
         )  # fmt: skip
-        self.flow = mock.Mock(begin=self._begin, run=self._run, end=self._end, finish=self._finish)
+        self.flow = mock.Mock(run=self._run, gbps=lambda _: float(next(self.number)), finish=self._finish)
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -188,19 +188,11 @@ class Scripted:
         first, self.done = self.done, self.done + iterations + 1
         return first, self.done
 
-    def _begin(self, neighbour: object = None) -> Turn:
-        self.asked.append("behind a step" if neighbour is self.neighbour else "begin")
-        return Turn()
-
     def _run(self, turn: Turn, seconds: float) -> None:
         self.asked.append(seconds)
         self.done += 2 * self.on
         turn.wall_us.append(float(next(self.number)))
         turn.caller_us.append(1.0)
-
-    def _end(self, _: Turn) -> float:
-        self.asked.append("end")
-        return float(next(self.number))
 
     def _finish(self) -> None:
         self.asked.append("finish")
@@ -212,9 +204,9 @@ def test_turns_record_what_they_took_and_cut_no_iteration_off(iterations: int, m
     """In the turn of both, two iterations end at first; the one that runs then is waited for, and as many as wanted."""
     script = Scripted()
     samples, made = Turns(script.flow, script.neighbour, lambda: 0.5, 100.0, iterations).measure()
-    swaps, alone = ["begin", pytest.approx(7.0), "end"], ("neighbour", pytest.approx(14.0), 5)
-    both = ["behind a step", pytest.approx(58.0), *[0.001] * more, "end"]
-    assert script.asked == [*swaps, "on", alone, *both, alone, "off", *swaps, "finish"]
+    swaps, alone = pytest.approx(7.0), ("neighbour", pytest.approx(14.0), 5)
+    both = [pytest.approx(58.0), *[0.001] * more]
+    assert script.asked == [swaps, "on", alone, *both, alone, "off", swaps, "finish"]
     last = 6 + 2 * (1 + more)
     assert last - 6 - 1 >= iterations
     alone_us = [between(0, 6), between(last, last + 6)]
@@ -226,39 +218,39 @@ def test_turns_record_what_they_took_and_cut_no_iteration_off(iterations: int, m
     assert (made.one_block_alone_us, made.one_block_beside_us) == ([0.5] * 16, [0.5] * 8)
 
 
+def test_a_neighbour_that_never_ends_an_iteration_beside_the_swaps_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose small copies a copy engine that is never idle leaves waiting."""
+    monkeypatch.setattr("kvbench.measure.beside.time", mock.Mock(monotonic=count(step=4.0).__next__))
+    script = Scripted()
+    script.flow.run = lambda turn, _: turn.wall_us.append(1.0) or turn.caller_us.append(1.0)
+    with pytest.raises(NeighbourError, match="ended 0 iterations beside the swaps"):
+        Turns(script.flow, script.neighbour, lambda: 0.5, 1.0, 7).measure()
+
+
 @pytest.mark.parametrize("swaps", [1, 999, 1000, 1001, 2000, 2001])
 def test_a_flow_keeps_a_thousand_swaps_and_the_rate_of_all(monkeypatch: pytest.MonkeyPatch, swaps: int) -> None:
-    """Without the first of a turn, and the one that runs at its end."""
     rows = [(50.0 + at % 7, 90.0 + at % 11) for at in range(swaps)]
     columns = {"caller_us": [row[0] for row in rows], "wall_us": [row[1] for row in rows]}
-    first, last = (mock.Mock(caller_us=[1e9], wall_us=[1e9]) for _ in range(2))
-    times = [first, mock.Mock(**columns, cpu_us=53.0 * swaps)]
-    workload, loop = mock.Mock(contents=list, arrays=list), mock.Mock(run=lambda _: times.pop(0), drain=lambda: last)
+    workload, loop = mock.Mock(contents=list, arrays=list), mock.Mock()
+    loop.run.return_value = mock.Mock(**columns, cpu_us=53.0 * swaps)
     monkeypatch.setattr("kvbench.measure.beside.SwapLoop", lambda *_: loop)
-    flow = Flow(mock.Mock(), mock.Mock(handle=7), workload, CELL, mock.Mock())
-    turn = flow.begin(neighbour := mock.Mock())
-    neighbour.hold.assert_called_once_with(7)
+    flow, turn = Flow(mock.Mock(), mock.Mock(), workload, CELL, mock.Mock(swap=mock.Mock(calls=1))), Turn()
     flow.run(turn, 1.0)
-    assert flow.end(turn) == pytest.approx(swaps * CELL.swap_bytes / sum(columns["wall_us"]) / 1e3)
+    assert flow.gbps(turn) == pytest.approx(swaps * CELL.swap_bytes / sum(columns["wall_us"]) / 1e3)
     assert turn.samples == [FlowSample(*row, min(row[0], 53.0)) for row in rows[:: (swaps + 999) // 1000]]
     flow.finish()
     loop.finish.assert_called_once_with()
-    assert workload.passed.mock_calls == [mock.call(1), mock.call(swaps), mock.call(1), mock.call(1)]
+    assert workload.passed.mock_calls == [mock.call(swaps), mock.call(1)]
 
 
-def test_the_first_swap_of_a_turn_waits_for_the_iteration_that_runs(bench: Bench) -> None:
-    neighbour = RunningNeighbour(bench.device, stream := Stream(bench.device.driver), IdleWork(bench.device, stream))
-    behind, marks = Stream(bench.device.driver), [Event(bench.device.driver) for _ in range(2)]
-    with neighbour.running():
-        before = neighbour.completed()
-        neighbour.hold(behind.handle)
-        marks[0].record(behind.handle)
-        marks[0].wait()
-        assert before < neighbour.completed() <= before + 2  # not for all that is submitted ahead
-    neighbour.hold(behind.handle)  # no iteration runs
-    marks[1].record(behind.handle)
-    marks[1].wait()
-    neighbour.close()
+@pytest.mark.parametrize(("calls", "gated"), [(1, True), (256, True), (257, False), (4096, False)])
+def test_a_submission_waits_behind_a_gate_if_it_fits_into_a_queue(
+    monkeypatch: pytest.MonkeyPatch, calls: int, gated: bool
+) -> None:
+    monkeypatch.setattr("kvbench.measure.beside.SwapLoop", loop := mock.Mock())
+    workload = mock.Mock(contents=list, arrays=list)
+    Flow(mock.Mock(), mock.Mock(), workload, CELL, mock.Mock(swap=mock.Mock(calls=calls)))
+    assert loop.call_args.args[-1] is gated
 
 
 @pytest.mark.parametrize(("cell_seconds", "seconds"), [(0.01, LEAST_BESIDE_S), (3.0, 3.0)])
@@ -272,7 +264,9 @@ def test_a_visit_beside_a_neighbour_is_long_enough_and_swaps_single_blocks(
         sampler.take_all(Sampling(warmups=0, cell_seconds=cell_seconds, min_iterations=9), None)
     _, _, one_block_us, given, iterations = asked.call_args.args
     assert (given, iterations, one_block_us() > 0) == (seconds, 9, True)
-    assert backend.destinations == [(int(sampler.workload.memories[0].destinations[0]),)]
+    whole, of_one = backend.destinations  # a swap that loads what a first submission loads, then that of one block
+    assert (len(whole), of_one) == (CELL.blocks, (int(sampler.workload.memories[0].destinations[0]),))
+    bench.pools.refill()
 
 
 @pytest.mark.parametrize("iterations", [2, 8, 10**9])

@@ -128,3 +128,22 @@ def test_notes_that_would_touch_are_left_out() -> None:
     one = PlotLine("sm", "sm", x, x, x, x, notes=("first", "second", "third", "fourth"), rings=[2.0])
     svg = draw(plot_of([one], PlotAxis("SMs", octaves=True)), TEXT).svg.decode()
     assert [f">{note}<" in svg for note in one.notes] == [True, True, False, True]
+
+
+def test_panels_stand_in_rows_with_ratios_from_one_and_a_ceiling_across() -> None:
+    x, y = [14.5, 28.0, 47.0], [1.02, 1.05, 4.4]
+    one = PlotLine("sm by SM count", "sm", x, y, y, y, notes=("1 SM", "2 SMs", "4 SMs"))
+    panels = [PlotPanel(title, [one], x_ceiling=55.3) for title in ("first", "second", "third")]
+    axes = PlotAxis("GB/s of the swaps"), PlotAxis("a step takes", zero=False, ratios=True)
+    svg = draw(LinePlot(*axes, panels, in_a_row=2), TEXT).svg.decode()
+    texts = re.findall(
+        r"<text [^>]*?(?:x=\"([\d.]+)\" y=\"([\d.]+)\"|translate\(([\d.]+) ([\d.]+)\))[^>]*>([^<]*)<", svg
+    )
+    at = {
+        text: (float(left or moved_left), float(top or moved_top)) for left, top, moved_left, moved_top, text in texts
+    }
+    assert at["first"][1] == at["second"][1] < at["third"][1]
+    assert at["first"][0] == at["third"][0] < at["second"][0]
+    assert {"1x", "2x", "4x"} <= at.keys()
+    assert svg.count(">ceiling 55.3<") == 3
+    assert ">0.5x<" not in svg

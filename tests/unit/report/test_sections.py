@@ -349,7 +349,7 @@ CASES = (
     Case(
         "beside",
         LADDER,
-        ["sm (2 SMs)", "50.0", "41.0", "1.20x", "200 → 224", "200 → 224", "200 → 1000"],
+        ["sm (2 SMs)", "4 096 x 16 KiB", "50.0", "41.0", "1.20x", *["200 → 224"] * 2, "200 → 1000", "1000", "4.07"],
         "A prefill layer beside swaps at 40 GB/s or more takes at least 20% longer (d2h: sm (2 SMs) at 41 GB/s).",
         bold=["sm (2 SMs)"],
         title="prefill, d2h: 200 us per iteration",
@@ -682,9 +682,7 @@ def test_fewer_than_500_iterations_of_six_visits_have_a_p90_but_no_p99(
     ]
     part = part_of(made_report(tmp_path, few), "beside")
     heads = [said(head) for head in table_of(part, "prefill, d2h").header]
-    assert ("p99, us" in heads, "p90, us" in heads) == (known, True)
-    assert said(part.tables[0].header[-1]) == ("prefill p99" if known else "prefill p90")
-    assert part.tables[0].rows[0][-1]
+    assert ("p99, us" in heads, "p90, us" in heads, "worst, us" in heads) == (known, True, True)
     assert not part.charts  # of one point
 
 
@@ -706,25 +704,54 @@ def test_a_crossover_is_the_size_from_which_batched_copies_stay_faster(faster: S
     assert said(_crossover(batched, [outcome(at, 100.0) for at in range(3)])) == words
 
 
-def test_the_table_holds_one_workload_with_a_line_for_each_method(tmp_path: Path) -> None:
-    """What moves other blocks, such as extents, does not stand beside them."""
+def test_a_line_of_16_kib_says_what_a_method_costs_each_step(tmp_path: Path) -> None:
+    """Blocks of other sizes are in the details, what has another layout says so, and an interval stands where wide."""
     decode = [replace(SM, sms=sms, neighbour=Neighbour.DECODE) for sms in (2, 4)]
-    other = replace(SM, backend="merged", sms=None, pattern=Pattern.parse("runs-32"))
+    merged = replace(SM, backend="merged", sms=None, pattern=Pattern.parse("runs-32"))
+    large = replace(SM, backend="batched", sms=None, blocks=64, block_bytes=1 << 20)
     dead = synthetic.failure(replace(SM, sms=8), "the neighbour died: OutOfMemoryError")
-    made = [*LADDER, *(visit for cell in decode for visit in synthetic.beside(cell, 1.4, 39.0 + (cell.sms or 0)))]
-    part = part_of(made_report(tmp_path, [*made, *synthetic.beside(other, 1.01, 45.0), dead]), "beside")
-    assert lines_of(part.tables[0].header)[2:] == [
-        "GB/s beside", "decode slower", "decode p99", "prefill slower", "prefill p99",
-    ]  # fmt: skip
-    rows = {said(method): [said(text) for text in rest] for _, method, *rest in part.tables[0].rows}
-    assert set(rows) == {"sm (1 SM)", "sm (2 SMs)", "sm (4 SMs)"}
-    assert rows["sm (1 SM)"][1::2] == ["", "1.10x"]
-    assert rows["sm (2 SMs)"][1::2] == ["1.40x", "1.20x"]
+    made = [*LADDER, *(visit for cell in decode for visit in synthetic.beside(cell, 1.25, 40.0)), dead]
+    made += [visit for cell in (merged, large) for visit in synthetic.beside(cell, 1.01, 45.0)]
+    uneven = replace(SM, sms=3)
+    made += [
+        msgspec.structs.replace(synthetic.beside(uneven, slowdown, 40.0, 1)[0], round=number)
+        for number, slowdown in enumerate([1.0, 1.1, 1.2, 1.3, 1.4, 1.5])
+    ]
+    part = part_of(made_report(tmp_path, made), "beside")
+    header = lines_of(part.tables[0].header)
+    assert header[:4] == ["Dir", "Method", "SMs", "decode: GB/s"]
+    costs = ["takes", "p90", "lost", "thread"]
+    assert header[4:] == [*costs, "readback", "prefill: GB/s", *costs]
+    rows = {(method, sms): rest for _, method, sms, *rest in (lines_of(row) for row in part.tables[0].rows)}
+    assert set(rows) == {("sm", "1"), ("sm", "2"), ("sm", "3"), ("sm", "4"), ("merged, pattern runs-32", "")}
+    thread = rows["sm", "2"][4]
+    assert rows["sm", "2"][:6] == ["40.0", "1.25x", "1.17x", "5.00", thread, "20.0"]
+    assert float(thread) == pytest.approx(0.3 * 1000 / 40, rel=0.05)
+    assert rows["sm", "2"][6:10] == ["41.0", "1.20x", "1.12x", "4.07"]
+    assert rows["sm", "1"][:6] == [""] * 6
+    low, high = 0.0, 1e3 * (1 - 1 / 1.5) / 40
+    assert rows["sm", "3"][9].endswith(f"[{low:.2f}, {high:.2f}]")
     (chart,) = part.charts
-    assert "decode" in chart.text.title
+    assert [panel.title for panel in chart.plot.panels] == ["d2h beside decode", "d2h beside prefill"]
+    lines = {line.label: line for line in chart.plot.panels[1].lines}
+    assert lines["sm by SM count"].notes == ["1 SM", "2 SMs", "3 SMs", "4 SMs"]
+    assert lines["batched"].x == [pytest.approx(45.0)]
     table = table_of(part, "prefill, d2h")
     assert "¹ failed: error: the neighbour died: OutOfMemoryError" in lines_of(table.notes)
     assert "; 42 samples a cell" in said(table.caption)
+    assert {plain_text(row[1]) for row in table.rows} == {"4 096 x 16 KiB", "64 x 1 MiB"}
+
+
+def test_engines_of_another_run_stand_beside_the_run_of_most_methods(tmp_path: Path) -> None:
+    engine = replace(SM, backend="vllm_triton", sms=12)
+    runs = [
+        made_run(tmp_path / name, visits, synthetic.info(spec={"name": name}))
+        for name, visits in (("beside", LADDER), ("beside-engines", synthetic.beside(engine, 1.3, 25.0)))
+    ]
+    part = part_of(report_of(runs), "beside")
+    assert [lines_of(row)[1:3] for row in part.tables[0].rows] == [
+        ["sm", "1"], ["sm", "2"], ["sm", "4"], ["vllm_triton", "12"],
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("turns", [Beside(), Beside(neighbour_alone_us=[200.0])])

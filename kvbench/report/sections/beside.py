@@ -1,0 +1,425 @@
+"""Beside a step: what swaps cost the work that runs beside them, and their thread, against the GB/s that they move."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import chain
+from statistics import fmean, median, mode
+from typing import Final
+
+import numpy as np
+
+from kvbench.analysis.compare import Verdict, Visits, compare_visits, verdict_of
+from kvbench.analysis.curves import pareto_edge
+from kvbench.analysis.margins import IN_TURN, MIN_P90, MIN_P99
+from kvbench.cells.axes import NO_PACE, Neighbour, Role
+from kvbench.cells.blocks import is_whole
+from kvbench.cells.cell import AXES, Cell, axes_of
+from kvbench.cells.facts import BATCHED
+from kvbench.cells.units import KIB, two_digits
+from kvbench.report.model import (
+    Chart,
+    DataTable,
+    LinePlot,
+    Part,
+    PartOrReason,
+    PlotAxis,
+    PlotLine,
+    PlotPanel,
+    Strong,
+    Text,
+)
+from kvbench.report.numbers import bytes_size, count, figure, noun
+from kvbench.report.tables import (
+    SIGNS,
+    Band,
+    axis_text,
+    chart_text,
+    comma_separated,
+    format_cell,
+    line_of,
+    measured_table,
+    method_of,
+    swap_text,
+)
+from kvbench.report.view import DIRECTIONS, View, grouped, is_measured
+from kvbench.results import Beside
+from kvbench.results.outcomes import Cost, Outcome, over_starts, slowdown_of
+from kvbench.text import ends
+
+# GB/s at which the methods of swapping are compared.
+RATES: Final = (10, 20, 40)
+# Findings do not tell smaller slowdowns apart.
+_LEAST: Final = 0.01
+_DRAWN: Final = "GB/s: bytes over the whole time, host clock. Takes: mean time of an iteration beside swaps over alone"
+_CLOCK: Final = f"{_DRAWN}; p90: by 90th percentiles. Lost, thread: ms a GB, of the step and of the calling thread"
+_READBACK: Final = "Readback: us from the end of a decode step's computation until its tokens are on the host, p90"
+_DETAILS: Final = f"{_CLOCK}. Alone → beside: us by CUDA events, of a swap by the host clock"
+_WORK: Final = {"decode": "A decode step", "prefill": "A prefill layer", "idle": "A GPU thread that only waits"}
+# The steps of the first table and of the picture.
+STEPS: Final = (Neighbour.DECODE, Neighbour.PREFILL)
+# The block size of the first table and of the picture, where it was measured.
+_USUAL_BYTES: Final = 16 * KIB
+# Percentile -> how many times it needs.
+_LEAST_TIMES: Final = {50: 1, 90: MIN_P90, 99: MIN_P99}
+# Half of an interval above this share of its middle is shown.
+_NARROW: Final = 0.05
+# What tells methods of swapping apart, beside the backend and its SM count.
+_METHOD_AXES: Final = [
+    name for name in axes_of(Role.SIDE, Role.BESIDE) if name not in ("sms", "neighbour", "pace", "memory", "pool")
+]
+
+
+@dataclass(frozen=True)
+class Slowed:
+    """A method of swapping beside a step: its name without the SM count, and what it costs."""
+
+    outcome: Outcome
+    method: str
+
+    @property
+    def cell(self) -> Cell:
+        return self.outcome.cell
+
+    @property
+    def step(self) -> Neighbour:
+        return self.cell.neighbour
+
+    @property
+    def sms(self) -> str:
+        return "" if self.cell.sms is None else count(self.cell.sms)
+
+    @property
+    def pace(self) -> str:
+        return pace_of(self.cell)
+
+    @property
+    def label(self) -> str:
+        """The method with its SM count and its pace."""
+        return comma_separated(method_of(self.cell), self.pace and f"pace {self.pace}", *self.method.split(", ")[1:])
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        kernel = self.cell.sms is not None
+        return (kernel, self.method, self.cell.block_bytes, bool(self.pace), self.cell.sms or 0, self.pace)
+
+    @property
+    def costs(self) -> list[Cost]:
+        return [*self.outcome.costs.values()]
+
+    @property
+    def _turns(self) -> list[Beside]:
+        return [self.outcome.beside[number] for number in self.outcome.costs]
+
+    @cached_property
+    def slowdown(self) -> tuple[float, float, float]:
+        """How many times as long a step takes, by the mean of its iterations, and its interval."""
+        return slowdown_of(self.costs)
+
+    @property
+    def has_interval(self) -> bool:
+        return math.isfinite(self.slowdown[2])
+
+    @cached_property
+    def lost_ms(self) -> tuple[float, float, float]:
+        return over_starts(self.costs, lambda cost: cost.lost_ms_per_gb)
+
+    @cached_property
+    def thread_ms(self) -> tuple[float, float, float]:
+        return over_starts(self.costs, lambda cost: cost.thread_ms_per_gb)
+
+    @property
+    def gbps(self) -> float:
+        """GB/s of the swaps beside the step."""
+        return median(cost.gbps for cost in self.costs)
+
+    @property
+    def alone_gbps(self) -> float:
+        rates = [median(turns.swaps_alone_gbps) for turns in self._turns if turns.swaps_alone_gbps]
+        return median(rates) if rates else math.nan
+
+    @property
+    def alone_us(self) -> float:
+        """The mean time of the step's iterations without swaps, median of the visits."""
+        return median(fmean(turns.neighbour_alone_us) for turns in self._turns)
+
+    def percentiles_us(self, of_turns: Callable[[Beside], Sequence[float]], percent: int) -> float:
+        """Return a percentile of times of all visits, NaN where they are too few for it."""
+        times_us = [*chain.from_iterable(map(of_turns, self._turns))]
+        return float(np.quantile(times_us, percent / 100)) if len(times_us) >= _LEAST_TIMES[percent] else math.nan
+
+    def both_us(self, percent: int) -> tuple[float, float]:
+        """Return a percentile of the step's iterations alone and beside the swaps."""
+        alone_us = self.percentiles_us(lambda turns: turns.neighbour_alone_us, percent)
+        return alone_us, self.percentiles_us(lambda turns: turns.neighbour_beside_us, percent)
+
+    @property
+    def slowdown_p90(self) -> float:
+        alone_us, beside_us = self.both_us(90)
+        return beside_us / alone_us
+
+    @property
+    def worst_us(self) -> float:
+        return max(us for turns in self._turns for us in turns.neighbour_beside_us)
+
+    @property
+    def readback_us(self) -> float:
+        """The 90th percentile of the readback beside the swaps."""
+        return self.percentiles_us(lambda turns: turns.readback_us, 90)
+
+    @property
+    def swap_us(self) -> tuple[float, float]:
+        """The time of a swap alone and beside the step."""
+        known = [(turns.swaps_alone_us, turns.swaps_beside_us) for turns in self._turns]
+        alone, beside = ([median(times) for times in side if times] for side in zip(*known, strict=True))
+        return (median(alone) if alone else math.nan), (median(beside) if beside else math.nan)
+
+
+def pace_of(cell: Cell) -> str:
+    """Return the pace of a kernel as text, "" of one without."""
+    return "" if cell.pace == NO_PACE else cell.text("pace") or ""
+
+
+def make(view: View) -> PartOrReason:
+    """Make the section of the machine's run with most such cells, and with the engines' that others measured."""
+    every = [(one, _tried(one)) for one in view.of_machine]
+    runs = [(one, tried) for one, tried in every if any(outcome.costs for outcome in tried)]
+    if not runs:
+        return "it needs swaps that were measured beside a step"
+    shown, tried = max(runs, key=lambda run: (run[0].run.info.spec.get("name") == "beside", len(run[1])))
+    have = {outcome.cell for outcome in tried}
+    others = [outcome for one, every in runs if one is not shown for outcome in every if outcome.cell not in have]
+    return partial(_part, shown, _methods([*tried, *others]))
+
+
+def _tried(view: View) -> list[Outcome]:
+    return [
+        outcome
+        for outcome in view.outcomes
+        if outcome.status != "skipped" and outcome.cell.neighbour != Neighbour.NONE and is_whole(outcome.cell)
+    ]
+
+
+def _methods(outcomes: Sequence[Outcome]) -> list[Slowed]:
+    """Name the methods: a backend with its values on the axes where it differs from most cells of its direction.
+
+    An axis that not every backend has tells only cells of one backend apart.
+    """
+    usual = {
+        (name, key): mode(outcome.cell.text(name) for outcome in alike)
+        for name in _METHOD_AXES
+        for key, alike in grouped(outcomes, partial(_alike, name)).items()
+    }
+    slowed = []
+    for outcome in outcomes:
+        cell = outcome.cell
+        differing = [name for name in _METHOD_AXES if cell.text(name) != usual[name, _alike(name, outcome)]]
+        slowed.append(Slowed(outcome, comma_separated(cell.backend, *(axis_text(cell, name) for name in differing))))
+    return slowed
+
+
+def _alike(name: str, outcome: Outcome) -> tuple[str, str]:
+    """Return a key of the cells that are compared on an axis."""
+    return outcome.cell.direction, outcome.cell.backend if AXES[name].depends_on_backend else ""
+
+
+def _part(view: View, tried: Sequence[Slowed]) -> Part:
+    slowed = [one for one in tried if one.outcome.costs]
+    steps = [step for step in STEPS if any(one.step == step for one in slowed)]
+    shown = _of_usual_size([one for one in slowed if one.step in steps] or slowed)
+    tables = [_table(view, shown, steps)] if steps else []
+    for step, direction in _sides(tried):
+        of_step = [one for one in tried if (one.step, one.cell.direction) == (step, direction)]
+        tables.append(_details(view, f"{step}, {direction}", of_step))
+    charts = [_chart(view, slowed, steps)] if steps else []
+    return Part([*_findings(slowed, steps)], charts, tables)
+
+
+def _sides(slowed: Iterable[Slowed]) -> list[tuple[Neighbour, str]]:
+    """Return every step and direction, decode and h2d first."""
+    known = {(one.step, one.cell.direction.value) for one in slowed}
+    return sorted(known, key=lambda side: (str(side[0]), DIRECTIONS.index(side[1])))
+
+
+def _of_usual_size(slowed: Sequence[Slowed]) -> list[Slowed]:
+    """Return the cells of blocks of the usual size, or of that of most."""
+    sizes = [one.cell.block_bytes for one in slowed]
+    size = _USUAL_BYTES if _USUAL_BYTES in sizes else mode(sizes)
+    return [one for one in slowed if one.cell.block_bytes == size]
+
+
+def _findings(slowed: Sequence[Slowed], steps: Sequence[Neighbour]) -> Iterable[str]:
+    for step in steps:
+        found: dict[str, list[str]] = {}
+        for direction in DIRECTIONS:
+            side = (one for one in slowed if (one.step, one.cell.direction) == (step, direction))
+            if decided := [one for one in side if one.has_interval]:
+                rate, text = _least_cost(direction, decided)
+                found.setdefault(rate, []).append(text)
+        for rate, texts in found.items():
+            yield f"{_WORK[step.kind]} beside swaps{rate} takes {', '.join(texts)}."
+
+
+def _table(view: View, slowed: Sequence[Slowed], steps: Sequence[Neighbour]) -> DataTable:
+    """Return a line for each method of swapping in a direction, with what it costs each step."""
+    paced = any(one.pace for one in slowed)
+    header = ["Dir", "Method", "SMs", *(["Pace"] if paced else [])]
+    for step in steps:
+        header += [f"{step}: GB/s", "takes", "p90", "lost", "thread"]
+        header += ["readback"] if step == Neighbour.DECODE else []
+    order = sorted(slowed, key=lambda one: (DIRECTIONS.index(one.cell.direction), one.order))
+    body: list[list[Text]] = []
+    for same in grouped(order, lambda one: (one.cell.direction, one.method, one.sms, one.pace)).values():
+        first = same[0]
+        by_step = {one.step: one for one in same}
+        line: list[Text] = [first.cell.direction.value, first.method, first.sms, *([first.pace] if paced else [])]
+        body.append([*line, *(text for step in steps for text in _costs(by_step.get(step), step))])
+    title = f"Beside a step: swaps of blocks of {bytes_size(order[0].cell.block_bytes)}, and what each GB costs in ms"
+    clock = (_CLOCK, _READBACK) if Neighbour.DECODE in steps else _CLOCK
+    return measured_table(view, [one.outcome for one in slowed], clock, title, header, body, left=2)
+
+
+def _costs(slowed: Slowed | None, step: Neighbour) -> list[str]:
+    readback = step == Neighbour.DECODE
+    if slowed is None:
+        return [""] * (5 + readback)
+    texts = [figure(slowed.gbps), _takes(slowed), _ratio(slowed.slowdown_p90)]
+    texts += [_interval(slowed.lost_ms), figure(slowed.thread_ms[0])]
+    return [*texts, figure(slowed.readback_us)] if readback else texts
+
+
+def _ratio(ratio: float) -> str:
+    return f"{ratio:.2f}x" if math.isfinite(ratio) else ""
+
+
+def _takes(slowed: Slowed) -> str:
+    return f"{SIGNS.get(_verdict(slowed), '')}{_ratio(slowed.slowdown[0])}"
+
+
+def _interval(band: Band) -> str:
+    """Return a cost in ms/GB, with its interval where half of it is above 5% or a tenth of a ms."""
+    middle, low, high = band
+    text = _milliseconds(middle)
+    if not math.isfinite(low) or (high - low) / 2 <= max(_NARROW * abs(middle), 0.1):
+        return text
+    return f"{text} [{_milliseconds(low)}, {_milliseconds(high)}]"
+
+
+def _milliseconds(value: float) -> str:
+    """Return ms/GB as text: nothing finer than a hundredth repeats."""
+    return (
+        f"{round(value, 2) + 0.0:.2f}" if abs(value) < 9.95 else f"{value:.1f}" if abs(value) < 99.5 else figure(value)
+    )
+
+
+def _details(view: View, title: str, tried: Sequence[Slowed]) -> DataTable:
+    slowed = [one for one in tried if one.outcome.costs]
+    reads_back = any(math.isfinite(one.readback_us) for one in slowed)
+    percents = [percent for percent in _LEAST_TIMES if any(math.isfinite(one.both_us(percent)[1]) for one in slowed)]
+    names = ("median" if percent == 50 else f"p{percent}" for percent in percents)
+    header = ["Swaps", "Blocks", "GB/s alone", "GB/s", "takes", *(f"{name}, us" for name in names), "worst, us"]
+    header += ["lost", "thread", *(["readback"] if reads_back else []), "swap, us"]
+    edge = _edge(slowed)
+    body: list[list[Text]] = []
+    for one in sorted(tried, key=lambda one: one.order):
+        outcome, size = one.outcome, swap_text(one.cell)
+        if not is_measured(outcome) or not outcome.costs:
+            why = format_cell(outcome, lambda _: "too few iterations")
+            body.append([one.label, size, why, *[""] * (len(header) - 3)])
+            continue
+        line: list[Text] = [Strong(one.label) if outcome in edge else one.label, size]
+        line += [figure(one.alone_gbps), figure(one.gbps), _takes(one)]
+        line += [*(_both(one.both_us(percent)) for percent in percents), figure(one.worst_us)]
+        line += [_interval(one.lost_ms), _interval(one.thread_ms)]
+        body.append([*line, *([figure(one.readback_us)] if reads_back else []), _both(one.swap_us)])
+    alone_us = [one.alone_us for one in slowed]
+    title = f"{title}: {ends(alone_us, figure)} us per iteration without swaps" if alone_us else title
+    outcomes = [one.outcome for one in tried if is_measured(one.outcome)] or [one.outcome for one in tried]
+    bold = "no other of its block size moves as much and slows the step less"
+    return measured_table(view, outcomes, _DETAILS, title, header, body, left=2, bold=bold)
+
+
+def _both(times_us: tuple[float, float]) -> str:
+    return " → ".join(map(figure, times_us))
+
+
+def _edge(slowed: Sequence[Slowed]) -> set[Outcome]:
+    """Return the cells that no other of their block size beats both in GB/s and in what they lose."""
+    edge: set[Outcome] = set()
+    for of_size in grouped(slowed, lambda one: one.cell.block_bytes).values():
+        known = [one for one in of_size if one.has_interval]
+        kept = pareto_edge([one.gbps for one in known], [one.slowdown[0] for one in known])
+        edge |= {one.outcome for one, is_kept in zip(known, kept, strict=True) if is_kept}
+    return edge
+
+
+def _verdict(slowed: Slowed) -> Verdict:
+    """Whether the visits settle on which side of the margin the slowdown lies."""
+    _, low, high = slowed.slowdown
+    margin = math.log1p(IN_TURN.fraction)
+    return verdict_of(math.log(low), math.log(high), margin) if 0 < low <= high < math.inf else Verdict.UNDECIDED
+
+
+def _least_cost(direction: str, points: Sequence[Slowed]) -> tuple[str, str]:
+    """Return the highest of `RATES` that was reached, and what it costs at least."""
+    reached = max((rate for rate in RATES if any(point.gbps >= rate for point in points)), default=0)
+    fast = [point for point in points if point.gbps >= reached]
+    best = min(fast, key=lambda point: (point.slowdown[0], -point.gbps))
+    others = [_slowdowns(point) for point in fast if point is not best]
+    compared = [compare_visits(_slowdowns(best), other, IN_TURN) for other in others]
+    unclear = sum(one.verdict is not Verdict.SLOWER for one in compared)
+    rivals = f"; no clear difference from {noun(unclear, 'other')}" if unclear else ""
+    slowdown = best.slowdown[0]
+    at_least = "at least " if slowdown >= 1 + _LEAST else ""
+    size = "" if best.cell.block_bytes == _USUAL_BYTES else f", {swap_text(best.cell)},"
+    swaps = f"{direction}: {best.label}{size} at {two_digits(best.gbps)} GB/s{rivals}"
+    rate = f" at {reached} GB/s or more" if reached else ""
+    return rate, f"{at_least}{_longer(slowdown)} ({swaps})"
+
+
+def _slowdowns(point: Slowed) -> Visits:
+    return {number: cost.slowdown for number, cost in point.outcome.costs.items()}
+
+
+def _longer(slowdown: float) -> str:
+    """Return a slowdown as text, "20% longer" or "2.4x as long"; nothing finer than what repeats."""
+    if slowdown < 1 + _LEAST:
+        return f"less than {_LEAST:.0%} longer"
+    return f"{two_digits(slowdown)}x as long" if slowdown >= 1.95 else f"{two_digits((slowdown - 1) * 100)}% longer"
+
+
+def _chart(view: View, slowed: Sequence[Slowed], steps: Sequence[Neighbour]) -> Chart:
+    """Return how long a step takes against the GB/s beside it, a panel for each step and direction."""
+    usual = {one.outcome for one in _of_usual_size(slowed)}
+    panels = []
+    for step in steps:
+        for direction in DIRECTIONS:
+            side = [one for one in slowed if (one.step, one.cell.direction) == (step, direction)]
+            lines = _lines([one for one in side if one.outcome in usual or one.cell.backend == BATCHED])
+            ceiling = view.ceilings.get(direction)
+            panels += [PlotPanel(f"{direction} beside {step}", lines, x_ceiling=ceiling)] if lines else []
+    plot = LinePlot(
+        PlotAxis("GB/s of the swaps"), PlotAxis("a step takes", zero=False, ratios=True), panels, in_a_row=2
+    )
+    text = chart_text(view, "Beside a step: how long it takes against the GB/s of the swaps", f"{_DRAWN}. Band: 95%")
+    return Chart(f"beside-{view.label}", text, plot)
+
+
+def _lines(side: Sequence[Slowed]) -> list[PlotLine]:
+    """Return a line for each method: by its SM count, its pace, or its block size."""
+    lines, variants = [], Counter[str]()
+    ordered = sorted(side, key=lambda one: one.order)
+    for (method, paced), line in grouped(ordered, lambda one: (one.method, bool(one.pace))).items():
+        backend = line[0].cell.backend
+        notes, by = [one.pace for one in line], "by pace"
+        if not paced and len({one.cell.block_bytes for one in line}) > 1:
+            notes, by = [bytes_size(one.cell.block_bytes) for one in line], "by block size"
+        elif not paced:
+            notes, by = [noun(one.cell.sms or 0, "SM") for one in line], "by SM count"
+        label, shown = (f"{method} {by}", notes) if len(line) > 1 else (line[0].label, [])
+        x, bands = [one.gbps for one in line], [one.slowdown for one in line]
+        lines.append(line_of(label, backend, x, bands, variants[backend], notes=shown))
+        variants[backend] += 1
+    return lines
