@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -114,7 +113,10 @@ def memories_of(cells: Iterable[Cell]) -> list[str]:
 
 
 def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
-    """Yield every cell once per round, shuffled by `seed`, so that consecutive backends differ where possible.
+    """Yield every cell once per round, in an order of its own that `seed` shuffles.
+
+    What is compared closely is measured in turn, within a visit. To alternate the backends of a round as well spreads
+    what a drift or a burst does to two cells no better than to shuffle.
 
     Where the host pools do not fit side by side, a round goes from one method of pinning memory to the next. The cells
     of each plug-in package follow each other, see `by_package`.
@@ -125,7 +127,7 @@ def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
         order: list[Cell] = []
         for group in groups:
             cells = [cell for cell in plan.cells if (cell.memory or Memory.ALLOCATED) in group]
-            order += _interleaved(sorted(cells, key=lambda cell: cell.shuffle_key(number, seed)))
+            order += sorted(cells, key=lambda cell: cell.shuffle_key(number, seed))
         yield from by_package(with_arms(number, order, plan), plan.plug_ins)
 
 
@@ -222,35 +224,3 @@ def with_usual(cell: Cell, backend: BackendFacts, device: DeviceFacts) -> Cell:
         usual = backend.sms_for(cell.direction, cell.spread_bytes, cell.block_bytes, cell.blocks)
         cell = replace(cell, sms=None if usual is None else min(usual, device.sm_count or usual))
     return cell
-
-
-def _interleaved(cells: Sequence[Cell]) -> Iterator[Cell]:
-    """Yield `cells` with each backend spread evenly, so that consecutive cells rarely share a backend."""
-    waiting: dict[str, deque[Cell]] = {}
-    for cell in cells:
-        waiting.setdefault(cell.backend, deque()).append(cell)
-    totals = {name: len(queue) for name, queue in waiting.items()}
-    last = None
-    for left in range(len(cells), 0, -1):
-        last = _next_backend({name: len(queue) for name, queue in waiting.items() if queue}, totals, left, last)
-        yield waiting[last].popleft()
-
-
-def _next_backend(remaining: Mapping[str, int], totals: Mapping[str, int], left: int, last: str | None) -> str:
-    """Return the backend of the next cell; `remaining` of the `totals` cells of each backend are left, `left` in all.
-
-    Usually it is the backend, other than the `last` one, with the largest share of its cells remaining; this spreads
-    each backend over the whole round. A backend that has more than half of all remaining cells follows every other one:
-    later its cells could not be kept apart. It also follows itself while a larger share of its cells remains than of
-    all others together, which spreads the others evenly among its cells.
-    """
-    largest = max(remaining, key=lambda name: remaining[name])
-    others = [name for name in remaining if name != last]
-    if 2 * remaining[largest] > left:
-        if largest != last or not others:
-            return largest
-        behind = left - remaining[largest]
-        share_of_others = behind / (sum(totals.values()) - totals[largest])
-        if remaining[largest] / totals[largest] > share_of_others:
-            return largest
-    return max(others, key=lambda name: remaining[name] / totals[name])

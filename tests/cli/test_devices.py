@@ -39,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_device_has_a_run_with_every_cell_alone_and_together(run: Path) -> None:
     assert sorted(path.name for path in run.iterdir()) == ["cpu-0", "cpu-1"]
     for path in run.iterdir():
-        frame = load_run(path).frame()
+        frame = load_run(path).frame("verified_bytes")
         assert sorted(frame["devices"]) == [1, 2]
         assert (frame["status"] == "ok").all()
         assert (frame["verified_bytes"] > 0).all()
