@@ -14,28 +14,45 @@ from kvbench.cells.axes import Direction, ListPlace
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import DIRECTIONS, SmMethod
 
+KIB, GIB = 1024, 1 << 30
+
 
 # What a block of threads may have on sm_90 and sm_100, on sm_80, and on sm_86, sm_89 and sm_120.
 @pytest.mark.parametrize("shared_kib", [227, 163, 99])
 @pytest.mark.parametrize("compute", [80, 89, 90, 120])
 @pytest.mark.parametrize("direction", Direction)
-def test_a_kernel_follows_its_rule_and_fits_the_device(direction: Direction, compute: int, shared_kib: int) -> None:
-    sizes = [kib * 1024 + by for kib in (1, 2, 8, 16, 32) for by in (0, 1)]
-    lists = product((0, 1 << 30), (256, 257), sizes, (0, 1, 8, 15), (None, 2, 3, 8))
-    for pool_bytes, blocks, largest, odd, sms in lists:
+def test_a_kernel_can_copy_its_list_and_fits_the_device(direction: Direction, compute: int, shared_kib: int) -> None:
+    for pool_bytes, blocks, largest, odd, sms in product((0, GIB), (1, 257), (1, 4 * KIB, GIB), (0, 8), (None, 1, 8)):
         cell = Cell("sm", direction, blocks, 512, pool_bytes=pool_bytes, sms=sms)
-        shape = shape_for(cell, largest, 4096 | odd, compute, shared_kib << 10)
-        wanted, bulk = ("lanes", 16, 8, 4096), not odd and compute >= 90
-        by_lanes = largest <= (8 << 10 if bulk and (sms or 2) > 2 else 32 << 10)
-        if not odd and blocks == 256 and largest <= 16 << 10:
-            wanted = ("words", 32, 4, 2048)
-        elif direction is Direction.D2H and pool_bytes and by_lanes:
-            wanted = ("lanes", 16, 8, 4096) if 2 << 10 < largest <= 8 << 10 else ("lanes", 32, 4, 4096)
-        elif bulk:
-            piece = 1024 if largest <= 1024 else 2048 if largest <= 2048 else 4096
-            most = (shared_kib << 10) // (6 * (piece + 128 + 8))  # a line and a barrier more for each piece
-            wanted = ("bulk", min((32 << 10) // piece, most), 6, piece)
-        assert (shape.method, shape.warps, shape.depth, shape.piece_bytes) == wanted, (pool_bytes, blocks, largest, odd)
+        shape = shape_for(cell, largest, 4096 | odd, compute, shared_kib * KIB)
+        assert shape.method != "bulk" or compute >= 90, "a bulk copy is an instruction of sm_90"
+        assert shape.method == "lanes" or not odd, "only lanes take addresses that are not aligned"
+        each_piece = shape.piece_bytes + 128 + 8  # and a line and a barrier
+        assert shape.method != "bulk" or shape.warps * shape.depth * each_piece <= shared_kib * KIB
+
+
+@pytest.mark.parametrize(
+    ("direction", "blocks", "size", "sms", "method", "warps"),
+    [
+        (Direction.H2D, 256, 16 * KIB, 4, "words", 32),  # few small blocks: many requests at once
+        (Direction.D2H, 256, 16 * KIB, 4, "words", 32),
+        (Direction.H2D, 256, 32 * KIB, 4, "bulk", 8),
+        (Direction.H2D, 257, 1 * KIB, 4, "bulk", 32),
+        (Direction.H2D, 257, 2 * KIB, 4, "bulk", 16),
+        (Direction.H2D, 257, 4 * KIB, 4, "bulk", 8),
+        (Direction.D2H, 257, 2 * KIB, 4, "lanes", 32),  # scattered stores
+        (Direction.D2H, 257, 8 * KIB, 4, "lanes", 16),
+        (Direction.D2H, 257, 32 * KIB, 2, "lanes", 32),
+        (Direction.D2H, 257, 32 * KIB, 4, "bulk", 8),
+    ],
+)
+def test_a_kernel_is_the_fastest_that_was_measured(
+    direction: Direction, blocks: int, size: int, sms: int, method: str, warps: int
+) -> None:
+    """Of scattered blocks, on an H100 and an H200."""
+    cell = Cell("sm", direction, blocks, size, pool_bytes=16 * GIB, sms=sms)
+    shape = shape_for(cell, size, size, 90, 227 * KIB)
+    assert (shape.method, shape.warps) == (method, warps)
 
 
 @pytest.mark.parametrize("compute", [80, 90])
@@ -60,18 +77,17 @@ def test_a_swap_is_by_the_kernel_of_its_shape_that_is_loaded_once_for_a_device(d
         backend = Sm()
         for device, of in ((one, cell), (one, replace(cell, sms=None)), (other, cell), (one, cell)):
             prepared = backend.create(SwapRequest(device, of, memory))
-    shape = {"warps": 16, "depth": 8, "piece_bytes": 4096}  # not aligned
-    defines = tuple(f"-DKVBENCH_{name.upper()}={value}" for name, value in ({"method": "lanes"} | shape).items())
-    loaded = mock.call(mock.ANY, ("sm_copy", "sm_90", defines), method=SmMethod.lanes, **shape)
-    assert made["SmKernel"].mock_calls == [loaded] * 3
-    assert [call.args[0] for call in made["SmKernel"].call_args_list] == [one.driver, other.driver, one.driver]
-    swaps, kernel = made["sm_copy"], made["SmKernel"].return_value
-    assert [call.kwargs for call in swaps.call_args_list] == [
-        {"sms": sms, "inline_up_to": 4096, "pace_gbps": 0.0} for sms in (7, 2, 7, 7)
-    ]
-    assert {call.args[:1] + call.args[4:] for call in swaps.call_args_list} == {(kernel, DIRECTIONS[direction])}
-    assert all(map(np.array_equal, swaps.call_args.args[1:4], lists))
-    assert (prepared.swap, prepared.mechanism) == (swaps.return_value, Mechanism.SM_KERNEL)
+    loads = made["SmKernel"].call_args_list
+    assert [call.args[0] for call in loads] == [one.driver, other.driver, one.driver]
+    assert {call.kwargs["method"] for call in loads} == {SmMethod.lanes}, "the list is not aligned"
+    for _, arch, defines in (call.args[1] for call in loads):
+        assert (arch, "-DKVBENCH_METHOD=lanes" in defines) == ("sm_90", True)
+    launches = made["sm_copy"].call_args_list
+    assert [call.kwargs["sms"] for call in launches] == [7, 2, 7, 7]
+    kernel, *copied, way = launches[-1].args
+    assert all(map(np.array_equal, copied, lists))
+    assert (kernel, way) == (made["SmKernel"].return_value, DIRECTIONS[direction])
+    assert (prepared.swap, prepared.mechanism) == (made["sm_copy"].return_value, Mechanism.SM_KERNEL)
 
 
 @pytest.mark.parametrize(

@@ -78,20 +78,21 @@ def test_a_control_on_a_gpu_times_one_copy_between_two_events(
         def __getattr__(self, name: str) -> Any:
             return mock.Mock(side_effect=partial(call, name), __name__=name)
 
-    size = 64 << 20
     monkeypatch.setattr(roof, "_bindings", Bindings)
-    control, context = open_control("cuda:3"), ("cuCtxSetCurrent", "cuDevicePrimaryCtxRetain")
-    assert called == [("cuDeviceGet", 3), ("cuDevicePrimaryCtxRetain", "cuDeviceGet"), context,
-                      ("cuMemHostAlloc", size, 0), ("cuMemAlloc", size), ("cuStreamCreate", 1),
-                      ("cuEventCreate", 0), ("cuEventCreate", 0)]  # fmt: skip
+    control = open_control("cuda:3")
+    assert ("cuDeviceGet", 3) in called
+    assert {(name, arguments[0]) for name, *arguments in called if name.startswith("cuMem")} == {
+        ("cuMemHostAlloc", 64 << 20), ("cuMemAlloc", 64 << 20)
+    }  # fmt: skip
     called.clear()
     assert control.copy_us(direction) == 250
-    sides = ("cuMemAlloc", "cuMemHostAlloc")
-    copy = ("cuMemcpyHtoDAsync", *sides) if direction is Direction.H2D else ("cuMemcpyDtoHAsync", *sides[::-1])
-    assert called == [context, ("cuEventRecord", "start", "cuStreamCreate"),
-                      (*copy, size, "cuStreamCreate"),
-                      ("cuEventRecord", "end", "cuStreamCreate"), ("cuEventSynchronize", "end"),
-                      ("cuEventElapsedTime", "start", "end")]  # fmt: skip
+    timed = [step for step in called if step[0].startswith(("cuEventRecord", "cuMemcpy", "cuEventSynchronize"))]
+    to, source, copy = "cuMemAlloc", "cuMemHostAlloc", "cuMemcpyHtoDAsync"
+    if direction is Direction.D2H:
+        to, source, copy = source, to, "cuMemcpyDtoHAsync"
+    stream = "cuStreamCreate"
+    assert timed == [("cuEventRecord", "start", stream), (copy, to, source, 64 << 20, stream),
+                     ("cuEventRecord", "end", stream), ("cuEventSynchronize", "end")]  # fmt: skip
     status = Status.REFUSED
     with pytest.raises(ControlError, match="control copies: cuCtxSetCurrent returned REFUSED"):
         control.copy_us(direction)
