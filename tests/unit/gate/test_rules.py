@@ -19,8 +19,9 @@ from kvbench.results import Record, Run
 from kvbench.sweep.config import find_config, load_config
 from kvbench.sweep.plan import expand
 from tests.refusals import refused_with
-from tests.strategies import H200, H200_BACKENDS
+from tests.strategies import H200
 from tests.synthetic import CEILING_GBPS, beside, ceilings, cliff_cells, failure, info, rounds, skip, visit, visits
+from tests.unit.sweep.test_configs import EVERYWHERE
 
 KIB = 1024
 SM = "backend=sm"
@@ -257,7 +258,7 @@ def test_a_file_of_rules_is_read_strictly(tmp_path: Path, text: str, message: st
 def test_every_shipped_rule_is_about_cells_of_its_config(path: Path) -> None:
     shipped = load_rules(path)
     assert shipped.config is not None
-    planned = expand(load_config(find_config(shipped.config)), H200, H200_BACKENDS).cells
+    planned = expand(load_config(find_config(shipped.config)), H200, EVERYWHERE).cells
     made = run_of(visits(planned, lambda _: 10.0, count=1))
     for row in check_rules(made, RuleSet(shipped.rules)).rows:
         assert "was requested" not in row.reason

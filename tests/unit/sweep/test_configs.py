@@ -29,8 +29,13 @@ ENGINES = (
 )
 CALLED = tuple(BackendFacts(name, "", frozenset(), on_request=True) for name in ("copier", "empty"))
 THROUGH_TORCH = (*ENGINES, BackendFacts("empty_torch", "", frozenset(), on_request=True))
-EVERYWHERE = (*H200_BACKENDS, *CALLED, *THROUGH_TORCH)
-ON_A_HOST = (*CPU_BACKENDS, *CALLED, *(replace(facts, unavailable="it needs a GPU") for facts in THROUGH_TORCH))
+STAGED = BackendFacts("staged", "", frozenset({"memory", "sms"}), on_request=True, host_run_bytes=256 << 10)
+EVERYWHERE = (*H200_BACKENDS, *CALLED, *THROUGH_TORCH, STAGED)
+ON_A_HOST = (
+    *CPU_BACKENDS,
+    *CALLED,
+    *(replace(facts, unavailable="it needs a GPU") for facts in (*THROUGH_TORCH, STAGED)),
+)
 
 
 def shipped(name: str) -> SweepSpec:
