@@ -204,12 +204,23 @@ def _cpu_up_to_bytes(run: Run) -> int | None:
 
 
 def _link_of(run: Run) -> str:
-    """The fastest state of the link that was seen while the run ran: of an idle GPU it is slower."""
-    if run.info.identity.get("link") == "c2c":
+    """The fastest state of the link that was seen while the run ran; its largest, where copies were faster than that:
+    the link of an idle GPU is slower.
+    """
+    identity = run.info.identity
+    if identity.get("link") == "c2c":
         return _C2C
     looks = [(look.get("pcie_generation"), look.get("pcie_width")) for look in run.info.observed]
     known = [look for look in looks if all(isinstance(value, int) for value in look)]
-    return "PCIe {} x{}".format(*max(known)) if known else ""
+    if not known:
+        return ""
+    seen, largest = (
+        "PCIe {} x{}".format(*max(known)),
+        (identity.get("pcie_max_generation"), identity.get("pcie_max_width")),
+    )
+    copies, gives = max(_copies(run, direction) or 0.0 for direction in Direction), link_gbps(seen)
+    was_idle = gives is not None and copies > (1 + HEALTHY.fraction) * gives
+    return "PCIe {} x{}".format(*largest) if was_idle and None not in largest else seen
 
 
 def _failed(checks: Mapping[str, Check], names: Iterable[str]) -> Iterator[Problem]:

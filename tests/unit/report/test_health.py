@@ -50,7 +50,8 @@ def made(
     sizes = {size: "CPU inline" if size <= 24 * KIB else path for size in (16 * KIB, 24 * KIB, 28 * KIB)}
     cells = {Cell("batched", Direction.H2D, 64, size, StreamState.IDLE): how for size, how in sizes.items()}
     visits = [msgspec.structs.replace(synthetic.visit(cell, 100.0, count=3), path=how) for cell, how in cells.items()]
-    info = synthetic.info(title, observed=[{"at": "start", **LINK, **observed}])
+    identity = {"gpu_name": title, "pcie_max_generation": 5, "pcie_max_width": 16}
+    info = synthetic.info(title, observed=[{"at": "start", **LINK, **observed}], identity=identity)
     number = len(list(folder.iterdir()))
     return load_run(synthetic.write_run(folder / str(number), [*ceilings, *roofs, *visits, *records], info))
 
@@ -74,6 +75,13 @@ def test_a_host_that_reaches_what_is_expected_is_healthy(tmp_path: Path) -> None
     assert "55.0 of about 55 GB/s that PCIe 5 x16 gives" in health.sentence
     assert "28 M/s of 28 M on such cards" in health.sentence
     assert "batched copies take the CPU up to 24 KiB" in health.sentence
+
+
+def test_a_link_that_was_read_while_the_gpu_was_idle_is_not_held_against_the_host(tmp_path: Path) -> None:
+    health = health_of(made(tmp_path, pcie_generation=1))
+    assert (health.answer, health.reached and health.reached.link) == ("yes", "PCIe 5 x16")
+    slow = health_of(made(tmp_path, copies=3.4, pcie_generation=1))
+    assert slow.sentence.startswith("healthy: no: the link is PCIe 1 x16, such cards have PCIe 5 x16")
 
 
 def test_of_an_unknown_card_only_the_link_is_expected(tmp_path: Path) -> None:
