@@ -73,6 +73,15 @@ def test_a_cell_is_judged_and_decides(
         assert np.isnan(row.base)
 
 
+@pytest.mark.parametrize("which", [0, 1], ids=["base", "cand"])
+def test_a_cell_that_a_side_does_not_visit_because_the_other_failed_names_the_failure_alone(which: int) -> None:
+    sick, none = Side(extra=[failure(VICTIM, "byte 7 differs", "mismatch")]), Side(without=[VICTIM])
+    base, cand = compared(*((sick, none) if which == 0 else (none, sick)), rounds=6)
+    assert (
+        row_of(judge_runs(base, cand), VICTIM).reason == f"{('base', 'cand')[which]}: failed: mismatch: byte 7 differs"
+    )
+
+
 BUSY = replace(VICTIM, stream_state=StreamState.BUSY)
 
 
@@ -132,9 +141,10 @@ def test_unsure_controls_widen_the_margin() -> None:
     order, unsure = np.resize([1.0, -1.0], 24), np.resize([-0.08, 0.08, 0.0], 24)
     for slower, verdict in ((0.04, GateVerdict.UNCONFIRMED), (0.15, GateVerdict.SLOWER), (0.0, GateVerdict.SAME)):
         base = np.full((1, 24), 100.0)
-        pairs = paired([VICTIM], base, base * (1 + slower), order, controls={"h2d": unsure})
+        calm = np.zeros(24)
+        pairs = paired([VICTIM], base, base * (1 + slower), order, controls={"d2h": calm, "h2d": unsure})
         judgement = judge(pairs)
-        assert judgement.controls[0].unsure > 0.01
+        assert [control.unsure > 0.01 for control in judgement.controls] == [False, True]
         assert judgement.verdict is verdict
         assert ("not by more than the controls may have moved" in judgement.rows[0].reason) is (slower == 0.04)
 
@@ -143,6 +153,23 @@ def test_unsure_controls_widen_the_margin() -> None:
 def test_less_than_a_microsecond_is_no_slowdown(base_us: float, verdict: GateVerdict) -> None:
     base = np.full((1, 24), base_us)
     assert judge(paired([VICTIM], base, base * 1.08)).verdict is verdict
+
+
+def test_a_microsecond_is_no_margin_of_a_neighbour_s_slowdown() -> None:
+    """A slowdown is a ratio, however short the swaps are."""
+    times = np.full((1, 24), 10.0)
+    pairs = paired([VICTIM], times, times)
+    for name, usual in (("caller_us", 8.0), ("slowdown", 1.2)):
+        pairs.visits[name][0], pairs.visits[name][1] = usual, usual * 1.08
+    verdicts = {row.kind: row.verdict for row in judge(pairs).rows}
+    assert verdicts == {"cell": GateVerdict.SAME, "caller_us": GateVerdict.SAME, "neighbour": GateVerdict.SLOWER}
+
+
+@pytest.mark.parametrize(("margin", "steady"), [(0.03, False), (0.3, True)])
+def test_a_wider_margin_of_the_cells_lets_the_large_copies_move_as_much_more(margin: float, *, steady: bool) -> None:
+    times = np.full((1, 24), 100.0)
+    (control,) = judge(paired([VICTIM], times, times, controls={"h2d": np.full(24, 0.1)}), margin).controls
+    assert control.steady is steady
 
 
 def test_an_undecided_row_passes_only_if_it_excludes_a_slowdown() -> None:

@@ -178,5 +178,6 @@ def test_slot_bias_is_corrected_only_after_two_rounds_of_each_order() -> None:
     corrected, bias = without_slot_bias(ratios, np.array([1.0, -1.0, 1.0, -1.0]))
     assert bias == pytest.approx(0.02)
     assert corrected == pytest.approx(np.array([[0.0] * 4, [0.1] * 4]))
-    corrected, bias = without_slot_bias(ratios, np.ones(4))
-    assert (bias, corrected is ratios) == (0.0, True)
+    for order in (np.ones(4), np.array([1.0, -1.0, 1.0, 1.0])):
+        corrected, bias = without_slot_bias(ratios, order)
+        assert (bias, corrected is ratios) == (0.0, True)

@@ -190,6 +190,18 @@ def test_a_pair_that_was_spoiled_on_one_side_does_not_count(
     assert np.argwhere(np.isnan(pairs.visits["fast_us"][0])).tolist() == [[index, 3]]
 
 
+def test_what_spoiled_a_pair_does_not_move_the_control_of_the_cpu(tmp_path: Path) -> None:
+    """Another guest lengthens the probe of two visits that it disturbs: no CPU became slower."""
+
+    def changed(side: int, made: Visit) -> dict[str, object]:
+        hit = (side, made.round) == (1, 3)
+        return {"probe_us": 600.0, "disturbed": [Disturbance.LIMITED_CLOCKS]} if hit else {}
+
+    (of_cpu,) = (logs for name, logs in pair(*in_turn(tmp_path, changed, lambda *_: 0.1), SAME).controls.items())
+    assert np.isnan(of_cpu[3])
+    assert of_cpu[[0, 1, 2, 4, 5]].tolist() == [0.0] * 5
+
+
 def test_a_slow_cpu_does_not_spoil_copies_by_the_gpu(tmp_path: Path) -> None:
     slow = {"disturbed": [Disturbance.SLOW_CPU], "slowdown": 2.9}
     runs = in_turn(tmp_path, lambda side, made: slow if (side, made.round) == (1, 3) else {}, lambda _side, _cell: 0.1)
