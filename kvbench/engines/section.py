@@ -6,9 +6,11 @@ from typing import Final
 
 from kvbench.analysis.compare import Verdict, compare_visits
 from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN
+from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.blocks import is_alone
 from kvbench.cells.cell import SwapShape
 from kvbench.cells.policy import Choice
+from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure, with_interval
@@ -20,6 +22,7 @@ from kvbench.text import counted, ends
 from kvbench.tune.answer import shapes_of, shipped_choice
 from kvbench.tune.candidates import Measured, sms_of, workload_axes
 
+_PUBLISHED: Final = SwapShape(Direction.H2D, StreamState.IDLE, 10_000, 4 * KIB)
 _INCLUDES: Final = (
     "Medians in us per swap by CUDA events; behind the slash the time of the thread that makes the swap. A column for "
     "each method of the engine: as shipped, or its kernel alone with a chosen SM count (sms). Takes: the method that "
@@ -45,6 +48,7 @@ def make(view: View) -> PartOrReason:
         return "the engine's code copies blocks in pages on the host (host_pattern=page-first-TxC)"
     every = [one for _, shapes in runs for one in shapes]
     findings = [text for engine in engines().values() if (text := _same_api(engine, every))]
+    findings += [text for one in every if (text := _published(one))]
     return lambda: Part(findings, tables=tables)
 
 
@@ -97,6 +101,16 @@ def _row(view: View, engine: Engine, methods: Sequence[Choice], one: Measured) -
 
 def _us_text(measured: Measured, choice: Choice) -> str:
     return with_interval(measured.us_of(choice), *known_interval([*measured.every[choice].values()]))
+
+
+def _published(measured: Measured) -> str:
+    """The figures of the pull request that brought vLLM's kernel, beside those of this machine."""
+    shipped = {choice.backend: choice for choice in measured.every if not choice.axes or choice.backend == "vllm_batch"}
+    op, kernel = (shipped.get(name) for name in ("vllm_batch", "vllm_triton"))
+    if measured.shape != _PUBLISHED or not (op and kernel):
+        return ""
+    rates = (f"{choice.backend} moves {figure(measured.gbps_of(choice))} GB/s" for choice in (op, kernel))
+    return f"{measured.shape.size_text} {measured.shape.kind}: {', '.join(rates)}; in vLLM #42212 3.8, and 18 to 19."
 
 
 def _same_api(engine: Engine, shapes: Sequence[Measured]) -> str:

@@ -9,9 +9,12 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.analysis.margins import IN_TURN, WIDE
 from kvbench.cells.facts import plug_ins_of
+from kvbench.cells.units import two_digits
 from kvbench.files import or_usage_error, write_whole
 from kvbench.report.document import (
     ANSWER,
@@ -56,7 +59,7 @@ from kvbench.report.sections import (
     threshold,
 )
 from kvbench.report.tables import both_directions, words_in
-from kvbench.report.view import View, ceilings_text, cell_warnings, grouped, views_of
+from kvbench.report.view import View, ceilings_text, cell_warnings, grouped, spread_of_runs, views_of
 from kvbench.results import Note, Run
 from kvbench.results.columns import NO_FIGURE
 from kvbench.results.outcomes import Outcome, Status
@@ -138,7 +141,7 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progres
         views=views,
         unsteady=unsteady({view.label: view.run for view in views}),
         host_note=_host_note(views),
-        headline=short_of("machines", chapters) or _headline(views),
+        headline=[*(short_of("machines", chapters) or _headline(views)), *_steadiness(views)],
         first_warnings=[*_first_warnings(views, len(unread)), *_plug_ins(views)],
         runs=_run_table(views),
         commands=[(f"{view.label}: ", Code(view.command), view.commit) for view in views],
@@ -245,7 +248,37 @@ def _headline(views: Sequence[View]) -> list[Text]:
     versions = ", ".join(dict.fromkeys(short(view.run.info.kvbench, 80) for view in views))
     commits = len({view.run.info.commit for view in views})
     which = f"{versions} ({commits} commits)" if commits > 1 else versions + views[0].commit
-    return [*origin(runs), f"kvbench {which}"] if any(view.measured for view in views) else []
+    if not any(view.measured for view in views):
+        return []
+    return [*origin(runs), *_hosts(views), f"kvbench {which}"]
+
+
+def _hosts(views: Sequence[View]) -> list[Text]:
+    """The host of most runs, and which runs are of another."""
+    hosts = grouped((view for view in views if view.host), lambda view: view.host)
+    if not hosts:
+        return []
+    usual = max(hosts, key=lambda host: len(hosts[host]))
+    others = ", ".join(view.label for host, of_host in hosts.items() if host != usual for view in of_host)
+    return [f"Host: {usual}" + (f" (another: {others})" if others else "")]
+
+
+def _steadiness(views: Sequence[View]) -> list[Text]:
+    """How far runs of one machine differ on the same cells, and how many of the visits that count were disturbed."""
+    lines: list[Text] = []
+    if ratios := spread_of_runs(views):
+        tenth, worst = (two_digits(ratio) for ratio in (float(np.quantile(ratios, 0.9)), max(ratios)))
+        lines.append(
+            f"Starts differ: a tenth of {noun(len(ratios), 'cell')} in several runs by {tenth}x or more, at worst "
+            f"{worst}x"
+        )
+    label, most = max(((view.label, view.disturbed) for view in views), key=lambda share: share[1], default=("", 0.0))
+    if most:
+        disturbed = sum(outcome.disturbed for view in views for outcome in view.measured)
+        visits = sum(len(outcome.attempts) for view in views for outcome in view.measured)
+        which = f" ({label}: {most:.0%})" if len(views) > 1 else ""
+        lines.append(f"{disturbed / visits:.0%} of the visits were disturbed{which}")
+    return lines
 
 
 def _first_warnings(views: Sequence[View], unread: int) -> list[Text]:
@@ -332,12 +365,10 @@ def _definitions(chapters: Sequence[Chapter]) -> list[Text]:
     words = words_in(row for table in front for row in (table.header, *table.rows))
     events = " and ".join(sorted({"Host" if chapter.view.on_host else "CUDA" for chapter in chapters}))
     return [
-        "GB/s: 10^9 bytes a second, at the median of the visits' medians; ceiling: of large plain copies; "
-        f"(a to b): 95% interval, where half of it is above {WIDE.fraction:.0%}",
-        "Visit: one uninterrupted measurement of a cell, after warm-ups; samples: of all visits",
-        f"= the same within {IN_TURN.fraction:.0%} by the 95% interval of the ratio; ? undecided, also with fewer than "
+        "GB/s: 10^9 bytes a second, median of the visits' medians; (a to b): 95% interval, where half of it is above "
+        f"{WIDE.fraction:.0%}",
+        f"=: the same within {IN_TURN.fraction:.0%} by the interval of the ratio; ?: undecided, or fewer than "
         f"{MIN_PAIRS} visits",
-        f"Times by {events} events: idle (nothing pending) with the call, busy without; sustained: what one more "
-        "swap adds; submission: of the calling thread",
+        f"{events} events: idle with the call, busy without; sustained: what one more swap adds",
         *([words] if words else []),
     ]

@@ -230,6 +230,31 @@ class View:
         return f"driver {short(str(version), 40)}"
 
     @property
+    def host(self) -> str:
+        """The host, as far as it is known: half of what a swap takes is its CPU's."""
+        known = self.run.info.identity
+        cpus, nodes, near = (known.get(name) for name in ("logical_cpus", "numa_nodes", "gpu_numa_node"))
+        virtual = {True: "virtual machine", False: "no virtual machine"}.get(known.get("hypervisor") is True)
+        parts = [
+            short(str(known.get("cpu_model") or "CPU unknown"), 80),
+            f"{cpus} CPUs" if cpus else "",
+            virtual if "hypervisor" in known else "",
+            f"{nodes} NUMA nodes, GPU near {near}"
+            if isinstance(nodes, int) and nodes > 1
+            else "1 NUMA node"
+            if nodes
+            else "",
+            f"CUDA {short(str(cuda), 20)}" if (cuda := known.get("cuda_driver_api")) else "",
+        ]
+        return ", ".join(filter(None, parts)) if known.get("cpu_model") else ""
+
+    @cached_property
+    def disturbed(self) -> float:
+        """The share of the visits behind the figures that something disturbed, although they were made again."""
+        visits = sum(len(outcome.attempts) for outcome in self.measured)
+        return sum(outcome.disturbed for outcome in self.measured) / visits if visits else 0.0
+
+    @property
     def machine(self) -> tuple[str, str]:
         """What runs of one machine share: its card and driver."""
         return self.title, self.driver
@@ -270,6 +295,16 @@ def views_of(runs: Sequence[Run]) -> list[View]:
         label = next(label for number in count(1) if (label := f"{name}-{number}" if number > 1 else name) not in taken)
         views.append(View(run, label, tuple(views), card=card))
     return views
+
+
+def spread_of_runs(views: Sequence[View]) -> list[float]:
+    """Return the longest time over the shortest of each cell that several runs of a machine measured."""
+    times: dict[tuple[object, ...], list[float]] = {}
+    for view in views:
+        for outcome in view.measured:
+            if outcome.times():
+                times.setdefault((view.machine, outcome.cell), []).append(outcome.us())
+    return [max(of_cell) / min(of_cell) for of_cell in times.values() if len(of_cell) > 1]
 
 
 def cell_warnings(measured: Iterable[Outcome]) -> list[str]:

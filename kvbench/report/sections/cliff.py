@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from kvbench.analysis.compare import Comparison, Verdict, compare_visits
 from kvbench.analysis.curves import Cliff
 from kvbench.analysis.margins import CLIFF
 from kvbench.cells.axes import StreamState
@@ -13,7 +14,7 @@ from kvbench.cells.units import KIB, two_digits
 from kvbench.report.cells import cells_of, grid_of, lines_of, measured, outcomes_in, where
 from kvbench.report.curves import MIN_SIZES, Curve, Series, curves_of
 from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotLine, PlotPanel, Text
-from kvbench.report.numbers import TIMES, bytes_size, count
+from kvbench.report.numbers import TIMES, bytes_size, count, figure
 from kvbench.report.tables import (
     INCLUDES,
     chart_text,
@@ -23,6 +24,7 @@ from kvbench.report.tables import (
     measured_table,
     rate,
     rate_band,
+    swap_text,
 )
 from kvbench.report.view import View, grouped
 from kvbench.results.outcomes import Outcome
@@ -32,6 +34,7 @@ GBPS: Final = PlotAxis("GB/s")
 _MOST_COUNTS: Final = 4
 _LIGHTEST: Final = 0.65
 _MARKED: Final = {28.0 * KIB: "28 KiB: vLLM's threshold"}  # from which on it prefers the copy engine
+_FLAT_BYTES: Final = range(4 * KIB, 24 * KIB + 1)  # of the pull request's flat part
 _MAIN: Final[Series] = (BATCHED, "h2d", "idle")
 
 
@@ -47,7 +50,11 @@ def _part(view: View, curves: Mapping[Series, list[Curve]]) -> Part:
     shown = curves[main][-_MOST_COUNTS:]
     beside = _beside(curves, shown)
     grids = [_grid(view, series) for series in curves]
-    return Part(_findings(shown), [_chart(view, shown, beside)], [_table(view, shown, beside), *grids])
+    findings = _findings(shown)
+    # Held against the pull request's figures where it asked, and where the visits tell of a jump.
+    published = _published(shown, beside) if len(findings) > 1 and main == _MAIN and not view.on_host else ""
+    findings += [published] if published else []
+    return Part(findings, [_chart(view, shown, beside)], [_table(view, shown, beside), *grids])
 
 
 def _beside(curves: Mapping[Series, list[Curve]], shown: Sequence[Curve]) -> Curve | None:
@@ -59,24 +66,68 @@ def _beside(curves: Mapping[Series, list[Curve]], shown: Sequence[Curve]) -> Cur
 
 
 def _findings(curves: Sequence[Curve]) -> list[Text]:
-    """Say where most curves jump, how high, and whether that grows with the number of blocks."""
+    """Say where most curves jump and how high, what the number of blocks changes, and what the calls hold up."""
     backend, direction, state = curves[0].series
     who = f"{backend} {direction} on {a_stream(state)}"
     cliffs = [(curve, cliff) for curve in curves if (cliff := curve.cliff)]
-    jumps = grouped(cliffs, lambda one: (one[1].below_bytes, one[1].above_bytes, one[1].rises))
+    jumps = grouped(cliffs, lambda jump: (jump[1].below_bytes, jump[1].above_bytes, jump[1].rises))
     (below, above, rises), same = max(jumps.items(), key=lambda jump: len(jump[1]), default=((0, 0, True), []))
     if len(same) * 2 <= len(curves) or not rises:
         return [f"{who}: no jump beyond the ratio of the sizes."]
     heights = [cliff.height for _, cliff in same]
     blocks = ends([curve.blocks for curve, _ in same], count)
-    deeper = heights[-1] > (1 + CLIFF.fraction) * heights[0]
-    grows = "" if len(same) < 2 else f"; the cliff {'deepens' if deeper else 'does not deepen'} with N"
     paths = [sorted({curve.path_at(size) for curve, _ in same}) for size in (below, above)]
     moved = f" ({' or '.join(paths[0])} below, {' or '.join(paths[1])} above)" if paths[0] != paths[1] else ""
+    fewest, most = same[0][0], same[-1][0]
+    held = most.at(above)
+    caller_ms, swap_ms = (two_digits(held.us(time) / 1e3) for time in ("caller_us", "swap_us"))
+    numbers = f"{_by_number(fewest, most, below)}; " if len(same) > 1 else ""
     return [
         f"{who}: {bytes_size(above)} blocks move {ends(heights, two_digits)} times as fast as {bytes_size(below)} "
-        f"blocks{moved}, at N = {blocks}{grows}."
+        f"blocks{moved}, at N = {blocks}.",
+        f"{numbers}{swap_text(held.cell)} hold the calling thread for {caller_ms} of {swap_ms} ms.",
     ]
+
+
+def _by_number(fewest: Curve, most: Curve, below: int) -> str:
+    """What more blocks change below the edge and above it, as far as the visits tell."""
+    sizes = sorted({*fewest.sizes} & {*most.sizes})
+    sides = ([size for size in sizes if size <= below], [size for size in sizes if size > below])
+    under, over = (_effect([compare_rates(fewest.at(size), most.at(size)) for size in side]) for side in sides)
+    numbers = f"N = {count(most.blocks)} against {count(fewest.blocks)}"
+    return f"{numbers}: {under} below, {over} above" if under != over else f"{numbers}: {under}"
+
+
+def compare_rates(base: Outcome, other: Outcome) -> Comparison:
+    """How the time of each byte of two swaps that differ in their number of blocks differs."""
+    before, after = (
+        {number: us / outcome.cell.swap_bytes for number, us in outcome.times().items()} for outcome in (base, other)
+    )
+    return compare_visits(before, after, CLIFF)
+
+
+def _published(curves: Sequence[Curve], beside: Curve | None) -> str:
+    """The figures of the pull request that asked, beside those of this machine; "" without any of its sizes."""
+    rates = [outcome.gbps for curve in curves for outcome in curve.outcomes if outcome.cell.block_bytes in _FLAT_BYTES]
+    if not rates:
+        return ""
+    there, here = "flat 5 to 7 GB/s from 4 to 24 KiB", ends(rates, figure)
+    kernel = next(
+        (one for one in (beside.outcomes if beside else ()) if one.cell.block_bytes == min(_FLAT_BYTES)), None
+    )
+    if kernel:
+        there, here = f"{there}, Triton 18 to 19 at 4 KiB", f"{here}, and {figure(kernel.gbps)}"
+    return f"vLLM #42212: {there}; here {here}."
+
+
+def _effect(compared: Sequence[Comparison]) -> str:
+    """The largest difference that is told apart, or that there is none."""
+    told = [one.ratio for one in compared if one.told_apart]
+    if told:
+        ratio = max(told, key=lambda ratio: abs(math.log(ratio)))
+        return f"up to {two_digits(1 / ratio)}x as fast" if ratio < 1 else f"up to {two_digits(ratio)}x as long a byte"
+    same = all(one.verdict is Verdict.SAME for one in compared)
+    return f"the same within {CLIFF.fraction:.0%}" if same else "no clear difference"
 
 
 def _table(view: View, curves: Sequence[Curve], beside: Curve | None) -> DataTable:
@@ -131,7 +182,9 @@ def _chart(view: View, curves: Sequence[Curve], beside: Curve | None) -> Chart:
     if beside:
         lines.append(_line(beside, variant=1))
     outcomes = [outcome for curve in [*curves, *([beside] if beside else [])] for outcome in curve.outcomes]
-    panel = PlotPanel(f"{direction}, {state} stream", lines, view.ceilings.get(direction), _MARKED)
+    # An engine's threshold says nothing of copies between two host buffers.
+    marked = {} if view.on_host else _MARKED
+    panel = PlotPanel(f"{direction}, {state} stream", lines, view.ceilings.get(direction), marked)
     outside = any(gbps < low or gbps > high for gbps, low, high in map(rate_band, outcomes))
     modes = "; a point outside of it: visits with two modes, which it lies between" if outside else ""
     text = chart_text(

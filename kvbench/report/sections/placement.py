@@ -301,7 +301,7 @@ def _gap(side: ContrastSide) -> Iterable[Text]:
         cell = base.cell
         yield (
             f"{cell.direction} of fragments of {bytes_size(cell.block_bytes)}, {_ranks(cell)} ranks: "
-            f"{method_of(best.cell)} moves {rate(best)} GB/s, {BATCHED} {rate(base)} "
+            f"{method_of(best.cell)} moves {figure(best.gbps)} GB/s, {BATCHED} {figure(base.gbps)} "
             f"({figure(best.gbps / base.gbps)}{TIMES})."
         )
 

@@ -142,7 +142,8 @@ def _part(ladders: Ladders, machine: Sequence[View]) -> Part:
     decode = _beside_decode(machine)
     kinds = sorted(ladders.cells.groupby(["backend", "stream_state"]), key=lambda kind: (kind[0][0] != SM, kind[0]))
     tables = [_table(ladders._replace(cells=of_kind), decode) for _, of_kind in kinds]
-    tables[0] = replace(tables[0], notes=[*tables[0].notes, *_engine_settings(machine)])
+    # The settings are of engines' own kernels: details, behind the table of the page.
+    tables[-1] = replace(tables[-1], notes=[*tables[-1].notes, *_engine_settings(machine)])
     (backend, state), first = kinds[0]
     known = [_knee(ladder) for ladder in _ladders_of(first).values()]
     enough = [one for one in known if one]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
@@ -9,7 +10,7 @@ from kvbench.analysis.curves import QueueKnee, find_queue_knee
 from kvbench.analysis.margins import QUEUE_KNEE
 from kvbench.cells.axes import StreamState
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import BATCHED, EMPTY, FLOORS
+from kvbench.cells.facts import BATCHED, EMPTY, FLOORS, PER_BLOCK
 from kvbench.cells.units import two_digits
 from kvbench.report.cells import copied, measured, outcomes_in, where
 from kvbench.report.model import Text
@@ -126,15 +127,50 @@ def _submission(outcome: Outcome) -> str:
 def _knees(side: ContrastSide) -> dict[str, QueueKnee | None]:
     knees = {}
     for arm in side.arms:
-        ladder = [line[arm] for line in side.lines if arm in line]
-        timed = {outcome.cell.queued: outcome.times("caller_us") for outcome in ladder}
+        timed = {outcome.cell.queued: outcome.times("caller_us") for outcome in _cells_of(side, arm)}
         knees[arm] = find_queue_knee({depth: times for depth, times in timed.items() if times})
     return knees
 
 
+@dataclass(frozen=True, slots=True)
+class Full:
+    """Between how many copies, or calls, queued on its streams the driver's queue is full."""
+
+    held: int
+    not_held: int
+    unit: str
+
+    def __str__(self) -> str:
+        return f"{count(self.held)} and {count(self.not_held)} {self.unit}"
+
+
+def _full(side: ContrastSide, arm: str) -> Full | None:
+    """Say when the queue is full for the backend and the number of streams of an arm, by all cells of them.
+
+    Where it did not hold all queued swaps, a submission found it full: the wait fell on the swaps queued before.
+    """
+    first = _cells_of(side, arm)[0].cell
+    alike = [one for one in side.measured if (one.cell.backend, one.cell.streams) == (first.backend, first.streams)]
+    not_held = min((_operations(one.cell) for one in alike if one.depth_held < 0.5), default=0)
+    held = max(
+        (_operations(one.cell) for one in alike if one.depth_held >= 0.5 and _operations(one.cell) < not_held),
+        default=0,
+    )
+    return Full(held, not_held, "copies" if first.backend == PER_BLOCK else "calls") if not_held else None
+
+
+def _operations(cell: Cell) -> int:
+    """How many operations the queued swaps are for the driver: block by block, or a call each."""
+    return cell.queued * (cell.blocks if cell.backend == PER_BLOCK else 1)
+
+
 def _knee_line(side: ContrastSide) -> Sequence[tuple[Sequence[str], Mapping[str, Text]]]:
-    knees = _knees(side).items()
-    return [(["knee"], {arm: f"{count(at.depth)} ({TIMES}{figure(at.height)})" if at else "none" for arm, at in knees})]
+    texts = {}
+    for arm, knee in _knees(side).items():
+        full = _full(side, arm)
+        bound = f"full between {full}" if full else "none"
+        texts[arm] = f"{count(knee.depth)} ({TIMES}{figure(knee.height)})" if knee else bound
+    return [(["knee"], texts)]
 
 
 def _knee_effect(side: ContrastSide) -> Iterable[Text]:
@@ -145,8 +181,19 @@ def _knee_effect(side: ContrastSide) -> Iterable[Text]:
                 f"{arm}, {side.cell.direction}: a submission behind {count(knee.depth)} queued swaps "
                 f"{slower_text(knee.height)} ({two_digits(knee.shallow_us)} to {two_digits(knee.submit_us)} us)."
             )
-    if knees and not any(knees.values()):
+    arms: dict[tuple[str, int], str] = {}
+    for arm in side.arms:
+        cell = _cells_of(side, arm)[0].cell
+        arms.setdefault((cell.backend, cell.streams), arm)
+    filled = {queue: full for queue, arm in arms.items() if (full := _full(side, arm))}
+    for (name, streams), full in filled.items():
+        yield f"{name}, {noun(streams, 'stream')}, {side.cell.direction}: the driver's queue is full between {full}."
+    if knees and not any(knees.values()) and not filled:
         yield f"{side.cell.direction}: no number of queued swaps makes a submission clearly slower."
+
+
+def _cells_of(side: ContrastSide, arm: str) -> list[Outcome]:
+    return [line[arm] for line in side.lines if arm in line]
 
 
 QUEUE_DEPTH: Final = Contrast(

@@ -202,7 +202,7 @@ def test_with_few_visits_every_section_is_present_and_finds_nothing(few_visits: 
     assert set(sections_of(few_visits)) == {section.name for section in (*SECTIONS, COMPARISON)} - {"answer"}
     sentences = {chapter.section.name: findings_of(chapter.part) for chapter in few_visits.chapters}
     assert "0 slower, 0 faster, 0 the same, 40 undecided" in sentences.pop("comparison")[0]
-    shown = {"cliff": "no jump", "sm-ladder": "", "queue": "no number"}
+    shown = {"cliff": "no jump", "sm-ladder": "", "queue": "full between"}
     assert not [text for name, texts in sentences.items() for text in texts if shown.get(name, "?") not in text]
 
 

@@ -24,7 +24,8 @@ from kvbench.report.document import FOLD, asked_for, render_details, render_repo
 from kvbench.report.faults import warnings_of
 from kvbench.report.model import Chapter, Report, plain
 from kvbench.report.numbers import TIMES
-from kvbench.results import Record, Run, load_run
+from kvbench.results import Record, Run, Visit, load_run
+from kvbench.results.schema import Disturbance
 from tests import synthetic
 from tests.markdown import anchors, tokens
 from tests.reports import (
@@ -66,10 +67,9 @@ def test_the_cliff_is_in_the_table_the_chart_and_the_finding(cliff: Report, clif
     assert {"report.md", "details.md", "report.html", "cliff-cliff.png", "cliff-cliff.svg"} <= set(cliff_files)
     part = part_of(cliff, "cliff")
     assert rows_of(part.tables[0])["jump"] == [f"24 KiB → 28 KiB: {TIMES}5.4", f"24 KiB → 28 KiB: {TIMES}5.4", "none"]
-    (finding,) = findings_of(part)
-    assert finding == (
+    assert findings_of(part)[0] == (
         "batched h2d on an idle stream: 28 KiB blocks move 5.4 times as fast as 24 KiB blocks (CPU inline below, copy "
-        "engine above), at N = 256 to 10 000; the cliff does not deepen with N."
+        "engine above), at N = 256 to 10 000."
     )
     (chart,) = part.charts
     (panel,) = chart.plot.panels
@@ -329,3 +329,35 @@ def test_a_plug_in_is_marked_wherever_it_is_named(tmp_path: Path) -> None:
     assert [text for text in named if "mine (plug-in" not in text] == []
     (explained,) = lines_of(report.first_warnings)
     assert "mine-copies==1.0" in explained
+
+
+def test_the_first_page_names_the_host_and_says_which_runs_are_of_another(tmp_path: Path) -> None:
+    def host(cpus: int) -> dict[str, object]:
+        identity = {"gpu_name": "Synthetic H200", "cpu_model": "Xeon", "logical_cpus": cpus, "hypervisor": True}
+        return {"identity": {**identity, "numa_nodes": 2, "gpu_numa_node": 1, "cuda_driver_api": "13.0"}}
+
+    visits = synthetic.rounds([Cell("batched", Direction.H2D, 64, 4096)])
+    runs = [
+        made_run(tmp_path, visits, synthetic.info(**host(cpus)), name)
+        for name, cpus in (("one", 16), ("two", 16), ("other", 32))
+    ]
+    head = " ".join(lines_of(report_of(runs).headline))
+    assert "Host: Xeon, 16 CPUs, virtual machine, 2 NUMA nodes, GPU near 1, CUDA 13.0 (another: other)" in head
+    assert "Host" not in " ".join(lines_of(report_of([made_run(tmp_path, visits, name="old")]).headline))
+
+
+def test_the_first_page_says_how_far_starts_differ_and_how_many_visits_were_disturbed(tmp_path: Path) -> None:
+    cells = [Cell("batched", Direction.H2D, blocks, 4096) for blocks in range(1, 11)]
+
+    def visits(slower: float, disturbed: int) -> list[Visit]:
+        made = [synthetic.visit(cell, 100.0 * (slower if cell.blocks >= 9 else 1.0), noise=0.0, round_=number)
+                for cell in cells for number in range(6)]  # fmt: skip
+        slow = [msgspec.structs.replace(one, disturbed=[Disturbance.SLOW_CPU]) for one in made[:disturbed]]
+        return [*slow, *made[disturbed:]]
+
+    runs = [made_run(tmp_path, visits(*of_run), name=name) for name, of_run in (("a", (1.0, 6)), ("b", (1.5, 30)))]
+    head = lines_of(report_of(runs).headline)
+    assert "Starts differ: a tenth of 10 cells in several runs by 1.5x or more, at worst 1.5x" in head
+    assert "30% of the visits were disturbed (b: 50%)" in head
+    quiet = lines_of(report_of([made_run(tmp_path, visits(1.0, 0), name="quiet")]).headline)
+    assert not [line for line in quiet if "Starts" in line or "disturbed" in line]
