@@ -11,13 +11,15 @@ from kvbench.engine.device import Device, Stream, SwapMemory, TimedRegion
 from kvbench.measure.disturbance import GpuClocks, SteadyCpu, Threads
 from kvbench.measure.neighbour import LayeredStep, RunningNeighbour, open_neighbour
 from kvbench.measure.workload import Pools
+from kvbench.models.steps import USUAL, StepSizes
 
 
 @dataclass(frozen=True)
 class Bench:
     """Shared by all measurements: device, memory, the measured stream, its timed region, the best large copies.
 
-    `neighbours` and `steps` are kept for later visits. `ceiling_gbps` is the rate of the round's large copies.
+    `neighbours`, which are of `step_model`, and `steps` are kept for later visits. `ceiling_gbps` is the rate of the
+    round's large copies.
     """
 
     device: Device
@@ -27,6 +29,7 @@ class Bench:
     cpu: SteadyCpu
     clocks: GpuClocks
     policy: Policy | None = None
+    step_model: StepSizes = USUAL
     threads: Threads = field(default_factory=Threads)
     best_gbps: dict[Direction, float] = field(default_factory=dict)
     ceiling_gbps: dict[Direction, float] = field(default_factory=dict)
@@ -49,7 +52,7 @@ class Bench:
         """Return the work of this kind. Raises NeighbourError, EngineError."""
         if kind not in self.neighbours:
             with self.threads.ours():
-                self.neighbours[kind] = open_neighbour(self.device, kind)
+                self.neighbours[kind] = open_neighbour(self.device, kind, self.step_model)
         return self.neighbours[kind]
 
     def beside(self, pool_bytes: int) -> tuple[Stream, Pools]:

@@ -12,6 +12,7 @@ from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import DIRECTIONS, Buffer, Device, Event, MemoryKind, Stream
 from kvbench.errors import KvbenchError
+from kvbench.models.steps import BATCH, USUAL, StepSizes
 
 # Work kept on the stream ahead of what runs, and its maximum in iterations: a driver's queue has room for about a
 # thousand operations, and a full queue also blocks the thread of the swaps.
@@ -60,10 +61,10 @@ class IdleWork(NeighbourWork):
 class PrefillWork(NeighbourWork):
     """Layers of a prefill."""
 
-    def __init__(self, device: Device, stream: Stream, kind: Neighbour) -> None:
+    def __init__(self, device: Device, stream: Stream, kind: Neighbour, model: StepSizes) -> None:
         from kvbench.measure.torch_work import TorchWork
 
-        self._work = TorchWork(kind, ordinal_of(device), stream.handle)
+        self._work = TorchWork(kind, ordinal_of(device), stream.handle, model=model)
 
     def thread(self) -> AbstractContextManager[object]:
         return self._work.thread()
@@ -82,11 +83,11 @@ class DecodeWork(NeighbourWork):
 
     reads_back = True
 
-    def __init__(self, device: Device, copies: Stream) -> None:
-        from kvbench.measure.torch_work import BATCH, TorchWork
+    def __init__(self, device: Device, copies: Stream, model: StepSizes) -> None:
+        from kvbench.measure.torch_work import TorchWork
 
         self._driver, self._copies, self._step = device.driver, copies, Stream(device.driver)
-        self._work = TorchWork(Neighbour.DECODE, ordinal_of(device), self._step.handle)
+        self._work = TorchWork(Neighbour.DECODE, ordinal_of(device), self._step.handle, model=model)
         self._arrived, self._stepped = Event(device.driver), Event(device.driver)
         self._inputs = [self._buffers(BATCH * size_bytes) for size_bytes in (IDS_BYTES, TABLE_BYTES)]
         self._sampled = self._buffers(BATCH * SAMPLED_BYTES)
@@ -263,17 +264,17 @@ class RunningNeighbour:
             self._last = ended
 
 
-def open_neighbour(device: Device, kind: Neighbour) -> RunningNeighbour:
-    """Return a neighbour, which waits until it is wanted. Raises NeighbourError, EngineError."""
+def open_neighbour(device: Device, kind: Neighbour, model: StepSizes = USUAL) -> RunningNeighbour:
+    """Return a neighbour, of a model, which waits until it is wanted. Raises NeighbourError, EngineError."""
     stream = Stream(device.driver)
-    return RunningNeighbour(device, stream, _work(device, stream, kind))
+    return RunningNeighbour(device, stream, _work(device, stream, kind, model))
 
 
-def _work(device: Device, stream: Stream, kind: Neighbour) -> NeighbourWork:
+def _work(device: Device, stream: Stream, kind: Neighbour, model: StepSizes) -> NeighbourWork:
     """Return work whose iterations end on `stream`."""
     if kind == Neighbour.IDLE:
         return IdleWork(device, stream)
-    return DecodeWork(device, stream) if kind == Neighbour.DECODE else PrefillWork(device, stream, kind)
+    return DecodeWork(device, stream, model) if kind == Neighbour.DECODE else PrefillWork(device, stream, kind, model)
 
 
 def ordinal_of(device: Device) -> int:

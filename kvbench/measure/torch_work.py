@@ -10,30 +10,23 @@ from msgspec.structs import replace
 
 from kvbench.cells.axes import Neighbour
 from kvbench.cells.blocks import LAYERS_OF_70B
-from kvbench.models.geometry import LayerGroup
-from kvbench.models.presets import find_model
+from kvbench.models.steps import BATCH, CONTEXT, OF_70B, USUAL, StepSizes
 
 WARMUPS: Final = 3
-# Decode steps and prefills are of this dense model: the KV cache of its preset, and the widths of its layers.
-MODEL: Final = "llama-3-8b"
-WIDTH, HEADS, MLP_WIDTH = 4096, 32, 14_336
-BATCH, CONTEXT = 16, 2048
 
 Iterate = Callable[[], object]
 Layer = Callable[[Any], Any]
-# Of the layers of Llama 3 70B on one of 8 ranks.
-_SIZES_OF_70B: Final = {"width": 8192, "heads": 8, "mlp_width": 3584}
 
 
 class TorchWork:
     """Iterations of one kind on the stream `handle`, captured in CUDA graphs, with their data in memory of torch.
 
     An iteration is a decode step of `BATCH` sequences, or one layer of a prefill of one sequence: layer by layer, the
-    launches of a prefill would leave gaps that swaps fill. With `layers`, it is a decode step of that number of layers.
-    `parts` are its graphs: of a layer each with `layers`, else one.
+    launches of a prefill would leave gaps that swaps fill. Both are of `model`. With `layers`, it is a decode step of
+    that number of layers. `parts` are its graphs: of a layer each with `layers`, else one.
     """
 
-    def __init__(self, kind: Neighbour, ordinal: int, handle: int, layers: int = 0) -> None:
+    def __init__(self, kind: Neighbour, ordinal: int, handle: int, layers: int = 0, model: StepSizes = USUAL) -> None:
         import torch
         import torch.nn.attention
 
@@ -45,9 +38,9 @@ class TorchWork:
             if layers:
                 self.parts = _captured_layers(layers, torch, device)
             elif kind == Neighbour.DECODE:
-                self.parts = [_captured(torch, device, decode_step(torch, device, find_model(MODEL).groups[0]))]
+                self.parts = [_captured(torch, device, decode_step(torch, device, model))]
             else:
-                self.parts = [_captured(torch, device, prefill_layer(torch, device, kind.tokens))]
+                self.parts = [_captured(torch, device, prefill_layer(torch, device, model, kind.tokens))]
             for _ in range(WARMUPS):
                 self.submit()
         self._stream.synchronize()
@@ -74,17 +67,14 @@ class CapturedStep:
         self.graph.replay()
 
 
-def step_model(count: int) -> tuple[LayerGroup, dict[str, int]]:
-    """Return the geometry of a step of `count` layers on one rank, and the sizes of its layers that are not usual."""
-    large = count == LAYERS_OF_70B
-    model = replace(find_model(MODEL).groups[0], layers=count)
-    return (replace(model, kv_heads=1), _SIZES_OF_70B) if large else (model, {})
+def step_model(count: int) -> StepSizes:
+    """Return the sizes of a step of `count` layers on one rank."""
+    return OF_70B if count == LAYERS_OF_70B else replace(USUAL, layers=count)
 
 
 def _captured_layers(count: int, torch: Any, device: Any) -> list[Iterate]:
     """Capture each layer in a graph of its own, which reads the hidden states that the one before it writes."""
-    model, sizes = step_model(count)
-    hidden, layers = step_layers(torch, device, model, **sizes)
+    hidden, layers = step_layers(torch, device, step_model(count))
     for _ in range(WARMUPS):
         reduce(lambda entered, layer: layer(entered), layers, hidden)
     torch.cuda.current_stream(device).synchronize()
@@ -110,37 +100,22 @@ def _captured(torch: Any, device: Any, work: Iterate) -> CapturedStep:
     return CapturedStep(graph, work)
 
 
-def decode_step(torch: Any, device: Any, model: LayerGroup, **sizes: int) -> Iterate:
-    """Return a function that runs one decode step through every layer; it returns hidden states of (batch, width).
-
-    `sizes` are those of `step_layers`.
-    """
-    entered, layers = step_layers(torch, device, model, **sizes)
+def decode_step(torch: Any, device: Any, model: StepSizes, batch: int = BATCH, context: int = CONTEXT) -> Iterate:
+    """Return a function that runs one decode step through every layer; it returns hidden states of (batch, width)."""
+    entered, layers = step_layers(torch, device, model, batch=batch, context=context)
     return lambda: reduce(lambda hidden, layer: layer(hidden), layers, entered)
 
 
-def prefill_layer(torch: Any, device: Any, tokens: int, model: LayerGroup | None = None, **sizes: int) -> Iterate:
+def prefill_layer(torch: Any, device: Any, model: StepSizes, tokens: int) -> Iterate:
     """Return a function that runs one layer on `tokens` tokens of one sequence; it returns hidden states of (tokens,
     width).
-
-    `sizes` are those of `step_layers`.
     """
-    one = replace(model or find_model(MODEL).groups[0], layers=1)
-    entered, (layer,) = step_layers(torch, device, one, batch=1, tokens=tokens, **sizes)
+    entered, (layer,) = step_layers(torch, device, replace(model, layers=1), batch=1, tokens=tokens)
     return lambda: layer(entered)
 
 
 def step_layers(
-    torch: Any,
-    device: Any,
-    model: LayerGroup,
-    *,
-    width: int = WIDTH,
-    heads: int = HEADS,
-    mlp_width: int = MLP_WIDTH,
-    batch: int = BATCH,
-    tokens: int = 1,
-    context: int = CONTEXT,
+    torch: Any, device: Any, model: StepSizes, *, batch: int = BATCH, tokens: int = 1, context: int = CONTEXT
 ) -> tuple[Any, list[Layer]]:
     """Return the hidden states that enter a step of `batch` sequences, of shape (batch x tokens, width), and a function
     for each layer.
@@ -149,7 +124,8 @@ def step_layers(
     are queries of the same attention. With more, each prefills: its tokens attend to those before them.
     """
     functional, attention = torch.nn.functional, torch.nn.attention
-    kv_heads, head_dim = model.kv_heads, model.head_dim
+    width, mlp_width = model.width, model.mlp_width
+    heads, kv_heads, head_dim = model.heads, model.kv_heads, model.head_dim
     sizes = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
 
     def random(*shape: int) -> Any:

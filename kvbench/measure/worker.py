@@ -45,6 +45,7 @@ from kvbench.measure.roof import ControlCopies, compiling, measure_ceiling, meas
 from kvbench.measure.samples import Arms, SetUp, lay_out_arms, set_up
 from kvbench.measure.visit import visit
 from kvbench.measure.workload import Pools, VerificationError
+from kvbench.models.steps import USUAL
 from kvbench.results.schema import CLAIMED, Ceiling, Control, Failure, FailureKind, Visit
 from kvbench.run import protocol
 from kvbench.sweep.spec import Replay
@@ -130,7 +131,11 @@ class Worker:
                 f"not enough memory for a pool of {size} on each side ({error}); "
                 "use smaller swaps, or a smaller pool (-a pool=1GiB)"
             ) from None
-        self._bench = Bench(self._device, stream, region, pools, SteadyCpu(), self._clocks, request.policy)
+        self._bench = Bench(
+            *(self._device, stream, region, pools, SteadyCpu(), self._clocks),
+            policy=request.policy,
+            step_model=request.step_model or USUAL,
+        )
         self._benches = {Priority.NONE: self._bench}
         notes = far_pages(host.buffer.address, request.pool_bytes, self._node)
         notes += self._pinned(pools, request.memories) if len(request.memories) > 1 else []

@@ -71,12 +71,12 @@ def read_config_json(path: Path, kv_dtype: KvDtype | None = None, speculative: i
     path = path / "config.json" if path.is_dir() else path
     stem = path.absolute().parent.name if path.name == "config.json" else path.stem
     with located(str(path)):
-        config = _object_in(path)
+        config = object_in(path)
         beside = path.with_name(path.name.removesuffix("config.json") + "hf_quant_config.json")
-        says_none = not any(given.get("quantization_config") for given in _levels(config))
+        says_none = not any(given.get("quantization_config") for given in levels_of(config))
         if kv_dtype is None and says_none and beside.is_file():
             with located(beside.name):
-                config = {**config, "quantization_config": _object_in(beside)}
+                config = {**config, "quantization_config": object_in(beside)}
         return model_of(name_of(stem, "model"), config, kv_dtype, speculative)
 
 
@@ -88,7 +88,7 @@ def model_of(name: str, config: Table, kv_dtype: KvDtype | None = None, speculat
     Raises UsageError that names the field, and the numbers as far as they are known, for `--model` to take instead.
     """
     assert re.fullmatch(NAME_PATTERN, name)
-    levels = list(_levels(config))
+    levels = list(levels_of(config))
     model_type = next((str(given["model_type"]) for given in reversed(levels) if given.get("model_type")), "unknown")
     is_short = len(levels) > 1 and model_type in ("llama", "mistral", "qwen2")
     text: Table = {**(_NESTED_DEFAULTS if is_short else {}), **_CLASS_DEFAULTS.get(model_type, {}), **levels[-1]}
@@ -136,7 +136,8 @@ def labelled(groups: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:
     )
 
 
-def _object_in(path: Path) -> dict[str, object]:
+def object_in(path: Path) -> dict[str, object]:
+    """Return the JSON object in a file; raises UsageError."""
     with read_as("JSON"):
         if not path.is_file() or path.stat().st_size > MOST_BYTES:
             raise UsageError("is not a regular file of up to 16 MiB" if path.exists() else "file not found")
@@ -146,7 +147,7 @@ def _object_in(path: Path) -> dict[str, object]:
     return table
 
 
-def _levels(config: Table) -> Iterator[Table]:
+def levels_of(config: Table) -> Iterator[Table]:
     """Yield the configuration and the text models nested in it, from the outermost to the innermost."""
     yield config
     names = [name for name, value in config.items() if _NESTED.fullmatch(name) and value is not None]
@@ -161,7 +162,7 @@ def _levels(config: Table) -> Iterator[Table]:
         inner = config[names[0]]
         if not isinstance(inner, dict):
             raise UsageError(f"{names[0]}: {shown(inner)} is not a table")
-        yield from _levels(inner)
+        yield from levels_of(inner)
 
 
 def _is_encoder(architectures: object) -> bool:

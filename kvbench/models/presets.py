@@ -26,6 +26,7 @@ from kvbench.models.geometry import (
 )
 from kvbench.models.hf_config import grouped, labelled, model_of, read_config_json
 from kvbench.models.rows import Cache
+from kvbench.models.steps import StepSizes, step_sizes
 from kvbench.text import check_keys, convert, hint, located, name_of, shown
 
 USUAL_TOKENS: Final = 2048
@@ -71,6 +72,13 @@ class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if value := getattr(self, name):
                 raise UsageError(f"{name}: {shown(value)} requires a model; choose one with --model")
         return tuple(dict.fromkeys(swap for text in self.models for swap in self._swaps(text)))
+
+    def step_model(self) -> StepSizes | None:
+        """Return the model of steps beside swaps: the first, where its sizes are known."""
+        if not self.models:
+            return None
+        name, tp, _ = _parts(self.models[0])
+        return step_sizes(name, int(tp) if tp else self.tp or 1)
 
     def _swaps(self, text: str) -> tuple[ModelSwap, ...]:
         name, tp, tokens = _parts(text)

@@ -7,6 +7,7 @@ import msgspec
 from kvbench.cells.cell import AxisTexts
 from kvbench.cells.facts import BackendFacts, DeviceFacts
 from kvbench.cells.policy import Policy
+from kvbench.models.steps import StepSizes
 from kvbench.results.schema import Ceiling, Control, Failure, Roof, Visit
 from kvbench.sweep.spec import Replay, Sampling
 
@@ -50,7 +51,8 @@ class Reserve(_Message, tag="reserve", frozen=True, kw_only=True):
     """Allocate the memory pools, `pool_bytes` each, and other shared resources; answered by Reserved or Refused.
 
     `host_pools` is the number of methods of pinning memory whose pools can exist at once, `memories` are those methods,
-    `backends` the names of those that are measured, `trace` what cells replay.
+    `backends` the names of those that are measured, `trace` what cells replay, and `step_model` the model of steps
+    beside swaps.
     """
 
     pool_bytes: int
@@ -60,6 +62,7 @@ class Reserve(_Message, tag="reserve", frozen=True, kw_only=True):
     busy_delay_us: int
     policy: Policy | None
     trace: Replay | None = None
+    step_model: StepSizes | None = None
 
 
 class Reserved(_Message, tag="reserved", frozen=True, kw_only=True):

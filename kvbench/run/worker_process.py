@@ -331,6 +331,7 @@ class WorkerSlot:
             backends=sorted({cell.backend for cell in cells}),
             busy_delay_us=self._spec.sampling.busy_delay_us,
             policy=self._spec.policy,
+            step_model=self._spec.step_model,
             trace=self._spec.trace,
         )
         if self._loaded and len(self._loaded | {self._plug_ins.get(cell.backend) for cell in cells}) > 1:

@@ -9,13 +9,14 @@ from kvbench.cells.blocks import LAYERS_OF_8B, LAYERS_OF_70B, misfit, opposite_o
 from kvbench.cells.cell import AXES, EQUAL, Cell
 from kvbench.cells.facts import CEILING_BYTES, BackendFacts, DeviceFacts
 from kvbench.cells.units import KIB, format_size, rough_size
+from kvbench.models.steps import USUAL
 from kvbench.sweep.spec import Sampling, SweepSpec, submissions
 from kvbench.text import counted
 
 ALL_SMS: Final = 0
 DESCRIPTOR_BYTES: Final = 24
-# Generous bounds on the GPU memory of neighbours, including torch itself: of a decode step of 32 layers, of the one
-# layer of a prefill, and of what that keeps of a token.
+# Generous bounds on the GPU memory of neighbours of the usual model, including torch itself: of a decode step, of the
+# one layer of a prefill, and of what that keeps of a token.
 DECODE_BYTES: Final = 22 << 30
 PREFILL_BYTES, TOKEN_BYTES = 4 << 30, 256 << 10
 # Share of the free memory that a sweep may use unless a limit says otherwise.
@@ -168,7 +169,7 @@ def _without_memory(cell: Cell, context: Context) -> str | None:
     device, spec = context.device, context.spec
     side_bytes = footprint(cell, spec.sampling, device.kind)
     side_bytes += region_bytes(opposite_of(cell), 0) if cell.opposite else 0
-    on_device_bytes = side_bytes + _neighbour_bytes(cell, device)
+    on_device_bytes = side_bytes + _neighbour_bytes(cell, context)
     both = side_bytes + on_device_bytes, "host memory for both sides"
     of_host = both if device.has_one_memory else (side_bytes, "pinned memory")
     of_device = on_device_bytes, f"memory on {device.name}"
@@ -212,13 +213,16 @@ def _pool_bytes(cell: Cell, sampling: Sampling, device_kind: str) -> int:
     return max(region_bytes(cell, submissions(sampling, cell.stream_state)), CEILING_BYTES[device_kind])
 
 
-def _neighbour_bytes(cell: Cell, device: DeviceFacts) -> int:
-    if device.kind != "cuda" or not cell.neighbour.uses_torch:
+def _neighbour_bytes(cell: Cell, context: Context) -> int:
+    model = context.spec.step_model or USUAL
+    if context.device.kind != "cuda" or not cell.neighbour.uses_torch:
         return 0
     if cell.neighbour != Neighbour.DECODE:
-        return PREFILL_BYTES + cell.neighbour.tokens * TOKEN_BYTES
-    layers = 0 if cell.layers == LAYERS_OF_70B else cell.layers
-    return DECODE_BYTES * max(layers, LAYERS_OF_8B) // LAYERS_OF_8B
+        usual = PREFILL_BYTES + cell.neighbour.tokens * TOKEN_BYTES
+        return usual * max(model.layer_bytes, USUAL.layer_bytes) // USUAL.layer_bytes
+    if cell.layers:
+        return DECODE_BYTES * max(cell.layers % LAYERS_OF_70B, LAYERS_OF_8B) // LAYERS_OF_8B
+    return DECODE_BYTES * model.decode_bytes // USUAL.decode_bytes
 
 
 def free_for_a_pool(device: DeviceFacts, spec: SweepSpec) -> int:

@@ -98,7 +98,7 @@ def load_config(path: Path, choice: ModelChoice | None = None) -> SweepSpec:
     if swaps and not file.models:  # the filters limit the sizes of the file, which the models replace
         of_sizes = (*MODEL_AXES, SWAP_BYTES.name)
         spec = replace(spec, filters=tuple(one for one in spec.filters if Filter.parse(one).axis not in of_sizes))
-    return spec.with_models(swaps)
+    return replace(spec.with_models(swaps), step_model=(choice or ModelChoice()).step_model())
 
 
 def _axes(table: dict[str, object], where: str) -> dict[str, tuple[str, ...]]:

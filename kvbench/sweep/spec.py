@@ -16,6 +16,7 @@ from kvbench.cells.policy import Policy
 from kvbench.cells.units import format_size, parse_size
 from kvbench.errors import UsageError, brief
 from kvbench.models.geometry import MODEL_AXES, ModelSwap
+from kvbench.models.steps import StepSizes
 from kvbench.text import NAME_PATTERN, Line, check_keys, convert, located, shown
 
 MOST_SWAPS: Final = 10_000
@@ -159,7 +160,8 @@ class SweepSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     "cuda:N", or, for swaps on several devices at once, "cuda:all" or a comma-separated list. `fault` is an opaque text
     for the engine of the cpu device, `policy` the policy of the backend `auto`. `models` are the models whose swaps
     the groups contain, `trace` is the trace that their cells replay. Cells that are equal but for
-    the axes `in_turn` are measured in turn, sample by sample.
+    the axes `in_turn` are measured in turn, sample by sample. `step_model` is the model of steps beside swaps, None for
+    the usual.
     """
 
     name: Name
@@ -175,6 +177,7 @@ class SweepSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     models: tuple[ModelSwap, ...] = ()
     trace: Replay | None = None
     in_turn: tuple[InTurnAxis, ...] = ()
+    step_model: StepSizes | None = None
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from kvbench.measure.neighbour import (
 )  # fmt: skip
 from kvbench.measure.samples import set_up
 from kvbench.measure.workload import VerificationError
+from kvbench.models.steps import USUAL
 from kvbench.run.protocol import InTurn, MeasureCells
 from kvbench.sweep.spec import LEAST_BESIDE_S, Sampling
 from tests.unit.measure.test_visit import NOT_COPIED, Recorded, every_other_block, honest
@@ -133,7 +134,7 @@ def test_a_decode_step_waits_for_its_inputs_and_its_readback_for_the_step(monkey
     monkeypatch.setattr("kvbench.measure.neighbour.Buffer", buffer)
     device = mock.Mock(driver=calls.driver)
     device.name = "cuda:3"
-    DecodeWork(device, mock.Mock(handle="copies")).submit(calls.computed)
+    DecodeWork(device, mock.Mock(handle="copies"), USUAL).submit(calls.computed)
     host, gpu = MemoryKind.allocated, MemoryKind.device
     into, out = DIRECTIONS[Direction.H2D], DIRECTIONS[Direction.D2H]
     call = mock.call

@@ -18,6 +18,7 @@ from kvbench.measure.bench import Bench
 from kvbench.measure.neighbour import DecodeWork, LayeredStep, NeighbourError, _work
 from kvbench.measure.samples import BesideStep, LayeredSwap, set_up
 from kvbench.measure.workload import VerificationError
+from kvbench.models.steps import USUAL
 from kvbench.results import Visit
 from kvbench.results.schema import Beside
 from kvbench.sweep.spec import Sampling
@@ -127,11 +128,11 @@ def test_a_layer_of_a_step_waits_for_100_us_or_is_one_of_torch(monkeypatch: pyte
     step = LayeredStep(device, replace(BESIDE, neighbour=Neighbour.DECODE))
     of_torch.assert_called_once_with(Neighbour.DECODE, 3, step._stream.handle, LAYERS)
     assert (step._layers, step._thread) == (of_torch.return_value.parts, of_torch.return_value.thread)
-    prefill = _work(device, mock.Mock(handle=7), Neighbour.PREFILL)
-    of_torch.assert_called_with(Neighbour.PREFILL, 3, 7)
+    prefill = _work(device, mock.Mock(handle=7), Neighbour.PREFILL, USUAL)
+    of_torch.assert_called_with(Neighbour.PREFILL, 3, 7, model=USUAL)
     prefill.submit(mock.Mock())
     of_torch.return_value.submit.assert_called_once_with()
-    assert isinstance(_work(device, mock.Mock(handle=7), Neighbour.DECODE), DecodeWork)
+    assert isinstance(_work(device, mock.Mock(handle=7), Neighbour.DECODE, USUAL), DecodeWork)
 
 
 def test_a_step_is_kept_with_its_layers_and_its_threads_are_known(bench: Bench) -> None:

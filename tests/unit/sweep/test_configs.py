@@ -134,6 +134,7 @@ def test_every_key_of_a_config_is_read(tmp_path: Path) -> None:
         "policy": None,
         "models": [],
         "in_turn": ["sms", "backend"],
+        "step_model": None,
     }
 
 
