@@ -54,7 +54,7 @@ RATES: Final = (10, 20, 40)
 # Findings do not tell smaller slowdowns apart.
 _LEAST: Final = 0.01
 _DRAWN: Final = "GB/s: bytes over the whole time, host clock. Takes: mean time of an iteration beside swaps over alone"
-_CLOCK: Final = f"{_DRAWN}; p90: by 90th percentiles. Lost, thread: ms a GB, of the step and of the calling thread"
+_CLOCK: Final = f"{_DRAWN}; p90: by 90th percentiles. Lost, thread [95%]: ms a GB, of the step, of the calling thread"
 _READBACK: Final = "Readback: us from the end of a decode step's computation until its tokens are on the host, p90"
 _DETAILS: Final = f"{_CLOCK}. Alone → beside: us by CUDA events, of a swap by the host clock"
 _WORK: Final = {"decode": "A decode step", "prefill": "A prefill layer", "idle": "A GPU thread that only waits"}
