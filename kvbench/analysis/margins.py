@@ -6,10 +6,18 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """The largest relative difference of two times that count as the same; `reason` completes "because …"."""
+    """The largest relative difference of two figures that count as the same; `reason` completes "because …".
+
+    Where a figure can be 0, a difference of `least`, in its unit, counts as the same too.
+    """
 
     fraction: float
     reason: str
+    least: float = 0.0
+
+    def allowed(self, *figures: float) -> float:
+        """Return the largest difference of such figures that counts as the same, in their unit."""
+        return max(self.least, self.fraction * max(map(abs, figures)))
 
 
 IN_TURN: Final = Margin(0.02, "two copies of one cell, visited in turn, differ by up to this much")
@@ -39,6 +47,9 @@ MIN_ITERATIONS: Final = 20  # of a neighbour beside swaps: the mean of fewer res
 ABSOLUTE_US: Final = 1.0
 CLIFF: Final = Margin(0.25, "at a constant cost per descriptor, GB/s grow up to in proportion to the size")
 KNEE: Final = Margin(0.05, "beyond it, more SMs cost the neighbour more than they gain")
+LOST: Final = Margin(
+    0.1, "in ms a GB: six starts of one build differ by up to this much, and less is no step that anybody notices", 0.7
+)
 HEALTHY: Final = Margin(0.1, "packets of 128 bytes in place of 256, which some hosts set, cost a link 8%")
 QUEUE_KNEE: Final = Margin(1.0, "on some drivers, a submission after a few swaps takes up to twice as long")
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Self
 import msgspec
 import tomli_w
 
-from kvbench.cells.axes import Direction, StreamState, pace_of, pace_text
+from kvbench.cells.axes import Direction, Situation, StreamState, pace_of, pace_text
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import BATCHED, MERGED, NO_CHOICES, PER_BLOCK, PRIMED, SM, STAGED, marked, method_label
 from kvbench.errors import UsageError
@@ -23,7 +23,7 @@ from kvbench.files import read_toml
 from kvbench.text import Line, convert, located, shown
 
 NO_POLICY: Final = "auto had no policy and used its built-in defaults: build one with kvbench tune -p FILE"
-FORMAT: Final = 1
+FORMAT: Final = 2
 # What auto and `kvbench.copy` do themselves; a choice of another backend is replaced.
 SERVING: Final = (BATCHED, PRIMED, MERGED, PER_BLOCK, SM, STAGED)
 # The axes that a choice can set: all that the caller does not decide.
@@ -113,16 +113,28 @@ class Choice:
         return replace(cell, backend=self.backend, **chosen)
 
 
-class Table(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """The choices for one direction and stream state; block sizes in bytes and numbers of blocks are ascending."""
+class Table(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
+    """The choices for one direction, by stream state for swaps alone, or `beside` a step; block sizes in bytes and
+    numbers of blocks are ascending.
+    """
 
     direction: Direction
-    stream_state: StreamState
+    stream_state: StreamState | None = None
+    beside: Situation | None = None
     block_bytes: Annotated[tuple[_Bytes, ...], _Values]
     blocks: Annotated[tuple[_Blocks, ...], _Values]
     choices: tuple[tuple[Line, ...], ...]
 
+    @property
+    def title(self) -> str:
+        """What it is for: "h2d idle", "d2h beside decode"."""
+        return f"{self.direction} {self.stream_state or f'beside {self.beside}'}"
+
     def __post_init__(self) -> None:
+        if (self.stream_state is None) is (self.beside is None):
+            raise ValueError("a table must have a stream_state, or what its swaps are beside")
+        if self.beside is Situation.ALONE:
+            raise ValueError(f"beside of a table must be {Situation.DECODE} or {Situation.PREFILL}")
         for name in ("block_bytes", "blocks"):
             values = getattr(self, name)
             if any(low >= high for low, high in pairwise(values)):
@@ -158,7 +170,7 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     `ceiling_gbps` is, by direction, the rate of large copies of which the pace of a choice can be a share.
     """
 
-    format: Annotated[int, msgspec.Meta(ge=FORMAT, le=FORMAT)] = FORMAT
+    format: Annotated[int, msgspec.Meta(ge=1, le=FORMAT)] = FORMAT
     device: Line
     driver: Line = ""
     identity_hash: Line = ""
@@ -169,9 +181,11 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     tables: Annotated[tuple[Table, ...], msgspec.Meta(min_length=1)]
 
     def __post_init__(self) -> None:
-        kinds = [(table.direction, table.stream_state) for table in self.tables]
-        if len(set(kinds)) < len(kinds):
-            raise ValueError("two tables have the same direction and stream state")
+        titles = [table.title for table in self.tables]
+        if len(set(titles)) < len(titles):
+            raise ValueError("two tables have the same direction and stream state, or step beside")
+        if self.format == 1 and any(table.beside for table in self.tables):
+            raise ValueError("tables beside a step are of format 2")
         if other := sorted(self.workload.keys() - set(WORKLOAD_AXES)):
             raise ValueError(f"workload: {shown(other[0])} is not one of {', '.join(WORKLOAD_AXES)}")
         for table in self.tables:
@@ -194,10 +208,15 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         same = self.driver == driver
         return None if same else f"the policy was measured with driver {was}, this is {now}: build a new one"
 
+    def beside(self, direction: Direction, situation: Situation) -> Table | None:
+        """Return the table for swaps beside a step, None if that was not measured: no other serves for it."""
+        tables = (table for table in self.tables if table.direction is direction)
+        return next((table for table in tables if table.beside is situation), None)
+
     def table(self, direction: Direction, state: StreamState) -> Table | None:
         """Return the table for a stream state, else for one that is alike (something pending, or nothing), else any.
 
-        None if there is no table for this direction.
+        None if there is no table by stream state for this direction.
         """
         tables = {table.stream_state: table for table in self.tables if table.direction is direction}
         alike = next(states for states in _ALIKE if state in states)

@@ -1,16 +1,18 @@
 """`kvbench show`: print the answer of runs in the terminal."""
 
 import json
-import shlex
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 
-from kvbench.cells.axes import ListPlace
+from kvbench.cells.axes import ListPlace, Situation
+from kvbench.cells.cell import AXES
 from kvbench.cells.policy import SERVING, Choice
 from kvbench.cells.units import size_text
 from kvbench.cli.options import NO_OPTIONS, FromStruct, fraction_of, with_struct_options
@@ -21,8 +23,8 @@ from kvbench.text import convert
 if TYPE_CHECKING:
     from kvbench.models.geometry import ModelSwap
     from kvbench.results import Run
-    from kvbench.tune.candidates import Measured
     from kvbench.tune.planner import TokenLine
+    from kvbench.tune.situations import Advice, Question
 
 
 class Allowed(msgspec.Struct, frozen=True):
@@ -59,6 +61,60 @@ class Allowed(msgspec.Struct, frozen=True):
         return self.keeps(driver, choice) and choice.backend in SERVING
 
 
+class Asked(msgspec.Struct, frozen=True):
+    """What is asked of the answer beside steps."""
+
+    # fmt: off
+    block_size: Annotated[str | None, msgspec.Meta(
+        description="blocks of the answer (default: 16KiB, or those of the model)")] = None
+    beside: Annotated[str | None, msgspec.Meta(
+        description="answer for swaps beside this alone: nothing, decode or prefill")] = None
+    need: Annotated[str | None, msgspec.Meta(
+        description="use methods that move this much beside a step: 20GB/s (default: a tenth of the ceiling)")] = None
+    max_slowdown: Annotated[str | None, msgspec.Meta(
+        description="with --beside: use methods beside which a step takes at most this much longer: 5% or 0.05")] = None
+    # fmt: on
+
+    def question(self, swaps: "Sequence[ModelSwap]", *, own_thread: bool) -> "Question":
+        """Return the question to the runs; raises UsageError."""
+        from kvbench.tune.situations import Question
+
+        situations = tuple(Situation) if self.beside is None else (_situation_of(self.beside),)
+        limits: dict[Situation, float] = {}
+        if self.max_slowdown is not None:
+            if len(situations) > 1 or situations[0] is Situation.ALONE:
+                raise UsageError(
+                    f"--max-slowdown {brief(self.max_slowdown)}: a limit is for one situation; "
+                    "add --beside decode or --beside prefill"
+                )
+            limits = {situations[0]: fraction_of("--max-slowdown", self.max_slowdown)}
+        size = AXES["block_size"].parse_one(self.block_size) if self.block_size else None
+        usual = swaps[0].block_bytes if swaps else Question().block_bytes
+        return Question(
+            block_bytes=int(str(size)) if size else usual,
+            need_gbps=None if self.need is None else _gbps_of(self.need),
+            thread_counts=not own_thread,
+            limits=limits,
+            situations=situations,
+        )
+
+
+def _situation_of(text: str) -> Situation:
+    named = {situation.beside: situation for situation in Situation}
+    if text not in named:
+        raise UsageError(f"--beside {brief(text)}: write one of {', '.join(named)}")
+    return named[text]
+
+
+def _gbps_of(text: str) -> float:
+    match = re.fullmatch(r"(\d{1,4}(?:\.\d{1,3})?) ?GB/s", text, re.ASCII | re.IGNORECASE)
+    if match is None:
+        raise UsageError(f"--need {brief(text)}: write a rate: 20GB/s")
+    return float(match[1])
+
+
+ALL_ALLOWED: Final = Allowed()
+
 _Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories to read.", show_default=False)]
 Models = Annotated[
     list[str] | None,
@@ -78,12 +134,13 @@ PolicyFile = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace a file with other content.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
-_Slowdown = Annotated[
-    str | None,
+_Asked = Annotated[Mapping[str, Any], FromStruct(Asked, panel="Beside a step")]
+_OwnThread = Annotated[
+    bool,
     typer.Option(
-        metavar="PERCENT",
-        help="Use only methods measured beside a decode step or a prefill that slow it at most this much: 5% or 0.05.",
-        rich_help_panel="Limits of the answer",
+        "--own-thread",
+        help="Swaps have a thread of their own: what they take of it does not count.",
+        rich_help_panel="Beside a step",
     ),
 ]
 _Table = Annotated[bool, typer.Option("--table", help="Print the choice for every shape.")]
@@ -96,7 +153,8 @@ def show(
     model: Models = None,
     geometry: Geometry = NO_OPTIONS,
     allowed: Limits = NO_OPTIONS,
-    max_slowdown: _Slowdown = None,
+    asked: _Asked = NO_OPTIONS,
+    own_thread: _OwnThread = False,
     prefill_tokens_per_second: Prefill = None,
     policy: PolicyFile = None,
     table: _Table = False,
@@ -104,9 +162,9 @@ def show(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Show the answer of runs: the backends to use, their loss and gain, and warnings. Needs no GPU and no torch.
+    """Show the answer of runs: what to use for swaps alone, beside decode steps and beside a prefill. Needs no GPU.
 
-    Runs of several machines stand side by side.
+    Runs of several machines stand side by side. A folder of runs stands for all of them.
 
     Without a choice between backends, it shows the findings of the report. For files of `kvbench doctor --measure
     --json`, it prints a line a host.
@@ -119,91 +177,134 @@ def show(
     may: Allowed = convert(allowed, Allowed)
     models: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
     prefill = prefill_of(prefill_tokens_per_second, models)
-    limit = None if max_slowdown is None else fraction_of("--max-slowdown", max_slowdown)
+    swaps = models.swaps()
+    wanted: Asked = convert(asked, Asked)
+    question = wanted.question(swaps, own_thread=own_thread)
     loaded = load_all(runs)
     _check_backends(loaded, may)
-    if may == Allowed() and limit is None and not (models.models or policy or table or open_):
-        show_runs(loaded, as_json=as_json)
-        return
-    swaps = models.swaps()
-    if not as_json and _print_gathers(loaded, swaps):
-        return
-    print_answer(
-        loaded, may, swaps, prefill, limit=limit, policy=policy, table=table, open_=open_, force=force,
-        as_json=as_json,
-    )  # fmt: skip
+    output = Output(question, may, swaps, prefill, policy, table, open_, force, as_json)
+    if output == Output(question):
+        show_runs(loaded, question)
+    elif output == Output(question, as_json=True):
+        show_runs(loaded, question, as_json=True)
+    elif as_json or not _print_gathers(loaded, swaps):
+        print_answer(loaded, output)
 
 
-def show_runs(runs: "Sequence[Run]", *, as_json: bool = False) -> None:
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What is asked of runs, and how it is printed."""
+
+    question: "Question"
+    may: Allowed = ALL_ALLOWED
+    swaps: "Sequence[ModelSwap]" = ()
+    prefill: float | None = None
+    policy: Path | None = None
+    table: bool = False
+    open: bool = False
+    force: bool = False
+    as_json: bool = False
+
+    def keeps(self, driver: int, choice: Choice) -> bool:
+        """Whether a choice may be in the answer."""
+        return self.may.serves(driver, choice) if self.policy else self.may.suits_all(driver, choice)
+
+
+def show_runs(runs: "Sequence[Run]", question: "Question", *, as_json: bool = False) -> None:
     """Print the answer of runs, side by side those of several machines; without any, the findings of the report."""
     if len({(run.info.device.get("title"), run.info.identity.get("driver_version")) for run in runs}) > 1:
-        _show_machines(runs, as_json=as_json)
+        _show_machines(runs, question, as_json=as_json)
         return
     if as_json:
-        typer.echo(json.dumps(_plain_answer(runs), indent=2))
+        typer.echo(json.dumps(_plain_answer(runs, question), indent=2))
         return
     try:
-        print_answer(runs, Allowed(), (), None)
-    except UsageError:
-        _print_findings(runs)
+        print_answer(runs, Output(question))
+    except UsageError as none:
+        _print_findings(runs, str(none))
 
 
 def load_all(paths: Sequence[Path]) -> "list[Run]":
+    """Read runs; a folder of runs stands for these."""
     from kvbench.results import load_run
-    from kvbench.results.rundir import runs_in
+    from kvbench.results.rundir import runs_below
 
-    return [load_run(folder) for path in paths for folder in runs_in(path)]
+    return [load_run(folder) for path in paths for folder in runs_below(path)]
 
 
-def print_answer(
-    runs: "Sequence[Run]",
-    may: Allowed,
-    swaps: "Sequence[ModelSwap]",
-    prefill: float | None,
-    *,
-    limit: float | None = None,
-    policy: Path | None = None,
-    table: bool = False,
-    open_: bool = False,
-    force: bool = False,
-    as_json: bool = False,
-) -> None:
-    """Print what was asked for: the table, what is open or, without these, the rule; and the swaps of models.
+def print_answer(runs: "Sequence[Run]", output: Output) -> None:
+    """Print what was asked for: the six rows, or the table of shapes and what is open; and the swaps of models.
 
     Writes a policy if a file is named. Raises UsageError where there is nothing to choose from.
     """
-    from kvbench.cli.options import print_lines, print_rows
-    from kvbench.tune import text
-    from kvbench.tune.answer import answers_of, shapes_of
     from kvbench.tune.candidates import driver_of
     from kvbench.tune.planner import token_lines
-    from kvbench.tune.rule import rule_of
+    from kvbench.tune.situations import advise
 
     driver = driver_of(runs)
-    shapes = shapes_of(runs, partial(may.serves if policy else may.suits_all, driver))
-    rule = rule_of(shapes if limit is None else _within(shapes, runs, limit))
-    lines = [*token_lines(runs, partial(may.suits_all, driver), swaps, prefill or 0)]
-    note, faults = _around(runs).values()
-    if as_json:
-        plain = text.to_plain(rule, answers_of(rule.shapes), runs, swaps)
-        typer.echo(json.dumps({**_around(runs), **plain, "token_lines": msgspec.to_builtins(lines)}, indent=2))
+    advice = advise(runs, output.question, partial(output.keeps, driver))
+    lines = [*token_lines(runs, partial(output.may.suits_all, driver), output.swaps, output.prefill or 0)]
+    if output.as_json:
+        _print_json(advice, output, lines)
     else:
-        print_lines([*filter(None, [note]), *text.origin(runs)])
-        answers = answers_of(rule.shapes) if table or open_ else []
-        if table:
-            print_lines([text.ALIKE])
-            print_rows([*map(text.row, answers)], text.HEADER)
-        if open_:
-            print_lines([text.OPEN, *(f"  {line}" for line in text.open_points(answers) or ["nothing"])])
-        if not answers:
-            shown = text.answer_table(rule, runs)
-            print_rows(shown.rows, shown.header)
-            listing = shlex.join(["kvbench", "show", *(str(run.path) for run in runs), "--open"])
-            print_lines([shown.caption, *text.answer_lines(rule, runs, listing)])
-        _print_models(rule, swaps, lines, prefill)
-        print_lines(f"Warning: {fault}" for fault in faults)
-    if policy is not None:
-        _write_policy(policy, runs, rule, force=force)
+        _print_text(advice, output, lines)
+    if output.policy is not None:
+        _write_policy(output.policy, advice, partial(output.keeps, driver), force=output.force)
+
+
+def _print_json(advice: "Advice", output: Output, lines: "Sequence[TokenLine]") -> None:
+    from kvbench.tune.text import to_plain
+
+    plain = to_plain(advice, output.swaps, costs=output.open)
+    typer.echo(json.dumps({**_around(advice.runs), **plain, "token_lines": msgspec.to_builtins(lines)}, indent=2))
+
+
+def _print_text(advice: "Advice", output: Output, lines: "Sequence[TokenLine]") -> None:
+    from kvbench.cli.options import print_lines
+    from kvbench.tune.text import origin
+
+    note, faults = _around(advice.runs).values()
+    print_lines([*filter(None, [note]), *origin(advice.runs)])
+    if output.table or output.open:
+        _print_shapes(advice, output)
+    else:
+        _print_rows(advice)
+    if output.swaps and advice.rule:
+        _print_models(advice, output, lines)
+    print_lines(f"Warning: {fault}" for fault in faults)
+
+
+def _print_rows(advice: "Advice") -> None:
+    """Print the rows of the answer, as a table where it has room, and what they leave out."""
+    from kvbench.cli.options import print_lines, print_rows, room
+    from kvbench.tune import table
+    from kvbench.tune.text import answer_lines
+
+    rows = table.rows_of(advice)
+    columns = zip(table.HEADER, *rows, strict=True)
+    width = sum(max(map(len, column)) + len("  ") for column in columns)
+    if (room() or width) < width:
+        print_lines(table.in_lines(advice))
+    else:
+        print_rows(rows, table.HEADER)
+    alone = advice.rule if Situation.ALONE in advice.question.situations else None
+    about_alone = answer_lines(alone, advice.runs, "--open", costs=False) if alone else []
+    print_lines([*table.lines_of(advice), *about_alone])
+
+
+def _print_shapes(advice: "Advice", output: Output) -> None:
+    """Print the choice for every shape alone, or those that another run could make differently, and what that costs."""
+    from kvbench.cli.options import print_lines, print_rows
+    from kvbench.tune import text
+    from kvbench.tune.answer import answers_of
+
+    answers = answers_of(advice.rule.shapes) if advice.rule else []
+    if output.table:
+        print_lines([text.ALIKE])
+        print_rows([*map(text.row, answers)], text.HEADER)
+    if output.open and advice.rule:
+        print_lines(text.answer_lines(advice.rule, advice.runs))
+        print_lines([text.OPEN, *(f"  {line}" for line in text.open_points(answers) or ["nothing"])])
 
 
 def _around(runs: "Sequence[Run]") -> dict[str, Any]:
@@ -216,28 +317,6 @@ def _around(runs: "Sequence[Run]") -> dict[str, Any]:
     return {"host_note": HOST_COPIES if on_host else "", "warnings": faults}
 
 
-def _within(shapes: "Sequence[Measured]", runs: "Sequence[Run]", limit: float) -> "list[Measured]":
-    """Return the shapes with the methods that slow down work beside them by at most `limit`, where that was measured.
-
-    Raises UsageError without any.
-    """
-    from kvbench.tune.answer import BESIDE, slowdowns_of
-
-    known = slowdowns_of(runs)
-
-    def allowed(one: "Measured", choice: Choice) -> bool:
-        times = known.get((one.shape.direction, choice), {})
-        of_work = [times[work] for work in BESIDE if work in times]
-        return bool(of_work) and max(of_work) <= 1 + limit
-
-    kept = [within for one in shapes if (within := one.only(partial(allowed, one))).arms]
-    if not kept:
-        methods = "none of their methods was measured beside a decode step or a prefill"
-        why = f"every method slows the work beside it by more than {limit:.1%}" if known else methods
-        raise UsageError(f"--max-slowdown: {why}; add a run of kvbench sweep beside")
-    return kept
-
-
 def _print_gathers(runs: "Sequence[Run]", swaps: "Sequence[ModelSwap]") -> bool:
     """Print for how long decode steps of models wait for rows by ids; return whether the runs have nothing else."""
     from kvbench.cli.options import print_lines
@@ -248,12 +327,14 @@ def _print_gathers(runs: "Sequence[Run]", swaps: "Sequence[ModelSwap]") -> bool:
     return bool(lines) and all(cell.list_place is ListPlace.GPU for run in runs for cell in run.outcomes)
 
 
-def _print_models(rule: Any, swaps: "Sequence[ModelSwap]", lines: "Sequence[TokenLine]", prefill: float | None) -> None:
+def _print_models(advice: "Advice", output: Output, lines: "Sequence[TokenLine]") -> None:
     from kvbench.cli.options import print_lines, print_rows
     from kvbench.models.geometry import models_of
     from kvbench.tune import text
     from kvbench.tune.planner import loads_of, totals_of
 
+    rule, swaps = advice.rule, output.swaps
+    assert rule is not None
     print_lines(line for model in models_of(swaps) for line in ("", f"{model.name}: {model.text}"))
     for swap in swaps:
         shape = f"{swap.blocks} blocks of {size_text(swap.block_bytes)}"
@@ -261,19 +342,18 @@ def _print_models(rule: Any, swaps: "Sequence[ModelSwap]", lines: "Sequence[Toke
         print_rows([*map(text.row_model, loads_of(rule, swap))], text.HEADER_MODEL)
     print_lines(line for total in totals_of(rule, swaps) for line in ("", total))
     print_lines(["", *text.planner_lines(lines)] if lines else [])
-    if prefill:
-        print_lines(["", *text.prefill_lines(lines, prefill)])
+    if output.prefill:
+        print_lines(["", *text.prefill_lines(lines, output.prefill)])
 
 
-def _write_policy(file: Path, runs: "Sequence[Run]", rule: Any, *, force: bool) -> None:
+def _write_policy(file: Path, advice: "Advice", keep: Callable[[Choice], bool], *, force: bool) -> None:
     from kvbench.cells.policy import load_policy
     from kvbench.files import write_output
-    from kvbench.tune.answer import policy_of
+    from kvbench.tune.policies import policy_of
 
-    made = policy_of(runs, rule)
+    made = policy_of(advice, keep)
     write_output("--policy", file, made.to_toml().encode(), load_policy, force=force)
-    kinds = ", ".join(f"{table.direction} {table.stream_state}" for table in made.tables)
-    typer.echo(f"{file}: a policy for {made.device}, {kinds}", err=True)
+    typer.echo(f"{file}: a policy for {made.device}, {', '.join(table.title for table in made.tables)}", err=True)
 
 
 def _check_backends(runs: "Sequence[Run]", may: Allowed) -> None:
@@ -294,7 +374,7 @@ def prefill_of(tokens_per_s: float | None, models: ModelChoice) -> float | None:
     return tokens_per_s
 
 
-def _show_machines(runs: "Sequence[Run]", *, as_json: bool) -> None:
+def _show_machines(runs: "Sequence[Run]", question: "Question", *, as_json: bool) -> None:
     """Print a column for each of several machines, and what only one of them has."""
     from kvbench.cli.options import print_lines, print_rows
     from kvbench.report.model import plain
@@ -308,7 +388,7 @@ def _show_machines(runs: "Sequence[Run]", *, as_json: bool) -> None:
     notes = [plain(note) for note in (*table.notes, table.caption) if note]
     if as_json:
         by_card = grouped(views, lambda view: view.card)
-        answers = {card: _plain_answer([view.run for view in of_card]) for card, of_card in by_card.items()}
+        answers = {card: _plain_answer([view.run for view in of_card], question) for card, of_card in by_card.items()}
         texts = {name: dict(zip(header[1:], row, strict=True)) for name, *row in rows}
         typer.echo(json.dumps({"side_by_side": texts, "notes": notes, "machines": answers}, indent=2))
         return
@@ -316,14 +396,15 @@ def _show_machines(runs: "Sequence[Run]", *, as_json: bool) -> None:
     print_lines(notes)
 
 
-def _plain_answer(runs: "Sequence[Run]") -> dict[str, Any]:
+def _plain_answer(runs: "Sequence[Run]", question: "Question") -> dict[str, Any]:
     """Return the answer of runs, or what the sections of a report found where there is nothing to choose from."""
-    from kvbench.tune.answer import answers_of, rule_for_all
+    from kvbench.tune.candidates import driver_of
+    from kvbench.tune.situations import advise
     from kvbench.tune.text import to_plain
 
     try:
-        rule = rule_for_all(runs)
-        return {**_around(runs), **to_plain(rule, answers_of(rule.shapes), runs), "token_lines": []}
+        advice = advise(runs, question, partial(Allowed().suits_all, driver_of(runs)))
+        return {**_around(runs), **to_plain(advice), "token_lines": []}
     except UsageError:
         return {**_around(runs), "findings": _findings(runs)}
 
@@ -336,8 +417,10 @@ def _findings(runs: "Sequence[Run]") -> list[str]:
     return [*map(plain, [*report.headline, *report.findings])]
 
 
-def _print_findings(runs: "Sequence[Run]") -> None:
+def _print_findings(runs: "Sequence[Run]", why: str) -> None:
     from kvbench.cli.options import print_lines
 
     note, faults = _around(runs).values()
-    print_lines([*filter(None, [note]), *_findings(runs), *(f"Warning: {fault}" for fault in faults)])
+    print_lines(
+        [*filter(None, [note]), f"No choice: {why}", *_findings(runs), *(f"Warning: {fault}" for fault in faults)]
+    )

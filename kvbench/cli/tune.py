@@ -11,11 +11,13 @@ import typer
 from kvbench.cli.options import NO_OPTIONS, FromStruct, with_struct_options
 from kvbench.cli.show import (
     Allowed,
+    Asked,
     Force,
     Geometry,
     Json,
     Limits,
     Models,
+    Output,
     PolicyFile,
     Prefill,
     load_all,
@@ -62,7 +64,9 @@ def tune(
     spec = trying_overlap(spec, driver_version())
     searching = search_among(partial(may.serves if policy else may.keeps, driver_version()), spec)
     runs, code = _measured(spec, out, searching, quiet=as_json)
-    print_answer(runs, may, models.swaps(), prefill, policy=policy, force=force, as_json=as_json)
+    swaps = models.swaps()
+    question = Asked().question(swaps, own_thread=False)
+    print_answer(runs, Output(question, may, swaps, prefill, policy, force=force, as_json=as_json))
     if code:
         raise typer.Exit(code)
 

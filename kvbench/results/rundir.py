@@ -235,6 +235,15 @@ def runs_in(path: Path) -> list[Path]:
     return sorted(folder for folder in inner if _ONE_OF_SEVERAL.fullmatch(folder.name)) or [path]
 
 
+def runs_below(path: Path) -> list[Path]:
+    """Return the runs that a folder stands for: its own, or all runs that lie in it; else `path` itself."""
+    own = runs_in(path)
+    if own != [path] or (path / RUN_FILE).exists() or not path.is_dir():
+        return own
+    folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
+    return [run for folder in folders for run in runs_in(folder) if (run / RUN_FILE).exists()] or [path]
+
+
 def check_new_run(path: Path) -> None:
     """Raise UsageError if the run directory `path` cannot be created; creates nothing."""
     with _as_usage_error(path):

@@ -6,30 +6,27 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final
 
-import numpy as np
-
-from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, paired_interval
+from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict
 from kvbench.analysis.margins import TIED
-from kvbench.cells.axes import Direction, Neighbour
+from kvbench.cells.axes import Direction
 from kvbench.cells.cell import SwapKind
-from kvbench.cells.facts import BATCHED, MERGED, NO_CHOICES
+from kvbench.cells.facts import BATCHED, MERGED
 from kvbench.cells.pattern import SHUFFLED
-from kvbench.cells.policy import Choice, Policy, Table
+from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.sweep.installed import Engine, engines, of_engine
-from kvbench.text import MAX_LINE, a_stream
+from kvbench.text import a_stream
 from kvbench.tune.candidates import (
     Measured,
-    machine_of,
     measured_in,
     sms_of,
     swaps_of_trace,
     without_sms,
     workload_axes,
 )
-from kvbench.tune.rule import Pick, Rule, RulePart, arms_of, compare_methods, could_gain, nearest_shape, pick, rule_of
+from kvbench.tune.rule import Pick, Rule, arms_of, compare_methods, could_gain, nearest_shape, pick, rule_of
 
 # The number of blocks of a small and of a large swap, of a block size near to that of models.
 SMALL: Final = 64
@@ -37,8 +34,6 @@ LARGE: Final = 1024
 _BLOCK_BYTES: Final = 32 * KIB
 _IN_RUNS: Final = "runs-"
 _MOSTLY: Final = 2 / 3
-# The work beside swaps whose slowdown an answer names.
-BESIDE: Final = (str(Neighbour.DECODE), str(Neighbour.PREFILL))
 
 
 def shapes_of(
@@ -66,49 +61,8 @@ def rule_for_all(runs: Sequence[Run]) -> Rule:
     return rule_of(shapes_of(runs, lambda choice: not of_engine(choice.backend)))
 
 
-def policy_of(runs: Sequence[Run], rule: Rule) -> Policy:
-    """Return the policy of a rule with its origin; raises UsageError for runs of several devices."""
-    device, driver = machine_of(runs)
-    newest = max(runs, key=lambda run: run.info.created)
-    return Policy(
-        device=device,
-        driver=driver,
-        identity_hash=newest.info.identity_hash[:MAX_LINE],
-        made=newest.info.created[:MAX_LINE],
-        workload=workload_axes(runs),
-        ceiling_gbps=_ceilings(runs)
-        if any(part.choice.share for parts in rule.parts.values() for part in parts)
-        else {},
-        runs=tuple(" ".join(run.info.command)[:MAX_LINE] for run in runs),
-        tables=tuple(_table(kind, parts) for kind, parts in rule.parts.items()),
-    )
-
-
-def _ceilings(runs: Sequence[Run]) -> dict[Direction, float]:
-    """Return the median GB/s of the large copies of each direction."""
-    rates = {way: [gbps for run in runs for gbps in run.ceilings().get(way, ())] for way in Direction}
-    return {way: round(median(of_way), 2) for way, of_way in rates.items() if of_way}
-
-
-def _table(kind: SwapKind, parts: Sequence[RulePart]) -> Table:
-    """Return the table of a kind: a row for each size where a part ends or begins, a column for each such number."""
-    sizes = sorted({end for part in parts for end in part.sizes if end}) or [parts[0].shapes[0].shape.block_bytes]
-    counts = sorted({end for part in parts for end in part.blocks if end}) or [LARGE]
-
-    def choice_at(block_bytes: int, blocks: int) -> str:
-        return str(next(part.choice for part in parts if part.serves(block_bytes, blocks)))
-
-    return Table(
-        direction=kind.direction,
-        stream_state=kind.stream_state,
-        block_bytes=tuple(sizes),
-        blocks=tuple(counts),
-        choices=tuple(tuple(choice_at(size, count) for count in counts) for size in sizes),
-    )
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
+class ShapeAnswer:
     """The choice for swaps of one shape, and the methods that could replace it, with their times over its own."""
 
     measured: Measured
@@ -178,17 +132,17 @@ def _alternative(choice: Choice, compared: Comparison) -> dict[str, Any]:
     }
 
 
-def answers_of(shapes: Sequence[Measured]) -> list[Answer]:
+def answers_of(shapes: Sequence[Measured]) -> list[ShapeAnswer]:
     return [_answer(one) for one in sorted(shapes, key=lambda one: one.shape)]
 
 
-def _answer(one: Measured) -> Answer:
+def _answer(one: Measured) -> ShapeAnswer:
     shape = arms_of(one)
     chosen = pick([shape])
     alternatives = (other for other in one.arms if other != chosen.choice)
     compared = {other: compare_methods([shape], chosen.choice, other) for other in alternatives}
     others = {other: each for other, each in compared.items() if each and each.verdict is not Verdict.SLOWER}
-    return Answer(one, chosen, others)
+    return ShapeAnswer(one, chosen, others)
 
 
 def known_shapes(rule: Rule, kind: SwapKind) -> list[Measured]:
@@ -261,24 +215,6 @@ def taken(engine: Engine, one: Measured, values: tuple[int, ...]) -> Choice:
     assert engine.takes is not None
     choice = engine.takes(one.shape.direction, one.shape.block_bytes, one.shape.blocks, values)
     return choice if choice.axes else one.best_of(choice.backend) or choice
-
-
-def slowdowns_of(runs: Sequence[Run]) -> dict[tuple[Direction, Choice], dict[str, float]]:
-    """The worst slowdown of work beside swaps: by direction and method, then by the work.
-
-    Of the swaps of one pattern, that of most swaps of the runs.
-    """
-    pattern = workload_axes(runs)["pattern"]
-    slowdowns: dict[tuple[Direction, Choice], dict[str, float]] = {}
-    for run in runs:
-        for cell, outcome in run.outcomes.items():
-            alone = cell.neighbour == Neighbour.NONE or cell.layers or cell.backend in NO_CHOICES
-            if outcome.status == "ok" and outcome.costs and not alone and str(cell.pattern) == pattern:
-                slowdown = math.exp(paired_interval(np.log([cost.slowdown for cost in outcome.costs.values()]))[0])
-                of_method = slowdowns.setdefault((cell.direction, Choice.at(cell)), {})
-                work = str(cell.neighbour)
-                of_method[work] = max(of_method.get(work, 0.0), slowdown)
-    return slowdowns
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,7 @@ def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
         plug_ins = plug_ins_of(run.info.backends)
         for cell, outcome in run.outcomes.items():
             if cell in kept and cell.backend not in NO_CHOICES - {COPIER} and (times := outcome.times()):
-                choice = replace(Choice.at(cell), plug_in=cell.backend in plug_ins)
+                choice = choice_of(cell, plug_ins)
                 visits = arms.setdefault(SwapShape.of(cell), {}).setdefault(choice, {})
                 visits |= {number * RUN_STEP + round_: us for round_, us in times.items()}
                 caller_us.setdefault(SwapShape.of(cell), {}).setdefault(choice, []).append(outcome.us("caller_us"))
@@ -164,6 +164,11 @@ def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
         what = f"{names[0]} alone was measured" if len(names) == 1 else "no shape was measured with two backends"
         raise UsageError(f"nothing to choose from: {what}; measure more, such as -a backend=batched,sm")
     return [_measured(shape, arms[shape], caller_us[shape], card) for shape in several]
+
+
+def choice_of(cell: Cell, plug_ins: Collection[str]) -> Choice:
+    """Return the choice that a cell measures, marked where its backend is of a plug-in."""
+    return replace(Choice.at(cell), plug_in=cell.backend in plug_ins)
 
 
 def _measured(shape: SwapShape, arms: Arms, caller_us: Mapping[Choice, list[float]], card: str) -> Measured:
@@ -298,6 +303,15 @@ def driver_of(runs: Sequence[Run]) -> int:
     """Return the newest CUDA version that the driver of some runs supports (13010: 13.1), 0 where it is not known."""
     match = re.fullmatch(r"(\d{1,3})\.(\d)", str(runs[0].info.identity.get("cuda_driver_api")))
     return 1000 * int(match[1]) + 10 * int(match[2]) if match else 0
+
+
+def ceilings_of(runs: Iterable[Run]) -> dict[Direction, float]:
+    """Return the median GB/s of large copies of each direction that has any."""
+    rates: dict[Direction, list[float]] = {}
+    for run in runs:
+        for direction, gbps in run.ceilings().items():
+            rates.setdefault(Direction(direction), []).extend(gbps)
+    return {direction: median(gbps) for direction, gbps in rates.items() if gbps}
 
 
 def machine_of(runs: Sequence[Run]) -> tuple[str, str]:

@@ -2,23 +2,24 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
 from statistics import geometric_mean
 from typing import Final
 
 from kvbench.analysis.margins import KNEE, TIED
-from kvbench.cells.axes import Neighbour, StreamState
+from kvbench.cells.axes import Neighbour, Situation, StreamState
 from kvbench.cells.facts import EngineSetting
 from kvbench.cells.units import size_text
 from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.sweep.installed import Engine, Values, engines
 from kvbench.text import counted, ends, wrapped
-from kvbench.tune.answer import slowdowns_of, taken
+from kvbench.tune.answer import taken
 from kvbench.tune.candidates import Measured, sms_of
 from kvbench.tune.rule import fastest
+from kvbench.tune.situations import Arm, measured_beside
 from kvbench.tune.text import machine_text, workload_text
 
 _LEAST_SHAPES: Final = 10
@@ -112,18 +113,20 @@ def export(name: str, runs: Sequence[Run], measured: Sequence[Measured]) -> Expo
     if not by_state or len(next(iter(by_state.values())).measured) < _LEAST_SHAPES:
         raise _needs(name, engine, f"at {_LEAST_SHAPES} shapes, each with {settings[0].name}={defaults[0]} and others")
     (state, shapes), *others = by_state.items()
-    values = _fit(shapes, defaults)
+    beside = _beside_decode(runs, engine)
+    values = _fit(shapes, defaults, [one for one in shapes.tried if _is_safe(shapes, beside, defaults, one)])
     changes = [
         Change(setting, value, _times(shapes, (*values[:index], setting.default, *values[index + 1 :]), values).gain())
         for index, (setting, value) in enumerate(zip(settings, values, strict=True))
         if value != setting.default
     ]
     notes = [engine.remark] * bool(engine.remark)
+    notes += _left_out(shapes, beside, defaults, values)
     if values[0] == max(shapes.counts):
         notes.append(f"{settings[0].name}={values[0]} is the largest count that was measured; larger ones may gain")
     notes.append(f"{state} stream; SM counts compared: {', '.join(map(str, shapes.counts))}")
     for other, other_shapes in others:
-        best = _fit(other_shapes, defaults)
+        best = _fit(other_shapes, defaults, other_shapes.tried)
         named = ", ".join(f"{setting.name}={value}" for setting, value in zip(settings, best, strict=True))
         notes.append(f"{other} stream ({counted(len(other_shapes.measured), 'shape')}): {named}")
         if {state, other} == {StreamState.GATED, StreamState.OPENED}:
@@ -135,23 +138,56 @@ def export(name: str, runs: Sequence[Run], measured: Sequence[Measured]) -> Expo
         machine_text(*runs),
     ]
     kept = [setting for setting, value in zip(settings, values, strict=True) if value == setting.default]
-    return Export(about, changes, notes, kept, _cost_text(runs, engine, values[0]) if values[0] > defaults[0] else "")
+    cost = _cost_text(beside[values[0]]) if changes and values[0] in beside else ""
+    return Export(about, changes, notes, kept, cost)
 
 
-def _cost_text(runs: Sequence[Run], engine: Engine, sms: int) -> str:
-    """Say how much longer a decode step takes beside swaps by a kernel with `sms` SMs."""
-    known = [
-        (times[str(Neighbour.DECODE)], choice)
-        for (_, choice), times in slowdowns_of(runs).items()
-        if sms_of(choice) == sms and str(Neighbour.DECODE) in times
-    ]
-    if not known:
-        return (
-            f"what {counted(sms, 'SM')} cost a decode step was not measured: kvbench sweep beside "
-            f"-a backend={engine.kernel} -a sms={sms} -a neighbour={Neighbour.DECODE}, and give that run too"
+def _beside_decode(runs: Sequence[Run], engine: Engine) -> Mapping[int, Arm]:
+    """Return what the engine's own methods cost a decode step beside them, by SM count; that of its copies is 0."""
+    measured = measured_beside(runs, lambda choice: choice.backend in engine.backends)
+    arms: dict[int, Arm] = {}
+    for direction in engine.directions:
+        arms |= {sms_of(arm.choice): arm for arm in measured.get((direction, Situation.DECODE), ())}
+    return arms
+
+
+def _is_safe(shapes: "_Shapes", beside: Mapping[int, Arm], defaults: Values, values: Values) -> bool:
+    """Whether a patch may set these values: what they cost a decode step was measured, and no shape loses by them."""
+    measured = values[0] in beside and (values[1:] == defaults[1:] or 0 in beside)
+    return values == defaults or (measured and _times(shapes, defaults, values).worst <= TIED.fraction)
+
+
+def _left_out(shapes: "_Shapes", beside: Mapping[int, Arm], defaults: Values, values: Values) -> Iterator[str]:
+    """Yield why a patch does not set what would be the fastest on average, and which sweep is missing."""
+    fastest_values = _fit(shapes, defaults, shapes.tried)
+    if fastest_values == values:
+        return
+    engine, names = shapes.engine, shapes.engine.settings
+    three = zip(names, fastest_values, values, strict=True)
+    changed = [f"{name}={fastest_value}" for name, fastest_value, value in three if fastest_value != value]
+    gain = _times(shapes, values, fastest_values)
+    yield f"not in the patch: {', '.join(changed)} {gain.gain()}"
+    wanted = [fastest_values[0], *([0] if fastest_values[1:] != defaults[1:] else [])]
+    missing = [count for count in wanted if count not in beside]
+    if missing:
+        copies = [name for name in engine.backends if name != engine.kernel]
+        backends = ",".join([engine.kernel, *(copies[:1] if 0 in missing else [])])
+        counts = f" -a sms={fastest_values[0]}" if fastest_values[0] in missing else ""
+        yield (
+            f"what that costs a decode step was not measured: kvbench sweep beside -a backend={backends}{counts} "
+            f"-a neighbour={Neighbour.DECODE}, and give that run too"
         )
-    slowdown, choice = max(known, key=lambda one: one[0])
-    return f"beside swaps by {choice.label} a decode step takes {slowdown - 1:.0%} longer"
+
+
+def _cost_text(arm: Arm) -> str:
+    """Say what a decode step loses beside swaps by a method."""
+    method = arm.method
+    assert method.slowdown is not None
+    assert method.lost_ms_per_gb is not None
+    return (
+        f"beside swaps by {method.choice.label} a decode step takes {method.slowdown[0] - 1:.0%} longer and loses "
+        f"{method.lost_ms_per_gb[0]:.2f} ms for each GB"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +246,9 @@ def _shapes(engine: Engine, measured: Sequence[Measured], defaults: Values) -> _
     return _Shapes(engine, complete, offered, tried) if complete else None
 
 
-def _fit(shapes: _Shapes, defaults: Values) -> Values:
+def _fit(shapes: _Shapes, defaults: Values, tried: Sequence[Values]) -> Values:
     """Return the values with the fewest changes among those whose mean time is within `KNEE` of the best."""
-    ordered = sorted(
-        shapes.tried, key=lambda values: (sum(a != b for a, b in zip(values, defaults, strict=True)), values)
-    )
+    ordered = sorted(tried, key=lambda values: (sum(a != b for a, b in zip(values, defaults, strict=True)), values))
     means = {values: geometric_mean(shapes.time_of(one, values) for one in shapes.measured) for values in ordered}
     enough = min(means.values()) * (1 + KNEE.fraction)
     return next(values for values, mean in means.items() if mean <= enough)

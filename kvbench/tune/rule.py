@@ -179,6 +179,13 @@ class RulePart:
             return self.choice.label
         return method_label(self.choice.label, self.counts, ("default rule",)) if self.counts else self.choice.label
 
+    @property
+    def has_count(self) -> bool:
+        return sms_of(self.choice) > 0
+
+    def serves_size(self, block_bytes: int) -> bool:
+        return _within(self.sizes, block_bytes)
+
     def serves(self, block_bytes: int, blocks: int) -> bool:
         """Whether swaps of this shape are of this part."""
         return _within(self.sizes, block_bytes) and _within(self.blocks, blocks)

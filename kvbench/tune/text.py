@@ -23,21 +23,19 @@ from kvbench.sweep.installed import Engine, engines
 from kvbench.sweep.spec import SIDES
 from kvbench.text import counted, ends, printable, short
 from kvbench.tune.answer import (
-    BESIDE,
     LARGE,
     SMALL,
-    Answer,
+    ShapeAnswer,
     answers_of,
     gains_of,
     known_shapes,
     merged_from,
-    rule_for_all,
     shipped_choice,
-    slowdowns_of,
 )
-from kvbench.tune.candidates import Measured, driver_of, may_take_sms, sms_of, without_sms, workload_axes
+from kvbench.tune.candidates import Measured, ceilings_of, driver_of, may_take_sms, sms_of, without_sms, workload_axes
 from kvbench.tune.planner import Load, TokenLine, loads_of
 from kvbench.tune.rule import Rule, RulePart, costs_of
+from kvbench.tune.situations import Advice
 
 HEADER: Final = (
     "Dir", "Stream", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "Thread us", "Not told apart",
@@ -49,23 +47,23 @@ ALIKE: Final = f"Not told apart: within {TIED.fraction:.0%} of the choice, as fa
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerTable:
-    """What to use, in a row for each direction and the stream states with the same choice."""
+class StateTable:
+    """What to use by stream state, in a row for each direction and the states with the same choice."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str
 
 
-def answer_table(rule: Rule, runs: Sequence[Run]) -> AnswerTable:
+def state_table(rule: Rule, runs: Sequence[Run]) -> StateTable:
     """The choices, with their times at a small and a large swap, those of batched copies and of engines as they
-    ship, the share of the ceiling, and how many times as long work takes beside it.
+    ship, and the share of the ceiling.
     """
     known = {kind: known_shapes(rule, kind) for kind in rule.parts}
     known_sizes = [Counter(one.shape.size_text for one in at if one) for at in zip_longest(*known.values())]
     sizes = [size.most_common(1)[0][0] for size in known_sizes]
     shipping = [*engines().values()]
-    slowdowns, ceilings = slowdowns_of(runs), _ceilings(runs)
+    ceilings = ceilings_of(runs)
     rows = []
     for kinds in _alike(rule):
         first, parts = kinds[0], rule.parts[kinds[0]]
@@ -74,19 +72,15 @@ def answer_table(rule: Rule, runs: Sequence[Run]) -> AnswerTable:
             row += _times(at, size, rule, shipping, runs) if at else ["-"] * (3 + len(shipping))
         ceiling = ceilings.get(first.direction, math.nan)
         shares = [one.gbps_of(rule.choices[one]) / ceiling for *_, one in (known[kind] for kind in kinds)]
-        row.append(ends(shares, "{:.0%}".format) if ceiling > 0 else "-")
-        rows.append([*row, *(_beside(parts, first.direction, work, slowdowns) for work in BESIDE)])
+        rows.append([*row, ends(shares, "{:.0%}".format) if ceiling > 0 else "-"])
     figures = [name for size in sizes for name in (f"{size}, us", BATCHED, COPIER, *(one.title for one in shipping))]
-    every = zip(["Dir", "Stream", "Use", *figures, "of ceiling", *BESIDE], *rows, strict=True)
+    every = zip(["Dir", "Stream", "Use", *figures, "of ceiling"], *rows, strict=True)
     header, *shown = map(list, zip(*(column for column in every if {*column[1:]} != {"-"}), strict=True))
     titles = [engine.title for engine in shipping if engine.title in header]
-    shipped = f"{', '.join(titles)}: the method it takes there. " if titles else ""
-    shipped += f"{COPIER}: kvbench's, called from Python as engines are. " if COPIER in header else ""
-    caption = (
-        f"Swaps nearest to {SMALL} and {LARGE} blocks, each shape from the same rounds. "
-        f"{shipped}{', '.join(BESIDE)}: times as long beside such swaps."
-    )
-    return AnswerTable(header, shown, caption)
+    shipped = f" {', '.join(titles)}: the method it takes there." if titles else ""
+    shipped += f" {COPIER}: kvbench's, called from Python as engines are." if COPIER in header else ""
+    caption = f"Swaps nearest to {SMALL} and {LARGE} blocks, each shape from the same rounds.{shipped}"
+    return StateTable(header, shown, caption)
 
 
 def _alike(rule: Rule) -> list[list[SwapKind]]:
@@ -119,7 +113,9 @@ def _where(part: RulePart) -> str:
     low, high = (end and size_text(end) for end in part.sizes)
     sizes = "" if part.blocks[0] else f" up to {high}" if high else f" from {low}" if low else ""
     fewest, most = part.blocks
-    return sizes + (f" and {most} blocks" if most else f" from {fewest} blocks" if fewest else "")
+    if most:
+        return f"{sizes} and {most} blocks" if sizes else f" up to {most} blocks"
+    return sizes + (f" from {fewest} blocks" if fewest else "")
 
 
 def _counts_text(part: RulePart) -> str:
@@ -141,6 +137,11 @@ def _methods(choices: Iterable[Choice]) -> dict[str, list[int]]:
         label = replace(choice, axes=tuple(axis for axis in choice.axes if axis[0] != "sms")).label
         methods.setdefault(label, []).extend(filter(None, [sms_of(choice)]))
     return methods
+
+
+def methods_text(choices: Iterable[Choice]) -> str:
+    """Return the methods of some choices, each with all its SM counts: "batched, sm 2 to 8 SMs"."""
+    return ", ".join(_method_text(*method) for method in _methods(choices).items())
 
 
 def _method_text(name: str, counts: Sequence[int]) -> str:
@@ -167,28 +168,12 @@ def _times(
     return [texts[0] if shape == usual else f"{texts[0]} ({shape})", *texts[1:]]
 
 
-def _beside(
-    parts: Sequence[RulePart],
-    way: Direction,
-    work: str,
-    slowdowns: Mapping[tuple[Direction, Choice], Mapping[str, float]],
-) -> str:
-    known = [slowdowns.get((way, part.choice), {}).get(work) for part in parts]
-    times = [slowdown for slowdown in known if slowdown]
-    return ends(times, _ratio) if len(times) == len(parts) else NOT_MEASURED
+def answer_lines(rule: Rule, runs: Sequence[Run], listing: str = "", *, costs: bool = True) -> list[str]:
+    """The lines about swaps alone: what is undecided, what the answer costs, and how engines compare.
 
-
-def _ceilings(runs: Sequence[Run]) -> dict[Direction, float]:
-    rates = {direction: [one for run in runs for one in run.ceilings().get(direction, [])] for direction in Direction}
-    return {direction: median(gbps) for direction, gbps in rates.items() if gbps}
-
-
-def answer_lines(rule: Rule, runs: Sequence[Run], listing: str = "") -> list[str]:
-    """The lines below the table: what is undecided, what the answer costs, and how engines compare.
-
-    `listing` is the command that lists what is undecided.
+    `listing` is the option that lists what is undecided. Costs take as long as all else.
     """
-    lines = [_undecided(rule, listing), _cost(costs_of(rule))]
+    lines = [_undecided(rule, listing), *([_cost(costs_of(rule))] if costs else [])]
     lines += sms_notes((part.choice for parts in rule.parts.values() for part in parts), runs)
     gains: dict[str, list[str]] = {}
     for gain in gains_of(rule, runs):
@@ -199,20 +184,9 @@ def answer_lines(rule: Rule, runs: Sequence[Run], listing: str = "") -> list[str
     return [*lines, *_in_runs(rule, runs)]
 
 
-def summary(runs: Sequence[Run]) -> list[str]:
-    """Return the answer of `rule_for_all` in lines, one for each row of its table."""
-    rule = rule_for_all(runs)
-    table = answer_table(rule, runs)
-    lines = []
-    for direction, state, use, *figures in table.rows:
-        named = (f"{name} {text}" for name, text in zip(table.header[3:], figures, strict=True) if text != "-")
-        lines.append(f"{direction} {state}: {use}; {', '.join(named)}")
-    return [*origin(runs), *lines, *answer_lines(rule, runs)]
-
-
 def origin(runs: Sequence[Run]) -> list[str]:
     """The machine, its link, the rates of large copies, and the kind of swaps that were measured."""
-    ceilings = [f"{gbps:.1f} GB/s {direction}" for direction, gbps in _ceilings(runs).items()]
+    ceilings = [f"{gbps:.1f} GB/s {direction}" for direction, gbps in ceilings_of(runs).items()]
     ceiling = f"Ceiling {', '.join(ceilings)}; " if ceilings else ""
     link = link_text(runs[0])
     return [machine_text(*runs) + (f", {link}" if link else ""), ceiling + workload_text(runs)]
@@ -321,7 +295,7 @@ def _undecided(rule: Rule, listing: str) -> str:
     more_sms = sum(one.decided and bool(one.open) for one in answers)
     text += f"{len(undecided)} of {counted(len(answers), 'shape')} undecided, each taken alone{why}"
     text += f"; at {more_sms} others another SM count could gain over {TIED.fraction:.0%}" if more_sms else ""
-    return text + (f"; to list them: {listing}" if (undecided or more_sms) and listing else "")
+    return text + (f"; to list them, add {listing} to this command" if (undecided or more_sms) and listing else "")
 
 
 def _cost(costs: Mapping[Measured, float]) -> str:
@@ -373,20 +347,20 @@ def _in_runs(rule: Rule, runs: Sequence[Run]) -> Iterator[str]:
         yield f"In contiguous runs of at least {where}: merged, {gbps} GB/s{sms}"
 
 
-def open_points(answers: Sequence[Answer]) -> list[str]:
+def open_points(answers: Sequence[ShapeAnswer]) -> list[str]:
     """Return the shapes whose choice is open, each with the best alternative, the largest gain first."""
     doubts = [(answer, *min(answer.open.items(), key=lambda one: one[1].ratio)) for answer in answers if answer.open]
     return [_doubt(*doubt) for doubt in sorted(doubts, key=lambda doubt: doubt[2].ratio)]
 
 
-def _doubt(answer: Answer, other: Choice, compared: Comparison) -> str:
+def _doubt(answer: ShapeAnswer, other: Choice, compared: Comparison) -> str:
     cost, low, high = (f"{(ratio - 1) * 100:+.1f}%" for ratio in (compared.ratio, compared.low, compared.high))
     interval = f" ({low} to {high})" if math.isfinite(compared.high) else ", too few visits for an interval"
     shape = answer.measured.shape
     return f"{shape.kind}, {shape.size_text}: {answer.choice.label}, or {other.label} for {cost}{interval} of the time"
 
 
-def row(answer: Answer) -> list[str]:
+def row(answer: ShapeAnswer) -> list[str]:
     one, choice = answer.measured, answer.choice
     interval = one.interval_of(choice)
     return [
@@ -399,7 +373,7 @@ def row(answer: Answer) -> list[str]:
         "-" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}",
         f"{one.gbps_of(choice):.1f}",
         f"{one.caller_us[choice]:.1f}",
-        "; ".join(_method_text(*method) for method in _methods(answer.others).items()) or "-",
+        methods_text(answer.others) or "-",
     ]
 
 
@@ -415,30 +389,27 @@ def row_model(load: Load) -> list[str]:
     ]
 
 
-def to_plain(
-    rule: Rule, answers: Sequence[Answer], runs: Sequence[Run], swaps: Sequence[ModelSwap] = ()
-) -> dict[str, Any]:
-    """Return an answer, and what it says of the swaps of models, as JSON-compatible data."""
-    costs, info = costs_of(rule), runs[0].info
-    slowdowns = slowdowns_of(runs)
+def to_plain(advice: Advice, swaps: Sequence[ModelSwap] = (), *, costs: bool = False) -> dict[str, Any]:
+    """Return an answer, and what it says of the swaps of models, as JSON-compatible data; with `costs` what the rule
+    loses, which takes as long as all else.
+    """
+    runs, rule = advice.runs, advice.rule or Rule({})
+    info, lost = runs[0].info, costs_of(rule) if costs else {}
     return {
         "kvbench": info.kvbench,
         "device": info.device.get("title"),
         "driver": info.identity.get("driver_version"),
         "created": info.created,
         "link": link_text(runs[0]),
-        "ceiling_gbps": {way.value: round(gbps, 3) for way, gbps in _ceilings(runs).items()},
+        "ceiling_gbps": {way.value: round(gbps, 3) for way, gbps in ceilings_of(runs).items()},
         "runs": [{"created": run.info.created, "command": run.info.command} for run in runs],
         "workload": {"words": workload_text(runs), **workload_axes(runs)},
+        "situations": [answer.to_plain() for answer in advice.answers],
         "rule": rule.to_plain(),
-        "loss": {"mean": round(mean(costs.values()), 4), "worst": round(max(costs.values()), 4)} if costs else None,
+        "loss": {"mean": round(mean(lost.values()), 4), "worst": round(max(lost.values()), 4)} if lost else None,
         "gains": [gain.to_plain() for gain in gains_of(rule, runs)],
-        "beside": [
-            {"direction": way.value, "choice": str(choice), "times_as_long": {k: round(v, 4) for k, v in of.items()}}
-            for (way, choice), of in slowdowns.items()
-        ],
         "merged_in_runs": {way.value: length.to_plain() for way, length in merged_from(rule, runs).items()},
-        "answers": [answer.to_plain(rule, costs) for answer in answers],
+        "answers": [answer.to_plain(rule, lost) for answer in answers_of(rule.shapes)],
         "models": [load.to_plain() for swap in swaps for load in loads_of(rule, swap)],
     }
 

@@ -26,7 +26,8 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Path]:
 
 def test_tune_measures_answers_and_writes_a_policy(tuned: tuple[Done, Path]) -> None:
     done, folder = tuned
-    assert "h2d  idle" in done.stdout
+    assert "h2d  nothing  batched" in done.stdout
+    assert "Beside a step: needs a GPU" in done.stdout
     assert "mine.toml: a policy for " in done.stderr
     answers = json.loads(succeeds("show", "run", "--json", cwd=folder).stdout)["answers"]
     assert {answer["quantity"] for answer in answers} == {"latency", "sustained"}

@@ -25,9 +25,10 @@ _LINK: Final = REPORT.relative_to(ROOT).as_posix()
 
 def numbers() -> str:
     """The answer of the newest card's report, and where its figures come from."""
-    table, caption, _ = (REPORT / "report.md").read_text().partition("**What to use**\n\n")[2].split("\n\n", 2)
+    table, _, notes, _ = (REPORT / "report.md").read_text().partition("**What to use**\n\n")[2].split("\n\n", 3)
+    said = " ".join(f"{note}." for note in notes.removeprefix("- ").split("\n- "))
     return (
-        f"{table}\n\nTimes by CUDA events. {caption} Blocks differ each time, scattered over 16 GiB on each side; "
+        f"{table}\n\n{said} Times by CUDA events. Blocks differ each time, scattered over 16 GiB on each side; "
         "`batched` is unmodified `cuMemcpyBatchAsync`, `sm` kvbench's copy kernel, an SM one of the multiprocessors of "
         f"the GPU. {_origin()}"
     )

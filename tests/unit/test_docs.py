@@ -7,10 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Sized
 from functools import cache
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import pytest
@@ -191,33 +191,62 @@ def are_of(
     return all(any(label == name and low <= us <= high for name, low, high in known) for label, us in shown)
 
 
+def answer_rows() -> list[list[str]]:
+    """Return the rows of README's answer."""
+    lines = (re.split(r" *\| *", line)[1:-1] for line in README.read_text().splitlines() if line[:1] == "|")
+    return [row for row in lines if row[0] in ("h2d", "d2h")]
+
+
+def journals() -> list[Path]:
+    return [run for run in figures.RUNS.iterdir() if (run / "journal.jsonl.gz").exists()]
+
+
 @pytest.mark.skipif(not cards.cards(), reason="no report is committed")
-def all_are_shown(texts: Mapping[str, Sequence[str]], where: tuple[str, list[str], tuple[str, str]]) -> bool:
-    """Whether the times of some methods are those of one run; of several states perhaps of several."""
-    shown = [(label, float(end)) for label, ends in texts.items() for end in ends]
-    groups = [shown] if len(shown) == len(texts) else [[one] for one in shown]
-    runs = [run for run in figures.RUNS.iterdir() if (run / "journal.jsonl.gz").exists()]
-    return all(any(are_of(run, group, *where) for run in runs) for group in groups)
-
-
 def test_every_time_of_the_readme_comes_from_the_raw_samples_of_one_run_a_shape() -> None:
     """Computed from the journals alone, without what kvbench takes for a statistic."""
-    header, _, *rows = (re.split(r" *\| *", line)[1:-1] for line in README.read_text().splitlines() if line[:1] == "|")
-    usual = [name.removesuffix(", us") for name in header if name.endswith(", us")]
     checked = 0
-    for row in rows:
-        if row[0] not in ("h2d", "d2h"):
+    for direction, beside, use, rate, *_ in answer_rows():
+        time = re.fullmatch(r"[\d.]+ \(([\d.]+) (ms|us)\)", rate)
+        if beside != "nothing" or time is None:
             continue
-        backend = row[2].partition(" ")[0].rstrip(":")
-        methods = [f"{backend} ({count} SMs)" for count in re.findall(r"(\d+) SMs?\b(?!, default)", row[2])]
-        for name in usual:
-            column = header.index(f"{name}, us")
-            text, _, other = row[column].partition(" (")
-            if text == "-":
+        us = float(time[1]) * (1000 if time[2] == "ms" else 1)
+        backend, counts = use.partition(" ")[0].rstrip(":"), re.findall(r"(\d+) SMs?\b", use)
+        label = f"{backend} ({counts[-1]} SMs)" if counts else backend  # for the largest number of blocks
+        shape = ("4096", "16KiB")
+        assert any(are_of(run, [(label, us)], direction, ["idle"], shape) for run in journals()), use
+        checked += 1
+    assert checked == 2
+
+
+@cache
+def raw_slowdowns(run: Path, direction: str, neighbour: str) -> dict[str, list[tuple[float, float]]]:
+    """Return the slowdown of a step and the GB/s beside it of every visit, by method."""
+    visits: dict[str, list[tuple[float, float]]] = {}
+    with gzip.open(run / "journal.jsonl.gz", "rt") as journal:
+        for line in map(json.loads, journal):
+            cell = line.get("cell", {})
+            if line["type"] != "visit" or (cell["direction"], cell.get("neighbour")) != (direction, neighbour):
                 continue
-            blocks, _, size = (other.rstrip(")") or name).partition(" x ")
-            each = [{method: text.split(" to ")} for method in methods] or [{}]
-            where = row[0], row[1].split(", "), (blocks, size.replace(" ", ""))
-            assert any(all_are_shown(texts | {"batched": row[column + 1].split(" to ")}, where) for texts in each), row
-            checked += 1
-    assert checked >= 4 * 2
+            turn = line["beside"]
+            slowdown = mean(turn["neighbour_beside_us"]) / mean(turn["neighbour_alone_us"])
+            label = f"{cell['backend']} ({cell['sms']} SMs)" if cell.get("sms") else cell["backend"]
+            if cell["block_size"] == "16KiB":
+                visits.setdefault(label, []).append((slowdown, median(turn["swaps_beside_gbps"])))
+    return visits
+
+
+@pytest.mark.skipif(not cards.cards(), reason="no report is committed")
+def test_every_cost_of_the_readme_comes_from_the_turns_of_one_run() -> None:
+    """What a step takes lies among its visits, and what a GB takes from it follows from that and the GB/s."""
+    for direction, beside, use, gbps, step, cost, _ in answer_rows():
+        if beside == "nothing" or step == "-":
+            continue
+        visits = [of_run[use] for run in journals() if use in (of_run := raw_slowdowns(run, direction, beside))]
+        assert any(
+            min(slowdown for slowdown, _ in of_run) - 0.005 <= float(step[:-1]) <= max(of_run)[0] + 0.005
+            and float(f"{median(rate for _, rate in of_run):.3g}") == float(gbps)
+            for of_run in visits
+        ), (use, step)
+        lost = float(cost.partition(" + ")[0])
+        reach = 0.006 / float(gbps) * 1e3  # the step is printed to a hundredth
+        assert lost == pytest.approx((1 - 1 / float(step[:-1])) / float(gbps) * 1e3, abs=reach)

@@ -20,9 +20,10 @@ from kvbench.report.tables import (
 )
 from kvbench.report.view import View, grouped
 from kvbench.results.outcomes import Outcome
-from kvbench.tune.answer import rule_for_all
-from kvbench.tune.rule import Rule
-from kvbench.tune.text import answer_lines, answer_table
+from kvbench.sweep.installed import of_engine
+from kvbench.tune.situations import Advice, Question, advise
+from kvbench.tune.table import HEADER, lines_of, place_of, rows_of, use_of
+from kvbench.tune.text import answer_lines, state_table
 
 _MOST: Final = 64
 _HEADER: Final = ("Method", "Dir", "Stream", "Blocks", "Block size", "ms", "GB/s", "Thread us")
@@ -33,25 +34,44 @@ def make(view: View) -> PartOrReason:
     views = (*view.earlier, view)
     if view.card:
         return ""
+    runs = [one.run for one in views]
     try:
-        return partial(_part, views, rule_for_all([one.run for one in views]))
+        return partial(_part, views, advise(runs, Question(), lambda choice: not of_engine(choice.backend)))
     except UsageError as none:
         return str(none)
 
 
-def _part(views: Sequence[View], rule: Rule) -> Part:
-    runs = [view.run for view in views]
-    table = answer_table(rule, runs)
+def _part(views: Sequence[View], advice: Advice) -> Part:
+    """The six rows, and by stream state what swaps alone take, with the code of engines beside them."""
+    rows = rows_of(advice)
+    by_direction = grouped(advice.answers, lambda answer: answer.direction)
+    short = [
+        f"{way}: " + "; ".join(f"{place_of(answer)}: {use_of(answer)}" for answer in answers)
+        for way, answers in by_direction.items()
+    ]
+    whole = _table("What to use", HEADER, rows, [*lines_of(advice)], views, "")
+    tables = [whole]
+    if advice.rule:
+        states = state_table(advice.rule, advice.runs)
+        lines = answer_lines(advice.rule, advice.runs)
+        tables.append(_table("Swaps alone, by stream state", states.header, states.rows, lines, views, states.caption))
+    return Part(tables=tables, short=short)
+
+
+def _table(
+    title: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    notes: Sequence[str],
+    views: Sequence[View],
+    text: str,
+) -> DataTable:
     measured = [outcome for view in views for outcome in view.measured]
-    said = caption(
-        views[0], measured, (Once("CUDA events"), table.caption[:-1]), (), filter(None, [words_in(table.rows)])
-    )
+    parts = (Once("CUDA events"), *filter(None, [text.removesuffix(".")]))
+    said = caption(views[0], measured, parts, (), filter(None, [words_in(rows)]))
     if len(views) > 1:
         said = (*said[:-2], Once(f"runs {', '.join(view.label + view.commit for view in views)}"))
-    uses = grouped(table.rows, lambda row: row[0])
-    short = [f"{way}: " + "; ".join(f"{state}: {use}" for _, state, use, *_ in rows) for way, rows in uses.items()]
-    whole = DataTable("What to use", table.header, table.rows, answer_lines(rule, runs), said, left=3)
-    return Part(tables=[whole], short=short)
+    return DataTable(title, header, rows, notes, said, left=3)
 
 
 def make_cells(view: View) -> PartOrReason:

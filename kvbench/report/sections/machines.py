@@ -15,7 +15,7 @@ from kvbench.report.model import DataTable, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure
 from kvbench.report.tables import INCLUDES
 from kvbench.report.view import DIRECTIONS, View, ceiling_in, ceilings_text, grouped, pin
-from kvbench.tune.answer import Answer, answers_of, rule_for_all, shapes_of
+from kvbench.tune.answer import ShapeAnswer, answers_of, rule_for_all, shapes_of
 from kvbench.tune.text import dates_text, link_text
 
 # Of the swaps that all machines have: a small one in us, and a large one in GB/s.
@@ -31,9 +31,9 @@ _NONE_IN_COMMON: Final = "No swap in common: batched, an idle stream, the same d
 class Reached(NamedTuple):
     """What a machine reaches for swaps of a shape: the best, batched copies, and the code of other packages by name."""
 
-    answer: Answer
+    answer: ShapeAnswer
     batched: Choice
-    foreign: Mapping[str, tuple[Answer, Choice]]
+    foreign: Mapping[str, tuple[ShapeAnswer, Choice]]
 
 
 class _Row(NamedTuple):
@@ -106,7 +106,7 @@ def _swaps(runs: Sequence[View]) -> dict[SwapShape, Reached]:
     known = [facts for view in runs for facts in view.run.info.backends]
     others = {one.name for one in known if one.plug_in or one.package.partition("==")[0] not in ("", "kvbench")}
     swaps: dict[SwapShape, Reached] = {}
-    foreign: dict[SwapShape, dict[str, tuple[Answer, Choice]]] = {}
+    foreign: dict[SwapShape, dict[str, tuple[ShapeAnswer, Choice]]] = {}
     for view in sorted(runs, key=lambda view: -sum(cell.backend not in others for cell in view.run.outcomes)):
         try:
             answers = answers_of(shapes_of([view.run], lambda choice: choice.backend not in others, state="idle"))
@@ -138,7 +138,7 @@ def _swap_rows(shape: SwapShape, swaps: Sequence[Reached], ceilings: Sequence[fl
     in_us = shape.blocks < MANY
     head = f"{swap}, {'us' if in_us else 'GB/s'}"
 
-    def shown(answer: Answer, choice: Choice) -> str:
+    def shown(answer: ShapeAnswer, choice: Choice) -> str:
         return figure(answer.measured.us_of(choice) if in_us else answer.measured.gbps_of(choice))
 
     rows = [_Row(f"{head}: {BATCHED}", [shown(one.answer, one.batched) for one in swaps])]

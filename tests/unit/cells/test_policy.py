@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.axes import Direction, Situation, StreamState
 from kvbench.cells.policy import Choice, Policy, Table, load_policy
 from kvbench.errors import UsageError
 from kvbench.sweep.spec import SweepSpec
@@ -184,7 +184,15 @@ choices = [["sm sms=2"], ["batched"]]
     ("old", "new", "message"),
     [
         ('device = "a GPU"', "", "policy: device is missing"),
-        ('device = "a GPU"', 'device = "a GPU"\nformat = 2', "policy.format: 2 is not a whole number from 1 to 1"),
+        ('device = "a GPU"', 'device = "a GPU"\nformat = 3', "policy.format: 3 is not a whole number from 1 to 2"),
+        ('stream_state = "idle"', "", "a table must have a stream_state, or what its swaps are beside"),
+        ('stream_state = "idle"', 'beside = "alone"', "beside of a table must be decode or prefill"),
+        ('stream_state = "idle"', 'stream_state = "idle"\nbeside = "decode"', "a table must have a stream_state, or"),
+        (
+            'device = "a GPU"\n[[tables]]\ndirection = "h2d"\nstream_state = "idle"',
+            'format = 1\ndevice = "a GPU"\n[[tables]]\ndirection = "h2d"\nbeside = "decode"',
+            "tables beside a step are of format 2",
+        ),
         ('device = "a GPU"', 'device = "a\\u001b[2JGPU"', "is not one line of at most 500"),
         ('"h2d"', '"up"', 'policy.tables[0].direction: "up" is not one of h2d, d2h'),
         ("[4096, 65536]", "[65536, 4096]", "block_bytes of a table must ascend"),
@@ -201,6 +209,16 @@ def test_a_wrong_file_is_one_line_with_its_name(tmp_path: Path, old: str, new: s
     path.write_text(GOOD.replace(old, new))
     with refused_with(f"{path}: ", message):
         load_policy(path)
+
+
+def test_a_table_beside_a_step_serves_that_alone() -> None:
+    """A situation that was not measured is answered from no other."""
+    beside = msgspec.structs.replace(SMALL, stream_state=None, beside=Situation.DECODE)
+    both = policy(SMALL, beside)
+    assert (both.beside(H2D, Situation.DECODE), both.beside(H2D, Situation.PREFILL)) == (beside, None)
+    assert both.table(H2D, StreamState.IDLE) == SMALL
+    assert policy(beside).table(H2D, StreamState.IDLE) is None
+    assert [table.title for table in both.tables] == ["h2d idle", "h2d beside decode"]
 
 
 def test_two_tables_of_one_kind_are_refused() -> None:

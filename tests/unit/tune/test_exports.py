@@ -2,13 +2,12 @@
 
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from unittest import mock
 
-import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -25,10 +24,9 @@ from kvbench.sweep.installed import engines
 from kvbench.tune.answer import rule_for_all, shapes_of
 from kvbench.tune.exports import Export, break_even, export
 from kvbench.tune.search import engine_sweep
-from kvbench.tune.text import answer_table
+from kvbench.tune.text import state_table
 from tests import synthetic
 from tests.command import output
-from tests.reports import made_run
 
 KIB = 1024
 SIZES = tuple(kib * KIB for kib in (4, 16, 24, 64))
@@ -71,8 +69,28 @@ def few_and_wide(cell: Cell) -> float:
     return 2.0 if cell.backend == "vllm_triton" and cell.blocks == 16 else gbps(cell)
 
 
-def run_of(folder: Path, made: list[Cell], rate: Callable[[Cell], float] = gbps, **info: object) -> Run:
-    records: list[Record] = [*synthetic.ceilings(), *synthetic.rounds(made, rate, noise=0.001)]
+def beside_decode(*sms: int | None) -> list[Record]:
+    """Visits of the engine's kernel with these SM counts, or of its copies (None), beside decode steps."""
+    shape = (Direction.H2D, 1024, 16 * KIB)
+    made = [
+        Cell("vllm_triton", *shape, sms=count) if count else Cell("vllm_batch", *shape, order=Order.ANY)
+        for count in sms
+    ]
+    cells_beside = (replace(cell, neighbour=Neighbour.DECODE) for cell in made)
+    return [visit for cell in cells_beside for visit in synthetic.beside(cell, 1.3, 40.0)]
+
+
+EVERY = (None, 8, 12, 24, 32)
+
+
+def run_of(
+    folder: Path,
+    made: list[Cell],
+    rate: Callable[[Cell], float] = gbps,
+    beside: Sequence[int | None] = EVERY,
+    **info: object,
+) -> Run:
+    records: list[Record] = [*synthetic.ceilings(), *synthetic.rounds(made, rate, noise=0.001), *beside_decode(*beside)]
     return load_run(synthetic.write_run(folder / "run", records, synthetic.info(**({"backends": [VLLM]} | info))))
 
 
@@ -113,14 +131,41 @@ def test_an_export_is_a_patch_of_the_engines_file(tmp_path: Path) -> None:
     assert file.read_text().splitlines()[18:] == after
 
 
-def test_what_the_sms_of_a_setting_cost_a_decode_step_stands_beside_it(run: Run, tmp_path: Path) -> None:
-    assert vllm(run).line().endswith("; what 24 SMs cost a decode step was not measured")
-    assert "was not measured: kvbench sweep" in vllm(run).text()
-    beside = Cell("sm", Direction.H2D, 1024, 16 * KIB, sms=24, neighbour=Neighbour.DECODE)
-    records = [msgspec.structs.replace(synthetic.beside(beside, 1.3, 40.0, 1)[0], round=number) for number in range(6)]
-    runs = [run, made_run(tmp_path, records)]
-    made = export("vllm", runs, shapes_of([run], lambda _: True))
-    assert made.line().endswith("by sm (24 SMs) a decode step takes 30% longer")
+def test_what_the_sms_of_a_setting_cost_a_decode_step_stands_beside_it(run: Run) -> None:
+    """A step that takes 1.3 times as long beside 40 GB/s loses (1 - 1/1.3) / 40 of a second for each GB."""
+    cost = "by vllm_triton (24 SMs) a decode step takes 30% longer and loses 5.77 ms for each GB"
+    assert vllm(run).line().endswith(cost)
+
+
+@pytest.mark.parametrize(
+    ("beside", "set_", "left_out", "missing"),
+    [
+        ((None, 12), {"MIN_N": 64}, "NUM_SMS=24", "vllm_triton -a sms=24"),
+        ((12, 24), {"NUM_SMS": 24}, "MIN_N=64", "vllm_triton,vllm_batch"),
+        ((), {}, "NUM_SMS=24, MIN_N=64", "vllm_triton,vllm_batch -a sms=24"),
+    ],
+)
+def test_a_setting_whose_cost_was_not_measured_is_in_no_patch(
+    tmp_path: Path, beside: Sequence[int | None], set_: dict[str, int], left_out: str, missing: str
+) -> None:
+    """The thresholds choose between the kernel and copies: both must have been measured beside decode."""
+    made = vllm(run_of(tmp_path, cells(), few_and_wide, beside))
+    text = " ".join(made.text().replace("\n#", "").split())
+    assert changed(made) == set_
+    assert f"not in the patch: {left_out} gains" in text
+    assert f"was not measured: kvbench sweep beside -a backend={missing} -a neighbour=decode" in text
+
+
+def test_a_setting_with_which_some_swaps_lose_is_in_no_patch(tmp_path: Path) -> None:
+    """It gains on average, and 10% are lost at one block size."""
+
+    def rate(cell: Cell) -> float:
+        loses = cell.backend == "vllm_triton" and cell.sms != 12 and cell.block_bytes == 4 * KIB
+        return gbps(cell) * (0.4 if loses else 1.0)
+
+    made = vllm(run_of(tmp_path, cells(), rate))
+    assert changed(made) == {}
+    assert "not in the patch: NUM_SMS=24 gains" in made.text()
 
 
 @pytest.mark.parametrize(
@@ -181,11 +226,11 @@ def test_the_answer_has_batched_and_a_copier_from_the_run_of_the_engines_code(tm
     with_copier = run_of(tmp_path / "engines", every, lambda cell: rates.get(cell.backend) or gbps(cell))
     alone = [cell for cell in every if cell.backend in ("batched", "sm")]
     runs = [with_copier, run_of(tmp_path / "other", alone, lambda _: 54.0)]
-    table = answer_table(rule_for_all(runs), runs)
+    table = state_table(rule_for_all(runs), runs)
     large = dict(zip(table.header, table.rows[0], strict=True))  # of two swaps, the last
     assert [float(large[name]) for name in ("batched", "copier", "vLLM")] == pytest.approx([2517, 1258, 1049], rel=0.02)
     few = [run_of(tmp_path / "few", [cell for cell in every if cell in alone or cell.blocks == 1024], gbps)]
-    assert answer_table(rule_for_all(few), few).header.count("vLLM") == 1, "no column without a figure"
+    assert state_table(rule_for_all(few), few).header.count("vLLM") == 1, "no column without a figure"
 
 
 @pytest.mark.parametrize("name", [engine.name for engine in engines().values() if engine.takes])

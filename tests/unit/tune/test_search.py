@@ -16,7 +16,7 @@ from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Choice
 from kvbench.models.presets import ModelChoice
 from kvbench.sweep.plan import expand
-from kvbench.tune.answer import Answer, answers_of
+from kvbench.tune.answer import ShapeAnswer, answers_of
 from kvbench.tune.candidates import FRESH_FROM, Measured
 from kvbench.tune.search import MOST_ROUNDS, Search, trying_overlap, tuning_sweep
 from tests import synthetic
@@ -51,7 +51,7 @@ def time_us(cell: Cell) -> float:
 Made = Mapping[Cell, dict[int, float]]
 
 
-def answers(visits: Made, fresh: Made | None = None) -> list[Answer]:
+def answers(visits: Made, fresh: Made | None = None) -> list[ShapeAnswer]:
     arms: dict[bool, dict[SwapShape, dict[Choice, dict[int, float]]]] = {False: {}, True: {}}
     for again, made in ((False, visits), (True, fresh or {})):
         for cell, times in made.items():
@@ -62,7 +62,7 @@ def answers(visits: Made, fresh: Made | None = None) -> list[Answer]:
 
 def searched(
     seed: int, noise: float = 0.01, time: Callable[[Cell], float] = time_us, in_time: bool = True
-) -> tuple[dict[SwapShape, Answer], Made]:
+) -> tuple[dict[SwapShape, ShapeAnswer], Made]:
     chance = random.Random(seed)
     visits: dict[Cell, dict[int, float]] = {}
     search = Search(cells(), FIRST, COUNTS, seed, lambda: in_time)
@@ -162,7 +162,7 @@ def test_the_interval_of_what_was_chosen_among_equals_holds_the_truth() -> None:
     chance, noise = random.Random(0), 0.05
     shapes = [(Direction.H2D, 16, KIB * number) for number in range(1, 21)]
     equals = [Cell("sm", *shape, sms=sms) for shape in shapes for sms in range(1, 12)]
-    found: list[Answer] = []
+    found: list[ShapeAnswer] = []
     for seed in range(6):
         search = Search([*equals, *(Cell("batched", *shape) for shape in shapes)], (), (), seed, lambda: False)
         visits: dict[bool, dict[Cell, dict[int, float]]] = {False: {}, True: {}}

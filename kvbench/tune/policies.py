@@ -1,0 +1,67 @@
+"""The policy that an answer makes: a table for each stream state, and one for each situation beside a step."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Final
+
+from kvbench.cells.axes import Direction, Situation
+from kvbench.cells.cell import SwapKind
+from kvbench.cells.policy import Choice, Policy, Table
+from kvbench.text import MAX_LINE
+from kvbench.tune.candidates import ceilings_of, machine_of, workload_axes
+from kvbench.tune.rule import RulePart
+from kvbench.tune.situations import Advice, measured_choices
+
+# The number of blocks of a table whose choices do not depend on it.
+_ANY_BLOCKS: Final = 1024
+
+
+def policy_of(advice: Advice, keep: Callable[[Choice], bool]) -> Policy:
+    """Return the policy of an answer with its origin; raises UsageError for runs of several devices."""
+    runs = advice.runs
+    device, driver = machine_of(runs)
+    newest = max(runs, key=lambda run: run.info.created)
+    parts = advice.rule.parts if advice.rule else {}
+    tables = (*(_by_state(kind, of_kind) for kind, of_kind in parts.items()), *_beside(advice, keep))
+    choices = chain.from_iterable(chain.from_iterable(table.choices for table in tables))
+    paced = any(Choice.parse(text).share for text in choices if text)
+    return Policy(
+        device=device,
+        driver=driver,
+        identity_hash=newest.info.identity_hash[:MAX_LINE],
+        made=newest.info.created[:MAX_LINE],
+        workload=workload_axes(runs),
+        ceiling_gbps={way: round(gbps, 2) for way, gbps in ceilings_of(runs).items()} if paced else {},
+        runs=tuple(" ".join(run.info.command)[:MAX_LINE] for run in runs),
+        tables=tables,
+    )
+
+
+def _by_state(kind: SwapKind, parts: Sequence[RulePart]) -> Table:
+    """Return the table of a kind: a row for each size where a part ends or begins, a column for each such number."""
+    sizes = sorted({end for part in parts for end in part.sizes if end}) or [parts[0].shapes[0].shape.block_bytes]
+    counts = sorted({end for part in parts for end in part.blocks if end}) or [_ANY_BLOCKS]
+
+    def choice_at(block_bytes: int, blocks: int) -> str:
+        return str(next(part.choice for part in parts if part.serves(block_bytes, blocks)))
+
+    return Table(
+        direction=kind.direction,
+        stream_state=kind.stream_state,
+        block_bytes=tuple(sizes),
+        blocks=tuple(counts),
+        choices=tuple(tuple(choice_at(size, count) for count in counts) for size in sizes),
+    )
+
+
+def _beside(advice: Advice, keep: Callable[[Choice], bool]) -> Iterator[Table]:
+    """Yield a table for each direction and step that swaps were measured beside, with a row for each block size."""
+    of_situation: dict[tuple[Direction, Situation], dict[int, Choice]] = measured_choices(advice, keep)
+    for (direction, situation), choices in of_situation.items():
+        yield Table(
+            direction=direction,
+            beside=situation,
+            block_bytes=tuple(choices),
+            blocks=(_ANY_BLOCKS,),
+            choices=tuple((str(choice),) for choice in choices.values()),
+        )

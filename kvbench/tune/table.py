@@ -1,0 +1,128 @@
+"""The words of the answer: six rows, and the lines below them."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from kvbench.cells.axes import Situation
+from kvbench.cells.units import size_text
+from kvbench.text import ends
+from kvbench.tune.situations import GENTLE, Advice, Answer, Method
+from kvbench.tune.text import methods_text, three_digits, use_text
+
+HEADER: Final = ("Dir", "Beside", "Use", "GB/s", "Step takes", "Lost + thread, ms/GB", "Otherwise")
+# The columns of `HEADER` that are text.
+TEXTS: Final = 3
+NOTHING: Final = "-"
+
+
+def rows_of(advice: Advice) -> list[list[str]]:
+    """Return a row for each direction and situation."""
+    return [_row(answer) for answer in advice.answers]
+
+
+def _row(answer: Answer) -> list[str]:
+    first = [answer.direction.value, answer.situation.beside]
+    if answer.use is None:
+        return [*first, answer.none, *[NOTHING] * (len(HEADER) - 4), _otherwise(answer)]
+    use = answer.use
+    return [*first, use_of(answer), _rate(answer, use), _step(use), _cost(use), _otherwise(answer)]
+
+
+def use_of(answer: Answer) -> str:
+    """Return the choice, alone also by the number of blocks: "sm: 4 SMs up to 256 blocks, 2 SMs from 1024 blocks"."""
+    if answer.use is None:
+        return answer.none
+    if answer.situation is Situation.ALONE:
+        return use_text([replace(part, sizes=(None, None)) for part in answer.parts])
+    return answer.use.choice.label
+
+
+def place_of(answer: Answer) -> str:
+    """Return "alone" or "beside decode"."""
+    return "alone" if answer.situation is Situation.ALONE else f"beside {answer.situation.beside}"
+
+
+def _rate(answer: Answer, method: Method) -> str:
+    """Return the GB/s, and of swaps alone the time."""
+    gbps = three_digits(method.gbps)
+    return f"{gbps} ({_time(method.us)})" if answer.situation is Situation.ALONE else gbps
+
+
+def _time(us: float) -> str:
+    return f"{three_digits(us)} us" if us < 1000 else f"{three_digits(us / 1000)} ms"
+
+
+def _step(method: Method) -> str:
+    return f"{method.slowdown[0]:.2f}x" if method.slowdown else NOTHING
+
+
+def _cost(method: Method) -> str:
+    """Return what each GB takes, "1.1 + 0.31"; nothing is lost by swaps alone."""
+    thread = _ms(method.thread_ms_per_gb)
+    return f"{_ms(method.lost_ms_per_gb[0])} + {thread}" if method.lost_ms_per_gb else thread
+
+
+def _ms(value: float) -> str:
+    return NOTHING if math.isnan(value) else f"{value:.2f}" if abs(value) < 10 else f"{value:.0f}"
+
+
+def _otherwise(answer: Answer) -> str:
+    method = answer.otherwise
+    if method is None:
+        return "nothing else measured" if answer.use else NOTHING
+    lost = f", {_cost(method)}" if method.lost_ms_per_gb else ""
+    return f"{method.choice.label}, {three_digits(method.gbps)} GB/s{lost}"
+
+
+def lines_of(advice: Advice) -> Iterator[str]:
+    """Yield what the table leaves out: the blocks, the fastest beside steps, what is undecided and was compared."""
+    if advice.on_host:
+        yield "Beside a step: needs a GPU"
+    answered = [answer for answer in advice.answers if answer.use or answer.methods]
+    if not answered:
+        return
+    yield f"{_blocks_text(answered)}. Lost: of the step, for each GB that is moved; thread: of the thread that submits"
+    beside = [answer for answer in answered if answer.situation is not Situation.ALONE]
+    gentle = f"Fastest with a step at most {GENTLE:.0%} longer"
+    yield from _listed(gentle, beside, lambda answer: _fast(answer.gentle))
+    yield from _listed("Fastest at any price", beside, lambda answer: _fast(answer.fastest))
+    yield from _listed("A swap by the choice takes", beside, lambda answer: _time(answer.use.us) if answer.use else "")
+    yield from _listed("Undecided against", answered, lambda answer: methods_text(answer.undecided))
+    yield from _listed("Compared with", answered, lambda answer: methods_text(answer.compared_with))
+
+
+def _blocks_text(answers: Sequence[Answer]) -> str:
+    sizes = ends((answer.block_bytes for answer in answers), size_text)
+    return f"{ends((answer.blocks for answer in answers), str)} blocks of {sizes}"
+
+
+def _fast(method: Method | None) -> str:
+    """Return a method with its GB/s, how long a step takes, and the time until a swap is complete."""
+    if method is None:
+        return "none"
+    return f"{method.choice.label}, {three_digits(method.gbps)} GB/s, {_step(method)}, {_time(method.us)} a swap"
+
+
+def _listed(title: str, answers: Iterable[Answer], text: Callable[[Answer], str]) -> Iterator[str]:
+    """Yield one line of what there is to say of answers, those with the same words together."""
+    same: dict[str, list[str]] = {}
+    for answer in answers:
+        if words := text(answer):
+            same.setdefault(words, []).append(f"{answer.direction} {place_of(answer)}")
+    if same:
+        yield f"{title}: " + "; ".join(f"{', '.join(where)}: {words}" for words, where in same.items())
+
+
+def in_lines(advice: Advice) -> Iterator[str]:
+    """Yield the rows as a line each, where a table has no room: "d2h beside decode: sm (2 SMs), 23 GB/s, ..."."""
+    for row, answer in zip(rows_of(advice), advice.answers, strict=True):
+        direction, _, use, gbps, step, cost, otherwise = row
+        where = f"{direction} {place_of(answer)}"
+        if answer.use is None:
+            yield f"{where}: {use}" + (f"; otherwise {otherwise}" if otherwise != NOTHING else "")
+            continue
+        named = f"{gbps} GB/s" if "(" not in gbps else gbps.replace(" (", " GB/s (")
+        parts = [use, named, f"step {step}" if step != NOTHING else "", f"{cost} ms/GB", f"otherwise {otherwise}"]
+        yield f"{where}: {'; '.join(filter(None, parts))}"

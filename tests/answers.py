@@ -1,0 +1,24 @@
+"""What runs say of swaps, in lines."""
+
+from collections.abc import Sequence
+
+from kvbench.results import Run
+from kvbench.sweep.installed import of_engine
+from kvbench.tune.situations import Advice, Question, advise
+from kvbench.tune.table import in_lines, lines_of
+from kvbench.tune.text import answer_lines, origin
+
+
+def advice_of(runs: Sequence[Run], question: Question | None = None) -> Advice:
+    return advise(runs, question or Question(), lambda choice: not of_engine(choice.backend))
+
+
+def summary(runs: Sequence[Run]) -> list[str]:
+    """Return the machine, the rows and the lines below them, each unwrapped."""
+    advice = advice_of(runs)
+    return [
+        *origin(runs),
+        *in_lines(advice),
+        *lines_of(advice),
+        *(answer_lines(advice.rule, runs) if advice.rule else []),
+    ]

@@ -1,0 +1,259 @@
+"""The answer alone, beside decode and beside a prefill, on runs with exact figures."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from kvbench.cells.axes import Direction, Neighbour, Reuse, Situation
+from kvbench.cells.cell import Cell
+from kvbench.cells.policy import Choice, load_policy
+from kvbench.cli.main import app
+from kvbench.errors import UsageError
+from kvbench.results import Run, Visit, load_run
+from kvbench.tune.situations import Advice, Answer, Question
+from tests import synthetic
+from tests.answers import advice_of
+from tests.command import output
+from tests.docs.schemas import misfits
+
+KIB = 1024
+D2H, H2D = Direction.D2H, Direction.H2D
+DECODE, PREFILL = Situation.DECODE, Situation.PREFILL
+COPIES = Cell("batched", D2H, 4096, 16 * KIB)
+
+
+def sm(count: int) -> Cell:
+    return Cell("sm", D2H, 4096, 16 * KIB, sms=count)
+
+
+# Method -> how many times as long a decode step takes, GB/s beside it, ms of the thread a GB.
+STORES = {sm(2): (1.025, 22.0, 0.3), sm(4): (2.1, 43.0, 0.3), COPIES: (1.002, 9.0, 38.0)}
+
+
+def lost(slowdown: float, gbps: float) -> float:
+    """Return the ms that each GB takes from the step."""
+    return (1 - 1 / slowdown) * 1e3 / gbps
+
+
+def beside(
+    cell: Cell, slowdown: float, gbps: float, thread_ms: float, factors: Sequence[float] = (1.0,) * 6
+) -> list[Visit]:
+    """Six visits of three starts of a worker; `factors` multiply how much longer a step takes in each."""
+    made = []
+    for number, factor in enumerate(factors):
+        (visit,) = synthetic.beside(cell, 1 + (slowdown - 1) * factor, gbps, rounds=1)
+        caller_us = thread_ms * cell.swap_bytes / 1e6
+        samples = msgspec.structs.replace(visit.samples, caller_us=[caller_us] * len(visit.samples))
+        made.append(msgspec.structs.replace(visit, round=number, process=number // 2, samples=samples))
+    return made
+
+
+def run_of(folder: Path, *visits: Sequence[Visit], alone: Sequence[Cell] = ()) -> Run:
+    rounds = synthetic.rounds([in_engine(cell) for cell in alone], lambda cell: 50.0 if cell.sms else 10.0, noise=0.001)
+    records = [*synthetic.ceilings(), *rounds, *(visit for of_cell in visits for visit in of_cell)]
+    return load_run(synthetic.write_run(folder / "run", records))
+
+
+def in_engine(cell: Cell, neighbour: Neighbour = Neighbour.NONE) -> Cell:
+    return replace(cell, neighbour=neighbour, reuse=Reuse.FRESH, pool_bytes=1 << 30)
+
+
+def stores(folder: Path, neighbour: Neighbour = Neighbour.DECODE, alone: Sequence[Cell] = ()) -> Run:
+    visits = [beside(in_engine(cell, neighbour), *figures) for cell, figures in STORES.items()]
+    return run_of(folder, *visits, alone=alone)
+
+
+def answer(advice: Advice, situation: Situation, direction: Direction = D2H) -> Answer:
+    (found,) = (one for one in advice.answers if (one.direction, one.situation) == (direction, situation))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("question", "choice"),
+    [
+        (Question(), "sm sms=2"),  # 1.1 + 0.3 ms a GB, against 12 + 0.3 and 0.2 + 38
+        (Question(thread_counts=False), "batched"),
+        (Question(need_gbps=30), "sm sms=4"),
+        (Question(need_gbps=22), "sm sms=2"),
+    ],
+)
+def test_beside_a_step_the_least_per_gb_is_taken_of_what_moves_enough(
+    tmp_path: Path, question: Question, choice: str
+) -> None:
+    made = answer(advice_of([stores(tmp_path)], question), DECODE)
+    assert made.use is not None
+    assert str(made.use.choice) == choice
+    assert {method.choice.backend for method in made.methods} == {"batched", "sm"}
+
+
+def test_an_answer_has_the_figures_of_its_visits(tmp_path: Path) -> None:
+    made = answer(advice_of([stores(tmp_path)]), DECODE)
+    use, other = made.use, made.otherwise
+    assert use is not None and other is not None and use.slowdown and use.lost_ms_per_gb  # noqa: PT018
+    wanted = (22.0, 1.025, lost(1.025, 22.0), 0.3, COPIES.swap_bytes / 22e3)
+    figures = (use.gbps, use.slowdown[0], use.lost_ms_per_gb[0], use.thread_ms_per_gb, use.us)
+    assert figures == pytest.approx(wanted, rel=1e-6)
+    assert [str(choice) for choice in made.compared_with] == ["batched", "sm sms=4"]
+    assert made.undecided == []
+    assert made.fastest is not None and str(made.fastest.choice) == "sm sms=4"  # noqa: PT018
+    assert made.gentle == use, "the fastest that keeps a step within 10%"
+    assert other == made.fastest
+    assert (made.block_bytes, made.blocks) == (16 * KIB, 4096)
+
+
+def test_of_what_costs_the_same_the_fastest_is_taken(tmp_path: Path) -> None:
+    """Three SMs lose 0.3 ms a GB more than two: no more than the margin."""
+    three = 1 / (1 - (lost(1.025, 22.0) + 0.3) * 31.0 / 1e3)
+    figures = {sm(2): (1.025, 22.0, 0.3), sm(3): (three, 31.0, 0.3), sm(4): (2.1, 43.0, 0.3)}
+    run = run_of(tmp_path, *(beside(in_engine(cell, Neighbour.DECODE), *of) for cell, of in figures.items()))
+    made = answer(advice_of([run]), DECODE)
+    assert made.use is not None
+    assert str(made.use.choice) == "sm sms=3"
+
+
+def test_what_starts_set_apart_is_undecided(tmp_path: Path) -> None:
+    """In one of three starts, four SMs slow the step no more than two; over all, they lose 3 ms a GB more."""
+    lucky = [1.0, 1.0, 1.0, 1.0, 0.01, 0.01]
+    visits = [
+        beside(in_engine(sm(2), Neighbour.DECODE), 1.025, 22.0, 0.3),
+        beside(in_engine(sm(4), Neighbour.DECODE), 1.25, 43.0, 0.3, lucky),
+    ]
+    made = answer(advice_of([run_of(tmp_path, *visits)]), DECODE)
+    assert made.use is not None
+    assert str(made.use.choice) == "sm sms=2"
+    assert [str(choice) for choice in made.undecided] == ["sm sms=4"]
+
+
+def test_methods_that_no_round_has_both_of_are_undecided(tmp_path: Path) -> None:
+    parts = [{cell: figures} for cell, figures in STORES.items()]
+    runs = [
+        run_of(tmp_path / str(number), *(beside(in_engine(cell, Neighbour.DECODE), *of) for cell, of in part.items()))
+        for number, part in enumerate(parts)
+    ]
+    made = answer(advice_of(runs), DECODE)
+    assert made.use is not None
+    assert str(made.use.choice) == "sm sms=2"
+    assert {str(choice) for choice in made.undecided} == {"sm sms=4", "batched"}
+
+
+def test_where_no_method_moves_enough_or_keeps_the_limit_the_row_says_so(tmp_path: Path) -> None:
+    run = stores(tmp_path)
+    few = answer(advice_of([run], Question(need_gbps=60)), DECODE)
+    assert (few.use, few.none) == (None, "none moves 60 GB/s; most: sm (4 SMs), 43 GB/s")
+    slow = answer(advice_of([run], Question(need_gbps=20, limits={DECODE: 0.02})), DECODE)
+    assert (slow.use, slow.none) == (None, "none within 2%; least: sm (2 SMs), 1.02x")
+    row = next(line for line in output("show", run.path, "--beside", "decode", "--need", "20GB/s",
+                                       "--max-slowdown", "2%").splitlines() if line.startswith("d2h"))  # fmt: skip
+    assert "none within 2%; least: sm (2 SMs), 1.02x" in row
+    kept = answer(advice_of([run], Question(limits={DECODE: 0.05})), DECODE)
+    assert kept.use is not None
+    assert str(kept.use.choice) == "sm sms=2"
+
+
+def test_a_situation_is_answered_by_its_own_run_alone(tmp_path: Path) -> None:
+    """A run beside decode says nothing of swaps alone, nor of a prefill; nor does one of an earlier version."""
+    run = stores(tmp_path)
+    advice = advice_of([run])
+    assert answer(advice, Situation.ALONE).none == "not measured: kvbench sweep engine"
+    assert answer(advice, PREFILL).none == "not measured: kvbench sweep beside"
+    rows = output("show", run.path).splitlines()
+    assert [line.split()[:2] for line in rows if line.startswith("d2h")] == [
+        ["d2h", "nothing"], ["d2h", "decode"], ["d2h", "prefill"],
+    ]  # fmt: skip
+    of_prefill = advice_of([stores(tmp_path / "prefill", Neighbour.PREFILL)])
+    assert answer(of_prefill, PREFILL).use is not None
+    assert answer(of_prefill, DECODE).use is None
+
+
+def test_the_row_alone_is_of_the_block_size_and_has_the_time(tmp_path: Path) -> None:
+    sizes = [replace(cell, block_bytes=kib * KIB) for kib in (16, 64) for cell in (sm(2), sm(4), COPIES)]
+    run = stores(tmp_path, alone=sizes)
+    small, large = (answer(advice_of([run], Question(block_bytes=kib * KIB)), Situation.ALONE) for kib in (16, 64))
+    assert (small.block_bytes, large.block_bytes) == (16 * KIB, 64 * KIB)
+    assert small.use is not None and small.otherwise is not None  # noqa: PT018
+    assert (str(small.use.choice), str(small.otherwise.choice)) == ("sm sms=2", "batched")
+    assert small.use.us == pytest.approx(COPIES.swap_bytes / 50e3, rel=0.01)
+    (row,) = (line for line in output("show", run.path).splitlines() if line.startswith("d2h  nothing"))
+    assert "50 (1.34 ms)" in row
+
+
+def test_json_has_the_record_of_every_situation(tmp_path: Path) -> None:
+    run = stores(tmp_path, alone=[sm(2), sm(4), COPIES])
+    shown = json.loads(output("show", run.path, "--json"))
+    assert misfits(shown, "ShownAnswer") == []
+    by_situation = {one["situation"]: one for one in shown["situations"]}
+    assert [*by_situation] == ["alone", "decode", "prefill"]
+    decode = by_situation["decode"]
+    assert decode["use"]["choice"] == "sm sms=2"
+    assert decode["use"]["lost_ms_per_gb"][0] == pytest.approx(lost(1.025, 22.0), abs=1e-4)
+    assert [method["choice"] for method in decode["methods"]] == ["sm sms=2", "sm sms=4", "batched"]
+    assert by_situation["prefill"]["none"] == "not measured: kvbench sweep beside"
+
+
+def test_a_policy_has_a_table_for_each_situation_that_was_measured(tmp_path: Path) -> None:
+    run = stores(tmp_path, alone=[sm(2), sm(4), COPIES])
+    file = tmp_path / "p.toml"
+    output("show", run.path, "-p", file)
+    policy = load_policy(file)
+    assert [table.title for table in policy.tables] == ["d2h idle", "d2h beside decode"]
+    table = policy.beside(D2H, DECODE)
+    assert table is not None
+    assert table.choose(4096, 16 * KIB) == Choice("sm", (("sms", "2"),))
+    assert policy.beside(D2H, PREFILL) is None
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_no_cell_is_cut_in_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setattr("kvbench.cli.options.room", lambda: columns)
+    shown = output("show", stores(tmp_path, alone=[sm(2), sm(4), COPIES]).path)
+    text = " ".join(shown.split())
+    rows = (
+        "sm (2 SMs)",
+        "1.02x",
+        f"{lost(1.025, 22.0):.2f} + 0.30",
+        "sm (4 SMs), 43 GB/s",
+        "not measured: kvbench sweep beside",
+    )
+    assert all(words in text for words in rows)
+    assert columns >= 200 or max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-slowdown", "5%"], "--max-slowdown 5%: a limit is for one situation; add --beside decode"),
+        (["--beside", "decode", "--max-slowdown", "5"], "--max-slowdown 5: write a percentage (5%) or a fraction"),
+        (["--beside", "nothing", "--max-slowdown", "5%"], "--max-slowdown 5%: a limit is for one situation"),
+        (["--beside", "gemm"], "--beside gemm: write one of nothing, decode, prefill"),
+        (["--need", "20"], "--need 20: write a rate: 20GB/s"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
+    error = CliRunner().invoke(app, ["show", str(stores(tmp_path).path), *options]).exception
+    assert isinstance(error, UsageError)
+    assert str(error).startswith(message)
+
+
+def test_a_folder_stands_for_its_runs(tmp_path: Path) -> None:
+    for neighbour in (Neighbour.DECODE, Neighbour.PREFILL):
+        stores(tmp_path / str(neighbour), neighbour)
+    for number, name in enumerate(("decode", "prefill")):
+        (tmp_path / name / "run").rename(tmp_path / f"run-{number}")
+        (tmp_path / name).rmdir()
+    shown = json.loads(output("show", tmp_path, "--json"))
+    assert [bool(one["use"]) for one in shown["situations"]] == [False, True, True]
+
+
+def test_lost_can_be_negative(tmp_path: Path) -> None:
+    run = run_of(tmp_path, beside(in_engine(sm(2), Neighbour.DECODE), 0.99, 22.0, 0.1))
+    made = answer(advice_of([run]), DECODE)
+    assert made.use is not None and made.use.lost_ms_per_gb is not None  # noqa: PT018
+    assert made.use.lost_ms_per_gb[0] == pytest.approx(lost(0.99, 22.0))
+    assert math.isfinite(made.use.cost(thread_counts=True))
+    assert "-0.46 + 0.10" in output("show", run.path)
