@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -74,10 +74,14 @@ _METHOD_AXES: Final = [
 
 @dataclass(frozen=True)
 class Slowed:
-    """A method of swapping beside a step: its name without the SM count, and what it costs."""
+    """A method of swapping beside a step: its name without the SM count, and what it costs.
+
+    `longest` is the same cell in the run of the machine that measured it for the most iterations, which has its tail.
+    """
 
     outcome: Outcome
     method: str
+    longest: Outcome
 
     @property
     def cell(self) -> Cell:
@@ -147,7 +151,8 @@ class Slowed:
 
     def percentiles_us(self, of_turns: Callable[[Beside], Sequence[float]], percent: int) -> float:
         """Return a percentile of times of all visits, NaN where they are too few for it."""
-        times_us = [*chain.from_iterable(map(of_turns, self._turns))]
+        turns = self.longest.beside.values() if percent == max(_LEAST_TIMES) else self._turns
+        times_us = [*chain.from_iterable(map(of_turns, turns))]
         return float(np.quantile(times_us, percent / 100)) if len(times_us) >= _LEAST_TIMES[percent] else math.nan
 
     def both_us(self, percent: int) -> tuple[float, float]:
@@ -189,9 +194,15 @@ def make(view: View) -> PartOrReason:
     if not runs:
         return "it needs swaps that were measured beside a step"
     shown, tried = max(runs, key=lambda run: (run[0].run.info.spec.get("name") == "beside", len(run[1])))
+    by_cell = grouped((outcome for _, every in runs for outcome in every), lambda outcome: outcome.cell)
+    longest = {cell: max(same, key=_iterations) for cell, same in by_cell.items()}
     have = {outcome.cell for outcome in tried}
-    others = [outcome for one, every in runs if one is not shown for outcome in every if outcome.cell not in have]
-    return partial(_part, shown, _methods([*tried, *others]))
+    others = [same[-1] for cell, same in by_cell.items() if cell not in have]
+    return partial(_part, shown, _methods([*tried, *others], longest))
+
+
+def _iterations(outcome: Outcome) -> int:
+    return sum(cost.iterations for cost in outcome.costs.values())
 
 
 def _tried(view: View) -> list[Outcome]:
@@ -202,7 +213,7 @@ def _tried(view: View) -> list[Outcome]:
     ]
 
 
-def _methods(outcomes: Sequence[Outcome]) -> list[Slowed]:
+def _methods(outcomes: Sequence[Outcome], longest: Mapping[Cell, Outcome]) -> list[Slowed]:
     """Name the methods: a backend with its values on the axes where it differs from most cells of its direction.
 
     An axis that not every backend has tells only cells of one backend apart.
@@ -216,7 +227,8 @@ def _methods(outcomes: Sequence[Outcome]) -> list[Slowed]:
     for outcome in outcomes:
         cell = outcome.cell
         differing = [name for name in _METHOD_AXES if cell.text(name) != usual[name, _alike(name, outcome)]]
-        slowed.append(Slowed(outcome, comma_separated(cell.backend, *(axis_text(cell, name) for name in differing))))
+        method = comma_separated(cell.backend, *(axis_text(cell, name) for name in differing))
+        slowed.append(Slowed(outcome, method, longest[cell]))
     return slowed
 
 

@@ -800,6 +800,26 @@ def test_a_line_of_16_kib_says_what_a_method_costs_each_step(tmp_path: Path) -> 
     assert {plain_text(row[1]) for row in table.rows} == {"4 096 x 16 KiB", "64 x 1 MiB"}
 
 
+def test_the_tail_of_a_step_is_that_of_the_run_with_most_iterations(tmp_path: Path) -> None:
+    """All other figures stay those of the config's run."""
+    times = [200.0] * 80 + [900.0] * 4
+    longer = [with_beside(one, neighbour_beside_us=times) for one in synthetic.beside(replace(SM, sms=2), 1.2, 30.0)]
+    short = [
+        with_beside(one, neighbour_alone_us=[200.0] * 20, neighbour_beside_us=[240.0] * 20)
+        for sms in (1, 2, 4)
+        for one in synthetic.beside(replace(SM, sms=sms), 1.2, 41.0)
+    ]
+    runs = [
+        made_run(tmp_path / name, visits, synthetic.info(spec={"name": name}))
+        for name, visits in (("beside", short), ("tail", longer))
+    ]
+    table = table_of(part_of(report_of(runs), "beside"), "prefill, d2h")
+    rows = {line[0]: line for line in (lines_of(row) for row in table.rows)}
+    gbps, p99 = lines_of(table.header).index("GB/s"), lines_of(table.header).index("p99, us")
+    assert [rows[f"sm ({sms})"][p99].split(" → ")[1] for sms in ("1 SM", "2 SMs")] == [ABSENT, "900"]
+    assert rows["sm (2 SMs)"][gbps] == "41.0"
+
+
 def test_engines_of_another_run_stand_beside_the_run_of_most_methods(tmp_path: Path) -> None:
     engine = replace(SM, backend="vllm_triton", sms=12)
     runs = [
