@@ -1,5 +1,6 @@
 """From runs to a report: its content as data, and its files: report.md, report.html and charts."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -59,7 +60,15 @@ from kvbench.report.sections import (
     threshold,
 )
 from kvbench.report.tables import both_directions, words_in
-from kvbench.report.view import View, ceilings_text, cell_warnings, grouped, spread_of_runs, views_of
+from kvbench.report.view import (
+    View,
+    ceilings_text,
+    cell_warnings,
+    grouped,
+    slower_when_disturbed,
+    spread_of_runs,
+    views_of,
+)
 from kvbench.results import Note, Run
 from kvbench.results.columns import NO_FIGURE
 from kvbench.results.outcomes import Outcome, Status
@@ -110,7 +119,7 @@ SECTIONS: Final = (
     Section("layers", "Layers: loads that a step waits for, layer by layer", layers.make),
     Section("devices", "Devices: swaps on all of them at once", placement.make_devices, True, leads=True),
 )
-COMPARISON: Final = Section("comparison", "Comparison: two runs", comparison.make, of_all=True)
+COMPARISON: Final = Section("comparison", "Comparison: two runs", comparison.make, of_all=True, leads=True)
 # What a report shows of a run that fills no section.
 CELLS: Final = Section("cells", "Cells: all that the run measured", answer.make_cells)
 
@@ -274,10 +283,12 @@ def _steadiness(views: Sequence[View]) -> list[Text]:
         )
     label, most = max(((view.label, view.disturbed) for view in views), key=lambda share: share[1], default=("", 0.0))
     if most:
-        disturbed = sum(outcome.disturbed for view in views for outcome in view.measured)
-        visits = sum(len(outcome.attempts) for view in views for outcome in view.measured)
+        outcomes = [outcome for view in views for outcome in view.measured]
+        share = sum(len(outcome.disturbed) for outcome in outcomes) / sum(len(outcome.attempts) for outcome in outcomes)
         which = f" ({label}: {most:.0%})" if len(views) > 1 else ""
-        lines.append(f"{disturbed / visits:.0%} of the visits were disturbed{which}")
+        call, swap = (slower_when_disturbed(outcomes, time) for time in ("caller_us", "swap_us"))
+        slower = f": calls take {two_digits(call)}x, swaps {two_digits(swap)}x as long" if math.isfinite(call) else ""
+        lines.append(f"{share:.0%} of the visits were disturbed{which}{slower}")
     return lines
 
 
@@ -365,8 +376,7 @@ def _definitions(chapters: Sequence[Chapter]) -> list[Text]:
     words = words_in(row for table in front for row in (table.header, *table.rows))
     events = " and ".join(sorted({"Host" if chapter.view.on_host else "CUDA" for chapter in chapters}))
     return [
-        "GB/s: 10^9 bytes a second, median of the visits' medians; (a to b): 95% interval, where half of it is above "
-        f"{WIDE.fraction:.0%}",
+        f"GB/s: 10^9 bytes a second; (a to b): 95% interval, where half of it is above {WIDE.fraction:.0%}",
         f"=: the same within {IN_TURN.fraction:.0%} by the interval of the ratio; ?: undecided, or fewer than "
         f"{MIN_PAIRS} visits",
         f"{events} events: idle with the call, busy without; sustained: what one more swap adds",

@@ -39,18 +39,26 @@ def caption(
     timed = [*((one, ". ") for one in others), (last, "; ")]
     sampling = view.run.info.spec.get("sampling")
     warmups = sampling.get("warmups") if isinstance(sampling, dict) else None
-    low = [text[0].upper() + text[1:] for text in low_ceilings(view.run)]
+    # A report says it at its head.
+    low = [f"{text[0].upper()}{text[1:]}. " for text in low_ceilings(view.run)]
     return (
         *host_mark(view),
-        *(type(one)((one.replace("CUDA", "Host") if view.on_host else one) + end) for one, end in timed),
+        *(type(part)(clock_of(view, part) + end) for part, end in timed),
         f"{ends([outcome.samples for outcome in outcomes], str)} samples",
         Once(" a cell"),
         *((f", {counted(warmups, 'warm-up')}", Once(" a visit")) if isinstance(warmups, int) and warmups else ()),
-        ". ".join(["", *filter(None, (*said, *low)), ""]),
-        Once("".join(f"{one}. " for one in meanings) + f"{view.heading}, kvbench {short(view.run.info.kvbench, 80)}: "),
+        ". ".join(["", *filter(None, said), ""]),
+        Once("".join(low)),
+        Once("".join(f"{meaning}. " for meaning in meanings)),
+        Once(f"{view.heading}, kvbench {short(view.run.info.kvbench, 80)}: "),
         Code(view.command),
         view.commit,
     )
+
+
+def clock_of(view: View, text: str) -> str:
+    """Say by which events times were taken: on a CPU device by the host's."""
+    return text.replace("CUDA", "Host") if view.on_host else text
 
 
 def _meanings(table: Sequence[Sequence[Text]]) -> Iterator[str]:
@@ -72,7 +80,7 @@ def host_mark(view: View) -> tuple[Span, ...]:
 
 
 def chart_text(view: View, title: str, footer: str = "") -> ChartText:
-    return ChartText(title, view.heading, footer, HOST_COPIES if view.on_host else "")
+    return ChartText(title, view.heading, clock_of(view, footer), HOST_COPIES if view.on_host else "")
 
 
 # What stands before a figure that is compared; a figure that differs has none.

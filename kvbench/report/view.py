@@ -1,5 +1,6 @@
 """A run as a report looks at it: its table and samples read once, and which of its cells a table or chart shows."""
 
+import math
 import re
 import shlex
 from collections import Counter
@@ -252,7 +253,7 @@ class View:
     def disturbed(self) -> float:
         """The share of the visits behind the figures that something disturbed, although they were made again."""
         visits = sum(len(outcome.attempts) for outcome in self.measured)
-        return sum(outcome.disturbed for outcome in self.measured) / visits if visits else 0.0
+        return sum(len(outcome.disturbed) for outcome in self.measured) / visits if visits else 0.0
 
     @property
     def machine(self) -> tuple[str, str]:
@@ -305,6 +306,24 @@ def spread_of_runs(views: Sequence[View]) -> list[float]:
             if outcome.times():
                 times.setdefault((view.machine, outcome.cell), []).append(outcome.us())
     return [max(of_cell) / min(of_cell) for of_cell in times.values() if len(of_cell) > 1]
+
+
+# A median of fewer visits of a cell is one of them.
+_LEAST_VISITS: Final = 2
+
+
+def slower_when_disturbed(outcomes: Iterable[Outcome], time: str) -> float:
+    """Return how many times as long the disturbed visits of a cell take as its others, median of the cells; NaN if no
+    cell has both.
+    """
+    ratios = []
+    for outcome in outcomes:
+        times = outcome.times(time)
+        disturbed = [us for number, us in times.items() if number in outcome.disturbed]
+        quiet = [us for number, us in times.items() if number not in outcome.disturbed]
+        if min(len(disturbed), len(quiet)) >= _LEAST_VISITS:
+            ratios.append(median(disturbed) / median(quiet))
+    return median(ratios) if ratios else math.nan
 
 
 def cell_warnings(measured: Iterable[Outcome]) -> list[str]:

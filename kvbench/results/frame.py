@@ -161,7 +161,7 @@ def _row(outcome: Outcome, of_cells: Mapping[Cell, Sequence[Visit]]) -> dict[str
         "order_note": "any on d2h" if (cell.direction, cell.order) == (Direction.D2H, Order.ANY) else None,
         "stopped_by": joined(visit.stopped_by for visit in visits),
         "repeated": outcome.made - len(visits),
-        "disturbed": outcome.disturbed,
+        "disturbed": len(outcome.disturbed),
         "verified_bytes": outcome.verified_bytes,
         "warnings": joined(outcome.warnings),
         "cell_id": cell.id,

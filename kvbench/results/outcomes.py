@@ -62,12 +62,12 @@ class Outcome:
     """A cell of a run, without the samples of its visits.
 
     `attempts` has the attempt that counts of every round, of `made` visits; `rounds` counts those with a time of the
-    swap, and `disturbed` those that something disturbed. `path` names their paths, the most frequent first. `beside`
-    has the turns of a swap and its neighbour of every round, and `costs` what they cost the neighbour. `medians` has
-    the median of every visit in microseconds, for each of `TIMES` and, where there are some, `LAYER_TIMES` and
-    `CHAIN_TIME`: time -> round -> median. It is empty for a failed or skipped cell, and so is what describes samples:
-    their number, their `spread`, and the shares of them that met the stream state (`state_held`) and the queue
-    (`depth_held`) that were asked for.
+    swap, and `disturbed` has the rounds that something disturbed. `path` names their paths, the most frequent first.
+    `beside` has the turns of a swap and its neighbour of every round, and `costs` what they cost the neighbour.
+    `medians` has the median of every visit in microseconds, for each of `TIMES` and, where there are some,
+    `LAYER_TIMES` and `CHAIN_TIME`: time -> round -> median. It is empty for a failed or skipped cell, and so is what
+    describes samples: their number, their `spread`, and the shares of them that met the stream state (`state_held`) and
+    the queue (`depth_held`) that were asked for.
     """
 
     cell: Cell
@@ -82,7 +82,7 @@ class Outcome:
     warnings: Sequence[str] = ()
     made: int = 0
     rounds: int = 0
-    disturbed: int = 0
+    disturbed: Collection[int] = ()
     samples: int = 0
     spread: Spread = NO_SAMPLES
     state_held: float = math.nan
@@ -196,7 +196,7 @@ def _outcome(
         "made": made,
         # A queue measures the submission.
         "rounds": len(visits) if cell.queued else sum(bool(visit.swap_times_us) for visit in visits),
-        "disturbed": sum(bool(visit.disturbed) for visit in visits),
+        "disturbed": [visit.round for visit in visits if visit.disturbed],
     }
     if failures:
         reasons = (f"{failure.kind}: {failure.message}" for failure in failures)

@@ -14,7 +14,7 @@ from kvbench.cells.cell import Cell, axes_of
 from kvbench.cells.units import two_digits
 from kvbench.report.model import Code, DataTable, Part, PartOrReason, Span, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
-from kvbench.report.tables import INCLUDES, axis_text, host_mark, main_path
+from kvbench.report.tables import INCLUDES, axis_text, clock_of, host_mark, main_path
 from kvbench.report.view import SIDE_AXES, View
 from kvbench.results import Scalar
 from kvbench.results.between_runs import kind_of, spread_between
@@ -123,7 +123,7 @@ def _cell_table(runs: Pair, pairs: Sequence[CellPair], origin: tuple[Span, ...])
     labels = (f"{view.label} us" for view in runs)
     header = ("Backend", "Dir", "Stream", "Blocks", "Block size", "Other axes", *labels, "Ratio (95%)", "Verdict")
     states = INCLUDES["swap_us"]
-    caption = (f"Medians of swap_us. {states}. ", *origin)
+    caption = (clock_of(runs[1], f"Medians of swap_us. {states}. "), *origin)
     notes = [_VERDICT] if differing(*map(_identity, runs)) else [_VERDICT, "The identities of both runs are the same"]
     return DataTable(f"Cell by cell, worst first{more}", header, rows, notes, caption, left=6, compared=len(pairs))
 

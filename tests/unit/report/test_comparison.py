@@ -8,6 +8,7 @@ import pytest
 
 from kvbench.cells.cell import Cell
 from kvbench.report.build import report_of
+from kvbench.report.document import render_report
 from kvbench.report.model import Part, Report
 from kvbench.report.numbers import TIMES
 from kvbench.results import Record, Run, RunInfo
@@ -78,6 +79,7 @@ def test_slower_cells_come_first_in_a_comparison(report: Report) -> None:
     assert [row[-1] == "slower" for row in rows] == slow
     assert [row[-1] for row in rows[sum(slow) :]].count("same") > 0.8 * (len(rows) - sum(slow))
     (highlight,) = highlights_of(report, "comparison")
+    assert highlight in render_report(report)
     assert re.search(r"afterwards against before, 52 cells in common: 1[2-5] slower \(by up to 2\d%\)", highlight)
 
 

@@ -168,7 +168,11 @@ def test_a_report_whose_figures_rest_on_rounds_with_a_low_ceiling_says_so_first(
     assert lines_of(report.first_warnings) == ["Warning: 1 run could not be read: details.md says why"]
     assert len(report.warnings) == 3
     captions = [plain(table.caption) for part in report_of(runs[:1]).parts for table in part.tables]
-    assert any("The ceiling of 1 of 6 h2d rounds lay up to 20% below the best" in caption for caption in captions)
+    low = "The ceiling of 1 of 6 h2d rounds lay up to 20% below the best"
+    assert any(low in caption for caption in captions)
+    pages = f"{render_report(report_of(runs[:1]))}{render_details(report_of(runs[:1]))}"
+    # At the head, and of each direction among the warnings: no caption says it again.
+    assert pages.count("20% below the best") == 3
     print_asked([runs[0].path], as_markdown=False)
     shown = capsys.readouterr().out
     assert "rounds lay up to 20% below the best" in shown
@@ -191,6 +195,10 @@ def test_every_table_and_chart_of_host_copies_says_so(tmp_path: Path) -> None:
     assert said(report.host_note) == note
     assert report.charts
     assert all(chart.text.warning == note for chart in report.charts)
+    assert all("Host events" in chart.text.footer and "CUDA" not in chart.text.footer for chart in report.charts)
+    again = made_run(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(cells)], info, "again")
+    both = report_of([run, again])
+    assert all("CUDA" not in said(table.caption) for part in both.parts for table in part.tables)
     text = files["report.md"].decode()
     assert f"> **{note}**" in text
     assert f"({note})](cliff-run.png)" in text
@@ -359,5 +367,12 @@ def test_the_first_page_says_how_far_starts_differ_and_how_many_visits_were_dist
     head = lines_of(report_of(runs).headline)
     assert "Starts differ: a tenth of 10 cells in several runs by 1.5x or more, at worst 1.5x" in head
     assert "30% of the visits were disturbed (b: 50%)" in head
+    halves = [one for one in visits(1.0, 0) if one.round < 3]
+    longer = [one for one in visits(1.5, 0) if one.round >= 3 and one.cell.blocks >= 9]
+    slow = [msgspec.structs.replace(one, disturbed=[Disturbance.SLOW_CPU]) for one in longer]
+    halves = [one for one in halves if one.cell.blocks >= 9]
+    (line,) = [text for text in lines_of(report_of([made_run(tmp_path, [*halves, *slow], name="half")]).headline)
+               if "disturbed" in text]  # fmt: skip
+    assert line == "50% of the visits were disturbed: calls take 1.5x, swaps 1.5x as long"
     quiet = lines_of(report_of([made_run(tmp_path, visits(1.0, 0), name="quiet")]).headline)
     assert not [line for line in quiet if "Starts" in line or "disturbed" in line]

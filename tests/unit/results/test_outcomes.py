@@ -178,7 +178,7 @@ def by_definition(records: Sequence[Record], cell: Cell, visits: Sequence[Visit]
         beside={one.round: one.beside for one in visits if one.beside},
         warnings=["short"] * any(one.warnings for one in visits),
         rounds=len(visits) if cell.queued else sum(bool(known_times(one, "swap_us")) for one in visits),
-        disturbed=sum(bool(one.disturbed) for one in visits),
+        disturbed=[one.round for one in visits if one.disturbed],
         samples=sum(len(one.samples) for one in visits) if status in ("ok", "no figure") else 0,
         made=sum(isinstance(one, Visit) and one.cell == cell for one in records),
         medians=medians if status in ("ok", "no figure") else {},
@@ -227,7 +227,7 @@ def row_of(outcome: Outcome, visits: Sequence[Visit]) -> dict[str, Any]:
         "warnings": "short" if any(one.warnings for one in visits) else None,
         "stopped_by": "; ".join(dict.fromkeys(one.stopped_by for one in visits)) or None,
         "order_note": "any on d2h" if cell.direction == "d2h" and cell.order is Order.ANY else None,
-        "repeated": outcome.made - len(visits), "disturbed": outcome.disturbed,
+        "repeated": outcome.made - len(visits), "disturbed": len(outcome.disturbed),
         "verified_bytes": outcome.verified_bytes,
     }  # fmt: skip
     if not outcome.medians:
