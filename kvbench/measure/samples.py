@@ -157,7 +157,10 @@ class BesideNeighbour(Sampler):
             take()  # loads what a first submission loads, for which it would wait behind the gate
         bench, memory = self.bench, self.workload.memories[0]
         flow = Flow(bench.device, bench.stream, self.workload, self.cell, self.prepared)
-        one_block = self._backend.create(bench.request(self.cell, memory.part(0, 1)))
+        # One block, or as many as a backend for pages on the host needs to copy at all.
+        least_bytes = getattr(self._backend, "host_run_bytes", 0)
+        smallest = memory.part(0, max(1, -(-least_bytes // self.cell.block_bytes)))
+        one_block = self._backend.create(bench.request(self.cell, smallest))
         seconds = max(LEAST_BESIDE_S, sampling.cell_seconds)
 
         def one_block_us() -> float:

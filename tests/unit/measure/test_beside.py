@@ -255,18 +255,22 @@ def test_a_submission_waits_behind_a_gate_if_it_fits_into_a_queue(
 
 
 @pytest.mark.parametrize(("cell_seconds", "seconds"), [(0.01, LEAST_BESIDE_S), (3.0, 3.0)])
-def test_a_visit_beside_a_neighbour_is_long_enough_and_swaps_single_blocks(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, cell_seconds: float, seconds: float
+@pytest.mark.parametrize(("run_blocks", "smallest"), [(0, 1), (1, 1), (2.5, 3)])
+def test_a_visit_beside_a_neighbour_is_long_enough_and_makes_the_smallest_swaps(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, cell_seconds: float, seconds: float, run_blocks: float, smallest: int
 ) -> None:
+    """Swaps of one block, or of as many as a backend for pages on the host takes at least."""
     monkeypatch.setattr("kvbench.measure.samples.Turns", asked := mock.Mock())
     asked.return_value.measure.return_value = ([], None)
     sampler = set_up(bench, backend := Recorded(honest), CELL, SAMPLING, 1).sampler
+    if run_blocks:
+        monkeypatch.setattr(backend, "host_run_bytes", int(run_blocks * CELL.block_bytes), raising=False)
     with sampler.opened():
         sampler.take_all(Sampling(warmups=0, cell_seconds=cell_seconds, min_iterations=9), None)
     _, _, one_block_us, given, iterations = asked.call_args.args
     assert (given, iterations, one_block_us() > 0) == (seconds, 9, True)
-    whole, of_one = backend.destinations  # a swap that loads what a first submission loads, then that of one block
-    assert (len(whole), of_one) == (CELL.blocks, (int(sampler.workload.memories[0].destinations[0]),))
+    whole, part = backend.destinations  # a swap that loads what a first submission loads, then the smallest
+    assert (len(whole), part) == (CELL.blocks, tuple(sampler.workload.memories[0].destinations[:smallest].tolist()))
     bench.pools.refill()
 
 
