@@ -17,7 +17,7 @@ from kvbench.errors import UsageError
 from kvbench.gate.judgement import GateVerdict
 from kvbench.gate.pairs import VISIT, about_backends, pair, partners, values_of
 from kvbench.gate.side_by_side import half_of_memory, parse_side
-from kvbench.results import SCHEMA, Record, Run, Visit, load_run
+from kvbench.results import SCHEMA, Control, Record, Run, Visit, load_run
 from kvbench.results.schema import Disturbance, EffectivePath, Samples
 from kvbench.run.protocol import VERSION
 from kvbench.sweep.checks import usable_bytes
@@ -139,6 +139,48 @@ def test_copies_by_the_cpu_on_one_side_have_no_margin_of_both() -> None:
     assert not pair(made(0, by_cpu), made(1, usual), SAME).inline
     assert not pair(made(0, usual), made(1, by_cpu), SAME).inline
     assert pair(made(0, by_cpu), made(1, by_cpu), SAME).inline == {*CELLS}
+
+
+def test_the_path_of_a_cell_is_that_of_most_of_its_visits() -> None:
+    usual = [synthetic.visit(cell, 1000.0, round_=number) for cell in CELLS for number in range(6)]
+    once = [msgspec.structs.replace(usual[0], path=EffectivePath.CPU_INLINE), *usual[1:]]
+    always = [msgspec.structs.replace(visit, path=EffectivePath.CPU_INLINE) for visit in usual]
+    assert pair(made(0, usual), made(1, once), SAME).paths == {}
+    assert set(pair(made(0, usual), made(1, always), SAME).paths.values()) == {"path: copy engine -> CPU inline"}
+
+
+def test_the_caller_of_a_cell_that_the_cpu_copies_is_not_judged_beside_it() -> None:
+    """The copy is the call: one row says it."""
+    usual = [synthetic.visit(cell, 1000.0) for cell in CELLS]
+    for visit in usual:
+        visit.samples.caller_us[:] = [0.9 * us for us in visit.samples.wall_us]
+    by_cpu = [msgspec.structs.replace(visit, path=EffectivePath.CPU_INLINE) for visit in usual]
+    for records, judged in ((usual, True), (by_cpu, False)):
+        assert np.isfinite(pair(made(0, records), made(1, records), SAME).visits["caller_us"]).any() == judged
+
+
+def test_a_swap_behind_pending_work_judges_no_caller() -> None:
+    busy = synthetic.visit(replace(CELLS[0], stream_state=StreamState.BUSY), 1000.0)
+    values = dict(zip(VISIT.names or (), values_of(busy), strict=True))
+    assert np.isnan(values["caller_us"])
+    assert np.isfinite(values["fast_us"])
+
+
+def test_a_cell_that_both_sides_skipped_is_not_measured_and_did_not_fail() -> None:
+    records = [synthetic.skip(CELLS[0]), *(synthetic.visit(cell, 1000.0) for cell in CELLS[1:])]
+    pairs = pair(made(0, records), made(1, records), SAME)
+    assert (pairs.unmeasured, pairs.failed) == ({CELLS[0]}, {})
+    base_ran = [synthetic.visit(CELLS[0], 1000.0), *records[1:]]
+    assert pair(made(0, base_ran), made(1, records), SAME).failed == {CELLS[0]: "cand: skipped: does not fit in memory"}
+
+
+def test_a_large_copy_that_took_no_time_is_none() -> None:
+    copies = [Control(direction="h2d", round=number, copy_bytes=1 << 20, event_us=[100.0]) for number in range(6)]
+    records: list[Record] = [synthetic.visit(CELLS[0], 1000.0, round_=number) for number in range(6)]
+    lost = [msgspec.structs.replace(copies[0], event_us=[0.0]), *copies[1:]]
+    logs = pair(made(0, [*records, *copies]), made(1, [*records, *lost]), {CELLS[0]: CELLS[0]}).controls["h2d"]
+    assert np.isnan(logs[0])
+    assert logs[1:].tolist() == [0.0] * 5
 
 
 def test_a_cell_of_which_no_byte_was_verified_failed() -> None:

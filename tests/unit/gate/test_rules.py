@@ -197,6 +197,37 @@ def test_a_rule_fails_if_its_cells_are_missing_failed_or_skipped(table: Table, h
     assert expected[how] in result.reason
 
 
+def test_skipped_cells_among_others_are_left_out() -> None:
+    cells = [cell for cell in cliff_cells() if cell.backend == "triton"]
+    lost = replace(cells[0], sms=99)
+    made = [*rounds(cells, noise=0.01), *ceilings(), skip(lost)]
+    assert check(bound("backend=triton", "0.001 ceiling"), made).verdict is GateVerdict.PASS
+
+
+def test_a_rule_about_two_cells_is_judged_in_the_rounds_that_both_have() -> None:
+    cells = [Cell("sm", Direction.H2D, 64, 4 * KIB, sms=sms) for sms in (2, 4)]
+    made = [visit(cell, 100.0, count=3, round_=number) for cell, first in zip(cells, (0, 2), strict=True)
+            for number in range(first, first + 8)]  # fmt: skip
+    rule = {"cells": "sms=2", "quantity": "swap_us", "at_most": "1.5 sms=4"}
+    assert check(rule, made).verdict is GateVerdict.PASS
+    few = [one for one in made if one.cell == cells[0] or one.round < 7]
+    assert "5 visits; a verdict requires 6" in check(rule, few).reason
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.5, GateVerdict.PASS), (0.95, GateVerdict.FAIL)])
+def test_a_share_of_the_ceiling_is_a_quantity(share: float, verdict: GateVerdict) -> None:
+    cells = f"backend=triton,{AT_10000},block_size=64KiB"
+    assert check({"cells": cells, "quantity": "ceiling_share", "at_least": share}).verdict is verdict
+
+
+@pytest.mark.parametrize(("height", "verdict"), [(2.0, GateVerdict.FAIL), (20.0, GateVerdict.PASS)])
+def test_a_cliff_down_is_one_too(height: float, verdict: GateVerdict) -> None:
+    cells = [cell for cell in cliff_cells((256,)) if cell.backend == "triton"]
+    made = rounds(cells, lambda cell: 40.0 if cell.block_bytes <= 24 * KIB else 4.0, noise=0.001)
+    row = check({"cells": "backend=triton", "no_cliff_above": height}, made)
+    assert row.verdict is verdict, row.reason
+
+
 def test_a_missing_partner_fails_the_rule() -> None:
     lonely = Cell("triton", Direction.H2D, 7, 16 * KIB, sms=12)
     result = check(
