@@ -41,7 +41,7 @@ from kvbench.report.model import (
     short_of,
     spans,
 )
-from kvbench.report.numbers import count, noun
+from kvbench.report.numbers import count, is_wide, noun
 from kvbench.report.page import html_page
 from kvbench.report.sections import (
     answer,
@@ -273,23 +273,40 @@ def _hosts(views: Sequence[View]) -> list[Text]:
 
 
 def _steadiness(views: Sequence[View]) -> list[Text]:
-    """How far runs of one machine differ on the same cells, and how many of the visits that count were disturbed."""
-    lines: list[Text] = []
-    if ratios := spread_of_runs(views):
-        tenth, worst = (two_digits(ratio) for ratio in (float(np.quantile(ratios, 0.9)), max(ratios)))
-        lines.append(
-            f"Starts differ: a tenth of {noun(len(ratios), 'cell')} in several runs by {tenth}x or more, at worst "
-            f"{worst}x"
-        )
+    """What a reader must know of the spread behind all figures: between runs, by disturbances, between visits."""
+    outcomes = [outcome for view in views for outcome in view.measured]
+    return [*filter(None, (_starts_text(views), _disturbed_text(views, outcomes), _visits_text(outcomes)))]
+
+
+def _starts_text(views: Sequence[View]) -> str:
+    """How far runs of one machine differ on the same cells; "" without such cells."""
+    ratios = spread_of_runs(views)
+    if not ratios:
+        return ""
+    tenth, worst = (two_digits(ratio) for ratio in (float(np.quantile(ratios, 0.9)), max(ratios)))
+    cells = noun(len(ratios), "cell")
+    return f"Starts differ: a tenth of {cells} in several runs by {tenth}x or more, at worst {worst}x"
+
+
+def _disturbed_text(views: Sequence[View], outcomes: Sequence[Outcome]) -> str:
+    """How many of the visits that count were disturbed, and how much longer these took; "" if none were."""
     label, most = max(((view.label, view.disturbed) for view in views), key=lambda share: share[1], default=("", 0.0))
-    if most:
-        outcomes = [outcome for view in views for outcome in view.measured]
-        share = sum(len(outcome.disturbed) for outcome in outcomes) / sum(len(outcome.attempts) for outcome in outcomes)
-        which = f" ({label}: {most:.0%})" if len(views) > 1 else ""
-        call, swap = (slower_when_disturbed(outcomes, time) for time in ("caller_us", "swap_us"))
-        slower = f": calls take {two_digits(call)}x, swaps {two_digits(swap)}x as long" if math.isfinite(call) else ""
-        lines.append(f"{share:.0%} of the visits were disturbed{which}{slower}")
-    return lines
+    if not most:
+        return ""
+    share = sum(len(outcome.disturbed) for outcome in outcomes) / sum(len(outcome.attempts) for outcome in outcomes)
+    which = f" ({label}: {most:.0%})" if len(views) > 1 else ""
+    call, swap = (slower_when_disturbed(outcomes, time) for time in ("caller_us", "swap_us"))
+    slower = f": calls take {two_digits(call)}x, swaps {two_digits(swap)}x as long" if math.isfinite(call) else ""
+    return f"{share:.0%} of the visits were disturbed{which}{slower}"
+
+
+def _visits_text(outcomes: Sequence[Outcome]) -> str:
+    """How many intervals are wide because visits differ, which more samples a visit would not mend; "" if none are."""
+    wide = [outcome for outcome in outcomes if is_wide(outcome.us(), *outcome.interval())]
+    apart = sum(outcome.spread.within_visits <= WIDE.fraction for outcome in wide)
+    if not apart:
+        return ""
+    return f"Wide intervals, {count(len(wide))}: in {count(apart)} visits differ while their samples agree"
 
 
 def _first_warnings(views: Sequence[View], unread: int) -> list[Text]:

@@ -27,8 +27,11 @@ def figure(value: float) -> str:
 
 def with_interval(value: float, low: float, high: float) -> str:
     """Return a figure, and its interval where half of it is above `WIDE` of the figure: "6.32 (2.61 to 8.60)"."""
-    wide = math.isfinite(low) and math.isfinite(high) and (high - low) / 2 > WIDE.fraction * value
-    return f"{figure(value)} ({figure(low)} to {figure(high)})" if wide else figure(value)
+    return f"{figure(value)} ({figure(low)} to {figure(high)})" if is_wide(value, low, high) else figure(value)
+
+
+def is_wide(value: float, low: float, high: float) -> bool:
+    return math.isfinite(low) and math.isfinite(high) and (high - low) / 2 > WIDE.fraction * value
 
 
 def slower_text(ratio: float) -> str:

@@ -22,6 +22,7 @@ from kvbench.analysis.compare import (
     interval_over_starts,
     median_interval,
     medians_in_turn,
+    middle_of,
 )
 from kvbench.analysis.margins import MIN_ITERATIONS
 from kvbench.cells.axes import Neighbour, Role, StreamState
@@ -47,11 +48,15 @@ _SORTED_BY: Final = tuple(
 
 
 class Spread(NamedTuple):
-    """How the times of the swap spread, over the samples of all visits: two quartiles, and the number of outliers."""
+    """How the times of the swap spread, over the samples of all visits: two quartiles, and the number of outliers.
+
+    `within_visits` is the distance of the quartiles of one visit as a share of its median: the median of the visits.
+    """
 
     q1_us: float = math.nan
     q3_us: float = math.nan
     outliers: int = 0
+    within_visits: float = math.nan
 
 
 NO_SAMPLES: Final = Spread()
@@ -177,7 +182,12 @@ def _spreads(visits: Iterable[Visit]) -> dict[Cell, Spread]:
     low, _, high = grouped_quartiles(times_us, per_cell)
     owner = np.repeat(np.arange(len(per_cell)), per_cell)
     outliers = np.bincount(owner, weights=grouped_outliers(times_us, per_visit), minlength=len(per_cell))
-    figures = zip(low.tolist(), high.tolist(), map(int, outliers), strict=True)
+    first, middle, third = grouped_quartiles(times_us, per_visit)
+    with np.errstate(all="ignore"):  # an untrusted run may hold any time
+        shares = (third - first) / middle
+    ends = np.cumsum([len(of_cell) for of_cell in of_cells.values()])[:-1]
+    within = map(middle_of, np.split(shares, ends))
+    figures = zip(low.tolist(), high.tolist(), map(int, outliers), within, strict=False)  # of no cells, one is empty
     return {cell: Spread(*of_cell) for cell, of_cell in zip(of_cells, figures, strict=True)}
 
 

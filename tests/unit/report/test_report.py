@@ -376,3 +376,16 @@ def test_the_first_page_says_how_far_starts_differ_and_how_many_visits_were_dist
     assert line == "50% of the visits were disturbed: calls take 1.5x, swaps 1.5x as long"
     quiet = lines_of(report_of([made_run(tmp_path, visits(1.0, 0), name="quiet")]).headline)
     assert not [line for line in quiet if "Starts" in line or "disturbed" in line]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_the_first_page_says_how_many_wide_intervals_are_of_visits_that_differ(tmp_path: Path, noise: float) -> None:
+    """As where a process has one of two speeds: more samples a visit would not make the interval narrower."""
+    cells = [Cell("batched", Direction.H2D, blocks, 4096) for blocks in (1, 2, 3)]
+    visits = [
+        synthetic.visit(cell, 100.0 * (1 + (number % 2) * (cell.blocks > 1)), noise=noise, round_=number)
+        for cell in cells
+        for number in range(6)
+    ]
+    lines = [line for line in lines_of(report_of([made_run(tmp_path, visits)]).headline) if "Wide" in line]
+    assert lines == ([] if noise else ["Wide intervals, 2: in 2 visits differ while their samples agree"])

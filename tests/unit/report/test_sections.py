@@ -869,6 +869,22 @@ def test_the_ratio_of_two_times_is_that_of_the_medians_beside_it(tmp_path: Path)
     assert [said(text) for text in row][-2:] == ["40.0 / 12.0", "2.92"]
 
 
+def test_the_swap_of_the_pull_request_is_held_against_its_figures(tmp_path: Path) -> None:
+    """By the kernel as it is shipped, not by the SM count that is fastest here."""
+    cells = [("batched", 10.0, None), ("vllm_batch", 2.5, None), ("vllm_triton", 16.0, None), ("vllm_triton", 32.0, 32)]
+    visits = [
+        synthetic.visit(cell, cell.swap_bytes / gbps / 1e3, 3, 1e-6, number)
+        for backend, gbps, sms in cells
+        for cell in [
+            Cell(backend, Direction.H2D, 10_000, 4 * KIB, order=Order.ANY if "batch" in backend else None, sms=sms)
+        ]
+        for number in range(6)
+    ]
+    part = part_of(made_report(tmp_path, visits, synthetic.info(backends=[VLLM])), "engines")
+    says = "vllm_batch moves 2.50 GB/s, vllm_triton moves 16.0 GB/s; in vLLM #42212 3.8, and 18 to 19."
+    assert f"10000 x 4 KiB h2d idle: {says}" in findings_of(part)
+
+
 def test_every_run_of_the_machine_shows_its_engines(tmp_path: Path) -> None:
     paged = [*by_engine("lmcache", 64, 90.0, paged=True), *by_engine("sm", 64, 60.0, 2, paged=True)]
     runs = [

@@ -314,6 +314,9 @@ def test_outcomes_and_the_table_are_what_records_say(tmp_path: Path, seed: int) 
         assert all(map(same, outcome.quartiles_gbps, (figures["gbps_q1"], figures["gbps_q3"])))
         assert all(same(getattr(outcome, name), figures[name]) for name in ("state_held", "depth_held"))
         assert outcome.spread.outliers == figures.get("outliers", 0)
+        of_visits = [np.quantile(us, (0.25, 0.5, 0.75)) for one in visits[cell] if (us := known_times(one, "swap_us"))]
+        within = middle((third - first) / second for first, second, third in of_visits)
+        assert not outcome.medians or same(outcome.spread.within_visits, float(within))
         for time, of_time in outcome.medians.items():
             known = {number: us for number, us in of_time.items() if us > 0} if outcome.us(time) > 0 else {}
             assert outcome.times(time) == known
