@@ -239,6 +239,14 @@ LOST = "the worker ended with exit code 1: out of memory"
 IF_ENDED = 'if os.path.exists("ended"): sys.exit("out of memory")'
 
 
+def test_what_the_candidate_can_no_longer_run_failed(folder: Path) -> None:
+    done = compare(folder, "-abackend=batched,per_block", "--cand-fault=no-batch", "-ablocks=4")
+    assert done.returncode == ExitCode.FAILED_CELLS, done.stdout + done.stderr
+    assert verdicts(folder)[SMALL] == "FAILED"
+    assert reasons(folder)[SMALL].startswith("cand: failed: error: the candidate cannot run what the base can: ")
+    assert verdicts(folder)[cell(4, "per_block")] in ALIKE
+
+
 @pytest.mark.parametrize(
     ("liar", "lie", "first", "faults", "reason"),
     [

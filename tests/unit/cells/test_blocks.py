@@ -30,6 +30,11 @@ def test_fresh_blocks_repeat_only_after_they_left_all_caches_and_the_same_are_on
     assert (many - 1) * FRESH.swap_bytes >= 512 * MIB
 
 
+def test_each_arm_of_a_visit_has_blocks_that_no_cache_holds() -> None:
+    sets = sets_of(FRESH, 100_000, arms=4)
+    assert (sets // 4 - 1) * FRESH.swap_bytes >= 512 * MIB
+
+
 def test_three_large_swaps_in_a_row_have_blocks_of_their_own_in_a_pool() -> None:
     """None of the few samples of a visit overwrites another's."""
     large = replace(FRESH, block_bytes=4 * MIB, pool_bytes=16 * GIB)

@@ -233,6 +233,13 @@ def test_the_upper_half_prevents_same_only_beyond_its_margin() -> None:
         assert judge(pairs).verdict is verdict
 
 
+def test_few_upper_halves_far_above_are_a_burst_of_other_work() -> None:
+    times = np.full((1, 5), 100.0)
+    pairs = paired([VICTIM], times, times)
+    pairs.visits["upper_us"][1] *= 5
+    assert judge(pairs).verdict is GateVerdict.UNDECIDED
+
+
 def test_a_slower_upper_half_is_unconfirmed_until_a_second_process_confirms_it() -> None:
     pairs = 2 * PLAN[0].pairs
     times = np.full((1, pairs), 100.0)

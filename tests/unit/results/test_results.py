@@ -21,6 +21,7 @@ from kvbench.errors import RunDirectoryError, StorageError, UsageError
 from kvbench.results import Note, Record, RunWriter, Samples, Visit, load_run
 from kvbench.results.frame import as_csv
 from kvbench.results.journal import Position, read_lines, seal
+from kvbench.results.rundir import runs_in
 from kvbench.results.schema import EffectivePath
 from kvbench.text import printable
 from tests import synthetic
@@ -72,8 +73,9 @@ def test_a_journal_that_was_cut_at_a_line_is_said_until_its_run_has_ended_again(
     with RunWriter.reopen(run) as writer:
         writer.set_status("complete")
     assert not load_run(run).warnings
-    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:3]))
-    assert load_run(run).warnings == ["journal.jsonl was cut: 3 lines are left of the 5 of the ended run"]
+    for left in (4, 3):
+        journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:left]))
+        assert load_run(run).warnings == [f"journal.jsonl was cut: {left} lines are left of the 5 of the ended run"]
     with RunWriter.reopen(run) as writer:
         writer.append(Note(text="went on"))
         writer.set_status("interrupted")
@@ -200,6 +202,14 @@ def test_only_one_of_two_processes_creates_a_run_in_a_folder(tmp_path: Path, mon
         with pytest.raises(UsageError, match="another kvbench process is writing to it"):
             RunWriter.create(tmp_path / "run", msgspec.structs.replace(synthetic.info(), created="later"))
         assert (tmp_path / "run" / "run.json").read_bytes() == before
+
+
+def test_the_runs_of_many_devices_are_all_found(tmp_path: Path) -> None:
+    names = ["cuda-0", "cuda-15", "rank-127", "cpu-1"]
+    for name in (*names, "cuda-x", "other"):
+        synthetic.write_run(tmp_path / "runs" / name, synthetic.ceilings())
+    assert runs_in(tmp_path / "runs") == sorted(tmp_path / "runs" / name for name in names)
+    assert runs_in(tmp_path / "runs" / "other") == [tmp_path / "runs" / "other"]
 
 
 def test_no_text_is_a_formula_in_csv() -> None:

@@ -112,6 +112,11 @@ def test_a_cell_has_exactly_the_axes_that_its_backend_supports(spec: SweepSpec, 
         assert cell.sms is None or 1 <= cell.sms <= (device.sm_count or 0)
 
 
+def test_a_kernel_has_no_more_sms_by_its_rule_than_the_gpu() -> None:
+    tiny = replace(H200, sm_count=1)
+    assert {cell.sms for cell in plan_of(tiny, backend="sm", block_size="1KiB,64KiB").cells} == {1}
+
+
 @given(small_specs, machines)
 def test_a_plan_stays_within_its_stated_memory(spec: SweepSpec, machine: Machine) -> None:
     device, _ = machine

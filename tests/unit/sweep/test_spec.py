@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.filter import Filter, parse_filters
-from kvbench.sweep.spec import Limits, Sampling, SweepSpec, parse_assignments
+from kvbench.sweep.spec import Limits, Sampling, SweepSpec, parse_assignments, visit_deadline_s
 from tests.refusals import refused_with
 from tests.strategies import AXIS_VALUES, cells
 
@@ -81,6 +81,11 @@ def test_a_filter_and_its_opposite_split_the_cells(cell: Cell, condition: Filter
 )
 def test_a_filter_compares_with_the_cell(text: str, *, holds: bool) -> None:
     assert Filter.parse(text).holds(SMALL) is holds
+
+
+def test_a_visit_has_time_for_the_swaps_that_are_queued_before_each_of_its_own() -> None:
+    alone_s, behind_s = (visit_deadline_s(replace(SMALL, queued=queued), Sampling()) for queued in (0, 100_000))
+    assert behind_s - alone_s > 100_000 * Sampling().min_samples * SMALL.swap_bytes / 1e9
 
 
 def test_all_descriptors_in_one_call_are_more_than_any_number() -> None:
