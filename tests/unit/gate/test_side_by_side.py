@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import msgspec
 import pytest
 
 from kvbench.cells.cell import Cell
@@ -77,3 +78,17 @@ def test_time_for_the_last_comparison_of_bytes_is_kept(monkeypatch: pytest.Monke
 def test_a_limit_within_which_nothing_was_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="--minutes: start-up alone took 1 s"):
         compared(monkeypatch, 0.0)
+
+
+@pytest.mark.parametrize(("begins_ns", "fails"), [(200, False), (199, True)])
+def test_a_visit_that_begins_before_the_other_side_s_has_ended_fails(begins_ns: int, *, fails: bool) -> None:
+    """Two at once on one GPU slow each other."""
+    cell = CELLS[0]
+    base, cand = (MagicMock(names={cell: cell}, execution=MagicMock(**{"spec.seed": 1})) for _ in range(2))
+    for side, span_ns in ((base, (100, 200)), (cand, (begins_ns, 300))):
+        side.execution.visit.return_value = [msgspec.structs.replace(visit(cell, 1.0), span_ns=span_ns)]
+    both = SideBySide(base, cand, lambda _: None, MagicMock(ThreadPoolExecutor), 1.0)
+    both._pair(0, cell, (BASE, CAND), verify=False)
+    assert [call.args[1] for call in cand.execution.fail.mock_calls] == [
+        "its visit overlaps a visit of the other side"
+    ] * fails
