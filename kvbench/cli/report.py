@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from kvbench.results import Run
 
 PLAIN_EVERY_S: Final = 10.0
-_Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories to read.", show_default=False)]
+_Runs = Annotated[
+    list[Path], typer.Argument(metavar="RUN", help="Run directories to read, or folders of them.", show_default=False)
+]
 _Out = Annotated[
     Path | None,
     typer.Option("--out", "-o", metavar="DIR", help="Directory for the report (default for a single run: RUN/report)."),
@@ -126,11 +128,11 @@ class _Progress:
 def _load(paths: list[Path], progress: _Progress) -> "tuple[list[Run], list[str]]":
     """Return the readable runs and why each other run is unreadable; raises RunDirectoryError if none is readable."""
     from kvbench.results import load_run
-    from kvbench.results.rundir import runs_in
+    from kvbench.results.rundir import runs_below
 
     loaded: list[Run] = []
     errors: list[RunDirectoryError] = []
-    given = [run for path in paths for run in runs_in(path)]
+    given = [run for path in paths for run in runs_below(path)]
     for number, path in enumerate(given, start=1):
         progress("run", number, len(given))
         try:

@@ -369,11 +369,10 @@ def _why_no_run(path: Path) -> str:
         return "it is a file"
     if not path.is_dir():
         return "folder not found"
-    below = sorted(
-        str(file.parent) for depth in ("*", "runs/*", "*/runs/*") for file in path.glob(f"{depth}/{RUN_FILE}")
-    )
-    more = f" and {len(below) - _MOST_NAMED} more" if len(below) > _MOST_NAMED else ""
-    return f"it has no {RUN_FILE}" + (f"; runs below it: {', '.join(below[:_MOST_NAMED])}{more}" if below else "")
+    below = sorted(file.parent for depth in ("*", "runs/*", "*/runs/*") for file in path.glob(f"{depth}/{RUN_FILE}"))
+    if len(below) > _MOST_NAMED:
+        below = [folder / "*" for folder in sorted({run.parent for run in below})][:_MOST_NAMED]
+    return f"it has no {RUN_FILE}" + (f"; runs below it: {', '.join(map(str, below))}" if below else "")
 
 
 @contextmanager

@@ -1,11 +1,12 @@
 """Files that users name: what is there already is written to, refused, or replaced on request, never lost."""
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from kvbench.errors import UsageError
+from kvbench.errors import StorageError, UsageError
 from kvbench.files import write_output, write_whole
 from kvbench.results import RunWriter
 from tests import synthetic
@@ -50,6 +51,20 @@ def test_a_link_stays_a_link_and_its_file_is_written(tmp_path: Path) -> None:
     for other in (Path("/dev/null"), tmp_path / "loop", tmp_path / "pipe", tmp_path):
         with pytest.raises(UsageError, match=f"-p {other}: not a regular file"):
             write(other)
+
+
+def test_a_full_disk_is_said_of_the_file_and_claims_nothing_of_measurements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a report is written."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match=r"/report\.md cannot be written: No space left on device$"):
+        write_whole(tmp_path / "report.md", b"text")
+    assert not [*tmp_path.iterdir()]
 
 
 def syncs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, list[str]]]:

@@ -84,6 +84,8 @@ def test_snippets_are_listed_and_one_that_is_not_there_is_refused(cliff: Report,
     assert snippet(cliff) == "\n".join(f"{table_text(table)}\n" for table in asked_for(cliff, "None"))
     with pytest.raises(UsageError, match=r"not measured: kvbench sweep queue .it needs .* of .*cliff, threshold"):
         snippet(cliff, "queue")
+    with pytest.raises(UsageError, match=r"these runs have tables of .*; --snippet list names all$"):
+        snippet(cliff, "no such table")
     with pytest.raises(UsageError, match=r"no table in .*kvbench sweep .* quick, order, models, .*beside"):
         snippet(made_report(tmp_path, []), "list")
     records = [*synthetic.ceilings(), *synthetic.rounds(synthetic.cliff_cells((256,), synthetic.FEW_KIB))]
@@ -313,7 +315,8 @@ def test_the_command_prints_json(tmp_path: Path) -> None:
 
 def test_bad_input_is_a_usage_error(tmp_path: Path) -> None:
     run = made_run(tmp_path, [])
-    assert isinstance(CliRunner().invoke(app, ["report", str(tmp_path)]).exception, RunDirectoryError)
+    (tmp_path / "empty").mkdir()
+    assert isinstance(CliRunner().invoke(app, ["report", str(tmp_path / "empty")]).exception, RunDirectoryError)
     several = CliRunner().invoke(app, ["report", str(run.path), str(run.path)]).exception
     assert isinstance(several, UsageError)
     assert "-o DIR" in str(several)

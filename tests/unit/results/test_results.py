@@ -151,6 +151,10 @@ def test_other_folders_are_refused_as_run_directories(tmp_path: Path) -> None:
     synthetic.write_run(tmp_path / "runs" / "mine", [])
     with pytest.raises(RunDirectoryError, match=r"it has no run\.json; runs below it: .*/runs/mine$"):
         load_run(tmp_path)
+    for number in range(9):
+        synthetic.write_run(tmp_path / "runs" / f"{number}", [])
+    with pytest.raises(RunDirectoryError, match=r"it has no run\.json; runs below it: \S+/runs/\*$"):
+        load_run(tmp_path)
 
 
 def test_an_emptied_journal_of_a_complete_run_is_refused(run: Path) -> None:
