@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from kvbench.backends.auto import DEFAULTS, copier_for
-from kvbench.cells.axes import PACES_GBPS
+from kvbench.backends.auto import DEFAULTS, copier_for, serves
+from kvbench.cells.axes import PACES_GBPS, Situation
 from kvbench.cells.policy import Policy, load_policy
 from kvbench.engine.device import Device, open_device, resolve_device
 from kvbench.engine.faults import FaultPlan
@@ -30,6 +30,10 @@ class BlockCopier:
     `pace` holds the copy kernel at a rate in GB/s, whatever the policy says: at about 85% of the link and less, copies
     leave what else runs on the GPU most of its speed. Copies that are not by kernel run as fast as they can.
 
+    `beside` is what the swaps run beside: "nothing", or "decode" or "prefill" steps of a model, for which a policy has
+    tables of their own (`kvbench sweep beside`). Raises UsageError for one that it has no table for: what is the
+    fastest alone can slow a step more than anything.
+
     `pools` are contiguous tensors, or pairs of an address and bytes, each of which the caller vouches to be one range
     of registered or allocated memory. Their blocks are accepted without asking the driver about each registration.
     Raises ValueError for one that begins or ends in other memory.
@@ -40,16 +44,18 @@ class BlockCopier:
     """
 
     copy: Callable[..., None]
-    """Submit a list: `copy(sources, destinations, sizes, stream, *, source_order_any=False)`.
+    """Submit a list: `copy(sources, destinations, sizes, stream, *, source_order_any=False, beside=None)`.
 
     `sources` and `destinations` are addresses, `sizes` bytes: contiguous CPU tensors or NumPy arrays of 64-bit integers
     of one length, of one direction. `stream` is a torch stream or the handle of a CUDA stream. The call returns when
     the list is submitted; the arrays may change from then on, the blocks once the stream has passed. Where destinations
     overlap, each byte is that of one of the entries. `source_order_any` lets the driver read sources ahead of earlier
-    work on the stream. With nothing submitted, raises ValueError for an invalid list, with the number of its first
-    entry of a negative size, else of its first invalid one, or for no stream; TypeError for arguments of another type;
-    EngineError for the legacy default stream, for a stream that is captured, and in a process that was forked since.
-    Raises EngineError also where the driver fails; a part of the list may have been submitted then.
+    work on the stream. `beside` says what this list runs beside, in place of what the constructor was told; raises
+    ValueError for what the policy has no table for. With nothing submitted, raises ValueError for an invalid list, with
+    the number of its first entry of a negative size, else of its first invalid one, or for no stream; TypeError for
+    arguments of another type; EngineError for the legacy default stream, for a stream that is captured, and in a
+    process that was forked since. Raises EngineError also where the driver fails; a part of the list may have been
+    submitted then.
     """
     not_staged: Callable[[], int]
     """Return how many lists so far did not go through pages on the GPU although the policy says `staged`, as their
@@ -66,6 +72,7 @@ class BlockCopier:
         max_entries: int = 0,
         pools: Sequence[object] = (),
         pace: float | None = None,
+        beside: str = "nothing",
     ) -> None:
         if type(max_entries) is not int or not 0 <= max_entries <= MOST_ENTRIES:
             raise UsageError(f"max_entries: must be a whole number from 0 to {MOST_ENTRIES}, not {max_entries!r}")
@@ -76,9 +83,23 @@ class BlockCopier:
         if pace is not None and not opened.is_cuda:
             raise UsageError(f"pace={pace}: the device {opened.name} has no copy kernel to hold at a rate")
         policies = (DEFAULTS,) if policy is None else (_policy_for(opened, Path(policy)), DEFAULTS)
-        copier = copier_for(opened, policies, max_entries, ranges, pace).engine
+        situation = _situation_of(beside, policies)
+        copier = copier_for(opened, policies, max_entries, ranges, pace, situation).engine
         # The engine's own methods: no Python code runs in a call.
         self.copy, self.forget, self.not_staged = copier.copy, copier.forget, copier.not_staged
+
+
+def _situation_of(beside: object, policies: Sequence[Policy]) -> Situation:
+    """Return what swaps run beside; raises UsageError where the policy has no table for it."""
+    named = {situation.beside: situation for situation in Situation}
+    if not isinstance(beside, str) or beside not in named:
+        raise UsageError(f"beside: must be one of {', '.join(named)}, not {beside!r:.80}")
+    if not serves(policies, named[beside]):
+        raise UsageError(
+            f"beside={beside}: the policy has no table for swaps beside it; measure them with kvbench sweep beside, "
+            "and build one with kvbench show RUN -p FILE"
+        )
+    return named[beside]
 
 
 def _check_pace(pace: object) -> None:

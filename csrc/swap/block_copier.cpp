@@ -90,21 +90,12 @@ BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> wa
   }
   for (const CopyTable& table : tables) {
     check(table, ways_.size());
-    tables_[index_of(table.direction, table.pending)] = table;
+    if (table.beside >= kMostBeside) throw std::invalid_argument("a table must be beside one of a few things");
+    if (table.beside >= tables_.size()) tables_.resize(table.beside + 1);
+    tables_[table.beside][index_of(table.direction, table.pending)] = table;
   }
-  for (const Direction direction : {Direction::h2d, Direction::d2h}) {
-    CopyTable &free = tables_[index_of(direction, false)], &held = tables_[index_of(direction, true)];
-    if (free.ways.empty()) free = held;
-    if (held.ways.empty()) held = free;
-    if (free.ways.empty()) throw std::invalid_argument("each direction needs a table");
-    if (max_entries == 0) continue;
-    for (const CopyTable* table : {&free, &held}) {
-      for (const std::size_t way : table->ways) {
-        for (const bool any : {false, true}) copier(way, direction, any).reserve(max_entries);
-        if (ways_[way].staged) copier(ways_[way].otherwise, direction, false).reserve(max_entries);
-      }
-    }
-  }
+  for (Tables& of_beside : tables_) complete(of_beside, max_entries);
+  if (!serves(0)) throw std::invalid_argument("each direction needs a table");
   ways_.emplace_back();  // plain batched copies, where kernels cannot be used
   filled_.reserve(max_entries);
   indices_.reserve(max_entries);
@@ -114,6 +105,25 @@ BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> wa
       route_.vouch(pools[i].first, pools[i].second);
     } catch (const std::invalid_argument& error) {
       throw std::invalid_argument("pools: entry " + std::to_string(i) + " " + error.what());
+    }
+  }
+}
+
+/// Lets a table serve for its direction with and without pending work where there is one alone, and makes room.
+void BlockCopier::complete(Tables& tables, std::size_t max_entries) {
+  const bool any_table = std::ranges::any_of(tables, [](const CopyTable& table) { return !table.ways.empty(); });
+  if (!any_table) return;
+  for (const Direction direction : {Direction::h2d, Direction::d2h}) {
+    CopyTable &free = tables[index_of(direction, false)], &held = tables[index_of(direction, true)];
+    if (free.ways.empty()) free = held;
+    if (held.ways.empty()) held = free;
+    if (free.ways.empty()) throw std::invalid_argument("each direction needs a table");
+    if (max_entries == 0) continue;
+    for (const CopyTable* table : {&free, &held}) {
+      for (const std::size_t way : table->ways) {
+        for (const bool any : {false, true}) copier(way, direction, any).reserve(max_entries);
+        if (ways_[way].staged) copier(ways_[way].otherwise, direction, false).reserve(max_entries);
+      }
     }
   }
 }
@@ -129,6 +139,7 @@ bool BlockCopier::copy(const Descriptors& descriptors, Stream stream) {
   refuse_legacy_stream(stream);
   const CurrentDevice current(*driver_);
   if (driver_->capturing(stream)) throw DriverError("copy", "not supported while a graph is captured on the stream");
+  if (!serves(descriptors.beside)) throw std::invalid_argument("there is no table for swaps beside that");
   Descriptors list = descriptors;
   list.sizes = read_sizes(list.bytes);
   if (list.sizes.equal() && list.sizes.first == 0) return true;
@@ -139,7 +150,7 @@ bool BlockCopier::copy(const Descriptors& descriptors, Stream stream) {
 
 void BlockCopier::submit(const Descriptors& list, Stream stream) {
   const Direction direction = route_.begin(list);
-  const auto [free, held] = ways_of(list.size(), sum_of(list), direction);
+  const auto [free, held] = ways_of(list.size(), sum_of(list), direction, list.beside);
   std::size_t way = free == held || driver_->idle(stream) ? free : held;
   if (ways_[way].staged) {
     if (copy_by(way, list, stream, direction)) return;
@@ -180,17 +191,21 @@ void BlockCopier::forget() {
   route_ = Route(driver_);
 }
 
-std::size_t BlockCopier::way_of(std::size_t count, std::size_t total_bytes, Direction direction, bool idle) const {
-  const auto [free, held] = ways_of(count, total_bytes, direction);
+std::size_t BlockCopier::way_of(std::size_t count, std::size_t total_bytes, Direction direction, bool idle,
+                                std::size_t beside) const {
+  if (!serves(beside)) throw std::invalid_argument("there is no table for swaps beside that");
+  const auto [free, held] = ways_of(count, total_bytes, direction, beside);
   return idle ? free : held;
 }
 
-BlockCopier::Candidates BlockCopier::ways_of(std::size_t count, std::size_t total_bytes, Direction direction) const {
+BlockCopier::Candidates BlockCopier::ways_of(std::size_t count, std::size_t total_bytes, Direction direction,
+                                             std::size_t beside) const {
+  const Tables& tables = tables_[beside];
   const auto blocks = static_cast<double>(count);
   const double block_bytes = static_cast<double>(total_bytes) / blocks;
-  const std::size_t free = way_in(tables_[index_of(direction, false)], block_bytes, blocks);
+  const std::size_t free = way_in(tables[index_of(direction, false)], block_bytes, blocks);
   if (total_bytes < kAskFromBytes) return {free, free};
-  const std::size_t held = way_in(tables_[index_of(direction, true)], block_bytes, blocks);
+  const std::size_t held = way_in(tables[index_of(direction, true)], block_bytes, blocks);
   const bool both_kernels = ways_[free].sms > 0 && ways_[held].sms > 0;
   return {free, both_kernels && total_bytes < kAskOfKernelsFromBytes ? free : held};
 }

@@ -31,15 +31,16 @@ struct CopyWay {
 };
 
 /// Which way serves which lists in one direction, on an idle stream or behind pending work (of small lists, the former
-/// serves both, as to ask the stream takes longer than it gains): `ways` has a row of count_limits.size() + 1 ways for
-/// each of size_limits.size() + 1 ranges of block sizes. A limit is the largest mean block size, or number of blocks,
-/// of its range; limits ascend.
+/// serves both, as to ask the stream takes longer than it gains), and for what a swap runs `beside`: `ways` has a row
+/// of count_limits.size() + 1 ways for each of size_limits.size() + 1 ranges of block sizes. A limit is the largest
+/// mean block size, or number of blocks, of its range; limits ascend.
 struct CopyTable {
   Direction direction = Direction::h2d;
   bool pending = false;
   std::vector<double> size_limits;
   std::vector<double> count_limits;
   std::vector<std::size_t> ways;
+  std::size_t beside = 0;  ///< 0: what serves where a call does not say
 };
 
 /// Copies lists of blocks between pinned host memory and its device, each in the way that a table names. A call changes
@@ -65,8 +66,13 @@ class BlockCopier final : public ListCopier {
   /// stream; std::runtime_error while another thread is in a call; DriverError for a stream that is captured, and after
   /// a fork. Throws DriverError also where the driver fails.
   bool copy(const Descriptors& descriptors, Stream stream) override;
-  /// The index of the way of a list, by whether its stream is idle.
-  [[nodiscard]] std::size_t way_of(std::size_t count, std::size_t total_bytes, Direction direction, bool idle) const;
+  /// The index of the way of a list, by whether its stream is idle. Throws std::invalid_argument without a table.
+  [[nodiscard]] std::size_t way_of(std::size_t count, std::size_t total_bytes, Direction direction, bool idle,
+                                   std::size_t beside = 0) const;
+  /// Whether there are tables for swaps beside something.
+  [[nodiscard]] bool serves(std::size_t beside) const {
+    return beside < tables_.size() && !tables_[beside][0].ways.empty();
+  }
   /// The lists so far that went the way `otherwise` of one that is staged.
   [[nodiscard]] std::size_t not_staged() const { return not_staged_; }
   /// Forgets where blocks lie, after memory was freed, and what its caller vouched for.
@@ -76,18 +82,23 @@ class BlockCopier final : public ListCopier {
 
  private:
   static constexpr std::size_t kCombinations = 4;
+  static constexpr std::size_t kMostBeside = 8;
   /// The index of what there is for each direction twice, with and without something.
   [[nodiscard]] static constexpr std::size_t index_of(Direction direction, bool flag) {
     return (direction == Direction::d2h ? 2U : 0U) + (flag ? 1U : 0U);
   }
+
+  using Tables = std::array<CopyTable, kCombinations>;  ///< by direction and whether work is pending
 
   struct Candidates {
     std::size_t free;
     std::size_t held;
   };
 
+  void complete(Tables& tables, std::size_t max_entries);
   /// The ways of a list on an idle stream, and behind pending work.
-  [[nodiscard]] Candidates ways_of(std::size_t count, std::size_t total_bytes, Direction direction) const;
+  [[nodiscard]] Candidates ways_of(std::size_t count, std::size_t total_bytes, Direction direction,
+                                   std::size_t beside) const;
   /// Submits a list whose sizes were read.
   void submit(const Descriptors& list, Stream stream);
   /// The same for a list with entries of no bytes, whose others it names by their indexes there.
@@ -97,7 +108,7 @@ class BlockCopier final : public ListCopier {
 
   std::shared_ptr<Driver> driver_;
   std::vector<CopyWay> ways_;
-  std::array<CopyTable, kCombinations> tables_;       ///< by direction and whether work is pending
+  std::vector<Tables> tables_;                        ///< by what a swap runs beside
   std::vector<std::unique_ptr<ListCopier>> copiers_;  ///< for each way by direction and access order
   Route route_;
   std::shared_ptr<ListSlots> slots_;  ///< for the lists of all ways

@@ -36,6 +36,7 @@ struct Descriptors {
   BlockSizes sizes = {};
   bool source_order_any = false;  ///< sources may be read ahead of earlier work; for what copies by a policy
   Route* route = nullptr;         ///< what every entry must follow, begun; null: unchecked
+  std::size_t beside = 0;         ///< which tables serve, by what the swap runs beside; for what copies by a policy
 
   [[nodiscard]] std::size_t size() const { return bytes.size(); }
 };
@@ -65,7 +66,7 @@ struct DescriptorList {
       destinations[i] = list.destinations[indices[i]];
       bytes[i] = list.bytes[indices[i]];
     }
-    return {sources, destinations, bytes, {}, list.source_order_any, list.route};
+    return {sources, destinations, bytes, {}, list.source_order_any, list.route, list.beside};
   }
 };
 

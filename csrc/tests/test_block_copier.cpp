@@ -233,6 +233,25 @@ void the_table_decides_by_size_and_count() {
   check::that(bench.copied(*copier, bench.list(4, 96, Direction::d2h)) == Noted{"batch 4 stream"}, "d2h");
 }
 
+void a_list_follows_the_table_of_what_it_runs_beside() {
+  CopierBench bench;
+  std::vector<CopyTable> tables = both_ways(0);
+  for (CopyTable table : both_ways(2)) {
+    table.beside = 2;
+    tables.push_back(table);
+  }
+  const auto copier = bench.copier(tables);
+  check::that(bench.copied(*copier, bench.list(4, 96)) == Noted{"batch 4 stream"}, "alone");
+  Descriptors list = bench.list(4, 96);
+  list.beside = 2;
+  check::that(bench.copied(*copier, list) == Noted{"kvbench_sm_bulk 3"}, "beside");
+  check::that(copier->serves(2) && !copier->serves(1) && !copier->serves(9), "what it has tables for");
+  list.beside = 1;
+  check::thrown<std::invalid_argument>([&] { copier->copy(list, bench.stream.handle()); });
+  tables.back().beside = 3;
+  check::thrown<std::invalid_argument>([&] { bench.copier(tables); });  // beside something in one direction alone
+}
+
 void a_way_by_kernel_is_held_at_its_pace() {
   CopierBench bench;
   for (const double pace_gbps : {0.0, 24.0}) {
@@ -1308,6 +1327,7 @@ int main() {
       {"any list in any memory is copied, or refused at its first wrong entry",
        any_list_in_any_memory_is_copied_or_refused_at_its_first_wrong_entry},
       {"the table decides by size and count", the_table_decides_by_size_and_count},
+      {"a list follows the table of what it runs beside", a_list_follows_the_table_of_what_it_runs_beside},
       {"a way by kernel is held at its pace", a_way_by_kernel_is_held_at_its_pace},
       {"the stream is asked only where its answer matters", the_stream_is_asked_only_where_its_answer_matters},
       {"lists of pages are staged and others counted", lists_of_pages_are_staged_and_others_counted},

@@ -10,7 +10,7 @@ from kvbench.backends.batched import PRIME_NS
 from kvbench.backends.per_block import PerBlock
 from kvbench.backends.sm import FEW_BLOCKS, INLINE_UP_TO_BYTES, KernelShape, Sm, shape_on
 from kvbench.backends.staged import page_shape
-from kvbench.cells.axes import DEFAULT_ORDER, NO_PACE, Direction, Order, StreamState, pace_of
+from kvbench.cells.axes import DEFAULT_ORDER, NO_PACE, Direction, Order, Situation, StreamState, pace_of
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import (
@@ -31,6 +31,8 @@ from kvbench.sweep.plan import with_usual
 
 # Stream states that say whether something is pending when a list comes.
 _STATES: Final = {StreamState.IDLE: False, StreamState.GATED: True}
+# Situation -> which tables of a copier serve it; 0 are those where a call does not say.
+TABLES_OF: Final = {situation: number for number, situation in enumerate(Situation, 1)}
 _UNALIGNED: Final = 1
 # Block sizes and numbers of blocks between which the rule of the copy kernel changes.
 _RULE_SIZES: Final = tuple(kib * KIB for kib in (1, 2, 4, 8, 16, 32, 64))
@@ -67,8 +69,10 @@ def copier_for(
     max_entries: int = 0,
     pools: Sequence[tuple[int, int]] = (),
     pace_gbps: float | None = None,
+    beside: Situation = Situation.ALONE,
 ) -> Copier:
-    """Return a copier by these policies: for each direction, the first that has a table serves.
+    """Return a copier by these policies: for each direction, the first that has a table serves, for lists `beside` a
+    step where a call does not say.
 
     It has room for lists of `max_entries` entries of one size; 0: room is made for each longer list. `pools` are
     addresses and bytes of memory that is taken for one region each. A choice of a
@@ -84,18 +88,35 @@ def copier_for(
             size_limits=_limits(sizes := sorted({*table.block_bytes, *_RULE_SIZES})),
             count_limits=_limits(counts := sorted({*table.blocks, *_RULE_COUNTS})),
             ways=[ways.index(policy, table, size, count) for size in sizes for count in counts],
+            beside=number,
         )
+        for number, situation in ((0, beside), *((number, named) for named, number in TABLES_OF.items()))
         for direction in Direction
         for state, pending in _STATES.items()
-        for policy, table in _serving(policies, direction, state)
+        for policy, table in _serving(policies, direction, state, situation)
     ]
     engine = BlockCopier(device.driver, ways.made, tables, max_entries, list(pools))
     return Copier(engine, [key.way for key in ways.indexes])
 
 
-def _serving(policies: Sequence[Policy], direction: Direction, state: StreamState) -> list[tuple[Policy, Table]]:
-    """Return the first policy that has a table, and that; or nothing."""
-    every = ((policy, policy.table(direction, state)) for policy in policies)
+def serves(policies: Sequence[Policy], situation: Situation) -> bool:
+    """Whether a policy has a table for swaps beside a step; alone, defaults serve."""
+    tables = (policy.beside(direction, situation) for policy in policies for direction in Direction)
+    return situation is Situation.ALONE or any(table is not None for table in tables)
+
+
+def _serving(
+    policies: Sequence[Policy], direction: Direction, state: StreamState, situation: Situation
+) -> list[tuple[Policy, Table]]:
+    """Return the first policy that has a table, and that; or nothing.
+
+    Where a step has a table for one direction alone, defaults serve the other.
+    """
+    if not serves(policies, situation):
+        return []
+    beside = [(policy, policy.beside(direction, situation)) for policy in policies]
+    by_state = [(policy, policy.table(direction, state)) for policy in policies]
+    every = by_state if situation is Situation.ALONE else [*beside, *by_state[-1:]]
     return [(policy, table) for policy, table in every if table][:1]
 
 
@@ -215,10 +236,11 @@ class Auto(Backend):
         copier = self._copier(request.device, request.policy)
         copier.engine.forget()  # pools come and go with the cells
         order = cell.order or DEFAULT_ORDER[cell.direction]
-        swap = copier_swap(copier.engine, memory.sources, memory.destinations, memory.sizes, order is Order.ANY)
+        tables = _tables_for(request)
+        swap = copier_swap(copier.engine, memory.sources, memory.destinations, memory.sizes, order is Order.ANY, tables)
         blocks, swap_bytes = len(memory.sizes), int(memory.sizes.sum())
         free, held = (
-            copier.ways[copier.engine.way_of(blocks, swap_bytes, DIRECTIONS[cell.direction], idle=idle)]
+            copier.ways[copier.engine.way_of(blocks, swap_bytes, DIRECTIONS[cell.direction], idle=idle, beside=tables)]
             for idle in (True, False)
         )
         way = free if cell.stream_state in _NOTHING_PENDING else held
@@ -238,12 +260,23 @@ class Auto(Backend):
         return self._made[2]
 
 
+def _tables_for(request: SwapRequest) -> int:
+    """Return which tables serve a swap: those of what it runs beside, or of swaps alone where there are none."""
+    situation = request.cell.situation or Situation.ALONE
+    return TABLES_OF[situation] if request.policy and serves([request.policy], situation) else 0
+
+
 def _warnings(request: SwapRequest, way: Way) -> Iterator[str]:
     """Yield why a swap does not go by the policy of its sweep."""
     direction, policy = request.cell.direction, request.policy
+    situation = request.cell.situation or Situation.ALONE
     if policy is None:
         yield NO_POLICY
-    elif policy.table(direction, request.cell.stream_state) is None:
+    elif not serves([policy], situation):
+        yield f"{AUTO} used its choices for swaps alone: the policy has no table for swaps beside {situation}"
+    elif situation is not Situation.ALONE and policy.beside(direction, situation) is None:
+        yield f"{AUTO} used its defaults: the policy has no table for {direction} beside {situation}"
+    elif situation is Situation.ALONE and policy.table(direction, request.cell.stream_state) is None:
         yield f"{AUTO} used its defaults: the policy has no table for {direction}"
     elif way.instead_of:
         yield f"{AUTO} used {way.choice.backend}: it cannot use {way.instead_of}, which the policy chooses, here"

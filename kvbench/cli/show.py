@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -249,7 +249,7 @@ def print_answer(runs: "Sequence[Run]", output: Output) -> None:
     else:
         _print_text(advice, output, lines)
     if output.policy is not None:
-        _write_policy(output.policy, advice, partial(output.keeps, driver), force=output.force)
+        _write_policy(output.policy, advice, force=output.force)
 
 
 def _print_json(advice: "Advice", output: Output, lines: "Sequence[TokenLine]") -> None:
@@ -331,7 +331,7 @@ def _print_models(advice: "Advice", output: Output, lines: "Sequence[TokenLine]"
     from kvbench.cli.options import print_lines, print_rows
     from kvbench.models.geometry import models_of
     from kvbench.tune import text
-    from kvbench.tune.planner import loads_of, totals_of
+    from kvbench.tune.planner import loads_of, setting_lines, totals_of
 
     rule, swaps = advice.rule, output.swaps
     assert rule is not None
@@ -342,16 +342,17 @@ def _print_models(advice: "Advice", output: Output, lines: "Sequence[TokenLine]"
         print_rows([*map(text.row_model, loads_of(rule, swap))], text.HEADER_MODEL)
     print_lines(line for total in totals_of(rule, swaps) for line in ("", total))
     print_lines(["", *text.planner_lines(lines)] if lines else [])
+    print_lines(["", *setting_lines(advice, swaps, lines)])
     if output.prefill:
         print_lines(["", *text.prefill_lines(lines, output.prefill)])
 
 
-def _write_policy(file: Path, advice: "Advice", keep: Callable[[Choice], bool], *, force: bool) -> None:
+def _write_policy(file: Path, advice: "Advice", *, force: bool) -> None:
     from kvbench.cells.policy import load_policy
     from kvbench.files import write_output
     from kvbench.tune.policies import policy_of
 
-    made = policy_of(advice, keep)
+    made = policy_of(advice)
     write_output("--policy", file, made.to_toml().encode(), load_policy, force=force)
     typer.echo(f"{file}: a policy for {made.device}, {', '.join(table.title for table in made.tables)}", err=True)
 

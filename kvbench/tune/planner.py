@@ -10,22 +10,30 @@ from typing import Annotated, Any, Final
 import msgspec
 import numpy as np
 
-from kvbench.cells.axes import Direction, ListPlace
+from kvbench.cells.axes import Direction, ListPlace, Situation, StreamState
 from kvbench.cells.cell import AXES, SwapKind
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import size_text
 from kvbench.errors import UsageError
 from kvbench.models.geometry import ModelSwap, model_swap
+from kvbench.models.steps import BATCH
 from kvbench.results import Run
 from kvbench.tune.answer import shapes_of
 from kvbench.tune.candidates import Measured, sms_of
 from kvbench.tune.rule import Rule, nearest_shape, rule_of
+from kvbench.tune.situations import Advice, Answer
 
 # The tokens at which a line is fitted, where all groups of the model were measured.
 _TOKENS: Final = tuple(2**power for power in range(4, 21))
 
 # Shares of the rows that a decode step reads by ids and does not find on the GPU.
 _MISSES: Final = (0.001, 0.2, 1.0)
+
+
+# What engines let a load take of a step, in milliseconds, and a long prompt, in tokens.
+_BUDGETS_MS: Final = (1, 2, 5)
+_PROMPT: Final = 8192
+_STORES_BESIDE_DECODE: Final = (Direction.D2H, Situation.DECODE)
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,6 +228,44 @@ def totals_of(rule: Rule, swaps: Sequence[ModelSwap]) -> Iterator[str]:
             texts = ", ".join(f"{kind} {us:.0f} us" for kind, us in times.items())
             ranks = f", TP {tp}" if tp > 1 else ""
             yield f"{name}{ranks}, {tokens} tokens, all {len(groups)} groups: {texts}"
+
+
+def setting_lines(advice: Advice, swaps: Sequence[ModelSwap], lines: Sequence[TokenLine]) -> Iterator[str]:
+    """Yield what settings of engines ask of a model: the bytes that a load moves in some time, and what the stores of
+    a prompt and of a step's own tokens take from decode steps beside them.
+    """
+    for line in lines:
+        if (line.direction, line.stream_state, line.pause) == (Direction.H2D, StreamState.IDLE, "0"):
+            yield _budget_text(line)
+    stores = next((one for one in advice.answers if (one.direction, one.situation) == _STORES_BESIDE_DECODE), None)
+    if stores is None:
+        return
+    most = {key[:2]: groups for key, groups in sorted(_by_model(swaps).items(), key=lambda item: item[0][2])}
+    for (name, tp), groups in most.items():
+        prompt_gb = sum(_bytes_of(group, _PROMPT) for group in groups) / 1e9
+        step_gb = prompt_gb / _PROMPT * BATCH
+        model = f"{name}{f', TP {tp}' if tp > 1 else ''}"
+        stored = {f"a prompt of {_PROMPT} tokens ({prompt_gb:.3g} GB)": prompt_gb}
+        stored |= {f"what a step of {BATCH} requests writes ({1e3 * step_gb:.3g} MB)": step_gb}
+        for what, gigabytes in stored.items():
+            yield f"{model}: to store {what} takes from decode: {_lost_text(stores, gigabytes)}"
+    yield "One GPU at a time; N at once share the host: a pace for N is a share of it"
+
+
+def _budget_text(line: TokenLine) -> str:
+    """Say how many bytes of a model a load moves within some milliseconds."""
+    tokens = [max(0.0, (1000 * ms - line.us) / line.us_per_token) for ms in _BUDGETS_MS]
+    sizes = " / ".join(f"{number * line.bytes_per_token / 1e6:.3g}" for number in tokens)
+    beyond = ", extrapolated" if tokens[-1] > line.tokens[1] else ""
+    times = " / ".join(map(str, _BUDGETS_MS))
+    tp = f", TP {line.tp}" if line.tp > 1 else ""
+    return f"{line.model}{tp}: a load of {sizes} MB takes {times} ms{beyond} (sync_load_budget_bytes)"
+
+
+def _lost_text(stores: Answer, gigabytes: float) -> str:
+    """Say what storing so much takes from decode steps, by each method that was measured beside them."""
+    lost = [(method.choice.label, method.lost_ms_per_gb[0]) for method in stores.methods if method.lost_ms_per_gb]
+    return ", ".join(f"{label} {gigabytes * ms_per_gb:.2g} ms" for label, ms_per_gb in lost) or stores.none
 
 
 def gather_lines(runs: Sequence[Run], swaps: Sequence[ModelSwap]) -> Iterator[str]:

@@ -1,10 +1,9 @@
 """The policy that an answer makes: a table for each stream state, and one for each situation beside a step."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Final
 
-from kvbench.cells.axes import Direction, Situation
 from kvbench.cells.cell import SwapKind
 from kvbench.cells.policy import Choice, Policy, Table
 from kvbench.text import MAX_LINE
@@ -16,13 +15,13 @@ from kvbench.tune.situations import Advice, measured_choices
 _ANY_BLOCKS: Final = 1024
 
 
-def policy_of(advice: Advice, keep: Callable[[Choice], bool]) -> Policy:
+def policy_of(advice: Advice) -> Policy:
     """Return the policy of an answer with its origin; raises UsageError for runs of several devices."""
     runs = advice.runs
     device, driver = machine_of(runs)
     newest = max(runs, key=lambda run: run.info.created)
     parts = advice.rule.parts if advice.rule else {}
-    tables = (*(_by_state(kind, of_kind) for kind, of_kind in parts.items()), *_beside(advice, keep))
+    tables = (*(_by_state(kind, of_kind) for kind, of_kind in parts.items()), *_beside(advice))
     choices = chain.from_iterable(chain.from_iterable(table.choices for table in tables))
     paced = any(Choice.parse(text).share for text in choices if text)
     return Policy(
@@ -54,10 +53,9 @@ def _by_state(kind: SwapKind, parts: Sequence[RulePart]) -> Table:
     )
 
 
-def _beside(advice: Advice, keep: Callable[[Choice], bool]) -> Iterator[Table]:
+def _beside(advice: Advice) -> Iterator[Table]:
     """Yield a table for each direction and step that swaps were measured beside, with a row for each block size."""
-    of_situation: dict[tuple[Direction, Situation], dict[int, Choice]] = measured_choices(advice, keep)
-    for (direction, situation), choices in of_situation.items():
+    for (direction, situation), choices in measured_choices(advice).items():
         yield Table(
             direction=direction,
             beside=situation,

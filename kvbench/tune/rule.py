@@ -143,11 +143,13 @@ def _alike(shapes: Sequence[KeptArms], best: Choice, other: Choice) -> bool:
     """Return whether a method may lose nothing at all against the best, or loses no more than a margin.
 
     That is `TIED`, and `KNEE` between SM counts of one method: beyond it, more SMs cost the work beside more than they
-    gain.
+    gain. Visits too few for an interval leave everything open, and the ratio says the most.
     """
     compared = compare_methods(shapes, best, other)
+    if compared is None:
+        return False
     margin = KNEE if without_sms(best) == without_sms(other) else TIED
-    return compared is not None and (compared.ratio <= 1 + margin.fraction or compared.low <= 1)
+    return compared.ratio <= 1 + margin.fraction or 0 < compared.low <= 1
 
 
 def _slower(shapes: Sequence[KeptArms], base: Choice, other: Choice) -> bool:

@@ -215,7 +215,10 @@ class Search:
             tied = times[choice] <= enough
             return choice != fastest, not tied, preference(choice) if tied else (), times[choice]
 
-        return {choice: measured[choice] for choice in sorted(measured, key=rank)[: max(2, (len(measured) + 1) // 2)]}
+        kept = sorted(measured, key=rank)[: max(2, (len(measured) + 1) // 2)]
+        # What replaces batched copies must be told apart from them, which takes all their visits.
+        copies = [choice for choice in measured if choice.backend == BATCHED and choice not in kept]
+        return {choice: measured[choice] for choice in [*kept, *sorted(copies, key=rank)[:1]]}
 
     def _measured(self, shape: SwapShape) -> Measured:
         arms = {choice: self._times[cell] for choice, cell in self._cells[shape].items() if cell in self._times}

@@ -95,7 +95,7 @@ class Answer:
     Alone, `parts` are the choices by number of blocks, and `use` has the figures of a large swap. `compared_with` are
     the other methods that were compared, `undecided` those that another run could prefer. `otherwise` is the best by
     the other criterion: beside a step the fastest that keeps it within `GENTLE`, or at any price, alone the fastest of
-    another method. `gentle` and `fastest` are of `methods`, all that were measured.
+    another method. `gentle` and `fastest` are of `methods`, all that were measured. The choice was made by `visits`.
     """
 
     direction: Direction
@@ -111,6 +111,7 @@ class Answer:
     gentle: Method | None = None
     fastest: Method | None = None
     methods: Sequence[Method] = ()
+    visits: int = 0
 
     def to_plain(self) -> dict[str, Any]:
         return {
@@ -127,102 +128,8 @@ class Answer:
             "within_10_percent": self.gentle and self.gentle.to_plain(),
             "fastest": self.fastest and self.fastest.to_plain(),
             "methods": [method.to_plain() for method in self.methods],
+            "visits": self.visits,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """The answers of runs of one machine, and the rule behind those for swaps alone (None where there is no choice)."""
-
-    runs: Sequence[Run]
-    question: Question
-    rule: Rule | None
-    answers: Sequence[Answer]
-
-    @property
-    def on_host(self) -> bool:
-        """Whether the runs are of the device cpu, on which no step runs beside swaps."""
-        return self.runs[0].info.device.get("kind") == "cpu"
-
-
-def advise(runs: Sequence[Run], question: Question, keep: Callable[[Choice], bool]) -> Advice:
-    """Answer for every direction of the runs in every situation that is asked for, by the methods that `keep` accepts.
-
-    A situation whose run is missing is never answered from another. Raises UsageError where there is nothing to choose
-    from in any.
-    """
-    beside, ceilings = measured_beside(runs, keep), ceilings_of(runs)
-    try:
-        rule, why = rule_of(shapes_of(runs, keep)), ""
-    except UsageError as none:
-        if not beside:
-            raise
-        rule, why = None, str(none).partition(";")[0] if tried(runs) else not_measured(Situation.ALONE)
-    directions = {cell.direction for run in runs for cell in run.outcomes}
-    answers = []
-    for direction in (way for way in WAYS if way in directions):
-        for situation in _situations(question, runs):
-            if situation is Situation.ALONE:
-                answers.append(_alone(question, direction, rule, why or not_measured(situation)))
-            else:
-                arms = beside.get((direction, situation), ())
-                answers.append(_beside(question, direction, situation, arms, ceilings.get(direction, 0.0)))
-    return Advice(runs, question, rule, answers)
-
-
-def _situations(question: Question, runs: Sequence[Run]) -> Sequence[Situation]:
-    """Return the situations that the device of the runs can be in: without a GPU, no step runs beside swaps."""
-    on_host = runs[0].info.device.get("kind") == "cpu"
-    return [one for one in question.situations if one is Situation.ALONE or not on_host]
-
-
-def not_measured(situation: Situation) -> str:
-    return f"not measured: kvbench sweep {_CONFIGS[situation]}"
-
-
-def _alone(question: Question, direction: Direction, rule: Rule | None, why: str) -> Answer:
-    kind = SwapKind(direction, StreamState.IDLE)
-    if rule is None or kind not in rule.parts:
-        return Answer(direction, Situation.ALONE, question.block_bytes, none=why)
-    shapes = rule.shapes_of(kind)
-    block_bytes = nearest_shape(shapes, question.block_bytes, _BLOCKS).shape.block_bytes
-    parts = [part for part in rule.parts[kind] if part.serves_size(block_bytes)]
-    of_size = [one for one in shapes if one.shape.block_bytes == block_bytes]
-    shown = nearest_shape([one for one in of_size if _has_figures(one, rule)] or of_size, block_bytes, _BLOCKS)
-    use = rule.choices[shown]
-    methods = sorted((_method_alone(shown, choice) for choice in shown.arms), key=lambda method: method.us)
-    others = (method for method in methods if without_sms(method.choice) != without_sms(use))
-    picked = next(part.pick for part in parts if part.serves(block_bytes, shown.shape.blocks))
-    return Answer(
-        direction,
-        Situation.ALONE,
-        block_bytes,
-        shown.shape.blocks,
-        _method_alone(shown, use),
-        parts=parts,
-        compared_with=_others(of_size, use),
-        undecided=picked.open,
-        otherwise=next(others, None),
-        methods=methods,
-    )
-
-
-def _others(shapes: Sequence[Measured], use: Choice) -> list[Choice]:
-    """Return the other methods, with their SM counts, that were measured at some shapes."""
-    others = (choice for one in shapes for choice in one.arms if without_sms(choice) != without_sms(use))
-    return sorted(dict.fromkeys(others), key=preference)
-
-
-def _has_figures(one: Measured, rule: Rule) -> bool:
-    """Whether the choice for a shape was measured there itself."""
-    part = next(part for part in rule.parts[one.shape.kind] if one in part.shapes)
-    return part.choice in one.arms or not part.has_count
-
-
-def _method_alone(one: Measured, choice: Choice) -> Method:
-    swap_gb = one.shape.blocks * one.shape.block_bytes / 1e9
-    thread_ms = one.caller_us.get(choice, math.nan) / 1e3
-    return Method(choice, one.gbps_of(choice), one.us_of(choice), thread_ms / swap_gb)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +168,112 @@ class Arm:
 
 # What was measured beside steps, by direction and situation.
 MeasuredBeside = Mapping[tuple[Direction, Situation], Sequence[Arm]]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The answers of runs of one machine; what they rest on: the rule for swaps alone, or why there is none
+    (`no_rule`), and what was `measured` beside steps.
+    """
+
+    runs: Sequence[Run]
+    question: Question
+    rule: Rule | None
+    no_rule: str
+    measured: MeasuredBeside
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the runs are of the device cpu, on which no step runs beside swaps."""
+        return self.runs[0].info.device.get("kind") == "cpu"
+
+    @cached_property
+    def answers(self) -> list[Answer]:
+        """The answer for every direction of the runs in every situation that is asked for.
+
+        A situation whose run is missing is never answered from another. Without a GPU, no step runs beside swaps.
+        """
+        ceilings, answers = ceilings_of(self.runs), []
+        directions = {cell.direction for run in self.runs for cell in run.outcomes}
+        for direction in (way for way in WAYS if way in directions):
+            for situation in self.question.situations:
+                if situation is Situation.ALONE:
+                    answers.append(_alone(self.question, direction, self.rule, self.no_rule))
+                elif not self.on_host:
+                    arms = self.measured.get((direction, situation), ())
+                    answers.append(_beside(self.question, direction, situation, arms, ceilings.get(direction, 0.0)))
+        return answers
+
+    @property
+    def sizes_beside(self) -> list[int]:
+        """The block sizes that were measured beside steps, in bytes."""
+        return sorted({arm.cell.block_bytes for arms in self.measured.values() for arm in arms})
+
+    def of_size(self, block_bytes: int) -> "Advice":
+        """Return the same for blocks of another size."""
+        return replace(self, question=replace(self.question, block_bytes=block_bytes))
+
+
+def advise(runs: Sequence[Run], question: Question, keep: Callable[[Choice], bool]) -> Advice:
+    """Answer by the methods that `keep` accepts; raises UsageError where there is nothing to choose from at all."""
+    beside = measured_beside(runs, keep)
+    try:
+        return Advice(runs, question, rule_of(shapes_of(runs, keep)), not_measured(Situation.ALONE), beside)
+    except UsageError as none:
+        if not beside:
+            raise
+        why = str(none).partition(";")[0] if tried(runs) else not_measured(Situation.ALONE)
+        return Advice(runs, question, None, why, beside)
+
+
+def not_measured(situation: Situation) -> str:
+    return f"not measured: kvbench sweep {_CONFIGS[situation]}"
+
+
+def _alone(question: Question, direction: Direction, rule: Rule | None, why: str) -> Answer:
+    kind = SwapKind(direction, StreamState.IDLE)
+    if rule is None or kind not in rule.parts:
+        return Answer(direction, Situation.ALONE, question.block_bytes, none=why)
+    shapes = rule.shapes_of(kind)
+    block_bytes = nearest_shape(shapes, question.block_bytes, _BLOCKS).shape.block_bytes
+    parts = [part for part in rule.parts[kind] if part.serves_size(block_bytes)]
+    of_size = [one for one in shapes if one.shape.block_bytes == block_bytes]
+    shown = nearest_shape([one for one in of_size if _has_figures(one, rule)] or of_size, block_bytes, _BLOCKS)
+    use = rule.choices[shown]
+    methods = sorted((_method_alone(shown, choice) for choice in shown.arms), key=lambda method: method.us)
+    others = (method for method in methods if without_sms(method.choice) != without_sms(use))
+    picked = next(part.pick for part in parts if part.serves(block_bytes, shown.shape.blocks))
+    return Answer(
+        direction,
+        Situation.ALONE,
+        block_bytes,
+        shown.shape.blocks,
+        _method_alone(shown, use),
+        parts=parts,
+        compared_with=_others(of_size, use),
+        undecided=picked.open,
+        otherwise=next(others, None),
+        methods=methods,
+        visits=len(shown.visits_of(use)),
+    )
+
+
+def _others(shapes: Sequence[Measured], use: Choice) -> list[Choice]:
+    """Return the other methods, with their SM counts, that were measured at some shapes."""
+    others = (choice for one in shapes for choice in one.arms if without_sms(choice) != without_sms(use))
+    return sorted(dict.fromkeys(others), key=preference)
+
+
+def _has_figures(one: Measured, rule: Rule) -> bool:
+    """Whether the choice for a shape was measured there itself."""
+    part = next(part for part in rule.parts[one.shape.kind] if one in part.shapes)
+    return part.choice in one.arms or not part.has_count
+
+
+def _method_alone(one: Measured, choice: Choice) -> Method:
+    swap_gb = one.shape.blocks * one.shape.block_bytes / 1e9
+    thread_ms = one.caller_us.get(choice, math.nan) / 1e3
+    return Method(choice, one.gbps_of(choice), one.us_of(choice), thread_ms / swap_gb)
 
 
 def measured_beside(runs: Sequence[Run], keep: Callable[[Choice], bool]) -> MeasuredBeside:
@@ -325,21 +338,17 @@ def _beside(
         gentle=gentle,
         fastest=fastest,
         methods=choosing.by_cost,
+        visits=len(arms[use.choice].costs) if use else 0,
     )
 
 
-def measured_choices(
-    advice: Advice, keep: Callable[[Choice], bool]
-) -> dict[tuple[Direction, Situation], dict[int, Choice]]:
+def measured_choices(advice: Advice) -> dict[tuple[Direction, Situation], dict[int, Choice]]:
     """Return the choices beside steps for every block size that was measured there and has one, the sizes ascending."""
-    ceilings = ceilings_of(advice.runs)
     of_situation: dict[tuple[Direction, Situation], dict[int, Choice]] = {}
-    for (direction, situation), arms in measured_beside(advice.runs, keep).items():
-        for size in sorted({arm.cell.block_bytes for arm in arms}):
-            question = replace(advice.question, block_bytes=size)
-            answer = _beside(question, direction, situation, arms, ceilings.get(direction, 0.0))
-            if answer.use and situation in advice.question.situations:
-                of_situation.setdefault((direction, situation), {})[size] = answer.use.choice
+    for size in advice.sizes_beside:
+        for answer in advice.of_size(size).answers:
+            if answer.use and answer.situation is not Situation.ALONE and answer.block_bytes == size:
+                of_situation.setdefault((answer.direction, answer.situation), {})[size] = answer.use.choice
     return of_situation
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Situation
 from kvbench.cells.units import size_text
 from kvbench.text import ends
@@ -89,7 +90,11 @@ def lines_of(advice: Advice) -> Iterator[str]:
     yield from _listed(gentle, beside, lambda answer: _fast(answer.gentle))
     yield from _listed("Fastest at any price", beside, lambda answer: _fast(answer.fastest))
     yield from _listed("A swap by the choice takes", beside, lambda answer: _time(answer.use.us) if answer.use else "")
-    yield from _listed("Undecided against", answered, lambda answer: methods_text(answer.undecided))
+    few = [answer for answer in answered if answer.visits < MIN_PAIRS]
+    title = f"Undecided, as fewer than {MIN_PAIRS} visits decide nothing, against"
+    yield from _listed(title, few, lambda answer: methods_text(answer.undecided))
+    enough = [answer for answer in answered if answer not in few]
+    yield from _listed("Undecided against", enough, lambda answer: methods_text(answer.undecided))
     yield from _listed("Compared with", answered, lambda answer: methods_text(answer.compared_with))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -13,8 +14,8 @@ import pytest
 from msgspec import structs
 from numpy.typing import NDArray
 
-from kvbench.backends.auto import DEFAULTS, copier_for
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.backends.auto import DEFAULTS, TABLES_OF, copier_for
+from kvbench.cells.axes import Direction, Situation, StreamState
 from kvbench.cells.policy import Policy, Table
 from kvbench.copy import BlockCopier
 from kvbench.engine.device import DIRECTIONS, Buffer, Device, EngineError, MemoryKind, Stream, copier_swap, open_device
@@ -388,3 +389,50 @@ def test_a_policy_of_one_direction_leaves_the_other_to_the_defaults(tmp_path: Pa
     path.write_text(structs.replace(policy, device=device.driver.info.title, tables=tuple(only)).to_toml())
     with pytest.raises(ValueError, match="entry 0"):  # so it serves lists
         BlockCopier("cpu", path).copy(*Lists(device, Direction.D2H, mixed_swap([64], 1)).arguments(), PER_THREAD_STREAM)
+
+
+def beside_decode(device: Device) -> Policy:
+    """A policy by which lists go one by one beside decode, and in batches alone."""
+    points: dict[str, Any] = {"block_bytes": (4096,), "blocks": (64,)}
+    alone = [
+        Table(direction=way, stream_state=StreamState.IDLE, choices=(("batched",),), **points) for way in Direction
+    ]
+    beside = [Table(direction=way, beside=Situation.DECODE, choices=(("per_block",),), **points) for way in Direction]
+    return Policy(device=device.driver.info.title, tables=(*alone, *beside))
+
+
+@pytest.mark.parametrize(("told", "default"), [(Situation.ALONE, "batched"), (Situation.DECODE, "per_block")])
+def test_a_list_goes_by_what_it_runs_beside(device: Device, told: Situation, default: str) -> None:
+    copier = copier_for(device, [beside_decode(device), DEFAULTS], beside=told)
+
+    def choice(number: int) -> str:
+        way = copier.engine.way_of(64, 1 << 18, DIRECTIONS[Direction.H2D], idle=True, beside=number)
+        return copier.ways[way].choice.backend
+
+    tables = (0, TABLES_OF[Situation.ALONE], TABLES_OF[Situation.DECODE])
+    assert [choice(number) for number in tables] == [default, "batched", "per_block"]
+    with pytest.raises(ValueError, match="there is no table"):
+        choice(TABLES_OF[Situation.PREFILL])
+    stream = Stream(device.driver)
+    for beside in (None, "nothing", "decode"):
+        lists = Lists(device, Direction.H2D, mixed_swap([64] * 4, 1))
+        copier.engine.copy(*lists.arguments(), stream.handle, beside=beside)
+        stream.synchronize()
+        assert lists.arrived()
+    for beside, message in (("prefill", "has no table for it"), ("gemm", 'must be "nothing", "decode" or "prefill"')):
+        with pytest.raises(ValueError, match=message):
+            copier.engine.copy(*lists.arguments(), stream.handle, beside=beside)
+    with pytest.raises(TypeError):
+        copier.engine.copy(*lists.arguments(), stream.handle, beside=3)
+
+
+def test_a_copier_is_told_of_a_step_that_its_policy_was_measured_beside(device: Device, tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text(beside_decode(device).to_toml())
+    BlockCopier("cpu", path, beside="decode")
+    with pytest.raises(UsageError, match="beside=prefill: the policy has no table for swaps beside it"):
+        BlockCopier("cpu", path, beside="prefill")
+    with pytest.raises(UsageError, match="beside=decode: the policy has no table"):
+        BlockCopier("cpu", beside="decode")
+    with pytest.raises(UsageError, match="beside: must be one of nothing, decode, prefill, not 'gemm'"):
+        BlockCopier("cpu", path, beside="gemm")

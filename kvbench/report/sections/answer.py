@@ -55,6 +55,11 @@ def _part(views: Sequence[View], advice: Advice) -> Part:
         states = state_table(advice.rule, advice.runs)
         lines = answer_lines(advice.rule, advice.runs)
         tables.append(_table("Swaps alone, by stream state", states.header, states.rows, lines, views, states.caption))
+    if len(advice.sizes_beside) > 1:
+        header, body = ("Block size", *HEADER), []
+        for size in advice.sizes_beside:
+            body += [[bytes_size(size), *row] for row in rows_of(advice.of_size(size))]
+        tables.append(_table("By block size", header, body, [], views, ""))
     return Part(tables=tables, short=short)
 
 

@@ -163,7 +163,7 @@ def test_a_count_that_no_shape_has_beside_another_is_the_default_rule(tmp_path: 
     assert (str(low.choice), low.label) == ("sm", "sm (2 to 4 SMs, default rule)")
     assert str(high.choice) == "batched order=any"
     assert {sms_of(rule.choices[one]) for one in low.shapes} == {2, 4}
-    (table,) = policy_of(advice_of([run]), lambda _: True).tables
+    (table,) = policy_of(advice_of([run])).tables
     assert {table.choose(blocks, 4 * KIB) for blocks in COUNTS} == {Choice("sm")}
 
 
@@ -212,6 +212,16 @@ def test_a_method_that_was_measured_at_few_of_the_shapes_is_not_chosen() -> None
     both, alone = KeptArms(arms, measured), KeptArms({often: arms[often]}, measured)
     assert pick([both, both, alone, alone]).choice == often
     assert pick([both, both]).choice == seldom
+
+
+def test_of_too_few_visits_for_an_interval_the_faster_method_is_taken() -> None:
+    """They leave everything open, and the simpler of two kernels could be twice as slow."""
+    sm, triton = Choice("sm", (("sms", "4"),)), Choice("triton", (("sms", "4"),))
+    arms = {sm: dict.fromkeys(range(3), 2.0), triton: dict.fromkeys(range(3), 1.0)}
+    measured = Measured(SwapShape(Direction.H2D, IDLE, 64, 16 * KIB), arms, arms)
+    made = pick([KeptArms(arms, measured)])
+    assert made.choice == triton
+    assert made.open == [sm], "and it is not decided"
 
 
 def test_fresh_visits_alone_say_what_a_choice_gains() -> None:

@@ -84,6 +84,14 @@ def test_the_search_finds_what_the_full_grid_finds() -> None:
         assert times[shape, answer.choice] <= 1.05 * min(full[shape])
 
 
+def test_batched_copies_stay_in_every_race() -> None:
+    """The choice is told apart from them, which takes all their visits, however slow they are."""
+    _, visits = searched(0)
+    finished = {SwapShape.of(cell) for cell, times in visits.items() if len(times) >= MIN_PAIRS}
+    assert len(finished) > len(COUNTS)
+    assert all(len(times) >= MIN_PAIRS for cell, times in visits.items() if cell.backend == "batched")
+
+
 def test_another_layout_of_some_shapes_is_visited_beside_the_race() -> None:
     """Every way gets the visits of a verdict there, and the race is as it would be without."""
     beside = [replace(cell, pattern=Pattern("runs", 8)) for cell in cells()[:2]]

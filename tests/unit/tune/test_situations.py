@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,15 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.policy import Choice, load_policy
 from kvbench.cli.main import app
 from kvbench.errors import UsageError
+from kvbench.report.build import report_of
+from kvbench.report.model import plain
 from kvbench.results import Run, Visit, load_run
 from kvbench.tune.situations import Advice, Answer, Question
 from tests import synthetic
 from tests.answers import advice_of
 from tests.command import output
 from tests.docs.schemas import misfits
+from tests.reports import part_of
 
 KIB = 1024
 D2H, H2D = Direction.D2H, Direction.H2D
@@ -208,6 +212,22 @@ def test_a_policy_has_a_table_for_each_situation_that_was_measured(tmp_path: Pat
     assert policy.beside(D2H, PREFILL) is None
 
 
+def test_every_block_size_beside_a_step_is_in_the_policy_and_in_the_details(tmp_path: Path) -> None:
+    """Two SMs lose ten times as much at 4 KiB, where copies are the choice for a thread of its own."""
+    figures = {(cell, kib): of for cell, of in STORES.items() for kib in (4, 16)} | {(sm(2), 4): (1.25, 11.0, 0.3)}
+    visits = [
+        beside(in_engine(replace(cell, block_bytes=kib * KIB), Neighbour.DECODE), *of)
+        for (cell, kib), of in figures.items()
+    ]
+    run = run_of(tmp_path, *visits)
+    output("show", run.path, "-p", tmp_path / "p.toml", "--own-thread")
+    (table,) = load_policy(tmp_path / "p.toml").tables
+    assert (table.block_bytes, table.choices) == ((4 * KIB, 16 * KIB), (("batched",), ("batched",)))
+    (by_size,) = (one for one in part_of(report_of([run]), "answer").tables if one.title == "By block size")
+    shown = [[plain(text) for text in row] for row in by_size.rows]
+    assert [row[:3] for row in shown if row[2] == "decode"] == [["4 KiB", "d2h", "decode"], ["16 KiB", "d2h", "decode"]]
+
+
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_no_cell_is_cut_in_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setattr("kvbench.cli.options.room", lambda: columns)
@@ -238,6 +258,25 @@ def test_a_question_that_makes_no_sense_is_one_line(tmp_path: Path, options: lis
     error = CliRunner().invoke(app, ["show", str(stores(tmp_path).path), *options]).exception
     assert isinstance(error, UsageError)
     assert str(error).startswith(message)
+
+
+def test_a_model_is_told_what_its_loads_and_stores_take_of_a_step(tmp_path: Path) -> None:
+    """Of llama-3-8b, 16 tokens are 2 MiB in 64 blocks of 32 KiB, and 8 192 tokens 1.07 GB."""
+    loads = [
+        replace(cell, direction=H2D, blocks=blocks, block_bytes=32 * KIB)
+        for blocks in (64, 1024, 16_384)
+        for cell in (sm(2), COPIES)
+    ]
+    stored = beside(in_engine(replace(sm(2), block_bytes=32 * KIB), Neighbour.DECODE), *STORES[sm(2)])
+    run = run_of(tmp_path, stored, alone=loads)
+    text = " ".join(output("show", run.path, "--model", "llama-3-8b").split())
+    (sizes,) = re.findall(r"llama-3-8b: a load of (.*) MB takes 1 / 2 / 5 ms \(sync_load_budget_bytes\)", text)
+    assert [float(size) for size in sizes.split(" / ")] == pytest.approx([50, 100, 250], rel=0.02)
+    ms = f"{8192 * 128 * KIB / 1e9 * lost(1.025, 22.0):.2g}"
+    assert f"to store a prompt of 8192 tokens (1.07 GB) takes from decode: sm (2 SMs) {ms} ms" in text
+    assert f"a step of 16 requests writes (2.1 MB) takes from decode: sm (2 SMs) {16 * float(ms) / 8192:.2g} ms" in text
+    without = output("show", run_of(tmp_path / "alone", alone=[sm(2), COPIES]).path, "--model", "llama-3-8b")
+    assert "(1.07 GB) takes from decode: not measured: kvbench sweep beside" in " ".join(without.split())
 
 
 def test_a_folder_stands_for_its_runs(tmp_path: Path) -> None:
