@@ -187,7 +187,7 @@ def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, d
     others = sorted((view for view, _ in filled[1:]), key=lambda view: len(view.earlier))
     shown, make_part = filled[0]
     part = make_part()
-    findings = [(f"{shown.card}: ", *spans(one)) if shown.card else one for one in both_directions(part.findings)]
+    findings = [(f"{shown.card}: ", *spans(text)) if shown.card else text for text in both_directions(part.findings)]
     charts = [chart for chart in part.charts if chart.plot.most_points > 1]
     part = replace(part, findings=findings, charts=charts)
     return Chapter(section, shown, part, [] if section.of_all else others), {}
@@ -225,7 +225,7 @@ def report_files(runs: Sequence[Run], unread: Sequence[str] = (), progress: Prog
 
         progress("chart", number, len(report.charts))
         drawn[chart.stem] = draw(chart.plot, chart.text)
-    page = html_page(render_page(report), {stem: one.svg for stem, one in drawn.items()}, report.views)
+    page = html_page(render_page(report), {stem: drawing.svg for stem, drawing in drawn.items()}, report.views)
     texts = {REPORT_FILE: render_report(report), DETAILS_FILE: render_details(report), PAGE_FILE: page}
     files = {name: text.encode() for name, text in texts.items()}
     for chart in report.charts:

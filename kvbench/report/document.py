@@ -72,7 +72,9 @@ def _tables_there(report: Report, named: Sequence[tuple[Section, DataTable]]) ->
 
 def asked_for(report: Report, config: str) -> list[DataTable]:
     """Return the tables of the section of a config, of the first page's the first and its twin; or else the first."""
-    mine = [(one.section, one.part.tables) for one in report.chapters if one.section.measured_by == config]
+    mine = [
+        (chapter.section, chapter.part.tables) for chapter in report.chapters if chapter.section.measured_by == config
+    ]
     firsts = {plain(table.title) for _, tables in mine for table in tables[:1]}
     asked = [
         table
@@ -132,8 +134,8 @@ def _details(report: Report) -> Iterator[str]:
 def _chapter(chapter: Chapter, shown: Sequence[DataTable], folded: Sequence[DataTable] = ()) -> Iterator[str]:
     title = chapter.section.short_title if chapter.section.config else chapter.section.title
     yield f"## {markdown.inline(title)}"
-    if (note := chapter.origin) and not chapter.section.config:
-        yield markdown.escape(note)
+    if chapter.origin:
+        yield markdown.escape(chapter.origin)
     for chart in chapter.part.charts:
         yield f"![{markdown.inline(chart.text.alternative)}]({chart.stem}.png)"
     if chapter.part.findings:

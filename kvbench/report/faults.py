@@ -39,9 +39,9 @@ def faults_of(run: Run) -> list[str]:
     faults = [*run.warnings, *_gpu_errors(info.observed)]
     if info.status in ended:
         faults.append(": ".join(filter(None, (ended[info.status], short(info.status_reason or "")))))
-    if failed := sum(bool(one.failures) for one in run.outcomes.values()):
+    if failed := sum(bool(outcome.failures) for outcome in run.outcomes.values()):
         faults.append(f"{noun(failed, 'failed cell')}, without figures")
-    if not any(one.made for one in run.outcomes.values()):
+    if not any(outcome.made for outcome in run.outcomes.values()):
         faults.append("no measured cell")
     return faults
 
@@ -64,7 +64,7 @@ def _error_counts(look: Mapping[str, Any]) -> dict[str, int]:
 
 def low_ceilings(run: Run) -> list[str]:
     """Return on how many rounds of each direction figures rest though the ceiling was low in them."""
-    rounds = {(cell.direction, number) for cell, one in run.outcomes.items() for number in one.attempts}
+    rounds = {(cell.direction, number) for cell, outcome in run.outcomes.items() for number in outcome.attempts}
     counts = Counter[str](way for way, _ in rounds)
     return [
         f"the ceiling of {len(low)} of {counts[way]} {way} rounds lay up to {max(low.values()):.0%} below the best"

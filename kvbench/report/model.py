@@ -206,9 +206,13 @@ class Chapter:
 
     @property
     def origin(self) -> str:
-        """Which run is shown, and which others could be; "" where there is one alone."""
+        """Which run is shown, and which others could be, on the first page how many; "" where there is one alone."""
+        if not self.others:
+            return ""
         others = ", ".join(view.label for view in self.others)
-        return f"From run {self.view.label}. Also measured in {others}." if others else ""
+        if self.section.config:
+            others = f"{len(self.others)} other {'run' if len(self.others) == 1 else 'runs'}"
+        return f"From run {self.view.label}. Also measured in {others}."
 
     @property
     def details(self) -> Sequence[DataTable]:

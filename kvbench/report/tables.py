@@ -32,11 +32,11 @@ INCLUDES: Final = {
 
 
 def caption(
-    view: View, outcomes: Sequence[Outcome], clock: Clock, said: Iterable[str] = (), meanings: Iterable[str] = ()
+    view: View, outcomes: Sequence[Outcome], clock: Clock, notes: Iterable[str] = (), meanings: Iterable[str] = ()
 ) -> tuple[Span, ...]:
-    """Return the caption of a table: its clock, samples, what is `said` of it, what its marks mean, and its origin."""
+    """Return the caption of a table: its clock, samples, `notes`, what its marks mean, and its origin."""
     *others, last = (clock,) if isinstance(clock, str) else clock
-    timed = [*((one, ". ") for one in others), (last, "; ")]
+    timed = [*((text, ". ") for text in others), (last, "; ")]
     sampling = view.run.info.spec.get("sampling")
     warmups = sampling.get("warmups") if isinstance(sampling, dict) else None
     # A report says it at its head.
@@ -47,7 +47,7 @@ def caption(
         f"{ends([outcome.samples for outcome in outcomes], str)} samples",
         Once(" a cell"),
         *((f", {counted(warmups, 'warm-up')}", Once(" a visit")) if isinstance(warmups, int) and warmups else ()),
-        ". ".join(["", *filter(None, said), ""]),
+        ". ".join(["", *filter(None, notes), ""]),
         Once("".join(low)),
         Once("".join(f"{meaning}. " for meaning in meanings)),
         Once(f"{view.heading}, kvbench {short(view.run.info.kvbench, 80)}: "),
@@ -71,8 +71,8 @@ def _meanings(table: Sequence[Sequence[Text]]) -> Iterator[str]:
 
 def words_in(rows: Iterable[Sequence[Text]]) -> str:
     """Return what the names of methods in some rows mean."""
-    said = "\n".join(plain(text) for row in rows for text in row)
-    return "; ".join(f"{name}: {meaning}" for name, meaning in _WORDS.items() if re.search(rf"\b{name}\b", said))
+    words = "\n".join(plain(text) for row in rows for text in row)
+    return "; ".join(f"{name}: {meaning}" for name, meaning in _WORDS.items() if re.search(rf"\b{name}\b", words))
 
 
 def host_mark(view: View) -> tuple[Span, ...]:
@@ -126,13 +126,13 @@ def measured_table(
     uneven = any(UNEVEN in plain(text) for row in rows for text in row)
     is_bold = any(isinstance(span, Strong) for row in rows for text in row for span in spans(text))
     more = (f"Bold: {bold}" if is_bold else "", pinned.settings(outcomes) if pinned else "")
-    said = caption(view, outcomes, clock, more, _meanings([header, *rows]))
+    origin = caption(view, outcomes, clock, more, _meanings([header, *rows]))
     return DataTable(
         title,
         header,
         rows,
         [*notes, *[_UNEVEN_NOTE] * uneven, *few_visits_note(outcomes), *reasons],
-        said,
+        origin,
         left,
         compared,
     )
@@ -194,10 +194,10 @@ def fastest_marked(
 
 def both_directions(findings: Sequence[Text]) -> list[Text]:
     """Return findings of which one of h2d and one of d2h are one where they say the same."""
-    same = {one: str(one).replace("h2d", "d2h") for one in findings if isinstance(one, str) and "h2d" in one}
-    twins = {one: other for one, other in same.items() if other in findings}
-    kept = [one for one in findings if one not in twins.values()]
-    return [str(one).replace("h2d", "h2d and d2h") if one in twins else one for one in kept]
+    loads = [text for text in findings if isinstance(text, str) and "h2d" in text]
+    twins = {text: text.replace("h2d", "d2h") for text in loads if text.replace("h2d", "d2h") in findings}
+    kept = [text for text in findings if text not in twins.values()]
+    return [text.replace("h2d", "h2d and d2h") if isinstance(text, str) and text in twins else text for text in kept]
 
 
 def ratio_text(compared: Comparison) -> str:

@@ -71,27 +71,28 @@ def pin(outcomes: Iterable[Outcome], shown: Collection[str]) -> list[Outcome]:
     gathers by ids on the GPU, have sections of their own: they stay only where `QUEUE` or `list` is shown.
     """
     if not set(QUEUE) <= set(shown):
-        outcomes = (one for one in outcomes if is_alone(one.cell))
+        outcomes = (outcome for outcome in outcomes if is_alone(outcome.cell))
     if "list" not in shown:
-        outcomes = (one for one in outcomes if one.cell.list_place is not ListPlace.GPU)
+        outcomes = (outcome for outcome in outcomes if outcome.cell.list_place is not ListPlace.GPU)
     kept: list[Outcome] = []
-    for left in grouped(outcomes, lambda one: (one.cell.backend, one.cell.direction)).values():
+    for left in grouped(outcomes, lambda outcome: (outcome.cell.backend, outcome.cell.direction)).values():
         for axis in _hidden(shown):
             values = _values(left, axis)
-            measured = [one for one in left if one.status == "ok"] or left
-            chosen = _usual(axis, [values[one] for one in measured])
-            keep = {one for one in left if values[one] in (None, chosen)}
+            # A value of which nothing was measured is shown where no other was measured either.
+            measured = list(filter(is_measured, left)) or left
+            chosen = _usual(axis, [values[outcome] for outcome in measured])
+            keep = {outcome for outcome in left if values[outcome] in (None, chosen)}
             keep = _usual_sms(left, keep) if axis == "sms" and chosen else keep
-            left = [one for one in left if one in keep]
+            left = [outcome for outcome in left if outcome in keep]
         kept += left
     return kept
 
 
 def _values(outcomes: Sequence[Outcome], axis: str) -> dict[Outcome, str | None]:
     """The values of cells on an axis: of a later one also of cells that leave it out, where others were measured."""
-    values = {one: one.cell.text(axis) for one in outcomes}
-    if any(value is not None and one.status != "skipped" for one, value in values.items()):
-        return {one: LATER.get(axis) if value is None else value for one, value in values.items()}
+    values = {outcome: outcome.cell.text(axis) for outcome in outcomes}
+    if any(value is not None and outcome.status != "skipped" for outcome, value in values.items()):
+        return {outcome: LATER.get(axis) if value is None else value for outcome, value in values.items()}
     return values
 
 
@@ -118,15 +119,17 @@ def _usual_sms(outcomes: Sequence[Outcome], keep: Set[Outcome]) -> set[Outcome]:
     A swap measured with one count alone has it. Where a ladder measured several, it is that of other swaps of the same
     block size; `keep` has those of the count that most cells have, for what is left.
     """
-    shapes = {one: SwapShape.of(one.cell) for one in outcomes}
-    sms = {one: count for one in outcomes if (count := one.cell.sms) is not None}
-    ladders = grouped(sms, lambda one: shapes[one])
-    alone = {one for one in outcomes if len({sms[each] for each in ladders.get(shapes[one], ())}) == 1}
-    of_size = grouped(alone & sms.keys(), lambda one: one.cell.block_bytes)
-    usual = {size: max(multimode(sms[one] for one in same)) for size, same in of_size.items()}
-    known = alone | {one for one, count in sms.items() if count == usual.get(one.cell.block_bytes)}
-    decided = {shapes[one] for one in known}
-    return known | {one for one in keep if shapes[one] not in decided}
+    shapes = {outcome: SwapShape.of(outcome.cell) for outcome in outcomes}
+    sms = {outcome: outcome.cell.sms for outcome in outcomes if outcome.cell.sms is not None}
+    ladders = grouped(sms, lambda outcome: shapes[outcome])
+    single_shapes = {shape for shape, ladder in ladders.items() if len({sms[rung] for rung in ladder}) == 1}
+    single = {outcome for outcome in outcomes if shapes[outcome] in single_shapes}
+    by_size = grouped(single & sms.keys(), lambda outcome: outcome.cell.block_bytes)
+    # Of the counts that most swaps of a size have, the largest.
+    usual = {size: max(multimode(sms[outcome] for outcome in of_size)) for size, of_size in by_size.items()}
+    known = single | {outcome for outcome, number in sms.items() if number == usual.get(outcome.cell.block_bytes)}
+    decided = {shapes[outcome] for outcome in known}
+    return known | {outcome for outcome in keep if shapes[outcome] not in decided}
 
 
 def _usual(axis: str, values: Sequence[str | None]) -> str | None:
@@ -345,4 +348,4 @@ def ceiling_in(views: Sequence[View], direction: str) -> float:
 
 
 def ceilings_text(views: Sequence[View]) -> str:
-    return " / ".join(figure(rate) if (rate := ceiling_in(views, way)) else ABSENT for way in DIRECTIONS)
+    return " / ".join(figure(rate) if rate else ABSENT for rate in (ceiling_in(views, way) for way in DIRECTIONS))

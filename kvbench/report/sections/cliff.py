@@ -113,7 +113,8 @@ def _published(curves: Sequence[Curve], beside: Curve | None) -> str:
         return ""
     there, here = "flat 5 to 7 GB/s from 4 to 24 KiB", ends(rates, figure)
     kernel = next(
-        (one for one in (beside.outcomes if beside else ()) if one.cell.block_bytes == min(_FLAT_BYTES)), None
+        (outcome for outcome in (beside.outcomes if beside else ()) if outcome.cell.block_bytes == min(_FLAT_BYTES)),
+        None,
     )
     if kernel:
         there, here = f"{there}, Triton 18 to 19 at 4 KiB", f"{here}, and {figure(kernel.gbps)}"
@@ -122,11 +123,11 @@ def _published(curves: Sequence[Curve], beside: Curve | None) -> str:
 
 def _effect(compared: Sequence[Comparison]) -> str:
     """The largest difference that is told apart, or that there is none."""
-    told = [one.ratio for one in compared if one.told_apart]
-    if told:
-        ratio = max(told, key=lambda ratio: abs(math.log(ratio)))
+    ratios = [comparison.ratio for comparison in compared if comparison.told_apart]
+    if ratios:
+        ratio = max(ratios, key=lambda ratio: abs(math.log(ratio)))
         return f"up to {two_digits(1 / ratio)}x as fast" if ratio < 1 else f"up to {two_digits(ratio)}x as long a byte"
-    same = all(one.verdict is Verdict.SAME for one in compared)
+    same = all(comparison.verdict is Verdict.SAME for comparison in compared)
     return f"the same within {CLIFF.fraction:.0%}" if same else "no clear difference"
 
 

@@ -233,9 +233,9 @@ def turns(side: ContrastSide, over: Key, shape: str = "", unit: str = "") -> Ite
     for text, names in alike.items():
         together = [list(dict.fromkeys(values)) for values in zip(*names, strict=True)]
         every = math.prod(map(len, together)) == len(names)
-        for directions, *rest in [together] if every else [[[value] for value in one] for one in names]:
-            of = (f"{' and '.join(directions)} on {stream}", shape, *map(", ".join, rest))
-            yield from [f"{comma_separated(*of)}: {text}."] if text else []
+        for directions, *rest in [together] if every else [[[value] for value in line] for line in names]:
+            subject = (f"{' and '.join(directions)} on {stream}", shape, *map(", ".join, rest))
+            yield from [f"{comma_separated(*subject)}: {text}."] if text else []
 
 
 def _fastest_text(side: ContrastSide, lines: Sequence[Line], over: Key, unit: str) -> str:
@@ -266,8 +266,8 @@ def changes(side: ContrastSide, subject: str) -> list[Text]:
     """Return how many cells of a table differ between the compared arms, by how much, and how many do not."""
     compared = [comparison for _, comparison in side.comparisons if math.isfinite(comparison.high)]
     verdicts = Counter(comparison.verdict for comparison in compared)
-    told = [comparison.ratio for comparison in compared if comparison.told_apart]
-    parts = [f"{len(told)} differ ({ends(told, lambda ratio: f'{ratio - 1:+.1%}')})"] if told else []
+    ratios = [comparison.ratio for comparison in compared if comparison.told_apart]
+    parts = [f"{len(ratios)} differ ({ends(ratios, lambda ratio: f'{ratio - 1:+.1%}')})"] if ratios else []
     for verdict in (Verdict.SAME, Verdict.UNDECIDED):
         parts += [f"{verdicts[verdict]} {SIGN_MEANINGS[verdict]}"] if verdicts[verdict] else []
     return [f"{subject}: of {noun(len(compared), 'cell')}, {', '.join(parts)}."] if compared else []

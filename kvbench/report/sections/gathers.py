@@ -51,7 +51,7 @@ def _fit_of(side: ContrastSide, arm: str) -> tuple[float, float] | None:
 
 def _fits(side: ContrastSide) -> Sequence[tuple[Sequence[str], Mapping[str, Text]]]:
     fits = ((arm, _fit_of(side, arm)) for arm in side.arms)
-    return [(["fit"], {arm: f"{figure(one[0])} + n / {figure(one[1])} M" for arm, one in fits if one})]
+    return [(["fit"], {arm: f"{figure(fitted[0])} + n / {figure(fitted[1])} M" for arm, fitted in fits if fitted})]
 
 
 def _grids(side: ContrastSide) -> list[Figure]:
@@ -73,9 +73,9 @@ def _enough(line: Line) -> int | None:
 
 def _suffices(side: ContrastSide) -> Iterable[Text]:
     enough = [grid for line in side.lines if (grid := _enough(line))]
-    fits = [one for arm in side.arms if (one := _fit_of(side, arm))]
+    fits = [fitted for fitted in (_fit_of(side, arm) for arm in side.arms) if fitted]
     if fits and len(enough) == len(side.lines):
-        start_us, rate = max(fits, key=lambda one: one[1])
+        start_us, rate = max(fits, key=lambda fitted: fitted[1])
         yield (
             f"{side.cell.backend} gathers rows of {bytes_size(side.cell.block_bytes)} in {figure(start_us)} us + n / "
             f"{figure(rate)} M; {noun(max(enough), 'CTA')} {'is' if max(enough) == 1 else 'are'} within "

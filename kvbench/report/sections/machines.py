@@ -46,7 +46,7 @@ class _Row(NamedTuple):
 
 def make(view: View) -> PartOrReason:
     """Make a table of all runs with a column for each machine, a card with a driver."""
-    machines = list(grouped((*view.earlier, view), lambda one: one.machine).values())
+    machines = list(grouped((*view.earlier, view), lambda run: run.machine).values())
     return "it needs runs of several machines" if len(machines) < 2 else partial(_part, machines)
 
 
@@ -59,13 +59,13 @@ def machines_table(views: Sequence[View]) -> DataTable | None:
 def _part(machines: Sequence[Sequence[View]]) -> Part:
     swaps = [_swaps(runs) for runs in machines]
     rows = [_Row(name, [*map(text, machines)], name == _CEILING) for name, text in _FACTS.items()]
-    shown = _shown(set[SwapShape].intersection(*(set(one) for one in swaps)))
+    shown = _shown(set[SwapShape].intersection(*map(set, swaps)))
     for shape in shown:
         ceilings = [ceiling_in(runs, shape.direction) for runs in machines]
-        rows += _swap_rows(shape, [one[shape] for one in swaps], ceilings)
+        rows += _swap_rows(shape, [reached[shape] for reached in swaps], ceilings)
     rows += [_Row(f"Recommended, {way}, idle", [_rule(runs, way) for runs in machines]) for way in DIRECTIONS]
     rows = [row for row in rows if {*row.texts} != {ABSENT}]
-    shipped = {name for one in swaps for shape in shown for name in one[shape].foreign if not is_marked(name)}
+    shipped = {name for reached in swaps for shape in shown for name in reached[shape].foreign if not is_marked(name)}
     notes: list[Text] = [_CHOSEN] if shown else [_NONE_IN_COMMON]
     notes += [f"The code of their own packages: {', '.join(sorted(shipped))}"] if shipped else []
     caption = f"{INCLUDES['idle']}. Medians" if shown else ""
@@ -104,7 +104,7 @@ def _swaps(runs: Sequence[View]) -> dict[SwapShape, Reached]:
     come from others.
     """
     known = [facts for view in runs for facts in view.run.info.backends]
-    others = {one.name for one in known if one.plug_in or one.package.partition("==")[0] not in ("", "kvbench")}
+    others = {facts.name for facts in known if facts.plug_in or facts.package.partition("==")[0] not in ("", "kvbench")}
     swaps: dict[SwapShape, Reached] = {}
     foreign: dict[SwapShape, dict[str, tuple[ShapeAnswer, Choice]]] = {}
     for view in sorted(runs, key=lambda view: -sum(cell.backend not in others for cell in view.run.outcomes)):
@@ -141,13 +141,15 @@ def _swap_rows(shape: SwapShape, swaps: Sequence[Reached], ceilings: Sequence[fl
     def shown(answer: ShapeAnswer, choice: Choice) -> str:
         return figure(answer.measured.us_of(choice) if in_us else answer.measured.gbps_of(choice))
 
-    rows = [_Row(f"{head}: {BATCHED}", [shown(one.answer, one.batched) for one in swaps])]
-    for name in sorted({name for one in swaps for name in one.foreign}):
-        known = (one.foreign.get(name) for one in swaps)
+    rows = [_Row(f"{head}: {BATCHED}", [shown(swap.answer, swap.batched) for swap in swaps])]
+    for name in sorted({name for swap in swaps for name in swap.foreign}):
+        known = (swap.foreign.get(name) for swap in swaps)
         rows += [_Row(f"{head}: {name}", [shown(*pair) if pair else ABSENT for pair in known])]
-    best = [one.answer for one in swaps]
-    rows.append(_Row(f"{head}: best", [f"{shown(one, one.choice)}: {one.choice.label}" for one in best], leads=True))
-    pairs = ((one.measured.gbps_of(one.choice), ceiling) for one, ceiling in zip(best, ceilings, strict=True))
+    best = [swap.answer for swap in swaps]
+    rows.append(
+        _Row(f"{head}: best", [f"{shown(answer, answer.choice)}: {answer.choice.label}" for answer in best], leads=True)
+    )
+    pairs = ((answer.measured.gbps_of(answer.choice), ceiling) for answer, ceiling in zip(best, ceilings, strict=True))
     shares = [f"{gbps / ceiling:.0%}" if ceiling else ABSENT for gbps, ceiling in pairs]
     return rows if in_us else [*rows, _Row(f"{swap}, best of ceiling", shares)]
 

@@ -241,7 +241,7 @@ def _looked_up(side: ContrastSide) -> Iterable[Text]:
     least, most = min(numbers), max(numbers)
     parts = []
     for column in backends(side):
-        of_arm = {_registrations(one.cell): one for one in longest if one.cell.backend == column.arm}
+        of_arm = {_registrations(outcome.cell): outcome for outcome in longest if outcome.cell.backend == column.arm}
         if least < most and {least, most} <= of_arm.keys():
             cost = compare(of_arm[least], of_arm[most])
             slower = slower_text(cost.ratio) if cost.verdict is Verdict.SLOWER else "is not slower"

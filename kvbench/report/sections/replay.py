@@ -55,7 +55,7 @@ def _replays(outcome: Outcome) -> bool:
 
 def _part(view: View) -> Part:
     replays = _replays_of(view)
-    sides = {way: [one for one in replays if one.outcome.cell.direction == way] for way in DIRECTIONS}
+    sides = {way: [replay for replay in replays if replay.outcome.cell.direction == way] for way in DIRECTIONS}
     findings = [text for way, side in sides.items() if side and (text := _finding(view, way, side))]
     return Part(findings, tables=[_table(view, way, side) for way, side in sides.items() if side])
 

@@ -11,6 +11,7 @@ from kvbench.analysis.compare import middle_of
 from kvbench.analysis.curves import knee
 from kvbench.analysis.margins import KNEE
 from kvbench.cells.axes import Neighbour
+from kvbench.cells.cell import Cell
 from kvbench.cells.facts import SM
 from kvbench.errors import UsageError
 from kvbench.report.cells import by_axes, copied, measured, outcomes_in, where
@@ -133,9 +134,17 @@ def _beside_decode(views: Sequence[View]) -> Decode:
         for outcome in outcomes_in(where(copied(view.cells), neighbour=str(Neighbour.DECODE)))
         if outcome.cell.sms is not None and outcome.costs
     ]
-    by_workload = grouped(beside, lambda one: (one.cell.blocks, one.cell.block_bytes, one.cell.pattern))
+    by_workload = grouped(beside, _workload)
     most = max(by_workload.values(), key=len, default=[])
-    return {(one.cell.backend, one.cell.direction.value, one.cell.sms or 0): one for one in most}
+    return {_method(outcome.cell): outcome for outcome in most}
+
+
+def _workload(outcome: Outcome) -> tuple[object, ...]:
+    return outcome.cell.blocks, outcome.cell.block_bytes, outcome.cell.pattern
+
+
+def _method(cell: Cell) -> tuple[str, str, int]:
+    return cell.backend, cell.direction.value, cell.sms or 0
 
 
 def _part(ladders: Ladders, machine: Sequence[View]) -> Part:
@@ -146,7 +155,7 @@ def _part(ladders: Ladders, machine: Sequence[View]) -> Part:
     tables[-1] = replace(tables[-1], notes=[*tables[-1].notes, *_engine_settings(machine)])
     (backend, state), first = kinds[0]
     known = [_knee(ladder) for ladder in _ladders_of(first).values()]
-    enough = [one for one in known if one]
+    enough = [sms for sms in known if sms]
     finding = f"{backend}, {state} stream: GB/s still rise at the most SMs."
     if enough:
         of_all = f" in {len(enough)} of {len(known)} columns" if len(enough) < len(known) else ""
@@ -197,7 +206,7 @@ def _slowdown_text(beside: Outcome | None) -> str:
 def _chart(view: View, cells: "pd.DataFrame") -> Chart:
     backend, state = cells[["backend", "stream_state"]].iloc[0]
     panels = []
-    for direction, sides in grouped(_ladders_of(cells).items(), lambda one: one[0][0]).items():
+    for direction, sides in grouped(_ladders_of(cells).items(), lambda ladder: ladder[0][0]).items():
         lines = [_line(backend, number, *side) for number, side in enumerate(sides)]
         panels.append(PlotPanel(direction, lines, view.ceilings.get(direction)))
     plot = LinePlot(PlotAxis("SMs", octaves=True), GBPS, panels)

@@ -150,12 +150,11 @@ def _full(side: ContrastSide, arm: str) -> Full | None:
     Where it did not hold all queued swaps, a submission found it full: the wait fell on the swaps queued before.
     """
     first = _cells_of(side, arm)[0].cell
-    alike = [one for one in side.measured if (one.cell.backend, one.cell.streams) == (first.backend, first.streams)]
-    not_held = min((_operations(one.cell) for one in alike if one.depth_held < 0.5), default=0)
-    held = max(
-        (_operations(one.cell) for one in alike if one.depth_held >= 0.5 and _operations(one.cell) < not_held),
-        default=0,
-    )
+    queue = first.backend, first.streams
+    alike = [outcome for outcome in side.measured if (outcome.cell.backend, outcome.cell.streams) == queue]
+    depths = [(_operations(outcome.cell), outcome.depth_held >= 0.5) for outcome in alike if outcome.cell.queued]
+    not_held = min((number for number, is_held in depths if not is_held), default=0)
+    held = max((number for number, is_held in depths if is_held and number < not_held), default=0)
     return Full(held, not_held, "copies" if first.backend == PER_BLOCK else "calls") if not_held else None
 
 
