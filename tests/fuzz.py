@@ -40,7 +40,8 @@ from kvbench.report.drawing import Drawing
 from kvbench.run import runner
 from kvbench.run.protocol import Opened
 from tests.command import BRIEF, swept, tiny
-from tests.strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS, opened
+from tests.strategies import CPU, H200, opened
+from tests.unit.sweep.test_configs import EVERYWHERE, ON_A_HOST
 
 CASE_S = 300  # ends a hang, also on a machine that other work holds up
 MOST_LINE = 2200
@@ -82,7 +83,7 @@ class FakeSlot:
         if self.device.startswith("cuda:") and self.device != "cuda:0":
             raise UsageError(f"--device {self.device}: no such device")
         on_gpu = self.device.startswith("cuda")
-        return opened(H200, H200_BACKENDS) if on_gpu else opened(CPU, CPU_BACKENDS)
+        return opened(H200, EVERYWHERE) if on_gpu else opened(CPU, ON_A_HOST)
 
     def reserve(self, pool_bytes: int, *_: object) -> None:
         raise UsageError(f"no {pool_bytes} bytes here")
@@ -443,7 +444,7 @@ def _standing_in(identity: dict[str, Any]) -> Iterator[None]:
         raise Hang
 
     def known() -> tuple[dict[str, BackendFacts], list[str]]:
-        return {facts.name: facts for facts in CPU_BACKENDS}, []
+        return {facts.name: facts for facts in ON_A_HOST}, []
 
     before = signal.signal(signal.SIGALRM, hang)
     try:

@@ -47,7 +47,7 @@ class ConfigFile(ModelChoice, forbid_unknown_fields=True, kw_only=True, frozen=T
 
 
 def shipped_configs() -> dict[str, Path]:
-    return {path.stem: path for path in sorted(shipped_folder().glob("*.toml"))}
+    return {path.stem: path for path in sorted(shipped_folder().glob("*.toml"), key=lambda path: path.stem)}
 
 
 def find_config(name_or_path: str) -> Path:

@@ -149,7 +149,7 @@ def test_the_command_of_an_interrupted_comparison_is_quoted(
     both.__exit__.return_value = None
     opened = mock.Mock(side_effect=[KeyboardInterrupt, both])
     monkeypatch.setattr(side_by_side, "opened", opened)
-    monkeypatch.setattr(gate.signal, "signal", mock.Mock())
+    monkeypatch.setattr(gate, "end_on_signals", mock.Mock())
     command = ["gate", "compare", "--base=here", "--cand=here", "--out", FOLDER]
     assert main.run(command) == 130
     assert "kept" not in capsys.readouterr().err  # nothing was measured yet
