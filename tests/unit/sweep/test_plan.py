@@ -281,6 +281,13 @@ def test_a_cell_beyond_a_memory_limit_is_skipped_with_both_sizes(
     assert reasons(plan) == [f"needs {needed}; the limit is {limit}"]
 
 
+def test_a_limit_above_what_is_free_does_not_make_it_free() -> None:
+    device = replace(H200, host_free_bytes=4 * GIB)
+    axes = {"backend": "per_block", "direction": "h2d", "blocks": "96", "block_size": "64MiB", **HOT}
+    (reason,) = reasons(plan_of(device, H200_BACKENDS, Limits(64 * GIB), **axes))
+    assert reason.endswith("the limit is 4.0 GiB (--host-memory)")
+
+
 def test_without_limits_nine_tenths_of_the_free_memory_may_be_used() -> None:
     cell = plan_of(backend="per_block", direction="h2d", blocks="1024", block_size="1MiB", **HOT).cells[0]
     needed = footprint(cell, Sampling(), "cuda")
@@ -310,6 +317,15 @@ def test_huge_pages_that_are_not_free_are_refused_with_those_that_are() -> None:
     remedy = "as root: echo {0} > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
     needed = reason.split()[1]
     assert reason == f"needs {needed} huge pages of 2MiB; 511 are free ({remedy.format(needed)})"
+
+
+@pytest.mark.parametrize(("free", "fits"), [(1, False), (2, True)])
+def test_a_pool_that_ends_within_a_huge_page_takes_it_whole(free: int, *, fits: bool) -> None:
+    device = replace(H200, free_1gib_pages=free)
+    axes = {"backend": "per_block", "direction": "h2d", "blocks": "20", "block_size": "64MiB", **HOT}
+    plan = plan_of(device, H200_BACKENDS, **axes, memory="huge-1GiB")
+    assert bool(plan.cells) is fits
+    assert fits or reasons(plan)[0].startswith("needs 2 huge pages of 1GiB; 1 are free ")
 
 
 def test_too_many_combinations_are_refused() -> None:

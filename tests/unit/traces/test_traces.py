@@ -3,6 +3,7 @@
 import gzip
 import json
 import tracemalloc
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 
@@ -120,3 +121,25 @@ def test_a_trace_is_read_as_written_and_a_bad_swap_is_refused_with_its_line(tmp_
         file.write_text(json.dumps({"kvbench_trace": 1, "block_bytes": 1}) + "\n" + json.dumps(line))
         with pytest.raises(UsageError, match="line 2"):
             list(TraceReader(file))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"t": 1.5}, "line 3: earlier than the line before"),
+        ({"done": 2.5}, "line 3: done before it began"),
+        ({"host": [0, 2, 1, 1]}, "line 3: an id repeats in the swap"),
+        ({"gpu": [7, 2, 8, 1]}, "line 3: an id repeats in the swap"),
+        ({"gpu": [7, 2]}, "line 3: 3 host ids and 2 GPU ids"),
+        ({}, ""),
+    ],
+)
+def test_swaps_that_cannot_follow_each_other_or_hold_a_block_twice_are_refused(
+    tmp_path: Path, changes: dict[str, object], why: str
+) -> None:
+    file = tmp_path / "trace"
+    usual: dict[str, object] = {"t": 3, "d": "h2d", "job": 1, "host": [0, 3], "gpu": [7, 3], "done": 3.5}
+    lines = [{"kvbench_trace": 1, "block_bytes": 1}, usual | {"t": 2}, usual | changes]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(UsageError, match=why) if why else nullcontext():
+        assert len([*TraceReader(file)]) == 2
