@@ -6,25 +6,27 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kvbench.analysis.compare import Comparison
+from kvbench.cells.axes import StreamState
 from kvbench.cells.facts import BATCHED, PER_BLOCK
 from kvbench.cells.units import two_digits
 from kvbench.errors import UsageError
 from kvbench.models.geometry import ModelSwap, models_of, swaps_from_plain
 from kvbench.models.presets import USUAL_TOKENS, notes_of
 from kvbench.report.cells import cells_of, grid_of, measured, outcomes_in, where
-from kvbench.report.model import DataTable, Part, PartOrReason
+from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count
 from kvbench.report.tables import (
     INCLUDES,
     fastest_marked,
     format_cell,
     label_of,
+    main_path,
     measured_table,
     milliseconds,
     rate,
     ratio_text,
 )
-from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, compare, is_measured
+from kvbench.report.view import AS_ENGINES, DIRECTIONS, Pinned, View, compare, is_measured
 from kvbench.results.outcomes import Outcome
 from kvbench.text import short
 
@@ -74,7 +76,7 @@ def make(view: View) -> PartOrReason:
 
 
 def _part(sides: Sequence[ModelSide]) -> Part:
-    pairs = [(side, state) for state in STATES for side in sides if BATCHED in side.backends(state)]
+    pairs = [(side, state) for state in AS_ENGINES for side in sides if BATCHED in side.backends(state)]
     both = [(side, state) for side, state in pairs if PER_BLOCK in side.backends(state)]
     tables = [_pairs(side, state) for side, state in both]
     tables += [_all(side, state) for side, state in pairs if side.backends(state) - {PER_BLOCK, BATCHED}]
@@ -127,27 +129,14 @@ def _finding(side: ModelSide, state: str) -> str:
 
 
 def _pairs(side: ModelSide, state: str) -> DataTable:
-    body = []
-    for swap in side.swaps:
-        single, batched = (side.outcome(swap, backend, state) for backend in (PER_BLOCK, BATCHED))
-        faster, geometry = side.speed_up(swap, state), swap.geometry
-        heads = "MLA" if geometry.is_latent else count(geometry.rank_kv_heads(swap.tp))
-        body.append(
-            [
-                _name(swap),
-                f"{heads} {TIMES} {count(geometry.head_dim)}",
-                " + ".join(count(kind.count) for kind in swap.tensors),
-                count(swap.blocks),
-                bytes_size(swap.block_bytes),
-                *(format_cell(outcome, milliseconds) for outcome in (single, batched)),
-                ratio_text(faster) if faster else "",
-                format_cell(batched, rate),
-            ]
-        )
-    header = (
+    # What an idle stream has stands beside: there the CPU makes small copies.
+    idle = state != StreamState.IDLE and PER_BLOCK in side.backends(StreamState.IDLE)
+    body = [_pair(side, swap, state, idle=idle) for swap in side.swaps]
+    header = [
         "Model", f"KV heads {TIMES} size", "Tensors", "N", "Block", f"{PER_BLOCK} ms", f"{BATCHED} ms", "Speed-up",
-        "GB/s",
-    )  # fmt: skip
+        "GB/s", "Path",
+    ]  # fmt: skip
+    header += ["Speed-up, idle (path)"] if idle else []
     title = f"{side.direction}, {state} stream: {PER_BLOCK} against {BATCHED}, {_lengths(side.swaps)}"
     cells = side.measured(state)
     cells = cells[cells["backend"].isin((PER_BLOCK, BATCHED))]
@@ -165,6 +154,34 @@ def _pairs(side: ModelSide, state: str) -> DataTable:
         pinned=side.pinned,
         compared=compared,
     )
+
+
+def _pair(side: ModelSide, swap: ModelSwap, state: str, *, idle: bool) -> list[Text]:
+    """The line of a model: its geometry, its times, and by how much batched copies are faster."""
+    single, batched = (side.outcome(swap, backend, state) for backend in (PER_BLOCK, BATCHED))
+    geometry = swap.geometry
+    heads = "MLA" if geometry.is_latent else count(geometry.rank_kv_heads(swap.tp))
+    line: list[Text] = [
+        _name(swap),
+        f"{heads} {TIMES} {count(geometry.head_dim)}",
+        " + ".join(count(kind.count) for kind in swap.tensors),
+        count(swap.blocks),
+        bytes_size(swap.block_bytes),
+        *(format_cell(outcome, milliseconds) for outcome in (single, batched)),
+        _speed_up_text(side, swap, state),
+        format_cell(batched, rate),
+        format_cell(batched, main_path),
+    ]
+    if idle:
+        there = side.outcome(swap, BATCHED, StreamState.IDLE)
+        path = f" ({main_path(there)})" if there and is_measured(there) else ""
+        line.append(f"{_speed_up_text(side, swap, StreamState.IDLE)}{path}")
+    return line
+
+
+def _speed_up_text(side: ModelSide, swap: ModelSwap, state: str) -> str:
+    faster = side.speed_up(swap, state)
+    return ratio_text(faster) if faster else ""
 
 
 def _all(side: ModelSide, state: str) -> DataTable:

@@ -1,8 +1,9 @@
 """What a submission meets: the state of the stream, an access order, queued swaps, and an engine's step before it."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
@@ -12,7 +13,7 @@ from kvbench.cells.axes import StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BATCHED, EMPTY, FLOORS, PER_BLOCK
 from kvbench.cells.units import two_digits
-from kvbench.report.cells import copied, measured, outcomes_in, where
+from kvbench.report.cells import copied, measured, outcomes_in, that, where
 from kvbench.report.model import Text
 from kvbench.report.numbers import TIMES, count, figure, noun, slower_text
 from kvbench.report.sections.contrast import (
@@ -28,7 +29,6 @@ from kvbench.report.sections.contrast import (
     any_of,
     backend,
     by_direction,
-    by_state,
     changes,
 )
 from kvbench.report.tables import (
@@ -40,7 +40,7 @@ from kvbench.report.tables import (
     milliseconds,
     swap_text,
 )
-from kvbench.report.view import QUEUE, Pinned, View, grouped
+from kvbench.report.view import AS_ENGINES, QUEUE, Pinned, View, grouped
 from kvbench.results.outcomes import Outcome
 from kvbench.text import a_stream
 
@@ -55,7 +55,13 @@ _ORDERS: Final = ("stream", "any")
 def _both_orders(view: View) -> Pinned | None:
     pinned = view.pin(copied(view.cells), shown=("order",))
     cells = pinned.cells[pinned.cells["order"].isin(_ORDERS)]
-    return Pinned(cells, pinned.hidden) if cells["order"].nunique() > 1 else None
+    twins = Counter(_but_order(outcome.cell) for outcome in outcomes_in(cells))
+    cells = that(cells, lambda outcome: twins[_but_order(outcome.cell)] > 1)
+    return Pinned(cells, pinned.hidden) if len(cells) else None
+
+
+def _but_order(cell: Cell) -> Cell:
+    return replace(cell, order=None)
 
 
 def _half_intervals(side: ContrastSide) -> Sequence[Text]:
@@ -74,15 +80,41 @@ def _half_intervals(side: ContrastSide) -> Sequence[Text]:
 
 def _order_effect(side: ContrastSide) -> Sequence[Text]:
     """Say in how many cells of the first table both orders differ."""
-    if by_state(side.cell) > min(by_state(outcome.cell) for outcome in outcomes_in(side.pinned.cells)):
+    if _by_engines(side.cell) > min(_by_engines(outcome.cell) for outcome in outcomes_in(side.pinned.cells)):
         return ()
     return changes(side, f"ANY against STREAM, {side.cell.backend} on {a_stream(side.cell.stream_state)}")
+
+
+def _by_engines(cell: Cell) -> int:
+    return AS_ENGINES.index(cell.stream_state)
+
+
+def _order_columns(side: ContrastSide) -> Mapping[str, Callable[[Line], Text]]:
+    """The time of the thread, the path, and the same swap on an idle stream where that is another table's."""
+    columns: dict[str, Callable[[Line], Text]] = {
+        "Submission STREAM us": lambda line: _caller_us(line["stream"]),
+        "ANY us": lambda line: _caller_us(line["any"]),
+        "Path": lambda line: main_path(line["stream"]),
+    }
+    idle = outcomes_in(where(side.pinned.cells, stream_state="idle", order="stream"))
+    beside = {_but_state(outcome.cell): outcome for outcome in idle}
+    if beside and side.cell.stream_state is not StreamState.IDLE:
+        columns["Idle stream, ms (path)"] = lambda line: _with_path(beside.get(_but_state(line["stream"].cell)))
+    return columns
+
+
+def _but_state(cell: Cell) -> Cell:
+    return replace(cell, stream_state=StreamState.IDLE)
+
+
+def _with_path(outcome: Outcome | None) -> str:
+    return f"{milliseconds(outcome)} ({main_path(outcome)})" if outcome else ""
 
 
 ORDER: Final = Contrast(
     needed="it needs cells measured with order=stream and with order=any that are otherwise equal",
     select=_both_orders,
-    apart=(backend, by_state),
+    apart=(backend, _by_engines),
     keys=(DIRECTION, BLOCKS, SIZE),
     title=lambda side: f"STREAM against ANY, {side.cell.backend}, {side.cell.stream_state} stream",
     columns=lambda _: [Figure("STREAM med ms", "stream", milliseconds), Figure("ANY med ms", "any", milliseconds)],
@@ -91,10 +123,7 @@ ORDER: Final = Contrast(
     compared=("stream", "any"),
     ratio="Delta (95%)",
     show_ratio=change_text,
-    more=lambda _: {
-        "Submission STREAM us": lambda line: _caller_us(line["stream"]),
-        "ANY us": lambda line: _caller_us(line["any"]),
-    },
+    more=_order_columns,
     notes=_half_intervals,
     find=_order_effect,
 )

@@ -318,7 +318,7 @@ CASES = (
         "models",
         of([*cells_of(TWO), *KERNELS], rate_of, noise=0.001),
         ["llama-3-70b, TP 4", "20 480", "8 KiB", "21.0", "42.0", "4.20"],
-        "By model, batched h2d (idle) has 2x the speed of per_block.",
+        "By model, batched h2d (busy) has 4x the speed of per_block.",
         bold=["4.20"],
         title="h2d, idle stream: ms per swap, by model and backend",
         info=about(TWO),
@@ -326,8 +326,20 @@ CASES = (
     Case(
         "models",
         of(cells_of(TWO), rate_of),
-        ["deepseek-v3", "MLA x 576", "61", "7 808", "18 KiB", "28.8", "7.20", "x4.00", "20.0"],
-        "By model, batched h2d (idle) has 2x the speed of per_block.",
+        [
+            "deepseek-v3",
+            "MLA x 576",
+            "61",
+            "7 808",
+            "18 KiB",
+            "28.8",
+            "7.20",
+            "x4.00",
+            "20.0",
+            "copy engine",
+            "x2.00 (copy engine)",
+        ],
+        "By model, batched h2d (busy) has 4x the speed of per_block.",
         title="h2d, busy stream: per_block against batched, 2 048 tokens in blocks of 16",
         info=about(TWO),
     ),
@@ -664,6 +676,25 @@ def test_threshold_says_where_a_row_measures_the_submission_or_an_uneven_chain(
     assert ("measure how fast this CPU submits" in notes, "the mean of a chain" in notes) == (
         "†" in thread, "‡" in rate
     )  # fmt: skip
+
+
+def test_access_order_shows_pending_work_first_and_an_idle_stream_beside_it_with_the_paths(tmp_path: Path) -> None:
+    """As the authors of the pull request measured: on an idle stream the CPU makes small copies."""
+    cells = [
+        cell for cell in synthetic.order_cells() if cell.block_bytes == 4 * KIB and cell.direction is Direction.H2D
+    ]
+    states = [replace(cell, stream_state=state) for cell in cells for state in (StreamState.IDLE, StreamState.BUSY)]
+    paths = {StreamState.IDLE: "CPU inline", StreamState.BUSY: "copy engine"}
+    visits = of(states, lambda cell: 10.0 if cell.stream_state is StreamState.BUSY else 2.0)
+    visits = [msgspec.structs.replace(one, path=paths[one.cell.stream_state]) for one in visits]
+    report = made_report(tmp_path, visits)
+    table = part_of(report, "order").tables[0]
+    assert "busy stream" in said(table.title)
+    assert all("busy stream" in text for text in highlights_of(report, "order"))
+    row = {said(head): said(text) for head, text in zip(table.header, table.rows[0], strict=True)}
+    swap_ms = 64 * 4 * KIB / 1e6 / 10
+    assert (row["STREAM med ms"], row["Path"]) == (figure(swap_ms), "copy engine")
+    assert row["Idle stream, ms (path)"] == f"{figure(5 * swap_ms)} (CPU inline)"
 
 
 def test_a_note_explains_a_crossover_only_where_a_row_has_one(tmp_path: Path) -> None:
