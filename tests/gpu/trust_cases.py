@@ -37,7 +37,7 @@ from tests.gates import Gate, in_threads
 Words = NDArray[np.int64]
 BLOCK: Final = 4096
 ROOM: Final = 64 * BLOCK
-BACKENDS: Final = ("sm", "batched", "merged", "per_block", "staged")
+BACKENDS: Final = ("sm", "sm pace=20GB/s", "batched", "merged", "per_block", "staged")
 SKIPPED: Final = 77
 
 
