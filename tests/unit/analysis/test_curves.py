@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.analysis.compare import Visits
-from kvbench.analysis.curves import Cliff, QueueKnee, find_cliff, find_queue_knee, knee
+from kvbench.analysis.curves import Cliff, QueueKnee, find_cliff, find_queue_knee, knee, pareto_edge
 
 KIB = 1024
 SIZES = [kib * KIB for kib in (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 64, 128, 256)]
@@ -113,3 +113,8 @@ def test_the_knee_is_the_first_depth_that_takes_more_than_twice_as_long() -> Non
 )
 def test_a_curve_may_have_no_knee(times: dict[int, Visits]) -> None:
     assert find_queue_knee(times) is None
+
+
+def test_on_the_edge_nothing_gains_as_much_for_less_or_more_for_as_much() -> None:
+    assert pareto_edge([10.0, 8.0, 10.0, 12.0], [5.0, 5.0, 6.0, 9.0]) == [True, False, False, True]
+    assert pareto_edge([10.0, 10.0], [5.0, 5.0]) == [True, True], "equals stand side by side"

@@ -211,6 +211,13 @@ def test_a_wrong_file_is_one_line_with_its_name(tmp_path: Path, old: str, new: s
         load_policy(path)
 
 
+def test_of_what_was_not_measured_the_nearest_size_decides_before_the_number_of_blocks() -> None:
+    """The SMs that a kernel needs depend on the size."""
+    sparse = msgspec.structs.replace(SMALL, choices=(("sm sms=8", ""), ("", "sm sms=2")))
+    assert sparse.choose(16, 65536) == sparse.choose(10_000, 65536) == Choice("sm", (("sms", "2"),))
+    assert sparse.choose(10_000, 4096) == Choice("sm", (("sms", "8"),))
+
+
 def test_a_table_beside_a_step_serves_that_alone() -> None:
     """A situation that was not measured is answered from no other."""
     beside = msgspec.structs.replace(SMALL, stream_state=None, beside=Situation.DECODE)

@@ -214,6 +214,24 @@ def test_a_method_that_was_measured_at_few_of_the_shapes_is_not_chosen() -> None
     assert pick([both, both]).choice == seldom
 
 
+def arms_with(**visits: tuple[int, float]) -> KeptArms:
+    """Return a shape where each method has a number of visits of some microseconds."""
+    arms = {Choice(name, (("sms", "4"),)): dict.fromkeys(range(count), us) for name, (count, us) in visits.items()}
+    return KeptArms(arms, Measured(SwapShape(Direction.H2D, IDLE, 64, 16 * KIB), arms, arms))
+
+
+def test_a_method_that_a_search_dropped_after_two_visits_is_not_chosen() -> None:
+    assert pick([arms_with(sm=(6, 3.0), triton=(2, 1.0))]).choice.backend == "sm"
+    assert pick([arms_with(sm=(6, 3.0), triton=(5, 1.0))]).choice.backend == "triton"
+
+
+def test_methods_that_no_shape_has_both_of_are_open() -> None:
+    made = pick([arms_with(sm=(6, 1.0), triton=(6, 9.0)), arms_with(sglang_jit=(6, 1.0), vllm_triton=(6, 9.0))])
+    assert made.choice.backend == "sm"
+    assert {other.backend for other in made.open} == {"sglang_jit", "vllm_triton"}
+    assert [other.backend for other, compared in made.compared.items() if compared] == ["triton"]
+
+
 def test_of_too_few_visits_for_an_interval_the_faster_method_is_taken() -> None:
     """They leave everything open, and the simpler of two kernels could be twice as slow."""
     sm, triton = Choice("sm", (("sms", "4"),)), Choice("triton", (("sms", "4"),))
@@ -307,6 +325,27 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, options: list[str], message
     error = CliRunner().invoke(app, ["show", str(run_of(tmp_path, crossing).path), *options]).exception
     assert isinstance(error, UsageError)
     assert str(error).startswith(message)
+
+
+def test_a_gain_over_an_engine_is_of_the_run_that_measured_both(tmp_path: Path) -> None:
+    """Another run has the SM count that is the choice; its rates are of another start."""
+    both = [cell for cell in cells() if cell.blocks == 256]
+    shipped = [replace(cell, backend="vllm_batch") for cell in both if cell.backend == "batched"]
+    with_engine = [cell for cell in both if cell.sms in (None, 1)] + shipped
+    others = [cell for cell in both if cell.sms != 1]
+    rates = {"vllm_batch": 10.0, "batched": 5.0}
+    runs = [
+        load_run(
+            synthetic.write_run(
+                tmp_path / name,
+                synthetic.rounds(made, lambda cell, sm=sm: rates.get(cell.backend, sm), noise=0.001),
+                synthetic.info(backends=[VLLM]),
+            )
+        )
+        for name, made, sm in (("engine", with_engine, 20.0), ("other", others, 45.0))
+    ]
+    gains = [gain for gain in gains_of(rule_for_all(runs), runs) if gain.over == "vllm"]
+    assert [ratio for gain in gains for ratio in gain.ratios] == pytest.approx([2.0] * 2, rel=0.01), "where it copies"
 
 
 def test_the_policy_is_the_rule_of_what_auto_can_run(tmp_path: Path) -> None:

@@ -155,6 +155,8 @@ def test_where_no_method_moves_enough_or_keeps_the_limit_the_row_says_so(tmp_pat
     row = next(line for line in output("show", run.path, "--beside", "decode", "--need", "20GB/s",
                                        "--max-slowdown", "2%").splitlines() if line.startswith("d2h"))  # fmt: skip
     assert "none within 2%; least: sm (2 SMs), 1.02x" in row
+    other = answer(advice_of([run], Question(limits={PREFILL: 0.001})), DECODE)
+    assert other.use is not None, "a limit is for one situation"
     kept = answer(advice_of([run], Question(limits={DECODE: 0.05})), DECODE)
     assert kept.use is not None
     assert str(kept.use.choice) == "sm sms=2"
