@@ -10,7 +10,7 @@ import pytest
 from kvbench.analysis.compare import Verdict, compare_apart
 from kvbench.analysis.margins import BETWEEN_RUNS
 from kvbench.report.faults import CORRELATED, correlation_of_successive
-from kvbench.results.between_runs import CardSpread, measured_spreads, spread_between
+from kvbench.results.between_runs import CardSpread, kind_of, measured_spreads, spread_between
 from reports import spread
 
 CONFIG = """
@@ -29,6 +29,10 @@ def test_the_spread_covers_most_differences_of_two_starts() -> None:
     found = spread.spread_by_kind(starts, kinds)
     for kind, of_one in sigma.items():
         assert math.log1p(found[kind]) == pytest.approx(1.96 * math.sqrt(2) * of_one, rel=0.1)
+
+
+def test_a_swap_of_just_as_many_bytes_is_a_large_one() -> None:
+    assert [kind_of("sm", (8 << 20) - less) for less in (0, 1)] == ["sm, from 8 MiB", "sm, below 8 MiB"]
 
 
 def test_starts_are_measured_and_their_spread_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

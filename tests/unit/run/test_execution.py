@@ -15,12 +15,12 @@ from kvbench.cli.progress import PlainReporter
 from kvbench.errors import ExitCode
 from kvbench.results import RunWriter, load_run
 from kvbench.results.attempts import visits_that_count
-from kvbench.results.schema import Ceiling, Disturbance, Failure, Note, Record, Retry, Roof, Visit
+from kvbench.results.schema import Ceiling, Disturbance, Failure, Note, Record, Retry, Roof, RunStatus, Visit
 from kvbench.run.execution import MAX_REPEATS, VISITS_A_REPEAT, Execution, Observer, Progress, SweepEnd
 from kvbench.run.protocol import MeasureCells, MeasureRoof, Opened
 from kvbench.run.worker_process import LostError, NotAskedError, WorkerSlot
 from kvbench.sweep.plan import Plan
-from kvbench.sweep.spec import Sampling, SweepSpec
+from kvbench.sweep.spec import Sampling, SweepSpec, visit_deadline_s
 from tests.synthetic import info, samples
 
 CELLS = tuple(Cell("per_block", Direction.H2D, blocks, 4096) for blocks in range(1, 16))
@@ -57,7 +57,8 @@ class Slot:
         copy_us = of_round.pop(0) if of_round else 1.0
         return Ceiling(direction=request.direction, round=request.round, swap_bytes=1, event_us=[copy_us])
 
-    def visit(self, request: MeasureCells, *_: object) -> list[Visit] | Failure:
+    def visit(self, request: MeasureCells, deadline_s: float = 0.0) -> list[Visit] | Failure:
+        self.deadline_s = deadline_s
         cells = [Cell.from_strings(cell) for cell in request.cells]
         self.made += [(request.round, cell.blocks, request.attempt) for cell in cells]
         return [
@@ -364,6 +365,28 @@ def test_after_a_lost_worker_each_arm_is_visited_by_itself(tmp_path: Path) -> No
     failures = {record.cell: record for record in load_run(tmp_path).records if isinstance(record, Failure)}
     assert outcome.measured == 1
     assert [failures[cell].kind for cell in IN_TURN[1:]] == ["mismatch", "crash"]
+
+
+def test_a_visit_in_turn_has_the_time_of_all_its_arms(tmp_path: Path) -> None:
+    slot = Slot(disturbed=0)
+    execute(tmp_path, slot, cells=IN_TURN, rounds=1)
+    assert slot.deadline_s == sum(visit_deadline_s(cell, Sampling(rounds=1)) for cell in IN_TURN)
+
+
+@pytest.mark.parametrize(
+    ("status", "failed", "copies_failed", "code"),
+    [
+        ("interrupted", 3, 1, ExitCode.INTERRUPTED),
+        ("complete", 0, 0, ExitCode.DONE),
+        ("complete", 1, 0, ExitCode.FAILED_CELLS),
+        ("complete", 0, 1, ExitCode.FAILED_CELLS),
+        ("stopped", 0, 0, ExitCode.FAILED_CELLS),
+    ],
+)
+def test_an_interruption_counts_before_failed_cells(
+    status: RunStatus, failed: int, copies_failed: int, code: ExitCode
+) -> None:
+    assert SweepEnd(Path(), status, None, 1, failed, 0, copies_failed).exit_code is code
 
 
 def test_arms_of_which_a_kill_left_some_are_made_again_together(tmp_path: Path) -> None:
