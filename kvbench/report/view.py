@@ -257,7 +257,7 @@ class View:
 
     @cached_property
     def disturbed(self) -> float:
-        """The share of the visits behind the figures that something disturbed, although they were made again."""
+        """The share of the visits behind the figures that something disturbed, repeats included."""
         visits = sum(len(outcome.attempts) for outcome in self.measured)
         return sum(len(outcome.disturbed) for outcome in self.measured) / visits if visits else 0.0
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 USUAL_BLOCKS: Final = 10_000
 _MIN_SIZES: Final = 2
-# Where a thread takes so many times as long as the swap, the swap takes what its submission takes.
+# Where a thread takes between these shares of the time of the swap, the swap takes what its submission takes.
 _SUBMITTING: Final = (0.9, 1.1)
 _SUBMITTED: Final = "†"
 _caller_us: Final = microseconds("caller_us")
