@@ -40,8 +40,8 @@ class Estimate:
 
     It is `settled` if more pairs cannot change the verdict, and `not_slower` if the interval excludes a slowdown beyond
     the margin. `unconfirmed` is a verdict, SLOWER or FASTER, that several processes of each side did not confirm, so
-    that it is UNDECIDED. `above` says that all there is lies above the margin: the interval, or the pairs that are too
-    few for one. Without pairs the ratio is NaN; with too few the interval is (0, inf) and `reason` says so.
+    that it is UNDECIDED. `above` says that all that was measured lies above the margin: the interval, or, by far, the
+    pairs that are too few for one. Without pairs the ratio is NaN; with too few the interval is (0, inf).
     """
 
     ratio: float = math.nan
@@ -61,11 +61,9 @@ class Estimate:
             return f"{few} too few for an interval" + (", but far above the margin" if self.above else "")
         if self.unconfirmed:
             return f"{self.unconfirmed}, but not in several processes of each side"
-        return "above the margin, but not by more than the controls may have moved" if self._is_open else ""
-
-    @property
-    def _is_open(self) -> bool:
-        return self.above and self.verdict is Verdict.UNDECIDED
+        if self.above and self.verdict is Verdict.UNDECIDED:
+            return "above the margin, but not by more than the controls may have moved"
+        return ""
 
 
 def look_at(logs: Floats, processes: Floats, margin: float, unsure: float = 0.0) -> Estimate:
@@ -97,7 +95,7 @@ def look_at(logs: Floats, processes: Floats, margin: float, unsure: float = 0.0)
         if settles or short or last:
             final, unconfirmed = (verdict, None) if confirmed else (Verdict.UNDECIDED, verdict)
             settled, not_slower = settles and not short, bool(high <= margin)
-            above = bool(low > margin) or (math.isinf(high) and _far_above(seen, margin))
+            above = _far_above(seen, margin) if math.isinf(high) else bool(low > margin)
             ratio, low, high = np.exp([centre, low, high]).tolist()
             return Estimate(ratio, low, high, final, settled, seen.size, not_slower, unconfirmed, above)
         earlier = None if verdict is Verdict.UNDECIDED else verdict
