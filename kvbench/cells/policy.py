@@ -62,11 +62,14 @@ class Choice:
     @property
     def label(self) -> str:
         """The choice as readers see it: "sm (4 SMs)"; the access order follows a rule, so it is left out."""
-        settings = {name: value for name, value in self.axes if name != "order"}
-        sms = settings.pop("sms", None)
+        sms = dict(self.axes).get("sms")
+        return self.label_with([int(sms)] if sms else [])
+
+    def label_with(self, counts: Sequence[int]) -> str:
+        """Return the same with other SM counts: "sm (2 to 8 SMs)"."""
+        settings = [f"{name} {value}" for name, value in self.axes if name not in ("order", "sms")]
         backend = marked(self.backend) if self.plug_in else self.backend
-        label = method_label(backend, int(sms) if sms else None)
-        return ", ".join((label, *(f"{name} {value}" for name, value in settings.items())))
+        return ", ".join((method_label(backend, counts), *settings))
 
     @classmethod
     def parse(cls, text: str) -> Self:

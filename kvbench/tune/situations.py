@@ -93,9 +93,10 @@ class Answer:
     """What to use in a direction and a situation for blocks of `block_bytes`, or why there is nothing (`none`).
 
     Alone, `parts` are the choices by number of blocks, and `use` has the figures of a large swap. `compared_with` are
-    the other methods that were compared, `undecided` those that another run could prefer. `otherwise` is the best by
-    the other criterion: beside a step the fastest that keeps it within `GENTLE`, or at any price, alone the fastest of
-    another method. `gentle` and `fastest` are of `methods`, all that were measured. The choice was made by `visits`.
+    the other methods that were compared, `alike` those that cost the same, within the margin, and `undecided` those
+    that another run could prefer. `otherwise` is the best by the other criterion: beside a step the fastest that keeps
+    it within `GENTLE`, or at any price, alone the fastest of another method. `gentle` and `fastest` are of `methods`,
+    all that were measured. The choice was made by `visits`.
     """
 
     direction: Direction
@@ -106,12 +107,18 @@ class Answer:
     none: str = ""
     parts: Sequence[RulePart] = ()
     compared_with: Sequence[Choice] = ()
+    alike: Sequence[Choice] = ()
     undecided: Sequence[Choice] = ()
     otherwise: Method | None = None
     gentle: Method | None = None
     fastest: Method | None = None
     methods: Sequence[Method] = ()
     visits: int = 0
+
+    @property
+    def not_told_apart(self) -> list[Choice]:
+        """The methods that another run could choose."""
+        return sorted({*self.alike, *self.undecided}, key=preference)
 
     def to_plain(self) -> dict[str, Any]:
         return {
@@ -123,6 +130,7 @@ class Answer:
             "none": self.none,
             "by_blocks": [{"choice": str(part.choice), "blocks": [*part.blocks]} for part in self.parts],
             "compared_with": [*map(str, self.compared_with)],
+            "alike": [*map(str, self.alike)],
             "undecided_against": [*map(str, self.undecided)],
             "otherwise": self.otherwise and self.otherwise.to_plain(),
             "within_10_percent": self.gentle and self.gentle.to_plain(),
@@ -173,7 +181,7 @@ MeasuredBeside = Mapping[tuple[Direction, Situation], Sequence[Arm]]
 @dataclass(frozen=True)
 class Advice:
     """The answers of runs of one machine; what they rest on: the rule for swaps alone, or why there is none
-    (`no_rule`), and what was `measured` beside steps.
+    (`no_rule`), and what was `measured` beside steps, of shuffled blocks and of others.
     """
 
     runs: Sequence[Run]
@@ -181,6 +189,7 @@ class Advice:
     rule: Rule | None
     no_rule: str
     measured: MeasuredBeside
+    other_layouts: MeasuredBeside
 
     @property
     def on_host(self) -> bool:
@@ -216,14 +225,14 @@ class Advice:
 
 def advise(runs: Sequence[Run], question: Question, keep: Callable[[Choice], bool]) -> Advice:
     """Answer by the methods that `keep` accepts; raises UsageError where there is nothing to choose from at all."""
-    beside = measured_beside(runs, keep)
+    beside, others = (measured_beside(runs, keep, shuffled=shuffled) for shuffled in (True, False))
     try:
-        return Advice(runs, question, rule_of(shapes_of(runs, keep)), not_measured(Situation.ALONE), beside)
+        return Advice(runs, question, rule_of(shapes_of(runs, keep)), not_measured(Situation.ALONE), beside, others)
     except UsageError as none:
         if not beside:
             raise
         why = str(none).partition(";")[0] if tried(runs) else not_measured(Situation.ALONE)
-        return Advice(runs, question, None, why, beside)
+        return Advice(runs, question, None, why, beside, others)
 
 
 def not_measured(situation: Situation) -> str:
@@ -276,14 +285,15 @@ def _method_alone(one: Measured, choice: Choice) -> Method:
     return Method(choice, one.gbps_of(choice), one.us_of(choice), thread_ms / swap_gb)
 
 
-def measured_beside(runs: Sequence[Run], keep: Callable[[Choice], bool]) -> MeasuredBeside:
-    """Return the methods that were measured beside steps, of shuffled blocks on both sides."""
+def measured_beside(runs: Sequence[Run], keep: Callable[[Choice], bool], *, shuffled: bool = True) -> MeasuredBeside:
+    """Return the methods that were measured beside steps, of blocks that are shuffled on both sides, or of others."""
     costs: dict[tuple[Direction, Situation], dict[tuple[Choice, Cell], dict[int, Cost]]] = {}
     for number, run in enumerate(runs):
         plug_ins = plug_ins_of(run.info.backends)
         for cell, outcome in run.outcomes.items():
             situation = cell.situation
-            usual = cell.sides == (SHUFFLED, SHUFFLED) and not cell.layers and cell.backend not in NO_CHOICES
+            is_shuffled = cell.sides == (SHUFFLED, SHUFFLED)
+            usual = is_shuffled is shuffled and not cell.layers and cell.backend not in NO_CHOICES
             if situation in (None, Situation.ALONE) or not usual or outcome.status != "ok" or not outcome.costs:
                 continue
             choice = choice_of(cell, plug_ins)
@@ -333,6 +343,7 @@ def _beside(
         use,
         choosing.none,
         compared_with=[choice for choice in arms if use and choice != use.choice],
+        alike=[method.choice for method in choosing.alike if method != use],
         undecided=choosing.undecided,
         otherwise=next((other for other in (gentle, fastest, *choosing.by_cost) if other and other != use), None),
         gentle=gentle,
@@ -391,13 +402,15 @@ class _Choosing:
         return [method for method in self._moving if _slowed(method) <= limit]
 
     @cached_property
+    def alike(self) -> list[Method]:
+        """The methods that take no more than a margin above the least."""
+        least = self._cost(self._allowed[0]) if self._allowed else 0.0
+        return [method for method in self._allowed if self._cost(method) <= least + LOST.allowed(least)]
+
+    @cached_property
     def use(self) -> Method | None:
-        """The fastest of the methods that take no more than a margin above the least."""
-        if not self._allowed:
-            return None
-        least = self._cost(self._allowed[0])
-        alike = [method for method in self._allowed if self._cost(method) <= least + LOST.allowed(least)]
-        return max(alike, key=lambda method: method.gbps)
+        """The fastest of those that cost the same."""
+        return max(self.alike, key=lambda method: method.gbps, default=None)
 
     @property
     def none(self) -> str:

@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import Final
 
 from kvbench.analysis.compare import MIN_PAIRS
-from kvbench.cells.axes import Situation
+from kvbench.cells.axes import Direction, Situation
+from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import SHUFFLED
 from kvbench.cells.units import size_text
 from kvbench.text import ends
-from kvbench.tune.situations import GENTLE, Advice, Answer, Method
+from kvbench.tune.situations import GENTLE, Advice, Answer, Arm, Method, arms_of_size
 from kvbench.tune.text import methods_text, three_digits, use_text
 
 HEADER: Final = ("Dir", "Beside", "Use", "GB/s", "Step takes", "Lost + thread, ms/GB", "Otherwise")
@@ -91,11 +93,42 @@ def lines_of(advice: Advice) -> Iterator[str]:
     yield from _listed("Fastest at any price", beside, lambda answer: _fast(answer.fastest))
     yield from _listed("A swap by the choice takes", beside, lambda answer: _time(answer.use.us) if answer.use else "")
     few = [answer for answer in answered if answer.visits < MIN_PAIRS]
-    title = f"Undecided, as fewer than {MIN_PAIRS} visits decide nothing, against"
-    yield from _listed(title, few, lambda answer: methods_text(answer.undecided))
+    title = f"Not told apart, as fewer than {MIN_PAIRS} visits decide nothing"
+    yield from _listed(title, few, lambda answer: methods_text(answer.not_told_apart))
     enough = [answer for answer in answered if answer not in few]
-    yield from _listed("Undecided against", enough, lambda answer: methods_text(answer.undecided))
+    yield from _listed("Not told apart from the choice", enough, lambda answer: methods_text(answer.not_told_apart))
+    yield from _layouts_text(advice)
     yield from _listed("Compared with", answered, lambda answer: methods_text(answer.compared_with))
+
+
+def _layouts_text(advice: Advice) -> Iterator[str]:
+    """Yield what each method takes of a step that was measured in another layout of the blocks, as it needs."""
+    texts = []
+    for (direction, situation), every in advice.other_layouts.items():
+        least: dict[str, Arm] = {}
+        for arm in sorted(arms_of_size(every, advice.question.block_bytes), key=_total_cost, reverse=True):
+            least[arm.cell.backend] = arm
+        for arm in least.values():
+            method = arm.method
+            figures = f"{three_digits(method.gbps)} GB/s, {_step(method)}, {_cost(method)} ms/GB"
+            where = f"{direction} beside {situation.beside}"
+            texts.append(f"{where}: {method.choice.label} in {_layout_text(arm.cell)}, {figures}")
+    if texts:
+        yield f"In other layouts: {' | '.join(texts)}"
+
+
+def _total_cost(arm: Arm) -> float:
+    return arm.method.cost(thread_counts=True)
+
+
+def _layout_text(cell: Cell) -> str:
+    """Return the pattern of the blocks: "runs-16", or "runs-256 on the host" where only this side has one."""
+    source, destination = cell.sides
+    if source == destination:
+        return str(source)
+    loads = cell.direction is Direction.H2D
+    sides = {"the host": source if loads else destination, "the GPU": destination if loads else source}
+    return " and ".join(f"{pattern} on {side}" for side, pattern in sides.items() if pattern != SHUFFLED)
 
 
 def _blocks_text(answers: Sequence[Answer]) -> str:
@@ -117,7 +150,7 @@ def _listed(title: str, answers: Iterable[Answer], text: Callable[[Answer], str]
         if words := text(answer):
             same.setdefault(words, []).append(f"{answer.direction} {place_of(answer)}")
     if same:
-        yield f"{title}: " + "; ".join(f"{', '.join(where)}: {words}" for words, where in same.items())
+        yield f"{title}: " + " | ".join(f"{', '.join(where)}: {words}" for words, where in same.items())
 
 
 def in_lines(advice: Advice) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from statistics import mean, median
 from typing import Any, Final
@@ -130,22 +130,12 @@ def _against(part: RulePart) -> str:
     return f", undecided against {others}" if others else ""
 
 
-def _methods(choices: Iterable[Choice]) -> dict[str, list[int]]:
-    """Return the SM counts of each method of some choices, by its label without them."""
-    methods: dict[str, list[int]] = {}
-    for choice in choices:
-        label = replace(choice, axes=tuple(axis for axis in choice.axes if axis[0] != "sms")).label
-        methods.setdefault(label, []).extend(filter(None, [sms_of(choice)]))
-    return methods
-
-
 def methods_text(choices: Iterable[Choice]) -> str:
-    """Return the methods of some choices, each with all its SM counts: "batched, sm 2 to 8 SMs"."""
-    return ", ".join(_method_text(*method) for method in _methods(choices).items())
-
-
-def _method_text(name: str, counts: Sequence[int]) -> str:
-    return " ".join(filter(None, (name, sms_text(counts))))
+    """Return the methods of some choices, each with all its SM counts: "batched; sm (2 to 8 SMs)"."""
+    counts: dict[Choice, list[int]] = {}
+    for choice in choices:
+        counts.setdefault(without_sms(choice), []).extend(filter(None, [sms_of(choice)]))
+    return "; ".join(method.label_with(of_method) for method, of_method in counts.items())
 
 
 def _times(

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Final, NamedTuple
 
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.cell import SwapKind, SwapShape
+from kvbench.cells.cell import SwapShape
 from kvbench.cells.facts import BATCHED, is_marked, marked
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
@@ -14,8 +15,11 @@ from kvbench.report.curves import curves_of
 from kvbench.report.model import DataTable, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure
 from kvbench.report.tables import INCLUDES
-from kvbench.report.view import DIRECTIONS, View, ceiling_in, ceilings_text, grouped, pin
-from kvbench.tune.answer import ShapeAnswer, answers_of, rule_for_all, shapes_of
+from kvbench.report.view import View, ceiling_in, ceilings_text, grouped, pin
+from kvbench.sweep.installed import of_engine
+from kvbench.tune.answer import ShapeAnswer, answers_of, shapes_of
+from kvbench.tune.situations import Question, advise
+from kvbench.tune.table import place_of, use_of
 from kvbench.tune.text import dates_text, link_text
 
 # Of the swaps that all machines have: a small one in us, and a large one in GB/s.
@@ -63,7 +67,9 @@ def _part(machines: Sequence[Sequence[View]]) -> Part:
     for shape in shown:
         ceilings = [ceiling_in(runs, shape.direction) for runs in machines]
         rows += _swap_rows(shape, [reached[shape] for reached in swaps], ceilings)
-    rows += [_Row(f"Recommended, {way}, idle", [_rule(runs, way) for runs in machines]) for way in DIRECTIONS]
+    recommended = [_recommended(runs) for runs in machines]
+    for place in dict.fromkeys(chain.from_iterable(recommended)):
+        rows.append(_Row(f"Recommended, {place}", [of_machine.get(place, ABSENT) for of_machine in recommended]))
     rows = [row for row in rows if {*row.texts} != {ABSENT}]
     shipped = {name for reached in swaps for shape in shown for name in reached[shape].foreign if not is_marked(name)}
     notes: list[Text] = [_CHOSEN] if shown else [_NONE_IN_COMMON]
@@ -154,11 +160,10 @@ def _swap_rows(shape: SwapShape, swaps: Sequence[Reached], ceilings: Sequence[fl
     return rows if in_us else [*rows, _Row(f"{swap}, best of ceiling", shares)]
 
 
-def _rule(runs: Sequence[View], direction: str) -> str:
+def _recommended(runs: Sequence[View]) -> dict[str, str]:
+    """Return what to use for swaps of the usual blocks, by direction and situation, where that was measured."""
     try:
-        rule = rule_for_all([view.run for view in runs])
+        advice = advise([view.run for view in runs], Question(), lambda choice: not of_engine(choice.backend))
     except UsageError:
-        return ABSENT
-    parts = rule.parts.get(SwapKind(Direction(direction), StreamState.IDLE), ())
-    choices = dict.fromkeys(part.label for part in parts)
-    return ", ".join(choices) + (" by size" if len(choices) > 1 else "") or ABSENT
+        return {}
+    return {f"{one.direction} {place_of(one)}": use_of(one) for one in advice.answers if one.use}

@@ -34,7 +34,7 @@ def test_a_machine_is_a_column_with_the_swaps_that_all_have(tmp_path: Path) -> N
     assert rows["h2d 10 000 x 4 KiB, GB/s: batched"] == ["5.00", "5.00"]
     assert [text.split(":")[0] for text in rows["h2d 10 000 x 4 KiB, GB/s: best"]] == ["40.0", "50.0"]
     assert not any(" 64 x" in name for name in rows)
-    assert rows["Recommended, h2d, idle"] == ["sm (4 SMs)", "sm (4 SMs)"]
+    assert rows["Recommended, h2d alone"] == ["sm (4 SMs)", "sm (4 SMs)"]
 
 
 def test_a_plug_in_is_marked_and_never_best_beside_kvbenchs_own(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_plug_in_is_marked_and_never_best_beside_kvbenchs_own(tmp_path: Path) 
     rows = rows_of(table)
     assert "h2d 64 x 4 KiB, us: mine (plug-in)" in {name.replace("\N{MULTIPLICATION SIGN}", "x") for name in rows}
     assert not any("mine" in text for name, texts in rows.items() if name.endswith("best") for text in texts)
-    assert rows["Recommended, h2d, idle"] == ["mine (plug-in)"] * 2
+    assert rows["Recommended, h2d alone"] == ["mine (plug-in)"] * 2
 
 
 def test_the_best_is_of_all_sm_counts_and_takes_the_fewest_of_those_as_fast(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from kvbench.cells.axes import Direction, Neighbour, Reuse, Situation
 from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Choice, load_policy
 from kvbench.cli.main import app
 from kvbench.errors import UsageError
@@ -119,6 +120,24 @@ def test_of_what_costs_the_same_the_fastest_is_taken(tmp_path: Path) -> None:
     made = answer(advice_of([run]), DECODE)
     assert made.use is not None
     assert str(made.use.choice) == "sm sms=3"
+    assert [str(choice) for choice in made.not_told_apart] == ["sm sms=2"]
+    assert "Not told apart from the choice: d2h beside decode: sm (2 SMs)" in output("show", run.path)
+
+
+def test_what_needs_another_layout_competes_with_nothing_and_is_named(tmp_path: Path) -> None:
+    """Merged copies in runs, and stores into pages of the host, by the least that each takes."""
+    in_runs = replace(COPIES, backend="merged", pattern=Pattern("runs", 16))
+    pages = [replace(sm(count), backend="staged", host_pattern=Pattern("runs", 256)) for count in (2, 4)]
+    others = {in_runs: (1.05, 30.0, 3.0), pages[0]: (1.001, 36.0, 0.1), pages[1]: (1.5, 40.0, 0.1)}
+    visits = [beside(in_engine(cell, Neighbour.DECODE), *of) for cell, of in (STORES | others).items()]
+    run = run_of(tmp_path, *visits)
+    made = answer(advice_of([run]), DECODE)
+    assert made.use is not None
+    assert str(made.use.choice) == "sm sms=2"
+    text = " ".join(output("show", run.path).split())
+    assert "d2h beside decode: merged in runs-16, 30 GB/s, 1.05x, 1.59 + 3.00 ms/GB" in text
+    assert "d2h beside decode: staged (2 SMs) in runs-256 on the host, 36 GB/s, 1.00x, 0.03 + 0.10 ms/GB" in text
+    assert "staged (4 SMs)" not in text
 
 
 def test_what_starts_set_apart_is_undecided(tmp_path: Path) -> None:
