@@ -1,11 +1,10 @@
 import contextlib
 import os
 from collections.abc import Iterator
-from statistics import median
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 
 from kvbench.machine.sources import Sources
@@ -25,26 +24,40 @@ from kvbench.results.schema import Disturbance
 LIMITS = ["hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake"]
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_disturbances_are_those_of_their_definition(seed: int) -> None:
-    """At their limits and right behind them; a step is between halves that do not overlap, of six samples or more."""
-    rng = np.random.default_rng(seed)
-    slowdowns, share = rng.choice([1.0, 1.5, 1.51], 2).tolist(), float(rng.choice([0.05, 0.051]))
-    limits = [name for name in (*LIMITS, "gpu_idle", "sw_power_cap") if rng.random() < 0.1]
-    half, level = int(rng.integers(0, 6)), float(rng.choice([0.0, 7.6, 7.8, 9.0, 10.0, 12.9, 13.0, 13.1]))
-    times_us = [*[10.0] * half, *rng.choice([4.0, 99.0], int(rng.integers(0, 2))).tolist(), *[level] * half]
-    if half and rng.random() < 0.3:
-        times_us[int(rng.integers(half))] = level  # touches the other half
-    if rng.random() < 0.3:
-        times_us.reverse()
-    first, second = times_us[: len(times_us) // 2], times_us[len(times_us) - len(times_us) // 2 :]
-    signs = {np.sign(one - other) for one in first for other in second}
-    low, high = sorted([median(first or [1.0]), median(second or [1.0])])
-    is_step = len(times_us) >= 6 and signs in ({1}, {-1}) and round(high, 6) > round(1.3 * low, 6)
-    held = (1.51 in slowdowns, bool({*LIMITS} & {*limits}), share > 0.05, is_step)
-    names = (Disturbance.SLOW_CPU, Disturbance.LIMITED_CLOCKS, Disturbance.OTHER_THREAD, Disturbance.STEP)
-    expected = [name for name, holds in zip(names, held, strict=True) if holds]
-    assert disturbances(Surroundings(0, [1.0], slowdowns, Clocks(1980, limits), share), times_us) == expected
+QUIET = Surroundings(0, [1.0], [1.0, 1.5], Clocks(1980, ["gpu_idle", "sw_power_cap"]), 0.05)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, []),
+        ({"slowdowns": [1.51, 1.0]}, [Disturbance.SLOW_CPU]),
+        *(({"clocks": Clocks(1980, ["gpu_idle", limit])}, [Disturbance.LIMITED_CLOCKS]) for limit in LIMITS),
+        ({"others_share": 0.051}, [Disturbance.OTHER_THREAD]),
+    ],
+)
+def test_a_machine_that_leaves_its_limits_disturbs_a_visit(
+    changes: dict[str, Any], expected: list[Disturbance]
+) -> None:
+    assert disturbances(replace(QUIET, **changes), [10.0] * 6) == expected
+
+
+@pytest.mark.parametrize(
+    ("times_us", "is_step"),
+    [
+        ([10.0] * 3 + [13.1] * 3, True),
+        ([13.1] * 3 + [10.0] * 3, True),
+        ([10.0] * 3 + [13.0] * 3, False),  # no more than usual
+        ([13.0] * 3 + [10.0] * 3, False),
+        ([10.0] * 3 + [4.0] + [13.1] * 3, True),  # the one between belongs to neither half
+        ([10.0, 13.1, 10.0] + [13.1] * 3, False),  # the halves overlap
+        ([10.0] * 2 + [99.0] * 3, False),  # too few
+        ([0.0] * 3 + [9.0] * 3, True),
+        ([0.0] * 6, False),
+    ],
+)
+def test_times_that_change_at_once_are_a_step(times_us: list[float], *, is_step: bool) -> None:
+    assert disturbances(QUIET, times_us) == [Disturbance.STEP] * is_step
 
 
 def test_a_probe_is_a_median_and_a_slowdown_the_ratio_to_the_best() -> None:
